@@ -1,0 +1,58 @@
+"""Bit packing along the last dimension: b-bit codes in a little-endian bit stream held in uint8."""
+
+from math import gcd
+
+import torch
+from torch import Tensor
+
+
+def _word(bits: int) -> tuple[int, int]:
+    """The smallest run of codes that fills whole bytes: (codes a word, bytes a word)."""
+    if not 1 <= bits <= 8:
+        raise ValueError(f"bits = {bits}: codes of 1 to 8 bits can be packed")
+    common = gcd(8, bits)
+    return 8 // common, bits // common
+
+
+def packed_bytes(count: int, bits: int) -> int:
+    """Bytes that ``count`` codes of ``bits`` bits take in one packed row."""
+    codes, size = _word(bits)
+    return -(-count // codes) * size
+
+
+def pack(codes: Tensor, bits: int) -> Tensor:
+    """Pack codes (..., n), uint8 with values below 2**bits, into (..., packed_bytes(n, bits)) uint8.
+
+    The first code takes the lowest bits. A last incomplete word is filled with zeros, so a row holds at most seven
+    bytes more than the bits need.
+    """
+    per_word, size = _word(bits)
+    if per_word == 1:
+        return codes.contiguous()
+    short = -codes.shape[-1] % per_word
+    if short:
+        codes = torch.nn.functional.pad(codes, (0, short))
+    groups = codes.unflatten(-1, (-1, per_word))
+    if size == 1:  # 1, 2 and 4 bits: a word is one byte, and uint8 arithmetic suffices
+        word = groups[..., 0].clone()
+        for i in range(1, per_word):
+            word |= groups[..., i] << (bits * i)
+        return word
+    shifts = torch.arange(per_word, device=codes.device) * bits
+    words = (groups.long() << shifts).sum(-1, keepdim=True)
+    return ((words >> (8 * torch.arange(size, device=codes.device))) & 0xFF).to(torch.uint8).flatten(-2)
+
+
+def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
+    """Inverse of :func:`pack`: (..., packed_bytes(count, bits)) uint8 -> codes (..., count) uint8."""
+    per_word, size = _word(bits)
+    if per_word == 1:
+        return packed[..., :count]
+    mask = (1 << bits) - 1
+    if size == 1:
+        shifts = torch.arange(per_word, device=packed.device, dtype=torch.uint8) * bits
+        return ((packed[..., None] >> shifts) & mask).flatten(-2)[..., :count]
+    octets = packed.unflatten(-1, (-1, size)).long()
+    words = (octets << (8 * torch.arange(size, device=packed.device))).sum(-1, keepdim=True)
+    shifts = torch.arange(per_word, device=packed.device) * bits
+    return ((words >> shifts) & mask).to(torch.uint8).flatten(-2)[..., :count]

@@ -1,0 +1,34 @@
+"""Every error this project raises on purpose.
+
+    KvqError
+    ├── SpecError       the comparison asked for is not possible as written (form, file, link, API)
+    ├── ModelError      the model cannot be found, loaded or run by this engine
+    ├── MethodError     a method cannot run on these tensors; fails its lane, never the run
+    └── StoreError      a stored run is unknown, damaged or of another version
+
+A message is one line and says what was given, what is allowed and what to do. Front ends show ``str(error)``
+as it is: nothing else about the failure reaches a person.
+"""
+
+
+class KvqError(Exception):
+    """Root of the tree; ``str(error)`` is a single line meant for people."""
+
+    def __init__(self, message: str):
+        super().__init__(" ".join(message.split()))
+
+
+class SpecError(KvqError):
+    pass
+
+
+class ModelError(KvqError):
+    pass
+
+
+class MethodError(KvqError):
+    pass
+
+
+class StoreError(KvqError):
+    pass

@@ -1,0 +1,62 @@
+"""What a running comparison reports, in the order it happens."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from kvq_core.record import Record
+
+
+@dataclass(frozen=True)
+class Loading:
+    model: str
+
+
+@dataclass(frozen=True)
+class Prefill:
+    done: int  # prompt tokens
+    total: int
+
+
+@dataclass(frozen=True)
+class Encoding:
+    label: str
+    index: int
+    total: int  # lanes, the noise floor included
+
+
+@dataclass(frozen=True)
+class LaneProgress:
+    """A lane in mid-run. ``kld[i]`` and ``same_top[i]`` belong to scored position i, that is generated token i + 1."""
+
+    label: str
+    tokens: list[str]  # pieces of the lane's own (free) text so far
+    kld: list[float]
+    same_top: list[bool]
+    first_divergence: int | None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """After every decode step (every scored chunk of a continuation)."""
+
+    done: int  # tokens generated or scored
+    total: int
+    tokens: list[str]  # pieces of the reference text so far
+    lanes: list[LaneProgress]  # as in the spec, the noise floor left out
+
+
+@dataclass(frozen=True)
+class Summarizing:
+    """Decoding is over; captures and metrics are being computed."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    record: Record
+    arrays: dict[str, Tensor] = field(repr=False)
+    reused: bool = False  # the store already held this run; nothing was computed
+
+
+Event = Loading | Prefill | Encoding | Step | Summarizing | Finished

@@ -1,0 +1,60 @@
+"""The methods. Every module in this folder that defines a named Method is found here: adding one is one file."""
+
+import importlib
+import pkgutil
+from functools import cache
+from typing import Any
+
+from pydantic import ValidationError
+from rapidfuzz import process
+
+from kvq_core.errors import SpecError
+from kvq_core.methods.base import Fitted, Knob, Method, ModelShape, Prompt, knobs
+from kvq_core.methods.codec import Block, Codec
+from kvq_core.methods.window import Window
+
+__all__ = ["Block", "Codec", "Fitted", "Knob", "Method", "ModelShape", "Prompt", "Window", "knobs", "make", "methods"]
+
+
+@cache
+def methods() -> dict[str, type[Method]]:
+    """Every method class by name, in alphabetical order."""
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+    found: dict[str, type[Method]] = {}
+    pending = [Method]
+    while pending:
+        cls = pending.pop()
+        pending += cls.__subclasses__()
+        if "name" in vars(cls) and cls.__module__.startswith(__name__ + "."):
+            found[cls.name] = cls
+    return dict(sorted(found.items()))
+
+
+def make(name: str, /, **settings: Any) -> Method:
+    """A frozen method from its name and knobs.
+
+    Raises SpecError naming what was given, what is allowed and the nearest name.
+    """
+    known = methods()
+    if name not in known:
+        near = process.extractOne(name, list(known))
+        hint = f" Did you mean {near[0]!r}?" if near and near[1] > 60 else ""
+        raise SpecError(f"Unknown method {name!r}.{hint} Available: {', '.join(known)}.")
+    cls = known[name]
+    try:
+        return cls(**settings)
+    except ValidationError as error:
+        raise SpecError(f"{name}: {knob_error(cls, error)}") from None
+
+
+def knob_error(cls: type[Method], error: ValidationError) -> str:
+    """The first complaint of a validation error in one line: the knob, what was given and what is allowed."""
+    first = error.errors()[0]
+    where = str(first["loc"][0]) if first["loc"] else ""
+    described = {k.name: k for k in knobs(cls)}
+    if first["type"] == "extra_forbidden":
+        return f"unknown knob {where!r}; allowed: {', '.join(described) or 'none'}."
+    if where in described:
+        return f"{where} = {first['input']!r} is not allowed; allowed: {described[where].allowed()}."
+    return first["msg"].removeprefix("Value error, ")

@@ -1,0 +1,223 @@
+"""What a KV-cache quantization method is, and where its knobs are described."""
+
+import types
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor
+
+from kvq_core.methods.codec import Codec
+from kvq_core.methods.window import Window
+
+Space = Literal["post", "pre"]
+Bits = Literal[1, 2, 3, 4, 8]
+SINK: dict[str, Any] = {"means": "sink_tokens"}
+RECENT: dict[str, Any] = {"means": "recent_tokens"}
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The numbers of a model a method may depend on."""
+
+    layers: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    context: int
+
+    @property
+    def query_groups(self) -> int:
+        """Query heads that share one KV head (GQA); query head h reads KV head h // query_groups."""
+        return self.query_heads // self.kv_heads
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What the shared prefill gives a method: the tensors of the layers its lane quantizes.
+
+    keys, values (layers, kv_heads, tokens, head_dim) float32, keys in the method's own space; queries
+    (layers, query_heads, tokens, head_dim) float32 after RoPE, or None where the method did not ask for them.
+    ``metadata`` is the dtype of scales and zero-points.
+    """
+
+    keys: Tensor
+    values: Tensor
+    queries: Tensor | None
+    metadata: torch.dtype = torch.float16
+
+    def stacked_queries(self) -> Tensor:
+        """Queries of all heads that share a KV head, one below the other: (layers, kv_heads, groups * tokens, head_dim)."""
+        assert self.queries is not None
+        layers, heads, tokens, dim = self.queries.shape
+        kv_heads = self.keys.shape[1]
+        return self.queries.reshape(layers, kv_heads, heads // kv_heads * tokens, dim)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A method fitted on one prompt: a codec each for keys and values, and remarks for the lane's card.
+
+    A codec is None only where the method's window never lets a token leave.
+    """
+
+    key: Codec | None
+    value: Codec | None
+    notes: tuple[str, ...] = ()
+
+
+class Method(BaseModel):
+    """A frozen, validated method: its fields are its knobs, its docstring is what the page shows.
+
+    A subclass sets ``name``, ``title``, ``paper`` and implements ``windows`` and ``fit``. Field metadata drives the
+    form, the CLI and the documentation: ``title``, ``description``, bounds, Literal choices, and
+    ``json_schema_extra={"means": "sink_tokens" | "recent_tokens"}`` on a knob that a lane option of that name sets.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    paper: ClassVar[str | None] = None
+    deviations: ClassVar[tuple[str, ...]] = ()
+    quantizes: ClassVar[bool] = True
+
+    @property
+    def key_space(self) -> Space:
+        """Whether keys are stored after ("post") or before ("pre") RoPE."""
+        return "post"
+
+    @property
+    def needs_queries(self) -> bool:
+        """Whether ``fit`` reads the prompt's queries."""
+        return False
+
+    @abstractmethod
+    def windows(self) -> tuple[Window, Window]:
+        """Full-precision windows of keys and of values."""
+
+    @abstractmethod
+    def fit(self, prompt: Prompt) -> Fitted:
+        """Codecs for the layers in ``prompt``, which the engine calls once a lane.
+
+        Raises MethodError when the prompt's tensors cannot be handled.
+        """
+
+    def why_not(self, shape: ModelShape) -> str | None:
+        """Why this method cannot run on a model of this shape; None when it can."""
+        return None
+
+    def summary(self) -> str:
+        """The settings in a few words, a lane's subtitle: ``K2 V2 · group 32 · window 32``."""
+        return self.title
+
+
+class BitsMethod(Method):
+    """A method with one bit width, or one each for keys and values."""
+
+    bits: Bits = Field(2, title="Bits", description="Bits of a code, for keys and values alike.")
+    key_bits: Bits | None = Field(None, title="Key bits", description="Bits of a key's code; empty means Bits.")
+    value_bits: Bits | None = Field(None, title="Value bits", description="Bits of a value's code; empty means Bits.")
+
+    def width(self, tensor: Literal["key", "value"]) -> int:
+        """Bits per code of keys or of values."""
+        own = getattr(self, f"{tensor}_bits")
+        return getattr(self, "bits") if own is None else own
+
+
+class ResidualMethod(BitsMethod):
+    """A method whose newest tokens wait in a full-precision residual until whole token groups are complete."""
+
+    group_size: int = Field(
+        32, ge=1, le=1024, title="Group size", description="Elements that share one scale and zero-point."
+    )
+    residual_length: int = Field(
+        32, ge=1, le=4096, title="Residual length", json_schema_extra=RECENT,
+        description="Newest tokens kept in full precision; a multiple of the group size.",
+    )  # fmt: skip
+
+    @model_validator(mode="after")
+    def _whole_groups(self) -> Self:
+        if self.residual_length % self.group_size:
+            raise ValueError(
+                f"residual_length = {self.residual_length} is not a multiple of group_size = {self.group_size}; "
+                f"use {-(-self.residual_length // self.group_size) * self.group_size}."
+            )
+        return self
+
+    def summary(self) -> str:
+        return f"K{self.width('key')} V{self.width('value')} · group {self.group_size} · window {self.residual_length}"
+
+
+def grouping_why_not(head_dim: int, group_size: int) -> str | None:
+    """Channel groups must tile a head."""
+    if head_dim % group_size:
+        return f"group_size = {group_size} does not divide head_dim = {head_dim}; choose a divisor of {head_dim}"
+    return None
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One field of a method as forms, the CLI and the documentation see it."""
+
+    name: str
+    title: str
+    help: str
+    type: Literal["choice", "integer", "number", "boolean", "list", "text", "object"]
+    default: Any
+    minimum: float | None
+    maximum: float | None
+    choices: tuple[Any, ...] | None
+    nullable: bool
+
+    def allowed(self) -> str:
+        """The allowed values in words."""
+        if self.choices:
+            words = ", ".join(map(str, self.choices))
+        elif self.type in ("integer", "number") and (self.minimum is not None or self.maximum is not None):
+            low = "any" if self.minimum is None else f"{self.minimum:g}"
+            high = "any" if self.maximum is None else f"{self.maximum:g}"
+            words = f"{self.type} from {low} to {high}"
+        else:
+            words = self.type
+        return words + " or null" if self.nullable else words
+
+
+def knobs(method: type[Method]) -> list[Knob]:
+    """The knobs of a method class, in declaration order, read from its fields."""
+    found = []
+    for name, info in method.model_fields.items():
+        kind, nullable = _strip_optional(info.annotation)
+        bounds = {k: getattr(m, k) for m in info.metadata for k in ("ge", "le", "gt", "lt") if hasattr(m, k)}
+        choices = get_args(kind) if get_origin(kind) is Literal else None
+        found.append(
+            Knob(
+                name=name,
+                title=info.title or name.replace("_", " "),
+                help=info.description or "",
+                type=_kind(kind),  # type: ignore[arg-type]
+                default=info.get_default(call_default_factory=True),
+                minimum=bounds.get("ge", bounds.get("gt")),
+                maximum=bounds.get("le", bounds.get("lt")),
+                choices=choices,
+                nullable=nullable,
+            )
+        )
+    return found
+
+
+def _strip_optional(annotation: Any) -> tuple[Any, bool]:
+    if get_origin(annotation) in (Union, types.UnionType):
+        rest = [a for a in get_args(annotation) if a is not type(None)]
+        return rest[0], len(rest) < len(get_args(annotation))
+    return annotation, False
+
+
+def _kind(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return "choice"
+    if get_origin(annotation) in (list, tuple):
+        return "list"
+    return {bool: "boolean", int: "integer", float: "number", str: "text"}.get(annotation, "object")

@@ -1,0 +1,99 @@
+"""Codecs: how one tensor (the keys or the values) of a lane is stored.
+
+Shapes throughout: (layers, kv_heads, tokens, head_dim) for keys and values, (layers, query_heads, tokens, head_dim)
+for queries. All layers of one lane that live on one device are encoded together.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from kvq_kernels import GroupCodes, dequantize_groups, pack, quantize_groups, unpack
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive tokens of all layers, encoded. Immutable: encoded once, from the original values, never again.
+
+    ``tensors`` are what a cache would hold; their bytes are the block's bytes. Part names end up in
+    ``memory.bytes_by_part`` with ``key_`` or ``value_`` before them: codes, scales, zeros, ...
+    """
+
+    tokens: int
+    tensors: dict[str, Tensor]
+
+    @property
+    def nbytes(self) -> dict[str, int]:
+        return {name: t.numel() * t.element_size() for name, t in self.tensors.items()}
+
+
+class Codec(ABC):
+    """Encodes blocks of one tensor and decodes them; everything it needs was fitted on the prompt.
+
+    ``shared`` holds tensors stored once per lane beside the blocks (a basis, norms); they count as stored bytes.
+    """
+
+    shared: dict[str, Tensor] = {}
+
+    @abstractmethod
+    def encode(self, x: Tensor, start: int) -> Block:
+        """Encode x (layers, kv_heads, tokens, head_dim); ``start`` is the position of its first token."""
+
+    @abstractmethod
+    def decode(self, block: Block) -> Tensor:
+        """The only thing attention ever reads: float32 (layers, kv_heads, tokens, head_dim)."""
+
+    @abstractmethod
+    def bits(self, block: Block) -> Tensor:
+        """Stored bits of each element, metadata included, broadcastable to (layers, kv_heads, tokens, channels).
+
+        Dimensions along which the width is constant have size 1; ``channels`` may be the number of equal channel
+        groups instead of head_dim.
+        """
+
+
+@dataclass(frozen=True)
+class GroupCodec(Codec):
+    """Asymmetric quantization in groups of ``group_size`` along tokens (per channel) or channels (per token).
+
+    axis "tokens" shares a scale among ``group_size`` consecutive tokens of one channel, axis "channels" among
+    consecutive channels of one token, inside a head. Codes are packed along the grouped axis, scales and zero-points
+    kept in ``metadata``.
+    """
+
+    bits_per_code: int
+    group_size: int
+    axis: Literal["tokens", "channels"]
+    metadata: torch.dtype = torch.float16
+    shared: dict[str, Tensor] = field(default_factory=dict)
+
+    def encode(self, x: Tensor, start: int) -> Block:
+        rows = x.transpose(-1, -2) if self.axis == "tokens" else x
+        coded = quantize_groups(rows, self.bits_per_code, self.group_size, self.metadata)
+        return self.store(coded, tokens=x.shape[-2])
+
+    def store(self, coded: GroupCodes, tokens: int) -> Block:
+        """Pack codes laid out with the grouped axis last."""
+        packed = pack(coded.codes, self.bits_per_code)
+        return Block(tokens, {"codes": packed, "scales": coded.scales, "zeros": coded.zeros})
+
+    def load(self, block: Block) -> GroupCodes:
+        """Unpacked codes of a block, grouped axis last."""
+        t = block.tensors
+        count = block.tokens if self.axis == "tokens" else self._channels(block)
+        return GroupCodes(unpack(t["codes"], self.bits_per_code, count), t["scales"], t["zeros"])
+
+    def _channels(self, block: Block) -> int:
+        return block.tensors["codes"].shape[-1] * 8 // self.bits_per_code
+
+    def decode(self, block: Block) -> Tensor:
+        rows = dequantize_groups(self.load(block), self.group_size)
+        return rows.transpose(-1, -2) if self.axis == "tokens" else rows
+
+    def bits(self, block: Block) -> Tensor:
+        stored = sum(block.nbytes.values()) * 8
+        layers, heads = block.tensors["codes"].shape[:2]
+        channels = block.tensors["codes"].shape[2] if self.axis == "tokens" else self._channels(block)
+        return torch.tensor(stored / (layers * heads * block.tokens * channels)).view(1, 1, 1, 1)

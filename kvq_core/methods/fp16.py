@@ -1,0 +1,26 @@
+"""The unquantized cache rounded to fp16: the noise floor every other lane is read against."""
+
+from typing import ClassVar
+
+from kvq_core.methods.base import Fitted, Method, Prompt
+from kvq_core.methods.window import Window
+
+
+class Fp16(Method):
+    """Nothing is quantized; keys and values are rounded to fp16 when they enter the cache, 16 bits an element.
+
+    A difference from the reference that this lane shows as well is rounding noise, not quantization.
+    """
+
+    name: ClassVar[str] = "fp16"
+    title: ClassVar[str] = "FP16 cache"
+    quantizes: ClassVar[bool] = False
+
+    def windows(self) -> tuple[Window, Window]:
+        return Window(step=None), Window(step=None)
+
+    def fit(self, prompt: Prompt) -> Fitted:
+        return Fitted(None, None)
+
+    def summary(self) -> str:
+        return "noise floor · nothing quantized"

@@ -1,0 +1,144 @@
+"""SQuat: key rounding errors kept orthogonal to the subspace the prompt's queries span."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+from kvq_kernels import GroupCodes, dequantize_groups, quantize_groups
+from pydantic import Field
+from torch import Tensor
+
+from kvq_core.errors import MethodError
+from kvq_core.methods.base import Fitted, ModelShape, Prompt, ResidualMethod, Space, grouping_why_not
+from kvq_core.methods.codec import Block, GroupCodec
+from kvq_core.methods.window import Window
+
+
+class Squat(ResidualMethod):
+    """KIVI's storage, with keys rounded block of channels by block of channels.
+
+    After a block is rounded, the channels not yet rounded are shifted so that the whole error stays as orthogonal as
+    possible to the prompt's query subspace (top subspace_rank right singular vectors scaled by their singular
+    values); attention scores change less although single keys change more. Stored: what KIVI stores. The update
+    matrices, fp32, are held once per lane and listed apart from the cache, as the paper's sizes leave them out.
+    Paper: Proposition 1 and Algorithm 1; rope "pre" is the paper's SQuat_pre.
+    """
+
+    name: ClassVar[str] = "squat"
+    title: ClassVar[str] = "SQuat"
+    paper: ClassVar[str | None] = "https://arxiv.org/abs/2503.24358"
+    deviations: ClassVar[tuple[str, ...]] = (
+        "The block update uses the closed form -P_RR^-1 P_RT (one Cholesky solve a block) instead of Lemma 3's list of "
+        "inverses; the two are equal in exact arithmetic.",
+        "With rope = pre the subspace still comes from queries after RoPE: those sample the relative rotations a score "
+        "applies to a key's error. The paper does not say; the authors' default does the same.",
+        "block_size must divide head_dim; the authors' code fails otherwise.",
+    )
+
+    subspace_rank: int = Field(
+        5, ge=1, le=256, title="Subspace rank r",
+        description="Directions of the prompt's queries that key errors should avoid.",
+    )  # fmt: skip
+    regularization: float = Field(
+        1e-3, ge=0, le=10, title="Regularization λ",
+        description="Weight of orthogonality against closeness to the original key; 0 is KIVI.",
+    )  # fmt: skip
+    block_size: int | None = Field(
+        None, ge=1, le=256, title="Block size g",
+        description="Channels rounded together; empty means head_dim / 2, head_dim is KIVI. Smaller is more exact.",
+    )  # fmt: skip
+    rope: Literal["post", "pre"] = Field(
+        "post", title="Keys stored", description="After RoPE (SQuat) or before it (SQuat_pre)."
+    )
+
+    @property
+    def key_space(self) -> Space:
+        return self.rope
+
+    @property
+    def needs_queries(self) -> bool:
+        return True
+
+    def windows(self) -> tuple[Window, Window]:
+        return Window(recent=0, step=self.residual_length), Window(recent=self.residual_length, step=1)
+
+    def why_not(self, shape: ModelShape) -> str | None:
+        block = self.block_size
+        if block is not None and shape.head_dim % block:
+            return f"block_size = {block} does not divide head_dim = {shape.head_dim}; choose a divisor"
+        return grouping_why_not(shape.head_dim, self.group_size)
+
+    def fit(self, prompt: Prompt) -> Fitted:
+        head_dim = prompt.keys.shape[-1]
+        block = self.block_size or head_dim // 2 or 1
+        gram, energy = query_gram(prompt.stacked_queries(), self.subspace_rank)
+        # λ S1² / T: the same λ weighs more on a longer prompt; beyond 10 the paper's own ablation collapses.
+        strength = self.regularization * energy.median().item()
+        notes = [f"λ·S₁²/T = {strength:.2g} (median over heads)"]
+        if strength >= 10:
+            notes.append("regularization is in the range where the paper's ablation collapses; lower λ")
+        key = SquatKeyCodec(
+            self.width("key"), self.group_size, "tokens", prompt.metadata,
+            updates=block_updates(gram, self.regularization, block), block=block,
+        )  # fmt: skip
+        return Fitted(key, GroupCodec(self.width("value"), self.group_size, "channels", prompt.metadata), tuple(notes))
+
+    def summary(self) -> str:
+        block = "g D/2" if self.block_size is None else f"g {self.block_size}"
+        return f"{super().summary()} · r {self.subspace_rank} · λ {self.regularization:g} · {block} · {self.rope}-RoPE"
+
+
+def query_gram(stacked: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Q̂ᵀQ̂ of the top-``rank`` query subspace, Q̂ = diag(S) Vh (Section 3.2), and S1²/T.
+
+    stacked (layers, kv_heads, n, head_dim) -> (layers, kv_heads, head_dim, head_dim) float64 and (layers, kv_heads).
+    Eigenvectors of QᵀQ are the right singular vectors of Q and its eigenvalues their squares, so the eigenproblem of
+    size head_dim replaces an SVD of n rows; float64 keeps small ones accurate although squaring squares the condition.
+    """
+    q = stacked.double()
+    values, vectors = torch.linalg.eigh(q.transpose(-1, -2) @ q)
+    top = slice(max(0, values.shape[-1] - min(rank, q.shape[-2])), None)
+    kept = vectors[..., top] * values[..., None, top].clamp_min(0).sqrt()
+    return kept @ kept.transpose(-1, -2), values[..., -1] / q.shape[-2]
+
+
+def block_updates(gram: Tensor, regularization: float, block: int) -> tuple[Tensor, ...]:
+    """The matrices that carry a block's rounding error into the channels after it.
+
+    With P = I + λ Q̂ᵀQ̂, T the block and R the channels after it, the minimiser of Proposition 1 over a block is
+    k_R += -P_RR⁻¹ P_RT e_T, which equals the paper's B_t H_t (Lemma 3). Returned transposed for row vectors, one
+    (layers, kv_heads, block, rest) float32 for each block but the last.
+    """
+    dim = gram.shape[-1]
+    p = torch.eye(dim, dtype=gram.dtype, device=gram.device) + regularization * gram
+    updates = []
+    for end in range(block, dim, block):
+        factor, info = torch.linalg.cholesky_ex(p[..., end:, end:])
+        if info.any():
+            raise MethodError(
+                f"regularization = {regularization:g} makes the update singular on this prompt; lower it (at most 1)."
+            )
+        solved = torch.cholesky_solve(p[..., end:, end - block : end].contiguous(), factor)
+        updates.append(-solved.transpose(-1, -2).float().contiguous())
+    return tuple(updates)
+
+
+@dataclass(frozen=True)
+class SquatKeyCodec(GroupCodec):
+    """KIVI's key store, filled by SQuat's rounding. ``updates`` as block_updates makes them, in fp32."""
+
+    updates: tuple[Tensor, ...] = field(default=())
+    block: int = 0
+
+    def encode(self, x: Tensor, start: int) -> Block:
+        current = x.float().clone()  # (layers, kv_heads, tokens, head_dim), shifted as blocks are rounded
+        parts = []
+        for index, end in enumerate(range(self.block, x.shape[-1] + 1, self.block)):
+            rows = current[..., end - self.block : end].transpose(-1, -2)
+            coded = quantize_groups(rows, self.bits_per_code, self.group_size, self.metadata)
+            parts.append(coded)
+            if index < len(self.updates):
+                error = (dequantize_groups(coded, self.group_size) - rows).transpose(-1, -2)
+                current[..., end:] += error @ self.updates[index]
+        codes, scales, zeros = (torch.cat(tensors, -2) for tensors in zip(*parts, strict=True))
+        return self.store(GroupCodes(codes, scales, zeros), tokens=x.shape[-2])

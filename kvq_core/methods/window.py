@@ -1,0 +1,36 @@
+"""Which tokens stay in full precision, and when tokens leave for the packed store."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Window:
+    """[sink tokens | packed | recent tokens]: the first ``sink`` tokens and the newest ones are kept unquantized.
+
+    After the attention of a step, ``step`` tokens (the oldest of the window) are encoded whenever the window holds
+    ``recent + step`` or more, so the step that fills a block still attends to full precision. KIVI's keys are
+    ``recent=0, step=residual_length`` (the window grows from 0 to residual_length - 1), its values
+    ``recent=residual_length, step=1`` (always the newest residual_length). ``step=None``: tokens never leave.
+    ``prompt_only``: only prompt tokens are ever encoded; generated ones stay in the window.
+    """
+
+    sink: int = 0
+    recent: int = 0
+    step: int | None = 1
+    prompt_only: bool = False
+
+    def leaving(self, held: int) -> int:
+        """How many of ``held`` window tokens (sinks not counted) are due for encoding: a multiple of ``step``."""
+        if self.step is None or held < self.recent + self.step:
+            return 0
+        return (held - self.recent) // self.step * self.step
+
+    def packed(self, tokens: int) -> int:
+        """Tokens held packed once ``tokens`` have entered."""
+        return self.leaving(max(0, tokens - self.sink))
+
+    def frozen(self, tokens: int) -> int:
+        """Length of the prefix whose stored form no later step changes, ``tokens`` having entered."""
+        if self.step is None or self.prompt_only:
+            return tokens
+        return min(tokens, self.sink + self.packed(tokens))
