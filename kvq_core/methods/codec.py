@@ -37,6 +37,11 @@ class Codec(ABC):
 
     shared: dict[str, Tensor] = {}
 
+    @property
+    def encoder_bytes(self) -> int:
+        """Bytes of state that only encoding reads and no cache would ship; listed apart from the cache."""
+        return 0
+
     @abstractmethod
     def encode(self, x: Tensor, start: int) -> Block:
         """Encode x (layers, kv_heads, tokens, head_dim); ``start`` is the position of its first token."""

@@ -130,6 +130,10 @@ class SquatKeyCodec(GroupCodec):
     updates: tuple[Tensor, ...] = field(default=())
     block: int = 0
 
+    @property
+    def encoder_bytes(self) -> int:
+        return sum(u.numel() * u.element_size() for u in self.updates)
+
     def encode(self, x: Tensor, start: int) -> Block:
         current = x.float().clone()  # (layers, kv_heads, tokens, head_dim), shifted as blocks are rounded
         parts = []

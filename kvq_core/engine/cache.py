@@ -1,0 +1,118 @@
+"""A lane's cache: streams for keys and values on every device, fitted on the shared prefill."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kvq_core.engine.prefill import LayerGroup
+from kvq_core.engine.stream import Stream
+from kvq_core.methods import Codec, Prompt, Window
+from kvq_core.rope import Rope
+from kvq_core.spec import Lane
+
+Kind = Literal["key", "value"]
+UNTOUCHED = Window(step=None)
+
+
+@dataclass
+class Part:
+    """One stream and the layers (indices within its device group) it covers; ``pre``: stored before RoPE."""
+
+    kind: Kind
+    group: int
+    layers: Tensor
+    stream: Stream
+    pre: bool
+
+    def fork(self) -> "Part":
+        return replace(self, stream=self.stream.fork())
+
+
+@dataclass
+class LaneCache:
+    """The packed cache of one row. A forced row owns one; a free row forks it where the texts part."""
+
+    parts: list[Part]
+    rope: Rope
+    notes: tuple[str, ...] = ()
+    prompt_tokens: int = 0
+    encoder_bytes: int = 0
+    quantized_layers: frozenset[int] = field(default_factory=frozenset)
+
+    @classmethod
+    def of_prompt(cls, lane: Lane, groups: list[LayerGroup], rope: Rope) -> "LaneCache":
+        """Fit the lane's method and encode the prompt.
+
+        Raises MethodError where the method cannot handle the prompt's tensors.
+        """
+        method, windows = lane.build(), lane.windows()
+        pre = method.key_space == "pre" and method.quantizes
+        cache = cls([], rope, prompt_tokens=groups[0].keys.shape[-2])
+        chosen = set(range(10**6)) if lane.layers == "all" else set(lane.layers)
+        for g, group in enumerate(groups):
+            inside = [i for i, layer in enumerate(group.layers) if layer in chosen and method.quantizes]
+            outside = [i for i in range(len(group.layers)) if i not in inside]
+            cache.quantized_layers |= {group.layers[i] for i in inside}
+            if inside:
+                keys, values = _take(group.keys, inside), _take(group.values, inside)
+                stored = rope.unrotate(keys, 0) if pre else keys
+                queries = _take(group.queries, inside) if method.needs_queries else None
+                fitted = method.fit(Prompt(stored, values, queries))
+                cache.notes = fitted.notes
+                cache.encoder_bytes += sum(c.encoder_bytes for c in (fitted.key, fitted.value) if c is not None)
+                # keys left alone (tensors = values) are kept after RoPE whatever the method's space is
+                untouched = windows[0].step is None
+                cache._add("key", g, inside, keys if untouched else stored, windows[0], fitted.key, pre and not untouched)
+                cache._add("value", g, inside, values, windows[1], fitted.value)
+            if outside:
+                cache._add("key", g, outside, _take(group.keys, outside), UNTOUCHED, None)
+                cache._add("value", g, outside, _take(group.values, outside), UNTOUCHED, None)
+        return cache
+
+    def _add(
+        self, kind: Kind, group: int, layers: list[int], x: Tensor, window: Window, codec: Codec | None, pre: bool = False
+    ) -> None:
+        index = torch.tensor(layers, device=x.device)
+        self.parts.append(Part(kind, group, index, Stream.of_prompt(x, window, codec), pre))
+
+    def frozen(self, prompt_tokens: int) -> int:
+        """Length of the prompt's prefix that no later step changes in any layer."""
+        return min(part.stream.window.frozen(prompt_tokens) for part in self.parts)
+
+    def working(self, part: Part) -> Tensor:
+        """What attention reads of one part, decoded from the store: (layers, kv_heads, tokens, head_dim) after RoPE."""
+        decoded = part.stream.decode()
+        return self.rope.rotate(decoded, 0) if part.pre else decoded
+
+    def append(self, part: Part, x: Tensor, position: int) -> None:
+        """Add the new token x (layers, kv_heads, 1, head_dim), after RoPE, to a part's window."""
+        part.stream.append(self.rope.unrotate(x, position) if part.pre else x)
+
+    def flush(self, part: Part) -> tuple[int, Tensor] | None:
+        """Encode what is due; the first position that changed and its new values after RoPE."""
+        changed = part.stream.flush()
+        if changed is None or not part.pre:
+            return changed
+        start, values = changed
+        return start, self.rope.rotate(values, start)
+
+    def fork(self) -> "LaneCache":
+        return replace(self, parts=[part.fork() for part in self.parts])
+
+    def of(self, kind: Kind) -> Iterator[Part]:
+        return (part for part in self.parts if part.kind == kind)
+
+
+def _take(x: Tensor, layers: list[int]) -> Tensor:
+    """Some layers of x, without a copy where they are all of them."""
+    return x if len(layers) == x.shape[0] else x[layers]
+
+
+def as_stored(x: Tensor, rope: Rope, position: int, pre: bool) -> Tensor:
+    """A full-precision token as attention reads it back: rounded to fp16 in the space it is stored in."""
+    if not pre:
+        return x.to(torch.float16).float()
+    return rope.rotate(rope.unrotate(x, position).to(torch.float16).float(), position)

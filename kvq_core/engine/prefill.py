@@ -1,0 +1,69 @@
+"""One prefill for all lanes, in chunks, keeping what methods and captures need of it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvq_core.models import LoadedModel
+from kvq_core.models.lockstep import causal_attention
+
+CHUNK = 512  # tokens a forward pass; cancelling waits for one of these at most
+
+
+@dataclass
+class LayerGroup:
+    """The layers that live on one device, in order, with the prompt's tensors stacked over them.
+
+    keys, values (layers, kv_heads, tokens, head_dim), queries (layers, query_heads, tokens, head_dim), float32, after
+    RoPE. ``layers`` are indices in the model.
+    """
+
+    layers: list[int]
+    device: torch.device
+    keys: Tensor
+    values: Tensor
+    queries: Tensor
+
+
+class Prefill:
+    """Full-precision prefill of one prompt. Iterate ``run`` to the end, then read ``groups`` and ``logits``."""
+
+    def __init__(self, model: LoadedModel, ids: list[int]):
+        self.model = model
+        self.ids = ids
+        self.groups = list(_groups(model, len(ids)))
+        self.place = {layer: (g, i) for g in self.groups for i, layer in enumerate(g.layers)}
+        self.logits = torch.empty(0)  # (vocabulary,) float32, those that choose the first new token
+        self._start = 0
+
+    def run(self) -> Iterator[int]:
+        """Process a chunk a turn; yields the number of prompt tokens done."""
+        for self._start in range(0, len(self.ids), CHUNK):
+            chunk = torch.tensor([self.ids[self._start : self._start + CHUNK]])
+            logits = self.model.forward(chunk, self._start, self._attend, last_only=True)
+            self.logits = logits[0, -1]
+            yield min(self._start + CHUNK, len(self.ids))
+
+    def _attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+        group, i = self.place[layer]
+        end = self._start + keys.shape[-2]
+        now = slice(self._start, end)
+        group.queries[i, :, now] = queries[0]
+        group.keys[i, :, now] = keys[0]
+        group.values[i, :, now] = values[0]
+        past = (t[i : i + 1, :, :end].to(queries.dtype) for t in (group.keys, group.values))
+        return causal_attention(queries, *past, scaling)
+
+
+def _groups(model: LoadedModel, tokens: int) -> Iterator[LayerGroup]:
+    shape = model.shape
+    by_device: dict[torch.device, list[int]] = {}
+    for layer, device in enumerate(model.layer_devices):
+        by_device.setdefault(device, []).append(layer)
+    for device, layers in by_device.items():
+        kv = (len(layers), shape.kv_heads, tokens, shape.head_dim)
+        keys, values = torch.empty(kv, device=device), torch.empty(kv, device=device)
+        queries = torch.empty((len(layers), shape.query_heads, tokens, shape.head_dim), device=device)
+        yield LayerGroup(layers, device, keys, values, queries)

@@ -1,0 +1,213 @@
+"""The dequantized working copies of all rows, and the attention that reads them.
+
+The part of the prompt that no later step changes is the same for a lane's forced and free row, so it is held once
+per lane (``prefix``) and read once for both; only the rest is held per row (``tail``). Row 0 is the reference, rows
+1 .. lanes the forced rows in lane order, free rows follow.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kvq_core.engine.cache import LaneCache, Part, as_stored
+from kvq_core.engine.prefill import LayerGroup
+from kvq_core.rope import Rope
+
+
+class Tap(Protocol):
+    """Sees the scores of a decode step as they are computed; scores are q.k * scaling, before the softmax."""
+
+    def scores(self, layer: int, own: Tensor, with_reference_query: Tensor, queries: Tensor) -> None:
+        """own (1 + lanes, query_heads, tokens, positions): the reference's and the forced rows' scores;
+        with_reference_query, the same shape: the reference's query against each row's keys; queries
+        (query_heads, tokens, head_dim): the reference's, after RoPE. Positions after a query's own are -inf."""
+
+
+@dataclass
+class _Copies:
+    """Working copies on one device: prefix (layers, lanes + 1, kv_heads, prefix, head_dim), tail (layers, rows, ...)."""
+
+    prefix_keys: Tensor
+    prefix_values: Tensor
+    tail_keys: Tensor
+    tail_values: Tensor
+
+    def of(self, kind: str) -> tuple[Tensor, Tensor]:
+        return (self.prefix_keys, self.tail_keys) if kind == "key" else (self.prefix_values, self.tail_values)
+
+
+class Rows:
+    """All rows of a run in lock step. ``lane_of[r]`` is row r's lane (0: the reference)."""
+
+    def __init__(self, groups: list[LayerGroup], caches: list[LaneCache], rope: Rope, prompt_tokens: int, tokens: int):
+        """``tokens``: the most any row will hold. Writes every row's working copy from its packed store."""
+        self.rope = rope
+        self.lanes = len(caches)
+        self.prompt_tokens = prompt_tokens
+        self.prefix = min([cache.frozen(prompt_tokens) for cache in caches], default=prompt_tokens)
+        self.tokens = prompt_tokens  # held by every row now
+        self.lane_of = list(range(self.lanes + 1))
+        self.held = list(range(self.lanes + 1))  # lanes whose prefix is held, in order
+        self.pre = {(lane, at) for lane, cache in enumerate(caches, 1) for at in _pre_layers(cache, groups)}
+        self.place = {layer: (g, i) for g, group in enumerate(groups) for i, layer in enumerate(group.layers)}
+        self.copies = [self._allocate(group, tokens) for group in groups]
+        for g, group in enumerate(groups):
+            self._write(g, "key", slice(None), 0, 0, group.keys)
+            self._write(g, "value", slice(None), 0, 0, group.values)
+        for row, cache in enumerate(caches, 1):
+            for part in cache.parts:
+                self._write(part.group, part.kind, part.layers, row, 0, cache.working(part))
+        self.tap: Tap | None = None
+        self._index: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._reindex()
+
+    def _allocate(self, group: LayerGroup, tokens: int) -> _Copies:
+        layers, heads, _, dim = group.keys.shape
+        prefix = (layers, self.lanes + 1, heads, self.prefix, dim)
+        tail = (layers, 2 * self.lanes + 1, heads, tokens - self.prefix, dim)
+        new = (torch.empty(shape, device=group.device) for shape in (prefix, prefix, tail, tail))
+        return _Copies(*new)
+
+    def _write(self, group: int, kind: str, layers: Tensor | slice, row: int, start: int, x: Tensor) -> None:
+        """Put x (layers, kv_heads, tokens, head_dim) at positions start, ... of a row."""
+        prefix, tail = self.copies[group].of(kind)
+        end = start + x.shape[-2]
+        if start < self.prefix:
+            stop = min(end, self.prefix)
+            prefix[layers, row, :, start:stop] = x[..., : stop - start, :]
+        if end > self.prefix:
+            first = max(start, self.prefix)
+            tail[layers, row, :, first - self.prefix : end - self.prefix] = x[..., first - start :, :]
+
+    def _reindex(self) -> None:
+        """Where each row sits among the (lane, slot) queries that read one prefix."""
+        at = [self.held.index(lane) for lane in self.lane_of]
+        slots = [at[:row].count(lane) for row, lane in enumerate(at)]
+        rows = torch.zeros(len(self.held), max(slots) + 1, dtype=torch.long)  # a free slot repeats row 0
+        for row, (lane, slot) in enumerate(zip(at, slots, strict=True)):
+            rows[lane, slot] = row
+        tensors = (rows.flatten(), torch.tensor(at), torch.tensor(slots))
+        self._index = [
+            tuple(t.to(copies.tail_keys.device) for t in tensors) for copies in self.copies  # type: ignore[misc]
+        ]
+
+    def fork(self, row: int) -> int:
+        """Give a forced row's lane its own free row, a copy of it as it stands; returns the new row's number."""
+        new = len(self.lane_of)
+        for copies in self.copies:
+            for tail in (copies.tail_keys, copies.tail_values):
+                held = self.tokens - self.prefix
+                tail[:, new, :, :held] = tail[:, row, :, :held]
+        self.lane_of.append(self.lane_of[row])
+        self._reindex()
+        return new
+
+    def keep(self, rows: list[int]) -> None:
+        """Drop all other rows from the batch; kept rows are renumbered in the order given."""
+        self.lane_of = [self.lane_of[row] for row in rows]
+        kept = sorted(set(self.lane_of))
+        prefixes = [self.held.index(lane) for lane in kept]
+        for copies in self.copies:
+            tail = slice(0, self.tokens - self.prefix)
+            for layer in range(copies.tail_keys.shape[0]):  # a layer at a time: in place, without a second copy
+                for tails in (copies.tail_keys[layer], copies.tail_values[layer]):
+                    tails[: len(rows), :, tail] = tails[rows, :, tail]
+                if kept != self.held:
+                    for shared in (copies.prefix_keys[layer], copies.prefix_values[layer]):
+                        shared[: len(kept)] = shared[prefixes]
+        self.held = kept
+        self._reindex()
+
+    def advance(self, fresh: int) -> None:
+        """The step is over: its tokens are part of every row."""
+        self.tokens += fresh
+
+    def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+        g, i = self.place[layer]
+        copies, (rows, lanes, slots) = self.copies[g], self._index[g]
+        count, heads, fresh, dim = keys.shape
+        held = len(self.held)
+        self._enter(copies, layer, i, keys.float(), values.float())
+        q = (queries.float() * scaling).reshape(count, heads, -1, dim)  # (rows, kv_heads, groups * fresh, head_dim)
+        tail = slice(0, self.tokens - self.prefix + fresh)
+        tail_keys, tail_values = copies.tail_keys[i, :count, :, tail], copies.tail_values[i, :count, :, tail]
+
+        shared = q[rows].unflatten(0, (held, -1))  # (lanes, slots, kv_heads, n, head_dim)
+        if self.tap is not None:
+            shared = torch.cat([shared, q[:1, None].expand(held, -1, -1, -1, -1)], 1)
+        prefix = _by_prefix(shared, copies.prefix_keys[i, :held].transpose(-1, -2))
+        scores = torch.empty(*q.shape[:3], self.prefix + tail.stop, device=q.device)
+        scores[..., : self.prefix] = prefix[lanes, slots]
+        scores[..., self.prefix :] = q @ tail_keys.transpose(-1, -2)
+        self._hide_future(scores, fresh)
+        if self.tap is not None:
+            forced = held  # the tap is only set while every lane is held and its forced row rides
+            other = torch.empty_like(scores[:forced])
+            other[..., : self.prefix] = prefix[:, -1]
+            other[..., self.prefix :] = q[:1] @ tail_keys[:forced].transpose(-1, -2)
+            self._hide_future(other, fresh)
+            shape = (forced, queries.shape[1], fresh, -1)
+            self.tap.scores(layer, scores[:forced].reshape(shape), other.reshape(shape), queries[0].float())
+        weights = torch.softmax(scores, -1)
+        shared = weights[rows, ..., : self.prefix].unflatten(0, (held, -1))
+        out = _by_prefix(shared, copies.prefix_values[i, :held])[lanes, slots]
+        out = out + weights[..., self.prefix :] @ tail_values
+        return out.reshape(count, -1, fresh, dim).transpose(1, 2)
+
+    def _enter(self, copies: _Copies, layer: int, i: int, keys: Tensor, values: Tensor) -> None:
+        """Write the step's own tokens into the tails, as a cache would hold them: fp16 in every row but the first."""
+        at = slice(self.tokens - self.prefix, self.tokens - self.prefix + keys.shape[-2])
+        count = keys.shape[0]
+        copies.tail_keys[i, :count, :, at] = self._rounded(keys)
+        copies.tail_values[i, :count, :, at] = self._rounded(values)
+        pre = [row for row, lane in enumerate(self.lane_of) if (lane, layer) in self.pre]
+        if pre:
+            copies.tail_keys[i, pre, :, at] = as_stored(keys[pre], self.rope, self.tokens, True)
+
+    def _rounded(self, x: Tensor) -> Tensor:
+        """x (rows, ...) rounded to fp16 in every row except the reference's."""
+        half = x.to(torch.float16).float()
+        if self.lane_of[0] == 0:
+            half[0] = x[0]
+        return half
+
+    def _hide_future(self, scores: Tensor, fresh: int) -> None:
+        if fresh > 1:
+            own = torch.ones(fresh, fresh, dtype=torch.bool, device=scores.device).triu(1)
+            scores.unflatten(2, (-1, fresh))[..., -fresh:].masked_fill_(own, float("-inf"))
+
+    def settle(self, row: int, cache: LaneCache, fresh: int) -> None:
+        """Let a row's new tokens enter its packed store one by one, and rewrite what the store changed."""
+        for part in cache.parts:
+            tail = self.copies[part.group].of(part.kind)[1]
+            for position in range(self.tokens, self.tokens + fresh):
+                at = position - self.prefix
+                cache.append(part, self._rows_of(tail, part, row, at), position)
+                changed = cache.flush(part)
+                if changed is not None:
+                    self._write(part.group, part.kind, part.layers, row, *changed)
+
+    @staticmethod
+    def _rows_of(tail: Tensor, part: Part, row: int, at: int) -> Tensor:
+        whole = part.layers.numel() == tail.shape[0]
+        return tail[:, row, :, at : at + 1] if whole else tail[part.layers, row, :, at : at + 1]
+
+    def working(self, row: int, group: int, kind: str) -> Tensor:
+        """A row's whole working copy (layers, kv_heads, tokens, head_dim), for captures and audits."""
+        prefix, tail = self.copies[group].of(kind)
+        held = tail[:, row, :, : self.tokens - self.prefix]
+        return torch.cat([prefix[:, self.held.index(self.lane_of[row])], held], -2)
+
+
+def _pre_layers(cache: LaneCache, groups: list[LayerGroup]) -> list[int]:
+    """Model layers whose keys this cache stores before RoPE."""
+    return [groups[part.group].layers[i] for part in cache.parts if part.pre for i in part.layers.tolist()]
+
+
+def _by_prefix(shared: Tensor, right: Tensor) -> Tensor:
+    """Multiply (lanes, slots, kv_heads, n, a) by (lanes, kv_heads, a, b), reading ``right`` once a lane."""
+    lanes, slots, heads, n, _ = shared.shape
+    stacked = shared.transpose(1, 2).reshape(lanes, heads, slots * n, -1)
+    return (stacked @ right).unflatten(2, (slots, n)).transpose(1, 2)

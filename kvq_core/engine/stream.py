@@ -1,0 +1,104 @@
+"""The packed store of one tensor (keys or values) of one row."""
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from kvq_core.methods import Block, Codec, Window
+
+
+@dataclass
+class Stream:
+    """[sinks fp16 | packed blocks | window fp16] over the layers a lane treats alike, on one device.
+
+    Holds exactly what a real cache would hold, in the method's own key space; it is the truth for bytes, and what
+    attention reads is written from ``decode`` alone. Shapes (layers, kv_heads, tokens, head_dim).
+    """
+
+    window: Window
+    codec: Codec | None
+    sinks: Tensor
+    recent: Tensor
+    blocks: list[Block] = field(default_factory=list)
+
+    @classmethod
+    def of_prompt(cls, x: Tensor, window: Window, codec: Codec | None) -> "Stream":
+        """Encode the prompt's x (float32): sinks, one block of all tokens due, and the window."""
+        tokens = x.shape[-2]
+        sink = tokens if window.step is None else min(tokens, window.sink)
+        packed = window.packed(tokens)
+        end = sink + packed
+        half = x.to(torch.float16)
+        stream = cls(window, codec, half[..., :sink, :].clone(), half[..., end:, :].clone())
+        if packed:
+            assert codec is not None, "a window that lets tokens leave needs a codec"
+            stream.blocks.append(codec.encode(x[..., sink:end, :], sink))
+        return stream
+
+    @property
+    def tokens(self) -> int:
+        return self.sinks.shape[-2] + self.packed_tokens + self.recent.shape[-2]
+
+    @property
+    def packed_tokens(self) -> int:
+        return sum(block.tokens for block in self.blocks)
+
+    def append(self, x: Tensor) -> None:
+        """Add new tokens x, rounded to fp16, to the window (to the sinks while those are incomplete)."""
+        x = x.to(torch.float16)
+        room = self.window.sink - self.sinks.shape[-2] if self.window.step is not None else 0
+        if room > 0:
+            self.sinks = torch.cat([self.sinks, x[..., :room, :]], -2)
+            x = x[..., room:, :]
+        self.recent = torch.cat([self.recent, x], -2)
+
+    def flush(self) -> tuple[int, Tensor] | None:
+        """Encode the tokens now due. Returns their first position and what attention reads of them from now on."""
+        due = 0 if self.window.prompt_only else self.window.leaving(self.recent.shape[-2])
+        if not due:
+            return None
+        assert self.codec is not None
+        start = self.sinks.shape[-2] + self.packed_tokens
+        block = self.codec.encode(self.recent[..., :due, :].float(), start)
+        self.blocks.append(block)
+        self.recent = self.recent[..., due:, :]
+        return start, self.codec.decode(block)
+
+    def decode(self) -> Tensor:
+        """The whole cache as attention reads it, in the method's key space: float32."""
+        assert self.codec is not None or not self.blocks
+        packed = [self.codec.decode(block) for block in self.blocks if self.codec]
+        return torch.cat([self.sinks.float(), *packed, self.recent.float()], -2)
+
+    def fork(self) -> "Stream":
+        """An independent copy; blocks are immutable and shared."""
+        return replace(self, blocks=list(self.blocks))
+
+    def nbytes(self) -> dict[str, int]:
+        """Bytes by part, summed from the tensors held."""
+        held = "untouched" if self.window.step is None else "window"
+        parts = {held: _bytes(self.recent)}
+        first = held if self.window.step is None else "sinks"
+        parts[first] = parts.get(first, 0) + _bytes(self.sinks)
+        for block in self.blocks:
+            for name, size in block.nbytes.items():
+                parts[name] = parts.get(name, 0) + size
+        if self.codec is not None and self.blocks:
+            for name, tensor in self.codec.shared.items():
+                parts[name] = parts.get(name, 0) + _bytes(tensor)
+        return {name: size for name, size in parts.items() if size}
+
+    def bits(self) -> Tensor:
+        """Stored bits of each element (layers or 1, kv_heads or 1, tokens, channel groups or 1), fp16 tokens 16."""
+        assert self.codec is not None or not self.blocks
+        maps = [self.codec.bits(b).expand(-1, -1, b.tokens, -1) for b in self.blocks if self.codec]
+        shape = [max((m.shape[d] for m in maps), default=1) for d in (0, 1, 3)]
+        full = torch.full((1, 1, 1, 1), 16.0)
+        maps.insert(0, full.expand(1, 1, self.sinks.shape[-2], 1))
+        maps.append(full.expand(1, 1, self.recent.shape[-2], 1))
+        return torch.cat([m.expand(shape[0], shape[1], -1, shape[2]) for m in maps], -2)
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

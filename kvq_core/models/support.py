@@ -1,0 +1,76 @@
+"""Which transformers models the lock-step engine can run without changing what they compute."""
+
+from typing import Any
+
+from torch import nn
+
+from kvq_core.errors import ModelError
+
+
+def check_config(config: Any) -> None:
+    """Refuse an architecture whose attention this engine would not reproduce.
+
+    Raises ModelError with the reason.
+    """
+    reason = _reason(config)
+    if reason:
+        raise ModelError(
+            f"{config.model_type} models are not supported: {reason}. "
+            "Use a model with full attention and RoPE, such as Llama, Qwen2, Qwen3 or Mistral."
+        )
+
+
+def _reason(config: Any) -> str | None:
+    if getattr(config, "kv_lora_rank", None) or getattr(config, "qk_rope_head_dim", None):
+        return "multi-head latent attention (MLA) caches a compressed latent, not keys and values"
+    if getattr(config, "is_encoder_decoder", False):
+        return "it is an encoder-decoder, and only the caches of decoders are compared"
+    if getattr(config, "attn_logit_softcapping", None):
+        return "its attention scores pass a soft-cap, which the engine does not apply"
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"]) - {"full_attention"}
+    if kinds - {"sliding_attention"}:
+        return f"it has layers of type {', '.join(sorted(kinds))}"
+    if kinds and window_of(config) is None:
+        return "it has sliding-window layers of unknown width"
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else "default"
+    if kind in ("dynamic", "longrope"):
+        return f"its RoPE ({kind}) changes with the length of the text, so stored keys cannot be rotated back"
+    return None
+
+
+def window_of(config: Any) -> int | None:
+    """The sliding window in tokens, where the model uses one.
+
+    Full attention is the same thing up to that many tokens, so the engine takes it as the longest context.
+    """
+    sliding = "sliding_attention" in (getattr(config, "layer_types", None) or [])
+    window = getattr(config, "sliding_window", None)
+    return window if window and (sliding or getattr(config, "use_sliding_window", True)) else None
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse a model without rotary embeddings or with attention sinks, which only its modules show.
+
+    Raises ModelError with the reason.
+    """
+    base = model.base_model
+    if not hasattr(base, "rotary_emb"):
+        raise ModelError(
+            f"{model.config.model_type} models are not supported: no rotary position embedding was found. "
+            "Use a model with RoPE, such as Llama, Qwen2, Qwen3 or Mistral."
+        )
+    attention = attention_modules(model)
+    if any(hasattr(module, "sinks") for module in attention):
+        raise ModelError(f"{model.config.model_type} models are not supported: they learn attention sinks per head.")
+    if len(attention) != model.config.num_hidden_layers:
+        raise ModelError(
+            f"{model.config.model_type} models are not supported: {len(attention)} attention modules were found for "
+            f"{model.config.num_hidden_layers} layers."
+        )
+
+
+def attention_modules(model: nn.Module) -> list[nn.Module]:
+    """The self-attention module of each layer, in layer order."""
+    found = [m for m in model.base_model.modules() if hasattr(m, "layer_idx") and (hasattr(m, "k_proj") or hasattr(m, "qkv_proj"))]
+    return sorted(found, key=lambda m: m.layer_idx)  # type: ignore[arg-type, return-value]

@@ -1,0 +1,51 @@
+"""Rotary position embedding as a pair of exact inverse maps, so that keys can be stored before or after it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Apply = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def rotate_half(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """The convention of Llama, Qwen and Mistral: channel i is paired with channel i + head_dim / 2.
+
+    q, k (batch, heads, tokens, head_dim); cos, sin (batch, tokens, head_dim).
+    """
+
+    def turned(x: Tensor) -> Tensor:
+        first, second = x.chunk(2, -1)
+        return torch.cat([-second, first], -1)
+
+    c, s = cos.unsqueeze(1), sin.unsqueeze(1)
+    return q * c + turned(q) * s, k * c + turned(k) * s
+
+
+@dataclass(frozen=True)
+class Rope:
+    """RoPE tables of positions 0 .. n-1 with the model's own way of applying them.
+
+    cos, sin (n, rotary_dim) float32, as the model computes them in its own dtype; ``scaling`` is the factor some
+    RoPE types multiply into both tables (YaRN, LongRoPE), which the inverse must divide out twice.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    apply: Apply = rotate_half
+    scaling: float = 1.0
+
+    def rotate(self, x: Tensor, start: int) -> Tensor:
+        """Keys before RoPE -> after: x (layers, kv_heads, tokens, head_dim) float32 at positions start, start+1, ..."""
+        return self._turn(x, start, 1.0)
+
+    def unrotate(self, x: Tensor, start: int) -> Tensor:
+        """Inverse of rotate, exact up to float32 rounding."""
+        return self._turn(x, start, -1.0) / self.scaling**2
+
+    def _turn(self, x: Tensor, start: int, sign: float) -> Tensor:
+        cos = self.cos[start : start + x.shape[-2]].to(x.device)
+        sin = self.sin[start : start + x.shape[-2]].to(x.device) * sign
+        # the models' functions turn a query and a key at once; an empty key costs nothing
+        return self.apply(x, x[:0], cos[None], sin[None])[0]
