@@ -11,7 +11,7 @@ from kvq_core.errors import KvqError
 class Settings:
     """One reading of the environment; ``settings()`` makes it."""
 
-    home: Path  # KVQ_HOME: converted models, codebooks, memos of hashes, and the store unless KVQ_STORE says otherwise
+    home: Path  # KVQ_HOME: models, codebooks, and the store unless KVQ_STORE says otherwise
     store: str  # KVQ_STORE: any fsspec URL or a path
     models: tuple[str, ...]  # KVQ_MODELS: the only models this instance runs; empty: all
     port: int  # PORT or GRADIO_SERVER_PORT

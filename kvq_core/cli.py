@@ -1,0 +1,202 @@
+"""``python -m kvq_core``: comparisons without the page.
+
+Results go to stdout, progress and errors to stderr. Whatever a person can get wrong ends in exit status 2 and one line.
+Heavy modules are imported by the command that needs them, so that ``--help`` answers at once.
+"""
+
+import argparse
+import json
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import closing, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from kvq_core.errors import KvqError, SpecError
+
+if TYPE_CHECKING:
+    from kvq_core.events import Event, Finished
+    from kvq_core.record import Record
+    from kvq_core.spec import ComparisonSpec
+
+EXAMPLES = {
+    "": "python -m kvq_core compare --preset first-look\n  python -m kvq_core methods --json",
+    "methods": "python -m kvq_core methods\n  python -m kvq_core methods --json",
+    "presets": "python -m kvq_core presets\n  python -m kvq_core presets --json",
+    "compare": (
+        "python -m kvq_core compare --preset first-look\n"
+        "  python -m kvq_core compare --spec my.toml --out results/my-run\n"
+        "  python -m kvq_core compare --spec my.json --json > record.json"
+    ),
+    "show": "python -m kvq_core show 0123456789abcdef\n  python -m kvq_core show results/my-run --json",
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a usage error in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SpecError(f"{message}. See: {self.prog} --help")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status: 0, 2 for anything a person can put right, 130 when interrupted."""
+    try:
+        arguments = _parser().parse_args(argv)
+        arguments.command(arguments)
+        sys.stdout.flush()
+    except KvqError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("Interrupted; nothing was written.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `| head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="python -m kvq_core", description="Compare KV-cache quantization methods.", **_options(""))
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def add(name: str, summary: str, command: Callable[[argparse.Namespace], None]) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=summary, description=summary, **_options(name))
+        made.add_argument("--json", action="store_true", help="print JSON")
+        made.set_defaults(command=command)
+        return made
+
+    add("methods", "List the quantization methods and their knobs.", _methods)
+    add("presets", "List the ready experiments.", _presets)
+    compare = add("compare", "Run a comparison, store it and print the result.", _compare)
+    source = compare.add_mutually_exclusive_group(required=True)
+    source.add_argument("--preset", metavar="NAME", help="a ready experiment; see the command presets")
+    source.add_argument("--spec", metavar="FILE", type=Path, help="a comparison as .toml or .json")
+    compare.add_argument("--out", metavar="DIR", type=Path, help="also write the run's files into this folder")
+    show = add("show", "Print a stored run; nothing is computed.", _show)
+    show.add_argument("run", metavar="RUN_ID|DIR", help="id of a stored run, or a folder written by --out")
+    return parser
+
+
+def _options(name: str) -> dict[str, Any]:
+    layout = argparse.RawDescriptionHelpFormatter
+    return {"epilog": f"examples:\n  {EXAMPLES[name]}", "formatter_class": layout, "allow_abbrev": False}
+
+
+def _methods(arguments: argparse.Namespace) -> None:
+    from kvq_core.report import describe_methods, list_methods
+
+    print(_json(describe_methods()) if arguments.json else list_methods())
+
+
+def _presets(arguments: argparse.Namespace) -> None:
+    from kvq_core.presets import presets
+    from kvq_core.report import list_presets
+
+    found = list(presets().values())
+    print(_json([p.model_dump(mode="json") for p in found]) if arguments.json else list_presets(found))
+
+
+def _compare(arguments: argparse.Namespace) -> None:
+    from kvq_core.store import check_folder, write_run
+
+    spec = _spec(arguments)
+    if arguments.out:
+        check_folder(arguments.out)
+    finished = _run(spec)
+    if arguments.out:
+        write_run(arguments.out, finished.record, finished.arrays)
+    _print_record(finished.record, arguments.json)
+
+
+def _show(arguments: argparse.Namespace) -> None:
+    from kvq_core.store import open_store, read_run
+
+    given = arguments.run
+    is_folder = not re.fullmatch("[0-9a-f]{16}", given) and ("/" in given or Path(given).is_dir())
+    record, _ = read_run(Path(given)) if is_folder else open_store().load(given)
+    _print_record(record, arguments.json)
+
+
+def _spec(arguments: argparse.Namespace) -> "ComparisonSpec":
+    from kvq_core.presets import preset
+    from kvq_core.spec import read_spec
+
+    return preset(arguments.preset).spec if arguments.preset is not None else read_spec(arguments.spec)
+
+
+def _run(spec: "ComparisonSpec") -> "Finished":
+    """The finished run, with a progress bar where a person watches stderr."""
+    _quiet()
+    from kvq_core.events import Finished
+    from kvq_core.run import compare
+    from kvq_core.store import open_store
+
+    with redirect_stdout(sys.stderr), closing(compare(spec, store=open_store())) as events, _Progress() as progress:
+        for event in events:
+            if isinstance(event, Finished):
+                return event
+            progress.show(event)
+    raise AssertionError("a comparison ends with its record")
+
+
+class _Progress:
+    """A bar on stderr that vanishes when the run ends; nothing at all where stderr is a file or a pipe."""
+
+    def __enter__(self) -> "_Progress":
+        from tqdm import tqdm
+
+        self.bar = tqdm(disable=None, leave=False, file=sys.stderr, bar_format="{desc} {bar} {n_fmt}/{total_fmt}")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.close()
+
+    def show(self, event: "Event") -> None:
+        from kvq_core import events
+
+        match event:
+            case events.Loading(model=model):
+                self._set(f"Loading {model}", 0, 1)
+            case events.Prefill(done=done, total=total):
+                self._set("Reading the prompt", done, total)
+            case events.Encoding(label=label, index=index, total=total):
+                self._set(f"Encoding {label}", index, total)
+            case events.Step(done=done, total=total):
+                self._set("Decoding", done, total)
+            case events.Summarizing():
+                self._set("Summarizing", 1, 1)
+
+    def _set(self, doing: str, done: int, total: int) -> None:
+        self.bar.total = total
+        self.bar.n = done
+        self.bar.set_description_str(doing)
+
+
+def _quiet() -> None:
+    """Libraries' bars and advice would mix with ours; what they raise still arrives."""
+    for name, value in {
+        "TRANSFORMERS_VERBOSITY": "error",
+        "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HUB_VERBOSITY": "error",
+        "TOKENIZERS_PARALLELISM": "false",
+    }.items():
+        os.environ.setdefault(name, value)
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
+
+
+def _print_record(record: "Record", as_json: bool) -> None:
+    from kvq_core.report import describe_record
+    from kvq_core.runfiles import record_json
+
+    print(record_json(record) if as_json else describe_record(record))
+
+
+def _json(data: Any) -> str:
+    return json.dumps(data, indent=2, ensure_ascii=False)

@@ -1,0 +1,61 @@
+"""Ready experiments: one TOML file each in ``presets/``, data only."""
+
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from rapidfuzz import process
+
+from kvq_core.errors import SpecError
+from kvq_core.spec import ComparisonSpec, parse_spec
+
+FOLDER = Path(__file__).resolve().parent.parent / "presets"
+
+
+class Preset(BaseModel):
+    """One experiment: what it asks, the comparison, and where to look for the answer."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    title: str
+    question: str
+    look_at: tuple[str, ...]
+    claim: str | None = None  # the claim of a paper it bears on
+    spec: ComparisonSpec
+
+
+@cache
+def presets() -> dict[str, Preset]:
+    """Every preset by name, ``first-look`` first, the rest in alphabetical order.
+
+    Raises SpecError naming the file that says something impossible.
+    """
+    files = sorted(FOLDER.glob("*.toml"), key=lambda f: (f.stem != "first-look", f.stem))
+    return {file.stem: _read(file) for file in files}
+
+
+def preset(name: str) -> Preset:
+    """The preset of that name. Raises SpecError with the nearest name and the list."""
+    known = presets()
+    if name not in known:
+        near = process.extractOne(name, list(known))
+        hint = f" Did you mean {near[0]!r}?" if near and near[1] > 60 else ""
+        raise SpecError(f"Unknown preset {name[:60]!r}.{hint} Available: {', '.join(known)}.")
+    return known[name]
+
+
+def _read(file: Path) -> Preset:
+    try:
+        data: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
+        spec = parse_spec(data.pop("spec", None))
+        return Preset(name=file.stem, spec=spec, **data)
+    except SpecError as error:
+        raise SpecError(f"presets/{file.name}: {error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise SpecError(f"presets/{file.name}: {'.'.join(map(str, first['loc']))}: {first['msg']}.") from None
+    except (OSError, ValueError) as error:
+        raise SpecError(f"presets/{file.name} cannot be read: {error}.") from None

@@ -1,0 +1,106 @@
+"""Plain-text views of methods, presets and records, for terminals."""
+
+import inspect
+import shutil
+import textwrap
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+from kvq_core.methods import Method, knobs, methods
+from kvq_core.presets import Preset
+from kvq_core.record import LaneRecord, Record
+
+MIN_SCORED = 50  # below this many scored positions nothing is decided
+_HEADER = ("lane", "K bits", "V bits", "size", "KLD mean", "KLD p99", "flips", "PPL ratio", "diverges", "text")
+
+
+def describe_methods() -> list[dict[str, Any]]:
+    """Every method as plain data: name, title, paper, documentation, deviations and knobs."""
+    return [
+        {
+            "name": name,
+            "title": cls.title,
+            "paper": cls.paper,
+            "doc": inspect.cleandoc(cls.__doc__ or ""),
+            "deviations": list(cls.deviations),
+            "knobs": [asdict(k) for k in knobs(cls)],
+        }
+        for name, cls in methods().items()
+    ]
+
+
+def list_methods() -> str:
+    """The methods for people: what each does, and its knobs with default and range."""
+    return "\n\n".join(_method(name, cls) for name, cls in methods().items())
+
+
+def _method(name: str, cls: type[Method]) -> str:
+    lines = [f"{name} - {cls.title}" + (f"  {cls.paper}" if cls.paper else "")]
+    first = inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0]
+    lines += textwrap.wrap(" ".join(first.split()), 110, initial_indent="  ", subsequent_indent="  ")
+    for knob in knobs(cls):
+        default = "null" if knob.default is None else knob.default
+        lines.append(f"    {knob.name:<16} {default!s:<8} {knob.allowed()}: {knob.help}")
+    return "\n".join(lines)
+
+
+def list_presets(found: Iterable[Preset]) -> str:
+    """The presets for people: the question each answers, and its lanes."""
+    return "\n\n".join(
+        f"{preset.name} - {preset.title}\n  {preset.question}\n"
+        f"  lanes: {', '.join(lane.label for lane in preset.spec.lanes)}"
+        for preset in found
+    )
+
+
+def describe_record(record: Record) -> str:
+    """A finished run as a table, one line a lane, with what a reader must know about the numbers below it."""
+    env = record.environment
+    scored = record.noise_floor.metrics.n_scored if record.noise_floor.metrics else 0
+    head = f"run {record.id}  {env.model_title}  {env.dtype} on {env.device}  "
+    head += f"{len(record.reference.prompt_token_ids)} prompt tokens, {scored} scored positions"
+    rows = [_HEADER, ("reference", *["-"] * 8, _plain(record.reference.text))]
+    rows += [_row(lane) for lane in (record.noise_floor, *record.lanes)]
+    notes = [f"{lane.label}: {', '.join(lane.flags).replace('_', ' ')}" for lane in record.lanes if lane.flags]
+    if scored < MIN_SCORED:
+        notes.append(f"{scored} scored positions are too few for a verdict; at least {MIN_SCORED} are needed.")
+    return "\n".join([head, "", *_align(rows), *([""] if notes else []), *notes])
+
+
+def _row(lane: LaneRecord) -> tuple[str, ...]:
+    if lane.status == "failed" or lane.metrics is None or lane.memory is None:
+        return (lane.label, *["-"] * 8, f"failed: {_plain(lane.error or '')}")
+    m, memory = lane.metrics, lane.memory
+    return (
+        lane.label,
+        f"{memory.key_bits:.2f}",
+        f"{memory.value_bits:.2f}",
+        f"{memory.kv_ratio:.1%}",
+        _number(m.kld_mean, "{:.4f}"),
+        _number(m.kld_p99, "{:.4f}"),
+        _number(m.flip_rate, "{:.1%}"),
+        _number(m.ppl_ratio, "{:.3f}"),
+        "never" if m.first_divergence is None else f"token {m.first_divergence}",
+        _plain(lane.text),
+    )
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
+def _align(rows: list[tuple[str, ...]]) -> list[str]:
+    rows = [(_plain(label), *rest) for label, *rest in rows]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADER) - 1)]
+    room = max(20, shutil.get_terminal_size((160, 24)).columns - sum(widths) - 2 * len(widths))
+    lines = []
+    for label, *numbers, text in rows:
+        cells = [label.ljust(widths[0])] + [cell.rjust(w) for cell, w in zip(numbers, widths[1:], strict=True)]
+        lines.append("  ".join([*cells, text if len(text) <= room else text[: room - 1] + "…"]))
+    return lines
+
+
+def _plain(text: str) -> str:
+    """One line without control characters: a model's text must not steer the terminal."""
+    return "".join(c if c.isprintable() else " " for c in text).strip()
