@@ -7,3 +7,15 @@ from pathlib import Path
 # `kernels/` is not a package on purpose (see kvq_kernels/__init__.py); this is the one place that puts it on the path.
 if importlib.util.find_spec("kvq_kernels") is None:
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "kernels"))
+
+from kvq_core.errors import KvqError, MethodError, ModelError, SpecError, StoreError
+from kvq_core.methods import make
+from kvq_core.record import Record
+from kvq_core.roundtrip import Roundtrip, roundtrip
+from kvq_core.run import compare, run
+from kvq_core.spec import ComparisonSpec, Lane, parse_spec
+
+__all__ = [
+    "ComparisonSpec", "KvqError", "Lane", "MethodError", "ModelError", "Record", "Roundtrip", "SpecError", "StoreError",
+    "compare", "make", "parse_spec", "roundtrip", "run",
+]  # fmt: skip

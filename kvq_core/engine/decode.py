@@ -63,6 +63,8 @@ class Decode:
         """Encode the prompt under each lane in turn; yields the index of the lane about to be encoded."""
         for index, state in enumerate(self.states):
             yield index
+            if state.error:  # known before it was tried
+                continue
             began = time.perf_counter()
             try:
                 state.cache = LaneCache.of_prompt(state.lane, self.prefill.groups, self.rope)

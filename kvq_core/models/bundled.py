@@ -37,7 +37,9 @@ def convert(target: Path) -> Path:
     gguf = bundled_gguf()
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     where = {"gguf_file": gguf.name, "local_files_only": True}
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **where)
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **where)

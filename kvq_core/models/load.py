@@ -168,7 +168,9 @@ def load(id: str, revision: str | None = None) -> LoadedModel:
 @lru_cache(maxsize=1)
 def _load(id: str, revision: str | None) -> LoadedModel:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # progress is told through events
     source, found = _source(id, revision)
     options = {"revision": found, "trust_remote_code": False} if found else {"trust_remote_code": False}
     try:

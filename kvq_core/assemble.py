@@ -1,0 +1,248 @@
+"""From a finished run to its record: ids, metrics, arrays, flags."""
+
+import hashlib
+import json
+import math
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kvq_core.capture.spectra import by_kv_head, deviation, key_spectra, query_directions
+from kvq_core.engine.decode import LaneState
+from kvq_core.metrics.fidelity import FEWEST, TOPK, Fidelity, perplexity_block
+from kvq_core.metrics.memory import layers_quantized, measure, tokens_quantized
+from kvq_core.models import LoadedModel
+from kvq_core.models.text import Pieces
+from kvq_core.record import (
+    CaptureInfo,
+    Environment,
+    LaneRecord,
+    Metrics,
+    Record,
+    Reference,
+    RunTiming,
+    Timing,
+)
+from kvq_core.spec import ComparisonSpec, Lane
+
+if TYPE_CHECKING:
+    from kvq_core.run import Run
+
+RESULTS_VERSION = 1  # raised whenever a change alters results, so that stored runs are not taken for new ones
+_LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "gradio")
+
+
+def run_id(model: LoadedModel, spec: ComparisonSpec, ids: list[int]) -> str:
+    """16 hex characters over everything that decides the result."""
+    parts = {
+        "spec": spec.canonical(),
+        "prompt": ids,
+        "weights": model.weights_hash,
+        "dtype": str(model.dtype),
+        "device": model.device.type,
+        "results_version": RESULTS_VERSION,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def assemble(run: "Run") -> tuple[Record, dict[str, Tensor]]:
+    """The record and its arrays, named as record.ARRAYS lists them."""
+    arrays = _run_arrays(run)
+    lanes = []
+    noise = None
+    for index, state in enumerate(run.decode.states):
+        last = index == len(run.spec.lanes)
+        name = "lane/noise" if last else f"lane/{index}"
+        at = run.running.index(state) if state in run.running else None
+        record = _lane(run, state, at)
+        if at is not None and record.status == "done":
+            arrays.update({f"{name}/{key}": value for key, value in _lane_arrays(run, state, at).items()})
+        if last:
+            noise = record
+        else:
+            lanes.append(record)
+    assert noise is not None
+    record = Record(
+        id=run.id, results_version=RESULTS_VERSION, created=datetime.now(UTC).isoformat(timespec="seconds"),
+        spec=run.spec.model_dump(mode="json"), environment=_environment(run.model, run.spec),
+        reference=_reference(run), noise_floor=noise, lanes=lanes, capture=_capture_info(run), timing=_timing(run),
+    )  # fmt: skip
+    return record, {name: tensor.contiguous() for name, tensor in arrays.items()}
+
+
+def _environment(model: LoadedModel, spec: ComparisonSpec) -> Environment:
+    versions = {"python": platform.python_version()}
+    for library in _LIBRARIES:
+        try:
+            versions[library] = version(library)
+        except PackageNotFoundError:
+            continue
+    shape = model.shape
+    device = torch.cuda.get_device_name() if model.device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    return Environment(
+        versions=versions, device=device, dtype=str(model.dtype).removeprefix("torch."), model=model.id,
+        model_title=model.title, weights_hash=model.weights_hash, revision=model.revision, seed=spec.seed,
+        layers=shape.layers, query_heads=shape.query_heads, kv_heads=shape.kv_heads, head_dim=shape.head_dim,
+    )  # fmt: skip
+
+
+def _reference(run: "Run") -> Reference:
+    tokenizer = run.model.tokenizer
+    ids = run.decode.token_ids
+    pieces = Pieces(tokenizer).extend(ids)
+    nll = run.fidelity.column("reference/nll")
+    return Reference(
+        text="".join(pieces), token_ids=ids, tokens=pieces, prompt_token_ids=run.ids,
+        prompt_tokens=tokenizer.convert_ids_to_tokens(run.ids), finish=run.decode.finish or "length",
+        ppl=math.exp(nll.double().mean()) if len(nll) else None,
+    )  # fmt: skip
+
+
+def _lane(run: "Run", state: LaneState, at: int | None) -> LaneRecord:
+    lane: Lane = state.lane
+    method = lane.build()
+    record = LaneRecord(
+        label=lane.label, method=lane.method, title=method.title, summary=method.summary(),
+        knobs=method.model_dump(mode="json"), tensors=lane.tensors,
+        layers=lane.layers if isinstance(lane.layers, str) else list(lane.layers),
+        sink_tokens=lane.sink_tokens, recent_tokens=lane.recent_tokens, status="failed" if state.error else "done",
+        error=state.error, token_ids=state.token_ids, finish=state.finish,
+    )  # fmt: skip
+    record.tokens = Pieces(run.model.tokenizer).extend(state.token_ids)
+    record.text = "".join(record.tokens)
+    if at is None or state.error or state.cache is None:
+        return record
+    record.notes = list(state.cache.notes)
+    record.metrics = _metrics(run, state, at)
+    record.memory = measure(state.cache, run.model.shape)
+    record.timing = Timing(encode_prompt_s=state.encode_prompt_s, encode_decode_s=state.encode_decode_s)
+    asked = run.model.shape.layers if isinstance(lane.layers, str) else len(set(lane.layers))
+    record.flags = _flags(run.fidelity, record, at, method.quantizes, asked)
+    return record
+
+
+def _metrics(run: "Run", state: LaneState, at: int) -> Metrics:
+    fidelity = run.fidelity
+    metrics = Metrics(n_scored=fidelity.n_scored, near_tie_margin=fidelity.near_tie_margin())
+    metrics.first_divergence = state.first_divergence
+    metrics.matched_prefix = len(state.token_ids) if state.first_divergence is None else state.first_divergence
+    if state.cache is not None:
+        metrics.layers_quantized, metrics.tokens_quantized = layers_quantized(state.cache), tokens_quantized(state.cache)
+    if at in run.errors:
+        errors = run.errors[at]
+        metrics.key_rmse, metrics.value_rmse = errors.key_rmse, errors.value_rmse
+        metrics.in_subspace_error = errors.in_subspace_error
+    if not fidelity.n_scored:
+        return metrics
+    kld, same = fidelity.column("kld", at).double(), fidelity.column("same_top", at)
+    flips = same == 0
+    metrics.kld_mean, metrics.kld_max = kld.mean().item(), kld.max().item()
+    metrics.kld_median, metrics.kld_p99 = kld.quantile(0.5).item(), kld.quantile(0.99).item()
+    metrics.flips, metrics.flip_rate = int(flips.sum()), flips.double().mean().item()
+    ties = fidelity.column("reference/margin") <= metrics.near_tie_margin
+    metrics.near_tie_flips = int((flips & ties).sum())
+    metrics.perplexity_block = perplexity_block(
+        fidelity.column("nll", at), fidelity.column("reference/nll"), kld, fidelity.column("delta_p", at), same
+    )
+    metrics.ppl_ratio = metrics.perplexity_block["Mean PPL(Q)/PPL(base)"].value
+    metrics.rms_dp = metrics.perplexity_block["RMS Δp"].value
+    if run.tap is not None:
+        scored = slice(0, fidelity.n_scored)
+        metrics.attention_delta_mean = run.tap.mean[at, ..., scored].mean().item()
+        metrics.attention_delta_max = run.tap.max[at, ..., scored].max().item()
+        metrics.attention_delta_reference_query = run.tap.reference_query[at, ..., scored].mean().item()
+    return metrics
+
+
+def _flags(fidelity: Fidelity, record: LaneRecord, at: int, quantizes: bool, layers: int) -> list[str]:
+    """What a reader must know before believing the numbers."""
+    metrics, flags = record.metrics, []
+    assert metrics is not None
+    if fidelity.not_finite[at]:
+        flags.append("nan")
+    if quantizes and (not metrics.tokens_quantized or metrics.kld_max == 0):
+        flags.append("never_engaged")
+    elif quantizes and metrics.layers_quantized < layers:
+        flags.append("partly_engaged")
+    if metrics.n_scored < FEWEST:
+        flags.append("too_few_positions")
+    return flags
+
+
+def _lane_arrays(run: "Run", state: LaneState, at: int) -> dict[str, Tensor]:
+    assert state.cache is not None
+    fidelity = run.fidelity
+    names = ("kld", "nll", "delta_p", "same_top", "topk_ids", "topk_probs")
+    arrays = {name: fidelity.column(name, at) for name in names}
+    for kind in ("key", "value"):
+        arrays[f"{kind}_bits"] = _bit_map(run, state, kind)
+    if run.tap is not None:
+        tap, scored = run.tap, slice(0, fidelity.n_scored)
+        arrays["delta_mean"] = tap.mean[at, ..., scored].half()
+        arrays["delta_max"] = tap.max[at, ..., scored].half()
+        arrays["delta_reference_query"] = tap.reference_query[at, ..., scored].half()
+        if at < tap.map.shape[0]:
+            arrays["delta_map"], arrays["delta_scale"] = tap.int8_map(at)
+    if at in run.errors:
+        errors = run.errors[at]
+        arrays |= {"key_error": errors.key, "value_error": errors.value, "key_error_energy": errors.energy}
+    return arrays
+
+
+def _bit_map(run: "Run", state: LaneState, kind: str) -> Tensor:
+    """(layers or 1, kv_heads or 1, tokens, channel groups) float16, the parts of all layers put together."""
+    assert state.cache is not None
+    maps = [(part, part.stream.bits().cpu()) for part in state.cache.parts if part.kind == kind]
+    if len(maps) == 1:
+        return maps[0][1].half()
+    shape = [max(m.shape[d] for _, m in maps) for d in (1, 2, 3)]
+    whole = torch.empty(run.model.shape.layers, *shape, dtype=torch.float16)
+    for part, bits in maps:
+        layers = [run.prefill.groups[part.group].layers[i] for i in part.layers.tolist()]
+        whole[layers] = bits.half().expand(len(layers), *shape)
+    return whole
+
+
+def _run_arrays(run: "Run") -> dict[str, Tensor]:
+    names = ("nll", "margin", "topk_ids", "topk_probs")
+    arrays = {f"reference/{name}": run.fidelity.column(f"reference/{name}") for name in names}
+    if run.tap is None:
+        return arrays
+    shape = run.model.shape
+    deviations: dict[str, list[Tensor]] = {"prompt": [], "all": []}
+    spectra: dict[str, list[Tensor]] = {}
+    for group in run.prefill.groups:
+        for name, values in key_spectra(group, run.decode.rope).items():
+            spectra.setdefault(name, []).append(values)
+        own = run.tap.queries[group.layers, :, : run.fidelity.n_scored].to(group.device)
+        everything = by_kv_head(torch.cat([group.queries, own], 2), shape.kv_heads)
+        prompt = query_directions(by_kv_head(group.queries, shape.kv_heads))
+        deviations["prompt"].append(deviation(everything, prompt))
+        deviations["all"].append(deviation(everything, query_directions(everything)))
+    # groups follow the layers' order on their devices; put them back in the model's order
+    order = torch.tensor([layer for group in run.prefill.groups for layer in group.layers]).argsort()
+    arrays |= {f"spectra/{name}": torch.cat(parts)[order] for name, parts in spectra.items()}
+    arrays |= {f"subspace/deviation_{name}": torch.cat(parts)[order] for name, parts in deviations.items()}
+    return arrays
+
+
+def _capture_info(run: "Run") -> CaptureInfo:
+    if run.tap is None:
+        return CaptureInfo(detail="off", layers=[], heads=[], step_edges=[], position_edges=[], topk=TOPK)
+    return CaptureInfo(
+        detail=run.spec.capture.detail, layers=run.tap.map_layers, heads=run.tap.map_heads,
+        step_edges=run.tap.step_edges, position_edges=run.tap.position_edges, topk=TOPK,
+    )  # fmt: skip
+
+
+def _timing(run: "Run") -> RunTiming:
+    steps = run.decode.step_seconds
+    return RunTiming(
+        prefill_s=run.seconds["prefill"], encode_s=run.seconds["encode"], decode_s=run.seconds["decode"],
+        steps=len(steps), ms_per_step=1000 * sum(steps) / len(steps) if steps else None,
+        rows_mean=sum(run.decode.step_rows) / len(steps) if steps else 0.0, total_s=run.seconds["total"],
+    )  # fmt: skip

@@ -1,0 +1,131 @@
+"""Attention-score deltas of forced rows against the reference, bounded in size."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+STEP_BINS = 64
+POSITION_BINS = 256
+MAP_BYTES = 40_000_000  # of all lanes' int8 maps together; the arrays of a run may take 64 MB
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Sizes of the run a tap is made for."""
+
+    layers: int
+    query_heads: int
+    head_dim: int
+    lanes: int  # forced rows, the noise floor last
+    steps: int  # scored positions
+    tokens: int  # key positions at the end of the run
+
+
+class ScoreTap:
+    """Sees every decode step's scores (engine.rows.Tap) and keeps statistics and a coarse signed map.
+
+    A delta is the forced row's q.k/sqrt(head_dim) minus the reference's, centred per row: softmax ignores what all
+    positions share. Statistics are over the positions whose keys the lane holds quantized (all positions where it
+    holds none, as the noise floor does). Kept: mean and maximum of |delta| per (lane, layer, query head, step); the mean
+    with the reference's query, which isolates the keys' error; and for ``map_layers`` the signed extreme of each
+    bin of steps x positions.
+    """
+
+    def __init__(self, extent: Extent, map_layers: list[int], map_heads: list[int]):
+        e = self.extent = extent
+        self.map_layers, self.map_heads = map_layers, map_heads
+        self._row_of = {layer: i for i, layer in enumerate(map_layers)}
+        shape = (e.lanes, e.layers, e.query_heads, e.steps)
+        self.mean, self.max, self.reference_query = torch.zeros(shape), torch.zeros(shape), torch.zeros(shape)
+        self.queries = torch.zeros(e.layers, e.query_heads, e.steps, e.head_dim)
+        self.step_bins = max(1, min(STEP_BINS, e.steps))
+        self.bin_width = -(-e.tokens // POSITION_BINS)
+        self.position_bins = -(-e.tokens // self.bin_width)
+        # the noise floor is a number to compare with, not a picture: no map
+        maps = (max(0, e.lanes - 1), len(map_layers), len(map_heads), self.step_bins, self.position_bins)
+        self.map = torch.zeros(maps)
+        self.step = 0
+        self._quantized: list[tuple[int, int]] = []
+        self._every_head = map_heads == list(range(e.query_heads))
+
+    @property
+    def step_edges(self) -> list[int]:
+        """First scored position of each step bin, and the end."""
+        firsts = [next(s for s in range(self.extent.steps) if self._bin(s) == b) for b in range(self.step_bins)]
+        return [*firsts, self.extent.steps] if self.extent.steps else [0, 0]
+
+    @property
+    def position_edges(self) -> list[int]:
+        return [min(b * self.bin_width, self.extent.tokens) for b in range(self.position_bins + 1)]
+
+    def begin(self, quantized: list[tuple[int, int]]) -> None:
+        """Call before a step: the range of key positions each lane holds quantized, (0, 0) for none."""
+        self._quantized = quantized
+
+    def advance(self, fresh: int) -> None:
+        """Call after a step of ``fresh`` tokens."""
+        self.step += fresh
+
+    def scores(self, layer: int, own: Tensor, with_reference_query: Tensor, queries: Tensor) -> None:
+        fresh, tokens = own.shape[-2:]
+        now = slice(self.step, self.step + fresh)
+        self.queries[layer, :, now] = queries.cpu()
+        weights = self._weights(tokens, own.device)
+        delta = self._centred(own[1:] - own[:1])
+        size = delta.abs() * weights
+        self.mean[:, layer, :, now] = (size.sum(-1) / weights.sum(-1)).cpu()
+        self.max[:, layer, :, now] = size.amax(-1).cpu()
+        isolated = self._centred(with_reference_query[1:] - own[:1]).abs_().mul_(weights)
+        self.reference_query[:, layer, :, now] = (isolated.sum(-1) / weights.sum(-1)).cpu()
+        if layer in self._row_of and self.map.shape[0]:
+            heads = delta[:-1] if self._every_head else delta[:-1, self.map_heads]
+            self._pool(self._row_of[layer], heads)
+
+    def _weights(self, tokens: int, device: torch.device) -> Tensor:
+        """1 at quantized positions, (lanes, 1, 1, tokens)."""
+        weights = torch.zeros(len(self._quantized), 1, 1, tokens, device=device)
+        for lane, (start, end) in enumerate(self._quantized):
+            weights[lane, ..., slice(start, end) if end > start else slice(None)] = 1
+        return weights
+
+    @staticmethod
+    def _centred(delta: Tensor) -> Tensor:
+        """Subtract each row's mean over the positions it sees; positions it does not see become 0."""
+        fresh = delta.shape[-2]
+        if fresh == 1:
+            return delta - delta.mean(-1, keepdim=True)
+        seen = torch.ones(fresh, delta.shape[-1], dtype=torch.bool, device=delta.device)
+        seen[:, -fresh:] = seen[:, -fresh:].tril()
+        delta = torch.where(seen, delta, 0.0)
+        return torch.where(seen, delta - delta.sum(-1, keepdim=True) / seen.sum(-1, keepdim=True), 0.0)
+
+    def _bin(self, step: int) -> int:
+        return step * self.step_bins // max(1, self.extent.steps)
+
+    def _pool(self, row: int, delta: Tensor) -> None:
+        padded = torch.nn.functional.pad(delta, (0, -delta.shape[-1] % self.bin_width)).unflatten(-1, (-1, self.bin_width))
+        high, low = padded.amax(-1), padded.amin(-1)
+        extreme = torch.where(high > -low, high, low).cpu()  # (lanes, heads, fresh, bins so far)
+        for i in range(extreme.shape[2]):
+            held = self.map[:, row, :, self._bin(self.step + i), : extreme.shape[-1]]
+            held.copy_(torch.where(extreme[:, :, i].abs() > held.abs(), extreme[:, :, i], held))
+
+    def int8_map(self, lane: int) -> tuple[Tensor, Tensor]:
+        """A lane's map as int8 (map layers, map heads, step bins, position bins) and its scale (map layers, map heads)."""
+        values = self.map[lane]
+        scale = values.abs().amax((-1, -2)) / 127
+        safe = torch.where(scale > 0, scale, 1.0)
+        return (values / safe[..., None, None]).round().to(torch.int8), scale
+
+
+def map_axes(extent: Extent, layers: str | tuple[int, ...], heads: str | tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """Layers and query heads whose maps are kept: those asked for, or as many layers as MAP_BYTES allow."""
+    kept_heads = list(range(extent.query_heads)) if isinstance(heads, str) else sorted(set(heads))
+    if not isinstance(layers, str):
+        return sorted(set(layers)), kept_heads
+    bins = max(1, min(STEP_BINS, extent.steps)) * POSITION_BINS
+    fit = max(1, MAP_BYTES // (max(1, extent.lanes - 1) * len(kept_heads) * bins))
+    if fit >= extent.layers or layers == "all":
+        return list(range(extent.layers)), kept_heads
+    return [round(i * (extent.layers - 1) / max(1, fit - 1)) for i in range(fit)], kept_heads

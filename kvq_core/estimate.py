@@ -1,0 +1,125 @@
+"""What a run will take, before it is started: tokens, seconds and bytes."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import nnls
+
+from kvq_core.models import LoadedModel, load
+from kvq_core.record import Record
+from kvq_core.settings import settings
+from kvq_core.spec import ComparisonSpec, Lane
+
+REMEMBERED = 40  # runs a machine's timing is fitted on
+
+
+@dataclass(frozen=True)
+class LaneEstimate:
+    """How much of the prompt a lane would quantize, in tokens, and what to do if that is nothing."""
+
+    label: str
+    key_tokens: int
+    value_tokens: int
+    total_tokens: int
+    warning: str | None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """seconds: fitted on this machine's last runs of the model, None before the first; bytes: peak beside the program."""
+
+    prompt_tokens: int
+    context: int
+    seconds: float | None
+    bytes: int
+    lanes: list[LaneEstimate]
+
+
+def estimate(spec: ComparisonSpec) -> Estimate:
+    """Estimate a run. Loads the model, whose tokenizer counts the prompt.
+
+    Raises KvqError where the spec cannot be run.
+    """
+    from kvq_core.run import render
+
+    model = load(spec.model, spec.revision)
+    ids = render(model, spec)
+    new = len(model.encode(spec.continuation)) if spec.continuation is not None else spec.max_new_tokens
+    lanes = [_lane(lane, model, len(ids), len(ids) + new - 1) for lane in spec.lanes]
+    seconds = _seconds(model.id, len(ids), new, len(spec.lanes) + 1)
+    return Estimate(len(ids), model.shape.context, seconds, _peak_bytes(model, spec, len(ids), new), lanes)
+
+
+def _lane(lane: Lane, model: LoadedModel, prompt: int, end: int) -> LaneEstimate:
+    key, value = (window.packed(end) for window in lane.windows())
+    method = lane.build()
+    warning = None
+    if reason := lane.why_not(model.shape):
+        warning = f"{lane.label} cannot run: {reason}."
+    elif method.quantizes and not key and not value:
+        windows = [w for w in lane.windows() if w.step is not None]
+        needed = min(w.sink + w.recent + (w.step or 0) for w in windows)
+        warning = (
+            f"{lane.label} would quantize nothing: all {end} tokens fit in its full-precision windows; "
+            f"it starts at {needed} tokens."
+        )
+    return LaneEstimate(lane.label, key, value, end, warning)
+
+
+def _peak_bytes(model: LoadedModel, spec: ComparisonSpec, prompt: int, new: int) -> int:
+    """Weights, the prompt's tensors, and the float32 working copies of all rows."""
+    shape = model.shape
+    weights = sum(p.numel() * p.element_size() for p in model.model.parameters())
+    token = shape.layers * shape.kv_heads * shape.head_dim * 4 * 2  # keys and values of one row
+    lanes = len(spec.lanes) + 1
+    windows = [w for lane in spec.lanes for w in lane.windows()]
+    prefix = min([w.frozen(prompt) for w in windows], default=prompt)
+    copies = (lanes + 1) * prefix * token + (2 * lanes + 1) * (prompt + new - prefix) * token
+    queries = shape.layers * shape.query_heads * shape.head_dim * 4 * prompt
+    transient = 2 * prompt * token  # a lane's decoded prompt while it is written
+    return weights + copies + prompt * token + queries + transient
+
+
+def _features(prompt: int, new: int, lanes: int) -> list[float]:
+    """What time grows with: prefill, encoding, steps, rows, and the reading of every row's cache."""
+    return [1.0, prompt / 1e3, prompt * lanes / 1e3, new, new * lanes, new * lanes * prompt / 1e3]
+
+
+def _memory_file(model: str) -> Path:
+    name = "".join(c if c.isalnum() else "-" for c in model)
+    return settings().home / "timings" / f"{name}.json"
+
+
+def remember(record: Record) -> None:
+    """Keep a finished run's timing for later estimates on this machine."""
+    steps = record.timing.steps
+    if not steps:
+        return
+    file = _memory_file(record.environment.model)
+    known = _known(file)
+    prompt = len(record.reference.prompt_token_ids)
+    known.append([prompt, steps + 1, len(record.lanes) + 1, record.timing.total_s])
+    file.parent.mkdir(parents=True, exist_ok=True)
+    aside = file.with_suffix(f".{record.id}")
+    aside.write_text(json.dumps(known[-REMEMBERED:]))
+    aside.replace(file)
+
+
+def _known(file: Path) -> list[list[float]]:
+    try:
+        return list(json.loads(file.read_text()))
+    except (OSError, ValueError):
+        return []
+
+
+def _seconds(model: str, prompt: int, new: int, lanes: int) -> float | None:
+    known = _known(_memory_file(model))
+    if not known:
+        return None
+    rows = np.array([_features(int(p), int(n), int(k)) for p, n, k, _ in known])
+    times = np.array([t for *_, t in known])
+    # relative errors: a long run's second is worth less than a short one's
+    weights, _ = nnls(rows / times[:, None], np.ones(len(times)))
+    return float(np.dot(_features(prompt, new, lanes), weights)) or None

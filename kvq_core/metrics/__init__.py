@@ -1,0 +1,1 @@
+"""Numbers people compare lanes by: fidelity of the logits, and stored bytes."""

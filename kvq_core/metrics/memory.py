@@ -1,0 +1,60 @@
+"""Stored bytes of a lane's cache, counted from the tensors it holds."""
+
+from typing import Literal
+
+from kvq_core.engine.cache import LaneCache, Part
+from kvq_core.methods import ModelShape
+from kvq_core.record import Memory
+
+FULL_PRECISION = ("sinks", "window", "untouched")
+
+
+def measure(cache: LaneCache, shape: ModelShape) -> Memory:
+    """Bytes by part, effective bits per element of keys and of values, ratio to an fp16 cache of the same tokens."""
+    parts: dict[str, int] = {}
+    for part in cache.parts:
+        for name, size in part.stream.nbytes().items():
+            parts[f"{part.kind}_{name}"] = parts.get(f"{part.kind}_{name}", 0) + size
+    tokens = max(part.stream.tokens for part in cache.parts)
+    elements = shape.layers * shape.kv_heads * shape.head_dim * tokens
+    key, value = (_bits(parts, kind, elements) for kind in ("key", "value"))
+    return Memory(
+        key_bits=key, value_bits=value,
+        key_bits_quantized=_quantized_bits(cache, "key", shape), value_bits_quantized=_quantized_bits(cache, "value", shape),
+        bytes_by_part=parts, shared_bytes=0, encoder_bytes=cache.encoder_bytes,
+        kv_ratio=sum(parts.values()) / (2 * elements * 2), tokens=tokens,
+    )  # fmt: skip
+
+
+def _bits(parts: dict[str, int], kind: str, elements: int) -> float:
+    return 8 * sum(size for name, size in parts.items() if name.startswith(kind + "_")) / elements
+
+
+def _quantized_bits(cache: LaneCache, kind: Literal["key", "value"], shape: ModelShape) -> float | None:
+    """Bits of an element outside the full-precision tokens; None where nothing is quantized."""
+    size = sum(s for part in cache.of(kind) for name, s in part.stream.nbytes().items() if name not in FULL_PRECISION)
+    packed = sum(part.stream.packed_tokens * part.layers.numel() for part in cache.of(kind))
+    return 8 * size / (packed * shape.kv_heads * shape.head_dim) if packed else None
+
+
+def tokens_quantized(cache: LaneCache) -> int:
+    """The largest number of tokens held quantized in any layer."""
+    return max((part.stream.packed_tokens for part in cache.parts), default=0)
+
+
+def layers_quantized(cache: LaneCache) -> int:
+    """Layers in which keys or values of any token are held quantized."""
+    return len({(p.group, layer) for p in cache.parts if _holds_packed(p) for layer in p.layers.tolist()})
+
+
+def quantized_keys(cache: LaneCache) -> tuple[int, int]:
+    """Range of key positions held quantized in any layer; (0, 0) for none."""
+    streams = [part.stream for part in cache.of("key") if _holds_packed(part)]
+    if not streams:
+        return 0, 0
+    start = min(stream.sinks.shape[-2] for stream in streams)
+    return start, max(stream.sinks.shape[-2] + stream.packed_tokens for stream in streams)
+
+
+def _holds_packed(part: Part) -> bool:
+    return part.stream.packed_tokens > 0

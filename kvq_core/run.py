@@ -1,0 +1,226 @@
+"""One comparison from spec to record. The page, the CLI, the API and the tests all call this."""
+
+import time
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from kvq_core.assemble import RESULTS_VERSION, assemble, run_id
+from kvq_core.capture.errors import CacheErrors, cache_errors
+from kvq_core.capture.scores import Extent, ScoreTap, map_axes
+from kvq_core.capture.spectra import by_kv_head, query_directions
+from kvq_core.engine.decode import Decode, LaneState
+from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.rows import Rows
+from kvq_core.errors import MethodError, SpecError, StoreError
+from kvq_core.estimate import remember
+from kvq_core.events import Encoding, Event, Finished, LaneProgress, Loading, Step, Summarizing
+from kvq_core.events import Prefill as PrefillEvent
+from kvq_core.metrics.fidelity import Fidelity
+from kvq_core.metrics.memory import quantized_keys
+from kvq_core.models import LoadedModel, load
+from kvq_core.models.text import Pieces
+from kvq_core.record import Record
+from kvq_core.spec import ComparisonSpec, Lane
+from kvq_core.store import Store
+
+__all__ = ["RESULTS_VERSION", "Run", "compare", "compare_on", "render", "run"]
+
+NOISE_FLOOR = Lane(label="Noise floor", method="fp16")
+
+
+def run(spec: ComparisonSpec, store: Store | None = None) -> Record:
+    """Run a comparison to its end and return the record; ``compare`` tells what happens meanwhile."""
+    for event in compare(spec, store):
+        if isinstance(event, Finished):
+            return event.record
+    raise AssertionError("a comparison ends with Finished")
+
+
+def compare(spec: ComparisonSpec, store: Store | None = None) -> Generator[Event]:
+    """Run a comparison, reporting every stage; the last event is Finished.
+
+    A run the store already holds is returned at once. A finished run is saved there. Closing the generator cancels
+    within a step or a prefill chunk and saves nothing. Raises KvqError where the spec cannot be run.
+    """
+    yield Loading(spec.model)
+    yield from compare_on(load(spec.model, spec.revision), spec, store)
+
+
+def compare_on(model: LoadedModel, spec: ComparisonSpec, store: Store | None = None) -> Generator[Event]:
+    """``compare`` on a model that is in memory already."""
+    ids = render(model, spec)
+    id = run_id(model, spec, ids)
+    if store is not None and store.exists(id):
+        try:
+            yield Finished(*store.load(id), reused=True)
+            return
+        except StoreError:
+            pass  # damaged: computed again, and saving replaces it
+    comparison = Run(id, model, spec, ids)
+    yield from comparison.stages()
+    record, arrays = assemble(comparison)
+    if store is not None:
+        store.save(record, arrays)
+    remember(record)
+    yield Finished(record, arrays)
+
+
+def render(model: LoadedModel, spec: ComparisonSpec) -> list[int]:
+    """The prompt's token ids, checked against the model.
+
+    Raises SpecError: longer than the context, or a lane that cannot run on the model; nothing is left to fail later
+    that can be known now.
+    """
+    ids = model.render(spec.prompt, spec.system, spec.chat)
+    new = len(model.encode(spec.continuation)) if spec.continuation is not None else spec.max_new_tokens
+    if not ids:
+        raise SpecError("The prompt has no tokens; type some text.")
+    if len(ids) + new > model.shape.context:
+        kind = "to score" if spec.continuation is not None else "to generate"
+        raise SpecError(
+            f"{len(ids)} prompt tokens and {new} {kind} are more than the {model.shape.context} tokens of context of "
+            f"{model.title}; shorten the prompt by {len(ids) + new - model.shape.context} tokens."
+        )
+    for name, asked, there in (
+        ("layers", spec.capture.layers, model.shape.layers), ("heads", spec.capture.heads, model.shape.query_heads),
+    ):  # fmt: skip
+        if not isinstance(asked, str) and (not asked or max(asked) >= there):
+            raise SpecError(f"capture.{name} = {list(asked)} is not allowed; the model has {name} 0 to {there - 1}.")
+    for lane in spec.lanes:
+        reason = lane.why_not(model.shape)
+        if reason and isinstance(lane.layers, tuple) and max(lane.layers) >= model.shape.layers:
+            raise SpecError(f"Lane {lane.label!r}: {reason}.")
+    return ids
+
+
+@dataclass
+class Run:
+    """A comparison in progress; its fields are what the record is assembled from."""
+
+    id: str
+    model: LoadedModel
+    spec: ComparisonSpec
+    ids: list[int]
+    decode: Decode = field(init=False)
+    prefill: Prefill = field(init=False)
+    fidelity: Fidelity = field(init=False)
+    tap: ScoreTap | None = field(init=False, default=None)
+    directions: torch.Tensor | None = field(init=False, default=None)
+    errors: dict[int, CacheErrors] = field(init=False, default_factory=dict)
+    seconds: dict[str, float] = field(init=False, default_factory=dict)
+
+    @property
+    def running(self) -> list[LaneState]:
+        """States of the lanes that ride in the batch, in the order of their forced rows; the noise floor last."""
+        return self.decode.states_running
+
+    def stages(self) -> Iterator[Event]:
+        began = time.perf_counter()
+        self.prefill = Prefill(self.model, self.ids)
+        yield PrefillEvent(0, len(self.ids))
+        for done in self.prefill.run():
+            yield PrefillEvent(done, len(self.ids))
+        self._lap("prefill", began)
+        yield from self._encode()
+        yield from self._steps()
+        yield Summarizing()
+        self.seconds["total"] = time.perf_counter() - began
+
+    def _encode(self) -> Iterator[Event]:
+        began = time.perf_counter()
+        self.decode = Decode(self.model, self.prefill, self.spec, [*self.spec.lanes, NOISE_FLOOR])
+        for state in self.decode.states:
+            reason = state.lane.why_not(self.model.shape)
+            state.error = reason and f"{state.lane.build().title} cannot run on {self.model.title}: {reason}."
+        for index in self.decode.encode():
+            label = self.decode.states[index].lane.label
+            yield Encoding(label, index, len(self.decode.states))
+        if not self.running or self.running[-1].lane is not NOISE_FLOOR:
+            raise MethodError(f"The noise floor could not be set up: {self.decode.states[-1].error}")
+        self._lap("encode", began)
+
+    def _steps(self) -> Iterator[Event]:
+        began = time.perf_counter()
+        self.fidelity = Fidelity(len(self.running))
+        self._set_up_captures()
+        told = _Told(self)
+        for _ in self._observed(self.decode.steps(self._score, self.tap, self._close)):
+            yield told.step()
+        self._lap("decode", began)
+
+    def _observed(self, steps: Iterator[None]) -> Iterator[None]:
+        """Tell the tap which keys are quantized before every step and how far it got after it."""
+        while True:
+            before = self.fidelity.n_scored
+            if self.tap is not None:
+                self.tap.begin([quantized_keys(s.cache) for s in self.running if s.cache is not None])
+            try:
+                next(steps)
+            except StopIteration:
+                return
+            if self.tap is not None:
+                self.tap.advance(self.fidelity.n_scored - before)
+            yield
+
+    def _set_up_captures(self) -> None:
+        if self.spec.capture.detail == "off":
+            return
+        shape, steps = self.model.shape, max(0, self.decode.total - 1)
+        extent = Extent(
+            shape.layers, shape.query_heads, shape.head_dim, len(self.running), steps, len(self.ids) + steps
+        )
+        self.tap = ScoreTap(extent, *map_axes(extent, self.spec.capture.layers, self.spec.capture.heads))
+        self.directions = torch.zeros(shape.layers, shape.kv_heads, shape.head_dim, shape.head_dim)
+        for group in self.prefill.groups:
+            self.directions[group.layers] = query_directions(by_kv_head(group.queries, shape.kv_heads)).cpu()
+
+    def _score(self, reference: torch.Tensor, lanes: torch.Tensor, targets: list[int]) -> None:
+        self.fidelity(reference, lanes, targets)
+
+    def _close(self, rows: Rows) -> None:
+        if self.directions is None:
+            return
+        layers = [group.layers for group in self.prefill.groups]
+        for row, state in enumerate(self.running, 1):
+            if state.error is None:
+                self.errors[row - 1] = cache_errors(rows, row, layers, self.directions)
+
+    def _lap(self, stage: str, began: float) -> None:
+        self.seconds[stage] = time.perf_counter() - began
+
+
+class _Told:
+    """What has been told of a run so far: text pieces and per-token measures, for Step events."""
+
+    def __init__(self, run: Run):
+        self._run = run
+        self._reference = Pieces(run.model.tokenizer)
+        self._pieces = [Pieces(run.model.tokenizer) for _ in run.decode.states]
+        self._kld: list[list[float]] = [[] for _ in run.running]
+        self._same: list[list[bool]] = [[] for _ in run.running]
+        self._scored = 0
+
+    def step(self) -> Step:
+        run = self._run
+        if run.fidelity.n_scored > self._scored:
+            self._scored = run.fidelity.n_scored
+            for at in range(len(run.running)):
+                self._kld[at] += run.fidelity.latest("kld", at)
+                self._same[at] += map(bool, run.fidelity.latest("same_top", at))
+        decode = run.decode
+        tokens = decode.token_ids if decode.follow is None else decode.token_ids[: self._scored + 1]
+        reached = max([len(tokens), *(len(state.token_ids) for state in decode.states)])
+        lanes = [self._lane(i) for i in range(len(run.spec.lanes))]
+        return Step(reached, decode.total, list(self._reference.extend(tokens)), lanes)
+
+    def _lane(self, index: int) -> LaneProgress:
+        state = self._run.decode.states[index]
+        pieces = list(self._pieces[index].extend(state.token_ids))
+        if state not in self._run.running:
+            return LaneProgress(state.lane.label, pieces, [], [], None, state.error)
+        at = self._run.running.index(state)
+        return LaneProgress(
+            state.lane.label, pieces, list(self._kld[at]), list(self._same[at]), state.first_divergence, state.error
+        )
