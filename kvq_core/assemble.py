@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kvq_core.capture.spectra import by_kv_head, deviation, key_spectra, query_directions
+from kvq_core.capture.spectra import deviations, key_spectra, query_directions
 from kvq_core.engine.decode import LaneState
+from kvq_core.methods.base import query_gram, stack_queries
 from kvq_core.metrics.fidelity import FEWEST, TOPK, Fidelity, perplexity_block
 from kvq_core.metrics.memory import layers_quantized, measure, tokens_quantized
 from kvq_core.models import LoadedModel
@@ -212,22 +213,20 @@ def _run_arrays(run: "Run") -> dict[str, Tensor]:
     arrays = {f"reference/{name}": run.fidelity.column(f"reference/{name}") for name in names}
     if run.tap is None:
         return arrays
-    shape = run.model.shape
-    deviations: dict[str, list[Tensor]] = {"prompt": [], "all": []}
-    spectra: dict[str, list[Tensor]] = {}
+    found: dict[str, list[Tensor]] = {}
     for group in run.prefill.groups:
-        for name, values in key_spectra(group, run.decode.rope).items():
-            spectra.setdefault(name, []).append(values)
         own = run.tap.queries[group.layers, :, : run.fidelity.n_scored].to(group.device)
-        everything = by_kv_head(torch.cat([group.queries, own], 2), shape.kv_heads)
-        prompt = query_directions(by_kv_head(group.queries, shape.kv_heads))
-        deviations["prompt"].append(deviation(everything, prompt))
-        deviations["all"].append(deviation(everything, query_directions(everything)))
+        kv_heads = run.model.shape.kv_heads
+        everything = query_directions(group.query_gram + query_gram(own, kv_heads))
+        stacked = (stack_queries(torch.cat(pair, 1)[None], kv_heads)[0] for pair in zip(group.queries, own, strict=True))
+        prompt, both = deviations(stacked, query_directions(group.query_gram), everything)
+        parts = {f"spectra/{name}": values for name, values in key_spectra(group, run.decode.rope).items()}
+        parts |= {"subspace/deviation_prompt": prompt, "subspace/deviation_all": both}
+        for name, values in parts.items():
+            found.setdefault(name, []).append(values)
     # groups follow the layers' order on their devices; put them back in the model's order
     order = torch.tensor([layer for group in run.prefill.groups for layer in group.layers]).argsort()
-    arrays |= {f"spectra/{name}": torch.cat(parts)[order] for name, parts in spectra.items()}
-    arrays |= {f"subspace/deviation_{name}": torch.cat(parts)[order] for name, parts in deviations.items()}
-    return arrays
+    return arrays | {name: torch.cat(values)[order] for name, values in found.items()}
 
 
 def _capture_info(run: "Run") -> CaptureInfo:

@@ -27,14 +27,23 @@ def rotate_half(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor,
 class Rope:
     """RoPE tables of positions 0 .. n-1 with the model's own way of applying them.
 
-    cos, sin (n, rotary_dim) float32, as the model computes them in its own dtype; ``scaling`` is the factor some
-    RoPE types multiply into both tables (YaRN, LongRoPE), which the inverse must divide out twice.
+    cos, sin (n, rotary_dim) float32, as the model computes them in its own dtype; ``norm`` (n, head_dim) is
+    cos^2 + sin^2 of each channel's pair. It differs from 1 where tables were rounded to half precision and where a RoPE
+    type scales them (YaRN), and must be divided out to invert the rotation.
     """
 
     cos: Tensor
     sin: Tensor
+    norm: Tensor
     apply: Apply = rotate_half
-    scaling: float = 1.0
+
+    @classmethod
+    def of(cls, cos: Tensor, sin: Tensor, head_dim: int, apply: Apply = rotate_half) -> "Rope":
+        """From tables (n, rotary_dim)."""
+        one = torch.ones(1, 1, cos.shape[0], head_dim, device=cos.device)
+        # turning forth and back leaves each channel scaled by its pair's norm, whatever the convention
+        there = apply(one, one[:0], cos[None], sin[None])[0]
+        return cls(cos, sin, apply(there, one[:0], cos[None], -sin[None])[0][0, 0], apply)
 
     def rotate(self, x: Tensor, start: int) -> Tensor:
         """Keys before RoPE -> after: x (layers, kv_heads, tokens, head_dim) float32 at positions start, start+1, ..."""
@@ -42,7 +51,7 @@ class Rope:
 
     def unrotate(self, x: Tensor, start: int) -> Tensor:
         """Inverse of rotate, exact up to float32 rounding."""
-        return self._turn(x, start, -1.0) / self.scaling**2
+        return self._turn(x, start, -1.0) / self.norm[start : start + x.shape[-2]].to(x.device)
 
     def _turn(self, x: Tensor, start: int, sign: float) -> Tensor:
         cos = self.cos[start : start + x.shape[-2]].to(x.device)

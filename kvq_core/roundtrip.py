@@ -40,7 +40,7 @@ def roundtrip(
     run use float16. Raises SpecError where shapes do not fit or the method needs queries or RoPE that are missing.
     """
     _check(method, keys, values, queries, rope)
-    tables = Rope(rope[0].float(), rope[1].float()) if rope is not None else None
+    tables = Rope.of(rope[0].float(), rope[1].float(), keys.shape[-1]) if rope is not None else None
     pre = method.key_space == "pre" and method.quantizes
     stored = keys.float()[None]
     if pre:

@@ -9,7 +9,7 @@ import torch
 from kvq_core.assemble import RESULTS_VERSION, assemble, run_id
 from kvq_core.capture.errors import CacheErrors, cache_errors
 from kvq_core.capture.scores import Extent, ScoreTap, map_axes
-from kvq_core.capture.spectra import by_kv_head, query_directions
+from kvq_core.capture.spectra import query_directions
 from kvq_core.engine.decode import Decode, LaneState
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows
@@ -174,7 +174,7 @@ class Run:
         self.tap = ScoreTap(extent, *map_axes(extent, self.spec.capture.layers, self.spec.capture.heads))
         self.directions = torch.zeros(shape.layers, shape.kv_heads, shape.head_dim, shape.head_dim)
         for group in self.prefill.groups:
-            self.directions[group.layers] = query_directions(by_kv_head(group.queries, shape.kv_heads)).cpu()
+            self.directions[group.layers] = query_directions(group.query_gram).cpu()
 
     def _score(self, reference: torch.Tensor, lanes: torch.Tensor, targets: list[int]) -> None:
         self.fidelity(reference, lanes, targets)

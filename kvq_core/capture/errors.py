@@ -36,13 +36,14 @@ def cache_errors(rows: Rows, row: int, layers_of: list[list[int]], directions: T
     error = {kind: torch.zeros(count, heads) for kind in ("key", "value")}
     energy = torch.zeros(count, heads, dim)
     for g, layers in enumerate(layers_of):
-        for kind in ("key", "value"):
-            true = rows.working(0, g, kind)
-            delta = rows.working(row, g, kind) - true
-            size[kind][layers] = true.square().sum((-1, -2)).cpu()
-            error[kind][layers] = delta.square().sum((-1, -2)).cpu()
-            if kind == "key":
-                energy[layers] = (delta @ directions[layers].to(delta.device)).square().sum(-2).cpu()
+        for i, layer in enumerate(layers):  # a layer at a time: small intermediates are several times faster on a CPU
+            for kind in ("key", "value"):
+                true = rows.working(0, g, kind, i)
+                delta = rows.working(row, g, kind, i) - true
+                size[kind][layer] = true.square().sum((-1, -2)).cpu()
+                error[kind][layer] = delta.square().sum((-1, -2)).cpu()
+                if kind == "key":
+                    energy[layer] = (delta @ directions[layer].to(delta.device)).square().sum(-2).cpu()
 
     def whole(part: Tensor, kind: str) -> float:
         return (part.sum(-1) / size[kind].sum(-1)).sqrt().mean().item()

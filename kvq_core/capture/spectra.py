@@ -1,5 +1,7 @@
 """Spectra of the prompt's keys and the subspace its queries span."""
 
+from collections.abc import Iterable, Iterator
+
 import torch
 from torch import Tensor
 
@@ -7,51 +9,51 @@ from kvq_core.engine.prefill import LayerGroup
 from kvq_core.rope import Rope
 
 
-def singular_values(x: Tensor) -> Tensor:
-    """Singular values of x (..., n, d), largest first, as the roots of the eigenvalues of xᵀx.
+def singular_values(layers: Iterable[Tensor]) -> Tensor:
+    """Singular values of each x (..., n, d), largest first, as the roots of the eigenvalues of xᵀx, stacked: float32.
 
-    (..., d) float32. The Gram matrix is formed in float64: squaring squares the condition number.
+    The Gram matrix is formed in float64: squaring squares the condition number.
     """
-    x = x.double()
-    return torch.linalg.eigvalsh(x.transpose(-1, -2) @ x).clamp_min(0).sqrt().flip(-1).float()
+    grams = torch.stack([x.transpose(-1, -2) @ x for x in (layer.double() for layer in layers)])
+    return torch.linalg.eigvalsh(grams).clamp_min(0).sqrt().flip(-1).float().cpu()
 
 
 def key_spectra(group: LayerGroup, rope: Rope) -> dict[str, Tensor]:
     """Singular values of a group's prompt keys: per KV head (layers, kv_heads, head_dim), and with the heads of a
     layer concatenated (layers, kv_heads * head_dim), before and after RoPE. Not centred."""
     found = {}
-    for name, keys in (("post", group.keys), ("pre", rope.unrotate(group.keys, 0))):
+    for name, keys in (("post", group.keys), ("pre", _unrotated(group.keys, rope))):
+        keys = list(keys)
         found[f"key_{name}"] = singular_values(keys)
-        # (layers, kv_heads, tokens, head_dim) -> (layers, tokens, kv_heads * head_dim)
-        found[f"key_{name}_concat"] = singular_values(keys.transpose(1, 2).flatten(2))
-    return {name: values.cpu() for name, values in found.items()}
+        # (kv_heads, tokens, head_dim) -> (tokens, kv_heads * head_dim)
+        found[f"key_{name}_concat"] = singular_values(k.transpose(0, 1).flatten(1) for k in keys)
+    return found
 
 
-def by_kv_head(queries: Tensor, kv_heads: int) -> Tensor:
-    """Queries (layers, query_heads, n, d) of the heads that share a KV head, stacked: (layers, kv_heads, groups * n, d)."""
-    layers, heads, n, d = queries.shape
-    return queries.reshape(layers, kv_heads, heads // kv_heads * n, d)
+def _unrotated(keys: Tensor, rope: Rope) -> Iterator[Tensor]:
+    return (rope.unrotate(layer[None], 0)[0] for layer in keys)
 
 
-def query_directions(stacked: Tensor) -> Tensor:
-    """Right singular vectors of stacked queries (layers, kv_heads, n, d), strongest first: (layers, kv_heads, d, d).
+def query_directions(gram: Tensor) -> Tensor:
+    """Right singular vectors of queries from their Gram matrices (layers, kv_heads, d, d), strongest first.
 
-    Columns are directions. They are the eigenvectors of the Gram matrix, formed in float64.
+    Columns are directions: (layers, kv_heads, d, d) float32.
     """
-    q = stacked.double()
-    return torch.linalg.eigh(q.transpose(-1, -2) @ q).eigenvectors.flip(-1).float()
+    return torch.linalg.eigh(gram).eigenvectors.flip(-1).float()
 
 
-def deviation(stacked: Tensor, directions: Tensor) -> Tensor:
+def deviations(queries: Iterable[Tensor], *subspaces: Tensor) -> list[Tensor]:
     """Mean deviation of normalized queries from the top-r subspace, r = 0 .. d (SQuat, Definition 1).
 
-    ||q - Proj(q)||_2 with ||q|| = 1 is sqrt(1 - sum of the first r squared coefficients). Queries
-    (layers, kv_heads, n, d), directions (layers, kv_heads, d, d) -> (layers, kv_heads, d + 1), from 1 down to 0.
+    ||q - Proj(q)||_2 with ||q|| = 1 is sqrt(1 - sum of the first r squared coefficients). ``queries`` gives a layer at a
+    time (kv_heads, n, d); each subspace is (layers, kv_heads, d, d) as query_directions makes it, and gets its
+    (layers, kv_heads, d + 1), from 1 down to 0.
     """
-    out = []
-    for q, basis in zip(stacked, directions, strict=True):  # layer by layer: the coefficients are as large as the queries
+    found: list[list[Tensor]] = [[] for _ in subspaces]
+    for layer, q in enumerate(queries):
         unit = q / q.norm(dim=-1, keepdim=True).clamp_min(1e-20)
-        left = 1 - ((unit @ basis) ** 2).cumsum(-1)
-        tail = left.clamp_min(0).sqrt().mean(-2)
-        out.append(torch.cat([torch.ones_like(tail[:, :1]), tail], -1))
-    return torch.stack(out).cpu()
+        for out, basis in zip(found, subspaces, strict=True):
+            left = 1 - (unit @ basis[layer]).square_().cumsum_(-1)
+            mean = left.clamp_min_(0).sqrt_().mean(-2)
+            out.append(torch.cat([torch.ones_like(mean[:, :1]), mean], -1).cpu())
+    return [torch.stack(out) for out in found]

@@ -60,7 +60,8 @@ class LaneCache:
                 keys, values = _take(group.keys, inside), _take(group.values, inside)
                 stored = rope.unrotate(keys, 0) if pre else keys
                 queries = _take(group.queries, inside) if method.needs_queries else None
-                fitted = method.fit(Prompt(stored, values, queries))
+                gram = _take(group.query_gram, inside) if method.needs_queries else None
+                fitted = method.fit(Prompt(stored, values, queries, gram=gram))
                 cache.notes = fitted.notes
                 cache.encoder_bytes += sum(c.encoder_bytes for c in (fitted.key, fitted.value) if c is not None)
                 # keys left alone (tensors = values) are kept after RoPE whatever the method's space is
@@ -82,10 +83,13 @@ class LaneCache:
         """Length of the prompt's prefix that no later step changes in any layer."""
         return min(part.stream.window.frozen(prompt_tokens) for part in self.parts)
 
-    def working(self, part: Part) -> Tensor:
-        """What attention reads of one part, decoded from the store: (layers, kv_heads, tokens, head_dim) after RoPE."""
-        decoded = part.stream.decode()
-        return self.rope.rotate(decoded, 0) if part.pre else decoded
+    def pieces(self, part: Part) -> Iterator[tuple[int, Tensor]]:
+        """What attention reads of one part, decoded from the store piece by piece: the position of its first token, and
+        (layers, kv_heads, tokens, head_dim) after RoPE."""
+        start = 0
+        for piece in part.stream.decoded():
+            yield start, self.rope.rotate(piece, start) if part.pre else piece
+            start += piece.shape[-2]
 
     def append(self, part: Part, x: Tensor, position: int) -> None:
         """Add the new token x (layers, kv_heads, 1, head_dim), after RoPE, to a part's window."""

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from kvq_core.methods.base import query_gram
 from kvq_core.models import LoadedModel
 from kvq_core.models.lockstep import causal_attention
 
@@ -25,6 +27,11 @@ class LayerGroup:
     keys: Tensor
     values: Tensor
     queries: Tensor
+
+    @cached_property
+    def query_gram(self) -> Tensor:
+        """QᵀQ of the prompt's queries per KV head, float64 (layers, kv_heads, head_dim, head_dim)."""
+        return query_gram(self.queries, self.keys.shape[1])
 
 
 class Prefill:

@@ -58,7 +58,8 @@ class Rows:
             self._write(g, "value", slice(None), 0, 0, group.values)
         for row, cache in enumerate(caches, 1):
             for part in cache.parts:
-                self._write(part.group, part.kind, part.layers, row, 0, cache.working(part))
+                for start, values in cache.pieces(part):
+                    self._write(part.group, part.kind, part.layers, row, start, values)
         self.tap: Tap | None = None
         self._index: list[tuple[Tensor, Tensor, Tensor]] = []
         self._reindex()
@@ -74,6 +75,8 @@ class Rows:
         """Put x (layers, kv_heads, tokens, head_dim) at positions start, ... of a row."""
         prefix, tail = self.copies[group].of(kind)
         end = start + x.shape[-2]
+        if isinstance(layers, Tensor) and layers.numel() == prefix.shape[0]:
+            layers = slice(None)  # all of them: a plain copy is much faster than an indexed one
         if start < self.prefix:
             stop = min(end, self.prefix)
             prefix[layers, row, :, start:stop] = x[..., : stop - start, :]
@@ -194,11 +197,12 @@ class Rows:
         whole = part.layers.numel() == tail.shape[0]
         return tail[:, row, :, at : at + 1] if whole else tail[part.layers, row, :, at : at + 1]
 
-    def working(self, row: int, group: int, kind: str) -> Tensor:
-        """A row's whole working copy (layers, kv_heads, tokens, head_dim), for captures and audits."""
+    def working(self, row: int, group: int, kind: str, layer: int) -> Tensor:
+        """A row's working copy of one layer (its index in the group), (kv_heads, tokens, head_dim); for captures and
+        audits."""
         prefix, tail = self.copies[group].of(kind)
-        held = tail[:, row, :, : self.tokens - self.prefix]
-        return torch.cat([prefix[:, self.held.index(self.lane_of[row])], held], -2)
+        held = tail[layer, row, :, : self.tokens - self.prefix]
+        return torch.cat([prefix[layer, self.held.index(self.lane_of[row])], held], -2)
 
 
 def _pre_layers(cache: LaneCache, groups: list[LayerGroup]) -> list[int]:

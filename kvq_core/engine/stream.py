@@ -1,5 +1,6 @@
 """The packed store of one tensor (keys or values) of one row."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -29,11 +30,10 @@ class Stream:
         sink = tokens if window.step is None else min(tokens, window.sink)
         packed = window.packed(tokens)
         end = sink + packed
-        half = x.to(torch.float16)
-        stream = cls(window, codec, half[..., :sink, :].clone(), half[..., end:, :].clone())
+        stream = cls(window, codec, *(part.to(torch.float16) for part in (x[..., :sink, :], x[..., end:, :])))
         if packed:
             assert codec is not None, "a window that lets tokens leave needs a codec"
-            stream.blocks.append(codec.encode(x[..., sink:end, :], sink))
+            stream.blocks.append(codec.encode_prompt(x[..., sink:end, :], sink))
         return stream
 
     @property
@@ -65,11 +65,17 @@ class Stream:
         self.recent = self.recent[..., due:, :]
         return start, self.codec.decode(block)
 
+    def decoded(self) -> Iterator[Tensor]:
+        """The cache as attention reads it, in the method's key space and float32, piece by piece in token order."""
+        yield self.sinks.float()
+        for block in self.blocks:
+            assert self.codec is not None
+            yield self.codec.decode(block)
+        yield self.recent.float()
+
     def decode(self) -> Tensor:
-        """The whole cache as attention reads it, in the method's key space: float32."""
-        assert self.codec is not None or not self.blocks
-        packed = [self.codec.decode(block) for block in self.blocks if self.codec]
-        return torch.cat([self.sinks.float(), *packed, self.recent.float()], -2)
+        """All pieces together: (layers, kv_heads, tokens, head_dim)."""
+        return torch.cat(list(self.decoded()), -2)
 
     def fork(self) -> "Stream":
         """An independent copy; blocks are immutable and shared."""

@@ -47,13 +47,32 @@ class Prompt:
     values: Tensor
     queries: Tensor | None
     metadata: torch.dtype = torch.float16
+    gram: Tensor | None = None  # of the queries, where it is known already
 
     def stacked_queries(self) -> Tensor:
-        """Queries of all heads that share a KV head, one below the other: (layers, kv_heads, groups * tokens, head_dim)."""
+        """Queries of the heads that share a KV head, one below the other: (layers, kv_heads, groups * tokens, head_dim)."""
         assert self.queries is not None
-        layers, heads, tokens, dim = self.queries.shape
-        kv_heads = self.keys.shape[1]
-        return self.queries.reshape(layers, kv_heads, heads // kv_heads * tokens, dim)
+        return stack_queries(self.queries, self.keys.shape[1])
+
+    def query_gram(self) -> Tensor:
+        """QᵀQ of the stacked queries, float64 (layers, kv_heads, head_dim, head_dim); computed once a run."""
+        assert self.queries is not None
+        return query_gram(self.queries, self.keys.shape[1]) if self.gram is None else self.gram
+
+
+def stack_queries(queries: Tensor, kv_heads: int) -> Tensor:
+    """(layers, query_heads, n, head_dim) -> (layers, kv_heads, groups * n, head_dim)."""
+    layers, heads, n, dim = queries.shape
+    return queries.reshape(layers, kv_heads, heads // kv_heads * n, dim)
+
+
+def query_gram(queries: Tensor, kv_heads: int) -> Tensor:
+    """QᵀQ per KV head, float64 (layers, kv_heads, head_dim, head_dim): squaring squares the condition number.
+
+    Layer by layer, because the float64 copy is larger than the queries.
+    """
+    stacked = stack_queries(queries, kv_heads)
+    return torch.stack([q.transpose(-1, -2) @ q for q in (layer.double() for layer in stacked)])
 
 
 @dataclass(frozen=True)

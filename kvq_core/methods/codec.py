@@ -5,7 +5,9 @@ for queries. All layers of one lane that live on one device are encoded together
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import prod
 from typing import Literal
 
 import torch
@@ -46,6 +48,10 @@ class Codec(ABC):
     def encode(self, x: Tensor, start: int) -> Block:
         """Encode x (layers, kv_heads, tokens, head_dim); ``start`` is the position of its first token."""
 
+    def encode_prompt(self, x: Tensor, start: int) -> Block:
+        """Encode the tokens of the prompt that leave the window at once; like ``encode`` unless a method tells them apart."""
+        return self.encode(x, start)
+
     @abstractmethod
     def decode(self, block: Block) -> Tensor:
         """The only thing attention ever reads: float32 (layers, kv_heads, tokens, head_dim)."""
@@ -57,6 +63,16 @@ class Codec(ABC):
         Dimensions along which the width is constant have size 1; ``channels`` may be the number of equal channel
         groups instead of head_dim.
         """
+
+
+def layer_slices(x: Tensor, elements: int = 1 << 20) -> Iterator[slice]:
+    """Slices of the layers of x (layers, ...) of about ``elements`` each, so that intermediates stay in the cache.
+
+    On a CPU, elementwise passes over a whole prompt's keys are several times slower than the same passes layer by layer:
+    each of them writes fresh memory. A GPU takes all layers at once.
+    """
+    step = x.shape[0] if x.is_cuda else max(1, elements * x.shape[0] // max(1, x.numel()))
+    return (slice(start, min(start + step, x.shape[0])) for start in range(0, x.shape[0], step))
 
 
 @dataclass(frozen=True)
@@ -75,14 +91,17 @@ class GroupCodec(Codec):
     shared: dict[str, Tensor] = field(default_factory=dict)
 
     def encode(self, x: Tensor, start: int) -> Block:
-        rows = x.transpose(-1, -2) if self.axis == "tokens" else x
-        coded = quantize_groups(rows, self.bits_per_code, self.group_size, self.metadata)
-        return self.store(coded, tokens=x.shape[-2])
+        parts = []
+        for layers in layer_slices(x):
+            coded = self.code(x[layers], layers)
+            parts.append((pack(coded.codes, self.bits_per_code), coded.scales, coded.zeros))
+        codes, scales, zeros = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+        return Block(x.shape[-2], {"codes": codes, "scales": scales, "zeros": zeros})
 
-    def store(self, coded: GroupCodes, tokens: int) -> Block:
-        """Pack codes laid out with the grouped axis last."""
-        packed = pack(coded.codes, self.bits_per_code)
-        return Block(tokens, {"codes": packed, "scales": coded.scales, "zeros": coded.zeros})
+    def code(self, x: Tensor, layers: slice) -> GroupCodes:
+        """Quantize x, a slice of the layers, into codes laid out with the grouped axis last."""
+        rows = x.transpose(-1, -2) if self.axis == "tokens" else x
+        return quantize_groups(rows, self.bits_per_code, self.group_size, self.metadata)
 
     def load(self, block: Block) -> GroupCodes:
         """Unpacked codes of a block, grouped axis last."""
@@ -94,11 +113,19 @@ class GroupCodec(Codec):
         return block.tensors["codes"].shape[-1] * 8 // self.bits_per_code
 
     def decode(self, block: Block) -> Tensor:
-        rows = dequantize_groups(self.load(block), self.group_size)
-        return rows.transpose(-1, -2) if self.axis == "tokens" else rows
+        out = torch.empty(self._shape(block), device=block.tensors["codes"].device)
+        for layers in layer_slices(out):
+            part = Block(block.tokens, {name: t[layers] for name, t in block.tensors.items()})
+            rows = dequantize_groups(self.load(part), self.group_size)
+            out[layers] = rows.transpose(-1, -2) if self.axis == "tokens" else rows
+        return out
+
+    def _shape(self, block: Block) -> tuple[int, ...]:
+        """(layers, kv_heads, tokens, head_dim) of a block once decoded."""
+        codes = block.tensors["codes"]
+        dim = codes.shape[2] if self.axis == "tokens" else self._channels(block)
+        return (*codes.shape[:2], block.tokens, dim)
 
     def bits(self, block: Block) -> Tensor:
         stored = sum(block.nbytes.values()) * 8
-        layers, heads = block.tensors["codes"].shape[:2]
-        channels = block.tensors["codes"].shape[2] if self.axis == "tokens" else self._channels(block)
-        return torch.tensor(stored / (layers * heads * block.tokens * channels)).view(1, 1, 1, 1)
+        return torch.tensor(stored / prod(self._shape(block))).view(1, 1, 1, 1)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvq_core.errors import MethodError
 from kvq_core.methods.base import Fitted, ModelShape, Prompt, ResidualMethod, Space, grouping_why_not
-from kvq_core.methods.codec import Block, GroupCodec
+from kvq_core.methods.codec import GroupCodec
 from kvq_core.methods.window import Window
 
 
@@ -71,7 +71,8 @@ class Squat(ResidualMethod):
     def fit(self, prompt: Prompt) -> Fitted:
         head_dim = prompt.keys.shape[-1]
         block = self.block_size or head_dim // 2 or 1
-        gram, energy = query_gram(prompt.stacked_queries(), self.subspace_rank)
+        gram, energy = subspace_gram(prompt.query_gram(), self.subspace_rank)
+        energy = energy / prompt.stacked_queries().shape[-2]
         # λ S1² / T: the same λ weighs more on a longer prompt; beyond 10 the paper's own ablation collapses.
         strength = self.regularization * energy.median().item()
         notes = [f"λ·S₁²/T = {strength:.2g} (median over heads)"]
@@ -88,18 +89,17 @@ class Squat(ResidualMethod):
         return f"{super().summary()} · r {self.subspace_rank} · λ {self.regularization:g} · {block} · {self.rope}-RoPE"
 
 
-def query_gram(stacked: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Q̂ᵀQ̂ of the top-``rank`` query subspace, Q̂ = diag(S) Vh (Section 3.2), and S1²/T.
+def subspace_gram(gram: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Q̂ᵀQ̂ of the top-``rank`` query subspace, Q̂ = diag(S) Vh (Section 3.2), and S1².
 
-    stacked (layers, kv_heads, n, head_dim) -> (layers, kv_heads, head_dim, head_dim) float64 and (layers, kv_heads).
-    Eigenvectors of QᵀQ are the right singular vectors of Q and its eigenvalues their squares, so the eigenproblem of
-    size head_dim replaces an SVD of n rows; float64 keeps small ones accurate although squaring squares the condition.
+    gram QᵀQ (layers, kv_heads, head_dim, head_dim) float64 -> the same shape, and (layers, kv_heads). Eigenvectors of QᵀQ
+    are the right singular vectors of Q and its eigenvalues their squares, so an eigenproblem of size head_dim replaces
+    the SVD of all queries; a rank above the number of queries changes nothing, those eigenvalues are 0.
     """
-    q = stacked.double()
-    values, vectors = torch.linalg.eigh(q.transpose(-1, -2) @ q)
-    top = slice(max(0, values.shape[-1] - min(rank, q.shape[-2])), None)
+    values, vectors = torch.linalg.eigh(gram)
+    top = slice(max(0, values.shape[-1] - rank), None)
     kept = vectors[..., top] * values[..., None, top].clamp_min(0).sqrt()
-    return kept @ kept.transpose(-1, -2), values[..., -1] / q.shape[-2]
+    return kept @ kept.transpose(-1, -2), values[..., -1]
 
 
 def block_updates(gram: Tensor, regularization: float, block: int) -> tuple[Tensor, ...]:
@@ -134,7 +134,7 @@ class SquatKeyCodec(GroupCodec):
     def encoder_bytes(self) -> int:
         return sum(u.numel() * u.element_size() for u in self.updates)
 
-    def encode(self, x: Tensor, start: int) -> Block:
+    def code(self, x: Tensor, layers: slice) -> GroupCodes:
         current = x.float().clone()  # (layers, kv_heads, tokens, head_dim), shifted as blocks are rounded
         parts = []
         for index, end in enumerate(range(self.block, x.shape[-1] + 1, self.block)):
@@ -143,6 +143,5 @@ class SquatKeyCodec(GroupCodec):
             parts.append(coded)
             if index < len(self.updates):
                 error = (dequantize_groups(coded, self.group_size) - rows).transpose(-1, -2)
-                current[..., end:] += error @ self.updates[index]
-        codes, scales, zeros = (torch.cat(tensors, -2) for tensors in zip(*parts, strict=True))
-        return self.store(GroupCodes(codes, scales, zeros), tokens=x.shape[-2])
+                current[..., end:] += error @ self.updates[index][layers]
+        return GroupCodes(*(torch.cat(tensors, -2) for tensors in zip(*parts, strict=True)))

@@ -95,7 +95,7 @@ class LoadedModel:
         rotary = self.model.base_model.rotary_emb
         like = torch.zeros(1, dtype=self.dtype, device=self.device)
         cos, sin = rotary(like, torch.arange(tokens, device=self.device)[None])
-        return Rope(cos[0].float(), sin[0].float(), apply, float(getattr(rotary, "attention_scaling", 1.0)))
+        return Rope.of(cos[0].float(), sin[0].float(), self.shape.head_dim, apply)
 
     def render(self, prompt: str, system: str | None, chat: bool) -> list[int]:
         """Token ids of the prompt as the model sees it.
