@@ -7,5 +7,26 @@ The package lives in ``kernels/kvq_kernels`` and not in ``kernels`` itself: Hugg
 
 from kvq_kernels.packing import pack, packed_bytes, unpack
 from kvq_kernels.quantize import GroupCodes, dequantize_groups, quantize_groups
+from kvq_kernels.signed import (
+    HybridCodes,
+    SignedCodes,
+    dequantize_hybrid,
+    dequantize_signed,
+    quantize_hybrid,
+    quantize_signed,
+)
 
-__all__ = ["GroupCodes", "dequantize_groups", "pack", "packed_bytes", "quantize_groups", "unpack"]
+__all__ = [
+    "GroupCodes",
+    "HybridCodes",
+    "SignedCodes",
+    "dequantize_groups",
+    "dequantize_hybrid",
+    "dequantize_signed",
+    "pack",
+    "packed_bytes",
+    "quantize_groups",
+    "quantize_hybrid",
+    "quantize_signed",
+    "unpack",
+]

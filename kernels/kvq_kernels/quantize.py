@@ -9,7 +9,7 @@ from torch import Tensor
 class GroupCodes(NamedTuple):
     """Codes of a tensor quantized in groups along its last dimension.
 
-    codes (..., n) uint8 · scales, zeros (..., ceil(n / group_size)) in the metadata dtype.
+    codes (..., n) uint8 · scales, zeros (..., ceil(n / group_size)), by default both in the metadata dtype.
     """
 
     codes: Tensor
@@ -17,13 +17,15 @@ class GroupCodes(NamedTuple):
     zeros: Tensor
 
 
-def quantize_groups(x: Tensor, bits: int, group_size: int, metadata: torch.dtype = torch.float16) -> GroupCodes:
+def quantize_groups(
+    x: Tensor, bits: int, group_size: int, metadata: torch.dtype = torch.float16, zero_point: torch.dtype | None = None
+) -> GroupCodes:
     """Quantize x (..., n) in groups of ``group_size`` consecutive elements: code = round((x - min) / scale).
 
     Scale and zero-point are rounded to ``metadata`` *before* coding, so that decoding uses exactly the numbers the
     codes were chosen for. A last incomplete group is quantized by itself. A group of zero range gets scale 1 and
     code 0, which decodes to its (rounded) minimum; dividing by its zero scale would give NaN, which becomes an
-    arbitrary integer on a CPU. Rounding is half to even.
+    arbitrary integer on a CPU. Rounding is half to even. ``zero_point``: dtype of zero-points where it is another.
     """
     count = x.shape[-1]
     short = -count % group_size
@@ -32,7 +34,7 @@ def quantize_groups(x: Tensor, bits: int, group_size: int, metadata: torch.dtype
     groups = x.float().unflatten(-1, (-1, group_size))
     low, high = torch.aminmax(groups, dim=-1, keepdim=True)
     top = (1 << bits) - 1
-    zeros = low.to(metadata)
+    zeros = low.to(zero_point or metadata)
     scales = ((high - low) / top).to(metadata)
     scales = torch.where(scales > 0, scales, torch.ones_like(scales))
     codes = ((groups - zeros.float()) / scales.float()).round_().clamp_(0, top).to(torch.uint8)

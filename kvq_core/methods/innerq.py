@@ -1,0 +1,185 @@
+"""InnerQ: groups along the dimension each attention product reduces over, symmetric or asymmetric group by group."""
+
+from dataclasses import dataclass, field
+from math import prod
+from typing import ClassVar, Literal
+
+import torch
+from kvq_kernels import (
+    GroupCodes,
+    HybridCodes,
+    SignedCodes,
+    dequantize_groups,
+    dequantize_hybrid,
+    dequantize_signed,
+    pack,
+    quantize_groups,
+    quantize_hybrid,
+    quantize_signed,
+    unpack,
+)
+from pydantic import Field
+from torch import Tensor
+
+from kvq_core.methods.base import RECENT, SINK, BitsMethod, Fitted, ModelShape, Prompt, grouping_why_not
+from kvq_core.methods.codec import Block, Codec, layer_slices
+from kvq_core.methods.window import Window
+
+Mode = Literal["hybrid", "symmetric", "asymmetric", "hybrid_prefill"]
+
+
+class InnerQ(BitsMethod):
+    """Keys are grouped along channels (per token) and values along tokens (per channel), the inner dimension of their
+    products, and every group takes the symmetric or the asymmetric grid, whichever is closer.
+
+    Stored: packed codes, an fp16 scale a group, one word a group that is the signs of a symmetric group (a bit an
+    element) or the float32 minimum of an asymmetric one, in hybrid modes a mask bit a group, the key norms, and sinks
+    and recent tokens in fp16. Asymmetric: Eq. 10 to 12. Symmetric: Eq. 13 with the sign kept beside a magnitude of
+    ``bits`` bits, so 7 levels at 2 bits, which is 3 bits an element: 3.5 with the scale, as for asymmetric groups of
+    32 with a float32 minimum; hybrid 3.53 (Section 4.1.2). A fair asymmetric lane at the same 3.5 bits is bits 3,
+    group 64, zero_point float16; at 2 bits, group 32 that grid costs 3.0. Windows: Section 4.2, keys leave one by one,
+    values a group at a time. Keys are divided by n_c = sqrt(max_t |K_tc|) of the prompt, per KV head (Section 4.3).
+    """
+
+    name: ClassVar[str] = "innerq"
+    title: ClassVar[str] = "InnerQ"
+    paper: ClassVar[str | None] = "https://arxiv.org/abs/2602.23200"
+    deviations: ClassVar[tuple[str, ...]] = (
+        "Eq. 10 with Eq. 13 taken literally clips all negative values; codes are sign and magnitude, the reading that "
+        "the text (\"separating the sign bit\") and the sizes of Table 1 agree with.",
+        "normalize_keys = exact applies n after RoPE, where its maxima were taken: decoding multiplies it back, which "
+        "equals scaling the query. Folding untied norms into W_Q and W_K (Algorithm 2, lines 18 to 20) is wrong under "
+        "RoPE; folded ties n over each rotated pair (i, i + head_dim / 2), which makes folding exact.",
+        "Algorithm 1 evicts a group of keys every step (lines 15 to 17); here the oldest key leaves once more than "
+        "recent_tokens are held, and the oldest group of values once recent_tokens + group_size are.",
+        "Scores are divided by sqrt(head_dim) as in Eq. 4, not by head_dim as the algorithms print.",
+    )  # fmt: skip
+
+    group_size: int = Field(
+        32, ge=1, le=1024, title="Group size", description="Channels of a key, tokens of a value, that share a scale."
+    )
+    mode: Mode = Field(
+        "hybrid", title="Mode",
+        description="Grid of a group: hybrid takes the closer one; hybrid_prefill does so for the prompt only.",
+    )  # fmt: skip
+    sink_tokens: int = Field(
+        32, ge=0, le=1024, title="Sink tokens", json_schema_extra=SINK,
+        description="First tokens of the prompt, never quantized.",
+    )  # fmt: skip
+    recent_tokens: int = Field(
+        96, ge=0, le=4096, title="Recent tokens", json_schema_extra=RECENT,
+        description="Newest tokens kept in full precision.",
+    )  # fmt: skip
+    normalize_keys: Literal["exact", "folded", "off"] = Field(
+        "exact", title="Key normalization",
+        description="Divide key channels by n before quantization; folded ties n over rotated pairs.",
+    )  # fmt: skip
+    zero_point: Literal["float32", "float16"] = Field(
+        "float32", title="Zero-point", description="Precision of an asymmetric group's minimum; the paper's is float32."
+    )
+
+    def windows(self) -> tuple[Window, Window]:
+        key = Window(sink=self.sink_tokens, recent=self.recent_tokens, step=1)
+        return key, Window(sink=self.sink_tokens, recent=self.recent_tokens, step=self.group_size)
+
+    def why_not(self, shape: ModelShape) -> str | None:
+        if self.normalize_keys == "folded" and shape.head_dim % 2:
+            return f"normalize_keys = folded ties pairs of channels, and head_dim = {shape.head_dim} is odd"
+        return grouping_why_not(shape.head_dim, self.group_size)
+
+    def fit(self, prompt: Prompt) -> Fitted:
+        zero_point = prompt.metadata if self.zero_point == "float16" else torch.float32
+        norms = key_norms(prompt.keys, self.normalize_keys, prompt.metadata)
+        common = (self.mode, prompt.metadata, zero_point)
+        shared = {} if norms is None else {"norms": norms}
+        key = InnerCodec(self.width("key"), self.group_size, "channels", *common, shared)
+        value = InnerCodec(self.width("value"), self.group_size, "tokens", *common)
+        levels = " and ".join(f"{(2 << bits) - 1}" for bits in sorted({key.bits_per_code, value.bits_per_code}))
+        note = f"symmetric groups have {levels} levels: one sign bit an element beside the code, counted in the bits"
+        return Fitted(key, value, () if self.mode == "asymmetric" else (note,))
+
+    def summary(self) -> str:
+        windows = f"{self.sink_tokens} sinks · window {self.recent_tokens}"
+        return f"K{self.width('key')} V{self.width('value')} · group {self.group_size} · {self.mode} · {windows}"
+
+
+def key_norms(keys: Tensor, how: str, dtype: torch.dtype) -> Tensor | None:
+    """n_c = sqrt(max_t |K_tc|) (Section 4.3) of keys (layers, kv_heads, tokens, head_dim), 1 where a channel is zero.
+
+    (layers, kv_heads, 1, head_dim) in ``dtype``, the numbers that encoding and decoding both use; ``folded`` takes the
+    maximum over each pair RoPE rotates, so that K / n commutes with RoPE.
+    """
+    if how == "off":
+        return None
+    largest = keys.abs().amax(-2, keepdim=True)
+    if how == "folded":
+        half = largest.unflatten(-1, (2, -1)).amax(-2)
+        largest = torch.cat([half, half], -1)
+    norms = largest.sqrt().to(dtype)
+    return torch.where(norms > 0, norms, torch.ones_like(norms))
+
+
+@dataclass(frozen=True)
+class InnerCodec(Codec):
+    """Groups along ``axis``, each on the grid ``mode`` allows. Tensors are laid out with the grouped axis last."""
+
+    bits_per_code: int
+    group_size: int
+    axis: Literal["tokens", "channels"]
+    mode: Mode
+    metadata: torch.dtype
+    zero_point: torch.dtype
+    shared: dict[str, Tensor] = field(default_factory=dict)
+
+    def encode_prompt(self, x: Tensor, start: int) -> Block:
+        return self._encode(x, "hybrid" if self.mode == "hybrid_prefill" else self.mode)
+
+    def encode(self, x: Tensor, start: int) -> Block:
+        return self._encode(x, "symmetric" if self.mode == "hybrid_prefill" else self.mode)
+
+    def _encode(self, x: Tensor, mode: Mode) -> Block:
+        parts = []
+        for layers in layer_slices(x):
+            rows = x[layers].float()
+            if "norms" in self.shared:
+                rows = rows / self.shared["norms"][layers].float()
+            parts.append(self._code(rows.transpose(-1, -2) if self.axis == "tokens" else rows, mode))
+        return Block(x.shape[-2], {name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+
+    def _code(self, rows: Tensor, mode: Mode) -> dict[str, Tensor]:
+        """rows (layers, kv_heads, m, n) -> codes (..., packed n), scales (..., groups), and the word of each group."""
+        if mode == "asymmetric":
+            low = quantize_groups(rows, self.bits_per_code, self.group_size, self.metadata, self.zero_point)
+            return {"codes": pack(low.codes, self.bits_per_code), "scales": low.scales, "zeros": low.zeros}
+        if mode == "symmetric":
+            signed = quantize_signed(rows, self.bits_per_code, self.group_size, self.metadata)
+            return {"codes": pack(signed.codes, self.bits_per_code), "scales": signed.scales, "signs": signed.signs}
+        both = quantize_hybrid(rows, self.bits_per_code, self.group_size, self.metadata, self.zero_point)
+        mask = pack(both.symmetric.flatten(1).to(torch.uint8), 1)  # over the whole layer: padded once
+        return {"codes": pack(both.codes, self.bits_per_code), "scales": both.scales, "words": both.words, "mask": mask}
+
+    def decode(self, block: Block) -> Tensor:
+        parts = []
+        for layers in layer_slices(block.tensors["scales"], (1 << 20) // self.group_size):
+            rows = self._read({name: t[layers] for name, t in block.tensors.items()}, block.tokens)
+            rows = rows.transpose(-1, -2) if self.axis == "tokens" else rows
+            parts.append(rows * self.shared["norms"][layers].float() if "norms" in self.shared else rows)
+        return torch.cat(parts)
+
+    def _read(self, t: dict[str, Tensor], tokens: int) -> Tensor:
+        count = tokens if self.axis == "tokens" else t["scales"].shape[-1] * self.group_size
+        codes = unpack(t["codes"], self.bits_per_code, count)
+        if "zeros" in t:
+            return dequantize_groups(GroupCodes(codes, t["scales"], t["zeros"]), self.group_size)
+        if "signs" in t:
+            return dequantize_signed(SignedCodes(codes, t["signs"], t["scales"]), self.group_size)
+        symmetric = unpack(t["mask"], 1, prod(t["scales"].shape[1:])).view(t["scales"].shape).bool()
+        coded = HybridCodes(codes, t["words"], t["scales"], symmetric)
+        return dequantize_hybrid(coded, self.group_size, self.zero_point)
+
+    def bits(self, block: Block) -> Tensor:
+        scales = block.tensors["scales"]
+        stored = 8 * sum(block.nbytes.values())
+        other = scales.shape[-2] if self.axis == "tokens" else block.tokens
+        channels = other if self.axis == "tokens" else scales.shape[-1] * self.group_size
+        return torch.tensor(stored / (prod(scales.shape[:2]) * block.tokens * channels)).view(1, 1, 1, 1)
