@@ -36,8 +36,9 @@ def roundtrip(
 
     keys, values (kv_heads, tokens, head_dim) float32, keys after RoPE; queries (query_heads, tokens, head_dim) after
     RoPE; rope (cos, sin), each (tokens, head_dim), tables of the rotate-half convention. ``windows`` False quantizes
-    every token, True keeps the method's full-precision windows. ``metadata``: dtype of scales and zero-points; lanes of a
-    run use float16. Raises SpecError where shapes do not fit or the method needs queries or RoPE that are missing.
+    every token of what the method quantizes at all, True keeps the method's full-precision windows. ``metadata``: dtype
+    of scales and zero-points; lanes of a run use float16. Raises SpecError where shapes do not fit or the method needs
+    queries or RoPE that are missing.
     """
     _check(method, keys, values, queries, rope)
     tables = Rope.of(rope[0].float(), rope[1].float(), keys.shape[-1]) if rope is not None else None
@@ -49,7 +50,7 @@ def roundtrip(
     dtype = torch.float32 if metadata == "float32" else torch.float16
     asked = queries.float()[None] if queries is not None and method.needs_queries else None
     fitted = method.fit(Prompt(stored, values.float()[None], asked, dtype))
-    kept = method.windows() if windows or not method.quantizes else (Window(step=1), Window(step=1))
+    kept = [w if windows or w.step is None else Window(step=1) for w in method.windows()]
     key, value = Stream.of_prompt(stored, kept[0], fitted.key), Stream.of_prompt(values.float()[None], kept[1], fitted.value)
     read = key.decode()
     if pre:
