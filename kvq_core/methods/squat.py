@@ -72,9 +72,8 @@ class Squat(ResidualMethod):
         head_dim = prompt.keys.shape[-1]
         block = self.block_size or head_dim // 2 or 1
         gram, energy = subspace_gram(prompt.query_gram(), self.subspace_rank)
-        energy = energy / prompt.stacked_queries().shape[-2]
         # λ S1² / T: the same λ weighs more on a longer prompt; beyond 10 the paper's own ablation collapses.
-        strength = self.regularization * energy.median().item()
+        strength = self.regularization * energy.median().item() / prompt.keys.shape[-2]
         notes = [f"λ·S₁²/T = {strength:.2g} (median over heads)"]
         if strength >= 10:
             notes.append("regularization is in the range where the paper's ablation collapses; lower λ")

@@ -1,0 +1,175 @@
+"""Captures against direct computations on small tensors."""
+
+import pytest
+import torch
+
+from kvq_core.capture.errors import cache_errors
+from kvq_core.capture.scores import Extent, ScoreTap, map_axes
+from kvq_core.capture.spectra import deviations, key_spectra, query_directions
+from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.rows import Rows
+from kvq_core.methods.base import query_gram, stack_queries
+from kvq_core.spec import Lane
+from tests.engine_runs import run_engine
+from tests.tiny_models import prompt_ids, tiny
+
+
+def test_statistics_and_map_of_one_step() -> None:
+    extent = Extent(layers=2, query_heads=3, head_dim=4, lanes=2, steps=5, tokens=600)
+    tap = ScoreTap(extent, [1], [0, 1, 2])
+    tap.begin([(10, 300), (0, 0)])
+    own, isolated = torch.randn(3, 3, 1, 500), torch.randn(3, 3, 1, 500)
+    for layer in (0, 1):
+        tap.scores(layer, own, isolated, torch.randn(3, 1, 4))
+    tap.advance(1)
+    delta = (own[1:] - own[:1])[:, :, 0].double()
+    delta = delta - delta.mean(-1, keepdim=True)
+    torch.testing.assert_close(tap.mean[0, 1, :, 0].double(), delta[0, :, 10:300].abs().mean(-1), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(tap.max[1, 1, :, 0].double(), delta[1].abs().amax(-1), rtol=1e-4, atol=1e-5)
+    keys_only = (isolated[1:] - own[:1])[:, :, 0].double()
+    keys_only = keys_only - keys_only.mean(-1, keepdim=True)
+    expected = keys_only[0, :, 10:300].abs().mean(-1)
+    torch.testing.assert_close(tap.reference_query[0, 1, :, 0].double(), expected, rtol=1e-4, atol=1e-5)
+    values, scale = tap.int8_map(0)
+    assert values.shape == (1, 3, 5, 200) and tap.position_edges[:3] == [0, 3, 6] and tap.position_edges[-1] == 600
+    for head in range(3):
+        for position in (0, 40, 99):
+            bin = delta[0, head, 3 * position : 3 * position + 3]
+            extreme = bin[bin.abs().argmax()]
+            assert abs(values[0, head, 0, position] * scale[0, head] - extreme) <= scale[0, head] * 0.51
+    assert not values[:, :, 1:].any()  # later steps have not happened
+
+
+def test_a_shift_of_a_whole_row_is_no_error() -> None:
+    """Softmax ignores what all positions share, so the centred delta is zero."""
+    tap = ScoreTap(Extent(1, 2, 4, 1, 1, 50), [0], [0, 1])
+    own = torch.randn(1, 2, 1, 50).repeat(2, 1, 1, 1)
+    own[1] += 7.0
+    tap.begin([(0, 50)])
+    tap.scores(0, own, own, torch.randn(2, 1, 4))
+    assert tap.max.max() < 1e-5
+
+
+def test_chunked_steps_ignore_the_future() -> None:
+    """A chunk of three tokens: every token's row is centred over what it sees, and -inf never leaks."""
+    tap = ScoreTap(Extent(1, 1, 4, 2, 3, 10), [0], [0])
+    own = torch.randn(3, 1, 3, 10)
+    hidden = torch.ones(3, 3, dtype=torch.bool).triu(1)
+    own[..., -3:].masked_fill_(hidden, float("-inf"))
+    tap.begin([(0, 7), (0, 7)])
+    tap.scores(0, own, own, torch.randn(1, 3, 4))
+    for token in range(3):
+        seen = own[1, 0, token, : 8 + token] - own[0, 0, token, : 8 + token]
+        seen = seen - seen.mean()
+        torch.testing.assert_close(tap.mean[0, 0, 0, token], seen[:7].abs().mean(), rtol=1e-4, atol=1e-5)
+    assert torch.isfinite(tap.map).all()
+
+
+def test_steps_share_bins_by_their_extreme() -> None:
+    tap = ScoreTap(Extent(1, 1, 4, 2, 130, 4), [0], [0])
+    tap.begin([(0, 4), (0, 4)])
+    seen = []
+    for step in range(130):
+        row = torch.zeros(3, 1, 1, 4)
+        row[1, ..., 0], row[1, ..., 1] = step, -step
+        seen.append(step)
+        tap.scores(0, row, row, torch.zeros(1, 1, 4))
+        tap.advance(1)
+    assert tap.step_bins == 64 and tap.step_edges[0] == 0 and tap.step_edges[-1] == 130
+    for b in range(64):
+        assert tap.map[0, 0, 0, b, 0] == tap.step_edges[b + 1] - 1  # the largest step of the bin
+        assert tap.map[0, 0, 0, b, 1] == -(tap.step_edges[b + 1] - 1)
+
+
+def test_engine_scores_equal_those_of_the_stored_keys() -> None:
+    """The tap's deltas, recomputed from the working copies: q.k / sqrt(d) of reference and lane."""
+    model, ids = tiny("llama"), prompt_ids(40)
+    lane = Lane(label="k", method="kivi", knobs={"group_size": 8, "residual_length": 8})
+    seen: list[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]] = []
+
+    class Spy:
+        def scores(self, layer: int, own: torch.Tensor, ref: torch.Tensor, queries: torch.Tensor) -> None:
+            seen.append((layer, own.clone(), ref.clone(), queries.clone()))
+
+    outcome = run_engine(model, ids, [lane], 2, follow=prompt_ids(2, seed=9), tap=Spy())
+    rows: Rows = outcome.decode.rows
+    for layer, own, ref, queries in seen:
+        kept = [rows.working(row, 0, "key", layer).repeat_interleave(2, 0) for row in (0, 1)]
+        for row, keys in enumerate(kept):
+            expected = queries.double() @ keys.double().transpose(-1, -2) * 32**-0.5
+            # flushed after this step's attention: only positions the step itself saw as they are now
+            torch.testing.assert_close(ref[row, :, 0, :32].double(), expected[:, 0, :32], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(own[0], ref[0])
+    assert len(seen) == 3
+
+
+def test_spectra_equal_a_direct_svd() -> None:
+    model, ids = tiny("qwen2"), prompt_ids(60)
+    prefill = Prefill(model, ids)
+    list(prefill.run())
+    group, rope = prefill.groups[0], model.rope(60)
+    found = key_spectra(group, rope)
+    direct = torch.linalg.svdvals(group.keys.double())
+    torch.testing.assert_close(found["key_post"].double(), direct, rtol=1e-3, atol=1e-4)
+    concat = group.keys.transpose(1, 2).flatten(2)
+    torch.testing.assert_close(
+        found["key_post_concat"][:, :60].double(), torch.linalg.svdvals(concat.double())[:, :60], rtol=1e-3, atol=1e-3
+    )
+    before = rope.unrotate(group.keys, 0)
+    torch.testing.assert_close(found["key_pre"].double(), torch.linalg.svdvals(before.double()), rtol=1e-3, atol=1e-4)
+
+
+def test_keys_before_rope_are_the_projections() -> None:
+    """Rotating back gives exactly what the key projection put out (Llama has no norm in between)."""
+    model, ids = tiny("llama"), prompt_ids(20)
+    outputs = {}
+    hook = model.model.model.layers[1].self_attn.k_proj.register_forward_hook(lambda m, i, o: outputs.update(k=o))
+    prefill = Prefill(model, ids)
+    list(prefill.run())
+    hook.remove()
+    projected = outputs["k"][0].unflatten(-1, (2, 32)).transpose(0, 1)
+    recovered = model.rope(20).unrotate(prefill.groups[0].keys[1:2], 0)[0]
+    torch.testing.assert_close(recovered, projected, rtol=1e-5, atol=1e-5)
+
+
+def test_deviation_is_the_distance_from_the_subspace() -> None:
+    queries = torch.randn(2, 4, 50, 16) * torch.linspace(4, 0.2, 16)
+    stacked = stack_queries(queries, 2)
+    [found] = deviations(stacked, query_directions(query_gram(queries, 2)))
+    q = stacked[1, 0].double()
+    _, _, vh = torch.linalg.svd(q, full_matrices=False)
+    unit = q / q.norm(dim=-1, keepdim=True)
+    for rank in (0, 1, 5, 15):
+        left = unit - unit @ vh[:rank].T @ vh[:rank]
+        assert found[1, 0, rank].item() == pytest.approx(left.norm(dim=-1).mean().item(), abs=1e-4)
+    assert found[1, 0, 16] < 1e-3
+
+
+def test_cache_errors_are_frobenius_norms() -> None:
+    model, ids = tiny("llama"), prompt_ids(64)
+    lanes = [Lane(label="k", method="kivi", knobs={"group_size": 8, "residual_length": 8})]
+    outcome = run_engine(model, ids, lanes, 4, follow=prompt_ids(4))
+    prefill, rows = outcome.decode.prefill, outcome.decode.rows
+    directions = query_directions(prefill.groups[0].query_gram)
+    errors = cache_errors(rows, 1, [[0, 1, 2]], directions)
+    true = torch.stack([rows.working(0, 0, "key", layer) for layer in range(3)]).double()
+    read = torch.stack([rows.working(1, 0, "key", layer) for layer in range(3)]).double()
+    expected = (read - true).flatten(1).norm(dim=1) / true.flatten(1).norm(dim=1)
+    assert errors.key_rmse == pytest.approx(expected.mean().item(), rel=1e-4)
+    torch.testing.assert_close(
+        errors.energy.sum(-1).double(), (read - true).square().sum((-1, -2)), rtol=1e-3, atol=1e-6
+    )
+    inside = (read - true) @ directions[..., :5].double()
+    part = inside.flatten(1).norm(dim=1) / true.flatten(1).norm(dim=1)
+    assert errors.in_subspace_error == pytest.approx(part.mean().item(), rel=1e-3)
+    assert 0 < errors.in_subspace_error < errors.key_rmse
+
+
+def test_maps_stay_within_their_budget() -> None:
+    small = Extent(layers=30, query_heads=9, head_dim=64, lanes=9, steps=63, tokens=2000)
+    assert map_axes(small, "auto", "all") == (list(range(30)), list(range(9)))
+    large = Extent(layers=32, query_heads=32, head_dim=128, lanes=9, steps=64, tokens=8000)
+    layers, heads = map_axes(large, "auto", "all")
+    assert layers[0] == 0 and layers[-1] == 31 and len(heads) == 32
+    assert 8 * len(layers) * 32 * 64 * 256 <= 40_000_000
+    assert map_axes(large, (3, 1), (0,)) == ([1, 3], [0])

@@ -1,0 +1,85 @@
+"""Fidelity against direct float64 computations."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import rel_entr
+
+from kvq_core.metrics.fidelity import Fidelity, perplexity_block
+
+
+def scored(positions: int = 40, vocabulary: int = 30, noise: float = 0.5) -> tuple[Fidelity, torch.Tensor, torch.Tensor, list[int]]:
+    torch.manual_seed(0)
+    reference = torch.randn(positions, vocabulary) * 2
+    lanes = torch.stack([reference + noise * torch.randn_like(reference), reference + 1e-3 * torch.randn_like(reference)])
+    targets = torch.randint(0, vocabulary, (positions,)).tolist()
+    fidelity = Fidelity(2)
+    for start in range(0, positions, 7):  # in uneven chunks, as scoring a continuation does
+        now = slice(start, start + 7)
+        fidelity(reference[now], lanes[:, now], targets[now])
+    return fidelity, reference, lanes, targets
+
+
+def test_columns_equal_direct_float64() -> None:
+    fidelity, reference, lanes, targets = scored()
+    p = torch.softmax(reference.double(), -1).numpy()
+    q = torch.softmax(lanes[0].double(), -1).numpy()
+    at = np.arange(len(targets))
+    np.testing.assert_allclose(fidelity.column("kld", 0).numpy(), rel_entr(p, q).sum(-1), rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(fidelity.column("nll", 0).numpy(), -np.log(q[at, targets]), rtol=1e-5)
+    np.testing.assert_allclose(fidelity.column("reference/nll").numpy(), -np.log(p[at, targets]), rtol=1e-5)
+    np.testing.assert_allclose(fidelity.column("delta_p", 0).numpy(), (q - p)[at, targets], atol=1e-6)
+    np.testing.assert_array_equal(fidelity.column("same_top", 0).numpy(), q.argmax(-1) == p.argmax(-1))
+    top = np.sort(reference.numpy(), -1)
+    np.testing.assert_allclose(fidelity.column("reference/margin").numpy(), top[:, -1] - top[:, -2], atol=1e-5)
+    np.testing.assert_array_equal(fidelity.column("topk_ids", 0).numpy(), np.argsort(-q, -1)[:, :5])
+    assert fidelity.n_scored == 40 and not any(fidelity.not_finite)
+
+
+def test_perplexity_block_by_hand() -> None:
+    """Four positions, every number from its definition."""
+    nll, base = torch.tensor([1.0, 2.0, 0.5, 0.5]), torch.tensor([0.8, 1.5, 0.6, 0.5])
+    kld, dp, same = torch.tensor([0.1, 0.4, 0.0, 0.1]), torch.tensor([-0.1, -0.2, 0.05, 0.0]), torch.tensor([1, 0, 1, 1])
+    block = perplexity_block(nll, base, kld, dp, same)
+    assert block["Mean PPL(Q)"].value == pytest.approx(math.exp(1.0))
+    assert block["Mean PPL(base)"].value == pytest.approx(math.exp(0.85))
+    d = np.array([0.2, 0.5, -0.1, 0.0])
+    assert block["Mean ln(PPL(Q)/PPL(base))"].value == pytest.approx(d.mean())
+    assert block["Mean ln(PPL(Q)/PPL(base))"].se == pytest.approx(d.std(ddof=1) / 2)
+    assert block["Mean PPL(Q)/PPL(base)"].value == pytest.approx(math.exp(0.15))
+    assert block["Mean PPL(Q)/PPL(base)"].se == pytest.approx(math.exp(0.15) * d.std(ddof=1) / 2)
+    assert block["Mean PPL(Q)-PPL(base)"].value == pytest.approx(math.exp(1.0) - math.exp(0.85))
+    assert block["Cor(ln(PPL(Q)), ln(PPL(base)))"].value == pytest.approx(np.corrcoef(nll, base)[0, 1])
+    assert block["Mean KLD"].value == pytest.approx(0.15) and block["Maximum KLD"].value == pytest.approx(0.4)
+    assert block["Median KLD"].value == pytest.approx(0.1) and block["Minimum KLD"].value == 0
+    assert block["Mean Δp"].value == pytest.approx(-6.25) and block["Minimum Δp"].value == pytest.approx(-20)
+    assert block["RMS Δp"].value == pytest.approx(math.sqrt((100 + 400 + 25) / 4))
+    assert block["Same top p"].value == 75 and block["Same top p"].se == pytest.approx(100 * math.sqrt(0.75 * 0.25 / 3))
+
+
+def test_perplexity_block_of_nothing_and_of_one() -> None:
+    empty, one = torch.zeros(0), torch.ones(1)
+    assert perplexity_block(empty, empty, empty, empty, empty) == {}
+    block = perplexity_block(one, one, one, one, one)
+    assert all(math.isfinite(i.value) for i in block.values()) and block["Mean KLD"].se is None
+
+
+def test_not_finite_logits_are_noticed_and_minus_infinity_is_no_trouble() -> None:
+    fidelity = Fidelity(2)
+    reference = torch.tensor([[0.0, 1.0, -float("inf"), 2.0, 3.0, 4.0]])
+    lanes = torch.stack([reference.clone(), torch.full_like(reference, float("nan"))])
+    fidelity(reference, lanes, [1])
+    assert fidelity.column("kld", 0).item() == pytest.approx(0, abs=1e-6)
+    assert fidelity.not_finite[1]
+
+
+def test_near_tie_margin_is_at_least_the_noise_floors_shift() -> None:
+    fidelity, reference, _, _ = scored()
+    assert fidelity.near_tie_margin() == pytest.approx(0.2)
+    loud = Fidelity(1)
+    top = reference.topk(2).indices
+    shifted = reference.scatter_add(1, top[:, :1], torch.full((40, 1), -0.9))
+    loud(reference, shifted[None], [0] * 40)
+    assert loud.near_tie_margin() == pytest.approx(0.9, abs=1e-5)
