@@ -1,0 +1,103 @@
+"""Which models are taken, which are refused and why; text pieces."""
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig, MistralConfig
+
+from kvq_core.errors import ModelError, SpecError
+from kvq_core.models import load, wrap
+from kvq_core.models.text import Pieces
+from kvq_core.spec import DEFAULT_MODEL
+from tests.tiny_models import generate, prompt_ids, tiny
+
+SMALL = {"vocab_size": 32, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+
+
+def config_of(kind: str, **values: object) -> object:
+    return AutoConfig.for_model(kind, **values)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (lambda: config_of("deepseek_v3", **SMALL, q_lora_rank=8, kv_lora_rank=8), "latent attention"),
+        (lambda: Gemma2Config(**SMALL), "soft-cap"),
+        (lambda: config_of("t5", d_model=32, num_layers=1, num_heads=2), "encoder-decoder"),
+        (lambda: LlamaConfig(**SMALL, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}), "dynamic"),
+        (lambda: config_of("jamba", **SMALL), "layers of type"),
+        (lambda: GPT2Config(n_layer=1, n_head=2, n_embd=32, vocab_size=32), "no rotary position embedding"),
+    ],
+    ids=["mla", "soft-cap", "encoder-decoder", "dynamic-rope", "hybrid", "no-rope"],
+)  # fmt: skip
+def test_models_the_engine_would_change_are_refused(config, reason: str) -> None:
+    built = config()
+    kind = type("Model", (torch.nn.Module,), {})  # architectures refused by their config need no weights
+    model = kind()
+    model.config = built  # type: ignore[assignment]
+    if reason.startswith("no rotary"):
+        model = AutoModelForCausalLM.from_config(built)
+    with pytest.raises(ModelError, match=reason) as caught:
+        wrap(model, None, id="refused")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_sliding_window_bounds_the_context() -> None:
+    config = MistralConfig(**SMALL, num_key_value_heads=1, max_position_embeddings=1024, sliding_window=48)
+    model = wrap(AutoModelForCausalLM.from_config(config), None, id="window")
+    assert model.shape.context == 48
+    assert tiny("mistral").shape.context == 1024
+
+
+@pytest.mark.parametrize(
+    ("id", "said"),
+    [
+        ("../../etc/passwd", "not a model directory"), ("/etc", "not a model directory"), ("a b/c", "not valid"),
+        ("owner/name/more", "not valid"), ("\x00\x01", "not valid"), ("no-such-owner/no-such-model", "could not be loaded"),
+    ],
+)  # fmt: skip
+def test_bad_model_ids_get_one_line(id: str, said: str) -> None:
+    with pytest.raises(ModelError, match=said) as caught:
+        load(id)
+    assert "\n" not in str(caught.value) and "Traceback" not in str(caught.value)
+
+
+def test_an_allow_list_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVQ_MODELS", "some/model")
+    with pytest.raises(ModelError, match="not offered on this instance; available: some/model"):
+        load(DEFAULT_MODEL)
+
+
+def test_the_models_attention_is_not_left_usable_by_accident() -> None:
+    with pytest.raises(ModelError, match="set_attn_implementation"):
+        tiny("llama").model(torch.tensor([[1, 2, 3]]))
+    assert len(generate(tiny("llama"), prompt_ids(5), 3)) == 3  # and set back, transformers is itself again
+
+
+def test_chat_template_and_system_message(smollm) -> None:
+    default = smollm.tokenizer.decode(smollm.render("Hi", None, True))
+    none = smollm.tokenizer.decode(smollm.render("Hi", "", True))
+    own = smollm.tokenizer.decode(smollm.render("Hi", "Be brief.", True))
+    assert "helpful AI assistant" in default and "helpful AI assistant" not in none and "Be brief." in own
+    assert default.endswith("<|im_start|>assistant\n")
+    assert smollm.tokenizer.decode(smollm.render("Hi", None, False)) == "Hi"
+
+
+def test_pieces_join_to_the_text(smollm) -> None:
+    text = "Zażółć gęślą jaźń 🦜 — naïve «quotes»\n\n  indented\tcode = [1, 2]"
+    ids = smollm.encode(text)
+    pieces = Pieces(smollm.tokenizer)
+    for count in range(1, len(ids) + 1):
+        assert len(pieces.extend(ids[:count])) == count
+    assert "".join(pieces.pieces) == smollm.tokenizer.decode(ids) == text
+    assert "\ufffd" not in "".join(pieces.pieces)
+
+
+def test_no_template_is_said() -> None:
+    class Bare:
+        chat_template = None
+
+    model = tiny("qwen3")
+    model.tokenizer = Bare()
+    with pytest.raises(SpecError, match="chat = false"):
+        model.render("Hi", None, True)
+    model.tokenizer = None
