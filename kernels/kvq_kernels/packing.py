@@ -38,9 +38,13 @@ def pack(codes: Tensor, bits: int) -> Tensor:
         for i in range(1, per_word):
             word |= groups[..., i] << (bits * i)
         return word
-    shifts = torch.arange(per_word, device=codes.device) * bits
-    words = (groups.long() << shifts).sum(-1, keepdim=True)
-    return ((words >> (8 * torch.arange(size, device=codes.device))) & 0xFF).to(torch.uint8).flatten(-2)
+    packed = torch.zeros(*groups.shape[:-1], size, dtype=torch.uint8, device=codes.device)
+    for i in range(per_word):  # uint8 arithmetic drops what passes the top of a byte; the rest goes into the next one
+        at, shift = divmod(bits * i, 8)
+        packed[..., at] |= groups[..., i] << shift
+        if shift + bits > 8:
+            packed[..., at + 1] |= groups[..., i] >> (8 - shift)
+    return packed.flatten(-2)
 
 
 def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
@@ -52,7 +56,12 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
     if size == 1:
         shifts = torch.arange(per_word, device=packed.device, dtype=torch.uint8) * bits
         return ((packed[..., None] >> shifts) & mask).flatten(-2)[..., :count]
-    octets = packed.unflatten(-1, (-1, size)).long()
-    words = (octets << (8 * torch.arange(size, device=packed.device))).sum(-1, keepdim=True)
-    shifts = torch.arange(per_word, device=packed.device) * bits
-    return ((words >> shifts) & mask).to(torch.uint8).flatten(-2)[..., :count]
+    octets = packed.unflatten(-1, (-1, size))
+    codes = torch.empty(*octets.shape[:-1], per_word, dtype=torch.uint8, device=packed.device)
+    for i in range(per_word):
+        at, shift = divmod(bits * i, 8)
+        code = octets[..., at] >> shift
+        if shift + bits > 8:
+            code |= octets[..., at + 1] << (8 - shift)
+        codes[..., i] = code & mask
+    return codes.flatten(-2)[..., :count]
