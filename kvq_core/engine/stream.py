@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kvq_core.methods import Block, Codec, Window
+from kvq_core.methods.codec import Patch
 
 
 @dataclass
@@ -30,7 +31,8 @@ class Stream:
         sink = tokens if window.step is None else min(tokens, window.sink)
         packed = window.packed(tokens)
         end = sink + packed
-        stream = cls(window, codec, *(part.to(torch.float16) for part in (x[..., :sink, :], x[..., end:, :])))
+        first, last = x[..., :sink, :], x[..., end:, :]
+        stream = cls(window, codec, first.to(torch.float16), last.to(torch.float16))
         if packed:
             assert codec is not None, "a window that lets tokens leave needs a codec"
             stream.blocks.append(codec.encode_prompt(x[..., sink:end, :], sink))
@@ -60,10 +62,23 @@ class Stream:
             return None
         assert self.codec is not None
         start = self.sinks.shape[-2] + self.packed_tokens
-        block = self.codec.encode(self.recent[..., :due, :].float(), start)
-        self.blocks.append(block)
+        values = self.codec.extend(self.blocks, self.recent[..., :due, :].float(), start)
         self.recent = self.recent[..., due:, :]
-        return start, self.codec.decode(block)
+        return start, values
+
+    @property
+    def observes(self) -> bool:
+        return self.codec is not None and self.codec.observes and self.window.step is not None
+
+    def observe(self, queries: Tensor, attention: Tensor) -> Patch | None:
+        """Let the codec re-evaluate its blocks after a step (Codec.observe); token positions count from the first."""
+        assert self.codec is not None
+        start = self.sinks.shape[-2]
+        patch = self.codec.observe(self.blocks, queries, attention, start) if self.blocks else None
+        return replace(patch, token=patch.token + start) if patch is not None else None
+
+    def remarks(self) -> tuple[str, ...]:
+        return self.codec.remarks(self.blocks) if self.codec is not None else ()
 
     def decoded(self) -> Iterator[Tensor]:
         """The cache as attention reads it, in the method's key space and float32, piece by piece in token order."""
@@ -94,6 +109,10 @@ class Stream:
             for name, tensor in self.codec.shared.items():
                 parts[name] = parts.get(name, 0) + _bytes(tensor)
         return {name: size for name, size in parts.items() if size}
+
+    @property
+    def host_bytes(self) -> int:
+        return sum(block.host_bytes for block in self.blocks)
 
     def bits(self) -> Tensor:
         """Stored bits of each element (layers or 1, kv_heads or 1, tokens, channel groups or 1), fp16 tokens 16."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive tokens of all layers, encoded. Immutable: encoded once, from the original values, never again.
+    """Consecutive tokens of all layers, encoded from the original values. Immutable.
 
     ``tensors`` are what a cache would hold; their bytes are the block's bytes. Part names end up in
     ``memory.bytes_by_part`` with ``key_`` or ``value_`` before them: codes, scales, zeros, ...
@@ -30,6 +30,25 @@ class Block:
     def nbytes(self) -> dict[str, int]:
         return {name: t.numel() * t.element_size() for name, t in self.tensors.items()}
 
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of a copy kept in host memory for re-encoding: listed apart, in neither bits nor ratio."""
+        return 0
+
+
+@dataclass(frozen=True)
+class Patch:
+    """Stored tokens that read differently from now on: values[i] (head_dim,) at layer[i], head[i], token[i].
+
+    ``token`` counts from the first stored token, ``layer`` within the codec's layers; all are (n,), values
+    (n, head_dim).
+    """
+
+    layer: Tensor
+    head: Tensor
+    token: Tensor
+    values: Tensor
+
 
 class Codec(ABC):
     """Encodes blocks of one tensor and decodes them; everything it needs was fitted on the prompt.
@@ -38,6 +57,7 @@ class Codec(ABC):
     """
 
     shared: dict[str, Tensor] = {}
+    observes: bool = False  # whether ``observe`` is to be called after every step
 
     @property
     def encoder_bytes(self) -> int:
@@ -49,8 +69,26 @@ class Codec(ABC):
         """Encode x (layers, kv_heads, tokens, head_dim); ``start`` is the position of its first token."""
 
     def encode_prompt(self, x: Tensor, start: int) -> Block:
-        """Encode the tokens of the prompt that leave the window at once; like ``encode`` unless a method tells them apart."""
+        """Encode the tokens of the prompt that leave the window at once; ``encode`` unless a method tells them apart."""
         return self.encode(x, start)
+
+    def extend(self, blocks: list[Block], x: Tensor, start: int) -> Tensor:
+        """Add tokens to the blocks of a stream and return what attention reads of them from now on."""
+        blocks.append(self.encode(x, start))
+        return self.decode(blocks[-1])
+
+    def observe(self, blocks: list[Block], queries: Tensor, attention: Tensor, start: int) -> Patch | None:
+        """Look back on a step and re-encode, from the original values, what the method now stores differently.
+
+        queries (layers, query_heads, fresh, head_dim) after RoPE, attention (layers, query_heads, fresh, tokens) of the
+        step's own tokens over the whole cache; ``start`` is the position of the first stored token. Blocks are replaced
+        in the list, never changed.
+        """
+        return None
+
+    def remarks(self, blocks: list[Block]) -> tuple[str, ...]:
+        """What the lane's card should say of the blocks as they stand."""
+        return ()
 
     @abstractmethod
     def decode(self, block: Block) -> Tensor:

@@ -11,13 +11,15 @@ class Window:
     ``recent + step`` or more, so the step that fills a block still attends to full precision. KIVI's keys are
     ``recent=0, step=residual_length`` (the window grows from 0 to residual_length - 1), its values
     ``recent=residual_length, step=1`` (always the newest residual_length). ``step=None``: tokens never leave.
-    ``prompt_only``: only prompt tokens are ever encoded; generated ones stay in the window.
+    ``prompt_only``: only prompt tokens are ever encoded; generated ones stay in the window. ``rewritten``: tokens are
+    stored anew after they left.
     """
 
     sink: int = 0
     recent: int = 0
     step: int | None = 1
     prompt_only: bool = False
+    rewritten: bool = False
 
     def leaving(self, held: int) -> int:
         """How many of ``held`` window tokens (sinks not counted) are due for encoding: a multiple of ``step``."""
@@ -33,4 +35,4 @@ class Window:
         """Length of the prefix whose stored form no later step changes, ``tokens`` having entered."""
         if self.step is None or self.prompt_only:
             return tokens
-        return min(tokens, self.sink + self.packed(tokens))
+        return min(tokens, self.sink + (0 if self.rewritten else self.packed(tokens)))
