@@ -51,7 +51,10 @@ def roundtrip(
     asked = queries.float()[None] if queries is not None and method.needs_queries else None
     fitted = method.fit(Prompt(stored, values.float()[None], asked, dtype))
     kept = [w if windows or w.step is None else Window(step=1) for w in method.windows()]
-    key, value = Stream.of_prompt(stored, kept[0], fitted.key), Stream.of_prompt(values.float()[None], kept[1], fitted.value)
+    key, value = (
+        Stream.of_prompt(stored, kept[0], fitted.key),
+        Stream.of_prompt(values.float()[None], kept[1], fitted.value),
+    )
     read = key.decode()
     if pre:
         assert tables is not None
@@ -61,6 +64,8 @@ def roundtrip(
         kind: 8 * sum(n for name, n in nbytes.items() if name.startswith(kind + "_")) / keys.numel()
         for kind in ("key", "value")
     }
+    if host := key.host_bytes + value.host_bytes:
+        nbytes["host_copy"] = host  # beside the cache, in no bits
     return Roundtrip(read[0], value.decode()[0], nbytes, bits["key"], bits["value"])
 
 
@@ -77,7 +82,7 @@ def _check(
     heads = kv_heads if queries is None else queries.shape[0]
     if queries is not None and (queries.dim() != 3 or queries.shape[-1] != dim or heads % kv_heads):
         raise SpecError(
-            f"queries {tuple(queries.shape)} must be (query_heads, tokens, {dim}), query_heads a multiple of {kv_heads}."
+            f"queries {tuple(queries.shape)} must be (query_heads, tokens, {dim}), heads a multiple of {kv_heads}."
         )
     if rope is None and method.key_space == "pre" and method.quantizes:
         raise SpecError(f"{method.name} stores keys before RoPE and needs rope = (cos, sin), each ({tokens}, {dim}).")

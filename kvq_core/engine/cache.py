@@ -37,7 +37,7 @@ class LaneCache:
 
     parts: list[Part]
     rope: Rope
-    notes: tuple[str, ...] = ()
+    fit_notes: tuple[str, ...] = ()
     prompt_tokens: int = 0
     encoder_bytes: int = 0
     quantized_layers: frozenset[int] = field(default_factory=frozenset)
@@ -62,11 +62,13 @@ class LaneCache:
                 queries = _take(group.queries, inside) if method.needs_queries else None
                 gram = _take(group.query_gram, inside) if method.needs_queries else None
                 fitted = method.fit(Prompt(stored, values, queries, gram=gram))
-                cache.notes = fitted.notes
+                cache.fit_notes = fitted.notes
                 cache.encoder_bytes += sum(c.encoder_bytes for c in (fitted.key, fitted.value) if c is not None)
                 # keys left alone (tensors = values) are kept after RoPE whatever the method's space is
                 untouched = windows[0].step is None
-                cache._add("key", g, inside, keys if untouched else stored, windows[0], fitted.key, pre and not untouched)
+                cache._add(
+                    "key", g, inside, keys if untouched else stored, windows[0], fitted.key, pre and not untouched
+                )
                 cache._add("value", g, inside, values, windows[1], fitted.value)
             if outside:
                 cache._add("key", g, outside, _take(group.keys, outside), UNTOUCHED, None)
@@ -74,10 +76,28 @@ class LaneCache:
         return cache
 
     def _add(
-        self, kind: Kind, group: int, layers: list[int], x: Tensor, window: Window, codec: Codec | None, pre: bool = False
+        self,
+        kind: Kind,
+        group: int,
+        layers: list[int],
+        x: Tensor,
+        window: Window,
+        codec: Codec | None,
+        pre: bool = False,
     ) -> None:
         index = torch.tensor(layers, device=x.device)
         self.parts.append(Part(kind, group, index, Stream.of_prompt(x, window, codec), pre))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks of the fit and of the blocks as they stand."""
+        remarks = [f"{part.kind}s: {remark}" for part in self.parts for remark in part.stream.remarks()]
+        return (*self.fit_notes, *dict.fromkeys(remarks))
+
+    @property
+    def observes(self) -> bool:
+        """Whether any part looks back on a step."""
+        return any(part.stream.observes for part in self.parts)
 
     def frozen(self, prompt_tokens: int) -> int:
         """Length of the prompt's prefix that no later step changes in any layer."""

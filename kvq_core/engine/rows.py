@@ -27,7 +27,7 @@ class Tap(Protocol):
 
 @dataclass
 class _Copies:
-    """Working copies on one device: prefix (layers, lanes + 1, kv_heads, prefix, head_dim), tail (layers, rows, ...)."""
+    """On one device: prefix (layers, lanes + 1, kv_heads, tokens, head_dim), tail (layers, rows, ...)."""
 
     prefix_keys: Tensor
     prefix_values: Tensor
@@ -61,6 +61,9 @@ class Rows:
                 for start, values in cache.pieces(part):
                     self._write(part.group, part.kind, part.layers, row, start, values)
         self.tap: Tap | None = None
+        self.layers = [group.layers for group in groups]
+        self.watched = {lane for lane, cache in enumerate(caches, 1) if cache.observes}
+        self._seen: dict[int, tuple[list[int], Tensor, Tensor]] = {}  # by layer, see _note
         self._index: list[tuple[Tensor, Tensor, Tensor]] = []
         self._reindex()
 
@@ -91,9 +94,10 @@ class Rows:
         rows = torch.zeros(len(self.held), max(slots) + 1, dtype=torch.long)  # a free slot repeats row 0
         for row, (lane, slot) in enumerate(zip(at, slots, strict=True)):
             rows[lane, slot] = row
-        tensors = (rows.flatten(), torch.tensor(at), torch.tensor(slots))
+        slot_of = torch.tensor(slots)
         self._index = [
-            tuple(t.to(copies.tail_keys.device) for t in tensors) for copies in self.copies  # type: ignore[misc]
+            (rows.flatten().to(device), torch.tensor(at, device=device), slot_of.to(device))
+            for device in (copies.tail_keys.device for copies in self.copies)
         ]
 
     def fork(self, row: int) -> int:
@@ -154,10 +158,18 @@ class Rows:
             shape = (forced, queries.shape[1], fresh, -1)
             self.tap.scores(layer, scores[:forced].reshape(shape), other.reshape(shape), queries[0].float())
         weights = torch.softmax(scores, -1)
+        if self.watched:
+            self._note(layer, queries, weights)
         shared = weights[rows, ..., : self.prefix].unflatten(0, (held, -1))
         out = _by_prefix(shared, copies.prefix_values[i, :held])[lanes, slots]
         out = out + weights[..., self.prefix :] @ tail_values
         return out.reshape(count, -1, fresh, dim).transpose(1, 2)
+
+    def _note(self, layer: int, queries: Tensor, weights: Tensor) -> None:
+        """Keep the queries and attention weights of the rows whose caches look back on a step, until they settle."""
+        rows = [row for row, lane in enumerate(self.lane_of) if lane in self.watched]
+        attention = weights[rows].reshape(len(rows), queries.shape[1], queries.shape[2], -1)
+        self._seen[layer] = (rows, queries[rows].float(), attention)
 
     def _enter(self, copies: _Copies, layer: int, i: int, keys: Tensor, values: Tensor) -> None:
         """Write the step's own tokens into the tails, as a cache would hold them: fp16 in every row but the first."""
@@ -191,6 +203,17 @@ class Rows:
                 changed = cache.flush(part)
                 if changed is not None:
                     self._write(part.group, part.kind, part.layers, row, *changed)
+            if part.stream.observes:
+                self._look_back(row, part)
+
+    def _look_back(self, row: int, part: Part) -> None:
+        """Show a part the step's attention and rewrite the tokens it stores anew."""
+        seen = [self._seen[self.layers[part.group][i]] for i in part.layers.tolist()]
+        queries, attention = (torch.stack([layer[which][layer[0].index(row)] for layer in seen]) for which in (1, 2))
+        patch = part.stream.observe(queries, attention)
+        if patch is not None:
+            tail = self.copies[part.group].of(part.kind)[1]
+            tail[part.layers[patch.layer], row, patch.head, patch.token - self.prefix] = patch.values
 
     @staticmethod
     def _rows_of(tail: Tensor, part: Part, row: int, at: int) -> Tensor:

@@ -15,14 +15,18 @@ def measure(cache: LaneCache, shape: ModelShape) -> Memory:
     for part in cache.parts:
         for name, size in part.stream.nbytes().items():
             parts[f"{part.kind}_{name}"] = parts.get(f"{part.kind}_{name}", 0) + size
+    stored = sum(parts.values())
+    if host := sum(part.stream.host_bytes for part in cache.parts):
+        parts["host_copy"] = host  # in host memory, beside the cache: in no bits and no ratio
     tokens = max(part.stream.tokens for part in cache.parts)
     elements = shape.layers * shape.kv_heads * shape.head_dim * tokens
     key, value = (_bits(parts, kind, elements) for kind in ("key", "value"))
     return Memory(
         key_bits=key, value_bits=value,
-        key_bits_quantized=_quantized_bits(cache, "key", shape), value_bits_quantized=_quantized_bits(cache, "value", shape),
+        key_bits_quantized=_quantized_bits(cache, "key", shape),
+        value_bits_quantized=_quantized_bits(cache, "value", shape),
         bytes_by_part=parts, shared_bytes=0, encoder_bytes=cache.encoder_bytes,
-        kv_ratio=sum(parts.values()) / (2 * elements * 2), tokens=tokens,
+        kv_ratio=stored / (2 * elements * 2), tokens=tokens,
     )  # fmt: skip
 
 
