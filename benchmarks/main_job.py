@@ -1,7 +1,7 @@
 """``make bench``: what the main job costs, as ratios measured in one run on this machine.
 
-Reference + 7 lanes, forced and free rows, captures on, against ONE plain ``generate()`` of the same prompt and length in
-the same process. Machines are noisy, so nothing here is asserted; the JSON is what the README quotes.
+Reference + 7 lanes, forced and free rows, captures on, against ONE plain ``generate()`` of the same prompt and length
+in the same process. Machines are noisy, so nothing here is asserted; the JSON is what the README quotes.
 """
 
 import argparse

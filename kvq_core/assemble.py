@@ -59,13 +59,13 @@ def assemble(run: "Run") -> tuple[Record, dict[str, Tensor]]:
         last = index == len(run.spec.lanes)
         name = "lane/noise" if last else f"lane/{index}"
         at = run.running.index(state) if state in run.running else None
-        record = _lane(run, state, at)
-        if at is not None and record.status == "done":
+        told = _lane(run, state, at)
+        if at is not None and told.status == "done":
             arrays.update({f"{name}/{key}": value for key, value in _lane_arrays(run, state, at).items()})
         if last:
-            noise = record
+            noise = told
         else:
-            lanes.append(record)
+            lanes.append(told)
     assert noise is not None
     record = Record(
         id=run.id, results_version=RESULTS_VERSION, created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -132,7 +132,10 @@ def _metrics(run: "Run", state: LaneState, at: int) -> Metrics:
     metrics.first_divergence = state.first_divergence
     metrics.matched_prefix = len(state.token_ids) if state.first_divergence is None else state.first_divergence
     if state.cache is not None:
-        metrics.layers_quantized, metrics.tokens_quantized = layers_quantized(state.cache), tokens_quantized(state.cache)
+        metrics.layers_quantized, metrics.tokens_quantized = (
+            layers_quantized(state.cache),
+            tokens_quantized(state.cache),
+        )
     if at in run.errors:
         errors = run.errors[at]
         metrics.key_rmse, metrics.value_rmse = errors.key_rmse, errors.value_rmse
@@ -218,7 +221,9 @@ def _run_arrays(run: "Run") -> dict[str, Tensor]:
         own = run.tap.queries[group.layers, :, : run.fidelity.n_scored].to(group.device)
         kv_heads = run.model.shape.kv_heads
         everything = query_directions(group.query_gram + query_gram(own, kv_heads))
-        stacked = (stack_queries(torch.cat(pair, 1)[None], kv_heads)[0] for pair in zip(group.queries, own, strict=True))
+        stacked = (
+            stack_queries(torch.cat(pair, 1)[None], kv_heads)[0] for pair in zip(group.queries, own, strict=True)
+        )
         prompt, both = deviations(stacked, query_directions(group.query_gram), everything)
         parts = {f"spectra/{name}": values for name, values in key_spectra(group, run.decode.rope).items()}
         parts |= {"subspace/deviation_prompt": prompt, "subspace/deviation_all": both}

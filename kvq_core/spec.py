@@ -27,10 +27,14 @@ class Lane(_Frozen):
     label: str = Field("", max_length=60, description="Name of the lane; empty: made from the method.")
     method: str = Field(description="Name of the method.")
     knobs: dict[str, Any] = Field(default_factory=dict, description="The method's knobs; missing ones keep defaults.")
-    tensors: Literal["both", "keys", "values"] = Field("both", description="What the method quantizes; the rest is fp16.")
+    tensors: Literal["both", "keys", "values"] = Field(
+        "both", description="What the method quantizes; the rest is fp16."
+    )
     layers: Literal["all"] | tuple[Count, ...] = Field("all", description="Layers it quantizes; the others are fp16.")
     sink_tokens: int | None = Field(None, ge=0, le=4096, description="First tokens kept fp16; null: the method's own.")
-    recent_tokens: int | None = Field(None, ge=0, le=8192, description="Newest tokens kept fp16; null: the method's own.")
+    recent_tokens: int | None = Field(
+        None, ge=0, le=8192, description="Newest tokens kept fp16; null: the method's own."
+    )
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -84,7 +88,7 @@ class Lane(_Frozen):
         return self.build().why_not(shape)
 
 
-def _changed(window: Window, changes: dict[str, int]) -> Window:
+def _changed(window: Window, changes: dict[str, Any]) -> Window:
     return replace(window, **changes) if window.step is not None else window
 
 
@@ -103,7 +107,9 @@ class ComparisonSpec(_Frozen):
 
     model: str = Field(DEFAULT_MODEL, max_length=200, description="Model id, or path of a local model directory.")
     revision: str | None = Field(None, max_length=100, description="Hub revision (branch, tag or commit).")
-    system: str | None = Field(None, max_length=100_000, description='System message; null: the template\'s own, "": none.')
+    system: str | None = Field(
+        None, max_length=100_000, description='System message; null: the template\'s own, "": none.'
+    )
     prompt: str = Field(max_length=2_000_000, description="The user's prompt.")
     chat: bool = Field(True, description="Apply the model's chat template; false: the raw text.")
     continuation: str | None = Field(
@@ -169,7 +175,9 @@ def parse_spec(data: Any) -> ComparisonSpec:
         raise SpecError(f"A comparison is an object with fields such as prompt and lanes, not {type(data).__name__}.")
     lanes = data.get("lanes")
     if isinstance(lanes, list | tuple) and len(lanes) > MAX_LANES:
-        raise SpecError(f"{len(lanes)} lanes were given; at most {MAX_LANES} are allowed. Remove {len(lanes) - MAX_LANES}.")
+        raise SpecError(
+            f"{len(lanes)} lanes were given; at most {MAX_LANES} are allowed. Remove {len(lanes) - MAX_LANES}."
+        )
     if isinstance(lanes, list | tuple):
         for index, lane in enumerate(lanes):
             try:
@@ -211,7 +219,6 @@ def _first_line(error: ValidationError) -> str:
 
 
 def _siblings(loc: tuple[int | str, ...]) -> list[str]:
-    parent: type[BaseModel] = ComparisonSpec
-    if len(loc) > 1:
-        parent = {"lanes": Lane, "capture": Capture}.get(str(loc[0]), ComparisonSpec)
+    parts: dict[str, type[BaseModel]] = {"lanes": Lane, "capture": Capture}
+    parent = parts.get(str(loc[0]), ComparisonSpec) if len(loc) > 1 else ComparisonSpec
     return list(parent.model_fields)

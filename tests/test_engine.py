@@ -179,7 +179,9 @@ def test_rows_end_at_their_own_eos() -> None:
             outcome = run_engine(model, ids, LANES, 48, audit=True)
         finally:
             del model.eos_ids
-        for got, endless in zip([outcome.decode.token_ids, *(s.token_ids for s in outcome.decode.states)], texts, strict=True):
+        for got, endless in zip(
+            [outcome.decode.token_ids, *(s.token_ids for s in outcome.decode.states)], texts, strict=True
+        ):
             stop = endless.index(eos) + 1 if eos in endless else len(endless)
             assert got == endless[:stop]
         scored = len(outcome.decode.token_ids) - 1

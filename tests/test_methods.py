@@ -84,7 +84,9 @@ def test_block_update_equals_the_papers_matrices(inputs: dict[str, Tensor]) -> N
 def test_squat_minimises_its_objective() -> None:
     """The remaining channels are the best possible against the query subspace: gradient zero at the solution."""
     keys, _, queries = random_cache(1, 2, 96, 32)
-    gram = subspace_gram((queries.double().reshape(1, -1, 32).transpose(-1, -2) @ queries.double().reshape(1, -1, 32))[None], 5)[0]
+    gram = subspace_gram(
+        (queries.double().reshape(1, -1, 32).transpose(-1, -2) @ queries.double().reshape(1, -1, 32))[None], 5
+    )[0]
     p = torch.eye(32, dtype=torch.float64) + 0.01 * gram[0, 0]
     error = torch.randn(16, dtype=torch.float64)
     rest = error @ block_updates(gram, 0.01, 16)[0][0, 0].double()
@@ -130,19 +132,21 @@ def test_squat_warns_where_the_paper_collapses() -> None:
     assert any("lower λ" in note for note in loud.notes) and not any("lower λ" in note for note in quiet.notes)
 
 
-QUANTIZING = [name for name, cls in methods().items() if cls.quantizes and name in ("kivi", "squat", "per_token", "per_channel")]
+QUANTIZING = [
+    name for name, cls in methods().items() if cls.quantizes and name in ("kivi", "squat", "per_token", "per_channel")
+]
 
 
 @given(
     name=st.sampled_from(QUANTIZING), kv_heads=st.integers(1, 3), groups=st.sampled_from([1, 3, 4, 8]),
-    tokens=st.integers(1, 70), bits=st.sampled_from([1, 2, 3, 4, 8]), kind=st.sampled_from(["normal", "zero", "constant", "huge"]),
-    windows=st.booleans(), seed=st.integers(0, 99),
+    tokens=st.integers(1, 70), bits=st.sampled_from([1, 2, 3, 4, 8]),
+    kind=st.sampled_from(["normal", "zero", "constant", "huge"]), windows=st.booleans(), seed=st.integers(0, 99),
 )  # fmt: skip
 @settings(max_examples=150, deadline=None)
 def test_any_input_gives_finite_and_bounded_results(
     name: str, kv_heads: int, groups: int, tokens: int, bits: int, kind: str, windows: bool, seed: int
 ) -> None:
-    """One token, odd lengths, T below a group, zero-range groups, every GQA ratio: finite, within the range, real bytes."""
+    """One token, odd lengths, T below a group, zero-range groups, every GQA ratio: finite, in range, real bytes."""
     keys, values, queries = random_cache(kv_heads, groups, tokens, 32, seed)
     if kind in ("zero", "constant"):
         keys, values = torch.full_like(keys, float(kind == "constant")), torch.full_like(values, -3.0)
@@ -162,12 +166,16 @@ def test_any_input_gives_finite_and_bounded_results(
 @pytest.mark.parametrize("name", QUANTIZING)
 def test_eight_bits_are_near_lossless(name: str) -> None:
     keys, values, queries = random_cache(2, 2, 256, 64)
-    result = kvq_core.roundtrip(make(name, bits=8, group_size=8, residual_length=32), keys, values, queries, metadata="float16")
+    result = kvq_core.roundtrip(
+        make(name, bits=8, group_size=8, residual_length=32), keys, values, queries, metadata="float16"
+    )
     assert (result.keys - keys).norm() / keys.norm() < 4e-3
     assert (result.values - values).norm() / values.norm() < 4e-3
 
 
-@pytest.mark.parametrize(("bits", "group", "expected"), [(2, 32, 3.0), (4, 32, 5.0), (2, 64, 2.5), (3, 32, 4.0), (1, 32, 2.0), (8, 8, 12.0)])
+@pytest.mark.parametrize(
+    ("bits", "group", "expected"), [(2, 32, 3.0), (4, 32, 5.0), (2, 64, 2.5), (3, 32, 4.0), (1, 32, 2.0), (8, 8, 12.0)]
+)
 def test_bits_are_those_of_the_formula(bits: int, group: int, expected: float) -> None:
     """b + 32 / G with fp16 scale and minimum, from the bytes of the tensors held."""
     keys, values, queries = random_cache(2, 1, 256, 64)

@@ -10,10 +10,14 @@ from scipy.special import rel_entr
 from kvq_core.metrics.fidelity import Fidelity, perplexity_block
 
 
-def scored(positions: int = 40, vocabulary: int = 30, noise: float = 0.5) -> tuple[Fidelity, torch.Tensor, torch.Tensor, list[int]]:
+def scored(
+    positions: int = 40, vocabulary: int = 30, noise: float = 0.5
+) -> tuple[Fidelity, torch.Tensor, torch.Tensor, list[int]]:
     torch.manual_seed(0)
     reference = torch.randn(positions, vocabulary) * 2
-    lanes = torch.stack([reference + noise * torch.randn_like(reference), reference + 1e-3 * torch.randn_like(reference)])
+    lanes = torch.stack(
+        [reference + noise * torch.randn_like(reference), reference + 1e-3 * torch.randn_like(reference)]
+    )
     targets = torch.randint(0, vocabulary, (positions,)).tolist()
     fidelity = Fidelity(2)
     for start in range(0, positions, 7):  # in uneven chunks, as scoring a continuation does
@@ -41,7 +45,11 @@ def test_columns_equal_direct_float64() -> None:
 def test_perplexity_block_by_hand() -> None:
     """Four positions, every number from its definition."""
     nll, base = torch.tensor([1.0, 2.0, 0.5, 0.5]), torch.tensor([0.8, 1.5, 0.6, 0.5])
-    kld, dp, same = torch.tensor([0.1, 0.4, 0.0, 0.1]), torch.tensor([-0.1, -0.2, 0.05, 0.0]), torch.tensor([1, 0, 1, 1])
+    kld, dp, same = (
+        torch.tensor([0.1, 0.4, 0.0, 0.1]),
+        torch.tensor([-0.1, -0.2, 0.05, 0.0]),
+        torch.tensor([1, 0, 1, 1]),
+    )
     block = perplexity_block(nll, base, kld, dp, same)
     assert block["Mean PPL(Q)"].value == pytest.approx(math.exp(1.0))
     assert block["Mean PPL(base)"].value == pytest.approx(math.exp(0.85))

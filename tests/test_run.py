@@ -27,7 +27,9 @@ LANES = [
 
 
 def spec_of(**changes: object) -> kvq_core.ComparisonSpec:
-    return parse_spec({"prompt": "Tell me about the harbour. " + FACTS * 12, "max_new_tokens": 56, "lanes": LANES, **changes})
+    return parse_spec(
+        {"prompt": "Tell me about the harbour. " + FACTS * 12, "max_new_tokens": 56, "lanes": LANES, **changes}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +98,9 @@ def test_arrays_are_the_documented_ones(finished: Finished) -> None:
     assert all(torch.isfinite(t.float()).all() for t in finished.arrays.values())
     assert sum(t.numel() * t.element_size() for t in finished.arrays.values()) < 64e6
     positions = finished.record.noise_floor.metrics.n_scored
-    assert finished.arrays["lane/0/kld"].mean().item() == pytest.approx(finished.record.lanes[0].metrics.kld_mean, rel=1e-5)
+    assert finished.arrays["lane/0/kld"].mean().item() == pytest.approx(
+        finished.record.lanes[0].metrics.kld_mean, rel=1e-5
+    )
     assert finished.arrays["lane/0/delta_mean"].shape == (30, 9, positions)
     energy = finished.arrays["lane/1/key_error_energy"]
     assert (energy.sum(-1) > 0).all()
@@ -130,7 +134,9 @@ def test_events_tell_the_story_in_order(smollm) -> None:
 
 
 def test_a_short_prompt_is_flagged_as_never_engaged(smollm) -> None:
-    spec = parse_spec({"prompt": "Say hi.", "max_new_tokens": 4, "lanes": [{"method": "kivi", "knobs": {"residual_length": 64}}]})
+    spec = parse_spec(
+        {"prompt": "Say hi.", "max_new_tokens": 4, "lanes": [{"method": "kivi", "knobs": {"residual_length": 64}}]}
+    )
     guess = estimate(spec)
     assert guess.lanes[0].key_tokens == guess.lanes[0].value_tokens == 0 and "nothing" in (guess.lanes[0].warning or "")
     record = kvq_core.run(spec)
@@ -205,7 +211,12 @@ def test_what_cannot_run_is_refused_before_it_starts(smollm, changes: dict[str, 
 
 
 def test_sampling_is_reproducible_and_shared(smollm) -> None:
-    base = {"prompt": "Tell a short story about a lighthouse.", "max_new_tokens": 24, "temperature": 0.9, "lanes": LANES[:1]}
+    base = {
+        "prompt": "Tell a short story about a lighthouse.",
+        "max_new_tokens": 24,
+        "temperature": 0.9,
+        "lanes": LANES[:1],
+    }
     first, again = (kvq_core.run(parse_spec({**base, "seed": 3})) for _ in range(2))
     other = kvq_core.run(parse_spec({**base, "seed": 4}))
     assert first.reference.text == again.reference.text != other.reference.text

@@ -27,8 +27,8 @@ class ScoreTap:
 
     A delta is the forced row's q.k/sqrt(head_dim) minus the reference's, centred per row: softmax ignores what all
     positions share. Statistics are over the positions whose keys the lane holds quantized (all positions where it
-    holds none, as the noise floor does). Kept: mean and maximum of |delta| per (lane, layer, query head, step); the mean
-    with the reference's query, which isolates the keys' error; and for ``map_layers`` the signed extreme of each
+    holds none, as the noise floor does). Kept: mean and maximum of |delta| per (lane, layer, query head, step); the
+    mean with the reference's query, which isolates the keys' error; and for ``map_layers`` the signed extreme of each
     bin of steps x positions.
     """
 
@@ -104,7 +104,9 @@ class ScoreTap:
         return step * self.step_bins // max(1, self.extent.steps)
 
     def _pool(self, row: int, delta: Tensor) -> None:
-        padded = torch.nn.functional.pad(delta, (0, -delta.shape[-1] % self.bin_width)).unflatten(-1, (-1, self.bin_width))
+        padded = torch.nn.functional.pad(delta, (0, -delta.shape[-1] % self.bin_width)).unflatten(
+            -1, (-1, self.bin_width)
+        )
         high, low = padded.amax(-1), padded.amin(-1)
         extreme = torch.where(high > -low, high, low).cpu()  # (lanes, heads, fresh, bins so far)
         for i in range(extreme.shape[2]):
@@ -112,14 +114,16 @@ class ScoreTap:
             held.copy_(torch.where(extreme[:, :, i].abs() > held.abs(), extreme[:, :, i], held))
 
     def int8_map(self, lane: int) -> tuple[Tensor, Tensor]:
-        """A lane's map as int8 (map layers, map heads, step bins, position bins) and its scale (map layers, map heads)."""
+        """A lane's map as int8 (map layers, map heads, step bins, position bins), its scale (map layers, map heads)."""
         values = self.map[lane]
         scale = values.abs().amax((-1, -2)) / 127
         safe = torch.where(scale > 0, scale, 1.0)
         return (values / safe[..., None, None]).round().to(torch.int8), scale
 
 
-def map_axes(extent: Extent, layers: str | tuple[int, ...], heads: str | tuple[int, ...]) -> tuple[list[int], list[int]]:
+def map_axes(
+    extent: Extent, layers: str | tuple[int, ...], heads: str | tuple[int, ...]
+) -> tuple[list[int], list[int]]:
     """Layers and query heads whose maps are kept: those asked for, or as many layers as MAP_BYTES allow."""
     kept_heads = list(range(extent.query_heads)) if isinstance(heads, str) else sorted(set(heads))
     if not isinstance(layers, str):

@@ -23,10 +23,10 @@ def key_spectra(group: LayerGroup, rope: Rope) -> dict[str, Tensor]:
     layer concatenated (layers, kv_heads * head_dim), before and after RoPE. Not centred."""
     found = {}
     for name, keys in (("post", group.keys), ("pre", _unrotated(group.keys, rope))):
-        keys = list(keys)
-        found[f"key_{name}"] = singular_values(keys)
+        layers = list(keys)
+        found[f"key_{name}"] = singular_values(layers)
         # (kv_heads, tokens, head_dim) -> (tokens, kv_heads * head_dim)
-        found[f"key_{name}_concat"] = singular_values(k.transpose(0, 1).flatten(1) for k in keys)
+        found[f"key_{name}_concat"] = singular_values(k.transpose(0, 1).flatten(1) for k in layers)
     return found
 
 
@@ -45,8 +45,8 @@ def query_directions(gram: Tensor) -> Tensor:
 def deviations(queries: Iterable[Tensor], *subspaces: Tensor) -> list[Tensor]:
     """Mean deviation of normalized queries from the top-r subspace, r = 0 .. d (SQuat, Definition 1).
 
-    ||q - Proj(q)||_2 with ||q|| = 1 is sqrt(1 - sum of the first r squared coefficients). ``queries`` gives a layer at a
-    time (kv_heads, n, d); each subspace is (layers, kv_heads, d, d) as query_directions makes it, and gets its
+    ||q - Proj(q)||_2 with ||q|| = 1 is sqrt(1 - sum of the first r squared coefficients). ``queries`` gives a layer
+    at a time (kv_heads, n, d); each subspace is (layers, kv_heads, d, d) as query_directions makes it, and gets its
     (layers, kv_heads, d + 1), from 1 down to 0.
     """
     found: list[list[Tensor]] = [[] for _ in subspaces]

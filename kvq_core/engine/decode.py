@@ -105,8 +105,7 @@ class Decode:
         self.token_ids = [first]
         for state in self.states_running:
             state.token_ids = [first]
-        self._end_reference(first)
-        if self.finish:
+        if self._end_reference(first):
             close(self.rows)
         while not self._over():
             inputs = [] if self.finish else [self.token_ids[-1]] * (len(self.states_running) + 1)
@@ -119,8 +118,7 @@ class Decode:
                 self.token_ids.append(chosen[0])
                 score(logits[0], logits[1:forced], [chosen[0]])
                 self._part_ways(chosen[:forced])
-                self._end_reference(chosen[0])
-                if self.finish:
+                if self._end_reference(chosen[0]):
                     close(self.rows)
             self._drop_finished()
             yield
@@ -133,12 +131,13 @@ class Decode:
             return "eos"
         return "length" if count >= self.total else None
 
-    def _end_reference(self, token: int) -> None:
-        """Note the reference's end; lanes that never diverged end with it."""
+    def _end_reference(self, token: int) -> bool:
+        """Note whether the reference ends with this token; lanes that never diverged end with it."""
         self.finish = self._ends(token, len(self.token_ids))
         for state in self.states_running:
             if not state.own_text:
                 state.finish = self.finish
+        return self.finish is not None
 
     def _part_ways(self, chosen: list[int]) -> None:
         """Give every lane whose choice differs from the reference's for the first time a row of its own."""
@@ -203,4 +202,6 @@ class Decode:
 
 
 def _said(error: Exception) -> str:
-    return str(error) if isinstance(error, MethodError) else f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+    return (
+        str(error) if isinstance(error, MethodError) else f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+    )

@@ -47,11 +47,12 @@ class Prefill:
 
     def run(self) -> Iterator[int]:
         """Process a chunk a turn; yields the number of prompt tokens done."""
-        for self._start in range(0, len(self.ids), CHUNK):
-            chunk = torch.tensor([self.ids[self._start : self._start + CHUNK]])
-            logits = self.model.forward(chunk, self._start, self._attend, last_only=True)
+        for start in range(0, len(self.ids), CHUNK):
+            self._start = start
+            chunk = torch.tensor([self.ids[start : start + CHUNK]])
+            logits = self.model.forward(chunk, start, self._attend, last_only=True)
             self.logits = logits[0, -1]
-            yield min(self._start + CHUNK, len(self.ids))
+            yield min(start + CHUNK, len(self.ids))
 
     def _attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
         group, i = self.place[layer]
@@ -60,8 +61,8 @@ class Prefill:
         group.queries[i, :, now] = queries[0]
         group.keys[i, :, now] = keys[0]
         group.values[i, :, now] = values[0]
-        past = (t[i : i + 1, :, :end].to(queries.dtype) for t in (group.keys, group.values))
-        return causal_attention(queries, *past, scaling)
+        past = [t[i : i + 1, :, :end].to(queries.dtype) for t in (group.keys, group.values)]
+        return causal_attention(queries, past[0], past[1], scaling)
 
 
 def _groups(model: LoadedModel, tokens: int) -> Iterator[LayerGroup]:

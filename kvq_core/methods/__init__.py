@@ -22,7 +22,7 @@ def methods() -> dict[str, type[Method]]:
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
     found: dict[str, type[Method]] = {}
-    pending = [Method]
+    pending: list[type[Method]] = Method.__subclasses__()
     while pending:
         cls = pending.pop()
         pending += cls.__subclasses__()

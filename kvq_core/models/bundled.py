@@ -1,10 +1,10 @@
 """The default model: SmolLM2-135M-Instruct from a registry package, converted once."""
 
 import importlib.util
-import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from kvq_core.errors import ModelError
 
@@ -42,7 +42,7 @@ def convert(target: Path) -> Path:
     logging.disable_progress_bar()
     where = {"gguf_file": gguf.name, "local_files_only": True}
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **where)
-    model = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **where)
+    model: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **where)
     del model.config.quantization_config  # the weights are plain float32 from here on
     model.hf_quantizer = None
     model.is_quantized = False
@@ -51,7 +51,7 @@ def convert(target: Path) -> Path:
     try:
         model.save_pretrained(aside)
         tokenizer.save_pretrained(aside)
-        os.replace(aside, target)
+        aside.rename(target)
     except OSError:
         if not (target / "model.safetensors").is_file():  # another process may have been faster
             raise

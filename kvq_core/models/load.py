@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kvq_core.errors import ModelError, SpecError
 from kvq_core.methods import ModelShape
@@ -52,7 +52,7 @@ class LoadedModel:
     id: str
     title: str
     revision: str | None
-    model: nn.Module
+    model: Any  # a transformers causal language model; its attributes differ by architecture
     tokenizer: Any
     weights_hash: str
 
@@ -131,7 +131,7 @@ class LoadedModel:
         return out.logits.float()
 
 
-def wrap(model: nn.Module, tokenizer: Any, *, id: str, title: str = "", revision: str | None = None) -> LoadedModel:
+def wrap(model: Any, tokenizer: Any, *, id: str, title: str = "", revision: str | None = None) -> LoadedModel:
     """Make a model that is already in memory usable; its weights hash comes from the tensors themselves.
 
     Raises ModelError for an architecture the engine does not reproduce.

@@ -49,7 +49,7 @@ def window_of(config: Any) -> int | None:
     return window if window and (sliding or getattr(config, "use_sliding_window", True)) else None
 
 
-def check_model(model: nn.Module) -> None:
+def check_model(model: Any) -> None:
     """Refuse a model without rotary embeddings or with attention sinks, which only its modules show.
 
     Raises ModelError with the reason.
@@ -70,7 +70,11 @@ def check_model(model: nn.Module) -> None:
         )
 
 
-def attention_modules(model: nn.Module) -> list[nn.Module]:
+def attention_modules(model: Any) -> list[nn.Module]:
     """The self-attention module of each layer, in layer order."""
-    found = [m for m in model.base_model.modules() if hasattr(m, "layer_idx") and (hasattr(m, "k_proj") or hasattr(m, "qkv_proj"))]
+    found = [
+        m
+        for m in model.base_model.modules()
+        if hasattr(m, "layer_idx") and (hasattr(m, "k_proj") or hasattr(m, "qkv_proj"))
+    ]
     return sorted(found, key=lambda m: m.layer_idx)  # type: ignore[arg-type, return-value]
