@@ -1,0 +1,1 @@
+"""The page: panels assembled by ``layout``, pure figures in ``figures``, form controls generated from methods."""

@@ -1,0 +1,136 @@
+"""The answer cards: heads with four numbers, tokens, KLD strips; while a run streams and when it is done."""
+
+import math
+from collections.abc import Sequence
+
+from kvq_core.record import LaneRecord, Record
+from ui.figures.base import Arrays, array
+from ui.numbers import ABSENT, bits, percent, plural, significant
+from ui.text import lane_tokens, reference_tokens, safe, strip
+from ui.verdict import remarks, verdict
+from ui.vocabulary import vocabulary
+
+MAX_TITLED = 1200  # tokens of a run that carry their top-5 lists; about 300 KB
+Stat = tuple[str, str]
+STREAMING: tuple[Stat, ...] = (("K / V bits", "…"), ("size", "…"))
+
+
+def head(
+    label: str, subtitle: str, badge: tuple[str, str, str], stats: Sequence[Stat], notes: Sequence[str] = ()
+) -> str:
+    """Title, badge (word, tone, explanation) and numbers."""
+    word, tone, why = badge
+    cells = "".join(f"<div><span>{safe(name)}</span><b>{safe(value)}</b></div>" for name, value in stats)
+    said = "".join(f"<p class='remark'>{safe(note)}</p>" for note in notes)
+    mark = f'<span class="badge {tone}" title="{safe(why)}">{safe(word)}</span>' if word else ""
+    return (
+        f'<div class="top"><h3>{safe(label)}</h3>{mark}</div><p class="sub">{safe(subtitle)}</p>'
+        f'<div class="stats">{cells}</div>{said}'
+    )
+
+
+def failed(label: str, subtitle: str, error: str) -> str:
+    """A lane that could not run; the others went on."""
+    return (
+        f'<div class="top"><h3>{safe(label)}</h3><span class="badge bad">failed</span></div><p class="sub">{safe(subtitle)}</p>'
+        f'<p class="error">{safe(error)}</p><p class="remark">The other lanes are not affected. Change this lane and run again.</p>'
+    )
+
+
+def waiting_head(label: str, subtitle: str) -> str:
+    stats = (("new tokens", "0"),) if not subtitle else (*STREAMING, ("KLD", "…"), ("flips", "…"))
+    return head(
+        label, subtitle or "unquantized cache", ("reference", "quiet", "") if not subtitle else ("", "", ""), stats
+    )
+
+
+def running_head(label: str, subtitle: str, kld: Sequence[float], same_top: Sequence[bool]) -> str:
+    """Running means while tokens arrive; bits and size are known at the end."""
+    finite = [k for k in kld if math.isfinite(k)]
+    mean = sum(finite) / len(finite) if finite else None
+    flips = 1 - sum(same_top) / len(same_top) if same_top else None
+    return head(label, subtitle, ("", "", ""), (*STREAMING, ("KLD", significant(mean)), ("flips", percent(flips))))
+
+
+def reference_head(record: Record) -> str:
+    env, ref = record.environment, record.reference
+    width = {"float32": "32", "float64": "64"}.get(env.dtype.removeprefix("torch."), "16")
+    stats = (
+        ("K / V bits", f"{width} / {width}"),
+        ("prompt", f"{len(ref.prompt_token_ids):,}"),
+        ("PPL", significant(ref.ppl)),
+        ("new", f"{len(ref.token_ids):,}"),
+    )
+    return head(
+        "Full precision", f"unquantized {env.dtype.removeprefix('torch.')} cache", ("reference", "quiet", ""), stats
+    )
+
+
+def lane_head(lane: LaneRecord) -> str:
+    """The head of a finished or failed lane."""
+    if lane.status == "failed":
+        return failed(lane.label, lane.summary or lane.title, lane.error or "")
+    found, m, memory = verdict(lane), lane.metrics, lane.memory
+    stats = (
+        ("K / V bits", f"{bits(memory.key_bits)} / {bits(memory.value_bits)}" if memory else ABSENT),
+        ("size", percent(memory.kv_ratio) if memory else ABSENT),
+        ("KLD", significant(m.kld_mean) if m else ABSENT),
+        ("flips", percent(m.flip_rate) if m else ABSENT),
+    )
+    return head(lane.label, lane.summary, (found.word, found.tone, found.why), stats, _agreement(lane) + remarks(lane))
+
+
+def _agreement(lane: LaneRecord) -> list[str]:
+    m = lane.metrics
+    if m is None or not lane.token_ids:
+        return []
+    if m.first_divergence is None:
+        return ["Own text equals the reference's."]
+    return [f"Own text leaves the reference's after {plural(m.matched_prefix, 'token')}."]
+
+
+def reference_body(record: Record) -> str:
+    return reference_tokens(record.reference.tokens) or '<span class="none">The answer is empty.</span>'
+
+
+def lane_body(record: Record, arrays: Arrays, index: int) -> str:
+    """A finished lane's tokens, coloured, each with the top-5 of lane and reference as its tooltip."""
+    lane = record.lanes[index]
+    if lane.status == "failed":
+        return ""
+    kld, same = scores(arrays, index)
+    divergence = lane.metrics.first_divergence if lane.metrics else None
+    titles = _titles(record, arrays, index, MAX_TITLED // max(1, len(record.lanes)))
+    return lane_tokens(record.reference.tokens, lane.tokens, kld, same, divergence, titles)
+
+
+def lane_strip(arrays: Arrays, index: int) -> str:
+    return strip(scores(arrays, index)[0])
+
+
+def scores(arrays: Arrays, index: int) -> tuple[list[float], list[bool]]:
+    """KLD and same-top of every scored position."""
+    kld, same = array(arrays, f"lane/{index}/kld"), array(arrays, f"lane/{index}/same_top")
+    return ([] if kld is None else kld.tolist()), ([] if same is None else [bool(s) for s in same])
+
+
+def _titles(record: Record, arrays: Arrays, index: int, limit: int) -> list[str]:
+    names = ("reference/topk_ids", "reference/topk_probs", f"lane/{index}/topk_ids", f"lane/{index}/topk_probs")
+    ids, probs, lane_ids, lane_probs = (array(arrays, name) for name in names)
+    kld = array(arrays, f"lane/{index}/kld")
+    if any(found is None for found in (ids, probs, lane_ids, lane_probs, kld)):
+        return []
+    word = vocabulary(record)
+    titles = ["token 0: from the shared prefill, not scored"]
+    for at in range(min(limit, len(kld))):
+        rows = (_top(word, ids[at], probs[at]), _top(word, lane_ids[at], lane_probs[at]))
+        titles.append(f"token {at + 1} · KLD {significant(float(kld[at]))}\nreference: {rows[0]}\nlane: {rows[1]}")
+    return titles
+
+
+def _top(word, ids, probs) -> str:
+    return "  ".join(f"“{_visible(word(int(id)))}” {100 * float(p):.0f} %" for id, p in zip(ids, probs, strict=True))
+
+
+def _visible(piece: str) -> str:
+    return piece.strip(" ").replace("\n", "⏎") or "␣"

@@ -1,0 +1,111 @@
+"""What all figures share: a transparent template, array access, rounding for a small payload."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from kvq_core.record import LaneRecord, Record
+from ui.colors import DIVERGING, SEQUENTIAL, lane_color
+from ui.text import plot_safe, shorten
+
+Arrays = Mapping[str, Any]
+INK = "#667085"  # fallback; the stylesheet recolours text for the theme
+LINE = "rgba(128, 137, 155, 0.25)"
+HOVER = {"font": {"size": 12}, "namelength": -1}
+
+
+def array(arrays: Arrays, name: str) -> np.ndarray | None:
+    """A captured array as float32 with what is not finite set to 0, or None where the run kept none."""
+    if name not in arrays:
+        return None
+    tensor = arrays[name]
+    raw = tensor.float().numpy() if hasattr(tensor, "numpy") else np.asarray(tensor, dtype=np.float32)
+    return np.nan_to_num(raw.astype(np.float32), nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def lanes_with(record: Record, arrays: Arrays, name: str) -> Iterator[tuple[int, LaneRecord, np.ndarray]]:
+    """Finished lanes that have the array ``lane/{i}/{name}``."""
+    for index, lane in enumerate(record.lanes):
+        found = array(arrays, f"lane/{index}/{name}")
+        if lane.status == "done" and found is not None and found.size:
+            yield index, lane, found
+
+
+def label_of(lane: LaneRecord, limit: int = 28) -> str:
+    """A lane's label for Plotly: escaped and short."""
+    return plot_safe(shorten(lane.label, limit))
+
+
+def rounded(values: np.ndarray, digits: int = 4) -> np.ndarray:
+    """float32 with at most ``digits`` decimals; Plotly sends it as binary."""
+    return np.round(values, digits).astype(np.float32)
+
+
+def canvas(height: int, **layout: Any) -> go.Figure:
+    """An empty figure in the page's style."""
+    return styled(go.Figure(), height, **layout)
+
+
+def stacked_rows(titles: Sequence[str], row_height: int, colors: Sequence[str], **options: Any) -> go.Figure:
+    """One subplot a lane below each other on a shared x axis, each titled in its lane's colour."""
+    gap = 30
+    inner = len(titles) * row_height + (len(titles) - 1) * gap
+    spacing = gap / inner if len(titles) > 1 else 0
+    figure = make_subplots(
+        len(titles), 1, shared_xaxes=True, vertical_spacing=spacing, subplot_titles=list(titles), **options
+    )
+    for note, color in zip(figure.layout.annotations, colors, strict=True):
+        note.update(x=0, xanchor="left", font={"size": 12, "color": color}, yshift=1)
+    return styled(figure, inner + 80, margin={"l": 48, "r": 8, "t": 26, "b": 46})
+
+
+def styled(figure: go.Figure, height: int, **layout: Any) -> go.Figure:
+    """Transparent, quiet, readable on a light and on a dark ground."""
+    figure.update_layout(
+        template=go.layout.Template(),  # Plotly's own is 6 KB a figure
+        height=height,
+        margin={"l": 52, "r": 12, "t": 12, "b": 46},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"family": "system-ui, Segoe UI, Roboto, DejaVu Sans, sans-serif", "size": 12, "color": INK},
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "font": {"size": 12}},
+        hoverlabel=HOVER,
+        dragmode="zoom",
+        modebar={"orientation": "v", "bgcolor": "rgba(0,0,0,0)", "color": LINE, "activecolor": INK},
+        colorway=[lane_color(i) for i in range(8)],
+    )
+    figure.update_layout(**layout)
+    axis = {"gridcolor": LINE, "zerolinecolor": LINE, "linecolor": LINE, "title": {"standoff": 8}}
+    figure.update_xaxes(**axis)
+    figure.update_yaxes(**axis)
+    return figure
+
+
+def sequential(high: float, unit: str) -> dict[str, Any]:
+    """A shared white-to-purple colour axis from 0."""
+    return {"colorscale": list(SEQUENTIAL), "cmin": 0, "cmax": high or 1.0, "colorbar": bar(unit)}
+
+
+def diverging(high: float, unit: str) -> dict[str, Any]:
+    """A shared purple-to-orange colour axis, white at 0."""
+    return {"colorscale": list(DIVERGING), "cmin": -(high or 1.0), "cmax": high or 1.0, "colorbar": bar(unit)}
+
+
+def bar(unit: str) -> dict[str, Any]:
+    return {
+        "title": {"text": unit, "side": "right", "font": {"size": 11}}, "thickness": 10, "outlinewidth": 0, "tickfont": {"size": 11},
+        "len": 1.0, "x": 1.0, "xpad": 6,
+    }  # fmt: skip
+
+
+def pooled(values: np.ndarray, limit: int, axis: int) -> tuple[np.ndarray, np.ndarray]:
+    """At most ``limit`` entries along an axis, each the mean of its bin; and the bins' first indices."""
+    length = values.shape[axis]
+    edges = np.linspace(0, length, min(limit, length) + 1).astype(int)[:-1]
+    widths = np.diff(np.append(edges, length))
+    shape = [1] * values.ndim
+    shape[axis] = -1
+    return np.add.reduceat(values, edges, axis=axis) / widths.reshape(shape), edges

@@ -1,0 +1,109 @@
+"""What is stored: bits of every element, and bytes by what they are for."""
+
+from typing import Literal
+
+import numpy as np
+import plotly.graph_objects as go
+
+from kvq_core.record import Record
+from ui.colors import NOISE, faded, lane_color
+from ui.figures.base import Arrays, canvas, label_of, lanes_with, pooled, rounded, sequential, stacked_rows
+
+MAX_BINS = 256
+# Parts of the store by what they are for, from the strongest to the faintest shade of the lane's colour.
+GROUPS = (
+    ("codes", 1.0, ("codes",)),
+    ("scales, zeros, other metadata", 0.6, ()),
+    ("full precision", 0.25, ("window", "sinks", "untouched")),
+)
+
+
+def bit_map(
+    record: Record, arrays: Arrays, kind: Literal["key", "value"], axis: Literal["layers", "channels"]
+) -> go.Figure | None:
+    """Stored bits of every token x layer or token x channel, a lane below the other, on one scale."""
+    lanes = [(i, lane, _plane(b, axis)) for i, lane, b in lanes_with(record, arrays, f"{kind}_bits")]
+    if not lanes:
+        return None
+    flat = all(plane.shape[0] == 1 for *_, plane in lanes)
+    figure = stacked_rows(
+        [label_of(lane) for _, lane, _ in lanes], 26 if flat else 80, [lane_color(i) for i, _, _ in lanes]
+    )
+    for row, (_, lane, plane) in enumerate(lanes, 1):
+        values, starts = pooled(plane, MAX_BINS, axis=1)
+        heat = go.Heatmap(
+            z=rounded(values, 2), x=starts, coloraxis="coloraxis",
+            hovertemplate="token %{x}" + ("" if values.shape[0] == 1 else f", {axis[:-1]} %{{y}}")
+            + "<br>%{z:.2f} bits<extra>" + label_of(lane) + "</extra>",
+        )  # fmt: skip
+        figure.add_trace(heat, row, 1)
+        single = values.shape[0] == 1
+        figure.update_yaxes(
+            title_text="" if single else axis[:-1],
+            showticklabels=not single,
+            showgrid=False,
+            autorange="reversed",
+            row=row,
+            col=1,
+        )
+    figure.update_xaxes(showgrid=False)
+    figure.update_xaxes(title_text="token", row=len(lanes), col=1)
+    figure.update_layout(coloraxis=sequential(16.0, "bits"))
+    return figure
+
+
+def _plane(bits: np.ndarray, axis: Literal["layers", "channels"]) -> np.ndarray:
+    """(L or 1, H or 1, T, C) -> (layers or channels, T); one row where the bits do not depend on it."""
+    if axis == "layers":
+        return bits.mean((1, 3))
+    return bits.mean((0, 1)).T
+
+
+def stored_bytes(record: Record) -> go.Figure:
+    """Stored bytes of each lane by what they are for, keys and values apart, with the fp16 cache for scale."""
+    lanes = [(i, lane) for i, lane in enumerate(record.lanes) if lane.memory is not None]
+    figure = canvas(120 + 62 * (len(lanes) + 1), barmode="stack", bargap=0.25)
+    names = [label_of(lane, 22) for _, lane in lanes]
+    rows = [[name, name] for name in names], ["K", "V"]
+    axis = [[name for pair in rows[0] for name in pair], rows[1] * len(names)]
+    for title, opacity, _ in GROUPS:
+        sizes = [
+            by_group(lane.memory.bytes_by_part, kind).get(title, 0) for _, lane in lanes for kind in ("key", "value")
+        ]
+        if any(sizes):
+            colors = [faded(lane_color(i), opacity) for i, _ in lanes for _ in range(2)]
+            figure.add_bar(
+                y=axis, x=[round(s / 1e6, 4) for s in sizes], name=title, orientation="h", marker={"color": colors},
+                hovertemplate="%{x:.3g} MB<extra>" + title + "</extra>",
+            )  # fmt: skip
+    full = [_fp16_bytes(lane) for _, lane in lanes]
+    if full:
+        figure.add_bar(
+            y=[["FP16 cache"] * 2, ["K", "V"]], x=[round(max(full) / 2e6, 4)] * 2, orientation="h", name="fp16", showlegend=False,
+            marker={"color": faded(NOISE, 0.5)}, hovertemplate="%{x:.3g} MB<extra>fp16</extra>",
+        )  # fmt: skip
+    figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)
+    figure.update_xaxes(title_text="stored, MB")
+    return figure
+
+
+def by_group(parts: dict[str, int], kind: str) -> dict[str, int]:
+    """Bytes of keys or of values by group."""
+    sums: dict[str, int] = {}
+    for name, size in parts.items():
+        if name.startswith(f"{kind}_"):
+            group = group_of(name.removeprefix(f"{kind}_"))
+            sums[group] = sums.get(group, 0) + size
+    return sums
+
+
+def group_of(part: str) -> str:
+    """The group of a part; whatever a method stores beside codes and full-precision tokens is metadata."""
+    for title, _, parts in GROUPS:
+        if part in parts:
+            return title
+    return GROUPS[1][0]
+
+
+def _fp16_bytes(lane) -> float:
+    return sum(lane.memory.bytes_by_part.values()) / lane.memory.kv_ratio if lane.memory.kv_ratio else 0.0

@@ -1,0 +1,98 @@
+"""Keys are only ever read through queries: how much of a key error lies where the queries look."""
+
+import numpy as np
+import plotly.graph_objects as go
+
+from kvq_core.record import Record
+from ui.colors import ACCENT, lane_color
+from ui.figures.base import INK, Arrays, array, canvas, label_of, lanes_with, rounded
+
+KINDS = (("prompt", "subspace of the prompt's queries", ACCENT, "solid"), ("all", "of all queries", "#b3366f", "dash"))
+
+
+def deviation(record: Record, arrays: Arrays, layer: int, rank: int) -> go.Figure | None:
+    """Mean distance of normalized queries from the top-r subspace: the layer chosen, its KV heads averaged."""
+    figure = canvas(300, yaxis={"title": {"text": "deviation of queries"}, "rangemode": "tozero"})
+    drawn = False
+    for kind, name, color, dash in KINDS:
+        values = array(arrays, f"subspace/deviation_{kind}")
+        if values is None:
+            continue
+        mean = values[layer].mean(0)
+        figure.add_scatter(
+            x=np.arange(mean.size), y=rounded(mean), mode="lines", name=name,
+            line={"color": color, "width": 2, "dash": dash}, hovertemplate="rank %{x}: %{y:.3f}<extra>" + name + "</extra>",
+        )  # fmt: skip
+        drawn = True
+    _mark(figure, rank)
+    figure.update_xaxes(title_text=f"rank r (layer {layer})")
+    return figure if drawn else None
+
+
+def error_inside(record: Record, arrays: Arrays, layer: int, rank: int) -> go.Figure | None:
+    """Share of each lane's squared key error inside the top-r query subspace, against r."""
+    lanes = list(lanes_with(record, arrays, "key_error_energy"))
+    if not lanes:
+        return None
+    figure = canvas(300, yaxis={"title": {"text": "key error inside, %"}, "range": [0, 102]})
+    dim = lanes[0][2].shape[-1]
+    figure.add_scatter(
+        x=[0, dim],
+        y=[0, 100],
+        mode="lines",
+        name="evenly spread",
+        hoverinfo="skip",
+        line={"color": INK, "width": 1, "dash": "dot"},
+    )
+    for index, lane, spread in lanes:
+        inside = 100 * inside_share(spread[layer]).mean(0)
+        figure.add_scatter(
+            x=np.arange(inside.size), y=rounded(inside, 2), mode="lines", name=label_of(lane),
+            line={"color": lane_color(index), "width": 2}, hovertemplate="rank %{x}: %{y:.1f} %<extra>" + label_of(lane) + "</extra>",
+        )  # fmt: skip
+    _mark(figure, rank)
+    figure.update_xaxes(title_text=f"rank r (layer {layer})")
+    return figure
+
+
+def error_split(record: Record, arrays: Arrays, rank: int) -> go.Figure | None:
+    """Relative key error of each lane inside and outside the top-r subspace, over all layers and heads."""
+    rows = split_errors(record, arrays, rank)
+    if not rows:
+        return None
+    names = [label_of(record.lanes[i], 22) for i, _, _ in rows]
+    colors = [lane_color(i) for i, _, _ in rows]
+    figure = canvas(110 + 46 * len(rows), barmode="group", bargap=0.3)
+    for at, (name, opacity) in enumerate(((f"inside the top {rank}", 1.0), ("outside", 0.35)), 1):
+        figure.add_bar(
+            y=names, x=[round(100 * row[at], 3) for row in rows], name=name, orientation="h",
+            marker={"color": colors, "opacity": opacity}, hovertemplate="%{y}: %{x:.3g} %<extra>" + name + "</extra>",
+        )  # fmt: skip
+    figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)
+    figure.update_xaxes(title_text="‖ΔK‖ / ‖K‖, % (all layers and KV heads)")
+    return figure
+
+
+def split_errors(record: Record, arrays: Arrays, rank: int) -> list[tuple[int, float, float]]:
+    """Per lane its index and the rms relative key error inside and outside the top-r query subspace."""
+    rows = []
+    for index, _, spread in lanes_with(record, arrays, "key_error_energy"):
+        relative = array(arrays, f"lane/{index}/key_error")
+        if relative is None:
+            continue
+        inside = inside_share(spread)[..., min(rank, spread.shape[-1])]
+        squared = relative.astype(np.float64) ** 2
+        rows.append((index, float(np.sqrt((squared * inside).mean())), float(np.sqrt((squared * (1 - inside)).mean()))))
+    return rows
+
+
+def inside_share(spread: np.ndarray) -> np.ndarray:
+    """(..., D) energies -> (..., D + 1) share inside the top-r directions, r = 0 .. D."""
+    energies = np.maximum(spread.astype(np.float64), 0)
+    total = np.maximum(energies.sum(-1, keepdims=True), 1e-30)
+    held = np.cumsum(energies, -1) / total
+    return np.concatenate([np.zeros_like(held[..., :1]), held], -1)
+
+
+def _mark(figure: go.Figure, rank: int) -> None:
+    figure.add_vline(rank, line={"color": INK, "width": 1, "dash": "dot"})

@@ -1,0 +1,44 @@
+"""The left column's values as a spec, and a spec as values for it."""
+
+from typing import Any
+
+from kvq_core.spec import ComparisonSpec, parse_spec
+from ui.lanes import LaneForm, from_spec, to_spec
+
+# Order of the values in every handler that reads or fills the form; ``lanes`` and ``rest`` follow them.
+FIELDS = (
+    "model",
+    "prompt",
+    "system",
+    "no_system",
+    "chat",
+    "continuation",
+    "max_new_tokens",
+    "temperature",
+    "seed",
+    "ignore_eos",
+)
+_SHOWN = {*FIELDS, "lanes"} - {"no_system"}
+
+
+def to_comparison(values: dict[str, Any], lanes: list[LaneForm], rest: dict[str, Any]) -> ComparisonSpec:
+    """The spec the form describes. ``rest`` carries the fields that a preset or link set and the form does not show.
+
+    Raises SpecError with one line.
+    """
+    data = {**rest, **{name: values[name] for name in FIELDS if name != "no_system"}}
+    data["model"] = str(values["model"] or "").strip()
+    data["system"] = "" if values["no_system"] else values["system"] or None
+    data["continuation"] = values["continuation"] or None
+    data["lanes"] = to_spec(lanes)
+    return parse_spec(data)
+
+
+def from_comparison(spec: ComparisonSpec) -> tuple[list[Any], list[LaneForm], dict[str, Any]]:
+    """Values in the order of FIELDS, the lanes, and the fields the form does not show."""
+    values = spec.model_dump(mode="json")
+    shown = [
+        spec.system == "" if name == "no_system" else "" if values[name] is None else values[name] for name in FIELDS
+    ]
+    rest = {k: v for k, v in spec.model_dump(mode="json", exclude_defaults=True).items() if k not in _SHOWN}
+    return shown, from_spec(spec.lanes), rest

@@ -1,0 +1,146 @@
+"""The page: panels in their places, and what a finished or linked run sets going. Nothing is drawn here."""
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from kvq_core.errors import KvqError
+from kvq_core.estimate import Estimate
+from kvq_core.estimate import estimate as estimate_run
+from kvq_core.events import Event
+from kvq_core.run import compare as compare_run
+from kvq_core.spec import ComparisonSpec
+from kvq_core.store import Store
+from ui.panels.answers import AnswerCards, create_answers, finished, visible
+from ui.panels.captures import Captures, create_captures, draw_open, pickers_for, wire_captures
+from ui.panels.filling import NEXT_FOR_A_LINK, form_outputs, from_preset, opened_page
+from ui.panels.header import chip, create_header, markup
+from ui.panels.history import create_history, create_share, link, listed, remembered
+from ui.panels.lanes import Lanes, create_lanes
+from ui.panels.launch import Launch, create_launch, wire_estimate, wire_run
+from ui.panels.scorecard import Scorecard, create_scorecard, show_scorecard
+from ui.panels.setup import Setup, create_setup, wire_presets
+from ui.panels.welcome import welcome
+from ui.services import QUIET, SWIFT, Services
+from ui.status import notice
+
+NO_RUN: dict[str, Any] = {"run": None}
+MAX_QUEUE = 64
+# The address bar follows the run shown; on a phone the answers come into view when Run is pressed.
+FOLLOW_LINK = "(url) => { if (url) history.replaceState(null, '', new URL(url, location.href).search); }"
+TO_ANSWERS = "() => { if (innerWidth < 900) setTimeout(() => document.getElementById('right').scrollIntoView({behavior: 'smooth'}), 300); }"
+
+
+@dataclass
+class Page:
+    """Every panel, and the run that is shown."""
+
+    shown: gr.State
+    header: gr.HTML
+    setup: Setup
+    lanes: Lanes
+    launch: Launch
+    kept: gr.BrowserState
+    runs: gr.HTML
+    status: gr.HTML
+    welcome: gr.HTML
+    cards: AnswerCards
+    results: gr.Column
+    share: gr.Textbox
+    score: Scorecard
+    captures: Captures
+
+
+def build_ui(
+    store: Store,
+    compare: Callable[[ComparisonSpec, Store], Generator[Event]] = compare_run,
+    estimate: Callable[[ComparisonSpec], Estimate] = estimate_run,
+) -> gr.Blocks:
+    """The page over a store; ``compare`` and ``estimate`` can be replaced by tests."""
+    services = Services(store, compare, estimate)
+    with gr.Blocks(
+        title="KVQ Explorer", fill_width=True, analytics_enabled=False, delete_cache=(3600, 86400)
+    ) as blocks:
+        page = _arrange(services)
+        wire_presets(page.setup, from_preset, form_outputs(page.setup, page.lanes))
+        wire_estimate(page.launch, page.setup, page.lanes, services)
+        wire_run(page.launch, page.setup, page.lanes, page.cards, page.status, page.results, page.shown, services)
+        wire_captures(page.captures, page.shown, services)
+        _wire_shown(page, services)
+        _wire_visit(blocks, page, services)
+    return blocks.queue(max_size=MAX_QUEUE, api_open=False, status_update_rate=1)
+
+
+def _arrange(services: Services) -> Page:
+    shown = gr.State(NO_RUN)
+    header = create_header("")
+    with gr.Row(elem_id="page"):
+        with gr.Column(elem_id="left", min_width=0):
+            setup, lanes, launch = create_setup(), create_lanes(), create_launch()
+            kept, runs = create_history()
+        with gr.Column(elem_id="right", min_width=0):
+            status = gr.HTML("", elem_id="status")
+            greeting = gr.HTML(lambda: welcome(services.store), elem_id="welcome")
+            cards = create_answers()
+            with gr.Column(visible=False, elem_id="results") as results:
+                score, captures = create_scorecard(), create_captures()
+                share = create_share()
+    return Page(
+        shown, header, setup, lanes, launch, kept, runs, status, greeting, cards, results, share, score, captures
+    )
+
+
+def _wire_shown(page: Page, services: Services) -> None:
+    """Show a run: one that has just finished, or one a link names."""
+
+    def show(shown: dict[str, Any], request: gr.Request) -> list[Any]:
+        if not shown.get("run"):
+            return [gr.skip()] * len(outputs)
+        try:
+            record, arrays = services.shelf.get(shown["run"])
+        except KvqError as error:
+            return [
+                gr.skip(),
+                notice("The run cannot be shown", str(error), NEXT_FOR_A_LINK),
+                *[gr.skip()] * (len(outputs) - 2),
+            ]
+        return [
+            markup(chip(record)), gr.skip(), gr.update(visible=False), gr.update(visible=True),
+            gr.update(value=link(record.id, request), visible=True), gr.update(visible=True),
+            *visible(len(record.lanes)), *finished(record, arrays), *show_scorecard(record, services), *pickers_for(record, arrays),
+        ]  # fmt: skip
+
+    def remember(shown: dict[str, Any], kept: Any) -> list[Any]:
+        if not shown.get("run") or shown.get("ticket") == "link":
+            return [gr.skip(), gr.skip()]
+        kept = remembered(kept, services.shelf.get(shown["run"])[0])
+        return [kept, listed(kept)]
+
+    outputs = [
+        page.header, page.status, page.welcome, page.results, page.share, page.cards.area, *page.cards.columns,
+        *page.cards.streamed, *page.score.outputs, page.captures.layer, page.captures.head,
+    ]  # fmt: skip
+    drawn = page.shown.change(show, page.shown, outputs, **QUIET, concurrency_limit=4)
+    draw_open(page.captures, page.shown, services, after=drawn)
+    page.shown.change(remember, [page.shown, page.kept], [page.kept, page.runs], **SWIFT)
+    page.share.change(None, page.share, None, js=FOLLOW_LINK, **SWIFT)
+
+
+def _wire_visit(blocks: gr.Blocks, page: Page, services: Services) -> None:
+    """What happens when the page is opened, when Run is pressed for the first time, and when it is closed."""
+
+    def arrive(request: gr.Request) -> list[Any]:
+        shown, message, form = opened_page(request, services)
+        greeting = gr.skip() if shown is None else gr.update(visible=False)
+        return [shown or gr.skip(), message, greeting, *form]
+
+    def leave(request: gr.Request) -> None:
+        services.desk.cancel(request.session_hash or "")
+
+    blocks.load(arrive, None, [page.shown, page.status, page.welcome, *form_outputs(page.setup, page.lanes)], **SWIFT)
+    blocks.load(listed, page.kept, page.runs, **SWIFT)
+    blocks.unload(leave)
+    page.launch.ticket.change(lambda: gr.update(visible=False), None, page.welcome, **SWIFT)
+    page.launch.run.click(None, None, None, js=TO_ANSWERS, **SWIFT)

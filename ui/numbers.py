@@ -1,0 +1,56 @@
+"""Numbers as people read them: two or three significant digits and a unit."""
+
+import math
+
+ABSENT = "–"
+
+
+def significant(value: float | None, digits: int = 3) -> str:
+    """``0.2041`` -> ``0.204``, ``6e-07`` -> ``6e-7``; a dash for what is missing or not finite."""
+    if value is None or not math.isfinite(value):
+        return ABSENT
+    if value == 0:
+        return "0"
+    if abs(value) < 1e-3:
+        mantissa, exponent = f"{value:.{max(0, digits - 2)}e}".split("e")
+        return f"{mantissa}e{int(exponent)}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{decimals}f}"
+
+
+def percent(fraction: float | None, digits: int = 0) -> str:
+    """``0.1134`` -> ``11 %``."""
+    if fraction is None or not math.isfinite(fraction):
+        return ABSENT
+    return f"{100 * fraction:.{digits}f} %"
+
+
+def bits(value: float | None) -> str:
+    """Bits per element: ``3.08``, ``16``."""
+    if value is None or not math.isfinite(value):
+        return ABSENT
+    return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def seconds(value: float | None) -> str:
+    """``0.18 s``, ``12 s``, ``2 min 5 s``."""
+    if value is None or not math.isfinite(value):
+        return ABSENT
+    if value >= 60:
+        return f"{int(value // 60)} min {int(value % 60)} s"
+    return f"{value:.0f} s" if value >= 10 else f"{significant(value, 2)} s"
+
+
+def size(count: float | None) -> str:
+    """Bytes: ``812 KB``, ``1.1 GB`` (powers of 1000)."""
+    if count is None or not math.isfinite(count):
+        return ABSENT
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if count >= scale:
+            return f"{significant(count / scale, 3 if count / scale < 10 else 2)} {unit}"
+    return f"{count:.0f} B"
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 lane``, ``3 lanes``."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")

@@ -1,0 +1,1 @@
+"""One visible panel a file: it makes its components and wires its own events."""

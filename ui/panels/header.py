@@ -1,0 +1,25 @@
+"""Product name, the model in use, and the way to each part of the page."""
+
+import gradio as gr
+
+from kvq_core.record import Record
+from ui.text import safe
+
+LINKS = (("#answers", "Compare"), ("#scorecard", "Scorecard"), ("#where", "Where"), ("#history", "History"))
+
+
+def create_header(model: str) -> gr.HTML:
+    return gr.HTML(markup(model), elem_id="header")
+
+
+def markup(chip: str) -> str:
+    links = "".join(f'<a href="{target}">{title}</a>' for target, title in LINKS)
+    return (
+        f'<header><a class="brand" href="?">KVQ Explorer</a><span class="chip">{safe(chip)}</span>'
+        f'<nav aria-label="Parts of the page">{links}</nav></header>'
+    )
+
+
+def chip(record: Record) -> str:
+    env = record.environment
+    return f"{env.model_title} · {env.device} {env.dtype.removeprefix('torch.')}"

@@ -1,0 +1,175 @@
+"""The estimate, Run and Cancel, and the run itself as a stream of updates."""
+
+import sys
+import traceback
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from kvq_core.errors import KvqError
+from kvq_core.estimate import Estimate
+from kvq_core.events import Finished, Step
+from kvq_core.spec import parse_spec
+from ui.form import FIELDS, to_comparison
+from ui.live import Board
+from ui.numbers import plural, seconds, size
+from ui.panels.answers import AnswerCards, visible
+from ui.panels.lanes import Lanes
+from ui.panels.setup import Setup
+from ui.services import QUIET, SWIFT, Services
+from ui.status import line, notice, queued, told
+from ui.text import safe
+
+UNEXPECTED = "Something went wrong that should not have; it was logged. Run again, and report it if it returns."
+NO_TICKET: dict[str, Any] = {"id": None}
+
+
+@dataclass
+class Launch:
+    estimate: gr.HTML
+    notice: gr.HTML
+    run: gr.Button
+    cancel: gr.Button
+    ticket: gr.State
+
+
+def create_launch() -> Launch:
+    with gr.Column(elem_classes=["card"], elem_id="launch"):
+        estimate = gr.HTML('<p class="muted">Counting tokens</p>', elem_id="estimate")
+        message = gr.HTML("", elem_id="notice")
+        run = gr.Button("Run", variant="primary", elem_id="run")
+        cancel = gr.Button("Cancel", visible=False, elem_id="cancel")
+    return Launch(estimate, message, run, cancel, gr.State(NO_TICKET))
+
+
+def idle() -> list[Any]:
+    """Updates of Run and Cancel when nothing runs."""
+    return [gr.update(value="Run", interactive=True), gr.update(visible=False)]
+
+
+def busy() -> list[Any]:
+    return [gr.update(value="Running", interactive=False), gr.update(visible=True)]
+
+
+def wire_estimate(panel: Launch, setup: Setup, lanes: Lanes, services: Services) -> None:
+    """Estimate again whenever the form changes; while one is on its way only the newest change counts."""
+
+    def handler(*values: Any) -> str:
+        *fields, form_lanes, rest = values
+        try:
+            return estimated(services.estimate(to_comparison(dict(zip(FIELDS, fields, strict=True)), form_lanes, rest)))
+        except KvqError as error:
+            return f'<p class="warning">{safe(error)}</p>'
+        except Exception:
+            traceback.print_exc(file=sys.stderr)
+            return '<p class="muted">No estimate.</p>'
+
+    triggers = [setup[name].change for name in FIELDS] + [lanes.lanes.change]
+    gr.on(
+        triggers, handler, [*setup.fields, lanes.lanes, setup.rest], panel.estimate, **QUIET,
+        trigger_mode="always_last", concurrency_limit=2,
+    )  # fmt: skip
+
+
+def estimated(found: Estimate) -> str:
+    """Tokens, time, memory; then what would not be quantized."""
+    time = "time not measured yet" if found.seconds is None else f"about {seconds(found.seconds)}"
+    rows = plural(len(found.lanes), "lane") + ", one pass"
+    facts = (f"{found.prompt_tokens:,} prompt tokens", time, size(found.bytes), rows)
+    warnings = "".join(f'<p class="warning">{safe(lane.warning)}</p>' for lane in found.lanes if lane.warning)
+    return f'<p class="facts">{"".join(f"<span>{safe(fact)}</span>" for fact in facts)}</p>{warnings}'
+
+
+def wire_run(
+    panel: Launch, setup: Setup, lanes: Lanes, cards: AnswerCards, status: gr.HTML, results: gr.Column, shown: gr.State,
+    services: Services,
+) -> None:  # fmt: skip
+    """Run: check and queue at once, then hold the engine alone until the run is over."""
+
+    def submit(*values: Any, request: gr.Request) -> list[Any]:
+        *fields, form_lanes, rest = values
+        try:
+            spec = to_comparison(dict(zip(FIELDS, fields, strict=True)), form_lanes, rest)
+        except KvqError as error:
+            return [notice("This cannot run", str(error)), *[gr.skip()] * (len(submitted) - 1)]
+        ticket = services.desk.enter(request.session_hash or "")
+        start = {"id": ticket, "spec": spec.model_dump(mode="json")}
+        board = Board(spec)
+        return [
+            "", start, queued(services.desk.ahead(ticket)), *busy(), gr.update(visible=True), gr.update(visible=False),
+            *visible(len(spec.lanes)), *board.padded(),
+        ]  # fmt: skip
+
+    def engine(start: dict[str, Any]) -> Iterator[list[Any]]:
+        yield from stream(start, services)
+
+    def give_up(request: gr.Request) -> list[Any]:
+        services.desk.cancel(request.session_hash or "")
+        return [line("Cancelled", "warn", detail="What had arrived stays below; nothing was saved."), *idle()]
+
+    submitted = [
+        panel.notice, panel.ticket, status, panel.run, panel.cancel, cards.area, results, *cards.columns, *cards.streamed,
+    ]  # fmt: skip
+    gr.on(
+        [panel.run.click, setup["prompt"].submit], submit, [*setup.fields, lanes.lanes, setup.rest], submitted, **SWIFT
+    )
+    running = panel.ticket.change(
+        engine, panel.ticket, [status, panel.run, panel.cancel, shown, panel.notice, *cards.streamed], **QUIET,
+        concurrency_id="engine", concurrency_limit=1, trigger_mode="multiple",
+    )  # fmt: skip
+    panel.cancel.click(give_up, None, [status, panel.run, panel.cancel], cancels=[running], **SWIFT)
+
+
+def stream(start: dict[str, Any], services: Services) -> Generator[list[Any]]:
+    """Updates of a run: status, Run, Cancel, the run shown, the notice, then the cards."""
+    ticket = start.get("id")
+    flag = services.desk.flag(ticket) if ticket else None
+    if flag is None:  # cancelled while it waited
+        return
+    board = Board(spec := parse_spec(start["spec"]))
+    try:
+        with closing(services.compare(spec, services.store)) as events:
+            for event in events:
+                if flag.is_set():
+                    return
+                yield from _updates(event, board, ticket, services)
+    except KvqError as error:
+        yield _stopped(str(error), board)
+    except Exception:
+        traceback.print_exc(file=sys.stderr)
+        yield _stopped(UNEXPECTED, board)
+    finally:
+        services.desk.leave(ticket)
+
+
+def _updates(event: Any, board: Board, ticket: str, services: Services) -> Iterator[list[Any]]:
+    if isinstance(event, Finished):
+        services.shelf.put(event.record, event.arrays)
+        yield [finished_line(event), *idle(), {"run": event.record.id, "ticket": ticket}, "", *board.padded()]
+        return
+    if isinstance(event, Step):
+        if not board.due(event):
+            return
+        board.show(event)
+    yield [told(event), *busy(), gr.skip(), gr.skip(), *board.padded()]
+
+
+def finished_line(event: Finished) -> str:
+    record = event.record
+    if event.reused:
+        return line(
+            "Done",
+            "done",
+            detail=f"The same comparison was stored before ({record.created[:10]}); nothing was computed.",
+        )
+    timing = record.timing
+    pace = "" if timing.ms_per_step is None else f" · {timing.ms_per_step:.0f} ms a step for all rows"
+    return line("Done", "done", detail=f"{seconds(timing.total_s)} in all · prefill {seconds(timing.prefill_s)}{pace}")
+
+
+def _stopped(error: str, board: Board) -> list[Any]:
+    said = notice("The run stopped", error, "The form is as it was; change what is named and run again.")
+    return [line("Stopped", "bad", detail=error), *idle(), gr.skip(), said, *board.padded()]

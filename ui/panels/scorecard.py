@@ -1,0 +1,88 @@
+"""The scorecard: one sortable row a lane, exports, and llama-perplexity's block in full."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import pandas as pd
+
+from kvq_core.record import Record
+from kvq_core.store import record_json
+from ui.services import Services
+from ui.tables import COLUMNS, perplexity_rows, scorecard, to_csv
+from ui.text import safe
+from ui.verdict import EXPLAINED
+from ui.words import overall
+
+CLOSE = "PPL can improve while KLD worsens: read KLD and flips first."
+
+
+@dataclass
+class Scorecard:
+    words: gr.HTML
+    table: gr.Dataframe
+    csv: gr.DownloadButton
+    json: gr.DownloadButton
+    block: gr.HTML
+
+    @property
+    def outputs(self) -> list[gr.components.Component]:
+        return [self.words, self.table, self.csv, self.json, self.block]
+
+
+def create_scorecard() -> Scorecard:
+    with gr.Column(elem_classes=["card"], elem_id="scorecard"):
+        with gr.Row(elem_classes=["title-row"]):
+            gr.HTML("<h2>Scorecard</h2>")
+            csv = gr.DownloadButton("CSV", size="sm", elem_id="download-csv", min_width=60)
+            json = gr.DownloadButton("Record (JSON)", size="sm", elem_id="download-json", min_width=110)
+        words = gr.HTML("", elem_classes=["words"])
+        table = gr.Dataframe(
+            headers=[column.title for column in COLUMNS], datatype=["str", *["number"] * (len(COLUMNS) - 1)], interactive=False,
+            buttons=[], elem_id="score-table", show_label=False, pinned_columns=1, max_height=460,
+        )  # fmt: skip
+        gr.HTML(f'<p class="muted">Forced rows on the same tokens, nats. {safe(EXPLAINED)} {CLOSE}</p>')
+        with gr.Accordion("Complete llama-perplexity block", open=False, elem_id="perplexity"):
+            block = gr.HTML("")
+    return Scorecard(words, table, csv, json, block)
+
+
+def show_scorecard(record: Record, services: Services) -> list[Any]:
+    rows = scorecard(record)
+    csv = _file(services, record, "scorecard.csv", to_csv(rows))
+    json = _file(services, record, "record.json", record_json(record))
+    return [_said(overall(record)), _table(rows), csv, json, _block(record)]
+
+
+def _table(rows: list[dict[str, Any]]) -> Any:
+    """Raw values, so that sorting is by number, shown as formatted text."""
+    frame = pd.DataFrame([[row[column.name] for column in COLUMNS] for row in rows], columns=[c.title for c in COLUMNS])
+    return frame.style.format({column.title: _shown(column.shown) for column in COLUMNS})
+
+
+def _shown(function):
+    return lambda value: function(None if value is None or value != value else value)
+
+
+def _file(services: Services, record: Record, name: str, text: str) -> str:
+    path = Path(services.downloads) / f"{record.id}-{name}"
+    if not path.is_file():
+        path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def _block(record: Record) -> str:
+    head, rows = perplexity_rows(record)
+    if not rows:
+        return '<p class="muted">No lane was scored.</p>'
+    titles = "".join(f'<th scope="col">{safe(name)}</th>' for name in head)
+    lines = "".join(
+        f'<tr><th scope="row">{safe(row[0])}</th>' + "".join(f"<td>{safe(v)}</td>" for v in row[1:]) + "</tr>"
+        for row in rows
+    )
+    return f'<div class="scroll" tabindex="0"><table class="plain"><thead><tr>{titles}</tr></thead><tbody>{lines}</tbody></table></div>'
+
+
+def _said(sentence: str) -> str:
+    return f"<p>{safe(sentence)}</p>"

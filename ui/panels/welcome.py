@@ -1,0 +1,45 @@
+"""What stands on the right before anything ran: what this is, what to press, and runs to look at."""
+
+import sys
+import traceback
+
+from kvq_core.errors import KvqError
+from kvq_core.presets import Preset, presets
+from kvq_core.store import Store, Summary
+from ui.text import safe
+
+SHOWN = 4
+STEPS = (
+    ("Pick a preset", "or type a prompt. Longer than a lane's full-precision window, or nothing is quantized."),
+    ("Set the lanes", "Each is one way to store the KV cache; all share one prefill and one model."),
+    ("Press Run", "The answers stream side by side; then come the numbers, and where the damage is."),
+)
+
+
+def welcome(store: Store) -> str:
+    steps = "".join(f"<li><b>{safe(title)}</b><span>{safe(text)}</span></li>" for title, text in STEPS)
+    return (
+        '<div class="card welcome"><h1>What does a smaller KV cache change?</h1>'
+        "<p>One prompt, one model, the full-precision cache as the reference, and beside it the same answer under each "
+        f"quantized cache.</p><ol>{steps}</ol>{_stored(store)}</div>"
+    )
+
+
+def _stored(store: Store) -> str:
+    """Runs of presets that are stored here, to open without computing. Other runs are nobody else's to see."""
+    try:
+        runs = [(preset, run) for run in store.list(200) for preset in _presets_of(run)]
+    except KvqError:
+        traceback.print_exc(file=sys.stderr)
+        return ""
+    items = "".join(
+        f'<li><a href="?run={safe(run.id)}">{safe(preset.title)}</a>'
+        f"<small>{safe(run.model_title)} · {safe(', '.join(run.lanes))}</small></li>"
+        for preset, run in runs[:SHOWN]
+    )
+    return f'<h2>Stored examples</h2><ul class="runs">{items}</ul>' if items else ""
+
+
+def _presets_of(run: Summary) -> list[Preset]:
+    head = " ".join(run.prompt.split())[:100]
+    return [p for p in presets().values() if head and " ".join(p.spec.prompt.split()).startswith(head)][:1]

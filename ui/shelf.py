@@ -1,0 +1,35 @@
+"""Records on hand: panels ask for a run by its id, and a few stay in memory."""
+
+import threading
+from collections import OrderedDict
+from typing import Any
+
+from kvq_core.record import Record
+from kvq_core.store import Store
+
+
+class Shelf:
+    """A small least-recently-used cache before the store; a record never changes, so all visitors share it."""
+
+    def __init__(self, store: Store, keep: int = 4):
+        self._store = store
+        self._keep = keep
+        self._held: OrderedDict[str, tuple[Record, dict[str, Any]]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def put(self, record: Record, arrays: dict[str, Any]) -> None:
+        with self._lock:
+            self._held[record.id] = (record, arrays)
+            self._held.move_to_end(record.id)
+            while len(self._held) > self._keep:
+                self._held.popitem(last=False)
+
+    def get(self, run_id: str) -> tuple[Record, dict[str, Any]]:
+        """Raises StoreError for an unknown or damaged run."""
+        with self._lock:
+            if run_id in self._held:
+                self._held.move_to_end(run_id)
+                return self._held[run_id]
+        found = self._store.load(run_id)
+        self.put(*found)
+        return found

@@ -1,0 +1,48 @@
+"""The status line: what is happening, in words."""
+
+from kvq_core.events import Encoding, Event, Loading, Prefill, Step, Summarizing
+from ui.numbers import plural
+from ui.text import safe
+
+
+def line(text: str, tone: str = "busy", done: float | None = None, detail: str = "") -> str:
+    """A sentence with an optional bar; ``tone`` is busy, done, warn or bad."""
+    bar = (
+        ""
+        if done is None
+        else f'<div class="meter"><span style="width:{100 * min(1.0, max(0.0, done)):.0f}%"></span></div>'
+    )
+    more = f"<small>{safe(detail)}</small>" if detail else ""
+    return f'<div class="status {tone}" role="status"><div><b>{safe(text)}</b>{more}</div>{bar}</div>'
+
+
+def queued(ahead: int) -> str:
+    if not ahead:
+        return line("Starting", done=0.0)
+    return line(
+        f"Waiting for {plural(ahead, 'run')} ahead of yours",
+        done=0.0,
+        detail="It starts by itself; keep this page open.",
+    )
+
+
+def told(event: Event) -> str | None:
+    """The line for a progress event; None for the last one."""
+    match event:
+        case Loading():
+            return line("Loading the model", done=0.0)
+        case Prefill(done=done, total=total):
+            return line(f"Prefill: {done:,} of {total:,} prompt tokens", done=0.25 * done / max(1, total))
+        case Encoding(label=label, index=index, total=total):
+            return line(f"Encoding the cache of {label}", done=0.25 + 0.1 * index / max(1, total))
+        case Step(done=done, total=total):
+            return line(f"Step {done:,} of {total:,}", done=0.35 + 0.6 * done / max(1, total))
+        case Summarizing():
+            return line("Measuring: spectra, errors and scores", done=0.96)
+    return None
+
+
+def notice(title: str, text: str, advice: str = "", tone: str = "bad") -> str:
+    """A message where the person is."""
+    more = f"<p>{safe(advice)}</p>" if advice else ""
+    return f'<div class="notice {tone}" role="alert"><b>{safe(title)}</b><p>{safe(text)}</p>{more}</div>'

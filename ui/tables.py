@@ -1,0 +1,110 @@
+"""The scorecard, the llama-perplexity block and the extrapolation as rows; CSV for spreadsheets."""
+
+import csv
+import io
+from dataclasses import dataclass
+from typing import Any
+
+from kvq_core.record import LaneRecord, Memory, Record
+from ui.numbers import ABSENT, bits, percent, seconds, significant
+
+FULL_PRECISION = ("window", "sinks")
+
+
+@dataclass(frozen=True)
+class Column:
+    """``shown`` formats for the page; the raw value sorts and goes into the CSV."""
+
+    title: str
+    name: str
+    shown: Any = significant
+
+
+COLUMNS = (
+    Column("lane", "lane", str),
+    Column("K bits", "key_bits", bits),
+    Column("V bits", "value_bits", bits),
+    Column("size", "kv_ratio", percent),
+    Column("KLD mean", "kld_mean"),
+    Column("median", "kld_median"),
+    Column("p99", "kld_p99"),
+    Column("max", "kld_max"),
+    Column("same top", "same_top", lambda v: percent(v, 1)),
+    Column("RMS Δp", "rms_dp", lambda v: ABSENT if v is None else f"{significant(v, 2)} %"),
+    Column("PPL ratio", "ppl_ratio", lambda v: ABSENT if v is None else f"{v:.3f}"),
+    Column("flips", "flips", lambda v: ABSENT if v is None else f"{v:.0f}"),
+    Column("near ties", "near_tie_flips", lambda v: ABSENT if v is None else f"{v:.0f}"),
+    Column("diverges at", "first_divergence", lambda v: ABSENT if v is None else f"{v:.0f}"),
+    Column("matched", "matched_prefix", lambda v: ABSENT if v is None else f"{v:.0f}"),
+    Column("key error", "key_rmse", lambda v: percent(v, 1)),
+    Column("value error", "value_rmse", lambda v: percent(v, 1)),
+    Column("encode", "encode_s", seconds),
+)
+
+
+def scorecard(record: Record) -> list[dict[str, Any]]:
+    """A row a lane, the noise floor first, values raw; what a lane lacks is None."""
+    return [_row(lane) for lane in (record.noise_floor, *record.lanes)]
+
+
+def _row(lane: LaneRecord) -> dict[str, Any]:
+    found: dict[str, Any] = dict.fromkeys(column.name for column in COLUMNS)
+    found["lane"] = lane.label if lane.status == "done" else f"{lane.label} (failed)"
+    for part in (lane.metrics, lane.memory):
+        if part is not None:
+            found |= {name: value for name, value in part.model_dump().items() if name in found}
+    if lane.metrics and lane.metrics.flip_rate is not None:
+        found["same_top"] = 1 - lane.metrics.flip_rate
+    if lane.timing:
+        found["encode_s"] = lane.timing.encode_prompt_s + lane.timing.encode_decode_s
+    return found
+
+
+def to_csv(rows: list[dict[str, Any]]) -> str:
+    """Raw values, one header line. A label that a spreadsheet would run as a formula is quoted with an apostrophe."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, [column.name for column in COLUMNS])
+    writer.writeheader()
+    for row in rows:
+        guarded = "'" + row["lane"] if row["lane"][:1] in ("=", "+", "-", "@", "\t", "\r") else row["lane"]
+        writer.writerow({**row, "lane": guarded})
+    return out.getvalue()
+
+
+def perplexity_rows(record: Record) -> tuple[list[str], list[list[str]]]:
+    """llama-perplexity's report: a line a statistic in its own order, a column a lane."""
+    lanes = [lane for lane in (record.noise_floor, *record.lanes) if lane.metrics and lane.metrics.perplexity_block]
+    if not lanes:
+        return [], []
+    names = list(lanes[0].metrics.perplexity_block)
+    rows = [[name, *(_interval(lane, name) for lane in lanes)] for name in names]
+    return ["", *(lane.label for lane in lanes)], rows
+
+
+def _interval(lane: LaneRecord, name: str) -> str:
+    found = lane.metrics.perplexity_block.get(name) if lane.metrics else None
+    if found is None:
+        return ABSENT
+    text = significant(found.value, 4)
+    return text if found.se is None else f"{text} ± {significant(found.se, 2)}"
+
+
+def extrapolated(memory: Memory, elements_per_token: int, context: int, batch: int) -> float:
+    """Bytes of a lane's cache at another context length and batch.
+
+    Quantized elements at their measured bits, the measured window unchanged, tensors left alone growing with the
+    tokens. ``elements_per_token`` counts keys (or values) of all layers and KV heads.
+    """
+    return batch * sum(_extrapolated(memory, kind, elements_per_token, context) for kind in ("key", "value"))
+
+
+def _extrapolated(memory: Memory, kind: str, per_token: int, context: int) -> float:
+    parts = memory.bytes_by_part
+    window = sum(parts.get(f"{kind}_{name}", 0) for name in FULL_PRECISION)
+    untouched = parts.get(f"{kind}_untouched", 0) * context / memory.tokens
+    width = getattr(memory, f"{kind}_bits_quantized")
+    total = per_token * context
+    if width is None:  # nothing was quantized, so nothing says how much a longer context would save
+        return total * 2
+    quantized = max(0.0, total - (untouched + window) / 2)
+    return min(window + untouched, total * 2) + quantized * width / 8

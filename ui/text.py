@@ -1,0 +1,100 @@
+"""Text of people and models as HTML: everything is escaped here, tokens are coloured here.
+
+gr.HTML sets its value by innerHTML and its templates can evaluate ``${...}``, so nothing reaches it unescaped, and
+``$``, ``{`` and the backtick become entities as well.
+"""
+
+import html
+import math
+import re
+from collections.abc import Sequence
+
+SHADES = 12  # shades of the token scale beside plain
+FULL_SHADE_NATS = 2.0
+# Control characters can hide text, directional overrides can reorder it.
+_INVISIBLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]")
+_TEMPLATE = str.maketrans({"$": "&#36;", "{": "&#123;", "}": "&#125;", "`": "&#96;"})
+
+
+def safe(text: object) -> str:
+    """Text for the inside of an element or a quoted attribute."""
+    return html.escape(_INVISIBLE.sub("\ufffd", str(text)), quote=True).translate(_TEMPLATE)
+
+
+def plot_safe(text: object) -> str:
+    """Text for Plotly labels, which read a few HTML tags and entities."""
+    return html.escape(_INVISIBLE.sub("\ufffd", str(text)), quote=False)
+
+
+def shorten(text: str, limit: int) -> str:
+    """One line of at most ``limit`` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
+
+
+def shade(kld: float | None) -> int:
+    """Shade of a token, 0 (plain) to SHADES: the square root spreads the small values where differences matter."""
+    if kld is None or not math.isfinite(kld) or kld <= 0:
+        return 0
+    return min(SHADES, round(SHADES * math.sqrt(kld / FULL_SHADE_NATS)))
+
+
+def token(piece: str, classes: Sequence[str], title: str = "") -> str:
+    """One token as an element; without classes and title as bare text."""
+    body = safe(piece)
+    names = " ".join(filter(None, classes))
+    if not names and not title:
+        return body
+    named = f' class="{names}"' if names else ""
+    titled = f' title="{safe(title)}"' if title else ""
+    return f"<i{named}{titled}>{body}</i>"
+
+
+def reference_tokens(pieces: Sequence[str]) -> str:
+    """The reference's text."""
+    return "".join(map(safe, pieces))
+
+
+def lane_tokens(
+    same: Sequence[str],
+    own: Sequence[str],
+    kld: Sequence[float],
+    same_top: Sequence[bool],
+    first_divergence: int | None,
+    titles: Sequence[str] = (),
+) -> str:
+    """A lane's tokens twice over: the reference's (class s) and its own (class o), one element where they agree.
+
+    Token i was scored at position i - 1. A lane's own tokens are coloured up to the first divergence; after it lane and
+    reference no longer continue the same text and nothing compares them. The result only ever grows at its end, so
+    that a stream of it costs what is new.
+    """
+    parts = []
+    for i in range(max(len(same), len(own))):
+        scored = 0 < i <= len(kld)
+        colors = (
+            f"k{shade(kld[i - 1])}" if scored and shade(kld[i - 1]) else "",
+            "f" if scored and i <= len(same_top) and not same_top[i - 1] else "",
+        )
+        title = titles[i] if i < len(titles) else ""
+        if first_divergence is None or i < first_divergence:
+            if i < len(same):
+                parts.append(token(same[i], colors, title))
+            elif i < len(own):
+                parts.append(token(own[i], ("o",)))
+            continue
+        if i < len(same):
+            parts.append(token(same[i], ("s", *colors), title))
+        if i < len(own):
+            edge = (*colors, "d") if i == first_divergence else ()
+            parts.append(token(own[i] or "‹end›", ("o", *edge), title if i == first_divergence else ""))
+    return "".join(parts)
+
+
+def strip(kld: Sequence[float]) -> str:
+    """A bar a scored position, as high as its KLD; grows at its end only."""
+    return "".join(f'<b style="--h:{100 * math.sqrt(min(1, _finite(k) / FULL_SHADE_NATS)):.0f}"></b>' for k in kld)
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) and value > 0 else 0.0

@@ -1,0 +1,120 @@
+"""One sentence a view, generated from the record: what the measurement means here."""
+
+import numpy as np
+
+from kvq_core.record import LaneRecord, Record
+from ui.figures.base import Arrays, array, lanes_with
+from ui.figures.damage import worst_head
+from ui.figures.spectra import energy
+from ui.figures.subspace import inside_share
+from ui.numbers import bits, percent, plural, significant
+
+NOTHING = 'This run kept no captures; set capture.detail to "normal" to see them.'
+
+
+def done(record: Record) -> list[LaneRecord]:
+    return [lane for lane in record.lanes if lane.status == "done"]
+
+
+def overall(record: Record) -> str:
+    """The scorecard in a sentence: best and worst lane, read against the noise floor."""
+    lanes = [lane for lane in done(record) if lane.metrics and lane.metrics.kld_mean is not None]
+    if not lanes:
+        return "No lane finished with scored positions; there is nothing to rank."
+    ranked = sorted(lanes, key=lambda lane: lane.metrics.kld_mean)
+    best, worst = ranked[0], ranked[-1]
+    sentence = f"{best.label} stays closest to the full-precision cache: mean KLD {_kld(best)} nats at {_size(best)}"
+    if worst is not best:
+        sentence += f"; {worst.label} moves furthest, {_kld(worst)} nats at {_size(worst)}"
+    floor = record.noise_floor.metrics.kld_mean if record.noise_floor.metrics else None
+    if floor is not None:
+        sentence += f". Rounding the cache to fp16 alone costs {significant(floor, 2)}: nothing below that is damage"
+    return sentence + "."
+
+
+def damage(record: Record, arrays: Arrays) -> str:
+    """Where scores moved most, and what share of it the keys alone explain."""
+    lanes = list(lanes_with(record, arrays, "delta_mean"))
+    if not lanes:
+        return NOTHING
+    index, lane, delta = max(lanes, key=lambda found: found[2].mean())
+    by_layer = delta.mean((1, 2))
+    top = np.argsort(by_layer)[::-1][:3]
+    share = by_layer[top].sum() / max(by_layer.sum(), 1e-30)
+    layer, head = worst_head(record, arrays)
+    sentence = (
+        f"{lane.label} moves attention scores most, by {significant(float(delta.mean()), 2)} on average; layers "
+        f"{_list(sorted(map(int, top)))} hold {percent(float(share))} of it. The worst single head of all lanes is "
+        f"layer {layer}, head {head}."
+    )
+    alone = array(arrays, f"lane/{index}/delta_reference_query")
+    if alone is not None and delta.mean() > 0:
+        sentence += f" The error of its keys alone, read with the reference's queries, is {significant(float(alone.mean()), 2)}."
+    return sentence
+
+
+def spectra(record: Record, arrays: Arrays, layer: int) -> str:
+    """How many directions hold 90 % of a head's keys, before and after RoPE."""
+    counts = {}
+    for space in ("pre", "post"):
+        values = array(arrays, f"spectra/key_{space}")
+        if values is None:
+            return NOTHING
+        counts[space] = float((energy(values[layer]) < 0.9).sum(-1).mean() + 1)
+    dim = record.environment.head_dim
+    return (
+        f"In layer {layer}, {counts['pre']:.0f} of {dim} directions of a head hold 90 % of its keys' energy before RoPE and "
+        f"{counts['post']:.0f} after: RoPE spreads keys over more directions, so what is coded before it compresses better."
+        if counts["post"] > counts["pre"]
+        else f"In layer {layer}, {counts['pre']:.0f} of {dim} directions of a head hold 90 % of its keys' energy before RoPE, "
+        f"{counts['post']:.0f} after."
+    )
+
+
+def subspace(record: Record, arrays: Arrays, rank: int) -> str:
+    """Which lane keeps its key error out of the directions queries read."""
+    shares = [
+        (float(inside_share(spread)[..., min(rank, spread.shape[-1])].mean()), lane)
+        for _, lane, spread in lanes_with(record, arrays, "key_error_energy")
+        if spread.sum() > 0
+    ]
+    if not shares:
+        return NOTHING
+    low, high = min(shares, key=lambda s: s[0]), max(shares, key=lambda s: s[0])
+    chance = percent(rank / record.environment.head_dim)
+    sentence = (
+        f"The prompt's top {plural(rank, 'query direction')} catch {percent(low[0])} of the squared key error of "
+        f"{low[1].label}"
+    )
+    if high[1] is not low[1]:
+        sentence += f" and {percent(high[0])} of {high[1].label}'s"
+    return sentence + f"; an error spread evenly would leave {chance} there. Few queries ever read the rest."
+
+
+def storage(record: Record) -> str:
+    """Effective bits and how much of them is windows."""
+    lanes = [lane for lane in done(record) if lane.memory]
+    if not lanes:
+        return "No lane finished; nothing was stored."
+    small = min(lanes, key=lambda lane: lane.memory.kv_ratio)
+    memory = small.memory
+    sentence = (
+        f"{small.label} stores least: {bits(memory.key_bits)} bits a key element and {bits(memory.value_bits)} a value "
+        f"element, {percent(memory.kv_ratio)} of an fp16 cache"
+    )
+    quantized = memory.key_bits_quantized
+    if quantized is not None and memory.key_bits - quantized > 0.05:
+        sentence += f". Its quantized keys alone take {bits(quantized)}; the rest is its full-precision window on {memory.tokens:,} tokens"
+    return sentence + "."
+
+
+def _kld(lane: LaneRecord) -> str:
+    return significant(lane.metrics.kld_mean if lane.metrics else None, 2)
+
+
+def _size(lane: LaneRecord) -> str:
+    return f"{percent(lane.memory.kv_ratio)} of the fp16 size" if lane.memory else "unknown size"
+
+
+def _list(items: list[int]) -> str:
+    return f"{', '.join(map(str, items[:-1]))} and {items[-1]}" if len(items) > 1 else str(items[0])
