@@ -28,7 +28,7 @@ class LaneEstimate:
 
 @dataclass(frozen=True)
 class Estimate:
-    """``seconds`` are fitted on this machine's last runs of the model, None before the first; ``bytes`` are the peak."""
+    """``seconds`` are fitted on this machine's last runs of the model, None before the first; ``bytes`` the peak."""
 
     prompt_tokens: int
     context: int

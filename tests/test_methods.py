@@ -159,7 +159,8 @@ def test_any_input_gives_finite_and_bounded_results(
             torch.testing.assert_close(read, true)
         if name != "squat":
             spread = true.amax() - true.amin()
-            assert (read - true).abs().max() <= 0.51 * spread / (2**bits - 1) + 2e-3 * true.abs().max()
+            lost = 2**bits * 2.0**-24  # a range whose scale is below fp16's smallest number is not resolved
+            assert (read - true).abs().max() <= 0.51 * spread / (2**bits - 1) + 2e-3 * true.abs().max() + lost
     assert all(size > 0 for size in result.nbytes.values())
 
 

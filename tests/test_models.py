@@ -23,7 +23,7 @@ def config_of(kind: str, **values: object) -> object:
         (lambda: config_of("deepseek_v3", **SMALL, q_lora_rank=8, kv_lora_rank=8), "latent attention"),
         (lambda: Gemma2Config(**SMALL), "soft-cap"),
         (lambda: config_of("t5", d_model=32, num_layers=1, num_heads=2), "encoder-decoder"),
-        (lambda: LlamaConfig(**SMALL, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}), "dyn"),
+        (lambda: LlamaConfig(**SMALL, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}), "dyn"),  # noqa: E501
         (lambda: config_of("jamba", **SMALL), "layers of type"),
         (lambda: GPT2Config(n_layer=1, n_head=2, n_embd=32, vocab_size=32), "no rotary position embedding"),
     ],
