@@ -8,10 +8,10 @@ from dataclasses import asdict
 from typing import Any
 
 from kvq_core.methods import Method, knobs, methods
+from kvq_core.metrics.fidelity import FEWEST
 from kvq_core.presets import Preset
 from kvq_core.record import LaneRecord, Record
 
-MIN_SCORED = 50  # below this many scored positions nothing is decided
 _HEADER = ("lane", "K bits", "V bits", "size", "KLD mean", "KLD p99", "flips", "PPL ratio", "diverges", "text")
 
 
@@ -62,9 +62,11 @@ def describe_record(record: Record) -> str:
     head += f"{len(record.reference.prompt_token_ids)} prompt tokens, {scored} scored positions"
     rows = [_HEADER, ("reference", *["-"] * 8, _plain(record.reference.text))]
     rows += [_row(lane) for lane in (record.noise_floor, *record.lanes)]
-    notes = [f"{lane.label}: {', '.join(lane.flags).replace('_', ' ')}" for lane in record.lanes if lane.flags]
-    if scored < MIN_SCORED:
-        notes.append(f"{scored} scored positions are too few for a verdict; at least {MIN_SCORED} are needed.")
+    # too few positions concern the whole run and are said once, below
+    flags = {lane.label: [f.replace("_", " ") for f in lane.flags if f != "too_few_positions"] for lane in record.lanes}
+    notes = [f"{_plain(label)}: {', '.join(found)}" for label, found in flags.items() if found]
+    if scored < FEWEST:
+        notes.append(f"{scored} scored positions are too few for a verdict; at least {FEWEST} are needed.")
     return "\n".join([head, "", *_align(rows), *([""] if notes else []), *notes])
 
 
@@ -87,7 +89,10 @@ def _row(lane: LaneRecord) -> tuple[str, ...]:
 
 
 def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else form.format(value)
+    if value is None:
+        return "-"
+    text = form.format(value)
+    return text.removeprefix("-") if float(text.rstrip("%")) == 0 else text  # no -0.0000
 
 
 def _align(rows: list[tuple[str, ...]]) -> list[str]:
