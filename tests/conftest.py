@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import settings as hypothesis_settings
 
-from kvq_core.record import CaptureInfo, Environment, LaneRecord, Metrics, Record, Reference, RunTiming
+from kvq_core.record import CaptureInfo, Environment, LaneRecord, Memory, Metrics, Record, Reference, RunTiming
 
 # the same examples every time: a test that fails only on some days teaches people to run it again
 hypothesis_settings.register_profile("repeatable", deadline=None, derandomize=True)
@@ -53,7 +53,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = [r for r in terminalreporter.stats.get("skipped", []) if "no Chromium found" in str(r.longrepr)]
     if skipped:
         terminalreporter.write_line(
-            f"{len(skipped)} browser tests were skipped: no Chromium found. Install it (Debian: apt-get install chromium).",
+            f"{len(skipped)} browser tests were skipped: no Chromium found (Debian: apt-get install chromium).",
             yellow=True,
         )
 
@@ -86,11 +86,12 @@ def make_sample(
     record = Record(
         id=id, results_version=1, created=created, spec={"prompt": prompt, "model": "m"},
         environment=Environment(
-            versions={"torch": "2"}, device="cpu", dtype="float32", model="m", model_title="A model", weights_hash="0" * 16,
-            revision=None, seed=0, layers=2, query_heads=4, kv_heads=2, head_dim=8,
+            versions={"torch": "2"}, device="cpu", dtype="float32", model="m", model_title="A model",
+            weights_hash="0" * 16, revision=None, seed=0, layers=2, query_heads=4, kv_heads=2, head_dim=8,
         ),
         reference=Reference(
-            text=text, token_ids=[1, 2], tokens=["H", "i"], prompt_token_ids=[3], prompt_tokens=["x"], finish="eos", ppl=2.0
+            text=text, token_ids=[1, 2], tokens=["H", "i"], prompt_token_ids=[3], prompt_tokens=["x"],
+            finish="eos", ppl=2.0,
         ),
         noise_floor=_lane("Noise floor", "fp16", metrics, text), lanes=lanes,
         capture=CaptureInfo(detail="off", layers=[], heads=[], step_edges=[], position_edges=[], topk=5),
@@ -109,13 +110,11 @@ def make_sample(
 
 
 def _lane(label: str, method: str, metrics: Metrics, text: str) -> LaneRecord:
-    memory = {
-        "key_bits": 3.0, "value_bits": 3.5, "key_bits_quantized": 3.0, "value_bits_quantized": 3.0, "bytes_by_part": {},
-        "shared_bytes": 0, "encoder_bytes": 0, "kv_ratio": 0.2, "tokens": 64,
-    }  # fmt: skip
-    return LaneRecord.model_validate(
-        dict(
-            label=label, method=method, title=method, summary="", knobs={}, tensors="both", layers="all",
-            sink_tokens=None, recent_tokens=None, status="done", text=text, metrics=metrics, memory=memory,
-        )
+    memory = Memory(
+        key_bits=3.0, value_bits=3.5, key_bits_quantized=3.0, value_bits_quantized=3.0, bytes_by_part={},
+        shared_bytes=0, encoder_bytes=0, kv_ratio=0.2, tokens=64,
+    )  # fmt: skip
+    return LaneRecord(
+        label=label, method=method, title=method, summary="", knobs={}, tensors="both", layers="all", sink_tokens=None,
+        recent_tokens=None, status="done", text=text, metrics=metrics, memory=memory,
     )  # fmt: skip

@@ -246,7 +246,8 @@ def test_a_killed_writer_leaves_whole_runs_or_nothing(tmp_path):
     for attempt in range(4):
         place, out = tmp_path / f"s{attempt}", tmp_path / f"o{attempt}"
         writer = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(place), str(out)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            [sys.executable, "-c", WRITER, str(place), str(out)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             cwd=Path(__file__).parent.parent, env={**os.environ, "PYTHONPATH": "."},
         )  # fmt: skip
         assert writer.stdout.readline().strip() == "ready"

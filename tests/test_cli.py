@@ -1,0 +1,222 @@
+"""The command line in processes of its own: what it prints where, and with which exit status."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kvq_core.methods import methods
+from kvq_core.presets import presets
+from kvq_core.store import open_store, read_run, record_json
+
+ROOT = Path(__file__).parent.parent
+PROMPT = "Tell me about tides. " + "The sea came up the channel, pushed open the gates and filled the pond. " * 8
+SPEC = {
+    "prompt": PROMPT,
+    "max_new_tokens": 16,
+    "lanes": [{"label": "kivi2", "method": "kivi"}, {"label": "pt8", "method": "per_token", "knobs": {"bits": 8}}],
+}
+
+
+def cli(*arguments: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "kvq_core", *map(str, arguments)],
+        capture_output=True, text=True, cwd=ROOT, env={**os.environ, **env}, timeout=200,
+    )  # fmt: skip
+
+
+def refused(result: subprocess.CompletedProcess[str], *named: str) -> None:
+    """Status 2, nothing on stdout, one line on stderr naming what it should."""
+    assert result.returncode == 2, result.stderr
+    assert result.stdout == ""
+    assert len(result.stderr.strip().splitlines()) == 1 and len(result.stderr) < 600, result.stderr
+    for word in named:
+        assert word in result.stderr
+
+
+@pytest.fixture
+def spec_file(tmp_path):
+    def write(data, name="spec.json"):
+        file = tmp_path / name
+        file.write_text(data if isinstance(data, str) else json.dumps(data))
+        return file
+
+    return write
+
+
+@pytest.mark.parametrize("command", [(), ("methods",), ("presets",), ("compare",), ("show",)])
+def test_help_has_examples(command):
+    result = cli(*command, "--help")
+    assert result.returncode == 0 and result.stderr == ""
+    assert "examples:\n  python -m kvq_core" in result.stdout
+
+
+def test_methods_as_json_describe_every_knob():
+    listed = json.loads(cli("methods", "--json").stdout)
+    assert [m["name"] for m in listed] == list(methods())
+    for method in listed:
+        assert set(method) == {"name", "title", "paper", "doc", "deviations", "knobs"}
+        assert method["doc"] and isinstance(method["deviations"], list)
+        for knob in method["knobs"]:
+            assert set(knob) == {
+                "name", "title", "type", "default", "minimum", "maximum", "choices", "nullable", "help"
+            }  # fmt: skip
+            assert knob["help"], f"{method['name']}.{knob['name']} explains nothing"
+    kivi = {k["name"]: k for m in listed if m["name"] == "kivi" for k in m["knobs"]}
+    assert kivi["bits"]["default"] == 2 and kivi["bits"]["choices"] == [1, 2, 3, 4, 8]
+    assert (kivi["sink_tokens"]["minimum"], kivi["sink_tokens"]["type"]) == (0, "integer")
+    assert kivi["key_bits"]["nullable"] and kivi["key_bits"]["default"] is None
+
+
+def test_methods_for_people_name_every_method_and_knob():
+    text = cli("methods").stdout
+    for name, cls in methods().items():
+        assert name in text and cls.title in text
+        assert all(knob in text for knob in cls.model_fields)
+
+
+def test_presets_in_both_forms():
+    listed = json.loads(cli("presets", "--json").stdout)
+    assert [p["name"] for p in listed] == list(presets())
+    assert all(p["spec"]["lanes"] and p["look_at"] for p in listed)
+    assert all(name in cli("presets").stdout for name in presets())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ((), ["COMMAND"]),
+        (("bogus",), ["bogus", "compare"]),
+        (("methods", "--jsn"), ["--jsn"]),
+        (("compare",), ["--preset", "--spec"]),
+        (("compare", "--preset", "a", "--spec", "b"), ["--preset", "--spec"]),
+        (("compare", "--preset", "frist-look"), ["frist-look", "first-look", "needle"]),
+        (("compare", "--spec", "/nowhere/spec.toml"), ["/nowhere/spec.toml"]),
+        (("compare", "--spec", "tests"), ["tests"]),
+        (("show",), ["RUN_ID"]),
+        (("show", "0" * 16), ["0" * 16, "not in this store"]),
+        (("show", "zz"), ["zz", "16 hexadecimal"]),
+        (("show", "../../etc"), ["../../etc", "manifest.json"]),
+        (("show", "tests"), ["tests", "manifest.json"]),
+        (("show", "'; rm -rf /\n\x1b[2J"), ["16 hexadecimal"]),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_done_is_one_line_and_status_2(arguments, named):
+    refused(cli(*arguments), *named)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"lanes": [{"method": "kivi"}] * 40}, ["40", "8"]),
+        ({"lanes": [{"method": "kvi"}]}, ["kvi", "Did you mean 'kivi'"]),
+        ({"lanes": [{"method": "kivi", "knobs": {"bits": 5}}]}, ["bits", "5", "1, 2, 3, 4, 8"]),
+        ({"lanes": [{"method": "kivi", "layers": [30]}]}, ["30", "29"]),
+        ({"prompt": ""}, ["empty"]),
+        ({"prompt": "word " * 9000}, ["8192", "shorten"]),
+        ({"model": "../../etc/passwd"}, ["../../etc/passwd"]),
+        ({"model": "a/b/../c"}, ["a/b/../c"]),
+        ({"model": "<img src=x onerror=alert(1)>"}, ["not valid"]),
+        ({"modle": "x"}, ["modle", "model"]),
+    ],
+    ids=lambda v: str(v)[:40],
+)
+def test_impossible_comparisons_leave_nothing_behind(tmp_path, spec_file, change, named):
+    out = tmp_path / "out"
+    refused(cli("compare", "--spec", spec_file({**SPEC, **change}), "--out", out, "--json"), *named)
+    assert not out.exists() and not (tmp_path / "store").exists()
+
+
+def test_an_out_that_cannot_be_is_refused_before_the_run(tmp_path, spec_file):
+    (tmp_path / "file").write_text("x")
+    began = time.monotonic()
+    refused(cli("compare", "--spec", spec_file(SPEC), "--out", tmp_path / "file"), "not a folder")
+    assert not (tmp_path / "store").exists() and time.monotonic() - began < 60
+
+
+def test_a_store_that_makes_no_sense_is_one_line(spec_file):
+    refused(cli("show", "0" * 16, KVQ_STORE="nosuch://place"), "nosuch")
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """One real comparison through the command line: result, its folder, its store."""
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "spec.json").write_text(json.dumps(SPEC))
+    store = f"file://{folder}/store"
+    result = cli("compare", "--spec", folder / "spec.json", "--out", folder / "out", "--json", KVQ_STORE=store)
+    return result, folder, store
+
+
+def test_compare_prints_exactly_the_record(compared):
+    result, folder, store = compared
+    assert result.returncode == 0 and result.stderr == ""
+    record, arrays = read_run(folder / "out")
+    assert result.stdout == record_json(record) + "\n"
+    assert (folder / "out" / "record.json").read_text() + "\n" == result.stdout
+    kept, kept_arrays = open_store(store).load(record.id)
+    assert kept == record and kept_arrays.keys() == arrays.keys()
+    assert [lane.label for lane in record.lanes] == ["kivi2", "pt8"]
+    assert record.lanes[0].metrics.kld_mean > record.lanes[1].metrics.kld_mean > 0
+    assert sorted(f.name for f in (folder / "out").iterdir()) == ["arrays.safetensors", "manifest.json", "record.json"]
+
+
+def test_show_gives_the_same_record_from_id_and_folder(compared):
+    result, folder, store = compared
+    id = json.loads(result.stdout)["id"]
+    for given in (id, folder / "out"):
+        shown = cli("show", given, "--json", KVQ_STORE=store)
+        assert (shown.returncode, shown.stdout, shown.stderr) == (0, result.stdout, "")
+
+
+def test_show_for_people_has_a_row_a_lane(compared):
+    result, folder, store = compared
+    text = cli("show", folder / "out").stdout
+    for word in ("K bits", "KLD mean", "reference", "Noise floor", "kivi2", "pt8", "too few for a verdict"):
+        assert word in text
+    assert "nan" not in text.lower().split() and "-0.0000" not in text
+
+
+def test_the_same_comparison_is_not_computed_twice(compared):
+    result, folder, store = compared
+    again = cli("compare", "--spec", folder / "spec.json", "--json", KVQ_STORE=store)
+    assert again.stdout == result.stdout  # timings and all
+
+
+def test_a_damaged_run_is_one_line(compared, tmp_path):
+    import shutil
+
+    _, folder, _ = compared
+    copy = shutil.copytree(folder / "out", tmp_path / "copy")
+    raw = bytearray((copy / "arrays.safetensors").read_bytes())
+    raw[len(raw) // 2] ^= 1
+    (copy / "arrays.safetensors").write_bytes(raw)
+    refused(cli("show", copy), "damaged", "arrays.safetensors")
+
+
+@pytest.mark.parametrize("after", [0.5, 6.0])
+def test_ctrl_c_leaves_nothing_and_exits_130(tmp_path, spec_file, after):
+    spec = spec_file({**SPEC, "max_new_tokens": 2000, "ignore_eos": True})
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kvq_core", "compare", "--spec", str(spec), "--out", str(tmp_path / "out")],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+    )  # fmt: skip
+    time.sleep(after)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and out == ""
+    assert "Traceback" not in err
+    assert not (tmp_path / "out").exists()
+    assert not any((tmp_path / "store").glob("*")) and not any(f.name.startswith(".out-") for f in tmp_path.iterdir())
+
+
+def test_a_reader_that_stops_early_is_no_error():
+    command = f"{sys.executable} -m kvq_core methods | head -1; exit ${{PIPESTATUS[0]}}"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT)
+    assert "Traceback" not in result.stderr and result.returncode in (0, 141)

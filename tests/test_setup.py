@@ -1,0 +1,242 @@
+"""Set-up, packaging and documents: what a fresh clone relies on."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from kvq_core.methods import methods
+from kvq_core.presets import presets
+
+ROOT = Path(__file__).parent.parent
+
+
+def makefile() -> str:
+    return (ROOT / "Makefile").read_text()
+
+
+def test_the_fixed_top_level_is_there():
+    for name in (
+        "app.py",
+        "kvq_core",
+        "kernels",
+        "ui",
+        "presets",
+        "tests",
+        "requirements.txt",
+        "README.md",
+        "Makefile",
+    ):
+        assert (ROOT / name).exists(), name
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+def test_kernels_is_not_a_package():
+    assert not (ROOT / "kernels" / "__init__.py").exists()
+
+
+PROBE = """
+import importlib.metadata
+import transformers
+import kvq_core, kvq_kernels
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from kvq_core.models import wrap
+from kvq_core.run import compare_on
+config = LlamaConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+                     num_key_value_heads=2, vocab_size=64, max_position_embeddings=128)
+model = LlamaForCausalLM(config).eval()
+with torch.inference_mode():
+    logits = model(torch.arange(8)[None]).logits
+assert logits.shape == (1, 8, 64) and torch.isfinite(logits).all()
+wrap(model, None, id="tiny")
+try:
+    import kernels
+    print("kernels", getattr(kernels, "MARK", "none"), getattr(kernels, "__file__", None))
+except ImportError:
+    print("kernels absent")
+print("ours", kvq_kernels.__file__)
+"""
+
+
+@pytest.mark.parametrize("cwd", ["root", "elsewhere"])
+@pytest.mark.parametrize("beside", [True, False])
+def test_models_load_with_and_without_a_distribution_named_kernels(tmp_path, beside, cwd):
+    """Hugging Face ships a distribution `kernels` that transformers imports; ours must not take its place."""
+    site = tmp_path / "site"
+    package, info = site / "kernels", site / "kernels-0.18.0.dist-info"
+    if beside:
+        package.mkdir(parents=True)
+        info.mkdir()
+        (package / "__init__.py").write_text(FAKE_KERNELS)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kernels\nVersion: 0.18.0\n")
+        (info / "RECORD").write_text("kernels/__init__.py,,\n")
+        (info / "top_level.txt").write_text("kernels\n")
+    # the checkout first, as `python app.py` and `python -m kvq_core` have it: the worst case for shadowing
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [ROOT, site]))}
+    where = ROOT if cwd == "root" else tmp_path
+    result = subprocess.run(
+        [sys.executable, "-c", PROBE], capture_output=True, text=True, env=env, cwd=where, timeout=200
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert f"ours {ROOT}/kernels/kvq_kernels/__init__.py" in result.stdout
+    if beside:
+        assert f"kernels theirs {package}/__init__.py" in result.stdout
+
+
+# What transformers imports from it; every name resolves, so that only the place of the package is under test.
+FAKE_KERNELS = textwrap.dedent(
+    """
+    MARK = "theirs"
+    __version__ = "0.18.0"
+
+    class _Any:
+        def __init__(self, *args, **kwargs): pass
+        def __call__(self, *args, **kwargs): return args[0] if args and callable(args[0]) else self
+        def __getattr__(self, name):
+            if name.startswith("__"): raise AttributeError(name)
+            return _Any()
+        def __class_getitem__(cls, item): return cls
+
+    def __getattr__(name):
+        if name.startswith("__"): raise AttributeError(name)
+        return type(name, (_Any,), {}) if name[0].isupper() else _Any()
+    """
+)
+
+
+def test_the_makefile_has_every_target():
+    targets = set(re.findall(r"^([a-z-]+):", makefile(), re.M))
+    assert {"setup", "run", "test", "check", "bench", "fmt", "clean"} <= targets
+
+
+def test_make_parses_every_target():
+    for target in ("setup", "run", "test", "check", "bench", "fmt", "clean"):
+        result = subprocess.run(["make", "-n", target], capture_output=True, text=True, cwd=ROOT)
+        assert result.returncode == 0, result.stderr
+
+
+def test_a_machine_without_a_fitting_python_is_told_so(tmp_path):
+    """In a copy of the Makefile alone, with a PATH that holds no Python."""
+    for name in ("Makefile", "requirements.txt", "requirements-dev.txt"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for tool in ("sh", "make", "grep", "test", "touch", "rm"):
+        found = next((Path(p) / tool for p in os.environ["PATH"].split(os.pathsep) if (Path(p) / tool).is_file()), None)
+        if found:
+            (tools / tool).symlink_to(found)
+    old = tools / "python3"
+    old.write_text("#!/bin/sh\nexit 1\n")  # a Python of another version fails the question for its own
+    old.chmod(0o755)
+    env = {"PATH": str(tools), "HOME": str(tmp_path)}
+    result = subprocess.run(["make", "setup"], capture_output=True, text=True, cwd=tmp_path, env=env)
+    assert result.returncode != 0
+    assert "No Python 3.11 or 3.12 was found" in result.stdout + result.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_continuous_integration_runs_both_and_insists_on_the_browser():
+    text = (ROOT / ".ci" / "run").read_text()
+    assert "make check" in text and "make test" in text and "KVQ_REQUIRE_BROWSER=1" in text
+    assert subprocess.run(["bash", "-n", str(ROOT / ".ci" / "run")]).returncode == 0
+
+
+BROWSER_TEST = """
+import pytest
+@pytest.mark.browser
+def test_page():
+    pass
+def test_other():
+    pass
+"""
+
+
+@pytest.mark.parametrize(("required", "passes"), [("", True), ("1", False)])
+def test_browser_tests_are_skipped_or_missed_without_chromium(tmp_path, required, passes):
+    """The real conftest in a process that has no Chromium."""
+    suite = tmp_path / "suite"
+    suite.mkdir()
+    (suite / "conftest.py").write_bytes((ROOT / "tests" / "conftest.py").read_bytes())
+    (suite / "test_it.py").write_text(BROWSER_TEST)
+    (suite / "pytest.ini").write_text("[pytest]\nmarkers = browser: x\n")
+    env = {**os.environ, "PATH": str(tmp_path), "PYTHONPATH": str(ROOT), "KVQ_REQUIRE_BROWSER": required}
+    env.pop("CHROMIUM", None)
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(suite)],
+        capture_output=True, text=True, env=env, cwd=suite,
+    )  # fmt: skip
+    assert (result.returncode == 0) == passes, result.stdout
+    assert "No Chromium was found".lower() in result.stdout.lower() or "no Chromium found" in result.stdout
+    assert ("1 passed, 1 skipped" if passes else "1 passed, 1 error") in result.stdout
+
+
+def test_every_import_is_a_declared_dependency():
+    declared = {
+        re.split(r"[<>=\[ ]", line)[0].lower().replace("-", "_")
+        for line in (ROOT / "requirements.txt").read_text().splitlines()
+        if line and not line.startswith("#")
+    }
+    # what a declared library brings by its own promise, and what is imported only where it is present
+    brought = {"huggingface_hub", "triton", "spaces", "tokenizers"}
+    ours = {"kvq_core", "kvq_kernels", "ui", "app"}
+    for file in [ROOT / "app.py", *(f for d in ("kvq_core", "kernels", "ui") for f in (ROOT / d).rglob("*.py"))]:
+        tops = set()
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                tops |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                tops.add(node.module.split(".")[0])
+        extra = {t.lower() for t in tops} - declared - brought - ours - set(sys.stdlib_module_names)
+        assert not extra, f"{file}: {sorted(extra)} not in requirements.txt"
+
+
+class TestReadme:
+    @pytest.fixture(scope="class")
+    def readme(self):
+        return (ROOT / "README.md").read_text(encoding="utf-8")
+
+    def test_both_commands_are_in_the_first_screen(self, readme):
+        first = "\n".join(readme.splitlines()[:60])
+        assert "make run" in first and "make test" in first
+
+    def test_front_matter_names_the_versions_that_are_installed(self, readme):
+        matter = readme.split("---")[1]
+        for line in ("sdk: gradio", "app_file: app.py", "license: apache-2.0", "title:", "short_description:", "tags:"):
+            assert line in matter
+        version = re.search(r"sdk_version: (\S+)", matter)[1]
+        assert f"gradio=={version.rsplit('.', 1)[0]}.*" in (ROOT / "requirements.txt").read_text()
+        assert re.search(r'python_version: "3\.1[12]"', matter)
+        assert len(re.search(r"short_description: (.*)", matter)[1]) <= 60
+
+    @pytest.mark.parametrize("name", methods())
+    def test_every_method_has_a_row(self, readme, name):
+        rows = [line for line in readme.splitlines() if line.startswith(f"| `{name}` |")]
+        assert len(rows) == 1, f"README.md: the methods table has {len(rows)} rows for {name}"
+        paper = methods()[name].paper
+        assert paper is None or paper in rows[0]
+
+    def test_the_table_names_no_method_that_is_not_there(self, readme):
+        assert set(re.findall(r"^\| `(\w+)` \|", readme, re.M)) <= set(methods()) | set(presets())
+
+    @pytest.mark.parametrize("name", presets())
+    def test_every_preset_is_named(self, readme, name):
+        assert f"`{name}`" in readme
+
+    def test_linked_files_exist(self, readme):
+        for target in re.findall(r"\]\((?!https?:|#)([^)]+)\)", readme):
+            assert (ROOT / target).exists(), target
+
+
+def test_no_absolute_paths_of_one_machine():
+    listed = subprocess.run(["git", "ls-files"], capture_output=True, text=True, cwd=ROOT).stdout.split()
+    bad = re.compile(r"/(home|root|Users)/[a-z]")
+    for name in listed:
+        file = ROOT / name
+        if file.suffix in (".py", ".md", ".toml", ".txt", ".css") and name != "tests/test_setup.py" and file.is_file():
+            assert not bad.search(file.read_text(encoding="utf-8")), name
