@@ -47,6 +47,9 @@ def run_id(model: LoadedModel, spec: ComparisonSpec, ids: list[int]) -> str:
         "device": model.device.type,
         "results_version": RESULTS_VERSION,
     }
+    data = [lane.build().data_hash(model.ref) for lane in spec.lanes]
+    if any(data):  # learned codebooks, one entry a lane
+        parts["data"] = data
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 

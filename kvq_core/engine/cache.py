@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvq_core.engine.prefill import LayerGroup
 from kvq_core.engine.stream import Stream
-from kvq_core.methods import Codec, Prompt, Window
+from kvq_core.methods import Codec, ModelRef, Prompt, Window
 from kvq_core.rope import Rope
 from kvq_core.spec import Lane
 
@@ -40,10 +40,13 @@ class LaneCache:
     fit_notes: tuple[str, ...] = ()
     prompt_tokens: int = 0
     encoder_bytes: int = 0
+    model_bytes: int = 0
     quantized_layers: frozenset[int] = field(default_factory=frozenset)
 
     @classmethod
-    def of_prompt(cls, lane: Lane, groups: list[LayerGroup], rope: Rope) -> "LaneCache":
+    def of_prompt(
+        cls, lane: Lane, groups: list[LayerGroup], rope: Rope, model: ModelRef | None = None
+    ) -> "LaneCache":
         """Fit the lane's method and encode the prompt.
 
         Raises MethodError where the method cannot handle the prompt's tensors.
@@ -61,9 +64,13 @@ class LaneCache:
                 stored = rope.unrotate(keys, 0) if pre else keys
                 queries = _take(group.queries, inside) if method.needs_queries else None
                 gram = _take(group.query_gram, inside) if method.needs_queries else None
-                fitted = method.fit(Prompt(stored, values, queries, gram=gram))
+                layers = tuple(group.layers[i] for i in inside)
+                fitted = method.fit(Prompt(stored, values, queries, gram=gram, model=model, layers=layers))
                 cache.fit_notes = fitted.notes
-                cache.encoder_bytes += sum(c.encoder_bytes for c in (fitted.key, fitted.value) if c is not None)
+                for codec, window in zip((fitted.key, fitted.value), windows, strict=True):
+                    if codec is not None:
+                        cache.encoder_bytes += codec.encoder_bytes
+                        cache.model_bytes += codec.model_bytes if window.step is not None else 0
                 # keys left alone (tensors = values) are kept after RoPE whatever the method's space is
                 untouched = windows[0].step is None
                 cache._add(

@@ -67,7 +67,7 @@ class Decode:
                 continue
             began = time.perf_counter()
             try:
-                state.cache = LaneCache.of_prompt(state.lane, self.prefill.groups, self.rope)
+                state.cache = LaneCache.of_prompt(state.lane, self.prefill.groups, self.rope, self.model.ref)
             except (MethodError, RuntimeError) as error:
                 state.error = _said(error)
             state.encode_prompt_s = time.perf_counter() - began

@@ -9,11 +9,13 @@ from pydantic import ValidationError
 from rapidfuzz import process
 
 from kvq_core.errors import SpecError
-from kvq_core.methods.base import Fitted, Knob, Method, ModelShape, Prompt, knobs
+from kvq_core.methods.base import Fitted, Knob, Method, ModelRef, ModelShape, Prompt, knobs
 from kvq_core.methods.codec import Block, Codec
 from kvq_core.methods.window import Window
 
-__all__ = ["Block", "Codec", "Fitted", "Knob", "Method", "ModelShape", "Prompt", "Window", "knobs", "make", "methods"]
+__all__ = [
+    "Block", "Codec", "Fitted", "Knob", "Method", "ModelRef", "ModelShape", "Prompt", "Window", "knobs", "make", "methods",
+]  # fmt: skip
 
 
 @cache

@@ -35,12 +35,21 @@ class ModelShape:
 
 
 @dataclass(frozen=True)
+class ModelRef:
+    """Which model a prompt ran on, for methods that bring data learned from its weights."""
+
+    id: str
+    weights_hash: str
+
+
+@dataclass(frozen=True)
 class Prompt:
     """What the shared prefill gives a method: the tensors of the layers its lane quantizes.
 
     keys, values (layers, kv_heads, tokens, head_dim) float32, keys in the method's own space; queries
     (layers, query_heads, tokens, head_dim) float32 after RoPE, or None where the method did not ask for them.
-    ``metadata`` is the dtype of scales and zero-points.
+    ``metadata`` is the dtype of scales and zero-points. ``model`` and ``layers``, the tensors' layers in it, are known
+    inside a run; tensors on their own belong to no model.
     """
 
     keys: Tensor
@@ -48,6 +57,8 @@ class Prompt:
     queries: Tensor | None
     metadata: torch.dtype = torch.float16
     gram: Tensor | None = None  # of the queries, where it is known already
+    model: ModelRef | None = None
+    layers: tuple[int, ...] = ()
 
     def stacked_queries(self) -> Tensor:
         """Queries of the heads that share a KV head, one below the other: (layers, kv_heads, groups * tokens, head_dim)."""
@@ -126,6 +137,10 @@ class Method(BaseModel):
 
     def why_not(self, shape: ModelShape) -> str | None:
         """Why this method cannot run on a model of this shape; None when it can."""
+        return None
+
+    def data_hash(self, model: ModelRef) -> str | None:
+        """Hash of data beside the model that decides the result, such as learned codebooks; None where there is none."""
         return None
 
     def summary(self) -> str:

@@ -64,6 +64,11 @@ class Codec(ABC):
         """Bytes of state that only encoding reads and no cache would ship; listed apart from the cache."""
         return 0
 
+    @property
+    def model_bytes(self) -> int:
+        """Bytes decoding reads that belong to the model, whatever the number of caches; in no lane's bits."""
+        return 0
+
     @abstractmethod
     def encode(self, x: Tensor, start: int) -> Block:
         """Encode x (layers, kv_heads, tokens, head_dim); ``start`` is the position of its first token."""

@@ -25,7 +25,7 @@ def measure(cache: LaneCache, shape: ModelShape) -> Memory:
         key_bits=key, value_bits=value,
         key_bits_quantized=_quantized_bits(cache, "key", shape),
         value_bits_quantized=_quantized_bits(cache, "value", shape),
-        bytes_by_part=parts, shared_bytes=0, encoder_bytes=cache.encoder_bytes,
+        bytes_by_part=parts, shared_bytes=cache.model_bytes, encoder_bytes=cache.encoder_bytes,
         kv_ratio=stored / (2 * elements * 2), tokens=tokens,
     )  # fmt: skip
 

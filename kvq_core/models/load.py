@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kvq_core.errors import ModelError, SpecError
-from kvq_core.methods import ModelShape
+from kvq_core.methods import ModelRef, ModelShape
 from kvq_core.models import bundled
 from kvq_core.models.lockstep import ATTENTION, register
 from kvq_core.models.support import attention_modules, check_config, check_model, window_of
@@ -55,6 +55,10 @@ class LoadedModel:
     model: Any  # a transformers causal language model; its attributes differ by architecture
     tokenizer: Any
     weights_hash: str
+
+    @property
+    def ref(self) -> ModelRef:
+        return ModelRef(self.id, self.weights_hash)
 
     @cached_property
     def shape(self) -> ModelShape:
