@@ -5,6 +5,7 @@ The package lives in ``kernels/kvq_kernels`` and not in ``kernels`` itself: Hugg
 ``kvq_core/__init__.py`` is the one place that makes this package importable.
 """
 
+from kvq_kernels.midpoint import midpoint_codes, midpoint_values
 from kvq_kernels.packing import pack, packed_bytes, unpack
 from kvq_kernels.quantize import GroupCodes, dequantize_groups, quantize_groups
 from kvq_kernels.signed import (
@@ -23,6 +24,8 @@ __all__ = [
     "dequantize_groups",
     "dequantize_hybrid",
     "dequantize_signed",
+    "midpoint_codes",
+    "midpoint_values",
     "pack",
     "packed_bytes",
     "quantize_groups",
