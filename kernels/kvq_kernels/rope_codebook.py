@@ -1,0 +1,116 @@
+"""Additive vector quantization with codebooks that commute with RoPE (CommVQ), in plain torch.
+
+A group is ``P`` RoPE-tied channel pairs of one head. A level l of a stage is one 2-D vector a pair, u_l = (x_l, y_l);
+a code is two levels (a, b), and its centre is u_a + J u_b with J(x, y) = (-y, x), the rotation by 90 degrees: pair j of
+the centre is (x_a - y_b, y_a + x_b). J commutes with every 2-D rotation, hence so does the whole codebook.
+
+Shapes: theta (..., stages, levels, P, 2) · group vectors (..., n, 2P) with all x before all y · codes
+(..., n, stages, 2) uint8, the two levels of each stage. Leading dimensions are batch dimensions.
+"""
+
+import torch
+from torch import Tensor
+
+_ELEMENTS = 1 << 19  # distances held at once: larger intermediates fall out of a CPU's cache
+
+
+def split_pairs(x: Tensor, pairs: int) -> Tensor:
+    """Heads (..., n, head_dim), channel i tied to i + head_dim / 2, as group vectors (..., groups, n, 2 * pairs)."""
+    half = x.shape[-1] // 2
+    # (..., n, 2, groups, pairs) -> (..., groups, n, 2, pairs)
+    return x.unflatten(-1, (2, half // pairs, pairs)).movedim(-2, -4).flatten(-2)
+
+
+def join_pairs(z: Tensor) -> Tensor:
+    """Inverse of :func:`split_pairs`: (..., groups, n, 2 * pairs) -> (..., n, head_dim)."""
+    return z.unflatten(-1, (2, -1)).movedim(-4, -2).flatten(-3)
+
+
+def code_vectors(theta: Tensor) -> Tensor:
+    """The vectors a code adds up, u_l and J u_l: theta (..., levels, P, 2) -> (..., 2, levels, 2P)."""
+    x, y = theta.unbind(-1)
+    return torch.stack([torch.cat([x, y], -1), torch.cat([-y, x], -1)], -3)
+
+
+def half_norms(vectors: Tensor) -> Tensor:
+    """|u_a + J u_b|^2 / 2 of every centre: code vectors (..., 2, levels, 2P) -> (..., levels, levels)."""
+    first, second = vectors.unbind(-3)
+    own = first.square().sum(-1) / 2  # J keeps lengths, so |J u_b| = |u_b|
+    return own[..., :, None] + own[..., None, :] + first @ second.transpose(-1, -2)
+
+
+def nearest_codes(z: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """The nearest centre of one stage for z (batch, n, 2P), code vectors (batch, 2, levels, 2P).
+
+    |z - u_a - J u_b|^2 / 2 = |z|^2 / 2 - z.u_a - z.J u_b + |u_a + J u_b|^2 / 2: 2 * levels products a token instead of
+    levels^2, and no table of centres. Returns codes (batch, n, 2) uint8 and |z - centre|^2 (batch, n).
+    """
+    levels = vectors.shape[-2]
+    dots = z @ vectors.flatten(-3, -2).transpose(-1, -2)  # (batch, n, 2 * levels)
+    table = half_norms(vectors)[:, None]
+    best, index = [], []
+    step = max(1, _ELEMENTS // (z.shape[0] * levels * levels))
+    for start in range(0, z.shape[1], step):
+        part = dots[:, start : start + step]
+        scores = (table - part[..., :levels, None]).sub_(part[..., None, levels:]).flatten(-2)
+        value, at = scores.min(-1)
+        best.append(value)
+        index.append(at)
+    at = torch.cat(index, -1)
+    codes = torch.stack([at // levels, at % levels], -1).to(torch.uint8)
+    return codes, (2 * torch.cat(best, -1) + z.square().sum(-1)).clamp_min_(0)
+
+
+def chosen(codes: Tensor, vectors: Tensor) -> Tensor:
+    """Centres of one stage: codes (batch, n, 2), code vectors (batch, 2, levels, 2P) -> (batch, n, 2P)."""
+    batch = torch.arange(codes.shape[0], device=codes.device)[:, None]
+    at = codes.long()
+    return vectors[batch, 0, at[..., 0]].add_(vectors[batch, 1, at[..., 1]])
+
+
+def encode_pairs(z: Tensor, theta: Tensor) -> Tensor:
+    """Greedy residual coding: z (..., n, 2P), theta (..., stages, levels, P, 2) -> codes (..., n, stages, 2) uint8."""
+    lead, rest = z.shape[:-2], z.flatten(0, -3).clone()
+    vectors = code_vectors(theta.to(z.dtype)).flatten(0, -5)  # (batch, stages, 2, levels, 2P)
+    stages = []
+    for stage in vectors.unbind(1):
+        codes, _ = nearest_codes(rest, stage)
+        rest -= chosen(codes, stage)
+        stages.append(codes)
+    return torch.stack(stages, -2).unflatten(0, lead)
+
+
+def decode_pairs(codes: Tensor, theta: Tensor) -> Tensor:
+    """Sum of the stages' centres: codes (..., n, stages, 2), theta as above -> float32 (..., n, 2P)."""
+    lead, flat = codes.shape[:-3], codes.flatten(0, -4)
+    vectors = code_vectors(theta.float()).flatten(0, -5)
+    out = torch.zeros(*flat.shape[:2], vectors.shape[-1], device=codes.device)
+    for stage, table in zip(flat.unbind(-2), vectors.unbind(1), strict=True):
+        out += chosen(stage, table)
+    return out.unflatten(0, lead)
+
+
+def score_tables(query: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+    """What the scores of one query need of the codebook, whatever the number of keys (Eq. 19).
+
+    query (..., 2P) of a group, rotated to its own position; theta (..., stages, levels, P, 2). Returns
+    P = q_x x + q_y y and M = q_y x - q_x y, each (..., stages, P, levels).
+    """
+    qx, qy = (part[..., None, None, :] for part in query.chunk(2, -1))
+    x, y = theta.to(query.dtype).unbind(-1)
+    return (qx * x + qy * y).transpose(-1, -2), (qy * x - qx * y).transpose(-1, -2)
+
+
+def commuted_scores(tables: tuple[Tensor, Tensor], codes: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """q . RoPE(key) (..., n) without decoding a key: tables of a query, codes (..., n, stages, 2), cos and sin (n, P).
+
+    Because centres commute with the rotation R_i of key i, q R_i (u_a + J u_b) = sum over pairs of
+    cos_i P[a] + sin_i M[a] + cos_i M[b] - sin_i P[b]. Pairs are rotated by +theta, as rotate-half models do.
+    """
+    p, m = tables
+    a, b = (codes[..., k].long().transpose(-1, -2)[..., None, :] for k in (0, 1))  # (..., stages, 1, n)
+    shape = (*p.shape[:-1], codes.shape[-3])
+    pa, ma = (t.gather(-1, a.expand(shape)).sum(-3) for t in (p, m))  # stages added: (..., P, n)
+    pb, mb = (t.gather(-1, b.expand(shape)).sum(-3) for t in (p, m))
+    c, s = cos.T, sin.T
+    return ((pa + mb) * c + (ma - pb) * s).sum(-2)

@@ -1,0 +1,1 @@
+"""Codebooks learned offline from real text: where the text comes from, training, files."""

@@ -1,0 +1,164 @@
+"""Training of a model's codebooks, from text to files."""
+
+import hashlib
+import json
+import time
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from torch import Tensor
+
+from kvq_core.codebooks.checkpoints import checkpoints
+from kvq_core.codebooks.collect import Progress, Samples, collect
+from kvq_core.codebooks.em import EmSettings
+from kvq_core.codebooks.files import (
+    DEFAULT_NAME,
+    FORMAT,
+    Codebook,
+    CodebookInfo,
+    Kind,
+    codebooks,
+    folder,
+    save_codebook,
+)
+from kvq_core.codebooks.keys import KeyPlan, train_keys
+from kvq_core.codebooks.lookup import stages_for
+from kvq_core.codebooks.texts import Texts, read_texts, sequences
+from kvq_core.codebooks.values import ValuePlan, train_values
+from kvq_core.errors import SpecError
+from kvq_core.models import LoadedModel
+
+FEWEST_TRAIN, FEWEST_HELD_OUT = 4096, 1024
+_OPTIONS = ("levels", "pairs", "stages", "text", "name", "train_tokens", "held_out_tokens", "seed", "value_steps")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to train. ``pairs`` None: half a head; ``stages`` None: as many as make ``bits`` bits an element."""
+
+    bits: Literal[1, 2] = 1
+    kinds: tuple[Kind, ...] = ("keys", "values")
+    levels: int = 16
+    pairs: int | None = None
+    stages: int | None = None
+    text: str | None = None
+    name: str = DEFAULT_NAME
+    train_tokens: int = 12288
+    held_out_tokens: int = 2048
+    seed: int = 0
+    em: EmSettings = field(default_factory=EmSettings)
+    value_steps: int = 600
+
+    def command(self, model: str) -> str:
+        """The command line that asks for this."""
+        words = ["python -m kvq_core codebooks train", f"--model {model}", f"--bits {self.bits}"]
+        default = Request()
+        for name in _OPTIONS:
+            if getattr(self, name) != getattr(default, name):
+                words.append(f"--{name.replace('_', '-')} {getattr(self, name)}")
+        if len(self.kinds) == 1:
+            words.append(f"--only {self.kinds[0]}")
+        return " ".join(words)
+
+
+def train(model: LoadedModel, request: Request, progress: Progress) -> list[Codebook]:
+    """Train and save what ``request`` asks for; interrupted, it goes on where it was when called again.
+
+    Raises SpecError for too few tokens or a head that the groups do not tile, KvqError where the text cannot be read.
+    """
+    pairs = request.pairs or model.shape.head_dim // 2
+    _check(model, request, pairs)
+    texts = read_texts(request.text)
+    cut = sequences(model, texts, request.train_tokens, request.held_out_tokens, request.seed)
+    kept = collect(model, cut.train, progress)
+    held_out = collect(model, cut.held_out, lambda *_: None)
+    made = []
+    for kind in request.kinds:
+        began = time.perf_counter()
+        draft = _draft(model, request, pairs, kind, texts, kept, held_out)
+        work = _keys if kind == "keys" else _values
+        made.append(work(draft, request, kept, held_out, progress, began))
+    return made
+
+
+def _check(model: LoadedModel, request: Request, pairs: int) -> None:
+    if model.shape.head_dim % (2 * pairs):
+        raise SpecError(
+            f"pairs = {pairs} does not divide the {model.shape.head_dim // 2} channel pairs of a head of {model.id}."
+        )
+    if request.levels not in (4, 8, 16, 32, 64):
+        raise SpecError(f"levels = {request.levels} is not allowed; allowed: 4, 8, 16, 32, 64.")
+    if request.train_tokens < FEWEST_TRAIN or request.held_out_tokens < FEWEST_HELD_OUT:
+        raise SpecError(
+            f"{request.train_tokens} training and {request.held_out_tokens} held-out tokens are too few; give at least "
+            f"{FEWEST_TRAIN} and {FEWEST_HELD_OUT}."
+        )
+
+
+def _draft(
+    model: LoadedModel, request: Request, pairs: int, kind: Kind, texts: Texts, train: Samples, held_out: Samples
+) -> CodebookInfo:
+    """All of a codebook's description but its results."""
+    keys = kind == "keys"
+    stages = request.stages or stages_for(request.bits, pairs, request.levels)
+    chosen: dict[str, Any] = {"seed": request.seed}
+    chosen |= asdict(request.em) if keys else {"steps": request.value_steps}
+    decides = {
+        "kind": kind, "format": FORMAT, "weights": model.weights_hash, "text": texts.documents, "settings": chosen,
+        "size": [request.levels, pairs] if keys else [request.bits],
+        "tokens": [request.train_tokens, request.held_out_tokens],
+    }  # fmt: skip
+    return CodebookInfo(
+        kind=kind, name=request.name, model=model.id, weights_hash=model.weights_hash, layers=model.shape.layers,
+        kv_heads=model.shape.kv_heads, head_dim=model.shape.head_dim, settings=chosen,
+        bits=stages * (request.levels.bit_length() - 1) / pairs if keys else request.bits,
+        levels=request.levels if keys else None, pairs_per_group=pairs if keys else None,
+        stages=stages if keys else None,
+        digest=hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16], source=texts.source,
+        train_tokens=train.keys.shape[2], held_out_tokens=held_out.keys.shape[2], train_error=[], held_out_error=[],
+        seconds=0.0, created="", command=request.command(model.id),
+    )  # fmt: skip
+
+
+def _keys(
+    draft: CodebookInfo, request: Request, train: Samples, held_out: Samples, progress: Progress, began: float
+) -> Codebook:
+    assert draft.levels and draft.pairs_per_group and draft.stages
+    plan = KeyPlan(draft.levels, draft.pairs_per_group, draft.stages, request.em, request.seed)
+    with checkpoints(folder() / f"{draft.file_name}.{draft.digest}.partial", _known(draft)) as pieces:
+        return _finish(draft, train_keys(train, held_out, plan, pieces, progress), began)
+
+
+def _values(
+    draft: CodebookInfo, request: Request, train: Samples, held_out: Samples, progress: Progress, began: float
+) -> Codebook:
+    plan = ValuePlan(request.bits, request.value_steps, request.seed)
+    with checkpoints(folder() / f"{draft.file_name}.{draft.digest}.partial") as pieces:
+        return _finish(draft, train_values(train, held_out, plan, pieces, progress), began)
+
+
+def _known(draft: CodebookInfo) -> dict[str, dict[str, Tensor]]:
+    """Stages of a finished codebook trained with the same settings, by checkpoint name."""
+    known: dict[str, dict[str, Tensor]] = {}
+    for book in codebooks():
+        if book.info.digest != draft.digest:
+            continue
+        theta = book.tensors()["theta"]  # (layers, kv_heads, groups, stages, levels, P, 2)
+        for layer in range(theta.shape[0]):
+            for stage in range(theta.shape[3]):
+                known[f"layer{layer:03d}-stage{stage:02d}"] = {"theta": theta[layer, :, :, stage].flatten(0, 1)}
+    return known
+
+
+def _finish(draft: CodebookInfo, tensors: dict[str, Tensor], began: float) -> Codebook:
+    """Save a codebook; its description gets the errors, averaged over layers, and the time."""
+    means = {name: tensors[name].double().mean(0).reshape(-1).tolist() for name in ("train_error", "held_out_error")}
+    info = draft.model_copy(
+        update={
+            **{name: [round(error, 6) for error in errors] for name, errors in means.items()},
+            "seconds": round(time.perf_counter() - began, 1),
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+    )
+    return save_codebook(info, tensors)

@@ -1,0 +1,201 @@
+"""CommVQ: additive codebooks that commute with RoPE for keys, learned binary codes for values."""
+
+from dataclasses import dataclass, field
+from math import prod
+from typing import ClassVar, Literal
+
+import torch
+from kvq_kernels import pack, unpack
+from kvq_kernels.rope_codebook import decode_pairs, encode_pairs, join_pairs, split_pairs
+from pydantic import Field
+from torch import Tensor
+
+from kvq_core.codebooks.encoder import Encoder, from_stored
+from kvq_core.codebooks.files import Kind
+from kvq_core.codebooks.lookup import Wanted, find, require
+from kvq_core.methods.base import RECENT, BitsMethod, Fitted, ModelRef, ModelShape, Prompt, Space
+from kvq_core.methods.codec import Block, Codec, layer_slices
+from kvq_core.methods.window import Window
+
+EPS = 1e-6  # a token of zeros has no direction
+KINDS: tuple[Kind, ...] = ("keys", "values")
+
+
+class CommVQ(BitsMethod):
+    """Keys before RoPE are vector-quantized in residual stages whose codebooks commute with RoPE; values become binary
+    digits of a learned encoder, read back through a linear codebook.
+
+    Stored for keys: a pair of levels for each stage, head and group of channel pairs, R log2(levels) / pairs_per_group
+    bits an element; for values: ``bits`` digits an element. Both keep one fp16 norm a token and layer, over all heads.
+    Codebooks belong to the model and are trained once (python -m kvq_core codebooks train); they are listed beside the
+    cache, in no lane's bits. Tokens leave the full-precision window a whole window at a time.
+    """
+
+    name: ClassVar[str] = "commvq"
+    title: ClassVar[str] = "CommVQ"
+    paper: ClassVar[str | None] = "https://arxiv.org/abs/2506.18879"
+    deviations: ClassVar[tuple[str, ...]] = (
+        "Value digits are the encoder's most likely ones; the authors' evaluation code samples them (Gumbel-softmax).",
+        "16 levels, one group a head: exactly 1 or 2 bits, trained in minutes; the paper's 64 levels (11·6/64 = 1.03 "
+        "bits) stay available.",
+        "Codes are bit-packed; the authors' code keeps 16 bits a stage.",
+        "Codebooks minimise the reconstruction error of about 12,000 tokens; the paper uses far more text, and trains "
+        "value encoders inside the language model.",
+        "Annealing temperatures are relative to the rms of each stage's data; the maximisation is solved in float64 "
+        "with a ridge of 1e-6; unused levels move to where the error is (k-means++).",
+    )
+
+    bits: Literal[1, 2] = Field(1, title="Bits", description="Bits an element, for keys and values alike.")
+    key_bits: Literal[1, 2] | None = Field(None, title="Key bits", description="Bits of keys; empty means Bits.")
+    value_bits: Literal[1, 2] | None = Field(None, title="Value bits", description="Bits of values; empty means Bits.")
+    levels: Literal[4, 8, 16, 32, 64] = Field(
+        16, title="Levels L", description="2-D vectors a stage and channel pair; a code names two: L² centres."
+    )
+    stages: int | None = Field(
+        None, ge=1, le=64, title="Stages R",
+        description="Residual stages of keys; empty means as many as the bits allow.",
+    )  # fmt: skip
+    pairs_per_group: int | None = Field(
+        None, ge=1, le=256, title="Pairs in a group g",
+        description="RoPE channel pairs that share a code; empty means all of a head.",
+    )  # fmt: skip
+    window: int = Field(
+        128, ge=1, le=4096, title="Window", json_schema_extra=RECENT,
+        description="Newest tokens kept in full precision until there are this many; then all are encoded.",
+    )  # fmt: skip
+    codebooks: str | None = Field(
+        None, max_length=60, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", title="Codebooks",
+        description="Name of a trained set; empty means the model's default ones.",
+    )  # fmt: skip
+
+    @property
+    def key_space(self) -> Space:
+        return "pre"
+
+    def windows(self) -> tuple[Window, Window]:
+        return Window(recent=0, step=self.window), Window(recent=0, step=self.window)
+
+    def why_not(self, shape: ModelShape) -> str | None:
+        if shape.head_dim % 2:
+            return f"head_dim = {shape.head_dim} has no channel pairs"
+        if self.pairs_per_group and (shape.head_dim // 2) % self.pairs_per_group:
+            return f"pairs_per_group = {self.pairs_per_group} does not divide the {shape.head_dim // 2} pairs of a head"
+        return None
+
+    def fit(self, prompt: Prompt) -> Fitted:
+        """Codecs from the model's codebooks. Raises MethodError naming the command that trains missing ones."""
+        heads, head_dim = prompt.keys.shape[1], prompt.keys.shape[-1]
+        layers, model = prompt.layers or tuple(range(prompt.keys.shape[0])), prompt.model
+        id, weights = (model.id, model.weights_hash) if model else (None, None)
+        keys, values = (require(self._wanted(kind), id, weights, layers, heads, head_dim) for kind in KINDS)
+        index, device = torch.tensor(layers), prompt.keys.device
+        theta = keys.tensors()["theta"][index, :, :, : self._wanted("keys").stages_of(head_dim)].to(device)
+        value = ValueCodec(from_stored(values.tensors(), index, device), heads, prompt.metadata)
+        other = ", through other weights" if keys.info.weights_hash != weights else ""
+        note = f"codebooks trained on {keys.info.train_tokens} tokens of {keys.info.source}{other}"
+        return Fitted(KeyCodec(theta, prompt.metadata), value, (note,))
+
+    def data_hash(self, model: ModelRef) -> str | None:
+        found = [find(self._wanted(kind), model.id, model.weights_hash) for kind in KINDS]
+        return "-".join(book.info.content for book in found if book) or None
+
+    def _wanted(self, kind: Kind) -> Wanted:
+        bits = self.width("key" if kind == "keys" else "value")
+        return Wanted(kind, self.codebooks, bits, self.levels, self.pairs_per_group, self.stages)
+
+    def summary(self) -> str:
+        own = "" if self.codebooks is None else f" · codebooks {self.codebooks}"
+        stages = "" if self.stages is None else f" · R {self.stages}"
+        return f"K{self.width('key')} V{self.width('value')} · L {self.levels}{stages} · window {self.window}{own}"
+
+
+@dataclass(frozen=True)
+class KeyCodec(Codec):
+    """Residual additive quantization (Eqs. 10 to 19). theta (layers, kv_heads, groups, stages, levels, P, 2) float16.
+
+    A token is divided by its norm over all heads of the layer, one ``prescale`` number; codes are the two levels of
+    every stage, log2(levels) bits each, in one bit stream a layer and head.
+    """
+
+    theta: Tensor
+    metadata: torch.dtype = torch.float16
+    shared: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def model_bytes(self) -> int:
+        return self.theta.numel() * self.theta.element_size()
+
+    def encode(self, x: Tensor, start: int) -> Block:
+        norms = x.square().sum((1, 3)).sqrt().to(self.metadata)  # (layers, tokens)
+        codes = []
+        for layers in layer_slices(x, 1 << 19):
+            unit = x[layers] / norms[layers].float().clamp_min(EPS)[:, None, :, None]
+            found = encode_pairs(split_pairs(unit, self.theta.shape[-2]), self.theta[layers].float())
+            codes.append(pack(found.flatten(2), self._width()))  # (layers, kv_heads, bytes)
+        return Block(x.shape[-2], {"codes": torch.cat(codes), "prescale": norms})
+
+    def decode(self, block: Block) -> Tensor:
+        groups, stages = self.theta.shape[2:4]
+        norms = block.tensors["prescale"].float()
+        parts = []
+        for layers in layer_slices(block.tensors["codes"], 1 << 16):
+            stream = unpack(block.tensors["codes"][layers], self._width(), groups * block.tokens * stages * 2)
+            codes = stream.unflatten(-1, (groups, block.tokens, stages, 2))
+            unit = join_pairs(decode_pairs(codes, self.theta[layers]))
+            parts.append(unit * norms[layers][:, None, :, None])
+        return torch.cat(parts)
+
+    def bits(self, block: Block) -> Tensor:
+        return _constant_bits(block, 2 * prod(self.theta.shape[i] for i in (1, 2, 5)))
+
+    def _width(self) -> int:
+        return self.theta.shape[-3].bit_length() - 1
+
+
+@dataclass(frozen=True)
+class ValueCodec(Codec):
+    """Learned binary digits and a linear codebook (Eqs. 7 to 9); heads of a layer are coded together."""
+
+    encoder: Encoder
+    heads: int
+    metadata: torch.dtype = torch.float16
+    shared: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def model_bytes(self) -> int:
+        """Codebook and channel scales as float16."""
+        return (self.encoder.codebook.numel() + self.encoder.scale.numel()) * 2
+
+    @property
+    def encoder_bytes(self) -> int:
+        return self.encoder.w1.numel() + self.encoder.w2.numel()  # int8
+
+    def encode(self, x: Tensor, start: int) -> Block:
+        codes, norms = [], []
+        for layers in layer_slices(x, 1 << 19):
+            inputs, norm = self._of(layers).normalize(x[layers].transpose(1, 2).flatten(2))
+            codes.append(pack(self._of(layers).digits(self._of(layers).logits(inputs)), 1))
+            norms.append(norm[..., 0].to(self.metadata))
+        return Block(x.shape[-2], {"codes": torch.cat(codes), "prescale": torch.cat(norms)})
+
+    def decode(self, block: Block) -> Tensor:
+        codes, norms = block.tensors["codes"], block.tensors["prescale"]
+        count = self.encoder.codebook.shape[1]
+        parts = []
+        for layers in layer_slices(codes, 1 << 16):
+            v = self._of(layers).decode(unpack(codes[layers], 1, count).float(), norms[layers].float()[..., None])
+            parts.append(v.unflatten(-1, (self.heads, -1)).transpose(1, 2))
+        return torch.cat(parts)
+
+    def bits(self, block: Block) -> Tensor:
+        return _constant_bits(block, self.encoder.codebook.shape[-1])
+
+    def _of(self, layers: slice) -> Encoder:
+        e = self.encoder
+        return Encoder(*(t[layers] for t in (e.scale, e.w1, e.b1, e.w2, e.b2, e.codebook)))
+
+
+def _constant_bits(block: Block, channels: int) -> Tensor:
+    """Stored bits an element, the same everywhere; ``channels`` a token and layer."""
+    layers, tokens = block.tensors["prescale"].shape
+    return torch.tensor(8 * sum(block.nbytes.values()) / (layers * tokens * channels)).view(1, 1, 1, 1)
