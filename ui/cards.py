@@ -32,8 +32,9 @@ def head(
 def failed(label: str, subtitle: str, error: str) -> str:
     """A lane that could not run; the others went on."""
     return (
-        f'<div class="top"><h3>{safe(label)}</h3><span class="badge bad">failed</span></div><p class="sub">{safe(subtitle)}</p>'
-        f'<p class="error">{safe(error)}</p><p class="remark">The other lanes are not affected. Change this lane and run again.</p>'
+        f'<div class="top"><h3>{safe(label)}</h3><span class="badge bad">failed</span></div>'
+        f'<p class="sub">{safe(subtitle)}</p><p class="error">{safe(error)}</p>'
+        '<p class="remark">The other lanes are not affected. Change this lane and run again.</p>'
     )
 
 
@@ -49,7 +50,7 @@ def running_head(label: str, subtitle: str, kld: Sequence[float], same_top: Sequ
     finite = [k for k in kld if math.isfinite(k)]
     mean = sum(finite) / len(finite) if finite else None
     flips = 1 - sum(same_top) / len(same_top) if same_top else None
-    return head(label, subtitle, ("", "", ""), (*STREAMING, ("KLD", significant(mean)), ("flips", percent(flips))))
+    return head(label, subtitle, ("", "", ""), (*STREAMING, ("KLD", significant(mean, 2)), ("flips", percent(flips))))
 
 
 def reference_head(record: Record) -> str:
@@ -74,7 +75,7 @@ def lane_head(lane: LaneRecord) -> str:
     stats = (
         ("K / V bits", f"{bits(memory.key_bits)} / {bits(memory.value_bits)}" if memory else ABSENT),
         ("size", percent(memory.kv_ratio) if memory else ABSENT),
-        ("KLD", significant(m.kld_mean) if m else ABSENT),
+        ("KLD", significant(m.kld_mean, 2) if m else ABSENT),
         ("flips", percent(m.flip_rate) if m else ABSENT),
     )
     return head(lane.label, lane.summary, (found.word, found.tone, found.why), stats, _agreement(lane) + remarks(lane))

@@ -13,6 +13,7 @@ from kvq_core.events import Event
 from kvq_core.run import compare as compare_run
 from kvq_core.spec import ComparisonSpec
 from kvq_core.store import Store
+from ui.figures.base import canvas
 from ui.panels.answers import AnswerCards, create_answers, finished, visible
 from ui.panels.captures import Captures, create_captures, draw_open, pickers_for, wire_captures
 from ui.panels.filling import NEXT_FOR_A_LINK, form_outputs, from_preset, opened_page
@@ -28,9 +29,12 @@ from ui.status import notice
 
 NO_RUN: dict[str, Any] = {"run": None}
 MAX_QUEUE = 64
-# The address bar follows the run shown; on a phone the answers come into view when Run is pressed.
+# The address bar follows the run shown; the answers come into view when Run is pressed.
 FOLLOW_LINK = "(url) => { if (url) history.replaceState(null, '', new URL(url, location.href).search); }"
-TO_ANSWERS = "() => { if (innerWidth < 900) setTimeout(() => document.getElementById('right').scrollIntoView({behavior: 'smooth'}), 300); }"
+TO_ANSWERS = """() => setTimeout(() => {
+  const top = document.getElementById("right").getBoundingClientRect().top;
+  if (top < 0 || top > innerHeight / 2) scrollBy({top: top - 60, behavior: "smooth"});
+}, 300)"""
 
 
 @dataclass
@@ -51,6 +55,7 @@ class Page:
     share: gr.Textbox
     score: Scorecard
     captures: Captures
+    plotly: gr.Plot
 
 
 def build_ui(
@@ -82,13 +87,29 @@ def _arrange(services: Services) -> Page:
             kept, runs = create_history()
         with gr.Column(elem_id="right", min_width=0):
             status = gr.HTML("", elem_id="status")
+            share = create_share()
             greeting = gr.HTML(lambda: welcome(services.store), elem_id="welcome")
             cards = create_answers()
+            # Never seen: an empty figure in it makes the browser load Plotly (4.6 MB) while the engine still works.
+            plotly = gr.Plot(visible="hidden", show_label=False, container=False, elem_id="plotly")
             with gr.Column(visible=False, elem_id="results") as results:
                 score, captures = create_scorecard(), create_captures()
-                share = create_share()
     return Page(
-        shown, header, setup, lanes, launch, kept, runs, status, greeting, cards, results, share, score, captures
+        shown,
+        header,
+        setup,
+        lanes,
+        launch,
+        kept,
+        runs,
+        status,
+        greeting,
+        cards,
+        results,
+        share,
+        score,
+        captures,
+        plotly,
     )
 
 
@@ -107,10 +128,17 @@ def _wire_shown(page: Page, services: Services) -> None:
                 *[gr.skip()] * (len(outputs) - 2),
             ]
         return [
-            markup(chip(record)), gr.skip(), gr.update(visible=False), gr.update(visible=True),
-            gr.update(value=link(record.id, request), visible=True), gr.update(visible=True),
-            *visible(len(record.lanes)), *finished(record, arrays), *show_scorecard(record, services), *pickers_for(record, arrays),
-        ]  # fmt: skip
+            markup(chip(record)),
+            gr.skip(),
+            gr.update(visible=False),
+            gr.update(visible=True),
+            gr.update(value=link(record.id, request), visible=True),
+            gr.update(visible=True),
+            *visible(len(record.lanes)),
+            *finished(record, arrays),
+            *show_scorecard(record, services),
+            *pickers_for(record, arrays),
+        ]
 
     def remember(shown: dict[str, Any], kept: Any) -> list[Any]:
         if not shown.get("run") or shown.get("ticket") == "link":
@@ -142,5 +170,6 @@ def _wire_visit(blocks: gr.Blocks, page: Page, services: Services) -> None:
     blocks.load(arrive, None, [page.shown, page.status, page.welcome, *form_outputs(page.setup, page.lanes)], **SWIFT)
     blocks.load(listed, page.kept, page.runs, **SWIFT)
     blocks.unload(leave)
-    page.launch.ticket.change(lambda: gr.update(visible=False), None, page.welcome, **SWIFT)
+    clear = [gr.update(visible=False), gr.update(visible=False), canvas(10)]
+    page.launch.ticket.change(lambda: clear, None, [page.welcome, page.share, page.plotly], **SWIFT)
     page.launch.run.click(None, None, None, js=TO_ANSWERS, **SWIFT)

@@ -49,7 +49,8 @@ def damage(record: Record, arrays: Arrays) -> str:
     )
     alone = array(arrays, f"lane/{index}/delta_reference_query")
     if alone is not None and delta.mean() > 0:
-        sentence += f" The error of its keys alone, read with the reference's queries, is {significant(float(alone.mean()), 2)}."
+        keys = significant(float(alone.mean()), 2)
+        sentence += f" The error of its keys alone, read with the reference's queries, is {keys}."
     return sentence
 
 
@@ -61,14 +62,14 @@ def spectra(record: Record, arrays: Arrays, layer: int) -> str:
         if values is None:
             return NOTHING
         counts[space] = float((energy(values[layer]) < 0.9).sum(-1).mean() + 1)
-    dim = record.environment.head_dim
-    return (
-        f"In layer {layer}, {counts['pre']:.0f} of {dim} directions of a head hold 90 % of its keys' energy before RoPE and "
-        f"{counts['post']:.0f} after: RoPE spreads keys over more directions, so what is coded before it compresses better."
-        if counts["post"] > counts["pre"]
-        else f"In layer {layer}, {counts['pre']:.0f} of {dim} directions of a head hold 90 % of its keys' energy before RoPE, "
-        f"{counts['post']:.0f} after."
+    before, after = f"{counts['pre']:.0f}", f"{counts['post']:.0f}"
+    sentence = (
+        f"In layer {layer}, {before} of {record.environment.head_dim} directions of a head hold 90 % of its keys' energy "
+        f"before RoPE and {after} after"
     )
+    if counts["post"] > counts["pre"]:
+        sentence += ": RoPE spreads keys over more directions, so what is coded before it compresses better"
+    return sentence + "."
 
 
 def subspace(record: Record, arrays: Arrays, rank: int) -> str:
@@ -104,7 +105,10 @@ def storage(record: Record) -> str:
     )
     quantized = memory.key_bits_quantized
     if quantized is not None and memory.key_bits - quantized > 0.05:
-        sentence += f". Its quantized keys alone take {bits(quantized)}; the rest is its full-precision window on {memory.tokens:,} tokens"
+        sentence += (
+            f". Its quantized keys alone take {bits(quantized)}; the rest is its full-precision window on "
+            f"{memory.tokens:,} tokens"
+        )
     return sentence + "."
 
 

@@ -96,9 +96,14 @@ def diverging(high: float, unit: str) -> dict[str, Any]:
 
 def bar(unit: str) -> dict[str, Any]:
     return {
-        "title": {"text": unit, "side": "right", "font": {"size": 11}}, "thickness": 10, "outlinewidth": 0, "tickfont": {"size": 11},
-        "len": 1.0, "x": 1.0, "xpad": 6,
-    }  # fmt: skip
+        "title": {"text": unit, "side": "right", "font": {"size": 11}},
+        "thickness": 10,
+        "outlinewidth": 0,
+        "tickfont": {"size": 11},
+        "len": 1.0,
+        "x": 1.0,
+        "xpad": 6,
+    }
 
 
 def pooled(values: np.ndarray, limit: int, axis: int) -> tuple[np.ndarray, np.ndarray]:

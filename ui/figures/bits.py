@@ -79,9 +79,14 @@ def stored_bytes(record: Record) -> go.Figure:
     full = [_fp16_bytes(lane) for _, lane in lanes]
     if full:
         figure.add_bar(
-            y=[["FP16 cache"] * 2, ["K", "V"]], x=[round(max(full) / 2e6, 4)] * 2, orientation="h", name="fp16", showlegend=False,
-            marker={"color": faded(NOISE, 0.5)}, hovertemplate="%{x:.3g} MB<extra>fp16</extra>",
-        )  # fmt: skip
+            y=[["FP16 cache"] * 2, ["K", "V"]],
+            x=[round(max(full) / 2e6, 4)] * 2,
+            orientation="h",
+            name="fp16",
+            showlegend=False,
+            marker={"color": faded(NOISE, 0.5)},
+            hovertemplate="%{x:.3g} MB<extra>fp16</extra>",
+        )
     figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)
     figure.update_xaxes(title_text="stored, MB")
     return figure

@@ -20,10 +20,15 @@ def head_spectra(record: Record, arrays: Arrays, layer: int) -> go.Figure | None
     for values, name, color, dash in curves:
         for head, line in enumerate(values[layer]):
             figure.add_scatter(
-                x=np.arange(1, line.size + 1), y=_relative(line, top), mode="lines", legendgroup=name,
-                name=name, showlegend=head == 0, line={"color": faded(color, 1 - 0.25 * (head % 3)), "width": 1.6, "dash": dash},
+                x=np.arange(1, line.size + 1),
+                y=_relative(line, top),
+                mode="lines",
+                legendgroup=name,
+                name=name,
+                showlegend=head == 0,
+                line={"color": faded(color, 1 - 0.25 * (head % 3)), "width": 1.6, "dash": dash},
                 hovertemplate=f"direction %{{x}}: %{{y:.3g}}<extra>KV head {head}, {name}</extra>",
-            )  # fmt: skip
+            )
     figure.update_xaxes(title_text=f"direction of a KV head (layer {layer})")
     return figure
 
@@ -38,9 +43,13 @@ def joint_spectra(record: Record, arrays: Arrays, layer: int) -> go.Figure | Non
     for values, name, color, dash in curves:
         line = values[layer]
         figure.add_scatter(
-            x=np.arange(1, line.size + 1), y=_relative(line, top), mode="lines", name=name,
-            line={"color": color, "width": 1.6, "dash": dash}, hovertemplate="direction %{x}: %{y:.3g}<extra>" + name + "</extra>",
-        )  # fmt: skip
+            x=np.arange(1, line.size + 1),
+            y=_relative(line, top),
+            mode="lines",
+            name=name,
+            line={"color": color, "width": 1.6, "dash": dash},
+            hovertemplate="direction %{x}: %{y:.3g}<extra>" + name + "</extra>",
+        )
     figure.update_xaxes(title_text=f"direction, heads concatenated (layer {layer})")
     return figure
 
@@ -58,9 +67,13 @@ def cumulative_energy(record: Record, arrays: Arrays, layer: int) -> go.Figure |
             held = held.mean(0) if held.ndim > 1 else held
             share = np.arange(1, held.size + 1) / held.size
             figure.add_scatter(
-                x=rounded(100 * share, 2), y=rounded(100 * held, 2), mode="lines", name=f"{name}, {kind}",
-                line={"color": color, "width": width, "dash": dash}, hovertemplate="%{x:.0f} % of directions hold %{y:.1f} %<extra></extra>",
-            )  # fmt: skip
+                x=rounded(100 * share, 2),
+                y=rounded(100 * held, 2),
+                mode="lines",
+                name=f"{name}, {kind}",
+                line={"color": color, "width": width, "dash": dash},
+                hovertemplate="%{x:.0f} % of directions hold %{y:.1f} %<extra></extra>",
+            )
             drawn = True
     figure.update_xaxes(title_text="directions, %")
     figure.update_layout(showlegend=False)

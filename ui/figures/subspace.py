@@ -20,9 +20,13 @@ def deviation(record: Record, arrays: Arrays, layer: int, rank: int) -> go.Figur
             continue
         mean = values[layer].mean(0)
         figure.add_scatter(
-            x=np.arange(mean.size), y=rounded(mean), mode="lines", name=name,
-            line={"color": color, "width": 2, "dash": dash}, hovertemplate="rank %{x}: %{y:.3f}<extra>" + name + "</extra>",
-        )  # fmt: skip
+            x=np.arange(mean.size),
+            y=rounded(mean),
+            mode="lines",
+            name=name,
+            line={"color": color, "width": 2, "dash": dash},
+            hovertemplate="rank %{x}: %{y:.3f}<extra>" + name + "</extra>",
+        )
         drawn = True
     _mark(figure, rank)
     figure.update_xaxes(title_text=f"rank r (layer {layer})")
@@ -47,9 +51,13 @@ def error_inside(record: Record, arrays: Arrays, layer: int, rank: int) -> go.Fi
     for index, lane, spread in lanes:
         inside = 100 * inside_share(spread[layer]).mean(0)
         figure.add_scatter(
-            x=np.arange(inside.size), y=rounded(inside, 2), mode="lines", name=label_of(lane),
-            line={"color": lane_color(index), "width": 2}, hovertemplate="rank %{x}: %{y:.1f} %<extra>" + label_of(lane) + "</extra>",
-        )  # fmt: skip
+            x=np.arange(inside.size),
+            y=rounded(inside, 2),
+            mode="lines",
+            name=label_of(lane),
+            line={"color": lane_color(index), "width": 2},
+            hovertemplate="rank %{x}: %{y:.1f} %<extra>" + label_of(lane) + "</extra>",
+        )
     _mark(figure, rank)
     figure.update_xaxes(title_text=f"rank r (layer {layer})")
     return figure

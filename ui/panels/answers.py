@@ -49,9 +49,14 @@ def _toolbar() -> None:
             f'<div class="ticks">{TICKS}</div></div><span class="edge">first different token</span></div>'
         )
         gr.Radio(
-            ["Own tokens", "Same tokens"], value="Own tokens", label="Text of the lanes", show_label=False, container=False,
-            elem_id="view-text", elem_classes=["switch"],
-        )  # fmt: skip
+            ["Own tokens", "Same tokens"],
+            value="Own tokens",
+            label="Text of the lanes",
+            show_label=False,
+            container=False,
+            elem_id="view-text",
+            elem_classes=["switch"],
+        )
         gr.Radio(
             ["KLD", "Flips"], value="KLD", label="Colour of the tokens", show_label=False, container=False,
             elem_id="view-color", elem_classes=["switch"],

@@ -1,6 +1,6 @@
 """Four captures as tabs, each drawn when it is opened: where scores moved, spectra, query subspace, stored bits."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from ui.panels.damage import create_damage, show_damage
 from ui.panels.spectra import create_spectra, show_spectra
 from ui.panels.storage import create_storage, show_storage
 from ui.panels.subspace import create_subspace, show_subspace
-from ui.services import QUIET, SWIFT, Services
+from ui.services import QUIET, Services
 
 FIRST = "damage"
 
@@ -60,23 +60,33 @@ def create_captures() -> Captures:
 def wire_captures(panel: Captures, shown: gr.State, services: Services) -> None:
     """Draw a tab when it is opened, and the open one again when a picker moves."""
     for view in panel.views:
-        draw = _drawing(view, services)
-        view.tab.select(lambda name=view.name: name, None, panel.open, **SWIFT).then(
-            draw, [shown, panel.open, *view.pickers], view.outputs, **QUIET, concurrency_limit=4
-        )
+        inputs, outputs = [shown, panel.open, *view.pickers], [panel.open, *view.outputs]
+        view.tab.select(_opening(view, services), inputs, outputs, **QUIET, concurrency_limit=4)
         moved = [p.release if isinstance(p, gr.Slider) else p.change for p in view.pickers]
         gr.on(
-            moved, draw, [shown, panel.open, *view.pickers], view.outputs, **QUIET,
-            trigger_mode="always_last", concurrency_limit=4,
-        )  # fmt: skip
+            moved,
+            _moving(view, services),
+            inputs,
+            outputs,
+            **QUIET,
+            trigger_mode="always_last",
+            concurrency_limit=4,
+        )
 
 
 def draw_open(panel: Captures, shown: gr.State, services: Services, after: Any) -> None:
-    """Once ``after`` has set the pickers for a new run, draw whichever tab is open."""
-    for view in panel.views:
-        after.then(
-            _drawing(view, services), [shown, panel.open, *view.pickers], view.outputs, **QUIET, concurrency_limit=4
-        )
+    """Once ``after`` has set the pickers for a new run, draw whichever tab is open, in one answer."""
+
+    def draw(shown: dict[str, Any], opened: str, *picked: Any) -> list[Any]:
+        values, rest = [], list(picked)
+        for view in panel.views:
+            mine, rest = rest[: len(view.pickers)], rest[len(view.pickers) :]
+            values += _drawn(view, services, shown, mine) if view.name == opened else _kept(view)
+        return values
+
+    pickers = [picker for view in panel.views for picker in view.pickers]
+    outputs = [output for view in panel.views for output in view.outputs]
+    after.then(draw, [shown, panel.open, *pickers], outputs, **QUIET, concurrency_limit=4)
 
 
 def pickers_for(record: Record, arrays: Arrays) -> list[Any]:
@@ -89,10 +99,27 @@ def pickers_for(record: Record, arrays: Arrays) -> list[Any]:
     ]
 
 
-def _drawing(view: View, services: Services) -> Callable[..., list[Any]]:
-    def draw(shown: dict[str, Any], opened: str, *picked: Any) -> list[Any]:
-        if opened != view.name or not shown.get("run"):
-            return [gr.skip()] * len(view.outputs)
-        return view.draw(*services.shelf.get(shown["run"]), *picked)
+def _opening(view: View, services: Services) -> Callable[..., list[Any]]:
+    def opening(shown: dict[str, Any], opened: str, *picked: Any) -> list[Any]:
+        # Gradio also tells of the tab that is open when the tabs appear; draw_open has drawn that one.
+        drawn = _kept(view) if opened == view.name else _drawn(view, services, shown, picked)
+        return [view.name, *drawn]
 
-    return draw
+    return opening
+
+
+def _moving(view: View, services: Services) -> Callable[..., list[Any]]:
+    def moving(shown: dict[str, Any], opened: str, *picked: Any) -> list[Any]:
+        return [gr.skip(), *(_drawn(view, services, shown, picked) if opened == view.name else _kept(view))]
+
+    return moving
+
+
+def _drawn(view: View, services: Services, shown: dict[str, Any], picked: Sequence[Any]) -> list[Any]:
+    if not shown.get("run"):
+        return _kept(view)
+    return view.draw(*services.shelf.get(shown["run"]), *picked)
+
+
+def _kept(view: View) -> list[Any]:
+    return [gr.skip()] * len(view.outputs)

@@ -20,8 +20,9 @@ def create_damage() -> list[gr.components.Component]:
         with gr.Column(min_width=320):
             detail = gr.Plot(show_label=False, container=False, elem_id="plot-score-map", elem_classes=["plot"])
     gr.HTML(
-        '<p class="muted">Left: mean |Δ q·k/√d| over the steps, quantized positions only, centred per row because softmax '
-        "ignores a shift. Right: the head chosen above, step by step, the strongest value of each bin with its sign.</p>"
+        '<p class="muted">Left: mean |Δ q·k/√d| over the steps, quantized positions only, centred per row because '
+        "softmax ignores a shift. Right: the head chosen above, step by step, the strongest value of each bin with its "
+        "sign.</p>"
     )
     return [words, overview, detail]
 

@@ -28,7 +28,6 @@ def create_history() -> tuple[gr.BrowserState, gr.HTML]:
 def create_share() -> gr.Textbox:
     return gr.Textbox(
         label="Link to this run", interactive=False, buttons=["copy"], elem_id="share", visible=False,
-        info="Opens the stored run again, without computing.",
     )  # fmt: skip
 
 
@@ -49,7 +48,8 @@ def listed(kept: Any) -> str:
     if not entries:
         return '<p class="muted">Runs you finish are listed here, in this browser alone.</p>'
     items = "".join(
-        f'<li><a href="?run={e["id"]}">{safe(e["prompt"] or e["id"])}</a><small>{safe(e["when"])} · {safe(e["lanes"])} · {safe(e["model"])}</small></li>'
+        f'<li><a href="?run={e["id"]}">{safe(e["prompt"] or e["id"])}</a>'
+        f"<small>{safe(e['when'])} · {safe(e['lanes'])} · {safe(e['model'])}</small></li>"
         for e in entries
     )
     return f'<ul class="runs">{items}</ul>'

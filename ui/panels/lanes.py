@@ -33,7 +33,8 @@ class Lanes:
 def create_lanes() -> Lanes:
     with gr.Column(elem_classes=["card"], elem_id="lanes"):
         gr.HTML(
-            '<h2>Lanes</h2><div class="lane-fixed"><span></span><div>Full precision<small>reference · noise floor on</small></div></div>'
+            '<h2>Lanes</h2><div class="lane-fixed"><span></span>'
+            "<div>Full precision<small>reference · noise floor on</small></div></div>"
         )
         rows = [
             gr.Button("", visible=False, elem_classes=["lane-row", f"lane-{i}"], elem_id=f"lane-row-{i}")

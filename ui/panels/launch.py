@@ -89,7 +89,7 @@ def wire_run(
 ) -> None:  # fmt: skip
     """Run: check and queue at once, then hold the engine alone until the run is over."""
 
-    def submit(*values: Any, request: gr.Request) -> list[Any]:
+    def submit(request: gr.Request, *values: Any) -> list[Any]:
         *fields, form_lanes, rest = values
         try:
             spec = to_comparison(dict(zip(FIELDS, fields, strict=True)), form_lanes, rest)
@@ -111,8 +111,16 @@ def wire_run(
         return [line("Cancelled", "warn", detail="What had arrived stays below; nothing was saved."), *idle()]
 
     submitted = [
-        panel.notice, panel.ticket, status, panel.run, panel.cancel, cards.area, results, *cards.columns, *cards.streamed,
-    ]  # fmt: skip
+        panel.notice,
+        panel.ticket,
+        status,
+        panel.run,
+        panel.cancel,
+        cards.area,
+        results,
+        *cards.columns,
+        *cards.streamed,
+    ]
     gr.on(
         [panel.run.click, setup["prompt"].submit], submit, [*setup.fields, lanes.lanes, setup.rest], submitted, **SWIFT
     )

@@ -39,9 +39,15 @@ def create_scorecard() -> Scorecard:
             json = gr.DownloadButton("Record (JSON)", size="sm", elem_id="download-json", min_width=110)
         words = gr.HTML("", elem_classes=["words"])
         table = gr.Dataframe(
-            headers=[column.title for column in COLUMNS], datatype=["str", *["number"] * (len(COLUMNS) - 1)], interactive=False,
-            buttons=[], elem_id="score-table", show_label=False, pinned_columns=1, max_height=460,
-        )  # fmt: skip
+            headers=[column.title for column in COLUMNS],
+            datatype=["str", *["number"] * (len(COLUMNS) - 1)],
+            interactive=False,
+            buttons=[],
+            elem_id="score-table",
+            show_label=False,
+            pinned_columns=1,
+            max_height=460,
+        )
         gr.HTML(f'<p class="muted">Forced rows on the same tokens, nats. {safe(EXPLAINED)} {CLOSE}</p>')
         with gr.Accordion("Complete llama-perplexity block", open=False, elem_id="perplexity"):
             block = gr.HTML("")
@@ -81,7 +87,8 @@ def _block(record: Record) -> str:
         f'<tr><th scope="row">{safe(row[0])}</th>' + "".join(f"<td>{safe(v)}</td>" for v in row[1:]) + "</tr>"
         for row in rows
     )
-    return f'<div class="scroll" tabindex="0"><table class="plain"><thead><tr>{titles}</tr></thead><tbody>{lines}</tbody></table></div>'
+    table = f'<table class="plain"><thead><tr>{titles}</tr></thead><tbody>{lines}</tbody></table>'
+    return f'<div class="scroll" tabindex="0">{table}</div>'
 
 
 def _said(sentence: str) -> str:

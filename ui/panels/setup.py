@@ -34,9 +34,13 @@ def create_setup() -> Setup:
         gr.HTML("<h2>Prompt</h2>")
         choices = [(choice.title, choice.id) for choice in available_models()]
         model = gr.Dropdown(
-            choices, value=choices[0][1] if choices else DEFAULT_MODEL, allow_custom_value=True, label="Model", elem_id="model",
+            choices,
+            value=choices[0][1] if choices else DEFAULT_MODEL,
+            allow_custom_value=True,
+            label="Model",
+            elem_id="model",
             info="Pick one, or type the id of a Hub model.",
-        )  # fmt: skip
+        )
         with gr.Row(elem_classes=["chips"]):
             chips = {
                 name: gr.Button(short(preset), size="sm", elem_classes=["chip-button"], elem_id=f"preset-{name}")
@@ -47,8 +51,8 @@ def create_setup() -> Setup:
         question = gr.HTML("", elem_id="question")
         prompt = gr.Textbox(
             label="Prompt",
-            lines=7,
-            max_lines=12,
+            lines=6,
+            max_lines=9,
             placeholder="Type a prompt, or pick a preset above.",
             elem_id="prompt",
         )
@@ -83,7 +87,8 @@ def short(preset: Preset) -> str:
 def asked(preset: Preset) -> str:
     """The preset's question and where to look for its answer."""
     points = "".join(f"<li>{safe(point)}</li>" for point in preset.look_at)
-    return f'<div class="ask"><p>{safe(preset.question)}</p><details><summary>Where to look</summary><ul>{points}</ul></details></div>'
+    where = f"<details><summary>Where to look</summary><ul>{points}</ul></details>"
+    return f'<div class="ask"><p>{safe(preset.question)}</p>{where}</div>'
 
 
 def wire_presets(setup: Setup, pick, outputs: list[gr.components.Component]) -> None:

@@ -19,7 +19,8 @@ def create_spectra() -> list[gr.components.Component]:
             for name in ("head-spectra", "joint-spectra", "energy")
         ]
     gr.HTML(
-        '<p class="muted">The full-precision keys of the prompt; the same for every lane. Thin lines: heads concatenated.</p>'
+        '<p class="muted">The full-precision keys of the prompt; the same for every lane. Thin lines on the right: '
+        "heads concatenated.</p>"
     )
     return [words, *plots]
 

@@ -30,7 +30,8 @@ def create_storage() -> tuple[list[gr.components.Component], list[gr.components.
         axis = gr.Radio(["layers", "channels"], value="layers", label="Rows", elem_id="bits-rows")
     bits = gr.Plot(show_label=False, container=False, elem_id="plot-bits", elem_classes=["plot"])
     gr.HTML(
-        '<p class="muted">One row where the bits depend on the token alone. Metadata is counted with the element it belongs to.</p>'
+        '<p class="muted">One row where the bits depend on the token alone. Metadata is counted with the element it '
+        "belongs to.</p>"
     )
     return [words, stored, table, bits], [context, batch, kind, axis]
 
@@ -58,11 +59,13 @@ def _table(record: Record, context: Any, batch: Any) -> str:
         stored = extrapolated(lane.memory, per_token, int(context), int(batch))
         dot = f'<span class="dot" style="background:{lane_color(index)}"></span>'
         rows.append(
-            f'<tr><th scope="row">{dot}{safe(lane.label)}</th><td>{size(stored)}</td><td>{percent(stored / full)}</td></tr>'
+            f'<tr><th scope="row">{dot}{safe(lane.label)}</th><td>{size(stored)}</td>'
+            f"<td>{percent(stored / full)}</td></tr>"
         )
     return (
-        f'<div class="scroll"><table class="plain"><thead><tr><th scope="col">At {int(context):,} × {int(batch):,}</th>'
-        f'<th scope="col">cache</th><th scope="col">of fp16</th></tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+        '<div class="scroll"><table class="plain"><thead><tr>'
+        f'<th scope="col">At {int(context):,} × {int(batch):,}</th><th scope="col">cache</th><th scope="col">of fp16</th>'
+        f"</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
         '<p class="muted">Extrapolated: the quantized region at its measured bits, the measured windows unchanged.</p>'
     )
 

@@ -29,8 +29,10 @@ def create_subspace() -> tuple[list[gr.components.Component], gr.Slider]:
 def show_subspace(record: Record, arrays: Arrays, layer: int, rank: int) -> list[Any]:
     layer, rank = int(layer), min(int(rank), record.environment.head_dim)
     figures = (
-        deviation(record, arrays, layer, rank), error_inside(record, arrays, layer, rank), error_split(record, arrays, rank),
-    )  # fmt: skip
+        deviation(record, arrays, layer, rank),
+        error_inside(record, arrays, layer, rank),
+        error_split(record, arrays, rank),
+    )
     return [
         f"<p>{safe(subspace(record, arrays, rank))}</p>",
         *(gr.update(value=f, visible=f is not None) for f in figures),
