@@ -1,1 +1,1 @@
-"""Codebooks learned offline from real text: where the text comes from, training, files."""
+"""Training of codebooks: text, what a model caches of it, and the two learners."""

@@ -12,7 +12,11 @@ from torch import Tensor
 from kvq_core.codebooks.checkpoints import checkpoints
 from kvq_core.codebooks.collect import Progress, Samples, collect
 from kvq_core.codebooks.em import EmSettings
-from kvq_core.codebooks.files import (
+from kvq_core.codebooks.keys import KeyPlan, train_keys
+from kvq_core.codebooks.texts import Texts, read_texts, sequences
+from kvq_core.codebooks.values import ValuePlan, train_values
+from kvq_core.errors import SpecError
+from kvq_core.learned.files import (
     DEFAULT_NAME,
     FORMAT,
     Codebook,
@@ -22,11 +26,7 @@ from kvq_core.codebooks.files import (
     folder,
     save_codebook,
 )
-from kvq_core.codebooks.keys import KeyPlan, train_keys
-from kvq_core.codebooks.lookup import stages_for
-from kvq_core.codebooks.texts import Texts, read_texts, sequences
-from kvq_core.codebooks.values import ValuePlan, train_values
-from kvq_core.errors import SpecError
+from kvq_core.learned.lookup import stages_for
 from kvq_core.models import LoadedModel
 
 FEWEST_TRAIN, FEWEST_HELD_OUT = 4096, 1024

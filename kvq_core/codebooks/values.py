@@ -8,7 +8,7 @@ from torch.nn.functional import one_hot
 
 from kvq_core.codebooks.checkpoints import Checkpoints
 from kvq_core.codebooks.collect import Progress, Samples
-from kvq_core.codebooks.encoder import EPS, OPTIONS, Encoder, from_stored, to_stored
+from kvq_core.learned.encoder import EPS, OPTIONS, Encoder, from_stored, to_stored
 
 _SHIFT = 3.0  # GELU(x + 3) is close to x + 3 for normalized x: the encoder starts linear
 

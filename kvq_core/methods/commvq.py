@@ -10,9 +10,9 @@ from kvq_kernels.rope_codebook import decode_pairs, encode_pairs, join_pairs, sp
 from pydantic import Field
 from torch import Tensor
 
-from kvq_core.codebooks.encoder import Encoder, from_stored
-from kvq_core.codebooks.files import Kind
-from kvq_core.codebooks.lookup import Wanted, find, require
+from kvq_core.learned.encoder import Encoder, from_stored
+from kvq_core.learned.files import Kind
+from kvq_core.learned.lookup import Wanted, find, require
 from kvq_core.methods.base import RECENT, BitsMethod, Fitted, ModelRef, ModelShape, Prompt, Space
 from kvq_core.methods.codec import Block, Codec, layer_slices
 from kvq_core.methods.window import Window
@@ -180,8 +180,7 @@ class ValueCodec(Codec):
 
     def decode(self, block: Block) -> Tensor:
         codes, norms = block.tensors["codes"], block.tensors["prescale"]
-        count = self.encoder.codebook.shape[1]
-        parts = []
+        parts, count = [], self.encoder.codebook.shape[1]
         for layers in layer_slices(codes, 1 << 16):
             v = self._of(layers).decode(unpack(codes[layers], 1, count).float(), norms[layers].float()[..., None])
             parts.append(v.unflatten(-1, (self.heads, -1)).transpose(1, 2))

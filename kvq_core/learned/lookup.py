@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvq_core.codebooks.files import DEFAULT_NAME, Codebook, CodebookInfo, Kind, codebooks
 from kvq_core.errors import MethodError
+from kvq_core.learned.files import DEFAULT_NAME, Codebook, CodebookInfo, Kind, codebooks
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def require(
     info = book.info
     if info.layers <= max(layers) or (info.kv_heads, info.head_dim) != (heads, head_dim):
         raise MethodError(
-            f"Codebook {info.file_name} is for {info.layers} layers, {info.kv_heads} KV heads of {info.head_dim}; not for "
-            f"layer {max(layers)} with {heads} heads of {head_dim}. Run: {wanted.command(model or 'ID')}"
+            f"Codebook {info.file_name} is for {info.layers} layers, {info.kv_heads} KV heads of {info.head_dim}, not "
+            f"for layer {max(layers)} with {heads} heads of {head_dim}. Run: {wanted.command(model or 'ID')}"
         )
     return book
