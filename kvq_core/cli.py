@@ -15,6 +15,7 @@ from contextlib import closing, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from kvq_core import codebooks_cli
 from kvq_core.errors import KvqError, SpecError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ EXAMPLES = {
         "  python -m kvq_core compare --spec my.json --json > record.json"
     ),
     "show": "python -m kvq_core show 0123456789abcdef\n  python -m kvq_core show results/my-run --json",
+    "codebooks": codebooks_cli.EXAMPLES,
 }
 
 
@@ -49,7 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.command(arguments)
         sys.stdout.flush()
     except KvqError as error:
-        print(f"error: {error}", file=sys.stderr)
+        line = "".join(c if c.isprintable() else "?" for c in str(error))  # what was given must not steer the terminal
+        print(f"error: {line}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("Interrupted; nothing was written.", file=sys.stderr)
@@ -79,6 +82,10 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--out", metavar="DIR", type=Path, help="also write the run's files into this folder")
     show = add("show", "Print a stored run; nothing is computed.", _show)
     show.add_argument("run", metavar="RUN_ID|DIR", help="id of a stored run, or a folder written by --out")
+    summary = "List, train and delete the codebooks some methods need."
+    codebooks_cli.add_commands(
+        commands.add_parser("codebooks", help=summary, description=summary, **_options("codebooks"))
+    )
     return parser
 
 

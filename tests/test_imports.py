@@ -36,12 +36,17 @@ ALLOWED = {
         "record", "settings", "spec", "store",
     },
     "report": {"methods", "metrics", "presets", "record"},
-    "cli": {"errors", "events", "presets", "record", "report", "run", "runfiles", "settings", "spec", "store"},
+    "codebooks_cli": {"codebooks", "errors", "learned", "models", "spec"},
+    "cli": {
+        "codebooks_cli", "errors", "events", "presets", "record", "report", "run", "runfiles", "settings", "spec", "store",
+    },
     "__main__": {"cli"},
     "__init__": {"errors", "methods", "record", "roundtrip", "run", "spec"},
 }  # fmt: skip
 # Types alone: `if TYPE_CHECKING:` may look upwards where a part works on what a higher one hands it.
-TYPES_ONLY = {"assemble": {"run"}, "estimate": {"run"}}
+TYPES_ONLY = {"assemble": {"run"}}
+# The one import that looks upwards when it is called: an estimate renders the prompt as the run would.
+WHEN_CALLED = {"estimate": {"run"}}
 # Of kvq_core, the page sees the surface only: nothing that computes.
 UI_ALLOWED = {
     "errors", "estimate", "events", "methods", "models", "presets", "record", "run", "runfiles", "settings", "spec",
@@ -100,10 +105,11 @@ def parse(file: Path) -> ast.Module:
 @pytest.mark.parametrize("file", sorted(CORE.rglob("*.py")), ids=lambda f: str(f.relative_to(ROOT)))
 def test_imports_point_one_way(file):
     own = part(file)
+    upwards = TYPES_ONLY.get(own, set()) | WHEN_CALLED.get(own, set())
     assert own in ALLOWED, f"{own} is new: say in this test what it may import"
-    extra = parts(imported(without_types(parse(file))), own) - ALLOWED[own]
+    extra = parts(imported(without_types(parse(file))), own) - ALLOWED[own] - WHEN_CALLED.get(own, set())
     assert not extra, f"{own} may not import {sorted(extra)}"
-    extra = parts(imported(parse(file)), own) - ALLOWED[own] - TYPES_ONLY.get(own, set())
+    extra = parts(imported(parse(file)), own) - ALLOWED[own] - upwards
     assert not extra, f"{own} may not import {sorted(extra)}, not even for types"
 
 
@@ -193,7 +199,7 @@ def test_the_branch_test_would_notice():
 @pytest.mark.parametrize("file", SOURCES, ids=lambda f: str(f.relative_to(ROOT)))
 def test_sizes(file):
     text = file.read_text(encoding="utf-8")
-    limit = 200 if file.parent == CORE / "methods" else 300
+    limit = 200 if file.parent == CORE / "methods" and file.stem in methods() else 300
     assert len(text.splitlines()) <= limit
     assert file.stem not in ("utils", "helpers", "misc")
     lengths = [

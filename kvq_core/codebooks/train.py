@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shlex
 import time
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -56,7 +57,7 @@ class Request:
         default = Request()
         for name in _OPTIONS:
             if getattr(self, name) != getattr(default, name):
-                words.append(f"--{name.replace('_', '-')} {getattr(self, name)}")
+                words.append(f"--{name.replace('_', '-')} {shlex.quote(str(getattr(self, name)))}")
         if len(self.kinds) == 1:
             words.append(f"--only {self.kinds[0]}")
         return " ".join(words)

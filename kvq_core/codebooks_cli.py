@@ -1,0 +1,159 @@
+"""``python -m kvq_core codebooks``: list, look into, train and delete the codebooks of a model."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from typing import TYPE_CHECKING, Any
+
+from kvq_core.errors import KvqError
+
+if TYPE_CHECKING:
+    from kvq_core.learned.files import Codebook
+
+EXAMPLES = (
+    "python -m kvq_core codebooks list\n"
+    "  python -m kvq_core codebooks train --model Qwen/Qwen3-0.6B --bits 1\n"
+    "  python -m kvq_core codebooks train --bits 2 --text essays.txt --name essays"
+)
+Add = Callable[..., argparse.ArgumentParser]
+
+
+def add_commands(parser: argparse.ArgumentParser) -> None:
+    """Put the commands under ``codebooks``."""
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def add(name: str, summary: str, command: Callable[[argparse.Namespace], None]) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        made.add_argument("--json", action="store_true", help="print JSON")
+        made.set_defaults(command=command)
+        return made
+
+    add("list", "List the codebooks: the user's and those shipped with the project.", _list)
+    show = add("show", "Print what a codebook says about itself.", _show)
+    delete = add("delete", "Delete one of the user's codebooks.", _delete)
+    for made in (show, delete):
+        made.add_argument("codebook", metavar="NAME", help="as the command list prints it")
+    _add_training(add("train", "Train codebooks of a model; interrupted, the same command goes on.", _train))
+
+
+def _add_training(train: argparse.ArgumentParser) -> None:
+    text = "hub:owner/name[:column]"
+    train.add_argument("--model", metavar="ID", help="model id or path; the bundled model without it")
+    train.add_argument("--revision", metavar="REV", help="Hub revision of the model")
+    train.add_argument("--bits", type=int, choices=(1, 2), default=1, help="bits an element (1)")
+    train.add_argument("--only", choices=("keys", "values"), help="train one of the two")
+    train.add_argument("--levels", type=int, choices=(4, 8, 16, 32, 64), default=16, help="levels of a key stage (16)")
+    train.add_argument("--pairs", type=int, metavar="N", help="channel pairs in a group of keys (half a head)")
+    train.add_argument("--stages", type=int, metavar="N", help="key stages (as many as the bits allow)")
+    train.add_argument("--text", metavar="FILE", help=f"UTF-8 text file or {text} (the standard library's help topics)")
+    train.add_argument("--name", default="default", help="name of the set; lanes ask for it with codebooks = NAME")
+    train.add_argument("--train-tokens", type=int, default=12288, metavar="N", help="tokens to train on (12288)")
+    train.add_argument("--held-out-tokens", type=int, default=2048, metavar="N", help="tokens to measure on (2048)")
+    train.add_argument("--value-steps", type=int, default=600, metavar="N", help="steps for each bit of values (600)")
+    train.add_argument("--seed", type=int, default=0, metavar="N", help="seed of sampling and starts (0)")
+
+
+def _list(arguments: argparse.Namespace) -> None:
+    from kvq_core.learned.files import codebooks
+
+    found = codebooks()
+    if arguments.json:
+        print(_json([_described(book) for book in found]))
+        return
+    rows = [("name", "model", "bits", "held-out error", "trained on", "where")]
+    for book in found:
+        i = book.info
+        error = f"{i.held_out_error[-1]:.4f}" if i.held_out_error else "?"
+        where = "shipped" if book.shipped else "yours"
+        rows.append((i.file_name, i.model, f"{i.bits:g}", error, f"{i.train_tokens} tokens of {i.source}", where))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows if found else [("No codebooks yet. Train some: python -m kvq_core codebooks train --bits 1",)]:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip())
+
+
+def _show(arguments: argparse.Namespace) -> None:
+    from kvq_core.learned.files import get_codebook
+
+    described = _described(get_codebook(arguments.codebook))
+    if arguments.json:
+        print(_json(described))
+        return
+    for name, value in described.items():
+        print(f"{name:<16} {value}")
+
+
+def _delete(arguments: argparse.Namespace) -> None:
+    from kvq_core.learned.files import delete_codebook
+
+    deleted = delete_codebook(arguments.codebook)
+    print(_json({"deleted": str(deleted.path)}) if arguments.json else f"Deleted {deleted.path}")
+
+
+def _train(arguments: argparse.Namespace) -> None:
+    from kvq_core.codebooks.train import train
+    from kvq_core.models import load
+    from kvq_core.spec import DEFAULT_MODEL
+
+    request = _request(arguments)
+    with redirect_stdout(sys.stderr), _Bar() as bar:
+        bar("Loading the model", 0, 1)
+        books = train(load(arguments.model or DEFAULT_MODEL, arguments.revision), request, bar)
+    if arguments.json:
+        print(_json([_described(book) for book in books]))
+        return
+    for book in books:
+        info = book.info
+        print(f"{info.file_name}: held-out error {info.held_out_error[-1]:.4f}, {info.seconds:.0f} s, {book.path}")
+
+
+def _request(arguments: argparse.Namespace) -> Any:
+    import re
+
+    from kvq_core.codebooks.train import Request
+
+    if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9_-]{0,40}", arguments.name):
+        raise KvqError(f"--name {arguments.name[:60]!r} is not allowed; use letters, digits, - and _, at most 41.")
+    for name in ("stages", "pairs", "value_steps"):
+        given = getattr(arguments, name)
+        if given is not None and given < 1:
+            raise KvqError(f"--{name.replace('_', '-')} {given} is not allowed; give at least 1.")
+    kinds: Any = (arguments.only,) if arguments.only else ("keys", "values")
+    given = {
+        name: getattr(arguments, name)
+        for name in ("bits", "levels", "pairs", "stages", "text", "name", "train_tokens", "held_out_tokens", "seed")
+    }
+    return Request(kinds=kinds, value_steps=arguments.value_steps, **given)
+
+
+def _described(book: "Codebook") -> dict[str, Any]:
+    size = book.path.stat().st_size
+    return {"file": book.info.file_name, "shipped": book.shipped, "bytes": size, "path": str(book.path)} | (
+        book.info.model_dump(mode="json")
+    )
+
+
+class _Bar:
+    """A bar on stderr, one a stage of the training; nothing where stderr is a file or a pipe."""
+
+    def __enter__(self) -> "_Bar":
+        from tqdm import tqdm
+
+        self.bar, self.doing = tqdm(disable=None, leave=False, file=sys.stderr), ""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.close()
+
+    def __call__(self, doing: str, done: int, total: int) -> None:
+        if doing != self.doing:
+            self.doing = doing
+            self.bar.reset(total)
+            self.bar.set_description_str(doing, refresh=False)
+        self.bar.n = done
+        self.bar.refresh()
+
+
+def _json(data: Any) -> str:
+    return json.dumps(data, indent=2, ensure_ascii=False)
