@@ -57,6 +57,7 @@ def refused(result: subprocess.CompletedProcess[str], *named: str) -> None:
     assert result.returncode == 2, result.stderr
     assert result.stdout == ""
     assert len(result.stderr.strip().splitlines()) == 1 and len(result.stderr) < 600, result.stderr
+    assert result.stderr.strip().isprintable()
     for word in named:
         assert word in result.stderr
 
@@ -126,7 +127,8 @@ def test_presets_in_both_forms(here):
         (("show", "zz"), ["zz", "16 hexadecimal"]),
         (("show", "../../etc"), ["../../etc", "manifest.json"]),
         (("show", "tests"), ["tests", "manifest.json"]),
-        (("show", "'; rm -rf /\n\x1b[2J"), ["16 hexadecimal"]),
+        (("show", "\n\x1b[2J'; rm -rf"), ["16 hexadecimal"]),
+        (("show", "\n\x1b[2J'; rm -rf /"), ["manifest.json"]),
     ],
     ids=str,
 )

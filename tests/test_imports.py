@@ -38,7 +38,8 @@ ALLOWED = {
     "report": {"methods", "metrics", "presets", "record"},
     "codebooks_cli": {"codebooks", "errors", "learned", "models", "spec"},
     "cli": {
-        "codebooks_cli", "errors", "events", "presets", "record", "report", "run", "runfiles", "settings", "spec", "store",
+        "codebooks_cli", "errors", "events", "presets", "record", "report", "run", "runfiles", "settings", "spec",
+        "store",
     },
     "__main__": {"cli"},
     "__init__": {"errors", "methods", "record", "roundtrip", "run", "spec"},
