@@ -15,6 +15,10 @@ def midpoint_codes(x: Tensor, low: Tensor, extent: Tensor, bits: int) -> Tensor:
     return ((x - low) * (cells / extent)).floor_().clamp_(0, cells - 1).to(torch.uint8)
 
 
-def midpoint_values(codes: Tensor, low: Tensor, extent: Tensor, bits: int) -> Tensor:
-    """Middles of cells: float32 (..., n). At 0 bits every value is the middle of the range."""
-    return codes.float().add_(0.5).mul_(extent / (1 << bits)).add_(low)
+def midpoint_values(codes: Tensor, low: Tensor, extent: Tensor, bits: int | Tensor) -> Tensor:
+    """Middles of cells: float32 (..., n); ``bits`` may differ along the last but one dimension, as (..., 1).
+
+    At 0 bits every value is the middle of the range.
+    """
+    cell = extent * torch.exp2(-torch.as_tensor(bits, dtype=torch.float32, device=codes.device))
+    return codes.float().add_(0.5).mul_(cell).add_(low)

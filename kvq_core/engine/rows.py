@@ -213,7 +213,10 @@ class Rows:
         patch = part.stream.observe(queries, attention)
         if patch is not None:
             tail = self.copies[part.group].of(part.kind)[1]
-            tail[part.layers[patch.layer], row, patch.head, patch.token - self.prefix] = patch.values
+            _, rows, heads, tokens, dim = tail.shape
+            at = (part.layers[patch.layer] * rows + row) * heads + patch.head
+            # rows of a flat view: several times faster than indexing three dimensions
+            tail.view(-1, dim).index_copy_(0, at * tokens + patch.token - self.prefix, patch.values)
 
     @staticmethod
     def _rows_of(tail: Tensor, part: Part, row: int, at: int) -> Tensor:

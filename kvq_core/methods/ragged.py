@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 import torch
-from kvq_kernels import midpoint_codes, midpoint_values, pack, unpack
+from kvq_kernels import midpoint_codes, midpoint_values, pack, packed_bytes, unpack
 from torch import Tensor
 
 from kvq_core.methods.codec import Block, Codec, Patch, layer_slices
@@ -86,8 +86,8 @@ class RaggedCodec(Codec):
         pools, slots = [], torch.empty(len(widths), dtype=torch.long, device=x.device)
         for width in range(WIDEST + 1):
             units = (widths == width).nonzero()[:, 0]
-            slots[units] = torch.arange(len(units), device=x.device)
-            pools.append(_packed(flat[units], width))
+            slots.index_copy_(0, units, torch.arange(len(units), device=x.device))
+            pools.append(_packed(flat.index_select(0, units), width))
         host = (fine,) if self.observes else ()
         return RaggedBlock(x.shape[-2], tensors, tuple(pools), slots, host, rows)
 
@@ -111,13 +111,14 @@ class RaggedCodec(Codec):
             return self.decode(fresh)
         block = blocks[0]
         assert isinstance(block, RaggedBlock)
-        new, base = fresh.widths, torch.tensor([len(pool) for pool in block.pools], device=x.device)
+        base = torch.tensor([len(pool) for pool in block.pools], device=x.device)
         tensors = {name: torch.cat([tensor, fresh.tensors[name]]) for name, tensor in block.tensors.items()}
-        tensors["widths"] = pack(torch.cat([block.widths, new]), TAG)
+        tensors["widths"] = pack(torch.cat([block.widths, fresh.widths]), TAG)
+        pools = (torch.cat([a, b]) if len(b) else a for a, b in zip(block.pools, fresh.pools, strict=True))
         blocks[0] = replace(
-            block, tokens=block.tokens + fresh.tokens, tensors=tensors,
-            pools=tuple(torch.cat(pair) for pair in zip(block.pools, fresh.pools, strict=True)),
-            slots=torch.cat([block.slots, fresh.slots + base[new.long()]]), host=_appended(block.host, fresh.host),
+            block, tokens=block.tokens + fresh.tokens, tensors=tensors, pools=tuple(pools),
+            slots=torch.cat([block.slots, fresh.slots + base[fresh.widths.long()]]),
+            host=_appended(block.host, fresh.host),
         )  # fmt: skip
         return self.decode(fresh)
 
@@ -128,65 +129,70 @@ class RaggedCodec(Codec):
         old = block.widths
         new = self.widths(block.tensors["extents"].float(), rows, start, attention.shape[-1]).flatten()
         changed = (new != old).nonzero()[:, 0]
-        block = blocks[0] = replace(block, rows=rows, steps=block.steps + attention.shape[-2])
+        blocks[0] = block = replace(block, rows=rows, steps=block.steps + attention.shape[-2])
         if not len(changed):
             return None
-        block = blocks[0] = self._rewritten(block, old, new, changed)
-        values = self._read(block, changed).unflatten(-1, (-1, self.head_dim)).flatten(0, 1)
+        target, order = new.index_select(0, changed).sort(stable=True)  # by width, in unit order within one
+        changed = changed.index_select(0, order)
+        blocks[0], values = self._rewritten(block, old, new, changed, target)
         units = block.tensors["lows"].shape[2]
         token, layer = changed // (self.layers * units), changed // units % self.layers
         each = torch.arange(self.kv_heads // units, device=changed.device)  # heads in a unit
         head = (changed % units)[:, None] + each
         layer, token = (i[:, None].expand_as(head).flatten() for i in (layer, token))
-        return Patch(layer, head.flatten(), token, values)
+        return Patch(layer, head.flatten(), token, values.view(-1, self.head_dim))
 
-    def _rewritten(self, block: RaggedBlock, old: Tensor, new: Tensor, changed: Tensor) -> RaggedBlock:
-        """Re-encode the changed units from the host copy; each pool is rebuilt in unit order."""
-        fine = _units_of(block.host, changed, self.layers * block.tensors["lows"].shape[2])
-        target, is_new = new[changed], new != old
-        place = torch.empty_like(block.slots)  # of a changed unit among the fresh ones of its width
-        pools, slots, fetched = [], block.slots.clone(), 0
+    def _rewritten(
+        self, block: RaggedBlock, old: Tensor, new: Tensor, changed: Tensor, target: Tensor
+    ) -> tuple[RaggedBlock, Tensor]:
+        """Re-encode the changed units from the host copy, rebuild the pools they leave and enter, decode them."""
+        fine = _units_of(block.host, changed)
+        before = old.index_select(0, changed)
+        left, entered = (torch.bincount(w, minlength=WIDEST + 1).tolist() for w in (before, target))
+        slots, pools, codes = block.slots.clone(), list(block.pools), torch.empty_like(fine)
+        first = 0
         for width, pool in enumerate(block.pools):
-            fresh = (target == width).nonzero()[:, 0]
-            if not len(fresh) and not (old[changed] == width).any():
-                pools.append(pool)
+            own = slice(first, first := first + entered[width])
+            if not left[width] and not entered[width]:
                 continue
-            place[changed[fresh]] = torch.arange(len(fresh), device=place.device) + len(pool)
-            packed = _packed(fine[fresh], width)
-            units = (new == width).nonzero()[:, 0]
-            source = torch.where(is_new[units], place[units], block.slots[units])
-            pools.append(torch.cat([pool, packed]).index_select(0, source))
-            slots[units] = torch.arange(len(units), device=slots.device)
-            fetched += int((old[changed[fresh]] < width).sum()) * packed.shape[-1]
-        return replace(
+            packed = _packed(fine[own], width)
+            codes[own] = _unpacked(packed, width, fine.shape[-1])
+            slots.index_copy_(0, changed[own], torch.arange(len(pool), len(pool) + len(packed), device=slots.device))
+            units = (new == width).nonzero()[:, 0]  # the slots of those that stayed are the old ones
+            pools[width] = torch.cat([pool, packed]).index_select(0, slots.index_select(0, units))
+            slots.index_copy_(0, units, torch.arange(len(units), device=slots.device))
+        row = torch.tensor([pool.shape[-1] for pool in pools], device=slots.device)
+        block = replace(
             block, tensors={**block.tensors, "widths": pack(new, TAG)}, pools=tuple(pools), slots=slots,
-            rewritten=block.rewritten + len(changed), fetched=block.fetched + fetched,
+            rewritten=block.rewritten + len(changed),
+            fetched=block.fetched + int((row[target.long()] * (before < target)).sum()),
         )  # fmt: skip
+        return block, self._values(block, codes, target, changed)
 
     def decode(self, block: Block) -> Tensor:
         assert isinstance(block, RaggedBlock)
-        values = self._read(block, None).view(block.tokens, self.layers, self.kv_heads, self.head_dim)
-        return values.permute(1, 2, 0, 3)
-
-    def _read(self, block: RaggedBlock, units: Tensor | None) -> Tensor:
-        """Values (n, unit size) of some units (n,), or of all of them."""
-        widths = block.widths if units is None else block.widths[units]
-        size = self.head_dim * (1 if self.unit == "head" else self.kv_heads)
-        out = torch.empty(len(widths), size, device=widths.device)
-        flat = {name: tensor.flatten(0, 2) for name, tensor in block.tensors.items() if name != "widths"}
+        widths = block.widths
+        size = self.head_dim * self.kv_heads // block.tensors["lows"].shape[2]
+        codes = torch.empty(len(widths), size, dtype=torch.uint8, device=widths.device)
         for width, pool in enumerate(block.pools):
-            at = (widths == width).nonzero()[:, 0]
-            if not len(at):
-                continue
-            own = at if units is None else units[at]
-            packed = pool if units is None else pool.index_select(0, block.slots[own])
-            codes = unpack(packed, width, size) if width else packed.new_zeros(len(at), size)
-            low, extent = (flat[name][own].float()[:, None] for name in ("lows", "extents"))
-            values = midpoint_values(codes, low, extent, width)
-            if self.outliers:  # positions are unsigned
-                values.scatter_(-1, flat["positions"][own].long() & 0xFFFF, flat["outliers"][own].float())
-            out[at] = values
-        return out
+            if len(pool):
+                at = (widths == width).nonzero()[:, 0]
+                codes.index_copy_(0, at, _unpacked(pool, width, size))
+        values = self._values(block, codes, widths, None)
+        return values.view(block.tokens, self.layers, self.kv_heads, self.head_dim).permute(1, 2, 0, 3)
+
+    def _values(self, block: RaggedBlock, codes: Tensor, widths: Tensor, units: Tensor | None) -> Tensor:
+        """What codes (n, unit size) of some units, or of all, stand for: the middles of their cells, and the outliers."""
+
+        def of(name: str) -> Tensor:
+            flat = block.tensors[name].flatten(0, 2)
+            return flat if units is None else flat.index_select(0, units)
+
+        low, extent = (of(name).float()[:, None] for name in ("lows", "extents"))
+        values = midpoint_values(codes, low, extent, widths[:, None])
+        if self.outliers:  # positions are unsigned
+            values.scatter_(-1, of("positions").long() & 0xFFFF, of("outliers").float())
+        return values
 
     def bits(self, block: Block) -> Tensor:
         assert isinstance(block, RaggedBlock)
@@ -231,7 +237,14 @@ def bounds(units: Tensor, outliers: int, metadata: torch.dtype) -> dict[str, Ten
 
 def _packed(fine: Tensor, width: int) -> Tensor:
     """Codes (n, unit size) of full width -> packed codes of ``width`` bits (n, bytes)."""
-    return pack(fine >> (WIDEST - width), width) if width else fine[:, :0]
+    if not width or not len(fine):
+        return fine.new_empty(len(fine), packed_bytes(fine.shape[-1], width) if width else 0)
+    return pack(fine >> (WIDEST - width), width)
+
+
+def _unpacked(packed: Tensor, width: int, size: int) -> Tensor:
+    """Codes (n, unit size) of packed codes (n, bytes)."""
+    return unpack(packed, width, size) if width and len(packed) else packed.new_zeros(len(packed), size)
 
 
 def _appended(chunks: tuple[Tensor, ...], fresh: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -239,11 +252,11 @@ def _appended(chunks: tuple[Tensor, ...], fresh: tuple[Tensor, ...]) -> tuple[Te
     return (chunks[0], torch.cat([*chunks[1:], *fresh])) if chunks else fresh
 
 
-def _units_of(chunks: tuple[Tensor, ...], units: Tensor, a_token: int) -> Tensor:
-    """Rows of the host copy, (n, unit size); ``units`` ascend, ``a_token`` of them make a token."""
+def _units_of(chunks: tuple[Tensor, ...], units: Tensor) -> Tensor:
+    """Rows of the host copy, (n, unit size)."""
     first = chunks[0].flatten(0, 2)
-    inside = units[units < len(first)]
-    rows = [first.index_select(0, inside)]
-    if len(inside) < len(units):
-        rows.append(chunks[1].flatten(0, 2).index_select(0, units[len(inside) :] - len(first)))
-    return torch.cat(rows)
+    if len(chunks) == 1:
+        return first.index_select(0, units)
+    rows = first.index_select(0, units.clamp(max=len(first) - 1))
+    late = (units >= len(first)).nonzero()[:, 0]
+    return rows.index_copy_(0, late, chunks[1].flatten(0, 2).index_select(0, units[late] - len(first)))
