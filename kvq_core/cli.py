@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("run", metavar="RUN_ID|DIR", help="id of a stored run, or a folder written by --out")
     summary = "List, train and delete the codebooks some methods need."
     codebooks_cli.add_commands(
-        commands.add_parser("codebooks", help=summary, description=summary, **_options("codebooks"))
+        commands.add_parser("codebooks", help=summary, description=summary, **_options("codebooks")), _quiet
     )
     return parser
 

@@ -20,14 +20,14 @@ EXAMPLES = (
 Add = Callable[..., argparse.ArgumentParser]
 
 
-def add_commands(parser: argparse.ArgumentParser) -> None:
-    """Put the commands under ``codebooks``."""
+def add_commands(parser: argparse.ArgumentParser, quiet: Callable[[], None]) -> None:
+    """Put the commands under ``codebooks``; ``quiet`` silences libraries before they are imported."""
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def add(name: str, summary: str, command: Callable[[argparse.Namespace], None]) -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         made.add_argument("--json", action="store_true", help="print JSON")
-        made.set_defaults(command=command)
+        made.set_defaults(command=command, quiet=quiet)
         return made
 
     add("list", "List the codebooks: the user's and those shipped with the project.", _list)
@@ -92,14 +92,17 @@ def _delete(arguments: argparse.Namespace) -> None:
 
 
 def _train(arguments: argparse.Namespace) -> None:
+    arguments.quiet()
+    from kvq_core.codebooks.texts import read_texts
     from kvq_core.codebooks.train import train
     from kvq_core.models import load
     from kvq_core.spec import DEFAULT_MODEL
 
     request = _request(arguments)
+    texts = read_texts(request.text)  # fails at once, where loading a model takes a while
     with redirect_stdout(sys.stderr), _Bar() as bar:
         bar("Loading the model", 0, 1)
-        books = train(load(arguments.model or DEFAULT_MODEL, arguments.revision), request, bar)
+        books = train(load(arguments.model or DEFAULT_MODEL, arguments.revision), request, bar, texts)
     if arguments.json:
         print(_json([_described(book) for book in books]))
         return

@@ -63,14 +63,15 @@ class Request:
         return " ".join(words)
 
 
-def train(model: LoadedModel, request: Request, progress: Progress) -> list[Codebook]:
-    """Train and save what ``request`` asks for; interrupted, it goes on where it was when called again.
+def train(model: LoadedModel, request: Request, progress: Progress, texts: Texts | None = None) -> list[Codebook]:
+    """Train and save what ``request`` asks for; interrupted, it goes on where it was when called again. ``texts`` are
+    those of the request where they have been read already.
 
     Raises SpecError for too few tokens or a head that the groups do not tile, KvqError where the text cannot be read.
     """
     pairs = request.pairs or model.shape.head_dim // 2
     _check(model, request, pairs)
-    texts = read_texts(request.text)
+    texts = texts or read_texts(request.text)
     cut = sequences(model, texts, request.train_tokens, request.held_out_tokens, request.seed)
     kept = collect(model, cut.train, progress)
     held_out = collect(model, cut.held_out, lambda *_: None)

@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from kvq_core.codebooks.checkpoints import Checkpoints
 from kvq_core.codebooks.collect import Progress, Samples
@@ -74,9 +73,16 @@ def relaxed(logits: Tensor, generator: torch.Generator | None) -> Tensor:
     if generator is not None:
         uniform = torch.rand(logits.shape, generator=generator).clamp_min(1e-20)
         logits = logits - torch.log((-torch.log(uniform)).clamp_min(1e-20))
-    soft = torch.softmax(logits, -1)
-    hard = one_hot(soft.argmax(-1), 4).to(soft.dtype)
-    return ((hard - soft).detach() + soft).matmul(torch.tensor(OPTIONS, dtype=soft.dtype)).flatten(-2)
+    parts = logits.movedim(-1, 0).contiguous()  # options first: several times faster than reductions over four in a row
+    weights = torch.exp(parts - parts.detach().amax(0))
+    soft = weights / weights.sum(0)
+    hard = (parts == parts.detach().amax(0)).to(soft.dtype)
+    digits = []
+    for digit in (0, 1):
+        options = [o for o in range(4) if OPTIONS[o][digit]]
+        expected = soft[options[0]] + soft[options[1]]
+        digits.append(hard[options].sum(0) + (expected - expected.detach()))
+    return torch.stack(digits, -1).flatten(-2)
 
 
 def start(v: Tensor, bits: int, generator: torch.Generator) -> Encoder:
