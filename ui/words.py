@@ -64,8 +64,8 @@ def spectra(record: Record, arrays: Arrays, layer: int) -> str:
         counts[space] = float((energy(values[layer]) < 0.9).sum(-1).mean() + 1)
     before, after = f"{counts['pre']:.0f}", f"{counts['post']:.0f}"
     sentence = (
-        f"In layer {layer}, {before} of {record.environment.head_dim} directions of a head hold 90 % of its keys' energy "
-        f"before RoPE and {after} after"
+        f"In layer {layer}, {before} of {record.environment.head_dim} directions of a head hold 90 % of its keys' "
+        f"energy before RoPE and {after} after"
     )
     if counts["post"] > counts["pre"]:
         sentence += ": RoPE spreads keys over more directions, so what is coded before it compresses better"

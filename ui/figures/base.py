@@ -78,7 +78,7 @@ def styled(figure: go.Figure, height: int, **layout: Any) -> go.Figure:
         colorway=[lane_color(i) for i in range(8)],
     )
     figure.update_layout(**layout)
-    axis = {"gridcolor": LINE, "zerolinecolor": LINE, "linecolor": LINE, "title": {"standoff": 8}}
+    axis = {"gridcolor": LINE, "zerolinecolor": LINE, "linecolor": LINE, "ticks": "", "title": {"standoff": 8}}
     figure.update_xaxes(**axis)
     figure.update_yaxes(**axis)
     return figure

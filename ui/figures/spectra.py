@@ -50,7 +50,7 @@ def joint_spectra(record: Record, arrays: Arrays, layer: int) -> go.Figure | Non
             line={"color": color, "width": 1.6, "dash": dash},
             hovertemplate="direction %{x}: %{y:.3g}<extra>" + name + "</extra>",
         )
-    figure.update_xaxes(title_text=f"direction, heads concatenated (layer {layer})")
+    figure.update_xaxes(title_text=f"direction, all heads (layer {layer})")
     return figure
 
 

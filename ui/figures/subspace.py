@@ -38,7 +38,7 @@ def error_inside(record: Record, arrays: Arrays, layer: int, rank: int) -> go.Fi
     lanes = list(lanes_with(record, arrays, "key_error_energy"))
     if not lanes:
         return None
-    figure = canvas(300, yaxis={"title": {"text": "key error inside, %"}, "range": [0, 102]})
+    figure = canvas(290 + 19 * len(lanes), yaxis={"title": {"text": "key error inside, %"}, "range": [0, 102]})
     dim = lanes[0][2].shape[-1]
     figure.add_scatter(
         x=[0, dim],
@@ -77,7 +77,7 @@ def error_split(record: Record, arrays: Arrays, rank: int) -> go.Figure | None:
             marker={"color": colors, "opacity": opacity}, hovertemplate="%{y}: %{x:.3g} %<extra>" + name + "</extra>",
         )  # fmt: skip
     figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)
-    figure.update_xaxes(title_text="‖ΔK‖ / ‖K‖, % (all layers and KV heads)")
+    figure.update_xaxes(title_text="‖ΔK‖ / ‖K‖, %")
     return figure
 
 

@@ -64,7 +64,8 @@ def _table(record: Record, context: Any, batch: Any) -> str:
         )
     return (
         '<div class="scroll"><table class="plain"><thead><tr>'
-        f'<th scope="col">At {int(context):,} × {int(batch):,}</th><th scope="col">cache</th><th scope="col">of fp16</th>'
+        f'<th scope="col">At {int(context):,} × {int(batch):,}</th>'
+        '<th scope="col">cache</th><th scope="col">of fp16</th>'
         f"</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
         '<p class="muted">Extrapolated: the quantized region at its measured bits, the measured windows unchanged.</p>'
     )

@@ -21,7 +21,7 @@ def create_subspace() -> tuple[list[gr.components.Component], gr.Slider]:
         ]
     gr.HTML(
         '<p class="muted">Subspace: the r strongest right singular directions of the prompt\'s queries of a KV head. '
-        "Deviation 0 means that every query lies in it.</p>"
+        "Deviation 0 means that every query lies in it. The bars are over all layers and KV heads.</p>"
     )
     return [words, *plots], rank
 

@@ -1,0 +1,133 @@
+"""Figures: structure, shared scales, no NaN, and a payload a browser takes in."""
+
+import json
+
+import pytest
+import torch
+
+from kvq_core.spec import MAX_LANES
+from tests.ui_record_factory import LAYERS, QUERY_HEADS, make_run
+from ui import figures as f
+from ui.colors import lane_color
+from ui.figures.damage import worst_head
+from ui.figures.subspace import inside_share, split_errors
+from ui.tables import COLUMNS, extrapolated, perplexity_rows, scorecard, to_csv
+
+PAYLOAD = 2.5e6
+
+
+def all_figures(record, arrays):
+    return {
+        "damage": f.damage_overview(record, arrays), "score_map": f.score_map(record, arrays, 3, 2),
+        "head_spectra": f.head_spectra(record, arrays, 3), "joint": f.joint_spectra(record, arrays, 3),
+        "energy": f.cumulative_energy(record, arrays, 3), "deviation": f.deviation(record, arrays, 3, 5),
+        "inside": f.error_inside(record, arrays, 3, 5), "split": f.error_split(record, arrays, 5),
+        "stored": f.stored_bytes(record), "bits": f.bit_map(record, arrays, "key", "layers"),
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run():
+    return make_run()
+
+
+def test_every_figure_is_drawn_without_nan(run):
+    for name, figure in all_figures(*run).items():
+        text = figure.to_json()
+        assert "NaN" not in text and "Infinity" not in text, name
+
+
+def test_a_full_run_stays_in_its_payload():
+    record, arrays = make_run(lanes=MAX_LANES, tokens=2100)
+    sizes = {name: len(figure.to_json()) for name, figure in all_figures(record, arrays).items()}
+    assert sum(sizes.values()) < PAYLOAD, sizes
+
+
+def test_not_finite_values_are_drawn_as_zero(run):
+    record, arrays = run
+    broken = {**arrays, "lane/0/delta_mean": torch.full((LAYERS, QUERY_HEADS, 63), float("nan"))}
+    assert "NaN" not in f.damage_overview(record, broken).to_json()
+
+
+def test_lanes_share_one_colour_axis(run):
+    for figure, symmetric in ((f.damage_overview(*run), False), (f.score_map(*run, 3, 2), True)):
+        assert {trace.coloraxis for trace in figure.data} == {"coloraxis"} and len(figure.data) == 3
+        axis = figure.layout.coloraxis
+        assert axis.cmin == (-axis.cmax if symmetric else 0) and axis.cmax > 0
+
+
+def test_a_lane_keeps_its_colour(run):
+    record, arrays = run
+    curves = {trace.name: trace.line.color for trace in f.error_inside(record, arrays, 0, 5).data}
+    assert curves["Lane 1"] == lane_color(1)
+    assert f.error_split(record, arrays, 5).data[0].marker.color[1] == lane_color(1)
+
+
+def test_score_map_shows_the_head_asked_for_in_score_units(run):
+    record, arrays = run
+    figure = f.score_map(record, arrays, 3, 2)
+    expected = arrays["lane/0/delta_map"][3, 2].float() * arrays["lane/0/delta_scale"][3, 2]
+    assert torch.allclose(torch.tensor(figure.data[0].z), expected, atol=1e-3)
+    assert f.score_map(record, arrays, 3, 99) is None
+
+
+def test_nothing_captured_gives_no_figure(run):
+    record, _ = run
+    assert f.damage_overview(record, {}) is None and f.score_map(record, {}, 0, 0) is None
+    assert f.bit_map(record, {}, "key", "layers") is None and f.error_inside(record, {}, 0, 5) is None
+    assert worst_head(record, {}) == (0, 0)
+
+
+def test_markup_in_a_label_reaches_plotly_escaped():
+    record, arrays = make_run(labels=("<b onclick=x>bold</b>", "b"))
+    for figure in all_figures(record, arrays).values():
+        assert "<b onclick" not in figure.to_json()
+
+
+def test_energy_inside_runs_from_nothing_to_all(run):
+    share = inside_share(run[1]["lane/0/key_error_energy"].numpy())
+    assert share.shape[-1] == 65 and (share[..., 0] == 0).all() and abs(share[..., -1] - 1).max() < 1e-6
+    for _, inside, outside in split_errors(*run, rank=64):
+        assert inside > 0 and outside < 1e-6
+
+
+def test_bit_map_rows_follow_what_the_bits_depend_on(run):
+    record, arrays = run
+    assert f.bit_map(record, arrays, "key", "layers").data[0].z.shape[0] == 1
+    by_layer = {**arrays, "lane/0/key_bits": torch.full((LAYERS, 1, 480, 1), 3.0)}
+    assert f.bit_map(record, by_layer, "key", "layers").data[0].z.shape == (LAYERS, 256)
+
+
+def test_scorecard_has_the_noise_floor_first_and_every_column(run):
+    rows = scorecard(run[0])
+    assert [row["lane"] for row in rows] == ["Noise floor", "Lane 0", "Lane 1", "Lane 2"]
+    assert all(row[column.name] is not None for row in rows for column in COLUMNS)
+
+
+def test_csv_is_raw_and_guards_against_formulas():
+    record, _ = make_run(labels=("=HYPERLINK(1)",))
+    text = to_csv(scorecard(record))
+    assert "'=HYPERLINK(1)" in text and ",0.2," in text
+
+
+def test_perplexity_block_keeps_its_order(run):
+    head, rows = perplexity_rows(run[0])
+    assert head[1:] == ["Noise floor", "Lane 0", "Lane 1", "Lane 2"]
+    assert [row[0] for row in rows] == ["Mean KLD", "Maximum KLD"] and rows[0][1] == "0.2000 ± 0.010"
+
+
+def test_extrapolation_is_the_measured_bytes_at_the_measured_length(run):
+    memory = run[0].lanes[0].memory
+    # 3 bits on all but the window: windows are unchanged, twice the batch is twice the bytes
+    per_token = 30 * 3 * 64
+    once = extrapolated(memory, per_token, 10_000, 1)
+    window = 280_000 * 2
+    assert once == pytest.approx(window + 2 * (per_token * 10_000 - 140_000) * 3 / 8)
+    assert extrapolated(memory, per_token, 10_000, 2) == pytest.approx(2 * once)
+    untouched = memory.model_copy(update={"key_bits_quantized": None, "value_bits_quantized": None})
+    assert extrapolated(untouched, per_token, 100, 1) == 4 * per_token * 100
+
+
+def test_figures_are_json(run):
+    for figure in all_figures(*run).values():
+        assert json.loads(figure.to_json())["layout"]["paper_bgcolor"] == "rgba(0,0,0,0)"
