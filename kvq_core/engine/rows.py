@@ -209,12 +209,13 @@ class Rows:
     def _look_back(self, row: int, part: Part) -> None:
         """Show a part the step's attention and rewrite the tokens it stores anew."""
         seen = [self._seen[self.layers[part.group][i]] for i in part.layers.tolist()]
-        queries, attention = (torch.stack([layer[which][layer[0].index(row)] for layer in seen]) for which in (1, 2))
+        queries = torch.stack([own[rows.index(row)] for rows, own, _ in seen])
+        attention = torch.stack([own[rows.index(row)] for rows, _, own in seen])
         patch = part.stream.observe(queries, attention)
         if patch is not None:
             tail = self.copies[part.group].of(part.kind)[1]
-            _, rows, heads, tokens, dim = tail.shape
-            at = (part.layers[patch.layer] * rows + row) * heads + patch.head
+            _, count, heads, tokens, dim = tail.shape
+            at = (part.layers[patch.layer] * count + row) * heads + patch.head
             # rows of a flat view: several times faster than indexing three dimensions
             tail.view(-1, dim).index_copy_(0, at * tokens + patch.token - self.prefix, patch.values)
 

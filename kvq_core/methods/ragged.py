@@ -182,7 +182,7 @@ class RaggedCodec(Codec):
         return values.view(block.tokens, self.layers, self.kv_heads, self.head_dim).permute(1, 2, 0, 3)
 
     def _values(self, block: RaggedBlock, codes: Tensor, widths: Tensor, units: Tensor | None) -> Tensor:
-        """What codes (n, unit size) of some units, or of all, stand for: the middles of their cells, and the outliers."""
+        """What codes (n, unit size) of some units, or of all, stand for: middles of cells, and the outliers."""
 
         def of(name: str) -> Tensor:
             flat = block.tensors[name].flatten(0, 2)
