@@ -8,6 +8,8 @@ Shapes: theta (..., stages, levels, P, 2) · group vectors (..., n, 2P) with all
 (..., n, stages, 2) uint8, the two levels of each stage. Leading dimensions are batch dimensions.
 """
 
+from math import prod
+
 import torch
 from torch import Tensor
 
@@ -82,35 +84,36 @@ def encode_pairs(z: Tensor, theta: Tensor) -> Tensor:
 
 def decode_pairs(codes: Tensor, theta: Tensor) -> Tensor:
     """Sum of the stages' centres: codes (..., n, stages, 2), theta as above -> float32 (..., n, 2P)."""
-    lead, flat = codes.shape[:-3], codes.flatten(0, -4)
-    vectors = code_vectors(theta.float()).flatten(0, -5)
-    out = torch.zeros(*flat.shape[:2], vectors.shape[-1], device=codes.device)
-    for stage, table in zip(flat.unbind(-2), vectors.unbind(1), strict=True):
-        out += chosen(stage, table)
-    return out.unflatten(0, lead)
+    return _sum_rows(code_vectors(theta.float()), codes)
 
 
-def score_tables(query: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
+def score_tables(query: Tensor, theta: Tensor) -> Tensor:
     """What the scores of one query need of the codebook, whatever the number of keys (Eq. 19).
 
-    query (..., 2P) of a group, rotated to its own position; theta (..., stages, levels, P, 2). Returns
-    P = q_x x + q_y y and M = q_y x - q_x y, each (..., stages, P, levels).
+    query (..., 2P) of a group, rotated to its own position; theta (..., stages, levels, P, 2). With P = q_x x + q_y y
+    and M = q_y x - q_x y of every pair and level, the rows [P | M] of a first and [M | -P] of a second level:
+    (..., stages, 2, levels, 2P).
     """
     qx, qy = (part[..., None, None, :] for part in query.chunk(2, -1))
     x, y = theta.to(query.dtype).unbind(-1)
-    return (qx * x + qy * y).transpose(-1, -2), (qy * x - qx * y).transpose(-1, -2)
+    p, m = qx * x + qy * y, qy * x - qx * y
+    return torch.stack([torch.cat([p, m], -1), torch.cat([m, -p], -1)], -3)
 
 
-def commuted_scores(tables: tuple[Tensor, Tensor], codes: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def commuted_scores(tables: Tensor, codes: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """q . RoPE(key) (..., n) without decoding a key: tables of a query, codes (..., n, stages, 2), cos and sin (n, P).
 
     Because centres commute with the rotation R_i of key i, q R_i (u_a + J u_b) = sum over pairs of
-    cos_i P[a] + sin_i M[a] + cos_i M[b] - sin_i P[b]. Pairs are rotated by +theta, as rotate-half models do.
+    cos_i (P[a] + M[b]) + sin_i (M[a] - P[b]). Pairs are rotated by +theta, as rotate-half models do.
     """
-    p, m = tables
-    a, b = (codes[..., k].long().transpose(-1, -2)[..., None, :] for k in (0, 1))  # (..., stages, 1, n)
-    shape = (*p.shape[:-1], codes.shape[-3])
-    pa, ma = (t.gather(-1, a.expand(shape)).sum(-3) for t in (p, m))  # stages added: (..., P, n)
-    pb, mb = (t.gather(-1, b.expand(shape)).sum(-3) for t in (p, m))
-    c, s = cos.T, sin.T
-    return ((pa + mb) * c + (ma - pb) * s).sum(-2)
+    return (_sum_rows(tables, codes) * torch.cat([cos, sin], -1)).sum(-1)
+
+
+def _sum_rows(rows: Tensor, codes: Tensor) -> Tensor:
+    """Chosen rows added: rows (..., stages, 2, levels, width), codes (..., n, stages, 2) -> (..., n, width)."""
+    *lead, stages, _, levels, width = rows.shape
+    batch = prod(lead)
+    first = torch.arange(batch * stages * 2, device=codes.device).view(batch, 1, stages, 2) * levels
+    index = (codes.reshape(batch, -1, stages, 2) + first).flatten(2)  # (batch, n, 2 * stages) rows of all tables
+    out = torch.nn.functional.embedding_bag(index.flatten(0, 1), rows.reshape(-1, width), mode="sum")
+    return out.view(*codes.shape[:-2], width)
