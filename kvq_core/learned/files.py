@@ -110,6 +110,7 @@ def save_codebook(info: CodebookInfo, tensors: dict[str, Tensor], place: Path | 
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)
+        Path(aside).chmod(0o644)
         Path(aside).replace(path)
     finally:
         Path(aside).unlink(missing_ok=True)
