@@ -1,0 +1,233 @@
+"""The board of the papers' claims: what a run of them found, as it is stored, shipped and shown. Nothing is computed here.
+
+The criteria are data (``presets/claims/*.toml``), kvq_core.claims measures them. A board lies in ``KVQ_HOME/claims``; the
+default model's is shipped in ``presets/claims``.
+"""
+
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AllowInfNan, BaseModel, ConfigDict, ValidationError
+
+from kvq_core.errors import SpecError, StoreError
+from kvq_core.settings import settings
+
+SHIPPED = Path(__file__).resolve().parent.parent / "presets" / "claims"
+FORMAT = 1
+NAME = r"[a-z0-9_]+(?:\.[a-z0-9_]+)*"
+_CRITERION = re.compile(rf"({NAME}) (<=|>=|<|>) (?:(\d+(?:\.\d+)?) \* )?({NAME}|-?\d+(?:\.\d+)?)")
+Verdict = Literal["holds", "does not hold here", "cannot be tested here"]
+Number = Annotated[float, AllowInfNan(False)]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Criterion(_Frozen):
+    """One comparison of measured numbers: ``left relation factor * right``, right a number's name or a constant."""
+
+    left: str
+    relation: Literal["<", "<=", ">", ">="]
+    factor: Number
+    right: str | Number
+
+    @classmethod
+    def parse(cls, text: str) -> "Criterion":
+        """From ``squat.kld < 0.9 * kivi.kld`` or ``share >= 0.5``. Raises SpecError for anything else."""
+        found = _CRITERION.fullmatch(text)
+        if found is None:
+            raise SpecError(f"{text!r} is no criterion; write: name < name, name >= 0.5, or name < 0.9 * name.")
+        left, relation, factor, right = found.groups()
+        constant = re.fullmatch(r"-?\d+(\.\d+)?", right)
+        return cls(
+            left=left, relation=relation, factor=float(factor or 1), right=float(right) if constant else right
+        )  # fmt: skip
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Numbers it compares."""
+        return (self.left, self.right) if isinstance(self.right, str) else (self.left,)
+
+    def holds(self, numbers: dict[str, float]) -> bool:
+        left = numbers[self.left]
+        right = self.factor * (numbers[self.right] if isinstance(self.right, str) else self.right)
+        if self.relation in ("<", ">"):
+            return left < right if self.relation == "<" else left > right
+        return left <= right if self.relation == "<=" else left >= right
+
+
+class Spread(_Frozen):
+    """A number over the texts."""
+
+    mean: Number
+    min: Number
+    max: Number
+
+
+class TextResult(_Frozen):
+    """What one text gave; ``holds``: every criterion."""
+
+    text: str
+    holds: bool
+    numbers: dict[str, Number]
+
+
+class ClaimResult(_Frozen):
+    """One claim, its criterion as it was written down, and what came out."""
+
+    id: str
+    paper: str
+    arxiv: str
+    sentence: str
+    where: str
+    setting: str
+    note: str
+    criterion: tuple[str, ...]
+    verdict: Verdict
+    reason: str  # why it cannot be tested here; empty otherwise
+    numbers: dict[str, Spread]
+    texts: tuple[TextResult, ...]
+
+
+class TextInfo(_Frozen):
+    """A text the claims were measured on."""
+
+    name: str
+    source: str
+    tokens: int
+
+
+class Board(_Frozen):
+    """All claims measured in one go, and under what circumstances."""
+
+    format: Literal[1] = FORMAT
+    model: str
+    model_title: str
+    weights_hash: str
+    created: str
+    seconds: Number
+    environment: dict[str, str | int]  # versions, device, dtype, threads
+    rule: str
+    prompt_tokens: int
+    later_tokens: int
+    texts: tuple[TextInfo, ...]
+    codebooks: tuple[str, ...]
+    claims: tuple[ClaimResult, ...]
+
+
+def measured(claim: ClaimResult) -> list[str]:
+    """A line a criterion with the numbers it compares, mean and range over the texts, then the numbers beside it."""
+    if not claim.numbers:
+        return [claim.reason]
+    compared = [Criterion.parse(text) for text in claim.criterion]
+    used = {name for criterion in compared for name in criterion.names}
+    beside = [name for name in claim.numbers if name not in used]
+    lines = [_compared(claim, criterion) for criterion in compared]
+    return lines + ([", ".join(_named(claim, name) for name in beside)] if beside else [])
+
+
+def texts_held(claim: ClaimResult) -> str:
+    """``4 of 5 texts``."""
+    return f"{sum(text.holds for text in claim.texts)} of {len(claim.texts)}" if claim.texts else ""
+
+
+def _compared(claim: ClaimResult, criterion: Criterion) -> str:
+    right, factor = criterion.right, "" if criterion.factor == 1 else f"{criterion.factor:g} × "
+    other = _named(claim, right) if isinstance(right, str) else f"{right:g}"
+    return f"{_named(claim, criterion.left)} {criterion.relation} {factor}{other}"
+
+
+def _named(claim: ClaimResult, name: str) -> str:
+    spread = claim.numbers[name]
+    mean, low, high = (_short(value) for value in (spread.mean, spread.min, spread.max))
+    words = name.replace(".", " ").replace("_", " ")
+    return f"{words} {mean}" if low == high else f"{words} {mean} ({low} to {high})"
+
+
+def _short(value: float) -> str:
+    """Three significant digits without an exponent where that is readable."""
+    text = f"{value:.3g}"
+    return f"{value:.0f}" if "e" in text and 1e3 <= abs(value) < 1e7 else text
+
+
+def plain_table(board: Board) -> str:
+    """The board for a terminal."""
+    lines = [f"{board.model_title}, {board.created[:10]}. {board.rule}"]
+    paper = ""
+    for claim in board.claims:
+        if claim.paper != paper:
+            paper = claim.paper
+            lines += ["", f"{paper} (arXiv:{claim.arxiv})"]
+        held = f"  ({texts_held(claim)} texts)" if claim.texts else ""
+        lines += [f"  {claim.verdict.upper()}{held}  {claim.sentence}"]
+        lines += [f"      {line}" for line in measured(claim)]
+    return "\n".join(lines)
+
+
+def markdown_table(board: Board) -> str:
+    """The board for the README: a row a claim."""
+    rows = ["| Paper | Claim | Here | Measured: mean (lowest to highest text) |", "|---|---|---|---|"]
+    for claim in board.claims:
+        numbers = "<br>".join(measured(claim)).replace("|", "\\|")
+        held = f", {texts_held(claim)}" if claim.texts else ""
+        where = f"{claim.sentence} *{claim.where}*"
+        rows.append(f"| {claim.paper} | {where} | **{claim.verdict}**{held} | {numbers} |")
+    names = {"prompt": board.prompt_tokens, "later": board.later_tokens}
+    threads = board.environment.get("threads", "?")
+    head = (
+        f"{board.model_title}, measured {board.created[:10]} in {board.seconds / 60:.0f} minutes on {threads} threads; "
+        f"{names['prompt']} prompt and {names['later']} later tokens of {len(board.texts)} texts. {board.rule}"
+    )
+    return "\n".join([head, "", *rows])
+
+
+def board_file(model: str, paper: str | None = None) -> Path:
+    """Where a model's board is stored; one paper's claims by themselves lie beside the complete board."""
+    return settings().home / "claims" / f"{_slug(model)}{'' if paper is None else '-' + _slug(paper)}.json"
+
+
+def save_board(board: Board, path: Path) -> None:
+    """Write aside and rename. Raises StoreError where the place cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, aside = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                stream.write(board_json(board))
+            Path(aside).replace(path)
+        finally:
+            Path(aside).unlink(missing_ok=True)
+    except OSError as error:
+        raise StoreError(f"The board cannot be written to {path}: {error.strerror}.") from None
+
+
+def board_json(board: Board) -> str:
+    return board.model_dump_json(indent=1) + "\n"
+
+
+def read_board(path: Path) -> Board:
+    """Raises StoreError for a file that is missing or not a board of this version."""
+    try:
+        return Board.model_validate_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StoreError(f"The board {path} cannot be read: {error.strerror}.") from None
+    except (ValidationError, ValueError) as error:
+        kind = type(error).__name__
+        raise StoreError(f"{path.name} is not a board of this version ({kind}); measure it again.") from None
+
+
+def stored_board(model: str) -> Board:
+    """The complete board of a model: measured here, else the shipped one. Raises StoreError where there is none."""
+    shipped = SHIPPED / f"board-{_slug(model)}.json"
+    for path in (board_file(model), shipped):
+        if path.is_file():
+            return read_board(path)
+    raise StoreError(f"No board of {model} is stored. Measure it: python -m kvq_core claims --model {model}")
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-.").lower()[-80:]

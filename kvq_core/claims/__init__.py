@@ -1,0 +1,6 @@
+"""The papers' claims measured on a model: criteria from ``presets/claims``, numbers from captured prompts."""
+
+from kvq_core.claims.criteria import Paper, Setting, paper, papers, setting
+from kvq_core.claims.measure import measure_board
+
+__all__ = ["Paper", "Setting", "measure_board", "paper", "papers", "setting"]

@@ -1,0 +1,152 @@
+"""The claims and the criteria they are judged by: data from ``presets/claims``, one TOML file a paper."""
+
+import re
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from kvq_core.board import NAME, SHIPPED, Criterion
+from kvq_core.claims.measures import Lanes, Measure, Numbers, PrintedSizes, StoredSize
+from kvq_core.claims.structure import KeyCodebooks, KeySpectra, Persistence, QuerySubspace
+from kvq_core.claims.texts import Text
+from kvq_core.errors import SpecError
+
+SETTING = "setting.toml"
+MEASURES: dict[str, type[Measure]] = {
+    "lanes": Lanes,
+    "stored_size": StoredSize,
+    "printed_sizes": PrintedSizes,
+    "query_subspace": QuerySubspace,
+    "key_spectra": KeySpectra,
+    "persistence": Persistence,
+    "key_codebooks": KeyCodebooks,
+}
+_DERIVED = re.compile(rf"({NAME}) ([-/]) ({NAME})")
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Rule(_Frozen):
+    """When a claim holds: every criterion for the numbers' means, and in at least ``share[0]/share[1]`` of the texts."""
+
+    sentence: str
+    share: tuple[int, int]
+    fewest_texts: int = Field(ge=3)
+
+
+class Setting(_Frozen):
+    """What all claims share: the length of the texts, the texts, the rule."""
+
+    prompt_tokens: int = Field(ge=1)
+    later_tokens: int = Field(ge=2)
+    texts: tuple[str, ...]  # those of claims that name none
+    rule: Rule
+    text: dict[str, Text]
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.later_tokens
+
+
+class Claim(_Frozen):
+    """One claim: what the paper says and where, and what has to come out for it to hold here.
+
+    ``measure`` names a measurement and ``arguments`` are its settings; ``derived`` numbers are differences or quotients
+    of its numbers. With ``baseline_texts`` the mean over those texts enters each text's numbers as ``baseline.<name>``.
+    """
+
+    id: str = Field(pattern=r"^[a-z0-9-]+$")
+    sentence: str
+    where: str
+    setting: str
+    note: str = ""
+    measure: str
+    arguments: dict[str, Any]
+    texts: tuple[str, ...] = ()
+    baseline_texts: tuple[str, ...] = ()
+    derived: dict[str, str] = {}
+    holds_if: tuple[str, ...] = Field(min_length=1)
+    show: tuple[str, ...] = ()  # numbers to report beside those of the criteria
+
+    @model_validator(mode="after")
+    def _measurable(self) -> Self:
+        known = set(self.measurement().names)
+        known |= {f"baseline.{name}" for name in known} if self.baseline_texts else set()
+        for name, text in self.derived.items():
+            found = _DERIVED.fullmatch(text)
+            if found is None or not {found[1], found[3]} <= known:
+                raise SpecError(f"{self.id}: derived {name} = {text!r} is no difference or quotient of known numbers.")
+        known |= set(self.derived)
+        used = {name for criterion in self.criteria() for name in criterion.names} | set(self.show)
+        if unknown := sorted(used - known):
+            raise SpecError(f"{self.id}: {unknown[0]!r} is not measured; there are {', '.join(sorted(known))}.")
+        return self
+
+    def measurement(self) -> Measure:
+        """Raises SpecError for an unknown name or impossible settings."""
+        if self.measure not in MEASURES:
+            raise SpecError(f"{self.id}: unknown measure {self.measure!r}; known: {', '.join(MEASURES)}.")
+        return MEASURES[self.measure].model_validate(self.arguments)
+
+    def criteria(self) -> list[Criterion]:
+        return [Criterion.parse(text) for text in self.holds_if]
+
+    def reported(self, numbers: Numbers) -> Numbers:
+        """The numbers of one text with the derived ones, cut down to those criteria and ``show`` name."""
+        found = dict(numbers)
+        for name, text in self.derived.items():
+            left, sign, right = text.split(" ")
+            found[name] = numbers[left] - numbers[right] if sign == "-" else numbers[left] / numbers[right]
+        used = [name for criterion in self.criteria() for name in criterion.names]
+        return {name: found[name] for name in dict.fromkeys([*used, *self.show])}
+
+
+class Paper(_Frozen):
+    """One paper's claims."""
+
+    name: str
+    title: str
+    arxiv: str
+    claims: tuple[Claim, ...] = Field(min_length=1)
+
+
+@cache
+def setting() -> Setting:
+    """Raises SpecError where the file says something impossible."""
+    return _read(SHIPPED / SETTING, Setting)
+
+
+@cache
+def papers() -> dict[str, Paper]:
+    """Every paper by the name of its file. Raises SpecError naming the file that says something impossible."""
+    files = sorted(SHIPPED.glob("*.toml"), key=lambda f: f.stem)
+    return {file.stem: _read(file, Paper) for file in files if file.name != SETTING}
+
+
+def paper(name: str) -> Paper:
+    """Raises SpecError naming those there are."""
+    known = papers()
+    if name.lower() not in known:
+        raise SpecError(f"There are no claims of {name[:60]!r}. Available: {', '.join(known)}.")
+    return known[name.lower()]
+
+
+def _read(file: Path, kind: type[Any]) -> Any:
+    try:
+        data = tomllib.loads(file.read_text(encoding="utf-8"))
+        if kind is Paper:
+            data = {"name": file.stem, **data}
+        return kind.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise SpecError(f"presets/claims/{file.name}: {place}: {first['msg']}.") from None
+    except SpecError as error:
+        raise SpecError(f"presets/claims/{file.name}: {error}") from None
+    except (OSError, ValueError) as error:
+        raise SpecError(f"presets/claims/{file.name} cannot be read: {error}.") from None

@@ -1,0 +1,93 @@
+"""How far a lane's cache is from the original: keys, values, scores, attention outputs, predictions.
+
+Errors of tensors are means over layers of each layer's own figure, so that no single layer of large keys decides.
+"""
+
+from collections.abc import Callable
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+from kvq_core.claims.lanes import Held
+from kvq_core.claims.sample import Sample
+
+
+def relative_error(read: Tensor, true: Tensor) -> float:
+    """||d||_F / ||x||_F of (layers, kv_heads, tokens, head_dim), mean over layers."""
+    error = (read - true).flatten(1).norm(dim=1) / true.flatten(1).norm(dim=1).clamp_min(1e-20)
+    return error.mean().item()
+
+
+def score_error(sample: Sample, keys: Tensor, first: int = 0) -> float:
+    """Root mean square of q·(k' - k)/sqrt(head_dim) over causal pairs, centred per row, mean over layers.
+
+    Rows: queries at positions ``first`` and later; columns: the prompt's keys up to the query. keys (layers, kv_heads,
+    prompt, head_dim). A row's mean is taken out because softmax does not see it.
+    """
+    n, total = sample.prompt, len(sample.ids)
+    seen = torch.arange(n)[None] <= torch.arange(first, total)[:, None]  # (rows, prompt)
+    seen = seen.to(keys.device)
+    counts = seen.sum(-1, keepdim=True)
+    errors = []
+    for q, read, true in zip(sample.queries, keys, sample.keys, strict=True):  # a layer at a time
+        grouped = q[:, first:].unflatten(0, (len(read), -1))  # (kv_heads, groups, rows, head_dim)
+        delta = grouped @ (read - true[:, :n]).unsqueeze(1).transpose(-1, -2) / sqrt(q.shape[-1])
+        delta = delta * seen
+        delta = (delta - delta.sum(-1, keepdim=True) / counts) * seen
+        errors.append((delta.square().sum() / (counts.sum() * len(q))).sqrt())
+    return torch.stack(errors).mean().item()
+
+
+def later_attention(sample: Sample, layer: int, keys: Tensor) -> Tensor:
+    """Attention weights of a layer's later queries (query_heads, later, tokens) over ``keys`` (kv_heads, prompt,
+    head_dim) and the later tokens' own."""
+    n, total = sample.prompt, len(sample.ids)
+    whole = torch.cat([keys, sample.keys[layer, :, n:]], -2)
+    grouped = sample.queries[layer, :, n:].unflatten(0, (len(keys), -1))
+    scores = grouped @ whole.unsqueeze(1).transpose(-1, -2) / sqrt(whole.shape[-1])
+    future = torch.ones(total - n, total, dtype=torch.bool, device=scores.device).triu(n + 1)
+    return scores.masked_fill(future, -torch.inf).softmax(-1).flatten(0, 1)
+
+
+def output_error(sample: Sample, held: Held) -> float:
+    """||d||_F / ||o||_F of the later queries' attention outputs, each layer by itself on its true input, mean over
+    layers."""
+    n, errors = sample.prompt, []
+    for layer in range(sample.layers):
+
+        def attended(keys: Tensor, values: Tensor, layer: int = layer) -> Tensor:
+            whole = torch.cat([values, sample.values[layer, :, n:]], -2)
+            weights = later_attention(sample, layer, keys).unflatten(0, (len(keys), -1))
+            return weights @ whole.unsqueeze(1)
+
+        true = attended(sample.keys[layer, :, :n], sample.values[layer, :, :n])
+        delta = attended(held.keys[layer], held.values[layer]) - true
+        errors.append(delta.norm() / true.norm())
+    return torch.stack(errors).mean().item()
+
+
+def predictions(sample: Sample, held: Held) -> dict[str, float]:
+    """``kld``: mean KL divergence of the later tokens' predictions from the reference's, nats. ``ppl_ratio``: perplexity
+    of the text's own next tokens over the reference's."""
+    log_q = sample.replay(held.keys, held.values).log_softmax(-1)
+    log_p = sample.reference_logits.log_softmax(-1)
+    kld = (log_p.exp() * (log_p - log_q)).sum(-1).mean().item()
+    follow = torch.tensor(sample.ids[sample.prompt + 1 :])[:, None]
+    nll = (log_p - log_q)[:-1].gather(-1, follow).mean()
+    return {"kld": kld, "ppl_ratio": nll.exp().item()}
+
+
+Metric = Callable[[Sample, Held], float]
+METRICS: dict[str, Metric] = {
+    "key_error": lambda s, h: relative_error(h.keys, s.keys[..., : s.prompt, :]),
+    "value_error": lambda s, h: relative_error(h.values, s.values[..., : s.prompt, :]),
+    "score_error": lambda s, h: score_error(s, h.keys),
+    "later_score_error": lambda s, h: score_error(s, h.keys, s.prompt),
+    "output_error": output_error,
+    "kld": lambda s, h: predictions(s, h)["kld"],
+    "ppl_ratio": lambda s, h: predictions(s, h)["ppl_ratio"],
+    "key_bits": lambda s, h: h.bits("key"),
+    "value_bits": lambda s, h: h.bits("value"),
+    "megabytes": lambda s, h: sum(h.nbytes.values()) / 1e6,
+}

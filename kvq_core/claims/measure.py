@@ -1,0 +1,143 @@
+"""Measuring the board: every text once through the model, every claim on its texts, then the verdicts."""
+
+import math
+import platform
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+
+import torch
+
+from kvq_core.board import Board, ClaimResult, TextInfo, TextResult
+from kvq_core.claims.criteria import Claim, Paper, Setting
+from kvq_core.claims.measures import Context, Numbers
+from kvq_core.claims.sample import Sample, capture
+from kvq_core.claims.texts import token_ids
+from kvq_core.claims.verdict import satisfied, spreads, verdict
+from kvq_core.errors import KvqError, MethodError
+from kvq_core.learned.files import codebooks
+from kvq_core.models import LoadedModel
+
+Progress = Callable[[str, int, int], None]  # what is being done, done, total
+
+
+@dataclass
+class _Found:
+    """What the texts gave for one claim so far; a reason ends it."""
+
+    claim: Claim
+    numbers: dict[str, Numbers] = field(default_factory=dict)
+    reason: str = ""
+
+
+def measure_board(
+    model: LoadedModel, papers: Sequence[Paper], setting: Setting, progress: Progress = lambda *_: None
+) -> Board:
+    """Measure the papers' claims on a model. What cannot be measured is a verdict with its reason, not an error."""
+    began, context = time.perf_counter(), Context(model)
+    found = {claim.id: _Found(claim) for paper in papers for claim in paper.claims}
+    names = _texts(found.values(), setting)
+    infos = []
+    for index, name in enumerate(names):
+        progress(f"Reading {name}", index, len(names))
+        try:
+            sample, info = _sample(model, name, setting)
+        except KvqError as error:
+            _stop(found.values(), name, setting, str(error))
+            continue
+        infos.append(info)
+        for each in found.values():
+            if name in _wanted(each.claim, setting) and not each.reason:
+                progress(f"{name}: {each.claim.id}", index, len(names))
+                _measure(each, context, sample)
+    progress("Done", len(names), len(names))
+    return Board(
+        model=model.id, model_title=model.title, weights_hash=model.weights_hash,
+        created=datetime.now(UTC).isoformat(timespec="seconds"), seconds=round(time.perf_counter() - began, 1),
+        environment=_environment(model), rule=setting.rule.sentence, prompt_tokens=setting.prompt_tokens,
+        later_tokens=setting.later_tokens, texts=tuple(infos), codebooks=_codebooks(model),
+        claims=tuple(judge(p, found[c.id].claim, found[c.id].numbers, found[c.id].reason, setting)
+                     for p in papers for c in p.claims),
+    )  # fmt: skip
+
+
+def judge(paper: Paper, claim: Claim, by_text: dict[str, Numbers], reason: str, setting: Setting) -> ClaimResult:
+    """The result of a claim from the numbers of its texts, or from the reason why there are none."""
+    numbers = {} if reason else {t: claim.reported(n) for t, n in _with_baseline(claim, by_text).items()}
+    word, why = ("cannot be tested here", reason) if reason else verdict(
+        claim.criteria(), list(numbers.values()), setting.rule
+    )  # fmt: skip
+    return ClaimResult(
+        id=claim.id, paper=paper.title, arxiv=paper.arxiv, sentence=claim.sentence, where=claim.where,
+        setting=claim.setting, note=claim.note, criterion=claim.holds_if, verdict=word, reason=why,  # type: ignore[arg-type]
+        numbers=spreads(list(numbers.values())),
+        texts=tuple(TextResult(text=t, holds=satisfied(claim.criteria(), n), numbers=n) for t, n in numbers.items()),
+    )  # fmt: skip
+
+
+def _with_baseline(claim: Claim, by_text: dict[str, Numbers]) -> dict[str, Numbers]:
+    base = [by_text[name] for name in claim.baseline_texts]
+    means = {f"baseline.{name}": spread.mean for name, spread in spreads(base).items()}
+    return {name: {**numbers, **means} for name, numbers in by_text.items() if name not in claim.baseline_texts}
+
+
+def _texts(found: Iterable[_Found], setting: Setting) -> list[str]:
+    """Texts some claim needs, in the setting's order; claims that need none are measured here."""
+    wanted = set()
+    for each in found:
+        cases = each.claim.measurement().cases()
+        if cases is None:
+            wanted |= set(_wanted(each.claim, setting))
+        else:
+            each.numbers = cases
+    return [name for name in setting.text if name in wanted]
+
+
+def _wanted(claim: Claim, setting: Setting) -> tuple[str, ...]:
+    if claim.measurement().cases() is not None:
+        return ()
+    return (*claim.baseline_texts, *(claim.texts or setting.texts))
+
+
+def _sample(model: LoadedModel, name: str, setting: Setting) -> tuple[Sample, TextInfo]:
+    if model.shape.context < setting.tokens:
+        raise MethodError(f"{model.title} takes {model.shape.context} tokens; the claims' texts have {setting.tokens}.")
+    ids, source = token_ids(model, setting.text[name], setting.tokens)
+    return capture(model, name, ids, setting.prompt_tokens), TextInfo(name=name, source=source, tokens=len(ids))
+
+
+def _measure(found: _Found, context: Context, sample: Sample) -> None:
+    try:
+        numbers = found.claim.measurement().on_text(context, sample)
+        if wrong := [name for name, value in numbers.items() if not math.isfinite(value)]:
+            raise MethodError(f"{wrong[0]} of {sample.name} is not a finite number.")
+        found.numbers[sample.name] = numbers
+    except KvqError as error:
+        found.reason = str(error)
+
+
+def _stop(found: Iterable[_Found], text: str, setting: Setting, reason: str) -> None:
+    for each in found:
+        if text in _wanted(each.claim, setting) and not each.reason:
+            each.reason = reason
+
+
+def _codebooks(model: LoadedModel) -> tuple[str, ...]:
+    """What learned methods had to work with."""
+    return tuple(
+        f"{b.info.file_name} ({b.info.content})" for b in codebooks() if b.info.weights_hash == model.weights_hash
+    )  # fmt: skip
+
+
+def _environment(model: LoadedModel) -> dict[str, str | int]:
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": version("transformers"),
+        "machine": platform.machine(),
+        "device": str(model.device),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+    }

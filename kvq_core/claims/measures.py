@@ -1,0 +1,168 @@
+"""What can be measured of a text: a claim's data names one of these and fills in its fields."""
+
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, field_validator
+
+from kvq_core.claims.errors import METRICS, predictions
+from kvq_core.claims.lanes import ClaimLane, Held, hold
+from kvq_core.claims.sample import Sample
+from kvq_core.models import LoadedModel
+
+Numbers = dict[str, float]
+KEPT = 4  # decoded caches held at a time; several claims ask for the same lane
+
+
+@dataclass
+class Context:
+    """One run over a model: what measurements share."""
+
+    model: LoadedModel
+    shared: dict[Any, Any] = field(default_factory=dict)  # of the model, such as codebooks trained for a claim
+    _held: "OrderedDict[tuple[str, str], Held]" = field(default_factory=OrderedDict)
+    _metrics: dict[tuple[str, str, str], float] = field(default_factory=dict)
+
+    def hold(self, sample: Sample, lane: ClaimLane) -> Held:
+        key = (sample.name, lane.model_dump_json())
+        if key not in self._held:
+            self._held[key] = hold(sample, lane)
+            while len(self._held) > KEPT:
+                self._held.popitem(last=False)
+        return self._held[key]
+
+    def metric(self, sample: Sample, lane: ClaimLane, name: str) -> float:
+        place = (sample.name, lane.model_dump_json())
+        if (*place, name) not in self._metrics:
+            held = self.hold(sample, lane)
+            both = predictions(sample, held)  if name in PREDICTED else {name: METRICS[name](sample, held)}
+            self._metrics |= {(*place, each): value for each, value in both.items()}
+        return self._metrics[(*place, name)]
+
+
+PREDICTED = ("kld", "ppl_ratio")  # one forward pass gives both
+
+
+class Measure(BaseModel):
+    """A measurement and its settings. ``names`` are the numbers it gives, for every text the same."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @property
+    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """Names of the numbers."""
+
+    @abstractmethod
+    def on_text(self, context: Context, sample: Sample) -> Numbers:
+        """The numbers of one text. Raises KvqError where the model cannot give them."""
+
+    def cases(self) -> dict[str, Numbers] | None:
+        """Numbers of cases that need no text, by name; None where texts are measured."""
+        return None
+
+
+class Lanes(Measure):
+    """Caches of the prompt under several lanes, each by several metrics: ``lane.metric``."""
+
+    lanes: dict[str, ClaimLane]
+    metrics: tuple[str, ...]
+
+    @field_validator("metrics")
+    @classmethod
+    def _known(cls, metrics: tuple[str, ...]) -> tuple[str, ...]:
+        if unknown := set(metrics) - set(METRICS):
+            raise ValueError(f"unknown metrics {', '.join(sorted(unknown))}; known: {', '.join(METRICS)}")
+        return metrics
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(f"{lane}.{metric}" for metric in self.metrics for lane in self.lanes)
+
+    def on_text(self, context: Context, sample: Sample) -> Numbers:
+        found = {
+            f"{name}.{metric}": context.metric(sample, lane, metric)
+            for name, lane in self.lanes.items() for metric in self.metrics
+        }  # fmt: skip
+        return {name: found[name] for name in self.names}
+
+
+def size_mb(tokens: int, elements: float, kept: int, bits: float) -> float:
+    """Megabytes (10^6) of ``tokens`` of ``elements`` each, ``kept`` of them at 16 bits, the others at ``bits``."""
+    return elements * (16 * kept + bits * (tokens - kept)) / 8e6
+
+
+class Width(BaseModel):
+    """Bits of an element in groups: codes, and scale, zero-point and mask shared by a group."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    code_bits: float
+    group_size: int
+    scale_bits: int
+    zero_bits: int
+    mask_bits: int = 0
+
+    @property
+    def bits(self) -> float:
+        return self.code_bits + (self.scale_bits + self.zero_bits + self.mask_bits) / self.group_size
+
+
+class StoredSize(Measure):
+    """Megabytes a lane holds for the prompt against a formula: ``held_mb``, ``formula_mb``."""
+
+    lane: ClaimLane
+    width: Width
+    kept_tokens: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("held_mb", "formula_mb")
+
+    def on_text(self, context: Context, sample: Sample) -> Numbers:
+        elements = 2 * sample.keys[..., 0, :].numel()
+        return {
+            "held_mb": context.metric(sample, self.lane, "megabytes"),
+            "formula_mb": size_mb(sample.prompt, elements, self.kept_tokens, self.width.bits),
+        }
+
+
+class PrintedSize(BaseModel):
+    """One column of a paper's table of sizes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    layers: int
+    kv_heads: int
+    head_dim: int
+    fp16_mb: float
+    printed_mb: float
+
+
+class PrintedSizes(Measure):
+    """A paper's printed cache sizes against the formula; the number of tokens follows from its fp16 size."""
+
+    rows: tuple[PrintedSize, ...]
+    width: Width
+    kept_tokens: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("printed_mb", "formula_mb")
+
+    def on_text(self, context: Context, sample: Sample) -> Numbers:
+        raise AssertionError("sizes are printed, not measured")
+
+    def cases(self) -> dict[str, Numbers]:
+        return dict(self._rows())
+
+    def _rows(self) -> Iterable[tuple[str, Numbers]]:
+        for row in self.rows:
+            elements = 2 * row.layers * row.kv_heads * row.head_dim
+            tokens = round(row.fp16_mb * 1e6 / (2 * elements))
+            formula = size_mb(tokens, elements, self.kept_tokens, self.width.bits)
+            yield row.name, {"printed_mb": row.printed_mb, "formula_mb": formula}

@@ -1,0 +1,30 @@
+"""From the numbers of several texts to a verdict, by the rule the data states."""
+
+from collections.abc import Sequence
+
+from kvq_core.board import Criterion, Spread, Verdict
+from kvq_core.claims.criteria import Rule
+from kvq_core.claims.measures import Numbers
+
+
+def spreads(texts: Sequence[Numbers]) -> dict[str, Spread]:
+    """Mean, lowest and highest of every number."""
+    return {
+        name: Spread(mean=sum(values) / len(values), min=min(values), max=max(values))
+        for name in (texts[0] if texts else ())
+        for values in [[numbers[name] for numbers in texts]]
+    }
+
+
+def satisfied(criteria: Sequence[Criterion], numbers: Numbers) -> bool:
+    return all(criterion.holds(numbers) for criterion in criteria)
+
+
+def verdict(criteria: Sequence[Criterion], texts: Sequence[Numbers], rule: Rule) -> tuple[Verdict, str]:
+    """The verdict and, where there is none, the reason: all criteria for the means and in enough of the texts."""
+    if len(texts) < rule.fewest_texts:
+        return "cannot be tested here", f"{len(texts)} texts were measured; the rule asks for {rule.fewest_texts}."
+    means = {name: spread.mean for name, spread in spreads(texts).items()}
+    held = sum(satisfied(criteria, numbers) for numbers in texts)
+    enough = held * rule.share[1] >= len(texts) * rule.share[0]
+    return ("holds" if satisfied(criteria, means) and enough else "does not hold here"), ""
