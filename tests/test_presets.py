@@ -68,7 +68,7 @@ def test_the_needle_is_found_at_full_precision(smollm):
     assert "4718" in reference(smollm, "needle", 24).text
 
 
-@pytest.mark.parametrize("name", sorted(set(WANTED) - {"needle"}))
+@pytest.mark.parametrize("name", sorted(set(WANTED) - {"needle", "long-prompt"}))  # long-prompt runs in the benchmark
 def test_answers_are_long_enough_for_a_verdict(smollm, name):
     """At least 50 scored positions: 51 generated tokens, and an answer that is more than one phrase repeated."""
     answer = reference(smollm, name, 52)
