@@ -19,7 +19,7 @@ class ValuePlan:
     bits: int
     steps: int
     seed: int
-    batch: int = 256
+    batch: int = 96
     rate: float = 3e-3
     noisy: float = 0.2  # share of the steps that sample; later ones take the most likely option, as inference does
 
