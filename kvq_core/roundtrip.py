@@ -49,7 +49,7 @@ def roundtrip(
         stored = tables.unrotate(stored, 0)
     dtype = torch.float32 if metadata == "float32" else torch.float16
     asked = queries.float()[None] if queries is not None and method.needs_queries else None
-    fitted = method.fit(Prompt(stored, values.float()[None], asked, dtype))
+    fitted = method.fit(Prompt(stored, values.float()[None], asked, dtype, rotated=keys.float()[None]))
     kept = [w if windows or w.step is None else Window(step=1) for w in method.windows()]
     key, value = (
         Stream.of_prompt(stored, kept[0], fitted.key),

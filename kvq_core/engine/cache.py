@@ -10,6 +10,7 @@ from torch import Tensor
 from kvq_core.engine.prefill import LayerGroup
 from kvq_core.engine.stream import Stream
 from kvq_core.methods import Codec, ModelRef, Prompt, Window
+from kvq_core.methods.base import Select
 from kvq_core.rope import Rope
 from kvq_core.spec import Lane
 
@@ -39,14 +40,13 @@ class LaneCache:
     rope: Rope
     fit_notes: tuple[str, ...] = ()
     prompt_tokens: int = 0
+    selects: dict[int, tuple[Select, int]] = field(default_factory=dict)  # by model layer
     encoder_bytes: int = 0
     model_bytes: int = 0
     quantized_layers: frozenset[int] = field(default_factory=frozenset)
 
     @classmethod
-    def of_prompt(
-        cls, lane: Lane, groups: list[LayerGroup], rope: Rope, model: ModelRef | None = None
-    ) -> "LaneCache":
+    def of_prompt(cls, lane: Lane, groups: list[LayerGroup], rope: Rope, model: ModelRef | None = None) -> "LaneCache":
         """Fit the lane's method and encode the prompt.
 
         Raises MethodError where the method cannot handle the prompt's tensors.
@@ -65,7 +65,9 @@ class LaneCache:
                 queries = _take(group.queries, inside) if method.needs_queries else None
                 gram = _take(group.query_gram, inside) if method.needs_queries else None
                 layers = tuple(group.layers[i] for i in inside)
-                fitted = method.fit(Prompt(stored, values, queries, gram=gram, model=model, layers=layers))
+                fitted = method.fit(
+                    Prompt(stored, values, queries, gram=gram, model=model, layers=layers, rotated=keys)
+                )
                 cache.fit_notes = fitted.notes
                 for codec, window in zip((fitted.key, fitted.value), windows, strict=True):
                     if codec is not None:
@@ -73,6 +75,8 @@ class LaneCache:
                         cache.model_bytes += codec.model_bytes if window.step is not None else 0
                 # keys left alone (tensors = values) are kept after RoPE whatever the method's space is
                 untouched = windows[0].step is None
+                if fitted.select is not None and not untouched:
+                    cache.selects |= {layer: (fitted.select, at) for at, layer in enumerate(layers)}
                 cache._add(
                     "key", g, inside, keys if untouched else stored, windows[0], fitted.key, pre and not untouched
                 )

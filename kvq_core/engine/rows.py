@@ -63,6 +63,7 @@ class Rows:
         self.tap: Tap | None = None
         self.layers = [group.layers for group in groups]
         self.watched = {lane for lane, cache in enumerate(caches, 1) if cache.observes}
+        self.selects = {lane: cache.selects for lane, cache in enumerate(caches, 1) if cache.selects}
         self._seen: dict[int, tuple[list[int], Tensor, Tensor]] = {}  # by layer, see _note
         self._index: list[tuple[Tensor, Tensor, Tensor]] = []
         self._reindex()
@@ -157,6 +158,8 @@ class Rows:
             self._hide_future(other, fresh)
             shape = (forced, queries.shape[1], fresh, -1)
             self.tap.scores(layer, scores[:forced].reshape(shape), other.reshape(shape), queries[0].float())
+        if self.selects:
+            self._select(layer, queries, scores)
         weights = torch.softmax(scores, -1)
         if self.watched:
             self._note(layer, queries, weights)
@@ -164,6 +167,14 @@ class Rows:
         out = _by_prefix(shared, copies.prefix_values[i, :held])[lanes, slots]
         out = out + weights[..., self.prefix :] @ tail_values
         return out.reshape(count, -1, fresh, dim).transpose(1, 2)
+
+    def _select(self, layer: int, queries: Tensor, scores: Tensor) -> None:
+        """Hide the keys that a row's cache leaves out of this step; scores (rows, kv_heads, groups * fresh, tokens)."""
+        for row, lane in enumerate(self.lane_of):
+            select, at = self.selects.get(lane, {}).get(layer, (None, 0))
+            if select is not None:
+                read = select(at, queries[row].float(), scores.shape[-1])
+                scores[row].masked_fill_(~read[:, None], float("-inf"))
 
     def _note(self, layer: int, queries: Tensor, weights: Tensor) -> None:
         """Keep the queries and attention weights of the rows whose caches look back on a step, until they settle."""

@@ -3,7 +3,7 @@
 import types
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin
+from typing import Any, ClassVar, Literal, Protocol, Self, Union, get_args, get_origin
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -49,7 +49,7 @@ class Prompt:
     keys, values (layers, kv_heads, tokens, head_dim) float32, keys in the method's own space; queries
     (layers, query_heads, tokens, head_dim) float32 after RoPE, or None where the method did not ask for them.
     ``metadata`` is the dtype of scales and zero-points. ``model`` and ``layers``, the tensors' layers in it, are known
-    inside a run; tensors on their own belong to no model.
+    inside a run; tensors on their own belong to no model. ``rotated``: the keys after RoPE, whatever the space.
     """
 
     keys: Tensor
@@ -59,6 +59,7 @@ class Prompt:
     gram: Tensor | None = None  # of the queries, where it is known already
     model: ModelRef | None = None
     layers: tuple[int, ...] = ()
+    rotated: Tensor | None = None
 
     def stacked_queries(self) -> Tensor:
         """Queries of the heads that share a KV head, one below the other: (layers, kv_heads, groups * tokens, head_dim)."""
@@ -86,16 +87,26 @@ def query_gram(queries: Tensor, kv_heads: int) -> Tensor:
     return torch.stack([q.transpose(-1, -2) @ q for q in (layer.double() for layer in stacked)])
 
 
+class Select(Protocol):
+    """Chooses the keys a row attends to; the softmax is over these alone."""
+
+    def __call__(self, layer: int, queries: Tensor, tokens: int) -> Tensor:
+        """Index of the layer among the fitted ones, a row's queries (query_heads, fresh, head_dim) after RoPE, tokens
+        in the cache -> bool (kv_heads, tokens)."""
+
+
 @dataclass(frozen=True)
 class Fitted:
     """A method fitted on one prompt: a codec each for keys and values, and remarks for the lane's card.
 
-    A codec is None only where the method's window never lets a token leave.
+    A codec is None only where the method's window never lets a token leave. ``select`` chooses, before every softmax,
+    the keys a row reads.
     """
 
     key: Codec | None
     value: Codec | None
     notes: tuple[str, ...] = ()
+    select: Select | None = None
 
 
 class Method(BaseModel):

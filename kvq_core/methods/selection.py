@@ -1,0 +1,93 @@
+"""Sparse attention over a quantized prompt: before every softmax, the chunks of keys worth reading are chosen."""
+
+from dataclasses import dataclass
+from math import sqrt
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+
+class Sparsity(BaseModel):
+    """ShadowKV's selection: landmarks choose chunks of the prompt anew at every step, per KV head."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    chunk_size: int = Field(8, ge=1, le=256, description="Tokens of a chunk, read or left out together.")
+    budget_tokens: int = Field(256, ge=1, le=1 << 17, description="Tokens of the chunks chosen at a step.")
+    outlier_chunks: int | None = Field(
+        None, ge=0, le=4096, description="Chunks always read, in fp16; empty: 24 for every 1024 tokens of budget."
+    )
+    local_chunks: int = Field(4, ge=0, le=1024, description="Last chunks of the prompt, always read, in fp16.")
+
+    @property
+    def outliers(self) -> int:
+        return -(-24 * self.budget_tokens // 1024) if self.outlier_chunks is None else self.outlier_chunks
+
+    @property
+    def recent(self) -> int:
+        """Tokens of the local chunks; what does not fill a chunk stays beside them."""
+        return self.local_chunks * self.chunk_size
+
+    def chunks(self, tokens: int) -> int:
+        """Chunks of a prompt that are neither local nor incomplete."""
+        return max(0, tokens - self.recent) // self.chunk_size
+
+
+@dataclass(frozen=True)
+class Selector:
+    """The chunks of one prompt: landmarks (layers, kv_heads, chunks, head_dim), the means of keys after RoPE, in fp16,
+    and outliers (layers, kv_heads, count), the chunks their landmark stands for worst (lowest minimum cosine)."""
+
+    sparsity: Sparsity
+    landmarks: Tensor
+    outliers: Tensor
+
+    @classmethod
+    def of_prompt(cls, keys: Tensor, sparsity: Sparsity) -> "Selector":
+        """From the prompt's keys after RoPE (layers, kv_heads, tokens, head_dim)."""
+        count = sparsity.chunks(keys.shape[-2])
+        chunks = keys[..., : count * sparsity.chunk_size, :].unflatten(-2, (count, sparsity.chunk_size))
+        landmarks = chunks.mean(-2).half()
+        alike = torch.cosine_similarity(landmarks.float().unsqueeze(-2), chunks, -1).amin(-1)
+        return cls(sparsity, landmarks, alike.topk(min(sparsity.outliers, count), -1, largest=False).indices)
+
+    @property
+    def chosen(self) -> int:
+        """Chunks a step chooses by their landmarks."""
+        left = self.landmarks.shape[-2] - self.outliers.shape[-1]
+        return min(self.sparsity.budget_tokens // self.sparsity.chunk_size, left)
+
+    def note(self, tokens: int) -> str:
+        """Keys touched a step, told apart from stored bits."""
+        always = self.outliers.shape[-1] * self.sparsity.chunk_size
+        local = tokens - self.landmarks.shape[-2] * self.sparsity.chunk_size
+        chosen = self.chosen * self.sparsity.chunk_size
+        touched = chosen + always + local
+        return (
+            f"a step touches {touched} of the prompt's {tokens} keys ({touched / tokens:.0%}): {chosen} chosen, "
+            f"{always} of outlier chunks, {local} local; the others are stored all the same"
+        )
+
+    def outlier_tokens(self) -> Tensor:
+        """Positions of the tokens of outlier chunks, (layers, kv_heads, count * chunk_size)."""
+        within = torch.arange(self.sparsity.chunk_size, device=self.outliers.device)
+        return (self.outliers[..., None] * self.sparsity.chunk_size + within).flatten(-2)
+
+    def select(self, layer: int, queries: Tensor, tokens: int) -> Tensor:
+        """Keys a step reads, bool (kv_heads, tokens): chosen and outlier chunks and all that follows the chunks.
+
+        queries (query_heads, fresh, head_dim) after RoPE. A softmax over the landmarks per query head, summed over the
+        queries; the best chunks by the maximum over the heads that share a KV head.
+        """
+        landmarks, outliers = self.landmarks[layer].float(), self.outliers[layer]
+        heads, count, dim = landmarks.shape
+        scores = queries.unflatten(0, (heads, -1)).flatten(1, 2) @ landmarks.transpose(-1, -2) / sqrt(dim)
+        scores.scatter_(-1, outliers[:, None].expand(-1, scores.shape[1], -1), float("-inf"))  # not in the list
+        fresh = queries.shape[1]
+        weights = scores.softmax(-1).nan_to_num(0).unflatten(1, (-1, fresh)).sum(2).amax(1)  # (kv_heads, chunks)
+        read = torch.zeros(heads, count, dtype=torch.bool, device=queries.device)
+        weights.scatter_(-1, outliers, -1.0)
+        read.scatter_(-1, weights.topk(self.chosen, -1).indices, True).scatter_(-1, outliers, True)
+        rest = tokens - count * self.sparsity.chunk_size
+        return torch.cat([read.repeat_interleave(self.sparsity.chunk_size, -1), read.new_ones(heads, rest)], -1)
