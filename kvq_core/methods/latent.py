@@ -7,7 +7,9 @@ import torch
 from kvq_kernels import GroupCodes, dequantize_groups, pack, packed_bytes, quantize_groups, unpack
 from torch import Tensor
 
+from kvq_core.errors import MethodError
 from kvq_core.methods.codec import Block, Codec, layer_slices
+from kvq_core.methods.selection import Selector
 
 
 def side_by_side(x: Tensor, per_head: bool) -> Tensor:
@@ -30,13 +32,17 @@ def singular_vectors(keys: Tensor, mean: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LatentCodec(Codec):
-    """Packed latent channels. ``shared``: basis (layers, units, channels, kept) and mean (layers, units, channels)."""
+    """Packed latent channels. ``shared``: basis (layers, units, channels, kept) and mean (layers, units, channels).
+
+    With ``selector``, tokens of outlier chunks are kept beside them in fp16, and landmarks are stored as well.
+    """
 
     schedule: tuple[int, ...]
     kv_heads: int
     per_head: bool
     metadata: torch.dtype
     shared: dict[str, Tensor] = field(default_factory=dict)
+    selector: Selector | None = None
 
     @property
     def widths(self) -> list[int]:
@@ -45,7 +51,18 @@ class LatentCodec(Codec):
 
     def encode(self, x: Tensor, start: int) -> Block:
         parts = [self._encode(x[layers], layers) for layers in layer_slices(x)]
-        return Block(x.shape[-2], {name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+        tensors = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        if self.selector is not None:
+            tensors |= self._exact(self.selector, x, start)
+        return Block(x.shape[-2], tensors)
+
+    def _exact(self, selector: Selector, x: Tensor, start: int) -> dict[str, Tensor]:
+        """Keys of outlier chunks as they are, which chunks they are, and the landmarks."""
+        if start or x.shape[-2] < selector.landmarks.shape[-2] * selector.sparsity.chunk_size:
+            raise MethodError("sparsity keeps its own windows; leave the lane's sink_tokens and recent_tokens empty.")
+        at = selector.outlier_tokens()[..., None].expand(-1, -1, -1, x.shape[-1])
+        chunks = selector.outliers.to(torch.int32)
+        return {"outlier_keys": x.gather(-2, at).half(), "outlier_chunks": chunks, "landmarks": selector.landmarks}
 
     def _encode(self, x: Tensor, layers: slice) -> dict[str, Tensor]:
         centred = side_by_side(x.float(), self.per_head) - self.shared["mean"][layers].float()[..., None, :]
@@ -81,7 +98,11 @@ class LatentCodec(Codec):
             x = self._latent(t, basis.shape[-1], block.tokens).transpose(-1, -2) @ basis.transpose(-1, -2)
             x = x + mean[..., None, :]
             keys.append(x if self.per_head else x[:, 0].unflatten(-1, (self.kv_heads, -1)).transpose(1, 2))
-        return torch.cat(keys)
+        read = torch.cat(keys)
+        if self.selector is not None:
+            at = self.selector.outlier_tokens()[..., None].expand(-1, -1, -1, read.shape[-1])
+            read = read.scatter(-2, at, block.tensors["outlier_keys"].float())
+        return read
 
     def _latent(self, t: dict[str, Tensor], kept: int, tokens: int) -> Tensor:
         """(layers, units, kept, tokens) as the codes of some layers say."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from kvq_core.methods.base import Bits, Fitted, Method, ModelShape, Prompt, Space
 from kvq_core.methods.codec import GroupCodec
 from kvq_core.methods.latent import LatentCodec, side_by_side, singular_vectors
+from kvq_core.methods.selection import Selector, Sparsity
 from kvq_core.methods.window import Window
 
 GROUPS = 8  # equal groups of latent channels, strongest first
@@ -32,7 +33,9 @@ class Svdq(Method):
     prompt's keys costs the schedule's mean + 16 r/T + 32 r/(T d) + 16/T bits; the vectors are counted, so the method
     pays off only where T is much larger than d. Eq. 1 and 4: latent channels; Eq. 6: mean width; Algorithm 1 with the
     quantizer of Eq. 2 and 3. Values are left alone, or with value_bits quantized per token and head (the paper's V4).
-    Generated tokens stay fp16.
+    Generated tokens stay fp16. With sparsity (Section 5.2, ShadowKV's selection) a step reads few keys of the prompt:
+    chunks chosen by landmarks, outlier chunks and the last ones; the latter two are fp16. Landmarks are stored and
+    counted; how many keys a step touches is told apart from the stored bits.
     """
 
     name: ClassVar[str] = "svdq"
@@ -42,6 +45,7 @@ class Svdq(Method):
         "A 1-bit latent channel is read as mean ± E|x - mean|. With the paper's end points min and max, 1 bit is worse "
         "than dropping the channel for bell-shaped data.",
         "Eq. 3 prints 2b - 1 where Eq. 2 and the mathematics have 2^b - 1.",
+        "The paper multiplies stored and touched bits (\"410x\" = 16/1.25 x 32); they are reported apart here.",
         "The paper leaves the basis out of its bit widths (\"negligible\"); it is counted here.",
         "target_bits is an addition: the schedule of that mean width with the least expected squared error on the "
         "prompt, layers weighted equally, found exactly over all widths 0 to 8 of the eight groups.",
@@ -63,6 +67,10 @@ class Svdq(Method):
     value_bits: Bits | None = Field(
         None, title="Value bits", description="Quantize values per token to this many bits; empty leaves them in fp16."
     )
+    sparsity: Sparsity | None = Field(
+        None, title="Sparsity",
+        description="Read chosen chunks of the prompt only: chunk_size, budget_tokens, outlier_chunks, local_chunks.",
+    )  # fmt: skip
 
     @property
     def key_space(self) -> Space:
@@ -70,7 +78,8 @@ class Svdq(Method):
 
     def windows(self) -> tuple[Window, Window]:
         prompt = Window(prompt_only=True)
-        return prompt, prompt if self.value_bits else Window(step=None)
+        local = self.sparsity and Window(recent=self.sparsity.recent, step=self.sparsity.chunk_size, prompt_only=True)
+        return local or prompt, prompt if self.value_bits else Window(step=None)
 
     def why_not(self, shape: ModelShape) -> str | None:
         channels = shape.head_dim if self.per_head else shape.head_dim * shape.kv_heads
@@ -90,18 +99,24 @@ class Svdq(Method):
         kept = [i for g, width in enumerate(schedule) if width for i in range(g * size, (g + 1) * size)]
         shared = {"basis": vectors[..., kept].contiguous(), "mean": mean}
         notes.append(basis_note(len(kept), prompt.keys.shape[-2], sum(schedule) / GROUPS))
-        key = LatentCodec(schedule, prompt.keys.shape[1], self.per_head, prompt.metadata, shared)
+        selector = None
+        if self.sparsity is not None:
+            assert prompt.rotated is not None
+            selector = Selector.of_prompt(prompt.rotated, self.sparsity)
+            notes.append(selector.note(prompt.keys.shape[-2]))
+        key = LatentCodec(schedule, prompt.keys.shape[1], self.per_head, prompt.metadata, shared, selector)
         value = None
         if self.value_bits is not None:
             value = GroupCodec(self.value_bits, prompt.values.shape[-1], "channels", prompt.metadata)
-        return Fitted(key, value, tuple(notes))
+        return Fitted(key, value, tuple(notes), None if selector is None else selector.select)
 
     def summary(self) -> str:
         widths = f"schedule {' '.join(map(str, self.schedule))}"
         if self.target_bits is not None:
             widths = f"target {self.target_bits:g} bits"
         values = f"V{self.value_bits}" if self.value_bits else "V untouched"
-        return f"K {widths} · {values}" + (" · per head" if self.per_head else "")
+        sparse = f" · reads {self.sparsity.budget_tokens} tokens" if self.sparsity else ""
+        return f"K {widths} · {values}" + (" · per head" if self.per_head else "") + sparse
 
 
 def expected_errors(keys: Tensor, mean: Tensor, vectors: Tensor) -> Tensor:
