@@ -135,14 +135,13 @@ def _metrics(run: "Run", state: LaneState, at: int) -> Metrics:
     metrics.first_divergence = state.first_divergence
     metrics.matched_prefix = len(state.token_ids) if state.first_divergence is None else state.first_divergence
     if state.cache is not None:
-        metrics.layers_quantized, metrics.tokens_quantized = (
-            layers_quantized(state.cache),
-            tokens_quantized(state.cache),
-        )
+        metrics.layers_quantized = layers_quantized(state.cache)
+        metrics.tokens_quantized = tokens_quantized(state.cache)
     if at in run.errors:
         errors = run.errors[at]
         metrics.key_rmse, metrics.value_rmse = errors.key_rmse, errors.value_rmse
         metrics.in_subspace_error = errors.in_subspace_error
+        metrics.output_error, metrics.output_bound = errors.output.mean().item(), errors.bound.mean().item()
     if not fidelity.n_scored:
         return metrics
     kld, same = fidelity.column("kld", at).double(), fidelity.column("same_top", at)
@@ -197,6 +196,7 @@ def _lane_arrays(run: "Run", state: LaneState, at: int) -> dict[str, Tensor]:
     if at in run.errors:
         errors = run.errors[at]
         arrays |= {"key_error": errors.key, "value_error": errors.value, "key_error_energy": errors.energy}
+        arrays |= {"output_error": errors.output, "output_bound": errors.bound}
     return arrays
 
 

@@ -41,6 +41,8 @@ ARRAYS = {
     "lane/{i}/value_error": "(L, H)",
     "lane/{i}/key_error_energy": "(L, H, D) squared key error along each right singular direction of the prompt's "
     "queries, strongest direction first; sums to ||dK||_F^2",
+    "lane/{i}/output_error": "(L, Q) ||change of the attention output||_2 at the reference's last query",
+    "lane/{i}/output_bound": "(L, Q) upper bound of it (SQuat, Theorem 1, with ||V||_F as its proof has it)",
     "lane/{i}/key_bits": "(L or 1, H or 1, T, C) stored bits of each key element, metadata included",
     "lane/{i}/value_bits": "(L or 1, H or 1, T, C)",
 }
@@ -113,6 +115,8 @@ class Metrics(_Part):
     key_rmse: float | None = None
     value_rmse: float | None = None
     in_subspace_error: float | None = None
+    output_error: float | None = None  # ||d attention output||_2 at the reference's last query, mean over query heads
+    output_bound: float | None = None  # what Theorem 1 of SQuat allows it to be
     layers_quantized: int = 0
     tokens_quantized: int = 0
 

@@ -183,9 +183,21 @@ class Run:
         if self.directions is None:
             return
         layers = [group.layers for group in self.prefill.groups]
+        queries = self._last_queries()
         for row, state in enumerate(self.running, 1):
             if state.error is None:
-                self.errors[row - 1] = cache_errors(rows, row, layers, self.directions)
+                self.errors[row - 1] = cache_errors(rows, row, layers, self.directions, queries)
+
+    def _last_queries(self) -> torch.Tensor:
+        """The reference's newest queries (layers, query_heads, head_dim): of the last scored step, or of the prompt."""
+        assert self.tap is not None
+        if self.fidelity.n_scored:
+            return self.tap.queries[:, :, self.fidelity.n_scored - 1]
+        shape = self.model.shape
+        queries = torch.empty(shape.layers, shape.query_heads, shape.head_dim)
+        for group in self.prefill.groups:
+            queries[group.layers] = group.queries[:, :, -1].cpu()
+        return queries
 
     def _lap(self, stage: str, began: float) -> None:
         self.seconds[stage] = time.perf_counter() - began

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvq_core.capture.errors import cache_errors
+from kvq_core.capture.errors import cache_errors, output_error
 from kvq_core.capture.scores import Extent, ScoreTap, map_axes
 from kvq_core.capture.spectra import deviations, key_spectra, query_directions
 from kvq_core.engine.prefill import Prefill
@@ -151,7 +151,8 @@ def test_cache_errors_are_frobenius_norms() -> None:
     outcome = run_engine(model, ids, lanes, 4, follow=prompt_ids(4))
     prefill, rows = outcome.decode.prefill, outcome.decode.rows
     directions = query_directions(prefill.groups[0].query_gram)
-    errors = cache_errors(rows, 1, [[0, 1, 2]], directions)
+    queries = prefill.groups[0].queries[:, :, -1]
+    errors = cache_errors(rows, 1, [[0, 1, 2]], directions, queries)
     true = torch.stack([rows.working(0, 0, "key", layer) for layer in range(3)]).double()
     read = torch.stack([rows.working(1, 0, "key", layer) for layer in range(3)]).double()
     expected = (read - true).flatten(1).norm(dim=1) / true.flatten(1).norm(dim=1)
@@ -163,6 +164,15 @@ def test_cache_errors_are_frobenius_norms() -> None:
     part = inside.flatten(1).norm(dim=1) / true.flatten(1).norm(dim=1)
     assert errors.in_subspace_error == pytest.approx(part.mean().item(), rel=1e-3)
     assert 0 < errors.in_subspace_error < errors.key_rmse
+    values = [torch.stack([rows.working(r, 0, "value", layer) for layer in range(3)]).double() for r in (0, 1)]
+    for layer, head in ((0, 0), (2, 3)):
+        q, kv = queries[layer, head].double(), head // 2
+        exact, got = (
+            torch.softmax(k[layer, kv] @ q / 32**0.5, 0) @ v[layer, kv]
+            for k, v in ((true, values[0]), (read, values[1]))
+        )
+        assert errors.output[layer, head].item() == pytest.approx((got - exact).norm().item(), rel=1e-3)
+    assert (errors.output > 0).all() and (errors.output <= errors.bound).all()
 
 
 def test_maps_stay_within_their_budget() -> None:
@@ -173,3 +183,15 @@ def test_maps_stay_within_their_budget() -> None:
     assert layers[0] == 0 and layers[-1] == 31 and len(heads) == 32
     assert 8 * len(layers) * 32 * 64 * 256 <= 40_000_000
     assert map_axes(large, (3, 1), (0,)) == ([1, 3], [0])
+
+
+def test_output_bound_holds_where_the_printed_one_fails() -> None:
+    """Exact values, wrong keys: the theorem as printed promises no error; its proof's bound holds and is not empty."""
+    torch.manual_seed(0)
+    keys, values = torch.randn(2, 30, 8), torch.randn(2, 30, 8)
+    wrong = 0.3 * torch.randn_like(keys)
+    actual, bound = output_error(torch.randn(6, 8), keys, values, wrong, torch.zeros_like(values))
+    assert actual.shape == bound.shape == (6,) and (actual > 0).all() and (actual <= bound).all()
+    for scale in (1e-3, 1.0, 30.0):
+        actual, bound = output_error(torch.randn(4, 8), keys, values, scale * wrong, scale * torch.randn_like(values))
+        assert (actual <= bound).all()
