@@ -409,9 +409,9 @@ def test_shipped_codebooks_fit_the_default_model(home):
             assert book is not None and book.shipped
             assert book.info.train_tokens >= 4096 and book.info.held_out_tokens >= 1024
             assert book.info.command.startswith("python -m kvq_core codebooks train --model " + DEFAULT_MODEL)
-            assert book.tensors()["held_out_error"].mean().item() == pytest.approx(
-                book.info.held_out_error[-1], rel=1e-4
-            )
+            means = book.tensors()["held_out_error"].mean(0).reshape(-1)  # over layers; of each stage for keys
+            assert means.tolist() == pytest.approx(book.info.held_out_error, rel=1e-3)
+            assert book.info.held_out_error[-1] < (0.02 if kind == "keys" else 0.25 / bits)
 
 
 def test_shipped_codebooks_stay(home):
