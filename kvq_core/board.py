@@ -1,6 +1,6 @@
-"""The board of the papers' claims: what a run of them found, as it is stored, shipped and shown. Nothing is computed here.
+"""The board of the papers' claims: what measuring them found, as it is stored, shipped and shown; computes nothing.
 
-The criteria are data (``presets/claims/*.toml``), kvq_core.claims measures them. A board lies in ``KVQ_HOME/claims``; the
+The criteria are data (``presets/claims/*.toml``), kvq_core.claims measures them. Boards lie in ``KVQ_HOME/claims``; the
 default model's is shipped in ``presets/claims``.
 """
 
@@ -16,7 +16,6 @@ from kvq_core.errors import SpecError, StoreError
 from kvq_core.settings import settings
 
 SHIPPED = Path(__file__).resolve().parent.parent / "presets" / "claims"
-FORMAT = 1
 NAME = r"[a-z0-9_]+(?:\.[a-z0-9_]+)*"
 _CRITERION = re.compile(rf"({NAME}) (<=|>=|<|>) (?:(\d+(?:\.\d+)?) \* )?({NAME}|-?\d+(?:\.\d+)?)")
 Verdict = Literal["holds", "does not hold here", "cannot be tested here"]
@@ -43,9 +42,8 @@ class Criterion(_Frozen):
             raise SpecError(f"{text!r} is no criterion; write: name < name, name >= 0.5, or name < 0.9 * name.")
         left, relation, factor, right = found.groups()
         constant = re.fullmatch(r"-?\d+(\.\d+)?", right)
-        return cls(
-            left=left, relation=relation, factor=float(factor or 1), right=float(right) if constant else right
-        )  # fmt: skip
+        other = float(right) if constant else right
+        return cls(left=left, relation=relation, factor=float(factor or 1), right=other)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -104,7 +102,7 @@ class TextInfo(_Frozen):
 class Board(_Frozen):
     """All claims measured in one go, and under what circumstances."""
 
-    format: Literal[1] = FORMAT
+    format: Literal[1] = 1
     model: str
     model_title: str
     weights_hash: str
@@ -156,7 +154,7 @@ def _short(value: float) -> str:
 
 def plain_table(board: Board) -> str:
     """The board for a terminal."""
-    lines = [f"{board.model_title}, {board.created[:10]}. {board.rule}"]
+    lines = [circumstances(board)]
     paper = ""
     for claim in board.claims:
         if claim.paper != paper:
@@ -176,13 +174,17 @@ def markdown_table(board: Board) -> str:
         held = f", {texts_held(claim)}" if claim.texts else ""
         where = f"{claim.sentence} *{claim.where}*"
         rows.append(f"| {claim.paper} | {where} | **{claim.verdict}**{held} | {numbers} |")
-    names = {"prompt": board.prompt_tokens, "later": board.later_tokens}
-    threads = board.environment.get("threads", "?")
-    head = (
-        f"{board.model_title}, measured {board.created[:10]} in {board.seconds / 60:.0f} minutes on {threads} threads; "
-        f"{names['prompt']} prompt and {names['later']} later tokens of {len(board.texts)} texts. {board.rule}"
+    return "\n".join([*rows, "", circumstances(board)])
+
+
+def circumstances(board: Board) -> str:
+    """What was measured, when and on what, and the rule, in a few sentences."""
+    env = board.environment
+    return (
+        f"{board.model_title}, measured on {board.created[:10]}: {len(board.texts)} texts, {board.prompt_tokens} prompt "
+        f"tokens each and {board.later_tokens} later ones; torch {env.get('torch', '?')}, {env.get('device', '?')}, "
+        f"{env.get('dtype', '?')}, {env.get('threads', '?')} threads. {board.rule}"
     )
-    return "\n".join([head, "", *rows])
 
 
 def board_file(model: str, paper: str | None = None) -> Path:

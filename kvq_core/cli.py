@@ -15,7 +15,7 @@ from contextlib import closing, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from kvq_core import codebooks_cli
+from kvq_core import claims_cli, codebooks_cli
 from kvq_core.errors import KvqError, SpecError
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ EXAMPLES = {
     ),
     "show": "python -m kvq_core show 0123456789abcdef\n  python -m kvq_core show results/my-run --json",
     "codebooks": codebooks_cli.EXAMPLES,
+    "claims": claims_cli.EXAMPLES,
 }
 
 
@@ -86,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     codebooks_cli.add_commands(
         commands.add_parser("codebooks", help=summary, description=summary, **_options("codebooks")), _quiet
     )
+    claims_cli.add_arguments(add("claims", "Measure the papers' claims on a model.", claims_cli.claims))
     return parser
 
 

@@ -9,6 +9,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from kvq_core.board import NAME, SHIPPED, Criterion
+from kvq_core.claims.decoding import Decoded
 from kvq_core.claims.measures import Lanes, Measure, Numbers, PrintedSizes, StoredSize
 from kvq_core.claims.structure import KeyCodebooks, KeySpectra, Persistence, QuerySubspace
 from kvq_core.claims.texts import Text
@@ -17,6 +18,7 @@ from kvq_core.errors import SpecError
 SETTING = "setting.toml"
 MEASURES: dict[str, type[Measure]] = {
     "lanes": Lanes,
+    "decoded": Decoded,
     "stored_size": StoredSize,
     "printed_sizes": PrintedSizes,
     "query_subspace": QuerySubspace,
@@ -32,7 +34,7 @@ class _Frozen(BaseModel):
 
 
 class Rule(_Frozen):
-    """When a claim holds: every criterion for the numbers' means, and in at least ``share[0]/share[1]`` of the texts."""
+    """A claim holds if all its criteria do, for the numbers' means and in ``share[0] / share[1]`` of the texts."""
 
     sentence: str
     share: tuple[int, int]

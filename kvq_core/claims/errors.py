@@ -68,8 +68,8 @@ def output_error(sample: Sample, held: Held) -> float:
 
 
 def predictions(sample: Sample, held: Held) -> dict[str, float]:
-    """``kld``: mean KL divergence of the later tokens' predictions from the reference's, nats. ``ppl_ratio``: perplexity
-    of the text's own next tokens over the reference's."""
+    """``kld``: mean KL divergence of the later tokens' predictions from the reference's, nats. ``ppl_ratio``: the
+    perplexity of the text's own next tokens over the reference's."""
     log_q = sample.replay(held.keys, held.values).log_softmax(-1)
     log_p = sample.reference_logits.log_softmax(-1)
     kld = (log_p.exp() * (log_p - log_q)).sum(-1).mean().item()

@@ -37,7 +37,7 @@ class ClaimLane(BaseModel):
 
 @dataclass(frozen=True)
 class Held:
-    """keys, values (layers, kv_heads, prompt, head_dim) float32, keys after RoPE; ``nbytes`` by part, of what is held."""
+    """keys, values (layers, kv_heads, prompt, head_dim) float32, keys after RoPE; ``nbytes`` held, by part."""
 
     keys: Tensor
     values: Tensor

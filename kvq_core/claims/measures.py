@@ -38,7 +38,7 @@ class Context:
         place = (sample.name, lane.model_dump_json())
         if (*place, name) not in self._metrics:
             held = self.hold(sample, lane)
-            both = predictions(sample, held)  if name in PREDICTED else {name: METRICS[name](sample, held)}
+            both = predictions(sample, held) if name in PREDICTED else {name: METRICS[name](sample, held)}
             self._metrics |= {(*place, each): value for each, value in both.items()}
         return self._metrics[(*place, name)]
 

@@ -96,8 +96,8 @@ class Persistence(Measure):
 
     Now: a token's largest attention weight from the prompt's last ``window`` queries. Later: its mean weight from the
     later queries. ``kept``: share of the later top ``share`` of tokens that are in the top ``share`` now; by chance it
-    is ``share``. ``surprises``: of the tokens that some later query gives more than ``strong``/T, the share that now get
-    less than 1/T, T prompt tokens.
+    is ``share``. ``surprises``: of the tokens that some later query gives more than ``strong``/T, the share that now
+    get less than 1/T, T prompt tokens.
     """
 
     window: int
@@ -142,8 +142,8 @@ class GroupSize(BaseModel):
 
 
 class KeyCodebooks(Measure):
-    """CommVQ key codebooks of one layer, trained for the claim on ``tokens`` tokens of another text: the relative squared
-    error of the text's keys after each of ``stages`` stages, ``g<pairs>.r<stage>``."""
+    """CommVQ key codebooks of one layer, trained for the claim on ``tokens`` tokens of another text: the relative
+    squared error of the text's keys after each of ``stages`` stages, ``g<pairs>.r<stage>``."""
 
     layer: int
     groups: tuple[GroupSize, ...]
@@ -160,7 +160,7 @@ class KeyCodebooks(Measure):
         for group, stages in self._trained(context).items():
             left = Residual.of(sample.keys_before_rope[self.layer].cpu(), group.pairs)
             for stage, theta in enumerate(stages, 1):
-                found[f"g{group.pairs}.r{stage}"] = left.subtract(theta) 
+                found[f"g{group.pairs}.r{stage}"] = left.subtract(theta)
         return found
 
     def _trained(self, context: Context) -> dict[GroupSize, list[Tensor]]:

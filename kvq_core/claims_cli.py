@@ -1,0 +1,83 @@
+"""``python -m kvq_core claims``: measure the papers' claims on a model, or print what was measured."""
+
+import argparse
+import sys
+from contextlib import redirect_stdout
+from typing import TYPE_CHECKING
+
+from kvq_core.errors import SpecError
+
+if TYPE_CHECKING:
+    from kvq_core.board import Board
+
+EXAMPLES = (
+    "python -m kvq_core claims\n"
+    "  python -m kvq_core claims --paper squat --model Qwen/Qwen3-0.6B\n"
+    "  python -m kvq_core claims --stored --json"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--paper", metavar="NAME", help="the claims of one paper: squat, svdq, commvq, innerq or qaq")
+    parser.add_argument("--model", metavar="ID", help="model id or path; the bundled model without it")
+    parser.add_argument("--revision", metavar="REV", help="Hub revision of the model")
+    parser.add_argument(
+        "--stored", action="store_true", help="print the stored board, or the shipped one; no measuring"
+    )
+    parser.add_argument("--markdown", action="store_true", help="print the stored or shipped board as a Markdown table")
+
+
+def claims(arguments: argparse.Namespace) -> None:
+    """Measure and store, or only read, and print."""
+    from kvq_core.board import board_file, board_json, markdown_table, plain_table, save_board, stored_board
+    from kvq_core.spec import DEFAULT_MODEL
+
+    if arguments.markdown and arguments.json:
+        raise SpecError("--markdown and --json are two formats; give one of them.")
+    model = arguments.model or DEFAULT_MODEL
+    if arguments.stored or arguments.markdown:
+        board = _of_paper(stored_board(model), arguments.paper)
+    else:
+        board = _measured(model, arguments.revision, arguments.paper)
+        save_board(board, board_file(model, arguments.paper))
+    if arguments.markdown:
+        print(markdown_table(board))
+    else:
+        print(board_json(board) if arguments.json else plain_table(board), end="" if arguments.json else "\n")
+
+
+def _of_paper(board: "Board", name: str | None) -> "Board":
+    from kvq_core.claims import paper
+
+    if name is None:
+        return board
+    title = paper(name).title
+    return board.model_copy(update={"claims": tuple(claim for claim in board.claims if claim.paper == title)})
+
+
+def _measured(model: str, revision: str | None, name: str | None) -> "Board":
+    from kvq_core.claims import measure_board, paper, papers, setting
+
+    chosen = [paper(name)] if name is not None else list(papers().values())
+    from kvq_core.models import load
+
+    with redirect_stdout(sys.stderr), _Bar() as bar:
+        bar("Loading the model", 0, 1)
+        return measure_board(load(model, revision), chosen, setting(), bar)
+
+
+class _Bar:
+    """A bar on stderr, a step a text; nothing where stderr is a file or a pipe."""
+
+    def __enter__(self) -> "_Bar":
+        from tqdm import tqdm
+
+        self.bar = tqdm(disable=None, leave=False, file=sys.stderr, bar_format="{desc} {bar} {n_fmt}/{total_fmt}")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.close()
+
+    def __call__(self, doing: str, done: int, total: int) -> None:
+        self.bar.total, self.bar.n = total, done
+        self.bar.set_description_str(doing)
