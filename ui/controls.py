@@ -15,7 +15,18 @@ EMPTY = ""  # what a control shows for null
 
 def widget(knob: Knob, value: Any, **options: Any) -> Component:
     """The control of a knob, showing ``value``; must be called inside Blocks."""
-    return _WIDGETS[knob.type](knob, value, {"label": knob.title, "info": describe(knob), **options})
+    return _WIDGETS[knob.type](
+        knob, value, {"label": knob.title, "info": describe(knob), "interactive": True, **options}
+    )
+
+
+def shown_value(knob: Knob, value: Any) -> Any:
+    """What a knob's control shows for a value."""
+    if value is None:
+        return None if knob.type in ("integer", "number") else EMPTY
+    if knob.type in ("list", "object", "text") and not isinstance(value, str):
+        return json.dumps(value).strip("[]") if knob.type == "list" else json.dumps(value)
+    return value
 
 
 def describe(knob: Knob) -> str:
@@ -67,7 +78,7 @@ def _choice(knob: Knob, value: Any, options: dict[str, Any]) -> Component:
     choices: list[tuple[str, Any]] = [(str(c), c) for c in knob.choices or ()]
     if knob.nullable:
         choices.insert(0, ("default", EMPTY))
-    return gr.Dropdown(choices, value=EMPTY if value is None else value, filterable=False, **options)
+    return gr.Dropdown(choices, value=shown_value(knob, value), filterable=False, **options)
 
 
 def _number(knob: Knob, value: Any, options: dict[str, Any]) -> Component:
@@ -83,8 +94,7 @@ def _boolean(knob: Knob, value: Any, options: dict[str, Any]) -> Component:
 
 
 def _text(knob: Knob, value: Any, options: dict[str, Any]) -> Component:
-    shown = EMPTY if value is None else value if isinstance(value, str) else json.dumps(value).strip("[]")
-    return gr.Textbox(shown, placeholder="default" if knob.nullable else None, **options)
+    return gr.Textbox(shown_value(knob, value), placeholder="default" if knob.nullable else None, **options)
 
 
 _WIDGETS: dict[str, Callable[[Knob, Any, dict[str, Any]], Component]] = {

@@ -56,10 +56,11 @@ def _toolbar() -> None:
             container=False,
             elem_id="view-text",
             elem_classes=["switch"],
+            interactive=True,
         )
         gr.Radio(
             ["KLD", "Flips"], value="KLD", label="Colour of the tokens", show_label=False, container=False,
-            elem_id="view-color", elem_classes=["switch"],
+            elem_id="view-color", elem_classes=["switch"], interactive=True
         )  # fmt: skip
 
 

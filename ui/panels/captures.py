@@ -41,8 +41,20 @@ def create_captures() -> Captures:
     with gr.Column(elem_classes=["card"], elem_id="where"):
         gr.HTML("<h2>Where, and how many bytes</h2>")
         with gr.Row(elem_id="pickers"):
-            layer = gr.Slider(0, 29, value=0, step=1, label="Layer", elem_id="pick-layer", min_width=180, buttons=[])
-            head = gr.Slider(0, 8, value=0, step=1, label="Query head", elem_id="pick-head", min_width=180, buttons=[])
+            layer = gr.Slider(
+                0, 29, value=0, step=1, label="Layer", elem_id="pick-layer", min_width=180, buttons=[], interactive=True
+            )
+            head = gr.Slider(
+                0,
+                8,
+                value=0,
+                step=1,
+                label="Query head",
+                elem_id="pick-head",
+                min_width=180,
+                buttons=[],
+                interactive=True,
+            )
         with gr.Tabs(selected=FIRST, elem_id="captures", overflow_behavior="wrap"):
             with gr.Tab("Attention scores", id="damage") as tab:
                 views = [View("damage", tab, create_damage(), show_damage, [layer, head])]

@@ -8,7 +8,7 @@ from kvq_core.errors import KvqError
 from kvq_core.presets import preset, presets
 from kvq_core.spec import ComparisonSpec, parse_spec
 from ui.form import from_comparison
-from ui.panels.lanes import Lanes, listed, opened_on
+from ui.panels.lanes import Lanes, redrawn
 from ui.panels.setup import Setup, asked
 from ui.services import Services
 from ui.status import line, notice
@@ -18,14 +18,13 @@ NEXT_FOR_A_LINK = "Check that the link is complete, pick one of your own runs, o
 
 def form_outputs(setup: Setup, lanes: Lanes) -> list[gr.components.Component]:
     """What ``filled`` sets, in its order."""
-    return [setup.question, *setup.fields, setup.rest, lanes.lanes, lanes.open, *lanes.shown]
+    return [setup.question, *setup.fields, setup.rest, *lanes.shown]
 
 
 def filled(spec: ComparisonSpec, question: str = "") -> list[Any]:
     """The whole form showing a spec, the lane editor closed."""
     values, form_lanes, rest = from_comparison(spec)
-    opened = opened_on(None)
-    return [question, *values, rest, form_lanes, opened, *listed(form_lanes, opened)]
+    return [question, *values, rest, *redrawn(form_lanes, None)]
 
 
 def from_preset(name: str) -> list[Any]:

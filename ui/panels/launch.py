@@ -24,6 +24,7 @@ from ui.status import line, notice, queued, told
 from ui.text import safe
 
 UNEXPECTED = "Something went wrong that should not have; it was logged. Run again, and report it if it returns."
+CANCELLED = ("Cancelled", "warn", None, "What had arrived stays below; nothing was saved.")
 NO_TICKET: dict[str, Any] = {"id": None}
 
 
@@ -108,7 +109,7 @@ def wire_run(
 
     def give_up(request: gr.Request) -> list[Any]:
         services.desk.cancel(request.session_hash or "")
-        return [line("Cancelled", "warn", detail="What had arrived stays below; nothing was saved."), *idle()]
+        return [line(*CANCELLED), *idle()]
 
     submitted = [
         panel.notice,
@@ -124,24 +125,27 @@ def wire_run(
     gr.on(
         [panel.run.click, setup["prompt"].submit], submit, [*setup.fields, lanes.lanes, setup.rest], submitted, **SWIFT
     )
-    running = panel.ticket.change(
+    panel.ticket.change(
         engine, panel.ticket, [status, panel.run, panel.cancel, shown, panel.notice, *cards.streamed], **QUIET,
         concurrency_id="engine", concurrency_limit=1, trigger_mode="multiple",
     )  # fmt: skip
-    panel.cancel.click(give_up, None, [status, panel.run, panel.cancel], cancels=[running], **SWIFT)
+    panel.cancel.click(give_up, None, [status, panel.run, panel.cancel], **SWIFT)
 
 
 def stream(start: dict[str, Any], services: Services) -> Generator[list[Any]]:
     """Updates of a run: status, Run, Cancel, the run shown, the notice, then the cards."""
     ticket = start.get("id")
     flag = services.desk.flag(ticket) if ticket else None
-    if flag is None:  # cancelled while it waited
-        return
     board = Board(spec := parse_spec(start["spec"]))
+    if flag is None:  # cancelled while it waited: the page says so already
+        yield [gr.skip()] * (5 + len(board.padded()))
+        return
     try:
         with closing(services.compare(spec, services.store)) as events:
             for event in events:
                 if flag.is_set():
+                    # Told here too, not by Cancel alone: Gradio sends a stream's last update again at its end.
+                    yield [line(*CANCELLED), *idle(), gr.skip(), gr.skip(), *board.padded()]
                     return
                 yield from _updates(event, board, ticket, services)
     except KvqError as error:

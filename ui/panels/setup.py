@@ -40,6 +40,7 @@ def create_setup() -> Setup:
             label="Model",
             elem_id="model",
             info="Pick one, or type the id of a Hub model.",
+            interactive=True,
         )
         with gr.Row(elem_classes=["chips"]):
             chips = {
@@ -47,7 +48,7 @@ def create_setup() -> Setup:
                 for name, preset in list(known.items())[:CHIPS]
             }
         rest_of_them = [(short(preset), name) for name, preset in list(known.items())[CHIPS:]]
-        more = gr.Dropdown(rest_of_them, value=None, label="More presets", visible=bool(rest_of_them))
+        more = gr.Dropdown(rest_of_them, value=None, label="More presets", visible=bool(rest_of_them), interactive=True)
         question = gr.HTML("", elem_id="question")
         prompt = gr.Textbox(
             label="Prompt",
@@ -55,6 +56,7 @@ def create_setup() -> Setup:
             max_lines=9,
             placeholder="Type a prompt, or pick a preset above.",
             elem_id="prompt",
+            interactive=True,
         )
         options = _options()
     return Setup([model, prompt, *options], gr.State({}), question, chips, more)
@@ -64,17 +66,27 @@ def _options() -> list[gr.components.Component]:
     with gr.Accordion("Generation options", open=False, elem_id="options"):
         with gr.Row():
             tokens = gr.Number(
-                64, label="New tokens", precision=0, info="1 to 2,048.", elem_id="max-new-tokens", min_width=90
+                64,
+                label="New tokens",
+                precision=0,
+                info="1 to 2,048.",
+                elem_id="max-new-tokens",
+                min_width=90,
+                interactive=True,
             )
-            temperature = gr.Number(0, label="Temperature", step=0.1, info="0 is greedy.", min_width=90)
-            seed = gr.Number(0, label="Seed", precision=0, info="Shared by all rows.", min_width=90)
-        system = gr.Textbox(label="System prompt", lines=1, max_lines=4, placeholder="empty: the chat template's own")
-        no_system = gr.Checkbox(False, label="No system prompt at all")
-        chat = gr.Checkbox(True, label="Apply the chat template")
-        ignore_eos = gr.Checkbox(False, label="Go on after the end-of-sequence token")
+            temperature = gr.Number(
+                0, label="Temperature", step=0.1, info="0 is greedy.", min_width=90, interactive=True
+            )
+            seed = gr.Number(0, label="Seed", precision=0, info="Shared by all rows.", min_width=90, interactive=True)
+        system = gr.Textbox(
+            label="System prompt", lines=1, max_lines=4, placeholder="empty: the chat template's own", interactive=True
+        )
+        no_system = gr.Checkbox(False, label="No system prompt at all", interactive=True)
+        chat = gr.Checkbox(True, label="Apply the chat template", interactive=True)
+        ignore_eos = gr.Checkbox(False, label="Go on after the end-of-sequence token", interactive=True)
         continuation = gr.Textbox(
             label="Continuation", lines=2, max_lines=6, placeholder="empty: generate",
-            info="Text to score through the caches instead of generating.",
+            info="Text to score through the caches instead of generating.", interactive=True
         )  # fmt: skip
     return [system, no_system, chat, continuation, tokens, temperature, seed, ignore_eos]
 

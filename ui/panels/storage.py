@@ -22,12 +22,16 @@ def create_storage() -> tuple[list[gr.components.Component], list[gr.components.
         stored = gr.Plot(show_label=False, container=False, elem_id="plot-bytes", elem_classes=["plot"], min_width=320)
         with gr.Column(min_width=320):
             with gr.Row():
-                context = gr.Number(32_768, label="Context, tokens", precision=0, min_width=120, elem_id="context")
-                batch = gr.Number(1, label="Batch", precision=0, min_width=90, elem_id="batch")
+                context = gr.Number(
+                    32_768, label="Context, tokens", precision=0, min_width=120, elem_id="context", interactive=True
+                )
+                batch = gr.Number(1, label="Batch", precision=0, min_width=90, elem_id="batch", interactive=True)
             table = gr.HTML("", elem_id="extrapolation")
     with gr.Row():
-        kind = gr.Radio([("Keys", "key"), ("Values", "value")], value="key", label="Bit map of", elem_id="bits-of")
-        axis = gr.Radio(["layers", "channels"], value="layers", label="Rows", elem_id="bits-rows")
+        kind = gr.Radio(
+            [("Keys", "key"), ("Values", "value")], value="key", label="Bit map of", elem_id="bits-of", interactive=True
+        )
+        axis = gr.Radio(["layers", "channels"], value="layers", label="Rows", elem_id="bits-rows", interactive=True)
     bits = gr.Plot(show_label=False, container=False, elem_id="plot-bits", elem_classes=["plot"])
     gr.HTML(
         '<p class="muted">One row where the bits depend on the token alone. Metadata is counted with the element it '

@@ -13,7 +13,9 @@ from ui.words import subspace
 
 def create_subspace() -> tuple[list[gr.components.Component], gr.Slider]:
     words = gr.HTML("", elem_classes=["words"])
-    rank = gr.Slider(1, 64, value=5, step=1, label="Rank r of the query subspace", elem_id="pick-rank", buttons=[])
+    rank = gr.Slider(
+        1, 64, value=5, step=1, label="Rank r of the query subspace", elem_id="pick-rank", buttons=[], interactive=True
+    )
     with gr.Row(elem_classes=["plots"]):
         plots = [
             gr.Plot(show_label=False, container=False, elem_id=f"plot-{name}", elem_classes=["plot"], min_width=270)

@@ -1,0 +1,90 @@
+"""A real server as its own process, and a real browser that fails a test on anything it complains about."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+START_S = 90
+
+
+@pytest.fixture(scope="session")
+def store_folder(tmp_path_factory) -> str:
+    return str(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture(scope="session")
+def start_server(store_folder) -> Iterator[Callable[[], str]]:
+    """Starts app.py on a free port and gives its address; all are stopped at the end."""
+    running = []
+
+    def start() -> str:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        env = {**os.environ, "PORT": str(port), "KVQ_STORE": store_folder, "HF_HUB_OFFLINE": "1"}
+        env.pop("SPACE_ID", None)
+        log = Path(store_folder).with_name(f"server-{port}.log")
+        with log.open("w") as out:
+            running.append(subprocess.Popen([sys.executable, "app.py"], cwd=ROOT, env=env, stdout=out, stderr=out))
+        address = f"http://127.0.0.1:{port}"
+        until = time.monotonic() + START_S
+        while time.monotonic() < until:
+            try:
+                urllib.request.urlopen(f"{address}/config", timeout=5).close()
+                return address
+            except OSError:
+                assert running[-1].poll() is None, log.read_text()
+                time.sleep(0.3)
+        raise AssertionError(f"The server did not start in {START_S} s:\n{log.read_text()}")
+
+    yield start
+    for process in running:
+        process.terminate()
+    for process in running:
+        process.wait(20)
+
+
+@pytest.fixture(scope="session")
+def server(start_server) -> str:
+    return start_server()
+
+
+@pytest.fixture(scope="session")
+def browser(chromium):
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def open_page(browser) -> Iterator[Callable]:
+    """Opens an address as a new visitor. Console errors, exceptions and dialogs fail the test when it ends."""
+    complaints: list[str] = []
+    contexts = []
+
+    def visit(url: str, width: int = 1280, height: int = 900):
+        contexts.append(browser.new_context(viewport={"width": width, "height": height}))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(60_000)
+        page.on("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("dialog", lambda dialog: (complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.goto(url)
+        page.wait_for_selector("#lane-row-0")
+        return page
+
+    yield visit
+    for context in contexts:
+        context.close()
+    assert complaints == []

@@ -1,0 +1,214 @@
+"""The page in a real browser, on the real model."""
+
+import time
+
+import pytest
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
+
+FACTS = (
+    "The mill stood on a causeway and worked with the tide, twice a day, in summer and in winter alike. "
+    "The miller wrote the height of every tide into a notebook and promised flour months ahead. "
+)
+XSS = '<img src=x onerror="window.__pwned=1"> ${window.__pwned=2} </script><script>window.__pwned=3</script> {{7*7}}'
+
+
+def fill(page, prompt: str, tokens: int = 12) -> None:
+    """A short prompt, two lanes and few tokens, through the form."""
+    page.locator("#prompt textarea").fill(prompt)
+    if not page.locator("#max-new-tokens input").is_visible():
+        page.get_by_role("button", name="Generation options").click()
+    page.locator("#max-new-tokens input").fill(str(tokens))
+    page.locator("#max-new-tokens input").blur()
+    while page.locator("button.lane-row").count() > 2:
+        rows = page.locator("button.lane-row").count()
+        page.locator(f"#lane-row-{rows - 1}").click()
+        page.locator("#remove-lane").click()
+        page.wait_for_function(f"document.querySelectorAll('button.lane-row').length == {rows - 1}")
+
+
+def run(page) -> None:
+    page.locator("#run").click()
+
+
+def wait_status(page, start: str, timeout: float = 90) -> str:
+    page.wait_for_function(
+        "start => document.querySelector('#status .status b')?.innerText.startsWith(start)",
+        arg=start,
+        timeout=timeout * 1000,
+    )
+    return page.locator("#status .status").inner_text()
+
+
+def answer(page, card: int) -> str:
+    return page.locator(f"#card-{card} .prose.tokens").inner_text()
+
+
+@pytest.fixture(scope="module")
+def finished_link(server, browser) -> str:
+    """One run through the page; what it showed on its way is checked here once."""
+    page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
+    page.goto(server)
+    page.wait_for_selector("#lane-row-4")
+    fill(page, FACTS * 3 + "Why did people trust the mill?", 16)
+    page.evaluate(
+        """() => {
+        window.__seen = [];
+        const look = () => {
+            const words = document.querySelector('#status .status b')?.innerText ?? '';
+            const lengths = [...document.querySelectorAll('.answer .prose.tokens')].map(e => e.innerText.length);
+            const now = JSON.stringify([words, lengths]);
+            if (now !== window.__last) { window.__last = now; window.__seen.push([words, lengths]); }
+        };
+        new MutationObserver(look).observe(document.body, {subtree: true, childList: true, characterData: true});
+        }"""
+    )
+    run(page)
+    wait_status(page, "Done")
+    seen = page.evaluate("window.__seen")
+    partial = [(words, lengths) for words, lengths in seen if words.startswith("Step") and lengths and lengths[0] > 0]
+    steps = [int(words.split()[1]) for words, _ in partial]
+    assert len({tuple(lengths) for _, lengths in partial}) >= 3 and steps[0] < 8, seen
+    assert any(words.startswith("Prefill") for words, _ in seen)
+    page.wait_for_selector("#share textarea")
+    link = page.locator("#share textarea").input_value()
+    assert "run=" in link and page.url.endswith(link.split("?")[1])
+    page.wait_for_selector("#runs a")
+    page.context.close()
+    return link
+
+
+def test_a_run_streams_and_its_link_opens_in_a_new_process(finished_link, start_server, open_page):
+    page = open_page(start_server() + "/?" + finished_link.split("?")[1])
+    page.wait_for_selector("#card-2 .badge")
+    assert page.locator(".answer h3").first.inner_text() == "Full precision"
+    assert "no verdict" in page.locator("#card-1 .badge").inner_text()  # 15 scored positions are too few
+    assert len(answer(page, 0)) > 20 and "Stored run" in page.locator("#status").inner_text()
+    assert FACTS[:40] in page.locator("#prompt textarea").input_value()
+    assert page.locator("button.lane-row").count() == 2
+    page.wait_for_selector("#plot-score-map .main-svg")
+    assert page.locator("#score-table").inner_text().index("Noise floor") >= 0
+    for tab, plot in (("Key spectra", "energy"), ("Query subspace", "error-split"), ("Bits and bytes", "bits")):
+        page.get_by_role("tab", name=tab).click()
+        page.wait_for_selector(f"#plot-{plot} .main-svg")
+
+
+def test_switches_change_text_and_colour_without_the_server(finished_link, server, open_page):
+    page = open_page(server + "/?" + finished_link.split("?")[1])
+    page.wait_for_selector("#card-1 .badge")
+    page.get_by_text("Same tokens", exact=True).click()
+    page.wait_for_function("document.querySelector('#view-text input[value=\"Same tokens\"]').checked")
+    assert answer(page, 1).split() == answer(page, 0).split()
+    assert "reference:" in page.locator("#card-1 .tokens i[title]").nth(1).get_attribute("title")
+
+
+@pytest.mark.parametrize("width, theme", [(390, "light"), (390, "dark"), (1280, "dark")])
+def test_nothing_overflows_the_page(finished_link, server, open_page, width, theme):
+    page = open_page(f"{server}/?{finished_link.split('?')[1]}&__theme={theme}", width=width)
+    page.wait_for_selector("#plot-score-map .main-svg")
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= width
+    ground = page.evaluate("getComputedStyle(document.querySelector('#scorecard')).backgroundColor")
+    assert ground == ("rgb(23, 28, 39)" if theme == "dark" else "rgb(255, 255, 255)")
+
+
+def test_markup_in_prompt_and_label_stays_text(server, open_page):
+    page = open_page(server)
+    fill(page, f"Repeat this: {XSS} " + FACTS, 6)
+    page.locator("#lane-row-0").click()
+    page.locator("#lane-label :is(input, textarea)").fill("<img src=x onerror=window.__pwned=4>${1}")
+    page.locator("#lane-label :is(input, textarea)").blur()
+    page.wait_for_function("document.querySelector('#lane-row-0').innerText.includes('onerror')")
+    run(page)
+    wait_status(page, "Done")
+    page.wait_for_selector("#plot-score-map .main-svg")
+    assert "onerror" in page.locator("#card-1 h3").inner_text()
+    assert page.evaluate("window.__pwned") is None and page.locator(".answer img, #score-table img").count() == 0
+
+
+def test_bad_input_is_answered_where_the_person_is(server, open_page):
+    page = open_page(server)
+    fill(page, "", 12)
+    run(page)
+    page.wait_for_selector("#notice .notice")
+    assert "prompt is empty" in page.locator("#notice").inner_text()
+    page.locator("#prompt textarea").fill("word " * 9000)
+    page.wait_for_function(
+        "document.querySelector('#estimate').innerText.includes('more than the 8192')", timeout=60_000
+    )
+    page.locator("#prompt textarea").fill(FACTS)
+    page.wait_for_function("document.querySelector('#estimate').innerText.includes('prompt tokens')")
+    page.locator("#lane-row-0").click()
+    page.locator("#kivi-group_size input").fill("5000")
+    page.wait_for_function("document.querySelector('#lane-error').innerText.includes('1 to 1024')")
+    page.locator("#model input").fill("../../etc/passwd")
+    page.locator("#model input").press("Enter")
+    page.wait_for_selector("#estimate .warning")
+    run(page)
+    page.wait_for_function("document.querySelector('#notice').innerText.includes('group_size')")
+    assert page.locator("#prompt textarea").input_value() == FACTS
+    assert page.locator("#kivi-group_size input").input_value() == "5000"
+
+
+def test_lanes_can_be_added_up_to_eight(server, open_page):
+    page = open_page(server)
+    while page.locator("button.lane-row").count() < 8:
+        rows = page.locator("button.lane-row").count()
+        page.locator("#add-lane").click()
+        page.wait_for_function(f"document.querySelectorAll('button.lane-row').length == {rows + 1}")
+    assert page.locator("#add-lane").is_disabled() and "8 of 8" in page.locator("#add-lane").inner_text()
+
+
+@pytest.mark.parametrize(
+    "query", ["run=nope", "run=" + "a" * 16, "run=../../etc/passwd", "run=%00%ff%fe" + "9" * 3000, "preset=%3Cimg%3E"]
+)
+def test_a_link_that_names_nothing_is_a_clear_card(server, open_page, query):
+    page = open_page(f"{server}/?{query}")
+    page.wait_for_selector("#status .notice")
+    words = page.locator("#status").inner_text()
+    assert "This link" in words and "Traceback" not in words and page.locator("#run").is_enabled()
+
+
+def test_two_visitors_each_see_their_own(server, open_page):
+    one, two = open_page(server), open_page(server)
+    fill(one, FACTS + "Name one colour.", 8)
+    fill(two, FACTS + "Name one animal.", 8)
+    run(one)
+    run(two)
+    wait_status(one, "Done")
+    wait_status(two, "Done")
+    links = [
+        page.locator("#share textarea").input_value()
+        for page in (one, two)
+        if page.wait_for_selector("#share textarea")
+    ]
+    assert links[0] != links[1]
+    for page, other in ((one, "animal"), (two, "colour")):
+        assert len(answer(page, 0)) > 3 and page.locator("#runs a").count() == 1
+        assert other not in page.locator("#runs").inner_text()
+
+
+def test_cancel_keeps_what_arrived_and_frees_the_engine(server, open_page):
+    page = open_page(server)
+    fill(page, FACTS * 2 + "Write a long story.", 200)
+    run(page)
+    page.wait_for_function("document.querySelector('#card-0 .prose.tokens')?.innerText.length > 10")
+    page.locator("#cancel").click()
+    wait_status(page, "Cancelled")
+    assert len(answer(page, 0)) > 10 and page.locator("#run").is_enabled()
+    page.locator("#max-new-tokens input").fill("4")
+    began = time.monotonic()
+    run(page)
+    wait_status(page, "Done")
+    assert time.monotonic() - began < 40
+
+
+def test_closing_the_tab_frees_the_engine(server, open_page):
+    gone = open_page(server)
+    fill(gone, FACTS * 2 + "Write another long story.", 400)
+    run(gone)
+    gone.wait_for_function("document.querySelector('#card-0 .prose.tokens')?.innerText.length > 10")
+    gone.close()
+    page = open_page(server)
+    fill(page, FACTS + "Name a tree.", 4)
+    run(page)
+    wait_status(page, "Done", timeout=45)
