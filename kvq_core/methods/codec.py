@@ -74,7 +74,7 @@ class Codec(ABC):
         """Encode x (layers, kv_heads, tokens, head_dim); ``start`` is the position of its first token."""
 
     def encode_prompt(self, x: Tensor, start: int) -> Block:
-        """Encode the tokens of the prompt that leave the window at once; ``encode`` unless a method tells them apart."""
+        """Encode the tokens of the prompt that leave the window at once; ``encode`` unless a method tells apart."""
         return self.encode(x, start)
 
     def extend(self, blocks: list[Block], x: Tensor, start: int) -> Tensor:
@@ -111,8 +111,8 @@ class Codec(ABC):
 def layer_slices(x: Tensor, elements: int = 1 << 20) -> Iterator[slice]:
     """Slices of the layers of x (layers, ...) of about ``elements`` each, so that intermediates stay in the cache.
 
-    On a CPU, elementwise passes over a whole prompt's keys are several times slower than the same passes layer by layer:
-    each of them writes fresh memory. A GPU takes all layers at once.
+    On a CPU, elementwise passes over a whole prompt's keys are several times slower than the same passes layer by
+    layer: each of them writes fresh memory. A GPU takes all layers at once.
     """
     step = x.shape[0] if x.is_cuda else max(1, elements * x.shape[0] // max(1, x.numel()))
     return (slice(start, min(start + step, x.shape[0])) for start in range(0, x.shape[0], step))
