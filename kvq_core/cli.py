@@ -55,8 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         line = "".join(c if c.isprintable() else "?" for c in str(error))  # what was given must not steer the terminal
         print(f"error: {line}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("Interrupted; nothing was written.", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(stop.args[0] if stop.args else "Interrupted; nothing was written.", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `| head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -102,7 +102,10 @@ def _train(arguments: argparse.Namespace) -> None:
     texts = read_texts(request.text)  # fails at once, where loading a model takes a while
     with redirect_stdout(sys.stderr), _Bar() as bar:
         bar("Loading the model", 0, 1)
-        books = train(load(arguments.model or DEFAULT_MODEL, arguments.revision), request, bar, texts)
+        try:
+            books = train(load(arguments.model or DEFAULT_MODEL, arguments.revision), request, bar, texts)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("Interrupted; the same command goes on where this one stopped.") from None
     if arguments.json:
         print(_json([_described(book) for book in books]))
         return

@@ -394,6 +394,16 @@ def test_the_command(home, capsys):
     assert status == 0 and not book.path.exists()
 
 
+def test_an_interrupted_command_says_what_to_do(home, capsys, monkeypatch, model):
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kvq_core.models.load", lambda *_: model)
+    monkeypatch.setattr("kvq_core.codebooks.train.collect", stop)
+    assert main(["codebooks", "train"]) == 130
+    assert capsys.readouterr().err == "Interrupted; the same command goes on where this one stopped.\n"
+
+
 # --- what ships -------------------------------------------------------------------------------------------------------
 
 
