@@ -16,7 +16,7 @@ from kvq_core.errors import SpecError, StoreError
 from kvq_core.settings import settings
 
 SHIPPED = Path(__file__).resolve().parent.parent / "presets" / "claims"
-NAME = r"[a-z0-9_]+(?:\.[a-z0-9_]+)*"
+NAME = r"[a-z][a-z0-9_]*(?:\.[a-z][a-z0-9_]*)*"
 _CRITERION = re.compile(rf"({NAME}) (<=|>=|<|>) (?:(\d+(?:\.\d+)?) \* )?({NAME}|-?\d+(?:\.\d+)?)")
 Verdict = Literal["holds", "does not hold here", "cannot be tested here"]
 Number = Annotated[float, AllowInfNan(False)]
@@ -180,10 +180,10 @@ def markdown_table(board: Board) -> str:
 def circumstances(board: Board) -> str:
     """What was measured, when and on what, and the rule, in a few sentences."""
     env = board.environment
+    machine = ", ".join(f"{name} {env[name]}" for name in ("torch", "device", "dtype", "threads") if name in env)
     return (
-        f"{board.model_title}, measured on {board.created[:10]}: {len(board.texts)} texts, {board.prompt_tokens} prompt "
-        f"tokens each and {board.later_tokens} later ones; torch {env.get('torch', '?')}, {env.get('device', '?')}, "
-        f"{env.get('dtype', '?')}, {env.get('threads', '?')} threads. {board.rule}"
+        f"{board.model_title}, measured on {board.created[:10]}: {len(board.texts)} texts, {board.prompt_tokens} "
+        f"prompt tokens each and {board.later_tokens} later ones; {machine}. {board.rule}"
     )
 
 
