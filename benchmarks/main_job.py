@@ -21,7 +21,8 @@ import torch
 from kvq_core.assemble import assemble
 from kvq_core.models import LoadedModel, load
 from kvq_core.presets import presets
-from kvq_core.run import Run, render
+from kvq_core.render import render
+from kvq_core.run import Run
 from kvq_core.spec import ComparisonSpec, parse_spec
 
 LANES = [

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from scipy.optimize import nnls
 
 from kvq_core.models import LoadedModel, load
 from kvq_core.record import Record
+from kvq_core.render import render
 from kvq_core.settings import settings
 from kvq_core.spec import ComparisonSpec, Lane
 
@@ -42,8 +42,6 @@ def estimate(spec: ComparisonSpec) -> Estimate:
 
     Raises KvqError where the spec cannot be run.
     """
-    from kvq_core.run import render
-
     model = load(spec.model, spec.revision)
     ids = render(model, spec)
     new = len(model.encode(spec.continuation)) if spec.continuation is not None else spec.max_new_tokens
@@ -118,6 +116,8 @@ def _seconds(model: str, prompt: int, new: int, lanes: int) -> float | None:
     known = _known(_memory_file(model))
     if not known:
         return None
+    from scipy.optimize import nnls  # a second's import that most commands never need
+
     rows = np.array([_features(int(p), int(n), int(k)) for p, n, k, _ in known])
     times = np.array([t for *_, t in known])
     # relative errors: a long run's second is worth less than a short one's

@@ -85,7 +85,7 @@ class Reference(_Part):
 class Interval(_Part):
     """A mean with its standard error (sigma / sqrt(n), as llama-perplexity prints it)."""
 
-    value: float
+    value: float | None  # None: not finite
     se: float | None
 
 

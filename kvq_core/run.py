@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kvq_core.assemble import RESULTS_VERSION, assemble, run_id
+from kvq_core.assemble import assemble, run_id
 from kvq_core.capture.errors import CacheErrors, cache_errors
 from kvq_core.capture.scores import Extent, ScoreTap, map_axes
 from kvq_core.capture.spectra import query_directions
 from kvq_core.engine.decode import Decode, LaneState
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows
-from kvq_core.errors import MethodError, SpecError, StoreError
+from kvq_core.errors import MethodError, StoreError
 from kvq_core.estimate import remember
 from kvq_core.events import Encoding, Event, Finished, LaneProgress, Loading, Step, Summarizing
 from kvq_core.events import Prefill as PrefillEvent
@@ -22,10 +22,9 @@ from kvq_core.metrics.memory import quantized_keys
 from kvq_core.models import LoadedModel, load
 from kvq_core.models.text import Pieces
 from kvq_core.record import Record
+from kvq_core.render import render
 from kvq_core.spec import ComparisonSpec, Lane
 from kvq_core.store import Store
-
-__all__ = ["RESULTS_VERSION", "Run", "compare", "compare_on", "render", "run"]
 
 NOISE_FLOOR = Lane(label="Noise floor", method="fp16")
 
@@ -65,34 +64,6 @@ def compare_on(model: LoadedModel, spec: ComparisonSpec, store: Store | None = N
         store.save(record, arrays)
     remember(record)
     yield Finished(record, arrays)
-
-
-def render(model: LoadedModel, spec: ComparisonSpec) -> list[int]:
-    """The prompt's token ids, checked against the model.
-
-    Raises SpecError: longer than the context, or a lane that cannot run on the model; nothing is left to fail later
-    that can be known now.
-    """
-    ids = model.render(spec.prompt, spec.system, spec.chat)
-    new = len(model.encode(spec.continuation)) if spec.continuation is not None else spec.max_new_tokens
-    if not ids:
-        raise SpecError("The prompt has no tokens; type some text.")
-    if len(ids) + new > model.shape.context:
-        kind = "to score" if spec.continuation is not None else "to generate"
-        raise SpecError(
-            f"{len(ids)} prompt tokens and {new} {kind} are more than the {model.shape.context} tokens of context of "
-            f"{model.title}; shorten the prompt by {len(ids) + new - model.shape.context} tokens."
-        )
-    for name, asked, there in (
-        ("layers", spec.capture.layers, model.shape.layers), ("heads", spec.capture.heads, model.shape.query_heads),
-    ):  # fmt: skip
-        if not isinstance(asked, str) and (not asked or max(asked) >= there):
-            raise SpecError(f"capture.{name} = {list(asked)} is not allowed; the model has {name} 0 to {there - 1}.")
-    for lane in spec.lanes:
-        reason = lane.why_not(model.shape)
-        if reason and isinstance(lane.layers, tuple) and max(lane.layers) >= model.shape.layers:
-            raise SpecError(f"Lane {lane.label!r}: {reason}.")
-    return ids
 
 
 @dataclass

@@ -4,6 +4,7 @@ import hashlib
 import json
 import tomllib
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -30,7 +31,9 @@ class Lane(_Frozen):
     tensors: Literal["both", "keys", "values"] = Field(
         "both", description="What the method quantizes; the rest is fp16."
     )
-    layers: Literal["all"] | tuple[Count, ...] = Field("all", description="Layers it quantizes; the others are fp16.")
+    layers: Literal["all"] | tuple[Count, ...] = Field(
+        "all", description='Layers it quantizes, "all" or a list of numbers from 0; the others are fp16.'
+    )
     sink_tokens: int | None = Field(None, ge=0, le=4096, description="First tokens kept fp16; null: the method's own.")
     recent_tokens: int | None = Field(
         None, ge=0, le=8192, description="Newest tokens kept fp16; null: the method's own."
@@ -40,7 +43,9 @@ class Lane(_Frozen):
     def _possible(self) -> Self:
         if isinstance(self.layers, tuple) and not self.layers:
             raise SpecError('layers = [] quantizes nothing; give layer numbers or "all".')
-        self.build()
+        built = self.build().model_dump(mode="json")
+        # 2.0 or true given for a whole number is that number from here on, in the record as in the run's id
+        object.__setattr__(self, "knobs", {name: built[name] for name in self.knobs})
         return self
 
     def build(self) -> Method:
@@ -105,7 +110,9 @@ class Capture(_Frozen):
 class ComparisonSpec(_Frozen):
     """One prompt, one model, up to eight lanes. Frozen, validated and hashable; unknown fields are errors."""
 
-    model: str = Field(DEFAULT_MODEL, max_length=200, description="Model id, or path of a local model directory.")
+    model: str = Field(
+        DEFAULT_MODEL, min_length=1, max_length=200, description="Model id, or path of a local model directory."
+    )
     revision: str | None = Field(None, max_length=100, description="Hub revision (branch, tag or commit).")
     system: str | None = Field(
         None, max_length=100_000, description='System message; null: the template\'s own, "": none.'
@@ -160,6 +167,11 @@ class ComparisonSpec(_Frozen):
         """The spec as canonical JSON, defaults left out, so that a new field with a default keeps old ids."""
         data = self.model_dump(mode="json", exclude_defaults=True)
         data["model"] = self.model
+        for told, lane in zip(data.get("lanes", []), self.lanes, strict=True):
+            # a knob written out at its default is the same lane
+            told.pop("knobs", None)
+            if changed := lane.build().model_dump(mode="json", exclude_defaults=True):
+                told["knobs"] = changed
         return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
     def __hash__(self) -> int:
@@ -209,16 +221,21 @@ def read_spec(path: Path) -> ComparisonSpec:
 
 def _first_line(error: ValidationError) -> str:
     first = error.errors()[0]
-    place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in first["loc"]).removeprefix(".")
+    # behind the field, pydantic names the branch of a union it tried, which says nothing to people
+    loc = tuple(takewhile(lambda p: isinstance(p, int) or p.isidentifier(), first["loc"]))
+    place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in loc).removeprefix(".")
     if first["type"] == "extra_forbidden":
-        return f"Unknown field {place!r}; allowed: {', '.join(_siblings(first['loc']))}."
+        return f"Unknown field {place!r}; allowed: {', '.join(_parent(loc).model_fields)}."
     if first["type"] == "missing":
         return f"{place or 'A field'} is missing."
     given = repr(first["input"])
-    return f"{place} = {given[:77] + '...' if len(given) > 80 else given} is not allowed: {first['msg']}."
+    reason = first["msg"]
+    if loc != first["loc"]:
+        reason = _parent(loc).model_fields[str(loc[-1])].description or reason
+    return f"{place} = {given[:77] + '...' if len(given) > 80 else given} is not allowed: {reason.rstrip('.')}."
 
 
-def _siblings(loc: tuple[int | str, ...]) -> list[str]:
+def _parent(loc: tuple[int | str, ...]) -> type[BaseModel]:
+    """The model whose field ``loc`` ends with."""
     parts: dict[str, type[BaseModel]] = {"lanes": Lane, "capture": Capture}
-    parent = parts.get(str(loc[0]), ComparisonSpec) if len(loc) > 1 else ComparisonSpec
-    return list(parent.model_fields)
+    return parts.get(str(loc[0]), ComparisonSpec) if len(loc) > 1 else ComparisonSpec

@@ -11,7 +11,8 @@ from kvq_core.errors import SpecError
 from kvq_core.estimate import estimate
 from kvq_core.events import Encoding, Finished, Prefill, Step
 from kvq_core.record import ARRAYS, Record
-from kvq_core.run import compare, render
+from kvq_core.render import render
+from kvq_core.run import compare
 from kvq_core.spec import parse_spec
 from kvq_core.store import open_store
 from tests.tiny_models import generate

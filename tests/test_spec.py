@@ -101,8 +101,8 @@ def test_canonical_form_does_not_depend_on_order_or_spelled_out_defaults():
 
 def test_canonical_form_is_pinned():
     """Ids of stored runs hang on these bytes; they may change only together with results_version."""
-    spec = parse_spec({"prompt": "é", "lanes": [{"method": "kivi", "knobs": {"bits": 2}}]})
-    lanes = '[{"knobs":{"bits":2},"label":"KIVI","method":"kivi"}]'
+    spec = parse_spec({"prompt": "é", "lanes": [{"method": "kivi", "knobs": {"bits": 4, "group_size": 32.0}}]})
+    lanes = '[{"knobs":{"bits":4},"label":"KIVI","method":"kivi"}]'
     expected = f'{{"lanes":{lanes},"model":"{DEFAULT_MODEL}","prompt":"é"}}'
     assert spec.canonical() == expected
 

@@ -69,8 +69,8 @@ def output_error(
     """||attention(q, K, V) - attention(q, K + dK, V + dV)||_2 per query head, and its bound (SQuat, Theorem 1).
 
     queries (query_heads, head_dim); the rest (kv_heads, tokens, head_dim). The bound is
-    ||V + dV||_F / (2 sqrt(d)) * sum_i |q dk_i| + sum_i ||dv_i||_2. As printed, the theorem has sum_i ||dv_i|| in place of
-    the norm, which would promise no output error at all for exact values; the proof gives the norm.
+    ||V + dV||_F / (2 sqrt(d)) * sum_i |q dk_i| + sum_i ||dv_i||_2. As printed, the theorem has sum_i ||dv_i|| in place
+    of the norm, which would promise no output error at all for exact values; the proof gives the norm.
     """
     heads, dim = queries.shape
     q = queries.unflatten(0, (keys.shape[0], -1))  # (kv_heads, groups, head_dim)

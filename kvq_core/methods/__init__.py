@@ -14,7 +14,8 @@ from kvq_core.methods.codec import Block, Codec
 from kvq_core.methods.window import Window
 
 __all__ = [
-    "Block", "Codec", "Fitted", "Knob", "Method", "ModelRef", "ModelShape", "Prompt", "Window", "knobs", "make", "methods",
+    "Block", "Codec", "Fitted", "Knob", "Method", "ModelRef", "ModelShape", "Prompt", "Window", "knobs", "make",
+    "methods",
 ]  # fmt: skip
 
 

@@ -62,7 +62,7 @@ class Prompt:
     rotated: Tensor | None = None
 
     def stacked_queries(self) -> Tensor:
-        """Queries of the heads that share a KV head, one below the other: (layers, kv_heads, groups * tokens, head_dim)."""
+        """Queries of the heads that share a KV head, one below the other: (layers, kv_heads, groups * tokens, d)."""
         assert self.queries is not None
         return stack_queries(self.queries, self.keys.shape[1])
 
@@ -151,7 +151,7 @@ class Method(BaseModel):
         return None
 
     def data_hash(self, model: ModelRef) -> str | None:
-        """Hash of data beside the model that decides the result, such as learned codebooks; None where there is none."""
+        """Hash of data beside the model that decides the result, such as learned codebooks; None for no such data."""
         return None
 
     def summary(self) -> str:
@@ -168,8 +168,8 @@ class BitsMethod(Method):
 
     def width(self, tensor: Literal["key", "value"]) -> int:
         """Bits per code of keys or of values."""
-        own = getattr(self, f"{tensor}_bits")
-        return getattr(self, "bits") if own is None else own
+        own: int | None = getattr(self, f"{tensor}_bits")
+        return self.bits if own is None else own
 
 
 class ResidualMethod(BitsMethod):

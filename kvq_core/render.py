@@ -1,0 +1,33 @@
+"""The prompt as the model sees it, and the last checks before anything is computed."""
+
+from kvq_core.errors import SpecError
+from kvq_core.models import LoadedModel
+from kvq_core.spec import ComparisonSpec
+
+
+def render(model: LoadedModel, spec: ComparisonSpec) -> list[int]:
+    """The prompt's token ids, checked against the model.
+
+    Raises SpecError: longer than the context, or a lane that cannot run on the model; nothing is left to fail later
+    that can be known now.
+    """
+    ids = model.render(spec.prompt, spec.system, spec.chat)
+    new = len(model.encode(spec.continuation)) if spec.continuation is not None else spec.max_new_tokens
+    if not ids:
+        raise SpecError("The prompt has no tokens; type some text.")
+    if len(ids) + new > model.shape.context:
+        kind = "to score" if spec.continuation is not None else "to generate"
+        raise SpecError(
+            f"{len(ids)} prompt tokens and {new} {kind} are more than the {model.shape.context} tokens of context of "
+            f"{model.title}; shorten the prompt by {len(ids) + new - model.shape.context} tokens."
+        )
+    for name, asked, there in (
+        ("layers", spec.capture.layers, model.shape.layers), ("heads", spec.capture.heads, model.shape.query_heads),
+    ):  # fmt: skip
+        if not isinstance(asked, str) and (not asked or max(asked) >= there):
+            raise SpecError(f"capture.{name} = {list(asked)} is not allowed; the model has {name} 0 to {there - 1}.")
+    for lane in spec.lanes:
+        reason = lane.why_not(model.shape)
+        if reason and isinstance(lane.layers, tuple) and max(lane.layers) >= model.shape.layers:
+            raise SpecError(f"Lane {lane.label!r}: {reason}.")
+    return ids
