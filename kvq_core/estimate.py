@@ -51,7 +51,8 @@ def estimate(spec: ComparisonSpec) -> Estimate:
 
 
 def _lane(lane: Lane, model: LoadedModel, prompt: int, end: int) -> LaneEstimate:
-    key, value = (window.packed(end) for window in lane.windows())
+    # generated tokens of a prompt-only lane stay in its window
+    key, value = (window.packed(prompt if window.prompt_only else end) for window in lane.windows())
     method = lane.build()
     warning = None
     if reason := lane.why_not(model.shape):

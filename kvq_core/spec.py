@@ -170,7 +170,7 @@ class ComparisonSpec(_Frozen):
         for told, lane in zip(data.get("lanes", []), self.lanes, strict=True):
             # a knob written out at its default is the same lane
             told.pop("knobs", None)
-            if changed := lane.build().model_dump(mode="json", exclude_defaults=True):
+            if changed := make(lane.method, **lane.knobs).model_dump(mode="json", exclude_defaults=True):
                 told["knobs"] = changed
         return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 

@@ -92,8 +92,8 @@ def subspace_gram(gram: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Q̂ᵀQ̂ of the top-``rank`` query subspace, Q̂ = diag(S) Vh (Section 3.2), and S1².
 
     gram QᵀQ (layers, kv_heads, head_dim, head_dim) float64 -> the same shape, and (layers, kv_heads). Eigenvectors of
-    QᵀQ are the right singular vectors of Q and its eigenvalues their squares, so an eigenproblem of size head_dim replaces
-    the SVD of all queries; a rank above the number of queries changes nothing, those eigenvalues are 0.
+    QᵀQ are the right singular vectors of Q and its eigenvalues their squares, so an eigenproblem of size head_dim
+    replaces the SVD of all queries; a rank above the number of queries changes nothing, those eigenvalues are 0.
     """
     values, vectors = torch.linalg.eigh(gram)
     top = slice(max(0, values.shape[-1] - rank), None)
