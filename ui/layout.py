@@ -16,6 +16,7 @@ from kvq_core.store import Store
 from ui.figures.base import canvas
 from ui.panels.answers import AnswerCards, create_answers, finished, visible
 from ui.panels.captures import Captures, create_captures, draw_open, pickers_for, wire_captures
+from ui.panels.claims import create_claims
 from ui.panels.filling import NEXT_FOR_A_LINK, form_outputs, from_preset, opened_page
 from ui.panels.header import chip, create_header, markup
 from ui.panels.history import create_history, create_share, link, listed, remembered
@@ -94,6 +95,7 @@ def _arrange(services: Services) -> Page:
             plotly = gr.Plot(visible="hidden", show_label=False, container=False, elem_id="plotly")
             with gr.Column(visible=False, elem_id="results") as results:
                 score, captures = create_scorecard(), create_captures()
+            create_claims()
     return Page(
         shown,
         header,

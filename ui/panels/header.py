@@ -5,7 +5,13 @@ import gradio as gr
 from kvq_core.record import Record
 from ui.text import safe
 
-LINKS = (("#answers", "Compare"), ("#scorecard", "Scorecard"), ("#where", "Where"), ("#history", "History"))
+LINKS = (
+    ("#answers", "Compare"),
+    ("#scorecard", "Scorecard"),
+    ("#where", "Where"),
+    ("#claims", "Claims"),
+    ("#history", "History"),
+)
 
 
 def create_header(model: str) -> gr.HTML:
