@@ -34,6 +34,8 @@ check: setup-dev
 
 bench: setup
 	$(PY) benchmarks/main_job.py
+	$(PY) benchmarks/five_methods.py
+	$(PY) benchmarks/commvq_scores.py
 
 fmt: setup-dev
 	$(PY) -m ruff format .
