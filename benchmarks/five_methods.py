@@ -1,7 +1,7 @@
-"""``make bench``, second part: encoding the prompt under each paper's method, and what re-evaluating widths costs a step.
+"""``make bench``, second part: encoding the prompt under each paper's method, and the cost of re-evaluating widths.
 
-One prompt of about 2,000 tokens of the bundled model, all its layers. Encoding is what a lane does once after the shared
-prefill; a step is timed with the reference and one lane in the batch. Nothing is asserted: machines are noisy.
+One prompt of about 2,000 tokens of the bundled model, all its layers. Encoding is what a lane does once after the
+shared prefill; a step is timed with the reference and one lane in the batch. Nothing is asserted: machines are noisy.
 """
 
 import argparse
