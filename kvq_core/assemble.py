@@ -74,6 +74,7 @@ def assemble(run: "Run") -> tuple[Record, dict[str, Tensor]]:
         id=run.id, results_version=RESULTS_VERSION, created=datetime.now(UTC).isoformat(timespec="seconds"),
         spec=run.spec.model_dump(mode="json"), environment=_environment(run.model, run.spec),
         reference=_reference(run), noise_floor=noise, lanes=lanes, capture=_capture_info(run), timing=_timing(run),
+        vocabulary=_vocabulary(run),
     )  # fmt: skip
     return record, {name: tensor.contiguous() for name, tensor in arrays.items()}
 
@@ -235,6 +236,14 @@ def _run_arrays(run: "Run") -> dict[str, Tensor]:
     # groups follow the layers' order on their devices; put them back in the model's order
     order = torch.tensor([layer for group in run.prefill.groups for layer in group.layers]).argsort()
     return arrays | {name: torch.cat(values)[order] for name, values in found.items()}
+
+
+def _vocabulary(run: "Run") -> dict[int, str]:
+    """So that a stored run can be read without its model's tokenizer."""
+    columns = [run.fidelity.column("reference/topk_ids")]
+    columns += [run.fidelity.column("topk_ids", at) for at in range(len(run.running))]
+    ids = torch.cat([column.flatten().long() for column in columns]).unique().tolist()
+    return {id: str(run.model.tokenizer.decode([id], skip_special_tokens=False)) for id in ids}
 
 
 def _capture_info(run: "Run") -> CaptureInfo:

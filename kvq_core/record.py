@@ -201,4 +201,5 @@ class Record(_Part):
     lanes: list[LaneRecord]
     capture: CaptureInfo
     timing: RunTiming
+    vocabulary: dict[int, str] = {}  # text of every token id in the top-k arrays
     notes: list[str] = []

@@ -107,6 +107,13 @@ def test_arrays_are_the_documented_ones(finished: Finished) -> None:
     assert (energy.sum(-1) > 0).all()
 
 
+def test_every_token_of_the_top_lists_has_its_text(smollm, finished: Finished) -> None:
+    words = finished.record.vocabulary
+    for name in ("reference/topk_ids", "lane/0/topk_ids", "lane/noise/topk_ids"):
+        for id in finished.arrays[name].flatten().tolist():
+            assert words[id] == smollm.tokenizer.decode([id])
+
+
 def test_bit_map_agrees_with_the_bytes(finished: Finished) -> None:
     for index, lane in enumerate(finished.record.lanes):
         for kind in ("key", "value"):

@@ -3,12 +3,13 @@
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from kvq_core.record import LaneRecord, Record
 from ui.figures.base import Arrays, array
 from ui.numbers import ABSENT, bits, percent, plural, significant
 from ui.text import lane_tokens, reference_tokens, safe, strip
 from ui.verdict import remarks, verdict
-from ui.vocabulary import vocabulary
 
 MAX_TITLED = 1200  # tokens of a run that carry their top-5 lists; about 300 KB
 Stat = tuple[str, str]
@@ -121,16 +122,17 @@ def _titles(record: Record, arrays: Arrays, index: int, limit: int) -> list[str]
     kld = array(arrays, f"lane/{index}/kld")
     if any(found is None for found in (ids, probs, lane_ids, lane_probs, kld)):
         return []
-    word = vocabulary(record)
+    words = record.vocabulary
     titles = ["token 0: from the shared prefill, not scored"]
     for at in range(min(limit, len(kld))):
-        rows = (_top(word, ids[at], probs[at]), _top(word, lane_ids[at], lane_probs[at]))
+        rows = (_top(words, ids[at], probs[at]), _top(words, lane_ids[at], lane_probs[at]))
         titles.append(f"token {at + 1} · KLD {significant(float(kld[at]))}\nreference: {rows[0]}\nlane: {rows[1]}")
     return titles
 
 
-def _top(word, ids, probs) -> str:
-    return "  ".join(f"“{_visible(word(int(id)))}” {100 * float(p):.0f} %" for id, p in zip(ids, probs, strict=True))
+def _top(words: dict[int, str], ids: np.ndarray, probs: np.ndarray) -> str:
+    named = [(words.get(int(id), f"token {id:.0f}"), p) for id, p in zip(ids.tolist(), probs.tolist(), strict=True)]
+    return "  ".join(f"“{_visible(word)}” {100 * p:.0f} %" for word, p in named)
 
 
 def _visible(piece: str) -> str:
