@@ -7,6 +7,8 @@ MODEL := smollm2-135m-instruct-q4_1
 # torch alone takes these arguments, e.g. TORCH_ARGS="--index-url https://download.pytorch.org/whl/cpu"
 TORCH_ARGS ?=
 TEST_ARGS ?=
+# Most tests are small tensors under much Python: two processes of one thread each finish far sooner than one of two.
+TEST_WORKERS ?= 2
 
 export KVQ_HOME ?= $(HOME)/.cache/kvq-explorer
 # Threads that spin while they wait make one another slow when several processes share few cores.
@@ -25,7 +27,7 @@ run: setup
 	@exec $(PY) app.py
 
 test: setup-dev
-	$(PY) -m pytest --session-timeout=470 $(TEST_ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest --session-timeout=470 --numprocesses=$(TEST_WORKERS) --dist=loadfile $(TEST_ARGS)
 
 check: setup-dev
 	$(PY) -m ruff format --check .
