@@ -33,7 +33,7 @@ from kvq_core.spec import ComparisonSpec, Lane
 if TYPE_CHECKING:
     from kvq_core.run import Run
 
-RESULTS_VERSION = 1  # raised whenever a change alters results, so that stored runs are not taken for new ones
+RESULTS_VERSION = 2  # raised whenever a change alters results, so that stored runs are not taken for new ones
 _LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "gradio")
 
 
