@@ -129,7 +129,7 @@ def measured(claim: ClaimResult) -> list[str]:
 
 
 def texts_held(claim: ClaimResult) -> str:
-    """``4 of 5 texts``."""
+    """``4 of 5``: texts, or cases, in which every criterion holds."""
     return f"{sum(text.holds for text in claim.texts)} of {len(claim.texts)}" if claim.texts else ""
 
 
@@ -160,7 +160,7 @@ def plain_table(board: Board) -> str:
         if claim.paper != paper:
             paper = claim.paper
             lines += ["", f"{paper} (arXiv:{claim.arxiv})"]
-        held = f"  ({texts_held(claim)} texts)" if claim.texts else ""
+        held = f"  (in {texts_held(claim)})" if claim.texts else ""
         lines += [f"  {claim.verdict.upper()}{held}  {claim.sentence}"]
         lines += [f"      {line}" for line in measured(claim)]
     return "\n".join(lines)
@@ -168,10 +168,13 @@ def plain_table(board: Board) -> str:
 
 def markdown_table(board: Board) -> str:
     """The board for the README: a row a claim."""
-    rows = ["| Paper | Claim | Here | Measured: mean (lowest to highest text) |", "|---|---|---|---|"]
+    rows = [
+        "| Paper | Claim | Here, in how many texts | Measured: mean (lowest to highest text) |",
+        "|---|---|---|---|",
+    ]
     for claim in board.claims:
         numbers = "<br>".join(measured(claim)).replace("|", "\\|")
-        held = f", {texts_held(claim)}" if claim.texts else ""
+        held = f", in {texts_held(claim)}" if claim.texts else ""
         where = f"{claim.sentence} *{claim.where}*"
         rows.append(f"| {claim.paper} | {where} | **{claim.verdict}**{held} | {numbers} |")
     return "\n".join([*rows, "", circumstances(board)])

@@ -422,7 +422,7 @@ def test_a_board_survives_its_file_and_damage_is_told(small_board, tmp_path, mon
 
 def test_the_board_reads_well(small_board):
     text = plain_table(small_board)
-    assert "HOLDS  (5 of 5 texts)  More bits err less." in text and "codebooks train" in text
+    assert "HOLDS  (in 5 of 5)  More bits err less." in text and "codebooks train" in text
     lines = measured(small_board.claims[0])
     assert re.fullmatch(r"fine key error \S+ \(\S+ to \S+\) < 0.5 × kivi key error \S+ \(\S+ to \S+\)", lines[0])
     html = claims_table(small_board.model_copy(update={"model_title": "<script>${x}"}))

@@ -4,7 +4,7 @@ from kvq_core.board import Board, ClaimResult, circumstances, measured, texts_he
 from ui.text import safe
 
 TONES = {"holds": "good", "does not hold here": "warn", "cannot be tested here": "quiet"}
-HEAD = ("Paper", "Claim", "Here", "Measured: mean (lowest to highest text)", "Setting")
+HEAD = ("Paper", "Claim", "Here, in how many texts", "Measured: mean (lowest to highest text)", "Setting")
 
 
 def claims_table(board: Board) -> str:
@@ -20,7 +20,7 @@ def claims_table(board: Board) -> str:
 
 def _row(claim: ClaimResult, board: Board) -> str:
     link = f'<a href="https://arxiv.org/abs/{safe(claim.arxiv)}" target="_blank" rel="noopener">{safe(claim.paper)}</a>'
-    held = f"<small>in {safe(texts_held(claim))} texts</small>" if claim.texts else ""
+    held = f"<small>in {safe(texts_held(claim))}</small>" if claim.texts else ""
     chip = f'<span class="badge {TONES[claim.verdict]}" title="{safe(board.rule)}">{safe(claim.verdict)}</span>'
     numbers = "".join(f"<div>{safe(line)}</div>" for line in measured(claim))
     note = f"<small>{safe(claim.note)}</small>" if claim.note else ""

@@ -27,8 +27,8 @@ class QuerySubspace(Measure):
 
     Deviations (SQuat's Definition 1, of normalized queries, means over queries, heads and layers): ``deviation`` of all
     queries from all queries' own subspace; of the ``later`` queries from that of ``all`` queries and from that of the
-    ``prompt``'s. ``energy``: share of the squared norm of all queries inside their subspace. ``space``: before or after
-    RoPE.
+    ``prompt``'s. ``energy``: share of the squared norm of all queries inside their subspace. Both once more at rank 30
+    whatever the head_dim. ``space``: before or after RoPE.
     """
 
     space: Literal["pre", "post"]
@@ -36,7 +36,8 @@ class QuerySubspace(Measure):
 
     @property
     def names(self) -> tuple[str, ...]:
-        return ("rank", "deviation", "energy", "later_from_all", "later_from_prompt")
+        beside = ("deviation_at_30", "energy_at_30")
+        return ("rank", "deviation", "energy", "later_from_all", "later_from_prompt", *beside)
 
     def on_text(self, context: Context, sample: Sample) -> Numbers:
         queries = sample.queries if self.space == "post" else sample.rope.unrotate(sample.queries, 0)
@@ -46,13 +47,16 @@ class QuerySubspace(Measure):
         of_all, of_prompt = query_directions(gram), query_directions(query_gram(queries[..., :n, :], heads))
         (whole,) = deviations(stack_queries(queries, heads), of_all)
         later = deviations(stack_queries(queries[..., n:, :], heads), of_all, of_prompt)
-        values = torch.linalg.eigvalsh(gram).clamp_min(0)
+        values = torch.linalg.eigvalsh(gram).clamp_min(0).flip(-1)
+        energy = (values.cumsum(-1) / values.sum(-1, keepdim=True)).flatten(0, 1).mean(0)
         return {
             "rank": rank,
             "deviation": whole[..., rank].mean().item(),
-            "energy": (values[..., -rank:].sum(-1) / values.sum(-1)).mean().item(),
+            "energy": energy[rank - 1].item(),
             "later_from_all": later[0][..., rank].mean().item(),
             "later_from_prompt": later[1][..., rank].mean().item(),
+            "deviation_at_30": whole[..., min(30, dim)].mean().item(),
+            "energy_at_30": energy[min(30, dim) - 1].item(),
         }
 
 
