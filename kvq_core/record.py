@@ -2,7 +2,11 @@
 
 Arrays too large for JSON lie beside it in ``arrays.safetensors`` under the names listed in ``ARRAYS``. Every quantity
 says its unit here once; ``S`` scored positions, ``L`` layers, ``H`` KV heads, ``Q`` query heads, ``D`` head_dim,
-``T`` tokens at the end of the run.
+``T`` tokens at the end of the run; ``M``, ``Q'`` the layers and query heads of capture.layers and capture.heads;
+``A`` the scored positions in capture.attention_steps, ``P`` the position bins of capture.position_edges, ``B`` the
+buckets of key position in capture.depth_edges, ``N`` the layers in capture.distribution_layers, ``F`` the quantile
+levels in capture.quantiles, ``R`` the ranks in capture.angle_ranks. Every array is optional: a run with captures off,
+or an older one, has fewer, and a reader says "not captured in this run".
 """
 
 from typing import Any, Literal
@@ -21,9 +25,33 @@ ARRAYS = {
     "spectra/key_post": "(L, H, D) the same after RoPE",
     "spectra/key_pre_concat": "(L, H * D) heads of a layer concatenated",
     "spectra/key_post_concat": "(L, H * D)",
+    "spectra/value": "(L, H, D) of the prompt's values (RoPE does not touch them)",
+    "spectra/value_concat": "(L, H * D)",
+    "spectra/key_quantiles": "(N, H * D, F) quantiles over the prompt's tokens of each key channel before RoPE, heads "
+    "side by side (SVDq, Figure 1)",
+    "spectra/latent_quantiles": "(N, H * D, F) the same of each latent channel: centred keys times the right singular "
+    "vectors of the layer, strongest first (SVDq, Figure 2)",
+    "reference/key_channel_energy": "(L, H, D) squared size of each key channel after RoPE, summed over T; sums to "
+    "||K||_F^2",
+    "reference/value_channel_energy": "(L, H, D)",
+    "reference/sink_mass": "(A, L, Q) attention mass on the first capture.sink_tokens tokens, as a fraction",
+    "reference/attention_rows": "(A, M, Q', P) uint8 u: attention mass in each position bin, (u / 255)^2",
+    "gaussian/key_post": "(L, H, D) eigenvalues of the covariance of the reference's keys after RoPE over T, largest "
+    "first; what reverse water-filling needs",
+    "gaussian/key_pre": "(L, H, D) the same before RoPE",
+    "gaussian/value": "(L, H, D)",
+    "gaussian/bits": "(G,) bits an element at which the reference curves are given",
+    "gaussian/key_error": "(G,) relative error ||dK||_F / ||K||_F, mean over layers as key_rmse is, of a Gaussian "
+    "source with those covariances before RoPE at its rate-distortion limit: a reference, not a bound",
+    "gaussian/value_error": "(G,)",
     "subspace/deviation_prompt": "(L, H, D + 1) mean deviation of normalized queries of all tokens from the top-r "
     "subspace of prompt queries, r = 0 .. D (SQuat, Definition 1)",
     "subspace/deviation_all": "(L, H, D + 1) the same, subspace of all queries of the run",
+    "subspace/deviation_same_kind": "(L, H, D + 1) the same, subspace of another prompt's queries; the prompt is "
+    "told in capture.subspace_texts",
+    "subspace/deviation_other_kind": "(L, H, D + 1) the same, of a prompt of another kind",
+    "subspace/angles_query_key": "(L, H, R, max rank) principal angles in degrees, smallest first, between the top-r "
+    "right singular subspaces of the prompt's queries and of all keys after RoPE; entries beyond r are 90",
     # of lane i (its index in `lanes`), or "lane/noise/..." for the noise floor
     "lane/{i}/kld": "(S,) nats, KL(reference || lane) of a forced row",
     "lane/{i}/nll": "(S,) nats, of the followed token",
@@ -34,11 +62,34 @@ ARRAYS = {
     "lane/{i}/delta_mean": "(L, Q, S) mean |score delta| over quantized positions, own query, centred per row",
     "lane/{i}/delta_max": "(L, Q, S) maximum of the same",
     "lane/{i}/delta_reference_query": "(L, Q, S) mean |score delta| with the reference's query: the keys' error alone",
-    "lane/{i}/delta_map": "(M, Q', B, P) int8, signed extreme of the centred delta in each step x position bin; "
-    "M, Q' as in capture.layers, capture.heads",
+    "lane/{i}/delta_offset": "(L, Q, S) mean score delta that centring took from each row; centred + this = uncentred",
+    "lane/{i}/delta_map": "(M, Q', steps, P) int8, signed extreme of the centred delta in each bin of step x position",
     "lane/{i}/delta_scale": "(M, Q') multiply the int8 map by this",
     "lane/{i}/key_error": "(L, H) ||dK||_F / ||K||_F after RoPE at the end of the run",
     "lane/{i}/value_error": "(L, H)",
+    "lane/{i}/key_channel_error": "(L, H, D) squared key error of each channel after RoPE, summed over T; sums to "
+    "||dK||_F^2",
+    "lane/{i}/value_channel_error": "(L, H, D)",
+    "lane/{i}/depth_key_error": "(L, H, B) ||dK||_F / ||K||_F in each bucket of key position, end of the run",
+    "lane/{i}/depth_value_error": "(L, H, B)",
+    "lane/{i}/depth_score_error": "(L, Q, B) mean |score delta| in each bucket over the steps A, own query, centred",
+    "lane/{i}/attention_kl": "(A, L, Q) nats, KL(reference's attention || lane's), forced rows, own query",
+    "lane/{i}/sink_mass": "(A, L, Q) attention mass on the first capture.sink_tokens tokens, lane - reference",
+    "lane/{i}/attention_rows": "(A, M, Q', P) uint8 as the reference's",
+    "lane/{i}/output_relative": "(L, Q) ||dO||_F / ||O||_F of the attention output, end of the run, over the "
+    "reference's queries of the steps A",
+    "lane/{i}/key_quantiles": "(N, H * D, F) as spectra/key_quantiles, of the lane's keys",
+    "lane/{i}/latent_quantiles": "(N, H * D, F) the lane's keys in the reference's latent channels",
+    "lane/{i}/spectrum_key": "(L, H, D) singular values of all of the lane's keys after RoPE, as read",
+    "lane/{i}/angles_query_key": "(L, H, R, max rank) degrees, as subspace/angles_query_key, with the lane's keys",
+    "lane/{i}/angles_key_key": "(L, H, R, max rank) degrees, between the reference's keys and the lane's",
+    "lane/{i}/key_code_counts": "(L, H, codebooks, codes) how often each stored code is used; 0: a dead code",
+    "lane/{i}/value_code_counts": "(L, H, codebooks, codes)",
+    "lane/{i}/key_symmetric_share": "(L, H) share of quantized groups stored with a symmetric code",
+    "lane/{i}/value_symmetric_share": "(L, H)",
+    "lane/{i}/key_outlier_share": "(L, H) share of stored elements kept apart in full precision as outliers",
+    "lane/{i}/value_outlier_share": "(L, H)",
+    "lane/{i}/key_latent_bits": "(L, H * D) code bits of each latent channel, strongest first (per head: head by head)",
     "lane/{i}/key_error_energy": "(L, H, D) squared key error along each right singular direction of the prompt's "
     "queries, strongest direction first; sums to ||dK||_F^2",
     "lane/{i}/output_error": "(L, Q) ||change of the attention output||_2 at the reference's last query",
@@ -166,8 +217,23 @@ class LaneRecord(_Part):
     timing: Timing | None = None
 
 
+class StressRecord(_Part):
+    """What function-preserving stress did to the reference itself: as good as nothing, or the run was refused."""
+
+    settings: dict[str, Any]  # ComparisonSpec.stress
+    layers: list[int]
+    kv_heads: list[int]
+    pairs: list[int]  # RoPE pairs (i, i + head_dim / 2) that were scaled, if the same in every head; else empty
+    positions: int  # positions compared, prompt's last one included
+    kld_max: float  # nats, KL(unstressed || stressed reference), largest over those positions
+    logit_max: float  # largest change of a logit
+    tolerance: float  # nats; a larger kld_max refuses the run
+    same_tokens: bool  # the most probable token is the same at all positions
+    sentence: str
+
+
 class CaptureInfo(_Part):
-    """Axes of the captured arrays."""
+    """Axes of the captured arrays. Lists are empty where the arrays that need them were not captured."""
 
     detail: str
     layers: list[int]  # layers of delta_map
@@ -175,6 +241,15 @@ class CaptureInfo(_Part):
     step_edges: list[int]  # scored positions, length B + 1
     position_edges: list[int]  # key positions, length P + 1
     topk: int
+    attention_steps: list[int] = []  # scored positions
+    sink_tokens: int = 0  # first tokens whose attention mass is in sink_mass
+    depth_edges: list[int] = []  # key positions, one more than there are buckets
+    distribution_layers: list[int] = []
+    quantiles: list[float] = []  # levels, 0 .. 1
+    angle_ranks: list[int] = []
+    subspace_texts: dict[str, str] = {}  # same_kind, other_kind: which text was read
+    seconds: float = 0.0  # spent on captures, prefills of other texts included
+    seconds_decoding: float = 0.0  # of these, during the decode
 
 
 class RunTiming(_Part):
@@ -201,5 +276,6 @@ class Record(_Part):
     lanes: list[LaneRecord]
     capture: CaptureInfo
     timing: RunTiming
+    stress: StressRecord | None = None
     vocabulary: dict[int, str] = {}  # text of every token id in the top-k arrays
     notes: list[str] = []

@@ -95,7 +95,7 @@ def test_free_texts_part_where_they_say(finished: Finished) -> None:
 def test_arrays_are_the_documented_ones(finished: Finished) -> None:
     documented = {re.sub(r"\{i\}", "0", name) for name in ARRAYS}
     held = {re.sub(r"^lane/\w+/", "lane/0/", name) for name in finished.arrays}
-    assert held == documented
+    assert held <= documented
     assert all(torch.isfinite(t.float()).all() for t in finished.arrays.values())
     assert sum(t.numel() * t.element_size() for t in finished.arrays.values()) < 64e6
     positions = finished.record.noise_floor.metrics.n_scored
