@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from kvq_core.engine import threads
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows, Tap
@@ -180,7 +181,8 @@ class Decode:
         """One batched forward of all rows and the upkeep of their caches: logits (rows, tokens, vocabulary)."""
         began = time.perf_counter()
         ids = torch.tensor(inputs)
-        logits = self.model.forward(ids, self.rows.tokens, self.rows)
+        with threads.one_thread(self.model.widest < threads.NARROW):
+            logits = self.model.forward(ids, self.rows.tokens, self.rows)
         forced = self._forced_rows()
         owners = [(row, s, s.cache) for row, s in enumerate(self.states_running, 1) if row < forced]
         owners += [(forced + i, s, s.free) for i, s in enumerate(self._free)]

@@ -5,19 +5,26 @@ per lane (``prefix``) and read once for both; only the rest is held per row (``t
 1 .. lanes the forced rows in lane order, free rows follow.
 """
 
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from kvq_core.engine import threads
+from kvq_core.engine.attention import Hidden, SharedAttention
 from kvq_core.engine.cache import LaneCache, Part, as_stored
 from kvq_core.engine.prefill import LayerGroup
 from kvq_core.rope import Rope
 
 
 class Tap(Protocol):
-    """Sees the scores of a decode step as they are computed; scores are q.k * scaling, before the softmax."""
+    """Sees the scores of a decode step as they are computed; scores are q.k * scaling, before the softmax.
+
+    On CPUs it is called in a thread of its own, layer after layer, and is done before ``Rows.advance`` returns.
+    """
 
     def scores(self, layer: int, own: Tensor, with_reference_query: Tensor, queries: Tensor) -> None:
         """own (1 + lanes, query_heads, tokens, positions): the reference's and the forced rows' scores;
@@ -66,6 +73,8 @@ class Rows:
         self.selects = {lane: cache.selects for lane, cache in enumerate(caches, 1) if cache.selects}
         self._seen: dict[int, tuple[list[int], Tensor, Tensor]] = {}  # by layer, see _note
         self._index: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._looking: list[Future[None]] = []
+        self.cores = torch.get_num_threads()
         self._reindex()
 
     def _allocate(self, group: LayerGroup, tokens: int) -> _Copies:
@@ -97,7 +106,7 @@ class Rows:
             rows[lane, slot] = row
         slot_of = torch.tensor(slots)
         self._index = [
-            (rows.flatten().to(device), torch.tensor(at, device=device), slot_of.to(device))
+            (rows.to(device), torch.tensor(at, device=device), slot_of.to(device))
             for device in (copies.tail_keys.device for copies in self.copies)
         ]
 
@@ -129,7 +138,10 @@ class Rows:
         self._reindex()
 
     def advance(self, fresh: int) -> None:
-        """The step is over: its tokens are part of every row."""
+        """The step is over: its tokens are part of every row, and the tap has seen it."""
+        looking, self._looking = self._looking, []
+        for look in looking:
+            look.result()
         self.tokens += fresh
 
     def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
@@ -142,39 +154,44 @@ class Rows:
         tail = slice(0, self.tokens - self.prefix + fresh)
         tail_keys, tail_values = copies.tail_keys[i, :count, :, tail], copies.tail_values[i, :count, :, tail]
 
-        shared = q[rows].unflatten(0, (held, -1))  # (lanes, slots, kv_heads, n, head_dim)
+        by_slot, tails = q[rows], (q @ tail_keys.mT)[rows]  # (lanes, slots, kv_heads, n, head_dim | tail)
+        if self.tap is not None:  # all lanes are held then, and row l is the forced row of lane l
+            by_slot = torch.cat([by_slot, q[:1, None].expand(held, -1, -1, -1, -1)], 1)
+            tails = torch.cat([tails, (q[:1] @ tail_keys[:held].mT)[:, None]], 1)
+        self._hide_future(tails, fresh)
+        prefix_keys, prefix_values = copies.prefix_keys[i, :held], copies.prefix_values[i, :held]
+        hidden = self._hidden(layer, queries, self.tokens + fresh)
+        step = SharedAttention(by_slot, tails, prefix_keys, prefix_values, rows.shape[1], hidden)
+        step.compute(self.cores if q.device.type == "cpu" else 1)
         if self.tap is not None:
-            shared = torch.cat([shared, q[:1, None].expand(held, -1, -1, -1, -1)], 1)
-        prefix = _by_prefix(shared, copies.prefix_keys[i, :held].transpose(-1, -2))
-        scores = torch.empty(*q.shape[:3], self.prefix + tail.stop, device=q.device)
-        scores[..., : self.prefix] = prefix[lanes, slots]
-        scores[..., self.prefix :] = q @ tail_keys.transpose(-1, -2)
-        self._hide_future(scores, fresh)
-        if self.tap is not None:
-            forced = held  # the tap is only set while every lane is held and its forced row rides
-            other = torch.empty_like(scores[:forced])
-            other[..., : self.prefix] = prefix[:, -1]
-            other[..., self.prefix :] = q[:1] @ tail_keys[:forced].transpose(-1, -2)
-            self._hide_future(other, fresh)
-            shape = (forced, queries.shape[1], fresh, -1)
-            self.tap.scores(layer, scores[:forced].reshape(shape), other.reshape(shape), queries[0].float())
-        if self.selects:
-            self._select(layer, queries, scores)
-        weights = torch.softmax(scores, -1)
+            self._show(self.tap, layer, step, queries)
         if self.watched:
-            self._note(layer, queries, weights)
-        shared = weights[rows, ..., : self.prefix].unflatten(0, (held, -1))
-        out = _by_prefix(shared, copies.prefix_values[i, :held])[lanes, slots]
-        out = out + weights[..., self.prefix :] @ tail_values
+            self._note(layer, queries, step.weights[lanes, :, slots])
+        out = step.out[lanes, :, slots] + step.weights[..., self.prefix :][lanes, :, slots] @ tail_values
         return out.reshape(count, -1, fresh, dim).transpose(1, 2)
 
-    def _select(self, layer: int, queries: Tensor, scores: Tensor) -> None:
-        """Hide the keys that a row's cache leaves out of this step; scores (rows, kv_heads, groups * fresh, tokens)."""
+    def _show(self, tap: Tap, layer: int, step: SharedAttention, queries: Tensor) -> None:
+        """Let the tap look at the forced rows' scores while the model goes on."""
+        shape = (len(self.held), queries.shape[1], queries.shape[2], -1)
+
+        def look() -> None:
+            own, other = step.scores[:, :, 0], step.scores[:, :, -1]
+            tap.scores(layer, own.reshape(shape), other.reshape(shape), queries[0].float())
+
+        if queries.device.type == "cpu":
+            self._looking.append(threads.beside(look))
+        else:
+            look()
+
+    def _hidden(self, layer: int, queries: Tensor, tokens: int) -> Hidden:
+        """The keys that rows' caches leave out of this step."""
+        hidden: Hidden = {}
         for row, lane in enumerate(self.lane_of):
             select, at = self.selects.get(lane, {}).get(layer, (None, 0))
             if select is not None:
-                read = select(at, queries[row].float(), scores.shape[-1])
-                scores[row].masked_fill_(~read[:, None], float("-inf"))
+                slot = self.lane_of[:row].count(lane)
+                hidden[self.held.index(lane), slot] = partial(select, at, queries[row].float(), tokens)
+        return hidden
 
     def _note(self, layer: int, queries: Tensor, weights: Tensor) -> None:
         """Keep the queries and attention weights of the rows whose caches look back on a step, until they settle."""
@@ -202,7 +219,7 @@ class Rows:
     def _hide_future(self, scores: Tensor, fresh: int) -> None:
         if fresh > 1:
             own = torch.ones(fresh, fresh, dtype=torch.bool, device=scores.device).triu(1)
-            scores.unflatten(2, (-1, fresh))[..., -fresh:].masked_fill_(own, float("-inf"))
+            scores.unflatten(-2, (-1, fresh))[..., -fresh:].masked_fill_(own, float("-inf"))
 
     def settle(self, row: int, cache: LaneCache, fresh: int) -> None:
         """Let a row's new tokens enter its packed store one by one, and rewrite what the store changed."""
@@ -246,10 +263,3 @@ class Rows:
 def _pre_layers(cache: LaneCache, groups: list[LayerGroup]) -> list[int]:
     """Model layers whose keys this cache stores before RoPE."""
     return [groups[part.group].layers[i] for part in cache.parts if part.pre for i in part.layers.tolist()]
-
-
-def _by_prefix(shared: Tensor, right: Tensor) -> Tensor:
-    """Multiply (lanes, slots, kv_heads, n, a) by (lanes, kv_heads, a, b), reading ``right`` once a lane."""
-    lanes, slots, heads, n, _ = shared.shape
-    stacked = shared.transpose(1, 2).reshape(lanes, heads, slots * n, -1)
-    return (stacked @ right).unflatten(2, (slots, n)).transpose(1, 2)

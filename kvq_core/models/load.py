@@ -78,6 +78,12 @@ class LoadedModel:
     def dtype(self) -> torch.dtype:
         return next(self.model.parameters()).dtype
 
+    @cached_property
+    def widest(self) -> int:
+        """Weights in the widest matrix of a layer."""
+        layers = self.model.base_model.layers
+        return max(weight.numel() for weight in layers.parameters() if weight.dim() > 1)
+
     @property
     def device(self) -> torch.device:
         """Where token ids go."""

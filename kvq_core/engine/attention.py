@@ -1,0 +1,57 @@
+"""One layer's attention in a decode step, lane by lane, so that a lane's prefix is read once for all its rows."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from kvq_core.engine import threads
+
+# (lane among those held, slot) -> the keys this row reads in this step, (kv_heads, tokens), True where read
+Hidden = dict[tuple[int, int], Callable[[], Tensor]]
+
+
+class SharedAttention:
+    """Softmax attention over [prefix of the lane | tail of the row].
+
+    queries (lanes, slots, kv_heads, n, head_dim), scaled: slot s of a lane is one row that reads its prefix; the first
+    ``slots`` of them attend, a further one is only scored. tail (lanes, slots, kv_heads, n, tail tokens): scores over
+    the tails. keys, values (lanes, kv_heads, prefix tokens, head_dim). After ``compute``: scores, weights
+    (lanes, kv_heads, slots, n, tokens) and, of the prefix alone, out (lanes, kv_heads, slots, n, head_dim).
+    """
+
+    def __init__(self, queries: Tensor, tail: Tensor, keys: Tensor, values: Tensor, slots: int, hidden: Hidden):
+        lanes, every, heads, n, dim = queries.shape
+        self.keys, self.values, self.hidden = keys, values, hidden
+        self._queries, self._tail = queries.transpose(1, 2).flatten(2, 3), tail.transpose(1, 2).flatten(2, 3)
+        self.prefix = keys.shape[-2]
+        tokens = self.prefix + tail.shape[-1]
+        self.scores = queries.new_empty(lanes, heads, every, n, tokens)
+        self.weights = queries.new_empty(lanes, heads, slots, n, tokens)
+        self.out = queries.new_empty(lanes, heads, slots, n, dim)
+
+    def compute(self, cores: int) -> None:
+        """All lanes, divided among ``cores``."""
+        parts = threads.shares(len(self.scores), cores)
+        threads.together([partial(self._compute, part) for part in parts])
+
+    def _compute(self, part: slice) -> None:
+        scores = self.scores[part].flatten(2, 3)
+        prefix = scores[..., : self.prefix].flatten(0, 1)  # a view: bmm writes into the scores themselves
+        torch.bmm(self._queries[part].flatten(0, 1), self.keys[part].flatten(0, 1).mT, out=prefix)
+        scores[..., self.prefix :] = self._tail[part]
+        weights = self.weights[part]
+        torch.softmax(self._read(part), -1, out=weights)
+        attended = weights.flatten(2, 3).flatten(0, 1)[..., : self.prefix]
+        torch.bmm(attended, self.values[part].flatten(0, 1), out=self.out[part].flatten(2, 3).flatten(0, 1))
+
+    def _read(self, part: slice) -> Tensor:
+        """Scores of the slots that attend; a copy where a row leaves keys out, for the scores are shown as they are."""
+        scores = self.scores[part, :, : self.weights.shape[2]]
+        hidden = {at: read for at, read in self.hidden.items() if part.start <= at[0] < part.stop}
+        if hidden:
+            scores = scores.clone()
+        for (lane, slot), read in hidden.items():
+            scores[lane - part.start, :, slot].masked_fill_(~read()[:, None], float("-inf"))
+        return scores
