@@ -174,8 +174,25 @@ def test_an_interrupted_training_goes_on_where_it_was(tmp_path, monkeypatch):
     monkeypatch.setattr("kvq_core.codebooks.keys.train_stage", lambda *a: calls.append(1) or train_stage(*a))
     resumed = train_keys(data, fresh, plan, Checkpoints(tmp_path / "b"), QUIET)
     assert len(calls) == 3  # of six: the damaged one and the two that were missing
-    for name in whole:
+    for name in ("theta", "train_error", "held_out_error"):
         assert torch.equal(whole[name], resumed[name])
+    saved = Checkpoints(tmp_path / "b").load("layer000-stage00")  # what it took before the interruption counts
+    assert resumed["seconds"].shape == (2, 3) and resumed["seconds"][0, 0] == saved["seconds"] > 0
+
+
+def test_a_stop_is_noticed_within_a_stage():
+    z, asked = torch.randn(1, 300, 4), []
+
+    def tick() -> None:
+        asked.append(1)
+        if len(asked) in (3, 6):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_stage(z, torch.ones(1, 300), 4, EmSettings(steps=20), 0, tick)
+    with pytest.raises(KeyboardInterrupt):
+        train_layer(torch.randn(1, 50, 8), ValuePlan(1, steps=20, seed=0), 0, tick)
+    assert len(asked) == 6
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
@@ -201,13 +218,14 @@ def test_value_training_resumes_and_reports_the_codecs_error(tmp_path, monkeypat
     data, fresh, plan = samples(400, 1), samples(200, 2), ValuePlan(1, steps=30, seed=0)
 
     def stop(doing: str, done: int, total: int) -> None:
-        raise KeyboardInterrupt
+        if done:
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         train_values(data, fresh, plan, Checkpoints(tmp_path / "b"), stop)
     resumed = train_values(data, fresh, plan, Checkpoints(tmp_path / "b"), QUIET)
     whole = train_values(data, fresh, plan, Checkpoints(tmp_path / "a"), QUIET)
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole if name != "seconds")
     codec, values = ValueCodec(from_stored(whole), heads=2), fresh.values.float()
     delta = codec.decode(codec.encode(values, 0)) - values
     actual = delta.square().sum((1, 2, 3)) / values.square().sum((1, 2, 3))
@@ -273,6 +291,8 @@ def test_a_trained_model_runs_a_lane(home, model):
     keys, values = (book.info for book in books)
     assert (keys.bits, keys.stages, values.bits) == (1.0, 4, 1)
     assert len(keys.held_out_error) == 4 and keys.train_tokens >= 4096
+    assert len(keys.stage_seconds) == 4 and keys.seconds == pytest.approx(sum(keys.stage_seconds), abs=0.3)
+    assert not values.stage_seconds and all("seconds" not in book.tensors() for book in books)
     assert keys.command == (
         "python -m kvq_core codebooks train --model tiny-llama --bits 1 --levels 4 --pairs 8 --train-tokens 4096 "
         "--held-out-tokens 1024 --value-steps 4"
@@ -311,6 +331,8 @@ def test_more_bits_extend_a_trained_codebook(home, model, monkeypatch):
     wanted = Wanted("keys", None, 1, 4, 8, None)
     found = find(wanted, model.id, model.weights_hash)
     assert found is not None and found.info.stages == 8  # serves one bit too
+    again = train(model, replace(SMALL, kinds=("keys",)), QUIET)[0]  # asking for fewer stages destroys none
+    assert again.info.stages == 8 and again.path == two.path and len(calls) == 3 * 4
 
 
 def test_too_little_to_train_on_is_refused(model):

@@ -5,6 +5,7 @@ All heads (and channel groups) of a layer are trained at once: ``heads`` below c
 In complex notation, one number x + iy a pair, a level is u_l (P numbers) and a centre is u_a + i u_b.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -88,12 +89,14 @@ def solve(found: Assigned, ridge: float = 1e-6) -> Tensor:
     return torch.view_as_real(torch.linalg.solve(matrix, first - 1j * second))
 
 
-def train_stage(z: Tensor, weight: Tensor, levels: int, settings: EmSettings, seed: int) -> Tensor:
+def train_stage(
+    z: Tensor, weight: Tensor, levels: int, settings: EmSettings, seed: int, tick: Callable[[], None] = lambda: None
+) -> Tensor:
     """Levels of one stage: z (heads, n, 2P), weight (heads, n) -> theta (heads, levels, P, 2) float16, as stored.
 
     ``weight`` undoes the normalisation: of all steps, the levels whose hard assignment has the smallest weighted error
     are kept, head by head. The first half of the steps, whose temperatures only find the rough places, looks at every
-    fourth token. Same inputs and seed, same result.
+    fourth token. Same inputs and seed, same result. ``tick`` is called before every step; what it raises ends the work.
     """
     generator = torch.Generator().manual_seed(seed)
     theta = first_levels(z, levels, generator)
@@ -101,6 +104,7 @@ def train_stage(z: Tensor, weight: Tensor, levels: int, settings: EmSettings, se
     best, lowest = theta, torch.full(z.shape[:1], float("inf"))
     last_gain, rough = 0, slice(None, None, 4 if z.shape[1] >= 16 * levels**2 else 1)
     for step in range(settings.steps + 1):
+        tick()
         coarse = step < settings.steps // 2
         data, heavy = (z[:, rough], weight[:, rough]) if coarse else (z, weight)
         share = min(1.0, step / max(1, settings.steps - 1))

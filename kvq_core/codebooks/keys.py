@@ -1,6 +1,7 @@
 """Key codebooks: residual stages of every layer, greedily, each on what the stages before it left."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -57,37 +58,47 @@ def train_keys(
     """Train the stages of every layer. Each finished stage is a checkpoint, and is not trained again.
 
     Returns theta (layers, kv_heads, groups, stages, levels, P, 2) float16 and, per layer and stage, the relative
-    squared errors train_error and held_out_error (layers, stages). A stage depends only on those before it, so a
-    codebook of more stages begins with the one of fewer.
+    squared errors train_error and held_out_error and the ``seconds`` it took, now or before an interruption (layers,
+    stages). A stage depends only on those before it, so a codebook of more stages begins with the one of fewer.
     """
     layers, heads = train.keys.shape[:2]
-    steps, done = [], 0
+    steps: list[tuple[Tensor, Tensor]] = []
+    total = layers * plan.stages
+
+    def tick() -> None:
+        progress("Training keys", len(steps), total)
+
     for layer in range(layers):
-        for theta, errors in _layer(train.keys[layer].float(), held_out.keys[layer].float(), layer, plan, checkpoints):
-            steps.append((theta, errors))
-            done += 1
-            progress("Training keys", done, layers * plan.stages)
-    theta = torch.stack([t for t, _ in steps]).unflatten(0, (layers, plan.stages)).unflatten(2, (heads, -1))
-    errors = torch.stack([e for _, e in steps]).unflatten(0, (layers, plan.stages))
+        keys, check = train.keys[layer].float(), held_out.keys[layer].float()
+        for found in _layer(keys, check, layer, plan, checkpoints, tick):
+            steps.append(found)
+            tick()
+    theta, errors = (torch.stack(x).unflatten(0, (layers, plan.stages)) for x in zip(*steps, strict=True))
     return {
-        "theta": theta.movedim(1, 3).contiguous(),
+        "theta": theta.unflatten(2, (heads, -1)).movedim(1, 3).contiguous(),
         "train_error": errors[..., 0].contiguous(),
         "held_out_error": errors[..., 1].contiguous(),
+        "seconds": errors[..., 2].contiguous(),
     }
 
 
 def _layer(
-    keys: Tensor, held_out: Tensor, layer: int, plan: KeyPlan, checkpoints: Checkpoints
+    keys: Tensor, held_out: Tensor, layer: int, plan: KeyPlan, checkpoints: Checkpoints, tick: Callable[[], None]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Stages of one layer: theta (groups, levels, P, 2) float16 and [train, held-out] error after it."""
+    """Stages of one layer: theta (groups, levels, P, 2) float16 and [train error, held-out error, seconds] of each."""
     train, check = (Residual.of(x, plan.pairs) for x in (keys, held_out))
     for stage in range(plan.stages):
-        name = f"layer{layer:03d}-stage{stage:02d}"
+        name, began = stage_name(layer, stage), time.perf_counter()
         saved = checkpoints.load(name)
-        if saved is not None:
-            theta = saved["theta"]
-        else:
+        if saved is None:
             seed = (plan.seed * 1000 + layer) * 1000 + stage
-            theta = train_stage(train.z, train.weight, plan.levels, plan.em, seed)
-            checkpoints.save(name, {"theta": theta})
-        yield theta, torch.tensor([train.subtract(theta), check.subtract(theta)])
+            theta = train_stage(train.z, train.weight, plan.levels, plan.em, seed, tick)
+            saved = {"theta": theta, "seconds": torch.tensor(time.perf_counter() - began)}
+            checkpoints.save(name, saved)
+        theta = saved["theta"]
+        yield theta, torch.tensor([train.subtract(theta), check.subtract(theta), saved["seconds"]])
+
+
+def stage_name(layer: int, stage: int) -> str:
+    """Name of a stage's checkpoint."""
+    return f"layer{layer:03d}-stage{stage:02d}"

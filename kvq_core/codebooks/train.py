@@ -3,18 +3,19 @@
 import hashlib
 import json
 import shlex
-import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from kvq_core.codebooks.checkpoints import checkpoints
 from kvq_core.codebooks.collect import Progress, Samples, collect
 from kvq_core.codebooks.em import EmSettings
-from kvq_core.codebooks.keys import KeyPlan, train_keys
-from kvq_core.codebooks.texts import Texts, read_texts, sequences
+from kvq_core.codebooks.keys import KeyPlan, stage_name, train_keys
+from kvq_core.codebooks.texts import Sequences, Texts, read_texts, sequences
 from kvq_core.codebooks.values import ValuePlan, train_values
 from kvq_core.errors import SpecError
 from kvq_core.learned.files import (
@@ -51,6 +52,11 @@ class Request:
     em: EmSettings = field(default_factory=EmSettings)
     value_steps: int = 600
 
+    @property
+    def reads(self) -> tuple[int, int]:
+        """Tokens to train on and held out."""
+        return self.train_tokens, self.held_out_tokens
+
     def command(self, model: str) -> str:
         """The command line that asks for this."""
         words = ["python -m kvq_core codebooks train", f"--model {model}", f"--bits {self.bits}"]
@@ -69,19 +75,37 @@ def train(model: LoadedModel, request: Request, progress: Progress, texts: Texts
 
     Raises SpecError for too few tokens or a head that the groups do not tile, KvqError where the text cannot be read.
     """
-    pairs = request.pairs or model.shape.head_dim // 2
-    _check(model, request, pairs)
-    texts = texts or read_texts(request.text)
-    cut = sequences(model, texts, request.train_tokens, request.held_out_tokens, request.seed)
-    kept = collect(model, cut.train, progress)
-    held_out = collect(model, cut.held_out, lambda *_: None)
+    return train_all(model, [request], progress, texts)
+
+
+def train_all(
+    model: LoadedModel, requests: Sequence[Request], progress: Progress, texts: Texts | None = None
+) -> list[Codebook]:
+    """``train`` for requests of the same text, tokens and seed, which the model reads once."""
+    for request in requests:
+        _check(model, request, _pairs(model, request))
+    first = requests[0]
+    texts = texts or read_texts(first.text)
+    kept, held_out = _read(model, sequences(model, texts, *first.reads, first.seed), progress)
     made = []
-    for kind in request.kinds:
-        began = time.perf_counter()
-        draft = _draft(model, request, pairs, kind, texts, kept, held_out)
-        work = _keys if kind == "keys" else _values
-        made.append(work(draft, request, kept, held_out, progress, began))
+    for request in requests:
+        assert (request.text, request.reads, request.seed) == (first.text, first.reads, first.seed)
+        for kind in request.kinds:
+            draft = _draft(model, request, _pairs(model, request), kind, texts, kept, held_out)
+            work = _keys if kind == "keys" else _values
+            made.append(_there(draft) or work(draft, request, kept, held_out, progress))
     return made
+
+
+def _pairs(model: LoadedModel, request: Request) -> int:
+    return request.pairs or model.shape.head_dim // 2
+
+
+def _read(model: LoadedModel, cut: Sequences, progress: Progress) -> tuple[Samples, Samples]:
+    """Samples to train on and samples held out; one progress for both."""
+    first, second = (sum(map(len, part)) for part in (cut.train, cut.held_out))
+    kept = collect(model, cut.train, lambda doing, done, _: progress(doing, done, first + second))
+    return kept, collect(model, cut.held_out, lambda doing, done, _: progress(doing, first + done, first + second))
 
 
 def _check(model: LoadedModel, request: Request, pairs: int) -> None:
@@ -123,21 +147,23 @@ def _draft(
     )  # fmt: skip
 
 
-def _keys(
-    draft: CodebookInfo, request: Request, train: Samples, held_out: Samples, progress: Progress, began: float
-) -> Codebook:
+def _there(draft: CodebookInfo) -> Codebook | None:
+    """A finished codebook that the same training made, of as many stages or more."""
+    done = (book for book in codebooks() if book.info.digest == draft.digest and book.info.name == draft.name)
+    return next((book for book in done if (book.info.stages or 0) >= (draft.stages or 0)), None)
+
+
+def _keys(draft: CodebookInfo, request: Request, train: Samples, held_out: Samples, progress: Progress) -> Codebook:
     assert draft.levels and draft.pairs_per_group and draft.stages
     plan = KeyPlan(draft.levels, draft.pairs_per_group, draft.stages, request.em, request.seed)
     with checkpoints(folder() / f"{draft.file_name}.{draft.digest}.partial", _known(draft)) as pieces:
-        return _finish(draft, train_keys(train, held_out, plan, pieces, progress), began)
+        return _finish(draft, train_keys(train, held_out, plan, pieces, progress))
 
 
-def _values(
-    draft: CodebookInfo, request: Request, train: Samples, held_out: Samples, progress: Progress, began: float
-) -> Codebook:
+def _values(draft: CodebookInfo, request: Request, train: Samples, held_out: Samples, progress: Progress) -> Codebook:
     plan = ValuePlan(request.bits, request.value_steps, request.seed)
     with checkpoints(folder() / f"{draft.file_name}.{draft.digest}.partial") as pieces:
-        return _finish(draft, train_values(train, held_out, plan, pieces, progress), began)
+        return _finish(draft, train_values(train, held_out, plan, pieces, progress))
 
 
 def _known(draft: CodebookInfo) -> dict[str, dict[str, Tensor]]:
@@ -147,19 +173,24 @@ def _known(draft: CodebookInfo) -> dict[str, dict[str, Tensor]]:
         if book.info.digest != draft.digest:
             continue
         theta = book.tensors()["theta"]  # (layers, kv_heads, groups, stages, levels, P, 2)
-        for layer in range(theta.shape[0]):
-            for stage in range(theta.shape[3]):
-                known[f"layer{layer:03d}-stage{stage:02d}"] = {"theta": theta[layer, :, :, stage].flatten(0, 1)}
+        layers, stages = theta.shape[0], theta.shape[3]
+        seconds = torch.tensor(book.info.stage_seconds or [book.info.seconds / stages] * stages) / layers
+        for layer in range(layers):
+            for stage in range(stages):
+                piece = {"theta": theta[layer, :, :, stage].flatten(0, 1), "seconds": seconds[stage]}
+                known[stage_name(layer, stage)] = piece
     return known
 
 
-def _finish(draft: CodebookInfo, tensors: dict[str, Tensor], began: float) -> Codebook:
-    """Save a codebook; its description gets the errors, averaged over layers, and the time."""
+def _finish(draft: CodebookInfo, tensors: dict[str, Tensor]) -> Codebook:
+    """Save a codebook; its description gets the errors, averaged over layers, and the time of every piece of it."""
     means = {name: tensors[name].double().mean(0).reshape(-1).tolist() for name in ("train_error", "held_out_error")}
+    seconds = tensors.pop("seconds").double()  # (layers, stages), or (layers,) of values; no part of the content
     info = draft.model_copy(
         update={
             **{name: [round(error, 6) for error in errors] for name, errors in means.items()},
-            "seconds": round(time.perf_counter() - began, 1),
+            "seconds": round(seconds.sum().item(), 1),
+            "stage_seconds": [round(s, 1) for s in seconds.sum(0).tolist()] if draft.stages else [],
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
         }
     )

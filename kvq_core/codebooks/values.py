@@ -1,5 +1,7 @@
 """Training of value encoders and codebooks by gradient descent, a layer at a time."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,27 +29,35 @@ class ValuePlan:
 def train_values(
     train: Samples, held_out: Samples, plan: ValuePlan, checkpoints: Checkpoints, progress: Progress
 ) -> dict[str, Tensor]:
-    """Train every layer; each finished layer is a checkpoint. Returns to_stored's tensors with layers first, and the
-    relative squared errors train_error and held_out_error (layers,), measured through the stored weights."""
-    done, layers = [], train.values.shape[0]
+    """Train every layer; each finished layer is a checkpoint. Returns to_stored's tensors with layers first, the
+    relative squared errors train_error and held_out_error (layers,), measured through the stored weights, and the
+    ``seconds`` each layer took (layers,), now or before an interruption."""
+    done: list[dict[str, Tensor]] = []
+    layers = train.values.shape[0]
+
+    def tick() -> None:
+        progress("Training values", len(done), layers)
+
     for layer in range(layers):
-        name = f"layer{layer:03d}"
+        name, began = f"layer{layer:03d}", time.perf_counter()
         stored = checkpoints.load(name)
         if stored is None:
             v, check = (_flat(s.values[layer]) for s in (train, held_out))
-            stored = to_stored(train_layer(v, plan, plan.seed * 1000 + layer))
+            stored = to_stored(train_layer(v, plan, plan.seed * 1000 + layer, tick))
             held = from_stored(stored)
             stored |= {"train_error": error(held, v)[None], "held_out_error": error(held, check)[None]}
+            stored["seconds"] = torch.tensor([time.perf_counter() - began])
             checkpoints.save(name, stored)
         done.append(stored)
-        progress("Training values", layer + 1, layers)
+        tick()
     return {name: torch.cat([stored[name] for stored in done]) for name in done[0]}
 
 
-def train_layer(v: Tensor, plan: ValuePlan, seed: int) -> Encoder:
+def train_layer(v: Tensor, plan: ValuePlan, seed: int, tick: Callable[[], None] = lambda: None) -> Encoder:
     """Minimise the squared error of decoded values v (1, n, d): Gumbel-softmax, straight through (Section 4.1).
 
     The paper trains through the model's loss scale with its weights frozen; here the loss is that error alone.
+    ``tick`` is called before every step; what it raises ends the work.
     """
     generator = torch.Generator().manual_seed(seed)
     encoder = start(v, plan.bits, generator)
@@ -58,6 +68,7 @@ def train_layer(v: Tensor, plan: ValuePlan, seed: int) -> Encoder:
     x, prescale = encoder.normalize(v)
     energy = v.square().mean()
     for step in range(steps):
+        tick()
         at = torch.randint(v.shape[1], (min(plan.batch, v.shape[1]),), generator=generator)
         digits = relaxed(encoder.logits(x[:, at]), generator if step < plan.noisy * steps else None)
         loss = (encoder.decode(digits, prescale[:, at]) - v[:, at]).square().mean() / energy

@@ -53,7 +53,8 @@ class CodebookInfo(BaseModel):
     held_out_tokens: int
     train_error: list[float]  # mean over layers; keys: after each stage
     held_out_error: list[float]
-    seconds: float
+    seconds: float  # of training, without reading the text
+    stage_seconds: list[float] = []  # keys: of each stage, all layers together; empty where only their sum is known
     created: str
     command: str
     content: str = ""  # sha256 of the tensors, 16 hex characters
