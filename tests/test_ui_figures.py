@@ -18,7 +18,11 @@ PAYLOAD = 2.5e6
 
 def all_figures(record, arrays):
     return {
-        "damage": f.damage_overview(record, arrays), "score_map": f.score_map(record, arrays, 3, 2),
+        "grid_key": f.damage_grid(record, arrays, "relative", "key", 3, 1),
+        "grid_value": f.damage_grid(record, arrays, "relative", "value", 3, 1),
+        "score_map": f.score_map(record, arrays, 3, 2), "strips": f.kld_strips(record, arrays, 9),
+        "attention": f.attention_rows(record, arrays, 3, 2, 9), "sinks": f.sink_change(record, arrays),
+        "channels": f.channel_errors(record, arrays, "key", 3, 1), "depth": f.depth_error(record, arrays, "score"),
         "head_spectra": f.head_spectra(record, arrays, 3), "joint": f.joint_spectra(record, arrays, 3),
         "energy": f.cumulative_energy(record, arrays, 3), "deviation": f.deviation(record, arrays, 3, 5),
         "inside": f.error_inside(record, arrays, 3, 5), "split": f.error_split(record, arrays, 5),
@@ -46,11 +50,12 @@ def test_a_full_run_stays_in_its_payload():
 def test_not_finite_values_are_drawn_as_zero(run):
     record, arrays = run
     broken = {**arrays, "lane/0/delta_mean": torch.full((LAYERS, QUERY_HEADS, 63), float("nan"))}
-    assert "NaN" not in f.damage_overview(record, broken).to_json()
+    assert "NaN" not in f.damage_grid(record, broken, "score", "key", 0, 0).to_json()
 
 
 def test_lanes_share_one_colour_axis(run):
-    for figure, symmetric in ((f.damage_overview(*run), False), (f.score_map(*run, 3, 2), True)):
+    grid = f.damage_grid(*run, "relative", "key", 3, 1)
+    for figure, symmetric in ((grid, False), (f.score_map(*run, 3, 2), True)):
         assert {trace.coloraxis for trace in figure.data} == {"coloraxis"} and len(figure.data) == 3
         axis = figure.layout.coloraxis
         assert axis.cmin == (-axis.cmax if symmetric else 0) and axis.cmax > 0
@@ -66,14 +71,18 @@ def test_a_lane_keeps_its_colour(run):
 def test_score_map_shows_the_head_asked_for_in_score_units(run):
     record, arrays = run
     figure = f.score_map(record, arrays, 3, 2)
-    expected = arrays["lane/0/delta_map"][3, 2].float() * arrays["lane/0/delta_scale"][3, 2]
-    assert torch.allclose(torch.tensor(figure.data[0].z), expected, atol=1e-3)
+    scale = figure.layout.meta["scale"]
+    for lane in range(3):
+        z = figure.data[lane].z
+        expected = arrays[f"lane/{lane}/delta_map"][3, 2].float() * arrays[f"lane/{lane}/delta_scale"][3, 2]
+        drawn = torch.tensor(z).float() * scale
+        assert z.dtype == "int8" and torch.allclose(drawn, expected.clamp(-127 * scale, 127 * scale), atol=scale)
     assert f.score_map(record, arrays, 3, 99) is None
 
 
 def test_nothing_captured_gives_no_figure(run):
     record, _ = run
-    assert f.damage_overview(record, {}) is None and f.score_map(record, {}, 0, 0) is None
+    assert f.damage_grid(record, {}, "score", "key", 0, 0) is None and f.score_map(record, {}, 0, 0) is None
     assert f.bit_map(record, {}, "key", "layers") is None and f.error_inside(record, {}, 0, 5) is None
     assert worst_head(record, {}) == (0, 0)
 

@@ -30,6 +30,7 @@ def make_run(lanes: int = 3, scored: int = 63, tokens: int = 480, labels: tuple[
     arrays = _run_arrays(scored, random)
     for at in ("noise", *range(len(names))):
         arrays |= _lane_arrays(at, scored, tokens, random)
+    arrays |= _deep_arrays(len(names), len(range(0, scored, 8)), random)
     pieces = [text] * (scored + 1)
     record = Record(
         id="feedfacefeedface",
@@ -68,6 +69,13 @@ def make_run(lanes: int = 3, scored: int = 63, tokens: int = 480, labels: tuple[
             topk=5,
             step_edges=list(range(scored + 1)),
             position_edges=[round(i * tokens / 240) for i in range(241)],
+            attention_steps=list(range(0, scored, 8)),
+            sink_tokens=4,
+            depth_edges=[round(i * tokens / 16) for i in range(17)],
+            distribution_layers=[0, LAYERS // 2, LAYERS - 1],
+            quantiles=[0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0],
+            angle_ranks=[1, 5, 16],
+            subspace_texts={"same_kind": "Another story.", "other_kind": "A table."},
         ),
         timing=RunTiming(
             prefill_s=1, encode_s=1, decode_s=9, steps=scored, ms_per_step=140.0, rows_mean=3.0, total_s=12.0
@@ -118,6 +126,59 @@ def _lane_arrays(at: object, scored: int, tokens: int, random: torch.Generator) 
         found["delta_map"] = torch.randint(-127, 128, shape, generator=random, dtype=torch.int8)
         found["delta_scale"] = rand(LAYERS, QUERY_HEADS) / 20
     return {f"lane/{at}/{name}": tensor for name, tensor in found.items()}
+
+
+def _deep_arrays(lanes: int, steps: int, random: torch.Generator) -> dict[str, torch.Tensor]:
+    """What the deeper captures add; lane 0 alone has codebooks, latent channels and outliers."""
+    rand = lambda *shape: torch.rand(*shape, generator=random)  # noqa: E731
+    masses = lambda: (rand(steps, LAYERS, QUERY_HEADS, 240) * 255).to(torch.uint8)  # noqa: E731
+    quantiles = lambda: rand(3, HEADS * DIM, 7).sort(-1).values  # noqa: E731
+    angles = lambda: 90 * rand(LAYERS, HEADS, 3, 16).sort(-1).values  # noqa: E731
+    falling = torch.linspace(0, 6, DIM).neg().exp().expand(LAYERS, HEADS, -1)
+    found = {
+        "spectra/value": 90 * falling**0.2,
+        "spectra/value_concat": 90 * torch.linspace(0, 2, HEADS * DIM).neg().exp().expand(LAYERS, -1).clone(),
+        "spectra/key_quantiles": quantiles(),
+        "spectra/latent_quantiles": quantiles(),
+        "reference/key_channel_energy": rand(LAYERS, HEADS, DIM),
+        "reference/value_channel_energy": rand(LAYERS, HEADS, DIM),
+        "reference/sink_mass": rand(steps, LAYERS, QUERY_HEADS),
+        "reference/attention_rows": masses(),
+        "gaussian/bits": torch.linspace(0.5, 8, 16),
+        "gaussian/key_error": 0.9 * 2 ** -torch.linspace(0.5, 8, 16),
+        "gaussian/value_error": 2 ** -torch.linspace(0.5, 8, 16),
+        "subspace/deviation_same_kind": torch.linspace(1, 0, DIM + 1).sqrt().expand(LAYERS, HEADS, -1).clone(),
+        "subspace/deviation_other_kind": torch.linspace(1, 0, DIM + 1).sqrt().expand(LAYERS, HEADS, -1).clone(),
+        "subspace/angles_query_key": angles(),
+    }
+    for i in range(lanes):
+        lane = {
+            "delta_offset": rand(LAYERS, QUERY_HEADS, 63) - 0.5,
+            "key_channel_error": rand(LAYERS, HEADS, DIM),
+            "value_channel_error": rand(LAYERS, HEADS, DIM),
+            "depth_key_error": rand(LAYERS, HEADS, 16),
+            "depth_value_error": rand(LAYERS, HEADS, 16),
+            "depth_score_error": rand(LAYERS, QUERY_HEADS, 16),
+            "attention_kl": rand(steps, LAYERS, QUERY_HEADS),
+            "sink_mass": rand(steps, LAYERS, QUERY_HEADS) - 0.5,
+            "attention_rows": masses(),
+            "output_relative": rand(LAYERS, QUERY_HEADS),
+            "key_quantiles": quantiles(),
+            "latent_quantiles": quantiles(),
+            "spectrum_key": 90 * falling**0.5,
+            "angles_query_key": angles(),
+            "angles_key_key": angles(),
+        }
+        if i == 0:
+            lane |= {
+                "key_code_counts": (rand(LAYERS, HEADS, 4, 32) * 9).int(),
+                "key_symmetric_share": rand(LAYERS, HEADS),
+                "key_outlier_share": rand(LAYERS, HEADS) / 50,
+                "key_latent_bits": torch.tensor([8.0, 4, 4, 2, 2, 0, 0, 0]).repeat_interleave(HEADS * DIM // 8)[None]
+                .expand(LAYERS, -1).clone(),
+            }  # fmt: skip
+        found |= {f"lane/{i}/{name}": tensor.contiguous() for name, tensor in lane.items()}
+    return found
 
 
 def _lane(label: str, method: str, scored: int, tokens: int, pieces: list[str]) -> LaneRecord:

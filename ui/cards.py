@@ -8,7 +8,7 @@ import numpy as np
 from kvq_core.record import LaneRecord, Record
 from ui.figures.base import Arrays, array
 from ui.numbers import ABSENT, bits, percent, plural, significant
-from ui.text import lane_tokens, reference_tokens, safe, strip
+from ui.text import lane_tokens, numbered_tokens, safe, strip, visible
 from ui.verdict import remarks, verdict
 
 MAX_TITLED = 1200  # tokens of a run that carry their top-5 lists; about 300 KB
@@ -92,7 +92,7 @@ def _agreement(lane: LaneRecord) -> list[str]:
 
 
 def reference_body(record: Record) -> str:
-    return reference_tokens(record.reference.tokens) or '<span class="none">The answer is empty.</span>'
+    return numbered_tokens(record.reference.tokens) or '<span class="none">The answer is empty.</span>'
 
 
 def lane_body(record: Record, arrays: Arrays, index: int) -> str:
@@ -132,8 +132,4 @@ def _titles(record: Record, arrays: Arrays, index: int, limit: int) -> list[str]
 
 def _top(words: dict[int, str], ids: np.ndarray, probs: np.ndarray) -> str:
     named = [(words.get(int(id), f"token {id:.0f}"), p) for id, p in zip(ids.tolist(), probs.tolist(), strict=True)]
-    return "  ".join(f"“{_visible(word)}” {100 * p:.0f} %" for word, p in named)
-
-
-def _visible(piece: str) -> str:
-    return piece.strip(" ").replace("\n", "⏎") or "␣"
+    return "  ".join(f"“{visible(word)}” {100 * p:.0f} %" for word, p in named)

@@ -15,7 +15,6 @@ from kvq_core.spec import ComparisonSpec
 from kvq_core.store import Store
 from ui.figures.base import canvas
 from ui.panels.answers import AnswerCards, create_answers, finished, visible
-from ui.panels.captures import Captures, create_captures, draw_open, pickers_for, wire_captures
 from ui.panels.claims import create_claims
 from ui.panels.filling import NEXT_FOR_A_LINK, form_outputs, from_preset, opened_page
 from ui.panels.header import chip, create_header, markup
@@ -24,6 +23,17 @@ from ui.panels.lanes import Lanes, create_lanes
 from ui.panels.launch import Launch, create_launch, wire_estimate, wire_run
 from ui.panels.scorecard import Scorecard, create_scorecard, show_scorecard
 from ui.panels.setup import Setup, create_setup, wire_presets
+from ui.panels.views import (
+    PAGE_JS,
+    Views,
+    create_views,
+    draw_open,
+    drawing_inputs,
+    drawing_outputs,
+    fit,
+    fitted,
+    wire_views,
+)
 from ui.panels.welcome import welcome
 from ui.services import QUIET, SWIFT, Services
 from ui.status import notice
@@ -55,7 +65,7 @@ class Page:
     results: gr.Column
     share: gr.Textbox
     score: Scorecard
-    captures: Captures
+    views: Views
     plotly: gr.Plot
 
 
@@ -73,7 +83,7 @@ def build_ui(
         wire_presets(page.setup, from_preset, form_outputs(page.setup, page.lanes))
         wire_estimate(page.launch, page.setup, page.lanes, services)
         wire_run(page.launch, page.setup, page.lanes, page.cards, page.status, page.results, page.shown, services)
-        wire_captures(page.captures, page.shown, services)
+        wire_views(page.views, page.shown, services)
         _wire_shown(page, services)
         _wire_visit(blocks, page, services)
     return blocks.queue(max_size=MAX_QUEUE, api_open=False, status_update_rate=1)
@@ -94,7 +104,7 @@ def _arrange(services: Services) -> Page:
             # Never seen: an empty figure in it makes the browser load Plotly (4.6 MB) while the engine still works.
             plotly = gr.Plot(visible="hidden", show_label=False, container=False, elem_id="plotly")
             with gr.Column(visible=False, elem_id="results") as results:
-                score, captures = create_scorecard(), create_captures()
+                score, views = create_scorecard(), create_views()
             create_claims()
     return Page(
         shown,
@@ -110,7 +120,7 @@ def _arrange(services: Services) -> Page:
         results,
         share,
         score,
-        captures,
+        views,
         plotly,
     )
 
@@ -139,7 +149,7 @@ def _wire_shown(page: Page, services: Services) -> None:
             *visible(len(record.lanes)),
             *finished(record, arrays),
             *show_scorecard(record, services),
-            *pickers_for(record, arrays),
+            *fit(page.views, record, arrays),
         ]
 
     def remember(shown: dict[str, Any], kept: Any) -> list[Any]:
@@ -150,10 +160,13 @@ def _wire_shown(page: Page, services: Services) -> None:
 
     outputs = [
         page.header, page.status, page.welcome, page.results, page.share, page.cards.area, *page.cards.columns,
-        *page.cards.streamed, *page.score.outputs, page.captures.layer, page.captures.head,
+        *page.cards.streamed, *page.score.outputs, *fitted(page.views),
     ]  # fmt: skip
     drawn = page.shown.change(show, page.shown, outputs, **QUIET, concurrency_limit=4)
-    draw_open(page.captures, page.shown, services, after=drawn)
+    drawn.then(
+        draw_open(page.views, services), drawing_inputs(page.views, page.shown), drawing_outputs(page.views), **QUIET,
+        concurrency_limit=4,
+    )  # fmt: skip
     page.shown.change(remember, [page.shown, page.kept], [page.kept, page.runs], **SWIFT)
     page.share.change(None, page.share, None, js=FOLLOW_LINK, **SWIFT)
 
@@ -170,6 +183,7 @@ def _wire_visit(blocks: gr.Blocks, page: Page, services: Services) -> None:
         services.desk.cancel(request.session_hash or "")
 
     blocks.load(arrive, None, [page.shown, page.status, page.welcome, *form_outputs(page.setup, page.lanes)], **SWIFT)
+    blocks.load(None, None, None, js=PAGE_JS)
     blocks.load(listed, page.kept, page.runs, **SWIFT)
     blocks.unload(leave)
     clear = [gr.update(visible=False), gr.update(visible=False), canvas(10)]

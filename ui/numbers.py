@@ -1,6 +1,7 @@
 """Numbers as people read them: two or three significant digits and a unit."""
 
 import math
+from collections.abc import Sequence
 
 ABSENT = "–"
 
@@ -54,3 +55,8 @@ def size(count: float | None) -> str:
 def plural(count: int, noun: str) -> str:
     """``1 lane``, ``3 lanes``."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def listed(items: Sequence[object]) -> str:
+    """``0``, ``0 and 1``, ``0, 1 and 2``."""
+    return f"{', '.join(map(str, items[:-1]))} and {items[-1]}" if len(items) > 1 else str(items[0])

@@ -32,6 +32,11 @@ def shorten(text: str, limit: int) -> str:
     return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
 
 
+def visible(piece: str) -> str:
+    """A token's text with its blanks shown."""
+    return piece.strip(" ").replace("\n", "⏎") or "␣"
+
+
 def shade(kld: float | None) -> int:
     """Shade of a token, 0 (plain) to SHADES: the square root spreads the small values where differences matter."""
     if kld is None or not math.isfinite(kld) or kld <= 0:
@@ -39,20 +44,26 @@ def shade(kld: float | None) -> int:
     return min(SHADES, round(SHADES * math.sqrt(kld / FULL_SHADE_NATS)))
 
 
-def token(piece: str, classes: Sequence[str], title: str = "") -> str:
-    """One token as an element; without classes and title as bare text."""
+def token(piece: str, classes: Sequence[str], title: str = "", at: int | None = None) -> str:
+    """One token as an element; without classes, title and number as bare text. A numbered one can be selected."""
     body = safe(piece)
     names = " ".join(filter(None, classes))
-    if not names and not title:
+    if not names and not title and at is None:
         return body
     named = f' class="{names}"' if names else ""
     titled = f' title="{safe(title)}"' if title else ""
-    return f"<i{named}{titled}>{body}</i>"
+    numbered = "" if at is None else f' data-t="{at}"'
+    return f"<i{named}{titled}{numbered}>{body}</i>"
 
 
 def reference_tokens(pieces: Sequence[str]) -> str:
-    """The reference's text."""
+    """The reference's text while it arrives."""
     return "".join(map(safe, pieces))
+
+
+def numbered_tokens(pieces: Sequence[str]) -> str:
+    """The reference's text once it is whole: every token can be selected."""
+    return "".join(token(piece, (), at=at) for at, piece in enumerate(pieces))
 
 
 def lane_tokens(
@@ -77,17 +88,19 @@ def lane_tokens(
             "f" if scored and i <= len(same_top) and not same_top[i - 1] else "",
         )
         title = titles[i] if i < len(titles) else ""
+        at = i if title else None
         if first_divergence is None or i < first_divergence:
             if i < len(same):
-                parts.append(token(same[i], colors, title))
+                parts.append(token(same[i], colors, title, at))
             elif i < len(own):
                 parts.append(token(own[i], ("o",)))
             continue
         if i < len(same):
-            parts.append(token(same[i], ("s", *colors), title))
+            parts.append(token(same[i], ("s", *colors), title, at))
         if i < len(own):
             edge = (*colors, "d") if i == first_divergence else ()
-            parts.append(token(own[i] or "‹end›", ("o", *edge), title if i == first_divergence else ""))
+            forks = i == first_divergence
+            parts.append(token(own[i] or "‹end›", ("o", *edge), title if forks else "", at if forks else None))
     return "".join(parts)
 
 

@@ -1,14 +1,14 @@
 """What all figures share: a transparent template, array access, rounding for a small payload."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from kvq_core.record import LaneRecord, Record
-from ui.colors import DIVERGING, SEQUENTIAL, lane_color
+from ui.colors import ACCENT, DIVERGING, SEQUENTIAL, lane_color
 from ui.text import plot_safe, shorten
 
 Arrays = Mapping[str, Any]
@@ -39,6 +39,26 @@ def label_of(lane: LaneRecord, limit: int = 28) -> str:
     return plot_safe(shorten(lane.label, limit))
 
 
+def labelled(figure: go.Figure, label: str, pick: dict[str, Any] | None = None, **meta: Any) -> go.Figure:
+    """What a screen reader says, and what a click selects: ``{"layer": "x"}`` is a point's x, a number is itself."""
+    figure.update_layout(meta={"label": label, **({"pick": pick} if pick else {}), **meta})
+    return figure
+
+
+def cursor(figure: go.Figure, at: float, rows: int = 1, axis: Literal["x", "y"] = "x") -> go.Figure:
+    """A thin line at the selection, in every row."""
+    line = {"color": ACCENT, "width": 1.5, "dash": "dot"}
+    for row in range(1, rows + 1):
+        place = {"row": row, "col": 1} if figure._has_subplots() else {}
+        figure.add_vline(at, line=line, **place) if axis == "x" else figure.add_hline(at, line=line, **place)
+    return figure
+
+
+def quantized(values: np.ndarray, top: float) -> np.ndarray:
+    """Signed values as int8 codes of ``top / 127``: a quarter of float32 for a large heatmap."""
+    return np.clip(np.round(values * (127 / (top or 1.0))), -127, 127).astype(np.int8)
+
+
 def rounded(values: np.ndarray, digits: int = 4) -> np.ndarray:
     """float32 with at most ``digits`` decimals; Plotly sends it as binary."""
     return np.round(values, digits).astype(np.float32)
@@ -49,9 +69,10 @@ def canvas(height: int, **layout: Any) -> go.Figure:
     return styled(go.Figure(), height, **layout)
 
 
-def stacked_rows(titles: Sequence[str], row_height: int, colors: Sequence[str], **options: Any) -> go.Figure:
+def stacked_rows(
+    titles: Sequence[str], row_height: int, colors: Sequence[str], gap: int = 30, **options: Any
+) -> go.Figure:
     """One subplot a lane below each other on a shared x axis, each titled in its lane's colour."""
-    gap = 30
     inner = len(titles) * row_height + (len(titles) - 1) * gap
     spacing = gap / inner if len(titles) > 1 else 0
     figure = make_subplots(

@@ -1,31 +1,80 @@
-"""Where attention scores moved: layer x head for every lane, and step x position for one head."""
+"""Where a cache hurts: layer x KV head for every lane, and one head step by step."""
+
+from typing import Literal
 
 import numpy as np
 import plotly.graph_objects as go
 
 from kvq_core.record import Record
 from ui.colors import lane_color
-from ui.figures.base import Arrays, array, diverging, label_of, lanes_with, rounded, sequential, stacked_rows
+from ui.figures.base import (
+    Arrays,
+    array,
+    cursor,
+    diverging,
+    label_of,
+    labelled,
+    lanes_with,
+    quantized,
+    rounded,
+    sequential,
+    stacked_rows,
+)
+
+Kind = Literal["key", "value"]
+# measure -> (array, unit, factor to the unit, what it is): those of keys and values apart, those of both together
+MEASURES: dict[str, dict[str, tuple[str, str, float, str]]] = {
+    "relative": {
+        "key": ("key_error", "‖ΔK‖/‖K‖, %", 100, "relative key error"),
+        "value": ("value_error", "‖ΔV‖/‖V‖, %", 100, "relative value error"),
+    },
+    "score": {"key": ("delta_mean", "mean |Δ q·k/√d|", 1, "mean score error, centred per row")},
+    "attention": {"key": ("attention_kl", "KL, nats", 1, "KL of the attention, lane against reference")},
+    "output": {"value": ("output_relative", "‖ΔO‖/‖O‖, %", 100, "relative error of the attention output")},
+}
 
 
-def damage_overview(record: Record, arrays: Arrays) -> go.Figure | None:
-    """Mean |score delta| of every layer and query head, a lane below the other, on one scale."""
-    lanes = [(i, lane, d.mean(-1)) for i, lane, d in lanes_with(record, arrays, "delta_mean")]
+def grid_values(record: Record, arrays: Arrays, measure: str, kind: Kind) -> list[tuple[int, np.ndarray]]:
+    """Per lane (layers, KV heads) in the measure's unit; query heads that share a KV head are averaged."""
+    if kind not in MEASURES[measure]:
+        return []
+    name, _, factor, _ = MEASURES[measure][kind]
+    found = []
+    for index, _, values in lanes_with(record, arrays, name):
+        mean = values.mean(-1) if name == "delta_mean" else values.mean(0) if values.ndim == 3 else values
+        layers, heads = mean.shape[0], record.environment.kv_heads
+        found.append((index, factor * mean.reshape(layers, heads, -1).mean(-1)))
+    return found
+
+
+def damage_grid(record: Record, arrays: Arrays, measure: str, kind: Kind, layer: int, kv_head: int) -> go.Figure | None:
+    """Layer x KV head, a lane below the other, on one scale; a click selects the cell."""
+    lanes = grid_values(record, arrays, measure, kind)
     if not lanes:
         return None
-    figure = stacked_rows([label_of(lane) for _, lane, _ in lanes], 86, [lane_color(i) for i, _, _ in lanes])
-    for row, (_, lane, mean) in enumerate(lanes, 1):
+    _, unit, _, what = MEASURES[measure][kind]
+    names = [label_of(record.lanes[i]) for i, _ in lanes]
+    heads = record.environment.kv_heads
+    figure = stacked_rows(names, max(34, 13 * min(heads, 16)), [lane_color(i) for i, _ in lanes], gap=26)
+    for row, (name, (_, values)) in enumerate(zip(names, lanes, strict=True), 1):
         heat = go.Heatmap(
-            z=rounded(mean.T), coloraxis="coloraxis", xgap=1, ygap=1, name=label_of(lane),
-            hovertemplate="layer %{x}, head %{y}<br>mean |Δ| %{z:.3f}<extra>" + label_of(lane) + "</extra>",
+            z=rounded(values.T), coloraxis="coloraxis", xgap=1, ygap=1, name=name,
+            hovertemplate=f"layer %{{x}}, KV head %{{y}}<br>%{{z:.3g}} {unit.rpartition(', ')[2]}<extra>{name}</extra>",
         )  # fmt: skip
         figure.add_trace(heat, row, 1)
-        figure.update_yaxes(title_text="head", autorange="reversed", showgrid=False, row=row, col=1)
+        figure.update_yaxes(
+            title_text="head" if row == 1 else "", autorange="reversed", showgrid=False, dtick=max(1, heads // 4),
+            row=row, col=1,
+        )  # fmt: skip
+        box = {"x0": layer - 0.5, "x1": layer + 0.5, "y0": kv_head - 0.5, "y1": kv_head + 0.5}
+        figure.add_shape(type="rect", **box, line={"color": "#0072b2", "width": 2}, row=row, col=1)
     figure.update_xaxes(showgrid=False)
     figure.update_xaxes(title_text="layer", row=len(lanes), col=1)
-    top = max(float(np.quantile(mean, 0.995)) for *_, mean in lanes)
-    figure.update_layout(coloraxis=sequential(top, "mean |Δ score|"))
-    return figure
+    top = max(float(np.quantile(values, 0.995)) for _, values in lanes)
+    figure.update_layout(coloraxis=sequential(top, unit))
+    return labelled(
+        figure, f"Heatmaps of the {what}, layer by KV head, one a lane", {"layer": "x", "kv_head": "y"}
+    )  # fmt: skip
 
 
 def worst_head(record: Record, arrays: Arrays) -> tuple[int, int]:
@@ -39,40 +88,78 @@ def worst_head(record: Record, arrays: Arrays) -> tuple[int, int]:
     return place[0], place[1]
 
 
-def score_map(record: Record, arrays: Arrays, layer: int, head: int) -> go.Figure | None:
-    """Signed score deltas of one head, step x position, every lane on one diverging scale."""
+def captured_at(record: Record, layer: int, head: int) -> tuple[int, int] | None:
+    """Indices into the maps of the captured layer nearest to ``layer``, and of the head; None without that head."""
     info = record.capture
-    if not info.layers or not info.heads or head not in info.heads:
+    if not info.layers or head not in info.heads:
         return None
-    kept = min(info.layers, key=lambda m: abs(m - layer))
-    m, q = info.layers.index(kept), info.heads.index(head)
+    return info.layers.index(min(info.layers, key=lambda m: abs(m - layer))), info.heads.index(head)
+
+
+def score_map(
+    record: Record, arrays: Arrays, layer: int, head: int, step: int = 0, centred: bool = True
+) -> go.Figure | None:
+    """Signed score deltas of one head, step x position, every lane on one diverging scale."""
+    place = captured_at(record, layer, head)
+    if place is None:
+        return None
     lanes = [
-        (i, lane, _delta(arrays, i, m, q))
+        (i, lane, _delta(record, arrays, i, *place, centred))
         for i, lane in enumerate(record.lanes)
         if lane.status == "done" and f"lane/{i}/delta_map" in arrays
+        if centred or f"lane/{i}/delta_offset" in arrays
     ]
     if not lanes:
         return None
-    figure = stacked_rows([label_of(lane) for _, lane, _ in lanes], 104, [lane_color(i) for i, _, _ in lanes])
+    info = record.capture
+    top = max(float(np.quantile(np.abs(delta), 0.999)) for *_, delta in lanes)
+    figure = stacked_rows([label_of(lane) for _, lane, _ in lanes], 84, [lane_color(i) for i, _, _ in lanes], gap=26)
     for row, (_, lane, delta) in enumerate(lanes, 1):
         heat = go.Heatmap(
-            z=rounded(delta, 3), x=_centres(info.position_edges), y=_centres(info.step_edges), coloraxis="coloraxis",
-            hovertemplate="step %{y:.0f}, position %{x:.0f}<br>Δ %{z:+.3f}<extra>" + label_of(lane) + "</extra>",
+            z=quantized(delta, top), x=_centres(info.position_edges), y=_centres(info.step_edges),
+            coloraxis="coloraxis", name=label_of(lane),
+            hovertemplate=f"step %{{y:.0f}}, position %{{x:.0f}}<br>Δ %{{z}} × {top / 127:.2g}"
+            + f"<extra>{label_of(lane)}</extra>",
         )  # fmt: skip
         figure.add_trace(heat, row, 1)
-        figure.update_yaxes(title_text="step", autorange="reversed", showgrid=False, row=row, col=1)
+        figure.update_yaxes(
+            title_text="step" if row == 1 else "", autorange="reversed", showgrid=False, row=row, col=1
+        )  # fmt: skip
     figure.update_xaxes(showgrid=False)
-    figure.update_xaxes(title_text=f"key position (layer {kept}, query head {head})", row=len(lanes), col=1)
-    top = max(float(np.quantile(np.abs(delta), 0.999)) for *_, delta in lanes)
-    figure.update_layout(coloraxis=diverging(top, "Δ q·k/√d"))
-    return figure
+    figure.update_xaxes(
+        title_text=f"key position (layer {info.layers[place[0]]}, query head {head})", row=len(lanes), col=1
+    )
+    axis = diverging(127, "Δ q·k/√d" + ("" if centred else ", uncentred"))
+    axis["colorbar"] |= {
+        "tickvals": [-127, -64, 0, 64, 127],
+        "ticktext": [f"{top * t:+.2g}" for t in (-1, -0.5, 0, 0.5, 1)],
+    }
+    figure.update_layout(coloraxis=axis)
+    cursor(figure, step, len(lanes), axis="y")
+    return labelled(
+        figure, "Heatmaps of signed score deltas, step by key position, one a lane", {"step": "y"}, scale=top / 127
+    )
 
 
-def _delta(arrays: Arrays, lane: int, m: int, q: int) -> np.ndarray:
+def _delta(record: Record, arrays: Arrays, lane: int, m: int, q: int, centred: bool) -> np.ndarray:
     """(steps, positions) in score units; one head is cut out before it is widened from int8."""
     codes = np.asarray(arrays[f"lane/{lane}/delta_map"][m, q], dtype=np.float32)
     scale = array(arrays, f"lane/{lane}/delta_scale")
-    return codes * (1.0 if scale is None else float(scale[m, q]))
+    delta = codes * (1.0 if scale is None else float(scale[m, q]))
+    offset = array(arrays, f"lane/{lane}/delta_offset")
+    if centred or offset is None:
+        return delta
+    info = record.capture
+    of_steps = offset[info.layers[m], info.heads[q]]
+    edges = np.minimum(info.step_edges[:-1], max(0, of_steps.size - 1))
+    widths = np.maximum(1, np.diff([*edges, of_steps.size]))
+    reached = np.asarray(info.position_edges[:-1])[None, :] < _tokens_seen(record)[:, None]
+    return delta + reached * (np.add.reduceat(of_steps, edges) / widths)[:, None]
+
+
+def _tokens_seen(record: Record) -> np.ndarray:
+    """Key positions each step bin can see: the prompt and what was written up to its last step."""
+    return len(record.reference.prompt_token_ids) + np.asarray(record.capture.step_edges[1:])
 
 
 def _centres(edges: list[int]) -> np.ndarray:

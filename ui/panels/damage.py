@@ -1,32 +1,80 @@
-"""Attention-score deltas: every layer and head, then one head step by step."""
+"""Where is the damage: a grid of layers and KV heads, then one head, one token, its channels."""
 
 from typing import Any
 
 import gradio as gr
 
 from kvq_core.record import Record
-from ui.figures import damage_overview, score_map
+from ui.figures import attention_rows, channel_errors, damage_grid, depth_error, score_map, sink_change
 from ui.figures.base import Arrays
-from ui.text import safe
-from ui.words import damage
+from ui.figures.damage import MEASURES
+from ui.panels.view import Drawn, View, create_slot, create_words, or_absent
+from ui.selection import Selection
+from ui.words.damage import damage
+
+CHOICES = [
+    ("Relative error", "relative"), ("Score error", "score"), ("Attention KL", "attention"),
+    ("Output error", "output"),
+]  # fmt: skip
+TITLES = {
+    "score": "Scores (keys × queries): layer × KV head", "attention": "Attention: layer × KV head",
+    "output": "Attention output (keys and values): layer × KV head",
+}  # fmt: skip
+MISSING = "Not captured in this run."
 
 
-def create_damage() -> list[gr.components.Component]:
-    words = gr.HTML("", elem_classes=["words"])
+def create_damage() -> View:
+    words = create_words()
+    with gr.Row(elem_classes=["choices"]):
+        measure = gr.Radio(CHOICES, value="relative", label="Measure", elem_id="measure", interactive=True)
+        uncentred = gr.Checkbox(
+            label="Uncentred score deltas", value=False, elem_id="uncentred", interactive=True, min_width=160
+        )  # fmt: skip
     with gr.Row(elem_classes=["plots"]):
-        overview = gr.Plot(
-            show_label=False, container=False, elem_id="plot-damage", elem_classes=["plot"], min_width=320
-        )
-        with gr.Column(min_width=320):
-            detail = gr.Plot(show_label=False, container=False, elem_id="plot-score-map", elem_classes=["plot"])
-    gr.HTML(
-        '<p class="muted">Left: mean |Δ q·k/√d| over the steps, quantized positions only, centred per row because '
-        "softmax ignores a shift. Right: the head chosen above, step by step, the strongest value of each bin with its "
-        "sign.</p>"
-    )
-    return [words, overview, detail]
+        slots = [
+            create_slot("grid-key", "Keys: layer × KV head", "Click a cell to select its layer and head."),
+            create_slot("grid-value", "Values: layer × KV head"),
+        ]
+    with gr.Row(elem_classes=["plots"]):
+        slots += [
+            create_slot(
+                "score-map", "Score deltas of the selected head, step by step",
+                "The strongest value of each bin with its sign. Centred per row: softmax ignores a shift.",
+            ),
+            create_slot("attention-rows", "Attention at the selected token", "The step nearest to it that was kept."),
+        ]  # fmt: skip
+    with gr.Row(elem_classes=["plots"]):
+        slots += [
+            create_slot("channels-key", "Key channels that carry the error", "Of the selected layer and KV head."),
+            create_slot("channels-value", "Value channels that carry the error"),
+        ]
+    with gr.Row(elem_classes=["plots"]):
+        slots += [
+            create_slot("sinks", "Attention on the first tokens", "Lane minus reference, mean over heads and steps."),
+            create_slot("depth", "Error against context depth", "Mean over all layers and heads."),
+        ]
+    return View("damage", words, slots, compute, ("layer", "head", "token"), [measure, uncentred])
 
 
-def show_damage(record: Record, arrays: Arrays, layer: int, head: int) -> list[Any]:
-    figures = damage_overview(record, arrays), score_map(record, arrays, int(layer), int(head))
-    return [f"<p>{safe(damage(record, arrays))}</p>", *(gr.update(value=f, visible=f is not None) for f in figures)]
+def compute(record: Record, arrays: Arrays, at: Selection, measure: str, uncentred: Any) -> Drawn:
+    kv_head = at.kv_head(record)
+    grids = {
+        f"grid-{kind}": or_absent(damage_grid(record, arrays, measure, kind, at.layer, kv_head), MISSING)
+        if kind in MEASURES[measure]
+        else ""
+        for kind in ("key", "value")
+    }
+    shift = "" if not uncentred else " What centring took away was not kept in this run."
+    figures = {
+        **grids,
+        "score-map": or_absent(
+            score_map(record, arrays, at.layer, at.head, at.step, not uncentred), f"{MISSING}{shift}"
+        ),
+        "attention-rows": or_absent(attention_rows(record, arrays, at.layer, at.head, at.step), MISSING),
+        "channels-key": or_absent(channel_errors(record, arrays, "key", at.layer, kv_head), MISSING),
+        "channels-value": or_absent(channel_errors(record, arrays, "value", at.layer, kv_head), MISSING),
+        "sinks": or_absent(sink_change(record, arrays), MISSING),
+        "depth": or_absent(depth_error(record, arrays, measure), MISSING),
+    }
+    titles = dict.fromkeys(grids, TITLES[measure]) if measure in TITLES else {}
+    return Drawn(damage(record, arrays, at), figures, titles=titles)

@@ -1,34 +1,32 @@
 """Singular values of the prompt's keys."""
 
-from typing import Any
-
 import gradio as gr
 
 from kvq_core.record import Record
 from ui.figures import cumulative_energy, head_spectra, joint_spectra
 from ui.figures.base import Arrays
-from ui.text import safe
+from ui.panels.view import Drawn, View, create_slot, create_words, or_absent
+from ui.selection import Selection
 from ui.words import spectra
 
+MISSING = "Not captured in this run."
 
-def create_spectra() -> list[gr.components.Component]:
-    words = gr.HTML("", elem_classes=["words"])
+
+def create_spectra() -> View:
+    words = create_words()
     with gr.Row(elem_classes=["plots"]):
-        plots = [
-            gr.Plot(show_label=False, container=False, elem_id=f"plot-{name}", elem_classes=["plot"], min_width=270)
-            for name in ("head-spectra", "joint-spectra", "energy")
+        slots = [
+            create_slot("head-spectra", "Singular values, per KV head"),
+            create_slot("joint-spectra", "Singular values, heads concatenated"),
+            create_slot("energy", "Energy held by the strongest directions"),
         ]
-    gr.HTML(
-        '<p class="muted">The full-precision keys of the prompt; the same for every lane. Thin lines on the right: '
-        "heads concatenated.</p>"
-    )
-    return [words, *plots]
+    return View("spectra", words, slots, compute, ("layer",))
 
 
-def show_spectra(record: Record, arrays: Arrays, layer: int) -> list[Any]:
-    layer = int(layer)
-    figures = (draw(record, arrays, layer) for draw in (head_spectra, joint_spectra, cumulative_energy))
-    return [
-        f"<p>{safe(spectra(record, arrays, layer))}</p>",
-        *(gr.update(value=f, visible=f is not None) for f in figures),
-    ]
+def compute(record: Record, arrays: Arrays, at: Selection) -> Drawn:
+    figures = {
+        "head-spectra": or_absent(head_spectra(record, arrays, at.layer), MISSING),
+        "joint-spectra": or_absent(joint_spectra(record, arrays, at.layer), MISSING),
+        "energy": or_absent(cumulative_energy(record, arrays, at.layer), MISSING),
+    }
+    return Drawn(spectra(record, arrays, at.layer), figures)

@@ -9,43 +9,43 @@ from ui.colors import lane_color
 from ui.figures import bit_map, stored_bytes
 from ui.figures.base import Arrays
 from ui.numbers import percent, size
+from ui.panels.view import Drawn, View, create_slot, create_words, or_absent
+from ui.selection import Selection
 from ui.tables import extrapolated
 from ui.text import safe
 from ui.words import storage
 
+MISSING = "Not captured in this run."
 MAX_CONTEXT, MAX_BATCH = 10_000_000, 100_000
 
 
-def create_storage() -> tuple[list[gr.components.Component], list[gr.components.Component]]:
-    words = gr.HTML("", elem_classes=["words"])
+def create_storage() -> View:
+    words = create_words()
     with gr.Row(elem_classes=["plots"]):
-        stored = gr.Plot(show_label=False, container=False, elem_id="plot-bytes", elem_classes=["plot"], min_width=320)
-        with gr.Column(min_width=320):
+        stored = create_slot("bytes", "Stored bytes by what they are for")
+        with gr.Column(min_width=300, elem_classes=["slot"]):
             with gr.Row():
                 context = gr.Number(
                     32_768, label="Context, tokens", precision=0, min_width=120, elem_id="context", interactive=True
                 )
                 batch = gr.Number(1, label="Batch", precision=0, min_width=90, elem_id="batch", interactive=True)
             table = gr.HTML("", elem_id="extrapolation")
-    with gr.Row():
+    with gr.Row(elem_classes=["choices"]):
         kind = gr.Radio(
             [("Keys", "key"), ("Values", "value")], value="key", label="Bit map of", elem_id="bits-of", interactive=True
         )
         axis = gr.Radio(["layers", "channels"], value="layers", label="Rows", elem_id="bits-rows", interactive=True)
-    bits = gr.Plot(show_label=False, container=False, elem_id="plot-bits", elem_classes=["plot"])
-    gr.HTML(
-        '<p class="muted">One row where the bits depend on the token alone. Metadata is counted with the element it '
-        "belongs to.</p>"
+    bits = create_slot(
+        "bits", "Bits of every element", "One row where the bits depend on the token alone. Metadata included."
     )
-    return [words, stored, table, bits], [context, batch, kind, axis]
+    return View("storage", words, [stored, bits], compute, (), [context, batch, kind, axis], {"table": table})
 
 
-def show_storage(record: Record, arrays: Arrays, context: Any, batch: Any, kind: Any, axis: Any) -> list[Any]:
-    figure = bit_map(record, arrays, kind, axis)
-    return [
-        f"<p>{safe(storage(record))}</p>", stored_bytes(record), _table(record, context, batch),
-        gr.update(value=figure, visible=figure is not None),
-    ]  # fmt: skip
+def compute(
+    record: Record, arrays: Arrays, at: Selection, context: Any, batch: Any, kind: Any, axis: Any
+) -> Drawn:  # fmt: skip
+    figures = {"bytes": stored_bytes(record), "bits": or_absent(bit_map(record, arrays, kind, axis), MISSING)}
+    return Drawn(storage(record), figures, {"table": _table(record, context, batch)})
 
 
 def _table(record: Record, context: Any, batch: Any) -> str:

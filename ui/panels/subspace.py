@@ -7,35 +7,36 @@ import gradio as gr
 from kvq_core.record import Record
 from ui.figures import deviation, error_inside, error_split
 from ui.figures.base import Arrays
-from ui.text import safe
+from ui.panels.view import Drawn, View, create_slot, create_words, or_absent
+from ui.selection import Selection
 from ui.words import subspace
 
+MISSING = "Not captured in this run."
 
-def create_subspace() -> tuple[list[gr.components.Component], gr.Slider]:
-    words = gr.HTML("", elem_classes=["words"])
+
+def create_subspace() -> View:
+    words = create_words()
     rank = gr.Slider(
         1, 64, value=5, step=1, label="Rank r of the query subspace", elem_id="pick-rank", buttons=[], interactive=True
     )
     with gr.Row(elem_classes=["plots"]):
-        plots = [
-            gr.Plot(show_label=False, container=False, elem_id=f"plot-{name}", elem_classes=["plot"], min_width=270)
-            for name in ("deviation", "error-inside", "error-split")
+        slots = [
+            create_slot("deviation", "How far queries lie from the subspace", "0: every query lies in it."),
+            create_slot("error-inside", "Key error inside the subspace", "Of the prompt's queries, per KV head."),
+            create_slot("error-split", "Key error inside and outside", "Over all layers and KV heads."),
         ]
-    gr.HTML(
-        '<p class="muted">Subspace: the r strongest right singular directions of the prompt\'s queries of a KV head. '
-        "Deviation 0 means that every query lies in it. The bars are over all layers and KV heads.</p>"
-    )
-    return [words, *plots], rank
+    return View("subspace", words, slots, compute, ("layer",), [rank], fit=fit)
 
 
-def show_subspace(record: Record, arrays: Arrays, layer: int, rank: int) -> list[Any]:
-    layer, rank = int(layer), min(int(rank), record.environment.head_dim)
-    figures = (
-        deviation(record, arrays, layer, rank),
-        error_inside(record, arrays, layer, rank),
-        error_split(record, arrays, rank),
-    )
-    return [
-        f"<p>{safe(subspace(record, arrays, rank))}</p>",
-        *(gr.update(value=f, visible=f is not None) for f in figures),
-    ]
+def fit(record: Record) -> list[Any]:
+    return [gr.update(maximum=record.environment.head_dim)]
+
+
+def compute(record: Record, arrays: Arrays, at: Selection, rank: Any) -> Drawn:
+    rank = min(max(1, int(rank or 1)), record.environment.head_dim)
+    figures = {
+        "deviation": or_absent(deviation(record, arrays, at.layer, rank), MISSING),
+        "error-inside": or_absent(error_inside(record, arrays, at.layer, rank), MISSING),
+        "error-split": or_absent(error_split(record, arrays, rank), MISSING),
+    }
+    return Drawn(subspace(record, arrays, rank), figures)

@@ -1,10 +1,7 @@
 """One sentence a view, generated from the record: what the measurement means here."""
 
-import numpy as np
-
 from kvq_core.record import LaneRecord, Record
 from ui.figures.base import Arrays, array, lanes_with
-from ui.figures.damage import worst_head
 from ui.figures.spectra import energy
 from ui.figures.subspace import inside_share
 from ui.numbers import bits, percent, plural, significant
@@ -30,28 +27,6 @@ def overall(record: Record) -> str:
     if floor is not None:
         sentence += f". Rounding the cache to fp16 alone costs {significant(floor, 2)}: nothing below that is damage"
     return sentence + "."
-
-
-def damage(record: Record, arrays: Arrays) -> str:
-    """Where scores moved most, and what share of it the keys alone explain."""
-    lanes = list(lanes_with(record, arrays, "delta_mean"))
-    if not lanes:
-        return NOTHING
-    index, lane, delta = max(lanes, key=lambda found: found[2].mean())
-    by_layer = delta.mean((1, 2))
-    top = np.argsort(by_layer)[::-1][:3]
-    share = by_layer[top].sum() / max(by_layer.sum(), 1e-30)
-    layer, head = worst_head(record, arrays)
-    sentence = (
-        f"{lane.label} moves attention scores most, by {significant(float(delta.mean()), 2)} on average; layers "
-        f"{_list(sorted(map(int, top)))} hold {percent(float(share))} of it. The worst single head of all lanes is "
-        f"layer {layer}, head {head}."
-    )
-    alone = array(arrays, f"lane/{index}/delta_reference_query")
-    if alone is not None and delta.mean() > 0:
-        keys = significant(float(alone.mean()), 2)
-        sentence += f" The error of its keys alone, read with the reference's queries, is {keys}."
-    return sentence
 
 
 def spectra(record: Record, arrays: Arrays, layer: int) -> str:
@@ -118,7 +93,3 @@ def _kld(lane: LaneRecord) -> str:
 
 def _size(lane: LaneRecord) -> str:
     return f"{percent(lane.memory.kv_ratio)} of the fp16 size" if lane.memory else "unknown size"
-
-
-def _list(items: list[int]) -> str:
-    return f"{', '.join(map(str, items[:-1]))} and {items[-1]}" if len(items) > 1 else str(items[0])

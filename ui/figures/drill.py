@@ -1,0 +1,121 @@
+"""One layer and head in depth: attention rows at a token, channels, the sinks, error against context depth."""
+
+import numpy as np
+import plotly.graph_objects as go
+
+from kvq_core.record import Record
+from ui.colors import REFERENCE, lane_color
+from ui.figures.base import Arrays, array, canvas, diverging, label_of, labelled, lanes_with, rounded, sequential
+from ui.figures.damage import captured_at
+
+FLOOR = 1e-3  # percent: attention is drawn on a log scale from here
+DEPTHS = {
+    "relative": (
+        ("depth_key_error", 100, "relative key error, %"), ("depth_value_error", 100, "relative value error, %"),
+    ),
+    "score": (("depth_score_error", 1, "mean |Δ q·k/√d|"),),
+}  # fmt: skip
+
+
+def nearest_step(record: Record, step: int) -> int | None:
+    """Index into capture.attention_steps of the captured step nearest to ``step``."""
+    steps = record.capture.attention_steps
+    return min(range(len(steps)), key=lambda a: abs(steps[a] - step)) if steps else None
+
+
+def attention_rows(record: Record, arrays: Arrays, layer: int, head: int, step: int) -> go.Figure | None:
+    """Attention of one head at a step: the reference's row and every lane's, mass in each bin of positions."""
+    at, place = nearest_step(record, step), captured_at(record, layer, head)
+    rows = [("Full precision", REFERENCE, "reference/attention_rows")]
+    rows += [
+        (label_of(lane), lane_color(i), f"lane/{i}/attention_rows")
+        for i, lane in enumerate(record.lanes)
+        if lane.status == "done"
+    ]
+    held = [(name, color, arrays[key]) for name, color, key in rows if key in arrays]
+    if at is None or place is None or len(held) < 2:
+        return None
+    edges = np.asarray(record.capture.position_edges)
+    centres = (edges[:-1] + edges[1:] - 1) / 2
+    figure = canvas(330, yaxis={"type": "log", "title": {"text": "attention, % (log)"}})
+    for name, color, codes in held:
+        mass = 100 * (np.asarray(codes[at, place[0], place[1]], dtype=np.float32) / 255) ** 2
+        figure.add_scatter(
+            x=rounded(centres, 1), y=rounded(np.maximum(mass, FLOOR), 5), mode="lines", name=name,
+            line={"color": color, "width": 2.4 if color == REFERENCE else 1.3},
+            hovertemplate="position %{x:.0f}: %{y:.3g} %<extra>" + name + "</extra>",
+        )  # fmt: skip
+    where = f"layer {record.capture.layers[place[0]]}, query head {head}, step {record.capture.attention_steps[at]}"
+    figure.update_xaxes(title_text=f"key position ({where})")
+    return labelled(figure, f"Attention over key positions, {where}: reference and lanes")
+
+
+def channel_shares(record: Record, arrays: Arrays, kind: str, layer: int, kv_head: int) -> list[tuple[int, np.ndarray]]:
+    """Per lane (channels,) share of the squared error of one head, in percent."""
+    found = []
+    for index, _, energy in lanes_with(record, arrays, f"{kind}_channel_error"):
+        of_head = energy[layer, kv_head].astype(np.float64)
+        if of_head.sum() > 0:
+            found.append((index, 100 * of_head / of_head.sum()))
+    return found
+
+
+def channel_errors(record: Record, arrays: Arrays, kind: str, layer: int, kv_head: int) -> go.Figure | None:
+    """Share of the squared error that each channel of a head carries, a row a lane; on top what the channel holds."""
+    lanes = channel_shares(record, arrays, kind, layer, kv_head)
+    if not lanes:
+        return None
+    names = [label_of(record.lanes[i], 20) for i, _ in lanes]
+    rows = [share for _, share in lanes]
+    held = array(arrays, f"reference/{kind}_channel_energy")
+    if held is not None:
+        energy = held[layer, kv_head].astype(np.float64)
+        names, rows = ["energy held", *names], [100 * energy / max(energy.sum(), 1e-30), *rows]
+    figure = canvas(92 + 26 * len(rows))
+    figure.add_heatmap(
+        z=rounded(np.stack(rows), 3), y=names, coloraxis="coloraxis", ygap=3, name=f"{kind}s",
+        hovertemplate="channel %{x}: %{z:.2g} %<extra>%{y}</extra>",
+    )  # fmt: skip
+    figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)
+    figure.update_xaxes(title_text=f"channel (layer {layer}, KV head {kv_head})", showgrid=False)
+    figure.update_layout(coloraxis=sequential(float(np.stack(rows).max()), "share, %"))
+    return labelled(figure, f"Heatmap: share of the squared {kind} error of each channel, one row a lane")
+
+
+def sink_change(record: Record, arrays: Arrays) -> go.Figure | None:
+    """Change of the attention on the first tokens, by layer: mean over heads and steps, a row a lane."""
+    lanes = [(lane, 100 * change.mean((0, 2))) for _, lane, change in lanes_with(record, arrays, "sink_mass")]
+    if not lanes:
+        return None
+    rows = np.stack([change for _, change in lanes])
+    figure = canvas(92 + 26 * len(lanes))
+    figure.add_heatmap(
+        z=rounded(rows, 3), y=[label_of(lane, 20) for lane, _ in lanes], coloraxis="coloraxis", xgap=1, ygap=3,
+        name="sink mass change", hovertemplate="layer %{x}: %{z:+.2f} points<extra>%{y}</extra>",
+    )  # fmt: skip
+    figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)
+    figure.update_xaxes(title_text="layer", showgrid=False)
+    figure.update_layout(coloraxis=diverging(float(np.abs(rows).max()), "% points"))
+    return labelled(figure, "Heatmap: change of attention on the sink tokens by layer, one row a lane", {"layer": "x"})
+
+
+def depth_error(record: Record, arrays: Arrays, measure: str) -> go.Figure | None:
+    """Error in each bucket of key position, mean over layers and heads: does it grow with depth?"""
+    edges = np.asarray(record.capture.depth_edges, dtype=np.float64)
+    if edges.size < 2:
+        return None
+    centres = (edges[:-1] + edges[1:] - 1) / 2
+    kinds = DEPTHS.get(measure, DEPTHS["relative"])
+    figure = canvas(330, yaxis={"title": {"text": kinds[0][2].replace("key error", "error")}, "rangemode": "tozero"})
+    drawn = False
+    for (name, factor, what), dash in zip(kinds, ("solid", "dash"), strict=False):
+        for index, lane, values in lanes_with(record, arrays, name):
+            figure.add_scatter(
+                x=centres, y=rounded(factor * values.mean((0, 1))), mode="lines+markers", legendgroup=str(index),
+                name=label_of(lane, 20), showlegend=dash == "solid",
+                line={"color": lane_color(index), "width": 1.8, "dash": dash}, marker={"size": 4},
+                hovertemplate=f"position %{{x:.0f}}: %{{y:.3g}}<extra>{label_of(lane)}, {what}</extra>",
+            )  # fmt: skip
+            drawn = True
+    figure.update_xaxes(title_text="key position" + (" (keys solid, values dashed)" if len(kinds) > 1 else ""))
+    return labelled(figure, "Curves: error against the depth of the context, one a lane") if drawn else None

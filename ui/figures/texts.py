@@ -1,0 +1,51 @@
+"""The followed text position by position: KLD of every lane, its flips, and those near a tie."""
+
+import numpy as np
+import plotly.graph_objects as go
+
+from kvq_core.record import Record
+from ui.colors import faded, lane_color
+from ui.figures.base import Arrays, array, cursor, label_of, labelled, lanes_with, rounded, stacked_rows
+
+
+def kld_strips(record: Record, arrays: Arrays, token: int) -> go.Figure | None:
+    """KLD of every scored token, a lane below the other on one scale; flips as dots, hollow where the reference itself
+    was near a tie."""
+    lanes = list(lanes_with(record, arrays, "kld"))
+    if not lanes:
+        return None
+    margin = array(arrays, "reference/margin")
+    figure = stacked_rows([label_of(lane) for _, lane, _ in lanes], 52, [lane_color(i) for i, *_ in lanes], gap=26)
+    top = max(float(kld.max()) for *_, kld in lanes) or 1.0
+    for row, (index, lane, kld) in enumerate(lanes, 1):
+        tokens = np.arange(1, kld.size + 1)
+        figure.add_bar(
+            x=tokens, y=rounded(kld), name=label_of(lane), marker={"color": faded(lane_color(index), 0.75)},
+            hovertemplate="token %{x}: %{y:.3g} nats<extra>" + label_of(lane) + "</extra>", row=row, col=1,
+        )  # fmt: skip
+        for name, at, fill in flips(lane, arrays, index, margin):
+            figure.add_scatter(
+                x=tokens[at], y=np.full(at.sum(), 1.08 * top), mode="markers", name=f"{label_of(lane)}, {name}",
+                marker={"size": 7, "color": lane_color(index) if fill else "rgba(0,0,0,0)",
+                        "line": {"color": lane_color(index), "width": 1.5}},
+                hovertemplate="token %{x}: " + name + "<extra>" + label_of(lane) + "</extra>", row=row, col=1,
+            )  # fmt: skip
+        figure.update_yaxes(range=[0, 1.2 * top], nticks=3, row=row, col=1)
+    figure.update_yaxes(title_text="nats", row=1, col=1)
+    figure.update_xaxes(showgrid=False)
+    figure.update_xaxes(title_text="token of the followed text", row=len(lanes), col=1)
+    figure.update_layout(showlegend=False, bargap=0.15)
+    cursor(figure, token, len(lanes))
+    return labelled(figure, "Bars: KLD of every token, one row a lane; dots mark flips", {"token": "x"})
+
+
+def flips(lane, arrays: Arrays, index: int, margin: np.ndarray | None) -> list[tuple[str, np.ndarray, bool]]:
+    """(name, mask over scored positions, filled) of real flips and of those near a tie of the reference."""
+    same = array(arrays, f"lane/{index}/same_top")
+    if same is None:
+        return []
+    flipped = same == 0
+    edge = lane.metrics.near_tie_margin if lane.metrics else 0.0
+    ties = margin <= edge if margin is not None and margin.shape == flipped.shape else np.zeros_like(flipped)
+    found = [("flip", flipped & ~ties, True), ("flip near a tie of the reference", flipped & ties, False)]
+    return [part for part in found if part[1].any()]

@@ -1,0 +1,78 @@
+"""The texts token by token: followed and own, the most probable tokens at each, any two texts compared."""
+
+from typing import Any
+
+import gradio as gr
+
+from kvq_core.record import Record
+from kvq_core.spec import MAX_LANES
+from ui.cards import lane_body
+from ui.diff import diff, text_of, top_lists
+from ui.figures.base import Arrays
+from ui.figures.texts import kld_strips
+from ui.panels.view import Drawn, View, create_slot, create_words, or_absent
+from ui.selection import Selection
+from ui.text import safe
+from ui.words.texts import texts
+
+
+def create_texts() -> View:
+    words = create_words()
+    with gr.Row(elem_classes=["choices"]):
+        lane = _picker("Lane", "text-lane", 0)
+        other = _picker("Compare with", "text-other", -1)
+    with gr.Row(elem_classes=["plots"]):
+        slot = create_slot(
+            "kld-strips", "KLD of every token",
+            "A dot is a flip, a hollow one a flip where the reference was near a tie. Click a bar to select the token.",
+        )  # fmt: skip
+        with gr.Column(min_width=300, elem_classes=["slot"]):
+            top = gr.HTML("", elem_id="top-lists")
+    with gr.Row(elem_classes=["plots"]):
+        with gr.Column(min_width=300, elem_classes=["slot"]):
+            forced = gr.HTML("", elem_id="text-forced")
+        with gr.Column(min_width=300, elem_classes=["slot"]):
+            free = gr.HTML("", elem_id="text-free")
+    compared = gr.HTML("", elem_id="text-diff")
+    html = {"top": top, "forced": forced, "free": free, "diff": compared}
+    return View("texts", words, [slot], compute, ("token",), [lane, other], html, fit)
+
+
+def _picker(label: str, name: str, first: int) -> gr.Dropdown:
+    return gr.Dropdown([], value=None, label=label, elem_id=name, interactive=True, min_width=180, filterable=False)
+
+
+def fit(record: Record) -> list[Any]:
+    """The lanes of the run; the one that moved furthest first, against the full-precision text."""
+    lanes = [(lane.label, i) for i, lane in enumerate(record.lanes)]
+    moved = [(lane.metrics.kld_mean or 0.0, i) for i, lane in enumerate(record.lanes) if lane.metrics]
+    worst = max(moved)[1] if moved else 0
+    return [
+        gr.update(choices=lanes, value=worst),
+        gr.update(choices=[("Full precision", -1), *lanes], value=-1),
+    ]
+
+
+def compute(record: Record, arrays: Arrays, at: Selection, lane: Any, other: Any) -> Drawn:
+    index, against = _index(record, lane, 0), _index(record, other, -1)
+    body = lane_body(record, arrays, index)
+    html = {
+        "top": top_lists(record, arrays, index, at.token),
+        "forced": _text("Same tokens: the reference's text, read through this cache", body, "forced"),
+        "free": _text("Own tokens: what this cache writes by itself", body, "free"),
+        "diff": f'<h3 class="figure-title">Difference of the two texts</h3>'
+        f"{diff(text_of(record, against), text_of(record, index))}",
+    }
+    figures = {"kld-strips": or_absent(kld_strips(record, arrays, at.token), "No lane of this run was scored.")}
+    return Drawn(texts(record, arrays, index), figures, html)
+
+
+def _text(title: str, body: str, kind: str) -> str:
+    text = f'<div class="tokens {kind}" tabindex="0" role="group" aria-label="{safe(title)}" data-tokens>{body}</div>'
+    return f'<h3 class="figure-title">{safe(title)}</h3>{text}'
+
+
+def _index(record: Record, picked: Any, default: int) -> int:
+    """The lane a picker names; -1 is the reference."""
+    number = picked if isinstance(picked, int) else default
+    return number if -1 <= number < min(len(record.lanes), MAX_LANES) else default

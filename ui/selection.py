@@ -1,0 +1,94 @@
+"""What is selected: one layer, one query head (with it the KV head it reads), one token. Every view shows the same."""
+
+import json
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvq_core.record import Record
+from ui.figures.base import Arrays, array
+from ui.figures.damage import worst_head
+from ui.numbers import significant
+from ui.text import safe, visible
+
+
+@dataclass(frozen=True)
+class Selection:
+    """``head`` is a query head; ``token`` an index into the reference's tokens, scored from token 1 on."""
+
+    layer: int = 0
+    head: int = 0
+    token: int = 1
+
+    @property
+    def step(self) -> int:
+        """The scored position that predicted the token."""
+        return max(0, self.token - 1)
+
+    def kv_head(self, record: Record) -> int:
+        return self.head // group_of(record)
+
+
+def group_of(record: Record) -> int:
+    """Query heads that share a KV head."""
+    return max(1, record.environment.query_heads // max(1, record.environment.kv_heads))
+
+
+def selected(record: Record, layer: Any, head: Any, token: Any) -> Selection:
+    """A selection of this run from whatever the controls hold."""
+    env = record.environment
+    return Selection(
+        _within(layer, env.layers - 1), _within(head, env.query_heads - 1), _within(token, last_token(record))
+    )
+
+
+def last_token(record: Record) -> int:
+    return max(0, len(record.reference.token_ids) - 1)
+
+
+def start(record: Record, arrays: Arrays) -> Selection:
+    """Where a run is opened: the head whose scores moved most, the token where the first lane's KLD is highest."""
+    layer, head = worst_head(record, arrays)
+    worst = [array(arrays, f"lane/{i}/kld") for i in range(len(record.lanes))]
+    peaks = [(float(kld.max()), int(kld.argmax()) + 1) for kld in worst if kld is not None and kld.size]
+    return selected(record, layer, head, max(peaks)[1] if peaks else 0)
+
+
+def picked(raw: Any, now: Selection, record: Record) -> Selection:
+    """The selection after a click in a figure or on a token; what a browser sends is anybody's text."""
+    try:
+        asked = json.loads(raw)
+    except (TypeError, ValueError, RecursionError):
+        return now
+    if not isinstance(asked, dict):
+        return now
+    values = {k: v for k, v in asked.items() if isinstance(v, int | float) and math.isfinite(v)}
+    layer, token = values.get("layer", now.layer), values.get("token", now.token)
+    if "step" in values:
+        token = values["step"] + 1
+    head = values.get("head", now.head)
+    if "kv_head" in values and round(values["kv_head"]) != now.kv_head(record):
+        head = round(values["kv_head"]) * group_of(record)
+    return replace(now, **vars(selected(record, layer, head, token)))
+
+
+def told(record: Record, arrays: Arrays, at: Selection) -> str:
+    """The selection in words, as HTML."""
+    tokens, group = record.reference.tokens, group_of(record)
+    shared = f", one of {group} that read it" if group > 1 else ""
+    piece = visible(tokens[at.token]) if at.token < len(tokens) else ""
+    sentence = (
+        f"Layer <b>{at.layer}</b> · query head <b>{at.head}</b> of KV head <b>{at.kv_head(record)}</b>{shared} · "
+        f"token <b>{at.token}</b> “{safe(piece)}”"
+    )
+    nll = array(arrays, "reference/nll")
+    if at.token == 0:
+        sentence += ", from the shared prefill: not scored"
+    elif nll is not None and at.step < nll.size:
+        sentence += f", which the full-precision cache gives {significant(100 * math.exp(-float(nll[at.step])), 2)} %"
+    return f'<p class="selected" role="status">{sentence}.</p>'
+
+
+def _within(value: Any, high: int) -> int:
+    number = value if isinstance(value, int | float) and math.isfinite(value) else 0
+    return min(max(0, round(number)), max(0, high))

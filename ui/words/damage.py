@@ -1,0 +1,74 @@
+"""Where the damage is, in a few sentences."""
+
+import numpy as np
+
+from kvq_core.record import Record
+from ui.figures.base import Arrays, array, lanes_with
+from ui.figures.damage import worst_head
+from ui.figures.drill import channel_shares
+from ui.numbers import listed, percent, significant
+from ui.selection import Selection
+from ui.words.views import NOTHING
+
+CONCENTRATED = 0.5  # of the squared error in a tenth of the layers
+
+
+def damage(record: Record, arrays: Arrays, at: Selection) -> str:
+    """Which lane loses most and where; then the selected head."""
+    found = [_keys_and_values(record, arrays), _scores(record, arrays), _selected(record, arrays, at)]
+    return " ".join(filter(None, found)) or NOTHING
+
+
+def _keys_and_values(record: Record, arrays: Arrays) -> str:
+    lanes = {
+        kind: [(lane, error) for _, lane, error in lanes_with(record, arrays, f"{kind}_error")]
+        for kind in ("key", "value")
+    }
+    if not lanes["key"] or not lanes["value"]:
+        return ""
+    parts = []
+    for kind, found in lanes.items():
+        lane, error = max(found, key=lambda pair: float(pair[1].mean()))
+        by_layer = (error**2).sum(1)
+        few = max(1, round(len(by_layer) / 10))
+        top = sorted(map(int, np.argsort(by_layer)[::-1][:few]))
+        share = float(by_layer[top].sum() / max(by_layer.sum(), 1e-30))
+        where = (
+            f", {percent(share)} of it in layer{'s' if few > 1 else ''} {listed(top)}" if share > CONCENTRATED else ""
+        )
+        parts.append(f"{kind}s are {percent(float(error.mean()))} off in {lane.label}{where}")
+    return f"At worst, {parts[0]}; {parts[1]}."
+
+
+def _scores(record: Record, arrays: Arrays) -> str:
+    lanes = list(lanes_with(record, arrays, "delta_mean"))
+    if not lanes:
+        return ""
+    index, lane, delta = max(lanes, key=lambda found: found[2].mean())
+    by_layer = delta.mean((1, 2))
+    top = np.argsort(by_layer)[::-1][:3]
+    share = by_layer[top].sum() / max(by_layer.sum(), 1e-30)
+    layer, head = worst_head(record, arrays)
+    said = (
+        f"{lane.label} moves attention scores most, by {significant(float(delta.mean()), 2)} on average; layers "
+        f"{listed(sorted(map(int, top)))} hold {percent(float(share))} of it. The worst single head of all lanes is "
+        f"layer {layer}, query head {head}."
+    )
+    alone = array(arrays, f"lane/{index}/delta_reference_query")
+    if alone is not None and delta.mean() > 0:
+        said += f" Its keys alone, read with the reference's queries, cost {significant(float(alone.mean()), 2)}."
+    return said
+
+
+def _selected(record: Record, arrays: Arrays, at: Selection) -> str:
+    """The channel that carries most of the selected head's key error."""
+    kv_head = at.kv_head(record)
+    shares = channel_shares(record, arrays, "key", at.layer, kv_head)
+    if not shares:
+        return ""
+    index, share = max(shares, key=lambda found: float(found[1].max()))
+    channel = int(share.argmax())
+    return (
+        f"In layer {at.layer}, KV head {kv_head}, channel {channel} carries {percent(float(share[channel]) / 100)} of "
+        f"the squared key error of {record.lanes[index].label}."
+    )
