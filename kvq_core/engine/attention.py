@@ -10,10 +10,11 @@ from kvq_core.engine import threads
 
 # (lane among those held, slot) -> the keys this row reads in this step, (kv_heads, tokens), True where read
 Hidden = dict[tuple[int, int], Callable[[], Tensor]]
+Scratch = Callable[[str, tuple[int, ...]], Tensor]
 
 
 class SharedAttention:
-    """Softmax attention over [prefix of the lane | tail of the row].
+    """Softmax attention over [prefix of the lane | tail of the row], computed in memory that ``scratch`` lends.
 
     queries (lanes, slots, kv_heads, n, head_dim), scaled: slot s of a lane is one row that reads its prefix; the first
     ``slots`` of them attend, a further one is only scored. tail (lanes, slots, kv_heads, n, tail tokens): scores over
@@ -21,14 +22,16 @@ class SharedAttention:
     (lanes, kv_heads, slots, n, tokens) and, of the prefix alone, out (lanes, kv_heads, slots, n, head_dim).
     """
 
-    def __init__(self, queries: Tensor, tail: Tensor, keys: Tensor, values: Tensor, slots: int, hidden: Hidden):
+    def __init__(
+        self, queries: Tensor, tail: Tensor, keys: Tensor, values: Tensor, slots: int, hidden: Hidden, scratch: Scratch
+    ):
         lanes, every, heads, n, dim = queries.shape
         self.keys, self.values, self.hidden = keys, values, hidden
         self._queries, self._tail = queries.transpose(1, 2).flatten(2, 3), tail.transpose(1, 2).flatten(2, 3)
         self.prefix = keys.shape[-2]
         tokens = self.prefix + tail.shape[-1]
-        self.scores = queries.new_empty(lanes, heads, every, n, tokens)
-        self.weights = queries.new_empty(lanes, heads, slots, n, tokens)
+        self.scores = scratch("scores", (lanes, heads, every, n, tokens))
+        self.weights = scratch("weights", (lanes, heads, slots, n, tokens))
         self.out = queries.new_empty(lanes, heads, slots, n, dim)
 
     def compute(self, cores: int) -> None:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import torch
@@ -61,21 +62,23 @@ class Decode:
         self._free: list[LaneState] = []  # owners of the rows after the forced ones
 
     def encode(self) -> Iterator[int]:
-        """Encode the prompt under each lane in turn; yields the index of the lane about to be encoded."""
-        for index, state in enumerate(self.states):
-            yield index
-            if state.error:  # known before it was tried
-                continue
-            began = time.perf_counter()
-            try:
-                state.cache = LaneCache.of_prompt(state.lane, self.prefill.groups, self.rope, self.model.ref)
-            except (MethodError, RuntimeError) as error:
-                state.error = _said(error)
-            state.encode_prompt_s = time.perf_counter() - began
+        """Encode the prompt under each lane; yields the index of the lane that is waited for."""
+        cores = torch.get_num_threads() if self.model.device.type == "cpu" else 1
+        yield from threads.in_order([partial(self._encode, state) for state in self.states], cores)
         prompt = len(self.prefill.ids)
         self.states_running = [state for state in self.states if state.cache is not None]
         caches = [state.cache for state in self.states_running if state.cache is not None]
         self.rows = Rows(self.prefill.groups, caches, self.rope, prompt, prompt + self.total)
+
+    def _encode(self, state: LaneState) -> None:
+        if state.error:  # known before it was tried
+            return
+        began = time.perf_counter()
+        try:
+            state.cache = LaneCache.of_prompt(state.lane, self.prefill.groups, self.rope, self.model.ref)
+        except (MethodError, RuntimeError) as error:
+            state.error = _said(error)
+        state.encode_prompt_s = time.perf_counter() - began
 
     def steps(self, score: Score, tap: Tap | None, close: Close) -> Iterator[None]:
         """Decode to the end, a turn a step.
@@ -186,9 +189,12 @@ class Decode:
         forced = self._forced_rows()
         owners = [(row, s, s.cache) for row, s in enumerate(self.states_running, 1) if row < forced]
         owners += [(forced + i, s, s.free) for i, s in enumerate(self._free)]
-        for row, state, cache in owners:
-            if state.error is None and cache is not None:
-                self._settle(row, state, cache, ids.shape[1])
+        settling = [
+            partial(self._settle, row, state, cache, ids.shape[1])
+            for row, state, cache in owners
+            if state.error is None and cache is not None
+        ]
+        threads.each(settling, self.rows.cores)
         self.rows.advance(ids.shape[1])
         self.step_seconds.append(time.perf_counter() - began)
         self.step_rows.append(len(inputs))

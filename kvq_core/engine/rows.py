@@ -5,6 +5,7 @@ per lane (``prefix``) and read once for both; only the rest is held per row (``t
 1 .. lanes the forced rows in lane order, free rows follow.
 """
 
+import math
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -59,14 +60,12 @@ class Rows:
         self.held = list(range(self.lanes + 1))  # lanes whose prefix is held, in order
         self.pre = {(lane, at) for lane, cache in enumerate(caches, 1) for at in _pre_layers(cache, groups)}
         self.place = {layer: (g, i) for g, group in enumerate(groups) for i, layer in enumerate(group.layers)}
+        self.cores = torch.get_num_threads() if all(group.device.type == "cpu" for group in groups) else 1
         self.copies = [self._allocate(group, tokens) for group in groups]
         for g, group in enumerate(groups):
             self._write(g, "key", slice(None), 0, 0, group.keys)
             self._write(g, "value", slice(None), 0, 0, group.values)
-        for row, cache in enumerate(caches, 1):
-            for part in cache.parts:
-                for start, values in cache.pieces(part):
-                    self._write(part.group, part.kind, part.layers, row, start, values)
+        threads.each([partial(self._fill, row, cache) for row, cache in enumerate(caches, 1)], self.cores)
         self.tap: Tap | None = None
         self.layers = [group.layers for group in groups]
         self.watched = {lane for lane, cache in enumerate(caches, 1) if cache.observes}
@@ -74,7 +73,7 @@ class Rows:
         self._seen: dict[int, tuple[list[int], Tensor, Tensor]] = {}  # by layer, see _note
         self._index: list[tuple[Tensor, Tensor, Tensor]] = []
         self._looking: list[Future[None]] = []
-        self.cores = torch.get_num_threads()
+        self._lent: dict[tuple[torch.device, str, int], Tensor] = {}
         self._reindex()
 
     def _allocate(self, group: LayerGroup, tokens: int) -> _Copies:
@@ -83,6 +82,11 @@ class Rows:
         tail = (layers, 2 * self.lanes + 1, heads, tokens - self.prefix, dim)
         new = (torch.empty(shape, device=group.device) for shape in (prefix, prefix, tail, tail))
         return _Copies(*new)
+
+    def _fill(self, row: int, cache: LaneCache) -> None:
+        for part in cache.parts:
+            for start, values in cache.pieces(part):
+                self._write(part.group, part.kind, part.layers, row, start, values)
 
     def _write(self, group: int, kind: str, layers: Tensor | slice, row: int, start: int, x: Tensor) -> None:
         """Put x (layers, kv_heads, tokens, head_dim) at positions start, ... of a row."""
@@ -161,8 +165,9 @@ class Rows:
         self._hide_future(tails, fresh)
         prefix_keys, prefix_values = copies.prefix_keys[i, :held], copies.prefix_values[i, :held]
         hidden = self._hidden(layer, queries, self.tokens + fresh)
-        step = SharedAttention(by_slot, tails, prefix_keys, prefix_values, rows.shape[1], hidden)
-        step.compute(self.cores if q.device.type == "cpu" else 1)
+        scratch = partial(self._scratch, q.device)
+        step = SharedAttention(by_slot, tails, prefix_keys, prefix_values, rows.shape[1], hidden, scratch)
+        step.compute(self.cores)
         if self.tap is not None:
             self._show(self.tap, layer, step, queries)
         if self.watched:
@@ -182,6 +187,18 @@ class Rows:
             self._looking.append(threads.beside(look))
         else:
             look()
+
+    def _scratch(self, device: torch.device, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Memory for a layer's scores or weights, lent again two layers later.
+
+        Fresh memory of this size would be handed out by the system page by page, in every layer of every step.
+        """
+        if len(self._looking) > 1:
+            self._looking[-2].result()  # the tap is done with what is lent again
+        key, size = (device, name, len(self._looking) % 2), math.prod(shape)
+        if key not in self._lent or self._lent[key].numel() < size:
+            self._lent[key] = torch.empty(size + size // 8, device=device)
+        return self._lent[key][:size].view(shape)
 
     def _hidden(self, layer: int, queries: Tensor, tokens: int) -> Hidden:
         """The keys that rows' caches leave out of this step."""
@@ -203,18 +220,13 @@ class Rows:
         """Write the step's own tokens into the tails, as a cache would hold them: fp16 in every row but the first."""
         at = slice(self.tokens - self.prefix, self.tokens - self.prefix + keys.shape[-2])
         count = keys.shape[0]
-        copies.tail_keys[i, :count, :, at] = self._rounded(keys)
-        copies.tail_values[i, :count, :, at] = self._rounded(values)
+        for tails, new in ((copies.tail_keys[i], keys), (copies.tail_values[i], values)):
+            tails[:count, :, at] = new.to(torch.float16)
+            if self.lane_of[0] == 0:
+                tails[0, :, at] = new[0]
         pre = [row for row, lane in enumerate(self.lane_of) if (lane, layer) in self.pre]
         if pre:
             copies.tail_keys[i, pre, :, at] = as_stored(keys[pre], self.rope, self.tokens, True)
-
-    def _rounded(self, x: Tensor) -> Tensor:
-        """x (rows, ...) rounded to fp16 in every row except the reference's."""
-        half = x.to(torch.float16).float()
-        if self.lane_of[0] == 0:
-            half[0] = x[0]
-        return half
 
     def _hide_future(self, scores: Tensor, fresh: int) -> None:
         if fresh > 1:

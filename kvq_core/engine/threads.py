@@ -7,9 +7,9 @@ layer, by lanes, and every operation of a share runs on one core.
 """
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 
 import torch
 
@@ -34,32 +34,61 @@ def _pool(name: str, size: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(size, thread_name_prefix=name, initializer=lambda: torch.set_num_threads(1))
 
 
-def _inferring(work: Callable[[], None]) -> None:
-    with torch.inference_mode():  # a thread's own setting
+def _quietly(work: Callable[[], None]) -> None:
+    with torch.no_grad():  # a thread's own setting
         work()
 
 
-def shares(count: int, threads: int) -> list[slice]:
-    """``count`` things divided evenly among the threads, none empty."""
-    parts = max(1, min(count, threads))
+def shares(count: int, cores: int) -> list[slice]:
+    """``count`` things divided evenly among the cores, none empty."""
+    parts = max(1, min(count, cores))
     edges = [count * part // parts for part in range(parts + 1)]
     return [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
 
 
 def together(works: list[Callable[[], None]]) -> None:
-    """Run all, the last one in this thread; returns when all are done. Raises what the first failing one raised."""
+    """Run all at once, the last one in this thread, each on one core; returns when all are done.
+
+    Raises what the first failing one raised.
+    """
     *others, own = works
-    waiting = [_pool("kvq-share", len(others)).submit(_inferring, work) for work in others]
+    waiting = [_pool("kvq-share", len(others)).submit(_quietly, work) for work in others]
     try:
-        with one_thread():
+        with one_thread(bool(others)):
             own()
     finally:
-        for future in waiting:
-            future.exception()  # none may still be writing when an error leaves this function
+        wait(waiting)  # none may still be writing when an error leaves this function
     for future in waiting:
         future.result()
 
 
+def each(works: list[Callable[[], None]], cores: int) -> None:
+    """Run all, as many at once as there are cores."""
+    if works:
+        together([partial(_in_turn, works[part]) for part in shares(len(works), cores)])
+
+
+def _in_turn(works: list[Callable[[], None]]) -> None:
+    for work in works:
+        work()
+
+
+def in_order(works: list[Callable[[], None]], cores: int) -> Iterator[int]:
+    """Run all, as many at once as there are cores, and yield each one's index before waiting for it.
+
+    Those not begun are dropped when the iteration is left.
+    """
+    waiting = [_pool("kvq-order", cores).submit(_quietly, work) for work in works]
+    try:
+        for index, future in enumerate(waiting):
+            yield index
+            future.result()
+    finally:
+        for future in waiting:
+            future.cancel()
+        wait(waiting)
+
+
 def beside(work: Callable[[], None]) -> Future[None]:
     """Run in the background, in the order given; the caller must collect the result."""
-    return _pool("kvq-beside", 1).submit(_inferring, work)
+    return _pool("kvq-beside", 1).submit(_quietly, work)
