@@ -5,13 +5,17 @@ import json
 import pytest
 import torch
 
+from kvq_core.record import CaptureInfo
 from kvq_core.spec import MAX_LANES
 from tests.ui_record_factory import LAYERS, QUERY_HEADS, make_run
 from ui import figures as f
 from ui.colors import lane_color
 from ui.figures.damage import worst_head
+from ui.figures.rate import DISTORTIONS, front, points
+from ui.figures.spectra import ranks
 from ui.figures.subspace import inside_share, split_errors
-from ui.tables import COLUMNS, extrapolated, perplexity_rows, scorecard, to_csv
+from ui.figures.usage import bits_at
+from ui.tables import COLUMNS, perplexity_rows, scorecard, to_csv
 
 PAYLOAD = 2.5e6
 
@@ -23,6 +27,14 @@ def all_figures(record, arrays):
         "score_map": f.score_map(record, arrays, 3, 2), "strips": f.kld_strips(record, arrays, 9),
         "attention": f.attention_rows(record, arrays, 3, 2, 9), "sinks": f.sink_change(record, arrays),
         "channels": f.channel_errors(record, arrays, "key", 3, 1), "depth": f.depth_error(record, arrays, "score"),
+        **{f"rate_{what}": f.distortion_rate(record, arrays, what) for what in DISTORTIONS},
+        "codes": f.code_usage(record, arrays, "key", 3, 1), "latent": f.latent_bits(record, arrays, 3),
+        "symmetric": f.shares(record, arrays, "symmetric", "key"), "length": f.bits_by_length(record),
+        "ranks": f.effective_rank(record, arrays, 3), "lane_spectra": f.lane_spectra(record, arrays, 3, 1),
+        "channels_key": f.distributions(record, arrays, 3, "key"),
+        "channels_latent": f.distributions(record, arrays, 3, "latent"),
+        "angles_query": f.angles(record, arrays, 3, 1, 5, "query_key"),
+        "angles_key": f.angles(record, arrays, 3, 1, 5, "key_key"),
         "head_spectra": f.head_spectra(record, arrays, 3), "joint": f.joint_spectra(record, arrays, 3),
         "energy": f.cumulative_energy(record, arrays, 3), "deviation": f.deviation(record, arrays, 3, 5),
         "inside": f.error_inside(record, arrays, 3, 5), "split": f.error_split(record, arrays, 5),
@@ -125,16 +137,51 @@ def test_perplexity_block_keeps_its_order(run):
     assert [row[0] for row in rows] == ["Mean KLD", "Maximum KLD"] and rows[0][1] == "0.2000 ± 0.010"
 
 
-def test_extrapolation_is_the_measured_bytes_at_the_measured_length(run):
+def test_effective_bits_are_the_measured_ones_at_the_measured_length(run):
     memory = run[0].lanes[0].memory
-    # 3 bits on all but the window: windows are unchanged, twice the batch is twice the bytes
-    per_token = 30 * 3 * 64
-    once = extrapolated(memory, per_token, 10_000, 1)
-    window = 280_000 * 2
-    assert once == pytest.approx(window + 2 * (per_token * 10_000 - 140_000) * 3 / 8)
-    assert extrapolated(memory, per_token, 10_000, 2) == pytest.approx(2 * once)
-    untouched = memory.model_copy(update={"key_bits_quantized": None, "value_bits_quantized": None})
-    assert extrapolated(untouched, per_token, 100, 1) == 4 * per_token * 100
+    elements = 30 * 3 * 64
+    window = 280_000 / 2 / elements  # tokens at fp16
+    at_480 = bits_at(memory, "key", 480, elements)
+    assert at_480 == pytest.approx((window * 16 + (480 - window) * 3) / 480)
+    assert bits_at(memory, "key", window / 2, elements) == 16
+    assert bits_at(memory, "key", 1e9, elements) == pytest.approx(3, abs=1e-3)
+    untouched = memory.model_copy(update={"key_bits_quantized": None})
+    assert bits_at(untouched, "key", 100, elements) == 16
+
+
+def test_codebooks_count_less_in_a_longer_context(run):
+    memory = run[0].lanes[0].memory.model_copy(update={"shared_bytes": 1_000_000})
+    elements = 30 * 3 * 64
+    extra = [bits_at(memory, "key", n, elements, True) - bits_at(memory, "key", n, elements) for n in (1000, 10_000)]
+    assert extra == pytest.approx([8e6 / 2 / elements / 1000, 8e6 / 2 / elements / 10_000])
+
+
+def test_the_front_holds_who_nobody_beats():
+    found = [(0, 3.0, 0.2), (1, 3.0, 0.1), (2, 5.0, 0.15), (3, 4.0, 0.05), (4, 6.0, 0.04)]
+    assert [index for index, *_ in front(found)] == [1, 3, 4]
+
+
+def test_a_lane_that_leaves_keys_alone_is_no_point_of_key_error(run):
+    record, arrays = run
+    lanes = [record.lanes[0].model_copy(update={"tensors": "values"}), *record.lanes[1:]]
+    changed = record.model_copy(update={"lanes": lanes})
+    assert [index for index, *_ in points(changed, arrays, "key")] == [1, 2]
+    assert [index for index, *_ in points(changed, arrays, "kld")] == [0, 1, 2]
+
+
+def test_effective_rank_counts_equal_directions():
+    import numpy as np
+
+    assert ranks(np.array([[1.0, 1, 1, 0], [5, 0, 0, 0]])).tolist() == pytest.approx([3, 1])
+
+
+def test_every_absent_array_has_no_figure_and_every_view_a_sentence(run):
+    """A run without captures draws no empty axes: each place says why it is empty."""
+    record, _ = run
+    bare = record.model_copy(update={"capture": CaptureInfo(
+        detail="off", layers=[], heads=[], step_edges=[], position_edges=[], topk=5)})  # fmt: skip
+    for name, figure in all_figures(bare, {}).items():
+        assert figure is None or name in ("stored", "length", "rate_kld", "rate_flips", "rate_key", "rate_value"), name
 
 
 def test_figures_are_json(run):

@@ -12,7 +12,7 @@ from ui.numbers import bits, percent, seconds, significant, size
 from ui.panels.history import listed, remembered
 from ui.panels.launch import estimated
 from ui.panels.scorecard import _block
-from ui.panels.storage import _table
+from ui.panels.storage import extrapolation
 from ui.status import line, notice
 from ui.text import SHADES, lane_tokens, safe, shade, strip, token
 from ui.verdict import verdict
@@ -46,7 +46,7 @@ def test_text_is_escaped_wherever_it_is_shown(text):
         lane_body(record, arrays, 0),
         line(text, detail=text),
         notice(text, text, text),
-        _table(record, 1000, 1),
+        extrapolation(record, "This model", 1000, 1),
         _block(record),
         listed(remembered([], record)),
         listed([{"id": "a" * 16, "prompt": text, "when": text, "model": text, "lanes": text}]),

@@ -1,14 +1,12 @@
-"""The scorecard, the llama-perplexity block and the extrapolation as rows; CSV for spreadsheets."""
+"""The scorecard and the llama-perplexity block as rows; CSV for spreadsheets."""
 
 import csv
 import io
 from dataclasses import dataclass
 from typing import Any
 
-from kvq_core.record import LaneRecord, Memory, Record
+from kvq_core.record import LaneRecord, Record
 from ui.numbers import ABSENT, bits, percent, seconds, significant
-
-FULL_PRECISION = ("window", "sinks")
 
 
 @dataclass(frozen=True)
@@ -87,24 +85,3 @@ def _interval(lane: LaneRecord, name: str) -> str:
         return ABSENT
     text = significant(found.value, 4)
     return text if found.se is None else f"{text} ± {significant(found.se, 2)}"
-
-
-def extrapolated(memory: Memory, elements_per_token: int, context: int, batch: int) -> float:
-    """Bytes of a lane's cache at another context length and batch.
-
-    Quantized elements at their measured bits, the measured window unchanged, tensors left alone growing with the
-    tokens. ``elements_per_token`` counts keys (or values) of all layers and KV heads.
-    """
-    return batch * sum(_extrapolated(memory, kind, elements_per_token, context) for kind in ("key", "value"))
-
-
-def _extrapolated(memory: Memory, kind: str, per_token: int, context: int) -> float:
-    parts = memory.bytes_by_part
-    window = sum(parts.get(f"{kind}_{name}", 0) for name in FULL_PRECISION)
-    untouched = parts.get(f"{kind}_untouched", 0) * context / memory.tokens
-    width = getattr(memory, f"{kind}_bits_quantized")
-    total = per_token * context
-    if width is None:  # nothing was quantized, so nothing says how much a longer context would save
-        return total * 2
-    quantized = max(0.0, total - (untouched + window) / 2)
-    return min(window + untouched, total * 2) + quantized * width / 8

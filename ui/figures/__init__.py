@@ -3,12 +3,22 @@
 from ui.figures.bits import bit_map, stored_bytes
 from ui.figures.damage import damage_grid, score_map
 from ui.figures.drill import attention_rows, channel_errors, depth_error, sink_change
-from ui.figures.spectra import cumulative_energy, head_spectra, joint_spectra
-from ui.figures.subspace import deviation, error_inside, error_split
+from ui.figures.rate import distortion_rate
+from ui.figures.spectra import (
+    cumulative_energy,
+    distributions,
+    effective_rank,
+    head_spectra,
+    joint_spectra,
+    lane_spectra,
+)
+from ui.figures.subspace import angles, deviation, error_inside, error_split
 from ui.figures.texts import kld_strips
+from ui.figures.usage import bits_by_length, code_usage, latent_bits, shares
 
 __all__ = [
-    "attention_rows", "bit_map", "channel_errors", "cumulative_energy", "damage_grid", "depth_error", "deviation",
-    "error_inside", "error_split", "head_spectra", "joint_spectra", "kld_strips", "score_map", "sink_change",
-    "stored_bytes",
+    "angles", "attention_rows", "bit_map", "bits_by_length", "channel_errors", "code_usage", "cumulative_energy",
+    "damage_grid", "depth_error", "deviation", "distortion_rate", "distributions", "effective_rank", "error_inside",
+    "error_split", "head_spectra", "joint_spectra", "kld_strips", "lane_spectra", "latent_bits", "score_map", "shares",
+    "sink_change", "stored_bytes",
 ]  # fmt: skip

@@ -7,8 +7,9 @@ import plotly.graph_objects as go
 
 from kvq_core.record import Record
 from ui.colors import NOISE, faded, lane_color
-from ui.figures.base import Arrays, canvas, label_of, lanes_with, pooled, rounded, sequential, stacked_rows
+from ui.figures.base import Arrays, canvas, label_of, labelled, lanes_with, pooled, rounded, sequential, stacked_rows
 
+Axis = Literal["layers", "heads", "channels"]
 MAX_BINS = 256
 # Parts of the store by what they are for, from the strongest to the faintest shade of the lane's colour.
 GROUPS = (
@@ -18,9 +19,10 @@ GROUPS = (
 )
 
 
-def bit_map(
-    record: Record, arrays: Arrays, kind: Literal["key", "value"], axis: Literal["layers", "channels"]
-) -> go.Figure | None:
+BESIDE = "host_copy"  # kept elsewhere to requantize from: not part of what is stored
+
+
+def bit_map(record: Record, arrays: Arrays, kind: Literal["key", "value"], axis: Axis) -> go.Figure | None:
     """Stored bits of every token x layer or token x channel, a lane below the other, on one scale."""
     lanes = [(i, lane, _plane(b, axis)) for i, lane, b in lanes_with(record, arrays, f"{kind}_bits")]
     if not lanes:
@@ -49,13 +51,14 @@ def bit_map(
     figure.update_xaxes(showgrid=False)
     figure.update_xaxes(title_text="token", row=len(lanes), col=1)
     figure.update_layout(coloraxis=sequential(16.0, "bits"))
-    return figure
+    pick = {"layer": "y"} if axis == "layers" and not flat else None
+    return labelled(figure, f"Heatmaps: stored bits of {kind}s, {axis} by token, one a lane", pick)
 
 
-def _plane(bits: np.ndarray, axis: Literal["layers", "channels"]) -> np.ndarray:
-    """(L or 1, H or 1, T, C) -> (layers or channels, T); one row where the bits do not depend on it."""
-    if axis == "layers":
-        return bits.mean((1, 3))
+def _plane(bits: np.ndarray, axis: Axis) -> np.ndarray:
+    """(L or 1, H or 1, T, C) -> (layers, KV heads or channels, T); one row where the bits do not depend on it."""
+    if axis != "channels":
+        return bits.mean((1, 3) if axis == "layers" else (0, 3))
     return bits.mean((0, 1)).T
 
 
@@ -89,7 +92,7 @@ def stored_bytes(record: Record) -> go.Figure:
         )
     figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)
     figure.update_xaxes(title_text="stored, MB")
-    return figure
+    return labelled(figure, "Stacked bars: stored megabytes of keys and values, one pair a lane")
 
 
 def by_group(parts: dict[str, int], kind: str) -> dict[str, int]:
@@ -111,4 +114,5 @@ def group_of(part: str) -> str:
 
 
 def _fp16_bytes(lane) -> float:
-    return sum(lane.memory.bytes_by_part.values()) / lane.memory.kv_ratio if lane.memory.kv_ratio else 0.0
+    stored = sum(size for name, size in lane.memory.bytes_by_part.items() if name != BESIDE)
+    return stored / lane.memory.kv_ratio if lane.memory.kv_ratio else 0.0

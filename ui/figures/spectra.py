@@ -1,83 +1,177 @@
-"""Singular values of the prompt's keys: how few directions hold them, before and after RoPE."""
+"""Singular values of keys and values: how few directions hold them, and how their channels spread."""
 
 import numpy as np
 import plotly.graph_objects as go
 
 from kvq_core.record import Record
-from ui.colors import ACCENT, faded
-from ui.figures.base import Arrays, array, canvas, rounded
+from ui.colors import ACCENT, REFERENCE, faded, lane_color
+from ui.figures.base import Arrays, array, canvas, label_of, labelled, lanes_with, rounded, stacked_rows
 
-SPACES = (("pre", "before RoPE", ACCENT, "dash"), ("post", "after RoPE", "#b3366f", "solid"))
+Curve = tuple[str, str, str, str]  # array, name, colour, dash
+SPACES: dict[str, tuple[Curve, ...]] = {
+    "key": (("key_pre", "before RoPE", ACCENT, "dash"), ("key_post", "after RoPE", "#b3366f", "solid")),
+    "value": (("value", "values", "#b3366f", "solid"),),
+}
+RANKS: tuple[Curve, ...] = (*SPACES["key"], ("value", "values", "#8a6d00", "dot"))
 
 
-def head_spectra(record: Record, arrays: Arrays, layer: int) -> go.Figure | None:
+def _curves(arrays: Arrays, kind: str, suffix: str = "") -> list[tuple[np.ndarray, str, str, str]]:
+    found = [(array(arrays, f"spectra/{key}{suffix}"), *rest) for key, *rest in SPACES[kind]]
+    return [curve for curve in found if curve[0] is not None]
+
+
+def head_spectra(record: Record, arrays: Arrays, layer: int, kind: str = "key") -> go.Figure | None:
     """Singular values of each KV head of a layer, relative to the layer's largest."""
-    curves = [(array(arrays, f"spectra/key_{space}"), name, color, dash) for space, name, color, dash in SPACES]
-    if any(values is None for values, *_ in curves):
+    curves = _curves(arrays, kind)
+    if not curves:
         return None
     figure = canvas(300, yaxis={"type": "log", "title": {"text": "singular value / largest"}})
     top = max(float(values[layer].max()) for values, *_ in curves) or 1.0
     for values, name, color, dash in curves:
         for head, line in enumerate(values[layer]):
             figure.add_scatter(
-                x=np.arange(1, line.size + 1),
-                y=_relative(line, top),
-                mode="lines",
-                legendgroup=name,
-                name=name,
-                showlegend=head == 0,
-                line={"color": faded(color, 1 - 0.25 * (head % 3)), "width": 1.6, "dash": dash},
+                x=np.arange(1, line.size + 1), y=_relative(line, top), mode="lines", legendgroup=name, name=name,
+                showlegend=head == 0, line={"color": faded(color, 1 - 0.25 * (head % 3)), "width": 1.6, "dash": dash},
                 hovertemplate=f"direction %{{x}}: %{{y:.3g}}<extra>KV head {head}, {name}</extra>",
-            )
+            )  # fmt: skip
     figure.update_xaxes(title_text=f"direction of a KV head (layer {layer})")
-    return figure
+    return labelled(figure, f"Curves: singular values of each KV head's {kind}s in layer {layer}")
 
 
-def joint_spectra(record: Record, arrays: Arrays, layer: int) -> go.Figure | None:
-    """Singular values with the heads of the layer concatenated."""
-    curves = [(array(arrays, f"spectra/key_{space}_concat"), name, color, dash) for space, name, color, dash in SPACES]
-    if any(values is None for values, *_ in curves):
+def joint_spectra(record: Record, arrays: Arrays, layer: int, kind: str = "key") -> go.Figure | None:
+    """Singular values with the heads of the layer concatenated; over them the bits that latent methods give them."""
+    curves = _curves(arrays, kind, "_concat")
+    if not curves:
         return None
     figure = canvas(300, yaxis={"type": "log", "title": {"text": "singular value / largest"}})
     top = max(float(values[layer].max()) for values, *_ in curves) or 1.0
     for values, name, color, dash in curves:
         line = values[layer]
         figure.add_scatter(
-            x=np.arange(1, line.size + 1),
-            y=_relative(line, top),
-            mode="lines",
-            name=name,
+            x=np.arange(1, line.size + 1), y=_relative(line, top), mode="lines", name=name,
             line={"color": color, "width": 1.6, "dash": dash},
             hovertemplate="direction %{x}: %{y:.3g}<extra>" + name + "</extra>",
-        )
+        )  # fmt: skip
+    if kind == "key":
+        _schedules(figure, record, arrays, layer)
     figure.update_xaxes(title_text=f"direction, all heads (layer {layer})")
-    return figure
+    return labelled(figure, f"Curves: singular values of all heads' {kind}s of layer {layer} together")
 
 
-def cumulative_energy(record: Record, arrays: Arrays, layer: int) -> go.Figure | None:
+def _schedules(figure: go.Figure, record: Record, arrays: Arrays, layer: int) -> None:
+    """Code bits of each latent channel on a second axis."""
+    lanes = list(lanes_with(record, arrays, "key_latent_bits"))
+    for index, lane, widths in lanes:
+        line = widths[layer]
+        figure.add_scatter(
+            x=np.arange(1, line.size + 1), y=rounded(line, 2), mode="lines", name=f"bits, {label_of(lane, 18)}",
+            yaxis="y2", line={"color": lane_color(index), "shape": "hv", "width": 1.6},
+            hovertemplate="channel %{x}: %{y:.3g} bits<extra>" + label_of(lane) + "</extra>",
+        )  # fmt: skip
+    if lanes:
+        axis = {"overlaying": "y", "side": "right", "rangemode": "tozero", "showgrid": False}
+        figure.update_layout(yaxis2={**axis, "title": {"text": "code bits"}}, margin={"r": 46})
+
+
+def cumulative_energy(record: Record, arrays: Arrays, layer: int, kind: str = "key") -> go.Figure | None:
     """Share of the squared norm that the strongest directions hold: mean over heads, and heads concatenated."""
-    figure = canvas(300, yaxis={"title": {"text": "energy held, %"}, "range": [0, 102]})
+    figure = canvas(300, yaxis={"title": {"text": "energy held, %"}, "range": [0, 102]}, showlegend=False)
     drawn = False
-    for space, name, color, dash in SPACES:
-        for suffix, kind, width in (("", "per head", 2.2), ("_concat", "concatenated", 1.2)):
-            values = array(arrays, f"spectra/key_{space}{suffix}")
-            if values is None:
-                continue
+    for suffix, how, width in (("", "per head", 2.2), ("_concat", "concatenated", 1.2)):
+        for values, name, color, dash in _curves(arrays, kind, suffix):
             held = energy(values[layer])
             held = held.mean(0) if held.ndim > 1 else held
             share = np.arange(1, held.size + 1) / held.size
             figure.add_scatter(
-                x=rounded(100 * share, 2),
-                y=rounded(100 * held, 2),
-                mode="lines",
-                name=f"{name}, {kind}",
+                x=rounded(100 * share, 2), y=rounded(100 * held, 2), mode="lines", name=f"{name}, {how}",
                 line={"color": color, "width": width, "dash": dash},
-                hovertemplate="%{x:.0f} % of directions hold %{y:.1f} %<extra></extra>",
-            )
+                hovertemplate=f"%{{x:.0f}} % of directions hold %{{y:.1f}} %<extra>{name}, {how}</extra>",
+            )  # fmt: skip
             drawn = True
     figure.update_xaxes(title_text="directions, %")
+    return labelled(figure, f"Curves: energy held by the strongest directions of {kind}s") if drawn else None
+
+
+def effective_rank(record: Record, arrays: Arrays, layer: int) -> go.Figure | None:
+    """exp of the entropy of the energy: how many directions a head's keys and values really use, by layer."""
+    figure = canvas(300, yaxis={"title": {"text": "directions in use"}, "rangemode": "tozero"})
+    drawn = False
+    for key, name, color, dash in RANKS:
+        values = array(arrays, f"spectra/{key}")
+        if values is None:
+            continue
+        drawn = True
+        title = f"keys {name}" if key.startswith("key") else name
+        figure.add_scatter(
+            x=np.arange(values.shape[0]), y=rounded(ranks(values).mean(-1), 2), mode="lines", name=title,
+            line={"color": color, "width": 2, "dash": dash},
+            hovertemplate="layer %{x}: %{y:.1f} directions<extra>" + title + "</extra>",
+        )  # fmt: skip
+    figure.add_vline(layer, line={"color": ACCENT, "width": 1.5, "dash": "dot"})
+    figure.update_xaxes(title_text=f"layer (of {record.environment.head_dim} directions a head)")
+    return labelled(figure, "Curves: effective rank by layer", {"layer": "x"}) if drawn else None
+
+
+def lane_spectra(record: Record, arrays: Arrays, layer: int, kv_head: int) -> go.Figure | None:
+    """Singular values of one head's keys as each lane reads them back, beside the prompt's at full precision."""
+    lanes = list(lanes_with(record, arrays, "spectrum_key"))
+    if not lanes:
+        return None
+    figure = canvas(300, yaxis={"type": "log", "title": {"text": "singular value / its largest"}})
+    own = array(arrays, "spectra/key_post")
+    lines = [] if own is None else [("full precision, prompt", REFERENCE, own[layer, kv_head])]
+    lines += [(label_of(lane, 20), lane_color(i), values[layer, kv_head]) for i, lane, values in lanes]
+    for name, color, line in lines:
+        figure.add_scatter(
+            x=np.arange(1, line.size + 1), y=_relative(line, float(line.max()) or 1.0), mode="lines", name=name,
+            line={"color": color, "width": 2.4 if color == REFERENCE else 1.4},
+            hovertemplate="direction %{x}: %{y:.3g}<extra>" + name + "</extra>",
+        )  # fmt: skip
+    figure.update_xaxes(title_text=f"direction (layer {layer}, KV head {kv_head}, after RoPE)")
+    return labelled(figure, "Curves: singular values of the keys as each lane reads them")
+
+
+def distributions(record: Record, arrays: Arrays, layer: int, what: str) -> go.Figure | None:
+    """Spread of every original or latent key channel, at full precision and in each lane, on one scale."""
+    info = record.capture
+    own = array(arrays, f"spectra/{what}_quantiles")
+    if own is None or not info.distribution_layers or len(info.quantiles) < 3:
+        return None
+    at = min(range(len(info.distribution_layers)), key=lambda n: abs(info.distribution_layers[n] - layer))
+    rows = [("Full precision", REFERENCE, own[at])]
+    rows += [(label_of(lane), lane_color(i), v[at]) for i, lane, v in lanes_with(record, arrays, f"{what}_quantiles")]
+    figure = stacked_rows([name for name, *_ in rows], 62, [color for _, color, _ in rows], gap=26)
+    for row, (name, color, levels) in enumerate(rows, 1):
+        _fan(figure, row, name, color, levels, info.quantiles)
+    low, high = (float(f([v for *_, v in rows])) for f in (np.min, np.max))
+    figure.update_yaxes(range=[1.05 * low, 1.05 * high], nticks=3)
+    named = "channel before RoPE, heads side by side" if what == "key" else "latent channel, strongest first"
+    figure.update_xaxes(title_text=f"{named} (layer {info.distribution_layers[at]})", row=len(rows), col=1)
     figure.update_layout(showlegend=False)
-    return figure if drawn else None
+    return labelled(figure, f"Bands: spread of every {named.split(',')[0]}, full precision and lanes")
+
+
+def _fan(figure: go.Figure, row: int, name: str, color: str, levels: np.ndarray, at: list[float]) -> None:
+    """The whole range and the middle half as bands, the median as a line; levels (channels, quantiles)."""
+    x = np.arange(1, levels.shape[0] + 1)
+    middle = [min(range(len(at)), key=lambda f: abs(at[f] - q)) for q in (0.25, 0.75, 0.5)]
+    for low, high, alpha in ((0, len(at) - 1, 0.22), (middle[0], middle[1], 0.5)):
+        for edge, fill in ((low, None), (high, "tonexty")):
+            figure.add_scatter(
+                x=x, y=rounded(levels[:, edge], 3), mode="lines", name=f"{name}, quantile {at[edge]:g}", fill=fill,
+                line={"width": 0, "color": color}, fillcolor=faded(color, alpha), hoverinfo="skip", row=row, col=1,
+            )  # fmt: skip
+    figure.add_scatter(
+        x=x, y=rounded(levels[:, middle[2]], 3), mode="lines", name=f"{name}, median", row=row, col=1,
+        line={"color": color, "width": 1.2}, hovertemplate="channel %{x}: median %{y:.3g}<extra>" + name + "</extra>",
+    )  # fmt: skip
+
+
+def ranks(singular: np.ndarray) -> np.ndarray:
+    """exp(entropy) of the energy along the last axis."""
+    squares = singular.astype(np.float64) ** 2
+    share = squares / np.maximum(squares.sum(-1, keepdims=True), 1e-30)
+    return np.exp(-(share * np.log(np.maximum(share, 1e-30))).sum(-1))
 
 
 def energy(singular: np.ndarray) -> np.ndarray:

@@ -4,10 +4,14 @@ import numpy as np
 import plotly.graph_objects as go
 
 from kvq_core.record import Record
-from ui.colors import ACCENT, lane_color
-from ui.figures.base import INK, Arrays, array, canvas, label_of, lanes_with, rounded
+from ui.colors import ACCENT, REFERENCE, lane_color
+from ui.figures.base import INK, Arrays, array, canvas, label_of, labelled, lanes_with, rounded
 
-KINDS = (("prompt", "subspace of the prompt's queries", ACCENT, "solid"), ("all", "of all queries", "#b3366f", "dash"))
+# The four subspaces of SQuat's Figure 2
+KINDS = (
+    ("all", "all tokens", "#b3366f", "dash"), ("prompt", "prompt only", ACCENT, "solid"),
+    ("same_kind", "another prompt of its kind", "#009e73", "dashdot"), ("other_kind", "another kind", "#8a6d00", "dot"),
+)  # fmt: skip
 
 
 def deviation(record: Record, arrays: Arrays, layer: int, rank: int) -> go.Figure | None:
@@ -30,7 +34,7 @@ def deviation(record: Record, arrays: Arrays, layer: int, rank: int) -> go.Figur
         drawn = True
     _mark(figure, rank)
     figure.update_xaxes(title_text=f"rank r (layer {layer})")
-    return figure if drawn else None
+    return labelled(figure, "Curves: deviation of queries from the subspace, by rank") if drawn else None
 
 
 def error_inside(record: Record, arrays: Arrays, layer: int, rank: int) -> go.Figure | None:
@@ -60,7 +64,7 @@ def error_inside(record: Record, arrays: Arrays, layer: int, rank: int) -> go.Fi
         )
     _mark(figure, rank)
     figure.update_xaxes(title_text=f"rank r (layer {layer})")
-    return figure
+    return labelled(figure, "Curves: share of the squared key error inside the subspace, by rank, one a lane")
 
 
 def error_split(record: Record, arrays: Arrays, rank: int) -> go.Figure | None:
@@ -78,7 +82,7 @@ def error_split(record: Record, arrays: Arrays, rank: int) -> go.Figure | None:
         )  # fmt: skip
     figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)
     figure.update_xaxes(title_text="‖ΔK‖ / ‖K‖, %")
-    return figure
+    return labelled(figure, f"Bars: key error inside and outside the top {rank} query directions, one pair a lane")
 
 
 def split_errors(record: Record, arrays: Arrays, rank: int) -> list[tuple[int, float, float]]:
@@ -100,6 +104,38 @@ def inside_share(spread: np.ndarray) -> np.ndarray:
     total = np.maximum(energies.sum(-1, keepdims=True), 1e-30)
     held = np.cumsum(energies, -1) / total
     return np.concatenate([np.zeros_like(held[..., :1]), held], -1)
+
+
+def angles(record: Record, arrays: Arrays, layer: int, kv_head: int, rank: int, pair: str) -> go.Figure | None:
+    """Principal angles between two top-r subspaces of a head: of queries and keys, or of keys and a lane's keys."""
+    kept = nearest_rank(record, rank)
+    if kept is None:
+        return None
+    rows = [
+        (label_of(lane, 20), lane_color(i), v) for i, lane, v in lanes_with(record, arrays, f"angles_{pair}")
+    ]  # fmt: skip
+    own = array(arrays, f"subspace/angles_{pair}")
+    if own is not None:
+        rows.insert(0, ("Full precision", REFERENCE, own))
+    if not rows:
+        return None
+    r = record.capture.angle_ranks[kept]
+    figure = canvas(300, yaxis={"title": {"text": "angle, degrees"}, "range": [0, 92], "dtick": 30})
+    for name, color, values in rows:
+        line = values[layer, kv_head, kept, :r]
+        figure.add_scatter(
+            x=np.arange(1, line.size + 1), y=rounded(line, 2), mode="lines+markers", name=name,
+            line={"color": color, "width": 2.4 if color == REFERENCE else 1.4}, marker={"size": 5},
+            hovertemplate="angle %{x}: %{y:.1f}°<extra>" + name + "</extra>",
+        )  # fmt: skip
+    figure.update_xaxes(title_text=f"principal angle of the top {r} (layer {layer}, KV head {kv_head})")
+    return labelled(figure, f"Curves: principal angles of the top-{r} subspaces, one a lane")
+
+
+def nearest_rank(record: Record, rank: int) -> int | None:
+    """Index of the captured rank nearest to ``rank``."""
+    ranks = record.capture.angle_ranks
+    return min(range(len(ranks)), key=lambda i: abs(ranks[i] - rank)) if ranks else None
 
 
 def _mark(figure: go.Figure, rank: int) -> None:

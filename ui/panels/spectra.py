@@ -1,10 +1,17 @@
-"""Singular values of the prompt's keys."""
+"""Spectra of keys and values, and how their channels spread, before and after each lane."""
 
 import gradio as gr
 
 from kvq_core.record import Record
-from ui.figures import cumulative_energy, head_spectra, joint_spectra
 from ui.figures.base import Arrays
+from ui.figures.spectra import (
+    cumulative_energy,
+    distributions,
+    effective_rank,
+    head_spectra,
+    joint_spectra,
+    lane_spectra,
+)
 from ui.panels.view import Drawn, View, create_slot, create_words, or_absent
 from ui.selection import Selection
 from ui.words import spectra
@@ -14,19 +21,41 @@ MISSING = "Not captured in this run."
 
 def create_spectra() -> View:
     words = create_words()
+    with gr.Row(elem_classes=["choices"]):
+        kind = gr.Radio(
+            [("Keys", "key"), ("Values", "value")], value="key", label="Spectra of", elem_id="spectra-of",
+            interactive=True,
+        )  # fmt: skip
     with gr.Row(elem_classes=["plots"]):
         slots = [
-            create_slot("head-spectra", "Singular values, per KV head"),
-            create_slot("joint-spectra", "Singular values, heads concatenated"),
-            create_slot("energy", "Energy held by the strongest directions"),
+            create_slot("head-spectra", "Singular values, per KV head", "Of the prompt at full precision.", 270),
+            create_slot("joint-spectra", "Heads concatenated", "With the bits a latent method gives them.", 270),
+            create_slot("energy", "Energy held", "Thick: per head. Thin: heads concatenated.", 270),
         ]
-    return View("spectra", words, slots, compute, ("layer",))
+    with gr.Row(elem_classes=["plots"]):
+        slots += [
+            create_slot("ranks", "Effective rank by layer", "exp of the entropy of the energy, mean over heads."),
+            create_slot("lane-spectra", "Keys as each lane reads them back"),
+        ]
+    with gr.Row(elem_classes=["plots"]):
+        slots += [
+            create_slot(
+                "key-channels", "Original key channels", "Band: whole range; dark band: middle half; line: median."
+            ),
+            create_slot("latent-channels", "Latent key channels", "Along the layer's singular vectors, centred."),
+        ]
+    return View("spectra", words, slots, compute, ("layer", "head"), [kind])
 
 
-def compute(record: Record, arrays: Arrays, at: Selection) -> Drawn:
+def compute(record: Record, arrays: Arrays, at: Selection, kind: str) -> Drawn:
+    kv_head = at.kv_head(record)
     figures = {
-        "head-spectra": or_absent(head_spectra(record, arrays, at.layer), MISSING),
-        "joint-spectra": or_absent(joint_spectra(record, arrays, at.layer), MISSING),
-        "energy": or_absent(cumulative_energy(record, arrays, at.layer), MISSING),
+        "head-spectra": or_absent(head_spectra(record, arrays, at.layer, kind), MISSING),
+        "joint-spectra": or_absent(joint_spectra(record, arrays, at.layer, kind), MISSING),
+        "energy": or_absent(cumulative_energy(record, arrays, at.layer, kind), MISSING),
+        "ranks": or_absent(effective_rank(record, arrays, at.layer), MISSING),
+        "lane-spectra": or_absent(lane_spectra(record, arrays, at.layer, kv_head), MISSING),
+        "key-channels": or_absent(distributions(record, arrays, at.layer, "key"), MISSING),
+        "latent-channels": or_absent(distributions(record, arrays, at.layer, "latent"), MISSING),
     }
     return Drawn(spectra(record, arrays, at.layer), figures)

@@ -1,4 +1,4 @@
-"""Bits of every element, bytes by what they are for, and what a longer context would take."""
+"""Bits of every element, how they are spent, bytes by what they are for, and what a longer context would take."""
 
 from typing import Any
 
@@ -6,72 +6,128 @@ import gradio as gr
 
 from kvq_core.record import Record
 from ui.colors import lane_color
-from ui.figures import bit_map, stored_bytes
 from ui.figures.base import Arrays
-from ui.numbers import percent, size
+from ui.figures.bits import bit_map, stored_bytes
+from ui.figures.usage import bits_at, bits_by_length, code_usage, latent_bits, shares
+from ui.numbers import listed, percent, size
 from ui.panels.view import Drawn, View, create_slot, create_words, or_absent
 from ui.selection import Selection
-from ui.tables import extrapolated
 from ui.text import safe
 from ui.words import storage
 
 MISSING = "Not captured in this run."
 MAX_CONTEXT, MAX_BATCH = 10_000_000, 100_000
+# Layers, KV heads and head_dim as the models' configurations publish them.
+SHAPES = {
+    "Llama-3.1-8B": (32, 8, 128),
+    "Llama-3.1-70B": (80, 8, 128),
+    "Qwen2.5-0.5B": (24, 2, 64),
+    "Qwen2.5-7B": (28, 4, 128),
+    "Mistral-7B-v0.3": (32, 8, 128),
+}
+OWN = "This model"
+SPENT = (
+    ("codes", "codebooks"), ("latent", "latent channels"), ("symmetric", "symmetric groups"), ("outliers", "outliers"),
+)  # fmt: skip
 
 
 def create_storage() -> View:
     words = create_words()
-    with gr.Row(elem_classes=["plots"]):
-        stored = create_slot("bytes", "Stored bytes by what they are for")
-        with gr.Column(min_width=300, elem_classes=["slot"]):
-            with gr.Row():
-                context = gr.Number(
-                    32_768, label="Context, tokens", precision=0, min_width=120, elem_id="context", interactive=True
-                )
-                batch = gr.Number(1, label="Batch", precision=0, min_width=90, elem_id="batch", interactive=True)
-            table = gr.HTML("", elem_id="extrapolation")
     with gr.Row(elem_classes=["choices"]):
         kind = gr.Radio(
-            [("Keys", "key"), ("Values", "value")], value="key", label="Bit map of", elem_id="bits-of", interactive=True
+            [("Keys", "key"), ("Values", "value")], value="key", label="Bits of", elem_id="bits-of", interactive=True
         )
-        axis = gr.Radio(["layers", "channels"], value="layers", label="Rows", elem_id="bits-rows", interactive=True)
-    bits = create_slot(
-        "bits", "Bits of every element", "One row where the bits depend on the token alone. Metadata included."
-    )
-    return View("storage", words, [stored, bits], compute, (), [context, batch, kind, axis], {"table": table})
+        axis = gr.Radio(
+            [("Layers", "layers"), ("KV heads", "heads"), ("Channels", "channels")], value="layers",
+            label="Rows of the map", elem_id="bits-rows", interactive=True,
+        )  # fmt: skip
+    slots = [
+        create_slot(
+            "bits", "Bits of every element",
+            "Metadata included. Windows and sinks are at 16. One row where only the token counts.",
+        )
+    ]  # fmt: skip
+    with gr.Row(elem_classes=["plots"]):
+        slots += [
+            create_slot("codes", "Codes in use", "A code that nothing uses is dead."),
+            create_slot("latent", "Bits of latent channels", "0: dropped."),
+        ]
+    with gr.Row(elem_classes=["plots"]):
+        slots += [
+            create_slot("symmetric", "Groups stored symmetrically"),
+            create_slot("outliers", "Elements kept apart as outliers"),
+        ]
+    spent = gr.HTML("")
+    with gr.Row(elem_classes=["plots"]):
+        slots += [
+            create_slot("bytes", "Stored bytes by what they are for"),
+            create_slot("length", "Effective bits against context", "Windows stay as they are; what is fixed fades."),
+        ]
+    with gr.Row(elem_classes=["choices"]):
+        shape = gr.Dropdown([OWN, *SHAPES], value=OWN, label="Model shape", elem_id="shape", min_width=180)
+        context = gr.Number(
+            32_768, label="Context, tokens", precision=0, min_width=120, elem_id="context", interactive=True
+        )
+        batch = gr.Number(1, label="Batch", precision=0, min_width=90, elem_id="batch", interactive=True)
+    table = gr.HTML("", elem_id="extrapolation")
+    pickers = [kind, axis, shape, context, batch]
+    return View("storage", words, slots, compute, ("layer", "head"), pickers, {"spent": spent, "table": table})
 
 
 def compute(
-    record: Record, arrays: Arrays, at: Selection, context: Any, batch: Any, kind: Any, axis: Any
-) -> Drawn:  # fmt: skip
-    figures = {"bytes": stored_bytes(record), "bits": or_absent(bit_map(record, arrays, kind, axis), MISSING)}
-    return Drawn(storage(record), figures, {"table": _table(record, context, batch)})
+    record: Record, arrays: Arrays, at: Selection, kind: str, axis: Any, shape: str, context: Any, batch: Any
+) -> Drawn:
+    kv_head = at.kv_head(record)
+    own = {
+        "codes": code_usage(record, arrays, kind, at.layer, kv_head),
+        "latent": latent_bits(record, arrays, at.layer) if kind == "key" else None,
+        "symmetric": shares(record, arrays, "symmetric", kind),
+        "outliers": shares(record, arrays, "outlier", kind),
+    }
+    figures = {
+        "bits": or_absent(bit_map(record, arrays, kind, axis), MISSING),
+        **{name: or_absent(figure, "") for name, figure in own.items()},
+        "bytes": stored_bytes(record),
+        "length": or_absent(bits_by_length(record), "No lane stored anything."),
+    }
+    without = [name for slot, name in SPENT if own[slot] is None]
+    said = f"No lane here stores its {kind}s with {listed(without, 'or')}." if without else ""
+    html = {
+        "spent": f'<p class="muted">{safe(said)}</p>',
+        "table": extrapolation(record, shape, context, batch),
+    }
+    return Drawn(storage(record), figures, html)
 
 
-def _table(record: Record, context: Any, batch: Any) -> str:
+def extrapolation(record: Record, shape: str, context: Any, batch: Any) -> str:
+    """Bytes of every lane's cache for a model shape, a context and a batch, as a table."""
     if not _whole(context, MAX_CONTEXT) or not _whole(batch, MAX_BATCH):
         return (
             f'<p class="error">Give a context from 1 to {MAX_CONTEXT:,} tokens and a batch from 1 to {MAX_BATCH:,}.</p>'
         )
-    env = record.environment
-    per_token = env.layers * env.kv_heads * env.head_dim
-    full = 2 * 2 * per_token * int(context) * int(batch)
+    env, tokens, copies = record.environment, int(context), int(batch)
+    layers, heads, dim = SHAPES.get(shape, (env.layers, env.kv_heads, env.head_dim))
+    elements = layers * heads * dim * tokens * copies  # of keys; values have as many
+    full = 2 * 2 * elements
     rows = [f'<tr><th scope="row"><span class="dot ref"></span>FP16 cache</th><td>{size(full)}</td><td>100 %</td></tr>']
+    measured = env.layers * env.kv_heads * env.head_dim
     for index, lane in enumerate(record.lanes):
         if lane.memory is None:
             continue
-        stored = extrapolated(lane.memory, per_token, int(context), int(batch))
+        bits = sum(bits_at(lane.memory, kind, tokens, measured) for kind in ("key", "value"))
+        stored = elements * bits / 8
         dot = f'<span class="dot" style="background:{lane_color(index)}"></span>'
         rows.append(
             f'<tr><th scope="row">{dot}{safe(lane.label)}</th><td>{size(stored)}</td>'
             f"<td>{percent(stored / full)}</td></tr>"
         )
     return (
-        '<div class="scroll"><table class="plain"><thead><tr>'
-        f'<th scope="col">At {int(context):,} × {int(batch):,}</th>'
+        '<div class="scroll" tabindex="0"><table class="plain"><thead><tr>'
+        f'<th scope="col">{safe(shape)} at {tokens:,} × {copies:,}</th>'
         '<th scope="col">cache</th><th scope="col">of fp16</th>'
         f"</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-        '<p class="muted">Extrapolated: the quantized region at its measured bits, the measured windows unchanged.</p>'
+        '<p class="muted">Extrapolated from this run: the quantized region at its measured bits, windows of the '
+        "measured size, model-wide codebooks not counted.</p>"
     )
 
 

@@ -5,12 +5,13 @@ from typing import Any
 import gradio as gr
 
 from kvq_core.record import Record
-from ui.figures import deviation, error_inside, error_split
 from ui.figures.base import Arrays
+from ui.figures.subspace import angles, deviation, error_inside, error_split
 from ui.panels.view import Drawn, View, create_slot, create_words, or_absent
 from ui.selection import Selection
 from ui.words import subspace
 
+OTHERS = (("same_kind", "Another prompt of its kind"), ("other_kind", "Another kind"))
 MISSING = "Not captured in this run."
 
 
@@ -21,11 +22,16 @@ def create_subspace() -> View:
     )
     with gr.Row(elem_classes=["plots"]):
         slots = [
-            create_slot("deviation", "How far queries lie from the subspace", "0: every query lies in it."),
-            create_slot("error-inside", "Key error inside the subspace", "Of the prompt's queries, per KV head."),
-            create_slot("error-split", "Key error inside and outside", "Over all layers and KV heads."),
+            create_slot("deviation", "How far queries lie from a subspace", "0: every query lies in it.", 270),
+            create_slot("error-inside", "Key error inside the subspace", "Of the prompt's queries.", 270),
+            create_slot("error-split", "Key error inside and outside", "Over all layers and KV heads.", 270),
         ]
-    return View("subspace", words, slots, compute, ("layer",), [rank], fit=fit)
+    with gr.Row(elem_classes=["plots"]):
+        slots += [
+            create_slot("angles-query", "Angles between queries and keys", "0°: the same direction; 90°: unrelated."),
+            create_slot("angles-key", "Angles between keys and the lane's keys"),
+        ]
+    return View("subspace", words, slots, compute, ("layer", "head"), [rank], fit=fit)
 
 
 def fit(record: Record) -> list[Any]:
@@ -34,9 +40,14 @@ def fit(record: Record) -> list[Any]:
 
 def compute(record: Record, arrays: Arrays, at: Selection, rank: Any) -> Drawn:
     rank = min(max(1, int(rank or 1)), record.environment.head_dim)
+    kv_head = at.kv_head(record)
     figures = {
         "deviation": or_absent(deviation(record, arrays, at.layer, rank), MISSING),
         "error-inside": or_absent(error_inside(record, arrays, at.layer, rank), MISSING),
         "error-split": or_absent(error_split(record, arrays, rank), MISSING),
+        "angles-query": or_absent(angles(record, arrays, at.layer, kv_head, rank, "query_key"), MISSING),
+        "angles-key": or_absent(angles(record, arrays, at.layer, kv_head, rank, "key_key"), MISSING),
     }
-    return Drawn(subspace(record, arrays, rank), figures)
+    texts = record.capture.subspace_texts
+    others = [f"{name}: {texts[key]}." for key, name in OTHERS if texts.get(key)]
+    return Drawn(" ".join([subspace(record, arrays, rank), *others]), figures)

@@ -11,6 +11,7 @@ from kvq_core.record import Record
 from ui.export import view_csv, view_json
 from ui.figures.base import Arrays
 from ui.panels.damage import create_damage
+from ui.panels.rate import create_rate
 from ui.panels.spectra import create_spectra
 from ui.panels.storage import create_storage
 from ui.panels.subspace import create_subspace
@@ -22,9 +23,10 @@ from ui.services import QUIET, SWIFT, Services
 TABS = (
     ("Text", create_texts),
     ("Where", create_damage),
+    ("Rate–distortion", create_rate),
+    ("Bits", create_storage),
     ("Spectra", create_spectra),
     ("Query subspace", create_subspace),
-    ("Bits and bytes", create_storage),
 )
 # Clicks in figures and on tokens, image files, the mark on the selected token: what a browser does by itself.
 PAGE_JS = (Path(__file__).parent.parent / "page.js").read_text(encoding="utf-8")

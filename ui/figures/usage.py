@@ -1,0 +1,131 @@
+"""How stored bits are spent beside the map: codes, latent channels, outliers, symmetric groups; and longer contexts."""
+
+import numpy as np
+import plotly.graph_objects as go
+
+from kvq_core.record import Memory, Record
+from ui.colors import lane_color
+from ui.figures.base import (
+    Arrays,
+    array,
+    canvas,
+    label_of,
+    labelled,
+    lanes_with,
+    rounded,
+    sequential,
+    stacked_rows,
+)
+
+SHARES = {"symmetric": "symmetric groups, %", "outlier": "outliers, %"}
+FULL = 16.0  # bits of an fp16 element
+CONTEXTS = np.unique(np.round(np.logspace(2, 6, 49)).astype(int))
+
+
+def code_usage(record: Record, arrays: Arrays, kind: str, layer: int, kv_head: int) -> go.Figure | None:
+    """How often each code of a codebook is used in one head, most frequent first; what stays at 0 is dead."""
+    lanes = list(lanes_with(record, arrays, f"{kind}_code_counts"))
+    if not lanes:
+        return None
+    figure = canvas(320, yaxis={"title": {"text": "share of codes, %"}, "rangemode": "tozero"})
+    for index, lane, counts in lanes:
+        of_head = counts[layer, kv_head]
+        shares = 100 * of_head / np.maximum(of_head.sum(-1, keepdims=True), 1)
+        mean = np.sort(shares, -1)[:, ::-1].mean(0)
+        figure.add_scatter(
+            x=np.arange(1, mean.size + 1), y=rounded(mean, 3), mode="lines", name=label_of(lane),
+            line={"color": lane_color(index), "shape": "hv", "width": 2}, fill="tozeroy",
+            hovertemplate="code of rank %{x}: %{y:.2g} %<extra>" + label_of(lane) + "</extra>",
+        )  # fmt: skip
+    figure.update_xaxes(title_text=f"code, most used first (layer {layer}, KV head {kv_head})")
+    return labelled(figure, f"Curves: how often each {kind} code is used, one a lane")
+
+
+def dead_codes(arrays: Arrays, lane: int, kind: str) -> float | None:
+    """Share of a lane's codes that nothing uses, over all layers, heads and codebooks."""
+    counts = array(arrays, f"lane/{lane}/{kind}_code_counts")
+    return None if counts is None or not counts.size else float((counts == 0).mean())
+
+
+def latent_bits(record: Record, arrays: Arrays, layer: int) -> go.Figure | None:
+    """Code bits of every latent channel; 0 is a dropped one."""
+    lanes = list(lanes_with(record, arrays, "key_latent_bits"))
+    if not lanes:
+        return None
+    figure = canvas(320, yaxis={"title": {"text": "code bits"}, "rangemode": "tozero"})
+    for index, lane, widths in lanes:
+        line = widths[layer]
+        figure.add_scatter(
+            x=np.arange(1, line.size + 1), y=rounded(line, 2), mode="lines", name=label_of(lane),
+            line={"color": lane_color(index), "shape": "hv", "width": 2},
+            hovertemplate="latent channel %{x}: %{y:.3g} bits<extra>" + label_of(lane) + "</extra>",
+        )  # fmt: skip
+    figure.update_xaxes(title_text=f"latent channel, strongest first (layer {layer})")
+    return labelled(figure, "Steps: code bits of every latent channel, one line a lane")
+
+
+def shares(record: Record, arrays: Arrays, what: str, kind: str) -> go.Figure | None:
+    """Share of outliers or of symmetric groups, layer x KV head, a lane below the other."""
+    lanes = [(i, lane, 100 * v) for i, lane, v in lanes_with(record, arrays, f"{kind}_{what}_share")]
+    if not lanes:
+        return None
+    height = max(34, 13 * record.environment.kv_heads)
+    figure = stacked_rows([label_of(lane) for _, lane, _ in lanes], height, [lane_color(i) for i, *_ in lanes], gap=26)
+    for row, (_, lane, values) in enumerate(lanes, 1):
+        heat = go.Heatmap(
+            z=rounded(values.T, 3), coloraxis="coloraxis", xgap=1, ygap=1, name=label_of(lane),
+            hovertemplate="layer %{x}, KV head %{y}: %{z:.2g} %<extra>" + label_of(lane) + "</extra>",
+        )  # fmt: skip
+        figure.add_trace(heat, row, 1)
+        figure.update_yaxes(title_text="head" if row == 1 else "", autorange="reversed", showgrid=False, row=row, col=1)
+    figure.update_xaxes(showgrid=False)
+    figure.update_xaxes(title_text="layer", row=len(lanes), col=1)
+    top = max(float(values.max()) for *_, values in lanes)
+    figure.update_layout(coloraxis=sequential(top, SHARES[what]))
+    return labelled(figure, f"Heatmaps: share of {SHARES[what]}, one a lane", {"layer": "x", "kv_head": "y"})
+
+
+def bits_at(memory: Memory, kind: str, context: float, elements: float, shared: bool = False) -> float:
+    """Effective bits an element of keys or values at a context length.
+
+    The quantized region at its measured bits; windows and sinks as many tokens as measured; tensors left alone stay
+    at fp16; with ``shared``, model-wide tensors such as codebooks on top (half to keys, half to values). ``elements``:
+    of keys (or values) a token holds, over all layers and heads.
+    """
+    width = getattr(memory, f"{kind}_bits_quantized")
+    if width is None:
+        return FULL
+    parts = memory.bytes_by_part
+    apart = sum(parts.get(f"{kind}_{name}", 0) for name in ("window", "sinks")) / 2  # elements at fp16
+    untouched = parts.get(f"{kind}_untouched", 0) / 2
+    total = elements * memory.tokens
+    window = min(context, apart / elements)
+    quantized = (context - window) * max(0.0, 1 - untouched / max(1.0, total - apart))
+    stored = quantized * width + (context - quantized) * FULL
+    extra = 8 * memory.shared_bytes / 2 / elements if shared else 0.0
+    return (stored + extra) / context
+
+
+def bits_by_length(record: Record) -> go.Figure | None:
+    """Effective bits of keys and values against context length; dashed with model-wide codebooks counted."""
+    lanes = [(i, lane, lane.memory) for i, lane in enumerate(record.lanes) if lane.memory is not None]
+    if not lanes:
+        return None
+    env = record.environment
+    elements = env.layers * env.kv_heads * env.head_dim
+    figure = canvas(320, xaxis={"type": "log"}, yaxis={"title": {"text": "bits an element"}, "range": [0, FULL + 0.6]})
+    for index, lane, memory in lanes:
+        for shared in (False, True) if memory.shared_bytes else (False,):
+            line = [
+                (bits_at(memory, "key", n, elements, shared) + bits_at(memory, "value", n, elements, shared)) / 2
+                for n in CONTEXTS.tolist()
+            ]
+            name = label_of(lane) + (", codebooks counted" if shared else "")
+            figure.add_scatter(
+                x=CONTEXTS, y=rounded(np.asarray(line), 3), mode="lines", name=name, showlegend=not shared,
+                line={"color": lane_color(index), "width": 1.8, "dash": "dash" if shared else "solid"},
+                hovertemplate="%{x:,} tokens: %{y:.2f} bits<extra>" + name + "</extra>",
+            )  # fmt: skip
+    figure.add_vline(lanes[0][2].tokens, line={"color": "#98a2b3", "width": 1, "dash": "dot"})
+    figure.update_xaxes(title_text="context, tokens (dotted: this run)")
+    return labelled(figure, "Curves: effective bits against context length, one a lane")

@@ -1,0 +1,45 @@
+"""Which lanes are worth their bits."""
+
+import numpy as np
+
+from kvq_core.record import Record
+from ui.figures.base import Arrays, array
+from ui.figures.rate import dominated, front, points
+from ui.numbers import bits, listed, percent, significant
+
+
+def rates(record: Record, arrays: Arrays) -> str:
+    """The front in KLD, who is off it, and how far the keys are from a Gaussian source's limit."""
+    found = points(record, arrays, "kld")
+    if not found:
+        return "No lane finished with scored positions; there is nothing to compare."
+    best = front(found)
+    named = [f"{record.lanes[i].label} ({bits(b)} bits, {significant(k, 2)} nats)" for i, b, k in best]
+    said = f"Nobody here has both fewer bits and less KLD than {listed(named)}"
+    beaten = [record.lanes[i].label for i in dominated(record, arrays, "kld")]
+    said += f"; {listed(beaten)} {'are' if len(beaten) > 1 else 'is'} beaten in both." if beaten else "."
+    return " ".join(filter(None, [said, _alone(record), _gaussian(record, arrays)]))
+
+
+def _alone(record: Record) -> str:
+    """What quantizing only keys or only values costs, where lanes do."""
+    parts = [
+        f"{lane.label} leaves the {'values' if lane.tensors == 'keys' else 'keys'} alone and costs "
+        f"{significant(lane.metrics.kld_mean, 2)} nats"
+        for lane in record.lanes
+        if lane.tensors in ("keys", "values") and lane.metrics and lane.metrics.kld_mean is not None
+    ]
+    return f"{'; '.join(parts)}." if parts else ""
+
+
+def _gaussian(record: Record, arrays: Arrays) -> str:
+    grid, error = array(arrays, "gaussian/bits"), array(arrays, "gaussian/key_error")
+    found = [p for p in points(record, arrays, "key") if p[2] > 0]
+    if grid is None or error is None or not found or len(grid) < 2:
+        return ""
+    index, at, value = min(found, key=lambda p: p[1])
+    limit = 100 * float(np.exp(np.interp(at, grid, np.log(np.maximum(error, 1e-12)))))
+    return (
+        f"At its {bits(at)} bits, {record.lanes[index].label} has a key error of {percent(value / 100, 1)}; a Gaussian "
+        f"source with the same covariance needs {significant(limit, 2)} % (a reference, not a bound)."
+    )
