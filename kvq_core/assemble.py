@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kvq_core.capture.spectra import deviations, key_spectra, query_directions
+from kvq_core.capture.attention import SINKS
+from kvq_core.capture.collect import RANKS
+from kvq_core.capture.distribution import QUANTILES
 from kvq_core.engine.decode import LaneState
-from kvq_core.methods.base import query_gram, stack_queries
 from kvq_core.metrics.fidelity import FEWEST, TOPK, Fidelity, perplexity_block
 from kvq_core.metrics.memory import layers_quantized, measure, tokens_quantized
+from kvq_core.metrics.rate import BITS, reference_curve
 from kvq_core.models import LoadedModel
 from kvq_core.models.text import Pieces
 from kvq_core.record import (
@@ -26,6 +28,7 @@ from kvq_core.record import (
     Record,
     Reference,
     RunTiming,
+    StressRecord,
     Timing,
 )
 from kvq_core.spec import ComparisonSpec, Lane
@@ -33,7 +36,7 @@ from kvq_core.spec import ComparisonSpec, Lane
 if TYPE_CHECKING:
     from kvq_core.run import Run
 
-RESULTS_VERSION = 2  # raised whenever a change alters results, so that stored runs are not taken for new ones
+RESULTS_VERSION = 3  # raised whenever a change alters results, so that stored runs are not taken for new ones
 _LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "gradio")
 
 
@@ -74,7 +77,7 @@ def assemble(run: "Run") -> tuple[Record, dict[str, Tensor]]:
         id=run.id, results_version=RESULTS_VERSION, created=datetime.now(UTC).isoformat(timespec="seconds"),
         spec=run.spec.model_dump(mode="json"), environment=_environment(run.model, run.spec),
         reference=_reference(run), noise_floor=noise, lanes=lanes, capture=_capture_info(run), timing=_timing(run),
-        vocabulary=_vocabulary(run),
+        vocabulary=_vocabulary(run), stress=_stress(run),
     )  # fmt: skip
     return record, {name: tensor.contiguous() for name, tensor in arrays.items()}
 
@@ -138,8 +141,8 @@ def _metrics(run: "Run", state: LaneState, at: int) -> Metrics:
     if state.cache is not None:
         metrics.layers_quantized = layers_quantized(state.cache)
         metrics.tokens_quantized = tokens_quantized(state.cache)
-    if at in run.errors:
-        errors = run.errors[at]
+    if run.captures is not None and at in run.captures.errors:
+        errors = run.captures.errors[at]
         metrics.key_rmse, metrics.value_rmse = errors.key_rmse, errors.value_rmse
         metrics.in_subspace_error = errors.in_subspace_error
         metrics.output_error, metrics.output_bound = errors.output.mean().item(), errors.bound.mean().item()
@@ -157,11 +160,11 @@ def _metrics(run: "Run", state: LaneState, at: int) -> Metrics:
     )
     metrics.ppl_ratio = metrics.perplexity_block["Mean PPL(Q)/PPL(base)"].value
     metrics.rms_dp = metrics.perplexity_block["RMS Δp"].value
-    if run.tap is not None:
-        scored = slice(0, fidelity.n_scored)
-        metrics.attention_delta_mean = run.tap.mean[at, ..., scored].mean().item()
-        metrics.attention_delta_max = run.tap.max[at, ..., scored].max().item()
-        metrics.attention_delta_reference_query = run.tap.reference_query[at, ..., scored].mean().item()
+    if run.captures is not None:
+        tap, scored = run.captures.tap, slice(0, fidelity.n_scored)
+        metrics.attention_delta_mean = tap.mean[at, ..., scored].mean().item()
+        metrics.attention_delta_max = tap.max[at, ..., scored].max().item()
+        metrics.attention_delta_reference_query = tap.reference_query[at, ..., scored].mean().item()
     return metrics
 
 
@@ -187,17 +190,8 @@ def _lane_arrays(run: "Run", state: LaneState, at: int) -> dict[str, Tensor]:
     arrays = {name: fidelity.column(name, at) for name in names}
     for kind in ("key", "value"):
         arrays[f"{kind}_bits"] = _bit_map(run, state, kind)
-    if run.tap is not None:
-        tap, scored = run.tap, slice(0, fidelity.n_scored)
-        arrays["delta_mean"] = tap.mean[at, ..., scored].half()
-        arrays["delta_max"] = tap.max[at, ..., scored].half()
-        arrays["delta_reference_query"] = tap.reference_query[at, ..., scored].half()
-        if at < tap.map.shape[0]:
-            arrays["delta_map"], arrays["delta_scale"] = tap.int8_map(at)
-    if at in run.errors:
-        errors = run.errors[at]
-        arrays |= {"key_error": errors.key, "value_error": errors.value, "key_error_energy": errors.energy}
-        arrays |= {"output_error": errors.output, "output_bound": errors.bound}
+    if run.captures is not None:
+        arrays |= run.captures.lane_arrays(at)
     return arrays
 
 
@@ -218,24 +212,14 @@ def _bit_map(run: "Run", state: LaneState, kind: str) -> Tensor:
 def _run_arrays(run: "Run") -> dict[str, Tensor]:
     names = ("nll", "margin", "topk_ids", "topk_probs")
     arrays = {f"reference/{name}": run.fidelity.column(f"reference/{name}") for name in names}
-    if run.tap is None:
+    if run.captures is None:
         return arrays
-    found: dict[str, list[Tensor]] = {}
-    for group in run.prefill.groups:
-        own = run.tap.queries[group.layers, :, : run.fidelity.n_scored].to(group.device)
-        kv_heads = run.model.shape.kv_heads
-        everything = query_directions(group.query_gram + query_gram(own, kv_heads))
-        stacked = (
-            stack_queries(torch.cat(pair, 1)[None], kv_heads)[0] for pair in zip(group.queries, own, strict=True)
-        )
-        prompt, both = deviations(stacked, query_directions(group.query_gram), everything)
-        parts = {f"spectra/{name}": values for name, values in key_spectra(group, run.decode.rope).items()}
-        parts |= {"subspace/deviation_prompt": prompt, "subspace/deviation_all": both}
-        for name, values in parts.items():
-            found.setdefault(name, []).append(values)
-    # groups follow the layers' order on their devices; put them back in the model's order
-    order = torch.tensor([layer for group in run.prefill.groups for layer in group.layers]).argsort()
-    return arrays | {name: torch.cat(values)[order] for name, values in found.items()}
+    arrays |= run.captures.run_arrays()
+    arrays["gaussian/bits"] = torch.tensor(BITS)
+    for kind, source in (("key", "key_pre"), ("value", "value")):  # a rotation leaves the size of an error as it is
+        energies = arrays[f"spectra/{source}"].square().sum((1, 2)) / len(run.ids)
+        arrays[f"gaussian/{kind}_error"] = reference_curve(arrays[f"gaussian/{source}"], energies, BITS)
+    return arrays
 
 
 def _vocabulary(run: "Run") -> dict[int, str]:
@@ -247,11 +231,38 @@ def _vocabulary(run: "Run") -> dict[int, str]:
 
 
 def _capture_info(run: "Run") -> CaptureInfo:
-    if run.tap is None:
+    if run.captures is None:
         return CaptureInfo(detail="off", layers=[], heads=[], step_edges=[], position_edges=[], topk=TOPK)
+    held, tap = run.captures, run.captures.tap
     return CaptureInfo(
-        detail=run.spec.capture.detail, layers=run.tap.map_layers, heads=run.tap.map_heads,
-        step_edges=run.tap.step_edges, position_edges=run.tap.position_edges, topk=TOPK,
+        detail=held.detail, layers=tap.map_layers, heads=tap.map_heads, step_edges=tap.step_edges,
+        position_edges=tap.position_edges, topk=TOPK, attention_steps=held.attention.reached, sink_tokens=SINKS,
+        depth_edges=held.attention.depths.edges, distribution_layers=held.distribution_layers, quantiles=QUANTILES,
+        angle_ranks=RANKS, subspace_texts={kind: other.told for kind, other in held.others.items()},
+        seconds=held.seconds, seconds_decoding=held.seconds_decoding,
+    )  # fmt: skip
+
+
+def _stress(run: "Run") -> StressRecord | None:
+    applied, found = run.decode.stress, run.unchanged
+    if applied is None or found is None:
+        return None
+    done = []
+    if run.spec.stress.key_outlier_scale != 1:
+        done.append(
+            "the queries' channels were divided by what the keys' were multiplied with, so every q·k is the same"
+        )
+    if run.spec.stress.key_bias != 0:
+        done.append("one vector was added to all keys of a head, which moves all scores of a query alike")
+    sentence = (
+        f"Full-precision attention does not change: {'; '.join(done)}. Over the last {found.positions} prompt "
+        f"positions the reference's next-token distribution moved by at most {found.kld_max:.1e} nats of KL divergence "
+        f"(allowed: {found.tolerance:g}). Damage a lane shows beyond this is its quantization's."
+    )
+    return StressRecord(
+        settings=run.spec.stress.model_dump(mode="json"), layers=applied.layers, kv_heads=applied.kv_heads,
+        pairs=applied.pairs, positions=found.positions, kld_max=found.kld_max, logit_max=found.logit_max,
+        tolerance=found.tolerance, same_tokens=found.same_tokens, sentence=sentence,
     )  # fmt: skip
 
 

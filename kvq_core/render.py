@@ -21,11 +21,16 @@ def render(model: LoadedModel, spec: ComparisonSpec) -> list[int]:
             f"{len(ids)} prompt tokens and {new} {kind} are more than the {model.shape.context} tokens of context of "
             f"{model.title}; shorten the prompt by {len(ids) + new - model.shape.context} tokens."
         )
+    shape, stress = model.shape, spec.stress
+    pairs = stress.key_outlier_pairs
     for name, asked, there in (
-        ("layers", spec.capture.layers, model.shape.layers), ("heads", spec.capture.heads, model.shape.query_heads),
+        ("capture.layers", spec.capture.layers, shape.layers), ("capture.heads", spec.capture.heads, shape.query_heads),
+        ("stress.layers", stress.layers, shape.layers), ("stress.kv_heads", stress.kv_heads, shape.kv_heads),
+        ("stress.key_outlier_pairs", "any" if isinstance(pairs, int) else pairs, shape.head_dim // 2),
     ):  # fmt: skip
         if not isinstance(asked, str) and (not asked or max(asked) >= there):
-            raise SpecError(f"capture.{name} = {list(asked)} is not allowed; the model has {name} 0 to {there - 1}.")
+            what = name.split(".")[1].removeprefix("key_outlier_").replace("_", " ")
+            raise SpecError(f"{name} = {list(asked)} is not allowed; the model has {what} 0 to {there - 1}.")
     for lane in spec.lanes:
         reason = lane.why_not(model.shape)
         if reason and isinstance(lane.layers, tuple) and max(lane.layers) >= model.shape.layers:

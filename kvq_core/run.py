@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 import torch
 
 from kvq_core.assemble import assemble, run_id
-from kvq_core.capture.errors import CacheErrors, cache_errors
-from kvq_core.capture.scores import Extent, ScoreTap, map_axes
-from kvq_core.capture.spectra import query_directions
+from kvq_core.capture.collect import Captures
+from kvq_core.capture.scores import Extent
 from kvq_core.engine.decode import Decode, LaneState
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows
+from kvq_core.engine.stress import Unchanged, disturb
 from kvq_core.errors import MethodError, StoreError
 from kvq_core.estimate import remember
 from kvq_core.events import Encoding, Event, Finished, LaneProgress, Loading, Step, Summarizing
@@ -77,9 +77,8 @@ class Run:
     decode: Decode = field(init=False)
     prefill: Prefill = field(init=False)
     fidelity: Fidelity = field(init=False)
-    tap: ScoreTap | None = field(init=False, default=None)
-    directions: torch.Tensor | None = field(init=False, default=None)
-    errors: dict[int, CacheErrors] = field(init=False, default_factory=dict)
+    captures: Captures | None = field(init=False, default=None)
+    unchanged: Unchanged | None = field(init=False, default=None)
     seconds: dict[str, float] = field(init=False, default_factory=dict)
 
     @property
@@ -101,7 +100,10 @@ class Run:
 
     def _encode(self) -> Iterator[Event]:
         began = time.perf_counter()
-        self.decode = Decode(self.model, self.prefill, self.spec, [*self.spec.lanes, NOISE_FLOOR])
+        stress = None
+        if self.spec.stress.active:
+            stress, self.unchanged = disturb(self.model, self.prefill, self.spec.stress)
+        self.decode = Decode(self.model, self.prefill, self.spec, [*self.spec.lanes, NOISE_FLOOR], stress)
         for state in self.decode.states:
             reason = state.lane.why_not(self.model.shape)
             state.error = reason and f"{state.lane.build().title} cannot run on {self.model.title}: {reason}."
@@ -117,22 +119,22 @@ class Run:
         self.fidelity = Fidelity(len(self.running))
         self._set_up_captures()
         told = _Told(self)
-        for _ in self._observed(self.decode.steps(self._score, self.tap, self._close)):
+        for _ in self._observed(self.decode.steps(self._score, self.captures, self._close)):
             yield told.step()
         self._lap("decode", began)
 
     def _observed(self, steps: Iterator[None]) -> Iterator[None]:
-        """Tell the tap which keys are quantized before every step and how far it got after it."""
+        """Tell the captures which keys are quantized before every step and how far it got after it."""
         while True:
             before = self.fidelity.n_scored
-            if self.tap is not None:
-                self.tap.begin([quantized_keys(s.cache) for s in self.running if s.cache is not None])
+            if self.captures is not None:
+                self.captures.begin([quantized_keys(s.cache) for s in self.running if s.cache is not None])
             try:
                 next(steps)
             except StopIteration:
                 return
-            if self.tap is not None:
-                self.tap.advance(self.fidelity.n_scored - before)
+            if self.captures is not None:
+                self.captures.advance(self.fidelity.n_scored - before)
             yield
 
     def _set_up_captures(self) -> None:
@@ -142,33 +144,15 @@ class Run:
         extent = Extent(
             shape.layers, shape.query_heads, shape.head_dim, len(self.running), steps, len(self.ids) + steps
         )
-        self.tap = ScoreTap(extent, *map_axes(extent, self.spec.capture.layers, self.spec.capture.heads))
-        self.directions = torch.zeros(shape.layers, shape.kv_heads, shape.head_dim, shape.head_dim)
-        for group in self.prefill.groups:
-            self.directions[group.layers] = query_directions(group.query_gram).cpu()
+        self.captures = Captures(self.model, self.spec, self.prefill, self.decode.rope, extent)
 
     def _score(self, reference: torch.Tensor, lanes: torch.Tensor, targets: list[int]) -> None:
         self.fidelity(reference, lanes, targets)
 
     def _close(self, rows: Rows) -> None:
-        if self.directions is None:
-            return
-        layers = [group.layers for group in self.prefill.groups]
-        queries = self._last_queries()
-        for row, state in enumerate(self.running, 1):
-            if state.error is None:
-                self.errors[row - 1] = cache_errors(rows, row, layers, self.directions, queries)
-
-    def _last_queries(self) -> torch.Tensor:
-        """The reference's newest queries (layers, query_heads, head_dim): of the last scored step, or of the prompt."""
-        assert self.tap is not None
-        if self.fidelity.n_scored:
-            return self.tap.queries[:, :, self.fidelity.n_scored - 1]
-        shape = self.model.shape
-        queries = torch.empty(shape.layers, shape.query_heads, shape.head_dim)
-        for group in self.prefill.groups:
-            queries[group.layers] = group.queries[:, :, -1].cpu()
-        return queries
+        if self.captures is not None:
+            held = {at: s.cache for at, s in enumerate(self.running) if s.error is None and s.cache is not None}
+            self.captures.close(rows, held)
 
     def _lap(self, stage: str, began: float) -> None:
         self.seconds[stage] = time.perf_counter() - began

@@ -104,7 +104,38 @@ class Capture(_Frozen):
         "auto", description="Layers whose score maps are kept; auto: as many, evenly spaced, as 64 MB of arrays allow."
     )
     heads: Literal["all"] | tuple[Count, ...] = Field("all", description="Query heads whose score maps are kept.")
-    detail: Literal["off", "normal"] = Field("normal", description="off: no captures, only fidelity, memory and text.")
+    detail: Literal["off", "normal", "deep"] = Field(
+        "normal",
+        description="off: no captures, only fidelity, memory and text; deep: attention at four times the steps, key "
+        "distributions of all layers, at a higher cost.",
+    )
+
+
+class Stress(_Frozen):
+    """Function-preserving stress: the cache becomes harder to quantize, full-precision attention stays what it was."""
+
+    key_outlier_scale: float = Field(
+        1.0,
+        ge=1 / 1024,
+        le=1024,
+        description="Factor of chosen channel pairs of the keys; queries get its inverse. 1: none.",
+    )
+    key_outlier_pairs: Annotated[int, Field(ge=1, le=1024)] | Annotated[tuple[Count, ...], Field(min_length=1)] = Field(
+        2, description="How many pairs (i, i + head_dim/2) of each head, largest first, or a list of pairs from 0."
+    )
+    key_bias: float = Field(
+        0.0, ge=-1024, le=1024,
+        description="Size of a constant added to a head's keys on its slowest pairs, in units of their rms. 0: none.",
+    )  # fmt: skip
+    layers: Literal["all"] | tuple[Count, ...] = Field("all", description='Stressed layers, "all" or a list from 0.')
+    kv_heads: Literal["all"] | tuple[Count, ...] = Field(
+        "all", description='Stressed KV heads, "all" or a list from 0.'
+    )
+
+    @property
+    def active(self) -> bool:
+        """Whether it changes any key."""
+        return (self.key_outlier_scale != 1 or self.key_bias != 0) and () not in (self.layers, self.kv_heads)
 
 
 class ComparisonSpec(_Frozen):
@@ -128,6 +159,7 @@ class ComparisonSpec(_Frozen):
     score_chunk: int = Field(1, ge=1, le=512, description="Continuation tokens a forward pass; 1 is exactly decoding.")
     lanes: tuple[Lane, ...] = Field((), max_length=MAX_LANES, description="The quantized caches to compare.")
     capture: Capture = Capture()
+    stress: Stress = Stress()
     ignore_eos: bool = Field(False, description="Keep generating after the end-of-sequence token.")
     notes: str = Field("", max_length=10_000, description="Free text kept with the run.")
 
@@ -167,6 +199,8 @@ class ComparisonSpec(_Frozen):
         """The spec as canonical JSON, defaults left out, so that a new field with a default keeps old ids."""
         data = self.model_dump(mode="json", exclude_defaults=True)
         data["model"] = self.model
+        if not self.stress.active:
+            data.pop("stress", None)
         for told, lane in zip(data.get("lanes", []), self.lanes, strict=True):
             # a knob written out at its default is the same lane
             told.pop("knobs", None)
@@ -237,5 +271,5 @@ def _first_line(error: ValidationError) -> str:
 
 def _parent(loc: tuple[int | str, ...]) -> type[BaseModel]:
     """The model whose field ``loc`` ends with."""
-    parts: dict[str, type[BaseModel]] = {"lanes": Lane, "capture": Capture}
+    parts: dict[str, type[BaseModel]] = {"lanes": Lane, "capture": Capture, "stress": Stress}
     return parts.get(str(loc[0]), ComparisonSpec) if len(loc) > 1 else ComparisonSpec

@@ -1,11 +1,16 @@
 """Captures against direct computations on small tensors."""
 
+from itertools import pairwise
+
 import pytest
 import torch
+from scipy.linalg import subspace_angles
 
-from kvq_core.capture.errors import cache_errors, output_error
+from kvq_core.capture.attention import SINKS, AttentionTap, Buckets
+from kvq_core.capture.distribution import QUANTILES, KeyBasis
+from kvq_core.capture.errors import Truth, cache_errors, output_error
 from kvq_core.capture.scores import Extent, ScoreTap, map_axes
-from kvq_core.capture.spectra import deviations, key_spectra, query_directions
+from kvq_core.capture.spectra import deviations, principal_angles, query_directions, spectra, thinned
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows
 from kvq_core.methods.base import query_gram, stack_queries
@@ -108,15 +113,19 @@ def test_spectra_equal_a_direct_svd() -> None:
     prefill = Prefill(model, ids)
     list(prefill.run())
     group, rope = prefill.groups[0], model.rope(60)
-    found = key_spectra(group, rope)
-    direct = torch.linalg.svdvals(group.keys.double())
-    torch.testing.assert_close(found["key_post"].double(), direct, rtol=1e-3, atol=1e-4)
-    concat = group.keys.transpose(1, 2).flatten(2)
-    torch.testing.assert_close(
-        found["key_post_concat"][:, :60].double(), torch.linalg.svdvals(concat.double())[:, :60], rtol=1e-3, atol=1e-3
-    )
-    before = rope.unrotate(group.keys, 0)
-    torch.testing.assert_close(found["key_pre"].double(), torch.linalg.svdvals(before.double()), rtol=1e-3, atol=1e-4)
+    found = spectra(group, rope)
+    tensors = {"key_post": group.keys, "key_pre": rope.unrotate(group.keys, 0), "value": group.values}
+    for name, x in tensors.items():
+        direct = torch.linalg.svdvals(x.double())
+        torch.testing.assert_close(found[f"spectra/{name}"].double(), direct, rtol=1e-3, atol=1e-4)
+        concat = torch.linalg.svdvals(x.transpose(1, 2).flatten(2).double())
+        torch.testing.assert_close(
+            found[f"spectra/{name}_concat"][:, :60].double(), concat[:, :60], rtol=1e-3, atol=1e-3
+        )
+        for layer, head in ((0, 1), (2, 0)):
+            covariance = torch.cov(x[layer, head].double().T, correction=0)
+            expected = torch.linalg.eigvalsh(covariance).flip(-1)
+            torch.testing.assert_close(found[f"gaussian/{name}"][layer, head].double(), expected, rtol=1e-3, atol=1e-6)
 
 
 def test_keys_before_rope_are_the_projections() -> None:
@@ -152,7 +161,10 @@ def test_cache_errors_are_frobenius_norms() -> None:
     prefill, rows = outcome.decode.prefill, outcome.decode.rows
     directions = query_directions(prefill.groups[0].query_gram)
     queries = prefill.groups[0].queries[:, :, -1]
-    errors = cache_errors(rows, 1, [[0, 1, 2]], directions, queries)
+    asked, seen = prefill.groups[0].queries[:, :, [20, 50, 63]], torch.tensor([21, 51, 64])
+    buckets = Buckets.of(rows.tokens, 5)
+    truth = Truth.of(rows, [[0, 1, 2]], directions, queries, asked, seen, buckets)
+    errors = cache_errors(rows, 1, truth)
     true = torch.stack([rows.working(0, 0, "key", layer) for layer in range(3)]).double()
     read = torch.stack([rows.working(1, 0, "key", layer) for layer in range(3)]).double()
     expected = (read - true).flatten(1).norm(dim=1) / true.flatten(1).norm(dim=1)
@@ -173,6 +185,22 @@ def test_cache_errors_are_frobenius_norms() -> None:
         )
         assert errors.output[layer, head].item() == pytest.approx((got - exact).norm().item(), rel=1e-3)
     assert (errors.output > 0).all() and (errors.output <= errors.bound).all()
+    torch.testing.assert_close(errors.channel["key"].double(), (read - true).square().sum(-2), rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(truth.energy["value"].double(), values[0].square().sum(-2), rtol=1e-4, atol=1e-7)
+    for b, (start, end) in enumerate(pairwise(buckets.edges)):
+        part = (read - true)[:, :, start:end].flatten(2).norm(dim=-1) / true[:, :, start:end].flatten(2).norm(dim=-1)
+        torch.testing.assert_close(errors.depth["key"][..., b].double(), part, rtol=1e-4, atol=1e-7)
+    for layer, head in ((1, 0), (2, 3)):
+        outputs = [
+            torch.stack([
+                torch.softmax(k[layer, head // 2, :n] @ asked[layer, head, i].double() / 32**0.5, 0)
+                @ v[layer, head // 2, :n]
+                for i, n in enumerate(seen.tolist())
+            ])
+            for k, v in ((true, values[0]), (read, values[1]))
+        ]  # fmt: skip
+        expected = (outputs[1] - outputs[0]).norm() / outputs[0].norm()
+        assert errors.output_relative[layer, head].item() == pytest.approx(expected.item(), rel=1e-3)
 
 
 def test_maps_stay_within_their_budget() -> None:
@@ -195,3 +223,94 @@ def test_output_bound_holds_where_the_printed_one_fails() -> None:
     for scale in (1e-3, 1.0, 30.0):
         actual, bound = output_error(torch.randn(4, 8), keys, values, scale * wrong, scale * torch.randn_like(values))
         assert (actual <= bound).all()
+
+
+def test_attention_of_the_steps_looked_at() -> None:
+    extent = Extent(layers=2, query_heads=4, head_dim=8, lanes=2, steps=40, tokens=300)
+    tap = AttentionTap(extent, "normal", [1], [0, 3], Buckets(2, 300))
+    assert tap.steps[0] == 0 and tap.steps[-1] == 39 and len(tap.steps) == 16
+    rows, at = {}, {}
+    for step in range(20):  # the reference ends early
+        for layer in range(2):
+            rows[step, layer] = 3 * torch.randn(3, 4, 1, 261 + step)
+            tap.scores(layer, rows[step, layer], rows[step, layer], torch.zeros(4, 1, 8))
+        tap.advance(1)
+    at = {step: i for i, step in enumerate(tap.reached)}
+    assert max(tap.reached) < 20
+    of_lane, of_reference = tap.of_lane(0), tap.of_reference()
+    for step, i in at.items():
+        p, q = (torch.softmax(rows[step, 1][r, 3, 0].double(), 0) for r in (0, 1))
+        assert of_lane["attention_kl"][i, 1, 3].item() == pytest.approx((p * (p / q).log()).sum().item(), rel=1e-4)
+        sinks = (q[:SINKS].sum() - p[:SINKS].sum()).item()
+        assert of_lane["sink_mass"][i, 1, 3].item() == pytest.approx(sinks, abs=1e-6)
+        pooled = torch.nn.functional.pad(p, (0, 300 - len(p))).view(150, 2).sum(-1)
+        stored = (of_reference["attention_rows"][i, 0, 1].double() / 255).square()
+        assert (stored - pooled).abs().max() < 0.004 and torch.allclose(stored.sqrt(), pooled.sqrt(), atol=0.5 / 255)
+        assert not torch.equal(of_lane["attention_rows"][i], of_reference["attention_rows"][i])
+    assert "attention_rows" not in tap.of_lane(1)  # the noise floor is no picture
+    error, count = torch.zeros(300, dtype=torch.float64), torch.zeros(300)
+    for step in at:
+        delta = (rows[step, 0][1] - rows[step, 0][0])[2, 0].double()
+        error[: len(delta)] += (delta - delta.mean()).abs()
+        count[: len(delta)] += 1
+    for b, (start, end) in enumerate(pairwise(tap.depths.edges)):
+        expected = (error[start:end].sum() / count[start:end].sum().clamp_min(1)).item()
+        assert of_lane["depth_score_error"][0, 2, b].item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_chunk_of_tokens_sees_only_its_past() -> None:
+    tap = AttentionTap(Extent(1, 1, 4, 1, 3, 10), "normal", [0], [0], Buckets(1, 10))
+    own = torch.randn(2, 1, 3, 10)
+    own[..., -3:].masked_fill_(torch.ones(3, 3, dtype=torch.bool).triu(1), float("-inf"))
+    tap.scores(0, own, own, torch.zeros(1, 3, 4))
+    tap.advance(3)
+    found = tap.of_lane(0)
+    for i in range(3):
+        p, q = (torch.softmax(own[r, 0, i, : 8 + i].double(), 0) for r in (0, 1))
+        assert found["attention_kl"][i, 0, 0].item() == pytest.approx((p * (p / q).log()).sum().item(), rel=1e-4)
+    assert all(torch.isfinite(x.float()).all() for x in found.values())
+
+
+def test_stored_attention_stays_within_its_budget() -> None:
+    large = Extent(layers=32, query_heads=32, head_dim=128, lanes=9, steps=2000, tokens=8000)
+    layers, heads = map_axes(large, "auto", "all")
+    tap = AttentionTap(large, "deep", layers, heads, Buckets.of(8000, 256))
+    assert tap.rows.numel() <= 10_000_000 and tap.rows.shape[0] == 9 and len(tap.steps) >= 4
+
+
+def test_angles_are_those_between_the_spans() -> None:
+    left, right = (torch.linalg.qr(torch.randn(1, 2, 12, 12).double()).Q for _ in range(2))
+    right[0, 1] = left[0, 1]
+    found = principal_angles(left, right, [1, 4, 12])
+    for i, rank in enumerate((1, 4, 12)):
+        expected = subspace_angles(left[0, 0, :, :rank].numpy(), right[0, 0, :, :rank].numpy())[::-1].copy()
+        torch.testing.assert_close(found[0, 0, i, :rank], torch.tensor(expected).rad2deg().float(), atol=1e-3, rtol=0)
+        assert (found[0, 0, i, rank:] == 90).all()
+        assert found[0, 1, i, :rank].abs().max() < 1e-4
+
+
+def test_latent_channels_are_those_of_a_direct_svd() -> None:
+    model, ids = tiny("llama"), prompt_ids(200)
+    prefill = Prefill(model, ids)
+    list(prefill.run())
+    keys, rope = prefill.groups[0].keys[1], model.rope(200)
+    basis = KeyBasis.of(keys, rope)
+    own, latent = basis.quantiles(keys)
+    x = rope.unrotate(keys[None], 0)[0].transpose(0, 1).flatten(1).double()
+    levels = torch.tensor(QUANTILES, dtype=torch.float64)
+    torch.testing.assert_close(own.double(), torch.quantile(x, levels, dim=0).T, rtol=2e-3, atol=2e-3)
+    _, _, vh = torch.linalg.svd(x - x.mean(0), full_matrices=False)
+    projected = (x - x.mean(0)) @ vh.T
+    expected = torch.quantile(projected, levels, dim=0).T
+    for channel in range(8):  # a singular vector's sign is arbitrary
+        options = [expected[channel], -expected[channel].flip(0)]
+        assert min((latent[channel].double() - option).abs().max().item() for option in options) < 0.02
+    spread = latent[:, -1] - latent[:, 0]
+    assert spread[0] > spread[-1]
+
+
+def test_thinning_keeps_both_ends() -> None:
+    x = torch.arange(1000.0)[:, None]
+    kept = thinned(x, 64)
+    assert kept.shape == (64, 1) and kept[0] == 0 and kept[-1] == 999
+    assert thinned(x[:5], 64) is not None and len(thinned(x[:5], 64)) == 5

@@ -5,62 +5,134 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvq_core.capture.attention import Buckets
 from kvq_core.engine.rows import Rows
 
 TOP = 5  # query directions of `in_subspace_error`, the same for every lane
+KINDS = ("key", "value")
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The reference at the end of a run, which every lane is measured against.
+
+    ``layers_of``: model layers of each device group; directions (layers, kv_heads, head_dim, head_dim) of the prompt's
+    queries; ``last`` (layers, query_heads, head_dim) the newest query after RoPE; queries
+    (layers, query_heads, n, head_dim), each of which sees the first ``seen`` (n,) keys. Computed from the working copy:
+    ``energy`` (layers, kv_heads, head_dim) squared size of each channel over all tokens, ``depth``
+    (layers, kv_heads, buckets) of each bucket of tokens, outputs (layers, query_heads, n, head_dim).
+    """
+
+    layers_of: list[list[int]]
+    directions: Tensor
+    last: Tensor
+    queries: Tensor
+    seen: Tensor
+    buckets: Buckets
+    energy: dict[str, Tensor]
+    depth: dict[str, Tensor]
+    outputs: Tensor
+
+    @classmethod
+    def of(
+        cls, rows: Rows, layers_of: list[list[int]], directions: Tensor, last: Tensor, queries: Tensor, seen: Tensor,
+        buckets: Buckets,
+    ) -> "Truth":  # fmt: skip
+        count, heads, dim = directions.shape[:3]
+        energy = {kind: torch.zeros(count, heads, dim) for kind in KINDS}
+        depth = {kind: torch.zeros(count, heads, buckets.count) for kind in KINDS}
+        outputs = torch.zeros(queries.shape)
+        for g, layers in enumerate(layers_of):
+            for i, layer in enumerate(layers):
+                held = {kind: rows.working(0, g, kind, i) for kind in KINDS}
+                for kind, x in held.items():
+                    energy[kind][layer], depth[kind][layer] = _squares(x, buckets)
+                own = queries[layer].to(held["key"].device)
+                outputs[layer] = attended(own, held["key"], held["value"], seen).cpu()
+        return cls(layers_of, directions, last, queries, seen, buckets, energy, depth, outputs)
 
 
 @dataclass
 class CacheErrors:
     """Of one lane. ||d|| is a Frobenius norm over tokens and channels; keys are compared after RoPE.
 
-    key, value (layers, kv_heads) relative; energy (layers, kv_heads, head_dim) squared key error along each direction
-    of the prompt's queries, strongest first; output, bound (layers, query_heads) as output_error says, for the
-    reference's last query; the rest are means over layers of errors relative to the layer.
+    key, value (layers, kv_heads) relative; channel: squared error of each channel, energy: squared key error along
+    each direction of the prompt's queries, strongest first, both (layers, kv_heads, head_dim); depth relative
+    (layers, kv_heads, buckets); output, bound (layers, query_heads) as output_error says, for the reference's newest
+    query; output_relative (layers, query_heads) ||dO||_F / ||O||_F over several of its queries; the rest are means over
+    layers of errors relative to the layer.
     """
 
     key: Tensor
     value: Tensor
+    channel: dict[str, Tensor]
+    depth: dict[str, Tensor]
     energy: Tensor
     output: Tensor
     bound: Tensor
+    output_relative: Tensor
     key_rmse: float
     value_rmse: float
     in_subspace_error: float
 
 
-def cache_errors(rows: Rows, row: int, layers_of: list[list[int]], directions: Tensor, queries: Tensor) -> CacheErrors:
-    """Compare a forced row's working copy with the reference's.
-
-    ``layers_of``: model layers of each device group; directions (layers, kv_heads, head_dim, head_dim); queries
-    (layers, query_heads, head_dim), the reference's at one step, after RoPE.
-    """
-    count, heads, dim = directions.shape[:3]
-    size = {kind: torch.zeros(count, heads) for kind in ("key", "value")}
-    error = {kind: torch.zeros(count, heads) for kind in ("key", "value")}
-    energy = torch.zeros(count, heads, dim)
-    output, bound = torch.zeros(queries.shape[:2]), torch.zeros(queries.shape[:2])
-    for g, layers in enumerate(layers_of):
+def cache_errors(rows: Rows, row: int, truth: Truth) -> CacheErrors:
+    """Compare a forced row's working copy with the reference's."""
+    channel = {kind: torch.zeros_like(truth.energy[kind]) for kind in KINDS}
+    depth = {kind: torch.zeros_like(truth.depth[kind]) for kind in KINDS}
+    energy = torch.zeros_like(truth.energy["key"])
+    output, bound = torch.zeros(truth.last.shape[:2]), torch.zeros(truth.last.shape[:2])
+    missed = torch.zeros_like(truth.outputs)
+    for g, layers in enumerate(truth.layers_of):
         for i, layer in enumerate(layers):  # a layer at a time: small intermediates are several times faster on a CPU
-            true = {kind: rows.working(0, g, kind, i) for kind in size}
-            delta = {kind: rows.working(row, g, kind, i) - true[kind] for kind in size}
-            for kind in size:
-                size[kind][layer] = true[kind].square().sum((-1, -2)).cpu()
-                error[kind][layer] = delta[kind].square().sum((-1, -2)).cpu()
+            true, read = ({kind: rows.working(r, g, kind, i) for kind in KINDS} for r in (0, row))
+            delta = {kind: read[kind] - true[kind] for kind in KINDS}
+            for kind in KINDS:
+                channel[kind][layer], depth[kind][layer] = _squares(delta[kind], truth.buckets)
             device = delta["key"].device
-            energy[layer] = (delta["key"] @ directions[layer].to(device)).square().sum(-2).cpu()
-            found = output_error(queries[layer].to(device), true["key"], true["value"], delta["key"], delta["value"])
+            energy[layer] = (delta["key"] @ truth.directions[layer].to(device)).square().sum(-2).cpu()
+            last = truth.last[layer].to(device)
+            found = output_error(last, true["key"], true["value"], delta["key"], delta["value"])
             output[layer], bound[layer] = (t.cpu() for t in found)
+            own = truth.queries[layer].to(device)
+            missed[layer] = attended(own, read["key"], read["value"], truth.seen).cpu() - truth.outputs[layer]
 
     def whole(part: Tensor, kind: str) -> float:
-        return (part.sum(-1) / size[kind].sum(-1)).sqrt().mean().item()
+        return (part.sum((-1, -2)) / truth.energy[kind].sum((-1, -2))).sqrt().mean().item()
 
-    relative = {kind: (error[kind] / size[kind]).sqrt() for kind in size}
+    relative = {kind: _ratio(channel[kind].sum(-1), truth.energy[kind].sum(-1)) for kind in KINDS}
     return CacheErrors(
-        relative["key"], relative["value"], energy, output, bound,
-        key_rmse=whole(error["key"], "key"), value_rmse=whole(error["value"], "value"),
-        in_subspace_error=whole(energy[..., :TOP].sum(-1), "key"),
+        key=relative["key"], value=relative["value"], channel=channel,
+        depth={kind: _ratio(depth[kind], truth.depth[kind]) for kind in KINDS}, energy=energy,
+        output=output, bound=bound,
+        output_relative=_ratio(missed.square().sum((-1, -2)), truth.outputs.square().sum((-1, -2))),
+        key_rmse=whole(channel["key"], "key"), value_rmse=whole(channel["value"], "value"),
+        in_subspace_error=whole(energy[..., :TOP], "key"),
     )  # fmt: skip
+
+
+def _squares(x: Tensor, buckets: Buckets) -> tuple[Tensor, Tensor]:
+    """Squares of x (kv_heads, tokens, head_dim) summed over tokens, and over channels and each bucket of tokens."""
+    squares = x.square()
+    return squares.sum(-2).cpu(), buckets.sums(squares.sum(-1)).cpu()
+
+
+def _ratio(error: Tensor, size: Tensor) -> Tensor:
+    """Root of the ratio of two sums of squares, 0 where there is nothing."""
+    return torch.where(size > 0, error / size.clamp_min(1e-30), 0.0).sqrt()
+
+
+def attended(queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
+    """Attention outputs of queries (query_heads, n, head_dim), of which each sees the first ``seen`` (n,) keys.
+
+    keys, values (kv_heads, tokens, head_dim) -> (query_heads, n, head_dim).
+    """
+    heads, n, dim = queries.shape
+    q = queries.reshape(keys.shape[0], -1, dim)  # (kv_heads, groups * n, head_dim)
+    scores = (q @ keys.transpose(-1, -2) * dim**-0.5).unflatten(1, (-1, n))
+    unseen = torch.arange(keys.shape[1], device=keys.device) >= seen.to(keys.device)[:, None]
+    weights = torch.softmax(scores.masked_fill_(unseen, float("-inf")), -1)
+    return (weights.flatten(1, 2) @ values).reshape(heads, n, dim)
 
 
 def output_error(

@@ -1,4 +1,4 @@
-"""Spectra of the prompt's keys and the subspace its queries span."""
+"""Spectra of the prompt's keys and values, and the subspace its queries span."""
 
 from collections.abc import Iterable, Iterator
 
@@ -10,24 +10,42 @@ from kvq_core.rope import Rope
 
 
 def singular_values(layers: Iterable[Tensor]) -> Tensor:
-    """Singular values of each x (..., n, d), largest first, as the roots of the eigenvalues of xᵀx, stacked: float32.
-
-    The Gram matrix is formed in float64: squaring squares the condition number.
-    """
+    """Singular values of each x (..., n, d), largest first, as roots of the eigenvalues of xᵀx, stacked: float32."""
     grams = torch.stack([x.transpose(-1, -2) @ x for x in (layer.double() for layer in layers)])
-    return torch.linalg.eigvalsh(grams).clamp_min(0).sqrt().flip(-1).float().cpu()
+    return _eigenvalues(grams).sqrt().float().cpu()
 
 
-def key_spectra(group: LayerGroup, rope: Rope) -> dict[str, Tensor]:
-    """Singular values of a group's prompt keys: per KV head (layers, kv_heads, head_dim), and with the heads of a
-    layer concatenated (layers, kv_heads * head_dim), before and after RoPE. Not centred."""
+def spectra(group: LayerGroup, rope: Rope) -> dict[str, Tensor]:
+    """Singular values and covariance eigenvalues of a group's prompt keys, before and after RoPE, and of its values.
+
+    For each of key_post, key_pre and value: ``spectra/{name}`` (layers, kv_heads, head_dim) and, heads of a layer side
+    by side, ``spectra/{name}_concat`` (layers, kv_heads * head_dim), not centred; ``gaussian/{name}``
+    (layers, kv_heads, head_dim), eigenvalues of the covariance. All largest first.
+    """
     found = {}
-    for name, keys in (("post", group.keys), ("pre", _unrotated(group.keys, rope))):
-        layers = list(keys)
-        found[f"key_{name}"] = singular_values(layers)
-        # (kv_heads, tokens, head_dim) -> (tokens, kv_heads * head_dim)
-        found[f"key_{name}_concat"] = singular_values(k.transpose(0, 1).flatten(1) for k in layers)
-    return found
+    for name, layers in (("key_post", group.keys), ("key_pre", _unrotated(group.keys, rope)), ("value", group.values)):
+        heads, concat, centred = (torch.stack(grams) for grams in zip(*map(_grams, layers), strict=True))
+        found[f"spectra/{name}"] = _eigenvalues(heads).sqrt()
+        found[f"spectra/{name}_concat"] = _eigenvalues(concat).sqrt()
+        found[f"gaussian/{name}"] = _eigenvalues(centred)
+    return {name: values.float().cpu() for name, values in found.items()}
+
+
+def _grams(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """XᵀX of x (kv_heads, tokens, head_dim): a head's each, that of the heads side by side, the heads' covariances.
+
+    Formed in float64: squaring squares the condition number.
+    """
+    heads, tokens, dim = x.shape
+    side = x.transpose(0, 1).flatten(1).double()  # (tokens, kv_heads * head_dim)
+    gram = side.T @ side
+    own = gram.view(heads, dim, heads, dim).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+    mean = side.mean(0).view(heads, dim)
+    return own, gram, own / tokens - mean[:, :, None] * mean[:, None]
+
+
+def _eigenvalues(grams: Tensor) -> Tensor:
+    return torch.linalg.eigvalsh(grams).clamp_min(0).flip(-1)
 
 
 def _unrotated(keys: Tensor, rope: Rope) -> Iterator[Tensor]:
@@ -35,7 +53,7 @@ def _unrotated(keys: Tensor, rope: Rope) -> Iterator[Tensor]:
 
 
 def query_directions(gram: Tensor) -> Tensor:
-    """Right singular vectors of queries from their Gram matrices (layers, kv_heads, d, d), strongest first.
+    """Right singular vectors of queries (or keys) from their Gram matrices (layers, kv_heads, d, d), strongest first.
 
     Columns are directions: (layers, kv_heads, d, d) float32.
     """
@@ -57,3 +75,23 @@ def deviations(queries: Iterable[Tensor], *subspaces: Tensor) -> list[Tensor]:
             mean = left.clamp_min_(0).sqrt_().mean(-2)
             out.append(torch.cat([torch.ones_like(mean[:, :1]), mean], -1).cpu())
     return [torch.stack(out) for out in found]
+
+
+def principal_angles(left: Tensor, right: Tensor, ranks: list[int]) -> Tensor:
+    """Angles in degrees between the spans of the first r columns of two bases, smallest first, for each r of ``ranks``.
+
+    left, right (layers, kv_heads, d, d) orthonormal -> (layers, kv_heads, ranks, max rank); there is no angle beyond
+    the r-th, and 90 stands there. Their cosines are the singular values of the r x r block of leftᵀright.
+    """
+    cosines = left.double().transpose(-1, -2) @ right.double()
+    found = torch.full((*left.shape[:2], len(ranks), max(ranks)), 90.0)
+    for i, rank in enumerate(ranks):
+        angles = torch.linalg.svdvals(cosines[..., :rank, :rank]).clamp(0, 1).arccos().rad2deg()
+        found[..., i, :rank] = angles.cpu()
+    return found
+
+
+def thinned(x: Tensor, most: int) -> Tensor:
+    """At most ``most`` of the rows (second-last dimension) of x, evenly spaced, ends included."""
+    count = x.shape[-2]
+    return x if count <= most else x[..., torch.linspace(0, count - 1, most).round().long().to(x.device), :]

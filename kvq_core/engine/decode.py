@@ -14,6 +14,7 @@ from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows, Tap
 from kvq_core.engine.sampling import Sampler
+from kvq_core.engine.stress import Applied
 from kvq_core.errors import MethodError
 from kvq_core.models import LoadedModel
 from kvq_core.rope import Rope
@@ -47,8 +48,11 @@ class LaneState:
 class Decode:
     """A run after its prefill: encode the lanes, then step. Public fields are results once iteration is over."""
 
-    def __init__(self, model: LoadedModel, prefill: Prefill, spec: ComparisonSpec, lanes: list[Lane]):
-        self.model, self.prefill, self.spec = model, prefill, spec
+    def __init__(
+        self, model: LoadedModel, prefill: Prefill, spec: ComparisonSpec, lanes: list[Lane],
+        stress: Applied | None = None,
+    ):  # fmt: skip
+        self.model, self.prefill, self.spec, self.stress = model, prefill, spec, stress
         self.follow = model.encode(spec.continuation) if spec.continuation is not None else None
         self.total = len(self.follow) if self.follow is not None else spec.max_new_tokens
         self.rope: Rope = model.rope(len(prefill.ids) + self.total)
@@ -185,7 +189,8 @@ class Decode:
         began = time.perf_counter()
         ids = torch.tensor(inputs)
         with threads.one_thread(self.model.widest < threads.NARROW):
-            logits = self.model.forward(ids, self.rows.tokens, self.rows)
+            attend = self.rows if self.stress is None else self.stress.wrap(self.rows)
+            logits = self.model.forward(ids, self.rows.tokens, attend)
         forced = self._forced_rows()
         owners = [(row, s, s.cache) for row, s in enumerate(self.states_running, 1) if row < forced]
         owners += [(forced + i, s, s.free) for i, s in enumerate(self._free)]

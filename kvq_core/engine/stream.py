@@ -80,6 +80,9 @@ class Stream:
     def remarks(self) -> tuple[str, ...]:
         return self.codec.remarks(self.blocks) if self.codec is not None else ()
 
+    def usage(self) -> dict[str, Tensor]:
+        return self.codec.usage(self.blocks) if self.codec is not None and self.blocks else {}
+
     def decoded(self) -> Iterator[Tensor]:
         """The cache as attention reads it, in the method's key space and float32, piece by piece in token order."""
         yield self.sinks.float()

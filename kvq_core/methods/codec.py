@@ -95,6 +95,14 @@ class Codec(ABC):
         """What the lane's card should say of the blocks as they stand."""
         return ()
 
+    def usage(self, blocks: list[Block]) -> dict[str, Tensor]:
+        """How the stored codes are used, for the views; names and shapes as in the record, over the codec's layers.
+
+        code_counts (layers, kv_heads or 1, codebooks, codes); symmetric_share, outlier_share (layers, kv_heads);
+        latent_bits (layers, kv_heads * head_dim). A codec gives what it has.
+        """
+        return {}
+
     @abstractmethod
     def decode(self, block: Block) -> Tensor:
         """The only thing attention ever reads: float32 (layers, kv_heads, tokens, head_dim)."""
@@ -116,6 +124,14 @@ def layer_slices(x: Tensor, elements: int = 1 << 20) -> Iterator[slice]:
     """
     step = x.shape[0] if x.is_cuda else max(1, elements * x.shape[0] // max(1, x.numel()))
     return (slice(start, min(start + step, x.shape[0])) for start in range(0, x.shape[0], step))
+
+
+def count_codes(codes: Tensor, count: int) -> Tensor:
+    """How often each of ``count`` codes occurs in the last dimension of integer codes (..., n): (..., count) int32."""
+    rows = codes.reshape(-1, codes.shape[-1]).long()
+    first = torch.arange(rows.shape[0], device=codes.device)[:, None] * count
+    found = torch.bincount((rows + first).flatten(), minlength=rows.shape[0] * count)
+    return found.view(*codes.shape[:-1], count).int().cpu()
 
 
 @dataclass(frozen=True)
@@ -145,6 +161,13 @@ class GroupCodec(Codec):
         """Quantize x, a slice of the layers, into codes laid out with the grouped axis last."""
         rows = x.transpose(-1, -2) if self.axis == "tokens" else x
         return quantize_groups(rows, self.bits_per_code, self.group_size, self.metadata)
+
+    def usage(self, blocks: list[Block]) -> dict[str, Tensor]:
+        counts = torch.zeros(())
+        for block in blocks:
+            codes = self.load(block).codes.flatten(2)
+            counts = counts + torch.cat([count_codes(codes[at], 1 << self.bits_per_code) for at in layer_slices(codes)])
+        return {"code_counts": counts[:, :, None]} if blocks else {}
 
     def load(self, block: Block) -> GroupCodes:
         """Unpacked codes of a block, grouped axis last."""

@@ -177,6 +177,17 @@ class InnerCodec(Codec):
         coded = HybridCodes(codes, t["words"], t["scales"], symmetric)
         return dequantize_hybrid(coded, self.group_size, self.zero_point)
 
+    def usage(self, blocks: list[Block]) -> dict[str, Tensor]:
+        symmetric, groups = torch.zeros(()), 0
+        for t in (block.tensors for block in blocks):
+            shape = t["scales"].shape
+            if "mask" in t:
+                bits = unpack(t["mask"], 1, prod(shape[1:])).view(shape)
+            else:
+                bits = torch.full(shape, float("signs" in t))
+            symmetric, groups = symmetric + bits.float().sum((-1, -2)).cpu(), groups + prod(shape[2:])
+        return {"symmetric_share": symmetric / groups} if groups else {}
+
     def bits(self, block: Block) -> Tensor:
         scales = block.tensors["scales"]
         stored = 8 * sum(block.nbytes.values())

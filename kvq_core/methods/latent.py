@@ -117,6 +117,11 @@ class LatentCodec(Codec):
             at = end
         return torch.cat(rows, -2) if rows else t["scales"].new_zeros((*t["scales"].shape[:2], 0, tokens)).float()
 
+    def usage(self, blocks: list[Block]) -> dict[str, Tensor]:
+        layers, units, channels = self.shared["mean"].shape
+        widths = torch.tensor(self.schedule).repeat_interleave(channels // len(self.schedule))
+        return {"latent_bits": widths.repeat(units).expand(layers, -1)}
+
     def bits(self, block: Block) -> Tensor:
         """The one block of a prompt carries the whole basis."""
         mean = self.shared["mean"]

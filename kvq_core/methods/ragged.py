@@ -202,6 +202,13 @@ class RaggedCodec(Codec):
         bits = (row[block.widths.long()] + fixed) / size
         return bits.view(block.tensors["lows"].shape).permute(1, 2, 0)[..., None].cpu()
 
+    def usage(self, blocks: list[Block]) -> dict[str, Tensor]:
+        size = self.head_dim * (1 if self.unit == "head" else self.kv_heads)
+        kept = sum(b.tensors["positions"].numel() for b in blocks if "positions" in b.tensors)
+        units = sum(b.tensors["lows"].numel() for b in blocks)  # each has as many outliers as any other
+        share = kept / max(1, units * size)
+        return {"outlier_share": torch.full((self.layers, self.kv_heads), share)}
+
     def remarks(self, blocks: list[Block]) -> tuple[str, ...]:
         block = blocks[0] if blocks else None
         if not isinstance(block, RaggedBlock) or not block.steps:

@@ -1,0 +1,113 @@
+"""Attention itself at a few steps of forced rows: its change, its sinks, the error by depth, the rows to look at."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from kvq_core.capture.scores import Extent
+
+SINKS = 4  # first tokens whose attention mass is followed
+DEPTHS = 16  # buckets of key position, at most
+STEPS = {"normal": 16, "deep": 64}  # steps looked at, by level of detail, at most
+ROW_BYTES = 10_000_000  # of all rows' stored attention together
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Key positions 0 .. tokens-1 in equal pieces."""
+
+    width: int
+    tokens: int
+
+    @classmethod
+    def of(cls, tokens: int, most: int) -> "Buckets":
+        return cls(max(1, -(-tokens // most)), tokens)
+
+    @property
+    def count(self) -> int:
+        return max(1, -(-self.tokens // self.width))
+
+    @property
+    def edges(self) -> list[int]:
+        return [min(b * self.width, self.tokens) for b in range(self.count + 1)]
+
+    def sums(self, x: Tensor) -> Tensor:
+        """Sums of x (..., positions) in each bucket: (..., count); positions not there yet add nothing."""
+        return pad(x, (0, self.count * self.width - x.shape[-1])).unflatten(-1, (self.count, self.width)).sum(-1)
+
+
+class AttentionTap:
+    """Sees every decode step's scores (engine.rows.Tap) and looks at evenly spaced ones.
+
+    Softmax is over all keys a row sees, before a method that reads chosen keys only leaves some out. For each step
+    looked at: KL(reference || lane) of the attention, the mass on the first tokens, |centred score delta| by depth, and
+    for the lanes to be drawn the mass in every position bin.
+    """
+
+    def __init__(self, extent: Extent, detail: str, layers: list[int], heads: list[int], bins: Buckets):
+        e, self.bins = extent, bins
+        self.layers, self.heads = layers, heads
+        drawn = e.lanes  # the reference and all forced rows but the noise floor
+        room = ROW_BYTES // max(1, drawn * len(layers) * len(heads) * bins.count)
+        count = max(1, min(STEPS[detail], e.steps, room))
+        self.steps = sorted({i * (e.steps - 1) // max(1, count - 1) for i in range(count)}) if e.steps else []
+        self.depths = Buckets.of(e.tokens, DEPTHS)
+        shape = (len(self.steps), e.layers, e.query_heads)
+        self.kl = torch.zeros(e.lanes, *shape)
+        self.sink_mass = torch.zeros(1 + e.lanes, *shape)
+        self.by_depth = torch.zeros(e.lanes, e.layers, e.query_heads, self.depths.count)
+        self.seen = torch.zeros(self.depths.count)  # keys seen in each bucket, over the steps
+        self.rows = torch.zeros(drawn, len(self.steps), len(layers), len(heads), bins.count, dtype=torch.uint8)
+        self._row_of = {layer: i for i, layer in enumerate(layers)}
+        self._at = {step: i for i, step in enumerate(self.steps)}
+        self.step = 0
+
+    def advance(self, fresh: int) -> None:
+        """Call after a step of ``fresh`` tokens."""
+        self.step += fresh
+
+    @property
+    def reached(self) -> list[int]:
+        """The steps looked at so far."""
+        return [step for step in self.steps if step < self.step]
+
+    def scores(self, layer: int, own: Tensor, with_reference_query: Tensor, queries: Tensor) -> None:
+        fresh, tokens = own.shape[-2:]
+        for i in range(fresh):
+            at = self._at.get(self.step + i)
+            if at is not None:
+                self._look(layer, at, own[:, :, i, : tokens - fresh + i + 1])
+
+    def _look(self, layer: int, at: int, scores: Tensor) -> None:
+        """scores (1 + lanes, query_heads, positions), the reference's first."""
+        log = torch.log_softmax(scores, -1)
+        mass = log.exp()
+        self.kl[:, at, layer] = (mass[:1] * (log[:1] - log[1:])).sum(-1).cpu()
+        self.sink_mass[:, at, layer] = mass[..., :SINKS].sum(-1).cpu()
+        delta = scores[1:] - scores[:1]
+        delta = (delta - delta.mean(-1, keepdim=True)).abs()
+        self.by_depth[:, layer] += self.depths.sums(delta).cpu()
+        if layer == 0:
+            self.seen += self.depths.sums(torch.ones(scores.shape[-1]))
+        if layer in self._row_of:
+            pooled = self.bins.sums(mass[: len(self.rows), self.heads])
+            self.rows[:, at, self._row_of[layer]] = (255 * pooled.clamp(0, 1).sqrt()).round().to(torch.uint8).cpu()
+
+    def of_reference(self) -> dict[str, Tensor]:
+        """Arrays of the reference, named as in the record."""
+        count = len(self.reached)
+        return {"sink_mass": self.sink_mass[0, :count], "attention_rows": self.rows[0, :count]}
+
+    def of_lane(self, lane: int) -> dict[str, Tensor]:
+        """Arrays of a forced row, named as in the record."""
+        count = len(self.reached)
+        found = {
+            "attention_kl": self.kl[lane, :count],
+            "sink_mass": self.sink_mass[1 + lane, :count] - self.sink_mass[0, :count],
+            "depth_score_error": self.by_depth[lane] / self.seen.clamp_min(1),
+        }
+        if 1 + lane < len(self.rows):
+            found["attention_rows"] = self.rows[1 + lane, :count]
+        return found

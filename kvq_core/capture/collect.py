@@ -1,0 +1,206 @@
+"""All captures of one run: set up before it decodes, fed while it does, read when the reference has ended."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from kvq_core.capture.attention import AttentionTap, Buckets
+from kvq_core.capture.distribution import KeyBasis
+from kvq_core.capture.errors import CacheErrors, Truth, cache_errors
+from kvq_core.capture.other_prompts import OtherPrompt, directions_of, other_prompts
+from kvq_core.capture.scores import Extent, ScoreTap, map_axes
+from kvq_core.capture.spectra import deviations, principal_angles, query_directions, spectra, thinned
+from kvq_core.engine.cache import LaneCache
+from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.rows import Rows
+from kvq_core.methods.base import query_gram, stack_queries
+from kvq_core.models import LoadedModel
+from kvq_core.rope import Rope
+from kvq_core.spec import ComparisonSpec
+
+RANKS = [1, 2, 3, 5, 8, 12, 16]  # of the subspaces whose principal angles are kept
+QUERIES = 512  # a KV head's queries a mean deviation is taken over, at most, evenly spaced
+DISTRIBUTIONS = {"normal": 6, "deep": 64}  # layers whose key distributions are kept, at most
+
+
+class Captures:
+    """The run's tap (engine.rows.Tap), and what is measured of the caches and the prompt."""
+
+    def __init__(self, model: LoadedModel, spec: ComparisonSpec, prefill: Prefill, rope: Rope, extent: Extent):
+        self.model, self.prefill, self.rope, self.extent = model, prefill, rope, extent
+        self.detail = spec.capture.detail
+        self.seconds = self.seconds_decoding = 0.0
+        self.tap = ScoreTap(extent, *map_axes(extent, spec.capture.layers, spec.capture.heads))
+        bins = Buckets(self.tap.bin_width, extent.tokens)
+        self.attention = AttentionTap(extent, self.detail, self.tap.map_layers, self.tap.map_heads, bins)
+        self.distribution_layers = _spread(extent.layers, DISTRIBUTIONS[self.detail])
+        self.errors: dict[int, CacheErrors] = {}
+        self.truth: Truth | None = None
+        self.others: dict[str, OtherPrompt] = {}
+        self._usage: dict[int, dict[str, Tensor]] = {}
+        self._at_end: dict[int, dict[str, Tensor]] = {}  # by lane; -1: the reference
+        with self._clock():
+            shape = (extent.layers, model.shape.kv_heads, extent.head_dim, extent.head_dim)
+            self.directions = torch.zeros(shape)
+            for group in prefill.groups:
+                self.directions[group.layers] = query_directions(group.query_gram).cpu()
+            self.others = other_prompts(model, spec.chat)
+            self._other_directions = {kind: directions_of(model, p.ids) for kind, p in self.others.items()}
+
+    @contextmanager
+    def _clock(self, decoding: bool = False) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        passed = time.perf_counter() - began
+        self.seconds += passed
+        self.seconds_decoding += passed if decoding else 0.0
+
+    def begin(self, quantized: list[tuple[int, int]]) -> None:
+        """Call before a step: the range of key positions each lane holds quantized, (0, 0) for none."""
+        self.tap.begin(quantized)
+
+    def scores(self, layer: int, own: Tensor, with_reference_query: Tensor, queries: Tensor) -> None:
+        with self._clock(decoding=True):
+            self.tap.scores(layer, own, with_reference_query, queries)
+            self.attention.scores(layer, own, with_reference_query, queries)
+
+    def advance(self, fresh: int) -> None:
+        """Call after a step of ``fresh`` tokens."""
+        self.tap.advance(fresh)
+        self.attention.advance(fresh)
+
+    def close(self, rows: Rows, caches: dict[int, LaneCache]) -> None:
+        """The reference has ended: measure the caches of the forced rows, by lane (row - 1)."""
+        with self._clock():
+            self.truth = self._truth(rows)
+            bases = {layer: KeyBasis.of(self._key(rows, 0, layer)[0], self.rope) for layer in self.distribution_layers}
+            keys = self._key_directions(rows, 0)[0]
+            self._at_end[-1] = self._quantiles(rows, 0, bases)
+            self._at_end[-1]["angles_query_key"] = principal_angles(self.directions, keys, RANKS)
+            for lane, cache in caches.items():
+                self._usage[lane] = self._used(cache)
+                self.errors[lane] = cache_errors(rows, lane + 1, self.truth)
+                if lane < self.extent.lanes - 1:  # the noise floor is a number to compare with, not a picture
+                    self._at_end[lane] = self._of_row(rows, lane + 1, bases, keys)
+
+    def _used(self, cache: LaneCache) -> dict[str, Tensor]:
+        """How a lane's stored codes are used, over all layers of the model; 0 where nothing is quantized."""
+        found: dict[str, Tensor] = {}
+        for part in cache.parts:
+            layers = [self.prefill.groups[part.group].layers[i] for i in part.layers.tolist()]
+            for name, values in part.stream.usage().items():
+                whole = found.setdefault(f"{part.kind}_{name}", values.new_zeros(self.extent.layers, *values.shape[1:]))
+                whole[layers] = values
+        return found
+
+    def _of_row(self, rows: Rows, row: int, bases: dict[int, KeyBasis], true: Tensor) -> dict[str, Tensor]:
+        directions, values = self._key_directions(rows, row)
+        found = self._quantiles(rows, row, bases)
+        found["spectrum_key"] = values
+        found["angles_query_key"] = principal_angles(self.directions, directions, RANKS)
+        found["angles_key_key"] = principal_angles(true, directions, RANKS)
+        return found
+
+    def _truth(self, rows: Rows) -> Truth:
+        steps = self.attention.reached
+        held = len(self.prefill.ids)
+        queries, seen = self.tap.queries[:, :, steps], torch.tensor([held + step + 1 for step in steps])
+        if not steps:  # nothing was scored: the prompt's last query
+            queries, seen = self.last_queries()[:, :, None], torch.tensor([held])
+        layers = [group.layers for group in self.prefill.groups]
+        return Truth.of(rows, layers, self.directions, self.last_queries(), queries, seen, self.attention.depths)
+
+    def last_queries(self) -> Tensor:
+        """The reference's newest queries (layers, query_heads, head_dim): of the last scored step, or of the prompt."""
+        if self.tap.step:
+            return self.tap.queries[:, :, self.tap.step - 1]
+        queries = torch.empty(self.extent.layers, self.extent.query_heads, self.extent.head_dim)
+        for group in self.prefill.groups:
+            queries[group.layers] = group.queries[:, :, -1].cpu()
+        return queries
+
+    def _key(self, rows: Rows, row: int, layer: int) -> tuple[Tensor, Tensor]:
+        """A row's keys of a model layer, of the prompt alone and all of them: (kv_heads, tokens, head_dim)."""
+        keys = rows.working(row, *self._place(rows, layer))
+        return keys[:, : len(self.prefill.ids)], keys
+
+    @staticmethod
+    def _place(rows: Rows, layer: int) -> tuple[int, str, int]:
+        group, at = rows.place[layer]
+        return group, "key", at
+
+    def _key_directions(self, rows: Rows, row: int) -> tuple[Tensor, Tensor]:
+        """Right singular vectors (layers, kv_heads, d, d) and singular values of all keys a row reads, after RoPE."""
+        grams = []
+        for layer in range(self.extent.layers):
+            x = self._key(rows, row, layer)[1].double()
+            grams.append((x.transpose(-1, -2) @ x).cpu())
+        values, vectors = torch.linalg.eigh(torch.stack(grams))
+        return vectors.flip(-1).float(), values.clamp_min(0).sqrt().flip(-1).float()
+
+    def _quantiles(self, rows: Rows, row: int, bases: dict[int, KeyBasis]) -> dict[str, Tensor]:
+        found = [basis.quantiles(self._key(rows, row, layer)[0]) for layer, basis in bases.items()]
+        own, latent = (torch.stack(parts) for parts in zip(*found, strict=True))
+        return {"key_quantiles": own, "latent_quantiles": latent}
+
+    def run_arrays(self) -> dict[str, Tensor]:
+        """Arrays of the prompt and the reference, named as in the record."""
+        with self._clock():
+            arrays = self._of_prompt()
+        at_end = self._at_end[-1]
+        arrays |= {f"spectra/{name}": at_end[name] for name in ("key_quantiles", "latent_quantiles")}
+        arrays["subspace/angles_query_key"] = at_end["angles_query_key"].half()
+        assert self.truth is not None
+        arrays |= {f"reference/{kind}_channel_energy": energy for kind, energy in self.truth.energy.items()}
+        return arrays | {f"reference/{name}": values for name, values in self.attention.of_reference().items()}
+
+    def _of_prompt(self) -> dict[str, Tensor]:
+        found: dict[str, list[Tensor]] = {}
+        kv_heads = self.model.shape.kv_heads
+        for group in self.prefill.groups:
+            own = self.tap.queries[group.layers, :, : self.tap.step].to(group.device)
+            subspaces = {"prompt": self.directions[group.layers]}
+            subspaces["all"] = query_directions(group.query_gram + query_gram(own, kv_heads))
+            subspaces |= {kind: basis[group.layers] for kind, basis in self._other_directions.items()}
+            stacked = (
+                thinned(stack_queries(torch.cat(pair, 1)[None], kv_heads)[0], QUERIES)
+                for pair in zip(group.queries, own, strict=True)
+            )
+            measured = deviations(stacked, *(s.to(group.device) for s in subspaces.values()))
+            parts = spectra(group, self.rope)
+            parts |= {f"subspace/deviation_{name}": d for name, d in zip(subspaces, measured, strict=True)}
+            for name, values in parts.items():
+                found.setdefault(name, []).append(values)
+        # groups follow the layers' order on their devices; put them back in the model's order
+        order = torch.tensor([layer for group in self.prefill.groups for layer in group.layers]).argsort()
+        return {name: torch.cat(values)[order] for name, values in found.items()}
+
+    def lane_arrays(self, lane: int) -> dict[str, Tensor]:
+        """Arrays of a forced row, named as in the record."""
+        scored = slice(0, self.tap.step)
+        arrays = {
+            "delta_mean": self.tap.mean[lane, ..., scored].half(),
+            "delta_max": self.tap.max[lane, ..., scored].half(),
+            "delta_reference_query": self.tap.reference_query[lane, ..., scored].half(),
+        }
+        if lane < self.tap.map.shape[0]:
+            arrays["delta_map"], arrays["delta_scale"] = self.tap.int8_map(lane)
+        arrays |= self.attention.of_lane(lane)
+        if lane in self.errors:
+            errors = self.errors[lane]
+            arrays |= {"key_error": errors.key, "value_error": errors.value, "key_error_energy": errors.energy}
+            arrays |= {f"{kind}_channel_error": error for kind, error in errors.channel.items()}
+            arrays |= {f"depth_{kind}_error": error for kind, error in errors.depth.items()}
+            arrays |= {"output_error": errors.output, "output_bound": errors.bound}
+            arrays["output_relative"] = errors.output_relative
+        at_end = self._at_end.get(lane, {})
+        arrays |= self._usage.get(lane, {})
+        return arrays | {name: x.half() if name.startswith("angles") else x for name, x in at_end.items()}
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """At most ``most`` of 0 .. count - 1, evenly spaced, ends included."""
+    return sorted({i * (count - 1) // max(1, min(most, count) - 1) for i in range(min(most, count))})
