@@ -15,7 +15,7 @@ export KVQ_HOME ?= $(HOME)/.cache/kvq-explorer
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONPATH := .
 
-.PHONY: setup setup-dev run test check bench fmt clean
+.PHONY: setup setup-dev run test check bench examples fmt clean
 
 setup: $(VENV)/.installed
 	@test -f "$(KVQ_HOME)/models/$(MODEL)/model.safetensors" || \
@@ -38,6 +38,10 @@ bench: setup
 	$(PY) benchmarks/main_job.py
 	$(PY) benchmarks/five_methods.py
 	$(PY) benchmarks/commvq_scores.py
+
+# The stored runs that ship with the app, again.
+examples: setup
+	$(PY) -m kvq_core.examples
 
 fmt: setup-dev
 	$(PY) -m ruff format .

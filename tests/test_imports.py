@@ -29,11 +29,12 @@ ALLOWED = {
     "runfiles": {"errors", "record"},
     "store": {"errors", "record", "runfiles", "settings"},
     "presets": {"errors", "spec"},
+    "examples": {"errors", "presets", "run", "spec", "store"},
     "render": {"errors", "models", "spec"},
     "estimate": {"methods", "models", "record", "render", "settings", "spec"},
     "assemble": {"capture", "codebooks", "engine", "methods", "metrics", "models", "record", "spec"},
     "run": {
-        "assemble", "capture", "codebooks", "engine", "errors", "estimate", "events", "methods", "metrics", "models",
+        "assemble", "capture", "codebooks", "engine", "errors", "estimate", "events", "examples", "methods", "metrics", "models",
         "record", "render", "settings", "spec", "store",
     },
     "board": {"errors", "settings"},
@@ -56,8 +57,8 @@ ALLOWED = {
 TYPES_ONLY = {"assemble": {"run"}}
 # Of kvq_core, the page sees the surface only: nothing that computes.
 UI_ALLOWED = {
-    "board", "errors", "estimate", "events", "methods", "models", "presets", "record", "run", "runfiles", "settings",
-    "spec", "store", "training",
+    "board", "errors", "estimate", "events", "examples", "methods", "models", "presets", "record", "run", "runfiles",
+    "settings", "spec", "store", "training",
 }  # fmt: skip
 SOURCES = sorted(
     [*CORE.rglob("*.py"), *(ROOT / "ui").rglob("*.py"), *(ROOT / "kernels").rglob("*.py"), ROOT / "app.py"]

@@ -21,6 +21,7 @@ from ui.panels.header import chip, create_header, markup
 from ui.panels.history import create_history, create_share, link, listed, remembered
 from ui.panels.lanes import Lanes, create_lanes
 from ui.panels.launch import Launch, create_launch, wire_estimate, wire_run
+from ui.panels.learn import Learn, asked_step, create_learn, place, told, wire_learn
 from ui.panels.scorecard import Scorecard, create_scorecard, show_scorecard
 from ui.panels.setup import Setup, create_setup, wire_presets
 from ui.panels.views import (
@@ -40,6 +41,7 @@ from ui.status import notice
 
 NO_RUN: dict[str, Any] = {"run": None}
 MAX_QUEUE = 64
+NO_EXAMPLES = "The stored examples are missing from presets/runs; `make examples` computes them again."
 # The address bar follows the run shown; the answers come into view when Run is pressed.
 FOLLOW_LINK = "(url) => { if (url) history.replaceState(null, '', new URL(url, location.href).search); }"
 TO_ANSWERS = """() => setTimeout(() => {
@@ -65,6 +67,7 @@ class Page:
     results: gr.Column
     share: gr.Textbox
     score: Scorecard
+    learn: Learn
     views: Views
     plotly: gr.Plot
 
@@ -84,6 +87,7 @@ def build_ui(
         wire_estimate(page.launch, page.setup, page.lanes, services)
         wire_run(page.launch, page.setup, page.lanes, page.cards, page.status, page.results, page.shown, services)
         wire_views(page.views, page.shown, services)
+        wire_learn(page.learn, page.shown)
         _wire_shown(page, services)
         _wire_visit(blocks, page, services)
     return blocks.queue(max_size=MAX_QUEUE, api_open=False, status_update_rate=1)
@@ -104,7 +108,7 @@ def _arrange(services: Services) -> Page:
             # Never seen: an empty figure in it makes the browser load Plotly (4.6 MB) while the engine still works.
             plotly = gr.Plot(visible="hidden", show_label=False, container=False, elem_id="plotly")
             with gr.Column(visible=False, elem_id="results") as results:
-                score, views = create_scorecard(), create_views()
+                score, learn, views = create_scorecard(), create_learn(), create_views()
             create_claims()
     return Page(
         shown,
@@ -120,6 +124,7 @@ def _arrange(services: Services) -> Page:
         results,
         share,
         score,
+        learn,
         views,
         plotly,
     )
@@ -149,7 +154,7 @@ def _wire_shown(page: Page, services: Services) -> None:
             *visible(len(record.lanes)),
             *finished(record, arrays),
             *show_scorecard(record, services),
-            *fit(page.views, record, arrays),
+            *fit(page.views, record, arrays, shown),
         ]
 
     def remember(shown: dict[str, Any], kept: Any) -> list[Any]:
@@ -176,13 +181,21 @@ def _wire_visit(blocks: gr.Blocks, page: Page, services: Services) -> None:
 
     def arrive(request: gr.Request) -> list[Any]:
         shown, message, form = opened_page(request, services)
+        learn = [gr.skip()] * len(page.learn.outputs)
+        if "learn" in request.query_params:
+            step = asked_step(request.query_params["learn"])
+            shown, learn = place(step), told(step)
+            message = "" if shown else notice("The tour has no runs to show", NO_EXAMPLES)
         greeting = gr.skip() if shown is None else gr.update(visible=False)
-        return [shown or gr.skip(), message, greeting, *form]
+        return [shown or gr.skip(), message, greeting, *learn, *form]
 
     def leave(request: gr.Request) -> None:
         services.desk.cancel(request.session_hash or "")
 
-    blocks.load(arrive, None, [page.shown, page.status, page.welcome, *form_outputs(page.setup, page.lanes)], **SWIFT)
+    outputs = [
+        page.shown, page.status, page.welcome, *page.learn.outputs, *form_outputs(page.setup, page.lanes),
+    ]  # fmt: skip
+    blocks.load(arrive, None, outputs, **SWIFT)
     blocks.load(None, None, None, js=PAGE_JS)
     blocks.load(listed, page.kept, page.runs, **SWIFT)
     blocks.unload(leave)

@@ -8,9 +8,10 @@ from ui.text import safe
 LINKS = (
     ("#answers", "Compare"),
     ("#scorecard", "Scorecard"),
-    ("#where", "Where"),
+    ("#where", "Views"),
     ("#claims", "Claims"),
     ("#history", "History"),
+    ("?learn=1", "Learn"),
 )
 
 

@@ -1,7 +1,7 @@
 """The views as tabs under one selection: each drawn when it is opened, kept until what it shows changes."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -147,17 +147,28 @@ def draw_open(panel: Views, services: Services) -> Callable[..., list[Any]]:
 
 
 def fitted(panel: Views) -> list[gr.components.Component]:
-    """What ``fit`` sets: the selection, and the pickers that follow the run."""
-    return [*panel.selection, *(picker for view in panel.views if view.fit for picker in view.pickers)]
+    """What ``fit`` sets: the selection, the open tab, and the pickers that follow the run."""
+    return [
+        *panel.selection,
+        panel.tabs,
+        panel.open,
+        *(picker for view in panel.views if view.fit for picker in view.pickers),
+    ]
 
 
-def fit(panel: Views, record: Record, arrays: Arrays) -> list[Any]:
-    """The selection's sliders spanning the run, where there is most to see; the pickers with its lanes."""
+def fit(panel: Views, record: Record, arrays: Arrays, shown: dict[str, Any]) -> list[Any]:
+    """The selection's sliders spanning the run, where ``shown`` says or there is most to see; the pickers with its
+    lanes."""
     at, env = start(record, arrays), record.environment
+    if asked := shown.get("at"):
+        at = selected(record, *({**asdict(at), **asked}[name] for name in ("layer", "head", "token")))
+    view = shown.get("view")
+    tab = [gr.skip(), gr.skip()] if view is None else [gr.update(selected=view), view]
     return [
         gr.update(maximum=max(1, env.layers - 1), value=at.layer),
         gr.update(maximum=max(1, env.query_heads - 1), value=at.head),
         gr.update(maximum=max(1, last_token(record)), value=at.token),
+        *tab,
         *(update for view in panel.views if view.fit for update in view.fit(record)),
     ]
 

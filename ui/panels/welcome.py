@@ -4,9 +4,11 @@ import sys
 import traceback
 
 from kvq_core.errors import KvqError
+from kvq_core.examples import examples
 from kvq_core.presets import Preset, presets
 from kvq_core.store import Store, Summary
 from ui.text import safe
+from ui.tour import shipped, tour
 
 SHOWN = 4
 STEPS = (
@@ -21,7 +23,23 @@ def welcome(store: Store) -> str:
     return (
         '<div class="card welcome"><h1>What does a smaller KV cache change?</h1>'
         "<p>One prompt, one model, the full-precision cache as the reference, and beside it the same answer under each "
-        f"quantized cache.</p><ol>{steps}</ol>{_stored(store)}</div>"
+        f"quantized cache.</p>{_shipped()}<ol>{steps}</ol>{_stored(store)}</div>"
+    )
+
+
+def _shipped() -> str:
+    """The runs that ship with the app, and the tour through them: something to look at before anything runs."""
+    named = [(examples()[name], run) for name, run in shipped().items()]
+    if not named:
+        return ""
+    items = "".join(
+        f'<a class="example" href="?run={safe(run)}"><b>{safe(example.title)}</b>'
+        f"<small>{safe(', '.join(lane['label'] for lane in example.lanes))}</small></a>"
+        for example, run in named
+    )
+    return (
+        f'<div class="examples"><a class="example tour" href="?learn=1"><b>Take the tour</b>'
+        f"<small>{len(tour())} steps from the KV cache to each method's idea, on stored runs</small></a>{items}</div>"
     )
 
 

@@ -1,0 +1,84 @@
+"""The guided tour above the views: a step's words, and the buttons that lead through it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from ui.services import SWIFT
+from ui.text import safe
+from ui.tour import shipped, tour
+
+TO_VIEWS = """() => setTimeout(() => document.getElementById("learn")?.scrollIntoView({block: "start"}), 60)"""
+CLOSED: dict[str, Any] = {"step": None}
+
+
+@dataclass
+class Learn:
+    area: gr.Column
+    words: gr.HTML
+    back: gr.Button
+    forth: gr.Button
+    close: gr.Button
+    at: gr.State
+
+    @property
+    def outputs(self) -> list[Any]:
+        return [self.area, self.words, self.back, self.forth, self.at]
+
+
+def create_learn() -> Learn:
+    with gr.Column(visible=False, elem_id="learn", elem_classes=["card"]) as area:
+        words = gr.HTML("")
+        with gr.Row(elem_id="learn-steps"):
+            back = gr.Button("Back", size="sm", elem_id="learn-back", min_width=70)
+            forth = gr.Button("Next", size="sm", variant="primary", elem_id="learn-next", min_width=70)
+            close = gr.Button("End the tour", size="sm", elem_id="learn-close", min_width=90)
+    return Learn(area, words, back, forth, close, gr.State(CLOSED))
+
+
+def told(number: int) -> list[Any]:
+    """Updates of Learn.outputs for a step, counted from 0; a step out of range closes the tour."""
+    steps = tour()
+    if not 0 <= number < len(steps):
+        return [gr.update(visible=False), "", gr.skip(), gr.skip(), CLOSED]
+    step = steps[number]
+    words = (
+        f'<p class="muted">Learn · step {number + 1} of {len(steps)}</p><h3>{safe(step.title)}</h3>'
+        f"<p>{safe(step.text)}</p>"
+    )
+    last = number == len(steps) - 1
+    return [
+        gr.update(visible=True), words, gr.update(interactive=number > 0),
+        gr.update(value="Finish" if last else "Next"), {"step": number},
+    ]  # fmt: skip
+
+
+def place(number: int) -> dict[str, Any] | None:
+    """The run, view and selection a step shows; None where its example is not there."""
+    step = tour()[number]
+    run = shipped().get(step.example)
+    return (
+        None if run is None else {"run": run, "ticket": "link", "view": step.view, "at": step.selection, "step": number}
+    )
+
+
+def asked_step(value: str) -> int:
+    """The step an address names, from 1; anything else is the first."""
+    return int(value) - 1 if value.isascii() and value.isdigit() and 0 < int(value[:4]) <= len(tour()) else 0
+
+
+def wire_learn(panel: Learn, shown: gr.State) -> None:
+    """Back and Next show the step's run in its view; the views do the rest."""
+
+    def go(by: int):
+        def going(at: dict[str, Any]) -> list[Any]:
+            number = (at.get("step") or 0) + by
+            found = place(number) if 0 <= number < len(tour()) else None
+            return [*told(number), found or gr.skip()]
+
+        return going
+
+    for button, by in ((panel.back, -1), (panel.forth, 1)):
+        button.click(go(by), panel.at, [*panel.outputs, shown], **SWIFT).then(None, None, None, js=TO_VIEWS, **SWIFT)
+    panel.close.click(lambda: told(-1), None, panel.outputs, **SWIFT)
