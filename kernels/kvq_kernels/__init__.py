@@ -1,11 +1,19 @@
-"""Operations on packed caches.
+"""Operations on packed caches: each has a plain-torch reference, and the fused ones a Triton kernel for GPUs.
 
 The package lives in ``kernels/kvq_kernels`` and not in ``kernels`` itself: Hugging Face ships a distribution named
 ``kernels`` which transformers imports, and a regular package of that name at the top level would shadow it.
-``kvq_core/__init__.py`` is the one place that makes this package importable.
+``kvq_core/__init__.py`` is the one place that makes this package importable. It needs torch and nothing else: triton is
+imported by an operation that runs a kernel.
 """
 
+from kvq_kernels.attention import decode_attention
+from kvq_kernels.commuted import codebook_scores, codebook_values
+from kvq_kernels.dispatch import KernelError, Path, paths_taken
+from kvq_kernels.gemv import packed_scores, packed_values
+from kvq_kernels.grouped import Grid, PackedGroups, quantize_pack, unpack_dequantize
+from kvq_kernels.latent import LatentKeys, latent_scores
 from kvq_kernels.midpoint import midpoint_codes, midpoint_values
+from kvq_kernels.mixed import MixedTokens, mixed_scores, mixed_values
 from kvq_kernels.packing import pack, packed_bytes, unpack
 from kvq_kernels.quantize import GroupCodes, dequantize_groups, quantize_groups
 from kvq_kernels.signed import (
@@ -16,20 +24,42 @@ from kvq_kernels.signed import (
     quantize_hybrid,
     quantize_signed,
 )
+from kvq_kernels.squat import squat_quantize
+from kvq_kernels.store import Layout, Store
 
 __all__ = [
+    "Grid",
     "GroupCodes",
     "HybridCodes",
+    "KernelError",
+    "LatentKeys",
+    "Layout",
+    "MixedTokens",
+    "PackedGroups",
+    "Path",
     "SignedCodes",
+    "Store",
+    "codebook_scores",
+    "codebook_values",
+    "decode_attention",
     "dequantize_groups",
     "dequantize_hybrid",
     "dequantize_signed",
+    "latent_scores",
     "midpoint_codes",
     "midpoint_values",
+    "mixed_scores",
+    "mixed_values",
     "pack",
     "packed_bytes",
+    "packed_scores",
+    "packed_values",
+    "paths_taken",
     "quantize_groups",
     "quantize_hybrid",
+    "quantize_pack",
     "quantize_signed",
+    "squat_quantize",
     "unpack",
+    "unpack_dequantize",
 ]

@@ -1,0 +1,116 @@
+"""Fused decode attention over a packed cache."""
+
+from math import e, log2
+from typing import Any
+
+import torch
+from kvq_kernels.dispatch import KernelError, Path, use_triton
+from kvq_kernels.gemv import compute_type
+from kvq_kernels.grouped import grid_constants, row_strides
+from kvq_kernels.launch import COMBINE, DECODE, PROGRAMS_PER_PROCESSOR, Launch, power_of_two, processors, run
+from kvq_kernels.store import Store
+from torch import Tensor
+
+
+def decode_attention(
+    q: Tensor, keys: Store, values: Store, scaling: float, path: Path = "auto", how: Launch = DECODE
+) -> Tensor:
+    """Attention of one new token a row over the whole cache, which already holds that token.
+
+    q (batch, query_heads, 1, head_dim) after RoPE -> the same shape and dtype. Query head h reads KV head
+    h // (query_heads / kv_heads). The reference dequantizes the cache into float32 and multiplies.
+    """
+    _check(q, keys, values)
+    batch, heads, _, dim = q.shape
+    kv_heads = keys.sink.shape[1]
+    if not use_triton("decode_attention", path, q, _obstacle(keys, values, heads // kv_heads)):
+        grouped = q.float().reshape(batch, kv_heads, -1, dim)
+        weights = torch.softmax(grouped @ keys.dense("torch").transpose(-1, -2) * scaling, -1)
+        return (weights @ values.dense("torch")).reshape(q.shape).to(q.dtype)
+    return _decode_triton(q, keys, values, scaling, how)
+
+
+def _decode_triton(q: Tensor, keys: Store, values: Store, scaling: float, how: Launch) -> Tensor:
+    from kvq_kernels.triton_ops.attention import combine_splits_kernel, decode_attention_kernel
+
+    batch, query_heads, _, dim = q.shape
+    matrices, heads = batch * keys.sink.shape[1], query_heads // keys.sink.shape[1]
+    groups = (keys.layout.grid.group_size, values.layout.grid.group_size)
+    tile, wide = max(how.tokens, *groups), max(power_of_two(dim), *groups)
+    bulk = min(keys.packed_tokens, values.packed_tokens) // tile * tile
+    chunk, splits = split_tokens(bulk, tile, matrices, processors(q))
+    device = q.device
+    acc = torch.empty(matrices, splits, heads, dim, dtype=torch.float32, device=device)
+    top, total = (
+        torch.empty(matrices, splits, heads, dtype=torch.float32, device=device),
+        torch.empty(matrices, splits, heads, dtype=torch.float32, device=device),
+    )
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    run(
+        decode_attention_kernel,
+        (matrices, splits),
+        how,
+        {
+            "q": q.contiguous(), "norms": None if keys.norms is None else keys.norms.contiguous(), "acc_out": acc,
+            "top_out": top, "total_out": total, **_tensors("k", keys), **_tensors("v", values),
+            "factor": scaling * log2(e), "heads": heads, "dim": dim, "bulk": bulk, "chunk": chunk, "splits": splits,
+            "sinks": keys.sink_tokens, "sink_room": keys.sink.shape[-2], "held": keys.held,
+        },
+        {
+            "M": max(16, power_of_two(heads)), "BT": tile, "DP": max(16, wide), "HAS_NORMS": keys.norms is not None,
+            "DTYPE": compute_type(q), **_constants("K", keys), **_constants("V", values),
+        },
+    )  # fmt: skip
+    run(
+        combine_splits_kernel,
+        (matrices, heads),
+        COMBINE,
+        {"acc_in": acc, "top_in": top, "total_in": total, "out": out, "heads": heads, "dim": dim, "splits": splits},
+        {"SPLITS": power_of_two(splits), "DP": max(16, wide)},
+    )
+    return out
+
+
+def split_tokens(bulk: int, tile: int, matrices: int, processors: int) -> tuple[int, int]:
+    """Tokens a split (whole tiles) and the number of splits, the one that takes the windows included."""
+    tiles = bulk // tile
+    wanted = max(1, PROGRAMS_PER_PROCESSOR * processors // max(1, matrices))
+    chunk = -(-tiles // wanted) * tile if tiles else tile
+    return chunk, -(-bulk // chunk) + 1
+
+
+def _tensors(name: str, store: Store) -> dict[str, Any]:
+    tensors = {**store.packed._asdict(), "sink": store.sink, "ring": store.ring, **row_strides(store.packed)}
+    counts = {"packed": store.packed_tokens, "room": store.ring.shape[-2]}
+    return {f"{name}_{key}": value for key, value in {**tensors, **counts}.items()}
+
+
+def _constants(name: str, store: Store) -> dict[str, Any]:
+    constants = {**grid_constants(store.layout.grid), "BY_TOKEN": store.layout.axis == "channels"}
+    return {f"{name}_{key}": value for key, value in constants.items()}
+
+
+def _obstacle(keys: Store, values: Store, heads: int) -> str | None:
+    if keys.sink.shape[-1] > 256:
+        return f"head_dim = {keys.sink.shape[-1]} is larger than 256"
+    if heads > 64:
+        return f"{heads} query heads share a KV head, and a program holds 64"
+    return keys.layout.grid.obstacle or values.layout.grid.obstacle
+
+
+def _check(q: Tensor, keys: Store, values: Store) -> None:
+    batch, heads, tokens, dim = q.shape
+    if tokens != 1:
+        raise KernelError(f"q has {tokens} tokens a row; decode attention takes one.")
+    if keys.sink.shape[:2] != values.sink.shape[:2] or keys.sink.shape[0] != batch or heads % keys.sink.shape[1]:
+        raise KernelError(
+            f"q {tuple(q.shape)} does not fit caches of (batch, kv_heads) = {tuple(keys.sink.shape[:2])} and "
+            f"{tuple(values.sink.shape[:2])}."
+        )
+    if (keys.sink_tokens, keys.held) != (values.sink_tokens, values.held) or not keys.tokens:
+        raise KernelError(
+            f"keys hold {keys.sink_tokens} sinks and {keys.held} more tokens, values {values.sink_tokens} and "
+            f"{values.held}; both need the same sinks and at least one token."
+        )
+    if dim != keys.sink.shape[-1]:
+        raise KernelError(f"q has head_dim {dim}, the cache {keys.sink.shape[-1]}.")

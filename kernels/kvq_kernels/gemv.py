@@ -1,0 +1,94 @@
+"""Fused dequantize-and-multiply: q.Kᵀ and p.V over packed groups, without writing the dequantized cache anywhere."""
+
+from typing import Any
+
+import torch
+from kvq_kernels.dispatch import Path, use_triton
+from kvq_kernels.grouped import Axis, Grid, PackedGroups, grid_constants, row_strides, unpack_dequantize
+from kvq_kernels.launch import PROGRAMS_PER_PROCESSOR, SCORES, VALUES, Launch, power_of_two, processors, run
+from torch import Tensor
+
+
+def packed_scores(
+    q: Tensor, keys: PackedGroups, grid: Grid, axis: Axis, tokens: int, path: Path = "auto", how: Launch = SCORES
+) -> Tensor:
+    """q (..., n, head_dim) . keysᵀ: float32 (..., n, tokens), n queries sharing a matrix of packed keys.
+
+    ``axis`` "channels" is the inner grouping of this product (InnerQ's keys), "tokens" the outer one (KIVI's keys).
+    """
+    if not use_triton("packed_scores", path, q, _obstacle(grid, q.shape[-1])):
+        count = tokens if axis == "tokens" else q.shape[-1]
+        dense = unpack_dequantize(keys, grid, axis, count, "torch")[..., :tokens, :]
+        return q.float() @ dense.transpose(-1, -2)
+    from kvq_kernels.triton_ops.gemv import packed_scores_kernel
+
+    q = q.contiguous()
+    *lead, queries, dim = q.shape
+    out = torch.empty(*lead, queries, tokens, dtype=torch.float32, device=q.device)
+    inner = axis == "channels"
+    tile = how.tokens if inner else max(how.tokens, grid.group_size)
+    sizes = {"queries": queries, "tokens": tokens, "dim": dim}
+    run(
+        packed_scores_kernel,
+        (q.shape[:-2].numel(), -(-tokens // tile)),
+        how,
+        {"q": q, **keys._asdict(), "out": out, **sizes, **row_strides(keys)},
+        {**_constants(q, grid, inner), "BT": tile, "DP": _padded(dim, grid), "M": max(16, power_of_two(queries))},
+    )
+    return out
+
+
+def packed_values(
+    p: Tensor, values: PackedGroups, grid: Grid, axis: Axis, head_dim: int, path: Path = "auto", how: Launch = VALUES
+) -> Tensor:
+    """p (..., n, tokens) . values: float32 (..., n, head_dim), n rows of weights sharing a matrix of packed values.
+
+    ``axis`` "tokens" is the inner grouping of this product (InnerQ's values), "channels" the outer one (KIVI's).
+    """
+    tokens = p.shape[-1]
+    if not use_triton("packed_values", path, p, _obstacle(grid, head_dim)):
+        count = tokens if axis == "tokens" else head_dim
+        return p.float() @ unpack_dequantize(values, grid, axis, count, "torch")[..., :tokens, :]
+    from kvq_kernels.triton_ops.gemv import packed_values_kernel
+
+    p = p.contiguous()
+    *lead, queries, _ = p.shape
+    matrices = p.shape[:-2].numel()
+    inner = axis == "tokens"
+    tile = grid.group_size if inner else how.tokens
+    wanted = max(1, PROGRAMS_PER_PROCESSOR * processors(p) // max(1, matrices))
+    chunk = -(-max(1, tokens) // (min(wanted, -(-max(1, tokens) // tile)) * tile)) * tile
+    splits = -(-tokens // chunk)
+    out = torch.empty(splits, *lead, queries, head_dim, dtype=torch.float32, device=p.device)
+    sizes = {"queries": queries, "tokens": tokens, "dim": head_dim, "chunk": chunk, "matrices": matrices}
+    wide = power_of_two(head_dim) if inner else _padded(head_dim, grid)
+    run(
+        packed_values_kernel,
+        (matrices, splits),
+        how,
+        {"p": p, **values._asdict(), "out": out, **sizes, **row_strides(values)},
+        {**_constants(p, grid, inner), "BT": tile, "DP": max(16, wide), "M": max(16, power_of_two(queries))},
+    )
+    return out.sum(0)
+
+
+def compute_type(like: Tensor) -> Any:
+    """What products are computed in: float16 for tensor cores, float32 where the vectors are float32."""
+    import triton.language as tl
+
+    return tl.float32 if like.dtype == torch.float32 else tl.float16
+
+
+def _constants(like: Tensor, grid: Grid, inner: bool) -> dict[str, Any]:
+    return {**grid_constants(grid), "INNER": inner, "DTYPE": compute_type(like)}
+
+
+def _padded(dim: int, grid: Grid) -> int:
+    """Channels of a tile: a power of two that holds whole groups."""
+    return max(power_of_two(dim), grid.group_size, 16)
+
+
+def _obstacle(grid: Grid, head_dim: int) -> str | None:
+    if grid.group_size < 16:
+        return f"group_size = {grid.group_size} is smaller than the 16 elements a matrix product needs"
+    return f"head_dim = {head_dim} is larger than 256" if head_dim > 256 else grid.obstacle

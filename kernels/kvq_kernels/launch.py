@@ -1,0 +1,93 @@
+"""Launching kernels: the one place with block sizes, warps and pipeline stages, and the recorder for compiling ahead.
+
+The settings follow from what a kernel does. All of them stream a cache once, so a program needs many bytes in flight
+and few registers: tiles of 4,096 to 16,384 codes, as many warps as keep a thread's share of them at 32 to 64 (more
+spills, see tests/test_kernels_triton.py), and 3 pipelined stages where a loop runs over tokens.
+``CANDIDATES`` are the alternatives the GPU benchmark times for the decode kernels; nothing is tuned at run time.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from kvq_kernels.dispatch import compile_only
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Launch:
+    """``tokens`` a tile, warps a program, stages of the software pipeline."""
+
+    tokens: int
+    warps: int = 4
+    stages: int = 2
+
+
+QUANTIZE = Launch(tokens=64, stages=1)  # rows a program; a group is a row's tile, and nothing is looped over
+DEQUANTIZE = Launch(tokens=64, stages=1)
+SCORES = Launch(tokens=128, warps=8, stages=1)  # one tile a program
+VALUES = Launch(tokens=64, warps=8, stages=3)
+DECODE = Launch(tokens=64, warps=8, stages=3)
+SQUAT = Launch(tokens=32, warps=8, stages=1)  # tokens are the group's
+LATENT = Launch(tokens=64, warps=8, stages=2)  # both halves of the rebuilt keys stay in registers
+COMMUTED = Launch(tokens=32, stages=2)
+MIXED = Launch(tokens=32, warps=8, stages=1)
+COMBINE = Launch(tokens=0, stages=1)
+
+# 64 tokens x 128 channels = 8,192 codes a tile; halving it helps short caches, doubling it long ones, and a deeper
+# pipeline or more warps help where loads take longer than the products they feed.
+CANDIDATES = (Launch(64, 8, 3), Launch(64, 4, 3), Launch(64, 8, 2), Launch(128, 8, 3), Launch(32, 4, 4))
+
+PROGRAMS_PER_PROCESSOR = 4  # split-K: enough independent programs to hide the latency of the others' loads
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One launch as it would have happened: the kernel, its run-time arguments by name and its constants."""
+
+    kernel: Any
+    arguments: dict[str, Any]
+    constants: dict[str, Any]
+    warps: int
+    stages: int
+
+
+_recorder: ContextVar[list[Recorded] | None] = ContextVar("recorder", default=None)
+
+
+@contextmanager
+def recorded() -> Iterator[list[Recorded]]:
+    """Within the block launches are noted instead of run, so that exactly what runs can be compiled ahead of time.
+
+    Outputs of operations called inside are uninitialised memory.
+    """
+    found: list[Recorded] = []
+    token = _recorder.set(found)
+    try:
+        with compile_only():
+            yield found
+    finally:
+        _recorder.reset(token)
+
+
+def run(kernel: Any, grid: tuple[int, ...], how: Launch, arguments: dict[str, Any], constants: dict[str, Any]) -> None:
+    """Launch ``kernel`` on ``grid`` with arguments and compile-time constants by name."""
+    if not all(grid):
+        return  # nothing to do for an empty tensor
+    if (found := _recorder.get()) is not None:
+        found.append(Recorded(kernel, arguments, constants, how.warps, how.stages))
+        return
+    kernel[grid](**arguments, **constants, num_warps=how.warps, num_stages=how.stages)
+
+
+def processors(like: Tensor) -> int:
+    """Multiprocessors of the tensor's GPU; a small number where there is none, for the interpreter's sake."""
+    return torch.cuda.get_device_properties(like.device).multi_processor_count if like.is_cuda else 2
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n."""
+    return 1 << max(0, n - 1).bit_length()

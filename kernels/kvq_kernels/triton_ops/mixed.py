@@ -1,0 +1,72 @@
+"""QAQ: tokens of different widths with a few elements kept apart, read where they lie."""
+
+import triton
+import triton.language as tl
+from kvq_kernels.triton_ops.gemv import product
+from kvq_kernels.triton_ops.tiles import code_at
+
+
+@triton.jit
+def mixed_tile(
+    codes, offsets, widths, lows, extents, outliers, positions, matrix, first, tokens, dim, stream, BT: tl.constexpr,
+    DP: tl.constexpr, OUTLIERS: tl.constexpr,
+):  # fmt: skip
+    """Tokens first .. first + BT of one matrix as float32 (BT, DP): middles of cells, outliers in their places."""
+    token, channel = first + tl.arange(0, BT), tl.arange(0, DP)
+    inside = token < tokens
+    at = matrix * tokens + token
+    width = tl.load(widths + at, mask=inside, other=0).to(tl.int32)
+    base = codes + matrix * stream + tl.load(offsets + at, mask=inside, other=0)[:, None]
+    read = (inside & (width > 0))[:, None] & (channel < dim)[None, :]
+    code = code_at(base, channel[None, :], width[:, None], read)
+    low = tl.load(lows + at, mask=inside, other=0.0).to(tl.float32)
+    cell = tl.load(extents + at, mask=inside, other=0.0).to(tl.float32) * tl.exp2(-width.to(tl.float32))
+    values = (code.to(tl.float32) + 0.5) * cell[:, None] + low[:, None]
+    for i in tl.static_range(OUTLIERS):
+        where = tl.load(positions + at * OUTLIERS + i, mask=inside, other=0).to(tl.int32) & 0xFFFF
+        value = tl.load(outliers + at * OUTLIERS + i, mask=inside, other=0.0).to(tl.float32)
+        values = tl.where(channel[None, :] == where[:, None], value[:, None], values)
+    return tl.where(inside[:, None] & (channel < dim)[None, :], values, 0.0)
+
+
+@triton.jit
+def mixed_scores_kernel(
+    q, codes, offsets, widths, lows, extents, outliers, positions, out, queries, tokens, dim, stream, M: tl.constexpr,
+    BT: tl.constexpr, DP: tl.constexpr, OUTLIERS: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """q (matrices, queries, dim) times mixed keys: out (matrices, queries, tokens). Grid (matrices, token tiles)."""
+    matrix = tl.program_id(0).to(tl.int64)
+    first = tl.program_id(1) * BT
+    query, channel, token = tl.arange(0, M), tl.arange(0, DP), first + tl.arange(0, BT)
+    mask = (query < queries)[:, None] & (channel < dim)[None, :]
+    vector = tl.load(q + (matrix * queries + query)[:, None] * dim + channel[None, :], mask=mask, other=0.0)
+    keys = mixed_tile(
+        codes, offsets, widths, lows, extents, outliers, positions, matrix, first, tokens, dim, stream, BT, DP, OUTLIERS
+    )
+    scores = product(vector.to(tl.float32), tl.trans(keys), DTYPE)
+    at = out + (matrix * queries + query)[:, None] * tokens + token[None, :]
+    tl.store(at, scores, mask=(query < queries)[:, None] & (token < tokens)[None, :])
+
+
+@triton.jit
+def mixed_values_kernel(
+    p, codes, offsets, widths, lows, extents, outliers, positions, out, queries, tokens, dim, stream, chunk, matrices,
+    M: tl.constexpr, BT: tl.constexpr, DP: tl.constexpr, OUTLIERS: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """p (matrices, queries, tokens) times mixed values: partial sums (splits, matrices, queries, dim).
+
+    Grid (matrices, splits)."""
+    matrix, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    query, channel = tl.arange(0, M), tl.arange(0, DP)
+    sums = tl.zeros((M, DP), tl.float32)
+    for first in tl.range(split * chunk, tl.minimum(split * chunk + chunk, tokens), BT):
+        token = first + tl.arange(0, BT)
+        mask = (query < queries)[:, None] & (token < tokens)[None, :]
+        weights = tl.load(p + (matrix * queries + query)[:, None] * tokens + token[None, :], mask=mask, other=0.0)
+        values = mixed_tile(
+            codes, offsets, widths, lows, extents, outliers, positions, matrix, first, tokens, dim, stream, BT, DP,
+            OUTLIERS,
+        )  # fmt: skip
+        sums += product(weights.to(tl.float32), values, DTYPE)
+    at = out + ((split.to(tl.int64) * matrices + matrix) * queries + query)[:, None] * dim + channel[None, :]
+    tl.store(at, sums, mask=(query < queries)[:, None] & (channel < dim)[None, :])

@@ -1,0 +1,44 @@
+"""SQuat's rounding of one block of channels, and the shift of the channels after it."""
+
+import triton
+import triton.language as tl
+from kvq_kernels.triton_ops.pack import asymmetric_codes, asymmetric_grid, store_codes
+
+
+@triton.jit
+def squat_block_kernel(
+    current, update, codes, scales, zeros, tokens, dim, begin, block, rest, matrices_in_update, code_stride,
+    scale_stride, word_stride, capacity, size, R: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr,
+    META: tl.constexpr, ZERO: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """current (matrices, tokens, dim) float32, channels begin .. begin + block are rounded per channel over a group of
+    tokens; their error times update (matrices, block, rest) is added to the ``rest`` channels after them, in place.
+
+    Grid (matrices, token groups): groups are independent.
+    """
+    TOP: tl.constexpr = (1 << BITS) - 1
+    matrix, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, token = tl.arange(0, R), group * GROUP + tl.arange(0, GROUP)
+    row_mask, token_mask = row < block, token < tokens
+    base = current + matrix * tokens * dim + token.to(tl.int64) * dim
+    valid = row_mask[:, None] & token_mask[None, :]
+    values = tl.load(base[None, :] + (begin + row)[:, None], mask=valid, other=0.0)  # (R, GROUP)
+
+    scale, zero = asymmetric_grid(values, valid, TOP, META, ZERO)
+    code = asymmetric_codes(values, scale, zero, TOP)
+    stored = matrix * capacity + begin + row
+    tl.store(scales + stored * scale_stride + group, scale.to(scales.dtype.element_ty), mask=row_mask)
+    tl.store(zeros + stored * word_stride + group, zero.to(zeros.dtype.element_ty), mask=row_mask)
+    error = tl.where(valid, code * scale[:, None] + zero[:, None] - values, 0.0)
+    code = tl.where(valid, code, 0.0).to(tl.int32)
+    end = tl.minimum(size, (group + 1) * (GROUP * BITS // 8))
+    store_codes(codes, code, stored, row_mask, group * GROUP, end, code_stride, R, GROUP, BITS)
+
+    for first in tl.range(0, rest, TILE):
+        channel = first + tl.arange(0, TILE)
+        wanted = row_mask[:, None] & (channel < rest)[None, :]
+        at = update + ((matrix % matrices_in_update) * block + row)[:, None] * rest + channel[None, :]
+        shift = tl.dot(tl.trans(error), tl.load(at, mask=wanted, other=0.0), input_precision="ieee")
+        target = base[:, None] + (begin + block + channel)[None, :]
+        inside = token_mask[:, None] & (channel < rest)[None, :]
+        tl.store(target, tl.load(target, mask=inside, other=0.0) + shift, mask=inside)

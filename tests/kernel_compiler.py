@@ -1,0 +1,158 @@
+"""Compile every kernel for GPUs this machine does not have, from the launches the operations really make."""
+
+import inspect
+import pkgutil
+import re
+import subprocess
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+import torch
+from kvq_kernels import launch
+from kvq_kernels.attention import decode_attention
+from kvq_kernels.commuted import codebook_scores, codebook_values
+from kvq_kernels.gemv import packed_scores, packed_values
+from kvq_kernels.grouped import Grid, quantize_pack, unpack_dequantize
+from kvq_kernels.latent import LatentKeys, latent_scores
+from kvq_kernels.mixed import MixedTokens, mixed_scores, mixed_values
+from kvq_kernels.squat import squat_quantize
+from kvq_kernels.store import Layout, Store
+
+HEADS, DIM, TOKENS = 8, 128, 512  # the shapes of Llama-3.1-8B
+
+
+def kernels() -> dict[str, object]:
+    """Every function of kvq_kernels.triton_ops that Triton compiles, helpers included, by name."""
+    import triton
+    from kvq_kernels import triton_ops
+
+    found = {}
+    for module in pkgutil.iter_modules(triton_ops.__path__):
+        members = vars(import_module(f"kvq_kernels.triton_ops.{module.name}"))
+        found |= {name: f for name, f in members.items() if isinstance(f, triton.runtime.jit.JITFunction)}
+    return found
+
+
+def called_by_kernels(functions: dict[str, object]) -> set[str]:
+    """Names of those that other compiled functions call: no launch of their own compiles them."""
+    sources = {name: inspect.getsource(f.fn) for name, f in functions.items()}
+    return {
+        name
+        for name in functions
+        if any(re.search(rf"\b{name}\(", text) for other, text in sources.items() if other != name)
+    }
+
+
+def groups(grid: Grid, axis: str):
+    return quantize_pack(torch.zeros(HEADS, TOKENS, DIM), grid, axis, "torch")
+
+
+def grouped_launches() -> None:
+    """InnerQ's hybrid groups for the products that reduce over a group, KIVI's for the others."""
+    q, p = torch.zeros(HEADS, 4, DIM, dtype=torch.float16), torch.zeros(HEADS, 4, TOKENS, dtype=torch.float16)
+    hybrid = Grid(2, 32, "hybrid", torch.float32)
+    quantize_pack(torch.zeros(HEADS, TOKENS, DIM, dtype=torch.float16), hybrid, "channels", "triton")
+    unpack_dequantize(groups(hybrid, "tokens"), hybrid, "tokens", TOKENS, "triton")
+    for grid, key_axis, value_axis in ((hybrid, "channels", "tokens"), (Grid(2), "tokens", "channels")):
+        packed_scores(q, groups(grid, key_axis), grid, key_axis, TOKENS, "triton")
+        packed_values(p, groups(grid, value_axis), grid, value_axis, DIM, "triton")
+
+
+def attention_launches() -> None:
+    kivi = Layout(Grid(2), "tokens", 0, 0, 128), Layout(Grid(2), "channels", 0, 128, 1)
+    wide = Grid(2, 32, "hybrid", torch.float32)
+    innerq = Layout(wide, "channels", 32, 96, 1), Layout(wide, "tokens", 32, 96, 32)
+    for layouts in (kivi, innerq):
+        x = torch.zeros(1, HEADS, 700, DIM)
+        norms = torch.ones(1, HEADS, 1, DIM).half() if layouts[0].sinks else None
+        stores = [Store.empty(x, layout, path="torch") for layout in layouts]
+        stores[0].norms = norms
+        for store in stores:
+            store.fill(x)
+            store.append(x[..., :1, :])
+        decode_attention(torch.zeros(1, 4 * HEADS, 1, DIM, dtype=torch.float16), *stores, 0.1, "triton")
+
+
+def method_launches() -> None:
+    updates = (torch.zeros(HEADS, DIM // 2, DIM // 2),)
+    squat_quantize(torch.zeros(HEADS, TOKENS, DIM), updates, DIM // 2, Grid(2), "triton")
+    q, p = torch.zeros(HEADS, 4, DIM, dtype=torch.float16), torch.zeros(HEADS, 4, TOKENS, dtype=torch.float16)
+    kept = 64
+    meta = torch.zeros(1, kept).half()
+    basis, mean = torch.zeros(1, HEADS * DIM, kept).half(), torch.zeros(1, HEADS * DIM).half()
+    codes = torch.zeros(1, kept, TOKENS, dtype=torch.uint8)
+    latent = LatentKeys.of(codes, [4] * kept, meta, meta, basis, mean)
+    tables = torch.zeros(TOKENS, DIM), torch.zeros(TOKENS, DIM)
+    latent_scores(q, latent, *tables, TOKENS, "triton")
+    theta = torch.zeros(HEADS, 1, 11, 64, DIM // 2, 2)
+    stream = torch.zeros(HEADS, TOKENS * 11 * 2 * 6 // 8, dtype=torch.uint8)
+    half = torch.zeros(TOKENS, DIM // 2)
+    codebook_scores(q, theta, stream, torch.zeros(TOKENS).half(), half, half, "triton")
+    digits, book = torch.zeros(TOKENS, 128, dtype=torch.uint8), torch.zeros(1024, HEADS * DIM)
+    codebook_values(p, digits, torch.zeros(TOKENS), book, torch.zeros(HEADS * DIM), "triton")
+    unit = torch.zeros(HEADS, TOKENS)
+    outliers = torch.zeros(HEADS, TOKENS, 2)
+    mixed = MixedTokens.of(
+        torch.zeros(HEADS, TOKENS, DIM, dtype=torch.uint8),
+        unit.int() + 3,
+        unit.half(),
+        unit.half(),
+        outliers.half(),
+        outliers,
+    )
+    mixed_scores(q, mixed, "triton")
+    mixed_values(p, mixed, DIM, "triton")
+
+
+def launches() -> list[launch.Recorded]:
+    """Launches of every kernel in the forms that matter, recorded and not run; equal ones once."""
+    with launch.recorded() as found:
+        for make in (grouped_launches, attention_launches, method_launches):
+            make()
+    return list({(entry.kernel.__name__, str(entry.constants)): entry for entry in found}.values())
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What a compiled kernel needs: shared memory a program and stack a thread in bytes, registers a thread."""
+
+    shared: int
+    registers: int
+    stack: int
+
+
+def compile_for(recorded: launch.Recorded, capability: int, folder: Path) -> Compiled:
+    """Compile one launch for a compute capability such as 80 or 90 and read what the assembler made of it."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature, attributes, names = {}, {}, recorded.kernel.arg_names
+    for i, name in enumerate(names):
+        value = recorded.constants.get(name, recorded.arguments.get(name))
+        signature[name], aligned = _type(value) if name not in recorded.constants else ("constexpr", False)
+        if aligned:
+            attributes[(i,)] = [["tt.divisibility", 16]]
+    constants = {(names.index(n),): v for n, v in recorded.constants.items()}
+    constants |= {(names.index(n),): None for n, v in recorded.arguments.items() if v is None}
+    source = ASTSource(recorded.kernel, signature, constants, attributes)
+    options = {"num_warps": recorded.warps, "num_stages": recorded.stages}
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    cubin = folder / f"{recorded.kernel.__name__}-{capability}.cubin"
+    cubin.write_bytes(made.asm["cubin"])
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    usage = subprocess.run([tool, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True).stdout
+    numbers = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", usage))
+    stack = int(numbers["STACK"]) + int(numbers["LOCAL"])
+    return Compiled(made.metadata.shared, int(numbers["REG"]), stack)
+
+
+def _type(value: object) -> tuple[str, bool]:
+    """Triton's name of an argument's type, and whether it is specialised as divisible by 16."""
+    if value is None:
+        return "constexpr", False
+    if isinstance(value, torch.Tensor):
+        names = {torch.float16: "fp16", torch.float32: "fp32", torch.uint8: "u8", torch.int32: "i32"}
+        return "*" + (names | {torch.int64: "i64", torch.int16: "i16"})[value.dtype], True
+    return ("fp32", False) if isinstance(value, float) else ("i32", value % 16 == 0)

@@ -1,0 +1,85 @@
+"""Quantize and pack, unpack and dequantize, and the products with packed groups, against plain torch and float64."""
+
+import pytest
+import torch
+from kvq_kernels.gemv import packed_scores, packed_values
+from kvq_kernels.grouped import BITS, MODES, Grid, quantize_pack, unpack_dequantize
+from measures import assert_close, keys_with_traps
+
+AXES = ("channels", "tokens")
+KINDS = [(axis, mode) for axis in AXES for mode in MODES]
+
+
+@pytest.mark.parametrize(("axis", "mode"), KINDS)
+@pytest.mark.parametrize("bits", BITS)
+def test_quantize_pack_equals_the_reference_bit_for_bit(bits, axis, mode, device):
+    grid = Grid(bits, 32, mode, torch.float32)
+    x = keys_with_traps(2, 63, 64, device=device)
+    expected, found = (quantize_pack(x, grid, axis, path) for path in ("torch", "triton"))
+    for name, a, b in zip(expected._fields, expected, found, strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        assert torch.equal(a, b), f"{name}: {(a != b).float().mean():.2%} differ"
+    count = 63 if axis == "tokens" else 64
+    exact = unpack_dequantize(expected, grid, axis, count, "torch")
+    assert torch.equal(exact, unpack_dequantize(expected, grid, axis, count, "triton"))
+    rows = exact.transpose(-1, -2) if axis == "tokens" else exact
+    scales = expected.scales.float().abs().repeat_interleave(32, -1)[..., :count]
+    given = x.transpose(-1, -2) if axis == "tokens" else x
+    # half a step, and the rounding of scale and zero-point to their dtypes
+    slack = given.abs().amax(-1, keepdim=True) * 2**-9
+    assert ((rows - given).abs() <= scales * 0.51 + slack).all()
+
+
+@pytest.mark.parametrize("tokens", [1, 1000])
+@pytest.mark.parametrize("axis", AXES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_quantize_pack_takes_ragged_lengths_and_half_precision(dtype, axis, tokens, device):
+    grid = Grid(2, 32, "hybrid", torch.float16)
+    x = keys_with_traps(1, tokens, 32, device=device, dtype=dtype)
+    for a, b in zip(*(quantize_pack(x, grid, axis, path) for path in ("torch", "triton")), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_quantize_pack_reads_strided_inputs(device):
+    x = keys_with_traps(3, 40, 2, 64, device=device).transpose(1, 2)  # (3, 2, 40, 64), not contiguous
+    grid = Grid(4)
+    for axis in AXES:
+        for a, b in zip(*(quantize_pack(x, grid, axis, path) for path in ("torch", "triton")), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_groups_without_range(device):
+    for value in (0.0, -3.0):
+        x = torch.full((1, 32, 32), value, device=device)
+        for mode in MODES:
+            grid = Grid(2, 32, mode, torch.float32)
+            packed = quantize_pack(x, grid, "channels", "triton")
+            read = unpack_dequantize(packed, grid, "channels", 32, "triton")
+            assert torch.isfinite(read).all() and (read - value).abs().max() <= abs(value) * 2**-10
+
+
+@pytest.mark.parametrize(("axis", "mode"), KINDS)
+@pytest.mark.parametrize("bits", BITS)
+def test_packed_scores_and_packed_values(bits, axis, mode, device):
+    products(bits, axis, mode, tokens=63, dim=64, queries=3, dtype=torch.float16, device=device)
+
+
+@pytest.mark.parametrize("axis", AXES)
+@pytest.mark.parametrize(
+    ("tokens", "dim", "queries", "dtype"),
+    [(1, 64, 1, torch.float16), (1000, 64, 1, torch.float16), (63, 80, 7, torch.float32), (63, 128, 8, torch.bfloat16)],
+)
+def test_packed_products_of_other_shapes(tokens, dim, queries, dtype, axis, device):
+    products(2, axis, "hybrid", tokens, dim, queries, dtype, device)
+
+
+def products(bits, axis, mode, tokens, dim, queries, dtype, device):
+    grid = Grid(bits, 32, mode, torch.float32)
+    packed = quantize_pack(keys_with_traps(2, tokens, dim, device=device), grid, axis, "torch")
+    count = tokens if axis == "tokens" else dim
+    dense = unpack_dequantize(packed, grid, axis, count, "torch").double()
+    q = torch.randn(2, queries, dim, device=device).to(dtype)
+    p = torch.rand(2, queries, tokens, device=device).to(dtype)
+    for path in ("torch", "triton"):
+        assert_close(packed_scores(q, packed, grid, axis, tokens, path), q.double() @ dense.transpose(-1, -2), dtype)
+        assert_close(packed_values(p, packed, grid, axis, dim, path), p.double() @ dense, dtype)

@@ -1,0 +1,118 @@
+"""The operations single methods need, against float64 or an independent computation."""
+
+import pytest
+import torch
+from kvq_kernels.commuted import codebook_scores, codebook_values
+from kvq_kernels.grouped import Grid, unpack_dequantize
+from kvq_kernels.latent import LatentKeys, latent_scores
+from kvq_kernels.mixed import MixedTokens, mixed_scores, mixed_values
+from kvq_kernels.packing import pack
+from kvq_kernels.squat import squat_quantize
+from measures import assert_close, keys_with_traps
+
+DTYPES = (torch.float32, torch.float16)
+
+
+def rope_tables(tokens, dim, device):
+    angles = torch.arange(tokens)[:, None] * 1e4 ** (-torch.arange(dim // 2) / (dim // 2))
+    angles = torch.cat([angles, angles], -1).to(device)
+    return angles.cos(), angles.sin()
+
+
+def rotated(x, cos, sin):
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
+
+
+@pytest.mark.parametrize(("tokens", "block", "bits"), [(64, 32, 2), (63, 16, 3), (1, 64, 2), (33, 8, 4)])
+def test_squat_quantize(tokens, block, bits, device):
+    x = keys_with_traps(2, 2, tokens, 64, device=device)
+    updates = tuple(torch.randn(2, block, 64 - end, device=device) * 0.1 for end in range(block, 64, block))
+    grid = Grid(bits)
+    expected, found = (squat_quantize(x, updates, block, grid, path) for path in ("torch", "triton"))
+    # a tie that float32 sums in another order decides otherwise shifts all channels after it, so errors are compared
+    reads = [unpack_dequantize(p, grid, "tokens", tokens, "torch") for p in (expected, found)]
+    assert ((reads[0] - reads[1]).abs() > 1e-3).float().mean() < 1e-3
+    first = unpack_dequantize(found, grid, "tokens", tokens, "torch")[..., :block]
+    plain = squat_quantize(x, (), 64, grid, "torch")
+    assert torch.equal(first, unpack_dequantize(plain, grid, "tokens", tokens, "torch")[..., :block])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("per_head", [False, True])
+@pytest.mark.parametrize("tokens", [1, 63, 130])
+def test_latent_scores(tokens, per_head, dtype, device):
+    heads, dim, widths = 2, 32, [8] * 8 + [4] * 8 + [3] * 4 + [2] * 4 + [1] * 4
+    units, channels = (heads, dim) if per_head else (1, heads * dim)
+    codes = torch.stack([torch.randint(0, 1 << b, (units, tokens)) for b in widths], 1).to(torch.uint8).to(device)
+    scales, zeros = (torch.rand(units, len(widths), device=device).half() * s for s in (0.05, -1))
+    basis = (torch.randn(units, channels, len(widths), device=device) / 6).half()
+    mean = torch.randn(units, channels, device=device).half()
+    keys = LatentKeys.of(codes, widths, scales, zeros, basis, mean)
+    cos, sin = rope_tables(tokens, dim, device)
+    latent = codes.double() * scales.double()[..., None] + zeros.double()[..., None]
+    dense = (basis.double() @ latent + mean.double()[..., None]).transpose(-1, -2)
+    dense = dense if per_head else dense[0].unflatten(-1, (heads, dim)).transpose(0, 1)
+    q = torch.randn(heads, 3, dim, device=device).to(dtype)
+    exact = q.double() @ rotated(dense, cos.double(), sin.double()).transpose(-1, -2)
+    for path in ("torch", "triton"):
+        assert_close(latent_scores(q, keys, cos, sin, tokens, path), exact, dtype)
+
+
+@pytest.mark.parametrize(("groups", "stages", "levels"), [(1, 8, 16), (2, 3, 64)])
+def test_codebook_scores(groups, stages, levels, device):
+    heads, tokens, dim, width = 2, 63, 32, levels.bit_length() - 1
+    pairs = dim // 2 // groups
+    theta = torch.randn(heads, groups, stages, levels, pairs, 2, device=device)
+    codes = torch.randint(0, levels, (heads, groups, tokens, stages, 2), device=device)
+    prescale = torch.rand(tokens, device=device).half() + 0.5
+    cos, sin = rope_tables(tokens, dim, device)
+    dense = torch.zeros(heads, tokens, dim, dtype=torch.float64, device=device)
+    for g in range(groups):  # the centre of each code, written out: (x_a - y_b, y_a + x_b) of every pair
+        for r in range(stages):
+            for h in range(heads):
+                a, b = (theta[h, g, r].double()[codes[h, g, :, r, place]] for place in (0, 1))
+                dense[h, :, g * pairs : (g + 1) * pairs] += a[..., 0] - b[..., 1]
+                dense[h, :, dim // 2 + g * pairs : dim // 2 + (g + 1) * pairs] += a[..., 1] + b[..., 0]
+    keys = rotated(dense * prescale.double()[:, None], cos.double(), sin.double())
+    q = torch.randn(heads, 2, dim, device=device).half()
+    packed = pack(codes.to(torch.uint8).flatten(1), width)
+    half = (cos[:, : dim // 2], sin[:, : dim // 2])
+    for path in ("torch", "triton"):
+        found = codebook_scores(q, theta, packed, prescale, *half, path)
+        assert_close(found, q.double() @ keys.transpose(-1, -2), torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_codebook_values(dtype, device):
+    heads, tokens, dim, count = 2, 133, 32, 100
+    digits = torch.randint(0, 2, (tokens, count), device=device, dtype=torch.uint8)
+    book, scale = torch.randn(count, heads * dim, device=device), torch.rand(heads * dim, device=device) + 0.5
+    norms = torch.rand(tokens, device=device) + 0.5
+    raw = digits.double() @ book.double()
+    weights = (norms / raw.norm(dim=-1).clamp_min(1e-6)).float()
+    dense = (raw * weights.double()[:, None] * scale.double()).unflatten(-1, (heads, dim)).transpose(0, 1)
+    p = torch.rand(heads, 3, tokens, device=device).to(dtype)
+    for path in ("torch", "triton"):
+        found = codebook_values(p, pack(digits, 1), weights, book, scale, path)
+        # sums of 1 / 133 times a codebook of random signs cancel, so rounding weighs more
+        assert_close(found / 4, p.double() @ dense / 4, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("outliers", [0, 2])
+def test_mixed_tokens(outliers, dtype, device):
+    matrices, tokens, dim = 2, 133, 48
+    widths = torch.randint(0, 9, (matrices, tokens), device=device)
+    codes = (torch.randint(0, 256, (matrices, tokens, dim), device=device) >> (8 - widths[..., None])).to(torch.uint8)
+    lows, extents = (torch.rand(matrices, tokens, device=device).half() * s for s in (-2, 5))
+    positions = torch.stack([torch.randperm(dim)[:outliers] for _ in range(matrices * tokens)]).to(device)
+    positions = positions.view(matrices, tokens, outliers)
+    values = torch.randn(matrices, tokens, outliers, device=device).half() * 9
+    dense = lows.double()[..., None] + (codes + 0.5).double() * (extents.double() / 2.0**widths)[..., None]
+    dense = dense.scatter(-1, positions, values.double())
+    mixed = MixedTokens.of(codes, widths, lows, extents, values, positions)
+    q, p = (torch.randn(matrices, 3, n, device=device).to(dtype) for n in (dim, tokens))
+    for path in ("torch", "triton"):
+        assert_close(mixed_scores(q, mixed, path), q.double() @ dense.transpose(-1, -2), dtype)
+        assert_close(mixed_values(p, mixed, dim, path), p.double() @ dense, dtype)

@@ -1,0 +1,33 @@
+"""Where the kernels run in these tests, and memory that shows what a kernel forgot to write."""
+
+import os
+
+import pytest
+import torch
+
+
+def pytest_configure() -> None:
+    if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.exit("No GPU was found; set TRITON_INTERPRET=1 to interpret the kernels on the CPU.", returncode=2)
+
+
+@pytest.fixture(scope="session")
+def device() -> str:
+    return "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    """Uninitialised memory is NaN, or bytes that no code is made of, so that an output nobody wrote cannot pass."""
+
+    def poison(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.fill_(float("nan") if tensor.is_floating_point() else 0x5A)
+
+    for name in ("empty", "empty_like"):
+        real = getattr(torch, name)
+        monkeypatch.setattr(torch, name, lambda *a, real=real, **k: poison(real(*a, **k)))
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)

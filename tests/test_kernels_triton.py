@@ -1,0 +1,79 @@
+"""Triton kernels without a GPU: numerics in the interpreter, and every kernel compiled ahead of time."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from kvq_kernels.dispatch import KernelError, paths_taken
+from kvq_kernels.grouped import Grid, quantize_pack
+
+from tests.kernel_compiler import called_by_kernels, compile_for, kernels, launches
+
+ROOT = Path(__file__).parent.parent
+CHECKS = sorted((ROOT / "tests" / "kernels").glob("check_*.py"))
+SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes a program may use
+HOT = {"decode_attention_kernel", "packed_scores_kernel", "packed_values_kernel", "quantize_pack_kernel"}
+
+
+@pytest.mark.parametrize("file", CHECKS, ids=lambda f: f.stem)
+def test_numerics_in_the_interpreter(file):
+    """In a process of its own: Triton reads TRITON_INTERPRET when it is imported."""
+    command = [sys.executable, "-m", "pytest", "-c", str(file.parent / "pytest.ini"), str(file), "-q", "--timeout=0"]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=file.parent)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout and "skipped" not in done.stdout
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    return launches()
+
+
+def test_every_kernel_is_launched_by_an_operation(recorded):
+    functions = kernels()
+    launched = {entry.kernel.__name__ for entry in recorded}
+    assert len(launched) >= 12
+    assert launched == {name for name in functions if name.endswith("_kernel")}
+    assert set(functions) - launched <= called_by_kernels(functions), "compiled by nobody: record a launch of it"
+
+
+@pytest.mark.parametrize("capability", sorted(SHARED))
+def test_every_launch_compiles_without_spills(capability, recorded, tmp_path, record_property):
+    for entry in recorded:
+        used = compile_for(entry, capability, tmp_path)
+        record_property(f"{entry.kernel.__name__}-{capability}", str(used))
+        print(f"sm_{capability} {entry.kernel.__name__}: {used}")
+        assert used.shared <= SHARED[capability] and used.registers <= 255, (entry.kernel.__name__, used)
+        if entry.kernel.__name__ in HOT:
+            assert used.stack == 0, f"{entry.kernel.__name__} spills: {used}"
+
+
+def test_asking_for_triton_where_it_cannot_run_is_an_error():
+    x = torch.zeros(1, 32, 32)
+    with pytest.raises(KernelError, match="the tensors are on cpu.*path = 'auto' or 'torch'"):
+        quantize_pack(x, Grid(2), "tokens", "triton")
+    with pytest.raises(KernelError, match="'cuda' is not one of auto, triton, torch"):
+        quantize_pack(x, Grid(2), "tokens", "cuda")
+
+
+def test_the_automatic_choice_says_what_it_took():
+    with paths_taken() as taken:
+        quantize_pack(torch.zeros(1, 32, 32), Grid(2), "tokens")
+    assert taken == {"quantize_pack": {"torch"}}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"bits": 5}, "bits = 5: allowed are 1, 2, 3, 4, 8"),
+        ({"bits": 2, "mode": "both"}, "mode = 'both'"),
+        ({"bits": 2, "group_size": 24, "mode": "hybrid"}, "multiples of 32"),
+    ],
+)
+def test_impossible_grids_are_refused(values, words):
+    with pytest.raises(KernelError, match=words):
+        Grid(**values)
