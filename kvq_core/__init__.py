@@ -10,6 +10,7 @@ if importlib.util.find_spec("kvq_kernels") is None:
 
 from kvq_core.errors import KvqError, MethodError, ModelError, SpecError, StoreError
 from kvq_core.methods import make
+from kvq_core.packed import packed_cache
 from kvq_core.record import Record
 from kvq_core.roundtrip import Roundtrip, roundtrip
 from kvq_core.run import compare, run
@@ -17,5 +18,5 @@ from kvq_core.spec import ComparisonSpec, Lane, parse_spec
 
 __all__ = [
     "ComparisonSpec", "KvqError", "Lane", "MethodError", "ModelError", "Record", "Roundtrip", "SpecError", "StoreError",
-    "compare", "make", "parse_spec", "roundtrip", "run",
+    "compare", "make", "packed_cache", "parse_spec", "roundtrip", "run",
 ]  # fmt: skip

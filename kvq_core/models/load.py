@@ -62,12 +62,7 @@ class LoadedModel:
 
     @cached_property
     def shape(self) -> ModelShape:
-        config = self.model.config
-        heads = config.num_attention_heads
-        kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        context = min(filter(None, (config.max_position_embeddings, window_of(config))))
-        return ModelShape(config.num_hidden_layers, heads, kv_heads, head_dim, context)
+        return shape_of(self.model.config)
 
     @cached_property
     def layer_devices(self) -> tuple[torch.device, ...]:
@@ -139,6 +134,15 @@ class LoadedModel:
             logits_to_keep=1 if last_only else 0,
         )  # fmt: skip
         return out.logits.float()
+
+
+def shape_of(config: Any) -> ModelShape:
+    """The shape a transformers configuration describes."""
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    context = min(filter(None, (config.max_position_embeddings, window_of(config))))
+    return ModelShape(config.num_hidden_layers, heads, kv_heads, head_dim, context)
 
 
 def wrap(model: Any, tokenizer: Any, *, id: str, title: str = "", revision: str | None = None) -> LoadedModel:

@@ -1,0 +1,114 @@
+"""``python -m kvq_core measure``: lanes run one at a time with their caches packed, timed and weighed."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvq_core.errors import SpecError
+
+if TYPE_CHECKING:
+    from kvq_core.packed import Measured
+    from kvq_core.spec import ComparisonSpec
+
+EXAMPLES = (
+    "python -m kvq_core measure --preset first-look\n"
+    "  python -m kvq_core measure --spec my.toml --tokens 4096 --new-tokens 64\n"
+    "  python -m kvq_core measure --preset long-prompt --limit context --limit batch --json"
+)
+COLUMNS = ("lane", "path", "tokens", "ms/token", "cache MB", "of unquantized", "peak MB", "context", "batch")
+
+
+def add_arguments(parser: argparse.ArgumentParser, quiet: Callable[[], None]) -> None:
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--preset", metavar="NAME", help="lanes and prompt of a ready experiment")
+    source.add_argument("--spec", metavar="FILE", type=Path, help="a comparison as .toml or .json")
+    parser.add_argument("--tokens", type=int, metavar="N", help="repeat or cut the prompt to this length")
+    parser.add_argument("--new-tokens", type=int, default=32, metavar="N", help="steps (32)")
+    parser.add_argument("--batch", type=int, default=1, metavar="N", help="rows with the same prompt (1)")
+    parser.add_argument(
+        "--path", choices=("auto", "triton", "torch"), default="auto", help="which implementation runs (auto)"
+    )
+    parser.add_argument(
+        "--limit", action="append", choices=("context", "batch"), default=[], help="also find the most that fits (GPU)"
+    )
+    parser.set_defaults(quiet=quiet)
+
+
+def measure_lanes(arguments: argparse.Namespace) -> None:
+    """Measure the unquantized cache and every lane that has packed execution, and print them."""
+    import json
+
+    spec, request = _spec(arguments), _request(arguments)
+    arguments.quiet()
+    with redirect_stdout(sys.stderr):
+        measured, left_out = _measure(spec, request)
+    if arguments.json:
+        found = {"measured": [m.model_dump(mode="json") for m in measured], "left_out": left_out}
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+    else:
+        print(table(measured, left_out))
+
+
+def _measure(spec: "ComparisonSpec", request: Any) -> tuple[list["Measured"], dict[str, str]]:
+    from kvq_core.errors import MethodError
+    from kvq_core.models import load
+    from kvq_core.packed import measure
+    from kvq_core.render import render
+
+    model = load(spec.model, spec.revision)
+    ids = render(model, spec)
+    measured, left_out = [measure(model, None, ids, request)], {}
+    for lane in spec.lanes:
+        try:
+            measured.append(measure(model, lane, ids, request))
+        except MethodError as error:
+            left_out[lane.label] = str(error)
+    return measured, left_out
+
+
+def table(measured: list["Measured"], left_out: dict[str, str]) -> str:
+    """Lanes as rows, and what was left out and why."""
+    whole = measured[0].cache_bytes
+    rows: list[tuple[str, ...]] = [COLUMNS]
+    for m in measured:
+        taken = sorted({path for paths in m.paths.values() for path in paths}) or ["torch"]
+        rows.append(
+            (
+                m.label, "+".join(taken), f"{m.batch} x {m.prompt_tokens}", f"{m.ms_per_token:.2f}",
+                f"{m.cache_bytes / 1e6:.2f}", f"{m.cache_bytes / whole:.1%}",
+                "-" if m.peak_decode_bytes is None else f"{m.peak_decode_bytes / 1e6:.1f}",
+                *(str(m.limits.get(what, "-")) for what in ("context", "batch")),
+            )
+        )  # fmt: skip
+    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    note = f"{measured[0].device}, {measured[0].dtype}"
+    if measured[0].device == "cpu":
+        note += ": the plain-torch reference ran, which dequantizes the cache every step; its times say nothing of GPUs"
+    return "\n".join([*lines, "", note, *(f"left out: {label}: {reason}" for label, reason in left_out.items())])
+
+
+def _spec(arguments: argparse.Namespace) -> "ComparisonSpec":
+    from kvq_core.presets import preset
+    from kvq_core.spec import read_spec
+
+    return preset(arguments.preset).spec if arguments.preset is not None else read_spec(arguments.spec)
+
+
+def _request(arguments: argparse.Namespace) -> Any:
+    from pydantic import ValidationError
+
+    from kvq_core.packed import Request
+
+    try:
+        return Request(
+            tokens=arguments.tokens, new_tokens=arguments.new_tokens, batch=arguments.batch, path=arguments.path,
+            limits=tuple(dict.fromkeys(arguments.limit)),
+        )  # fmt: skip
+    except ValidationError as error:
+        first = error.errors()[0]
+        option = "--" + str(first["loc"][0]).replace("_", "-")
+        raise SpecError(f"{option} {first['input']} is not allowed: {first['msg']}.") from None

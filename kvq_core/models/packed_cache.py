@@ -1,0 +1,105 @@
+"""A cache that transformers' ``generate`` can be given, whose layers attend by themselves.
+
+The cache's ``update`` hands the attention a ticket instead of keys and values; the attention registered under PACKED
+lets the ticket's layer store the new tokens and attend, and is transformers' own sdpa for every other cache. Nothing is
+patched.
+"""
+
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from kvq_core.errors import ModelError
+
+PACKED = "kvq_packed"
+
+
+class Attends(Protocol):
+    """What a layer of the cache must be able to do."""
+
+    @property
+    def tokens(self) -> int: ...
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor: ...
+
+
+class Ticket(NamedTuple):
+    """New tokens on their way to the layer that keeps them."""
+
+    layer: Attends
+    keys: Tensor
+    values: Tensor
+
+
+class TicketLayer(CacheLayerMixin):
+    """A layer of the cache as transformers sees it."""
+
+    is_sliding = False
+
+    def __init__(self, layer: Attends):
+        super().__init__()
+        self.layer = layer
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        self.is_initialized = True
+        ticket = Ticket(self.layer, key_states, value_states)
+        return ticket, ticket
+
+    def get_seq_length(self) -> int:
+        return self.layer.tokens
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.layer.tokens + query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def reset(self) -> None:
+        raise ModelError("A packed cache is fitted on one prompt; make a new one for another.")
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        raise ModelError("A packed cache cannot be reordered: beam search is not supported; use num_beams = 1.")
+
+
+class TicketCache(Cache):
+    """Layers that attend by themselves, as ``past_key_values``."""
+
+    def __init__(self, layers: list[Attends]):
+        super().__init__(layers=[TicketLayer(layer) for layer in layers])
+
+
+def register_packed() -> None:
+    """Make the attention and its mask known to transformers under their own name."""
+    AttentionInterface.register(PACKED, _attention)
+    AttentionMaskInterface.register(PACKED, sdpa_mask)
+
+
+def _attention(
+    module: nn.Module, query: Tensor, key: Any, value: Any, attention_mask: Tensor | None, scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    if not isinstance(key, Ticket):
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    for name in ("softcap", "s_aux"):
+        if kwargs.get(name) is not None:
+            raise ModelError(f"The model's attention uses {name}, which a packed cache does not apply.")
+    if attention_mask is not None and not _causal(attention_mask):
+        raise ModelError("A packed cache has no padding; give prompts of one length, or one prompt at a time.")
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    out = key.layer.attend(query, key.keys, key.values, scaling)
+    return out.to(query.dtype).contiguous(), None
+
+
+def _causal(mask: Tensor) -> bool:
+    """Whether a bool mask (batch, 1, n, tokens) hides nothing but the future."""
+    n, tokens = mask.shape[-2:]
+    plain = torch.ones(n, tokens, dtype=torch.bool, device=mask.device).tril(tokens - n)
+    return mask.dtype == torch.bool and bool((mask == plain).all())

@@ -1,0 +1,204 @@
+"""Measuring a lane as it would run: its cache packed, nothing beside it, one lane at a time."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from kvq_kernels import KernelError, Path, paths_taken
+from kvq_kernels.dispatch import use_triton
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from kvq_core.errors import MethodError, ModelError, SpecError
+from kvq_core.models import LoadedModel
+from kvq_core.packed.layer import DenseLayer, PackedLayer
+from kvq_core.packed.library import packed_layers
+from kvq_core.spec import Lane
+
+WARM_UP = 2  # steps left out of the median: they compile kernels and make allocations
+Limit = Literal["context", "batch"]
+MOST: dict[Limit, int] = {"context": 1 << 22, "batch": 1 << 14}
+
+
+class Request(BaseModel):
+    """What to run: so many rows of so many prompt tokens, then so many steps."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tokens: int | None = Field(None, ge=1)  # the prompt is repeated or cut to this length; None leaves it as it is
+    new_tokens: int = Field(32, ge=WARM_UP + 1, le=4096)
+    batch: int = Field(1, ge=1, le=4096)
+    path: Path = "auto"
+    limits: tuple[Limit, ...] = ()
+
+
+class Measured(BaseModel):
+    """One lane, measured. Bytes of the cache are those of its tensors; peaks exist on GPUs alone."""
+
+    model_config = ConfigDict(frozen=True)
+
+    label: str
+    method: str | None  # None: the unquantized cache
+    device: str
+    dtype: str
+    paths: dict[str, list[str]]  # which implementation each operation took
+    batch: int
+    prompt_tokens: int
+    new_tokens: int
+    token_ids: list[int]  # of the first row
+    prefill_ms: float
+    ms_per_token: float  # median of the steps after the first two
+    cache_bytes: int  # of the tokens held
+    allocated_bytes: int  # with the room ahead of them
+    peak_prefill_bytes: int | None = None
+    peak_decode_bytes: int | None = None
+    limits: dict[Limit, int] = Field(default_factory=dict)  # the most that fitted into memory
+
+
+Layers = Sequence[PackedLayer | DenseLayer]
+Make = Callable[[int], Layers]  # tokens to allocate room for -> empty layers
+
+
+def measure(model: LoadedModel, lane: Lane | None, ids: list[int], request: Request) -> Measured:
+    """Run one lane, or for None the unquantized cache in the model's dtype.
+
+    Raises MethodError where the lane has no packed execution, SpecError where the prompt and the new tokens exceed the
+    model's context, ModelError where Triton or a limit is asked for on a machine without a GPU.
+    """
+    ids = _sized(ids, request.tokens)
+    total = len(ids) + request.new_tokens
+    if total > model.shape.context:
+        raise SpecError(f"{total} tokens exceed the {model.shape.context} of {model.id}; lower tokens or new_tokens.")
+    try:
+        use_triton("measure", request.path, torch.empty(0, device=model.device))
+    except KernelError as error:
+        raise ModelError(str(error)) from None
+    make = _maker(model, lane, request.path)
+    if request.limits and model.device.type != "cuda":
+        raise ModelError("How much fits into memory is measured on GPUs only; leave the limits out here.")
+    layers = make(total)
+    run = _Run(model, layers)
+    with paths_taken() as taken:
+        prompt = torch.tensor([ids] * request.batch)
+        chosen = run.step(prompt, 0)
+        prefill_peak = run.peak()
+        produced, seconds = [chosen], []
+        for position in range(len(ids), total - 1):
+            began = time.perf_counter()
+            produced.append(run.step(produced[-1][:, None], position))
+            seconds.append(time.perf_counter() - began)
+    decode_peak = run.peak()
+    held = sum(layer.nbytes for layer in layers), sum(layer.allocated for layer in layers)
+    tokens = [int(step[0]) for step in produced]
+    prefill = run.first
+    del run, layers
+    return Measured(
+        label=lane.label if lane else f"unquantized, {_name(model.dtype)}",
+        method=lane.method if lane else None, device=_device(model), dtype=_name(model.dtype),
+        paths={name: sorted(found) for name, found in taken.items()}, batch=request.batch, prompt_tokens=len(ids),
+        new_tokens=request.new_tokens, token_ids=tokens, prefill_ms=1e3 * prefill,
+        ms_per_token=1e3 * statistics.median(seconds[WARM_UP - 1 :] or seconds), cache_bytes=held[0],
+        allocated_bytes=held[1], peak_prefill_bytes=prefill_peak, peak_decode_bytes=decode_peak,
+        limits={what: _limit(model, make, what, len(ids), request.batch) for what in request.limits},
+    )  # fmt: skip
+
+
+class _Run:
+    """Greedy steps of one model over given layers."""
+
+    def __init__(self, model: LoadedModel, layers: Layers):
+        self.model, self.layers, self.first = model, layers, 0.0
+        self.cuda = model.device.type == "cuda"
+        if self.cuda:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+
+    def step(self, ids: Tensor, start: int) -> Tensor:
+        """The most probable next token of each row, once it is really there."""
+        began = time.perf_counter()
+        logits = self.model.forward(ids, start, self._attend, last_only=True)
+        chosen = logits[:, -1].argmax(-1).cpu()  # waits for the GPU
+        if start == 0:
+            self.first = time.perf_counter() - began
+        return chosen
+
+    def _attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+        return self.layers[layer].attend(queries, keys, values, scaling)
+
+    def peak(self) -> int | None:
+        """Most bytes allocated on the GPU since the last call."""
+        if not self.cuda:
+            return None
+        most = torch.cuda.max_memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        return most
+
+
+def _maker(model: LoadedModel, lane: Lane | None, path: Path) -> Make:
+    """What makes a lane's empty layers; refuses lanes without packed execution at once."""
+    if lane is None:
+        return lambda room: [DenseLayer(model.dtype, room) for _ in range(model.shape.layers)]
+    if lane.tensors != "both" or lane.layers != "all":
+        raise MethodError(f"{lane.label}: packed execution covers keys and values of all layers; leave those options.")
+    method, windows = lane.build(), lane.windows()
+    packed_layers(method, model.shape, windows, path)
+    return lambda room: packed_layers(method, model.shape, windows, path, room)
+
+
+def _limit(model: LoadedModel, make: Make, what: Limit, tokens: int, batch: int) -> int:
+    """The longest context at this batch, or the largest batch at this context, whose caches and one step fit."""
+
+    def fits(size: int) -> bool:
+        shape = (size, batch) if what == "context" else (tokens, size)
+        try:
+            _fill_and_step(model, make, *shape)
+        except torch.OutOfMemoryError:
+            return False
+        finally:
+            torch.cuda.empty_cache()
+        return True
+
+    return largest(fits, 1024 if what == "context" else 1, MOST[what])
+
+
+def _fill_and_step(model: LoadedModel, make: Make, tokens: int, batch: int) -> None:
+    """Caches of random tokens, then one step: the memory of decoding at that length, without reading a prompt."""
+    shape = model.shape
+    layers = make(tokens + 1)
+    for layer, device in zip(layers, model.layer_devices, strict=True):
+        keys, values = (
+            torch.randn(batch, shape.kv_heads, tokens, shape.head_dim, device=device, dtype=model.dtype) for _ in "kv"
+        )
+        queries = torch.randn(batch, shape.query_heads, 64, shape.head_dim, device=device, dtype=model.dtype)
+        layer.fill(queries, keys, values)
+        del keys, values, queries
+    _Run(model, layers).step(torch.zeros(batch, 1, dtype=torch.long), tokens)
+
+
+def largest(fits: Callable[[int], bool], start: int, most: int) -> int:
+    """The largest size that fits, to within a sixteenth: doubled until one does not, then halved in between.
+
+    0 where even ``start`` does not fit; ``most`` ends the search.
+    """
+    good, bad = 0, start
+    while bad <= most and fits(bad):
+        good, bad = bad, 2 * bad
+    while good and bad - good > max(1, good // 16):
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if fits(middle) else (good, middle)
+    return min(good, most)
+
+
+def _sized(ids: list[int], tokens: int | None) -> list[int]:
+    """The prompt, repeated or cut to a length."""
+    return ids if tokens is None else (ids * -(-tokens // len(ids)))[:tokens]
+
+
+def _device(model: LoadedModel) -> str:
+    return torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else "cpu"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
