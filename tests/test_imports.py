@@ -19,6 +19,9 @@ ALLOWED = {
     "methods": {"errors", "kvq_kernels", "learned"},
     "record": set(),
     "events": {"record"},
+    "verdict": {"record"},
+    "explain": {"errors", "methods", "record", "spec", "verdict"},
+    "growth": {"methods", "record", "spec"},
     "spec": {"errors", "methods"},
     "models": {"errors", "methods", "rope", "settings", "spec"},
     "packed": {"errors", "kvq_kernels", "methods", "models", "spec"},
@@ -36,7 +39,7 @@ ALLOWED = {
     "estimate": {"methods", "models", "record", "render", "settings", "spec"},
     "assemble": {"capture", "codebooks", "engine", "methods", "metrics", "models", "record", "spec"},
     "run": {
-        "assemble", "capture", "codebooks", "engine", "errors", "estimate", "events", "examples", "methods", "metrics", "models",
+        "assemble", "capture", "codebooks", "engine", "errors", "estimate", "events", "methods", "metrics", "models",
         "record", "render", "settings", "spec", "store",
     },
     "board": {"errors", "settings"},
@@ -59,8 +62,8 @@ ALLOWED = {
 TYPES_ONLY = {"assemble": {"run"}}
 # Of kvq_core, the page sees the surface only: nothing that computes.
 UI_ALLOWED = {
-    "board", "errors", "estimate", "events", "examples", "methods", "models", "presets", "record", "run", "runfiles",
-    "settings", "spec", "store", "training",
+    "board", "errors", "estimate", "events", "examples", "explain", "growth", "methods", "models", "presets", "record",
+    "run", "runfiles", "settings", "spec", "store", "training",
 }  # fmt: skip
 SOURCES = sorted(
     [*CORE.rglob("*.py"), *(ROOT / "ui").rglob("*.py"), *(ROOT / "kernels").rglob("*.py"), ROOT / "app.py"]

@@ -2,6 +2,7 @@
 
 import torch
 
+from kvq_core.methods import make
 from kvq_core.record import (
     CaptureInfo,
     Environment,
@@ -189,7 +190,7 @@ def _lane(label: str, method: str, scored: int, tokens: int, pieces: list[str]) 
         method=method,
         title=method,
         summary="K2 V2 · group 32",
-        knobs={},
+        knobs=make(method).model_dump(mode="json"),
         tensors="both",
         layers="all",
         sink_tokens=None,

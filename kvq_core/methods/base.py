@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from kvq_core.methods.codec import Codec
+from kvq_core.methods.elsewhere import Elsewhere
 from kvq_core.methods.window import Window
 
 Space = Literal["post", "pre"]
@@ -153,6 +154,14 @@ class Method(BaseModel):
     def data_hash(self, model: ModelRef) -> str | None:
         """Hash of data beside the model that decides the result, such as learned codebooks; None for no such data."""
         return None
+
+    def fixed_bytes(self, shape: ModelShape) -> tuple[int, int]:
+        """Stored bytes of keys and of values a quantized layer that do not grow with the tokens: a basis, norms."""
+        return 0, 0
+
+    def elsewhere(self) -> tuple[Elsewhere, ...]:
+        """Ways to use this method, or its nearest relative, outside this project; empty: no deployment exists yet."""
+        return ()
 
     def summary(self) -> str:
         """The settings in a few words, a lane's subtitle: ``K2 V2 · group 32 · window 32``."""

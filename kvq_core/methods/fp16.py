@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 from kvq_core.methods.base import Fitted, Method, Prompt
+from kvq_core.methods.elsewhere import Elsewhere
 from kvq_core.methods.window import Window
 
 
@@ -21,6 +22,13 @@ class Fp16(Method):
 
     def fit(self, prompt: Prompt) -> Fitted:
         return Fitted(None, None)
+
+    def elsewhere(self) -> tuple[Elsewhere, ...]:
+        code = "model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float16)\nmodel.generate(**inputs)"
+        return (
+            Elsewhere("transformers", code, "The whole model is in half precision, not the cache alone."),
+            Elsewhere("llama.cpp", "--cache-type-k f16 --cache-type-v f16"),
+        )
 
     def summary(self) -> str:
         return "noise floor · nothing quantized"

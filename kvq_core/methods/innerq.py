@@ -98,6 +98,9 @@ class InnerQ(BitsMethod):
         note = f"symmetric groups have {levels} levels: one sign bit an element beside the code, counted in the bits"
         return Fitted(key, value, () if self.mode == "asymmetric" else (note,))
 
+    def fixed_bytes(self, shape: ModelShape) -> tuple[int, int]:
+        return (0 if self.normalize_keys == "off" else 2 * shape.kv_heads * shape.head_dim), 0
+
     def summary(self) -> str:
         windows = f"{self.sink_tokens} sinks · window {self.recent_tokens}"
         return f"K{self.width('key')} V{self.width('value')} · group {self.group_size} · {self.mode} · {windows}"

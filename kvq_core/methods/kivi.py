@@ -1,11 +1,13 @@
 """KIVI: keys per channel, values per token, a full-precision residual."""
 
+from dataclasses import replace
 from typing import ClassVar
 
 from pydantic import Field
 
 from kvq_core.methods.base import SINK, Fitted, ModelShape, Prompt, ResidualMethod, grouping_why_not
 from kvq_core.methods.codec import GroupCodec
+from kvq_core.methods.elsewhere import Elsewhere, transformers_cache
 from kvq_core.methods.window import Window
 
 
@@ -39,6 +41,12 @@ class Kivi(ResidualMethod):
         key = GroupCodec(self.width("key"), self.group_size, "tokens", prompt.metadata)
         value = GroupCodec(self.width("value"), self.group_size, "channels", prompt.metadata)
         return Fitted(key, value)
+
+    def elsewhere(self) -> tuple[Elsewhere, ...]:
+        near = transformers_cache(self.width("key"), self.group_size, self.residual_length)
+        said = "Made after KIVI; its own documentation says that it groups keys and values in another way. "
+        ours = Elsewhere("authors' code", "https://github.com/jy-yuan/KIVI", "Research code for its own model classes.")
+        return (*(replace(way, differs=said + (way.differs or "")) for way in near), ours)
 
     def summary(self) -> str:
         return super().summary() + (f" · {self.sink_tokens} sinks" if self.sink_tokens else "")

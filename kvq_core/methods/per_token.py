@@ -6,6 +6,7 @@ from pydantic import Field
 
 from kvq_core.methods.base import RECENT, Bits, BitsMethod, Fitted, ModelShape, Prompt, grouping_why_not
 from kvq_core.methods.codec import GroupCodec
+from kvq_core.methods.elsewhere import Elsewhere, fp8_servers, llama_cpp, transformers_cache
 from kvq_core.methods.window import Window
 
 
@@ -41,6 +42,11 @@ class PerToken(BitsMethod):
             GroupCodec(self.width(tensor), self.group_size, "channels", prompt.metadata) for tensor in ("key", "value")
         )
         return Fitted(key, value)
+
+    def elsewhere(self) -> tuple[Elsewhere, ...]:
+        key, value = self.width("key"), self.width("value")
+        same = transformers_cache(key, self.group_size, self.residual_length) if key == value else ()
+        return same + llama_cpp(key, value) + (fp8_servers(key) if key == value else ())
 
     def summary(self) -> str:
         return f"K{self.width('key')} V{self.width('value')} · group {self.group_size} · window {self.residual_length}"

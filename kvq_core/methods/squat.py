@@ -11,6 +11,7 @@ from torch import Tensor
 from kvq_core.errors import MethodError
 from kvq_core.methods.base import Fitted, ModelShape, Prompt, ResidualMethod, Space, grouping_why_not
 from kvq_core.methods.codec import GroupCodec
+from kvq_core.methods.elsewhere import Elsewhere
 from kvq_core.methods.window import Window
 
 
@@ -82,6 +83,10 @@ class Squat(ResidualMethod):
             updates=block_updates(gram, self.regularization, block), block=block,
         )  # fmt: skip
         return Fitted(key, GroupCodec(self.width("value"), self.group_size, "channels", prompt.metadata), tuple(notes))
+
+    def elsewhere(self) -> tuple[Elsewhere, ...]:
+        said = "Research code with pinned versions; its `--method squat` is this project's rope = pre."
+        return (Elsewhere("authors' code", "https://github.com/Red-Hat-AI-Innovation-Team/SQuat", said),)
 
     def summary(self) -> str:
         block = "g D/2" if self.block_size is None else f"g {self.block_size}"

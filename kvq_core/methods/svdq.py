@@ -110,6 +110,14 @@ class Svdq(Method):
             value = GroupCodec(self.value_bits, prompt.values.shape[-1], "channels", prompt.metadata)
         return Fitted(key, value, tuple(notes), None if selector is None else selector.select)
 
+    def fixed_bytes(self, shape: ModelShape) -> tuple[int, int]:
+        """Basis, mean, and scales and zero-points a latent channel; nothing where the prompt decides the schedule."""
+        if self.target_bits is not None:
+            return 0, 0
+        units, channels = (shape.kv_heads, shape.head_dim) if self.per_head else (1, shape.kv_heads * shape.head_dim)
+        kept = channels // GROUPS * sum(width > 0 for width in self.schedule)
+        return 2 * units * (channels * kept + channels + 2 * kept), 0
+
     def summary(self) -> str:
         widths = f"schedule {' '.join(map(str, self.schedule))}"
         if self.target_bits is not None:

@@ -1,0 +1,61 @@
+"""Where a method, or its nearest relative, can be used outside this project."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """``how``: code or flags to copy; ``differs``: what is not as in this lane, None where it is the same."""
+
+    tool: str
+    how: str
+    differs: str | None = None
+
+
+NO_DEPLOYMENT = "No deployment of this method exists yet."
+
+
+def transformers_cache(bits: int, group_size: int, residual_length: int) -> tuple[Elsewhere, ...]:
+    """transformers' group-wise integer cache (5.23), for the widths its HQQ backend has."""
+    if bits not in (1, 2, 3, 4, 8) or not residual_length:
+        return ()
+    code = (
+        "# pip install hqq\n"
+        "from transformers import QuantizedCache\n"
+        f'cache = QuantizedCache(backend="hqq", config=model.config, nbits={bits}, axis_key=1, axis_value=1,\n'
+        f"                       q_group_size={group_size}, residual_length={residual_length})\n"
+        "model.generate(**inputs, past_key_values=cache)"
+    )
+    return (
+        Elsewhere(
+            "transformers", code,
+            "One width for keys and values; whenever the residual is full it quantizes the whole history again, "
+            "already dequantized tokens included, so errors add up. Models with full attention only.",
+        ),
+    )  # fmt: skip
+
+
+def llama_cpp(key_bits: int, value_bits: int) -> tuple[Elsewhere, ...]:
+    """llama.cpp's cache types of 4 and 8 bits: blocks of 32 channels of a token."""
+    types = {4: "q4_0", 8: "q8_0"}
+    if key_bits not in types or value_bits not in types:
+        return ()
+    flags = f"-fa on --cache-type-k {types[key_bits]} --cache-type-v {types[value_bits]}"
+    return (
+        Elsewhere(
+            "llama.cpp", flags,
+            "Symmetric blocks of 32 with one fp16 scale and no zero-point; every token is quantized, there is no "
+            "full-precision window; newer builds rotate quantized keys and values first.",
+        ),
+    )  # fmt: skip
+
+
+def fp8_servers(bits: int) -> tuple[Elsewhere, ...]:
+    """Servers' 8-bit floating-point caches, the nearest thing to 8-bit integers there."""
+    if bits != 8:
+        return ()
+    differs = "8-bit floating point instead of integers with a scale and zero-point a group; no full-precision window."
+    return (
+        Elsewhere("vLLM", "--kv-cache-dtype fp8", differs),
+        Elsewhere("SGLang", "--kv-cache-dtype fp8_e5m2", differs),
+    )

@@ -1,0 +1,100 @@
+"""Bits against context length: exact where it can be measured, and the known limits elsewhere."""
+
+import pytest
+import torch
+
+from kvq_core.engine.cache import LaneCache
+from kvq_core.engine.prefill import LayerGroup
+from kvq_core.growth import Growth
+from kvq_core.methods import ModelShape, make
+from kvq_core.metrics.memory import measure
+from kvq_core.rope import Rope
+from kvq_core.spec import Lane
+
+SHAPE = ModelShape(layers=2, query_heads=4, kv_heads=2, head_dim=32, context=4096)
+LANES = [
+    Lane(method="kivi", label="kivi", knobs={"group_size": 32}),
+    Lane(method="kivi", label="sinks", knobs={"sink_tokens": 16, "bits": 4}),
+    Lane(method="per_token", label="token", layers=(1,)),
+    Lane(method="per_channel", label="keys", tensors="keys"),
+    Lane(method="innerq", label="innerq", knobs={"mode": "asymmetric", "zero_point": "float16"}),
+    Lane(method="svdq", label="svdq", knobs={"value_bits": 4}),
+    Lane(method="svdq", label="per head", knobs={"per_head": True}),
+    Lane(method="fp16", label="fp16"),
+]
+
+
+def memory_at(lane: Lane, tokens: int, shape: ModelShape = SHAPE):
+    torch.manual_seed(0)
+    kv = (shape.layers, shape.kv_heads, tokens, shape.head_dim)
+    queries = torch.randn(shape.layers, shape.query_heads, tokens, shape.head_dim)
+    group = LayerGroup(list(range(shape.layers)), torch.device("cpu"), torch.randn(kv), torch.randn(kv), queries)
+    angles = torch.arange(tokens)[:, None] * torch.logspace(0, -3, shape.head_dim // 2).repeat(2)
+    rope = Rope.of(angles.cos(), angles.sin(), shape.head_dim)
+    return measure(LaneCache.of_prompt(lane, [group], rope), shape)
+
+
+@pytest.mark.parametrize("lane", LANES, ids=lambda lane: lane.label)
+def test_extrapolation_meets_what_a_longer_prompt_really_stores(lane: Lane) -> None:
+    growth = Growth.of(lane, memory_at(lane, 320), SHAPE)
+    for tokens in (400, 1000):
+        real = memory_at(lane, tokens)
+        key, value = growth.effective_bits(SHAPE, tokens)
+        assert key == pytest.approx(real.key_bits, rel=2e-3)
+        assert value == pytest.approx(real.value_bits, rel=2e-3)
+        stored = sum(real.bytes_by_part.values())
+        assert growth.nbytes(SHAPE, tokens, 3) == pytest.approx(3 * stored, rel=2e-3)
+
+
+def test_another_shape_pays_for_its_own_basis() -> None:
+    lane, wide = LANES[5], ModelShape(layers=3, query_heads=8, kv_heads=4, head_dim=64, context=4096)
+    growth = Growth.of(lane, memory_at(lane, 320), SHAPE)
+    real = memory_at(lane, 700, wide)
+    assert growth.effective_bits(wide, 700)[0] == pytest.approx(real.key_bits, rel=0.01)
+    assert growth.effective_bits(wide, 10**7)[0] == pytest.approx(2.0, abs=0.05)  # the basis has stopped mattering
+
+
+def test_windows_stop_mattering() -> None:
+    growth = Growth.of(LANES[0], memory_at(LANES[0], 320), SHAPE)
+    bits = [growth.effective_bits(SHAPE, tokens)[1] for tokens in (16, 64, 1024, 10**6)]
+    assert bits[0] == 16 and bits == sorted(bits, reverse=True) and bits[-1] == pytest.approx(3.0, abs=0.01)
+
+
+def test_a_width_nothing_was_measured_of_is_not_known() -> None:
+    lane = LANES[0]
+    growth = Growth.of(lane, memory_at(lane, 20), SHAPE)  # all in the windows
+    assert growth.effective_bits(SHAPE, 20) == (16, 16)
+    assert growth.effective_bits(SHAPE, 4000) == (None, None) and growth.nbytes(SHAPE, 4000, 1) is None
+
+
+@pytest.mark.parametrize("lane", LANES, ids=lambda lane: lane.label)
+def test_what_does_not_grow_is_as_declared(lane: Lane) -> None:
+    """Twice the tokens: the stored bytes less the declared fixed ones double."""
+    sizes = []
+    for tokens in (512, 1024):
+        parts = memory_at(lane, tokens).bytes_by_part
+        sizes.append(sum(s for n, s in parts.items() if n.startswith("key_") and n[4:] not in ("window", "sinks")))
+    fixed = lane.build().fixed_bytes(SHAPE)[0] * (2 if lane.layers == "all" else len(lane.layers))
+    packed = [lane.windows()[0].packed(tokens) for tokens in (512, 1024)]
+    if packed[0] and lane.layers == "all":
+        assert (sizes[1] - fixed) / packed[1] == pytest.approx((sizes[0] - fixed) / packed[0], rel=1e-3)
+
+
+def test_ways_out_are_well_formed() -> None:
+    import inspect
+
+    from transformers import QuantizedCache
+
+    from kvq_core.methods import methods
+
+    allowed = set(inspect.signature(QuantizedCache.__init__).parameters)
+    for name in methods():
+        for way in make(name).elsewhere():
+            assert way.tool and way.how
+            if "QuantizedCache(" in way.how:
+                compile(way.how, name, "exec")
+                called = way.how.split("QuantizedCache(")[1].split(")")[0]
+                assert {part.split("=")[0].strip() for part in called.split(",")} <= allowed
+    assert any("q8_0" in way.how for way in make("per_token", bits=8).elsewhere())
+    assert not any(way.tool == "llama.cpp" for way in make("per_token", bits=2).elsewhere())
+    assert not make("svdq").elsewhere()
