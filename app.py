@@ -15,11 +15,13 @@ from ui.theme import css, theme  # noqa: E402
 
 
 def warm_up() -> None:
-    """Load the model offered first, so that the first Run does not wait for it."""
+    """Load the model offered first and read its weights once, so that the first Run waits for neither."""
+    from kvq_core.engine.prefill import Prefill
     from kvq_core.models import available_models, load
 
     try:
-        load(available_models()[0].id)
+        for _ in Prefill(load(available_models()[0].id), [0] * 16).run():
+            pass
     except (KvqError, IndexError) as error:
         print(f"The model is not loaded yet: {error}", file=sys.stderr)
 

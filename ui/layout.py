@@ -190,7 +190,7 @@ def _wire_visit(blocks: gr.Blocks, page: Page, services: Services) -> None:
         return [shown or gr.skip(), message, greeting, *learn, *form]
 
     def leave(request: gr.Request) -> None:
-        services.desk.cancel(request.session_hash or "")
+        services.jobs.forget(request.session_hash or "")
 
     outputs = [
         page.shown, page.status, page.welcome, *page.learn.outputs, *form_outputs(page.setup, page.lanes),

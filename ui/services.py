@@ -10,6 +10,7 @@ from kvq_core.events import Event
 from kvq_core.spec import ComparisonSpec
 from kvq_core.store import Store
 from ui.desk import Desk
+from ui.jobs import Jobs
 from ui.shelf import Shelf
 
 # Every handler of the page: not part of the API, and no overlay over what people read.
@@ -28,7 +29,9 @@ class Services:
     estimate: Callable[[ComparisonSpec], Estimate]
     shelf: Shelf = field(init=False)
     desk: Desk = field(default_factory=Desk)
+    jobs: Jobs = field(init=False)
     downloads: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="kvq-downloads-")))
 
     def __post_init__(self) -> None:
         self.shelf = Shelf(self.store)
+        self.jobs = Jobs(self.desk)

@@ -1,10 +1,11 @@
 """The estimate, Run and Cancel, and the run itself as a stream of updates."""
 
+import asyncio
 import sys
 import traceback
-from collections.abc import Generator, Iterator
-from contextlib import closing
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gradio as gr
@@ -25,6 +26,7 @@ from ui.text import safe
 
 UNEXPECTED = "Something went wrong that should not have; it was logged. Run again, and report it if it returns."
 CANCELLED = ("Cancelled", "warn", None, "What had arrived stays below; nothing was saved.")
+LOOK_S = 0.03  # how often a page looks for news of its run
 NO_TICKET: dict[str, Any] = {"id": None}
 
 
@@ -88,7 +90,7 @@ def wire_run(
     panel: Launch, setup: Setup, lanes: Lanes, cards: AnswerCards, status: gr.HTML, results: gr.Column, shown: gr.State,
     services: Services,
 ) -> None:  # fmt: skip
-    """Run: check and queue at once, then hold the engine alone until the run is over."""
+    """Run: check, begin or queue at once, then show how far the run is until it is over."""
 
     def submit(request: gr.Request, *values: Any) -> list[Any]:
         *fields, form_lanes, rest = values
@@ -96,7 +98,8 @@ def wire_run(
             spec = to_comparison(dict(zip(FIELDS, fields, strict=True)), form_lanes, rest)
         except KvqError as error:
             return [notice("This cannot run", str(error)), *[gr.skip()] * (len(submitted) - 1)]
-        ticket = services.desk.enter(request.session_hash or "")
+        job = services.jobs.start(request.session_hash or "", partial(services.compare, spec, services.store))
+        ticket = job.ticket
         start = {"id": ticket, "spec": spec.model_dump(mode="json")}
         board = Board(spec)
         return [
@@ -104,11 +107,12 @@ def wire_run(
             *visible(len(spec.lanes)), *board.padded(),
         ]  # fmt: skip
 
-    def engine(start: dict[str, Any]) -> Iterator[list[Any]]:
-        yield from stream(start, services)
+    async def watch(start: dict[str, Any]) -> AsyncGenerator[list[Any]]:
+        async for update in stream(start, services):
+            yield update
 
     def give_up(request: gr.Request) -> list[Any]:
-        services.desk.cancel(request.session_hash or "")
+        services.jobs.forget(request.session_hash or "")
         return [line(*CANCELLED), *idle()]
 
     submitted = [
@@ -126,35 +130,39 @@ def wire_run(
         [panel.run.click, setup["prompt"].submit], submit, [*setup.fields, lanes.lanes, setup.rest], submitted, **SWIFT
     )
     panel.ticket.change(
-        engine, panel.ticket, [status, panel.run, panel.cancel, shown, panel.notice, *cards.streamed], **QUIET,
-        concurrency_id="engine", concurrency_limit=1, trigger_mode="multiple",
+        watch, panel.ticket, [status, panel.run, panel.cancel, shown, panel.notice, *cards.streamed], **SWIFT,
+        trigger_mode="multiple",
     )  # fmt: skip
     panel.cancel.click(give_up, None, [status, panel.run, panel.cancel], **SWIFT)
 
 
-def stream(start: dict[str, Any], services: Services) -> Generator[list[Any]]:
+async def stream(start: dict[str, Any], services: Services) -> AsyncGenerator[list[Any]]:
     """Updates of a run: status, Run, Cancel, the run shown, the notice, then the cards."""
-    ticket = start.get("id")
-    flag = services.desk.flag(ticket) if ticket else None
-    board = Board(spec := parse_spec(start["spec"]))
-    if flag is None:  # cancelled while it waited: the page says so already
+    board = Board(parse_spec(start["spec"]))
+    job = services.jobs.watch(start.get("id"))
+    if job is None:  # cancelled before it was watched: the page says so already
         yield [gr.skip()] * (5 + len(board.padded()))
         return
-    try:
-        with closing(services.compare(spec, services.store)) as events:
-            for event in events:
-                if flag.is_set():
-                    # Told here too, not by Cancel alone: Gradio sends a stream's last update again at its end.
-                    yield [line(*CANCELLED), *idle(), gr.skip(), gr.skip(), *board.padded()]
-                    return
-                yield from _updates(event, board, ticket, services)
-    except KvqError as error:
-        yield _stopped(str(error), board)
-    except Exception:
-        traceback.print_exc(file=sys.stderr)
+    place = services.desk.ahead(job.ticket)
+    while True:
+        over = job.over  # asked before the news: what is told after this is seen by the next look
+        for event in job.news():
+            for update in _updates(event, board, job.ticket, services):
+                yield update
+        if over:
+            break
+        if place and (ahead := services.desk.ahead(job.ticket)) != place:
+            place = ahead
+            yield [queued(place), *busy(), gr.skip(), gr.skip(), *board.padded()]
+        await asyncio.sleep(LOOK_S)
+    if job.cancelled:
+        # Told here too, not by Cancel alone: Gradio sends a stream's last update again at its end.
+        yield [line(*CANCELLED), *idle(), gr.skip(), gr.skip(), *board.padded()]
+    elif isinstance(job.error, KvqError):
+        yield _stopped(str(job.error), board)
+    elif job.error is not None:
+        traceback.print_exception(job.error, file=sys.stderr)
         yield _stopped(UNEXPECTED, board)
-    finally:
-        services.desk.leave(ticket)
 
 
 def _updates(event: Any, board: Board, ticket: str, services: Services) -> Iterator[list[Any]]:
