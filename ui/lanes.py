@@ -30,6 +30,15 @@ def added(lanes: list[LaneForm], method: str | None = None) -> list[LaneForm]:
     return [*lanes, {"uid": _next(lanes), "method": method, **blank}]
 
 
+def added_lane(lanes: list[LaneForm], lane: Lane) -> list[LaneForm]:
+    """A finished lane at the end, at most MAX_LANES; labels must differ."""
+    if len(lanes) >= MAX_LANES:
+        return lanes
+    given = lane.model_dump(mode="json")
+    taken = any(other["label"] == given["label"] for other in lanes)
+    return [*lanes, {**given, "uid": _next(lanes), "label": _free(lanes, given["label"]) if taken else given["label"]}]
+
+
 def duplicated(lanes: list[LaneForm], uid: int) -> list[LaneForm]:
     """A copy right after the lane; a label it had is numbered on, since labels must differ."""
     if len(lanes) >= MAX_LANES:

@@ -24,6 +24,7 @@ from ui.panels.launch import Launch, create_launch, wire_estimate, wire_run
 from ui.panels.learn import Learn, asked_step, create_learn, place, told, wire_learn
 from ui.panels.scorecard import Scorecard, create_scorecard, show_scorecard
 from ui.panels.setup import Setup, create_setup, wire_presets
+from ui.panels.verdicts import wire_suggestions
 from ui.panels.views import (
     PAGE_JS,
     Views,
@@ -88,6 +89,7 @@ def build_ui(
         wire_run(page.launch, page.setup, page.lanes, page.cards, page.status, page.results, page.shown, services)
         wire_views(page.views, page.shown, services)
         wire_learn(page.learn, page.shown)
+        wire_suggestions(page.views.suggest, page.lanes, page.shown, services)
         _wire_shown(page, services)
         _wire_visit(blocks, page, services)
     return blocks.queue(max_size=MAX_QUEUE, api_open=False, status_update_rate=1)

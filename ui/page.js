@@ -1,11 +1,12 @@
 () => {
   // A click in a figure or on a token selects what it stands for; the server answers by moving the controls.
-  const send = (pick) => {
-    const box = document.querySelector("#pick :is(textarea, input)");
+  const write = (where, text) => {
+    const box = document.querySelector(`${where} :is(textarea, input)`);
     if (!box) return;
-    box.value = JSON.stringify({ ...pick, at: performance.now() }); // never twice the same, so that it is an input
+    box.value = text; // never twice the same, so that it is an input
     box.dispatchEvent(new Event("input", { bubbles: true }));
   };
+  const send = (pick) => write("#pick", JSON.stringify({ ...pick, at: performance.now() }));
   const clicked = (event) => {
     const point = event.points?.[0];
     const meta = point && { ...point.fullLayout?.meta, ...(point.fullData ?? point.data)?.meta };
@@ -37,6 +38,13 @@
   document.addEventListener("click", (event) => {
     const token = event.target.closest?.("[data-t]");
     if (token) select(token);
+    const suggest = event.target.closest?.("[data-suggest]");
+    if (suggest) {
+      write("#suggest", `${suggest.dataset.suggest} ${performance.now()}`);
+      suggest.disabled = true;
+      suggest.textContent = "Added to the lanes; press Run";
+      document.getElementById("lanes")?.scrollIntoView({ block: "center", behavior: "smooth" });
+    }
     const image = event.target.closest?.("[data-image]");
     if (image) images(image.dataset.image);
   });

@@ -16,11 +16,13 @@ from ui.panels.spectra import create_spectra
 from ui.panels.storage import create_storage
 from ui.panels.subspace import create_subspace
 from ui.panels.texts import create_texts
+from ui.panels.verdicts import create_verdicts
 from ui.panels.view import View
 from ui.selection import Selection, last_token, picked, selected, start, told
 from ui.services import QUIET, SWIFT, Services
 
 TABS = (
+    ("Verdicts", create_verdicts),
     ("Text", create_texts),
     ("Where", create_damage),
     ("Rate–distortion", create_rate),
@@ -41,6 +43,7 @@ class Views:
     token: gr.Slider
     told: gr.HTML
     pick: gr.Textbox
+    suggest: gr.Textbox
     export: tuple[gr.Button, gr.Button, gr.Textbox, gr.Textbox]
     tabs: gr.Tabs
     views: list[View]
@@ -69,6 +72,7 @@ def create_views() -> Views:
                 token = _slider("Token", "pick-token", 63)
             said = gr.HTML("", elem_id="selected")
         pick = gr.Textbox(visible="hidden", elem_id="pick", show_label=False)
+        suggest = gr.Textbox(visible="hidden", elem_id="suggest", show_label=False)
         views = []
         with gr.Tabs(elem_id="views", overflow_behavior="wrap") as tabs:
             for title, create in TABS:
@@ -77,7 +81,7 @@ def create_views() -> Views:
                 view.tab, tab.id = tab, view.name
                 views.append(view)
         export = _create_export()
-    return Views(layer, head, token, said, pick, export, tabs, views, gr.State(views[0].name), gr.State({}))
+    return Views(layer, head, token, said, pick, suggest, export, tabs, views, gr.State(views[0].name), gr.State({}))
 
 
 def _slider(label: str, name: str, high: int) -> gr.Slider:
