@@ -107,7 +107,7 @@ def _arrange(services: Services) -> Page:
             share = create_share()
             greeting = gr.HTML(lambda: welcome(services.store), elem_id="welcome")
             cards = create_answers()
-            # Never seen: an empty figure in it makes the browser load Plotly (4.6 MB) while the engine still works.
+            # Never seen: an empty figure in it makes the browser load Plotly (4.6 MB) while the form is read.
             plotly = gr.Plot(visible="hidden", show_label=False, container=False, elem_id="plotly")
             with gr.Column(visible=False, elem_id="results") as results:
                 score, learn, views = create_scorecard(), create_learn(), create_views()
@@ -197,10 +197,11 @@ def _wire_visit(blocks: gr.Blocks, page: Page, services: Services) -> None:
     outputs = [
         page.shown, page.status, page.welcome, *page.learn.outputs, *form_outputs(page.setup, page.lanes),
     ]  # fmt: skip
-    blocks.load(arrive, None, outputs, **SWIFT)
+    arrived = blocks.load(arrive, None, outputs, **SWIFT)
+    arrived.then(lambda: canvas(10), None, page.plotly, **SWIFT)
     blocks.load(None, None, None, js=PAGE_JS)
     blocks.load(listed, page.kept, page.runs, **SWIFT)
     blocks.unload(leave)
-    clear = [gr.update(visible=False), gr.update(visible=False), canvas(10)]
-    page.launch.ticket.change(lambda: clear, None, [page.welcome, page.share, page.plotly], **SWIFT)
+    clear = [gr.update(visible=False), gr.update(visible=False)]
+    page.launch.ticket.change(lambda: clear, None, [page.welcome, page.share], **SWIFT)
     page.launch.run.click(None, None, None, js=TO_ANSWERS, **SWIFT)

@@ -3,14 +3,31 @@
 import time
 from collections.abc import Callable
 
-from kvq_core.events import Step
+from kvq_core.events import Encoding, Event, Loading, Prefill, Step
 from kvq_core.spec import MAX_LANES, ComparisonSpec
 from ui.cards import failed, running_head, waiting_head
 from ui.lanes import described, from_spec
 from ui.text import lane_tokens, reference_tokens, strip
 
 UPDATE_S = 0.15  # at most about six updates a second
+PREPARING_S = 0.5  # between two updates before the first step
 HEADS_S = 1.0  # heads are sent whole, texts only what is new: heads follow more slowly
+
+
+class Paced:
+    """Of what happens before the first step only so much that a browser, which shares the machine, keeps up."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._shown = -1e9
+
+    def take(self, news: list[Event]) -> list[Event]:
+        """What is shown of the news: steps and the end always, of the rest the newest, at most two a second."""
+        now = self._clock()
+        if not news or (isinstance(news[-1], Loading | Prefill | Encoding) and now - self._shown < PREPARING_S):
+            return []
+        self._shown = now
+        return [event for event in news[:-1] if isinstance(event, Step)][-1:] + news[-1:]
 
 
 class Board:

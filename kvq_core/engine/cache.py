@@ -54,9 +54,9 @@ class LaneCache:
         method, windows = lane.build(), lane.windows()
         pre = method.key_space == "pre" and method.quantizes
         cache = cls([], rope, prompt_tokens=groups[0].keys.shape[-2])
-        chosen = set(range(10**6)) if lane.layers == "all" else set(lane.layers)
         for g, group in enumerate(groups):
-            inside = [i for i, layer in enumerate(group.layers) if layer in chosen and method.quantizes]
+            chosen = [lane.layers == "all" or layer in lane.layers for layer in group.layers]
+            inside = [i for i, taken in enumerate(chosen) if taken and method.quantizes]
             outside = [i for i in range(len(group.layers)) if i not in inside]
             cache.quantized_layers |= {group.layers[i] for i in inside}
             if inside:

@@ -69,7 +69,7 @@ def finished_link(server, browser) -> str:
     partial = [(words, lengths) for words, lengths in seen if words.startswith("Step") and lengths and lengths[0] > 0]
     steps = [int(words.split()[1]) for words, _ in partial]
     assert len({tuple(lengths) for _, lengths in partial}) >= 3 and steps[0] < 8, seen
-    assert any(words.startswith("Prefill") for words, _ in seen)
+    assert any(words.startswith(("Prefill", "Encoding")) for words, _ in seen)
     page.wait_for_selector("#share textarea")
     link = page.locator("#share textarea").input_value()
     assert "run=" in link and page.url.endswith(link.split("?")[1])

@@ -15,7 +15,7 @@ from kvq_core.estimate import Estimate
 from kvq_core.events import Finished, Step
 from kvq_core.spec import parse_spec
 from ui.form import FIELDS, to_comparison
-from ui.live import Board
+from ui.live import Board, Paced
 from ui.numbers import plural, seconds, size
 from ui.panels.answers import AnswerCards, visible
 from ui.panels.lanes import Lanes
@@ -144,9 +144,10 @@ async def stream(start: dict[str, Any], services: Services) -> AsyncGenerator[li
         yield [gr.skip()] * (5 + len(board.padded()))
         return
     place = services.desk.ahead(job.ticket)
+    paced = Paced()
     while True:
         over = job.over  # asked before the news: what is told after this is seen by the next look
-        for event in job.news():
+        for event in paced.take(job.news()):
             for update in _updates(event, board, job.ticket, services):
                 yield update
         if over:
@@ -174,7 +175,8 @@ def _updates(event: Any, board: Board, ticket: str, services: Services) -> Itera
         if not board.due(event):
             return
         board.show(event)
-    yield [told(event), *busy(), gr.skip(), gr.skip(), *board.padded()]
+    cards = board.padded() if isinstance(event, Step) else [gr.skip()] * len(board.padded())
+    yield [told(event), *[gr.skip()] * 4, *cards]
 
 
 def finished_line(event: Finished) -> str:
