@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from kvq_core.capture.attention import STEPS
 from kvq_core.models import LoadedModel, load
 from kvq_core.record import Record
 from kvq_core.render import render
@@ -28,13 +29,15 @@ class LaneEstimate:
 
 @dataclass(frozen=True)
 class Estimate:
-    """``seconds`` are fitted on this machine's last runs of the model, None before the first; ``bytes`` the peak."""
+    """``seconds`` are fitted on this machine's last runs of the model at this level of capture, None before the first
+    of any; ``bytes`` the peak; ``notes`` what makes this run cost more than others like it."""
 
     prompt_tokens: int
     context: int
     seconds: float | None
     bytes: int
     lanes: list[LaneEstimate]
+    notes: tuple[str, ...] = ()
 
 
 def estimate(spec: ComparisonSpec) -> Estimate:
@@ -46,8 +49,17 @@ def estimate(spec: ComparisonSpec) -> Estimate:
     ids = render(model, spec)
     new = len(model.encode(spec.continuation)) if spec.continuation is not None else spec.max_new_tokens
     lanes = [_lane(lane, model, len(ids), len(ids) + new - 1) for lane in spec.lanes]
-    seconds = _seconds(model.id, len(ids), new, len(spec.lanes) + 1)
-    return Estimate(len(ids), model.shape.context, seconds, _peak_bytes(model, spec, len(ids), new), lanes)
+    detail = spec.capture.detail
+    seconds = _seconds(model.id, detail, len(ids), new, len(spec.lanes) + 1)
+    notes = []
+    if detail == "deep":
+        fitted = "" if _known(_memory_file(model.id, detail)) else "; the time told is that of normal captures"
+        notes.append(
+            f"Deep captures look at attention at up to {STEPS['deep']} steps instead of {STEPS['normal']} and at key "
+            f"distributions in all layers: the run takes longer{fitted}."
+        )
+    peak = _peak_bytes(model, spec, len(ids), new)
+    return Estimate(len(ids), model.shape.context, seconds, peak, lanes, tuple(notes))
 
 
 def _lane(lane: Lane, model: LoadedModel, prompt: int, end: int) -> LaneEstimate:
@@ -86,8 +98,8 @@ def _features(prompt: int, new: int, lanes: int) -> list[float]:
     return [1.0, prompt / 1e3, prompt * lanes / 1e3, new, new * lanes, new * lanes * prompt / 1e3]
 
 
-def _memory_file(model: str) -> Path:
-    name = "".join(c if c.isalnum() else "-" for c in model)
+def _memory_file(model: str, detail: str) -> Path:
+    name = "".join(c if c.isalnum() else "-" for c in model) + ("" if detail == "normal" else f".{detail}")
     return settings().home / "timings" / f"{name}.json"
 
 
@@ -96,7 +108,7 @@ def remember(record: Record) -> None:
     steps = record.timing.steps
     if not steps:
         return
-    file = _memory_file(record.environment.model)
+    file = _memory_file(record.environment.model, record.capture.detail)
     known = _known(file)
     prompt = len(record.reference.prompt_token_ids)
     known.append([prompt, steps + 1, len(record.lanes) + 1, record.timing.total_s])
@@ -113,8 +125,8 @@ def _known(file: Path) -> list[list[float]]:
         return []
 
 
-def _seconds(model: str, prompt: int, new: int, lanes: int) -> float | None:
-    known = _known(_memory_file(model))
+def _seconds(model: str, detail: str, prompt: int, new: int, lanes: int) -> float | None:
+    known = _known(_memory_file(model, detail)) or _known(_memory_file(model, "normal"))
     if not known:
         return None
     from scipy.optimize import nnls  # a second's import that most commands never need

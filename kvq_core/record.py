@@ -98,6 +98,9 @@ ARRAYS = {
     "lane/{i}/value_bits": "(L or 1, H or 1, T, C)",
 }
 
+# Of ARRAYS, those a lane has only where its method gives them (Codec.usage).
+OF_SOME_METHODS = ("code_counts", "symmetric_share", "outlier_share", "latent_bits")
+
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid")

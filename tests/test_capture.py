@@ -53,6 +53,7 @@ def test_a_shift_of_a_whole_row_is_no_error() -> None:
     tap.begin([(0, 50)])
     tap.scores(0, own, own, torch.randn(2, 1, 4))
     assert tap.max.max() < 1e-5
+    torch.testing.assert_close(tap.offset, torch.full((1, 1, 2, 1), 7.0))  # what was taken away is kept beside
 
 
 def test_chunked_steps_ignore_the_future() -> None:
@@ -67,6 +68,8 @@ def test_chunked_steps_ignore_the_future() -> None:
         seen = own[1, 0, token, : 8 + token] - own[0, 0, token, : 8 + token]
         seen = seen - seen.mean()
         torch.testing.assert_close(tap.mean[0, 0, 0, token], seen[:7].abs().mean(), rtol=1e-4, atol=1e-5)
+        shift = (own[1, 0, token, : 8 + token] - own[0, 0, token, : 8 + token]).mean()
+        torch.testing.assert_close(tap.offset[0, 0, 0, token], shift, rtol=1e-4, atol=1e-5)
     assert torch.isfinite(tap.map).all()
 
 

@@ -36,7 +36,7 @@ ALLOWED = {
     "presets": {"errors", "spec"},
     "examples": {"errors", "presets", "run", "spec", "store"},
     "render": {"errors", "models", "spec"},
-    "estimate": {"methods", "models", "record", "render", "settings", "spec"},
+    "estimate": {"capture", "methods", "models", "record", "render", "settings", "spec"},
     "assemble": {"capture", "codebooks", "engine", "methods", "metrics", "models", "record", "spec"},
     "run": {
         "assemble", "capture", "codebooks", "engine", "errors", "estimate", "events", "methods", "metrics", "models",
@@ -63,7 +63,7 @@ TYPES_ONLY = {"assemble": {"run"}}
 # Of kvq_core, the page sees the surface only: nothing that computes.
 UI_ALLOWED = {
     "board", "errors", "estimate", "events", "examples", "explain", "growth", "methods", "models", "presets", "record",
-    "run", "runfiles", "settings", "spec", "store", "training",
+    "run", "runfiles", "settings", "spec", "store", "training", "verdict",
 }  # fmt: skip
 SOURCES = sorted(
     [*CORE.rglob("*.py"), *(ROOT / "ui").rglob("*.py"), *(ROOT / "kernels").rglob("*.py"), ROOT / "app.py"]

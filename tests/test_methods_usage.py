@@ -7,6 +7,7 @@ from kvq_kernels import unpack
 from kvq_core.methods import make
 from kvq_core.methods.base import Method, Prompt
 from kvq_core.methods.codec import Block, Codec, count_codes
+from tests.test_methods_commvq import key_codec, value_codec
 
 LAYERS, HEADS, TOKENS, DIM = 2, 2, 96, 16
 
@@ -69,3 +70,24 @@ def test_bits_of_latent_channels(per_head: bool) -> None:
     expected = [width for width in schedule for _ in range(group)] * (HEADS if per_head else 1)
     assert bits[1].tolist() == expected
     assert bits[0].float().mean() == sum(schedule) / 8
+
+
+def test_levels_of_every_codebook_are_counted() -> None:
+    """Codebooks that commute with RoPE: a level for each place of each stage; a level no token takes counts 0."""
+    codec = key_codec(LAYERS, HEADS, DIM, pairs=4, levels=8, stages=3)
+    block = codec.encode(torch.randn(LAYERS, HEADS, TOKENS, DIM), 0)
+    counts = codec.usage([block, block])["code_counts"]
+    groups = codec.theta.shape[2]
+    assert counts.shape == (LAYERS, HEADS, groups * 3 * 2, 8) and (counts.sum(-1) == 2 * TOKENS).all()
+    codes = unpack(block.tensors["codes"], 3, groups * TOKENS * 3 * 2).view(LAYERS, HEADS, groups, TOKENS, 3, 2)
+    for group, stage, place, level in ((0, 0, 0, 1), (groups - 1, 2, 1, 7), (0, 1, 0, 4)):
+        direct = 2 * (codes[:, :, group, :, stage, place] == level).sum(-1)
+        assert torch.equal(counts[:, :, (group * 3 + stage) * 2 + place, level].long(), direct)
+
+
+def test_digits_of_values_are_counted() -> None:
+    codec = value_codec(LAYERS, HEADS, DIM, 1)
+    block = codec.encode(torch.randn(LAYERS, HEADS, TOKENS, DIM), 0)
+    counts = codec.usage([block])["code_counts"]
+    digits = unpack(block.tensors["codes"], 1, codec.encoder.codebook.shape[1])
+    assert torch.equal(counts[:, 0, :, 1].long(), digits.long().sum(1)) and (counts.sum(-1) == TOKENS).all()

@@ -10,7 +10,7 @@ import kvq_core
 from kvq_core.errors import SpecError
 from kvq_core.estimate import estimate
 from kvq_core.events import Encoding, Finished, Prefill, Step
-from kvq_core.record import ARRAYS, Record
+from kvq_core.record import ARRAYS, OF_SOME_METHODS, Record
 from kvq_core.render import render
 from kvq_core.run import compare
 from kvq_core.spec import parse_spec
@@ -96,6 +96,9 @@ def test_arrays_are_the_documented_ones(finished: Finished) -> None:
     documented = {re.sub(r"\{i\}", "0", name) for name in ARRAYS}
     held = {re.sub(r"^lane/\w+/", "lane/0/", name) for name in finished.arrays}
     assert held <= documented
+    assert {name for name in documented - held if not name.endswith(OF_SOME_METHODS)} == set()
+    kivi = {name.removeprefix("lane/0/") for name in finished.arrays if name.startswith("lane/0/")}
+    assert {"key_code_counts", "value_code_counts"} <= kivi
     assert all(torch.isfinite(t.float()).all() for t in finished.arrays.values())
     assert sum(t.numel() * t.element_size() for t in finished.arrays.values()) < 64e6
     positions = finished.record.noise_floor.metrics.n_scored

@@ -185,6 +185,7 @@ class Captures:
             "delta_mean": self.tap.mean[lane, ..., scored].half(),
             "delta_max": self.tap.max[lane, ..., scored].half(),
             "delta_reference_query": self.tap.reference_query[lane, ..., scored].half(),
+            "delta_offset": self.tap.offset[lane, ..., scored].half(),
         }
         if lane < self.tap.map.shape[0]:
             arrays["delta_map"], arrays["delta_scale"] = self.tap.int8_map(lane)

@@ -8,6 +8,7 @@ from torch import Tensor
 STEP_BINS = 64
 POSITION_BINS = 256
 MAP_BYTES = 40_000_000  # of all lanes' int8 maps together; the arrays of a run may take 64 MB
+SCORE_BYTES = 52_000_000  # of maps and statistics together
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,8 @@ class ScoreTap:
     A delta is the forced row's q.k/sqrt(head_dim) minus the reference's, centred per row: softmax ignores what all
     positions share. Statistics are over the positions whose keys the lane holds quantized (all positions where it
     holds none, as the noise floor does). Kept: mean and maximum of |delta| per (lane, layer, query head, step); the
-    mean with the reference's query, which isolates the keys' error; and for ``map_layers`` the signed extreme of each
-    bin of steps x positions.
+    mean with the reference's query, which isolates the keys' error; what centring took away; and for ``map_layers``
+    the signed extreme of each bin of steps x positions.
     """
 
     def __init__(self, extent: Extent, map_layers: list[int], map_heads: list[int]):
@@ -37,7 +38,7 @@ class ScoreTap:
         self.map_layers, self.map_heads = map_layers, map_heads
         self._row_of = {layer: i for i, layer in enumerate(map_layers)}
         shape = (e.lanes, e.layers, e.query_heads, e.steps)
-        self.mean, self.max, self.reference_query = torch.zeros(shape), torch.zeros(shape), torch.zeros(shape)
+        self.mean, self.max, self.reference_query, self.offset = (torch.zeros(shape) for _ in range(4))
         self.queries = torch.zeros(e.layers, e.query_heads, e.steps, e.head_dim)
         self.step_bins = max(1, min(STEP_BINS, e.steps))
         self.bin_width = -(-e.tokens // POSITION_BINS)
@@ -72,11 +73,12 @@ class ScoreTap:
         now = slice(self.step, self.step + fresh)
         self.queries[layer, :, now] = queries.cpu()
         weights = self._weights(tokens, own.device)
-        delta = self._centred(own[1:] - own[:1])
+        delta, offset = self._centred(own[1:] - own[:1])
+        self.offset[:, layer, :, now] = offset.cpu()
         size = delta.abs() * weights
         self.mean[:, layer, :, now] = (size.sum(-1) / weights.sum(-1)).cpu()
         self.max[:, layer, :, now] = size.amax(-1).cpu()
-        isolated = self._centred(with_reference_query[1:] - own[:1]).abs_().mul_(weights)
+        isolated = self._centred(with_reference_query[1:] - own[:1])[0].abs_().mul_(weights)
         self.reference_query[:, layer, :, now] = (isolated.sum(-1) / weights.sum(-1)).cpu()
         if layer in self._row_of and self.map.shape[0]:
             heads = delta[:-1] if self._every_head else delta[:-1, self.map_heads]
@@ -90,15 +92,17 @@ class ScoreTap:
         return weights
 
     @staticmethod
-    def _centred(delta: Tensor) -> Tensor:
-        """Subtract each row's mean over the positions it sees; positions it does not see become 0."""
+    def _centred(delta: Tensor) -> tuple[Tensor, Tensor]:
+        """Subtract each row's mean over the positions it sees, and that mean; positions it does not see become 0."""
         fresh = delta.shape[-2]
         if fresh == 1:
-            return delta - delta.mean(-1, keepdim=True)
+            mean = delta.mean(-1, keepdim=True)
+            return delta - mean, mean[..., 0]
         seen = torch.ones(fresh, delta.shape[-1], dtype=torch.bool, device=delta.device)
         seen[:, -fresh:] = seen[:, -fresh:].tril()
         delta = torch.where(seen, delta, 0.0)
-        return torch.where(seen, delta - delta.sum(-1, keepdim=True) / seen.sum(-1, keepdim=True), 0.0)
+        mean = delta.sum(-1, keepdim=True) / seen.sum(-1, keepdim=True)
+        return torch.where(seen, delta - mean, 0.0), mean[..., 0]
 
     def _bin(self, step: int) -> int:
         return step * self.step_bins // max(1, self.extent.steps)
@@ -129,7 +133,8 @@ def map_axes(
     if not isinstance(layers, str):
         return sorted(set(layers)), kept_heads
     bins = max(1, min(STEP_BINS, extent.steps)) * POSITION_BINS
-    fit = max(1, MAP_BYTES // (max(1, extent.lanes - 1) * len(kept_heads) * bins))
+    statistics = 4 * 2 * extent.lanes * extent.layers * extent.query_heads * extent.steps  # four of them, as float16
+    fit = max(1, min(MAP_BYTES, SCORE_BYTES - statistics) // (max(1, extent.lanes - 1) * len(kept_heads) * bins))
     if fit >= extent.layers or layers == "all":
         return list(range(extent.layers)), kept_heads
     return [round(i * (extent.layers - 1) / max(1, fit - 1)) for i in range(fit)], kept_heads
