@@ -54,9 +54,8 @@ def explain(record: Record, arrays: Arrays, index: int) -> Explanation:
     """Why lane ``index`` suffers, if it does, and what to compare it with; empty without enough scored positions."""
     lane = record.lanes[index]
     m = lane.metrics
-    if lane.status == "failed" or m is None or m.kld_mean is None or m.n_scored < MIN_SCORED:
-        return Explanation(())
-    if "never_engaged" in lane.flags or "nan" in lane.flags:
+    unfit = lane.status == "failed" or {"never_engaged", "nan"} & set(lane.flags)
+    if unfit or m is None or m.kld_mean is None or m.n_scored < MIN_SCORED:
         return Explanation(())
     places = [*_places(record, arrays, index)]
     sentences = [_where(places)] if places else []
@@ -67,7 +66,7 @@ def explain(record: Record, arrays: Arrays, index: int) -> Explanation:
     if not sentences:
         sentences.append("The damage is spread evenly: no layer, head or depth stands out from the others.")
     if record.stress is not None:
-        sentences.append(_under_stress(record, places))
+        sentences.append(_under_stress(record, arrays, index, places))
     if verdict(lane).word == "close":
         return Explanation(tuple(sentences))
     return _with_suggestion(record, arrays, index, tuple(sentences), places, bool(depth))
@@ -144,28 +143,45 @@ def _depth(arrays: Arrays, index: int) -> str:
     return f"{' and '.join(told).capitalize()}: a sink window that keeps the first tokens in fp16 would help."
 
 
-def _under_stress(record: Record, places: list[_Place]) -> str:
+def _under_stress(record: Record, arrays: Arrays, index: int, places: list[_Place]) -> str:
     stress = record.stress
     assert stress is not None
     hit = [p for p in places if p.layer in stress.layers and p.head in stress.kv_heads]
     whole = len(stress.layers) == record.environment.layers and len(stress.kv_heads) == record.environment.kv_heads
     if whole:
-        return "Every head of this run is stressed, so compare with a run without stress: the reference is the same."
+        told = "Every head of this run is stressed; the reference is that of a run without stress, so compare the two."
+        return f"{told} {_shared_scale(arrays, index)}".strip()
     if hit:
         return f"This run is stressed in {hit[0].named().rsplit(',', 1)[0]}: the damage found there is its doing."
     return "The stressed heads of this run do not stand out: this lane is not hurt by the stress."
+
+
+def _shared_scale(arrays: Arrays, index: int) -> str:
+    """Whether outlying key channels take the others' precision: then these lose a larger share of themselves."""
+    energy = _array(arrays, "reference/key_channel_energy")
+    error = _array(arrays, f"lane/{index}/key_channel_error")
+    if energy is None or error is None:
+        return ""
+    large = energy > LARGE_CHANNEL**2 * np.median(energy, -1, keepdims=True)
+    relative = np.sqrt(error / np.maximum(energy, 1e-30))
+    lost = float(np.median(relative[large])) if large.any() else 0.0
+    if not lost:
+        return ""
+    times = float(np.median(relative[~large])) / lost
+    if times > COARSE:
+        return (
+            f"Ordinary key channels lose {times:.0f} times as much of themselves as outlying ones: they share scales."
+        )
+    return "Outlying key channels lose as much of themselves as the others: each has a scale of its own."
 
 
 def _with_suggestion(
     record: Record, arrays: Arrays, index: int, sentences: tuple[str, ...], places: list[_Place], early: bool
 ) -> Explanation:
     better = _better(record, index)
-    if better is not None:
-        memory = better.memory
-        assert memory is not None
-        sentences += (
-            f"Compare lane {better.label!r}: {memory.kv_ratio:.1%} of the fp16 cache and a smaller mean KLD.",
-        )
+    if better is not None and better.memory is not None:
+        size = f"{better.memory.kv_ratio:.1%} of the fp16 cache"
+        sentences += (f"Compare lane {better.label!r}: {size} and less than half the mean KLD.",)
     for suggestion, because in _suggestions(record, arrays, index, places, early):
         if suggestion is not None and not _held(record, suggestion):
             return Explanation(sentences, suggestion, because)

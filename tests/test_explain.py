@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvq_core.explain import explain
-from kvq_core.record import Record
+from kvq_core.record import Record, StressRecord
 from kvq_core.run import compare_on
 from kvq_core.spec import parse_spec
 from kvq_core.verdict import EXPLAINED, verdict, why_texts_differ
@@ -73,6 +73,19 @@ def test_a_lane_that_groups_by_channel_is_not_hurt(planted) -> None:
     record, arrays = planted[True]
     told = " ".join(explain(record, arrays, 1).sentences)
     assert f"channels {PAIR}/{PAIR + 32}" not in told and "not hurt by the stress" in told
+
+
+def test_a_wholly_stressed_run_says_whether_scales_are_shared() -> None:
+    record, arrays = even()
+    record.stress = StressRecord(
+        settings={}, layers=list(range(30)), kv_heads=[0, 1, 2], pairs=[], positions=32, kld_max=0.0, logit_max=0.0,
+        tolerance=1e-4, same_tokens=True, sentence="",
+    )  # fmt: skip
+    arrays["reference/key_channel_energy"][..., 3] = 100.0  # ten times as large
+    told = explain(record, arrays, 0).sentences[-2:]  # every channel has the same absolute error
+    assert any("10 times as much of themselves as outlying ones: they share scales" in s for s in told)
+    arrays["lane/0/key_channel_error"][..., 3] = 100.0
+    assert any("a scale of its own" in s for s in explain(record, arrays, 0).sentences)
 
 
 def test_even_damage_is_called_even() -> None:

@@ -68,11 +68,11 @@ def reference_head(record: Record) -> str:
     )
 
 
-def lane_head(lane: LaneRecord) -> str:
-    """The head of a finished or failed lane."""
+def lane_head(lane: LaneRecord, noise_floor: LaneRecord | None = None) -> str:
+    """The head of a finished or failed lane; its verdict stands beside the noise floor's numbers."""
     if lane.status == "failed":
         return failed(lane.label, lane.summary or lane.title, lane.error or "")
-    found, m, memory = verdict(lane), lane.metrics, lane.memory
+    found, m, memory = verdict(lane, noise_floor), lane.metrics, lane.memory
     stats = (
         ("K / V bits", f"{bits(memory.key_bits)} / {bits(memory.value_bits)}" if memory else ABSENT),
         ("size", percent(memory.kv_ratio) if memory else ABSENT),

@@ -82,7 +82,7 @@ def finished(record: Record, arrays: Arrays) -> list[str]:
     """Heads, bodies and strips of a finished run, in the order of AnswerCards.streamed."""
     count = len(record.lanes)
     pad = [""] * (MAX_LANES - count)
-    heads = [reference_head(record), *map(lane_head, record.lanes)]
+    heads = [reference_head(record), *(lane_head(lane, record.noise_floor) for lane in record.lanes)]
     bodies = [reference_body(record), *(lane_body(record, arrays, i) for i in range(count))]
     strips = [lane_strip(arrays, i) for i in range(count)]
     return [*heads, *pad, *bodies, *pad, *strips, *pad]

@@ -78,11 +78,12 @@ def wire_estimate(panel: Launch, setup: Setup, lanes: Lanes, services: Services)
 
 
 def estimated(found: Estimate) -> str:
-    """Tokens, time, memory; then what would not be quantized."""
+    """Tokens, time, memory; then what would not be quantized and what makes the run slow."""
     time = "time not measured yet" if found.seconds is None else f"about {seconds(found.seconds)}"
     rows = plural(len(found.lanes), "lane") + ", one pass"
     facts = (f"{found.prompt_tokens:,} prompt tokens", time, size(found.bytes), rows)
-    warnings = "".join(f'<p class="warning">{safe(lane.warning)}</p>' for lane in found.lanes if lane.warning)
+    said = [lane.warning for lane in found.lanes if lane.warning] + list(found.notes)
+    warnings = "".join(f'<p class="warning">{safe(text)}</p>' for text in said)
     return f'<p class="facts">{"".join(f"<span>{safe(fact)}</span>" for fact in facts)}</p>{warnings}'
 
 
