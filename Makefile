@@ -15,7 +15,7 @@ export KVQ_HOME ?= $(HOME)/.cache/kvq-explorer
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONPATH := .
 
-.PHONY: setup setup-dev run test check bench examples fmt clean
+.PHONY: setup setup-dev run test test-gpu bench-gpu check bench examples fmt clean
 
 setup: $(VENV)/.installed
 	@test -f "$(KVQ_HOME)/models/$(MODEL)/model.safetensors" || \
@@ -38,10 +38,21 @@ bench: setup
 	$(PY) benchmarks/main_job.py
 	$(PY) benchmarks/five_methods.py
 	$(PY) benchmarks/commvq_scores.py
+	$(PY) benchmarks/page.py
 
 # The stored runs that ship with the app, again.
 examples: setup
 	$(PY) -m kvq_core.examples
+
+# On a machine with a GPU. torch >= 2.8, triton >= 3.4, numpy and pytest are all that these two need: from the
+# environment that `make setup-dev` made, where there is one, else from python3. bench-gpu goes on after its last case.
+GPU_PY := $(if $(wildcard $(PY)),$(PY),python3)
+
+test-gpu:
+	$(GPU_PY) -m pytest -c tests/kernels/pytest.ini tests/kernels --failed-first $(TEST_ARGS)
+
+bench-gpu:
+	$(GPU_PY) benchmarks/gpu.py $(BENCH_ARGS)
 
 fmt: setup-dev
 	$(PY) -m ruff format .

@@ -53,20 +53,11 @@ def measure_lanes(arguments: argparse.Namespace) -> None:
 
 
 def _measure(spec: "ComparisonSpec", request: Any) -> tuple[list["Measured"], dict[str, str]]:
-    from kvq_core.errors import MethodError
-    from kvq_core.models import load
-    from kvq_core.packed import measure
-    from kvq_core.render import render
+    from kvq_core.measuring import LeftOut, measure_spec
 
-    model = load(spec.model, spec.revision)
-    ids = render(model, spec)
-    measured, left_out = [measure(model, None, ids, request)], {}
-    for lane in spec.lanes:
-        try:
-            measured.append(measure(model, lane, ids, request))
-        except MethodError as error:
-            left_out[lane.label] = str(error)
-    return measured, left_out
+    found = list(measure_spec(spec, request))
+    left_out = {f.label: f.reason for f in found if isinstance(f, LeftOut)}
+    return [f for f in found if not isinstance(f, LeftOut)], left_out
 
 
 def table(measured: list["Measured"], left_out: dict[str, str]) -> str:

@@ -18,6 +18,7 @@ SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes a program may use
 HOT = {"decode_attention_kernel", "packed_scores_kernel", "packed_values_kernel", "quantize_pack_kernel"}
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("file", CHECKS, ids=lambda f: f.stem)
 def test_numerics_in_the_interpreter(file):
     """In a process of its own: Triton reads TRITON_INTERPRET when it is imported."""
@@ -41,6 +42,7 @@ def test_every_kernel_is_launched_by_an_operation(recorded):
     assert set(functions) - launched <= called_by_kernels(functions), "compiled by nobody: record a launch of it"
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("capability", sorted(SHARED))
 def test_every_launch_compiles_without_spills(capability, recorded, tmp_path, record_property):
     for entry in recorded:

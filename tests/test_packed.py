@@ -1,5 +1,8 @@
 """Packed execution: the cache in packed form only, in the library, against the lock-step engine and in measurements."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from kvq_kernels import KernelError, Store
@@ -19,6 +22,7 @@ from kvq_core.spec import Lane
 from tests.engine_runs import run_engine
 from tests.tiny_models import prompt_ids, tiny
 
+ROOT = Path(__file__).parent.parent
 LANES = {
     "kivi": {"bits": 2},
     "squat": {"bits": 2, "subspace_rank": 5},
@@ -209,3 +213,30 @@ def test_a_store_refuses_what_does_not_fit():
     with pytest.raises(KernelError, match="empty store"):
         layer.stores[0].fill(keys)
     assert isinstance(layer.stores[0], Store)
+
+
+def test_the_readmes_example_runs_and_answers_as_the_engine_does(smollm):
+    """The text of the README itself, on the bundled model, with fewer tokens."""
+    readme = (ROOT / "README.md").read_text()
+    (example,) = [block for block in re.findall(r"```python\n(.*?)```", readme, re.S) if "packed_cache" in block]
+    assert "max_new_tokens=64" in example and "kvq_core.models.load" in example
+    held = smollm.model.config._attn_implementation
+    names: dict[str, object] = {}
+    try:
+        exec(example.replace("max_new_tokens=64", "max_new_tokens=12"), names)  # noqa: S102
+    finally:
+        smollm.model.set_attn_implementation(held)
+    ids, method = names["ids"][0].tolist(), kvq_core.make("innerq", bits=2)
+    asked = Lane(label="innerq", method="innerq", knobs=method.model_dump())
+    state = run_engine(smollm, ids, [asked], 12).state("innerq")
+    assert names["text"][0, len(ids) :].tolist() == state.token_ids
+    assert names["cache"].layers[0].layer.stores[0].tokens == names["text"].shape[1] - 1
+
+
+def test_the_default_models_packed_text_is_the_free_rows(smollm):
+    """Past the windows: a prompt long enough that most of it is packed, on the real model."""
+    text = "Packed caches hold codes, not numbers; attention reads the codes. " * 12
+    ids = smollm.render(text, None, True)
+    for name in ("kivi", "squat", "innerq"):
+        state = run_engine(smollm, ids, [lane(name)], 10, ignore_eos=True).state(name)
+        assert generated(smollm, ids, lane(name).build(), 10) == state.token_ids

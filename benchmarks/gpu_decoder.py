@@ -1,0 +1,133 @@
+"""A decoder of a real model's shape with random weights, for memory, latency and throughput against the batch."""
+
+import time
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from kvq_kernels import Grid, Layout, Store, decode_attention, squat_quantize
+from torch import Tensor
+
+
+class Decoder(NamedTuple):
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    feed_forward: int
+    vocabulary: int
+
+
+LLAMA_2_7B = Decoder(32, 4096, 32, 32, 128, 11008, 32000)
+KEYS = Layout(Grid(2), "tokens", 0, 0, 32)
+VALUES = Layout(Grid(2), "channels", 0, 32, 1)
+
+
+@dataclass
+class Weights:
+    """Projections of every layer, and the embedding, which also gives the logits."""
+
+    layers: list[dict[str, Tensor]]
+    embedding: Tensor
+
+    @classmethod
+    def random(cls, shape: Decoder, device: str, dtype: torch.dtype) -> "Weights":
+        def matrix(rows: int, columns: int) -> Tensor:
+            return torch.randn(rows, columns, device=device, dtype=dtype) * rows**-0.5
+
+        wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        layers = [
+            {
+                "q": matrix(shape.hidden, wide), "k": matrix(shape.hidden, narrow), "v": matrix(shape.hidden, narrow),
+                "o": matrix(wide, shape.hidden), "gate": matrix(shape.hidden, shape.feed_forward),
+                "up": matrix(shape.hidden, shape.feed_forward), "down": matrix(shape.feed_forward, shape.hidden),
+            }
+            for _ in range(shape.layers)
+        ]  # fmt: skip
+        return cls(layers, matrix(shape.vocabulary, shape.hidden))
+
+
+class Dense:
+    """The fp16 cache."""
+
+    def __init__(self, keys: Tensor, values: Tensor, room: int):
+        self.tokens = keys.shape[-2]
+        self.held = [
+            torch.empty(*x.shape[:2], room, x.shape[-1], device=x.device, dtype=x.dtype) for x in (keys, values)
+        ]
+        for buffer, x in zip(self.held, (keys, values), strict=True):
+            buffer[..., : self.tokens, :] = x
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        for buffer, x in zip(self.held, (keys, values), strict=True):
+            buffer[..., self.tokens : self.tokens + 1, :] = x
+        self.tokens += 1
+        k, v = (buffer[..., : self.tokens, :] for buffer in self.held)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+
+class Packed:
+    """KIVI's cache, or SQuat's, which differs in how keys are rounded."""
+
+    def __init__(self, keys: Tensor, values: Tensor, room: int, squat: bool):
+        half = keys.shape[-1] // 2
+        update = torch.randn(keys.shape[1], half, half, device=keys.device) * 0.05
+        encode = (lambda x, prompt: squat_quantize(x, (update,), half, KEYS.grid)) if squat else None
+        self.stores = [Store.empty(keys, KEYS, room, encode=encode), Store.empty(values, VALUES, room)]
+        for store, x in zip(self.stores, (keys, values), strict=True):
+            store.fill(x)
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        for store, x in zip(self.stores, (keys, values), strict=True):
+            store.append(x)
+        out = decode_attention(q, *self.stores, scaling=q.shape[-1] ** -0.5)
+        for store in self.stores:
+            store.settle()
+        return out
+
+
+def cache(kind: str, keys: Tensor, values: Tensor, room: int) -> Dense | Packed:
+    return Dense(keys, values, room) if kind == "fp16" else Packed(keys, values, room, kind == "squat")
+
+
+def decoding(weights: Weights, shape: Decoder, kind: str, batch: int, prompt: int, new: int) -> dict[str, float]:
+    """Fill the caches with a random prompt, decode ``new`` tokens, and report the peak, ms a token and tokens a second.
+
+    RoPE and norms are left out: they cost the same whatever the cache. Raises torch.OutOfMemoryError where it ends.
+    """
+    device, dtype = weights.embedding.device, weights.embedding.dtype
+    cuda = device.type == "cuda"
+    if cuda:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    caches = []
+    for _ in range(shape.layers):
+        keys, values = (
+            torch.randn(batch, shape.kv_heads, prompt, shape.head_dim, device=device, dtype=dtype) for _ in "kv"
+        )
+        caches.append(cache(kind, keys, values, prompt + new))
+    x = torch.randn(batch, shape.hidden, device=device, dtype=dtype)
+    seconds = []
+    for _ in range(new):
+        began = time.perf_counter()
+        x = weights.embedding[_step(weights, shape, caches, x).argmax(-1)]
+        if cuda:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    ms = 1e3 * sorted(seconds)[len(seconds) // 2]
+    peak = torch.cuda.max_memory_allocated() / 1e9 if cuda else 0.0
+    return {"peak_gb": peak, "ms_per_token": ms, "tokens_per_second": 1e3 * batch / ms}
+
+
+def _step(weights: Weights, shape: Decoder, caches: list[Dense | Packed], x: Tensor) -> Tensor:
+    batch = x.shape[0]
+    for w, held in zip(weights.layers, caches, strict=True):
+        q, k, v = (
+            (x @ w[name]).view(batch, heads, 1, shape.head_dim)
+            for name, heads in (("q", shape.heads), ("k", shape.kv_heads), ("v", shape.kv_heads))
+        )
+        x = x + held.attend(q, k, v).reshape(batch, -1) @ w["o"]
+        x = x + (torch.nn.functional.silu(x @ w["gate"]) * (x @ w["up"])) @ w["down"]
+        x = x / x.float().square().mean(-1, keepdim=True).sqrt().to(x.dtype)
+    return x @ weights.embedding.T
