@@ -118,9 +118,10 @@ def _request(arguments: argparse.Namespace) -> Any:
     import re
 
     from kvq_core.codebooks.train import Request
+    from kvq_core.learned.files import NAME
 
-    if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9_-]{0,40}", arguments.name):
-        raise KvqError(f"--name {arguments.name[:60]!r} is not allowed; use letters, digits, - and _, at most 41.")
+    if not re.fullmatch(NAME, arguments.name):
+        raise KvqError(f"--name {arguments.name[:60]!r} is not allowed; use letters, digits, -, _ and ., at most 60.")
     for name in ("stages", "pairs", "value_steps"):
         given = getattr(arguments, name)
         if given is not None and given < 1:

@@ -212,6 +212,12 @@ def test_value_training_improves_on_its_start(bits):
     assert torch.equal(encoder.codebook, again.codebook)
 
 
+@pytest.mark.parametrize("steps", [1, 2, 10, 11])
+def test_the_fewest_steps_train_too(steps):
+    v = samples(100, 1).values[0].float().transpose(0, 1).flatten(1)[None]
+    assert error(train_layer(v, ValuePlan(1, steps=steps, seed=0), seed=0), v).isfinite()
+
+
 def test_value_training_resumes_and_reports_the_codecs_error(tmp_path, monkeypatch):
     from kvq_core.methods.commvq import ValueCodec
 

@@ -4,18 +4,18 @@ import gradio as gr
 import pytest
 
 from kvq_core.errors import SpecError
-from kvq_core.methods import Knob, knobs, methods
+from kvq_core.methods import Knob, methods
 from kvq_core.presets import presets
 from kvq_core.spec import MAX_LANES
-from ui.controls import changed, describe, read, widget
+from ui.controls import changed, current, describe, places, read, shown_value, widget
 from ui.form import FIELDS, from_comparison, to_comparison
 from ui.lanes import added, described, duplicated, from_spec, parse_layers, removed, title, updated, with_knob
 
-EVERY_KNOB = [pytest.param(m, k, id=f"{name}-{k.name}") for name, m in methods().items() for k in knobs(m)]
+EVERY_KNOB = [pytest.param(m, place, k, id=f"{n}-{place}") for n, m in methods().items() for place, k in places(m)]
 
 
-@pytest.mark.parametrize("method, knob", EVERY_KNOB)
-def test_every_knob_has_a_control_with_its_help_and_range(method, knob):
+@pytest.mark.parametrize("method, place, knob", EVERY_KNOB)
+def test_every_knob_has_a_control_with_its_help_and_range(method, place, knob):
     with gr.Blocks():
         control = widget(knob, knob.default)
     assert control.label == knob.title and knob.help in control.info
@@ -26,13 +26,13 @@ def test_every_knob_has_a_control_with_its_help_and_range(method, knob):
         assert set(knob.choices) <= set(offered) and ("" in offered) == knob.nullable
 
 
-@pytest.mark.parametrize("method, knob", EVERY_KNOB)
-def test_a_control_left_alone_changes_nothing(method, knob):
+@pytest.mark.parametrize("method, place, knob", EVERY_KNOB)
+def test_a_control_left_alone_changes_nothing(method, place, knob):
     with gr.Blocks():
         shown = widget(knob, knob.default).value
-    value = read(knob, shown)
-    as_built = method(**({} if value is None else {knob.name: value}))
-    assert as_built == method()
+    assert knob.title and knob.help
+    given = changed(method.name, {place.split(".")[0]: {}} if "." in place else {}, place, shown)
+    assert given == ({place.split(".")[0]: {}} if "." in place else {})
 
 
 def test_no_control_knows_a_method_by_name():
@@ -52,7 +52,33 @@ def test_a_knob_at_its_default_is_left_out():
     assert changed("kivi", {"key_bits": 4}, "key_bits", "") == {}
 
 
-def test_lists_and_objects_are_read_as_people_write_them():
+def test_an_object_is_switched_on_and_its_own_knobs_are_set():
+    on = changed("svdq", {}, "sparsity", True)
+    assert on == {"sparsity": {}} and described({**added([], "svdq")[0], "knobs": on})[1] is None
+    smaller = changed("svdq", on, "sparsity.budget_tokens", 64.0)
+    assert smaller == {"sparsity": {"budget_tokens": 64}}
+    assert changed("svdq", smaller, "sparsity.budget_tokens", 256) == on
+    assert changed("svdq", smaller, "sparsity", False) == {}
+    by_place = dict(places(methods()["svdq"]))
+    assert current(smaller, "sparsity.budget_tokens", by_place["sparsity.budget_tokens"]) == 64
+    assert current(smaller, "sparsity.chunk_size", by_place["sparsity.chunk_size"]) == 8
+    assert shown_value(by_place["sparsity"], {}) is True and shown_value(by_place["sparsity"], None) is False
+    said = described({**added([], "svdq")[0], "knobs": {"sparsity": {"chunk_size": 0}}})[1]
+    assert "sparsity.chunk_size = 0" in said and "1 to 256" in said
+
+
+def test_named_values_are_offered_beside_any_other():
+    knob = dict(places(methods()["svdq"]))["schedule"]
+    with gr.Blocks():
+        control = widget(knob, knob.default)
+    labels = [label for label, _ in control.choices]
+    assert [label.rsplit(" (", 1)[1] for label in labels][:3] == ["3)", "2.25)", "2)"] and control.allow_custom_value
+    for label, value in control.choices:  # chosen, or left in the box and edited
+        assert read(knob, label) == read(knob, value) == knob.named[label.rsplit(" (", 1)[1].rstrip(")")]
+    assert changed("svdq", {}, "schedule", "8, 4, 4, 0, 0, 0, 0, 1 (2)") == {"schedule": [8, 4, 4, 0, 0, 0, 0, 1]}
+
+
+def test_lists_are_read_as_people_write_them():
     listing = Knob("schedule", "Schedule", "", "list", None, None, None, None, True)
     assert read(listing, "8, 4, 4, 0") == [8, 4, 4, 0] and read(listing, "[8]") == [8] and read(listing, "") is None
     with pytest.raises(SpecError, match="cannot be read"):
@@ -76,10 +102,11 @@ def test_lanes_are_added_duplicated_and_removed_up_to_the_limit():
 
 
 def test_another_method_starts_from_its_own_defaults():
-    lanes = with_knob(added([]), 1, "bits", 4)
+    lanes = updated(with_knob(added([]), 1, "bits", 4), 1, label="KIVI 4-bit")
     assert lanes[0]["knobs"] == {"bits": 4}
-    assert updated(lanes, 1, method="squat")[0]["knobs"] == {}
-    assert updated(lanes, 1, method="kivi")[0]["knobs"] == {"bits": 4}
+    changed_to = updated(lanes, 1, method="squat")[0]
+    assert changed_to["knobs"] == {} and title(changed_to) == "SQuat"
+    assert updated(lanes, 1, method="kivi") == lanes
 
 
 def test_an_impossible_lane_says_why_and_keeps_its_values():

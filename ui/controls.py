@@ -1,6 +1,7 @@
 """Form controls generated from a method's knobs: one table from a knob's type to a widget, no method by name."""
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -8,9 +9,26 @@ import gradio as gr
 from gradio.components import Component
 
 from kvq_core.errors import SpecError
-from kvq_core.methods import Knob, knobs, methods
+from kvq_core.methods import Knob, Method, knobs, methods
 
 EMPTY = ""  # what a control shows for null
+
+
+def places(method: type[Method]) -> list[tuple[str, Knob]]:
+    """Every control of a method: where its value lies in a lane's knobs, and what it sets.
+
+    A knob that is an object is a checkbox, followed by its own knobs: ``sparsity``, ``sparsity.chunk_size``, ...
+    """
+    found = []
+    for knob in knobs(method):
+        found += [(knob.name, knob), *((f"{knob.name}.{inner.name}", inner) for inner in knob.fields)]
+    return found
+
+
+def current(given: dict[str, Any], place: str, knob: Knob) -> Any:
+    """The value that lies at a place in a lane's knobs; the default where none is given."""
+    outer, _, inner = place.partition(".")
+    return (given.get(outer) or {}).get(inner, knob.default) if inner else given.get(outer, knob.default)
 
 
 def widget(knob: Knob, value: Any, **options: Any) -> Component:
@@ -22,11 +40,11 @@ def widget(knob: Knob, value: Any, **options: Any) -> Component:
 
 def shown_value(knob: Knob, value: Any) -> Any:
     """What a knob's control shows for a value."""
+    if knob.fields:
+        return value is not None
     if value is None:
         return None if knob.type in ("integer", "number") else EMPTY
-    if knob.type in ("list", "object", "text") and not isinstance(value, str):
-        return json.dumps(value).strip("[]") if knob.type == "list" else json.dumps(value)
-    return value
+    return json.dumps(value).strip("[]") if knob.type == "list" and not isinstance(value, str) else value
 
 
 def describe(knob: Knob) -> str:
@@ -39,30 +57,38 @@ def read(knob: Knob, shown: Any) -> Any:
 
     Raises SpecError where text is no value at all; whether it is allowed is for the method to say.
     """
+    if knob.fields:
+        return {} if shown else None
     if shown is None or shown == EMPTY:
         return None
     if knob.type == "integer" and isinstance(shown, float) and shown.is_integer():
         return int(shown)
-    if knob.type in ("list", "object") and isinstance(shown, str):
-        return _parse(knob, shown)
-    return shown
+    return _parse(knob, shown) if knob.type == "list" and isinstance(shown, str) else shown
 
 
-def changed(method: str, given: dict[str, Any], name: str, shown: Any) -> dict[str, Any]:
+def changed(method: str, given: dict[str, Any], place: str, shown: Any) -> dict[str, Any]:
     """``given`` knobs with one set from its control; a knob at its default is left out."""
-    knob = {k.name: k for k in knobs(methods()[method])}[name]
+    outer, _, inner = place.partition(".")
+    knob = dict(places(methods()[method]))[place]
+    return (
+        {**given, outer: _set(given.get(outer) or {}, inner, knob, shown)} if inner else _set(given, outer, knob, shown)
+    )
+
+
+def _set(given: dict[str, Any], name: str, knob: Knob, shown: Any) -> dict[str, Any]:
     value = read(knob, shown)
+    default = list(knob.default) if isinstance(knob.default, tuple) else knob.default
     rest = {k: v for k, v in given.items() if k != name}
-    return rest if value == knob.default and type(value) is type(knob.default) else {**rest, name: value}
+    return rest if value == default and type(value) is type(default) else {**rest, name: value}
 
 
 def _parse(knob: Knob, text: str) -> Any:
-    wrapped = f"[{text}]" if knob.type == "list" and not text.strip().startswith("[") else text
+    """A list as people write it: with or without brackets, or chosen by the name in parentheses after it."""
+    numbers = re.sub(r"\([^)]*\)\s*$", "", text).strip()
     try:
-        return json.loads(wrapped)
+        return json.loads(numbers if numbers.startswith("[") else f"[{numbers}]")
     except ValueError:
-        example = "8, 4, 4, 0" if knob.type == "list" else '{"name": 1}'
-        raise SpecError(f"{knob.name} = {text[:60]!r} cannot be read; write it like {example}.") from None
+        raise SpecError(f"{knob.name} = {text[:60]!r} cannot be read; write it like 8, 4, 4, 0.") from None
 
 
 def _bounds(knob: Knob) -> str:
@@ -97,7 +123,19 @@ def _text(knob: Knob, value: Any, options: dict[str, Any]) -> Component:
     return gr.Textbox(shown_value(knob, value), placeholder="default" if knob.nullable else None, **options)
 
 
+def _list(knob: Knob, value: Any, options: dict[str, Any]) -> Component:
+    """Text, or the named values to choose from beside any other text."""
+    if not knob.named:
+        return _text(knob, value, options)
+    choices = [(f"{text} ({name})", text) for name, v in knob.named.items() for text in [shown_value(knob, v)]]
+    return gr.Dropdown(choices, value=shown_value(knob, value), allow_custom_value=True, **options)
+
+
+def _object(knob: Knob, value: Any, options: dict[str, Any]) -> Component:
+    return gr.Checkbox(shown_value(knob, value), **options)
+
+
 _WIDGETS: dict[str, Callable[[Knob, Any, dict[str, Any]], Component]] = {
     "choice": _choice, "integer": _number, "number": _number, "boolean": _boolean,
-    "list": _text, "text": _text, "object": _text,
+    "list": _list, "text": _text, "object": _object,
 }  # fmt: skip

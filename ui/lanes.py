@@ -60,23 +60,23 @@ def removed(lanes: list[LaneForm], uid: int) -> list[LaneForm]:
 
 
 def updated(lanes: list[LaneForm], uid: int, **changes: Any) -> list[LaneForm]:
-    """One lane changed; another method starts from its own defaults."""
+    """One lane changed; another method starts from its own defaults, and the label told of the old one."""
     out = []
     for lane in lanes:
         if lane["uid"] == uid:
             if changes.get("method", lane["method"]) != lane["method"]:
-                lane = {**lane, "knobs": {}}
+                lane = {**lane, "knobs": {}, "label": ""}
             lane = {**lane, **changes}
         out.append(lane)
     return out
 
 
-def with_knob(lanes: list[LaneForm], uid: int, name: str, shown: Any) -> list[LaneForm]:
+def with_knob(lanes: list[LaneForm], uid: int, place: str, shown: Any) -> list[LaneForm]:
     """One knob set from its control. Raises SpecError where the text is no value."""
     at = index(lanes, uid)
     if at is None:
         return lanes
-    return updated(lanes, uid, knobs=changed(lanes[at]["method"], lanes[at]["knobs"], name, shown))
+    return updated(lanes, uid, knobs=changed(lanes[at]["method"], lanes[at]["knobs"], place, shown))
 
 
 def index(lanes: list[LaneForm], uid: int | None) -> int | None:

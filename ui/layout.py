@@ -24,6 +24,7 @@ from ui.panels.launch import Launch, create_launch, wire_estimate, wire_run
 from ui.panels.learn import Learn, asked_step, create_learn, place, told, wire_learn
 from ui.panels.scorecard import Scorecard, create_scorecard, show_scorecard
 from ui.panels.setup import Setup, create_setup, wire_presets
+from ui.panels.training import Trainer, create_training, session, wire_training
 from ui.panels.verdicts import wire_suggestions
 from ui.panels.views import (
     PAGE_JS,
@@ -59,6 +60,7 @@ class Page:
     header: gr.HTML
     setup: Setup
     lanes: Lanes
+    trainer: Trainer
     launch: Launch
     kept: gr.BrowserState
     runs: gr.HTML
@@ -85,6 +87,7 @@ def build_ui(
     ) as blocks:
         page = _arrange(services)
         wire_presets(page.setup, from_preset, form_outputs(page.setup, page.lanes))
+        wire_training(page.trainer, page.setup, page.lanes, services)
         wire_estimate(page.launch, page.setup, page.lanes, services)
         wire_run(page.launch, page.setup, page.lanes, page.cards, page.status, page.results, page.shown, services)
         wire_views(page.views, page.shown, services)
@@ -100,7 +103,7 @@ def _arrange(services: Services) -> Page:
     header = create_header("")
     with gr.Row(elem_id="page"):
         with gr.Column(elem_id="left", min_width=0):
-            setup, lanes, launch = create_setup(), create_lanes(), create_launch()
+            setup, lanes, trainer, launch = create_setup(), create_lanes(), create_training(), create_launch()
             kept, runs = create_history()
         with gr.Column(elem_id="right", min_width=0):
             status = gr.HTML("", elem_id="status")
@@ -117,6 +120,7 @@ def _arrange(services: Services) -> Page:
         header,
         setup,
         lanes,
+        trainer,
         launch,
         kept,
         runs,
@@ -193,6 +197,7 @@ def _wire_visit(blocks: gr.Blocks, page: Page, services: Services) -> None:
 
     def leave(request: gr.Request) -> None:
         services.jobs.forget(request.session_hash or "")
+        services.desk.cancel(session(request))
 
     outputs = [
         page.shown, page.status, page.welcome, *page.learn.outputs, *form_outputs(page.setup, page.lanes),

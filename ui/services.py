@@ -9,6 +9,7 @@ from kvq_core.estimate import Estimate
 from kvq_core.events import Event
 from kvq_core.spec import ComparisonSpec
 from kvq_core.store import Store
+from kvq_core.training import Offer, Trained, Training, offer, train_missing
 from ui.desk import Desk
 from ui.jobs import Jobs
 from ui.shelf import Shelf
@@ -27,6 +28,8 @@ class Services:
     store: Store
     compare: Callable[[ComparisonSpec, Store], Generator[Event]]
     estimate: Callable[[ComparisonSpec], Estimate]
+    offer: Callable[..., Offer | None] = offer
+    train: Callable[[Offer], Generator[Training | Trained]] = train_missing
     shelf: Shelf = field(init=False)
     desk: Desk = field(default_factory=Desk)
     jobs: Jobs = field(init=False)

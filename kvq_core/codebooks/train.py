@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ _OPTIONS = ("levels", "pairs", "stages", "text", "name", "train_tokens", "held_o
 class Request:
     """What to train. ``pairs`` None: half a head; ``stages`` None: as many as make ``bits`` bits an element."""
 
-    bits: Literal[1, 2] = 1
+    bits: int = 1
     kinds: tuple[Kind, ...] = ("keys", "values")
     levels: int = 16
     pairs: int | None = None
@@ -56,6 +56,10 @@ class Request:
     def reads(self) -> tuple[int, int]:
         """Tokens to train on and held out."""
         return self.train_tokens, self.held_out_tokens
+
+    def stages_on(self, head_dim: int) -> int:
+        """Stages of keys on a model with heads of that size."""
+        return self.stages or stages_for(self.bits, self.pairs or head_dim // 2, self.levels)
 
     def command(self, model: str) -> str:
         """The command line that asks for this."""
@@ -127,7 +131,7 @@ def _draft(
 ) -> CodebookInfo:
     """All of a codebook's description but its results."""
     keys = kind == "keys"
-    stages = request.stages or stages_for(request.bits, pairs, request.levels)
+    stages = request.stages_on(model.shape.head_dim)
     chosen: dict[str, Any] = {"seed": request.seed}
     chosen |= asdict(request.em) if keys else {"steps": request.value_steps}
     decides = {

@@ -64,7 +64,8 @@ def train_layer(v: Tensor, plan: ValuePlan, seed: int, tick: Callable[[], None] 
     learned = {name: getattr(encoder, name).requires_grad_() for name in ("w1", "b1", "w2", "b2", "codebook")}
     optimizer = torch.optim.Adam(list(learned.values()), lr=plan.rate, betas=(0.9, 0.99))
     steps = plan.steps * plan.bits
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, plan.rate, total_steps=max(steps, 2), pct_start=0.1)
+    # its warm-up, a tenth, has to be longer than one step
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, plan.rate, total_steps=max(steps, 11), pct_start=0.1)
     x, prescale = encoder.normalize(v)
     energy = v.square().mean()
     for step in range(steps):

@@ -26,6 +26,7 @@ from kvq_core.settings import settings
 SHIPPED = Path(__file__).resolve().parent.parent.parent / "presets" / "codebooks"
 FORMAT = 1
 DEFAULT_NAME = "default"
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,59}$"  # of a set of codebooks: it becomes part of file names
 Kind = Literal["keys", "values"]
 
 

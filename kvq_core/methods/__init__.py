@@ -54,10 +54,12 @@ def make(name: str, /, **settings: Any) -> Method:
 def knob_error(cls: type[Method], error: ValidationError) -> str:
     """The first complaint of a validation error in one line: the knob, what was given and what is allowed."""
     first = error.errors()[0]
-    where = str(first["loc"][0]) if first["loc"] else ""
-    described = {k.name: k for k in knobs(cls)}
+    path, known, at = [str(part) for part in first["loc"]], {k.name: k for k in knobs(cls)}, 0
+    while at + 1 < len(path) and path[at] in known and known[path[at]].fields:  # a knob among an object's own
+        known, at = {k.name: k for k in known[path[at]].fields}, at + 1
+    where = ".".join(path[: at + 1])
     if first["type"] == "extra_forbidden":
-        return f"unknown knob {where!r}; allowed: {', '.join(described) or 'none'}."
-    if where in described:
-        return f"{where} = {first['input']!r} is not allowed; allowed: {described[where].allowed()}."
+        return f"unknown knob {where!r}; allowed: {', '.join(known) or 'none'}."
+    if path and path[at] in known:
+        return f"{where} = {first['input']!r} is not allowed; allowed: {known[path[at]].allowed()}."
     return first["msg"].removeprefix("Value error, ")

@@ -2,13 +2,14 @@
 
 import types
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, Self, Union, get_args, get_origin
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
+from kvq_core.learned.lookup import Wanted
 from kvq_core.methods.codec import Codec
 from kvq_core.methods.elsewhere import Elsewhere
 from kvq_core.methods.window import Window
@@ -155,6 +156,10 @@ class Method(BaseModel):
         """Hash of data beside the model that decides the result, such as learned codebooks; None for no such data."""
         return None
 
+    def lacks(self, model: ModelRef) -> tuple[Wanted, ...]:
+        """Learned data this method needs on a model and does not find: its lane would fail, and training is offered."""
+        return ()
+
     def fixed_bytes(self, shape: ModelShape) -> tuple[int, int]:
         """Stored bytes of keys and of values a quantized layer that do not grow with the tokens: a basis, norms."""
         return 0, 0
@@ -214,7 +219,10 @@ def grouping_why_not(head_dim: int, group_size: int) -> str | None:
 
 @dataclass(frozen=True)
 class Knob:
-    """One field of a method as forms, the CLI and the documentation see it."""
+    """One field of a method as forms, the CLI and the documentation see it.
+
+    ``named``: values the paper names, by name. ``fields``: the knobs of an object.
+    """
 
     name: str
     title: str
@@ -225,11 +233,17 @@ class Knob:
     maximum: float | None
     choices: tuple[Any, ...] | None
     nullable: bool
+    named: dict[str, Any] = field(default_factory=dict)
+    fields: tuple["Knob", ...] = ()
 
     def allowed(self) -> str:
         """The allowed values in words."""
         if self.choices:
             words = ", ".join(map(str, self.choices))
+        elif self.fields:
+            words = f"{self.type} of {', '.join(f'{f.name} ({f.allowed()})' for f in self.fields)}"
+        elif self.named:
+            words = f"{self.type}, such as {'; '.join(f'{value} ({name})' for name, value in self.named.items())}"
         elif self.type in ("integer", "number") and (self.minimum is not None or self.maximum is not None):
             low = "any" if self.minimum is None else f"{self.minimum:g}"
             high = "any" if self.maximum is None else f"{self.maximum:g}"
@@ -239,8 +253,8 @@ class Knob:
         return words + " or null" if self.nullable else words
 
 
-def knobs(method: type[Method]) -> list[Knob]:
-    """The knobs of a method class, in declaration order, read from its fields."""
+def knobs(method: type[BaseModel]) -> list[Knob]:
+    """The knobs of a method class, or of an object among them, in declaration order, read from the fields."""
     found = []
     for name, info in method.model_fields.items():
         kind, nullable = _strip_optional(info.annotation)
@@ -257,6 +271,8 @@ def knobs(method: type[Method]) -> list[Knob]:
                 maximum=bounds.get("le", bounds.get("lt")),
                 choices=choices,
                 nullable=nullable,
+                named=(info.json_schema_extra or {}).get("named", {}),  # type: ignore[union-attr, arg-type]
+                fields=tuple(knobs(kind)) if _is_object(kind) else (),
             )
         )
     return found
@@ -267,6 +283,10 @@ def _strip_optional(annotation: Any) -> tuple[Any, bool]:
         rest = [a for a in get_args(annotation) if a is not type(None)]
         return rest[0], len(rest) < len(get_args(annotation))
     return annotation, False
+
+
+def _is_object(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def _kind(annotation: Any) -> str:

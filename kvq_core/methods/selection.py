@@ -13,12 +13,19 @@ class Sparsity(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    chunk_size: int = Field(8, ge=1, le=256, description="Tokens of a chunk, read or left out together.")
-    budget_tokens: int = Field(256, ge=1, le=1 << 17, description="Tokens of the chunks chosen at a step.")
-    outlier_chunks: int | None = Field(
-        None, ge=0, le=4096, description="Chunks always read, in fp16; empty: 24 for every 1024 tokens of budget."
+    chunk_size: int = Field(
+        8, ge=1, le=256, title="Chunk size", description="Tokens of a chunk, read or left out together."
     )
-    local_chunks: int = Field(4, ge=0, le=1024, description="Last chunks of the prompt, always read, in fp16.")
+    budget_tokens: int = Field(
+        256, ge=1, le=1 << 17, title="Budget tokens", description="Tokens of the chunks chosen at a step."
+    )
+    outlier_chunks: int | None = Field(
+        None, ge=0, le=4096, title="Outlier chunks",
+        description="Chunks always read, in fp16; empty: 24 for every 1024 tokens of budget.",
+    )  # fmt: skip
+    local_chunks: int = Field(
+        4, ge=0, le=1024, title="Local chunks", description="Last chunks of the prompt, always read, in fp16."
+    )
 
     @property
     def outliers(self) -> int:

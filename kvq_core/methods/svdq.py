@@ -53,8 +53,8 @@ class Svdq(Method):
 
     schedule: tuple[Width, ...] = Field(
         NAMED["2"], min_length=GROUPS, max_length=GROUPS, title="Schedule",
-        description="Bits of the eight groups of latent channels, strongest first; 0 drops a group. The paper's: "
-        + ", ".join(f"{name} = {list(widths)}" for name, widths in NAMED.items()) + ".",
+        description="Bits of the eight groups of latent channels, strongest first; 0 drops a group. Those named by "
+        "their mean are the paper's.",
         json_schema_extra={"named": {name: list(widths) for name, widths in NAMED.items()}},
     )  # fmt: skip
     target_bits: float | None = Field(
@@ -69,7 +69,7 @@ class Svdq(Method):
     )
     sparsity: Sparsity | None = Field(
         None, title="Sparsity",
-        description="Read chosen chunks of the prompt only: chunk_size, budget_tokens, outlier_chunks, local_chunks.",
+        description="Read chosen chunks of the prompt's keys at every step instead of all (ShadowKV's selection).",
     )  # fmt: skip
 
     @property

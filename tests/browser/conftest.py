@@ -21,15 +21,16 @@ def store_folder(tmp_path_factory) -> str:
 
 
 @pytest.fixture(scope="session")
-def start_server(store_folder) -> Iterator[Callable[[], str]]:
-    """Starts app.py on a free port and gives its address; all are stopped at the end."""
+def start_server(store_folder) -> Iterator[Callable[..., str]]:
+    """Starts app.py on a free port, in an environment with these changes, and gives its address; all are stopped at
+    the end."""
     running = []
 
-    def start() -> str:
+    def start(**changes: str) -> str:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        env = {**os.environ, "PORT": str(port), "KVQ_STORE": store_folder, "HF_HUB_OFFLINE": "1"}
+        env = {**os.environ, "PORT": str(port), "KVQ_STORE": store_folder, "HF_HUB_OFFLINE": "1", **changes}
         env.pop("SPACE_ID", None)
         log = Path(store_folder).with_name(f"server-{port}.log")
         with log.open("w") as out:

@@ -5,9 +5,9 @@ from typing import Any
 
 import gradio as gr
 
-from kvq_core.methods import Method, knobs, methods
+from kvq_core.methods import Method, methods
 from kvq_core.spec import MAX_LANES
-from ui.controls import shown_value, widget
+from ui.controls import current, places, shown_value, widget
 from ui.lanes import LaneForm, described, index, title
 from ui.text import safe
 
@@ -34,12 +34,22 @@ class Editor:
 
     @property
     def knobs(self) -> list[tuple[str, Component]]:
-        """Knob names with their controls, of all methods."""
+        """Places of knobs with their controls, of all methods."""
         known = methods()
         return [
-            (knob.name, control)
+            (place, control)
             for name, (_, controls) in self.rows.items()
-            for knob, control in zip(knobs(known[name]), controls, strict=True)
+            for (place, _), control in zip(places(known[name]), controls, strict=True)
+        ]
+
+    @property
+    def objects(self) -> list[tuple[Component, list[Component]]]:
+        """The checkbox of every knob that is an object, with the controls inside."""
+        return [
+            (controls[at], controls[at + 1 : at + 1 + len(knob.fields)])
+            for name, (_, controls) in self.rows.items()
+            for at, (_, knob) in enumerate(places(methods()[name]))
+            if knob.fields
         ]
 
     @property
@@ -69,7 +79,12 @@ def create_editor() -> Editor:
 
 def _knob_row(name: str, cls: type[Method]) -> tuple[gr.Row, list[Component]]:
     with gr.Row(visible=False, elem_classes=["knobs"]) as row:
-        controls = [widget(knob, knob.default, elem_id=f"{name}-{knob.name}", min_width=110) for knob in knobs(cls)]
+        controls = [
+            widget(
+                knob, knob.default, elem_id=f"{name}-{place.replace('.', '-')}", min_width=110, visible="." not in place
+            )
+            for place, knob in places(cls)
+        ]
     return row, controls
 
 
@@ -95,7 +110,7 @@ def editing(lanes: list[LaneForm], uid: int | None) -> list[Any]:
     """Updates that put the editor on a lane, in the order of Editor.outputs; closed for a lane that is not there."""
     at = index(lanes, uid)
     if at is None:
-        others = 4 + sum(1 + len(knobs(cls)) for cls in methods().values()) + 5
+        others = 4 + sum(1 + len(places(cls)) for cls in methods().values()) + 5
         return [gr.update(visible=False), *[gr.skip()] * others]
     lane = lanes[at]
     layers = lane["layers"] if isinstance(lane["layers"], str) else ", ".join(map(str, lane["layers"]))
@@ -110,11 +125,22 @@ def editing(lanes: list[LaneForm], uid: int | None) -> list[Any]:
 
 def _row_of(name: str, cls: type[Method], lane: LaneForm) -> list[Any]:
     """Updates of a method's row and its controls: only the lane's own method is shown."""
-    described_by = knobs(cls)
+    known, given = places(cls), lane["knobs"]
     if name != lane["method"]:
-        return [gr.update(visible=False), *[gr.skip()] * len(described_by)]
-    values = (shown_value(knob, lane["knobs"].get(knob.name, knob.default)) for knob in described_by)
-    return [gr.update(visible=True), *(gr.update(value=value) for value in values)]
+        return [gr.update(visible=False), *[gr.skip()] * len(known)]
+    return [
+        gr.update(visible=True),
+        *(
+            gr.update(value=shown_value(knob, current(given, place, knob)), visible=_open(given, place))
+            for place, knob in known
+        ),
+    ]
+
+
+def _open(given: dict[str, Any], place: str) -> bool:
+    """Whether a control is shown: those inside an object are where it is switched on."""
+    outer, _, inner = place.partition(".")
+    return not inner or given.get(outer) is not None
 
 
 def complaint(lanes: list[LaneForm], uid: int | None, said: str | None = None) -> str:

@@ -133,8 +133,13 @@ def _wire_knobs(panel: Lanes) -> None:
         triggers = [control.input, *([control.blur] if isinstance(control, gr.Textbox) else [])]
         gr.on(triggers, handler, [control, panel.lanes, panel.open], outputs, **SWIFT, trigger_mode="always_last")
 
-    for name, control in editor.knobs:
-        on_input(control, lambda lanes, uid, value, name=name: with_knob(lanes, uid, name, value))
+    for place, control in editor.knobs:
+        on_input(control, lambda lanes, uid, value, place=place: with_knob(lanes, uid, place, value))
+    for switch, inner in editor.objects:
+        values = [control.value for control in inner]  # switched on again, it starts from the defaults
+        switch.input(
+            lambda on, values=values: [gr.update(visible=on, value=value) for value in values], switch, inner, **SWIFT
+        )
     on_input(editor.label, lambda lanes, uid, value: updated(lanes, uid, label=(value or "").strip()))
     on_input(editor.layers, lambda lanes, uid, value: updated(lanes, uid, layers=parse_layers(value or "")))
     for name, control in (("tensors", editor.tensors), ("sink_tokens", editor.sink), ("recent_tokens", editor.recent)):

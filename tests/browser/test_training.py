@@ -1,0 +1,74 @@
+"""Missing codebooks: offered, trained in view, cancelled, and used without a reload. Real model, smallest training."""
+
+import pytest
+
+from kvq_core.settings import settings
+from tests.browser.test_page import FACTS, answer, fill, run, wait_status
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A KVQ_HOME with the converted model and nothing trained."""
+    folder = tmp_path_factory.mktemp("home")
+    (folder / "models").symlink_to(settings().home / "models")
+    return folder
+
+
+def choose(page, name: str, option: str) -> None:
+    page.locator(f"#{name} input").click()
+    page.get_by_role("option", name=option, exact=True).click()
+
+
+def ask_for_codebooks(page) -> None:
+    """One CommVQ lane with settings nothing was trained for."""
+    page.locator("#lane-row-0").click()
+    choose(page, "lane-method", "CommVQ")
+    page.wait_for_selector("#commvq-levels input")
+    choose(page, "commvq-levels", "4")
+    page.locator("#commvq-stages input").fill("1")
+    page.locator("#commvq-stages input").blur()
+    page.wait_for_selector("#training")
+
+
+def progress(page, words: str) -> None:
+    page.wait_for_function(
+        "words => document.querySelector('#training-progress')?.innerText.includes(words)", arg=words, timeout=250_000
+    )
+
+
+def test_missing_codebooks_are_offered_trained_and_used(home, start_server, open_page):
+    page = open_page(start_server(KVQ_HOME=str(home)))
+    fill(page, FACTS * 4 + "Why did people trust the mill?", 8)
+    assert not page.locator("#training").is_visible()
+    ask_for_codebooks(page)
+    words = page.locator("#training-offer").inner_text()
+    assert "CommVQ reads learned codebooks" in words and "keys (4 levels, 1 stage)" in words
+    assert not (home / "codebooks").exists()  # nothing trains unasked
+    page.get_by_text("sooner done").click()
+    page.wait_for_function("document.querySelector('#training-offer').innerText.includes('5,120 tokens')")
+
+    page.locator("#train").click()
+    progress(page, "Reading text: 512 of 5,120 tokens")
+    assert page.locator("#train").is_disabled()
+    page.locator("#cancel-training").click()
+    progress(page, "Training cancelled")
+    page.wait_for_function("!document.querySelector('#train').disabled")
+
+    page.locator("#train").click()
+    progress(page, "Codebooks trained")
+    assert not page.locator("#train").is_visible() and len(list((home / "codebooks").glob("*.safetensors"))) == 1
+    run(page)
+    wait_status(page, "Done")
+    assert answer(page, 1) and "There are no" not in page.locator("#card-1").inner_text()
+
+
+def test_a_shared_instance_says_that_it_does_not_train(tmp_path, start_server, open_page):
+    (tmp_path / "models").symlink_to(settings().home / "models")
+    page = open_page(start_server(KVQ_HOME=str(tmp_path), KVQ_MODELS="smollm2-135m-instruct-q4_1"), width=390)
+    ask_for_codebooks(page)
+    assert "does not train" in page.locator("#training").inner_text() and not page.locator("#train").is_visible()
+    page.get_by_text("From a terminal").click()
+    assert "codebooks train --model" in page.locator("#training code").inner_text()
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= 390

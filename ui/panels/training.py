@@ -1,0 +1,208 @@
+"""Codebooks that lanes lack: what training them takes, offered before Run, and the training as it goes."""
+
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from kvq_core.errors import KvqError
+from kvq_core.spec import Lane
+from kvq_core.training import BUDGETS, Offer, Trained, Training
+from ui.lanes import LaneForm, to_spec
+from ui.numbers import plural, significant, size
+from ui.panels.lanes import Lanes
+from ui.panels.setup import Setup
+from ui.services import QUIET, SWIFT, Services
+from ui.status import line, notice, queued
+from ui.text import safe
+
+UNEXPECTED = "Something went wrong that should not have; it was logged. Train again, and report it if it returns."
+STOPPED = ("Training cancelled", "warn", None, "What is finished is kept; Train goes on from there.")
+NO_TICKET: dict[str, Any] = {"id": None}
+UNITS = {"Reading text": "tokens", "Training keys": "stages of all layers", "Training values": "layers"}
+CHOICES = {"full": "{:,} tokens, as the shipped ones", "quick": "{:,} tokens: sooner done, larger errors"}
+
+
+@dataclass
+class Trainer:
+    """``ticket`` names the training this page started last, and what it asked for."""
+
+    area: gr.Column
+    words: gr.HTML
+    budget: gr.Radio
+    train: gr.Button
+    cancel: gr.Button
+    progress: gr.HTML
+    ticket: gr.State
+
+    @property
+    def offered(self) -> list[gr.components.Component]:
+        """Outputs of ``offering``."""
+        return [self.area, self.words, self.budget, self.train, self.cancel, self.progress]
+
+
+def create_training() -> Trainer:
+    with gr.Column(visible=False, elem_classes=["card"], elem_id="training") as area:
+        words = gr.HTML("", elem_id="training-offer")
+        choices = [(CHOICES[name].format(tokens), name) for name, (tokens, _) in BUDGETS.items()]
+        budget = gr.Radio(choices, value="full", label="Text to train on", elem_id="training-budget", interactive=True)
+        progress = gr.HTML("", elem_id="training-progress")
+        train = gr.Button("Train", variant="primary", elem_id="train")
+        cancel = gr.Button("Cancel training", visible=False, elem_id="cancel-training")
+    return Trainer(area, words, budget, train, cancel, progress, gr.State(NO_TICKET))
+
+
+def wire_training(panel: Trainer, setup: Setup, lanes: Lanes, services: Services) -> None:
+    """The offer follows model and lanes; Train queues for the engine as Run does, and holds it until it is over."""
+    form = [setup["model"], setup.rest, lanes.lanes, panel.budget]
+
+    def offer(model: str, rest: dict[str, Any], form_lanes: list[LaneForm], budget: str, ticket: Any) -> list[Any]:
+        if services.desk.flag(ticket["id"] or "") is not None:
+            return [gr.skip()] * len(panel.offered)  # the training that is on its way stays in view
+        return offering(_found(services, model, rest, form_lanes, budget))
+
+    def again(model: str, rest: dict[str, Any], form_lanes: list[LaneForm], budget: str) -> list[Any]:
+        found = _found(services, model, rest, form_lanes, budget)
+        if found is None:  # all is there: how the training ended stays in view until the form changes
+            return [gr.skip(), "", *[gr.update(visible=False)] * 3, gr.skip()]
+        return [*offering(found)[:-1], gr.skip()]
+
+    def submit(
+        model: str, rest: dict[str, Any], form_lanes: list[LaneForm], budget: str, request: gr.Request
+    ) -> list[Any]:
+        ticket = services.desk.enter(session(request))
+        start = {"id": ticket, "model": model, "rest": rest, "lanes": form_lanes, "budget": budget}
+        return [start, queued(services.desk.ahead(ticket)), *_busy()]
+
+    def give_up(request: gr.Request) -> list[Any]:
+        services.desk.cancel(session(request))
+        return [line(*STOPPED), *_idle()]
+
+    def engine(start: dict[str, Any]) -> Iterator[list[Any]]:
+        yield from stream(start, services)
+
+    told = [panel.progress, panel.budget, panel.train, panel.cancel]
+    triggers = [setup["model"].change, lanes.lanes.change, panel.budget.input]
+    gr.on(
+        triggers, offer, [*form, panel.ticket], panel.offered, **QUIET, trigger_mode="always_last", concurrency_limit=2
+    )
+    panel.train.click(submit, form, [panel.ticket, *told], **SWIFT)
+    trained = panel.ticket.change(engine, panel.ticket, told, **SWIFT, trigger_mode="multiple")
+    trained.then(again, form, panel.offered, **SWIFT)
+    panel.cancel.click(give_up, None, told, **SWIFT)
+
+
+def session(request: gr.Request) -> str:
+    """What the desk knows a page's training by, apart from its runs."""
+    return f"{request.session_hash or ''}/training"
+
+
+def _found(services: Services, model: str, rest: dict[str, Any], lanes: list[LaneForm], budget: str) -> Offer | None:
+    """The offer for the form as it stands; an impossible lane, or a model that cannot be loaded, says so elsewhere."""
+    possible = []
+    for lane in lanes:
+        try:
+            possible.append(Lane.model_validate(to_spec([lane])[0]))
+        except (KvqError, ValueError):
+            continue
+    try:
+        return services.offer(str(model or "").strip(), rest.get("revision"), possible, budget)
+    except KvqError:
+        return None
+
+
+def offering(found: Offer | None) -> list[Any]:
+    """Updates of Trainer.offered: the card, or none."""
+    if found is None:
+        return [gr.update(visible=False), "", *[gr.skip()] * 3, ""]
+    refused = found.refusal is not None
+    return [gr.update(visible=True), said(found), *[gr.update(visible=not refused)] * 2, gr.update(visible=False), ""]
+
+
+def said(found: Offer) -> str:
+    """Who lacks what, what training does, how long it takes and what it writes; the commands that do the same."""
+    one = len(found.lanes) == 1
+    need = (
+        f"{' and '.join(found.lanes)} {'reads' if one else 'read'} learned codebooks, and {found.model_title} has none "
+        "like this yet."
+    )
+    kinds = [_described(kind, request) for request in found.requests for kind in request.kinds]
+    what = (
+        f"Training runs the model over {sum(found.requests[0].reads):,} tokens of the standard library's help texts "
+        f"and fits {' and '.join(kinds)}: about {_about(found.seconds)}, {size(found.bytes)} on disk, once for this "
+        "model. Runs wait meanwhile. It can be cancelled; what is finished is kept."
+    )
+    commands = "".join(f"<code>{safe(command)}</code>" for command in found.commands)
+    shell = f'<details class="about"><summary>From a terminal</summary>{commands}</details>'
+    end = found.refusal or what
+    return f"<h2>Codebooks are missing</h2><p>{safe(need)}</p><p>{safe(end)}</p>{shell}"
+
+
+def _described(kind: str, request: Any) -> str:
+    bits = plural(request.bits, "bit")
+    if kind == "keys":
+        return f"keys ({request.levels} levels, {plural(request.stages, 'stage') if request.stages else bits})"
+    return f"values ({bits})"
+
+
+def _about(time: float) -> str:
+    """An estimate, no more exact than it is: ``40 s``, ``6 min``."""
+    return f"{round(time / 60):,} min" if time >= 90 else f"{max(10, round(time, -1)):.0f} s"
+
+
+def stream(start: dict[str, Any], services: Services) -> Iterator[list[Any]]:
+    """Updates of a training: progress, then budget, Train and Cancel. It waits its turn in the line of the runs."""
+    try:
+        with services.desk.turn(start.get("id") or "") as flag:
+            if flag.is_set():  # cancelled while it waited: the page says so already
+                yield [gr.skip()] * 4
+                return
+            yield from _trained(start, services, flag)
+    except KvqError as error:
+        yield [notice("The training stopped", str(error)), *_idle()]
+    except Exception:
+        traceback.print_exc(file=sys.stderr)
+        yield [notice("The training stopped", UNEXPECTED), *_idle()]
+
+
+def _trained(start: dict[str, Any], services: Services, flag: threading.Event) -> Iterator[list[Any]]:
+    found = _found(services, start["model"], start["rest"], start["lanes"], start["budget"])
+    if found is None:  # another page, or the command, has trained them meanwhile
+        yield [line("Nothing is missing any more", "done"), *_idle()]
+        return
+    with closing(services.train(found)) as events:
+        for event in events:
+            if flag.is_set():
+                yield [line(*STOPPED), *_idle()]
+                return
+            yield [told(event), *(_idle() if isinstance(event, Trained) else _busy())]
+
+
+def told(event: Training | Trained) -> str:
+    """The line for an event."""
+    if isinstance(event, Trained):
+        errors = (f"{book.kind} {significant(book.held_out_error[-1])}" for book in event.codebooks)
+        return line(
+            "Codebooks trained",
+            "done",
+            detail=f"Squared error on text held out: {', '.join(errors)}. Run uses them now.",
+        )
+    left = f", about {_about(event.left)} left" if event.left is not None else ""
+    words = event.doing
+    if event.doing in UNITS:
+        words += f": {event.done:,} of {event.total:,} {UNITS[event.doing]}"
+    return line(words, done=event.share, detail=f"{event.share:.0%}{left}")
+
+
+def _busy() -> list[Any]:
+    """Updates of budget, Train and Cancel while a training waits or goes on."""
+    return [gr.update(interactive=False), gr.update(value="Training", interactive=False), gr.update(visible=True)]
+
+
+def _idle() -> list[Any]:
+    return [gr.update(interactive=True), gr.update(value="Train", interactive=True), gr.update(visible=False)]
