@@ -1,23 +1,18 @@
 """CommVQ: additive codebooks that commute with RoPE for keys, learned binary codes for values."""
 
-from dataclasses import dataclass, field
-from math import prod
 from typing import ClassVar, Literal
 
 import torch
-from kvq_kernels import pack, unpack
-from kvq_kernels.rope_codebook import decode_pairs, encode_pairs, join_pairs, split_pairs
 from pydantic import Field
-from torch import Tensor
 
-from kvq_core.learned.encoder import Encoder, from_stored
+from kvq_core.learned.encoder import from_stored
 from kvq_core.learned.files import NAME, Kind
 from kvq_core.learned.lookup import Wanted, find, require
 from kvq_core.methods.base import RECENT, BitsMethod, Fitted, ModelRef, ModelShape, Prompt, Space
-from kvq_core.methods.codec import Block, Codec, layer_slices
+from kvq_core.methods.codebook import KeyCodec, ValueCodec
+from kvq_core.methods.elsewhere import Elsewhere
 from kvq_core.methods.window import Window
 
-EPS = 1e-6  # a token of zeros has no direction
 KINDS: tuple[Kind, ...] = ("keys", "values")
 
 
@@ -108,93 +103,6 @@ class CommVQ(BitsMethod):
         stages = "" if self.stages is None else f" · R {self.stages}"
         return f"K{self.width('key')} V{self.width('value')} · L {self.levels}{stages} · window {self.window}{own}"
 
-
-@dataclass(frozen=True)
-class KeyCodec(Codec):
-    """Residual additive quantization (Eqs. 10 to 19). theta (layers, kv_heads, groups, stages, levels, P, 2) float16.
-
-    A token is divided by its norm over all heads of the layer, one ``prescale`` number; codes are the two levels of
-    every stage, log2(levels) bits each, in one bit stream a layer and head.
-    """
-
-    theta: Tensor
-    metadata: torch.dtype = torch.float16
-    shared: dict[str, Tensor] = field(default_factory=dict)
-
-    @property
-    def model_bytes(self) -> int:
-        return self.theta.numel() * self.theta.element_size()
-
-    def encode(self, x: Tensor, start: int) -> Block:
-        norms = x.square().sum((1, 3)).sqrt().to(self.metadata)  # (layers, tokens)
-        codes = []
-        for layers in layer_slices(x, 1 << 19):
-            unit = x[layers] / norms[layers].float().clamp_min(EPS)[:, None, :, None]
-            found = encode_pairs(split_pairs(unit, self.theta.shape[-2]), self.theta[layers].float())
-            codes.append(pack(found.flatten(2), self._width()))  # (layers, kv_heads, bytes)
-        return Block(x.shape[-2], {"codes": torch.cat(codes), "prescale": norms})
-
-    def decode(self, block: Block) -> Tensor:
-        groups, stages = self.theta.shape[2:4]
-        norms = block.tensors["prescale"].float()
-        parts = []
-        for layers in layer_slices(block.tensors["codes"], 1 << 16):
-            stream = unpack(block.tensors["codes"][layers], self._width(), groups * block.tokens * stages * 2)
-            codes = stream.unflatten(-1, (groups, block.tokens, stages, 2))
-            unit = join_pairs(decode_pairs(codes, self.theta[layers]))
-            parts.append(unit * norms[layers][:, None, :, None])
-        return torch.cat(parts)
-
-    def bits(self, block: Block) -> Tensor:
-        return _constant_bits(block, 2 * prod(self.theta.shape[i] for i in (1, 2, 5)))
-
-    def _width(self) -> int:
-        return self.theta.shape[-3].bit_length() - 1
-
-
-@dataclass(frozen=True)
-class ValueCodec(Codec):
-    """Learned binary digits and a linear codebook (Eqs. 7 to 9); heads of a layer are coded together."""
-
-    encoder: Encoder
-    heads: int
-    metadata: torch.dtype = torch.float16
-    shared: dict[str, Tensor] = field(default_factory=dict)
-
-    @property
-    def model_bytes(self) -> int:
-        """Codebook and channel scales as float16."""
-        return (self.encoder.codebook.numel() + self.encoder.scale.numel()) * 2
-
-    @property
-    def encoder_bytes(self) -> int:
-        return self.encoder.w1.numel() + self.encoder.w2.numel()  # int8
-
-    def encode(self, x: Tensor, start: int) -> Block:
-        codes, norms = [], []
-        for layers in layer_slices(x, 1 << 19):
-            inputs, norm = self._of(layers).normalize(x[layers].transpose(1, 2).flatten(2))
-            codes.append(pack(self._of(layers).digits(self._of(layers).logits(inputs)), 1))
-            norms.append(norm[..., 0].to(self.metadata))
-        return Block(x.shape[-2], {"codes": torch.cat(codes), "prescale": torch.cat(norms)})
-
-    def decode(self, block: Block) -> Tensor:
-        codes, norms = block.tensors["codes"], block.tensors["prescale"]
-        parts, count = [], self.encoder.codebook.shape[1]
-        for layers in layer_slices(codes, 1 << 16):
-            v = self._of(layers).decode(unpack(codes[layers], 1, count).float(), norms[layers].float()[..., None])
-            parts.append(v.unflatten(-1, (self.heads, -1)).transpose(1, 2))
-        return torch.cat(parts)
-
-    def bits(self, block: Block) -> Tensor:
-        return _constant_bits(block, self.encoder.codebook.shape[-1])
-
-    def _of(self, layers: slice) -> Encoder:
-        e = self.encoder
-        return Encoder(*(t[layers] for t in (e.scale, e.w1, e.b1, e.w2, e.b2, e.codebook)))
-
-
-def _constant_bits(block: Block, channels: int) -> Tensor:
-    """Stored bits an element, the same everywhere; ``channels`` a token and layer."""
-    layers, tokens = block.tensors["prescale"].shape
-    return torch.tensor(8 * sum(block.nbytes.values()) / (layers * tokens * channels)).view(1, 1, 1, 1)
+    def elsewhere(self) -> tuple[Elsewhere, ...]:
+        said = "Research code with its own model classes; its codebooks are trained inside the language model."
+        return (Elsewhere("authors' code", "https://github.com/UMass-Embodied-AGI/CommVQ", said),)
