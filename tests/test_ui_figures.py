@@ -10,7 +10,7 @@ from kvq_core.spec import MAX_LANES
 from tests.ui_record_factory import LAYERS, QUERY_HEADS, make_run
 from ui import figures as f
 from ui.colors import lane_color
-from ui.figures.damage import worst_head
+from ui.figures.damage import captured_at, worst_head
 from ui.figures.rate import DISTORTIONS, front, points
 from ui.figures.spectra import ranks
 from ui.figures.subspace import inside_share, split_errors
@@ -89,7 +89,8 @@ def test_score_map_shows_the_head_asked_for_in_score_units(run):
         expected = arrays[f"lane/{lane}/delta_map"][3, 2].float() * arrays[f"lane/{lane}/delta_scale"][3, 2]
         drawn = torch.tensor(z).float() * scale
         assert z.dtype == "int8" and torch.allclose(drawn, expected.clamp(-127 * scale, 127 * scale), atol=scale)
-    assert f.score_map(record, arrays, 3, 99) is None
+    few = record.model_copy(update={"capture": record.capture.model_copy(update={"layers": [2, 9], "heads": [0, 4]})})
+    assert captured_at(few, 8, 3) == (1, 1) and captured_at(few, 0, 1) == (0, 0)
 
 
 def test_nothing_captured_gives_no_figure(run):

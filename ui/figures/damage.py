@@ -89,11 +89,12 @@ def worst_head(record: Record, arrays: Arrays) -> tuple[int, int]:
 
 
 def captured_at(record: Record, layer: int, head: int) -> tuple[int, int] | None:
-    """Indices into the maps of the captured layer nearest to ``layer``, and of the head; None without that head."""
+    """Indices into the maps of the captured layer and query head nearest to those asked for; None without maps."""
     info = record.capture
-    if not info.layers or head not in info.heads:
+    if not info.layers or not info.heads:
         return None
-    return info.layers.index(min(info.layers, key=lambda m: abs(m - layer))), info.heads.index(head)
+    nearest = (min(kept, key=lambda k: abs(k - asked)) for kept, asked in ((info.layers, layer), (info.heads, head)))
+    return info.layers.index(next(nearest)), info.heads.index(next(nearest))
 
 
 def score_map(
@@ -127,7 +128,9 @@ def score_map(
         )  # fmt: skip
     figure.update_xaxes(showgrid=False)
     figure.update_xaxes(
-        title_text=f"key position (layer {info.layers[place[0]]}, query head {head})", row=len(lanes), col=1
+        title_text=f"key position (layer {info.layers[place[0]]}, query head {info.heads[place[1]]})",
+        row=len(lanes),
+        col=1,
     )
     axis = diverging(127, "Δ q·k/√d" + ("" if centred else ", uncentred"))
     axis["colorbar"] |= {

@@ -45,7 +45,8 @@ def attention_rows(record: Record, arrays: Arrays, layer: int, head: int, step: 
             line={"color": color, "width": 2.4 if color == REFERENCE else 1.3},
             hovertemplate="position %{x:.0f}: %{y:.3g} %<extra>" + name + "</extra>",
         )  # fmt: skip
-    where = f"layer {record.capture.layers[place[0]]}, query head {head}, step {record.capture.attention_steps[at]}"
+    info = record.capture
+    where = f"layer {info.layers[place[0]]}, query head {info.heads[place[1]]}, step {info.attention_steps[at]}"
     figure.update_xaxes(title_text=f"key position ({where})")
     return labelled(figure, f"Attention over key positions, {where}: reference and lanes")
 

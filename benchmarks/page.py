@@ -1,0 +1,117 @@
+"""The page's budgets on a finished run: bytes, time until it can be used, tab switches, JS heap.
+
+A synthetic run of the default model's shape with every captured array and five lanes is put into a store of its own,
+served by app.py, and opened in headless Chromium (``CHROMIUM``, default /usr/bin/chromium). Bytes are what the browser
+received for the page and its open view, the page's own scripts left out (a browser keeps those: Plotly alone is 4.6
+MB). A switch is timed from the click until the view's first figure is drawn, for the first time and again.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+BUDGETS = {"bytes": 2.5e6, "interactive_s": 3.0, "switch_ms": 300.0, "heap_mb": 200.0}
+VIEWS = {
+    "Text": "kld-strips", "Where": "score-map", "Rate–distortion": "rate-kld", "Bits": "bits",
+    "Spectra": "head-spectra", "Query subspace": "error-split",
+}  # fmt: skip
+DRAWN = """([name, started]) => { const p = document.querySelector(`#plot-${name} .js-plotly-plot`);
+  return p && p.offsetParent && p.querySelector(".main-svg") ? performance.now() - started : null; }"""
+
+
+def serve(folder: str) -> tuple[subprocess.Popen, str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = {**os.environ, "PORT": str(port), "KVQ_STORE": folder}
+    process = subprocess.Popen([sys.executable, "app.py"], cwd=ROOT, env=env, stdout=subprocess.DEVNULL)
+    until = time.monotonic() + 120
+    while time.monotonic() < until:
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/config", timeout=5).close()
+            return process, f"http://127.0.0.1:{port}"
+        except OSError:
+            time.sleep(0.3)
+    process.terminate()
+    raise SystemExit("The server did not start in 120 s.")
+
+
+def measured(address: str, run: str) -> dict[str, float]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.set_default_timeout(120_000)
+        page.goto(f"{address}/?run={run}")  # fills the browser's cache of scripts
+        page.wait_for_selector("#verdicts .verdict")
+        session = page.context.new_cdp_session(page)
+        session.send("Network.enable")
+        received = {"bytes": 0}
+        scripts: set[str] = set()
+
+        def told(event: dict) -> None:
+            if "/assets/" in event["response"]["url"] or "/static/" in event["response"]["url"]:
+                scripts.add(event["requestId"])
+
+        def came(event: dict) -> None:
+            if event["requestId"] not in scripts:
+                received["bytes"] += event["dataLength"]
+
+        session.on("Network.responseReceived", told)
+        session.on("Network.dataReceived", came)
+        began = time.perf_counter()
+        page.goto(f"{address}/?run={run}")
+        page.wait_for_selector("#verdicts .verdict")
+        page.wait_for_function("window.kvq && !document.querySelector('#pick-layer input')?.disabled")
+        found = {"interactive_s": time.perf_counter() - began}
+        first, again = [], []
+        for times in (first, again):
+            for title, name in VIEWS.items():
+                tab = page.locator("#views").get_by_role("tab", name=title, exact=True)
+                tab.wait_for()
+                started = page.evaluate("performance.now()")
+                tab.click()
+                times.append(page.wait_for_function(DRAWN, arg=[name, started], polling=10).json_value())
+                if times is first and title == "Text":
+                    found["bytes"] = received["bytes"]
+        page.wait_for_timeout(500)
+        found |= {"first_switch_ms": max(first), "switch_ms": max(again)}
+        session.send("HeapProfiler.collectGarbage")
+        found["heap_mb"] = page.evaluate("performance.memory.usedJSHeapSize") / 1e6
+        browser.close()
+    return found
+
+
+def main() -> int:
+    from kvq_core.store import open_store
+    from tests.ui_record_factory import make_run
+
+    record, arrays = make_run(lanes=5)
+    with tempfile.TemporaryDirectory() as folder:
+        open_store(folder).save(record, arrays)
+        process, address = serve(folder)
+        try:
+            found = measured(address, record.id)
+        finally:
+            process.terminate()
+            process.wait(20)
+    over = [name for name, most in BUDGETS.items() if found[name] > most]
+    print(
+        json.dumps({"page": {name: round(value, 3) for name, value in found.items()}, "budgets": BUDGETS, "over": over})
+    )
+    return int(bool(over))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""Every view of a stored run and of a fresh one, clicked through; console errors fail a test when it ends."""
+
+import json
+
+import pytest
+
+from kvq_core.store import open_store
+from tests.browser.test_page import FACTS, fill, run, wait_status
+from tests.ui_record_factory import make_run
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+VIEWS = {
+    "Verdicts": "#verdicts .verdict",
+    "Text": "#plot-kld-strips .main-svg",
+    "Where": "#plot-score-map .main-svg",
+    "Rate–distortion": "#plot-rate-kld .main-svg",
+    "Bits": "#plot-bits .main-svg",
+    "Spectra": "#plot-head-spectra .main-svg",
+    "Query subspace": "#plot-error-split .main-svg",
+}
+MOST_FIGURES = 8
+
+
+@pytest.fixture(scope="module")
+def stored(store_folder) -> str:
+    """A run of full size with every array, in the store before anybody asks for it."""
+    record, arrays = make_run(lanes=3)
+    open_store(store_folder).save(record, arrays)
+    return record.id
+
+
+def open_view(page, name: str) -> None:
+    page.locator("#views").get_by_role("tab", name=name, exact=True).click()
+    page.wait_for_selector(VIEWS[name])
+
+
+def click_through(page, width: int) -> None:
+    for name in VIEWS:
+        open_view(page, name)
+        assert page.locator("#where .words p:visible").first.inner_text().strip(), name
+        shown = page.evaluate(
+            "[...document.querySelectorAll('#where .js-plotly-plot')].filter(p => p.offsetParent).length"
+        )
+        assert shown <= MOST_FIGURES, name
+        assert page.evaluate("document.scrollingElement.scrollWidth") <= width, name
+    labelled = page.evaluate(
+        "[...document.querySelectorAll('#where .js-plotly-plot')].filter(p => p.offsetParent)"
+        ".every(p => p.getAttribute('aria-label'))"
+    )
+    assert labelled
+
+
+@pytest.mark.parametrize("width, theme", [(1280, "light"), (390, "dark")])
+def test_every_view_of_a_stored_run_opens(stored, server, open_page, width, theme):
+    page = open_page(f"{server}/?run={stored}&__theme={theme}", width=width)
+    page.wait_for_selector(VIEWS["Verdicts"])
+    click_through(page, width)
+
+
+def test_a_click_anywhere_selects_everywhere(stored, server, open_page):
+    page = open_page(f"{server}/?run={stored}")
+    page.wait_for_selector(VIEWS["Verdicts"])
+    open_view(page, "Text")
+    page.locator("#text-forced [data-t='7']").click()
+    page.wait_for_function("document.querySelector('#top-lists h4')?.innerText == 'Token 7'")
+    assert page.locator("#pick-token input[type=number]").input_value() == "7"
+    page.locator("#text-forced [data-tokens]").focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function("document.querySelector('#top-lists h4')?.innerText == 'Token 8'")
+    open_view(page, "Where")
+    # the middle of the first lane's grid: a layer and a head that were not selected
+    box = page.locator("#plot-grid-key .nsewdrag").first.bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.15, box["y"] + box["height"] * 0.9)
+    page.mouse.click(box["x"] + box["width"] * 0.15, box["y"] + box["height"] * 0.9)
+    page.wait_for_function("/KV head 2/.test(document.querySelector('#selected').innerText)")
+    layer = page.locator("#pick-layer input[type=number]").input_value()
+    page.wait_for_function(
+        "l => document.querySelector('#plot-score-map').innerHTML.includes(`layer ${l}, query`)", arg=layer
+    )
+
+
+def test_a_view_is_exported_as_numbers(stored, server, open_page):
+    page = open_page(f"{server}/?run={stored}")
+    page.wait_for_selector(VIEWS["Verdicts"])
+    open_view(page, "Rate–distortion")
+    with page.expect_download() as csv:
+        page.locator("#view-csv").click()
+    lines = csv.value.path().read_text().splitlines()
+    assert lines[0].startswith("figure,series,x,y") and any(line.startswith("rate-kld,Lane 1,") for line in lines)
+    with page.expect_download() as found:
+        page.locator("#view-json").click()
+    data = json.loads(found.value.path().read_text())
+    assert data["run"] == stored and data["view"] == "rate" and data["figures"]["rate-kld"]
+    open_view(page, "Query subspace")
+    with page.expect_download() as image:
+        page.locator("[data-image=svg]").click()
+    assert "<svg" in image.value.path().read_text()[:300]
+
+
+def test_every_view_of_a_fresh_run_opens(server, open_page):
+    page = open_page(server)
+    fill(page, FACTS * 3 + "Why did people trust the mill?", 12)
+    run(page)
+    wait_status(page, "Done")
+    page.wait_for_selector(VIEWS["Verdicts"])
+    click_through(page, 1280)
