@@ -22,6 +22,7 @@ from ui.panels.history import create_history, create_share, link, listed, rememb
 from ui.panels.lanes import Lanes, create_lanes
 from ui.panels.launch import Launch, create_launch, wire_estimate, wire_run
 from ui.panels.learn import Learn, asked_step, create_learn, place, told, wire_learn
+from ui.panels.measure import create_measure
 from ui.panels.scorecard import Scorecard, create_scorecard, show_scorecard
 from ui.panels.setup import Setup, create_setup, wire_presets
 from ui.panels.training import Trainer, create_training, session, wire_training
@@ -114,6 +115,7 @@ def _arrange(services: Services) -> Page:
             plotly = gr.Plot(visible="hidden", show_label=False, container=False, elem_id="plotly")
             with gr.Column(visible=False, elem_id="results") as results:
                 score, learn, views = create_scorecard(), create_learn(), create_views()
+            create_measure(shown, services)
             create_claims()
     return Page(
         shown,

@@ -1,0 +1,85 @@
+"""Measure the lanes of the run shown, one at a time with packed caches: on GPU machines, explained elsewhere."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import gradio as gr
+
+from kvq_core.errors import KvqError
+from kvq_core.measuring import LeftOut, Measured, Request, gpu, measure_spec
+from kvq_core.spec import parse_spec
+from ui.services import QUIET, Services
+from ui.status import line, notice, queued
+from ui.text import safe
+
+COMMAND = "python -m kvq_core measure --preset first-look"
+HEAD = ("Lane", "Path", "ms a token", "Cache, MB", "Of unquantized", "Peak, MB")
+NEW_TOKENS = 64
+
+
+def create_measure(shown: gr.State, services: Services) -> gr.Accordion:
+    """A closed section. It measures in the line of the runs, since both need the machine to themselves."""
+    with gr.Accordion("Speed and memory with packed caches", open=False, elem_id="measure") as section:
+        found = gpu()
+        gr.HTML(explained(found))
+        if found is not None:
+            button, told = gr.Button("Measure", elem_id="measure-run"), gr.HTML("", elem_id="measure-told")
+
+            def work(shown: dict[str, Any], request: gr.Request) -> Iterator[str]:
+                yield from stream(shown, f"{request.session_hash or ''}/measure", services)
+
+            button.click(work, shown, told, **QUIET)
+    return section
+
+
+def explained(device: str | None) -> str:
+    """What is measured, and where that is possible."""
+    what = (
+        "A run shows what quantization does to the answers, on dequantized copies. Here each lane runs alone with its "
+        "cache in packed form only, and is timed and weighed."
+    )
+    if device is not None:
+        return f'<p>{what}</p><p class="muted">{safe(device)}, {NEW_TOKENS} new tokens a lane.</p>'
+    why = "That says something about speed on GPUs only, and this machine has none. Bytes are counted on any:"
+    return f"<p>{what}</p><p>{why}</p><p><code>{safe(COMMAND)}</code></p>"
+
+
+def stream(shown: dict[str, Any], session: str, services: Services) -> Iterator[str]:
+    """The section's contents while the lanes of the run shown are measured."""
+    if not shown.get("run"):
+        yield line("Run a comparison first, then measure it", "warn")
+        return
+    try:
+        record, _ = services.shelf.get(shown["run"])
+        ticket = services.desk.enter(session)
+        yield queued(services.desk.ahead(ticket))
+        with services.desk.turn(ticket) as flag:
+            found: list[Measured | LeftOut] = []
+            for result in measure_spec(parse_spec(record.spec), Request(new_tokens=NEW_TOKENS)):
+                if flag.is_set():
+                    return
+                found.append(result)
+                yield table(found)
+    except KvqError as error:
+        yield notice("The lanes cannot be measured", str(error))
+
+
+def table(found: list[Measured | LeftOut]) -> str:
+    """Measured lanes as rows, the rest with their reasons."""
+    measured = [m for m in found if isinstance(m, Measured)]
+    rows = "".join(_row(m, measured[0].cache_bytes) for m in measured)
+    head = "".join(f"<th>{title}</th>" for title in HEAD)
+    out = "".join(f"<li>{safe(f.label)}: {safe(f.reason)}</li>" for f in found if isinstance(f, LeftOut))
+    shape = f"{measured[0].prompt_tokens:,} prompt tokens, {measured[0].device}, {measured[0].dtype}"
+    return (
+        f'<div class="scroll"><table class="table"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+        f'<p class="muted">{safe(shape)}</p>' + (f"<ul>{out}</ul>" if out else "")
+    )
+
+
+def _row(m: Measured, whole: int) -> str:
+    taken = "+".join(sorted({path for paths in m.paths.values() for path in paths}) or ["torch"])
+    peak = "-" if m.peak_decode_bytes is None else f"{m.peak_decode_bytes / 1e6:,.0f}"
+    held = f"{m.cache_bytes / 1e6:,.2f}", f"{m.cache_bytes / whole:.1%}"
+    cells = (m.label, taken, f"{m.ms_per_token:.2f}", *held, peak)
+    return "<tr>" + "".join(f"<td>{safe(cell)}</td>" for cell in cells) + "</tr>"
