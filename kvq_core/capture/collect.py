@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from kvq_core.capture.errors import CacheErrors, Truth, cache_errors
 from kvq_core.capture.other_prompts import OtherPrompt, directions_of, other_prompts
 from kvq_core.capture.scores import Extent, ScoreTap, map_axes
 from kvq_core.capture.spectra import deviations, principal_angles, query_directions, spectra, thinned
+from kvq_core.engine import threads
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows
@@ -42,13 +44,10 @@ class Captures:
         self.others: dict[str, OtherPrompt] = {}
         self._usage: dict[int, dict[str, Tensor]] = {}
         self._at_end: dict[int, dict[str, Tensor]] = {}  # by lane; -1: the reference
-        with self._clock():
-            shape = (extent.layers, model.shape.kv_heads, extent.head_dim, extent.head_dim)
-            self.directions = torch.zeros(shape)
-            for group in prefill.groups:
-                self.directions[group.layers] = query_directions(group.query_gram).cpu()
-            self.others = other_prompts(model, spec.chat)
-            self._other_directions = {kind: directions_of(model, p.ids) for kind, p in self.others.items()}
+        self._chat = spec.chat
+        # of the prompt's queries; set, like the two above, when the reference has ended: nobody waits for them before
+        self.directions = torch.empty(0)
+        self._other_directions: dict[str, Tensor] = {}
 
     @contextmanager
     def _clock(self, decoding: bool = False) -> Iterator[None]:
@@ -75,16 +74,29 @@ class Captures:
     def close(self, rows: Rows, caches: dict[int, LaneCache]) -> None:
         """The reference has ended: measure the caches of the forced rows, by lane (row - 1)."""
         with self._clock():
+            self._find_directions()
             self.truth = self._truth(rows)
             bases = {layer: KeyBasis.of(self._key(rows, 0, layer)[0], self.rope) for layer in self.distribution_layers}
             keys = self._key_directions(rows, 0)[0]
             self._at_end[-1] = self._quantiles(rows, 0, bases)
             self._at_end[-1]["angles_query_key"] = principal_angles(self.directions, keys, RANKS)
-            for lane, cache in caches.items():
-                self._usage[lane] = self._used(cache)
-                self.errors[lane] = cache_errors(rows, lane + 1, self.truth)
-                if lane < self.extent.lanes - 1:  # the noise floor is a number to compare with, not a picture
-                    self._at_end[lane] = self._of_row(rows, lane + 1, bases, keys)
+            measuring = [partial(self._measure, rows, lane, cache, bases, keys) for lane, cache in caches.items()]
+            threads.each(measuring, rows.cores)
+
+    def _find_directions(self) -> None:
+        dim = self.extent.head_dim
+        self.directions = torch.zeros(self.extent.layers, self.model.shape.kv_heads, dim, dim)
+        for group in self.prefill.groups:
+            self.directions[group.layers] = query_directions(group.query_gram).cpu()
+        self.others = other_prompts(self.model, self._chat)
+        self._other_directions = {kind: directions_of(self.model, p.ids) for kind, p in self.others.items()}
+
+    def _measure(self, rows: Rows, lane: int, cache: LaneCache, bases: dict[int, KeyBasis], keys: Tensor) -> None:
+        assert self.truth is not None
+        self._usage[lane] = self._used(cache)
+        self.errors[lane] = cache_errors(rows, lane + 1, self.truth)
+        if lane < self.extent.lanes - 1:  # the noise floor is a number to compare with, not a picture
+            self._at_end[lane] = self._of_row(rows, lane + 1, bases, keys)
 
     def _used(self, cache: LaneCache) -> dict[str, Tensor]:
         """How a lane's stored codes are used, over all layers of the model; 0 where nothing is quantized."""
