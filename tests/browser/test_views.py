@@ -62,12 +62,12 @@ def test_a_click_anywhere_selects_everywhere(stored, server, open_page):
     page = open_page(f"{server}/?run={stored}")
     page.wait_for_selector(VIEWS["Verdicts"])
     open_view(page, "Text")
-    page.locator("#text-forced [data-t='7']").click()
-    page.wait_for_function("document.querySelector('#top-lists h4')?.innerText == 'Token 7'")
-    assert page.locator("#pick-token input[type=number]").input_value() == "7"
+    page.locator("#text-forced [data-t='4']").click()
+    page.wait_for_function("document.querySelector('#top-lists h4')?.innerText == 'Token 4'")
+    assert page.locator("#pick-token input[type=number]").input_value() == "4"
     page.locator("#text-forced [data-tokens]").focus()
     page.keyboard.press("ArrowRight")
-    page.wait_for_function("document.querySelector('#top-lists h4')?.innerText == 'Token 8'")
+    page.wait_for_function("document.querySelector('#top-lists h4')?.innerText == 'Token 5'")
     open_view(page, "Where")
     # the middle of the first lane's grid: a layer and a head that were not selected
     box = page.locator("#plot-grid-key .nsewdrag").first.bounding_box()
