@@ -39,7 +39,6 @@ bench: setup
 	$(PY) benchmarks/five_methods.py
 	$(PY) benchmarks/commvq_scores.py
 	$(PY) benchmarks/page.py
-	$(PY) benchmarks/page.py
 
 # The stored runs that ship with the app, again.
 examples: setup
