@@ -66,14 +66,13 @@ def stored(runs: Store | None = None) -> dict[str, str]:
 
 def main() -> int:
     """Compute every example into the packaged store, and throw out what is no example of today."""
-    from kvq_core.run import compare
+    from kvq_core.run import run
 
     runs = packaged()
     fresh = set()
     for example in examples().values():
         print(f"{example.name}: {len(example.lanes)} lanes", file=sys.stderr)
-        *_, finished = compare(example.spec, runs)
-        fresh.add(finished.record.id)  # type: ignore[attr-defined]
+        fresh.add(run(example.spec, runs).id)
     for folder in RUNS.iterdir():
         if folder.name not in fresh:
             runs.fs.rm(str(folder), recursive=True)

@@ -6,7 +6,7 @@ the time of a whole step); threads that spin instead starve whatever else the ma
 layer, by lanes, and every operation of a share runs on one core.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import cache, partial
@@ -46,7 +46,7 @@ def shares(count: int, cores: int) -> list[slice]:
     return [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
 
 
-def together(works: list[Callable[[], None]]) -> None:
+def together(works: Sequence[Callable[[], None]]) -> None:
     """Run all at once, the last one in this thread, each on one core; returns when all are done.
 
     Raises what the first failing one raised.
@@ -62,18 +62,18 @@ def together(works: list[Callable[[], None]]) -> None:
         future.result()
 
 
-def each(works: list[Callable[[], None]], cores: int) -> None:
+def each(works: Sequence[Callable[[], None]], cores: int) -> None:
     """Run all, as many at once as there are cores."""
     if works:
         together([partial(_in_turn, works[part]) for part in shares(len(works), cores)])
 
 
-def _in_turn(works: list[Callable[[], None]]) -> None:
+def _in_turn(works: Sequence[Callable[[], None]]) -> None:
     for work in works:
         work()
 
 
-def in_order(works: list[Callable[[], None]], cores: int) -> Iterator[int]:
+def in_order(works: Sequence[Callable[[], None]], cores: int) -> Iterator[int]:
     """Run all, as many at once as there are cores, and yield each one's index before waiting for it.
 
     Those not begun are dropped when the iteration is left.
