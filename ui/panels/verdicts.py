@@ -68,7 +68,7 @@ def _card(record: Record, arrays: Arrays, index: int, lane: LaneRecord) -> str:
     found = verdict(lane)
     rows = "".join(_row(title, name, shown, lane, record.noise_floor) for title, name, shown in MEASURES)
     table = (
-        f'<table class="plain"><thead><tr><th></th><th scope="col">{safe(lane.label)}</th>'
+        f'<table class="plain"><thead><tr><th></th><th scope="col">this lane</th>'
         f'<th scope="col">noise floor</th></tr></thead><tbody>{rows}</tbody></table>'
         if lane.metrics
         else f'<p class="error">{safe(lane.error or "")}</p>'
