@@ -217,6 +217,8 @@ def _lane(label: str, method: str, scored: int, tokens: int, pieces: list[str]) 
             layers_quantized=LAYERS,
             tokens_quantized=tokens - 32,
             key_rmse=0.18,
+            output_error=0.05,
+            output_bound=2.0,
             value_rmse=0.4,
         ),
         memory=Memory(

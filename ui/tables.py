@@ -36,6 +36,8 @@ COLUMNS = (
     Column("matched", "matched_prefix", lambda v: ABSENT if v is None else f"{v:.0f}"),
     Column("key error", "key_rmse", lambda v: percent(v, 1)),
     Column("value error", "value_rmse", lambda v: percent(v, 1)),
+    Column("output error", "output_error"),
+    Column("its bound", "output_bound"),
     Column("encode", "encode_s", seconds),
 )
 

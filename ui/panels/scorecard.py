@@ -15,7 +15,11 @@ from ui.text import safe
 from ui.verdict import EXPLAINED
 from ui.words import overall
 
-CLOSE = "PPL can improve while KLD worsens: read KLD and flips first."
+CLOSE = (
+    "PPL can improve while KLD worsens: read KLD and flips first. Output error: how far the cache moves the attention "
+    "output at the reference's last query, ||Δo||₂, mean over query heads; its bound is what Theorem 1 of SQuat allows "
+    "(with ||V||, as its proof has it): never exceeded, and loose."
+)
 
 
 @dataclass
