@@ -58,7 +58,8 @@ def test_missing_codebooks_are_offered_trained_and_used(home, start_server, open
 
     page.locator("#train").click()
     progress(page, "Codebooks trained")
-    assert not page.locator("#train").is_visible() and len(list((home / "codebooks").glob("*.safetensors"))) == 1
+    page.locator("#train").wait_for(state="hidden")
+    assert len(list((home / "codebooks").glob("*.safetensors"))) == 1
     run(page)
     wait_status(page, "Done")
     assert answer(page, 1) and "There are no" not in page.locator("#card-1").inner_text()

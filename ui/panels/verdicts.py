@@ -126,4 +126,4 @@ def wire_suggestions(box: gr.Textbox, lanes: Lanes, shown: gr.State, services: S
             return [gr.skip()] * len(lanes.shown)
         return redrawn(added_lane(form, suggested), None)
 
-    box.input(add, [box, lanes.lanes, shown], lanes.shown, **SWIFT)
+    box.change(add, [box, lanes.lanes, shown], lanes.shown, **SWIFT)

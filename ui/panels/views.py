@@ -120,7 +120,7 @@ def wire_views(panel: Views, shown: gr.State, services: Services) -> None:
         drawing_outputs(panel), **QUIET, trigger_mode="always_last", concurrency_limit=4,
     )  # fmt: skip
     panel.token.change(None, panel.token, None, js=MARK, **SWIFT)
-    panel.pick.input(_picking(services), [panel.pick, shown, *panel.selection], panel.selection, **SWIFT)
+    panel.pick.change(_picking(services), [panel.pick, shown, *panel.selection], panel.selection, **SWIFT)
     _wire_export(panel, shown, services)
 
 
