@@ -87,7 +87,8 @@ def test_methods_as_json_describe_every_knob():
         assert method["doc"] and isinstance(method["deviations"], list)
         for knob in method["knobs"]:
             assert set(knob) == {
-                "name", "title", "type", "default", "minimum", "maximum", "choices", "named", "fields", "nullable", "help"
+                "name", "title", "type", "default", "minimum", "maximum", "choices", "named", "fields", "nullable",
+                "help",
             }  # fmt: skip
             assert knob["help"], f"{method['name']}.{knob['name']} explains nothing"
     kivi = {k["name"]: k for m in listed if m["name"] == "kivi" for k in m["knobs"]}
