@@ -92,7 +92,8 @@ def _suggestion(index: int, lane: Lane | None, because: str) -> str:
     if lane is None:
         return ""
     return (
-        f'<p class="try">Compare with a lane that changes one thing: {safe(because)}.</p><button type="button" class="plain-button" data-suggest="{index}">'
+        f'<p class="try">Compare with a lane that changes one thing: {safe(because)}.</p>'
+        f'<button type="button" class="plain-button" data-suggest="{index}">'
         f"Add lane: {safe(lane.label)}</button>"
     )
 
