@@ -9,7 +9,8 @@
   const send = (pick) => write("#pick", JSON.stringify({ ...pick, at: performance.now() }));
   const clicked = (event) => {
     const point = event.points?.[0];
-    const meta = point && { ...point.fullLayout?.meta, ...(point.fullData ?? point.data)?.meta };
+    const plot = event.event?.target?.closest?.(".js-plotly-plot");
+    const meta = point && { ...plot?.layout?.meta, ...(point.fullData ?? point.data)?.meta };
     if (!meta?.pick) return;
     const pick = {};
     for (const [name, source] of Object.entries(meta.pick)) {

@@ -70,7 +70,10 @@ def test_a_click_anywhere_selects_everywhere(stored, server, open_page):
     page.wait_for_function("document.querySelector('#top-lists h4')?.innerText == 'Token 5'")
     open_view(page, "Where")
     # the middle of the first lane's grid: a layer and a head that were not selected
-    box = page.locator("#plot-grid-key .nsewdrag").first.bounding_box()
+    grid = page.locator("#plot-grid-key .nsewdrag").first
+    grid.scroll_into_view_if_needed()
+    page.wait_for_timeout(1000)  # the page scrolls smoothly
+    box = grid.bounding_box()
     page.mouse.move(box["x"] + box["width"] * 0.15, box["y"] + box["height"] * 0.9)
     page.mouse.click(box["x"] + box["width"] * 0.15, box["y"] + box["height"] * 0.9)
     page.wait_for_function("/KV head 2/.test(document.querySelector('#selected').innerText)")
