@@ -13,8 +13,8 @@ from torch import Tensor
 
 from kvq_core.errors import MethodError, ModelError, SpecError
 from kvq_core.models import LoadedModel
-from kvq_core.packed.layer import DenseLayer, PackedLayer
 from kvq_core.packed.cache import packed_layers
+from kvq_core.packed.layer import DenseLayer, PackedLayer
 from kvq_core.spec import Lane
 
 WARM_UP = 2  # steps left out of the median: they compile kernels and make allocations
