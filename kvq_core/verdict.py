@@ -1,10 +1,9 @@
-"""What a lane's measurements amount to: a tier with its thresholds stated, and why two texts of one cache differ."""
+"""What a lane's measurements amount to: a tier with its thresholds stated."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from kvq_core.record import LaneRecord, Record
+from kvq_core.record import LaneRecord
 
 MIN_SCORED = 50
 Tone = Literal["good", "warn", "bad", "quiet"]
@@ -56,50 +55,3 @@ def _numbers(lane: LaneRecord) -> str:
 
 def _beside(noise_floor: LaneRecord | None) -> str:
     return f" (noise floor: {_numbers(noise_floor)})" if noise_floor is not None else ""
-
-
-def why_texts_differ(record: Record, arrays: Mapping[str, Any], index: int) -> str:
-    """Why a lane's own (free) text and the scores on the reference's (forced) text tell different stories."""
-    lane = record.lanes[index]
-    m = lane.metrics
-    if lane.status == "failed" or m is None or not lane.token_ids:
-        return "" if lane.error is None else "This lane has no text: it failed."
-    at, count = m.first_divergence, len(record.reference.token_ids)
-    if at is None:
-        return (
-            f"Both texts are the same {count} tokens: the lane chose the reference's token every time, although its "
-            f"probabilities moved by {_nats(m.kld_mean)} on average."
-        )
-    parted = f"The texts part at token {at + 1} of {count}, {_parting(record, arrays, index, at)}."
-    same = arrays.get(f"lane/{index}/same_top")
-    if same is None or not len(same):
-        return parted
-    # scored position s is about token s + 1; the free row stays with the forced one up to where they part
-    later = [not bool(s) for s in same[at:]]
-    return (
-        f"{parted} From there on the free text continues what the lane itself wrote, while the forced scores keep "
-        f"following the reference's words: on those the lane would have chosen another token {sum(later)} more "
-        f"{'time' if sum(later) == 1 else 'times'} in {len(later)} positions. One early choice can change a whole text "
-        "whose scores stay small, so read both."
-    )
-
-
-def _parting(record: Record, arrays: Mapping[str, Any], index: int, at: int) -> str:
-    """The two tokens at the divergence, and how close the reference's own choice was."""
-    lane, m = record.lanes[index], record.lanes[index].metrics
-    assert m is not None
-    words = [row[at] if at < len(row) else "the end" for row in (record.reference.tokens, lane.tokens)]
-    chosen = f"where the reference goes on with {words[0]!r} and the lane with {words[1]!r}"
-    margins = arrays.get("reference/margin")
-    if record.spec.get("temperature"):
-        return f"{chosen} (both drawn with the same random number)"
-    if margins is None or not 0 < at <= len(margins):
-        return chosen
-    margin = float(margins[at - 1])
-    if margin <= m.near_tie_margin:
-        return f"{chosen}: a near-tie, the reference's two best tokens are only {margin:.2f} logits apart"
-    return f"{chosen}, although the reference preferred its token by {margin:.2f} logits: no near-tie, but damage"
-
-
-def _nats(value: float | None) -> str:
-    return "an unknown amount" if value is None else f"{value:.2g} nats"

@@ -7,7 +7,7 @@ from kvq_core.explain import explain
 from kvq_core.record import Record, StressRecord
 from kvq_core.run import compare_on
 from kvq_core.spec import parse_spec
-from kvq_core.verdict import EXPLAINED, verdict, why_texts_differ
+from kvq_core.verdict import EXPLAINED, verdict
 from tests.ui_record_factory import make_run
 
 LAYER, HEAD, PAIR = 11, 1, 20
@@ -153,17 +153,3 @@ def test_tiers_stand_beside_the_noise_floor(kld: float, p99: float, flips: float
     assert found.word == word
     assert f"mean KLD {kld:.2g}, p99 {p99:.2g}" in found.why and "noise floor: mean KLD" in found.why
     assert found.why.endswith(EXPLAINED)
-
-
-def test_why_the_texts_differ() -> None:
-    record, arrays = make_run(1)
-    arrays["reference/margin"] = torch.full((63,), 2.0)
-    arrays["lane/0/same_top"] = torch.ones(63, dtype=torch.uint8)
-    arrays["lane/0/same_top"][[6, 20, 30]] = 0  # token 8 is the divergence, scored at position 6
-    told = why_texts_differ(record, arrays, 0)
-    assert "part at token 8 of 64" in told and "by 2.00 logits: no near-tie" in told and "2 more times in 56" in told
-    arrays["reference/margin"][6] = 0.0
-    assert "a near-tie" in why_texts_differ(record, arrays, 0)
-    record.lanes[0].metrics.first_divergence = None
-    assert "the same 64 tokens" in why_texts_differ(record, arrays, 0)
-    assert why_texts_differ(record, {}, 0)

@@ -1,6 +1,7 @@
 """Whatever people, models and links say reaches the page as text."""
 
 import pytest
+import torch
 
 from kvq_core.errors import StoreError
 from kvq_core.events import LaneProgress, Step
@@ -16,6 +17,7 @@ from ui.panels.storage import extrapolation
 from ui.status import line, notice
 from ui.text import SHADES, lane_tokens, safe, shade, strip, token
 from ui.verdict import verdict
+from ui.words.texts import disagreement
 
 NASTY = (
     "<img src=x onerror=alert(1)>",
@@ -166,3 +168,20 @@ def test_a_link_that_opens_nothing_is_a_card(id, tmp_path):
         services.shelf.get(id)
     _, message, _ = opened_page(SimpleNamespace(query_params={"preset": id}), services)
     assert "Unknown preset" in message
+
+
+def test_why_the_texts_disagree():
+    record, arrays = make_run(1)
+    at = record.lanes[0].metrics.first_divergence
+    step = at - 1  # scored position s is about token s + 1
+    arrays["reference/margin"][step] = 2.5
+    arrays["reference/topk_probs"][step, :2] = torch.tensor([0.5, 0.25])
+    told = disagreement(record, arrays, 0)
+    assert f"parts at token {at}" in told and "led its second by 2.5 logits (50 % against 25 %)" in told
+    assert "near-tie" not in told and f"the {64 - at} forced tokens after it" in told
+    arrays["reference/margin"][step] = 0.0
+    assert "a near-tie" in disagreement(record, arrays, 0)
+    record.spec["temperature"] = 0.7  # drawn tokens need not be the two the margin is between
+    assert "same random number" in (told := disagreement(record, arrays, 0)) and "logits" not in told
+    record.lanes[0].metrics.first_divergence = None
+    assert "token for token" in disagreement(record, arrays, 0)

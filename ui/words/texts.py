@@ -35,9 +35,11 @@ def disagreement(record: Record, arrays: Arrays, index: int) -> str:
     said = f"Left to itself it parts at token {at}, writing “{own}” for “{theirs}”"
     margin, probs = array(arrays, "reference/margin"), array(arrays, "reference/topk_probs")
     step = at - 1
-    if margin is not None and 0 <= step < margin.size:
+    if record.spec.get("temperature"):
+        said += ", both drawn with the same random number"
+    elif margin is not None and 0 <= step < margin.size:
         near = margin[step] <= m.near_tie_margin
-        lead = f"the reference preferred its own by {significant(float(margin[step]), 2)} logits"
+        lead = f"the reference's first choice led its second by {significant(float(margin[step]), 2)} logits"
         if probs is not None:
             lead += f" ({percent(float(probs[step, 0]))} against {percent(float(probs[step, 1]))})"
         said += f", where {lead}" + (", a near-tie that rounding alone could turn" if near else "")
