@@ -35,6 +35,7 @@ ALLOWED = {
     "runfiles": {"errors", "record"},
     "store": {"errors", "record", "runfiles", "settings"},
     "presets": {"errors", "spec"},
+    "links": {"errors", "spec"},
     "examples": {"errors", "presets", "run", "spec", "store"},
     "render": {"errors", "models", "spec"},
     "estimate": {"capture", "methods", "models", "record", "render", "settings", "spec"},
