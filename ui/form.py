@@ -4,7 +4,9 @@ from typing import Any
 
 from kvq_core.spec import ComparisonSpec, parse_spec
 from ui.lanes import LaneForm, from_spec, to_spec
+from ui.stress import dials, read, shown
 
+STRESS = {f"stress.{dial.name}": dial for dial in dials()}
 # Order of the values in every handler that reads or fills the form; ``lanes`` and ``rest`` follow them.
 FIELDS = (
     "model",
@@ -17,8 +19,11 @@ FIELDS = (
     "temperature",
     "seed",
     "ignore_eos",
+    "capture.detail",
+    *STRESS,
 )
-_SHOWN = {*FIELDS, "lanes"} - {"no_system"}
+_PLAIN = tuple(name for name in FIELDS if name != "no_system" and "." not in name)
+_SHOWN = {*_PLAIN, "lanes", "stress"}
 
 
 def to_comparison(values: dict[str, Any], lanes: list[LaneForm], rest: dict[str, Any]) -> ComparisonSpec:
@@ -26,7 +31,9 @@ def to_comparison(values: dict[str, Any], lanes: list[LaneForm], rest: dict[str,
 
     Raises SpecError with one line.
     """
-    data = {**rest, **{name: values[name] for name in FIELDS if name != "no_system"}}
+    data = {**rest, **{name: values[name] for name in _PLAIN}}
+    data["capture"] = {**rest.get("capture", {}), "detail": values["capture.detail"]}
+    data["stress"] = stress_of(values)
     data["model"] = str(values["model"] or "").strip()
     data["system"] = "" if values["no_system"] else values["system"] or None
     data["continuation"] = values["continuation"] or None
@@ -37,8 +44,13 @@ def to_comparison(values: dict[str, Any], lanes: list[LaneForm], rest: dict[str,
 def from_comparison(spec: ComparisonSpec) -> tuple[list[Any], list[LaneForm], dict[str, Any]]:
     """Values in the order of FIELDS, the lanes, and the fields the form does not show."""
     values = spec.model_dump(mode="json")
-    shown = [
-        spec.system == "" if name == "no_system" else "" if values[name] is None else values[name] for name in FIELDS
-    ]
+    plain = {name: "" if values[name] is None else values[name] for name in _PLAIN}
+    stress = {place: shown(values["stress"][dial.name]) for place, dial in STRESS.items()}
+    found = {**plain, "no_system": spec.system == "", "capture.detail": spec.capture.detail, **stress}
     rest = {k: v for k, v in spec.model_dump(mode="json", exclude_defaults=True).items() if k not in _SHOWN}
-    return shown, from_spec(spec.lanes), rest
+    return [found[name] for name in FIELDS], from_spec(spec.lanes), rest
+
+
+def stress_of(values: dict[str, Any]) -> dict[str, Any]:
+    """Plain data for Stress from the values of its controls."""
+    return {dial.name: read(dial, values[place]) for place, dial in STRESS.items()}

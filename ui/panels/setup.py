@@ -1,13 +1,15 @@
 """The prompt card: model, presets, prompt, and the options of generation."""
 
 from dataclasses import dataclass
+from typing import get_args
 
 import gradio as gr
 
 from kvq_core.models import available_models
 from kvq_core.presets import Preset, presets
-from kvq_core.spec import DEFAULT_MODEL
+from kvq_core.spec import DEFAULT_MODEL, Capture
 from ui.form import FIELDS
+from ui.panels.stress import create_stress
 from ui.services import SWIFT
 from ui.text import safe
 
@@ -58,8 +60,8 @@ def create_setup() -> Setup:
             elem_id="prompt",
             interactive=True,
         )
-        options = _options()
-    return Setup([model, prompt, *options], gr.State({}), question, chips, more)
+        options, stress = _options(), create_stress()
+    return Setup([model, prompt, *options, *stress], gr.State({}), question, chips, more)
 
 
 def _options() -> list[gr.components.Component]:
@@ -88,7 +90,12 @@ def _options() -> list[gr.components.Component]:
             label="Continuation", lines=2, max_lines=6, placeholder="empty: generate",
             info="Text to score through the caches instead of generating.", interactive=True
         )  # fmt: skip
-    return [system, no_system, chat, continuation, tokens, temperature, seed, ignore_eos]
+        detail = Capture.model_fields["detail"]
+        captures = gr.Dropdown(
+            list(get_args(detail.annotation)), value=detail.default, label=detail.title, info=detail.description,
+            filterable=False, elem_id="capture-detail", interactive=True,
+        )  # fmt: skip
+    return [system, no_system, chat, continuation, tokens, temperature, seed, ignore_eos, captures]
 
 
 def short(preset: Preset) -> str:
