@@ -6,9 +6,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kvq_core.engine.stream import Stream
 from kvq_core.errors import SpecError
 from kvq_core.methods import Method, ModelShape, Prompt, Window
+from kvq_core.methods.stream import Stream
 from kvq_core.rope import Rope
 
 

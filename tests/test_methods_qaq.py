@@ -11,10 +11,10 @@ from kvq_kernels import midpoint_codes, midpoint_values
 from torch import Tensor
 
 import kvq_core
-from kvq_core.engine.stream import Stream
 from kvq_core.errors import SpecError
 from kvq_core.methods import Fitted, Prompt, make
 from kvq_core.methods.ragged import RaggedBlock, RaggedCodec
+from kvq_core.methods.stream import Stream
 from kvq_core.methods.tolerance import attention_rows
 from kvq_core.spec import Lane
 from tests.engine_runs import run_engine

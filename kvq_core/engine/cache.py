@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from kvq_core.engine.prefill import LayerGroup
-from kvq_core.engine.stream import Stream
 from kvq_core.methods import Codec, ModelRef, Prompt, Window
 from kvq_core.methods.base import Select
+from kvq_core.methods.stream import Stream
 from kvq_core.rope import Rope
 from kvq_core.spec import Lane
 

@@ -2,12 +2,13 @@
 
 import hashlib
 import json
+import sys
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,34 +16,12 @@ from torch import Tensor
 from kvq_core.errors import ModelError, SpecError
 from kvq_core.methods import ModelRef, ModelShape
 from kvq_core.models import bundled
+from kvq_core.models.choice import KNOWN, check_offered
 from kvq_core.models.lockstep import ATTENTION, register
 from kvq_core.models.support import attention_modules, check_config, check_model, window_of
 from kvq_core.rope import Rope
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL
-
-
-class ModelChoice(NamedTuple):
-    id: str
-    title: str
-
-
-_KNOWN = (
-    ModelChoice(DEFAULT_MODEL, "SmolLM2-135M-Instruct (bundled)"),
-    ModelChoice("HuggingFaceTB/SmolLM2-360M-Instruct", "SmolLM2-360M-Instruct"),
-    ModelChoice("Qwen/Qwen2.5-0.5B-Instruct", "Qwen2.5-0.5B-Instruct"),
-    ModelChoice("Qwen/Qwen3-0.6B", "Qwen3-0.6B"),
-    ModelChoice("meta-llama/Llama-3.2-1B-Instruct", "Llama-3.2-1B-Instruct"),
-)
-
-
-def available_models() -> list[ModelChoice]:
-    """Models a front end offers; others are named by their Hub id. An allow-list (KVQ_MODELS) replaces the list."""
-    allowed = settings().models
-    if not allowed:
-        return list(_KNOWN)
-    titles = dict(_KNOWN)
-    return [ModelChoice(name, titles.get(name, name)) for name in allowed]
 
 
 @dataclass
@@ -93,14 +72,7 @@ class LoadedModel:
 
     def rope(self, tokens: int) -> Rope:
         """RoPE tables for positions 0 .. tokens-1, applied by the model's own function."""
-        import sys
-
-        attention = attention_modules(self.model)[0]
-        apply = sys.modules[type(attention).__module__].apply_rotary_pos_emb
-        rotary = self.model.base_model.rotary_emb
-        like = torch.zeros(1, dtype=self.dtype, device=self.device)
-        cos, sin = rotary(like, torch.arange(tokens, device=self.device)[None])
-        return Rope.of(cos[0].float(), sin[0].float(), self.shape.head_dim, apply)
+        return rope_of(self.model, tokens)
 
     def render(self, prompt: str, system: str | None, chat: bool) -> list[int]:
         """Token ids of the prompt as the model sees it.
@@ -136,6 +108,15 @@ class LoadedModel:
         return out.logits.float()
 
 
+def rope_of(model: Any, tokens: int) -> Rope:
+    """RoPE tables of a transformers model for positions 0 .. tokens-1, applied by the model's own function."""
+    apply = sys.modules[type(attention_modules(model)[0]).__module__].apply_rotary_pos_emb
+    weight = model.get_input_embeddings().weight
+    like = torch.zeros(1, dtype=weight.dtype, device=weight.device)
+    cos, sin = model.base_model.rotary_emb(like, torch.arange(tokens, device=weight.device)[None])
+    return Rope.of(cos[0].float(), sin[0].float(), shape_of(model.config).head_dim, apply)
+
+
 def shape_of(config: Any) -> ModelShape:
     """The shape a transformers configuration describes."""
     heads = config.num_attention_heads
@@ -161,7 +142,7 @@ def wrap(model: Any, tokenizer: Any, *, id: str, title: str = "", revision: str 
 
 def bundled_folder() -> Path:
     """Where the converted default model lies; converts it on first use."""
-    return bundled.convert(settings().home / "models" / DEFAULT_MODEL)
+    return bundled.convert(bundled.folder())
 
 
 _loading = threading.Lock()
@@ -172,9 +153,7 @@ def load(id: str, revision: str | None = None) -> LoadedModel:
 
     Raises ModelError: unknown id, not reachable, not allowed on this instance, or not supported, with the reason.
     """
-    allowed = settings().models
-    if allowed and id not in allowed:
-        raise ModelError(f"Model {id!r} is not offered on this instance; available: {', '.join(allowed)}.")
+    check_offered(id)
     with _loading:  # two visitors must not load the same weights twice
         return _load(id, revision)
 
@@ -198,7 +177,7 @@ def _load(id: str, revision: str | None) -> LoadedModel:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(f"Model {id!r} could not be loaded: {first[:200]}") from None
     check_model(model)
-    title = dict(_KNOWN).get(id, id).removesuffix(" (bundled)")
+    title = dict(KNOWN).get(id, id).removesuffix(" (bundled)")
     commit = getattr(model.config, "_commit_hash", None) or found
     digest = commit or folder_hash(Path(source))
     return _ready(LoadedModel(id, title, commit, model, tokenizer, digest[:16]))

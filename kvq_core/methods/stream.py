@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from kvq_core.methods import Block, Codec, Window
-from kvq_core.methods.codec import Patch
+from kvq_core.methods.codec import Block, Codec, Patch
+from kvq_core.methods.window import Window
 
 
 @dataclass
