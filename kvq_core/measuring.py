@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from kvq_core.errors import MethodError
-from kvq_core.models import load
+from kvq_core.models import load, with_model
 from kvq_core.packed import Measured, Request, measure
 from kvq_core.render import render
 from kvq_core.spec import ComparisonSpec
@@ -25,6 +25,7 @@ def measure_spec(spec: ComparisonSpec, request: Request) -> Iterator[Measured | 
 
     Raises KvqError where the prompt, the model or the request cannot be measured at all.
     """
+    spec = with_model(spec)
     model = load(spec.model, spec.revision)
     ids = render(model, spec)
     yield measure(model, None, ids, request)

@@ -19,7 +19,7 @@ from kvq_core.events import Encoding, Event, Finished, LaneProgress, Loading, St
 from kvq_core.events import Prefill as PrefillEvent
 from kvq_core.metrics.fidelity import Fidelity
 from kvq_core.metrics.memory import quantized_keys
-from kvq_core.models import LoadedModel, load
+from kvq_core.models import LoadedModel, load, with_model
 from kvq_core.models.text import Pieces
 from kvq_core.record import Record
 from kvq_core.render import render

@@ -35,7 +35,9 @@ def settings() -> Settings:
     )
 
 
+    limit, days = env.get("KVQ_STORE_LIMIT", "").strip(), env.get("KVQ_STORE_DAYS", "").strip()
 def _port(text: str) -> int:
     if text.isascii() and text.isdigit() and 0 < int(text) < 65536:
         return int(text)
     raise KvqError(f"PORT = {text!r} is not a port; give a number from 1 to 65535.")
+        zero_gpu=env.get("SPACES_ZERO_GPU", "").lower() in ("1", "t", "true"),

