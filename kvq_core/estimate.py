@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from kvq_core.capture.attention import STEPS
-from kvq_core.models import LoadedModel, load
+from kvq_core.models import LoadedModel, load, with_model
 from kvq_core.record import Record
 from kvq_core.render import render
 from kvq_core.settings import settings

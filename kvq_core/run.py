@@ -43,6 +43,7 @@ def compare(spec: ComparisonSpec, store: Store | None = None) -> Generator[Event
     A run the store already holds is returned at once. A finished run is saved there. Closing the generator cancels
     within a step or a prefill chunk and saves nothing. Raises KvqError where the spec cannot be run.
     """
+    spec = with_model(spec)
     yield Loading(spec.model)
     yield from compare_on(load(spec.model, spec.revision), spec, store)
 
