@@ -1,18 +1,14 @@
 """Finished runs, kept whole or not at all, in any place fsspec can reach.
 
-A run is the three files of runfiles.py; the manifest commits it: no manifest, no run. On a local disk all three are
-written into a hidden folder beside the run's own, which one rename puts in place. Object stores cannot rename a
-folder, so there the content goes under ``<id>/<name of the attempt>/``, and creating ``<id>/manifest.json`` commits it.
+A run is the three files of runfiles.py under ``<id>/``; the manifest commits it: no manifest, no run. How it gets there
+is told in layouts.py.
 """
 
-import os
 import re
-import secrets
-import shutil
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 import fsspec
@@ -21,78 +17,135 @@ from fsspec.implementations.local import LocalFileSystem
 from torch import Tensor
 
 from kvq_core.errors import StoreError
+from kvq_core.folders import check_folder, read_run, reported, write_run
+from kvq_core.layouts import OPENED, SHARED, Files, Folders, Layout, Objects, modified
 from kvq_core.record import Record
-from kvq_core.runfiles import (
-    MANIFEST,
-    Manifest,
-    Summary,
-    deserialize,
-    parse_manifest,
-    record_json,
-    serialize,
-)
+from kvq_core.retention import Holding, Limits, Usage, making_way
+from kvq_core.runfiles import MANIFEST, Manifest, Summary, deserialize, parse_manifest, record_json, serialize
 from kvq_core.settings import settings
 
 __all__ = ["Store", "Summary", "check_folder", "open_store", "read_run", "record_json", "write_run"]
 
+OPEN_S = 3600.0  # a run looked at within this time does not make way
+NO_LIMITS = Limits()
 _ID = re.compile(r"[0-9a-f]{16}")
-_DAY = 86400.0
+_CREDENTIALS = re.compile(r"//[^/@]*@")
 
 
 class Store:
     """Runs under one folder or URL; ``open_store`` makes it. Several processes may use one place at once."""
 
-    def __init__(self, fs: AbstractFileSystem, root: str):
+    def __init__(self, fs: AbstractFileSystem, root: str, limits: Limits = NO_LIMITS):
         self.fs = fs
         self.root = root.rstrip("/")
+        self.limits = limits
+        self.layout: Layout = Folders(self.root) if isinstance(fs, LocalFileSystem) else Objects(fs, self.root)
+        self._manifests: dict[str, Manifest] = {}  # read once: what a manifest commits never changes
+        self._opened: dict[str, float] = {}  # when this process last wrote a run's OPENED
+
+    @property
+    def scheme(self) -> str:
+        """The kind of place, as in its URL: ``file``, ``memory``, ``s3``, ..."""
+        protocol = self.fs.protocol
+        return protocol if isinstance(protocol, str) else protocol[0]
 
     def exists(self, run_id: str) -> bool:
         """Whether a finished run of that id is here. Raises StoreError for an id that cannot be one."""
-        path = self._path(run_id, MANIFEST)
-        with _reported(f"look for run {run_id}"):
+        self._path(run_id)
+        with reported(f"look for run {run_id}"):
             self.fs.invalidate_cache()  # another process may have written it since
-            return bool(self.fs.isfile(path))
+            return self.layout.committed(run_id)
 
     def save(self, record: Record, arrays: dict[str, Tensor]) -> None:
         """Keep a finished run. The first writer of an id wins; a damaged run of that id is replaced.
 
-        Raises StoreError when it cannot be written or could not be read back.
+        Where the store has limits, old runs make way. Raises StoreError when the run cannot be written, could not be
+        read back, or does not fit.
         """
-        target = self._path(record.id)
+        self._path(record.id)
         content, manifest = serialize(record, arrays)
         if self._intact(record.id):
             return
-        with _reported(f"store run {record.id}"):
-            if isinstance(self.fs, LocalFileSystem):
-                self._save_folder(Path(target), {**content, MANIFEST: manifest.seal()})
-            else:
-                self._save_objects(target, content, manifest)
+        if self.limits:
+            self.prune(sum(map(len, content.values())) + len(manifest.seal()), {record.id})
+        with reported(f"store run {record.id}"):
+            self.layout.put(content, manifest, lambda: self._intact(record.id))
+        self.keep_open(record.id)
 
     def load(self, run_id: str) -> tuple[Record, dict[str, Tensor]]:
         """The run of that id, every byte checked against its manifest.
 
         Raises StoreError: invalid or unknown id, damaged, or of another version.
         """
-        if not self.exists(run_id):
-            raise StoreError(f"Run {run_id!r} is not in this store. Check the link, or run the comparison again.")
-        with _reported(f"read run {run_id}"):
-            record, arrays = deserialize(lambda name: self.fs.cat_file(self._path(run_id, name)), f"Run {run_id}")
+        self._demand(run_id)
+        self.keep_open(run_id)
+        try:
+            with reported(f"read run {run_id}"):
+                record, arrays = deserialize(lambda name: self.fs.cat_file(self._path(run_id, name)), f"Run {run_id}")
+        except StoreError:
+            self._demand(run_id)  # it may have made way while it was read
+            raise
         if record.id != run_id:
             raise StoreError(f"Run {run_id} is damaged: it holds run {record.id}. Run the comparison again.")
         return record, arrays
 
     def list(self, limit: int = 50) -> list[Summary]:
-        """The newest runs first; what cannot be read is left out."""
-        with _reported("list the runs"):
+        """The newest runs first; what cannot be read is left out. Reads the manifests it has not read before."""
+        with reported("list the runs"):
             self.fs.invalidate_cache()
             here = self.fs.ls(self.root, detail=False) if self.fs.isdir(self.root) else []
-        found = []
-        for run_id in filter(_ID.fullmatch, (path.rstrip("/").rsplit("/", 1)[-1] for path in here)):
-            try:
-                found.append(parse_manifest(self.fs.cat_file(self._path(run_id, MANIFEST)), run_id).summary)
-            except (StoreError, OSError):
-                continue
+            ids = filter(_ID.fullmatch, (path.rstrip("/").rsplit("/", 1)[-1] for path in here))
+            found = [manifest.summary for manifest in self._read_manifests(ids).values()]
         return sorted(found, key=lambda s: (s.created, s.id), reverse=True)[:limit]
+
+    def usage(self) -> Usage:
+        """Runs and bytes, of one listing and the manifests that were not read before."""
+        with reported("measure the store"):
+            files = self._files()
+            runs = sorted(run.created for run in self._holdings(files))
+        return Usage(len(runs), _total(files), runs[0] if runs else None, runs[-1] if runs else None)
+
+    def prune(self, need: int = 0, spare: Iterable[str] = ()) -> tuple[str, ...]:
+        """Remove what the limits say, so that ``need`` more bytes fit; returns the ids that are gone.
+
+        Runs in ``spare`` stay, and those somebody looked at within OPEN_S. Raises StoreError, with nothing removed,
+        where that does not make enough room.
+        """
+        with reported("make room in the store"):
+            files = self._files()
+            if self.layout.sweep(files):
+                files = self._files()
+            excess = 0 if self.limits.size is None else need + _total(files) - self.limits.size
+            stays = frozenset(spare)
+            going = making_way(
+                self._holdings(files), excess, self.limits, datetime.now(UTC),
+                lambda run_id: run_id in stays or self._is_open(run_id, files[run_id]),
+            )  # fmt: skip
+            freed = sum(run.size for run in going)
+            if need and excess > freed:
+                raise StoreError(
+                    f"The run takes {need / 1e6:,.1f} MB, which the store has no room for: it may hold "
+                    f"{(self.limits.size or 0) / 1e6:,.1f} MB, and {(_total(files) - freed) / 1e6:,.1f} MB of it are "
+                    "runs that are open now. Raise KVQ_STORE_LIMIT, or try again in an hour."
+                )
+            for run in going:
+                self.layout.remove(run.id)
+                self._manifests.pop(run.id, None)
+                self._opened.pop(run.id, None)
+        return tuple(run.id for run in going)
+
+    def keep_open(self, run_id: str) -> None:
+        """Say that somebody looks at a run, so that no process removes it within OPEN_S. Without limits, none does."""
+        now = time.time()
+        if not self.limits or now - self._opened.get(run_id, 0.0) < OPEN_S / 4:
+            return
+        with suppress(OSError):  # gone, or a place that can only be read
+            self.fs.pipe_file(self._path(run_id, OPENED), str(now).encode())
+            self._opened[run_id] = now
+
+    def _demand(self, run_id: str) -> None:
+        if not self.exists(run_id):
+            raise StoreError(f"Run {run_id!r} is not in this store. Check the link, or run the comparison again.")
 
     def _path(self, run_id: str, name: str = "") -> str:
         """Where a run lies. The only way an id becomes a path, so that nothing but an id ever does."""
@@ -107,117 +160,73 @@ class Store:
             return False
         return True
 
-    def _save_folder(self, target: Path, files: dict[str, bytes]) -> None:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(target.parent)
-        with _aside(target.parent, target.name, files) as aside:
-            while True:
-                try:
-                    aside.rename(target)
-                    return
-                except OSError:
-                    if not target.exists():
-                        raise
-                if self._intact(target.name):  # another writer was first
-                    return
-                target.rename(aside / "damaged")
-                shutil.rmtree(aside / "damaged")
+    def _files(self) -> Files:
+        """Names and sizes of the files under every run's id, finished or not, and of what killed writers left."""
+        self.fs.invalidate_cache()
+        found: dict[str, dict[str, int]] = {}
+        here = self.fs.find(self.root, detail=True) if self.fs.isdir(self.root) else {}
+        for path, info in here.items():
+            folder, _, name = path.removeprefix(self.root).lstrip("/").partition("/")
+            if name and _ID.match(folder.removeprefix(".")):
+                found.setdefault(folder, {})[name] = info["size"]
+        return found
 
-    def _save_objects(self, target: str, content: dict[str, bytes], manifest: Manifest) -> None:
-        attempt = secrets.token_hex(8)
-        self.fs.makedirs(f"{target}/{attempt}", exist_ok=True)
-        for name, data in content.items():
-            self.fs.pipe_file(f"{target}/{attempt}/{name}", data)
-        sealed = manifest.model_copy(update={"folder": attempt + "/"}).seal()
-        mode = "overwrite" if self.fs.isfile(f"{target}/{MANIFEST}") else "create"  # one that is here is damaged
+    def _holdings(self, files: Files) -> Sequence[Holding]:
+        """The finished runs among ``_files``; one whose manifest cannot be read is as old as its file."""
+        runs = {run_id: sizes for run_id, sizes in files.items() if _ID.fullmatch(run_id) and sizes.get(MANIFEST)}
+        manifests = self._read_manifests(runs)
+        found = []
+        for run_id, sizes in runs.items():
+            created = _moment(manifests[run_id].summary.created) if run_id in manifests else None
+            with suppress(FileNotFoundError):  # removed a moment ago
+                created = created or modified(self.fs, self._path(run_id, MANIFEST))
+                found.append(Holding(run_id, sum(sizes.values()), created, SHARED in sizes))
+        return found
+
+    def _read_manifests(self, ids: Iterable[str]) -> dict[str, Manifest]:
+        """The manifests that are whole; those not read before are fetched at once, where the file system can."""
+        ids = list(ids)
+        if new := [self._path(run_id, MANIFEST) for run_id in ids if run_id not in self._manifests]:
+            for path, raw in self.fs.cat(new, on_error="omit").items():
+                run_id = path.rsplit("/", 2)[-2]
+                with suppress(StoreError):
+                    self._manifests[run_id] = parse_manifest(raw, run_id)
+        return {run_id: self._manifests[run_id] for run_id in ids if run_id in self._manifests}
+
+    def _is_open(self, run_id: str, names: Iterable[str]) -> bool:
+        if OPENED not in names:
+            return False
         try:
-            self.fs.pipe_file(f"{target}/{MANIFEST}", sealed, mode=mode)
-        except FileExistsError:  # another writer was first
-            self.fs.rm(f"{target}/{attempt}", recursive=True)
+            return time.time() - float(self.fs.cat_file(self._path(run_id, OPENED))) < OPEN_S
+        except (OSError, ValueError):
+            return False
 
 
-def open_store(url: str | None = None) -> Store:
-    """The store at a path or fsspec URL (``file://``, ``memory://``, ``s3://``, ...); without one, KVQ_STORE's.
+def open_store(url: str | None = None, limits: Limits | None = None) -> Store:
+    """The store at a path or fsspec URL (``file://``, ``memory://``, ``s3://``, ...); without one, KVQ_STORE's with its
+    limits.
 
     Raises StoreError when the URL means nothing here.
     """
-    url = url or settings().store
+    if url is None:
+        found = settings()
+        url, limits = found.store, limits or Limits(found.store_limit, found.store_days)
     try:
         fs, root = fsspec.core.url_to_fs(url if "://" in url else str(Path(url).expanduser().absolute()))
     except (ValueError, ImportError, OSError) as error:
-        raise StoreError(f"Store {url!r} cannot be opened: {error}. Give a path or an fsspec URL.") from None
-    return Store(fs, root)
+        said = _CREDENTIALS.sub("//***@", f"Store {url!r} cannot be opened: {error}. Give a path or an fsspec URL.")
+        raise StoreError(said) from None
+    return Store(fs, root, limits or NO_LIMITS)
 
 
-def write_run(folder: Path, record: Record, arrays: dict[str, Tensor]) -> None:
-    """Write a run's three files into ``folder``, all or none; other files there stay as they are.
-
-    Raises StoreError when they cannot be written.
-    """
-    check_folder(folder)
-    content, manifest = serialize(record, arrays)
-    files = {**content, MANIFEST: manifest.seal()}
-    with _reported(f"write to {folder}"):
-        inside = folder.is_dir()  # a folder that is in use can only be filled file by file
-        home = folder if inside else folder.parent
-        home.mkdir(parents=True, exist_ok=True)
-        with _aside(home, folder.name, files) as aside:
-            if not inside:
-                aside.rename(folder)
-                return
-            (folder / MANIFEST).unlink(missing_ok=True)  # from here until the last rename there is no run
-            for name in files:
-                (aside / name).replace(folder / name)
+def _total(files: Files) -> int:
+    return sum(sum(sizes.values()) for sizes in files.values())
 
 
-def check_folder(folder: Path) -> None:
-    """Find out before a run is computed whether ``write_run`` could write there. Raises StoreError."""
-    there = folder.absolute()
-    while not there.exists():
-        there = there.parent
-    if not there.is_dir():
-        raise StoreError(f"Cannot write to {folder}: {there} is not a folder. Give another one.")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise StoreError(f"Cannot write to {folder}: {there} is not writable. Give another one.")
-
-
-def read_run(folder: Path) -> tuple[Record, dict[str, Tensor]]:
-    """The run that ``write_run`` left in ``folder``.
-
-    Raises StoreError when there is none, or it is damaged or of another version.
-    """
-    if not (folder / MANIFEST).is_file():
-        raise StoreError(f"{folder} holds no finished run: {MANIFEST} is missing. Give a folder written by --out.")
-    with _reported(f"read the run in {folder}"):
-        return deserialize(lambda name: (folder / name).read_bytes(), f"The run in {folder}")
-
-
-@contextmanager
-def _aside(parent: Path, name: str, files: dict[str, bytes]) -> Iterator[Path]:
-    """A hidden folder in ``parent`` holding ``files``; whatever of it is still there afterwards is removed."""
-    aside = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=parent))
+def _moment(created: str) -> datetime | None:
+    """A record's time of creation; None where it is none."""
     try:
-        aside.chmod(0o755)  # mkdtemp's are for their owner alone
-        for file, data in files.items():
-            (aside / file).write_bytes(data)
-        yield aside
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
-def _sweep(root: Path) -> None:
-    """Remove what killed writers left behind, once it is too old to belong to a living one."""
-    for left in root.glob(".*-*"):
-        with suppress(FileNotFoundError):  # another process may be sweeping too
-            if _ID.fullmatch(left.name[1:17]) and time.time() - left.stat().st_mtime > _DAY:
-                shutil.rmtree(left, ignore_errors=True)
-
-
-@contextmanager
-def _reported(doing: str) -> Iterator[None]:
-    """Turns an OSError into a StoreError that says what was being done."""
-    try:
-        yield
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error) or type(error).__name__
-        raise StoreError(f"Cannot {doing}: {reason}.") from None
+        found = datetime.fromisoformat(created)
+    except ValueError:
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)

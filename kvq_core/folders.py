@@ -1,0 +1,84 @@
+"""Runs as plain folders: what ``--out`` writes, and how a local store puts a whole folder in place at once."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch import Tensor
+
+from kvq_core.errors import KvqError, StoreError
+from kvq_core.record import Record
+from kvq_core.runfiles import MANIFEST, deserialize, serialize
+
+
+def write_run(folder: Path, record: Record, arrays: dict[str, Tensor]) -> None:
+    """Write a run's three files into ``folder``, all or none; other files there stay as they are.
+
+    Raises StoreError when they cannot be written.
+    """
+    check_folder(folder)
+    content, manifest = serialize(record, arrays)
+    files = {**content, MANIFEST: manifest.seal()}
+    with reported(f"write to {folder}"):
+        inside = folder.is_dir()  # a folder that is in use can only be filled file by file
+        home = folder if inside else folder.parent
+        home.mkdir(parents=True, exist_ok=True)
+        with aside(home, folder.name, files) as new:
+            if not inside:
+                new.rename(folder)
+                return
+            (folder / MANIFEST).unlink(missing_ok=True)  # from here until the last rename there is no run
+            for name in files:
+                (new / name).replace(folder / name)
+
+
+def check_folder(folder: Path) -> None:
+    """Find out before a run is computed whether ``write_run`` could write there. Raises StoreError."""
+    there = folder.absolute()
+    while not there.exists():
+        there = there.parent
+    if not there.is_dir():
+        raise StoreError(f"Cannot write to {folder}: {there} is not a folder. Give another one.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise StoreError(f"Cannot write to {folder}: {there} is not writable. Give another one.")
+
+
+def read_run(folder: Path) -> tuple[Record, dict[str, Tensor]]:
+    """The run that ``write_run`` left in ``folder``.
+
+    Raises StoreError when there is none, or it is damaged or of another version.
+    """
+    if not (folder / MANIFEST).is_file():
+        raise StoreError(f"{folder} holds no finished run: {MANIFEST} is missing. Give a folder written by --out.")
+    with reported(f"read the run in {folder}"):
+        return deserialize(lambda name: (folder / name).read_bytes(), f"The run in {folder}")
+
+
+@contextmanager
+def aside(parent: Path, name: str, files: dict[str, bytes]) -> Iterator[Path]:
+    """A hidden folder in ``parent`` holding ``files``; whatever of it is still there afterwards is removed."""
+    new = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=parent))
+    try:
+        new.chmod(0o755)  # mkdtemp's are for their owner alone
+        for file, data in files.items():
+            (new / file).write_bytes(data)
+        yield new
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+@contextmanager
+def reported(doing: str) -> Iterator[None]:
+    """Turns what a file system raises into a StoreError that says what was being done."""
+    try:
+        yield
+    except KvqError:
+        raise
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error) or type(error).__name__
+        raise StoreError(f"Cannot {doing}: {reason}.") from error
+    except Exception as error:  # clients of object stores have trees of their own
+        raise StoreError(f"Cannot {doing}: {type(error).__name__}: {str(error)[:200]}") from error

@@ -1,0 +1,153 @@
+"""The two ways a run lies in a store: as one folder where folders can be renamed, as objects everywhere else.
+
+Whole or not at all, whenever a writer is killed: a folder is filled aside and put in place by one rename; objects are
+put under the name of the attempt, and creating the manifest that names the attempt commits them. Removing goes the
+other way round: what commits a run goes first.
+"""
+
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Protocol
+
+from fsspec import AbstractFileSystem
+
+from kvq_core.errors import StoreError
+from kvq_core.folders import aside
+from kvq_core.runfiles import ARRAYS, MANIFEST, RECORD, Manifest, parse_manifest
+
+OPENED, SHARED = "opened", "shared"  # files beside a manifest: when the run was last looked at; that it is shared
+LEFT = timedelta(days=1)  # what an unfinished write left is older than any living writer
+Files = Mapping[str, Mapping[str, int]]  # sizes by name, under every run's id
+
+
+class Layout(Protocol):
+    def committed(self, run_id: str) -> bool:
+        """Whether a finished run of that id is there, intact or not."""
+
+    def put(self, content: dict[str, bytes], manifest: Manifest, intact: Callable[[], bool]) -> None:
+        """Commit a run unless another writer was first; ``intact`` tells whether the one that is there can be read."""
+
+    def remove(self, run_id: str) -> None:
+        """Remove a run; it may be gone already."""
+
+    def sweep(self, files: Files) -> bool:
+        """Remove what killed writers left; whether there was any."""
+
+
+class Folders:
+    """On a local disk."""
+
+    def __init__(self, root: str):
+        self.root = Path(root)
+
+    def committed(self, run_id: str) -> bool:
+        return (self.root / run_id / MANIFEST).is_file()
+
+    def put(self, content: dict[str, bytes], manifest: Manifest, intact: Callable[[], bool]) -> None:
+        target = self.root / manifest.id
+        self.root.mkdir(parents=True, exist_ok=True)
+        self.sweep({})
+        with aside(self.root, target.name, {**content, MANIFEST: manifest.seal()}) as new:
+            while True:
+                try:
+                    new.rename(target)
+                    return
+                except OSError:
+                    if not target.exists():
+                        raise
+                if intact():
+                    return
+                with aside(self.root, target.name, {}) as gone:
+                    target.rename(gone / "damaged")
+
+    def remove(self, run_id: str) -> None:
+        with suppress(FileNotFoundError), aside(self.root, run_id, {}) as gone:
+            (self.root / run_id).rename(gone / "removed")
+
+    def sweep(self, files: Files) -> bool:
+        swept = False
+        for left in self.root.glob("." + 16 * "[0-9a-f]" + "-*"):
+            with suppress(FileNotFoundError):  # another process may be sweeping too
+                if time.time() - left.stat().st_mtime > LEFT.total_seconds():
+                    shutil.rmtree(left, ignore_errors=True)
+                    swept = True
+        return swept
+
+
+class Objects:
+    """In an object store, or on any other file system."""
+
+    def __init__(self, fs: AbstractFileSystem, root: str):
+        self.fs = fs
+        self.root = root
+
+    def committed(self, run_id: str) -> bool:
+        try:
+            return bool(self.fs.info(f"{self.root}/{run_id}/{MANIFEST}")["size"])
+        except (FileNotFoundError, NotADirectoryError):
+            return False  # an empty one too: where putting is not atomic, its writer was killed before filling it
+
+    def put(self, content: dict[str, bytes], manifest: Manifest, intact: Callable[[], bool]) -> None:
+        target, attempt = f"{self.root}/{manifest.id}", secrets.token_hex(8)
+        self.fs.makedirs(f"{target}/{attempt}", exist_ok=True)
+        for name, data in content.items():
+            self.fs.pipe_file(f"{target}/{attempt}/{name}", data)
+        sealed = manifest.model_copy(update={"folder": attempt + "/"}).seal()
+        mode = "overwrite" if self.fs.isfile(f"{target}/{MANIFEST}") else "create"  # one that is here is damaged
+        try:
+            self.fs.pipe_file(f"{target}/{MANIFEST}", sealed, mode=mode)
+        except FileExistsError:  # another writer was first
+            self.fs.rm(f"{target}/{attempt}", recursive=True)
+
+    def remove(self, run_id: str) -> None:
+        target = f"{self.root}/{run_id}"
+        with suppress(FileNotFoundError):
+            raw = self.fs.cat_file(f"{target}/{MANIFEST}")
+            names = [MANIFEST, OPENED, SHARED]
+            with suppress(StoreError):  # what a damaged one named is swept later
+                folder = parse_manifest(raw, run_id).folder
+                names += [folder + RECORD, folder + ARRAYS]  # attempts that others are writing stay
+            for name in names:
+                with suppress(FileNotFoundError):
+                    self.fs.rm_file(f"{target}/{name}")
+
+    def sweep(self, files: Files) -> bool:
+        swept = False
+        for run_id, sizes in files.items():
+            attempts = {name.partition("/")[0] for name in sizes if "/" in name}
+            if not attempts or (len(attempts) == 1 and sizes.get(MANIFEST)):
+                continue
+            with suppress(StoreError):  # a manifest of another version may name any of them
+                attempts.discard(self._committed(run_id))
+                for name in [n for n in sizes if n.partition("/")[0] in attempts]:
+                    swept |= self._remove_old(f"{self.root}/{run_id}/{name}")
+        return swept
+
+    def _committed(self, run_id: str) -> str:
+        """The attempt a run's manifest names at this moment, or ""."""
+        try:
+            raw = self.fs.cat_file(f"{self.root}/{run_id}/{MANIFEST}")
+        except FileNotFoundError:
+            return ""
+        return parse_manifest(raw, run_id).folder.rstrip("/") if raw else ""
+
+    def _remove_old(self, path: str) -> bool:
+        with suppress(FileNotFoundError):
+            if datetime.now(UTC) - modified(self.fs, path) > LEFT:
+                self.fs.rm_file(path)
+                return True
+        return False
+
+
+def modified(fs: AbstractFileSystem, path: str) -> datetime:
+    """When a file was written; now, where the file system does not tell."""
+    try:
+        found: datetime = fs.modified(path)
+    except NotImplementedError:
+        return datetime.now(UTC)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
