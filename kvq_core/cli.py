@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kvq_core import claims_cli, codebooks_cli, measure_cli
-from kvq_core.errors import KvqError, SpecError
+from kvq_core.errors import KvqError, SpecError, StoreError
 
 if TYPE_CHECKING:
     from kvq_core.events import Event, Finished
@@ -123,6 +123,8 @@ def _compare(arguments: argparse.Namespace) -> None:
     if arguments.out:
         write_run(arguments.out, finished.record, finished.arrays)
     _print_record(finished.record, arguments.json)
+    if finished.unkept:
+        raise StoreError(finished.unkept)
 
 
 def _show(arguments: argparse.Namespace) -> None:

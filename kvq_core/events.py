@@ -57,6 +57,7 @@ class Finished:
     record: Record
     arrays: dict[str, Tensor] = field(repr=False)
     reused: bool = False  # the store already held this run; nothing was computed
+    unkept: str = ""  # why the store could not keep it
 
 
 Event = Loading | Prefill | Encoding | Step | Summarizing | Finished

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -17,6 +18,7 @@ from kvq_core.errors import MethodError, StoreError
 from kvq_core.estimate import remember
 from kvq_core.events import Encoding, Event, Finished, LaneProgress, Loading, Step, Summarizing
 from kvq_core.events import Prefill as PrefillEvent
+from kvq_core.logs import tell_error, telling_run
 from kvq_core.metrics.fidelity import Fidelity
 from kvq_core.metrics.memory import quantized_keys
 from kvq_core.models import LoadedModel, load, with_model
@@ -30,9 +32,14 @@ NOISE_FLOOR = Lane(label="Noise floor", method="fp16")
 
 
 def run(spec: ComparisonSpec, store: Store | None = None) -> Record:
-    """Run a comparison to its end and return the record; ``compare`` tells what happens meanwhile."""
+    """Run a comparison to its end and return the record; ``compare`` tells what happens meanwhile.
+
+    Raises StoreError where the store cannot keep the run.
+    """
     for event in compare(spec, store):
         if isinstance(event, Finished):
+            if event.unkept:
+                raise StoreError(event.unkept)
             return event.record
     raise AssertionError("a comparison ends with Finished")
 
@@ -40,7 +47,7 @@ def run(spec: ComparisonSpec, store: Store | None = None) -> Record:
 def compare(spec: ComparisonSpec, store: Store | None = None) -> Generator[Event]:
     """Run a comparison, reporting every stage; the last event is Finished.
 
-    A run the store already holds is returned at once. A finished run is saved there. Closing the generator cancels
+    A run the store already holds is returned at once. A finished run is saved there; one that cannot be says why. Closing the generator cancels
     within a step or a prefill chunk and saves nothing. Raises KvqError where the spec cannot be run.
     """
     spec = with_model(spec)
@@ -52,19 +59,36 @@ def compare_on(model: LoadedModel, spec: ComparisonSpec, store: Store | None = N
     """``compare`` on a model that is in memory already."""
     ids = render(model, spec)
     id = run_id(model, spec, ids)
+    methods = [lane.method for lane in spec.lanes]
+    with telling_run(id, spec.prompt, model=spec.model, methods=methods, prompt_tokens=len(ids)) as told:
+        finished = _stored(id, store)
+        if finished is None:
+            comparison = Run(id, model, spec, ids)
+            yield from comparison.stages()
+            finished = _kept(*assemble(comparison), store)
+            remember(finished.record)
+        reference = finished.record.reference
+        told |= {"new_tokens": len(reference.token_ids), "reused": finished.reused, "text": reference.text}
+    yield finished
+
+
+def _stored(id: str, store: Store | None) -> Finished | None:
+    """The run, where the store holds it. One that is damaged is computed again: saving replaces it."""
     if store is not None and store.exists(id):
-        try:
-            yield Finished(*store.load(id), reused=True)
-            return
-        except StoreError:
-            pass  # damaged: computed again, and saving replaces it
-    comparison = Run(id, model, spec, ids)
-    yield from comparison.stages()
-    record, arrays = assemble(comparison)
-    if store is not None:
-        store.save(record, arrays)
-    remember(record)
-    yield Finished(record, arrays)
+        with suppress(StoreError):
+            return Finished(*store.load(id), reused=True)
+    return None
+
+
+def _kept(record: Record, arrays: dict[str, torch.Tensor], store: Store | None) -> Finished:
+    """The finished run, saved where that is possible: a full store must not cost the result."""
+    try:
+        if store is not None:
+            store.save(record, arrays)
+    except StoreError as error:
+        tell_error("run not kept", error, run=record.id)
+        return Finished(record, arrays, unkept=str(error))
+    return Finished(record, arrays)
 
 
 @dataclass

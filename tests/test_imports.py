@@ -14,6 +14,7 @@ CORE = ROOT / "kvq_core"
 ALLOWED = {
     "errors": set(),
     "settings": {"errors"},
+    "logs": {"errors", "settings"},
     "rope": set(),
     "learned": {"errors", "settings"},
     "methods": {"errors", "kvq_kernels", "learned"},
@@ -45,7 +46,7 @@ ALLOWED = {
     "assemble": {"capture", "codebooks", "engine", "methods", "metrics", "models", "record", "spec"},
     "run": {
         "assemble", "capture", "codebooks", "engine", "errors", "estimate", "events", "methods", "metrics", "models",
-        "record", "render", "settings", "spec", "store",
+        "record", "render", "settings", "spec", "store", "logs",
     },
     "board": {"errors", "settings"},
     "claims": {

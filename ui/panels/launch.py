@@ -188,6 +188,8 @@ def finished_line(event: Finished) -> str:
             "done",
             detail=f"The same comparison was stored before ({record.created[:10]}); nothing was computed.",
         )
+    if event.unkept:
+        return line("Done, but not kept: its link ends when this page is closed", "warn", detail=event.unkept)
     timing = record.timing
     pace = "" if timing.ms_per_step is None else f" · {timing.ms_per_step:.0f} ms a step for all rows"
     return line("Done", "done", detail=f"{seconds(timing.total_s)} in all · prefill {seconds(timing.prefill_s)}{pace}")
