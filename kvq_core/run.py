@@ -47,8 +47,8 @@ def run(spec: ComparisonSpec, store: Store | None = None) -> Record:
 def compare(spec: ComparisonSpec, store: Store | None = None) -> Generator[Event]:
     """Run a comparison, reporting every stage; the last event is Finished.
 
-    A run the store already holds is returned at once. A finished run is saved there; one that cannot be says why. Closing the generator cancels
-    within a step or a prefill chunk and saves nothing. Raises KvqError where the spec cannot be run.
+    A run the store already holds is returned at once. A finished run is saved there, or says why it is not. Closing the
+    generator cancels within a step or a prefill chunk and saves nothing. Raises KvqError where the spec cannot be run.
     """
     spec = with_model(spec)
     yield Loading(spec.model)
