@@ -206,6 +206,18 @@ def test_cache_errors_are_frobenius_norms() -> None:
         assert errors.output_relative[layer, head].item() == pytest.approx(expected.item(), rel=1e-3)
 
 
+def test_step_edges_are_those_the_bins_have() -> None:
+    """Also where nothing is scored: one token is generated, and it comes from the prefill."""
+    for steps in (0, 1, 5, 63, 64, 65, 100, 200):
+        tap = ScoreTap(Extent(1, 1, 4, lanes=1, steps=steps, tokens=10), [0], [0])
+        edges = tap.step_edges
+        assert len(edges) == tap.step_bins + 1 and (edges[0], edges[-1]) == (0, steps)
+        bins = [tap._bin(step) for step in range(steps)]
+        assert [sum(low <= step < high for step in range(steps)) for low, high in pairwise(edges)] == [
+            bins.count(b) for b in range(tap.step_bins)
+        ]
+
+
 def test_maps_stay_within_their_budget() -> None:
     small = Extent(layers=30, query_heads=9, head_dim=64, lanes=9, steps=63, tokens=2000)
     assert map_axes(small, "auto", "all") == (list(range(30)), list(range(9)))

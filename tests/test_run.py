@@ -221,6 +221,13 @@ def test_what_cannot_run_is_refused_before_it_starts(smollm, changes: dict[str, 
         render(smollm, spec_of(**changes))
 
 
+def test_one_token_scores_nothing_and_is_a_run(smollm) -> None:
+    record = kvq_core.run(spec_of(max_new_tokens=1))
+    assert len(record.reference.token_ids) == 1 and record.capture.step_edges == [0, 0]
+    for lane in record.lanes:
+        assert lane.metrics.n_scored == 0 and lane.metrics.kld_mean is None and lane.metrics.key_rmse > 0
+
+
 def test_sampling_is_reproducible_and_shared(smollm) -> None:
     base = {
         "prompt": "Tell a short story about a lighthouse.",

@@ -53,8 +53,8 @@ class ScoreTap:
     @property
     def step_edges(self) -> list[int]:
         """First scored position of each step bin, and the end."""
-        firsts = [next(s for s in range(self.extent.steps) if self._bin(s) == b) for b in range(self.step_bins)]
-        return [*firsts, self.extent.steps] if self.extent.steps else [0, 0]
+        steps = self.extent.steps
+        return [-(-b * steps // self.step_bins) for b in range(self.step_bins + 1)]
 
     @property
     def position_edges(self) -> list[int]:
