@@ -21,6 +21,7 @@ from kvq_core.metrics.rate import BITS, reference_curve
 from kvq_core.models import LoadedModel
 from kvq_core.models.text import Pieces
 from kvq_core.record import (
+    RESULTS_VERSION,
     CaptureInfo,
     Environment,
     LaneRecord,
@@ -36,7 +37,6 @@ from kvq_core.spec import ComparisonSpec, Lane
 if TYPE_CHECKING:
     from kvq_core.run import Run
 
-RESULTS_VERSION = 3  # raised whenever a change alters results, so that stored runs are not taken for new ones
 _LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "gradio")
 
 

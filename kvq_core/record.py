@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # of record and manifest; raised when a field changes, with a step in migrate.py
+RESULTS_VERSION = 3  # raised whenever a change alters results, so that stored runs are not taken for new ones
 
 ARRAYS = {
     # of the run

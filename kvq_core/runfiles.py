@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
@@ -13,6 +14,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from kvq_core.errors import StoreError
+from kvq_core.migrate import MANIFEST_STEPS, RECORD_STEPS, migrated
 from kvq_core.record import SCHEMA_VERSION, Record
 
 MAX_ARRAY_BYTES = 64 * 2**20
@@ -54,9 +56,7 @@ class Manifest(_Strict):
 
     def seal(self) -> bytes:
         """The manifest as bytes with a checksum over itself: nothing else guards the guard."""
-        body = self.model_dump(mode="json")
-        text = json.dumps(body, sort_keys=True)
-        return json.dumps({**body, "checksum": _sha256(text.encode())}, sort_keys=True, indent=1).encode()
+        return _sealed(self.model_dump(mode="json"))
 
 
 def record_json(record: Record) -> str:
@@ -109,29 +109,38 @@ def deserialize(read_file: Callable[[str], bytes], what: str) -> tuple[Record, d
 
 
 def parse_manifest(raw: bytes, what: str) -> Manifest:
-    """A manifest from its bytes. Raises StoreError when it is damaged or of another version."""
+    """A manifest from its bytes, of any version. Raises StoreError when it is damaged or of a newer one.
+
+    The checksum is that of the bytes as stored: an old manifest is checked before it is brought up to date.
+    """
     try:
         data = json.loads(raw)
-        version = data.pop("schema_version")
-        checksum = data.pop("checksum", None)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        data.pop("checksum", None)
+        body = migrated(data, MANIFEST_STEPS, what) if "schema_version" in data else {}
+    except (ValueError, TypeError, AttributeError, RecursionError):
         raise StoreError(f"{what} is damaged: its manifest cannot be read. {_AGAIN}") from None
-    if version != SCHEMA_VERSION:
-        raise StoreError(
-            f"{what} was written by another version (schema {str(version)[:20]}; this one reads {SCHEMA_VERSION}). "
-            f"{_AGAIN}"
-        )
     manifest: Manifest | None = None
     with suppress(ValidationError):
-        manifest = Manifest.model_validate_json(json.dumps(data))
-    if manifest is None or checksum is None or manifest.seal() != raw:
+        manifest = Manifest.model_validate_json(json.dumps(body))
+    if manifest is None or _sealed(data) != raw:
         raise StoreError(f"{what} is damaged: its manifest does not match its own checksum. {_AGAIN}")
     return manifest
 
 
+def _sealed(body: dict[str, Any]) -> bytes:
+    checksum = _sha256(json.dumps(body, sort_keys=True).encode())
+    return json.dumps({**body, "checksum": checksum}, sort_keys=True, indent=1).encode()
+
+
 def _parse_record(raw: bytes, what: str) -> Record:
     try:
-        return Record.model_validate_json(raw)
+        data = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise StoreError(f"{what} is damaged: its record is no JSON. {_AGAIN}") from None
+    current = migrated(data, RECORD_STEPS, what)
+    try:
+        # validated as JSON, where the keys of an object are text
+        return Record.model_validate_json(raw if current is data else json.dumps(current))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))

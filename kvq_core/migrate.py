@@ -1,0 +1,63 @@
+"""Runs of older versions of the record, brought up to today's fields when they are read; files are never rewritten.
+
+SCHEMA_VERSION is raised whenever a field of the record or of the manifest comes, goes or changes its meaning, and a
+step is added here. A step is a pure function from plain data of version n to plain data of version n + 1.
+
+Version 1: the first months. Fields were added without raising it, all of them with a default, so a record of version 1
+may or may not have the fields that ``_record_1`` fills in. What such a run did not measure stays absent.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from kvq_core.errors import StoreError
+from kvq_core.record import SCHEMA_VERSION
+
+Step = Callable[[dict[str, Any]], dict[str, Any]]
+
+_LATER_OF_CAPTURE: dict[str, Any] = {
+    "attention_steps": [], "sink_tokens": 0, "depth_edges": [], "distribution_layers": [], "quantiles": [],
+    "angle_ranks": [], "subspace_texts": {}, "seconds": 0.0, "seconds_decoding": 0.0,
+}  # fmt: skip
+
+
+def _record_1(data: dict[str, Any]) -> dict[str, Any]:
+    def lane(told: dict[str, Any]) -> dict[str, Any]:
+        metrics = told.get("metrics")
+        return {**told, "metrics": metrics and {"output_error": None, "output_bound": None, **metrics}}
+
+    return {
+        "stress": None, "vocabulary": {}, **data,
+        "noise_floor": lane(data["noise_floor"]),
+        "lanes": [lane(told) for told in data["lanes"]],
+        "capture": {**_LATER_OF_CAPTURE, **data["capture"]},
+    }  # fmt: skip
+
+
+def _manifest_1(data: dict[str, Any]) -> dict[str, Any]:
+    return data
+
+
+RECORD_STEPS: dict[int, Step] = {1: _record_1}
+MANIFEST_STEPS: dict[int, Step] = {1: _manifest_1}
+
+
+def migrated(data: Any, steps: dict[int, Step], what: str, newest: int = SCHEMA_VERSION) -> dict[str, Any]:
+    """Plain data of any known version as data of the newest; ``what`` names the run in messages.
+
+    Raises StoreError for a version that is newer, or none at all, and for data that is not what its version says.
+    """
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if type(version) is not int or not 1 <= version <= newest:
+        raise StoreError(
+            f"{what} was written by another version (schema {str(version)[:20]}; this one reads 1 to {newest}). "
+            "Open it with a newer version of the program, or run the comparison again."
+        )
+    try:
+        for n in range(version, newest):
+            data = {**steps[n](data), "schema_version": n + 1}
+    except (KeyError, TypeError, AttributeError):
+        raise StoreError(
+            f"{what} is damaged: it lacks what schema {version} holds. Run the comparison again."
+        ) from None
+    return data  # type: ignore[no-any-return]
