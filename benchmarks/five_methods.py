@@ -29,6 +29,7 @@ ENCODE = {  # lane -> seconds it should stay under
     "kivi": 1.5, "squat": 1.5, "squat pre": 1.5, "innerq": 1.5, "svdq": 4.0, "qaq": None, "commvq 1 bit": 10.0,
     "commvq 2 bits": 10.0,
 }  # fmt: skip
+QAQ_STEP = 1.5  # most that a step with a QAQ lane should take, in steps with a KIVI lane
 KNOBS = {"squat pre": {"rope": "pre"}, "commvq 1 bit": {"bits": 1}, "commvq 2 bits": {"bits": 2}}
 
 
@@ -73,6 +74,7 @@ def main() -> None:
     result = {
         "prompt_tokens": len(prefill.ids), "threads": torch.get_num_threads(), "encode_s": encode, "step_ms": steps,
         "qaq_step_ratio": steps["qaq"] / steps["kivi"],
+        "targets": {"encode_s": ENCODE, "qaq_step_ratio": QAQ_STEP},
     }  # fmt: skip
     args.out.write_text(json.dumps(result, indent=1) + "\n")
     print(f"encoding {len(prefill.ids)} prompt tokens, all layers")
@@ -80,7 +82,7 @@ def main() -> None:
         target = ENCODE[label]
         print(f"  {label:<16}{seconds:6.2f} s" + (f"   (target {target:g})" if target else ""))
     print(f"a step: reference + kivi {steps['kivi']:.0f} ms, reference + qaq {steps['qaq']:.0f} ms, ", end="")
-    print(f"ratio {result['qaq_step_ratio']:.2f} (target 1.5)")
+    print(f"ratio {result['qaq_step_ratio']:.2f} (target {QAQ_STEP})")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ default model's is shipped in ``presets/claims``.
 import os
 import re
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -128,22 +129,33 @@ def measured(claim: ClaimResult) -> list[str]:
     return lines + ([", ".join(_named(claim, name) for name in beside)] if beside else [])
 
 
+def main_figure(claim: ClaimResult) -> str:
+    """The means of one criterion: the first that they fail, else the first; the reason where nothing was measured."""
+    if not claim.numbers:
+        return claim.reason
+    means = {name: spread.mean for name, spread in claim.numbers.items()}
+    criteria = [Criterion.parse(text) for text in claim.criterion]
+    return _compared(claim, next((c for c in criteria if not c.holds(means)), criteria[0]), _mean)
+
+
 def texts_held(claim: ClaimResult) -> str:
     """``4 of 5``: texts, or cases, in which every criterion holds."""
     return f"{sum(text.holds for text in claim.texts)} of {len(claim.texts)}" if claim.texts else ""
 
 
-def _compared(claim: ClaimResult, criterion: Criterion) -> str:
-    right, factor = criterion.right, "" if criterion.factor == 1 else f"{criterion.factor:g} × "
-    other = _named(claim, right) if isinstance(right, str) else f"{right:g}"
-    return f"{_named(claim, criterion.left)} {criterion.relation} {factor}{other}"
+def _mean(claim: ClaimResult, name: str) -> str:
+    return f"{name.replace('.', ' ').replace('_', ' ')} {_short(claim.numbers[name].mean)}"
 
 
 def _named(claim: ClaimResult, name: str) -> str:
-    spread = claim.numbers[name]
-    mean, low, high = (_short(value) for value in (spread.mean, spread.min, spread.max))
-    words = name.replace(".", " ").replace("_", " ")
-    return f"{words} {mean}" if low == high else f"{words} {mean} ({low} to {high})"
+    low, high = (_short(value) for value in (claim.numbers[name].min, claim.numbers[name].max))
+    return _mean(claim, name) + ("" if low == high else f" ({low} to {high})")
+
+
+def _compared(claim: ClaimResult, criterion: Criterion, figure: Callable[[ClaimResult, str], str] = _named) -> str:
+    right, factor = criterion.right, "" if criterion.factor == 1 else f"{criterion.factor:g} × "
+    other = figure(claim, right) if isinstance(right, str) else f"{right:g}"
+    return f"{figure(claim, criterion.left)} {criterion.relation} {factor}{other}"
 
 
 def _short(value: float) -> str:
@@ -167,7 +179,7 @@ def plain_table(board: Board) -> str:
 
 
 def markdown_table(board: Board) -> str:
-    """The board for the README: a row a claim."""
+    """The whole board, a row a claim, as docs/claims.md shows it."""
     rows = [
         "| Paper | Claim | Here, in how many texts | Measured: mean (lowest to highest text) |",
         "|---|---|---|---|",
