@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 import fsspec
 from fsspec import AbstractFileSystem
@@ -97,6 +98,24 @@ class Store:
             ids = filter(_ID.fullmatch, (path.rstrip("/").rsplit("/", 1)[-1] for path in here))
             found = [manifest.summary for manifest in self._read_manifests(ids).values()]
         return sorted(found, key=lambda s: (s.created, s.id), reverse=True)[:limit]
+
+    def share(self, run_id: str, listed: bool = False) -> None:
+        """Mark a run as shared: on a public instance's list, or only for those who have its link. The last word counts.
+
+        Raises StoreError for a run that is not here.
+        """
+        self._demand(run_id)
+        with reported(f"share run {run_id}"):
+            self.fs.pipe_file(self._path(run_id, SHARED), b"listed" if listed else b"link")
+
+    def shared(self, run_id: str) -> Literal["link", "listed"] | None:
+        """How a run is shared; None where it is not, or not here."""
+        path = self._path(run_id, SHARED)
+        with reported(f"look for run {run_id}"):
+            try:
+                return "listed" if self.fs.cat_file(path) == b"listed" else "link"
+            except FileNotFoundError:
+                return None
 
     def usage(self) -> Usage:
         """Runs and bytes, of one listing and the manifests that were not read before."""

@@ -41,6 +41,7 @@ ALLOWED = {
     "store": {"errors", "folders", "layouts", "record", "retention", "runfiles", "settings"},
     "presets": {"errors", "spec"},
     "links": {"errors", "spec"},
+    "sharing": {"errors", "folders", "settings", "store"},
     "examples": {"errors", "presets", "run", "spec", "store"},
     "render": {"errors", "models", "spec"},
     "estimate": {"capture", "methods", "models", "record", "render", "settings", "spec"},

@@ -1,0 +1,77 @@
+"""Who may open which run on a public instance: everybody once it is shared, before that who holds its key.
+
+A browser gets the key of a run it made and keeps it beside its history. A key is a keyed hash of the id, so that the
+store holds one secret and nothing about visitors. On a private instance every run is open.
+"""
+
+import hashlib
+import hmac
+import re
+import secrets
+import time
+from typing import Literal
+
+from kvq_core.errors import StoreError
+from kvq_core.folders import reported
+from kvq_core.settings import settings
+from kvq_core.store import Store, Summary
+
+SECRET = "secret"  # its name in the store
+_WHOLE = re.compile(rb"[0-9a-f]{64}")
+_WAITS, _WAIT_S = 100, 0.02  # for another process that is writing the secret
+
+Reach = Literal["private", "link", "listed"]
+
+
+def reach(store: Store, run_id: str) -> Reach:
+    """Who can open a run: the browser that made it, whoever has the link, or everybody who looks at the list."""
+    if not settings().public:
+        return "listed"
+    return store.shared(run_id) or "private"
+
+
+def may_open(store: Store, run_id: str, key: str = "") -> bool:
+    """Whether the holder of ``key`` ("" for none) may open a run of this instance, be it there or not."""
+    return reach(store, run_id) != "private" or hmac.compare_digest(key_of(store, run_id).encode(), key.encode())
+
+
+def demand_open(store: Store, run_id: str, key: str = "") -> None:
+    """Raises StoreError where ``may_open`` says no, in words that do not tell whether the run exists."""
+    if not may_open(store, run_id, key):
+        raise StoreError(
+            f"Run {run_id} is not here, or whoever made it has not shared it. Ask for it to be shared, or run the "
+            "comparison yourself."
+        )
+
+
+def listed(store: Store, limit: int = 50) -> list[Summary]:
+    """The runs anybody may be shown, newest first: on a public instance those their makers put on the list."""
+    return [run for run in store.list(10_000) if reach(store, run.id) == "listed"][:limit]
+
+
+def key_of(store: Store, run_id: str) -> str:
+    """The key of a run, which only its maker is told. Raises StoreError where the store cannot be read."""
+    return hmac.new(_secret(store), run_id.encode(), hashlib.sha256).hexdigest()[:32]
+
+
+def _secret(store: Store) -> bytes:
+    path = f"{store.root}/{SECRET}"
+    with reported("read the store's secret"):
+        for _ in range(_WAITS):
+            try:
+                found: bytes = store.fs.cat_file(path)
+            except FileNotFoundError:
+                _write(store, path)
+                continue
+            if _WHOLE.fullmatch(found):
+                return found
+            time.sleep(_WAIT_S)
+    raise StoreError(f"The file {SECRET!r} of the store is damaged. Remove it: runs that are not shared stay closed.")
+
+
+def _write(store: Store, path: str) -> None:
+    store.fs.makedirs(store.root, exist_ok=True)
+    try:
+        store.fs.pipe_file(path, secrets.token_hex(32).encode(), mode="create")
+    except FileExistsError:  # another process was first
+        return
