@@ -6,6 +6,7 @@ received for the page and its open view, the page's own scripts left out (a brow
 MB). A switch is timed from the click until the view's first figure is drawn, for the first time and again.
 """
 
+import argparse
 import json
 import os
 import socket
@@ -97,6 +98,9 @@ def main() -> int:
     from kvq_core.store import open_store
     from tests.ui_record_factory import make_run
 
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "page.json")
+    args = parser.parse_args()
     record, arrays = make_run(lanes=5)
     with tempfile.TemporaryDirectory() as folder:
         open_store(folder).save(record, arrays)
@@ -107,9 +111,9 @@ def main() -> int:
             process.terminate()
             process.wait(20)
     over = [name for name, most in BUDGETS.items() if found[name] > most]
-    print(
-        json.dumps({"page": {name: round(value, 3) for name, value in found.items()}, "budgets": BUDGETS, "over": over})
-    )
+    result = {"page": {name: round(value, 3) for name, value in found.items()}, "budgets": BUDGETS, "over": over}
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result))
     return int(bool(over))
 
 
