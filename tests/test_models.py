@@ -5,7 +5,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig, MistralConfig
 
 from kvq_core.errors import ModelError, SpecError
-from kvq_core.models import load, wrap
+from kvq_core.models import load, loaded, wrap
 from kvq_core.models.text import Pieces
 from kvq_core.spec import DEFAULT_MODEL
 from tests.tiny_models import generate, prompt_ids, tiny
@@ -65,6 +65,20 @@ def test_an_allow_list_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVQ_MODELS", "some/model")
     with pytest.raises(ModelError, match="not offered on this instance; available: some/model"):
         load(DEFAULT_MODEL)
+
+
+def test_a_public_instance_takes_no_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """refs/pr/1 of a known model is what anybody proposed to change in it."""
+    monkeypatch.setenv("KVQ_MODELS", "some/model")
+    with pytest.raises(ModelError, match="Revision 'refs/pr/1' is not offered"):
+        load("some/model", "refs/pr/1")
+
+
+def test_the_model_in_memory_is_known(smollm) -> None:
+    assert loaded() is smollm is load(DEFAULT_MODEL)
+    with pytest.raises(ModelError):
+        load("no-such-owner/no-model")
+    assert loaded() is smollm
 
 
 def test_the_models_attention_is_not_left_usable_by_accident() -> None:

@@ -38,6 +38,11 @@ class Desk:
             order = list(self._open)
             return order.index(ticket) if ticket in order else 0
 
+    def count(self) -> int:
+        """Open tickets, the one at work included."""
+        with self._changed:
+            return len(self._open)
+
     def flag(self, ticket: str) -> threading.Event | None:
         """Set when the run should stop; None when the ticket was given back already."""
         with self._changed:

@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +146,7 @@ def bundled_folder() -> Path:
 
 
 _loading = threading.Lock()
+_held: dict[tuple[str, str | None], LoadedModel] = {}  # one model: weights are large
 
 
 def load(id: str, revision: str | None = None) -> LoadedModel:
@@ -154,11 +155,24 @@ def load(id: str, revision: str | None = None) -> LoadedModel:
     Raises ModelError: unknown id, not reachable, not allowed on this instance, or not supported, with the reason.
     """
     check_offered(id)
+    if revision is not None and settings().public:
+        raise ModelError(
+            f"Revision {revision[:80]!r} is not offered on this instance, where anybody could name one that nobody has "
+            "reviewed. Leave revision out."
+        )
     with _loading:  # two visitors must not load the same weights twice
-        return _load(id, revision)
+        if (id, revision) not in _held:
+            found = _load(id, revision)
+            _held.clear()
+            _held[id, revision] = found
+        return _held[id, revision]
 
 
-@lru_cache(maxsize=1)
+def loaded() -> LoadedModel | None:
+    """The model in memory; does not wait for one that is being loaded."""
+    return next(iter(_held.values()), None)
+
+
 def _load(id: str, revision: str | None) -> LoadedModel:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
