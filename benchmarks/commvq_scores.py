@@ -1,9 +1,9 @@
 """Scores of one query against CommVQ-coded keys: decoding them first against the commuted form of Eq. 19.
 
-Run: PYTHONPATH=.:kernels python benchmarks/commvq_scores.py [--tokens N] [--json]
+Run: PYTHONPATH=.:kernels python benchmarks/commvq_scores.py [--tokens N] [--out FILE]
 
-Prints the multiplications each form needs and the time each takes here, in plain torch: the point of the paper's
-Table 5, whose times are those of fused kernels on a GPU. "naive" decodes by multiplying each key's selection with the
+Writes and prints the multiplications each form needs and the time each takes here, in plain torch: the point of the
+paper's Table 5, whose times are those of fused kernels on a GPU. "naive" decodes by multiplying each key's selection with the
 codebook, as in Eq. 15; "look-up" decodes by adding rows; "commuted" never decodes.
 """
 
@@ -11,6 +11,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -83,12 +84,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--heads", type=int, default=3)
     parser.add_argument("--pairs", type=int, default=32)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "commvq_scores.json")
     asked = parser.parse_args()
     rows = [measure(asked.tokens, asked.heads, asked.pairs, levels, r) for levels, r in ((16, 8), (16, 16), (64, 11))]
-    if asked.json:
-        print(json.dumps(rows, indent=2))
-        return
+    asked.out.write_text(json.dumps(rows, indent=1) + "\n")
     print(f"{asked.tokens} keys, {asked.heads} heads of {2 * asked.pairs}: multiplications in millions, times in ms")
     forms = ("naive", "look-up", "commuted")
     print("  L   R " + "".join(f"{f + ' M':>12}" for f in forms) + "".join(f"{f + ' ms':>13}" for f in forms))
