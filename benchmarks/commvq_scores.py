@@ -3,8 +3,8 @@
 Run: PYTHONPATH=.:kernels python benchmarks/commvq_scores.py [--tokens N] [--out FILE]
 
 Writes and prints the multiplications each form needs and the time each takes here, in plain torch: the point of the
-paper's Table 5, whose times are those of fused kernels on a GPU. "naive" decodes by multiplying each key's selection with the
-codebook, as in Eq. 15; "look-up" decodes by adding rows; "commuted" never decodes.
+paper's Table 5, whose times are those of fused kernels on a GPU. "naive" decodes by multiplying each key's selection
+with the codebook, as in Eq. 15; "look-up" decodes by adding rows; "commuted" never decodes.
 """
 
 import argparse
