@@ -45,6 +45,7 @@ def estimate(spec: ComparisonSpec) -> Estimate:
 
     Raises KvqError where the spec cannot be run.
     """
+    spec = with_model(spec)
     model = load(spec.model, spec.revision)
     ids = render(model, spec)
     new = len(model.encode(spec.continuation)) if spec.continuation is not None else spec.max_new_tokens
@@ -53,7 +54,6 @@ def estimate(spec: ComparisonSpec) -> Estimate:
     seconds = _seconds(model.id, detail, len(ids), new, len(spec.lanes) + 1)
     notes = []
     if detail == "deep":
-    spec = with_model(spec)
         fitted = "" if _known(_memory_file(model.id, detail)) else "; the time told is that of normal captures"
         notes.append(
             f"Deep captures look at attention at up to {STEPS['deep']} steps instead of {STEPS['normal']} and at key "
