@@ -21,6 +21,7 @@ ALLOWED = {
     "record": set(),
     "events": {"record"},
     "verdict": {"record"},
+    "versus": {"record"},
     "explain": {"errors", "methods", "record", "spec", "verdict"},
     "growth": {"methods", "record", "spec"},
     "spec": {"errors", "methods"},

@@ -1,0 +1,125 @@
+"""Two stored runs beside each other: what was asked differently, which lanes belong together, what is not fair."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+from kvq_core.record import LaneRecord, Record
+
+# Of the environment: what decides a run's figures beside its spec.
+_CONDITIONS = ("weights_hash", "device", "dtype", "attention")
+_LANE = ("method", "tensors", "layers", "sink_tokens", "recent_tokens")
+
+
+@dataclass(frozen=True)
+class Change:
+    """A field with two values; ``place`` as in the spec, e.g. ``capture.detail`` or ``KIVI: bits``."""
+
+    place: str
+    one: Any
+    other: Any
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Lanes that belong together: by label, else because they are the same cache; one of them None where none does."""
+
+    one: LaneRecord | None
+    other: LaneRecord | None
+
+    @property
+    def label(self) -> str:
+        labels = [lane.label for lane in (self.one, self.other) if lane is not None]
+        return " / ".join(dict.fromkeys(labels))
+
+
+@dataclass(frozen=True)
+class Versus:
+    changes: tuple[Change, ...]
+    pairs: tuple[Pair, ...]
+    same_tokens: int  # first tokens of the reference texts that are equal
+    same_text: bool
+    unfair: tuple[str, ...]  # why figures of the two must not be ranked against each other; empty: they may
+
+
+def versus(one: Record, other: Record) -> Versus:
+    """What tells two runs apart."""
+    pairs = _pairs(one, other)
+    tokens = zip(one.reference.token_ids, other.reference.token_ids, strict=False)
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], tokens))
+    same_text = one.reference.token_ids == other.reference.token_ids
+    changes = (*_asked(one, other), *_under(one, other), *(c for pair in pairs for c in _of_lane(pair)))
+    return Versus(changes, pairs, same, same_text, tuple(_unfair(one, other, same, same_text)))
+
+
+def _asked(one: Record, other: Record) -> Iterator[Change]:
+    """Fields of the two specs but their lanes."""
+    specs = [{name: value for name, value in _flat(record.spec) if name != "lanes"} for record in (one, other)]
+    for name in dict.fromkeys([*specs[0], *specs[1]]):
+        if specs[0].get(name) != specs[1].get(name):
+            yield Change(name, specs[0].get(name), specs[1].get(name))
+
+
+def _under(one: Record, other: Record) -> Iterator[Change]:
+    for name in _CONDITIONS:
+        a, b = getattr(one.environment, name), getattr(other.environment, name)
+        if a != b:
+            yield Change(name, a, b)
+    if one.results_version != other.results_version:
+        yield Change("results_version", one.results_version, other.results_version)
+
+
+def _of_lane(pair: Pair) -> Iterator[Change]:
+    if pair.one is None or pair.other is None:
+        return
+    told = [{**{name: getattr(lane, name) for name in _LANE}, **lane.knobs} for lane in (pair.one, pair.other)]
+    for name in dict.fromkeys([*told[0], *told[1]]):
+        if told[0].get(name) != told[1].get(name):
+            yield Change(f"{pair.label}: {name}", told[0].get(name), told[1].get(name))
+
+
+def _pairs(one: Record, other: Record) -> tuple[Pair, ...]:
+    left = list(other.lanes)
+    found = {}
+    for same in (lambda a, b: a.label == b.label, lambda a, b: _cache(a) == _cache(b)):
+        for index, lane in enumerate(one.lanes):
+            match = next((b for b in left if index not in found and same(lane, b)), None)
+            if match is not None:
+                found[index] = match
+                left.remove(match)
+    pairs = [Pair(lane, found.get(index)) for index, lane in enumerate(one.lanes)]
+    return (*pairs, *(Pair(None, lane) for lane in left))
+
+
+def _cache(lane: LaneRecord) -> tuple[Any, ...]:
+    layers = lane.layers if isinstance(lane.layers, str) else tuple(lane.layers)
+    return (lane.method, lane.knobs, lane.tensors, layers, lane.sink_tokens, lane.recent_tokens)
+
+
+def _unfair(one: Record, other: Record, same: int, same_text: bool) -> Iterator[str]:
+    a, b = one.environment, other.environment
+    if a.weights_hash != b.weights_hash:
+        yield f"Other model: {a.model_title} and {b.model_title} are two references; distances to them have no order."
+    if a.weights_hash == b.weights_hash and one.reference.prompt_token_ids != other.reference.prompt_token_ids:
+        yield "Other prompt: the caches hold different tokens and were asked different questions."
+    elif a.weights_hash == b.weights_hash and not same_text:
+        yield f"Other reference text, from token {same} on: the lanes were scored on different tokens."
+    if one.spec.get("stress") != other.spec.get("stress"):
+        yield "Other stress: one of the caches was made harder to quantize."
+    if (a.device, a.dtype) != (b.device, b.dtype):
+        yield "Other device or number format: the references themselves round differently."
+    if one.results_version != other.results_version:
+        yield (
+            f"Computed by different versions of the program (results {one.results_version} and "
+            f"{other.results_version}): run the older comparison again."
+        )
+
+
+def _flat(data: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Leaves of nested objects by their dotted place."""
+    for name, value in data.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{place}{name}.")
+        else:
+            yield f"{place}{name}", value
