@@ -28,10 +28,12 @@ from ui.panels.setup import Setup, create_setup, wire_presets
 from ui.panels.training import Trainer, create_training, session, wire_training
 from ui.panels.verdicts import wire_suggestions
 from ui.panels.views import (
+    DRAWING,
     PAGE_JS,
     Views,
     create_views,
     draw_open,
+    draw_rest,
     drawing_inputs,
     drawing_outputs,
     fit,
@@ -176,10 +178,9 @@ def _wire_shown(page: Page, services: Services) -> None:
         *page.cards.streamed, *page.score.outputs, *fitted(page.views),
     ]  # fmt: skip
     drawn = page.shown.change(show, page.shown, outputs, **QUIET, concurrency_limit=4)
-    drawn.then(
-        draw_open(page.views, services), drawing_inputs(page.views, page.shown), drawing_outputs(page.views), **QUIET,
-        concurrency_limit=4,
-    )  # fmt: skip
+    inputs = drawing_inputs(page.views, page.shown)
+    opened = drawn.then(draw_open(page.views, services), inputs, drawing_outputs(page.views), **DRAWING)
+    opened.then(draw_rest(page.views, services), inputs, [page.views.drawn, *page.views.outputs], **DRAWING)
     page.shown.change(remember, [page.shown, page.kept], [page.kept, page.runs], **SWIFT)
     page.share.change(None, page.share, None, js=FOLLOW_LINK, **SWIFT)
 

@@ -19,21 +19,60 @@
     }
     if (Object.keys(pick).length) send(pick);
   };
-  const describe = (plot) => {
-    const label = plot.layout?.meta?.label;
-    if (!label || plot.getAttribute("aria-label") === label) return;
-    plot.setAttribute("role", "img");
-    plot.setAttribute("aria-label", label);
+  // Figures arrive as JSON inside their places and are drawn when they come into sight, one at a time. Gradio rewrites
+  // a view's HTML in place, so each drawing is kept by its place's id and put back before the browser paints.
+  const kept = new Map();
+  const dirty = new Set();
+  const seen = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) {
+      const drawing = kept.get(target.id);
+      if (!isIntersecting || !drawing) continue;
+      if (drawing.json !== drawing.drawn) dirty.add(drawing);
+      else if (drawing.node.clientWidth !== drawing.width) window.Plotly.Plots.resize(drawing.node);
+    }
+    if (dirty.size) setTimeout(draw);
+  }, { rootMargin: "200px" });
+  const draw = () => {
+    const [drawing] = dirty;
+    if (!drawing) return;
+    if (!window.Plotly) return setTimeout(draw, 100);
+    dirty.delete(drawing);
+    const { data, layout, config } = JSON.parse(drawing.json);
+    const { node } = drawing;
+    window.Plotly.react(node, data, { ...layout, autosize: true }, { ...config, responsive: true }).then(() => {
+      node.setAttribute("role", "img");
+      node.setAttribute("aria-label", layout.meta?.label ?? "");
+      node.removeListener("plotly_click", clicked);
+      node.on("plotly_click", clicked);
+      node.classList.toggle("picks", Boolean(layout.meta?.pick || data.some((trace) => trace.meta?.pick)));
+    });
+    drawing.drawn = drawing.json;
+    drawing.width = node.clientWidth;
+    setTimeout(draw);
   };
-  document.addEventListener("pointerover", (event) => {
-    const plot = event.target.closest?.(".js-plotly-plot");
-    if (!plot?.on) return;
-    plot.removeListener("plotly_click", clicked); // a figure drawn anew has lost its listeners
-    plot.on("plotly_click", clicked);
-    plot.classList.toggle("picks", Boolean(plot.layout?.meta?.pick || plot.data?.some((t) => t.meta?.pick)));
-  });
-  new MutationObserver(() => document.querySelectorAll("#where .js-plotly-plot").forEach(describe))
-    .observe(document.body, { subtree: true, childList: true });
+  const tabs = () => {
+    for (const tab of document.querySelectorAll("[data-view]")) {
+      const selected = tab.dataset.view === window.kvq.view;
+      if (tab.getAttribute("aria-selected") === String(selected)) continue;
+      tab.setAttribute("aria-selected", selected);
+      tab.tabIndex = selected ? 0 : -1;
+    }
+  };
+  const arrange = () => {
+    tabs();
+    for (const place of document.querySelectorAll("#where .plot")) {
+      const json = place.firstElementChild?.textContent;
+      if (!json) continue;
+      const drawing = kept.get(place.id) ?? { node: document.createElement("div") };
+      kept.set(place.id, drawing);
+      if (drawing.node.parentElement !== place) place.append(drawing.node);
+      if (drawing.json === json) continue;
+      drawing.json = json;
+      seen.unobserve(place); // observed anew it is told of at once, in sight or not
+      seen.observe(place);
+    }
+  };
+  new MutationObserver(arrange).observe(document.body, { subtree: true, childList: true, characterData: true });
 
   const select = (token) => send({ token: Number(token.dataset.t) });
   document.addEventListener("click", (event) => {
@@ -46,8 +85,25 @@
       suggest.textContent = "Added to the lanes; press Run";
       document.getElementById("lanes")?.scrollIntoView({ block: "center", behavior: "smooth" });
     }
+    const tab = event.target.closest?.("[data-view]");
+    if (tab) {
+      window.kvq.open(tab.dataset.view);
+      // Told after it is on screen: Gradio keeps the browser busy for a while with any event.
+      requestAnimationFrame(() => setTimeout(() => write("#open-view", tab.dataset.view)));
+    }
     const image = event.target.closest?.("[data-image]");
     if (image) images(image.dataset.image);
+  });
+  // One tab stop for the views; the arrow keys walk them.
+  document.addEventListener("keydown", (event) => {
+    const tab = event.target.closest?.("[data-view]");
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!tab || !step) return;
+    event.preventDefault();
+    const tabs = [...tab.parentElement.children];
+    const next = tabs[(tabs.indexOf(tab) + step + tabs.length) % tabs.length];
+    next.focus();
+    next.click();
   });
   // One tab stop a text; the arrow keys walk its tokens.
   document.addEventListener("keydown", (event) => {
@@ -74,7 +130,14 @@
     });
   };
   const marks = document.head.appendChild(document.createElement("style"));
+  const opened = document.head.appendChild(document.createElement("style"));
   window.kvq = {
+    view: "verdicts",
+    open: (view) => {
+      window.kvq.view = view;
+      opened.textContent = `#view-${CSS.escape(view)} { display: flex !important; }`;
+      tabs();
+    },
     token: null,
     mark: (token) => {
       window.kvq.token = String(token);
@@ -89,4 +152,5 @@
       setTimeout(() => URL.revokeObjectURL(link.href), 10000);
     },
   };
+  window.kvq.open(window.kvq.view);
 }

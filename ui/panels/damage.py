@@ -8,7 +8,7 @@ from kvq_core.record import Record
 from ui.figures import attention_rows, channel_errors, damage_grid, depth_error, score_map, sink_change
 from ui.figures.base import Arrays
 from ui.figures.damage import MEASURES
-from ui.panels.view import Drawn, View, create_slot, create_words, or_absent
+from ui.panels.view import Drawn, Slot, View, create_page, create_words, or_absent
 from ui.selection import Selection
 from ui.words.damage import damage
 
@@ -21,6 +21,27 @@ TITLES = {
     "output": "Attention output (keys and values): layer × KV head",
 }  # fmt: skip
 MISSING = "Not captured in this run."
+ROWS = (
+    (
+        Slot("grid-key", "Keys: layer × KV head", "Click a cell to select its layer and head."),
+        Slot("grid-value", "Values: layer × KV head"),
+    ),
+    (
+        Slot(
+            "score-map", "Score deltas of the selected head, step by step",
+            "The strongest value of each bin with its sign. Centred per row: softmax ignores a shift.",
+        ),
+        Slot("attention-rows", "Attention at the selected token", "The step nearest to it that was kept."),
+    ),
+    (
+        Slot("channels-key", "Key channels that carry the error", "Of the selected layer and KV head."),
+        Slot("channels-value", "Value channels that carry the error"),
+    ),
+    (
+        Slot("sinks", "Attention on the first tokens", "Lane minus reference, mean over heads and steps."),
+        Slot("depth", "Error against context depth", "Mean over all layers and heads."),
+    ),
+)  # fmt: skip
 
 
 def create_damage() -> View:
@@ -30,30 +51,9 @@ def create_damage() -> View:
         uncentred = gr.Checkbox(
             label="Uncentred score deltas", value=False, elem_id="uncentred", interactive=True, min_width=160
         )  # fmt: skip
-    with gr.Row(elem_classes=["plots"]):
-        slots = [
-            create_slot("grid-key", "Keys: layer × KV head", "Click a cell to select its layer and head."),
-            create_slot("grid-value", "Values: layer × KV head"),
-        ]
-    with gr.Row(elem_classes=["plots"]):
-        slots += [
-            create_slot(
-                "score-map", "Score deltas of the selected head, step by step",
-                "The strongest value of each bin with its sign. Centred per row: softmax ignores a shift.",
-            ),
-            create_slot("attention-rows", "Attention at the selected token", "The step nearest to it that was kept."),
-        ]  # fmt: skip
-    with gr.Row(elem_classes=["plots"]):
-        slots += [
-            create_slot("channels-key", "Key channels that carry the error", "Of the selected layer and KV head."),
-            create_slot("channels-value", "Value channels that carry the error"),
-        ]
-    with gr.Row(elem_classes=["plots"]):
-        slots += [
-            create_slot("sinks", "Attention on the first tokens", "Lane minus reference, mean over heads and steps."),
-            create_slot("depth", "Error against context depth", "Mean over all layers and heads."),
-        ]
-    return View("damage", words, slots, compute, ("layer", "head", "token"), [measure, uncentred])
+    return View(
+        "damage", words, [create_page(*ROWS)], compute, ("layer", "head", "token"), [measure, uncentred]
+    )  # fmt: skip
 
 
 def compute(record: Record, arrays: Arrays, at: Selection, measure: str, uncentred: Any) -> Drawn:

@@ -1,38 +1,34 @@
 """Distortion against rate, in five measures."""
 
-import gradio as gr
-
 from kvq_core.record import Record
 from ui.figures.base import Arrays
 from ui.figures.rate import distortion_rate
-from ui.panels.view import Drawn, View, create_slot, create_words, or_absent
+from ui.panels.view import Drawn, Slot, View, create_page, create_words, or_absent
 from ui.selection import Selection
 from ui.words.rate import rates
 
 MISSING = "Not captured in this run, or no lane changes it."
+ROWS = (
+    (
+        Slot(
+            "rate-kld", "KLD of the next token",
+            "Dotted: the Pareto front. Triangles: lanes that quantize keys (▲) or values (▼) only.",
+        ),
+        Slot("rate-flips", "Flips of the most probable token"),
+    ),
+    (
+        Slot(
+            "rate-key", "Key error",
+            "Grey: a Gaussian source with the captured covariance at its limit; a reference, not a bound.",
+        ),
+        Slot("rate-value", "Value error"),
+    ),
+    (Slot("rate-output", "Error of the attention output"),),
+)  # fmt: skip
 
 
 def create_rate() -> View:
-    words = create_words()
-    with gr.Row(elem_classes=["plots"]):
-        slots = [
-            create_slot(
-                "rate-kld", "KLD of the next token",
-                "Dotted: the Pareto front. Triangles: lanes that quantize keys (▲) or values (▼) only.",
-            ),
-            create_slot("rate-flips", "Flips of the most probable token"),
-        ]  # fmt: skip
-    with gr.Row(elem_classes=["plots"]):
-        slots += [
-            create_slot(
-                "rate-key", "Key error",
-                "Grey: a Gaussian source with the captured covariance at its limit; a reference, not a bound.",
-            ),
-            create_slot("rate-value", "Value error"),
-        ]  # fmt: skip
-    with gr.Row(elem_classes=["plots"]):
-        slots += [create_slot("rate-output", "Error of the attention output")]
-    return View("rate", words, slots, compute)
+    return View("rate", create_words(), [create_page(*ROWS)], compute)
 
 
 def compute(record: Record, arrays: Arrays, at: Selection) -> Drawn:

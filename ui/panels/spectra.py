@@ -12,11 +12,26 @@ from ui.figures.spectra import (
     joint_spectra,
     lane_spectra,
 )
-from ui.panels.view import Drawn, View, create_slot, create_words, or_absent
+from ui.panels.view import Drawn, Slot, View, create_page, create_words, or_absent
 from ui.selection import Selection
 from ui.words import spectra
 
 MISSING = "Not captured in this run."
+ROWS = (
+    (
+        Slot("head-spectra", "Singular values, per KV head", "Of the prompt at full precision.", 270),
+        Slot("joint-spectra", "Heads concatenated", "With the bits a latent method gives them.", 270),
+        Slot("energy", "Energy held", "Thick: per head. Thin: heads concatenated.", 270),
+    ),
+    (
+        Slot("ranks", "Effective rank by layer", "exp of the entropy of the energy, mean over heads."),
+        Slot("lane-spectra", "Keys as each lane reads them back"),
+    ),
+    (
+        Slot("key-channels", "Original key channels", "Band: whole range; dark band: middle half; line: median."),
+        Slot("latent-channels", "Latent key channels", "Along the layer's singular vectors, centred."),
+    ),
+)
 
 
 def create_spectra() -> View:
@@ -26,25 +41,7 @@ def create_spectra() -> View:
             [("Keys", "key"), ("Values", "value")], value="key", label="Spectra of", elem_id="spectra-of",
             interactive=True,
         )  # fmt: skip
-    with gr.Row(elem_classes=["plots"]):
-        slots = [
-            create_slot("head-spectra", "Singular values, per KV head", "Of the prompt at full precision.", 270),
-            create_slot("joint-spectra", "Heads concatenated", "With the bits a latent method gives them.", 270),
-            create_slot("energy", "Energy held", "Thick: per head. Thin: heads concatenated.", 270),
-        ]
-    with gr.Row(elem_classes=["plots"]):
-        slots += [
-            create_slot("ranks", "Effective rank by layer", "exp of the entropy of the energy, mean over heads."),
-            create_slot("lane-spectra", "Keys as each lane reads them back"),
-        ]
-    with gr.Row(elem_classes=["plots"]):
-        slots += [
-            create_slot(
-                "key-channels", "Original key channels", "Band: whole range; dark band: middle half; line: median."
-            ),
-            create_slot("latent-channels", "Latent key channels", "Along the layer's singular vectors, centred."),
-        ]
-    return View("spectra", words, slots, compute, ("layer", "head"), [kind])
+    return View("spectra", words, [create_page(*ROWS)], compute, ("layer", "head"), [kind])
 
 
 def compute(record: Record, arrays: Arrays, at: Selection, kind: str) -> Drawn:

@@ -10,12 +10,30 @@ from ui.figures.base import Arrays
 from ui.figures.bits import bit_map, stored_bytes
 from ui.figures.usage import bits_at, bits_by_length, code_usage, latent_bits, shares
 from ui.numbers import listed, percent, size
-from ui.panels.view import Drawn, View, create_slot, create_words, or_absent
+from ui.panels.view import Drawn, Slot, View, create_page, create_words, or_absent
 from ui.selection import Selection
 from ui.text import safe
 from ui.words import storage
 
 MISSING = "Not captured in this run."
+ROWS = (
+    (
+        Slot(
+            "bits", "Bits of every element",
+            "Metadata included. Windows and sinks are at 16. One row where only the token counts.",
+        ),
+    ),
+    (
+        Slot("codes", "Codes in use", "A code that nothing uses is dead."),
+        Slot("latent", "Bits of latent channels", "0: dropped."),
+    ),
+    (Slot("symmetric", "Groups stored symmetrically"), Slot("outliers", "Elements kept apart as outliers")),
+    ["spent"],
+    (
+        Slot("bytes", "Stored bytes by what they are for"),
+        Slot("length", "Effective bits against context", "Windows stay as they are; what is fixed fades."),
+    ),
+)  # fmt: skip
 MAX_CONTEXT, MAX_BATCH = 10_000_000, 100_000
 # Layers, KV heads and head_dim as the models' configurations publish them.
 SHAPES = {
@@ -41,37 +59,15 @@ def create_storage() -> View:
             [("Layers", "layers"), ("KV heads", "heads"), ("Channels", "channels")], value="layers",
             label="Rows of the map", elem_id="bits-rows", interactive=True,
         )  # fmt: skip
-    slots = [
-        create_slot(
-            "bits", "Bits of every element",
-            "Metadata included. Windows and sinks are at 16. One row where only the token counts.",
-        )
-    ]  # fmt: skip
-    with gr.Row(elem_classes=["plots"]):
-        slots += [
-            create_slot("codes", "Codes in use", "A code that nothing uses is dead."),
-            create_slot("latent", "Bits of latent channels", "0: dropped."),
-        ]
-    with gr.Row(elem_classes=["plots"]):
-        slots += [
-            create_slot("symmetric", "Groups stored symmetrically"),
-            create_slot("outliers", "Elements kept apart as outliers"),
-        ]
-    spent = gr.HTML("")
-    with gr.Row(elem_classes=["plots"]):
-        slots += [
-            create_slot("bytes", "Stored bytes by what they are for"),
-            create_slot("length", "Effective bits against context", "Windows stay as they are; what is fixed fades."),
-        ]
+    maps = create_page(*ROWS)
     with gr.Row(elem_classes=["choices"]):
         shape = gr.Dropdown([OWN, *SHAPES], value=OWN, label="Model shape", elem_id="shape", min_width=180)
         context = gr.Number(
             32_768, label="Context, tokens", precision=0, min_width=120, elem_id="context", interactive=True
         )
         batch = gr.Number(1, label="Batch", precision=0, min_width=90, elem_id="batch", interactive=True)
-    table = gr.HTML("", elem_id="extrapolation")
     pickers = [kind, axis, shape, context, batch]
-    return View("storage", words, slots, compute, ("layer", "head"), pickers, {"spent": spent, "table": table})
+    return View("storage", words, [maps, create_page(["extrapolation"])], compute, ("layer", "head"), pickers)
 
 
 def compute(
@@ -94,7 +90,7 @@ def compute(
     said = f"No lane here stores its {kind}s with {listed(without, 'or')}." if without else ""
     html = {
         "spent": f'<p class="muted">{safe(said)}</p>',
-        "table": extrapolation(record, shape, context, batch),
+        "extrapolation": extrapolation(record, shape, context, batch),
     }
     return Drawn(storage(record), figures, html)
 

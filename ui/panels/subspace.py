@@ -7,12 +7,23 @@ import gradio as gr
 from kvq_core.record import Record
 from ui.figures.base import Arrays
 from ui.figures.subspace import angles, deviation, error_inside, error_split
-from ui.panels.view import Drawn, View, create_slot, create_words, or_absent
+from ui.panels.view import Drawn, Slot, View, create_page, create_words, or_absent
 from ui.selection import Selection
 from ui.words import subspace
 
 OTHERS = (("same_kind", "Another prompt of its kind"), ("other_kind", "Another kind"))
 MISSING = "Not captured in this run."
+ROWS = (
+    (
+        Slot("deviation", "How far queries lie from a subspace", "0: every query lies in it.", 270),
+        Slot("error-inside", "Key error inside the subspace", "Of the prompt's queries.", 270),
+        Slot("error-split", "Key error inside and outside", "Over all layers and KV heads.", 270),
+    ),
+    (
+        Slot("angles-query", "Angles between queries and keys", "0°: the same direction; 90°: unrelated."),
+        Slot("angles-key", "Angles between keys and the lane's keys"),
+    ),
+)
 
 
 def create_subspace() -> View:
@@ -20,18 +31,7 @@ def create_subspace() -> View:
     rank = gr.Slider(
         1, 64, value=5, step=1, label="Rank r of the query subspace", elem_id="pick-rank", buttons=[], interactive=True
     )
-    with gr.Row(elem_classes=["plots"]):
-        slots = [
-            create_slot("deviation", "How far queries lie from a subspace", "0: every query lies in it.", 270),
-            create_slot("error-inside", "Key error inside the subspace", "Of the prompt's queries.", 270),
-            create_slot("error-split", "Key error inside and outside", "Over all layers and KV heads.", 270),
-        ]
-    with gr.Row(elem_classes=["plots"]):
-        slots += [
-            create_slot("angles-query", "Angles between queries and keys", "0°: the same direction; 90°: unrelated."),
-            create_slot("angles-key", "Angles between keys and the lane's keys"),
-        ]
-    return View("subspace", words, slots, compute, ("layer", "head"), [rank], fit=fit)
+    return View("subspace", words, [create_page(*ROWS)], compute, ("layer", "head"), [rank], fit)
 
 
 def fit(record: Record) -> list[Any]:

@@ -10,10 +10,22 @@ from ui.cards import lane_body
 from ui.diff import diff, text_of, top_lists
 from ui.figures.base import Arrays
 from ui.figures.texts import kld_strips
-from ui.panels.view import Drawn, View, create_slot, create_words, or_absent
+from ui.panels.view import Drawn, Slot, View, create_page, create_words, or_absent
 from ui.selection import Selection
 from ui.text import safe
 from ui.words.texts import texts
+
+ROWS = (
+    (
+        Slot(
+            "kld-strips", "KLD of every token",
+            "A dot is a flip, a hollow one a flip where the reference was near a tie. Click a bar to select the token.",
+        ),
+        "top-lists",
+    ),
+    ("text-forced", "text-free"),
+    ("text-diff",),
+)  # fmt: skip
 
 
 def create_texts() -> View:
@@ -21,21 +33,7 @@ def create_texts() -> View:
     with gr.Row(elem_classes=["choices"]):
         lane = _picker("Lane", "text-lane", 0)
         other = _picker("Compare with", "text-other", -1)
-    with gr.Row(elem_classes=["plots"]):
-        slot = create_slot(
-            "kld-strips", "KLD of every token",
-            "A dot is a flip, a hollow one a flip where the reference was near a tie. Click a bar to select the token.",
-        )  # fmt: skip
-        with gr.Column(min_width=300, elem_classes=["slot"]):
-            top = gr.HTML("", elem_id="top-lists")
-    with gr.Row(elem_classes=["plots"]):
-        with gr.Column(min_width=300, elem_classes=["slot"]):
-            forced = gr.HTML("", elem_id="text-forced")
-        with gr.Column(min_width=300, elem_classes=["slot"]):
-            free = gr.HTML("", elem_id="text-free")
-    compared = gr.HTML("", elem_id="text-diff")
-    html = {"top": top, "forced": forced, "free": free, "diff": compared}
-    return View("texts", words, [slot], compute, ("token",), [lane, other], html, fit)
+    return View("texts", words, [create_page(*ROWS)], compute, ("token",), [lane, other], fit)
 
 
 def _picker(label: str, name: str, first: int) -> gr.Dropdown:
@@ -57,10 +55,10 @@ def compute(record: Record, arrays: Arrays, at: Selection, lane: Any, other: Any
     index, against = _index(record, lane, 0), _index(record, other, -1)
     body = lane_body(record, arrays, index)
     html = {
-        "top": top_lists(record, arrays, index, at.token),
-        "forced": _text("Same tokens: the reference's text, read through this cache", body, "forced"),
-        "free": _text("Own tokens: what this cache writes by itself", body, "free"),
-        "diff": f'<h3 class="figure-title">Difference of the two texts</h3>'
+        "top-lists": top_lists(record, arrays, index, at.token),
+        "text-forced": _text("Same tokens: the reference's text, read through this cache", body, "forced"),
+        "text-free": _text("Own tokens: what this cache writes by itself", body, "free"),
+        "text-diff": f'<h3 class="figure-title">Difference of the two texts</h3>'
         f"{diff(text_of(record, against), text_of(record, index))}",
     }
     figures = {"kld-strips": or_absent(kld_strips(record, arrays, at.token), "No lane of this run was scored.")}

@@ -14,7 +14,7 @@ from ui.figures.base import Arrays
 from ui.lanes import added_lane
 from ui.numbers import ABSENT, listed, percent, plural, significant
 from ui.panels.lanes import Lanes, redrawn
-from ui.panels.view import Drawn, View, create_words
+from ui.panels.view import Drawn, View, create_page, create_words
 from ui.selection import Selection
 from ui.services import SWIFT, Services
 from ui.text import safe
@@ -28,15 +28,15 @@ MEASURES = (
 
 
 def create_verdicts() -> View:
-    words = create_words()
-    cards = gr.HTML("", elem_id="verdicts")
-    gr.HTML(f'<p class="muted">{safe(EXPLAINED)} One prompt and one model: a verdict about this run.</p>')
-    return View("verdicts", words, [], compute, html={"cards": cards})
+    return View("verdicts", create_words(), [create_page(["verdicts"])], compute)
 
 
 def compute(record: Record, arrays: Arrays, at: Selection) -> Drawn:
     cards = [_card(record, arrays, index, lane) for index, lane in enumerate(record.lanes)]
-    return Drawn(_said(record), html={"cards": f'<div class="verdicts">{_stress(record)}{"".join(cards)}</div>'})
+    close = f'<p class="muted">{safe(EXPLAINED)} One prompt and one model: a verdict about this run.</p>'
+    return Drawn(
+        _said(record), html={"verdicts": f'<div class="verdicts">{_stress(record)}{"".join(cards)}</div>{close}'}
+    )
 
 
 def _said(record: Record) -> str:

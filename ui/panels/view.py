@@ -1,7 +1,8 @@
-"""A view: a sentence, figures each under a title, tables; and what of the selection it depends on."""
+"""A view: a sentence, then figures under their titles and tables, sent as one piece; what of the selection it uses."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
 import gradio as gr
@@ -11,6 +12,8 @@ from kvq_core.record import Record
 from ui.figures.base import Arrays
 from ui.selection import Selection
 from ui.text import safe
+
+ABSENT = '<div class="slot" hidden></div>'
 
 
 @dataclass(frozen=True)
@@ -24,31 +27,46 @@ class Drawn:
     titles: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Slot:
-    """A figure's place: its title, what it shows, or the sentence why there is none."""
+    """A figure's place: its title, what it shows, and how narrow it may get in px."""
 
     name: str
     title: str
-    note: str
-    head: gr.HTML
-    plot: gr.Plot
+    note: str = ""
+    min_width: int = 300
 
-    def fill(self, found: "go.Figure | str", title: str = "") -> list[Any]:
-        heading = f'<h3 class="figure-title">{safe(title or self.title)}</h3>'
-        if isinstance(found, str):  # "": nothing to say either, the place disappears
-            said = f'{heading}<p class="absent">{safe(found)}</p>' if found else ""
-            return [said, gr.update(value=None, visible=False)]
-        note = f'<p class="muted">{safe(self.note)}</p>' if self.note else ""
-        return [heading + note, gr.update(value=found, visible=True)]
+    def html(self, drawn: Drawn) -> str:
+        """The figure as data for page.js to draw once it is in sight; or the sentence why there is none."""
+        found = drawn.figures[self.name]
+        if found == "":  # nothing to say either
+            return ABSENT
+        head = f'<h3 class="figure-title">{safe(drawn.titles.get(self.name, self.title))}</h3>'
+        if isinstance(found, str):
+            body = f'<p class="absent">{safe(found)}</p>'
+        else:
+            note = f'<p class="muted">{safe(self.note)}</p>' if self.note else ""
+            body = (
+                f'{note}<div class="plot" id="plot-{self.name}" style="min-height:{found.layout.height:.0f}px">'
+                f"<div hidden>{escape(found.to_json() or '', quote=False)}</div></div>"
+            )
+        return f'<div class="slot" style="--least:{self.min_width}px">{head}{body}</div>'
 
 
-def create_slot(name: str, title: str, note: str = "", min_width: int = 300) -> Slot:
-    """A titled figure; call inside a row."""
-    with gr.Column(min_width=min_width, elem_classes=["slot"]):
-        head = gr.HTML("", elem_id=f"title-{name}")
-        plot = gr.Plot(show_label=False, container=False, elem_id=f"plot-{name}", elem_classes=["plot"], visible=False)
-    return Slot(name, title, note, head, plot)
+@dataclass(frozen=True)
+class Page:
+    """Rows of slots and of finished HTML by name, as one component. A component a figure would cost the browser
+    seconds: Gradio searches its whole tree for every output of an event."""
+
+    rows: Sequence[Sequence[Slot | str]]
+    place: gr.HTML
+
+    def html(self, drawn: Drawn) -> str:
+        return "".join(_row([_part(part, drawn) for part in row]) for row in self.rows)
+
+
+def create_page(*rows: Sequence[Slot | str]) -> Page:
+    return Page(rows, gr.HTML(""))
 
 
 @dataclass
@@ -58,26 +76,19 @@ class View:
 
     name: str
     words: gr.HTML
-    slots: Sequence[Slot]
+    pages: Sequence[Page]
     compute: Callable[..., Drawn]
     uses: tuple[str, ...] = ()
     pickers: Sequence[gr.components.Component] = ()
-    html: Mapping[str, gr.HTML] = field(default_factory=dict)
     fit: Callable[[Record], list[Any]] | None = None
-    tab: gr.Tab | None = None
 
     @property
     def outputs(self) -> list[gr.components.Component]:
-        return [self.words, *(part for slot in self.slots for part in (slot.head, slot.plot)), *self.html.values()]
+        return [self.words, *(page.place for page in self.pages)]
 
-    def draw(self, record: Record, arrays: Arrays, at: Selection, picked: Sequence[Any]) -> list[Any]:
+    def draw(self, record: Record, arrays: Arrays, at: Selection, picked: Sequence[Any]) -> list[str]:
         found = self.compute(record, arrays, at, *picked)
-        figures = [part for slot in self.slots for part in self._filled(slot, found)]
-        return [f"<p>{safe(found.words)}</p>", *figures, *(found.html[name] for name in self.html)]
-
-    @staticmethod
-    def _filled(slot: Slot, found: Drawn) -> list[Any]:
-        return slot.fill(found.figures[slot.name], found.titles.get(slot.name, ""))
+        return [f"<p>{safe(found.words)}</p>", *(page.html(found) for page in self.pages)]
 
     def key(self, run: str, at: Selection, picked: Sequence[Any]) -> list[Any]:
         """What the drawn figures depend on: equal keys need no drawing."""
@@ -90,3 +101,11 @@ def create_words() -> gr.HTML:
 
 def or_absent(found: "go.Figure | None", absent: str) -> "go.Figure | str":
     return absent if found is None else found
+
+
+def _row(parts: Sequence[str]) -> str:
+    return f'<div class="plots"{" hidden" * (set(parts) == {ABSENT})}>{"".join(parts)}</div>'
+
+
+def _part(part: Slot | str, drawn: Drawn) -> str:
+    return part.html(drawn) if isinstance(part, Slot) else f'<div class="slot" id="{part}">{drawn.html[part]}</div>'

@@ -1,6 +1,6 @@
 """The views as tabs under one selection: each drawn when it is opened, kept until what it shows changes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from ui.panels.verdicts import create_verdicts
 from ui.panels.view import View
 from ui.selection import Selection, last_token, picked, selected, start, told
 from ui.services import QUIET, SWIFT, Services
+from ui.text import safe
 
 TABS = (
     ("Verdicts", create_verdicts),
@@ -32,7 +33,9 @@ TABS = (
 )
 # Clicks in figures and on tokens, image files, the mark on the selected token: what a browser does by itself.
 PAGE_JS = (Path(__file__).parent.parent / "page.js").read_text(encoding="utf-8")
+OPEN = "(view) => window.kvq?.open(view)"
 MARK = "(token) => window.kvq?.mark(token)"
+DRAWING = {**QUIET, "concurrency_limit": 4}
 SAVE = "(text, name) => window.kvq?.save(text, name)"
 
 
@@ -45,9 +48,8 @@ class Views:
     pick: gr.Textbox
     suggest: gr.Textbox
     export: tuple[gr.Button, gr.Button, gr.Textbox, gr.Textbox]
-    tabs: gr.Tabs
     views: list[View]
-    open: gr.State
+    open: gr.Textbox  # the name of the view in sight; page.js writes it, and shows what the server writes
     drawn: gr.State  # what each view's figures were drawn for
 
     @property
@@ -73,15 +75,24 @@ def create_views() -> Views:
             said = gr.HTML("", elem_id="selected")
         pick = gr.Textbox(visible="hidden", elem_id="pick", show_label=False)
         suggest = gr.Textbox(visible="hidden", elem_id="suggest", show_label=False)
-        views = []
-        with gr.Tabs(elem_id="views", overflow_behavior="wrap") as tabs:
-            for title, create in TABS:
-                with gr.Tab(title) as tab:
-                    view = create()
-                view.tab, tab.id = tab, view.name
-                views.append(view)
+        bar, views = gr.HTML(""), []
+        for _, create in TABS:
+            with gr.Column(elem_classes=["view"]) as area:
+                views.append(create())
+            area.elem_id = f"view-{views[-1].name}"
+        bar.value = tab_bar([(view.name, title) for view, (title, _) in zip(views, TABS, strict=True)])
+        opened = gr.Textbox(views[0].name, visible="hidden", elem_id="open-view", show_label=False)
         export = _create_export()
-    return Views(layer, head, token, said, pick, suggest, export, tabs, views, gr.State(views[0].name), gr.State({}))
+    return Views(layer, head, token, said, pick, suggest, export, views, opened, gr.State({}))
+
+
+def tab_bar(views: list[tuple[str, str]]) -> str:
+    """Tabs that page.js switches by itself: Gradio's own take most of a second among this many components."""
+    tabs = "".join(
+        f'<button type="button" role="tab" data-view="{name}" aria-controls="view-{name}">{safe(title)}</button>'
+        for name, title in views
+    )
+    return f'<div id="views" role="tablist" aria-label="Views">{tabs}</div>'
 
 
 def _slider(label: str, name: str, high: int) -> gr.Slider:
@@ -105,22 +116,19 @@ def _create_export() -> tuple[gr.Button, gr.Button, gr.Textbox, gr.Textbox]:
 
 
 def wire_views(panel: Views, shown: gr.State, services: Services) -> None:
-    """Draw a view when it is opened, and the open one again when the selection or one of its pickers moves."""
-    for view in panel.views:
-        inputs = [shown, panel.open, panel.drawn, *panel.selection, *view.pickers]
-        outputs = [panel.open, panel.drawn, *view.outputs]
-        assert view.tab is not None
-        view.tab.select(_opening(view, services), inputs, outputs, **QUIET, concurrency_limit=4)
-        if view.pickers:
-            moved = [picker.change for picker in view.pickers]
-            gr.on(moved, _moving(view, services), inputs, outputs, **QUIET, trigger_mode="always_last",
-                  concurrency_limit=4)  # fmt: skip
-    gr.on(
-        [part.change for part in panel.selection], draw_open(panel, services), drawing_inputs(panel, shown),
-        drawing_outputs(panel), **QUIET, trigger_mode="always_last", concurrency_limit=4,
-    )  # fmt: skip
+    """Draw a view when it is opened, and the open one again when a person moves the selection or one of its pickers.
+
+    By ``input``, not ``change``: what the page itself sets is drawn by the event that sets it, once.
+    """
+    draw = draw_open(panel, services), drawing_inputs(panel, shown), drawing_outputs(panel)
+    moved = [part.input for part in (*panel.selection, *panel.pickers)]
+    gr.on([*moved, panel.open.change], *draw, **DRAWING, trigger_mode="always_last")
+    panel.open.change(None, panel.open, None, js=OPEN, **SWIFT)
     panel.token.change(None, panel.token, None, js=MARK, **SWIFT)
-    panel.pick.change(_picking(services), [panel.pick, shown, *panel.selection], panel.selection, **SWIFT)
+    chosen = panel.pick.change(
+        _picking(services), [panel.pick, shown, *panel.selection], panel.selection, **SWIFT
+    )  # fmt: skip
+    chosen.then(*draw, **DRAWING, trigger_mode="always_last")
     _wire_export(panel, shown, services)
 
 
@@ -150,11 +158,30 @@ def draw_open(panel: Views, services: Services) -> Callable[..., list[Any]]:
     return draw
 
 
+def draw_rest(panel: Views, services: Services) -> Callable[..., Iterator[list[Any]]]:
+    """Draws the views that are not open, one at a time, so that their tabs open at once."""
+
+    def draw(shown: dict[str, Any], opened: str, drawn: dict, layer: Any, head: Any, token: Any, *rest: Any):
+        if not shown.get("run"):
+            yield [gr.skip()] * (1 + len(panel.outputs))
+            return
+        record, _ = services.shelf.get(shown["run"])
+        at, left = selected(record, layer, head, token), list(rest)
+        picked = {}
+        for view in panel.views:
+            picked[view.name], left = left[: len(view.pickers)], left[len(view.pickers) :]
+        for view in panel.views:
+            if view.name != opened:
+                now = _drawn(view, services, shown, drawn, at, picked[view.name])
+                yield [drawn, *(part for v in panel.views for part in (now if v is view else _kept(v)))]
+
+    return draw
+
+
 def fitted(panel: Views) -> list[gr.components.Component]:
     """What ``fit`` sets: the selection, the open tab, and the pickers that follow the run."""
     return [
         *panel.selection,
-        panel.tabs,
         panel.open,
         *(picker for view in panel.views if view.fit for picker in view.pickers),
     ]
@@ -167,12 +194,11 @@ def fit(panel: Views, record: Record, arrays: Arrays, shown: dict[str, Any]) -> 
     if asked := shown.get("at"):
         at = selected(record, *({**asdict(at), **asked}[name] for name in ("layer", "head", "token")))
     view = shown.get("view")
-    tab = [gr.skip(), gr.skip()] if view is None else [gr.update(selected=view), view]
     return [
         gr.update(maximum=max(1, env.layers - 1), value=at.layer),
         gr.update(maximum=max(1, env.query_heads - 1), value=at.head),
         gr.update(maximum=max(1, last_token(record)), value=at.token),
-        *tab,
+        gr.skip() if view is None else view,
         *(update for view in panel.views if view.fit for update in view.fit(record)),
     ]
 
@@ -186,28 +212,6 @@ def _picking(services: Services) -> Callable[..., list[Any]]:
         return [at.layer, at.head, at.token]
 
     return picking
-
-
-def _opening(view: View, services: Services) -> Callable[..., list[Any]]:
-    def opening(shown: dict[str, Any], opened: str, drawn: dict, *picked: Any) -> list[Any]:
-        return [view.name, drawn, *_now(view, services, shown, drawn, picked)]
-
-    return opening
-
-
-def _moving(view: View, services: Services) -> Callable[..., list[Any]]:
-    def moving(shown: dict[str, Any], opened: str, drawn: dict, *picked: Any) -> list[Any]:
-        now = _now(view, services, shown, drawn, picked) if opened == view.name else _kept(view)
-        return [gr.skip(), drawn, *now]
-
-    return moving
-
-
-def _now(view: View, services: Services, shown: dict[str, Any], drawn: dict, picked: Sequence[Any]) -> list[Any]:
-    if not shown.get("run"):
-        return _kept(view)
-    record, _ = services.shelf.get(shown["run"])
-    return _drawn(view, services, shown, drawn, selected(record, *picked[:3]), picked[3:])
 
 
 def _drawn(
