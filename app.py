@@ -8,13 +8,19 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: threads tha
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 
 from kvq_core.errors import KvqError  # noqa: E402
+from kvq_core.estimate import estimate  # noqa: E402
+from kvq_core.logs import configure, take_over, tell_error  # noqa: E402
+from kvq_core.run import compare  # noqa: E402
 from kvq_core.settings import settings  # noqa: E402
 from kvq_core.store import open_store  # noqa: E402
+from ui.health import Health  # noqa: E402
 from ui.layout import build_ui  # noqa: E402
+from ui.server import app_kwargs, blocked_paths  # noqa: E402
+from ui.services import Services  # noqa: E402
 from ui.theme import css, theme  # noqa: E402
 
 
-def warm_up() -> None:
+def warm_up(health: Health) -> None:
     """Load the model offered first and read its weights once, so that the first Run waits for neither."""
     from kvq_core.engine.prefill import Prefill
     from kvq_core.models import available_models, load
@@ -22,23 +28,30 @@ def warm_up() -> None:
     try:
         for _ in Prefill(load(available_models()[0].id), [0] * 16).run():
             pass
-    except (KvqError, IndexError) as error:
-        print(f"The model is not loaded yet: {error}", file=sys.stderr)
+    except Exception as error:  # whatever it is, the page is served and /health tells
+        health.model_error = error
+        tell_error("model not loaded", error)
 
 
 def main() -> int:
     try:
         found = settings()
-        blocks = build_ui(open_store(found.store))
+        configure(found)
+        services = Services(open_store(), compare, estimate)
+        blocks = build_ui(services)
     except KvqError as error:
         print(error, file=sys.stderr)
         return 2
-    threading.Thread(target=warm_up, name="warm-up", daemon=True).start()
+    health = Health(services)
+    threading.Thread(target=warm_up, args=[health], name="warm-up", daemon=True).start()
     host = "0.0.0.0" if os.environ.get("SPACE_ID") else "127.0.0.1"
     blocks.launch(
         server_name=host, server_port=found.port, theme=theme(), css=css(), footer_links=["settings"],
-        enable_monitoring=False, ssr_mode=False, max_file_size="1mb", quiet=False,
+        enable_monitoring=False, run_history=False, ssr_mode=False, max_file_size="1mb", quiet=False,
+        app_kwargs=app_kwargs(health), blocked_paths=blocked_paths(services.store), prevent_thread_lock=True,
     )  # fmt: skip
+    take_over("uvicorn", "uvicorn.error", "uvicorn.asgi")  # set up while it was launched
+    blocks.block_thread()
     return 0
 
 

@@ -66,6 +66,14 @@ def configure(settings: Settings) -> None:
     _LOG.setLevel(settings.log.upper())
 
 
+def take_over(*names: str) -> None:
+    """Let loggers that a library gave handlers of their own write here instead."""
+    for name in names:
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True
+
+
 def tell(event: str, texts: dict[str, str] | None = None, level: int = logging.INFO, **fields: Any) -> None:
     """Log an event. ``fields`` must be harmless; ``texts`` appear only where KVQ_LOG_PROMPTS allows it."""
     _LOG.log(level, event, extra={"fields": fields, "texts": texts or {}})

@@ -71,6 +71,7 @@ ALLOWED = {
 TYPES_ONLY = {"assemble": {"run"}}
 # Of kvq_core, the page sees the surface only: nothing that computes.
 UI_ALLOWED = {
+    "logs",
     "board", "errors", "estimate", "events", "examples", "explain", "growth", "measuring", "methods", "models",
     "presets", "record", "run", "runfiles", "settings", "spec", "store", "training", "verdict",
 }  # fmt: skip

@@ -1,18 +1,11 @@
 """The page: panels in their places, and what a finished or linked run sets going. Nothing is drawn here."""
 
-from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
 
 from kvq_core.errors import KvqError
-from kvq_core.estimate import Estimate
-from kvq_core.estimate import estimate as estimate_run
-from kvq_core.events import Event
-from kvq_core.run import compare as compare_run
-from kvq_core.spec import ComparisonSpec
-from kvq_core.store import Store
 from ui.figures.base import canvas
 from ui.panels.answers import AnswerCards, create_answers, finished, visible
 from ui.panels.claims import create_claims
@@ -78,13 +71,8 @@ class Page:
     plotly: gr.Plot
 
 
-def build_ui(
-    store: Store,
-    compare: Callable[[ComparisonSpec, Store], Generator[Event]] = compare_run,
-    estimate: Callable[[ComparisonSpec], Estimate] = estimate_run,
-) -> gr.Blocks:
-    """The page over a store; ``compare`` and ``estimate`` can be replaced by tests."""
-    services = Services(store, compare, estimate)
+def build_ui(services: Services) -> gr.Blocks:
+    """The page of a server."""
     with gr.Blocks(
         title="KVQ Explorer", fill_width=True, analytics_enabled=False, delete_cache=(3600, 86400)
     ) as blocks:

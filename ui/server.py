@@ -1,0 +1,90 @@
+"""What stands around the page: /health, response headers, and the routes of Gradio that are closed here."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from fsspec.implementations.local import LocalFileSystem
+from gradio.utils import get_upload_folder
+from starlette.middleware import Middleware
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kvq_core.settings import settings
+from kvq_core.store import Store
+from ui.health import Health
+
+PROJECT = Path(__file__).resolve().parent.parent
+# Gradio needs inline scripts and eval, so this cannot stop a script that got in; it stops what such a script is for:
+# sending what it read elsewhere, and loading more. No frame-ancestors: a Space shows the page in an iframe.
+POLICY = "; ".join(
+    (
+        "default-src 'self'",
+        "script-src 'self' 'unsafe-inline' 'unsafe-eval' blob: https://cdnjs.cloudflare.com",  # Spaces: iframe height
+        "style-src 'self' 'unsafe-inline'",
+        "font-src 'self' data:",
+        "img-src 'self' data: blob:",
+        "connect-src 'self' data: blob:",
+        "worker-src 'self' blob:",
+        "object-src 'none'",
+        "base-uri 'self'",
+        "form-action 'self'",
+    )
+)
+HEADERS = [
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"same-origin"),
+]
+# What Gradio offers to any page and this one does not use: taking files, fetching addresses for a visitor, writing
+# component values to disk, a history in somebody's bucket, editing the app.
+CLOSED = re.compile(
+    r"/gradio_api/(upload|upload_progress|process_recording|deep_link|component_server|run-history|runs|vibe-\w+|"
+    r"undo-vibe-edit|dev|stream|proxy=.*|file=\s*[a-z]+://.*)(/.*)?",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+class Guard:
+    """Adds HEADERS to every response and answers CLOSED itself."""
+
+    def __init__(self, app: ASGIApp):
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                own = {name for name, _ in HEADERS}
+                kept = [(name, value) for name, value in message.get("headers", []) if name.lower() not in own]
+                message = {**message, "headers": kept + HEADERS}
+            await send(message)
+
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if CLOSED.fullmatch(path):
+            refusal = JSONResponse({"detail": "This page takes no files and fetches none."}, 403)
+            await refusal(scope, receive, guarded)
+            return
+        await self.app(scope, receive, guarded)
+
+
+def app_kwargs(health: Health) -> dict[str, Any]:
+    """For ``launch``: what the FastAPI app under the page is made with."""
+    return {
+        "routes": [Route("/health", health.answer)],
+        "middleware": [Middleware(Guard)],
+        "docs_url": None,
+        "redoc_url": None,
+        "openapi_url": None,
+    }
+
+
+def blocked_paths(store: Store) -> list[str]:
+    """Folders Gradio serves nothing from, whatever else it may serve: models, codebooks, runs, this project."""
+    own = [PROJECT, settings().home, *([store.root] if isinstance(store.fs, LocalFileSystem) else [])]
+    served = Path(get_upload_folder()).resolve()
+    return [str(path) for path in (Path(folder).resolve() for folder in own) if not served.is_relative_to(path)]
