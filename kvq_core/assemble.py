@@ -37,6 +37,10 @@ from kvq_core.spec import ComparisonSpec, Lane
 if TYPE_CHECKING:
     from kvq_core.run import Run
 
+OF_CHOSEN_KEYS = (
+    "attention and its outputs are those of the keys this lane reads; its attention KL is KL(lane || reference), for a "
+    "key that is left out makes the other infinite, and the bound of the output error does not apply"
+)
 _LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "gradio")
 
 
@@ -124,7 +128,7 @@ def _lane(run: "Run", state: LaneState, at: int | None) -> LaneRecord:
     record.text = "".join(record.tokens)
     if at is None or state.error or state.cache is None:
         return record
-    record.notes = list(state.cache.notes)
+    record.notes = [*state.cache.notes, *([OF_CHOSEN_KEYS] if run.captures and state.cache.selects else [])]
     record.metrics = _metrics(run, state, at)
     record.memory = measure(state.cache, run.model.shape)
     record.timing = Timing(encode_prompt_s=state.encode_prompt_s, encode_decode_s=state.encode_decode_s)
@@ -145,7 +149,8 @@ def _metrics(run: "Run", state: LaneState, at: int) -> Metrics:
         errors = run.captures.errors[at]
         metrics.key_rmse, metrics.value_rmse = errors.key_rmse, errors.value_rmse
         metrics.in_subspace_error = errors.in_subspace_error
-        metrics.output_error, metrics.output_bound = errors.output.mean().item(), errors.bound.mean().item()
+        metrics.output_error = errors.output.mean().item()
+        metrics.output_bound = None if errors.bound is None else errors.bound.mean().item()
     if not fidelity.n_scored:
         return metrics
     kld, same = fidelity.column("kld", at).double(), fidelity.column("same_top", at)

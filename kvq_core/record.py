@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 SCHEMA_VERSION = 2  # of record and manifest; raised when a field changes, with a step in migrate.py
-RESULTS_VERSION = 3  # raised whenever a change alters results, so that stored runs are not taken for new ones
+RESULTS_VERSION = 4  # raised whenever a change alters results, so that stored runs are not taken for new ones
 
 ARRAYS = {
     # of the run
@@ -74,7 +74,8 @@ ARRAYS = {
     "lane/{i}/depth_key_error": "(L, H, B) ||dK||_F / ||K||_F in each bucket of key position, end of the run",
     "lane/{i}/depth_value_error": "(L, H, B)",
     "lane/{i}/depth_score_error": "(L, Q, B) mean |score delta| in each bucket over the steps A, own query, centred",
-    "lane/{i}/attention_kl": "(A, L, Q) nats, KL(reference's attention || lane's), forced rows, own query",
+    "lane/{i}/attention_kl": "(A, L, Q) nats, KL(reference's attention || lane's), forced rows, own query; of a lane "
+    "that leaves keys out KL(lane's || reference's)",
     "lane/{i}/sink_mass": "(A, L, Q) attention mass on the first capture.sink_tokens tokens, lane - reference",
     "lane/{i}/attention_rows": "(A, M, Q', P) uint8 as the reference's",
     "lane/{i}/output_relative": "(L, Q) ||dO||_F / ||O||_F of the attention output, end of the run, over the "
@@ -94,7 +95,8 @@ ARRAYS = {
     "lane/{i}/key_error_energy": "(L, H, D) squared key error along each right singular direction of the prompt's "
     "queries, strongest direction first; sums to ||dK||_F^2",
     "lane/{i}/output_error": "(L, Q) ||change of the attention output||_2 at the reference's last query",
-    "lane/{i}/output_bound": "(L, Q) upper bound of it (SQuat, Theorem 1, with ||V||_F as its proof has it)",
+    "lane/{i}/output_bound": "(L, Q) upper bound of it (SQuat, Theorem 1, with ||V||_F as its proof has it); lanes "
+    "that leave keys out have none",
     "lane/{i}/key_bits": "(L or 1, H or 1, T, C) stored bits of each key element, metadata included",
     "lane/{i}/value_bits": "(L or 1, H or 1, T, C)",
 }
@@ -171,7 +173,7 @@ class Metrics(_Part):
     value_rmse: float | None = None
     in_subspace_error: float | None = None
     output_error: float | None = None  # ||d attention output||_2 at the reference's last query, mean over query heads
-    output_bound: float | None = None  # what Theorem 1 of SQuat allows it to be
+    output_bound: float | None = None  # what Theorem 1 of SQuat allows it to be; None for lanes that leave keys out
     layers_quantized: int = 0
     tokens_quantized: int = 0
 

@@ -41,9 +41,11 @@ class Buckets:
 class AttentionTap:
     """Sees every decode step's scores (engine.rows.Tap) and looks at evenly spaced ones.
 
-    Softmax is over all keys a row sees, before a method that reads chosen keys only leaves some out. For each step
-    looked at: KL(reference || lane) of the attention, the mass on the first tokens, |centred score delta| by depth, and
-    for the lanes to be drawn the mass in every position bin.
+    Attention is what a row really attends to: keys its cache leaves out have none. For each step looked at:
+    KL(reference || lane) of the attention, the mass on the first tokens, and for the lanes to be drawn the mass in
+    every position bin. A row that leaves keys out makes that KL infinite, so it has KL(lane || reference), which is
+    -ln of the reference's mass on the keys read where the scores are right. |Centred score delta| by depth is over all
+    keys, read or not.
     """
 
     def __init__(self, extent: Extent, detail: str, layers: list[int], heads: list[int], bins: Buckets):
@@ -73,18 +75,26 @@ class AttentionTap:
         """The steps looked at so far."""
         return [step for step in self.steps if step < self.step]
 
-    def scores(self, layer: int, own: Tensor, with_reference_query: Tensor, queries: Tensor) -> None:
+    def scores(self, layer: int, own: Tensor, reads: dict[int, Tensor]) -> None:
+        """own and reads as engine.rows.Tap has them."""
         fresh, tokens = own.shape[-2:]
         for i in range(fresh):
             at = self._at.get(self.step + i)
             if at is not None:
-                self._look(layer, at, own[:, :, i, : tokens - fresh + i + 1])
+                seen = tokens - fresh + i + 1
+                self._look(layer, at, own[:, :, i, :seen], {row: read[:, :seen] for row, read in reads.items()})
 
-    def _look(self, layer: int, at: int, scores: Tensor) -> None:
+    def _look(self, layer: int, at: int, scores: Tensor, reads: dict[int, Tensor]) -> None:
         """scores (1 + lanes, query_heads, positions), the reference's first."""
         log = torch.log_softmax(scores, -1)
         mass = log.exp()
-        self.kl[:, at, layer] = (mass[:1] * (log[:1] - log[1:])).sum(-1).cpu()
+        kl = (mass[:1] * (log[:1] - log[1:])).sum(-1)
+        for row, read in reads.items():
+            left_out = ~read.repeat_interleave(scores.shape[1] // len(read), 0)
+            own = torch.log_softmax(scores[row].masked_fill(left_out, float("-inf")), -1)
+            mass[row] = own.exp()
+            kl[row - 1] = (mass[row] * (own - log[0]).masked_fill(left_out, 0)).sum(-1)
+        self.kl[:, at, layer] = kl.cpu()
         self.sink_mass[:, at, layer] = mass[..., :SINKS].sum(-1).cpu()
         delta = scores[1:] - scores[:1]
         delta = (delta - delta.mean(-1, keepdim=True)).abs()

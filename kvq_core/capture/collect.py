@@ -61,10 +61,12 @@ class Captures:
         """Call before a step: the range of key positions each lane holds quantized, (0, 0) for none."""
         self.tap.begin(quantized)
 
-    def scores(self, layer: int, own: Tensor, with_reference_query: Tensor, queries: Tensor) -> None:
+    def scores(
+        self, layer: int, own: Tensor, with_reference_query: Tensor, queries: Tensor, reads: dict[int, Tensor]
+    ) -> None:
         with self._clock(decoding=True):
             self.tap.scores(layer, own, with_reference_query, queries)
-            self.attention.scores(layer, own, with_reference_query, queries)
+            self.attention.scores(layer, own, reads)
 
     def advance(self, fresh: int) -> None:
         """Call after a step of ``fresh`` tokens."""
@@ -207,8 +209,9 @@ class Captures:
             arrays |= {"key_error": errors.key, "value_error": errors.value, "key_error_energy": errors.energy}
             arrays |= {f"{kind}_channel_error": error for kind, error in errors.channel.items()}
             arrays |= {f"depth_{kind}_error": error for kind, error in errors.depth.items()}
-            arrays |= {"output_error": errors.output, "output_bound": errors.bound}
-            arrays["output_relative"] = errors.output_relative
+            arrays |= {"output_error": errors.output, "output_relative": errors.output_relative}
+            if errors.bound is not None:
+                arrays["output_bound"] = errors.bound
         at_end = self._at_end.get(lane, {})
         arrays |= self._usage.get(lane, {})
         return arrays | {name: x.half() if name.startswith("angles") else x for name, x in at_end.items()}

@@ -8,11 +8,12 @@ per lane (``prefix``) and read once for both; only the rest is held per row (``t
 import math
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from kvq_core.engine import threads
 from kvq_core.engine.attention import Hidden, SharedAttention
@@ -27,10 +28,13 @@ class Tap(Protocol):
     On CPUs it is called in a thread of its own, layer after layer, and is done before ``Rows.advance`` returns.
     """
 
-    def scores(self, layer: int, own: Tensor, with_reference_query: Tensor, queries: Tensor) -> None:
+    def scores(
+        self, layer: int, own: Tensor, with_reference_query: Tensor, queries: Tensor, reads: dict[int, Tensor]
+    ) -> None:
         """own (1 + lanes, query_heads, tokens, positions): the reference's and the forced rows' scores;
         with_reference_query, the same shape: the reference's query against each row's keys; queries
-        (query_heads, tokens, head_dim): the reference's, after RoPE. Positions after a query's own are -inf."""
+        (query_heads, tokens, head_dim): the reference's, after RoPE. Positions after a query's own are -inf.
+        reads: of the rows that leave keys out of their softmax, the keys they read, bool (kv_heads, positions)."""
 
 
 @dataclass
@@ -169,19 +173,20 @@ class Rows:
         step = SharedAttention(by_slot, tails, prefix_keys, prefix_values, rows.shape[1], hidden, scratch)
         step.compute(self.cores)
         if self.tap is not None:
-            self._show(self.tap, layer, step, queries)
+            self._show(self.tap, layer, step, queries, hidden)
         if self.watched:
             self._note(layer, queries, step.weights[lanes, :, slots])
         out = step.out[lanes, :, slots] + step.weights[..., self.prefix :][lanes, :, slots] @ tail_values
         return out.reshape(count, -1, fresh, dim).transpose(1, 2)
 
-    def _show(self, tap: Tap, layer: int, step: SharedAttention, queries: Tensor) -> None:
+    def _show(self, tap: Tap, layer: int, step: SharedAttention, queries: Tensor, hidden: Hidden) -> None:
         """Let the tap look at the forced rows' scores while the model goes on."""
         shape = (len(self.held), queries.shape[1], queries.shape[2], -1)
 
         def look() -> None:
             own, other = step.scores[:, :, 0], step.scores[:, :, -1]
-            tap.scores(layer, own.reshape(shape), other.reshape(shape), queries[0].float())
+            reads = {row: read() for (row, slot), read in hidden.items() if slot == 0}
+            tap.scores(layer, own.reshape(shape), other.reshape(shape), queries[0].float(), reads)
 
         if queries.device.type == "cpu":
             self._looking.append(threads.beside(look))
@@ -201,14 +206,23 @@ class Rows:
         return self._lent[key][:size].view(shape)
 
     def _hidden(self, layer: int, queries: Tensor, tokens: int) -> Hidden:
-        """The keys that rows' caches leave out of this step."""
+        """The keys that rows read in this step, of the rows whose caches choose; each is asked once."""
         hidden: Hidden = {}
         for row, lane in enumerate(self.lane_of):
             select, at = self.selects.get(lane, {}).get(layer, (None, 0))
             if select is not None:
                 slot = self.lane_of[:row].count(lane)
-                hidden[self.held.index(lane), slot] = partial(select, at, queries[row].float(), tokens)
+                hidden[self.held.index(lane), slot] = cache(partial(select, at, queries[row].float(), tokens))
         return hidden
+
+    def read_by(self, row: int, layer: int, queries: Tensor, seen: Tensor) -> Tensor | None:
+        """The keys a row's cache would choose for queries (query_heads, n, head_dim) after RoPE, of which each sees
+        the first ``seen`` (n,) keys: bool (kv_heads, n, positions); None where it reads all of them."""
+        select, at = self.selects.get(self.lane_of[row], {}).get(layer, (None, 0))
+        if select is None:
+            return None
+        asked = ((select(at, queries[:, i : i + 1], n), n) for i, n in enumerate(seen.tolist()))
+        return torch.stack([pad(read, (0, self.tokens - n)) for read, n in asked], 1)
 
     def _note(self, layer: int, queries: Tensor, weights: Tensor) -> None:
         """Keep the queries and attention weights of the rows whose caches look back on a step, until they settle."""
