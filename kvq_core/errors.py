@@ -4,7 +4,8 @@
     ├── SpecError       the comparison asked for is not possible as written (form, file, link, API)
     ├── ModelError      the model cannot be found, loaded or run by this engine
     ├── MethodError     a method cannot run on these tensors; fails its lane, never the run
-    └── StoreError      a stored run is unknown, damaged or of another version
+    ├── StoreError      a stored run is unknown, damaged or of another version
+    └── LimitError      this instance does not take or finish the run: too large, too long, too many
 
 A message is one line and says what was given, what is allowed and what to do. Front ends show ``str(error)``
 as it is: nothing else about the failure reaches a person.
@@ -31,4 +32,8 @@ class MethodError(KvqError):
 
 
 class StoreError(KvqError):
+    pass
+
+
+class LimitError(KvqError):
     pass

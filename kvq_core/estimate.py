@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from kvq_core.capture.attention import STEPS
+from kvq_core.capture.scores import MAP_BYTES, POSITION_BINS, SCORE_BYTES, STEP_BINS
+from kvq_core.engine.prefill import CHUNK
 from kvq_core.models import LoadedModel, load, with_model
 from kvq_core.record import Record
 from kvq_core.render import render
@@ -14,6 +16,8 @@ from kvq_core.settings import settings
 from kvq_core.spec import ComparisonSpec, Lane
 
 REMEMBERED = 40  # runs a machine's timing is fitted on
+LOGIT_COPIES = 6  # of a scored chunk's logits: as computed, in float32, as log-probabilities of both sides and between
+BASE_BYTES = 60_000_000  # what even the shortest run takes: libraries' buffers, threads' stacks, the tokens' texts
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,8 @@ class LaneEstimate:
 @dataclass(frozen=True)
 class Estimate:
     """``seconds`` are fitted on this machine's last runs of the model at this level of capture, None before the first
-    of any; ``bytes`` the peak; ``notes`` what makes this run cost more than others like it."""
+    of any; ``bytes`` the peak, of which ``run_bytes`` come on top of the model's weights; ``tokens`` those of prompt
+    and answer; ``notes`` what makes this run cost more than others like it."""
 
     prompt_tokens: int
     context: int
@@ -38,6 +43,9 @@ class Estimate:
     bytes: int
     lanes: list[LaneEstimate]
     notes: tuple[str, ...] = ()
+    tokens: int = 0
+    run_bytes: int = 0
+    device: str = "cpu"
 
 
 def estimate(spec: ComparisonSpec) -> Estimate:
@@ -59,8 +67,12 @@ def estimate(spec: ComparisonSpec) -> Estimate:
             f"Deep captures look at attention at up to {STEPS['deep']} steps instead of {STEPS['normal']} and at key "
             f"distributions in all layers: the run takes longer{fitted}."
         )
-    peak = _peak_bytes(model, spec, len(ids), new)
-    return Estimate(len(ids), model.shape.context, seconds, peak, lanes, tuple(notes))
+    weights = sum(p.numel() * p.element_size() for p in model.model.parameters())
+    extra = _run_bytes(model, spec, len(ids), new)
+    return Estimate(
+        len(ids), model.shape.context, seconds, weights + extra, lanes, tuple(notes), len(ids) + new, extra,
+        str(model.device),
+    )  # fmt: skip
 
 
 def _lane(lane: Lane, model: LoadedModel, prompt: int, end: int) -> LaneEstimate:
@@ -80,18 +92,42 @@ def _lane(lane: Lane, model: LoadedModel, prompt: int, end: int) -> LaneEstimate
     return LaneEstimate(lane.label, key, value, end, warning)
 
 
-def _peak_bytes(model: LoadedModel, spec: ComparisonSpec, prompt: int, new: int) -> int:
-    """Weights, the prompt's tensors, and the float32 working copies of all rows."""
+def _run_bytes(model: LoadedModel, spec: ComparisonSpec, prompt: int, new: int) -> int:
+    """The peak of what a run holds beside the weights: the prompt's tensors, the float32 working copies of all rows,
+    and what one stage holds for a moment, see ``_passing``; benchmarks/load.py compares it with measured peaks."""
     shape = model.shape
-    weights = sum(p.numel() * p.element_size() for p in model.model.parameters())
     token = shape.layers * shape.kv_heads * shape.head_dim * 4 * 2  # keys and values of one row
     lanes = len(spec.lanes) + 1
     windows = [w for lane in spec.lanes for w in lane.windows()]
     prefix = min([w.frozen(prompt) for w in windows], default=prompt)
     copies = (lanes + 1) * prefix * token + (2 * lanes + 1) * (prompt + new - prefix) * token
     queries = shape.layers * shape.query_heads * shape.head_dim * 4 * prompt
-    transient = 2 * prompt * token  # a lane's decoded prompt while it is written
-    return weights + copies + prompt * token + queries + transient
+    stored = lanes * prompt * token // 4  # at most 8 bits an element for nearly all methods, and their metadata
+    held = copies + prompt * token + queries + stored
+    return held + _captured(model, spec, prompt, new) + _passing(model, spec, prompt)
+
+
+def _captured(model: LoadedModel, spec: ComparisonSpec, prompt: int, new: int) -> int:
+    """Score maps in float32 while they are made, and the record's arrays three times while they are written."""
+    if spec.capture.detail == "off":
+        return 0
+    shape, lanes, steps = model.shape, len(spec.lanes), max(1, new - 1)
+    cells = lanes * shape.layers * shape.query_heads * min(STEP_BINS, steps) * min(POSITION_BINS, prompt + new)
+    statistics = 4 * (lanes + 1) * shape.layers * shape.query_heads * steps * 4
+    tap_queries = shape.layers * shape.query_heads * steps * shape.head_dim * 4
+    return 4 * min(MAP_BYTES, cells) + statistics + tap_queries + 3 * min(SCORE_BYTES, cells + statistics // 2)
+
+
+def _passing(model: LoadedModel, spec: ComparisonSpec, prompt: int) -> int:
+    """What a prefill chunk or a decode step computes with, the larger of the two, and the measuring at the end."""
+    shape, config = model.shape, model.model.config
+    chunk = min(CHUNK, prompt)
+    width = 4 * config.hidden_size + 3 * getattr(config, "intermediate_size", 4 * config.hidden_size)
+    prefill = 4 * chunk * (width + shape.query_heads * prompt)
+    rows = 2 * (len(spec.lanes) + 1) + 1
+    step = LOGIT_COPIES * 4 * rows * spec.score_chunk * config.vocab_size if spec.continuation is not None else 0
+    measuring = 2 * prompt * shape.layers * shape.kv_heads * shape.head_dim * 4 * 2  # a lane's decoded prompt, twice
+    return BASE_BYTES + measuring + max(prefill, step)
 
 
 def _features(prompt: int, new: int, lanes: int) -> list[float]:

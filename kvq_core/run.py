@@ -19,6 +19,7 @@ from kvq_core.estimate import remember
 from kvq_core.events import Encoding, Event, Finished, LaneProgress, Loading, Step, Summarizing
 from kvq_core.events import Prefill as PrefillEvent
 from kvq_core.logs import tell_error, telling_run
+from kvq_core.memory import recovering
 from kvq_core.metrics.fidelity import Fidelity
 from kvq_core.metrics.memory import quantized_keys
 from kvq_core.models import LoadedModel, load, with_model
@@ -48,11 +49,13 @@ def compare(spec: ComparisonSpec, store: Store | None = None) -> Generator[Event
     """Run a comparison, reporting every stage; the last event is Finished.
 
     A run the store already holds is returned at once. A finished run is saved there, or says why it is not. Closing the
-    generator cancels within a step or a prefill chunk and saves nothing. Raises KvqError where the spec cannot be run.
+    generator cancels within a step or a prefill chunk and saves nothing. Raises KvqError where the spec cannot be run,
+    LimitError where memory ran out: what the run held is free again then.
     """
     spec = with_model(spec)
-    yield Loading(spec.model)
-    yield from compare_on(load(spec.model, spec.revision), spec, store)
+    with recovering():
+        yield Loading(spec.model)
+        yield from compare_on(load(spec.model, spec.revision), spec, store)
 
 
 def compare_on(model: LoadedModel, spec: ComparisonSpec, store: Store | None = None) -> Generator[Event]:

@@ -14,6 +14,8 @@ CORE = ROOT / "kvq_core"
 ALLOWED = {
     "errors": set(),
     "settings": {"errors"},
+    "limits": {"errors", "settings"},
+    "memory": {"errors"},
     "logs": {"errors", "settings"},
     "rope": set(),
     "learned": {"errors", "settings"},
@@ -30,7 +32,7 @@ ALLOWED = {
     "measuring": {"errors", "models", "packed", "render", "spec"},
     "measure_cli": {"errors", "measuring", "packed", "presets", "spec"},
     "codebooks": {"errors", "kvq_kernels", "learned", "models"},
-    "engine": {"errors", "kvq_kernels", "methods", "models", "rope", "spec"},
+    "engine": {"errors", "kvq_kernels", "memory", "methods", "models", "rope", "spec"},
     "capture": {"engine", "errors", "methods", "models", "rope", "settings", "spec"},
     "metrics": {"capture", "engine", "errors", "methods", "record"},
     "roundtrip": {"engine", "errors", "methods", "rope"},
@@ -45,11 +47,11 @@ ALLOWED = {
     "sharing": {"errors", "folders", "settings", "store"},
     "examples": {"errors", "presets", "run", "spec", "store"},
     "render": {"errors", "models", "spec"},
-    "estimate": {"capture", "methods", "models", "record", "render", "settings", "spec"},
+    "estimate": {"capture", "engine", "methods", "models", "record", "render", "settings", "spec"},
     "assemble": {"capture", "codebooks", "engine", "methods", "metrics", "models", "record", "spec"},
     "run": {
-        "assemble", "capture", "codebooks", "engine", "errors", "estimate", "events", "methods", "metrics", "models",
-        "record", "render", "settings", "spec", "store", "logs",
+        "assemble", "capture", "codebooks", "engine", "errors", "estimate", "events", "memory", "methods", "metrics",
+        "models", "record", "render", "settings", "spec", "store", "logs",
     },
     "board": {"errors", "settings"},
     "claims": {
@@ -72,8 +74,8 @@ TYPES_ONLY = {"assemble": {"run"}}
 # Of kvq_core, the page sees the surface only: nothing that computes.
 UI_ALLOWED = {
     "logs",
-    "board", "errors", "estimate", "events", "examples", "explain", "growth", "measuring", "methods", "models",
-    "presets", "record", "run", "runfiles", "settings", "spec", "store", "training", "verdict",
+    "board", "errors", "estimate", "events", "examples", "explain", "growth", "limits", "measuring", "memory",
+    "methods", "models", "presets", "record", "run", "runfiles", "settings", "spec", "store", "training", "verdict",
 }  # fmt: skip
 SOURCES = sorted(
     [*CORE.rglob("*.py"), *(ROOT / "ui").rglob("*.py"), *(ROOT / "kernels").rglob("*.py"), ROOT / "app.py"]

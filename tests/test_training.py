@@ -1,9 +1,12 @@
 """What lanes lack, what training it would take, and the training itself, on a tiny model; no network."""
 
+import asyncio
 import threading
+import time
 from dataclasses import replace
 from functools import partial
 
+import gradio as gr
 import pytest
 import torch
 
@@ -17,7 +20,7 @@ from kvq_core.spec import Lane
 from kvq_core.training import Offer, Trained, Training, offer, train_missing
 from tests.test_codebooks import Letters
 from tests.tiny_models import tiny
-from ui.panels.training import offering, said, stream, told
+from ui.panels.training import Asked, offering, said, stream, told
 from ui.services import Services
 
 KNOBS = {"levels": 4, "stages": 2, "codebooks": "mine"}
@@ -134,10 +137,20 @@ def services(train) -> Services:
     return Services(None, None, None, offer=offer, train=train)
 
 
-def start(desk_of: Services) -> dict:
+def start(page: Services) -> dict:
     lanes = [{"uid": 1, **lane().model_dump(mode="json")}]
-    ticket = desk_of.desk.enter("someone")
-    return {"id": ticket, "model": "tiny-llama", "rest": {}, "lanes": lanes, "budget": "quick"}
+    return {"id": Asked("tiny-llama", {}, lanes, "quick").submit(page, "someone", "").ticket}
+
+
+def updates_of(page: Services, begun: dict, seen=lambda update: None) -> list:
+    async def watch() -> list:
+        updates = []
+        async for update in stream(begun, page):
+            updates.append(update)
+            seen(update)
+        return updates
+
+    return asyncio.run(watch())
 
 
 def test_the_offer_is_text():
@@ -148,10 +161,10 @@ def test_the_offer_is_text():
 
 def test_a_page_sees_the_training_to_its_end():
     page = services(train_missing)
-    updates = list(stream(start(page), page))
+    updates = updates_of(page, start(page))
     assert "Codebooks trained" in updates[-1][0] and updates[-1][3]["visible"] is False
-    assert all(update[3]["visible"] for update in updates[:-1]) and page.desk.ahead("x") == 0
-    assert "Nothing is missing" in list(stream(start(page), page))[-1][0]
+    assert all(update[3]["visible"] for update in updates[:-1]) and page.desk.held() == 0
+    assert "Nothing is missing" in updates_of(page, start(page))[-1][0]
 
 
 def test_a_page_that_gives_up_stops_the_training():
@@ -160,16 +173,31 @@ def test_a_page_that_gives_up_stops_the_training():
     def endless(found):
         try:
             while True:
+                time.sleep(0.01)
                 yield Training("Training keys", 1, 2, 0.5, 90.0)
         finally:
             closed.append(found)
 
     page = services(endless)
-    updates = stream(begun := start(page), page)
-    assert "50%, about 2 min left" in next(updates)[0]
-    page.desk.cancel("someone")
-    assert "Training cancelled" in next(updates)[0] and list(updates) == [] and len(closed) == 1
-    assert len(list(stream(begun, page))) == 1 and len(closed) == 1  # cancelled while it waited: never begins
+    begun = start(page)
+    updates = updates_of(page, begun, lambda update: page.jobs.forget("someone"))
+    assert "50%, about 2 min left" in updates[0][0] and "Training cancelled" in updates[-1][0] and len(closed) == 1
+    assert len(updates_of(page, begun)) == 1 and len(closed) == 1  # watched once
+    begun = start(page)
+    page.jobs.forget("someone")
+    assert updates_of(page, begun)[0][0] == gr.skip() and page.desk.held() == 0
+
+
+def test_a_training_nobody_watches_does_not_hold_up_the_line(monkeypatch):
+    """A client may press Train and never ask how it goes."""
+    page = services(lambda found: (Trained(()) for _ in range(1)))
+    start(page)
+    run = page.jobs.start("other", lambda: (Trained(()) for _ in range(1)))
+    until = time.monotonic() + 20
+    while not run.over:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert run.error is None
 
 
 def test_errors_are_told_where_the_person_is():
@@ -178,6 +206,14 @@ def test_errors_are_told_where_the_person_is():
         yield
 
     page = services(impossible)
-    (update,) = stream(start(page), page)
+    (update,) = updates_of(page, start(page))
     assert "no &lt;i&gt;text" in update[0] and update[2]["interactive"]
     assert "about" not in told(Training("Reading text", 1, 2, 0.01, None))
+
+
+def test_a_shared_instance_takes_no_training_into_the_line(monkeypatch):
+    monkeypatch.setenv("KVQ_MODELS", "tiny-llama")
+    page = services(train_missing)
+    with pytest.raises(KvqError, match="does not train"):
+        start(page)
+    assert page.desk.held() == 0

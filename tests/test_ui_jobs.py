@@ -1,14 +1,16 @@
 """Runs at work: one at a time in the order pressed, watched or not, cancelled at any point."""
 
+import asyncio
 import threading
 import time
 
 import pytest
 
-from kvq_core.errors import MethodError
+from kvq_core.errors import LimitError, MethodError
 from kvq_core.events import Loading, Step
-from ui.desk import Desk
-from ui.jobs import Jobs
+from ui import jobs as jobs_module
+from ui.desk import Cost, Desk, Place
+from ui.jobs import Jobs, follow
 
 
 def until(true, seconds: float = 20) -> None:
@@ -54,12 +56,12 @@ def test_runs_follow_each_other_in_the_order_pressed(engine):
     jobs = Jobs(desk)
     running = [jobs.start(name, engine.run(name)) for name in "abc"]
     until(lambda: engine.order == ["a"])
-    assert [desk.ahead(job.ticket) for job in running] == [0, 1, 2]
+    assert [desk.place(job.ticket).ahead for job in running] == [0, 1, 2]
     for name, job in zip("abc", running, strict=True):
         engine.gates[name].set()
         until(lambda job=job: job.over)
     assert engine.order == ["a", "b", "c"] and engine.most == 1
-    assert [desk.ahead(job.ticket) for job in running] == [0, 0, 0]
+    assert [desk.place(job.ticket).ahead for job in running] == [0, 0, 0] and desk.held() == 0
 
 
 def test_a_late_look_sees_the_newest_step_only(engine):
@@ -111,3 +113,105 @@ def test_a_failure_is_kept_and_the_next_run_goes_on(engine):
     engine.gates["b"].set()
     until(lambda: bad.over and good.over)
     assert str(bad.error) == "no such thing" and good.error is None and good.news()[-1].done == 3
+
+
+def test_a_visitors_second_run_waits_behind_the_first_runs_of_others(engine):
+    desk = Desk()
+    jobs = Jobs(desk)
+    names = ["ann-1", "ann-2", "ann-3", "bob-1", "cat-1", "bob-2"]
+    running = {name: jobs.start(name, engine.run(name), visitor=name[:3]) for name in names}
+    order = ["ann-1", "bob-1", "cat-1", "ann-2", "bob-2", "ann-3"]
+    assert [desk.place(running[name].ticket).ahead for name in order] == [0, 1, 2, 3, 4, 5]
+    for name in order:
+        until(lambda name=name: name in engine.gates and engine.order[-1:] == [name])
+        engine.gates[name].set()
+        until(lambda name=name: running[name].over)
+    assert engine.order == order and engine.most == 1
+
+
+def test_the_wait_is_what_is_ahead_and_what_is_left_of_the_one_at_work(engine, monkeypatch):
+    desk = Desk()
+    jobs = Jobs(desk)
+    first = jobs.start("a", engine.run("a"), "a", Cost(10.0))
+    until(lambda: engine.order == ["a"])
+    second = jobs.start("b", engine.run("b"), "b", Cost(20.0))
+    third = jobs.start("c", engine.run("c"), "c")
+    fourth = jobs.start("d", engine.run("d"), "d", Cost(5.0))
+    began = time.monotonic()
+    monkeypatch.setattr("ui.desk.time.monotonic", lambda: began + 4)
+    assert desk.place(first.ticket) == Place(0, 0.0)
+    assert 5 < desk.place(second.ticket).seconds <= 7 and 25 < desk.place(third.ticket).seconds <= 27
+    assert desk.place(fourth.ticket) == Place(3, None)  # how long the third takes is not known
+    monkeypatch.setattr("ui.desk.time.monotonic", lambda: began + 60)
+    assert desk.place(second.ticket).seconds == 0.0
+    for name in "dcba":
+        jobs.forget(name)
+    engine.gates["a"].set()
+
+
+def test_a_run_is_stopped_after_its_time(engine):
+    def endless():
+        for done in range(1, 10**9):
+            yield Step(done, 10**9, [], [])
+
+    jobs = Jobs(desk := Desk())
+    slow, next_one = jobs.start("a", endless, seconds=0.05), jobs.start("b", engine.run("b"))
+    until(lambda: slow.over)
+    assert isinstance(slow.error, LimitError) and "stopped after 0.05 s" in str(slow.error)
+    until(lambda: "b" in engine.gates)
+    engine.gates["b"].set()
+    until(lambda: next_one.over)
+    assert next_one.error is None and desk.held() == 0
+
+
+def test_work_nobody_looks_at_is_dropped(engine, monkeypatch):
+    """Its page was closed without a word, or a client pressed Run and went away."""
+    monkeypatch.setattr("ui.desk.CHECK_S", 0.02)
+    desk = Desk()
+    jobs = Jobs(desk)
+    running, waiting, looked_at = (jobs.start(name, engine.run(name, steps=10**6)) for name in "abc")
+    until(lambda: engine.order == ["a"])
+    running._looked -= jobs_module.PATIENCE_S
+    waiting._looked -= jobs_module.PATIENCE_S
+    until(lambda: waiting.over)
+    assert waiting.cancelled and desk.held() == 2 and not looked_at.over
+    engine.gates["a"].set()  # at work, and noticed at its next step
+    until(lambda: running.over)
+    assert running.cancelled
+    until(lambda: engine.order == ["a", "c"] and set(jobs._waiting) == {looked_at.ticket})
+    jobs.forget("c")
+    engine.gates["c"].set()
+    until(lambda: looked_at.over and desk.held() == 0)
+    names = {f"run-{job.ticket}" for job in (running, waiting, looked_at)}
+    until(lambda: not names & {thread.name for thread in threading.enumerate()})
+
+
+def test_what_finished_unseen_is_not_kept_for_ever(engine, monkeypatch):
+    monkeypatch.setattr(jobs_module, "PATIENCE_S", 0.2)
+    jobs = Jobs(Desk())
+    job = jobs.start("a", engine.run("a"))
+    until(lambda: "a" in engine.gates)
+    engine.gates["a"].set()
+    until(lambda: job.over and not jobs._waiting)
+
+
+def test_a_watcher_is_told_its_place_then_what_happens(engine, monkeypatch):
+    monkeypatch.setattr(jobs_module, "PLACE_S", 0.01)
+    monkeypatch.setattr(jobs_module, "WAIT_S", 0.01)
+    desk = Desk()
+    jobs = Jobs(desk)
+    first, second = jobs.start("a", engine.run("a"), "a", Cost(9.0)), jobs.start("b", engine.run("b"), "b")
+    until(lambda: "a" in engine.gates)
+
+    async def watch():
+        seen = []
+        async for news in follow(second, desk):
+            seen.append(news)
+            if isinstance(news, Place):
+                engine.gates["a"].set()
+            elif "b" in engine.gates:
+                engine.gates["b"].set()
+        return seen
+
+    place, *_, last = asyncio.run(watch())
+    assert place.ahead == 1 and 0 < place.seconds <= 9 and last[-1].done == 3 and second.over and first.over

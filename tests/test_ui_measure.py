@@ -1,5 +1,7 @@
 """The measure section: explained without a GPU, and its table, from real measurements of a tiny model."""
 
+import asyncio
+
 from kvq_core.errors import ModelError
 from kvq_core.measuring import LeftOut
 from kvq_core.packed import Request, measure
@@ -28,7 +30,14 @@ def test_the_lanes_of_the_run_shown_are_measured_in_turn(sample_run, tmp_path, m
     from kvq_core.store import open_store
 
     services = Services(open_store(), None, None)
-    assert "Run a comparison first" in next(iter(panel.stream({"run": None}, "s/measure", services)))
+
+    def updates(shown):
+        async def watch():
+            return [update async for update in panel.stream(shown, "s/measure", "", services)]
+
+        return asyncio.run(watch())
+
+    assert "Run a comparison first" in updates({"run": None})[0]
     record, arrays = sample_run()
     monkeypatch.setattr(services.shelf, "get", lambda run: (record, arrays))
 
@@ -38,6 +47,6 @@ def test_the_lanes_of_the_run_shown_are_measured_in_turn(sample_run, tmp_path, m
         yield
 
     monkeypatch.setattr(panel, "measure_spec", refuse)
-    *_, last = panel.stream({"run": record.id}, "s/measure", services)
+    *_, last = updates({"run": record.id})
     assert "The lanes cannot be measured" in last and "not here &lt;b&gt;" in last
-    assert services.desk.ahead(services.desk.enter("next")) == 0  # the ticket was given back
+    assert services.desk.held() == 0  # the ticket was given back

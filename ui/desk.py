@@ -2,9 +2,23 @@
 
 import secrets
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+CHECK_S = 1.0  # how often a waiting ticket asks whether it is still wanted
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What work was estimated at; seconds None where that is not known."""
+
+    seconds: float | None = None
+    bytes: int = 0
+
+
+NOTHING_KNOWN = Cost()
 
 
 @dataclass
@@ -12,31 +26,70 @@ class Ticket:
     """A place in line. ``cancelled`` is set when its work should stop."""
 
     session: str
+    visitor: str
+    cost: Cost
+    round: int
+    number: int
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     cancelled: threading.Event = field(default_factory=threading.Event)
+    began: float | None = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """How many tickets are in front of one, and the seconds they still take; None where one of them is not known."""
+
+    ahead: int
+    seconds: float | None
 
 
 class Desk:
-    """Tickets in the order they were taken. The only thing sessions share, and all it holds is ids and flags."""
+    """Tickets in rounds: a visitor's first ticket is in the current round, the next one in the round after it, so that
+    it waits behind the first tickets of others; within a round they go in the order they were taken. The only thing
+    sessions share, and all it holds is ids, flags and times.
+
+    Whoever enters a ticket serves it with ``turn`` in a thread that lives until it is over: a ticket nobody serves
+    would hold up the line for ever.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._open: dict[str, Ticket] = {}
+        self._taken = 0
         self._engine = threading.Lock()
 
-    def enter(self, session: str) -> str:
+    def enter(self, session: str, visitor: str = "", cost: Cost = NOTHING_KNOWN) -> str:
         """A ticket; an older one of the same session is cancelled."""
         self.cancel(session)
-        ticket = Ticket(session)
         with self._changed:
+            line = self._line()
+            own = [ticket.round + 1 for ticket in line if ticket.visitor == visitor]
+            self._taken += 1
+            ticket = Ticket(session, visitor, cost, max([line[0].round if line else 0, *own]), self._taken)
             self._open[ticket.id] = ticket
         return ticket.id
 
-    def ahead(self, ticket: str) -> int:
-        """Tickets in front of this one."""
+    def _line(self) -> list[Ticket]:
+        """Open tickets in the order they are served, the one at work first: later ones are in its round or after it."""
+        return sorted(self._open.values(), key=lambda ticket: (ticket.round, ticket.number))
+
+    def place(self, ticket: str) -> Place:
+        """What is in front of this ticket."""
         with self._changed:
-            order = list(self._open)
-            return order.index(ticket) if ticket in order else 0
+            line = self._line()
+        at = next((i for i, other in enumerate(line) if other.id == ticket), 0)
+        left = [_left(other) for other in line[:at]]
+        return Place(at, None if None in left else sum(filter(None, left)))
+
+    def held(self, visitor: str | None = None, but: str = "") -> int:
+        """Open tickets, of one visitor or of all, those of session ``but`` not counted."""
+        with self._changed:
+            return sum(visitor in (None, t.visitor) and t.session != but for t in self._open.values())
+
+    def bytes_at_work(self) -> int:
+        """What the work that has begun was estimated to hold; it is free again when that is over."""
+        with self._changed:
+            return sum(ticket.cost.bytes for ticket in self._open.values() if ticket.began is not None)
 
     def count(self) -> int:
         """Open tickets, the one at work included."""
@@ -44,29 +97,37 @@ class Desk:
             return len(self._open)
 
     def flag(self, ticket: str) -> threading.Event | None:
-        """Set when the run should stop; None when the ticket was given back already."""
+        """Set when the work should stop; None when the ticket was given back already."""
         with self._changed:
             return self._open[ticket].cancelled if ticket in self._open else None
 
     @contextmanager
-    def turn(self, ticket: str) -> Iterator[threading.Event]:
+    def turn(self, ticket: str, wanted: Callable[[], bool] = lambda: True) -> Iterator[threading.Event]:
         """Wait in line, hold the engine alone, then give the ticket back.
 
-        Yields the ticket's flag; it is set already where the ticket was cancelled while it waited.
+        Yields the ticket's flag; it is set already where the ticket was cancelled while it waited, or is ``wanted`` no
+        more.
         """
         with self._changed:
-            held = self._open.get(ticket) or Ticket("", ticket)
-            self._changed.wait_for(lambda: ticket not in self._open or next(iter(self._open)) == ticket)
-            if ticket not in self._open:
+            held = self._open.get(ticket) or Ticket("", "", NOTHING_KNOWN, 0, 0, ticket)
+            while not self._changed.wait_for(lambda: self._is_over(ticket) or self._line()[0] is held, CHECK_S):
+                if not wanted():
+                    self._open.pop(ticket, None)
+                    self._changed.notify_all()
+            if self._is_over(ticket):
                 held.cancelled.set()
         if held.cancelled.is_set():
             yield held.cancelled
             return
         try:
             with self._engine:  # one cancelled a moment ago may still be finishing its step
+                held.began = time.monotonic()
                 yield held.cancelled
         finally:
             self.leave(ticket)
+
+    def _is_over(self, ticket: str) -> bool:
+        return ticket not in self._open
 
     def cancel(self, session: str) -> None:
         """Stop what this session runs or waits for."""
@@ -79,3 +140,10 @@ class Desk:
         with self._changed:
             self._open.pop(ticket, None)
             self._changed.notify_all()
+
+
+def _left(ticket: Ticket) -> float | None:
+    """Seconds a ticket's work still takes, as far as that was known before it began."""
+    if ticket.cost.seconds is None or ticket.began is None:
+        return ticket.cost.seconds
+    return max(0.0, ticket.cost.seconds - (time.monotonic() - ticket.began))

@@ -7,6 +7,7 @@ import gradio as gr
 
 from kvq_core.errors import KvqError
 from ui.figures.base import canvas
+from ui.panels import measure, training
 from ui.panels.answers import AnswerCards, create_answers, finished, visible
 from ui.panels.claims import create_claims
 from ui.panels.filling import NEXT_FOR_A_LINK, form_outputs, from_preset, opened_page
@@ -18,7 +19,7 @@ from ui.panels.learn import Learn, asked_step, create_learn, place, told, wire_l
 from ui.panels.measure import create_measure
 from ui.panels.scorecard import Scorecard, create_scorecard, show_scorecard
 from ui.panels.setup import Setup, create_setup, wire_presets
-from ui.panels.training import Trainer, create_training, session, wire_training
+from ui.panels.training import Trainer, create_training, wire_training
 from ui.panels.verdicts import wire_suggestions
 from ui.panels.views import (
     DRAWING,
@@ -38,7 +39,7 @@ from ui.services import QUIET, SWIFT, Services
 from ui.status import notice
 
 NO_RUN: dict[str, Any] = {"run": None}
-MAX_QUEUE = 64
+MAX_QUEUE = 2000  # events of all pages that wait for a handler; runs have a line of their own, see ui/admission.py
 NO_EXAMPLES = "The stored examples are missing from presets/runs; `make examples` computes them again."
 # The address bar follows the run shown; the answers come into view when Run is pressed.
 FOLLOW_LINK = "(url) => { if (url) history.replaceState(null, '', new URL(url, location.href).search); }"
@@ -187,8 +188,8 @@ def _wire_visit(blocks: gr.Blocks, page: Page, services: Services) -> None:
         return [shown or gr.skip(), message, greeting, *learn, *form]
 
     def leave(request: gr.Request) -> None:
-        services.jobs.forget(request.session_hash or "")
-        services.desk.cancel(session(request))
+        for name in (request.session_hash or "", training.session(request), measure.session(request)):
+            services.jobs.forget(name)
 
     outputs = [
         page.shown, page.status, page.welcome, *page.learn.outputs, *form_outputs(page.setup, page.lanes),

@@ -1,17 +1,21 @@
 """What the panels are given: the engine, the store, and what sessions share."""
 
+import ipaddress
 import tempfile
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from kvq_core.estimate import Estimate
 from kvq_core.events import Event
+from kvq_core.limits import limits
 from kvq_core.spec import ComparisonSpec
 from kvq_core.store import Store
 from kvq_core.training import Offer, Trained, Training, offer, train_missing
-from ui.desk import Desk
-from ui.jobs import Jobs
+from ui.admission import Admission, check_memory
+from ui.desk import NOTHING_KNOWN, Cost, Desk
+from ui.jobs import Job, Jobs, Work
 from ui.shelf import Shelf
 
 # Every handler of the page: not part of the API, and no overlay over what people read.
@@ -33,8 +37,45 @@ class Services:
     shelf: Shelf = field(init=False)
     desk: Desk = field(default_factory=Desk)
     jobs: Jobs = field(init=False)
+    admission: Admission = field(init=False)
     downloads: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="kvq-downloads-")))
 
     def __post_init__(self) -> None:
         self.shelf = Shelf(self.store)
         self.jobs = Jobs(self.desk)
+        self.admission = Admission(self.desk, self.estimate)
+
+    def submit(self, spec: ComparisonSpec, session: str, visitor: str) -> Job:
+        """Admit a run and put it in line: how every run begins, the page's and the API's.
+
+        ``session`` names what its Cancel stops and its next run replaces; ``visitor`` whom the limits count, see
+        ``visitor``. Take the job with ``jobs.watch(job.ticket)`` and ``follow`` it: one that nobody looks at is
+        dropped. Raises KvqError with the reason where it may not start; may take as long as loading the model does.
+        """
+        found = self.admission.admit(spec)
+
+        def work() -> Generator[Event]:
+            check_memory(found, len(spec.lanes))
+            yield from self.compare(spec, self.store)
+
+        return self.enter(work, session, visitor, Cost(found.seconds, found.run_bytes), limits().seconds)
+
+    def enter(
+        self, work: Work, session: str, visitor: str, cost: Cost = NOTHING_KNOWN, seconds: float | None = None
+    ) -> Job:
+        """Put other work that needs the machine to itself in line. Raises LimitError where there is no room."""
+        with self.admission.counted(visitor, session):
+            return self.jobs.start(session, work, visitor, cost, seconds)
+
+
+def visitor(request: Any) -> str:
+    """Whom limits count: the address a request came from, of IPv6 the network, which one person has whole.
+
+    Behind a proxy the address is the one it passes on, if FORWARDED_ALLOW_IPS names the proxy (uvicorn reads it).
+    """
+    host = getattr(getattr(request, "client", None), "host", None) or ""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    return str(ipaddress.ip_network((address, 64), strict=False)) if address.version == 6 else host

@@ -1,6 +1,7 @@
 """The status line: what is happening, in words."""
 
 from kvq_core.events import Encoding, Event, Loading, Prefill, Step, Summarizing
+from ui.desk import Place
 from ui.numbers import plural
 from ui.text import safe
 
@@ -16,14 +17,23 @@ def line(text: str, tone: str = "busy", done: float | None = None, detail: str =
     return f'<div class="status {tone}" role="status"><div><b>{safe(text)}</b>{more}</div>{bar}</div>'
 
 
-def queued(ahead: int) -> str:
-    if not ahead:
+def queued(place: Place) -> str:
+    """The place in line and the wait, for work that has not begun."""
+    if not place.ahead:
         return line("Starting", done=0.0)
+    wait = "" if place.seconds is None else f"It starts in about {waiting(place.seconds)}. "
     return line(
-        f"Waiting for {plural(ahead, 'run')} ahead of yours",
+        f"Waiting for {plural(place.ahead, 'run')} ahead of yours",
         done=0.0,
-        detail="It starts by itself; keep this page open.",
+        detail=f"{wait}Keep this page open.",
     )
+
+
+def waiting(seconds: float) -> str:
+    """A wait, no more exact than it is: ``a few seconds``, ``40 s``, ``6 min``."""
+    if seconds < 7.5:
+        return "a few seconds"
+    return f"{5 * round(seconds / 5)} s" if seconds < 90 else f"{round(seconds / 60):,} min"
 
 
 def told(event: Event) -> str | None:

@@ -16,6 +16,7 @@ from kvq_core.engine.rows import Rows, Tap
 from kvq_core.engine.sampling import Sampler
 from kvq_core.engine.stress import Applied
 from kvq_core.errors import MethodError
+from kvq_core.memory import ran_out
 from kvq_core.models import LoadedModel
 from kvq_core.rope import Rope
 from kvq_core.spec import ComparisonSpec, Lane
@@ -215,6 +216,9 @@ class Decode:
 
 
 def _said(error: Exception) -> str:
+    """What a failed lane shows. Memory that ran out is no lane's own failure: the run ends with it."""
+    if ran_out(error):
+        raise error
     return (
         str(error) if isinstance(error, MethodError) else f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
     )

@@ -4,6 +4,7 @@ import asyncio
 import sys
 import traceback
 from collections.abc import AsyncGenerator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,22 +12,25 @@ from typing import Any
 import gradio as gr
 
 from kvq_core.errors import KvqError
-from kvq_core.estimate import Estimate
-from kvq_core.events import Finished, Step
+from kvq_core.events import Finished, Loading, Step
 from kvq_core.spec import parse_spec
+from ui.admission import Quote
+from ui.desk import Place
 from ui.form import FIELDS, to_comparison
+from ui.jobs import follow
 from ui.live import Board, Paced
 from ui.numbers import plural, seconds, size
 from ui.panels.answers import AnswerCards, visible
 from ui.panels.lanes import Lanes
 from ui.panels.setup import Setup
-from ui.services import QUIET, SWIFT, Services
+from ui.services import QUIET, SWIFT, Services, visitor
 from ui.status import line, notice, queued, told
 from ui.text import safe
 
 UNEXPECTED = "Something went wrong that should not have; it was logged. Run again, and report it if it returns."
 CANCELLED = ("Cancelled", "warn", None, "What had arrived stays below; nothing was saved.")
-LOOK_S = 0.03  # how often a page looks for news of its run
+CLERKS = 4  # presses of Run looked at together: each may wait for the model to be loaded, and Gradio's threads are few
+SOON_S = 1.0  # after which a press of Run that is still looked at is told why
 NO_TICKET: dict[str, Any] = {"id": None}
 
 
@@ -63,7 +67,8 @@ def wire_estimate(panel: Launch, setup: Setup, lanes: Lanes, services: Services)
     def handler(*values: Any) -> str:
         *fields, form_lanes, rest = values
         try:
-            return estimated(services.estimate(to_comparison(dict(zip(FIELDS, fields, strict=True)), form_lanes, rest)))
+            spec = to_comparison(dict(zip(FIELDS, fields, strict=True)), form_lanes, rest)
+            return estimated(services.admission.quote(spec))
         except KvqError as error:
             return f'<p class="warning">{safe(error)}</p>'
         except Exception:
@@ -77,35 +82,50 @@ def wire_estimate(panel: Launch, setup: Setup, lanes: Lanes, services: Services)
     )  # fmt: skip
 
 
-def estimated(found: Estimate) -> str:
-    """Tokens, time, memory; then what would not be quantized and what makes the run slow."""
+def estimated(quote: Quote) -> str:
+    """Tokens, time, memory; why it may not run here, what would not be quantized, and what makes the run slow."""
+    found = quote.estimate
     time = "time not measured yet" if found.seconds is None else f"about {seconds(found.seconds)}"
     rows = plural(len(found.lanes), "lane") + ", one pass"
     facts = (f"{found.prompt_tokens:,} prompt tokens", time, size(found.bytes), rows)
-    said = [lane.warning for lane in found.lanes if lane.warning] + list(found.notes)
-    warnings = "".join(f'<p class="warning">{safe(text)}</p>' for text in said)
-    return f'<p class="facts">{"".join(f"<span>{safe(fact)}</span>" for fact in facts)}</p>{warnings}'
+    said = [quote.remark, *(lane.warning for lane in found.lanes), *found.notes]
+    refused = f'<p class="error">{safe(quote.refusal)}</p>' if quote.refusal else ""
+    warnings = "".join(f'<p class="warning">{safe(text)}</p>' for text in said if text)
+    return f'<p class="facts">{"".join(f"<span>{safe(fact)}</span>" for fact in facts)}</p>{refused}{warnings}'
 
 
 def wire_run(
     panel: Launch, setup: Setup, lanes: Lanes, cards: AnswerCards, status: gr.HTML, results: gr.Column, shown: gr.State,
     services: Services,
 ) -> None:  # fmt: skip
-    """Run: check, begin or queue at once, then show how far the run is until it is over."""
+    """Run: admit and put in line, then show how far the run is until it is over."""
+    clerks = ThreadPoolExecutor(CLERKS, thread_name_prefix="kvq-clerk")
 
-    def submit(request: gr.Request, *values: Any) -> list[Any]:
+    async def submit(request: gr.Request, *values: Any) -> AsyncGenerator[list[Any]]:
         *fields, form_lanes, rest = values
+        rest_of_them = [gr.skip()] * (len(submitted) - 5)
+        status: Any = gr.skip()
         try:
             spec = to_comparison(dict(zip(FIELDS, fields, strict=True)), form_lanes, rest)
+            yield ["", gr.skip(), gr.skip(), gr.update(value="Checking", interactive=False), gr.skip(), *rest_of_them]
+            admit = partial(services.submit, spec, request.session_hash or "", visitor(request))
+            admitted = asyncio.get_running_loop().run_in_executor(clerks, admit)
+            if not (await asyncio.wait([admitted], timeout=SOON_S))[0]:
+                status = ""
+                yield [gr.skip(), gr.skip(), told(Loading(spec.model)), gr.skip(), gr.skip(), *rest_of_them]
+            job = await admitted
         except KvqError as error:
-            return [notice("This cannot run", str(error)), *[gr.skip()] * (len(submitted) - 1)]
-        job = services.jobs.start(request.session_hash or "", partial(services.compare, spec, services.store))
-        ticket = job.ticket
-        start = {"id": ticket, "spec": spec.model_dump(mode="json")}
-        board = Board(spec)
-        return [
-            "", start, queued(services.desk.ahead(ticket)), *busy(), gr.update(visible=True), gr.update(visible=False),
-            *visible(len(spec.lanes)), *board.padded(),
+            yield [notice("This cannot run", str(error)), gr.skip(), status, *idle(), *rest_of_them]
+            return
+        except Exception:
+            traceback.print_exc(file=sys.stderr)
+            yield [notice("This cannot run", UNEXPECTED), gr.skip(), status, *idle(), *rest_of_them]
+            return
+        start = {"id": job.ticket, "spec": spec.model_dump(mode="json")}
+        place = services.desk.place(job.ticket)
+        yield [
+            "", start, queued(place), *busy(), gr.update(visible=True), gr.update(visible=False),
+            *visible(len(spec.lanes)), *Board(spec).padded(),
         ]  # fmt: skip
 
     async def watch(start: dict[str, Any]) -> AsyncGenerator[list[Any]]:
@@ -144,19 +164,14 @@ async def stream(start: dict[str, Any], services: Services) -> AsyncGenerator[li
     if job is None:  # cancelled before it was watched: the page says so already
         yield [gr.skip()] * (5 + len(board.padded()))
         return
-    place = services.desk.ahead(job.ticket)
     paced = Paced()
-    while True:
-        over = job.over  # asked before the news: what is told after this is seen by the next look
-        for event in paced.take(job.news()):
+    async for news in follow(job, services.desk):
+        if isinstance(news, Place):
+            yield [queued(news), *busy(), *[gr.skip()] * (2 + len(board.padded()))]
+            continue
+        for event in paced.take(news):
             for update in _updates(event, board, job.ticket, services):
                 yield update
-        if over:
-            break
-        if place and (ahead := services.desk.ahead(job.ticket)) != place:
-            place = ahead
-            yield [queued(place), *busy(), gr.skip(), gr.skip(), *board.padded()]
-        await asyncio.sleep(LOOK_S)
     if job.cancelled:
         # Told here too, not by Cancel alone: Gradio sends a stream's last update again at its end.
         yield [line(*CANCELLED), *idle(), gr.skip(), gr.skip(), *board.padded()]

@@ -1,6 +1,9 @@
 """Measure the lanes of the run shown, one at a time with packed caches: on GPU machines, explained elsewhere."""
 
-from collections.abc import Iterator
+import sys
+import traceback
+from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any
 
 import gradio as gr
@@ -8,13 +11,16 @@ import gradio as gr
 from kvq_core.errors import KvqError
 from kvq_core.measuring import LeftOut, Measured, Request, gpu, measure_spec
 from kvq_core.spec import parse_spec
-from ui.services import QUIET, Services
+from ui.desk import Place
+from ui.jobs import follow
+from ui.services import QUIET, Services, visitor
 from ui.status import line, notice, queued
 from ui.text import safe
 
 COMMAND = "python -m kvq_core measure --preset first-look"
 HEAD = ("Lane", "Path", "ms a token", "Cache, MB", "Of unquantized", "Peak, MB")
 NEW_TOKENS = 64
+UNEXPECTED = "Something went wrong that should not have; it was logged. Measure again, and report it if it returns."
 
 
 def create_measure(shown: gr.State, services: Services) -> gr.Accordion:
@@ -25,8 +31,9 @@ def create_measure(shown: gr.State, services: Services) -> gr.Accordion:
         if found is not None:
             button, told = gr.Button("Measure", elem_id="measure-run"), gr.HTML("", elem_id="measure-told")
 
-            def work(shown: dict[str, Any], request: gr.Request) -> Iterator[str]:
-                yield from stream(shown, f"{request.session_hash or ''}/measure", services)
+            async def work(shown: dict[str, Any], request: gr.Request) -> AsyncGenerator[str]:
+                async for update in stream(shown, session(request), visitor(request), services):
+                    yield update
 
             button.click(work, shown, told, **QUIET)
     return section
@@ -44,24 +51,37 @@ def explained(device: str | None) -> str:
     return f"<p>{what}</p><p>{why}</p><p><code>{safe(COMMAND)}</code></p>"
 
 
-def stream(shown: dict[str, Any], session: str, services: Services) -> Iterator[str]:
+def session(request: gr.Request) -> str:
+    """What the desk knows a page's measurement by, apart from its runs."""
+    return f"{request.session_hash or ''}/measure"
+
+
+async def stream(shown: dict[str, Any], session: str, visitor: str, services: Services) -> AsyncGenerator[str]:
     """The section's contents while the lanes of the run shown are measured."""
     if not shown.get("run"):
         yield line("Run a comparison first, then measure it", "warn")
         return
     try:
         record, _ = services.shelf.get(shown["run"])
-        ticket = services.desk.enter(session)
-        yield queued(services.desk.ahead(ticket))
-        with services.desk.turn(ticket) as flag:
-            found: list[Measured | LeftOut] = []
-            for result in measure_spec(parse_spec(record.spec), Request(new_tokens=NEW_TOKENS)):
-                if flag.is_set():
-                    return
-                found.append(result)
-                yield table(found)
+        measuring = partial(measure_spec, parse_spec(record.spec), Request(new_tokens=NEW_TOKENS))
+        job = services.jobs.watch(services.enter(measuring, session, visitor).ticket)
     except KvqError as error:
         yield notice("The lanes cannot be measured", str(error))
+        return
+    assert job is not None  # taken by the one who has just made it
+    yield queued(services.desk.place(job.ticket))
+    found: list[Measured | LeftOut] = []
+    async for news in follow(job, services.desk):
+        if isinstance(news, Place):
+            yield queued(news)
+        else:
+            found += news
+            yield table(found)
+    if isinstance(job.error, KvqError):
+        yield notice("The lanes cannot be measured", str(job.error))
+    elif job.error is not None:
+        traceback.print_exception(job.error, file=sys.stderr)
+        yield notice("The lanes cannot be measured", UNEXPECTED)
 
 
 def table(found: list[Measured | LeftOut]) -> str:

@@ -1,11 +1,10 @@
 """Codebooks that lanes lack: what training them takes, offered before Run, and the training as it goes."""
 
 import sys
-import threading
 import traceback
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import AsyncGenerator, Generator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gradio as gr
@@ -13,11 +12,13 @@ import gradio as gr
 from kvq_core.errors import KvqError
 from kvq_core.spec import Lane
 from kvq_core.training import BUDGETS, Offer, Trained, Training
+from ui.desk import Cost, Place
+from ui.jobs import Job, follow
 from ui.lanes import LaneForm, to_spec
 from ui.numbers import plural, significant, size
 from ui.panels.lanes import Lanes
 from ui.panels.setup import Setup
-from ui.services import QUIET, SWIFT, Services
+from ui.services import QUIET, SWIFT, Services, visitor
 from ui.status import line, notice, queued
 from ui.text import safe
 
@@ -75,16 +76,20 @@ def wire_training(panel: Trainer, setup: Setup, lanes: Lanes, services: Services
     def submit(
         model: str, rest: dict[str, Any], form_lanes: list[LaneForm], budget: str, request: gr.Request
     ) -> list[Any]:
-        ticket = services.desk.enter(session(request))
-        start = {"id": ticket, "model": model, "rest": rest, "lanes": form_lanes, "budget": budget}
-        return [start, queued(services.desk.ahead(ticket)), *_busy()]
+        asked = Asked(model, rest, form_lanes, budget)
+        try:
+            job = asked.submit(services, session(request), visitor(request))
+        except KvqError as error:
+            return [gr.skip(), notice("This cannot be trained", str(error)), *_idle()]
+        return [{"id": job.ticket}, queued(services.desk.place(job.ticket)), *_busy()]
 
     def give_up(request: gr.Request) -> list[Any]:
-        services.desk.cancel(session(request))
+        services.jobs.forget(session(request))
         return [line(*STOPPED), *_idle()]
 
-    def engine(start: dict[str, Any]) -> Iterator[list[Any]]:
-        yield from stream(start, services)
+    async def watch(start: dict[str, Any]) -> AsyncGenerator[list[Any]]:
+        async for update in stream(start, services):
+            yield update
 
     told = [panel.progress, panel.budget, panel.train, panel.cancel]
     triggers = [setup["model"].change, lanes.lanes.change, panel.budget.input]
@@ -92,7 +97,7 @@ def wire_training(panel: Trainer, setup: Setup, lanes: Lanes, services: Services
         triggers, offer, [*form, panel.ticket], panel.offered, **QUIET, trigger_mode="always_last", concurrency_limit=2
     )
     panel.train.click(submit, form, [panel.ticket, *told], **SWIFT)
-    trained = panel.ticket.change(engine, panel.ticket, told, **SWIFT, trigger_mode="multiple")
+    trained = panel.ticket.change(watch, panel.ticket, told, **SWIFT, trigger_mode="multiple")
     trained.then(again, form, panel.offered, **SWIFT)
     panel.cancel.click(give_up, None, told, **SWIFT)
 
@@ -155,32 +160,57 @@ def _about(time: float) -> str:
     return f"{round(time / 60):,} min" if time >= 90 else f"{max(10, round(time, -1)):.0f} s"
 
 
-def stream(start: dict[str, Any], services: Services) -> Iterator[list[Any]]:
+@dataclass(frozen=True)
+class Asked:
+    """What a page asked to train: the form as it stood."""
+
+    model: str
+    rest: dict[str, Any]
+    lanes: list[LaneForm]
+    budget: str
+
+    def offer(self, services: Services) -> Offer | None:
+        return _found(services, self.model, self.rest, self.lanes, self.budget)
+
+    def submit(self, services: Services, session: str, visitor: str) -> Job:
+        """Put the training in the line of the runs. Raises KvqError where this instance does not train or has no
+        room."""
+        found = self.offer(services)
+        if found is not None and found.refusal:
+            raise KvqError(found.refusal)
+        return services.enter(
+            partial(self._work, services), session, visitor, Cost(found.seconds if found is not None else 0.0)
+        )
+
+    def _work(self, services: Services) -> Generator[Training | Trained]:
+        found = self.offer(services)  # another page, or the command, may have trained them meanwhile
+        if found is not None:
+            yield from services.train(found)
+
+
+async def stream(start: dict[str, Any], services: Services) -> AsyncGenerator[list[Any]]:
     """Updates of a training: progress, then budget, Train and Cancel. It waits its turn in the line of the runs."""
-    try:
-        with services.desk.turn(start.get("id") or "") as flag:
-            if flag.is_set():  # cancelled while it waited: the page says so already
-                yield [gr.skip()] * 4
-                return
-            yield from _trained(start, services, flag)
-    except KvqError as error:
-        yield [notice("The training stopped", str(error)), *_idle()]
-    except Exception:
-        traceback.print_exc(file=sys.stderr)
-        yield [notice("The training stopped", UNEXPECTED), *_idle()]
-
-
-def _trained(start: dict[str, Any], services: Services, flag: threading.Event) -> Iterator[list[Any]]:
-    found = _found(services, start["model"], start["rest"], start["lanes"], start["budget"])
-    if found is None:  # another page, or the command, has trained them meanwhile
-        yield [line("Nothing is missing any more", "done"), *_idle()]
+    job = services.jobs.watch(start.get("id"))
+    if job is None:  # cancelled before it was watched: the page says so already
+        yield [gr.skip()] * 4
         return
-    with closing(services.train(found)) as events:
-        for event in events:
-            if flag.is_set():
-                yield [line(*STOPPED), *_idle()]
-                return
-            yield [told(event), *(_idle() if isinstance(event, Trained) else _busy())]
+    ended: list[Any] = [line("Nothing is missing any more", "done"), *_idle()]
+    async for news in follow(job, services.desk):
+        if isinstance(news, Place):
+            yield [queued(news), *_busy()]
+            continue
+        if isinstance(news[-1], Trained):
+            ended = [told(news[-1]), *_idle()]
+        else:
+            yield [told(news[-1]), *_busy()]
+    if job.cancelled:
+        ended = [line(*STOPPED), *_idle()]
+    elif isinstance(job.error, KvqError):
+        ended = [notice("The training stopped", str(job.error)), *_idle()]
+    elif job.error is not None:
+        traceback.print_exception(job.error, file=sys.stderr)
+        ended = [notice("The training stopped", UNEXPECTED), *_idle()]
+    yield ended
 
 
 def told(event: Training | Trained) -> str:

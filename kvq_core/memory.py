@@ -1,0 +1,110 @@
+"""Memory that is really free, whether a run fits in it, and what happens when it did not after all."""
+
+import gc
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import torch
+
+from kvq_core.errors import LimitError
+
+CGROUPS = Path("/sys/fs/cgroup")
+# kernel files of the two versions: the limit, what is used, and where in memory.stat stands what of it can be dropped
+_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+def free_bytes(device: torch.device | str = "cpu") -> int:
+    """Bytes a run could take on a device now.
+
+    On a GPU what the driver has and what torch holds without using it; otherwise what the system can give without
+    swapping, or what is left of the container's limit where that is less.
+    """
+    device = torch.device(device)
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + unused
+    left = [psutil.virtual_memory().available, *filter(None, map(_left_in, _groups()))]
+    return max(0, min(left))
+
+
+def _groups() -> Iterator[Path]:
+    """Folders of the control groups this process is in, from its own up to the root; inside a container it sees its
+    own group as the root."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for _, controllers, path in (line.split(":", 2) for line in lines):
+        if controllers not in ("", "memory"):
+            continue
+        root = CGROUPS / controllers
+        folder = root / path.lstrip("/")
+        while folder != root and root in folder.parents:
+            yield folder
+            folder = folder.parent
+        yield root
+
+
+def _left_in(group: Path) -> int | None:
+    """Bytes left of a control group's limit; None where it has none."""
+    for limit, used, droppable in _FILES:
+        try:
+            most = int((group / limit).read_text())
+            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            return most - int((group / used).read_text()) + int(stat.get(droppable, 0))
+        except (OSError, ValueError):  # "max": no limit
+            continue
+    return None
+
+
+def shortage(needed: int, free: int, tokens: int, lanes: int) -> str | None:
+    """Why a run of so many tokens and lanes that needs so many bytes does not fit, and what would; None where it fits.
+
+    What it needs grows with its tokens, nearly in proportion.
+    """
+    if needed <= free:
+        return None
+    fewer = f"about {tokens * free // needed:,} tokens, prompt and answer together, would fit"
+    advice = "shorten the prompt, ask for fewer new tokens" + (" or remove lanes" if lanes > 1 else "")
+    return (
+        f"This run needs about {needed / 1e9:.2f} GB of memory beside the model, and {free / 1e9:.2f} GB are free. "
+        f"With {lanes} lane{'s' * (lanes != 1)} {fewer}: {advice}."
+    )
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether an error says that memory was not enough, on a GPU or on the machine itself."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
+    )
+
+
+@contextmanager
+def recovering() -> Iterator[None]:
+    """Turn running out of memory into a LimitError, and give back what the failed work held, so that the next works.
+
+    What was computed is held by the frames the error passed through: they are emptied first.
+    """
+    where = ""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not ran_out(error):
+            raise
+        traceback.clear_frames(error.__traceback__)
+        where = "The GPU's memory" if isinstance(error, torch.OutOfMemoryError) else "The machine's memory"
+    if not where:
+        return
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    raise LimitError(
+        f"{where} ran out and the run was stopped; what it held is free again. Shorten the prompt, ask for fewer new "
+        "tokens, or remove lanes."
+    ) from None
