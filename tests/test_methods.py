@@ -52,6 +52,18 @@ def test_kivi_reproduces_the_golden_arrays(inputs: dict[str, Tensor]) -> None:
     assert result.key_bits == result.value_bits == 4.0
 
 
+def test_kivi_s_codes_scales_and_minima_are_the_golden_ones(inputs: dict[str, Tensor]) -> None:
+    expected = golden("kivi_b2_float32")
+    fitted = make("kivi", bits=2).fit(Prompt(inputs["k"][None], inputs["v"][None], None, torch.float32))
+    for name, codec, x in (("k", fitted.key, inputs["k"]), ("v", fitted.value, inputs["v"])):
+        block = codec.encode(x[None], 0)
+        stored = codec.load(block)
+        codes = stored.codes.transpose(-1, -2) if name == "k" else stored.codes  # keys are stored channel by channel
+        assert (codes != expected[f"{name}_codes"]).double().mean() < 1e-3
+        torch.testing.assert_close(stored.scales, expected[f"{name}_scale"].float(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(stored.zeros, expected[f"{name}_zero"].float(), rtol=1e-5, atol=1e-6)
+
+
 def test_kivi_as_lanes_store_it_takes_three_bits(inputs: dict[str, Tensor]) -> None:
     result = kvq_core.roundtrip(make("kivi", bits=2), inputs["k"], inputs["v"], metadata="float16")
     assert result.key_bits == result.value_bits == 3.0
@@ -65,8 +77,13 @@ def test_squat_reproduces_the_golden_arrays(inputs: dict[str, Tensor]) -> None:
     assert (gram - wanted).abs().max() < 1e-4 * wanted.abs().max()
     codec = method.fit(prompt).key
     block = codec.encode(inputs["k"][None], 0)
-    codes = codec.load(block).codes.transpose(-1, -2)  # stored channel by channel
+    stored = codec.load(block)
+    codes = stored.codes.transpose(-1, -2)  # stored channel by channel
     assert (codes != expected["codes"]).double().mean() < 1e-3
+    torch.testing.assert_close(stored.scales, expected["scale"].float(), rtol=0, atol=1e-4)
+    torch.testing.assert_close(stored.zeros, expected["zero"].float(), rtol=0, atol=1e-4)
+    inverse = torch.linalg.inv(torch.eye(64, dtype=torch.float64) + 1e-3 * gram)
+    torch.testing.assert_close(inverse, expected["P_inv"].double(), rtol=0, atol=1e-4)
     torch.testing.assert_close(codec.decode(block), expected["deq"].float(), rtol=0, atol=1e-4)
 
 
@@ -248,3 +265,7 @@ def test_pre_rope_tables_are_inverted(inputs: dict[str, Tensor]) -> None:
         rope = Rope.of((cos * factor).to(dtype).float(), (sin * factor).to(dtype).float(), 32)
         torch.testing.assert_close(rope.unrotate(rope.rotate(x, 0), 0), x, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(rope.rotate(x, 0)[..., 5:9, :], rope.rotate(x[..., 5:9, :], 5))
+    given = Rope.of(inputs["cos"], inputs["sin"], 64)
+    for name in ("q", "k"):  # golden tensors before and after RoPE are rounded to fp16 each
+        back = given.unrotate(inputs[name][None], 0)[0]
+        torch.testing.assert_close(back, inputs[f"{name}_pre"], rtol=2e-3, atol=2e-3)
