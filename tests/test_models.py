@@ -41,6 +41,44 @@ def test_models_the_engine_would_change_are_refused(config, reason: str) -> None
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("kind", "changes", "reason"),
+    [
+        ("gemma3_text", {"head_dim": 16}, "do not all rotate keys in the same way"),
+        ("smollm3", {"no_rope_layers": [1, 0], "pad_token_id": 0}, "some of its layers have no rotary"),
+        ("stablelm", {}, "does not hand its keys and values"),
+        ("gpt_neox", {}, "0 attention modules of the usual form were found for 2 layers"),
+    ],
+)
+def test_models_whose_keys_are_not_what_the_engine_takes_them_for_are_refused(
+    kind: str, changes: dict[str, object], reason: str
+) -> None:
+    config = config_of(kind, **{**SMALL, "num_hidden_layers": 2, "num_key_value_heads": 1, **changes})
+    with pytest.raises(ModelError, match=reason) as caught:
+        wrap(AutoModelForCausalLM.from_config(config), None, id="refused")
+    assert "Use a model with full attention and RoPE" in str(caught.value)
+
+
+@pytest.mark.parametrize("damage", ["cut", "garbage", "sizes"])
+def test_damaged_weights_are_one_line(tmp_path, damage: str) -> None:
+    AutoModelForCausalLM.from_config(LlamaConfig(**SMALL)).save_pretrained(tmp_path)
+    weights, config = tmp_path / "model.safetensors", tmp_path / "config.json"
+    if damage == "sizes":
+        config.write_text(config.read_text().replace('"hidden_size": 32', '"hidden_size": 64'))
+    else:
+        weights.write_bytes(weights.read_bytes()[:3000] if damage == "cut" else b"\xff" * 2000)
+    with pytest.raises(ModelError, match="could not be loaded: .*Check its id or folder") as caught:
+        load(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_what_lies_on_this_machine_has_no_revisions(tmp_path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    for id in (DEFAULT_MODEL, str(tmp_path)):
+        with pytest.raises(ModelError, match="revision = 'main'.*leave it out"):
+            load(id, "main")
+
+
 def test_a_sliding_window_bounds_the_context() -> None:
     config = MistralConfig(**SMALL, num_key_value_heads=1, max_position_embeddings=1024, sliding_window=48)
     model = wrap(AutoModelForCausalLM.from_config(config), None, id="window")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from kvq_core.errors import ModelError, SpecError
@@ -18,7 +19,7 @@ from kvq_core.methods import ModelRef, ModelShape
 from kvq_core.models import bundled
 from kvq_core.models.choice import KNOWN, check_offered
 from kvq_core.models.lockstep import ATTENTION, register
-from kvq_core.models.support import attention_modules, check_config, check_model, window_of
+from kvq_core.models.support import attention_modules, check_config, check_model, check_pass, window_of
 from kvq_core.rope import Rope
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL
@@ -187,9 +188,12 @@ def _load(id: str, revision: str | None) -> LoadedModel:
         place = {"device_map": "auto", "dtype": _half()} if cuda else {"dtype": torch.float32}
         model = AutoModelForCausalLM.from_pretrained(source, use_safetensors=True, **place, **options)
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(f"Model {id!r} could not be loaded: {first[:200]}") from None
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise ModelError(
+            f"Model {id!r} could not be loaded: {said[:200].rstrip(' .:')}. Check its id or folder, and the connection "
+            f"for a model of the Hub; {DEFAULT_MODEL} needs neither."
+        ) from None
     check_model(model)
     title = dict(KNOWN).get(id, id).removesuffix(" (bundled)")
     commit = getattr(model.config, "_commit_hash", None) or found
@@ -205,15 +209,19 @@ def _ready(loaded: LoadedModel) -> LoadedModel:
     register()
     loaded.model.eval().requires_grad_(False)
     loaded.model.set_attn_implementation(ATTENTION)
+    check_pass(loaded.model)
     return loaded
 
 
 def _source(id: str, revision: str | None) -> tuple[str, str | None]:
     """Folder or Hub id to load from, and the revision; refuses ids that are neither."""
+    path = Path(id).expanduser()
+    local = path.is_absolute() or id.startswith((".", "~"))
+    if revision is not None and (local or id == DEFAULT_MODEL):
+        raise ModelError(f"revision = {revision!r}: {id!r} is on this machine and has no revisions; leave it out.")
     if id == DEFAULT_MODEL:
         return str(bundled_folder()), None
-    path = Path(id).expanduser()
-    if path.is_absolute() or id.startswith((".", "~")):
+    if local:
         if settings().public or not (path / "config.json").is_file():
             raise ModelError(
                 f"Model {id!r} is not a model directory this instance may read; give a Hub id such as "

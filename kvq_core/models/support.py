@@ -1,10 +1,13 @@
 """Which transformers models the lock-step engine can run without changing what they compute."""
 
+import inspect
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from kvq_core.errors import ModelError
+from kvq_core.models.lockstep import causal_attention
 
 
 def check_config(config: Any) -> None:
@@ -14,10 +17,14 @@ def check_config(config: Any) -> None:
     """
     reason = _reason(config)
     if reason:
-        raise ModelError(
-            f"{config.model_type} models are not supported: {reason}. "
-            "Use a model with full attention and RoPE, such as Llama, Qwen2, Qwen3 or Mistral."
-        )
+        raise _unsupported(config, reason)
+
+
+def _unsupported(config: Any, reason: str) -> ModelError:
+    return ModelError(
+        f"{config.model_type} models are not supported: {reason}. "
+        "Use a model with full attention and RoPE, such as Llama, Qwen2, Qwen3 or Mistral."
+    )
 
 
 def _reason(config: Any) -> str | None:
@@ -32,6 +39,8 @@ def _reason(config: Any) -> str | None:
         return f"it has layers of type {', '.join(sorted(kinds))}"
     if kinds and window_of(config) is None:
         return "it has sliding-window layers of unknown width"
+    if not all(getattr(config, "no_rope_layers", None) or [1]):
+        return "some of its layers have no rotary position embedding"
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else "default"
     if kind in ("dynamic", "longrope"):
@@ -50,24 +59,43 @@ def window_of(config: Any) -> int | None:
 
 
 def check_model(model: Any) -> None:
-    """Refuse a model without rotary embeddings or with attention sinks, which only its modules show.
+    """Refuse a model without rotary embeddings, with several of them, or with attention sinks, which only its modules
+    show.
 
     Raises ModelError with the reason.
     """
-    base = model.base_model
+    base, config = model.base_model, model.config
     if not hasattr(base, "rotary_emb"):
-        raise ModelError(
-            f"{model.config.model_type} models are not supported: no rotary position embedding was found. "
-            "Use a model with RoPE, such as Llama, Qwen2, Qwen3 or Mistral."
-        )
+        raise _unsupported(config, "no rotary position embedding was found")
+    if "layer_type" in inspect.signature(base.rotary_emb.forward).parameters:
+        raise _unsupported(config, "its layers do not all rotate keys in the same way")
     attention = attention_modules(model)
     if any(hasattr(module, "sinks") for module in attention):
-        raise ModelError(f"{model.config.model_type} models are not supported: they learn attention sinks per head.")
-    if len(attention) != model.config.num_hidden_layers:
-        raise ModelError(
-            f"{model.config.model_type} models are not supported: {len(attention)} attention modules were found for "
-            f"{model.config.num_hidden_layers} layers."
-        )
+        raise _unsupported(config, "they learn attention sinks per head")
+    if len(attention) != config.num_hidden_layers:
+        found = f"{len(attention)} attention modules of the usual form were found"
+        raise _unsupported(config, f"{found} for {config.num_hidden_layers} layers")
+
+
+def check_pass(model: Any) -> None:
+    """Send one token through a model that has the engine's attention: every layer must hand it its keys.
+
+    Raises ModelError where one does not.
+    """
+    asked = []
+
+    def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+        asked.append(layer)
+        return causal_attention(queries, keys, values, scaling)
+
+    token = torch.zeros(1, 1, dtype=torch.long, device=model.get_input_embeddings().weight.device)
+    try:
+        with torch.no_grad():
+            model(input_ids=token, position_ids=token, use_cache=False, kvq=attend)
+    except (ModelError, RuntimeError, TypeError):
+        pass  # such as an attention that drops arguments it does not know, the engine among them
+    if asked != list(range(model.config.num_hidden_layers)):
+        raise _unsupported(model.config, "its attention does not hand its keys and values to another implementation")
 
 
 def attention_modules(model: Any) -> list[nn.Module]:
