@@ -1,11 +1,15 @@
 """The lock-step engine against transformers, against a naive KIVI, and against itself run differently."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
 from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.rows import Rows
 from kvq_core.engine.sampling import Sampler
+from kvq_core.errors import StoreError
 from kvq_core.spec import Lane
 from tests.engine_runs import run_engine
 from tests.tiny_models import CONFIGS, generate, prompt_ids, tiny
@@ -217,6 +221,31 @@ def test_lane_that_cannot_be_encoded_fails_alone(monkeypatch: pytest.MonkeyPatch
     outcome = run_engine(tiny("llama"), prompt_ids(80), lanes, 8, ignore_eos=True)
     assert "regularization" in (outcome.state("bad").error or "")
     assert outcome.state("kivi").error is None and len(outcome.logits()[1]) == 1
+
+
+@pytest.mark.parametrize("error", [StoreError("Codebook x is damaged."), KeyError("theta"), AssertionError()])
+@pytest.mark.parametrize("when", ["fit", "decode"])
+def test_whatever_a_method_does_wrong_fails_its_lane_alone(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, when: str
+) -> None:
+    def broken(*_: object) -> None:
+        raise error
+
+    lanes = [Lane(label="bad", method="per_channel", knobs={"group_size": 8, "residual_length": 8}), LANES[0]]
+    if when == "fit":
+        monkeypatch.setattr("kvq_core.methods.per_channel.PerChannel.fit", broken)
+    else:
+        monkeypatch.setattr("kvq_core.engine.rows.Rows.settle", _breaking_first(broken))
+    outcome = run_engine(tiny("llama"), prompt_ids(40), lanes, 12, ignore_eos=True)
+    said = outcome.state("bad").error
+    assert said is not None and said.startswith(str(error) if isinstance(error, StoreError) else type(error).__name__)
+    assert outcome.state("kivi").error is None and len(outcome.state("kivi").token_ids) == 12
+
+
+def _breaking_first(broken: Callable[..., None]) -> Callable[..., None]:
+    """Rows.settle that fails for the first lane's forced row."""
+    settle = Rows.settle
+    return lambda self, row, *rest: broken() if row == 1 else settle(self, row, *rest)
 
 
 def test_windows_follow_the_papers_flush_rule() -> None:

@@ -15,7 +15,7 @@ from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows, Tap
 from kvq_core.engine.sampling import Sampler
 from kvq_core.engine.stress import Applied
-from kvq_core.errors import MethodError
+from kvq_core.errors import KvqError
 from kvq_core.memory import ran_out
 from kvq_core.models import LoadedModel
 from kvq_core.rope import Rope
@@ -81,7 +81,7 @@ class Decode:
         began = time.perf_counter()
         try:
             state.cache = LaneCache.of_prompt(state.lane, self.prefill.groups, self.rope, self.model.ref)
-        except (MethodError, RuntimeError) as error:
+        except Exception as error:  # whatever a method does wrong is its lane's failure, not the run's
             state.error = _said(error)
         state.encode_prompt_s = time.perf_counter() - began
 
@@ -210,7 +210,7 @@ class Decode:
         began = time.perf_counter()
         try:
             self.rows.settle(row, cache, fresh)
-        except (MethodError, RuntimeError) as error:
+        except Exception as error:  # whatever a method does wrong is its lane's failure, not the run's
             state.error = _said(error)
         state.encode_decode_s += time.perf_counter() - began
 
@@ -219,6 +219,6 @@ def _said(error: Exception) -> str:
     """What a failed lane shows. Memory that ran out is no lane's own failure: the run ends with it."""
     if ran_out(error):
         raise error
-    return (
-        str(error) if isinstance(error, MethodError) else f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
-    )
+    if isinstance(error, KvqError):
+        return str(error)
+    return " ".join([f"{type(error).__name__}:", *str(error).splitlines()[:1]])[:200]
