@@ -6,18 +6,27 @@ import threading
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: threads that spin starve other visitors' handlers
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+if os.environ.get("SPACE_ID"):  # visitors' addresses are what the Space's proxy says, see ui.services.visitor
+    os.environ.setdefault("FORWARDED_ALLOW_IPS", "*")
 
 from kvq_core.errors import KvqError  # noqa: E402
 from kvq_core.estimate import estimate  # noqa: E402
+from kvq_core.limits import limits  # noqa: E402
 from kvq_core.logs import configure, take_over, tell_error  # noqa: E402
 from kvq_core.run import compare  # noqa: E402
 from kvq_core.settings import settings  # noqa: E402
 from kvq_core.store import open_store  # noqa: E402
 from ui.health import Health  # noqa: E402
+from ui.housekeeping import keep_swept  # noqa: E402
 from ui.layout import build_ui  # noqa: E402
 from ui.server import app_kwargs, blocked_paths  # noqa: E402
 from ui.services import Services  # noqa: E402
 from ui.theme import css, theme  # noqa: E402
+
+# Handlers at work at once, of all pages, beside one for everybody in the line of runs: whoever waits there holds one
+# all the time, and where none is left no page answers any more.
+SPARE = 192
+SESSIONS = 500  # pages whose state is kept, about 1 MB each; Gradio keeps closed ones for an hour
 
 
 def warm_up(health: Health) -> None:
@@ -44,11 +53,13 @@ def main() -> int:
         return 2
     health = Health(services)
     threading.Thread(target=warm_up, args=[health], name="warm-up", daemon=True).start()
+    keep_swept(services.downloads)
     host = "0.0.0.0" if os.environ.get("SPACE_ID") else "127.0.0.1"
     blocks.launch(
         server_name=host, server_port=found.port, theme=theme(), css=css(), footer_links=["settings"],
         enable_monitoring=False, run_history=False, ssr_mode=False, max_file_size="1mb", quiet=False,
         app_kwargs=app_kwargs(health), blocked_paths=blocked_paths(services.store), prevent_thread_lock=True,
+        max_threads=limits().line + SPARE, state_session_capacity=SESSIONS,
     )  # fmt: skip
     take_over("uvicorn", "uvicorn.error", "uvicorn.asgi")  # set up while it was launched
     blocks.block_thread()

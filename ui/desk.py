@@ -91,11 +91,6 @@ class Desk:
         with self._changed:
             return sum(ticket.cost.bytes for ticket in self._open.values() if ticket.began is not None)
 
-    def count(self) -> int:
-        """Open tickets, the one at work included."""
-        with self._changed:
-            return len(self._open)
-
     def flag(self, ticket: str) -> threading.Event | None:
         """Set when the work should stop; None when the ticket was given back already."""
         with self._changed:

@@ -38,7 +38,7 @@ class Health:
     async def answer(self, request: Request) -> JSONResponse:
         model, store = self._model(), await self._store_in_time()
         well = store["reachable"] and (model["loaded"] or self.model_error is None)
-        count = self._services.desk.count()
+        count = self._services.desk.held()
         found = {
             "status": "ok" if well else "unavailable",
             "version": version(),

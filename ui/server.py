@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvq_core.settings import settings
 from kvq_core.store import Store
+from ui.body import BoundedBody
 from ui.health import Health
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -76,7 +77,7 @@ def app_kwargs(health: Health) -> dict[str, Any]:
     """For ``launch``: what the FastAPI app under the page is made with."""
     return {
         "routes": [Route("/health", health.answer)],
-        "middleware": [Middleware(Guard)],
+        "middleware": [Middleware(Guard), Middleware(BoundedBody)],
         "docs_url": None,
         "redoc_url": None,
         "openapi_url": None,
