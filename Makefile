@@ -15,7 +15,7 @@ export KVQ_HOME ?= $(HOME)/.cache/kvq-explorer
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONPATH := .
 
-.PHONY: setup setup-dev run test test-gpu bench-gpu check bench examples fmt clean
+.PHONY: setup setup-dev run test test-gpu bench-gpu check bench readme examples fmt clean
 
 setup: $(VENV)/.installed
 	@test -f "$(KVQ_HOME)/models/$(MODEL)/model.safetensors" || \
@@ -37,8 +37,13 @@ check: setup-dev
 bench: setup
 	$(PY) benchmarks/main_job.py
 	$(PY) benchmarks/five_methods.py
+	$(PY) benchmarks/methods.py
 	$(PY) benchmarks/commvq_scores.py
 	$(PY) benchmarks/page.py
+
+# The measured and generated parts of README.md and docs/, from the JSON in benchmarks/, the claims and the code.
+readme: setup
+	$(PY) benchmarks/readme.py
 
 # The stored runs that ship with the app, again.
 examples: setup

@@ -15,12 +15,14 @@ from kvq_core.board import (
     Criterion,
     board_file,
     board_json,
+    main_figure,
     markdown_table,
     measured,
     plain_table,
     read_board,
     save_board,
     stored_board,
+    texts_held,
 )
 from kvq_core.claims import measure_board, papers, setting
 from kvq_core.claims.criteria import MEASURES, Claim, Paper
@@ -456,11 +458,21 @@ def test_the_shipped_verdicts_follow_from_the_shipped_numbers(shipped):
             assert spread.mean == pytest.approx(sum(values) / len(values))
 
 
-def test_the_readme_shows_the_shipped_board(shipped):
+def test_the_documents_show_the_shipped_board(shipped):
+    """tests/test_docs.py compares every generated part; this is what they show."""
+    page = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
+    assert f"\n{markdown_table(shipped)}\n" in page, "run: make readme"
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    shown = re.search(r"<!-- claims -->\n(.*?)\n<!-- /claims -->", readme, re.DOTALL)
-    assert shown is not None, "README.md lost its claims section"
-    assert shown[1] == markdown_table(shipped), "run: python -m kvq_core claims --markdown"
+    for claim in shipped.claims:
+        assert f"| {claim.paper} | {claim.sentence} | **{claim.verdict}**, {texts_held(claim)} |" in readme, claim.id
+
+
+def test_the_main_figure_is_the_criterion_the_means_fail_or_the_first(shipped):
+    found = {claim.id: main_figure(claim) for claim in shipped.claims}
+    assert re.fullmatch(r"kivi rise \S+ > innerq rise \S+", found["innerq-sinks"])
+    assert re.fullmatch(r"squat score error \S+ < kivi score error \S+", found["squat-scores"])
+    untested = shipped.claims[0].model_copy(update={"numbers": {}, "reason": "No codebooks."})
+    assert main_figure(untested) == "No codebooks."
 
 
 # --- the command ----------------------------------------------------------------------------------------------------

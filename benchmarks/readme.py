@@ -1,0 +1,211 @@
+"""``make readme``: write the generated parts of README.md and docs/ again, from what was measured and from the code.
+
+A part lies between ``<!-- name -->`` and ``<!-- /name -->``; PARTS says what belongs there. Figures come from the JSON
+files beside this script, which ``make bench`` and ``make load`` write, and from the shipped board of claims. A figure
+whose file is missing has no row: nothing here is typed by hand. A test compares the documents with what this writes.
+"""
+
+import argparse
+import inspect
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from kvq_core.board import SHIPPED, Board, circumstances, main_figure, markdown_table, read_board, texts_held
+from kvq_core.methods import Method, methods
+from kvq_core.presets import presets
+from kvq_core.spec import DEFAULT_MODEL, Capture, ComparisonSpec, Lane, Stress
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+PART = re.compile(r"(<!-- ([a-z-]+) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
+
+
+def documents() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def rewritten(text: str) -> str:
+    """The document with every part as it should be."""
+
+    def part(found: re.Match[str]) -> str:
+        return f"{found[1]}{PARTS[found[2]]()}\n{found[4]}" if found[2] in PARTS else found[0]
+
+    return PART.sub(part, text)
+
+
+def table(head: str, *rows: tuple[str, ...]) -> str:
+    """A Markdown table; ``head`` is ``A | B``."""
+    lines = [head, "|".join("---" for _ in head.split(" | ")), *(" | ".join(row) for row in rows)]
+    return "\n".join(f"| {line} |" if line[0] != "-" else f"|{line}|" for line in lines)
+
+
+def figures(name: str) -> dict[str, Any] | None:
+    """A file that was measured, or None while it is not there."""
+    file = HERE / f"{name}.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+
+
+def shipped_board() -> Board:
+    return read_board(SHIPPED / f"board-{DEFAULT_MODEL}.json")
+
+
+def methods_part() -> str:
+    measured, board = figures("methods"), shipped_board()
+    assert measured is not None
+    baselines_first = sorted(methods().items(), key=lambda item: (item[1].paper is not None, item[0]))
+    rows = [_method(name, cls, measured["methods"].get(name), board) for name, cls in baselines_first]
+    return (
+        table("Method | What it does | Settings | Bits K / V | KLD, nats | Flips | Its paper's claims", *rows)
+        + f"\n\n{measured['model']} on a CPU in float32, default knobs, {len(measured['texts'])} texts: mean (lowest "
+        f"to highest text). A cache of {measured['prompt_tokens']} tokens answers for the next "
+        f"{measured['later_tokens']}; bits are those of the whole cache at the end, full-precision windows included."
+    )
+
+
+def _method(name: str, cls: type[Method], numbers: dict[str, Any] | None, board: Board) -> tuple[str, ...]:
+    does = " ".join(inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].split())
+    if cls.paper:
+        does += f" [{cls.title}]({cls.paper})"
+    own = [c for c in board.claims if cls.paper and c.arxiv in cls.paper]
+    claims = f"{sum(c.verdict == 'holds' for c in own)} of {len(own)} hold" if own else ""
+    if numbers is None:
+        return f"`{name}`", does, "", "not measured", "", "", claims
+    bits = " / ".join(f"{numbers[kind]['mean']:.1f}" for kind in ("key_bits", "value_bits"))
+    flips = f"{numbers['flip_rate']['mean']:.1%}".replace("%", " %")
+    return f"`{name}`", does, numbers["summary"], bits, _spread(numbers["kld"]), flips, claims
+
+
+def _spread(number: dict[str, float]) -> str:
+    mean, low, high = (f"{number[name]:.2g}" for name in ("mean", "min", "max"))
+    return f"{mean} ({low} to {high})"
+
+
+def claims_part() -> str:
+    """A line a claim; docs/claims.md has all the numbers."""
+    board = shipped_board()
+    rows = [
+        (c.paper, c.sentence, f"**{c.verdict}**" + (f", {texts_held(c)}" if c.texts else ""), main_figure(c))
+        for c in board.claims
+    ]
+    held = sum(c.verdict == "holds" for c in board.claims)
+    return f"{held} of {len(board.claims)} hold here. {circumstances(board)}\n\n" + table(
+        "Paper | Claim | Here, in how many texts | Main figure: means over the texts", *rows
+    )
+
+
+def costs_part() -> str:
+    rows = [row for part in (_main_job(), _methods_cost(), _codebook_scores(), _page(), _load()) for row in part]
+    return table("What | Measured | Target", *rows)
+
+
+def _main_job() -> Iterator[tuple[str, ...]]:
+    if job := figures("main_job"):
+        what = (
+            f"{job['lanes']} lanes and the noise floor, {job['prompt_tokens']:,} prompt tokens, {job['new_tokens']} new"
+        )
+        target = job["targets"]
+        yield (
+            f"A comparison against one plain `generate()`: {what}",
+            f"{job['ratio']:.1f} times ({job['comparison_s']:.1f} s against {job['generate_s']:.1f} s)",
+            f"{target['ratio']:.1f} times",
+        )
+        memory = job["peak_memory_gb"], target["peak_memory_gb"]
+        yield "Its peak memory, model included", f"{memory[0]:.1f} GB", f"{memory[1]:g} GB"
+
+
+def _methods_cost() -> Iterator[tuple[str, ...]]:
+    if cost := figures("five_methods"):
+        targets = cost["targets"]
+        alike: dict[float | None, list[str]] = {}
+        for label, most in targets["encode_s"].items():
+            alike.setdefault(most, []).append(label)
+        for most, labels in alike.items():
+            seconds = sorted({f"{cost['encode_s'][label]:.2f}" for label in labels})
+            yield (
+                f"Encoding {cost['prompt_tokens']:,} prompt tokens in all layers: {', '.join(labels)}",
+                " to ".join(dict.fromkeys((seconds[0], seconds[-1]))) + " s",
+                f"{most:g} s" if most else "",
+            )
+        yield (
+            "A step of reference + QAQ against reference + KIVI",
+            f"{cost['qaq_step_ratio']:.2f} times",
+            f"{targets['qaq_step_ratio']:g} times",
+        )
+
+
+def _codebook_scores() -> Iterator[tuple[str, ...]]:
+    for row in figures("commvq_scores") or ():
+        if (row["levels"], row["stages"]) == (16, 8):  # the shipped codebooks' 1 bit
+            millions = {form: f"{count / 1e6:.1f} M" for form, count in row["multiplications"].items()}
+            yield (
+                f"Multiplications for a query's scores over {row['tokens']:,} keys of CommVQ at 1 bit",
+                f"{millions['naive']} decoding by Eq. 15, {millions['look-up']} by look-up, "
+                f"{millions['commuted']} commuted",
+                "",
+            )
+
+
+def _page() -> Iterator[tuple[str, ...]]:
+    if found := figures("page"):
+        page, most = found["page"], found["budgets"]
+        yield "A finished run's page, scripts apart", f"{page['bytes'] / 1e6:.2f} MB", f"{most['bytes'] / 1e6:g} MB"
+        yield "Until it can be used", f"{page['interactive_s']:.1f} s", f"{most['interactive_s']:g} s"
+        yield "Switching a view", f"{page['switch_ms']:.0f} ms", f"{most['switch_ms']:g} ms"
+        yield "JavaScript heap, every view opened", f"{page['heap_mb']:.0f} MB", f"{most['heap_mb']:g} MB"
+
+
+def _load() -> Iterator[tuple[str, ...]]:
+    yield from ()
+
+
+def presets_part() -> str:
+    rows = [(f"[`{p.name}`](http://127.0.0.1:7860/?preset={p.name})", p.question) for p in presets().values()]
+    return table("Preset | Question", *rows)
+
+
+def fields_part() -> str:
+    """Every field of a comparison with its default and what it says of itself."""
+    rows = [
+        (
+            f"`{prefix}{name}`",
+            "" if field.is_required() else f"`{_plain(field.get_default(call_default_factory=True))}`",
+            field.description or "",
+        )
+        for model, prefix in ((ComparisonSpec, ""), (Lane, "lanes[]."), (Capture, "capture."), (Stress, "stress."))
+        for name, field in model.model_fields.items()
+        if field.description
+    ]
+    return table("Field | Default | Meaning", *rows)
+
+
+def _plain(value: Any) -> str:
+    return json.dumps(value, default=list)
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "methods": methods_part,
+    "claims": claims_part,
+    "board": lambda: markdown_table(shipped_board()),
+    "costs": costs_part,
+    "presets": presets_part,
+    "fields": fields_part,
+}
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    for file in documents():
+        text = file.read_text(encoding="utf-8")
+        if (new := rewritten(text)) != text:
+            file.write_text(new, encoding="utf-8")
+            print(f"{file.relative_to(ROOT)}: written")
+
+
+if __name__ == "__main__":
+    main()

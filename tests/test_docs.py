@@ -1,0 +1,234 @@
+"""README.md, docs/ and the project's other papers: what they name exists, what they quote was measured, what they show
+runs."""
+
+import ast
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from benchmarks.readme import PART, PARTS, documents, rewritten
+from kvq_core.cli import _parser
+from kvq_core.examples import packaged
+from kvq_core.methods import methods
+from kvq_core.presets import preset, presets
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [*documents(), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+NAMES = [str(file.relative_to(ROOT)) for file in DOCUMENTS]
+LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
+COMMAND = re.compile(r"python -m kvq_core (.+)")
+FENCE = re.compile(r"```.*?```", re.S)
+
+
+def read(name: str | Path) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def readme() -> str:
+    return read("README.md")
+
+
+# --- what was measured ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", documents(), ids=lambda f: f.name)
+def test_generated_parts_are_what_the_script_writes(file):
+    assert rewritten(read(file)) == read(file), "run: make readme"
+
+
+def test_every_generated_part_has_its_one_place():
+    found = [match[2] for file in documents() for match in PART.finditer(read(file))]
+    assert sorted(found) == sorted(PARTS)
+
+
+def test_the_script_replaces_nothing_but_its_parts():
+    text = "a\n<!-- presets -->\nold\n<!-- /presets -->\nb\n<!-- mine -->\nkept\n<!-- /mine -->\n"
+    new = rewritten(text)
+    assert new.startswith("a\n<!-- presets -->\n| Preset") and "old" not in new
+    assert new.endswith("<!-- /presets -->\nb\n<!-- mine -->\nkept\n<!-- /mine -->\n")
+
+
+# --- what is named exists -------------------------------------------------------------------------------------------
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", text), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_and_anchors_resolve(name):
+    page = ROOT / name
+    for target, anchor in LINK.findall(FENCE.sub("", read(name))):
+        file = page.parent / target if target else page
+        assert file.exists(), f"{name} links to {target}"
+        if anchor:
+            assert anchor in anchors(file.read_text(encoding="utf-8")), f"{name} links to {target}#{anchor}"
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """Arguments of every command of ours in a page's code, in blocks and between backticks."""
+    for code in (*FENCE.findall(text), *re.findall(r"`([^`\n]+)`", FENCE.sub("", text))):
+        for found in COMMAND.findall(code):
+            yield shlex.split(found, comments=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_commands_parse_and_name_what_there_is(name):
+    names = {command.split()[0] for command, _ in subcommands(_parser())}
+    for arguments in commands(read(name)):
+        if len(arguments) == 1 and arguments[0] in names | {"..."}:  # speaks of a command, or of any
+            continue
+        parsed = _parser().parse_args(arguments)  # a mistake raises SpecError
+        if chosen := getattr(parsed, "preset", None):
+            preset(chosen)
+
+
+def subcommands(parser) -> Iterator[tuple[str, set[str]]]:
+    """Every command with the options it takes."""
+    for action in parser._actions:
+        if isinstance(action.choices, dict):
+            for name, inner in action.choices.items():
+                nested = list(subcommands(inner))
+                yield from ((f"{name} {rest}", options) for rest, options in nested)
+                if not nested:
+                    options = {option for a in inner._actions for option in a.option_strings if option.startswith("--")}
+                    yield name, options - {"--help", "--json"}
+
+
+def test_the_commands_page_shows_every_command_and_option():
+    shown = [" ".join(arguments) for arguments in commands(read("docs/cli.md"))]
+    for name, options in subcommands(_parser()):
+        own = [line for line in shown if line.startswith(name)]
+        assert own, f"docs/cli.md does not show the command {name}"
+        assert not options - set(" ".join(own).split()), f"docs/cli.md does not show all options of {name}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_to_the_page_open_something(name):
+    text = read(name)
+    for chosen in re.findall(r"\?preset=([\w-]+)", text):
+        preset(chosen)
+    for run in re.findall(r"127\.0\.0\.1:7860/\?run=(\w+)", text):
+        assert packaged().exists(run), f"{run} does not ship; presets/runs: {[r.id for r in packaged().list()]}"
+
+
+def variables_read() -> set[str]:
+    """Names of environment variables that the settings read."""
+    found = set()
+    for node in ast.walk(ast.parse(read("kvq_core/settings.py"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch("[A-Z][A-Z_]+", node.value):
+            found.add(node.value)
+    return found
+
+
+def test_documents_name_the_environment_variables_that_are_read_and_no_others():
+    named = {variable for name in NAMES for variable in re.findall(r"\bKVQ_[A-Z_]+", read(name))}
+    elsewhere = set(re.findall(r"KVQ_[A-Z_]+", read("tests/conftest.py") + read("Makefile") + read("app.py")))
+    assert named <= variables_read() | elsewhere, "named, but read nowhere"
+    assert {v for v in variables_read() if v.startswith("KVQ_")} <= named, "read, but documented nowhere"
+
+
+# --- README ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_screen_says_what_it_is_and_how_to_start(readme):
+    after = readme.split("---", 2)[2].strip().splitlines()
+    assert after[0] == "# KVQ Explorer"
+    first = "\n".join(after[:16])
+    assert "make run" in first and "make test" in first and "![" in first
+
+
+def test_there_are_five_things_to_try(readme):
+    section = readme.split("## Five things to try")[1].split("\n## ")[0]
+    items = re.findall(r"^\d\. .+(?:\n   .+)*", section, re.M)
+    assert len(items) == 5
+    assert all("http://127.0.0.1:7860/?" in item or "python -m kvq_core" in item for item in items)
+
+
+@pytest.mark.parametrize("name", methods())
+def test_every_method_has_a_row_with_its_paper_and_figures(readme, name):
+    rows = [line for line in readme.splitlines() if line.startswith(f"| `{name}` |")]
+    assert len(rows) == 1, f"README.md: the methods table has {len(rows)} rows for {name}; run: make readme"
+    assert (methods()[name].paper or "") in rows[0]
+    assert "not measured" not in rows[0], "run: python benchmarks/methods.py && make readme"
+
+
+@pytest.mark.parametrize("name", presets())
+def test_every_preset_has_its_question(name):
+    assert f"[`{name}`](http://127.0.0.1:7860/?preset={name}) | {presets()[name].question} |" in read("docs/presets.md")
+
+
+# --- the example method ---------------------------------------------------------------------------------------------
+
+
+def test_the_example_method_works_as_its_page_says(tmp_path):
+    """The page's files in a copy of the project, its commands one after the other."""
+    shutil.copytree(ROOT / "kvq_core", tmp_path / "kvq_core", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("kernels", "presets"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    page = read("docs/methods.md")
+    files = re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", page, re.S)
+    assert len(files) == 3
+    for name, content in files:
+        assert not (ROOT / name).exists(), f"{name} is part of the project: choose another name for the example"
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    said = []
+    for line in re.findall(r"```sh\n(.*?)```", page, re.S):
+        for command in line.strip().splitlines():
+            program, *arguments = shlex.split(command)
+            assert program == "python"
+            done = subprocess.run([sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True)
+            assert done.returncode == 0, f"{command}\n{done.stderr[-2000:]}"
+            said.append(done.stdout)
+    tensors, listing, comparison = said
+    plain, centred = (float(error) for error in re.findall(r"key error ([\d.]+)", tensors))
+    assert centred < plain
+    plain, centred = (float(bits) for bits in re.findall(r"at ([\d.]+) bits", tensors))
+    assert plain < centred < plain + 0.5
+    assert "\ncentred - Centred\n  Keys are quantized per token around the prompt's mean key" in listing
+    assert re.search(r"^Per token +\d", comparison, re.M) and re.search(r"^Centred +\d", comparison, re.M)
+
+
+def test_python_in_the_documents_compiles_and_names_what_there_is():
+    import kvq_core
+
+    for name in NAMES:
+        for block in re.findall(r"```python\n(.*?)```", read(name), re.S):
+            for node in ast.walk(ast.parse(block)):
+                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "kvq_core":
+                    assert hasattr(kvq_core, node.attr), f"{name}: kvq_core.{node.attr}"
+
+
+# --- the papers -----------------------------------------------------------------------------------------------------
+
+
+def test_the_citation_names_every_paper_of_the_claims():
+    cited = yaml.safe_load(read("CITATION.cff"))
+    assert cited["cff-version"] == "1.2.0" and {"title", "message", "authors", "license"} <= set(cited)
+    assert f'version = "{cited["version"]}"' in read("pyproject.toml")
+    assert all({"type", "title", "authors", "url", "year"} <= set(reference) for reference in cited["references"])
+    papers = {
+        re.search(r'^arxiv = "(.+)"', file.read_text(), re.M)[1]: re.search(r'^title = "(.+)"', file.read_text(), re.M)[
+            1
+        ]
+        for file in (ROOT / "presets" / "claims").glob("*.toml")
+        if file.stem != "setting"
+    }
+    found = {r["url"].rsplit("/", 1)[1]: r["title"].split(":")[0] for r in cited["references"]}
+    assert found == papers and len(papers) == 5
+
+
+def test_the_licence_is_whole():
+    text = read("LICENSE")
+    assert "Apache License" in text and "Version 2.0, January 2004" in text
+    assert all(f"\n   {section}. " in text for section in range(1, 10)) and "END OF TERMS AND CONDITIONS" in text
