@@ -1,5 +1,9 @@
 """Controls come from the methods' fields; the form and a spec say the same."""
 
+import html
+import json
+import re
+
 import gradio as gr
 import pytest
 
@@ -7,29 +11,30 @@ from kvq_core.errors import SpecError
 from kvq_core.methods import Knob, methods
 from kvq_core.presets import presets
 from kvq_core.spec import MAX_LANES
-from ui.controls import changed, current, describe, places, read, shown_value, widget
+from ui.controls import changed, control, current, describe, places, read, shown_value
 from ui.form import FIELDS, from_comparison, to_comparison
 from ui.lanes import added, described, duplicated, from_spec, parse_layers, removed, title, updated, with_knob
+from ui.panels.editor import edited, editor
+from ui.panels.lanes import changed as told
+from ui.panels.lanes import listed, opened_on
 
 EVERY_KNOB = [pytest.param(m, place, k, id=f"{n}-{place}") for n, m in methods().items() for place, k in places(m)]
 
 
 @pytest.mark.parametrize("method, place, knob", EVERY_KNOB)
 def test_every_knob_has_a_control_with_its_help_and_range(method, place, knob):
-    with gr.Blocks():
-        control = widget(knob, knob.default)
-    assert control.label == knob.title and knob.help in control.info
+    shown = html.unescape(control(method.name, place, place, knob, knob.default))
+    assert knob.title in shown and knob.help in shown and f'data-place="{place}"' in shown
     if knob.type in ("integer", "number") and knob.maximum is not None:
-        assert f"{knob.maximum:,g}" in control.info
+        assert f"{knob.maximum:,g}" in shown
     if knob.choices:
-        offered = [value for _, value in control.choices]
+        offered = [json.loads(value) for value in re.findall(r'<option value="(.*?)"[ >]', shown)]
         assert set(knob.choices) <= set(offered) and ("" in offered) == knob.nullable
 
 
 @pytest.mark.parametrize("method, place, knob", EVERY_KNOB)
 def test_a_control_left_alone_changes_nothing(method, place, knob):
-    with gr.Blocks():
-        shown = widget(knob, knob.default).value
+    shown = shown_value(knob, knob.default)
     assert knob.title and knob.help
     given = changed(method.name, {place.split(".")[0]: {}} if "." in place else {}, place, shown)
     assert given == ({place.split(".")[0]: {}} if "." in place else {})
@@ -69,12 +74,10 @@ def test_an_object_is_switched_on_and_its_own_knobs_are_set():
 
 def test_named_values_are_offered_beside_any_other():
     knob = dict(places(methods()["svdq"]))["schedule"]
-    with gr.Blocks():
-        control = widget(knob, knob.default)
-    labels = [label for label, _ in control.choices]
-    assert [label.rsplit(" (", 1)[1] for label in labels][:3] == ["3)", "2.25)", "2)"] and control.allow_custom_value
-    for label, value in control.choices:  # chosen, or left in the box and edited
-        assert read(knob, label) == read(knob, value) == knob.named[label.rsplit(" (", 1)[1].rstrip(")")]
+    labels = re.findall(r'<option value="(.*?)">', control("svdq", "schedule", "schedule", knob, knob.default))
+    assert [label.rsplit(" (", 1)[1] for label in labels][:3] == ["3)", "2.25)", "2)"]
+    for label in labels:  # chosen, or left in the box and edited
+        assert read(knob, label) == knob.named[label.rsplit(" (", 1)[1].rstrip(")")]
     assert changed("svdq", {}, "schedule", "8, 4, 4, 0, 0, 0, 0, 1 (2)") == {"schedule": [8, 4, 4, 0, 0, 0, 0, 1]}
 
 
@@ -153,3 +156,60 @@ def test_system_prompt_none_and_empty_are_different():
     assert to_comparison({**form, "system": "", "no_system": False}, lanes, rest).system is None
     assert to_comparison({**form, "system": "x", "no_system": True}, lanes, rest).system == ""
     assert from_spec(to_comparison(form, lanes, rest).lanes) == lanes
+
+
+def test_all_changes_of_an_editor_arrive_with_the_last():
+    lanes = added(added([]))
+    values = {"knobs.bits": 4, "label": " mine ", "layers": "0, 2", "sink_tokens": 4}
+    lanes, said = edited(lanes, 2, values)
+    assert said is None and lanes[0] == added([])[0]
+    assert lanes[1]["knobs"] == {"bits": 4} and lanes[1]["label"] == "mine"
+    assert lanes[1]["layers"] == [0, 2] and lanes[1]["sink_tokens"] == 4
+    again, _ = edited(lanes, 2, values)
+    assert again == lanes
+    moved, _ = edited(lanes, 2, {"method": "squat"})
+    assert moved[1]["method"] == "squat" and moved[1]["knobs"] == {}
+
+
+def test_a_button_of_the_editor_takes_the_last_changes_along():
+    lanes, opened = added(added([])), opened_on(1)
+    sent = {"uid": 1, "values": {"knobs.bits": 4}, "do": "duplicate", "lane": None}
+    after, now, rows, error, form, _ = told(json.dumps(sent), lanes, opened)
+    assert [lane["knobs"] for lane in after] == [{"bits": 4}, {"bits": 4}, {}] and now["uid"] == after[1]["uid"]
+    assert rows.count("lane-row ") == 3 and error == "" and f'data-uid="{now["uid"]}"' in form
+    after, now, _, _, form, _ = told(json.dumps({**sent, "do": "open", "lane": 1}), lanes, opened)
+    assert now["uid"] is None and form == "" and after[0]["knobs"] == {"bits": 4}
+    assert len(told(json.dumps({**sent, "do": "remove"}), lanes, opened)[0]) == 1
+
+
+@pytest.mark.parametrize(
+    "raw",
+    ["", "[]", "null", "{", '{"uid": 1}', '{"uid": 1, "values": 3, "do": null, "lane": null}', "[" * 5000, None],
+)
+def test_what_no_page_sends_changes_nothing(raw):
+    lanes, opened = added([]), opened_on(1)
+    assert all(update == gr.skip() for update in told(raw, lanes, opened))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"knobs.nonsense": 1}, {"uid": 7}, {"method": "__class__"}, {"method": ["kivi"]}, {"__proto__": 1},
+    ],
+)  # fmt: skip
+def test_places_that_are_not_there_change_nothing(values):
+    lanes = added([])
+    assert edited(lanes, 1, values) == (lanes, None) and edited(lanes, 99, {"label": "x"}) == (lanes, None)
+    assert edited(lanes, "1", {"label": "x"}) == (lanes, None)
+
+
+@pytest.mark.parametrize("value", ["?", [1, [2]], {"a": 1}, 1e308, -1])
+def test_an_impossible_value_is_kept_and_complained_about(value):
+    lanes, said = edited(added([]), 1, {"knobs.group_size": value, "sink_tokens": value})
+    assert said or described(lanes[0])[1]
+
+
+def test_text_in_the_lanes_card_is_escaped():
+    lanes = updated(added([]), 1, label="<img src=x onerror=alert(1)>\"'${1}")
+    for shown in (listed(lanes, opened_on(1)), editor(lanes, opened_on(1))):
+        assert "<img" not in shown and "${" not in shown

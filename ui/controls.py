@@ -1,15 +1,13 @@
-"""Form controls generated from a method's knobs: one table from a knob's type to a widget, no method by name."""
+"""Form controls generated from a method's knobs: one table from a knob's type to an input, no method by name."""
 
 import json
 import re
 from collections.abc import Callable
 from typing import Any
 
-import gradio as gr
-from gradio.components import Component
-
 from kvq_core.errors import SpecError
 from kvq_core.methods import Knob, Method, knobs, methods
+from ui.text import safe
 
 EMPTY = ""  # what a control shows for null
 
@@ -31,10 +29,17 @@ def current(given: dict[str, Any], place: str, knob: Knob) -> Any:
     return (given.get(outer) or {}).get(inner, knob.default) if inner else given.get(outer, knob.default)
 
 
-def widget(knob: Knob, value: Any, **options: Any) -> Component:
-    """The control of a knob, showing ``value``; must be called inside Blocks."""
-    return _WIDGETS[knob.type](
-        knob, value, {"label": knob.title, "info": describe(knob), "interactive": True, **options}
+def control(group: str, name: str, place: str, knob: Knob, value: Any, placeholder: str = "") -> str:
+    """A knob's control with its title and help as HTML, showing ``value``; page.js reports its changes under ``place``.
+
+    ``group`` and ``name`` make the element's id.
+    """
+    id = f"{group}-{name.replace('.', '-')}"
+    hint = placeholder or ("default" if knob.nullable else "")
+    given = f'id="in-{safe(id)}" data-place="{safe(place)}"' + (f' placeholder="{safe(hint)}"' if hint else "")
+    return (
+        f'<label class="knob {knob.type}" id="{safe(id)}"><span>{safe(knob.title)}</span>'
+        f"{_INPUTS[knob.type](knob, value, given)}<small>{safe(describe(knob))}</small></label>"
     )
 
 
@@ -100,42 +105,41 @@ def _bounds(knob: Knob) -> str:
     return f"At least {low:,g}." if low is not None else f"At most {high:,g}." if high is not None else ""
 
 
-def _choice(knob: Knob, value: Any, options: dict[str, Any]) -> Component:
+def _choice(knob: Knob, value: Any, given: str) -> str:
     choices: list[tuple[str, Any]] = [(str(c), c) for c in knob.choices or ()]
     if knob.nullable:
         choices.insert(0, ("default", EMPTY))
-    return gr.Dropdown(choices, value=shown_value(knob, value), filterable=False, **options)
-
-
-def _number(knob: Knob, value: Any, options: dict[str, Any]) -> Component:
-    whole = knob.type == "integer"
-    placeholder = "default" if knob.nullable else None
-    return gr.Number(
-        value, precision=0 if whole else None, step=1 if whole else 0.001, placeholder=placeholder, **options
+    now = shown_value(knob, value)
+    # JSON, so that a number comes back as a number
+    options = "".join(
+        f'<option value="{safe(json.dumps(choice))}"{" selected" * (choice == now)}>{safe(text)}</option>'
+        for text, choice in choices
     )
+    return f"<select {given}>{options}</select>"
 
 
-def _boolean(knob: Knob, value: Any, options: dict[str, Any]) -> Component:
-    return gr.Checkbox(bool(value), **options)
+def _number(knob: Knob, value: Any, given: str) -> str:
+    step = "1" if knob.type == "integer" else "any"
+    return f'<input type="number" step="{step}" {given} value="{"" if value is None else value}">'
 
 
-def _text(knob: Knob, value: Any, options: dict[str, Any]) -> Component:
-    return gr.Textbox(shown_value(knob, value), placeholder="default" if knob.nullable else None, **options)
+def _switch(knob: Knob, value: Any, given: str) -> str:
+    return f'<input type="checkbox" {given}{" checked" * bool(shown_value(knob, value))}>'
 
 
-def _list(knob: Knob, value: Any, options: dict[str, Any]) -> Component:
-    """Text, or the named values to choose from beside any other text."""
+def _text(knob: Knob, value: Any, given: str) -> str:
+    return f'<input type="text" {given} value="{safe(shown_value(knob, value))}">'
+
+
+def _list(knob: Knob, value: Any, given: str) -> str:
+    """Text, with the named values to choose from beside any other text."""
     if not knob.named:
-        return _text(knob, value, options)
-    choices = [(f"{text} ({name})", text) for name, v in knob.named.items() for text in [shown_value(knob, v)]]
-    return gr.Dropdown(choices, value=shown_value(knob, value), allow_custom_value=True, **options)
+        return _text(knob, value, given)
+    offered = "".join(f'<option value="{safe(f"{shown_value(knob, v)} ({name})")}">' for name, v in knob.named.items())
+    return f'{_text(knob, value, f"{given} list=list-{knob.name}")}<datalist id="list-{knob.name}">{offered}</datalist>'
 
 
-def _object(knob: Knob, value: Any, options: dict[str, Any]) -> Component:
-    return gr.Checkbox(shown_value(knob, value), **options)
-
-
-_WIDGETS: dict[str, Callable[[Knob, Any, dict[str, Any]], Component]] = {
-    "choice": _choice, "integer": _number, "number": _number, "boolean": _boolean,
-    "list": _list, "text": _text, "object": _object,
+_INPUTS: dict[str, Callable[[Knob, Any, str], str]] = {
+    "choice": _choice, "integer": _number, "number": _number, "boolean": _switch,
+    "list": _list, "text": _text, "object": _switch,
 }  # fmt: skip

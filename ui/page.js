@@ -60,6 +60,7 @@
   };
   const arrange = () => {
     tabs();
+    if (focus && document.activeElement === document.body) document.getElementById(focus)?.focus({ preventScroll: true });
     for (const place of document.querySelectorAll("#where .plot")) {
       const json = place.firstElementChild?.textContent;
       if (!json) continue;
@@ -74,6 +75,28 @@
   };
   new MutationObserver(arrange).observe(document.body, { subtree: true, childList: true, characterData: true });
 
+  // The lane editor is plain HTML. All that was changed in it since it was opened is told with every change: of several
+  // in quick succession Gradio hands on the last.
+  let edits = { uid: null, values: {} };
+  let focus = null;
+  const tell = (action) => write("#lanes-sent", JSON.stringify({ ...edits, do: null, lane: null, ...action, at: performance.now() }));
+  const valueOf = (input) => {
+    if (input.type === "checkbox") return input.checked;
+    if (input.tagName === "SELECT") return JSON.parse(input.value);
+    if (input.type !== "number") return input.value;
+    return input.value === "" ? null : Number(input.value);
+  };
+  document.addEventListener("input", ({ target }) => {
+    const editor = target.closest?.("[data-uid]");
+    if (!editor || !target.dataset.place) return;
+    const { uid, revision } = editor.dataset;
+    if (edits.revision !== revision) edits = { uid: Number(uid), revision, values: {} };
+    delete edits.values[target.dataset.place]; // the last one changed comes last
+    edits.values[target.dataset.place] = valueOf(target);
+    focus = target.id;
+    tell({});
+  });
+
   const select = (token) => send({ token: Number(token.dataset.t) });
   document.addEventListener("click", (event) => {
     const token = event.target.closest?.("[data-t]");
@@ -84,6 +107,11 @@
       suggest.disabled = true;
       suggest.textContent = "Added to the lanes; press Run";
       document.getElementById("lanes")?.scrollIntoView({ block: "center", behavior: "smooth" });
+    }
+    const button = event.target.closest?.("[data-do]");
+    if (button) {
+      focus = button.id;
+      tell({ do: button.dataset.do, lane: Number(button.dataset.lane) || null });
     }
     const tab = event.target.closest?.("[data-view]");
     if (tab) {

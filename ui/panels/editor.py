@@ -1,146 +1,116 @@
-"""The lane editor: method, label, the method's knobs, and where the lane applies."""
+"""The lane editor as HTML: method, label, the method's knobs, and where the lane applies. page.js reports changes."""
 
-from dataclasses import dataclass
 from typing import Any
 
-import gradio as gr
-
-from kvq_core.methods import Method, methods
+from kvq_core.errors import KvqError
+from kvq_core.methods import Knob, methods
 from kvq_core.spec import MAX_LANES
-from ui.controls import current, places, shown_value, widget
-from ui.lanes import LaneForm, described, index, title
+from ui.controls import control, current, places
+from ui.lanes import LaneForm, described, index, parse_layers, title, updated, with_knob
 from ui.text import safe
 
-Component = gr.components.Component
+KNOB = "knobs."
+LABEL = Knob("label", "Label", "", "text", "", None, None, None, False)
+OPTIONS = (
+    Knob(
+        "tensors", "Tensors", "The others stay fp16.", "choice", "both", None, None, ("both", "keys", "values"), False
+    ),
+    Knob("layers", "Layers", "all, or numbers such as 0, 1, 5-8.", "text", "all", None, None, None, False),
+    Knob("sink_tokens", "First tokens kept", "In fp16; empty: the method's own.", "integer", None, 0, None, None, True),
+    Knob("recent_tokens", "Newest tokens kept", "The same.", "integer", None, 0, None, None, True),
+)
+BUTTONS = ("Duplicate", "Remove", "Close")
 
 
-@dataclass
-class Editor:
-    """Every method's knobs are there once; the rows of the methods not chosen are hidden and cost the page nothing."""
+def editor(lanes: list[LaneForm], opened: dict[str, Any]) -> str:
+    """The editor on the lane that is open; nothing where none is.
 
-    area: gr.Column
-    complaint: gr.HTML
-    method: gr.Dropdown
-    about: gr.HTML
-    label: gr.Textbox
-    rows: dict[str, tuple[gr.Row, list[Component]]]
-    tensors: gr.Dropdown
-    layers: gr.Textbox
-    sink: gr.Number
-    recent: gr.Number
-    copy: gr.Button
-    drop: gr.Button
-    close: gr.Button
-
-    @property
-    def knobs(self) -> list[tuple[str, Component]]:
-        """Places of knobs with their controls, of all methods."""
-        known = methods()
-        return [
-            (place, control)
-            for name, (_, controls) in self.rows.items()
-            for (place, _), control in zip(places(known[name]), controls, strict=True)
-        ]
-
-    @property
-    def objects(self) -> list[tuple[Component, list[Component]]]:
-        """The checkbox of every knob that is an object, with the controls inside."""
-        return [
-            (controls[at], controls[at + 1 : at + 1 + len(knob.fields)])
-            for name, (_, controls) in self.rows.items()
-            for at, (_, knob) in enumerate(places(methods()[name]))
-            if knob.fields
-        ]
-
-    @property
-    def outputs(self) -> list[Any]:
-        """Outputs of ``editing``."""
-        of_methods = [part for row, controls in self.rows.values() for part in (row, *controls)]
-        options = [self.tensors, self.layers, self.sink, self.recent, self.copy]
-        return [self.area, self.complaint, self.method, self.about, self.label, *of_methods, *options]
-
-
-def create_editor() -> Editor:
-    with gr.Column(visible=False, elem_classes=["editor"], elem_id="editor") as area:
-        said = gr.HTML("", elem_id="lane-error")
-        choices = [(cls.title, name) for name, cls in methods().items()]
-        method = gr.Dropdown(choices, value=choices[0][1], label="Method", interactive=True, elem_id="lane-method")
-        about = gr.HTML("")
-        label = gr.Textbox(label="Label", max_length=60, interactive=True, elem_id="lane-label")
-        rows = {name: _knob_row(name, cls) for name, cls in methods().items()}
-        options = _options()
-        with gr.Row(elem_classes=["editor-buttons"]):
-            buttons = [
-                gr.Button(words, size="sm", elem_id=f"{words.lower()}-lane", min_width=60)
-                for words in ("Duplicate", "Remove", "Close")
-            ]
-    return Editor(area, said, method, about, label, rows, *options, *buttons)
-
-
-def _knob_row(name: str, cls: type[Method]) -> tuple[gr.Row, list[Component]]:
-    with gr.Row(visible=False, elem_classes=["knobs"]) as row:
-        controls = [
-            widget(
-                knob, knob.default, elem_id=f"{name}-{place.replace('.', '-')}", min_width=110, visible="." not in place
-            )
-            for place, knob in places(cls)
-        ]
-    return row, controls
-
-
-def _options() -> list[Component]:
-    """Options every method has: which tensors, layers and tokens it quantizes."""
-    with gr.Accordion("Where it applies", open=False):
-        tensors = gr.Dropdown(
-            ["both", "keys", "values"], value="both", label="Tensors", info="The others stay fp16.", interactive=True
-        )
-        layers = gr.Textbox("all", label="Layers", info="all, or numbers such as 0, 1, 5-8.", interactive=True)
-        with gr.Row():
-            kept = [
-                gr.Number(
-                    label=f"{words} tokens kept", info="In fp16; empty: the method's own.", precision=0, min_width=110,
-                    interactive=True,
-                )
-                for words in ("First", "Newest")
-            ]  # fmt: skip
-    return [tensors, layers, *kept]
-
-
-def editing(lanes: list[LaneForm], uid: int | None) -> list[Any]:
-    """Updates that put the editor on a lane, in the order of Editor.outputs; closed for a lane that is not there."""
-    at = index(lanes, uid)
+    Its tag is new with every revision: Gradio rewrites HTML in place, and an input that a person has changed would keep
+    showing that beside another lane's value.
+    """
+    at = index(lanes, opened["uid"])
     if at is None:
-        others = 4 + sum(1 + len(places(cls)) for cls in methods().values()) + 5
-        return [gr.update(visible=False), *[gr.skip()] * others]
-    lane = lanes[at]
-    layers = lane["layers"] if isinstance(lane["layers"], str) else ", ".join(map(str, lane["layers"]))
-    return [
-        gr.update(visible=True, elem_classes=["editor", f"lane-{at}"]), complaint(lanes, uid), lane["method"],
-        about(lane["method"]), gr.update(value=lane["label"], placeholder=title({**lane, "label": ""})),
-        *(part for name, cls in methods().items() for part in _row_of(name, cls, lane)),
-        lane["tensors"], layers, lane["sink_tokens"], lane["recent_tokens"],
-        gr.update(interactive=len(lanes) < MAX_LANES),
-    ]  # fmt: skip
+        return ""
+    lane, tag = lanes[at], f"lane-editor-{opened['revision']}"
+    given, known = lane["knobs"], methods()[lane["method"]]
+    rows = "".join(
+        control(lane["method"], place, KNOB + place, knob, current(given, place, knob))
+        for place, knob in places(known)
+        if _open(given, place)
+    )
+    options = "".join(_option(knob, lane) for knob in OPTIONS)
+    used = any(lane[knob.name] != knob.default for knob in OPTIONS)
+    return (
+        f'<{tag} class="editor lane-{at}" data-uid="{lane["uid"]}" data-revision="{opened["revision"]}">'
+        f"{_methods(lane['method'])}{about(lane['method'])}{_option(LABEL, lane, title({**lane, 'label': ''}))}"
+        f'<div class="knobs">{rows}</div>'
+        f'<details class="about"{" open" * used}><summary>Where it applies</summary>'
+        f'<div class="knobs">{options}</div></details>'
+        f'<div class="editor-buttons">{_buttons(len(lanes))}</div></{tag}>'
+    )
 
 
-def _row_of(name: str, cls: type[Method], lane: LaneForm) -> list[Any]:
-    """Updates of a method's row and its controls: only the lane's own method is shown."""
-    known, given = places(cls), lane["knobs"]
-    if name != lane["method"]:
-        return [gr.update(visible=False), *[gr.skip()] * len(known)]
-    return [
-        gr.update(visible=True),
-        *(
-            gr.update(value=shown_value(knob, current(given, place, knob)), visible=_open(given, place))
-            for place, knob in known
-        ),
-    ]
+def _methods(name: str) -> str:
+    """The choice of the method by its title."""
+    options = "".join(
+        f'<option value="&quot;{known}&quot;"{" selected" * (known == name)}>{safe(cls.title)}</option>'
+        for known, cls in methods().items()
+    )
+    return (
+        '<label class="knob wide" id="lane-method"><span>Method</span>'
+        f'<select id="in-lane-method" data-place="method">{options}</select></label>'
+    )
+
+
+def _option(knob: Knob, lane: LaneForm, placeholder: str = "") -> str:
+    value = lane[knob.name]
+    shown = ", ".join(map(str, value)) if isinstance(value, list) else value
+    return control("lane", knob.name, knob.name, knob, shown, placeholder)
+
+
+def _buttons(count: int) -> str:
+    return "".join(
+        f'<button type="button" class="plain-button" id="{words.lower()}-lane" data-do="{words.lower()}"'
+        f"{' disabled' * (words == BUTTONS[0] and count >= MAX_LANES)}>{words}</button>"
+        for words in BUTTONS
+    )
 
 
 def _open(given: dict[str, Any], place: str) -> bool:
     """Whether a control is shown: those inside an object are where it is switched on."""
     outer, _, inner = place.partition(".")
     return not inner or given.get(outer) is not None
+
+
+def edited(lanes: list[LaneForm], uid: Any, values: dict[str, Any]) -> tuple[list[LaneForm], str | None]:
+    """The lanes with what was changed in one lane's editor, by place; and what of it is no value at all.
+
+    What comes from a browser is anybody's data: places and lanes that are not there change nothing.
+    """
+    said = None
+    for place, value in values.items():
+        at = index(lanes, uid)
+        if at is None:
+            return lanes, said
+        try:
+            lanes = _set(lanes, lanes[at], place, value)
+        except KvqError as error:
+            said = str(error)
+    return lanes, said
+
+
+def _set(lanes: list[LaneForm], lane: LaneForm, place: str, value: Any) -> list[LaneForm]:
+    uid = lane["uid"]
+    if place.startswith(KNOB):
+        known = dict(places(methods()[lane["method"]]))
+        return with_knob(lanes, uid, place[len(KNOB) :], value) if place[len(KNOB) :] in known else lanes
+    if place == "method":
+        return updated(lanes, uid, method=value) if value in tuple(methods()) else lanes
+    if place == LABEL.name:
+        return updated(lanes, uid, label=str(value or "").strip())
+    if place == "layers":
+        return updated(lanes, uid, layers=parse_layers(str(value or "")))
+    return updated(lanes, uid, **{place: value}) if place in {knob.name for knob in OPTIONS} else lanes
 
 
 def complaint(lanes: list[LaneForm], uid: int | None, said: str | None = None) -> str:

@@ -6,7 +6,7 @@ import gradio as gr
 
 from kvq_core.errors import KvqError
 from kvq_core.spec import Stress, parse_spec
-from ui.controls import widget
+from ui.controls import describe
 from ui.form import STRESS, stress_of
 from ui.services import SWIFT
 from ui.stress import EXPLAINED, shown, told
@@ -19,9 +19,12 @@ def create_stress() -> list[gr.components.Component]:
         gr.HTML(f'<p class="muted">{safe(EXPLAINED)}</p>')
         with gr.Row(elem_classes=["knobs"]):
             controls = [
-                widget(dial, shown(dial.default), elem_id=place.replace(".", "-"), min_width=110)
+                (gr.Number if dial.type == "number" else gr.Textbox)(
+                    shown(dial.default), label=dial.title, info=describe(dial), elem_id=place.replace(".", "-"),
+                    interactive=True, min_width=110,
+                )
                 for place, dial in STRESS.items()
-            ]
+            ]  # fmt: skip
     gr.on([control.change for control in controls], _headed, controls, area, **SWIFT, trigger_mode="always_last")
     return controls
 
