@@ -75,7 +75,8 @@ TYPES_ONLY = {"assemble": {"run"}}
 UI_ALLOWED = {
     "logs",
     "board", "errors", "estimate", "events", "examples", "explain", "growth", "limits", "measuring", "memory",
-    "methods", "models", "presets", "record", "run", "runfiles", "settings", "spec", "store", "training", "verdict",
+    "methods", "models", "presets", "record", "report", "run", "runfiles", "settings", "sharing", "spec", "store",
+    "training", "verdict",
 }  # fmt: skip
 SOURCES = sorted(
     [*CORE.rglob("*.py"), *(ROOT / "ui").rglob("*.py"), *(ROOT / "kernels").rglob("*.py"), ROOT / "app.py"]

@@ -6,6 +6,7 @@ from typing import Any
 import gradio as gr
 
 from kvq_core.errors import KvqError
+from ui.api import create_api
 from ui.figures.base import canvas
 from ui.panels import measure, training
 from ui.panels.answers import AnswerCards, create_answers, finished, visible
@@ -87,6 +88,7 @@ def build_ui(services: Services) -> gr.Blocks:
         wire_suggestions(page.views.suggest, page.lanes, page.shown, services)
         _wire_shown(page, services)
         _wire_visit(blocks, page, services)
+        create_api(services)
     return blocks.queue(max_size=MAX_QUEUE, api_open=False, status_update_rate=1)
 
 
@@ -100,7 +102,8 @@ def _arrange(services: Services) -> Page:
         with gr.Column(elem_id="right", min_width=0):
             status = gr.HTML("", elem_id="status")
             share = create_share()
-            greeting = gr.HTML(lambda: welcome(services.store), elem_id="welcome")
+            greeting = gr.HTML("", elem_id="welcome")
+            gr.on(None, lambda: welcome(services.store), None, greeting, **SWIFT)  # whenever the page is opened
             cards = create_answers()
             # Never seen: an empty figure in it makes the browser load Plotly (4.6 MB) while the form is read.
             plotly = gr.Plot(visible="hidden", show_label=False, container=False, elem_id="plotly")

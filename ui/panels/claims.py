@@ -6,6 +6,7 @@ from kvq_core.board import Board, stored_board
 from kvq_core.errors import KvqError
 from kvq_core.spec import DEFAULT_MODEL
 from ui.claims import claims_missing, claims_summary, claims_table
+from ui.services import SWIFT
 from ui.text import safe
 
 COMMAND = "python -m kvq_core claims --model ID"
@@ -14,7 +15,8 @@ COMMAND = "python -m kvq_core claims --model ID"
 def create_claims() -> gr.Accordion:
     """A closed section; its contents are read anew whenever the page is opened."""
     with gr.Accordion("What the papers claim, measured here", open=False, elem_id="claims") as section:
-        gr.HTML(_shown, elem_id="claims-board")
+        board = gr.HTML("", elem_id="claims-board")
+        gr.on(None, _shown, None, board, **SWIFT)
         gr.HTML(f'<p class="muted">Measure it on another model: <code>{safe(COMMAND)}</code></p>')
     return section
 
