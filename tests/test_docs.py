@@ -195,7 +195,7 @@ def test_the_example_method_works_as_its_page_says(tmp_path):
     assert centred < plain
     plain, centred = (float(bits) for bits in re.findall(r"at ([\d.]+) bits", tensors))
     assert plain < centred < plain + 0.5
-    assert "\ncentred - Centred\n  Keys are quantized per token around the prompt's mean key" in listing
+    assert "centred - Centred\n  Keys are quantized per token around the prompt's mean key" in listing
     assert re.search(r"^Per token +\d", comparison, re.M) and re.search(r"^Centred +\d", comparison, re.M)
 
 
