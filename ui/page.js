@@ -36,19 +36,22 @@
     const [drawing] = dirty;
     if (!drawing) return;
     if (!window.Plotly) return setTimeout(draw, 100);
-    dirty.delete(drawing);
-    const { data, layout, config } = JSON.parse(drawing.json);
-    const { node } = drawing;
-    window.Plotly.react(node, data, { ...layout, autosize: true }, { ...config, responsive: true }).then(() => {
-      node.setAttribute("role", "img");
-      node.setAttribute("aria-label", layout.meta?.label ?? "");
-      node.removeListener("plotly_click", clicked);
-      node.on("plotly_click", clicked);
-      node.classList.toggle("picks", Boolean(layout.meta?.pick || data.some((trace) => trace.meta?.pick)));
-    });
-    drawing.drawn = drawing.json;
-    drawing.width = node.clientWidth;
+    render(drawing);
     setTimeout(draw);
+  };
+  const render = async (drawing) => {
+    const { node, json } = drawing;
+    dirty.delete(drawing);
+    if (drawing.drawn === json) return;
+    drawing.drawn = json;
+    const { data, layout, config } = JSON.parse(json);
+    await window.Plotly.react(node, data, { ...layout, autosize: true }, { ...config, responsive: true });
+    drawing.width = node.clientWidth;
+    node.setAttribute("role", "img");
+    node.setAttribute("aria-label", layout.meta?.label ?? "");
+    node.removeListener("plotly_click", clicked);
+    node.on("plotly_click", clicked);
+    node.classList.toggle("picks", Boolean(layout.meta?.pick || data.some((trace) => trace.meta?.pick)));
   };
   const tabs = () => {
     for (const tab of document.querySelectorAll("[data-view]")) {
@@ -148,14 +151,16 @@
     select(next);
   });
 
-  const images = (format) => {
-    const plots = [...document.querySelectorAll("#where .js-plotly-plot")].filter((plot) => plot.offsetParent);
+  const images = async (format) => {
     const run = new URLSearchParams(location.search).get("run") ?? "run";
-    plots.forEach((plot, at) => {
-      const name = plot.closest("[id^=plot-]")?.id.slice(5) ?? `figure-${at}`;
-      const { width, height } = plot.getBoundingClientRect();
-      window.Plotly.downloadImage(plot, { format, width, height, scale: format === "png" ? 2 : 1, filename: `${run}-${name}` });
-    });
+    for (const place of document.querySelectorAll("#where .plot")) {
+      if (!place.offsetParent) continue;
+      const drawing = kept.get(place.id);
+      await render(drawing); // those below the fold wait for this
+      const { width, height } = drawing.node.getBoundingClientRect();
+      const filename = `${run}-${place.id.slice(5)}`;
+      await window.Plotly.downloadImage(drawing.node, { format, width, height, scale: format === "png" ? 2 : 1, filename });
+    }
   };
   const marks = document.head.appendChild(document.createElement("style"));
   const opened = document.head.appendChild(document.createElement("style"));

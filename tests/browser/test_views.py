@@ -12,12 +12,12 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 VIEWS = {
     "Verdicts": "#verdicts .verdict",
-    "Text": "#plot-kld-strips .main-svg",
-    "Where": "#plot-score-map .main-svg",
-    "Rate–distortion": "#plot-rate-kld .main-svg",
-    "Bits": "#plot-bits .main-svg",
-    "Spectra": "#plot-head-spectra .main-svg",
-    "Query subspace": "#plot-error-split .main-svg",
+    "Text": "#plot-kld-strips",
+    "Where": "#plot-score-map",
+    "Rate–distortion": "#plot-rate-kld",
+    "Bits": "#plot-bits",
+    "Spectra": "#plot-head-spectra",
+    "Query subspace": "#plot-error-split",
 }
 MOST_FIGURES = 8
 
@@ -32,7 +32,10 @@ def stored(store_folder) -> str:
 
 def open_view(page, name: str) -> None:
     page.locator("#views").get_by_role("tab", name=name, exact=True).click()
-    page.wait_for_selector(VIEWS[name])
+    place = page.locator(VIEWS[name]).first
+    place.scroll_into_view_if_needed()  # figures are drawn when they come into sight
+    if name != "Verdicts":
+        place.locator(".main-svg").first.wait_for()
 
 
 def click_through(page, width: int) -> None:
@@ -70,6 +73,7 @@ def test_a_click_anywhere_selects_everywhere(stored, server, open_page):
     page.wait_for_function("document.querySelector('#top-lists h4')?.innerText == 'Token 5'")
     open_view(page, "Where")
     # the middle of the first lane's grid: a layer and a head that were not selected
+    page.locator("#plot-grid-key").scroll_into_view_if_needed()
     grid = page.locator("#plot-grid-key .nsewdrag").first
     grid.scroll_into_view_if_needed()
     page.wait_for_timeout(1000)  # the page scrolls smoothly
@@ -78,6 +82,7 @@ def test_a_click_anywhere_selects_everywhere(stored, server, open_page):
     page.mouse.click(box["x"] + box["width"] * 0.15, box["y"] + box["height"] * 0.9)
     page.wait_for_function("/KV head 2/.test(document.querySelector('#selected').innerText)")
     layer = page.locator("#pick-layer input[type=number]").input_value()
+    page.locator("#plot-score-map").scroll_into_view_if_needed()
     page.wait_for_function(
         "l => document.querySelector('#plot-score-map').innerHTML.includes(`layer ${l}, query`)", arg=layer
     )
