@@ -1,11 +1,16 @@
 """Serve the page: settings, store, interface, model."""
 
+import importlib.util
 import os
 import sys
 import threading
+from importlib.metadata import version
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: threads that spin starve other visitors' handlers
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+# Gradio sums up its last 10,000 events with pandas after every one, for a page of statistics that is closed here.
+os.environ.setdefault("GRADIO_ANALYTICS_MAX_EVENTS", "100")
+os.environ.setdefault("GRADIO_ANALYTICS_CACHE_FREQUENCY", "1000000")
 if os.environ.get("SPACE_ID"):  # visitors' addresses are what the Space's proxy says, see ui.services.visitor
     os.environ.setdefault("FORWARDED_ALLOW_IPS", "*")
 
@@ -14,8 +19,9 @@ from kvq_core.estimate import estimate  # noqa: E402
 from kvq_core.limits import limits  # noqa: E402
 from kvq_core.logs import configure, take_over, tell_error  # noqa: E402
 from kvq_core.run import compare  # noqa: E402
-from kvq_core.settings import settings  # noqa: E402
+from kvq_core.settings import Settings, settings  # noqa: E402
 from kvq_core.store import open_store  # noqa: E402
+from ui import zero_gpu  # noqa: E402
 from ui.health import Health  # noqa: E402
 from ui.housekeeping import keep_swept  # noqa: E402
 from ui.layout import build_ui  # noqa: E402
@@ -42,17 +48,30 @@ def warm_up(health: Health) -> None:
         tell_error("model not loaded", error)
 
 
+def check_mcp(found: Settings) -> None:
+    """Raises KvqError where an MCP server is asked for and cannot be."""
+    if found.mcp and importlib.util.find_spec("mcp") is None:
+        extra = f"gradio[mcp]=={version('gradio')}"
+        raise KvqError(
+            f"KVQ_MCP is set, but the package mcp is not installed. Run: pip install '{extra}', or unset it."
+        )
+
+
 def main() -> int:
     try:
         found = settings()
         configure(found)
-        services = Services(open_store(), compare, estimate)
+        check_mcp(found)
+        # on ZeroGPU in this thread and before the launch, or the emulated GPU is not there
+        borrowing = zero_gpu.prepare() if found.zero_gpu else {"compare": compare}
+        services = Services(open_store(), estimate=estimate, **borrowing)
         blocks = build_ui(services)
     except KvqError as error:
         print(error, file=sys.stderr)
         return 2
     health = Health(services)
-    threading.Thread(target=warm_up, args=[health], name="warm-up", daemon=True).start()
+    if not found.zero_gpu:  # there the model is loaded, and this process must not compute: it is forked for every run
+        threading.Thread(target=warm_up, args=[health], name="warm-up", daemon=True).start()
     keep_swept(services.downloads)
     host = "0.0.0.0" if os.environ.get("SPACE_ID") else "127.0.0.1"
     blocks.launch(
@@ -60,6 +79,7 @@ def main() -> int:
         enable_monitoring=False, run_history=False, ssr_mode=False, max_file_size="1mb", quiet=False,
         app_kwargs=app_kwargs(health), blocked_paths=blocked_paths(services.store), prevent_thread_lock=True,
         max_threads=limits().line + SPARE, state_session_capacity=SESSIONS,
+        mcp_server=found.mcp,
     )  # fmt: skip
     take_over("uvicorn", "uvicorn.error", "uvicorn.asgi")  # set up while it was launched
     blocks.block_thread()
