@@ -26,6 +26,7 @@ from kvq_kernels.latent import LatentKeys, latent_scores
 from kvq_kernels.launch import CANDIDATES
 from kvq_kernels.mixed import MixedTokens, mixed_scores
 from kvq_kernels.rope_codebook import decode_pairs, join_pairs
+from kvq_kernels.rotation import Turn, rotate
 from torch import Tensor
 
 Numbers = dict[str, float]
@@ -170,9 +171,10 @@ def launches(s: Setting, shape: Shape, n: int) -> Numbers:
     return found
 
 
-def _tables(s: Setting, n: int, dim: int) -> tuple[Tensor, Tensor]:
-    angles = torch.arange(n, device=s.device)[:, None] * 1e4 ** (-torch.arange(dim, device=s.device) / dim)
-    return angles.cos(), angles.sin()
+def _turn(s: Setting, n: int, dim: int) -> Turn:
+    half = dim // 2
+    angles = torch.arange(n, device=s.device)[:, None] * 1e4 ** (-torch.arange(half, device=s.device) / half)
+    return Turn(angles.cos(), angles.sin())
 
 
 def codebook(s: Setting, shape: Shape, n: int, stages: int = 11, levels: int = 64) -> Numbers:
@@ -182,17 +184,15 @@ def codebook(s: Setting, shape: Shape, n: int, stages: int = 11, levels: int = 6
     codes = torch.randint(0, 256, (heads, n * stages * 2 * 6 // 8), dtype=torch.uint8, device=s.device)
     plain = torch.randint(0, levels, (heads, 1, n, stages, 2), dtype=torch.uint8, device=s.device)
     scale = torch.rand(n, device=s.device).half()
-    cos, sin = _tables(s, n, half)
+    turn = _turn(s, n, shape.head_dim)
     q = s.random(heads, shape.query_heads // heads, shape.head_dim)
 
     def naive() -> Tensor:
         keys = join_pairs(decode_pairs(plain, theta)) * scale[:, None]
-        first, second = keys[..., :half], keys[..., half:]
-        turned = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
-        return q.float() @ turned.transpose(-1, -2)
+        return q.float() @ rotate(keys, turn).transpose(-1, -2)
 
-    fused = s.ms(lambda: codebook_scores(q, theta, codes, scale, cos, sin))
-    size = codes.numel() + theta.numel() * 2 + (cos.numel() + sin.numel()) * 4
+    fused = s.ms(lambda: codebook_scores(q, theta, codes, scale, turn))
+    size = codes.numel() + theta.numel() * 2 + turn.cos.numel() * 8
     return {"decode_first": s.ms(naive), "commuted": fused, "roofline": s.roofline(size)}
 
 
@@ -203,11 +203,11 @@ def latent(s: Setting, shape: Shape, n: int) -> Numbers:
     codes = torch.randint(0, 16, (1, kept, n), dtype=torch.uint8, device=s.device)
     basis, meta = s.random(1, heads * dim, kept), s.random(1, kept)
     keys = LatentKeys.of(codes, [8] * eighth + [4] * 2 * eighth, meta, meta, basis, s.random(1, heads * dim))
-    cos, sin = _tables(s, n, dim)
+    turn = _turn(s, n, dim)
     q, x = s.random(heads, shape.query_heads // heads, dim), s.random(heads, n, dim)
-    size = keys.codes.numel() + basis.numel() * 2 + cos.numel() * 8
+    size = keys.codes.numel() + basis.numel() * 2 + turn.cos.numel() * 8
     return {
-        "fused": s.ms(lambda: latent_scores(q, keys, cos, sin, n)), "roofline": s.roofline(size),
+        "fused": s.ms(lambda: latent_scores(q, keys, turn, n)), "roofline": s.roofline(size),
         "matmul": s.ms(lambda: q @ x.transpose(-1, -2)),
     }  # fmt: skip
 
@@ -215,13 +215,13 @@ def latent(s: Setting, shape: Shape, n: int) -> Numbers:
 def mixed(s: Setting, shape: Shape, n: int) -> Numbers:
     """QAQ's scores with widths 1 to 4 and one outlier at either end, beside fp16 keys."""
     heads, dim = shape.kv_heads, shape.head_dim
-    widths = torch.randint(1, 5, (heads, n), device=s.device)
-    codes = torch.randint(0, 2, (heads, n, dim), dtype=torch.uint8, device=s.device)
-    positions = torch.tensor([0, dim - 1], device=s.device).expand(heads, n, 2)
-    meta = s.random(heads, n)
-    keys = MixedTokens.of(codes, widths, meta, meta.abs(), s.random(heads, n, 2), positions)
-    q, x = s.random(heads, shape.query_heads // heads, dim), s.random(heads, n, dim)
-    size = keys.codes.numel() + n * heads * (8 + 1 + 4 + 8)
+    widths = torch.randint(1, 5, (n, 1, heads), device=s.device)
+    codes = torch.randint(0, 2, (n, 1, heads, dim), dtype=torch.uint8, device=s.device)
+    positions = torch.tensor([0, dim - 1], device=s.device).expand(n, 1, heads, 2)
+    meta = s.random(n, 1, heads)
+    keys = MixedTokens.of(codes, widths, meta, meta.abs(), s.random(n, 1, heads, 2), positions)
+    q, x = s.random(1, heads, shape.query_heads // heads, dim), s.random(1, heads, n, dim)
+    size = sum(t.numel() * t.element_size() for t in keys)
     return {
         "fused": s.ms(lambda: mixed_scores(q, keys)), "roofline": s.roofline(size),
         "matmul": s.ms(lambda: q @ x.transpose(-1, -2)),

@@ -16,10 +16,12 @@ from kvq_kernels.gemv import packed_scores, packed_values
 from kvq_kernels.grouped import Grid, quantize_pack, unpack_dequantize
 from kvq_kernels.latent import LatentKeys, latent_scores
 from kvq_kernels.mixed import MixedTokens, mixed_scores, mixed_values
+from kvq_kernels.rotation import Turn
 from kvq_kernels.squat import squat_quantize
 from kvq_kernels.store import Layout, Store
 
 HEADS, DIM, TOKENS = 8, 128, 512  # the shapes of Llama-3.1-8B
+TURN = Turn(torch.zeros(TOKENS, DIM // 2), torch.zeros(TOKENS, DIM // 2))
 
 
 def kernels() -> dict[str, object]:
@@ -57,6 +59,7 @@ def grouped_launches() -> None:
     for grid, key_axis, value_axis in ((hybrid, "channels", "tokens"), (Grid(2), "tokens", "channels")):
         packed_scores(q, groups(grid, key_axis), grid, key_axis, TOKENS, "triton")
         packed_values(p, groups(grid, value_axis), grid, value_axis, DIM, "triton")
+    packed_scores(q, groups(Grid(2), "tokens"), Grid(2), "tokens", TOKENS, "triton", turn=TURN)
 
 
 def attention_launches() -> None:
@@ -83,26 +86,17 @@ def method_launches() -> None:
     basis, mean = torch.zeros(1, HEADS * DIM, kept).half(), torch.zeros(1, HEADS * DIM).half()
     codes = torch.zeros(1, kept, TOKENS, dtype=torch.uint8)
     latent = LatentKeys.of(codes, [4] * kept, meta, meta, basis, mean)
-    tables = torch.zeros(TOKENS, DIM), torch.zeros(TOKENS, DIM)
-    latent_scores(q, latent, *tables, TOKENS, "triton")
+    latent_scores(q, latent, TURN, TOKENS, "triton")
     theta = torch.zeros(HEADS, 1, 11, 64, DIM // 2, 2)
     stream = torch.zeros(HEADS, TOKENS * 11 * 2 * 6 // 8, dtype=torch.uint8)
-    half = torch.zeros(TOKENS, DIM // 2)
-    codebook_scores(q, theta, stream, torch.zeros(TOKENS).half(), half, half, "triton")
+    codebook_scores(q, theta, stream, torch.zeros(TOKENS).half(), TURN, "triton")
     digits, book = torch.zeros(TOKENS, 128, dtype=torch.uint8), torch.zeros(1024, HEADS * DIM)
     codebook_values(p, digits, torch.zeros(TOKENS), book, torch.zeros(HEADS * DIM), "triton")
-    unit = torch.zeros(HEADS, TOKENS)
-    outliers = torch.zeros(HEADS, TOKENS, 2)
-    mixed = MixedTokens.of(
-        torch.zeros(HEADS, TOKENS, DIM, dtype=torch.uint8),
-        unit.int() + 3,
-        unit.half(),
-        unit.half(),
-        outliers.half(),
-        outliers,
-    )
-    mixed_scores(q, mixed, "triton")
-    mixed_values(p, mixed, DIM, "triton")
+    unit, outliers = torch.zeros(TOKENS, 1, HEADS), torch.zeros(TOKENS, 1, HEADS, 2)
+    codes = torch.zeros(TOKENS, 1, HEADS, DIM, dtype=torch.uint8)
+    mixed = MixedTokens.of(codes, unit.int() + 3, unit.half(), unit.half(), outliers.half(), outliers)
+    mixed_scores(q[None], mixed, "triton")
+    mixed_values(p[None], mixed, DIM, "triton")
 
 
 def launches() -> list[launch.Recorded]:

@@ -15,7 +15,7 @@ from kvq_core.errors import MethodError, ModelError, SpecError
 from kvq_core.measure_cli import table
 from kvq_core.methods import methods
 from kvq_core.packed import Request, measure
-from kvq_core.packed.layer import PackedLayer
+from kvq_core.packed.layer import PackedLayer, Plan
 from kvq_core.packed.measure import largest
 from kvq_core.rope import Rope
 from kvq_core.spec import Lane
@@ -34,6 +34,10 @@ INNERQ_MODES = ("symmetric", "asymmetric", "hybrid_prefill")
 
 def lane(name, **knobs):
     return Lane(label=name, method=name, knobs={**LANES.get(name, {}), **knobs})
+
+
+def packed_layer(asked):
+    return PackedLayer(Plan(asked.build(), asked.windows()))
 
 
 def layer_tensors(tokens, layers=1, query_heads=4, kv_heads=2, dim=64, seed=0):
@@ -55,7 +59,7 @@ def test_a_packed_layer_holds_what_the_lane_holds(name, knobs):
     one = torch.ones(230, 64)
     rope = Rope.of(one, one * 0, 64)
     cache = LaneCache.of_prompt(asked, [group], rope)
-    layer = PackedLayer(asked.build(), asked.windows())
+    layer = packed_layer(asked)
     layer.fill(queries[..., :150, :], keys[..., :150, :], values[..., :150, :])
     for position in range(150, 230):
         for part, store, x in zip(cache.parts, layer.stores, (keys, values), strict=True):
@@ -78,7 +82,7 @@ def test_several_tokens_at_once_enter_as_one_by_one():
         asked = lane(name)
         stores = []
         for step in (1, 37):
-            layer = PackedLayer(asked.build(), asked.windows())
+            layer = packed_layer(asked)
             layer.fill(
                 torch.randn(1, 4, 100, 64, generator=torch.Generator().manual_seed(1)), *[keys[..., :100, :]] * 2
             )
@@ -103,7 +107,7 @@ def test_generate_equals_the_free_row_of_the_engine(architecture, name):
 def generated(loaded, ids, method, new):
     held = loaded.model.config._attn_implementation
     try:
-        cache = kvq_core.packed_cache(loaded.model, method)
+        cache = kvq_core.packed_cache(loaded, method)
         prompt = torch.tensor([ids])
         out = loaded.model.generate(
             prompt, attention_mask=torch.ones_like(prompt), past_key_values=cache, do_sample=False, max_new_tokens=new,
@@ -156,19 +160,15 @@ def test_the_packed_attention_is_sdpa_for_every_other_cache():
 def test_what_cannot_be_packed_is_refused_with_its_reason():
     model = tiny("llama")
     for name, knobs, words in (
-        ("svdq", {}, "before RoPE"),
-        ("squat", {"rope": "pre"}, "before RoPE"),
         ("fp16", {}, "quantizes nothing"),
         ("kivi", {"group_size": 64, "residual_length": 64}, "does not divide head_dim"),
     ):
         with pytest.raises(MethodError, match=words):
             kvq_core.packed_cache(model.model, methods()[name](**knobs))
-    with pytest.raises(MethodError, match="RaggedCodec has no packed execution"):
-        measure(model, lane("qaq"), prompt_ids(60), Request(new_tokens=3))
     with pytest.raises(MethodError, match="multiples of 32"):
         measure(model, lane("innerq", group_size=16), prompt_ids(160), Request(new_tokens=3))
-    with pytest.raises(MethodError, match="all layers"):
-        measure(model, Lane(label="v", method="kivi", tensors="values"), prompt_ids(60), Request(new_tokens=3))
+    with pytest.raises(MethodError, match="layer 9 does not exist"):
+        measure(model, Lane(label="late", method="kivi", layers=(9,)), prompt_ids(60), Request(new_tokens=3))
     with pytest.raises(ModelError, match="Triton cannot run here"):
         measure(model, lane("kivi"), prompt_ids(60), Request(new_tokens=3, path="triton"))
     with pytest.raises(SpecError, match="exceed the 1024"):
@@ -193,7 +193,7 @@ def test_measure_counts_the_bytes_of_the_cache_that_ran():
     assert packed.token_ids[0] == whole.token_ids[0] and len(packed.token_ids) == 6 and packed.ms_per_token > 0
     alone = run_engine(model, (ids * 3)[:300], [lane("kivi")], 6, ignore_eos=True).state("kivi")
     assert packed.token_ids == alone.token_ids
-    assert "plain-torch reference" in table([whole, packed], {"qaq": "no packed execution"})
+    assert "plain-torch reference" in table([whole, packed], {"fp16": "no packed execution"})
 
 
 def test_the_largest_size_that_fits_is_found():
@@ -206,7 +206,7 @@ def test_the_largest_size_that_fits_is_found():
 
 def test_a_store_refuses_what_does_not_fit():
     _, keys, _ = layer_tensors(40)
-    layer = PackedLayer(lane("kivi").build(), lane("kivi").windows())
+    layer = packed_layer(lane("kivi"))
     layer.fill(None, keys, keys)
     with pytest.raises(KernelError, match="do not fit the window"):
         layer.stores[1].append(keys)

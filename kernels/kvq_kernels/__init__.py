@@ -16,6 +16,7 @@ from kvq_kernels.midpoint import midpoint_codes, midpoint_values
 from kvq_kernels.mixed import MixedTokens, mixed_scores, mixed_values
 from kvq_kernels.packing import pack, packed_bytes, unpack
 from kvq_kernels.quantize import GroupCodes, dequantize_groups, quantize_groups
+from kvq_kernels.rotation import Turn, rotate
 from kvq_kernels.signed import (
     HybridCodes,
     SignedCodes,
@@ -39,6 +40,7 @@ __all__ = [
     "Path",
     "SignedCodes",
     "Store",
+    "Turn",
     "codebook_scores",
     "codebook_values",
     "decode_attention",
@@ -59,6 +61,7 @@ __all__ = [
     "quantize_hybrid",
     "quantize_pack",
     "quantize_signed",
+    "rotate",
     "squat_quantize",
     "unpack",
     "unpack_dequantize",

@@ -6,41 +6,42 @@ from kvq_kernels.gemv import compute_type
 from kvq_kernels.launch import COMMUTED, PROGRAMS_PER_PROCESSOR, VALUES, power_of_two, processors, run
 from kvq_kernels.packing import unpack
 from kvq_kernels.rope_codebook import commuted_scores, score_tables, split_pairs
+from kvq_kernels.rotation import Turn
 from torch import Tensor
 
 
 def codebook_scores(
-    q: Tensor, theta: Tensor, codes: Tensor, prescale: Tensor, cos: Tensor, sin: Tensor, path: Path = "auto"
+    q: Tensor, theta: Tensor, codes: Tensor, prescale: Tensor, turn: Turn, path: Path = "auto"
 ) -> Tensor:
-    """q (kv_heads, n, head_dim) after RoPE . RoPE(keys)ᵀ: float32 (kv_heads, n, tokens), no key decoded.
+    """q (..., kv_heads, n, head_dim) after RoPE . RoPE(keys)ᵀ: float32 (..., kv_heads, n, tokens), no key decoded.
 
-    theta (kv_heads, groups, stages, levels, P, 2); codes (kv_heads, bytes) uint8, the levels packed in log2(levels)
-    bits in the order (groups, tokens, stages, 2); prescale (tokens,); cos, sin (tokens, groups * P) at the keys'
-    positions.
+    theta (kv_heads, groups, stages, levels, P, 2); codes (..., kv_heads, bytes) uint8, the levels packed in
+    log2(levels) bits in the order (groups, tokens, stages, 2); prescale (..., tokens).
     """
-    heads, queries, _ = q.shape
+    *lead, heads, queries, _ = q.shape
     _, groups, stages, levels, pairs, _ = theta.shape
     tokens, width = prescale.shape[-1], levels.bit_length() - 1
-    # (kv_heads, n, groups, 2P): every query asks every group of its head's pairs
-    asked = split_pairs(q.float(), pairs).transpose(1, 2)
-    tables = score_tables(asked, theta.float()[:, None])  # (kv_heads, n, groups, stages, 2, levels, 2P)
+    # (..., kv_heads, n, groups, 2P): every query asks every group of its head's pairs
+    asked = split_pairs(q.float(), pairs).transpose(-3, -2)
+    tables = score_tables(asked, theta.float()[:, None])  # (..., kv_heads, n, groups, stages, 2, levels, 2P)
     wide = None if levels == 1 << width and levels <= 128 else f"levels = {levels} is not a power of two up to 128"
     if not use_triton("codebook_scores", path, q, wide):
         found = unpack(codes, width, groups * tokens * stages * 2).unflatten(-1, (groups, tokens, stages, 2))
-        turns = (t.unflatten(-1, (groups, pairs)).transpose(0, 1) for t in (cos, sin))  # (groups, tokens, P)
-        each = found[:, None].expand(-1, queries, -1, -1, -1, -1)
-        return commuted_scores(tables, each, *turns).sum(2) * prescale.float()
+        turns = (t.unflatten(-1, (groups, pairs)).transpose(0, 1) for t in turn)  # (groups, tokens, P)
+        each = found.unsqueeze(-5).expand(*lead, heads, queries, -1, -1, -1, -1)
+        return commuted_scores(tables, each, *turns).sum(-2) * prescale.float()[..., None, None, :]
     from kvq_kernels.triton_ops.commuted import codebook_scores_kernel
 
-    out = torch.empty(heads, queries, tokens, dtype=torch.float32, device=q.device)
-    sizes = {"queries": queries, "tokens": tokens, "groups": groups, "stages": stages, "levels": levels, "pairs": pairs}
+    out = torch.empty(*lead, heads, queries, tokens, dtype=torch.float32, device=q.device)
+    sizes = {"queries": queries, "heads": heads, "tokens": tokens, "groups": groups, "stages": stages}
     run(
         codebook_scores_kernel,
-        (heads * queries, -(-tokens // COMMUTED.tokens)),
+        (out.shape[:-1].numel(), -(-tokens // COMMUTED.tokens)),
         COMMUTED,
         {
-            "tables": tables.contiguous(), "codes": codes, "prescale": prescale, "cos": cos.contiguous(),
-            "sin": sin.contiguous(), "out": out, **sizes, "stream": codes.stride(0),
+            "tables": tables.contiguous(), "codes": codes.contiguous(), "prescale": prescale.contiguous(),
+            **turn.contiguous()._asdict(), "out": out, **sizes, "levels": levels, "pairs": pairs,
+            "stream": codes.shape[-1],
         },
         {"BT": COMMUTED.tokens, "WIDE": power_of_two(2 * pairs), "WIDTH": width},
     )  # fmt: skip
@@ -50,40 +51,42 @@ def codebook_scores(
 def codebook_values(
     p: Tensor, digits: Tensor, weights: Tensor, codebook: Tensor, scale: Tensor, path: Path = "auto"
 ) -> Tensor:
-    """p (kv_heads, n, tokens) . values: float32 (kv_heads, n, head_dim), no value decoded.
+    """p (..., kv_heads, n, tokens) . values: float32 (..., kv_heads, n, head_dim), no value decoded.
 
-    digits (tokens, ceil(Nc / 8)) uint8, the binary digits of a token's whole layer; weights (tokens,): the stored norm
-    over the norm of digits . codebook; codebook (Nc, kv_heads * head_dim), scale (kv_heads * head_dim,).
+    digits (..., tokens, ceil(Nc / 8)) uint8, the binary digits of a token's whole layer; weights (..., tokens): the
+    stored norm over the norm of digits . codebook; codebook (Nc, kv_heads * head_dim), scale (kv_heads * head_dim,).
     """
-    heads, queries, tokens = p.shape
+    *lead, heads, queries, tokens = p.shape
     count = codebook.shape[0]
     large = None if heads * queries <= 128 else f"{heads * queries} query heads are more than 128"
-    rows = p.reshape(heads * queries, tokens)
+    lines = p.flatten(-3, -2)  # (..., kv_heads * n, tokens)
     if use_triton("codebook_values", path, p, large):
-        sums = _digit_sums(rows, digits, weights, count)
+        sums = _digit_sums(lines, digits, weights, count)
     else:
-        sums = (rows.float() * weights.float()) @ unpack(digits, 1, count).float()
+        sums = (lines.float() * weights.float().unsqueeze(-2)) @ unpack(digits, 1, count).float()
     book = (codebook.float() * scale.float()).unflatten(-1, (heads, -1)).transpose(0, 1)  # (kv_heads, Nc, head_dim)
-    return sums.view(heads, queries, count) @ book
+    return sums.view(*lead, heads, queries, count) @ book
 
 
-def _digit_sums(rows: Tensor, digits: Tensor, weights: Tensor, count: int) -> Tensor:
+def _digit_sums(p: Tensor, digits: Tensor, weights: Tensor, count: int) -> Tensor:
     from kvq_kernels.triton_ops.commuted import digit_sums_kernel
 
-    rows = rows.contiguous()
-    lines, tokens = rows.shape
+    *lead, lines, tokens = p.shape
+    rows = p.shape[:-2].numel()
     tile, wide = VALUES.tokens, 64
     columns = -(-count // wide)
-    wanted = max(1, PROGRAMS_PER_PROCESSOR * processors(rows) // columns)
+    wanted = max(1, PROGRAMS_PER_PROCESSOR * processors(p) // (columns * rows))
     chunk = -(-tokens // (min(wanted, -(-tokens // tile)) * tile)) * tile
     splits = -(-tokens // chunk)
-    out = torch.empty(splits, lines, count, dtype=torch.float32, device=rows.device)
-    sizes = {"rows": lines, "tokens": tokens, "count": count, "chunk": chunk, "stride": digits.stride(0)}
+    out = torch.empty(splits, *lead, lines, count, dtype=torch.float32, device=p.device)
+    sizes = {"lines": lines, "tokens": tokens, "count": count, "chunk": chunk, "rows": rows, "size": digits.shape[-1]}
     run(
         digit_sums_kernel,
-        (splits, columns),
+        (rows, splits, columns),
         VALUES,
-        {"p": rows, "digits": digits, "weights": weights, "out": out, **sizes},
-        {"M": max(16, power_of_two(lines)), "BT": tile, "N": wide, "DTYPE": compute_type(rows)},
-    )
+        {
+            "p": p.contiguous(), "digits": digits.contiguous(), "weights": weights.contiguous(), "out": out, **sizes,
+        },
+        {"M": max(16, power_of_two(lines)), "BT": tile, "N": wide, "DTYPE": compute_type(p)},
+    )  # fmt: skip
     return out.sum(0)

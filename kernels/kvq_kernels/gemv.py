@@ -6,20 +6,26 @@ import torch
 from kvq_kernels.dispatch import Path, use_triton
 from kvq_kernels.grouped import Axis, Grid, PackedGroups, grid_constants, row_strides, unpack_dequantize
 from kvq_kernels.launch import PROGRAMS_PER_PROCESSOR, SCORES, VALUES, Launch, power_of_two, processors, run
+from kvq_kernels.rotation import Turn, rotate
 from torch import Tensor
 
 
 def packed_scores(
-    q: Tensor, keys: PackedGroups, grid: Grid, axis: Axis, tokens: int, path: Path = "auto", how: Launch = SCORES
-) -> Tensor:
+    q: Tensor, keys: PackedGroups, grid: Grid, axis: Axis, tokens: int, path: Path = "auto", how: Launch = SCORES,
+    turn: Turn | None = None,
+) -> Tensor:  # fmt: skip
     """q (..., n, head_dim) . keysᵀ: float32 (..., n, tokens), n queries sharing a matrix of packed keys.
 
     ``axis`` "channels" is the inner grouping of this product (InnerQ's keys), "tokens" the outer one (KIVI's keys).
+    ``turn``: the keys are stored before RoPE, and turned on the way.
     """
-    if not use_triton("packed_scores", path, q, _obstacle(grid, q.shape[-1])):
+    obstacle = _obstacle(grid, q.shape[-1])
+    if turn is not None and (axis == "channels" or q.shape[-1] < 32):
+        obstacle = obstacle or "keys before RoPE are read in groups of tokens, with a head_dim of 32 or more"
+    if not use_triton("packed_scores", path, q, obstacle):
         count = tokens if axis == "tokens" else q.shape[-1]
         dense = unpack_dequantize(keys, grid, axis, count, "torch")[..., :tokens, :]
-        return q.float() @ dense.transpose(-1, -2)
+        return q.float() @ (dense if turn is None else rotate(dense, turn)).transpose(-1, -2)
     from kvq_kernels.triton_ops.gemv import packed_scores_kernel
 
     q = q.contiguous()
@@ -32,9 +38,15 @@ def packed_scores(
         packed_scores_kernel,
         (q.shape[:-2].numel(), -(-tokens // tile)),
         how,
-        {"q": q, **keys._asdict(), "out": out, **sizes, **row_strides(keys)},
-        {**_constants(q, grid, inner), "BT": tile, "DP": _padded(dim, grid), "M": max(16, power_of_two(queries))},
-    )
+        {
+            "q": q, **(turn.contiguous()._asdict() if turn else {"cos": None, "sin": None}), **keys._asdict(),
+            "out": out, **sizes, **row_strides(keys),
+        },
+        {
+            **_constants(q, grid, inner), "BT": tile, "DP": _padded(dim, grid), "M": max(16, power_of_two(queries)),
+            "TURN": turn is not None,
+        },
+    )  # fmt: skip
     return out
 
 

@@ -7,15 +7,17 @@ import torch
 from kvq_kernels.dispatch import KernelError, Path, use_triton
 from kvq_kernels.gemv import compute_type
 from kvq_kernels.launch import LATENT, power_of_two, run
-from kvq_kernels.packing import pack, packed_bytes, unpack
+from kvq_kernels.packing import pack, packed_bytes, read_bits
+from kvq_kernels.rotation import Turn, rotate
 from torch import Tensor
 
 
 class LatentKeys(NamedTuple):
-    """The prompt's keys of one layer before RoPE. A unit is one head, or all heads side by side (units = 1).
+    """A prompt's keys of one layer before RoPE. A unit is one head, or all heads side by side.
 
-    codes (units, bytes) uint8: one bit stream a latent channel, each on whole bytes · offsets, widths (kept,) int32:
-    its first byte and its bits · scales, zeros (units, kept) · basis (units, channels, kept) · mean (units, channels).
+    codes (units, bytes) uint8: a bit stream a latent channel · offsets (kept,) int64: its first bit · widths (kept,)
+    int32: the bits of its codes · scales, zeros (units, kept) · basis (units, channels, kept) · mean (units, channels).
+    Rows of a batch follow one another in the units.
     """
 
     codes: Tensor
@@ -30,42 +32,49 @@ class LatentKeys(NamedTuple):
     def of(
         cls, codes: Tensor, widths: Sequence[int], scales: Tensor, zeros: Tensor, basis: Tensor, mean: Tensor
     ) -> "LatentKeys":
-        """Pack codes (units, kept, tokens) uint8, channel c with widths[c] bits."""
+        """Pack codes (units, kept, tokens) uint8, channel c with widths[c] bits, each on whole bytes."""
         rows = [pack(codes[:, c], bits) for c, bits in enumerate(widths)]
-        sizes = torch.tensor([0, *(row.shape[-1] for row in rows)])
-        device = codes.device
         stream = torch.cat([codes.new_empty(codes.shape[0], 0), *rows], -1)
-        offsets = sizes.cumsum(0)[:-1].to(torch.int32).to(device)
-        kinds = torch.tensor(list(widths), dtype=torch.int32, device=device)
-        return cls(stream, offsets, kinds, scales.contiguous(), zeros.contiguous(), basis.contiguous(), mean)
+        return cls.stored(stream, [(1, bits) for bits in widths], codes.shape[-1], scales, zeros, basis, mean)
+
+    @classmethod
+    def stored(
+        cls, stream: Tensor, groups: Sequence[tuple[int, int]], tokens: int, scales: Tensor, zeros: Tensor,
+        basis: Tensor, mean: Tensor,
+    ) -> "LatentKeys":  # fmt: skip
+        """Codes packed already: ``groups`` of (channels, bits) one after another, each on whole bytes."""
+        offsets, widths, byte = [], [], 0
+        for channels, bits in groups:
+            offsets += [8 * byte + c * tokens * bits for c in range(channels)]
+            widths += [bits] * channels
+            byte += packed_bytes(channels * tokens, bits)
+        first = torch.tensor(offsets, dtype=torch.int64).to(stream.device)
+        bits_of = torch.tensor(widths, dtype=torch.int32).to(stream.device)
+        scales, zeros, basis, mean = (t.contiguous() for t in (scales, zeros, basis, mean))
+        return cls(stream, first, bits_of, scales, zeros, basis, mean)
 
 
-def latent_scores(q: Tensor, keys: LatentKeys, cos: Tensor, sin: Tensor, tokens: int, path: Path = "auto") -> Tensor:
-    """q (kv_heads, n, head_dim) after RoPE . RoPE(keys)ᵀ: float32 (kv_heads, n, tokens).
-
-    cos, sin (tokens, head_dim) float32 at the keys' positions; channel i is rotated with channel i + head_dim / 2.
-    """
-    heads, queries, dim = q.shape
-    units, channels = keys.mean.shape
-    if dim % 2 or channels != (dim if units == heads and heads > 1 else heads * dim):
+def latent_scores(q: Tensor, keys: LatentKeys, turn: Turn, tokens: int, path: Path = "auto") -> Tensor:
+    """q (..., kv_heads, n, head_dim) after RoPE . RoPE(keys)ᵀ: float32 (..., kv_heads, n, tokens)."""
+    *lead, heads, queries, dim = q.shape
+    rows, (units, channels) = q.shape[:-3].numel(), keys.mean.shape
+    if dim % 2 or (units, channels) not in ((rows, heads * dim), (rows * heads, dim)):
         raise KernelError(f"q {tuple(q.shape)} does not fit keys of {units} units with {channels} channels.")
     small = None if dim in (32, 64, 128, 256) else f"head_dim = {dim} is not 32, 64, 128 or 256"
     if not use_triton("latent_scores", path, q, small):
-        k = latent_dense(keys, heads, tokens)
-        turned = torch.cat([-k[..., dim // 2 :], k[..., : dim // 2]], -1)
-        return q.float() @ (k * cos + turned * sin).transpose(-1, -2)
+        k = latent_dense(keys, dim, tokens).unflatten(0, (*lead, heads))
+        return q.float() @ rotate(k, turn).transpose(-1, -2)
     from kvq_kernels.triton_ops.latent import latent_scores_kernel
 
-    out = torch.empty(heads, queries, tokens, dtype=torch.float32, device=q.device)
-    kept = keys.widths.numel()
-    sizes = {"queries": queries, "tokens": tokens, "kept": kept, "units": units, "channels": channels}
+    out = torch.empty(*lead, heads, queries, tokens, dtype=torch.float32, device=q.device)
+    sizes = {"queries": queries, "tokens": tokens, "kept": keys.widths.numel(), "channels": channels}
     run(
         latent_scores_kernel,
-        (heads, -(-tokens // LATENT.tokens)),
+        (rows * heads, -(-tokens // LATENT.tokens)),
         LATENT,
         {
-            "q": q.contiguous(), **keys._asdict(), "cos": cos.contiguous(), "sin": sin.contiguous(), "out": out,
-            **sizes, "stream": keys.codes.stride(0),
+            "q": q.contiguous(), **keys._asdict(), **turn.contiguous()._asdict(), "out": out, **sizes,
+            "heads": channels // dim, "stream": keys.codes.stride(0),
         },
         {
             "HALF": dim // 2, "M": max(16, power_of_two(queries)), "BT": LATENT.tokens, "LATENT": 32,
@@ -75,13 +84,11 @@ def latent_scores(q: Tensor, keys: LatentKeys, cos: Tensor, sin: Tensor, tokens:
     return out
 
 
-def latent_dense(keys: LatentKeys, heads: int, tokens: int) -> Tensor:
-    """The keys before RoPE, float32 (heads, tokens, head_dim)."""
-    rows = []
-    for c, bits in enumerate(keys.widths.tolist()):
-        first = int(keys.offsets[c])
-        rows.append(unpack(keys.codes[:, first : first + packed_bytes(tokens, bits)], bits, tokens))
-    codes = torch.stack(rows, 1).float() if rows else keys.scales.new_empty(keys.codes.shape[0], 0, tokens).float()
+def latent_dense(keys: LatentKeys, head_dim: int, tokens: int) -> Tensor:
+    """The keys before RoPE, float32 (rows * kv_heads, tokens, head_dim)."""
+    widths = keys.widths[:, None].expand(-1, tokens)
+    first = keys.offsets[:, None] + widths * torch.arange(tokens, device=widths.device)
+    codes = read_bits(keys.codes, first, widths).float() if len(widths) else keys.scales.new_zeros(1, 0, tokens).float()
     latent = codes * keys.scales.float()[..., None] + keys.zeros.float()[..., None]  # (units, kept, tokens)
-    x = (keys.basis.float() @ latent + keys.mean.float()[..., None]).transpose(-1, -2)
-    return x if x.shape[0] == heads else x[0].unflatten(-1, (heads, -1)).transpose(0, 1)
+    x = keys.basis.float() @ latent + keys.mean.float()[..., None]  # (units, channels, tokens)
+    return x.unflatten(1, (-1, head_dim)).flatten(0, 1).transpose(-1, -2)

@@ -28,7 +28,7 @@ class Launch:
 
 QUANTIZE = Launch(tokens=64, stages=1)  # rows a program; a group is a row's tile, and nothing is looped over
 DEQUANTIZE = Launch(tokens=64, stages=1)
-SCORES = Launch(tokens=128, warps=8, stages=1)  # one tile a program
+SCORES = Launch(tokens=64, warps=8, stages=1)  # one tile a program, of registers for two programs a processor
 VALUES = Launch(tokens=64, warps=8, stages=3)
 DECODE = Launch(tokens=64, warps=8, stages=3)
 SQUAT = Launch(tokens=32, warps=8, stages=1)  # tokens are the group's

@@ -1,26 +1,32 @@
-"""Tokens of mixed widths (QAQ): every token of a head has its own number of bits, 0 to 8, and a few exact elements."""
+"""Tokens of mixed widths (QAQ): every unit has its own number of bits, 0 to 8, and a few exact elements."""
 
 from typing import NamedTuple
 
 import torch
-from kvq_kernels.dispatch import Path, use_triton
+from kvq_kernels.dispatch import KernelError, Path, use_triton
 from kvq_kernels.gemv import compute_type
 from kvq_kernels.launch import MIXED, PROGRAMS_PER_PROCESSOR, power_of_two, processors, run
 from kvq_kernels.midpoint import midpoint_values
 from kvq_kernels.packing import pack, packed_bytes, unpack
 from torch import Tensor
 
+WIDEST = 8
+TAG = 4  # bits that name a unit's width
+
 
 class MixedTokens(NamedTuple):
-    """Matrices (kv heads) of tokens, each on whole bytes of its matrix's stream.
+    """A unit is a token's vector in one head, or in several heads side by side; units are ordered (token, row, unit).
 
-    codes (matrices, bytes) uint8 · offsets (matrices, tokens) int64, a token's first byte · widths (matrices, tokens)
-    uint8 · lows, extents (matrices, tokens): range of the midpoint grid · outliers, positions (matrices, tokens, n):
-    elements kept as they are, and where.
+    codes (bytes,) uint8: the units of width 0, of width 1, ... one after another, a unit on whole bytes · slots (all
+    units,) int64: a unit's place among those of its width · widths (bytes,) uint8, 4 bits a unit · lows, extents
+    (tokens, rows, units): range of the midpoint grid · outliers, positions (tokens, rows, units, n): elements kept as
+    they are, and where, in 16 bits without sign.
     """
 
     codes: Tensor
-    offsets: Tensor
+    starts: Tensor  # (9,) int64, where the units of a width begin in codes
+    sizes: Tensor  # (9,) int64, bytes of a unit of each width
+    slots: Tensor
     widths: Tensor
     lows: Tensor
     extents: Tensor
@@ -31,78 +37,102 @@ class MixedTokens(NamedTuple):
     def of(
         cls, codes: Tensor, widths: Tensor, lows: Tensor, extents: Tensor, outliers: Tensor, positions: Tensor
     ) -> "MixedTokens":
-        """Pack codes (matrices, tokens, head_dim) uint8, each token with the bits its width (matrices, tokens) says."""
-        matrices, tokens, dim = codes.shape
-        sizes = torch.tensor([0, *(packed_bytes(dim, bits) for bits in range(1, 9))], device=codes.device)
-        lengths = sizes[widths.long()]
-        offsets = lengths.cumsum(-1) - lengths
-        stream = codes.new_zeros(matrices, max(1, int(lengths.sum(-1).max())) if tokens else 1)
-        for bits in range(1, 9):
-            matrix, token = (widths == bits).nonzero(as_tuple=True)
-            if len(matrix):
-                packed = pack(codes[matrix, token], bits)
-                at = offsets[matrix, token][:, None] + torch.arange(packed.shape[-1], device=codes.device)
-                stream[matrix[:, None], at] = packed
-        return cls(stream, offsets, widths.to(torch.uint8), lows, extents, outliers, positions.to(torch.int16))
+        """Pack codes (tokens, rows, units, size) uint8 with widths (tokens, rows, units)."""
+        flat, bits = codes.flatten(0, -2), widths.flatten().to(torch.uint8)
+        pools, slots = [], torch.empty(len(bits), dtype=torch.long, device=codes.device)
+        for width in range(WIDEST + 1):
+            at = (bits == width).nonzero()[:, 0]
+            slots[at] = torch.arange(len(at), device=codes.device)
+            pools.append(pack(flat[at], width) if width else flat[:0])
+        return cls.stored(pools, slots, pack(bits, TAG), lows, extents, outliers, positions.to(torch.int16))
+
+    @classmethod
+    def stored(
+        cls, pools: list[Tensor], slots: Tensor, widths: Tensor, lows: Tensor, extents: Tensor, outliers: Tensor,
+        positions: Tensor,
+    ) -> "MixedTokens":  # fmt: skip
+        """From units packed already: pools[w] (count, bytes) uint8."""
+        codes = torch.cat([pool.flatten() for pool in pools])
+        lengths = torch.tensor([0, *(pool.numel() for pool in pools[:-1])]).cumsum(0)
+        sizes = torch.tensor([pool.shape[-1] for pool in pools])
+        starts, sizes = lengths.to(codes.device), sizes.to(codes.device)
+        return cls(codes, starts, sizes, slots, widths, lows, extents, outliers, positions)
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of what the widths alone would give, and is at hand so that units are found at once."""
+        return sum(t.numel() * t.element_size() for t in (self.starts, self.sizes, self.slots))
 
 
 def mixed_scores(q: Tensor, keys: MixedTokens, path: Path = "auto") -> Tensor:
-    """q (matrices, n, head_dim) . keysᵀ: float32 (matrices, n, tokens)."""
-    matrices, queries, dim = q.shape
+    """q (rows, kv_heads, n, head_dim) . keysᵀ: float32 (rows, kv_heads, n, tokens)."""
+    *lead, queries, dim = q.shape
+    _check(keys, q.shape)
+    tokens = keys.lows.shape[0]
     if not use_triton("mixed_scores", path, q, _obstacle(dim)):
-        return q.float() @ mixed_dense(keys, dim).transpose(-1, -2)
+        return q.float() @ mixed_dense(keys, q.shape[1], dim).transpose(-1, -2)
     from kvq_kernels.triton_ops.mixed import mixed_scores_kernel
 
-    tokens = keys.widths.shape[-1]
-    out = torch.empty(matrices, queries, tokens, dtype=torch.float32, device=q.device)
-    sizes = {"queries": queries, "tokens": tokens, "dim": dim, "stream": keys.codes.stride(0)}
-    grid = (matrices, -(-tokens // MIXED.tokens))
-    tensors = {"q": q.contiguous(), **_contiguous(keys), "out": out}
-    run(mixed_scores_kernel, grid, MIXED, {**tensors, **sizes}, _constants(q, keys, dim, queries))
+    out = torch.empty(*lead, queries, tokens, dtype=torch.float32, device=q.device)
+    grid = (out.shape[:2].numel(), -(-tokens // MIXED.tokens))
+    arguments = {"q": q.contiguous(), **_arguments(keys, q.shape), "out": out, "queries": queries, "dim": dim}
+    run(mixed_scores_kernel, grid, MIXED, arguments, _constants(q, keys, dim, queries))
     return out
 
 
 def mixed_values(p: Tensor, values: MixedTokens, head_dim: int, path: Path = "auto") -> Tensor:
-    """p (matrices, n, tokens) . values: float32 (matrices, n, head_dim)."""
-    matrices, queries, tokens = p.shape
+    """p (rows, kv_heads, n, tokens) . values: float32 (rows, kv_heads, n, head_dim)."""
+    *lead, queries, tokens = p.shape
+    _check(values, p.shape)
     if not use_triton("mixed_values", path, p, _obstacle(head_dim)):
-        return p.float() @ mixed_dense(values, head_dim)
+        return p.float() @ mixed_dense(values, p.shape[1], head_dim)
     from kvq_kernels.triton_ops.mixed import mixed_values_kernel
 
+    matrices = p.shape[:2].numel()
     wanted = max(1, PROGRAMS_PER_PROCESSOR * processors(p) // matrices)
     chunk = -(-tokens // (min(wanted, -(-tokens // MIXED.tokens)) * MIXED.tokens)) * MIXED.tokens
     splits = -(-tokens // chunk)
-    out = torch.empty(splits, matrices, queries, head_dim, dtype=torch.float32, device=p.device)
-    sizes = {"queries": queries, "tokens": tokens, "dim": head_dim, "stream": values.codes.stride(0)}
-    tensors = {"p": p.contiguous(), **_contiguous(values), "out": out}
-    arguments = {**tensors, **sizes, "chunk": chunk, "matrices": matrices}
+    out = torch.empty(splits, *lead, queries, head_dim, dtype=torch.float32, device=p.device)
+    sizes = {"queries": queries, "dim": head_dim, "chunk": chunk, "matrices": matrices}
+    arguments = {"p": p.contiguous(), **_arguments(values, p.shape), "out": out, **sizes}
     run(mixed_values_kernel, (matrices, splits), MIXED, arguments, _constants(p, values, head_dim, queries))
     return out.sum(0)
 
 
-def mixed_dense(tokens: MixedTokens, head_dim: int) -> Tensor:
-    """All tokens dequantized: float32 (matrices, tokens, head_dim)."""
-    codes = tokens.codes.new_zeros(*tokens.widths.shape, head_dim)
-    for bits in range(1, 9):
-        matrix, token = (tokens.widths == bits).nonzero(as_tuple=True)
-        if len(matrix):
-            size = torch.arange(packed_bytes(head_dim, bits), device=codes.device)
-            at = tokens.offsets[matrix, token][:, None] + size
-            codes[matrix, token] = unpack(tokens.codes[matrix[:, None], at], bits, head_dim)
-    low, extent = tokens.lows.float()[..., None], tokens.extents.float()[..., None]
-    values = midpoint_values(codes, low, extent, tokens.widths[..., None])
-    return values.scatter_(-1, tokens.positions.long() & 0xFFFF, tokens.outliers.float())
+def mixed_dense(tokens: MixedTokens, kv_heads: int, head_dim: int) -> Tensor:
+    """All tokens dequantized: float32 (rows, kv_heads, tokens, head_dim)."""
+    count, rows, units = tokens.lows.shape
+    size = head_dim * kv_heads // units
+    widths = unpack(tokens.widths, TAG, count * rows * units)
+    codes = tokens.codes.new_zeros(len(widths), size)
+    for width in range(1, WIDEST + 1):
+        at = (widths == width).nonzero()[:, 0]
+        first, each = int(tokens.starts[width]), packed_bytes(size, width)
+        pool = tokens.codes[first : first + len(at) * each].view(len(at), each)
+        codes[at] = unpack(pool[tokens.slots[at]], width, size)
+    low, extent = tokens.lows.float().view(-1, 1), tokens.extents.float().view(-1, 1)
+    values = midpoint_values(codes, low, extent, widths[:, None])
+    values.scatter_(-1, tokens.positions.long().flatten(0, 2) & 0xFFFF, tokens.outliers.float().flatten(0, 2))
+    return values.view(count, rows, kv_heads, head_dim).permute(1, 2, 0, 3)
 
 
-def _contiguous(tokens: MixedTokens) -> dict[str, Tensor]:
-    return {name: tensor.contiguous() for name, tensor in tokens._asdict().items()}
+def _arguments(tokens: MixedTokens, shape: torch.Size) -> dict[str, object]:
+    count, rows, units = tokens.lows.shape
+    tensors = {name: tensor.contiguous() for name, tensor in tokens._asdict().items()}
+    return {**tensors, "tokens": count, "rows": rows, "units": units, "heads": shape[1]}
 
 
 def _constants(like: Tensor, tokens: MixedTokens, dim: int, queries: int) -> dict[str, object]:
     return {
         "M": max(16, power_of_two(queries)), "BT": MIXED.tokens, "DP": max(16, power_of_two(dim)),
-        "OUTLIERS": tokens.positions.shape[-1], "DTYPE": compute_type(like),
+        "OUTLIERS": tokens.positions.shape[-1], "TAG": TAG, "DTYPE": compute_type(like),
     }  # fmt: skip
+
+
+def _check(tokens: MixedTokens, shape: torch.Size) -> None:
+    _, rows, units = tokens.lows.shape
+    if len(shape) != 4 or shape[0] != rows or shape[1] % units:
+        raise KernelError(f"{tuple(shape)} does not fit tokens of {rows} rows with {units} units each.")
 
 
 def _obstacle(dim: int) -> str | None:

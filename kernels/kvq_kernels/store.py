@@ -117,8 +117,15 @@ class Store:
         packed = unpack_dequantize(self.view(), layout.grid, layout.axis, count, path or self.path)
         if self.norms is not None:
             packed = packed * self.norms.float()
-        recent = self._read_ring(self.packed_tokens, self.held)
-        return torch.cat([self.sink[..., : self.sink_tokens, :].float(), packed, recent.float()], -2)
+        return torch.cat([self.sinks().float(), packed, self.recent().float()], -2)
+
+    def sinks(self) -> Tensor:
+        """The first tokens, float16."""
+        return self.sink[..., : self.sink_tokens, :]
+
+    def recent(self) -> Tensor:
+        """The newest tokens, which are not packed yet, float16."""
+        return self._read_ring(self.packed_tokens, self.held)
 
     def view(self) -> PackedGroups:
         """The packed tokens alone, without the room after them."""
@@ -135,7 +142,7 @@ class Store:
         """Bytes of the tokens held, norms included."""
         parts = [
             *self.view(),
-            self.sink[..., : self.sink_tokens, :],
+            self.sinks(),
             self.ring[..., : self.held - self.packed_tokens, :],
         ]
         parts += [] if self.norms is None else [self.norms]

@@ -148,6 +148,15 @@ class Method(BaseModel):
         Raises MethodError when the prompt's tensors cannot be handled.
         """
 
+    @property
+    def spans_layers(self) -> bool:
+        """Whether ``fit`` weighs the layers against one another, and so must see all of them at once."""
+        return False
+
+    def settled(self, prompt: Prompt) -> Self:
+        """This method with all decided that spans the layers of ``prompt``: fitted layer by layer, it fits the same."""
+        return self
+
     def why_not(self, shape: ModelShape) -> str | None:
         """Why this method cannot run on a model of this shape; None when it can."""
         return None

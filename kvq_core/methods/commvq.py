@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from kvq_core.learned.encoder import from_stored
+from kvq_core.learned.encoder import Encoder, from_stored
 from kvq_core.learned.files import NAME, Kind
 from kvq_core.learned.lookup import Wanted, find, require
 from kvq_core.methods.base import RECENT, BitsMethod, Fitted, ModelRef, ModelShape, Prompt, Space
@@ -80,9 +80,13 @@ class CommVQ(BitsMethod):
         layers, model = prompt.layers or tuple(range(prompt.keys.shape[0])), prompt.model
         id, weights = (model.id, model.weights_hash) if model else (None, None)
         keys, values = (require(self._wanted(kind), id, weights, layers, heads, head_dim) for kind in KINDS)
-        index, device = torch.tensor(layers), prompt.keys.device
-        theta = keys.tensors()["theta"][index, :, :, : self._wanted("keys").stages_of(head_dim)].to(device)
-        value = ValueCodec(from_stored(values.tensors(), index, device), heads, prompt.metadata)
+        distinct, device = torch.tensor(list(dict.fromkeys(layers))), prompt.keys.device
+        theta = keys.tensors()["theta"][distinct, :, :, : self._wanted("keys").stages_of(head_dim)].to(device)
+        encoder = from_stored(values.tensors(), distinct, device)
+        if len(distinct) == 1:  # one layer for all: rows of a batch read the same codebooks
+            theta = theta.expand(len(layers), *theta.shape[1:])
+            encoder = Encoder(*(t.expand(len(layers), *t.shape[1:]) for t in vars(encoder).values()))
+        value = ValueCodec(encoder, heads, prompt.metadata)
         other = ", through other weights" if keys.info.weights_hash != weights else ""
         note = f"codebooks trained on {keys.info.train_tokens} tokens of {keys.info.source}{other}"
         return Fitted(KeyCodec(theta, prompt.metadata), value, (note,))

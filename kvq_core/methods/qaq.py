@@ -5,6 +5,7 @@ from math import ceil
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from kvq_core.methods.base import Fitted, Method, ModelShape, Prompt
 from kvq_core.methods.ragged import RaggedCodec
@@ -94,32 +95,56 @@ class Qaq(Method):
             return f"a unit of {size} elements is too large for 16-bit positions; use unit = head"
         return None
 
+    @property
+    def spans_layers(self) -> bool:
+        return self.key_tolerance is None or self.value_tolerance is None
+
+    def settled(self, prompt: Prompt) -> Self:
+        key, value = self._rules(prompt, self._rows(prompt))
+        return self.model_copy(update={"key_tolerance": key.tolerance, "value_tolerance": value.tolerance})
+
     def fit(self, prompt: Prompt) -> Fitted:
-        assert prompt.queries is not None
         layers, heads, tokens, dim = prompt.keys.shape
-        size = dim * (heads if self.unit == "layer" else 1)
-        outliers = min(ceil(self.outlier_fraction / 2 * size), (size - 1) // 2)
-        rows = attention_rows(prompt.queries, prompt.keys, self.attention_window, self.unit)
-        norms = query_norms(prompt.queries, heads, self.unit)
+        rows = self._rows(prompt)
+        rules = self._rules(prompt, rows)
+        outliers, size = self._outliers(prompt)
         notes = [f"{2 * outliers} of {size} elements of a unit are outliers ({2 * outliers / size:.1%})"]
-        codecs = []
-        for kind, x, given in (
-            ("key", prompt.keys, self.key_tolerance), ("value", prompt.values, self.value_tolerance),
-        ):  # fmt: skip
-            seen = rows if kind == "value" else ()
-            rule = Rule(
-                self.bits_min, self.bits_max, self.attention_window, heads, self.unit, norms if kind == "key" else None
-            )  # fmt: skip
+        for rule, kind, given in zip(rules, ("key", "value"), (self.key_tolerance, self.value_tolerance), strict=True):
+            if given is None:
+                solved = f"solved for {self.target_bits:g} bits a code on the prompt"
+                notes.append(f"{kind} tolerance {rule.tolerance:.3g}, {solved}")
+        codecs = [
+            RaggedCodec(
+                layers, heads, dim, self.unit, outliers, prompt.metadata, rule, tokens, seen,
+                self.update == "every_step",
+            )
+            for rule, seen in zip(rules, ((), rows), strict=True)
+        ]  # fmt: skip
+        return Fitted(codecs[0], codecs[1], tuple(notes))
+
+    def _outliers(self, prompt: Prompt) -> tuple[int, int]:
+        """Outliers at either end of a unit, and the unit's elements."""
+        size = prompt.keys.shape[-1] * (prompt.keys.shape[1] if self.unit == "layer" else 1)
+        return min(ceil(self.outlier_fraction / 2 * size), (size - 1) // 2), size
+
+    def _rows(self, prompt: Prompt) -> tuple[Tensor, ...]:
+        assert prompt.queries is not None
+        return attention_rows(prompt.queries, prompt.keys, self.attention_window, self.unit)
+
+    def _rules(self, prompt: Prompt, rows: tuple[Tensor, ...]) -> tuple[Rule, Rule]:
+        """Of keys and of values; tolerances that are not given are solved on the prompt."""
+        assert prompt.queries is not None
+        heads, outliers = prompt.keys.shape[1], self._outliers(prompt)[0]
+        bounds = self.bits_min, self.bits_max, self.attention_window, heads, self.unit
+        norms = query_norms(prompt.queries, heads, self.unit)
+
+        def solved(rule: Rule, x: Tensor, given: float | None, seen: tuple[Tensor, ...]) -> Rule:
             if given is None:
                 given = rule.solve(extents(x, self.unit, outliers, prompt.metadata), seen, self.target_bits)
-                notes.append(f"{kind} tolerance {given:.3g}, solved for {self.target_bits:g} bits a code on the prompt")
-            codecs.append(
-                RaggedCodec(
-                    layers, heads, dim, self.unit, outliers, prompt.metadata, replace(rule, tolerance=given), tokens,
-                    seen, self.update == "every_step",
-                )
-            )  # fmt: skip
-        return Fitted(codecs[0], codecs[1], tuple(notes))
+            return replace(rule, tolerance=given)
+
+        key = solved(Rule(*bounds, norms), prompt.keys, self.key_tolerance, ())
+        return key, solved(Rule(*bounds, None), prompt.values, self.value_tolerance, rows)
 
     def summary(self) -> str:
         def of(tolerance: float | None) -> str:

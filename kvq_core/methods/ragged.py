@@ -88,7 +88,7 @@ class RaggedCodec(Codec):
             units = (widths == width).nonzero()[:, 0]
             slots.index_copy_(0, units, torch.arange(len(units), device=x.device))
             pools.append(_packed(flat.index_select(0, units), width))
-        host = (fine,) if self.observes else ()
+        host = (fine.cpu(),) if self.observes else ()
         return RaggedBlock(x.shape[-2], tensors, tuple(pools), slots, host, rows)
 
     def measure(self, x: Tensor) -> tuple[dict[str, Tensor], Tensor]:
@@ -260,10 +260,12 @@ def _appended(chunks: tuple[Tensor, ...], fresh: tuple[Tensor, ...]) -> tuple[Te
 
 
 def _units_of(chunks: tuple[Tensor, ...], units: Tensor) -> Tensor:
-    """Rows of the host copy, (n, unit size)."""
+    """Rows of the host copy, (n, unit size), where the units' numbers are."""
+    at = units.to(chunks[0].device)
     first = chunks[0].flatten(0, 2)
     if len(chunks) == 1:
-        return first.index_select(0, units)
-    rows = first.index_select(0, units.clamp(max=len(first) - 1))
-    late = (units >= len(first)).nonzero()[:, 0]
-    return rows.index_copy_(0, late, chunks[1].flatten(0, 2).index_select(0, units[late] - len(first)))
+        return first.index_select(0, at).to(units.device)
+    rows = first.index_select(0, at.clamp(max=len(first) - 1))
+    late = (at >= len(first)).nonzero()[:, 0]
+    fresh = chunks[1].flatten(0, 2).index_select(0, at[late] - len(first))
+    return rows.index_copy_(0, late, fresh).to(units.device)

@@ -1,6 +1,6 @@
 """SVDq: keys projected on their own singular vectors, strong latent channels stored with more bits than weak ones."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
 import torch
 from pydantic import Field
@@ -86,6 +86,18 @@ class Svdq(Method):
         if channels % GROUPS:
             return f"{channels} latent channels cannot be split into {GROUPS} equal groups"
         return None
+
+    @property
+    def spans_layers(self) -> bool:
+        return self.target_bits is not None
+
+    def settled(self, prompt: Prompt) -> Self:
+        if self.target_bits is None:
+            return self
+        keys = side_by_side(prompt.keys, self.per_head)
+        mean = keys.mean(-2).half()
+        schedule = best_schedule(expected_errors(keys, mean, singular_vectors(keys, mean)), self.target_bits)
+        return self.model_copy(update={"schedule": schedule, "target_bits": None})
 
     def fit(self, prompt: Prompt) -> Fitted:
         keys = side_by_side(prompt.keys, self.per_head)

@@ -1,16 +1,21 @@
 """One attention layer whose cache exists in packed form only."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
-from kvq_kernels import KernelError, Path, Store, decode_attention
+from kvq_kernels import Path, Store, decode_attention
 from torch import Tensor
 
 from kvq_core.errors import MethodError
-from kvq_core.methods import Method, Prompt, Window
+from kvq_core.methods import Method, ModelRef, Prompt, Window
+from kvq_core.methods.base import Select
 from kvq_core.models.lockstep import causal_attention
-from kvq_core.packed.formats import form_of
+from kvq_core.packed.attention import Fresh, attention
+from kvq_core.packed.formats import side_of
+from kvq_core.packed.sides import Side, StoreSide, StreamSide
+from kvq_core.packed.turns import Turns
 
 
 class Layer(Protocol):
@@ -27,51 +32,112 @@ class Layer(Protocol):
     def nbytes(self) -> int: ...
 
 
-@dataclass
-class PackedLayer:
-    """The first tokens it sees are the prompt: they attend to themselves in full precision, and the method is fitted on
-    them. Later tokens come one by one through the fused attention; several at once read the dequantized cache, which
-    exists while they do. ``room``: packed tokens to allocate ahead."""
+@dataclass(frozen=True)
+class Plan:
+    """What the layers of one cache share. ``turns``: the method's keys are those before RoPE; ``ref``: the model, for
+    methods with learned data; ``room``: packed tokens to allocate ahead."""
 
     method: Method
     windows: tuple[Window, Window]
     path: Path = "auto"
+    turns: Turns | None = None
+    ref: ModelRef | None = None
     room: int = 0
-    stores: list[Store] = field(default_factory=list)  # keys, values
+    waiting: "list[Waiting]" = field(default_factory=list)
+
+    @property
+    def stored(self) -> Turns | None:
+        """RoPE of the keys as they are stored: keys left alone are kept after it, whatever the method's space."""
+        return None if self.windows[0].step is None else self.turns
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A layer's prompt, unquantized, until the last layer has come: its method decides over all of them."""
+
+    layer: "PackedLayer"
+    queries: Tensor | None
+    keys: Tensor
+    values: Tensor
+
+
+@dataclass
+class PackedLayer:
+    """The first tokens it sees are the prompt: they attend to themselves in full precision, and the method is fitted on
+    them. Later tokens read the packed cache: one by one through the fused attention where keys and values are groups of
+    codes, else through scores of the packed keys and weighted sums of the packed values."""
+
+    plan: Plan
+    index: int = 0
+    of: int = 1  # packed layers of the cache
+    sides: tuple[Side, ...] = ()  # keys, values
+    select: Select | None = None
 
     @property
     def tokens(self) -> int:
-        return self.stores[0].tokens if self.stores else 0
+        return self.sides[0].tokens if self.sides else 0
 
     @property
     def nbytes(self) -> int:
         """Bytes of the tokens held, from the tensors."""
-        return sum(store.nbytes for store in self.stores)
+        return sum(side.nbytes for side in self.sides)
 
     @property
     def allocated(self) -> int:
-        return sum(store.allocated for store in self.stores)
+        return sum(side.allocated for side in self.sides)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of copies in host memory that re-encoding reads."""
+        return sum(side.host_bytes for side in self.sides if isinstance(side, StreamSide))
+
+    @property
+    def stores(self) -> list[Store]:
+        """The stores of keys and values, where both are groups of codes kept after RoPE: what is fused."""
+        grouped = [side.store for side in self.sides if isinstance(side, StoreSide)]
+        alike = len(grouped) == 2 and grouped[0].layout.sinks == grouped[1].layout.sinks
+        return grouped if alike and self.plan.stored is None else []
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-        fresh = keys.shape[-2]
-        if not self.stores:
+        if not self.sides:
             out = causal_attention(queries, keys, values, scaling)
             self.fill(queries, keys, values)
             return out
-        if fresh == 1:
-            for store, x in zip(self.stores, (keys, values), strict=True):
-                store.append(x)
-            out = decode_attention(queries, self.stores[0], self.stores[1], scaling, self.path).transpose(1, 2)
-            for store in self.stores:
-                store.settle()
-            return out
+        if not self.stores:
+            return self._attend_apart(queries, keys, values, scaling)
+        if keys.shape[-2] == 1:
+            return self._attend_fused(queries, keys, values, scaling)
         past_keys, past_values = (
             torch.cat([store.dense(), x.half().float()], -2)
             for store, x in zip(self.stores, (keys, values), strict=True)
-        )
+        )  # several tokens at once read the dequantized cache, which exists while they do
         out = causal_attention(queries.float(), past_keys, past_values, scaling).to(queries.dtype)
         for store, x in zip(self.stores, (keys, values), strict=True):
             store.extend(x)
+        return out
+
+    def _attend_fused(self, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+        held = self.stores
+        for store, x in zip(held, (keys, values), strict=True):
+            store.append(x)
+        out = decode_attention(queries, held[0], held[1], scaling, self.plan.path).transpose(1, 2)
+        for store in held:
+            store.settle()
+        return out
+
+    def _attend_apart(self, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+        start, turns = self.tokens, self.plan.stored
+        stored = (keys.float() if turns is None else turns.unrotate(keys.float(), start)).half()
+        read = stored.float() if turns is None else turns.rotate(stored.float(), start)
+        fresh = Fresh(read, values.half())
+        hidden = None
+        if self.select is not None:
+            total = start + keys.shape[-2]
+            hidden = ~torch.stack([self.select(row, q.float(), total) for row, q in enumerate(queries)])
+        out, weights = attention(queries, self.sides[0], self.sides[1], fresh, scaling, hidden)
+        for side, x in zip(self.sides, (stored, fresh.values), strict=True):
+            side.extend(x)
+            side.observe(queries.float(), weights)
         return out
 
     def fill(self, queries: Tensor | None, keys: Tensor, values: Tensor) -> None:
@@ -79,57 +145,46 @@ class PackedLayer:
 
         Raises MethodError where the method has no packed form.
         """
-        asked = queries.float() if queries is not None and self.method.needs_queries else None
-        exact = keys.float(), values.float()
-        fitted = self.method.fit(Prompt(*exact, asked))  # a row of the batch stands where a layer does
-        for codec, window, x in zip((fitted.key, fitted.value), self.windows, exact, strict=True):
-            if codec is None:
-                raise MethodError(f"{self.method.title} leaves keys or values unquantized and has no packed execution.")
-            form = form_of(codec, window, self.path)
-            try:
-                store = Store.empty(x, form.layout, self.room, form.norms, form.encode, self.path)
-            except KernelError as error:
-                raise MethodError(f"packed execution: {error}") from None
-            store.fill(x)
-            self.stores.append(store)
+        if not self.plan.method.spans_layers:
+            return self._fill(self.plan.method, queries, keys, values)
+        if len(keys) > 1:
+            raise MethodError(
+                f"{self.plan.method.title} decides over all layers of one prompt; use a batch of 1, or give what is "
+                "decided (a schedule, both tolerances) as knobs."
+            )
+        waiting = self.plan.waiting
+        waiting.append(Waiting(self, queries if self.plan.method.needs_queries else None, keys, values))
+        if len(waiting) == self.of:
+            _settle(self.plan, waiting)
+            waiting.clear()
 
-
-@dataclass
-class DenseLayer:
-    """The cache to compare with: keys and values as they are, in ``dtype``, read by torch's own attention."""
-
-    dtype: torch.dtype
-    room: int = 0
-    tokens: int = 0
-    buffers: list[Tensor] = field(default_factory=list)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(t[..., : self.tokens, :].numel() * t.element_size() for t in self.buffers)
-
-    @property
-    def allocated(self) -> int:
-        return sum(t.numel() * t.element_size() for t in self.buffers)
-
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-        self.fill(None, keys, values)
-        past_keys, past_values = (t[..., : self.tokens, :].to(queries.dtype) for t in self.buffers)
-        if keys.shape[-2] > 1:
-            return causal_attention(queries, past_keys, past_values, scaling)
-        out = torch.nn.functional.scaled_dot_product_attention(
-            queries, past_keys, past_values, scale=scaling, enable_gqa=True
+    def _fill(self, method: Method, queries: Tensor | None, keys: Tensor, values: Tensor) -> None:
+        prompt = _prompt(self.plan, [Waiting(self, queries, keys, values)])
+        fitted = method.fit(prompt)  # a row of the batch stands where a layer does
+        plan = self.plan
+        stored = prompt.keys if plan.stored is not None else keys.float()
+        self.sides = (
+            side_of(fitted.key, plan.windows[0], stored, plan.stored, plan.path, plan.room),
+            side_of(fitted.value, plan.windows[1], prompt.values, None, plan.path, plan.room),
         )
-        return out.transpose(1, 2)
+        self.select = None if plan.windows[0].step is None else fitted.select
 
-    def fill(self, queries: Tensor | None, keys: Tensor, values: Tensor) -> None:
-        """Enter tokens."""
-        end = self.tokens + keys.shape[-2]
-        if not self.buffers or end > self.buffers[0].shape[-2]:
-            size = max(self.room, end + (max(256, end // 8) if self.buffers else 0))
-            grown = [x.new_empty((*x.shape[:2], size, x.shape[-1]), dtype=self.dtype) for x in (keys, values)]
-            for old, new in zip(self.buffers, grown, strict=False):
-                new[..., : self.tokens, :] = old[..., : self.tokens, :]
-            self.buffers = grown
-        for buffer, x in zip(self.buffers, (keys, values), strict=True):
-            buffer[..., self.tokens : end, :] = x
-        self.tokens = end
+
+def _prompt(plan: Plan, layers: Sequence[Waiting]) -> Prompt:
+    """What a method is fitted on: the rows of one layer, or several layers of one row."""
+    keys = torch.cat([w.keys.float() for w in layers])
+    values = torch.cat([w.values.float() for w in layers])
+    stored = keys if plan.turns is None else plan.turns.unrotate(keys, 0)
+    asked = [w.queries.float() for w in layers if w.queries is not None and plan.method.needs_queries]
+    index = tuple(w.layer.index for w in layers for _ in w.keys)
+    queries = torch.cat(asked) if asked else None
+    return Prompt(stored, values, queries, model=plan.ref, layers=index, rotated=keys)
+
+
+def _settle(plan: Plan, waiting: Sequence[Waiting]) -> None:
+    """Decide over all layers of a device, as a comparison does, and fill each of them."""
+    for device in {w.keys.device for w in waiting}:
+        layers = [w for w in waiting if w.keys.device == device]
+        method = plan.method.settled(_prompt(plan, layers))
+        for w in layers:
+            w.layer._fill(method, w.queries, w.keys, w.values)

@@ -14,7 +14,8 @@ from torch import Tensor
 from kvq_core.errors import MethodError, ModelError, SpecError
 from kvq_core.models import LoadedModel
 from kvq_core.packed.cache import packed_layers
-from kvq_core.packed.layer import DenseLayer, PackedLayer
+from kvq_core.packed.dense import DenseLayer
+from kvq_core.packed.layer import PackedLayer
 from kvq_core.spec import Lane
 
 WARM_UP = 2  # steps left out of the median: they compile kernels and make allocations
@@ -51,7 +52,8 @@ class Measured(BaseModel):
     prefill_ms: float
     ms_per_token: float  # median of the steps after the first two
     cache_bytes: int  # of the tokens held
-    allocated_bytes: int  # with the room ahead of them
+    allocated_bytes: int  # with the room ahead of them and what is kept to find and read them at once
+    host_bytes: int = 0  # of copies in host memory that re-encoding reads
     peak_prefill_bytes: int | None = None
     peak_decode_bytes: int | None = None
     limits: dict[Limit, int] = Field(default_factory=dict)  # the most that fitted into memory
@@ -90,7 +92,9 @@ def measure(model: LoadedModel, lane: Lane | None, ids: list[int], request: Requ
             produced.append(run.step(produced[-1][:, None], position))
             seconds.append(time.perf_counter() - began)
     decode_peak = run.peak()
-    held = sum(layer.nbytes for layer in layers), sum(layer.allocated for layer in layers)
+    held, allocated, host = (
+        sum(getattr(layer, name) for layer in layers) for name in ("nbytes", "allocated", "host_bytes")
+    )
     tokens = [int(step[0]) for step in produced]
     prefill = run.first
     del run, layers
@@ -99,8 +103,8 @@ def measure(model: LoadedModel, lane: Lane | None, ids: list[int], request: Requ
         method=lane.method if lane else None, device=_device(model), dtype=_name(model.dtype),
         paths={name: sorted(found) for name, found in taken.items()}, batch=request.batch, prompt_tokens=len(ids),
         new_tokens=request.new_tokens, token_ids=tokens, prefill_ms=1e3 * prefill,
-        ms_per_token=1e3 * statistics.median(seconds[WARM_UP - 1 :] or seconds), cache_bytes=held[0],
-        allocated_bytes=held[1], peak_prefill_bytes=prefill_peak, peak_decode_bytes=decode_peak,
+        ms_per_token=1e3 * statistics.median(seconds[WARM_UP - 1 :] or seconds), cache_bytes=held,
+        allocated_bytes=allocated, host_bytes=host, peak_prefill_bytes=prefill_peak, peak_decode_bytes=decode_peak,
         limits={what: _limit(model, make, what, len(ids), request.batch) for what in request.limits},
     )  # fmt: skip
 
@@ -140,11 +144,13 @@ def _maker(model: LoadedModel, lane: Lane | None, path: Path) -> Make:
     """What makes a lane's empty layers; refuses lanes without packed execution at once."""
     if lane is None:
         return lambda room: [DenseLayer(model.dtype, room) for _ in range(model.shape.layers)]
-    if lane.tensors != "both" or lane.layers != "all":
-        raise MethodError(f"{lane.label}: packed execution covers keys and values of all layers; leave those options.")
+    reason = lane.why_not(model.shape)
+    if reason is not None:
+        raise MethodError(f"{lane.label}: {reason}.")
     method, windows = lane.build(), lane.windows()
-    packed_layers(method, model.shape, windows, path)
-    return lambda room: packed_layers(method, model.shape, windows, path, room)
+    layers = None if lane.layers == "all" else lane.layers
+    packed_layers(method, model.model, windows, path)
+    return lambda room: packed_layers(method, model.model, windows, path, room, model.ref, layers)
 
 
 def _limit(model: LoadedModel, make: Make, what: Limit, tokens: int, batch: int) -> int:

@@ -3,25 +3,40 @@
 import pytest
 import torch
 from kvq_kernels.commuted import codebook_scores, codebook_values
-from kvq_kernels.grouped import Grid, unpack_dequantize
+from kvq_kernels.gemv import packed_scores
+from kvq_kernels.grouped import Grid, quantize_pack, unpack_dequantize
 from kvq_kernels.latent import LatentKeys, latent_scores
 from kvq_kernels.mixed import MixedTokens, mixed_scores, mixed_values
 from kvq_kernels.packing import pack
+from kvq_kernels.rotation import Turn
 from kvq_kernels.squat import squat_quantize
 from measures import assert_close, keys_with_traps
 
 DTYPES = (torch.float32, torch.float16)
 
 
-def rope_tables(tokens, dim, device):
+def turn_of(tokens, dim, device):
     angles = torch.arange(tokens)[:, None] * 1e4 ** (-torch.arange(dim // 2) / (dim // 2))
-    angles = torch.cat([angles, angles], -1).to(device)
-    return angles.cos(), angles.sin()
+    return Turn(angles.cos().to(device), angles.sin().to(device))
 
 
-def rotated(x, cos, sin):
+def rotated(x, turn):
+    """RoPE written out with complex numbers: channel i with channel i + half."""
     half = x.shape[-1] // 2
-    return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
+    pairs = torch.complex(x[..., :half], x[..., half:]) * torch.complex(turn.cos.double(), turn.sin.double())
+    return torch.cat([pairs.real, pairs.imag], -1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("tokens", "dim", "bits", "queries"), [(1, 64, 2, 1), (63, 80, 3, 4), (1000, 64, 2, 9)])
+def test_packed_scores_of_keys_before_rope(tokens, dim, bits, queries, dtype, device):
+    grid, turn = Grid(bits), turn_of(tokens, dim, device)
+    packed = quantize_pack(keys_with_traps(2, tokens, dim, device=device), grid, "tokens", "torch")
+    dense = unpack_dequantize(packed, grid, "tokens", tokens, "torch").double()
+    q = torch.randn(2, queries, dim, device=device).to(dtype)
+    exact = q.double() @ rotated(dense, turn).transpose(-1, -2)
+    for path in ("torch", "triton"):
+        assert_close(packed_scores(q, packed, grid, "tokens", tokens, path, turn=turn), exact, dtype)
 
 
 @pytest.mark.parametrize(("tokens", "block", "bits"), [(64, 32, 2), (63, 16, 3), (1, 64, 2), (33, 8, 4)])
@@ -40,59 +55,66 @@ def test_squat_quantize(tokens, block, bits, device):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("per_head", [False, True])
-@pytest.mark.parametrize("tokens", [1, 63, 130])
-def test_latent_scores(tokens, per_head, dtype, device):
+@pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (63, 2), (130, 1)])
+def test_latent_scores(tokens, rows, per_head, dtype, device):
     heads, dim, widths = 2, 32, [8] * 8 + [4] * 8 + [3] * 4 + [2] * 4 + [1] * 4
-    units, channels = (heads, dim) if per_head else (1, heads * dim)
+    units, channels = (rows * heads, dim) if per_head else (rows, heads * dim)
     codes = torch.stack([torch.randint(0, 1 << b, (units, tokens)) for b in widths], 1).to(torch.uint8).to(device)
     scales, zeros = (torch.rand(units, len(widths), device=device).half() * s for s in (0.05, -1))
     basis = (torch.randn(units, channels, len(widths), device=device) / 6).half()
     mean = torch.randn(units, channels, device=device).half()
-    keys = LatentKeys.of(codes, widths, scales, zeros, basis, mean)
-    cos, sin = rope_tables(tokens, dim, device)
+    turn = turn_of(tokens, dim, device)
     latent = codes.double() * scales.double()[..., None] + zeros.double()[..., None]
     dense = (basis.double() @ latent + mean.double()[..., None]).transpose(-1, -2)
-    dense = dense if per_head else dense[0].unflatten(-1, (heads, dim)).transpose(0, 1)
-    q = torch.randn(heads, 3, dim, device=device).to(dtype)
-    exact = q.double() @ rotated(dense, cos.double(), sin.double()).transpose(-1, -2)
-    for path in ("torch", "triton"):
-        assert_close(latent_scores(q, keys, cos, sin, tokens, path), exact, dtype)
+    dense = dense.unflatten(-1, (-1, dim)).transpose(1, 2).reshape(rows, heads, tokens, dim)
+    q = torch.randn(rows, heads, 3, dim, device=device).to(dtype)
+    exact = q.double() @ rotated(dense, turn).transpose(-1, -2)
+    # a channel on whole bytes, and equal widths side by side in one stream, as SVDq packs its groups
+    groups = [(8, 8), (8, 4), (4, 3), (4, 2), (4, 1)]
+    streams = [pack(part.flatten(1), b) for part, (_, b) in zip(codes.split([8, 8, 4, 4, 4], 1), groups, strict=True)]
+    metadata = scales, zeros, basis, mean
+    for keys in (
+        LatentKeys.of(codes, widths, *metadata),
+        LatentKeys.stored(torch.cat(streams, -1), groups, tokens, *metadata),
+    ):
+        for path in ("torch", "triton"):
+            assert_close(latent_scores(q, keys, turn, tokens, path), exact, dtype)
 
 
-@pytest.mark.parametrize(("groups", "stages", "levels"), [(1, 8, 16), (2, 3, 64)])
-def test_codebook_scores(groups, stages, levels, device):
+@pytest.mark.parametrize(("groups", "stages", "levels", "rows"), [(1, 8, 16, 1), (2, 3, 64, 2)])
+def test_codebook_scores(groups, stages, levels, rows, device):
     heads, tokens, dim, width = 2, 63, 32, levels.bit_length() - 1
     pairs = dim // 2 // groups
     theta = torch.randn(heads, groups, stages, levels, pairs, 2, device=device)
-    codes = torch.randint(0, levels, (heads, groups, tokens, stages, 2), device=device)
-    prescale = torch.rand(tokens, device=device).half() + 0.5
-    cos, sin = rope_tables(tokens, dim, device)
-    dense = torch.zeros(heads, tokens, dim, dtype=torch.float64, device=device)
+    codes = torch.randint(0, levels, (rows, heads, groups, tokens, stages, 2), device=device)
+    prescale = torch.rand(rows, tokens, device=device).half() + 0.5
+    turn = turn_of(tokens, dim, device)
+    dense = torch.zeros(rows, heads, tokens, dim, dtype=torch.float64, device=device)
     for g in range(groups):  # the centre of each code, written out: (x_a - y_b, y_a + x_b) of every pair
         for r in range(stages):
             for h in range(heads):
-                a, b = (theta[h, g, r].double()[codes[h, g, :, r, place]] for place in (0, 1))
-                dense[h, :, g * pairs : (g + 1) * pairs] += a[..., 0] - b[..., 1]
-                dense[h, :, dim // 2 + g * pairs : dim // 2 + (g + 1) * pairs] += a[..., 1] + b[..., 0]
-    keys = rotated(dense * prescale.double()[:, None], cos.double(), sin.double())
-    q = torch.randn(heads, 2, dim, device=device).half()
-    packed = pack(codes.to(torch.uint8).flatten(1), width)
-    half = (cos[:, : dim // 2], sin[:, : dim // 2])
+                a, b = (theta[h, g, r].double()[codes[:, h, g, :, r, place]] for place in (0, 1))
+                dense[:, h, :, g * pairs : (g + 1) * pairs] += a[..., 0] - b[..., 1]
+                dense[:, h, :, dim // 2 + g * pairs : dim // 2 + (g + 1) * pairs] += a[..., 1] + b[..., 0]
+    keys = rotated(dense * prescale.double()[:, None, :, None], turn)
+    q = torch.randn(rows, heads, 2, dim, device=device).half()
+    packed = pack(codes.to(torch.uint8).flatten(2), width)
     for path in ("torch", "triton"):
-        found = codebook_scores(q, theta, packed, prescale, *half, path)
+        found = codebook_scores(q, theta, packed, prescale, turn, path)
         assert_close(found, q.double() @ keys.transpose(-1, -2), torch.float32)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_codebook_values(dtype, device):
-    heads, tokens, dim, count = 2, 133, 32, 100
-    digits = torch.randint(0, 2, (tokens, count), device=device, dtype=torch.uint8)
+@pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (133, 2)])
+def test_codebook_values(tokens, rows, dtype, device):
+    heads, dim, count = 2, 32, 100
+    digits = torch.randint(0, 2, (rows, tokens, count), device=device, dtype=torch.uint8)
     book, scale = torch.randn(count, heads * dim, device=device), torch.rand(heads * dim, device=device) + 0.5
-    norms = torch.rand(tokens, device=device) + 0.5
+    norms = torch.rand(rows, tokens, device=device) + 0.5
     raw = digits.double() @ book.double()
     weights = (norms / raw.norm(dim=-1).clamp_min(1e-6)).float()
-    dense = (raw * weights.double()[:, None] * scale.double()).unflatten(-1, (heads, dim)).transpose(0, 1)
-    p = torch.rand(heads, 3, tokens, device=device).to(dtype)
+    dense = (raw * weights.double()[..., None] * scale.double()).unflatten(-1, (heads, dim)).transpose(1, 2)
+    p = torch.rand(rows, heads, 3, tokens, device=device).to(dtype)
     for path in ("torch", "triton"):
         found = codebook_values(p, pack(digits, 1), weights, book, scale, path)
         # sums of 1 / 133 times a codebook of random signs cancel, so rounding weighs more
@@ -100,19 +122,20 @@ def test_codebook_values(dtype, device):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("outliers", [0, 2])
-def test_mixed_tokens(outliers, dtype, device):
-    matrices, tokens, dim = 2, 133, 48
-    widths = torch.randint(0, 9, (matrices, tokens), device=device)
-    codes = (torch.randint(0, 256, (matrices, tokens, dim), device=device) >> (8 - widths[..., None])).to(torch.uint8)
-    lows, extents = (torch.rand(matrices, tokens, device=device).half() * s for s in (-2, 5))
-    positions = torch.stack([torch.randperm(dim)[:outliers] for _ in range(matrices * tokens)]).to(device)
-    positions = positions.view(matrices, tokens, outliers)
-    values = torch.randn(matrices, tokens, outliers, device=device).half() * 9
+@pytest.mark.parametrize(("tokens", "outliers", "shared"), [(133, 0, 1), (133, 2, 1), (63, 2, 2), (1, 2, 1)])
+def test_mixed_tokens(tokens, outliers, shared, dtype, device):
+    """Units of one head, and of two heads side by side."""
+    rows, heads, dim = 2, 2, 48
+    shape, size = (tokens, rows, heads // shared), dim * shared
+    widths = torch.randint(0, 9, shape, device=device)
+    codes = (torch.randint(0, 256, (*shape, size), device=device) >> (8 - widths[..., None])).to(torch.uint8)
+    lows, extents = (torch.rand(shape, device=device).half() * s for s in (-2, 5))
+    positions = torch.rand(*shape, size, device=device).argsort(-1)[..., :outliers]
+    values = torch.randn(*shape, outliers, device=device).half() * 9
     dense = lows.double()[..., None] + (codes + 0.5).double() * (extents.double() / 2.0**widths)[..., None]
-    dense = dense.scatter(-1, positions, values.double())
+    dense = dense.scatter(-1, positions, values.double()).view(tokens, rows, heads, dim).permute(1, 2, 0, 3)
     mixed = MixedTokens.of(codes, widths, lows, extents, values, positions)
-    q, p = (torch.randn(matrices, 3, n, device=device).to(dtype) for n in (dim, tokens))
+    q, p = (torch.randn(rows, heads, 3, n, device=device).to(dtype) for n in (dim, tokens))
     for path in ("torch", "triton"):
         assert_close(mixed_scores(q, mixed, path), q.double() @ dense.transpose(-1, -2), dtype)
         assert_close(mixed_values(p, mixed, dim, path), p.double() @ dense, dtype)

@@ -7,7 +7,7 @@ programs of a KV head, and one more program takes the sinks and everything after
 
 import triton
 import triton.language as tl
-from kvq_kernels.triton_ops.gemv import product
+from kvq_kernels.triton_ops.products import product
 from kvq_kernels.triton_ops.tiles import read_tile
 
 

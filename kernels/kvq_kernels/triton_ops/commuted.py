@@ -2,24 +2,25 @@
 
 import triton
 import triton.language as tl
-from kvq_kernels.triton_ops.gemv import product
+from kvq_kernels.triton_ops.products import product
 from kvq_kernels.triton_ops.tiles import as_float, code_at, read_codes
 
 
 @triton.jit
 def codebook_scores_kernel(
-    tables, codes, prescale, cos, sin, out, queries, tokens, groups, stages, levels, pairs, stream, BT: tl.constexpr,
-    WIDE: tl.constexpr, WIDTH: tl.constexpr,
+    tables, codes, prescale, cos, sin, out, queries, heads, tokens, groups, stages, levels, pairs, stream,
+    BT: tl.constexpr, WIDE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """tables (kv_heads, queries, groups, stages, 2, levels, 2 pairs) of each query; out (kv_heads, queries, tokens).
+    """tables (rows, kv_heads, queries, groups, stages, 2, levels, 2 pairs); out (rows, kv_heads, queries, tokens).
 
-    Grid (kv_heads * queries, token tiles). The codes of a head are one bit stream of WIDTH bits a level, ordered
-    (groups, tokens, stages, 2). cos, sin (tokens, groups * pairs).
+    Grid (rows * kv_heads * queries, token tiles). The codes of a head are one bit stream of WIDTH bits a level, ordered
+    (groups, tokens, stages, 2). prescale (rows, tokens); cos, sin (tokens, groups * pairs).
     """
     line = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) * BT + tl.arange(0, BT)
     token_mask = token < tokens
     base = codes + (line // queries) * stream
+    prescale += line // (queries * heads) * tokens
     column = tl.arange(0, WIDE)
     wanted = token_mask[:, None] & (column < 2 * pairs)[None, :]
     scores = tl.zeros((BT,), tl.float32)
@@ -42,25 +43,28 @@ def codebook_scores_kernel(
 
 @triton.jit
 def digit_sums_kernel(
-    p, digits, weights, out, rows, tokens, count, chunk, stride, M: tl.constexpr, BT: tl.constexpr, N: tl.constexpr,
-    DTYPE: tl.constexpr,
+    p, digits, weights, out, lines, tokens, count, chunk, rows, size, M: tl.constexpr, BT: tl.constexpr,
+    N: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """p (rows, tokens) times weights (tokens,) times binary digits (tokens, count): partial sums (splits, rows, count).
+    """p (rows, lines, tokens) times weights (rows, tokens) times binary digits (rows, tokens, count): partial sums
+    (splits, rows, lines, count).
 
-    Grid (splits, count tiles); digits are packed 8 to a byte, ``stride`` bytes a token.
+    Grid (rows, splits, count tiles); digits are packed 8 to a byte, ``size`` bytes a token.
     """
-    split = tl.program_id(0)
-    first = tl.program_id(1) * N
-    row = tl.arange(0, M)
+    row = tl.program_id(0).to(tl.int64)
+    split = tl.program_id(1)
+    first = tl.program_id(2) * N
+    line = tl.arange(0, M)
+    line_mask = line < lines
     sums = tl.zeros((M, N), tl.float32)
     for start in tl.range(split * chunk, tl.minimum(split * chunk + chunk, tokens), BT):
         token = start + tl.arange(0, BT)
         token_mask = token < tokens
-        at = p + row.to(tl.int64)[:, None] * tokens + token[None, :]
-        factor = tl.load(at, mask=(row < rows)[:, None] & token_mask[None, :], other=0.0).to(tl.float32)
-        factor *= tl.load(weights + token, mask=token_mask, other=0.0).to(tl.float32)[None, :]
-        digit = read_codes(digits, token, token_mask, first, count, stride, BT, N, 1)
+        at = p + (row * lines + line)[:, None] * tokens + token[None, :]
+        factor = tl.load(at, mask=line_mask[:, None] & token_mask[None, :], other=0.0).to(tl.float32)
+        factor *= tl.load(weights + row * tokens + token, mask=token_mask, other=0.0).to(tl.float32)[None, :]
+        digit = read_codes(digits, row * tokens + token, token_mask, first, count, size, BT, N, 1)
         sums += product(factor, as_float(digit, DTYPE), DTYPE)
     column = first + tl.arange(0, N)
-    at = out + (split.to(tl.int64) * rows + row)[:, None] * count + column[None, :]
-    tl.store(at, sums, mask=(row < rows)[:, None] & (column < count)[None, :])
+    at = out + ((split * rows + row) * lines + line)[:, None] * count + column[None, :]
+    tl.store(at, sums, mask=line_mask[:, None] & (column < count)[None, :])

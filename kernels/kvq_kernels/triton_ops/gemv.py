@@ -7,27 +7,19 @@ dimension ("outer"), every element is scaled by itself before the product.
 
 import triton
 import triton.language as tl
+from kvq_kernels.triton_ops.products import product, rotated_product
 from kvq_kernels.triton_ops.tiles import read_grid, read_tile, signed_codes
 
 
 @triton.jit
-def product(a, b, DTYPE: tl.constexpr):
-    """a @ b with float32 sums; tensor cores for float16, exact products for float32."""
-    if DTYPE == tl.float16:
-        return tl.dot(a.to(tl.float16), b.to(tl.float16))
-    else:
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
-
-
-@triton.jit
 def packed_scores_kernel(
-    q, codes, scales, words, out, queries, tokens, dim, code_stride, scale_stride, word_stride, capacity,
+    q, cos, sin, codes, scales, words, out, queries, tokens, dim, code_stride, scale_stride, word_stride, capacity,
     M: tl.constexpr, BT: tl.constexpr, DP: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, MODE: tl.constexpr,
-    HALF_ZERO: tl.constexpr, INNER: tl.constexpr, DTYPE: tl.constexpr,
+    HALF_ZERO: tl.constexpr, INNER: tl.constexpr, TURN: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """q (matrices, queries, dim) times packed keys (matrices, tokens, dim): out (matrices, queries, tokens) float32.
 
-    Grid (matrices, token tiles).
+    Grid (matrices, token tiles). TURN rotates keys stored before RoPE; they are grouped along tokens then.
     """
     matrix = tl.program_id(0).to(tl.int64)
     query = tl.arange(0, M)
@@ -51,6 +43,21 @@ def packed_scores_kernel(
             )  # fmt: skip
             scale, zero = tl.reshape(scale, (1, BT)), tl.reshape(zero, (1, BT))
             sums += product(vector, tl.trans(level), DTYPE) * scale + tl.sum(vector, 1)[:, None] * zero
+    elif TURN:
+        HP: tl.constexpr = DP // 2
+        half, channel = dim // 2, tl.arange(0, HP)
+        mask = (query < queries)[:, None] & (channel < half)[None, :]
+        one = tl.load(base + channel[None, :], mask=mask, other=0.0).to(tl.float32)
+        two = tl.load(base + half + channel[None, :], mask=mask, other=0.0).to(tl.float32)
+        lower = read_tile(
+            codes, scales, words, matrix * capacity + channel, channel < half, first, tokens, code_stride, scale_stride,
+            word_stride, HP, BT, BITS, GROUP, MODE, HALF_ZERO, tl.float32,
+        )  # fmt: skip
+        upper = read_tile(
+            codes, scales, words, matrix * capacity + half + channel, channel < half, first, tokens, code_stride,
+            scale_stride, word_stride, HP, BT, BITS, GROUP, MODE, HALF_ZERO, tl.float32,
+        )  # fmt: skip
+        sums = rotated_product(one, two, lower, upper, cos, sin, token, token < tokens, half, HP, DTYPE)
     else:
         channel = tl.arange(0, DP)
         mask = (query < queries)[:, None] & (channel < dim)[None, :]

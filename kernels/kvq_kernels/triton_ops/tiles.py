@@ -25,15 +25,23 @@ def as_float(code, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def code_at(base, index, bits, mask):
-    """Code number ``index`` of the bit stream that begins at ``base`` (uint8 pointers); ``bits`` may be a tensor."""
-    bit = index * bits
-    shift = bit & 7
+def code_from(base, bit, bits, mask):
+    """The code whose lowest bit is number ``bit`` of the stream that begins at ``base`` (uint8 pointers).
+
+    ``bits``, its width of up to 8, may be a tensor.
+    """
+    shift = (bit & 7).to(tl.int32)
     at = base + (bit >> 3)
     word = tl.load(at, mask=mask, other=0).to(tl.int32)
     # a code that reaches into the next byte; bits beyond a stream's end are masked off
     word |= tl.load(at + 1, mask=mask & (shift + bits > 8), other=0).to(tl.int32) << 8
     return (word >> shift) & ((1 << bits) - 1)
+
+
+@triton.jit
+def code_at(base, index, bits, mask):
+    """Code number ``index`` of a stream whose codes are all ``bits`` wide."""
+    return code_from(base, index * bits, bits, mask)
 
 
 @triton.jit

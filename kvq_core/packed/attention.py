@@ -1,0 +1,55 @@
+"""Attention over keys and values that are packed in different ways: scores, softmax, weighted sum."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kvq_core.packed.sides import Side
+
+ROWS = 64  # query rows of a KV head in one call of an operation
+
+
+class Fresh(NamedTuple):
+    """A step's own tokens as they are stored: keys (rows, kv_heads, n, head_dim) after RoPE, values the same."""
+
+    keys: Tensor
+    values: Tensor
+
+
+def attention(
+    queries: Tensor, keys: Side, values: Side, fresh: Fresh, scaling: float, hidden: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Attention of n new tokens over the cache and over themselves, causally.
+
+    queries (rows, query_heads, n, head_dim) after RoPE; hidden bool (rows, kv_heads, tokens + n): keys a row leaves
+    out. Returns the output (rows, n, query_heads, head_dim) and the weights (rows, query_heads, n, tokens + n) float32.
+    """
+    count = queries.shape[-2]
+    step = max(1, ROWS // (queries.shape[1] // fresh.keys.shape[1]))
+    parts = [
+        _part(queries[..., first : first + step, :], first, keys, values, fresh, scaling, hidden)
+        for first in range(0, count, step)
+    ]
+    out, weights = (torch.cat(tensors, 2) for tensors in zip(*parts, strict=True))
+    return out.transpose(1, 2).to(queries.dtype), weights
+
+
+def _part(
+    queries: Tensor, first: int, keys: Side, values: Side, fresh: Fresh, scaling: float, hidden: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The queries of some of the new tokens, from the ``first`` on: output and weights (rows, query_heads, n, ...)."""
+    rows, heads, n, dim = queries.shape
+    kv_heads, own = fresh.keys.shape[1:3]
+    q = queries.reshape(rows, kv_heads, -1, dim)  # the query heads of a KV head, each with its n tokens
+    scores = torch.cat([keys.scores(q), q.float() @ fresh.keys.float().transpose(-1, -2)], -1).mul_(scaling)
+    future = torch.ones(n, own, dtype=torch.bool, device=q.device).triu(first + 1)
+    by_token = scores.unflatten(2, (-1, n))
+    by_token[..., -own:].masked_fill_(future, float("-inf"))
+    if hidden is not None:
+        scores.masked_fill_(hidden.unsqueeze(-2), float("-inf"))
+    weights = scores.softmax(-1)
+    # rounded where the model is: products of half-precision numbers are what a GPU is fast at
+    p = weights if queries.dtype == torch.float32 else weights.half()
+    out = values.weigh(p[..., :-own]) + p[..., -own:].float() @ fresh.values.float()
+    return out.view(rows, heads, n, dim), weights.view(rows, heads, n, -1)

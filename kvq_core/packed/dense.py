@@ -1,0 +1,53 @@
+"""The unquantized cache of one attention layer, which packed ones are compared with."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kvq_core.models.lockstep import causal_attention
+
+
+@dataclass
+class DenseLayer:
+    """Keys and values as they are, in ``dtype``, read by torch's own attention."""
+
+    dtype: torch.dtype
+    room: int = 0
+    tokens: int = 0
+    buffers: list[Tensor] = field(default_factory=list)
+    host_bytes: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t[..., : self.tokens, :].numel() * t.element_size() for t in self.buffers)
+
+    @property
+    def allocated(self) -> int:
+        return sum(t.numel() * t.element_size() for t in self.buffers)
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+        prompt = not self.tokens  # which attends to itself in full precision, whatever is kept of it
+        self.fill(None, keys, values)
+        if prompt:
+            return causal_attention(queries, keys, values, scaling)
+        past_keys, past_values = (t[..., : self.tokens, :].to(queries.dtype) for t in self.buffers)
+        if keys.shape[-2] > 1:
+            return causal_attention(queries, past_keys, past_values, scaling)
+        out = torch.nn.functional.scaled_dot_product_attention(
+            queries, past_keys, past_values, scale=scaling, enable_gqa=True
+        )
+        return out.transpose(1, 2)
+
+    def fill(self, queries: Tensor | None, keys: Tensor, values: Tensor) -> None:
+        """Enter tokens."""
+        end = self.tokens + keys.shape[-2]
+        if not self.buffers or end > self.buffers[0].shape[-2]:
+            size = max(self.room, end + (max(256, end // 8) if self.buffers else 0))
+            grown = [x.new_empty((*x.shape[:2], size, x.shape[-1]), dtype=self.dtype) for x in (keys, values)]
+            for old, new in zip(self.buffers, grown, strict=False):
+                new[..., : self.tokens, :] = old[..., : self.tokens, :]
+            self.buffers = grown
+        for buffer, x in zip(self.buffers, (keys, values), strict=True):
+            buffer[..., self.tokens : end, :] = x
+        self.tokens = end

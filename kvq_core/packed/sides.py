@@ -1,0 +1,159 @@
+"""One tensor of a layer, keys or values, held packed and read packed: what attention asks of it."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from kvq_kernels import Path, Store, packed_scores, packed_values
+from torch import Tensor
+
+from kvq_core.methods.stream import Stream
+from kvq_core.packed.reads import KeyRead, ValueRead, read_of
+from kvq_core.packed.turns import Turns
+
+
+class Side(Protocol):
+    """Keys or values of a layer; shapes (rows, kv_heads, tokens, head_dim), keys in the method's own space."""
+
+    @property
+    def tokens(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what is stored, summed from the tensors held."""
+
+    @property
+    def allocated(self) -> int:
+        """The same with room for more tokens and with what is kept to find and read stored ones at once."""
+
+    def extend(self, x: Tensor) -> None:
+        """Enter tokens, packing what is due."""
+
+    def scores(self, q: Tensor) -> Tensor:
+        """Of keys: q (rows, kv_heads, n, head_dim) after RoPE -> float32 (rows, kv_heads, n, tokens)."""
+
+    def weigh(self, p: Tensor) -> Tensor:
+        """Of values: p (rows, kv_heads, n, tokens) -> float32 (rows, kv_heads, n, head_dim)."""
+
+    def observe(self, queries: Tensor, attention: Tensor) -> None:
+        """See a step's queries and attention weights, both with all query heads, over the tokens held now."""
+
+
+@dataclass
+class StoreSide:
+    """Groups of codes in a growing store. ``turns``: it holds keys before RoPE."""
+
+    store: Store
+    turns: Turns | None
+    path: Path
+
+    @property
+    def tokens(self) -> int:
+        return self.store.tokens
+
+    @property
+    def nbytes(self) -> int:
+        return self.store.nbytes
+
+    @property
+    def allocated(self) -> int:
+        return self.store.allocated
+
+    def extend(self, x: Tensor) -> None:
+        self.store.extend(x)
+
+    def scores(self, q: Tensor) -> Tensor:
+        store, layout = self.store, self.store.layout
+        first, n = store.sink_tokens, store.packed_tokens
+        turn = self.turns.turn(first, first + n, q.device) if self.turns is not None else None
+        parts = [_against(q, store.sinks(), 0, self.turns)]
+        if n:
+            asked = q if store.norms is None else q * store.norms.to(q.dtype)  # packed keys are stored divided by them
+            parts.append(packed_scores(asked, store.view(), layout.grid, layout.axis, n, self.path, turn=turn))
+        return torch.cat([*parts, _against(q, store.recent(), first + n, self.turns)], -1)
+
+    def weigh(self, p: Tensor) -> Tensor:
+        store, layout = self.store, self.store.layout
+        sinks, packed, recent = p.split([store.sink_tokens, store.packed_tokens, store.held - store.packed_tokens], -1)
+        out = _weighted(sinks, store.sinks()) + _weighted(recent, store.recent())
+        if store.packed_tokens:
+            dim = store.sink.shape[-1]
+            out += packed_values(packed, store.view(), layout.grid, layout.axis, dim, self.path)
+        return out
+
+    def observe(self, queries: Tensor, attention: Tensor) -> None:
+        """Groups of codes stay as they are."""
+
+
+@dataclass
+class StreamSide:
+    """Blocks of any codec, as the lane of a comparison holds them; rows of the batch stand where layers do."""
+
+    stream: Stream
+    turns: Turns | None
+    path: Path
+    reads: list[KeyRead | ValueRead] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        return self.stream.tokens
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.stream.nbytes().values())
+
+    @property
+    def allocated(self) -> int:
+        return self.nbytes + sum(read.index_bytes for read in self.reads)
+
+    @property
+    def host_bytes(self) -> int:
+        return self.stream.host_bytes
+
+    def extend(self, x: Tensor) -> None:
+        self.stream.append(x)
+        self.stream.flush()
+
+    def scores(self, q: Tensor) -> Tensor:
+        parts, start = [_against(q, self.stream.sinks, 0, self.turns)], self.stream.sinks.shape[-2]
+        for read in self._read():
+            parts.append(read.scores(q))  # type: ignore[union-attr]
+            start += read.block.tokens
+        return torch.cat([*parts, _against(q, self.stream.recent, start, self.turns)], -1)
+
+    def weigh(self, p: Tensor) -> Tensor:
+        counts = [self.stream.sinks.shape[-2], *(block.tokens for block in self.stream.blocks)]
+        sinks, *packed, recent = p.split([*counts, self.stream.recent.shape[-2]], -1)
+        out = _weighted(sinks, self.stream.sinks) + _weighted(recent, self.stream.recent)
+        for read, part in zip(self._read(), packed, strict=True):
+            out += read.weigh(part)  # type: ignore[union-attr]
+        return out
+
+    def observe(self, queries: Tensor, attention: Tensor) -> None:
+        if self.stream.observes:
+            self.stream.observe(queries, attention)
+
+    def _read(self) -> list[KeyRead | ValueRead]:
+        """The blocks as they stand, read anew where one was replaced."""
+        stream, start = self.stream, self.stream.sinks.shape[-2]
+        for i, block in enumerate(stream.blocks):
+            assert stream.codec is not None
+            if i == len(self.reads) or self.reads[i].block is not block:
+                read = read_of(stream.codec, block, start, self.turns, self.path)
+                self.reads[i:] = [read]
+                stream.blocks[i] = read.block
+            start += block.tokens
+        return self.reads
+
+
+def _against(q: Tensor, kept: Tensor, start: int, turns: Turns | None) -> Tensor:
+    """Scores of full-precision keys, the first of them at position ``start``."""
+    keys = kept.float()
+    return q.float() @ (keys if turns is None else turns.rotate(keys, start)).transpose(-1, -2)
+
+
+def _weighted(p: Tensor, kept: Tensor) -> Tensor:
+    """Weighted sum of full-precision values; on a GPU without a float32 copy of them."""
+    if p.is_cuda and p.dtype == torch.float16:
+        return (p @ kept).float()
+    return p.float() @ kept.float()
