@@ -21,6 +21,7 @@ class Settings:
     store_days: float | None  # KVQ_STORE_DAYS: age at which a run that is not shared is removed
     models: tuple[str, ...]  # KVQ_MODELS: the only models this instance runs; empty: all
     port: int  # PORT or GRADIO_SERVER_PORT
+    mcp: bool  # KVQ_MCP: serve the API to MCP clients as well
     zero_gpu: bool  # a Space whose GPU is lent for one call at a time; Spaces set SPACES_ZERO_GPU
     public: bool  # strangers can reach this instance: only the models offered, no local paths as model ids
     log: str  # KVQ_LOG: level of the log
@@ -43,11 +44,16 @@ def settings() -> Settings:
         store_days=_days(days) if days else None,
         models=models,
         port=_port(env.get("PORT") or env.get("GRADIO_SERVER_PORT") or "7860"),
-        zero_gpu=env.get("SPACES_ZERO_GPU", "").lower() in ("1", "t", "true"),
+        mcp=_flag("KVQ_MCP"),
+        zero_gpu=_flag("SPACES_ZERO_GPU"),
         public=bool(models or env.get("SPACE_ID")),
         log=_level(env.get("KVQ_LOG") or "info"),
         log_prompts=env.get("KVQ_LOG_PROMPTS", "") not in ("", "0"),
     )
+
+
+def _flag(name: str) -> bool:
+    return os.environ.get(name, "").strip().lower() in ("1", "t", "true", "yes", "on")
 
 
 def _port(text: str) -> int:

@@ -46,7 +46,7 @@ def test_the_lanes_of_the_run_shown_are_measured_in_turn(sample_run, tmp_path, m
         raise ModelError("not here <b>")
         yield
 
-    monkeypatch.setattr(panel, "measure_spec", refuse)
+    services.measure = refuse
     *_, last = updates({"run": record.id})
     assert "The lanes cannot be measured" in last and "not here &lt;b&gt;" in last
     assert services.desk.held() == 0  # the ticket was given back

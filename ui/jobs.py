@@ -6,6 +6,8 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import closing
+from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 from kvq_core.errors import LimitError
@@ -102,7 +104,8 @@ class Jobs:
         self.forget(session)
         job = Job(self._desk, self._desk.enter(session, visitor, cost), work, seconds)
         self._waiting[job.ticket] = (session, job)
-        threading.Thread(target=self._run, args=[job], name=f"run-{job.ticket}", daemon=True).start()
+        run = partial(copy_context().run, self._run, job)  # with the request: ZeroGPU asks who pays
+        threading.Thread(target=run, name=f"run-{job.ticket}", daemon=True).start()
         return job
 
     def _run(self, job: Job) -> None:

@@ -2,7 +2,7 @@
 
 import ipaddress
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,8 @@ from kvq_core.estimate import Estimate
 from kvq_core.events import Event
 from kvq_core.limits import limits
 from kvq_core.spec import ComparisonSpec
+from kvq_core.measuring import LeftOut, Measured, measure_spec
+from kvq_core.measuring import Request as Measuring
 from kvq_core.store import Store
 from kvq_core.training import Offer, Trained, Training, offer, train_missing
 from ui.admission import Admission, check_memory
@@ -35,6 +37,7 @@ class Services:
     offer: Callable[..., Offer | None] = offer
     train: Callable[[Offer], Generator[Training | Trained]] = train_missing
     shelf: Shelf = field(init=False)
+    measure: Callable[[ComparisonSpec, Measuring], Iterator[Measured | LeftOut]] = measure_spec
     desk: Desk = field(default_factory=Desk)
     jobs: Jobs = field(init=False)
     admission: Admission = field(init=False)

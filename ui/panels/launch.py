@@ -5,6 +5,7 @@ import sys
 import traceback
 from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -108,7 +109,7 @@ def wire_run(
         try:
             spec = to_comparison(dict(zip(FIELDS, fields, strict=True)), form_lanes, rest)
             yield ["", gr.skip(), gr.skip(), gr.update(value="Checking", interactive=False), gr.skip(), *rest_of_them]
-            admit = partial(services.submit, spec, request.session_hash or "", visitor(request))
+            admit = partial(copy_context().run, services.submit, spec, request.session_hash or "", visitor(request))
             admitted = asyncio.get_running_loop().run_in_executor(clerks, admit)
             if not (await asyncio.wait([admitted], timeout=SOON_S))[0]:
                 status = ""

@@ -9,7 +9,7 @@ from typing import Any
 import gradio as gr
 
 from kvq_core.errors import KvqError
-from kvq_core.measuring import LeftOut, Measured, Request, gpu, measure_spec
+from kvq_core.measuring import LeftOut, Measured, Request, gpu
 from kvq_core.spec import parse_spec
 from ui.desk import Place
 from ui.jobs import follow
@@ -63,7 +63,7 @@ async def stream(shown: dict[str, Any], session: str, visitor: str, services: Se
         return
     try:
         record, _ = services.shelf.get(shown["run"])
-        measuring = partial(measure_spec, parse_spec(record.spec), Request(new_tokens=NEW_TOKENS))
+        measuring = partial(services.measure, parse_spec(record.spec), Request(new_tokens=NEW_TOKENS))
         job = services.jobs.watch(services.enter(measuring, session, visitor).ticket)
     except KvqError as error:
         yield notice("The lanes cannot be measured", str(error))
