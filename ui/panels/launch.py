@@ -1,8 +1,6 @@
 """The estimate, Run and Cancel, and the run itself as a stream of updates."""
 
 import asyncio
-import sys
-import traceback
 from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -14,6 +12,7 @@ import gradio as gr
 
 from kvq_core.errors import KvqError
 from kvq_core.events import Finished, Loading, Step
+from kvq_core.logs import tell_error
 from kvq_core.spec import parse_spec
 from ui.admission import Quote
 from ui.desk import Place
@@ -72,8 +71,8 @@ def wire_estimate(panel: Launch, setup: Setup, lanes: Lanes, services: Services)
             return estimated(services.admission.quote(spec))
         except KvqError as error:
             return f'<p class="warning">{safe(error)}</p>'
-        except Exception:
-            traceback.print_exc(file=sys.stderr)
+        except Exception as error:
+            tell_error("estimate failed", error)
             return '<p class="muted">No estimate.</p>'
 
     triggers = [setup[name].change for name in FIELDS] + [lanes.lanes.change]
@@ -118,8 +117,8 @@ def wire_run(
         except KvqError as error:
             yield [notice("This cannot run", str(error)), gr.skip(), status, *idle(), *rest_of_them]
             return
-        except Exception:
-            traceback.print_exc(file=sys.stderr)
+        except Exception as error:
+            tell_error("run not begun", error)
             yield [notice("This cannot run", UNEXPECTED), gr.skip(), status, *idle(), *rest_of_them]
             return
         start = {"id": job.ticket, "spec": spec.model_dump(mode="json")}
@@ -179,7 +178,7 @@ async def stream(start: dict[str, Any], services: Services) -> AsyncGenerator[li
     elif isinstance(job.error, KvqError):
         yield _stopped(str(job.error), board)
     elif job.error is not None:
-        traceback.print_exception(job.error, file=sys.stderr)
+        tell_error("run stopped", job.error)
         yield _stopped(UNEXPECTED, board)
 
 

@@ -1,7 +1,5 @@
 """Measure the lanes of the run shown, one at a time with packed caches: on GPU machines, explained elsewhere."""
 
-import sys
-import traceback
 from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Any
@@ -9,6 +7,7 @@ from typing import Any
 import gradio as gr
 
 from kvq_core.errors import KvqError
+from kvq_core.logs import tell_error
 from kvq_core.measuring import LeftOut, Measured, Request, gpu
 from kvq_core.spec import parse_spec
 from ui.desk import Place
@@ -80,7 +79,7 @@ async def stream(shown: dict[str, Any], session: str, visitor: str, services: Se
     if isinstance(job.error, KvqError):
         yield notice("The lanes cannot be measured", str(job.error))
     elif job.error is not None:
-        traceback.print_exception(job.error, file=sys.stderr)
+        tell_error("measuring stopped", job.error)
         yield notice("The lanes cannot be measured", UNEXPECTED)
 
 

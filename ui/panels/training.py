@@ -1,7 +1,5 @@
 """Codebooks that lanes lack: what training them takes, offered before Run, and the training as it goes."""
 
-import sys
-import traceback
 from collections.abc import AsyncGenerator, Generator
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +8,7 @@ from typing import Any
 import gradio as gr
 
 from kvq_core.errors import KvqError
+from kvq_core.logs import tell_error
 from kvq_core.spec import Lane
 from kvq_core.training import BUDGETS, Offer, Trained, Training
 from ui.desk import Cost, Place
@@ -208,7 +207,7 @@ async def stream(start: dict[str, Any], services: Services) -> AsyncGenerator[li
     elif isinstance(job.error, KvqError):
         ended = [notice("The training stopped", str(job.error)), *_idle()]
     elif job.error is not None:
-        traceback.print_exception(job.error, file=sys.stderr)
+        tell_error("training stopped", job.error)
         ended = [notice("The training stopped", UNEXPECTED), *_idle()]
     yield ended
 

@@ -1,10 +1,8 @@
 """What stands on the right before anything ran: what this is, what to press, and runs to look at."""
 
-import sys
-import traceback
-
 from kvq_core.errors import KvqError
 from kvq_core.examples import examples
+from kvq_core.logs import tell_error
 from kvq_core.presets import Preset, presets
 from kvq_core.store import Store, Summary
 from ui.text import safe
@@ -47,8 +45,8 @@ def _stored(store: Store) -> str:
     """Runs of presets that are stored here, to open without computing. Other runs are nobody else's to see."""
     try:
         runs = [(preset, run) for run in store.list(200) for preset in _presets_of(run)]
-    except KvqError:
-        traceback.print_exc(file=sys.stderr)
+    except KvqError as error:
+        tell_error("runs not listed", error)
         return ""
     items = "".join(
         f'<li><a href="?run={safe(run.id)}">{safe(preset.title)}</a>'
