@@ -158,9 +158,10 @@ class Store:
         now = time.time()
         if not self.limits or now - self._opened.get(run_id, 0.0) < OPEN_S / 4:
             return
-        with suppress(OSError):  # gone, or a place that can only be read
-            self.fs.pipe_file(self._path(run_id, OPENED), str(now).encode())
-            self._opened[run_id] = now
+        with suppress(StoreError), reported(f"note the look at run {run_id}"):  # it may be gone, or the place read-only
+            if self.layout.committed(run_id):
+                self.fs.pipe_file(self._path(run_id, OPENED), str(now).encode())
+                self._opened[run_id] = now
 
     def _demand(self, run_id: str) -> None:
         if not self.exists(run_id):

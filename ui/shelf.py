@@ -30,10 +30,14 @@ class Shelf:
 
     def get(self, run_id: str) -> tuple[Record, dict[str, Any]]:
         """Raises StoreError for an unknown or damaged run."""
+        found = None
         with self._lock:
             if run_id in self._held:
                 self._held.move_to_end(run_id)
-                return self._held[run_id]
+                found = self._held[run_id]
+        if found is not None:
+            self._store.keep_open(run_id)  # outside the lock: it may write
+            return found
         shipped = packaged()
         found = (shipped if shipped.exists(run_id) else self._store).load(run_id)
         self.put(*found)
