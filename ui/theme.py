@@ -78,8 +78,8 @@ def css() -> str:
     return (
         Path(__file__).with_name("style.css").read_text(encoding="utf-8")
         + _lanes()
-        + _shades(SEQUENTIAL, "")
-        + _shades(SEQUENTIAL_DARK, ".dark ")
+        + shades(SEQUENTIAL, "")
+        + shades(SEQUENTIAL_DARK, ".dark ")
     )
 
 
@@ -87,7 +87,7 @@ def _lanes() -> str:
     return "".join(f".lane-{i}{{--lane:{color}}}" for i, color in enumerate(LANES))
 
 
-def _shades(scale: Scale, where: str) -> str:
+def shades(scale: Scale, where: str) -> str:
     """Class k1 .. k12: a token's ground, and the ink that can be read on it."""
     rules = []
     for k in range(SHADES + 1):
