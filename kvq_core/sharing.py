@@ -32,7 +32,12 @@ def reach(store: Store, run_id: str) -> Reach:
 
 def may_open(store: Store, run_id: str, key: str = "") -> bool:
     """Whether the holder of ``key`` ("" for none) may open a run of this instance, be it there or not."""
-    return reach(store, run_id) != "private" or hmac.compare_digest(key_of(store, run_id).encode(), key.encode())
+    return reach(store, run_id) != "private" or holds_key(store, run_id, key)
+
+
+def holds_key(store: Store, run_id: str, key: str) -> bool:
+    """Whether ``key`` is the run's: whoever has it made the run, and may share it."""
+    return hmac.compare_digest(key_of(store, run_id).encode(), key.encode())
 
 
 def demand_open(store: Store, run_id: str, key: str = "") -> None:

@@ -74,9 +74,9 @@ TYPES_ONLY = {"assemble": {"run"}}
 # Of kvq_core, the page sees the surface only: nothing that computes.
 UI_ALLOWED = {
     "logs",
-    "board", "errors", "estimate", "events", "examples", "explain", "growth", "limits", "measuring", "memory",
+    "board", "errors", "estimate", "events", "examples", "explain", "growth", "limits", "links", "measuring", "memory",
     "methods", "models", "presets", "record", "report", "run", "runfiles", "settings", "sharing", "spec", "store",
-    "training", "verdict",
+    "training", "verdict", "versus",
 }  # fmt: skip
 SOURCES = sorted(
     [*CORE.rglob("*.py"), *(ROOT / "ui").rglob("*.py"), *(ROOT / "kernels").rglob("*.py"), ROOT / "app.py"]

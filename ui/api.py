@@ -25,7 +25,7 @@ from kvq_core.record import Record
 from kvq_core.report import describe_methods
 from kvq_core.runfiles import ARRAYS, Summary, record_json, serialize
 from kvq_core.spec import DEFAULT_MODEL, parse_spec
-from ui.panels.history import link
+from ui.address import link
 from ui.panels.launch import UNEXPECTED
 from ui.progress import run_told
 from ui.schemas import (

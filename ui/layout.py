@@ -6,22 +6,26 @@ from typing import Any
 import gradio as gr
 
 from kvq_core.errors import KvqError
+from ui.access import key_for
 from ui.api import create_api
 from ui.figures.base import canvas
 from ui.panels import measure, training
 from ui.panels.answers import AnswerCards, create_answers, finished, visible
 from ui.panels.claims import create_claims
+from ui.panels.copying import FOLLOW_JS
 from ui.panels.filling import NEXT_FOR_A_LINK, form_outputs, from_preset, opened_page
 from ui.panels.header import chip, create_header, markup
-from ui.panels.history import create_history, create_share, link, listed, remembered
+from ui.panels.history import create_history, create_shared, listed, remembered
 from ui.panels.lanes import Lanes, create_lanes
 from ui.panels.launch import Launch, create_launch, wire_estimate, wire_run
 from ui.panels.learn import Learn, asked_step, create_learn, place, told, wire_learn
 from ui.panels.measure import create_measure
 from ui.panels.scorecard import Scorecard, create_scorecard, show_scorecard
 from ui.panels.setup import Setup, create_setup, wire_presets
+from ui.panels.share import Share, create_share, show_share, wire_share
 from ui.panels.training import Trainer, create_training, wire_training
 from ui.panels.verdicts import wire_suggestions
+from ui.panels.versus import Beside, create_versus, wire_versus
 from ui.panels.views import (
     DRAWING,
     PAGE_JS,
@@ -42,8 +46,7 @@ from ui.status import notice
 NO_RUN: dict[str, Any] = {"run": None}
 MAX_QUEUE = 2000  # events of all pages that wait for a handler; runs have a line of their own, see ui/admission.py
 NO_EXAMPLES = "The stored examples are missing from presets/runs; `make examples` computes them again."
-# The address bar follows the run shown; the answers come into view when Run is pressed.
-FOLLOW_LINK = "(url) => { if (url) history.replaceState(null, '', new URL(url, location.href).search); }"
+# The answers come into view when Run is pressed.
 TO_ANSWERS = """() => setTimeout(() => {
   const top = document.getElementById("right").getBoundingClientRect().top;
   if (top < 0 || top > innerHeight / 2) scrollBy({top: top - 60, behavior: "smooth"});
@@ -66,7 +69,8 @@ class Page:
     welcome: gr.HTML
     cards: AnswerCards
     results: gr.Column
-    share: gr.Textbox
+    share: Share
+    beside: Beside
     score: Scorecard
     learn: Learn
     views: Views
@@ -99,9 +103,11 @@ def _arrange(services: Services) -> Page:
         with gr.Column(elem_id="left", min_width=0):
             setup, lanes, trainer, launch = create_setup(), create_lanes(), create_training(), create_launch()
             kept, runs = create_history()
+            create_shared(services)
         with gr.Column(elem_id="right", min_width=0):
             status = gr.HTML("", elem_id="status")
-            share = create_share()
+            with gr.Column(elem_classes=["card"], elem_id="sharing"):
+                share, beside = create_share(), create_versus()
             greeting = gr.HTML("", elem_id="welcome")
             gr.on(None, lambda: welcome(services.store), None, greeting, **SWIFT)  # whenever the page is opened
             cards = create_answers()
@@ -125,6 +131,7 @@ def _arrange(services: Services) -> Page:
         cards,
         results,
         share,
+        beside,
         score,
         learn,
         views,
@@ -151,8 +158,8 @@ def _wire_shown(page: Page, services: Services) -> None:
             gr.skip(),
             gr.update(visible=False),
             gr.update(visible=True),
-            gr.update(value=link(record.id, request), visible=True),
             gr.update(visible=True),
+            *show_share(record, shown, request, services),
             *visible(len(record.lanes)),
             *finished(record, arrays),
             *show_scorecard(record, services),
@@ -162,11 +169,12 @@ def _wire_shown(page: Page, services: Services) -> None:
     def remember(shown: dict[str, Any], kept: Any) -> list[Any]:
         if not shown.get("run") or shown.get("ticket") == "link":
             return [gr.skip(), gr.skip()]
-        kept = remembered(kept, services.shelf.get(shown["run"])[0])
+        record = services.shelf.get(shown["run"])[0]
+        kept = remembered(kept, record, key_for(services, record.id))
         return [kept, listed(kept)]
 
     outputs = [
-        page.header, page.status, page.welcome, page.results, page.share, page.cards.area, *page.cards.columns,
+        page.header, page.status, page.welcome, page.results, page.cards.area, *page.share.outputs, *page.cards.columns,
         *page.cards.streamed, *page.score.outputs, *fitted(page.views),
     ]  # fmt: skip
     drawn = page.shown.change(show, page.shown, outputs, **QUIET, concurrency_limit=4)
@@ -174,14 +182,17 @@ def _wire_shown(page: Page, services: Services) -> None:
     opened = drawn.then(draw_open(page.views, services), inputs, drawing_outputs(page.views), **DRAWING)
     opened.then(draw_rest(page.views, services), inputs, [page.views.drawn, *page.views.outputs], **DRAWING)
     page.shown.change(remember, [page.shown, page.kept], [page.kept, page.runs], **SWIFT)
-    page.share.change(None, page.share, None, js=FOLLOW_LINK, **SWIFT)
+    wire_share(page.share, page.shown, page.kept, services)
+    wire_versus(page.beside, page.shown, page.kept, services)
+    for box in (page.share.link, page.beside.found):
+        box.change(None, box, None, js=FOLLOW_JS, **SWIFT)
 
 
 def _wire_visit(blocks: gr.Blocks, page: Page, services: Services) -> None:
     """What happens when the page is opened, when Run is pressed for the first time, and when it is closed."""
 
-    def arrive(request: gr.Request) -> list[Any]:
-        shown, message, form = opened_page(request, services)
+    def arrive(kept: Any, request: gr.Request) -> list[Any]:
+        shown, message, form = opened_page(request, services, kept)
         learn = [gr.skip()] * len(page.learn.outputs)
         if "learn" in request.query_params:
             step = asked_step(request.query_params["learn"])
@@ -197,11 +208,11 @@ def _wire_visit(blocks: gr.Blocks, page: Page, services: Services) -> None:
     outputs = [
         page.shown, page.status, page.welcome, *page.learn.outputs, *form_outputs(page.setup, page.lanes),
     ]  # fmt: skip
-    arrived = blocks.load(arrive, None, outputs, **SWIFT)
+    arrived = blocks.load(arrive, page.kept, outputs, **SWIFT)
     arrived.then(lambda: canvas(10), None, page.plotly, **SWIFT)
     blocks.load(None, None, None, js=PAGE_JS)
     blocks.load(listed, page.kept, page.runs, **SWIFT)
     blocks.unload(leave)
-    clear = [gr.update(visible=False), gr.update(visible=False)]
-    page.launch.ticket.change(lambda: clear, None, [page.welcome, page.share], **SWIFT)
+    hidden = [page.welcome, page.share.link, page.share.private, page.share.more, page.beside.more]
+    page.launch.ticket.change(lambda: [gr.update(visible=False)] * len(hidden), None, hidden, **SWIFT)
     page.launch.run.click(None, None, None, js=TO_ANSWERS, **SWIFT)

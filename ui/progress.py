@@ -12,9 +12,9 @@ from kvq_core.record import LaneRecord, Record
 from kvq_core.sharing import key_of
 from kvq_core.spec import ComparisonSpec
 from kvq_core.verdict import verdict
+from ui.address import link
 from ui.desk import Place
 from ui.jobs import follow
-from ui.panels.history import link
 from ui.schemas import LaneResult, LaneText, Progress, Result
 from ui.services import Services, visitor
 

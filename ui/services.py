@@ -1,6 +1,7 @@
 """What the panels are given: the engine, the store, and what sessions share."""
 
 import ipaddress
+import secrets
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
@@ -69,6 +70,15 @@ class Services:
         """Put other work that needs the machine to itself in line. Raises LimitError where there is no room."""
         with self.admission.counted(visitor, session):
             return self.jobs.start(session, work, visitor, cost, seconds)
+
+    def file(self, name: str, data: bytes) -> str:
+        """The path of a file to download, whole from the moment it is there; made once: its name says all about it."""
+        path = self.downloads / name
+        if not path.is_file():
+            aside = path.with_name(f".{secrets.token_hex(8)}")
+            aside.write_bytes(data)
+            aside.replace(path)
+        return str(path)
 
 
 def visitor(request: Any) -> str:

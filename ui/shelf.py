@@ -28,6 +28,10 @@ class Shelf:
             while len(self._held) > self._keep:
                 self._held.popitem(last=False)
 
+    def ships(self, run_id: str) -> bool:
+        """Whether a run ships with the app. Raises StoreError for an id that cannot be one."""
+        return packaged().exists(run_id)
+
     def get(self, run_id: str) -> tuple[Record, dict[str, Any]]:
         """Raises StoreError for an unknown or damaged run."""
         found = None
@@ -38,7 +42,6 @@ class Shelf:
         if found is not None:
             self._store.keep_open(run_id)  # outside the lock: it may write
             return found
-        shipped = packaged()
-        found = (shipped if shipped.exists(run_id) else self._store).load(run_id)
+        found = (packaged() if self.ships(run_id) else self._store).load(run_id)
         self.put(*found)
         return found

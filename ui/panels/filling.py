@@ -4,10 +4,13 @@ from typing import Any
 
 import gradio as gr
 
-from kvq_core.errors import KvqError
+from kvq_core.errors import KvqError, StoreError
+from kvq_core.links import decode
 from kvq_core.models import with_model
 from kvq_core.presets import preset, presets
+from kvq_core.record import RESULTS_VERSION
 from kvq_core.spec import ComparisonSpec, parse_spec
+from ui.access import opened
 from ui.form import from_comparison
 from ui.panels.lanes import Lanes, redrawn
 from ui.panels.setup import Setup, asked
@@ -15,6 +18,12 @@ from ui.services import Services
 from ui.status import line, notice
 
 NEXT_FOR_A_LINK = "Check that the link is complete, pick one of your own runs, or set up the comparison and press Run."
+WAITS = "The form is filled and nothing was computed: press Run."
+AGAIN = "Press Run for today's figures, under a new link."
+REFUSED = {
+    "run": "This link opens no run", "vs": "This link opens no run", "c": "This link holds no comparison",
+    "preset": "This link names no preset",
+}  # fmt: skip
 
 
 def form_outputs(setup: Setup, lanes: Lanes) -> list[gr.components.Component]:
@@ -33,27 +42,36 @@ def from_preset(name: str) -> list[Any]:
     return filled(found.spec, asked(found))
 
 
-def opened_page(request: gr.Request, services: Services) -> tuple[dict[str, Any] | None, str, list[Any]]:
-    """Run to show, a message, and the form, for the address asked for: ``?run=``, ``?preset=`` or nothing.
+def opened_page(
+    request: gr.Request, services: Services, kept: Any = None
+) -> tuple[dict[str, Any] | None, str, list[Any]]:
+    """Run to show, a message, and the form, for the address asked for: ``?run=`` (with ``&vs=``, another run beside
+    it), ``?c=`` (a comparison, which waits for Run), ``?preset=`` or nothing.
 
     Text in an address is anybody's: what it does not name is answered with a card, never a trace.
     """
     asked_for = dict(request.query_params)
     default = next(iter(presets()))
-    if "run" in asked_for:
-        try:
-            record, _ = services.shelf.get(asked_for["run"])
-            return (
-                {"run": record.id, "ticket": "link"},
-                line("Stored run", "done", detail=f"of {record.created[:10]}"),
-                _form_of(record.spec),
-            )
-        except KvqError as error:
-            return None, notice("This link opens no run", str(error), NEXT_FOR_A_LINK), from_preset(default)
     try:
+        if "run" in asked_for or "vs" in asked_for:
+            return _run(asked_for, services, kept)
+        if "c" in asked_for:
+            return None, line("Comparison from a link", "done", detail=WAITS), filled(decode(asked_for["c"]))
         return None, "", from_preset(asked_for.get("preset", default))
     except KvqError as error:
-        return None, notice("This link names no preset", str(error)), from_preset(default)
+        title = next((title for name, title in REFUSED.items() if name in asked_for), "This link opens nothing")
+        return None, notice(title, str(error), NEXT_FOR_A_LINK), from_preset(default)
+
+
+def _run(asked_for: dict[str, str], services: Services, kept: Any) -> tuple[dict[str, Any], str, list[Any]]:
+    if "run" not in asked_for:
+        raise StoreError("vs= names a second run and needs a first one: ?run=A&vs=B.")
+    record, _ = opened(services, asked_for["run"], kept)
+    shown = {"run": record.id, "ticket": "link"} | ({"vs": asked_for["vs"]} if "vs" in asked_for else {})
+    detail = f"of {record.created[:10]}"
+    if record.results_version < RESULTS_VERSION:
+        detail += f", computed by an earlier version of the program (results {record.results_version}). {AGAIN}"
+    return shown, line("Stored run", "done", detail=detail), _form_of(record.spec)
 
 
 def _form_of(spec: dict[str, Any]) -> list[Any]:

@@ -1,14 +1,17 @@
 """A visitor's own runs, kept in their browser, and the link of the run shown."""
 
-import os
 import re
 from typing import Any
-from urllib.parse import urlsplit
 
 import gradio as gr
 
+from kvq_core.errors import KvqError
 from kvq_core.record import Record
+from kvq_core.settings import settings
+from kvq_core.sharing import listed as on_list
+from kvq_core.store import Store
 from ui.numbers import plural
+from ui.services import SWIFT, Services
 from ui.text import safe, shorten
 
 KEPT = 30
@@ -25,26 +28,43 @@ def create_history() -> tuple[gr.BrowserState, gr.HTML]:
     return kept, listing
 
 
-def create_share() -> gr.Textbox:
-    return gr.Textbox(
-        label="Link to this run", interactive=False, buttons=["copy"], elem_id="share", visible=False,
-    )  # fmt: skip
+def create_shared(services: Services) -> None:
+    """On a public instance, the runs their makers put on the list; read whenever the page is opened."""
+    with gr.Column(elem_classes=["card"], elem_id="shared", visible=settings().public):
+        gr.HTML("<h2>Shared runs</h2>")
+        gr.on(None, lambda: shared_runs(services.store), None, gr.HTML(""), **SWIFT)
 
 
-def remembered(kept: Any, record: Record) -> list[dict[str, str]]:
-    """The newest run first; an entry is small and holds what the list shows."""
+def shared_runs(store: Store) -> str:
+    if not settings().public:
+        return ""
+    try:
+        found = on_list(store, LISTED)
+    except KvqError as error:
+        return f'<p class="error">{safe(error)}</p>'
+    items = "".join(
+        f'<li><a href="?run={safe(run.id)}">{safe(shorten(run.prompt, 70) or run.id)}</a>'
+        f"<small>{safe(run.created[:10])} · {plural(len(run.lanes), 'lane')} · {safe(run.model_title)}</small></li>"
+        for run in found
+    )
+    return f'<ul class="runs">{items}</ul>' if items else '<p class="muted">Nobody has listed a run yet.</p>'
+
+
+def remembered(kept: Any, record: Record, key: str = "") -> list[dict[str, str]]:
+    """The newest run first; an entry is small and holds what the list shows, and what opens the run."""
     entry = {
         "id": record.id,
         "when": record.created[:16].replace("T", " "),
         "prompt": shorten(str(record.spec.get("prompt", "")), 70),
         "model": record.environment.model_title,
         "lanes": plural(len(record.lanes), "lane"),
+        "key": key,
     }
-    return [entry, *(e for e in _valid(kept) if e["id"] != record.id)][:KEPT]
+    return [entry, *(e for e in entries_of(kept) if e["id"] != record.id)][:KEPT]
 
 
 def listed(kept: Any) -> str:
-    entries = _valid(kept)[:LISTED]
+    entries = entries_of(kept)[:LISTED]
     if not entries:
         return '<p class="muted">Runs you finish are listed here, in this browser alone.</p>'
     items = "".join(
@@ -55,20 +75,11 @@ def listed(kept: Any) -> str:
     return f'<ul class="runs">{items}</ul>'
 
 
-def link(run_id: str, request: gr.Request) -> str:
-    """The address that opens the run: the Space's own page where there is one, else the server the page came from."""
-    if space := os.environ.get("SPACE_ID"):
-        return f"https://huggingface.co/spaces/{space}?run={run_id}"
-    origin = urlsplit(request.headers.get("origin") or request.headers.get("referer") or "")
-    base = f"{origin.scheme}://{origin.netloc}" if origin.scheme in ("http", "https") and origin.netloc else ""
-    return f"{base}/?run={run_id}"
-
-
-def _valid(kept: Any) -> list[dict[str, str]]:
-    """What came back from the browser is anybody's text."""
+def entries_of(kept: Any) -> list[dict[str, str]]:
+    """The runs of a history. What came back from the browser is anybody's text."""
     if not isinstance(kept, list):
         return []
-    names = ("id", "when", "prompt", "model", "lanes")
+    names = ("id", "when", "prompt", "model", "lanes", "key")
     return [
         {name: str(entry.get(name, ""))[:200] for name in names}
         for entry in kept[:KEPT]

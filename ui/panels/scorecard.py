@@ -1,7 +1,6 @@
 """The scorecard: one sortable row a lane, exports, and llama-perplexity's block in full."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -60,8 +59,8 @@ def create_scorecard() -> Scorecard:
 
 def show_scorecard(record: Record, services: Services) -> list[Any]:
     rows = scorecard(record)
-    csv = _file(services, record, "scorecard.csv", to_csv(rows))
-    json = _file(services, record, "record.json", record_json(record))
+    csv = services.file(f"{record.id}-scorecard.csv", to_csv(rows).encode())
+    json = services.file(f"{record.id}-record.json", record_json(record).encode())
     return [_said(overall(record)), _table(rows), csv, json, _block(record)]
 
 
@@ -73,13 +72,6 @@ def _table(rows: list[dict[str, Any]]) -> Any:
 
 def _shown(function):
     return lambda value: function(None if value is None or value != value else value)
-
-
-def _file(services: Services, record: Record, name: str, text: str) -> str:
-    path = Path(services.downloads) / f"{record.id}-{name}"
-    if not path.is_file():
-        path.write_text(text, encoding="utf-8")
-    return str(path)
 
 
 def _block(record: Record) -> str:

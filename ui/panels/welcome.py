@@ -4,6 +4,7 @@ from kvq_core.errors import KvqError
 from kvq_core.examples import examples
 from kvq_core.logs import tell_error
 from kvq_core.presets import Preset, presets
+from kvq_core.sharing import listed
 from kvq_core.store import Store, Summary
 from ui.text import safe
 from ui.tour import shipped, tour
@@ -44,7 +45,7 @@ def _shipped() -> str:
 def _stored(store: Store) -> str:
     """Runs of presets that are stored here, to open without computing. Other runs are nobody else's to see."""
     try:
-        runs = [(preset, run) for run in store.list(200) for preset in _presets_of(run)]
+        runs = [(preset, run) for run in listed(store, 200) for preset in _presets_of(run)]
     except KvqError as error:
         tell_error("runs not listed", error)
         return ""

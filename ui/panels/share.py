@@ -1,0 +1,140 @@
+"""Share: the links of the run shown, a card to post, files to keep, and the command that computes it again."""
+
+import base64
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from kvq_core.errors import KvqError, SpecError
+from kvq_core.record import Record
+from kvq_core.runfiles import ARRAYS, record_json, serialize
+from kvq_core.sharing import holds_key, reach
+from kvq_core.spec import parse_spec
+from ui.access import key_in
+from ui.address import comparison_link, link, query
+from ui.figures.card import card, card_text
+from ui.panels.copying import COPY_JS, copy_box
+from ui.report import report
+from ui.reproduce import FILE, command, comparison_json, conditions
+from ui.services import QUIET, SWIFT, Services
+from ui.status import notice
+from ui.tables import scorecard, to_csv
+from ui.text import safe
+
+PRIVATE = "Only this browser can open this run. Share it, and its link opens for everybody who has it."
+LISTED = "Also list it on this page, where everybody sees its prompt"
+FILES = ("Report (HTML)", "Record (JSON)", "Arrays (safetensors)", "Scorecard (CSV)", "Comparison (JSON)")
+
+
+@dataclass
+class Share:
+    link: gr.HTML
+    private: gr.Row
+    listed: gr.Checkbox
+    share: gr.Button
+    said: gr.HTML
+    more: gr.Accordion
+    copies: gr.HTML
+    files: list[gr.DownloadButton]
+
+    @property
+    def outputs(self) -> list[gr.components.Component]:
+        """What ``show_share`` sets, in its order."""
+        return [self.link, self.private, self.said, self.more, self.copies, *self.files]
+
+
+def create_share() -> Share:
+    box = gr.HTML("", elem_id="share", visible=False, js_on_load=COPY_JS)
+    with gr.Row(visible=False, elem_id="private") as private:
+        gr.HTML(f'<p class="muted">{PRIVATE}</p>')
+        listed = gr.Checkbox(label=LISTED, value=False, elem_id="share-listed", container=False)
+        share = gr.Button("Share this run", size="sm", elem_id="share-run")
+    said = gr.HTML("")
+    with gr.Accordion("Share, download, reproduce", open=False, visible=False, elem_id="share-more") as more:
+        copies = gr.HTML("", js_on_load=COPY_JS, elem_id="copies")
+        with gr.Row(elem_id="downloads"):
+            files = [gr.DownloadButton(name, size="sm", min_width=90) for name in FILES]
+    return Share(box, private, listed, share, said, more, copies, files)
+
+
+def show_share(record: Record, shown: dict[str, Any], request: gr.Request, services: Services) -> list[Any]:
+    """The run's link; what takes longer is made when it is asked for."""
+    hidden = _is_private(record.id, services)
+    return [
+        gr.update(value=_link_box(record.id, shown, request, hidden), visible=True),
+        gr.update(visible=hidden),
+        "",
+        gr.update(visible=True, open=False),
+        '<p class="muted">Preparing</p>',
+        *[gr.update(interactive=False)] * len(FILES),
+    ]
+
+
+def wire_share(panel: Share, shown: gr.State, kept: gr.BrowserState, services: Services) -> None:
+    """Fill the panel when it is opened; share a run when its maker says so."""
+
+    def fill(shown: dict[str, Any], request: gr.Request) -> list[Any]:
+        if not shown.get("run"):
+            return [gr.skip()] * (1 + len(FILES))
+        record, arrays = services.shelf.get(shown["run"])
+        address = link(record.id, request)
+        return [_copies(record, request), *_files(record, arrays, address, services)]
+
+    def share(shown: dict[str, Any], kept: Any, listed: bool, request: gr.Request) -> list[Any]:
+        run = shown.get("run")
+        try:
+            if not run or not holds_key(services.store, run, key_in(kept, run)):
+                raise KvqError("Only the browser that made a run can share it. Run the comparison here first.")
+            services.store.share(run, listed)
+        except KvqError as error:
+            return [gr.skip(), gr.skip(), notice("The run was not shared", str(error))]
+        return [gr.update(value=_link_box(run, shown, request, False)), gr.update(visible=False), ""]
+
+    panel.more.expand(fill, shown, [panel.copies, *panel.files], **QUIET, concurrency_limit=2)
+    panel.share.click(share, [shown, kept, panel.listed], [panel.link, panel.private, panel.said], **SWIFT)
+
+
+def _is_private(run: str, services: Services) -> bool:
+    try:
+        return not services.shelf.ships(run) and reach(services.store, run) == "private"
+    except KvqError:
+        return True
+
+
+def _link_box(run: str, shown: dict[str, Any], request: gr.Request, hidden: bool) -> str:
+    title = "Link to this run, for this browser alone" if hidden else "Link to this run"
+    return copy_box(title, link(run, request), follow=query(run, shown.get("vs")))
+
+
+def _copies(record: Record, request: gr.Request) -> str:
+    address = link(record.id, request)
+    picture = base64.b64encode(card(record, address).encode()).decode()
+    try:
+        text = comparison_link(parse_spec(record.spec), request)
+        form = copy_box("Link to the comparison alone: it fills the form, without the result", text)
+    except SpecError as error:
+        form = f'<p class="muted">No link to the comparison alone. {safe(error)}</p>'
+    return (
+        f"{form}<h2>Card</h2>"
+        f'<div class="posting">{copy_box("Text to paste", card_text(record, address), lines=6 + len(record.lanes))}'
+        f'<div><img alt="The run as a picture" src="data:image/svg+xml;base64,{picture}">'
+        f'<button type="button" class="plain-button png" data-name="{safe(record.id)}.png">Download PNG</button></div>'
+        f"</div><h2>Command</h2>{copy_box('Computes the run again', command(record), lines=6)}"
+        f'<p class="muted">{safe(conditions(record))} The file {safe(FILE)} is among the downloads, too.</p>'
+        "<h2>Files</h2>"
+    )
+
+
+def _files(record: Record, arrays: dict[str, Any], address: str, services: Services) -> list[Any]:
+    content, _ = serialize(record, arrays)
+    where = hashlib.sha256(address.encode()).hexdigest()[:6]  # a report names the address it was made at
+    files = (
+        (f"report-{where}.html", report(record, arrays, address).encode()),
+        ("record.json", record_json(record).encode()),
+        ("arrays.safetensors", content[ARRAYS]),
+        ("scorecard.csv", to_csv(scorecard(record)).encode()),
+        (FILE, comparison_json(record).encode()),
+    )
+    return [gr.update(value=services.file(f"{record.id}-{name}", data), interactive=True) for name, data in files]

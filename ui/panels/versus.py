@@ -1,0 +1,175 @@
+"""Two runs beside each other: chosen from the history or given as a link, told in tables."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from kvq_core.errors import KvqError, StoreError
+from kvq_core.record import LaneRecord, Record
+from kvq_core.settings import settings
+from kvq_core.versus import Versus, versus
+from ui.access import opened
+from ui.address import link, query
+from ui.colors import lane_color
+from ui.figures.card import figures
+from ui.numbers import ABSENT, plural
+from ui.panels.copying import COPY_JS, copy_box
+from ui.panels.history import entries_of
+from ui.services import SWIFT, Services
+from ui.status import notice
+from ui.text import safe, shorten
+from ui.verdict import verdict
+
+FAIR = "Same model, prompt and reference text: the figures of the two may be ranked against each other."
+HEAD = ("K / V bits", "size", "KLD", "flips", "verdict")
+LISTED = 30
+_IN_TEXT = re.compile(r"(?:^|[?&]run=)([0-9a-f]{16})(?:$|[&#\s])")
+
+
+@dataclass
+class Beside:
+    more: gr.Accordion
+    other: gr.Dropdown
+    compare: gr.Button
+    found: gr.HTML
+
+
+def create_versus() -> Beside:
+    with gr.Accordion("Compare with another run", open=False, visible=False, elem_id="versus") as more:
+        with gr.Row(elem_id="versus-choice"):
+            other = gr.Dropdown(
+                [], label="A run of this browser, or a link or id", allow_custom_value=True, elem_id="versus-run",
+                interactive=True, scale=4,
+            )  # fmt: skip
+            compare = gr.Button("Compare", size="sm", elem_id="versus-go", scale=0, min_width=100)
+        found = gr.HTML("", js_on_load=COPY_JS, elem_id="versus-found")
+    return Beside(more, other, compare, found)
+
+
+def wire_versus(panel: Beside, shown: gr.State, kept: gr.BrowserState, services: Services) -> None:
+    """Offer runs when the panel opens; compare when asked to, or when the address says so."""
+
+    def offer(shown: dict[str, Any], kept: Any) -> Any:
+        return gr.update(choices=_choices(shown.get("run"), kept, services))
+
+    def compare(shown: dict[str, Any], other: Any, kept: Any, request: gr.Request) -> str:
+        return _told(shown.get("run"), other, kept, request, services)
+
+    def linked(shown: dict[str, Any], kept: Any, request: gr.Request) -> list[Any]:
+        """A run has come into view; with another beside it where the link names one."""
+        if not shown.get("run"):
+            return [gr.skip()] * 3
+        if not (other := shown.get("vs")):
+            return [gr.update(visible=True, open=False), gr.update(value=None), ""]
+        told = _told(shown["run"], other, kept, request, services)
+        return [gr.update(visible=True, open=True), gr.update(value=str(other)[:200]), told]
+
+    panel.more.expand(offer, [shown, kept], panel.other, **SWIFT)
+    panel.compare.click(compare, [shown, panel.other, kept], panel.found, **SWIFT)
+    shown.change(linked, [shown, kept], [panel.more, panel.other, panel.found], **SWIFT)
+
+
+def run_in(text: Any) -> str:
+    """The run id in what a person gave: an id, or a link to a run. Raises StoreError."""
+    given = str(text or "").strip()
+    found = _IN_TEXT.search(given)
+    if found is None:
+        raise StoreError(
+            f"{shorten(given, 60)!r} names no run. Pick one from the list, or give a link with ?run= or its 16 "
+            "hexadecimal characters."
+        )
+    return found[1]
+
+
+def _choices(run: str | None, kept: Any, services: Services) -> list[tuple[str, str]]:
+    """This browser's runs, and on a private instance what else is stored."""
+    found = {e["id"]: f"{e['when']} · {e['prompt']} · {e['lanes']}" for e in entries_of(kept)}
+    if not settings().public:
+        try:
+            for stored in services.store.list(LISTED):
+                told = (
+                    f"{stored.created[:16].replace('T', ' ')} · {stored.prompt} · {plural(len(stored.lanes), 'lane')}"
+                )
+                found.setdefault(stored.id, told)
+        except KvqError:
+            pass  # the history is there all the same
+    return [(shorten(told, 110), id) for id, told in found.items() if id != run]
+
+
+def _told(run: str | None, other: Any, kept: Any, request: gr.Request, services: Services) -> str:
+    try:
+        second = run_in(other)
+        if run is None or second == run:
+            raise StoreError("That is the run shown already; give another one.")
+        one, two = services.shelf.get(run)[0], opened(services, second, kept)[0]
+    except KvqError as error:
+        return notice("There is nothing to compare with", str(error), "The run shown is as it was.")
+    return told(one, two, versus(one, two), link(one.id, request, two.id), query(one.id, two.id))
+
+
+def told(one: Record, other: Record, found: Versus, address: str, follow: str) -> str:
+    """Both runs, whether it is fair, what was asked differently, and the lanes side by side."""
+    fair = "".join(f"<li>{safe(why)}</li>" for why in found.unfair)
+    judged = (
+        f'<div class="notice warn"><b>Not a fair comparison</b><ul>{fair}</ul></div>'
+        if fair
+        else f'<p class="fair">{safe(FAIR)}</p>'
+    )
+    return (
+        f"{copy_box('Link to these two', address, follow=follow)}"
+        f'<div class="two">{_run(one, "A")}{_run(other, "B")}</div>{judged}'
+        f"<p>{safe(_texts(one, other, found))}</p><h2>Lanes</h2>{_lanes(one, other, found)}"
+        f"<h2>What differs</h2>{_changes(found)}"
+    )
+
+
+def _run(record: Record, name: str) -> str:
+    prompt = shorten(str(record.spec.get("prompt", "")), 90)
+    return (
+        f'<div><b>{name}</b> <a href="?run={safe(record.id)}">{safe(prompt)}</a><small>{safe(record.id)} · '
+        f"{safe(record.created[:16].replace('T', ' '))} · {safe(record.environment.model_title)}</small></div>"
+    )
+
+
+def _texts(one: Record, other: Record, found: Versus) -> str:
+    if found.same_text:
+        return f"The reference texts are equal, all {plural(len(one.reference.token_ids), 'token')} of them."
+    lengths = f"{len(one.reference.token_ids)} and {len(other.reference.token_ids)} tokens"
+    return f"The reference texts ({lengths}) are equal up to token {found.same_tokens} and differ from there."
+
+
+def _lanes(one: Record, other: Record, found: Versus) -> str:
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("", *HEAD))
+    rows = ""
+    for n, pair in enumerate(found.pairs):
+        label = f'<span class="dot" style="background:{lane_color(n)}"></span>{safe(pair.label)}'
+        rows += f'<tr class="first"><th scope="row" rowspan="2">{label}</th>{_cells("A", one, pair.one)}</tr>'
+        rows += f"<tr>{_cells('B', other, pair.other)}</tr>"
+    table = f'<table class="plain versus"><thead><tr><th scope="col">lane</th>{head}</tr></thead><tbody>{rows}</tbody>'
+    return f'<div class="scroll" tabindex="0">{table}</table></div>'
+
+
+def _cells(name: str, record: Record, lane: LaneRecord | None) -> str:
+    if lane is None:
+        return f'<td>{name}</td><td colspan="{len(HEAD)}" class="muted none">no such lane</td>'
+    found = verdict(lane, record.noise_floor)
+    numbers = "".join(f"<td>{safe(value)}</td>" for value in figures(lane))
+    return f'<td>{name}</td>{numbers}<td><span class="badge {found.tone}">{safe(found.word)}</span></td>'
+
+
+def _changes(found: Versus) -> str:
+    if not found.changes:
+        return '<p class="muted">Nothing: the two comparisons are the same.</p>'
+    rows = "".join(
+        f'<tr><th scope="row">{safe(c.place)}</th><td>{_value(c.one)}</td><td>{_value(c.other)}</td></tr>'
+        for c in found.changes
+    )
+    head = '<tr><th scope="col">field</th><th scope="col">A</th><th scope="col">B</th></tr>'
+    table = f'<table class="plain changes"><thead>{head}</thead><tbody>{rows}</tbody></table>'
+    return f'<div class="scroll" tabindex="0">{table}</div>'
+
+
+def _value(value: Any) -> str:
+    return ABSENT if value is None else safe(shorten(str(value), 160)) or ABSENT
