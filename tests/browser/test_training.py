@@ -17,15 +17,14 @@ def home(tmp_path_factory):
 
 
 def choose(page, name: str, option: str) -> None:
-    page.locator(f"#{name} input").click()
-    page.get_by_role("option", name=option, exact=True).click()
+    page.locator(f"#{name} select").select_option(label=option)
 
 
 def ask_for_codebooks(page) -> None:
     """One CommVQ lane with settings nothing was trained for."""
     page.locator("#lane-row-0").click()
     choose(page, "lane-method", "CommVQ")
-    page.wait_for_selector("#commvq-levels input")
+    page.wait_for_selector("#commvq-levels select")
     choose(page, "commvq-levels", "4")
     page.locator("#commvq-stages input").fill("1")
     page.locator("#commvq-stages input").blur()
