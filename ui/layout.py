@@ -10,7 +10,7 @@ from ui.access import key_for
 from ui.api import create_api
 from ui.figures.base import canvas
 from ui.panels import measure, training
-from ui.panels.answers import AnswerCards, create_answers, finished, visible
+from ui.panels.answers import AnswerCards, create_answers, finished, staged
 from ui.panels.claims import create_claims
 from ui.panels.copying import FOLLOW_JS
 from ui.panels.filling import NEXT_FOR_A_LINK, form_outputs, from_preset, opened_page
@@ -68,7 +68,6 @@ class Page:
     status: gr.HTML
     welcome: gr.HTML
     cards: AnswerCards
-    results: gr.Column
     share: Share
     beside: Beside
     score: Scorecard
@@ -82,17 +81,17 @@ def build_ui(services: Services) -> gr.Blocks:
     with gr.Blocks(
         title="KVQ Explorer", fill_width=True, analytics_enabled=False, delete_cache=(3600, 86400)
     ) as blocks:
+        create_api(services)  # first: handlers of the page have names too, and the first of a name keeps it
         page = _arrange(services)
         wire_presets(page.setup, from_preset, form_outputs(page.setup, page.lanes))
         wire_training(page.trainer, page.setup, page.lanes, services)
         wire_estimate(page.launch, page.setup, page.lanes, services)
-        wire_run(page.launch, page.setup, page.lanes, page.cards, page.status, page.results, page.shown, services)
+        wire_run(page.launch, page.setup, page.lanes, page.cards, page.status, page.shown, services)
         wire_views(page.views, page.shown, services)
         wire_learn(page.learn, page.shown)
         wire_suggestions(page.views.suggest, page.lanes, page.shown, services)
         _wire_shown(page, services)
         _wire_visit(blocks, page, services)
-        create_api(services)
     return blocks.queue(max_size=MAX_QUEUE, api_open=False, status_update_rate=1)
 
 
@@ -111,9 +110,9 @@ def _arrange(services: Services) -> Page:
             greeting = gr.HTML("", elem_id="welcome")
             gr.on(None, lambda: welcome(services.store), None, greeting, **SWIFT)  # whenever the page is opened
             cards = create_answers()
-            # Never seen: an empty figure in it makes the browser load Plotly (4.6 MB) while the form is read.
+            # Never seen: an empty figure in it makes the browser load Plotly (4.6 MB) while the form or cards are read.
             plotly = gr.Plot(visible="hidden", show_label=False, container=False, elem_id="plotly")
-            with gr.Column(visible=False, elem_id="results") as results:
+            with gr.Column(elem_id="results"):
                 score, learn, views = create_scorecard(), create_learn(), create_views()
             create_measure(shown, services)
             create_claims()
@@ -129,7 +128,6 @@ def _arrange(services: Services) -> Page:
         status,
         greeting,
         cards,
-        results,
         share,
         beside,
         score,
@@ -157,10 +155,8 @@ def _wire_shown(page: Page, services: Services) -> None:
             markup(chip(record)),
             gr.skip(),
             gr.update(visible=False),
-            gr.update(visible=True),
-            gr.update(visible=True),
+            staged(len(record.lanes), over=True),
             *show_share(record, shown, request, services),
-            *visible(len(record.lanes)),
             *finished(record, arrays),
             *show_scorecard(record, services),
             *fit(page.views, record, arrays, shown),
@@ -174,13 +170,14 @@ def _wire_shown(page: Page, services: Services) -> None:
         return [kept, listed(kept)]
 
     outputs = [
-        page.header, page.status, page.welcome, page.results, page.cards.area, *page.share.outputs, *page.cards.columns,
-        *page.cards.streamed, *page.score.outputs, *fitted(page.views),
+        page.header, page.status, page.welcome, page.cards.stage, *page.share.outputs, *page.cards.streamed,
+        *page.score.outputs, *fitted(page.views),
     ]  # fmt: skip
     drawn = page.shown.change(show, page.shown, outputs, **QUIET, concurrency_limit=4)
     inputs = drawing_inputs(page.views, page.shown)
     opened = drawn.then(draw_open(page.views, services), inputs, drawing_outputs(page.views), **DRAWING)
-    opened.then(draw_rest(page.views, services), inputs, [page.views.drawn, *page.views.outputs], **DRAWING)
+    rest = opened.then(draw_rest(page.views, services), inputs, [page.views.drawn, *page.views.outputs], **DRAWING)
+    rest.then(lambda: canvas(10), None, page.plotly, **SWIFT)
     page.shown.change(remember, [page.shown, page.kept], [page.kept, page.runs], **SWIFT)
     wire_share(page.share, page.shown, page.kept, services)
     wire_versus(page.beside, page.shown, page.kept, services)
@@ -209,7 +206,7 @@ def _wire_visit(blocks: gr.Blocks, page: Page, services: Services) -> None:
         page.shown, page.status, page.welcome, *page.learn.outputs, *form_outputs(page.setup, page.lanes),
     ]  # fmt: skip
     arrived = blocks.load(arrive, page.kept, outputs, **SWIFT)
-    arrived.then(lambda: canvas(10), None, page.plotly, **SWIFT)
+    arrived.then(lambda shown: gr.skip() if shown.get("run") else canvas(10), page.shown, page.plotly, **SWIFT)
     blocks.load(None, None, None, js=PAGE_JS)
     blocks.load(listed, page.kept, page.runs, **SWIFT)
     blocks.unload(leave)

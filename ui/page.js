@@ -163,8 +163,15 @@
     }
   };
   const marks = document.head.appendChild(document.createElement("style"));
+  const staged = document.head.appendChild(document.createElement("style"));
   const opened = document.head.appendChild(document.createElement("style"));
   window.kvq = {
+    stage: (text) => {
+      const [what, lanes] = text.split(" ");
+      const cards = Array.from({ length: Number(lanes) + 1 }, (_, at) => `#card-${at}`);
+      const parts = what === "results" ? [...cards, "#results"] : cards;
+      staged.textContent = what ? `#answers, ${parts} { display: flex !important; }` : "";
+    },
     view: "verdicts",
     open: (view) => {
       window.kvq.view = view;

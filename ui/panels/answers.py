@@ -1,7 +1,6 @@
 """The answer cards: the reference first, a card a lane, the scale and the two switches above them."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import gradio as gr
 
@@ -9,8 +8,10 @@ from kvq_core.record import Record
 from kvq_core.spec import MAX_LANES
 from ui.cards import lane_body, lane_head, lane_strip, reference_body, reference_head
 from ui.figures.base import Arrays
+from ui.services import SWIFT
 from ui.text import FULL_SHADE_NATS, SHADES
 
+STAGE = "(stage) => window.kvq?.stage(stage)"
 SCALE = "".join(f'<span class="k{k}"></span>' for k in range(SHADES + 1))
 # The scale is a square root: a quarter of its length is a sixteenth of its end.
 TICKS = (
@@ -21,8 +22,7 @@ TICKS = (
 
 @dataclass
 class AnswerCards:
-    area: gr.Column
-    columns: list[gr.Column]
+    stage: gr.Textbox  # which parts of the page are in sight, see ``staged``
     heads: list[gr.HTML]
     bodies: list[gr.HTML]
     strips: list[gr.HTML]
@@ -33,12 +33,14 @@ class AnswerCards:
 
 
 def create_answers() -> AnswerCards:
-    with gr.Column(elem_id="answers", visible=False) as area:
+    stage = gr.Textbox("", visible="hidden", elem_id="stage", show_label=False)
+    stage.change(None, stage, None, js=STAGE, **SWIFT)
+    with gr.Column(elem_id="answers"):
         _toolbar()
         with gr.Row(elem_id="cards"):
             cards = [_card(at) for at in range(MAX_LANES + 1)]
-    columns, heads, bodies, strips = zip(*cards, strict=True)
-    return AnswerCards(area, list(columns), list(heads), list(bodies), [strip for strip in strips if strip is not None])
+    heads, bodies, strips = zip(*cards, strict=True)
+    return AnswerCards(stage, list(heads), list(bodies), [strip for strip in strips if strip is not None])
 
 
 def _toolbar() -> None:
@@ -64,18 +66,22 @@ def _toolbar() -> None:
         )  # fmt: skip
 
 
-def _card(at: int) -> tuple[gr.Column, gr.HTML, gr.HTML, gr.HTML | None]:
+def _card(at: int) -> tuple[gr.HTML, gr.HTML, gr.HTML | None]:
     name = "reference" if at == 0 else f"lane-{at - 1}"
-    with gr.Column(visible=False, elem_classes=["card", "answer", name], elem_id=f"card-{at}", min_width=0) as column:
+    with gr.Column(elem_classes=["card", "answer", name], elem_id=f"card-{at}", min_width=0):
         head = gr.HTML("", elem_classes=["head"])
         body = gr.HTML("", elem_classes=["tokens"])
         strip = gr.HTML("", elem_classes=["strip"]) if at else None
-    return column, head, body, strip
+    return head, body, strip
 
 
-def visible(lanes: int) -> list[Any]:
-    """Updates of the cards' columns for a run with that many lanes."""
-    return [gr.update(visible=at <= lanes) for at in range(MAX_LANES + 1)]
+def staged(lanes: int, over: bool) -> str:
+    """What the stage shows: the cards of that many lanes and, once the run is over, its results.
+
+    The stylesheet hides them, page.js shows them. Setting ``visible`` on a container takes Gradio most of a second: it
+    asks every component inside for its value.
+    """
+    return f"{'results' if over else 'answers'} {lanes}"
 
 
 def finished(record: Record, arrays: Arrays) -> list[str]:

@@ -20,7 +20,7 @@ from ui.form import FIELDS, to_comparison
 from ui.jobs import follow
 from ui.live import Board, Paced
 from ui.numbers import plural, seconds, size
-from ui.panels.answers import AnswerCards, visible
+from ui.panels.answers import AnswerCards, staged
 from ui.panels.lanes import Lanes
 from ui.panels.setup import Setup
 from ui.services import QUIET, SWIFT, Services, visitor
@@ -95,7 +95,7 @@ def estimated(quote: Quote) -> str:
 
 
 def wire_run(
-    panel: Launch, setup: Setup, lanes: Lanes, cards: AnswerCards, status: gr.HTML, results: gr.Column, shown: gr.State,
+    panel: Launch, setup: Setup, lanes: Lanes, cards: AnswerCards, status: gr.HTML, shown: gr.State,
     services: Services,
 ) -> None:  # fmt: skip
     """Run: admit and put in line, then show how far the run is until it is over."""
@@ -124,8 +124,7 @@ def wire_run(
         start = {"id": job.ticket, "spec": spec.model_dump(mode="json")}
         place = services.desk.place(job.ticket)
         yield [
-            "", start, queued(place), *busy(), gr.update(visible=True), gr.update(visible=False),
-            *visible(len(spec.lanes)), *Board(spec).padded(),
+            "", start, queued(place), *busy(), staged(len(spec.lanes), over=False), *Board(spec).padded(),
         ]  # fmt: skip
 
     async def watch(start: dict[str, Any]) -> AsyncGenerator[list[Any]]:
@@ -142,9 +141,7 @@ def wire_run(
         status,
         panel.run,
         panel.cancel,
-        cards.area,
-        results,
-        *cards.columns,
+        cards.stage,
         *cards.streamed,
     ]
     gr.on(
