@@ -17,6 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from kvq_core.board import SHIPPED, Board, circumstances, main_figure, markdown_table, read_board, texts_held
+from kvq_core.examples import stored
 from kvq_core.methods import Method, methods
 from kvq_core.presets import presets
 from kvq_core.spec import DEFAULT_MODEL, Capture, ComparisonSpec, Lane, Stress
@@ -24,6 +25,8 @@ from kvq_core.spec import DEFAULT_MODEL, Capture, ComparisonSpec, Lane, Stress
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 PART = re.compile(r"(<!-- ([a-z-]+) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
+EXAMPLE = re.compile(r"(http://127\.0\.0\.1:7860/\?run=)[0-9a-f]{16}")  # its id changes with the results' version
+EXAMPLE_SHOWN = "five-ideas"
 
 
 def documents() -> list[Path]:
@@ -31,12 +34,12 @@ def documents() -> list[Path]:
 
 
 def rewritten(text: str) -> str:
-    """The document with every part as it should be."""
+    """The document with every part, and every link to the stored example, as it should be."""
 
     def part(found: re.Match[str]) -> str:
         return f"{found[1]}{PARTS[found[2]]()}\n{found[4]}" if found[2] in PARTS else found[0]
 
-    return PART.sub(part, text)
+    return EXAMPLE.sub(lambda found: found[1] + stored()[EXAMPLE_SHOWN], PART.sub(part, text))
 
 
 def table(head: str, *rows: tuple[str, ...]) -> str:
