@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import uuid
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvq_core.errors import StoreError
 from kvq_core.store import open_store, read_run, write_run
@@ -224,45 +225,76 @@ def test_strangers_in_the_folder_are_ignored(tmp_path, sample_run):
 
 WRITER = """
 import sys
-from kvq_core.store import open_store, write_run
+from kvq_core.store import write_run
 from pathlib import Path
 from tests.conftest import make_sample
 import torch
-store, out = open_store(sys.argv[1]), Path(sys.argv[2])
-print("ready", flush=True)
-sys.stdin.readline()
 for n in range(100000):
     record, arrays = make_sample(id=f"{n:016x}")
     arrays["big"] = torch.zeros(1_000_000)
-    store.save(record, arrays)
-    write_run(out / str(n), record, arrays)
+    write_run(Path(sys.argv[1]) / str(n), record, arrays)
+    print(n, flush=True)
 """
 
 
-def test_a_killed_writer_leaves_whole_runs_or_nothing(tmp_path):
-    """SIGKILL at random moments; afterwards every visible run loads, in the store and in --out folders."""
-    chance = random.Random(1)
-    seen = 0
-    for attempt in range(3):
-        place, out = tmp_path / f"s{attempt}", tmp_path / f"o{attempt}"
-        writer = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(place), str(out)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            cwd=Path(__file__).parent.parent, env={**os.environ, "PYTHONPATH": "."},
-        )  # fmt: skip
-        assert writer.stdout.readline().strip() == "ready"
+def test_a_killed_writer_leaves_whole_folders_or_none(tmp_path):
+    """SIGKILL while --out is written; the store's own kills are in test_store_kill.py."""
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True,
+        cwd=Path(__file__).parent.parent, env={**os.environ, "PYTHONPATH": "."},
+    )  # fmt: skip
+    for _ in range(3):
+        assert writer.stdout.readline().strip().isdigit()
+    writer.send_signal(signal.SIGKILL)
+    writer.communicate()
+    folders = [f for f in tmp_path.glob("*") if not f.name.startswith(".")]
+    assert len(folders) >= 3
+    for folder in folders:
+        read_run(folder)
+
+
+WRITERS = """
+import sys
+from kvq_core.store import open_store
+from tests.conftest import make_sample
+run = make_sample(text=sys.argv[2])
+print("ready", flush=True)
+sys.stdin.readline()
+store = open_store(sys.argv[1])
+store.save(*run)
+print(store.load(run[0].id)[0].reference.text)
+"""
+
+
+def test_two_processes_that_write_one_id_agree(tmp_path):
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITERS, str(tmp_path), text], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            text=True, cwd=Path(__file__).parent.parent, env={**os.environ, "PYTHONPATH": "."},
+        )
+        for text in ("one", "two")
+    ]  # fmt: skip
+    for writer in writers:
+        assert writer.stdout.readline() == "ready\n"
+    for writer in writers:
         writer.stdin.write("go\n")
         writer.stdin.flush()
-        time.sleep(0.1 + chance.random() * 0.4)
-        writer.send_signal(signal.SIGKILL)
-        writer.wait()
-        store = open_store(str(place))
-        for run in (f for f in place.glob("*") if not f.name.startswith(".")):
-            store.load(run.name)
-            seen += 1
-        for folder in (f for f in out.glob("*") if not f.name.startswith(".")):
-            read_run(folder)
-    assert seen > 3
+    read = {writer.communicate()[0].strip() for writer in writers}
+    assert read == {open_store(str(tmp_path)).load(ID)[0].reference.text} <= {"one", "two"}
+    assert [f.name for f in tmp_path.iterdir()] == [ID]
+
+
+@given(file=st.sampled_from(FILES), place=st.integers(0), flip=st.integers(1, 255))
+def test_any_changed_byte_is_noticed(file, place, flip):
+    """The same through hypothesis, in any store: of any byte of any file, to any other value."""
+    store = open_store(f"memory://{uuid.uuid4().hex}")
+    store.save(*make_sample())
+    path = next(path for path in store.fs.find(store.root) if path.endswith(file))
+    data = bytearray(store.fs.cat_file(path))
+    data[place % len(data)] ^= flip
+    store.fs.pipe_file(path, bytes(data))
+    with pytest.raises(StoreError, match="damaged|another version|newer|version"):
+        store.load(ID)
 
 
 def test_another_process_sees_the_run_and_computes_the_same_bytes(tmp_path, sample_run):
