@@ -15,7 +15,7 @@ from contextlib import closing, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from kvq_core import claims_cli, codebooks_cli, measure_cli
+from kvq_core import claims_cli, codebooks_cli, measure_cli, store_cli
 from kvq_core.errors import KvqError, SpecError, StoreError
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ EXAMPLES = {
     "show": "python -m kvq_core show 0123456789abcdef\n  python -m kvq_core show results/my-run --json",
     "codebooks": codebooks_cli.EXAMPLES,
     "claims": claims_cli.EXAMPLES,
+    "store": store_cli.EXAMPLES,
     "measure": measure_cli.EXAMPLES,
 }
 
@@ -88,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     codebooks_cli.add_commands(
         commands.add_parser("codebooks", help=summary, description=summary, **_options("codebooks")), _quiet
     )
+    store_cli.add_arguments(add("store", "Tell what the store holds, or remove what its limits say.", store_cli.store))
     claims_cli.add_arguments(add("claims", "Measure the papers' claims on a model.", claims_cli.claims))
     summary = "Run lanes one at a time with packed caches: time and memory."
     measure_cli.add_arguments(add("measure", summary, measure_cli.measure_lanes), _quiet)

@@ -42,6 +42,7 @@ ALLOWED = {
     "folders": {"errors", "record", "runfiles"},
     "layouts": {"errors", "folders", "runfiles"},
     "store": {"errors", "folders", "layouts", "record", "retention", "runfiles", "settings"},
+    "store_cli": {"store"},
     "presets": {"errors", "spec"},
     "links": {"errors", "spec"},
     "sharing": {"errors", "folders", "settings", "store"},
@@ -63,7 +64,7 @@ ALLOWED = {
     "report": {"methods", "metrics", "presets", "record"},
     "codebooks_cli": {"codebooks", "errors", "learned", "models", "spec"},
     "cli": {
-        "claims_cli", "codebooks_cli", "errors", "events", "measure_cli", "presets", "record", "report", "run",
+        "store_cli", "claims_cli", "codebooks_cli", "errors", "events", "measure_cli", "presets", "record", "report", "run",
         "runfiles", "settings", "spec", "store",
     },
     "__main__": {"cli"},
