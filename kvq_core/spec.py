@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from kvq_core.errors import SpecError
-from kvq_core.methods import Method, ModelShape, Window, make, methods
+from kvq_core.methods import Method, ModelShape, Window, make, methods, shown
 
 DEFAULT_MODEL = "smollm2-135m-instruct-q4_1"
 MAX_LANES = 8
@@ -38,6 +38,12 @@ class Lane(_Frozen):
     recent_tokens: int | None = Field(
         None, ge=0, le=8192, description="Newest tokens kept fp16; null: the method's own."
     )
+
+    @field_validator("label", mode="before")
+    @classmethod
+    def _one_line(cls, label: Any) -> Any:
+        """Labels name lanes in tables and error messages: no line breaks, no blank that looks like no label."""
+        return " ".join(label.split()) if isinstance(label, str) else label
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -255,6 +261,15 @@ def read_spec(path: Path) -> ComparisonSpec:
     return parse_spec(data)
 
 
+# pydantic names Python's types; files and links have lists and objects
+_PLAIN = {
+    "tuple_type": "it must be a list",
+    "model_type": "it must be an object",
+    "dict_type": "it must be an object",
+    "string_type": "it must be text",
+}
+
+
 def _first_line(error: ValidationError) -> str:
     first = error.errors()[0]
     # behind the field, pydantic names the branch of a union it tried, which says nothing to people
@@ -264,11 +279,10 @@ def _first_line(error: ValidationError) -> str:
         return f"Unknown field {place!r}; allowed: {', '.join(_parent(loc).model_fields)}."
     if first["type"] == "missing":
         return f"{place or 'A field'} is missing."
-    given = repr(first["input"])
-    reason = first["msg"]
+    reason = _PLAIN.get(first["type"], first["msg"])
     if loc != first["loc"]:
         reason = _parent(loc).model_fields[str(loc[-1])].description or reason
-    return f"{place} = {given[:77] + '...' if len(given) > 80 else given} is not allowed: {reason.rstrip('.')}."
+    return f"{place} = {shown(first['input'])} is not allowed: {reason.rstrip('.')}."
 
 
 def _parent(loc: tuple[int | str, ...]) -> type[BaseModel]:

@@ -31,8 +31,8 @@ BAD = [
     ({"prompt": "p", "seed": -1}, ["seed", "-1"]),
     ({"prompt": "p", "score_chunk": 0}, ["score_chunk"]),
     ({"prompt": "p", "continuation": " "}, ["continuation", "empty"]),
-    ({"prompt": "p", "lanes": {}}, ["lanes"]),
-    ({"prompt": "p", "lanes": [1]}, ["lanes[0]"]),
+    ({"prompt": "p", "lanes": {}}, ["lanes = {}", "must be a list"]),
+    ({"prompt": "p", "lanes": [1]}, ["lanes[0] = 1", "must be an object"]),
     ({"prompt": "p", "lanes": [{}]}, ["lanes[0].method", "missing"]),
     ({"prompt": "p", "lanes": [{"method": "kvi"}]}, ["lanes[0]", "kvi", "Did you mean 'kivi'", "squat"]),
     ({"prompt": "p", "lanes": [{"method": "kivi"}, {"method": "nope"}]}, ["lanes[1]", "nope"]),
@@ -42,7 +42,12 @@ BAD = [
     (with_lane(knobs={"bits": "2; rm -rf"}), ["bits", "rm"]),
     (with_lane(knobs={"bitz": 2}), ["bitz", "bits", "group_size"]),
     (with_lane(knobs={"residual_length": 33}), ["residual_length", "33", "group_size", "64"]),
-    (with_lane(knobs=[]), ["lanes[0].knobs"]),
+    (with_lane(knobs=[]), ["lanes[0].knobs", "must be an object"]),
+    (with_lane(knobs={"bits": "x" * 5000}), ["bits = 'xxx", "..."]),
+    (with_lane(method="svdq", knobs={"schedule": [8, 4]}), ["schedule = [8, 4]", "list of 8 numbers from 0 to 8"]),
+    (with_lane(method="svdq", knobs={"schedule": [8, 4, 9, 0, 0, 0, 0, 0]}), ["schedule[2] = 9", "from 0 to 8"]),
+    (with_lane(method="svdq", knobs={"target_bits": 0}), ["target_bits = 0", "from 0.125 to 8"]),
+    (with_lane(method="commvq", knobs={"codebooks": "../x"}), ["codebooks = '../x'", "text that matches ^[A-Za-z0-9]"]),
     (with_lane(tensors="k"), ["tensors", "both", "keys", "values"]),
     (with_lane(layers=[]), ["layers", "all"]),
     (with_lane(layers=[-1]), ["layers", "-1"]),
@@ -86,6 +91,10 @@ def test_eight_lanes_are_allowed_and_labelled_apart():
 def test_given_labels_stay():
     spec = parse_spec({"prompt": "p", "lanes": [{"method": "kivi", "label": "mine"}, {"method": "kivi"}]})
     assert [lane.label for lane in spec.lanes] == ["mine", "KIVI"]
+    blank, broken = parse_spec(
+        {"prompt": "p", "lanes": [{"method": "kivi", "label": " \t "}, {"method": "kivi", "label": " two\n lines "}]}
+    ).lanes
+    assert (blank.label, broken.label) == ("KIVI", "two lines")
 
 
 def test_canonical_form_does_not_depend_on_order_or_spelled_out_defaults():

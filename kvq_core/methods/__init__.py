@@ -15,7 +15,7 @@ from kvq_core.methods.window import Window
 
 __all__ = [
     "Block", "Codec", "Fitted", "Knob", "Method", "ModelRef", "ModelShape", "Prompt", "Window", "knobs", "make",
-    "methods",
+    "methods", "shown",
 ]  # fmt: skip
 
 
@@ -57,9 +57,15 @@ def knob_error(cls: type[Method], error: ValidationError) -> str:
     path, known, at = [str(part) for part in first["loc"]], {k.name: k for k in knobs(cls)}, 0
     while at + 1 < len(path) and path[at] in known and known[path[at]].fields:  # a knob among an object's own
         known, at = {k.name: k for k in known[path[at]].fields}, at + 1
-    where = ".".join(path[: at + 1])
+    where = ".".join(path[: at + 1]) + "".join(f"[{index}]" for index in path[at + 1 : at + 2] if index.isdigit())
     if first["type"] == "extra_forbidden":
         return f"unknown knob {where!r}; allowed: {', '.join(known) or 'none'}."
     if path and path[at] in known:
-        return f"{where} = {first['input']!r} is not allowed; allowed: {known[path[at]].allowed()}."
+        return f"{where} = {shown(first['input'])} is not allowed; allowed: {known[path[at]].allowed()}."
     return first["msg"].removeprefix("Value error, ")
+
+
+def shown(given: Any) -> str:
+    """A value as an error message quotes it: whole if it is short."""
+    text = repr(given)
+    return text[:77] + "..." if len(text) > 80 else text

@@ -2,11 +2,13 @@
 
 import types
 from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, Self, Union, get_args, get_origin
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.fields import FieldInfo
 from torch import Tensor
 
 from kvq_core.learned.lookup import Wanted
@@ -230,7 +232,8 @@ def grouping_why_not(head_dim: int, group_size: int) -> str | None:
 class Knob:
     """One field of a method as forms, the CLI and the documentation see it.
 
-    ``named``: values the paper names, by name. ``fields``: the knobs of an object.
+    ``minimum`` and ``maximum`` bound a number, or every number of a list of ``length``; ``pattern`` is what text must
+    match. ``named``: values the paper names, by name. ``fields``: the knobs of an object.
     """
 
     name: str
@@ -242,6 +245,8 @@ class Knob:
     maximum: float | None
     choices: tuple[Any, ...] | None
     nullable: bool
+    length: int | None = None
+    pattern: str | None = None
     named: dict[str, Any] = field(default_factory=dict)
     fields: tuple["Knob", ...] = ()
 
@@ -251,15 +256,22 @@ class Knob:
             words = ", ".join(map(str, self.choices))
         elif self.fields:
             words = f"{self.type} of {', '.join(f'{f.name} ({f.allowed()})' for f in self.fields)}"
-        elif self.named:
-            words = f"{self.type}, such as {'; '.join(f'{value} ({name})' for name, value in self.named.items())}"
-        elif self.type in ("integer", "number") and (self.minimum is not None or self.maximum is not None):
-            low = "any" if self.minimum is None else f"{self.minimum:g}"
-            high = "any" if self.maximum is None else f"{self.maximum:g}"
-            words = f"{self.type} from {low} to {high}"
+        elif self.type == "list":
+            words = f"list of {self.length or ''} numbers{self._range()}".replace("  ", " ")
+            if self.named:
+                words += f", such as {'; '.join(f'{value} ({name})' for name, value in self.named.items())}"
+        elif self.pattern:
+            words = f"{self.type} that matches {self.pattern}"
         else:
-            words = self.type
+            words = self.type + self._range()
         return words + " or null" if self.nullable else words
+
+    def _range(self) -> str:
+        if self.minimum is None and self.maximum is None:
+            return ""
+        low = "any" if self.minimum is None else f"{self.minimum:g}"
+        high = "any" if self.maximum is None else f"{self.maximum:g}"
+        return f" from {low} to {high}"
 
 
 def knobs(method: type[BaseModel]) -> list[Knob]:
@@ -267,7 +279,9 @@ def knobs(method: type[BaseModel]) -> list[Knob]:
     found = []
     for name, info in method.model_fields.items():
         kind, nullable = _strip_optional(info.annotation)
-        bounds = {k: getattr(m, k) for m in info.metadata for k in ("ge", "le", "gt", "lt") if hasattr(m, k)}
+        bounds = _constraints(info.metadata, "ge", "le", "max_length", "pattern")
+        if get_origin(kind) is tuple:
+            bounds |= _constraints(_metadata(get_args(kind)[0]), "ge", "le")
         choices = get_args(kind) if get_origin(kind) is Literal else None
         found.append(
             Knob(
@@ -276,15 +290,27 @@ def knobs(method: type[BaseModel]) -> list[Knob]:
                 help=info.description or "",
                 type=_kind(kind),  # type: ignore[arg-type]
                 default=info.get_default(call_default_factory=True),
-                minimum=bounds.get("ge", bounds.get("gt")),
-                maximum=bounds.get("le", bounds.get("lt")),
+                minimum=bounds.get("ge"),
+                maximum=bounds.get("le"),
                 choices=choices,
                 nullable=nullable,
+                length=bounds.get("max_length") if get_origin(kind) is tuple else None,
+                pattern=bounds.get("pattern"),
                 named=(info.json_schema_extra or {}).get("named", {}),  # type: ignore[union-attr, arg-type]
                 fields=tuple(knobs(kind)) if _is_object(kind) else (),
             )
         )
     return found
+
+
+def _constraints(metadata: Iterable[Any], *names: str) -> dict[str, Any]:
+    """Constraints pydantic keeps as objects in a field's metadata, by name."""
+    return {name: value for m in metadata for name in names if (value := getattr(m, name, None)) is not None}
+
+
+def _metadata(annotation: Any) -> list[Any]:
+    """Of ``Annotated[int, Field(ge=0)]``: the constraints, as pydantic reads them."""
+    return FieldInfo.from_annotation(annotation).metadata
 
 
 def _strip_optional(annotation: Any) -> tuple[Any, bool]:

@@ -58,7 +58,7 @@ class Svdq(Method):
         json_schema_extra={"named": {name: list(widths) for name, widths in NAMED.items()}},
     )  # fmt: skip
     target_bits: float | None = Field(
-        None, gt=0, le=8, title="Target bits",
+        None, ge=1 / GROUPS, le=8, title="Target bits",
         description="Mean width for which a schedule is chosen from the prompt's spectrum; empty: use Schedule.",
     )  # fmt: skip
     per_head: bool = Field(
