@@ -16,7 +16,7 @@ from kvq_core.capture.collect import RANKS
 from kvq_core.capture.distribution import QUANTILES
 from kvq_core.engine.decode import LaneState
 from kvq_core.metrics.fidelity import FEWEST, TOPK, Fidelity, perplexity_block
-from kvq_core.metrics.memory import layers_quantized, measure, tokens_quantized
+from kvq_core.metrics.memory import host_note, layers_quantized, measure, tokens_quantized
 from kvq_core.metrics.rate import BITS, reference_curve
 from kvq_core.models import LoadedModel
 from kvq_core.models.text import Pieces
@@ -128,9 +128,10 @@ def _lane(run: "Run", state: LaneState, at: int | None) -> LaneRecord:
     record.text = "".join(record.tokens)
     if at is None or state.error or state.cache is None:
         return record
-    record.notes = [*state.cache.notes, *([OF_CHOSEN_KEYS] if run.captures and state.cache.selects else [])]
     record.metrics = _metrics(run, state, at)
     record.memory = measure(state.cache, run.model.shape)
+    chosen = OF_CHOSEN_KEYS if run.captures and state.cache.selects else None
+    record.notes = [*state.cache.notes, *filter(None, [host_note(record.memory), chosen])]
     record.timing = Timing(encode_prompt_s=state.encode_prompt_s, encode_decode_s=state.encode_decode_s)
     asked = run.model.shape.layers if isinstance(lane.layers, str) else len(set(lane.layers))
     record.flags = _flags(run.fidelity, record, at, method.quantizes, asked)

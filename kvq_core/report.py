@@ -63,8 +63,8 @@ def describe_record(record: Record) -> str:
     rows = [_HEADER, ("reference", *["-"] * 8, _plain(record.reference.text))]
     rows += [_row(lane) for lane in (record.noise_floor, *record.lanes)]
     # too few positions concern the whole run and are said once, below
-    flags = {lane.label: [f.replace("_", " ") for f in lane.flags if f != "too_few_positions"] for lane in record.lanes}
-    notes = [f"{_plain(label)}: {', '.join(found)}" for label, found in flags.items() if found]
+    said = {lane.label: [f.replace("_", " ") for f in lane.flags if f != "too_few_positions"] for lane in record.lanes}
+    notes = [_plain(f"{lane.label}: {note}") for lane in record.lanes for note in (*said[lane.label], *lane.notes)]
     if scored < FEWEST:
         notes.append(f"{scored} scored positions are too few for a verdict; at least {FEWEST} are needed.")
     return "\n".join([head, "", *_align(rows), *([""] if notes else []), *notes])

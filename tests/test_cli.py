@@ -18,6 +18,7 @@ import pytest
 from kvq_core.cli import main
 from kvq_core.methods import methods
 from kvq_core.presets import presets
+from kvq_core.report import describe_record
 from kvq_core.store import open_store, read_run, record_json
 
 ROOT = Path(__file__).parent.parent
@@ -87,11 +88,14 @@ def test_methods_as_json_describe_every_knob():
         assert method["doc"] and isinstance(method["deviations"], list)
         for knob in method["knobs"]:
             assert set(knob) == {
-                "name", "title", "type", "default", "minimum", "maximum", "choices", "named", "fields", "nullable",
-                "help",
+                "name", "title", "type", "default", "minimum", "maximum", "length", "pattern", "choices", "named",
+                "fields", "nullable", "help",
             }  # fmt: skip
             assert knob["help"], f"{method['name']}.{knob['name']} explains nothing"
-    kivi = {k["name"]: k for m in listed if m["name"] == "kivi" for k in m["knobs"]}
+    told = {m["name"]: {k["name"]: k for k in m["knobs"]} for m in listed}
+    schedule, kivi = told["svdq"]["schedule"], told["kivi"]
+    assert (schedule["length"], schedule["minimum"], schedule["maximum"]) == (8, 0, 8)
+    assert told["commvq"]["codebooks"]["pattern"].startswith("^[A-Za-z0-9]")
     assert kivi["bits"]["default"] == 2 and kivi["bits"]["choices"] == [1, 2, 3, 4, 8]
     assert (kivi["sink_tokens"]["minimum"], kivi["sink_tokens"]["type"]) == (0, "integer")
     assert kivi["key_bits"]["nullable"] and kivi["key_bits"]["default"] is None
@@ -213,6 +217,15 @@ def test_show_for_people_has_a_row_a_lane(here, compared):
     for word in ("K bits", "KLD mean", "reference", "Noise floor", "kivi2", "pt8", "too few for a verdict"):
         assert word in text
     assert "nan" not in text.lower().split() and "-0.0000" not in text
+
+
+def test_what_a_lane_notes_is_told_below_the_table(sample_run):
+    record, _ = sample_run()
+    record.lanes[1].notes = ["regularization is in the range where the paper's ablation collapses; lower λ"]
+    record.lanes[0].flags = ["never_engaged", "too_few_positions"]
+    lines = describe_record(record).splitlines()
+    assert "SQuat: regularization is in the range where the paper's ablation collapses; lower λ" in lines
+    assert "KIVI 2-bit: never engaged" in lines
 
 
 def test_the_same_comparison_is_not_computed_twice(here, compared, monkeypatch):

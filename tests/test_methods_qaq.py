@@ -12,10 +12,11 @@ from torch import Tensor
 
 import kvq_core
 from kvq_core.errors import SpecError
-from kvq_core.methods import Fitted, Prompt, make
+from kvq_core.methods import Fitted, ModelShape, Prompt, make
 from kvq_core.methods.ragged import RaggedBlock, RaggedCodec
 from kvq_core.methods.stream import Stream
 from kvq_core.methods.tolerance import attention_rows
+from kvq_core.metrics.memory import host_note, measure
 from kvq_core.spec import Lane
 from tests.engine_runs import run_engine
 from tests.tiny_models import prompt_ids, tiny
@@ -269,6 +270,14 @@ def test_host_copy_is_listed_apart_and_counted_in_no_bits() -> None:
     assert all("host_copy" not in p.stream.nbytes() for p in every.parts)
     assert any("re-encoded a step" in note for note in every.notes)
     assert next(once.of("key")).stream.recent.shape[-2] == 11  # generated tokens stay in fp16
+    shape = ModelShape(layers=3, query_heads=4, kv_heads=2, head_dim=32, context=1024)
+    memory = measure(every, shape)
+    host = memory.bytes_by_part["host_copy"]
+    stored = sum(memory.bytes_by_part.values()) - host
+    full = 2 * 3 * 2 * tokens * 32 * 2  # the fp16 cache
+    assert memory.kv_ratio == pytest.approx(stored / full)
+    assert f"{(stored + host) / full:.1%} of the fp16 cache with it, {stored / full:.1%} without" in host_note(memory)
+    assert host_note(measure(once, shape)) is None
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,19 @@ def measure(cache: LaneCache, shape: ModelShape) -> Memory:
     )  # fmt: skip
 
 
+def host_note(memory: Memory) -> str | None:
+    """The size of a cache with the copy its method keeps in host memory, beside the size without it."""
+    host = memory.bytes_by_part.get("host_copy", 0)
+    if not host:
+        return None
+    stored = sum(memory.bytes_by_part.values()) - host
+    full = stored / memory.kv_ratio
+    return (
+        f"the host copy takes {host / 1e6:.3g} MB more: {(stored + host) / full:.1%} of the fp16 cache with it, "
+        f"{memory.kv_ratio:.1%} without"
+    )
+
+
 def _bits(parts: dict[str, int], kind: str, elements: int) -> float:
     return 8 * sum(size for name, size in parts.items() if name.startswith(kind + "_")) / elements
 
