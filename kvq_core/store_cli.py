@@ -9,7 +9,9 @@ EXAMPLES = "python -m kvq_core store --json\n  KVQ_STORE_LIMIT=2GB KVQ_STORE_DAY
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the command ``store`` takes."""
-    parser.add_argument("action", nargs="?", choices=["prune"], help="remove what the limits say; without it, only look")
+    parser.add_argument(
+        "action", nargs="?", choices=["prune"], help="remove what the limits say; without it, only look"
+    )
 
 
 def store(arguments: argparse.Namespace) -> None:

@@ -64,8 +64,8 @@ ALLOWED = {
     "report": {"methods", "metrics", "presets", "record"},
     "codebooks_cli": {"codebooks", "errors", "learned", "models", "spec"},
     "cli": {
-        "store_cli", "claims_cli", "codebooks_cli", "errors", "events", "measure_cli", "presets", "record", "report", "run",
-        "runfiles", "settings", "spec", "store",
+        "claims_cli", "codebooks_cli", "errors", "events", "measure_cli", "presets", "record", "report", "run",
+        "runfiles", "settings", "spec", "store", "store_cli",
     },
     "__main__": {"cli"},
     "__init__": {"errors", "methods", "packed", "record", "roundtrip", "run", "spec"},
