@@ -25,7 +25,7 @@ from kvq_core.spec import DEFAULT_MODEL, Capture, ComparisonSpec, Lane, Stress
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 PART = re.compile(r"(<!-- ([a-z-]+) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
-EXAMPLE = re.compile(r"(http://127\.0\.0\.1:7860/\?run=)[0-9a-f]{16}")  # its id changes with the results' version
+EXAMPLE = re.compile(r"(\[run |127\.0\.0\.1:7860/\?run=)[0-9a-f]{16}")  # its id changes with the results' version
 EXAMPLE_SHOWN = "five-ideas"
 
 
