@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from kvq_core.capture.attention import SINKS
-from kvq_core.capture.collect import RANKS
 from kvq_core.capture.distribution import QUANTILES
+from kvq_core.capture.spectra import RANKS
 from kvq_core.engine.decode import LaneState
 from kvq_core.metrics.fidelity import FEWEST, TOPK, Fidelity, perplexity_block
 from kvq_core.metrics.memory import host_note, layers_quantized, measure, tokens_quantized

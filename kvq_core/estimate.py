@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from kvq_core.capture.attention import STEPS
+from kvq_core.capture.plan import MOST_BYTES, plan_of
 from kvq_core.capture.scores import MAP_BYTES, POSITION_BINS, SCORE_BYTES, STEP_BINS
 from kvq_core.engine.prefill import CHUNK
 from kvq_core.models import LoadedModel, load, with_model
@@ -67,6 +68,9 @@ def estimate(spec: ComparisonSpec) -> Estimate:
             f"Deep captures look at attention at up to {STEPS['deep']} steps instead of {STEPS['normal']} and at key "
             f"distributions in all layers: the run takes longer{fitted}."
         )
+    plan = plan_of(model, spec, len(ids))
+    if plan is not None and plan.reduced:
+        notes.append(f"So that captures fit into {MOST_BYTES >> 20} MB, they keep {'; '.join(plan.reduced)}.")
     weights = sum(p.numel() * p.element_size() for p in model.model.parameters())
     extra = _run_bytes(model, spec, len(ids), new)
     return Estimate(

@@ -9,6 +9,7 @@ import torch
 
 from kvq_core.assemble import assemble, run_id
 from kvq_core.capture.collect import Captures
+from kvq_core.capture.plan import Plan, plan_of
 from kvq_core.capture.scores import Extent
 from kvq_core.engine.decode import Decode, LaneState
 from kvq_core.engine.prefill import Prefill
@@ -105,6 +106,7 @@ class Run:
     decode: Decode = field(init=False)
     prefill: Prefill = field(init=False)
     fidelity: Fidelity = field(init=False)
+    plan: Plan | None = field(init=False, default=None)
     captures: Captures | None = field(init=False, default=None)
     unchanged: Unchanged | None = field(init=False, default=None)
     seconds: dict[str, float] = field(init=False, default_factory=dict)
@@ -116,6 +118,7 @@ class Run:
 
     def stages(self) -> Iterator[Event]:
         began = time.perf_counter()
+        self.plan = plan_of(self.model, self.spec, len(self.ids))  # refuses what could not be stored in the end
         self.prefill = Prefill(self.model, self.ids)
         yield PrefillEvent(0, len(self.ids))
         for done in self.prefill.run():
@@ -166,13 +169,10 @@ class Run:
             yield
 
     def _set_up_captures(self) -> None:
-        if self.spec.capture.detail == "off":
+        if self.plan is None:
             return
-        shape, steps = self.model.shape, max(0, self.decode.total - 1)
-        extent = Extent(
-            shape.layers, shape.query_heads, shape.head_dim, len(self.running), steps, len(self.ids) + steps
-        )
-        self.captures = Captures(self.model, self.spec, self.prefill, self.decode.rope, extent)
+        extent = Extent.of(self.model.shape, len(self.running), len(self.ids), self.decode.total)
+        self.captures = Captures(self.model, self.spec, self.prefill, self.decode.rope, extent, self.plan)
 
     def _score(self, reference: torch.Tensor, lanes: torch.Tensor, targets: list[int]) -> None:
         self.fidelity(reference, lanes, targets)

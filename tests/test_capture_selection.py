@@ -26,7 +26,7 @@ class Watch:
 
     def __init__(self, lanes: int):
         tokens = len(IDS) + STEPS
-        self.attention = AttentionTap(Extent(3, 4, 32, lanes, STEPS, tokens), "normal", [0], [0, 3], Buckets(1, tokens))
+        self.attention = AttentionTap(Extent(3, 4, 32, lanes, STEPS, tokens), 16, [0], [0, 3], Buckets(1, tokens))
         self.seen: list[tuple[int, Tensor, Tensor, dict[int, Tensor]]] = []
 
     def scores(self, layer: int, own: Tensor, ref: Tensor, queries: Tensor, reads: dict[int, Tensor]) -> None:
@@ -74,7 +74,7 @@ def test_attention_is_that_of_the_keys_read(watched) -> None:
 
 def test_its_kl_is_what_the_reference_gives_to_keys_left_out() -> None:
     """With the reference's own scores, KL(lane || reference) = -ln of its mass on the keys read."""
-    tap = AttentionTap(Extent(1, 4, 8, 2, 1, 50), "normal", [0], [0], Buckets(1, 50))
+    tap = AttentionTap(Extent(1, 4, 8, 2, 1, 50), 16, [0], [0], Buckets(1, 50))
     own, read = torch.randn(1, 4, 1, 50).repeat(3, 1, 1, 1), torch.rand(2, 50) > 0.4
     tap.scores(0, own, {2: read})
     tap.advance(1)

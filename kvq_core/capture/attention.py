@@ -48,12 +48,13 @@ class AttentionTap:
     keys, read or not.
     """
 
-    def __init__(self, extent: Extent, detail: str, layers: list[int], heads: list[int], bins: Buckets):
+    def __init__(self, extent: Extent, steps: int, layers: list[int], heads: list[int], bins: Buckets):
+        """``steps``: how many are looked at, at most; fewer where their rows would take more than ROW_BYTES."""
         e, self.bins = extent, bins
         self.layers, self.heads = layers, heads
         drawn = e.lanes  # the reference and all forced rows but the noise floor
         room = ROW_BYTES // max(1, drawn * len(layers) * len(heads) * bins.count)
-        count = max(1, min(STEPS[detail], e.steps, room))
+        count = max(1, min(steps, e.steps, room))
         self.steps = sorted({i * (e.steps - 1) // max(1, count - 1) for i in range(count)}) if e.steps else []
         self.depths = Buckets.of(e.tokens, DEPTHS)
         shape = (len(self.steps), e.layers, e.query_heads)

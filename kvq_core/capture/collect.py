@@ -12,8 +12,9 @@ from kvq_core.capture.attention import AttentionTap, Buckets
 from kvq_core.capture.distribution import KeyBasis
 from kvq_core.capture.errors import CacheErrors, Truth, cache_errors
 from kvq_core.capture.other_prompts import OtherPrompt, directions_of, other_prompts
-from kvq_core.capture.scores import Extent, ScoreTap, map_axes
-from kvq_core.capture.spectra import deviations, principal_angles, query_directions, spectra, thinned
+from kvq_core.capture.plan import Plan
+from kvq_core.capture.scores import Extent, ScoreTap
+from kvq_core.capture.spectra import RANKS, deviations, principal_angles, query_directions, spectra, thinned
 from kvq_core.engine import threads
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.prefill import Prefill
@@ -23,22 +24,22 @@ from kvq_core.models import LoadedModel
 from kvq_core.rope import Rope
 from kvq_core.spec import ComparisonSpec
 
-RANKS = [1, 2, 3, 5, 8, 12, 16]  # of the subspaces whose principal angles are kept
 QUERIES = 512  # a KV head's queries a mean deviation is taken over, at most, evenly spaced
-DISTRIBUTIONS = {"normal": 6, "deep": 64}  # layers whose key distributions are kept, at most
 
 
 class Captures:
     """The run's tap (engine.rows.Tap), and what is measured of the caches and the prompt."""
 
-    def __init__(self, model: LoadedModel, spec: ComparisonSpec, prefill: Prefill, rope: Rope, extent: Extent):
+    def __init__(
+        self, model: LoadedModel, spec: ComparisonSpec, prefill: Prefill, rope: Rope, extent: Extent, plan: Plan
+    ):
         self.model, self.prefill, self.rope, self.extent = model, prefill, rope, extent
         self.detail = spec.capture.detail
         self.seconds = self.seconds_decoding = 0.0
-        self.tap = ScoreTap(extent, *map_axes(extent, spec.capture.layers, spec.capture.heads))
+        self.tap = ScoreTap(extent, plan.layers, plan.heads)
         bins = Buckets(self.tap.bin_width, extent.tokens)
-        self.attention = AttentionTap(extent, self.detail, self.tap.map_layers, self.tap.map_heads, bins)
-        self.distribution_layers = _spread(extent.layers, DISTRIBUTIONS[self.detail])
+        self.attention = AttentionTap(extent, plan.steps, plan.layers, plan.heads, bins)
+        self.distribution_layers = plan.distributions
         self.errors: dict[int, CacheErrors] = {}
         self.truth: Truth | None = None
         self.others: dict[str, OtherPrompt] = {}
@@ -215,8 +216,3 @@ class Captures:
         at_end = self._at_end.get(lane, {})
         arrays |= self._usage.get(lane, {})
         return arrays | {name: x.half() if name.startswith("angles") else x for name, x in at_end.items()}
-
-
-def _spread(count: int, most: int) -> list[int]:
-    """At most ``most`` of 0 .. count - 1, evenly spaced, ends included."""
-    return sorted({i * (count - 1) // max(1, min(most, count) - 1) for i in range(min(most, count))})

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvq_core.methods import ModelShape
+
 STEP_BINS = 64
 POSITION_BINS = 256
-MAP_BYTES = 40_000_000  # of all lanes' int8 maps together; the arrays of a run may take 64 MB
+MAP_BYTES = 40_000_000  # of all lanes' int8 maps together, where nobody asks for certain layers
 SCORE_BYTES = 52_000_000  # of maps and statistics together
 
 
@@ -21,6 +23,12 @@ class Extent:
     lanes: int  # forced rows, the noise floor last
     steps: int  # scored positions
     tokens: int  # key positions at the end of the run
+
+    @classmethod
+    def of(cls, shape: ModelShape, lanes: int, prompt: int, new: int) -> "Extent":
+        """``prompt`` tokens and ``new`` ones: the first comes from the prefill, and the last enters no cache."""
+        steps = max(0, new - 1)
+        return cls(shape.layers, shape.query_heads, shape.head_dim, lanes, steps, prompt + steps)
 
 
 class ScoreTap:
@@ -123,18 +131,3 @@ class ScoreTap:
         scale = values.abs().amax((-1, -2)) / 127
         safe = torch.where(scale > 0, scale, 1.0)
         return (values / safe[..., None, None]).round().to(torch.int8), scale
-
-
-def map_axes(
-    extent: Extent, layers: str | tuple[int, ...], heads: str | tuple[int, ...]
-) -> tuple[list[int], list[int]]:
-    """Layers and query heads whose maps are kept: those asked for, or as many layers as MAP_BYTES allow."""
-    kept_heads = list(range(extent.query_heads)) if isinstance(heads, str) else sorted(set(heads))
-    if not isinstance(layers, str):
-        return sorted(set(layers)), kept_heads
-    bins = max(1, min(STEP_BINS, extent.steps)) * POSITION_BINS
-    statistics = 4 * 2 * extent.lanes * extent.layers * extent.query_heads * extent.steps  # four of them, as float16
-    fit = max(1, min(MAP_BYTES, SCORE_BYTES - statistics) // (max(1, extent.lanes - 1) * len(kept_heads) * bins))
-    if fit >= extent.layers or layers == "all":
-        return list(range(extent.layers)), kept_heads
-    return [round(i * (extent.layers - 1) / max(1, fit - 1)) for i in range(fit)], kept_heads

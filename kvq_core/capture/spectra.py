@@ -8,6 +8,8 @@ from torch import Tensor
 from kvq_core.engine.prefill import LayerGroup
 from kvq_core.rope import Rope
 
+RANKS = [1, 2, 3, 5, 8, 12, 16]  # of the subspaces whose principal angles are kept
+
 
 def singular_values(layers: Iterable[Tensor]) -> Tensor:
     """Singular values of each x (..., n, d), largest first, as roots of the eigenvalues of xᵀx, stacked: float32."""

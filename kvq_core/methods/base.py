@@ -175,6 +175,10 @@ class Method(BaseModel):
         """Stored bytes of keys and of values a quantized layer that do not grow with the tokens: a basis, norms."""
         return 0, 0
 
+    def usage_bytes(self, shape: ModelShape, tokens: int) -> int:
+        """At most, bytes of the record's arrays that tell how a lane stores: its bits, and what Codec.usage counts."""
+        return shape.layers * (4 * tokens + shape.kv_heads * 4 * 2 * 256)
+
     def elsewhere(self) -> tuple[Elsewhere, ...]:
         """Ways to use this method, or its nearest relative, outside this project; empty: no deployment exists yet."""
         return ()

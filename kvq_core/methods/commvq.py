@@ -102,6 +102,12 @@ class CommVQ(BitsMethod):
         bits = self.width("key" if kind == "keys" else "value")
         return Wanted(kind, self.codebooks, bits, self.levels, self.pairs_per_group, self.stages)
 
+    def usage_bytes(self, shape: ModelShape, tokens: int) -> int:
+        keys = self._wanted("keys")
+        books = shape.head_dim // 2 // (keys.pairs or shape.head_dim // 2) * keys.stages_of(shape.head_dim) * 2
+        digits = self.width("value") * shape.head_dim
+        return shape.layers * 4 * (tokens + shape.kv_heads * (books * self.levels + 2 * digits))
+
     def summary(self) -> str:
         own = "" if self.codebooks is None else f" · codebooks {self.codebooks}"
         stages = "" if self.stages is None else f" · R {self.stages}"

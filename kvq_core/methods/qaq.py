@@ -146,6 +146,9 @@ class Qaq(Method):
         key = solved(Rule(*bounds, norms), prompt.keys, self.key_tolerance, ())
         return key, solved(Rule(*bounds, None), prompt.values, self.value_tolerance, rows)
 
+    def usage_bytes(self, shape: ModelShape, tokens: int) -> int:
+        return super().usage_bytes(shape, tokens) + shape.layers * shape.kv_heads * 4 * tokens
+
     def summary(self) -> str:
         def of(tolerance: float | None) -> str:
             return f"~{self.target_bits:g}" if tolerance is None else f"σ {tolerance:g}"

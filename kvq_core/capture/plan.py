@@ -1,0 +1,102 @@
+"""What a run's captures keep, decided before it begins, so that all its arrays fit into what a stored run holds."""
+
+from dataclasses import dataclass
+
+from kvq_core.capture.attention import DEPTHS, ROW_BYTES, STEPS
+from kvq_core.capture.distribution import QUANTILES
+from kvq_core.capture.scores import MAP_BYTES, POSITION_BINS, STEP_BINS, Extent
+from kvq_core.capture.spectra import RANKS
+from kvq_core.errors import SpecError
+from kvq_core.models import LoadedModel
+from kvq_core.spec import Capture, ComparisonSpec
+
+MOST_BYTES = 63 * 2**20  # of all arrays of a run; a stored run holds 64 MB
+DISTRIBUTIONS = {"normal": 6, "deep": 64}  # layers whose key distributions are kept, at most
+FEWEST_LAYERS = 4  # with score maps, before attention is looked at less often
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``layers`` and query ``heads`` with score maps and attention rows; ``steps`` attention is looked at, at most;
+    ``distributions``: layers with key distributions; ``bytes`` all arrays take at most; ``reduced``: what is kept less
+    of than this level of detail keeps of a smaller run, in words."""
+
+    layers: list[int]
+    heads: list[int]
+    steps: int
+    distributions: list[int]
+    bytes: int
+    reduced: tuple[str, ...] = ()
+
+
+def plan_of(model: LoadedModel, spec: ComparisonSpec, prompt: int) -> Plan | None:
+    """The plan of a run on ``prompt`` tokens; None with captures off. Raises SpecError as ``planned`` does."""
+    if spec.capture.detail == "off":
+        return None
+    new = len(model.encode(spec.continuation)) if spec.continuation is not None else spec.max_new_tokens
+    extent = Extent.of(model.shape, len(spec.lanes) + 1, prompt, new)  # the noise floor runs along
+    usage = sum(lane.build().usage_bytes(model.shape, extent.tokens) for lane in spec.lanes)
+    return planned(extent, model.shape.kv_heads, spec.capture, usage)
+
+
+def planned(extent: Extent, kv_heads: int, capture: Capture, usage: int) -> Plan:
+    """The most that fits beside ``usage`` bytes of the methods' own: score maps of fewer layers first, then fewer looks
+    at attention. Raises SpecError where not even the least fits, or the layers asked for do not.
+    """
+    e, detail = extent, capture.detail
+    heads = list(range(e.query_heads)) if isinstance(capture.heads, str) else sorted(set(capture.heads))
+    a_row = len(heads) * min(POSITION_BINS, max(1, e.tokens))
+    a_layer = max(1, e.lanes - 1) * max(1, min(STEP_BINS, e.steps)) * a_row
+    asked = list(range(e.layers)) if isinstance(capture.layers, str) else sorted(set(capture.layers))
+    whole = min(STEPS[detail], e.steps), min(DISTRIBUTIONS[detail], e.layers)
+    steps, drawn = whole
+    while True:
+        rows = min(ROW_BYTES, e.lanes * steps * len(asked) * a_row)
+        others = _others(e, kv_heads, steps, drawn) + usage + rows
+        room = (min(MAP_BYTES, MOST_BYTES - others) if capture.layers == "auto" else MOST_BYTES - others) // a_layer
+        needed = min(FEWEST_LAYERS if steps > 1 else 1, e.layers) if capture.layers == "auto" else len(asked)
+        if room >= needed:
+            break
+        if max(steps, drawn) <= 1:
+            raise SpecError(_too_much(others + needed * a_layer, capture, needed))
+        steps, drawn = max(min(1, steps), steps // 2), max(1, drawn // 2)
+    layers = asked if room >= len(asked) else _spread(e.layers, room)
+    found = (
+        ("score maps and attention rows", "layers", len(layers), len(asked)),
+        ("attention", "steps", steps, whole[0]),
+        ("key distributions", "layers", drawn, whole[1]),
+    )
+    reduced = tuple(f"{what} of {kept} of {all} {unit}" for what, unit, kept, all in found if kept < all)
+    return Plan(layers, heads, steps, _spread(e.layers, drawn), others + len(layers) * a_layer, reduced)
+
+
+def _too_much(bytes: int, capture: Capture, layers: int) -> str:
+    most = f"at most {MOST_BYTES >> 20} MB are kept"
+    if capture.layers == "auto":
+        return (
+            f"The captures of this run would take {bytes >> 20} MB; {most}. Take fewer new tokens or fewer lanes, or "
+            'set capture.detail to "off".'
+        )
+    return (
+        f"Captures with the score maps of {layers} layers would take {bytes >> 20} MB; {most}. Give fewer layers or "
+        'heads in capture, or set capture.layers to "auto".'
+    )
+
+
+def _others(e: Extent, kv_heads: int, steps: int, drawn: int) -> int:
+    """Bytes of all arrays but score maps, attention rows and Method.usage_bytes, at most; the arrays are those of
+    record.ARRAYS."""
+    heads, queries = e.layers * kv_heads, e.layers * e.query_heads
+    channels, angles = heads * e.head_dim, 2 * heads * len(RANKS) * max(RANKS)
+    quantiles = 2 * 2 * drawn * kv_heads * e.head_dim * len(QUANTILES)
+    scored = e.steps * 4 * (3 + 1 + 2 * 5)
+    prompt = 4 * (11 * channels + 4 * (channels + heads)) + angles + quantiles + 4 * steps * queries + (1 << 16)
+    lane = 4 * (4 * channels + 2 * heads + DEPTHS * (2 * heads + queries) + 2 * steps * queries + 4 * queries)
+    statistics = 4 * 2 * queries * e.steps
+    shown = 4 * channels + 2 * angles + quantiles
+    return prompt + (e.lanes + 1) * scored + e.lanes * (lane + statistics) + (e.lanes - 1) * shown
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """At most ``most`` of 0 .. count - 1, evenly spaced, ends included."""
+    return sorted({i * (count - 1) // max(1, min(most, count) - 1) for i in range(min(most, count))})
