@@ -14,6 +14,8 @@ os.environ.setdefault("GRADIO_ANALYTICS_CACHE_FREQUENCY", "1000000")
 if os.environ.get("SPACE_ID"):  # visitors' addresses are what the Space's proxy says, see ui.services.visitor
     os.environ.setdefault("FORWARDED_ALLOW_IPS", "*")
 
+from gradio import Blocks  # noqa: E402
+
 from kvq_core.errors import KvqError  # noqa: E402
 from kvq_core.estimate import estimate  # noqa: E402
 from kvq_core.limits import limits  # noqa: E402
@@ -57,6 +59,19 @@ def check_mcp(found: Settings) -> None:
         )
 
 
+def launch(services: Services, health: Health, host: str, port: int, mcp: bool = False) -> Blocks:
+    """Build the page and serve it, from threads of its own."""
+    blocks = build_ui(services)
+    blocks.launch(
+        server_name=host, server_port=port, theme=theme(), css=css(), footer_links=["settings"],
+        enable_monitoring=False, run_history=False, ssr_mode=False, max_file_size="1mb", quiet=False,
+        app_kwargs=app_kwargs(health), blocked_paths=blocked_paths(services.store), prevent_thread_lock=True,
+        max_threads=limits().line + SPARE, state_session_capacity=SESSIONS, mcp_server=mcp,
+    )  # fmt: skip
+    take_over("uvicorn", "uvicorn.error", "uvicorn.asgi")  # set up while it was launched
+    return blocks
+
+
 def main() -> int:
     try:
         found = settings()
@@ -65,7 +80,6 @@ def main() -> int:
         # on ZeroGPU in this thread and before the launch, or the emulated GPU is not there
         borrowing = zero_gpu.prepare() if found.zero_gpu else {"compare": compare}
         services = Services(open_store(), estimate=estimate, **borrowing)
-        blocks = build_ui(services)
     except KvqError as error:
         print(error, file=sys.stderr)
         return 2
@@ -74,15 +88,7 @@ def main() -> int:
         threading.Thread(target=warm_up, args=[health], name="warm-up", daemon=True).start()
     keep_swept(services.downloads)
     host = "0.0.0.0" if os.environ.get("SPACE_ID") else "127.0.0.1"
-    blocks.launch(
-        server_name=host, server_port=found.port, theme=theme(), css=css(), footer_links=["settings"],
-        enable_monitoring=False, run_history=False, ssr_mode=False, max_file_size="1mb", quiet=False,
-        app_kwargs=app_kwargs(health), blocked_paths=blocked_paths(services.store), prevent_thread_lock=True,
-        max_threads=limits().line + SPARE, state_session_capacity=SESSIONS,
-        mcp_server=found.mcp,
-    )  # fmt: skip
-    take_over("uvicorn", "uvicorn.error", "uvicorn.asgi")  # set up while it was launched
-    blocks.block_thread()
+    launch(services, health, host, found.port, found.mcp).block_thread()
     return 0
 
 

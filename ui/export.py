@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 from kvq_core.record import Record
 from ui.panels.view import Drawn
 from ui.selection import Selection
+from ui.text import cell_safe
 
 COLUMNS = ("figure", "series", "x", "y", "value", "x_is", "y_is", "value_is")
 
@@ -24,7 +25,7 @@ def view_csv(record: Record, at: Selection, name: str, drawn: Drawn) -> str:
     writer.writerow(COLUMNS)
     for title, figure in figures_of(drawn):
         for row in points(figure):
-            writer.writerow([title, *map(_cell, row)])
+            writer.writerow(map(cell_safe, [title, *row]))
     return out.getvalue()
 
 
@@ -73,8 +74,3 @@ def _or_range(values: Any, size: int) -> list[Any]:
     if len(values) == 2 and not np.isscalar(values[0]):  # two levels of categories
         return [" / ".join(map(str, pair)) for pair in zip(*values, strict=True)]
     return np.asarray(values).tolist() if isinstance(values, np.ndarray) else list(values)
-
-
-def _cell(value: Any) -> Any:
-    """A text that a spreadsheet would run as a formula is quoted with an apostrophe."""
-    return "'" + value if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value

@@ -7,6 +7,7 @@ from typing import Any
 
 from kvq_core.record import LaneRecord, Record
 from ui.numbers import ABSENT, bits, percent, seconds, significant
+from ui.text import cell_safe
 
 
 @dataclass(frozen=True)
@@ -61,13 +62,12 @@ def _row(lane: LaneRecord) -> dict[str, Any]:
 
 
 def to_csv(rows: list[dict[str, Any]]) -> str:
-    """Raw values, one header line. A label that a spreadsheet would run as a formula is quoted with an apostrophe."""
+    """Raw values, one header line."""
     out = io.StringIO()
     writer = csv.DictWriter(out, [column.name for column in COLUMNS])
     writer.writeheader()
     for row in rows:
-        guarded = "'" + row["lane"] if row["lane"][:1] in ("=", "+", "-", "@", "\t", "\r") else row["lane"]
-        writer.writerow({**row, "lane": guarded})
+        writer.writerow({name: cell_safe(value) for name, value in row.items()})
     return out.getvalue()
 
 

@@ -13,6 +13,7 @@ SHADES = 12  # shades of the token scale beside plain
 FULL_SHADE_NATS = 2.0
 # Control characters can hide text, directional overrides can reorder it.
 _INVISIBLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]")
+_FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]")  # the wide forms count in Japanese settings
 _TEMPLATE = str.maketrans({"$": "&#36;", "{": "&#123;", "}": "&#125;", "`": "&#96;"})
 
 
@@ -24,6 +25,11 @@ def safe(text: object) -> str:
 def plot_safe(text: object) -> str:
     """Text for Plotly labels, which read a few HTML tags and entities."""
     return html.escape(_INVISIBLE.sub("\ufffd", str(text)), quote=False)
+
+
+def cell_safe(value: object) -> object:
+    """A cell of a table for spreadsheets: a text they would run as a formula is quoted with an apostrophe."""
+    return "'" + value if isinstance(value, str) and _FORMULA.match(value) else value
 
 
 def shorten(text: str, limit: int) -> str:
