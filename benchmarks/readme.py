@@ -164,7 +164,19 @@ def _page() -> Iterator[tuple[str, ...]]:
 
 
 def _load() -> Iterator[tuple[str, ...]]:
-    yield from ()
+    if found := figures("load"):
+        crowd = found["private"]
+        ended = ", ".join(f"{count} {outcome}" for outcome, count in crowd["outcomes"].items())
+        waits, page = crowd["wait_s"], crowd["page_latency"]
+        yield (
+            f"{crowd['visitors']} visitors press Run at once, a fifth of them leave, {found['cores']} cores",
+            f"{ended}; {crowd['mixed_up']} mixed up; all over in {crowd['seconds']:.0f} s",
+            "an answer for each",
+        )
+        yield "In line meanwhile", f"median {waits['median']:.0f} s, at most {waits['max']:.0f} s", ""
+        yield "Opening the page meanwhile", f"median {page['median_s']:.2f} s, 95 % under {page['p95_s']:.2f} s", ""
+        held = crowd["before"]["collected_mb"], crowd["peak_mb"], crowd["after"]["collected_mb"]
+        yield "The server's memory before, at its peak, after", ", ".join(f"{size:,.0f} MB" for size in held), ""
 
 
 def presets_part() -> str:
