@@ -21,6 +21,7 @@ from kvq_core.examples import stored
 from kvq_core.methods import Method, methods
 from kvq_core.presets import presets
 from kvq_core.spec import DEFAULT_MODEL, Capture, ComparisonSpec, Lane, Stress
+from kvq_core.verdict import EXPLAINED
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -209,6 +210,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "board": lambda: markdown_table(shipped_board()),
     "costs": costs_part,
     "presets": presets_part,
+    "tiers": lambda: EXPLAINED,
     "fields": fields_part,
 }
 
