@@ -52,7 +52,7 @@ def test_text_is_escaped_wherever_it_is_shown(text):
         _block(record),
         listed(remembered([], record)),
         listed([{"id": "a" * 16, "prompt": text, "when": text, "model": text, "lanes": text}]),
-        *board.padded(),
+        board.html,
     ]
     for html in shown:
         assert raw(html.replace("<b>", "").replace("<i>", "")) == [], html[:300]
@@ -142,14 +142,16 @@ def test_history_keeps_the_newest_first_and_once():
 
 def test_estimate_says_what_would_not_be_quantized():
     from kvq_core.estimate import Estimate, LaneEstimate
+    from ui.admission import Quote
 
     lane = LaneEstimate("KIVI", 0, 0, 20, "KIVI would quantize nothing: all 20 tokens fit.")
-    html = estimated(Estimate(20, 8192, None, 900_000_000, [lane]))
+    html = estimated(Quote(Estimate(20, 8192, None, 900_000_000, [lane]), "Too large here.", None))
     assert (
         "20 prompt tokens" in html
         and "not measured yet" in html
         and "would quantize nothing" in html
         and "900 MB" in html
+        and "Too large here." in html
     )
 
 

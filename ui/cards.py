@@ -16,6 +16,16 @@ Stat = tuple[str, str]
 STREAMING: tuple[Stat, ...] = (("K / V bits", "…"), ("size", "…"))
 
 
+def cards(*parts: tuple[str, str, str]) -> str:
+    """Head, tokens and KLD strip of the reference and of every lane, as one piece of HTML: see ``view.Page``."""
+    shown = (
+        f'<div class="card answer {f"lane-{at - 1}" if at else "reference"}" id="card-{at}"><div>{top}</div>'
+        f'<div class="prose tokens">{body}</div>{f"""<div class="prose strip">{bars}</div>""" if at else ""}</div>'
+        for at, (top, body, bars) in enumerate(parts)
+    )
+    return f'<div class="cards">{"".join(shown)}</div>'
+
+
 def head(
     label: str, subtitle: str, badge: tuple[str, str, str], stats: Sequence[Stat], notes: Sequence[str] = ()
 ) -> str:
@@ -39,8 +49,9 @@ def failed(label: str, subtitle: str, error: str) -> str:
     )
 
 
-def waiting_head(label: str, subtitle: str) -> str:
-    stats = (("new tokens", "0"),) if not subtitle else (*STREAMING, ("KLD", "…"), ("flips", "…"))
+def waiting_head(label: str, subtitle: str, arrived: int = 0) -> str:
+    """Before a lane's first token; the reference's, which has no subtitle, counts its tokens."""
+    stats = (("new tokens", f"{arrived:,}"),) if not subtitle else (*STREAMING, ("KLD", "…"), ("flips", "…"))
     return head(
         label, subtitle or "unquantized cache", ("reference", "quiet", "") if not subtitle else ("", "", ""), stats
     )

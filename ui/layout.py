@@ -155,9 +155,9 @@ def _wire_shown(page: Page, services: Services) -> None:
             markup(chip(record)),
             gr.skip(),
             gr.update(visible=False),
-            staged(len(record.lanes), over=True),
+            staged(over=True),
             *show_share(record, shown, request, services),
-            *finished(record, arrays),
+            finished(record, arrays),
             *show_scorecard(record, services),
             *fit(page.views, record, arrays, shown),
         ]
@@ -170,7 +170,7 @@ def _wire_shown(page: Page, services: Services) -> None:
         return [kept, listed(kept)]
 
     outputs = [
-        page.header, page.status, page.welcome, page.cards.stage, *page.share.outputs, *page.cards.streamed,
+        page.header, page.status, page.welcome, page.cards.stage, *page.share.outputs, page.cards.cards,
         *page.score.outputs, *fitted(page.views),
     ]  # fmt: skip
     drawn = page.shown.change(show, page.shown, outputs, **QUIET, concurrency_limit=4)

@@ -167,10 +167,8 @@
   const opened = document.head.appendChild(document.createElement("style"));
   window.kvq = {
     stage: (text) => {
-      const [what, lanes] = text.split(" ");
-      const cards = Array.from({ length: Number(lanes) + 1 }, (_, at) => `#card-${at}`);
-      const parts = what === "results" ? [...cards, "#results"] : cards;
-      staged.textContent = what ? `#answers, ${parts} { display: flex !important; }` : "";
+      const parts = { answers: "#answers", results: "#answers, #results" }[text];
+      staged.textContent = parts ? `${parts} { display: flex !important; }` : "";
     },
     view: "verdicts",
     open: (view) => {

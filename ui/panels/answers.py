@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import gradio as gr
 
 from kvq_core.record import Record
-from kvq_core.spec import MAX_LANES
-from ui.cards import lane_body, lane_head, lane_strip, reference_body, reference_head
+from ui.cards import cards, lane_body, lane_head, lane_strip, reference_body, reference_head
 from ui.figures.base import Arrays
 from ui.services import SWIFT
 from ui.text import FULL_SHADE_NATS, SHADES
@@ -23,13 +22,7 @@ TICKS = (
 @dataclass
 class AnswerCards:
     stage: gr.Textbox  # which parts of the page are in sight, see ``staged``
-    heads: list[gr.HTML]
-    bodies: list[gr.HTML]
-    strips: list[gr.HTML]
-
-    @property
-    def streamed(self) -> list[gr.HTML]:
-        return [*self.heads, *self.bodies, *self.strips]
+    cards: gr.HTML
 
 
 def create_answers() -> AnswerCards:
@@ -37,10 +30,8 @@ def create_answers() -> AnswerCards:
     stage.change(None, stage, None, js=STAGE, **SWIFT)
     with gr.Column(elem_id="answers"):
         _toolbar()
-        with gr.Row(elem_id="cards"):
-            cards = [_card(at) for at in range(MAX_LANES + 1)]
-    heads, bodies, strips = zip(*cards, strict=True)
-    return AnswerCards(stage, list(heads), list(bodies), [strip for strip in strips if strip is not None])
+        cards = gr.HTML("", elem_id="cards")
+    return AnswerCards(stage, cards)
 
 
 def _toolbar() -> None:
@@ -66,29 +57,19 @@ def _toolbar() -> None:
         )  # fmt: skip
 
 
-def _card(at: int) -> tuple[gr.HTML, gr.HTML, gr.HTML | None]:
-    name = "reference" if at == 0 else f"lane-{at - 1}"
-    with gr.Column(elem_classes=["card", "answer", name], elem_id=f"card-{at}", min_width=0):
-        head = gr.HTML("", elem_classes=["head"])
-        body = gr.HTML("", elem_classes=["tokens"])
-        strip = gr.HTML("", elem_classes=["strip"]) if at else None
-    return head, body, strip
-
-
-def staged(lanes: int, over: bool) -> str:
-    """What the stage shows: the cards of that many lanes and, once the run is over, its results.
+def staged(over: bool) -> str:
+    """What the stage shows: the cards and, once the run is over, its results.
 
     The stylesheet hides them, page.js shows them. Setting ``visible`` on a container takes Gradio most of a second: it
     asks every component inside for its value.
     """
-    return f"{'results' if over else 'answers'} {lanes}"
+    return "results" if over else "answers"
 
 
-def finished(record: Record, arrays: Arrays) -> list[str]:
-    """Heads, bodies and strips of a finished run, in the order of AnswerCards.streamed."""
-    count = len(record.lanes)
-    pad = [""] * (MAX_LANES - count)
-    heads = [reference_head(record), *(lane_head(lane, record.noise_floor) for lane in record.lanes)]
-    bodies = [reference_body(record), *(lane_body(record, arrays, i) for i in range(count))]
-    strips = [lane_strip(arrays, i) for i in range(count)]
-    return [*heads, *pad, *bodies, *pad, *strips, *pad]
+def finished(record: Record, arrays: Arrays) -> str:
+    """The cards of a finished run."""
+    lanes = [
+        (lane_head(lane, record.noise_floor), lane_body(record, arrays, i), lane_strip(arrays, i))
+        for i, lane in enumerate(record.lanes)
+    ]
+    return cards((reference_head(record), reference_body(record), ""), *lanes)

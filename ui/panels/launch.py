@@ -124,7 +124,7 @@ def wire_run(
         start = {"id": job.ticket, "spec": spec.model_dump(mode="json")}
         place = services.desk.place(job.ticket)
         yield [
-            "", start, queued(place), *busy(), staged(len(spec.lanes), over=False), *Board(spec).padded(),
+            "", start, queued(place), *busy(), staged(over=False), Board(spec).html,
         ]  # fmt: skip
 
     async def watch(start: dict[str, Any]) -> AsyncGenerator[list[Any]]:
@@ -142,13 +142,13 @@ def wire_run(
         panel.run,
         panel.cancel,
         cards.stage,
-        *cards.streamed,
+        cards.cards,
     ]
     gr.on(
         [panel.run.click, setup["prompt"].submit], submit, [*setup.fields, lanes.lanes, setup.rest], submitted, **SWIFT
     )
     panel.ticket.change(
-        watch, panel.ticket, [status, panel.run, panel.cancel, shown, panel.notice, *cards.streamed], **SWIFT,
+        watch, panel.ticket, [status, panel.run, panel.cancel, shown, panel.notice, cards.cards], **SWIFT,
         trigger_mode="multiple",
     )  # fmt: skip
     panel.cancel.click(give_up, None, [status, panel.run, panel.cancel], **SWIFT)
@@ -159,19 +159,19 @@ async def stream(start: dict[str, Any], services: Services) -> AsyncGenerator[li
     board = Board(parse_spec(start["spec"]))
     job = services.jobs.watch(start.get("id"))
     if job is None:  # cancelled before it was watched: the page says so already
-        yield [gr.skip()] * (5 + len(board.padded()))
+        yield [gr.skip()] * 6
         return
     paced = Paced()
     async for news in follow(job, services.desk):
         if isinstance(news, Place):
-            yield [queued(news), *busy(), *[gr.skip()] * (2 + len(board.padded()))]
+            yield [queued(news), *busy(), *[gr.skip()] * 3]
             continue
         for event in paced.take(news):
             for update in _updates(event, board, job.ticket, services):
                 yield update
     if job.cancelled:
         # Told here too, not by Cancel alone: Gradio sends a stream's last update again at its end.
-        yield [line(*CANCELLED), *idle(), gr.skip(), gr.skip(), *board.padded()]
+        yield [line(*CANCELLED), *idle(), gr.skip(), gr.skip(), board.html]
     elif isinstance(job.error, KvqError):
         yield _stopped(str(job.error), board)
     elif job.error is not None:
@@ -182,14 +182,13 @@ async def stream(start: dict[str, Any], services: Services) -> AsyncGenerator[li
 def _updates(event: Any, board: Board, ticket: str, services: Services) -> Iterator[list[Any]]:
     if isinstance(event, Finished):
         services.shelf.put(event.record, event.arrays)
-        yield [finished_line(event), *idle(), {"run": event.record.id, "ticket": ticket}, "", *board.padded()]
+        yield [finished_line(event), *idle(), {"run": event.record.id, "ticket": ticket}, "", board.html]
         return
     if isinstance(event, Step):
         if not board.due(event):
             return
         board.show(event)
-    cards = board.padded() if isinstance(event, Step) else [gr.skip()] * len(board.padded())
-    yield [told(event), *[gr.skip()] * 4, *cards]
+    yield [told(event), *[gr.skip()] * 4, board.html if isinstance(event, Step) else gr.skip()]
 
 
 def finished_line(event: Finished) -> str:
@@ -209,4 +208,4 @@ def finished_line(event: Finished) -> str:
 
 def _stopped(error: str, board: Board) -> list[Any]:
     said = notice("The run stopped", error, "The form is as it was; change what is named and run again.")
-    return [line("Stopped", "bad", detail=error), *idle(), gr.skip(), said, *board.padded()]
+    return [line("Stopped", "bad", detail=error), *idle(), gr.skip(), said, board.html]
