@@ -44,6 +44,7 @@ class Captures:
         self.truth: Truth | None = None
         self.others: dict[str, OtherPrompt] = {}
         self._usage: dict[int, dict[str, Tensor]] = {}
+        self._of_prompt: dict[str, Tensor] = {}
         self._at_end: dict[int, dict[str, Tensor]] = {}  # by lane; -1: the reference
         self._chat = spec.chat
         # of the prompt's queries; set, like the two above, when the reference has ended: nobody waits for them before
@@ -84,7 +85,8 @@ class Captures:
             self._at_end[-1] = self._quantiles(rows, 0, bases)
             self._at_end[-1]["angles_query_key"] = principal_angles(self.directions, keys, RANKS)
             measuring = [partial(self._measure, rows, lane, cache, bases, keys) for lane, cache in caches.items()]
-            threads.each(measuring, rows.cores)
+            for _ in threads.in_order([self._read_prompt, *measuring], rows.cores):  # the longest first
+                pass
 
     def _find_directions(self) -> None:
         dim = self.extent.head_dim
@@ -163,16 +165,15 @@ class Captures:
 
     def run_arrays(self) -> dict[str, Tensor]:
         """Arrays of the prompt and the reference, named as in the record."""
-        with self._clock():
-            arrays = self._of_prompt()
         at_end = self._at_end[-1]
-        arrays |= {f"spectra/{name}": at_end[name] for name in ("key_quantiles", "latent_quantiles")}
+        arrays = self._of_prompt | {f"spectra/{name}": at_end[name] for name in ("key_quantiles", "latent_quantiles")}
         arrays["subspace/angles_query_key"] = at_end["angles_query_key"].half()
         assert self.truth is not None
         arrays |= {f"reference/{kind}_channel_energy": energy for kind, energy in self.truth.energy.items()}
         return arrays | {f"reference/{name}": values for name, values in self.attention.of_reference().items()}
 
-    def _of_prompt(self) -> dict[str, Tensor]:
+    def _read_prompt(self) -> None:
+        """Spectra of the prompt's keys and values, and how far its queries lie from each subspace."""
         found: dict[str, list[Tensor]] = {}
         kv_heads = self.model.shape.kv_heads
         for group in self.prefill.groups:
@@ -191,7 +192,7 @@ class Captures:
                 found.setdefault(name, []).append(values)
         # groups follow the layers' order on their devices; put them back in the model's order
         order = torch.tensor([layer for group in self.prefill.groups for layer in group.layers]).argsort()
-        return {name: torch.cat(values)[order] for name, values in found.items()}
+        self._of_prompt = {name: torch.cat(values)[order] for name, values in found.items()}
 
     def lane_arrays(self, lane: int) -> dict[str, Tensor]:
         """Arrays of a forced row, named as in the record."""
