@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ import gradio as gr
 
 from kvq_core.errors import KvqError, SpecError
 from kvq_core.record import Record
-from kvq_core.runfiles import ARRAYS, record_json, serialize
+from kvq_core.runfiles import ARRAYS, RECORD, serialize
 from kvq_core.sharing import holds_key, reach
 from kvq_core.spec import parse_spec
 from ui.access import key_in
@@ -75,12 +76,14 @@ def show_share(record: Record, shown: dict[str, Any], request: gr.Request, servi
 def wire_share(panel: Share, shown: gr.State, kept: gr.BrowserState, services: Services) -> None:
     """Fill the panel when it is opened; share a run when its maker says so."""
 
-    def fill(shown: dict[str, Any], request: gr.Request) -> list[Any]:
+    def fill(shown: dict[str, Any], request: gr.Request) -> Iterator[list[Any]]:
+        """What is copied at once, then the files, the report last: its figures take a second."""
         if not shown.get("run"):
-            return [gr.skip()] * (1 + len(FILES))
+            return
         record, arrays = services.shelf.get(shown["run"])
-        address = link(record.id, request)
-        return [_copies(record, request), *_files(record, arrays, address, services)]
+        files = _files(record, arrays, services)
+        yield [_copies(record, request), gr.skip(), *files]
+        yield [gr.skip(), _report(record, arrays, link(record.id, request), services), *[gr.skip()] * len(files)]
 
     def share(shown: dict[str, Any], kept: Any, listed: bool, request: gr.Request) -> list[Any]:
         run = shown.get("run")
@@ -127,14 +130,20 @@ def _copies(record: Record, request: gr.Request) -> str:
     )
 
 
-def _files(record: Record, arrays: dict[str, Any], address: str, services: Services) -> list[Any]:
+def _files(record: Record, arrays: dict[str, Any], services: Services) -> list[Any]:
     content, _ = serialize(record, arrays)
+    files = {
+        "record.json": content[RECORD], "arrays.safetensors": content[ARRAYS],
+        "scorecard.csv": to_csv(scorecard(record)).encode(), FILE: comparison_json(record).encode(),
+    }  # fmt: skip
+    return [_offered(services.file(f"{record.id}-{name}", data)) for name, data in files.items()]
+
+
+def _report(record: Record, arrays: dict[str, Any], address: str, services: Services) -> Any:
     where = hashlib.sha256(address.encode()).hexdigest()[:6]  # a report names the address it was made at
-    files = (
-        (f"report-{where}.html", report(record, arrays, address).encode()),
-        ("record.json", record_json(record).encode()),
-        ("arrays.safetensors", content[ARRAYS]),
-        ("scorecard.csv", to_csv(scorecard(record)).encode()),
-        (FILE, comparison_json(record).encode()),
-    )
-    return [gr.update(value=services.file(f"{record.id}-{name}", data), interactive=True) for name, data in files]
+    made = report(record, arrays, address).encode()
+    return _offered(services.file(f"{record.id}-report-{where}.html", made))
+
+
+def _offered(path: str) -> Any:
+    return gr.update(value=path, interactive=True)

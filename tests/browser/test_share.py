@@ -1,0 +1,162 @@
+"""Sharing a run in a real browser: what the boxes hold, what the files are, and what links open."""
+
+import csv
+import json
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from safetensors.torch import load_file
+
+from kvq_core.links import decode, encode
+from kvq_core.record import Record
+from kvq_core.spec import parse_spec
+from kvq_core.store import open_store
+
+from ..ui_record_factory import make_run
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+ONE, OTHER = "0123456789abcdef", "fedcba9876543210"
+NAMES = ("Report (HTML)", "Record (JSON)", "Arrays (safetensors)", "Scorecard (CSV)", "Comparison (JSON)")
+
+
+@pytest.fixture(scope="module")
+def runs(store_folder) -> dict[str, Record]:
+    """Two stored runs of the same comparison but for its seed."""
+    store, found = open_store(store_folder), {}
+    spec = parse_spec({"prompt": "Why did people trust the mill?", "lanes": [{"method": "kivi"}, {"method": "squat"}]})
+    for seed, id in enumerate((ONE, OTHER)):
+        record, arrays = make_run(2)
+        told = spec.model_copy(update={"seed": seed}).model_dump(mode="json")
+        found[id] = record.model_copy(update={"id": id, "spec": told})
+        store.save(found[id], arrays)
+    return found
+
+
+@pytest.fixture(scope="module")
+def public(start_server, tmp_path_factory) -> tuple[str, str]:
+    """A public instance with a store of its own, and the path of that store."""
+    folder = str(tmp_path_factory.mktemp("public") / "store")
+    return start_server(KVQ_STORE=folder, KVQ_MODELS="smollm2-135m-instruct-q4_1"), folder
+
+
+def opened(open_page, address: str, **options):
+    page = open_page(address, **options)
+    page.wait_for_selector("#share textarea")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.locator("#share-more button.label-wrap").click()
+    page.wait_for_selector("#copies img")
+    page.wait_for_function("!document.querySelector('#downloads button:disabled')")
+    return page
+
+
+def test_boxes_hold_links_that_can_be_copied_and_the_card_is_a_picture(server, runs, open_page, tmp_path):
+    page = opened(open_page, f"{server}/?run={ONE}")
+    assert page.locator("#share textarea").input_value() == f"{server}/?run={ONE}"
+    page.locator("#share button.copy").click()
+    page.wait_for_function("document.querySelector('#share button.copy').innerText == 'Copied'")
+    assert page.evaluate("navigator.clipboard.readText()") == f"{server}/?run={ONE}"
+    texts = [box.input_value() for box in page.locator("#copies textarea").all()]
+    link, card, command = texts
+    assert decode(parse_qs(urlsplit(link).query)["c"][0]).canonical() == parse_spec(runs[ONE].spec).canonical()
+    assert f"{server}/?run={ONE}" in card and "KLD" in card and command.startswith("cat > comparison.json <<'EOF'")
+    with page.expect_download() as waiting:
+        page.locator("#copies button.png").click()
+    waiting.value.save_as(tmp_path / "card.png")
+    raw = (tmp_path / "card.png").read_bytes()
+    assert raw[:8] == b"\x89PNG\r\n\x1a\n" and int.from_bytes(raw[16:20]) == 2400 and len(raw) > 20_000
+
+
+def test_files_download_and_parse_and_the_report_opens_offline(server, runs, open_page, browser, tmp_path):
+    page = opened(open_page, f"{server}/?run={ONE}")
+    files = {}
+    for name in NAMES:
+        with page.expect_download() as waiting:
+            page.locator("#downloads").get_by_role("button", name=name).click()
+        files[name] = tmp_path / waiting.value.suggested_filename
+        waiting.value.save_as(files[name])
+        assert files[name].name.startswith(ONE)
+    assert Record.model_validate_json(files["Record (JSON)"].read_bytes()) == runs[ONE]
+    assert "lane/0/kld" in load_file(files["Arrays (safetensors)"])
+    rows = list(csv.DictReader(files["Scorecard (CSV)"].open()))
+    assert [row["lane"] for row in rows] == ["Noise floor", *(lane.label for lane in runs[ONE].lanes)]
+    assert parse_spec(json.loads(files["Comparison (JSON)"].read_bytes())).prompt == runs[ONE].spec["prompt"]
+    for theme, ground in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(23, 28, 39)")):
+        look_at_report(browser, files["Report (HTML)"], theme, ground)
+
+
+def look_at_report(browser, file: Path, theme: str, ground: str) -> None:
+    context = browser.new_context(viewport={"width": 390, "height": 800}, color_scheme=theme, offline=True)
+    page, complaints = context.new_page(), []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(file.as_uri())
+    assert page.locator("figure svg").count() >= 4
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= 390
+    assert page.evaluate("getComputedStyle(document.querySelector('section')).backgroundColor") == ground
+    assert complaints == []
+    context.close()
+
+
+def test_a_comparison_link_fills_the_form_and_waits(server, open_page):
+    spec = parse_spec({"prompt": "Name three rivers.", "seed": 5, "lanes": [{"label": "Mine", "method": "squat"}]})
+    page = open_page(f"{server}/?c={encode(spec)}")
+    page.wait_for_function("document.querySelector('#prompt textarea').value == 'Name three rivers.'")
+    assert page.locator("button.lane-row").count() == 1 and "Mine" in page.locator("#lane-row-0").inner_text()
+    assert "nothing was computed" in page.locator("#status").inner_text()
+    assert page.locator("#run").inner_text() == "Run" and not page.locator("#results").is_visible()
+
+
+@pytest.mark.parametrize("query", ["c=1.AAAA", "c=", "run=../../etc/passwd", f"run={'0' * 16}", f"vs={'0' * 16}"])
+def test_a_link_that_opens_nothing_leaves_a_page_that_works(server, open_page, query):
+    page = open_page(f"{server}/?{query}")
+    page.wait_for_selector("#status .notice.bad")
+    assert page.locator("#prompt textarea").input_value() and page.locator("#run").is_enabled()
+
+
+def test_two_runs_beside_each_other_by_link_and_by_choice(server, runs, open_page):
+    page = open_page(f"{server}/?run={ONE}&vs={OTHER}")
+    page.wait_for_selector("#versus-found table.versus")
+    told = page.locator("#versus-found").inner_text()
+    assert "seed" in told and "may be ranked" in told
+    assert page.locator("#versus-found textarea").input_value() == f"{server}/?run={ONE}&vs={OTHER}"
+    page = open_page(f"{server}/?run={OTHER}", width=390)
+    page.wait_for_selector("#versus")
+    page.locator("#versus button.label-wrap").click()
+    page.locator("#versus-run input").fill(f"{server}/?run={ONE}")
+    page.locator("#versus-run input").press("Enter")
+    page.locator("#versus-go").click()
+    page.wait_for_selector("#versus-found table.versus")
+    page.wait_for_function(f"location.search == '?run={OTHER}&vs={ONE}'")
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= 390
+    page.locator("#versus-run input").fill("nothing of the kind")
+    page.locator("#versus-run input").press("Enter")
+    page.locator("#versus-go").click()
+    page.wait_for_selector("#versus-found .notice.bad")
+    assert page.locator("#share textarea").is_visible()
+
+
+def test_a_public_run_is_its_makers_until_it_is_shared(public, open_page):
+    server, folder = public
+    mine = open_page(server)
+    mine.locator("#prompt textarea").fill("The mill worked with the tide. " * 8 + "Why?")
+    mine.get_by_role("button", name="Generation options").click()
+    mine.locator("#max-new-tokens input").fill("2")
+    mine.locator("#max-new-tokens input").blur()
+    mine.locator("#run").click()
+    mine.wait_for_selector("#private >> visible=true", timeout=200_000)
+    link = mine.locator("#share textarea").input_value()
+    mine.wait_for_selector("#runs a")
+    mine.reload()
+    mine.wait_for_selector("#share textarea")  # the same browser opens it again
+    stranger = open_page(link)
+    stranger.wait_for_selector("#status .notice.bad")
+    assert "has not shared it" in stranger.locator("#status").inner_text()
+    mine.locator("#share-listed input").check()
+    mine.locator("#share-run").click()
+    mine.wait_for_selector("#private", state="hidden")
+    stranger = open_page(link)
+    stranger.wait_for_selector("#share textarea")
+    assert f"run={link.split('run=')[1]}" in stranger.locator("#shared a").first.get_attribute("href")
+    assert open_store(folder).shared(link.split("run=")[1]) == "listed"
