@@ -12,6 +12,7 @@ import torch
 from kvq_core.errors import LimitError
 
 CGROUPS = Path("/sys/fs/cgroup")
+UNKNOWN = 1 << 62
 # kernel files of the two versions: the limit, what is used, and where in memory.stat stands what of it can be dropped
 _FILES = (
     ("memory.max", "memory.current", "inactive_file"),
@@ -22,13 +23,17 @@ _FILES = (
 def free_bytes(device: torch.device | str = "cpu") -> int:
     """Bytes a run could take on a device now.
 
-    On a GPU what the driver has and what torch holds without using it; otherwise what the system can give without
-    swapping, or what is left of the container's limit where that is less.
+    On a GPU what the driver has and what torch holds without using it, or UNKNOWN where the GPU is lent for each run
+    and is not here to be asked; otherwise what the system can give without swapping, or what is left of the container's
+    limit where that is less.
     """
     device = torch.device(device)
     if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0]) + unused
+        try:
+            unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+            return int(torch.cuda.mem_get_info(device)[0]) + unused
+        except (RuntimeError, AssertionError):
+            return UNKNOWN
     left = [psutil.virtual_memory().available, *filter(None, map(_left_in, _groups()))]
     return max(0, min(left))
 

@@ -49,7 +49,7 @@ class Admission:
         refusal = None
         if most.work is not None and tokens * (lanes + 1) > most.work:
             refusal = (
-                f"{tokens:,} tokens x {lanes + 1} caches (the reference and {plural(lanes, 'lane')}) are "
+                f"{tokens:,} tokens × {lanes + 1} caches (the reference and {plural(lanes, 'lane')}) are "
                 f"{tokens * (lanes + 1):,}; this instance allows {most.work:,}. Shorten to "
                 f"{most.work // (lanes + 1):,} tokens, prompt and answer together{_or_lanes(most.work // tokens - 1)}."
             )

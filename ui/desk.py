@@ -138,7 +138,8 @@ class Desk:
 
 
 def _left(ticket: Ticket) -> float | None:
-    """Seconds a ticket's work still takes, as far as that was known before it began."""
+    """Seconds a ticket's work still takes, by its estimate; None once it takes longer than that."""
     if ticket.cost.seconds is None or ticket.began is None:
         return ticket.cost.seconds
-    return max(0.0, ticket.cost.seconds - (time.monotonic() - ticket.began))
+    left = ticket.cost.seconds - (time.monotonic() - ticket.began)
+    return left if left > 0 else None

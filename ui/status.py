@@ -21,7 +21,7 @@ def queued(place: Place) -> str:
     """The place in line and the wait, for work that has not begun."""
     if not place.ahead:
         return line("Starting", done=0.0)
-    wait = "" if place.seconds is None else f"It starts in about {waiting(place.seconds)}. "
+    wait = "" if place.seconds is None else f"It starts in {waiting(place.seconds)}. "
     return line(
         f"Waiting for {plural(place.ahead, 'run')} ahead of yours",
         done=0.0,
@@ -30,10 +30,10 @@ def queued(place: Place) -> str:
 
 
 def waiting(seconds: float) -> str:
-    """A wait, no more exact than it is: ``a few seconds``, ``40 s``, ``6 min``."""
+    """A wait, no more exact than it is: ``a few seconds``, ``about 40 s``, ``about 6 min``."""
     if seconds < 7.5:
         return "a few seconds"
-    return f"{5 * round(seconds / 5)} s" if seconds < 90 else f"{round(seconds / 60):,} min"
+    return f"about {5 * round(seconds / 5)} s" if seconds < 90 else f"about {round(seconds / 60):,} min"
 
 
 def told(event: Event) -> str | None:

@@ -57,8 +57,8 @@ def idle() -> list[Any]:
     return [gr.update(value="Run", interactive=True), gr.update(visible=False)]
 
 
-def busy() -> list[Any]:
-    return [gr.update(value="Running", interactive=False), gr.update(visible=True)]
+def busy(doing: str = "Running") -> list[Any]:
+    return [gr.update(value=doing, interactive=False), gr.update(visible=True)]
 
 
 def wire_estimate(panel: Launch, setup: Setup, lanes: Lanes, services: Services) -> None:
@@ -123,9 +123,8 @@ def wire_run(
             return
         start = {"id": job.ticket, "spec": spec.model_dump(mode="json")}
         place = services.desk.place(job.ticket)
-        yield [
-            "", start, queued(place), *busy(), staged(over=False), Board(spec).html,
-        ]  # fmt: skip
+        doing = busy("Waiting" if place.ahead else "Running")
+        yield ["", start, queued(place), *doing, staged(over=False), Board(spec).html]
 
     async def watch(start: dict[str, Any]) -> AsyncGenerator[list[Any]]:
         async for update in stream(start, services):
@@ -164,7 +163,7 @@ async def stream(start: dict[str, Any], services: Services) -> AsyncGenerator[li
     paced = Paced()
     async for news in follow(job, services.desk):
         if isinstance(news, Place):
-            yield [queued(news), *busy(), *[gr.skip()] * 3]
+            yield [queued(news), *busy("Waiting"), *[gr.skip()] * 3]
             continue
         for event in paced.take(news):
             for update in _updates(event, board, job.ticket, services):
@@ -188,7 +187,7 @@ def _updates(event: Any, board: Board, ticket: str, services: Services) -> Itera
         if not board.due(event):
             return
         board.show(event)
-    yield [told(event), *[gr.skip()] * 4, board.html if isinstance(event, Step) else gr.skip()]
+    yield [told(event), *busy(), gr.skip(), gr.skip(), board.html if isinstance(event, Step) else gr.skip()]
 
 
 def finished_line(event: Finished) -> str:
