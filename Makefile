@@ -15,7 +15,7 @@ export KVQ_HOME ?= $(HOME)/.cache/kvq-explorer
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONPATH := .
 
-.PHONY: setup setup-dev run test test-gpu bench-gpu check bench readme examples fmt clean
+.PHONY: setup setup-dev run test test-gpu bench-gpu check bench load readme examples fmt clean
 
 setup: $(VENV)/.installed
 	@test -f "$(KVQ_HOME)/models/$(MODEL)/model.safetensors" || \
@@ -40,6 +40,10 @@ bench: setup
 	$(PY) benchmarks/methods.py
 	$(PY) benchmarks/commvq_scores.py
 	$(PY) benchmarks/page.py
+
+# Fifty visitors at once on a real server, and what becomes of each: into benchmarks/load.json, told in docs/serving.md.
+load: setup
+	$(PY) benchmarks/load.py $(LOAD_ARGS)
 
 # The measured and generated parts of README.md and docs/, from the JSON in benchmarks/, the claims and the code.
 readme: setup

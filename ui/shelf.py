@@ -36,7 +36,7 @@ class Shelf:
         """Raises StoreError for an unknown or damaged run."""
         found = None
         with self._lock:
-            if run_id in self._held:
+            if isinstance(run_id, str) and run_id in self._held:  # a request may name anything
                 self._held.move_to_end(run_id)
                 found = self._held[run_id]
         if found is not None:

@@ -1,0 +1,286 @@
+"""``make load``: a real server under fifty visitors, and what becomes of each of them.
+
+Two servers are started, each with a store of its own: a private instance, where nothing but the line is limited, and a
+public one with its limits. Visitors speak to them as browsers do (load_visitors.py). On the private one fifty open a
+link with a comparison of their own (one lane, four new tokens) and press Run at once; ten close the page, half of them
+while they wait and half in mid-run; one reads its stream at eight bytes a second; one sends a prompt of 10 MB, one a
+request of 20 MB; and links, ids and request bodies that mean nothing arrive all the time. Everybody must get an answer,
+and each the answer to their own prompt; the server must stay up, and its memory return to its level. The estimate of
+memory that runs are admitted by is compared with measured peaks (load_memory.py). All goes into load.json.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.load_memory import measured_peaks  # noqa: E402
+from benchmarks.load_visitors import Plan, Refused, Visit, Visitor, read_slowly  # noqa: E402
+
+MODEL = "smollm2-135m-instruct-q4_1"
+OBJECTS = "river bridge candle mirror garden ladder pillow basket hammer violin".split()
+LANES = [{"method": "kivi"}]
+
+
+@contextmanager
+def server(folder: str, port: int, **variables: str) -> Iterator[tuple[str, psutil.Process]]:
+    """A server as ``make run`` starts it; SIGUSR1 makes it collect garbage."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", port))
+        port = free.getsockname()[1]
+    env = {**os.environ, "PORT": str(port), "KVQ_STORE": folder, "HF_HUB_OFFLINE": "1", **variables}
+    with Path(folder, "server.log").open("w") as log:
+        process = subprocess.Popen([sys.executable, __file__, "--serve"], cwd=ROOT, env=env, stdout=log, stderr=log)
+        address = f"http://127.0.0.1:{port}"
+        try:
+            until = time.monotonic() + 900
+            while not _ready(address):
+                if process.poll() is not None or time.monotonic() > until:
+                    raise SystemExit(f"The server did not start:\n{Path(folder, 'server.log').read_text()[-3000:]}")
+                time.sleep(0.5)
+            yield address, psutil.Process(process.pid)
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def _ready(address: str) -> bool:
+    try:
+        return bool(httpx.get(f"{address}/health", timeout=10).json()["model"]["loaded"])
+    except (httpx.HTTPError, ValueError, KeyError):
+        return False
+
+
+def serve() -> int:
+    """app.py, with a way to ask from outside what its memory is without garbage."""
+    import ctypes
+    import gc
+
+    import app
+
+    def collect(*_: object) -> None:
+        gc.collect()
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+    signal.signal(signal.SIGUSR1, collect)
+    return app.main()
+
+
+class Watcher:
+    """Memory of the server and the time ``/`` takes, all along."""
+
+    def __init__(self, address: str, process: psutil.Process):
+        self.address, self.process = address, process
+        self.latency: list[float] = []
+        self.peak = 0
+        self._task = asyncio.create_task(self._look())
+
+    async def _look(self) -> None:
+        async with httpx.AsyncClient(timeout=120) as http:
+            while True:
+                began = time.monotonic()
+                (await http.get(f"{self.address}/")).raise_for_status()
+                self.latency.append(time.monotonic() - began)
+                self.peak = max(self.peak, self.process.memory_info().rss)
+                await asyncio.sleep(0.5)
+
+    def stop(self) -> dict[str, float]:
+        if self._task.done():
+            self._task.result()  # the server did not answer: that is the finding
+        self._task.cancel()
+        times = sorted(self.latency)
+        return {
+            "requests": len(times), "median_s": statistics.median(times), "p95_s": times[int(0.95 * (len(times) - 1))],
+            "max_s": times[-1],
+        }  # fmt: skip
+
+
+async def resting(address: str, process: psutil.Process) -> dict[str, float]:
+    """Memory (MB) and threads once nothing runs, before and after garbage is collected."""
+    async with httpx.AsyncClient(timeout=60) as http:
+        while any((await http.get(f"{address}/health")).json()["queue"].values()):
+            await asyncio.sleep(0.5)
+    await asyncio.sleep(5)
+    found = {"rss_mb": process.memory_info().rss / 1e6}
+    process.send_signal(signal.SIGUSR1)
+    await asyncio.sleep(3)
+    return found | {"collected_mb": process.memory_info().rss / 1e6, "threads": process.num_threads()}
+
+
+def prompt_of(number: int) -> str:
+    return f"Visitor {number} asks: what is a {OBJECTS[number % len(OBJECTS)]} made of?"
+
+
+def link(prompt: str, new: int = 4) -> str:
+    """What stands behind ``?c=``: a short comparison with one lane, which fills the form."""
+    from kvq_core.links import encode
+    from kvq_core.spec import parse_spec
+
+    return encode(parse_spec({"prompt": prompt, "max_new_tokens": new, "lanes": LANES, "capture": {"detail": "off"}}))
+
+
+async def usual(address: str, plan: Plan, number: int, stop_at: str | None = None, host: str = "") -> Visit:
+    """One visitor from opening the page with a link of their own to closing it."""
+    prompt = prompt_of(number)
+    visitor = await Visitor(address, plan, host, c=link(prompt, 200 if stop_at else 4)).open()
+    try:
+        visit = await visitor.press_run(Visit(prompt), stop_at)
+        return await visitor.see(visit) if visit.outcome == "done" else visit
+    finally:
+        await visitor.close()
+
+
+async def large(address: str, plan: Plan, characters: int) -> dict[str, Any]:
+    """A visitor who pastes a book: how soon and how it is answered."""
+    visitor, began = await Visitor(address, plan).open(), time.monotonic()
+    visit = await visitor.press_run(Visit(), prompt="x" * characters)
+    await visitor.close()
+    return {"seconds": time.monotonic() - began, "outcome": visit.outcome, "reason": visit.reason}
+
+
+async def nonsense(address: str, plan: Plan, over: asyncio.Event) -> dict[str, int]:
+    """Links and requests that mean nothing, until ``over``: how often which status came back."""
+    found: Counter[str] = Counter()
+    chance = random.Random(6)
+    async with httpx.AsyncClient(base_url=address, timeout=120) as http:
+        while not over.is_set():
+            text = "".join(
+                chr(chance.choice([chance.randrange(1, 128), chance.randrange(0x20, 0xD7FF)])) for _ in range(40)
+            )
+            for name in ("run", "vs", "c", "preset", "learn"):
+                found[f"link {(await http.get('/', params={name: text})).status_code}"] += 1
+            junk = chance.choice([None, [], {}, text, -1, [[]] * 50, {"a": {"b": [text]}}, 10**30])
+            events = [0, -1, 10**9, plan.submit["id"], text]
+            body = {"data": junk, "fn_index": chance.choice(events), "session_hash": text}
+            found[f"request {(await http.post(f'{plan.prefix}/queue/join', json=body)).status_code}"] += 1
+            found[f"form {await _form_of_nonsense(address, plan, chance, text)}"] += 1
+            await asyncio.sleep(1)
+    return dict(sorted(found.items()))
+
+
+async def _form_of_nonsense(address: str, plan: Plan, chance: random.Random, text: str) -> str:
+    """Press Run with values no form would send."""
+    visitor = Visitor(address, plan)
+    try:
+        values = [chance.choice([None, text, -1, 1e308, [], {"x": 1}, True]) for _ in plan.submit["inputs"]]
+        said = json.dumps(await visitor.call(plan.submit, values))
+        return "failed" if "that should not have" in said else "answered"
+    except Refused:
+        return "refused"
+    finally:
+        await visitor.close()
+
+
+async def crowd(address: str, process: psutil.Process, store: str, count: int) -> dict[str, Any]:
+    """Everybody at once on an instance without limits."""
+    async with httpx.AsyncClient(timeout=120) as http:
+        plan = Plan((await http.get(f"{address}/config")).json())
+    for number in range(3):  # what is made once is not growth
+        await usual(address, plan, 1000 + number)
+    before = await resting(address, process)
+    watcher, over, began = Watcher(address, process), asyncio.Event(), time.monotonic()
+    slow_page = await Visitor(address, plan, c=link(prompt_of(count))).open()
+    beside = [
+        asyncio.create_task(nonsense(address, plan, over)),
+        asyncio.create_task(read_slowly(address, plan, slow_page, over)),
+    ]
+    leaving = count // 5
+    stops = ["Step"] * (leaving // 2) + ["Waiting"] * (leaving - leaving // 2) + [None] * (count - leaving)
+    random.Random(1).shuffle(stops)
+    pressed = [usual(address, plan, number, stop) for number, stop in enumerate(stops)]
+    pasted = asyncio.gather(large(address, plan, 10_000_000), large(address, plan, 20_000_000))
+    visits = list(await asyncio.gather(*pressed))
+    seconds = time.monotonic() - began
+    over.set()
+    junk, slow = await asyncio.gather(*beside)
+    latency, books = watcher.stop(), await pasted
+    await slow_page.close()
+    return {
+        "visitors": count, "seconds": seconds, **summary(visits, store), "slow_reader": slow.outcome,
+        "slow_reader_s": slow.seconds, "prompt_10mb": books[0], "request_20mb": books[1], "nonsense": junk,
+        "page_latency": latency, "peak_mb": watcher.peak / 1e6, "before": before,
+        "after": await resting(address, process), "log_errors": _errors(store),
+    }  # fmt: skip
+
+
+def summary(visits: list[Visit], store: str) -> dict[str, Any]:
+    """How the visits ended, whether each result is of the visitor's own prompt, and how long they waited."""
+    from kvq_core.store import open_store
+
+    runs = {visit.run: visit for visit in visits if visit.outcome == "done"}
+    mixed = [v.prompt for id, v in runs.items() if open_store(store).load(id)[0].spec["prompt"] != v.prompt]
+    waits = sorted(visit.wait for visit in runs.values())
+    return {
+        "outcomes": dict(Counter(visit.outcome for visit in visits)), "runs": len(runs), "mixed_up": len(mixed),
+        "told_a_wait": sum(any("starts in" in detail for _, _, detail in v.seen) for v in visits),
+        "wait_s": {"median": statistics.median(waits), "max": waits[-1]},
+        "reasons": sorted({visit.reason for visit in visits if visit.outcome in ("refused", "stopped")}),
+    }  # fmt: skip
+
+
+def _errors(store: str) -> int:
+    """Lines of the server's log that tell of an error nobody expected."""
+    return sum('"level": "error"' in line or "Traceback" in line for line in Path(store, "server.log").open())
+
+
+async def limited(address: str, process: psutil.Process, store: str, count: int) -> dict[str, Any]:
+    """A public instance: everybody from an address of their own, one who presses Run on five pages, one who asks for
+    too much, and one whose text is too long."""
+    async with httpx.AsyncClient(timeout=120) as http:
+        plan = Plan((await http.get(f"{address}/config")).json())
+    others = [usual(address, plan, number, host=f"192.0.2.{number + 1}") for number in range(count)]
+    greedy = [usual(address, plan, 100 + number, host="198.51.100.1") for number in range(5)]
+    visits = await asyncio.gather(*others, *greedy)
+    visitor = await Visitor(address, plan, "203.0.113.1").open()
+    costly = await visitor.press_run(Visit(), prompt="one two three " * 2000)
+    await visitor.close()
+    return {
+        "visitors": count, **summary(visits[:count], store), "five_pages": summary(visits[count:], store),
+        "costly": costly.reason, "prompt_10mb": await large(address, plan, 10_000_000),
+    }  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--visitors", type=int, default=50)
+    parser.add_argument("--port", type=int, default=0, help="0: any free one")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "load.json")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve:
+        return serve()
+    with tempfile.TemporaryDirectory() as folder, server(folder, args.port, KVQ_MODELS="") as running:
+        found = {"private": asyncio.run(crowd(*running, folder, args.visitors))}
+    with tempfile.TemporaryDirectory() as folder, server(folder, args.port, KVQ_MODELS=MODEL) as running:
+        found["public"] = asyncio.run(limited(*running, folder, 12))
+    found |= {"memory": measured_peaks(), "cores": os.cpu_count()}
+    args.out.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+    private = found["private"]
+    unanswered = private["outcomes"].get("unanswered", 0) + (private["slow_reader"] != "done")
+    return int(
+        bool(unanswered or private["mixed_up"] or private["nonsense"].get("form failed") or private["log_errors"])
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
