@@ -15,7 +15,7 @@ export KVQ_HOME ?= $(HOME)/.cache/kvq-explorer
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONPATH := .
 
-.PHONY: setup setup-dev run test test-gpu bench-gpu check bench load readme examples fmt clean
+.PHONY: setup setup-dev run test test-gpu bench-gpu check bench load readme examples space-check fmt clean
 
 setup: $(VENV)/.installed
 	@test -f "$(KVQ_HOME)/models/$(MODEL)/model.safetensors" || \
@@ -52,6 +52,10 @@ readme: setup
 # The stored runs that ship with the app, again.
 examples: setup
 	$(PY) -m kvq_core.examples
+
+# A dry run of the Space: its build in an empty folder, its start, a stored run, a comparison. See docs/space.md.
+space-check: setup
+	$(PY) tests/space_check.py
 
 # On a machine with a GPU. torch >= 2.8, triton >= 3.4, numpy and pytest are all that these two need: from the
 # environment that `make setup-dev` made, where there is one, else from python3. bench-gpu goes on after its last case.
