@@ -1,5 +1,6 @@
 """Lock-step decoding: one batched forward a step for the reference, the forced lanes and the free lanes."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kvq_core.engine import threads
-from kvq_core.engine.cache import LaneCache
+from kvq_core.engine.cache import LaneCache, Part
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows, Tap
 from kvq_core.engine.sampling import Sampler
@@ -20,6 +21,8 @@ from kvq_core.memory import ran_out
 from kvq_core.models import LoadedModel
 from kvq_core.rope import Rope
 from kvq_core.spec import ComparisonSpec, Lane
+
+_ADDING = threading.Lock()  # two parts of a lane may end at once
 
 Finish = Literal["eos", "length", "continuation"]
 # logits of the reference (n, vocabulary) and of the forced lanes (lanes, n, vocabulary), and the n tokens that follow
@@ -196,9 +199,10 @@ class Decode:
         owners = [(row, s, s.cache) for row, s in enumerate(self.states_running, 1) if row < forced]
         owners += [(forced + i, s, s.free) for i, s in enumerate(self._free)]
         settling = [
-            partial(self._settle, row, state, cache, ids.shape[1])
+            partial(self._settle, row, state, cache, part, ids.shape[1])
             for row, state, cache in owners
             if state.error is None and cache is not None
+            for part in cache.parts  # keys and values know nothing of each other: a lane alone still fills two cores
         ]
         threads.each(settling, self.rows.cores)
         self.rows.advance(ids.shape[1])
@@ -206,13 +210,14 @@ class Decode:
         self.step_rows.append(len(inputs))
         return logits
 
-    def _settle(self, row: int, state: LaneState, cache: LaneCache, fresh: int) -> None:
+    def _settle(self, row: int, state: LaneState, cache: LaneCache, part: Part, fresh: int) -> None:
         began = time.perf_counter()
         try:
-            self.rows.settle(row, cache, fresh)
+            self.rows.settle(row, cache, part, fresh)
         except Exception as error:  # whatever a method does wrong is its lane's failure, not the run's
             state.error = _said(error)
-        state.encode_decode_s += time.perf_counter() - began
+        with _ADDING:
+            state.encode_decode_s += time.perf_counter() - began
 
 
 def _said(error: Exception) -> str:

@@ -247,18 +247,17 @@ class Rows:
             own = torch.ones(fresh, fresh, dtype=torch.bool, device=scores.device).triu(1)
             scores.unflatten(-2, (-1, fresh))[..., -fresh:].masked_fill_(own, float("-inf"))
 
-    def settle(self, row: int, cache: LaneCache, fresh: int) -> None:
-        """Let a row's new tokens enter its packed store one by one, and rewrite what the store changed."""
-        for part in cache.parts:
-            tail = self.copies[part.group].of(part.kind)[1]
-            for position in range(self.tokens, self.tokens + fresh):
-                at = position - self.prefix
-                cache.append(part, self._rows_of(tail, part, row, at), position)
-                changed = cache.flush(part)
-                if changed is not None:
-                    self._write(part.group, part.kind, part.layers, row, *changed)
-            if part.stream.observes:
-                self._look_back(row, part)
+    def settle(self, row: int, cache: LaneCache, part: Part, fresh: int) -> None:
+        """Let a row's new tokens enter a part of its packed store one by one, and rewrite what the store changed."""
+        tail = self.copies[part.group].of(part.kind)[1]
+        for position in range(self.tokens, self.tokens + fresh):
+            at = position - self.prefix
+            cache.append(part, self._rows_of(tail, part, row, at), position)
+            changed = cache.flush(part)
+            if changed is not None:
+                self._write(part.group, part.kind, part.layers, row, *changed)
+        if part.stream.observes:
+            self._look_back(row, part)
 
     def _look_back(self, row: int, part: Part) -> None:
         """Show a part the step's attention and rewrite the tokens it stores anew."""
