@@ -24,6 +24,7 @@ class Preset(BaseModel):
     question: str
     look_at: tuple[str, ...]
     claim: str | None = None  # the claim of a paper it bears on
+    chip: bool = False  # one of the few that the page offers as buttons; the others are in a list
     spec: ComparisonSpec
 
 

@@ -13,7 +13,6 @@ from ui.panels.stress import create_stress
 from ui.services import SWIFT
 from ui.text import safe
 
-CHIPS = 6  # presets shown as buttons; the others are in a list
 
 
 @dataclass
@@ -47,9 +46,10 @@ def create_setup() -> Setup:
         with gr.Row(elem_classes=["chips"]):
             chips = {
                 name: gr.Button(short(preset), size="sm", elem_classes=["chip-button"], elem_id=f"preset-{name}")
-                for name, preset in list(known.items())[:CHIPS]
+                for name, preset in known.items()
+                if preset.chip
             }
-        rest_of_them = [(short(preset), name) for name, preset in list(known.items())[CHIPS:]]
+        rest_of_them = [(short(preset), name) for name, preset in known.items() if not preset.chip]
         more = gr.Dropdown(rest_of_them, value=None, label="More presets", visible=bool(rest_of_them), interactive=True)
         question = gr.HTML("", elem_id="question")
         prompt = gr.Textbox(
