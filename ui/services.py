@@ -11,9 +11,9 @@ from typing import Any
 from kvq_core.estimate import Estimate
 from kvq_core.events import Event
 from kvq_core.limits import limits
-from kvq_core.spec import ComparisonSpec
 from kvq_core.measuring import LeftOut, Measured, measure_spec
 from kvq_core.measuring import Request as Measuring
+from kvq_core.spec import ComparisonSpec
 from kvq_core.store import Store
 from kvq_core.training import Offer, Trained, Training, offer, train_missing
 from ui.admission import Admission, check_memory
@@ -37,8 +37,8 @@ class Services:
     estimate: Callable[[ComparisonSpec], Estimate]
     offer: Callable[..., Offer | None] = offer
     train: Callable[[Offer], Generator[Training | Trained]] = train_missing
-    shelf: Shelf = field(init=False)
     measure: Callable[[ComparisonSpec, Measuring], Iterator[Measured | LeftOut]] = measure_spec
+    shelf: Shelf = field(init=False)
     desk: Desk = field(default_factory=Desk)
     jobs: Jobs = field(init=False)
     admission: Admission = field(init=False)
