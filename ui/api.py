@@ -46,7 +46,7 @@ PACE_S = 0.15  # between two updates of a stream
 
 def create_api(services: Services) -> None:
     """Add the endpoints to the page that is being built. Everything else about the page stays private."""
-    for endpoint in (*_computing(services), *_reading(services)):
+    for endpoint in (*_computing(services), *_listing(), *_stored(services)):
         most = None if inspect.isasyncgenfunction(endpoint) else 4
         gr.api(_yielded(endpoint), api_name=endpoint.__name__, concurrency_limit=most)
 
@@ -94,7 +94,7 @@ def _computing(services: Services) -> tuple[Callable[..., Any], ...]:
     return compare, estimate
 
 
-def _reading(services: Services) -> tuple[Callable[..., Any], ...]:
+def _listing() -> tuple[Callable[..., Any], ...]:
     def methods() -> list[MethodInfo]:
         """List the KV-cache quantization methods with their papers and with every knob: default, range and meaning."""
         return json.loads(json.dumps(describe_methods()))
@@ -134,6 +134,10 @@ def _reading(services: Services) -> tuple[Callable[..., Any], ...]:
                 raise KvqError(f"There are no claims of {paper[:40]!r}; papers: {', '.join(papers.values())}.")
             return [_claim(claim) for claim in board.claims if paper.lower() in ("", claim.paper.lower())]
 
+    return methods, models, presets, preset, claims
+
+
+def _stored(services: Services) -> tuple[Callable[..., Any], ...]:
     def runs(request: gr.Request) -> list[RunInfo]:
         """List the stored runs that are everybody's to see, newest first; the tool run gives one in full."""
         with _one_line():
@@ -161,9 +165,8 @@ def _reading(services: Services) -> tuple[Callable[..., Any], ...]:
         """
         with _one_line():
             content, _ = serialize(*_opened(services, run, key))
-            path = services.downloads / f"{run}-{ARRAYS}"
-            path.write_bytes(content[ARRAYS])
-            return gr.FileData(path=str(path), orig_name=path.name).model_dump()
+            name = f"{run}-{ARRAYS}"
+            return gr.FileData(path=services.file(name, content[ARRAYS]), orig_name=name).model_dump()
 
     def share(run: str, request: gr.Request, key: str = "", listed: bool = False) -> str:
         """Let everybody who has its link open a stored run, and return the link. On a private instance every run is
@@ -176,16 +179,16 @@ def _reading(services: Services) -> tuple[Callable[..., Any], ...]:
         """
         with _one_line():
             _opened(services, run, key)
-            if not packaged().exists(run):
+            if not services.shelf.ships(run):
                 services.store.share(run, listed)
             return link(run, request)
 
-    return methods, models, presets, preset, claims, runs, run, arrays, share
+    return runs, run, arrays, share
 
 
 def _opened(services: Services, run: str, key: str) -> tuple[Record, dict[str, Any]]:
     """A run that ships with the app, or one that the holder of the key may open. Raises StoreError."""
-    if not packaged().exists(run):
+    if not services.shelf.ships(run):
         sharing.demand_open(services.store, run, key)
     return services.shelf.get(run)
 

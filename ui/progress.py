@@ -9,9 +9,9 @@ from kvq_core.errors import KvqError
 from kvq_core.events import Encoding, Event, Finished, Loading, Prefill, Step, Summarizing
 from kvq_core.models import with_model
 from kvq_core.record import LaneRecord, Record
-from kvq_core.sharing import key_of
 from kvq_core.spec import ComparisonSpec
 from kvq_core.verdict import verdict
+from ui.access import key_for
 from ui.address import link
 from ui.desk import Place
 from ui.jobs import follow
@@ -85,7 +85,7 @@ def _after(now: Progress, event: Event) -> Progress:
 def _result(event: Finished, services: Services, request: gr.Request) -> Result:
     record = event.record
     return Result(
-        run=record.id, key=key_of(services.store, record.id), link=link(record.id, request),
+        run=record.id, key=key_for(services, record.id), link=link(record.id, request),
         model=record.environment.model, prompt_tokens=len(record.reference.prompt_token_ids),
         reference=record.reference.text,
         lanes=[_lane(lane, record) for lane in record.lanes], noise_floor=_lane(record.noise_floor, record),

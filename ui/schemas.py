@@ -81,7 +81,7 @@ class LaneResult(TypedDict):
 
 class Result(TypedDict):
     """A finished comparison. ``run`` names it for good; ``unkept`` says why the store could not keep it. On a public
-    instance only ``key`` opens the run until it is shared."""
+    instance only ``key`` opens the run until it is shared; on a private one it is empty."""
 
     run: str
     key: str
