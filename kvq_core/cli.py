@@ -148,10 +148,13 @@ def _spec(arguments: argparse.Namespace) -> "ComparisonSpec":
 def _run(spec: "ComparisonSpec") -> "Finished":
     """The finished run, with a progress bar where a person watches stderr."""
     _quiet()
+    from kvq_core.estimate import memory_warning
     from kvq_core.events import Finished
     from kvq_core.run import compare
     from kvq_core.store import open_store
 
+    if said := memory_warning(spec):
+        print(f"warning: {said}", file=sys.stderr)
     with redirect_stdout(sys.stderr), closing(compare(spec, store=open_store())) as events, _Progress() as progress:
         for event in events:
             if isinstance(event, Finished):

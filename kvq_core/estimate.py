@@ -10,6 +10,7 @@ from kvq_core.capture.attention import STEPS
 from kvq_core.capture.plan import MOST_BYTES, plan_of
 from kvq_core.capture.scores import MAP_BYTES, POSITION_BINS, SCORE_BYTES, STEP_BINS
 from kvq_core.engine.prefill import CHUNK
+from kvq_core.memory import free_bytes, shortage
 from kvq_core.models import LoadedModel, load, with_model
 from kvq_core.record import Record
 from kvq_core.render import render
@@ -54,13 +55,10 @@ def estimate(spec: ComparisonSpec) -> Estimate:
 
     Raises KvqError where the spec cannot be run.
     """
-    spec = with_model(spec)
-    model = load(spec.model, spec.revision)
-    ids = render(model, spec)
-    new = len(model.encode(spec.continuation)) if spec.continuation is not None else spec.max_new_tokens
-    lanes = [_lane(lane, model, len(ids), len(ids) + new - 1) for lane in spec.lanes]
+    spec, model, prompt, new = _sized(spec)
+    lanes = [_lane(lane, model, prompt, prompt + new - 1) for lane in spec.lanes]
     detail = spec.capture.detail
-    seconds = _seconds(model.id, detail, len(ids), new, len(spec.lanes) + 1)
+    seconds = _seconds(model.id, detail, prompt, new, len(spec.lanes) + 1)
     notes = []
     if detail == "deep":
         fitted = "" if _known(_memory_file(model.id, detail)) else "; the time told is that of normal captures"
@@ -68,15 +66,34 @@ def estimate(spec: ComparisonSpec) -> Estimate:
             f"Deep captures look at attention at up to {STEPS['deep']} steps instead of {STEPS['normal']} and at key "
             f"distributions in all layers: the run takes longer{fitted}."
         )
-    plan = plan_of(model, spec, len(ids))
+    plan = plan_of(model, spec, prompt)
     if plan is not None and plan.reduced:
         notes.append(f"So that captures fit into {MOST_BYTES >> 20} MB, they keep {'; '.join(plan.reduced)}.")
     weights = sum(p.numel() * p.element_size() for p in model.model.parameters())
-    extra = _run_bytes(model, spec, len(ids), new)
+    extra = _run_bytes(model, spec, prompt, new)
     return Estimate(
-        len(ids), model.shape.context, seconds, weights + extra, lanes, tuple(notes), len(ids) + new, extra,
+        prompt, model.shape.context, seconds, weights + extra, lanes, tuple(notes), prompt + new, extra,
         str(model.device),
     )  # fmt: skip
+
+
+def memory_warning(spec: ComparisonSpec) -> str | None:
+    """Why a run may not fit in the memory that is free now; None where it does. Loads the model.
+
+    Raises KvqError where the spec cannot be run.
+    """
+    spec, model, prompt, new = _sized(spec)
+    needed = _run_bytes(model, spec, prompt, new)
+    return shortage(needed, free_bytes(model.device), prompt + new, len(spec.lanes))
+
+
+def _sized(spec: ComparisonSpec) -> tuple[ComparisonSpec, LoadedModel, int, int]:
+    """The spec with its model's name, the model, and how many tokens prompt and answer have."""
+    spec = with_model(spec)
+    model = load(spec.model, spec.revision)
+    prompt = len(render(model, spec))
+    new = len(model.encode(spec.continuation)) if spec.continuation is not None else spec.max_new_tokens
+    return spec, model, prompt, new
 
 
 def _lane(lane: Lane, model: LoadedModel, prompt: int, end: int) -> LaneEstimate:

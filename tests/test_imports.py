@@ -27,7 +27,7 @@ ALLOWED = {
     "explain": {"errors", "methods", "record", "spec", "verdict"},
     "growth": {"methods", "record", "spec"},
     "spec": {"errors", "methods"},
-    "models": {"errors", "methods", "rope", "settings", "spec"},
+    "models": {"errors", "memory", "methods", "rope", "settings", "spec"},
     "packed": {"errors", "kvq_kernels", "methods", "models", "spec"},
     "measuring": {"errors", "models", "packed", "render", "spec"},
     "measure_cli": {"errors", "measuring", "packed", "presets", "spec"},
@@ -48,7 +48,7 @@ ALLOWED = {
     "sharing": {"errors", "folders", "settings", "store"},
     "examples": {"errors", "presets", "run", "spec", "store"},
     "render": {"errors", "models", "spec"},
-    "estimate": {"capture", "engine", "methods", "models", "record", "render", "settings", "spec"},
+    "estimate": {"capture", "engine", "memory", "methods", "models", "record", "render", "settings", "spec"},
     "assemble": {"capture", "codebooks", "engine", "methods", "metrics", "models", "record", "spec"},
     "run": {
         "assemble", "capture", "codebooks", "engine", "errors", "estimate", "events", "memory", "methods", "metrics",
@@ -64,8 +64,8 @@ ALLOWED = {
     "report": {"methods", "metrics", "presets", "record"},
     "codebooks_cli": {"codebooks", "errors", "learned", "models", "spec"},
     "cli": {
-        "claims_cli", "codebooks_cli", "errors", "events", "measure_cli", "presets", "record", "report", "run",
-        "runfiles", "settings", "spec", "store", "store_cli",
+        "claims_cli", "codebooks_cli", "errors", "estimate", "events", "measure_cli", "presets", "record", "report",
+        "run", "runfiles", "settings", "spec", "store", "store_cli",
     },
     "__main__": {"cli"},
     "__init__": {"errors", "methods", "packed", "record", "roundtrip", "run", "spec"},

@@ -1,15 +1,19 @@
 """What an instance lets its visitors ask for: limits, admission, memory."""
 
 import threading
+from pathlib import Path
 
 import psutil
 import pytest
 import torch
+from transformers import LlamaConfig
 
 from kvq_core import memory
-from kvq_core.errors import KvqError, LimitError, MethodError
+from kvq_core.cli import main
+from kvq_core.errors import KvqError, LimitError, MethodError, ModelError
 from kvq_core.estimate import Estimate, estimate
 from kvq_core.limits import VARIABLES, Limits, limits
+from kvq_core.models.load import check_room
 from kvq_core.presets import presets
 from kvq_core.run import compare
 from kvq_core.spec import parse_spec
@@ -60,6 +64,13 @@ def test_a_server_cannot_be_told_to_have_no_end_of_the_line(monkeypatch):
         limits()
 
 
+def test_the_documentation_lists_every_limit_with_its_defaults():
+    text = (Path(__file__).parent.parent / "docs" / "serving.md").read_text(encoding="utf-8")
+    for variable in VARIABLES.values():
+        defaults = " | ".join("none" if d is None else f"{d:,}" for d in (variable.private, variable.public))
+        assert f"| `{variable.name}` | {variable.meaning} | {defaults} |" in text
+
+
 def test_every_preset_may_run_on_a_public_instance(monkeypatch, smollm):
     monkeypatch.setenv("KVQ_MODELS", "smollm2-135m-instruct-q4_1")
     gate = Admission(Desk(), estimate)
@@ -70,7 +81,7 @@ def test_every_preset_may_run_on_a_public_instance(monkeypatch, smollm):
 def test_the_cap_says_what_was_asked_what_is_allowed_and_what_to_do(monkeypatch):
     gate = admission(monkeypatch, estimated(tokens=1200), max_work=3000)
     said = gate.quote(spec()).refusal
-    assert "1,200 tokens x 3 caches" in said and "3,600" in said and "allows 3,000" in said
+    assert "1,200 tokens × 3 caches" in said and "3,600" in said and "allows 3,000" in said
     assert "Shorten to 1,000 tokens" in said and "or keep 1 lane" in said
     with pytest.raises(LimitError, match="allows 3,000"):
         gate.admit(spec())
@@ -190,9 +201,39 @@ def test_the_containers_limit_counts(monkeypatch, tmp_path):
     assert memory.free_bytes() > 10**6
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a GPU that is not there")
+def test_a_gpu_that_cannot_be_asked_refuses_nothing():
+    assert memory.free_bytes("cuda:0") == memory.UNKNOWN
+
+
+def test_a_gpu_says_what_driver_and_torch_have(monkeypatch):
+    for name, value in (("mem_get_info", (700, 1000)), ("memory_reserved", 200), ("memory_allocated", 150)):
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    assert memory.free_bytes("cuda:0") == 750
+
+
 def test_groups_are_read_from_the_kernels_list():
     for group in memory._groups():
         assert group == memory.CGROUPS or memory.CGROUPS in group.parents
+
+
+def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_read():
+    tiny = LlamaConfig(vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4)
+    check_room("tiny", tiny)
+    huge = LlamaConfig(hidden_size=65536, intermediate_size=262144, num_hidden_layers=40, num_attention_heads=64)
+    with pytest.raises(
+        ModelError, match=r"'huge' needs [0-9]{5,}\.. GB for its weights in float32, and .* GB of memory"
+    ):
+        check_room("huge", huge)
+
+
+def test_the_command_line_warns_and_goes_on(monkeypatch, capsys, smollm, tmp_path):
+    file = tmp_path / "spec.json"
+    file.write_text(spec("Name a tree.", max_new_tokens=2, capture={"detail": "off"}).model_dump_json())
+    monkeypatch.setattr("kvq_core.estimate.free_bytes", lambda device: 10**6)
+    assert main(["compare", "--spec", str(file)]) == 0
+    said = capsys.readouterr().err
+    assert said.startswith("warning: This run needs about 0.") and "0.00 GB are free" in said
 
 
 def test_out_of_memory_is_told_apart():

@@ -5,6 +5,7 @@ import json
 import sys
 import threading
 from collections.abc import Iterable
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +16,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from kvq_core.errors import ModelError, SpecError
+from kvq_core.memory import free_bytes
 from kvq_core.methods import ModelRef, ModelShape
 from kvq_core.models import bundled
 from kvq_core.models.choice import KNOWN, check_offered
@@ -185,6 +187,8 @@ def _load(id: str, revision: str | None) -> LoadedModel:
         config = AutoConfig.from_pretrained(source, **options)
         check_config(config)
         cuda = torch.cuda.is_available()
+        if not cuda:
+            check_room(id, config)
         place = {"device_map": "auto", "dtype": _half()} if cuda else {"dtype": torch.float32}
         model = AutoModelForCausalLM.from_pretrained(source, use_safetensors=True, **place, **options)
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
@@ -199,6 +203,23 @@ def _load(id: str, revision: str | None) -> LoadedModel:
     commit = getattr(model.config, "_commit_hash", None) or found
     digest = commit or folder_hash(Path(source))
     return _ready(LoadedModel(id, title, commit, model, tokenizer, digest[:16]))
+
+
+def check_room(id: str, config: Any) -> None:
+    """Whether float32 weights of a configuration fit into the memory that is free, known before any are read.
+
+    Raises ModelError where the machine would end the process instead.
+    """
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):  # shapes alone
+        model = AutoModelForCausalLM.from_config(deepcopy(config))
+    needed, free = 4 * sum(weight.numel() for weight in model.parameters()), free_bytes()
+    if needed > free:
+        raise ModelError(
+            f"Model {id!r} needs {needed / 1e9:.1f} GB for its weights in float32, and {free / 1e9:.1f} GB of memory "
+            f"are free. Pick a smaller model, such as {DEFAULT_MODEL}."
+        )
 
 
 def _half() -> torch.dtype:
