@@ -39,6 +39,7 @@ from benchmarks.load_visitors import Plan, Refused, Visit, Visitor, read_slowly 
 MODEL = "smollm2-135m-instruct-q4_1"
 OBJECTS = "river bridge candle mirror garden ladder pillow basket hammer violin".split()
 LANES = [{"method": "kivi"}]
+ONCE = httpx.Limits(max_keepalive_connections=0)
 
 
 @contextmanager
@@ -95,7 +96,7 @@ class Watcher:
         self._task = asyncio.create_task(self._look())
 
     async def _look(self) -> None:
-        async with httpx.AsyncClient(timeout=120) as http:
+        async with httpx.AsyncClient(timeout=900, limits=ONCE) as http:
             while True:
                 began = time.monotonic()
                 (await http.get(f"{self.address}/")).raise_for_status()
@@ -116,7 +117,7 @@ class Watcher:
 
 async def resting(address: str, process: psutil.Process) -> dict[str, float]:
     """Memory (MB) and threads once nothing runs, before and after garbage is collected."""
-    async with httpx.AsyncClient(timeout=60) as http:
+    async with httpx.AsyncClient(timeout=900, limits=ONCE) as http:
         while any((await http.get(f"{address}/health")).json()["queue"].values()):
             await asyncio.sleep(0.5)
     await asyncio.sleep(5)
@@ -141,10 +142,14 @@ def link(prompt: str, new: int = 4) -> str:
 async def usual(address: str, plan: Plan, number: int, stop_at: str | None = None, host: str = "") -> Visit:
     """One visitor from opening the page with a link of their own to closing it."""
     prompt = prompt_of(number)
-    visitor = await Visitor(address, plan, host, c=link(prompt, 200 if stop_at else 4)).open()
+    visitor, visit = Visitor(address, plan, host, c=link(prompt, 200 if stop_at else 4)), Visit(prompt)
     try:
-        visit = await visitor.press_run(Visit(prompt), stop_at)
+        await visitor.open()
+        await visitor.press_run(visit, stop_at)
         return await visitor.see(visit) if visit.outcome == "done" else visit
+    except (httpx.HTTPError, Refused) as error:
+        visit.outcome, visit.reason = "unanswered", f"{type(error).__name__}: {error}"
+        return visit
     finally:
         await visitor.close()
 
@@ -161,7 +166,7 @@ async def nonsense(address: str, plan: Plan, over: asyncio.Event) -> dict[str, i
     """Links and requests that mean nothing, until ``over``: how often which status came back."""
     found: Counter[str] = Counter()
     chance = random.Random(6)
-    async with httpx.AsyncClient(base_url=address, timeout=120) as http:
+    async with httpx.AsyncClient(base_url=address, timeout=900, limits=ONCE) as http:
         while not over.is_set():
             text = "".join(
                 chr(chance.choice([chance.randrange(1, 128), chance.randrange(0x20, 0xD7FF)])) for _ in range(40)
@@ -233,7 +238,7 @@ def summary(visits: list[Visit], store: str) -> dict[str, Any]:
         "outcomes": dict(Counter(visit.outcome for visit in visits)), "runs": len(runs), "mixed_up": len(mixed),
         "told_a_wait": sum(any("starts in" in detail for _, _, detail in v.seen) for v in visits),
         "wait_s": {"median": statistics.median(waits), "max": waits[-1]},
-        "reasons": sorted({visit.reason for visit in visits if visit.outcome in ("refused", "stopped")}),
+        "reasons": sorted({visit.reason for visit in visits if visit.outcome in ("refused", "stopped", "unanswered")}),
     }  # fmt: skip
 
 
@@ -269,10 +274,13 @@ def main() -> int:
     if args.serve:
         return serve()
     with tempfile.TemporaryDirectory() as folder, server(folder, args.port, KVQ_MODELS="") as running:
-        found = {"private": asyncio.run(crowd(*running, folder, args.visitors))}
+        found: dict[str, Any] = {"cores": os.cpu_count()}
+        found["private"] = asyncio.run(crowd(*running, folder, args.visitors))
+        args.out.write_text(json.dumps(found, indent=1) + "\n")  # what is measured is kept, whatever follows
     with tempfile.TemporaryDirectory() as folder, server(folder, args.port, KVQ_MODELS=MODEL) as running:
         found["public"] = asyncio.run(limited(*running, folder, 12))
-    found |= {"memory": measured_peaks(), "cores": os.cpu_count()}
+        args.out.write_text(json.dumps(found, indent=1) + "\n")
+    found["memory"] = measured_peaks()
     args.out.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))
     private = found["private"]

@@ -82,7 +82,9 @@ class Visitor:
     def __init__(self, server: str, plan: Plan, address: str = "", **query: str):
         self.plan, self.session = plan, secrets.token_hex(6)
         headers = {"x-forwarded-for": address} if address else {}
-        self.http = httpx.AsyncClient(base_url=server + plan.prefix, headers=headers, timeout=600)
+        # A connection for each request: one that was kept may be closed by the server just when it is used again.
+        once = httpx.Limits(max_keepalive_connections=0)
+        self.http = httpx.AsyncClient(base_url=server + plan.prefix, headers=headers, timeout=900, limits=once)
         self.query, self.filled = query, dict[int, Any]()
         self._heart: asyncio.Task | None = None
 

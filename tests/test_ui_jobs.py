@@ -7,7 +7,7 @@ import time
 import pytest
 
 from kvq_core.errors import LimitError, MethodError
-from kvq_core.events import Loading, Step
+from kvq_core.events import Finished, Loading, Step
 from ui import jobs as jobs_module
 from ui.desk import Cost, Desk, Place
 from ui.jobs import Jobs, follow
@@ -162,6 +162,16 @@ def test_a_run_is_stopped_after_its_time(engine):
     engine.gates["b"].set()
     until(lambda: next_one.over)
     assert next_one.error is None and desk.held() == 0
+
+
+def test_a_run_that_has_ended_is_not_stopped():
+    def late():
+        time.sleep(0.02)
+        yield Finished(None, {})
+
+    job = Jobs(Desk()).start("a", late, seconds=0.01)
+    until(lambda: job.over)
+    assert job.error is None and isinstance(job.news()[-1], Finished)
 
 
 def test_work_nobody_looks_at_is_dropped(engine, monkeypatch):

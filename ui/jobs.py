@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from kvq_core.errors import LimitError
-from kvq_core.events import Step
+from kvq_core.events import Finished, Step
 from ui.desk import NOTHING_KNOWN, Cost, Desk, Place
 
 LOOK_S = 0.03  # how often a watcher looks for news of work that has begun
@@ -70,7 +70,8 @@ class Job:
                 if self._gave_up(flag):
                     return
                 self._tell(event)
-                if self._most is not None and time.monotonic() - started > self._most:
+                late = self._most is not None and time.monotonic() - started > self._most
+                if late and not isinstance(event, Finished):
                     raise LimitError(
                         f"It was stopped after {self._most:g} s, the most a run may take here. Shorten the prompt, ask "
                         "for fewer new tokens, or remove lanes."
