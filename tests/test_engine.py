@@ -10,6 +10,7 @@ from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows
 from kvq_core.engine.sampling import Sampler
 from kvq_core.errors import StoreError
+from kvq_core.models import LoadedModel
 from kvq_core.spec import Lane
 from tests.engine_runs import run_engine
 from tests.tiny_models import CONFIGS, generate, prompt_ids, tiny
@@ -145,23 +146,28 @@ class NaiveKivi:
         return torch.stack(out)[None, None].float()
 
 
-@pytest.mark.parametrize("count", [4, 16, 45, 64])
-def test_free_row_equals_a_naive_kivi(count: int) -> None:
-    """The text of a lane that goes its own way, and its forced logits, from first principles."""
-    model, ids, new = tiny("llama"), prompt_ids(count, seed=3), 48
-    lane = Lane(label="kivi", method="kivi", knobs={"bits": 1, "group_size": 8, "residual_length": 16})
-    outcome = run_engine(model, ids, [lane], new, ignore_eos=True)
+def naive_kivi(model: LoadedModel, ids: list[int], bits: int) -> tuple[NaiveKivi, int]:
+    """The naive cache of a prompt, and the token that follows it."""
     prefill = Prefill(model, ids)
     list(prefill.run())
-    naive = NaiveKivi(3, bits=1, group=8, residual=16)
+    naive, count = NaiveKivi(3, bits, group=8, residual=16), len(ids)
     for layer in range(3):
         naive.keys[layer] = prefill.groups[0].keys[layer].double()
         naive.values[layer] = prefill.groups[0].values[layer].double()
-        end = count - count % 16
         naive.settle(layer)
-        for part, done in ((naive.keys, end), (naive.values, max(0, count - 16))):
+        for part, done in ((naive.keys, count - count % 16), (naive.values, max(0, count - 16))):
             part[layer][:, done:] = part[layer][:, done:].half().double()
-    tokens = [int(prefill.logits.argmax())]
+    return naive, int(prefill.logits.argmax())
+
+
+@pytest.mark.parametrize("count", [4, 16, 45, 64])
+def test_free_row_equals_a_naive_kivi(count: int) -> None:
+    """The text of a lane that goes its own way, from first principles."""
+    model, ids, new = tiny("llama"), prompt_ids(count, seed=3), 48
+    lane = Lane(label="kivi", method="kivi", knobs={"bits": 1, "group_size": 8, "residual_length": 16})
+    outcome = run_engine(model, ids, [lane], new, ignore_eos=True)
+    naive, first = naive_kivi(model, ids, bits=1)
+    tokens = [first]
     for position in range(count, count + new - 1):
         logits = model.forward(torch.tensor([[tokens[-1]]]), position, naive)
         tokens.append(int(logits[0, -1].argmax()))
@@ -169,6 +175,19 @@ def test_free_row_equals_a_naive_kivi(count: int) -> None:
     assert state.token_ids == tokens
     if count == 64:
         assert state.first_divergence is not None, "the lane never left the reference: nothing was tested"
+
+
+@pytest.mark.parametrize(("name", "count"), [("llama", 45), ("qwen3", 64)])
+def test_forced_logits_equal_those_of_a_naive_kivi(name: str, count: int) -> None:
+    model, ids = tiny(name), prompt_ids(count, seed=3)
+    lane = Lane(label="kivi", method="kivi", knobs={"bits": 2, "group_size": 8, "residual_length": 16})
+    outcome = run_engine(model, ids, [lane], 24, ignore_eos=True)
+    naive, _ = naive_kivi(model, ids, bits=2)
+    reference, lanes = outcome.logits()
+    for step, token in enumerate(outcome.decode.token_ids[:-1]):
+        expected = model.forward(torch.tensor([[token]]), count + step, naive)[0, -1]
+        torch.testing.assert_close(lanes[0, step], expected, rtol=0, atol=1e-3)
+    assert (lanes[0] - reference).abs().amax(-1).min() > 0.02  # far more than the tolerance, at every position
 
 
 def test_rows_end_at_their_own_eos() -> None:
