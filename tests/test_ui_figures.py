@@ -10,6 +10,7 @@ from kvq_core.spec import MAX_LANES
 from tests.ui_record_factory import LAYERS, QUERY_HEADS, make_run
 from ui import figures as f
 from ui.colors import lane_color
+from ui.figures.base import decades
 from ui.figures.damage import captured_at, worst_head
 from ui.figures.rate import DISTORTIONS, front, points
 from ui.figures.spectra import ranks
@@ -188,3 +189,19 @@ def test_every_absent_array_has_no_figure_and_every_view_a_sentence(run):
 def test_figures_are_json(run):
     for figure in all_figures(*run).values():
         assert json.loads(figure.to_json())["layout"]["paper_bgcolor"] == "rgba(0,0,0,0)"
+
+
+@pytest.mark.parametrize(
+    "low, high, shown", [(0.02, 0.24, ["0.02", "0.05", "0.1", "0.2"]), (1e-6, 10, ["1e-05", "0.001", "1", "10"])]
+)
+def test_logarithmic_ticks_are_written_out(low, high, shown):
+    ticks = decades(low, high)
+    within = [text for value, text in zip(ticks["tickvals"], ticks["ticktext"], strict=True) if low <= value <= high]
+    assert set(shown) <= set(within) and len(within) <= 9
+    assert [float(text) for text in ticks["ticktext"]] == pytest.approx(ticks["tickvals"])
+
+
+def test_a_legend_tells_inside_from_outside():
+    record, arrays = make_run(lanes=2)
+    inside, outside = f.error_split(record, arrays, 5).data
+    assert (inside.opacity, outside.opacity) == (1.0, 0.35)  # of the trace: a legend ignores the markers' own

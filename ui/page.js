@@ -45,7 +45,7 @@
     if (drawing.drawn === json) return;
     drawing.drawn = json;
     const { data, layout, config } = JSON.parse(json);
-    await window.Plotly.react(node, data, { ...layout, autosize: true }, { ...config, responsive: true });
+    await window.Plotly.react(node, data, { ...layout, autosize: true }, { ...config, responsive: true, displayModeBar: false });
     drawing.width = node.clientWidth;
     node.setAttribute("role", "img");
     node.setAttribute("aria-label", layout.meta?.label ?? "");

@@ -1,5 +1,6 @@
 """What all figures share: a transparent template, array access, rounding for a small payload."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -95,7 +96,6 @@ def styled(figure: go.Figure, height: int, **layout: Any) -> go.Figure:
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "font": {"size": 12}},
         hoverlabel=HOVER,
         dragmode="zoom",
-        modebar={"orientation": "v", "bgcolor": "rgba(0,0,0,0)", "color": LINE, "activecolor": INK},
         colorway=[lane_color(i) for i in range(8)],
     )
     figure.update_layout(**layout)
@@ -113,6 +113,14 @@ def sequential(high: float, unit: str) -> dict[str, Any]:
 def diverging(high: float, unit: str) -> dict[str, Any]:
     """A shared purple-to-orange colour axis, white at 0."""
     return {"colorscale": list(DIVERGING), "cmin": -(high or 1.0), "cmax": high or 1.0, "colorbar": bar(unit)}
+
+
+def decades(low: float, high: float) -> dict[str, Any]:
+    """Ticks of a logarithmic axis with their values written out: 1, 2 and 5 of each decade, powers of ten over many."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    steps = (1, 2, 5) if math.log10(high / low) < 2.5 else (1,)
+    at = [step * 10.0**power for power in range(first, last + 1) for step in steps]
+    return {"tickvals": at, "ticktext": [f"{value:g}" for value in at]}
 
 
 def bar(unit: str) -> dict[str, Any]:

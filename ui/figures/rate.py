@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 
 from kvq_core.record import LaneRecord, Record
 from ui.colors import NOISE, REFERENCE, lane_color
-from ui.figures.base import Arrays, array, canvas, label_of, labelled, rounded
+from ui.figures.base import Arrays, array, canvas, decades, label_of, labelled, rounded
 
 SYMBOLS = {"both": "circle", "keys": "triangle-up", "values": "triangle-down"}
 
@@ -73,8 +73,7 @@ def distortion_rate(record: Record, arrays: Arrays, what: str) -> go.Figure | No
         return None
     positive = [value for *_, value in found if value > 0]
     floor = min(positive, default=1e-6) / 3
-    spread = np.log10(max(positive, default=1.0) / floor)
-    ticks = {"dtick": "D2" if spread < 2.5 else 1}  # 1, 2, 5 within a few decades
+    ticks = decades(floor, max(positive, default=1.0))
     figure = canvas(340, yaxis={"type": "log", "title": {"text": asked.title}, **ticks})
     _curve(figure, arrays, asked, max(bits for _, bits, _ in found))
     step = front(found)

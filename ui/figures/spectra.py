@@ -25,7 +25,7 @@ def head_spectra(record: Record, arrays: Arrays, layer: int, kind: str = "key") 
     curves = _curves(arrays, kind)
     if not curves:
         return None
-    figure = canvas(300, yaxis={"type": "log", "title": {"text": "singular value / largest"}})
+    figure = canvas(300, yaxis={"type": "log", "dtick": 1, "title": {"text": "singular value / largest"}})
     top = max(float(values[layer].max()) for values, *_ in curves) or 1.0
     for values, name, color, dash in curves:
         for head, line in enumerate(values[layer]):
@@ -43,7 +43,7 @@ def joint_spectra(record: Record, arrays: Arrays, layer: int, kind: str = "key")
     curves = _curves(arrays, kind, "_concat")
     if not curves:
         return None
-    figure = canvas(300, yaxis={"type": "log", "title": {"text": "singular value / largest"}})
+    figure = canvas(300, yaxis={"type": "log", "dtick": 1, "title": {"text": "singular value / largest"}})
     top = max(float(values[layer].max()) for values, *_ in curves) or 1.0
     for values, name, color, dash in curves:
         line = values[layer]
@@ -117,7 +117,7 @@ def lane_spectra(record: Record, arrays: Arrays, layer: int, kv_head: int) -> go
     lanes = list(lanes_with(record, arrays, "spectrum_key"))
     if not lanes:
         return None
-    figure = canvas(300, yaxis={"type": "log", "title": {"text": "singular value / its largest"}})
+    figure = canvas(300, yaxis={"type": "log", "dtick": 1, "title": {"text": "singular value / its largest"}})
     own = array(arrays, "spectra/key_post")
     lines = [] if own is None else [("full precision, prompt", REFERENCE, own[layer, kv_head])]
     lines += [(label_of(lane, 20), lane_color(i), values[layer, kv_head]) for i, lane, values in lanes]

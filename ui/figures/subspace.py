@@ -78,7 +78,7 @@ def error_split(record: Record, arrays: Arrays, rank: int) -> go.Figure | None:
     for at, (name, opacity) in enumerate(((f"inside the top {rank}", 1.0), ("outside", 0.35)), 1):
         figure.add_bar(
             y=names, x=[round(100 * row[at], 3) for row in rows], name=name, orientation="h",
-            marker={"color": colors, "opacity": opacity}, hovertemplate="%{y}: %{x:.3g} %<extra>" + name + "</extra>",
+            marker={"color": colors}, opacity=opacity, hovertemplate="%{y}: %{x:.3g} %<extra>" + name + "</extra>",
         )  # fmt: skip
     figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)
     figure.update_xaxes(title_text="‖ΔK‖ / ‖K‖, %")

@@ -69,7 +69,7 @@ def shares(record: Record, arrays: Arrays, what: str, kind: str) -> go.Figure | 
     lanes = [(i, lane, 100 * v) for i, lane, v in lanes_with(record, arrays, f"{kind}_{what}_share")]
     if not lanes:
         return None
-    height = max(34, 13 * record.environment.kv_heads)
+    height = max(120 // len(lanes), 13 * record.environment.kv_heads)  # the colour bar's unit needs 120 px
     figure = stacked_rows([label_of(lane) for _, lane, _ in lanes], height, [lane_color(i) for i, *_ in lanes], gap=26)
     for row, (_, lane, values) in enumerate(lanes, 1):
         heat = go.Heatmap(
