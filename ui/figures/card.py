@@ -46,11 +46,11 @@ def figures(lane: LaneRecord) -> tuple[str, str, str, str]:
 def card(record: Record, link: str) -> str:
     """The picture as SVG, 1200 x 630, the size that links are previewed at."""
     step = min(72, 328 // max(1, len(record.lanes)))
-    prompt = " ".join(str(record.spec.get("prompt", "")).split())
+    prompt = str(record.spec.get("prompt", ""))
     body = [
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="{GROUND}"/>',
         _text(60, 72, title(record), 25, INK, weight=700, limit=76),
-        _text(60, 110, f"“{prompt}”", 20, MUTE, limit=104),
+        _text(60, 110, f"“{shorten(prompt, 100)}”", 20, MUTE, limit=104),
         *(_text(x, 166, name, 18, MUTE, "end") for name, x in COLUMNS),
     ]
     for n, lane in enumerate(record.lanes):
