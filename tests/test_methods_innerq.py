@@ -97,6 +97,26 @@ def test_a_fair_asymmetric_lane_costs_what_the_symmetric_one_costs() -> None:
     assert kvq_core.roundtrip(fair, keys, values, metadata="float16").key_bits == 3.5
 
 
+@pytest.mark.parametrize(
+    ("layers", "heads", "dim", "fp16", "innerq"),
+    [(16, 8, 64, 32.5, 10.4), (32, 32, 128, 637.5, 193.0), (32, 8, 128, 128.7, 41.5), (40, 40, 128, 1003.5, 303.2)],
+    ids=["Llama 3.2-1B", "Llama 2-7B", "Llama 3.1-8B", "Llama 2-13B"],
+)
+def test_sizes_are_those_of_the_paper_s_table_1(layers: int, heads: int, dim: int, fp16: float, innerq: float) -> None:
+    """Mean cache sizes in MB, one head stored for real; the fp16 size says how long the contexts were on average.
+
+    The value window grows from 96 to 127 tokens and empties again, so contexts of several lengths are averaged.
+    """
+    per_token = layers * heads * dim * 2 * 2
+    tokens = round(fp16 * 2**20 / per_token)
+    sizes = []
+    for length in range(tokens, tokens + 32, 8):
+        x = torch.randn(1, length, dim, generator=torch.Generator().manual_seed(length))
+        stored = kvq_core.roundtrip(make("innerq", normalize_keys="off"), x, x, windows=True, metadata="float16")
+        sizes.append((stored.key_bits + stored.value_bits) / 32)
+    assert sum(sizes) / len(sizes) * fp16 == pytest.approx(innerq, rel=0.01)
+
+
 def test_norms_are_stored_and_counted() -> None:
     keys, values = cache(2, 128, 64)
     result = kvq_core.roundtrip(make("innerq", mode="symmetric"), keys, values, metadata="float16")
