@@ -7,12 +7,12 @@ import gradio as gr
 
 from kvq_core.models import available_models
 from kvq_core.presets import Preset, presets
+from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL, Capture
 from ui.form import FIELDS
 from ui.panels.stress import create_stress
 from ui.services import SWIFT
 from ui.text import safe
-
 
 
 @dataclass
@@ -40,7 +40,7 @@ def create_setup() -> Setup:
             allow_custom_value=True,
             label="Model",
             elem_id="model",
-            info="Pick one, or type the id of a Hub model.",
+            info="The models this instance runs." if settings().public else "Pick one, or type the id of a Hub model.",
             interactive=True,
         )
         with gr.Row(elem_classes=["chips"]):
