@@ -59,6 +59,13 @@ def test_models_whose_keys_are_not_what_the_engine_takes_them_for_are_refused(
     assert "Use a model with full attention and RoPE" in str(caught.value)
 
 
+def test_loading_computes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a GPU is lent for one call at a time, a forward pass at load time would have no device to run on."""
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**SMALL))
+    monkeypatch.setattr(model, "forward", lambda *_, **__: pytest.fail("the model ran"))
+    assert wrap(model, None, id="idle").shape.layers == 1
+
+
 @pytest.mark.parametrize("damage", ["cut", "garbage", "sizes"])
 def test_damaged_weights_are_one_line(tmp_path, damage: str) -> None:
     AutoModelForCausalLM.from_config(LlamaConfig(**SMALL)).save_pretrained(tmp_path)

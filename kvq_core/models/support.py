@@ -1,13 +1,14 @@
 """Which transformers models the lock-step engine can run without changing what they compute."""
 
 import inspect
+from copy import deepcopy
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from kvq_core.errors import ModelError
-from kvq_core.models.lockstep import causal_attention
+from kvq_core.models.lockstep import ATTENTION
 
 
 def check_config(config: Any) -> None:
@@ -77,25 +78,31 @@ def check_model(model: Any) -> None:
         raise _unsupported(config, f"{found} for {config.num_hidden_layers} layers")
 
 
+class _Reached(Exception):
+    """Keys have arrived."""
+
+
 def check_pass(model: Any) -> None:
-    """Send one token through a model that has the engine's attention: every layer must hand it its keys.
+    """Send one token through an empty twin of a model: its attention must hand its keys to the one it is told to use.
 
-    Raises ModelError where one does not.
+    The twin has shapes and no numbers (torch's meta device), so nothing is computed: on machines that lend their GPU
+    for one call at a time, loading must not. Raises ModelError where no keys arrive.
     """
-    asked = []
 
-    def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-        asked.append(layer)
-        return causal_attention(queries, keys, values, scaling)
+    def attend(*_: object) -> None:
+        raise _Reached
 
-    token = torch.zeros(1, 1, dtype=torch.long, device=model.get_input_embeddings().weight.device)
-    try:
-        with torch.no_grad():
-            model(input_ids=token, position_ids=token, use_cache=False, kvq=attend)
-    except (ModelError, RuntimeError, TypeError):
-        pass  # such as an attention that drops arguments it does not know, the engine among them
-    if asked != list(range(model.config.num_hidden_layers)):
-        raise _unsupported(model.config, "its attention does not hand its keys and values to another implementation")
+    with torch.device("meta"), torch.no_grad():
+        try:
+            twin = type(model)(deepcopy(model.config))
+            twin.set_attn_implementation(ATTENTION)
+            token = torch.zeros(1, 1, dtype=torch.long)
+            twin(input_ids=token, position_ids=token, use_cache=False, kvq=attend)
+        except _Reached:
+            return
+        except (ModelError, RuntimeError, TypeError, ValueError):
+            pass  # such as an attention that drops arguments it does not know, the engine among them
+    raise _unsupported(model.config, "its attention does not hand its keys and values to another implementation")
 
 
 def attention_modules(model: Any) -> list[nn.Module]:
