@@ -9,8 +9,9 @@ from pydantic import ValidationError
 from rapidfuzz import process
 
 from kvq_core.errors import SpecError
-from kvq_core.methods.base import Fitted, Knob, Method, ModelRef, ModelShape, Prompt, knobs
+from kvq_core.methods.base import Fitted, Method, ModelRef, ModelShape, Prompt
 from kvq_core.methods.codec import Block, Codec
+from kvq_core.methods.knob import Knob, knobs
 from kvq_core.methods.window import Window
 
 __all__ = [
