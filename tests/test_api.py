@@ -298,11 +298,11 @@ def test_tools_of_mcp_are_the_endpoints_with_their_descriptions(server):
     import asyncio
 
     from mcp import ClientSession
-    from mcp.client.streamable_http import streamablehttp_client
+    from mcp.client.streamable_http import streamable_http_client
 
     async def ask():
         async with (
-            streamablehttp_client(f"{server}/gradio_api/mcp/") as (read, write, _),
+            streamable_http_client(f"{server}/gradio_api/mcp/") as (read, write, _),
             ClientSession(read, write) as session,
         ):
             await session.initialize()
