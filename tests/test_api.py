@@ -200,7 +200,7 @@ def test_an_unknown_run_is_refused_in_one_line(client, endpoint, run, said):
 
 def test_an_error_nobody_thought_of_tells_nothing_of_the_server(client, engine, monkeypatch):
     def broken(spec, store):
-        raise RuntimeError("/root/secret")
+        raise RuntimeError("/srv/secret")
         yield
 
     monkeypatch.setattr(engine, "_endless", lambda spec: broken(spec, None))
