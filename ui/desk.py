@@ -37,10 +37,11 @@ class Ticket:
 
 @dataclass(frozen=True)
 class Place:
-    """How many tickets are in front of one, and the seconds they still take; None where one of them is not known."""
+    """How many tickets are in front of one, and the seconds they still take, no more exact than that is known; None
+    where one of them is not."""
 
     ahead: int
-    seconds: float | None
+    seconds: int | None
 
 
 class Desk:
@@ -79,7 +80,7 @@ class Desk:
             line = self._line()
         at = next((i for i, other in enumerate(line) if other.id == ticket), 0)
         left = [_left(other) for other in line[:at]]
-        return Place(at, None if None in left else sum(filter(None, left)))
+        return Place(at, None if None in left else _coarse(sum(filter(None, left))))
 
     def held(self, visitor: str | None = None, but: str = "") -> int:
         """Open tickets, of one visitor or of all, those of session ``but`` not counted."""
@@ -135,6 +136,12 @@ class Desk:
         with self._changed:
             self._open.pop(ticket, None)
             self._changed.notify_all()
+
+
+def _coarse(seconds: float) -> int:
+    """In steps of 5 s, from 90 s on of a minute."""
+    step = 5 if seconds < 90 else 60
+    return step * round(seconds / step)
 
 
 def _left(ticket: Ticket) -> float | None:

@@ -16,7 +16,7 @@ from ui.desk import NOTHING_KNOWN, Cost, Desk, Place
 
 LOOK_S = 0.03  # how often a watcher looks for news of work that has begun
 WAIT_S = 0.2  # and whether it has begun
-PLACE_S = 1.0  # how often it is told its place while it waits
+PLACE_S = 1.0  # how often its place is looked up while it waits
 PATIENCE_S = 60.0  # work nobody has looked at for so long is dropped: its page is gone, or it never watched
 
 Work = Callable[[], Generator[Any]]
@@ -129,9 +129,9 @@ class Jobs:
 
 
 async def follow(job: Job, desk: Desk) -> AsyncGenerator[Place | list[Any]]:
-    """A job as it goes: its place about once a second while it waits, then what is new. Ends when the job is over;
+    """A job as it goes: its place while it waits, whenever that changes, then what is new. Ends when the job is over;
     ``job.cancelled`` and ``job.error`` say how it ended."""
-    told = time.monotonic()
+    told, last = time.monotonic(), None
     while True:
         over = job.over  # asked before the news: what is told after this is seen by the next look
         if news := job.news():
@@ -139,7 +139,7 @@ async def follow(job: Job, desk: Desk) -> AsyncGenerator[Place | list[Any]]:
         if over:
             return
         if not job.began and time.monotonic() - told >= PLACE_S:
-            told = time.monotonic()
-            if (place := desk.place(job.ticket)).ahead:
-                yield place
+            told, place = time.monotonic(), desk.place(job.ticket)
+            if place.ahead and place != last:  # what has not changed costs each of many pages the more, the more wait
+                yield (last := place)
         await asyncio.sleep(LOOK_S if job.began else WAIT_S)

@@ -29,11 +29,11 @@ def queued(place: Place) -> str:
     )
 
 
-def waiting(seconds: float) -> str:
-    """A wait, no more exact than it is: ``a few seconds``, ``about 40 s``, ``about 6 min``."""
-    if seconds < 7.5:
+def waiting(seconds: int) -> str:
+    """``a few seconds``, ``about 40 s``, ``about 6 min``."""
+    if seconds <= 5:
         return "a few seconds"
-    return f"about {5 * round(seconds / 5)} s" if seconds < 90 else f"about {round(seconds / 60):,} min"
+    return f"about {seconds} s" if seconds < 90 else f"about {round(seconds / 60):,} min"
 
 
 def told(event: Event) -> str | None:
