@@ -148,8 +148,9 @@ def test_a_public_run_is_its_makers_until_it_is_shared(public, open_page):
     mine.wait_for_selector("#private >> visible=true", timeout=200_000)
     link = mine.locator("#share textarea").input_value()
     mine.wait_for_selector("#runs a")
-    mine.reload()
-    mine.wait_for_selector("#share textarea")  # the same browser opens it again
+    mine = mine.context.new_page()  # the same browser opens it again
+    mine.goto(link)
+    mine.wait_for_selector("#private >> visible=true")
     stranger = open_page(link)
     stranger.wait_for_selector("#status .notice.bad")
     assert "has not shared it" in stranger.locator("#status").inner_text()
