@@ -13,7 +13,7 @@ from ui.services import Services
 
 def test_without_a_gpu_it_says_why_and_names_the_command():
     text = panel.explained(None)
-    assert "this machine has none" in text and panel.COMMAND in text
+    assert "This machine has no GPU" in text and "bytes each packed cache holds" in text and panel.COMMAND in text
     assert "NVIDIA &lt;b&gt;" in panel.explained("NVIDIA <b>")
 
 

@@ -46,7 +46,11 @@ def explained(device: str | None) -> str:
     )
     if device is not None:
         return f'<p>{what}</p><p class="muted">{safe(device)}, {NEW_TOKENS} new tokens a lane.</p>'
-    why = "That says something about speed on GPUs only, and this machine has none. Bytes are counted on any:"
+    why = (
+        "This machine has no GPU. The plain-torch reference would run, which dequantizes the cache at every step: its "
+        "times would say nothing about GPUs, and there is no GPU memory to watch. What a command can tell here is how "
+        "many bytes each packed cache holds:"
+    )
     return f"<p>{what}</p><p>{why}</p><p><code>{safe(COMMAND)}</code></p>"
 
 
@@ -87,12 +91,12 @@ def table(found: list[Measured | LeftOut]) -> str:
     """Measured lanes as rows, the rest with their reasons."""
     measured = [m for m in found if isinstance(m, Measured)]
     rows = "".join(_row(m, measured[0].cache_bytes) for m in measured)
-    head = "".join(f"<th>{title}</th>" for title in HEAD)
+    head = "".join(f'<th scope="col">{title}</th>' for title in HEAD)
     out = "".join(f"<li>{safe(f.label)}: {safe(f.reason)}</li>" for f in found if isinstance(f, LeftOut))
     shape = f"{measured[0].prompt_tokens:,} prompt tokens, {measured[0].device}, {measured[0].dtype}"
-    return (
-        f'<div class="scroll"><table class="table"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
-        f'<p class="muted">{safe(shape)}</p>' + (f"<ul>{out}</ul>" if out else "")
+    table = f'<table class="plain"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+    return f'<div class="scroll" tabindex="0">{table}</div><p class="muted">{safe(shape)}</p>' + (
+        f"<ul>{out}</ul>" if out else ""
     )
 
 
@@ -100,5 +104,5 @@ def _row(m: Measured, whole: int) -> str:
     taken = "+".join(sorted({path for paths in m.paths.values() for path in paths}) or ["torch"])
     peak = "-" if m.peak_decode_bytes is None else f"{m.peak_decode_bytes / 1e6:,.0f}"
     held = f"{m.cache_bytes / 1e6:,.2f}", f"{m.cache_bytes / whole:.1%}"
-    cells = (m.label, taken, f"{m.ms_per_token:.2f}", *held, peak)
-    return "<tr>" + "".join(f"<td>{safe(cell)}</td>" for cell in cells) + "</tr>"
+    cells = (taken, f"{m.ms_per_token:.2f}", *held, peak)
+    return f'<tr><th scope="row">{safe(m.label)}</th>' + "".join(f"<td>{safe(cell)}</td>" for cell in cells) + "</tr>"
