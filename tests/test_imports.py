@@ -28,7 +28,7 @@ ALLOWED = {
     "growth": {"methods", "record", "spec"},
     "spec": {"errors", "methods"},
     "models": {"errors", "memory", "methods", "rope", "settings", "spec"},
-    "packed": {"errors", "kvq_kernels", "methods", "models", "spec"},
+    "packed": {"errors", "kvq_kernels", "learned", "methods", "models", "rope", "spec"},
     "measuring": {"errors", "models", "packed", "render", "spec"},
     "measure_cli": {"errors", "measuring", "packed", "presets", "spec"},
     "codebooks": {"errors", "kvq_kernels", "learned", "models"},
