@@ -39,7 +39,7 @@ def test_packed_scores_of_keys_before_rope(tokens, dim, bits, queries, dtype, de
         assert_close(packed_scores(q, packed, grid, "tokens", tokens, path, turn=turn), exact, dtype)
 
 
-@pytest.mark.parametrize(("tokens", "block", "bits"), [(64, 32, 2), (63, 16, 3), (1, 64, 2), (33, 8, 4)])
+@pytest.mark.parametrize(("tokens", "block", "bits"), [(1000, 32, 2), (63, 16, 3), (1, 64, 2), (33, 8, 4)])
 def test_squat_quantize(tokens, block, bits, device):
     x = keys_with_traps(2, 2, tokens, 64, device=device)
     updates = tuple(torch.randn(2, block, 64 - end, device=device) * 0.1 for end in range(block, 64, block))
@@ -55,7 +55,7 @@ def test_squat_quantize(tokens, block, bits, device):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("per_head", [False, True])
-@pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (63, 2), (130, 1)])
+@pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (63, 2), (1000, 1)])
 def test_latent_scores(tokens, rows, per_head, dtype, device):
     heads, dim, widths = 2, 32, [8] * 8 + [4] * 8 + [3] * 4 + [2] * 4 + [1] * 4
     units, channels = (rows * heads, dim) if per_head else (rows, heads * dim)
@@ -81,9 +81,12 @@ def test_latent_scores(tokens, rows, per_head, dtype, device):
             assert_close(latent_scores(q, keys, turn, tokens, path), exact, dtype)
 
 
-@pytest.mark.parametrize(("groups", "stages", "levels", "rows"), [(1, 8, 16, 1), (2, 3, 64, 2)])
-def test_codebook_scores(groups, stages, levels, rows, device):
-    heads, tokens, dim, width = 2, 63, 32, levels.bit_length() - 1
+@pytest.mark.parametrize(
+    ("tokens", "groups", "stages", "levels", "rows"),
+    [(63, 1, 8, 16, 1), (63, 2, 3, 64, 2), (1, 1, 2, 8, 1), (1000, 1, 2, 4, 1)],
+)
+def test_codebook_scores(tokens, groups, stages, levels, rows, device):
+    heads, dim, width = 2, 32, levels.bit_length() - 1
     pairs = dim // 2 // groups
     theta = torch.randn(heads, groups, stages, levels, pairs, 2, device=device)
     codes = torch.randint(0, levels, (rows, heads, groups, tokens, stages, 2), device=device)
@@ -122,7 +125,7 @@ def test_codebook_values(tokens, rows, dtype, device):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("tokens", "outliers", "shared"), [(133, 0, 1), (133, 2, 1), (63, 2, 2), (1, 2, 1)])
+@pytest.mark.parametrize(("tokens", "outliers", "shared"), [(1000, 0, 1), (133, 2, 1), (63, 2, 2), (1, 2, 1)])
 def test_mixed_tokens(tokens, outliers, shared, dtype, device):
     """Units of one head, and of two heads side by side."""
     rows, heads, dim = 2, 2, 48
