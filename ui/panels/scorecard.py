@@ -47,6 +47,7 @@ def create_scorecard() -> Scorecard:
             interactive=False,
             buttons=[],
             elem_id="score-table",
+            label="Scorecard, a row a lane",
             show_label=False,
             pinned_columns=1,
             max_height=460,

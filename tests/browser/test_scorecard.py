@@ -1,0 +1,63 @@
+"""The scorecard in a browser: sorted by number, and taken away as CSV and as the whole record."""
+
+import csv
+import io
+import json
+
+import pytest
+
+from kvq_core.store import open_store
+from tests.ui_record_factory import make_run
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+KLD = {"Lane 0": 0.2, "Lane 1": 3e-5, "Lane 2": 12.0}  # as text, 12 and 3e-5 would stand elsewhere
+LANES = (
+    "() => [...document.querySelectorAll('#score-table [role=row]')].slice(1)"
+    ".map(row => row.querySelector('[role=gridcell], td')?.innerText.trim())"
+)
+
+
+@pytest.fixture(scope="module")
+def stored(store_folder) -> str:
+    record, arrays = make_run(lanes=3)
+    for lane in record.lanes:
+        lane.metrics.kld_mean = KLD[lane.label]
+    record.noise_floor.metrics.kld_mean = 1e-7
+    record = record.model_copy(update={"id": "5c0ecad5c0ecad00"})
+    open_store(store_folder).save(record, arrays)
+    return record.id
+
+
+@pytest.fixture
+def page(stored, server, open_page):
+    found = open_page(f"{server}/?run={stored}")
+    found.wait_for_selector("#verdicts .verdict")
+    return found
+
+
+@pytest.mark.parametrize(
+    "order, lanes",
+    [
+        ("Sort ascending", ["Noise floor", "Lane 1", "Lane 0", "Lane 2"]),
+        ("Sort descending", ["Lane 2", "Lane 0", "Lane 1", "Noise floor"]),
+    ],
+)
+def test_columns_are_sorted_by_number(page, order, lanes):
+    header = page.locator("#score-table th[title='KLD mean']").first
+    header.locator(".header-content").click()  # its menu shows under the pointer
+    header.locator(".cell-menu-button").click()
+    page.get_by_role("menuitem", name=order).click()
+    page.wait_for_function(f"lanes => JSON.stringify(({LANES})().slice(-4)) == JSON.stringify(lanes)", arg=lanes)
+
+
+def test_the_scorecard_and_the_record_are_downloaded(page, stored):
+    with page.expect_download() as table:
+        page.locator("#download-csv").click()
+    rows = list(csv.DictReader(io.StringIO(table.value.path().read_text())))
+    assert table.value.suggested_filename == f"{stored}-scorecard.csv"
+    assert {row["lane"]: float(row["kld_mean"]) for row in rows} == {"Noise floor": 1e-7, **KLD}
+    with page.expect_download() as whole:
+        page.locator("#download-json").click()
+    data = json.loads(whole.value.path().read_text())
+    assert data["id"] == stored and [lane["metrics"]["kld_mean"] for lane in data["lanes"]] == list(KLD.values())
