@@ -39,6 +39,7 @@ bench: setup
 	$(PY) benchmarks/five_methods.py
 	$(PY) benchmarks/methods.py
 	$(PY) benchmarks/commvq_scores.py
+	$(PY) benchmarks/captures.py
 	$(PY) benchmarks/page.py
 
 # Fifty visitors at once on a real server, and what becomes of each: into benchmarks/load.json, told in docs/serving.md.
