@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 import uuid
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -37,7 +38,8 @@ def forget_looks(store) -> None:
     store._opened.clear()
     for path in store.fs.find(store.root):
         if path.endswith(f"/{OPENED}"):
-            store.fs.pipe_file(path, str(time.time() - OPEN_S - 1).encode())
+            with suppress(FileNotFoundError):  # another process has just removed that run
+                store.fs.pipe_file(path, str(time.time() - OPEN_S - 1).encode())
 
 
 @pytest.fixture(params=["path", "memory://"])

@@ -58,7 +58,7 @@ def server(start_server) -> str:
     return start_server()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # no longer: Playwright keeps an event loop running, and other files run their own
 def browser(chromium):
     from playwright.sync_api import sync_playwright
 
