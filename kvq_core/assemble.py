@@ -94,7 +94,9 @@ def _environment(model: LoadedModel, spec: ComparisonSpec) -> Environment:
         except PackageNotFoundError:
             continue
     shape = model.shape
-    device = torch.cuda.get_device_name() if model.device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    on_cpu = f"CPU, {threads} thread{'s' * (threads != 1)}"
+    device = torch.cuda.get_device_name() if model.device.type == "cuda" else on_cpu
     return Environment(
         versions=versions, device=device, dtype=str(model.dtype).removeprefix("torch."), model=model.id,
         model_title=model.title, weights_hash=model.weights_hash, revision=model.revision, seed=spec.seed,

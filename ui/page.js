@@ -33,11 +33,13 @@
     if (dirty.size) setTimeout(draw);
   }, { rootMargin: "200px" });
   const draw = () => {
-    const [drawing] = dirty;
-    if (!drawing) return;
     if (!window.Plotly) return setTimeout(draw, 100);
+    const inSight = dirty.size > 0;
+    const below = [...kept.values()].find(({ node, json, drawn }) => json !== drawn && node.offsetParent);
+    const [drawing] = inSight ? dirty : [below];
+    if (!drawing) return;
     render(drawing);
-    setTimeout(draw);
+    setTimeout(draw, inSight ? 0 : 150); // the rest of the open view follows unhurriedly: for printing, and for scrolling
   };
   const render = async (drawing) => {
     const { node, json } = drawing;
