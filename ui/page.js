@@ -30,17 +30,25 @@
       if (drawing.json !== drawing.drawn) dirty.add(drawing);
       else if (drawing.node.clientWidth !== drawing.width) window.Plotly.Plots.resize(drawing.node);
     }
-    if (dirty.size) setTimeout(draw);
+    draw();
   }, { rootMargin: "200px" });
+  // First what is in sight, then the rest of the open view, then the others', so that their tabs open drawn.
+  let drawing = false;
   const draw = () => {
-    if (!window.Plotly) return setTimeout(draw, 100);
-    const inSight = dirty.size > 0;
-    const below = [...kept.values()].find(({ node, json, drawn }) => json !== drawn && node.offsetParent);
-    const [drawing] = inSight ? dirty : [below];
-    if (!drawing) return;
-    render(drawing);
-    setTimeout(draw, inSight ? 0 : 150); // the rest of the open view follows unhurriedly: for printing, and for scrolling
+    if (!drawing) setTimeout(next);
+    drawing = true;
   };
+  const next = () => {
+    if (!window.Plotly) return setTimeout(next, 100);
+    const inSight = dirty.size > 0;
+    const waiting = [...kept.values()].filter(({ node, json, drawn }) => json !== drawn && node.isConnected);
+    const [found] = inSight ? dirty : [waiting.find(({ node }) => isOpen(node)) ?? waiting[0]];
+    drawing = Boolean(found);
+    if (!found) return;
+    render(found);
+    setTimeout(next, inSight ? 0 : 150);
+  };
+  const isOpen = (element) => element.closest(".view")?.id === `view-${window.kvq.view}`;
   const render = async (drawing) => {
     const { node, json } = drawing;
     dirty.delete(drawing);
@@ -156,7 +164,7 @@
   const images = async (format) => {
     const run = new URLSearchParams(location.search).get("run") ?? "run";
     for (const place of document.querySelectorAll("#where .plot")) {
-      if (!place.offsetParent) continue;
+      if (!isOpen(place)) continue;
       const drawing = kept.get(place.id);
       await render(drawing); // those below the fold wait for this
       const { width, height } = drawing.node.getBoundingClientRect();
@@ -175,7 +183,7 @@
     view: "verdicts",
     open: (view) => {
       window.kvq.view = view;
-      opened.textContent = `#view-${CSS.escape(view)} { display: flex !important; }`;
+      opened.textContent = `#view-${CSS.escape(view)} { position: static !important; height: auto !important; overflow: visible !important; visibility: visible !important; }`;
       tabs();
     },
     token: null,

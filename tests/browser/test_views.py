@@ -43,12 +43,12 @@ def click_through(page, width: int) -> None:
         open_view(page, name)
         assert page.locator("#where .words p:visible").first.inner_text().strip(), name
         shown = page.evaluate(
-            "[...document.querySelectorAll('#where .js-plotly-plot')].filter(p => p.offsetParent).length"
+            "[...document.querySelectorAll('#where .js-plotly-plot')].filter(p => p.checkVisibility({visibilityProperty: true})).length"
         )
         assert shown <= MOST_FIGURES, name
         assert page.evaluate("document.scrollingElement.scrollWidth") <= width, name
     labelled = page.evaluate(
-        "[...document.querySelectorAll('#where .js-plotly-plot')].filter(p => p.offsetParent)"
+        "[...document.querySelectorAll('#where .js-plotly-plot')].filter(p => p.checkVisibility({visibilityProperty: true}))"
         ".every(p => p.getAttribute('aria-label'))"
     )
     assert labelled
