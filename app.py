@@ -34,7 +34,7 @@ from ui.theme import css, theme  # noqa: E402
 # Handlers at work at once, of all pages, beside one for everybody in the line of runs: whoever waits there holds one
 # all the time, and where none is left no page answers any more.
 SPARE = 192
-SESSIONS = 500  # pages whose state is kept, about 2 MB each; Gradio keeps closed ones for an hour
+SESSIONS = 500  # pages whose state is kept; Gradio keeps closed ones for an hour
 
 
 def warm_up(health: Health) -> None:
