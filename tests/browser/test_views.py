@@ -38,20 +38,19 @@ def open_view(page, name: str) -> None:
         place.locator(".main-svg").first.wait_for()
 
 
+SHOWN_FIGURES = (
+    "[...document.querySelectorAll('#where .js-plotly-plot')]"
+    ".filter(p => p.checkVisibility({visibilityProperty: true}))"
+)
+
+
 def click_through(page, width: int) -> None:
     for name in VIEWS:
         open_view(page, name)
         assert page.locator("#where .words p:visible").first.inner_text().strip(), name
-        shown = page.evaluate(
-            "[...document.querySelectorAll('#where .js-plotly-plot')].filter(p => p.checkVisibility({visibilityProperty: true})).length"
-        )
-        assert shown <= MOST_FIGURES, name
+        assert page.evaluate(f"{SHOWN_FIGURES}.length") <= MOST_FIGURES, name
         assert page.evaluate("document.scrollingElement.scrollWidth") <= width, name
-    labelled = page.evaluate(
-        "[...document.querySelectorAll('#where .js-plotly-plot')].filter(p => p.checkVisibility({visibilityProperty: true}))"
-        ".every(p => p.getAttribute('aria-label'))"
-    )
-    assert labelled
+    assert page.evaluate(f"{SHOWN_FIGURES}.every(p => p.getAttribute('aria-label'))")
 
 
 @pytest.mark.parametrize("width, theme", [(1280, "light"), (390, "dark")])
