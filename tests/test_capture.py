@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 from scipy.linalg import subspace_angles
+from torch import Tensor
 
 from kvq_core.capture.attention import SINKS, AttentionTap, Buckets
 from kvq_core.capture.distribution import QUANTILES, KeyBasis
@@ -23,10 +24,10 @@ def test_statistics_and_map_of_one_step() -> None:
     extent = Extent(layers=2, query_heads=3, head_dim=4, lanes=2, steps=5, tokens=600)
     tap = ScoreTap(extent, [1], [0, 1, 2])
     tap.begin([(10, 300), (0, 0)])
-    own, isolated = torch.randn(3, 3, 1, 500), torch.randn(3, 3, 1, 500)
-    for layer in (0, 1):
-        tap.scores(layer, own, isolated, torch.randn(3, 1, 4))
+    both, isolated = torch.randn(2, 3, 3, 1, 500), torch.randn(2, 3, 3, 1, 500)
+    tap.scores([0, 1], both, isolated, torch.randn(2, 3, 1, 4))
     tap.advance(1)
+    own, isolated = both[1], isolated[1]
     delta = (own[1:] - own[:1])[:, :, 0].double()
     delta = delta - delta.mean(-1, keepdim=True)
     torch.testing.assert_close(tap.mean[0, 1, :, 0].double(), delta[0, :, 10:300].abs().mean(-1), rtol=1e-4, atol=1e-5)
@@ -51,7 +52,7 @@ def test_a_shift_of_a_whole_row_is_no_error() -> None:
     own = torch.randn(1, 2, 1, 50).repeat(2, 1, 1, 1)
     own[1] += 7.0
     tap.begin([(0, 50)])
-    tap.scores(0, own, own, torch.randn(2, 1, 4))
+    tap.scores([0], own[None], own[None], torch.randn(1, 2, 1, 4))
     assert tap.max.max() < 1e-5
     torch.testing.assert_close(tap.offset, torch.full((1, 1, 2, 1), 7.0))  # what was taken away is kept beside
 
@@ -63,7 +64,7 @@ def test_chunked_steps_ignore_the_future() -> None:
     hidden = torch.ones(3, 3, dtype=torch.bool).triu(1)
     own[..., -3:].masked_fill_(hidden, float("-inf"))
     tap.begin([(0, 7), (0, 7)])
-    tap.scores(0, own, own, torch.randn(1, 3, 4))
+    tap.scores([0], own[None], own[None], torch.randn(1, 1, 3, 4))
     for token in range(3):
         seen = own[1, 0, token, : 8 + token] - own[0, 0, token, : 8 + token]
         seen = seen - seen.mean()
@@ -81,7 +82,7 @@ def test_steps_share_bins_by_their_extreme() -> None:
         row = torch.zeros(3, 1, 1, 4)
         row[1, ..., 0], row[1, ..., 1] = step, -step
         seen.append(step)
-        tap.scores(0, row, row, torch.zeros(1, 1, 4))
+        tap.scores([0], row[None], row[None], torch.zeros(1, 1, 1, 4))
         tap.advance(1)
     assert tap.step_bins == 64 and tap.step_edges[0] == 0 and tap.step_edges[-1] == 130
     for b in range(64):
@@ -93,12 +94,12 @@ def test_engine_scores_equal_those_of_the_stored_keys() -> None:
     """The tap's deltas, recomputed from the working copies: q.k / sqrt(d) of reference and lane."""
     model, ids = tiny("llama"), prompt_ids(40)
     lane = Lane(label="k", method="kivi", knobs={"group_size": 8, "residual_length": 8})
-    seen: list[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]] = []
+    seen: list[tuple[int, Tensor, Tensor, Tensor]] = []
 
     class Spy:
-        def scores(self, layer: int, own: torch.Tensor, ref: torch.Tensor, queries: torch.Tensor, reads: dict) -> None:
-            assert not reads  # this lane leaves nothing out
-            seen.append((layer, own.clone(), ref.clone(), queries.clone()))
+        def scores(self, layers: list[int], own: Tensor, ref: Tensor, queries: Tensor, reads: list[dict]) -> None:
+            assert not any(reads)  # this lane leaves nothing out
+            seen.extend(zip(layers, own.clone(), ref.clone(), queries.clone(), strict=True))
 
     outcome = run_engine(model, ids, [lane], 2, follow=prompt_ids(2, seed=9), tap=Spy())
     rows: Rows = outcome.decode.rows

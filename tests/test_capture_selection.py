@@ -29,11 +29,13 @@ class Watch:
         self.attention = AttentionTap(Extent(3, 4, 32, lanes, STEPS, tokens), 16, [0], [0, 3], Buckets(1, tokens))
         self.seen: list[tuple[int, Tensor, Tensor, dict[int, Tensor]]] = []
 
-    def scores(self, layer: int, own: Tensor, ref: Tensor, queries: Tensor, reads: dict[int, Tensor]) -> None:
-        self.seen.append((layer, own.clone(), queries.clone(), reads))
-        self.attention.scores(layer, own, reads)
-        if layer == 2:
-            self.attention.advance(1)
+    def scores(self, layers: list[int], own: Tensor, ref: Tensor, queries: Tensor, reads: list[dict]) -> None:
+        for told in zip(layers, own.clone(), queries.clone(), reads, strict=True):
+            self.seen.append(told)
+            layer, scores, _, read = told
+            self.attention.scores(layer, scores, read)
+            if layer == 2:
+                self.attention.advance(1)
 
 
 @pytest.fixture(scope="module")

@@ -64,11 +64,17 @@ class Captures:
         self.tap.begin(quantized)
 
     def scores(
-        self, layer: int, own: Tensor, with_reference_query: Tensor, queries: Tensor, reads: dict[int, Tensor]
+        self,
+        layers: list[int],
+        own: Tensor,
+        with_reference_query: Tensor,
+        queries: Tensor,
+        reads: list[dict[int, Tensor]],
     ) -> None:
         with self._clock(decoding=True):
-            self.tap.scores(layer, own, with_reference_query, queries)
-            self.attention.scores(layer, own, reads)
+            self.tap.scores(layers, own, with_reference_query, queries)
+            for layer, scores, read in zip(layers, own, reads, strict=True):
+                self.attention.scores(layer, scores, read)
 
     def advance(self, fresh: int) -> None:
         """Call after a step of ``fresh`` tokens."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import max_pool1d
 
 from kvq_core.methods import ModelShape
 
@@ -76,21 +77,29 @@ class ScoreTap:
         """Call after a step of ``fresh`` tokens."""
         self.step += fresh
 
-    def scores(self, layer: int, own: Tensor, with_reference_query: Tensor, queries: Tensor) -> None:
+    def scores(self, layers: list[int], own: Tensor, with_reference_query: Tensor, queries: Tensor) -> None:
+        """A few layers of a step, as engine.rows.Tap has them."""
         fresh, tokens = own.shape[-2:]
         now = slice(self.step, self.step + fresh)
-        self.queries[layer, :, now] = queries.cpu()
+        self.queries[layers, :, now] = queries.cpu()
         weights = self._weights(tokens, own.device)
-        delta, offset = self._centred(own[1:] - own[:1])
-        self.offset[:, layer, :, now] = offset.cpu()
-        size = delta.abs() * weights
-        self.mean[:, layer, :, now] = (size.sum(-1) / weights.sum(-1)).cpu()
-        self.max[:, layer, :, now] = size.amax(-1).cpu()
-        isolated = self._centred(with_reference_query[1:] - own[:1])[0].abs_().mul_(weights)
-        self.reference_query[:, layer, :, now] = (isolated.sum(-1) / weights.sum(-1)).cpu()
-        if layer in self._row_of and self.map.shape[0]:
-            heads = delta[:-1] if self._every_head else delta[:-1, self.map_heads]
-            self._pool(self._row_of[layer], heads)
+        count = weights.sum(-1)
+
+        def keep(where: Tensor, values: Tensor) -> None:
+            where[:, layers, :, now] = values.transpose(0, 1).cpu()
+
+        delta, offset = self._centred(own[:, 1:] - own[:, :1])
+        keep(self.offset, offset)
+        size = delta.abs().mul_(weights)
+        keep(self.mean, size.sum(-1) / count)
+        keep(self.max, size.amax(-1))
+        isolated = self._centred(with_reference_query[:, 1:] - own[:, :1])[0].abs_().mul_(weights)
+        keep(self.reference_query, isolated.sum(-1) / count)
+        drawn = [i for i, layer in enumerate(layers) if layer in self._row_of]
+        if drawn and self.map.shape[0]:
+            some = delta if len(drawn) == len(layers) else delta[drawn]
+            heads = some[:, :-1] if self._every_head else some[:, :-1, self.map_heads]
+            self._pool([self._row_of[layers[i]] for i in drawn], heads)
 
     def _weights(self, tokens: int, device: torch.device) -> Tensor:
         """1 at quantized positions, (lanes, 1, 1, tokens)."""
@@ -101,11 +110,14 @@ class ScoreTap:
 
     @staticmethod
     def _centred(delta: Tensor) -> tuple[Tensor, Tensor]:
-        """Subtract each row's mean over the positions it sees, and that mean; positions it does not see become 0."""
+        """Less each row's mean over the positions it sees, and that mean; those it does not see become 0.
+
+        Changes ``delta`` where that saves a copy.
+        """
         fresh = delta.shape[-2]
         if fresh == 1:
             mean = delta.mean(-1, keepdim=True)
-            return delta - mean, mean[..., 0]
+            return delta.sub_(mean), mean[..., 0]
         seen = torch.ones(fresh, delta.shape[-1], dtype=torch.bool, device=delta.device)
         seen[:, -fresh:] = seen[:, -fresh:].tril()
         delta = torch.where(seen, delta, 0.0)
@@ -115,15 +127,16 @@ class ScoreTap:
     def _bin(self, step: int) -> int:
         return step * self.step_bins // max(1, self.extent.steps)
 
-    def _pool(self, row: int, delta: Tensor) -> None:
-        padded = torch.nn.functional.pad(delta, (0, -delta.shape[-1] % self.bin_width)).unflatten(
-            -1, (-1, self.bin_width)
-        )
-        high, low = padded.amax(-1), padded.amin(-1)
-        extreme = torch.where(high > -low, high, low).cpu()  # (lanes, heads, fresh, bins so far)
-        for i in range(extreme.shape[2]):
-            held = self.map[:, row, :, self._bin(self.step + i), : extreme.shape[-1]]
-            held.copy_(torch.where(extreme[:, :, i].abs() > held.abs(), extreme[:, :, i], held))
+    def _pool(self, rows: list[int], delta: Tensor) -> None:
+        """Keep the signed extreme of each bin of positions; delta (map layers, lanes, map heads, fresh, positions)."""
+        flat = delta.reshape(-1, 1, delta.shape[-1])
+        width = self.bin_width
+        high, low = (sign * max_pool1d(sign * flat, width, width, ceil_mode=True) for sign in (1, -1))
+        extreme = torch.where(high > -low, high, low).view(*delta.shape[:-1], -1).cpu()
+        bins = extreme.shape[-1]
+        for i in range(delta.shape[-2]):
+            held, new = self.map[..., self._bin(self.step + i), :bins], extreme[..., i, :].transpose(0, 1)
+            held[:, rows] = torch.where(new.abs() > held[:, rows].abs(), new, held[:, rows])
 
     def int8_map(self, lane: int) -> tuple[Tensor, Tensor]:
         """A lane's map as int8 (map layers, map heads, step bins, position bins), its scale (map layers, map heads)."""

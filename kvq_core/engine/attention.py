@@ -10,39 +10,41 @@ from kvq_core.engine import threads
 
 # (lane among those held, slot) -> the keys this row reads in this step, (kv_heads, tokens), True where read
 Hidden = dict[tuple[int, int], Callable[[], Tensor]]
-Scratch = Callable[[str, tuple[int, ...]], Tensor]
 
 
 class SharedAttention:
-    """Softmax attention over [prefix of the lane | tail of the row], computed in memory that ``scratch`` lends.
+    """Softmax attention over [prefix of the lane | tail of the row].
 
     queries (lanes, slots, kv_heads, n, head_dim), scaled: slot s of a lane is one row that reads its prefix; the first
     ``slots`` of them attend, a further one is only scored. tail (lanes, slots, kv_heads, n, tail tokens): scores over
-    the tails. keys, values (lanes, kv_heads, prefix tokens, head_dim). After ``compute``: scores, weights
-    (lanes, kv_heads, slots, n, tokens) and, of the prefix alone, out (lanes, kv_heads, slots, n, head_dim).
+    the tails. keys (lanes, kv_heads, head_dim, prefix tokens), values (lanes, kv_heads, prefix tokens, head_dim).
+
+    After ``compute``: scores, of shape ``every``, and weights, of shape ``attending``: (lanes, kv_heads, slots, n,
+    tokens); and, of the prefix alone, out (lanes, kv_heads, slots, n, head_dim).
     """
 
-    def __init__(
-        self, queries: Tensor, tail: Tensor, keys: Tensor, values: Tensor, slots: int, hidden: Hidden, scratch: Scratch
-    ):
+    scores: Tensor
+    weights: Tensor
+
+    def __init__(self, queries: Tensor, tail: Tensor, keys: Tensor, values: Tensor, slots: int, hidden: Hidden):
         lanes, every, heads, n, dim = queries.shape
         self.keys, self.values, self.hidden = keys, values, hidden
         self._queries, self._tail = queries.transpose(1, 2).flatten(2, 3), tail.transpose(1, 2).flatten(2, 3)
-        self.prefix = keys.shape[-2]
+        self.prefix = values.shape[-2]
         tokens = self.prefix + tail.shape[-1]
-        self.scores = scratch("scores", (lanes, heads, every, n, tokens))
-        self.weights = scratch("weights", (lanes, heads, slots, n, tokens))
+        self.every, self.attending = (lanes, heads, every, n, tokens), (lanes, heads, slots, n, tokens)
         self.out = queries.new_empty(lanes, heads, slots, n, dim)
 
-    def compute(self, cores: int) -> None:
-        """All lanes, divided among ``cores``."""
-        parts = threads.shares(len(self.scores), cores)
+    def compute(self, scores: Tensor, weights: Tensor, cores: int) -> None:
+        """All lanes, divided among ``cores``, into memory for ``scores`` and ``weights``."""
+        self.scores, self.weights = scores, weights
+        parts = threads.shares(len(scores), cores)
         threads.together([partial(self._compute, part) for part in parts])
 
     def _compute(self, part: slice) -> None:
         scores = self.scores[part].flatten(2, 3)
         prefix = scores[..., : self.prefix].flatten(0, 1)  # a view: bmm writes into the scores themselves
-        torch.bmm(self._queries[part].flatten(0, 1), self.keys[part].flatten(0, 1).mT, out=prefix)
+        torch.bmm(self._queries[part].flatten(0, 1), self.keys[part].flatten(0, 1), out=prefix)
         scores[..., self.prefix :] = self._tail[part]
         weights = self.weights[part]
         torch.softmax(self._read(part), -1, out=weights)

@@ -21,25 +21,48 @@ from kvq_core.engine.cache import LaneCache, Part, as_stored
 from kvq_core.engine.prefill import LayerGroup
 from kvq_core.rope import Rope
 
+# Of the scores that are shown to the tap at once: two threads that call small operations in turn wake one another for
+# each of them, and larger memory would not stay in the processor's cache.
+SHOWN_BYTES = 10_000_000
+
 
 class Tap(Protocol):
     """Sees the scores of a decode step as they are computed; scores are q.k * scaling, before the softmax.
 
-    On CPUs it is called in a thread of its own, layer after layer, and is done before ``Rows.advance`` returns.
+    It is shown a few layers at a time. On CPUs it is called in a thread of its own, in the layers' order, and is done
+    before ``Rows.advance`` returns.
     """
 
     def scores(
-        self, layer: int, own: Tensor, with_reference_query: Tensor, queries: Tensor, reads: dict[int, Tensor]
+        self,
+        layers: list[int],
+        own: Tensor,
+        with_reference_query: Tensor,
+        queries: Tensor,
+        reads: list[dict[int, Tensor]],
     ) -> None:
-        """own (1 + lanes, query_heads, tokens, positions): the reference's and the forced rows' scores;
+        """own (layers, 1 + lanes, query_heads, tokens, positions): the reference's and the forced rows' scores;
         with_reference_query, the same shape: the reference's query against each row's keys; queries
-        (query_heads, tokens, head_dim): the reference's, after RoPE. Positions after a query's own are -inf.
-        reads: of the rows that leave keys out of their softmax, the keys they read, bool (kv_heads, positions)."""
+        (layers, query_heads, tokens, head_dim): the reference's, after RoPE. Positions after a query's own are -inf.
+        reads, by layer: of the rows that leave keys out of their softmax, the keys they read, bool
+        (kv_heads, positions)."""
+
+
+@dataclass
+class _Shown:
+    """What the tap will be told of a layer beside its scores."""
+
+    layer: int
+    queries: Tensor
+    hidden: Hidden
 
 
 @dataclass
 class _Copies:
-    """On one device: prefix (layers, lanes + 1, kv_heads, tokens, head_dim), tail (layers, rows, ...)."""
+    """On one device: prefix (layers, lanes + 1, kv_heads, tokens, head_dim), tail (layers, rows, ...).
+
+    The keys of the prefix are held as (..., head_dim, tokens), which small products with them read faster.
+    """
 
     prefix_keys: Tensor
     prefix_values: Tensor
@@ -47,7 +70,8 @@ class _Copies:
     tail_values: Tensor
 
     def of(self, kind: str) -> tuple[Tensor, Tensor]:
-        return (self.prefix_keys, self.tail_keys) if kind == "key" else (self.prefix_values, self.tail_values)
+        """Prefix and tail, tokens before head_dim."""
+        return (self.prefix_keys.mT, self.tail_keys) if kind == "key" else (self.prefix_values, self.tail_values)
 
 
 class Rows:
@@ -76,15 +100,17 @@ class Rows:
         self.selects = {lane: cache.selects for lane, cache in enumerate(caches, 1) if cache.selects}
         self._seen: dict[int, tuple[list[int], Tensor, Tensor]] = {}  # by layer, see _note
         self._index: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._unseen: list[_Shown] = []  # layers whose scores wait to be shown
         self._looking: list[Future[None]] = []
-        self._lent: dict[tuple[torch.device, str, int], Tensor] = {}
+        self._lent: dict[tuple[torch.device, str], Tensor] = {}
         self._reindex()
 
     def _allocate(self, group: LayerGroup, tokens: int) -> _Copies:
         layers, heads, _, dim = group.keys.shape
         prefix = (layers, self.lanes + 1, heads, self.prefix, dim)
         tail = (layers, 2 * self.lanes + 1, heads, tokens - self.prefix, dim)
-        new = (torch.empty(shape, device=group.device) for shape in (prefix, prefix, tail, tail))
+        turned = (*prefix[:-2], dim, self.prefix)
+        new = (torch.empty(shape, device=group.device) for shape in (turned, prefix, tail, tail))
         return _Copies(*new)
 
     def _fill(self, row: int, cache: LaneCache) -> None:
@@ -169,38 +195,55 @@ class Rows:
         self._hide_future(tails, fresh)
         prefix_keys, prefix_values = copies.prefix_keys[i, :held], copies.prefix_values[i, :held]
         hidden = self._hidden(layer, queries, self.tokens + fresh)
-        scratch = partial(self._scratch, q.device)
-        step = SharedAttention(by_slot, tails, prefix_keys, prefix_values, rows.shape[1], hidden, scratch)
-        step.compute(self.cores)
+        step = SharedAttention(by_slot, tails, prefix_keys, prefix_values, rows.shape[1], hidden)
+        step.compute(self._room(step.every, q.device), self._scratch("weights", step.attending, q.device), self.cores)
         if self.tap is not None:
-            self._show(self.tap, layer, step, queries, hidden)
+            self._unseen.append(_Shown(layer, queries[0].float(), hidden))
+            if len(self._unseen) == self._layers_shown(step.every) or layer == self.layers[g][-1]:
+                self._show(self.tap, step.every, q.device)
         if self.watched:
             self._note(layer, queries, step.weights[lanes, :, slots])
         out = step.out[lanes, :, slots] + step.weights[..., self.prefix :][lanes, :, slots] @ tail_values
         return out.reshape(count, -1, fresh, dim).transpose(1, 2)
 
-    def _show(self, tap: Tap, layer: int, step: SharedAttention, queries: Tensor, hidden: Hidden) -> None:
-        """Let the tap look at the forced rows' scores while the model goes on."""
-        shape = (len(self.held), queries.shape[1], queries.shape[2], -1)
+    def _layers_shown(self, shape: tuple[int, ...]) -> int:
+        """How many layers whose scores have this shape are shown to the tap at once."""
+        return max(1, SHOWN_BYTES // (4 * math.prod(shape)))
+
+    def _room(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        """Memory for a layer's scores, beside those of the layers that wait to be shown with it."""
+        if self.tap is None:
+            return self._scratch("scores", shape, device)
+        if not self._unseen and len(self._looking) > 1:
+            self._looking[-2].result()  # the tap is done with what is lent again
+        return self._shown(shape, device)[len(self._unseen)]
+
+    def _shown(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        """Memory for the scores of the layers shown at once: one while the tap looks at the other."""
+        return self._scratch(f"shown {len(self._looking) % 2}", (self._layers_shown(shape), *shape), device)
+
+    def _show(self, tap: Tap, shape: tuple[int, ...], device: torch.device) -> None:
+        """Let the tap look at the forced rows' scores of the layers that wait, while the model goes on."""
+        waiting, self._unseen = self._unseen, []
+        scores = self._shown(shape, device)[: len(waiting)]
+        of_rows = (len(waiting), len(self.held), *waiting[0].queries.shape[:2], -1)
 
         def look() -> None:
-            own, other = step.scores[:, :, 0], step.scores[:, :, -1]
-            reads = {row: read() for (row, slot), read in hidden.items() if slot == 0}
-            tap.scores(layer, own.reshape(shape), other.reshape(shape), queries[0].float(), reads)
+            own, other = (scores[:, :, :, slot].reshape(of_rows) for slot in (0, -1))
+            reads = [{row: read() for (row, slot), read in w.hidden.items() if slot == 0} for w in waiting]
+            tap.scores([w.layer for w in waiting], own, other, torch.stack([w.queries for w in waiting]), reads)
 
-        if queries.device.type == "cpu":
+        if device.type == "cpu":
             self._looking.append(threads.beside(look))
         else:
             look()
 
-    def _scratch(self, device: torch.device, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Memory for a layer's scores or weights, lent again two layers later.
+    def _scratch(self, name: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
+        """Memory that is lent again and again under a name.
 
         Fresh memory of this size would be handed out by the system page by page, in every layer of every step.
         """
-        if len(self._looking) > 1:
-            self._looking[-2].result()  # the tap is done with what is lent again
-        key, size = (device, name, len(self._looking) % 2), math.prod(shape)
+        key, size = (device, name), math.prod(shape)
         if key not in self._lent or self._lent[key].numel() < size:
             self._lent[key] = torch.empty(size + size // 8, device=device)
         return self._lent[key][:size].view(shape)
