@@ -16,7 +16,7 @@ from kvq_core.capture.plan import Plan
 from kvq_core.capture.scores import Extent, ScoreTap
 from kvq_core.capture.spectra import RANKS, deviations, principal_angles, query_directions, spectra, thinned
 from kvq_core.engine import threads
-from kvq_core.engine.cache import LaneCache
+from kvq_core.engine.cache import Kind, LaneCache
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows
 from kvq_core.methods.base import query_gram, stack_queries
@@ -151,7 +151,7 @@ class Captures:
         return keys[:, : len(self.prefill.ids)], keys
 
     @staticmethod
-    def _place(rows: Rows, layer: int) -> tuple[int, str, int]:
+    def _place(rows: Rows, layer: int) -> tuple[int, Kind, int]:
         group, at = rows.place[layer]
         return group, "key", at
 

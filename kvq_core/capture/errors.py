@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from kvq_core.capture.attention import Buckets
+from kvq_core.engine.cache import Kind
 from kvq_core.engine.rows import Rows
 
 TOP = 5  # query directions of `in_subspace_error`, the same for every lane
-KINDS = ("key", "value")
+KINDS: tuple[Kind, ...] = ("key", "value")
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ class Truth:
     queries: Tensor
     seen: Tensor
     buckets: Buckets
-    energy: dict[str, Tensor]
-    depth: dict[str, Tensor]
+    energy: dict[Kind, Tensor]
+    depth: dict[Kind, Tensor]
     outputs: Tensor
 
     @classmethod
@@ -66,8 +67,8 @@ class CacheErrors:
 
     key: Tensor
     value: Tensor
-    channel: dict[str, Tensor]
-    depth: dict[str, Tensor]
+    channel: dict[Kind, Tensor]
+    depth: dict[Kind, Tensor]
     energy: Tensor
     output: Tensor
     bound: Tensor | None
@@ -101,7 +102,7 @@ def cache_errors(rows: Rows, row: int, truth: Truth) -> CacheErrors:
             chosen = rows.read_by(row, layer, own, truth.seen)
             missed[layer] = attended(own, read["key"], read["value"], truth.seen, chosen).cpu() - truth.outputs[layer]
 
-    def whole(part: Tensor, kind: str) -> float:
+    def whole(part: Tensor, kind: Kind) -> float:
         return (part.sum((-1, -2)) / truth.energy[kind].sum((-1, -2))).sqrt().mean().item()
 
     relative = {kind: _ratio(channel[kind].sum(-1), truth.energy[kind].sum(-1)) for kind in KINDS}
