@@ -130,9 +130,9 @@ def test_a_line_is_a_line_whatever_it_tells(log):
 
 def test_warnings_of_libraries_are_lines_too(log):
     lines = log()
-    logging.getLogger("some.library").warning("slow %s", "disk")
-    logging.getLogger("some.library").info("chatter")
-    assert [(line["event"], line["by"]) for line in lines()] == [("slow disk", "some.library")]
+    logging.getLogger("some.package").warning("slow %s", "disk")
+    logging.getLogger("some.package").info("chatter")
+    assert [(line["event"], line["by"]) for line in lines()] == [("slow disk", "some.package")]
 
 
 def test_without_configuration_nothing_appears(capsys):
