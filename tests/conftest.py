@@ -22,6 +22,13 @@ hypothesis_settings.load_profile("repeatable")
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _SAMPLE_ID = "0123456789abcdef"
+# Files that take longest, longest first. Workers take whole files in the order collected, so these must not come last.
+_LONGEST = (
+    "browser/test_page.py", "test_kernels_triton.py", "browser/test_share.py", "browser/test_views.py",
+    "browser/test_training.py", "test_run.py", "test_cli.py", "test_docs.py", "test_packed.py", "test_explain.py",
+    "test_zero_gpu.py", "test_packed_methods.py", "test_setup.py", "test_engine.py", "test_share.py",
+    "test_every_method.py", "test_gpu_benchmark.py", "browser/test_stress.py", "browser/test_scorecard.py",
+)  # fmt: skip
 
 
 def find_chromium() -> str | None:
@@ -38,6 +45,8 @@ def chromium() -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {name: place for place, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: places.get(item.nodeid.split("::")[0].removeprefix("tests/"), len(places)))
     if find_chromium() is None and not os.environ.get("KVQ_REQUIRE_BROWSER"):
         for item in items:
             if item.get_closest_marker("browser"):
