@@ -14,12 +14,12 @@ KINDS = [(axis, mode) for axis in AXES for mode in MODES]
 @pytest.mark.parametrize("bits", BITS)
 def test_quantize_pack_equals_the_reference_bit_for_bit(bits, axis, mode, device):
     grid = Grid(bits, 32, mode, torch.float32)
-    x = keys_with_traps(2, 63, 64, device=device)
+    x = keys_with_traps(2, 33, 64, device=device)
     expected, found = (quantize_pack(x, grid, axis, path) for path in ("torch", "triton"))
     for name, a, b in zip(expected._fields, expected, found, strict=True):
         assert a.dtype == b.dtype and a.shape == b.shape
         assert torch.equal(a, b), f"{name}: {(a != b).float().mean():.2%} differ"
-    count = 63 if axis == "tokens" else 64
+    count = 33 if axis == "tokens" else 64
     exact = unpack_dequantize(expected, grid, axis, count, "torch")
     assert torch.equal(exact, unpack_dequantize(expected, grid, axis, count, "triton"))
     rows = exact.transpose(-1, -2) if axis == "tokens" else exact
@@ -30,10 +30,12 @@ def test_quantize_pack_equals_the_reference_bit_for_bit(bits, axis, mode, device
     assert ((rows - given).abs() <= scales * 0.51 + slack).all()
 
 
-@pytest.mark.parametrize("tokens", [1, 1000])
 @pytest.mark.parametrize("axis", AXES)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_quantize_pack_takes_ragged_lengths_and_half_precision(dtype, axis, tokens, device):
+@pytest.mark.parametrize(
+    ("tokens", "dtype"),
+    [(1, torch.float16), (1, torch.bfloat16), (63, torch.float16), (63, torch.bfloat16), (1000, torch.float16)],
+)
+def test_quantize_pack_takes_ragged_lengths_and_half_precision(tokens, dtype, axis, device):
     grid = Grid(2, 32, "hybrid", torch.float16)
     x = keys_with_traps(1, tokens, 32, device=device, dtype=dtype)
     for a, b in zip(*(quantize_pack(x, grid, axis, path) for path in ("torch", "triton")), strict=True):
@@ -70,16 +72,16 @@ def test_packed_scores_and_packed_values(bits, axis, mode, device):
     [(1, 64, 1, torch.float16), (1000, 64, 1, torch.float16), (63, 80, 7, torch.float32), (63, 128, 8, torch.bfloat16)],
 )
 def test_packed_products_of_other_shapes(tokens, dim, queries, dtype, axis, device):
-    products(2, axis, "hybrid", tokens, dim, queries, dtype, device)
+    products(2, axis, "hybrid", tokens, dim, queries, dtype, device, units=1)
 
 
-def products(bits, axis, mode, tokens, dim, queries, dtype, device):
+def products(bits, axis, mode, tokens, dim, queries, dtype, device, units=2):
     grid = Grid(bits, 32, mode, torch.float32)
-    packed = quantize_pack(keys_with_traps(2, tokens, dim, device=device), grid, axis, "torch")
+    packed = quantize_pack(keys_with_traps(units, tokens, dim, device=device), grid, axis, "torch")
     count = tokens if axis == "tokens" else dim
     dense = unpack_dequantize(packed, grid, axis, count, "torch").double()
-    q = torch.randn(2, queries, dim, device=device).to(dtype)
-    p = torch.rand(2, queries, tokens, device=device).to(dtype)
+    q = torch.randn(units, queries, dim, device=device).to(dtype)
+    p = torch.rand(units, queries, tokens, device=device).to(dtype)
     for path in ("torch", "triton"):
         assert_close(packed_scores(q, packed, grid, axis, tokens, path), q.double() @ dense.transpose(-1, -2), dtype)
         assert_close(packed_values(p, packed, grid, axis, dim, path), p.double() @ dense, dtype)
