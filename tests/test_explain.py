@@ -12,6 +12,11 @@ from tests.ui_record_factory import make_run
 
 LAYER, HEAD, PAIR = 11, 1, 20
 FACTS = "The harbour keeps its tide tables by hand and the brass gauge has a paper drum. "
+ANSWER = (
+    "The harbour keeps its tide tables by hand. The brass gauge has a paper drum, and a pen draws the height of the "
+    "water on it through the day and the night. Every morning the harbour master reads the drum, writes the heights "
+    "into the book and winds the clock that turns it."
+)
 
 
 def even(lanes: int = 2) -> tuple[Record, dict[str, torch.Tensor]]:
@@ -33,7 +38,7 @@ def planted(smollm) -> dict[bool, tuple[Record, dict[str, torch.Tensor]]]:
         stress = {"key_outlier_scale": 64, "key_outlier_pairs": [PAIR], "layers": [LAYER], "kv_heads": [HEAD]}
         spec = parse_spec(
             {
-                "prompt": "Tell me about the harbour. " + FACTS * 8, "max_new_tokens": 53, "ignore_eos": True,
+                "prompt": "Tell me about the harbour. " + FACTS * 8, "continuation": ANSWER, "score_chunk": 16,
                 "lanes": [
                     {"label": "token", "method": "per_token", "knobs": {"bits": 2}},
                     {"label": "channel", "method": "kivi", "knobs": {"bits": 4}},
@@ -50,7 +55,8 @@ def test_planted_damage_is_named(planted) -> None:
     record, arrays = planted[True]
     assert record.stress is not None and record.stress.same_tokens and record.stress.kld_max <= record.stress.tolerance
     assert record.stress.pairs == [PAIR] and "does not change" in record.stress.sentence
-    assert record.reference.token_ids == planted[False][0].reference.token_ids
+    chosen, without = (planted[stressed][1]["reference/topk_ids"][:, 0] for stressed in (True, False))
+    assert len(chosen) > 50 and torch.equal(chosen, without)  # the reference would say the same
     found = explain(record, arrays, 0)
     told = " ".join(found.sentences)
     assert f"layer {LAYER}, KV head {HEAD}, keys" in told

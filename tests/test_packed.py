@@ -237,6 +237,7 @@ def test_the_default_models_packed_text_is_the_free_rows(smollm):
     """Past the windows: a prompt long enough that most of it is packed, on the real model."""
     text = "Packed caches hold codes, not numbers; attention reads the codes. " * 12
     ids = smollm.render(text, None, True)
-    for name in ("kivi", "squat", "innerq"):
-        state = run_engine(smollm, ids, [lane(name)], 10, ignore_eos=True).state(name)
-        assert generated(smollm, ids, lane(name).build(), 10) == state.token_ids
+    lanes = [lane(name) for name in ("kivi", "squat", "innerq")]
+    outcome = run_engine(smollm, ids, lanes, 10, ignore_eos=True)
+    for asked in lanes:
+        assert generated(smollm, ids, asked.build(), 10) == outcome.state(asked.label).token_ids, asked.label
