@@ -29,12 +29,13 @@ from ui.housekeeping import keep_swept  # noqa: E402
 from ui.layout import build_ui  # noqa: E402
 from ui.server import app_kwargs, blocked_paths  # noqa: E402
 from ui.services import Services  # noqa: E402
+from ui.sessions import install  # noqa: E402
 from ui.theme import css, theme  # noqa: E402
 
 # Handlers at work at once, of all pages, beside one for everybody in the line of runs: whoever waits there holds one
 # all the time, and where none is left no page answers any more.
 SPARE = 192
-SESSIONS = 500  # pages whose state is kept; Gradio keeps closed ones for an hour
+SESSIONS = 500  # pages whose state is kept; closed ones for an hour, see ui/sessions.py
 
 
 def warm_up(health: Health) -> None:
@@ -68,6 +69,7 @@ def launch(services: Services, health: Health, host: str, port: int, mcp: bool =
         app_kwargs=app_kwargs(health), blocked_paths=blocked_paths(services.store), prevent_thread_lock=True,
         max_threads=limits().line + SPARE, state_session_capacity=SESSIONS, mcp_server=mcp,
     )  # fmt: skip
+    install(blocks)
     take_over("uvicorn", "uvicorn.error", "uvicorn.asgi")  # set up while it was launched
     return blocks
 
