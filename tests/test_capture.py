@@ -13,7 +13,7 @@ from kvq_core.capture.errors import Truth, cache_errors, output_error
 from kvq_core.capture.scores import Extent, ScoreTap
 from kvq_core.capture.spectra import deviations, principal_angles, query_directions, spectra, thinned
 from kvq_core.engine.prefill import Prefill
-from kvq_core.engine.rows import Rows
+from kvq_core.engine.rows import Rows, Seen
 from kvq_core.methods.base import query_gram, stack_queries
 from kvq_core.spec import Lane
 from tests.engine_runs import run_engine
@@ -25,7 +25,7 @@ def test_statistics_and_map_of_one_step() -> None:
     tap = ScoreTap(extent, [1], [0, 1, 2])
     tap.begin([(10, 300), (0, 0)])
     both, isolated = torch.randn(2, 3, 3, 1, 500), torch.randn(2, 3, 3, 1, 500)
-    tap.scores([0, 1], both, isolated, torch.randn(2, 3, 1, 4))
+    tap.scores(Seen([0, 1], both, isolated, torch.randn(2, 3, 1, 4), [{}, {}]))
     tap.advance(1)
     own, isolated = both[1], isolated[1]
     delta = (own[1:] - own[:1])[:, :, 0].double()
@@ -52,7 +52,7 @@ def test_a_shift_of_a_whole_row_is_no_error() -> None:
     own = torch.randn(1, 2, 1, 50).repeat(2, 1, 1, 1)
     own[1] += 7.0
     tap.begin([(0, 50)])
-    tap.scores([0], own[None], own[None], torch.randn(1, 2, 1, 4))
+    tap.scores(Seen([0], own[None], own[None], torch.randn(1, 2, 1, 4), [{}]))
     assert tap.max.max() < 1e-5
     torch.testing.assert_close(tap.offset, torch.full((1, 1, 2, 1), 7.0))  # what was taken away is kept beside
 
@@ -64,7 +64,7 @@ def test_chunked_steps_ignore_the_future() -> None:
     hidden = torch.ones(3, 3, dtype=torch.bool).triu(1)
     own[..., -3:].masked_fill_(hidden, float("-inf"))
     tap.begin([(0, 7), (0, 7)])
-    tap.scores([0], own[None], own[None], torch.randn(1, 1, 3, 4))
+    tap.scores(Seen([0], own[None], own[None], torch.randn(1, 1, 3, 4), [{}]))
     for token in range(3):
         seen = own[1, 0, token, : 8 + token] - own[0, 0, token, : 8 + token]
         seen = seen - seen.mean()
@@ -82,7 +82,7 @@ def test_steps_share_bins_by_their_extreme() -> None:
         row = torch.zeros(3, 1, 1, 4)
         row[1, ..., 0], row[1, ..., 1] = step, -step
         seen.append(step)
-        tap.scores([0], row[None], row[None], torch.zeros(1, 1, 1, 4))
+        tap.scores(Seen([0], row[None], row[None], torch.zeros(1, 1, 1, 4), [{}]))
         tap.advance(1)
     assert tap.step_bins == 64 and tap.step_edges[0] == 0 and tap.step_edges[-1] == 130
     for b in range(64):
@@ -97,9 +97,10 @@ def test_engine_scores_equal_those_of_the_stored_keys() -> None:
     seen: list[tuple[int, Tensor, Tensor, Tensor]] = []
 
     class Spy:
-        def scores(self, layers: list[int], own: Tensor, ref: Tensor, queries: Tensor, reads: list[dict]) -> None:
-            assert not any(reads)  # this lane leaves nothing out
-            seen.extend(zip(layers, own.clone(), ref.clone(), queries.clone(), strict=True))
+        def scores(self, now: Seen) -> None:
+            assert not any(now.reads)  # this lane leaves nothing out
+            copies = (now.own.clone(), now.with_reference_query.clone(), now.queries.clone())
+            seen.extend(zip(now.layers, *copies, strict=True))
 
     outcome = run_engine(model, ids, [lane], 2, follow=prompt_ids(2, seed=9), tap=Spy())
     rows: Rows = outcome.decode.rows

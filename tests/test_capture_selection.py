@@ -8,6 +8,7 @@ from kvq_core.capture.attention import SINKS, AttentionTap, Buckets
 from kvq_core.capture.errors import Truth, cache_errors
 from kvq_core.capture.scores import Extent
 from kvq_core.capture.spectra import query_directions
+from kvq_core.engine.rows import Seen
 from kvq_core.events import Finished
 from kvq_core.run import compare_on
 from kvq_core.spec import ComparisonSpec, Lane
@@ -29,8 +30,8 @@ class Watch:
         self.attention = AttentionTap(Extent(3, 4, 32, lanes, STEPS, tokens), 16, [0], [0, 3], Buckets(1, tokens))
         self.seen: list[tuple[int, Tensor, Tensor, dict[int, Tensor]]] = []
 
-    def scores(self, layers: list[int], own: Tensor, ref: Tensor, queries: Tensor, reads: list[dict]) -> None:
-        for told in zip(layers, own.clone(), queries.clone(), reads, strict=True):
+    def scores(self, seen: Seen) -> None:
+        for told in zip(seen.layers, seen.own.clone(), seen.queries.clone(), seen.reads, strict=True):
             self.seen.append(told)
             layer, scores, _, read = told
             self.attention.scores(layer, scores, read)

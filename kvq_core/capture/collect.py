@@ -18,7 +18,7 @@ from kvq_core.capture.spectra import RANKS, deviations, principal_angles, query_
 from kvq_core.engine import threads
 from kvq_core.engine.cache import Kind, LaneCache
 from kvq_core.engine.prefill import Prefill
-from kvq_core.engine.rows import Rows
+from kvq_core.engine.rows import Rows, Seen
 from kvq_core.methods.base import query_gram, stack_queries
 from kvq_core.models import LoadedModel
 from kvq_core.rope import Rope
@@ -63,18 +63,11 @@ class Captures:
         """Call before a step: the range of key positions each lane holds quantized, (0, 0) for none."""
         self.tap.begin(quantized)
 
-    def scores(
-        self,
-        layers: list[int],
-        own: Tensor,
-        with_reference_query: Tensor,
-        queries: Tensor,
-        reads: list[dict[int, Tensor]],
-    ) -> None:
+    def scores(self, seen: Seen) -> None:
         with self._clock(decoding=True):
-            self.tap.scores(layers, own, with_reference_query, queries)
-            for layer, scores, read in zip(layers, own, reads, strict=True):
-                self.attention.scores(layer, scores, read)
+            self.tap.scores(seen)
+            for layer, own, reads in zip(seen.layers, seen.own, seen.reads, strict=True):
+                self.attention.scores(layer, own, reads)
 
     def advance(self, fresh: int) -> None:
         """Call after a step of ``fresh`` tokens."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import max_pool1d
 
+from kvq_core.engine.rows import Seen
 from kvq_core.methods import ModelShape
 
 STEP_BINS = 64
@@ -77,11 +78,11 @@ class ScoreTap:
         """Call after a step of ``fresh`` tokens."""
         self.step += fresh
 
-    def scores(self, layers: list[int], own: Tensor, with_reference_query: Tensor, queries: Tensor) -> None:
-        """A few layers of a step, as engine.rows.Tap has them."""
+    def scores(self, seen: Seen) -> None:
+        layers, own = seen.layers, seen.own
         fresh, tokens = own.shape[-2:]
         now = slice(self.step, self.step + fresh)
-        self.queries[layers, :, now] = queries.cpu()
+        self.queries[layers, :, now] = seen.queries.cpu()
         weights = self._weights(tokens, own.device)
         count = weights.sum(-1)
 
@@ -93,7 +94,7 @@ class ScoreTap:
         size = delta.abs().mul_(weights)
         keep(self.mean, size.sum(-1) / count)
         keep(self.max, size.amax(-1))
-        isolated = self._centred(with_reference_query[:, 1:] - own[:, :1])[0].abs_().mul_(weights)
+        isolated = self._centred(seen.with_reference_query[:, 1:] - own[:, :1])[0].abs_().mul_(weights)
         keep(self.reference_query, isolated.sum(-1) / count)
         drawn = [i for i, layer in enumerate(layers) if layer in self._row_of]
         if drawn and self.map.shape[0]:

@@ -27,26 +27,30 @@ from kvq_core.rope import Rope
 SHOWN_BYTES = 10_000_000
 
 
-class Tap(Protocol):
-    """Sees the scores of a decode step as they are computed; scores are q.k * scaling, before the softmax.
+@dataclass(frozen=True)
+class Seen:
+    """Scores of a decode step in a few ``layers``: q.k * scaling, before the softmax.
 
-    It is shown a few layers at a time. On CPUs it is called in a thread of its own, in the layers' order, and is done
-    before ``Rows.advance`` returns.
+    own (layers, 1 + lanes, query_heads, tokens, positions): the reference's and the forced rows' scores;
+    with_reference_query, the same shape: the reference's query against each row's keys; queries
+    (layers, query_heads, tokens, head_dim): the reference's, after RoPE. Positions after a query's own are -inf. reads,
+    by layer: of the rows that leave keys out of their softmax, the keys they read, bool (kv_heads, positions).
     """
 
-    def scores(
-        self,
-        layers: list[int],
-        own: Tensor,
-        with_reference_query: Tensor,
-        queries: Tensor,
-        reads: list[dict[int, Tensor]],
-    ) -> None:
-        """own (layers, 1 + lanes, query_heads, tokens, positions): the reference's and the forced rows' scores;
-        with_reference_query, the same shape: the reference's query against each row's keys; queries
-        (layers, query_heads, tokens, head_dim): the reference's, after RoPE. Positions after a query's own are -inf.
-        reads, by layer: of the rows that leave keys out of their softmax, the keys they read, bool
-        (kv_heads, positions)."""
+    layers: list[int]
+    own: Tensor
+    with_reference_query: Tensor
+    queries: Tensor
+    reads: list[dict[int, Tensor]]
+
+
+class Tap(Protocol):
+    """Sees the scores of a decode step as they are computed.
+
+    On CPUs it is called in a thread of its own, in the layers' order, and is done before ``Rows.advance`` returns.
+    """
+
+    def scores(self, seen: Seen) -> None: ...
 
 
 @dataclass
@@ -187,7 +191,7 @@ class Rows:
         def look() -> None:
             own, other = (scores[:, :, :, slot].reshape(of_rows) for slot in (0, -1))
             reads = [{at.lane: read() for at, read in w.hidden.items() if at.slot == 0} for w in waiting]
-            tap.scores([w.layer for w in waiting], own, other, torch.stack([w.queries for w in waiting]), reads)
+            tap.scores(Seen([w.layer for w in waiting], own, other, torch.stack([w.queries for w in waiting]), reads))
 
         if device.type == "cpu":
             self._looking.append(threads.beside(look))
