@@ -12,6 +12,7 @@ from typing import Any
 
 from kvq_core.errors import LimitError
 from kvq_core.events import Finished, Step
+from kvq_core.memory import give_back
 from ui.desk import NOTHING_KNOWN, Cost, Desk, Place
 
 LOOK_S = 0.03  # how often a watcher looks for news of work that has begun
@@ -111,6 +112,7 @@ class Jobs:
 
     def _run(self, job: Job) -> None:
         job.run()
+        give_back()
         if job.cancelled or not job.taken.wait(PATIENCE_S):  # nobody comes for what it found
             self._waiting.pop(job.ticket, None)
 
