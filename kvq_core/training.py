@@ -13,10 +13,10 @@ from kvq_core.codebooks.values import ValuePlan
 from kvq_core.errors import KvqError
 from kvq_core.learned.files import DEFAULT_NAME, CodebookInfo, Kind, codebooks
 from kvq_core.learned.lookup import Wanted
-from kvq_core.methods import ModelShape
-from kvq_core.models import LoadedModel, load
+from kvq_core.methods import ModelRef, ModelShape
+from kvq_core.models import LoadedModel, load, with_model
 from kvq_core.settings import settings
-from kvq_core.spec import Lane
+from kvq_core.spec import ComparisonSpec, Lane
 
 Budget = Literal["full", "quick"]
 BUDGETS: dict[Budget, tuple[int, int]] = {"full": (12288, 2048), "quick": (4096, 1024)}  # tokens: trained, held out
@@ -90,6 +90,13 @@ def offer(model: str, revision: str | None, lanes: Iterable[Lane], budget: Budge
     size = sum(_bytes(r, loaded.shape) for r in requests)
     unique = tuple(dict.fromkeys(names))
     return Offer(loaded.id, revision, loaded.title, unique, requests, size, parts, _refusal())
+
+
+def possible_here(spec: ComparisonSpec) -> bool:
+    """Whether nothing that a comparison's lanes learn beforehand is out of reach: it is there, or this instance trains
+    it. Loads nothing; a spec that names no model is meant for the one that is offered first."""
+    model = ModelRef(with_model(spec).model, "")  # no hash: what was learned from a model of that id counts
+    return _refusal() is None or not any(lane.build().lacks(model) for lane in spec.lanes)
 
 
 def train_missing(found: Offer) -> Generator[Training | Trained]:
@@ -192,8 +199,8 @@ def _refusal() -> str | None:
     if not settings().public:
         return None
     return (
-        "This instance serves everyone and does not train: nobody could run anything meanwhile. "
-        "Train on a machine of your own with the command below."
+        "This instance serves everyone and does not train: nobody could run anything meanwhile. Remove the lane to "
+        "run the others here; on a machine of your own the app offers the training, or run the command below."
     )
 
 

@@ -13,7 +13,11 @@ from packaging.requirements import Requirement
 
 from kvq_core.examples import examples, stored
 from kvq_core.models import available_models, bundled
+from kvq_core.presets import presets
+from kvq_core.spec import DEFAULT_MODEL
 from kvq_core.store import open_store
+from kvq_core.training import possible_here
+from ui.layout import build_ui
 from ui.services import Services
 
 ROOT = Path(__file__).parent.parent
@@ -101,6 +105,19 @@ def test_a_fresh_space_opens_the_runs_that_ship(fresh):
     for run in found.values():
         record, arrays = shelf.get(run)
         assert record.id == run and arrays
+
+
+def test_its_presets_are_those_whose_lanes_can_run_there(fresh, monkeypatch):
+    """The shipped codebooks are the bundled model's, and a Space trains none."""
+    needing = {name for name, preset in presets().items() if any(lane.method == "commvq" for lane in preset.spec.lanes)}
+    assert needing and {name for name, preset in presets().items() if not possible_here(preset.spec)} == needing
+    setup = build_ui(Services(open_store(), None, None)).config["components"]
+    offered = {c["props"].get("elem_id") for c in setup} | {
+        name for c in setup if c["props"].get("label") == "More presets" for _, name in c["props"]["choices"]
+    }
+    assert not needing & offered and "qaq-window" in offered and "preset-first-look" in offered
+    monkeypatch.setenv("KVQ_MODELS", DEFAULT_MODEL)
+    assert all(possible_here(preset.spec) for preset in presets().values()), "the bundled model has its codebooks"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from kvq_core.models import available_models
 from kvq_core.presets import Preset, presets
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL, Capture
+from kvq_core.training import possible_here
 from ui.form import FIELDS
 from ui.panels.stress import create_stress
 from ui.services import SWIFT
@@ -30,7 +31,7 @@ class Setup:
 
 
 def create_setup() -> Setup:
-    known = presets()
+    known = {name: preset for name, preset in presets().items() if possible_here(preset.spec)}
     with gr.Column(elem_classes=["card"], elem_id="setup"):
         gr.HTML("<h2>Prompt</h2>")
         choices = [(choice.title, choice.id) for choice in available_models()]
