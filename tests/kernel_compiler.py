@@ -7,13 +7,14 @@ import subprocess
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 from kvq_kernels import launch
 from kvq_kernels.attention import decode_attention
 from kvq_kernels.commuted import codebook_scores, codebook_values
 from kvq_kernels.gemv import packed_scores, packed_values
-from kvq_kernels.grouped import Grid, quantize_pack, unpack_dequantize
+from kvq_kernels.grouped import BITS, MODES, Grid, quantize_pack, unpack_dequantize
 from kvq_kernels.latent import LatentKeys, latent_scores
 from kvq_kernels.mixed import MixedTokens, mixed_scores, mixed_values
 from kvq_kernels.rotation import Turn
@@ -99,11 +100,55 @@ def method_launches() -> None:
     mixed_values(p[None], mixed, DIM, "triton")
 
 
+def smallest_grouped_launches(dtype: torch.dtype) -> None:
+    """Every width, and every kind of grid in both directions."""
+    q, p = torch.zeros(1, 1, 32, dtype=dtype), torch.zeros(1, 1, 1, dtype=dtype)
+    for i, bits in enumerate(BITS):
+        grid = Grid(bits, 32, MODES[i % len(MODES)], torch.float32 if i % 2 else torch.float16)
+        for axis in ("channels", "tokens"):
+            x = torch.zeros(1, 1, 32, dtype=dtype)
+            packed, count = quantize_pack(x, grid, axis, "torch"), 1 if axis == "tokens" else 32
+            quantize_pack(x, grid, axis, "triton")
+            unpack_dequantize(packed, grid, axis, count, "triton")
+            packed_scores(q, packed, grid, axis, 1, "triton")
+            packed_values(p, packed, grid, axis, 32, "triton")
+        layouts = Layout(grid, "channels", 1, 0, 1), Layout(grid, "tokens", 1, 1, 32)
+        stores = [Store.empty(x[None], layout, path="torch") for layout in layouts]
+        for store in stores:
+            store.fill(x[None])
+        decode_attention(q[None], *stores, 0.1, "triton")
+
+
+def smallest_method_launches(dtype: torch.dtype) -> None:
+    q, p, turn = torch.zeros(1, 1, 32, dtype=dtype), torch.zeros(1, 1, 1, dtype=dtype), Turn(*torch.zeros(2, 1, 16))
+    packed_scores(q, quantize_pack(q, Grid(2), "tokens", "torch"), Grid(2), "tokens", 1, "triton", turn=turn)
+    squat_quantize(torch.zeros(1, 1, 32), (), 32, Grid(2), "triton")
+    squat_quantize(torch.zeros(1, 1, 32), (torch.zeros(1, 16, 16),), 16, Grid(3), "triton")
+    one, meta = torch.zeros(1, 1, 1, dtype=torch.uint8), torch.zeros(1, 1).half()
+    latent = LatentKeys.of(one, [1], meta, meta, torch.zeros(1, 32, 1).half(), torch.zeros(1, 32).half())
+    latent_scores(q, latent, turn, 1, "triton")
+    codebook_scores(q, torch.zeros(1, 1, 1, 2, 16, 2), one[0], torch.zeros(1).half(), turn, "triton")
+    codebook_values(p, one[0], torch.zeros(1), torch.zeros(1, 32), torch.zeros(32), "triton")
+    unit, none = torch.zeros(1, 1, 1), torch.zeros(1, 1, 1, 0)
+    mixed = MixedTokens.of(q[None].to(torch.uint8), unit, unit.half(), unit.half(), none.half(), none)
+    mixed_scores(q[None], mixed, "triton")
+    mixed_values(p[None], mixed, 32, "triton")
+
+
 def launches() -> list[launch.Recorded]:
     """Launches of every kernel in the forms that matter, recorded and not run; equal ones once."""
     with launch.recorded() as found:
         for make in (grouped_launches, attention_launches, method_launches):
             make()
+    return list({(entry.kernel.__name__, str(entry.constants)): entry for entry in found}.values())
+
+
+def smallest_launches() -> list[launch.Recorded]:
+    """One token, head, query and row: a GPU's launches make constants of all the sizes that are 1."""
+    with launch.recorded() as found:
+        for dtype in (torch.float16, torch.float32):
+            smallest_grouped_launches(dtype)
+            smallest_method_launches(dtype)
     return list({(entry.kernel.__name__, str(entry.constants)): entry for entry in found}.values())
 
 
@@ -120,19 +165,9 @@ def compile_for(recorded: launch.Recorded, capability: int, folder: Path) -> Com
     """Compile one launch for a compute capability such as 80 or 90 and read what the assembler made of it."""
     import triton
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
 
-    signature, attributes, names = {}, {}, recorded.kernel.arg_names
-    for i, name in enumerate(names):
-        value = recorded.constants.get(name, recorded.arguments.get(name))
-        signature[name], aligned = _type(value) if name not in recorded.constants else ("constexpr", False)
-        if aligned:
-            attributes[(i,)] = [["tt.divisibility", 16]]
-    constants = {(names.index(n),): v for n, v in recorded.constants.items()}
-    constants |= {(names.index(n),): None for n, v in recorded.arguments.items() if v is None}
-    source = ASTSource(recorded.kernel, signature, constants, attributes)
     options = {"num_warps": recorded.warps, "num_stages": recorded.stages}
-    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    made = triton.compile(_source(recorded), target=GPUTarget("cuda", capability, 32), options=options)
     cubin = folder / f"{recorded.kernel.__name__}-{capability}.cubin"
     cubin.write_bytes(made.asm["cubin"])
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -142,10 +177,36 @@ def compile_for(recorded: launch.Recorded, capability: int, folder: Path) -> Com
     return Compiled(made.metadata.shared, int(numbers["REG"]), stack)
 
 
+def parse_for(recorded: launch.Recorded, capability: int) -> str:
+    """Only what Triton's front end makes of one launch, which is where code that only its interpreter takes fails."""
+    from triton._C.libtriton import ir
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import make_backend
+
+    target = GPUTarget("cuda", capability, 32)
+    backend, context = make_backend(target), ir.context()
+    options = backend.parse_options({"num_warps": recorded.warps, "num_stages": recorded.stages})
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    calls = backend.get_codegen_implementation(options)
+    return str(_source(recorded).make_ir(target, options, calls, backend.get_module_map(), context))
+
+
+def _source(recorded: launch.Recorded) -> Any:
+    """The kernel as a launch on a GPU specialises it: None and the integer 1 are constants."""
+    from triton.compiler import ASTSource
+
+    names = recorded.kernel.arg_names
+    arguments = {n: v for n, v in recorded.arguments.items() if v is not None and not (isinstance(v, int) and v == 1)}
+    found = {name: _type(arguments[name]) if name in arguments else ("constexpr", False) for name in names}
+    signature = {name: kind for name, (kind, _) in found.items()}
+    attributes = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if found[name][1]}
+    constants = {n: v for n, v in {**recorded.arguments, **recorded.constants}.items() if n not in arguments}
+    return ASTSource(recorded.kernel, signature, {(names.index(n),): v for n, v in constants.items()}, attributes)
+
+
 def _type(value: object) -> tuple[str, bool]:
     """Triton's name of an argument's type, and whether it is specialised as divisible by 16."""
-    if value is None:
-        return "constexpr", False
     if isinstance(value, torch.Tensor):
         names = {torch.float16: "fp16", torch.float32: "fp32", torch.uint8: "u8", torch.int32: "i32"}
         return "*" + (names | {torch.int64: "i64", torch.int16: "i16"})[value.dtype], True

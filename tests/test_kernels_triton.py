@@ -10,7 +10,7 @@ import torch
 from kvq_kernels.dispatch import KernelError, paths_taken
 from kvq_kernels.grouped import Grid, quantize_pack
 
-from tests.kernel_compiler import called_by_kernels, compile_for, kernels, launches
+from tests.kernel_compiler import called_by_kernels, compile_for, kernels, launches, parse_for, smallest_launches
 
 ROOT = Path(__file__).parent.parent
 CHECKS = sorted((ROOT / "tests" / "kernels").glob("check_*.py"))
@@ -40,6 +40,14 @@ def test_every_kernel_is_launched_by_an_operation(recorded):
     assert len(launched) >= 12
     assert launched == {name for name in functions if name.endswith("_kernel")}
     assert set(functions) - launched <= called_by_kernels(functions), "compiled by nobody: record a launch of it"
+
+
+def test_sizes_of_one_are_constants_on_a_gpu_and_every_kernel_takes_them(recorded):
+    """The interpreter makes none of them, so it also takes what would fail there, such as ``tokens.to(tl.int64)``."""
+    found = smallest_launches()
+    assert {entry.kernel.__name__ for entry in found} == {entry.kernel.__name__ for entry in recorded}
+    for entry in found:
+        assert f"@{entry.kernel.__name__}" in parse_for(entry, 90)
 
 
 @pytest.mark.timeout(900)

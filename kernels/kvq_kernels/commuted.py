@@ -36,7 +36,7 @@ def codebook_scores(
     sizes = {"queries": queries, "heads": heads, "tokens": tokens, "groups": groups, "stages": stages}
     run(
         codebook_scores_kernel,
-        (out.shape[:-1].numel(), -(-tokens // COMMUTED.tokens)),
+        (out.shape[:-1].numel() * -(-tokens // COMMUTED.tokens),),
         COMMUTED,
         {
             "tables": tables.contiguous(), "codes": codes.contiguous(), "prescale": prescale.contiguous(),

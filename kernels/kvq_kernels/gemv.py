@@ -36,7 +36,7 @@ def packed_scores(
     sizes = {"queries": queries, "tokens": tokens, "dim": dim}
     run(
         packed_scores_kernel,
-        (q.shape[:-2].numel(), -(-tokens // tile)),
+        (q.shape[:-2].numel() * -(-tokens // tile),),
         how,
         {
             "q": q, **(turn.contiguous()._asdict() if turn else {"cos": None, "sin": None}), **keys._asdict(),

@@ -171,7 +171,7 @@ def _quantize_triton(x: Tensor, grid: Grid, axis: Axis) -> PackedGroups:
     tile = min(QUANTIZE.tokens, power_of_two(rows))
     run(
         quantize_pack_kernel,
-        (matrices, -(-rows // tile), groups),
+        (matrices * -(-rows // tile) * groups,),
         QUANTIZE,
         {
             "x": flat, "codes": packed.codes, "scales": packed.scales, "words": packed.words, "count": count,
@@ -196,7 +196,7 @@ def _dequantize_triton(packed: PackedGroups, grid: Grid, axis: Axis, count: int,
     tile, wide = min(DEQUANTIZE.tokens, power_of_two(rows)), max(64, grid.group_size)
     run(
         unpack_dequantize_kernel,
-        (prod(lead), -(-rows // tile), -(-count // wide)),
+        (prod(lead) * -(-rows // tile) * -(-count // wide),),
         DEQUANTIZE,
         {
             **packed._asdict(), "out": flat, "count": count, "rows": rows, **row_strides(packed),

@@ -70,7 +70,7 @@ def latent_scores(q: Tensor, keys: LatentKeys, turn: Turn, tokens: int, path: Pa
     sizes = {"queries": queries, "tokens": tokens, "kept": keys.widths.numel(), "channels": channels}
     run(
         latent_scores_kernel,
-        (rows * heads, -(-tokens // LATENT.tokens)),
+        (rows * heads * -(-tokens // LATENT.tokens),),
         LATENT,
         {
             "q": q.contiguous(), **keys._asdict(), **turn.contiguous()._asdict(), "out": out, **sizes,

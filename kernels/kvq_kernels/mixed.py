@@ -74,7 +74,7 @@ def mixed_scores(q: Tensor, keys: MixedTokens, path: Path = "auto") -> Tensor:
     from kvq_kernels.triton_ops.mixed import mixed_scores_kernel
 
     out = torch.empty(*lead, queries, tokens, dtype=torch.float32, device=q.device)
-    grid = (out.shape[:2].numel(), -(-tokens // MIXED.tokens))
+    grid = (out.shape[:2].numel() * -(-tokens // MIXED.tokens),)
     arguments = {"q": q.contiguous(), **_arguments(keys, q.shape), "out": out, "queries": queries, "dim": dim}
     run(mixed_scores_kernel, grid, MIXED, arguments, _constants(q, keys, dim, queries))
     return out

@@ -35,7 +35,8 @@ def quantize_groups(
     low, high = torch.aminmax(groups, dim=-1, keepdim=True)
     top = (1 << bits) - 1
     zeros = low.to(zero_point or metadata)
-    scales = ((high - low) / top).to(metadata)
+    # a tensor on its own device: by a number, torch multiplies with its reciprocal on GPUs, which rounds otherwise
+    scales = ((high - low) / high.new_full((), top)).to(metadata)
     scales = torch.where(scales > 0, scales, torch.ones_like(scales))
     codes = ((groups - zeros.float()) / scales.float()).round_().clamp_(0, top).to(torch.uint8)
     return GroupCodes(codes.flatten(-2)[..., :count], scales[..., 0], zeros[..., 0])

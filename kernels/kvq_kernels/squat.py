@@ -59,7 +59,7 @@ def _triton(current: Tensor, updates: tuple[Tensor, ...], block: int, grid: Grid
         )  # nothing is read where nothing is left
         run(
             squat_block_kernel,
-            (current.shape[:-2].numel(), groups),
+            (current.shape[:-2].numel() * groups,),
             SQUAT,
             {
                 "current": current, "update": update, "codes": packed.codes, "scales": packed.scales,

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 from kvq_kernels.triton_ops.products import product
-from kvq_kernels.triton_ops.tiles import as_float, code_at, read_codes
+from kvq_kernels.triton_ops.tiles import as_float, code_at, locate, read_codes
 
 
 @triton.jit
@@ -13,14 +13,15 @@ def codebook_scores_kernel(
 ):  # fmt: skip
     """tables (rows, kv_heads, queries, groups, stages, 2, levels, 2 pairs); out (rows, kv_heads, queries, tokens).
 
-    Grid (rows * kv_heads * queries, token tiles). The codes of a head are one bit stream of WIDTH bits a level, ordered
-    (groups, tokens, stages, 2). prescale (rows, tokens); cos, sin (tokens, groups * pairs).
+    Grid (rows * kv_heads * queries * token tiles,). The codes of a head are one bit stream of WIDTH bits a level,
+    ordered (groups, tokens, stages, 2). prescale (rows, tokens); cos, sin (tokens, groups * pairs).
     """
-    line = tl.program_id(0).to(tl.int64)
-    token = tl.program_id(1) * BT + tl.arange(0, BT)
+    line, first = locate(tl.program_id(0), tokens, BT)
+    token = first + tl.arange(0, BT)
     token_mask = token < tokens
-    base = codes + (line // queries) * stream
-    prescale += line // (queries * heads) * tokens
+    base = codes + (line // queries).to(tl.int64) * stream
+    prescale += (line // (queries * heads)).to(tl.int64) * tokens
+    line = line.to(tl.int64)
     column = tl.arange(0, WIDE)
     wanted = token_mask[:, None] & (column < 2 * pairs)[None, :]
     scores = tl.zeros((BT,), tl.float32)
@@ -29,7 +30,7 @@ def codebook_scores_kernel(
         for stage in tl.range(0, stages):
             table = tables + (((line * groups + group) * stages + stage) * 2) * levels * (2 * pairs)
             for place in tl.static_range(2):  # first and second level of the code
-                index = ((group * tokens.to(tl.int64) + token) * stages + stage) * 2 + place
+                index = ((group * tokens + token).to(tl.int64) * stages + stage) * 2 + place
                 level = code_at(base, index, WIDTH, token_mask) + place * levels
                 sums += tl.load(table + level[:, None] * (2 * pairs) + column[None, :], mask=wanted, other=0.0)
         pair = column % pairs

@@ -8,7 +8,7 @@ dimension ("outer"), every element is scaled by itself before the product.
 import triton
 import triton.language as tl
 from kvq_kernels.triton_ops.products import product, rotated_product
-from kvq_kernels.triton_ops.tiles import read_grid, read_tile, signed_codes
+from kvq_kernels.triton_ops.tiles import locate, read_grid, read_tile, signed_codes
 
 
 @triton.jit
@@ -19,11 +19,11 @@ def packed_scores_kernel(
 ):  # fmt: skip
     """q (matrices, queries, dim) times packed keys (matrices, tokens, dim): out (matrices, queries, tokens) float32.
 
-    Grid (matrices, token tiles). TURN rotates keys stored before RoPE; they are grouped along tokens then.
+    Grid (matrices * token tiles,). TURN rotates keys stored before RoPE; they are grouped along tokens then.
     """
-    matrix = tl.program_id(0).to(tl.int64)
+    matrix, first = locate(tl.program_id(0), tokens, BT)
+    matrix = matrix.to(tl.int64)
     query = tl.arange(0, M)
-    first = tl.program_id(1) * BT
     token = first + tl.arange(0, BT)
     base = q + (matrix * queries + query)[:, None] * dim
     if INNER:

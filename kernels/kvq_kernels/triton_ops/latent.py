@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 from kvq_kernels.triton_ops.products import product, rotated_product
-from kvq_kernels.triton_ops.tiles import code_from
+from kvq_kernels.triton_ops.tiles import code_from, locate
 
 
 @triton.jit
@@ -11,17 +11,19 @@ def latent_scores_kernel(
     q, codes, offsets, widths, scales, zeros, basis, mean, cos, sin, out, queries, tokens, kept, channels, heads,
     stream, HALF: tl.constexpr, M: tl.constexpr, BT: tl.constexpr, LATENT: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """q (matrices, queries, 2 HALF) after RoPE; out (matrices, queries, tokens) float32. Grid (matrices, token tiles).
+    """q (matrices, queries, 2 HALF) after RoPE; out (matrices, queries, tokens) float32. Grid
+    (matrices * token tiles,).
 
     A matrix is a KV head of a row, a unit ``heads`` of them side by side. Latent channel c is a bit stream of widths[c]
     bits a token that begins at bit offsets[c] of its unit's stream. Rebuilt keys live in registers as two halves, the
     ones RoPE mixes.
     """
-    matrix = tl.program_id(0).to(tl.int64)
-    unit = matrix // heads
-    token = tl.program_id(1) * BT + tl.arange(0, BT)
+    matrix, first_token = locate(tl.program_id(0), tokens, BT)
+    unit, head = (matrix // heads).to(tl.int64), matrix % heads
+    matrix = matrix.to(tl.int64)
+    token = first_token + tl.arange(0, BT)
     token_mask = token < tokens
-    channel = (matrix % heads) * (2 * HALF) + tl.arange(0, HALF)  # of the basis: this head's
+    channel = head * (2 * HALF) + tl.arange(0, HALF)  # of the basis: this head's
     lower = tl.load(mean + unit * channels + channel).to(tl.float32)
     upper = tl.load(mean + unit * channels + channel + HALF).to(tl.float32)
     first = tl.zeros((HALF, BT), tl.float32) + lower[:, None]

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 from kvq_kernels.triton_ops.products import product
-from kvq_kernels.triton_ops.tiles import code_at
+from kvq_kernels.triton_ops.tiles import code_at, locate
 
 
 @triton.jit
@@ -42,19 +42,18 @@ def mixed_scores_kernel(
     heads, dim, M: tl.constexpr, BT: tl.constexpr, DP: tl.constexpr, OUTLIERS: tl.constexpr, TAG: tl.constexpr,
     DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """q (matrices, queries, dim) times mixed keys: out (matrices, queries, tokens). Grid (matrices, token tiles)."""
-    matrix = tl.program_id(0).to(tl.int64)
-    first = tl.program_id(1) * BT
+    """q (matrices, queries, dim) times mixed keys: out (matrices, queries, tokens). Grid (matrices * token tiles,)."""
+    matrix, first = locate(tl.program_id(0), tokens, BT)
     query, channel, token = tl.arange(0, M), tl.arange(0, DP), first + tl.arange(0, BT)
     mask = (query < queries)[:, None] & (channel < dim)[None, :]
-    vector = tl.load(q + (matrix * queries + query)[:, None] * dim + channel[None, :], mask=mask, other=0.0)
+    line = (matrix.to(tl.int64) * queries + query)[:, None]
+    vector = tl.load(q + line * dim + channel[None, :], mask=mask, other=0.0)
     keys = mixed_tile(
         codes, starts, sizes, slots, widths, lows, extents, outliers, positions, matrix, first, tokens, rows, units,
         heads, dim, BT, DP, OUTLIERS, TAG,
     )  # fmt: skip
     scores = product(vector.to(tl.float32), tl.trans(keys), DTYPE)
-    at = out + (matrix * queries + query)[:, None] * tokens + token[None, :]
-    tl.store(at, scores, mask=(query < queries)[:, None] & (token < tokens)[None, :])
+    tl.store(out + line * tokens + token[None, :], scores, mask=(query < queries)[:, None] & (token < tokens)[None, :])
 
 
 @triton.jit
@@ -66,17 +65,18 @@ def mixed_values_kernel(
     """p (matrices, queries, tokens) times mixed values: partial sums (splits, matrices, queries, dim).
 
     Grid (matrices, splits)."""
-    matrix, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    matrix, split = tl.program_id(0), tl.program_id(1)
     query, channel = tl.arange(0, M), tl.arange(0, DP)
+    line = matrix.to(tl.int64) * queries + query
     sums = tl.zeros((M, DP), tl.float32)
     for first in tl.range(split * chunk, tl.minimum(split * chunk + chunk, tokens), BT):
         token = first + tl.arange(0, BT)
         mask = (query < queries)[:, None] & (token < tokens)[None, :]
-        weights = tl.load(p + (matrix * queries + query)[:, None] * tokens + token[None, :], mask=mask, other=0.0)
+        weights = tl.load(p + line[:, None] * tokens + token[None, :], mask=mask, other=0.0)
         values = mixed_tile(
             codes, starts, sizes, slots, widths, lows, extents, outliers, positions, matrix, first, tokens, rows, units,
             heads, dim, BT, DP, OUTLIERS, TAG,
         )  # fmt: skip
         sums += product(weights.to(tl.float32), values, DTYPE)
-    at = out + ((split.to(tl.int64) * matrices + matrix) * queries + query)[:, None] * dim + channel[None, :]
+    at = out + (split.to(tl.int64) * matrices * queries + line)[:, None] * dim + channel[None, :]
     tl.store(at, sums, mask=(query < queries)[:, None] & (channel < dim)[None, :])

@@ -2,7 +2,7 @@
 
 import triton
 import triton.language as tl
-from kvq_kernels.triton_ops.tiles import ASYMMETRIC, HYBRID, SYMMETRIC, WORD, read_tile, round_even
+from kvq_kernels.triton_ops.tiles import ASYMMETRIC, HYBRID, SYMMETRIC, WORD, locate, read_tile, round_even
 
 
 @triton.jit
@@ -60,13 +60,15 @@ def quantize_pack_kernel(
 ):  # fmt: skip
     """One group of R rows: x (matrices, rows, count) by strides -> codes, scales and words, all row-major.
 
-    Grid (matrices, row tiles, groups). Outputs have room for ``capacity`` rows a matrix.
+    Grid (matrices * row tiles * groups,). Outputs have room for ``capacity`` rows a matrix.
     """
     TOP: tl.constexpr = (1 << BITS) - 1
-    matrix, group = tl.program_id(0).to(tl.int64), tl.program_id(2)
-    row = tl.program_id(1) * R + tl.arange(0, R)
+    outer, first_element = locate(tl.program_id(0), count, GROUP)
+    matrix, first_row = locate(outer, rows, R)
+    matrix, group = matrix.to(tl.int64), first_element // GROUP
+    row = first_row + tl.arange(0, R)
     row_mask = row < rows
-    element = group * GROUP + tl.arange(0, GROUP)
+    element = first_element + tl.arange(0, GROUP)
     valid = row_mask[:, None] & (element < count)[None, :]
     at = (
         matrix * matrix_stride + row.to(tl.int64)[:, None] * row_stride + element.to(tl.int64)[None, :] * element_stride
@@ -109,7 +111,7 @@ def quantize_pack_kernel(
     code = tl.where(valid, code, 0.0).to(tl.int32)
     # a stored row may be as long as the tile's groups, but never longer than its own bytes
     end = tl.minimum(size, (group + 1) * (GROUP * BITS // 8))
-    store_codes(codes, code, stored, row_mask, group * GROUP, end, code_stride, R, GROUP, BITS)
+    store_codes(codes, code, stored, row_mask, first_element, end, code_stride, R, GROUP, BITS)
 
 
 @triton.jit
@@ -118,11 +120,14 @@ def unpack_dequantize_kernel(
     element_stride, capacity, R: tl.constexpr, N: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr,
     MODE: tl.constexpr, HALF_ZERO: tl.constexpr,
 ):  # fmt: skip
-    """Inverse of quantize_pack_kernel: out (matrices, rows, count) by strides. Grid (matrices, row tiles, N tiles)."""
-    matrix = tl.program_id(0).to(tl.int64)
-    row = tl.program_id(1) * R + tl.arange(0, R)
+    """Inverse of quantize_pack_kernel: out (matrices, rows, count) by strides.
+
+    Grid (matrices * row tiles * N tiles,)."""
+    outer, first = locate(tl.program_id(0), count, N)
+    matrix, first_row = locate(outer, rows, R)
+    matrix = matrix.to(tl.int64)
+    row = first_row + tl.arange(0, R)
     row_mask = row < rows
-    first = tl.program_id(2) * N
     values = read_tile(
         codes, scales, words, matrix * capacity + row, row_mask, first, count, code_stride, scale_stride, word_stride,
         R, N, BITS, GROUP, MODE, HALF_ZERO, tl.float32,

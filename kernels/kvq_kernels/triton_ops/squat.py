@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 from kvq_kernels.triton_ops.pack import asymmetric_codes, asymmetric_grid, store_codes
+from kvq_kernels.triton_ops.tiles import locate
 
 
 @triton.jit
@@ -14,11 +15,13 @@ def squat_block_kernel(
     """current (matrices, tokens, dim) float32, channels begin .. begin + block are rounded per channel over a group of
     tokens; their error times update (matrices, block, rest) is added to the ``rest`` channels after them, in place.
 
-    Grid (matrices, token groups): groups are independent.
+    Grid (matrices * token groups,): groups are independent.
     """
     TOP: tl.constexpr = (1 << BITS) - 1
-    matrix, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    row, token = tl.arange(0, R), group * GROUP + tl.arange(0, GROUP)
+    matrix, first = locate(tl.program_id(0), tokens, GROUP)
+    source = (matrix % matrices_in_update).to(tl.int64)
+    matrix, group = matrix.to(tl.int64), first // GROUP
+    row, token = tl.arange(0, R), first + tl.arange(0, GROUP)
     row_mask, token_mask = row < block, token < tokens
     base = current + matrix * tokens * dim + token.to(tl.int64) * dim
     valid = row_mask[:, None] & token_mask[None, :]
@@ -32,12 +35,12 @@ def squat_block_kernel(
     error = tl.where(valid, code * scale[:, None] + zero[:, None] - values, 0.0)
     code = tl.where(valid, code, 0.0).to(tl.int32)
     end = tl.minimum(size, (group + 1) * (GROUP * BITS // 8))
-    store_codes(codes, code, stored, row_mask, group * GROUP, end, code_stride, R, GROUP, BITS)
+    store_codes(codes, code, stored, row_mask, first, end, code_stride, R, GROUP, BITS)
 
-    for first in tl.range(0, rest, TILE):
-        channel = first + tl.arange(0, TILE)
+    for start in tl.range(0, rest, TILE):
+        channel = start + tl.arange(0, TILE)
         wanted = row_mask[:, None] & (channel < rest)[None, :]
-        at = update + ((matrix % matrices_in_update) * block + row)[:, None] * rest + channel[None, :]
+        at = update + (source * block + row)[:, None] * rest + channel[None, :]
         shift = tl.dot(tl.trans(error), tl.load(at, mask=wanted, other=0.0), input_precision="ieee")
         target = base[:, None] + (begin + block + channel)[None, :]
         inside = token_mask[:, None] & (channel < rest)[None, :]

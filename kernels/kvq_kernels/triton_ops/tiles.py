@@ -10,6 +10,16 @@ WORD = tl.constexpr(32)  # elements whose signs share an int32
 
 
 @triton.jit
+def locate(program, length, SIZE: tl.constexpr):
+    """Which matrix, or outer program, a program belongs to, and its first of ``length`` elements, SIZE a program.
+
+    All programs number one grid axis, because the others end at 65,535. Both are int32, whose divisions are cheap.
+    """
+    tiles = tl.cdiv(length, SIZE)
+    return program // tiles, program % tiles * SIZE
+
+
+@triton.jit
 def round_even(x):
     """Nearest integer, ties to even, of |x| < 2^22: beyond 1.5 * 2^23 a float32 has no fraction left."""
     return (x + 12582912.0) - 12582912.0
