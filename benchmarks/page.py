@@ -42,7 +42,7 @@ def serve(folder: str) -> tuple[subprocess.Popen, str]:
         port = free.getsockname()[1]
     env = {**os.environ, "PORT": str(port), "KVQ_STORE": folder}
     process = subprocess.Popen([sys.executable, "app.py"], cwd=ROOT, env=env, stdout=subprocess.DEVNULL)
-    until = time.monotonic() + 120
+    until = time.monotonic() + 600
     while time.monotonic() < until:
         try:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/config", timeout=5).close()
@@ -50,7 +50,7 @@ def serve(folder: str) -> tuple[subprocess.Popen, str]:
         except OSError:
             time.sleep(0.3)
     process.terminate()
-    raise SystemExit("The server did not start in 120 s.")
+    raise SystemExit("The server did not start in 600 s.")
 
 
 def measured(address: str, run: str) -> dict[str, float]:

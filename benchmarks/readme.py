@@ -26,7 +26,9 @@ from kvq_core.verdict import EXPLAINED
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 PART = re.compile(r"(<!-- ([a-z-]+) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
-EXAMPLE = re.compile(r"(\[run |127\.0\.0\.1:7860/\?run=)[0-9a-f]{16}")  # its id changes with the results' version
+EXAMPLE = re.compile(
+    r'(\[run |127\.0\.0\.1:7860/\?run=|"run": ")[0-9a-f]{16}'
+)  # its id changes with the results' version
 EXAMPLE_SHOWN = "five-ideas"
 
 
@@ -178,6 +180,20 @@ def _load() -> Iterator[tuple[str, ...]]:
         yield "Opening the page meanwhile", f"median {page['median_s']:.2f} s, 95 % under {page['p95_s']:.2f} s", ""
         held = crowd["before"]["collected_mb"], crowd["peak_mb"], crowd["after"]["collected_mb"]
         yield "The server's memory before, at its peak, after", ", ".join(f"{size:,.0f} MB" for size in held), ""
+        refused = " + ".join(f"{row['refused']} of {row['asked']}" for row in found["public"])
+        yield "Refused by each limit of a public instance, with the reason", refused, "one or more of each"
+
+
+def load_part() -> str:
+    """What each limit of a public instance did, and what a refused visitor was told."""
+    if not (found := figures("load")):
+        return "Not measured yet: `make load`."
+    rows = [
+        (f"{row['limit']} (`{row['variable']}`)", f"{row['asked']}", f"{row['ran']}", f"{row['refused']}", reason)
+        for row in found["public"]
+        for reason in [max(row["reasons"], key=row["reasons"].get, default="")]
+    ]
+    return table("Limit | Asked | Ran | Refused | With the reason", *rows)
 
 
 def presets_part() -> str:
@@ -209,6 +225,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "claims": claims_part,
     "board": lambda: markdown_table(shipped_board()),
     "costs": costs_part,
+    "limits": load_part,
     "presets": presets_part,
     "tiers": lambda: EXPLAINED,
     "fields": fields_part,
