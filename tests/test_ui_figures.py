@@ -19,6 +19,7 @@ from ui.figures.usage import bits_at
 from ui.tables import COLUMNS, perplexity_rows, scorecard, to_csv
 
 PAYLOAD = 2.5e6
+WIDEST_TITLE = 44  # characters of an axis title that a phone of 390 px shows whole
 
 
 def all_figures(record, arrays):
@@ -52,6 +53,18 @@ def test_every_figure_is_drawn_without_nan(run):
     for name, figure in all_figures(*run).items():
         text = figure.to_json()
         assert "NaN" not in text and "Infinity" not in text, name
+
+
+def test_axis_titles_fit_a_phone(run):
+    for name, figure in all_figures(*run).items():
+        told = [axis.title.text for axis in (*figure.select_xaxes(), *figure.select_yaxes()) if axis.title.text]
+        assert told and max(map(len, told)) <= WIDEST_TITLE, (name, told)
+
+
+def test_channel_bands_tell_their_scale(run):
+    for axis in f.distributions(*run, 3, "key").select_yaxes():
+        low, high = axis.range
+        assert [value for value in axis.tickvals if low <= value <= high and value != 0], axis
 
 
 def test_a_full_run_stays_in_its_payload():
@@ -192,7 +205,8 @@ def test_figures_are_json(run):
 
 
 @pytest.mark.parametrize(
-    "low, high, shown", [(0.02, 0.24, ["0.02", "0.05", "0.1", "0.2"]), (1e-6, 10, ["1e-05", "0.001", "1", "10"])]
+    "low, high, shown",
+    [(0.02, 0.24, ["0.02", "0.05", "0.1", "0.2"]), (1e-6, 10, ["1e-05", "0.001", "1", "10"]), (12, 27, ["15", "20"])],
 )
 def test_logarithmic_ticks_are_written_out(low, high, shown):
     ticks = decades(low, high)

@@ -116,9 +116,11 @@ def diverging(high: float, unit: str) -> dict[str, Any]:
 
 
 def decades(low: float, high: float) -> dict[str, Any]:
-    """Ticks of a logarithmic axis with their values written out: 1, 2 and 5 of each decade, powers of ten over many."""
+    """Ticks of a logarithmic axis with their values written out: many where it spans less than a decade, 1, 2 and 5 of
+    each of a few decades, powers of ten over more."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    steps = (1, 2, 5) if math.log10(high / low) < 2.5 else (1,)
+    span = math.log10(high / low)
+    steps = (1, 1.5, 2, 3, 4, 5, 7) if span < 1 else (1, 2, 5) if span < 2.5 else (1,)
     at = [step * 10.0**power for power in range(first, last + 1) for step in steps]
     return {"tickvals": at, "ticktext": [f"{value:g}" for value in at]}
 

@@ -46,7 +46,7 @@ def attention_rows(record: Record, arrays: Arrays, layer: int, head: int, step: 
             hovertemplate="position %{x:.0f}: %{y:.3g} %<extra>" + name + "</extra>",
         )  # fmt: skip
     info = record.capture
-    where = f"layer {info.layers[place[0]]}, query head {info.heads[place[1]]}, step {info.attention_steps[at]}"
+    where = f"layer {info.layers[place[0]]}, head {info.heads[place[1]]}, step {info.attention_steps[at]}"
     figure.update_xaxes(title_text=f"key position ({where})")
     return labelled(figure, f"Attention over key positions, {where}: reference and lanes")
 

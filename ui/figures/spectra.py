@@ -1,5 +1,7 @@
 """Singular values of keys and values: how few directions hold them, and how their channels spread."""
 
+import math
+
 import numpy as np
 import plotly.graph_objects as go
 
@@ -144,11 +146,18 @@ def distributions(record: Record, arrays: Arrays, layer: int, what: str) -> go.F
     for row, (name, color, levels) in enumerate(rows, 1):
         _fan(figure, row, name, color, levels, info.quantiles)
     low, high = (float(f([v for *_, v in rows])) for f in (np.min, np.max))
-    figure.update_yaxes(range=[1.05 * low, 1.05 * high], nticks=3)
-    named = "channel before RoPE, heads side by side" if what == "key" else "latent channel, strongest first"
+    tick = _round_below(max(-low, high))
+    figure.update_yaxes(range=[1.05 * low, 1.05 * high], tickvals=[-tick, 0, tick])
+    named = "channel before RoPE, all heads" if what == "key" else "latent channel, strongest first"
     figure.update_xaxes(title_text=f"{named} (layer {info.distribution_layers[at]})", row=len(rows), col=1)
     figure.update_layout(showlegend=False)
     return labelled(figure, f"Bands: spread of every {named.split(',')[0]}, full precision and lanes")
+
+
+def _round_below(reach: float) -> float:
+    """The largest 1, 2 or 5 times a power of ten that ``reach`` holds; 1 where it is 0."""
+    power = 10.0 ** math.floor(math.log10(reach or 1.0))
+    return max(step * power for step in (1, 2, 5) if step * power <= (reach or 1.0))
 
 
 def _fan(figure: go.Figure, row: int, name: str, color: str, levels: np.ndarray, at: list[float]) -> None:

@@ -128,7 +128,7 @@ def angles(record: Record, arrays: Arrays, layer: int, kv_head: int, rank: int, 
             line={"color": color, "width": 2.4 if color == REFERENCE else 1.4}, marker={"size": 5},
             hovertemplate="angle %{x}: %{y:.1f}°<extra>" + name + "</extra>",
         )  # fmt: skip
-    figure.update_xaxes(title_text=f"principal angle of the top {r} (layer {layer}, KV head {kv_head})")
+    figure.update_xaxes(title_text=f"angle of the top {r} (layer {layer}, KV head {kv_head})")
     return labelled(figure, f"Curves: principal angles of the top-{r} subspaces, one a lane")
 
 

@@ -47,7 +47,7 @@ ROWS = (
 def create_damage() -> View:
     words = create_words()
     with gr.Row(elem_classes=["choices"]):
-        measure = gr.Radio(CHOICES, value="relative", label="Measure", elem_id="measure", interactive=True)
+        measure = gr.Radio(CHOICES, value="relative", label="Measure", elem_id="damage-measure", interactive=True)
         uncentred = gr.Checkbox(
             label="Uncentred score deltas", value=False, elem_id="uncentred", interactive=True, min_width=160
         )  # fmt: skip
