@@ -18,8 +18,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "kernels"))
 
-from gpu_cases import MODELS, TOKENS, Numbers, Setting, Shape, cases
+from gpu_cases import MODELS, TOKENS, cases
 from gpu_decoder import LLAMA_2_7B, Decoder, Weights, decoding
+from gpu_setting import Numbers, Setting, Shape
 from gpu_tables import tables
 from gpu_timing import Clock, copy_bandwidth, machine
 
@@ -49,7 +50,9 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure the kernels on this machine's GPU.")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="where results are kept")
-    parser.add_argument("--parts", nargs="*", default=[], metavar="PART", help="only these: decode, products, ...")
+    parser.add_argument(
+        "--parts", nargs="*", default=[], metavar="PART", help="only these: decode_attention, batch, ..."
+    )
     parser.add_argument("--tables", action="store_true", help="print what is stored and measure nothing")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on the CPU, to check the script")
     return parser.parse_args()

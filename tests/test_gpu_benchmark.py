@@ -1,12 +1,37 @@
 """The GPU benchmark's script on a machine without one: its dry run, its resuming, and what it says without a GPU."""
 
+import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parent.parent / "benchmarks" / "gpu.py"
+
+
+ROOT = SCRIPT.parent.parent
+METHOD = {"fused", "decode_first", "matmul", "roofline"}
+PRODUCT = {"inner", "outer", "matmul", "matmul_roofline"} | {
+    f"{kind}_{row}" for kind in ("inner", "outer") for row in ("roofline", "dequantize_matmul")
+}
+# What each operation stands beside: products in fp16, dequantizing first, and the roofline.
+ROWS = {
+    "packed_scores": PRODUCT, "packed_values": PRODUCT, "quantize_pack": {"hybrid_tokens", "hybrid_tokens_roofline"},
+    "unpack_dequantize": {"tokens", "tokens_roofline"},
+    "decode_attention": {"sdpa", "matmul", "fp16_roofline", "kivi", "kivi_dequantize_sdpa", "innerq_roofline"},
+    "squat_quantize": {"fused", "quantize_pack", "roofline"}, "latent_scores": METHOD, "codebook_scores": METHOD,
+    "codebook_values": METHOD, "mixed_scores": METHOD, "mixed_values": METHOD,
+}  # fmt: skip
+
+
+def operations():
+    """Names of all operations with a kernel: each asks under its name which path to take."""
+    sources = (file.read_text() for file in (ROOT / "kernels" / "kvq_kernels").glob("*.py"))
+    return {name for source in sources for name in re.findall(r'use_triton\("(\w+)"', source)}
 
 
 def bench(*arguments):
@@ -19,13 +44,14 @@ def test_the_dry_run_resumes_and_never_passes_for_a_measurement(tmp_path):
     first = bench("--dry-run", "--out", tmp_path)
     assert first.returncode == 0, first.stderr
     assert first.stdout.startswith("DRY RUN on a CPU with tiny shapes: these are no measurements.")
-    for title in ("Table 3", "Table 4", "Figure 4", "Table 5", "Figure 3", "decode attention"):
+    for title in ("Table 3", "Table 4", "Figure 4", "Table 5", "Figure 3", "decode_attention"):
         assert title in first.stdout
     files = sorted((tmp_path / "dry-run").glob("*.json"))
     parts = {file.stem.split("--")[0] for file in files}
-    assert parts >= {"products", "quantize", "decode", "codebook", "latent", "mixed", "launch", "batch", "machine"}
-    case = next(file for file in files if file.stem.startswith("decode--"))
-    assert {"sdpa", "kivi", "innerq", "kivi_dequantize_sdpa", "kivi_roofline"} <= set(json.loads(case.read_text()))
+    assert parts == {*operations(), "launch", "batch", "machine"}
+    for part, rows in ROWS.items():
+        case = next(file for file in files if file.stem.startswith(f"{part}--"))
+        assert rows <= set(json.loads(case.read_text())), part
 
     gone, kept = files[3], {file: file.stat().st_mtime_ns for file in files if file != files[3]}
     gone.unlink()
@@ -37,3 +63,41 @@ def test_without_a_gpu_nothing_is_measured(tmp_path):
     done = bench("--out", tmp_path)
     assert done.returncode == 2 and "No GPU was found" in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_every_operation_has_its_name_in_the_tests_and_the_benchmark():
+    tests = "".join(file.read_text() for file in (ROOT / "tests" / "kernels").glob("check_*.py"))
+    assert operations() == set(ROWS)
+    for name in operations():
+        assert re.search(rf"def test_{name}(_|\()", tests), f"tests/kernels has no test_{name}"
+
+
+@pytest.mark.parametrize(("fused", "word"), [(0.10, "held"), (0.30, "missed")])
+def test_targets_are_listed_with_whether_they_hold(fused, word, tmp_path):
+    """Numbers made for the purpose: 0.09 ms is the roofline, fp16 takes 0.5 ms."""
+    numbers = {
+        "machine": {"device": "made up", "torch": "2", "triton": "3", "copy_bandwidth": 1e12},
+        "decode_attention--m--65536": {
+            "sdpa": 0.5, "kivi": fused, "innerq": fused, "kivi_roofline": 0.09, "innerq_roofline": 0.09,
+        },
+        "packed_scores--m--512": {"matmul": 0.5, "inner": fused, "outer": 0.13},
+        "packed_values--m--512": {"matmul": 0.5, "inner": fused, "outer": 0.13},
+        "quantize_pack--m--512": {
+            f"{mode}_{axis}{row}": value
+            for axis in ("channels", "tokens")
+            for mode, row, value in (("hybrid", "", fused), ("symmetric", "", 0.098), ("hybrid", "_roofline", 0.09))
+        },
+    }  # fmt: skip
+    for name, found in numbers.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(found))
+    targets = gpu_tables(tmp_path).split("**Targets**")[1].strip().splitlines()
+    assert len(targets) == 2 + 2 + 2 + 4
+    assert all(line.startswith(f"- {word}: ") for line in targets), targets
+
+
+def gpu_tables(folder):
+    sys.path.insert(0, str(SCRIPT.parent))
+    try:
+        return importlib.import_module("gpu_tables").tables(folder)
+    finally:
+        sys.path.remove(str(SCRIPT.parent))

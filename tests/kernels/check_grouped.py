@@ -19,6 +19,14 @@ def test_quantize_pack_equals_the_reference_bit_for_bit(bits, axis, mode, device
     for name, a, b in zip(expected._fields, expected, found, strict=True):
         assert a.dtype == b.dtype and a.shape == b.shape
         assert torch.equal(a, b), f"{name}: {(a != b).float().mean():.2%} differ"
+
+
+@pytest.mark.parametrize(("axis", "mode"), KINDS)
+@pytest.mark.parametrize("bits", BITS)
+def test_unpack_dequantize_is_the_reference_and_half_a_step_off(bits, axis, mode, device):
+    grid = Grid(bits, 32, mode, torch.float32)
+    x = keys_with_traps(2, 33, 64, device=device)
+    expected = quantize_pack(x, grid, axis, "torch")
     count = 33 if axis == "tokens" else 64
     exact = unpack_dequantize(expected, grid, axis, count, "torch")
     assert torch.equal(exact, unpack_dequantize(expected, grid, axis, count, "triton"))
@@ -62,8 +70,14 @@ def test_groups_without_range(device):
 
 @pytest.mark.parametrize(("axis", "mode"), KINDS)
 @pytest.mark.parametrize("bits", BITS)
-def test_packed_scores_and_packed_values(bits, axis, mode, device):
-    products(bits, axis, mode, tokens=63, dim=64, queries=3, dtype=torch.float16, device=device)
+def test_packed_scores(bits, axis, mode, device):
+    scores(bits, axis, mode, 63, 64, 3, torch.float16, device)
+
+
+@pytest.mark.parametrize(("axis", "mode"), KINDS)
+@pytest.mark.parametrize("bits", BITS)
+def test_packed_values(bits, axis, mode, device):
+    values(bits, axis, mode, 63, 64, 3, torch.float16, device)
 
 
 @pytest.mark.parametrize("axis", AXES)
@@ -72,16 +86,26 @@ def test_packed_scores_and_packed_values(bits, axis, mode, device):
     [(1, 64, 1, torch.float16), (1000, 64, 1, torch.float16), (63, 80, 7, torch.float32), (63, 128, 8, torch.bfloat16)],
 )
 def test_packed_products_of_other_shapes(tokens, dim, queries, dtype, axis, device):
-    products(2, axis, "hybrid", tokens, dim, queries, dtype, device, units=1)
+    for check in (scores, values):
+        check(2, axis, "hybrid", tokens, dim, queries, dtype, device, units=1)
 
 
-def products(bits, axis, mode, tokens, dim, queries, dtype, device, units=2):
+def packed_and_exact(bits, axis, mode, tokens, dim, device, units):
     grid = Grid(bits, 32, mode, torch.float32)
     packed = quantize_pack(keys_with_traps(units, tokens, dim, device=device), grid, axis, "torch")
     count = tokens if axis == "tokens" else dim
-    dense = unpack_dequantize(packed, grid, axis, count, "torch").double()
+    return grid, packed, unpack_dequantize(packed, grid, axis, count, "torch").double()
+
+
+def scores(bits, axis, mode, tokens, dim, queries, dtype, device, units=2):
+    grid, packed, dense = packed_and_exact(bits, axis, mode, tokens, dim, device, units)
     q = torch.randn(units, queries, dim, device=device).to(dtype)
-    p = torch.rand(units, queries, tokens, device=device).to(dtype)
     for path in ("torch", "triton"):
         assert_close(packed_scores(q, packed, grid, axis, tokens, path), q.double() @ dense.transpose(-1, -2), dtype)
+
+
+def values(bits, axis, mode, tokens, dim, queries, dtype, device, units=2):
+    grid, packed, dense = packed_and_exact(bits, axis, mode, tokens, dim, device, units)
+    p = torch.rand(units, queries, tokens, device=device).to(dtype)
+    for path in ("torch", "triton"):
         assert_close(packed_values(p, packed, grid, axis, dim, path), p.double() @ dense, dtype)
