@@ -15,7 +15,7 @@ export KVQ_HOME ?= $(HOME)/.cache/kvq-explorer
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONPATH := .
 
-.PHONY: setup setup-dev run test test-gpu bench-gpu check bench load readme examples space-check fmt clean
+.PHONY: setup setup-dev run test test-gpu bench-gpu check bench load readme picture examples space-check fmt clean
 
 setup: $(VENV)/.installed
 	@test -f "$(KVQ_HOME)/models/$(MODEL)/model.safetensors" || \
@@ -50,6 +50,10 @@ load: setup
 # The measured and generated parts of README.md and docs/, from the JSON in benchmarks/, the claims and the code.
 readme: setup
 	$(PY) benchmarks/readme.py
+
+# The picture of the README, of the stored run it names. Needs Chromium.
+picture: setup-dev
+	$(PY) benchmarks/picture.py
 
 # The stored runs that ship with the app, again.
 examples: setup

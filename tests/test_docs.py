@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from PIL import Image
 
 from benchmarks.readme import PART, PARTS, documents, rewritten
 from kvq_core.cli import _parser
@@ -120,6 +121,19 @@ def test_links_to_the_page_open_something(name):
         preset(chosen)
     for run in re.findall(r"127\.0\.0\.1:7860/\?run=(\w+)", text):
         assert packaged().exists(run), f"{run} does not ship; presets/runs: {[r.id for r in packaged().list()]}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_runs_that_are_named_ship(name):
+    """Every id in a document, whatever it stands in; one is made up, to stand for any."""
+    named = set(re.findall(r"\b[0-9a-f]{16}\b", read(name))) - {"0123456789abcdef"}
+    assert named <= {run.id for run in packaged().list()}
+
+
+def test_the_picture_shows_the_run_under_it(readme):
+    picture, run = re.search(r"!\[.+?\]\((.+?)\)\s+\*Part of \[run (\w+)\]", readme).groups()
+    assert Image.open(ROOT / picture).text["run"] == run, "run: make picture"
+    assert (ROOT / picture).stat().st_size < 400_000
 
 
 def variables_read() -> set[str]:
