@@ -38,7 +38,7 @@ async def limited(address: str, store: str) -> list[dict[str, Any]]:
     rows.append(_row("runs in line, all visitors together", "KVQ_MAX_LINE", crowd, store))
     costly = await pasted(address, plan, "one two three " * 4000, "203.0.113.1")
     rows.append(_row("tokens x caches of a run", "KVQ_MAX_WORK", [costly], store))
-    book = await pasted(address, plan, "x" * 10_000_000, "203.0.113.2")
+    book = await pasted(address, plan, "x" * 1_000_000, "203.0.113.2")
     rows.append(_row("characters of a prompt", "KVQ_MAX_CHARACTERS", [book], store))
     return rows
 

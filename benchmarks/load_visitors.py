@@ -6,6 +6,7 @@ to and by what they change.
 
 import asyncio
 import contextlib
+import html
 import json
 import re
 import secrets
@@ -210,16 +211,16 @@ async def read_slowly(server: str, plan: Plan, visitor: Visitor, done: asyncio.E
     return visit
 
 
-def _note(visit: Visit, html: str, at: float) -> None:
-    for tone, words, detail in STATUS.findall(html):
+def _note(visit: Visit, sent: str, at: float) -> None:
+    for tone, words, detail in STATUS.findall(sent):
         if not visit.seen or visit.seen[-1][1:] != (words, detail):
             visit.seen.append((at, words, detail))
         if tone in ("done", "bad") or words == "Cancelled":
             visit.outcome = {"Done": "done", "Cancelled": "cancelled"}.get(words, "stopped")
-            visit.reason = detail
-    for title, text in NOTICE.findall(html):
+            visit.reason = html.unescape(detail)
+    for title, text in NOTICE.findall(sent):
         if title == "This cannot run":
-            visit.outcome, visit.reason = "refused", text
+            visit.outcome, visit.reason = "refused", html.unescape(text)
 
 
 def _merged(current: list[Any], data: list[Any]) -> list[Any]:
