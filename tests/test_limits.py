@@ -1,5 +1,6 @@
 """What an instance lets its visitors ask for: limits, admission, memory."""
 
+import platform
 import threading
 from pathlib import Path
 
@@ -287,3 +288,13 @@ def test_a_run_that_runs_out_of_memory_stops_and_the_next_one_works(monkeypatch,
         with pytest.raises(LimitError, match="memory ran out and the run was stopped"):
             list(compare(given))
     assert list(compare(given))[-1].record.lanes[0].status == "done"
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator")
+def test_freed_memory_goes_back_to_the_system():
+    blocks = [bytearray(100_000) for _ in range(2000)]  # each below what the allocator maps by itself
+    held = blocks.pop()  # the last, above all others: the arena cannot shrink from its end
+    del blocks
+    before = psutil.Process().memory_info().rss
+    memory.give_back()
+    assert psutil.Process().memory_info().rss < before - 100e6 and len(held) == 100_000
