@@ -15,7 +15,7 @@ export KVQ_HOME ?= $(HOME)/.cache/kvq-explorer
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONPATH := .
 
-.PHONY: setup setup-dev run test test-gpu bench-gpu check bench load readme picture examples space-check fmt clean
+.PHONY: setup setup-dev run test test-gpu bench-gpu check bench load readme picture examples space-check audit fmt clean
 
 setup: $(VENV)/.installed
 	@test -f "$(KVQ_HOME)/models/$(MODEL)/model.safetensors" || \
@@ -72,6 +72,12 @@ test-gpu:
 
 bench-gpu:
 	$(GPU_PY) benchmarks/gpu.py $(BENCH_ARGS)
+
+# Known vulnerabilities of what is installed, told by a tool in an environment of its own. Needs a network.
+audit: setup
+	$(PY) -m venv $(VENV)/audit
+	$(VENV)/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
+	$(VENV)/audit/bin/pip-audit --path $$($(PY) -c "import sysconfig; print(sysconfig.get_path('purelib'))")
 
 fmt: setup-dev
 	$(PY) -m ruff format .
