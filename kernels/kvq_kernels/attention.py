@@ -7,7 +7,17 @@ import torch
 from kvq_kernels.dispatch import KernelError, Path, use_triton
 from kvq_kernels.gemv import compute_type
 from kvq_kernels.grouped import grid_constants, row_strides
-from kvq_kernels.launch import COMBINE, DECODE, PROGRAMS_PER_PROCESSOR, Launch, power_of_two, processors, run
+from kvq_kernels.launch import (
+    COMBINE,
+    DECODE,
+    MOST_CODES,
+    PROGRAMS_PER_PROCESSOR,
+    Launch,
+    fitting,
+    power_of_two,
+    processors,
+    run,
+)
 from kvq_kernels.store import Store
 from torch import Tensor
 
@@ -23,7 +33,7 @@ def decode_attention(
     _check(q, keys, values)
     batch, heads, _, dim = q.shape
     kv_heads = keys.sink.shape[1]
-    if not use_triton("decode_attention", path, q, _obstacle(keys, values, heads // kv_heads)):
+    if not use_triton("decode_attention", path, q, _obstacle(keys, values, heads // kv_heads, how)):
         grouped = q.float().reshape(batch, kv_heads, -1, dim)
         weights = torch.softmax(grouped @ keys.dense("torch").transpose(-1, -2) * scaling, -1)
         return (weights @ values.dense("torch")).reshape(q.shape).to(q.dtype)
@@ -35,8 +45,7 @@ def _decode_triton(q: Tensor, keys: Store, values: Store, scaling: float, how: L
 
     batch, query_heads, _, dim = q.shape
     matrices, heads = batch * keys.sink.shape[1], query_heads // keys.sink.shape[1]
-    groups = (keys.layout.grid.group_size, values.layout.grid.group_size)
-    tile, wide = max(how.tokens, *groups), max(power_of_two(dim), *groups)
+    tile, wide = _tile(keys, values, how)
     bulk = min(keys.packed_tokens, values.packed_tokens) // tile * tile
     chunk, splits = split_tokens(bulk, tile, matrices, processors(q))
     device = q.device
@@ -49,7 +58,7 @@ def _decode_triton(q: Tensor, keys: Store, values: Store, scaling: float, how: L
     run(
         decode_attention_kernel,
         (matrices, splits),
-        how,
+        fitting(how, tile * wide),
         {
             "q": q.contiguous(), "norms": None if keys.norms is None else keys.norms.contiguous(), "acc_out": acc,
             "top_out": top, "total_out": total, **_tensors("k", keys), **_tensors("v", values),
@@ -57,7 +66,7 @@ def _decode_triton(q: Tensor, keys: Store, values: Store, scaling: float, how: L
             "sinks": keys.sink_tokens, "sink_room": keys.sink.shape[-2], "held": keys.held,
         },
         {
-            "M": max(16, power_of_two(heads)), "BT": tile, "DP": max(16, wide), "HAS_NORMS": keys.norms is not None,
+            "M": max(16, power_of_two(heads)), "BT": tile, "DP": wide, "HAS_NORMS": keys.norms is not None,
             "DTYPE": compute_type(q), **_constants("K", keys), **_constants("V", values),
         },
     )  # fmt: skip
@@ -66,7 +75,7 @@ def _decode_triton(q: Tensor, keys: Store, values: Store, scaling: float, how: L
         (matrices, heads),
         COMBINE,
         {"acc_in": acc, "top_in": top, "total_in": total, "out": out, "heads": heads, "dim": dim, "splits": splits},
-        {"SPLITS": power_of_two(splits), "DP": max(16, wide)},
+        {"STEP": COMBINE.tokens, "DP": wide},
     )
     return out
 
@@ -90,12 +99,22 @@ def _constants(name: str, store: Store) -> dict[str, Any]:
     return {f"{name}_{key}": value for key, value in constants.items()}
 
 
-def _obstacle(keys: Store, values: Store, heads: int) -> str | None:
+def _tile(keys: Store, values: Store, how: Launch) -> tuple[int, int]:
+    """Tokens and channels of a tile: whole groups of both, and powers of two."""
+    groups = (keys.layout.grid.group_size, values.layout.grid.group_size)
+    return max(how.tokens, *groups), max(16, power_of_two(keys.sink.shape[-1]), *groups)
+
+
+def _obstacle(keys: Store, values: Store, heads: int, how: Launch) -> str | None:
     if keys.sink.shape[-1] > 256:
         return f"head_dim = {keys.sink.shape[-1]} is larger than 256"
     if heads > 64:
         return f"{heads} query heads share a KV head, and a program holds 64"
-    return keys.layout.grid.obstacle or values.layout.grid.obstacle
+    if obstacle := keys.layout.grid.obstacle or values.layout.grid.obstacle:
+        return obstacle
+    tile, wide = _tile(keys, values, how)
+    large = f"a tile of {tile} tokens and {wide} channels, whole groups of both, is larger than {MOST_CODES:,} codes"
+    return large if tile * wide > MOST_CODES else None
 
 
 def _check(q: Tensor, keys: Store, values: Store) -> None:

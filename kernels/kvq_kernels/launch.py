@@ -9,7 +9,7 @@ spills, see tests/test_kernels_triton.py), and 3 pipelined stages where a loop r
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,13 +35,20 @@ SQUAT = Launch(tokens=32, warps=8, stages=1)  # tokens are the group's
 LATENT = Launch(tokens=64, warps=8, stages=2)  # both halves of the rebuilt keys stay in registers
 COMMUTED = Launch(tokens=32, stages=2)
 MIXED = Launch(tokens=32, warps=8, stages=1)
-COMBINE = Launch(tokens=0, stages=1)
+COMBINE = Launch(tokens=32)  # splits a turn
 
-# 64 tokens x 128 channels = 8,192 codes a tile; halving it helps short caches, doubling it long ones, and a deeper
+# 64 tokens x 128 channels = 8,192 codes a tile; twice as many spill. Halving it helps short caches, and a deeper
 # pipeline or more warps help where loads take longer than the products they feed.
-CANDIDATES = (Launch(64, 8, 3), Launch(64, 4, 3), Launch(64, 8, 2), Launch(128, 8, 3), Launch(32, 4, 4))
+CANDIDATES = (Launch(64, 8, 3), Launch(64, 4, 3), Launch(64, 8, 2), Launch(32, 4, 4))
+MOST_CODES = 16384  # of a decode tile
 
 PROGRAMS_PER_PROCESSOR = 4  # split-K: enough independent programs to hide the latency of the others' loads
+
+
+def fitting(how: Launch, codes: int) -> Launch:
+    """``how`` for decode tiles of so many codes: above 8,192 a pipeline needs more shared memory than a program of
+    compute capability 8.0 has, and a tile twice the warps."""
+    return how if codes <= 8192 else replace(how, warps=16, stages=1)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from kvq_kernels import attention
 from kvq_kernels.attention import decode_attention
+from kvq_kernels.dispatch import KernelError
 from kvq_kernels.grouped import Grid
+from kvq_kernels.launch import COMBINE
 from kvq_kernels.store import Layout, Store
 from measures import assert_close, keys_with_traps
 
@@ -53,9 +56,9 @@ def test_decode_attention(kind, device):
 
 
 @pytest.mark.parametrize("kind", ["kivi", "innerq"])
-@pytest.mark.parametrize("tokens", [1, 5, 33, 63])
-def test_decode_attention_of_short_caches(tokens, kind, device):
-    keys, values = filled(kind, tokens, 1 + tokens // 2, 32, device, kv_heads=1)
+@pytest.mark.parametrize("tokens", [1, 5, 33, 63, 1000])
+def test_decode_attention_of_ragged_lengths(tokens, kind, device):
+    keys, values = filled(kind, tokens, max(1 + tokens // 2, tokens - 40), 32, device, kv_heads=1)
     q = torch.randn(2, 2, 1, 32, device=device).half()
     assert_close(decode_attention(q, keys, values, 0.2, "triton"), exact(q, keys, values, 0.2), q.dtype)
 
@@ -65,6 +68,29 @@ def test_decode_attention_of_other_query_groups(heads, dtype, device):
     keys, values = filled("innerq", 160, 150, 80, device, kv_heads=1)
     q = (torch.randn(2, heads, 1, 80, device=device) * 0.2).to(dtype)
     assert_close(decode_attention(q, keys, values, 0.1, "triton"), exact(q, keys, values, 0.1), dtype)
+
+
+def test_decode_attention_of_large_groups(device):
+    layouts = Layout(Grid(2, 128), "tokens", 0, 0, 128), Layout(Grid(2, 128), "channels", 0, 16, 1)
+    x = keys_with_traps(1, 1, 300, 128, device=device)
+    keys, values = (Store.empty(x, layout, path="torch") for layout in layouts)
+    for store in (keys, values):
+        store.fill(x)
+    q = torch.randn(1, 2, 1, 128, device=device).half() * 0.2
+    assert_close(decode_attention(q, keys, values, 0.1, "triton"), exact(q, keys, values, 0.1), q.dtype)
+    wider = Store.empty(x, Layout(Grid(2, 256), "channels", 0, 16, 1), path="torch")
+    wider.fill(x)
+    with pytest.raises(KernelError, match="256 tokens and 256 channels.*larger than 16,384 codes"):
+        decode_attention(q, keys, wider, 0.1, "triton")
+
+
+def test_decode_attention_over_more_splits_than_are_combined_at_once(device, monkeypatch):
+    """As many as a GPU of 132 processors takes for one KV head."""
+    monkeypatch.setattr(attention, "processors", lambda like: 132)
+    keys, values = filled("kivi", 2400, 2390, 16, device, kv_heads=1)
+    assert attention.split_tokens(values.packed_tokens // 64 * 64, 64, 2, 132)[1] > COMBINE.tokens
+    q = torch.randn(2, 1, 1, 16, device=device).half()
+    assert_close(decode_attention(q, keys, values, 0.2, "triton"), exact(q, keys, values, 0.2), q.dtype)
 
 
 def test_far_scores_do_not_overflow(device):

@@ -129,17 +129,27 @@ def decode_attention_kernel(
 
 
 @triton.jit
-def combine_splits_kernel(acc_in, top_in, total_in, out, heads, dim, splits, SPLITS: tl.constexpr, DP: tl.constexpr):
-    """Weigh the splits of one head by their softmax totals: out (matrices, heads, dim). Grid (matrices, heads)."""
+def combine_splits_kernel(acc_in, top_in, total_in, out, heads, dim, splits, STEP: tl.constexpr, DP: tl.constexpr):
+    """Weigh the splits of one head by their softmax totals, STEP at a time, for a GPU makes hundreds of them.
+
+    out (matrices, heads, dim). Grid (matrices, heads). Only the last split may be empty, its top -inf.
+    """
     matrix, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    split, channel = tl.arange(0, SPLITS), tl.arange(0, DP)
-    part = (matrix * splits + split) * heads + head
-    inside = split < splits
-    top = tl.load(top_in + part, mask=inside, other=float("-inf"))
-    weight = tl.exp2(top - tl.max(top, 0))
-    total = tl.sum(weight * tl.load(total_in + part, mask=inside, other=0.0), 0)
-    mask = inside[:, None] & (channel < dim)[None, :]
-    acc = tl.load(acc_in + part[:, None] * dim + channel[None, :], mask=mask, other=0.0)
-    value = tl.sum(acc * weight[:, None], 0) / total
+    channel = tl.arange(0, DP)
+    highest = tl.full((1,), float("-inf"), tl.float32)
+    total = tl.zeros((1,), tl.float32)
+    sums = tl.zeros((DP,), tl.float32)
+    for first in tl.range(0, splits, STEP):
+        split = first + tl.arange(0, STEP)
+        part = (matrix * splits + split) * heads + head
+        inside = split < splits
+        top = tl.load(top_in + part, mask=inside, other=float("-inf"))
+        higher = tl.maximum(highest, tl.max(top, 0))
+        weight, fade = tl.exp2(top - higher), tl.exp2(highest - higher)
+        mask = inside[:, None] & (channel < dim)[None, :]
+        acc = tl.load(acc_in + part[:, None] * dim + channel[None, :], mask=mask, other=0.0)
+        total = total * fade + tl.sum(weight * tl.load(total_in + part, mask=inside, other=0.0), 0)
+        sums = sums * fade + tl.sum(acc * weight[:, None], 0)
+        highest = higher
     at = out + (matrix * heads + head) * dim + channel
-    tl.store(at, value.to(out.dtype.element_ty), mask=channel < dim)
+    tl.store(at, (sums / total).to(out.dtype.element_ty), mask=channel < dim)
