@@ -100,13 +100,13 @@ def method_launches() -> None:
     mixed_values(p[None], mixed, DIM, "triton")
 
 
-def smallest_grouped_launches(dtype: torch.dtype) -> None:
+def smallest_grouped_launches() -> None:
     """Every width, and every kind of grid in both directions."""
-    q, p = torch.zeros(1, 1, 32, dtype=dtype), torch.zeros(1, 1, 1, dtype=dtype)
+    q, p = torch.zeros(1, 1, 32).half(), torch.zeros(1, 1, 1).half()
     for i, bits in enumerate(BITS):
         grid = Grid(bits, 32, MODES[i % len(MODES)], torch.float32 if i % 2 else torch.float16)
         for axis in ("channels", "tokens"):
-            x = torch.zeros(1, 1, 32, dtype=dtype)
+            x = torch.zeros(1, 1, 32).half()
             packed, count = quantize_pack(x, grid, axis, "torch"), 1 if axis == "tokens" else 32
             quantize_pack(x, grid, axis, "triton")
             unpack_dequantize(packed, grid, axis, count, "triton")
@@ -146,8 +146,8 @@ def launches() -> list[launch.Recorded]:
 def smallest_launches() -> list[launch.Recorded]:
     """One token, head, query and row: a GPU's launches make constants of all the sizes that are 1."""
     with launch.recorded() as found:
+        smallest_grouped_launches()
         for dtype in (torch.float16, torch.float32):
-            smallest_grouped_launches(dtype)
             smallest_method_launches(dtype)
     return list({(entry.kernel.__name__, str(entry.constants)): entry for entry in found}.values())
 
