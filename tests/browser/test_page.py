@@ -4,6 +4,9 @@ import time
 
 import pytest
 
+from kvq_core.links import encode
+from kvq_core.spec import parse_spec
+
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
 
 FACTS = (
@@ -25,6 +28,14 @@ def fill(page, prompt: str, tokens: int = 12) -> None:
         page.locator(f"#lane-row-{rows - 1}").click()
         page.locator("#remove-lane").click()
         page.wait_for_function(f"document.querySelectorAll('button.lane-row').length == {rows - 1}")
+
+
+def filled_in(open_page, server: str, prompt: str, tokens: int = 12):
+    """The page with a short prompt, two lanes and few tokens in its form, as a comparison's link fills it."""
+    lanes = [{"method": "kivi"}, {"method": "squat"}]
+    page = open_page(f"{server}/?c={encode(parse_spec({'prompt': prompt, 'max_new_tokens': tokens, 'lanes': lanes}))}")
+    page.wait_for_function("prompt => document.querySelector('#prompt textarea').value == prompt", arg=prompt)
+    return page
 
 
 def run(page) -> None:
@@ -99,13 +110,25 @@ def test_switches_change_text_and_colour_without_the_server(finished_link, serve
     assert "reference:" in page.locator("#card-1 .tokens i[title]").nth(1).get_attribute("title")
 
 
-@pytest.mark.parametrize("width, theme", [(390, "light"), (390, "dark"), (1280, "dark")])
-def test_nothing_overflows_the_page(finished_link, server, open_page, width, theme):
-    page = open_page(f"{server}/?{finished_link.split('?')[1]}&__theme={theme}", width=width)
-    page.wait_for_selector("#verdicts .verdict")
-    assert page.evaluate("document.scrollingElement.scrollWidth") <= width
-    ground = page.evaluate("getComputedStyle(document.querySelector('#scorecard')).backgroundColor")
-    assert ground == ("rgb(23, 28, 39)" if theme == "dark" else "rgb(255, 255, 255)")
+def test_nothing_overflows_the_page(finished_link, server, open_page):
+    page = open_page(server)
+    for width, theme in ((390, "light"), (390, "dark"), (1280, "dark")):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.goto(f"{server}/?{finished_link.split('?')[1]}&__theme={theme}")
+        page.wait_for_selector("#verdicts .verdict")
+        assert page.evaluate("document.scrollingElement.scrollWidth") <= width, (width, theme)
+        ground = page.evaluate("getComputedStyle(document.querySelector('#scorecard')).backgroundColor")
+        assert ground == ("rgb(23, 28, 39)" if theme == "dark" else "rgb(255, 255, 255)")
+
+
+def test_a_phone_keeps_the_reference_in_sight_while_lanes_are_swiped(finished_link, server, open_page):
+    page = open_page(f"{server}/?{finished_link.split('?')[1]}", width=390)
+    page.wait_for_selector("#card-2 .badge")
+    reference = page.locator("#card-0").bounding_box()
+    page.locator(".cards").evaluate("cards => cards.scrollTo({left: cards.scrollWidth, behavior: 'instant'})")
+    page.wait_for_function("document.querySelector('#card-2').getBoundingClientRect().right <= innerWidth")
+    kept, last = page.locator("#card-0").bounding_box(), page.locator("#card-2").bounding_box()
+    assert kept["x"] == reference["x"] and last["x"] >= kept["x"] + kept["width"]
 
 
 def test_markup_in_prompt_and_label_stays_text(server, open_page):
@@ -124,7 +147,7 @@ def test_markup_in_prompt_and_label_stays_text(server, open_page):
 
 def test_bad_input_is_answered_where_the_person_is(server, open_page):
     page = open_page(server)
-    fill(page, "", 12)
+    page.locator("#prompt textarea").fill("")
     run(page)
     page.wait_for_selector("#notice .notice")
     assert "prompt is empty" in page.locator("#notice").inner_text()
@@ -155,20 +178,21 @@ def test_lanes_can_be_added_up_to_eight(server, open_page):
     assert page.locator("#add-lane").is_disabled() and "8 of 8" in page.locator("#add-lane").inner_text()
 
 
-@pytest.mark.parametrize(
-    "query", ["run=nope", "run=" + "a" * 16, "run=../../etc/passwd", "run=%00%ff%fe" + "9" * 3000, "preset=%3Cimg%3E"]
-)
-def test_a_link_that_names_nothing_is_a_clear_card(server, open_page, query):
-    page = open_page(f"{server}/?{query}")
-    page.wait_for_selector("#status .notice")
-    words = page.locator("#status").inner_text()
-    assert "This link" in words and "Traceback" not in words and page.locator("#run").is_enabled()
+def test_a_link_that_names_nothing_is_a_clear_card(server, open_page):
+    page = open_page(server)
+    for query in (
+        "run=nope", "run=" + "a" * 16, "run=../../etc/passwd", "run=%00%ff%fe" + "9" * 3000, "preset=%3Cimg%3E",
+        "c=1.AAAA", "c=", f"vs={'0' * 16}",
+    ):  # fmt: skip
+        page.goto(f"{server}/?{query}")
+        page.wait_for_selector("#status .notice.bad")
+        words = page.locator("#status").inner_text()
+        assert "This link" in words and "Traceback" not in words, query
+        assert page.locator("#prompt textarea").input_value() and page.locator("#run").is_enabled(), query
 
 
 def test_two_visitors_each_see_their_own(server, open_page):
-    one, two = open_page(server), open_page(server)
-    fill(one, FACTS + "Name one colour.", 8)
-    fill(two, FACTS + "Name one animal.", 8)
+    one, two = (filled_in(open_page, server, f"{FACTS}Name one {kind}.", 6) for kind in ("colour", "animal"))
     run(one)
     run(two)
     wait_status(one, "Done")
@@ -185,13 +209,13 @@ def test_two_visitors_each_see_their_own(server, open_page):
 
 
 def test_cancel_keeps_what_arrived_and_frees_the_engine(server, open_page):
-    page = open_page(server)
-    fill(page, FACTS * 2 + "Write a long story.", 200)
+    page = filled_in(open_page, server, FACTS * 2 + "Write a long story.", 200)
     run(page)
     page.wait_for_function("document.querySelector('#card-0 .prose.tokens')?.innerText.length > 10")
     page.locator("#cancel").click()
     wait_status(page, "Cancelled")
     assert len(answer(page, 0)) > 10 and page.locator("#run").is_enabled()
+    page.get_by_role("button", name="Generation options").click()
     page.locator("#max-new-tokens input").fill("4")
     began = time.monotonic()
     run(page)
@@ -200,12 +224,10 @@ def test_cancel_keeps_what_arrived_and_frees_the_engine(server, open_page):
 
 
 def test_closing_the_tab_frees_the_engine(server, open_page):
-    gone = open_page(server)
-    fill(gone, FACTS * 2 + "Write another long story.", 400)
+    gone = filled_in(open_page, server, FACTS * 2 + "Write another long story.", 400)
     run(gone)
     gone.wait_for_function("document.querySelector('#card-0 .prose.tokens')?.innerText.length > 10")
     gone.close()
-    page = open_page(server)
-    fill(page, FACTS + "Name a tree.", 4)
+    page = filled_in(open_page, server, FACTS + "Name a tree.", 4)
     run(page)
     wait_status(page, "Done", timeout=45)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from kvq_core.store import open_store
-from tests.browser.test_page import FACTS, fill, run, wait_status
+from tests.browser.test_page import FACTS, filled_in, run, wait_status
 from tests.ui_record_factory import make_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -44,12 +44,24 @@ SHOWN_FIGURES = (
 )
 
 
+CLIPPED = """[...document.querySelectorAll('#where .plot svg.main-svg')].flatMap(svg => {
+    const edge = svg.getBoundingClientRect();
+    return [...svg.querySelectorAll('.xtitle, .ytitle, .annotation text')]
+        .filter(text => text.checkVisibility({visibilityProperty: true}) && text.getBoundingClientRect().width)
+        .filter(text => {
+            const box = text.getBoundingClientRect();
+            return box.left < edge.left - 1 || box.right > edge.right + 1;
+        }).map(text => text.textContent);
+})"""
+
+
 def click_through(page, width: int) -> None:
     for name in VIEWS:
         open_view(page, name)
         assert page.locator("#where .words p:visible").first.inner_text().strip(), name
         assert page.evaluate(f"{SHOWN_FIGURES}.length") <= MOST_FIGURES, name
         assert page.evaluate("document.scrollingElement.scrollWidth") <= width, name
+        assert page.evaluate(CLIPPED) == [], name
     assert page.evaluate(f"{SHOWN_FIGURES}.every(p => p.getAttribute('aria-label'))")
 
 
@@ -106,8 +118,7 @@ def test_a_view_is_exported_as_numbers(stored, server, open_page):
 
 
 def test_every_view_of_a_fresh_run_opens(server, open_page):
-    page = open_page(server)
-    fill(page, FACTS * 3 + "Why did people trust the mill?", 12)
+    page = filled_in(open_page, server, FACTS * 2 + "Why did people trust the mill?", 12)
     run(page)
     wait_status(page, "Done")
     page.wait_for_selector(VIEWS["Verdicts"])
