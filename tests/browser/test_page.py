@@ -110,15 +110,13 @@ def test_switches_change_text_and_colour_without_the_server(finished_link, serve
     assert "reference:" in page.locator("#card-1 .tokens i[title]").nth(1).get_attribute("title")
 
 
-def test_nothing_overflows_the_page(finished_link, server, open_page):
-    page = open_page(server)
-    for width, theme in ((390, "light"), (390, "dark"), (1280, "dark")):
-        page.set_viewport_size({"width": width, "height": 900})
-        page.goto(f"{server}/?{finished_link.split('?')[1]}&__theme={theme}")
-        page.wait_for_selector("#verdicts .verdict")
-        assert page.evaluate("document.scrollingElement.scrollWidth") <= width, (width, theme)
-        ground = page.evaluate("getComputedStyle(document.querySelector('#scorecard')).backgroundColor")
-        assert ground == ("rgb(23, 28, 39)" if theme == "dark" else "rgb(255, 255, 255)")
+@pytest.mark.parametrize("width, theme", [(390, "light"), (390, "dark"), (1280, "dark")])
+def test_nothing_overflows_the_page(finished_link, server, open_page, width, theme):
+    page = open_page(f"{server}/?{finished_link.split('?')[1]}&__theme={theme}", width=width)
+    page.wait_for_selector("#verdicts .verdict")
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= width
+    ground = page.evaluate("getComputedStyle(document.querySelector('#scorecard')).backgroundColor")
+    assert ground == ("rgb(23, 28, 39)" if theme == "dark" else "rgb(255, 255, 255)")
 
 
 def test_a_phone_keeps_the_reference_in_sight_while_lanes_are_swiped(finished_link, server, open_page):
@@ -178,17 +176,19 @@ def test_lanes_can_be_added_up_to_eight(server, open_page):
     assert page.locator("#add-lane").is_disabled() and "8 of 8" in page.locator("#add-lane").inner_text()
 
 
-def test_a_link_that_names_nothing_is_a_clear_card(server, open_page):
-    page = open_page(server)
-    for query in (
+@pytest.mark.parametrize(
+    "query",
+    [
         "run=nope", "run=" + "a" * 16, "run=../../etc/passwd", "run=%00%ff%fe" + "9" * 3000, "preset=%3Cimg%3E",
         "c=1.AAAA", "c=", f"vs={'0' * 16}",
-    ):  # fmt: skip
-        page.goto(f"{server}/?{query}")
-        page.wait_for_selector("#status .notice.bad")
-        words = page.locator("#status").inner_text()
-        assert "This link" in words and "Traceback" not in words, query
-        assert page.locator("#prompt textarea").input_value() and page.locator("#run").is_enabled(), query
+    ],
+)  # fmt: skip
+def test_a_link_that_names_nothing_is_a_clear_card(server, open_page, query):
+    page = open_page(f"{server}/?{query}")
+    page.wait_for_selector("#status .notice.bad")
+    words = page.locator("#status").inner_text()
+    assert "This link" in words and "Traceback" not in words
+    assert page.locator("#prompt textarea").input_value() and page.locator("#run").is_enabled()
 
 
 def test_two_visitors_each_see_their_own(server, open_page):

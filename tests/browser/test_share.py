@@ -10,10 +10,13 @@ from safetensors.torch import load_file
 
 from kvq_core.links import decode, encode
 from kvq_core.record import Record
+from kvq_core.settings import settings
 from kvq_core.spec import parse_spec
 from kvq_core.store import open_store
 
 from ..ui_record_factory import make_run
+from .test_page import FACTS, filled_in, run
+from .test_training import ask_for_codebooks
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
@@ -36,9 +39,11 @@ def runs(store_folder) -> dict[str, Record]:
 
 @pytest.fixture(scope="module")
 def public(start_server, tmp_path_factory) -> tuple[str, str]:
-    """A public instance with a store of its own, and the path of that store."""
-    folder = str(tmp_path_factory.mktemp("public") / "store")
-    return start_server(KVQ_STORE=folder, KVQ_MODELS="smollm2-135m-instruct-q4_1"), folder
+    """A public instance with a store of its own and no trained codebooks, and the path of that store."""
+    home = tmp_path_factory.mktemp("public")
+    (home / "models").symlink_to(settings().home / "models")
+    folder = str(home / "store")
+    return start_server(KVQ_HOME=str(home), KVQ_STORE=folder, KVQ_MODELS="smollm2-135m-instruct-q4_1"), folder
 
 
 def opened(open_page, address: str, **options):
@@ -108,13 +113,6 @@ def test_a_comparison_link_fills_the_form_and_waits(server, open_page):
     assert page.locator("#run").inner_text() == "Run" and not page.locator("#results").is_visible()
 
 
-@pytest.mark.parametrize("query", ["c=1.AAAA", "c=", "run=../../etc/passwd", f"run={'0' * 16}", f"vs={'0' * 16}"])
-def test_a_link_that_opens_nothing_leaves_a_page_that_works(server, open_page, query):
-    page = open_page(f"{server}/?{query}")
-    page.wait_for_selector("#status .notice.bad")
-    assert page.locator("#prompt textarea").input_value() and page.locator("#run").is_enabled()
-
-
 def test_two_runs_beside_each_other_by_link_and_by_choice(server, runs, open_page):
     page = open_page(f"{server}/?run={ONE}&vs={OTHER}")
     page.wait_for_selector("#versus-found table.versus")
@@ -139,12 +137,8 @@ def test_two_runs_beside_each_other_by_link_and_by_choice(server, runs, open_pag
 
 def test_a_public_run_is_its_makers_until_it_is_shared(public, open_page):
     server, folder = public
-    mine = open_page(server)
-    mine.locator("#prompt textarea").fill("The mill worked with the tide. " * 8 + "Why?")
-    mine.get_by_role("button", name="Generation options").click()
-    mine.locator("#max-new-tokens input").fill("2")
-    mine.locator("#max-new-tokens input").blur()
-    mine.locator("#run").click()
+    mine = filled_in(open_page, server, FACTS + "Why?", 2)
+    run(mine)
     mine.wait_for_selector("#private >> visible=true", timeout=200_000)
     link = mine.locator("#share textarea").input_value()
     mine.wait_for_selector("#runs a")
@@ -161,3 +155,12 @@ def test_a_public_run_is_its_makers_until_it_is_shared(public, open_page):
     stranger.wait_for_selector("#share textarea")
     assert f"run={link.split('run=')[1]}" in stranger.locator("#shared a").first.get_attribute("href")
     assert open_store(folder).shared(link.split("run=")[1]) == "listed"
+
+
+def test_a_public_instance_says_that_it_does_not_train(public, open_page):
+    page = open_page(public[0], width=390)
+    ask_for_codebooks(page)
+    assert "does not train" in page.locator("#training").inner_text() and not page.locator("#train").is_visible()
+    page.get_by_text("From a terminal").click()
+    assert "codebooks train --model" in page.locator("#training code").inner_text()
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= 390
