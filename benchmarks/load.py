@@ -46,6 +46,7 @@ ONCE = httpx.Limits(max_keepalive_connections=0)
 def server(folder: str, port: int, **variables: str) -> Iterator[tuple[str, psutil.Process]]:
     """A server as ``make run`` starts it; SIGUSR1 makes it collect garbage."""
     with socket.socket() as free:
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the server before it had the same port
         free.bind(("127.0.0.1", port))
         port = free.getsockname()[1]
     env = {**os.environ, "PORT": str(port), "KVQ_STORE": folder, "HF_HUB_OFFLINE": "1", **variables}
