@@ -15,6 +15,7 @@ from ui.text import plot_safe, shorten
 Arrays = Mapping[str, Any]
 INK = "#667085"  # fallback; the stylesheet recolours text for the theme
 LINE = "rgba(128, 137, 155, 0.25)"
+LEGEND_ROW = 14  # px a figure grows by a lane: on a phone a legend has a row a lane, and half of the figure at most
 HOVER = {"font": {"size": 12}, "namelength": -1}
 
 

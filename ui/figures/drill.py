@@ -5,7 +5,18 @@ import plotly.graph_objects as go
 
 from kvq_core.record import Record
 from ui.colors import REFERENCE, lane_color
-from ui.figures.base import Arrays, array, canvas, diverging, label_of, labelled, lanes_with, rounded, sequential
+from ui.figures.base import (
+    LEGEND_ROW,
+    Arrays,
+    array,
+    canvas,
+    diverging,
+    label_of,
+    labelled,
+    lanes_with,
+    rounded,
+    sequential,
+)
 from ui.figures.damage import captured_at
 
 FLOOR = 1e-3  # percent: attention is drawn on a log scale from here
@@ -37,7 +48,7 @@ def attention_rows(record: Record, arrays: Arrays, layer: int, head: int, step: 
         return None
     edges = np.asarray(record.capture.position_edges)
     centres = (edges[:-1] + edges[1:] - 1) / 2
-    figure = canvas(330, yaxis={"type": "log", "title": {"text": "attention, % (log)"}})
+    figure = canvas(330 + LEGEND_ROW * len(held), yaxis={"type": "log", "title": {"text": "attention, % (log)"}})
     for name, color, codes in held:
         mass = 100 * (np.asarray(codes[at, place[0], place[1]], dtype=np.float32) / 255) ** 2
         figure.add_scatter(

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 
 from kvq_core.record import Record
 from ui.colors import ACCENT, REFERENCE, faded, lane_color
-from ui.figures.base import Arrays, array, canvas, label_of, labelled, lanes_with, rounded, stacked_rows
+from ui.figures.base import LEGEND_ROW, Arrays, array, canvas, label_of, labelled, lanes_with, rounded, stacked_rows
 
 Curve = tuple[str, str, str, str]  # array, name, colour, dash
 SPACES: dict[str, tuple[Curve, ...]] = {
@@ -119,7 +119,10 @@ def lane_spectra(record: Record, arrays: Arrays, layer: int, kv_head: int) -> go
     lanes = list(lanes_with(record, arrays, "spectrum_key"))
     if not lanes:
         return None
-    figure = canvas(300, yaxis={"type": "log", "dtick": 1, "title": {"text": "singular value / its largest"}})
+    figure = canvas(
+        300 + LEGEND_ROW * len(lanes),
+        yaxis={"type": "log", "dtick": 1, "title": {"text": "singular value / its largest"}},
+    )
     own = array(arrays, "spectra/key_post")
     lines = [] if own is None else [("full precision, prompt", REFERENCE, own[layer, kv_head])]
     lines += [(label_of(lane, 20), lane_color(i), values[layer, kv_head]) for i, lane, values in lanes]

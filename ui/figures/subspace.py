@@ -5,7 +5,7 @@ import plotly.graph_objects as go
 
 from kvq_core.record import Record
 from ui.colors import ACCENT, REFERENCE, lane_color
-from ui.figures.base import INK, Arrays, array, canvas, label_of, labelled, lanes_with, rounded
+from ui.figures.base import INK, LEGEND_ROW, Arrays, array, canvas, label_of, labelled, lanes_with, rounded
 
 # The four subspaces of SQuat's Figure 2
 KINDS = (
@@ -120,7 +120,9 @@ def angles(record: Record, arrays: Arrays, layer: int, kv_head: int, rank: int, 
     if not rows:
         return None
     r = record.capture.angle_ranks[kept]
-    figure = canvas(300, yaxis={"title": {"text": "angle, degrees"}, "range": [0, 92], "dtick": 30})
+    figure = canvas(
+        300 + LEGEND_ROW * len(rows), yaxis={"title": {"text": "angle, degrees"}, "range": [0, 92], "dtick": 30}
+    )
     for name, color, values in rows:
         line = values[layer, kv_head, kept, :r]
         figure.add_scatter(
