@@ -36,19 +36,14 @@ def page(stored, server, open_page):
     return found
 
 
-@pytest.mark.parametrize(
-    "order, lanes",
-    [
-        ("Sort ascending", ["Noise floor", "Lane 1", "Lane 0", "Lane 2"]),
-        ("Sort descending", ["Lane 2", "Lane 0", "Lane 1", "Noise floor"]),
-    ],
-)
-def test_columns_are_sorted_by_number(page, order, lanes):
+def test_columns_are_sorted_by_number(page):
     header = page.locator("#score-table th[title='KLD mean']").first
-    header.locator(".header-content").click()  # its menu shows under the pointer
-    header.locator(".cell-menu-button").click()
-    page.get_by_role("menuitem", name=order).click()
-    page.wait_for_function(f"lanes => JSON.stringify(({LANES})().slice(-4)) == JSON.stringify(lanes)", arg=lanes)
+    ascending = ["Noise floor", "Lane 1", "Lane 0", "Lane 2"]
+    for order, lanes in (("Sort ascending", ascending), ("Sort descending", ascending[::-1])):
+        header.locator(".header-content").click()  # its menu shows under the pointer
+        header.locator(".cell-menu-button").click()
+        page.get_by_role("menuitem", name=order).click()
+        page.wait_for_function(f"lanes => JSON.stringify(({LANES})().slice(-4)) == JSON.stringify(lanes)", arg=lanes)
 
 
 def test_the_scorecard_and_the_record_are_downloaded(page, stored):

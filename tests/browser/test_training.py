@@ -3,7 +3,7 @@
 import pytest
 
 from kvq_core.settings import settings
-from tests.browser.test_page import FACTS, answer, fill, run, wait_status
+from tests.browser.test_page import FACTS, answer, filled_in, run, wait_status
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 
@@ -28,6 +28,8 @@ def ask_for_codebooks(page) -> None:
     choose(page, "commvq-levels", "4")
     page.locator("#commvq-stages input").fill("1")
     page.locator("#commvq-stages input").blur()
+    # drawn again with every setting that changes
+    page.wait_for_function("document.querySelector('#training')?.textContent.includes('--levels 4 --stages 1')")
     page.wait_for_selector("#training")
 
 
@@ -38,8 +40,7 @@ def progress(page, words: str) -> None:
 
 
 def test_missing_codebooks_are_offered_trained_and_used(home, start_server, open_page):
-    page = open_page(start_server(KVQ_HOME=str(home)))
-    fill(page, FACTS * 4 + "Why did people trust the mill?", 8)
+    page = filled_in(open_page, start_server(KVQ_HOME=str(home)), FACTS * 4 + "Why did people trust the mill?", 8)
     assert not page.locator("#training").is_visible()
     ask_for_codebooks(page)
     words = page.locator("#training-offer").inner_text()
@@ -62,13 +63,3 @@ def test_missing_codebooks_are_offered_trained_and_used(home, start_server, open
     run(page)
     wait_status(page, "Done")
     assert answer(page, 1) and "There are no" not in page.locator("#card-1").inner_text()
-
-
-def test_a_shared_instance_says_that_it_does_not_train(tmp_path, start_server, open_page):
-    (tmp_path / "models").symlink_to(settings().home / "models")
-    page = open_page(start_server(KVQ_HOME=str(tmp_path), KVQ_MODELS="smollm2-135m-instruct-q4_1"), width=390)
-    ask_for_codebooks(page)
-    assert "does not train" in page.locator("#training").inner_text() and not page.locator("#train").is_visible()
-    page.get_by_text("From a terminal").click()
-    assert "codebooks train --model" in page.locator("#training code").inner_text()
-    assert page.evaluate("document.scrollingElement.scrollWidth") <= 390
