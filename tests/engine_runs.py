@@ -7,7 +7,8 @@ from torch import Tensor
 
 from kvq_core.engine.decode import Decode, LaneState
 from kvq_core.engine.prefill import Prefill
-from kvq_core.engine.rows import Rows, Tap
+from kvq_core.engine.rows import Rows
+from kvq_core.engine.tap import Tap
 from kvq_core.models import LoadedModel
 from kvq_core.spec import ComparisonSpec, Lane
 

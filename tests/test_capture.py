@@ -13,7 +13,8 @@ from kvq_core.capture.errors import Truth, cache_errors, output_error
 from kvq_core.capture.scores import Extent, ScoreTap
 from kvq_core.capture.spectra import deviations, principal_angles, query_directions, spectra, thinned
 from kvq_core.engine.prefill import Prefill
-from kvq_core.engine.rows import Rows, Seen
+from kvq_core.engine.rows import Rows
+from kvq_core.engine.tap import Seen
 from kvq_core.methods.base import query_gram, stack_queries
 from kvq_core.spec import Lane
 from tests.engine_runs import run_engine

@@ -8,7 +8,7 @@ from kvq_core.capture.attention import SINKS, AttentionTap, Buckets
 from kvq_core.capture.errors import Truth, cache_errors
 from kvq_core.capture.scores import Extent
 from kvq_core.capture.spectra import query_directions
-from kvq_core.engine.rows import Seen
+from kvq_core.engine.tap import Seen
 from kvq_core.events import Finished
 from kvq_core.run import compare_on
 from kvq_core.spec import ComparisonSpec, Lane

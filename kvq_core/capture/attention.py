@@ -39,7 +39,7 @@ class Buckets:
 
 
 class AttentionTap:
-    """Sees every decode step's scores (engine.rows.Tap) and looks at evenly spaced ones.
+    """Sees every decode step's scores (engine.tap.Tap) and looks at evenly spaced ones.
 
     Attention is what a row really attends to: keys its cache leaves out have none. For each step looked at:
     KL(reference || lane) of the attention, the mass on the first tokens, and for the lanes to be drawn the mass in
@@ -77,7 +77,7 @@ class AttentionTap:
         return [step for step in self.steps if step < self.step]
 
     def scores(self, layer: int, own: Tensor, reads: dict[int, Tensor]) -> None:
-        """own and reads as engine.rows.Tap has them."""
+        """own and reads of one layer, as engine.tap.Seen has them."""
         fresh, tokens = own.shape[-2:]
         for i in range(fresh):
             at = self._at.get(self.step + i)

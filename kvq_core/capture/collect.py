@@ -16,9 +16,10 @@ from kvq_core.capture.plan import Plan
 from kvq_core.capture.scores import Extent, ScoreTap
 from kvq_core.capture.spectra import RANKS, deviations, principal_angles, query_directions, spectra, thinned
 from kvq_core.engine import threads
-from kvq_core.engine.cache import Kind, LaneCache
+from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.prefill import Prefill
-from kvq_core.engine.rows import Rows, Seen
+from kvq_core.engine.rows import Rows
+from kvq_core.engine.tap import Seen
 from kvq_core.methods.base import query_gram, stack_queries
 from kvq_core.models import LoadedModel
 from kvq_core.rope import Rope
@@ -28,7 +29,7 @@ QUERIES = 512  # a KV head's queries a mean deviation is taken over, at most, ev
 
 
 class Captures:
-    """The run's tap (engine.rows.Tap), and what is measured of the caches and the prompt."""
+    """The run's tap (engine.tap.Tap), and what is measured of the caches and the prompt."""
 
     def __init__(
         self, model: LoadedModel, spec: ComparisonSpec, prefill: Prefill, rope: Rope, extent: Extent, plan: Plan
@@ -144,7 +145,7 @@ class Captures:
         return keys[:, : len(self.prefill.ids)], keys
 
     @staticmethod
-    def _place(rows: Rows, layer: int) -> tuple[int, Kind, int]:
+    def _place(rows: Rows, layer: int) -> tuple[int, str, int]:
         group, at = rows.place[layer]
         return group, "key", at
 

@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from kvq_core.capture.attention import Buckets
-from kvq_core.engine.cache import Kind
 from kvq_core.engine.rows import Rows
 
 TOP = 5  # query directions of `in_subspace_error`, the same for every lane
-KINDS: tuple[Kind, ...] = ("key", "value")
+KINDS = ("key", "value")
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,8 @@ class Truth:
     queries: Tensor
     seen: Tensor
     buckets: Buckets
-    energy: dict[Kind, Tensor]
-    depth: dict[Kind, Tensor]
+    energy: dict[str, Tensor]
+    depth: dict[str, Tensor]
     outputs: Tensor
 
     @classmethod
@@ -67,8 +66,8 @@ class CacheErrors:
 
     key: Tensor
     value: Tensor
-    channel: dict[Kind, Tensor]
-    depth: dict[Kind, Tensor]
+    channel: dict[str, Tensor]
+    depth: dict[str, Tensor]
     energy: Tensor
     output: Tensor
     bound: Tensor | None
@@ -102,7 +101,7 @@ def cache_errors(rows: Rows, row: int, truth: Truth) -> CacheErrors:
             chosen = rows.read_by(row, layer, own, truth.seen)
             missed[layer] = attended(own, read["key"], read["value"], truth.seen, chosen).cpu() - truth.outputs[layer]
 
-    def whole(part: Tensor, kind: Kind) -> float:
+    def whole(part: Tensor, kind: str) -> float:
         return (part.sum((-1, -2)) / truth.energy[kind].sum((-1, -2))).sqrt().mean().item()
 
     relative = {kind: _ratio(channel[kind].sum(-1), truth.energy[kind].sum(-1)) for kind in KINDS}

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import max_pool1d
 
-from kvq_core.engine.rows import Seen
+from kvq_core.engine.tap import Seen
 from kvq_core.methods import ModelShape
 
 STEP_BINS = 64
@@ -34,7 +34,7 @@ class Extent:
 
 
 class ScoreTap:
-    """Sees every decode step's scores (engine.rows.Tap) and keeps statistics and a coarse signed map.
+    """Sees every decode step's scores (engine.tap.Tap) and keeps statistics and a coarse signed map.
 
     A delta is the forced row's q.k/sqrt(head_dim) minus the reference's, centred per row: softmax ignores what all
     positions share. Statistics are over the positions whose keys the lane holds quantized (all positions where it

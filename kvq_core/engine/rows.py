@@ -9,7 +9,6 @@ import math
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,40 +16,15 @@ from torch.nn.functional import pad
 
 from kvq_core.engine import threads
 from kvq_core.engine.attention import Hidden, SharedAttention
-from kvq_core.engine.cache import Kind, LaneCache, Part, as_stored
-from kvq_core.engine.copies import Copies, Place
+from kvq_core.engine.cache import LaneCache, Part, as_stored
+from kvq_core.engine.copies import Copies
 from kvq_core.engine.prefill import LayerGroup
+from kvq_core.engine.tap import Seen, Tap
 from kvq_core.rope import Rope
 
 # Of the scores that are shown to the tap at once: two threads that call small operations in turn wake one another for
 # each of them, and larger memory would not stay in the processor's cache.
 SHOWN_BYTES = 10_000_000
-
-
-@dataclass(frozen=True)
-class Seen:
-    """Scores of a decode step in a few ``layers``: q.k * scaling, before the softmax.
-
-    own (layers, 1 + lanes, query_heads, tokens, positions): the reference's and the forced rows' scores;
-    with_reference_query, the same shape: the reference's query against each row's keys; queries
-    (layers, query_heads, tokens, head_dim): the reference's, after RoPE. Positions after a query's own are -inf. reads,
-    by layer: of the rows that leave keys out of their softmax, the keys they read, bool (kv_heads, positions).
-    """
-
-    layers: list[int]
-    own: Tensor
-    with_reference_query: Tensor
-    queries: Tensor
-    reads: list[dict[int, Tensor]]
-
-
-class Tap(Protocol):
-    """Sees the scores of a decode step as they are computed.
-
-    On CPUs it is called in a thread of its own, in the layers' order, and is done before ``Rows.advance`` returns.
-    """
-
-    def scores(self, seen: Seen) -> None: ...
 
 
 @dataclass
@@ -77,58 +51,87 @@ class Rows:
         self.pre = {(lane, at) for lane, cache in enumerate(caches, 1) for at in _pre_layers(cache, groups)}
         self.place = {layer: (g, i) for g, group in enumerate(groups) for i, layer in enumerate(group.layers)}
         self.cores = torch.get_num_threads() if all(group.device.type == "cpu" for group in groups) else 1
-        self.copies = [Copies.of(group, self.lanes, self.prefix, tokens) for group in groups]
-        for copies, group in zip(self.copies, groups, strict=True):
-            copies.write("key", slice(None), Place(0, 0), 0, group.keys)
-            copies.write("value", slice(None), Place(0, 0), 0, group.values)
+        self.copies = [self._allocate(group, tokens) for group in groups]
+        for g, group in enumerate(groups):
+            self._write(g, "key", slice(None), 0, 0, group.keys)
+            self._write(g, "value", slice(None), 0, 0, group.values)
         threads.each([partial(self._fill, row, cache) for row, cache in enumerate(caches, 1)], self.cores)
         self.tap: Tap | None = None
         self.layers = [group.layers for group in groups]
         self.watched = {lane for lane, cache in enumerate(caches, 1) if cache.observes}
         self.selects = {lane: cache.selects for lane, cache in enumerate(caches, 1) if cache.selects}
         self._seen: dict[int, tuple[list[int], Tensor, Tensor]] = {}  # by layer, see _note
-        self._places: list[Place] = []  # of the rows
         self._index: list[tuple[Tensor, Tensor, Tensor]] = []
         self._unseen: list[_Shown] = []  # layers whose scores wait to be shown
         self._looking: list[Future[None]] = []
         self._lent: dict[tuple[torch.device, str], Tensor] = {}
         self._reindex()
 
+    def _allocate(self, group: LayerGroup, tokens: int) -> Copies:
+        layers, heads, _, dim = group.keys.shape
+        prefix = (layers, self.lanes + 1, heads, self.prefix, dim)
+        tail = (layers, 2 * self.lanes + 1, heads, tokens - self.prefix, dim)
+        turned = (*prefix[:-2], dim, self.prefix)
+        new = (torch.empty(shape, device=group.device) for shape in (turned, prefix, tail, tail))
+        return Copies(*new)
+
     def _fill(self, row: int, cache: LaneCache) -> None:
         for part in cache.parts:
             for start, values in cache.pieces(part):
-                self.copies[part.group].write(part.kind, part.layers, Place(row, 0), start, values)
+                self._write(part.group, part.kind, part.layers, row, start, values)
+
+    def _write(self, group: int, kind: str, layers: Tensor | slice, row: int, start: int, x: Tensor) -> None:
+        """Put x (layers, kv_heads, tokens, head_dim) at positions start, ... of a row."""
+        prefix, tail = self.copies[group].of(kind)
+        end = start + x.shape[-2]
+        if isinstance(layers, Tensor) and layers.numel() == prefix.shape[0]:
+            layers = slice(None)  # all of them: a plain copy is much faster than an indexed one
+        if start < self.prefix:
+            stop = min(end, self.prefix)
+            prefix[layers, row, :, start:stop] = x[..., : stop - start, :]
+        if end > self.prefix:
+            first = max(start, self.prefix)
+            tail[layers, row, :, first - self.prefix : end - self.prefix] = x[..., first - start :, :]
 
     def _reindex(self) -> None:
-        """Where each row lies, and which row each place has; one that is free repeats row 0."""
+        """Where each row sits among the (lane, slot) queries that read one prefix."""
         at = [self.held.index(lane) for lane in self.lane_of]
-        self._places = [Place(lane, at[:row].count(lane)) for row, lane in enumerate(at)]
-        slots = 1 + max(place.slot for place in self._places)
-        rows = torch.zeros(len(self.held), slots, dtype=torch.long)
-        for row, place in enumerate(self._places):
-            rows[place] = row
-        lanes, slot_of = torch.tensor(self._places).unbind(1)
-        devices = [copies.device for copies in self.copies]
-        self._index = [(rows.to(device), lanes.to(device), slot_of.to(device)) for device in devices]
+        slots = [at[:row].count(lane) for row, lane in enumerate(at)]
+        rows = torch.zeros(len(self.held), max(slots) + 1, dtype=torch.long)  # a free slot repeats row 0
+        for row, (lane, slot) in enumerate(zip(at, slots, strict=True)):
+            rows[lane, slot] = row
+        slot_of = torch.tensor(slots)
+        self._index = [
+            (rows.to(device), torch.tensor(at, device=device), slot_of.to(device))
+            for device in (copies.tail_keys.device for copies in self.copies)
+        ]
 
     def fork(self, row: int) -> int:
         """Give a forced row's lane its own free row, a copy of it as it stands; returns the new row's number."""
+        new = len(self.lane_of)
         for copies in self.copies:
-            copies.fork(self._places[row].lane, self.tokens)
+            for tail in (copies.tail_keys, copies.tail_values):
+                held = self.tokens - self.prefix
+                tail[:, new, :, :held] = tail[:, row, :, :held]
         self.lane_of.append(self.lane_of[row])
         self._reindex()
-        return len(self.lane_of) - 1
+        return new
 
     def keep(self, rows: list[int]) -> None:
         """Drop all other rows from the batch; kept rows are renumbered in the order given."""
-        before = [self._places[row] for row in rows]
         self.lane_of = [self.lane_of[row] for row in rows]
         kept = sorted(set(self.lane_of))
-        lanes = [self.held.index(lane) for lane in kept]
+        prefixes = [self.held.index(lane) for lane in kept]
+        for copies in self.copies:
+            tail = slice(0, self.tokens - self.prefix)
+            for layer in range(copies.tail_keys.shape[0]):  # a layer at a time: in place, without a second copy
+                for tails in (copies.tail_keys[layer], copies.tail_values[layer]):
+                    tails[: len(rows), :, tail] = tails[rows, :, tail]
+                if kept != self.held:
+                    for shared in (copies.prefix_keys[layer], copies.prefix_values[layer]):
+                        shared[: len(kept)] = shared[prefixes]
         self.held = kept
         self._reindex()
-        for copies in self.copies:
-            copies.move(list(zip(before, self._places, strict=True)), lanes, self.tokens)
 
     def advance(self, fresh: int) -> None:
         """The step is over: its tokens are part of every row, and the tap has seen it."""
@@ -141,30 +144,29 @@ class Rows:
         g, i = self.place[layer]
         copies, (rows, lanes, slots) = self.copies[g], self._index[g]
         count, heads, fresh, dim = keys.shape
-        tail = slice(0, self.tokens - self.prefix + fresh)
-        self._enter(copies, layer, i, keys.float()[rows], values.float()[rows])
+        held = len(self.held)
+        self._enter(copies, layer, i, keys.float(), values.float())
         q = (queries.float() * scaling).reshape(count, heads, -1, dim)  # (rows, kv_heads, groups * fresh, head_dim)
-        asked = q[rows]
+        tail = slice(0, self.tokens - self.prefix + fresh)
+        tail_keys, tail_values = copies.tail_keys[i, :count, :, tail], copies.tail_values[i, :count, :, tail]
+
+        by_slot, tails = q[rows], (q @ tail_keys.mT)[rows]  # (lanes, slots, kv_heads, n, head_dim | tail)
         if self.tap is not None:  # all lanes are held then, and row l is the forced row of lane l
-            asked = torch.cat([asked, q[:1, None].expand(len(asked), -1, -1, -1, -1)], 1)
-        of_lanes = slice(0, len(rows))
-        step = SharedAttention(
-            asked.transpose(1, 2).contiguous(),
-            copies.prefix_keys[i, of_lanes],
-            copies.prefix_values[i, of_lanes],
-            copies.tail_keys[i, of_lanes, :, : rows.shape[1], tail],
-            copies.tail_values[i, of_lanes, :, : rows.shape[1], tail],
-            fresh,
-            self._hidden(layer, queries, self.tokens + fresh),
-        )
+            by_slot = torch.cat([by_slot, q[:1, None].expand(held, -1, -1, -1, -1)], 1)
+            tails = torch.cat([tails, (q[:1] @ tail_keys[:held].mT)[:, None]], 1)
+        self._hide_future(tails, fresh)
+        prefix_keys, prefix_values = copies.prefix_keys[i, :held], copies.prefix_values[i, :held]
+        hidden = self._hidden(layer, queries, self.tokens + fresh)
+        step = SharedAttention(by_slot, tails, prefix_keys, prefix_values, rows.shape[1], hidden)
         step.compute(self._room(step.every, q.device), self._scratch("weights", step.attending, q.device), self.cores)
         if self.tap is not None:
-            self._unseen.append(_Shown(layer, queries[0].float(), step.hidden))
+            self._unseen.append(_Shown(layer, queries[0].float(), hidden))
             if len(self._unseen) == self._layers_shown(step.every) or layer == self.layers[g][-1]:
                 self._show(self.tap, step.every, q.device)
         if self.watched:
             self._note(layer, queries, step.weights[lanes, :, slots])
-        return step.out[lanes, :, slots].reshape(count, -1, fresh, dim).transpose(1, 2)
+        out = step.out[lanes, :, slots] + step.weights[..., self.prefix :][lanes, :, slots] @ tail_values
+        return out.reshape(count, -1, fresh, dim).transpose(1, 2)
 
     def _layers_shown(self, shape: tuple[int, ...]) -> int:
         """How many layers whose scores have this shape are shown to the tap at once."""
@@ -190,7 +192,7 @@ class Rows:
 
         def look() -> None:
             own, other = (scores[:, :, :, slot].reshape(of_rows) for slot in (0, -1))
-            reads = [{at.lane: read() for at, read in w.hidden.items() if at.slot == 0} for w in waiting]
+            reads = [{row: read() for (row, slot), read in w.hidden.items() if slot == 0} for w in waiting]
             tap.scores(Seen([w.layer for w in waiting], own, other, torch.stack([w.queries for w in waiting]), reads))
 
         if device.type == "cpu":
@@ -214,7 +216,8 @@ class Rows:
         for row, lane in enumerate(self.lane_of):
             select, at = self.selects.get(lane, {}).get(layer, (None, 0))
             if select is not None:
-                hidden[self._places[row]] = cache(partial(select, at, queries[row].float(), tokens))
+                slot = self.lane_of[:row].count(lane)
+                hidden[self.held.index(lane), slot] = cache(partial(select, at, queries[row].float(), tokens))
         return hidden
 
     def read_by(self, row: int, layer: int, queries: Tensor, seen: Tensor) -> Tensor | None:
@@ -233,29 +236,31 @@ class Rows:
         self._seen[layer] = (rows, queries[rows].float(), attention)
 
     def _enter(self, copies: Copies, layer: int, i: int, keys: Tensor, values: Tensor) -> None:
-        """Write the step's own tokens into the tails, as a cache would hold them: fp16 in every row but the first.
-
-        keys, values (lanes, slots, kv_heads, new tokens, head_dim).
-        """
+        """Write the step's own tokens into the tails, as a cache would hold them: fp16 in every row but the first."""
         at = slice(self.tokens - self.prefix, self.tokens - self.prefix + keys.shape[-2])
-        lanes, slots = keys.shape[:2]
+        count = keys.shape[0]
         for tails, new in ((copies.tail_keys[i], keys), (copies.tail_values[i], values)):
-            tails[:lanes, :, :slots, at] = new.to(torch.float16).transpose(1, 2)
+            tails[:count, :, at] = new.to(torch.float16)
             if self.lane_of[0] == 0:
-                tails[0, :, 0, at] = new[0, 0]
-        pre = [at for at, lane in enumerate(self.held) if (lane, layer) in self.pre]
+                tails[0, :, at] = new[0]
+        pre = [row for row, lane in enumerate(self.lane_of) if (lane, layer) in self.pre]
         if pre:
-            stored = as_stored(keys[pre].flatten(0, 1), self.rope, self.tokens, True)
-            copies.tail_keys[i, pre, :, :slots, at] = stored.unflatten(0, (-1, slots)).transpose(1, 2)
+            copies.tail_keys[i, pre, :, at] = as_stored(keys[pre], self.rope, self.tokens, True)
+
+    def _hide_future(self, scores: Tensor, fresh: int) -> None:
+        if fresh > 1:
+            own = torch.ones(fresh, fresh, dtype=torch.bool, device=scores.device).triu(1)
+            scores.unflatten(-2, (-1, fresh))[..., -fresh:].masked_fill_(own, float("-inf"))
 
     def settle(self, row: int, cache: LaneCache, part: Part, fresh: int) -> None:
         """Let a row's new tokens enter a part of its packed store one by one, and rewrite what the store changed."""
-        copies, place = self.copies[part.group], self._places[row]
+        tail = self.copies[part.group].of(part.kind)[1]
         for position in range(self.tokens, self.tokens + fresh):
-            cache.append(part, copies.fresh(part.kind, part.layers, place, position), position)
+            at = position - self.prefix
+            cache.append(part, self._rows_of(tail, part, row, at), position)
             changed = cache.flush(part)
             if changed is not None:
-                copies.write(part.kind, part.layers, place, *changed)
+                self._write(part.group, part.kind, part.layers, row, *changed)
         if part.stream.observes:
             self._look_back(row, part)
 
@@ -264,15 +269,25 @@ class Rows:
         seen = [self._seen[self.layers[part.group][i]] for i in part.layers.tolist()]
         queries = torch.stack([own[rows.index(row)] for rows, own, _ in seen])
         attention = torch.stack([own[rows.index(row)] for rows, _, own in seen])
-        new = part.stream.observe(queries, attention)
-        if new is not None:
-            layers = part.layers[new.layer]
-            self.copies[part.group].patch(part.kind, layers, self._places[row], new.head, new.token, new.values)
+        patch = part.stream.observe(queries, attention)
+        if patch is not None:
+            tail = self.copies[part.group].of(part.kind)[1]
+            _, count, heads, tokens, dim = tail.shape
+            at = (part.layers[patch.layer] * count + row) * heads + patch.head
+            # rows of a flat view: several times faster than indexing three dimensions
+            tail.view(-1, dim).index_copy_(0, at * tokens + patch.token - self.prefix, patch.values)
 
-    def working(self, row: int, group: int, kind: Kind, layer: int) -> Tensor:
+    @staticmethod
+    def _rows_of(tail: Tensor, part: Part, row: int, at: int) -> Tensor:
+        whole = part.layers.numel() == tail.shape[0]
+        return tail[:, row, :, at : at + 1] if whole else tail[part.layers, row, :, at : at + 1]
+
+    def working(self, row: int, group: int, kind: str, layer: int) -> Tensor:
         """A row's working copy of one layer (its index in the group), (kv_heads, tokens, head_dim); for captures and
         audits."""
-        return self.copies[group].working(kind, layer, self._places[row], self.tokens)
+        prefix, tail = self.copies[group].of(kind)
+        held = tail[layer, row, :, : self.tokens - self.prefix]
+        return torch.cat([prefix[layer, self.held.index(self.lane_of[row])], held], -2)
 
 
 def _pre_layers(cache: LaneCache, groups: list[LayerGroup]) -> list[int]:

@@ -1,0 +1,32 @@
+"""What whoever watches a decode step is told of it."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Scores of a decode step in a few ``layers``: q.k * scaling, before the softmax.
+
+    own (layers, 1 + lanes, query_heads, tokens, positions): the reference's and the forced rows' scores;
+    with_reference_query, the same shape: the reference's query against each row's keys; queries
+    (layers, query_heads, tokens, head_dim): the reference's, after RoPE. Positions after a query's own are -inf. reads,
+    by layer: of the rows that leave keys out of their softmax, the keys they read, bool (kv_heads, positions).
+    """
+
+    layers: list[int]
+    own: Tensor
+    with_reference_query: Tensor
+    queries: Tensor
+    reads: list[dict[int, Tensor]]
+
+
+class Tap(Protocol):
+    """Sees the scores of a decode step as they are computed.
+
+    On CPUs it is called in a thread of its own, in the layers' order, and is done before ``Rows.advance`` returns.
+    """
+
+    def scores(self, seen: Seen) -> None: ...
