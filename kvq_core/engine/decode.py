@@ -13,9 +13,10 @@ from torch import Tensor
 from kvq_core.engine import threads
 from kvq_core.engine.cache import LaneCache, Part
 from kvq_core.engine.prefill import Prefill
-from kvq_core.engine.rows import Rows, Tap
+from kvq_core.engine.rows import Rows
 from kvq_core.engine.sampling import Sampler
 from kvq_core.engine.stress import Applied
+from kvq_core.engine.tap import Tap
 from kvq_core.errors import KvqError
 from kvq_core.memory import ran_out
 from kvq_core.models import LoadedModel
@@ -192,7 +193,9 @@ class Decode:
         """One batched forward of all rows and the upkeep of their caches: logits (rows, tokens, vocabulary)."""
         began = time.perf_counter()
         ids = torch.tensor(inputs)
-        with threads.one_thread(self.model.widest < threads.NARROW):
+        narrow = self.model.widest < threads.NARROW
+        head, cores = self.model.model.get_output_embeddings(), self.rows.cores
+        with threads.one_thread(narrow), threads.divided(head, cores if narrow else 1):
             attend = self.rows if self.stress is None else self.stress.wrap(self.rows)
             logits = self.model.forward(ids, self.rows.tokens, attend)
         forced = self._forced_rows()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import cache, partial
+from typing import Any
 
 import torch
 
@@ -71,6 +72,34 @@ def each(works: Sequence[Callable[[], None]], cores: int) -> None:
 def _in_turn(works: Sequence[Callable[[], None]]) -> None:
     for work in works:
         work()
+
+
+@contextmanager
+def divided(linear: Any, cores: int) -> Iterator[None]:
+    """Meanwhile a linear module's multiplication is shared among the cores, each with its own part of the outputs.
+
+    For a wide matrix and few rows, where torch's own division of the product gains little (on two cores, 16 rows by
+    49,152 outputs: 35 ms on one, 29 divided by torch, 21 so).
+    """
+    plain = type(linear) is torch.nn.Linear and linear.bias is None
+    if cores < 2 or not plain:
+        yield
+        return
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        out = x.new_empty(*x.shape[:-1], linear.out_features)
+
+        def compute(part: slice) -> None:
+            out[..., part] = torch.nn.functional.linear(x, linear.weight[part])
+
+        together([partial(compute, part) for part in shares(linear.out_features, cores)])
+        return out
+
+    linear.forward = forward  # of this module alone
+    try:
+        yield
+    finally:
+        del linear.forward
 
 
 def in_order(works: Sequence[Callable[[], None]], cores: int) -> Iterator[int]:
