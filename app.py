@@ -68,6 +68,7 @@ def launch(services: Services, health: Health, host: str, port: int, mcp: bool =
         enable_monitoring=False, run_history=False, ssr_mode=False, max_file_size="1mb", quiet=False,
         app_kwargs=app_kwargs(health), blocked_paths=blocked_paths(services.store), prevent_thread_lock=True,
         max_threads=limits().line + SPARE, state_session_capacity=SESSIONS, mcp_server=mcp,
+        _frontend=False,  # no check that the page answers itself within three seconds: a busy machine takes longer
     )  # fmt: skip
     install(blocks)
     take_over("uvicorn", "uvicorn.error", "uvicorn.asgi")  # set up while it was launched

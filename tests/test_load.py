@@ -59,6 +59,11 @@ def engine(sample_run) -> Engine:
     return Engine(sample_run)
 
 
+@pytest.fixture(autouse=True)
+def others() -> set[threading.Thread]:
+    return at_work()
+
+
 @pytest.fixture
 def services(engine) -> Services:
     return Services(open_store(), engine.compare, estimate)
@@ -72,7 +77,7 @@ def address(services):
         port = free.getsockname()[1]
     blocks.launch(
         server_port=port, prevent_thread_lock=True, quiet=True, ssr_mode=False, enable_monitoring=False,
-        app_kwargs=app_kwargs(Health(services)), max_threads=limits().line + 100,
+        app_kwargs=app_kwargs(Health(services)), max_threads=limits().line + 100, _frontend=False,
     )  # fmt: skip
     yield f"http://127.0.0.1:{port}"
     blocks.close()
@@ -112,11 +117,15 @@ async def crowd(address: str, held: threading.Event) -> tuple[list[Visit], Visit
     return visits, ended, refused
 
 
-def quiet(services: Services) -> None:
-    """Nothing is left at work, waiting or remembered."""
+def at_work() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("run-")}
+
+
+def quiet(services: Services, others: set[threading.Thread]) -> None:
+    """Nothing is left at work, waiting or remembered; ``others``: threads of earlier tests, whose work nobody took."""
     until = time.monotonic() + 30
-    while services.desk.held() or services.jobs._waiting or [t for t in threading.enumerate() if "run-" in t.name]:
-        assert time.monotonic() < until, [t.name for t in threading.enumerate()]
+    while services.desk.held() or services.jobs._waiting or at_work() - others:
+        assert time.monotonic() < until, [thread.name for thread in threading.enumerate()]
         time.sleep(0.05)
 
 
@@ -127,7 +136,7 @@ def blocked(services: Services) -> threading.Event:
     return held
 
 
-def test_everybody_is_answered_with_their_own_and_nothing_is_left(address, services, engine):
+def test_everybody_is_answered_with_their_own_and_nothing_is_left(address, services, engine, others):
     visits, slow, refused = asyncio.run(crowd(address, blocked(services)))
     assert [visit.outcome for visit in visits] == ["done", "left", "done", "left", "done", "done"]
     assert slow.outcome == "done"
@@ -138,10 +147,10 @@ def test_everybody_is_answered_with_their_own_and_nothing_is_left(address, servi
         id = hashlib.sha256(prompt.encode()).hexdigest()[:16]
         if id in services.shelf._held:
             assert services.shelf.get(id)[0].spec["prompt"] == prompt
-    quiet(services)
+    quiet(services, others)
 
 
-def test_who_waits_is_told_the_place_and_the_wait(address, services):
+def test_who_waits_is_told_the_place_and_the_wait(address, services, others):
     held = blocked(services)
 
     async def wait() -> Visit:
@@ -156,10 +165,10 @@ def test_who_waits_is_told_the_place_and_the_wait(address, services):
 
     visit = asyncio.run(wait())
     assert visit.seen[0][1] == "Waiting for 1 run ahead of yours" and visit.outcome == "done"
-    quiet(services)
+    quiet(services, others)
 
 
-def test_a_full_line_says_so_and_a_request_too_large_is_not_read(address, services, monkeypatch):
+def test_a_full_line_says_so_and_a_request_too_large_is_not_read(address, services, monkeypatch, others):
     monkeypatch.setenv("KVQ_MAX_LINE", "1")
     held = blocked(services)
 
@@ -174,7 +183,7 @@ def test_a_full_line_says_so_and_a_request_too_large_is_not_read(address, servic
     visit = asyncio.run(ask())
     held.set()
     assert visit.outcome == "refused" and "The line is full: 1 run of 1" in visit.reason
-    quiet(services)
+    quiet(services, others)
 
 
 def test_a_body_without_a_length_is_cut_off_as_well(address):
