@@ -9,7 +9,10 @@ import hmac
 import re
 import secrets
 import time
+from pathlib import Path
 from typing import Literal
+
+from fsspec.implementations.local import LocalFileSystem
 
 from kvq_core.errors import StoreError
 from kvq_core.folders import reported
@@ -76,7 +79,12 @@ def _secret(store: Store) -> bytes:
 
 def _write(store: Store, path: str) -> None:
     store.fs.makedirs(store.root, exist_ok=True)
+    secret = secrets.token_hex(32).encode()
     try:
-        store.fs.pipe_file(path, secrets.token_hex(32).encode(), mode="create")
+        if isinstance(store.fs, LocalFileSystem):  # its pipe_file looks first and writes then: two would both be first
+            with Path(path).open("xb") as file:
+                file.write(secret)
+        else:
+            store.fs.pipe_file(path, secret, mode="create")
     except FileExistsError:  # another process was first
         return
