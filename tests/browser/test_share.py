@@ -52,7 +52,8 @@ def opened(open_page, address: str, **options):
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.locator("#share-more button.label-wrap").click()
     page.wait_for_selector("#copies img")
-    page.wait_for_function("!document.querySelector('#downloads button:disabled')")
+    # the report last: its figures wait for those of the views, which a new server draws for the first time
+    page.wait_for_function("!document.querySelector('#downloads button:disabled')", timeout=120_000)
     return page
 
 
