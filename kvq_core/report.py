@@ -12,7 +12,11 @@ from kvq_core.metrics.fidelity import FEWEST
 from kvq_core.presets import Preset
 from kvq_core.record import LaneRecord, Record
 
-_HEADER = ("lane", "K bits", "V bits", "size", "KLD mean", "KLD p99", "flips", "PPL ratio", "diverges", "text")
+_HEADER = (
+    "lane", "K bits", "V bits", "size", "KLD mean", "KLD p99", "flips", "PPL ratio", "score Δ", "key error", "diverges",
+    "text",
+)  # fmt: skip
+_NONE = ["-"] * (len(_HEADER) - 2)
 
 
 def describe_methods() -> list[dict[str, Any]]:
@@ -60,7 +64,7 @@ def describe_record(record: Record) -> str:
     scored = record.noise_floor.metrics.n_scored if record.noise_floor.metrics else 0
     head = f"run {record.id}  {env.model_title}  {env.dtype} on {env.device}  "
     head += f"{len(record.reference.prompt_token_ids)} prompt tokens, {scored} scored positions"
-    rows = [_HEADER, ("reference", *["-"] * 8, _plain(record.reference.text))]
+    rows = [_HEADER, ("reference", *_NONE, _plain(record.reference.text))]
     rows += [_row(lane) for lane in (record.noise_floor, *record.lanes)]
     # too few positions concern the whole run and are said once, below
     said = {lane.label: [f.replace("_", " ") for f in lane.flags if f != "too_few_positions"] for lane in record.lanes}
@@ -72,7 +76,7 @@ def describe_record(record: Record) -> str:
 
 def _row(lane: LaneRecord) -> tuple[str, ...]:
     if lane.status == "failed" or lane.metrics is None or lane.memory is None:
-        return (lane.label, *["-"] * 8, f"failed: {_plain(lane.error or '')}")
+        return (lane.label, *_NONE, f"failed: {_plain(lane.error or '')}")
     m, memory = lane.metrics, lane.memory
     return (
         lane.label,
@@ -83,6 +87,8 @@ def _row(lane: LaneRecord) -> tuple[str, ...]:
         _number(m.kld_p99, "{:.4f}"),
         _number(m.flip_rate, "{:.1%}"),
         _number(m.ppl_ratio, "{:.3f}"),
+        _number(m.attention_delta_mean, "{:.3f}"),
+        _number(m.key_rmse, "{:.3f}"),
         "never" if m.first_divergence is None else f"token {m.first_divergence}",
         _plain(lane.text),
     )
