@@ -1,7 +1,5 @@
 """Scores of one query against CommVQ-coded keys: decoding them first against the commuted form of Eq. 19.
 
-Run: PYTHONPATH=.:kernels python benchmarks/commvq_scores.py [--tokens N] [--out FILE]
-
 Writes and prints the multiplications each form needs and the time each takes here, in plain torch: the point of the
 paper's Table 5, whose times are those of fused kernels on a GPU. "naive" decodes by multiplying each key's selection
 with the codebook, as in Eq. 15; "look-up" decodes by adding rows; "commuted" never decodes.
@@ -9,10 +7,13 @@ with the codebook, as in Eq. 15; "look-up" decodes by adding rows; "commuted" ne
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "kernels"))
 
 import torch
 from kvq_kernels.rope_codebook import code_vectors, commuted_scores, decode_pairs, score_tables

@@ -1,5 +1,9 @@
 """CommVQ: the golden arrays, codebooks worked out by hand, the commuted form of scores, and what a lane stores."""
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -240,3 +244,13 @@ def test_a_model_without_codebooks_names_the_command(tmp_path, monkeypatch):
     with pytest.raises(MethodError, match="python -m kvq_core codebooks train --model some/model --bits 2 --levels 64"):
         make("commvq", bits=2, levels=64).fit(prompt)
     assert make("commvq").data_hash(ModelRef("some/model", "0" * 16)) is None
+
+
+def test_both_forms_are_measured_as_make_bench_runs_it(tmp_path):
+    root, out = Path(__file__).parent.parent, tmp_path / "scores.json"
+    command = [sys.executable, "benchmarks/commvq_scores.py", "--tokens", "64", "--out", str(out)]
+    subprocess.run(command, cwd=root, env={**os.environ, "PYTHONPATH": "."}, check=True, capture_output=True)
+    rows = json.loads(out.read_text())
+    assert [(row["levels"], row["stages"]) for row in rows] == [(16, 8), (16, 16), (64, 11)]
+    for row in rows:
+        assert row["difference"] < 1e-4 and row["multiplications"]["commuted"] < row["multiplications"]["naive"]
