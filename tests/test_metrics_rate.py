@@ -32,12 +32,12 @@ def test_water_filling_equals_the_direct_solution(kind: str, bits: float) -> Non
         "zeros": torch.cat([torch.rand(10).double(), torch.zeros(6).double()]),
         "one": torch.tensor([7.0]).double(),
     }[kind]
-    assert water_filling(variances, bits) == pytest.approx(by_bisection(variances, bits), rel=1e-6)
+    assert water_filling(variances, [bits]).item() == pytest.approx(by_bisection(variances, bits), rel=1e-6)
 
 
 def test_equal_components_follow_the_law_of_six_decibels() -> None:
-    assert water_filling(torch.full((8,), 3.0), 2.0) == pytest.approx(8 * 3.0 * 2**-4)
-    assert water_filling(torch.zeros(5), 1.0) == 0.0
+    assert water_filling(torch.full((8,), 3.0), [2.0]).item() == pytest.approx(8 * 3.0 * 2**-4)
+    assert water_filling(torch.zeros(5), [1.0, 2.0]).tolist() == [0.0, 0.0]
 
 
 def test_the_curve_is_the_mean_over_layers() -> None:
