@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvq_core.capture.attention import SINKS, AttentionTap, Buckets
 from kvq_core.capture.distribution import QUANTILES, KeyBasis
-from kvq_core.capture.errors import Truth, cache_errors, output_error
+from kvq_core.capture.errors import Truth, attended, cache_errors, output_bound
 from kvq_core.capture.scores import Extent, ScoreTap
 from kvq_core.capture.spectra import deviations, principal_angles, query_directions, spectra, thinned
 from kvq_core.engine.prefill import Prefill
@@ -168,9 +168,9 @@ def test_cache_errors_are_frobenius_norms() -> None:
     prefill, rows = outcome.decode.prefill, outcome.decode.rows
     directions = query_directions(prefill.groups[0].query_gram)
     queries = prefill.groups[0].queries[:, :, -1]
-    asked, seen = prefill.groups[0].queries[:, :, [20, 50, 63]], torch.tensor([21, 51, 64])
+    asked, seen = prefill.groups[0].queries[:, :, [20, 50, 63]], torch.tensor([21, 51, rows.tokens])
     buckets = Buckets.of(rows.tokens, 5)
-    truth = Truth.of(rows, [[0, 1, 2]], directions, queries, asked, seen, buckets)
+    truth = Truth.of(rows, [[0, 1, 2]], directions, asked, seen, buckets)
     errors = cache_errors(rows, 1, truth)
     true = torch.stack([rows.working(0, 0, "key", layer) for layer in range(3)]).double()
     read = torch.stack([rows.working(1, 0, "key", layer) for layer in range(3)]).double()
@@ -202,7 +202,7 @@ def test_cache_errors_are_frobenius_norms() -> None:
             torch.stack([
                 torch.softmax(k[layer, head // 2, :n] @ asked[layer, head, i].double() / 32**0.5, 0)
                 @ v[layer, head // 2, :n]
-                for i, n in enumerate(seen.tolist())
+                for i, n in enumerate(seen.tolist()[:-1])
             ])
             for k, v in ((true, values[0]), (read, values[1]))
         ]  # fmt: skip
@@ -227,10 +227,16 @@ def test_output_bound_holds_where_the_printed_one_fails() -> None:
     torch.manual_seed(0)
     keys, values = torch.randn(2, 30, 8), torch.randn(2, 30, 8)
     wrong = 0.3 * torch.randn_like(keys)
-    actual, bound = output_error(torch.randn(6, 8), keys, values, wrong, torch.zeros_like(values))
+
+    def both(heads: int, key_error: torch.Tensor, value_error: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        queries, seen, read = torch.randn(heads, 1, 8), torch.tensor([30]), values + value_error
+        change = attended(queries, keys + key_error, read, seen) - attended(queries, keys, values, seen)
+        return change[:, 0].norm(dim=-1), output_bound(queries[:, 0], key_error, read, value_error)
+
+    actual, bound = both(6, wrong, torch.zeros_like(values))
     assert actual.shape == bound.shape == (6,) and (actual > 0).all() and (actual <= bound).all()
     for scale in (1e-3, 1.0, 30.0):
-        actual, bound = output_error(torch.randn(4, 8), keys, values, scale * wrong, scale * torch.randn_like(values))
+        actual, bound = both(4, scale * wrong, scale * torch.randn_like(values))
         assert (actual <= bound).all()
 
 

@@ -91,9 +91,9 @@ def test_output_errors_are_over_the_keys_read(watched) -> None:
     _, outcome = watched
     prefill, rows = outcome.decode.prefill, outcome.decode.rows
     directions = query_directions(prefill.groups[0].query_gram)
-    queries, seen = prefill.groups[0].queries[:, :, [90, 119]], torch.tensor([120, 122])
+    queries, seen = prefill.groups[0].queries[:, :, [90, 119, 119]], torch.tensor([120, 122, rows.tokens])
     newest = queries[:, :, -1]
-    truth = Truth.of(rows, [[0, 1, 2]], directions, newest, queries, seen, Buckets.of(rows.tokens, 5))
+    truth = Truth.of(rows, [[0, 1, 2]], directions, queries, seen, Buckets.of(rows.tokens, 5))
     sparse, dense = (cache_errors(rows, row, truth) for row in (1, 2))
     for layer, head in ((0, 0), (2, 3)):
         select, at = outcome.decode.states[0].cache.selects[layer]
@@ -106,7 +106,7 @@ def test_output_errors_are_over_the_keys_read(watched) -> None:
             return (scores if read is None else scores.masked_fill(~read, float("-inf"))).softmax(0) @ values
 
         outputs = [[], []]
-        for i, n in enumerate(seen.tolist()):
+        for i, n in enumerate(seen.tolist()[:-1]):
             read = select(at, queries[layer][:, i : i + 1], n)[head // 2]
             outputs[0].append(attended(queries[layer, head, i], true[0][:n], true[1][:n], None))
             outputs[1].append(attended(queries[layer, head, i], held[0][:n], held[1][:n], read))

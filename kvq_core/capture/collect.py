@@ -122,13 +122,11 @@ class Captures:
         return found
 
     def _truth(self, rows: Rows) -> Truth:
-        steps = self.attention.reached
-        held = len(self.prefill.ids)
-        queries, seen = self.tap.queries[:, :, steps], torch.tensor([held + step + 1 for step in steps])
-        if not steps:  # nothing was scored: the prompt's last query
-            queries, seen = self.last_queries()[:, :, None], torch.tensor([held])
+        steps, held, newest = self.attention.reached, len(self.prefill.ids), self.last_queries()[:, :, None]
+        queries = torch.cat([self.tap.queries[:, :, steps] if steps else newest, newest], 2)
+        seen = torch.tensor([*(held + step + 1 for step in steps or [-1]), rows.tokens])
         layers = [group.layers for group in self.prefill.groups]
-        return Truth.of(rows, layers, self.directions, self.last_queries(), queries, seen, self.attention.depths)
+        return Truth.of(rows, layers, self.directions, queries, seen, self.attention.depths)
 
     def last_queries(self) -> Tensor:
         """The reference's newest queries (layers, query_heads, head_dim): of the last scored step, or of the prompt."""

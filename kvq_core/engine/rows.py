@@ -287,7 +287,10 @@ class Rows:
         audits."""
         prefix, tail = self.copies[group].of(kind)
         held = tail[layer, row, :, : self.tokens - self.prefix]
-        return torch.cat([prefix[layer, self.held.index(self.lane_of[row])], held], -2)
+        parts = [prefix[layer, self.held.index(self.lane_of[row])], held]
+        if kind == "key":  # in memory as the prefix lies: turning it round takes longer than most that is done with it
+            return torch.cat([part.mT for part in parts], -1).mT
+        return torch.cat(parts, -2)
 
 
 def _pre_layers(cache: LaneCache, groups: list[LayerGroup]) -> list[int]:
