@@ -90,14 +90,19 @@ def train_all(
         _check(model, request, _pairs(model, request))
     first = requests[0]
     texts = texts or read_texts(first.text)
-    kept, held_out = _read(model, sequences(model, texts, *first.reads, first.seed), progress)
-    made = []
+    cut = sequences(model, texts, *first.reads, first.seed)
+    asked: list[tuple[Request, CodebookInfo]] = []
     for request in requests:
         assert (request.text, request.reads, request.seed) == (first.text, first.reads, first.seed)
-        for kind in request.kinds:
-            draft = _draft(model, request, _pairs(model, request), kind, texts, kept, held_out)
-            work = _keys if kind == "keys" else _values
-            made.append(_there(draft) or work(draft, request, kept, held_out, progress))
+        asked += [(request, _draft(model, request, _pairs(model, request), kind, texts, cut)) for kind in request.kinds]
+    read: tuple[Samples, Samples] | None = None
+    made = []
+    for request, draft in asked:
+        there = _there(draft)  # asked in turn: what was trained just now may serve the next request as well
+        if there is None:
+            read = read or _read(model, cut, progress)
+            there = (_keys if draft.kind == "keys" else _values)(draft, request, *read, progress)
+        made.append(there)
     return made
 
 
@@ -126,9 +131,7 @@ def _check(model: LoadedModel, request: Request, pairs: int) -> None:
         )
 
 
-def _draft(
-    model: LoadedModel, request: Request, pairs: int, kind: Kind, texts: Texts, train: Samples, held_out: Samples
-) -> CodebookInfo:
+def _draft(model: LoadedModel, request: Request, pairs: int, kind: Kind, texts: Texts, cut: Sequences) -> CodebookInfo:
     """All of a codebook's description but its results."""
     keys = kind == "keys"
     stages = request.stages_on(model.shape.head_dim)
@@ -146,8 +149,8 @@ def _draft(
         levels=request.levels if keys else None, pairs_per_group=pairs if keys else None,
         stages=stages if keys else None,
         digest=hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16], source=texts.source,
-        train_tokens=train.keys.shape[2], held_out_tokens=held_out.keys.shape[2], train_error=[], held_out_error=[],
-        seconds=0.0, created="", command=request.command(model.id),
+        train_tokens=sum(map(len, cut.train)), held_out_tokens=sum(map(len, cut.held_out)), train_error=[],
+        held_out_error=[], seconds=0.0, created="", command=request.command(model.id),
     )  # fmt: skip
 
 
