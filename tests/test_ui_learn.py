@@ -7,7 +7,7 @@ from kvq_core.examples import MOST_BYTES, RUNS, Example, examples, packaged, sto
 from kvq_core.record import RESULTS_VERSION
 from kvq_core.store import open_store
 from tests.ui_record_factory import make_run
-from ui.panels.learn import CLOSED, asked_step, place, told
+from ui.panels.learn import CLOSED, asked_step, at_step, place, told
 from ui.panels.views import TABS
 from ui.tour import Step, shipped, tour
 
@@ -35,10 +35,10 @@ def test_ten_steps_reach_every_method_s_idea():
 
 def test_the_first_step_has_no_back_and_the_last_says_finish():
     first, last = told(0), told(len(tour()) - 1)
-    assert first[2]["interactive"] is False and first[3]["value"] == "Next" and first[4] == {"step": 0}
+    assert first[2]["interactive"] is False and first[3]["value"] == "Next" and at_step(0) == {"step": 0}
     assert last[2]["interactive"] is True and last[3]["value"] == "Finish" and "step 10 of 10" in last[1]
     for outside in (-1, len(tour())):
-        assert told(outside)[0]["visible"] is False and told(outside)[4] == CLOSED
+        assert told(outside)[0]["visible"] is False and at_step(outside) == CLOSED
 
 
 @pytest.mark.parametrize(

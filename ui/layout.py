@@ -18,7 +18,7 @@ from ui.panels.header import chip, create_header, markup
 from ui.panels.history import create_history, create_shared, listed, remembered
 from ui.panels.lanes import Lanes, create_lanes
 from ui.panels.launch import Launch, create_launch, wire_estimate, wire_run
-from ui.panels.learn import Learn, asked_step, create_learn, place, told, wire_learn
+from ui.panels.learn import Learn, asked_step, at_step, create_learn, place, told, told_with, wire_learn
 from ui.panels.measure import create_measure
 from ui.panels.scorecard import Scorecard, create_scorecard, show_scorecard
 from ui.panels.setup import Setup, create_setup, wire_presets
@@ -28,7 +28,9 @@ from ui.panels.verdicts import wire_suggestions
 from ui.panels.versus import Beside, create_versus, wire_versus
 from ui.panels.views import (
     DRAWING,
+    DRAWING_REST,
     PAGE_JS,
+    OnPage,
     Views,
     create_views,
     draw_open,
@@ -140,7 +142,7 @@ def _arrange(services: Services) -> Page:
 def _wire_shown(page: Page, services: Services) -> None:
     """Show a run: one that has just finished, or one a link names."""
 
-    def show(shown: dict[str, Any], request: gr.Request) -> list[Any]:
+    def show(shown: dict[str, Any], on_page: OnPage, request: gr.Request) -> list[Any]:
         if not shown.get("run"):
             return [gr.skip()] * len(outputs)
         try:
@@ -159,7 +161,8 @@ def _wire_shown(page: Page, services: Services) -> None:
             *show_share(record, shown, request, services),
             finished(record, arrays),
             *show_scorecard(record, services),
-            *fit(page.views, record, arrays, shown),
+            *told_with(shown),
+            *fit(page.views, record, arrays, shown, on_page),
         ]
 
     def remember(shown: dict[str, Any], kept: Any) -> list[Any]:
@@ -171,13 +174,13 @@ def _wire_shown(page: Page, services: Services) -> None:
 
     outputs = [
         page.header, page.status, page.welcome, page.cards.stage, *page.share.outputs, page.cards.cards,
-        *page.score.outputs, *fitted(page.views),
+        *page.score.outputs, *page.learn.outputs, *fitted(page.views),
     ]  # fmt: skip
-    drawn = page.shown.change(show, page.shown, outputs, **QUIET, concurrency_limit=4)
+    drawn = page.shown.change(show, [page.shown, page.views.on_page], outputs, **QUIET, concurrency_limit=4)
     inputs = drawing_inputs(page.views, page.shown)
     opened = drawn.then(draw_open(page.views, services), inputs, drawing_outputs(page.views), **DRAWING)
     loaded = opened.then(lambda: canvas(10), None, page.plotly, **SWIFT)
-    loaded.then(draw_rest(page.views, services), inputs, [page.views.drawn, *page.views.outputs], **DRAWING)
+    loaded.then(draw_rest(page.views, services), inputs, page.views.outputs, **DRAWING_REST)
     page.shown.change(remember, [page.shown, page.kept], [page.kept, page.runs], **SWIFT)
     wire_share(page.share, page.shown, page.kept, services)
     wire_versus(page.beside, page.shown, page.kept, services)
@@ -190,10 +193,10 @@ def _wire_visit(blocks: gr.Blocks, page: Page, services: Services) -> None:
 
     def arrive(kept: Any, request: gr.Request) -> list[Any]:
         shown, message, form = opened_page(request, services, kept)
-        learn = [gr.skip()] * len(page.learn.outputs)
+        learn = [gr.skip()] * (1 + len(page.learn.outputs))
         if "learn" in request.query_params:
             step = asked_step(request.query_params["learn"])
-            shown, learn = place(step), told(step)
+            shown, learn = place(step), [at_step(step), *told(step)]
             message = "" if shown else notice("The tour has no runs to show", NO_EXAMPLES)
         greeting = gr.skip() if shown is None else gr.update(visible=False)
         return [shown or gr.skip(), message, greeting, *learn, *form]
@@ -203,7 +206,8 @@ def _wire_visit(blocks: gr.Blocks, page: Page, services: Services) -> None:
             services.jobs.forget(name)
 
     outputs = [
-        page.shown, page.status, page.welcome, *page.learn.outputs, *form_outputs(page.setup, page.lanes),
+        page.shown, page.status, page.welcome, page.learn.at, *page.learn.outputs,
+        *form_outputs(page.setup, page.lanes),
     ]  # fmt: skip
     arrived = blocks.load(arrive, page.kept, outputs, **SWIFT)
     arrived.then(lambda shown: gr.skip() if shown.get("run") else canvas(10), page.shown, page.plotly, **SWIFT)

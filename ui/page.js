@@ -57,6 +57,7 @@
     const { data, layout, config } = JSON.parse(json);
     await window.Plotly.react(node, data, { ...layout, autosize: true }, { ...config, responsive: true, displayModeBar: false });
     drawing.width = node.clientWidth;
+    node.parentElement?.classList.toggle("behind", drawing.json !== drawing.drawn);
     node.setAttribute("role", "img");
     node.setAttribute("aria-label", layout.meta?.label ?? "");
     node.removeListener("plotly_click", clicked);
@@ -71,8 +72,18 @@
       tab.tabIndex = selected ? 0 : -1;
     }
   };
+  // What was drawn for another selection than the one that is said is on its way: it is hidden, see style.css.
+  const drawnFor = (where) => JSON.parse(document.querySelector(`${where} [data-at]`)?.dataset.at ?? "{}");
+  const compare = () => {
+    const now = drawnFor("#selected");
+    for (const { id, classList } of document.querySelectorAll("#where .view")) {
+      const differs = ([name, value]) => value !== now[name];
+      classList.toggle("behind", Object.entries(drawnFor(`#${id} .words`)).some(differs));
+    }
+  };
   const arrange = () => {
     tabs();
+    compare();
     if (focus && document.activeElement === document.body) document.getElementById(focus)?.focus({ preventScroll: true });
     for (const place of document.querySelectorAll("#where .plot")) {
       const json = place.firstElementChild?.textContent;
@@ -80,6 +91,7 @@
       const drawing = kept.get(place.id) ?? { node: document.createElement("div") };
       kept.set(place.id, drawing);
       if (drawing.node.parentElement !== place) place.append(drawing.node);
+      place.classList.toggle("behind", json !== drawing.drawn);
       if (drawing.json === json) continue;
       drawing.json = json;
       seen.unobserve(place); // observed anew it is told of at once, in sight or not

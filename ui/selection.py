@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from kvq_core.record import Record
@@ -86,7 +86,8 @@ def told(record: Record, arrays: Arrays, at: Selection) -> str:
         sentence += ", from the shared prefill: not scored"
     elif nll is not None and at.step < nll.size:
         sentence += f", which the full-precision cache gives {significant(100 * math.exp(-float(nll[at.step])), 2)} %"
-    return f'<p class="selected" role="status">{sentence}.</p>'
+    where = json.dumps({"run": record.id, **asdict(at)})
+    return f'<p class="selected" role="status" data-at="{safe(where)}">{sentence}.</p>'
 
 
 def _within(value: Any, high: int) -> int:

@@ -24,7 +24,7 @@ class Learn:
 
     @property
     def outputs(self) -> list[Any]:
-        return [self.area, self.words, self.back, self.forth, self.at]
+        return [self.area, self.words, self.back, self.forth]
 
 
 def create_learn() -> Learn:
@@ -41,7 +41,7 @@ def told(number: int) -> list[Any]:
     """Updates of Learn.outputs for a step, counted from 0; a step out of range closes the tour."""
     steps = tour()
     if not 0 <= number < len(steps):
-        return [gr.update(visible=False), "", gr.skip(), gr.skip(), CLOSED]
+        return [gr.update(visible=False), "", gr.skip(), gr.skip()]
     step = steps[number]
     words = (
         f'<p class="muted">Learn · step {number + 1} of {len(steps)}</p><h3>{safe(step.title)}</h3>'
@@ -50,8 +50,17 @@ def told(number: int) -> list[Any]:
     last = number == len(steps) - 1
     return [
         gr.update(visible=True), words, gr.update(interactive=number > 0),
-        gr.update(value="Finish" if last else "Next"), {"step": number},
+        gr.update(value="Finish" if last else "Next"),
     ]  # fmt: skip
+
+
+def told_with(shown: dict[str, Any]) -> list[Any]:
+    """Updates of Learn.outputs when a run is shown: the words of its step come with it, where a step shows it."""
+    return told(shown["step"]) if "step" in shown else [gr.skip()] * 4
+
+
+def at_step(number: int) -> dict[str, Any]:
+    return {"step": number} if 0 <= number < len(tour()) else CLOSED
 
 
 def place(number: int) -> dict[str, Any] | None:
@@ -69,16 +78,18 @@ def asked_step(value: str) -> int:
 
 
 def wire_learn(panel: Learn, shown: gr.State) -> None:
-    """Back and Next show the step's run in its view; the views do the rest."""
+    """Back and Next show the step's run in its view; whoever shows it says the step's words, see ``told_with``."""
 
     def go(by: int):
         def going(at: dict[str, Any]) -> list[Any]:
             number = (at.get("step") or 0) + by
             found = place(number) if 0 <= number < len(tour()) else None
-            return [*told(number), found or gr.skip()]
+            said = told(number) if found is None else [gr.skip()] * 4
+            return [at_step(number), *said, found or gr.skip()]
 
         return going
 
     for button, by in ((panel.back, -1), (panel.forth, 1)):
-        button.click(go(by), panel.at, [*panel.outputs, shown], **SWIFT).then(None, None, None, js=TO_VIEWS, **SWIFT)
-    panel.close.click(lambda: told(-1), None, panel.outputs, **SWIFT)
+        gone = button.click(go(by), panel.at, [panel.at, *panel.outputs, shown], **SWIFT)
+        gone.then(None, None, None, js=TO_VIEWS, **SWIFT)
+    panel.close.click(lambda: [CLOSED, *told(-1)], None, [panel.at, *panel.outputs], **SWIFT)

@@ -1,5 +1,6 @@
 """A view: a sentence, then figures under their titles and tables, sent as one piece; what of the selection it uses."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -88,7 +89,11 @@ class View:
 
     def draw(self, record: Record, arrays: Arrays, at: Selection, picked: Sequence[Any]) -> list[str]:
         found = self.compute(record, arrays, at, *picked)
-        return [f"<p>{safe(found.words)}</p>", *(page.html(found) for page in self.pages)]
+        drawn_for = json.dumps({"run": record.id, **{name: getattr(at, name) for name in self.uses}})
+        return [
+            f'<p data-at="{safe(drawn_for)}">{safe(found.words)}</p>',  # page.js compares it with the selection's
+            *(page.html(found) for page in self.pages),
+        ]
 
     def key(self, run: str, at: Selection, picked: Sequence[Any]) -> list[Any]:
         """What the drawn figures depend on: equal keys need no drawing."""

@@ -1,7 +1,8 @@
 """The views as tabs under one selection: each drawn when it is opened, kept until what it shows changes."""
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,28 @@ TABS = (
 PAGE_JS = (Path(__file__).parent.parent / "page.js").read_text(encoding="utf-8")
 OPEN = "(view) => window.kvq?.open(view)"
 MARK = "(token) => window.kvq?.mark(token)"
-DRAWING = {**QUIET, "concurrency_limit": 4}
+# One line for all drawings, so that they begin in the order in which they were asked for.
+DRAWING = {**QUIET, "concurrency_limit": 4, "concurrency_id": "drawing", "trigger_mode": "always_last"}
+DRAWING_REST = {**QUIET, "concurrency_limit": 4, "trigger_mode": "always_last"}
+CLAIMING = threading.Lock()  # of all pages, held for a moment
 SAVE = "(text, name) => window.kvq?.save(text, name)"
+
+
+@dataclass
+class OnPage:
+    """What a page's views show or will in a moment. One a page, changed in place by its handlers, of which several may
+    be at work: what was asked for last holds."""
+
+    at: tuple[str, Selection] | None = None  # run and selection asked for last
+    keys: dict[str, list[Any]] = field(default_factory=dict)  # what each view is or is being drawn for, see View.key
+
+    def claim(self, view: str, key: list[Any], at: tuple[str, Selection]) -> bool:
+        """Whether to draw a view: not where it is or is being drawn like this, or where ``at`` is no longer wanted."""
+        with CLAIMING:
+            if self.at != at or self.keys.get(view) == key:
+                return False
+            self.keys[view] = key
+            return True
 
 
 @dataclass
@@ -50,7 +71,7 @@ class Views:
     export: tuple[gr.Button, gr.Button, gr.Textbox, gr.Textbox]
     views: list[View]
     open: gr.Textbox  # the name of the view in sight; page.js writes it, and shows what the server writes
-    drawn: gr.State  # what each view's figures were drawn for
+    on_page: gr.State
 
     @property
     def selection(self) -> list[gr.components.Component]:
@@ -83,7 +104,7 @@ def create_views() -> Views:
         bar.value = tab_bar([(view.name, title) for view, (title, _) in zip(views, TABS, strict=True)])
         opened = gr.Textbox(views[0].name, visible="hidden", elem_id="open-view", show_label=False)
         export = _create_export()
-    return Views(layer, head, token, said, pick, suggest, export, views, opened, gr.State({}))
+    return Views(layer, head, token, said, pick, suggest, export, views, opened, gr.State(OnPage()))
 
 
 def tab_bar(views: list[tuple[str, str]]) -> str:
@@ -122,82 +143,89 @@ def wire_views(panel: Views, shown: gr.State, services: Services) -> None:
     """
     draw = draw_open(panel, services), drawing_inputs(panel, shown), drawing_outputs(panel)
     moved = [part.input for part in (*panel.selection, *panel.pickers)]
-    gr.on([*moved, panel.open.change], *draw, **DRAWING, trigger_mode="always_last")
+    gr.on([*moved, panel.open.change], *draw, **DRAWING)
     panel.open.change(None, panel.open, None, js=OPEN, **SWIFT)
     panel.token.change(None, panel.token, None, js=MARK, **SWIFT)
     chosen = panel.pick.change(
         _picking(services), [panel.pick, shown, *panel.selection], panel.selection, **SWIFT
     )  # fmt: skip
-    chosen.then(*draw, **DRAWING, trigger_mode="always_last")
+    chosen.then(*draw, **DRAWING)
     _wire_export(panel, shown, services)
 
 
 def drawing_inputs(panel: Views, shown: gr.State) -> list[Any]:
-    return [shown, panel.open, panel.drawn, *panel.selection, *panel.pickers]
+    return [shown, panel.open, panel.on_page, *panel.selection, *panel.pickers]
 
 
 def drawing_outputs(panel: Views) -> list[Any]:
-    return [panel.told, panel.drawn, *panel.outputs]
+    return [panel.told, *panel.outputs]
 
 
 def draw_open(panel: Views, services: Services) -> Callable[..., list[Any]]:
     """Draws whichever view is open, and says the selection."""
 
-    def draw(shown: dict[str, Any], opened: str, drawn: dict, layer: Any, head: Any, token: Any, *rest: Any):
+    def draw(shown: dict[str, Any], opened: str, on_page: OnPage, layer: Any, head: Any, token: Any, *rest: Any):
         if not shown.get("run"):
             return [gr.skip()] * len(drawing_outputs(panel))
         record, arrays = services.shelf.get(shown["run"])
         at = selected(record, layer, head, token)
+        on_page.at = asked = record.id, at
         values: list[Any] = []
-        left = list(rest)
-        for view in panel.views:
-            mine, left = left[: len(view.pickers)], left[len(view.pickers) :]
-            values += _drawn(view, services, shown, drawn, at, mine) if view.name == opened else _kept(view)
-        return [told(record, arrays, at), drawn, *values]
+        for view, held in _with_pickers(panel, rest):
+            values += _drawn(view, record, arrays, on_page, at, held) if view.name == opened else _kept(view)
+        return [told(record, arrays, at) if on_page.at == asked else gr.skip(), *values]
 
     return draw
 
 
 def draw_rest(panel: Views, services: Services) -> Callable[..., Iterator[list[Any]]]:
-    """Draws the views that are not open, one at a time, so that their tabs open at once."""
+    """Draws the views that are not open, one at a time, so that their tabs open at once; until another selection is
+    asked for."""
 
-    def draw(shown: dict[str, Any], opened: str, drawn: dict, layer: Any, head: Any, token: Any, *rest: Any):
+    def draw(shown: dict[str, Any], opened: str, on_page: OnPage, layer: Any, head: Any, token: Any, *rest: Any):
         if not shown.get("run"):
-            yield [gr.skip()] * (1 + len(panel.outputs))
+            yield [gr.skip()] * len(panel.outputs)
             return
-        record, _ = services.shelf.get(shown["run"])
-        at, left = selected(record, layer, head, token), list(rest)
-        picked = {}
-        for view in panel.views:
-            picked[view.name], left = left[: len(view.pickers)], left[len(view.pickers) :]
-        for view in panel.views:
+        record, arrays = services.shelf.get(shown["run"])
+        at = selected(record, layer, head, token)
+        for view, held in _with_pickers(panel, rest):
             if view.name != opened:
-                now = _drawn(view, services, shown, drawn, at, picked[view.name])
-                yield [drawn, *(part for v in panel.views for part in (now if v is view else _kept(v)))]
+                now = _drawn(view, record, arrays, on_page, at, held)
+                yield [part for v in panel.views for part in (now if v is view else _kept(v))]
 
     return draw
 
 
+def _with_pickers(panel: Views, values: Sequence[Any]) -> Iterator[tuple[View, Sequence[Any]]]:
+    """Every view with what its pickers hold."""
+    at = 0
+    for view in panel.views:
+        yield view, values[at : (at := at + len(view.pickers))]
+
+
 def fitted(panel: Views) -> list[gr.components.Component]:
-    """What ``fit`` sets: the selection, the open tab, and the pickers that follow the run."""
+    """What ``fit`` sets: the selection and its words, the open tab, and the pickers that follow the run."""
     return [
         *panel.selection,
+        panel.told,
         panel.open,
         *(picker for view in panel.views if view.fit for picker in view.pickers),
     ]
 
 
-def fit(panel: Views, record: Record, arrays: Arrays, shown: dict[str, Any]) -> list[Any]:
+def fit(panel: Views, record: Record, arrays: Arrays, shown: dict[str, Any], on_page: OnPage) -> list[Any]:
     """The selection's sliders spanning the run, where ``shown`` says or there is most to see; the pickers with its
     lanes."""
     at, env = start(record, arrays), record.environment
     if asked := shown.get("at"):
         at = selected(record, *({**asdict(at), **asked}[name] for name in ("layer", "head", "token")))
     view = shown.get("view")
+    on_page.at = record.id, at
     return [
         gr.update(maximum=max(1, env.layers - 1), value=at.layer),
         gr.update(maximum=max(1, env.query_heads - 1), value=at.head),
         gr.update(maximum=max(1, last_token(record)), value=at.token),
+        told(record, arrays, at),
         gr.skip() if view is None else view,
         *(update for view in panel.views if view.fit for update in view.fit(record)),
     ]
@@ -215,14 +243,14 @@ def _picking(services: Services) -> Callable[..., list[Any]]:
 
 
 def _drawn(
-    view: View, services: Services, shown: dict[str, Any], drawn: dict, at: Selection, picked: Sequence[Any]
+    view: View, record: Record, arrays: Arrays, on_page: OnPage, at: Selection, picked: Sequence[Any]
 ) -> list[Any]:
-    """New figures, or the ones that are there already; ``drawn`` remembers which."""
-    key = view.key(shown["run"], at, picked)
-    if drawn.get(view.name) == key:
+    """New figures, or the ones that are there already; none where others were asked for in the meantime."""
+    key = view.key(record.id, at, picked)
+    if not on_page.claim(view.name, key, (record.id, at)):
         return _kept(view)
-    drawn[view.name] = key
-    return view.draw(*services.shelf.get(shown["run"]), at, picked)
+    found = view.draw(record, arrays, at, picked)
+    return found if on_page.keys[view.name] == key else _kept(view)
 
 
 def _kept(view: View) -> list[Any]:
@@ -238,12 +266,11 @@ def _wire_export(panel: Views, shown: gr.State, services: Services) -> None:
             if not shown.get("run"):
                 return [gr.skip()] * 2
             record, arrays = services.shelf.get(shown["run"])
-            at, left = selected(record, *values[:3]), list(values[3:])
-            for view in panel.views:
-                mine, left = left[: len(view.pickers)], left[len(view.pickers) :]
+            at = selected(record, *values[:3])
+            for view, held in _with_pickers(panel, values[3:]):
                 if view.name == opened:
                     return [
-                        write(record, at, view.name, view.compute(record, arrays, at, *mine)),
+                        write(record, at, view.name, view.compute(record, arrays, at, *held)),
                         f"{record.id}-{opened}.{suffix}",
                     ]
             return [gr.skip()] * 2
