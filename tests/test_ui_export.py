@@ -37,7 +37,7 @@ def test_every_figure_of_a_view_is_in_its_csv_with_units(drawn, name):
     record, page = drawn[name]
     rows = rows_of(record, name, page)
     figures = dict(figures_of(page))
-    assert figures and {row["figure"] for row in rows} == set(figures)
+    assert figures and {row["figure"] for row in rows} == set(figures) | set(page.tables)
     for row in rows:
         assert row["x_is"] or row["y_is"], row
         assert row["value"] == "" or row["value_is"], row
@@ -63,7 +63,8 @@ def test_the_json_says_the_same_as_the_csv(drawn, name):
     data = json.loads(view_json(record, AT, name, page))
     assert (data["run"], data["view"], data["says"]) == (record.id, name, page.words)
     assert data["selection"] == {"layer": 3, "head": 4, "token": 9} and data["columns"] == list(COLUMNS[1:])
-    assert sum(map(len, data["figures"].values())) == len(rows_of(record, name, page))
+    held = [*data["figures"].values(), *data["tables"].values()]
+    assert sum(map(len, held)) == len(rows_of(record, name, page)) > 0
     assert set(data["figures"]) | set(data["absent"]) == set(page.figures)
 
 
@@ -88,3 +89,29 @@ def test_pooled_heatmaps_are_scaled_back():
     figure = go.Figure(go.Heatmap(z=np.array([[0, 127]], dtype=np.uint8), name="a"))
     figure.update_layout(meta={"scale": 0.5})
     assert [row[3] for row in points(figure)] == [0.0, 63.5]
+
+
+def test_verdicts_and_top_lists_are_exported_as_the_record_has_them(drawn):
+    record, arrays = make_run(lanes=3)
+    _, page = drawn["verdicts"]
+    lanes = {"Noise floor": record.noise_floor} | {lane.label: lane for lane in record.lanes}
+    for row in rows_of(record, "verdicts", page):
+        name = {"KLD mean": "kld_mean", "KLD p99": "kld_p99", "flips": "flip_rate"}[row["x"]]
+        assert float(row["value"]) == getattr(lanes[row["series"]].metrics, name)
+        assert row["y"] == ("" if row["series"] == "Noise floor" else "risky")
+    _, page = drawn["texts"]
+    of_lane = [row for row in rows_of(record, "texts", page) if row["figure"] == "top-lists" and row["x"] == "9"]
+    expected = np.concatenate([arrays[f"{key}/topk_probs"][8].float().numpy() for key in ("reference", "lane/0")])
+    assert np.allclose([float(row["value"]) for row in of_lane], expected)
+
+
+def test_an_extrapolation_that_cannot_be_has_no_lines():
+    record, arrays = make_run(lanes=1)
+    with gr.Blocks():
+        view = dict(TABS)["Bits"]()
+    held = [picker.value for picker in view.pickers]
+    [full, lane] = view.compute(record, arrays, AT, *held[:3], 1000, 2).tables["extrapolation"]
+    env = record.environment
+    assert full[:4] == ["FP16 cache", 1000, 2, 2 * 2 * env.layers * env.kv_heads * env.head_dim * 1000 * 2]
+    assert 0 < lane[3] < full[3] and lane[6] == "bytes, This model"
+    assert view.compute(record, arrays, AT, *held[:3], 0, 2).tables["extrapolation"] == []

@@ -15,7 +15,10 @@ from ui.figures.damage import captured_at, worst_head
 from ui.figures.rate import DISTORTIONS, front, points
 from ui.figures.spectra import ranks
 from ui.figures.subspace import inside_share, split_errors
-from ui.figures.usage import bits_at
+from ui.figures.usage import bits_at, dead_codes
+from ui.panels import damage, spectra, subspace
+from ui.panels.storage import dead
+from ui.selection import Selection
 from ui.tables import COLUMNS, perplexity_rows, scorecard, to_csv
 
 PAYLOAD = 2.5e6
@@ -40,7 +43,7 @@ def all_figures(record, arrays):
         "head_spectra": f.head_spectra(record, arrays, 3), "joint": f.joint_spectra(record, arrays, 3),
         "energy": f.cumulative_energy(record, arrays, 3), "deviation": f.deviation(record, arrays, 3, 5),
         "inside": f.error_inside(record, arrays, 3, 5), "split": f.error_split(record, arrays, 5),
-        "stored": f.stored_bytes(record), "bits": f.bit_map(record, arrays, "key", "layers"),
+        "stored": f.stored_bytes(record), "bits": f.bit_map(record, arrays, "key", "layers", 9),
     }  # fmt: skip
 
 
@@ -110,7 +113,7 @@ def test_score_map_shows_the_head_asked_for_in_score_units(run):
 def test_nothing_captured_gives_no_figure(run):
     record, _ = run
     assert f.damage_grid(record, {}, "score", "key", 0, 0) is None and f.score_map(record, {}, 0, 0) is None
-    assert f.bit_map(record, {}, "key", "layers") is None and f.error_inside(record, {}, 0, 5) is None
+    assert f.bit_map(record, {}, "key", "layers", 0) is None and f.error_inside(record, {}, 0, 5) is None
     assert worst_head(record, {}) == (0, 0)
 
 
@@ -129,9 +132,14 @@ def test_energy_inside_runs_from_nothing_to_all(run):
 
 def test_bit_map_rows_follow_what_the_bits_depend_on(run):
     record, arrays = run
-    assert f.bit_map(record, arrays, "key", "layers").data[0].z.shape[0] == 1
+    flat = f.bit_map(record, arrays, "key", "layers", 9)
+    assert flat.data[0].z.shape[0] == 1 and flat.data[0].meta["pick"] == {"position": "x"}
+    assert {line.x0 for line in flat.layout.shapes} == {len(record.reference.prompt_token_ids) + 9}
     by_layer = {**arrays, "lane/0/key_bits": torch.full((LAYERS, 1, 480, 1), 3.0)}
-    assert f.bit_map(record, by_layer, "key", "layers").data[0].z.shape == (LAYERS, 256)
+    mixed = f.bit_map(record, by_layer, "key", "layers", 9)
+    assert mixed.data[0].z.shape == (LAYERS, 256) and mixed.data[1].z.shape[0] == 1
+    picks = [trace.meta["pick"] for trace in mixed.data[:2]]  # a row that stands for all layers selects none
+    assert picks == [{"position": "x", "layer": "y"}, {"position": "x"}]
 
 
 def test_scorecard_has_the_noise_floor_first_and_every_column(run):
@@ -219,3 +227,27 @@ def test_a_legend_tells_inside_from_outside():
     record, arrays = make_run(lanes=2)
     inside, outside = f.error_split(record, arrays, 5).data
     assert (inside.opacity, outside.opacity) == (1.0, 0.35)  # of the trace: a legend ignores the markers' own
+
+
+def test_dead_codes_are_counted_and_said(run):
+    record, arrays = run
+    counts = torch.ones(LAYERS, 3, 2, 10)
+    counts[..., :3] = 0
+    held = {**arrays, "lane/1/key_code_counts": counts}
+    assert dead_codes(held, 1, "key") == pytest.approx(0.3) and dead_codes({}, 1, "key") is None
+    assert "Lane 1 30.0 %" in dead(record, held, "key") and dead(record, {}, "key") == ""
+
+
+def test_what_was_kept_of_another_place_says_so(run):
+    record, arrays = run
+    kept = {"layers": [2, 9], "heads": [0, 4], "distribution_layers": [9], "angle_ranks": [5]}
+    few = record.model_copy(update={"capture": record.capture.model_copy(update=kept)})
+    titles = damage.compute(few, arrays, Selection(8, 3, 9), "relative", False).titles
+    assert titles["score-map"] == "Score deltas of layer 9, query head 4, the nearest kept"
+    assert "score-map" not in damage.compute(few, arrays, Selection(9, 4, 9), "relative", False).titles
+    assert (
+        "of layer 9, the nearest kept" in spectra.compute(few, arrays, Selection(8, 3, 9), "key").titles["key-channels"]
+    )
+    assert not spectra.compute(few, arrays, Selection(9, 3, 9), "key").titles
+    assert "top 5: the nearest kept" in subspace.compute(few, arrays, Selection(8, 3, 9), 20).titles["angles-key"]
+    assert not subspace.compute(few, arrays, Selection(8, 3, 9), 5).titles

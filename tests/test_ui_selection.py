@@ -8,6 +8,7 @@ from tests.ui_record_factory import make_run
 from ui.selection import Selection, picked, selected, start, told
 
 RECORD, ARRAYS = make_run(lanes=2)  # 30 layers, 9 query heads on 3 KV heads, 64 tokens
+PROMPT = len(RECORD.reference.prompt_token_ids)
 NOW = Selection(layer=3, head=4, token=9)
 
 
@@ -23,6 +24,8 @@ NOW = Selection(layer=3, head=4, token=9)
         ({"layer": 99, "token": -5, "head": 1e9}, Selection(29, 8, 0)),
         ({"layer": 6.6}, Selection(7, 4, 9)),
         ({"layer": "7", "token": None, "head": True}, Selection(3, 1, 9)),
+        ({"position": PROMPT + 20}, Selection(3, 4, 20)),  # of the cache: after the prompt comes the answer
+        ({"position": PROMPT - 1, "layer": 5}, Selection(5, 4, 9)),  # a prompt token is no token of the answer
         ({"at": 12.5}, NOW),
     ],
 )

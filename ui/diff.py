@@ -54,6 +54,20 @@ def top_lists(record: Record, arrays: Arrays, index: int, token: int) -> str:
     return f'{title}<p class="muted">{said}</p><div class="tops">{"".join(lists)}</div>'
 
 
+def top_rows(record: Record, arrays: Arrays, index: int) -> list[list[object]]:
+    """The same lists at every scored token, reference and lane, as lines of a table: see ui.export."""
+    rows: list[list[object]] = []
+    for label, key in (("Full precision", "reference"), (record.lanes[index].label, f"lane/{index}")):
+        ids, probs = array(arrays, f"{key}/topk_ids"), array(arrays, f"{key}/topk_probs")
+        if ids is None or probs is None:
+            continue
+        for token, (named, shares) in enumerate(zip(ids.astype(int).tolist(), probs.tolist(), strict=True), 1):
+            for id, p in zip(named, shares, strict=True):
+                word = record.vocabulary.get(id, f"token {id}")
+                rows.append([label, token, word, p, "token of the followed text", "next token", "probability"])
+    return rows
+
+
 def _top_list(record: Record, arrays: Arrays, step: int, label: str, name: str, key: str) -> str:
     ids, probs = array(arrays, f"{key}/topk_ids"), array(arrays, f"{key}/topk_probs")
     if ids is None or probs is None or step >= len(ids):

@@ -1,4 +1,4 @@
-"""A view as files: every number its figures show, in one long table or as JSON."""
+"""A view as files: every number its figures and tables show, in one long table or as JSON."""
 
 import csv
 import io
@@ -11,6 +11,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from kvq_core.record import Record
+from ui.figures.base import heat
 from ui.panels.view import Drawn
 from ui.selection import Selection
 from ui.text import cell_safe
@@ -19,12 +20,12 @@ COLUMNS = ("figure", "series", "x", "y", "value", "x_is", "y_is", "value_is")
 
 
 def view_csv(record: Record, at: Selection, name: str, drawn: Drawn) -> str:
-    """A line a point: curves and bars have x and y, heatmaps a value at (x, y)."""
+    """A line a point: curves and bars have x and y, heatmaps and tables a value at (x, y)."""
     out = io.StringIO()
     writer = csv.writer(out)
     writer.writerow(COLUMNS)
-    for title, figure in figures_of(drawn):
-        for row in points(figure):
+    for title, rows in (*((t, points(figure)) for t, figure in figures_of(drawn)), *drawn.tables.items()):
+        for row in rows:
             writer.writerow(map(cell_safe, [title, *row]))
     return out.getvalue()
 
@@ -34,6 +35,7 @@ def view_json(record: Record, at: Selection, name: str, drawn: Drawn) -> str:
     found = {
         "run": record.id, "view": name, "selection": asdict(at), "says": drawn.words, "columns": COLUMNS[1:],
         "figures": {title: list(points(figure)) for title, figure in figures_of(drawn)},
+        "tables": drawn.tables,
         "absent": {title: said for title, said in drawn.figures.items() if isinstance(said, str)},
     }  # fmt: skip
     return json.dumps(found, ensure_ascii=False)
@@ -45,11 +47,10 @@ def figures_of(drawn: Drawn) -> Iterator[tuple[str, go.Figure]]:
 
 def points(figure: go.Figure) -> Iterator[list[Any]]:
     """Rows in the order of COLUMNS without the figure's name."""
-    scale = ((figure.layout.meta or {}).get("scale") or 1) if isinstance(figure.layout.meta, dict) else 1
     for trace in figure.data:
         titles = [_axis_title(figure, trace, axis) for axis in "xy"]
         if trace.type == "heatmap":
-            z = np.asarray(trace.z) * scale
+            z = heat(figure, trace)
             xs, ys = (_or_range(given, size) for given, size in ((trace.x, z.shape[1]), (trace.y, z.shape[0])))
             unit = figure.layout.coloraxis.colorbar.title.text if trace.coloraxis else ""
             for y, line in zip(ys, z.tolist(), strict=True):

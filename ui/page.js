@@ -49,12 +49,19 @@
     setTimeout(next, inSight ? 0 : 150);
   };
   const isOpen = (element) => element.closest(".view")?.id === `view-${window.kvq.view}`;
+  // A large heatmap comes as int8 codes; it is drawn in its own unit, so that a hover tells the value.
+  const widen = (trace, scale) => {
+    const columns = Number(trace.z.shape.split(",")[1]);
+    const values = Float32Array.from(atob(trace.z.bdata), (code) => ((code.charCodeAt(0) << 24) >> 24) * scale);
+    trace.z = Array.from({ length: values.length / columns }, (_, row) => values.subarray(row * columns, (row + 1) * columns));
+  };
   const render = async (drawing) => {
     const { node, json } = drawing;
     dirty.delete(drawing);
     if (drawing.drawn === json) return;
     drawing.drawn = json;
     const { data, layout, config } = JSON.parse(json);
+    if (layout.meta?.scale) for (const trace of data) widen(trace, layout.meta.scale);
     await window.Plotly.react(node, data, { ...layout, autosize: true }, { ...config, responsive: true, displayModeBar: false });
     drawing.width = node.clientWidth;
     node.parentElement?.classList.toggle("behind", drawing.json !== drawing.drawn);
@@ -71,6 +78,8 @@
       tab.setAttribute("aria-selected", selected);
       tab.tabIndex = selected ? 0 : -1;
     }
+    const drawn = document.querySelector(`#view-${CSS.escape(window.kvq.view)} .plot`);
+    for (const button of document.querySelectorAll("[data-image]")) button.hidden = !drawn;
   };
   // What was drawn for another selection than the one that is said is on its way: it is hidden, see style.css.
   const drawnFor = (where) => JSON.parse(document.querySelector(`${where} [data-at]`)?.dataset.at ?? "{}");
@@ -122,6 +131,7 @@
     tell({});
   });
 
+  document.addEventListener("pointerdown", () => (focus = null), true);
   const select = (token) => send({ token: Number(token.dataset.t) });
   document.addEventListener("click", (event) => {
     const token = event.target.closest?.("[data-t]");
@@ -168,6 +178,7 @@
     const next = tokens[Math.min(tokens.length - 1, Math.max(0, now + step))];
     if (!next) return;
     event.preventDefault();
+    focus = text.id; // the server writes the text anew
     window.kvq.mark(next.dataset.t);
     next.scrollIntoView({ block: "nearest", inline: "nearest" });
     select(next);

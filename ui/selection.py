@@ -66,6 +66,8 @@ def picked(raw: Any, now: Selection, record: Record) -> Selection:
     layer, token = values.get("layer", now.layer), values.get("token", now.token)
     if "step" in values:
         token = values["step"] + 1
+    if values.get("position", -1) >= (prompt := len(record.reference.prompt_token_ids)):  # else it is of the prompt
+        token = values["position"] - prompt
     head = values.get("head", now.head)
     if "kv_head" in values and round(values["kv_head"]) != now.kv_head(record):
         head = round(values["kv_head"]) * group_of(record)

@@ -57,8 +57,15 @@ def cursor(figure: go.Figure, at: float, rows: int = 1, axis: Literal["x", "y"] 
 
 
 def quantized(values: np.ndarray, top: float) -> np.ndarray:
-    """Signed values as int8 codes of ``top / 127``: a quarter of float32 for a large heatmap."""
+    """Signed values as int8 codes of ``top / 127``, the figure's ``meta["scale"]``: a quarter of float32 for a large
+    heatmap. page.js turns them back before it draws."""
     return np.clip(np.round(values * (127 / (top or 1.0))), -127, 127).astype(np.int8)
+
+
+def heat(figure: go.Figure, trace: Any) -> np.ndarray:
+    """A heatmap's values in their unit, also where they are held as codes."""
+    meta = figure.layout.meta
+    return np.asarray(trace.z, dtype=float) * (meta.get("scale", 1) if isinstance(meta, dict) else 1)
 
 
 def rounded(values: np.ndarray, digits: int = 4) -> np.ndarray:

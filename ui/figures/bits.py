@@ -7,7 +7,18 @@ import plotly.graph_objects as go
 
 from kvq_core.record import Record
 from ui.colors import NOISE, faded, lane_color
-from ui.figures.base import Arrays, canvas, label_of, labelled, lanes_with, pooled, rounded, sequential, stacked_rows
+from ui.figures.base import (
+    Arrays,
+    canvas,
+    cursor,
+    label_of,
+    labelled,
+    lanes_with,
+    pooled,
+    rounded,
+    sequential,
+    stacked_rows,
+)
 
 Axis = Literal["layers", "heads", "channels"]
 MAX_BINS = 256
@@ -22,8 +33,9 @@ GROUPS = (
 BESIDE = "host_copy"  # kept elsewhere to requantize from: not part of what is stored
 
 
-def bit_map(record: Record, arrays: Arrays, kind: Literal["key", "value"], axis: Axis) -> go.Figure | None:
-    """Stored bits of every token x layer or token x channel, a lane below the other, on one scale."""
+def bit_map(record: Record, arrays: Arrays, kind: Literal["key", "value"], axis: Axis, token: int) -> go.Figure | None:
+    """Stored bits of every token x layer, KV head or channel, a lane below the other, on one scale; a line at a token
+    of the answer."""
     lanes = [(i, lane, _plane(b, axis)) for i, lane, b in lanes_with(record, arrays, f"{kind}_bits")]
     if not lanes:
         return None
@@ -31,15 +43,17 @@ def bit_map(record: Record, arrays: Arrays, kind: Literal["key", "value"], axis:
     figure = stacked_rows(
         [label_of(lane) for _, lane, _ in lanes], 26 if flat else 80, [lane_color(i) for i, _, _ in lanes]
     )
+    rows = {"layers": {"layer": "y"}, "heads": {"kv_head": "y"}}.get(axis, {})
     for row, (_, lane, plane) in enumerate(lanes, 1):
         values, starts = pooled(plane, MAX_BINS, axis=1)
+        single = values.shape[0] == 1
+        picks = {"position": "x", **({} if single else rows)}
         heat = go.Heatmap(
-            z=rounded(values, 2), x=starts, coloraxis="coloraxis",
-            hovertemplate="token %{x}" + ("" if values.shape[0] == 1 else f", {axis[:-1]} %{{y}}")
+            z=rounded(values, 2), x=starts, coloraxis="coloraxis", meta={"pick": picks},
+            hovertemplate="token %{x}" + ("" if single else f", {axis[:-1]} %{{y}}")
             + "<br>%{z:.2f} bits<extra>" + label_of(lane) + "</extra>",
         )  # fmt: skip
         figure.add_trace(heat, row, 1)
-        single = values.shape[0] == 1
         figure.update_yaxes(
             title_text="" if single else axis[:-1],
             showticklabels=not single,
@@ -49,10 +63,10 @@ def bit_map(record: Record, arrays: Arrays, kind: Literal["key", "value"], axis:
             col=1,
         )
     figure.update_xaxes(showgrid=False)
-    figure.update_xaxes(title_text="token", row=len(lanes), col=1)
+    figure.update_xaxes(title_text="token of the cache: prompt, then answer", row=len(lanes), col=1)
     figure.update_layout(coloraxis=sequential(16.0, "bits"))
-    pick = {"layer": "y"} if axis == "layers" and not flat else None
-    return labelled(figure, f"Heatmaps: stored bits of {kind}s, {axis} by token, one a lane", pick)
+    cursor(figure, len(record.reference.prompt_token_ids) + token, len(lanes))
+    return labelled(figure, f"Heatmaps: stored bits of {kind}s, {axis} by token, one a lane", {"position": "x"})
 
 
 def _plane(bits: np.ndarray, axis: Axis) -> np.ndarray:

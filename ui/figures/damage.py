@@ -97,6 +97,12 @@ def captured_at(record: Record, layer: int, head: int) -> tuple[int, int] | None
     return info.layers.index(next(nearest)), info.heads.index(next(nearest))
 
 
+def kept_at(record: Record, layer: int, head: int) -> tuple[int, int] | None:
+    """The captured layer and query head themselves."""
+    place = captured_at(record, layer, head)
+    return place and (record.capture.layers[place[0]], record.capture.heads[place[1]])
+
+
 def score_map(
     record: Record, arrays: Arrays, layer: int, head: int, step: int = 0, centred: bool = True
 ) -> go.Figure | None:
@@ -119,8 +125,7 @@ def score_map(
         heat = go.Heatmap(
             z=quantized(delta, top), x=_centres(info.position_edges), y=_centres(info.step_edges),
             coloraxis="coloraxis", name=label_of(lane),
-            hovertemplate=f"step %{{y:.0f}}, position %{{x:.0f}}<br>Δ %{{z}} × {top / 127:.2g}"
-            + f"<extra>{label_of(lane)}</extra>",
+            hovertemplate="step %{y:.0f}, position %{x:.0f}<br>Δ %{z:+.2g}<extra>" + label_of(lane) + "</extra>",
         )  # fmt: skip
         figure.add_trace(heat, row, 1)
         figure.update_yaxes(
@@ -132,12 +137,7 @@ def score_map(
         row=len(lanes),
         col=1,
     )
-    axis = diverging(127, "Δ q·k/√d" + ("" if centred else ", uncentred"))
-    axis["colorbar"] |= {
-        "tickvals": [-127, -64, 0, 64, 127],
-        "ticktext": [f"{top * t:+.2g}" for t in (-1, -0.5, 0, 0.5, 1)],
-    }
-    figure.update_layout(coloraxis=axis)
+    figure.update_layout(coloraxis=diverging(top, "Δ q·k/√d" + ("" if centred else ", uncentred")))
     cursor(figure, step, len(lanes), axis="y")
     return labelled(
         figure, "Heatmaps of signed score deltas, step by key position, one a lane", {"step": "y"}, scale=top / 127

@@ -142,7 +142,7 @@ def distributions(record: Record, arrays: Arrays, layer: int, what: str) -> go.F
     own = array(arrays, f"spectra/{what}_quantiles")
     if own is None or not info.distribution_layers or len(info.quantiles) < 3:
         return None
-    at = min(range(len(info.distribution_layers)), key=lambda n: abs(info.distribution_layers[n] - layer))
+    at = info.distribution_layers.index(nearest_layer(record, layer))
     rows = [("Full precision", REFERENCE, own[at])]
     rows += [(label_of(lane), lane_color(i), v[at]) for i, lane, v in lanes_with(record, arrays, f"{what}_quantiles")]
     figure = stacked_rows([name for name, *_ in rows], 62, [color for _, color, _ in rows], gap=26)
@@ -155,6 +155,11 @@ def distributions(record: Record, arrays: Arrays, layer: int, what: str) -> go.F
     figure.update_xaxes(title_text=f"{named} (layer {info.distribution_layers[at]})", row=len(rows), col=1)
     figure.update_layout(showlegend=False)
     return labelled(figure, f"Bands: spread of every {named.split(',')[0]}, full precision and lanes")
+
+
+def nearest_layer(record: Record, layer: int) -> int:
+    """The layer nearest to the one asked for whose key distributions were kept; itself where none were."""
+    return min(record.capture.distribution_layers, key=lambda kept: abs(kept - layer), default=layer)
 
 
 def _round_below(reach: float) -> float:

@@ -15,6 +15,7 @@ import plotly.graph_objects as go
 
 from ui.colors import LANES, SEQUENTIAL, Scale, at, rgb
 from ui.figures.axes import Axis, along, axes, pairs, places, told, values
+from ui.figures.base import heat
 from ui.numbers import significant
 from ui.text import safe
 
@@ -109,8 +110,7 @@ def _heatmap(figure: go.Figure, trace: Any, x: Axis, y: Axis) -> str:
     """One picture of a pixel a cell: 256 colours, enlarged without smoothing."""
     shared = figure.layout.coloraxis
     low, high, scale = shared.cmin or 0.0, shared.cmax or 1.0, shared.colorscale or SEQUENTIAL
-    z = np.asarray(trace.z, dtype=float)
-    codes = np.clip((z - low) / ((high - low) or 1.0) * 255, 0, 255).astype(np.uint8)
+    codes = np.clip((heat(figure, trace) - low) / ((high - low) or 1.0) * 255, 0, 255).astype(np.uint8)
     xs, ys = values(trace, "x"), values(trace, "y")
     left, right = x.place(xs[0] - 0.5 * _gap(xs)), x.place(xs[-1] + 0.5 * _gap(xs))
     top, bottom = y.place(ys[0] - 0.5 * _gap(ys)), y.place(ys[-1] + 0.5 * _gap(ys))
@@ -215,7 +215,7 @@ def _color_bar(told: Any, inner: Box) -> str:
     x, top, bottom = inner[2] + 12, inner[1], min(inner[3], inner[1] + 220)
     stops = "".join(f'<stop offset="{part:g}" stop-color="{color}"/>' for part, color in told.colorscale)
     bar = told.colorbar
-    ends = bar.ticktext[-1:] + bar.ticktext[:1] if bar.ticktext else (_end(told.cmax), _end(told.cmin))
+    ends = _end(told.cmax), _end(told.cmin)
     name = f"scale-{zlib.crc32(stops.encode()):08x}"  # ids are the whole page's
     return (
         f'<linearGradient id="{name}" x1="0" x2="0" y1="1" y2="0">{stops}</linearGradient>'

@@ -7,7 +7,7 @@ import gradio as gr
 from kvq_core.record import Record
 from ui.figures import attention_rows, channel_errors, damage_grid, depth_error, score_map, sink_change
 from ui.figures.base import Arrays
-from ui.figures.damage import MEASURES
+from ui.figures.damage import MEASURES, kept_at
 from ui.panels.view import Drawn, Slot, View, create_page, create_words, or_absent
 from ui.selection import Selection
 from ui.words.damage import damage
@@ -47,7 +47,9 @@ ROWS = (
 def create_damage() -> View:
     words = create_words()
     with gr.Row(elem_classes=["choices"]):
-        measure = gr.Radio(CHOICES, value="relative", label="Measure", elem_id="damage-measure", interactive=True)
+        measure = gr.Radio(
+            CHOICES, value="relative", label="Measure", elem_id="damage-measure", interactive=True, min_width=540
+        )
         uncentred = gr.Checkbox(
             label="Uncentred score deltas", value=False, elem_id="uncentred", interactive=True, min_width=160
         )  # fmt: skip
@@ -77,4 +79,13 @@ def compute(record: Record, arrays: Arrays, at: Selection, measure: str, uncentr
         "depth": or_absent(depth_error(record, arrays, measure), MISSING),
     }
     titles = dict.fromkeys(grids, TITLES[measure]) if measure in TITLES else {}
-    return Drawn(damage(record, arrays, at), figures, titles=titles)
+    return Drawn(damage(record, arrays, at), figures, titles=titles | _nearest(record, at))
+
+
+def _nearest(record: Record, at: Selection) -> dict[str, str]:
+    """Titles of what was kept of another head, where not all were: the nearest is shown."""
+    kept = kept_at(record, at.layer, at.head)
+    if kept in (None, (at.layer, at.head)):
+        return {}
+    where = "layer {}, query head {}, the nearest kept".format(*kept)
+    return {"score-map": f"Score deltas of {where}", "attention-rows": f"Attention of {where}"}

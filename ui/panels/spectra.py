@@ -11,6 +11,7 @@ from ui.figures.spectra import (
     head_spectra,
     joint_spectra,
     lane_spectra,
+    nearest_layer,
 )
 from ui.panels.view import Drawn, Slot, View, create_page, create_words, or_absent
 from ui.selection import Selection
@@ -55,4 +56,10 @@ def compute(record: Record, arrays: Arrays, at: Selection, kind: str) -> Drawn:
         "key-channels": or_absent(distributions(record, arrays, at.layer, "key"), MISSING),
         "latent-channels": or_absent(distributions(record, arrays, at.layer, "latent"), MISSING),
     }
-    return Drawn(spectra(record, arrays, at.layer), figures)
+    kept, titles = nearest_layer(record, at.layer), {}
+    if kept != at.layer:
+        titles = {
+            f"{what}-channels": f"{name} key channels of layer {kept}, the nearest kept"
+            for what, name in (("key", "Original"), ("latent", "Latent"))
+        }
+    return Drawn(spectra(record, arrays, at.layer), figures, titles=titles)

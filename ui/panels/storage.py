@@ -8,7 +8,7 @@ from kvq_core.record import Record
 from ui.colors import lane_color
 from ui.figures.base import Arrays
 from ui.figures.bits import bit_map, stored_bytes
-from ui.figures.usage import bits_at, bits_by_length, code_usage, latent_bits, shares
+from ui.figures.usage import bits_at, bits_by_length, code_usage, dead_codes, latent_bits, shares
 from ui.numbers import listed, percent, size
 from ui.panels.view import Drawn, Slot, View, create_page, create_words, or_absent
 from ui.selection import Selection
@@ -20,7 +20,7 @@ ROWS = (
     (
         Slot(
             "bits", "Bits of every element",
-            "Metadata included. Windows and sinks are at 16. One row where only the token counts.",
+            "Metadata included. Windows and sinks are at 16. One row where only the token counts. Click to select.",
         ),
     ),
     (
@@ -67,7 +67,7 @@ def create_storage() -> View:
         )
         batch = gr.Number(1, label="Batch", precision=0, min_width=90, elem_id="batch", interactive=True)
     pickers = [kind, axis, shape, context, batch]
-    return View("storage", words, [maps, create_page(["extrapolation"])], compute, ("layer", "head"), pickers)
+    return View("storage", words, [maps, create_page(["extrapolation"])], compute, ("layer", "head", "token"), pickers)
 
 
 def compute(
@@ -81,7 +81,7 @@ def compute(
         "outliers": shares(record, arrays, "outlier", kind),
     }
     figures = {
-        "bits": or_absent(bit_map(record, arrays, kind, axis), MISSING),
+        "bits": or_absent(bit_map(record, arrays, kind, axis, at.token), MISSING),
         **{name: or_absent(figure, "") for name, figure in own.items()},
         "bytes": stored_bytes(record),
         "length": or_absent(bits_by_length(record), "No lane stored anything."),
@@ -89,10 +89,17 @@ def compute(
     without = [name for slot, name in SPENT if own[slot] is None]
     said = f"No lane here stores its {kind}s with {listed(without, 'or')}." if without else ""
     html = {
-        "spent": f'<p class="muted">{safe(said)}</p>',
+        "spent": "".join(f'<p class="muted">{safe(line)}</p>' for line in (dead(record, arrays, kind), said) if line),
         "extrapolation": extrapolation(record, shape, context, batch),
     }
-    return Drawn(storage(record), figures, html)
+    return Drawn(storage(record), figures, html, tables={"extrapolation": _rows(record, shape, context, batch)})
+
+
+def dead(record: Record, arrays: Arrays, kind: str) -> str:
+    """How many of its codes each lane never uses, where lanes count them."""
+    found = [(lane.label, dead_codes(arrays, i, kind)) for i, lane in enumerate(record.lanes)]
+    told = [f"{label} {percent(share, 1)}" for label, share in found if share is not None]
+    return f"Dead {kind} codes, over all layers and heads: {listed(told)}." if told else ""
 
 
 def extrapolation(record: Record, shape: str, context: Any, batch: Any) -> str:
@@ -101,21 +108,13 @@ def extrapolation(record: Record, shape: str, context: Any, batch: Any) -> str:
         return (
             f'<p class="error">Give a context from 1 to {MAX_CONTEXT:,} tokens and a batch from 1 to {MAX_BATCH:,}.</p>'
         )
-    env, tokens, copies = record.environment, int(context), int(batch)
-    layers, heads, dim = SHAPES.get(shape, (env.layers, env.kv_heads, env.head_dim))
-    elements = layers * heads * dim * tokens * copies  # of keys; values have as many
-    full = 2 * 2 * elements
+    tokens, copies = int(context), int(batch)
+    full = _full_bytes(record, shape, tokens, copies)
     rows = [f'<tr><th scope="row"><span class="dot ref"></span>FP16 cache</th><td>{size(full)}</td><td>100 %</td></tr>']
-    measured = env.layers * env.kv_heads * env.head_dim
-    for index, lane in enumerate(record.lanes):
-        if lane.memory is None:
-            continue
-        bits = sum(bits_at(lane.memory, kind, tokens, measured) for kind in ("key", "value"))
-        stored = elements * bits / 8
+    for index, label, share in _ratios(record, tokens):
         dot = f'<span class="dot" style="background:{lane_color(index)}"></span>'
         rows.append(
-            f'<tr><th scope="row">{dot}{safe(lane.label)}</th><td>{size(stored)}</td>'
-            f"<td>{percent(stored / full)}</td></tr>"
+            f'<tr><th scope="row">{dot}{safe(label)}</th><td>{size(full * share)}</td><td>{percent(share)}</td></tr>'
         )
     return (
         '<div class="scroll" tabindex="0"><table class="plain"><thead><tr>'
@@ -125,6 +124,34 @@ def extrapolation(record: Record, shape: str, context: Any, batch: Any) -> str:
         '<p class="muted">Extrapolated from this run: the quantized region at its measured bits, windows of the '
         "measured size, model-wide codebooks not counted.</p>"
     )
+
+
+def _ratios(record: Record, tokens: int) -> list[tuple[int, str, float]]:
+    """Per lane its index, label, and share of an fp16 cache that it stores of a context."""
+    env = record.environment
+    measured = env.layers * env.kv_heads * env.head_dim
+    return [
+        (index, lane.label, sum(bits_at(lane.memory, kind, tokens, measured) for kind in ("key", "value")) / 32)
+        for index, lane in enumerate(record.lanes)
+        if lane.memory is not None
+    ]
+
+
+def _full_bytes(record: Record, shape: str, tokens: int, copies: int) -> int:
+    """Of an fp16 cache: keys and values, two bytes an element."""
+    env = record.environment
+    layers, heads, dim = SHAPES.get(shape, (env.layers, env.kv_heads, env.head_dim))
+    return 2 * 2 * layers * heads * dim * tokens * copies
+
+
+def _rows(record: Record, shape: str, context: Any, batch: Any) -> list[list[Any]]:
+    """The extrapolation's table: see ui.export."""
+    if not _whole(context, MAX_CONTEXT) or not _whole(batch, MAX_BATCH):
+        return []
+    full = _full_bytes(record, shape, int(context), int(batch))
+    shares = [("FP16 cache", 1.0), *((label, share) for _, label, share in _ratios(record, int(context)))]
+    named = ["context, tokens", "batch", f"bytes, {shape}"]
+    return [[label, int(context), int(batch), full * share, *named] for label, share in shares]
 
 
 def _whole(value: Any, high: int) -> bool:

@@ -6,7 +6,7 @@ import gradio as gr
 
 from kvq_core.record import Record
 from ui.figures.base import Arrays
-from ui.figures.subspace import angles, deviation, error_inside, error_split
+from ui.figures.subspace import angles, deviation, error_inside, error_split, nearest_rank
 from ui.panels.view import Drawn, Slot, View, create_page, create_words, or_absent
 from ui.selection import Selection
 from ui.words import subspace
@@ -50,4 +50,12 @@ def compute(record: Record, arrays: Arrays, at: Selection, rank: Any) -> Drawn:
     }
     texts = record.capture.subspace_texts
     others = [f"{name}: {texts[key]}." for key, name in OTHERS if texts.get(key)]
-    return Drawn(" ".join([subspace(record, arrays, rank), *others]), figures)
+    return Drawn(" ".join([subspace(record, arrays, rank), *others]), figures, titles=_nearest(record, rank))
+
+
+def _nearest(record: Record, rank: int) -> dict[str, str]:
+    """Titles of the angles where they were kept for other ranks: those of the nearest are shown."""
+    kept = nearest_rank(record, rank)
+    if kept is None or (r := record.capture.angle_ranks[kept]) == rank:
+        return {}
+    return {slot.name: f"{slot.title}, top {r}: the nearest kept" for slot in ROWS[1]}

@@ -7,7 +7,7 @@ import gradio as gr
 from kvq_core.record import Record
 from kvq_core.spec import MAX_LANES
 from ui.cards import lane_body
-from ui.diff import diff, text_of, top_lists
+from ui.diff import diff, text_of, top_lists, top_rows
 from ui.figures.base import Arrays
 from ui.figures.texts import kld_strips
 from ui.panels.view import Drawn, Slot, View, create_page, create_words, or_absent
@@ -62,11 +62,12 @@ def compute(record: Record, arrays: Arrays, at: Selection, lane: Any, other: Any
         f"{diff(text_of(record, against), text_of(record, index))}",
     }
     figures = {"kld-strips": or_absent(kld_strips(record, arrays, at.token), "No lane of this run was scored.")}
-    return Drawn(texts(record, arrays, index), figures, html)
+    return Drawn(texts(record, arrays, index), figures, html, tables={"top-lists": top_rows(record, arrays, index)})
 
 
 def _text(title: str, body: str, kind: str) -> str:
-    text = f'<div class="tokens {kind}" tabindex="0" role="group" aria-label="{safe(title)}" data-tokens>{body}</div>'
+    named = f'id="tokens-{kind}" aria-label="{safe(title)}"'
+    text = f'<div class="tokens {kind}" {named} tabindex="0" role="group" data-tokens>{body}</div>'
     return f'<h3 class="figure-title">{safe(title)}</h3>{text}'
 
 

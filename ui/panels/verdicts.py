@@ -20,10 +20,11 @@ from ui.services import SWIFT, Services
 from ui.text import safe
 from ui.verdict import EXPLAINED, remarks, verdict
 
+# name, field, how it is shown, unit of the raw value
 MEASURES = (
-    ("KLD mean", "kld_mean", lambda v: f"{significant(v, 2)} nats"),
-    ("KLD p99", "kld_p99", lambda v: f"{significant(v, 2)} nats"),
-    ("flips", "flip_rate", lambda v: percent(v, 1)),
+    ("KLD mean", "kld_mean", lambda v: f"{significant(v, 2)} nats", "nats"),
+    ("KLD p99", "kld_p99", lambda v: f"{significant(v, 2)} nats", "nats"),
+    ("flips", "flip_rate", lambda v: percent(v, 1), "share of positions"),
 )
 
 
@@ -34,9 +35,18 @@ def create_verdicts() -> View:
 def compute(record: Record, arrays: Arrays, at: Selection) -> Drawn:
     cards = [_card(record, arrays, index, lane) for index, lane in enumerate(record.lanes)]
     close = f'<p class="muted">{safe(EXPLAINED)} One prompt and one model: a verdict about this run.</p>'
-    return Drawn(
-        _said(record), html={"verdicts": f'<div class="verdicts">{_stress(record)}{"".join(cards)}</div>{close}'}
-    )
+    html = {"verdicts": f'<div class="verdicts">{_stress(record)}{"".join(cards)}</div>{close}'}
+    return Drawn(_said(record), html=html, tables={"verdicts": _rows(record)})
+
+
+def _rows(record: Record) -> list[list[Any]]:
+    """The numbers of the cards: see ui.export."""
+    lanes = [("", record.noise_floor), *((verdict(lane).word, lane) for lane in record.lanes)]
+    return [
+        [lane.label, title, word, getattr(lane.metrics, name, None), "measure", "verdict", unit]
+        for word, lane in lanes
+        for title, name, _, unit in MEASURES
+    ]
 
 
 def _said(record: Record) -> str:
@@ -66,7 +76,7 @@ def _stress(record: Record) -> str:
 
 def _card(record: Record, arrays: Arrays, index: int, lane: LaneRecord) -> str:
     found = verdict(lane)
-    rows = "".join(_row(title, name, shown, lane, record.noise_floor) for title, name, shown in MEASURES)
+    rows = "".join(_row(title, name, shown, lane, record.noise_floor) for title, name, shown, _ in MEASURES)
     table = (
         f'<table class="plain"><thead><tr><th></th><th scope="col">this lane</th>'
         f'<th scope="col">noise floor</th></tr></thead><tbody>{rows}</tbody></table>'

@@ -20,12 +20,14 @@ ABSENT = '<div class="slot" hidden></div>'
 @dataclass(frozen=True)
 class Drawn:
     """What a view shows: text that is escaped here, figures by the name of their slot (a sentence where the run kept
-    nothing to draw), finished HTML by name, and titles of slots that follow a picker."""
+    nothing to draw), finished HTML by name, titles of slots that follow a picker, and what tables hold, by name: lines
+    in the columns of ui.export."""
 
     words: str
     figures: Mapping[str, "go.Figure | str"] = field(default_factory=dict)
     html: Mapping[str, str] = field(default_factory=dict)
     titles: Mapping[str, str] = field(default_factory=dict)
+    tables: Mapping[str, Sequence[Sequence[Any]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

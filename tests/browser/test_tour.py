@@ -1,0 +1,66 @@
+"""The guided tour in a slow browser: its words, the sliders and the figures in sight say the same at any moment."""
+
+import pytest
+
+from kvq_core.examples import packaged
+from ui.selection import selected, start
+from ui.tour import shipped, tour
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+SLOWER = 4  # times, by the browser's own throttle
+# Looks once a frame at what a person can see; figures that say that they show the nearest kept are none of the
+# selection's.
+WATCH = r"""(steps) => {
+  const seen = (element) => element.checkVisibility({ visibilityProperty: true });
+  const held = (name) => Number(document.querySelector(`#pick-${name} input[type=number]`).value);
+  window.disagreements = new Set();
+  window.looks = 0;
+  const look = () => {
+    requestAnimationFrame(look);
+    const title = document.querySelector("#learn h3")?.innerText;
+    const said = document.querySelector("#selected")?.innerText.match(/Layer (\d+) · query head (\d+) .* token (\d+) /);
+    if (!steps[title] || !said || !seen(document.querySelector("#where"))) return;
+    window.looks += 1;
+    const sliders = `${held("layer")} ${held("head")} ${held("token")}`;
+    const differs = (what, text) => window.disagreements.add(`${title}: ${what} ${text}, sliders ${sliders}`);
+    if (steps[title] !== sliders) differs("words", steps[title]);
+    if (said.slice(1).join(" ") !== sliders) differs("selection", said.slice(1).join(" "));
+    for (const text of document.querySelectorAll("#where .plot .xtitle")) {
+      const layer = text.textContent.match(/layer (\d+)/)?.[1];
+      if (!layer || layer === said[1] || !seen(text)) continue;
+      const slot = text.closest(".slot").querySelector("h3").innerText;
+      if (!slot.includes("nearest kept")) differs(slot, `layer ${layer}`);
+    }
+  };
+  look();
+}"""
+
+
+def expected() -> dict[str, str]:
+    """Layer, head and token of each step by its title."""
+    found = {}
+    for step in tour():
+        record, arrays = packaged().load(shipped()[step.example])
+        at = vars(start(record, arrays)) | step.selection
+        at = selected(record, at["layer"], at["head"], at["token"])
+        found[step.title] = f"{at.layer} {at.head} {at.token}"
+    return found
+
+
+def test_words_sliders_and_figures_agree_at_every_moment_of_the_tour(server, browser):
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
+    page = context.new_page()
+    page.set_default_timeout(60_000)
+    page.context.new_cdp_session(page).send("Emulation.setCPUThrottlingRate", {"rate": SLOWER})
+    page.goto(f"{server}/?learn=1")
+    page.evaluate(WATCH, expected())
+    for number, step in enumerate(tour()):
+        page.wait_for_function("title => document.querySelector('#learn h3')?.innerText === title", arg=step.title)
+        page.wait_for_selector(f"#views [data-view={step.view}][aria-selected=true]")
+        if step.view != "verdicts":
+            page.wait_for_selector(f"#view-{step.view}:not(.behind) .plot:not(.behind) .main-svg")
+        if number + 1 < len(tour()):
+            page.locator("#learn-next").click()
+    assert page.evaluate("[...window.disagreements]") == []
+    assert page.evaluate("window.looks") > 10 * len(tour())
+    context.close()
