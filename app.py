@@ -90,8 +90,7 @@ def main() -> int:
     if not found.zero_gpu:  # there the model is loaded, and this process must not compute: it is forked for every run
         threading.Thread(target=warm_up, args=[health], name="warm-up", daemon=True).start()
     keep_swept(services.downloads)
-    host = "0.0.0.0" if os.environ.get("SPACE_ID") else "127.0.0.1"
-    launch(services, health, host, found.port, found.mcp).block_thread()
+    launch(services, health, found.host, found.port, found.mcp).block_thread()
     return 0
 
 

@@ -173,7 +173,7 @@ class Visitor:
 
     async def see(self, visit: Visit) -> Visit:
         """Let the page show the finished run, as it does by itself, and note which run that is."""
-        shown = await self.call(self.plan.show, [None])
+        shown = await self.call(self.plan.show, self.plan.form(self.plan.show, self.filled))
         visit.run = (LINK.search(json.dumps(shown)) or ["", ""])[1]
         return visit
 

@@ -20,6 +20,7 @@ class Settings:
     store_limit: int | None  # KVQ_STORE_LIMIT: bytes the store may hold; old runs make way
     store_days: float | None  # KVQ_STORE_DAYS: age at which a run that is not shared is removed
     models: tuple[str, ...]  # KVQ_MODELS: the only models this instance runs; empty: all
+    host: str  # GRADIO_SERVER_NAME: the address the page listens on; this machine alone, on a Space all
     port: int  # PORT or GRADIO_SERVER_PORT
     mcp: bool  # KVQ_MCP: serve the API to MCP clients as well
     zero_gpu: bool  # a Space whose GPU is lent for one call at a time; Spaces set SPACES_ZERO_GPU
@@ -43,6 +44,7 @@ def settings() -> Settings:
         store_limit=_bytes(limit) if limit else None,
         store_days=_days(days) if days else None,
         models=models,
+        host=env.get("GRADIO_SERVER_NAME") or ("0.0.0.0" if env.get("SPACE_ID") else "127.0.0.1"),
         port=_port(env.get("PORT") or env.get("GRADIO_SERVER_PORT") or "7860"),
         mcp=_flag("KVQ_MCP"),
         zero_gpu=_flag("SPACES_ZERO_GPU"),

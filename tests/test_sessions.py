@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 from datetime import datetime, timedelta
 
 import httpx
@@ -60,6 +61,22 @@ def test_of_a_call_without_a_session_no_answer_is_held(served):
         event = http.post("/call/run", json={"data": [run, ""]}).json()["event_id"]
         assert f'"id": "{run}"' in http.get(f"/call/run/{event}").text
     assert not any(session.config_values for session in blocks.app.state_holder.session_data.values())
+
+
+def test_answers_nobody_fetches_make_way_and_those_that_are_fetched_come(served, monkeypatch):
+    blocks, address, run = served
+    monkeypatch.setattr("ui.mail.READING_S", 0.5)
+    monkeypatch.setattr("ui.mail.UNREAD", 2)
+    mail = blocks._queue.pending_messages_per_session
+    with httpx.Client(base_url=f"{address}{asyncio.run(plan_of(address)).prefix}", timeout=60) as http:
+        events = [http.post("/call/run", json={"data": [run, ""]}).json()["event_id"] for _ in range(12)]
+        until = time.monotonic() + 60
+        while events[0] in mail or blocks._queue.event_ids_to_events:
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        assert "event: error" in http.get(f"/call/run/{events[0]}").text
+        event = http.post("/call/run", json={"data": [run, ""]}).json()["event_id"]
+        assert f'"id": "{run}"' in http.get(f"/call/run/{event}").text
 
 
 def test_a_closed_page_is_forgotten_after_a_while_and_an_open_one_is_not(served):

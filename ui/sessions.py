@@ -6,6 +6,9 @@ from typing import Any
 from gradio import Blocks
 from gradio.state_holder import SessionState, StateHolder
 
+from ui.mail import Mail
+
+MOST = 2000  # sessions with answers on their way, as many as Gradio keeps
 KEEP = timedelta(hours=1)  # a tab whose connection was lost comes back to its page within this time
 
 
@@ -21,11 +24,15 @@ class Forgotten(dict):
 
 
 class Sessions(StateHolder):
-    """The states of all pages: small ones, and of closed pages none after a while.
+    """The states of all pages: small ones, and of closed pages none after a while; and answers that nobody fetches.
 
     Gradio empties the states of a closed page after an hour, but drops the page itself only once ``capacity`` newer
     ones have come.
     """
+
+    def __init__(self, mail: Mail):
+        super().__init__()
+        self._mail = mail
 
     def __getitem__(self, session_id: str) -> SessionState:
         found = super().__getitem__(session_id)
@@ -36,6 +43,7 @@ class Sessions(StateHolder):
     def delete_all_expired_state(self) -> None:
         """Called by Gradio every second."""
         super().delete_all_expired_state()
+        self._mail.sweep()
         now = datetime.now()
         for id, session in list(self.session_data.items()):
             if session.is_closed and now - self.time_last_used.get(id, now) > KEEP:
@@ -45,7 +53,9 @@ class Sessions(StateHolder):
 
 
 def install(blocks: Blocks) -> None:
-    """Let a page that is served keep its states so."""
-    sessions = Sessions()
+    """Let a page that is served keep its states so, and its answers as ui/mail.py says."""
+    mail = Mail(MOST)
+    blocks._queue.pending_messages_per_session = mail
+    sessions = Sessions(mail)
     sessions.set_blocks(blocks)
     blocks.app.state_holder = sessions
