@@ -52,6 +52,12 @@ def demand_open(store: Store, run_id: str, key: str = "") -> None:
         )
 
 
+def demand_maker(store: Store, run_id: str, key: str) -> None:
+    """Raises StoreError where somebody without its key would share a run of a public instance, or list it."""
+    if settings().public and not holds_key(store, run_id, key):
+        raise StoreError(f"Run {run_id} can be shared by its maker alone: give the key that came with its result.")
+
+
 def listed(store: Store, limit: int = 50) -> list[Summary]:
     """The runs anybody may be shown, newest first: on a public instance those their makers put on the list."""
     return [run for run in store.list(10_000) if reach(store, run.id) == "listed"][:limit]

@@ -1,5 +1,7 @@
 """The named endpoints on a live server, from programs: schemas, streams, refusals, cancelling; docs/api.md, run."""
 
+import json
+import math
 import re
 import shutil
 import socket
@@ -198,6 +200,31 @@ def test_an_unknown_run_is_refused_in_one_line(client, endpoint, run, said):
     assert said in line and "\n" not in line
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "arguments", "said"),
+    [
+        ("/preset", [["first-look"]], "name = ['first-look'] is not allowed: it must be text."),
+        ("/run", [], "not the values that are taken here"), ("/run", ["f" * 16], "not the values that are taken here"),
+        ("/preset", [None], "name = None is not allowed"), ("/claims", [3], "paper = 3 is not allowed"),
+        ("/run", ["f" * 16, 7], "key = 7 is not allowed"), ("/run", [{"a": 1}, ""], "not valid"),
+        ("/arrays", [[], ""], "not valid"), ("/share", ["f" * 16, "", "false"], "it must be true or false"),
+        ("/estimate", [{**SMALL, "temperature": math.nan}], "temperature = nan is not allowed"),
+        ("/estimate", [{**SMALL, "seed": 1e400}], "seed = inf is not allowed"),
+        ("/compare", [{**SMALL, "prompt": "\ud800"}], "prompt = '\\ud800' is not allowed"),
+        ("/compare", [{**SMALL, "\ud800": 1}], "Unknown field '\\ud800'"),
+        ("/estimate", [{**SMALL, "lanes": [{"method": "squat", "knobs": {"regularization": math.inf}}]}],
+         "regularization = inf is not allowed"),
+    ],
+)  # fmt: skip
+def test_arguments_of_another_kind_are_refused_in_one_line(server, endpoint, arguments, said):
+    """As raw JSON: gradio_client would not send all of these."""
+    raw = json.dumps({"data": arguments}).encode()
+    post = httpx.post(f"{server}/gradio_api/call{endpoint}", content=raw, headers={"Content-Type": "application/json"})
+    with httpx.stream("GET", f"{server}/gradio_api/call{endpoint}/{post.json()['event_id']}", timeout=90) as stream:
+        lines = list(stream.iter_lines())
+    assert lines[-3] == "event: error" and said in json.loads(lines[-2].removeprefix("data: "))["error"], lines
+
+
 def test_an_error_nobody_thought_of_tells_nothing_of_the_server(client, engine, monkeypatch):
     def broken(spec, store):
         raise RuntimeError("/srv/secret")
@@ -270,6 +297,9 @@ def test_on_a_public_instance_a_run_opens_with_its_key_until_it_is_shared(client
         assert "has not shared it" in refusal(client, run, api_name=endpoint)
     assert client.predict(run, key, api_name="/share").endswith(f"?run={run}")
     assert client.predict(run, api_name="/run")["id"] == run
+    assert run not in {found["run"] for found in client.predict(api_name="/runs")}
+    for stranger in ("", "0" * 32):
+        assert "by its maker alone" in refusal(client, run, stranger, True, api_name="/share")
     assert run not in {found["run"] for found in client.predict(api_name="/runs")}
     client.predict(run, key, True, api_name="/share")
     assert run in {found["run"] for found in client.predict(api_name="/runs")}

@@ -210,6 +210,53 @@ def test_uploads_are_refused_and_leave_nothing(server):
     assert status == 403 and sorted(Path(get_upload_folder()).rglob("*")) == before
 
 
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("queue/join", {"data": [], "fn_index": 10**9, "session_hash": "s"}), ("call/nothing", {"data": []}),
+        ("queue/join", {"data": [], "fn_index": -1, "session_hash": "s"}), ("call/__class__", {"data": [None]}),
+    ],
+)  # fmt: skip
+def test_an_endpoint_that_is_not_there_is_said_plainly(server, path, body):
+    status, headers, answer = server(f"/gradio_api/{path}", json.dumps(body).encode(), **JSON)
+    assert status == 404 and "no such endpoint" in json.loads(answer)["detail"]
+    assert headers["X-Content-Type-Options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("call/v2/run", b'{"data": ["x"]}'), ("cancel", b'{"session_hash": NaN}'), ("reset", b"[NaN]")]
+)
+def test_a_request_that_means_nothing_is_told_so(server, path, body):
+    status, _, answer = server(f"/gradio_api/{path}", body, **JSON)
+    assert status == 400 and "could not be understood" in json.loads(answer)["detail"]
+
+
+def test_a_stream_of_a_session_that_is_not_there_ends_with_a_message(server, caplog):
+    status, _, body = server("/gradio_api/queue/data?session_hash=nobody")
+    assert status == 200 and b'"session_not_found":true' in body and not caplog.records
+
+
+def test_a_request_the_framework_fails_on_gets_a_sentence_and_no_trace(server, monkeypatch, caplog):
+    def broken(*_, **__):
+        raise RuntimeError("/srv/secret")
+
+    monkeypatch.setattr("gradio.route_utils.get_fn", broken)
+    status, headers, answer = server("/gradio_api/call/methods", b'{"data": []}', **JSON)
+    assert status == 500 and "could not be answered" in json.loads(answer)["detail"] and b"secret" not in answer
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert [record.getMessage() for record in caplog.records if record.name == "kvq"] == ["request failed"]
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[" * 200_000, b'{"data": ' + b"[" * 200_000, b"\xff\xfe", b"null", b"7"])
+def test_a_body_that_is_none_is_refused(server, body):
+    for path in ("queue/join", "call/compare", "cancel"):
+        status, _, answer = server(f"/gradio_api/{path}", body, **JSON)
+        assert status in (400, 422) and len(answer) < 2000, (path, status, answer[:300])
+
+
 @pytest.mark.parametrize("path", ["/docs", "/redoc", "/openapi.json", "/monitoring", "/monitoring/summary"])
 def test_no_page_about_the_server(server, path):
     assert server(path)[0] in (403, 404)
@@ -239,3 +286,18 @@ def test_a_model_id_is_no_path_on_a_public_instance(monkeypatch, tmp_path):
     for id in ("/etc", "../models", "~/x", str(tmp_path), "kvq_core/models", "file:///etc/passwd", "owner/other"):
         with pytest.raises(ModelError, match="not offered on this instance"):
             load(id)
+
+
+@pytest.mark.parametrize(
+    ("variables", "host"),
+    [
+        ({}, "127.0.0.1"), ({"SPACE_ID": "me/it"}, "0.0.0.0"), ({"GRADIO_SERVER_NAME": "0.0.0.0"}, "0.0.0.0"),
+        ({"SPACE_ID": "me/it", "GRADIO_SERVER_NAME": "127.0.0.1"}, "127.0.0.1"),
+    ],
+)  # fmt: skip
+def test_it_listens_to_this_machine_alone_unless_told_otherwise(monkeypatch, variables, host):
+    for name in ("SPACE_ID", "GRADIO_SERVER_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert settings().host == host

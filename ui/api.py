@@ -20,6 +20,7 @@ from kvq_core.board import ClaimResult, measured, stored_board, texts_held
 from kvq_core.errors import KvqError
 from kvq_core.examples import packaged
 from kvq_core.logs import tell_error
+from kvq_core.methods import shown
 from kvq_core.models import available_models, with_model
 from kvq_core.record import Record
 from kvq_core.report import describe_methods
@@ -42,6 +43,7 @@ from ui.schemas import (
 from ui.services import Services
 
 PACE_S = 0.15  # between two updates of a stream
+_KINDS = {str: "text", bool: "true or false"}
 
 
 def create_api(services: Services) -> None:
@@ -117,6 +119,7 @@ def _listing() -> tuple[Callable[..., Any], ...]:
             name: Its name, such as "first-look"; the tool presets lists them.
         """
         with _one_line():
+            _demand(str, name=name)
             found = experiments.preset(name)
             spec = with_model(found.spec)
             return Experiment(**{**found.model_dump(mode="json"), "spec": spec.model_dump(mode="json")})
@@ -128,6 +131,7 @@ def _listing() -> tuple[Callable[..., Any], ...]:
             paper: Only this paper's claims, for instance "SQuat"; empty: those of all papers.
         """
         with _one_line():
+            _demand(str, paper=paper)
             board = stored_board(DEFAULT_MODEL)
             papers = {claim.paper.lower(): claim.paper for claim in board.claims}
             if paper and paper.lower() not in papers:
@@ -174,12 +178,14 @@ def _stored(services: Services) -> tuple[Callable[..., Any], ...]:
 
         Args:
             run: The id of the run, 16 hexadecimal characters.
-            key: As for run.
-            listed: Put it on the list of runs as well.
+            key: The key that came with the run's result; on a public instance only who has it can share the run.
+            listed: Put it on the list of runs as well; false takes it off.
         """
         with _one_line():
+            _demand(bool, listed=listed)
             _opened(services, run, key)
             if not services.shelf.ships(run):
+                sharing.demand_maker(services.store, run, key)
                 services.store.share(run, listed)
             return link(run, request)
 
@@ -187,10 +193,18 @@ def _stored(services: Services) -> tuple[Callable[..., Any], ...]:
 
 
 def _opened(services: Services, run: str, key: str) -> tuple[Record, dict[str, Any]]:
-    """A run that ships with the app, or one that the holder of the key may open. Raises StoreError."""
+    """A run that ships with the app, or one that the holder of the key may open. Raises KvqError."""
+    _demand(str, key=key)
     if not services.shelf.ships(run):
         sharing.demand_open(services.store, run, key)
     return services.shelf.get(run)
+
+
+def _demand(kind: type, **given: Any) -> None:
+    """Gradio hands on whatever a client sends. Raises KvqError for an argument of another type."""
+    for name, value in given.items():
+        if not isinstance(value, kind):
+            raise KvqError(f"{name} = {shown(value)} is not allowed: it must be {_KINDS[kind]}.")
 
 
 @contextmanager

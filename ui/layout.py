@@ -8,6 +8,7 @@ import gradio as gr
 from kvq_core.errors import KvqError
 from ui.access import key_for
 from ui.api import create_api
+from ui.arguments import Blocks
 from ui.figures.base import canvas
 from ui.panels import measure, training
 from ui.panels.answers import AnswerCards, create_answers, finished, staged
@@ -80,9 +81,7 @@ class Page:
 
 def build_ui(services: Services) -> gr.Blocks:
     """The page of a server."""
-    with gr.Blocks(
-        title="KVQ Explorer", fill_width=True, analytics_enabled=False, delete_cache=(3600, 86400)
-    ) as blocks:
+    with Blocks(title="KVQ Explorer", fill_width=True, analytics_enabled=False, delete_cache=(3600, 86400)) as blocks:
         create_api(services)  # first: handlers of the page have names too, and the first of a name keeps it
         page = _arrange(services)
         wire_presets(page.setup, from_preset, form_outputs(page.setup, page.lanes))

@@ -5,12 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from fsspec.implementations.local import LocalFileSystem
+from gradio.route_utils import FnIndexInferError
 from gradio.utils import get_upload_folder
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kvq_core.logs import tell_error
 from kvq_core.settings import settings
 from kvq_core.store import Store
 from ui.body import BoundedBody
@@ -48,7 +51,7 @@ CLOSED = re.compile(
 
 
 class Guard:
-    """Adds HEADERS to every response and answers CLOSED itself."""
+    """Adds HEADERS to every response; answers CLOSED, and requests that nothing else could answer, itself."""
 
     def __init__(self, app: ASGIApp):
         self.app = app
@@ -58,8 +61,12 @@ class Guard:
             await self.app(scope, receive, send)
             return
 
+        begun = False
+
         async def guarded(message: Message) -> None:
+            nonlocal begun
             if message["type"] == "http.response.start":
+                begun = True
                 own = {name for name, _ in HEADERS}
                 kept = [(name, value) for name, value in message.get("headers", []) if name.lower() not in own]
                 message = {**message, "headers": kept + HEADERS}
@@ -70,7 +77,26 @@ class Guard:
             refusal = JSONResponse({"detail": "This page takes no files and fetches none."}, 403)
             await refusal(scope, receive, guarded)
             return
-        await self.app(scope, receive, guarded)
+        try:
+            await self.app(scope, receive, guarded)
+        except Exception as error:
+            if begun and isinstance(error.__cause__, HTTPException):  # a stream of a session that is not there: told so
+                await send({"type": "http.response.body"})
+            elif begun:
+                raise
+            else:
+                await _unanswered(error)(scope, receive, guarded)
+
+
+def _unanswered(error: Exception) -> JSONResponse:
+    """The answer to a request on which the framework failed."""
+    if isinstance(error, FnIndexInferError | KeyError):  # Gradio looks handlers up by name or number
+        return JSONResponse({"detail": "There is no such endpoint. /gradio_api/info lists those there are."}, 404)
+    if isinstance(error, TypeError | ValueError):  # arguments that fit no parameter, numbers that are no JSON
+        said = "This request could not be understood. /gradio_api/info lists the endpoints and what they take."
+        return JSONResponse({"detail": said}, 400)
+    tell_error("request failed", error)
+    return JSONResponse({"detail": "This request could not be answered; it was logged."}, 500)
 
 
 def app_kwargs(health: Health) -> dict[str, Any]:
