@@ -36,7 +36,7 @@ async def limited(address: str, store: str) -> list[dict[str, Any]]:
     rows.append(_row("runs of one visitor an hour", "KVQ_RUNS_PER_HOUR", hasty, store))
     crowd = await at_once(address, plan, [f"192.0.2.{number}" for number in range(1, 17)])
     rows.append(_row("runs in line, all visitors together", "KVQ_MAX_LINE", crowd, store))
-    costly = await pasted(address, plan, "one two three " * 4000, "203.0.113.1")
+    costly = await pasted(address, plan, "one two three " * 2400, "203.0.113.1")  # fits into the model's context
     rows.append(_row("tokens x caches of a run", "KVQ_MAX_WORK", [costly], store))
     book = await pasted(address, plan, "x" * 1_000_000, "203.0.113.2")
     rows.append(_row("characters of a prompt", "KVQ_MAX_CHARACTERS", [book], store))
