@@ -252,11 +252,16 @@ def test_ctrl_c_leaves_nothing_and_exits_130(tmp_path, spec_file, after):
     process = subprocess.Popen(
         [sys.executable, "-c", code, "compare", "--spec", str(spec), "--out", str(tmp_path / "out")],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background inherit none
     )  # fmt: skip
-    assert process.stderr.readline() == "ready\n"
-    time.sleep(after + 0.05)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    with process:
+        try:
+            assert process.stderr.readline() == "ready\n"
+            time.sleep(after + 0.05)
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 130, err
     assert out == "" and "Traceback" not in err
     assert not (tmp_path / "out").exists()
