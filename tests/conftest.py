@@ -22,12 +22,13 @@ hypothesis_settings.load_profile("repeatable")
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _SAMPLE_ID = "0123456789abcdef"
-# Files that take longest, longest first. Workers take whole files in the order collected, so these must not come last.
+# Workers take whole groups of tests in the order collected: a file each, and all that need the one server with its
+# browser. Those that take longest come first.
+_SERVED = "browser"
 _LONGEST = (
-    "browser/test_page.py", "test_kernels_triton.py", "browser/test_share.py", "browser/test_views.py",
-    "browser/test_training.py", "test_run.py", "test_cli.py", "test_docs.py", "test_packed.py", "test_explain.py",
-    "test_zero_gpu.py", "test_packed_methods.py", "test_setup.py", "test_engine.py", "test_share.py",
-    "test_every_method.py", "test_gpu_benchmark.py", "browser/test_stress.py", "browser/test_scorecard.py",
+    _SERVED, "test_kernels_triton.py", "test_run.py", "test_cli.py", "test_docs.py", "test_packed.py",
+    "test_explain.py", "test_zero_gpu.py", "test_packed_methods.py", "test_setup.py", "test_engine.py", "test_share.py",
+    "test_every_method.py", "test_gpu_benchmark.py",
 )  # fmt: skip
 
 
@@ -46,11 +47,18 @@ def chromium() -> str:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {name: place for place, name in enumerate(_LONGEST)}
-    items.sort(key=lambda item: places.get(item.nodeid.split("::")[0].removeprefix("tests/"), len(places)))
+    items.sort(key=lambda item: places.get(_group(item), len(places)))
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
     if find_chromium() is None and not os.environ.get("KVQ_REQUIRE_BROWSER"):
         for item in items:
             if item.get_closest_marker("browser"):
                 item.add_marker(pytest.mark.skip(reason="no Chromium found"))
+
+
+def _group(item: pytest.Item) -> str:
+    file = item.nodeid.split("::")[0].removeprefix("tests/")
+    return _SERVED if file.startswith(f"{_SERVED}/") else file
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

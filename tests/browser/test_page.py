@@ -98,29 +98,25 @@ def test_a_run_streams_and_its_link_opens_in_a_new_process(finished_link, start_
     assert page.locator("button.lane-row").count() == 2
     page.wait_for_selector("#verdicts .verdict")
     assert page.locator("#score-table").inner_text().index("Noise floor") >= 0
-
-
-def test_switches_change_text_and_colour_without_the_server(finished_link, server, open_page):
-    page = open_page(server + "/?" + finished_link.split("?")[1])
-    page.wait_for_selector("#card-1 .badge")
     page.get_by_text("Same tokens", exact=True).click()
     page.wait_for_function("document.querySelector('#view-text input[value=\"Same tokens\"]').checked")
     assert answer(page, 1).split() == answer(page, 0).split()
     assert "reference:" in page.locator("#card-1 .tokens i[title]").nth(1).get_attribute("title")
 
 
-@pytest.mark.parametrize("width, theme", [(390, "light"), (390, "dark"), (1280, "dark")])
-def test_nothing_overflows_the_page(finished_link, server, open_page, width, theme):
-    page = open_page(f"{server}/?{finished_link.split('?')[1]}&__theme={theme}", width=width)
+@pytest.mark.parametrize("theme, ground", [("light", "rgb(255, 255, 255)"), ("dark", "rgb(23, 28, 39)")])
+def test_the_page_fits_a_desk_and_a_phone(finished_link, server, open_page, theme, ground):
+    page = open_page(f"{server}/?{finished_link.split('?')[1]}&__theme={theme}")
     page.wait_for_selector("#verdicts .verdict")
-    assert page.evaluate("document.scrollingElement.scrollWidth") <= width
-    ground = page.evaluate("getComputedStyle(document.querySelector('#scorecard')).backgroundColor")
-    assert ground == ("rgb(23, 28, 39)" if theme == "dark" else "rgb(255, 255, 255)")
+    assert page.evaluate("getComputedStyle(document.querySelector('#scorecard')).backgroundColor") == ground
+    for width in (1280, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_function(f"innerWidth == {width}")
+        assert page.evaluate("document.scrollingElement.scrollWidth") <= width
+    keeps_the_reference_in_sight_while_lanes_are_swiped(page)
 
 
-def test_a_phone_keeps_the_reference_in_sight_while_lanes_are_swiped(finished_link, server, open_page):
-    page = open_page(f"{server}/?{finished_link.split('?')[1]}", width=390)
-    page.wait_for_selector("#card-2 .badge")
+def keeps_the_reference_in_sight_while_lanes_are_swiped(page) -> None:
     reference = page.locator("#card-0").bounding_box()
     page.locator(".cards").evaluate("cards => cards.scrollTo({left: cards.scrollWidth, behavior: 'instant'})")
     page.wait_for_function("document.querySelector('#card-2').getBoundingClientRect().right <= innerWidth")
@@ -177,11 +173,8 @@ def test_lanes_can_be_added_up_to_eight(server, open_page):
 
 @pytest.mark.parametrize(
     "query",
-    [
-        "run=nope", "run=" + "a" * 16, "run=../../etc/passwd", "run=%00%ff%fe" + "9" * 3000, "preset=%3Cimg%3E",
-        "c=1.AAAA", "c=", f"vs={'0' * 16}",
-    ],
-)  # fmt: skip
+    ["run=%00%ff%fe" + "9" * 3000, "c=1.AAAA", "preset=%3Cimg%3E"],  # more of them without a browser
+)
 def test_a_link_that_names_nothing_is_a_clear_card(server, open_page, query):
     page = open_page(f"{server}/?{query}")
     page.wait_for_selector("#status .notice.bad")

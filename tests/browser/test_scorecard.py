@@ -29,14 +29,9 @@ def stored(store_folder) -> str:
     return record.id
 
 
-@pytest.fixture
-def page(stored, server, open_page):
-    found = open_page(f"{server}/?run={stored}")
-    found.wait_for_selector("#verdicts .verdict")
-    return found
-
-
-def test_columns_are_sorted_by_number(page):
+def test_columns_are_sorted_by_number_and_the_scorecard_and_the_record_downloaded(stored, server, open_page):
+    page = open_page(f"{server}/?run={stored}")
+    page.wait_for_selector("#verdicts .verdict")
     header = page.locator("#score-table th[title='KLD mean']").first
     ascending = ["Noise floor", "Lane 1", "Lane 0", "Lane 2"]
     for order, lanes in (("Sort ascending", ascending), ("Sort descending", ascending[::-1])):
@@ -44,9 +39,6 @@ def test_columns_are_sorted_by_number(page):
         header.locator(".cell-menu-button").click()
         page.get_by_role("menuitem", name=order).click()
         page.wait_for_function(f"lanes => JSON.stringify(({LANES})().slice(-4)) == JSON.stringify(lanes)", arg=lanes)
-
-
-def test_the_scorecard_and_the_record_are_downloaded(page, stored):
     with page.expect_download() as table:
         page.locator("#download-csv").click()
     rows = list(csv.DictReader(io.StringIO(table.value.path().read_text())))
