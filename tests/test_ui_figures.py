@@ -184,6 +184,16 @@ def test_the_front_holds_who_nobody_beats():
     assert [index for index, *_ in front(found)] == [1, 3, 4]
 
 
+def test_ticks_are_those_of_lanes_and_gaussian_curve_together(run):
+    record, arrays = run
+    low, high = 1e-4, 0.5  # far below the lanes' errors, over several decades
+    curve = {"gaussian/bits": torch.linspace(0, 16, 9), "gaussian/key_error": torch.logspace(-0.3, -4, 9)}
+    figure = f.distortion_rate(record, {**arrays, **curve}, "key")
+    drawn = [value for trace in figure.data for value in trace.y]
+    shown = [tick for tick in figure.layout.yaxis.tickvals if min(drawn) <= tick <= max(drawn)]
+    assert 100 * low < min(drawn) < max(drawn) <= 100 * high and 2 <= len(shown) <= 9
+
+
 def test_a_lane_that_leaves_keys_alone_is_no_point_of_key_error(run):
     record, arrays = run
     lanes = [record.lanes[0].model_copy(update={"tensors": "values"}), *record.lanes[1:]]

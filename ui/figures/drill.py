@@ -48,7 +48,9 @@ def attention_rows(record: Record, arrays: Arrays, layer: int, head: int, step: 
         return None
     edges = np.asarray(record.capture.position_edges)
     centres = (edges[:-1] + edges[1:] - 1) / 2
-    figure = canvas(330 + LEGEND_ROW * len(held), yaxis={"type": "log", "title": {"text": "attention, % (log)"}})
+    figure = canvas(
+        330 + LEGEND_ROW * len(held), yaxis={"type": "log", "dtick": 1, "title": {"text": "attention, % (log)"}}
+    )
     for name, color, codes in held:
         mass = 100 * (np.asarray(codes[at, place[0], place[1]], dtype=np.float32) / 255) ** 2
         figure.add_scatter(

@@ -73,9 +73,11 @@ def distortion_rate(record: Record, arrays: Arrays, what: str) -> go.Figure | No
         return None
     positive = [value for *_, value in found if value > 0]
     floor = min(positive, default=1e-6) / 3
-    ticks = decades(floor, max(positive, default=1.0))
-    figure = canvas(340, yaxis={"type": "log", "title": {"text": asked.title}, **ticks})
-    _curve(figure, arrays, asked, max(bits for _, bits, _ in found))
+    low, high = min(bits for _, bits, _ in found), max(bits for _, bits, _ in found)
+    margin = max(0.6, 0.22 * (high - low))
+    figure = canvas(340, yaxis={"type": "log", "title": {"text": asked.title}})
+    drawn = _curve(figure, arrays, asked, max(0, low - margin), high + margin)
+    figure.update_yaxes(decades(min([floor, *drawn]), max([*positive, *drawn], default=1.0)))
     step = front(found)
     figure.add_scatter(
         x=[p[1] for p in step], y=[max(p[2], floor) for p in step], mode="lines", name="Pareto front", hoverinfo="skip",
@@ -91,24 +93,25 @@ def distortion_rate(record: Record, arrays: Arrays, what: str) -> go.Figure | No
                     "color": lane_color(index), "symbol": SYMBOLS.get(lane.tensors, "circle")},
             hovertemplate=f"%{{x:.2f}} bits: %{{y:.3g}}{zero}<extra>{label_of(lane)}</extra>",
         )  # fmt: skip
-    high = max(bits for _, bits, _ in found)
-    low = min(bits for _, bits, _ in found)
-    margin = max(0.6, 0.22 * (high - low))
     whose = {"whole": "an element", "key": "a key element", "value": "a value element"}[asked.of]
     figure.update_xaxes(title_text=f"stored bits {whose}", range=[max(0, low - margin), high + margin])
     return labelled(figure, f"Scatter: {asked.title} against stored bits, one point a lane")
 
 
-def _curve(figure: go.Figure, arrays: Arrays, asked: Distortion, high: float) -> None:
+def _curve(figure: go.Figure, arrays: Arrays, asked: Distortion, low: float, high: float) -> list[float]:
+    """Draws the curve between two rates; its highest and lowest value, none where there is no curve."""
     bits, error = array(arrays, "gaussian/bits"), array(arrays, asked.curve) if asked.curve else None
     if bits is None or error is None:
-        return
-    kept = (bits <= high + 1) & (error > 0)
+        return []
+    kept = (bits >= low) & (bits <= high) & (error > 0)
+    if not kept.any():
+        return []
     figure.add_scatter(
         x=rounded(bits[kept], 3), y=rounded(100 * error[kept], 5), mode="lines", name="Gaussian source",
         showlegend=False, line={"color": NOISE, "width": 1.6},
         hovertemplate="Gaussian source, %{x:.1f} bits: %{y:.3g} %<extra></extra>",
     )  # fmt: skip
+    return [100 * float(error[kept].max()), 100 * float(error[kept].min())]
 
 
 def dominated(record: Record, arrays: Arrays, what: str) -> list[int]:

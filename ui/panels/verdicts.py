@@ -58,7 +58,7 @@ def _said(record: Record) -> str:
     said = "; ".join(f"{word}: {listed(labels)}" for word, labels in found.items())
     scored = floor.n_scored if floor else 0
     noise = f", where rounding to fp16 alone costs {significant(floor.kld_mean, 2)} nats" if floor else ""
-    return f"{said}. Read on {plural(scored, 'scored position')}{noise}."
+    return f"{said[:1].upper()}{said[1:]}. Read on {plural(scored, 'scored position')}{noise}."
 
 
 def _stress(record: Record) -> str:
