@@ -282,7 +282,7 @@ def _first_line(error: ValidationError) -> str:
     reason = _PLAIN.get(first["type"], first["msg"])
     if loc != first["loc"]:
         reason = _parent(loc).model_fields[str(loc[-1])].description or reason
-    return f"{place} = {shown(first['input'])} is not allowed: {reason.rstrip('.')}."
+    return f"{place or 'A name'} = {shown(first['input'])} is not allowed: {reason.rstrip('.')}."
 
 
 def _parent(loc: tuple[int | str, ...]) -> type[BaseModel]:

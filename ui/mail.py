@@ -54,7 +54,7 @@ class Mail(LRUCache[str, Box]):
     def sweep(self) -> None:
         """Drop what nobody fetches. To be called in the thread of the event loop."""
         now, unread = time.monotonic(), 0
-        waiting = [(box.touched, session, box.qsize()) for session, box in self.items() if not box.empty()]
+        waiting = [(box.touched, session, box.qsize()) for session, box in list(self.items()) if not box.empty()]
         for touched, session, count in sorted(waiting, reverse=True):
             if now - touched <= READING_S:
                 continue
