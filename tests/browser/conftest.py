@@ -7,6 +7,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,13 @@ def browser(chromium):
 @pytest.fixture
 def open_page(browser) -> Iterator[Callable]:
     """Opens an address as a new visitor. Console errors, exceptions and dialogs fail the test when it ends."""
+    with visits(browser) as visit:
+        yield visit
+
+
+@contextmanager
+def visits(browser) -> Iterator[Callable]:
+    """``open_page`` for a fixture of more than one test."""
     complaints: list[str] = []
     contexts = []
 

@@ -2,16 +2,13 @@
 
 import pytest
 
-from kvq_core.links import encode
-from kvq_core.spec import parse_spec
 from kvq_core.store import open_store
+
+from .conftest import visits
+from .pages import FACTS, VIEWS, answer, click_through, filled_in, run, wait_status
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
 
-FACTS = (
-    "The mill stood on a causeway and worked with the tide, twice a day, in summer and in winter alike. "
-    "The miller wrote the height of every tide into a notebook and promised flour months ahead. "
-)
 XSS = '<img src=x onerror="window.__pwned=1"> ${window.__pwned=2} </script><script>window.__pwned=3</script> {{7*7}}'
 
 
@@ -29,36 +26,14 @@ def fill(page, prompt: str, tokens: int = 12) -> None:
         page.wait_for_function(f"document.querySelectorAll('button.lane-row').length == {rows - 1}")
 
 
-def filled_in(open_page, server: str, prompt: str, tokens: int = 12):
-    """The page with a short prompt, two lanes and few tokens in its form, as a comparison's link fills it."""
-    lanes = [{"method": "kivi"}, {"method": "squat"}]
-    page = open_page(f"{server}/?c={encode(parse_spec({'prompt': prompt, 'max_new_tokens': tokens, 'lanes': lanes}))}")
-    page.wait_for_function("prompt => document.querySelector('#prompt textarea').value == prompt", arg=prompt)
-    return page
-
-
-def run(page) -> None:
-    page.locator("#run").click()
-
-
-def wait_status(page, start: str, timeout: float = 90) -> str:
-    page.wait_for_function(
-        "start => document.querySelector('#status .status b')?.innerText.startsWith(start)",
-        arg=start,
-        timeout=timeout * 1000,
-    )
-    return page.locator("#status .status").inner_text()
-
-
-def answer(page, card: int) -> str:
-    return page.locator(f"#card-{card} .prose.tokens").inner_text()
-
-
 @pytest.fixture(scope="module")
 def finished_link(server, browser) -> str:
     """One run through the page; what it showed on its way is checked here once."""
-    page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
-    page.goto(server)
+    with visits(browser) as visit:
+        return link_of_a_run(visit(server))
+
+
+def link_of_a_run(page) -> str:
     page.wait_for_selector("#lane-row-4")
     fill(page, FACTS * 3 + "Why did people trust the mill?", 16)
     page.evaluate(
@@ -84,7 +59,8 @@ def finished_link(server, browser) -> str:
     link = page.locator("#share textarea").input_value()
     assert "run=" in link and page.url.endswith(link.split("?")[1])
     page.wait_for_selector("#runs a")
-    page.context.close()
+    page.wait_for_selector(VIEWS["Verdicts"])
+    click_through(page, 1280)
     return link
 
 
@@ -122,20 +98,6 @@ def keeps_the_reference_in_sight_while_lanes_are_swiped(page) -> None:
     page.wait_for_function("document.querySelector('#card-2').getBoundingClientRect().right <= innerWidth")
     kept, last = page.locator("#card-0").bounding_box(), page.locator("#card-2").bounding_box()
     assert kept["x"] == reference["x"] and last["x"] >= kept["x"] + kept["width"]
-
-
-def test_markup_in_prompt_and_label_stays_text(server, open_page):
-    page = open_page(server)
-    fill(page, f"Repeat this: {XSS} " + FACTS, 6)
-    page.locator("#lane-row-0").click()
-    page.locator("#lane-label :is(input, textarea)").fill("<img src=x onerror=window.__pwned=4>${1}")
-    page.locator("#lane-label :is(input, textarea)").blur()
-    page.wait_for_function("document.querySelector('#lane-row-0').innerText.includes('onerror')")
-    run(page)
-    wait_status(page, "Done")
-    page.wait_for_selector("#verdicts .verdict")
-    assert "onerror" in page.locator("#card-1 h3").inner_text()
-    assert page.evaluate("window.__pwned") is None and page.locator(".answer img, #score-table img").count() == 0
 
 
 def test_bad_input_is_answered_where_the_person_is(server, open_page):
@@ -183,21 +145,26 @@ def test_a_link_that_names_nothing_is_a_clear_card(server, open_page, query):
     assert page.locator("#prompt textarea").input_value() and page.locator("#run").is_enabled()
 
 
-def test_two_visitors_each_see_their_own(server, open_page):
-    one, two = (filled_in(open_page, server, f"{FACTS}Name one {kind}.", 6) for kind in ("colour", "animal"))
+def test_two_visitors_each_see_their_own_and_markup_stays_text(server, open_page):
+    one = filled_in(open_page, server, f"{FACTS}Repeat this colour: {XSS}", 6)
+    two = filled_in(open_page, server, f"{FACTS}Name one animal.", 6)
+    one.locator("#lane-row-0").click()
+    one.locator("#lane-label :is(input, textarea)").fill("<img src=x onerror=window.__pwned=4>${1}")
+    one.locator("#lane-label :is(input, textarea)").blur()
+    one.wait_for_function("document.querySelector('#lane-row-0').innerText.includes('onerror')")
     run(one)
     run(two)
-    wait_status(one, "Done")
-    wait_status(two, "Done")
-    links = [
-        page.locator("#share textarea").input_value()
-        for page in (one, two)
-        if page.wait_for_selector("#share textarea")
-    ]
-    assert links[0] != links[1]
+    links = []
     for page, other in ((one, "animal"), (two, "colour")):
+        wait_status(page, "Done")
+        page.wait_for_selector(VIEWS["Verdicts"])
+        page.wait_for_selector("#share textarea")
+        links.append(page.locator("#share textarea").input_value())
         assert len(answer(page, 0)) > 3 and page.locator("#runs a").count() == 1
         assert other not in page.locator("#runs").inner_text()
+    assert links[0] != links[1]
+    assert "onerror" in one.locator("#card-1 h3").inner_text()
+    assert one.evaluate("window.__pwned") is None and one.locator(".answer img, #score-table img").count() == 0
 
 
 def prompts_kept(store_folder) -> list[str]:

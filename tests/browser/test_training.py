@@ -3,7 +3,8 @@
 import pytest
 
 from kvq_core.settings import settings
-from tests.browser.test_page import FACTS, answer, filled_in, run, wait_status
+
+from .pages import FACTS, answer, filled_in, run, wait_status
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 

@@ -1,25 +1,15 @@
-"""Every view of a stored run and of a fresh one, clicked through; console errors fail a test when it ends."""
+"""Every view of a stored run, clicked through; console errors fail a test when it ends."""
 
 import json
 
 import pytest
 
 from kvq_core.store import open_store
-from tests.browser.test_page import FACTS, filled_in, run, wait_status
 from tests.ui_record_factory import make_run
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+from .pages import VIEWS, click_through, open_view
 
-VIEWS = {
-    "Verdicts": "#verdicts .verdict",
-    "Text": "#plot-kld-strips",
-    "Where": "#plot-score-map",
-    "Rate–distortion": "#plot-rate-kld",
-    "Bits": "#plot-bits",
-    "Spectra": "#plot-head-spectra",
-    "Query subspace": "#plot-error-split",
-}
-MOST_FIGURES = 8
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
@@ -28,41 +18,6 @@ def stored(store_folder) -> str:
     record, arrays = make_run(lanes=3)
     open_store(store_folder).save(record, arrays)
     return record.id
-
-
-def open_view(page, name: str) -> None:
-    page.locator("#views").get_by_role("tab", name=name, exact=True).click()
-    place = page.locator(VIEWS[name]).first
-    place.scroll_into_view_if_needed()  # figures are drawn when they come into sight
-    if name != "Verdicts":
-        place.locator(".main-svg").first.wait_for()
-
-
-SHOWN_FIGURES = (
-    "[...document.querySelectorAll('#where .js-plotly-plot')]"
-    ".filter(p => p.checkVisibility({visibilityProperty: true}))"
-)
-
-
-CLIPPED = """[...document.querySelectorAll('#where .plot svg.main-svg')].flatMap(svg => {
-    const edge = svg.getBoundingClientRect();
-    return [...svg.querySelectorAll('.xtitle, .ytitle, .annotation text')]
-        .filter(text => text.checkVisibility({visibilityProperty: true}) && text.getBoundingClientRect().width)
-        .filter(text => {
-            const box = text.getBoundingClientRect();
-            return box.left < edge.left - 1 || box.right > edge.right + 1;
-        }).map(text => text.textContent);
-})"""
-
-
-def click_through(page, width: int) -> None:
-    for name in VIEWS:
-        open_view(page, name)
-        assert page.locator("#where .words p:visible").first.inner_text().strip(), name
-        assert page.evaluate(f"{SHOWN_FIGURES}.length") <= MOST_FIGURES, name
-        assert page.evaluate("document.scrollingElement.scrollWidth") <= width, name
-        assert page.evaluate(CLIPPED) == [], name
-    assert page.evaluate(f"{SHOWN_FIGURES}.every(p => p.getAttribute('aria-label'))")
 
 
 def takes_views_away(page, stored: str) -> None:
@@ -115,11 +70,3 @@ def test_a_click_anywhere_selects_everywhere(stored, server, open_page):
     page.wait_for_function(
         "l => document.querySelector('#plot-score-map').innerHTML.includes(`layer ${l}, query`)", arg=layer
     )
-
-
-def test_every_view_of_a_fresh_run_opens(server, open_page):
-    page = filled_in(open_page, server, FACTS * 2 + "Why did people trust the mill?", 12)
-    run(page)
-    wait_status(page, "Done")
-    page.wait_for_selector(VIEWS["Verdicts"])
-    click_through(page, 1280)
