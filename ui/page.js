@@ -86,8 +86,8 @@
   const compare = () => {
     const now = drawnFor("#selected");
     for (const { id, classList } of document.querySelectorAll("#where .view")) {
-      const differs = ([name, value]) => value !== now[name];
-      classList.toggle("behind", Object.entries(drawnFor(`#${id} .words`)).some(differs));
+      const drawn = drawnFor(`#${id} .words`);
+      classList.toggle("behind", !drawn.run || Object.keys(drawn).some((name) => drawn[name] !== now[name]));
     }
   };
   const arrange = () => {
