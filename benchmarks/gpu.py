@@ -10,6 +10,7 @@ import json
 import re
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ TINY = {"Llama-3.1-8B": Shape(2, 4, 32)}
 TINY_TOKENS = (65, 96, 128, 160, 192, 224)
 TINY_DECODER = Decoder(2, 64, 4, 2, 32, 96, 128)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
-KINDS = ("fp16", "kivi", "squat")
+KINDS = ("fp16", "kivi", "squat", "kivi_dequantized")
 PROMPT, NEW = 1024, 48
 
 
@@ -41,10 +42,9 @@ def main() -> int:
         return 2
     name = "dry-run" if arguments.dry_run else re.sub(r"\W+", "-", torch.cuda.get_device_name(0)).strip("-").lower()
     folder = arguments.out / name
-    if not arguments.tables:
-        _measure(folder, device, arguments.parts)
+    failed = 0 if arguments.tables else _measure(folder, device, arguments.parts)
     print(tables(folder))
-    return 0
+    return 1 if failed else 0
 
 
 def _arguments() -> argparse.Namespace:
@@ -58,22 +58,29 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _measure(folder: Path, device: str, parts: list[str]) -> None:
+def _measure(folder: Path, device: str, parts: list[str]) -> int:
+    """Measure what is not stored yet; how many cases failed."""
     dry = device == "cpu"
     clock = Clock(device, runs=2, warm_up=1) if dry else Clock(device)
     facts = _stored(folder, "machine", lambda: machine(device) | {"copy_bandwidth": copy_bandwidth(clock)})
     models, tokens = (TINY, TINY_TOKENS) if dry else (MODELS, TOKENS)
     setting = Setting(clock, facts["copy_bandwidth"], models, tokens)
     todo = [(case, lambda run=run: run(setting)) for case, run in cases(models, tokens)]
-    todo += list(_batches(device))
+    todo += list(_batches(device, facts["copy_bandwidth"]))
     todo = [entry for entry in todo if not parts or entry[0].split("/")[0] in parts]
+    failed = 0
     for index, (case, run) in enumerate(todo, 1):
         began = time.perf_counter()
-        _stored(folder, case, run)
+        try:
+            _stored(folder, case, run)
+        except Exception:  # the machine may be here for minutes: the other cases come first
+            failed += 1
+            traceback.print_exc()
         print(f"{index}/{len(todo)} {case} {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
+    return failed
 
 
-def _batches(device: str) -> Iterator[tuple[str, Callable[[], Numbers]]]:
+def _batches(device: str, bandwidth: float) -> Iterator[tuple[str, Callable[[], Numbers]]]:
     """SQuat's Figure 3: each kind of cache at growing batches until memory runs out; the weights are made once."""
     dry = device == "cpu"
     shape, batches = (TINY_DECODER, (1, 2)) if dry else (LLAMA_2_7B, BATCHES)
@@ -84,7 +91,7 @@ def _batches(device: str) -> Iterator[tuple[str, Callable[[], Numbers]]]:
         if not made:
             made.append(Weights.random(shape, device, torch.float32 if dry else torch.float16))
         try:
-            return decoding(made[0], shape, kind, batch, prompt, new)
+            return decoding(made[0], shape, kind, batch, prompt, new, bandwidth)
         except torch.OutOfMemoryError:
             return {"out_of_memory": 1.0}
 

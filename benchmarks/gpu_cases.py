@@ -7,6 +7,7 @@ roofline, the bytes it must read over the measured copy bandwidth.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from kvq_kernels import (
 from kvq_kernels.grouped import MODES, Axis
 from kvq_kernels.launch import CANDIDATES
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 MODELS = {"Llama-3.2-1B": Shape(8, 32, 64), "Llama-3.1-8B": Shape(8, 32, 128), "Llama-2-13B": Shape(40, 40, 128)}
 TOKENS = tuple(512 << i for i in range(9))  # 512 to 131,072
@@ -49,6 +51,8 @@ def cases(models: dict[str, Shape], tokens: tuple[int, ...]) -> Iterator[Case]:
     for n in tokens[4::2]:  # 8K, 32K and 128K
         for measure in METHOD_CASES:
             yield _named(measure, large, models[large], n)
+    for n in tokens:
+        yield _named(graph_case, large, models[large], n)
     for n in tokens[4:8:3]:
         yield _named(launch_case, large, models[large], n)
 
@@ -91,24 +95,30 @@ def _dense(packed: PackedGroups, grid: Grid, axis: Any, n: int, dim: int) -> Ten
 def quantize_pack_case(s: Setting, shape: Shape, n: int) -> Numbers:
     """Quantize and pack the keys or values of one layer's prompt: InnerQ's Figure 4."""
     x = s.random(shape.kv_heads, n, shape.head_dim)
-    found: Numbers = {}
+    found: Numbers = {"copy": s.ms(x.clone)}
     for mode in MODES:
         grid = Grid(2, 32, mode, torch.float32)
         for axis in AXES:
-            packed = quantize_pack(x, grid, axis)
-            found[f"{mode}_{axis}"] = s.ms(lambda g=grid, a=axis: quantize_pack(x, g, a))
-            found[f"{mode}_{axis}_roofline"] = s.roofline(x.numel() * 2 + packed.nbytes)
+            name, packed = f"{mode}_{axis}", quantize_pack(x, grid, axis)
+            found[name] = s.ms(partial(quantize_pack, x, grid, axis))
+            found |= s.beside(f"{name}_torch", partial(quantize_pack, x, grid, axis, "torch"))
+            found[f"{name}_roofline"] = s.roofline(x.numel() * 2 + packed.nbytes)
     return found
 
 
 def unpack_dequantize_case(s: Setting, shape: Shape, n: int) -> Numbers:
     """Back to float16, which is what reading a packed cache without fused kernels costs."""
     x = s.random(shape.kv_heads, n, shape.head_dim)
-    found: Numbers = {}
-    for axis in AXES:
-        packed = quantize_pack(x, FULL, axis)
-        found[axis] = s.ms(lambda k=packed, a=axis: _dense(k, FULL, a, n, shape.head_dim))
-        found[f"{axis}_roofline"] = s.roofline(x.numel() * 2 + packed.nbytes)
+    found: Numbers = {"copy": s.ms(x.clone)}
+    for mode in MODES:
+        grid = Grid(2, 32, mode, torch.float32)
+        for axis in AXES:
+            name, packed = f"{mode}_{axis}", quantize_pack(x, grid, axis)
+            count = n if axis == "tokens" else shape.head_dim
+            read = partial(unpack_dequantize, packed, grid, axis, count, dtype=torch.float16)
+            found[name] = s.ms(read)
+            found |= s.beside(f"{name}_torch", partial(read, path="torch"))
+            found[f"{name}_roofline"] = s.roofline(x.numel() * 2 + packed.nbytes)
     return found
 
 
@@ -131,6 +141,7 @@ def decode_attention_case(s: Setting, shape: Shape, n: int) -> Numbers:
     y, asked = s.random(1, shape.kv_heads, n, shape.head_dim), q.view(1, shape.kv_heads, -1, shape.head_dim)
     found: Numbers = {
         "sdpa": s.ms(lambda: attention(q, x, y, enable_gqa=True)),
+        **s.beside("flash", lambda: _flash(q, x, y)),
         "matmul": s.ms(lambda: torch.softmax(asked @ x.transpose(-1, -2) * scaling, -1) @ y),
         "fp16_roofline": s.roofline(2 * x.numel() * 2),
     }
@@ -141,6 +152,24 @@ def decode_attention_case(s: Setting, shape: Shape, n: int) -> Numbers:
         found[f"{name}_dequantize_sdpa"] = s.ms(
             lambda k=keys, v=values: attention(q, k.dense().half(), v.dense().half(), enable_gqa=True)
         )
+    return found
+
+
+def _flash(q: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Torch's flash attention, which splits the tokens of one query among the processors, and no other kernel."""
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return torch.nn.functional.scaled_dot_product_attention(q, x, y, enable_gqa=True)
+
+
+def graph_case(s: Setting, shape: Shape, n: int) -> Numbers:
+    """The same step replayed from a CUDA graph, so that nothing but the GPU is between its kernels."""
+    q, x = s.random(1, shape.query_heads, 1, shape.head_dim), s.random(1, shape.kv_heads, n, shape.head_dim)
+    attention = torch.nn.functional.scaled_dot_product_attention
+    found: Numbers = {"sdpa": s.ms(lambda: attention(q, x, x, enable_gqa=True), graph=True)}
+    for name in LAYOUTS:
+        keys, values = stores(s, shape, n, name)
+        found[name] = s.ms(lambda k=keys, v=values: decode_attention(q, k, v, shape.head_dim**-0.5), graph=True)
+        found[f"{name}_roofline"] = s.roofline(keys.nbytes + values.nbytes)
     return found
 
 

@@ -47,9 +47,14 @@ class Weights:
         ]  # fmt: skip
         return cls(layers, matrix(shape.vocabulary, shape.hidden))
 
+    @property
+    def nbytes(self) -> int:
+        tensors = [self.embedding, *(w for layer in self.layers for w in layer.values())]
+        return sum(t.numel() * t.element_size() for t in tensors)
+
 
 class Dense:
-    """The fp16 cache."""
+    """The fp16 cache, read by torch's SDPA."""
 
     def __init__(self, keys: Tensor, values: Tensor, room: int):
         self.tokens = keys.shape[-2]
@@ -58,6 +63,10 @@ class Dense:
         ]
         for buffer, x in zip(self.held, (keys, values), strict=True):
             buffer[..., : self.tokens, :] = x
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t[..., : self.tokens, :].numel() * t.element_size() for t in self.held)
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         for buffer, x in zip(self.held, (keys, values), strict=True):
@@ -68,9 +77,11 @@ class Dense:
 
 
 class Packed:
-    """KIVI's cache, or SQuat's, which differs in how keys are rounded."""
+    """KIVI's cache, or SQuat's, which differs in how keys are rounded; read packed or, ``fused`` False, dequantized
+    first."""
 
-    def __init__(self, keys: Tensor, values: Tensor, room: int, squat: bool):
+    def __init__(self, keys: Tensor, values: Tensor, room: int, squat: bool, fused: bool):
+        self.fused = fused
         half = keys.shape[-1] // 2
         update = torch.randn(keys.shape[1], half, half, device=keys.device) * 0.05
         encode = (lambda x, prompt: squat_quantize(x, (update,), half, KEYS.grid)) if squat else None
@@ -81,18 +92,31 @@ class Packed:
     def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         for store, x in zip(self.stores, (keys, values), strict=True):
             store.append(x)
-        out = decode_attention(q, *self.stores, scaling=q.shape[-1] ** -0.5)
+        if self.fused:
+            out = decode_attention(q, *self.stores, scaling=q.shape[-1] ** -0.5)
+        else:
+            k, v = (store.dense().to(q.dtype) for store in self.stores)
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
         for store in self.stores:
             store.settle()
         return out
 
+    @property
+    def nbytes(self) -> int:
+        return sum(store.nbytes for store in self.stores)
+
 
 def cache(kind: str, keys: Tensor, values: Tensor, room: int) -> Dense | Packed:
-    return Dense(keys, values, room) if kind == "fp16" else Packed(keys, values, room, kind == "squat")
+    if kind == "fp16":
+        return Dense(keys, values, room)
+    return Packed(keys, values, room, kind == "squat", kind != "kivi_dequantized")
 
 
-def decoding(weights: Weights, shape: Decoder, kind: str, batch: int, prompt: int, new: int) -> dict[str, float]:
-    """Fill the caches with a random prompt, decode ``new`` tokens, and report the peak, ms a token and tokens a second.
+def decoding(
+    weights: Weights, shape: Decoder, kind: str, batch: int, prompt: int, new: int, bandwidth: float
+) -> dict[str, float]:
+    """Fill the caches with a random prompt, decode ``new`` tokens, and report the peak, ms a token and tokens a second,
+    and what reading weights and cache once takes at ``bandwidth`` bytes a second.
 
     RoPE and norms are left out: they cost the same whatever the cache. Raises torch.OutOfMemoryError where it ends.
     """
@@ -117,7 +141,10 @@ def decoding(weights: Weights, shape: Decoder, kind: str, batch: int, prompt: in
         seconds.append(time.perf_counter() - began)
     ms = 1e3 * sorted(seconds)[len(seconds) // 2]
     peak = torch.cuda.max_memory_allocated() / 1e9 if cuda else 0.0
-    return {"peak_gb": peak, "ms_per_token": ms, "tokens_per_second": 1e3 * batch / ms}
+    read = weights.nbytes + sum(held.nbytes for held in caches)
+    return {
+        "peak_gb": peak, "ms_per_token": ms, "tokens_per_second": 1e3 * batch / ms, "roofline": 1e3 * read / bandwidth,
+    }  # fmt: skip
 
 
 def _step(weights: Weights, shape: Decoder, caches: list[Dense | Packed], x: Tensor) -> Tensor:

@@ -14,14 +14,16 @@ from torch import Tensor
 
 
 def squat_quantize_case(s: Setting, shape: Shape, n: int) -> Numbers:
-    """SQuat's keys of a prompt in two blocks of channels, beside KIVI's rounding of the same keys."""
+    """SQuat's keys of a prompt in two blocks of channels, beside the reference, KIVI's rounding of them and a copy."""
     heads, half = shape.kv_heads, shape.head_dim // 2
     x, grid = s.random(heads, n, shape.head_dim), Grid(2)
     updates = (torch.randn(heads, half, half, device=s.device) * 0.05,)
     size = x.numel() * 2 + quantize_pack(x, grid, "tokens").nbytes
     return {
         "fused": s.ms(lambda: squat_quantize(x, updates, half, grid)),
-        "quantize_pack": s.ms(lambda: quantize_pack(x, grid, "tokens")), "roofline": s.roofline(size),
+        **s.beside("torch", lambda: squat_quantize(x, updates, half, grid, "torch")),
+        "quantize_pack": s.ms(lambda: quantize_pack(x, grid, "tokens")), "copy": s.ms(x.clone),
+        "roofline": s.roofline(size),
     }  # fmt: skip
 
 
@@ -36,7 +38,7 @@ def latent_scores_case(s: Setting, shape: Shape, n: int) -> Numbers:
     size = keys.codes.numel() + basis.numel() * 2 + turn.cos.numel() * 8
     return {
         "fused": s.ms(lambda: latent_scores(q, keys, turn, n)),
-        "decode_first": s.ms(lambda: q.float() @ rotate(latent_dense(keys, dim, n), turn).transpose(-1, -2)),
+        **s.beside("decode_first", lambda: q.float() @ rotate(latent_dense(keys, dim, n), turn).transpose(-1, -2)),
         "matmul": _scores_ms(s, q, n), "roofline": s.roofline(size),
     }  # fmt: skip
 
@@ -56,7 +58,7 @@ def codebook_scores_case(s: Setting, shape: Shape, n: int, stages: int = 11, lev
 
     size = codes.numel() + theta.numel() * 2 + turn.cos.numel() * 8
     return {
-        "fused": s.ms(lambda: codebook_scores(q, theta, codes, scale, turn)), "decode_first": s.ms(naive),
+        "fused": s.ms(lambda: codebook_scores(q, theta, codes, scale, turn)), **s.beside("decode_first", naive),
         "matmul": _scores_ms(s, q, n), "roofline": s.roofline(size),
     }  # fmt: skip
 
@@ -75,7 +77,7 @@ def codebook_values_case(s: Setting, shape: Shape, n: int) -> Numbers:
 
     size = digits.numel() + n * 4 + book.numel() * 4
     return {
-        "fused": s.ms(lambda: codebook_values(p, digits, weights, book, scale)), "decode_first": s.ms(naive),
+        "fused": s.ms(lambda: codebook_values(p, digits, weights, book, scale)), **s.beside("decode_first", naive),
         "matmul": s.ms(lambda: p @ x), "roofline": s.roofline(size),
     }  # fmt: skip
 
@@ -89,8 +91,8 @@ def mixed_scores_case(s: Setting, shape: Shape, n: int) -> Numbers:
         return q.float() @ mixed_dense(keys, shape.kv_heads, shape.head_dim).transpose(-1, -2)
 
     return {
-        "fused": s.ms(lambda: mixed_scores(q, keys)), "decode_first": s.ms(naive), "matmul": _scores_ms(s, q[0], n),
-        "roofline": s.roofline(sum(t.numel() * t.element_size() for t in keys)),
+        "fused": s.ms(lambda: mixed_scores(q, keys)), **s.beside("decode_first", naive),
+        "matmul": _scores_ms(s, q[0], n), "roofline": s.roofline(sum(t.numel() * t.element_size() for t in keys)),
     }  # fmt: skip
 
 
@@ -100,7 +102,7 @@ def mixed_values_case(s: Setting, shape: Shape, n: int) -> Numbers:
     p, x = torch.rand(1, heads, shape.shared, n, device=s.device).half(), s.random(1, heads, n, dim)
     return {
         "fused": s.ms(lambda: mixed_values(p, values, dim)),
-        "decode_first": s.ms(lambda: p.float() @ mixed_dense(values, heads, dim)), "matmul": s.ms(lambda: p @ x),
+        **s.beside("decode_first", lambda: p.float() @ mixed_dense(values, heads, dim)), "matmul": s.ms(lambda: p @ x),
         "roofline": s.roofline(sum(t.numel() * t.element_size() for t in values)),
     }  # fmt: skip
 

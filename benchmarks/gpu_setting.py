@@ -1,7 +1,8 @@
 """What every case of the GPU benchmark is given: shapes, the clock, and the roofline."""
 
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -39,8 +40,17 @@ class Setting:
         """Milliseconds to move ``size`` bytes."""
         return 1e3 * size / self.bandwidth
 
-    def ms(self, call: Callable[[], Any]) -> float:
-        return self.clock.median_ms(call)
+    def ms(self, call: Callable[[], Any], graph: bool = False) -> float:
+        return self.clock.median_ms(call, graph)
+
+    def beside(self, name: str, call: Callable[[], Any]) -> Numbers:
+        """An alternative that may take long, hence a fifth of the runs; nothing, and a word about it, where it has no
+        kernel here or does not fit into memory."""
+        try:
+            return {name: replace(self.clock, runs=max(2, self.clock.runs // 5)).median_ms(call)}
+        except RuntimeError as error:
+            print(f"{name}: {str(error).splitlines()[0]}", file=sys.stderr)
+            return {}
 
     def random(self, *shape: int) -> Tensor:
         return torch.randn(*shape, device=self.device, dtype=torch.float16)

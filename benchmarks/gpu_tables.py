@@ -4,6 +4,41 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+# Parts whose rows are simply their numbers: a title, and why a comparison that others have is missing.
+ONE_PRODUCT = "decode_first: back to numbers with torch, then matmul. No SDPA: this is one of its two products."
+NO_PRODUCT = (
+    "torch: the plain-torch reference on the same GPU; copy: of the fp16 tensor. No SDPA and no matmul: nothing is "
+    "multiplied."
+)
+PLAIN = {
+    "quantize_pack": ("quantize_pack (InnerQ, Figure 4)", NO_PRODUCT),
+    "unpack_dequantize": ("unpack_dequantize, to fp16", NO_PRODUCT),
+    "decode_attention": (
+        "decode_attention, one layer, batch 1",
+        "sdpa: the kernel torch chooses; flash: its flash decoding; matmul: both products and the softmax.",
+    ),
+    "graph": (
+        "decode_attention replayed from a CUDA graph",
+        "What waits between the launches of one call costs nothing here; all other comparisons are in the table above.",
+    ),
+    "squat_quantize": (
+        "squat_quantize, one layer", f"{NO_PRODUCT} quantize_pack rounds alike without updating later channels."
+    ),
+    "codebook_scores": ("codebook_scores, one layer (CommVQ, Table 5)", ONE_PRODUCT),
+    "codebook_values": ("codebook_values, one layer", ONE_PRODUCT),
+    "latent_scores": ("latent_scores (SVDq), one layer", ONE_PRODUCT),
+    "mixed_scores": ("mixed_scores (QAQ), one layer", ONE_PRODUCT),
+    "mixed_values": ("mixed_values (QAQ), one layer", ONE_PRODUCT),
+    "launch": (
+        "launch settings of decode_attention",
+        "Tokens a tile (t), warps (w) and stages (s) of one kernel; its comparisons are in the table above.",
+    ),
+}  # fmt: skip
+DECODER = (
+    "fp16 is read by SDPA, and so is kivi dequantized, its packed cache dequantized at every step. No matmul: a step "
+    "has many."
+)
+
 Results = dict[str, dict[str, dict[int, dict[str, float]]]]  # part -> model or kind -> tokens or batch -> numbers
 
 
@@ -13,7 +48,8 @@ def tables(folder: Path) -> str:
     if not facts:
         return f"Nothing is stored in {folder}."
     head = [f"{facts['device']}, torch {facts['torch']}, triton {facts['triton']}, "
-            f"copy bandwidth {facts['copy_bandwidth'] / 1e9:.0f} GB/s. Milliseconds, medians."]  # fmt: skip
+            f"copy bandwidth {facts['copy_bandwidth'] / 1e9:.0f} GB/s. Milliseconds, medians. "
+            "A dash: not measured, or it had no kernel or not enough memory."]  # fmt: skip
     if facts["device"] == "cpu":
         head = ["DRY RUN on a CPU with tiny shapes: these are no measurements.", *head]
     parts = [*_products(results), *_plain(results), *_batches(results)]
@@ -35,14 +71,15 @@ def _read(folder: Path) -> tuple[dict[str, object], Results]:
     }
 
 
-def _table(title: str, first: str, columns: list[int], rows: list[tuple[str, list[str]]]) -> str:
+def _table(title: str, first: str, columns: list[int], rows: list[tuple[str, list[str]]], note: str = "") -> str:
     lines = [
         f"**{title}**",
         "",
         f"| {first} | " + " | ".join(map(str, columns)) + " |",
         "|---" * (len(columns) + 1) + "|",
     ]
-    return "\n".join(lines + [f"| {name} | " + " | ".join(cells) + " |" for name, cells in rows])
+    lines += [f"| {name} | " + " | ".join(cells) + " |" for name, cells in rows]
+    return "\n".join([*lines, "", note] if note else lines)
 
 
 def _row(found: dict[int, dict[str, float]], name: str) -> list[str]:
@@ -69,25 +106,18 @@ def _products(results: Results) -> list[str]:
                 ("roofline of 2 bits", _row(found, "inner_roofline")),
                 ("roofline of fp16", _row(found, "matmul_roofline")),
             ]  # fmt: skip
-            made.append(_table(f"{model}: {part}, 2 bits", "tokens", list(found), rows))
+            note = "No SDPA: this is one of its two products; decode_attention stands beside it."
+            made.append(_table(f"{model}: {part}, 2 bits", "tokens", list(found), rows, note))
     return made
 
 
 def _plain(results: Results) -> list[str]:
-    """Parts whose rows are simply their numbers."""
-    titles = {
-        "quantize_pack": "quantize_pack (InnerQ, Figure 4)", "unpack_dequantize": "unpack_dequantize",
-        "decode_attention": "decode_attention, one layer, batch 1", "squat_quantize": "squat_quantize, one layer",
-        "codebook_scores": "codebook_scores, one layer (CommVQ, Table 5)",
-        "codebook_values": "codebook_values, one layer", "latent_scores": "latent_scores (SVDq), one layer",
-        "mixed_scores": "mixed_scores (QAQ), one layer", "mixed_values": "mixed_values (QAQ), one layer",
-        "launch": "launch settings of decode_attention",
-    }  # fmt: skip
     made = []
-    for part, title in titles.items():
+    for part, (title, note) in PLAIN.items():
         for model, found in results.get(part, {}).items():
             names = list(dict.fromkeys(name for numbers in found.values() for name in numbers))
-            made.append(_table(f"{model}: {title}", "tokens", list(found), [(n, _row(found, n)) for n in names]))
+            rows = [(name.replace("_", " "), _row(found, name)) for name in names]
+            made.append(_table(f"{model}: {title}", "tokens", list(found), rows, note))
     return made
 
 
@@ -100,10 +130,15 @@ def _batches(results: Results) -> list[str]:
         ("peak_gb", "peak memory, GB"),
         ("ms_per_token", "ms a step"),
         ("tokens_per_second", "tokens/s"),
+        ("roofline", "ms to read weights and cache once"),
     ):
-        rows = [(kind, [_cell(numbers.get(size), name) for size in columns]) for kind, numbers in found.items()]
+        rows = [
+            (kind.replace("_", " "), [_cell(numbers.get(size), name) for size in columns])
+            for kind, numbers in found.items()
+        ]
         if rows:
-            made.append(_table(f"Llama-2-7B shape, random weights: {title} (SQuat, Figure 3)", "batch", columns, rows))
+            head = f"Llama-2-7B shape, random weights: {title} (SQuat, Figure 3)"
+            made.append(_table(head, "batch", columns, rows, DECODER))
     return made
 
 
@@ -120,16 +155,18 @@ def _targets(results: Results) -> list[str]:
 
 
 def _decode_targets(results: Results) -> Iterator[str]:
-    for model, found in results.get("decode_attention", {}).items():
-        for n, numbers in found.items():
-            for kind in ("kivi", "innerq"):
-                where = f"{model}, {n} tokens, {kind}"
-                if n >= 32768:
-                    share = numbers[f"{kind}_roofline"] / numbers[kind]
-                    yield _target(share >= 0.8, f"{where}: decode_attention at {share:.0%} of the bandwidth", "80 %")
-                if n == 65536:
-                    gain = numbers["sdpa"] / numbers[kind]
-                    yield _target(gain >= 4, f"{where}: decode_attention {gain:.1f} times as fast as fp16 SDPA", "4")
+    steps = (("decode_attention", "decode_attention"), ("graph", "decode_attention from a graph"))
+    every = ((name, model, n, found) for part, name in steps for model, rows in results.get(part, {}).items()
+             for n, found in rows.items())  # fmt: skip
+    for name, model, n, numbers in every:
+        for kind in ("kivi", "innerq"):
+            where = f"{model}, {n} tokens, {kind}"
+            if n >= 32768:
+                share = numbers[f"{kind}_roofline"] / numbers[kind]
+                yield _target(share >= 0.8, f"{where}: {name} at {share:.0%} of the bandwidth", "80 %")
+            if n == 65536:
+                gain = numbers["sdpa"] / numbers[kind]
+                yield _target(gain >= 4, f"{where}: {name} {gain:.1f} times as fast as fp16 SDPA", "4")
 
 
 def _grouping_targets(results: Results) -> Iterator[str]:

@@ -21,9 +21,15 @@ class Clock:
     runs: int = 100
     warm_up: int = 10
 
-    def median_ms(self, call: Callable[[], Any]) -> float:
+    def median_ms(self, call: Callable[[], Any], graph: bool = False) -> float:
+        """``graph``: the call is captured as a CUDA graph, which is replayed."""
         for _ in range(self.warm_up):
             call()
+        if graph and self.device != "cpu":
+            captured = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(captured):
+                call()
+            call = captured.replay
         return statistics.median(self._once(call) for _ in range(self.runs))
 
     def _once(self, call: Callable[[], Any]) -> float:
