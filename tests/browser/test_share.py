@@ -2,17 +2,25 @@
 
 import csv
 import json
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from safetensors.torch import load_file
 
+from app import launch
+from kvq_core.estimate import estimate
 from kvq_core.links import decode, encode
 from kvq_core.record import Record
+from kvq_core.run import compare
 from kvq_core.settings import settings
-from kvq_core.spec import parse_spec
+from kvq_core.spec import DEFAULT_MODEL, parse_spec
 from kvq_core.store import open_store
+from ui.health import Health
+from ui.services import Services
 
 from ..ui_record_factory import make_run
 from .test_page import FACTS, filled_in, run
@@ -38,12 +46,35 @@ def runs(store_folder) -> dict[str, Record]:
 
 
 @pytest.fixture(scope="module")
-def public(start_server, tmp_path_factory) -> tuple[str, str]:
-    """A public instance with a store of its own and no trained codebooks, and the path of that store."""
+def variables(tmp_path_factory) -> dict[str, str]:
+    """The environment of a public instance with a store of its own and no trained codebooks."""
     home = tmp_path_factory.mktemp("public")
     (home / "models").symlink_to(settings().home / "models")
-    folder = str(home / "store")
-    return start_server(KVQ_HOME=str(home), KVQ_STORE=folder, KVQ_MODELS="smollm2-135m-instruct-q4_1"), folder
+    return {"KVQ_HOME": str(home), "KVQ_STORE": str(home / "store"), "KVQ_MODELS": DEFAULT_MODEL}
+
+
+@pytest.fixture(scope="module")
+def served(variables) -> Iterator[str]:
+    """Its address. It is served from this process: a further one would load the model once more."""
+    with pytest.MonkeyPatch.context() as environment, ThreadPoolExecutor(1) as apart, socket.socket() as free:
+        for name, value in variables.items():
+            environment.setenv(name, value)
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        services = Services(open_store(), compare, estimate)
+        # Playwright's event loop runs in this thread; a server starts one of its own
+        blocks = apart.submit(launch, services, Health(services), "127.0.0.1", port).result()
+    yield f"http://127.0.0.1:{port}"
+    blocks.close(verbose=False)
+
+
+@pytest.fixture
+def public(served, variables, monkeypatch) -> tuple[str, str]:
+    """The address of the public instance and the path of its store."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    return served, variables["KVQ_STORE"]
 
 
 def opened(open_page, address: str, **options):
