@@ -53,23 +53,34 @@ def measure_lanes(arguments: argparse.Namespace) -> None:
 
 
 def _measure(spec: "ComparisonSpec", request: Any) -> tuple[list["Measured"], dict[str, str]]:
-    from kvq_core.measuring import LeftOut, measure_spec
+    from kvq_core.measuring import Begins, LeftOut, measure_spec
+    from kvq_core.packed import Measured
 
-    found = list(measure_spec(spec, request))
-    left_out = {f.label: f.reason for f in found if isinstance(f, LeftOut)}
-    return [f for f in found if not isinstance(f, LeftOut)], left_out
+    measured, left_out = [], {}
+    for news in measure_spec(spec, request):
+        if isinstance(news, Begins):
+            print(f"measuring {news.label}, {news.index + 1} of {news.total}", file=sys.stderr, flush=True)
+        elif isinstance(news, Measured):
+            measured.append(news)
+        elif isinstance(news, LeftOut):
+            left_out[news.label] = news.reason
+    return measured, left_out
 
 
 def table(measured: list["Measured"], left_out: dict[str, str]) -> str:
     """Lanes as rows, and what was left out and why."""
-    whole = measured[0].cache_bytes
+    from kvq_core.measuring import unquantized_bytes
+
+    reasons = [f"left out: {label}: {reason}" for label, reason in left_out.items()]
+    if not measured:
+        return "\n".join(reasons)
+    whole = unquantized_bytes(measured)
     rows: list[tuple[str, ...]] = [COLUMNS]
     for m in measured:
-        taken = sorted({path for paths in m.paths.values() for path in paths}) or ["torch"]
         rows.append(
             (
-                m.label, "+".join(taken), f"{m.batch} x {m.prompt_tokens}", f"{m.ms_per_token:.2f}",
-                f"{m.cache_bytes / 1e6:.2f}", f"{m.cache_bytes / whole:.1%}",
+                m.label, m.path, f"{m.batch} x {m.prompt_tokens}", f"{m.ms_per_token:.2f}",
+                f"{m.cache_bytes / 1e6:.2f}", "-" if whole is None else f"{m.cache_bytes / whole:.1%}",
                 "-" if m.peak_decode_bytes is None else f"{m.peak_decode_bytes / 1e6:.1f}",
                 *(str(m.limits.get(what, "-")) for what in ("context", "batch")),
             )
@@ -79,7 +90,7 @@ def table(measured: list["Measured"], left_out: dict[str, str]) -> str:
     note = f"{measured[0].device}, {measured[0].dtype}"
     if measured[0].device == "cpu":
         note += ": the plain-torch reference ran, which dequantizes the cache every step; its times say nothing of GPUs"
-    return "\n".join([*lines, "", note, *(f"left out: {label}: {reason}" for label, reason in left_out.items())])
+    return "\n".join([*lines, "", note, *reasons])
 
 
 def _spec(arguments: argparse.Namespace) -> "ComparisonSpec":

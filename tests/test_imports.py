@@ -29,7 +29,7 @@ ALLOWED = {
     "spec": {"errors", "methods"},
     "models": {"errors", "memory", "methods", "rope", "settings", "spec"},
     "packed": {"errors", "kvq_kernels", "learned", "methods", "models", "rope", "spec"},
-    "measuring": {"errors", "models", "packed", "render", "spec"},
+    "measuring": {"errors", "events", "memory", "models", "packed", "render", "spec"},
     "measure_cli": {"errors", "measuring", "packed", "presets", "spec"},
     "codebooks": {"errors", "kvq_kernels", "learned", "models"},
     "engine": {"errors", "kvq_kernels", "memory", "methods", "models", "rope", "spec"},

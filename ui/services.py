@@ -11,7 +11,7 @@ from typing import Any
 from kvq_core.estimate import Estimate
 from kvq_core.events import Event
 from kvq_core.limits import limits
-from kvq_core.measuring import LeftOut, Measured, measure_spec
+from kvq_core.measuring import Progress, measure_spec
 from kvq_core.measuring import Request as Measuring
 from kvq_core.spec import ComparisonSpec
 from kvq_core.store import Store
@@ -37,7 +37,7 @@ class Services:
     estimate: Callable[[ComparisonSpec], Estimate]
     offer: Callable[..., Offer | None] = offer
     train: Callable[[Offer], Generator[Training | Trained]] = train_missing
-    measure: Callable[[ComparisonSpec, Measuring], Iterator[Measured | LeftOut]] = measure_spec
+    measure: Callable[[ComparisonSpec, Measuring], Iterator[Progress]] = measure_spec
     shelf: Shelf = field(init=False)
     desk: Desk = field(default_factory=Desk)
     jobs: Jobs = field(init=False)

@@ -19,7 +19,7 @@ import torch
 from kvq_core.errors import KvqError, LimitError
 from kvq_core.estimate import estimate
 from kvq_core.events import Event, Finished
-from kvq_core.measuring import measure_spec
+from kvq_core.measuring import Request, measure_spec
 from kvq_core.models import available_models, load
 from kvq_core.run import compare
 from kvq_core.spec import ComparisonSpec
@@ -29,7 +29,10 @@ STARTING_S = 10  # fork, and the model's weights onto the GPU
 
 
 def seconds(spec: ComparisonSpec, *others: Any) -> int:
-    """How long to ask for the GPU: twice the estimate, for a run that takes longer is cut off."""
+    """How long to ask for the GPU: twice the estimate, for a run that takes longer is cut off; as long as possible for
+    a search of the most that fits into memory."""
+    if any(isinstance(other, Request) and other.limits for other in others):
+        return LONGEST_S
     expected = estimate(spec).seconds
     if expected is None:
         return USUAL_S

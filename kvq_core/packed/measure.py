@@ -58,6 +58,11 @@ class Measured(BaseModel):
     peak_decode_bytes: int | None = None
     limits: dict[Limit, int] = Field(default_factory=dict)  # the most that fitted into memory
 
+    @property
+    def path(self) -> str:
+        """Which implementation ran, or both; the unquantized cache is read by torch."""
+        return "+".join(sorted({path for paths in self.paths.values() for path in paths}) or ["torch"])
+
 
 Layers = Sequence[PackedLayer | DenseLayer]
 Make = Callable[[int], Layers]  # tokens to allocate room for -> empty layers
@@ -99,7 +104,7 @@ def measure(model: LoadedModel, lane: Lane | None, ids: list[int], request: Requ
     prefill = run.first
     del run, layers
     return Measured(
-        label=lane.label if lane else f"unquantized, {_name(model.dtype)}",
+        label=label_of(lane, model),
         method=lane.method if lane else None, device=_device(model), dtype=_name(model.dtype),
         paths={name: sorted(found) for name, found in taken.items()}, batch=request.batch, prompt_tokens=len(ids),
         new_tokens=request.new_tokens, token_ids=tokens, prefill_ms=1e3 * prefill,
@@ -107,6 +112,11 @@ def measure(model: LoadedModel, lane: Lane | None, ids: list[int], request: Requ
         allocated_bytes=allocated, host_bytes=host, peak_prefill_bytes=prefill_peak, peak_decode_bytes=decode_peak,
         limits={what: _limit(model, make, what, len(ids), request.batch) for what in request.limits},
     )  # fmt: skip
+
+
+def label_of(lane: Lane | None, model: LoadedModel) -> str:
+    """What a lane, or for None the unquantized cache, is called."""
+    return lane.label if lane else f"unquantized, {_name(model.dtype)}"
 
 
 class _Run:

@@ -7,19 +7,24 @@ from typing import Any
 import gradio as gr
 
 from kvq_core.errors import KvqError
+from kvq_core.events import Loading
 from kvq_core.logs import tell_error
-from kvq_core.measuring import LeftOut, Measured, Request, gpu
+from kvq_core.measuring import Begins, LeftOut, Measured, Progress, Request, gpu, unquantized_bytes
 from kvq_core.spec import parse_spec
 from ui.desk import Place
-from ui.jobs import follow
-from ui.services import QUIET, Services, visitor
-from ui.status import line, notice, queued
+from ui.jobs import Job, follow
+from ui.numbers import ABSENT, percent
+from ui.services import SWIFT, Services, visitor
+from ui.status import line, notice, queued, told
 from ui.text import safe
 
 COMMAND = "python -m kvq_core measure --preset first-look"
 HEAD = ("Lane", "Path", "ms a token", "Cache, MB", "Of unquantized", "Peak, MB")
+LIMITS = {"context": "Longest context, tokens", "batch": "Largest batch, rows"}
 NEW_TOKENS = 64
 UNEXPECTED = "Something went wrong that should not have; it was logged. Measure again, and report it if it returns."
+STOPPED = ("Measuring cancelled", "warn", None, "What was measured stays below.")
+STOPPING = ("Cancelling", "busy", None, "The lane at work is finished first.")
 
 
 def create_measure(shown: gr.State, services: Services) -> gr.Accordion:
@@ -28,13 +33,24 @@ def create_measure(shown: gr.State, services: Services) -> gr.Accordion:
         found = gpu()
         gr.HTML(explained(found))
         if found is not None:
-            button, told = gr.Button("Measure", elem_id="measure-run"), gr.HTML("", elem_id="measure-told")
+            choices = [(title, what) for what, title in LIMITS.items()]
+            limits = gr.CheckboxGroup(
+                choices, value=[], label="Also find the most that fits into memory", elem_id="measure-limits"
+            )
+            button = gr.Button("Measure", elem_id="measure-run")
+            cancel = gr.Button("Cancel measuring", visible=False, elem_id="measure-cancel")
+            status, lanes = gr.HTML("", elem_id="measure-status"), gr.HTML("", elem_id="measure-told")
 
-            async def work(shown: dict[str, Any], request: gr.Request) -> AsyncGenerator[str]:
-                async for update in stream(shown, session(request), visitor(request), services):
+            async def work(shown: dict[str, Any], limits: list[str], request: gr.Request) -> AsyncGenerator[list[Any]]:
+                async for update in stream(shown, limits, session(request), visitor(request), services):
                     yield update
 
-            button.click(work, shown, told, **QUIET)
+            def give_up(request: gr.Request) -> str:
+                services.jobs.forget(session(request))
+                return line(*STOPPING)
+
+            button.click(work, [shown, limits], [status, lanes, limits, button, cancel], **SWIFT)
+            cancel.click(give_up, None, status, **SWIFT)
     return section
 
 
@@ -59,50 +75,87 @@ def session(request: gr.Request) -> str:
     return f"{request.session_hash or ''}/measure"
 
 
-async def stream(shown: dict[str, Any], session: str, visitor: str, services: Services) -> AsyncGenerator[str]:
-    """The section's contents while the lanes of the run shown are measured."""
+async def stream(
+    shown: dict[str, Any], limits: list[str], session: str, visitor: str, services: Services
+) -> AsyncGenerator[list[Any]]:
+    """Updates of status, table, limits, Measure and Cancel while the lanes of the run shown are measured."""
     if not shown.get("run"):
-        yield line("Run a comparison first, then measure it", "warn")
+        yield [line("Run a comparison first, then measure it", "warn"), gr.skip(), *_idle()]
         return
     try:
-        record, _ = services.shelf.get(shown["run"])
-        measuring = partial(services.measure, parse_spec(record.spec), Request(new_tokens=NEW_TOKENS))
-        job = services.jobs.watch(services.enter(measuring, session, visitor).ticket)
+        job = _begin(shown["run"], limits, session, visitor, services)
     except KvqError as error:
-        yield notice("The lanes cannot be measured", str(error))
+        yield [notice("The lanes cannot be measured", str(error)), gr.skip(), *_idle()]
         return
-    assert job is not None  # taken by the one who has just made it
-    yield queued(services.desk.place(job.ticket))
+    yield [queued(services.desk.place(job.ticket)), "", *_busy()]
     found: list[Measured | LeftOut] = []
     async for news in follow(job, services.desk):
         if isinstance(news, Place):
-            yield queued(news)
-        else:
-            found += news
-            yield table(found)
+            yield [queued(news), *[gr.skip()] * 4]
+            continue
+        found += [event for event in news if isinstance(event, Measured | LeftOut)]
+        yield [said(news[-1]), table(shown["run"], found, limits), *[gr.skip()] * 3]
+    yield [_ended(job), table(shown["run"], found, limits), *_idle()]
+
+
+def _begin(run: str, limits: list[str], session: str, visitor: str, services: Services) -> Job:
+    """Put the measurement of a run's lanes in line. Raises KvqError where there is no room, or no such run."""
+    record, _ = services.shelf.get(run)
+    request = Request(new_tokens=NEW_TOKENS, limits=tuple(what for what in LIMITS if what in limits))
+    job = services.enter(partial(services.measure, parse_spec(record.spec), request), session, visitor)
+    services.jobs.watch(job.ticket)  # this page follows it
+    return job
+
+
+def _ended(job: Job) -> str:
+    """How it ended."""
+    if job.cancelled:
+        return line(*STOPPED)
+    if job.error is None:
+        return line("All lanes measured", "done")
     if isinstance(job.error, KvqError):
-        yield notice("The lanes cannot be measured", str(job.error))
-    elif job.error is not None:
-        tell_error("measuring stopped", job.error)
-        yield notice("The lanes cannot be measured", UNEXPECTED)
+        return notice("The lanes cannot be measured", str(job.error))
+    tell_error("measuring stopped", job.error)
+    return notice("The lanes cannot be measured", UNEXPECTED)
 
 
-def table(found: list[Measured | LeftOut]) -> str:
-    """Measured lanes as rows, the rest with their reasons."""
+def said(event: Progress) -> Any:
+    """The status line of an event."""
+    if isinstance(event, Loading):
+        return told(event)
+    if isinstance(event, Begins):
+        return line(f"Measuring {event.label}: {event.index + 1} of {event.total}", done=event.index / event.total)
+    return gr.skip()
+
+
+def table(run: str, found: list[Measured | LeftOut], limits: list[str]) -> str:
+    """Measured lanes of a run as rows, the rest with their reasons."""
     measured = [m for m in found if isinstance(m, Measured)]
-    rows = "".join(_row(m, measured[0].cache_bytes) for m in measured)
-    head = "".join(f'<th scope="col">{title}</th>' for title in HEAD)
     out = "".join(f"<li>{safe(f.label)}: {safe(f.reason)}</li>" for f in found if isinstance(f, LeftOut))
-    shape = f"{measured[0].prompt_tokens:,} prompt tokens, {measured[0].device}, {measured[0].dtype}"
+    left_out = f"<ul>{out}</ul>" if out else ""
+    if not measured:
+        return left_out
+    asked = [what for what in LIMITS if what in limits]
+    head = "".join(f'<th scope="col">{title}</th>' for title in (*HEAD, *(LIMITS[what] for what in asked)))
+    whole = unquantized_bytes(measured)
+    rows = "".join(_row(m, whole, asked) for m in measured)
+    shape = f"Run {run}: {measured[0].prompt_tokens:,} prompt tokens, {measured[0].device}, {measured[0].dtype}"
     table = f'<table class="plain"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
-    return f'<div class="scroll" tabindex="0">{table}</div><p class="muted">{safe(shape)}</p>' + (
-        f"<ul>{out}</ul>" if out else ""
-    )
+    return f'<div class="scroll" tabindex="0">{table}</div><p class="muted">{safe(shape)}</p>{left_out}'
 
 
-def _row(m: Measured, whole: int) -> str:
-    taken = "+".join(sorted({path for paths in m.paths.values() for path in paths}) or ["torch"])
-    peak = "-" if m.peak_decode_bytes is None else f"{m.peak_decode_bytes / 1e6:,.0f}"
-    held = f"{m.cache_bytes / 1e6:,.2f}", f"{m.cache_bytes / whole:.1%}"
-    cells = (taken, f"{m.ms_per_token:.2f}", *held, peak)
+def _row(m: Measured, whole: int | None, asked: list[Any]) -> str:
+    peak = ABSENT if m.peak_decode_bytes is None else f"{m.peak_decode_bytes / 1e6:,.0f}"
+    share = percent(None if whole is None else m.cache_bytes / whole, 1)
+    most = (f"{m.limits[what]:,}" for what in asked)
+    cells = (m.path, f"{m.ms_per_token:.2f}", f"{m.cache_bytes / 1e6:,.2f}", share, peak, *most)
     return f'<tr><th scope="row">{safe(m.label)}</th>' + "".join(f"<td>{safe(cell)}</td>" for cell in cells) + "</tr>"
+
+
+def _busy() -> list[Any]:
+    """Updates of limits, Measure and Cancel while a measurement waits or goes on."""
+    return [gr.update(interactive=False), gr.update(value="Measuring", interactive=False), gr.update(visible=True)]
+
+
+def _idle() -> list[Any]:
+    return [gr.update(interactive=True), gr.update(value="Measure", interactive=True), gr.update(visible=False)]
