@@ -55,7 +55,8 @@ def grouped_launches() -> None:
     """InnerQ's hybrid groups for the products that reduce over a group, KIVI's for the others."""
     q, p = torch.zeros(HEADS, 4, DIM, dtype=torch.float16), torch.zeros(HEADS, 4, TOKENS, dtype=torch.float16)
     hybrid = Grid(2, 32, "hybrid", torch.float32)
-    quantize_pack(torch.zeros(HEADS, TOKENS, DIM, dtype=torch.float16), hybrid, "channels", "triton")
+    for axis in ("channels", "tokens"):
+        quantize_pack(torch.zeros(HEADS, TOKENS, DIM, dtype=torch.float16), hybrid, axis, "triton")
     unpack_dequantize(groups(hybrid, "tokens"), hybrid, "tokens", TOKENS, "triton")
     for grid, key_axis, value_axis in ((hybrid, "channels", "tokens"), (Grid(2), "tokens", "channels")):
         packed_scores(q, groups(grid, key_axis), grid, key_axis, TOKENS, "triton")
@@ -63,11 +64,22 @@ def grouped_launches() -> None:
     packed_scores(q, groups(Grid(2), "tokens"), Grid(2), "tokens", TOKENS, "triton", turn=TURN)
 
 
+def large_group_launches() -> None:
+    """Groups of 128, which are longer than the tiles of products."""
+    q, p = torch.zeros(HEADS, 4, DIM, dtype=torch.float16), torch.zeros(HEADS, 4, TOKENS, dtype=torch.float16)
+    for axis in ("tokens", "channels"):
+        grid = Grid(2, 128, "hybrid", torch.float32)
+        quantize_pack(torch.zeros(HEADS, TOKENS, DIM, dtype=torch.float16), grid, axis, "triton")
+        packed_scores(q, groups(grid, axis), grid, axis, TOKENS, "triton")
+        packed_values(p, groups(grid, axis), grid, axis, DIM, "triton")
+
+
 def attention_launches() -> None:
     kivi = Layout(Grid(2), "tokens", 0, 0, 128), Layout(Grid(2), "channels", 0, 128, 1)
     wide = Grid(2, 32, "hybrid", torch.float32)
     innerq = Layout(wide, "channels", 32, 96, 1), Layout(wide, "tokens", 32, 96, 32)
-    for layouts in (kivi, innerq):
+    large = Layout(Grid(2, 128), "tokens", 0, 0, 128), Layout(Grid(2, 128), "channels", 0, 128, 1)
+    for layouts in (kivi, innerq, large):
         x = torch.zeros(1, HEADS, 700, DIM)
         norms = torch.ones(1, HEADS, 1, DIM).half() if layouts[0].sinks else None
         stores = [Store.empty(x, layout, path="torch") for layout in layouts]
@@ -138,9 +150,9 @@ def smallest_method_launches(dtype: torch.dtype) -> None:
 def launches() -> list[launch.Recorded]:
     """Launches of every kernel in the forms that matter, recorded and not run; equal ones once."""
     with launch.recorded() as found:
-        for make in (grouped_launches, attention_launches, method_launches):
+        for make in (grouped_launches, large_group_launches, attention_launches, method_launches):
             make()
-    return list({(entry.kernel.__name__, str(entry.constants)): entry for entry in found}.values())
+    return _different(found)
 
 
 def smallest_launches() -> list[launch.Recorded]:
@@ -149,7 +161,17 @@ def smallest_launches() -> list[launch.Recorded]:
         smallest_grouped_launches()
         for dtype in (torch.float16, torch.float32):
             smallest_method_launches(dtype)
-    return list({(entry.kernel.__name__, str(entry.constants)): entry for entry in found}.values())
+    return _different(found)
+
+
+def _different(found: list[launch.Recorded]) -> list[launch.Recorded]:
+    """Launches that differ in their constants, among which are sizes and strides of 1."""
+
+    def form(entry: launch.Recorded) -> str:
+        ones = [name for name, value in entry.arguments.items() if isinstance(value, int) and value == 1]
+        return f"{entry.kernel.__name__} {entry.constants} {ones}"
+
+    return list({form(entry): entry for entry in found}.values())
 
 
 @dataclass(frozen=True)
@@ -193,12 +215,19 @@ def parse_for(recorded: launch.Recorded, capability: int) -> str:
 
 
 def _source(recorded: launch.Recorded) -> Any:
-    """The kernel as a launch on a GPU specialises it: None and the integer 1 are constants."""
+    """The kernel as a launch on a GPU specialises it: None and the integer 1 are constants, but for sizes that it takes
+    as they come."""
     from triton.compiler import ASTSource
 
     names = recorded.kernel.arg_names
-    arguments = {n: v for n, v in recorded.arguments.items() if v is not None and not (isinstance(v, int) and v == 1)}
+    plain = {param.name for param in recorded.kernel.params if param.do_not_specialize}
+    arguments = {
+        name: value
+        for name, value in recorded.arguments.items()
+        if value is not None and (name in plain or not (isinstance(value, int) and value == 1))
+    }
     found = {name: _type(arguments[name]) if name in arguments else ("constexpr", False) for name in names}
+    found |= dict.fromkeys(plain, ("i32", False))
     signature = {name: kind for name, (kind, _) in found.items()}
     attributes = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if found[name][1]}
     constants = {n: v for n, v in {**recorded.arguments, **recorded.constants}.items() if n not in arguments}

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from kvq_kernels.attention import decode_attention
 from kvq_kernels.dispatch import KernelError, paths_taken
 from kvq_kernels.grouped import Grid, quantize_pack
+from kvq_kernels.launch import recorded as recorded_launches
+from kvq_kernels.store import Layout, Store
 
 from tests.kernel_compiler import called_by_kernels, compile_for, kernels, launches, parse_for, smallest_launches
 
@@ -60,6 +63,22 @@ def test_every_launch_compiles_without_spills(capability, recorded, tmp_path, re
         assert used.shared <= SHARED[capability] and used.registers <= 255, (entry.kernel.__name__, used)
         if entry.kernel.__name__ in HOT:
             assert used.stack == 0, f"{entry.kernel.__name__} spills: {used}"
+
+
+def test_a_decode_step_reads_nothing_back_from_the_device():
+    """Tensors of the meta device have no values to wait for, so that a step can be captured as a CUDA graph."""
+    layouts = Layout(Grid(2), "tokens", 0, 0, 32), Layout(Grid(2), "channels", 0, 32, 1)
+    x = torch.empty(1, 2, 100, 64, device="meta")
+    with recorded_launches() as found:
+        stores = [Store.empty(x, layout) for layout in layouts]
+        for store in stores:
+            store.fill(x)
+            for _ in range(40):
+                store.append(x[..., :1, :])
+                store.settle()
+        decode_attention(torch.empty(1, 4, 1, 64, device="meta"), *stores, 0.1)
+    launched = {entry.kernel.__name__ for entry in found}
+    assert launched == {"quantize_pack_kernel", "decode_attention_kernel", "combine_splits_kernel"}
 
 
 def test_asking_for_triton_where_it_cannot_run_is_an_error():

@@ -7,17 +7,7 @@ import torch
 from kvq_kernels.dispatch import KernelError, Path, use_triton
 from kvq_kernels.gemv import compute_type
 from kvq_kernels.grouped import grid_constants, row_strides
-from kvq_kernels.launch import (
-    COMBINE,
-    DECODE,
-    MOST_CODES,
-    PROGRAMS_PER_PROCESSOR,
-    Launch,
-    fitting,
-    power_of_two,
-    processors,
-    run,
-)
+from kvq_kernels.launch import COMBINE, DECODE, Launch, power_of_two, run, split_tokens, tile_of
 from kvq_kernels.store import Store
 from torch import Tensor
 
@@ -33,7 +23,7 @@ def decode_attention(
     _check(q, keys, values)
     batch, heads, _, dim = q.shape
     kv_heads = keys.sink.shape[1]
-    if not use_triton("decode_attention", path, q, _obstacle(keys, values, heads // kv_heads, how)):
+    if not use_triton("decode_attention", path, q, _obstacle(keys, values, heads // kv_heads)):
         grouped = q.float().reshape(batch, kv_heads, -1, dim)
         weights = torch.softmax(grouped @ keys.dense("torch").transpose(-1, -2) * scaling, -1)
         return (weights @ values.dense("torch")).reshape(q.shape).to(q.dtype)
@@ -45,20 +35,17 @@ def _decode_triton(q: Tensor, keys: Store, values: Store, scaling: float, how: L
 
     batch, query_heads, _, dim = q.shape
     matrices, heads = batch * keys.sink.shape[1], query_heads // keys.sink.shape[1]
-    tile, wide = _tile(keys, values, how)
+    tile, wide = tile_of(how, dim, max(keys.layout.grid.group_size, values.layout.grid.group_size))
     bulk = min(keys.packed_tokens, values.packed_tokens) // tile * tile
-    chunk, splits = split_tokens(bulk, tile, matrices, processors(q))
-    device = q.device
-    acc = torch.empty(matrices, splits, heads, dim, dtype=torch.float32, device=device)
-    top, total = (
-        torch.empty(matrices, splits, heads, dtype=torch.float32, device=device),
-        torch.empty(matrices, splits, heads, dtype=torch.float32, device=device),
-    )
+    chunk, whole = split_tokens(bulk, tile, matrices, q)
+    splits = whole + 1  # the first one takes the windows
+    acc = torch.empty(matrices, splits, heads, dim, dtype=torch.float32, device=q.device)
+    top, total = torch.empty(2, matrices, splits, heads, dtype=torch.float32, device=q.device)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     run(
         decode_attention_kernel,
         (matrices, splits),
-        fitting(how, tile * wide),
+        how,
         {
             "q": q.contiguous(), "norms": None if keys.norms is None else keys.norms.contiguous(), "acc_out": acc,
             "top_out": top, "total_out": total, **_tensors("k", keys), **_tensors("v", values),
@@ -80,14 +67,6 @@ def _decode_triton(q: Tensor, keys: Store, values: Store, scaling: float, how: L
     return out
 
 
-def split_tokens(bulk: int, tile: int, matrices: int, processors: int) -> tuple[int, int]:
-    """Tokens a split (whole tiles) and the number of splits, the one that takes the windows included."""
-    tiles = bulk // tile
-    wanted = max(1, PROGRAMS_PER_PROCESSOR * processors // max(1, matrices))
-    chunk = -(-tiles // wanted) * tile if tiles else tile
-    return chunk, -(-bulk // chunk) + 1
-
-
 def _tensors(name: str, store: Store) -> dict[str, Any]:
     tensors = {**store.packed._asdict(), "sink": store.sink, "ring": store.ring, **row_strides(store.packed)}
     counts = {"packed": store.packed_tokens, "room": store.ring.shape[-2]}
@@ -99,22 +78,12 @@ def _constants(name: str, store: Store) -> dict[str, Any]:
     return {f"{name}_{key}": value for key, value in constants.items()}
 
 
-def _tile(keys: Store, values: Store, how: Launch) -> tuple[int, int]:
-    """Tokens and channels of a tile: whole groups of both, and powers of two."""
-    groups = (keys.layout.grid.group_size, values.layout.grid.group_size)
-    return max(how.tokens, *groups), max(16, power_of_two(keys.sink.shape[-1]), *groups)
-
-
-def _obstacle(keys: Store, values: Store, heads: int, how: Launch) -> str | None:
+def _obstacle(keys: Store, values: Store, heads: int) -> str | None:
     if keys.sink.shape[-1] > 256:
         return f"head_dim = {keys.sink.shape[-1]} is larger than 256"
     if heads > 64:
         return f"{heads} query heads share a KV head, and a program holds 64"
-    if obstacle := keys.layout.grid.obstacle or values.layout.grid.obstacle:
-        return obstacle
-    tile, wide = _tile(keys, values, how)
-    large = f"a tile of {tile} tokens and {wide} channels, whole groups of both, is larger than {MOST_CODES:,} codes"
-    return large if tile * wide > MOST_CODES else None
+    return keys.layout.grid.obstacle or values.layout.grid.obstacle
 
 
 def _check(q: Tensor, keys: Store, values: Store) -> None:

@@ -3,7 +3,7 @@
 import torch
 from kvq_kernels.dispatch import Path, use_triton
 from kvq_kernels.gemv import compute_type
-from kvq_kernels.launch import COMMUTED, PROGRAMS_PER_PROCESSOR, VALUES, power_of_two, processors, run
+from kvq_kernels.launch import COMMUTED, VALUES, power_of_two, run, split_tokens
 from kvq_kernels.packing import unpack
 from kvq_kernels.rope_codebook import commuted_scores, score_tables, split_pairs
 from kvq_kernels.rotation import Turn
@@ -75,9 +75,7 @@ def _digit_sums(p: Tensor, digits: Tensor, weights: Tensor, count: int) -> Tenso
     rows = p.shape[:-2].numel()
     tile, wide = VALUES.tokens, 64
     columns = -(-count // wide)
-    wanted = max(1, PROGRAMS_PER_PROCESSOR * processors(p) // (columns * rows))
-    chunk = -(-tokens // (min(wanted, -(-tokens // tile)) * tile)) * tile
-    splits = -(-tokens // chunk)
+    chunk, splits = split_tokens(tokens, tile, columns * rows, p)
     out = torch.empty(splits, *lead, lines, count, dtype=torch.float32, device=p.device)
     sizes = {"lines": lines, "tokens": tokens, "count": count, "chunk": chunk, "rows": rows, "size": digits.shape[-1]}
     run(

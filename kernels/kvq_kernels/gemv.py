@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from kvq_kernels.dispatch import Path, use_triton
 from kvq_kernels.grouped import Axis, Grid, PackedGroups, grid_constants, row_strides, unpack_dequantize
-from kvq_kernels.launch import PROGRAMS_PER_PROCESSOR, SCORES, VALUES, Launch, power_of_two, processors, run
+from kvq_kernels.launch import SCORES, VALUES, Launch, power_of_two, run, split_tokens, tile_of
 from kvq_kernels.rotation import Turn, rotate
 from torch import Tensor
 
@@ -32,7 +32,7 @@ def packed_scores(
     *lead, queries, dim = q.shape
     out = torch.empty(*lead, queries, tokens, dtype=torch.float32, device=q.device)
     inner = axis == "channels"
-    tile = how.tokens if inner else max(how.tokens, grid.group_size)
+    tile, wide = tile_of(how, dim)
     sizes = {"queries": queries, "tokens": tokens, "dim": dim}
     run(
         packed_scores_kernel,
@@ -43,7 +43,7 @@ def packed_scores(
             "out": out, **sizes, **row_strides(keys),
         },
         {
-            **_constants(q, grid, inner), "BT": tile, "DP": _padded(dim, grid), "M": max(16, power_of_two(queries)),
+            **_constants(q, grid, inner), "BT": tile, "DP": wide, "M": max(16, power_of_two(queries)),
             "TURN": turn is not None,
         },
     )  # fmt: skip
@@ -67,19 +67,17 @@ def packed_values(
     *lead, queries, _ = p.shape
     matrices = p.shape[:-2].numel()
     inner = axis == "tokens"
-    tile = grid.group_size if inner else how.tokens
-    wanted = max(1, PROGRAMS_PER_PROCESSOR * processors(p) // max(1, matrices))
-    chunk = -(-max(1, tokens) // (min(wanted, -(-max(1, tokens) // tile)) * tile)) * tile
-    splits = -(-tokens // chunk)
+    tile, wide = tile_of(how, head_dim)
+    tile = min(grid.group_size, tile) if inner else tile
+    chunk, splits = split_tokens(tokens, tile, matrices, p)
     out = torch.empty(splits, *lead, queries, head_dim, dtype=torch.float32, device=p.device)
     sizes = {"queries": queries, "tokens": tokens, "dim": head_dim, "chunk": chunk, "matrices": matrices}
-    wide = power_of_two(head_dim) if inner else _padded(head_dim, grid)
     run(
         packed_values_kernel,
         (matrices, splits),
         how,
         {"p": p, **values._asdict(), "out": out, **sizes, **row_strides(values)},
-        {**_constants(p, grid, inner), "BT": tile, "DP": max(16, wide), "M": max(16, power_of_two(queries))},
+        {**_constants(p, grid, inner), "BT": tile, "DP": wide, "M": max(16, power_of_two(queries))},
     )
     return out.sum(0)
 
@@ -93,11 +91,6 @@ def compute_type(like: Tensor) -> Any:
 
 def _constants(like: Tensor, grid: Grid, inner: bool) -> dict[str, Any]:
     return {**grid_constants(grid), "INNER": inner, "DTYPE": compute_type(like)}
-
-
-def _padded(dim: int, grid: Grid) -> int:
-    """Channels of a tile: a power of two that holds whole groups."""
-    return max(power_of_two(dim), grid.group_size, 16)
 
 
 def _obstacle(grid: Grid, head_dim: int) -> str | None:

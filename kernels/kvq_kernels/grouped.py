@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from kvq_kernels.dispatch import KernelError, Path, use_triton
-from kvq_kernels.launch import DEQUANTIZE, QUANTIZE, power_of_two, run
+from kvq_kernels.launch import DEQUANTIZE, MOST_QUANTIZED, QUANTIZE, power_of_two, run
 from kvq_kernels.packing import pack, packed_bytes, unpack
 from kvq_kernels.quantize import GroupCodes, dequantize_groups, quantize_groups
 from kvq_kernels.signed import (
@@ -168,10 +168,11 @@ def _quantize_triton(x: Tensor, grid: Grid, axis: Axis) -> PackedGroups:
         torch.empty(*lead, groups if plain else groups * grid.words, dtype=grid.zero_point if plain else torch.int32,
                     device=x.device),
     )  # fmt: skip
-    tile = min(QUANTIZE.tokens, power_of_two(rows))
+    wide = max(grid.group_size, min(QUANTIZE.tokens, power_of_two(count)))
+    tile = min(max(1, MOST_QUANTIZED // wide), power_of_two(rows))
     run(
         quantize_pack_kernel,
-        (matrices * -(-rows // tile) * groups,),
+        (matrices * -(-rows // tile) * -(-count // wide),),
         QUANTIZE,
         {
             "x": flat, "codes": packed.codes, "scales": packed.scales, "words": packed.words, "count": count,
@@ -179,7 +180,7 @@ def _quantize_triton(x: Tensor, grid: Grid, axis: Axis) -> PackedGroups:
             "element_stride": flat.stride(2), **row_strides(packed), "size": size,
         },
         {
-            "R": tile, **grid_constants(grid),
+            "R": tile, "N": wide, **grid_constants(grid),
             "META": tl.float16 if grid.scale == torch.float16 else tl.float32,
         },
     )  # fmt: skip
@@ -193,7 +194,7 @@ def _dequantize_triton(packed: PackedGroups, grid: Grid, axis: Axis, count: int,
     shape = (count, rows) if axis == "tokens" else (rows, count)
     out = torch.empty(*lead, *shape, dtype=dtype, device=packed.codes.device)
     flat = _by_rows(out, axis)
-    tile, wide = min(DEQUANTIZE.tokens, power_of_two(rows)), max(64, grid.group_size)
+    tile, wide = min(DEQUANTIZE.tokens, power_of_two(rows)), DEQUANTIZE.tokens
     run(
         unpack_dequantize_kernel,
         (prod(lead) * -(-rows // tile) * -(-count // wide),),

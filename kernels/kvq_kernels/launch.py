@@ -9,7 +9,7 @@ spills, see tests/test_kernels_triton.py), and 3 pipelined stages where a loop r
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,8 +26,9 @@ class Launch:
     stages: int = 2
 
 
-QUANTIZE = Launch(tokens=64, stages=1)  # rows a program; a group is a row's tile, and nothing is looped over
-DEQUANTIZE = Launch(tokens=64, stages=1)
+# Elements of a row in a program, whose 2-bit codes fill the 32 bytes that memory is written in; nothing is looped over.
+QUANTIZE = Launch(tokens=128, warps=8, stages=1)
+DEQUANTIZE = Launch(tokens=64, stages=1)  # rows a program, of as many elements
 SCORES = Launch(tokens=64, warps=8, stages=1)  # one tile a program, of registers for two programs a processor
 VALUES = Launch(tokens=64, warps=8, stages=3)
 DECODE = Launch(tokens=64, warps=8, stages=3)
@@ -40,15 +41,10 @@ COMBINE = Launch(tokens=32)  # splits a turn
 # 64 tokens x 128 channels = 8,192 codes a tile; twice as many spill. Halving it helps short caches, and a deeper
 # pipeline or more warps help where loads take longer than the products they feed.
 CANDIDATES = (Launch(64, 8, 3), Launch(64, 4, 3), Launch(64, 8, 2), Launch(32, 4, 4))
-MOST_CODES = 16384  # of a decode tile
+MOST_CODES = 8192  # of a tile that is read
+MOST_QUANTIZED = 4096  # of a tile that is written: its elements are float32 in several registers each
 
 PROGRAMS_PER_PROCESSOR = 4  # split-K: enough independent programs to hide the latency of the others' loads
-
-
-def fitting(how: Launch, codes: int) -> Launch:
-    """``how`` for decode tiles of so many codes: above 8,192 a pipeline needs more shared memory than a program of
-    compute capability 8.0 has, and a tile twice the warps."""
-    return how if codes <= 8192 else replace(how, warps=16, stages=1)
 
 
 @dataclass(frozen=True)
@@ -88,6 +84,23 @@ def run(kernel: Any, grid: tuple[int, ...], how: Launch, arguments: dict[str, An
         found.append(Recorded(kernel, arguments, constants, how.warps, how.stages))
         return
     kernel[grid](**arguments, **constants, num_warps=how.warps, num_stages=how.stages)
+
+
+def tile_of(how: Launch, head_dim: int, group: int = 0) -> tuple[int, int]:
+    """Tokens and channels of a tile, powers of two and whole words of signs.
+
+    A group may be longer than the tile, which is half as large then: otherwise registers spill.
+    """
+    channels = max(32, power_of_two(head_dim))
+    most = MOST_CODES // 2 if group > how.tokens else MOST_CODES
+    return max(32, min(how.tokens, most // channels)), channels
+
+
+def split_tokens(tokens: int, tile: int, others: int, like: Tensor) -> tuple[int, int]:
+    """Split-K: tokens a split, whole tiles of them, and the number of splits, where ``others`` programs run anyway."""
+    wanted = max(1, PROGRAMS_PER_PROCESSOR * processors(like) // max(1, others))
+    chunk = tile * max(1, -(-tokens // (tile * wanted)))
+    return chunk, -(-tokens // chunk)
 
 
 def processors(like: Tensor) -> int:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from kvq_kernels.dispatch import KernelError, Path, use_triton
 from kvq_kernels.gemv import compute_type
-from kvq_kernels.launch import MIXED, PROGRAMS_PER_PROCESSOR, power_of_two, processors, run
+from kvq_kernels.launch import MIXED, power_of_two, run, split_tokens
 from kvq_kernels.midpoint import midpoint_values
 from kvq_kernels.packing import pack, packed_bytes, unpack
 from torch import Tensor
@@ -89,9 +89,7 @@ def mixed_values(p: Tensor, values: MixedTokens, head_dim: int, path: Path = "au
     from kvq_kernels.triton_ops.mixed import mixed_values_kernel
 
     matrices = p.shape[:2].numel()
-    wanted = max(1, PROGRAMS_PER_PROCESSOR * processors(p) // matrices)
-    chunk = -(-tokens // (min(wanted, -(-tokens // MIXED.tokens)) * MIXED.tokens)) * MIXED.tokens
-    splits = -(-tokens // chunk)
+    chunk, splits = split_tokens(tokens, MIXED.tokens, matrices, p)
     out = torch.empty(splits, *lead, queries, head_dim, dtype=torch.float32, device=p.device)
     sizes = {"queries": queries, "dim": head_dim, "chunk": chunk, "matrices": matrices}
     arguments = {"p": p.contiguous(), **_arguments(values, p.shape), "out": out, **sizes}

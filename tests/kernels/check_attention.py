@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-from kvq_kernels import attention
+from kvq_kernels import launch
 from kvq_kernels.attention import decode_attention
-from kvq_kernels.dispatch import KernelError
 from kvq_kernels.grouped import Grid
-from kvq_kernels.launch import COMBINE
 from kvq_kernels.store import Layout, Store
 from measures import assert_close, keys_with_traps
 
@@ -70,27 +68,48 @@ def test_decode_attention_of_other_query_groups(heads, dtype, device):
     assert_close(decode_attention(q, keys, values, 0.1, "triton"), exact(q, keys, values, 0.1), dtype)
 
 
-def test_decode_attention_of_large_groups(device):
-    layouts = Layout(Grid(2, 128), "tokens", 0, 0, 128), Layout(Grid(2, 128), "channels", 0, 16, 1)
-    x = keys_with_traps(1, 1, 300, 128, device=device)
-    keys, values = (Store.empty(x, layout, path="torch") for layout in layouts)
-    for store in (keys, values):
+@pytest.mark.parametrize(
+    ("keys_in", "values_in", "dim"),
+    [
+        ((Grid(2, 128), "tokens"), (Grid(2, 128), "channels"), 128),
+        ((Grid(3, 256, "hybrid", torch.float32), "tokens"), (Grid(4, 256, "symmetric"), "channels"), 64),
+        ((Grid(2, 256, "hybrid"), "channels"), (Grid(1, 128, "hybrid"), "tokens"), 256),
+        ((Grid(8, 8), "tokens"), (Grid(2, 16), "channels"), 16),
+    ],
+)
+def test_decode_attention_of_groups_longer_and_shorter_than_a_tile(keys_in, values_in, dim, device):
+    """Everything is packed but a rest, so that the windows may be empty."""
+    x = keys_with_traps(1, 1, 512, dim, device=device)
+    stores = []
+    for grid, axis in (keys_in, values_in):
+        store = Store.empty(x, Layout(grid, axis, 0, 0, grid.group_size if axis == "tokens" else 1), path="torch")
         store.fill(x)
-    q = torch.randn(1, 2, 1, 128, device=device).half() * 0.2
-    assert_close(decode_attention(q, keys, values, 0.1, "triton"), exact(q, keys, values, 0.1), q.dtype)
-    wider = Store.empty(x, Layout(Grid(2, 256), "channels", 0, 16, 1), path="torch")
-    wider.fill(x)
-    with pytest.raises(KernelError, match="256 tokens and 256 channels.*larger than 16,384 codes"):
-        decode_attention(q, keys, wider, 0.1, "triton")
+        stores.append(store)
+    q = torch.randn(1, 2, 1, dim, device=device).half() * 0.2
+    assert_close(decode_attention(q, *stores, 0.1, "triton"), exact(q, *stores, 0.1), q.dtype)
 
 
 def test_decode_attention_over_more_splits_than_are_combined_at_once(device, monkeypatch):
     """As many as a GPU of 132 processors takes for one KV head."""
-    monkeypatch.setattr(attention, "processors", lambda like: 132)
+    monkeypatch.setattr(launch, "processors", lambda like: 132)
     keys, values = filled("kivi", 2400, 2390, 16, device, kv_heads=1)
-    assert attention.split_tokens(values.packed_tokens // 64 * 64, 64, 2, 132)[1] > COMBINE.tokens
+    assert launch.split_tokens(values.packed_tokens // 64 * 64, 64, 2, values.sink)[1] > launch.COMBINE.tokens
     q = torch.randn(2, 1, 1, 16, device=device).half()
     assert_close(decode_attention(q, keys, values, 0.2, "triton"), exact(q, keys, values, 0.2), q.dtype)
+
+
+@pytest.mark.gpu
+def test_decode_attention_from_a_cuda_graph(device):
+    keys, values = filled("innerq", 700, 690, 128, device)
+    q = torch.randn(2, 8, 1, 128, device=device).half() * 0.2
+    decode_attention(q, keys, values, 0.1, "triton")  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = decode_attention(q, keys, values, 0.1, "triton")
+    for _ in range(2):
+        q.copy_(torch.randn_like(q) * 0.2)
+        graph.replay()
+        assert_close(out, exact(q, keys, values, 0.1), q.dtype)
 
 
 def test_far_scores_do_not_overflow(device):

@@ -50,6 +50,30 @@ def test_quantize_pack_takes_ragged_lengths_and_half_precision(tokens, dtype, ax
         assert torch.equal(a, b)
 
 
+# Longer and shorter than the tiles that products read, and than the words of 32 signs where there are none.
+GROUPS = [(8, "asymmetric"), (16, "asymmetric"), (64, "hybrid"), (128, "symmetric"), (256, "hybrid")]
+
+
+@pytest.mark.parametrize("axis", AXES)
+@pytest.mark.parametrize(("size", "mode"), GROUPS)
+def test_quantize_pack_and_unpack_dequantize_of_other_groups(size, mode, axis, device):
+    grid = Grid(3, size, mode, torch.float32)
+    x = keys_with_traps(2, 300, 48, device=device)
+    expected, found = (quantize_pack(x, grid, axis, path) for path in ("torch", "triton"))
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    count = 300 if axis == "tokens" else 48
+    dense = (unpack_dequantize(expected, grid, axis, count, path) for path in ("torch", "triton"))
+    assert torch.equal(*dense)
+
+
+@pytest.mark.parametrize("axis", AXES)
+@pytest.mark.parametrize(("size", "mode"), GROUPS[1:])
+@pytest.mark.parametrize("dim", [64, 256])
+def test_packed_products_of_other_groups(dim, size, mode, axis, device):
+    for check in (scores, values):
+        check(2, axis, mode, 300, dim, 2, torch.float16, device, units=1, size=size)
+
+
 def test_quantize_pack_reads_strided_inputs(device):
     x = keys_with_traps(3, 40, 2, 64, device=device).transpose(1, 2)  # (3, 2, 40, 64), not contiguous
     grid = Grid(4)
@@ -90,22 +114,22 @@ def test_packed_products_of_other_shapes(tokens, dim, queries, dtype, axis, devi
         check(2, axis, "hybrid", tokens, dim, queries, dtype, device, units=1)
 
 
-def packed_and_exact(bits, axis, mode, tokens, dim, device, units):
-    grid = Grid(bits, 32, mode, torch.float32)
+def packed_and_exact(bits, axis, mode, tokens, dim, device, units, size):
+    grid = Grid(bits, size, mode, torch.float32)
     packed = quantize_pack(keys_with_traps(units, tokens, dim, device=device), grid, axis, "torch")
     count = tokens if axis == "tokens" else dim
     return grid, packed, unpack_dequantize(packed, grid, axis, count, "torch").double()
 
 
-def scores(bits, axis, mode, tokens, dim, queries, dtype, device, units=2):
-    grid, packed, dense = packed_and_exact(bits, axis, mode, tokens, dim, device, units)
+def scores(bits, axis, mode, tokens, dim, queries, dtype, device, units=2, size=32):
+    grid, packed, dense = packed_and_exact(bits, axis, mode, tokens, dim, device, units, size)
     q = torch.randn(units, queries, dim, device=device).to(dtype)
     for path in ("torch", "triton"):
         assert_close(packed_scores(q, packed, grid, axis, tokens, path), q.double() @ dense.transpose(-1, -2), dtype)
 
 
-def values(bits, axis, mode, tokens, dim, queries, dtype, device, units=2):
-    grid, packed, dense = packed_and_exact(bits, axis, mode, tokens, dim, device, units)
+def values(bits, axis, mode, tokens, dim, queries, dtype, device, units=2, size=32):
+    grid, packed, dense = packed_and_exact(bits, axis, mode, tokens, dim, device, units, size)
     p = torch.rand(units, queries, tokens, device=device).to(dtype)
     for path in ("torch", "triton"):
         assert_close(packed_values(p, packed, grid, axis, dim, path), p.double() @ dense, dtype)

@@ -2,7 +2,8 @@
 
 The query heads that share a KV head are the rows of one product, so the packed cache is read once for all of them. Keys
 and values may have packed different numbers of tokens: whole tiles that both have packed are shared out among the
-programs of a KV head, and one more program takes the sinks and everything after those tiles.
+programs of a KV head, and one more program takes the sinks and everything after those tiles. It comes first, so that a
+GPU does not end with it alone.
 """
 
 import triton
@@ -50,7 +51,8 @@ def dense_tile(base, slot, mask, dim, DP: tl.constexpr, DTYPE: tl.constexpr):
     return tl.load(at, mask=mask[:, None] & (channel < dim)[None, :], other=0.0).to(DTYPE)
 
 
-@triton.jit
+# Counts that change from step to step: compiled for whether 16 divides them, a generation would wait for each new form.
+@triton.jit(do_not_specialize=["splits", "sinks", "held", "k_packed", "v_packed"])
 def decode_attention_kernel(
     q, norms, acc_out, top_out, total_out, k_codes, k_scales, k_words, k_sink, k_ring, v_codes, v_scales, v_words,
     v_sink, v_ring, factor, heads, dim, bulk, chunk, splits, sinks, sink_room, held, k_packed, v_packed, k_room, v_room,
@@ -71,15 +73,44 @@ def decode_attention_kernel(
     mask = (head < heads)[:, None] & (channel < dim)[None, :]
     query = tl.load(q + (matrix * heads + head)[:, None] * dim + channel[None, :], mask=mask, other=0.0).to(tl.float32)
     query *= factor
-    plain = query
-    if HAS_NORMS:  # packed keys are K / n, so the query takes n
-        query *= tl.load(norms + matrix * dim + channel, mask=channel < dim, other=0.0).to(tl.float32)[None, :]
+    if HAS_NORMS:  # packed keys are K / n
+        norm = tl.load(norms + matrix * dim + channel, mask=channel < dim, other=0.0).to(tl.float32)[None, :]
     top = tl.full((M,), float("-inf"), tl.float32)
     total = tl.zeros((M,), tl.float32)
     acc = tl.zeros((M, DP), tl.float32)
 
-    if split < splits - 1:
-        for first in tl.range(split * chunk, tl.minimum(split * chunk + chunk, bulk), BT):
+    if split == 0:
+        for first in tl.range(0, sinks, BT):
+            token = first + tl.arange(0, BT)
+            keys = dense_tile(k_sink + matrix * sink_room * dim, token, token < sinks, dim, DP, DTYPE)
+            scores = tl.where((token < sinks)[None, :], product(query, tl.trans(keys), DTYPE), float("-inf"))
+            weights, top, total, acc = softmax_step(scores, top, total, acc)
+            values = dense_tile(v_sink + matrix * sink_room * dim, token, token < sinks, dim, DP, DTYPE)
+            acc += product(weights, values, DTYPE)
+        for first in tl.range(bulk, held, BT):  # some packed, some in the windows, and not the same for keys and values
+            token = first + tl.arange(0, BT)
+            keys = packed_tile(
+                k_codes, k_scales, k_words, matrix, first, k_packed, dim, k_code_stride, k_scale_stride, k_word_stride,
+                k_capacity, BT, DP, K_BITS, K_GROUP, K_MODE, K_HALF_ZERO, K_BY_TOKEN, DTYPE,
+            )  # fmt: skip
+            if HAS_NORMS:
+                keys *= norm.to(DTYPE)
+            recent = (token >= k_packed) & (token < held)
+            fresh = dense_tile(k_ring + matrix * k_room * dim, token % k_room, recent, dim, DP, DTYPE)
+            keys = tl.where((token < k_packed)[:, None], keys, fresh)
+            scores = tl.where((token < held)[None, :], product(query, tl.trans(keys), DTYPE), float("-inf"))
+            weights, top, total, acc = softmax_step(scores, top, total, acc)
+            values = packed_tile(
+                v_codes, v_scales, v_words, matrix, first, v_packed, dim, v_code_stride, v_scale_stride, v_word_stride,
+                v_capacity, BT, DP, V_BITS, V_GROUP, V_MODE, V_HALF_ZERO, V_BY_TOKEN, DTYPE,
+            )  # fmt: skip
+            recent = (token >= v_packed) & (token < held)
+            fresh = dense_tile(v_ring + matrix * v_room * dim, token % v_room, recent, dim, DP, DTYPE)
+            acc += product(weights, tl.where((token < v_packed)[:, None], values, fresh), DTYPE)
+    else:
+        if HAS_NORMS:
+            query *= norm
+        for first in tl.range((split - 1) * chunk, tl.minimum(split * chunk, bulk), BT):
             keys = packed_tile(
                 k_codes, k_scales, k_words, matrix, first, k_packed, dim, k_code_stride, k_scale_stride, k_word_stride,
                 k_capacity, BT, DP, K_BITS, K_GROUP, K_MODE, K_HALF_ZERO, K_BY_TOKEN, DTYPE,
@@ -90,37 +121,6 @@ def decode_attention_kernel(
                 v_capacity, BT, DP, V_BITS, V_GROUP, V_MODE, V_HALF_ZERO, V_BY_TOKEN, DTYPE,
             )  # fmt: skip
             acc += product(weights, values, DTYPE)
-    else:
-        for first in tl.range(0, sinks, BT):
-            token = first + tl.arange(0, BT)
-            keys = dense_tile(k_sink + matrix * sink_room * dim, token, token < sinks, dim, DP, DTYPE)
-            scores = tl.where((token < sinks)[None, :], product(plain, tl.trans(keys), DTYPE), float("-inf"))
-            weights, top, total, acc = softmax_step(scores, top, total, acc)
-            values = dense_tile(v_sink + matrix * sink_room * dim, token, token < sinks, dim, DP, DTYPE)
-            acc += product(weights, values, DTYPE)
-        for first in tl.range(bulk, held, BT):  # some packed, some in the windows, and not the same for keys and values
-            token = first + tl.arange(0, BT)
-            keys = packed_tile(
-                k_codes, k_scales, k_words, matrix, first, k_packed, dim, k_code_stride, k_scale_stride, k_word_stride,
-                k_capacity, BT, DP, K_BITS, K_GROUP, K_MODE, K_HALF_ZERO, K_BY_TOKEN, DTYPE,
-            )  # fmt: skip
-            recent = (token >= k_packed) & (token < held)
-            fresh = dense_tile(k_ring + matrix * k_room * dim, token % k_room, recent, dim, DP, DTYPE)
-            scores = tl.where(
-                (token < k_packed)[None, :],
-                product(query, tl.trans(keys), DTYPE),
-                product(plain, tl.trans(fresh), DTYPE),
-            )
-            scores = tl.where((token < held)[None, :], scores, float("-inf"))
-            weights, top, total, acc = softmax_step(scores, top, total, acc)
-            values = packed_tile(
-                v_codes, v_scales, v_words, matrix, first, v_packed, dim, v_code_stride, v_scale_stride, v_word_stride,
-                v_capacity, BT, DP, V_BITS, V_GROUP, V_MODE, V_HALF_ZERO, V_BY_TOKEN, DTYPE,
-            )  # fmt: skip
-            recent = (token >= v_packed) & (token < held)
-            fresh = dense_tile(v_ring + matrix * v_room * dim, token % v_room, recent, dim, DP, DTYPE)
-            stored = tl.where((token < v_packed)[None, :], weights, 0.0)
-            acc += product(stored, values, DTYPE) + product(weights - stored, fresh, DTYPE)
 
     part = (matrix * splits + split) * heads + head
     tl.store(top_out + part, top, mask=head < heads)
@@ -128,11 +128,12 @@ def decode_attention_kernel(
     tl.store(acc_out + part[:, None] * dim + channel[None, :], acc, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def combine_splits_kernel(acc_in, top_in, total_in, out, heads, dim, splits, STEP: tl.constexpr, DP: tl.constexpr):
     """Weigh the splits of one head by their softmax totals, STEP at a time, for a GPU makes hundreds of them.
 
-    out (matrices, heads, dim). Grid (matrices, heads). Only the last split may be empty, its top -inf.
+    out (matrices, heads, dim). Grid (matrices, heads). Only the first split may be empty, its top -inf, and then
+    there is a second.
     """
     matrix, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     channel = tl.arange(0, DP)

@@ -29,16 +29,17 @@ def packed_scores_kernel(
     if INNER:
         rows, row_mask = matrix * capacity + token, token < tokens
         sums = tl.zeros((M, BT), tl.float32)
-        for group in tl.static_range(DP // GROUP):
-            channel = group * GROUP + tl.arange(0, GROUP)
+        PART: tl.constexpr = GROUP if GROUP < 32 else 32  # large groups in pieces, for which the registers suffice
+        for part in tl.static_range(DP // PART):
+            channel = part * PART + tl.arange(0, PART)
             mask = (query < queries)[:, None] & (channel < dim)[None, :]
             vector = tl.load(base + channel[None, :], mask=mask, other=0.0).to(tl.float32)
             scale, zero, symmetric = read_grid(
-                scales, words, rows, row_mask, group * GROUP, dim, scale_stride, word_stride, BT, GROUP, GROUP, MODE,
+                scales, words, rows, row_mask, part * PART, dim, scale_stride, word_stride, BT, PART, GROUP, MODE,
                 HALF_ZERO,
             )  # fmt: skip
             level = signed_codes(
-                codes, words, symmetric, rows, row_mask, group * GROUP, dim, code_stride, word_stride, BT, GROUP, BITS,
+                codes, words, symmetric, rows, row_mask, part * PART, dim, code_stride, word_stride, BT, PART, BITS,
                 GROUP, MODE, DTYPE,
             )  # fmt: skip
             scale, zero = tl.reshape(scale, (1, BT)), tl.reshape(zero, (1, BT))
@@ -79,7 +80,8 @@ def packed_values_kernel(
 ):  # fmt: skip
     """p (matrices, queries, tokens) times packed values: partial sums (splits, matrices, queries, dim) float32.
 
-    Grid (matrices, splits); a split is ``chunk`` tokens, a multiple of the tile. INNER reads a group of tokens a turn.
+    Grid (matrices, splits); a split is ``chunk`` tokens, a multiple of the tile. INNER reads a group of tokens a turn,
+    or a piece of one.
     """
     matrix = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)

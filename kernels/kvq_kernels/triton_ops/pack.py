@@ -55,26 +55,31 @@ def store_codes(
 @triton.jit
 def quantize_pack_kernel(
     x, codes, scales, words, count, rows, matrix_stride, row_stride, element_stride, code_stride, scale_stride,
-    word_stride, capacity, size, R: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, MODE: tl.constexpr,
-    HALF_ZERO: tl.constexpr, META: tl.constexpr,
+    word_stride, capacity, size, R: tl.constexpr, N: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr,
+    MODE: tl.constexpr, HALF_ZERO: tl.constexpr, META: tl.constexpr,
 ):  # fmt: skip
-    """One group of R rows: x (matrices, rows, count) by strides -> codes, scales and words, all row-major.
+    """Whole groups of R rows, N elements of each: x (matrices, rows, count) by strides -> codes, scales and words, all
+    row-major.
 
-    Grid (matrices * row tiles * groups,). Outputs have room for ``capacity`` rows a matrix.
+    Grid (matrices * row tiles * N tiles,). Outputs have room for ``capacity`` rows a matrix, and a row of codes is
+    ``size`` bytes long.
     """
     TOP: tl.constexpr = (1 << BITS) - 1
-    outer, first_element = locate(tl.program_id(0), count, GROUP)
+    EACH: tl.constexpr = N // GROUP
+    outer, first_element = locate(tl.program_id(0), count, N)
     matrix, first_row = locate(outer, rows, R)
-    matrix, group = matrix.to(tl.int64), first_element // GROUP
-    row = first_row + tl.arange(0, R)
-    row_mask = row < rows
-    element = first_element + tl.arange(0, GROUP)
-    valid = row_mask[:, None] & (element < count)[None, :]
+    matrix = matrix.to(tl.int64)
+    row, element = first_row + tl.arange(0, R), first_element + tl.arange(0, N)
+    inside = (row < rows)[:, None] & (element < count)[None, :]
     at = (
         matrix * matrix_stride + row.to(tl.int64)[:, None] * row_stride + element.to(tl.int64)[None, :] * element_stride
     )
-    values = tl.load(x + at, mask=valid, other=0.0).to(tl.float32)
-    stored = matrix * capacity + row
+    loaded = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    values, valid = tl.reshape(loaded, (R * EACH, GROUP)), tl.reshape(inside, (R * EACH, GROUP))
+    line = tl.arange(0, R * EACH)  # the groups, those of a row one after another
+    owner, group = first_row + line // EACH, first_element // GROUP + line % EACH
+    mask = (owner < rows) & (group * GROUP < count)
+    stored = matrix * capacity + owner
 
     if MODE != SYMMETRIC:
         scale, zero = asymmetric_grid(values, valid, TOP, META, tl.float16 if HALF_ZERO else tl.float32)
@@ -84,10 +89,11 @@ def quantize_pack_kernel(
         size_code = symmetric_codes(values, sign_scale, TOP)
         shifts = tl.arange(0, WORD)
         minus = tl.where(valid & (values < 0), 1, 0)
-        word = tl.sum(tl.reshape(minus, (R, GROUP // WORD, WORD)) << shifts[None, None, :], 2)
+        word = tl.sum(tl.reshape(minus, (R * EACH, GROUP // WORD, WORD)) << shifts[None, None, :], 2)
         word_at = (
-            words + (stored * word_stride)[:, None] + (group * (GROUP // WORD) + tl.arange(0, GROUP // WORD))[None, :]
-        )
+            words + (stored * word_stride)[:, None]
+            + (group * (GROUP // WORD))[:, None] + tl.arange(0, GROUP // WORD)[None, :]
+        )  # fmt: skip
     if MODE == HYBRID:
         level = tl.where(values < 0, -size_code, size_code)
         lost = tl.where(valid, level * sign_scale[:, None] - values, 0.0)
@@ -104,14 +110,12 @@ def quantize_pack_kernel(
     if MODE == SYMMETRIC:
         scale, code = sign_scale, size_code
     if MODE == ASYMMETRIC:
-        tl.store(words + stored * word_stride + group, zero.to(words.dtype.element_ty), mask=row_mask)
+        tl.store(words + stored * word_stride + group, zero.to(words.dtype.element_ty), mask=mask)
     else:
-        tl.store(word_at, word, mask=row_mask[:, None])
-    tl.store(scales + stored * scale_stride + group, scale.to(scales.dtype.element_ty), mask=row_mask)
-    code = tl.where(valid, code, 0.0).to(tl.int32)
-    # a stored row may be as long as the tile's groups, but never longer than its own bytes
-    end = tl.minimum(size, (group + 1) * (GROUP * BITS // 8))
-    store_codes(codes, code, stored, row_mask, first_element, end, code_stride, R, GROUP, BITS)
+        tl.store(word_at, word, mask=mask[:, None])
+    tl.store(scales + stored * scale_stride + group, scale.to(scales.dtype.element_ty), mask=mask)
+    code = tl.reshape(tl.where(valid, code, 0.0).to(tl.int32), (R, N))
+    store_codes(codes, code, matrix * capacity + row, row < rows, first_element, size, code_stride, R, N, BITS)
 
 
 @triton.jit

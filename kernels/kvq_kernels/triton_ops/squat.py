@@ -34,8 +34,7 @@ def squat_block_kernel(
     tl.store(zeros + stored * word_stride + group, zero.to(zeros.dtype.element_ty), mask=row_mask)
     error = tl.where(valid, code * scale[:, None] + zero[:, None] - values, 0.0)
     code = tl.where(valid, code, 0.0).to(tl.int32)
-    end = tl.minimum(size, (group + 1) * (GROUP * BITS // 8))
-    store_codes(codes, code, stored, row_mask, first, end, code_stride, R, GROUP, BITS)
+    store_codes(codes, code, stored, row_mask, first, size, code_stride, R, GROUP, BITS)
 
     for start in tl.range(0, rest, TILE):
         channel = start + tl.arange(0, TILE)

@@ -88,20 +88,22 @@ def read_grid(
     scales, words, rows, row_mask, first, count, scale_stride, word_stride, R: tl.constexpr, N: tl.constexpr,
     GROUP: tl.constexpr, MODE: tl.constexpr, HALF_ZERO: tl.constexpr,
 ):  # fmt: skip
-    """Scale, zero-point (both float32) and whether the group is symmetric: three (R, N // GROUP).
+    """Scale, zero-point (both float32) and whether the group is symmetric: three (R, N // SPAN).
 
-    In a hybrid tensor the sign bit of the scale says that the group is symmetric, and its words hold either the signs
-    of the group or its minimum in the first of them.
+    A tile holds whole groups or lies in one: SPAN of its elements share a group. In a hybrid tensor the sign bit of the
+    scale says that the group is symmetric, and its words hold either the signs of the group or its minimum in the first
+    of them.
     """
-    group = first // GROUP + tl.arange(0, N // GROUP)
+    SPAN: tl.constexpr = GROUP if GROUP < N else N
+    group = first // GROUP + tl.arange(0, N // SPAN)
     inside = row_mask[:, None] & (group * GROUP < count)[None, :]
     row = rows.to(tl.int64)[:, None]
     scale = tl.load(scales + row * scale_stride + group[None, :], mask=inside, other=0.0).to(tl.float32)
     if MODE == ASYMMETRIC:
         zero = tl.load(words + row * word_stride + group[None, :], mask=inside, other=0.0).to(tl.float32)
-        return scale, zero, tl.full((R, N // GROUP), False, tl.int1)
+        return scale, zero, tl.full((R, N // SPAN), False, tl.int1)
     elif MODE == SYMMETRIC:
-        return scale, tl.zeros((R, N // GROUP), tl.float32), tl.full((R, N // GROUP), True, tl.int1)
+        return scale, tl.zeros((R, N // SPAN), tl.float32), tl.full((R, N // SPAN), True, tl.int1)
     else:
         symmetric = scale < 0
         word = tl.load(words + row * word_stride + group[None, :] * (GROUP // WORD), mask=inside, other=0)
@@ -125,7 +127,8 @@ def signed_codes(
     else:
         sign = read_signs(words, rows, row_mask, first, count, word_stride, R, N)
         if MODE == HYBRID:
-            each = tl.broadcast_to(symmetric.to(tl.int32)[:, :, None], (R, N // GROUP, GROUP))
+            SPAN: tl.constexpr = GROUP if GROUP < N else N
+            each = tl.broadcast_to(symmetric.to(tl.int32)[:, :, None], (R, N // SPAN, SPAN))
             sign = sign & tl.reshape(each, (R, N))
         return tl.where(sign == 1, -level, level)
 
@@ -136,13 +139,17 @@ def read_tile(
     N: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, MODE: tl.constexpr, HALF_ZERO: tl.constexpr,
     DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Dequantized (R, N): elements first .. first + N of ``rows``; masked ones are 0. ``first`` begins a group."""
+    """Dequantized (R, N): elements first .. first + N of ``rows``; masked ones are 0.
+
+    The tile holds whole groups or lies in one.
+    """
+    SPAN: tl.constexpr = GROUP if GROUP < N else N
     scale, zero, symmetric = read_grid(
         scales, words, rows, row_mask, first, count, scale_stride, word_stride, R, N, GROUP, MODE, HALF_ZERO
     )
     level = signed_codes(
         codes, words, symmetric, rows, row_mask, first, count, code_stride, word_stride, R, N, BITS, GROUP, MODE, DTYPE
     )
-    groups = tl.reshape(level, (R, N // GROUP, GROUP))
+    groups = tl.reshape(level, (R, N // SPAN, SPAN))
     groups = groups * scale.to(DTYPE)[:, :, None] + zero.to(DTYPE)[:, :, None]
     return tl.reshape(groups, (R, N))
