@@ -1,8 +1,8 @@
 """Launching kernels: the one place with block sizes, warps and pipeline stages, and the recorder for compiling ahead.
 
 The settings follow from what a kernel does. All of them stream a cache once, so a program needs many bytes in flight
-and few registers: tiles of 4,096 to 16,384 codes, as many warps as keep a thread's share of them at 32 to 64 (more
-spills, see tests/test_kernels_triton.py), and 3 pipelined stages where a loop runs over tokens.
+and few registers: tiles of 4,096 to 8,192 codes, warps that keep a thread at 64 of them or fewer (more spill,
+see tests/test_kernels_triton.py), and 3 pipelined stages where a loop runs over tokens.
 ``CANDIDATES`` are the alternatives the GPU benchmark times for the decode kernels; nothing is tuned at run time.
 """
 
