@@ -109,7 +109,7 @@ def styled(figure: go.Figure, height: int, **layout: Any) -> go.Figure:
     figure.update_layout(**layout)
     axis = {"gridcolor": LINE, "zerolinecolor": LINE, "linecolor": LINE, "ticks": "", "title": {"standoff": 8}}
     figure.update_xaxes(**axis)
-    figure.update_yaxes(**axis)
+    figure.update_yaxes(**axis, exponentformat="none")  # 0.0001, not 100μ
     return figure
 
 
