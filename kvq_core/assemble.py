@@ -264,7 +264,7 @@ def _stress(run: "Run") -> StressRecord | None:
         done.append("one vector was added to all keys of a head, which moves all scores of a query alike")
     sentence = (
         f"Full-precision attention does not change: {'; '.join(done)}. Over the last {found.positions} prompt "
-        f"positions the reference's next-token distribution moved by at most {found.kld_max:.1e} nats of KL divergence "
+        f"positions the reference's next-token distribution moved by at most {found.kld_max:.1g} nats of KL divergence "
         f"(allowed: {found.tolerance:g}). Damage a lane shows beyond this is its quantization's."
     )
     return StressRecord(
