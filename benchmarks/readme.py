@@ -160,6 +160,11 @@ def _codebook_scores() -> Iterator[tuple[str, ...]]:
 def _page() -> Iterator[tuple[str, ...]]:
     if found := figures("page"):
         page, most = found["page"], found["budgets"]
+        if "answered_s" in page:
+            yield (
+                "Opening a finished run's link: the server's answers", f"{page['answered_s']:.2f} s",
+                f"{most['answered_s']:g} s",
+            )  # fmt: skip
         yield "A finished run's page, scripts apart", f"{page['bytes'] / 1e6:.2f} MB", f"{most['bytes'] / 1e6:g} MB"
         yield "Until it can be used", f"{page['interactive_s']:.1f} s", f"{most['interactive_s']:g} s"
         yield "Switching a view", f"{page['switch_ms']:.0f} ms", f"{most['switch_ms']:g} ms"
