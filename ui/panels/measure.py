@@ -37,7 +37,7 @@ def create_measure(shown: gr.State, services: Services) -> gr.Accordion:
             limits = gr.CheckboxGroup(
                 choices, value=[], label="Also find the most that fits into memory", elem_id="measure-limits"
             )
-            button = gr.Button("Measure", elem_id="measure-run")
+            button = gr.Button("Measure", variant="primary", elem_id="measure-run")
             cancel = gr.Button("Cancel measuring", visible=False, elem_id="measure-cancel")
             status, lanes = gr.HTML("", elem_id="measure-status"), gr.HTML("", elem_id="measure-told")
 
