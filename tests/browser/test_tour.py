@@ -46,11 +46,9 @@ def expected() -> dict[str, str]:
     return found
 
 
-def test_words_sliders_and_figures_agree_at_every_moment_of_the_tour(server, browser):
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
-    page = context.new_page()
-    page.set_default_timeout(60_000)
-    page.goto(f"{server}/?learn=1")
+def test_words_sliders_and_figures_agree_at_every_moment_of_the_tour(server, open_page):
+    page = open_page(f"{server}/?learn=1")
+    page.emulate_media(reduced_motion="reduce")  # what is hidden is hidden at once
     page.evaluate(WATCH, expected())
     for number, step in enumerate(tour()):
         page.wait_for_function("title => document.querySelector('#learn h3')?.innerText === title", arg=step.title)
@@ -61,4 +59,3 @@ def test_words_sliders_and_figures_agree_at_every_moment_of_the_tour(server, bro
             page.locator("#learn-next").click()
     assert page.evaluate("[...window.disagreements]") == []
     assert page.evaluate("window.looks") > 10 * len(tour())
-    context.close()
