@@ -166,7 +166,9 @@ def check(python: str, folder: Path, venv: Path | None) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--python", default=sys.executable, help="builds the environment; a Space takes python_version")
-    parser.add_argument("--venv", type=Path, help="use this environment and install nothing")
+    parser.add_argument(
+        "--venv", type=lambda path: Path(path).absolute(), help="use this environment and install nothing"
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kvq-space-") as folder:
         check(arguments.python, Path(folder), arguments.venv)
