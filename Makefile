@@ -27,7 +27,7 @@ run: setup
 	@exec $(PY) app.py
 
 test: setup-dev
-	OMP_NUM_THREADS=1 $(PY) -m pytest --session-timeout=1200 --durations=12 --numprocesses=$(TEST_WORKERS) --dist=loadgroup \
+	OMP_NUM_THREADS=1 $(PY) -m pytest --session-timeout=1200 --durations=12 --numprocesses=$(TEST_WORKERS) \
 		--no-loadscope-reorder $(TEST_ARGS)
 
 check: setup-dev

@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -13,6 +14,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import pytest
 import torch
 from hypothesis import settings as hypothesis_settings
+from xdist.scheduler import LoadScopeScheduling
 
 from kvq_core.record import CaptureInfo, Environment, LaneRecord, Memory, Metrics, Record, Reference, RunTiming
 
@@ -47,18 +49,25 @@ def chromium() -> str:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {name: place for place, name in enumerate(_LONGEST)}
-    items.sort(key=lambda item: places.get(_group(item), len(places)))
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
+    items.sort(key=lambda item: places.get(_group(item.nodeid), len(places)))
     if find_chromium() is None and not os.environ.get("KVQ_REQUIRE_BROWSER"):
         for item in items:
             if item.get_closest_marker("browser"):
                 item.add_marker(pytest.mark.skip(reason="no Chromium found"))
 
 
-def _group(item: pytest.Item) -> str:
-    file = item.nodeid.split("::")[0].removeprefix("tests/")
+def _group(node: str) -> str:
+    file = node.split("::")[0].removeprefix("tests/")
     return _SERVED if file.startswith(f"{_SERVED}/") else file
+
+
+class _Groups(LoadScopeScheduling):
+    def _split_scope(self, nodeid: str) -> str:
+        return _group(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return _Groups(config, log)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
