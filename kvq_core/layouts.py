@@ -98,9 +98,9 @@ class Objects:
         for name, data in content.items():
             self.fs.pipe_file(f"{target}/{attempt}/{name}", data)
         sealed = manifest.model_copy(update={"folder": attempt + "/"}).seal()
-        mode = "overwrite" if self.fs.isfile(f"{target}/{MANIFEST}") else "create"  # one that is here is damaged
+        damaged = self.fs.isfile(f"{target}/{MANIFEST}") and not intact()
         try:
-            self.fs.pipe_file(f"{target}/{MANIFEST}", sealed, mode=mode)
+            self.fs.pipe_file(f"{target}/{MANIFEST}", sealed, mode="overwrite" if damaged else "create")
         except FileExistsError:  # another writer was first
             self.fs.rm(f"{target}/{attempt}", recursive=True)
 

@@ -253,6 +253,25 @@ def test_a_killed_writer_leaves_whole_folders_or_none(tmp_path):
         read_run(folder)
 
 
+def test_a_writer_that_is_overtaken_leaves_the_first_run(sample_run, monkeypatch):
+    """Another commits while the arrays are written: what was promised to its maker stays."""
+    url = f"memory://{uuid.uuid4().hex}"
+    store, other = open_store(url), open_store(url)
+    pipe = store.fs.pipe_file
+
+    def overtaken(path, *arguments, **how):
+        pipe(path, *arguments, **how)
+        if path.endswith("arrays.safetensors"):
+            monkeypatch.setattr(store.fs, "pipe_file", pipe)  # one file system for both: the other is not overtaken
+            other.save(*sample_run(text="first"))
+
+    monkeypatch.setattr(store.fs, "pipe_file", overtaken)
+    store.save(*sample_run(text="second"))
+    id = sample_run()[0].id
+    assert store.load(id)[0].reference.text == other.load(id)[0].reference.text == "first"
+    assert len(store.fs.find(store.root)) == 3, "the second took its attempt away"
+
+
 WRITERS = """
 import sys
 from kvq_core.store import open_store
