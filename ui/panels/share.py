@@ -77,13 +77,17 @@ def wire_share(panel: Share, shown: gr.State, kept: gr.BrowserState, services: S
     """Fill the panel when it is opened; share a run when its maker says so."""
 
     def fill(shown: dict[str, Any], request: gr.Request) -> Iterator[list[Any]]:
-        """What is copied at once, then the files, the report last: its figures take a second."""
+        """What is copied at once, then the files, the report last: its figures take a second.
+
+        All of it is said again with the report: of two answers that a slow browser gets before it has made the buttons,
+        it keeps the second.
+        """
         if not shown.get("run"):
             return
         record, arrays = services.shelf.get(shown["run"])
-        files = _files(record, arrays, services)
-        yield [_copies(record, request), gr.skip(), *files]
-        yield [gr.skip(), _report(record, arrays, link(record.id, request), services), *[gr.skip()] * len(files)]
+        copies, files = _copies(record, request), _files(record, arrays, services)
+        yield [copies, gr.skip(), *files]
+        yield [copies, _report(record, arrays, link(record.id, request), services), *files]
 
     def share(shown: dict[str, Any], kept: Any, listed: bool, request: gr.Request) -> list[Any]:
         run = shown.get("run")
