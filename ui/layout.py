@@ -190,26 +190,34 @@ def _wire_shown(page: Page, services: Services) -> None:
 def _wire_visit(blocks: gr.Blocks, page: Page, services: Services) -> None:
     """What happens when the page is opened, when Run is pressed for the first time, and when it is closed."""
 
-    def arrive(kept: Any, request: gr.Request) -> list[Any]:
+    def visited(kept: Any, request: gr.Request) -> tuple[dict[str, Any] | None, str, list[Any], list[Any]]:
         shown, message, form = opened_page(request, services, kept)
         learn = [gr.skip()] * (1 + len(page.learn.outputs))
         if "learn" in request.query_params:
             step = asked_step(request.query_params["learn"])
             shown, learn = place(step), [at_step(step), *told(step)]
             message = "" if shown else notice("The tour has no runs to show", NO_EXAMPLES)
+        return shown, message, learn, form
+
+    def bring(kept: Any, request: gr.Request) -> Any:
+        return visited(kept, request)[0] or gr.skip()
+
+    def arrive(kept: Any, request: gr.Request) -> list[Any]:
+        shown, message, learn, form = visited(kept, request)
         greeting = gr.skip() if shown is None else gr.update(visible=False)
-        return [shown or gr.skip(), message, greeting, *learn, *form]
+        return [message, greeting, *learn, *form]
 
     def leave(request: gr.Request) -> None:
         for name in (request.session_hash or "", training.session(request), measure.session(request)):
             services.jobs.forget(name)
 
     outputs = [
-        page.shown, page.status, page.welcome, page.learn.at, *page.learn.outputs,
-        *form_outputs(page.setup, page.lanes),
+        page.status, page.welcome, page.learn.at, *page.learn.outputs, *form_outputs(page.setup, page.lanes),
     ]  # fmt: skip
-    arrived = blocks.load(arrive, page.kept, outputs, **SWIFT)
-    arrived.then(lambda shown: gr.skip() if shown.get("run") else canvas(10), page.shown, page.plotly, **SWIFT)
+    # The run by itself: what shows it is asked for at once, not after the browser has filled the whole form.
+    brought = blocks.load(bring, page.kept, page.shown, **SWIFT)
+    brought.then(lambda shown: gr.skip() if shown.get("run") else canvas(10), page.shown, page.plotly, **SWIFT)
+    blocks.load(arrive, page.kept, outputs, **SWIFT)
     blocks.load(None, None, None, js=PAGE_JS)
     blocks.load(listed, page.kept, page.runs, **SWIFT)
     blocks.unload(leave)
