@@ -183,8 +183,9 @@ def _load() -> Iterator[tuple[str, ...]]:
         )
         yield "In line meanwhile", f"median {waits['median']:.0f} s, at most {waits['max']:.0f} s", ""
         yield "Opening the page meanwhile", f"median {page['median_s']:.2f} s, 95 % under {page['p95_s']:.2f} s", ""
-        held = crowd["before"]["collected_mb"], crowd["peak_mb"], crowd["after"]["collected_mb"]
-        yield "The server's memory before, at its peak, after", ", ".join(f"{size:,.0f} MB" for size in held), ""
+        after = (wave["after"]["collected_mb"] for wave in (crowd, found["again"]))
+        held = ", ".join(f"{size:,.0f} MB" for size in (crowd["before"]["collected_mb"], crowd["peak_mb"], *after))
+        yield "The server's memory before, at its peak, after, after 50 more", held, ""
         refused = " + ".join(f"{row['refused']} of {row['asked']}" for row in found["public"])
         yield "Refused by each limit of a public instance, with the reason", refused, "one or more of each"
 
