@@ -21,7 +21,7 @@ class Stream:
     window: Window
     codec: Codec | None
     sinks: Tensor
-    recent: Tensor
+    _recent: list[Tensor]  # put together when somebody reads them: a copy of the window a step costs more than the step
     blocks: list[Block] = field(default_factory=list)
 
     @classmethod
@@ -32,15 +32,26 @@ class Stream:
         packed = window.packed(tokens)
         end = sink + packed
         first, last = x[..., :sink, :], x[..., end:, :]
-        stream = cls(window, codec, first.to(torch.float16), last.to(torch.float16))
+        stream = cls(window, codec, first.to(torch.float16), [last.to(torch.float16)])
         if packed:
             assert codec is not None, "a window that lets tokens leave needs a codec"
             stream.blocks.append(codec.encode_prompt(x[..., sink:end, :], sink))
         return stream
 
     @property
+    def recent(self) -> Tensor:
+        """The window's tokens in fp16."""
+        if len(self._recent) > 1:
+            self._recent = [torch.cat(self._recent, -2)]
+        return self._recent[0]
+
+    @property
+    def recent_tokens(self) -> int:
+        return sum(x.shape[-2] for x in self._recent)
+
+    @property
     def tokens(self) -> int:
-        return self.sinks.shape[-2] + self.packed_tokens + self.recent.shape[-2]
+        return self.sinks.shape[-2] + self.packed_tokens + self.recent_tokens
 
     @property
     def packed_tokens(self) -> int:
@@ -53,18 +64,29 @@ class Stream:
         if room > 0:
             self.sinks = torch.cat([self.sinks, x[..., :room, :]], -2)
             x = x[..., room:, :]
-        self.recent = torch.cat([self.recent, x], -2)
+        self._recent.append(x)
 
     def flush(self) -> tuple[int, Tensor] | None:
         """Encode the tokens now due. Returns their first position and what attention reads of them from now on."""
-        due = 0 if self.window.prompt_only else self.window.leaving(self.recent.shape[-2])
+        due = 0 if self.window.prompt_only else self.window.leaving(self.recent_tokens)
         if not due:
             return None
         assert self.codec is not None
         start = self.sinks.shape[-2] + self.packed_tokens
-        values = self.codec.extend(self.blocks, self.recent[..., :due, :].float(), start)
-        self.recent = self.recent[..., due:, :]
+        values = self.codec.extend(self.blocks, self._take(due).float(), start)
         return start, values
+
+    def _take(self, due: int) -> Tensor:
+        """Remove the oldest ``due`` tokens from the window."""
+        taken = []
+        while due:
+            oldest = self._recent.pop(0)
+            first, rest = oldest[..., :due, :], oldest[..., due:, :]
+            if rest.shape[-2] or not self._recent:
+                self._recent.insert(0, rest)
+            taken.append(first)
+            due -= first.shape[-2]
+        return torch.cat(taken, -2)
 
     @property
     def observes(self) -> bool:
@@ -97,7 +119,7 @@ class Stream:
 
     def fork(self) -> "Stream":
         """An independent copy; blocks are immutable and shared."""
-        return replace(self, blocks=list(self.blocks))
+        return replace(self, _recent=list(self._recent), blocks=list(self.blocks))
 
     def nbytes(self) -> dict[str, int]:
         """Bytes by part, summed from the tensors held."""
