@@ -58,3 +58,12 @@ class Rope:
         sin = self.sin[start : start + x.shape[-2]].to(x.device) * sign
         # the models' functions turn a query and a key at once; an empty key costs nothing
         return self.apply(x, x[:0], cos[None], sin[None])[0]
+
+    def matrices(self, start: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """rotate and unrotate at ``count`` positions from ``start`` as matrices (count, head_dim, head_dim): x @ m.
+
+        For a few small x, one product takes a fraction of the time of the formula's many operations.
+        """
+        one = torch.eye(self.norm.shape[-1], device=device)[None, :, None].expand(-1, -1, count, -1)
+        there, back = (turn(one, start)[0].transpose(0, 1) for turn in (self.rotate, self.unrotate))
+        return there, back

@@ -144,10 +144,3 @@ class LaneCache:
 def _take(x: Tensor, layers: list[int]) -> Tensor:
     """Some layers of x, without a copy where they are all of them."""
     return x if len(layers) == x.shape[0] else x[layers]
-
-
-def as_stored(x: Tensor, rope: Rope, position: int, pre: bool) -> Tensor:
-    """A full-precision token as attention reads it back: rounded to fp16 in the space it is stored in."""
-    if not pre:
-        return x.to(torch.float16).float()
-    return rope.rotate(rope.unrotate(x, position).to(torch.float16).float(), position)

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from kvq_core.engine import threads
 from kvq_core.engine.attention import Hidden, SharedAttention
-from kvq_core.engine.cache import LaneCache, Part, as_stored
+from kvq_core.engine.cache import LaneCache, Part
 from kvq_core.engine.copies import Copies
 from kvq_core.engine.prefill import LayerGroup
 from kvq_core.engine.tap import Seen, Tap
@@ -62,6 +62,8 @@ class Rows:
         self.selects = {lane: cache.selects for lane, cache in enumerate(caches, 1) if cache.selects}
         self._seen: dict[int, tuple[list[int], Tensor, Tensor]] = {}  # by layer, see _note
         self._index: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._pre_rows: dict[int, Tensor] = {}  # by layer, the rows whose caches store keys before RoPE
+        self._turned: dict[tuple[int, int, torch.device], tuple[Tensor, Tensor]] = {}
         self._unseen: list[_Shown] = []  # layers whose scores wait to be shown
         self._looking: list[Future[None]] = []
         self._lent: dict[tuple[torch.device, str], Tensor] = {}
@@ -105,6 +107,12 @@ class Rows:
             (rows.to(device), torch.tensor(at, device=device), slot_of.to(device))
             for device in (copies.tail_keys.device for copies in self.copies)
         ]
+        self._pre_rows = {}
+        for layer in {layer for _, layer in self.pre}:
+            found = [row for row, lane in enumerate(self.lane_of) if (lane, layer) in self.pre]
+            if found:
+                device = self.copies[self.place[layer][0]].tail_keys.device
+                self._pre_rows[layer] = torch.tensor(found, device=device)
 
     def fork(self, row: int) -> int:
         """Give a forced row's lane its own free row, a copy of it as it stands; returns the new row's number."""
@@ -243,9 +251,19 @@ class Rows:
             tails[:count, :, at] = new.to(torch.float16)
             if self.lane_of[0] == 0:
                 tails[0, :, at] = new[0]
-        pre = [row for row, lane in enumerate(self.lane_of) if (lane, layer) in self.pre]
-        if pre:
-            copies.tail_keys[i, pre, :, at] = as_stored(keys[pre], self.rope, self.tokens, True)
+        pre = self._pre_rows.get(layer)
+        if pre is not None:
+            there, back = self._turns(keys.shape[-2], keys.device)
+            stored = (keys[pre].transpose(0, 2) @ back[:, None]).to(torch.float16)
+            copies.tail_keys[i, :, :, at].index_copy_(0, pre, (stored.float() @ there[:, None]).transpose(0, 2))
+
+    def _turns(self, fresh: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """rope.matrices of the step's own tokens, made once a step and device."""
+        at = (self.tokens, fresh, device)
+        if at not in self._turned:
+            self._turned = {known: turns for known, turns in self._turned.items() if known[:2] == at[:2]}
+            self._turned[at] = self.rope.matrices(self.tokens, fresh, device)
+        return self._turned[at]
 
     def _hide_future(self, scores: Tensor, fresh: int) -> None:
         if fresh > 1:
