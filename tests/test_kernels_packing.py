@@ -72,3 +72,10 @@ def test_strided_codes_pack_like_contiguous_ones(bits):
 def test_other_widths_are_refused(bits):
     with pytest.raises(ValueError, match="1 to 8 bits"):
         pack(torch.zeros(8, dtype=torch.uint8), bits)
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+def test_codes_may_lie_anyhow_in_memory(bits):
+    codes = torch.arange(48).remainder(2**bits).to(torch.uint8).view(3, 16)
+    packed = pack(codes, bits)
+    assert torch.equal(unpack(packed.T.contiguous().T, bits, 16), codes)

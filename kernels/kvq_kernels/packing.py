@@ -5,6 +5,8 @@ from math import gcd
 import torch
 from torch import Tensor
 
+_SPREAD = {1: torch.int64, 2: torch.int32, 4: torch.int16}  # with a byte for each code that a byte holds
+
 
 def _word(bits: int) -> tuple[int, int]:
     """The smallest run of codes that fills whole bytes: (codes a word, bytes a word)."""
@@ -53,9 +55,12 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
     if per_word == 1:
         return packed[..., :count]
     mask = (1 << bits) - 1
-    if size == 1:
-        shifts = torch.arange(per_word, device=packed.device, dtype=torch.uint8) * bits
-        return ((packed[..., None] >> shifts) & mask).flatten(-2)[..., :count]
+    if size == 1:  # spread a byte's codes over the bytes of a wider integer: whole-word arithmetic is vectorized
+        word = packed.to(_SPREAD[bits], memory_format=torch.contiguous_format)
+        spread = word.clone()
+        for i in range(1, per_word):
+            spread |= word << ((8 - bits) * i)
+        return (spread & sum(mask << (8 * i) for i in range(per_word))).view(torch.uint8)[..., :count]
     octets = packed.unflatten(-1, (-1, size))
     codes = torch.empty(*octets.shape[:-1], per_word, dtype=torch.uint8, device=packed.device)
     for i in range(per_word):

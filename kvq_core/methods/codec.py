@@ -178,12 +178,13 @@ class GroupCodec(Codec):
         return block.tensors["codes"].shape[-1] * 8 // self.bits_per_code
 
     def decode(self, block: Block) -> Tensor:
-        out = torch.empty(self._shape(block), device=block.tensors["codes"].device)
+        *outer, tokens, dim = self._shape(block)
+        inner = (dim, tokens) if self.axis == "tokens" else (tokens, dim)  # in memory as the codes lie
+        out = torch.empty(*outer, *inner, device=block.tensors["codes"].device)
         for layers in layer_slices(out):
             part = Block(block.tokens, {name: t[layers] for name, t in block.tensors.items()})
-            rows = dequantize_groups(self.load(part), self.group_size)
-            out[layers] = rows.transpose(-1, -2) if self.axis == "tokens" else rows
-        return out
+            out[layers] = dequantize_groups(self.load(part), self.group_size)
+        return out.mT if self.axis == "tokens" else out
 
     def _shape(self, block: Block) -> tuple[int, ...]:
         """(layers, kv_heads, tokens, head_dim) of a block once decoded."""
