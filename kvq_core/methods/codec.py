@@ -162,11 +162,11 @@ class GroupCodec(Codec):
         return quantize_groups(rows, self.bits_per_code, self.group_size, self.metadata)
 
     def usage(self, blocks: list[Block]) -> dict[str, Tensor]:
-        counts = torch.zeros(())
-        for block in blocks:
-            codes = self.load(block).codes.flatten(2)
-            counts = counts + torch.cat([count_codes(codes[at], 1 << self.bits_per_code) for at in layer_slices(codes)])
-        return {"code_counts": counts[:, :, None]} if blocks else {}
+        if not blocks:
+            return {}
+        codes = torch.cat([self.load(block).codes.flatten(2) for block in blocks], -1)  # most blocks are of one token
+        counts = torch.cat([count_codes(codes[at], 1 << self.bits_per_code) for at in layer_slices(codes)])
+        return {"code_counts": counts[:, :, None]}
 
     def load(self, block: Block) -> GroupCodes:
         """Unpacked codes of a block, grouped axis last."""
