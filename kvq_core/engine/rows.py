@@ -18,6 +18,7 @@ from kvq_core.engine import threads
 from kvq_core.engine.attention import Hidden, SharedAttention
 from kvq_core.engine.cache import LaneCache, Part
 from kvq_core.engine.copies import Copies
+from kvq_core.engine.pre_rope import PreRope
 from kvq_core.engine.prefill import LayerGroup
 from kvq_core.engine.tap import Seen, Tap
 from kvq_core.rope import Rope
@@ -48,7 +49,7 @@ class Rows:
         self.tokens = prompt_tokens  # held by every row now
         self.lane_of = list(range(self.lanes + 1))
         self.held = list(range(self.lanes + 1))  # lanes whose prefix is held, in order
-        self.pre = {(lane, at) for lane, cache in enumerate(caches, 1) for at in _pre_layers(cache, groups)}
+        self.pre_rope = PreRope(rope, caches, groups)
         self.place = {layer: (g, i) for g, group in enumerate(groups) for i, layer in enumerate(group.layers)}
         self.cores = torch.get_num_threads() if all(group.device.type == "cpu" for group in groups) else 1
         self.copies = [self._allocate(group, tokens) for group in groups]
@@ -62,8 +63,6 @@ class Rows:
         self.selects = {lane: cache.selects for lane, cache in enumerate(caches, 1) if cache.selects}
         self._seen: dict[int, tuple[list[int], Tensor, Tensor]] = {}  # by layer, see _note
         self._index: list[tuple[Tensor, Tensor, Tensor]] = []
-        self._pre_rows: dict[int, Tensor] = {}  # by layer, the rows whose caches store keys before RoPE
-        self._turned: dict[tuple[int, int, torch.device], tuple[Tensor, Tensor]] = {}
         self._unseen: list[_Shown] = []  # layers whose scores wait to be shown
         self._looking: list[Future[None]] = []
         self._lent: dict[tuple[torch.device, str], Tensor] = {}
@@ -107,12 +106,7 @@ class Rows:
             (rows.to(device), torch.tensor(at, device=device), slot_of.to(device))
             for device in (copies.tail_keys.device for copies in self.copies)
         ]
-        self._pre_rows = {}
-        for layer in {layer for _, layer in self.pre}:
-            found = [row for row, lane in enumerate(self.lane_of) if (lane, layer) in self.pre]
-            if found:
-                device = self.copies[self.place[layer][0]].tail_keys.device
-                self._pre_rows[layer] = torch.tensor(found, device=device)
+        self.pre_rope.reindex(self.lane_of)
 
     def fork(self, row: int) -> int:
         """Give a forced row's lane its own free row, a copy of it as it stands; returns the new row's number."""
@@ -251,19 +245,7 @@ class Rows:
             tails[:count, :, at] = new.to(torch.float16)
             if self.lane_of[0] == 0:
                 tails[0, :, at] = new[0]
-        pre = self._pre_rows.get(layer)
-        if pre is not None:
-            there, back = self._turns(keys.shape[-2], keys.device)
-            stored = (keys[pre].transpose(0, 2) @ back[:, None]).to(torch.float16)
-            copies.tail_keys[i, :, :, at].index_copy_(0, pre, (stored.float() @ there[:, None]).transpose(0, 2))
-
-    def _turns(self, fresh: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """rope.matrices of the step's own tokens, made once a step and device."""
-        at = (self.tokens, fresh, device)
-        if at not in self._turned:
-            self._turned = {known: turns for known, turns in self._turned.items() if known[:2] == at[:2]}
-            self._turned[at] = self.rope.matrices(self.tokens, fresh, device)
-        return self._turned[at]
+        self.pre_rope.enter(layer, keys, self.tokens, copies.tail_keys[i, :, :, at])
 
     def _hide_future(self, scores: Tensor, fresh: int) -> None:
         if fresh > 1:
@@ -309,8 +291,3 @@ class Rows:
         if kind == "key":  # in memory as the prefix lies: turning it round takes longer than most that is done with it
             return torch.cat([part.mT for part in parts], -1).mT
         return torch.cat(parts, -2)
-
-
-def _pre_layers(cache: LaneCache, groups: list[LayerGroup]) -> list[int]:
-    """Model layers whose keys this cache stores before RoPE."""
-    return [groups[part.group].layers[i] for part in cache.parts if part.pre for i in part.layers.tolist()]

@@ -1,0 +1,49 @@
+"""New keys of the rows whose caches store keys before RoPE."""
+
+import torch
+from torch import Tensor
+
+from kvq_core.engine.cache import LaneCache
+from kvq_core.engine.prefill import LayerGroup
+from kvq_core.rope import Rope
+
+
+class PreRope:
+    """Rounds a step's own keys to fp16 where their caches store them: before RoPE."""
+
+    def __init__(self, rope: Rope, caches: list[LaneCache], groups: list[LayerGroup]):
+        self._rope = rope
+        self._device = {layer: group.device for group in groups for layer in group.layers}
+        self._lanes: dict[int, list[int]] = {}  # by model layer
+        for lane, cache in enumerate(caches, 1):
+            for part in cache.parts:
+                for i in part.layers.tolist() if part.pre else []:
+                    self._lanes.setdefault(groups[part.group].layers[i], []).append(lane)
+        self._rows: dict[int, Tensor] = {}
+        self._turns: dict[tuple[int, int, torch.device], tuple[Tensor, Tensor]] = {}
+
+    def reindex(self, lane_of: list[int]) -> None:
+        """``lane_of[r]`` is row r's lane from now on."""
+        self._rows = {}
+        for layer, lanes in self._lanes.items():
+            rows = [row for row, lane in enumerate(lane_of) if lane in lanes]
+            if rows:
+                self._rows[layer] = torch.tensor(rows, device=self._device[layer])
+
+    def enter(self, layer: int, keys: Tensor, position: int, tails: Tensor) -> None:
+        """Write keys (rows, kv_heads, fresh, head_dim), after RoPE, from ``position`` on, into tails of that shape, as
+        attention reads them back; rows that store no keys before RoPE are left alone."""
+        rows = self._rows.get(layer)
+        if rows is None:
+            return
+        there, back = self._at(position, keys.shape[-2], keys.device)
+        stored = (keys[rows].transpose(0, 2) @ back[:, None]).to(torch.float16)
+        tails.index_copy_(0, rows, (stored.float() @ there[:, None]).transpose(0, 2))
+
+    def _at(self, position: int, fresh: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """rope.matrices, made once a step and device."""
+        at = (position, fresh, device)
+        if at not in self._turns:
+            self._turns = {known: turns for known, turns in self._turns.items() if known[:2] == at[:2]}
+            self._turns[at] = self._rope.matrices(position, fresh, device)
+        return self._turns[at]
