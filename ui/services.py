@@ -22,7 +22,9 @@ from ui.jobs import Job, Jobs, Work
 from ui.shelf import Shelf
 
 # Every handler of the page: not part of the API, and no overlay over what people read.
-QUIET = {"api_visibility": "private", "show_progress": "hidden"}
+# With nothing to show progress on: the browser would look up, copy and set every output of every event so far, twice
+# an event. That was a third of the time until a run can be used.
+QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden", "show_progress_on": []}
 # Short handlers answer at once, beside a run that holds the engine. They are queued all the same: only queued events
 # report changes of a gr.State to its listeners.
 SWIFT = {**QUIET, "concurrency_limit": None}
