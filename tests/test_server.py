@@ -1,6 +1,7 @@
 """A served page over HTTP: /health while a run computes, headers, and the files and routes nobody gets at."""
 
 import json
+import re
 import socket
 import threading
 import urllib.error
@@ -157,6 +158,15 @@ def test_headers(server, path):
     assert "default-src 'self'" in policy and "object-src 'none'" in policy
     assert "frame-ancestors" not in policy and headers["X-Frame-Options"] is None, "Spaces show the page in an iframe"
     assert len(headers.get_all("X-Content-Type-Options")) == 1
+
+
+def test_a_browser_keeps_files_named_by_their_contents(server):
+    names = set(re.findall(r"assets/[\w.-]+\.(?:js|css)", server("/")[2].decode()))
+    assert names
+    for name in names:
+        status, headers, _ = server(f"/{name}")
+        assert status == 200 and "immutable" in headers["Cache-Control"]
+    assert server("/assets/none.js")[1]["Cache-Control"] is None and server("/config")[1]["Cache-Control"] is None
 
 
 def secret_files(server) -> list[str]:

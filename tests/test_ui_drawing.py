@@ -110,7 +110,7 @@ def test_views_in_the_background_stop_for_another_selection(panel):
 
 def test_a_new_run_overtakes_what_is_drawn_of_the_one_before(panel):
     draw, on_page = draw_open(panel, SERVICES), OnPage()
-    meanwhile(view_of(panel, "texts"), lambda: fit(panel, RECORD, ARRAYS, {"at": {"layer": 9}}, on_page))
+    meanwhile(view_of(panel, "texts"), lambda: fit(panel, RECORD, ARRAYS, {"at": {"layer": 9}}, on_page, "", []))
     before = draw(SHOWN, "texts", on_page, 3, 1, 5, *held(panel))
     assert before[0] == gr.skip()  # the words of the new one stay
 
@@ -132,7 +132,8 @@ def test_a_step_sets_its_words_and_the_selection_at_once(page, number):
     """In one answer; before it nothing of the step is on the page."""
     [show] = handlers(page, "_wire_shown.<locals>.show")
     shown, on_page = place(number), OnPage()
-    answer = show.fn(shown, on_page, SimpleNamespace(headers={}, url="http://x.example/", request=None))
+    request = SimpleNamespace(headers={}, url="http://x.example/", request=None)
+    answer = show.fn(request, shown, "verdicts", on_page, *[part.value for part in show.inputs[3:]])
     said = dict(zip([getattr(o, "elem_id", None) or i for i, o in enumerate(show.outputs)], answer, strict=True))
     words = [value for value in said.values() if isinstance(value, str) and f"step {number + 1} of" in value]
     assert len(words) == 1 and tour()[number].title in words[0]
@@ -149,5 +150,9 @@ def test_next_says_nothing_before_its_run_is_shown(page):
     assert answer[0] == {"step": 4} and answer[-1]["step"] == 4 and all(part == gr.skip() for part in answer[1:-1])
 
 
-def test_what_the_page_fits_is_what_it_names(panel):
-    assert len(fit(panel, RECORD, ARRAYS, {}, OnPage())) == len(fitted(panel))
+def test_a_run_comes_with_the_open_view_drawn_unless_its_pickers_follow_the_run(panel):
+    for view in panel.views:
+        answer = fit(panel, RECORD, ARRAYS, {}, OnPage(), view.name, held(panel))
+        assert len(answer) == len(fitted(panel))
+        came = sent(panel, answer)
+        assert list(came) == ([] if view.fit else [view.name])

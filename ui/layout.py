@@ -141,7 +141,7 @@ def _arrange(services: Services) -> Page:
 def _wire_shown(page: Page, services: Services) -> None:
     """Show a run: one that has just finished, or one a link names."""
 
-    def show(shown: dict[str, Any], on_page: OnPage, request: gr.Request) -> list[Any]:
+    def show(request: gr.Request, shown: dict[str, Any], opened: str, on_page: OnPage, *values: Any) -> list[Any]:
         if not shown.get("run"):
             return [gr.skip()] * len(outputs)
         try:
@@ -161,7 +161,7 @@ def _wire_shown(page: Page, services: Services) -> None:
             finished(record, arrays),
             *show_scorecard(record, services),
             *told_with(shown),
-            *fit(page.views, record, arrays, shown, on_page),
+            *fit(page.views, record, arrays, shown, on_page, opened, values[len(page.views.selection) :]),
         ]
 
     def remember(shown: dict[str, Any], kept: Any) -> list[Any]:
@@ -175,8 +175,8 @@ def _wire_shown(page: Page, services: Services) -> None:
         page.header, page.status, page.welcome, page.cards.stage, *page.share.outputs, page.cards.cards,
         *page.score.outputs, *page.learn.outputs, *fitted(page.views),
     ]  # fmt: skip
-    drawn = page.shown.change(show, [page.shown, page.views.on_page], outputs, **QUIET, concurrency_limit=4)
     inputs = drawing_inputs(page.views, page.shown)
+    drawn = page.shown.change(show, inputs, outputs, **QUIET, concurrency_limit=4)
     opened = drawn.then(draw_open(page.views, services), inputs, drawing_outputs(page.views), **DRAWING)
     loaded = opened.then(lambda: canvas(10), None, page.plotly, **SWIFT)
     loaded.then(draw_rest(page.views, services), inputs, page.views.outputs, **DRAWING_REST)

@@ -41,6 +41,8 @@ HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"same-origin"),
 ]
+# Files of the page whose names hold their contents' hash. Without a word on it a browser asks for each of them again.
+FOR_EVER = (b"cache-control", b"public, max-age=31536000, immutable")
 # What Gradio offers to any page and this one does not use: taking files, fetching addresses for a visitor, writing
 # component values to disk, a history in somebody's bucket, editing the app.
 CLOSED = re.compile(
@@ -62,6 +64,8 @@ class Guard:
             return
 
         begun = False
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        lasting = [FOR_EVER] if path.startswith("/assets/") else []
 
         async def guarded(message: Message) -> None:
             nonlocal begun
@@ -69,10 +73,10 @@ class Guard:
                 begun = True
                 own = {name for name, _ in HEADERS}
                 kept = [(name, value) for name, value in message.get("headers", []) if name.lower() not in own]
-                message = {**message, "headers": kept + HEADERS}
+                more = lasting if message["status"] == 200 else []
+                message = {**message, "headers": kept + HEADERS + more}
             await send(message)
 
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
         if CLOSED.fullmatch(path):
             refusal = JSONResponse({"detail": "This page takes no files and fetches none."}, 403)
             await refusal(scope, receive, guarded)

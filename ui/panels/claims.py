@@ -13,10 +13,10 @@ COMMAND = "python -m kvq_core claims --model ID"
 
 
 def create_claims() -> gr.Accordion:
-    """A closed section; its contents are read anew whenever the page is opened."""
+    """A closed section; its contents are read anew whenever it is opened."""
     with gr.Accordion("What the papers claim, measured here", open=False, elem_id="claims") as section:
         board = gr.HTML("", elem_id="claims-board")
-        gr.on(None, _shown, None, board, **SWIFT)
+        section.expand(_shown, None, board, **SWIFT)
         gr.HTML(f'<p class="muted">Measure it on another model: <code>{safe(COMMAND)}</code></p>')
     return section
 

@@ -32,12 +32,11 @@ def create_shared(services: Services) -> None:
     """On a public instance, the runs their makers put on the list; read whenever the page is opened."""
     with gr.Column(elem_classes=["card"], elem_id="shared", visible=settings().public):
         gr.HTML("<h2>Shared runs</h2>")
-        gr.on(None, lambda: shared_runs(services.store), None, gr.HTML(""), **SWIFT)
+        if settings().public:
+            gr.on(None, lambda: shared_runs(services.store), None, gr.HTML(""), **SWIFT)
 
 
 def shared_runs(store: Store) -> str:
-    if not settings().public:
-        return ""
     try:
         found = on_list(store, LISTED)
     except KvqError as error:

@@ -204,30 +204,51 @@ def _with_pickers(panel: Views, values: Sequence[Any]) -> Iterator[tuple[View, S
 
 
 def fitted(panel: Views) -> list[gr.components.Component]:
-    """What ``fit`` sets: the selection and its words, the open tab, and the pickers that follow the run."""
+    """What ``fit`` sets: the selection and its words, the open tab, the pickers that follow the run, and the views."""
     return [
         *panel.selection,
         panel.told,
         panel.open,
         *(picker for view in panel.views if view.fit for picker in view.pickers),
+        *panel.outputs,
     ]
 
 
-def fit(panel: Views, record: Record, arrays: Arrays, shown: dict[str, Any], on_page: OnPage) -> list[Any]:
+def fit(
+    panel: Views, record: Record, arrays: Arrays, shown: dict[str, Any], on_page: OnPage, opened: str,
+    values: Sequence[Any],
+) -> list[Any]:  # fmt: skip
     """The selection's sliders spanning the run, where ``shown`` says or there is most to see; the pickers with its
-    lanes."""
+    lanes; and the open view drawn, unless it waits for its pickers to follow the run.
+
+    ``values`` is what the pickers hold.
+    """
     at, env = start(record, arrays), record.environment
     if asked := shown.get("at"):
         at = selected(record, *({**asdict(at), **asked}[name] for name in ("layer", "head", "token")))
-    view = shown.get("view")
+    name = shown.get("view")
     on_page.at = record.id, at
     return [
         gr.update(maximum=max(1, env.layers - 1), value=at.layer),
         gr.update(maximum=max(1, env.query_heads - 1), value=at.head),
         gr.update(maximum=max(1, last_token(record)), value=at.token),
         told(record, arrays, at),
-        gr.skip() if view is None else view,
+        gr.skip() if name is None else name,
         *(update for view in panel.views if view.fit for update in view.fit(record)),
+        *_draw_one(panel, name or opened, record, arrays, on_page, at, values),
+    ]
+
+
+def _draw_one(
+    panel: Views, name: str, record: Record, arrays: Arrays, on_page: OnPage, at: Selection, values: Sequence[Any]
+) -> list[Any]:
+    """The outputs of all views, where only this one is drawn, and only with pickers that any run leaves as they are."""
+    return [
+        part
+        for view, held in _with_pickers(panel, values)
+        for part in (
+            _drawn(view, record, arrays, on_page, at, held) if view.name == name and not view.fit else _kept(view)
+        )
     ]
 
 
