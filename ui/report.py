@@ -25,6 +25,7 @@ NUMBERS = (
     "positions where the most probable token changed. Bits and size are counted from the tensors held, metadata and "
     "full-precision windows included."
 )
+SCROLL = '<div class="scroll" tabindex="0">'
 SHADED = "Shading: KLD of each token up to where the texts part (red bar); after it the two continue different texts."
 
 
@@ -69,7 +70,7 @@ def _scores(record: Record) -> str:
         cells = "".join(f"<td>{safe(column.shown(row[column.name]))}</td>" for column in columns)
         rows += f'<tr><th scope="row">{safe(row["lane"])}</th>{word}{cells}</tr>'
     return (
-        f'<section><h2>Scorecard</h2><div class="scroll"><table><thead><tr><th>lane</th><th>verdict</th>{head}</tr>'
+        f"<section><h2>Scorecard</h2>{SCROLL}<table><thead><tr><th>lane</th><th>verdict</th>{head}</tr>"
         f'</thead><tbody>{rows}</tbody></table></div><p class="mute">{safe(NUMBERS)} {safe(EXPLAINED)}</p></section>'
     )
 
@@ -108,7 +109,7 @@ def _drawn(record: Record, arrays: Arrays) -> Iterator[tuple[str, str, go.Figure
 
 def _figures(record: Record, arrays: Arrays) -> str:
     told = "".join(
-        f"<figure><figcaption>{safe(name)}<small>{safe(words)}</small></figcaption>{svg(figure)}</figure>"
+        f'<figure tabindex="0"><figcaption>{safe(name)}<small>{safe(words)}</small></figcaption>{svg(figure)}</figure>'
         for name, words, figure in _drawn(record, arrays)
         if figure is not None
     )
@@ -120,7 +121,7 @@ def _again(record: Record) -> str:
     titles = "".join(f'<th scope="col">{safe(name)}</th>' for name in head)
     lines = "".join(f"<tr>{''.join(f'<td>{safe(value)}</td>' for value in row)}</tr>" for row in rows)
     return (
-        f'<section><h2>llama-perplexity block</h2><div class="scroll"><table><thead><tr>{titles}</tr></thead>'
+        f"<section><h2>llama-perplexity block</h2>{SCROLL}<table><thead><tr>{titles}</tr></thead>"
         f"<tbody>{lines}</tbody></table></div></section>"
         f"<section><h2>Reproduce</h2><pre>{safe(command(record))}</pre>"
         f'<p class="mute">{safe(conditions(record))}</p></section>'
