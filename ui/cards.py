@@ -8,8 +8,8 @@ import numpy as np
 from kvq_core.record import LaneRecord, Record
 from ui.figures.base import Arrays, array
 from ui.numbers import ABSENT, bits, percent, plural, significant
-from ui.text import lane_tokens, numbered_tokens, safe, strip, visible
-from ui.verdict import remarks, verdict
+from ui.text import lane_tokens, numbered_tokens, prose, safe, strip, visible
+from ui.verdict import cautions, verdict
 
 MAX_TITLED = 1200  # tokens of a run that carry their top-5 lists; about 300 KB
 Stat = tuple[str, str]
@@ -27,16 +27,22 @@ def cards(*parts: tuple[str, str, str]) -> str:
 
 
 def head(
-    label: str, subtitle: str, badge: tuple[str, str, str], stats: Sequence[Stat], notes: Sequence[str] = ()
-) -> str:
-    """Title, badge (word, tone, explanation) and numbers."""
+    label: str, subtitle: str, badge: tuple[str, str, str], stats: Sequence[Stat], said: Sequence[str] = (),
+    notes: Sequence[str] = (),
+) -> str:  # fmt: skip
+    """Title, badge (word, tone, explanation), numbers, what is said of them, and the method's notes, folded."""
     word, tone, why = badge
     cells = "".join(f"<div><span>{safe(name)}</span><b>{safe(value)}</b></div>" for name, value in stats)
-    said = "".join(f"<p class='remark'>{safe(note)}</p>" for note in notes)
+    told = "".join(f"<p class='remark'>{prose(sentence)}</p>" for sentence in said)
+    if notes:
+        folded = "".join(f"<p class='remark'>{prose(note)}</p>" for note in notes)
+        told += (
+            f"<details><summary class='remark'>{plural(len(notes), 'note')} of the method</summary>{folded}</details>"
+        )
     mark = f'<span class="badge {tone}" title="{safe(why)}">{safe(word)}</span>' if word else ""
     return (
         f'<div class="top"><h3>{safe(label)}</h3>{mark}</div><p class="sub">{safe(subtitle)}</p>'
-        f'<div class="stats">{cells}</div>{said}'
+        f'<div class="stats">{cells}</div>{told}'
     )
 
 
@@ -90,7 +96,8 @@ def lane_head(lane: LaneRecord, noise_floor: LaneRecord | None = None) -> str:
         ("KLD", significant(m.kld_mean, 2) if m else ABSENT),
         ("flips", percent(m.flip_rate) if m else ABSENT),
     )
-    return head(lane.label, lane.summary, (found.word, found.tone, found.why), stats, _agreement(lane) + remarks(lane))
+    said = _agreement(lane) + cautions(lane)
+    return head(lane.label, lane.summary, (found.word, found.tone, found.why), stats, said, lane.notes)
 
 
 def _agreement(lane: LaneRecord) -> list[str]:

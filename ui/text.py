@@ -14,12 +14,18 @@ FULL_SHADE_NATS = 2.0
 # Control characters can hide text, directional overrides can reorder it.
 _INVISIBLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]")
 _FORMULA = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]|[\t\r\n]")  # the wide forms count in Japanese settings
+_PERCENT = re.compile(r"(?<=\d) ?%")
 _TEMPLATE = str.maketrans({"$": "&#36;", "{": "&#123;", "}": "&#125;", "`": "&#96;"})
 
 
 def safe(text: object) -> str:
     """Text for the inside of an element or a quoted attribute."""
     return html.escape(_INVISIBLE.sub("\ufffd", str(text)), quote=True).translate(_TEMPLATE)
+
+
+def prose(text: object) -> str:
+    """Sentences for the inside of an element, every percent sign on the line of its number."""
+    return _PERCENT.sub("\u00a0%", safe(text))
 
 
 def plot_safe(text: object) -> str:

@@ -4,11 +4,16 @@ from kvq_core.record import LaneRecord
 from kvq_core.verdict import EXPLAINED, Verdict, verdict
 from ui.numbers import plural
 
-__all__ = ["EXPLAINED", "Verdict", "remarks", "verdict"]
+__all__ = ["EXPLAINED", "Verdict", "cautions", "remarks", "verdict"]
 
 
 def remarks(lane: LaneRecord) -> list[str]:
-    """Sentences a reader needs before believing the numbers."""
+    """Sentences a reader needs before believing the numbers, and what the method notes of itself."""
+    return [*cautions(lane), *lane.notes]
+
+
+def cautions(lane: LaneRecord) -> list[str]:
+    """What of a lane was not quantized, and which of its flips mean little."""
     found = []
     m = lane.metrics
     if "never_engaged" in lane.flags and m:
@@ -20,4 +25,4 @@ def remarks(lane: LaneRecord) -> list[str]:
         found.append(f"Quantized in {plural(m.layers_quantized, 'layer')} only.")
     if m and m.flips and m.near_tie_flips:
         found.append(f"{m.near_tie_flips} of {plural(m.flips, 'flip')} near a tie in the reference.")
-    return [*found, *lane.notes]
+    return found

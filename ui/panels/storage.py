@@ -12,7 +12,7 @@ from ui.figures.usage import bits_at, bits_by_length, code_usage, dead_codes, la
 from ui.numbers import listed, percent, size
 from ui.panels.view import Drawn, Slot, View, create_page, create_words, or_absent
 from ui.selection import Selection
-from ui.text import safe
+from ui.text import prose, safe
 from ui.words import storage
 
 MISSING = "Not captured in this run."
@@ -89,7 +89,7 @@ def compute(
     without = [name for slot, name in SPENT if own[slot] is None]
     said = f"No lane here stores its {kind}s with {listed(without, 'or')}." if without else ""
     html = {
-        "spent": "".join(f'<p class="muted">{safe(line)}</p>' for line in (dead(record, arrays, kind), said) if line),
+        "spent": "".join(f'<p class="muted">{prose(line)}</p>' for line in (dead(record, arrays, kind), said) if line),
         "extrapolation": extrapolation(record, shape, context, batch),
     }
     return Drawn(storage(record), figures, html, tables={"extrapolation": _rows(record, shape, context, batch)})

@@ -17,7 +17,7 @@ from ui.panels.lanes import Lanes, redrawn
 from ui.panels.view import Drawn, View, create_page, create_words
 from ui.selection import Selection
 from ui.services import SWIFT, Services
-from ui.text import safe
+from ui.text import prose, safe
 from ui.verdict import EXPLAINED, remarks, verdict
 
 # name, field, how it is shown, unit of the raw value
@@ -84,7 +84,7 @@ def _card(record: Record, arrays: Arrays, index: int, lane: LaneRecord) -> str:
         else f'<p class="error">{safe(lane.error or "")}</p>'
     )
     told = explain(record, arrays, index)
-    because = "".join(f"<li>{safe(said)}</li>" for said in (*told.sentences, *remarks(lane)))
+    because = "".join(f"<li>{prose(said)}</li>" for said in (*told.sentences, *remarks(lane)))
     return (
         f'<section class="verdict" style="--lane:{lane_color(index)}" aria-label="Verdict of {safe(lane.label)}">'
         f'<div class="top"><h4>{safe(lane.label)}</h4><span class="badge {found.tone}">{safe(found.word)}</span></div>'

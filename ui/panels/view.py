@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from kvq_core.record import Record
 from ui.figures.base import Arrays
 from ui.selection import Selection
-from ui.text import safe
+from ui.text import prose, safe
 
 ABSENT = '<div class="slot" hidden></div>'
 
@@ -93,7 +93,7 @@ class View:
         found = self.compute(record, arrays, at, *picked)
         drawn_for = json.dumps({"run": record.id, **{name: getattr(at, name) for name in self.uses}})
         return [
-            f'<p data-at="{safe(drawn_for)}">{safe(found.words)}</p>',  # page.js compares it with the selection's
+            f'<p data-at="{safe(drawn_for)}">{prose(found.words)}</p>',  # page.js compares it with the selection's
             *(page.html(found) for page in self.pages),
         ]
 
