@@ -55,6 +55,13 @@
     const values = Float32Array.from(atob(trace.z.bdata), (code) => ((code.charCodeAt(0) << 24) >> 24) * scale);
     trace.z = Array.from({ length: values.length / columns }, (_, row) => values.subarray(row * columns, (row + 1) * columns));
   };
+  // On a phone a legend has a row a lane: the figure grows, so that its curves keep their room.
+  const LEAST = 190;
+  const heighten = async (node) => {
+    const { _size: inner, legend, height } = node._fullLayout;
+    if (!legend?._height || inner.h >= LEAST) return;
+    await window.Plotly.relayout(node, { height: height + LEAST - inner.h + legend._height - legend._effHeight });
+  };
   const render = async (drawing) => {
     const { node, json } = drawing;
     dirty.delete(drawing);
@@ -64,6 +71,7 @@
     if (layout.meta?.scale) for (const trace of data) widen(trace, layout.meta.scale);
     await window.Plotly.react(node, data, { ...layout, autosize: true }, { ...config, responsive: true, displayModeBar: false });
     drawing.width = node.clientWidth;
+    await heighten(node);
     node.parentElement?.classList.toggle("behind", drawing.json !== drawing.drawn);
     node.setAttribute("role", "img");
     node.setAttribute("aria-label", layout.meta?.label ?? "");
@@ -90,9 +98,14 @@
       classList.toggle("behind", !drawn.run || Object.keys(drawn).some((name) => drawn[name] !== now[name]));
     }
   };
+  let toTour = new URLSearchParams(location.search).has("learn");
   const arrange = () => {
     tabs();
     compare();
+    if (toTour && document.getElementById("learn")?.checkVisibility()) {
+      toTour = false; // once the step's run is there
+      setTimeout(() => document.getElementById("learn").scrollIntoView({ block: "start" }), 60);
+    }
     if (focus && document.activeElement === document.body) document.getElementById(focus)?.focus({ preventScroll: true });
     for (const place of document.querySelectorAll("#where .plot")) {
       const json = place.firstElementChild?.textContent;

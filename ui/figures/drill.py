@@ -60,7 +60,8 @@ def attention_rows(record: Record, arrays: Arrays, layer: int, head: int, step: 
         )  # fmt: skip
     info = record.capture
     where = f"layer {info.layers[place[0]]}, head {info.heads[place[1]]}, step {info.attention_steps[at]}"
-    figure.update_xaxes(title_text=f"key position ({where})")
+    # a head that reads little but the first token is a line along this edge
+    figure.update_xaxes(title_text=f"key position ({where})", range=[-0.02 * edges[-1], edges[-1]])
     return labelled(figure, f"Attention over key positions, {where}: reference and lanes")
 
 

@@ -6,7 +6,7 @@ from kvq_core.record import Record
 from ui.text import safe
 
 LINKS = (
-    ("#answers", "Compare"),
+    ("#left", "Compare"),
     ("#scorecard", "Scorecard"),
     ("#where", "Views"),
     ("#claims", "Claims"),
