@@ -106,7 +106,8 @@ def claims_part() -> str:
 
 
 def costs_part() -> str:
-    rows = [row for part in (_main_job(), _methods_cost(), _codebook_scores(), _page(), _load()) for row in part]
+    parts = (_main_job(), _captures(), _methods_cost(), _codebook_scores(), _page(), _load())
+    rows = [row for part in parts for row in part]
     return table("What | Measured | Target", *rows)
 
 
@@ -123,6 +124,17 @@ def _main_job() -> Iterator[tuple[str, ...]]:
         )
         memory = job["peak_memory_gb"], target["peak_memory_gb"]
         yield "Its peak memory, model included", f"{memory[0]:.1f} GB", f"{memory[1]:g} GB"
+
+
+def _captures() -> Iterator[tuple[str, ...]]:
+    if found := figures("captures"):
+        ratio = found["ratio"]
+        normal, deep, most = (100 * (value - 1) for value in (ratio["normal"], ratio["deep"], found["budget"]))
+        yield (
+            f"What captures add to the decode time: {found['lanes']} lanes and the noise floor, "
+            f"{found['prompt_tokens']:,} prompt tokens, {found['new_tokens']} new",
+            f"{normal:.0f} % at default detail, {deep:.0f} % deep", f"{most:.0f} % at default detail",
+        )  # fmt: skip
 
 
 def _methods_cost() -> Iterator[tuple[str, ...]]:
