@@ -49,10 +49,11 @@ from ui.status import notice
 NO_RUN: dict[str, Any] = {"run": None}
 MAX_QUEUE = 2000  # events of all pages that wait for a handler; runs have a line of their own, see ui/admission.py
 NO_EXAMPLES = "The stored examples are missing from presets/runs; `make examples` computes them again."
-# The answers come into view when Run is pressed.
+# The answers come into view when Run is pressed; at once, for what arrives meanwhile would end a smooth way there.
 TO_ANSWERS = """() => setTimeout(() => {
   const top = document.getElementById("right").getBoundingClientRect().top;
-  if (top < 0 || top > innerHeight / 2) scrollBy({top: top - 60, behavior: "smooth"});
+  const above = document.querySelector("header").offsetHeight + 12;
+  if (top < 0 || top > innerHeight / 2) scrollBy({top: top - above, behavior: "instant"});
 }, 300)"""
 
 

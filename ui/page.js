@@ -82,6 +82,11 @@
   const tabs = () => {
     for (const tab of document.querySelectorAll("[data-view]")) {
       const selected = tab.dataset.view === window.kvq.view;
+      const panel = document.getElementById(tab.getAttribute("aria-controls"));
+      if (panel && !panel.hasAttribute("role")) {
+        panel.setAttribute("role", "tabpanel");
+        panel.setAttribute("aria-label", tab.textContent);
+      }
       if (tab.getAttribute("aria-selected") === String(selected)) continue;
       tab.setAttribute("aria-selected", selected);
       tab.tabIndex = selected ? 0 : -1;

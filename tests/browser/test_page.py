@@ -89,6 +89,8 @@ def test_the_page_fits_a_desk_and_a_phone(finished_link, server, open_page, them
         page.set_viewport_size({"width": width, "height": 900})
         page.wait_for_function(f"innerWidth == {width}")
         assert page.evaluate("document.scrollingElement.scrollWidth") <= width
+    tops = page.evaluate("['right', 'left'].map(id => document.getElementById(id).getBoundingClientRect().top)")
+    assert tops[0] < tops[1], "on a phone what a link shows comes before the form"
     keeps_the_reference_in_sight_while_lanes_are_swiped(page)
 
 
