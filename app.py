@@ -20,6 +20,7 @@ from kvq_core.errors import KvqError  # noqa: E402
 from kvq_core.estimate import estimate  # noqa: E402
 from kvq_core.limits import limits  # noqa: E402
 from kvq_core.logs import configure, take_over, tell_error  # noqa: E402
+from kvq_core.memory import share_arena  # noqa: E402
 from kvq_core.run import compare  # noqa: E402
 from kvq_core.settings import Settings, settings  # noqa: E402
 from kvq_core.store import open_store  # noqa: E402
@@ -76,6 +77,7 @@ def launch(services: Services, health: Health, host: str, port: int, mcp: bool =
 
 
 def main() -> int:
+    share_arena()  # before threads start
     try:
         found = settings()
         configure(found)

@@ -1,6 +1,8 @@
 """What an instance lets its visitors ask for: limits, admission, memory."""
 
 import platform
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
+import app
 from kvq_core import memory
 from kvq_core.cli import main
 from kvq_core.errors import KvqError, LimitError, MethodError, ModelError
@@ -298,3 +301,45 @@ def test_freed_memory_goes_back_to_the_system():
     before = psutil.Process().memory_info().rss
     memory.give_back()
     assert psutil.Process().memory_info().rss < before - 100e6 and len(held) == 100_000
+
+
+ARENAS = """
+import ctypes, re, sys, tempfile, threading
+import app
+from kvq_core import memory
+if sys.argv[1] == "shared":
+    memory.share_arena()
+ready, done = threading.Barrier(9), threading.Event()
+def work():
+    held = bytearray(100_000)
+    ready.wait()
+    done.wait()
+for _ in range(8):
+    threading.Thread(target=work).start()
+ready.wait()
+libc = ctypes.CDLL(None)
+libc.fopen.restype, libc.fclose.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+with tempfile.NamedTemporaryFile() as told:
+    file = libc.fopen(told.name.encode(), b"w")
+    libc.malloc_info(0, ctypes.c_void_p(file))
+    libc.fclose(file)
+    print(len(re.findall(b"<heap nr=", told.read())))
+done.set()
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator")
+def test_the_threads_of_a_server_share_one_arena():
+    def arenas(how: str) -> int:
+        told = subprocess.run([sys.executable, "-c", ARENAS, how], check=True, capture_output=True, text=True)
+        return int(told.stdout)
+
+    assert arenas("each its own") > 1 and arenas("shared") == 1
+
+
+def test_a_server_shares_it_before_it_starts_threads(monkeypatch, capsys):
+    running = []
+    monkeypatch.setattr(app, "share_arena", lambda: running.append(threading.active_count()))
+    monkeypatch.setenv("KVQ_STORE", "nonsense://runs")
+    before = threading.active_count()
+    assert app.main() == 2 and "nonsense" in capsys.readouterr().err and running == [before]

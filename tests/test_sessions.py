@@ -79,6 +79,34 @@ def test_answers_nobody_fetches_make_way_and_those_that_are_fetched_come(served,
         assert f'"id": "{run}"' in http.get(f"/call/run/{event}").text
 
 
+def test_a_page_holds_what_it_changed_and_once_closed_what_its_events_ask_for(served):
+    blocks, address, run = served
+    holder, offered = blocks.app.state_holder, blocks.default_config.blocks
+    asked = {block._id for fn in blocks.fns.values() for block in fn.inputs}
+
+    async def look() -> None:
+        visitor = Visitor(address, await plan_of(address), run=run)
+        await visitor.open()
+        await visitor.see(Visit())
+        page = holder.session_data[visitor.session]
+        changed = page.blocks_config.blocks.maps[0]
+        written = set(changed)
+        assert written - asked and written & asked and any(changed[id] is not offered[id] for id in written & asked)
+        assert all(holder["another page"].blocks_config.blocks[id] is part for id, part in offered.items())
+        holder.delete_all_expired_state()
+        assert set(changed) == written, "an open page goes on with all of it"
+        await visitor.close()
+        until = time.monotonic() + 60
+        while not page.is_closed:
+            assert time.monotonic() < until
+            await asyncio.sleep(0.1)
+        holder.delete_all_expired_state()
+        assert set(changed) == written & asked
+        assert all(page[id] is offered[id] for id in written - asked if not offered[id].stateful)
+
+    asyncio.run(look())
+
+
 def test_a_closed_page_is_forgotten_after_a_while_and_an_open_one_is_not(served):
     blocks, address, run = served
     holder = blocks.app.state_holder
