@@ -73,11 +73,11 @@ test-gpu:
 bench-gpu:
 	$(GPU_PY) benchmarks/gpu.py $(BENCH_ARGS)
 
-# Known vulnerabilities of what is installed, told by a tool in an environment of its own. Needs a network.
+# Known vulnerabilities of what is installed, told by a tool in an environment of its own. Needs a package index.
 audit: setup
 	$(PY) -m venv $(VENV)/audit
 	$(VENV)/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
-	$(VENV)/audit/bin/pip-audit --path $$($(PY) -c "import sysconfig; print(sysconfig.get_path('purelib'))")
+	$(PY) tests/audit.py $(VENV)/audit $$($(PY) -c "import sysconfig; print(sysconfig.get_path('purelib'))")
 
 fmt: setup-dev
 	$(PY) -m ruff format .
