@@ -4,6 +4,7 @@ import importlib.util
 import os
 import sys
 import threading
+from contextlib import suppress
 from importlib.metadata import version
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: threads that spin starve other visitors' handlers
@@ -16,14 +17,14 @@ if os.environ.get("SPACE_ID"):  # visitors' addresses are what the Space's proxy
 
 from gradio import Blocks  # noqa: E402
 
-from kvq_core.errors import KvqError  # noqa: E402
+from kvq_core.errors import KvqError, StoreError  # noqa: E402
 from kvq_core.estimate import estimate  # noqa: E402
 from kvq_core.limits import limits  # noqa: E402
 from kvq_core.logs import configure, take_over, tell_error  # noqa: E402
 from kvq_core.memory import share_arena  # noqa: E402
 from kvq_core.run import compare  # noqa: E402
 from kvq_core.settings import Settings, settings  # noqa: E402
-from kvq_core.store import open_store  # noqa: E402
+from kvq_core.store import Store, open_store  # noqa: E402
 from ui import zero_gpu  # noqa: E402
 from ui.health import Health  # noqa: E402
 from ui.housekeeping import keep_swept  # noqa: E402
@@ -39,8 +40,9 @@ SPARE = 192
 SESSIONS = 500  # pages whose state is kept; closed ones for an hour, see ui/sessions.py
 
 
-def warm_up(health: Health) -> None:
-    """Load the model offered first and read its weights once, so that the first Run waits for neither."""
+def warm_up(health: Health, store: Store) -> None:
+    """Load the model offered first and read its weights once, so that the first Run waits for neither; then ask the
+    store something, so that the first link does not wait for an object store's client to set itself up."""
     from kvq_core.engine.prefill import Prefill
     from kvq_core.models import available_models, load
 
@@ -50,6 +52,8 @@ def warm_up(health: Health) -> None:
     except Exception as error:  # whatever it is, the page is served and /health tells
         health.model_error = error
         tell_error("model not loaded", error)
+    with suppress(StoreError):  # /health tells
+        store.exists("0" * 16)
 
 
 def check_mcp(found: Settings) -> None:
@@ -90,7 +94,7 @@ def main() -> int:
         return 2
     health = Health(services)
     if not found.zero_gpu:  # there the model is loaded, and this process must not compute: it is forked for every run
-        threading.Thread(target=warm_up, args=[health], name="warm-up", daemon=True).start()
+        threading.Thread(target=warm_up, args=[health, services.store], name="warm-up", daemon=True).start()
     keep_swept(services.downloads)
     launch(services, health, found.host, found.port, found.mcp).block_thread()
     return 0

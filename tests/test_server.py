@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from app import launch
+from app import launch, warm_up
+from kvq_core.errors import StoreError
 from kvq_core.events import Loading
 from kvq_core.models import loaded
 from kvq_core.retention import Limits
@@ -311,3 +312,21 @@ def test_it_listens_to_this_machine_alone_unless_told_otherwise(monkeypatch, var
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert settings().host == host
+
+
+def test_the_store_is_asked_once_the_model_is_there(server, monkeypatch):
+    asked = []
+
+    class Asked:
+        def exists(self, run_id):
+            asked.append(run_id)
+            raise StoreError("out of reach")
+
+    def loaded_first(id):
+        assert not asked
+        raise OSError("no such model")
+
+    monkeypatch.setattr("kvq_core.models.load", loaded_first)
+    health = Health(server.health._services)
+    warm_up(health, Asked())
+    assert len(asked) == 1 and isinstance(health.model_error, OSError)
