@@ -52,24 +52,29 @@ def groups(grid: Grid, axis: str):
 
 
 def grouped_launches() -> None:
-    """InnerQ's hybrid groups for the products that reduce over a group, KIVI's for the others."""
+    """InnerQ's hybrid groups for the products that reduce over a group, KIVI's for the others, both ways of InnerQ's
+    Tables 3 and 4, and 3 bits, whose codes cannot stay in their words."""
     q, p = torch.zeros(HEADS, 4, DIM, dtype=torch.float16), torch.zeros(HEADS, 4, TOKENS, dtype=torch.float16)
     hybrid = Grid(2, 32, "hybrid", torch.float32)
     for axis in ("channels", "tokens"):
         quantize_pack(torch.zeros(HEADS, TOKENS, DIM, dtype=torch.float16), hybrid, axis, "triton")
     unpack_dequantize(groups(hybrid, "tokens"), hybrid, "tokens", TOKENS, "triton")
-    for grid, key_axis, value_axis in ((hybrid, "channels", "tokens"), (Grid(2), "tokens", "channels")):
+    inner, outer = ("channels", "tokens"), ("tokens", "channels")
+    signed = Grid(2, 32, "symmetric")
+    kinds = ((hybrid, inner), (Grid(2), outer), (signed, inner), (signed, outer), (Grid(3), inner), (Grid(3), outer))
+    for grid, (key_axis, value_axis) in kinds:
         packed_scores(q, groups(grid, key_axis), grid, key_axis, TOKENS, "triton")
         packed_values(p, groups(grid, value_axis), grid, value_axis, DIM, "triton")
     packed_scores(q, groups(Grid(2), "tokens"), Grid(2), "tokens", TOKENS, "triton", turn=TURN)
 
 
 def large_group_launches() -> None:
-    """Groups of 128, which are read in pieces."""
+    """Groups of 128, which are read in pieces where their codes are taken out of their words."""
     q, p = torch.zeros(HEADS, 4, DIM, dtype=torch.float16), torch.zeros(HEADS, 4, TOKENS, dtype=torch.float16)
-    grid = Grid(2, 128, "hybrid", torch.float32)
-    packed_scores(q, groups(grid, "channels"), grid, "channels", TOKENS, "triton")
-    packed_values(p, groups(grid, "tokens"), grid, "tokens", DIM, "triton")
+    for bits in (2, 3):
+        grid = Grid(bits, 128, "hybrid", torch.float32)
+        packed_scores(q, groups(grid, "channels"), grid, "channels", TOKENS, "triton")
+        packed_values(p, groups(grid, "tokens"), grid, "tokens", DIM, "triton")
 
 
 def attention_launches() -> None:
@@ -77,7 +82,8 @@ def attention_launches() -> None:
     wide = Grid(2, 32, "hybrid", torch.float32)
     innerq = Layout(wide, "channels", 32, 96, 1), Layout(wide, "tokens", 32, 96, 32)
     large = Layout(Grid(2, 128), "tokens", 0, 0, 128), Layout(Grid(2, 128), "channels", 0, 128, 1)
-    for layouts in (kivi, innerq, large):
+    spread = Layout(Grid(3), "tokens", 0, 0, 128), Layout(Grid(3), "channels", 0, 128, 1)
+    for layouts in (kivi, innerq, large, spread):
         x = torch.zeros(1, HEADS, 700, DIM)
         norms = torch.ones(1, HEADS, 1, DIM).half() if layouts[0].sinks else None
         stores = [Store.empty(x, layout, path="torch") for layout in layouts]
@@ -174,11 +180,16 @@ def _different(found: list[launch.Recorded]) -> list[launch.Recorded]:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a compiled kernel needs: shared memory a program and stack a thread in bytes, registers a thread."""
+    """What a compiled kernel needs: shared memory a program and stack a thread in bytes, registers a thread.
+
+    ``work``: instructions of a thread in the longest loop, for each element that the thread has of the tile read by one
+    turn; 0 where a kernel has no loop, or ``elements`` does not know the tile.
+    """
 
     shared: int
     registers: int
     stack: int
+    work: float
 
 
 def compile_for(recorded: launch.Recorded, capability: int, folder: Path) -> Compiled:
@@ -190,11 +201,38 @@ def compile_for(recorded: launch.Recorded, capability: int, folder: Path) -> Com
     made = triton.compile(_source(recorded), target=GPUTarget("cuda", capability, 32), options=options)
     cubin = folder / f"{recorded.kernel.__name__}-{capability}.cubin"
     cubin.write_bytes(made.asm["cubin"])
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    usage = subprocess.run([tool, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True).stdout
-    numbers = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", usage))
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+    def shown(*command: str | Path) -> str:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    numbers = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", shown(tools / "cuobjdump", "--dump-resource-usage", cubin)))
     stack = int(numbers["STACK"]) + int(numbers["LOCAL"])
-    return Compiled(made.metadata.shared, int(numbers["REG"]), stack)
+    per_thread = elements(recorded.constants) / (32 * recorded.warps)
+    work = longest_loop(shown(tools / "nvdisasm", "-c", cubin)) / per_thread if per_thread else 0.0
+    return Compiled(made.metadata.shared, int(numbers["REG"]), stack, round(work, 2))
+
+
+def elements(constants: dict[str, Any]) -> int:
+    """Elements of the cache that one turn of a kernel's main loop reads: keys and values in decode attention."""
+    if "K_BITS" in constants:
+        return 2 * (constants["PLACED"] or constants["BT"]) * constants["DP"]
+    return constants["BT"] * constants["DP"] if "BITS" in constants and "BT" in constants else 0
+
+
+def longest_loop(assembly: str) -> int:
+    """Instructions between a label and the last jump back to it, of the loop with the most."""
+    labels: dict[str, int] = {}
+    count = longest = 0
+    for line in assembly.splitlines():
+        if label := re.match(r"\s*(\.L_x_\d+):", line):
+            labels[label[1]] = count
+        elif re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+\S", line):
+            count += 1
+            jump = re.search(r"\bBRA\b.*`\((\.L_x_\d+)\)", line)
+            if jump and jump[1] in labels:
+                longest = max(longest, count - labels[jump[1]])
+    return longest
 
 
 def parse_for(recorded: launch.Recorded, capability: int) -> str:

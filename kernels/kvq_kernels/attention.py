@@ -6,14 +6,24 @@ from typing import Any
 import torch
 from kvq_kernels.dispatch import KernelError, Path, use_triton
 from kvq_kernels.gemv import compute_type
-from kvq_kernels.grouped import grid_constants, row_strides
-from kvq_kernels.launch import COMBINE, DECODE, Launch, power_of_two, run, split_tokens, tile_of
+from kvq_kernels.grouped import Axis, grid_constants, row_strides
+from kvq_kernels.launch import (
+    COMBINE,
+    DECODE,
+    PLACES,
+    Launch,
+    power_of_two,
+    run,
+    split_tokens,
+    tile_of,
+)
+from kvq_kernels.placing import Operand, placed
 from kvq_kernels.store import Store
 from torch import Tensor
 
 
 def decode_attention(
-    q: Tensor, keys: Store, values: Store, scaling: float, path: Path = "auto", how: Launch = DECODE
+    q: Tensor, keys: Store, values: Store, scaling: float, path: Path = "auto", how: Launch | None = None
 ) -> Tensor:
     """Attention of one new token a row over the whole cache, which already holds that token.
 
@@ -30,15 +40,21 @@ def decode_attention(
     return _decode_triton(q, keys, values, scaling, how)
 
 
-def _decode_triton(q: Tensor, keys: Store, values: Store, scaling: float, how: Launch) -> Tensor:
+def _decode_triton(q: Tensor, keys: Store, values: Store, scaling: float, how: Launch | None) -> Tensor:
     from kvq_kernels.triton_ops.attention import combine_splits_kernel, decode_attention_kernel
 
     batch, query_heads, _, dim = q.shape
     matrices, heads = batch * keys.sink.shape[1], query_heads // keys.sink.shape[1]
-    tile, wide = tile_of(how, dim, max(keys.layout.grid.group_size, values.layout.grid.group_size))
+    fits = placed(q, heads, dim, how or PLACES, _operand(keys, "channels"), _operand(values, "tokens"))
+    how = how or (PLACES if fits else DECODE)
+    small, wide = tile_of(how, dim, max(keys.layout.grid.group_size, values.layout.grid.group_size))
+    tile = small
+    if fits:
+        tile, small, wide = how.tokens, 32, fits.channels
     bulk = min(keys.packed_tokens, values.packed_tokens) // tile * tile
     chunk, whole = split_tokens(bulk, tile, matrices, q)
-    splits = whole + 1  # the first one takes the windows
+    tails = sum(-(-tokens // small) for tokens in (keys.sink_tokens, keys.held - bulk))
+    splits = tails + whole
     acc = torch.empty(matrices, splits, heads, dim, dtype=torch.float32, device=q.device)
     top, total = torch.empty(2, matrices, splits, heads, dtype=torch.float32, device=q.device)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -50,11 +66,12 @@ def _decode_triton(q: Tensor, keys: Store, values: Store, scaling: float, how: L
             "q": q.contiguous(), "norms": None if keys.norms is None else keys.norms.contiguous(), "acc_out": acc,
             "top_out": top, "total_out": total, **_tensors("k", keys), **_tensors("v", values),
             "factor": scaling * log2(e), "heads": heads, "dim": dim, "bulk": bulk, "chunk": chunk, "splits": splits,
-            "sinks": keys.sink_tokens, "sink_room": keys.sink.shape[-2], "held": keys.held,
+            "tails": tails, "sinks": keys.sink_tokens, "sink_room": keys.sink.shape[-2], "held": keys.held,
         },
         {
-            "M": max(16, power_of_two(heads)), "BT": tile, "DP": wide, "HAS_NORMS": keys.norms is not None,
+            "M": max(16, power_of_two(heads)), "BT": small, "DP": wide, "HAS_NORMS": keys.norms is not None,
             "DTYPE": compute_type(q), **_constants("K", keys), **_constants("V", values),
+            "PLACED": tile if fits else 0, "H": fits.rows if fits else 0, "EXACT": dim == wide,
         },
     )  # fmt: skip
     run(
@@ -67,6 +84,10 @@ def _decode_triton(q: Tensor, keys: Store, values: Store, scaling: float, how: L
     return out
 
 
+def _operand(store: Store, inner: Axis) -> Operand:
+    return Operand(store.packed, store.layout.grid, store.layout.axis, inner)
+
+
 def _tensors(name: str, store: Store) -> dict[str, Any]:
     tensors = {**store.packed._asdict(), "sink": store.sink, "ring": store.ring, **row_strides(store.packed)}
     counts = {"packed": store.packed_tokens, "room": store.ring.shape[-2]}
@@ -74,7 +95,8 @@ def _tensors(name: str, store: Store) -> dict[str, Any]:
 
 
 def _constants(name: str, store: Store) -> dict[str, Any]:
-    constants = {**grid_constants(store.layout.grid), "BY_TOKEN": store.layout.axis == "channels"}
+    grid = store.layout.grid
+    constants = {**grid_constants(grid), "BY_TOKEN": store.layout.axis == "channels", "WIDTH": grid.places}
     return {f"{name}_{key}": value for key, value in constants.items()}
 
 

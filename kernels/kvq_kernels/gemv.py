@@ -5,13 +5,14 @@ from typing import Any
 import torch
 from kvq_kernels.dispatch import Path, use_triton
 from kvq_kernels.grouped import Axis, Grid, PackedGroups, grid_constants, row_strides, unpack_dequantize
-from kvq_kernels.launch import SCORES, VALUES, Launch, power_of_two, run, split_tokens, tile_of
+from kvq_kernels.launch import PLACES, SCORES, VALUES, power_of_two, run, split_tokens, tile_of
+from kvq_kernels.placing import Operand, Placed, placed
 from kvq_kernels.rotation import Turn, rotate
 from torch import Tensor
 
 
 def packed_scores(
-    q: Tensor, keys: PackedGroups, grid: Grid, axis: Axis, tokens: int, path: Path = "auto", how: Launch = SCORES,
+    q: Tensor, keys: PackedGroups, grid: Grid, axis: Axis, tokens: int, path: Path = "auto",
     turn: Turn | None = None,
 ) -> Tensor:  # fmt: skip
     """q (..., n, head_dim) . keysᵀ: float32 (..., n, tokens), n queries sharing a matrix of packed keys.
@@ -26,18 +27,29 @@ def packed_scores(
         count = tokens if axis == "tokens" else q.shape[-1]
         dense = unpack_dequantize(keys, grid, axis, count, "torch")[..., :tokens, :]
         return q.float() @ (dense if turn is None else rotate(dense, turn)).transpose(-1, -2)
-    from kvq_kernels.triton_ops.gemv import packed_scores_kernel
+    from kvq_kernels.triton_ops.gemv import packed_scores_kernel, placed_scores_kernel
 
     q = q.contiguous()
     *lead, queries, dim = q.shape
     out = torch.empty(*lead, queries, tokens, dtype=torch.float32, device=q.device)
-    inner = axis == "channels"
-    tile, wide = tile_of(how, dim)
+    inner, matrices = axis == "channels", q.shape[:-2].numel()
     sizes = {"queries": queries, "tokens": tokens, "dim": dim}
+    fits = None if turn else placed(q, queries, dim, PLACES, Operand(keys, grid, axis, "channels"))
+    if fits:
+        chunk, splits = split_tokens(tokens, PLACES.tokens, matrices, q)
+        run(
+            placed_scores_kernel,
+            (matrices * splits,),
+            PLACES,
+            {"q": q, **keys._asdict(), "out": out, **sizes, "chunk": chunk, "splits": splits, **row_strides(keys)},
+            _placed_constants(grid, inner, fits, dim, tokens),
+        )
+        return out
+    tile, wide = tile_of(SCORES, dim)
     run(
         packed_scores_kernel,
-        (q.shape[:-2].numel() * -(-tokens // tile),),
-        how,
+        (matrices * -(-tokens // tile),),
+        SCORES,
         {
             "q": q, **(turn.contiguous()._asdict() if turn else {"cos": None, "sin": None}), **keys._asdict(),
             "out": out, **sizes, **row_strides(keys),
@@ -51,33 +63,39 @@ def packed_scores(
 
 
 def packed_values(
-    p: Tensor, values: PackedGroups, grid: Grid, axis: Axis, head_dim: int, path: Path = "auto", how: Launch = VALUES
+    p: Tensor, values: PackedGroups, grid: Grid, axis: Axis, head_dim: int, path: Path = "auto"
 ) -> Tensor:
     """p (..., n, tokens) . values: float32 (..., n, head_dim), n rows of weights sharing a matrix of packed values.
 
-    ``axis`` "tokens" is the inner grouping of this product (InnerQ's values), "channels" the outer one (KIVI's).
+    Weights are at most 1. ``axis`` "tokens" is the inner grouping of this product (InnerQ's values), "channels" the
+    outer one (KIVI's).
     """
     tokens = p.shape[-1]
     if not use_triton("packed_values", path, p, _obstacle(grid, head_dim)):
         count = tokens if axis == "tokens" else head_dim
         return p.float() @ unpack_dequantize(values, grid, axis, count, "torch")[..., :tokens, :]
-    from kvq_kernels.triton_ops.gemv import packed_values_kernel
+    from kvq_kernels.triton_ops.gemv import packed_values_kernel, placed_values_kernel
 
     p = p.contiguous()
     *lead, queries, _ = p.shape
     matrices = p.shape[:-2].numel()
     inner = axis == "tokens"
-    tile, wide = tile_of(how, head_dim)
-    tile = min(grid.group_size, tile) if inner else tile
+    fits = placed(p, queries, head_dim, PLACES, Operand(values, grid, axis, "tokens"))
+    tile, wide = tile_of(VALUES, head_dim)
+    tile = PLACES.tokens if fits else min(grid.group_size, 32) if inner else tile  # pieces of 64 spill at 3 bits
     chunk, splits = split_tokens(tokens, tile, matrices, p)
     out = torch.empty(splits, *lead, queries, head_dim, dtype=torch.float32, device=p.device)
     sizes = {"queries": queries, "tokens": tokens, "dim": head_dim, "chunk": chunk, "matrices": matrices}
+    if fits:
+        constants = _placed_constants(grid, inner, fits, head_dim, tokens)
+    else:
+        constants = {**_constants(p, grid, inner), "BT": tile, "DP": wide, "M": max(16, power_of_two(queries))}
     run(
-        packed_values_kernel,
+        placed_values_kernel if fits else packed_values_kernel,
         (matrices, splits),
-        how,
+        PLACES if fits else VALUES,
         {"p": p, **values._asdict(), "out": out, **sizes, **row_strides(values)},
-        {**_constants(p, grid, inner), "BT": tile, "DP": wide, "M": max(16, power_of_two(queries))},
+        constants,
     )
     return out.sum(0)
 
@@ -91,6 +109,14 @@ def compute_type(like: Tensor) -> Any:
 
 def _constants(like: Tensor, grid: Grid, inner: bool) -> dict[str, Any]:
     return {**grid_constants(grid), "INNER": inner, "DTYPE": compute_type(like)}
+
+
+def _placed_constants(grid: Grid, inner: bool, fits: Placed, dim: int, tokens: int) -> dict[str, Any]:
+    whole = dim == fits.channels and tokens % PLACES.tokens == 0
+    return {
+        **grid_constants(grid), "INNER": inner, "H": fits.rows, "BT": PLACES.tokens, "DP": fits.channels,
+        "WIDTH": grid.places, "WHOLE": whole,
+    }  # fmt: skip
 
 
 def _obstacle(grid: Grid, head_dim: int) -> str | None:

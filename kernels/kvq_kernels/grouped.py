@@ -56,6 +56,14 @@ class Grid:
         return self.group_size // WORD
 
     @property
+    def places(self) -> int:
+        """Codes in a word that products leave them in (triton_ops/places.py): a byte, or 8 codes with a byte of signs.
+        0: there is no such word, because codes straddle two bytes or are too wide beside their signs."""
+        if self.mode == "asymmetric":
+            return 0 if self.bits == 3 else 8 // self.bits
+        return 8 if self.bits <= 2 else 0
+
+    @property
     def obstacle(self) -> str | None:
         """Why the kernels cannot read this grid."""
         if self.group_size != power_of_two(self.group_size) or not 8 <= self.group_size <= 256:

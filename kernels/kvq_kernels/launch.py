@@ -1,8 +1,8 @@
 """Launching kernels: the one place with block sizes, warps and pipeline stages, and the recorder for compiling ahead.
 
 The settings follow from what a kernel does. All of them stream a cache once, so a program needs many bytes in flight
-and few registers: tiles of 4,096 to 8,192 codes, warps that keep a thread at 64 of them or fewer (more spill,
-see tests/test_kernels_triton.py), and 3 pipelined stages where a loop runs over tokens.
+and few registers: tiles of 4,096 to 8,192 codes, warps that keep a thread at 64 of them or fewer (128 where codes stay
+in their words; more spill, see tests/test_kernels_triton.py), and 3 pipelined stages where a loop runs over tokens.
 ``CANDIDATES`` are the alternatives the GPU benchmark times for the decode kernels; nothing is tuned at run time.
 """
 
@@ -32,15 +32,18 @@ DEQUANTIZE = Launch(tokens=64, stages=1)  # rows a program, of as many elements
 SCORES = Launch(tokens=64, warps=8, stages=1)  # one tile a program, of registers for two programs a processor
 VALUES = Launch(tokens=64, warps=8, stages=3)
 DECODE = Launch(tokens=64, warps=8, stages=3)
+PLACES = Launch(tokens=128, warps=4, stages=3)  # codes that stay in their words: 32 bytes of one, 8 for each warp
 SQUAT = Launch(tokens=32, warps=8, stages=1)  # tokens are the group's
 LATENT = Launch(tokens=64, warps=8, stages=2)  # both halves of the rebuilt keys stay in registers
 COMMUTED = Launch(tokens=32, stages=2)
 MIXED = Launch(tokens=32, warps=8, stages=1)
 COMBINE = Launch(tokens=32)  # splits a turn
 
-# 64 tokens x 128 channels = 8,192 codes a tile; twice as many spill. Halving it helps short caches, and a deeper
-# pipeline or more warps help where loads take longer than the products they feed.
-CANDIDATES = (Launch(64, 8, 3), Launch(64, 4, 3), Launch(64, 8, 2), Launch(32, 4, 4))
+# A deeper pipeline helps where loads take longer than the products they feed; a shallower one, or fewer warps, leave
+# room for more programs; a larger tile asks for more bytes at once.
+CANDIDATES = (PLACES, Launch(128, 4, 4), Launch(128, 4, 2), Launch(128, 2, 3), Launch(256, 8, 3))
+SHORTEST = 16  # no side of a matrix product is shorter
+MOST_ROWS = 32  # query heads times the groups of a tile; more spill
 MOST_CODES = 8192  # of a tile that is read
 MOST_QUANTIZED = 4096  # of a tile that is written: its elements are float32 in several registers each
 

@@ -16,7 +16,7 @@ LAYOUTS = {
     ),
     "k4v3": (Layout(Grid(4), "channels", 0, 8, 1), Layout(Grid(3), "channels", 0, 8, 1)),
     "k1v8": (Layout(Grid(1), "tokens", 2, 0, 64), Layout(Grid(8), "tokens", 2, 0, 32)),
-    "symmetric": (Layout(Grid(3, 32, "symmetric"), "channels", 0, 0, 1), Layout(Grid(4, 64), "tokens", 0, 0, 64)),
+    "symmetric": (Layout(Grid(2, 32, "symmetric"), "channels", 0, 0, 1), Layout(Grid(4, 64), "tokens", 0, 0, 64)),
 }
 
 
@@ -51,6 +51,17 @@ def test_decode_attention(kind, device):
     q = torch.randn(2, 6, 1, 64, device=device).half() * 0.2
     for path in ("torch", "triton"):
         assert_close(decode_attention(q, keys, values, 0.125, path), exact(q, keys, values, 0.125), q.dtype)
+
+
+@pytest.mark.parametrize("kind", list(LAYOUTS))
+def test_codes_of_all_widths_but_three_stay_in_their_words(kind, device):
+    """Or the tests above would not reach the kernel that matters."""
+    keys, values = filled(kind, 250, 230, 64, device)
+    with launch.recorded() as found:
+        decode_attention(torch.zeros(2, 6, 1, 64, device=device).half(), keys, values, 0.125, "triton")
+    constants = found[0].constants
+    assert bool(constants["PLACED"]) == (3 not in (constants["K_BITS"], constants["V_BITS"]))
+    assert found[0].arguments["bulk"] >= (constants["PLACED"] or constants["BT"])
 
 
 @pytest.mark.parametrize("kind", ["kivi", "innerq"])

@@ -2,23 +2,37 @@
 
 The query heads that share a KV head are the rows of one product, so the packed cache is read once for all of them. Keys
 and values may have packed different numbers of tokens: whole tiles that both have packed are shared out among the
-programs of a KV head, and one more program takes the sinks and everything after those tiles. It comes first, so that a
-GPU does not end with it alone.
+programs of a KV head, and a few more take a tile each of the sinks and of everything after those tiles. They come
+first, so that a GPU does not end with them alone. Where codes and groups allow it (kvq_kernels.placing) the shared
+tiles are read by triton_ops.places, which costs a third of the instructions; everything else spreads codes out.
 """
 
 import triton
 import triton.language as tl
+from kvq_kernels.triton_ops.places import (
+    for_groups,
+    inner_queries,
+    inner_scores,
+    inner_values,
+    outer_result,
+    outer_scores,
+    outer_values,
+    read_query,
+)
 from kvq_kernels.triton_ops.products import product
 from kvq_kernels.triton_ops.tiles import read_tile
 
 
 @triton.jit
-def softmax_step(scores, top, total, acc):
-    """Running softmax in base 2: weights of the tile, and sums rescaled to the new maximum."""
-    higher = tl.maximum(top, tl.max(scores, 1))
+def softmax_step(scores, top, total):
+    """Running softmax in base 2: weights of the tile, the new top and total, and what older sums are multiplied by.
+
+    Weights end at 16 and not at 1, so that a product of one with a scale keeps its digits as a float16.
+    """
+    higher = tl.maximum(top, tl.max(scores, 1) - 4)
     weights = tl.exp2(scores - higher[:, None])
     fade = tl.exp2(top - higher)
-    return weights, higher, total * fade + tl.sum(weights, 1), acc * fade[:, None]
+    return weights, higher, total * fade + tl.sum(weights, 1), fade
 
 
 @triton.jit
@@ -51,20 +65,100 @@ def dense_tile(base, slot, mask, dim, DP: tl.constexpr, DTYPE: tl.constexpr):
     return tl.load(at, mask=mask[:, None] & (channel < dim)[None, :], other=0.0).to(DTYPE)
 
 
+@triton.jit
+def store_split(acc_out, top_out, total_out, acc, top, total, part, heads, dim, M: tl.constexpr, DP: tl.constexpr):
+    """What a split found for rows ``part`` .. ``part`` + heads."""
+    head, channel = tl.arange(0, M), tl.arange(0, DP)
+    mask = head < heads
+    tl.store(top_out + part + head, top, mask=mask)
+    tl.store(total_out + part + head, total, mask=mask)
+    inside = mask[:, None] & (channel < dim)[None, :]
+    tl.store(acc_out + (part + head)[:, None] * dim + channel[None, :], acc, mask=inside)
+
+
+@triton.jit
+def placed_tiles(
+    q, norms, acc_out, top_out, total_out, k_codes, k_scales, k_words, v_codes, v_scales, v_words, factor, matrix,
+    part, start, end, heads, dim, k_packed, v_packed, k_code_stride, k_scale_stride, k_word_stride, k_capacity,
+    v_code_stride, v_scale_stride, v_word_stride, v_capacity, H: tl.constexpr, BT: tl.constexpr, DP: tl.constexpr,
+    EXACT: tl.constexpr, HAS_NORMS: tl.constexpr, K_BITS: tl.constexpr, K_GROUP: tl.constexpr, K_MODE: tl.constexpr,
+    K_HALF_ZERO: tl.constexpr, K_BY_TOKEN: tl.constexpr, K_WIDTH: tl.constexpr, V_BITS: tl.constexpr,
+    V_GROUP: tl.constexpr, V_MODE: tl.constexpr, V_HALF_ZERO: tl.constexpr, V_BY_TOKEN: tl.constexpr,
+    V_WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Whole tiles of tokens start .. end that keys and values have both packed; EXACT: dim is DP."""
+    head, channel = tl.arange(0, H), tl.arange(0, DP)
+    q += matrix * heads * dim
+    if HAS_NORMS:
+        norms += matrix * dim
+    if K_BY_TOKEN:
+        asked, sums = inner_queries(q, norms, factor, heads, dim, H, DP, K_WIDTH, K_GROUP, HAS_NORMS)
+    else:
+        asked = read_query(q, norms, factor, heads, dim, head, channel, HAS_NORMS).to(tl.float16)
+    top = tl.full((H,), float("-inf"), tl.float32)
+    total = tl.zeros((H,), tl.float32)
+    SPAN: tl.constexpr = DP if V_BY_TOKEN else BT
+    G: tl.constexpr = SPAN // V_GROUP if V_GROUP < SPAN else 1
+    if V_BY_TOKEN:
+        acc = ()
+        for _ in tl.static_range(V_WIDTH):
+            acc = acc + (tl.zeros((G * H, DP // V_WIDTH), tl.float32),)
+        moved = tl.zeros((G * H, 16), tl.float32)
+    else:
+        acc = tl.zeros((G * H, DP), tl.float32)
+    for first in tl.range(start, end, BT):
+        token = first + tl.arange(0, BT)
+        if K_BY_TOKEN:
+            scores = inner_scores(
+                asked, sums, k_codes, k_scales, k_words, matrix * k_capacity + token, token < k_packed, dim,
+                k_code_stride, k_scale_stride, k_word_stride, H, BT, DP, K_WIDTH, K_BITS, K_GROUP, K_MODE, K_HALF_ZERO,
+                EXACT,
+            )  # fmt: skip
+        else:
+            scores = outer_scores(
+                asked, k_codes, k_scales, k_words, matrix * k_capacity + channel, channel < dim, first, k_packed,
+                k_code_stride, k_scale_stride, k_word_stride, H, BT, DP, K_WIDTH, K_BITS, K_GROUP, EXACT,
+            )  # fmt: skip
+        weights, top, total, fade = softmax_step(scores, top, total)
+        fade = for_groups(fade[:, None], G, H, 1)
+        if V_BY_TOKEN:
+            faded = ()
+            for p in tl.static_range(V_WIDTH):
+                faded = faded + (acc[p] * fade,)
+            acc, moved = outer_values(
+                weights, faded, moved * fade, v_codes, v_scales, v_words, matrix * v_capacity + token, token < v_packed,
+                dim, v_code_stride, v_scale_stride, v_word_stride, H, BT, DP, V_WIDTH, V_BITS, V_GROUP, EXACT,
+            )  # fmt: skip
+        else:
+            acc = acc * fade + inner_values(
+                weights, v_codes, v_scales, v_words, matrix * v_capacity + channel, channel < dim, first, v_packed,
+                v_code_stride, v_scale_stride, v_word_stride, H, BT, DP, V_WIDTH, V_BITS, V_GROUP, V_MODE, V_HALF_ZERO,
+                EXACT,
+            )  # fmt: skip
+    if V_BY_TOKEN:
+        found = outer_result(acc, moved, H, DP, V_WIDTH, V_GROUP)
+    else:
+        found = tl.sum(tl.reshape(acc, (G, H, DP)), 0)
+    store_split(acc_out, top_out, total_out, found, top, total, part, heads, dim, H, DP)
+
+
 # Counts that change from step to step: compiled for whether 16 divides them, a generation would wait for each new form.
-@triton.jit(do_not_specialize=["splits", "sinks", "held", "k_packed", "v_packed"])
+@triton.jit(do_not_specialize=["splits", "tails", "sinks", "held", "k_packed", "v_packed"])
 def decode_attention_kernel(
     q, norms, acc_out, top_out, total_out, k_codes, k_scales, k_words, k_sink, k_ring, v_codes, v_scales, v_words,
-    v_sink, v_ring, factor, heads, dim, bulk, chunk, splits, sinks, sink_room, held, k_packed, v_packed, k_room, v_room,
-    k_code_stride, k_scale_stride, k_word_stride, k_capacity, v_code_stride, v_scale_stride, v_word_stride, v_capacity,
+    v_sink, v_ring, factor, heads, dim, bulk, chunk, splits, tails, sinks, sink_room, held, k_packed, v_packed, k_room,
+    v_room, k_code_stride, k_scale_stride, k_word_stride, k_capacity, v_code_stride, v_scale_stride, v_word_stride,
+    v_capacity,
     M: tl.constexpr, BT: tl.constexpr, DP: tl.constexpr, HAS_NORMS: tl.constexpr, DTYPE: tl.constexpr,
     K_BITS: tl.constexpr, K_GROUP: tl.constexpr, K_MODE: tl.constexpr, K_HALF_ZERO: tl.constexpr,
-    K_BY_TOKEN: tl.constexpr, V_BITS: tl.constexpr, V_GROUP: tl.constexpr, V_MODE: tl.constexpr,
-    V_HALF_ZERO: tl.constexpr, V_BY_TOKEN: tl.constexpr,
+    K_BY_TOKEN: tl.constexpr, K_WIDTH: tl.constexpr, V_BITS: tl.constexpr, V_GROUP: tl.constexpr,
+    V_MODE: tl.constexpr, V_HALF_ZERO: tl.constexpr, V_BY_TOKEN: tl.constexpr, V_WIDTH: tl.constexpr,
+    PLACED: tl.constexpr, H: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """q (matrices, heads, dim), a matrix being one KV head of one row of the batch. Grid (matrices, splits).
 
-    Tokens after the sinks are numbered from 0: ``bulk`` are read in whole tiles, ``held`` is their number. Writes sums
+    Tokens after the sinks are numbered from 0: ``bulk`` are read in whole tiles, ``held`` is their number; the first
+    ``tails`` splits take the sinks and what follows the bulk. Writes sums
     weighted by exp2(score - top), the tops and the totals of each split; scores carry ``factor`` = scaling * log2(e).
     """
     matrix = tl.program_id(0).to(tl.int64)
@@ -77,63 +171,71 @@ def decode_attention_kernel(
         norm = tl.load(norms + matrix * dim + channel, mask=channel < dim, other=0.0).to(tl.float32)[None, :]
     top = tl.full((M,), float("-inf"), tl.float32)
     total = tl.zeros((M,), tl.float32)
-    acc = tl.zeros((M, DP), tl.float32)
+    part = (matrix * splits + split) * heads
 
-    if split == 0:
-        for first in tl.range(0, sinks, BT):
+    if split < tails:  # one small tile each, because nothing else hides what it waits for
+        around = tl.cdiv(sinks, BT)
+        first = bulk + (split - around) * BT
+        if split < around:
+            token = split * BT + tl.arange(0, BT)
+            inside = token < sinks
+            keys = dense_tile(k_sink + matrix * sink_room * dim, token, inside, dim, DP, DTYPE)
+        else:  # some packed, some in the windows, and not the same for keys and values
             token = first + tl.arange(0, BT)
-            keys = dense_tile(k_sink + matrix * sink_room * dim, token, token < sinks, dim, DP, DTYPE)
-            scores = tl.where((token < sinks)[None, :], product(query, tl.trans(keys), DTYPE), float("-inf"))
-            weights, top, total, acc = softmax_step(scores, top, total, acc)
-            values = dense_tile(v_sink + matrix * sink_room * dim, token, token < sinks, dim, DP, DTYPE)
-            acc += product(weights, values, DTYPE)
-        for first in tl.range(bulk, held, BT):  # some packed, some in the windows, and not the same for keys and values
-            token = first + tl.arange(0, BT)
+            inside = token < held
             keys = packed_tile(
                 k_codes, k_scales, k_words, matrix, first, k_packed, dim, k_code_stride, k_scale_stride, k_word_stride,
                 k_capacity, BT, DP, K_BITS, K_GROUP, K_MODE, K_HALF_ZERO, K_BY_TOKEN, DTYPE,
             )  # fmt: skip
             if HAS_NORMS:
                 keys *= norm.to(DTYPE)
-            recent = (token >= k_packed) & (token < held)
+            recent = (token >= k_packed) & inside
             fresh = dense_tile(k_ring + matrix * k_room * dim, token % k_room, recent, dim, DP, DTYPE)
             keys = tl.where((token < k_packed)[:, None], keys, fresh)
-            scores = tl.where((token < held)[None, :], product(query, tl.trans(keys), DTYPE), float("-inf"))
-            weights, top, total, acc = softmax_step(scores, top, total, acc)
+        scores = tl.where(inside[None, :], product(query, tl.trans(keys), DTYPE), float("-inf"))
+        weights, top, total, fade = softmax_step(scores, top, total)
+        if split < around:
+            values = dense_tile(v_sink + matrix * sink_room * dim, token, inside, dim, DP, DTYPE)
+        else:
             values = packed_tile(
                 v_codes, v_scales, v_words, matrix, first, v_packed, dim, v_code_stride, v_scale_stride, v_word_stride,
                 v_capacity, BT, DP, V_BITS, V_GROUP, V_MODE, V_HALF_ZERO, V_BY_TOKEN, DTYPE,
             )  # fmt: skip
-            recent = (token >= v_packed) & (token < held)
+            recent = (token >= v_packed) & inside
             fresh = dense_tile(v_ring + matrix * v_room * dim, token % v_room, recent, dim, DP, DTYPE)
-            acc += product(weights, tl.where((token < v_packed)[:, None], values, fresh), DTYPE)
+            values = tl.where((token < v_packed)[:, None], values, fresh)
+        store_split(acc_out, top_out, total_out, product(weights, values, DTYPE), top, total, part, heads, dim, M, DP)
+    elif PLACED:
+        placed_tiles(
+            q, norms, acc_out, top_out, total_out, k_codes, k_scales, k_words, v_codes, v_scales, v_words, factor,
+            matrix, part, (split - tails) * chunk, tl.minimum((split - tails + 1) * chunk, bulk), heads, dim,
+            k_packed, v_packed, k_code_stride, k_scale_stride, k_word_stride, k_capacity, v_code_stride, v_scale_stride,
+            v_word_stride, v_capacity, H, PLACED, DP, EXACT, HAS_NORMS, K_BITS, K_GROUP, K_MODE, K_HALF_ZERO,
+            K_BY_TOKEN, K_WIDTH, V_BITS, V_GROUP, V_MODE, V_HALF_ZERO, V_BY_TOKEN, V_WIDTH,
+        )  # fmt: skip
     else:
         if HAS_NORMS:
             query *= norm
-        for first in tl.range((split - 1) * chunk, tl.minimum(split * chunk, bulk), BT):
+        acc = tl.zeros((M, DP), tl.float32)
+        for first in tl.range((split - tails) * chunk, tl.minimum((split - tails + 1) * chunk, bulk), BT):
             keys = packed_tile(
                 k_codes, k_scales, k_words, matrix, first, k_packed, dim, k_code_stride, k_scale_stride, k_word_stride,
                 k_capacity, BT, DP, K_BITS, K_GROUP, K_MODE, K_HALF_ZERO, K_BY_TOKEN, DTYPE,
             )  # fmt: skip
-            weights, top, total, acc = softmax_step(product(query, tl.trans(keys), DTYPE), top, total, acc)
+            weights, top, total, fade = softmax_step(product(query, tl.trans(keys), DTYPE), top, total)
             values = packed_tile(
                 v_codes, v_scales, v_words, matrix, first, v_packed, dim, v_code_stride, v_scale_stride, v_word_stride,
                 v_capacity, BT, DP, V_BITS, V_GROUP, V_MODE, V_HALF_ZERO, V_BY_TOKEN, DTYPE,
             )  # fmt: skip
-            acc += product(weights, values, DTYPE)
-
-    part = (matrix * splits + split) * heads + head
-    tl.store(top_out + part, top, mask=head < heads)
-    tl.store(total_out + part, total, mask=head < heads)
-    tl.store(acc_out + part[:, None] * dim + channel[None, :], acc, mask=mask)
+            acc = acc * fade[:, None] + product(weights, values, DTYPE)
+        store_split(acc_out, top_out, total_out, acc, top, total, part, heads, dim, M, DP)
 
 
 @triton.jit(do_not_specialize=["splits"])
 def combine_splits_kernel(acc_in, top_in, total_in, out, heads, dim, splits, STEP: tl.constexpr, DP: tl.constexpr):
     """Weigh the splits of one head by their softmax totals, STEP at a time, for a GPU makes hundreds of them.
 
-    out (matrices, heads, dim). Grid (matrices, heads). Only the first split may be empty, its top -inf, and then
-    there is a second.
+    out (matrices, heads, dim). Grid (matrices, heads). No split is empty.
     """
     matrix, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     channel = tl.arange(0, DP)
