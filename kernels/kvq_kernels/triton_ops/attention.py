@@ -66,6 +66,13 @@ def dense_tile(base, slot, mask, dim, DP: tl.constexpr, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def with_window(tile, ring, matrix, token, packed, inside, room, dim, DP: tl.constexpr, DTYPE: tl.constexpr):
+    """A packed tile with the tokens that are not packed yet taken from their slots of the window."""
+    fresh = dense_tile(ring + matrix * room * dim, token % room, (token >= packed) & inside, dim, DP, DTYPE)
+    return tl.where((token < packed)[:, None], tile, fresh)
+
+
+@triton.jit
 def store_split(acc_out, top_out, total_out, acc, top, total, part, heads, dim, M: tl.constexpr, DP: tl.constexpr):
     """What a split found for rows ``part`` .. ``part`` + heads."""
     head, channel = tl.arange(0, M), tl.arange(0, DP)
@@ -164,9 +171,7 @@ def decode_attention_kernel(
     matrix = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     head, channel = tl.arange(0, M), tl.arange(0, DP)
-    mask = (head < heads)[:, None] & (channel < dim)[None, :]
-    query = tl.load(q + (matrix * heads + head)[:, None] * dim + channel[None, :], mask=mask, other=0.0).to(tl.float32)
-    query *= factor
+    query = read_query(q + matrix * heads * dim, q, factor, heads, dim, head, channel, False)
     if HAS_NORMS:  # packed keys are K / n
         norm = tl.load(norms + matrix * dim + channel, mask=channel < dim, other=0.0).to(tl.float32)[None, :]
     top = tl.full((M,), float("-inf"), tl.float32)
@@ -189,11 +194,9 @@ def decode_attention_kernel(
             )  # fmt: skip
             if HAS_NORMS:
                 keys *= norm.to(DTYPE)
-            recent = (token >= k_packed) & inside
-            fresh = dense_tile(k_ring + matrix * k_room * dim, token % k_room, recent, dim, DP, DTYPE)
-            keys = tl.where((token < k_packed)[:, None], keys, fresh)
+            keys = with_window(keys, k_ring, matrix, token, k_packed, inside, k_room, dim, DP, DTYPE)
         scores = tl.where(inside[None, :], product(query, tl.trans(keys), DTYPE), float("-inf"))
-        weights, top, total, fade = softmax_step(scores, top, total)
+        weights, top, total, _ = softmax_step(scores, top, total)
         if split < around:
             values = dense_tile(v_sink + matrix * sink_room * dim, token, inside, dim, DP, DTYPE)
         else:
@@ -201,9 +204,7 @@ def decode_attention_kernel(
                 v_codes, v_scales, v_words, matrix, first, v_packed, dim, v_code_stride, v_scale_stride, v_word_stride,
                 v_capacity, BT, DP, V_BITS, V_GROUP, V_MODE, V_HALF_ZERO, V_BY_TOKEN, DTYPE,
             )  # fmt: skip
-            recent = (token >= v_packed) & inside
-            fresh = dense_tile(v_ring + matrix * v_room * dim, token % v_room, recent, dim, DP, DTYPE)
-            values = tl.where((token < v_packed)[:, None], values, fresh)
+            values = with_window(values, v_ring, matrix, token, v_packed, inside, v_room, dim, DP, DTYPE)
         store_split(acc_out, top_out, total_out, product(weights, values, DTYPE), top, total, part, heads, dim, M, DP)
     elif PLACED:
         placed_tiles(
