@@ -340,6 +340,7 @@ def test_the_threads_of_a_server_share_one_arena():
 def test_a_server_shares_it_before_it_starts_threads(monkeypatch, capsys):
     running = []
     monkeypatch.setattr(app, "share_arena", lambda: running.append(threading.active_count()))
+    monkeypatch.setattr(app, "configure", lambda found: None)  # which would write to this test's stderr ever after
     monkeypatch.setenv("KVQ_STORE", "nonsense://runs")
     before = threading.active_count()
     assert app.main() == 2 and "nonsense" in capsys.readouterr().err and running == [before]
