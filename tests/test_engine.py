@@ -193,13 +193,13 @@ def test_forced_logits_equal_those_of_a_naive_kivi(name: str, count: int) -> Non
 def test_rows_end_at_their_own_eos() -> None:
     """Every row's text ends with its first EOS, whatever the other rows do."""
     model, ids = tiny("llama"), prompt_ids(64, seed=3)
-    free_run = run_engine(model, ids, LANES, 48, ignore_eos=True)
+    free_run = run_engine(model, ids, LANES, 24, ignore_eos=True)
     texts = [free_run.decode.token_ids, *(s.token_ids for s in free_run.decode.states)]
     ends = sorted({token for text in texts for token in text[6:14]})[:5]
     for eos in ends:
         model.eos_ids = frozenset({eos})
         try:
-            outcome = run_engine(model, ids, LANES, 48, audit=True)
+            outcome = run_engine(model, ids, LANES, 24, audit=True)
         finally:
             del model.eos_ids
         for got, endless in zip(
