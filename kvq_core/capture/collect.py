@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from threading import Event
 
 import torch
 from torch import Tensor
@@ -47,6 +48,8 @@ class Captures:
         self._usage: dict[int, dict[str, Tensor]] = {}
         self._of_prompt: dict[str, Tensor] = {}
         self._at_end: dict[int, dict[str, Tensor]] = {}  # by lane; -1: the reference
+        self._bases: dict[int, KeyBasis] = {}
+        self._true_keys = torch.empty(0)
         self._chat = spec.chat
         # of the prompt's queries; set, like the two above, when the reference has ended: nobody waits for them before
         self.directions = torch.empty(0)
@@ -79,14 +82,22 @@ class Captures:
         """The reference has ended: measure the caches of the forced rows, by lane (row - 1)."""
         with self._clock():
             self._find_directions()
-            self.truth = self._truth(rows)
-            bases = {layer: KeyBasis.of(self._key(rows, 0, layer)[0], self.rope) for layer in self.distribution_layers}
-            keys = self._key_directions(rows, 0)[0]
-            self._at_end[-1] = self._quantiles(rows, 0, bases)
-            self._at_end[-1]["angles_query_key"] = principal_angles(self.directions, keys, RANKS)
-            measuring = [partial(self._measure, rows, lane, cache, bases, keys) for lane, cache in caches.items()]
-            for _ in threads.in_order([self._read_prompt, *measuring], rows.cores):  # the longest first
+            known = Event()  # what lanes are compared with
+            measuring = [partial(self._measure, rows, lane, cache, known) for lane, cache in caches.items()]
+            reference = partial(self._measure_reference, rows, known)
+            for _ in threads.in_order([reference, self._read_prompt, *measuring], rows.cores):
                 pass
+
+    def _measure_reference(self, rows: Rows, known: Event) -> None:
+        try:
+            self.truth = self._truth(rows)
+            layers = self.distribution_layers
+            self._bases = {layer: KeyBasis.of(self._key(rows, 0, layer)[0], self.rope) for layer in layers}
+            self._true_keys = self._key_directions(rows, 0)[0]
+            self._at_end[-1] = self._quantiles(rows, 0)
+            self._at_end[-1]["angles_query_key"] = principal_angles(self.directions, self._true_keys, RANKS)
+        finally:
+            known.set()
 
     def _find_directions(self) -> None:
         dim = self.extent.head_dim
@@ -96,12 +107,13 @@ class Captures:
         self.others = other_prompts(self.model, self._chat)
         self._other_directions = {kind: directions_of(self.model, p.ids) for kind, p in self.others.items()}
 
-    def _measure(self, rows: Rows, lane: int, cache: LaneCache, bases: dict[int, KeyBasis], keys: Tensor) -> None:
-        assert self.truth is not None
+    def _measure(self, rows: Rows, lane: int, cache: LaneCache, known: Event) -> None:
         self._usage[lane] = self._used(cache)
+        known.wait()
+        assert self.truth is not None
         self.errors[lane] = cache_errors(rows, lane + 1, self.truth)
         if lane < self.extent.lanes - 1:  # the noise floor is a number to compare with, not a picture
-            self._at_end[lane] = self._of_row(rows, lane + 1, bases, keys)
+            self._at_end[lane] = self._of_row(rows, lane + 1)
 
     def _used(self, cache: LaneCache) -> dict[str, Tensor]:
         """How a lane's stored codes are used, over all layers of the model; 0 where nothing is quantized."""
@@ -113,12 +125,12 @@ class Captures:
                 whole[layers] = values
         return found
 
-    def _of_row(self, rows: Rows, row: int, bases: dict[int, KeyBasis], true: Tensor) -> dict[str, Tensor]:
+    def _of_row(self, rows: Rows, row: int) -> dict[str, Tensor]:
         directions, values = self._key_directions(rows, row)
-        found = self._quantiles(rows, row, bases)
+        found = self._quantiles(rows, row)
         found["spectrum_key"] = values
         found["angles_query_key"] = principal_angles(self.directions, directions, RANKS)
-        found["angles_key_key"] = principal_angles(true, directions, RANKS)
+        found["angles_key_key"] = principal_angles(self._true_keys, directions, RANKS)
         return found
 
     def _truth(self, rows: Rows) -> Truth:
@@ -156,8 +168,8 @@ class Captures:
         values, vectors = torch.linalg.eigh(torch.stack(grams))
         return vectors.flip(-1).float(), values.clamp_min(0).sqrt().flip(-1).float()
 
-    def _quantiles(self, rows: Rows, row: int, bases: dict[int, KeyBasis]) -> dict[str, Tensor]:
-        found = [basis.quantiles(self._key(rows, row, layer)[0]) for layer, basis in bases.items()]
+    def _quantiles(self, rows: Rows, row: int) -> dict[str, Tensor]:
+        found = [basis.quantiles(self._key(rows, row, layer)[0]) for layer, basis in self._bases.items()]
         own, latent = (torch.stack(parts) for parts in zip(*found, strict=True))
         return {"key_quantiles": own, "latent_quantiles": latent}
 
