@@ -56,7 +56,7 @@ def create_share() -> Share:
     with gr.Accordion("Share, download, reproduce", open=False, visible=False, elem_id="share-more") as more:
         copies = gr.HTML("", js_on_load=COPY_JS, elem_id="copies")
         with gr.Row(elem_id="downloads"):
-            files = [gr.DownloadButton(name, size="sm", min_width=90) for name in FILES]
+            files = [gr.DownloadButton(name, size="sm", min_width=90, interactive=False) for name in FILES]
     return Share(box, private, listed, share, said, more, copies, files)
 
 
