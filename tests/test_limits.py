@@ -305,7 +305,6 @@ def test_freed_memory_goes_back_to_the_system():
 
 ARENAS = """
 import ctypes, re, sys, tempfile, threading
-import app
 from kvq_core import memory
 if sys.argv[1] == "shared":
     memory.share_arena()
