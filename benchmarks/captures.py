@@ -1,7 +1,7 @@
 """What captures cost: seconds a decode step with them off, at default detail and deep, as ratios in one process.
 
 Five lanes and the noise floor on the prompt of the preset first-look. The three take turns, so that a slow spell of the
-machine hits all of them, and a ratio is the median over the turns. The budget is for default detail; deep may cost more.
+machine hits all of them, and a ratio is the median over turns. The budget is for default detail; deep may cost more.
 What is measured of the caches after the last step is not in it.
 Machines are noisy, so nothing here is asserted.
 """
@@ -51,7 +51,8 @@ def measure(new: int, repeats: int) -> dict[str, Any]:
         "prompt_tokens": len(ids), "new_tokens": new, "lanes": len(base.lanes), "threads": torch.get_num_threads(),
         "repeats": repeats, "decode_s": best, "all_decode_s": found,
         "ratio": {
-            level: median(own / off for own, off in zip(found[level], found["off"], strict=True)) for level in LEVELS[1:]
+            level: median(own / off for own, off in zip(found[level], found["off"], strict=True))
+            for level in LEVELS[1:]
         },
         "budget": BUDGET,
     }  # fmt: skip
