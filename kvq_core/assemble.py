@@ -169,10 +169,10 @@ def _metrics(run: "Run", state: LaneState, at: int) -> Metrics:
     metrics.ppl_ratio = metrics.perplexity_block["Mean PPL(Q)/PPL(base)"].value
     metrics.rms_dp = metrics.perplexity_block["RMS Δp"].value
     if run.captures is not None:
-        tap, scored = run.captures.tap, slice(0, fidelity.n_scored)
+        tap, looked, scored = run.captures.tap, run.captures.attention, slice(0, fidelity.n_scored)
         metrics.attention_delta_mean = tap.mean[at, ..., scored].mean().item()
         metrics.attention_delta_max = tap.max[at, ..., scored].max().item()
-        metrics.attention_delta_reference_query = tap.reference_query[at, ..., scored].mean().item()
+        metrics.attention_delta_reference_query = looked.reference_query[at, : len(looked.reached)].mean().item()
     return metrics
 
 

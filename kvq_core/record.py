@@ -62,7 +62,8 @@ ARRAYS = {
     "lane/{i}/topk_probs": "(S, 5)",
     "lane/{i}/delta_mean": "(L, Q, S) mean |score delta| over quantized positions, own query, centred per row",
     "lane/{i}/delta_max": "(L, Q, S) maximum of the same",
-    "lane/{i}/delta_reference_query": "(L, Q, S) mean |score delta| with the reference's query: the keys' error alone",
+    "lane/{i}/delta_by_keys": "(A, L, Q) mean |score delta| over quantized positions with the reference's query, "
+    "centred per row: what the keys' error alone does",
     "lane/{i}/delta_offset": "(L, Q, S) mean score delta that centring took from each row; centred + this = uncentred",
     "lane/{i}/delta_map": "(M, Q', steps, P) int8, signed extreme of the centred delta in each bin of step x position",
     "lane/{i}/delta_scale": "(M, Q') multiply the int8 map by this",
@@ -168,7 +169,7 @@ class Metrics(_Part):
     near_tie_margin: float = 0.0  # logits
     attention_delta_mean: float | None = None
     attention_delta_max: float | None = None
-    attention_delta_reference_query: float | None = None
+    attention_delta_reference_query: float | None = None  # at the steps capture.attention_steps
     key_rmse: float | None = None
     value_rmse: float | None = None
     in_subspace_error: float | None = None

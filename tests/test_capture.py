@@ -25,18 +25,14 @@ def test_statistics_and_map_of_one_step() -> None:
     extent = Extent(layers=2, query_heads=3, head_dim=4, lanes=2, steps=5, tokens=600)
     tap = ScoreTap(extent, [1], [0, 1, 2])
     tap.begin([(10, 300), (0, 0)])
-    both, isolated = torch.randn(2, 3, 3, 1, 500), torch.randn(2, 3, 3, 1, 500)
-    tap.scores(Seen([0, 1], both, isolated, torch.randn(2, 3, 1, 4), [{}, {}]))
+    both = torch.randn(2, 3, 3, 1, 500)
+    tap.scores(Seen([0, 1], both, None, torch.randn(2, 3, 1, 4), [{}, {}]))
     tap.advance(1)
-    own, isolated = both[1], isolated[1]
+    own = both[1]
     delta = (own[1:] - own[:1])[:, :, 0].double()
     delta = delta - delta.mean(-1, keepdim=True)
     torch.testing.assert_close(tap.mean[0, 1, :, 0].double(), delta[0, :, 10:300].abs().mean(-1), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(tap.max[1, 1, :, 0].double(), delta[1].abs().amax(-1), rtol=1e-4, atol=1e-5)
-    keys_only = (isolated[1:] - own[:1])[:, :, 0].double()
-    keys_only = keys_only - keys_only.mean(-1, keepdim=True)
-    expected = keys_only[0, :, 10:300].abs().mean(-1)
-    torch.testing.assert_close(tap.reference_query[0, 1, :, 0].double(), expected, rtol=1e-4, atol=1e-5)
     values, scale = tap.int8_map(0)
     assert values.shape == (1, 3, 5, 200) and tap.position_edges[:3] == [0, 3, 6] and tap.position_edges[-1] == 600
     for head in range(3):
@@ -53,7 +49,7 @@ def test_a_shift_of_a_whole_row_is_no_error() -> None:
     own = torch.randn(1, 2, 1, 50).repeat(2, 1, 1, 1)
     own[1] += 7.0
     tap.begin([(0, 50)])
-    tap.scores(Seen([0], own[None], own[None], torch.randn(1, 2, 1, 4), [{}]))
+    tap.scores(Seen([0], own[None], None, torch.randn(1, 2, 1, 4), [{}]))
     assert tap.max.max() < 1e-5
     torch.testing.assert_close(tap.offset, torch.full((1, 1, 2, 1), 7.0))  # what was taken away is kept beside
 
@@ -65,7 +61,7 @@ def test_chunked_steps_ignore_the_future() -> None:
     hidden = torch.ones(3, 3, dtype=torch.bool).triu(1)
     own[..., -3:].masked_fill_(hidden, float("-inf"))
     tap.begin([(0, 7), (0, 7)])
-    tap.scores(Seen([0], own[None], own[None], torch.randn(1, 1, 3, 4), [{}]))
+    tap.scores(Seen([0], own[None], None, torch.randn(1, 1, 3, 4), [{}]))
     for token in range(3):
         seen = own[1, 0, token, : 8 + token] - own[0, 0, token, : 8 + token]
         seen = seen - seen.mean()
@@ -83,7 +79,7 @@ def test_steps_share_bins_by_their_extreme() -> None:
         row = torch.zeros(3, 1, 1, 4)
         row[1, ..., 0], row[1, ..., 1] = step, -step
         seen.append(step)
-        tap.scores(Seen([0], row[None], row[None], torch.zeros(1, 1, 1, 4), [{}]))
+        tap.scores(Seen([0], row[None], None, torch.zeros(1, 1, 1, 4), [{}]))
         tap.advance(1)
     assert tap.step_bins == 64 and tap.step_edges[0] == 0 and tap.step_edges[-1] == 130
     for b in range(64):
@@ -96,14 +92,26 @@ def test_engine_scores_equal_those_of_the_stored_keys() -> None:
     model, ids = tiny("llama"), prompt_ids(40)
     lane = Lane(label="k", method="kivi", knobs={"group_size": 8, "residual_length": 8})
     seen: list[tuple[int, Tensor, Tensor, Tensor]] = []
+    unasked: list[Tensor] = []
 
     class Spy:
+        def __init__(self, isolating: bool):
+            self.isolating = isolating
+
+        def isolates(self, fresh: int) -> bool:
+            return self.isolating
+
         def scores(self, now: Seen) -> None:
             assert not any(now.reads)  # this lane leaves nothing out
+            if now.with_reference_query is None:
+                unasked.extend(now.own.clone())
+                return
             copies = (now.own.clone(), now.with_reference_query.clone(), now.queries.clone())
             seen.extend(zip(now.layers, *copies, strict=True))
 
-    outcome = run_engine(model, ids, [lane], 2, follow=prompt_ids(2, seed=9), tap=Spy())
+    run_engine(model, ids, [lane], 2, follow=prompt_ids(2, seed=9), tap=Spy(False))
+    outcome = run_engine(model, ids, [lane], 2, follow=prompt_ids(2, seed=9), tap=Spy(True))
+    torch.testing.assert_close(torch.stack([own for _, own, *_ in seen]), torch.stack(unasked))
     rows: Rows = outcome.decode.rows
     for layer, own, ref, queries in seen:
         kept = [rows.working(row, 0, "key", layer).repeat_interleave(2, 0) for row in (0, 1)]
@@ -244,11 +252,14 @@ def test_attention_of_the_steps_looked_at() -> None:
     extent = Extent(layers=2, query_heads=4, head_dim=8, lanes=2, steps=40, tokens=300)
     tap = AttentionTap(extent, 16, [1], [0, 3], Buckets(2, 300))
     assert tap.steps[0] == 0 and tap.steps[-1] == 39 and len(tap.steps) == 16
-    rows, at = {}, {}
+    rows, alone = {}, {}
     for step in range(20):  # the reference ends early
         for layer in range(2):
             rows[step, layer] = 3 * torch.randn(3, 4, 1, 261 + step)
-            tap.scores(layer, rows[step, layer], {})
+            alone[step, layer] = torch.randn(3, 4, 1, 261 + step)
+        both = (torch.stack([x[step, layer] for layer in range(2)]) for x in (rows, alone))
+        assert tap.looks(1) == (step in tap.steps)
+        tap.scores(Seen([0, 1], *both, torch.empty(2, 4, 1, 8), [{}, {}]), [(10, 200), (0, 0)])
         tap.advance(1)
     at = {step: i for i, step in enumerate(tap.reached)}
     assert max(tap.reached) < 20
@@ -262,6 +273,10 @@ def test_attention_of_the_steps_looked_at() -> None:
         stored = (of_reference["attention_rows"][i, 0, 1].double() / 255).square()
         assert (stored - pooled).abs().max() < 0.004 and torch.allclose(stored.sqrt(), pooled.sqrt(), atol=0.5 / 255)
         assert not torch.equal(of_lane["attention_rows"][i], of_reference["attention_rows"][i])
+        for lane, quantized in enumerate((slice(10, 200), slice(None))):
+            delta = (alone[step, 1][1 + lane] - rows[step, 1][0])[2, 0].double()
+            expected = (delta - delta.mean())[quantized].abs().mean().item()
+            assert tap.of_lane(lane)["delta_by_keys"][i, 1, 2].item() == pytest.approx(expected, rel=1e-3)
     assert "attention_rows" not in tap.of_lane(1)  # the noise floor is no picture
     error, count = torch.zeros(300, dtype=torch.float64), torch.zeros(300)
     for step in at:
@@ -277,12 +292,17 @@ def test_a_chunk_of_tokens_sees_only_its_past() -> None:
     tap = AttentionTap(Extent(1, 1, 4, 1, 3, 10), 16, [0], [0], Buckets(1, 10))
     own = torch.randn(2, 1, 3, 10)
     own[..., -3:].masked_fill_(torch.ones(3, 3, dtype=torch.bool).triu(1), float("-inf"))
-    tap.scores(0, own, {})
+    alone = torch.randn(2, 1, 3, 10)
+    assert tap.looks(3)
+    tap.scores(Seen([0], own[None], alone[None], torch.empty(1, 1, 3, 4), [{}]), [(0, 6)])
     tap.advance(3)
     found = tap.of_lane(0)
     for i in range(3):
         p, q = (torch.softmax(own[r, 0, i, : 8 + i].double(), 0) for r in (0, 1))
         assert found["attention_kl"][i, 0, 0].item() == pytest.approx((p * (p / q).log()).sum().item(), rel=1e-4)
+        delta = (alone[1, 0, i] - own[0, 0, i])[: 8 + i].double()
+        expected = (delta - delta.mean())[:6].abs().mean().item()
+        assert found["delta_by_keys"][i, 0, 0].item() == pytest.approx(expected, rel=1e-3)
     assert all(torch.isfinite(x.float()).all() for x in found.values())
 
 

@@ -30,13 +30,14 @@ class Watch:
         self.attention = AttentionTap(Extent(3, 4, 32, lanes, STEPS, tokens), 16, [0], [0, 3], Buckets(1, tokens))
         self.seen: list[tuple[int, Tensor, Tensor, dict[int, Tensor]]] = []
 
+    def isolates(self, fresh: int) -> bool:
+        return self.attention.looks(fresh)
+
     def scores(self, seen: Seen) -> None:
-        for told in zip(seen.layers, seen.own.clone(), seen.queries.clone(), seen.reads, strict=True):
-            self.seen.append(told)
-            layer, scores, _, read = told
-            self.attention.scores(layer, scores, read)
-            if layer == 2:
-                self.attention.advance(1)
+        self.seen += zip(seen.layers, seen.own.clone(), seen.queries.clone(), seen.reads, strict=True)
+        self.attention.scores(seen, [(0, 0)] * (seen.own.shape[1] - 1))
+        if seen.layers[-1] == 2:
+            self.attention.advance(1)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,7 @@ def test_its_kl_is_what_the_reference_gives_to_keys_left_out() -> None:
     """With the reference's own scores, KL(lane || reference) = -ln of its mass on the keys read."""
     tap = AttentionTap(Extent(1, 4, 8, 2, 1, 50), 16, [0], [0], Buckets(1, 50))
     own, read = torch.randn(1, 4, 1, 50).repeat(3, 1, 1, 1), torch.rand(2, 50) > 0.4
-    tap.scores(0, own, {2: read})
+    tap.scores(Seen([0], own[None], own[None], torch.empty(1, 4, 1, 8), [{2: read}]), [(0, 0)] * 2)
     tap.advance(1)
     mass = torch.softmax(own[0, :, 0].double(), -1)
     expected = -(mass * read.repeat_interleave(2, 0)).sum(-1).log()

@@ -115,7 +115,6 @@ def _lane_arrays(at: object, scored: int, tokens: int, random: torch.Generator) 
         "topk_probs": rand(scored, 5),
         "delta_mean": rand(LAYERS, QUERY_HEADS, scored).half(),
         "delta_max": rand(LAYERS, QUERY_HEADS, scored).half(),
-        "delta_reference_query": rand(LAYERS, QUERY_HEADS, scored).half(),
         "key_error": rand(LAYERS, HEADS),
         "value_error": rand(LAYERS, HEADS),
         "key_error_energy": rand(LAYERS, HEADS, DIM),

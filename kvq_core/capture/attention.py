@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kvq_core.capture.scores import Extent
+from kvq_core.capture.scores import Extent, weights_of
+from kvq_core.engine.tap import Seen
 
 SINKS = 4  # first tokens whose attention mass is followed
 DEPTHS = 16  # buckets of key position, at most
@@ -42,10 +43,11 @@ class AttentionTap:
     """Sees every decode step's scores (engine.tap.Tap) and looks at evenly spaced ones.
 
     Attention is what a row really attends to: keys its cache leaves out have none. For each step looked at:
-    KL(reference || lane) of the attention, the mass on the first tokens, and for the lanes to be drawn the mass in
-    every position bin. A row that leaves keys out makes that KL infinite, so it has KL(lane || reference), which is
-    -ln of the reference's mass on the keys read where the scores are right. |Centred score delta| by depth is over all
-    keys, read or not.
+    KL(reference || lane) of the attention, the mass on the first tokens, the mean |centred score delta| over the
+    positions the lane holds quantized with the reference's query, which isolates the keys' error, and for the lanes to
+    be drawn the mass in every position bin. A row that leaves keys out makes that KL infinite, so it has
+    KL(lane || reference), which is -ln of the reference's mass on the keys read where the scores are right. |Centred
+    score delta| by depth is over all keys, read or not.
     """
 
     def __init__(self, extent: Extent, steps: int, layers: list[int], heads: list[int], bins: Buckets):
@@ -60,6 +62,7 @@ class AttentionTap:
         shape = (len(self.steps), e.layers, e.query_heads)
         self.kl = torch.zeros(e.lanes, *shape)
         self.sink_mass = torch.zeros(1 + e.lanes, *shape)
+        self.reference_query = torch.zeros(e.lanes, *shape)
         self.by_depth = torch.zeros(e.lanes, e.layers, e.query_heads, self.depths.count)
         self.seen = torch.zeros(self.depths.count)  # keys seen in each bucket, over the steps
         self.rows = torch.zeros(drawn, len(self.steps), len(layers), len(heads), bins.count, dtype=torch.uint8)
@@ -76,14 +79,25 @@ class AttentionTap:
         """The steps looked at so far."""
         return [step for step in self.steps if step < self.step]
 
-    def scores(self, layer: int, own: Tensor, reads: dict[int, Tensor]) -> None:
-        """own and reads of one layer, as engine.tap.Seen has them."""
-        fresh, tokens = own.shape[-2:]
+    def looks(self, fresh: int) -> bool:
+        """Whether one of the coming ``fresh`` scored positions is looked at."""
+        return any(self.step + i in self._at for i in range(fresh))
+
+    def scores(self, seen: Seen, quantized: list[tuple[int, int]]) -> None:
+        """``quantized``: the range of key positions each lane holds quantized, as scores.ScoreTap.begin has it."""
+        fresh, tokens = seen.own.shape[-2:]
         for i in range(fresh):
             at = self._at.get(self.step + i)
-            if at is not None:
-                seen = tokens - fresh + i + 1
-                self._look(layer, at, own[:, :, i, :seen], {row: read[:, :seen] for row, read in reads.items()})
+            if at is None:
+                continue
+            assert seen.with_reference_query is not None  # ``looks`` was asked
+            visible = slice(tokens - fresh + i + 1)
+            weights = weights_of(quantized, tokens, seen.own.device)[:, 0, :, visible]
+            for n, layer in enumerate(seen.layers):
+                own, other = (x[n, :, :, i, visible] for x in (seen.own, seen.with_reference_query))
+                self._look(layer, at, own, {row: read[:, visible] for row, read in seen.reads[n].items()})
+                isolated = _centred_size(other[1:] - own[:1]).mul_(weights).sum(-1) / weights.sum(-1)
+                self.reference_query[:, at, layer] = isolated.cpu()
 
     def _look(self, layer: int, at: int, scores: Tensor, reads: dict[int, Tensor]) -> None:
         """scores (1 + lanes, query_heads, positions), the reference's first."""
@@ -97,9 +111,7 @@ class AttentionTap:
             kl[row - 1] = (mass[row] * (own - log[0]).masked_fill(left_out, 0)).sum(-1)
         self.kl[:, at, layer] = kl.cpu()
         self.sink_mass[:, at, layer] = mass[..., :SINKS].sum(-1).cpu()
-        delta = scores[1:] - scores[:1]
-        delta = (delta - delta.mean(-1, keepdim=True)).abs()
-        self.by_depth[:, layer] += self.depths.sums(delta).cpu()
+        self.by_depth[:, layer] += self.depths.sums(_centred_size(scores[1:] - scores[:1])).cpu()
         if layer == 0:
             self.seen += self.depths.sums(torch.ones(scores.shape[-1]))
         if layer in self._row_of:
@@ -116,9 +128,15 @@ class AttentionTap:
         count = len(self.reached)
         found = {
             "attention_kl": self.kl[lane, :count],
+            "delta_by_keys": self.reference_query[lane, :count].half(),
             "sink_mass": self.sink_mass[1 + lane, :count] - self.sink_mass[0, :count],
             "depth_score_error": self.by_depth[lane] / self.seen.clamp_min(1),
         }
         if 1 + lane < len(self.rows):
             found["attention_rows"] = self.rows[1 + lane, :count]
         return found
+
+
+def _centred_size(delta: Tensor) -> Tensor:
+    """|delta less its mean over positions (last)|; changes ``delta``."""
+    return delta.sub_(delta.mean(-1, keepdim=True)).abs_()

@@ -67,11 +67,13 @@ class Captures:
         """Call before a step: the range of key positions each lane holds quantized, (0, 0) for none."""
         self.tap.begin(quantized)
 
+    def isolates(self, fresh: int) -> bool:
+        return self.attention.looks(fresh)
+
     def scores(self, seen: Seen) -> None:
         with self._clock(decoding=True):
             self.tap.scores(seen)
-            for layer, own, reads in zip(seen.layers, seen.own, seen.reads, strict=True):
-                self.attention.scores(layer, own, reads)
+            self.attention.scores(seen, self.tap.quantized)
 
     def advance(self, fresh: int) -> None:
         """Call after a step of ``fresh`` tokens."""
@@ -210,7 +212,6 @@ class Captures:
         arrays = {
             "delta_mean": self.tap.mean[lane, ..., scored].half(),
             "delta_max": self.tap.max[lane, ..., scored].half(),
-            "delta_reference_query": self.tap.reference_query[lane, ..., scored].half(),
             "delta_offset": self.tap.offset[lane, ..., scored].half(),
         }
         if lane < self.tap.map.shape[0]:

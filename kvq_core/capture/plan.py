@@ -91,8 +91,8 @@ def _others(e: Extent, kv_heads: int, steps: int, drawn: int) -> int:
     quantiles = 2 * 2 * drawn * kv_heads * e.head_dim * len(QUANTILES)
     scored = e.steps * 4 * (3 + 1 + 2 * 5)
     prompt = 4 * (11 * channels + 4 * (channels + heads)) + angles + quantiles + 4 * steps * queries + (1 << 16)
-    lane = 4 * (4 * channels + 2 * heads + DEPTHS * (2 * heads + queries) + 2 * steps * queries + 4 * queries)
-    statistics = 4 * 2 * queries * e.steps
+    lane = 4 * (4 * channels + 2 * heads + DEPTHS * (2 * heads + queries) + 3 * steps * queries + 4 * queries)
+    statistics = 3 * 2 * queries * e.steps
     shown = 4 * channels + 2 * angles + quantiles
     return prompt + (e.lanes + 1) * scored + e.lanes * (lane + statistics) + (e.lanes - 1) * shown
 

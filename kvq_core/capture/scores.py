@@ -15,6 +15,14 @@ MAP_BYTES = 40_000_000  # of all lanes' int8 maps together, where nobody asks fo
 SCORE_BYTES = 52_000_000  # of maps and statistics together
 
 
+def weights_of(quantized: list[tuple[int, int]], tokens: int, device: torch.device) -> Tensor:
+    """1 at the positions each lane holds quantized, at all where it holds none: (lanes, 1, 1, tokens)."""
+    weights = torch.zeros(len(quantized), 1, 1, tokens, device=device)
+    for lane, (start, end) in enumerate(quantized):
+        weights[lane, ..., slice(start, end) if end > start else slice(None)] = 1
+    return weights
+
+
 @dataclass(frozen=True)
 class Extent:
     """Sizes of the run a tap is made for."""
@@ -38,9 +46,8 @@ class ScoreTap:
 
     A delta is the forced row's q.k/sqrt(head_dim) minus the reference's, centred per row: softmax ignores what all
     positions share. Statistics are over the positions whose keys the lane holds quantized (all positions where it
-    holds none, as the noise floor does). Kept: mean and maximum of |delta| per (lane, layer, query head, step); the
-    mean with the reference's query, which isolates the keys' error; what centring took away; and for ``map_layers``
-    the signed extreme of each bin of steps x positions.
+    holds none, as the noise floor does). Kept: mean and maximum of |delta| per (lane, layer, query head, step); what
+    centring took away; and for ``map_layers`` the signed extreme of each bin of steps x positions.
     """
 
     def __init__(self, extent: Extent, map_layers: list[int], map_heads: list[int]):
@@ -48,7 +55,7 @@ class ScoreTap:
         self.map_layers, self.map_heads = map_layers, map_heads
         self._row_of = {layer: i for i, layer in enumerate(map_layers)}
         shape = (e.lanes, e.layers, e.query_heads, e.steps)
-        self.mean, self.max, self.reference_query, self.offset = (torch.zeros(shape) for _ in range(4))
+        self.mean, self.max, self.offset = (torch.zeros(shape) for _ in range(3))
         self.queries = torch.zeros(e.layers, e.query_heads, e.steps, e.head_dim)
         self.step_bins = max(1, min(STEP_BINS, e.steps))
         self.bin_width = -(-e.tokens // POSITION_BINS)
@@ -57,7 +64,7 @@ class ScoreTap:
         maps = (max(0, e.lanes - 1), len(map_layers), len(map_heads), self.step_bins, self.position_bins)
         self.map = torch.zeros(maps)
         self.step = 0
-        self._quantized: list[tuple[int, int]] = []
+        self.quantized: list[tuple[int, int]] = []  # the range of key positions each lane holds quantized in this step
         self._every_head = map_heads == list(range(e.query_heads))
 
     @property
@@ -72,7 +79,7 @@ class ScoreTap:
 
     def begin(self, quantized: list[tuple[int, int]]) -> None:
         """Call before a step: the range of key positions each lane holds quantized, (0, 0) for none."""
-        self._quantized = quantized
+        self.quantized = quantized
 
     def advance(self, fresh: int) -> None:
         """Call after a step of ``fresh`` tokens."""
@@ -83,7 +90,7 @@ class ScoreTap:
         fresh, tokens = own.shape[-2:]
         now = slice(self.step, self.step + fresh)
         self.queries[layers, :, now] = seen.queries.cpu()
-        weights = self._weights(tokens, own.device)
+        weights = weights_of(self.quantized, tokens, own.device)
         count = weights.sum(-1)
 
         def keep(where: Tensor, values: Tensor) -> None:
@@ -94,20 +101,11 @@ class ScoreTap:
         size = delta.abs().mul_(weights)
         keep(self.mean, size.sum(-1) / count)
         keep(self.max, size.amax(-1))
-        isolated = self._centred(seen.with_reference_query[:, 1:] - own[:, :1])[0].abs_().mul_(weights)
-        keep(self.reference_query, isolated.sum(-1) / count)
         drawn = [i for i, layer in enumerate(layers) if layer in self._row_of]
         if drawn and self.map.shape[0]:
             some = delta if len(drawn) == len(layers) else delta[drawn]
             heads = some[:, :-1] if self._every_head else some[:, :-1, self.map_heads]
             self._pool([self._row_of[layers[i]] for i in drawn], heads)
-
-    def _weights(self, tokens: int, device: torch.device) -> Tensor:
-        """1 at quantized positions, (lanes, 1, 1, tokens)."""
-        weights = torch.zeros(len(self._quantized), 1, 1, tokens, device=device)
-        for lane, (start, end) in enumerate(self._quantized):
-            weights[lane, ..., slice(start, end) if end > start else slice(None)] = 1
-        return weights
 
     @staticmethod
     def _centred(delta: Tensor) -> tuple[Tensor, Tensor]:

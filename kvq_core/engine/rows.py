@@ -153,7 +153,8 @@ class Rows:
         tail_keys, tail_values = copies.tail_keys[i, :count, :, tail], copies.tail_values[i, :count, :, tail]
 
         by_slot, tails = q[rows], (q @ tail_keys.mT)[rows]  # (lanes, slots, kv_heads, n, head_dim | tail)
-        if self.tap is not None:  # all lanes are held then, and row l is the forced row of lane l
+        isolates = self.tap is not None and self.tap.isolates(fresh)
+        if isolates:  # all lanes are held then, and row l is the forced row of lane l
             by_slot = torch.cat([by_slot, q[:1, None].expand(held, -1, -1, -1, -1)], 1)
             tails = torch.cat([tails, (q[:1] @ tail_keys[:held].mT)[:, None]], 1)
         self._hide_future(tails, fresh)
@@ -164,7 +165,7 @@ class Rows:
         if self.tap is not None:
             self._unseen.append(_Shown(layer, queries[0].float(), hidden))
             if len(self._unseen) == self._layers_shown(step.every) or layer == self.layers[g][-1]:
-                self._show(self.tap, step.every, q.device)
+                self._show(self.tap, step.every, q.device, isolates)
         if self.watched:
             self._note(layer, queries, step.weights[lanes, :, slots])
         out = step.out[lanes, :, slots] + step.weights[..., self.prefix :][lanes, :, slots] @ tail_values
@@ -186,14 +187,15 @@ class Rows:
         """Memory for the scores of the layers shown at once: one while the tap looks at the other."""
         return self._scratch(f"shown {len(self._looking) % 2}", (self._layers_shown(shape), *shape), device)
 
-    def _show(self, tap: Tap, shape: tuple[int, ...], device: torch.device) -> None:
+    def _show(self, tap: Tap, shape: tuple[int, ...], device: torch.device, isolates: bool) -> None:
         """Let the tap look at the forced rows' scores of the layers that wait, while the model goes on."""
         waiting, self._unseen = self._unseen, []
         scores = self._shown(shape, device)[: len(waiting)]
         of_rows = (len(waiting), len(self.held), *waiting[0].queries.shape[:2], -1)
 
         def look() -> None:
-            own, other = (scores[:, :, :, slot].reshape(of_rows) for slot in (0, -1))
+            own = scores[:, :, :, 0].reshape(of_rows)
+            other = scores[:, :, :, -1].reshape(of_rows) if isolates else None
             reads = [{row: read() for (row, slot), read in w.hidden.items() if slot == 0} for w in waiting]
             tap.scores(Seen([w.layer for w in waiting], own, other, torch.stack([w.queries for w in waiting]), reads))
 

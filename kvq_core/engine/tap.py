@@ -11,14 +11,15 @@ class Seen:
     """Scores of a decode step in a few ``layers``: q.k * scaling, before the softmax.
 
     own (layers, 1 + lanes, query_heads, tokens, positions): the reference's and the forced rows' scores;
-    with_reference_query, the same shape: the reference's query against each row's keys; queries
-    (layers, query_heads, tokens, head_dim): the reference's, after RoPE. Positions after a query's own are -inf. reads,
-    by layer: of the rows that leave keys out of their softmax, the keys they read, bool (kv_heads, positions).
+    with_reference_query, the same shape: the reference's query against each row's keys, where ``Tap.isolates`` asked
+    for it; queries (layers, query_heads, tokens, head_dim): the reference's, after RoPE. Positions after a query's own
+    are -inf. reads, by layer: of the rows that leave keys out of their softmax, the keys they read, bool
+    (kv_heads, positions).
     """
 
     layers: list[int]
     own: Tensor
-    with_reference_query: Tensor
+    with_reference_query: Tensor | None
     queries: Tensor
     reads: list[dict[int, Tensor]]
 
@@ -28,5 +29,10 @@ class Tap(Protocol):
 
     On CPUs it is called in a thread of its own, in the layers' order, and is done before ``Rows.advance`` returns.
     """
+
+    def isolates(self, fresh: int) -> bool:
+        """Whether the coming step of ``fresh`` tokens is to be scored with the reference's query too, which shows what
+        the keys alone do; that is half as much work again as scoring the rows with their own."""
+        ...
 
     def scores(self, seen: Seen) -> None: ...

@@ -3,7 +3,7 @@
 import numpy as np
 
 from kvq_core.record import Record
-from ui.figures.base import Arrays, array, lanes_with
+from ui.figures.base import Arrays, lanes_with
 from ui.figures.damage import worst_head
 from ui.figures.drill import channel_shares
 from ui.numbers import listed, percent, significant
@@ -54,9 +54,9 @@ def _scores(record: Record, arrays: Arrays) -> str:
         f"{listed(sorted(map(int, top)))} hold {percent(float(share))} of it. The worst single head of all lanes is "
         f"layer {layer}, query head {head}."
     )
-    alone = array(arrays, f"lane/{index}/delta_reference_query")
+    alone = lane.metrics and lane.metrics.attention_delta_reference_query
     if alone is not None and delta.mean() > 0:
-        said += f" Its keys alone, read with the reference's queries, cost {significant(float(alone.mean()), 2)}."
+        said += f" Its keys alone, read with the reference's queries, cost {significant(alone, 2)}."
     return said
 
 
