@@ -1,7 +1,7 @@
 """Rotary position embedding as a pair of exact inverse maps, so that keys can be stored before or after it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -44,6 +44,10 @@ class Rope:
         # turning forth and back leaves each channel scaled by its pair's norm, whatever the convention
         there = apply(one, one[:0], cos[None], sin[None])[0]
         return cls(cos, sin, apply(there, one[:0], cos[None], -sin[None])[0][0, 0], apply)
+
+    def at(self, positions: Tensor) -> "Rope":
+        """Tables of some positions (n,) alone: position i of them is ``positions[i]``."""
+        return replace(self, cos=self.cos[positions], sin=self.sin[positions], norm=self.norm[positions])
 
     def rotate(self, x: Tensor, start: int) -> Tensor:
         """Keys before RoPE -> after: x (layers, kv_heads, tokens, head_dim) float32 at positions start, start+1, ..."""

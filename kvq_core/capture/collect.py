@@ -53,7 +53,6 @@ class Captures:
         self._chat = spec.chat
         # of the prompt's queries; set, like the two above, when the reference has ended: nobody waits for them before
         self.directions = torch.empty(0)
-        self._other_directions: dict[str, Tensor] = {}
 
     @contextmanager
     def _clock(self, decoding: bool = False) -> Iterator[None]:
@@ -83,15 +82,18 @@ class Captures:
     def close(self, rows: Rows, caches: dict[int, LaneCache]) -> None:
         """The reference has ended: measure the caches of the forced rows, by lane (row - 1)."""
         with self._clock():
-            self._find_directions()
-            known = Event()  # what lanes are compared with
+            self.others = other_prompts(self.model, self._chat)
+            others = {kind: directions_of(self.model, other.ids) for kind, other in self.others.items()}
+            known = Event()  # the directions of the prompt's queries, and what lanes are compared with
             measuring = [partial(self._measure, rows, lane, cache, known) for lane, cache in caches.items()]
             reference = partial(self._measure_reference, rows, known)
-            for _ in threads.in_order([reference, self._read_prompt, *measuring], rows.cores):
+            prompt = partial(self._read_prompt, others, known)
+            for _ in threads.in_order([reference, prompt, *measuring], rows.cores):
                 pass
 
     def _measure_reference(self, rows: Rows, known: Event) -> None:
         try:
+            self._find_directions()
             self.truth = self._truth(rows)
             layers = self.distribution_layers
             self._bases = {layer: KeyBasis.of(self._key(rows, 0, layer)[0], self.rope) for layer in layers}
@@ -106,8 +108,6 @@ class Captures:
         self.directions = torch.zeros(self.extent.layers, self.model.shape.kv_heads, dim, dim)
         for group in self.prefill.groups:
             self.directions[group.layers] = query_directions(group.query_gram).cpu()
-        self.others = other_prompts(self.model, self._chat)
-        self._other_directions = {kind: directions_of(self.model, p.ids) for kind, p in self.others.items()}
 
     def _measure(self, rows: Rows, lane: int, cache: LaneCache, known: Event) -> None:
         self._usage[lane] = self._used(cache)
@@ -184,24 +184,26 @@ class Captures:
         arrays |= {f"reference/{kind}_channel_energy": energy for kind, energy in self.truth.energy.items()}
         return arrays | {f"reference/{name}": values for name, values in self.attention.of_reference().items()}
 
-    def _read_prompt(self) -> None:
+    def _read_prompt(self, others: dict[str, Tensor], known: Event) -> None:
         """Spectra of the prompt's keys and values, and how far its queries lie from each subspace."""
         found: dict[str, list[Tensor]] = {}
         kv_heads = self.model.shape.kv_heads
         for group in self.prefill.groups:
+            for name, values in spectra(group, self.rope).items():
+                found.setdefault(name, []).append(values)
+        known.wait()
+        for group in self.prefill.groups:
             own = self.tap.queries[group.layers, :, : self.tap.step].to(group.device)
             subspaces = {"prompt": self.directions[group.layers]}
             subspaces["all"] = query_directions(group.query_gram + query_gram(own, kv_heads))
-            subspaces |= {kind: basis[group.layers] for kind, basis in self._other_directions.items()}
+            subspaces |= {kind: basis[group.layers] for kind, basis in others.items()}
             stacked = (
                 thinned(stack_queries(torch.cat(pair, 1)[None], kv_heads)[0], QUERIES)
                 for pair in zip(group.queries, own, strict=True)
             )
             measured = deviations(stacked, *(s.to(group.device) for s in subspaces.values()))
-            parts = spectra(group, self.rope)
-            parts |= {f"subspace/deviation_{name}": d for name, d in zip(subspaces, measured, strict=True)}
-            for name, values in parts.items():
-                found.setdefault(name, []).append(values)
+            for name, deviation in zip(subspaces, measured, strict=True):
+                found.setdefault(f"subspace/deviation_{name}", []).append(deviation)
         # groups follow the layers' order on their devices; put them back in the model's order
         order = torch.tensor([layer for group in self.prefill.groups for layer in group.layers]).argsort()
         self._of_prompt = {name: torch.cat(values)[order] for name, values in found.items()}

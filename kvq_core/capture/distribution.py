@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from kvq_core.capture.spectra import thinned
+from kvq_core.capture.spectra import evenly
 from kvq_core.rope import Rope
 
 QUANTILES = [0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0]
@@ -15,8 +16,10 @@ SAMPLE = 256  # tokens quantiles are taken over, at most, evenly spaced
 @dataclass(frozen=True)
 class KeyBasis:
     """Latent channels of one layer: mean (channels,) and right singular vectors (channels, channels) of the prompt's
-    centred keys before RoPE, heads side by side, strongest first."""
+    centred keys before RoPE, heads side by side, strongest first. ``tokens`` (n,) are those quantiles are taken over,
+    ``rope`` the tables of their positions."""
 
+    tokens: Tensor
     rope: Rope
     mean: Tensor
     vectors: Tensor
@@ -27,15 +30,22 @@ class KeyBasis:
         x = _side_by_side(rope.unrotate(keys[None], 0)[0]).double()
         mean = x.mean(0)
         gram = (x - mean).T @ (x - mean)
-        return cls(rope, mean.float(), torch.linalg.eigh(gram).eigenvectors.flip(-1).float())
+        tokens = evenly(keys.shape[1], SAMPLE)
+        vectors = torch.linalg.eigh(gram).eigenvectors.flip(-1).float()
+        return cls(tokens, rope.at(tokens.to(rope.cos.device)), mean.float(), vectors)
 
     def quantiles(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Quantiles (channels, levels) of the prompt's keys (kv_heads, tokens, head_dim), given after RoPE: in their
         own channels before RoPE, and in the latent channels."""
-        x = thinned(_side_by_side(self.rope.unrotate(keys[None], 0)[0]), SAMPLE)
-        levels = torch.tensor(QUANTILES, device=x.device)
-        both = (x, (x - self.mean) @ self.vectors)
-        return tuple(torch.quantile(v, levels, dim=0).T.half().cpu() for v in both)  # type: ignore[return-value]
+        x = _side_by_side(self.rope.unrotate(keys[None, :, self.tokens.to(keys.device)], 0)[0])
+        return _quantiles(x), _quantiles((x - self.mean) @ self.vectors)
+
+
+def _quantiles(x: Tensor) -> Tensor:
+    """x (tokens, channels) -> (channels, levels) float16."""
+    # numpy finds them in an array that is in order, and puts one in order, several times faster than it partitions it
+    rows = np.sort(x.T.contiguous().cpu().numpy(), -1)
+    return torch.from_numpy(np.quantile(rows, QUANTILES, axis=-1, overwrite_input=True).T).half()
 
 
 def _side_by_side(keys: Tensor) -> Tensor:

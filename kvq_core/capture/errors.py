@@ -89,7 +89,9 @@ def cache_errors(rows: Rows, row: int, truth: Truth) -> CacheErrors:
             for kind in KINDS:
                 channel[kind][layer], depth[kind][layer] = _squares(delta[kind], truth.buckets)
             device = delta["key"].device
-            energy[layer] = (delta["key"] @ truth.directions[layer].to(device)).square().sum(-2).cpu()
+            # directions first: keys lie in memory channel by channel, and so does what is summed over tokens
+            along = truth.directions[layer].to(device).mT @ delta["key"].mT
+            energy[layer] = along.square_().sum(-1).cpu()
             queries = truth.queries[layer].to(device)
             chosen = rows.read_by(row, layer, queries, truth.seen)
             selects |= chosen is not None

@@ -85,8 +85,9 @@ def principal_angles(left: Tensor, right: Tensor, ranks: list[int]) -> Tensor:
     left, right (layers, kv_heads, d, d) orthonormal -> (layers, kv_heads, ranks, max rank); there is no angle beyond
     the r-th, and 90 stands there. Their cosines are the singular values of the r x r block of leftᵀright.
     """
-    cosines = left.double().transpose(-1, -2) @ right.double()
-    found = torch.full((*left.shape[:2], len(ranks), max(ranks)), 90.0)
+    most = max(ranks)
+    cosines = left[..., :most].double().transpose(-1, -2) @ right[..., :most].double()
+    found = torch.full((*left.shape[:2], len(ranks), most), 90.0)
     for i, rank in enumerate(ranks):
         angles = torch.linalg.svdvals(cosines[..., :rank, :rank]).clamp(0, 1).arccos().rad2deg()
         found[..., i, :rank] = angles.cpu()
@@ -95,5 +96,9 @@ def principal_angles(left: Tensor, right: Tensor, ranks: list[int]) -> Tensor:
 
 def thinned(x: Tensor, most: int) -> Tensor:
     """At most ``most`` of the rows (second-last dimension) of x, evenly spaced, ends included."""
-    count = x.shape[-2]
-    return x if count <= most else x[..., torch.linspace(0, count - 1, most).round().long().to(x.device), :]
+    return x if x.shape[-2] <= most else x[..., evenly(x.shape[-2], most).to(x.device), :]
+
+
+def evenly(count: int, most: int) -> Tensor:
+    """At most ``most`` of 0 .. count - 1, evenly spaced, ends included."""
+    return torch.linspace(0, count - 1, min(count, most)).round().long()
