@@ -116,7 +116,7 @@ class AttentionTap:
             self.seen += self.depths.sums(torch.ones(scores.shape[-1]))
         if layer in self._row_of:
             pooled = self.bins.sums(mass[: len(self.rows), self.heads])
-            self.rows[:, at, self._row_of[layer]] = (255 * pooled.clamp(0, 1).sqrt()).round().to(torch.uint8).cpu()
+            self.rows[:, at, self._row_of[layer]] = pooled.clamp_(0, 1).sqrt_().mul_(255).round_().to(torch.uint8).cpu()
 
     def of_reference(self) -> dict[str, Tensor]:
         """Arrays of the reference, named as in the record."""

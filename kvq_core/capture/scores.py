@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import max_pool1d
 
+from kvq_core.engine.scratch import Scratch
 from kvq_core.engine.tap import Seen
 from kvq_core.methods import ModelShape
 
@@ -64,6 +65,7 @@ class ScoreTap:
         maps = (max(0, e.lanes - 1), len(map_layers), len(map_heads), self.step_bins, self.position_bins)
         self.map = torch.zeros(maps)
         self.step = 0
+        self._scratch = Scratch()
         self.quantized: list[tuple[int, int]] = []  # the range of key positions each lane holds quantized in this step
         self._every_head = map_heads == list(range(e.query_heads))
 
@@ -96,16 +98,18 @@ class ScoreTap:
         def keep(where: Tensor, values: Tensor) -> None:
             where[:, layers, :, now] = values.transpose(0, 1).cpu()
 
-        delta, offset = self._centred(own[:, 1:] - own[:, :1])
+        lanes = (own.shape[0], own.shape[1] - 1, *own.shape[2:])
+        delta = torch.sub(own[:, 1:], own[:, :1], out=self._scratch("delta", lanes, own.device))
+        delta, offset = self._centred(delta)
         keep(self.offset, offset)
-        size = delta.abs().mul_(weights)
-        keep(self.mean, size.sum(-1) / count)
-        keep(self.max, size.amax(-1))
         drawn = [i for i, layer in enumerate(layers) if layer in self._row_of]
         if drawn and self.map.shape[0]:
             some = delta if len(drawn) == len(layers) else delta[drawn]
-            heads = some[:, :-1] if self._every_head else some[:, :-1, self.map_heads]
+            heads = some if self._every_head else some[:, :, self.map_heads]
             self._pool([self._row_of[layers[i]] for i in drawn], heads)
+        size = delta.abs_().mul_(weights)
+        keep(self.mean, size.sum(-1) / count)
+        keep(self.max, size.amax(-1))
 
     @staticmethod
     def _centred(delta: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,15 +131,22 @@ class ScoreTap:
         return step * self.step_bins // max(1, self.extent.steps)
 
     def _pool(self, rows: list[int], delta: Tensor) -> None:
-        """Keep the signed extreme of each bin of positions; delta (map layers, lanes, map heads, fresh, positions)."""
+        """Keep the signed extreme of each bin of positions; delta (map layers, lanes, map heads, fresh, positions).
+
+        Changes the signs of ``delta``.
+        """
         flat = delta.reshape(-1, 1, delta.shape[-1])
         width = self.bin_width
-        high, low = (sign * max_pool1d(sign * flat, width, width, ceil_mode=True) for sign in (1, -1))
-        extreme = torch.where(high > -low, high, low).view(*delta.shape[:-1], -1).cpu()
+        high = max_pool1d(flat, width, width, ceil_mode=True)
+        low = max_pool1d(flat.neg_(), width, width, ceil_mode=True)
+        # the larger of both with the sign it came from; torch.where would take ten times as long on a CPU
+        extreme = torch.maximum(high, low).copysign_(high.sub_(low)).view(*delta.shape[:-1], -1)[:, :-1].cpu()
         bins = extreme.shape[-1]
         for i in range(delta.shape[-2]):
-            held, new = self.map[..., self._bin(self.step + i), :bins], extreme[..., i, :].transpose(0, 1)
-            held[:, rows] = torch.where(new.abs() > held[:, rows].abs(), new, held[:, rows])
+            step = self.step + i
+            held, new = self.map[..., self._bin(step), :bins], extreme[..., i, :].transpose(0, 1)
+            begins = step == 0 or self._bin(step) > self._bin(step - 1)
+            held[:, rows] = new if begins else torch.where(new.abs() > held[:, rows].abs(), new, held[:, rows])
 
     def int8_map(self, lane: int) -> tuple[Tensor, Tensor]:
         """A lane's map as int8 (map layers, map heads, step bins, position bins), its scale (map layers, map heads)."""

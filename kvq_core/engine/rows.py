@@ -20,6 +20,7 @@ from kvq_core.engine.cache import LaneCache, Part
 from kvq_core.engine.copies import Copies
 from kvq_core.engine.pre_rope import PreRope
 from kvq_core.engine.prefill import LayerGroup
+from kvq_core.engine.scratch import Scratch
 from kvq_core.engine.tap import Seen, Tap
 from kvq_core.rope import Rope
 
@@ -65,7 +66,7 @@ class Rows:
         self._index: list[tuple[Tensor, Tensor, Tensor]] = []
         self._unseen: list[_Shown] = []  # layers whose scores wait to be shown
         self._looking: list[Future[None]] = []
-        self._lent: dict[tuple[torch.device, str], Tensor] = {}
+        self._scratch = Scratch()
         self._reindex()
 
     def _allocate(self, group: LayerGroup, tokens: int) -> Copies:
@@ -203,16 +204,6 @@ class Rows:
             self._looking.append(threads.beside(look))
         else:
             look()
-
-    def _scratch(self, name: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        """Memory that is lent again and again under a name.
-
-        Fresh memory of this size would be handed out by the system page by page, in every layer of every step.
-        """
-        key, size = (device, name), math.prod(shape)
-        if key not in self._lent or self._lent[key].numel() < size:
-            self._lent[key] = torch.empty(size + size // 8, device=device)
-        return self._lent[key][:size].view(shape)
 
     def _hidden(self, layer: int, queries: Tensor, tokens: int) -> Hidden:
         """The keys that rows read in this step, of the rows whose caches choose; each is asked once."""
