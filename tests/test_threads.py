@@ -1,26 +1,54 @@
 """How the operations of a step are divided among the cores."""
 
+import pytest
 import torch
 
-from kvq_core.engine import threads
+from kvq_core.engine.divided import divided
+from kvq_core.models.lockstep import ATTENTION
+from tests.tiny_models import CONFIGS, prompt_ids, tiny
 
 
-def test_a_divided_product_is_the_same_and_lasts_as_long_as_it_is_asked_for(monkeypatch) -> None:
-    linear, x = torch.nn.Linear(24, 101, bias=False), torch.randn(3, 2, 24)
-    whole, product, widths = linear(x), torch.nn.functional.linear, []
+def patched(model: torch.nn.Module) -> list[str]:
+    return [type(module).__name__ for module in model.modules() if "forward" in vars(module)]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_divided_model_answers_as_the_whole_one(name, monkeypatch) -> None:
+    model, product, widths = tiny(name).model, torch.nn.functional.linear, []
+    ids = torch.tensor([prompt_ids(5), prompt_ids(5, seed=1)])
 
     def noted(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         widths.append(len(weight))
         return product(x, weight)
 
-    monkeypatch.setattr(torch.nn.functional, "linear", noted)
-    with torch.no_grad(), threads.divided(linear, 2):
-        divided = linear(x)
-    assert sorted(widths) == [50, 51] and "forward" not in vars(linear)
-    torch.testing.assert_close(divided, whole)
+    monkeypatch.setattr("kvq_core.engine.divided.linear", noted)
+    model.set_attn_implementation("sdpa")
+    try:
+        with torch.no_grad():
+            whole = model(ids).logits
+            assert not widths
+            with divided(model, 3):
+                assert len(patched(model)) == 1 + 3  # the head and each layer's MLP
+                parts = model(ids).logits
+    finally:
+        model.set_attn_implementation(ATTENTION)
+    assert sorted(widths) == 3 * 3 * 2 * [32] + [32, 32, 32] and not patched(model)
+    torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_no_plain_matrix_is_left_whole() -> None:
-    for module, cores in ((torch.nn.Linear(4, 6), 2), (torch.nn.Linear(4, 6, bias=False), 1), (None, 2)):
-        with threads.divided(module, cores):
-            assert module is None or "forward" not in vars(module)
+def test_what_is_not_known_is_left_whole() -> None:
+    model = tiny("llama").model
+    with divided(model, 1):
+        assert not patched(model)
+    mlp = model.model.layers[1].mlp
+    mlp.up_proj.bias = torch.nn.Parameter(torch.zeros(96))
+    try:
+        with divided(model, 2):
+            assert len(patched(model)) == 1 + 2
+    finally:
+        mlp.up_proj.bias = None
+    other = torch.nn.Module()
+    other.get_output_embeddings = lambda: None  # type: ignore[assignment]
+    other.mlp = torch.nn.Sequential(torch.nn.Linear(4, 8, bias=False), torch.nn.Linear(8, 4, bias=False))
+    with divided(other, 2):
+        assert not patched(other)

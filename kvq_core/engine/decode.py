@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kvq_core.engine import threads
 from kvq_core.engine.cache import LaneCache, Part
+from kvq_core.engine.divided import divided
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows
 from kvq_core.engine.sampling import Sampler
@@ -194,8 +195,7 @@ class Decode:
         began = time.perf_counter()
         ids = torch.tensor(inputs)
         narrow = self.model.widest < threads.NARROW
-        head, cores = self.model.model.get_output_embeddings(), self.rows.cores
-        with threads.one_thread(narrow), threads.divided(head, cores if narrow else 1):
+        with threads.one_thread(narrow), divided(self.model.model, self.rows.cores if narrow else 1):
             attend = self.rows if self.stress is None else self.stress.wrap(self.rows)
             logits = self.model.forward(ids, self.rows.tokens, attend)
         forced = self._forced_rows()

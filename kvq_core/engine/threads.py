@@ -2,19 +2,18 @@
 
 A step is thousands of operations of some ten microseconds. Spread over cores one by one, each pays for waking a thread
 that has gone to sleep, which can cost more than the operation (measured on two virtual cores: 0.15 ms a wake, twice
-the time of a whole step); threads that spin instead starve whatever else the machine does. So a step is divided once a
-layer, by lanes, and every operation of a share runs on one core.
+the time of a whole step); threads that spin instead starve whatever else the machine does. So a step is divided twice
+a layer, its attention by lanes and its MLP by channels, and every operation of a share runs on one core.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import cache, partial
-from typing import Any
 
 import torch
 
-# weights of a matrix below which multiplying a few rows by it gains nothing from a second core
+# weights of a matrix below which one product of a few rows with it gains nothing from a second core
 NARROW = 2_000_000
 
 
@@ -72,33 +71,6 @@ def each(works: Sequence[Callable[[], None]], cores: int) -> None:
 def _in_turn(works: Sequence[Callable[[], None]]) -> None:
     for work in works:
         work()
-
-
-@contextmanager
-def divided(linear: Any, cores: int) -> Iterator[None]:
-    """Meanwhile a linear module's multiplication is shared among the cores, each with its own part of the outputs.
-
-    For a wide matrix and few rows, where torch's own division of the product gains little.
-    """
-    plain = type(linear) is torch.nn.Linear and linear.bias is None
-    if cores < 2 or not plain:
-        yield
-        return
-
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        out = x.new_empty(*x.shape[:-1], linear.out_features)
-
-        def compute(part: slice) -> None:
-            out[..., part] = torch.nn.functional.linear(x, linear.weight[part])
-
-        together([partial(compute, part) for part in shares(linear.out_features, cores)])
-        return out
-
-    linear.forward = forward  # of this module alone
-    try:
-        yield
-    finally:
-        del linear.forward
 
 
 def in_order(works: Sequence[Callable[[], None]], cores: int) -> Iterator[int]:
