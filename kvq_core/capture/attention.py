@@ -36,7 +36,8 @@ class Buckets:
 
     def sums(self, x: Tensor) -> Tensor:
         """Sums of x (..., positions) in each bucket: (..., count); positions not there yet add nothing."""
-        return pad(x, (0, self.count * self.width - x.shape[-1])).unflatten(-1, (self.count, self.width)).sum(-1)
+        whole = pad(x, (0, self.count * self.width - x.shape[-1])).unflatten(-1, (self.count, self.width))
+        return whole @ whole.new_ones(self.width)  # a few numbers each: several times faster than ``sum`` on a CPU
 
 
 class AttentionTap:
@@ -67,6 +68,7 @@ class AttentionTap:
         self.seen = torch.zeros(self.depths.count)  # keys seen in each bucket, over the steps
         self.rows = torch.zeros(drawn, len(self.steps), len(layers), len(heads), bins.count, dtype=torch.uint8)
         self._row_of = {layer: i for i, layer in enumerate(layers)}
+        self._every_head = heads == list(range(e.query_heads))
         self._at = {step: i for i, step in enumerate(self.steps)}
         self.step = 0
 
@@ -115,7 +117,8 @@ class AttentionTap:
         if layer == 0:
             self.seen += self.depths.sums(torch.ones(scores.shape[-1]))
         if layer in self._row_of:
-            pooled = self.bins.sums(mass[: len(self.rows), self.heads])
+            drawn = mass[: len(self.rows)]
+            pooled = self.bins.sums(drawn if self._every_head else drawn[:, self.heads])
             self.rows[:, at, self._row_of[layer]] = pooled.clamp_(0, 1).sqrt_().mul_(255).round_().to(torch.uint8).cpu()
 
     def of_reference(self) -> dict[str, Tensor]:
