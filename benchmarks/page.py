@@ -1,11 +1,11 @@
 """The page's budgets on a finished run: bytes, time until it can be used, tab switches, JS heap.
 
 The shipped run "five-ideas" (six lanes) is served by app.py with an empty store and opened in headless Chromium
-(``CHROMIUM``, default /usr/bin/chromium), the second time with the browser's cache warm. Bytes are what the browser
-received for the page and all its views, scripts left out (Plotly alone is 4.6 MB). Interactive: the form, the cards and
-the verdicts are there; of that, answered: what the server takes for all that the page asks until its cards and numbers
-can be shown. A switch is timed from the click on a tab until the view's first figure is drawn, for the first time and
-again.
+(``CHROMIUM``, default /usr/bin/chromium), the second time, with the browser's cache of scripts and the server's of
+drawings warm. Bytes are what the browser received for the page and all its views, scripts left out (Plotly alone is
+4.6 MB). Interactive: the form, the cards and the verdicts are there; of that, answered: what the server takes for all
+that the page asks until its cards and numbers can be shown. A switch is timed from the click on a tab until the view's
+first figure is drawn, for the first time and again.
 """
 
 import argparse

@@ -156,3 +156,22 @@ def test_a_run_comes_with_the_open_view_drawn_unless_its_pickers_follow_the_run(
         assert len(answer) == len(fitted(panel))
         came = sent(panel, answer)
         assert list(came) == ([] if view.fit else [view.name])
+
+
+def test_what_one_visitor_saw_is_not_computed_for_the_next(panel):
+    computed = []
+    view = view_of(panel, "damage")
+    view.compute = lambda *args, compute=view.compute: computed.append(args[2].layer) or compute(*args)
+    draw = draw_open(panel, SERVICES)
+    first, second = (
+        [sent(panel, draw(SHOWN, "damage", on_page, layer, 1, 5, *held(panel))) for layer in (3, 7)]
+        for on_page in (OnPage(), OnPage())
+    )
+    assert computed == [3, 7] and first == second and first[0] != first[1]
+    again, arrays = make_run(lanes=2)  # the same id, computed anew
+    view.draw(again, arrays, Selection(3, 1, 5), [picker.value for picker in view.pickers])
+    assert computed == [3, 7, 3]
+    for layer in range(10, 19):  # a few are kept, not all
+        draw(SHOWN, "damage", OnPage(), layer, 1, 5, *held(panel))
+    draw(SHOWN, "damage", OnPage(), 7, 1, 5, *held(panel))
+    assert computed[3:] == [*range(10, 19), 7]

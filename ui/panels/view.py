@@ -1,6 +1,8 @@
 """A view: a sentence, then figures under their titles and tables, sent as one piece; what of the selection it uses."""
 
 import json
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -14,6 +16,7 @@ from ui.figures.base import Arrays
 from ui.selection import Selection
 from ui.text import prose, safe
 
+KEPT = 8  # drawings of a view; one takes at most some 400 kB
 ABSENT = '<div class="slot" hidden></div>'
 
 
@@ -84,12 +87,28 @@ class View:
     uses: tuple[str, ...] = ()
     pickers: Sequence[gr.components.Component] = ()
     fit: Callable[[Record], list[Any]] | None = None
+    _drawings: OrderedDict[str, tuple[Record, list[str]]] = field(default_factory=OrderedDict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def outputs(self) -> list[gr.components.Component]:
         return [self.words, *(page.place for page in self.pages)]
 
     def draw(self, record: Record, arrays: Arrays, at: Selection, picked: Sequence[Any]) -> list[str]:
+        """The outputs' values. The last few are kept, for whoever follows a link sees what others saw."""
+        key = json.dumps(self.key(record.id, at, picked), default=str)
+        with self._lock:
+            of, drawn = self._drawings.get(key, (None, []))
+        if of is not record:  # not even this run computed again
+            drawn = self._draw(record, arrays, at, picked)
+        with self._lock:
+            self._drawings[key] = record, drawn
+            self._drawings.move_to_end(key)
+            while len(self._drawings) > KEPT:
+                self._drawings.popitem(last=False)
+        return list(drawn)
+
+    def _draw(self, record: Record, arrays: Arrays, at: Selection, picked: Sequence[Any]) -> list[str]:
         found = self.compute(record, arrays, at, *picked)
         drawn_for = json.dumps({"run": record.id, **{name: getattr(at, name) for name in self.uses}})
         return [
