@@ -131,7 +131,7 @@ def _captures() -> Iterator[tuple[str, ...]]:
         ratio = found["ratio"]
         normal, deep, most = (100 * (value - 1) for value in (ratio["normal"], ratio["deep"], found["budget"]))
         yield (
-            "What captures add to the decode steps, measuring the caches after the last one apart: "
+            "What captures add to decoding, measuring the caches after the last step included: "
             f"{found['lanes']} lanes and the noise floor, "
             f"{found['prompt_tokens']:,} prompt tokens, {found['new_tokens']} new",
             f"{normal:.0f} % at default detail, {deep:.0f} % deep", f"{most:.0f} % at default detail",

@@ -46,7 +46,7 @@
     drawing = Boolean(found);
     if (!found) return;
     render(found);
-    setTimeout(next, inSight ? 0 : 150);
+    setTimeout(next, inSight ? 0 : 60); // a pause in which the page answers whoever uses it
   };
   const isOpen = (element) => element.closest(".view")?.id === `view-${window.kvq.view}`;
   // A large heatmap comes as int8 codes; it is drawn in its own unit, so that a hover tells the value.
