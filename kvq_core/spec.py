@@ -107,9 +107,13 @@ class Capture(_Frozen):
     """What is kept for the drill-down views."""
 
     layers: Literal["auto", "all"] | tuple[Count, ...] = Field(
-        "auto", description="Layers whose score maps are kept; auto: as many, evenly spaced, as 64 MB of arrays allow."
+        "auto",
+        description='Layers whose score maps are kept, "auto", "all" or a list from 0; auto: as many, evenly spaced, '
+        "as 64 MB of arrays allow.",
     )
-    heads: Literal["all"] | tuple[Count, ...] = Field("all", description="Query heads whose score maps are kept.")
+    heads: Literal["all"] | tuple[Count, ...] = Field(
+        "all", description='Query heads whose score maps are kept, "all" or a list from 0.'
+    )
     detail: Literal["off", "normal", "deep"] = Field(
         "normal",
         title="Captures",
