@@ -16,7 +16,7 @@ DTYPES = (torch.float32, torch.float16)
 
 
 def in_both(*cases):
-    """Every case in both dtypes. Long ones are interpreted slowly, and stand beside them in one."""
+    """Every case in both dtypes. Long ones are interpreted slowly, and stand beside them in one, of fewer matrices."""
     return [(*case, dtype) for case in cases for dtype in DTYPES]
 
 
@@ -44,9 +44,11 @@ def test_packed_scores_of_keys_before_rope(tokens, dim, bits, queries, dtype, de
         assert_close(packed_scores(q, packed, grid, "tokens", tokens, path, turn=turn), exact, dtype)
 
 
-@pytest.mark.parametrize(("tokens", "block", "bits"), [(1000, 32, 2), (63, 16, 3), (1, 64, 2), (33, 8, 4)])
-def test_squat_quantize(tokens, block, bits, device):
-    x = keys_with_traps(2, 2, tokens, 64, device=device)
+@pytest.mark.parametrize(
+    ("tokens", "block", "bits", "rows"), [(1000, 32, 2, 1), (63, 16, 3, 2), (1, 64, 2, 2), (33, 8, 4, 2)]
+)
+def test_squat_quantize(tokens, block, bits, rows, device):
+    x = keys_with_traps(rows, 2, tokens, 64, device=device)
     updates = tuple(torch.randn(2, block, 64 - end, device=device) * 0.1 for end in range(block, 64, block))
     grid = Grid(bits)
     expected, found = (squat_quantize(x, updates, block, grid, path) for path in ("torch", "triton"))
@@ -86,11 +88,11 @@ def test_latent_scores(tokens, rows, dtype, per_head, device):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "groups", "stages", "levels", "rows"),
-    [(63, 1, 8, 16, 1), (63, 2, 3, 64, 2), (1, 1, 2, 8, 1), (1000, 1, 2, 4, 1)],
+    ("tokens", "groups", "stages", "levels", "rows", "heads"),
+    [(63, 1, 8, 16, 1, 2), (63, 2, 3, 64, 2, 2), (1, 1, 2, 8, 1, 2), (1000, 1, 2, 4, 1, 1)],
 )
-def test_codebook_scores(tokens, groups, stages, levels, rows, device):
-    heads, dim, width = 2, 32, levels.bit_length() - 1
+def test_codebook_scores(tokens, groups, stages, levels, rows, heads, device):
+    dim, width = 32, levels.bit_length() - 1
     pairs = dim // 2 // groups
     theta = torch.randn(heads, groups, stages, levels, pairs, 2, device=device)
     codes = torch.randint(0, levels, (rows, heads, groups, tokens, stages, 2), device=device)
@@ -104,7 +106,7 @@ def test_codebook_scores(tokens, groups, stages, levels, rows, device):
                 dense[:, h, :, g * pairs : (g + 1) * pairs] += a[..., 0] - b[..., 1]
                 dense[:, h, :, dim // 2 + g * pairs : dim // 2 + (g + 1) * pairs] += a[..., 1] + b[..., 0]
     keys = rotated(dense * prescale.double()[:, None, :, None], turn)
-    q = torch.randn(rows, heads, 2, dim, device=device).half()
+    q = torch.randn(rows, heads, heads, dim, device=device).half()
     packed = pack(codes.to(torch.uint8).flatten(2), width)
     for path in ("torch", "triton"):
         found = codebook_scores(q, theta, packed, prescale, turn, path)
@@ -127,14 +129,18 @@ def test_codebook_values(tokens, rows, dtype, device):
 
 
 MIXES = pytest.mark.parametrize(
-    ("tokens", "outliers", "shared", "dtype"),
-    [*in_both((133, 2, 1), (63, 2, 2), (1, 2, 1)), (1000, 0, 1, torch.float16), (33, 0, 1, torch.float32)],
+    ("tokens", "outliers", "shared", "rows", "dtype"),
+    [
+        *in_both((133, 2, 1, 1), (63, 2, 2, 2), (1, 2, 1, 2)),
+        (1000, 0, 1, 1, torch.float16),
+        (33, 0, 1, 2, torch.float32),
+    ],
 )
 
 
-def mixed_tokens(tokens, outliers, shared, device):
+def mixed_tokens(tokens, outliers, shared, rows, device):
     """Units of one head, or of two heads side by side, and what they stand for: (rows, heads, tokens, dim) float64."""
-    rows, heads, dim = 2, 2, 48
+    heads, dim = 2, 48
     shape, size = (tokens, rows, heads // shared), dim * shared
     widths = torch.randint(0, 9, shape, device=device)
     codes = (torch.randint(0, 256, (*shape, size), device=device) >> (8 - widths[..., None])).to(torch.uint8)
@@ -147,16 +153,16 @@ def mixed_tokens(tokens, outliers, shared, device):
 
 
 @MIXES
-def test_mixed_scores(tokens, outliers, shared, dtype, device):
-    mixed, dense = mixed_tokens(tokens, outliers, shared, device)
-    q = torch.randn(2, 2, 3, 48, device=device).to(dtype)
+def test_mixed_scores(tokens, outliers, shared, rows, dtype, device):
+    mixed, dense = mixed_tokens(tokens, outliers, shared, rows, device)
+    q = torch.randn(rows, 2, 3, 48, device=device).to(dtype)
     for path in ("torch", "triton"):
         assert_close(mixed_scores(q, mixed, path), q.double() @ dense.transpose(-1, -2), dtype)
 
 
 @MIXES
-def test_mixed_values(tokens, outliers, shared, dtype, device):
-    mixed, dense = mixed_tokens(tokens, outliers, shared, device)
-    p = torch.randn(2, 2, 3, tokens, device=device).to(dtype)
+def test_mixed_values(tokens, outliers, shared, rows, dtype, device):
+    mixed, dense = mixed_tokens(tokens, outliers, shared, rows, device)
+    p = torch.randn(rows, 2, 3, tokens, device=device).to(dtype)
     for path in ("torch", "triton"):
         assert_close(mixed_values(p, mixed, 48, path), p.double() @ dense, dtype)
