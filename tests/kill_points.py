@@ -21,7 +21,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from kvq_core.store import Store, open_store
-from tests.conftest import make_sample
+from tests.sample_record import make_sample
 
 
 def store_at(layout: str, folder: Path) -> Store:

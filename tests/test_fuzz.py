@@ -16,7 +16,7 @@ from kvq_core.links import decode
 from kvq_core.runfiles import ARRAYS, MANIFEST, RECORD
 from kvq_core.spec import parse_spec
 from kvq_core.store import open_store
-from tests.conftest import make_sample
+from tests.sample_record import make_sample
 from ui.form import FIELDS, to_comparison
 from ui.panels.filling import opened_page
 from ui.panels.history import listed, remembered

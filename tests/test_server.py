@@ -19,7 +19,7 @@ from kvq_core.retention import Limits
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL
 from kvq_core.store import Store, open_store
-from tests.conftest import make_sample
+from tests.sample_record import make_sample
 from ui.health import FRESH_S, PATIENCE_S, Health
 from ui.server import CLOSED, PROJECT, blocked_paths
 from ui.services import Services

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from kvq_core.errors import StoreError
 from kvq_core.store import open_store, read_run, write_run
 
-from .conftest import make_sample
+from .sample_record import make_sample
 
 ID = "0123456789abcdef"
 FILES = ["record.json", "arrays.safetensors", "manifest.json"]
@@ -227,7 +227,7 @@ WRITER = """
 import sys
 from kvq_core.store import write_run
 from pathlib import Path
-from tests.conftest import make_sample
+from tests.sample_record import make_sample
 import torch
 for n in range(100000):
     record, arrays = make_sample(id=f"{n:016x}")
@@ -275,7 +275,7 @@ def test_a_writer_that_is_overtaken_leaves_the_first_run(sample_run, monkeypatch
 WRITERS = """
 import sys
 from kvq_core.store import open_store
-from tests.conftest import make_sample
+from tests.sample_record import make_sample
 run = make_sample(text=sys.argv[2])
 print("ready", flush=True)
 sys.stdin.readline()

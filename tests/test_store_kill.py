@@ -9,8 +9,8 @@ import pytest
 
 from kvq_core.errors import StoreError
 from kvq_core.layouts import Folders, Objects
-from tests.conftest import make_sample
 from tests.kill_points import store_at
+from tests.sample_record import make_sample
 
 ROUNDS = 5
 

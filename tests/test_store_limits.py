@@ -18,7 +18,7 @@ from kvq_core.retention import Holding, Limits, making_way
 from kvq_core.settings import settings
 from kvq_core.store import OPEN_S, open_store
 
-from .conftest import make_sample
+from .sample_record import make_sample
 
 ROOT = Path(__file__).parent.parent
 NOW = datetime(2026, 6, 1, tzinfo=UTC)

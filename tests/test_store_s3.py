@@ -15,7 +15,7 @@ from kvq_core.errors import StoreError
 from kvq_core.retention import Limits
 from kvq_core.store import open_store
 
-from .conftest import make_sample
+from .sample_record import make_sample
 from .test_store import ID, same
 from .test_store_limits import forget_looks, ids, run_id, sample
 
@@ -89,7 +89,7 @@ def test_old_runs_make_way(url):
 WRITER = """
 import sys
 from kvq_core.store import open_store
-from tests.conftest import make_sample
+from tests.sample_record import make_sample
 store = open_store(sys.argv[1])
 run = make_sample(text=sys.argv[2])
 print("ready", flush=True)
@@ -100,7 +100,7 @@ print(store.load(run[0].id)[0].reference.text)
 ENDLESS = """
 import sys
 from kvq_core.store import open_store
-from tests.conftest import make_sample
+from tests.sample_record import make_sample
 store = open_store(sys.argv[1])
 for n in range(10_000):
     store.save(*make_sample(id=f"{n:016x}"))
