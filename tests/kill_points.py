@@ -1,9 +1,9 @@
-"""Kills processes that save and remove runs: ``python -m tests.kill_points LAYOUT FOLDER ROUNDS`` prints their ends.
+"""Kills processes that save and remove runs: ``python -m tests.kill_points FOLDER ROUNDS`` prints their ends.
 
-Each is a fork with a place of its own, FOLDER/<name>. ``save-N`` is killed at the N-th operation on a file while it
-saves a run (the audit event comes before the operation itself), ``remove-N`` while it removes one, ``torn-N`` halfway
-through the N-th file's bytes, ``round-N`` at some moment while it saves one run after the other. The first of a series
-that has no N-th operation survives and ends it.
+Each is a fork with a place of its own, FOLDER/<layout>/<name>. ``save-N`` is killed at the N-th operation on a file
+while it saves a run (the audit event comes before the operation itself), ``remove-N`` while it removes one, ``torn-N``
+halfway through the N-th file's bytes, ``round-N`` at some moment while it saves one run after the other. The first of a
+series that has no N-th operation survives and ends it.
 """
 
 import itertools
@@ -94,7 +94,7 @@ def fork(work: Callable[[int], None], saves: int = 0, patience: float = 0.0) -> 
     return "killed" if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL else f"done {status}"
 
 
-def main(layout: str, folder: Path, rounds: int) -> None:
+def kill(layout: str, folder: Path, rounds: int) -> None:
     run, chance = make_sample(), random.Random(1)
 
     def save(place: Path, n: int, _: int) -> None:
@@ -124,13 +124,14 @@ def main(layout: str, folder: Path, rounds: int) -> None:
         for n in itertools.count():
             place = folder / f"{work.__name__}-{n}"
             ended = fork(partial(work, place, n))
-            print(place.name, ended, flush=True)
+            print(layout, place.name, ended, flush=True)
             if ended != "killed":
                 break
     for n in range(rounds):
         place = folder / f"round-{n}"
-        print(place.name, fork(partial(many, place), 1, 0.03 * chance.random()), flush=True)
+        print(layout, place.name, fork(partial(many, place), 1, 0.03 * chance.random()), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    for layout in ("folders", "objects"):
+        kill(layout, Path(sys.argv[1]) / layout, int(sys.argv[2]))

@@ -15,18 +15,25 @@ from tests.sample_record import make_sample
 ROUNDS = 5
 
 
-@pytest.fixture(scope="module", params=["folders", "objects"])
-def killed(request, tmp_path_factory):
-    """Layout, folder of the places, and the names of those whose process was killed."""
-    folder = tmp_path_factory.mktemp(request.param)
-    command = [sys.executable, "-m", "tests.kill_points", request.param, str(folder), str(ROUNDS)]
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """The folder of all places, and a line of layout, name and end for each process."""
+    folder = tmp_path_factory.mktemp("killed")
+    command = [sys.executable, "-m", "tests.kill_points", str(folder), str(ROUNDS)]
     found = subprocess.run(
         command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "."},
     )  # fmt: skip
-    ended = dict(line.split(" ", 1) for line in found.stdout.splitlines())
-    assert set(ended.values()) == {"killed", "done 0"}
-    return request.param, folder, {name for name, end in ended.items() if end == "killed"}
+    return folder, [line.split(" ", 2) for line in found.stdout.splitlines()]
+
+
+@pytest.fixture(params=["folders", "objects"])
+def killed(request, ended):
+    """Layout, folder of its places, and the names of those whose process was killed."""
+    folder, lines = ended
+    ends = {name: end for layout, name, end in lines if layout == request.param}
+    assert set(ends.values()) == {"killed", "done 0"}
+    return request.param, folder / request.param, {name for name, end in ends.items() if end == "killed"}
 
 
 def whole_or_nothing(store, run_id: str) -> bool:

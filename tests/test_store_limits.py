@@ -257,35 +257,34 @@ def test_readers_beside_a_store_that_prunes_see_whole_runs_or_none(tmp_path, one
     assert {text for text in said if "not in this store" not in text} == set()
 
 
-WRITER = """
+OTHER = """
 import sys
-from kvq_core.retention import Limits
-from kvq_core.store import open_store
-from tests.test_store_limits import forget_looks, run_id, sample
-from datetime import UTC, datetime
-url, limit, first = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+from tests.test_store_limits import save_all
+print("ready", flush=True)
 sys.stdin.readline()
-for n in range(first, 28, 2):
-    store = open_store(url, Limits(size=limit))
-    forget_looks(store)
-    store.save(*sample(n))
+save_all(sys.argv[1], int(sys.argv[2]), range(1, 28, 2))
 """
 
 
+def save_all(url, limit, numbers):
+    for n in numbers:
+        store = open_store(url, Limits(size=limit))
+        forget_looks(store)
+        store.save(*sample(n))
+
+
 def test_two_processes_keep_one_store_within_its_limit(tmp_path, one):
+    """This one and another."""
     limit = 4 * one
-    writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(tmp_path), str(limit), str(first)], cwd=ROOT, stdin=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": "."},
-        )
-        for first in (1, 2)
-    ]  # fmt: skip
-    for writer in writers:
-        writer.stdin.write("go\n")
-        writer.stdin.flush()
-    for writer in writers:
-        assert (writer.communicate()[1], writer.returncode) == ("", 0)
+    other = subprocess.Popen(
+        [sys.executable, "-c", OTHER, str(tmp_path), str(limit)], cwd=ROOT, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": "."},
+    )  # fmt: skip
+    assert other.stdout.readline() == "ready\n"
+    other.stdin.write("go\n")
+    other.stdin.flush()
+    save_all(str(tmp_path), limit, range(2, 28, 2))
+    assert (other.communicate()[1], other.returncode) == ("", 0)
     store = open_store(str(tmp_path), Limits(size=limit))
     assert store.usage().size <= limit + one  # both may have found room for one run at the same moment
     found = ids(store)
