@@ -183,7 +183,7 @@ class Compiled:
     """What a compiled kernel needs: shared memory a program and stack a thread in bytes, registers a thread.
 
     ``work``: instructions of a thread in the longest loop, for each element that the thread has of the tile read by one
-    turn; 0 where a kernel has no loop, or ``elements`` does not know the tile.
+    turn; 0 where a kernel has no loop, ``elements`` does not know the tile, or nobody asked.
     """
 
     shared: int
@@ -192,8 +192,9 @@ class Compiled:
     work: float
 
 
-def compile_for(recorded: launch.Recorded, capability: int, folder: Path) -> Compiled:
-    """Compile one launch for a compute capability such as 80 or 90 and read what the assembler made of it."""
+def compile_for(recorded: launch.Recorded, capability: int, folder: Path, work: bool = True) -> Compiled:
+    """Compile one launch for a compute capability such as 80 or 90 and read what the assembler made of it. Its
+    instructions are read only for its ``work``, since that takes as long as compiling some."""
     import triton
     from triton.backends.compiler import GPUTarget
 
@@ -209,8 +210,8 @@ def compile_for(recorded: launch.Recorded, capability: int, folder: Path) -> Com
     numbers = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", shown(tools / "cuobjdump", "--dump-resource-usage", cubin)))
     stack = int(numbers["STACK"]) + int(numbers["LOCAL"])
     per_thread = elements(recorded.constants) / (32 * recorded.warps)
-    work = longest_loop(shown(tools / "nvdisasm", "-c", cubin)) / per_thread if per_thread else 0.0
-    return Compiled(made.metadata.shared, int(numbers["REG"]), stack, round(work, 2))
+    count = longest_loop(shown(tools / "nvdisasm", "-c", cubin)) if work and per_thread else 0
+    return Compiled(made.metadata.shared, int(numbers["REG"]), stack, round(count / (per_thread or 1), 2))
 
 
 def elements(constants: dict[str, Any]) -> int:
