@@ -190,7 +190,7 @@ def test_every_preset_has_its_question(name):
 
 def test_the_example_method_works_as_its_page_says(tmp_path):
     """The page's files in a copy of the project, its commands one after the other."""
-    shutil.copytree(ROOT / "kvq_core", tmp_path / "kvq_core", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "kvq_core", tmp_path / "kvq_core")
     for name in ("kernels", "presets"):
         (tmp_path / name).symlink_to(ROOT / name)
     page = read("docs/methods.md")

@@ -4,7 +4,7 @@ import pytest
 
 from kvq_core.errors import SpecError
 from kvq_core.presets import preset, presets
-from kvq_core.run import compare_on
+from tests.tiny_models import generate
 
 WANTED = {
     # name: (fewest, most) prompt tokens
@@ -56,24 +56,23 @@ def test_keys_vs_values_covers_both_sides():
     assert {lane.tensors for lane in lanes} == {"both", "keys", "values"}
 
 
-def reference(smollm, name, max_new_tokens):
-    """The full-precision answer alone."""
-    change = {"lanes": (), "max_new_tokens": max_new_tokens, "capture": {"detail": "off"}}
-    spec = type(presets()[name].spec).model_validate({**presets()[name].spec.model_dump(), **change})
-    *_, finished = compare_on(smollm, spec)
-    return finished.record.reference
+def answer(smollm, name, most):
+    """Tokens of the full-precision answer, which are those of ``generate``: tests/test_run.py."""
+    spec = presets()[name].spec
+    return generate(smollm, smollm.render(spec.prompt, spec.system, spec.chat), most, ignore_eos=False)
 
 
 def test_the_needle_is_found_at_full_precision(smollm):
-    assert "4718" in reference(smollm, "needle", 24).text
+    assert "4718" in smollm.tokenizer.decode(answer(smollm, "needle", 24))
 
 
 @pytest.mark.parametrize("name", sorted(set(WANTED) - {"needle", "long-prompt"}))  # long-prompt runs in the benchmark
 def test_answers_are_long_enough_for_a_verdict(smollm, name):
     """At least 50 scored positions: 51 generated tokens, and an answer that is more than one phrase repeated."""
-    answer = reference(smollm, name, 52)
-    assert answer.finish == "length" and presets()[name].spec.max_new_tokens >= 52
-    words = answer.text.split()
+    tokens = answer(smollm, name, 52)
+    assert len(tokens) == 52 <= presets()[name].spec.max_new_tokens
+    assert smollm.tokenizer.eos_token_id not in tokens
+    words = smollm.tokenizer.decode(tokens).split()
     assert len(set(words)) > len(words) / 2
 
 
