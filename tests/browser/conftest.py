@@ -12,8 +12,19 @@ from pathlib import Path
 
 import pytest
 
+from kvq_core.settings import settings
+
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 90
+# What "sooner done" trains on, far less of it.
+BRIEF_TRAINING = """
+import sys
+import app
+from kvq_core import training
+from kvq_core.codebooks import train
+training.BUDGETS["quick"] = train.FEWEST_TRAIN, train.FEWEST_HELD_OUT = 1024, 512
+sys.exit(app.main())
+"""
 
 
 @pytest.fixture(scope="session")
@@ -23,11 +34,11 @@ def store_folder(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="session")
 def start_server(store_folder) -> Iterator[Callable[..., str]]:
-    """Starts app.py on a free port, in an environment with these changes, and gives its address; all are stopped at
-    the end."""
+    """Starts app.py, or what else Python is given, on a free port, in an environment with these changes, and gives its
+    address; all are stopped at the end."""
     running = []
 
-    def start(**changes: str) -> str:
+    def start(*given: str, **changes: str) -> str:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -35,7 +46,9 @@ def start_server(store_folder) -> Iterator[Callable[..., str]]:
         env.pop("SPACE_ID", None)
         log = Path(store_folder).with_name(f"server-{port}.log")
         with log.open("w") as out:
-            running.append(subprocess.Popen([sys.executable, "app.py"], cwd=ROOT, env=env, stdout=out, stderr=out))
+            running.append(
+                subprocess.Popen([sys.executable, *(given or ["app.py"])], cwd=ROOT, env=env, stdout=out, stderr=out)
+            )
         address = f"http://127.0.0.1:{port}"
         until = time.monotonic() + START_S
         while time.monotonic() < until:
@@ -57,6 +70,20 @@ def start_server(store_folder) -> Iterator[Callable[..., str]]:
 @pytest.fixture(scope="session")
 def server(start_server) -> str:
     return start_server()
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory) -> Path:
+    """A KVQ_HOME with the converted model and nothing trained."""
+    folder = tmp_path_factory.mktemp("home")
+    (folder / "models").symlink_to(settings().home / "models")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def other_server(start_server, home) -> str:
+    """A process of its own: the same store, another home, and trainings that are soon done."""
+    return start_server("-c", BRIEF_TRAINING, KVQ_HOME=str(home))
 
 
 @pytest.fixture(scope="module")  # no longer: Playwright keeps an event loop running, and other files run their own

@@ -2,19 +2,9 @@
 
 import pytest
 
-from kvq_core.settings import settings
-
 from .pages import FACTS, answer, filled_in, run, wait_status
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    """A KVQ_HOME with the converted model and nothing trained."""
-    folder = tmp_path_factory.mktemp("home")
-    (folder / "models").symlink_to(settings().home / "models")
-    return folder
 
 
 def choose(page, name: str, option: str) -> None:
@@ -40,18 +30,18 @@ def progress(page, words: str) -> None:
     )
 
 
-def test_missing_codebooks_are_offered_trained_and_used(home, start_server, open_page):
-    page = filled_in(open_page, start_server(KVQ_HOME=str(home)), FACTS * 4 + "Why did people trust the mill?", 8)
+def test_missing_codebooks_are_offered_trained_and_used(home, other_server, open_page):
+    page = filled_in(open_page, other_server, FACTS * 4 + "Why did people trust the mill?", 8)
     assert not page.locator("#training").is_visible()
     ask_for_codebooks(page)
     words = page.locator("#training-offer").inner_text()
     assert "CommVQ reads learned codebooks" in words and "keys (4 levels, 1 stage)" in words
     assert not (home / "codebooks").exists()  # nothing trains unasked
     page.get_by_text("sooner done").click()
-    page.wait_for_function("document.querySelector('#training-offer').innerText.includes('5,120 tokens')")
+    page.wait_for_function("document.querySelector('#training-offer').innerText.includes('1,536 tokens')")
 
     page.locator("#train").click()
-    progress(page, "Reading text: 512 of 5,120 tokens")
+    progress(page, "Reading text: 512 of 1,536 tokens")
     assert page.locator("#train").is_disabled()
     page.locator("#cancel-training").click()
     progress(page, "Training cancelled")
