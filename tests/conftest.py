@@ -69,6 +69,10 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # extension modules tell of what outlives the interpreter
+
+
 def _group(node: str) -> str:
     file = node.split("::")[0].removeprefix("tests/")
     return _SERVED if file.startswith(f"{_SERVED}/") else file

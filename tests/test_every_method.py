@@ -68,8 +68,11 @@ def untrained_codebooks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 
 
 @pytest.mark.parametrize("lanes", [LANES, MORE], ids=["papers", "variants"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("count", [5, 43, 96])
+@pytest.mark.parametrize(
+    ("count", "dtype"),
+    [(5, torch.float32), (43, torch.float32), (43, torch.bfloat16), (96, torch.bfloat16)],
+    ids=["5-fp32", "43-fp32", "43-bf16", "96-bf16"],
+)
 @pytest.mark.parametrize("name", MODELS)
 def test_methods_run_and_their_stores_decode_to_what_is_read(
     name: str, count: int, dtype: torch.dtype, lanes: list[Lane]

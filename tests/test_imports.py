@@ -1,6 +1,7 @@
 """The shape of the project, read from the sources: which way imports point, and what may not be spelled out twice."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -112,7 +113,7 @@ def without_types(tree: ast.Module) -> ast.Module:
     return Drop().visit(tree)
 
 
-def parts(names: set[str], own: str = "") -> set[str]:
+def parts(names: set[str] | frozenset[str], own: str = "") -> set[str]:
     """The parts of this project among imported names; of kvq_core its parts, else the top-level name."""
     found = set()
     for name in names:
@@ -129,6 +130,11 @@ def parse(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"))
 
 
+@cache
+def imports(file: Path) -> frozenset[str]:
+    return frozenset(imported(parse(file)))
+
+
 @pytest.mark.parametrize("file", sorted(CORE.rglob("*.py")), ids=lambda f: str(f.relative_to(ROOT)))
 def test_imports_point_one_way(file):
     own = part(file)
@@ -136,7 +142,7 @@ def test_imports_point_one_way(file):
     assert own in ALLOWED, f"{own} is new: say in this test what it may import"
     extra = parts(imported(without_types(parse(file))), own) - ALLOWED[own]
     assert not extra, f"{own} may not import {sorted(extra)}"
-    extra = parts(imported(parse(file)), own) - ALLOWED[own] - upwards
+    extra = parts(imports(file), own) - ALLOWED[own] - upwards
     assert not extra, f"{own} may not import {sorted(extra)}, not even for types"
 
 
@@ -151,24 +157,24 @@ def test_the_table_has_no_cycle():
 
 def test_kernels_import_nothing_of_ours():
     for file in (ROOT / "kernels").rglob("*.py"):
-        assert parts(imported(parse(file))) <= {"kvq_kernels"}, file
+        assert parts(imports(file)) <= {"kvq_kernels"}, file
 
 
 def test_the_page_sees_only_the_surface():
     for file in (ROOT / "ui").rglob("*.py"):
-        extra = parts(imported(parse(file))) - UI_ALLOWED - {"ui", "__init__"}
+        extra = parts(imports(file)) - UI_ALLOWED - {"ui", "__init__"}
         assert not extra, f"{file.name} may not import {sorted(extra)}"
 
 
 def test_nothing_imports_the_page_but_the_app():
     for file in SOURCES:
         if ROOT / "ui" not in file.parents and file.name != "app.py":
-            assert not parts(imported(parse(file))) & {"ui", "app"}, file
+            assert not parts(imports(file)) & {"ui", "app"}, file
 
 
 def test_only_models_import_transformers():
     for file in SOURCES:
-        names = {name.split(".")[0] for name in imported(parse(file))}
+        names = {name.split(".")[0] for name in imports(file)}
         if CORE / "models" not in file.parents:
             assert "transformers" not in names, file
 
@@ -176,16 +182,15 @@ def test_only_models_import_transformers():
 def test_figures_are_pure():
     """ui/figures turns records into plotly figures: no widgets, no running."""
     for file in (ROOT / "ui" / "figures").rglob("*.py"):
-        names = imported(parse(file))
+        names = imports(file)
         assert not {n for n in names if n.split(".")[0] == "gradio"}, file
         assert not parts(names) & {"run", "store", "models"}, file
 
 
 def test_no_pickle_and_no_eval():
     for file in SOURCES:
-        tree = parse(file)
-        assert not {n.split(".")[0] for n in imported(tree)} & {"pickle", "shelve", "joblib", "dill"}, file
-        calls = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+        assert not {n.split(".")[0] for n in imports(file)} & {"pickle", "shelve", "joblib", "dill"}, file
+        calls = {n.func.id for n in ast.walk(parse(file)) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
         assert not calls & {"eval", "exec"}, file
 
 

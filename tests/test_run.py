@@ -166,7 +166,7 @@ def test_estimate_agrees_with_what_happens(finished: Finished) -> None:
 
 def test_continuation_scores_given_text(smollm) -> None:
     text = " The gauge was read every six minutes, and the old books are still in the town archive."
-    base = {"prompt": FACTS * 8, "chat": False, "continuation": text, "lanes": LANES[:2], "capture": {"detail": "off"}}
+    base = {"prompt": FACTS * 5, "chat": False, "continuation": text, "lanes": LANES[:2], "capture": {"detail": "off"}}
     one, chunked = (kvq_core.run(parse_spec({**base, "score_chunk": chunk})) for chunk in (1, 8))
     positions = len(smollm.encode(text)) - 1
     for record in (one, chunked):
@@ -231,7 +231,7 @@ def test_one_token_scores_nothing_and_is_a_run(smollm) -> None:
 def test_sampling_is_reproducible_and_shared(smollm) -> None:
     base = {
         "prompt": "Tell a short story about a lighthouse.",
-        "max_new_tokens": 12,
+        "max_new_tokens": 8,
         "temperature": 0.9,
         "lanes": LANES[:1],
         "capture": {"detail": "off"},
