@@ -305,8 +305,8 @@ def test_freed_memory_goes_back_to_the_system():
 
 ARENAS = """
 import ctypes, re, sys, tempfile, threading
-from kvq_core import memory
 if sys.argv[1] == "shared":
+    from kvq_core import memory
     memory.share_arena()
 ready, done = threading.Barrier(9), threading.Event()
 def work():
