@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 SCHEMA_VERSION = 2  # of record and manifest; raised when a field changes, with a step in migrate.py
-RESULTS_VERSION = 4  # raised whenever a change alters results, so that stored runs are not taken for new ones
+RESULTS_VERSION = 5  # raised whenever a change alters results, so that stored runs are not taken for new ones
 
 ARRAYS = {
     # of the run
