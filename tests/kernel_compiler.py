@@ -56,8 +56,13 @@ def grouped_launches() -> None:
     Tables 3 and 4, and 3 bits, whose codes cannot stay in their words."""
     q, p = torch.zeros(HEADS, 4, DIM, dtype=torch.float16), torch.zeros(HEADS, 4, TOKENS, dtype=torch.float16)
     hybrid = Grid(2, 32, "hybrid", torch.float32)
-    for axis in ("channels", "tokens"):
-        quantize_pack(torch.zeros(HEADS, TOKENS, DIM, dtype=torch.float16), hybrid, axis, "triton")
+    for grid, axes in (
+        (hybrid, ("channels", "tokens")),
+        (Grid(2), ("channels", "tokens")),
+        (Grid(3, 128), ("tokens",)),
+    ):
+        for axis in axes:
+            quantize_pack(torch.zeros(HEADS, TOKENS, DIM, dtype=torch.float16), grid, axis, "triton")
     unpack_dequantize(groups(hybrid, "tokens"), hybrid, "tokens", TOKENS, "triton")
     inner, outer = ("channels", "tokens"), ("tokens", "channels")
     signed = Grid(2, 32, "symmetric")
@@ -71,6 +76,7 @@ def grouped_launches() -> None:
 def large_group_launches() -> None:
     """Groups of 128, which are read in pieces where their codes are taken out of their words."""
     q, p = torch.zeros(HEADS, 4, DIM, dtype=torch.float16), torch.zeros(HEADS, 4, TOKENS, dtype=torch.float16)
+    packed_values(p, groups(Grid(4, 128), "channels"), Grid(4, 128), "channels", DIM, "triton")
     for bits in (2, 3):
         grid = Grid(bits, 128, "hybrid", torch.float32)
         packed_scores(q, groups(grid, "channels"), grid, "channels", TOKENS, "triton")
@@ -82,7 +88,7 @@ def attention_launches() -> None:
     wide = Grid(2, 32, "hybrid", torch.float32)
     innerq = Layout(wide, "channels", 32, 96, 1), Layout(wide, "tokens", 32, 96, 32)
     large = Layout(Grid(2, 128), "tokens", 0, 0, 128), Layout(Grid(2, 128), "channels", 0, 128, 1)
-    spread = Layout(Grid(3), "tokens", 0, 0, 128), Layout(Grid(3), "channels", 0, 128, 1)
+    spread = Layout(Grid(8), "tokens", 0, 0, 128), Layout(Grid(3), "channels", 0, 128, 1)
     for layouts in (kivi, innerq, large, spread):
         x = torch.zeros(1, HEADS, 700, DIM)
         norms = torch.ones(1, HEADS, 1, DIM).half() if layouts[0].sinks else None
@@ -182,8 +188,9 @@ def _different(found: list[launch.Recorded]) -> list[launch.Recorded]:
 class Compiled:
     """What a compiled kernel needs: shared memory a program and stack a thread in bytes, registers a thread.
 
-    ``work``: instructions of a thread in the longest loop, for each element that the thread has of the tile read by one
-    turn; 0 where a kernel has no loop, ``elements`` does not know the tile, or nobody asked.
+    ``work``: instructions of a thread in the longest loop, or of a kernel that quantizes, which has none, in all of it;
+    for each element that the thread has of the tile of one turn. 0 where ``elements`` does not know the tile, or nobody
+    asked.
     """
 
     shared: int
@@ -210,19 +217,22 @@ def compile_for(recorded: launch.Recorded, capability: int, folder: Path, work: 
     numbers = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", shown(tools / "cuobjdump", "--dump-resource-usage", cubin)))
     stack = int(numbers["STACK"]) + int(numbers["LOCAL"])
     per_thread = elements(recorded.constants) / (32 * recorded.warps)
-    count = longest_loop(shown(tools / "nvdisasm", "-c", cubin)) if work and per_thread else 0
+    count = _work(shown(tools / "nvdisasm", "-c", cubin), "PART" in recorded.constants) if work and per_thread else 0
     return Compiled(made.metadata.shared, int(numbers["REG"]), stack, round(count / (per_thread or 1), 2))
 
 
 def elements(constants: dict[str, Any]) -> int:
-    """Elements of the cache that one turn of a kernel's main loop reads: keys and values in decode attention."""
+    """Elements of the cache that one turn of a kernel's main loop reads, keys and values in decode attention; or that a
+    program quantizes."""
+    if "PART" in constants:
+        return constants["R"] * constants["N"]
     if "K_BITS" in constants:
         return 2 * (constants["PLACED"] or constants["BT"]) * constants["DP"]
     return constants["BT"] * constants["DP"] if "BITS" in constants and "BT" in constants else 0
 
 
-def longest_loop(assembly: str) -> int:
-    """Instructions between a label and the last jump back to it, of the loop with the most."""
+def _work(assembly: str, whole: bool) -> int:
+    """Instructions, of the ``whole`` or between a label and the last jump back to it, of the loop with the most."""
     labels: dict[str, int] = {}
     count = longest = 0
     for line in assembly.splitlines():
@@ -233,7 +243,7 @@ def longest_loop(assembly: str) -> int:
             jump = re.search(r"\bBRA\b.*`\((\.L_x_\d+)\)", line)
             if jump and jump[1] in labels:
                 longest = max(longest, count - labels[jump[1]])
-    return longest
+    return count if whole else longest
 
 
 def parse_for(recorded: launch.Recorded, capability: int) -> str:

@@ -5,7 +5,18 @@ from typing import Any
 import torch
 from kvq_kernels.dispatch import Path, use_triton
 from kvq_kernels.grouped import Axis, Grid, PackedGroups, grid_constants, row_strides, unpack_dequantize
-from kvq_kernels.launch import PLACES, SCORES, VALUES, power_of_two, run, split_tokens, tile_of
+from kvq_kernels.launch import (
+    PLACES,
+    PLACES_HYBRID,
+    PLACES_WIDE,
+    SCORES,
+    VALUES,
+    Launch,
+    power_of_two,
+    run,
+    split_tokens,
+    tile_of,
+)
 from kvq_kernels.placing import Operand, Placed, placed
 from kvq_kernels.rotation import Turn, rotate
 from torch import Tensor
@@ -42,7 +53,7 @@ def packed_scores(
             (matrices * splits,),
             PLACES,
             {"q": q, **keys._asdict(), "out": out, **sizes, "chunk": chunk, "splits": splits, **row_strides(keys)},
-            _placed_constants(grid, inner, fits, dim, tokens),
+            _placed_constants(PLACES, grid, inner, fits, dim, tokens),
         )
         return out
     tile, wide = tile_of(SCORES, dim)
@@ -80,20 +91,21 @@ def packed_values(
     *lead, queries, _ = p.shape
     matrices = p.shape[:-2].numel()
     inner = axis == "tokens"
-    fits = placed(p, queries, head_dim, PLACES, Operand(values, grid, axis, "tokens"))
+    how = _values_launch(grid)
+    fits = placed(p, queries, head_dim, how, Operand(values, grid, axis, "tokens"))
     tile, wide = tile_of(VALUES, head_dim)
-    tile = PLACES.tokens if fits else min(grid.group_size, 32) if inner else tile  # pieces of 64 spill at 3 bits
+    tile = how.tokens if fits else min(grid.group_size, 32) if inner else tile  # pieces of 64 spill at 3 bits
     chunk, splits = split_tokens(tokens, tile, matrices, p)
     out = torch.empty(splits, *lead, queries, head_dim, dtype=torch.float32, device=p.device)
     sizes = {"queries": queries, "tokens": tokens, "dim": head_dim, "chunk": chunk, "matrices": matrices}
     if fits:
-        constants = _placed_constants(grid, inner, fits, head_dim, tokens)
+        constants = _placed_constants(how, grid, inner, fits, head_dim, tokens)
     else:
         constants = {**_constants(p, grid, inner), "BT": tile, "DP": wide, "M": max(16, power_of_two(queries))}
     run(
         placed_values_kernel if fits else packed_values_kernel,
         (matrices, splits),
-        PLACES if fits else VALUES,
+        how if fits else VALUES,
         {"p": p, **values._asdict(), "out": out, **sizes, **row_strides(values)},
         constants,
     )
@@ -111,12 +123,18 @@ def _constants(like: Tensor, grid: Grid, inner: bool) -> dict[str, Any]:
     return {**grid_constants(grid), "INNER": inner, "DTYPE": compute_type(like)}
 
 
-def _placed_constants(grid: Grid, inner: bool, fits: Placed, dim: int, tokens: int) -> dict[str, Any]:
-    whole = dim == fits.channels and tokens % PLACES.tokens == 0
+def _placed_constants(how: Launch, grid: Grid, inner: bool, fits: Placed, dim: int, tokens: int) -> dict[str, Any]:
+    whole = dim == fits.channels and tokens % how.tokens == 0
     return {
-        **grid_constants(grid), "INNER": inner, "H": fits.rows, "BT": PLACES.tokens, "DP": fits.channels,
+        **grid_constants(grid), "INNER": inner, "H": fits.rows, "BT": how.tokens, "DP": fits.channels,
         "WIDTH": grid.places, "WHOLE": whole,
     }  # fmt: skip
+
+
+def _values_launch(grid: Grid) -> Launch:
+    if grid.group_size < PLACES.tokens:
+        return PLACES
+    return PLACES_HYBRID if grid.mode == "hybrid" else PLACES_WIDE if grid.bits == 4 else PLACES
 
 
 def _obstacle(grid: Grid, head_dim: int) -> str | None:

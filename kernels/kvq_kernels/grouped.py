@@ -58,9 +58,10 @@ class Grid:
     @property
     def places(self) -> int:
         """Codes in a word that products leave them in (triton_ops/places.py): a byte, or 8 codes with a byte of signs.
-        0: there is no such word, because codes straddle two bytes or are too wide beside their signs."""
+        0: there is no such word, because codes straddle two bytes, fill one by themselves (a tile of these spills) or
+        are too wide beside their signs."""
         if self.mode == "asymmetric":
-            return 0 if self.bits == 3 else 8 // self.bits
+            return 0 if self.bits in (3, 8) else 8 // self.bits
         return 8 if self.bits <= 2 else 0
 
     @property
@@ -184,11 +185,12 @@ def _quantize_triton(x: Tensor, grid: Grid, axis: Axis) -> PackedGroups:
         QUANTIZE,
         {
             "x": flat, "codes": packed.codes, "scales": packed.scales, "words": packed.words, "count": count,
-            "rows": rows, "matrix_stride": flat.stride(0), "row_stride": flat.stride(1),
-            "element_stride": flat.stride(2), **row_strides(packed), "size": size,
+            "rows": rows, "matrix_stride": flat.stride(0), "row_stride": flat.stride(1), **row_strides(packed),
+            "size": size,
         },
         {
-            "R": tile, "N": wide, **grid_constants(grid),
+            "R": tile, "N": wide, "PART": min(grid.group_size, WORD), "STRIDE": flat.stride(2),
+            "WHOLE": count % wide == 0, **grid_constants(grid),
             "META": tl.float16 if grid.scale == torch.float16 else tl.float32,
         },
     )  # fmt: skip

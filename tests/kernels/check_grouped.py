@@ -74,6 +74,36 @@ def test_packed_products_of_other_groups(dim, size, mode, axis, device):
         check(2, axis, mode, 300, dim, 2, torch.float16, device, units=1, size=size)
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("bits", BITS)
+def test_quantize_pack_decides_ties_as_a_division_does(bits, mode, device):
+    """Elements at (code + 1/2) * scale and one float32 to either side of it, whose quotients may round to the tie."""
+    found = torch.arange(1, 0x7C00, dtype=torch.int16).view(torch.float16).float()  # every scale above 0
+    scales = (found if device == "cuda" else found[torch.randperm(len(found))[:200]])[:, None]
+    top, size = (1 << bits) - 1, 64
+    code = torch.randint(0, top, (len(scales), size - 2)) + 0.5
+    beside = ((scales * code).view(torch.int32) + torch.randint(-1, 2, code.shape, dtype=torch.int32)).view(
+        torch.float32
+    )
+    x = torch.cat([0 * scales, beside, top * scales], 1)
+    signs = 1.0 if mode == "asymmetric" else torch.randint(0, 2, x.shape) * 2 - 1
+    grid = Grid(bits, size, mode, torch.float32)
+    expected, packed = (quantize_pack((x * signs).to(device), grid, "channels", path) for path in ("torch", "triton"))
+    assert all(torch.equal(a, b) for a, b in zip(expected, packed, strict=True))
+    assert mode == "hybrid" or torch.equal(packed.scales.cpu()[:, 0], scales[:, 0].half())
+
+
+def test_quantize_pack_of_extreme_groups(device):
+    """Ranges whose scales are no numbers of a float16 or nearly none, and an offset that is none."""
+    size = torch.exp2(torch.arange(-140.0, 127.0))[:, None]
+    for x in (torch.randn(len(size), 32) * size, torch.randn(len(size), 32).abs() * 1e-3 * size - size):
+        for mode in MODES:
+            for zero_point in (torch.float16, torch.float32):
+                grid = Grid(2, 32, mode, zero_point)
+                pair = (quantize_pack(x.to(device), grid, "channels", path) for path in ("torch", "triton"))
+                assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(*pair, strict=True))
+
+
 def test_quantize_pack_reads_strided_inputs(device):
     x = keys_with_traps(3, 40, 2, 64, device=device).transpose(1, 2)  # (3, 2, 40, 64), not contiguous
     grid = Grid(4)

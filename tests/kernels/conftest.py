@@ -15,6 +15,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if os.environ.get("TRITON_INTERPRET") == "1":
         config.option.markexpr = "not gpu"
         patch_once()
+        round_fma_once()
         return
     if not torch.cuda.is_available():
         pytest.exit("No GPU was found; set TRITON_INTERPRET=1 to interpret the kernels on the CPU.", returncode=2)
@@ -31,6 +32,17 @@ def patch_once() -> None:
 
     interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     interpreter._patch_lang = lambda fn: SimpleNamespace(restore=lambda: None)
+
+
+def round_fma_once() -> None:
+    """As GPUs do; older interpreters round the product too. A float64 holds the product of two float32."""
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    def fma(self: object, x: TensorHandle, y: TensorHandle, z: TensorHandle) -> TensorHandle:
+        exact = x.data.astype("float64") * y.data.astype("float64") + z.data.astype("float64")
+        return TensorHandle(exact.astype(z.data.dtype), z.dtype.scalar)
+
+    InterpreterBuilder.create_fma = fma
 
 
 @pytest.fixture(scope="session")

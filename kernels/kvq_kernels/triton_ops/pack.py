@@ -2,120 +2,191 @@
 
 import triton
 import triton.language as tl
-from kvq_kernels.triton_ops.tiles import ASYMMETRIC, HYBRID, SYMMETRIC, WORD, locate, read_tile, round_even
+from kvq_kernels.triton_ops.tiles import ASYMMETRIC, HYBRID, SYMMETRIC, WORD, locate, read_tile
+
+MAGIC = tl.constexpr(12582912.0)  # 1.5 * 2^23: a float32 of this size has no fraction, and its last bits count ones
 
 
 @triton.jit
-def asymmetric_grid(x, valid, TOP: tl.constexpr, META: tl.constexpr, ZERO: tl.constexpr):
-    """Scale and zero-point of groups x (R, G), rounded as they are stored and read back: two float32 (R,)."""
-    low = tl.min(tl.where(valid, x, float("inf")), 1)
-    high = tl.max(tl.where(valid, x, float("-inf")), 1)
-    low = tl.where(low <= high, low, 0.0)  # no valid element at all
-    high = tl.where(low <= high, high, low)
-    scale = tl.div_rn(high - low, tl.full(high.shape, TOP, tl.float32)).to(META).to(tl.float32)
-    return tl.where(scale > 0, scale, 1.0), low.to(ZERO).to(tl.float32)
+def reciprocal(scale):
+    """1 / scale in two parts, the second what rounding the first one lost. An infinite scale has nothing to lose."""
+    first = 1.0 / scale
+    return first, tl.where(scale < float("inf"), tl.fma(-first, scale, 1.0) * first, 0.0)
 
 
 @triton.jit
-def asymmetric_codes(x, scale, zero, TOP: tl.constexpr):
-    """Codes of groups x (R, G) on their grids, as float32."""
-    level = tl.div_rn(x - zero[:, None], tl.broadcast_to(scale[:, None], x.shape))
-    return round_even(tl.minimum(tl.maximum(level, 0.0), TOP))
+def quotient(x, scale, META: tl.constexpr):
+    """x / scale as IEEE rounds it, in two operations an element where the scale has the 11 digits of a float16.
+
+    The sum of both products is within 2^-43 of the quotient before its only rounding. An x of 24 digits over a scale of
+    11 is never closer than 2^-36 to the middle of two float32 unless it is a float32 itself (then it is exact), so the
+    rounding cannot fall to another side.
+    """
+    if META == tl.float16:
+        first, rest = reciprocal(scale)
+        return tl.fma(x, tl.broadcast_to(first, x.shape), x * rest)
+    else:
+        return tl.div_rn(x, tl.broadcast_to(scale, x.shape))
 
 
 @triton.jit
-def symmetric_grid(x, valid, TOP: tl.constexpr, META: tl.constexpr):
-    largest = tl.max(tl.where(valid, tl.abs(x), 0.0), 1)
-    scale = tl.div_rn(largest, tl.full(largest.shape, TOP, tl.float32)).to(META).to(tl.float32)
+def group_scale(extent, TOP: tl.constexpr, META: tl.constexpr):
+    """extent / TOP as it is stored and read back; 1 where that is 0."""
+    extent = tl.minimum(extent, 3.4028234663852886e38)
+    scale = quotient(extent, tl.full(extent.shape, TOP, tl.float32), META).to(META).to(tl.float32)
     return tl.where(scale > 0, scale, 1.0)
 
 
 @triton.jit
-def symmetric_codes(x, scale, TOP: tl.constexpr):
-    level = tl.div_rn(tl.abs(x), tl.broadcast_to(scale[:, None], x.shape))
-    return round_even(tl.minimum(level, TOP))
+def nearest_code(x, scale, TOP: tl.constexpr, META: tl.constexpr):
+    """MAGIC plus the code, 0 to TOP, nearest to x / scale, ties to even; x is not negative."""
+    # x is clamped, not the quotient: TOP * scale has few digits and is exact, and nothing infinite is multiplied
+    return quotient(tl.minimum(x, TOP * scale), scale, META) + MAGIC
 
 
 @triton.jit
-def store_codes(
-    codes, code, rows, row_mask, first, size, stride, R: tl.constexpr, G: tl.constexpr, BITS: tl.constexpr,
-):  # fmt: skip
-    """Pack codes (R, G) int32 of elements first .. first + G and store them; a packed row is ``size`` bytes long."""
-    EACH: tl.constexpr = 8 if BITS == 3 else 8 // BITS  # codes in a word of BITS * EACH bits
-    LONG: tl.constexpr = BITS * EACH // 8
+def packed_octets(code, PART: tl.constexpr, L: tl.constexpr, BITS: tl.constexpr):
+    """Codes (PART, L), MAGIC plus their numbers, as int32 octets (PART // EACH, L) for each byte of their words.
+
+    The bits of MAGIC lie above those that an octet keeps.
+    """
+    EACH: tl.constexpr = 8 if BITS == 3 else 8 // BITS
+    bits = code.to(tl.int32, bitcast=True)
+    if BITS == 3:
+        bits = bits & 7
     shifts = tl.arange(0, EACH) * BITS
-    word = tl.sum(tl.reshape(code, (R, G // EACH, EACH)) << shifts[None, None, :], 2)
-    base = codes + (rows.to(tl.int64) * stride)[:, None]
-    at = first // EACH * LONG + tl.arange(0, G // EACH) * LONG
+    return tl.sum(tl.reshape(bits, (PART // EACH, EACH, L)) << shifts[None, :, None], 1)
+
+
+@triton.jit
+def store_octets(octets, codes, at, mask, left, PART: tl.constexpr, BITS: tl.constexpr):
+    """Store what packed_octets made, a line at ``at`` (L,), where its row has ``left`` bytes."""
+    EACH: tl.constexpr = 8 if BITS == 3 else 8 // BITS
+    LONG: tl.constexpr = BITS * EACH // 8
+    octet = tl.arange(0, PART // EACH) * LONG
+    start = (codes + at)[None, :]
     for i in tl.static_range(LONG):
-        inside = row_mask[:, None] & (at + i < size)[None, :]
-        tl.store(base + (at + i)[None, :], ((word >> (8 * i)) & 255).to(tl.uint8), mask=inside)
+        inside = mask[None, :] & ((octet + i)[:, None] < left)
+        tl.store(start + (octet + i)[:, None], ((octets >> (8 * i)) & 255).to(tl.uint8), mask=inside)
+
+
+@triton.jit
+def in_group(x, A: tl.constexpr, SHARE: tl.constexpr, B: tl.constexpr, HOW: tl.constexpr):
+    """Minimum (0), maximum (1) or sum (2) of x (A * SHARE * B,) over the SHARE lines of a group, for each of them."""
+    if SHARE == 1:
+        return x
+    parts = tl.reshape(x, (A, SHARE, B))
+    if HOW == 0:
+        found = tl.min(parts, 1)
+    elif HOW == 1:
+        found = tl.max(parts, 1)
+    else:
+        found = tl.sum(parts, 1)
+    return tl.reshape(tl.broadcast_to(found[:, None, :], (A, SHARE, B)), (A * SHARE * B,))
 
 
 @triton.jit
 def quantize_pack_kernel(
-    x, codes, scales, words, count, rows, matrix_stride, row_stride, element_stride, code_stride, scale_stride,
-    word_stride, capacity, size, R: tl.constexpr, N: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr,
-    MODE: tl.constexpr, HALF_ZERO: tl.constexpr, META: tl.constexpr,
+    x, codes, scales, words, count, rows, matrix_stride, row_stride, code_stride, scale_stride, word_stride, capacity,
+    size, R: tl.constexpr, N: tl.constexpr, PART: tl.constexpr, STRIDE: tl.constexpr, WHOLE: tl.constexpr,
+    GROUP: tl.constexpr, BITS: tl.constexpr, MODE: tl.constexpr, HALF_ZERO: tl.constexpr, META: tl.constexpr,
 ):  # fmt: skip
     """Whole groups of R rows, N elements of each: x (matrices, rows, count) by strides -> codes, scales and words, all
     row-major.
 
     Grid (matrices * row tiles * N tiles,). Outputs have room for ``capacity`` rows a matrix, and a row of codes is
-    ``size`` bytes long.
+    ``size`` bytes long. A line is PART elements of a row, a group or a piece of one. Tensors are (PART, lines), with
+    the indices ordered such that a thread has all of a line: nothing is exchanged to find a grid or to pack codes.
+    STRIDE: how far a row's elements lie apart in x, known in advance so that loads need no addresses of their own.
+    WHOLE: N divides count.
     """
     TOP: tl.constexpr = (1 << BITS) - 1
-    EACH: tl.constexpr = N // GROUP
+    ROWWISE: tl.constexpr = STRIDE == 1  # else the elements of a column lie side by side
+    EACH: tl.constexpr = N // PART  # lines of a row
+    L: tl.constexpr = R * EACH
+    SHARE: tl.constexpr = GROUP // PART  # lines of a group
+    B: tl.constexpr = 1 if ROWWISE else R
+    A: tl.constexpr = L // SHARE // B
     outer, first_element = locate(tl.program_id(0), count, N)
     matrix, first_row = locate(outer, rows, R)
     matrix = matrix.to(tl.int64)
-    row, element = first_row + tl.arange(0, R), first_element + tl.arange(0, N)
-    inside = (row < rows)[:, None] & (element < count)[None, :]
-    at = (
-        matrix * matrix_stride + row.to(tl.int64)[:, None] * row_stride + element.to(tl.int64)[None, :] * element_stride
-    )
-    loaded = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-    values, valid = tl.reshape(loaded, (R * EACH, GROUP)), tl.reshape(inside, (R * EACH, GROUP))
-    line = tl.arange(0, R * EACH)  # the groups, those of a row one after another
-    owner, group = first_row + line // EACH, first_element // GROUP + line % EACH
-    mask = (owner < rows) & (group * GROUP < count)
-    stored = matrix * capacity + owner
+    line = tl.arange(0, L)
+    place = line % EACH if ROWWISE else line // R
+    row = first_row + (line // EACH if ROWWISE else line % R)
+    mask = row < rows
+    begin = first_element + place * PART
+    element = tl.arange(0, PART)
+    base = x + matrix * matrix_stride + row.to(tl.int64) * row_stride + begin.to(tl.int64) * STRIDE
+    if ROWWISE:
+        piece, each = tl.arange(0, PART // 8) * 8, tl.arange(0, 8)
+        within = piece[:, None, None] + each[None, None, :]
+        inside = mask[None, :, None]
+        if not WHOLE:
+            inside = inside & (within < (count - begin)[None, :, None])
+        loaded = tl.load(base[None, :, None] + within, mask=inside, other=0.0)
+        loaded = tl.reshape(tl.trans(loaded, 0, 2, 1), (PART, L))
+    else:
+        inside = mask[None, :]
+        if not WHOLE:
+            inside = inside & (element[:, None] < (count - begin)[None, :])
+        at = base[None, :] + element.to(tl.int64)[:, None] * STRIDE
+        # one row a thread, though a load could take eight: the lines of one thread would be parts of groups then
+        loaded = tl.load(tl.max_contiguous(at, [1, 1]), mask=inside, other=0.0)
+    values = loaded.to(tl.float32)
+    valid = element[:, None] < (count - begin)[None, :]
+
+    low, high = values, values
+    if not WHOLE:
+        low, high = tl.where(valid, values, float("inf")), tl.where(valid, values, float("-inf"))
+    low, high = in_group(tl.min(low, 0), A, SHARE, B, 0), in_group(tl.max(high, 0), A, SHARE, B, 1)
+    if not WHOLE:
+        low = tl.where(low <= high, low, 0.0)  # no valid element at all
+        high = tl.where(low <= high, high, low)
+    first = place % SHARE == 0  # of its group
+    group = begin // GROUP
+    stored = matrix * capacity + row
+    mask = mask & (group * GROUP < count)  # of a last group all words are stored, whatever it has of them
 
     if MODE != SYMMETRIC:
-        scale, zero = asymmetric_grid(values, valid, TOP, META, tl.float16 if HALF_ZERO else tl.float32)
-        code = asymmetric_codes(values, scale, zero, TOP)
+        scale = group_scale(high - low, TOP, META)
+        zero = low.to(tl.float16).to(tl.float32) if HALF_ZERO else low
+        above = values - zero[None, :]
+        if HALF_ZERO:  # it may be rounded upwards
+            above = tl.maximum(above, 0.0)
+        code = nearest_code(above, scale[None, :], TOP, META)
     if MODE != ASYMMETRIC:
-        sign_scale = symmetric_grid(values, valid, TOP, META)
-        size_code = symmetric_codes(values, sign_scale, TOP)
-        shifts = tl.arange(0, WORD)
-        minus = tl.where(valid & (values < 0), 1, 0)
-        word = tl.sum(tl.reshape(minus, (R * EACH, GROUP // WORD, WORD)) << shifts[None, None, :], 2)
-        word_at = (
-            words + (stored * word_stride)[:, None]
-            + (group * (GROUP // WORD))[:, None] + tl.arange(0, GROUP // WORD)[None, :]
-        )  # fmt: skip
+        sign_scale = group_scale(tl.maximum(high, -low), TOP, META)
+        size_code = nearest_code(tl.abs(values), sign_scale[None, :], TOP, META)
+        minus = values < 0
+        if not WHOLE:
+            minus = minus & valid
+        word = tl.sum(tl.where(minus, (1 << element)[:, None], 0), 0)
     if MODE == HYBRID:
-        level = tl.where(values < 0, -size_code, size_code)
-        lost = tl.where(valid, level * sign_scale[:, None] - values, 0.0)
-        other = tl.where(valid, code * scale[:, None] + zero[:, None] - values, 0.0)
-        symmetric = tl.sum(lost * lost, 1) <= tl.sum(other * other, 1)
-        code = tl.where(symmetric[:, None], size_code, code)
+        lost = (size_code - MAGIC) * sign_scale[None, :] - tl.abs(values)
+        other = (code - MAGIC) * scale[None, :] + zero[None, :] - values
+        if not WHOLE:
+            lost, other = tl.where(valid, lost, 0.0), tl.where(valid, other, 0.0)
+        signed_loss = in_group(tl.sum(lost * lost, 0), A, SHARE, B, 2)
+        symmetric = signed_loss <= in_group(tl.sum(other * other, 0), A, SHARE, B, 2)
+        code = tl.where(symmetric[None, :], size_code, code)
         scale = tl.where(symmetric, -sign_scale, scale)  # the sign bit of a scale is free, and says which grid it is
         if HALF_ZERO:
             held = zero.to(tl.float16).to(tl.uint16, bitcast=True).to(tl.int32)
         else:
             held = zero.to(tl.int32, bitcast=True)
-        first = tl.where((tl.arange(0, GROUP // WORD) == 0)[None, :], held[:, None], 0)
-        word = tl.where(symmetric[:, None], word, first)
+        word = tl.where(symmetric, word, tl.where(first, held, 0))
     if MODE == SYMMETRIC:
         scale, code = sign_scale, size_code
     if MODE == ASYMMETRIC:
-        tl.store(words + stored * word_stride + group, zero.to(words.dtype.element_ty), mask=mask)
+        tl.store(words + stored * word_stride + group, zero.to(words.dtype.element_ty), mask=mask & first)
     else:
-        tl.store(word_at, word, mask=mask[:, None])
-    tl.store(scales + stored * scale_stride + group, scale.to(scales.dtype.element_ty), mask=mask)
-    code = tl.reshape(tl.where(valid, code, 0.0).to(tl.int32), (R, N))
-    store_codes(codes, code, matrix * capacity + row, row < rows, first_element, size, code_stride, R, N, BITS)
+        tl.store(words + stored * word_stride + begin // WORD, word, mask=mask)
+    tl.store(scales + stored * scale_stride + group, scale.to(scales.dtype.element_ty), mask=mask & first)
+    if not WHOLE:
+        code = tl.where(valid, code, MAGIC)
+    octets = packed_octets(code, PART, L, BITS)
+    first_byte = begin // 8 * BITS
+    store_octets(octets, codes, stored * code_stride + first_byte, mask, (size - first_byte)[None, :], PART, BITS)
 
 
 @triton.jit

@@ -2,7 +2,7 @@
 
 import triton
 import triton.language as tl
-from kvq_kernels.triton_ops.pack import asymmetric_codes, asymmetric_grid, store_codes
+from kvq_kernels.triton_ops.pack import MAGIC, group_scale, nearest_code, packed_octets, store_octets
 from kvq_kernels.triton_ops.tiles import locate
 
 
@@ -27,14 +27,20 @@ def squat_block_kernel(
     valid = row_mask[:, None] & token_mask[None, :]
     values = tl.load(base[None, :] + (begin + row)[:, None], mask=valid, other=0.0)  # (R, GROUP)
 
-    scale, zero = asymmetric_grid(values, valid, TOP, META, ZERO)
-    code = asymmetric_codes(values, scale, zero, TOP)
+    low = tl.min(tl.where(valid, values, float("inf")), 1)
+    high = tl.max(tl.where(valid, values, float("-inf")), 1)
+    low = tl.where(low <= high, low, 0.0)  # no valid element at all
+    scale = group_scale(tl.where(row_mask, high - low, 0.0), TOP, META)
+    zero = low.to(ZERO).to(tl.float32)
+    above = tl.maximum(values - zero[:, None], 0.0)
+    code = nearest_code(above, scale[:, None], TOP, META)
     stored = matrix * capacity + begin + row
     tl.store(scales + stored * scale_stride + group, scale.to(scales.dtype.element_ty), mask=row_mask)
     tl.store(zeros + stored * word_stride + group, zero.to(zeros.dtype.element_ty), mask=row_mask)
-    error = tl.where(valid, code * scale[:, None] + zero[:, None] - values, 0.0)
-    code = tl.where(valid, code, 0.0).to(tl.int32)
-    store_codes(codes, code, stored, row_mask, first, size, code_stride, R, GROUP, BITS)
+    error = tl.where(valid, (code - MAGIC) * scale[:, None] + zero[:, None] - values, 0.0)
+    octets = packed_octets(tl.trans(tl.where(valid, code, MAGIC)), GROUP, R, BITS)
+    first_byte = first // 8 * BITS
+    store_octets(octets, codes, stored * code_stride + first_byte, row_mask, size - first_byte, GROUP, BITS)
 
     for start in tl.range(0, rest, TILE):
         channel = start + tl.arange(0, TILE)

@@ -20,12 +20,6 @@ def locate(program, length, SIZE: tl.constexpr):
 
 
 @triton.jit
-def round_even(x):
-    """Nearest integer, ties to even, of |x| < 2^22: beyond 1.5 * 2^23 a float32 has no fraction left."""
-    return (x + 12582912.0) - 12582912.0
-
-
-@triton.jit
 def as_float(code, DTYPE: tl.constexpr):
     """Codes (int32, below 256) as floats. 0x6400 is the float16 1024, whose last bits count ones: cheaper than I2F."""
     if DTYPE == tl.float16:
