@@ -32,7 +32,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 MODELS = {"Llama-3.2-1B": Shape(8, 32, 64), "Llama-3.1-8B": Shape(8, 32, 128), "Llama-2-13B": Shape(40, 40, 128)}
 TOKENS = tuple(512 << i for i in range(9))  # 512 to 131,072
 AXES: tuple[Axis, ...] = ("channels", "tokens")
-GRID, FULL = Grid(2, 32, "symmetric"), Grid(2, 32, "hybrid", torch.float32)
+GRID, SIGNED, FULL = Grid(2), Grid(2, 32, "symmetric"), Grid(2, 32, "hybrid", torch.float32)
 LAYOUTS = {
     "kivi": (Layout(Grid(2), "tokens", 0, 0, 128), Layout(Grid(2), "channels", 0, 128, 1)),
     "innerq": (Layout(FULL, "channels", 32, 96, 1), Layout(FULL, "tokens", 32, 96, 32)),
@@ -62,7 +62,10 @@ def _named(measure: Callable[[Setting, Shape, int], Numbers], model: str, shape:
 
 
 def packed_scores_case(s: Setting, shape: Shape, n: int) -> Numbers:
-    """q.Kᵀ over 2-bit groups of 32 of both directions: InnerQ's Tables 3 and 4."""
+    """q.Kᵀ over 2-bit groups of 32 of both directions: InnerQ's Tables 3 and 4.
+
+    Both have KIVI's grids, whose codes stay in their words either way; beside them stand the signed grids of InnerQ.
+    """
     q, x = s.random(shape.kv_heads, shape.shared, shape.head_dim), s.random(shape.kv_heads, n, shape.head_dim)
     found: Numbers = {"matmul": s.ms(lambda: q @ x.transpose(-1, -2)), "matmul_roofline": s.roofline(x.numel() * 2)}
     for name, axis in (("inner", "channels"), ("outer", "tokens")):
@@ -72,6 +75,10 @@ def packed_scores_case(s: Setting, shape: Shape, n: int) -> Numbers:
         found[f"{name}_dequantize_matmul"] = s.ms(
             lambda k=packed, a=axis: q @ _dense(k, GRID, a, n, shape.head_dim).transpose(-1, -2)
         )
+    for grid in (SIGNED, FULL):
+        packed = quantize_pack(x, grid, "channels")
+        found[f"inner_{grid.mode}"] = s.ms(lambda k=packed, g=grid: packed_scores(q, k, g, "channels", n))
+        found[f"inner_{grid.mode}_roofline"] = s.roofline(packed.nbytes)
     return found
 
 
@@ -85,6 +92,10 @@ def packed_values_case(s: Setting, shape: Shape, n: int) -> Numbers:
         found[name] = s.ms(lambda v=packed, a=axis: packed_values(p, v, GRID, a, shape.head_dim))
         found[f"{name}_roofline"] = s.roofline(packed.nbytes)
         found[f"{name}_dequantize_matmul"] = s.ms(lambda v=packed, a=axis: p @ _dense(v, GRID, a, n, shape.head_dim))
+    for grid in (SIGNED, FULL):
+        packed = quantize_pack(x, grid, "tokens")
+        found[f"inner_{grid.mode}"] = s.ms(lambda v=packed, g=grid: packed_values(p, v, g, "tokens", shape.head_dim))
+        found[f"inner_{grid.mode}_roofline"] = s.roofline(packed.nbytes)
     return found
 
 

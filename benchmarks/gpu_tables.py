@@ -99,14 +99,21 @@ def _products(results: Results) -> list[str]:
             rows = [
                 ("torch.matmul fp16", _row(found, "matmul")), ("inner grouping", _row(found, "inner")),
                 ("speedup over matmul (Table 3)", _speedup(found, "matmul", "inner")),
+                ("inner grouping, symmetric (InnerQ)", _row(found, "inner_symmetric")),
+                ("inner grouping, hybrid (InnerQ)", _row(found, "inner_hybrid")),
                 ("outer grouping", _row(found, "outer")),
                 ("speedup of inner over outer (Table 4)", _speedup(found, "outer", "inner")),
                 ("inner, dequantized first", _row(found, "inner_dequantize_matmul")),
                 ("outer, dequantized first", _row(found, "outer_dequantize_matmul")),
                 ("roofline of 2 bits", _row(found, "inner_roofline")),
+                ("roofline of 2 bits, symmetric", _row(found, "inner_symmetric_roofline")),
+                ("roofline of 2 bits, hybrid", _row(found, "inner_hybrid_roofline")),
                 ("roofline of fp16", _row(found, "matmul_roofline")),
             ]  # fmt: skip
-            note = "No SDPA: this is one of its two products; decode_attention stands beside it."
+            note = (
+                "Asymmetric groups of 32 where nothing else is said, the same bytes either way, and all codes stay in "
+                "their words. No SDPA: this is one of its two products; decode_attention stands beside it."
+            )
             made.append(_table(f"{model}: {part}, 2 bits", "tokens", list(found), rows, note))
     return made
 

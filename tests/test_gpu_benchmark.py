@@ -9,13 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from kvq_kernels.launch import recorded
 
 SCRIPT = Path(__file__).parent.parent / "benchmarks" / "gpu.py"
 
 
 ROOT = SCRIPT.parent.parent
 METHOD = {"fused", "decode_first", "matmul", "roofline"}
-PRODUCT = {"inner", "outer", "matmul", "matmul_roofline"} | {
+PRODUCT = {"inner", "outer", "inner_symmetric", "inner_hybrid", "matmul", "matmul_roofline"} | {
     f"{kind}_{row}" for kind in ("inner", "outer") for row in ("roofline", "dequantize_matmul")
 }
 PLAIN = {"copy"} | {
@@ -62,6 +63,21 @@ def test_the_dry_run_resumes_and_never_passes_for_a_measurement(tmp_path):
     gone.unlink()
     assert bench("--dry-run", "--out", tmp_path).returncode == 0
     assert gone.is_file() and kept == {file: file.stat().st_mtime_ns for file in kept}
+
+
+def test_what_is_compared_is_read_in_one_way():
+    """Codes stay in their words in every fused row: groupings and grids would not be compared else, but kernels."""
+    cases, setting = imported("gpu_cases"), imported("gpu_setting").Setting
+    clock = imported("gpu_timing").Clock("cpu", runs=1, warm_up=0)
+    for shape in cases.MODELS.values():
+        few = shape._replace(kv_heads=1, query_heads=shape.shared)
+        with recorded() as launches:
+            for case in (cases.packed_scores_case, cases.packed_values_case, cases.decode_attention_case):
+                case(setting(clock, 1e12, {}, ()), few, 512)
+        found = {entry.kernel.__name__ for entry in launches}
+        assert not found & {"packed_scores_kernel", "packed_values_kernel"}, found
+        assert {"placed_scores_kernel", "placed_values_kernel", "decode_attention_kernel"} <= found
+        assert all(entry.constants.get("PLACED", 1) for entry in launches)
 
 
 def test_without_a_gpu_nothing_is_measured(tmp_path):
