@@ -86,6 +86,49 @@ def in_group(x, A: tl.constexpr, SHARE: tl.constexpr, B: tl.constexpr, HOW: tl.c
 
 
 @triton.jit
+def load_lines(base, mask, left, PART: tl.constexpr, L: tl.constexpr, STRIDE: tl.constexpr, WHOLE: tl.constexpr):
+    """Lines of PART elements, STRIDE apart, at ``base`` (L,), of which ``left`` (L,) there are: (PART, L), 0 beyond."""
+    element = tl.arange(0, PART)
+    if STRIDE == 1:
+        piece, each = tl.arange(0, PART // 8) * 8, tl.arange(0, 8)
+        within = piece[:, None, None] + each[None, None, :]
+        inside = mask[None, :, None]
+        if not WHOLE:
+            inside = inside & (within < left[None, :, None])
+        loaded = tl.load(base[None, :, None] + within, mask=inside, other=0.0)
+        loaded = tl.reshape(tl.trans(loaded, 0, 2, 1), (PART, L))
+    else:
+        inside = mask[None, :]
+        if not WHOLE:
+            inside = inside & (element[:, None] < left[None, :])
+        at = base[None, :] + element.to(tl.int64)[:, None] * STRIDE
+        # one row a thread, though a load could take eight: the lines of one thread would be parts of groups then
+        loaded = tl.load(tl.max_contiguous(at, [1, 1]), mask=inside, other=0.0)
+    return loaded
+
+
+@triton.jit
+def ends(values, valid, A: tl.constexpr, SHARE: tl.constexpr, B: tl.constexpr, WHOLE: tl.constexpr):
+    """Least and largest of the values (PART, lines) of each line's group; 0 where none is valid."""
+    low, high = values, values
+    if not WHOLE:
+        low, high = tl.where(valid, values, float("inf")), tl.where(valid, values, float("-inf"))
+    low, high = in_group(tl.min(low, 0), A, SHARE, B, 0), in_group(tl.max(high, 0), A, SHARE, B, 1)
+    if not WHOLE:
+        low = tl.where(low <= high, low, 0.0)  # no valid element at all
+        high = tl.where(low <= high, high, low)
+    return low, high
+
+
+@triton.jit
+def squares(lost, valid, A: tl.constexpr, SHARE: tl.constexpr, B: tl.constexpr, WHOLE: tl.constexpr):
+    """Sum of the squares of what is lost (PART, lines) in each line's group."""
+    if not WHOLE:
+        lost = tl.where(valid, lost, 0.0)
+    return in_group(tl.sum(lost * lost, 0), A, SHARE, B, 2)
+
+
+@triton.jit
 def quantize_pack_kernel(
     x, codes, scales, words, count, rows, matrix_stride, row_stride, code_stride, scale_stride, word_stride, capacity,
     size, R: tl.constexpr, N: tl.constexpr, PART: tl.constexpr, STRIDE: tl.constexpr, WHOLE: tl.constexpr,
@@ -117,31 +160,11 @@ def quantize_pack_kernel(
     begin = first_element + place * PART
     element = tl.arange(0, PART)
     base = x + matrix * matrix_stride + row.to(tl.int64) * row_stride + begin.to(tl.int64) * STRIDE
-    if ROWWISE:
-        piece, each = tl.arange(0, PART // 8) * 8, tl.arange(0, 8)
-        within = piece[:, None, None] + each[None, None, :]
-        inside = mask[None, :, None]
-        if not WHOLE:
-            inside = inside & (within < (count - begin)[None, :, None])
-        loaded = tl.load(base[None, :, None] + within, mask=inside, other=0.0)
-        loaded = tl.reshape(tl.trans(loaded, 0, 2, 1), (PART, L))
-    else:
-        inside = mask[None, :]
-        if not WHOLE:
-            inside = inside & (element[:, None] < (count - begin)[None, :])
-        at = base[None, :] + element.to(tl.int64)[:, None] * STRIDE
-        # one row a thread, though a load could take eight: the lines of one thread would be parts of groups then
-        loaded = tl.load(tl.max_contiguous(at, [1, 1]), mask=inside, other=0.0)
+    loaded = load_lines(base, mask, count - begin, PART, L, STRIDE, WHOLE)
     values = loaded.to(tl.float32)
     valid = element[:, None] < (count - begin)[None, :]
 
-    low, high = values, values
-    if not WHOLE:
-        low, high = tl.where(valid, values, float("inf")), tl.where(valid, values, float("-inf"))
-    low, high = in_group(tl.min(low, 0), A, SHARE, B, 0), in_group(tl.max(high, 0), A, SHARE, B, 1)
-    if not WHOLE:
-        low = tl.where(low <= high, low, 0.0)  # no valid element at all
-        high = tl.where(low <= high, high, low)
+    low, high = ends(values, valid, A, SHARE, B, WHOLE)
     first = place % SHARE == 0  # of its group
     group = begin // GROUP
     stored = matrix * capacity + row
@@ -164,10 +187,7 @@ def quantize_pack_kernel(
     if MODE == HYBRID:
         lost = (size_code - MAGIC) * sign_scale[None, :] - tl.abs(values)
         other = (code - MAGIC) * scale[None, :] + zero[None, :] - values
-        if not WHOLE:
-            lost, other = tl.where(valid, lost, 0.0), tl.where(valid, other, 0.0)
-        signed_loss = in_group(tl.sum(lost * lost, 0), A, SHARE, B, 2)
-        symmetric = signed_loss <= in_group(tl.sum(other * other, 0), A, SHARE, B, 2)
+        symmetric = squares(lost, valid, A, SHARE, B, WHOLE) <= squares(other, valid, A, SHARE, B, WHOLE)
         code = tl.where(symmetric[None, :], size_code, code)
         scale = tl.where(symmetric, -sign_scale, scale)  # the sign bit of a scale is free, and says which grid it is
         if HALF_ZERO:
