@@ -180,7 +180,8 @@ def _page() -> Iterator[tuple[str, ...]]:
             )  # fmt: skip
         yield "A finished run's page, scripts apart", f"{page['bytes'] / 1e6:.2f} MB", f"{most['bytes'] / 1e6:g} MB"
         yield "Until it can be used", f"{page['interactive_s']:.1f} s", f"{most['interactive_s']:g} s"
-        yield "Switching a view", f"{page['switch_ms']:.0f} ms", f"{most['switch_ms']:g} ms"
+        slowest = max(page["first_switch_ms"], page["switch_ms"])
+        yield "Switching a view, the first time or again", f"{slowest:.0f} ms", f"{most['switch_ms']:g} ms"
         yield "JavaScript heap, every view opened", f"{page['heap_mb']:.0f} MB", f"{most['heap_mb']:g} MB"
 
 
