@@ -1,5 +1,6 @@
 """Serve the page: settings, store, interface, model."""
 
+import gc
 import importlib.util
 import os
 import sys
@@ -14,6 +15,8 @@ os.environ.setdefault("GRADIO_ANALYTICS_MAX_EVENTS", "100")
 os.environ.setdefault("GRADIO_ANALYTICS_CACHE_FREQUENCY", "1000000")
 if os.environ.get("SPACE_ID"):  # visitors' addresses are what the Space's proxy says, see ui.services.visitor
     os.environ.setdefault("FORWARDED_ALLOW_IPS", "*")
+
+gc.disable()  # what imports make lives to the end; looking for garbage in it is a sixth of the time to start
 
 from gradio import Blocks  # noqa: E402
 
@@ -33,6 +36,9 @@ from ui.server import app_kwargs, blocked_paths  # noqa: E402
 from ui.services import Services  # noqa: E402
 from ui.sessions import install  # noqa: E402
 from ui.theme import css, theme  # noqa: E402
+
+gc.freeze()
+gc.enable()
 
 # Handlers at work at once, of all pages, beside one for everybody in the line of runs: whoever waits there holds one
 # all the time, and where none is left no page answers any more.
