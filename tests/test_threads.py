@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvq_core.engine.divided import divided
+from kvq_core.engine.divided import divided, sharing
 from kvq_core.models.lockstep import ATTENTION
 from tests.tiny_models import CONFIGS, prompt_ids, tiny
 
@@ -27,7 +27,7 @@ def test_a_divided_model_answers_as_the_whole_one(name, monkeypatch) -> None:
         with torch.no_grad():
             whole = model(ids).logits
             assert not widths
-            with divided(model, 3):
+            with divided(sharing(model, 3)):
                 assert len(patched(model)) == 1 + 3  # the head and each layer's MLP
                 parts = model(ids).logits
     finally:
@@ -38,17 +38,17 @@ def test_a_divided_model_answers_as_the_whole_one(name, monkeypatch) -> None:
 
 def test_what_is_not_known_is_left_whole() -> None:
     model = tiny("llama").model
-    with divided(model, 1):
+    with divided(sharing(model, 1)):
         assert not patched(model)
     mlp = model.model.layers[1].mlp
     mlp.up_proj.bias = torch.nn.Parameter(torch.zeros(96))
     try:
-        with divided(model, 2):
+        with divided(sharing(model, 2)):
             assert len(patched(model)) == 1 + 2
     finally:
         mlp.up_proj.bias = None
     other = torch.nn.Module()
     other.get_output_embeddings = lambda: None  # type: ignore[assignment]
     other.mlp = torch.nn.Sequential(torch.nn.Linear(4, 8, bias=False), torch.nn.Linear(8, 4, bias=False))
-    with divided(other, 2):
+    with divided(sharing(other, 2)):
         assert not patched(other)

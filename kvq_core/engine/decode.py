@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kvq_core.engine import threads
 from kvq_core.engine.cache import LaneCache, Part
-from kvq_core.engine.divided import divided
+from kvq_core.engine.divided import divided, sharing
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows
 from kvq_core.engine.sampling import Sampler
@@ -79,6 +79,8 @@ class Decode:
         self.states_running = [state for state in self.states if state.cache is not None]
         caches = [state.cache for state in self.states_running if state.cache is not None]
         self.rows = Rows(self.prefill.groups, caches, self.rope, prompt, prompt + self.total)
+        self._narrow = self.model.widest < threads.NARROW
+        self._shared = list(sharing(self.model.model, self.rows.cores if self._narrow else 1))  # found once, not a step
 
     def _encode(self, state: LaneState) -> None:
         if state.error:  # known before it was tried
@@ -194,8 +196,7 @@ class Decode:
         """One batched forward of all rows and the upkeep of their caches: logits (rows, tokens, vocabulary)."""
         began = time.perf_counter()
         ids = torch.tensor(inputs)
-        narrow = self.model.widest < threads.NARROW
-        with threads.one_thread(narrow), divided(self.model.model, self.rows.cores if narrow else 1):
+        with threads.one_thread(self._narrow), divided(self._shared):
             attend = self.rows if self.stress is None else self.stress.wrap(self.rows)
             logits = self.model.forward(ids, self.rows.tokens, attend)
         forced = self._forced_rows()

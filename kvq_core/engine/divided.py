@@ -4,7 +4,7 @@ A product of a few rows waits for its weights. torch divides one too, but wakes 
 woken once for a layer's whole MLP, which is most of a model, and once for the output head.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
@@ -21,20 +21,20 @@ GATED = {"LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP"}
 
 
 @contextmanager
-def divided(model: nn.Module, cores: int) -> Iterator[None]:
-    """Meanwhile the products of a causal language model's output head and MLPs are shared among the cores.
-
-    Sums are taken in another order. Modules of other kinds are left as they are.
-    """
+def divided(forwards: Iterable[tuple[nn.Module, Forward]]) -> Iterator[None]:
+    """Meanwhile these modules compute as ``sharing`` says. Sums are taken in another order."""
     with ExitStack() as stack:
-        if cores > 1:
-            for module, forward in _forwards(model, cores):
-                module.forward = forward  # of this module alone
-                stack.callback(delattr, module, "forward")
+        for module, forward in forwards:
+            module.forward = forward  # of this module alone
+            stack.callback(delattr, module, "forward")
         yield
 
 
-def _forwards(model: nn.Module, cores: int) -> Iterator[tuple[nn.Module, Forward]]:
+def sharing(model: nn.Module, cores: int) -> Iterator[tuple[nn.Module, Forward]]:
+    """The output head and the MLPs of a causal language model, with forwards that share their products among the cores;
+    none for one core, and none of modules of other kinds."""
+    if cores < 2:
+        return
     head = model.get_output_embeddings()  # type: ignore[operator]
     if _plain(head):
         yield head, partial(_by_outputs, head, cores)
