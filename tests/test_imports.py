@@ -16,6 +16,7 @@ ALLOWED = {
     "errors": set(),
     "settings": {"errors"},
     "limits": {"errors", "settings"},
+    "machine": {"errors"},
     "memory": {"errors"},
     "logs": {"errors", "settings"},
     "rope": set(),

@@ -1,0 +1,62 @@
+"""Files that are whole or absent."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvq_core.machine import files
+
+
+def test_a_file_is_replaced_whole(tmp_path):
+    path = tmp_path / "new" / "a.json"
+    files.write(path, b"old")
+    with pytest.raises(RuntimeError), files.aside(path) as new:
+        new.write_bytes(b"half")
+        assert path.read_bytes() == b"old"
+        raise RuntimeError("the writer stopped")
+    assert path.read_bytes() == b"old"
+    files.write(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert [p.name for p in path.parent.iterdir()] == ["a.json"]
+
+
+def test_a_killed_writer_leaves_the_old_file(tmp_path):
+    path = tmp_path / "a"
+    files.write(path, b"old")
+    code = (
+        "import os, sys, pathlib; from kvq_core.machine import files\n"
+        "with files.aside(pathlib.Path(sys.argv[1])) as new:\n"
+        "    new.write_bytes(b'half'); os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(path)], env=os.environ).returncode == -9
+    assert path.read_bytes() == b"old"
+    files.write(path, b"new")
+    assert path.read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", "null", '{"value": 1}', '{"value": 2, "sha256": "0"}'])
+def test_a_damaged_memo_is_none(tmp_path, damage):
+    path = tmp_path / "memo.json"
+    assert files.read_memo(path) is None
+    assert files.keep_memo(path, {"a": [1, 2.5, None, "ü"]})
+    assert files.read_memo(path) == {"a": [1, 2.5, None, "ü"]}
+    path.write_text(damage)
+    assert files.read_memo(path) is None
+
+
+def test_a_flipped_bit_in_a_memo_is_noticed(tmp_path):
+    path = tmp_path / "memo.json"
+    files.keep_memo(path, {"hash": "abc"})
+    sealed = json.loads(path.read_text())
+    sealed["value"]["hash"] = "abd"
+    path.write_text(json.dumps(sealed))
+    assert files.read_memo(path) is None
+
+
+def test_a_memo_that_cannot_be_written_costs_nothing(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    assert not files.keep_memo(Path(tmp_path / "file" / "memo"), 1)
