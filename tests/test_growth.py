@@ -20,6 +20,8 @@ LANES = [
     Lane(method="innerq", label="innerq", knobs={"mode": "asymmetric", "zero_point": "float16"}),
     Lane(method="svdq", label="svdq", knobs={"value_bits": 4}),
     Lane(method="svdq", label="per head", knobs={"per_head": True}),
+    Lane(method="svdq", label="target", knobs={"target_bits": 2.5}),
+    Lane(method="svdq", label="sparse", knobs={"sparsity": {"budget_tokens": 128, "outlier_chunks": 3}}),
     Lane(method="fp16", label="fp16"),
 ]
 
@@ -70,14 +72,16 @@ def test_a_width_nothing_was_measured_of_is_not_known() -> None:
 @pytest.mark.parametrize("lane", LANES, ids=lambda lane: lane.label)
 def test_what_does_not_grow_is_as_declared(lane: Lane) -> None:
     """Twice the tokens: the stored bytes less the declared fixed ones double."""
-    sizes = []
+    layers = 2 if lane.layers == "all" else len(lane.layers)
+    growing = []
     for tokens in (512, 1024):
         parts = memory_at(lane, tokens).bytes_by_part
-        sizes.append(sum(s for n, s in parts.items() if n.startswith("key_") and n[4:] not in ("window", "sinks")))
-    fixed = lane.build().fixed_bytes(SHAPE)[0] * (2 if lane.layers == "all" else len(lane.layers))
+        method = lane.build().as_stored({name: size / layers for name, size in parts.items()}, SHAPE)
+        size = sum(s for n, s in parts.items() if n.startswith("key_") and n[4:] not in ("window", "sinks"))
+        growing.append(size - layers * method.fixed_bytes(SHAPE)[0])
     packed = [lane.windows()[0].packed(tokens) for tokens in (512, 1024)]
     if packed[0] and lane.layers == "all":
-        assert (sizes[1] - fixed) / packed[1] == pytest.approx((sizes[0] - fixed) / packed[0], rel=1e-3)
+        assert growing[1] / packed[1] == pytest.approx(growing[0] / packed[0], rel=1e-3)
 
 
 def test_ways_out_are_well_formed() -> None:

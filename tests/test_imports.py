@@ -27,7 +27,7 @@ ALLOWED = {
     "verdict": {"record"},
     "versus": {"record"},
     "explain": {"errors", "methods", "record", "spec", "verdict"},
-    "growth": {"methods", "record", "spec"},
+    "growth": {"errors", "methods", "record", "spec"},
     "spec": {"errors", "methods"},
     "models": {"errors", "memory", "methods", "rope", "settings", "spec"},
     "packed": {"errors", "kvq_kernels", "learned", "methods", "models", "rope", "spec"},

@@ -3,14 +3,18 @@
 import csv
 import io
 import json
+from pathlib import Path
 
 import gradio as gr
 import numpy as np
 import plotly.graph_objects as go
 import pytest
 
+from kvq_core.growth import growths, shape_of
+from kvq_core.store import read_run
 from tests.ui_record_factory import make_run
 from ui.export import COLUMNS, figures_of, points, view_csv, view_json
+from ui.numbers import size
 from ui.panels.view import Drawn
 from ui.panels.views import TABS
 from ui.selection import Selection
@@ -115,3 +119,32 @@ def test_an_extrapolation_that_cannot_be_has_no_lines():
     assert full[:4] == ["FP16 cache", 1000, 2, 2 * 2 * env.layers * env.kv_heads * env.head_dim * 1000 * 2]
     assert 0 < lane[3] < full[3] and lane[6] == "bytes, This model"
     assert view.compute(record, arrays, AT, *held[:3], 0, 2).tables["extrapolation"] == []
+
+
+def test_a_basis_fades_in_a_long_context_wherever_it_is_shown():
+    """SVDq's basis is most of what a short run stores of its keys, and next to nothing of 32,768 tokens."""
+    runs = [read_run(manifest.parent) for manifest in sorted(Path("presets/runs").glob("*/manifest.json"))]
+    record, arrays = next(run for run in runs if any(lane.label == "SVDq 2" for lane in run[0].lanes))
+    at = [lane.label for lane in record.lanes].index("SVDq 2")
+    growth, shape = growths(record)[at], shape_of(record)
+    fixed = 2 * (192 * 72 + 192 + 2 * 72)  # bytes a layer: basis, mean, scale and zero-point of 72 of 192 channels
+    exact = 2 + 8 * fixed / (192 * 32_768)
+    assert growth.effective_bits(shape, 32_768) == pytest.approx((exact, 16), abs=1e-9)
+    assert exact == pytest.approx(2.036, abs=5e-4)
+    with gr.Blocks():
+        view = dict(TABS)["Bits"]()
+    page = view.compute(record, arrays, AT, *(picker.value for picker in view.pickers))
+    told = json.loads(view_json(record, AT, "storage", page))
+    for rows in (
+        rows_of(record, "storage", page),
+        [dict(zip(COLUMNS, ["length", *r], strict=True)) for r in told["figures"]["length"]],
+    ):
+        curve = {int(r["x"]): float(r["y"]) for r in rows if r["figure"] == "length" and r["series"] == "SVDq 2"}
+        for tokens, bits in curve.items():
+            key, value = growth.effective_bits(shape, tokens)
+            assert bits == pytest.approx((key + value) / 2, abs=1e-3)
+        assert curve[max(curve)] < 9.01  # keys at 2 bits beside values at 16
+    [row] = [r for r in told["tables"]["extrapolation"] if r[0] == "SVDq 2"]
+    elements = shape.layers * 192 * 32_768
+    assert row[1] == 32_768 and row[3] == pytest.approx(elements * (exact + 16) / 8)
+    assert size(row[3]) in page.html["extrapolation"]

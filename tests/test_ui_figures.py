@@ -17,9 +17,9 @@ from ui.figures.damage import captured_at, worst_head
 from ui.figures.rate import DISTORTIONS, front, points
 from ui.figures.spectra import ranks
 from ui.figures.subspace import inside_share, split_errors
-from ui.figures.usage import bits_at, dead_codes
+from ui.figures.usage import dead_codes
 from ui.panels import damage, spectra, subspace
-from ui.panels.storage import dead
+from ui.panels.storage import dead, extrapolation
 from ui.selection import Selection
 from ui.tables import COLUMNS, perplexity_rows, scorecard, to_csv
 
@@ -173,23 +173,24 @@ def test_perplexity_block_keeps_its_order(run):
     assert [row[0] for row in rows] == ["Mean KLD", "Maximum KLD"] and rows[0][1] == "0.2000 ± 0.010"
 
 
-def test_effective_bits_are_the_measured_ones_at_the_measured_length(run):
-    memory = run[0].lanes[0].memory
-    elements = 30 * 3 * 64
-    window = 280_000 / 2 / elements  # tokens at fp16
-    at_480 = bits_at(memory, "key", 480, elements)
-    assert at_480 == pytest.approx((window * 16 + (480 - window) * 3) / 480)
-    assert bits_at(memory, "key", window / 2, elements) == 16
-    assert bits_at(memory, "key", 1e9, elements) == pytest.approx(3, abs=1e-3)
-    untouched = memory.model_copy(update={"key_bits_quantized": None})
-    assert bits_at(untouched, "key", 100, elements) == 16
-
-
 def test_codebooks_count_less_in_a_longer_context(run):
-    memory = run[0].lanes[0].memory.model_copy(update={"shared_bytes": 1_000_000})
-    elements = 30 * 3 * 64
-    extra = [bits_at(memory, "key", n, elements, True) - bits_at(memory, "key", n, elements) for n in (1000, 10_000)]
-    assert extra == pytest.approx([8e6 / 2 / elements / 1000, 8e6 / 2 / elements / 10_000])
+    record = run[0].model_copy(deep=True)
+    record.lanes[1].memory.shared_bytes = 1_000_000
+    curves = {
+        trace.name: dict(zip(trace.x.tolist(), trace.y.tolist(), strict=True))
+        for trace in f.bits_by_length(record).data
+    }
+    elements = 2 * 30 * 3 * 64
+    for n, bits in curves["Lane 1, codebooks counted"].items():
+        assert bits - curves["Lane 1"][n] == pytest.approx(8e6 / elements / n, abs=2e-3)
+    assert "Lane 0, codebooks counted" not in curves
+
+
+def test_a_lane_that_cannot_be_built_any_more_has_no_curve(run):
+    record = run[0].model_copy(deep=True)
+    record.spec["lanes"][0]["knobs"] = {"gone": 3}
+    assert [trace.name for trace in f.bits_by_length(record).data] == ["Lane 1", "Lane 2"]
+    assert "<td>–</td>" in extrapolation(record, "This model", 1000, 1)
 
 
 def test_the_front_holds_who_nobody_beats():

@@ -172,6 +172,11 @@ class Method(BaseModel):
         """Stored bytes of keys and of values a quantized layer that do not grow with the tokens: a basis, norms."""
         return 0, 0
 
+    def as_stored(self, parts: dict[str, float], shape: ModelShape) -> Self:
+        """This method with whatever a prompt decided of its fixed bytes, told by what a run stored of it: bytes of a
+        quantized layer by part (``key_basis``), on a model of that shape."""
+        return self
+
     def usage_bytes(self, shape: ModelShape, tokens: int) -> int:
         """At most, bytes of the record's arrays that tell how a lane stores: its bits, and what Codec.usage counts."""
         return shape.layers * (4 * tokens + shape.kv_heads * 4 * 2 * 256)

@@ -1,6 +1,6 @@
 """SVDq: keys projected on their own singular vectors, strong latent channels stored with more bits than weak ones."""
 
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
 from pydantic import Field
@@ -82,7 +82,7 @@ class Svdq(Method):
         return local or prompt, prompt if self.value_bits else Window(step=None)
 
     def why_not(self, shape: ModelShape) -> str | None:
-        channels = shape.head_dim if self.per_head else shape.head_dim * shape.kv_heads
+        _, channels = self._latent(shape)
         if channels % GROUPS:
             return f"{channels} latent channels cannot be split into {GROUPS} equal groups"
         return None
@@ -122,13 +122,30 @@ class Svdq(Method):
             value = GroupCodec(self.value_bits, prompt.values.shape[-1], "channels", prompt.metadata)
         return Fitted(key, value, tuple(notes), None if selector is None else selector.select)
 
-    def fixed_bytes(self, shape: ModelShape) -> tuple[int, int]:
-        """Basis, mean, and scales and zero-points a latent channel; nothing where the prompt decides the schedule."""
+    def as_stored(self, parts: dict[str, float], shape: ModelShape) -> Self:
+        """With as many groups and outlier chunks as were kept; of their widths nothing is told or needed."""
+        changes: dict[str, Any] = {}
         if self.target_bits is not None:
-            return 0, 0
-        units, channels = (shape.kv_heads, shape.head_dim) if self.per_head else (1, shape.kv_heads * shape.head_dim)
+            units, channels = self._latent(shape)
+            kept = round(parts.get("key_basis", 0) / (2 * units * channels * (channels // GROUPS)))
+            changes = {"target_bits": None, "schedule": (1,) * kept + (0,) * (GROUPS - kept)}
+        if self.sparsity is not None:
+            outliers = round(parts.get("key_outlier_chunks", 0) / (4 * shape.kv_heads))
+            changes["sparsity"] = self.sparsity.model_copy(update={"outlier_chunks": outliers})
+        return self.model_copy(update=changes)
+
+    def _latent(self, shape: ModelShape) -> tuple[int, int]:
+        """Bases of a layer and the channels of each."""
+        return (shape.kv_heads, shape.head_dim) if self.per_head else (1, shape.kv_heads * shape.head_dim)
+
+    def fixed_bytes(self, shape: ModelShape) -> tuple[int, int]:
+        """Basis, mean, scales and zero-points a latent channel where no prompt decides the schedule; outlier chunks."""
+        sparse = self.sparsity
+        fixed = sparse.outliers * shape.kv_heads * (2 * sparse.chunk_size * shape.head_dim + 4) if sparse else 0
+        units, channels = self._latent(shape)
         kept = channels // GROUPS * sum(width > 0 for width in self.schedule)
-        return 2 * units * (channels * kept + channels + 2 * kept), 0
+        basis = 2 * units * (channels * kept + channels + 2 * kept)
+        return fixed + (basis if self.target_bits is None else 0), 0
 
     def summary(self) -> str:
         widths = f"schedule {' '.join(map(str, self.schedule))}"

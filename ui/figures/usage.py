@@ -3,7 +3,8 @@
 import numpy as np
 import plotly.graph_objects as go
 
-from kvq_core.record import Memory, Record
+from kvq_core.growth import growths, shape_of
+from kvq_core.record import Record
 from ui.colors import lane_color
 from ui.figures.base import (
     Arrays,
@@ -85,47 +86,26 @@ def shares(record: Record, arrays: Arrays, what: str, kind: str) -> go.Figure | 
     return labelled(figure, f"Heatmaps: share of {SHARES[what]}, one a lane", {"layer": "x", "kv_head": "y"})
 
 
-def bits_at(memory: Memory, kind: str, context: float, elements: float, shared: bool = False) -> float:
-    """Effective bits an element of keys or values at a context length.
-
-    The quantized region at its measured bits; windows and sinks as many tokens as measured; tensors left alone stay
-    at fp16; with ``shared``, model-wide tensors such as codebooks on top (half to keys, half to values). ``elements``:
-    of keys (or values) a token holds, over all layers and heads.
-    """
-    width = getattr(memory, f"{kind}_bits_quantized")
-    if width is None:
-        return FULL
-    parts = memory.bytes_by_part
-    apart = sum(parts.get(f"{kind}_{name}", 0) for name in ("window", "sinks")) / 2  # elements at fp16
-    untouched = parts.get(f"{kind}_untouched", 0) / 2
-    total = elements * memory.tokens
-    window = min(context, apart / elements)
-    quantized = (context - window) * max(0.0, 1 - untouched / max(1.0, total - apart))
-    stored = quantized * width + (context - quantized) * FULL
-    extra = 8 * memory.shared_bytes / 2 / elements if shared else 0.0
-    return (stored + extra) / context
-
-
 def bits_by_length(record: Record) -> go.Figure | None:
     """Effective bits of keys and values against context length; dashed with model-wide codebooks counted."""
-    lanes = [(i, lane, lane.memory) for i, lane in enumerate(record.lanes) if lane.memory is not None]
-    if not lanes:
-        return None
-    env = record.environment
-    elements = env.layers * env.kv_heads * env.head_dim
+    found = {index: growth for index, growth in growths(record).items() if growth is not None}
+    shape, contexts = shape_of(record), CONTEXTS.tolist()
     figure = canvas(320, xaxis={"type": "log"}, yaxis={"title": {"text": "bits an element"}, "range": [0, FULL + 0.6]})
-    for index, lane, memory in lanes:
-        for shared in (False, True) if memory.shared_bytes else (False,):
-            line = [
-                (bits_at(memory, "key", n, elements, shared) + bits_at(memory, "value", n, elements, shared)) / 2
-                for n in CONTEXTS.tolist()
-            ]
-            name = label_of(lane) + (", codebooks counted" if shared else "")
+    drawn = False
+    for index, growth in found.items():
+        own = [(n, bits) for n in contexts if (bits := growth.mean_bits(shape, n)) is not None]
+        for shared in (False, True) if growth.shared_bytes else (False,):
+            line = [bits + (growth.shared_bits(shape, n) if shared else 0.0) for n, bits in own]
+            name = label_of(record.lanes[index]) + (", codebooks counted" if shared else "")
             figure.add_scatter(
-                x=CONTEXTS, y=rounded(np.asarray(line), 3), mode="lines", name=name, showlegend=not shared,
+                x=np.array([n for n, _ in own]), y=rounded(np.asarray(line), 3), mode="lines", name=name,
+                showlegend=not shared,
                 line={"color": lane_color(index), "width": 1.8, "dash": "dash" if shared else "solid"},
                 hovertemplate="%{x:,} tokens: %{y:.2f} bits<extra>" + name + "</extra>",
             )  # fmt: skip
-    figure.add_vline(lanes[0][2].tokens, line={"color": "#98a2b3", "width": 1, "dash": "dot"})
+            drawn = True
+    if not drawn:
+        return None
+    figure.add_vline(record.lanes[min(found)].memory.tokens, line={"color": "#98a2b3", "width": 1, "dash": "dot"})
     figure.update_xaxes(title_text="context, tokens (dotted: this run)")
     return labelled(figure, "Curves: effective bits against context length, one a lane")

@@ -4,11 +4,13 @@ from typing import Any
 
 import gradio as gr
 
+from kvq_core.growth import growths, shape_of
+from kvq_core.methods import ModelShape
 from kvq_core.record import Record
 from ui.colors import lane_color
 from ui.figures.base import Arrays
 from ui.figures.bits import bit_map, stored_bytes
-from ui.figures.usage import bits_at, bits_by_length, code_usage, dead_codes, latent_bits, shares
+from ui.figures.usage import bits_by_length, code_usage, dead_codes, latent_bits, shares
 from ui.numbers import listed, percent, size
 from ui.panels.view import Drawn, Slot, View, create_page, create_words, or_absent
 from ui.selection import Selection
@@ -31,17 +33,19 @@ ROWS = (
     ["spent"],
     (
         Slot("bytes", "Stored bytes by what they are for"),
-        Slot("length", "Effective bits against context", "Windows stay as they are; what is fixed fades."),
+        Slot(
+            "length", "Effective bits against context", "Of a prompt that long: windows stay, what is fixed fades.",
+        ),
     ),
 )  # fmt: skip
 MAX_CONTEXT, MAX_BATCH = 10_000_000, 100_000
-# Layers, KV heads and head_dim as the models' configurations publish them.
+# As the models' configurations publish them.
 SHAPES = {
-    "Llama-3.1-8B": (32, 8, 128),
-    "Llama-3.1-70B": (80, 8, 128),
-    "Qwen2.5-0.5B": (24, 2, 64),
-    "Qwen2.5-7B": (28, 4, 128),
-    "Mistral-7B-v0.3": (32, 8, 128),
+    "Llama-3.1-8B": ModelShape(layers=32, query_heads=32, kv_heads=8, head_dim=128, context=131_072),
+    "Llama-3.1-70B": ModelShape(layers=80, query_heads=64, kv_heads=8, head_dim=128, context=131_072),
+    "Qwen2.5-0.5B": ModelShape(layers=24, query_heads=14, kv_heads=2, head_dim=64, context=32_768),
+    "Qwen2.5-7B": ModelShape(layers=28, query_heads=28, kv_heads=4, head_dim=128, context=131_072),
+    "Mistral-7B-v0.3": ModelShape(layers=32, query_heads=32, kv_heads=8, head_dim=128, context=32_768),
 }
 OWN = "This model"
 SPENT = (
@@ -109,49 +113,38 @@ def extrapolation(record: Record, shape: str, context: Any, batch: Any) -> str:
             f'<p class="error">Give a context from 1 to {MAX_CONTEXT:,} tokens and a batch from 1 to {MAX_BATCH:,}.</p>'
         )
     tokens, copies = int(context), int(batch)
-    full = _full_bytes(record, shape, tokens, copies)
+    full, stored = _bytes(record, shape, tokens, copies)
     rows = [f'<tr><th scope="row"><span class="dot ref"></span>FP16 cache</th><td>{size(full)}</td><td>100 %</td></tr>']
-    for index, label, share in _ratios(record, tokens):
+    for index, taken in stored.items():
+        label, share = record.lanes[index].label, None if taken is None else taken / full
         dot = f'<span class="dot" style="background:{lane_color(index)}"></span>'
-        rows.append(
-            f'<tr><th scope="row">{dot}{safe(label)}</th><td>{size(full * share)}</td><td>{percent(share)}</td></tr>'
-        )
+        rows.append(f'<tr><th scope="row">{dot}{safe(label)}</th><td>{size(taken)}</td><td>{percent(share)}</td></tr>')
     return (
         '<div class="scroll" tabindex="0"><table class="plain"><thead><tr>'
         f'<th scope="col">{safe(shape)} at {tokens:,} × {copies:,}</th>'
         '<th scope="col">cache</th><th scope="col">of fp16</th>'
         f"</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-        '<p class="muted">Extrapolated from this run: the quantized region at its measured bits, windows of the '
-        "measured size, model-wide codebooks not counted.</p>"
+        '<p class="muted">Extrapolated from this run to prompts of that length: the quantized region at its measured '
+        "bits, windows and what is fixed (a basis, norms) as they are, model-wide codebooks not counted.</p>"
     )
 
 
-def _ratios(record: Record, tokens: int) -> list[tuple[int, str, float]]:
-    """Per lane its index, label, and share of an fp16 cache that it stores of a context."""
-    env = record.environment
-    measured = env.layers * env.kv_heads * env.head_dim
-    return [
-        (index, lane.label, sum(bits_at(lane.memory, kind, tokens, measured) for kind in ("key", "value")) / 32)
-        for index, lane in enumerate(record.lanes)
-        if lane.memory is not None
-    ]
-
-
-def _full_bytes(record: Record, shape: str, tokens: int, copies: int) -> int:
-    """Of an fp16 cache: keys and values, two bytes an element."""
-    env = record.environment
-    layers, heads, dim = SHAPES.get(shape, (env.layers, env.kv_heads, env.head_dim))
-    return 2 * 2 * layers * heads * dim * tokens * copies
+def _bytes(record: Record, name: str, tokens: int, copies: int) -> tuple[int, dict[int, float | None]]:
+    """Of an fp16 cache, keys and values at two bytes an element; and of every lane's by its index, None if unknown."""
+    shape = SHAPES.get(name) or shape_of(record)
+    full = 2 * 2 * shape.layers * shape.kv_heads * shape.head_dim * tokens * copies
+    found = growths(record).items()
+    return full, {index: growth and growth.nbytes(shape, tokens, copies) for index, growth in found}
 
 
 def _rows(record: Record, shape: str, context: Any, batch: Any) -> list[list[Any]]:
     """The extrapolation's table: see ui.export."""
     if not _whole(context, MAX_CONTEXT) or not _whole(batch, MAX_BATCH):
         return []
-    full = _full_bytes(record, shape, int(context), int(batch))
-    shares = [("FP16 cache", 1.0), *((label, share) for _, label, share in _ratios(record, int(context)))]
+    full, stored = _bytes(record, shape, int(context), int(batch))
+    told = [("FP16 cache", full), *((record.lanes[index].label, taken) for index, taken in stored.items())]
     named = ["context, tokens", "batch", f"bytes, {shape}"]
-    return [[label, int(context), int(batch), full * share, *named] for label, share in shares]
+    return [[label, int(context), int(batch), taken, *named] for label, taken in told if taken is not None]
 
 
 def _whole(value: Any, high: int) -> bool:
