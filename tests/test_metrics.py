@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy.special import rel_entr
 
+from kvq_core.divergence import kl_divergence
 from kvq_core.metrics.fidelity import Fidelity, perplexity_block
 
 
@@ -40,6 +41,39 @@ def test_columns_equal_direct_float64() -> None:
     np.testing.assert_allclose(fidelity.column("reference/margin").numpy(), top[:, -1] - top[:, -2], atol=1e-5)
     np.testing.assert_array_equal(fidelity.column("topk_ids", 0).numpy(), np.argsort(-q, -1)[:, :5])
     assert fidelity.n_scored == 40 and not any(fidelity.not_finite)
+
+
+@pytest.mark.parametrize("vocabulary", [49_152, 151_936])
+@pytest.mark.parametrize("noise", [2e-4, 2e-3, 2e-2])
+def test_small_divergences_are_those_of_float64(vocabulary: int, noise: float) -> None:
+    """Down to where a sum of p (log p - log q) in float32 is nothing but its rounding."""
+    torch.manual_seed(0)
+    reference = 3 * torch.randn(12, vocabulary)
+    lanes = (reference + noise * torch.randn(2, 12, vocabulary)).contiguous()
+    fidelity = Fidelity(2)
+    fidelity(reference, lanes, [0] * 12)
+    p, q = (torch.softmax(x.double(), -1).numpy() for x in (reference, lanes))
+    for lane in range(2):
+        found, exact = fidelity.column("kld", lane).numpy(), rel_entr(p, q[lane]).sum(-1)
+        assert (found >= 0).all() and 0.2 * noise**2 < exact.mean() < noise**2
+        np.testing.assert_allclose(found, exact, rtol=2e-3)
+
+
+def test_equal_logits_have_no_divergence() -> None:
+    logits = 8 * torch.randn(5, 49_152)
+    fidelity = Fidelity(1)
+    fidelity(logits, logits[None].clone(), [0] * 5)
+    assert (fidelity.column("kld", 0) == 0).all()
+
+
+def test_divergence_of_far_apart_distributions() -> None:
+    """Tokens one side holds next to impossible, or impossible, overflow nothing and are left out of nothing."""
+    p = torch.tensor([[0.0, -5.0, -120.0, -300.0, -torch.inf, -torch.inf]])
+    q = torch.tensor([[-200.0, -4.0, 0.0, -1.0, 2.0, -torch.inf]])
+    exact = rel_entr(*(torch.softmax(x.double(), -1).numpy() for x in (p, q))).sum(-1)
+    found = kl_divergence(p.log_softmax(-1), q.log_softmax(-1))
+    np.testing.assert_allclose(found.numpy(), exact, rtol=1e-5)
+    assert kl_divergence(q.log_softmax(-1), p.log_softmax(-1)).item() == math.inf  # q's most probable token is p's 0
 
 
 def test_perplexity_block_by_hand() -> None:

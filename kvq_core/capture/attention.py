@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kvq_core.capture.scores import Extent, weights_of
+from kvq_core.divergence import kl_divergence
 from kvq_core.engine.tap import Seen
 
 SINKS = 4  # first tokens whose attention mass is followed
@@ -105,12 +106,12 @@ class AttentionTap:
         """scores (1 + lanes, query_heads, positions), the reference's first."""
         log = torch.log_softmax(scores, -1)
         mass = log.exp()
-        kl = (mass[:1] * (log[:1] - log[1:])).sum(-1)
+        kl = kl_divergence(log[:1], log[1:])
         for row, read in reads.items():
             left_out = ~read.repeat_interleave(scores.shape[1] // len(read), 0)
             own = torch.log_softmax(scores[row].masked_fill(left_out, float("-inf")), -1)
             mass[row] = own.exp()
-            kl[row - 1] = (mass[row] * (own - log[0]).masked_fill(left_out, 0)).sum(-1)
+            kl[row - 1] = kl_divergence(own, log[0])
         self.kl[:, at, layer] = kl.cpu()
         self.sink_mass[:, at, layer] = mass[..., :SINKS].sum(-1).cpu()
         self.by_depth[:, layer] += self.depths.sums(_centred_size(scores[1:] - scores[:1])).cpu()

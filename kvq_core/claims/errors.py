@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kvq_core.claims.lanes import Held
 from kvq_core.claims.sample import Sample
+from kvq_core.divergence import kl_divergence
 
 
 def relative_error(read: Tensor, true: Tensor) -> float:
@@ -72,7 +73,7 @@ def predictions(sample: Sample, held: Held) -> dict[str, float]:
     perplexity of the text's own next tokens over the reference's."""
     log_q = sample.replay(held.keys, held.values).log_softmax(-1)
     log_p = sample.reference_logits.log_softmax(-1)
-    kld = (log_p.exp() * (log_p - log_q)).sum(-1).mean().item()
+    kld = kl_divergence(log_p, log_q).mean().item()
     follow = torch.tensor(sample.ids[sample.prompt + 1 :])[:, None]
     nll = (log_p - log_q)[:-1].gather(-1, follow).mean()
     return {"kld": kld, "ppl_ratio": nll.exp().item()}

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvq_core.divergence import kl_divergence
 from kvq_core.engine.prefill import LayerGroup, Prefill
 from kvq_core.errors import SpecError
 from kvq_core.models import LoadedModel
@@ -111,7 +112,7 @@ def disturb(model: LoadedModel, prefill: Prefill, stress: Stress) -> tuple[Appli
     applied.apply(prefill.groups)
     after = _logits(model, prefill, applied)
     p, q = torch.log_softmax(before.double(), -1), torch.log_softmax(after.double(), -1)
-    kld = (p.exp() * (p - q)).sum(-1).clamp_min(0).max().item()
+    kld = kl_divergence(p, q).max().item()
     found = Unchanged(
         positions=len(p), kld_max=kld, logit_max=(before - after).abs().max().item(),
         same_tokens=torch.equal(before.argmax(-1), after.argmax(-1)),

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvq_core.divergence import kl_divergence
 from kvq_core.record import Interval
 
 TOPK = 5
@@ -26,12 +27,10 @@ class Fidelity:
         """reference (n, vocabulary), lanes (lanes, n, vocabulary), the n tokens that follow."""
         p_log = torch.log_softmax(reference, -1)
         q_log = torch.log_softmax(lanes, -1)
-        p = p_log.exp()
         follow = torch.tensor(targets, device=reference.device)[:, None]
         for lane, finite in enumerate(torch.isfinite(lanes).all(-1).all(-1).tolist()):
             self.not_finite[lane] |= not finite
-        # 0 * (-inf - x) is NaN where the reference gives a token probability 0
-        self._put("kld", torch.where(p > 0, p * (p_log - q_log), 0.0).sum(-1))
+        self._put("kld", kl_divergence(p_log, q_log))
         lane_nll = -q_log.gather(-1, follow.expand(self.lanes, -1, -1))[..., 0]
         nll = -p_log.gather(-1, follow)[..., 0]
         self._put("nll", lane_nll)
