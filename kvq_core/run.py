@@ -155,17 +155,14 @@ class Run:
         self._lap("decode", began)
 
     def _observed(self, steps: Iterator[None]) -> Iterator[None]:
-        """Tell the captures which keys are quantized before every step and how far it got after it."""
+        """Tell the captures which keys are quantized before every step."""
         while True:
-            before = self.fidelity.n_scored
             if self.captures is not None:
                 self.captures.begin([quantized_keys(s.cache) for s in self.running if s.cache is not None])
             try:
                 next(steps)
             except StopIteration:
                 return
-            if self.captures is not None:
-                self.captures.advance(self.fidelity.n_scored - before)
             yield
 
     def _set_up_captures(self) -> None:
@@ -176,6 +173,8 @@ class Run:
 
     def _score(self, reference: torch.Tensor, lanes: torch.Tensor, targets: list[int]) -> None:
         self.fidelity(reference, lanes, targets)
+        if self.captures is not None:  # before ``_close``, which may come within the same step
+            self.captures.advance(len(targets))
 
     def _close(self, rows: Rows) -> None:
         if self.captures is not None:

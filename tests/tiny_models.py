@@ -1,9 +1,18 @@
 """Tiny random models of the supported architectures, built from configs: no network, no weights on disk."""
 
 from functools import cache
+from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from kvq_core.models import LoadedModel, wrap
 
@@ -19,19 +28,22 @@ CONFIGS = {
     "qwen2": (Qwen2Config, {}),  # bias on q, k and v
     "qwen3": (Qwen3Config, {}),  # RMS norm on q and k
     "mistral": (MistralConfig, {"sliding_window": None}),
+    "granite": (GraniteConfig, {"attention_multiplier": 0.6}),  # scores are not divided by sqrt(head_dim)
+    "gemma2": (Gemma2Config, {"query_pre_attn_scalar": 4, "attn_logit_softcapping": None}),
 }
 
 
 @cache
-def tiny(name: str, dtype: torch.dtype = torch.float32) -> LoadedModel:
+def tiny(name: str, dtype: torch.dtype = torch.float32, tokenizer: Any = None) -> LoadedModel:
     """A model of that architecture with random weights; biases are random too, so that a lost one shows."""
     config, changes = CONFIGS[name]
     torch.manual_seed(7)
-    model = AutoModelForCausalLM.from_config(config(**{**_COMMON, **changes}), dtype=dtype)
+    vocabulary = {"vocab_size": len(tokenizer)} if tokenizer is not None else {}
+    model = AutoModelForCausalLM.from_config(config(**{**_COMMON, **changes, **vocabulary}), dtype=dtype)
     for parameter_name, parameter in model.named_parameters():
         if parameter_name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.5)
-    return wrap(model, None, id=f"tiny-{name}")
+    return wrap(model, tokenizer, id=f"tiny-{name}")
 
 
 def generate(model: LoadedModel, ids: list[int], new: int, ignore_eos: bool = True) -> list[int]:
