@@ -178,7 +178,7 @@ def test_cache_errors_are_frobenius_norms() -> None:
     queries = prefill.groups[0].queries[:, :, -1]
     asked, seen = prefill.groups[0].queries[:, :, [20, 50, 63]], torch.tensor([21, 51, rows.tokens])
     buckets = Buckets.of(rows.tokens, 5)
-    truth = Truth.of(rows, [[0, 1, 2]], directions, asked, seen, buckets)
+    truth = Truth.of(rows, [[0, 1, 2]], directions, model.shape.scaling, asked, seen, buckets)
     errors = cache_errors(rows, 1, truth)
     true = torch.stack([rows.working(0, 0, "key", layer) for layer in range(3)]).double()
     read = torch.stack([rows.working(1, 0, "key", layer) for layer in range(3)]).double()
@@ -238,8 +238,8 @@ def test_output_bound_holds_where_the_printed_one_fails() -> None:
 
     def both(heads: int, key_error: torch.Tensor, value_error: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         queries, seen, read = torch.randn(heads, 1, 8), torch.tensor([30]), values + value_error
-        change = attended(queries, keys + key_error, read, seen) - attended(queries, keys, values, seen)
-        return change[:, 0].norm(dim=-1), output_bound(queries[:, 0], key_error, read, value_error)
+        change = attended(queries, keys + key_error, read, 0.5, seen) - attended(queries, keys, values, 0.5, seen)
+        return change[:, 0].norm(dim=-1), output_bound(queries[:, 0], key_error, read, value_error, 0.5)
 
     actual, bound = both(6, wrong, torch.zeros_like(values))
     assert actual.shape == bound.shape == (6,) and (actual > 0).all() and (actual <= bound).all()

@@ -7,7 +7,6 @@ from torch import Tensor
 from kvq_core.engine.rows import Rows
 from kvq_core.events import Finished
 from kvq_core.models import LoadedModel
-from kvq_core.record import Record
 from kvq_core.run import Run, compare_on
 from kvq_core.spec import ComparisonSpec, Lane
 from tests.tiny_models import tiny
@@ -18,7 +17,7 @@ LANES = (
 )
 PROMPT = "The harbour keeps its tide tables by hand, and the brass gauge has a paper drum that nobody has replaced."
 CONTINUATIONS = {"generated": None, "one token": None, "forced": " since the harbour master wound the clock and left."}
-ARCHITECTURES = ("llama",)
+ARCHITECTURES = ("llama", "granite", "gemma2")
 
 
 class Attention:

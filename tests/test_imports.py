@@ -59,8 +59,8 @@ ALLOWED = {
     },
     "board": {"errors", "settings"},
     "claims": {
-        "assemble", "board", "capture", "codebooks", "divergence", "engine", "errors", "learned", "methods", "models", "presets",
-        "record", "rope", "run", "spec",
+        "assemble", "board", "capture", "codebooks", "divergence", "engine", "errors", "learned", "methods", "models",
+        "presets", "record", "rope", "run", "spec",
     },
     "claims_cli": {"board", "claims", "errors", "models", "spec"},
     "training": {"codebooks", "errors", "learned", "methods", "models", "settings", "spec"},

@@ -105,10 +105,10 @@ def test_cells_nest(bits: int) -> None:
 
 def test_attention_rows_are_those_of_the_last_queries() -> None:
     keys, _, queries = cache(20)
-    rows = attention_rows(queries[None], keys[None], 5, "head")
+    rows = attention_rows(queries[None], keys[None], 5, "head", (DIM**-0.5,))
     expected = attention_by_hand(queries, keys, 5).reshape(5, HEADS, GROUPS, 20).max(2)
     np.testing.assert_allclose(torch.stack(rows)[:, 0].numpy(), expected, rtol=1e-4, atol=1e-7)
-    layer = attention_rows(queries[None], keys[None], 5, "layer")
+    layer = attention_rows(queries[None], keys[None], 5, "layer", (DIM**-0.5,))
     np.testing.assert_allclose(torch.stack(layer)[:, 0, 0].numpy(), expected.max(1), rtol=1e-4, atol=1e-7)
 
 

@@ -258,7 +258,7 @@ def test_selection_reads_the_chunks_shadowkv_would() -> None:
     keys, _ = cache(2, 100, 16)
     keys[1, 33] *= -8  # chunk 4 of head 1 has a key its landmark does not stand for
     sparsity = Sparsity(budget_tokens=24, outlier_chunks=1, local_chunks=2)
-    selector = Selector.of_prompt(keys[None], sparsity)
+    selector = Selector.of_prompt(keys[None], sparsity, (16**-0.5,))
     assert sparsity.chunks(100) == (100 - 16) // 8 == 10
     assert selector.outliers[0, 1].tolist() == [4]
     queries = torch.randn(6, 1, 16, generator=torch.Generator().manual_seed(1))
@@ -304,7 +304,7 @@ def test_outlier_chunks_are_exact_and_landmarks_counted() -> None:
     after = Rope.of(*rope, 16).rotate(keys[None], 0)[0]
     method = make("svdq", sparsity={"outlier_chunks": 2, "budget_tokens": 16})
     result = kvq_core.roundtrip(method, after, values, rope=rope, windows=True, metadata="float16")
-    selector = Selector.of_prompt(after[None], method.sparsity)  # type: ignore[attr-defined]
+    selector = Selector.of_prompt(after[None], method.sparsity, (16**-0.5,))  # type: ignore[attr-defined]
     at = selector.outlier_tokens()[0]
     for head in range(2):
         torch.testing.assert_close(result.keys[head, at[head]], after[head, at[head]], rtol=2e-3, atol=1e-2)

@@ -140,7 +140,8 @@ class Captures:
         queries = torch.cat([self.tap.queries[:, :, steps] if steps else newest, newest], 2)
         seen = torch.tensor([*(held + step + 1 for step in steps or [-1]), rows.tokens])
         layers = [group.layers for group in self.prefill.groups]
-        return Truth.of(rows, layers, self.directions, queries, seen, self.attention.depths)
+        scaling = self.model.shape.scaling
+        return Truth.of(rows, layers, self.directions, scaling, queries, seen, self.attention.depths)
 
     def last_queries(self) -> Tensor:
         """The reference's newest queries (layers, query_heads, head_dim): of the last scored step, or of the prompt."""

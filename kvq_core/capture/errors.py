@@ -17,14 +17,15 @@ class Truth:
     """The reference at the end of a run, which every lane is measured against.
 
     ``layers_of``: model layers of each device group; directions (layers, kv_heads, head_dim, head_dim) of the prompt's
-    queries; queries (layers, query_heads, n, head_dim) after RoPE, each of which sees the first ``seen`` (n,) keys: a
-    few and, last, the newest, which sees all. Computed from the working copy:
+    queries; ``scaling`` of each layer's scores; queries (layers, query_heads, n, head_dim) after RoPE, each of which
+    sees the first ``seen`` (n,) keys: a few and, last, the newest, which sees all. Computed from the working copy:
     ``energy`` (layers, kv_heads, head_dim) squared size of each channel over all tokens, ``depth``
     (layers, kv_heads, buckets) of each bucket of tokens, outputs (layers, query_heads, n, head_dim).
     """
 
     layers_of: list[list[int]]
     directions: Tensor
+    scaling: tuple[float, ...]
     queries: Tensor
     seen: Tensor
     buckets: Buckets
@@ -34,7 +35,8 @@ class Truth:
 
     @classmethod
     def of(
-        cls, rows: Rows, layers_of: list[list[int]], directions: Tensor, queries: Tensor, seen: Tensor, buckets: Buckets
+        cls, rows: Rows, layers_of: list[list[int]], directions: Tensor, scaling: tuple[float, ...], queries: Tensor,
+        seen: Tensor, buckets: Buckets,
     ) -> "Truth":  # fmt: skip
         count, heads, dim = directions.shape[:3]
         energy = {kind: torch.zeros(count, heads, dim) for kind in KINDS}
@@ -46,8 +48,8 @@ class Truth:
                 for kind, x in held.items():
                     energy[kind][layer], depth[kind][layer] = _squares(x, buckets)
                 own = queries[layer].to(held["key"].device)
-                outputs[layer] = attended(own, held["key"], held["value"], seen).cpu()
-        return cls(layers_of, directions, queries, seen, buckets, energy, depth, outputs)
+                outputs[layer] = attended(own, held["key"], held["value"], scaling[layer], seen).cpu()
+        return cls(layers_of, directions, scaling, queries, seen, buckets, energy, depth, outputs)
 
 
 @dataclass
@@ -95,9 +97,10 @@ def cache_errors(rows: Rows, row: int, truth: Truth) -> CacheErrors:
             queries = truth.queries[layer].to(device)
             chosen = rows.read_by(row, layer, queries, truth.seen)
             selects |= chosen is not None
-            own = attended(queries, read["key"], read["value"], truth.seen, chosen)
+            factor = truth.scaling[layer]
+            own = attended(queries, read["key"], read["value"], factor, truth.seen, chosen)
             changed[layer] = own.cpu() - truth.outputs[layer]
-            bound[layer] = output_bound(queries[:, -1], delta["key"], read["value"], delta["value"]).cpu()
+            bound[layer] = output_bound(queries[:, -1], delta["key"], read["value"], delta["value"], factor).cpu()
 
     def whole(part: Tensor, kind: str) -> float:
         return (part.sum((-1, -2)) / truth.energy[kind].sum((-1, -2))).sqrt().mean().item()
@@ -124,14 +127,16 @@ def _ratio(error: Tensor, size: Tensor) -> Tensor:
     return torch.where(size > 0, error / size.clamp_min(1e-30), 0.0).sqrt()
 
 
-def attended(queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor, read: Tensor | None = None) -> Tensor:
+def attended(
+    queries: Tensor, keys: Tensor, values: Tensor, scaling: float, seen: Tensor, read: Tensor | None = None
+) -> Tensor:
     """Attention outputs of queries (query_heads, n, head_dim), of which each sees the first ``seen`` (n,) keys, and of
-    these reads those in ``read`` (kv_heads, n, tokens), where given.
+    these reads those in ``read`` (kv_heads, n, tokens), where given. Scores are multiplied with ``scaling``.
 
     keys, values (kv_heads, tokens, head_dim) -> (query_heads, n, head_dim).
     """
     heads, n, dim = queries.shape
-    q = (queries * dim**-0.5).reshape(keys.shape[0], -1, dim)  # (kv_heads, groups * n, head_dim)
+    q = (queries * scaling).reshape(keys.shape[0], -1, dim)  # (kv_heads, groups * n, head_dim)
     scores = (q @ keys.mT).unflatten(1, (-1, n))
     first, device = int(seen.min()), keys.device
     unseen = torch.arange(first, keys.shape[1], device=device) >= seen.to(device)[:, None]
@@ -141,15 +146,15 @@ def attended(queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor, read: 
     return (torch.softmax(scores, -1).flatten(1, 2) @ values).reshape(heads, n, dim)
 
 
-def output_bound(queries: Tensor, key_error: Tensor, values: Tensor, value_error: Tensor) -> Tensor:
+def output_bound(queries: Tensor, key_error: Tensor, values: Tensor, value_error: Tensor, scaling: float) -> Tensor:
     """What ||attention(q, K, V) - attention(q, K + dK, V + dV)||_2 cannot exceed, per query head (SQuat, Theorem 1).
 
     queries (query_heads, head_dim); key_error dK, values V + dV and value_error dV (kv_heads, tokens, head_dim). It is
-    ||V + dV||_F / (2 sqrt(d)) * sum_i |q dk_i| + sum_i ||dv_i||_2, and holds where all keys are read. As printed, the
-    theorem has sum_i ||dv_i|| in place of the norm, which would promise no output error at all for exact values; the
-    proof gives the norm.
+    ||V + dV||_F / 2 * scaling * sum_i |q dk_i| + sum_i ||dv_i||_2, the theorem's scaling being 1/sqrt(d), and holds
+    where all keys are read. As printed, the theorem has sum_i ||dv_i|| in place of the norm, which would promise no
+    output error at all for exact values; the proof gives the norm.
     """
     q = queries.unflatten(0, (len(values), -1))  # (kv_heads, groups, head_dim)
-    shift = (q @ key_error.mT).abs().sum(-1) * queries.shape[-1] ** -0.5
+    shift = (q @ key_error.mT).abs().sum(-1) * scaling
     by_keys = values.flatten(1).norm(dim=-1)[:, None] / 2 * shift
     return (by_keys + value_error.norm(dim=-1).sum(-1)[:, None]).flatten()

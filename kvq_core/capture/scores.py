@@ -45,8 +45,8 @@ class Extent:
 class ScoreTap:
     """Sees every decode step's scores (engine.tap.Tap) and keeps statistics and a coarse signed map.
 
-    A delta is the forced row's q.k/sqrt(head_dim) minus the reference's, centred per row: softmax ignores what all
-    positions share. Statistics are over the positions whose keys the lane holds quantized (all positions where it
+    A delta is the forced row's scaled q.k minus the reference's, centred per row: softmax ignores what all positions
+    share. Statistics are over the positions whose keys the lane holds quantized (all positions where it
     holds none, as the noise floor does). Kept: mean and maximum of |delta| per (lane, layer, query head, step); what
     centring took away; and for ``map_layers`` the signed extreme of each bin of steps x positions.
     """

@@ -4,7 +4,6 @@ Errors of tensors are means over layers of each layer's own figure, so that no s
 """
 
 from collections.abc import Callable
-from math import sqrt
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ def relative_error(read: Tensor, true: Tensor) -> float:
 
 
 def score_error(sample: Sample, keys: Tensor, first: int = 0) -> float:
-    """Root mean square of q·(k' - k)/sqrt(head_dim) over causal pairs, centred per row, mean over layers.
+    """Root mean square of the scaled q·(k' - k) over causal pairs, centred per row, mean over layers.
 
     Rows: queries at positions ``first`` and later; columns: the prompt's keys up to the query. keys (layers, kv_heads,
     prompt, head_dim). A row's mean is taken out because softmax does not see it.
@@ -31,9 +30,10 @@ def score_error(sample: Sample, keys: Tensor, first: int = 0) -> float:
     seen = seen.to(keys.device)
     counts = seen.sum(-1, keepdim=True)
     errors = []
-    for q, read, true in zip(sample.queries, keys, sample.keys, strict=True):  # a layer at a time
+    scaling = sample.model.shape.scaling
+    for q, read, true, factor in zip(sample.queries, keys, sample.keys, scaling, strict=True):  # a layer at a time
         grouped = q[:, first:].unflatten(0, (len(read), -1))  # (kv_heads, groups, rows, head_dim)
-        delta = grouped @ (read - true[:, :n]).unsqueeze(1).transpose(-1, -2) / sqrt(q.shape[-1])
+        delta = grouped @ (read - true[:, :n]).unsqueeze(1).transpose(-1, -2) * factor
         delta = delta * seen
         delta = (delta - delta.sum(-1, keepdim=True) / counts) * seen
         errors.append((delta.square().sum() / (counts.sum() * len(q))).sqrt())
@@ -46,7 +46,7 @@ def later_attention(sample: Sample, layer: int, keys: Tensor) -> Tensor:
     n, total = sample.prompt, len(sample.ids)
     whole = torch.cat([keys, sample.keys[layer, :, n:]], -2)
     grouped = sample.queries[layer, :, n:].unflatten(0, (len(keys), -1))
-    scores = grouped @ whole.unsqueeze(1).transpose(-1, -2) / sqrt(whole.shape[-1])
+    scores = grouped @ whole.unsqueeze(1).transpose(-1, -2) * sample.model.shape.scaling[layer]
     future = torch.ones(total - n, total, dtype=torch.bool, device=scores.device).triu(n + 1)
     return scores.masked_fill(future, -torch.inf).softmax(-1).flatten(0, 1)
 

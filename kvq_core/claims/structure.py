@@ -2,7 +2,7 @@
 codebooks trained for a claim."""
 
 from collections.abc import Iterator
-from math import ceil, sqrt
+from math import ceil
 from typing import Literal
 
 import torch
@@ -131,7 +131,7 @@ def prompt_attention(sample: Sample, layer: int, window: int) -> Tensor:
     """Attention weights of the prompt's last ``window`` queries: (query_heads, window, prompt)."""
     n, keys = sample.prompt, sample.keys[layer, :, : sample.prompt]
     grouped = sample.queries[layer, :, n - window : n].unflatten(0, (len(keys), -1))
-    scores = grouped @ keys.unsqueeze(1).transpose(-1, -2) / sqrt(keys.shape[-1])
+    scores = grouped @ keys.unsqueeze(1).transpose(-1, -2) * sample.model.shape.scaling[layer]
     future = torch.ones(window, n, dtype=torch.bool, device=scores.device).triu(n - window + 1)
     return scores.masked_fill(future, -torch.inf).softmax(-1).flatten(0, 1)
 

@@ -65,9 +65,11 @@ class LaneCache:
                 queries = _take(group.queries, inside) if method.needs_queries else None
                 gram = _take(group.query_gram, inside) if method.needs_queries else None
                 layers = tuple(group.layers[i] for i in inside)
-                fitted = method.fit(
-                    Prompt(stored, values, queries, gram=gram, model=model, layers=layers, rotated=keys)
+                scaling = tuple(group.scaling[i] for i in inside if group.scaling)
+                prompt = Prompt(
+                    stored, values, queries, gram=gram, model=model, layers=layers, rotated=keys, scaling=scaling
                 )
+                fitted = method.fit(prompt)
                 cache.fit_notes = fitted.notes
                 for codec, window in zip((fitted.key, fitted.value), windows, strict=True):
                     if codec is not None:

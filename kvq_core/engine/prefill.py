@@ -19,7 +19,7 @@ class LayerGroup:
     """The layers that live on one device, in order, with the prompt's tensors stacked over them.
 
     keys, values (layers, kv_heads, tokens, head_dim), queries (layers, query_heads, tokens, head_dim), float32, after
-    RoPE. ``layers`` are indices in the model.
+    RoPE. ``layers`` are indices in the model, ``scaling`` what it multiplies their scores with.
     """
 
     layers: list[int]
@@ -27,6 +27,7 @@ class LayerGroup:
     keys: Tensor
     values: Tensor
     queries: Tensor
+    scaling: tuple[float, ...] = ()
 
     @cached_property
     def query_gram(self) -> Tensor:
@@ -74,4 +75,4 @@ def _groups(model: LoadedModel, tokens: int) -> Iterator[LayerGroup]:
         kv = (len(layers), shape.kv_heads, tokens, shape.head_dim)
         keys, values = torch.empty(kv, device=device), torch.empty(kv, device=device)
         queries = torch.empty((len(layers), shape.query_heads, tokens, shape.head_dim), device=device)
-        yield LayerGroup(layers, device, keys, values, queries)
+        yield LayerGroup(layers, device, keys, values, queries, tuple(shape.scaling[i] for i in layers))

@@ -21,13 +21,18 @@ RECENT: dict[str, Any] = {"means": "recent_tokens"}
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The numbers of a model a method may depend on."""
+    """The numbers of a model a method may depend on. ``scaling``: what its attention multiplies q.k with, by layer;
+    1/sqrt(head_dim) where it is not given."""
 
     layers: int
     query_heads: int
     kv_heads: int
     head_dim: int
     context: int
+    scaling: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scaling", self.scaling or (self.head_dim**-0.5,) * self.layers)
 
     @property
     def query_groups(self) -> int:
@@ -51,6 +56,7 @@ class Prompt:
     (layers, query_heads, tokens, head_dim) float32 after RoPE, or None where the method did not ask for them.
     ``metadata`` is the dtype of scales and zero-points. ``model`` and ``layers``, the tensors' layers in it, are known
     inside a run; tensors on their own belong to no model. ``rotated``: the keys after RoPE, whatever the space.
+    ``scaling``: what the model multiplies q.k with, by layer; 1/sqrt(head_dim) where it is not given.
     """
 
     keys: Tensor
@@ -61,6 +67,10 @@ class Prompt:
     model: ModelRef | None = None
     layers: tuple[int, ...] = ()
     rotated: Tensor | None = None
+    scaling: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scaling", self.scaling or (self.keys.shape[-1] ** -0.5,) * len(self.keys))
 
     def stacked_queries(self) -> Tensor:
         """Queries of the heads that share a KV head, one below the other: (layers, kv_heads, groups * tokens, d)."""

@@ -52,7 +52,7 @@ class InnerQ(BitsMethod):
         "RoPE; folded ties n over each rotated pair (i, i + head_dim / 2), which makes folding exact.",
         "Algorithm 1 evicts a group of keys every step (lines 15 to 17); here the oldest key leaves once more than "
         "recent_tokens are held, and the oldest group of values once recent_tokens + group_size are.",
-        "Scores are divided by sqrt(head_dim) as in Eq. 4, not by head_dim as the algorithms print.",
+        "Scores are scaled as the model does it (Eq. 4: 1/sqrt(head_dim)), not by 1/head_dim as the algorithms print.",
     )  # fmt: skip
 
     group_size: int = Field(

@@ -20,10 +20,10 @@ class Qaq(Method):
     Stored a unit: packed codes at its width, fp16 minimum and range, 4 bits that name the width, and the outliers as
     fp16 values with 16-bit positions. Codes are midpoints of 2^B equal cells of the range without outliers. Values:
     sigma_t <= sigma_max / (sqrt(T) S_t), S_t the largest weight among the last attention_window queries. Keys:
-    sigma^2 <= log(T^3/(T-1) sigma_max^2 + 1) head_dim / ||Q||^2, ||Q||^2 the upper-10% quantile of the prompt's
-    queries. B = ceil(log2(range / (2 sqrt(3) sigma))), all of Section 4; the newest attention_window - 1 tokens get
-    bits_max. After every step all widths are evaluated again and changed units re-encoded from the host copy of the
-    original values, which is listed apart from the cache.
+    sigma^2 <= log(T^3/(T-1) sigma_max^2 + 1) / ||sQ||^2, ||Q||^2 the upper-10% quantile of the prompt's queries, s what
+    the model multiplies scores with, 1/sqrt(head_dim) in most. B = ceil(log2(range / (2 sqrt(3) sigma))), all of
+    Section 4; the newest attention_window - 1 tokens get bits_max. After every step all widths are evaluated again and
+    changed units re-encoded from the host copy of the original values, which is listed apart from the cache.
     """
 
     name: ClassVar[str] = "qaq"
@@ -31,7 +31,7 @@ class Qaq(Method):
     paper: ClassVar[str | None] = "https://arxiv.org/abs/2403.04643"
     deviations: ClassVar[tuple[str, ...]] = (
         "The printed variance of a softmax weight has E^2/Var for Var/E^2; the paper's final inequality is right.",
-        "The paper neglects the 1/sqrt(head_dim) of the scores; here ||Q||^2 is divided by head_dim.",
+        "The paper neglects the 1/sqrt(head_dim) of the scores; here Q is multiplied by the model's factor.",
         "The authors' code rounds around the mean of the unit and clips skewed data; the paper's midpoints are used.",
         "The host copy holds 8-bit codes, not fp16: midpoint cells nest, so they give every narrower code of the "
         "original exactly, at half the bytes.",
@@ -129,14 +129,14 @@ class Qaq(Method):
 
     def _rows(self, prompt: Prompt) -> tuple[Tensor, ...]:
         assert prompt.queries is not None
-        return attention_rows(prompt.queries, prompt.keys, self.attention_window, self.unit)
+        return attention_rows(prompt.queries, prompt.keys, self.attention_window, self.unit, prompt.scaling)
 
     def _rules(self, prompt: Prompt, rows: tuple[Tensor, ...]) -> tuple[Rule, Rule]:
         """Of keys and of values; tolerances that are not given are solved on the prompt."""
         assert prompt.queries is not None
         heads, outliers = prompt.keys.shape[1], self._outliers(prompt)[0]
         bounds = self.bits_min, self.bits_max, self.attention_window, heads, self.unit
-        norms = query_norms(prompt.queries, heads, self.unit)
+        norms = query_norms(prompt.queries, heads, self.unit, prompt.scaling)
 
         def solved(rule: Rule, x: Tensor, given: float | None, seen: tuple[Tensor, ...]) -> Rule:
             if given is None:

@@ -1,7 +1,6 @@
 """Sparse attention over a quantized prompt: before every softmax, the chunks of keys worth reading are chosen."""
 
 from dataclasses import dataclass
-from math import sqrt
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -44,20 +43,23 @@ class Sparsity(BaseModel):
 @dataclass(frozen=True)
 class Selector:
     """The chunks of one prompt: landmarks (layers, kv_heads, chunks, head_dim), the means of keys after RoPE, in fp16,
-    and outliers (layers, kv_heads, count), the chunks their landmark stands for worst (lowest minimum cosine)."""
+    and outliers (layers, kv_heads, count), the chunks their landmark stands for worst (lowest minimum cosine).
+    ``scaling``: what the model multiplies scores with, by layer."""
 
     sparsity: Sparsity
     landmarks: Tensor
     outliers: Tensor
+    scaling: tuple[float, ...]
 
     @classmethod
-    def of_prompt(cls, keys: Tensor, sparsity: Sparsity) -> "Selector":
+    def of_prompt(cls, keys: Tensor, sparsity: Sparsity, scaling: tuple[float, ...]) -> "Selector":
         """From the prompt's keys after RoPE (layers, kv_heads, tokens, head_dim)."""
         count = sparsity.chunks(keys.shape[-2])
         chunks = keys[..., : count * sparsity.chunk_size, :].unflatten(-2, (count, sparsity.chunk_size))
         landmarks = chunks.mean(-2).half()
         alike = torch.cosine_similarity(landmarks.float().unsqueeze(-2), chunks, -1).amin(-1)
-        return cls(sparsity, landmarks, alike.topk(min(sparsity.outliers, count), -1, largest=False).indices)
+        outliers = alike.topk(min(sparsity.outliers, count), -1, largest=False).indices
+        return cls(sparsity, landmarks, outliers, scaling)
 
     @property
     def chosen(self) -> int:
@@ -88,8 +90,8 @@ class Selector:
         queries; the best chunks by the maximum over the heads that share a KV head.
         """
         landmarks, outliers = self.landmarks[layer].float(), self.outliers[layer]
-        heads, count, dim = landmarks.shape
-        scores = queries.unflatten(0, (heads, -1)).flatten(1, 2) @ landmarks.transpose(-1, -2) / sqrt(dim)
+        heads, count = landmarks.shape[:2]
+        scores = queries.unflatten(0, (heads, -1)).flatten(1, 2) @ landmarks.transpose(-1, -2) * self.scaling[layer]
         scores.scatter_(-1, outliers[:, None].expand(-1, scores.shape[1], -1), float("-inf"))  # not in the list
         fresh = queries.shape[1]
         weights = scores.softmax(-1).nan_to_num(0).unflatten(1, (-1, fresh)).sum(2).amax(1)  # (kv_heads, chunks)

@@ -114,7 +114,7 @@ class Svdq(Method):
         selector = None
         if self.sparsity is not None:
             assert prompt.rotated is not None
-            selector = Selector.of_prompt(prompt.rotated, self.sparsity)
+            selector = Selector.of_prompt(prompt.rotated, self.sparsity, prompt.scaling)
             notes.append(selector.note(prompt.keys.shape[-2]))
         key = LatentCodec(schedule, prompt.keys.shape[1], self.per_head, prompt.metadata, shared, selector)
         value = None

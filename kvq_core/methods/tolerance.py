@@ -12,7 +12,7 @@ from kvq_core.methods.ragged import bounds, units_of
 
 @dataclass(frozen=True)
 class Rule:
-    """Bits of every unit: of keys where ``norms``, ||Q||^2 / head_dim (layers, units), is given, else of values."""
+    """Bits of every unit: of keys where ``norms``, those of query_norms (layers, units), are given, else of values."""
 
     bits_min: int
     bits_max: int
@@ -91,20 +91,24 @@ def extents(x: Tensor, unit: str, outliers: int, metadata: torch.dtype) -> Tenso
     return torch.cat(parts, 1).float()
 
 
-def query_norms(queries: Tensor, kv_heads: int, unit: str) -> Tensor:
-    """||Q||^2 / head_dim that 90% of the prompt's queries (layers, query_heads, tokens, head_dim) do not exceed."""
-    squares = queries.square().sum(-1) / queries.shape[-1]
+def query_norms(queries: Tensor, kv_heads: int, unit: str, scaling: tuple[float, ...]) -> Tensor:
+    """Squared size of the queries (layers, query_heads, tokens, head_dim), times a layer's ``scaling`` of scores, that
+    90% of them do not exceed."""
+    squares = queries.square().sum(-1) * queries.new_tensor(scaling).square()[:, None, None]
     return by_unit(squares.kthvalue(ceil(0.9 * squares.shape[-1]), -1).values, kv_heads, unit)
 
 
-def attention_rows(queries: Tensor, keys: Tensor, window: int, unit: str) -> tuple[Tensor, ...]:
-    """Attention of the prompt's last ``window`` queries, oldest first: (layers, units, tokens) each."""
-    tokens, dim = keys.shape[-2:]
+def attention_rows(
+    queries: Tensor, keys: Tensor, window: int, unit: str, scaling: tuple[float, ...]
+) -> tuple[Tensor, ...]:
+    """Attention of the prompt's last ``window`` queries, oldest first: (layers, units, tokens) each. ``scaling``: of
+    the scores of each layer."""
+    tokens = keys.shape[-2]
     window = min(window, tokens)
     future = torch.ones(window, tokens, dtype=torch.bool, device=keys.device).triu(tokens - window + 1)
     rows = []
-    for q, k in zip(queries[..., -window:, :], keys, strict=True):  # layer by layer
-        scores = q.unflatten(0, (len(k), -1)) @ k.unsqueeze(1).transpose(-1, -2) / sqrt(dim)
+    for q, k, factor in zip(queries[..., -window:, :], keys, scaling, strict=True):  # layer by layer
+        scores = q.unflatten(0, (len(k), -1)) @ k.unsqueeze(1).transpose(-1, -2) * factor
         weights = scores.masked_fill(future, -inf).softmax(-1)  # (kv_heads, groups, window, tokens)
         rows.append(by_unit(weights.flatten(0, 1)[None], len(k), unit)[0])
     return torch.stack(rows).unbind(2)

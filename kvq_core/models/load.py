@@ -44,7 +44,7 @@ class LoadedModel:
 
     @cached_property
     def shape(self) -> ModelShape:
-        return shape_of(self.model.config)
+        return shape_of(self.model)
 
     @cached_property
     def layer_devices(self) -> tuple[torch.device, ...]:
@@ -117,16 +117,18 @@ def rope_of(model: Any, tokens: int) -> Rope:
     weight = model.get_input_embeddings().weight
     like = torch.zeros(1, dtype=weight.dtype, device=weight.device)
     cos, sin = model.base_model.rotary_emb(like, torch.arange(tokens, device=weight.device)[None])
-    return Rope.of(cos[0].float(), sin[0].float(), shape_of(model.config).head_dim, apply)
+    return Rope.of(cos[0].float(), sin[0].float(), shape_of(model).head_dim, apply)
 
 
-def shape_of(config: Any) -> ModelShape:
-    """The shape a transformers configuration describes."""
+def shape_of(model: Any) -> ModelShape:
+    """The shape of a transformers model, as its configuration and its attention modules have it."""
+    config = model.config
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     context = min(filter(None, (config.max_position_embeddings, window_of(config))))
-    return ModelShape(config.num_hidden_layers, heads, kv_heads, head_dim, context)
+    scaling = tuple(float(getattr(m, "scaling", None) or head_dim**-0.5) for m in attention_modules(model))
+    return ModelShape(config.num_hidden_layers, heads, kv_heads, head_dim, context, scaling)
 
 
 def wrap(model: Any, tokenizer: Any, *, id: str, title: str = "", revision: str | None = None) -> LoadedModel:

@@ -47,14 +47,14 @@ def packed_layers(
 
     Raises MethodError where the method has no packed execution on the model.
     """
-    shape = shape_of(model.config)
+    shape = shape_of(model)
     reason = method.why_not(shape)
     if reason is None and not method.quantizes:
         reason = "it quantizes nothing"
     if reason is not None:
         raise MethodError(f"{method.title} has no packed execution here: {reason}.")
     turns = Turns(model, max(1024, room)) if method.key_space == "pre" else None
-    plan = Plan(method, windows, path, turns, ref, room)
+    plan = Plan(method, windows, path, turns, ref, room, shape.scaling)
     chosen = range(shape.layers) if layers is None else layers
     return [
         PackedLayer(plan, index, len(chosen)) if index in chosen else DenseLayer(torch.float16, room)

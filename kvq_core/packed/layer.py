@@ -35,7 +35,8 @@ class Layer(Protocol):
 @dataclass(frozen=True)
 class Plan:
     """What the layers of one cache share. ``turns``: the method's keys are those before RoPE; ``ref``: the model, for
-    methods with learned data; ``room``: packed tokens to allocate ahead."""
+    methods with learned data; ``room``: packed tokens to allocate ahead; ``scaling`` of the scores of each layer of the
+    model, 1/sqrt(head_dim) where it is not given."""
 
     method: Method
     windows: tuple[Window, Window]
@@ -43,6 +44,7 @@ class Plan:
     turns: Turns | None = None
     ref: ModelRef | None = None
     room: int = 0
+    scaling: tuple[float, ...] = ()
     waiting: "list[Waiting]" = field(default_factory=list)
 
     @property
@@ -178,7 +180,8 @@ def _prompt(plan: Plan, layers: Sequence[Waiting]) -> Prompt:
     asked = [w.queries.float() for w in layers if w.queries is not None and plan.method.needs_queries]
     index = tuple(w.layer.index for w in layers for _ in w.keys)
     queries = torch.cat(asked) if asked else None
-    return Prompt(stored, values, queries, model=plan.ref, layers=index, rotated=keys)
+    scaling = tuple(plan.scaling[i] for i in index if plan.scaling)
+    return Prompt(stored, values, queries, model=plan.ref, layers=index, rotated=keys, scaling=scaling)
 
 
 def _settle(plan: Plan, waiting: Sequence[Waiting]) -> None:

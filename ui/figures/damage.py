@@ -28,7 +28,7 @@ MEASURES: dict[str, dict[str, tuple[str, str, float, str]]] = {
         "key": ("key_error", "‖ΔK‖/‖K‖, %", 100, "relative key error"),
         "value": ("value_error", "‖ΔV‖/‖V‖, %", 100, "relative value error"),
     },
-    "score": {"key": ("delta_mean", "mean |Δ q·k/√d|", 1, "mean score error, centred per row")},
+    "score": {"key": ("delta_mean", "mean |Δ score|", 1, "mean score error, centred per row")},
     "attention": {"key": ("attention_kl", "KL, nats", 1, "KL of the attention, lane against reference")},
     "output": {"value": ("output_relative", "‖ΔO‖/‖O‖, %", 100, "relative error of the attention output")},
 }
@@ -137,7 +137,7 @@ def score_map(
         row=len(lanes),
         col=1,
     )
-    figure.update_layout(coloraxis=diverging(top, "Δ q·k/√d" + ("" if centred else ", uncentred")))
+    figure.update_layout(coloraxis=diverging(top, "Δ score" + ("" if centred else ", uncentred")))
     cursor(figure, step, len(lanes), axis="y")
     return labelled(
         figure, "Heatmaps of signed score deltas, step by key position, one a lane", {"step": "y"}, scale=top / 127

@@ -24,7 +24,7 @@ DEPTHS = {
     "relative": (
         ("depth_key_error", 100, "relative key error, %"), ("depth_value_error", 100, "relative value error, %"),
     ),
-    "score": (("depth_score_error", 1, "mean |Δ q·k/√d|"),),
+    "score": (("depth_score_error", 1, "mean |Δ score|"),),
 }  # fmt: skip
 
 
