@@ -13,7 +13,7 @@ from kvq_core.errors import StoreError
 from kvq_core.models import LoadedModel
 from kvq_core.spec import Lane
 from tests.engine_runs import run_engine
-from tests.tiny_models import CONFIGS, generate, prompt_ids, tiny
+from tests.tiny_models import CONFIGS, SCALED, generate, prompt_ids, tiny
 
 LANES = [
     Lane(label="kivi", method="kivi", knobs={"group_size": 8, "residual_length": 16}),
@@ -27,7 +27,7 @@ LANES = [
 ]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*CONFIGS, *SCALED])
 @pytest.mark.parametrize("count", [3, 61, 530])  # 530: a second prefill chunk
 def test_reference_row_equals_generate(name: str, count: int) -> None:
     model, ids = tiny(name), prompt_ids(count)

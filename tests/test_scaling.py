@@ -15,19 +15,19 @@ from kvq_core.methods.selection import Selector, Sparsity
 from kvq_core.methods.tolerance import query_norms
 from kvq_core.packed.cache import packed_layers
 from kvq_core.spec import Lane
-from tests.tiny_models import CONFIGS, prompt_ids, tiny
+from tests.tiny_models import CONFIGS, SCALED, prompt_ids, tiny
 
 IDS, WINDOW = prompt_ids(96), 5
-SCALED = {"granite": 0.6, "gemma2": 4**-0.5}
+FACTORS = {"granite": 0.6, "gemma2": 4**-0.5}
 
 
-@pytest.fixture(scope="module", params=SCALED)
+@pytest.fixture(scope="module", params=FACTORS)
 def scaled(request):
     """A model that does not divide by sqrt(head_dim), its factor, and the tensors of a prompt."""
     model = tiny(request.param)
     prefill = Prefill(model, IDS)
     list(prefill.run())
-    return model, SCALED[request.param], prefill.groups[0]
+    return model, FACTORS[request.param], prefill.groups[0]
 
 
 def weights_of(queries: Tensor, keys: Tensor, factor: float) -> Tensor:
@@ -37,7 +37,7 @@ def weights_of(queries: Tensor, keys: Tensor, factor: float) -> Tensor:
     return scores.masked_fill(torch.ones(n, total).triu(total - n + 1).bool(), -torch.inf).softmax(-1)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*CONFIGS, *SCALED])
 def test_the_shape_says_what_the_model_hands_over(name: str) -> None:
     model, seen = tiny(name), []
 
@@ -46,7 +46,7 @@ def test_the_shape_says_what_the_model_hands_over(name: str) -> None:
         return queries.transpose(1, 2)
 
     model.forward(torch.tensor([[3, 4]]), 0, attend)
-    assert seen == list(model.shape.scaling) == [SCALED.get(name, 32**-0.5)] * 3
+    assert seen == list(model.shape.scaling) == [FACTORS.get(name, 32**-0.5)] * 3
 
 
 def test_a_shape_without_a_factor_divides_by_the_root_of_the_head() -> None:

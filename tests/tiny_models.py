@@ -28,7 +28,9 @@ CONFIGS = {
     "qwen2": (Qwen2Config, {}),  # bias on q, k and v
     "qwen3": (Qwen3Config, {}),  # RMS norm on q and k
     "mistral": (MistralConfig, {"sliding_window": None}),
-    "granite": (GraniteConfig, {"attention_multiplier": 0.6}),  # scores are not divided by sqrt(head_dim)
+}
+SCALED = {  # their scores are not divided by sqrt(head_dim)
+    "granite": (GraniteConfig, {"attention_multiplier": 0.6}),
     "gemma2": (Gemma2Config, {"query_pre_attn_scalar": 4, "attn_logit_softcapping": None}),
 }
 
@@ -36,7 +38,7 @@ CONFIGS = {
 @cache
 def tiny(name: str, dtype: torch.dtype = torch.float32, tokenizer: Any = None) -> LoadedModel:
     """A model of that architecture with random weights; biases are random too, so that a lost one shows."""
-    config, changes = CONFIGS[name]
+    config, changes = {**CONFIGS, **SCALED}[name]
     torch.manual_seed(7)
     vocabulary = {"vocab_size": len(tokenizer)} if tokenizer is not None else {}
     model = AutoModelForCausalLM.from_config(config(**{**_COMMON, **changes, **vocabulary}), dtype=dtype)
@@ -49,7 +51,7 @@ def tiny(name: str, dtype: torch.dtype = torch.float32, tokenizer: Any = None) -
 def generate(model: LoadedModel, ids: list[int], new: int, ignore_eos: bool = True) -> list[int]:
     """Plain transformers generate with an all-ones mask: the tokens after the prompt."""
     held, eos = model.model.config._attn_implementation, model.model.generation_config.eos_token_id
-    model.model.set_attn_implementation("sdpa")
+    model.model.set_attn_implementation("sdpa" if model.model._supports_sdpa else "eager")
     if ignore_eos:
         model.model.generation_config.eos_token_id = None
     try:
