@@ -225,8 +225,8 @@ def _run_arrays(run: "Run") -> dict[str, Tensor]:
     arrays |= run.captures.run_arrays()
     arrays["gaussian/bits"] = torch.tensor(BITS)
     for kind, source in (("key", "key_pre"), ("value", "value")):  # a rotation leaves the size of an error as it is
-        energies = arrays[f"spectra/{source}"].square().sum((1, 2)) / len(run.ids)
-        arrays[f"gaussian/{kind}_error"] = reference_curve(arrays[f"gaussian/{source}"], energies, BITS)
+        energies = arrays[f"centred/{source}"].square().sum((1, 2)) + arrays[f"mean/{source}"].square().sum(1)
+        arrays[f"gaussian/{kind}_error"] = reference_curve(arrays[f"gaussian/{source}"], energies / len(run.ids), BITS)
     return arrays
 
 

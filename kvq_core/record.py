@@ -22,12 +22,17 @@ ARRAYS = {
     "reference/margin": "(S,) logits, the reference's top1 - top2",
     "reference/topk_ids": "(S, 5) int32",
     "reference/topk_probs": "(S, 5)",
-    "spectra/key_pre": "(L, H, D) singular values of the prompt's keys before RoPE, largest first",
-    "spectra/key_post": "(L, H, D) the same after RoPE",
-    "spectra/key_pre_concat": "(L, H * D) heads of a layer concatenated",
-    "spectra/key_post_concat": "(L, H * D)",
-    "spectra/value": "(L, H, D) of the prompt's values (RoPE does not touch them)",
-    "spectra/value_concat": "(L, H * D)",
+    "centred/key_pre": "(L, H, D) singular values of the prompt's keys before RoPE, less their mean over the prompt, "
+    "largest first",
+    "centred/key_post": "(L, H, D) the same after RoPE",
+    "centred/key_pre_concat": "(L, H * D) heads of a layer concatenated: what SVDq decomposes",
+    "centred/key_post_concat": "(L, H * D)",
+    "centred/value": "(L, H, D) of the prompt's values (RoPE does not touch them)",
+    "centred/value_concat": "(L, H * D)",
+    "mean/key_pre": "(L, H) size of the mean in the same units: root of the prompt's tokens times the norm of the mean "
+    "key before RoPE; its square and those of the singular values sum to ||K||_F^2",
+    "mean/key_post": "(L, H) the same after RoPE",
+    "mean/value": "(L, H)",
     "spectra/key_quantiles": "(N, H * D, F) quantiles over the prompt's tokens of each key channel before RoPE, heads "
     "side by side (SVDq, Figure 1)",
     "spectra/latent_quantiles": "(N, H * D, F) the same of each latent channel: centred keys times the right singular "
@@ -83,7 +88,7 @@ ARRAYS = {
     "reference's queries of the steps A",
     "lane/{i}/key_quantiles": "(N, H * D, F) as spectra/key_quantiles, of the lane's keys",
     "lane/{i}/latent_quantiles": "(N, H * D, F) the lane's keys in the reference's latent channels",
-    "lane/{i}/spectrum_key": "(L, H, D) singular values of all of the lane's keys after RoPE, as read",
+    "lane/{i}/centred_key": "(L, H, D) singular values of all of the lane's keys after RoPE, as read, less their mean",
     "lane/{i}/angles_query_key": "(L, H, R, max rank) degrees, as subspace/angles_query_key, with the lane's keys",
     "lane/{i}/angles_key_key": "(L, H, R, max rank) degrees, between the reference's keys and the lane's",
     "lane/{i}/key_code_counts": "(L, H, codebooks, codes) how often each stored code is used; 0: a dead code",
@@ -101,6 +106,9 @@ ARRAYS = {
     "lane/{i}/key_bits": "(L or 1, H or 1, T, C) stored bits of each key element, metadata included",
     "lane/{i}/value_bits": "(L or 1, H or 1, T, C)",
 }
+
+# Runs of results version 5 and older have ``spectra/key_pre`` and so on in place of ``centred/key_pre``, and a lane's
+# ``spectrum_key``: singular values of keys and values as they are, the first of which is mostly the mean.
 
 # Of ARRAYS, those a lane has only where its method gives them (Codec.usage).
 OF_SOME_METHODS = ("code_counts", "symmetric_share", "outlier_share", "latent_bits")

@@ -131,11 +131,18 @@ def test_spectra_equal_a_direct_svd() -> None:
     found = spectra(group, rope)
     tensors = {"key_post": group.keys, "key_pre": rope.unrotate(group.keys, 0), "value": group.values}
     for name, x in tensors.items():
-        direct = torch.linalg.svdvals(x.double())
-        torch.testing.assert_close(found[f"spectra/{name}"].double(), direct, rtol=1e-3, atol=1e-4)
-        concat = torch.linalg.svdvals(x.transpose(1, 2).flatten(2).double())
+        mean = x.double().mean(-2, keepdim=True)
+        direct = torch.linalg.svdvals(x.double() - mean)
+        torch.testing.assert_close(found[f"centred/{name}"].double(), direct, rtol=1e-3, atol=1e-4)
+        concat = torch.linalg.svdvals((x.double() - mean).transpose(1, 2).flatten(2))
         torch.testing.assert_close(
-            found[f"spectra/{name}_concat"][:, :60].double(), concat[:, :60], rtol=1e-3, atol=1e-3
+            found[f"centred/{name}_concat"][:, :60].double(), concat[:, :60], rtol=1e-3, atol=1e-3
+        )
+        whole = x.double().square().sum((-1, -2))
+        parts = found[f"centred/{name}"].double().square().sum(-1) + found[f"mean/{name}"].double().square()
+        torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            found[f"mean/{name}"].double(), 60**0.5 * mean.norm(dim=-1)[..., 0], rtol=1e-5, atol=1e-6
         )
         for layer, head in ((0, 1), (2, 0)):
             covariance = torch.cov(x[layer, head].double().T, correction=0)

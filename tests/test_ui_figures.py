@@ -37,7 +37,8 @@ def all_figures(record, arrays):
         **{f"rate_{what}": f.distortion_rate(record, arrays, what) for what in DISTORTIONS},
         "codes": f.code_usage(record, arrays, "key", 3, 1), "latent": f.latent_bits(record, arrays, 3),
         "symmetric": f.shares(record, arrays, "symmetric", "key"), "length": f.bits_by_length(record),
-        "ranks": f.effective_rank(record, arrays, 3), "lane_spectra": f.lane_spectra(record, arrays, 3, 1),
+        "ranks": f.effective_rank(record, arrays, 3), "means": f.mean_shares(record, arrays, 3),
+        "lane_spectra": f.lane_spectra(record, arrays, 3, 1),
         "channels_key": f.distributions(record, arrays, 3, "key"),
         "channels_latent": f.distributions(record, arrays, 3, "latent"),
         "angles_query": f.angles(record, arrays, 3, 1, 5, "query_key"),
@@ -220,6 +221,41 @@ def test_effective_rank_counts_equal_directions():
     import numpy as np
 
     assert ranks(np.array([[1.0, 1, 1, 0], [5, 0, 0, 0]])).tolist() == pytest.approx([3, 1])
+
+
+def test_spectra_are_those_without_the_mean_and_say_so(run):
+    """The basis of SVDq beside them is centred; the mean has a figure and a sentence of its own."""
+    record, arrays = run
+    mean, rest = (arrays[f"{what}/key_pre"].double().square() for what in ("mean", "centred"))
+    share = 100 * mean.sum(1) / (mean.sum(1) + rest.sum((1, 2)))
+    drawn = {trace.name: trace.y for trace in f.mean_shares(record, arrays, 3).data}
+    assert set(drawn) == {"keys before RoPE", "keys after RoPE", "values"}
+    assert drawn["keys before RoPE"] == pytest.approx(share.numpy(), abs=0.01)
+    page = spectra.compute(record, arrays, Selection(3, 1, 9), "key")
+    held = (rest[3].cumsum(-1) / rest[3].sum(-1, keepdim=True) < 0.9).sum(-1).double().mean() + 1
+    assert (
+        f"{held:.0f} of 64 directions of a head hold 90 % of what is left of its keys without their mean" in page.words
+    )
+    assert f"stores once, is {share[3]:.0f} % of all energy" in page.words and "head-spectra" not in page.titles
+    top = [trace.y[0] for trace in page.figures["head-spectra"].data if trace.name == "before RoPE"]
+    largest = max(arrays[f"centred/key_{space}"][3].max() for space in ("pre", "post"))
+    assert top == pytest.approx((arrays["centred/key_pre"][3, :, 0] / largest).tolist())
+
+
+def test_spectra_of_an_older_run_are_not_called_centred(run):
+    record, arrays = run
+    old = {name: x for name, x in arrays.items() if not name.startswith("mean/")}
+    for name in list(old):
+        if name.startswith("centred/") or name.endswith("/centred_key"):
+            old[name.replace("centred/", "spectra/").replace("centred_key", "spectrum_key")] = old.pop(name)
+    page = spectra.compute(record, old, Selection(3, 1, 9), "key")
+    five = ("head-spectra", "joint-spectra", "energy", "ranks", "lane-spectra")
+    assert all("mean included" in page.titles[name] for name in five)
+    for name in five:
+        named = [trace.name for trace in page.figures[name].data if trace.name and not trace.name.startswith("bits")]
+        assert named and all("mean included" in told for told in named), name
+    assert page.figures["means"] == spectra.MISSING and "mean included" in page.words
+    assert "did not take the mean out" in page.words
 
 
 def test_every_absent_array_has_no_figure_and_every_view_a_sentence(run):

@@ -93,10 +93,10 @@ def _run_arrays(scored: int, random: torch.Generator) -> dict[str, torch.Tensor]
         "reference/margin": rand(scored) * 4,
         "reference/topk_ids": torch.randint(0, 60, (scored, 5), generator=random, dtype=torch.int32),
         "reference/topk_probs": rand(scored, 5).sort(-1, descending=True).values,
-        "spectra/key_pre": rand(LAYERS, HEADS, 1) * falling * 90,
-        "spectra/key_post": rand(LAYERS, HEADS, 1) * falling**0.5 * 90,
-        "spectra/key_pre_concat": 90 * torch.linspace(0, 7, HEADS * DIM).neg().exp().expand(LAYERS, -1).clone(),
-        "spectra/key_post_concat": 90 * torch.linspace(0, 4, HEADS * DIM).neg().exp().expand(LAYERS, -1).clone(),
+        "centred/key_pre": rand(LAYERS, HEADS, 1) * falling * 90,
+        "centred/key_post": rand(LAYERS, HEADS, 1) * falling**0.5 * 90,
+        "centred/key_pre_concat": 90 * torch.linspace(0, 7, HEADS * DIM).neg().exp().expand(LAYERS, -1).clone(),
+        "centred/key_post_concat": 90 * torch.linspace(0, 4, HEADS * DIM).neg().exp().expand(LAYERS, -1).clone(),
         "subspace/deviation_prompt": torch.linspace(1, 0, DIM + 1).expand(LAYERS, HEADS, -1).clone(),
         "subspace/deviation_all": torch.linspace(1, 0, DIM + 1).expand(LAYERS, HEADS, -1).clone(),
     }
@@ -136,8 +136,9 @@ def _deep_arrays(lanes: int, steps: int, random: torch.Generator) -> dict[str, t
     angles = lambda: 90 * rand(LAYERS, HEADS, 3, 16).sort(-1).values  # noqa: E731
     falling = torch.linspace(0, 6, DIM).neg().exp().expand(LAYERS, HEADS, -1)
     found = {
-        "spectra/value": 90 * falling**0.2,
-        "spectra/value_concat": 90 * torch.linspace(0, 2, HEADS * DIM).neg().exp().expand(LAYERS, -1).clone(),
+        **{f"mean/{name}": 200 * rand(LAYERS, HEADS) for name in ("key_pre", "key_post", "value")},
+        "centred/value": 90 * falling**0.2,
+        "centred/value_concat": 90 * torch.linspace(0, 2, HEADS * DIM).neg().exp().expand(LAYERS, -1).clone(),
         "spectra/key_quantiles": quantiles(),
         "spectra/latent_quantiles": quantiles(),
         "reference/key_channel_energy": rand(LAYERS, HEADS, DIM),
@@ -165,7 +166,7 @@ def _deep_arrays(lanes: int, steps: int, random: torch.Generator) -> dict[str, t
             "output_relative": rand(LAYERS, QUERY_HEADS),
             "key_quantiles": quantiles(),
             "latent_quantiles": quantiles(),
-            "spectrum_key": 90 * falling**0.5,
+            "centred_key": 90 * falling**0.5,
             "angles_query_key": angles(),
             "angles_key_key": angles(),
         }

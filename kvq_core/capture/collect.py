@@ -15,7 +15,15 @@ from kvq_core.capture.errors import CacheErrors, Truth, cache_errors
 from kvq_core.capture.other_prompts import OtherPrompt, directions_of, other_prompts
 from kvq_core.capture.plan import Plan
 from kvq_core.capture.scores import Extent, ScoreTap
-from kvq_core.capture.spectra import RANKS, deviations, principal_angles, query_directions, spectra, thinned
+from kvq_core.capture.spectra import (
+    RANKS,
+    deviations,
+    eigenvalues,
+    principal_angles,
+    query_directions,
+    spectra,
+    thinned,
+)
 from kvq_core.engine import threads
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.prefill import Prefill
@@ -97,7 +105,7 @@ class Captures:
             self.truth = self._truth(rows)
             layers = self.distribution_layers
             self._bases = {layer: KeyBasis.of(self._key(rows, 0, layer)[0], self.rope) for layer in layers}
-            self._true_keys = self._key_directions(rows, 0)[0]
+            self._true_keys = query_directions(self._key_grams(rows, 0)[0])
             self._at_end[-1] = self._quantiles(rows, 0)
             self._at_end[-1]["angles_query_key"] = principal_angles(self.directions, self._true_keys, RANKS)
         finally:
@@ -128,9 +136,10 @@ class Captures:
         return found
 
     def _of_row(self, rows: Rows, row: int) -> dict[str, Tensor]:
-        directions, values = self._key_directions(rows, row)
+        whole, centred = self._key_grams(rows, row)
+        directions = query_directions(whole)
         found = self._quantiles(rows, row)
-        found["spectrum_key"] = values
+        found["centred_key"] = eigenvalues(centred).sqrt().float()
         found["angles_query_key"] = principal_angles(self.directions, directions, RANKS)
         found["angles_key_key"] = principal_angles(self._true_keys, directions, RANKS)
         return found
@@ -162,14 +171,15 @@ class Captures:
         group, at = rows.place[layer]
         return group, "key", at
 
-    def _key_directions(self, rows: Rows, row: int) -> tuple[Tensor, Tensor]:
-        """Right singular vectors (layers, kv_heads, d, d) and singular values of all keys a row reads, after RoPE."""
-        grams = []
+    def _key_grams(self, rows: Rows, row: int) -> tuple[Tensor, Tensor]:
+        """KᵀK of all keys a row reads after RoPE, as they are and less their mean: (layers, kv_heads, d, d) float64."""
+        grams, means = [], []
         for layer in range(self.extent.layers):
             x = self._key(rows, row, layer)[1].double()
             grams.append((x.transpose(-1, -2) @ x).cpu())
-        values, vectors = torch.linalg.eigh(torch.stack(grams))
-        return vectors.flip(-1).float(), values.clamp_min(0).sqrt().flip(-1).float()
+            means.append(x.mean(-2).cpu())
+        whole, mean = torch.stack(grams), torch.stack(means)
+        return whole, whole - rows.tokens * mean[..., :, None] * mean[..., None, :]
 
     def _quantiles(self, rows: Rows, row: int) -> dict[str, Tensor]:
         found = [basis.quantiles(self._key(rows, row, layer)[0]) for layer, basis in self._bases.items()]

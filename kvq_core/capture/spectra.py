@@ -14,39 +14,45 @@ RANKS = [1, 2, 3, 5, 8, 12, 16]  # of the subspaces whose principal angles are k
 def singular_values(layers: Iterable[Tensor]) -> Tensor:
     """Singular values of each x (..., n, d), largest first, as roots of the eigenvalues of xᵀx, stacked: float32."""
     grams = torch.stack([x.transpose(-1, -2) @ x for x in (layer.double() for layer in layers)])
-    return _eigenvalues(grams).sqrt().float().cpu()
+    return eigenvalues(grams).sqrt().float().cpu()
 
 
 def spectra(group: LayerGroup, rope: Rope) -> dict[str, Tensor]:
     """Singular values and covariance eigenvalues of a group's prompt keys, before and after RoPE, and of its values.
 
-    For each of key_post, key_pre and value: ``spectra/{name}`` (layers, kv_heads, head_dim) and, heads of a layer side
-    by side, ``spectra/{name}_concat`` (layers, kv_heads * head_dim), not centred; ``gaussian/{name}``
-    (layers, kv_heads, head_dim), eigenvalues of the covariance. All largest first.
+    All less their mean over the prompt, as methods that centre encode them. For each of key_post, key_pre and value:
+    ``centred/{name}`` (layers, kv_heads, head_dim) and, heads of a layer side by side, ``centred/{name}_concat``
+    (layers, kv_heads * head_dim); ``mean/{name}`` (layers, kv_heads), the norm of the mean times the root of the
+    tokens; ``gaussian/{name}`` (layers, kv_heads, head_dim), eigenvalues of the covariance. All largest first.
     """
     found = {}
     for name, layers in (("key_post", group.keys), ("key_pre", _unrotated(group.keys, rope)), ("value", group.values)):
-        heads, concat, centred = (torch.stack(grams) for grams in zip(*map(_grams, layers), strict=True))
-        found[f"spectra/{name}"] = _eigenvalues(heads).sqrt()
-        found[f"spectra/{name}_concat"] = _eigenvalues(concat).sqrt()
-        found[f"gaussian/{name}"] = _eigenvalues(centred)
+        heads, concat, mean = (torch.stack(parts) for parts in zip(*map(_grams, layers), strict=True))
+        squares = eigenvalues(heads)
+        found[f"centred/{name}"] = squares.sqrt()
+        found[f"centred/{name}_concat"] = eigenvalues(concat).sqrt()
+        found[f"mean/{name}"] = mean
+        found[f"gaussian/{name}"] = squares / group.keys.shape[-2]
     return {name: values.float().cpu() for name, values in found.items()}
 
 
 def _grams(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """XᵀX of x (kv_heads, tokens, head_dim): a head's each, that of the heads side by side, the heads' covariances.
+    """XᵀX of x (kv_heads, tokens, head_dim) less its mean: a head's each, and that of the heads side by side; and the
+    norm of each head's mean times the root of the tokens.
 
     Formed in float64: squaring squares the condition number.
     """
     heads, tokens, dim = x.shape
     side = x.transpose(0, 1).flatten(1).double()  # (tokens, kv_heads * head_dim)
+    mean = side.mean(0)
+    side = side - mean
     gram = side.T @ side
     own = gram.view(heads, dim, heads, dim).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
-    mean = side.mean(0).view(heads, dim)
-    return own, gram, own / tokens - mean[:, :, None] * mean[:, None]
+    return own, gram, tokens**0.5 * mean.view(heads, dim).norm(dim=-1)
 
 
-def _eigenvalues(grams: Tensor) -> Tensor:
+def eigenvalues(grams: Tensor) -> Tensor:
+    """Of symmetric matrices (..., d, d) without negative ones, largest first."""
     return torch.linalg.eigvalsh(grams).clamp_min(0).flip(-1)
 
 

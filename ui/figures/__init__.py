@@ -11,6 +11,7 @@ from ui.figures.spectra import (
     head_spectra,
     joint_spectra,
     lane_spectra,
+    mean_shares,
 )
 from ui.figures.subspace import angles, deviation, error_inside, error_split
 from ui.figures.texts import kld_strips
@@ -19,6 +20,6 @@ from ui.figures.usage import bits_by_length, code_usage, latent_bits, shares
 __all__ = [
     "angles", "attention_rows", "bit_map", "bits_by_length", "channel_errors", "code_usage", "cumulative_energy",
     "damage_grid", "depth_error", "deviation", "distortion_rate", "distributions", "effective_rank", "error_inside",
-    "error_split", "head_spectra", "joint_spectra", "kld_strips", "lane_spectra", "latent_bits", "score_map", "shares",
-    "sink_change", "stored_bytes",
+    "error_split", "head_spectra", "joint_spectra", "kld_strips", "lane_spectra", "latent_bits", "mean_shares",
+    "score_map", "shares", "sink_change", "stored_bytes",
 ]  # fmt: skip

@@ -15,10 +15,22 @@ SPACES: dict[str, tuple[Curve, ...]] = {
     "value": (("value", "values", "#b3366f", "solid"),),
 }
 RANKS: tuple[Curve, ...] = (*SPACES["key"], ("value", "values", "#8a6d00", "dot"))
+WITH_MEAN = "mean included"
+
+
+def centred(arrays: Arrays) -> bool:
+    """Whether a run's singular values are those of keys and values less their mean; of older runs they are not."""
+    return "spectra/key_pre" not in arrays
+
+
+def spectrum(arrays: Arrays, name: str) -> np.ndarray | None:
+    """Singular values of the prompt's keys or values, as ``centred`` says."""
+    return array(arrays, f"{'centred' if centred(arrays) else 'spectra'}/{name}")
 
 
 def _curves(arrays: Arrays, kind: str, suffix: str = "") -> list[tuple[np.ndarray, str, str, str]]:
-    found = [(array(arrays, f"spectra/{key}{suffix}"), *rest) for key, *rest in SPACES[kind]]
+    told = "" if centred(arrays) else f", {WITH_MEAN}"
+    found = [(spectrum(arrays, f"{key}{suffix}"), name + told, color, dash) for key, name, color, dash in SPACES[kind]]
     return [curve for curve in found if curve[0] is not None]
 
 
@@ -99,11 +111,11 @@ def effective_rank(record: Record, arrays: Arrays, layer: int) -> go.Figure | No
     figure = canvas(300, yaxis={"title": {"text": "directions in use"}, "rangemode": "tozero"})
     drawn = False
     for key, name, color, dash in RANKS:
-        values = array(arrays, f"spectra/{key}")
+        values = spectrum(arrays, key)
         if values is None:
             continue
         drawn = True
-        title = f"keys {name}" if key.startswith("key") else name
+        title = (f"keys {name}" if key.startswith("key") else name) + ("" if centred(arrays) else f", {WITH_MEAN}")
         figure.add_scatter(
             x=np.arange(values.shape[0]), y=rounded(ranks(values).mean(-1), 2), mode="lines", name=title,
             line={"color": color, "width": 2, "dash": dash},
@@ -114,18 +126,48 @@ def effective_rank(record: Record, arrays: Arrays, layer: int) -> go.Figure | No
     return labelled(figure, "Curves: effective rank by layer", {"layer": "x"}) if drawn else None
 
 
+def mean_shares(record: Record, arrays: Arrays, layer: int) -> go.Figure | None:
+    """Share of the energy of keys and values that is their mean over the prompt's, by layer."""
+    figure = canvas(300, yaxis={"title": {"text": "energy in the mean, %"}, "range": [0, 102]})
+    drawn = False
+    for key, name, color, dash in RANKS:
+        share = mean_share(arrays, key)
+        if share is None:
+            continue
+        drawn = True
+        title = f"keys {name}" if key.startswith("key") else name
+        figure.add_scatter(
+            x=np.arange(share.size), y=rounded(100 * share, 2), mode="lines", name=title,
+            line={"color": color, "width": 2, "dash": dash},
+            hovertemplate="layer %{x}: %{y:.1f} %<extra>" + title + "</extra>",
+        )  # fmt: skip
+    figure.add_vline(layer, line={"color": ACCENT, "width": 1.5, "dash": "dot"})
+    figure.update_xaxes(title_text="layer")
+    return labelled(figure, "Curves: the mean's share of the energy by layer", {"layer": "x"}) if drawn else None
+
+
+def mean_share(arrays: Arrays, name: str) -> np.ndarray | None:
+    """Share of each layer's energy that is its mean over the prompt: (layers,); None where runs did not keep it."""
+    mean, rest = array(arrays, f"mean/{name}"), array(arrays, f"centred/{name}")
+    if mean is None or rest is None:
+        return None
+    held, left = (x.astype(np.float64) ** 2 for x in (mean, rest))
+    return held.sum(1) / np.maximum(held.sum(1) + left.sum((1, 2)), 1e-30)
+
+
 def lane_spectra(record: Record, arrays: Arrays, layer: int, kv_head: int) -> go.Figure | None:
     """Singular values of one head's keys as each lane reads them back, beside the prompt's at full precision."""
-    lanes = list(lanes_with(record, arrays, "spectrum_key"))
+    told = "" if centred(arrays) else f", {WITH_MEAN}"
+    lanes = list(lanes_with(record, arrays, "centred_key" if centred(arrays) else "spectrum_key"))
     if not lanes:
         return None
     figure = canvas(
         300 + LEGEND_ROW * len(lanes),
         yaxis={"type": "log", "dtick": 1, "title": {"text": "singular value / its largest"}},
     )
-    own = array(arrays, "spectra/key_post")
-    lines = [] if own is None else [("full precision, prompt", REFERENCE, own[layer, kv_head])]
-    lines += [(label_of(lane, 20), lane_color(i), values[layer, kv_head]) for i, lane, values in lanes]
+    own = spectrum(arrays, "key_post")
+    lines = [] if own is None else [("full precision, prompt" + told, REFERENCE, own[layer, kv_head])]
+    lines += [(label_of(lane, 20) + told, lane_color(i), values[layer, kv_head]) for i, lane, values in lanes]
     for name, color, line in lines:
         figure.add_scatter(
             x=np.arange(1, line.size + 1), y=_relative(line, float(line.max()) or 1.0), mode="lines", name=name,

@@ -5,12 +5,15 @@ import gradio as gr
 from kvq_core.record import Record
 from ui.figures.base import Arrays
 from ui.figures.spectra import (
+    WITH_MEAN,
+    centred,
     cumulative_energy,
     distributions,
     effective_rank,
     head_spectra,
     joint_spectra,
     lane_spectra,
+    mean_shares,
     nearest_layer,
 )
 from ui.panels.view import Drawn, Slot, View, create_page, create_words, or_absent
@@ -18,15 +21,17 @@ from ui.selection import Selection
 from ui.words import spectra
 
 MISSING = "Not captured in this run."
+CENTRED = ", centred"  # of older runs these are not
 ROWS = (
     (
-        Slot("head-spectra", "Singular values, per KV head", "Of the prompt at full precision.", 270),
-        Slot("joint-spectra", "Heads concatenated", "With the bits a latent method gives them.", 270),
-        Slot("energy", "Energy held", "Thick: per head. Thin: heads concatenated.", 270),
+        Slot("head-spectra", f"Singular values, per KV head{CENTRED}", "Of the prompt at full precision.", 270),
+        Slot("joint-spectra", f"Heads concatenated{CENTRED}", "With the bits a latent method gives them.", 270),
+        Slot("energy", f"Energy held{CENTRED}", "Thick: per head. Thin: heads concatenated.", 270),
     ),
     (
-        Slot("ranks", "Effective rank by layer", "exp of the entropy of the energy, mean over heads."),
-        Slot("lane-spectra", "Keys as each lane reads them back"),
+        Slot("ranks", f"Effective rank by layer{CENTRED}", "exp of the entropy of the energy, mean over heads."),
+        Slot("means", "The mean's share of the energy", "Over the prompt's tokens, channel by channel."),
+        Slot("lane-spectra", f"Keys as each lane reads them back{CENTRED}"),
     ),
     (
         Slot("key-channels", "Original key channels", "Band: whole range; dark band: middle half; line: median."),
@@ -52,13 +57,18 @@ def compute(record: Record, arrays: Arrays, at: Selection, kind: str) -> Drawn:
         "joint-spectra": or_absent(joint_spectra(record, arrays, at.layer, kind), MISSING),
         "energy": or_absent(cumulative_energy(record, arrays, at.layer, kind), MISSING),
         "ranks": or_absent(effective_rank(record, arrays, at.layer), MISSING),
+        "means": or_absent(mean_shares(record, arrays, at.layer), MISSING),
         "lane-spectra": or_absent(lane_spectra(record, arrays, at.layer, kv_head), MISSING),
         "key-channels": or_absent(distributions(record, arrays, at.layer, "key"), MISSING),
         "latent-channels": or_absent(distributions(record, arrays, at.layer, "latent"), MISSING),
     }
-    kept, titles = nearest_layer(record, at.layer), {}
+    titles = {}
+    if not centred(arrays):
+        slots = (slot for row in ROWS for slot in row if slot.title.endswith(CENTRED))
+        titles = {slot.name: slot.title.replace(CENTRED, f", {WITH_MEAN}") for slot in slots}
+    kept = nearest_layer(record, at.layer)
     if kept != at.layer:
-        titles = {
+        titles |= {
             f"{what}-channels": f"{name} key channels of layer {kept}, the nearest kept"
             for what, name in (("key", "Original"), ("latent", "Latent"))
         }

@@ -1,8 +1,8 @@
 """One sentence a view, generated from the record: what the measurement means here."""
 
 from kvq_core.record import LaneRecord, Record
-from ui.figures.base import Arrays, array, lanes_with
-from ui.figures.spectra import energy
+from ui.figures.base import Arrays, lanes_with
+from ui.figures.spectra import centred, energy, mean_share, spectrum
 from ui.figures.subspace import inside_share
 from ui.numbers import bits, percent, plural, significant
 
@@ -30,21 +30,25 @@ def overall(record: Record) -> str:
 
 
 def spectra(record: Record, arrays: Arrays, layer: int) -> str:
-    """How many directions hold 90 % of a head's keys, before and after RoPE."""
+    """How many directions hold 90 % of a head's keys, before and after RoPE, and how much is their mean."""
     counts = {}
     for space in ("pre", "post"):
-        values = array(arrays, f"spectra/key_{space}")
+        values = spectrum(arrays, f"key_{space}")
         if values is None:
             return NOTHING
         counts[space] = float((energy(values[layer]) < 0.9).sum(-1).mean() + 1)
     before, after = f"{counts['pre']:.0f}", f"{counts['post']:.0f}"
+    whose = "what is left of its keys without their mean" if centred(arrays) else "its keys' energy, mean included,"
     sentence = (
-        f"In layer {layer}, {before} of {record.environment.head_dim} directions of a head hold 90 % of its keys' "
-        f"energy before RoPE and {after} after"
+        f"In layer {layer}, {before} of {record.environment.head_dim} directions of a head hold 90 % of {whose} before "
+        f"RoPE and {after} after"
     )
     if counts["post"] > counts["pre"]:
         sentence += ": RoPE spreads keys over more directions, so what is coded before it compresses better"
-    return sentence + "."
+    share = mean_share(arrays, "key_pre")
+    if share is None:
+        return sentence + ". This run's version did not take the mean out, which SVDq does not encode."
+    return sentence + f". The mean, which SVDq stores once, is {percent(share[layer])} of all energy before RoPE."
 
 
 def subspace(record: Record, arrays: Arrays, rank: int) -> str:
