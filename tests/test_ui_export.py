@@ -3,15 +3,14 @@
 import csv
 import io
 import json
-from pathlib import Path
 
 import gradio as gr
 import numpy as np
 import plotly.graph_objects as go
 import pytest
 
+from kvq_core.examples import packaged
 from kvq_core.growth import growths, shape_of
-from kvq_core.store import read_run
 from tests.ui_record_factory import make_run
 from ui.export import COLUMNS, figures_of, points, view_csv, view_json
 from ui.numbers import size
@@ -123,7 +122,7 @@ def test_an_extrapolation_that_cannot_be_has_no_lines():
 
 def test_a_basis_fades_in_a_long_context_wherever_it_is_shown():
     """SVDq's basis is most of what a short run stores of its keys, and next to nothing of 32,768 tokens."""
-    runs = [read_run(manifest.parent) for manifest in sorted(Path("presets/runs").glob("*/manifest.json"))]
+    runs = [packaged().load(summary.id) for summary in packaged().list()]
     record, arrays = next(run for run in runs if any(lane.label == "SVDq 2" for lane in run[0].lanes))
     at = [lane.label for lane in record.lanes].index("SVDq 2")
     growth, shape = growths(record)[at], shape_of(record)

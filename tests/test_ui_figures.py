@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from kvq_core.capture.errors import TOP
+from kvq_core.examples import packaged
 from kvq_core.record import CaptureInfo
 from kvq_core.spec import MAX_LANES
 from tests.ui_record_factory import LAYERS, QUERY_HEADS, make_run
@@ -142,6 +144,15 @@ def test_energy_inside_runs_from_nothing_to_all(run):
     assert share.shape[-1] == 65 and (share[..., 0] == 0).all() and abs(share[..., -1] - 1).max() < 1e-6
     for _, inside, outside in split_errors(*run, rank=64):
         assert inside > 0 and outside < 1e-6
+
+
+def test_the_error_inside_is_the_scorecards_at_its_rank():
+    for summary in packaged().list():
+        record, arrays = packaged().load(summary.id)
+        for lane, inside, outside in split_errors(record, arrays, TOP):
+            metrics = record.lanes[lane].metrics
+            assert inside == pytest.approx(metrics.in_subspace_error, rel=1e-3)
+            assert inside < metrics.key_rmse < inside + outside + 1e-9 or metrics.key_rmse == outside == 0
 
 
 def test_bit_map_rows_follow_what_the_bits_depend_on(run):

@@ -86,15 +86,17 @@ def error_split(record: Record, arrays: Arrays, rank: int) -> go.Figure | None:
 
 
 def split_errors(record: Record, arrays: Arrays, rank: int) -> list[tuple[int, float, float]]:
-    """Per lane its index and the rms relative key error inside and outside the top-r query subspace."""
-    rows = []
+    """Per lane its index and the key error inside and outside the top-r query subspace, relative to each layer's keys,
+    means over layers: at the rank of the scorecard's in-subspace error, inside is that number."""
+    keys = array(arrays, "reference/key_channel_energy")
+    if keys is None:
+        return []
+    whole, rows = np.maximum(keys.astype(np.float64).sum((1, 2)), 1e-30), []
     for index, _, spread in lanes_with(record, arrays, "key_error_energy"):
-        relative = array(arrays, f"lane/{index}/key_error")
-        if relative is None:
-            continue
-        inside = inside_share(spread)[..., min(rank, spread.shape[-1])]
-        squared = relative.astype(np.float64) ** 2
-        rows.append((index, float(np.sqrt((squared * inside).mean())), float(np.sqrt((squared * (1 - inside)).mean()))))
+        energies = np.maximum(spread.astype(np.float64), 0).sum(1)  # (layers, directions)
+        parts = (energies[:, :rank], energies[:, rank:])
+        inside, outside = (float(np.sqrt(part.sum(-1) / whole).mean()) for part in parts)
+        rows.append((index, inside, outside))
     return rows
 
 
