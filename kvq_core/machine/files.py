@@ -52,7 +52,7 @@ def sync(path: Path) -> None:
 
 
 def keep_memo(path: Path, value: Any) -> bool:
-    """Keep a by-product (JSON) for later, with a checksum; False where it could not be written, which costs no result."""
+    """Keep a by-product (JSON) with a checksum; False where it could not be written, which costs no result."""
     text = json.dumps(value, sort_keys=True)
     sealed = json.dumps({"sha256": _sha256(text), "value": value}, sort_keys=True)
     with suppress(OSError):
