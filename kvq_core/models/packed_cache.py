@@ -1,8 +1,8 @@
 """A cache that transformers' ``generate`` can be given, whose layers attend by themselves.
 
 The cache's ``update`` hands the attention a ticket instead of keys and values; the attention registered under PACKED
-lets the ticket's layer store the new tokens and attend, and is transformers' own sdpa for every other cache. Nothing is
-patched.
+lets the ticket's layer store the new tokens and attend, is the engine's own for comparisons on the same model, and
+transformers' own sdpa for every other cache. Nothing is patched.
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -15,6 +15,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from kvq_core.errors import ModelError
+from kvq_core.models.lockstep import ATTENTION
 
 PACKED = "kvq_packed"
 
@@ -86,6 +87,9 @@ def _attention(
     module: nn.Module, query: Tensor, key: Any, value: Any, attention_mask: Tensor | None, scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
+    if kwargs.get("kvq") is not None:  # from here on as without this cache
+        attend = AttentionInterface()[ATTENTION]
+        return attend(module, query, key, value, attention_mask, scaling=scaling, **kwargs)  # type: ignore[no-any-return]
     if not isinstance(key, Ticket):
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     for name in ("softcap", "s_aux"):

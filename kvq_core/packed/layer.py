@@ -185,9 +185,11 @@ def _prompt(plan: Plan, layers: Sequence[Waiting]) -> Prompt:
 
 
 def _settle(plan: Plan, waiting: Sequence[Waiting]) -> None:
-    """Decide over all layers of a device, as a comparison does, and fill each of them."""
-    for device in {w.keys.device for w in waiting}:
-        layers = [w for w in waiting if w.keys.device == device]
-        method = plan.method.settled(_prompt(plan, layers))
-        for w in layers:
-            w.layer._fill(method, w.queries, w.keys, w.values)
+    """Decide over all layers, whatever their devices, as a comparison does, and fill each of them."""
+    prompts = [
+        _prompt(plan, [w for w in waiting if w.keys.device == device])
+        for device in dict.fromkeys(w.keys.device for w in waiting)
+    ]
+    method = plan.method.settled(Prompt.joined(prompts))
+    for w in waiting:
+        w.layer._fill(method, w.queries, w.keys, w.values)
