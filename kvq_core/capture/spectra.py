@@ -1,6 +1,6 @@
 """Spectra of the prompt's keys and values, and the subspace its queries span."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -25,7 +25,8 @@ def spectra(group: LayerGroup, rope: Rope) -> dict[str, Tensor]:
     (layers, kv_heads, head_dim), eigenvalues of the covariance. All largest first.
     """
     found = {}
-    for name, layers in (("key_post", group.keys), ("key_pre", _unrotated(group.keys, rope)), ("value", group.values)):
+    pre = (before_rope(keys, rope.on([layer])) for layer, keys in zip(group.layers, group.keys, strict=True))
+    for name, layers in (("key_post", group.keys), ("key_pre", pre), ("value", group.values)):
         heads, concat, centred = (torch.stack(grams) for grams in zip(*map(_grams, layers), strict=True))
         found[f"spectra/{name}"] = _eigenvalues(heads).sqrt()
         found[f"spectra/{name}_concat"] = _eigenvalues(concat).sqrt()
@@ -50,8 +51,10 @@ def _eigenvalues(grams: Tensor) -> Tensor:
     return torch.linalg.eigvalsh(grams).clamp_min(0).flip(-1)
 
 
-def _unrotated(keys: Tensor, rope: Rope) -> Iterator[Tensor]:
-    return (rope.unrotate(layer[None], 0)[0] for layer in keys)
+def before_rope(keys: Tensor, rope: Rope) -> Tensor:
+    """Keys of a layer before RoPE, from those after it (kv_heads, tokens, head_dim); zeros where its rotation is not
+    known."""
+    return rope.unrotate(keys[None], 0)[0] if rope.known else torch.zeros_like(keys)
 
 
 def query_directions(gram: Tensor) -> Tensor:

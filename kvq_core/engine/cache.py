@@ -20,13 +20,14 @@ UNTOUCHED = Window(step=None)
 
 @dataclass
 class Part:
-    """One stream and the layers (indices within its device group) it covers; ``pre``: stored before RoPE."""
+    """One stream and the layers (indices within its device group) it covers; ``rope``: theirs, where keys are stored
+    before it."""
 
     kind: Kind
     group: int
     layers: Tensor
     stream: Stream
-    pre: bool
+    rope: Rope | None = None
 
     def fork(self) -> "Part":
         return replace(self, stream=self.stream.fork())
@@ -37,7 +38,6 @@ class LaneCache:
     """The packed cache of one row. A forced row owns one; a free row forks it where the texts part."""
 
     parts: list[Part]
-    rope: Rope
     fit_notes: tuple[str, ...] = ()
     prompt_tokens: int = 0
     selects: dict[int, tuple[Select, int]] = field(default_factory=dict)  # by model layer
@@ -53,7 +53,7 @@ class LaneCache:
         """
         method, windows = lane.build(), lane.windows()
         pre = method.key_space == "pre" and method.quantizes
-        cache = cls([], rope, prompt_tokens=groups[0].keys.shape[-2])
+        cache = cls([], prompt_tokens=groups[0].keys.shape[-2])
         for g, group in enumerate(groups):
             chosen = [lane.layers == "all" or layer in lane.layers for layer in group.layers]
             inside = [i for i, taken in enumerate(chosen) if taken and method.quantizes]
@@ -61,10 +61,11 @@ class LaneCache:
             cache.quantized_layers |= {group.layers[i] for i in inside}
             if inside:
                 keys, values = _take(group.keys, inside), _take(group.values, inside)
-                stored = rope.unrotate(keys, 0) if pre else keys
+                layers = tuple(group.layers[i] for i in inside)
+                turns = rope.on(layers) if pre else None
+                stored = keys if turns is None else turns.unrotate(keys, 0)
                 queries = _take(group.queries, inside) if method.needs_queries else None
                 gram = _take(group.query_gram, inside) if method.needs_queries else None
-                layers = tuple(group.layers[i] for i in inside)
                 fitted = method.fit(
                     Prompt(stored, values, queries, gram=gram, model=model, layers=layers, rotated=keys)
                 )
@@ -77,9 +78,8 @@ class LaneCache:
                 untouched = windows[0].step is None
                 if fitted.select is not None and not untouched:
                     cache.selects |= {layer: (fitted.select, at) for at, layer in enumerate(layers)}
-                cache._add(
-                    "key", g, inside, keys if untouched else stored, windows[0], fitted.key, pre and not untouched
-                )
+                kept, turns = (keys, None) if untouched else (stored, turns)
+                cache._add("key", g, inside, kept, windows[0], fitted.key, turns)
                 cache._add("value", g, inside, values, windows[1], fitted.value)
             if outside:
                 cache._add("key", g, outside, _take(group.keys, outside), UNTOUCHED, None)
@@ -94,10 +94,10 @@ class LaneCache:
         x: Tensor,
         window: Window,
         codec: Codec | None,
-        pre: bool = False,
+        rope: Rope | None = None,
     ) -> None:
         index = torch.tensor(layers, device=x.device)
-        self.parts.append(Part(kind, group, index, Stream.of_prompt(x, window, codec), pre))
+        self.parts.append(Part(kind, group, index, Stream.of_prompt(x, window, codec), rope))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -119,20 +119,20 @@ class LaneCache:
         (layers, kv_heads, tokens, head_dim) after RoPE."""
         start = 0
         for piece in part.stream.decoded():
-            yield start, self.rope.rotate(piece, start) if part.pre else piece
+            yield start, piece if part.rope is None else part.rope.rotate(piece, start)
             start += piece.shape[-2]
 
     def append(self, part: Part, x: Tensor, position: int) -> None:
         """Add the new token x (layers, kv_heads, 1, head_dim), after RoPE, to a part's window."""
-        part.stream.append(self.rope.unrotate(x, position) if part.pre else x)
+        part.stream.append(x if part.rope is None else part.rope.unrotate(x, position))
 
     def flush(self, part: Part) -> tuple[int, Tensor] | None:
         """Encode what is due; the first position that changed and its new values after RoPE."""
         changed = part.stream.flush()
-        if changed is None or not part.pre:
+        if changed is None or part.rope is None:
             return changed
         start, values = changed
-        return start, self.rope.rotate(values, start)
+        return start, part.rope.rotate(values, start)
 
     def fork(self) -> "LaneCache":
         return replace(self, parts=[part.fork() for part in self.parts])

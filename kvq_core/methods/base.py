@@ -21,13 +21,15 @@ RECENT: dict[str, Any] = {"means": "recent_tokens"}
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The numbers of a model a method may depend on."""
+    """The numbers of a model a method may depend on; ``unknown_rope``: layers whose keys before RoPE cannot be had,
+    found when the model is used for the first time."""
 
     layers: int
     query_heads: int
     kv_heads: int
     head_dim: int
     context: int
+    unknown_rope: tuple[int, ...] = ()
 
     @property
     def query_groups(self) -> int:

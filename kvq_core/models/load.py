@@ -1,12 +1,10 @@
 """Loading a model once, and what the rest of the project may know about it."""
 
-import hashlib
-import json
 import sys
 import threading
 from collections.abc import Iterable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,18 +16,30 @@ from torch import Tensor
 from kvq_core.errors import ModelError, SpecError
 from kvq_core.memory import free_bytes
 from kvq_core.methods import ModelRef, ModelShape
-from kvq_core.models import bundled
+from kvq_core.models import bundled, identity
 from kvq_core.models.choice import KNOWN, check_offered
 from kvq_core.models.lockstep import ATTENTION, register
-from kvq_core.models.support import attention_modules, check_config, check_model, check_pass, window_of
-from kvq_core.rope import Rope
+from kvq_core.models.probe import TOKENS, kept, probe
+from kvq_core.models.support import (
+    attention_modules,
+    check_config,
+    check_model,
+    check_pass,
+    check_weights,
+    window_of,
+)
+from kvq_core.rope import Rope, Rotation
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL
 
 
 @dataclass
 class LoadedModel:
-    """A model, its tokenizer and the facts a run records. Weights are never changed."""
+    """A model, its tokenizer and the facts a run records. Weights are never changed.
+
+    ``weights_hash`` names the weights, to which learned data belongs; ``model_hash`` all that decides what the model
+    answers: weights, configuration, tokenizer and chat template.
+    """
 
     id: str
     title: str
@@ -37,6 +47,7 @@ class LoadedModel:
     model: Any  # a transformers causal language model; its attributes differ by architecture
     tokenizer: Any
     weights_hash: str
+    model_hash: str
 
     @property
     def ref(self) -> ModelRef:
@@ -74,8 +85,17 @@ class LoadedModel:
         return frozenset(eos if isinstance(eos, Iterable) else () if eos is None else (eos,))
 
     def rope(self, tokens: int) -> Rope:
-        """RoPE tables for positions 0 .. tokens-1, applied by the model's own function."""
-        return rope_of(self.model, tokens)
+        """RoPE of all layers for positions 0 .. tokens-1, applied by the model's own function."""
+        rope, rotations = rope_of(self.model, tokens), self.rotations
+        return rope if set(rotations) == {"rope"} else replace(rope, rotations=rotations)
+
+    @cached_property
+    def rotations(self) -> tuple[Rotation, ...]:
+        """How each layer rotates its keys: looked at once, with the model running a few tokens, and then known."""
+        memo = f"{self.model_hash}-{str(self.dtype).removeprefix('torch.')}"
+        found = kept(memo, self.shape.layers, lambda: probe(self.model, rope_of(self.model, TOKENS)))
+        self.shape = replace(self.shape, unknown_rope=tuple(i for i, kind in enumerate(found) if kind == "unknown"))
+        return found
 
     def render(self, prompt: str, system: str | None, chat: bool) -> list[int]:
         """Token ids of the prompt as the model sees it.
@@ -130,17 +150,15 @@ def shape_of(config: Any) -> ModelShape:
 
 
 def wrap(model: Any, tokenizer: Any, *, id: str, title: str = "", revision: str | None = None) -> LoadedModel:
-    """Make a model that is already in memory usable; its weights hash comes from the tensors themselves.
+    """Make a model that is already in memory usable; its hashes come from what it holds.
 
     Raises ModelError for an architecture the engine does not reproduce.
     """
     check_config(model.config)
     check_model(model)
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return _ready(LoadedModel(id, title or id, revision, model, tokenizer, digest.hexdigest()[:16]))
+    weights = identity.weights_in_memory(model)
+    whole = identity.whole_in_memory(weights, model, tokenizer)
+    return _ready(LoadedModel(id, title or id, revision, model, tokenizer, weights[:16], whole[:16]))
 
 
 def bundled_folder() -> Path:
@@ -149,11 +167,12 @@ def bundled_folder() -> Path:
 
 
 _loading = threading.Lock()
-_held: dict[tuple[str, str | None], LoadedModel] = {}  # one model: weights are large
+_held: dict[str, LoadedModel] = {}  # one model, by what was asked for: weights are large
 
 
 def load(id: str, revision: str | None = None) -> LoadedModel:
-    """The model of that id: the bundled one, a local directory, or the Hub's; kept in memory for the next run.
+    """The model of that id: the bundled one, a local directory, or the Hub's; kept in memory for the next run, a
+    directory's for as long as nothing changes there.
 
     Raises ModelError: unknown id, not reachable, not allowed on this instance, or not supported, with the reason.
     """
@@ -164,11 +183,12 @@ def load(id: str, revision: str | None = None) -> LoadedModel:
             "reviewed. Leave revision out."
         )
     with _loading:  # two visitors must not load the same weights twice
-        if (id, revision) not in _held:
+        asked = repr((id, revision, identity.stamp(Path(id).expanduser()) if _local(id) else None))
+        if asked not in _held:
             found = _load(id, revision)
             _held.clear()
-            _held[id, revision] = found
-        return _held[id, revision]
+            _held[asked] = found
+        return _held[asked]
 
 
 def loaded() -> LoadedModel | None:
@@ -182,15 +202,19 @@ def _load(id: str, revision: str | None) -> LoadedModel:
 
     logging.disable_progress_bar()  # progress is told through events
     source, found = _source(id, revision)
-    options = {"revision": found, "trust_remote_code": False} if found else {"trust_remote_code": False}
     try:
+        folder, commit = _files(source, found)
+        options = {"revision": commit or found, "trust_remote_code": False}
         config = AutoConfig.from_pretrained(source, **options)
         check_config(config)
         cuda = torch.cuda.is_available()
         if not cuda:
             check_room(id, config)
         place = {"device_map": "auto", "dtype": _half()} if cuda else {"dtype": torch.float32}
-        model = AutoModelForCausalLM.from_pretrained(source, use_safetensors=True, **place, **options)
+        model, report = AutoModelForCausalLM.from_pretrained(
+            source, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True, **place, **options
+        )
+        check_weights(id, report)
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         said = " ".join(str(error).split()) or type(error).__name__
@@ -200,9 +224,20 @@ def _load(id: str, revision: str | None) -> LoadedModel:
         ) from None
     check_model(model)
     title = dict(KNOWN).get(id, id).removesuffix(" (bundled)")
-    commit = getattr(model.config, "_commit_hash", None) or found
-    digest = commit or folder_hash(Path(source))
-    return _ready(LoadedModel(id, title, commit, model, tokenizer, digest[:16]))
+    weights = commit or identity.weights_of(folder)
+    whole = commit or identity.whole_of(weights, folder)
+    return _ready(LoadedModel(id, title, commit or found, model, tokenizer, weights[:16], whole[:16]))
+
+
+def _files(source: str, revision: str | None) -> tuple[Path, str | None]:
+    """The folder a model's files lie in, and for a model of the Hub the commit they are of: a branch may move while it
+    is loaded. Raises OSError for a model that cannot be had."""
+    from transformers.utils.hub import cached_file, extract_commit_hash
+
+    if Path(source).is_dir():
+        return Path(source), None
+    config = cached_file(source, "config.json", revision=revision)
+    return Path(config).parent, extract_commit_hash(config, None)
 
 
 def check_room(id: str, config: Any) -> None:
@@ -234,10 +269,14 @@ def _ready(loaded: LoadedModel) -> LoadedModel:
     return loaded
 
 
+def _local(id: str) -> bool:
+    """Whether a model id is a path on this machine."""
+    return Path(id).expanduser().is_absolute() or id.startswith((".", "~"))
+
+
 def _source(id: str, revision: str | None) -> tuple[str, str | None]:
     """Folder or Hub id to load from, and the revision; refuses ids that are neither."""
-    path = Path(id).expanduser()
-    local = path.is_absolute() or id.startswith((".", "~"))
+    path, local = Path(id).expanduser(), _local(id)
     if revision is not None and (local or id == DEFAULT_MODEL):
         raise ModelError(f"revision = {revision!r}: {id!r} is on this machine and has no revisions; leave it out.")
     if id == DEFAULT_MODEL:
@@ -257,19 +296,3 @@ def _source(id: str, revision: str | None) -> tuple[str, str | None]:
     except HFValidationError:
         raise ModelError(f"Model id {id[:80]!r} is not valid; a Hub id looks like 'owner/name'.") from None
     return id, revision
-
-
-def folder_hash(folder: Path) -> str:
-    """sha256 over the weight files of a folder, remembered beside KVQ_HOME by size and time of change."""
-    files = sorted(folder.glob("*.safetensors"))
-    stamp = json.dumps([[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in files])
-    memo = settings().home / "hashes" / f"{hashlib.sha256(f'{folder.resolve()}{stamp}'.encode()).hexdigest()}.txt"
-    if memo.is_file():
-        return memo.read_text()
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    memo.parent.mkdir(parents=True, exist_ok=True)
-    memo.write_text(digest.hexdigest())
-    return digest.hexdigest()
