@@ -92,7 +92,9 @@ class Rope:
 
     def _turn(self, x: Tensor, start: int, sign: float) -> Tensor:
         if not self.known:
-            raise MethodError("Keys before RoPE cannot be had: how the model rotates those of some layers is not known.")
+            raise MethodError(
+                "Keys before RoPE cannot be had: how the model rotates those of some layers is not known."
+            )
         cos, sin, norm = (t[start : start + x.shape[-2]].to(x.device) for t in (self.cos, self.sin, self.norm))
         given = x[..., : self.channels]
         # the models' functions turn a query and a key at once; an empty key costs nothing

@@ -37,7 +37,7 @@ def collect(model: LoadedModel, sequences: list[list[int]], progress: Progress) 
             samples.values[layer, :, now] = values[0].cpu()
             return causal_attention(queries, keys, values, scaling)
 
-        model.forward(torch.tensor([ids]), 0, attend, last_only=True)
+        model.checked(model.forward(torch.tensor([ids]), 0, attend, last_only=True))
         done += len(ids)
         progress("Reading text", done, total)
     return samples

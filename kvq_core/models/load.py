@@ -3,7 +3,6 @@
 import sys
 import threading
 from collections.abc import Iterable
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,9 +13,9 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from kvq_core.errors import ModelError, SpecError
-from kvq_core.memory import free_bytes
 from kvq_core.methods import ModelRef, ModelShape
 from kvq_core.models import bundled, identity
+from kvq_core.models.chat import conversation
 from kvq_core.models.choice import KNOWN, check_offered
 from kvq_core.models.lockstep import ATTENTION, register
 from kvq_core.models.probe import TOKENS, kept, probe
@@ -25,6 +24,7 @@ from kvq_core.models.support import (
     check_config,
     check_model,
     check_pass,
+    check_room,
     check_weights,
     window_of,
 )
@@ -101,16 +101,13 @@ class LoadedModel:
         """Token ids of the prompt as the model sees it.
 
         ``system`` None keeps the chat template's own system message, "" asks for none. Raises SpecError where the
-        model has no chat template.
+        model has no chat template, or one that refuses or leaves out what it is given.
         """
         if not chat:
             return list(self.tokenizer(prompt)["input_ids"])
         if not getattr(self.tokenizer, "chat_template", None):
             raise SpecError(f"{self.id} has no chat template; set chat = false to send the prompt as it is.")
-        messages = [] if system is None else [{"role": "system", "content": system}]
-        messages.append({"role": "user", "content": prompt})
-        rendered = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
-        return list(rendered["input_ids"])
+        return self.encode(conversation(self.tokenizer, self.id, prompt, system))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of text that follows something, no special tokens added."""
@@ -129,6 +126,15 @@ class LoadedModel:
             logits_to_keep=1 if last_only else 0,
         )  # fmt: skip
         return out.logits.float()
+
+    def checked(self, logits: Tensor) -> Tensor:
+        """The logits of a full-precision pass. Raises ModelError where the model does not answer numbers."""
+        if not bool(logits.isfinite().all()):
+            raise ModelError(
+                f"{self.title} answers NaN or infinity instead of numbers: its weights are damaged, or its numbers are "
+                f"too large for {str(self.dtype).removeprefix('torch.')}. Check its files, or pick another model."
+            )
+        return logits
 
 
 def rope_of(model: Any, tokens: int) -> Rope:
@@ -211,9 +217,10 @@ def _load(id: str, revision: str | None) -> LoadedModel:
         if not cuda:
             check_room(id, config)
         place = {"device_map": "auto", "dtype": _half()} if cuda else {"dtype": torch.float32}
-        model, report = AutoModelForCausalLM.from_pretrained(
+        read: Any = AutoModelForCausalLM.from_pretrained(
             source, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True, **place, **options
         )
+        model, report = read
         check_weights(id, report)
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
@@ -237,24 +244,7 @@ def _files(source: str, revision: str | None) -> tuple[Path, str | None]:
     if Path(source).is_dir():
         return Path(source), None
     config = cached_file(source, "config.json", revision=revision)
-    return Path(config).parent, extract_commit_hash(config, None)
-
-
-def check_room(id: str, config: Any) -> None:
-    """Whether float32 weights of a configuration fit into the memory that is free, known before any are read.
-
-    Raises ModelError where the machine would end the process instead.
-    """
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):  # shapes alone
-        model = AutoModelForCausalLM.from_config(deepcopy(config))
-    needed, free = 4 * sum(weight.numel() for weight in model.parameters()), free_bytes()
-    if needed > free:
-        raise ModelError(
-            f"Model {id!r} needs {needed / 1e9:.1f} GB for its weights in float32, and {free / 1e9:.1f} GB of memory "
-            f"are free. Pick a smaller model, such as {DEFAULT_MODEL}."
-        )
+    return Path(str(config)).parent, extract_commit_hash(config, None)
 
 
 def _half() -> torch.dtype:

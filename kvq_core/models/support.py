@@ -1,4 +1,4 @@
-"""Which transformers models the lock-step engine can run without changing what they compute."""
+"""Which transformers models the lock-step engine can run without changing what they compute, and this machine hold."""
 
 import inspect
 import sys
@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from kvq_core.errors import ModelError
+from kvq_core.memory import free_bytes
 from kvq_core.models.lockstep import ATTENTION, ForeignAttention
+from kvq_core.spec import DEFAULT_MODEL
 
 
 def check_config(config: Any) -> None:
@@ -80,6 +82,23 @@ def check_model(model: Any) -> None:
         raise _unsupported(config, f"{found} for {config.num_hidden_layers} layers")
 
 
+def check_room(id: str, config: Any) -> None:
+    """Whether float32 weights of a configuration fit into the memory that is free, known before any are read.
+
+    Raises ModelError where the machine would end the process instead.
+    """
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):  # shapes alone
+        model = AutoModelForCausalLM.from_config(deepcopy(config))
+    needed, free = 4 * sum(weight.numel() for weight in model.parameters()), free_bytes()
+    if needed > free:
+        raise ModelError(
+            f"Model {id!r} needs {needed / 1e9:.1f} GB for its weights in float32, and {free / 1e9:.1f} GB of memory "
+            f"are free. Pick a smaller model, such as {DEFAULT_MODEL}."
+        )
+
+
 def check_weights(id: str, report: dict[str, Any]) -> None:
     """Refuse a checkpoint whose tensors are not the architecture's, by transformers' report on loading it: whatever a
     checkpoint lacks is filled with random numbers.
@@ -94,7 +113,7 @@ def check_weights(id: str, report: dict[str, Any]) -> None:
     told = [f"it {what} {_some(names)}" for what, names in wrong.items() if names]
     if told:
         raise ModelError(
-            f"Model {id!r} could not be loaded: {'; '.join(told)}. Check its id or folder: its checkpoint is incomplete "
+            f"Model {id!r} could not be loaded: {'; '.join(told)}. Check its id or folder: the checkpoint is not whole "
             "or belongs to another configuration."
         )
 
