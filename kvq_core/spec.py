@@ -97,13 +97,8 @@ class Lane(_Frozen):
         if isinstance(self.layers, tuple) and max(self.layers) >= shape.layers:
             return f"layer {max(self.layers)} does not exist; the model has layers 0 to {shape.layers - 1}"
         method = self.build()
-        lost = [layer for layer in shape.unknown_rope if self.layers == "all" or layer in self.layers]
-        if lost and method.key_space == "pre" and method.quantizes:
-            return (
-                f"it reads keys before RoPE, and how the model rotates those of layers {', '.join(map(str, lost))} is "
-                "not known; leave these out of layers, or take a method that stores keys after RoPE"
-            )
-        return method.why_not(shape)
+        pre = method.key_space == "pre" and method.quantizes
+        return (shape.not_before_rope(self.layers) if pre else None) or method.why_not(shape)
 
 
 def _changed(window: Window, changes: dict[str, Any]) -> Window:

@@ -31,6 +31,16 @@ class ModelShape:
     context: int
     unknown_rope: tuple[int, ...] = ()
 
+    def not_before_rope(self, layers: Literal["all"] | tuple[int, ...]) -> str | None:
+        """Why keys before RoPE cannot be had of some layers; None where they can."""
+        lost = ", ".join(str(layer) for layer in self.unknown_rope if layers == "all" or layer in layers)
+        return (
+            f"it reads keys before RoPE, and how the model rotates those of layers {lost} is not known; leave these "
+            "out of layers, or take a method that stores keys after RoPE"
+            if lost
+            else None
+        )
+
     @property
     def query_groups(self) -> int:
         """Query heads that share one KV head (GQA); query head h reads KV head h // query_groups."""
