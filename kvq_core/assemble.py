@@ -49,7 +49,7 @@ def run_id(model: LoadedModel, spec: ComparisonSpec, ids: list[int]) -> str:
     parts = {
         "spec": spec.canonical(),
         "prompt": ids,
-        "weights": model.weights_hash,
+        "model": model.model_hash,
         "dtype": str(model.dtype),
         "device": model.device.type,
         "results_version": RESULTS_VERSION,
@@ -99,7 +99,8 @@ def _environment(model: LoadedModel, spec: ComparisonSpec) -> Environment:
     device = torch.cuda.get_device_name() if model.device.type == "cuda" else on_cpu
     return Environment(
         versions=versions, device=device, dtype=str(model.dtype).removeprefix("torch."), model=model.id,
-        model_title=model.title, weights_hash=model.weights_hash, revision=model.revision, seed=spec.seed,
+        model_title=model.title, weights_hash=model.weights_hash, model_hash=model.model_hash,
+        revision=model.revision, seed=spec.seed,
         layers=shape.layers, query_heads=shape.query_heads, kv_heads=shape.kv_heads, head_dim=shape.head_dim,
     )  # fmt: skip
 

@@ -5,6 +5,8 @@ step is added here. A step is a pure function from plain data of version n to pl
 
 Version 1: the first months. Fields were added without raising it, all of them with a default, so a record of version 1
 may or may not have the fields that ``_record_1`` fills in. What such a run did not measure stays absent.
+
+Version 2: an environment named the model by its weights alone.
 """
 
 from collections.abc import Callable
@@ -38,8 +40,12 @@ def _manifest_1(data: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
-RECORD_STEPS: dict[int, Step] = {1: _record_1}
-MANIFEST_STEPS: dict[int, Step] = {1: _manifest_1}
+def _record_2(data: dict[str, Any]) -> dict[str, Any]:
+    return {**data, "environment": {"model_hash": None, **data["environment"]}}
+
+
+RECORD_STEPS: dict[int, Step] = {1: _record_1, 2: _record_2}
+MANIFEST_STEPS: dict[int, Step] = {1: _manifest_1, 2: _manifest_1}
 
 
 def migrated(data: Any, steps: dict[int, Step], what: str, newest: int = SCHEMA_VERSION) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-SCHEMA_VERSION = 2  # of record and manifest; raised when a field changes, with a step in migrate.py
+SCHEMA_VERSION = 3  # of record and manifest; raised when a field changes, with a step in migrate.py
 RESULTS_VERSION = 5  # raised whenever a change alters results, so that stored runs are not taken for new ones
 
 ARRAYS = {
@@ -127,6 +127,7 @@ class Environment(_Part):
     model: str
     model_title: str
     weights_hash: str
+    model_hash: str | None = None  # of weights, configuration, tokenizer and chat template; older runs: unknown
     revision: str | None
     seed: int
     layers: int

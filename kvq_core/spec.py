@@ -96,7 +96,9 @@ class Lane(_Frozen):
         """Why this lane cannot run on a model of this shape; None when it can."""
         if isinstance(self.layers, tuple) and max(self.layers) >= shape.layers:
             return f"layer {max(self.layers)} does not exist; the model has layers 0 to {shape.layers - 1}"
-        return self.build().why_not(shape)
+        method = self.build()
+        pre = method.key_space == "pre" and method.quantizes
+        return (shape.not_before_rope(self.layers) if pre else None) or method.why_not(shape)
 
 
 def _changed(window: Window, changes: dict[str, Any]) -> Window:

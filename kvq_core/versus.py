@@ -66,6 +66,8 @@ def _under(one: Record, other: Record) -> Iterator[Change]:
         a, b = getattr(one.environment, name), getattr(other.environment, name)
         if a != b:
             yield Change(name, a, b)
+    if one.environment.weights_hash == other.environment.weights_hash and _configured_otherwise(one, other):
+        yield Change("model_hash", one.environment.model_hash, other.environment.model_hash)
     if one.results_version != other.results_version:
         yield Change("results_version", one.results_version, other.results_version)
 
@@ -97,13 +99,25 @@ def _cache(lane: LaneRecord) -> tuple[Any, ...]:
     return (lane.method, lane.knobs, lane.tensors, layers, lane.sink_tokens, lane.recent_tokens)
 
 
+def _configured_otherwise(one: Record, other: Record) -> bool:
+    """Whether anything about the two models but their weights is known to differ."""
+    hashes = {one.environment.model_hash, other.environment.model_hash}
+    return len(hashes) == 2 and None not in hashes
+
+
 def _unfair(one: Record, other: Record, same: int, same_text: bool) -> Iterator[str]:
     a, b = one.environment, other.environment
+    same_model = a.weights_hash == b.weights_hash and not _configured_otherwise(one, other)
     if a.weights_hash != b.weights_hash:
         yield f"Other model: {a.model_title} and {b.model_title} are two references; distances to them have no order."
-    if a.weights_hash == b.weights_hash and one.reference.prompt_token_ids != other.reference.prompt_token_ids:
+    elif not same_model:
+        yield (
+            f"Other configuration of {a.model_title}: the same weights with another configuration, tokenizer or chat "
+            "template are another reference; distances to the two have no order."
+        )
+    if same_model and one.reference.prompt_token_ids != other.reference.prompt_token_ids:
         yield "Other prompt: the caches hold different tokens and were asked different questions."
-    elif a.weights_hash == b.weights_hash and not same_text:
+    elif same_model and not same_text:
         yield f"Other reference text, from token {same} on: the lanes were scored on different tokens."
     if one.spec.get("stress") != other.spec.get("stress"):
         yield "Other stress: one of the caches was made harder to quantize."

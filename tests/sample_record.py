@@ -14,7 +14,8 @@ def make_sample(
         id=id, results_version=1, created=created, spec={"prompt": prompt, "model": "m"},
         environment=Environment(
             versions={"torch": "2"}, device="cpu", dtype="float32", model="m", model_title="A model",
-            weights_hash="0" * 16, revision=None, seed=0, layers=2, query_heads=4, kv_heads=2, head_dim=8,
+            weights_hash="0" * 16, model_hash="0" * 16, revision=None, seed=0, layers=2, query_heads=4, kv_heads=2,
+            head_dim=8,
         ),
         reference=Reference(
             text=text, token_ids=[1, 2], tokens=["H", "i"], prompt_token_ids=[3], prompt_tokens=["x"],

@@ -30,7 +30,7 @@ ALLOWED = {
     "explain": {"errors", "methods", "record", "spec", "verdict"},
     "growth": {"errors", "methods", "record", "spec"},
     "spec": {"errors", "methods"},
-    "models": {"errors", "memory", "methods", "rope", "settings", "spec"},
+    "models": {"errors", "machine", "memory", "methods", "rope", "settings", "spec"},
     "packed": {"errors", "kvq_kernels", "learned", "methods", "models", "rope", "spec"},
     "measuring": {"errors", "events", "memory", "models", "packed", "render", "spec"},
     "measure_cli": {"errors", "measuring", "packed", "presets", "spec"},

@@ -17,7 +17,7 @@ from kvq_core.cli import main
 from kvq_core.errors import KvqError, LimitError, MethodError, ModelError
 from kvq_core.estimate import Estimate, estimate
 from kvq_core.limits import VARIABLES, Limits, limits
-from kvq_core.models.load import check_room
+from kvq_core.models.support import check_room
 from kvq_core.presets import presets
 from kvq_core.run import compare
 from kvq_core.spec import parse_spec

@@ -1,9 +1,13 @@
 """Which models are taken, which are refused and why; text pieces."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig, MistralConfig
+from transformers.utils.chat_template_utils import render_jinja_template
 
+from kvq_core.capture.other_prompts import other_prompts
 from kvq_core.errors import ModelError, SpecError
 from kvq_core.models import load, loaded, wrap
 from kvq_core.models.text import Pieces
@@ -45,7 +49,6 @@ def test_models_the_engine_would_change_are_refused(config, reason: str) -> None
     ("kind", "changes", "reason"),
     [
         ("gemma3_text", {"head_dim": 16}, "do not all rotate keys in the same way"),
-        ("smollm3", {"no_rope_layers": [1, 0], "pad_token_id": 0}, "some of its layers have no rotary"),
         ("stablelm", {}, "does not hand its keys and values"),
         ("gpt_neox", {}, "0 attention modules of the usual form were found for 2 layers"),
     ],
@@ -139,6 +142,55 @@ def test_chat_template_and_system_message(smollm) -> None:
     assert "helpful AI assistant" in default and "helpful AI assistant" not in none and "Be brief." in own
     assert default.endswith("<|im_start|>assistant\n")
     assert smollm.tokenizer.decode(smollm.render("Hi", None, False)) == "Hi"
+
+
+class Templated:
+    """A tokenizer of which nothing but the template matters."""
+
+    def __init__(self, template: str):
+        self.chat_template = template
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **options: object) -> str:
+        return render_jinja_template([messages], chat_template=self.chat_template, add_generation_prompt=True)[0][0]
+
+    def __call__(self, text: str, **options: object) -> dict[str, list[str]]:
+        return {"input_ids": [text]}
+
+
+# what Gemma's and Mistral's do, what others do, and what a broken one does
+REFUSING = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+EACH = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}"
+OF_USERS = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
+
+
+def test_a_template_that_refuses_is_one_line() -> None:
+    model = replace(tiny("llama"), tokenizer=Templated(REFUSING + EACH))
+    with pytest.raises(
+        SpecError, match="refuses this conversation: System role not supported. .*leave system out"
+    ) as e:
+        model.render("Hi", "Be brief.", True)
+    assert "\n" not in str(e.value)
+    assert model.render("Hi", None, True) == ["<user>Hi"] == model.render("Hi", "", True)  # none is asked for
+    broken = replace(tiny("llama"), tokenizer=Templated("{{ messages.nothing.at_all }}"))
+    with pytest.raises(SpecError, match="refuses this conversation: .*set chat = false"):
+        broken.render("Hi", None, True)
+
+
+def test_a_template_that_drops_what_it_is_given_is_noticed() -> None:
+    model = replace(tiny("llama"), tokenizer=Templated(OF_USERS))
+    with pytest.raises(SpecError, match="leaves out the system text or changes it. To go on, leave system out"):
+        model.render("Hi", "Be brief.", True)
+    assert model.render("Hi", "", True) == model.render("Hi", None, True) == ["Hi"]
+    with pytest.raises(SpecError, match="leaves out the user text .*set chat = false"):
+        replace(model, tokenizer=Templated("{{ bos }}")).render("Hi", None, True)
+    trimming = replace(model, tokenizer=Templated(EACH))
+    assert trimming.render(" Hi\n", " Be brief. ", True) == ["<system>Be brief.<user>Hi"]
+
+
+def test_captures_do_without_a_template_that_refuses() -> None:
+    """A run with chat = false is what a refused conversation is told to become."""
+    model = replace(tiny("llama"), tokenizer=Templated("{{ raise_exception('never') }}"))
+    assert "without a chat template" in other_prompts(model, False)["other_kind"].told
 
 
 def test_pieces_join_to_the_text(smollm) -> None:

@@ -63,6 +63,7 @@ def test_lanes_without_a_partner_stay_in_the_list(pair):
     "part, changes, says",
     [
         ("environment", {"weights_hash": "1" * 16, "model_title": "Another"}, "Other model: A model and Another"),
+        ("environment", {"model_hash": "2" * 16}, "Other configuration of A model: the same weights"),
         ("reference", {"prompt_token_ids": [3, 4]}, "Other prompt"),
         ("reference", {"token_ids": [1, 9, 9]}, "Other reference text, from token 1 on"),
         ("environment", {"dtype": "float16"}, "Other device or number format"),

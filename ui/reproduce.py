@@ -31,7 +31,7 @@ def conditions(record: Record) -> str:
     """When the command gives a run of the same id."""
     env = record.environment
     return (
-        f"It gives run {record.id} again with the same weights ({env.weights_hash}), kind of device ({env.device}), "
-        f"number format ({env.dtype.removeprefix('torch.')}) and results version ({record.results_version}); elsewhere "
-        "the comparison is the same and the id another."
+        f"It gives run {record.id} again with the same model ({env.model_hash or env.weights_hash}), kind of device "
+        f"({env.device}), number format ({env.dtype.removeprefix('torch.')}) and results version "
+        f"({record.results_version}); elsewhere the comparison is the same and the id another."
     )

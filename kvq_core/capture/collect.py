@@ -104,7 +104,7 @@ class Captures:
             self._find_directions()
             self.truth = self._truth(rows)
             layers = self.distribution_layers
-            self._bases = {layer: KeyBasis.of(self._key(rows, 0, layer)[0], self.rope) for layer in layers}
+            self._bases = {layer: KeyBasis.of(self._key(rows, 0, layer)[0], self.rope.on([layer])) for layer in layers}
             self._true_keys = query_directions(self._key_grams(rows, 0)[0])
             self._at_end[-1] = self._quantiles(rows, 0)
             self._at_end[-1]["angles_query_key"] = principal_angles(self.directions, self._true_keys, RANKS)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvq_core.capture.spectra import evenly
+from kvq_core.capture.spectra import before_rope, evenly
 from kvq_core.rope import Rope
 
 QUANTILES = [0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0]
@@ -17,7 +17,7 @@ SAMPLE = 256  # tokens quantiles are taken over, at most, evenly spaced
 class KeyBasis:
     """Latent channels of one layer: mean (channels,) and right singular vectors (channels, channels) of the prompt's
     centred keys before RoPE, heads side by side, strongest first. ``tokens`` (n,) are those quantiles are taken over,
-    ``rope`` the tables of their positions."""
+    ``rope`` the layer's at their positions."""
 
     tokens: Tensor
     rope: Rope
@@ -26,8 +26,8 @@ class KeyBasis:
 
     @classmethod
     def of(cls, keys: Tensor, rope: Rope) -> "KeyBasis":
-        """From the prompt's keys after RoPE (kv_heads, tokens, head_dim)."""
-        x = _side_by_side(rope.unrotate(keys[None], 0)[0]).double()
+        """From the prompt's keys after RoPE (kv_heads, tokens, head_dim) and the layer's RoPE."""
+        x = _side_by_side(before_rope(keys, rope)).double()
         mean = x.mean(0)
         gram = (x - mean).T @ (x - mean)
         tokens = evenly(keys.shape[1], SAMPLE)
@@ -37,7 +37,7 @@ class KeyBasis:
     def quantiles(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Quantiles (channels, levels) of the prompt's keys (kv_heads, tokens, head_dim), given after RoPE: in their
         own channels before RoPE, and in the latent channels."""
-        x = _side_by_side(self.rope.unrotate(keys[None, :, self.tokens.to(keys.device)], 0)[0])
+        x = _side_by_side(before_rope(keys[:, self.tokens.to(keys.device)], self.rope))
         return _quantiles(x), _quantiles((x - self.mean) @ self.vectors)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kvq_core.capture.spectra import query_directions
 from kvq_core.engine.prefill import Prefill
+from kvq_core.errors import SpecError
 from kvq_core.models import LoadedModel
 from kvq_core.settings import settings
 
@@ -31,9 +32,12 @@ class OtherPrompt(NamedTuple):
 def other_prompts(model: LoadedModel, chat: bool) -> dict[str, OtherPrompt]:
     """A prompt of the kind of a run's own (``chat``: a request through the chat template; else running text), and one
     of the other kind, each cut to TOKENS tokens."""
-    template = bool(getattr(model.tokenizer, "chat_template", None))
-    asked = model.render(REQUEST, None, template)[:TOKENS]
-    by = "through the model's chat template" if template else "without a chat template, as the model has none"
+    by = "through the model's chat template"
+    try:
+        asked = model.render(REQUEST, None, True)[:TOKENS]
+    except SpecError:  # a run whose prompt goes as it is needs no template
+        asked = model.render(REQUEST, None, False)[:TOKENS]
+        by = "without a chat template, as the model has none that takes it"
     request = OtherPrompt(f"a fixed request about a ferry, {len(asked)} tokens, {by}", asked)
     read = model.encode(pydoc_data.topics.topics["objects"])[:TOKENS]
     prose = OtherPrompt(f"Python's reference on objects, the first {len(read)} tokens as they are", read)
@@ -45,7 +49,7 @@ def directions_of(model: LoadedModel, ids: list[int]) -> Tensor:
 
     They depend on the model and the text alone, so they are computed once and kept under KVQ_HOME.
     """
-    parts = (model.weights_hash, model.dtype, model.device.type, ids)
+    parts = (model.model_hash, model.dtype, model.device.type, ids)
     digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
     file = settings().home / "subspaces" / f"{digest}.safetensors"
     if file.is_file():

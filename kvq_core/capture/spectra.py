@@ -1,6 +1,6 @@
 """Spectra of the prompt's keys and values, and the subspace its queries span."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -26,7 +26,8 @@ def spectra(group: LayerGroup, rope: Rope) -> dict[str, Tensor]:
     tokens; ``gaussian/{name}`` (layers, kv_heads, head_dim), eigenvalues of the covariance. All largest first.
     """
     found = {}
-    for name, layers in (("key_post", group.keys), ("key_pre", _unrotated(group.keys, rope)), ("value", group.values)):
+    pre = (before_rope(keys, rope.on([layer])) for layer, keys in zip(group.layers, group.keys, strict=True))
+    for name, layers in (("key_post", group.keys), ("key_pre", pre), ("value", group.values)):
         heads, concat, mean = (torch.stack(parts) for parts in zip(*map(_grams, layers), strict=True))
         squares = eigenvalues(heads)
         found[f"centred/{name}"] = squares.sqrt()
@@ -56,8 +57,10 @@ def eigenvalues(grams: Tensor) -> Tensor:
     return torch.linalg.eigvalsh(grams).clamp_min(0).flip(-1)
 
 
-def _unrotated(keys: Tensor, rope: Rope) -> Iterator[Tensor]:
-    return (rope.unrotate(layer[None], 0)[0] for layer in keys)
+def before_rope(keys: Tensor, rope: Rope) -> Tensor:
+    """Keys of a layer before RoPE, from those after it (kv_heads, tokens, head_dim); zeros where its rotation is not
+    known."""
+    return rope.unrotate(keys[None], 0)[0] if rope.known else torch.zeros_like(keys)
 
 
 def query_directions(gram: Tensor) -> Tensor:

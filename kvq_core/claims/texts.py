@@ -81,10 +81,10 @@ def training_pieces(info: CodebookInfo, total: int, context: int) -> list[range]
 
 def _topics(model: LoadedModel) -> list[int]:
     """Tokens of all topics; tokenizing them takes a second, so those of the last model are kept."""
-    if model.weights_hash not in _KEPT:
+    if model.model_hash not in _KEPT:
         _KEPT.clear()
-        _KEPT[model.weights_hash] = model.encode("\n\n".join(read_texts(None).documents))
-    return _KEPT[model.weights_hash]
+        _KEPT[model.model_hash] = model.encode("\n\n".join(read_texts(None).documents))
+    return _KEPT[model.model_hash]
 
 
 def _source(module: str) -> str:

@@ -33,11 +33,11 @@ def collect(model: LoadedModel, sequences: list[list[int]], progress: Progress) 
         def attend(
             layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float, now: slice = now
         ) -> Tensor:
-            samples.keys[layer, :, now] = rope.unrotate(keys.float(), 0)[0].cpu()
+            samples.keys[layer, :, now] = rope.on([layer]).unrotate(keys.float(), 0)[0].cpu()
             samples.values[layer, :, now] = values[0].cpu()
             return causal_attention(queries, keys, values, scaling)
 
-        model.forward(torch.tensor([ids]), 0, attend, last_only=True)
+        model.checked(model.forward(torch.tensor([ids]), 0, attend, last_only=True))
         done += len(ids)
         progress("Reading text", done, total)
     return samples

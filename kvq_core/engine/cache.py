@@ -20,13 +20,14 @@ UNTOUCHED = Window(step=None)
 
 @dataclass
 class Part:
-    """One stream and the layers (indices within its device group) it covers; ``pre``: stored before RoPE."""
+    """One stream and the layers (indices within its device group) it covers; ``rope``: theirs, where keys are stored
+    before it."""
 
     kind: Kind
     group: int
     layers: Tensor
     stream: Stream
-    pre: bool
+    rope: Rope | None = None
 
     def fork(self) -> "Part":
         return replace(self, stream=self.stream.fork())
@@ -37,7 +38,6 @@ class LaneCache:
     """The packed cache of one row. A forced row owns one; a free row forks it where the texts part."""
 
     parts: list[Part]
-    rope: Rope
     fit_notes: tuple[str, ...] = ()
     prompt_tokens: int = 0
     selects: dict[int, tuple[Select, int]] = field(default_factory=dict)  # by model layer
@@ -54,7 +54,7 @@ class LaneCache:
         """
         method, windows = lane.build(), lane.windows()
         pre = method.key_space == "pre" and method.quantizes
-        cache = cls([], rope, prompt_tokens=groups[0].keys.shape[-2], layers=[group.layers for group in groups])
+        cache = cls([], prompt_tokens=groups[0].keys.shape[-2], layers=[group.layers for group in groups])
         taken = [_inside(lane, group) if method.quantizes else [] for group in groups]
         prompts = {
             g: _prompt(method, group, inside, rope if pre else None, model)
@@ -72,7 +72,7 @@ class LaneCache:
                 fitted = method.fit(prompt)
                 for note in fitted.notes:
                     notes.setdefault(note, []).extend(prompt.layers)
-                cache._enter(g, inside, prompt, fitted, windows, pre)
+                cache._enter(g, inside, prompt, fitted, windows, rope.on(prompt.layers) if pre else None)
             if outside:
                 cache._add("key", g, outside, _take(group.keys, outside), UNTOUCHED, None)
                 cache._add("value", g, outside, _take(group.values, outside), UNTOUCHED, None)
@@ -80,9 +80,15 @@ class LaneCache:
         return cache
 
     def _enter(
-        self, group: int, inside: list[int], prompt: Prompt, fitted: Fitted, windows: tuple[Window, Window], pre: bool
+        self,
+        group: int,
+        inside: list[int],
+        prompt: Prompt,
+        fitted: Fitted,
+        windows: tuple[Window, Window],
+        rope: Rope | None,
     ) -> None:
-        """Encode the layers of a device that the lane quantizes."""
+        """Encode the layers of a device that the lane quantizes; ``rope``: theirs, where keys are stored before it."""
         self.quantized_layers |= set(prompt.layers)
         for codec, window in zip((fitted.key, fitted.value), windows, strict=True):
             if codec is not None:
@@ -94,7 +100,7 @@ class LaneCache:
         if fitted.select is not None and not untouched:
             self.selects |= {layer: (fitted.select, at) for at, layer in enumerate(prompt.layers)}
         keys = prompt.rotated if untouched else prompt.keys
-        self._add("key", group, inside, keys, windows[0], fitted.key, pre and not untouched)
+        self._add("key", group, inside, keys, windows[0], fitted.key, None if untouched else rope)
         self._add("value", group, inside, prompt.values, windows[1], fitted.value)
 
     def _add(
@@ -105,10 +111,10 @@ class LaneCache:
         x: Tensor,
         window: Window,
         codec: Codec | None,
-        pre: bool = False,
+        rope: Rope | None = None,
     ) -> None:
         index = torch.tensor(layers, device=x.device)
-        self.parts.append(Part(kind, group, index, Stream.of_prompt(x, window, codec), pre))
+        self.parts.append(Part(kind, group, index, Stream.of_prompt(x, window, codec), rope))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -134,20 +140,20 @@ class LaneCache:
         (layers, kv_heads, tokens, head_dim) after RoPE."""
         start = 0
         for piece in part.stream.decoded():
-            yield start, self.rope.rotate(piece, start) if part.pre else piece
+            yield start, piece if part.rope is None else part.rope.rotate(piece, start)
             start += piece.shape[-2]
 
     def append(self, part: Part, x: Tensor, position: int) -> None:
         """Add the new token x (layers, kv_heads, 1, head_dim), after RoPE, to a part's window."""
-        part.stream.append(self.rope.unrotate(x, position) if part.pre else x)
+        part.stream.append(x if part.rope is None else part.rope.unrotate(x, position))
 
     def flush(self, part: Part) -> tuple[int, Tensor] | None:
         """Encode what is due; the first position that changed and its new values after RoPE."""
         changed = part.stream.flush()
-        if changed is None or not part.pre:
+        if changed is None or part.rope is None:
             return changed
         start, values = changed
-        return start, self.rope.rotate(values, start)
+        return start, part.rope.rotate(values, start)
 
     def fork(self) -> "LaneCache":
         return replace(self, parts=[part.fork() for part in self.parts])
@@ -161,13 +167,13 @@ def _inside(lane: Lane, group: LayerGroup) -> list[int]:
     return [i for i, layer in enumerate(group.layers) if lane.layers == "all" or layer in lane.layers]
 
 
-def _prompt(method: Method, group: LayerGroup, inside: list[int], turns: Rope | None, model: ModelRef | None) -> Prompt:
-    """What a method is told of some layers of a device group; ``turns``: those of keys that are stored before RoPE."""
+def _prompt(method: Method, group: LayerGroup, inside: list[int], rope: Rope | None, model: ModelRef | None) -> Prompt:
+    """What a method is told of some layers of a device group; ``rope``: the model's, where keys are stored before it."""
     keys, values = _take(group.keys, inside), _take(group.values, inside)
-    stored = keys if turns is None else turns.unrotate(keys, 0)
+    layers = tuple(group.layers[i] for i in inside)
+    stored = keys if rope is None else rope.on(layers).unrotate(keys, 0)
     queries = _take(group.queries, inside) if method.needs_queries else None
     gram = _take(group.query_gram, inside) if method.needs_queries else None
-    layers = tuple(group.layers[i] for i in inside)
     scaling = tuple(group.scaling[i] for i in inside if group.scaling)
     return Prompt(stored, values, queries, gram=gram, model=model, layers=layers, rotated=keys, scaling=scaling)
 

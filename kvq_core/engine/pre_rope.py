@@ -17,8 +17,9 @@ class PreRope:
         self._lanes: dict[int, list[int]] = {}  # by model layer
         for lane, cache in enumerate(caches, 1):
             for part in cache.parts:
-                for i in part.layers.tolist() if part.pre else []:
-                    self._lanes.setdefault(groups[part.group].layers[i], []).append(lane)
+                layers = [groups[part.group].layers[i] for i in part.layers.tolist()] if part.rope else []
+                for layer in filter(rope.rotates, layers):
+                    self._lanes.setdefault(layer, []).append(lane)
         self._rows: dict[int, Tensor] = {}
         self._turns: dict[tuple[int, int, torch.device], tuple[Tensor, Tensor]] = {}
 

@@ -36,7 +36,10 @@ class LayerGroup:
 
 
 class Prefill:
-    """Full-precision prefill of one prompt. Iterate ``run`` to the end, then read ``groups`` and ``logits``."""
+    """Full-precision prefill of one prompt. Iterate ``run`` to the end, then read ``groups`` and ``logits``.
+
+    Raises ModelError where the model answers something else than numbers.
+    """
 
     def __init__(self, model: LoadedModel, ids: list[int]):
         self.model = model
@@ -52,7 +55,7 @@ class Prefill:
             self._start = start
             chunk = torch.tensor([self.ids[start : start + CHUNK]])
             logits = self.model.forward(chunk, start, self._attend, last_only=True)
-            self.logits = logits[0, -1]
+            self.logits = self.model.checked(logits)[0, -1]
             yield min(start + CHUNK, len(self.ids))
 
     def _attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:

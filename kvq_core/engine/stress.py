@@ -107,7 +107,7 @@ def disturb(model: LoadedModel, prefill: Prefill, stress: Stress) -> tuple[Appli
 
     Raises SpecError where the reference itself moves by more than the tolerance.
     """
-    applied = Applied.of(stress, prefill.groups, model.rope(len(prefill.ids)))
+    applied = Applied.of(stress, prefill.groups, model.rope(len(prefill.ids)).tables)
     before = _logits(model, prefill, None)
     applied.apply(prefill.groups)
     after = _logits(model, prefill, applied)

@@ -23,7 +23,8 @@ RECENT: dict[str, Any] = {"means": "recent_tokens"}
 @dataclass(frozen=True)
 class ModelShape:
     """The numbers of a model a method may depend on. ``scaling``: what its attention multiplies q.k with, by layer;
-    1/sqrt(head_dim) where it is not given."""
+    1/sqrt(head_dim) where it is not given. ``unknown_rope``: layers whose keys before RoPE cannot be had, found when the
+    model is used for the first time."""
 
     layers: int
     query_heads: int
@@ -31,9 +32,20 @@ class ModelShape:
     head_dim: int
     context: int
     scaling: tuple[float, ...] = ()
+    unknown_rope: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scaling", self.scaling or (self.head_dim**-0.5,) * self.layers)
+
+    def not_before_rope(self, layers: Literal["all"] | tuple[int, ...]) -> str | None:
+        """Why keys before RoPE cannot be had of some layers; None where they can."""
+        lost = ", ".join(str(layer) for layer in self.unknown_rope if layers == "all" or layer in layers)
+        return (
+            f"it reads keys before RoPE, and how the model rotates those of layers {lost} is not known; leave these "
+            "out of layers, or take a method that stores keys after RoPE"
+            if lost
+            else None
+        )
 
     @property
     def query_groups(self) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvq_core.errors import ModelError
+from kvq_core.models.support import check_weights
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL
 
@@ -55,7 +56,11 @@ def convert(target: Path) -> Path:
     logging.disable_progress_bar()
     where = {"gguf_file": gguf.name, "local_files_only": True}
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **where)
-    model: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **where)
+    read: Any = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True, **where
+    )
+    model, report = read
+    check_weights(DEFAULT_MODEL, report)
     del model.config.quantization_config  # the weights are plain float32 from here on
     model.hf_quantizer = None
     model.is_quantized = False

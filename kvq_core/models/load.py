@@ -1,28 +1,33 @@
 """Loading a model once, and what the rest of the project may know about it."""
 
-import hashlib
-import json
 import sys
 import threading
 from collections.abc import Iterable
-from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from kvq_core.errors import ModelError, SpecError
-from kvq_core.memory import free_bytes
 from kvq_core.methods import ModelRef, ModelShape
-from kvq_core.models import bundled
+from kvq_core.models import bundled, identity
+from kvq_core.models.chat import conversation
 from kvq_core.models.choice import KNOWN, check_offered
 from kvq_core.models.lockstep import ATTENTION, register
-from kvq_core.models.support import attention_modules, check_config, check_model, check_pass, window_of
-from kvq_core.rope import Rope
+from kvq_core.models.probe import TOKENS, kept, probe
+from kvq_core.models.support import (
+    attention_modules,
+    check_config,
+    check_model,
+    check_pass,
+    check_room,
+    check_weights,
+    window_of,
+)
+from kvq_core.rope import Rope, Rotation
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL
 
@@ -30,7 +35,11 @@ from kvq_core.spec import DEFAULT_MODEL
 @dataclass
 class LoadedModel:
     """A model, its tokenizer and the facts a run records. Neither weights nor modules are ever changed, so that runs in
-    several threads may share it."""
+    several threads may share it.
+
+    ``weights_hash`` names the weights, to which learned data belongs; ``model_hash`` all that decides what the model
+    answers: weights, configuration, tokenizer and chat template.
+    """
 
     id: str
     title: str
@@ -38,6 +47,7 @@ class LoadedModel:
     model: Any  # a transformers causal language model; its attributes differ by architecture
     tokenizer: Any
     weights_hash: str
+    model_hash: str
 
     @property
     def ref(self) -> ModelRef:
@@ -75,23 +85,29 @@ class LoadedModel:
         return frozenset(eos if isinstance(eos, Iterable) else () if eos is None else (eos,))
 
     def rope(self, tokens: int) -> Rope:
-        """RoPE tables for positions 0 .. tokens-1, applied by the model's own function."""
-        return rope_of(self.model, tokens)
+        """RoPE of all layers for positions 0 .. tokens-1, applied by the model's own function."""
+        rope, rotations = rope_of(self.model, tokens), self.rotations
+        return rope if set(rotations) == {"rope"} else replace(rope, rotations=rotations)
+
+    @cached_property
+    def rotations(self) -> tuple[Rotation, ...]:
+        """How each layer rotates its keys: looked at once, with the model running a few tokens, and then known."""
+        memo = f"{self.model_hash}-{str(self.dtype).removeprefix('torch.')}"
+        found = kept(memo, self.shape.layers, lambda: probe(self.model, rope_of(self.model, TOKENS)))
+        self.shape = replace(self.shape, unknown_rope=tuple(i for i, kind in enumerate(found) if kind == "unknown"))
+        return found
 
     def render(self, prompt: str, system: str | None, chat: bool) -> list[int]:
         """Token ids of the prompt as the model sees it.
 
         ``system`` None keeps the chat template's own system message, "" asks for none. Raises SpecError where the
-        model has no chat template.
+        model has no chat template, or one that refuses or leaves out what it is given.
         """
         if not chat:
             return list(self.tokenizer(prompt)["input_ids"])
         if not getattr(self.tokenizer, "chat_template", None):
             raise SpecError(f"{self.id} has no chat template; set chat = false to send the prompt as it is.")
-        messages = [] if system is None else [{"role": "system", "content": system}]
-        messages.append({"role": "user", "content": prompt})
-        rendered = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
-        return list(rendered["input_ids"])
+        return self.encode(conversation(self.tokenizer, self.id, prompt, system))
 
     def encode(self, text: str) -> list[int]:
         """Token ids of text that follows something, no special tokens added."""
@@ -110,6 +126,15 @@ class LoadedModel:
             logits_to_keep=1 if last_only else 0,
         )  # fmt: skip
         return out.logits.float()
+
+    def checked(self, logits: Tensor) -> Tensor:
+        """The logits of a full-precision pass. Raises ModelError where the model does not answer numbers."""
+        if not bool(logits.isfinite().all()):
+            raise ModelError(
+                f"{self.title} answers NaN or infinity instead of numbers: its weights are damaged, or its numbers are "
+                f"too large for {str(self.dtype).removeprefix('torch.')}. Check its files, or pick another model."
+            )
+        return logits
 
 
 def rope_of(model: Any, tokens: int) -> Rope:
@@ -133,17 +158,15 @@ def shape_of(model: Any) -> ModelShape:
 
 
 def wrap(model: Any, tokenizer: Any, *, id: str, title: str = "", revision: str | None = None) -> LoadedModel:
-    """Make a model that is already in memory usable; its weights hash comes from the tensors themselves.
+    """Make a model that is already in memory usable; its hashes come from what it holds.
 
     Raises ModelError for an architecture the engine does not reproduce.
     """
     check_config(model.config)
     check_model(model)
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return _ready(LoadedModel(id, title or id, revision, model, tokenizer, digest.hexdigest()[:16]))
+    weights = identity.weights_in_memory(model)
+    whole = identity.whole_in_memory(weights, model, tokenizer)
+    return _ready(LoadedModel(id, title or id, revision, model, tokenizer, weights[:16], whole[:16]))
 
 
 def bundled_folder() -> Path:
@@ -152,11 +175,12 @@ def bundled_folder() -> Path:
 
 
 _loading = threading.Lock()
-_held: dict[tuple[str, str | None], LoadedModel] = {}  # one model: weights are large
+_held: dict[str, LoadedModel] = {}  # one model, by what was asked for: weights are large
 
 
 def load(id: str, revision: str | None = None) -> LoadedModel:
-    """The model of that id: the bundled one, a local directory, or the Hub's; kept in memory for the next run.
+    """The model of that id: the bundled one, a local directory, or the Hub's; kept in memory for the next run, a
+    directory's for as long as nothing changes there.
 
     Where there is a GPU, load before other threads compute: transformers makes half precision torch's default for the
     process while it reads the weights. Raises ModelError: unknown id, not reachable, not allowed on this instance, or
@@ -170,9 +194,10 @@ def load(id: str, revision: str | None = None) -> LoadedModel:
         )
     global _held
     with _loading:  # two visitors must not load the same weights twice
-        if (id, revision) not in _held:
-            _held = {(id, revision): _load(id, revision)}  # at once, for whoever asks what is loaded meanwhile
-        return _held[id, revision]
+        asked = repr((id, revision, identity.stamp(Path(id).expanduser()) if _local(id) else None))
+        if asked not in _held:
+            _held = {asked: _load(id, revision)}  # at once, for whoever asks what is loaded meanwhile
+        return _held[asked]
 
 
 def loaded() -> LoadedModel | None:
@@ -186,17 +211,24 @@ def _load(id: str, revision: str | None) -> LoadedModel:
 
     logging.disable_progress_bar()  # of the process, for good: progress is told through events
     source, found = _source(id, revision)
-    options = {"revision": found, "trust_remote_code": False} if found else {"trust_remote_code": False}
     try:
+        folder, commit = _files(source, found)
+        options = {"revision": commit or found, "trust_remote_code": False}
         config = AutoConfig.from_pretrained(source, **options)
         check_config(config)
         cuda = torch.cuda.is_available()
         if not cuda:
             check_room(id, config)
         place = {"device_map": "auto", "dtype": _half()} if cuda else {"dtype": torch.float32}
-        model = AutoModelForCausalLM.from_pretrained(source, use_safetensors=True, **place, **options)
+        read: Any = AutoModelForCausalLM.from_pretrained(
+            source, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True, **place, **options
+        )
+        model, report = read
+        check_weights(id, report)
         tokenizer = AutoTokenizer.from_pretrained(source, **options)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+    except ModelError:
+        raise
+    except Exception as error:  # whatever other people's files make their readers raise
         said = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(
             f"Model {id!r} could not be loaded: {said[:200].rstrip(' .:')}. Check its id or folder, and the connection "
@@ -204,27 +236,20 @@ def _load(id: str, revision: str | None) -> LoadedModel:
         ) from None
     check_model(model)
     title = dict(KNOWN).get(id, id).removesuffix(" (bundled)")
-    commit = getattr(model.config, "_commit_hash", None) or found
-    digest = commit or folder_hash(Path(source))
-    return _ready(LoadedModel(id, title, commit, model, tokenizer, digest[:16]))
+    weights = commit or identity.weights_of(folder)
+    whole = commit or identity.whole_of(weights, folder)
+    return _ready(LoadedModel(id, title, commit or found, model, tokenizer, weights[:16], whole[:16]))
 
 
-def check_room(id: str, config: Any) -> None:
-    """Whether float32 weights of a configuration fit into the memory that is free, known before any are read.
+def _files(source: str, revision: str | None) -> tuple[Path, str | None]:
+    """The folder a model's files lie in, and for a model of the Hub the commit they are of: a branch may move while it
+    is loaded. Raises OSError for a model that cannot be had."""
+    from transformers.utils.hub import cached_file, extract_commit_hash
 
-    Raises ModelError where the machine would end the process instead.
-    """
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):  # shapes alone
-        # transformers makes a model's dtype the default of the process meanwhile, which other threads compute in
-        model = AutoModelForCausalLM.from_config(deepcopy(config), dtype=torch.float32)
-    needed, free = 4 * sum(weight.numel() for weight in model.parameters()), free_bytes()
-    if needed > free:
-        raise ModelError(
-            f"Model {id!r} needs {needed / 1e9:.1f} GB for its weights in float32, and {free / 1e9:.1f} GB of memory "
-            f"are free. Pick a smaller model, such as {DEFAULT_MODEL}."
-        )
+    if Path(source).is_dir():
+        return Path(source), None
+    config = cached_file(source, "config.json", revision=revision)
+    return Path(str(config)).parent, extract_commit_hash(config, None)
 
 
 def _half() -> torch.dtype:
@@ -239,10 +264,14 @@ def _ready(loaded: LoadedModel) -> LoadedModel:
     return loaded
 
 
+def _local(id: str) -> bool:
+    """Whether a model id is a path on this machine."""
+    return Path(id).expanduser().is_absolute() or id.startswith((".", "~"))
+
+
 def _source(id: str, revision: str | None) -> tuple[str, str | None]:
     """Folder or Hub id to load from, and the revision; refuses ids that are neither."""
-    path = Path(id).expanduser()
-    local = path.is_absolute() or id.startswith((".", "~"))
+    path, local = Path(id).expanduser(), _local(id)
     if revision is not None and (local or id == DEFAULT_MODEL):
         raise ModelError(f"revision = {revision!r}: {id!r} is on this machine and has no revisions; leave it out.")
     if id == DEFAULT_MODEL:
@@ -262,19 +291,3 @@ def _source(id: str, revision: str | None) -> tuple[str, str | None]:
     except HFValidationError:
         raise ModelError(f"Model id {id[:80]!r} is not valid; a Hub id looks like 'owner/name'.") from None
     return id, revision
-
-
-def folder_hash(folder: Path) -> str:
-    """sha256 over the weight files of a folder, remembered beside KVQ_HOME by size and time of change."""
-    files = sorted(folder.glob("*.safetensors"))
-    stamp = json.dumps([[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in files])
-    memo = settings().home / "hashes" / f"{hashlib.sha256(f'{folder.resolve()}{stamp}'.encode()).hexdigest()}.txt"
-    if memo.is_file():
-        return memo.read_text()
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    memo.parent.mkdir(parents=True, exist_ok=True)
-    memo.write_text(digest.hexdigest())
-    return digest.hexdigest()

@@ -13,6 +13,13 @@ from torch import Tensor, nn
 from kvq_core.errors import ModelError
 
 ATTENTION = "kvq_lockstep"
+# what models hand to their attention that changes nothing here: nothing is dropped out of a model that does not learn,
+# a window is the longest context that is taken (support.window_of), and the others are of no concern to an attention
+HARMLESS = {"dropout", "sliding_window", "position_ids", "use_cache", "output_attentions", "output_router_logits"}
+
+
+class ForeignAttention(ModelError):
+    """A model's attention asks for what the engine does not apply."""
 
 
 class Attend(Protocol):
@@ -32,11 +39,18 @@ def _attention(
 ) -> tuple[Tensor, None]:  # fmt: skip
     if kvq is None:
         raise ModelError("This model is held by KVQ Explorer's engine; call set_attn_implementation('sdpa') to use it.")
-    for name in ("softcap", "s_aux"):
-        if kwargs.get(name) is not None:
-            raise ModelError(f"The model's attention uses {name}, which the engine does not apply.")
+    if attention_mask is not None:
+        raise ForeignAttention("its attention uses a mask of its own, which the engine does not apply")
+    check_asked(kwargs)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return kvq(module.layer_idx, query, key, value, scaling).to(query.dtype), None  # type: ignore[arg-type]
+    return kvq(module.layer_idx, query, key, value, scaling).to(query.dtype).contiguous(), None  # type: ignore[arg-type]
+
+
+def check_asked(kwargs: dict[str, Any]) -> None:
+    """Raises ForeignAttention for anything a model asks of its attention that is not known to change nothing."""
+    foreign = sorted(name for name, value in kwargs.items() if value is not None and name not in HARMLESS)
+    if foreign:
+        raise ForeignAttention(f"its attention uses {', '.join(foreign)}, which the engine does not apply")
 
 
 def register() -> None:

@@ -15,7 +15,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from kvq_core.errors import ModelError
-from kvq_core.models.lockstep import ATTENTION
+from kvq_core.models.lockstep import ATTENTION, check_asked
 
 PACKED = "kvq_packed"
 
@@ -92,9 +92,7 @@ def _attention(
         return attend(module, query, key, value, attention_mask, scaling=scaling, **kwargs)  # type: ignore[no-any-return]
     if not isinstance(key, Ticket):
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    for name in ("softcap", "s_aux"):
-        if kwargs.get(name) is not None:
-            raise ModelError(f"The model's attention uses {name}, which a packed cache does not apply.")
+    check_asked(kwargs)
     if attention_mask is not None and not _causal(attention_mask):
         raise ModelError("A packed cache has no padding; give prompts of one length, or one prompt at a time.")
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling

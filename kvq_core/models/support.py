@@ -1,14 +1,18 @@
-"""Which transformers models the lock-step engine can run without changing what they compute."""
+"""Which transformers models the lock-step engine can run without changing what they compute, and this machine hold."""
 
 import inspect
+import sys
+from collections import Counter
 from copy import deepcopy
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from kvq_core.errors import ModelError
-from kvq_core.models.lockstep import ATTENTION
+from kvq_core.memory import free_bytes
+from kvq_core.models.lockstep import ATTENTION, ForeignAttention
+from kvq_core.spec import DEFAULT_MODEL
 
 
 def check_config(config: Any) -> None:
@@ -40,8 +44,6 @@ def _reason(config: Any) -> str | None:
         return f"it has layers of type {', '.join(sorted(kinds))}"
     if kinds and window_of(config) is None:
         return "it has sliding-window layers of unknown width"
-    if not all(getattr(config, "no_rope_layers", None) or [1]):
-        return "some of its layers have no rotary position embedding"
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else "default"
     if kind in ("dynamic", "longrope"):
@@ -71,6 +73,8 @@ def check_model(model: Any) -> None:
     if "layer_type" in inspect.signature(base.rotary_emb.forward).parameters:
         raise _unsupported(config, "its layers do not all rotate keys in the same way")
     attention = attention_modules(model)
+    if attention and not hasattr(sys.modules[type(attention[0]).__module__], "apply_rotary_pos_emb"):
+        raise _unsupported(config, "it applies its rotary position embedding in a way of its own")
     if any(hasattr(module, "sinks") for module in attention):
         raise _unsupported(config, "they learn attention sinks per head")
     if len(attention) != config.num_hidden_layers:
@@ -78,31 +82,76 @@ def check_model(model: Any) -> None:
         raise _unsupported(config, f"{found} for {config.num_hidden_layers} layers")
 
 
-class _Reached(Exception):
-    """Keys have arrived."""
+def check_room(id: str, config: Any) -> None:
+    """Whether float32 weights of a configuration fit into the memory that is free, known before any are read.
+
+    Raises ModelError where the machine would end the process instead.
+    """
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):  # shapes alone
+        # transformers makes a model's dtype the default of the process meanwhile, which other threads compute in
+        model = AutoModelForCausalLM.from_config(deepcopy(config), dtype=torch.float32)
+    needed, free = 4 * sum(weight.numel() for weight in model.parameters()), free_bytes()
+    if needed > free:
+        raise ModelError(
+            f"Model {id!r} needs {needed / 1e9:.1f} GB for its weights in float32, and {free / 1e9:.1f} GB of memory "
+            f"are free. Pick a smaller model, such as {DEFAULT_MODEL}."
+        )
+
+
+def check_weights(id: str, report: dict[str, Any]) -> None:
+    """Refuse a checkpoint whose tensors are not the architecture's, by transformers' report on loading it: whatever a
+    checkpoint lacks is filled with random numbers.
+
+    Raises ModelError with the tensors' names.
+    """
+    wrong = {
+        "lacks": sorted(report["missing_keys"]),
+        "holds other tensors than its configuration asks for:": sorted(report["unexpected_keys"]),
+        "holds in another shape than its configuration asks for:": sorted(k for k, *_ in report["mismatched_keys"]),
+    }
+    told = [f"it {what} {_some(names)}" for what, names in wrong.items() if names]
+    if told:
+        raise ModelError(
+            f"Model {id!r} could not be loaded: {'; '.join(told)}. Check its id or folder: the checkpoint is not whole "
+            "or belongs to another configuration."
+        )
+
+
+def _some(names: list[str], most: int = 4) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def check_pass(model: Any) -> None:
-    """Send one token through an empty twin of a model: its attention must hand its keys to the one it is told to use.
+    """Send one token through an empty twin of a model: every layer's attention must hand its keys, once, to the one it
+    is told to use, and ask for nothing that one does not apply.
 
     The twin has shapes and no numbers (torch's meta device), so nothing is computed: on machines that lend their GPU
-    for one call at a time, loading must not. Raises ModelError where no keys arrive.
+    for one call at a time, loading must not. Raises ModelError with the reason.
     """
+    calls: Counter[int] = Counter()
 
-    def attend(*_: object) -> None:
-        raise _Reached
+    def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+        calls[layer] += 1
+        return queries.transpose(1, 2).new_empty(*queries.transpose(1, 2).shape[:-1], values.shape[-1])
 
+    reason = "its attention does not hand its keys and values to another implementation"
     with torch.device("meta"), torch.no_grad():
         try:
-            twin = type(model)(deepcopy(model.config))
+            twin = type(model)(deepcopy(model.config)).to(torch.bfloat16).eval()  # experts have no float32 on meta
             twin.set_attn_implementation(ATTENTION)
             token = torch.zeros(1, 1, dtype=torch.long)
             twin(input_ids=token, position_ids=token, use_cache=False, kvq=attend)
-        except _Reached:
-            return
+            if calls == Counter(range(len(attention_modules(model)))):
+                return
+            if set(calls.values()) != {1}:
+                reason = "its layers do not all attend once a token"
+        except ForeignAttention as error:
+            reason = str(error)
         except (ModelError, RuntimeError, TypeError, ValueError):
             pass  # such as an attention that drops arguments it does not know, the engine among them
-    raise _unsupported(model.config, "its attention does not hand its keys and values to another implementation")
+    raise _unsupported(model.config, reason)
 
 
 def attention_modules(model: Any) -> list[nn.Module]:

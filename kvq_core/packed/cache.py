@@ -1,6 +1,7 @@
 """The packed cache as a library: for ``model.generate(past_key_values=...)``."""
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -8,11 +9,13 @@ from kvq_kernels import Path
 
 from kvq_core.errors import MethodError, ModelError
 from kvq_core.methods import Method, ModelRef, Window
-from kvq_core.models.load import LoadedModel, shape_of
+from kvq_core.models.load import LoadedModel, rope_of, shape_of
+from kvq_core.models.probe import TOKENS, probe
 from kvq_core.models.support import check_config, check_model, window_of
 from kvq_core.packed.dense import DenseLayer
 from kvq_core.packed.layer import PackedLayer, Plan
 from kvq_core.packed.turns import Turns
+from kvq_core.rope import Rotation
 
 if TYPE_CHECKING:
     from kvq_core.models.packed_cache import TicketCache
@@ -33,7 +36,8 @@ def packed_cache(model: Any, method: Method, path: Path = "auto") -> "TicketCach
     check_model(inner)
     if window_of(inner.config) is not None:
         raise ModelError(f"{inner.config.model_type} attends through a sliding window, which a packed cache has not.")
-    layers = packed_layers(method, inner, method.windows(), path, ref=ref)
+    rotations = model.rotations if isinstance(model, LoadedModel) and method.key_space == "pre" else None
+    layers = packed_layers(method, inner, method.windows(), path, ref=ref, rotations=rotations)
     register_packed()
     inner.set_attn_implementation(PACKED)
     return TicketCache(list(layers))
@@ -41,9 +45,10 @@ def packed_cache(model: Any, method: Method, path: Path = "auto") -> "TicketCach
 
 def packed_layers(
     method: Method, model: Any, windows: tuple[Window, Window], path: Path, room: int = 0, ref: ModelRef | None = None,
-    layers: Collection[int] | None = None,
+    layers: Collection[int] | None = None, rotations: tuple[Rotation, ...] | None = None,
 ) -> list[PackedLayer | DenseLayer]:  # fmt: skip
     """Empty layers for a transformers model: packed ones, and where ``layers`` are named the others in float16.
+    ``rotations``: how its layers rotate their keys, looked at here where it is not given and matters.
 
     Raises MethodError where the method has no packed execution on the model.
     """
@@ -53,10 +58,15 @@ def packed_layers(
         reason = "it quantizes nothing"
     if reason is not None:
         raise MethodError(f"{method.title} has no packed execution here: {reason}.")
-    turns = Turns(model, max(1024, room)) if method.key_space == "pre" else None
-    plan = Plan(method, windows, path, turns, ref, room, shape.scaling)
     chosen = range(shape.layers) if layers is None else layers
+    plan = Plan(method, windows, path, None, ref, room, shape.scaling)
+    if method.key_space == "post":
+        plans = [plan] * shape.layers
+    else:
+        found = rotations or probe(model, rope_of(model, TOKENS))
+        turns = {kind: Turns(model, max(1024, room), kind) for kind in {found[index] for index in chosen}}
+        plans = [replace(plan, turns=turns.get(kind)) for kind in found]
     return [
-        PackedLayer(plan, index, len(chosen)) if index in chosen else DenseLayer(torch.float16, room)
+        PackedLayer(plans[index], index, len(chosen)) if index in chosen else DenseLayer(torch.float16, room)
         for index in range(shape.layers)
     ]

@@ -176,7 +176,10 @@ def _prompt(plan: Plan, layers: Sequence[Waiting]) -> Prompt:
     """What a method is fitted on: the rows of one layer, or several layers of one row."""
     keys = torch.cat([w.keys.float() for w in layers])
     values = torch.cat([w.values.float() for w in layers])
-    stored = keys if plan.turns is None else plan.turns.unrotate(keys, 0)
+    stored = keys
+    if plan.turns is not None:
+        turned = ((w.layer.plan.turns, w.keys.float()) for w in layers)  # layers may rotate in different ways
+        stored = torch.cat([x if turns is None else turns.unrotate(x, 0) for turns, x in turned])
     asked = [w.queries.float() for w in layers if w.queries is not None and plan.method.needs_queries]
     index = tuple(w.layer.index for w in layers for _ in w.keys)
     queries = torch.cat(asked) if asked else None

@@ -136,6 +136,7 @@ class _Run:
         chosen = logits[:, -1].argmax(-1).cpu()  # waits for the GPU
         if start == 0:
             self.first = time.perf_counter() - began
+            self.model.checked(logits)
         return chosen
 
     def _attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
@@ -154,13 +155,14 @@ def _maker(model: LoadedModel, lane: Lane | None, path: Path) -> Make:
     """What makes a lane's empty layers; refuses lanes without packed execution at once."""
     if lane is None:
         return lambda room: [DenseLayer(model.dtype, room) for _ in range(model.shape.layers)]
+    rotations = model.rotations  # found before the shape is asked: it tells which are not known
     reason = lane.why_not(model.shape)
     if reason is not None:
         raise MethodError(f"{lane.label}: {reason}.")
     method, windows = lane.build(), lane.windows()
     layers = None if lane.layers == "all" else lane.layers
-    packed_layers(method, model.model, windows, path)
-    return lambda room: packed_layers(method, model.model, windows, path, room, model.ref, layers)
+    packed_layers(method, model.model, windows, path, layers=layers, rotations=rotations)
+    return lambda room: packed_layers(method, model.model, windows, path, room, model.ref, layers, rotations)
 
 
 def _limit(model: LoadedModel, make: Make, what: Limit, tokens: int, batch: int) -> int:

@@ -9,21 +9,29 @@ from torch import Tensor
 
 from kvq_core.errors import MethodError
 from kvq_core.models.load import rope_of
-from kvq_core.rope import Rope, rotate_half
+from kvq_core.rope import Rope, Rotation, rotate_half
 
 
 @dataclass
 class Turns:
-    """Tables of a model, made anew at twice the length when the text outgrows them.
+    """Tables of a model, made anew at twice the length when the text outgrows them. Layers without RoPE (``rotation``
+    "none") turn by nothing.
 
-    Raises MethodError where the model turns other channels together than rotate-half models, whose kernels these are.
+    Raises MethodError where the model turns other channels together than rotate-half models, whose kernels these are,
+    or in a way that is not known.
     """
 
     model: Any
     tokens: int = 1024
+    rotation: Rotation = "rope"
     rope: Rope = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.rotation == "unknown":
+            raise MethodError(
+                f"{self.model.config.model_type} models rotate keys of some layers in a way that is not known, so they "
+                "cannot be stored before RoPE; take a method that stores keys after it."
+            )
         self._make()
         dim = self.rope.norm.shape[-1]
         x = torch.arange(1.0, dim + 1, device=self.rope.cos.device).expand(1, 1, 2, dim)
@@ -37,6 +45,9 @@ class Turns:
 
     def _make(self) -> None:
         self.rope = rope_of(self.model, self.tokens)
+        if self.rotation == "none":
+            still = torch.ones_like(self.rope.norm)
+            self.rope = Rope.of(still, torch.zeros_like(still), still.shape[-1])
 
     def _reach(self, tokens: int) -> Rope:
         while self.tokens < tokens:

@@ -1,0 +1,33 @@
+"""Conversations through a model's chat template, which may refuse what it is given or leave it out."""
+
+from typing import Any
+
+from kvq_core.errors import SpecError
+
+_PLAIN = "set chat = false to send the prompt as it is"
+_WITHOUT_SYSTEM = f"leave system out and put its text into the prompt, or {_PLAIN}"
+
+
+def conversation(tokenizer: Any, model: str, prompt: str, system: str | None) -> str:
+    """A prompt as the model's chat template puts it, ready to be answered; ``system`` None keeps the template's own
+    system message, "" asks for none.
+
+    Raises SpecError where the template refuses the conversation, or leaves out a text that it is given.
+    """
+    texts = {"user": prompt} if system is None else {"system": system, "user": prompt}
+    messages = [{"role": role, "content": text} for role, text in texts.items()]
+    try:
+        rendered = str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+    except Exception as error:  # a template is a program of the model's, and may fail in any way
+        if system == "":  # where a system message is refused there is none
+            return conversation(tokenizer, model, prompt, None)
+        said = " ".join(str(error).split())[:200].rstrip(" .") or type(error).__name__
+        what = _WITHOUT_SYSTEM if system else _PLAIN
+        raise SpecError(f"The chat template of {model} refuses this conversation: {said}. To go on, {what}.") from None
+    dropped = [role for role, text in texts.items() if text.strip() not in rendered]  # templates trim
+    if dropped:
+        what = _WITHOUT_SYSTEM if dropped == ["system"] else _PLAIN
+        raise SpecError(
+            f"The chat template of {model} leaves out the {dropped[0]} text or changes it. To go on, {what}."
+        )
+    return rendered

@@ -1,0 +1,85 @@
+"""What a model is known by: the hash of its weights, and that of all that decides its answers."""
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvq_core.machine.files import keep_memo, read_memo
+from kvq_core.settings import settings
+
+READ = {".json", ".jinja", ".txt", ".model", ".tiktoken"}  # endings of configuration, tokenizer and chat template
+CONFIGURATIONS = ("config.json", "generation_config.json")
+_DECIDES_NOTHING = ("transformers_version", "_name_or_path")  # of a configuration: who wrote it, and where
+
+
+def stamp(folder: Path) -> list[list[Any]]:
+    """A model folder's files as they stand: another list whenever one of them was written, replaced, added or removed.
+
+    The time of the last change of a file cannot be set back, as that of its content can.
+    """
+    found = ((file, file.stat()) for file in sorted([*folder.glob("*.safetensors"), *_settings(folder)]))
+    return [[str(f), s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino] for f, s in found]
+
+
+def weights_of(folder: Path) -> str:
+    """sha256 over the weight files of a folder, remembered under KVQ_HOME for as long as nothing changes there."""
+    now = stamp(folder)
+    memo = settings().home / "hashes" / f"{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()}.json"
+    held = read_memo(memo)
+    if isinstance(held, dict) and held.get("stamp") == now and isinstance(held.get("weights"), str):
+        return held["weights"]
+    digest = hashlib.sha256()
+    for file in sorted(folder.glob("*.safetensors")):
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    keep_memo(memo, {"stamp": now, "weights": digest.hexdigest()})
+    return digest.hexdigest()
+
+
+def weights_in_memory(model: Any) -> str:
+    """sha256 over the names and bytes of a model's tensors."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        flat = tensor.detach().cpu().contiguous().reshape(-1)  # a scalar has no bytes to be viewed as
+        digest.update(flat.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def whole_of(weights: str, folder: Path) -> str:
+    """sha256 over a hash of weights and every other file of a model folder that decides what the model answers:
+    configuration, generation configuration, tokenizer and chat template."""
+    digest = hashlib.sha256(weights.encode())
+    for file in _settings(folder):
+        digest.update(hashlib.sha256(str(file.relative_to(folder)).encode()).digest())
+        digest.update(hashlib.sha256(_content(file)).digest())
+    return digest.hexdigest()
+
+
+def whole_in_memory(weights: str, model: Any, tokenizer: Any) -> str:
+    """``whole_of`` of a model that came from no folder."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        for name, held in zip(CONFIGURATIONS, (model.config, model.generation_config), strict=True):
+            (folder / name).write_text(held.to_json_string())
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder)
+        return whole_of(weights, folder)
+
+
+def _settings(folder: Path) -> Iterator[Path]:
+    found = [*folder.glob("*"), *folder.glob("additional_chat_templates/*")]
+    return (file for file in sorted(found) if file.is_file() and (file.suffix in READ or "tokenizer" in file.name))
+
+
+def _content(file: Path) -> bytes:
+    data = file.read_bytes()
+    if file.name not in CONFIGURATIONS:
+        return data
+    told = {name: value for name, value in json.loads(data).items() if name not in _DECIDES_NOTHING}
+    return json.dumps(told, sort_keys=True).encode()

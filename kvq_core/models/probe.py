@@ -1,0 +1,78 @@
+"""How the layers of a model rotate their keys: looked at, for configurations do not tell.
+
+Where the same token stands at every position and attention returns the values as they are, the hidden states of all
+positions are equal in every layer, and so are the keys before RoPE. Keys that are equal after it were never rotated;
+keys that are equal when rotated back were rotated as the tables say.
+"""
+
+import math
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from kvq_core.machine.files import keep_memo, read_memo
+from kvq_core.models.lockstep import ATTENTION, register
+from kvq_core.rope import Rope, Rotation
+from kvq_core.settings import settings
+
+TOKENS = 12
+_ROWS = 4  # tokens that are looked at: that of padding may be zeros
+# of the mean change of a channel from position to position, relative to the channel: rounding stays below, turns above
+_EQUAL = {torch.float32: 1e-3}
+_EQUAL_HALF = 5e-2
+
+
+def kept(name: str, layers: int, look: Callable[[], tuple[Rotation, ...]]) -> tuple[Rotation, ...]:
+    """What ``look`` found for a model of that name and of as many layers when it was used first, under KVQ_HOME."""
+    memo = settings().home / "rotations" / f"{name}-{version('transformers')}.json"
+    held = read_memo(memo)
+    if isinstance(held, list) and len(held) == layers and all(kind in get_args(Rotation) for kind in held):
+        return tuple(held)
+    found = look()
+    keep_memo(memo, found)
+    return found
+
+
+@torch.no_grad()
+def probe(model: Any, rope: Rope) -> tuple[Rotation, ...]:
+    """The rotation of each layer of a transformers model; ``rope``: its tables for TOKENS positions or more."""
+    embedding = model.get_input_embeddings().weight
+    rows = torch.arange(1, _ROWS + 1, device=embedding.device) * len(embedding) // (_ROWS + 1)
+    positions = torch.arange(TOKENS, device=embedding.device)[None]
+    found: dict[int, Rotation] = {}
+
+    def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+        found[layer] = _judge(keys.float(), rope, _EQUAL.get(keys.dtype, _EQUAL_HALF))
+        return values.repeat_interleave(queries.shape[1] // values.shape[1], 1).transpose(1, 2)
+
+    held = model.config._attn_implementation
+    if held != ATTENTION:
+        register()
+        model.set_attn_implementation(ATTENTION)
+    try:
+        model(
+            input_ids=rows[:, None].expand(-1, TOKENS), position_ids=positions, use_cache=False, kvq=attend,
+            logits_to_keep=1,
+        )  # fmt: skip
+    finally:
+        if held != ATTENTION:
+            model.set_attn_implementation(held)
+    return tuple(found[layer] for layer in sorted(found))
+
+
+def _judge(keys: Tensor, rope: Rope, equal: float) -> Rotation:
+    """keys (rows, kv_heads, TOKENS, head_dim), equal at all positions before RoPE."""
+    still, back = _change(keys), _change(rope.unrotate(keys, 0))
+    if not min(still, back) < equal:  # NaN is not
+        return "unknown"
+    return "none" if still < back else "rope"
+
+
+def _change(x: Tensor) -> float:
+    """Mean over channels of the largest change from the first position on, relative to each channel's size; NaN where
+    there is nothing but zeros."""
+    size, change = x.abs().amax((0, 2)), (x - x[..., :1, :]).abs().amax((0, 2))
+    return (change / size.clamp_min(1e-30)).mean().item() if size.any() else math.nan
