@@ -122,11 +122,15 @@ def _compare(arguments: argparse.Namespace) -> None:
     if arguments.out:
         check_folder(arguments.out)
     finished = _run(spec)
+    unkept = [finished.unkept] if finished.unkept else []
     if arguments.out:
-        write_run(arguments.out, finished.record, finished.arrays)
+        try:
+            write_run(arguments.out, finished.record, finished.arrays)
+        except StoreError as error:  # what was computed is printed all the same
+            unkept.append(str(error) if finished.unkept else f"{error} The run is stored as {finished.record.id}.")
     _print_record(finished.record, arguments.json)
-    if finished.unkept:
-        raise StoreError(finished.unkept)
+    if unkept:
+        raise StoreError(" ".join(unkept))
 
 
 def _show(arguments: argparse.Namespace) -> None:

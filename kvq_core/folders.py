@@ -1,8 +1,6 @@
 """Runs as plain folders: what ``--out`` writes, and how a local store puts a whole folder in place at once."""
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from kvq_core.errors import KvqError, StoreError
+from kvq_core.machine.files import folder_aside, sync, sync_folder
 from kvq_core.record import Record
 from kvq_core.runfiles import MANIFEST, deserialize, serialize
 
@@ -29,10 +28,11 @@ def write_run(folder: Path, record: Record, arrays: dict[str, Tensor]) -> None:
         with aside(home, folder.name, files) as new:
             if not inside:
                 new.rename(folder)
-                return
-            (folder / MANIFEST).unlink(missing_ok=True)  # from here until the last rename there is no run
-            for name in files:
-                (new / name).replace(folder / name)
+            else:
+                (folder / MANIFEST).unlink(missing_ok=True)  # from here until the last rename there is no run
+                for name in files:
+                    (new / name).replace(folder / name)
+        sync(home)
 
 
 def check_folder(folder: Path) -> None:
@@ -60,14 +60,11 @@ def read_run(folder: Path) -> tuple[Record, dict[str, Tensor]]:
 @contextmanager
 def aside(parent: Path, name: str, files: dict[str, bytes]) -> Iterator[Path]:
     """A hidden folder in ``parent`` holding ``files``; whatever of it is still there afterwards is removed."""
-    new = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=parent))
-    try:
-        new.chmod(0o755)  # mkdtemp's are for their owner alone
+    with folder_aside(parent, name) as new:
         for file, data in files.items():
             (new / file).write_bytes(data)
+        sync_folder(new)
         yield new
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
 
 
 @contextmanager
