@@ -4,6 +4,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from kvq_core.errors import KvqError
 
@@ -20,6 +21,7 @@ class Settings:
     store_limit: int | None  # KVQ_STORE_LIMIT: bytes the store may hold; old runs make way
     store_days: float | None  # KVQ_STORE_DAYS: age at which a run that is not shared is removed
     models: tuple[str, ...]  # KVQ_MODELS: the only models this instance runs; empty: all
+    address: str  # KVQ_ADDRESS: where people reach the page, ending in "/"; empty: not said
     host: str  # GRADIO_SERVER_NAME: the address the page listens on; this machine alone, on a Space all
     port: int  # PORT or GRADIO_SERVER_PORT
     mcp: bool  # KVQ_MCP: serve the API to MCP clients as well
@@ -44,6 +46,7 @@ def settings() -> Settings:
         store_limit=_bytes(limit) if limit else None,
         store_days=_days(days) if days else None,
         models=models,
+        address=_address(env.get("KVQ_ADDRESS", "").strip()),
         host=env.get("GRADIO_SERVER_NAME") or ("0.0.0.0" if env.get("SPACE_ID") else "127.0.0.1"),
         port=_port(env.get("PORT") or env.get("GRADIO_SERVER_PORT") or "7860"),
         mcp=_flag("KVQ_MCP"),
@@ -56,6 +59,13 @@ def settings() -> Settings:
 
 def _flag(name: str) -> bool:
     return os.environ.get(name, "").strip().lower() in ("1", "t", "true", "yes", "on")
+
+
+def _address(text: str) -> str:
+    found = urlsplit(text)
+    if not text or (found.scheme in ("http", "https") and found.netloc and not found.query and not found.fragment):
+        return text and text.rstrip("/") + "/"
+    raise KvqError(f"KVQ_ADDRESS = {text!r} is not the address of a page; give one such as https://kvq.example/.")
 
 
 def _port(text: str) -> int:

@@ -219,7 +219,7 @@ class Store:
         return {run_id: self._manifests[run_id] for run_id in ids if run_id in self._manifests}
 
     def _is_open(self, run_id: str, names: Iterable[str]) -> bool:
-        """Whether somebody looked at a run within OPEN_S: when OPENED says, or when it was written if that is no time."""
+        """Whether somebody looked at a run within OPEN_S: when OPENED says, or when it was written if not."""
         if OPENED not in names:
             return False
         path, now = self._path(run_id, OPENED), time.time()

@@ -2,8 +2,9 @@
 
 Each is a fork with a place of its own, FOLDER/<layout>/<name>. ``save-N`` is killed at the N-th operation on a file
 while it saves a run (the audit event comes before the operation itself), ``remove-N`` while it removes one, ``torn-N``
-halfway through the N-th file's bytes, ``secret-N`` and ``torn_secret-N`` the same while the store's secret is made, ``round-N`` at some moment while it saves one run after the other. The first of a
-series that has no N-th operation survives and ends it.
+halfway through the N-th file's bytes, ``secret-N`` and ``torn_secret-N`` likewise while it makes the store's secret,
+``round-N`` at some moment while it saves one run after the other. The first of a series that has no N-th operation
+survives and ends it.
 """
 
 import itertools
