@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import AllowInfNan, BaseModel, ConfigDict, ValidationError
 
-from kvq_core.errors import SpecError, StoreError
+from kvq_core.errors import SpecError, StoreError, shortened
 from kvq_core.machine import files
 from kvq_core.settings import settings
 
@@ -235,7 +235,8 @@ def stored_board(model: str) -> Board:
     for path in (board_file(model), shipped):
         if path.is_file():
             return read_board(path)
-    raise StoreError(f"No board of {model} is stored. Measure it: python -m kvq_core claims --model {model}")
+    id = shortened(model, 200)
+    raise StoreError(f"No board of {id} is stored. Measure it: python -m kvq_core claims --model {id}")
 
 
 def _slug(text: str) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kvq_core import claims_cli, codebooks_cli, measure_cli, store_cli
-from kvq_core.errors import KvqError, SpecError, StoreError
+from kvq_core.errors import KvqError, SpecError, StoreError, shortened
 
 if TYPE_CHECKING:
     from kvq_core.events import Event, Finished
@@ -44,7 +44,7 @@ class _Parser(argparse.ArgumentParser):
     """Reports a usage error in one line."""
 
     def error(self, message: str) -> NoReturn:
-        raise SpecError(f"{message}. See: {self.prog} --help")
+        raise SpecError(f"{shortened(message, 300)}. See: {self.prog} --help")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -137,7 +137,8 @@ def _show(arguments: argparse.Namespace) -> None:
     from kvq_core.store import open_store, read_run
 
     given = arguments.run
-    is_folder = not re.fullmatch("[0-9a-f]{16}", given) and ("/" in given or Path(given).is_dir())
+    there = os.path.isdir(given)  # noqa: PTH112 (Path.is_dir raises where a name is too long)
+    is_folder = not re.fullmatch("[0-9a-f]{16}", given) and ("/" in given or there)
     record, _ = read_run(Path(given)) if is_folder else open_store().load(given)
     _print_record(record, arguments.json)
 

@@ -18,7 +18,7 @@ from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from torch import Tensor
 
-from kvq_core.errors import StoreError
+from kvq_core.errors import StoreError, shortened, shown
 from kvq_core.folders import check_folder, read_run, reported, write_run
 from kvq_core.layouts import OPENED, SHARED, Files, Folders, Layout, Objects, modified
 from kvq_core.record import Record
@@ -173,7 +173,7 @@ class Store:
     def _path(self, run_id: str, name: str = "") -> str:
         """Where a run lies. The only way an id becomes a path, so that nothing but an id ever does."""
         if not isinstance(run_id, str) or not _ID.fullmatch(run_id):
-            raise StoreError(f"Run id {str(run_id)[:40]!r} is not valid: ids are 16 hexadecimal characters.")
+            raise StoreError(f"Run id {shown(run_id)} is not valid: ids are 16 hexadecimal characters.")
         return f"{self.root}/{run_id}/{name}".rstrip("/")
 
     def _intact(self, run_id: str) -> bool:
@@ -246,8 +246,10 @@ def open_store(url: str | None = None, limits: Limits | None = None) -> Store:
     try:
         fs, root = fsspec.core.url_to_fs(url if "://" in url else str(Path(url).expanduser().absolute()))
     except (ValueError, ImportError, OSError) as error:
-        said = _CREDENTIALS.sub("//***@", f"Store {url!r} cannot be opened: {error}. Give a path or an fsspec URL.")
-        raise StoreError(said) from None
+        place, reason = (_CREDENTIALS.sub("//***@", str(told)) for told in (url, error))
+        raise StoreError(
+            f"Store {shown(place)} cannot be opened: {shortened(reason, 200)}. Give a path or an fsspec URL."
+        ) from None
     return Store(fs, root, limits or NO_LIMITS)
 
 
