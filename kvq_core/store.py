@@ -29,6 +29,10 @@ from kvq_core.settings import settings
 __all__ = ["Store", "Summary", "check_folder", "open_store", "read_run", "record_json", "write_run"]
 
 OPEN_S = 3600.0  # a run looked at within this time does not make way
+# A store that does not answer holds up whoever waits for a run. So long waits botocore each time it tries a request;
+# s3fs has that done S3_ATTEMPTS times. By themselves they go on for minutes.
+S3_PATIENCE = {"connect_timeout": 2, "read_timeout": 5, "retries": {"total_max_attempts": 2, "mode": "standard"}}
+S3_ATTEMPTS = 2
 NO_LIMITS = Limits()
 _ID = re.compile(r"[0-9a-f]{16}")
 _CREDENTIALS = re.compile(r"//[^/@]*@")
@@ -66,7 +70,7 @@ class Store:
         """
         self._path(record.id)
         content, manifest = serialize(record, arrays)
-        if self._intact(record.id):
+        if self.exists(record.id) and self._intact(record.id):
             return
         if self.limits:
             self.prune(sum(map(len, content.values())) + len(manifest.seal()), {record.id})
@@ -244,13 +248,25 @@ def open_store(url: str | None = None, limits: Limits | None = None) -> Store:
         found = settings()
         url, limits = found.store, limits or Limits(found.store_limit, found.store_days)
     try:
-        fs, root = fsspec.core.url_to_fs(url if "://" in url else str(Path(url).expanduser().absolute()))
+        fs, root = _file_system(url if "://" in url else str(Path(url).expanduser().absolute()))
     except (ValueError, ImportError, OSError) as error:
         place, reason = (_CREDENTIALS.sub("//***@", str(told)) for told in (url, error))
         raise StoreError(
             f"Store {shown(place)} cannot be opened: {shortened(reason, 200)}. Give a path or an fsspec URL."
         ) from None
     return Store(fs, root, limits or NO_LIMITS)
+
+
+def _file_system(place: str) -> tuple[AbstractFileSystem, str]:
+    """The file system of a path or URL and the path on it; S3's gives up soon, see S3_PATIENCE."""
+    scheme = place.partition("://")[0]
+    if scheme not in ("s3", "s3a"):
+        fs, root = fsspec.core.url_to_fs(place)
+    else:
+        said = fsspec.config.conf.get(scheme, {}).get("config_kwargs", {})  # fsspec's own settings come first
+        fs, root = fsspec.core.url_to_fs(place, config_kwargs={**S3_PATIENCE, **said})
+        fs.retries = S3_ATTEMPTS
+    return fs, root
 
 
 def _total(files: Files) -> int:
