@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from kvq_core import claims_cli, codebooks_cli, measure_cli, store_cli
 from kvq_core.errors import KvqError, SpecError, StoreError, shortened
+from kvq_core.machine import interrupt
 
 if TYPE_CHECKING:
     from kvq_core.events import Event, Finished
@@ -50,6 +51,7 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0, 2 for anything a person can put right, 130 when interrupted."""
     try:
+        interrupt.begun()
         arguments = _parser().parse_args(argv)
         arguments.command(arguments)
         sys.stdout.flush()

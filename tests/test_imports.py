@@ -66,17 +66,17 @@ ALLOWED = {
     "report": {"methods", "metrics", "presets", "record"},
     "codebooks_cli": {"codebooks", "errors", "learned", "models", "spec"},
     "cli": {
-        "claims_cli", "codebooks_cli", "errors", "estimate", "events", "measure_cli", "presets", "record", "report",
-        "run", "runfiles", "settings", "spec", "store", "store_cli",
+        "claims_cli", "codebooks_cli", "errors", "estimate", "events", "machine", "measure_cli", "presets", "record",
+        "report", "run", "runfiles", "settings", "spec", "store", "store_cli",
     },
     "__main__": {"cli"},
-    "__init__": {"errors", "methods", "packed", "record", "roundtrip", "run", "spec"},
+    "__init__": {"errors", "machine", "methods", "packed", "record", "roundtrip", "run", "spec"},
 }  # fmt: skip
 # Types alone: `if TYPE_CHECKING:` may look upwards where a part works on what a higher one hands it.
 TYPES_ONLY = {"assemble": {"run"}}
 # Of kvq_core, the page sees the surface only: nothing that computes.
 UI_ALLOWED = {
-    "logs",
+    "logs", "machine",
     "board", "errors", "estimate", "events", "examples", "explain", "growth", "limits", "links", "measuring", "memory",
     "methods", "models", "presets", "record", "report", "run", "runfiles", "settings", "sharing", "spec", "store",
     "training", "verdict", "versus",
