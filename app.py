@@ -38,6 +38,7 @@ from ui import zero_gpu  # noqa: E402
 from ui.health import Health  # noqa: E402
 from ui.housekeeping import keep_swept, removed  # noqa: E402
 from ui.layout import build_ui  # noqa: E402
+from ui.mcp import answer_in_json  # noqa: E402
 from ui.server import app_kwargs, blocked_paths  # noqa: E402
 from ui.services import Services  # noqa: E402
 from ui.sessions import install  # noqa: E402
@@ -88,6 +89,7 @@ def launch(services: Services, health: Health, host: str, port: int, mcp: bool =
         _frontend=False,  # no check that the page answers itself within three seconds: a busy machine takes longer
     )  # fmt: skip
     install(blocks)
+    answer_in_json(blocks)
     take_over("uvicorn", "uvicorn.error", "uvicorn.asgi")  # set up while it was launched
     return blocks
 
