@@ -3,10 +3,16 @@
 import gc
 import importlib.util
 import os
+import signal
 import sys
 import threading
 from contextlib import suppress
 from importlib.metadata import version
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(
+        signal.SIGINT, lambda *_: os._exit(130)
+    )  # until ``main``: imports take seconds, Ctrl-C prints no trace
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: threads that spin starve other visitors' handlers
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
@@ -30,8 +36,9 @@ from kvq_core.settings import Settings, settings  # noqa: E402
 from kvq_core.store import Store, open_store  # noqa: E402
 from ui import zero_gpu  # noqa: E402
 from ui.health import Health  # noqa: E402
-from ui.housekeeping import keep_swept  # noqa: E402
+from ui.housekeeping import keep_swept, removed  # noqa: E402
 from ui.layout import build_ui  # noqa: E402
+from ui.mcp import answer_in_json  # noqa: E402
 from ui.server import app_kwargs, blocked_paths  # noqa: E402
 from ui.services import Services  # noqa: E402
 from ui.sessions import install  # noqa: E402
@@ -82,6 +89,7 @@ def launch(services: Services, health: Health, host: str, port: int, mcp: bool =
         _frontend=False,  # no check that the page answers itself within three seconds: a busy machine takes longer
     )  # fmt: skip
     install(blocks)
+    answer_in_json(blocks)
     take_over("uvicorn", "uvicorn.error", "uvicorn.asgi")  # set up while it was launched
     return blocks
 
@@ -98,13 +106,29 @@ def main() -> int:
     except KvqError as error:
         print(error, file=sys.stderr)
         return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what ends a container ends the page in order
+    with removed(services.downloads):
+        serve(services, found)
+    return 0
+
+
+def serve(services: Services, found: Settings) -> None:
+    """Serve the page until somebody stops it."""
     health = Health(services)
     if not found.zero_gpu:  # there the model is loaded, and this process must not compute: it is forked for every run
         threading.Thread(target=warm_up, args=[health, services.store], name="warm-up", daemon=True).start()
     keep_swept(services.downloads)
-    launch(services, health, found.host, found.port, found.mcp).block_thread()
-    return 0
+    blocks = launch(services, health, found.host, found.port, found.mcp)
+    try:
+        blocks.block_thread()
+    finally:
+        blocks.close()  # with Gradio's copies of what was downloaded
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

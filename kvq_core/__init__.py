@@ -8,6 +8,11 @@ from pathlib import Path
 if importlib.util.find_spec("kvq_kernels") is None:
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "kernels"))
 
+from kvq_core.machine import interrupt
+
+if Path(sys.argv[0] if sys.argv else "").name in ("-m", "kvq"):  # the command line, not somebody who imports this
+    interrupt.watch()
+
 from kvq_core.errors import KvqError, MethodError, ModelError, SpecError, StoreError
 from kvq_core.methods import make
 from kvq_core.packed import packed_cache

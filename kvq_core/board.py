@@ -4,16 +4,15 @@ The criteria are data (``presets/claims/*.toml``), kvq_core.claims measures them
 default model's is shipped in ``presets/claims``.
 """
 
-import os
 import re
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AllowInfNan, BaseModel, ConfigDict, ValidationError
 
-from kvq_core.errors import SpecError, StoreError
+from kvq_core.errors import SpecError, StoreError, shortened
+from kvq_core.machine import files
 from kvq_core.settings import settings
 
 SHIPPED = Path(__file__).resolve().parent.parent / "presets" / "claims"
@@ -208,16 +207,9 @@ def board_file(model: str, paper: str | None = None) -> Path:
 
 
 def save_board(board: Board, path: Path) -> None:
-    """Write aside and rename. Raises StoreError where the place cannot be written."""
+    """Raises StoreError where the place cannot be written."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, aside = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                stream.write(board_json(board))
-            Path(aside).replace(path)
-        finally:
-            Path(aside).unlink(missing_ok=True)
+        files.write(path, board_json(board).encode())
     except OSError as error:
         raise StoreError(f"The board cannot be written to {path}: {error.strerror}.") from None
 
@@ -243,7 +235,8 @@ def stored_board(model: str) -> Board:
     for path in (board_file(model), shipped):
         if path.is_file():
             return read_board(path)
-    raise StoreError(f"No board of {model} is stored. Measure it: python -m kvq_core claims --model {model}")
+    id = shortened(model, 200)
+    raise StoreError(f"No board of {id} is stored. Measure it: python -m kvq_core claims --model {id}")
 
 
 def _slug(text: str) -> str:

@@ -5,7 +5,7 @@ import sys
 from contextlib import redirect_stdout
 from typing import TYPE_CHECKING
 
-from kvq_core.errors import SpecError
+from kvq_core.errors import SpecError, StoreError
 
 if TYPE_CHECKING:
     from kvq_core.board import Board
@@ -35,15 +35,21 @@ def claims(arguments: argparse.Namespace) -> None:
     if arguments.markdown and arguments.json:
         raise SpecError("--markdown and --json are two formats; give one of them.")
     model = arguments.model or DEFAULT_MODEL
+    unkept = None
     if arguments.stored or arguments.markdown:
         board = _of_paper(stored_board(model), arguments.paper)
     else:
         board = _measured(model, arguments.revision, arguments.paper)
-        save_board(board, board_file(model, arguments.paper))
+        try:
+            save_board(board, board_file(model, arguments.paper))
+        except StoreError as error:  # what was measured is printed all the same
+            unkept = error
     if arguments.markdown:
         print(markdown_table(board))
     else:
         print(board_json(board) if arguments.json else plain_table(board), end="" if arguments.json else "\n")
+    if unkept:
+        raise unkept
 
 
 def _of_paper(board: "Board", name: str | None) -> "Board":

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kvq_core import claims_cli, codebooks_cli, measure_cli, store_cli
-from kvq_core.errors import KvqError, SpecError, StoreError
+from kvq_core.errors import KvqError, SpecError, StoreError, shortened
+from kvq_core.machine import interrupt
 
 if TYPE_CHECKING:
     from kvq_core.events import Event, Finished
@@ -44,12 +45,13 @@ class _Parser(argparse.ArgumentParser):
     """Reports a usage error in one line."""
 
     def error(self, message: str) -> NoReturn:
-        raise SpecError(f"{message}. See: {self.prog} --help")
+        raise SpecError(f"{shortened(message, 300)}. See: {self.prog} --help")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0, 2 for anything a person can put right, 130 when interrupted."""
     try:
+        interrupt.begun()
         arguments = _parser().parse_args(argv)
         arguments.command(arguments)
         sys.stdout.flush()
@@ -122,18 +124,23 @@ def _compare(arguments: argparse.Namespace) -> None:
     if arguments.out:
         check_folder(arguments.out)
     finished = _run(spec)
+    unkept = [finished.unkept] if finished.unkept else []
     if arguments.out:
-        write_run(arguments.out, finished.record, finished.arrays)
+        try:
+            write_run(arguments.out, finished.record, finished.arrays)
+        except StoreError as error:  # what was computed is printed all the same
+            unkept.append(str(error) if finished.unkept else f"{error} The run is stored as {finished.record.id}.")
     _print_record(finished.record, arguments.json)
-    if finished.unkept:
-        raise StoreError(finished.unkept)
+    if unkept:
+        raise StoreError(" ".join(unkept))
 
 
 def _show(arguments: argparse.Namespace) -> None:
     from kvq_core.store import open_store, read_run
 
     given = arguments.run
-    is_folder = not re.fullmatch("[0-9a-f]{16}", given) and ("/" in given or Path(given).is_dir())
+    there = os.path.isdir(given)  # noqa: PTH112 (Path.is_dir raises where a name is too long)
+    is_folder = not re.fullmatch("[0-9a-f]{16}", given) and ("/" in given or there)
     record, _ = read_run(Path(given)) if is_folder else open_store().load(given)
     _print_record(record, arguments.json)
 

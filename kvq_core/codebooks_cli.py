@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any
 
-from kvq_core.errors import KvqError
+from kvq_core.errors import KvqError, shown
 
 if TYPE_CHECKING:
     from kvq_core.learned.files import Codebook
@@ -121,11 +121,11 @@ def _request(arguments: argparse.Namespace) -> Any:
     from kvq_core.learned.files import NAME
 
     if not re.fullmatch(NAME, arguments.name):
-        raise KvqError(f"--name {arguments.name[:60]!r} is not allowed; use letters, digits, -, _ and ., at most 60.")
+        raise KvqError(f"--name {shown(arguments.name)} is not allowed; use letters, digits, -, _ and ., at most 60.")
     for name in ("stages", "pairs", "value_steps"):
         given = getattr(arguments, name)
         if given is not None and given < 1:
-            raise KvqError(f"--{name.replace('_', '-')} {given} is not allowed; give at least 1.")
+            raise KvqError(f"--{name.replace('_', '-')} {shown(given)} is not allowed; give at least 1.")
     kinds: Any = (arguments.only,) if arguments.only else ("keys", "values")
     given = {
         name: getattr(arguments, name)

@@ -1,6 +1,5 @@
 """What a run will take, before it is started: tokens, seconds and bytes."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from kvq_core.capture.attention import STEPS
 from kvq_core.capture.plan import MOST_BYTES, plan_of
 from kvq_core.capture.scores import MAP_BYTES, POSITION_BINS, SCORE_BYTES, STEP_BINS
 from kvq_core.engine.prefill import CHUNK
+from kvq_core.machine import files
 from kvq_core.memory import free_bytes, shortage
 from kvq_core.models import LoadedModel, load, with_model
 from kvq_core.record import Record
@@ -163,7 +163,7 @@ def _memory_file(model: str, detail: str) -> Path:
 
 
 def remember(record: Record) -> None:
-    """Keep a finished run's timing for later estimates on this machine."""
+    """Keep a finished run's timing for later estimates on this machine, if it can be kept."""
     steps = record.timing.steps
     if not steps:
         return
@@ -171,17 +171,11 @@ def remember(record: Record) -> None:
     known = _known(file)
     prompt = len(record.reference.prompt_token_ids)
     known.append([prompt, steps + 1, len(record.lanes) + 1, record.timing.total_s])
-    file.parent.mkdir(parents=True, exist_ok=True)
-    aside = file.with_suffix(f".{record.id}")
-    aside.write_text(json.dumps(known[-REMEMBERED:]))
-    aside.replace(file)
+    files.keep_memo(file, known[-REMEMBERED:])
 
 
 def _known(file: Path) -> list[list[float]]:
-    try:
-        return list(json.loads(file.read_text()))
-    except (OSError, ValueError):
-        return []
+    return files.read_memo(file) or []
 
 
 def _seconds(model: str, detail: str, prompt: int, new: int, lanes: int) -> float | None:

@@ -1,15 +1,14 @@
 """Runs as plain folders: what ``--out`` writes, and how a local store puts a whole folder in place at once."""
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from torch import Tensor
 
-from kvq_core.errors import KvqError, StoreError
+from kvq_core.errors import PATH, KvqError, StoreError, shortened
+from kvq_core.machine.files import folder_aside, sync, sync_folder
 from kvq_core.record import Record
 from kvq_core.runfiles import MANIFEST, deserialize, serialize
 
@@ -22,28 +21,30 @@ def write_run(folder: Path, record: Record, arrays: dict[str, Tensor]) -> None:
     check_folder(folder)
     content, manifest = serialize(record, arrays)
     files = {**content, MANIFEST: manifest.seal()}
-    with reported(f"write to {folder}"):
+    with reported(f"write to {shortened(str(folder), PATH)}"):
         inside = folder.is_dir()  # a folder that is in use can only be filled file by file
         home = folder if inside else folder.parent
         home.mkdir(parents=True, exist_ok=True)
         with aside(home, folder.name, files) as new:
             if not inside:
                 new.rename(folder)
-                return
-            (folder / MANIFEST).unlink(missing_ok=True)  # from here until the last rename there is no run
-            for name in files:
-                (new / name).replace(folder / name)
+            else:
+                (folder / MANIFEST).unlink(missing_ok=True)  # from here until the last rename there is no run
+                for name in files:
+                    (new / name).replace(folder / name)
+        sync(home)
 
 
 def check_folder(folder: Path) -> None:
     """Find out before a run is computed whether ``write_run`` could write there. Raises StoreError."""
-    there = folder.absolute()
-    while not there.exists():
-        there = there.parent
+    there, place = folder.absolute(), shortened(str(folder), PATH)
+    with reported(f"write to {place}"):
+        while not there.exists():
+            there = there.parent
     if not there.is_dir():
-        raise StoreError(f"Cannot write to {folder}: {there} is not a folder. Give another one.")
+        raise StoreError(f"Cannot write to {place}: {shortened(str(there), PATH)} is not a folder. Give another one.")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise StoreError(f"Cannot write to {folder}: {there} is not writable. Give another one.")
+        raise StoreError(f"Cannot write to {place}: {shortened(str(there), PATH)} is not writable. Give another one.")
 
 
 def read_run(folder: Path) -> tuple[Record, dict[str, Tensor]]:
@@ -51,23 +52,21 @@ def read_run(folder: Path) -> tuple[Record, dict[str, Tensor]]:
 
     Raises StoreError when there is none, or it is damaged or of another version.
     """
-    if not (folder / MANIFEST).is_file():
-        raise StoreError(f"{folder} holds no finished run: {MANIFEST} is missing. Give a folder written by --out.")
-    with reported(f"read the run in {folder}"):
-        return deserialize(lambda name: (folder / name).read_bytes(), f"The run in {folder}")
+    place = shortened(str(folder), PATH)
+    with reported(f"read the run in {place}"):
+        if not (folder / MANIFEST).is_file():
+            raise StoreError(f"{place} holds no finished run: {MANIFEST} is missing. Give a folder written by --out.")
+        return deserialize(lambda name: (folder / name).read_bytes(), f"The run in {place}")
 
 
 @contextmanager
 def aside(parent: Path, name: str, files: dict[str, bytes]) -> Iterator[Path]:
     """A hidden folder in ``parent`` holding ``files``; whatever of it is still there afterwards is removed."""
-    new = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=parent))
-    try:
-        new.chmod(0o755)  # mkdtemp's are for their owner alone
+    with folder_aside(parent, name) as new:
         for file, data in files.items():
             (new / file).write_bytes(data)
+        sync_folder(new)
         yield new
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
 
 
 @contextmanager

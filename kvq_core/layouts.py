@@ -6,8 +6,6 @@ other way round: what commits a run goes first.
 """
 
 import secrets
-import shutil
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -18,10 +16,11 @@ from fsspec import AbstractFileSystem
 
 from kvq_core.errors import StoreError
 from kvq_core.folders import aside
+from kvq_core.machine import files as machine
 from kvq_core.runfiles import ARRAYS, MANIFEST, RECORD, Manifest, parse_manifest
 
 OPENED, SHARED = "opened", "shared"  # files beside a manifest: when the run was last looked at; that it is shared
-LEFT = timedelta(days=1)  # what an unfinished write left is older than any living writer
+LEFT = timedelta(seconds=machine.LEFT_S)
 Files = Mapping[str, Mapping[str, int]]  # sizes by name, under every run's id
 
 
@@ -31,6 +30,9 @@ class Layout(Protocol):
 
     def put(self, content: dict[str, bytes], manifest: Manifest, intact: Callable[[], bool]) -> None:
         """Commit a run unless another writer was first; ``intact`` tells whether the one that is there can be read."""
+
+    def mark(self, run_id: str, name: str, data: bytes) -> None:
+        """Put OPENED or SHARED beside a run's manifest. Raises FileNotFoundError where the run's folder is gone."""
 
     def remove(self, run_id: str) -> None:
         """Remove a run; it may be gone already."""
@@ -56,6 +58,7 @@ class Folders:
             while True:
                 try:
                     new.rename(target)
+                    machine.sync(self.root)
                     return
                 except OSError:
                     if not target.exists():
@@ -65,18 +68,17 @@ class Folders:
                 with aside(self.root, target.name, {}) as gone:
                     target.rename(gone / "damaged")
 
+    def mark(self, run_id: str, name: str, data: bytes) -> None:
+        folder = self.root / run_id
+        folder.stat()
+        machine.write(folder / name, data)
+
     def remove(self, run_id: str) -> None:
         with suppress(FileNotFoundError), aside(self.root, run_id, {}) as gone:
             (self.root / run_id).rename(gone / "removed")
 
     def sweep(self, files: Files) -> bool:
-        swept = False
-        for left in self.root.glob("." + 16 * "[0-9a-f]" + "-*"):
-            with suppress(FileNotFoundError):  # another process may be sweeping too
-                if time.time() - left.stat().st_mtime > LEFT.total_seconds():
-                    shutil.rmtree(left, ignore_errors=True)
-                    swept = True
-        return swept
+        return machine.sweep(self.root, "." + 16 * "[0-9a-f]" + "-*")
 
 
 class Objects:
@@ -103,6 +105,9 @@ class Objects:
             self.fs.pipe_file(f"{target}/{MANIFEST}", sealed, mode="overwrite" if damaged else "create")
         except FileExistsError:  # another writer was first
             self.fs.rm(f"{target}/{attempt}", recursive=True)
+
+    def mark(self, run_id: str, name: str, data: bytes) -> None:
+        self.fs.pipe_file(f"{self.root}/{run_id}/{name}", data)
 
     def remove(self, run_id: str) -> None:
         target = f"{self.root}/{run_id}"

@@ -10,7 +10,7 @@ import json
 import re
 import zlib
 
-from kvq_core.errors import SpecError
+from kvq_core.errors import SpecError, shortened
 from kvq_core.spec import ComparisonSpec, parse_spec
 
 VERSION = "1"
@@ -47,7 +47,9 @@ def decode(text: str) -> ComparisonSpec:
     if parts is None:
         raise SpecError(f"The link holds no comparison: it must read {VERSION}.… in letters, digits, - and _. {_AGAIN}")
     if parts[1] != VERSION:
-        raise SpecError(f"The link is of version {parts[1]}; this instance reads version {VERSION}. {_AGAIN}")
+        raise SpecError(
+            f"The link is of version {shortened(parts[1])}; this instance reads version {VERSION}. {_AGAIN}"
+        )
     try:
         data = json.loads(_unpacked(parts[2]))
     except (ValueError, RecursionError):

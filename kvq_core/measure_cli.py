@@ -7,7 +7,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvq_core.errors import SpecError
+from kvq_core.errors import SpecError, shown
 
 if TYPE_CHECKING:
     from kvq_core.packed import Measured
@@ -113,4 +113,4 @@ def _request(arguments: argparse.Namespace) -> Any:
     except ValidationError as error:
         first = error.errors()[0]
         option = "--" + str(first["loc"][0]).replace("_", "-")
-        raise SpecError(f"{option} {first['input']} is not allowed: {first['msg']}.") from None
+        raise SpecError(f"{option} {shown(first['input'])} is not allowed: {first['msg']}.") from None

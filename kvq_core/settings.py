@@ -4,8 +4,9 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from kvq_core.errors import KvqError
+from kvq_core.errors import KvqError, shown
 
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) *([kmgt]?)(i?)b?", re.IGNORECASE)
 _LEVELS = ("debug", "info", "warning", "error")
@@ -20,6 +21,7 @@ class Settings:
     store_limit: int | None  # KVQ_STORE_LIMIT: bytes the store may hold; old runs make way
     store_days: float | None  # KVQ_STORE_DAYS: age at which a run that is not shared is removed
     models: tuple[str, ...]  # KVQ_MODELS: the only models this instance runs; empty: all
+    address: str  # KVQ_ADDRESS: where people reach the page, ending in "/"; empty: not said
     host: str  # GRADIO_SERVER_NAME: the address the page listens on; this machine alone, on a Space all
     port: int  # PORT or GRADIO_SERVER_PORT
     mcp: bool  # KVQ_MCP: serve the API to MCP clients as well
@@ -44,6 +46,7 @@ def settings() -> Settings:
         store_limit=_bytes(limit) if limit else None,
         store_days=_days(days) if days else None,
         models=models,
+        address=_address(env.get("KVQ_ADDRESS", "").strip()),
         host=env.get("GRADIO_SERVER_NAME") or ("0.0.0.0" if env.get("SPACE_ID") else "127.0.0.1"),
         port=_port(env.get("PORT") or env.get("GRADIO_SERVER_PORT") or "7860"),
         mcp=_flag("KVQ_MCP"),
@@ -58,10 +61,17 @@ def _flag(name: str) -> bool:
     return os.environ.get(name, "").strip().lower() in ("1", "t", "true", "yes", "on")
 
 
+def _address(text: str) -> str:
+    found = urlsplit(text)
+    if not text or (found.scheme in ("http", "https") and found.netloc and not found.query and not found.fragment):
+        return text and text.rstrip("/") + "/"
+    raise KvqError(f"KVQ_ADDRESS = {shown(text)} is not the address of a page; give one such as https://kvq.example/.")
+
+
 def _port(text: str) -> int:
     if text.isascii() and text.isdigit() and 0 < int(text) < 65536:
         return int(text)
-    raise KvqError(f"PORT = {text!r} is not a port; give a number from 1 to 65535.")
+    raise KvqError(f"PORT = {shown(text)} is not a port; give a number from 1 to 65535.")
 
 
 def _bytes(text: str) -> int:
@@ -71,7 +81,7 @@ def _bytes(text: str) -> int:
         0 if found is None else float(found[1]) * (1024 if found[3] else 1000) ** " kmgt".index(found[2].lower() or " ")
     )
     if size < 1:
-        raise KvqError(f"KVQ_STORE_LIMIT = {text!r} is not a size; give bytes or a size such as 500MB or 2GB.")
+        raise KvqError(f"KVQ_STORE_LIMIT = {shown(text)} is not a size; give bytes or a size such as 500MB or 2GB.")
     return int(size)
 
 
@@ -81,11 +91,11 @@ def _days(text: str) -> float:
     except ValueError:
         days = 0.0
     if not 0 < days < 1e6:
-        raise KvqError(f"KVQ_STORE_DAYS = {text!r} is not a number of days; give one above 0, such as 30.")
+        raise KvqError(f"KVQ_STORE_DAYS = {shown(text)} is not a number of days; give one above 0, such as 30.")
     return days
 
 
 def _level(text: str) -> str:
     if text.lower() not in _LEVELS:
-        raise KvqError(f"KVQ_LOG = {text!r} is not a level; allowed: {', '.join(_LEVELS)}.")
+        raise KvqError(f"KVQ_LOG = {shown(text)} is not a level; allowed: {', '.join(_LEVELS)}.")
     return text.lower()

@@ -9,6 +9,8 @@ import hmac
 import re
 import secrets
 import time
+from contextlib import suppress
+from logging import WARNING
 from pathlib import Path
 from typing import Literal
 
@@ -16,11 +18,14 @@ from fsspec.implementations.local import LocalFileSystem
 
 from kvq_core.errors import StoreError
 from kvq_core.folders import reported
+from kvq_core.logs import tell
+from kvq_core.machine import files
 from kvq_core.settings import settings
 from kvq_core.store import Store, Summary
 
 SECRET = "secret"  # its name in the store
 _WHOLE = re.compile(rb"[0-9a-f]{64}")
+_ABSENT = b"-"
 _WAITS, _WAIT_S = 100, 0.02  # for another process that is writing the secret
 
 Reach = Literal["private", "link", "listed"]
@@ -69,28 +74,49 @@ def key_of(store: Store, run_id: str) -> str:
 
 
 def _secret(store: Store) -> bytes:
+    """The store's secret, made where there is none, and made anew where it is damaged: that closes what is not shared,
+    but a store without one lets nobody in."""
     path = f"{store.root}/{SECRET}"
     with reported("read the store's secret"):
         for _ in range(_WAITS):
-            try:
-                found: bytes = store.fs.cat_file(path)
-            except FileNotFoundError:
-                _write(store, path)
-                continue
-            if _WHOLE.fullmatch(found):
+            if _WHOLE.fullmatch(found := _read(store, path)):
                 return found
-            time.sleep(_WAIT_S)
-    raise StoreError(f"The file {SECRET!r} of the store is damaged. Remove it: runs that are not shared stay closed.")
+            if isinstance(store.fs, LocalFileSystem):
+                _make_here(Path(path))
+            elif found is _ABSENT:
+                _make(store, path)
+            else:
+                time.sleep(_WAIT_S)  # another process may be filling it
+        tell("the store's secret was damaged, runs that are not shared are closed", level=WARNING)
+        store.fs.pipe_file(path, _new())
+        time.sleep(_WAIT_S)  # whoever found it damaged at the same moment: the last one's holds
+        if _WHOLE.fullmatch(found := _read(store, path)):
+            return found
+    raise StoreError(f"The file {SECRET!r} of the store is damaged and cannot be replaced. Remove it.")
 
 
-def _write(store: Store, path: str) -> None:
-    store.fs.makedirs(store.root, exist_ok=True)
-    secret = secrets.token_hex(32).encode()
+def _read(store: Store, path: str) -> bytes:
     try:
-        if isinstance(store.fs, LocalFileSystem):  # its pipe_file looks first and writes then: two would both be first
-            with Path(path).open("xb") as file:
-                file.write(secret)
-        else:
-            store.fs.pipe_file(path, secret, mode="create")
-    except FileExistsError:  # another process was first
-        return
+        return bytes(store.fs.cat_file(path))
+    except FileNotFoundError:
+        return _ABSENT
+
+
+def _make(store: Store, path: str) -> None:
+    with suppress(FileExistsError):  # another process was first
+        store.fs.makedirs(store.root, exist_ok=True)
+        store.fs.pipe_file(path, _new(), mode="create")
+
+
+def _make_here(path: Path) -> None:
+    with files.alone(path):
+        there = path.read_bytes() if path.exists() else None
+        if there is not None and _WHOLE.fullmatch(there):  # another process was first
+            return
+        if there is not None:
+            tell("the store's secret was damaged, runs that are not shared are closed", level=WARNING)
+        files.write(path, _new())
+
+
+def _new() -> bytes:
+    return secrets.token_hex(32).encode()

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from kvq_core.errors import SpecError
-from kvq_core.methods import Method, ModelShape, Window, make, methods, shown
+from kvq_core.errors import PATH, SpecError, shortened, shown
+from kvq_core.methods import Method, ModelShape, Window, make, methods
 
 DEFAULT_MODEL = "smollm2-135m-instruct-q4_1"
 MAX_LANES = 8
@@ -95,7 +95,7 @@ class Lane(_Frozen):
     def why_not(self, shape: ModelShape) -> str | None:
         """Why this lane cannot run on a model of this shape; None when it can."""
         if isinstance(self.layers, tuple) and max(self.layers) >= shape.layers:
-            return f"layer {max(self.layers)} does not exist; the model has layers 0 to {shape.layers - 1}"
+            return f"layer {shown(max(self.layers))} does not exist; the model has layers 0 to {shape.layers - 1}"
         method = self.build()
         pre = method.key_space == "pre" and method.quantizes
         return (shape.not_before_rope(self.layers) if pre else None) or method.why_not(shape)
@@ -261,9 +261,10 @@ def read_spec(path: Path) -> ComparisonSpec:
         raw = path.read_bytes()
         data = tomllib.loads(raw.decode()) if path.suffix == ".toml" else json.loads(raw)
     except OSError as error:
-        raise SpecError(f"Cannot read {path}: {error.strerror}.") from None
+        raise SpecError(f"Cannot read {shortened(str(path), PATH)}: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
-        raise SpecError(f"{path.name} is not valid {'TOML' if path.suffix == '.toml' else 'JSON'}: {error}.") from None
+        kind, reason = "TOML" if path.suffix == ".toml" else "JSON", shortened(str(error))
+        raise SpecError(f"{path.name} is not valid {kind}: {reason}.") from None
     return parse_spec(data)
 
 
@@ -282,7 +283,7 @@ def _first_line(error: ValidationError) -> str:
     loc = tuple(takewhile(lambda p: isinstance(p, int) or p.isidentifier(), first["loc"]))
     place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in loc).removeprefix(".")
     if first["type"] == "extra_forbidden":
-        return f"Unknown field {place!r}; allowed: {', '.join(_parent(loc).model_fields)}."
+        return f"Unknown field {shown(place)}; allowed: {', '.join(_parent(loc).model_fields)}."
     if first["type"] == "missing":
         return f"{place or 'A field'} is missing."
     reason = _PLAIN.get(first["type"], first["msg"])

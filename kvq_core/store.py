@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from math import isfinite
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +18,7 @@ from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from torch import Tensor
 
-from kvq_core.errors import StoreError
+from kvq_core.errors import StoreError, shortened, shown
 from kvq_core.folders import check_folder, read_run, reported, write_run
 from kvq_core.layouts import OPENED, SHARED, Files, Folders, Layout, Objects, modified
 from kvq_core.record import Record
@@ -28,6 +29,10 @@ from kvq_core.settings import settings
 __all__ = ["Store", "Summary", "check_folder", "open_store", "read_run", "record_json", "write_run"]
 
 OPEN_S = 3600.0  # a run looked at within this time does not make way
+# A store that does not answer holds up whoever waits for a run. So long waits botocore each time it tries a request;
+# s3fs has that done S3_ATTEMPTS times. By themselves they go on for minutes.
+S3_PATIENCE = {"connect_timeout": 2, "read_timeout": 5, "retries": {"total_max_attempts": 2, "mode": "standard"}}
+S3_ATTEMPTS = 2
 NO_LIMITS = Limits()
 _ID = re.compile(r"[0-9a-f]{16}")
 _CREDENTIALS = re.compile(r"//[^/@]*@")
@@ -65,7 +70,7 @@ class Store:
         """
         self._path(record.id)
         content, manifest = serialize(record, arrays)
-        if self._intact(record.id):
+        if self.exists(record.id) and self._intact(record.id):
             return
         if self.limits:
             self.prune(sum(map(len, content.values())) + len(manifest.seal()), {record.id})
@@ -106,7 +111,7 @@ class Store:
         """
         self._demand(run_id)
         with reported(f"share run {run_id}"):
-            self.fs.pipe_file(self._path(run_id, SHARED), b"listed" if listed else b"link")
+            self.layout.mark(run_id, SHARED, b"listed" if listed else b"link")
 
     def shared(self, run_id: str) -> Literal["link", "listed"] | None:
         """How a run is shared; None where it is not, or not here."""
@@ -127,24 +132,26 @@ class Store:
     def prune(self, need: int = 0, spare: Iterable[str] = ()) -> tuple[str, ...]:
         """Remove what the limits say, so that ``need`` more bytes fit; returns the ids that are gone.
 
-        Runs in ``spare`` stay, and those somebody looked at within OPEN_S. Raises StoreError, with nothing removed,
-        where that does not make enough room.
+        Runs in ``spare`` stay, and those somebody looked at within OPEN_S. Unfinished writes do not count: they go by
+        themselves. Raises StoreError, with nothing removed, where that does not make enough room.
         """
         with reported("make room in the store"):
             files = self._files()
             if self.layout.sweep(files):
                 files = self._files()
-            excess = 0 if self.limits.size is None else need + _total(files) - self.limits.size
+            runs = self._holdings(files)
+            held = sum(run.size for run in runs)
+            excess = 0 if self.limits.size is None else need + held - self.limits.size
             stays = frozenset(spare)
             going = making_way(
-                self._holdings(files), excess, self.limits, datetime.now(UTC),
+                runs, excess, self.limits, datetime.now(UTC),
                 lambda run_id: run_id in stays or self._is_open(run_id, files[run_id]),
             )  # fmt: skip
             freed = sum(run.size for run in going)
             if need and excess > freed:
                 raise StoreError(
                     f"The run takes {need / 1e6:,.1f} MB, which the store has no room for: it may hold "
-                    f"{(self.limits.size or 0) / 1e6:,.1f} MB, and {(_total(files) - freed) / 1e6:,.1f} MB of it are "
+                    f"{(self.limits.size or 0) / 1e6:,.1f} MB, and {(held - freed) / 1e6:,.1f} MB of it are "
                     "runs that are open now. Raise KVQ_STORE_LIMIT, or try again in an hour."
                 )
             for run in going:
@@ -160,7 +167,7 @@ class Store:
             return
         with suppress(StoreError), reported(f"note the look at run {run_id}"):  # it may be gone, or the place read-only
             if self.layout.committed(run_id):
-                self.fs.pipe_file(self._path(run_id, OPENED), str(now).encode())
+                self.layout.mark(run_id, OPENED, str(now).encode())
                 self._opened[run_id] = now
 
     def _demand(self, run_id: str) -> None:
@@ -170,7 +177,7 @@ class Store:
     def _path(self, run_id: str, name: str = "") -> str:
         """Where a run lies. The only way an id becomes a path, so that nothing but an id ever does."""
         if not isinstance(run_id, str) or not _ID.fullmatch(run_id):
-            raise StoreError(f"Run id {str(run_id)[:40]!r} is not valid: ids are 16 hexadecimal characters.")
+            raise StoreError(f"Run id {shown(run_id)} is not valid: ids are 16 hexadecimal characters.")
         return f"{self.root}/{run_id}/{name}".rstrip("/")
 
     def _intact(self, run_id: str) -> bool:
@@ -200,7 +207,9 @@ class Store:
             created = _moment(manifests[run_id].summary.created) if run_id in manifests else None
             with suppress(FileNotFoundError):  # removed a moment ago
                 created = created or modified(self.fs, self._path(run_id, MANIFEST))
-                found.append(Holding(run_id, sum(sizes.values()), created, SHARED in sizes))
+                attempt = manifests[run_id].folder if run_id in manifests else ""
+                size = sum(size for name, size in sizes.items() if "/" not in name or name.startswith(attempt))
+                found.append(Holding(run_id, size, created, SHARED in sizes))
         return found
 
     def _read_manifests(self, ids: Iterable[str]) -> dict[str, Manifest]:
@@ -214,12 +223,19 @@ class Store:
         return {run_id: self._manifests[run_id] for run_id in ids if run_id in self._manifests}
 
     def _is_open(self, run_id: str, names: Iterable[str]) -> bool:
+        """Whether somebody looked at a run within OPEN_S: when OPENED says, or when it was written if not."""
         if OPENED not in names:
             return False
+        path, now = self._path(run_id, OPENED), time.time()
         try:
-            return time.time() - float(self.fs.cat_file(self._path(run_id, OPENED))) < OPEN_S
-        except (OSError, ValueError):
+            looked = _time(self.fs.cat_file(path))
+            if looked is None or looked > now + OPEN_S:
+                looked = modified(self.fs, path).timestamp()
+        except FileNotFoundError:
             return False
+        except OSError:
+            return True  # it cannot be asked
+        return now - looked < OPEN_S
 
 
 def open_store(url: str | None = None, limits: Limits | None = None) -> Store:
@@ -232,15 +248,38 @@ def open_store(url: str | None = None, limits: Limits | None = None) -> Store:
         found = settings()
         url, limits = found.store, limits or Limits(found.store_limit, found.store_days)
     try:
-        fs, root = fsspec.core.url_to_fs(url if "://" in url else str(Path(url).expanduser().absolute()))
+        fs, root = _file_system(url if "://" in url else str(Path(url).expanduser().absolute()))
     except (ValueError, ImportError, OSError) as error:
-        said = _CREDENTIALS.sub("//***@", f"Store {url!r} cannot be opened: {error}. Give a path or an fsspec URL.")
-        raise StoreError(said) from None
+        place, reason = (_CREDENTIALS.sub("//***@", str(told)) for told in (url, error))
+        raise StoreError(
+            f"Store {shown(place)} cannot be opened: {shortened(reason, 200)}. Give a path or an fsspec URL."
+        ) from None
     return Store(fs, root, limits or NO_LIMITS)
+
+
+def _file_system(place: str) -> tuple[AbstractFileSystem, str]:
+    """The file system of a path or URL and the path on it; S3's gives up soon, see S3_PATIENCE."""
+    scheme = place.partition("://")[0]
+    if scheme not in ("s3", "s3a"):
+        fs, root = fsspec.core.url_to_fs(place)
+    else:
+        said = fsspec.config.conf.get(scheme, {}).get("config_kwargs", {})  # fsspec's own settings come first
+        fs, root = fsspec.core.url_to_fs(place, config_kwargs={**S3_PATIENCE, **said})
+        fs.retries = S3_ATTEMPTS
+    return fs, root
 
 
 def _total(files: Files) -> int:
     return sum(sum(sizes.values()) for sizes in files.values())
+
+
+def _time(text: bytes) -> float | None:
+    """Seconds of the epoch; None where the text says none."""
+    try:
+        found = float(text)
+    except ValueError:
+        return None
+    return found if isfinite(found) else None
 
 
 def _moment(created: str) -> datetime | None:

@@ -2,8 +2,9 @@
 
 Each is a fork with a place of its own, FOLDER/<layout>/<name>. ``save-N`` is killed at the N-th operation on a file
 while it saves a run (the audit event comes before the operation itself), ``remove-N`` while it removes one, ``torn-N``
-halfway through the N-th file's bytes, ``round-N`` at some moment while it saves one run after the other. The first of a
-series that has no N-th operation survives and ends it.
+halfway through the N-th file's bytes, ``secret-N`` and ``torn_secret-N`` likewise while it makes the store's secret,
+``round-N`` at some moment while it saves one run after the other. The first of a series that has no N-th operation
+survives and ends it.
 """
 
 import itertools
@@ -20,6 +21,7 @@ import torch
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
+from kvq_core.sharing import key_of
 from kvq_core.store import Store, open_store
 from tests.sample_record import make_sample
 
@@ -113,6 +115,16 @@ def kill(layout: str, folder: Path, rounds: int) -> None:
         in_file(n)
         store.save(*run)
 
+    def secret(place: Path, n: int, _: int) -> None:
+        store = store_at(layout, place)
+        at_operation(n, place)
+        key_of(store, run[0].id)
+
+    def torn_secret(place: Path, n: int, _: int) -> None:
+        store = store_at(layout, place)
+        in_file(n)
+        key_of(store, run[0].id)
+
     def many(place: Path, tell: int) -> None:
         store = store_at(layout, place)
         for n in range(10_000):
@@ -120,7 +132,7 @@ def kill(layout: str, folder: Path, rounds: int) -> None:
             store.save(record, {**arrays, "big": torch.zeros(300_000)})
             os.write(tell, b".")
 
-    for work in (save, remove, torn):
+    for work in (save, remove, torn, secret, torn_secret):
         for n in itertools.count():
             place = folder / f"{work.__name__}-{n}"
             ended = fork(partial(work, place, n))

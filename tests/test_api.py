@@ -342,13 +342,16 @@ def test_tools_of_mcp_are_the_endpoints_with_their_descriptions(server):
                 tools,
                 await session.call_tool("compare", {"spec": spec}),
                 await session.call_tool("run", {"run": "x"}),
+                await session.call_tool("models", {}),
             )
 
-    tools, ran, refused = asyncio.run(ask())
+    tools, ran, refused, models = asyncio.run(ask())
     assert {f"/{name}" for name in tools} == ENDPOINTS
     assert "full-precision KV cache" in tools["compare"].description
     assert "prompt, and lanes" in tools["compare"].inputSchema["properties"]["spec"]["description"]
-    assert not ran.isError and "e" * 16 in ran.content[0].text and "finished" in ran.content[0].text
+    told = json.loads(ran.content[0].text)
+    assert not ran.isError and told["stage"] == "finished" and told["result"]["run"] == "e" * 16
+    assert DEFAULT_MODEL in json.loads(models.content[0].text)
     assert refused.isError and "16 hexadecimal" in refused.content[0].text
 
 

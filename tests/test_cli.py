@@ -15,10 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from kvq_core.board import stored_board
 from kvq_core.cli import main
+from kvq_core.errors import StoreError
+from kvq_core.events import Finished
 from kvq_core.methods import methods
 from kvq_core.presets import presets
 from kvq_core.report import describe_record
+from kvq_core.spec import DEFAULT_MODEL
 from kvq_core.store import open_store, read_run, record_json
 
 ROOT = Path(__file__).parent.parent
@@ -173,6 +177,33 @@ def test_an_out_that_cannot_be_is_refused_before_the_run(here, tmp_path, spec_fi
     (tmp_path / "file").write_text("x")
     refused(here("compare", "--spec", spec_file(SPEC), "--out", tmp_path / "file"), "not a folder")
     assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("unkept", ["", "Cannot store run 0123456789abcdef: No space left on device."])
+def test_what_was_computed_is_printed_where_out_cannot_be_written(
+    here, tmp_path, spec_file, sample_run, monkeypatch, unkept
+):
+    record, arrays = sample_run()
+
+    def fails(folder, *_):
+        raise StoreError(f"Cannot write to {folder}: No space left on device.")
+
+    monkeypatch.setattr("kvq_core.cli._run", lambda spec: Finished(record, arrays, unkept=unkept))
+    monkeypatch.setattr("kvq_core.store.write_run", fails)
+    result = here("compare", "--spec", spec_file(SPEC), "--out", tmp_path / "out", "--json")
+    assert result.returncode == 2 and json.loads(result.stdout)["id"] == record.id
+    assert len(result.stderr.splitlines()) == 1 and "Cannot write to" in result.stderr
+    assert (unkept or f"stored as {record.id}") in result.stderr
+
+
+def test_what_was_measured_of_the_claims_is_printed_where_it_cannot_be_kept(here, monkeypatch, tmp_path):
+    board = stored_board(DEFAULT_MODEL)
+    monkeypatch.setattr("kvq_core.claims_cli._measured", lambda *_: board)
+    (tmp_path / "home").write_text("in the way")
+    monkeypatch.setenv("KVQ_HOME", str(tmp_path / "home"))
+    result = here("claims", "--json")
+    assert result.returncode == 2 and json.loads(result.stdout)["claims"]
+    assert len(result.stderr.splitlines()) == 1 and "The board cannot be written" in result.stderr
 
 
 def test_a_store_that_makes_no_sense_is_one_line(here, monkeypatch):

@@ -169,7 +169,7 @@ def test_an_interrupted_training_goes_on_where_it_was(tmp_path, monkeypatch):
 
     with pytest.raises(KeyboardInterrupt):
         train_keys(data, fresh, plan, Checkpoints(tmp_path / "b"), stop)
-    (tmp_path / "b" / "layer000-stage01.safetensors").write_bytes(b"half a file")
+    (tmp_path / "b" / "layer000-stage01.piece").write_bytes(b"half a file")
     calls = []
     monkeypatch.setattr("kvq_core.codebooks.keys.train_stage", lambda *a: calls.append(1) or train_stage(*a))
     resumed = train_keys(data, fresh, plan, Checkpoints(tmp_path / "b"), QUIET)

@@ -42,22 +42,22 @@ ALLOWED = {
     "migrate": {"errors", "record"},
     "runfiles": {"errors", "migrate", "record"},
     "retention": set(),
-    "folders": {"errors", "record", "runfiles"},
-    "layouts": {"errors", "folders", "runfiles"},
+    "folders": {"errors", "machine", "record", "runfiles"},
+    "layouts": {"errors", "folders", "machine", "runfiles"},
     "store": {"errors", "folders", "layouts", "record", "retention", "runfiles", "settings"},
     "store_cli": {"store"},
     "presets": {"errors", "spec"},
     "links": {"errors", "spec"},
-    "sharing": {"errors", "folders", "settings", "store"},
+    "sharing": {"errors", "folders", "logs", "machine", "settings", "store"},
     "examples": {"errors", "presets", "run", "spec", "store"},
     "render": {"errors", "models", "spec"},
-    "estimate": {"capture", "engine", "memory", "methods", "models", "record", "render", "settings", "spec"},
+    "estimate": {"capture", "engine", "machine", "memory", "methods", "models", "record", "render", "settings", "spec"},
     "assemble": {"capture", "codebooks", "engine", "methods", "metrics", "models", "record", "spec"},
     "run": {
         "assemble", "capture", "codebooks", "engine", "errors", "estimate", "events", "memory", "methods", "metrics",
         "models", "record", "render", "settings", "spec", "store", "logs",
     },
-    "board": {"errors", "settings"},
+    "board": {"errors", "machine", "settings"},
     "claims": {
         "assemble", "board", "capture", "codebooks", "divergence", "engine", "errors", "learned", "methods", "models",
         "presets", "record", "rope", "run", "spec",
@@ -67,17 +67,17 @@ ALLOWED = {
     "report": {"methods", "metrics", "presets", "record"},
     "codebooks_cli": {"codebooks", "errors", "learned", "models", "spec"},
     "cli": {
-        "claims_cli", "codebooks_cli", "errors", "estimate", "events", "measure_cli", "presets", "record", "report",
-        "run", "runfiles", "settings", "spec", "store", "store_cli",
+        "claims_cli", "codebooks_cli", "errors", "estimate", "events", "machine", "measure_cli", "presets", "record",
+        "report", "run", "runfiles", "settings", "spec", "store", "store_cli",
     },
     "__main__": {"cli"},
-    "__init__": {"errors", "methods", "packed", "record", "roundtrip", "run", "spec"},
+    "__init__": {"errors", "machine", "methods", "packed", "record", "roundtrip", "run", "spec"},
 }  # fmt: skip
 # Types alone: `if TYPE_CHECKING:` may look upwards where a part works on what a higher one hands it.
 TYPES_ONLY = {"assemble": {"run"}}
 # Of kvq_core, the page sees the surface only: nothing that computes.
 UI_ALLOWED = {
-    "logs",
+    "logs", "machine",
     "board", "errors", "estimate", "events", "examples", "explain", "growth", "limits", "links", "measuring", "memory",
     "methods", "models", "presets", "record", "report", "run", "runfiles", "settings", "sharing", "spec", "store",
     "training", "verdict", "versus",

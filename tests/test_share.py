@@ -14,9 +14,10 @@ import gradio as gr
 import pytest
 from starlette.requests import Request
 
-from kvq_core.errors import StoreError
+from kvq_core.errors import KvqError, StoreError
 from kvq_core.links import decode, encode
 from kvq_core.run import run
+from kvq_core.settings import settings
 from kvq_core.sharing import key_of
 from kvq_core.spec import parse_spec
 from kvq_core.store import open_store
@@ -24,6 +25,7 @@ from kvq_core.versus import versus
 from ui.access import opened
 from ui.address import comparison_link, link
 from ui.figures.card import card, card_text
+from ui.layout import build_ui
 from ui.panels.copying import copy_box
 from ui.panels.filling import opened_page
 from ui.panels.history import remembered, shared_runs
@@ -60,11 +62,13 @@ def request(path="/gradio_api/queue/join", **headers) -> gr.Request:
         ({"SPACE_ID": "me/kvq", "SPACE_HOST": "me-kvq.hf.space"}, {"host": "me-kvq.hf.space"},
          "https://huggingface.co/spaces/me/kvq?"),
         ({"SPACE_HOST": "me-kvq.hf.space"}, {"host": "x"}, "https://me-kvq.hf.space/?"),
+        ({"KVQ_ADDRESS": "https://kvq.example/lab"}, {"host": "x", "referer": "https://stranger.example/"},
+         "https://kvq.example/lab/?"),
         ({}, {"host": "127.0.0.1:7860", "referer": "javascript:alert(1)"}, "http://127.0.0.1:7860/?"),
     ],
 )  # fmt: skip
 def test_links_hold_the_public_address(env, headers, base, monkeypatch):
-    for name in ("SPACE_ID", "SPACE_HOST"):
+    for name in ("SPACE_ID", "SPACE_HOST", "KVQ_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
@@ -204,6 +208,29 @@ def services(tmp_path, sample_run):
     for id in (ID, "f" * 16):
         made.store.save(*sample_run(id=id))
     return made
+
+
+@pytest.mark.parametrize("configured", ["", "https://kvq.example/lab"])
+def test_a_report_names_no_address_that_a_visitor_told(services, monkeypatch, configured):
+    """It is made once for all visitors: who came first must not decide where the others' reports lead."""
+    monkeypatch.setenv("KVQ_ADDRESS", configured)
+    fill = next(fn.fn for fn in build_ui(services).fns.values() if fn.name == "fill")
+    for host in ("https://stranger.example/", "https://kvq.example/lab/"):
+        *_, last = fill({"run": ID}, request(referer=host, host="inner"))
+        text = Path(last[1]["value"]).read_text()
+        assert "stranger.example" not in text
+        assert [url for name, url in Seen(text).attributes if name == "href"] == (
+            [f"https://kvq.example/lab/?run={ID}"] if configured else []
+        )
+
+
+@pytest.mark.parametrize(
+    "text", ["kvq.example", "ftp://kvq.example", "https://", "https://x/?run=1", "javascript:alert(1)"]
+)
+def test_an_address_that_is_none_is_refused(monkeypatch, text):
+    monkeypatch.setenv("KVQ_ADDRESS", text)
+    with pytest.raises(KvqError, match="KVQ_ADDRESS"):
+        settings()
 
 
 def visit(services, kept=None, **query):

@@ -10,6 +10,8 @@ import pytest
 from kvq_core.errors import StoreError
 from kvq_core.sharing import demand_open, key_of, listed, may_open, reach
 from kvq_core.store import open_store
+from ui.access import key_for
+from ui.services import Services
 
 IDS = ["0123456789abcdef", "f" * 16, "a" * 16]
 
@@ -102,8 +104,19 @@ def test_many_processes_that_start_at_once_agree_on_the_secret(tmp_path):
     assert len(found) == 8 and len(set(found)) == 1
 
 
-def test_a_damaged_secret_closes_what_is_not_shared(tmp_path, monkeypatch, public):
+@pytest.mark.parametrize("damage", [b"", b"ab12", b"x" * 64])
+def test_a_damaged_secret_is_replaced_and_closes_what_is_not_shared(store, monkeypatch, public, caplog, damage):
     monkeypatch.setattr("kvq_core.sharing._WAIT_S", 0)
-    (tmp_path / "secret").write_bytes(b"")
-    with pytest.raises(StoreError, match="secret"):
-        may_open(open_store(str(tmp_path)), IDS[0], "")
+    store.share(IDS[1])
+    before = key_of(store, IDS[0])
+    store.fs.pipe_file(f"{store.root}/secret", damage)
+    assert not may_open(store, IDS[0]) and not may_open(store, IDS[0], before)
+    assert may_open(store, IDS[0], key_of(store, IDS[0])) and may_open(store, IDS[1])
+    assert "secret was damaged" in caplog.text
+
+
+def test_a_run_is_shown_where_its_key_cannot_be_had(store, monkeypatch, public, caplog):
+    services = Services(store, None, None)
+    assert key_for(services, IDS[0]) == key_of(store, IDS[0])
+    monkeypatch.setattr(store.fs, "cat_file", lambda path: (_ for _ in ()).throw(OSError("out of reach")))
+    assert key_for(services, IDS[0]) == "" and "no key" in caplog.text

@@ -9,6 +9,7 @@ import pytest
 
 from kvq_core.errors import StoreError
 from kvq_core.layouts import Folders, Objects
+from kvq_core.sharing import key_of
 from tests.kill_points import store_at
 from tests.sample_record import make_sample
 
@@ -52,8 +53,8 @@ def whole_or_nothing(store, run_id: str) -> bool:
 def test_the_layouts_are_both_exercised(killed):
     layout, folder, names = killed
     assert isinstance(store_at(layout, folder).layout, {"folders": Folders, "objects": Objects}[layout])
-    for series, least in {"save": 6, "remove": 2, "torn": 3, "round": ROUNDS}.items():
-        assert sum(name.startswith(series) for name in names) >= least, series
+    for series, least in {"save": 6, "remove": 2, "torn": 3, "round": ROUNDS, "secret": 2, "torn_secret": 1}.items():
+        assert sum(name.rpartition("-")[0] == series for name in names) >= least, series
 
 
 @pytest.mark.parametrize("series", ["save", "remove"])
@@ -73,7 +74,7 @@ def test_killed_halfway_through_a_file(killed):
     """Where files appear before they are filled, half a manifest is a damaged run: reported, listed nowhere, healed."""
     layout, folder, names = killed
     run = make_sample()
-    for name in filter(lambda name: name.startswith("torn"), names):
+    for name in filter(lambda name: name.startswith("torn-"), names):
         store = store_at(layout, folder / name)
         if layout == "objects" and name == "torn-2":
             with pytest.raises(StoreError, match="damaged"):
@@ -83,6 +84,14 @@ def test_killed_halfway_through_a_file(killed):
             assert not whole_or_nothing(store, run[0].id)
         store.save(*run)
         assert whole_or_nothing(store, run[0].id)
+
+
+def test_killed_while_the_secret_is_made(killed):
+    """The next process makes one, and all others have the same from then on."""
+    layout, folder, names = killed
+    for name in filter(lambda name: "secret" in name, names):
+        key = key_of(store_at(layout, folder / name), make_sample()[0].id)
+        assert key == key_of(store_at(layout, folder / name), make_sample()[0].id)
 
 
 def test_killed_at_random_moments(killed):

@@ -127,7 +127,7 @@ def test_looks_are_noted_now_and_then(url, monkeypatch):
     store = open_store(url, Limits(days=1000))
     store.save(*sample(1))
     writes = []
-    monkeypatch.setattr(store.fs, "pipe_file", lambda *given, **_: writes.append(given))
+    monkeypatch.setattr(store.layout, "mark", lambda *given: writes.append(given))
     for _ in range(20):
         store.load(run_id(1))
     assert not writes

@@ -2,18 +2,21 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import uuid
 from pathlib import Path
 
+import fsspec
 import pytest
 import s3fs
 from moto.server import ThreadedMotoServer
 
 from kvq_core.errors import StoreError
 from kvq_core.retention import Limits
-from kvq_core.store import open_store
+from kvq_core.store import S3_ATTEMPTS, S3_PATIENCE, open_store
 
 from .sample_record import make_sample
 from .test_store import ID, same
@@ -134,11 +137,46 @@ def test_a_killed_writer_leaves_whole_runs(url):
         assert record == make_sample(id=found)[0]
 
 
+@pytest.fixture
+def hangs_up(monkeypatch):
+    """A server that closes every connection unanswered, and how many it had."""
+    had: list[int] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def work():
+            while True:
+                try:
+                    server.accept()[0].close()
+                except OSError:  # closed at the end of the test
+                    return
+                had.append(1)
+
+        threading.Thread(target=work, daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "testing")
+        s3fs.S3FileSystem.clear_instance_cache()
+        yield had
+        server.shutdown(socket.SHUT_RDWR)
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+def test_a_dead_server_is_given_up_soon(hangs_up, sample_run):
+    """Left to themselves botocore and s3fs try 200 times."""
+    with pytest.raises(StoreError, match="Cannot look for run"):
+        open_store("s3://kvq-tests/x").save(*sample_run())
+    assert 1 < len(hangs_up) <= 2 * S3_ATTEMPTS * S3_PATIENCE["retries"]["total_max_attempts"]
+
+
+def test_what_fsspec_is_configured_with_goes_with_it_and_before_it(monkeypatch):
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": {"read_timeout": 60, "user_agent": "me"}})
+    fs = open_store("s3://kvq-tests/x").fs
+    assert fs.config_kwargs == {**S3_PATIENCE, "read_timeout": 60, "user_agent": "me"} and fs.retries == S3_ATTEMPTS
+
+
 def test_a_server_out_of_reach_is_one_line(monkeypatch, bucket, sample_run):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     s3fs.S3FileSystem.clear_instance_cache()
-    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
     store = open_store("s3://kvq-tests/x")
     for call in (lambda: store.exists(ID), lambda: store.save(*sample_run()), store.list, store.usage):
         with pytest.raises(StoreError, match="Cannot ") as caught:

@@ -42,7 +42,20 @@ def test_the_first_step_has_no_back_and_the_last_says_finish():
 
 
 @pytest.mark.parametrize(
-    "text, step", [("1", 0), ("10", 9), ("11", 0), ("0", 0), ("-3", 0), ("x", 0), ("", 0), ("³", 0), ("9" * 5000, 0)]
+    "text, step",
+    [
+        ("1", 0),
+        ("10", 9),
+        ("11", 0),
+        ("0", 0),
+        ("-3", 0),
+        ("x", 0),
+        ("", 0),
+        ("³", 0),
+        ("9" * 5000, 0),
+        ("000199", 0),
+        ("0003", 2),
+    ],
 )
 def test_an_address_names_a_step_or_the_first(text, step):
     assert asked_step(text) == step

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from kvq_core.errors import StoreError
+from kvq_core.logs import tell_error
 from kvq_core.record import Record
 from kvq_core.settings import settings
 from kvq_core.sharing import demand_open, key_of
@@ -26,5 +28,12 @@ def key_in(kept: Any, run_id: str) -> str:
 
 
 def key_for(services: Services, run_id: str) -> str:
-    """What the browser that made a run is given to keep; nothing on a private instance, where every run is open."""
-    return key_of(services.store, run_id) if settings().public else ""
+    """What the browser that made a run is given to keep; nothing on a private instance, where every run is open, and
+    nothing where the store cannot be asked: that must not cost the result."""
+    if not settings().public:
+        return ""
+    try:
+        return key_of(services.store, run_id)
+    except StoreError as error:
+        tell_error("no key of a run", error, run=run_id)
+        return ""

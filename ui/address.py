@@ -8,19 +8,31 @@ import gradio as gr
 from gradio.route_utils import get_request_origin
 
 from kvq_core.links import encode
+from kvq_core.settings import settings
 from kvq_core.spec import ComparisonSpec
 
 
-def page_address(request: gr.Request) -> str:
-    """Where people reach this page, ready for a query.
+def own_address() -> str:
+    """This instance's address as it is configured, ready for a query; "" where it is not.
 
-    On a Space that is the Space's own page, whose address the frame inside does not share. Behind a proxy it is the
-    host the proxy passes on, as Gradio reads it; else the page's address as the browser told it.
+    On a Space that is the Space's own page, whose address the frame inside does not share.
     """
+    if address := settings().address:
+        return address
     if space := os.environ.get("SPACE_ID"):
         return f"https://huggingface.co/spaces/{space}"
-    if host := os.environ.get("SPACE_HOST"):
-        return f"https://{host}/"
+    host = os.environ.get("SPACE_HOST")
+    return f"https://{host}/" if host else ""
+
+
+def page_address(request: gr.Request) -> str:
+    """Where whoever asks reaches this page, ready for a query: nothing to tell others.
+
+    Where the instance's own address is not configured, it is the host that a proxy passes on, as Gradio reads it; else
+    the page's address as the browser told it.
+    """
+    if address := own_address():
+        return address
     headers: Any = request.headers
     page = urlsplit(headers.get("referer") or headers.get("origin") or "")
     if not headers.get("x-forwarded-host") and page.scheme in ("http", "https") and page.netloc:
@@ -32,6 +44,13 @@ def page_address(request: gr.Request) -> str:
 def link(run_id: str, request: gr.Request, versus: str | None = None) -> str:
     """The address that opens a run, with another beside it where one is given."""
     return f"{page_address(request)}?{query(run_id, versus)}"
+
+
+def lasting_link(run_id: str) -> str:
+    """The address that opens a run, for files that are kept and handed on; "" where the instance does not know its own:
+    what a request says of it is that visitor's word alone."""
+    address = own_address()
+    return address and f"{address}?{query(run_id)}"
 
 
 def query(run_id: str, versus: str | None = None) -> str:

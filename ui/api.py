@@ -17,10 +17,9 @@ import gradio as gr
 from kvq_core import presets as experiments
 from kvq_core import sharing
 from kvq_core.board import ClaimResult, measured, stored_board, texts_held
-from kvq_core.errors import KvqError
+from kvq_core.errors import KvqError, shown
 from kvq_core.examples import packaged
 from kvq_core.logs import tell_error
-from kvq_core.methods import shown
 from kvq_core.models import available_models, with_model
 from kvq_core.record import Record
 from kvq_core.report import describe_methods
@@ -135,7 +134,7 @@ def _listing() -> tuple[Callable[..., Any], ...]:
             board = stored_board(DEFAULT_MODEL)
             papers = {claim.paper.lower(): claim.paper for claim in board.claims}
             if paper and paper.lower() not in papers:
-                raise KvqError(f"There are no claims of {paper[:40]!r}; papers: {', '.join(papers.values())}.")
+                raise KvqError(f"There are no claims of {shown(paper)}; papers: {', '.join(papers.values())}.")
             return [_claim(claim) for claim in board.claims if paper.lower() in ("", claim.paper.lower())]
 
     return methods, models, presets, preset, claims

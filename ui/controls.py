@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from kvq_core.errors import SpecError
+from kvq_core.errors import SpecError, shown
 from kvq_core.methods import Knob, Method, knobs, methods
 from ui.text import safe
 
@@ -93,7 +93,7 @@ def _parse(knob: Knob, text: str) -> Any:
     try:
         return json.loads(numbers if numbers.startswith("[") else f"[{numbers}]")
     except ValueError:
-        raise SpecError(f"{knob.name} = {text[:60]!r} cannot be read; write it like 8, 4, 4, 0.") from None
+        raise SpecError(f"{knob.name} = {shown(text)} cannot be read; write it like 8, 4, 4, 0.") from None
 
 
 def _bounds(knob: Knob) -> str:

@@ -29,8 +29,8 @@ SCROLL = '<div class="scroll" tabindex="0">'
 SHADED = "Shading: KLD of each token up to where the texts part (red bar); after it the two continue different texts."
 
 
-def report(record: Record, arrays: Arrays, link: str) -> str:
-    """The whole document. Every text of the prompt, the model or a label in it is escaped."""
+def report(record: Record, arrays: Arrays, link: str = "") -> str:
+    """The whole document, with the run's link where there is one. Every text of prompt, model or label is escaped."""
     style = Path(__file__).with_name("report.css").read_text(encoding="utf-8") + shades(SEQUENTIAL, "")
     style += f"@media (prefers-color-scheme: dark) {{ {shades(SEQUENTIAL_DARK, '')} }}"
     parts = (_head(record, link), _scores(record), _answers(record, arrays), _figures(record, arrays), _again(record))
@@ -52,9 +52,10 @@ def _head(record: Record, link: str) -> str:
         ", ".join(f"{name} {version}" for name, version in env.versions.items()),
     )  # fmt: skip
     prompt = str(record.spec.get("prompt", ""))
+    found = f'<p><a href="{safe(link)}">{safe(link)}</a></p>' if link else ""
     return (
         f"<section><h1>{safe(title(record))}</h1><p>{safe(overall(record))}</p>"
-        f'<p class="mute">{safe(" · ".join(facts))}</p><p><a href="{safe(link)}">{safe(link)}</a></p></section>'
+        f'<p class="mute">{safe(" · ".join(facts))}</p>{found}</section>'
         f"<section><h2>Prompt</h2><pre>{safe(prompt)}</pre></section>"
     )
 

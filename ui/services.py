@@ -1,16 +1,16 @@
 """What the panels are given: the engine, the store, and what sessions share."""
 
 import ipaddress
-import secrets
-import tempfile
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvq_core.errors import StoreError
 from kvq_core.estimate import Estimate
 from kvq_core.events import Event
 from kvq_core.limits import limits
+from kvq_core.machine import files
 from kvq_core.measuring import Progress, measure_spec
 from kvq_core.measuring import Request as Measuring
 from kvq_core.spec import ComparisonSpec
@@ -18,6 +18,7 @@ from kvq_core.store import Store
 from kvq_core.training import Offer, Trained, Training, offer, train_missing
 from ui.admission import Admission, check_memory
 from ui.desk import NOTHING_KNOWN, Cost, Desk
+from ui.housekeeping import own_folder
 from ui.jobs import Job, Jobs, Work
 from ui.shelf import Shelf
 
@@ -44,7 +45,7 @@ class Services:
     desk: Desk = field(default_factory=Desk)
     jobs: Jobs = field(init=False)
     admission: Admission = field(init=False)
-    downloads: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="kvq-downloads-")))
+    downloads: Path = field(default_factory=own_folder)
 
     def __post_init__(self) -> None:
         self.shelf = Shelf(self.store)
@@ -74,12 +75,17 @@ class Services:
             return self.jobs.start(session, work, visitor, cost, seconds)
 
     def file(self, name: str, data: bytes) -> str:
-        """The path of a file to download, whole from the moment it is there; made once: its name says all about it."""
+        """The path of a file to download, whole from the moment it is there; made once: its name says all about it.
+
+        Raises StoreError where it cannot be made.
+        """
         path = self.downloads / name
         if not path.is_file():
-            aside = path.with_name(f".{secrets.token_hex(8)}")
-            aside.write_bytes(data)
-            aside.replace(path)
+            try:
+                self.downloads.mkdir(mode=0o700, exist_ok=True)  # some systems clear out what lies about for days
+                files.write(path, data)
+            except OSError as error:
+                raise StoreError(f"The file for the download cannot be made: {error.strerror or error}.") from None
         return str(path)
 
 

@@ -5,12 +5,13 @@ import pydoc_data.topics
 from typing import NamedTuple
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save
 from torch import Tensor
 
 from kvq_core.capture.spectra import query_directions
 from kvq_core.engine.prefill import Prefill
 from kvq_core.errors import SpecError
+from kvq_core.machine import files
 from kvq_core.models import LoadedModel
 from kvq_core.settings import settings
 
@@ -47,13 +48,13 @@ def other_prompts(model: LoadedModel, chat: bool) -> dict[str, OtherPrompt]:
 def directions_of(model: LoadedModel, ids: list[int]) -> Tensor:
     """Right singular vectors of a prompt's queries, strongest first: (layers, kv_heads, d, d) float32.
 
-    They depend on the model and the text alone, so they are computed once and kept under KVQ_HOME.
+    They depend on the model and the text alone, so they are computed once and kept under KVQ_HOME, if they can be.
     """
     parts = (model.model_hash, model.dtype, model.device.type, ids)
-    digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
-    file = settings().home / "subspaces" / f"{digest}.safetensors"
-    if file.is_file():
-        return load_file(file)["directions"]
+    digest = hashlib.sha256(repr(parts).encode()).hexdigest()
+    file = settings().home / "subspaces" / digest
+    if (kept := files.read_bytes(file)) is not None:
+        return load(kept)["directions"]
     prefill = Prefill(model, ids)
     for _ in prefill.run():
         pass
@@ -61,8 +62,5 @@ def directions_of(model: LoadedModel, ids: list[int]) -> Tensor:
     found = torch.empty(shape.layers, shape.kv_heads, shape.head_dim, shape.head_dim)
     for group in prefill.groups:
         found[group.layers] = query_directions(group.query_gram).cpu()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    aside = file.with_suffix(f".{id(prefill)}")
-    save_file({"directions": found}, aside)
-    aside.replace(file)
+    files.keep_bytes(file, save({"directions": found}))
     return found

@@ -13,7 +13,7 @@ from kvq_core.claims.decoding import Decoded
 from kvq_core.claims.measures import Lanes, Measure, Numbers, PrintedSizes, StoredSize
 from kvq_core.claims.structure import KeyCodebooks, KeySpectra, Persistence, QuerySubspace
 from kvq_core.claims.texts import Text
-from kvq_core.errors import SpecError
+from kvq_core.errors import SpecError, shown
 
 SETTING = "setting.toml"
 MEASURES: dict[str, type[Measure]] = {
@@ -134,7 +134,7 @@ def paper(name: str) -> Paper:
     """Raises SpecError naming those there are."""
     known = papers()
     if name.lower() not in known:
-        raise SpecError(f"There are no claims of {name[:60]!r}. Available: {', '.join(known)}.")
+        raise SpecError(f"There are no claims of {shown(name)}. Available: {', '.join(known)}.")
     return known[name.lower()]
 
 

@@ -6,11 +6,9 @@ with the project in ``presets/codebooks``.
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import struct
-import tempfile
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -20,7 +18,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from kvq_core.errors import KvqError, StoreError
+from kvq_core.errors import KvqError, StoreError, shown
+from kvq_core.machine import files
 from kvq_core.settings import settings
 
 SHIPPED = Path(__file__).resolve().parent.parent.parent / "presets" / "codebooks"
@@ -82,7 +81,11 @@ class Codebook(BaseModel):
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors, read once and kept. Raises StoreError where they are not what the header promises."""
-        return _tensors(self.path, self.path.stat().st_mtime_ns, self.info.content)
+        try:
+            stamp = self.path.stat().st_mtime_ns
+        except OSError as error:
+            raise StoreError(f"Codebook {self.path.name} cannot be read: {error.strerror}. Train it again.") from None
+        return _tensors(self.path, stamp, self.info.content)
 
 
 def folder() -> Path:
@@ -96,26 +99,24 @@ def codebooks() -> list[Codebook]:
         for path in sorted(place.glob("*.safetensors")):
             try:
                 found.append(Codebook(path=path, info=_header(path, path.stat().st_mtime_ns)))
-            except StoreError:
+            except (StoreError, FileNotFoundError):  # it may have been deleted since it was listed
                 continue
     return found
 
 
 def save_codebook(info: CodebookInfo, tensors: dict[str, Tensor], place: Path | None = None) -> Codebook:
-    """Write a codebook aside and rename it: readers see the old file or the new one, whole."""
+    """Write a codebook; readers see the old file or the new one, whole. Raises StoreError where it cannot be done."""
     place = place or folder()
     info = info.model_copy(update={"content": content_hash(tensors)})
     data = save({k: t.contiguous() for k, t in tensors.items()}, {"codebook": info.model_dump_json()})
     path = place / f"{info.file_name}.safetensors"
-    place.mkdir(parents=True, exist_ok=True)
-    handle, aside = tempfile.mkstemp(dir=place, prefix=".writing-")
     try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-        Path(aside).chmod(0o644)
-        Path(aside).replace(path)
-    finally:
-        Path(aside).unlink(missing_ok=True)
+        files.write(path, data)
+    except OSError as error:
+        raise StoreError(
+            f"The codebook cannot be written to {place}: {error.strerror or error}. Make room there or set KVQ_HOME to "
+            "another folder, and train it again: what was finished of it is kept where that was possible."
+        ) from None
     return Codebook(path=path, info=info)
 
 
@@ -127,7 +128,10 @@ def delete_codebook(file_name: str) -> Codebook:
     found = get_codebook(file_name)
     if found.shipped:
         raise KvqError(f"{file_name} is part of the project and stays; codebooks under {folder()} can be deleted.")
-    found.path.unlink()
+    try:
+        found.path.unlink(missing_ok=True)
+    except OSError as error:
+        raise KvqError(f"{found.path} cannot be deleted: {error.strerror}.") from None
     for partial in folder().glob(f"{found.info.file_name}.*.partial"):
         shutil.rmtree(partial, ignore_errors=True)
     return found
@@ -137,7 +141,7 @@ def get_codebook(file_name: str) -> Codebook:
     """The codebook of that file name, as ``list`` prints it. Raises KvqError naming those there are."""
     known = {c.info.file_name: c for c in reversed(codebooks())}
     if file_name not in known:
-        raise KvqError(f"Unknown codebook {file_name[:80]!r}. Available: {', '.join(known) or 'none'}.")
+        raise KvqError(f"Unknown codebook {shown(file_name)}. Available: {', '.join(known) or 'none'}.")
     return known[file_name]
 
 

@@ -3,16 +3,21 @@
 Whatever is killed, or whatever disk is full, a reader finds the old content or the new one.
 """
 
+import fcntl
 import hashlib
 import json
 import os
+import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 PREFIX = ".writing-"  # of files being written; one that a killed writer left behind can be removed
+LEFT_S = 3600.0  # what is being written and older than this was left by a killed writer
+_SEAL = hashlib.sha256().digest_size
 
 
 @contextmanager
@@ -23,7 +28,7 @@ def aside(path: Path, mode: int = 0o644) -> Iterator[Path]:
     left. Raises OSError where the place cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=PREFIX, suffix=path.suffix)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=PREFIX)
     os.close(handle)
     new = Path(name)
     try:
@@ -42,6 +47,44 @@ def write(path: Path, data: bytes, mode: int = 0o644) -> None:
         new.write_bytes(data)
 
 
+@contextmanager
+def folder_aside(parent: Path, name: str) -> Iterator[Path]:
+    """A hidden folder in ``parent`` to be filled and renamed; whatever of it is still there afterwards is removed."""
+    new = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=parent))
+    try:
+        new.chmod(0o755)  # mkdtemp's are for their owner alone
+        yield new
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until a folder and the files in it are on the disk."""
+    for file in folder.iterdir():
+        sync(file)
+    sync(folder)
+
+
+def sweep(parent: Path, pattern: str) -> bool:
+    """Remove the files and folders of that name that killed writers left; whether there were any."""
+    swept = False
+    for left in parent.glob(pattern):
+        with suppress(OSError):  # another process may be sweeping too
+            if time.time() - left.stat().st_mtime > LEFT_S:
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+                swept = True
+    return swept
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Nobody else, in this process or another, is inside for the same path. A killed process holds up nobody."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f".{path.name}.lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def sync(path: Path) -> None:
     """Wait until a file, or a folder's list of names, is on the disk."""
     handle = os.open(path, os.O_RDONLY)
@@ -51,8 +94,26 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+def keep_bytes(path: Path, data: bytes) -> bool:
+    """Keep a by-product for later, with a checksum; False where it could not be written, which costs no result."""
+    with suppress(OSError):
+        write(path, hashlib.sha256(data).digest() + data)
+        return True
+    return False
+
+
+def read_bytes(path: Path) -> bytes | None:
+    """What ``keep_bytes`` kept; None where there is nothing, or anything but that."""
+    try:
+        sealed = path.read_bytes()
+    except OSError:
+        return None
+    data = sealed[_SEAL:]
+    return data if hashlib.sha256(data).digest() == sealed[:_SEAL] else None
+
+
 def keep_memo(path: Path, value: Any) -> bool:
-    """Keep a by-product (JSON) with a checksum; False where it could not be written, which costs no result."""
+    """``keep_bytes`` for what JSON can hold, as text that people can read."""
     text = json.dumps(value, sort_keys=True)
     sealed = json.dumps({"sha256": _sha256(text), "value": value}, sort_keys=True)
     with suppress(OSError):

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 from rapidfuzz import process
 
-from kvq_core.errors import SpecError
+from kvq_core.errors import SpecError, shown
 from kvq_core.methods.base import Fitted, Method, ModelRef, ModelShape, Prompt
 from kvq_core.methods.codec import Block, Codec
 from kvq_core.methods.knob import Knob, knobs
@@ -16,7 +16,7 @@ from kvq_core.methods.window import Window
 
 __all__ = [
     "Block", "Codec", "Fitted", "Knob", "Method", "ModelRef", "ModelShape", "Prompt", "Window", "knobs", "make",
-    "methods", "shown",
+    "methods",
 ]  # fmt: skip
 
 
@@ -44,7 +44,7 @@ def make(name: str, /, **settings: Any) -> Method:
     if name not in known:
         near = process.extractOne(name, list(known))
         hint = f" Did you mean {near[0]!r}?" if near and near[1] > 60 else ""
-        raise SpecError(f"Unknown method {name!r}.{hint} Available: {', '.join(known)}.")
+        raise SpecError(f"Unknown method {shown(name)}.{hint} Available: {', '.join(known)}.")
     cls = known[name]
     try:
         return cls(**settings)
@@ -60,13 +60,7 @@ def knob_error(cls: type[Method], error: ValidationError) -> str:
         known, at = {k.name: k for k in known[path[at]].fields}, at + 1
     where = ".".join(path[: at + 1]) + "".join(f"[{index}]" for index in path[at + 1 : at + 2] if index.isdigit())
     if first["type"] == "extra_forbidden":
-        return f"unknown knob {where!r}; allowed: {', '.join(known) or 'none'}."
+        return f"unknown knob {shown(where)}; allowed: {', '.join(known) or 'none'}."
     if path and path[at] in known:
         return f"{where} = {shown(first['input'])} is not allowed; allowed: {known[path[at]].allowed()}."
     return first["msg"].removeprefix("Value error, ")
-
-
-def shown(given: Any) -> str:
-    """A value as an error message quotes it: whole if it is short."""
-    text = repr(given)
-    return text[:77] + "..." if len(text) > 80 else text

@@ -1,12 +1,11 @@
 """The default model: SmolLM2-135M-Instruct from a registry package, converted once."""
 
 import importlib.util
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from kvq_core.errors import ModelError
+from kvq_core.machine import files
 from kvq_core.models.support import check_weights
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL
@@ -44,12 +43,13 @@ def convert(target: Path) -> Path:
     """Dequantize the GGUF into ``target`` as safetensors and tokenizer; does nothing where that is done.
 
     transformers takes about 20 s to read the GGUF and 2 s to read the result, whose weights are bit-equal. Written
-    aside and renamed, so that an interrupted conversion leaves nothing behind.
+    aside and renamed, so that an interrupted conversion leaves nothing behind. Raises ModelError where it cannot be.
     """
     if (target / "model.safetensors").is_file():
         return target
     gguf = bundled_gguf()
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
@@ -64,15 +64,20 @@ def convert(target: Path) -> Path:
     del model.config.quantization_config  # the weights are plain float32 from here on
     model.hf_quantizer = None
     model.is_quantized = False
-    target.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        model.save_pretrained(aside)
-        tokenizer.save_pretrained(aside)
-        aside.rename(target)
-    except OSError:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        files.sweep(target.parent, f".{target.name}-*")
+        with files.folder_aside(target.parent, target.name) as new:
+            model.save_pretrained(new)
+            tokenizer.save_pretrained(new)
+            files.sync_folder(new)
+            new.rename(target)
+            files.sync(target.parent)
+    except (OSError, SafetensorError) as error:
         if not (target / "model.safetensors").is_file():  # another process may have been faster
-            raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+            reason = getattr(error, "strerror", None) or str(error)[:200]
+            raise ModelError(
+                f"The bundled model cannot be converted into {target}: {reason}. It takes 0.6 GB: make room there, or "
+                "set KVQ_HOME to another folder."
+            ) from None
     return target

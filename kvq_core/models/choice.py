@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from kvq_core.errors import ModelError
+from kvq_core.errors import ModelError, shown
 from kvq_core.models import bundled
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL, ComparisonSpec
@@ -41,7 +41,7 @@ def check_offered(id: str) -> None:
         return
     offered = [choice.id for choice in available_models()]
     if id not in offered:
-        raise ModelError(f"Model {id!r} is not offered on this instance; available: {', '.join(offered)}.")
+        raise ModelError(f"Model {shown(id)} is not offered on this instance; available: {', '.join(offered)}.")
 
 
 def with_model(spec: ComparisonSpec) -> ComparisonSpec:

@@ -155,11 +155,11 @@ def wire_run(
 
 async def stream(start: dict[str, Any], services: Services) -> AsyncGenerator[list[Any]]:
     """Updates of a run: status, Run, Cancel, the run shown, the notice, then the cards."""
-    board = Board(parse_spec(start["spec"]))
     job = services.jobs.watch(start.get("id"))
     if job is None:  # cancelled before it was watched: the page says so already
         yield [gr.skip()] * 6
         return
+    board = Board(parse_spec(start["spec"]))
     paced = Paced()
     async for news in follow(job, services.desk):
         if isinstance(news, Place):

@@ -74,7 +74,8 @@ def place(number: int) -> dict[str, Any] | None:
 
 def asked_step(value: str) -> int:
     """The step an address names, from 1; anything else is the first."""
-    return int(value) - 1 if value.isascii() and value.isdigit() and 0 < int(value[:4]) <= len(tour()) else 0
+    number = int(value) if value.isascii() and value.isdigit() and len(value) < 5 else 0
+    return number - 1 if 0 < number <= len(tour()) else 0
 
 
 def wire_learn(panel: Learn, shown: gr.State) -> None:

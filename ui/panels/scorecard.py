@@ -6,6 +6,8 @@ from typing import Any
 import gradio as gr
 import pandas as pd
 
+from kvq_core.errors import StoreError
+from kvq_core.logs import tell_error
 from kvq_core.record import Record
 from kvq_core.store import record_json
 from ui.services import Services
@@ -60,8 +62,12 @@ def create_scorecard() -> Scorecard:
 
 def show_scorecard(record: Record, services: Services) -> list[Any]:
     rows = scorecard(record)
-    csv = services.file(f"{record.id}-scorecard.csv", to_csv(rows).encode())
-    json = services.file(f"{record.id}-record.json", record_json(record).encode())
+    try:
+        csv = services.file(f"{record.id}-scorecard.csv", to_csv(rows).encode())
+        json = services.file(f"{record.id}-record.json", record_json(record).encode())
+    except StoreError as error:  # the page needs no files
+        tell_error("no downloads", error, run=record.id)
+        csv = json = None
     return [_said(overall(record)), _table(rows), csv, json, _block(record)]
 
 

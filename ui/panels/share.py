@@ -1,7 +1,6 @@
 """Share: the links of the run shown, a card to post, files to keep, and the command that computes it again."""
 
 import base64
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from kvq_core.runfiles import ARRAYS, RECORD, serialize
 from kvq_core.sharing import holds_key, reach
 from kvq_core.spec import parse_spec
 from ui.access import key_in
-from ui.address import comparison_link, link, query
+from ui.address import comparison_link, lasting_link, link, query
 from ui.figures.card import card, card_text
 from ui.panels.copying import COPY_JS, copy_box
 from ui.report import report
@@ -87,7 +86,7 @@ def wire_share(panel: Share, shown: gr.State, kept: gr.BrowserState, services: S
         record, arrays = services.shelf.get(shown["run"])
         copies, files = _copies(record, request), _files(record, arrays, services)
         yield [copies, gr.skip(), *files]
-        yield [copies, _report(record, arrays, link(record.id, request), services), *files]
+        yield [copies, _report(record, arrays, services), *files]
 
     def share(shown: dict[str, Any], kept: Any, listed: bool, request: gr.Request) -> list[Any]:
         run = shown.get("run")
@@ -143,10 +142,10 @@ def _files(record: Record, arrays: dict[str, Any], services: Services) -> list[A
     return [_offered(services.file(f"{record.id}-{name}", data)) for name, data in files.items()]
 
 
-def _report(record: Record, arrays: dict[str, Any], address: str, services: Services) -> Any:
-    where = hashlib.sha256(address.encode()).hexdigest()[:6]  # a report names the address it was made at
-    made = report(record, arrays, address).encode()
-    return _offered(services.file(f"{record.id}-report-{where}.html", made))
+def _report(record: Record, arrays: dict[str, Any], services: Services) -> Any:
+    """The same file for all visitors: nothing in it is of a request."""
+    made = report(record, arrays, lasting_link(record.id)).encode()
+    return _offered(services.file(f"{record.id}-report.html", made))
 
 
 def _offered(path: str) -> Any:

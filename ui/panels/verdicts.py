@@ -4,8 +4,9 @@ from typing import Any
 
 import gradio as gr
 
+from kvq_core.errors import SpecError
 from kvq_core.explain import explain
-from kvq_core.methods import methods
+from kvq_core.methods import make
 from kvq_core.methods.elsewhere import NO_DEPLOYMENT
 from kvq_core.record import LaneRecord, Record
 from kvq_core.spec import Lane
@@ -110,8 +111,10 @@ def _suggestion(index: int, lane: Lane | None, because: str) -> str:
 
 def _elsewhere(lane: LaneRecord) -> str:
     """Take it away: how to have this cache, or its nearest relative, outside this project."""
-    known = methods().get(lane.method)
-    ways = known.model_validate(lane.knobs).elsewhere() if known and lane.status == "done" else ()
+    try:
+        ways = make(lane.method, **lane.knobs).elsewhere() if lane.status == "done" else ()
+    except SpecError:  # a run of an earlier version, whose method or knob is gone
+        ways = ()
     if not ways:
         return f'<details><summary>Take it away</summary><p class="muted">{safe(NO_DEPLOYMENT)}</p></details>'
     items = "".join(
@@ -126,8 +129,8 @@ def wire_suggestions(box: gr.Textbox, lanes: Lanes, shown: gr.State, services: S
     """The button under a verdict adds its lane to the form; Run is left to the person."""
 
     def add(raw: str, form: list[dict[str, Any]], shown: dict[str, Any]) -> list[Any]:
-        number = raw.partition(" ")[0]
-        if not shown.get("run") or not (number.isascii() and number.isdigit()):
+        number = (raw or "").partition(" ")[0]
+        if not shown.get("run") or not (number.isascii() and number.isdigit() and len(number) < 4):
             return [gr.skip()] * len(lanes.shown)
         record, arrays = services.shelf.get(shown["run"])
         if int(number) >= len(record.lanes):
