@@ -26,7 +26,8 @@ ALLOWED = {
     "events": {"record"},
     "verdict": {"record"},
     "versus": {"record"},
-    "explain": {"errors", "methods", "record", "spec", "verdict"},
+    "neighbours": {"errors", "methods", "record", "spec"},
+    "explain": {"methods", "neighbours", "record", "spec", "verdict"},
     "growth": {"methods", "record", "spec"},
     "spec": {"errors", "methods"},
     "models": {"errors", "memory", "methods", "rope", "settings", "spec"},
@@ -51,7 +52,7 @@ ALLOWED = {
     "examples": {"errors", "presets", "run", "spec", "store"},
     "render": {"errors", "models", "spec"},
     "estimate": {"capture", "engine", "memory", "methods", "models", "record", "render", "settings", "spec"},
-    "assemble": {"capture", "codebooks", "engine", "methods", "metrics", "models", "record", "spec"},
+    "assemble": {"capture", "codebooks", "engine", "methods", "metrics", "models", "record", "spec", "verdict"},
     "run": {
         "assemble", "capture", "codebooks", "engine", "errors", "estimate", "events", "memory", "methods", "metrics",
         "models", "record", "render", "settings", "spec", "store", "logs",
@@ -63,7 +64,7 @@ ALLOWED = {
     },
     "claims_cli": {"board", "claims", "errors", "models", "spec"},
     "training": {"codebooks", "errors", "learned", "methods", "models", "settings", "spec"},
-    "report": {"methods", "metrics", "presets", "record"},
+    "report": {"methods", "presets", "record", "verdict"},
     "codebooks_cli": {"codebooks", "errors", "learned", "models", "spec"},
     "cli": {
         "claims_cli", "codebooks_cli", "errors", "estimate", "events", "measure_cli", "presets", "record", "report",

@@ -8,6 +8,7 @@ import pandas as pd
 
 from kvq_core.record import Record
 from kvq_core.store import record_json
+from ui.figures.base import Arrays
 from ui.services import Services
 from ui.tables import COLUMNS, perplexity_rows, scorecard, to_csv
 from ui.text import safe
@@ -43,7 +44,7 @@ def create_scorecard() -> Scorecard:
         words = gr.HTML("", elem_classes=["words"])
         table = gr.Dataframe(
             headers=[column.title for column in COLUMNS],
-            datatype=["str", *["number"] * (len(COLUMNS) - 1)],
+            datatype=["str", "str", *["number"] * (len(COLUMNS) - 2)],
             interactive=False,
             buttons=[],
             elem_id="score-table",
@@ -58,11 +59,11 @@ def create_scorecard() -> Scorecard:
     return Scorecard(words, table, csv, json, block)
 
 
-def show_scorecard(record: Record, services: Services) -> list[Any]:
-    rows = scorecard(record)
+def show_scorecard(record: Record, arrays: Arrays, services: Services) -> list[Any]:
+    rows = scorecard(record, arrays)
     csv = services.file(f"{record.id}-scorecard.csv", to_csv(rows).encode())
     json = services.file(f"{record.id}-record.json", record_json(record).encode())
-    return [_said(overall(record)), _table(rows), csv, json, _block(record)]
+    return [_said(overall(record, arrays)), _table(rows), csv, json, _block(record)]
 
 
 def _table(rows: list[dict[str, Any]]) -> Any:
