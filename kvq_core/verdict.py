@@ -77,16 +77,15 @@ def verdict(record: Record, arrays: Arrays, at: int | Literal["noise"]) -> Verdi
 def _judged(m: Metrics, kld: np.ndarray, beside: str) -> Verdict:
     low, high = _interval(kld.tobytes())
     best, worst = (_first(end, "kld") for end in (low, high))
-    apart = min(m.n_scored, max(0, m.flips - m.near_tie_flips))
-    flips, p99 = f"{apart} of {m.n_scored} positions flip without a near tie", f"p99 {m.kld_p99 or 0:.2g} nats"
-    by_flips = _first(_surely(apart, m.n_scored), "flips")
-    by_p99 = _first(m.kld_p99 or 0, "p99") if m.n_scored >= P99_FROM else 0
-    lowest, cause = max((by_flips, flips), (by_p99, f"its {p99}"))
+    n, p99 = len(kld), float(np.percentile(kld, 99))
+    apart = min(n, max(0, m.flips - m.near_tie_flips))
+    flipped, tail = f"{apart} of {n} positions flip without a near tie", f"p99 is {p99:.2g} nats"
+    by_flips = _first(_surely(apart, n), "flips")
+    by_p99 = _first(p99, "p99") if n >= P99_FROM else 0
+    lowest, cause = max((by_flips, flipped), (by_p99, f"its {tail}"))
     above, below = max(best, lowest), max(worst, lowest)
-    why = (
-        f"Mean KLD {kld.mean():.2g} nats, {100 * CONFIDENCE:g} % interval {low:.2g} to {high:.2g}; {p99}; {flips}{beside}. "
-        f"{EXPLAINED}"
-    )
+    mean = f"mean KLD is {kld.mean():.2g} nats, {100 * CONFIDENCE:g} % interval {low:.2g} to {high:.2g}"
+    why = f"Its {mean}; {tail}; {flipped}{beside}. {EXPLAINED}"
     if above != below:
         named = [TIERS[at].word for at in (above, below)]
         said = f"Cannot tell {' from '.join(named)}: score {_more(kld, low, high, above, below)} more."
@@ -123,11 +122,11 @@ def _surely(flips: int, scored: int) -> float:
 
 
 def _more(kld: np.ndarray, low: float, high: float, above: int, below: int) -> str:
-    """How many positions more would take the thresholds between two tiers out of the interval, which narrows with the
-    root of their number: rounded up to one digit."""
+    """How many positions more would take the thresholds between two tiers out of the interval, rounded up to one digit:
+    it narrows with the root of their number, and its longer side shrinks to its half."""
     mean, needed = float(kld.mean()), 0.0
     for tier in TIERS[above:below]:
-        reach = high - mean if mean < tier.kld else mean - low
+        reach = max(high - mean if mean < tier.kld else mean - low, (high - low) / 2)
         needed = max(needed, (reach / (abs(mean - tier.kld) or 1e-12)) ** 2)
     more = len(kld) * (needed - 1)
     if more > MOST_MORE:
