@@ -156,14 +156,13 @@ def test_bit_map_rows_follow_what_the_bits_depend_on(run):
 
 
 def test_scorecard_has_the_noise_floor_first_and_every_column(run):
-    rows = scorecard(run[0])
+    rows = scorecard(*run)
     assert [row["lane"] for row in rows] == ["Noise floor", "Lane 0", "Lane 1", "Lane 2"]
     assert all(row[column.name] is not None for row in rows for column in COLUMNS)
 
 
 def test_csv_is_raw_and_guards_against_formulas():
-    record, _ = make_run(labels=("=HYPERLINK(1)",))
-    text = to_csv(scorecard(record))
+    text = to_csv(scorecard(*make_run(labels=("=HYPERLINK(1)",))))
     assert "'=HYPERLINK(1)" in text and ",0.2," in text
 
 
