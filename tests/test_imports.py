@@ -57,7 +57,8 @@ ALLOWED = {
         "assemble", "capture", "codebooks", "engine", "errors", "estimate", "events", "memory", "methods", "metrics",
         "models", "record", "render", "settings", "spec", "store", "logs",
     },
-    "board": {"errors", "settings"},
+    "margins": set(),
+    "board": {"errors", "margins", "settings"},
     "claims": {
         "assemble", "board", "capture", "codebooks", "engine", "errors", "learned", "methods", "models", "presets",
         "record", "rope", "run", "spec",
