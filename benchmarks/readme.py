@@ -21,8 +21,8 @@ from kvq_core.board import (
     Board,
     circumstances,
     main_figure,
-    marked,
     markdown_table,
+    marked,
     read_board,
     texts_held,
     within_noise,
@@ -111,8 +111,9 @@ def claims_part() -> str:
     ]
     held = sum(c.verdict == "holds" for c in board.claims)
     noise = sum(within_noise(c) for c in board.claims)
-    return f"{held} of {len(board.claims)} hold here; {noise} verdicts are within noise. {circumstances(board)}\n\n" + table(
-        "Paper | Claim | Here, in how many texts | Main figure: means over the texts", *rows
+    return (
+        f"{held} of {len(board.claims)} hold here; {noise} verdicts are within noise. {circumstances(board)}\n\n"
+        + table("Paper | Claim | Here, in how many texts | Main figure: means over the texts", *rows)
     )
 
 

@@ -4,7 +4,14 @@ from kvq_core.board import Board, ClaimResult, circumstances, measured, texts_he
 from ui.text import safe
 
 TONES = {"holds": "good", "does not hold here": "warn", "cannot be tested here": "quiet"}
-HEAD = ("Paper", "The paper says", "Tested here", "Here, in how many texts", "Measured: mean (lowest to highest text)", "Setting")
+HEAD = (
+    "Paper",
+    "The paper says",
+    "Tested here",
+    "Here, in how many texts",
+    "Measured: mean (lowest to highest text)",
+    "Setting",
+)
 
 
 def claims_table(board: Board) -> str:
@@ -19,7 +26,7 @@ def claims_table(board: Board) -> str:
 
 
 def _row(claim: ClaimResult, board: Board) -> str:
-    noise = '<small>within noise</small>' if within_noise(claim) else ""
+    noise = "<small>within noise</small>" if within_noise(claim) else ""
     quote = f"“{safe(claim.quote)}”<small>{safe(claim.quoted_from)}</small>" if claim.quote else ""
     less = f"<small>Less than the paper says: {safe(claim.less)}</small>" if claim.less else ""
     link = f'<a href="https://arxiv.org/abs/{safe(claim.arxiv)}" target="_blank" rel="noopener">{safe(claim.paper)}</a>'
