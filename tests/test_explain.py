@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvq_core.explain import explain
-from kvq_core.methods import make, methods
+from kvq_core.methods import Prompt, make, methods
 from kvq_core.record import Record, StressRecord
 from kvq_core.run import compare_on
 from kvq_core.spec import Lane, parse_spec
@@ -199,6 +199,19 @@ def test_nothing_is_said_of_what_a_lane_leaves_alone(method, tensors, stressed) 
     assert ("values" in lane.quantized) == bool(VALUES.search(told)), told
     assert ("share a scale" in told) == ("keys" in lane.quantized and methods()[method].scales[0] == "channels")
     assert "would help" not in told
+
+
+@pytest.mark.parametrize("method", sorted(set(methods()) - {"fp16", "commvq"}))
+def test_scales_are_declared_as_the_codecs_group(method) -> None:
+    """commvq needs trained codebooks to fit; it shares one norm among all heads and declares nothing."""
+    cls = methods()[method]
+    widths = {"value_bits": 2} if "value_bits" in cls.model_fields else {}
+    made = make(method, **widths)
+    random = torch.Generator().manual_seed(1)
+    keys, values, queries = (torch.randn(1, 2, 64, 64, generator=random) for _ in range(3))
+    fitted = made.fit(Prompt(keys, values, queries, rotated=keys))
+    for codec, declared in zip((fitted.key, fitted.value), cls.scales, strict=True):
+        assert declared == getattr(codec, "axis", None)
 
 
 def test_layers_a_lane_leaves_alone_are_not_named() -> None:

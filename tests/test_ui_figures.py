@@ -14,7 +14,7 @@ from ui import figures as f
 from ui.colors import lane_color
 from ui.figures.base import decades
 from ui.figures.damage import captured_at, worst_head
-from ui.figures.rate import DISTORTIONS, front, points
+from ui.figures.rate import DISTORTIONS
 from ui.figures.spectra import ranks
 from ui.figures.subspace import inside_share, split_errors
 from ui.figures.usage import bits_at, dead_codes
@@ -191,11 +191,6 @@ def test_codebooks_count_less_in_a_longer_context(run):
     assert extra == pytest.approx([8e6 / 2 / elements / 1000, 8e6 / 2 / elements / 10_000])
 
 
-def test_the_front_holds_who_nobody_beats():
-    found = [(0, 3.0, 0.2), (1, 3.0, 0.1), (2, 5.0, 0.15), (3, 4.0, 0.05), (4, 6.0, 0.04)]
-    assert [index for index, *_ in front(found)] == [1, 3, 4]
-
-
 def test_ticks_are_those_of_lanes_and_gaussian_curve_together(run):
     record, arrays = run
     low, high = 1e-4, 0.5  # far below the lanes' errors, over several decades
@@ -204,14 +199,6 @@ def test_ticks_are_those_of_lanes_and_gaussian_curve_together(run):
     drawn = [value for trace in figure.data for value in trace.y]
     shown = [tick for tick in figure.layout.yaxis.tickvals if min(drawn) <= tick <= max(drawn)]
     assert 100 * low < min(drawn) < max(drawn) <= 100 * high and 2 <= len(shown) <= 9
-
-
-def test_a_lane_that_leaves_keys_alone_is_no_point_of_key_error(run):
-    record, arrays = run
-    lanes = [record.lanes[0].model_copy(update={"tensors": "values"}), *record.lanes[1:]]
-    changed = record.model_copy(update={"lanes": lanes})
-    assert [index for index, *_ in points(changed, arrays, "key")] == [1, 2]
-    assert [index for index, *_ in points(changed, arrays, "kld")] == [0, 1, 2]
 
 
 def test_effective_rank_counts_equal_directions():

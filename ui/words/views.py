@@ -55,7 +55,7 @@ def subspace(record: Record, arrays: Arrays, rank: int) -> str:
     shares = [
         (float(inside_share(spread)[..., min(rank, spread.shape[-1])].mean()), lane)
         for _, lane, spread in lanes_with(record, arrays, "key_error_energy")
-        if spread.sum() > 0
+        if spread.sum() > 0 and "keys" in lane.quantized
     ]
     if not shares:
         return NOTHING
