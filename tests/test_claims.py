@@ -152,7 +152,8 @@ def test_the_texts_are_three_stretches_of_topics_and_presets():
 )
 def test_impossible_claims_are_refused(change, complaint):
     good = {
-        "id": "x", "sentence": "X.", "where": "Table 1", "setting": "", "measure": "lanes",
+        "id": "x", "sentence": "X.", "where": "Table 1", "quote": "X is so.", "quoted_from": "Table 1", "less": "",
+        "setting": "", "measure": "lanes",
         "holds_if": ["kivi.kld < 1"],
         "arguments": {"metrics": ["kld"], "lanes": {"kivi": {"method": "kivi"}}},
     }  # fmt: skip
@@ -352,7 +353,8 @@ def test_texts_pass_over_what_codebooks_were_trained_on():
 
 
 def small_paper():
-    common = {"where": "Table 1", "setting": "", "measure": "lanes"}
+    quoted = {"quote": "Bits help.", "quoted_from": "Table 1", "less": ""}
+    common = {"where": "Table 1", "setting": "", "measure": "lanes", **quoted}
     lanes = {"kivi": {"method": "kivi"}, "fine": {"method": "kivi", "knobs": {"bits": 8}}}
     fine = {
         "id": "x-fine", "sentence": "More bits err less.", "arguments": {"metrics": ["key_error"], "lanes": lanes},
