@@ -158,7 +158,8 @@ def test_copy_boxes_and_the_page_beside_another_run_are_escaped(evil):
     assert "</textarea></script>" not in copy_box(EVIL, EVIL, follow=EVIL)
     harmless(copy_box(EVIL, EVIL, follow=EVIL))
     other = record.model_copy(update={"id": "f" * 16, "spec": {**record.spec, "system": EVIL}})
-    seen = harmless(told(record, other, versus(record, other), (arrays, arrays), "https://x.example/?run=1&vs=2", "run=1&vs=2"))
+    address = "https://x.example/?run=1&vs=2"
+    seen = harmless(told(record, other, versus(record, other), (arrays, arrays), address, "run=1&vs=2"))
     assert EVIL in seen.text
 
 

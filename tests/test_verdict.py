@@ -171,3 +171,10 @@ def test_the_rule_is_told_from_its_data() -> None:
         told = f"{tier.word}: mean KLD ≤ {tier.kld:g} nats, flips ≤ {100 * tier.flips:g} %, p99 ≤ {tier.p99:g} nats"
         assert told in EXPLAINED
     assert f"under {MIN_SCORED} scored" in EXPLAINED and f"from {P99_FROM} positions" in EXPLAINED
+
+
+def test_a_card_says_what_its_settings_are_for() -> None:
+    record, arrays = make_run(1)
+    assert " only</p>" not in lane_head(record, arrays, 0)
+    record.lanes[0].tensors = "values"
+    assert " · values only</p>" in lane_head(record, arrays, 0)

@@ -98,7 +98,12 @@ def lane_head(record: Record, arrays: Arrays, index: int) -> str:
         ("flips", percent(m.flip_rate) if m else ABSENT),
     )
     said = [*filter(None, [found.said]), *_agreement(lane), *cautions(lane)]
-    return head(lane.label, lane.summary, (found.word, found.tone, found.why), stats, said, lane.notes)
+    return head(lane.label, settings(lane), (found.word, found.tone, found.why), stats, said, lane.notes)
+
+
+def settings(lane: LaneRecord) -> str:
+    """The method's settings in a few words, and what of the cache they are for."""
+    return f"{lane.summary} · {lane.tensors} only" if lane.tensors != "both" else lane.summary
 
 
 def _agreement(lane: LaneRecord) -> list[str]:

@@ -5,7 +5,6 @@ from ui.text import safe
 
 TONES = {"holds": "good", "does not hold here": "warn", "cannot be tested here": "quiet"}
 HEAD = (
-    "Paper",
     "The paper says",
     "Tested here",
     "Here, in how many texts",
@@ -27,7 +26,7 @@ def claims_table(board: Board) -> str:
 
 def _row(claim: ClaimResult, board: Board) -> str:
     noise = "<small>within noise</small>" if within_noise(claim) else ""
-    quote = f"“{safe(claim.quote)}”<small>{safe(claim.quoted_from)}</small>" if claim.quote else ""
+    quote = f"<div>“{safe(claim.quote)}”</div><small>{safe(claim.quoted_from)}</small>" if claim.quote else ""
     less = f"<small>Less than the paper says: {safe(claim.less)}</small>" if claim.less else ""
     link = f'<a href="https://arxiv.org/abs/{safe(claim.arxiv)}" target="_blank" rel="noopener">{safe(claim.paper)}</a>'
     held = f"<small>in {safe(texts_held(claim))}</small>" if claim.texts else ""
@@ -36,7 +35,7 @@ def _row(claim: ClaimResult, board: Board) -> str:
     note = f"<small>{safe(claim.note)}</small>" if claim.note else ""
     setting = f"<small>{safe(claim.setting)}. Measured {safe(board.created[:10])}.</small>"
     return (
-        f"<tr><td>{link}</td><td>{quote}</td>"
+        f"<tr><td>{link}{quote}</td>"
         f"<td>{safe(claim.sentence)}<small>{safe(claim.where)}</small>{less}</td><td>{chip}{noise}{held}</td>"
         f"<td>{numbers}{note}</td><td>{setting}</td></tr>"
     )

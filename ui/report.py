@@ -6,7 +6,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from kvq_core.record import LaneRecord, Record
-from ui.cards import scores
+from ui.cards import scores, settings
 from ui.colors import SEQUENTIAL, SEQUENTIAL_DARK, lane_color
 from ui.figures import damage_grid, distortion_rate, effective_rank, kld_strips, stored_bytes
 from ui.figures.base import Arrays
@@ -83,7 +83,7 @@ def _scores(record: Record, arrays: Arrays) -> str:
 def _answers(record: Record, arrays: Arrays) -> str:
     cards = f'<div><h3>Full precision</h3><div class="tokens">{reference_tokens(record.reference.tokens)}</div></div>'
     for index, lane in enumerate(record.lanes):
-        said = (lane.summary, verdict(record, arrays, index).said, *remarks(lane))
+        said = (settings(lane), verdict(record, arrays, index).said, *remarks(lane))
         notes = "".join(f'<p class="mute">{safe(note)}</p>' for note in said if note)
         body = f"<h3>{safe(lane.label)}</h3>{notes}{_tokens(record, arrays, index)}"
         cards += f'<div style="--lane:{lane_color(index)}">{body}</div>'
