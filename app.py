@@ -54,8 +54,11 @@ SESSIONS = 500  # pages whose state is kept; closed ones for an hour, see ui/ses
 
 
 def warm_up(health: Health, store: Store) -> None:
-    """Load the model offered first and read its weights once, so that the first Run waits for neither; then ask the
-    store something, so that the first link does not wait for an object store's client to set itself up."""
+    """Load the model offered first and read its weights once, so that the first Run waits for neither, and what the
+    first verdict needs; then ask the store something, so that the first link does not wait for an object store's client
+    to set itself up."""
+    import scipy.stats  # noqa: F401
+
     from kvq_core.engine.prefill import Prefill
     from kvq_core.models import available_models, load
 

@@ -16,7 +16,17 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from kvq_core.board import SHIPPED, Board, circumstances, main_figure, markdown_table, read_board, texts_held
+from kvq_core.board import (
+    SHIPPED,
+    Board,
+    circumstances,
+    main_figure,
+    markdown_table,
+    marked,
+    read_board,
+    texts_held,
+    within_noise,
+)
 from kvq_core.examples import stored
 from kvq_core.methods import Method, methods
 from kvq_core.presets import presets
@@ -96,12 +106,14 @@ def claims_part() -> str:
     """A line a claim; docs/claims.md has all the numbers."""
     board = shipped_board()
     rows = [
-        (c.paper, c.sentence, f"**{c.verdict}**" + (f", {texts_held(c)}" if c.texts else ""), main_figure(c))
+        (c.paper, c.sentence, marked(c) + (f", {texts_held(c)}" if c.texts else ""), main_figure(c))
         for c in board.claims
     ]
     held = sum(c.verdict == "holds" for c in board.claims)
-    return f"{held} of {len(board.claims)} hold here. {circumstances(board)}\n\n" + table(
-        "Paper | Claim | Here, in how many texts | Main figure: means over the texts", *rows
+    noise = sum(within_noise(c) for c in board.claims)
+    return (
+        f"{held} of {len(board.claims)} hold here; {noise} verdicts are within noise. {circumstances(board)}\n\n"
+        + table("Paper | Claim | Here, in how many texts | Main figure: means over the texts", *rows)
     )
 
 

@@ -15,7 +15,7 @@ from kvq_core.capture.attention import SINKS
 from kvq_core.capture.distribution import QUANTILES
 from kvq_core.capture.spectra import RANKS
 from kvq_core.engine.decode import LaneState
-from kvq_core.metrics.fidelity import FEWEST, TOPK, Fidelity, perplexity_block
+from kvq_core.metrics.fidelity import TOPK, Fidelity, perplexity_block
 from kvq_core.metrics.memory import host_note, layers_quantized, measure, tokens_quantized
 from kvq_core.metrics.rate import BITS, reference_curve
 from kvq_core.models import LoadedModel
@@ -33,6 +33,7 @@ from kvq_core.record import (
     Timing,
 )
 from kvq_core.spec import ComparisonSpec, Lane
+from kvq_core.verdict import MIN_SCORED
 
 if TYPE_CHECKING:
     from kvq_core.run import Run
@@ -187,7 +188,7 @@ def _flags(fidelity: Fidelity, record: LaneRecord, at: int, quantizes: bool, lay
         flags.append("never_engaged")
     elif quantizes and metrics.layers_quantized < layers:
         flags.append("partly_engaged")
-    if metrics.n_scored < FEWEST:
+    if metrics.n_scored < MIN_SCORED:
         flags.append("too_few_positions")
     return flags
 

@@ -1,4 +1,4 @@
-"""The board of the papers' claims: what measuring them found, as it is stored, shipped and shown; computes nothing.
+"""The board of the papers' claims: what measuring them found, as it is stored, shipped and shown; measures nothing.
 
 The criteria are data (``presets/claims/*.toml``), kvq_core.claims measures them. Boards lie in ``KVQ_HOME/claims``; the
 default model's is shipped in ``presets/claims``.
@@ -13,6 +13,7 @@ from pydantic import AllowInfNan, BaseModel, ConfigDict, ValidationError
 
 from kvq_core.errors import SpecError, StoreError, shortened
 from kvq_core.machine import files
+from kvq_core.margins import CONFIDENCE, NOISE, interval
 from kvq_core.settings import settings
 
 SHIPPED = Path(__file__).resolve().parent.parent / "presets" / "claims"
@@ -51,11 +52,14 @@ class Criterion(_Frozen):
         return (self.left, self.right) if isinstance(self.right, str) else (self.left,)
 
     def holds(self, numbers: dict[str, float]) -> bool:
+        margin = self.margin(numbers)
+        return margin > 0 if self.relation in ("<", ">") else margin >= 0
+
+    def margin(self, numbers: dict[str, float]) -> float:
+        """By how much it holds; negative where it does not."""
         left = numbers[self.left]
         right = self.factor * (numbers[self.right] if isinstance(self.right, str) else self.right)
-        if self.relation in ("<", ">"):
-            return left < right if self.relation == "<" else left > right
-        return left <= right if self.relation == "<=" else left >= right
+        return right - left if self.relation in ("<", "<=") else left - right
 
 
 class Spread(_Frozen):
@@ -82,6 +86,9 @@ class ClaimResult(_Frozen):
     arxiv: str
     sentence: str
     where: str
+    quote: str = ""  # the paper's own words; ``sentence`` is what the criterion tests
+    quoted_from: str = ""
+    less: str = ""  # where the criterion tests less than the quote says
     setting: str
     note: str
     criterion: tuple[str, ...]
@@ -117,6 +124,28 @@ class Board(_Frozen):
     claims: tuple[ClaimResult, ...]
 
 
+def margin(claim: ClaimResult, criterion: Criterion) -> tuple[float, float, float]:
+    """A criterion's mean margin over the texts, and the ends of its interval."""
+    return interval([criterion.margin(text.numbers) for text in claim.texts])
+
+
+def in_doubt(claim: ClaimResult, criterion: Criterion) -> bool:
+    """Whether 0 lies within the interval of a margin that is not the same in all texts."""
+    _, low, high = margin(claim, criterion)
+    return low < high and low <= 0 <= high
+
+
+def within_noise(claim: ClaimResult) -> bool:
+    """Whether other texts may well have turned the verdict: a criterion of a claim that holds is in doubt, or every
+    criterion that fails is, of one that does not."""
+    if not claim.texts or not claim.numbers:
+        return False
+    criteria = [Criterion.parse(text) for text in claim.criterion]
+    if claim.verdict == "holds":
+        return any(in_doubt(claim, criterion) for criterion in criteria)
+    return all(in_doubt(claim, criterion) or margin(claim, criterion)[0] >= 0 for criterion in criteria)
+
+
 def measured(claim: ClaimResult) -> list[str]:
     """A line a criterion with the numbers it compares, mean and range over the texts, then the numbers beside it."""
     if not claim.numbers:
@@ -124,7 +153,7 @@ def measured(claim: ClaimResult) -> list[str]:
     compared = [Criterion.parse(text) for text in claim.criterion]
     used = {name for criterion in compared for name in criterion.names}
     beside = [name for name in claim.numbers if name not in used]
-    lines = [_compared(claim, criterion) for criterion in compared]
+    lines = [_compared(claim, criterion) + _doubt(claim, criterion) for criterion in compared]
     return lines + ([", ".join(_named(claim, name) for name in beside)] if beside else [])
 
 
@@ -140,6 +169,13 @@ def main_figure(claim: ClaimResult) -> str:
 def texts_held(claim: ClaimResult) -> str:
     """``4 of 5``: texts, or cases, in which every criterion holds."""
     return f"{sum(text.holds for text in claim.texts)} of {len(claim.texts)}" if claim.texts else ""
+
+
+def _doubt(claim: ClaimResult, criterion: Criterion) -> str:
+    if not claim.texts or not in_doubt(claim, criterion):
+        return ""
+    mean, low, high = (_short(value) for value in margin(claim, criterion))
+    return f": by {mean}, {100 * CONFIDENCE:g} % interval {low} to {high}"
 
 
 def _mean(claim: ClaimResult, name: str) -> str:
@@ -172,7 +208,10 @@ def plain_table(board: Board) -> str:
             paper = claim.paper
             lines += ["", f"{paper} (arXiv:{claim.arxiv})"]
         held = f"  (in {texts_held(claim)})" if claim.texts else ""
-        lines += [f"  {claim.verdict.upper()}{held}  {claim.sentence}"]
+        noise = ", WITHIN NOISE" if within_noise(claim) else ""
+        lines += [f"  {claim.verdict.upper()}{noise}{held}  {claim.sentence}"]
+        lines += [f"      the paper ({claim.quoted_from}): {claim.quote}"] if claim.quote else []
+        lines += [f"      less: {claim.less}"] if claim.less else []
         lines += [f"      {line}" for line in measured(claim)]
     return "\n".join(lines)
 
@@ -180,15 +219,22 @@ def plain_table(board: Board) -> str:
 def markdown_table(board: Board) -> str:
     """The whole board, a row a claim, as docs/claims.md shows it."""
     rows = [
-        "| Paper | Claim | Here, in how many texts | Measured: mean (lowest to highest text) |",
-        "|---|---|---|---|",
+        "| Paper | The paper says | Tested here | Here, in how many texts | Measured: mean (lowest to highest text) |",
+        "|---|---|---|---|---|",
     ]
     for claim in board.claims:
         numbers = "<br>".join(measured(claim)).replace("|", "\\|")
         held = f", in {texts_held(claim)}" if claim.texts else ""
-        where = f"{claim.sentence} *{claim.where}*"
-        rows.append(f"| {claim.paper} | {where} | **{claim.verdict}**{held} | {numbers} |")
+        quote = f"“{claim.quote}” *{claim.quoted_from}*" if claim.quote else ""
+        less = f"<br>*Less than the paper says:* {claim.less}" if claim.less else ""
+        tested = f"{claim.sentence} *{claim.where}*{less}"
+        rows.append(f"| {claim.paper} | {quote} | {tested} | {marked(claim)}{held} | {numbers} |")
     return "\n".join([*rows, "", circumstances(board)])
+
+
+def marked(claim: ClaimResult) -> str:
+    """The verdict in Markdown, with its mark."""
+    return f"**{claim.verdict}**" + (", *within noise*" if within_noise(claim) else "")
 
 
 def circumstances(board: Board) -> str:
@@ -197,7 +243,7 @@ def circumstances(board: Board) -> str:
     machine = ", ".join(f"{name} {env[name]}" for name in ("torch", "device", "dtype", "threads") if name in env)
     return (
         f"{board.model_title}, measured on {board.created[:10]}: {len(board.texts)} texts, {board.prompt_tokens} "
-        f"prompt tokens each and {board.later_tokens} later ones; {machine}. {board.rule}"
+        f"prompt tokens each and {board.later_tokens} later ones; {machine}. {board.rule} {NOISE}"
     )
 
 

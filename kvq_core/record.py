@@ -210,6 +210,9 @@ class Timing(_Part):
     simulated: bool = True
 
 
+Tensors = tuple[Literal["keys", "values"], ...]
+
+
 class LaneRecord(_Part):
     label: str
     method: str
@@ -231,6 +234,14 @@ class LaneRecord(_Part):
     metrics: Metrics | None = None
     memory: Memory | None = None
     timing: Timing | None = None
+
+    @property
+    def quantized(self) -> Tensors:
+        """Of keys and values, those it holds quantized tokens of."""
+        if self.memory is None:
+            return ()
+        bits = {"keys": self.memory.key_bits_quantized, "values": self.memory.value_bits_quantized}
+        return tuple(tensor for tensor, width in bits.items() if width is not None)  # type: ignore[misc]
 
 
 class StressRecord(_Part):

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from typing import Any
 
 from kvq_core.methods import Method, knobs, methods
-from kvq_core.metrics.fidelity import FEWEST
 from kvq_core.presets import Preset
 from kvq_core.record import LaneRecord, Record
+from kvq_core.verdict import MIN_SCORED
 
 _HEADER = (
     "lane", "K bits", "V bits", "size", "KLD mean", "KLD p99", "flips", "PPL ratio", "score Δ", "key error", "diverges",
@@ -69,8 +69,8 @@ def describe_record(record: Record) -> str:
     # too few positions concern the whole run and are said once, below
     said = {lane.label: [f.replace("_", " ") for f in lane.flags if f != "too_few_positions"] for lane in record.lanes}
     notes = [_plain(f"{lane.label}: {note}") for lane in record.lanes for note in (*said[lane.label], *lane.notes)]
-    if scored < FEWEST:
-        notes.append(f"{scored} scored positions are too few for a verdict; at least {FEWEST} are needed.")
+    if scored < MIN_SCORED:
+        notes.append(f"{scored} scored positions are too few for a verdict; at least {MIN_SCORED} are needed.")
     return "\n".join([head, "", *_align(rows), *([""] if notes else []), *notes])
 
 

@@ -1,57 +1,142 @@
-"""What a lane's measurements amount to: a tier with its thresholds stated."""
+"""What a lane's measurements amount to: a tier, or what is missing to tell tiers apart. The rule is the data below."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from functools import lru_cache
+from math import ceil, floor, inf, log10
+from typing import Any, Literal
 
-from kvq_core.record import LaneRecord
+import numpy as np
 
-MIN_SCORED = 50
+from kvq_core.record import LaneRecord, Metrics, Record
+
+Arrays = Mapping[str, Any]
 Tone = Literal["good", "warn", "bad", "quiet"]
 
-# (word, tone, highest mean KLD, highest p99 KLD, highest flip rate)
-TIERS: tuple[tuple[str, Tone, float, float, float], ...] = (
-    ("close", "good", 0.01, 0.10, 0.01),
-    ("marginal", "warn", 0.10, 1.0, 0.05),
-)
+
+@dataclass(frozen=True)
+class Tier:
+    """The highest figures of a tier: mean and 99th percentile of KLD in nats, flips as a share of positions."""
+
+    word: str
+    tone: Tone
+    kld: float = inf
+    p99: float = inf
+    flips: float = inf
+
+
+# The rule. KLD decides by its interval over the scored positions. Positions are resampled one by one: on the shipped
+# runs, the KLD of neighbouring ones is not correlated. Flips and p99 can only lower a tier.
+TIERS = (Tier("close", "good", 0.01, 0.1, 0.01), Tier("marginal", "warn", 0.1, 1.0, 0.05), Tier("risky", "bad"))
+MIN_SCORED = 50  # positions below which there is no verdict
+P99_FROM = 200  # positions from which the 99th percentile is more than one or the other token
+CONFIDENCE = 0.95  # of the intervals of KLD (bootstrap) and of flips (Wilson)
+RESAMPLES = 2000
+MOST_MORE = 10_000  # positions; where more are needed, the mean lies on the threshold
+
 EXPLAINED = (
-    "close: mean KLD ≤ 0.01, p99 ≤ 0.1 nats, flips ≤ 1 %; marginal: ≤ 0.1, ≤ 1 nats, ≤ 5 %; risky: beyond. "
-    f"No verdict under {MIN_SCORED} scored positions."
-)
+    "{}; {}: beyond. KLD decides by its {:g} % bootstrap interval over the scored positions; where a threshold lies in "
+    "it, more of them are needed. Flips that are no near ties lower a tier only where the lower end of their {:g} % "
+    "Wilson interval is above the threshold; p99 counts from {} positions on. No verdict under {} scored positions."
+).format(
+    "; ".join(
+        f"{t.word}: mean KLD ≤ {t.kld:g} nats, flips ≤ {100 * t.flips:g} %, p99 ≤ {t.p99:g} nats" for t in TIERS[:-1]
+    ),
+    TIERS[-1].word, 100 * CONFIDENCE, 100 * CONFIDENCE, P99_FROM, MIN_SCORED,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Verdict:
+    """``word`` in two or three words, ``said`` what a reader must know of it (may be empty), ``why`` its numbers."""
+
     word: str
     tone: Tone
     why: str
+    said: str = ""
 
 
-def verdict(lane: LaneRecord, noise_floor: LaneRecord | None = None) -> Verdict:
-    """The tier of a lane, or why there is none; ``why`` holds its numbers beside those of the noise floor."""
+def verdict(record: Record, arrays: Arrays, at: int | Literal["noise"]) -> Verdict:
+    """The verdict of a lane, by its index, or of the noise floor; ``why`` holds the numbers."""
+    lane = record.noise_floor if at == "noise" else record.lanes[at]
     if lane.status == "failed":
         return Verdict("failed", "bad", lane.error or "")
-    if "nan" in lane.flags:
+    kld = np.asarray(arrays.get(f"lane/{at}/kld", ()), dtype=np.float64)
+    if "nan" in lane.flags or not np.isfinite(kld).all():
         return Verdict("not a number", "bad", "The lane's logits hold NaN or infinity.")
     if "never_engaged" in lane.flags:
         return Verdict("never engaged", "warn", "Nothing was quantized: this lane equals the noise floor.")
     m = lane.metrics
-    if m is None or m.n_scored < MIN_SCORED or m.kld_mean is None:
-        scored = m.n_scored if m else 0
+    scored = min(m.n_scored, len(kld)) if m else 0
+    if m is None or scored < MIN_SCORED:
         positions = "position" if scored == 1 else "positions"
         return Verdict("no verdict", "quiet", f"{scored} scored {positions}; a verdict needs {MIN_SCORED}.")
-    why = f"{_numbers(lane)}{_beside(noise_floor)}. {EXPLAINED}"
-    for word, tone, mean, p99, flips in TIERS:
-        if m.kld_mean <= mean and (m.kld_p99 or 0) <= p99 and (m.flip_rate or 0) <= flips:
-            return Verdict(word, tone, why)
-    return Verdict("risky", "bad", why)
+    return _judged(m, kld, _beside(record.noise_floor))
 
 
-def _numbers(lane: LaneRecord) -> str:
-    m = lane.metrics
+def _judged(m: Metrics, kld: np.ndarray, beside: str) -> Verdict:
+    low, high = _interval(kld.tobytes())
+    best, worst = (_first(end, "kld") for end in (low, high))
+    n, p99 = len(kld), float(np.percentile(kld, 99))
+    apart = min(n, max(0, m.flips - m.near_tie_flips))
+    flipped, tail = f"{apart} of {n} positions flip without a near tie", f"p99 is {p99:.2g} nats"
+    by_flips = _first(_surely(apart, n), "flips")
+    by_p99 = _first(p99, "p99") if n >= P99_FROM else 0
+    lowest, cause = max((by_flips, flipped), (by_p99, f"its {tail}"))
+    above, below = max(best, lowest), max(worst, lowest)
+    mean = f"mean KLD is {kld.mean():.2g} nats, {100 * CONFIDENCE:g} % interval {low:.2g} to {high:.2g}"
+    why = f"Its {mean}; {tail}; {flipped}{beside}. {EXPLAINED}"
+    if above != below:
+        named = [TIERS[at].word for at in (above, below)]
+        said = f"Cannot tell {' from '.join(named)}: score {_more(kld, low, high, above, below)} more."
+        return Verdict((" or " if below == above + 1 else " to ").join(named), "quiet", f"{said} {why}", said)
+    could = "would" if worst < lowest else "could"
+    said = f"By KLD it {could} be {TIERS[best].word}, but {cause}." if best < lowest else ""
+    return Verdict(TIERS[below].word, TIERS[below].tone, why, said)
+
+
+def _first(value: float, figure: Literal["kld", "p99", "flips"]) -> int:
+    """The first tier that allows a figure."""
+    return next(at for at, tier in enumerate(TIERS) if value <= getattr(tier, figure))
+
+
+@lru_cache(maxsize=256)
+def _interval(values: bytes) -> tuple[float, float]:
+    """The bootstrap interval (BCa) of the mean of float64 values."""
+    kld = np.frombuffer(values)
+    if np.ptp(kld) == 0:
+        return float(kld[0]), float(kld[0])
+    from scipy.stats import bootstrap  # a second's import that most commands never need
+
+    found = bootstrap(
+        (kld,), np.mean, n_resamples=RESAMPLES, confidence_level=CONFIDENCE, batch=256, rng=np.random.default_rng(0)
+    ).confidence_interval
+    return float(found.low), float(found.high)
+
+
+def _surely(flips: int, scored: int) -> float:
+    """The lower end of the Wilson interval of a share."""
+    from scipy.stats import binomtest
+
+    return float(binomtest(flips, scored).proportion_ci(CONFIDENCE, method="wilson").low)
+
+
+def _more(kld: np.ndarray, low: float, high: float, above: int, below: int) -> str:
+    """How many positions more would take the thresholds between two tiers out of the interval, rounded up to one digit:
+    it narrows with the root of their number, and its longer side shrinks to its half."""
+    mean, needed = float(kld.mean()), 0.0
+    for tier in TIERS[above:below]:
+        reach = max(high - mean if mean < tier.kld else mean - low, (high - low) / 2)
+        needed = max(needed, (reach / (abs(mean - tier.kld) or 1e-12)) ** 2)
+    more = len(kld) * (needed - 1)
+    if more > MOST_MORE:
+        return f"over {MOST_MORE:,}"
+    unit = 10 ** max(1, floor(log10(max(more, 1))))
+    return f"some {max(1, ceil(more / unit)) * unit:,}"
+
+
+def _beside(noise_floor: LaneRecord) -> str:
+    m = noise_floor.metrics
     if m is None or m.kld_mean is None:
-        return "no numbers"
-    return f"mean KLD {m.kld_mean:.2g}, p99 {m.kld_p99 or 0:.2g} nats, flips {m.flip_rate or 0:.1%}"
-
-
-def _beside(noise_floor: LaneRecord | None) -> str:
-    return f" (noise floor: {_numbers(noise_floor)})" if noise_floor is not None else ""
+        return ""
+    return f" (noise floor: mean KLD {m.kld_mean:.2g}, p99 {m.kld_p99 or 0:.2g} nats, flips {m.flip_rate or 0:.1%})"

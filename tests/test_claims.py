@@ -17,6 +17,7 @@ from kvq_core.board import (
     board_json,
     main_figure,
     markdown_table,
+    marked,
     measured,
     plain_table,
     read_board,
@@ -151,7 +152,8 @@ def test_the_texts_are_three_stretches_of_topics_and_presets():
 )
 def test_impossible_claims_are_refused(change, complaint):
     good = {
-        "id": "x", "sentence": "X.", "where": "Table 1", "setting": "", "measure": "lanes",
+        "id": "x", "sentence": "X.", "where": "Table 1", "quote": "X is so.", "quoted_from": "Table 1", "less": "",
+        "setting": "", "measure": "lanes",
         "holds_if": ["kivi.kld < 1"],
         "arguments": {"metrics": ["kld"], "lanes": {"kivi": {"method": "kivi"}}},
     }  # fmt: skip
@@ -351,7 +353,8 @@ def test_texts_pass_over_what_codebooks_were_trained_on():
 
 
 def small_paper():
-    common = {"where": "Table 1", "setting": "", "measure": "lanes"}
+    quoted = {"quote": "Bits help.", "quoted_from": "Table 1", "less": ""}
+    common = {"where": "Table 1", "setting": "", "measure": "lanes", **quoted}
     lanes = {"kivi": {"method": "kivi"}, "fine": {"method": "kivi", "knobs": {"bits": 8}}}
     fine = {
         "id": "x-fine", "sentence": "More bits err less.", "arguments": {"metrics": ["key_error"], "lanes": lanes},
@@ -441,6 +444,7 @@ def test_the_shipped_board_was_measured_by_the_criteria_that_are_written_down(sh
     for found, (owner, claim) in zip(shipped.claims, ALL, strict=True):
         written = (owner.title, claim.sentence, claim.where, claim.setting, claim.note, claim.holds_if)
         assert (found.paper, found.sentence, found.where, found.setting, found.note, found.criterion) == written
+        assert (found.quote, found.quoted_from, found.less) == (claim.quote, claim.quoted_from, claim.less)
 
 
 def test_the_shipped_verdicts_follow_from_the_shipped_numbers(shipped):
@@ -464,7 +468,7 @@ def test_the_documents_show_the_shipped_board(shipped):
     assert f"\n{markdown_table(shipped)}\n" in page, "run: make readme"
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for claim in shipped.claims:
-        assert f"| {claim.paper} | {claim.sentence} | **{claim.verdict}**, {texts_held(claim)} |" in readme, claim.id
+        assert f"| {claim.paper} | {claim.sentence} | {marked(claim)}, {texts_held(claim)} |" in readme, claim.id
 
 
 def test_the_main_figure_is_the_criterion_the_means_fail_or_the_first(shipped):

@@ -64,7 +64,7 @@ ALLOWED = {
     },
     "claims_cli": {"board", "claims", "errors", "models", "spec"},
     "training": {"codebooks", "errors", "learned", "methods", "models", "settings", "spec"},
-    "report": {"methods", "metrics", "presets", "record"},
+    "report": {"methods", "presets", "record", "verdict"},
     "codebooks_cli": {"codebooks", "errors", "learned", "models", "spec"},
     "cli": {
         "claims_cli", "codebooks_cli", "errors", "estimate", "events", "machine", "measure_cli", "presets", "record",

@@ -118,7 +118,7 @@ def test_everything_around_the_views_shows_text_as_text(hostile, tmp_path):
 def test_no_cell_is_a_formula(text):
     record, arrays = make_run(labels=("ok", text.strip() or "x"))
     lanes = [record.lanes[0], record.lanes[1].model_copy(update={"label": text})]
-    rows = list(csv.reader(io.StringIO(to_csv(scorecard(record.model_copy(update={"lanes": lanes}))))))
+    rows = list(csv.reader(io.StringIO(to_csv(scorecard(record.model_copy(update={"lanes": lanes}), arrays)))))
     assert rows[-1][0] == "'" + text
     figure = points_of(text)
     cells = list(csv.reader(io.StringIO(view_csv(record, start(record, arrays), "x", figure))))[1]

@@ -141,27 +141,29 @@ def test_a_failed_lane_is_told_in_report_and_card(evil):
     record.lanes[1].status, record.lanes[1].error = "failed", "No codebooks."
     record.lanes[1].metrics = record.lanes[1].memory = None
     assert "No codebooks." in report(record, evil[1], "https://x.example/")
-    assert "failed" in card(record, "https://x.example/") and ": failed" in card_text(record, "https://x.example/")
+    assert "failed" in card(record, evil[1], "https://x.example/")
+    assert ": failed" in card_text(record, evil[1], "https://x.example/")
 
 
 def test_the_card_is_valid_svg_with_the_scorecards_figures(evil):
-    record, _ = evil
-    drawn = ElementTree.fromstring(card(record, "https://x.example/?run=1"))
+    record, arrays = evil
+    drawn = ElementTree.fromstring(card(record, arrays, "https://x.example/?run=1"))
     texts = ["".join(text.itertext()) for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
     assert not [e for e in drawn.iter() if e.tag.endswith("script")]
     memory = record.lanes[0].memory
     assert f"{100 * memory.kv_ratio:.0f} %" in texts and "x.example/?run=1" in texts
     assert any("noise floor" in text for text in texts) and any("nats" in text for text in texts)
-    said = card_text(record, "https://x.example/?run=1")
+    said = card_text(record, arrays, "https://x.example/?run=1")
     assert said.splitlines()[-1] == "https://x.example/?run=1" and f"size {100 * memory.kv_ratio:.0f} %" in said
 
 
 def test_copy_boxes_and_the_page_beside_another_run_are_escaped(evil):
-    record, _ = evil
+    record, arrays = evil
     assert "</textarea></script>" not in copy_box(EVIL, EVIL, follow=EVIL)
     harmless(copy_box(EVIL, EVIL, follow=EVIL))
     other = record.model_copy(update={"id": "f" * 16, "spec": {**record.spec, "system": EVIL}})
-    seen = harmless(told(record, other, versus(record, other), "https://x.example/?run=1&vs=2", "run=1&vs=2"))
+    address = "https://x.example/?run=1&vs=2"
+    seen = harmless(told(record, other, versus(record, other), (arrays, arrays), address, "run=1&vs=2"))
     assert EVIL in seen.text
 
 

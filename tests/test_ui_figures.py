@@ -16,7 +16,7 @@ from ui import figures as f
 from ui.colors import lane_color
 from ui.figures.base import decades
 from ui.figures.damage import captured_at, worst_head
-from ui.figures.rate import DISTORTIONS, front, points
+from ui.figures.rate import DISTORTIONS
 from ui.figures.spectra import ranks
 from ui.figures.subspace import inside_share, split_errors
 from ui.figures.usage import dead_codes
@@ -168,14 +168,13 @@ def test_bit_map_rows_follow_what_the_bits_depend_on(run):
 
 
 def test_scorecard_has_the_noise_floor_first_and_every_column(run):
-    rows = scorecard(run[0])
+    rows = scorecard(*run)
     assert [row["lane"] for row in rows] == ["Noise floor", "Lane 0", "Lane 1", "Lane 2"]
     assert all(row[column.name] is not None for row in rows for column in COLUMNS)
 
 
 def test_csv_is_raw_and_guards_against_formulas():
-    record, _ = make_run(labels=("=HYPERLINK(1)",))
-    text = to_csv(scorecard(record))
+    text = to_csv(scorecard(*make_run(labels=("=HYPERLINK(1)",))))
     assert "'=HYPERLINK(1)" in text and ",0.2," in text
 
 
@@ -205,11 +204,6 @@ def test_a_lane_that_cannot_be_built_any_more_has_no_curve(run):
     assert "<td>–</td>" in extrapolation(record, "This model", 1000, 1)
 
 
-def test_the_front_holds_who_nobody_beats():
-    found = [(0, 3.0, 0.2), (1, 3.0, 0.1), (2, 5.0, 0.15), (3, 4.0, 0.05), (4, 6.0, 0.04)]
-    assert [index for index, *_ in front(found)] == [1, 3, 4]
-
-
 def test_ticks_are_those_of_lanes_and_gaussian_curve_together(run):
     record, arrays = run
     low, high = 1e-4, 0.5  # far below the lanes' errors, over several decades
@@ -218,14 +212,6 @@ def test_ticks_are_those_of_lanes_and_gaussian_curve_together(run):
     drawn = [value for trace in figure.data for value in trace.y]
     shown = [tick for tick in figure.layout.yaxis.tickvals if min(drawn) <= tick <= max(drawn)]
     assert 100 * low < min(drawn) < max(drawn) <= 100 * high and 2 <= len(shown) <= 9
-
-
-def test_a_lane_that_leaves_keys_alone_is_no_point_of_key_error(run):
-    record, arrays = run
-    lanes = [record.lanes[0].model_copy(update={"tensors": "values"}), *record.lanes[1:]]
-    changed = record.model_copy(update={"lanes": lanes})
-    assert [index for index, *_ in points(changed, arrays, "key")] == [1, 2]
-    assert [index for index, *_ in points(changed, arrays, "kld")] == [0, 1, 2]
 
 
 def test_effective_rank_counts_equal_directions():

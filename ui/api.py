@@ -16,7 +16,7 @@ import gradio as gr
 
 from kvq_core import presets as experiments
 from kvq_core import sharing
-from kvq_core.board import ClaimResult, measured, stored_board, texts_held
+from kvq_core.board import ClaimResult, measured, stored_board, texts_held, within_noise
 from kvq_core.errors import KvqError, shown
 from kvq_core.examples import packaged
 from kvq_core.logs import tell_error
@@ -228,8 +228,9 @@ def _yielded(endpoint: Callable[..., Any]) -> Callable[..., Any]:
 
 def _claim(claim: ClaimResult) -> ClaimInfo:
     return ClaimInfo(
-        paper=claim.paper, arxiv=claim.arxiv, claim=claim.sentence, where=claim.where, setting=claim.setting,
-        criterion=list(claim.criterion), verdict=claim.verdict, held=texts_held(claim), measured=measured(claim),
+        paper=claim.paper, arxiv=claim.arxiv, claim=claim.sentence, where=claim.where, quote=claim.quote,
+        quoted_from=claim.quoted_from, less=claim.less, setting=claim.setting, criterion=list(claim.criterion),
+        verdict=claim.verdict, within_noise=within_noise(claim), held=texts_held(claim), measured=measured(claim),
         reason=claim.reason,
     )  # fmt: skip
 

@@ -85,19 +85,25 @@ def reference_head(record: Record) -> str:
     )
 
 
-def lane_head(lane: LaneRecord, noise_floor: LaneRecord | None = None) -> str:
+def lane_head(record: Record, arrays: Arrays, index: int) -> str:
     """The head of a finished or failed lane; its verdict stands beside the noise floor's numbers."""
+    lane = record.lanes[index]
     if lane.status == "failed":
         return failed(lane.label, lane.summary or lane.title, lane.error or "")
-    found, m, memory = verdict(lane, noise_floor), lane.metrics, lane.memory
+    found, m, memory = verdict(record, arrays, index), lane.metrics, lane.memory
     stats = (
         ("K / V bits", f"{bits(memory.key_bits)} / {bits(memory.value_bits)}" if memory else ABSENT),
         ("size", percent(memory.kv_ratio) if memory else ABSENT),
         ("KLD", significant(m.kld_mean, 2) if m else ABSENT),
         ("flips", percent(m.flip_rate) if m else ABSENT),
     )
-    said = _agreement(lane) + cautions(lane)
-    return head(lane.label, lane.summary, (found.word, found.tone, found.why), stats, said, lane.notes)
+    said = [*filter(None, [found.said]), *_agreement(lane), *cautions(lane)]
+    return head(lane.label, settings(lane), (found.word, found.tone, found.why), stats, said, lane.notes)
+
+
+def settings(lane: LaneRecord) -> str:
+    """The method's settings in a few words, and what of the cache they are for."""
+    return f"{lane.summary} · {lane.tensors} only" if lane.tensors != "both" else lane.summary
 
 
 def _agreement(lane: LaneRecord) -> list[str]:

@@ -1,10 +1,16 @@
 """The board of the papers' claims as markup: a row a claim, the verdict as a chip."""
 
-from kvq_core.board import Board, ClaimResult, circumstances, measured, texts_held
+from kvq_core.board import Board, ClaimResult, circumstances, measured, texts_held, within_noise
 from ui.text import safe
 
 TONES = {"holds": "good", "does not hold here": "warn", "cannot be tested here": "quiet"}
-HEAD = ("Paper", "Claim", "Here, in how many texts", "Measured: mean (lowest to highest text)", "Setting")
+HEAD = (
+    "The paper says",
+    "Tested here",
+    "Here, in how many texts",
+    "Measured: mean (lowest to highest text)",
+    "Setting",
+)
 
 
 def claims_table(board: Board) -> str:
@@ -19,6 +25,9 @@ def claims_table(board: Board) -> str:
 
 
 def _row(claim: ClaimResult, board: Board) -> str:
+    noise = "<small>within noise</small>" if within_noise(claim) else ""
+    quote = f"<div>“{safe(claim.quote)}”</div><small>{safe(claim.quoted_from)}</small>" if claim.quote else ""
+    less = f"<small>Less than the paper says: {safe(claim.less)}</small>" if claim.less else ""
     link = f'<a href="https://arxiv.org/abs/{safe(claim.arxiv)}" target="_blank" rel="noopener">{safe(claim.paper)}</a>'
     held = f"<small>in {safe(texts_held(claim))}</small>" if claim.texts else ""
     chip = f'<span class="badge {TONES[claim.verdict]}" title="{safe(board.rule)}">{safe(claim.verdict)}</span>'
@@ -26,7 +35,8 @@ def _row(claim: ClaimResult, board: Board) -> str:
     note = f"<small>{safe(claim.note)}</small>" if claim.note else ""
     setting = f"<small>{safe(claim.setting)}. Measured {safe(board.created[:10])}.</small>"
     return (
-        f"<tr><td>{link}<small>{safe(claim.where)}</small></td><td>{safe(claim.sentence)}</td><td>{chip}{held}</td>"
+        f"<tr><td>{link}{quote}</td>"
+        f"<td>{safe(claim.sentence)}<small>{safe(claim.where)}</small>{less}</td><td>{chip}{noise}{held}</td>"
         f"<td>{numbers}{note}</td><td>{setting}</td></tr>"
     )
 
@@ -36,7 +46,9 @@ def claims_missing(reason: str) -> str:
 
 
 def claims_summary(board: Board) -> str:
-    """``20 hold, 5 do not hold here, 4 cannot be tested here``."""
+    """``20 hold (3 within noise), 5 do not hold here, 4 cannot be tested here``."""
     count = {verdict: sum(claim.verdict == verdict for claim in board.claims) for verdict in TONES}
     words = ("hold", "do not hold here", "cannot be tested here")
-    return ", ".join(f"{n} {word}" for n, word in zip(count.values(), words, strict=True) if n)
+    doubted = {v: sum(claim.verdict == v and within_noise(claim) for claim in board.claims) for v in TONES}
+    noise = [f" ({n} within noise)" if n else "" for n in doubted.values()]
+    return ", ".join(f"{n} {word}{d}" for n, word, d in zip(count.values(), words, noise, strict=True) if n)

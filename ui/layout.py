@@ -160,7 +160,7 @@ def _wire_shown(page: Page, services: Services) -> None:
             staged(over=True),
             *show_share(record, shown, request, services),
             finished(record, arrays),
-            *show_scorecard(record, services),
+            *show_scorecard(record, arrays, services),
             *told_with(shown),
             *fit(page.views, record, arrays, shown, on_page, opened, values[len(page.views.selection) :]),
         ]

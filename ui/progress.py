@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from typing import Literal
 
 import gradio as gr
 
 from kvq_core.errors import KvqError
 from kvq_core.events import Encoding, Event, Finished, Loading, Prefill, Step, Summarizing
 from kvq_core.models import with_model
-from kvq_core.record import LaneRecord, Record
 from kvq_core.spec import ComparisonSpec
 from kvq_core.verdict import verdict
 from ui.access import key_for
@@ -88,14 +88,15 @@ def _result(event: Finished, services: Services, request: gr.Request) -> Result:
         run=record.id, key=key_for(services, record.id), link=link(record.id, request),
         model=record.environment.model, prompt_tokens=len(record.reference.prompt_token_ids),
         reference=record.reference.text,
-        lanes=[_lane(lane, record) for lane in record.lanes], noise_floor=_lane(record.noise_floor, record),
+        lanes=[_lane(event, index) for index in range(len(record.lanes))], noise_floor=_lane(event, "noise"),
         seconds=record.timing.total_s, reused=event.reused, unkept=event.unkept,
     )  # fmt: skip
 
 
-def _lane(lane: LaneRecord, record: Record) -> LaneResult:
+def _lane(event: Finished, at: int | Literal["noise"]) -> LaneResult:
     """Figures a lane has, null where it has none."""
-    figures = {"n_scored": 0, "verdict": verdict(lane, record.noise_floor).word}
+    lane = event.record.noise_floor if at == "noise" else event.record.lanes[at]
+    figures = {"n_scored": 0, "verdict": verdict(event.record, event.arrays, at).word}
     for part in filter(None, (lane, lane.memory, lane.metrics)):
         figures.update(vars(part))
     return LaneResult(**{name: figures.get(name) for name in LaneResult.__annotations__})

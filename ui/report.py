@@ -6,7 +6,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from kvq_core.record import LaneRecord, Record
-from ui.cards import scores
+from ui.cards import scores, settings
 from ui.colors import SEQUENTIAL, SEQUENTIAL_DARK, lane_color
 from ui.figures import damage_grid, distortion_rate, effective_rank, kld_strips, stored_bytes
 from ui.figures.base import Arrays
@@ -33,7 +33,13 @@ def report(record: Record, arrays: Arrays, link: str = "") -> str:
     """The whole document, with the run's link where there is one. Every text of prompt, model or label is escaped."""
     style = Path(__file__).with_name("report.css").read_text(encoding="utf-8") + shades(SEQUENTIAL, "")
     style += f"@media (prefers-color-scheme: dark) {{ {shades(SEQUENTIAL_DARK, '')} }}"
-    parts = (_head(record, link), _scores(record), _answers(record, arrays), _figures(record, arrays), _again(record))
+    parts = (
+        _head(record, arrays, link),
+        _scores(record, arrays),
+        _answers(record, arrays),
+        _figures(record, arrays),
+        _again(record),
+    )
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -44,7 +50,7 @@ def report(record: Record, arrays: Arrays, link: str = "") -> str:
     )
 
 
-def _head(record: Record, link: str) -> str:
+def _head(record: Record, arrays: Arrays, link: str) -> str:
     env = record.environment
     facts = (
         f"Run {record.id}", record.created.replace("T", " "), f"{env.device} {env.dtype.removeprefix('torch.')}",
@@ -54,20 +60,19 @@ def _head(record: Record, link: str) -> str:
     prompt = str(record.spec.get("prompt", ""))
     found = f'<p><a href="{safe(link)}">{safe(link)}</a></p>' if link else ""
     return (
-        f"<section><h1>{safe(title(record))}</h1><p>{safe(overall(record))}</p>"
+        f"<section><h1>{safe(title(record))}</h1><p>{safe(overall(record, arrays))}</p>"
         f'<p class="mute">{safe(" · ".join(facts))}</p>{found}</section>'
         f"<section><h2>Prompt</h2><pre>{safe(prompt)}</pre></section>"
     )
 
 
-def _scores(record: Record) -> str:
-    columns = [column for column in COLUMNS if column.name != "lane"]
+def _scores(record: Record, arrays: Arrays) -> str:
+    columns = [column for column in COLUMNS if column.name not in ("lane", "verdict")]
     head = "".join(f'<th scope="col">{safe(column.title)}</th>' for column in columns)
-    judged = {lane.label: verdict(lane, record.noise_floor) for lane in record.lanes}
+    tones = ["", *(verdict(record, arrays, index).tone for index in range(len(record.lanes)))]
     rows = ""
-    for row in scorecard(record):
-        found = judged.get(row["lane"])
-        word = f'<td class="{found.tone}">{safe(found.word)}</td>' if found else "<td></td>"
+    for row, tone in zip(scorecard(record, arrays), tones, strict=True):
+        word = f'<td class="{tone}">{safe(row["verdict"])}</td>'
         cells = "".join(f"<td>{safe(column.shown(row[column.name]))}</td>" for column in columns)
         rows += f'<tr><th scope="row">{safe(row["lane"])}</th>{word}{cells}</tr>'
     return (
@@ -79,7 +84,8 @@ def _scores(record: Record) -> str:
 def _answers(record: Record, arrays: Arrays) -> str:
     cards = f'<div><h3>Full precision</h3><div class="tokens">{reference_tokens(record.reference.tokens)}</div></div>'
     for index, lane in enumerate(record.lanes):
-        notes = "".join(f'<p class="mute">{safe(note)}</p>' for note in [lane.summary, *remarks(lane)] if note)
+        said = (settings(lane), verdict(record, arrays, index).said, *remarks(lane))
+        notes = "".join(f'<p class="mute">{safe(note)}</p>' for note in said if note)
         body = f"<h3>{safe(lane.label)}</h3>{notes}{_tokens(record, arrays, index)}"
         cards += f'<div style="--lane:{lane_color(index)}">{body}</div>'
     return f'<section><h2>Answers</h2><p class="mute">{SHADED}</p><div class="answers">{cards}</div></section>'

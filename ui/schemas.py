@@ -160,9 +160,13 @@ class ClaimInfo(TypedDict):
     arxiv: str
     claim: str
     where: str
+    quote: str  # the paper's own words; ``claim`` is what the criterion tests
+    quoted_from: str
+    less: str  # where the criterion tests less than the quote says
     setting: str
     criterion: list[str]
     verdict: str
+    within_noise: bool  # other texts may well turn it
     held: str
     measured: list[str]
     reason: str

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvq_core.record import LaneRecord, Record
+from kvq_core.verdict import verdict
+from ui.figures.base import Arrays
 from ui.numbers import ABSENT, bits, percent, seconds, significant
 from ui.text import cell_safe
 
@@ -21,6 +23,7 @@ class Column:
 
 COLUMNS = (
     Column("lane", "lane", str),
+    Column("verdict", "verdict", str),
     Column("K bits", "key_bits", bits),
     Column("V bits", "value_bits", bits),
     Column("size", "kv_ratio", percent),
@@ -43,9 +46,11 @@ COLUMNS = (
 )
 
 
-def scorecard(record: Record) -> list[dict[str, Any]]:
+def scorecard(record: Record, arrays: Arrays) -> list[dict[str, Any]]:
     """A row a lane, the noise floor first, values raw; what a lane lacks is None."""
-    return [_row(lane) for lane in (record.noise_floor, *record.lanes)]
+    words = ["", *(verdict(record, arrays, index).word for index in range(len(record.lanes)))]
+    lanes = (record.noise_floor, *record.lanes)
+    return [{**_row(lane), "verdict": word} for lane, word in zip(lanes, words, strict=True)]
 
 
 def _row(lane: LaneRecord) -> dict[str, Any]:

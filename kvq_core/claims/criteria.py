@@ -58,6 +58,8 @@ class Setting(_Frozen):
 class Claim(_Frozen):
     """One claim: what the paper says and where, and what has to come out for it to hold here.
 
+    ``sentence`` is what the criteria test, ``quote`` the paper's own words, ``less`` where the former falls short of
+    them.
     ``measure`` names a measurement and ``arguments`` are its settings; ``derived`` numbers are differences or quotients
     of its numbers. With ``baseline_texts`` the mean over those texts enters each text's numbers as ``baseline.<name>``.
     """
@@ -65,6 +67,9 @@ class Claim(_Frozen):
     id: str = Field(pattern=r"^[a-z0-9-]+$")
     sentence: str
     where: str
+    quote: str = Field(min_length=1)
+    quoted_from: str = Field(min_length=1)
+    less: str
     setting: str
     note: str = ""
     measure: str

@@ -71,7 +71,8 @@ def judge(paper: Paper, claim: Claim, by_text: dict[str, Numbers], reason: str, 
     )  # fmt: skip
     return ClaimResult(
         id=claim.id, paper=paper.title, arxiv=paper.arxiv, sentence=claim.sentence, where=claim.where,
-        setting=claim.setting, note=claim.note, criterion=claim.holds_if, verdict=word, reason=why,  # type: ignore[arg-type]
+        quote=claim.quote, quoted_from=claim.quoted_from, less=claim.less, setting=claim.setting, note=claim.note,
+        criterion=claim.holds_if, verdict=word, reason=why,  # type: ignore[arg-type]
         numbers=spreads(list(numbers.values())),
         texts=tuple(TextResult(text=t, holds=satisfied(claim.criteria(), n), numbers=n) for t, n in numbers.items()),
     )  # fmt: skip

@@ -15,6 +15,7 @@ from kvq_core.methods.elsewhere import Elsewhere
 from kvq_core.methods.window import Window
 
 Space = Literal["post", "pre"]
+Axis = Literal["tokens", "channels"]
 Bits = Literal[1, 2, 3, 4, 8]
 SINK: dict[str, Any] = {"means": "sink_tokens"}
 RECENT: dict[str, Any] = {"means": "recent_tokens"}
@@ -151,7 +152,9 @@ class Fitted:
 class Method(BaseModel):
     """A frozen, validated method: its fields are its knobs, its docstring is what the page shows.
 
-    A subclass sets ``name``, ``title``, ``paper`` and implements ``windows`` and ``fit``. Field metadata drives the
+    A subclass sets ``name``, ``title``, ``paper`` and implements ``windows`` and ``fit``. ``scales``: along what the
+    elements of keys and of values that share a scale lie, ``tokens`` of a channel or ``channels`` of a token; None
+    where neither is so, and nothing is said of scales. Field metadata drives the
     form, the CLI and the documentation: ``title``, ``description``, bounds, Literal choices, and
     ``json_schema_extra={"means": "sink_tokens" | "recent_tokens"}`` on a knob that a lane option of that name sets.
     """
@@ -163,6 +166,7 @@ class Method(BaseModel):
     paper: ClassVar[str | None] = None
     deviations: ClassVar[tuple[str, ...]] = ()
     quantizes: ClassVar[bool] = True
+    scales: ClassVar[tuple[Axis | None, Axis | None]] = (None, None)
 
     @property
     def key_space(self) -> Space:

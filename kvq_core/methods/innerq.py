@@ -44,6 +44,7 @@ class InnerQ(BitsMethod):
     name: ClassVar[str] = "innerq"
     title: ClassVar[str] = "InnerQ"
     paper: ClassVar[str | None] = "https://arxiv.org/abs/2602.23200"
+    scales = ("channels", "tokens")
     deviations: ClassVar[tuple[str, ...]] = (
         "Eq. 10 with Eq. 13 taken literally clips all negative values; codes are sign and magnitude, the reading that "
         "the text (\"separating the sign bit\") and the sizes of Table 1 agree with.",

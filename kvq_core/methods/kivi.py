@@ -24,6 +24,7 @@ class Kivi(ResidualMethod):
     name: ClassVar[str] = "kivi"
     title: ClassVar[str] = "KIVI"
     paper: ClassVar[str | None] = "https://arxiv.org/abs/2402.02750"
+    scales = ("tokens", "channels")
 
     sink_tokens: int = Field(
         0, ge=0, le=1024, title="Sink tokens", json_schema_extra=SINK,

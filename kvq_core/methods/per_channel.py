@@ -18,6 +18,7 @@ class PerChannel(ResidualMethod):
 
     name: ClassVar[str] = "per_channel"
     title: ClassVar[str] = "Per channel"
+    scales = ("tokens", "tokens")
 
     bits: Bits = Field(4, title="Bits", description="Bits of a code, for keys and values alike.")
 

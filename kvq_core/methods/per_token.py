@@ -20,6 +20,7 @@ class PerToken(BitsMethod):
 
     name: ClassVar[str] = "per_token"
     title: ClassVar[str] = "Per token"
+    scales = ("channels", "channels")
 
     bits: Bits = Field(4, title="Bits", description="Bits of a code, for keys and values alike.")
     group_size: int = Field(

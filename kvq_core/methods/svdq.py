@@ -41,6 +41,7 @@ class Svdq(Method):
     name: ClassVar[str] = "svdq"
     title: ClassVar[str] = "SVDq"
     paper: ClassVar[str | None] = "https://arxiv.org/abs/2502.15304"
+    scales = (None, "channels")
     deviations: ClassVar[tuple[str, ...]] = (
         "A 1-bit latent channel is read as mean ± E|x - mean|. With the paper's end points min and max, 1 bit is worse "
         "than dropping the channel for bell-shaped data.",

@@ -11,7 +11,6 @@ from kvq_core.divergence import kl_divergence
 from kvq_core.record import Interval
 
 TOPK = 5
-FEWEST = 50  # scored positions below which no verdict is given
 NEAR_TIE = 0.2  # logits: the reference's two best tokens are less than a factor 1.22 apart
 
 

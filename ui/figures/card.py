@@ -2,6 +2,7 @@
 
 from kvq_core.record import LaneRecord, Record
 from ui.colors import lane_color
+from ui.figures.base import Arrays
 from ui.numbers import ABSENT, bits, percent, plural, significant
 from ui.text import safe, shorten
 from ui.verdict import verdict
@@ -43,7 +44,7 @@ def figures(lane: LaneRecord) -> tuple[str, str, str, str]:
     )
 
 
-def card(record: Record, link: str) -> str:
+def card(record: Record, arrays: Arrays, link: str) -> str:
     """The picture as SVG, 1200 x 630, the size that links are previewed at."""
     step = min(72, 328 // max(1, len(record.lanes)))
     prompt = str(record.spec.get("prompt", ""))
@@ -53,8 +54,8 @@ def card(record: Record, link: str) -> str:
         _text(60, 110, f"“{shorten(prompt, 100)}”", 20, MUTE, limit=104),
         *(_text(x, 166, name, 18, MUTE, "end") for name, x in COLUMNS),
     ]
-    for n, lane in enumerate(record.lanes):
-        body += _row(lane, record, n, 182 + n * step, step)
+    for n in range(len(record.lanes)):
+        body += _row(record, arrays, n, 182 + n * step, step)
     words = EXPLAINED.split(" KLD: ")
     body += [
         _text(60, 556, words[0], 16, MUTE, limit=160),
@@ -68,16 +69,16 @@ def card(record: Record, link: str) -> str:
     )
 
 
-def _row(lane: LaneRecord, record: Record, index: int, top: int, step: int) -> list[str]:
-    y = top + step // 2 + 8
-    found = verdict(lane, record.noise_floor)
+def _row(record: Record, arrays: Arrays, index: int, top: int, step: int) -> list[str]:
+    y, lane = top + step // 2 + 8, record.lanes[index]
+    found = verdict(record, arrays, index)
     numbers = zip(COLUMNS, figures(lane), strict=False)
     return [
         f'<path d="M60 {top}H1140" stroke="{LINE}"/>',
         f'<rect x="60" y="{y - 14}" width="14" height="14" rx="4" fill="{lane_color(index)}"/>',
         _text(86, y, lane.label, 22, INK, weight=600, limit=30),
         *(_text(x, y, value, 22, INK, "end") for (_, x), value in numbers),
-        _text(COLUMNS[-1][1], y, found.word, 22, TONES[found.tone], "end", weight=600, limit=16),
+        _text(COLUMNS[-1][1], y, found.word, 22, TONES[found.tone], "end", weight=600, limit=17),
     ]
 
 
@@ -90,14 +91,14 @@ def _text(
     )
 
 
-def card_text(record: Record, link: str) -> str:
+def card_text(record: Record, arrays: Arrays, link: str) -> str:
     """The same to paste: model, lanes, figures, what they are, link."""
     lines = [title(record)]
-    for lane in record.lanes:
+    for index, lane in enumerate(record.lanes):
         if lane.status == "failed":
             lines.append(f"- {shorten(lane.label, 60)}: failed")
             continue
         width, size, kld, flips = figures(lane)
-        word = verdict(lane, record.noise_floor).word
+        word = verdict(record, arrays, index).word
         lines.append(f"- {shorten(lane.label, 60)}: K/V {width} bits, size {size}, KLD {kld}, flips {flips} ({word})")
     return "\n".join([*lines, scored(record), EXPLAINED, link])

@@ -9,7 +9,7 @@ from kvq_core.record import LaneRecord, Record
 from ui.colors import NOISE, REFERENCE, lane_color
 from ui.figures.base import Arrays, array, canvas, decades, label_of, labelled, rounded
 
-SYMBOLS = {"both": "circle", "keys": "triangle-up", "values": "triangle-down"}
+SYMBOLS = {("keys",): "triangle-up", ("values",): "triangle-down"}  # of lanes that quantize one alone
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def points(record: Record, arrays: Arrays, what: str) -> list[tuple[int, float, 
             output = array(arrays, f"lane/{index}/output_relative")
             value = None if output is None else float(output.mean())
         # a lane that leaves the keys alone says nothing about keys
-        touched = asked.of == "whole" or lane.tensors in ("both", f"{asked.of}s")
+        touched = asked.of == "whole" or f"{asked.of}s" in lane.quantized
         if value is not None and bits is not None and np.isfinite(value) and touched:
             found.append((index, bits, asked.factor * value))
     return found
@@ -77,7 +77,11 @@ def distortion_rate(record: Record, arrays: Arrays, what: str) -> go.Figure | No
     margin = max(0.6, 0.22 * (high - low))
     figure = canvas(340, yaxis={"type": "log", "title": {"text": asked.title}})
     drawn = _curve(figure, arrays, asked, max(0, low - margin), high + margin)
-    figure.update_yaxes(decades(min([floor, *drawn]), max([*positive, *drawn], default=1.0)))
+    ticks = decades(min([floor, *drawn]), max([*positive, *drawn], default=1.0))
+    if len(positive) < len(found):  # a logarithmic axis has no 0: its place is told, at the lower edge
+        above = [at for at in ticks["tickvals"] if at > 1.5 * floor]
+        ticks = {"tickvals": [floor, *above], "ticktext": ["0", *(f"{at:g}" for at in above)]}
+    figure.update_yaxes(ticks)
     step = front(found)
     figure.add_scatter(
         x=[p[1] for p in step], y=[max(p[2], floor) for p in step], mode="lines", name="Pareto front", hoverinfo="skip",
@@ -85,13 +89,12 @@ def distortion_rate(record: Record, arrays: Arrays, what: str) -> go.Figure | No
     )  # fmt: skip
     for rank, (index, bits, value) in enumerate(found):
         lane = record.lanes[index]
-        zero = "" if value > 0 else " (0, drawn at the edge)"
         figure.add_scatter(
             x=[bits], y=[max(value, floor)], mode="markers", name=label_of(lane, 20), cliponaxis=False,
             # points on top of one another stay visible as rings
             marker={"size": 17 - 7 * rank / max(1, len(found) - 1),
-                    "color": lane_color(index), "symbol": SYMBOLS.get(lane.tensors, "circle")},
-            hovertemplate=f"%{{x:.2f}} bits: %{{y:.3g}}{zero}<extra>{label_of(lane)}</extra>",
+                    "color": lane_color(index), "symbol": SYMBOLS.get(lane.quantized, "circle")},
+            hovertemplate=f"%{{x:.2f}} bits: {value:.3g}<extra>{label_of(lane)}</extra>",
         )  # fmt: skip
     whose = {"whole": "an element", "key": "a key element", "value": "a value element"}[asked.of]
     figure.update_xaxes(title_text=f"stored bits {whose}", range=[max(0, low - margin), high + margin])
@@ -114,8 +117,10 @@ def _curve(figure: go.Figure, arrays: Arrays, asked: Distortion, low: float, hig
     return [100 * float(error[kept].max()), 100 * float(error[kept].min())]
 
 
-def dominated(record: Record, arrays: Arrays, what: str) -> list[int]:
-    """Lanes that some other lane beats in bits and in distortion."""
-    found = points(record, arrays, what)
+def beaten(found: list[tuple[int, float, float]]) -> tuple[list[int], list[int]]:
+    """Lanes off the front: those that another beats in both, and those beaten in one at an equal other, with bits equal
+    where they are shown equal."""
     kept = {index for index, *_ in front(found)}
-    return [index for index, *_ in found if index not in kept]
+    off = [(index, round(bits, 2), value) for index, bits, value in found if index not in kept]
+    both = [i for i, bits, value in off if any(round(b, 2) < bits and v < value for _, b, v in found)]
+    return both, [i for i, *_ in off if i not in both]

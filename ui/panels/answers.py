@@ -69,7 +69,7 @@ def staged(over: bool) -> str:
 def finished(record: Record, arrays: Arrays) -> str:
     """The cards of a finished run."""
     lanes = [
-        (lane_head(lane, record.noise_floor), lane_body(record, arrays, i), lane_strip(arrays, i))
-        for i, lane in enumerate(record.lanes)
+        (lane_head(record, arrays, i), lane_body(record, arrays, i), lane_strip(arrays, i))
+        for i in range(len(record.lanes))
     ]
     return cards((reference_head(record), reference_body(record), ""), *lanes)

@@ -10,6 +10,7 @@ from kvq_core.errors import StoreError
 from kvq_core.logs import tell_error
 from kvq_core.record import Record
 from kvq_core.store import record_json
+from ui.figures.base import Arrays
 from ui.services import Services
 from ui.tables import COLUMNS, perplexity_rows, scorecard, to_csv
 from ui.text import safe
@@ -45,7 +46,7 @@ def create_scorecard() -> Scorecard:
         words = gr.HTML("", elem_classes=["words"])
         table = gr.Dataframe(
             headers=[column.title for column in COLUMNS],
-            datatype=["str", *["number"] * (len(COLUMNS) - 1)],
+            datatype=["str", "str", *["number"] * (len(COLUMNS) - 2)],
             interactive=False,
             buttons=[],
             elem_id="score-table",
@@ -60,15 +61,15 @@ def create_scorecard() -> Scorecard:
     return Scorecard(words, table, csv, json, block)
 
 
-def show_scorecard(record: Record, services: Services) -> list[Any]:
-    rows = scorecard(record)
+def show_scorecard(record: Record, arrays: Arrays, services: Services) -> list[Any]:
+    rows = scorecard(record, arrays)
     try:
         csv = services.file(f"{record.id}-scorecard.csv", to_csv(rows).encode())
         json = services.file(f"{record.id}-record.json", record_json(record).encode())
     except StoreError as error:  # the page needs no files
         tell_error("no downloads", error, run=record.id)
         csv = json = None
-    return [_said(overall(record)), _table(rows), csv, json, _block(record)]
+    return [_said(overall(record, arrays)), _table(rows), csv, json, _block(record)]
 
 
 def _table(rows: list[dict[str, Any]]) -> Any:

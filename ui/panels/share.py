@@ -84,7 +84,7 @@ def wire_share(panel: Share, shown: gr.State, kept: gr.BrowserState, services: S
         if not shown.get("run"):
             return
         record, arrays = services.shelf.get(shown["run"])
-        copies, files = _copies(record, request), _files(record, arrays, services)
+        copies, files = _copies(record, arrays, request), _files(record, arrays, services)
         yield [copies, gr.skip(), *files]
         yield [copies, _report(record, arrays, services), *files]
 
@@ -114,9 +114,9 @@ def _link_box(run: str, shown: dict[str, Any], request: gr.Request, hidden: bool
     return copy_box(title, link(run, request), follow=query(run, shown.get("vs")))
 
 
-def _copies(record: Record, request: gr.Request) -> str:
+def _copies(record: Record, arrays: dict[str, Any], request: gr.Request) -> str:
     address = link(record.id, request)
-    picture = base64.b64encode(card(record, address).encode()).decode()
+    picture = base64.b64encode(card(record, arrays, address).encode()).decode()
     try:
         text = comparison_link(parse_spec(record.spec), request)
         form = copy_box("Link to the comparison alone: it fills the form, without the result", text)
@@ -124,7 +124,8 @@ def _copies(record: Record, request: gr.Request) -> str:
         form = f'<p class="muted">No link to the comparison alone. {safe(error)}</p>'
     return (
         f"{form}<h2>Card</h2>"
-        f'<div class="posting">{copy_box("Text to paste", card_text(record, address), lines=6 + len(record.lanes))}'
+        f'<div class="posting">'
+        f"{copy_box('Text to paste', card_text(record, arrays, address), lines=6 + len(record.lanes))}"
         f'<div><img alt="The run as a picture" src="data:image/svg+xml;base64,{picture}">'
         f'<button type="button" class="plain-button png" data-name="{safe(record.id)}.png">Download PNG</button></div>'
         f"</div><h2>Command</h2>{copy_box('Computes the run again', command(record), lines=6)}"
@@ -137,7 +138,7 @@ def _files(record: Record, arrays: dict[str, Any], services: Services) -> list[A
     content, _ = serialize(record, arrays)
     files = {
         "record.json": content[RECORD], "arrays.safetensors": content[ARRAYS],
-        "scorecard.csv": to_csv(scorecard(record)).encode(), FILE: comparison_json(record).encode(),
+        "scorecard.csv": to_csv(scorecard(record, arrays)).encode(), FILE: comparison_json(record).encode(),
     }  # fmt: skip
     return [_offered(services.file(f"{record.id}-{name}", data)) for name, data in files.items()]
 

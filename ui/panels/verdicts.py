@@ -37,12 +37,13 @@ def compute(record: Record, arrays: Arrays, at: Selection) -> Drawn:
     cards = [_card(record, arrays, index, lane) for index, lane in enumerate(record.lanes)]
     close = f'<p class="muted">{safe(EXPLAINED)} One prompt and one model: a verdict about this run.</p>'
     html = {"verdicts": f'<div class="verdicts">{_stress(record)}{"".join(cards)}</div>{close}'}
-    return Drawn(_said(record), html=html, tables={"verdicts": _rows(record)})
+    return Drawn(_said(record, arrays), html=html, tables={"verdicts": _rows(record, arrays)})
 
 
-def _rows(record: Record) -> list[list[Any]]:
+def _rows(record: Record, arrays: Arrays) -> list[list[Any]]:
     """The numbers of the cards: see ui.export."""
-    lanes = [("", record.noise_floor), *((verdict(lane).word, lane) for lane in record.lanes)]
+    words = (verdict(record, arrays, index).word for index in range(len(record.lanes)))
+    lanes = [("", record.noise_floor), *zip(words, record.lanes, strict=True)]
     return [
         [lane.label, title, word, getattr(lane.metrics, name, None), "measure", "verdict", unit]
         for word, lane in lanes
@@ -50,11 +51,11 @@ def _rows(record: Record) -> list[list[Any]]:
     ]
 
 
-def _said(record: Record) -> str:
+def _said(record: Record, arrays: Arrays) -> str:
     """How many lanes stand where."""
     found: dict[str, list[str]] = {}
-    for lane in record.lanes:
-        found.setdefault(verdict(lane).word, []).append(lane.label)
+    for index, lane in enumerate(record.lanes):
+        found.setdefault(verdict(record, arrays, index).word, []).append(lane.label)
     floor = record.noise_floor.metrics
     said = "; ".join(f"{word}: {listed(labels)}" for word, labels in found.items())
     scored = floor.n_scored if floor else 0
@@ -76,7 +77,7 @@ def _stress(record: Record) -> str:
 
 
 def _card(record: Record, arrays: Arrays, index: int, lane: LaneRecord) -> str:
-    found = verdict(lane)
+    found = verdict(record, arrays, index)
     rows = "".join(_row(title, name, shown, lane, record.noise_floor) for title, name, shown, _ in MEASURES)
     table = (
         f'<table class="plain"><thead><tr><th></th><th scope="col">this lane</th>'
@@ -85,10 +86,11 @@ def _card(record: Record, arrays: Arrays, index: int, lane: LaneRecord) -> str:
         else f'<p class="error">{safe(lane.error or "")}</p>'
     )
     told = explain(record, arrays, index)
-    because = "".join(f"<li>{prose(said)}</li>" for said in (*told.sentences, *remarks(lane)))
+    because = "".join(f"<li>{prose(said)}</li>" for said in (found.said, *told.sentences, *remarks(lane)) if said)
     return (
         f'<section class="verdict" style="--lane:{lane_color(index)}" aria-label="Verdict of {safe(lane.label)}">'
-        f'<div class="top"><h4>{safe(lane.label)}</h4><span class="badge {found.tone}">{safe(found.word)}</span></div>'
+        f'<div class="top"><h4>{safe(lane.label)}</h4><span class="badge {found.tone}" title="{safe(found.why)}">'
+        f"{safe(found.word)}</span></div>"
         f"{table}<ul>{because}</ul>{_suggestion(index, told.suggestion, told.because)}{_elsewhere(lane)}</section>"
     )
 

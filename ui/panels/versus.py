@@ -13,6 +13,7 @@ from kvq_core.versus import Versus, versus
 from ui.access import opened
 from ui.address import link, query
 from ui.colors import lane_color
+from ui.figures.base import Arrays
 from ui.figures.card import figures
 from ui.numbers import ABSENT, plural
 from ui.panels.copying import COPY_JS, copy_box
@@ -103,13 +104,13 @@ def _told(run: str | None, other: Any, kept: Any, request: gr.Request, services:
         second = run_in(other)
         if run is None or second == run:
             raise StoreError("That is the run shown already; give another one.")
-        one, two = services.shelf.get(run)[0], opened(services, second, kept)[0]
+        (one, own), (two, theirs) = services.shelf.get(run), opened(services, second, kept)
     except KvqError as error:
         return notice("There is nothing to compare with", str(error), "The run shown is as it was.")
-    return told(one, two, versus(one, two), link(one.id, request, two.id), query(one.id, two.id))
+    return told(one, two, versus(one, two), (own, theirs), link(one.id, request, two.id), query(one.id, two.id))
 
 
-def told(one: Record, other: Record, found: Versus, address: str, follow: str) -> str:
+def told(one: Record, other: Record, found: Versus, arrays: tuple[Arrays, Arrays], address: str, follow: str) -> str:
     """Both runs, whether it is fair, what was asked differently, and the lanes side by side."""
     fair = "".join(f"<li>{safe(why)}</li>" for why in found.unfair)
     judged = (
@@ -120,7 +121,7 @@ def told(one: Record, other: Record, found: Versus, address: str, follow: str) -
     return (
         f"{copy_box('Link to these two', address, follow=follow)}"
         f'<div class="two">{_run(one, "A")}{_run(other, "B")}</div>{judged}'
-        f"<p>{safe(_texts(one, other, found))}</p><h2>Lanes</h2>{_lanes(one, other, found)}"
+        f"<p>{safe(_texts(one, other, found))}</p><h2>Lanes</h2>{_lanes(one, other, found, arrays)}"
         f"<h2>What differs</h2>{_changes(found)}"
     )
 
@@ -140,21 +141,23 @@ def _texts(one: Record, other: Record, found: Versus) -> str:
     return f"The reference texts ({lengths}) are equal up to token {found.same_tokens} and differ from there."
 
 
-def _lanes(one: Record, other: Record, found: Versus) -> str:
+def _lanes(one: Record, other: Record, found: Versus, arrays: tuple[Arrays, Arrays]) -> str:
     head = "".join(f'<th scope="col">{name}</th>' for name in ("", *HEAD))
     rows = ""
     for n, pair in enumerate(found.pairs):
         label = f'<span class="dot" style="background:{lane_color(n)}"></span>{safe(pair.label)}'
-        rows += f'<tr class="first"><th scope="row" rowspan="2">{label}</th>{_cells("A", one, pair.one)}</tr>'
-        rows += f"<tr>{_cells('B', other, pair.other)}</tr>"
+        rows += (
+            f'<tr class="first"><th scope="row" rowspan="2">{label}</th>{_cells("A", one, arrays[0], pair.one)}</tr>'
+        )
+        rows += f"<tr>{_cells('B', other, arrays[1], pair.other)}</tr>"
     table = f'<table class="plain versus"><thead><tr><th scope="col">lane</th>{head}</tr></thead><tbody>{rows}</tbody>'
     return f'<div class="scroll" tabindex="0">{table}</table></div>'
 
 
-def _cells(name: str, record: Record, lane: LaneRecord | None) -> str:
+def _cells(name: str, record: Record, arrays: Arrays, lane: LaneRecord | None) -> str:
     if lane is None:
         return f'<td>{name}</td><td colspan="{len(HEAD)}" class="muted none">no such lane</td>'
-    found = verdict(lane, record.noise_floor)
+    found = verdict(record, arrays, next(i for i, own in enumerate(record.lanes) if own is lane))
     numbers = "".join(f"<td>{safe(value)}</td>" for value in figures(lane))
     return f'<td>{name}</td>{numbers}<td><span class="badge {found.tone}">{safe(found.word)}</span></td>'
 

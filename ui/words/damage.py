@@ -21,13 +21,17 @@ def damage(record: Record, arrays: Arrays, at: Selection) -> str:
 
 def _keys_and_values(record: Record, arrays: Arrays) -> str:
     lanes = {
-        kind: [(lane, error) for _, lane, error in lanes_with(record, arrays, f"{kind}_error")]
+        kind: [
+            (lane, error)
+            for _, lane, error in lanes_with(record, arrays, f"{kind}_error")
+            if f"{kind}s" in lane.quantized  # in others, errors of other layers pass through
+        ]
         for kind in ("key", "value")
     }
-    if not lanes["key"] or not lanes["value"]:
-        return ""
     parts = []
     for kind, found in lanes.items():
+        if not found:
+            continue
         lane, error = max(found, key=lambda pair: float(pair[1].mean()))
         by_layer = (error**2).sum(1)
         few = max(1, round(len(by_layer) / 10))
@@ -37,7 +41,7 @@ def _keys_and_values(record: Record, arrays: Arrays) -> str:
             f", {percent(share)} of it in layer{'s' if few > 1 else ''} {listed(top)}" if share > CONCENTRATED else ""
         )
         parts.append(f"{kind}s are {percent(float(error.mean()))} off in {lane.label}{where}")
-    return f"At worst, {parts[0]}; {parts[1]}."
+    return f"At worst, {'; '.join(parts)}." if parts else ""
 
 
 def _scores(record: Record, arrays: Arrays) -> str:
@@ -55,7 +59,7 @@ def _scores(record: Record, arrays: Arrays) -> str:
         f"layer {layer}, query head {head}."
     )
     alone = lane.metrics and lane.metrics.attention_delta_reference_query
-    if alone is not None and delta.mean() > 0:
+    if alone is not None and delta.mean() > 0 and "keys" in lane.quantized:
         said += f" Its keys alone, read with the reference's queries, cost {significant(alone, 2)}."
     return said
 
@@ -63,7 +67,11 @@ def _scores(record: Record, arrays: Arrays) -> str:
 def _selected(record: Record, arrays: Arrays, at: Selection) -> str:
     """The channel that carries most of the selected head's key error."""
     kv_head = at.kv_head(record)
-    shares = channel_shares(record, arrays, "key", at.layer, kv_head)
+    shares = [
+        (index, share)
+        for index, share in channel_shares(record, arrays, "key", at.layer, kv_head)
+        if "keys" in record.lanes[index].quantized
+    ]
     if not shares:
         return ""
     index, share = max(shares, key=lambda found: float(found[1].max()))

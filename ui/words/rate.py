@@ -4,7 +4,7 @@ import numpy as np
 
 from kvq_core.record import Record
 from ui.figures.base import Arrays, array
-from ui.figures.rate import dominated, front, points
+from ui.figures.rate import beaten, front, points
 from ui.numbers import bits, listed, percent, significant
 
 
@@ -16,18 +16,20 @@ def rates(record: Record, arrays: Arrays) -> str:
     best = front(found)
     named = [f"{record.lanes[i].label} ({bits(b)} bits, {significant(k, 2)} nats)" for i, b, k in best]
     said = f"Nobody here has both fewer bits and less KLD than {listed(named)}"
-    beaten = [record.lanes[i].label for i in dominated(record, arrays, "kld")]
-    said += f"; {listed(beaten)} {'are' if len(beaten) > 1 else 'is'} beaten in both." if beaten else "."
+    for indices, where in zip(beaten(found), ("in both", "in one of them, at an equal other"), strict=True):
+        labels = [record.lanes[i].label for i in indices]
+        said += f"; {listed(labels)} {'are' if len(labels) > 1 else 'is'} beaten {where}" if labels else ""
+    said += "."
     return " ".join(filter(None, [said, _alone(record), _gaussian(record, arrays)]))
 
 
 def _alone(record: Record) -> str:
     """What quantizing only keys or only values costs, where lanes do."""
     parts = [
-        f"{lane.label} leaves the {'values' if lane.tensors == 'keys' else 'keys'} alone and costs "
+        f"{lane.label} leaves the {'values' if lane.quantized == ('keys',) else 'keys'} alone and costs "
         f"{significant(lane.metrics.kld_mean, 2)} nats"
         for lane in record.lanes
-        if lane.tensors in ("keys", "values") and lane.metrics and lane.metrics.kld_mean is not None
+        if len(lane.quantized) == 1 and lane.metrics and lane.metrics.kld_mean is not None
     ]
     return f"{'; '.join(parts)}." if parts else ""
 

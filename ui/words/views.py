@@ -1,6 +1,7 @@
 """One sentence a view, generated from the record: what the measurement means here."""
 
 from kvq_core.record import LaneRecord, Record
+from kvq_core.verdict import verdict
 from ui.figures.base import Arrays, lanes_with
 from ui.figures.spectra import centred, energy, mean_share, spectrum
 from ui.figures.subspace import inside_share
@@ -13,8 +14,9 @@ def done(record: Record) -> list[LaneRecord]:
     return [lane for lane in record.lanes if lane.status == "done"]
 
 
-def overall(record: Record) -> str:
-    """The scorecard in a sentence: best and worst lane, read against the noise floor."""
+def overall(record: Record, arrays: Arrays) -> str:
+    """The scorecard in a sentence: best and worst lane, read against the noise floor; why the best one's verdict is not
+    the best, where flips or p99 lower it."""
     lanes = [lane for lane in done(record) if lane.metrics and lane.metrics.kld_mean is not None]
     if not lanes:
         return "No lane finished with scored positions; there is nothing to rank."
@@ -26,7 +28,8 @@ def overall(record: Record) -> str:
     floor = record.noise_floor.metrics.kld_mean if record.noise_floor.metrics else None
     if floor is not None:
         sentence += f". Rounding the cache to fp16 alone costs {significant(floor, 2)}: nothing below that is damage"
-    return sentence + "."
+    lowered = verdict(record, arrays, record.lanes.index(best)).said
+    return f"{sentence}.{f' {best.label}: {lowered}' if lowered else ''}"
 
 
 def spectra(record: Record, arrays: Arrays, layer: int) -> str:
@@ -56,7 +59,7 @@ def subspace(record: Record, arrays: Arrays, rank: int) -> str:
     shares = [
         (float(inside_share(spread)[..., min(rank, spread.shape[-1])].mean()), lane)
         for _, lane, spread in lanes_with(record, arrays, "key_error_energy")
-        if spread.sum() > 0
+        if spread.sum() > 0 and "keys" in lane.quantized
     ]
     if not shares:
         return NOTHING
