@@ -126,6 +126,12 @@ class Method(BaseModel):
     deviations: ClassVar[tuple[str, ...]] = ()
     quantizes: ClassVar[bool] = True
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        if "elsewhere" not in vars(cls):
+            cls.elsewhere = Method.elsewhere  # type: ignore[method-assign]
+
     @property
     def key_space(self) -> Space:
         """Whether keys are stored after ("post") or before ("pre") RoPE."""
@@ -177,7 +183,10 @@ class Method(BaseModel):
         return shape.layers * (4 * tokens + shape.kv_heads * 4 * 2 * 256)
 
     def elsewhere(self) -> tuple[Elsewhere, ...]:
-        """Ways to use this method, or its nearest relative, outside this project; empty: no deployment exists yet."""
+        """Ways to use this method, or its nearest relative, outside this project; empty: no deployment exists yet.
+
+        Not inherited: what is said of a method is false of one that stores something else.
+        """
         return ()
 
     def summary(self) -> str:
