@@ -70,7 +70,9 @@ class StoreSide:
         turn = self.turns.turn(first, first + n, q.device) if self.turns is not None else None
         parts = [_against(q, store.sinks(), 0, self.turns)]
         if n:
-            asked = q if store.norms is None else q * store.norms.to(q.dtype)  # packed keys are stored divided by them
+            asked = q.float() if store.far else q
+            if store.norms is not None:
+                asked = asked * store.norms.to(asked.dtype)  # packed keys are stored divided by them
             parts.append(packed_scores(asked, store.view(), layout.grid, layout.axis, n, self.path, turn=turn))
         return torch.cat([*parts, _against(q, store.recent(), first + n, self.turns)], -1)
 
@@ -80,7 +82,7 @@ class StoreSide:
         out = _weighted(sinks, store.sinks()) + _weighted(recent, store.recent())
         if store.packed_tokens:
             dim = store.sink.shape[-1]
-            out += packed_values(packed, store.view(), layout.grid, layout.axis, dim, self.path)
+            out += packed_values(packed, store.view(), layout.grid, layout.axis, dim, self.path, store.largest)
         return out
 
     def observe(self, queries: Tensor, attention: Tensor) -> None:

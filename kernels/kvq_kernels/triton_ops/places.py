@@ -177,6 +177,13 @@ def inner_sums(
 
 
 @triton.jit
+def spare_exponent(largest, MOST: tl.constexpr):
+    """x, at most MOST, for which weights up to 2^x times scales and zero-points are float16, where no value is beyond
+    ``largest``: a scale of one bit is twice that."""
+    return tl.minimum(tl.floor(tl.log2(32752.0 / tl.maximum(tl.load(largest), 1.0))), MOST)
+
+
+@triton.jit
 def outer_values(
     weights, acc, moved, codes, scales, words, rows, row_mask, dim, code_stride, scale_stride, word_stride,
     H: tl.constexpr, BT: tl.constexpr, DP: tl.constexpr, WIDTH: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
