@@ -6,7 +6,7 @@ import torch
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.prefill import LayerGroup
 from kvq_core.growth import Growth
-from kvq_core.methods import ModelShape, make
+from kvq_core.methods import ModelShape
 from kvq_core.metrics.memory import measure
 from kvq_core.rope import Rope
 from kvq_core.spec import Lane
@@ -82,23 +82,3 @@ def test_what_does_not_grow_is_as_declared(lane: Lane) -> None:
     packed = [lane.windows()[0].packed(tokens) for tokens in (512, 1024)]
     if packed[0] and lane.layers == "all":
         assert growing[1] / packed[1] == pytest.approx(growing[0] / packed[0], rel=1e-3)
-
-
-def test_ways_out_are_well_formed() -> None:
-    import inspect
-
-    from transformers import QuantizedCache
-
-    from kvq_core.methods import methods
-
-    allowed = set(inspect.signature(QuantizedCache.__init__).parameters)
-    for name in methods():
-        for way in make(name).elsewhere():
-            assert way.tool and way.how
-            if "QuantizedCache(" in way.how:
-                compile(way.how, name, "exec")
-                called = way.how.split("QuantizedCache(")[1].split(")")[0]
-                assert {part.split("=")[0].strip() for part in called.split(",")} <= allowed
-    assert any("q8_0" in way.how for way in make("per_token", bits=8).elsewhere())
-    assert not any(way.tool == "llama.cpp" for way in make("per_token", bits=2).elsewhere())
-    assert not make("svdq").elsewhere()

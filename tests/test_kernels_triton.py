@@ -10,6 +10,7 @@ import torch
 from kvq_kernels.attention import decode_attention
 from kvq_kernels.dispatch import KernelError, paths_taken
 from kvq_kernels.grouped import MODES, Grid, quantize_pack
+from kvq_kernels.launch import Launch, run
 from kvq_kernels.launch import recorded as recorded_launches
 from kvq_kernels.store import Layout, Store
 
@@ -101,6 +102,30 @@ def test_a_decode_step_reads_nothing_back_from_the_device():
         decode_attention(torch.empty(1, 4, 1, 64, device="meta"), *stores, 0.1)
     launched = {entry.kernel.__name__ for entry in found}
     assert launched == {"quantize_pack_kernel", "decode_attention_kernel", "combine_splits_kernel"}
+
+
+def test_a_kernel_runs_on_the_gpu_that_its_tensors_are_on(monkeypatch):
+    """And not on the current one: layers of a large model lie on several."""
+    on, tensors = [], {"x": torch.zeros(2), "count": 3, "none": None}
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda **arguments: on.append((guarded[-1], grid, arguments["num_warps"]))
+
+    class Guard:
+        def __init__(self, tensor):
+            self.tensor = tensor
+
+        def __enter__(self):
+            guarded.append(self.tensor)
+
+        def __exit__(self, *error):
+            guarded.append(None)
+
+    guarded = [None]
+    monkeypatch.setattr(torch.cuda, "device_of", Guard)
+    run(Kernel(), (4,), Launch(16, warps=2), {"count": 1, **tensors}, {})
+    assert on == [(tensors["x"], (4,), 2)] and guarded[-1] is None
 
 
 def test_asking_for_triton_where_it_cannot_run_is_an_error():

@@ -139,6 +139,45 @@ def test_generate_takes_a_batch_and_goes_on_with_more_text():
         model.model.set_attn_implementation(held)
 
 
+def test_the_first_chunk_of_a_chunked_prefill_is_the_prompt():
+    """The method is fitted on it, and later chunks enter as later text does."""
+    model, method, ids = tiny("llama"), lane("kivi").build(), torch.tensor([prompt_ids(150)])
+    held = model.model.config._attn_implementation
+    try:
+        whole, turns = (kvq_core.packed_cache(model.model, method) for _ in range(2))
+        options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "eos_token_id": None}
+        model.model.generate(ids, past_key_values=whole, prefill_chunk_size=64, max_new_tokens=1, **options)
+        with torch.no_grad():
+            for chunk in ids.split(64, 1):
+                model.model(chunk, past_key_values=turns)
+        for one, other in zip(whole.layers, turns.layers, strict=True):
+            for a, b in zip(one.layer.stores, other.layer.stores, strict=True):
+                assert a.tokens == 150 and torch.equal(a.dense(), b.dense())
+    finally:
+        model.model.set_attn_implementation(held)
+
+
+def test_what_a_packed_cache_cannot_do_is_refused_in_one_line():
+    model, ids = tiny("llama"), torch.tensor([prompt_ids(20) * 4])  # repeated text, which prompt lookup guesses from
+    held = model.model.config._attn_implementation
+    try:
+        cache = kvq_core.packed_cache(model.model, lane("kivi").build())
+        with pytest.raises(ModelError, match="leave out assistant_model and prompt_lookup_num_tokens"):
+            model.model.generate(
+                ids, attention_mask=torch.ones_like(ids), past_key_values=cache, prompt_lookup_num_tokens=4,
+                max_new_tokens=24, do_sample=False, eos_token_id=None,
+            )  # fmt: skip
+        for act, words in (
+            (lambda: cache.crop(-1), "cannot be cut back"),
+            (lambda: cache.batch_repeat_interleave(2), "cannot be repeated"),
+            (lambda: cache.batch_select_indices(torch.tensor([0])), "cannot be chosen"),
+        ):
+            with pytest.raises(ModelError, match=words):
+                act()
+    finally:
+        model.model.set_attn_implementation(held)
+
+
 def test_the_packed_attention_is_sdpa_for_every_other_cache():
     model, ids = tiny("llama"), prompt_ids(40)
     held = model.model.config._attn_implementation

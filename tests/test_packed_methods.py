@@ -9,6 +9,7 @@ from kvq_kernels import paths_taken
 import kvq_core
 from kvq_core.errors import MethodError
 from kvq_core.learned.encoder import Encoder, to_stored
+from kvq_core.methods import methods
 from kvq_core.packed import Request, measure
 from kvq_core.packed.cache import packed_layers
 from kvq_core.spec import Lane
@@ -21,8 +22,8 @@ from tests.tiny_models import prompt_ids, tiny
 ATOL = 5e-4
 SPARSE = {"chunk_size": 8, "budget_tokens": 32, "outlier_chunks": 2, "local_chunks": 2}
 TOLERANCES = {"key_tolerance": 0.01, "value_tolerance": 0.01}
-CASES = {
-    "svdq": ("svdq", {}, {}),
+CASES = {name: (name, {}, {}) for name, method in methods().items() if method.quantizes} | {
+    "innerq prefill": ("innerq", {"mode": "hybrid_prefill"}, {}),
     "svdq 1 bit": ("svdq", {"schedule": [8, 4, 2, 1, 1, 0, 0, 0]}, {}),
     "svdq V4": ("svdq", {"value_bits": 4, "per_head": True}, {"sink_tokens": 3}),
     "svdq target": ("svdq", {"target_bits": 2.5}, {}),
@@ -86,7 +87,7 @@ def forced_logits(model, ids, lane, follow):
 
 @pytest.mark.parametrize("case", list(CASES))
 def test_a_packed_run_is_the_engines_forced_row(case):
-    model, ids, lane = tiny("llama"), prompt_ids(150), lane_of(case)
+    model, ids, lane = tiny("llama"), prompt_ids(190), lane_of(case)
     outcome = run_engine(model, ids, [lane], 12, ignore_eos=True)
     state = outcome.state(case)
     assert state.error is None
@@ -94,11 +95,14 @@ def test_a_packed_run_is_the_engines_forced_row(case):
         logits, layers = forced_logits(model, ids, lane, outcome.decode.token_ids[:-1])
     assert set.union(*taken.values()) == {"torch"}
     torch.testing.assert_close(logits, outcome.logits()[1][0], rtol=0, atol=ATOL)
-    parts = [part.stream.nbytes() for part in state.cache.parts]
+    streams = [part.stream for part in state.cache.parts]
+    assert all(stream.packed_tokens > 0 for stream in streams if stream.window.step is not None)
     assert all(layer.tokens == len(ids) + 11 for layer in layers)
-    # packed by layer, a stream of 4-bit widths or of bits may end on a byte of its own
+    # packed by layer, a stream of 4-bit widths or of bits may end on a byte of its own; packed, the mask of hybrid
+    # groups is the signs of their scales
     held = sum(layer.nbytes for layer in layers)
-    assert 0 <= held - sum(sum(part.values()) for part in parts) <= 2 * len(layers)
+    stored = sum(size for stream in streams for name, size in stream.nbytes().items() if name != "mask")
+    assert 0 <= held - stored <= 2 * len(layers)
     assert sum(layer.allocated for layer in layers) >= held
     assert sum(layer.host_bytes for layer in layers) == sum(p.stream.host_bytes for p in state.cache.parts)
 

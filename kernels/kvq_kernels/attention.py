@@ -28,9 +28,12 @@ def decode_attention(
     """Attention of one new token a row over the whole cache, which already holds that token.
 
     q (batch, query_heads, 1, head_dim) after RoPE -> the same shape and dtype. Query head h reads KV head
-    h // (query_heads / kv_heads). The reference dequantizes the cache into float32 and multiplies.
+    h // (query_heads / kv_heads). The reference dequantizes the cache into float32 and multiplies. Keys that are far
+    from zero (Store.far) are multiplied with float32 queries.
     """
     _check(q, keys, values)
+    if keys.far and q.dtype != torch.float32:
+        return decode_attention(q.float(), keys, values, scaling, path, how).to(q.dtype)
     batch, heads, _, dim = q.shape
     kv_heads = keys.sink.shape[1]
     if not use_triton("decode_attention", path, q, _obstacle(keys, values, heads // kv_heads)):
@@ -65,6 +68,7 @@ def _decode_triton(q: Tensor, keys: Store, values: Store, scaling: float, how: L
         {
             "q": q.contiguous(), "norms": None if keys.norms is None else keys.norms.contiguous(), "acc_out": acc,
             "top_out": top, "total_out": total, **_tensors("k", keys), **_tensors("v", values),
+            "v_largest": values.largest,
             "factor": scaling * log2(e), "heads": heads, "dim": dim, "bulk": bulk, "chunk": chunk, "splits": splits,
             "tails": tails, "sinks": keys.sink_tokens, "sink_room": keys.sink.shape[-2], "held": keys.held,
         },

@@ -74,12 +74,14 @@ def packed_scores(
 
 
 def packed_values(
-    p: Tensor, values: PackedGroups, grid: Grid, axis: Axis, head_dim: int, path: Path = "auto"
-) -> Tensor:
+    p: Tensor, values: PackedGroups, grid: Grid, axis: Axis, head_dim: int, path: Path = "auto",
+    largest: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """p (..., n, tokens) . values: float32 (..., n, head_dim), n rows of weights sharing a matrix of packed values.
 
     Weights are at most 1. ``axis`` "tokens" is the inner grouping of this product (InnerQ's values), "channels" the
-    outer one (KIVI's).
+    outer one (KIVI's). ``largest``: one float32 that no value's size exceeds, found from the scales where it is not
+    given.
     """
     tokens = p.shape[-1]
     if not use_triton("packed_values", path, p, _obstacle(grid, head_dim)):
@@ -100,13 +102,15 @@ def packed_values(
     sizes = {"queries": queries, "tokens": tokens, "dim": head_dim, "chunk": chunk, "matrices": matrices}
     if fits:
         constants = _placed_constants(how, grid, inner, fits, head_dim, tokens)
+        bound = {"largest": None if inner else _largest(values, grid) if largest is None else largest}
     else:
+        bound = {}
         constants = {**_constants(p, grid, inner), "BT": tile, "DP": wide, "M": max(16, power_of_two(queries))}
     run(
         placed_values_kernel if fits else packed_values_kernel,
         (matrices, splits),
         how if fits else VALUES,
-        {"p": p, **values._asdict(), "out": out, **sizes, **row_strides(values)},
+        {"p": p, **values._asdict(), **bound, "out": out, **sizes, **row_strides(values)},
         constants,
     )
     return out.sum(0)
@@ -129,6 +133,11 @@ def _placed_constants(how: Launch, grid: Grid, inner: bool, fits: Placed, dim: i
         **grid_constants(grid), "INNER": inner, "H": fits.rows, "BT": how.tokens, "DP": fits.channels,
         "WIDTH": grid.places, "WHOLE": whole,
     }  # fmt: skip
+
+
+def _largest(values: PackedGroups, grid: Grid) -> Tensor:
+    """A bound of the sizes of asymmetric values, on their device: nothing waits for it."""
+    return ((1 << grid.bits) - 1) * values.scales.float().abs().amax() + values.words.float().abs().amax()
 
 
 def _values_launch(grid: Grid) -> Launch:

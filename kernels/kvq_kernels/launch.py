@@ -90,7 +90,9 @@ def run(kernel: Any, grid: tuple[int, ...], how: Launch, arguments: dict[str, An
     if (found := _recorder.get()) is not None:
         found.append(Recorded(kernel, arguments, constants, how.warps, how.stages))
         return
-    kernel[grid](**arguments, **constants, num_warps=how.warps, num_stages=how.stages)
+    like = next(argument for argument in arguments.values() if isinstance(argument, Tensor))
+    with torch.cuda.device_of(like):  # Triton launches on the current GPU, wherever the tensors are
+        kernel[grid](**arguments, **constants, num_warps=how.warps, num_stages=how.stages)
 
 
 def tile_of(how: Launch, head_dim: int, group: int = 0) -> tuple[int, int]:

@@ -43,7 +43,7 @@ def quantize_signed(x: Tensor, bits: int, group_size: int, metadata: torch.dtype
     sizes = groups.abs()
     top = (1 << bits) - 1
     scales = (sizes.amax(-1, keepdim=True) / sizes.new_full((), top)).to(metadata)  # see quantize_groups
-    scales = torch.where(scales > 0, scales, torch.ones_like(scales))
+    scales = torch.where(scales == 0, torch.ones_like(scales), scales)  # NaN stays
     codes = sizes.div_(scales.float()).round_().clamp_(max=top).to(torch.uint8)
     return SignedCodes(codes.flatten(-2)[..., : x.shape[-1]], pack((groups < 0).to(torch.uint8), 1), scales[..., 0])
 

@@ -14,6 +14,10 @@ from kvq_kernels.grouped import Axis, Grid, PackedGroups, quantize_pack, unpack_
 from kvq_kernels.packing import packed_bytes
 from torch import Tensor
 
+# Root mean square of a head's keys above which float16 queries cost more than some 1 % of the output, by grouped axis:
+# what they lose in rounding is multiplied by offsets that softmax does not see.
+FAR = {"tokens": 512.0, "channels": 32.0}
+
 Encode = Callable[[Tensor, bool], PackedGroups]  # x (batch, kv_heads, tokens, head_dim), whether it is the prompt's
 
 
@@ -40,19 +44,23 @@ class Store:
 
     ``encode`` replaces quantize_pack where a method rounds in its own way. ``sink`` (batch, kv_heads, sinks, head_dim);
     ``ring`` (batch, kv_heads, recent + step, head_dim): the token after the sinks that has number n is in slot
-    n mod (recent + step). ``packed`` has room for more than ``packed_tokens``.
+    n mod (recent + step). ``packed`` has room for more than ``packed_tokens``. ``largest``, float32: the size of the
+    largest number packed, kept on the device; ``far``: the prompt was far from zero (FAR), found as it entered, because
+    a step reads nothing back.
     """
 
     layout: Layout
     packed: PackedGroups
     sink: Tensor
     ring: Tensor
+    largest: Tensor
     norms: Tensor | None = None
     encode: Encode | None = None
     path: Path = "auto"
     sink_tokens: int = 0
     packed_tokens: int = 0
     held: int = 0  # tokens after the sinks, packed or not
+    far: bool = False
 
     @classmethod
     def empty(
@@ -68,7 +76,7 @@ class Store:
         sink = torch.empty(batch, heads, layout.sinks, dim, dtype=torch.float16, device=like.device)
         ring = sink.new_empty(batch, heads, layout.recent + layout.step, dim)
         packed = _buffers(like, layout, room)
-        return cls(layout, packed, sink, ring, norms, encode, path)
+        return cls(layout, packed, sink, ring, torch.zeros((), device=like.device), norms, encode, path)
 
     @property
     def tokens(self) -> int:
@@ -78,6 +86,8 @@ class Store:
         """Enter the prompt: sinks, one packed block of everything due, and the window; the store must be empty."""
         if self.tokens:
             raise KernelError("fill is for an empty store; append to this one.")
+        sizes = torch.linalg.vector_norm(x.float(), dim=(-1, -2)) / (x.shape[-1] * x.shape[-2]) ** 0.5
+        self.far = not x.is_meta and bool((sizes > FAR[self.layout.axis]).any())
         self._take_sinks(x)
         rest = x[..., self.sink_tokens :, :]
         due = self.layout.due(rest.shape[-2])
@@ -151,7 +161,7 @@ class Store:
     @property
     def allocated(self) -> int:
         """Bytes of the buffers, room for more tokens included."""
-        parts = [*self.packed, self.sink, self.ring] + ([] if self.norms is None else [self.norms])
+        parts = [*self.packed, self.sink, self.ring, self.largest] + ([] if self.norms is None else [self.norms])
         return sum(t.numel() * t.element_size() for t in parts)
 
     def _take_sinks(self, x: Tensor) -> None:
@@ -179,6 +189,8 @@ class Store:
     def _pack(self, x: Tensor, prompt: bool = False) -> None:
         """Pack x behind the packed tokens. Window tokens were rounded to float16 when they entered, the prompt's were
         not, and are encoded from the values given."""
+        if self.layout.axis == "channels":  # fmax passes over NaN, which stays where it is
+            torch.fmax(self.largest, torch.linalg.vector_norm(x.float(), torch.inf), out=self.largest)
         if self.norms is not None:
             x = x.float() / self.norms.float()
         if self.encode is not None:

@@ -88,7 +88,7 @@ class LaneCache:
         windows: tuple[Window, Window],
         rope: Rope | None,
     ) -> None:
-        """Encode the layers of a device that the lane quantizes; ``rope``: theirs, where keys are stored before it."""
+        """Encode the layers of a device that the lane quantizes; ``rope``: theirs, where keys are stored before RoPE."""
         self.quantized_layers |= set(prompt.layers)
         for codec, window in zip((fitted.key, fitted.value), windows, strict=True):
             if codec is not None:
@@ -168,7 +168,7 @@ def _inside(lane: Lane, group: LayerGroup) -> list[int]:
 
 
 def _prompt(method: Method, group: LayerGroup, inside: list[int], rope: Rope | None, model: ModelRef | None) -> Prompt:
-    """What a method is told of some layers of a device group; ``rope``: the model's, where keys are stored before it."""
+    """What a method is told of some layers of a device; ``rope``: the model's, where keys are stored before it."""
     keys, values = _take(group.keys, inside), _take(group.values, inside)
     layers = tuple(group.layers[i] for i in inside)
     stored = keys if rope is None else rope.on(layers).unrotate(keys, 0)

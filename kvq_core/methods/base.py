@@ -24,8 +24,8 @@ RECENT: dict[str, Any] = {"means": "recent_tokens"}
 @dataclass(frozen=True)
 class ModelShape:
     """The numbers of a model a method may depend on. ``scaling``: what its attention multiplies q.k with, by layer;
-    1/sqrt(head_dim) where it is not given. ``unknown_rope``: layers whose keys before RoPE cannot be had, found when the
-    model is used for the first time."""
+    1/sqrt(head_dim) where it is not given. ``unknown_rope``: layers whose keys before RoPE cannot be had, found when
+    the model is used for the first time."""
 
     layers: int
     query_heads: int
@@ -168,6 +168,12 @@ class Method(BaseModel):
     quantizes: ClassVar[bool] = True
     scales: ClassVar[tuple[Axis | None, Axis | None]] = (None, None)
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        if "elsewhere" not in vars(cls):
+            cls.elsewhere = Method.elsewhere  # type: ignore[method-assign]
+
     @property
     def key_space(self) -> Space:
         """Whether keys are stored after ("post") or before ("pre") RoPE."""
@@ -225,7 +231,10 @@ class Method(BaseModel):
         return shape.layers * (4 * tokens + shape.kv_heads * 4 * 2 * 256)
 
     def elsewhere(self) -> tuple[Elsewhere, ...]:
-        """Ways to use this method, or its nearest relative, outside this project; empty: no deployment exists yet."""
+        """Ways to use this method, or its nearest relative, outside this project; empty: no deployment exists yet.
+
+        Not inherited: what is said of a method is false of one that stores something else.
+        """
         return ()
 
     def summary(self) -> str:

@@ -1,15 +1,18 @@
 """What CommVQ stores: levels of codebooks that commute with RoPE for keys, learned binary digits for values."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 
 import torch
-from kvq_kernels import pack, unpack
+from kvq_kernels import Path, pack, unpack
 from kvq_kernels.rope_codebook import decode_pairs, encode_pairs, join_pairs, split_pairs
 from torch import Tensor
 
 from kvq_core.learned.encoder import Encoder
 from kvq_core.methods.codec import Block, Codec, count_codes, layer_slices
+from kvq_core.methods.forms import Packed
+from kvq_core.methods.reads import CodebookKeys, CodebookValues
 
 EPS = 1e-6  # a token of zeros has no direction
 
@@ -25,6 +28,9 @@ class KeyCodec(Codec):
     theta: Tensor
     metadata: torch.dtype = torch.float16
     shared: dict[str, Tensor] = field(default_factory=dict)
+
+    def packed(self, path: Path) -> Packed:
+        return Packed(partial(CodebookKeys, self, path))
 
     @property
     def model_bytes(self) -> int:
@@ -78,6 +84,9 @@ class ValueCodec(Codec):
     heads: int
     metadata: torch.dtype = torch.float16
     shared: dict[str, Tensor] = field(default_factory=dict)
+
+    def packed(self, path: Path) -> Packed:
+        return Packed(partial(CodebookValues, self, path))
 
     @property
     def model_bytes(self) -> int:

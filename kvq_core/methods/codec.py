@@ -7,12 +7,16 @@ for queries. All layers of one lane that live on one device are encoded together
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from kvq_kernels import GroupCodes, dequantize_groups, pack, quantize_groups, unpack
+from kvq_kernels import Grid, GroupCodes, Path, dequantize_groups, pack, quantize_groups, unpack
 from torch import Tensor
+
+from kvq_core.errors import MethodError
+from kvq_core.methods.forms import GroupRead, Groups, Packed
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,21 @@ class Codec(ABC):
 
     shared: dict[str, Tensor] = {}
     observes: bool = False  # whether ``observe`` is to be called after every step
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "packed" not in vars(cls):
+            cls.packed = Codec.packed  # type: ignore[method-assign]
+
+    def packed(self, path: Path) -> Packed:
+        """How packed execution holds and reads what this codec stores; ``Packed.decoded(self, path)`` is always right.
+
+        Not inherited: a class says it for itself (``packed = GroupCodec.packed`` where all is as in that class), since
+        its parent's form does not know what it does in another way. Raises MethodError where nothing is said.
+        """
+        raise MethodError(
+            f"{type(self).__name__} has no packed execution: it does not say how it is read; define its packed()."
+        )
 
     @property
     def encoder_bytes(self) -> int:
@@ -156,6 +175,15 @@ class GroupCodec(Codec):
         codes, scales, zeros = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
         return Block(x.shape[-2], {"codes": codes, "scales": scales, "zeros": zeros})
 
+    def packed(self, path: Path) -> Packed:
+        # a store has no place for shared tensors
+        return Packed(partial(GroupRead, self, path), None if self.shared else Groups(self.grid, self.axis))
+
+    @property
+    def grid(self) -> Grid:
+        """The grid of the groups."""
+        return Grid(self.bits_per_code, self.group_size, "asymmetric", self.metadata, self.metadata)
+
     def code(self, x: Tensor, layers: slice) -> GroupCodes:
         """Quantize x, a slice of the layers, into codes laid out with the grouped axis last."""
         rows = x.transpose(-1, -2) if self.axis == "tokens" else x
@@ -178,7 +206,7 @@ class GroupCodec(Codec):
         return block.tensors["codes"].shape[-1] * 8 // self.bits_per_code
 
     def decode(self, block: Block) -> Tensor:
-        *outer, tokens, dim = self._shape(block)
+        *outer, tokens, dim = self.shape(block)
         inner = (dim, tokens) if self.axis == "tokens" else (tokens, dim)  # in memory as the codes lie
         out = torch.empty(*outer, *inner, device=block.tensors["codes"].device)
         for layers in layer_slices(out):
@@ -186,7 +214,7 @@ class GroupCodec(Codec):
             out[layers] = dequantize_groups(self.load(part), self.group_size)
         return out.mT if self.axis == "tokens" else out
 
-    def _shape(self, block: Block) -> tuple[int, ...]:
+    def shape(self, block: Block) -> tuple[int, ...]:
         """(layers, kv_heads, tokens, head_dim) of a block once decoded."""
         codes = block.tensors["codes"]
         dim = codes.shape[2] if self.axis == "tokens" else self._channels(block)
@@ -194,4 +222,4 @@ class GroupCodec(Codec):
 
     def bits(self, block: Block) -> Tensor:
         stored = sum(block.nbytes.values()) * 8
-        return torch.tensor(stored / prod(self._shape(block))).view(1, 1, 1, 1)
+        return torch.tensor(stored / prod(self.shape(block))).view(1, 1, 1, 1)

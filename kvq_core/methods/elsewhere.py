@@ -16,21 +16,28 @@ NO_DEPLOYMENT = "No deployment of this method exists yet."
 
 
 def transformers_cache(bits: int, group_size: int, residual_length: int) -> tuple[Elsewhere, ...]:
-    """transformers' group-wise integer cache (5.23), for the widths its HQQ backend has."""
-    if bits not in (1, 2, 3, 4, 8) or not residual_length:
+    """transformers' group-wise integer cache (5.23), groups along the channels of a token.
+
+    None for 1 and 3 bits, which HQQ alone has: its packing fails on most lengths of a cache at 1 bit, on all at 3.
+    """
+    backends = {2: ("optimum-quanto", "quanto", 0), 4: ("optimum-quanto", "quanto", 0), 8: ("hqq", "hqq", 1)}
+    if bits not in backends or not residual_length:
         return ()
+    package, backend, axis = backends[bits]
     code = (
-        "# pip install hqq\n"
+        f"# pip install {package}\n"
         "from transformers import QuantizedCache\n"
-        f'cache = QuantizedCache(backend="hqq", config=model.config, nbits={bits}, axis_key=1, axis_value=1,\n'
+        f'cache = QuantizedCache(backend="{backend}", config=model.config, nbits={bits}, axis_key={axis}, '
+        f"axis_value={axis},\n"
         f"                       q_group_size={group_size}, residual_length={residual_length})\n"
         "model.generate(**inputs, past_key_values=cache)"
     )
     return (
         Elsewhere(
             "transformers", code,
-            "One width for keys and values; whenever the residual is full it quantizes the whole history again, "
-            "already dequantized tokens included, so errors add up. Models with full attention only.",
+            "One width for keys and values. The whole prompt is quantized at once; whenever residual_length newer "
+            "tokens are held, all is quantized again, which changes older tokens by rounding alone. Models with full "
+            "attention only.",
         ),
     )  # fmt: skip
 

@@ -24,7 +24,12 @@ class Fp16(Method):
         return Fitted(None, None)
 
     def elsewhere(self) -> tuple[Elsewhere, ...]:
-        code = "model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float16)\nmodel.generate(**inputs)"
+        code = (
+            "import torch\n"
+            "from transformers import AutoModelForCausalLM\n"
+            "model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float16)\n"
+            "model.generate(**inputs)"
+        )
         return (
             Elsewhere("transformers", code, "The whole model is in half precision, not the cache alone."),
             Elsewhere("llama.cpp", "--cache-type-k f16 --cache-type-v f16"),

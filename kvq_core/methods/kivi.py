@@ -45,7 +45,7 @@ class Kivi(ResidualMethod):
 
     def elsewhere(self) -> tuple[Elsewhere, ...]:
         near = transformers_cache(self.width("key"), self.group_size, self.residual_length)
-        said = "Made after KIVI; its own documentation says that it groups keys and values in another way. "
+        said = "Made after KIVI, but keys are grouped along the channels of a token, as values are. "
         ours = Elsewhere("authors' code", "https://github.com/jy-yuan/KIVI", "Research code for its own model classes.")
         return (*(replace(way, differs=said + (way.differs or "")) for way in near), ours)
 

@@ -1,14 +1,17 @@
 """Latent channels: keys in the basis of their own singular vectors, each group of channels with its own bit width."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 
 import torch
-from kvq_kernels import GroupCodes, dequantize_groups, pack, packed_bytes, quantize_groups, unpack
+from kvq_kernels import GroupCodes, Path, dequantize_groups, pack, packed_bytes, quantize_groups, unpack
 from torch import Tensor
 
 from kvq_core.errors import MethodError
 from kvq_core.methods.codec import Block, Codec, layer_slices
+from kvq_core.methods.forms import Packed
+from kvq_core.methods.reads import LatentRead
 from kvq_core.methods.selection import Selector
 
 
@@ -43,6 +46,9 @@ class LatentCodec(Codec):
     metadata: torch.dtype
     shared: dict[str, Tensor] = field(default_factory=dict)
     selector: Selector | None = None
+
+    def packed(self, path: Path) -> Packed:
+        return Packed(partial(LatentRead, self, path))
 
     @property
     def widths(self) -> list[int]:

@@ -1,13 +1,16 @@
 """A store whose units (one token of a head, or of a layer) each have their own bit width, with outliers kept apart."""
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal, Protocol
 
 import torch
-from kvq_kernels import midpoint_codes, midpoint_values, pack, packed_bytes, unpack
+from kvq_kernels import Path, midpoint_codes, midpoint_values, pack, packed_bytes, unpack
 from torch import Tensor
 
 from kvq_core.methods.codec import Block, Codec, Patch, layer_slices
+from kvq_core.methods.forms import Packed
+from kvq_core.methods.reads import MixedRead
 
 WIDEST = 8
 TAG = 4  # bits that name a unit's width
@@ -71,6 +74,9 @@ class RaggedCodec(Codec):
     rows: tuple[Tensor, ...] = ()  # attention of the prompt's last queries
     observes: bool = True
     shared: dict[str, Tensor] = field(default_factory=dict)
+
+    def packed(self, path: Path) -> Packed:
+        return Packed(partial(MixedRead, self, path))
 
     def encode_prompt(self, x: Tensor, start: int) -> Block:
         return self._encode(x, start, self.prompt_tokens, self.rows)

@@ -1,10 +1,11 @@
 """SQuat: key rounding errors kept orthogonal to the subspace the prompt's queries span."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
-from kvq_kernels import GroupCodes, dequantize_groups, quantize_groups
+from kvq_kernels import GroupCodes, PackedGroups, Path, dequantize_groups, quantize_groups, squat_quantize
 from pydantic import Field
 from torch import Tensor
 
@@ -12,6 +13,7 @@ from kvq_core.errors import MethodError
 from kvq_core.methods.base import Fitted, ModelShape, Prompt, ResidualMethod, Space, grouping_why_not
 from kvq_core.methods.codec import GroupCodec
 from kvq_core.methods.elsewhere import Elsewhere
+from kvq_core.methods.forms import GroupRead, Groups, Packed
 from kvq_core.methods.window import Window
 
 
@@ -138,6 +140,12 @@ class SquatKeyCodec(GroupCodec):
     @property
     def encoder_bytes(self) -> int:
         return sum(u.numel() * u.element_size() for u in self.updates)
+
+    def packed(self, path: Path) -> Packed:
+        def encode(x: Tensor, prompt: bool) -> PackedGroups:
+            return squat_quantize(x, self.updates, self.block, self.grid, path)
+
+        return Packed(partial(GroupRead, self, path), Groups(self.grid, self.axis, encode=encode))
 
     def code(self, x: Tensor, layers: slice) -> GroupCodes:
         current = x.float().clone()  # (layers, kv_heads, tokens, head_dim), shifted as blocks are rounded

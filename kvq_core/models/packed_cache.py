@@ -69,6 +69,18 @@ class TicketLayer(CacheLayerMixin):
     def reorder_cache(self, beam_idx: Tensor) -> None:
         raise ModelError("A packed cache cannot be reordered: beam search is not supported; use num_beams = 1.")
 
+    def crop(self, *args: Any) -> None:
+        raise ModelError(
+            "A packed cache cannot be cut back: assisted generation is not supported; leave out assistant_model and "
+            "prompt_lookup_num_tokens."
+        )
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        raise ModelError("The rows of a packed cache cannot be repeated; repeat the prompts instead.")
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        raise ModelError("Rows of a packed cache cannot be chosen; give it the prompts wanted.")
+
 
 class TicketCache(Cache):
     """Layers that attend by themselves, as ``past_key_values``."""

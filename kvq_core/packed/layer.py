@@ -13,8 +13,7 @@ from kvq_core.methods import Method, ModelRef, Prompt, Window
 from kvq_core.methods.base import Select
 from kvq_core.models.lockstep import causal_attention
 from kvq_core.packed.attention import Fresh, attention
-from kvq_core.packed.formats import side_of
-from kvq_core.packed.sides import Side, StoreSide, StreamSide
+from kvq_core.packed.sides import Side, StoreSide, StreamSide, side_of
 from kvq_core.packed.turns import Turns
 
 

@@ -4,11 +4,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
-from kvq_kernels import Path, Store, packed_scores, packed_values
+from kvq_kernels import KernelError, Layout, Path, Store, packed_scores, packed_values
 from torch import Tensor
 
+from kvq_core.errors import MethodError
+from kvq_core.methods import Codec, Window
+from kvq_core.methods.forms import Packed, Read
 from kvq_core.methods.stream import Stream
-from kvq_core.packed.reads import KeyRead, ValueRead, read_of
 from kvq_core.packed.turns import Turns
 
 
@@ -68,7 +70,9 @@ class StoreSide:
         turn = self.turns.turn(first, first + n, q.device) if self.turns is not None else None
         parts = [_against(q, store.sinks(), 0, self.turns)]
         if n:
-            asked = q if store.norms is None else q * store.norms.to(q.dtype)  # packed keys are stored divided by them
+            asked = q.float() if store.far else q
+            if store.norms is not None:
+                asked = asked * store.norms.to(asked.dtype)  # packed keys are stored divided by them
             parts.append(packed_scores(asked, store.view(), layout.grid, layout.axis, n, self.path, turn=turn))
         return torch.cat([*parts, _against(q, store.recent(), first + n, self.turns)], -1)
 
@@ -78,7 +82,7 @@ class StoreSide:
         out = _weighted(sinks, store.sinks()) + _weighted(recent, store.recent())
         if store.packed_tokens:
             dim = store.sink.shape[-1]
-            out += packed_values(packed, store.view(), layout.grid, layout.axis, dim, self.path)
+            out += packed_values(packed, store.view(), layout.grid, layout.axis, dim, self.path, store.largest)
         return out
 
     def observe(self, queries: Tensor, attention: Tensor) -> None:
@@ -87,12 +91,15 @@ class StoreSide:
 
 @dataclass
 class StreamSide:
-    """Blocks of any codec, as the lane of a comparison holds them; rows of the batch stand where layers do."""
+    """Blocks of any codec, as the lane of a comparison holds them; rows of the batch stand where layers do.
+
+    ``form`` is None where no token ever leaves the window.
+    """
 
     stream: Stream
     turns: Turns | None
-    path: Path
-    reads: list[KeyRead | ValueRead] = field(default_factory=list)
+    form: Packed | None
+    reads: list[Read] = field(default_factory=list)
 
     @property
     def tokens(self) -> int:
@@ -117,7 +124,7 @@ class StreamSide:
     def scores(self, q: Tensor) -> Tensor:
         parts, start = [_against(q, self.stream.sinks, 0, self.turns)], self.stream.sinks.shape[-2]
         for read in self._read():
-            parts.append(read.scores(q))  # type: ignore[union-attr]
+            parts.append(read.scores(q))
             start += read.block.tokens
         return torch.cat([*parts, _against(q, self.stream.recent, start, self.turns)], -1)
 
@@ -126,24 +133,46 @@ class StreamSide:
         sinks, *packed, recent = p.split([*counts, self.stream.recent.shape[-2]], -1)
         out = _weighted(sinks, self.stream.sinks) + _weighted(recent, self.stream.recent)
         for read, part in zip(self._read(), packed, strict=True):
-            out += read.weigh(part)  # type: ignore[union-attr]
+            out += read.weigh(part)
         return out
 
     def observe(self, queries: Tensor, attention: Tensor) -> None:
         if self.stream.observes:
             self.stream.observe(queries, attention)
 
-    def _read(self) -> list[KeyRead | ValueRead]:
+    def _read(self) -> list[Read]:
         """The blocks as they stand, read anew where one was replaced."""
         stream, start = self.stream, self.stream.sinks.shape[-2]
         for i, block in enumerate(stream.blocks):
-            assert stream.codec is not None
+            assert self.form is not None
             if i == len(self.reads) or self.reads[i].block is not block:
-                read = read_of(stream.codec, block, start, self.turns, self.path)
+                read = self.form.read(block, start, self.turns)
                 self.reads[i:] = [read]
                 stream.blocks[i] = read.block
             start += block.tokens
         return self.reads
+
+
+def side_of(codec: Codec | None, window: Window, x: Tensor, turns: Turns | None, path: Path, room: int = 0) -> Side:
+    """Enter a prompt's x (rows, kv_heads, tokens, head_dim) float32, in the method's key space, into a packed cache.
+
+    A store takes groups of codes whose tokens leave the window for good as they age: it grows in place and is what the
+    fused attention reads. All other codecs keep the blocks a comparison's lane keeps. Raises MethodError where the
+    codec has no packed form.
+    """
+    if codec is None or window.step is None:
+        return StreamSide(Stream.of_prompt(x, window, codec), turns, None)
+    try:
+        form = codec.packed(path)
+        if form.groups is None or window.prompt_only or window.rewritten:
+            return StreamSide(Stream.of_prompt(x, window, codec), turns, form)
+        groups = form.groups
+        layout = Layout(groups.grid, groups.axis, window.sink, window.recent, window.step)
+        store = Store.empty(x, layout, room, groups.norms, groups.encode, path)
+    except KernelError as error:
+        raise MethodError(f"packed execution: {error}") from None
+    store.fill(x)
+    return StoreSide(store, turns, path)
 
 
 def _against(q: Tensor, kept: Tensor, start: int, turns: Turns | None) -> Tensor:

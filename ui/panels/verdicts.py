@@ -124,6 +124,8 @@ def _elsewhere(lane: LaneRecord) -> str:
         + (f'<p class="muted">Not the same: {safe(way.differs)}</p>' if way.differs else "")
         for way in ways
     )
+    if lane.tensors != "both" or lane.layers != "all":
+        items += '<p class="muted">This lane leaves some tensors as they are; these quantize all of them.</p>'
     return f"<details><summary>Take it away: {safe(listed([way.tool for way in ways]))}</summary>{items}</details>"
 
 

@@ -18,18 +18,19 @@ from kvq_kernels.triton_ops.places import (
     outer_scores,
     outer_values,
     read_query,
+    spare_exponent,
 )
 from kvq_kernels.triton_ops.products import product
 from kvq_kernels.triton_ops.tiles import read_tile
 
 
 @triton.jit
-def softmax_step(scores, top, total):
+def softmax_step(scores, top, total, spare):
     """Running softmax in base 2: weights of the tile, the new top and total, and what older sums are multiplied by.
 
-    Weights end at 16 and not at 1, so that a product of one with a scale keeps its digits as a float16.
+    Weights end at 2^spare and not at 1, so that a product of one with a scale keeps its digits as a float16.
     """
-    higher = tl.maximum(top, tl.max(scores, 1) - 4)
+    higher = tl.maximum(top, tl.max(scores, 1) - spare)
     weights = tl.exp2(scores - higher[:, None])
     fade = tl.exp2(top - higher)
     return weights, higher, total * fade + tl.sum(weights, 1), fade
@@ -85,8 +86,8 @@ def store_split(acc_out, top_out, total_out, acc, top, total, part, heads, dim, 
 
 @triton.jit
 def placed_tiles(
-    q, norms, acc_out, top_out, total_out, k_codes, k_scales, k_words, v_codes, v_scales, v_words, factor, matrix,
-    part, start, end, heads, dim, k_packed, v_packed, k_code_stride, k_scale_stride, k_word_stride, k_capacity,
+    q, norms, acc_out, top_out, total_out, k_codes, k_scales, k_words, v_codes, v_scales, v_words, v_largest, factor,
+    matrix, part, start, end, heads, dim, k_packed, v_packed, k_code_stride, k_scale_stride, k_word_stride, k_capacity,
     v_code_stride, v_scale_stride, v_word_stride, v_capacity, H: tl.constexpr, BT: tl.constexpr, DP: tl.constexpr,
     EXACT: tl.constexpr, HAS_NORMS: tl.constexpr, K_BITS: tl.constexpr, K_GROUP: tl.constexpr, K_MODE: tl.constexpr,
     K_HALF_ZERO: tl.constexpr, K_BY_TOKEN: tl.constexpr, K_WIDTH: tl.constexpr, V_BITS: tl.constexpr,
@@ -111,8 +112,10 @@ def placed_tiles(
         for _ in tl.static_range(V_WIDTH):
             acc = acc + (tl.zeros((G * H, DP // V_WIDTH), tl.float32),)
         moved = tl.zeros((G * H, 16), tl.float32)
+        spare = spare_exponent(v_largest, 4)
     else:
         acc = tl.zeros((G * H, DP), tl.float32)
+        spare = 4.0
     for first in tl.range(start, end, BT):
         token = first + tl.arange(0, BT)
         if K_BY_TOKEN:
@@ -126,7 +129,7 @@ def placed_tiles(
                 asked, k_codes, k_scales, k_words, matrix * k_capacity + channel, channel < dim, first, k_packed,
                 k_code_stride, k_scale_stride, k_word_stride, H, BT, DP, K_WIDTH, K_BITS, K_GROUP, EXACT,
             )  # fmt: skip
-        weights, top, total, fade = softmax_step(scores, top, total)
+        weights, top, total, fade = softmax_step(scores, top, total, spare)
         fade = for_groups(fade[:, None], G, H, 1)
         if V_BY_TOKEN:
             faded = ()
@@ -153,9 +156,9 @@ def placed_tiles(
 @triton.jit(do_not_specialize=["splits", "tails", "sinks", "held", "k_packed", "v_packed"])
 def decode_attention_kernel(
     q, norms, acc_out, top_out, total_out, k_codes, k_scales, k_words, k_sink, k_ring, v_codes, v_scales, v_words,
-    v_sink, v_ring, factor, heads, dim, bulk, chunk, splits, tails, sinks, sink_room, held, k_packed, v_packed, k_room,
-    v_room, k_code_stride, k_scale_stride, k_word_stride, k_capacity, v_code_stride, v_scale_stride, v_word_stride,
-    v_capacity,
+    v_sink, v_ring, v_largest, factor, heads, dim, bulk, chunk, splits, tails, sinks, sink_room, held, k_packed,
+    v_packed, k_room, v_room, k_code_stride, k_scale_stride, k_word_stride, k_capacity, v_code_stride, v_scale_stride,
+    v_word_stride, v_capacity,
     M: tl.constexpr, BT: tl.constexpr, DP: tl.constexpr, HAS_NORMS: tl.constexpr, DTYPE: tl.constexpr,
     K_BITS: tl.constexpr, K_GROUP: tl.constexpr, K_MODE: tl.constexpr, K_HALF_ZERO: tl.constexpr,
     K_BY_TOKEN: tl.constexpr, K_WIDTH: tl.constexpr, V_BITS: tl.constexpr, V_GROUP: tl.constexpr,
@@ -196,7 +199,7 @@ def decode_attention_kernel(
                 keys *= norm.to(DTYPE)
             keys = with_window(keys, k_ring, matrix, token, k_packed, inside, k_room, dim, DP, DTYPE)
         scores = tl.where(inside[None, :], product(query, tl.trans(keys), DTYPE), float("-inf"))
-        weights, top, total, _ = softmax_step(scores, top, total)
+        weights, top, total, _ = softmax_step(scores, top, total, 4)
         if split < around:
             values = dense_tile(v_sink + matrix * sink_room * dim, token, inside, dim, DP, DTYPE)
         else:
@@ -208,8 +211,8 @@ def decode_attention_kernel(
         store_split(acc_out, top_out, total_out, product(weights, values, DTYPE), top, total, part, heads, dim, M, DP)
     elif PLACED:
         placed_tiles(
-            q, norms, acc_out, top_out, total_out, k_codes, k_scales, k_words, v_codes, v_scales, v_words, factor,
-            matrix, part, (split - tails) * chunk, tl.minimum((split - tails + 1) * chunk, bulk), heads, dim,
+            q, norms, acc_out, top_out, total_out, k_codes, k_scales, k_words, v_codes, v_scales, v_words, v_largest,
+            factor, matrix, part, (split - tails) * chunk, tl.minimum((split - tails + 1) * chunk, bulk), heads, dim,
             k_packed, v_packed, k_code_stride, k_scale_stride, k_word_stride, k_capacity, v_code_stride, v_scale_stride,
             v_word_stride, v_capacity, H, PLACED, DP, EXACT, HAS_NORMS, K_BITS, K_GROUP, K_MODE, K_HALF_ZERO,
             K_BY_TOKEN, K_WIDTH, V_BITS, V_GROUP, V_MODE, V_HALF_ZERO, V_BY_TOKEN, V_WIDTH,
@@ -223,7 +226,7 @@ def decode_attention_kernel(
                 k_codes, k_scales, k_words, matrix, first, k_packed, dim, k_code_stride, k_scale_stride, k_word_stride,
                 k_capacity, BT, DP, K_BITS, K_GROUP, K_MODE, K_HALF_ZERO, K_BY_TOKEN, DTYPE,
             )  # fmt: skip
-            weights, top, total, fade = softmax_step(product(query, tl.trans(keys), DTYPE), top, total)
+            weights, top, total, fade = softmax_step(product(query, tl.trans(keys), DTYPE), top, total, 4)
             values = packed_tile(
                 v_codes, v_scales, v_words, matrix, first, v_packed, dim, v_code_stride, v_scale_stride, v_word_stride,
                 v_capacity, BT, DP, V_BITS, V_GROUP, V_MODE, V_HALF_ZERO, V_BY_TOKEN, DTYPE,

@@ -16,6 +16,7 @@ from kvq_kernels.triton_ops.places import (
     outer_scores,
     outer_values,
     read_query,
+    spare_exponent,
 )
 from kvq_kernels.triton_ops.products import product, rotated_product
 from kvq_kernels.triton_ops.tiles import locate, read_grid, read_tile, signed_codes
@@ -157,13 +158,14 @@ def placed_scores_kernel(
 
 @triton.jit
 def placed_values_kernel(
-    p, codes, scales, words, out, queries, tokens, dim, chunk, matrices, code_stride, scale_stride, word_stride,
-    capacity, H: tl.constexpr, BT: tl.constexpr, DP: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+    p, codes, scales, words, largest, out, queries, tokens, dim, chunk, matrices, code_stride, scale_stride,
+    word_stride, capacity, H: tl.constexpr, BT: tl.constexpr, DP: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
     MODE: tl.constexpr, HALF_ZERO: tl.constexpr, INNER: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """What packed_values_kernel computes. Grid (matrices, splits).
 
     Weights are multiplied by 64 on the way: divided by the length of a long text, they would lose digits as float16.
+    By less where values beyond 511 would be too large for one then.
     """
     matrix = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
@@ -178,10 +180,11 @@ def placed_values_kernel(
         for _ in tl.static_range(WIDTH):
             acc = acc + (tl.zeros((G * H, DP // WIDTH), tl.float32),)
         moved = tl.zeros((G * H, 16), tl.float32)
+    more = 64.0 if INNER else tl.exp2(spare_exponent(largest, 6))
     for first in tl.range(split * chunk, tl.minimum(split * chunk + chunk, tokens), BT):
         token = first + tl.arange(0, BT)
         mask = (query < queries)[:, None] & (token < tokens)[None, :]
-        weights = tl.load(base + token[None, :], mask=mask, other=0.0).to(tl.float32) * 64.0
+        weights = tl.load(base + token[None, :], mask=mask, other=0.0).to(tl.float32) * more
         if INNER:
             acc += inner_values(
                 weights, codes, scales, words, matrix * capacity + channel, channel < dim, first, tokens, code_stride,
@@ -197,4 +200,4 @@ def placed_values_kernel(
     else:
         sums = outer_result(acc, moved, H, DP, WIDTH, GROUP)
     at = out + ((split.to(tl.int64) * matrices + matrix) * queries + query)[:, None] * dim + channel[None, :]
-    tl.store(at, sums * (1.0 / 64.0), mask=(query < queries)[:, None] & (channel < dim)[None, :])
+    tl.store(at, sums / more, mask=(query < queries)[:, None] & (channel < dim)[None, :])

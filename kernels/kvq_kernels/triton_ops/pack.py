@@ -121,6 +121,12 @@ def ends(values, valid, A: tl.constexpr, SHARE: tl.constexpr, B: tl.constexpr, W
 
 
 @triton.jit
+def doubt(values, A: tl.constexpr, SHARE: tl.constexpr, B: tl.constexpr):
+    """0, or NaN where the group of a line has a NaN or an infinite element: minima and maxima pass over NaN."""
+    return in_group(tl.sum(values * 0.0, 0), A, SHARE, B, 2)
+
+
+@triton.jit
 def squares(lost, valid, A: tl.constexpr, SHARE: tl.constexpr, B: tl.constexpr, WHOLE: tl.constexpr):
     """Sum of the squares of what is lost (PART, lines) in each line's group."""
     if not WHOLE:
@@ -201,6 +207,7 @@ def quantize_pack_kernel(
         tl.store(words + stored * word_stride + group, zero.to(words.dtype.element_ty), mask=mask & first)
     else:
         tl.store(words + stored * word_stride + begin // WORD, word, mask=mask)
+    scale += doubt(values, A, SHARE, B)
     tl.store(scales + stored * scale_stride + group, scale.to(scales.dtype.element_ty), mask=mask & first)
     if not WHOLE:
         code = tl.where(valid, code, MAGIC)

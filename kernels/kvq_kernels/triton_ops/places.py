@@ -80,8 +80,9 @@ def outer_scores(
         ASYMMETRIC, False, WHOLE,
     )  # fmt: skip
     asked = tl.reshape(scale.to(tl.float16)[:, None, :] * query[None, :, :], (G * H, DP))
-    moved = tl.reshape(zero.to(tl.float16)[:, None, :] * query[None, :, :], (G * H, DP))
-    offset = tl.dot(moved, tl.full((DP, N), 1.0, tl.float16))
+    # each column's own zero-point: its product with a query is exact, and far larger than what scores differ by
+    moved = tl.reshape(tl.broadcast_to(tl.trans(zero)[:, :, None], (DP, G, N // G)), (DP, N)).to(tl.float16)
+    offset = tl.dot(for_groups(query, G, H, DP), moved)
     scores = ()
     for p in tl.static_range(WIDTH):
         part = tl.dot(asked, plain_level(word, p, BITS)) * PLAIN + offset
@@ -173,6 +174,13 @@ def inner_sums(
             minus = tl.reshape(signed, (G, H, R)) * (scale * -SIGNED)
             found = tl.where(scale < 0, minus, tl.reshape(plain, (G, H, R)) * (scale * SIGNED) + offset)
     return tl.reshape(found, (G * H, R))
+
+
+@triton.jit
+def spare_exponent(largest, MOST: tl.constexpr):
+    """x, at most MOST, for which weights up to 2^x times scales and zero-points are float16, where no value is beyond
+    ``largest``: a scale of one bit is twice that."""
+    return tl.minimum(tl.floor(tl.log2(32752.0 / tl.maximum(tl.load(largest), 1.0))), MOST)
 
 
 @triton.jit

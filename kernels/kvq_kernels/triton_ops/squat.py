@@ -31,6 +31,7 @@ def squat_block_kernel(
     high = tl.max(tl.where(valid, values, float("-inf")), 1)
     low = tl.where(low <= high, low, 0.0)  # no valid element at all
     scale = group_scale(tl.where(row_mask, high - low, 0.0), TOP, META)
+    scale += tl.sum(values * 0.0, 1)  # NaN where one is: minima and maxima pass over it
     zero = low.to(ZERO).to(tl.float32)
     above = tl.maximum(values - zero[:, None], 0.0)
     code = nearest_code(above, scale[:, None], TOP, META)

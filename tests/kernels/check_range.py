@@ -1,0 +1,114 @@
+"""Numbers that float16 hardly holds, and those that are none."""
+
+import pytest
+import torch
+from check_attention import exact
+from kvq_kernels.attention import decode_attention
+from kvq_kernels.gemv import packed_scores, packed_values
+from kvq_kernels.grouped import MODES, Grid, quantize_pack, unpack_dequantize
+from kvq_kernels.squat import squat_quantize
+from kvq_kernels.store import Layout, Store
+
+LAYOUTS = {
+    "kivi": (Layout(Grid(2), "tokens", 0, 0, 32), Layout(Grid(2), "channels", 0, 32, 1)),
+    "innerq": (
+        Layout(Grid(2, 32, "hybrid", torch.float32), "channels", 4, 20, 1),
+        Layout(Grid(2, 32, "hybrid", torch.float32), "tokens", 4, 20, 32),
+    ),
+    "per_token": (Layout(Grid(4), "channels", 0, 8, 1), Layout(Grid(1), "channels", 0, 8, 1)),
+}
+
+
+def filled(kind, keys, values):
+    """Stores that most of the tokens entered as the prompt and the last ones one by one."""
+    stores = []
+    for x, layout in zip((keys, values), LAYOUTS[kind], strict=True):
+        norms = x.abs().amax(-2, keepdim=True).sqrt().half() if layout.sinks and not stores else None
+        store = Store.empty(x, layout, norms=norms, path="torch")
+        store.fill(x[..., :250, :])
+        for t in range(250, x.shape[-2]):
+            store.append(x[..., t : t + 1, :])
+            if t < x.shape[-2] - 1:
+                store.settle()
+        stores.append(store)
+    return stores
+
+
+def farthest(result, expected):
+    """Relative error of the worst head."""
+    return ((result.double() - expected).norm(dim=-1) / expected.norm(dim=-1)).max()
+
+
+@pytest.mark.parametrize("kind", list(LAYOUTS))
+@pytest.mark.parametrize("size", [1000.0, 2000.0, 4200.0, 30000.0])
+def test_large_values(size, kind, device):
+    """Far larger ones come only after the prompt."""
+    keys, values = torch.randn(2, 1, 2, 300, 64, device=device)
+    values = (values / values.abs().amax()) * size
+    values[..., :240, :] /= 100
+    stores = filled(kind, keys, values)
+    assert stores[1].sink_tokens + stores[1].packed_tokens >= 260
+    q = torch.randn(1, 4, 1, 64, device=device).half()
+    for path in ("torch", "triton"):
+        assert farthest(decode_attention(q.float() if path == "torch" else q, *stores, 0.125, path).float(),
+                        exact(q, *stores, 0.125)) < 4e-3  # fmt: skip
+
+
+@pytest.mark.parametrize("axis", ["channels", "tokens"])
+@pytest.mark.parametrize("bits", [1, 2, 4])
+@pytest.mark.parametrize("size", [1e-3, 1024.0, 30000.0])
+def test_packed_values_of_any_size(size, bits, axis, device):
+    x = torch.rand(2, 300, 64, device=device) * 2 - 1
+    grid = Grid(bits)
+    packed = quantize_pack(x * size, grid, axis, "torch")
+    dense = unpack_dequantize(packed, grid, axis, 64 if axis == "channels" else 300, "torch").double()
+    p = torch.softmax(3 * torch.randn(2, 4, 300, device=device), -1).half()
+    for largest in (None, torch.tensor(size, device=device)):
+        found = packed_values(p, packed, grid, axis, 64, "triton", largest)
+        assert farthest(found, p.double() @ dense) < 4e-3
+
+
+@pytest.mark.parametrize("kind", list(LAYOUTS))
+@pytest.mark.parametrize("offset", [100.0, 1000.0, 20000.0])
+def test_keys_far_from_zero(offset, kind, device):
+    """Offsets that softmax does not see: what is left of them is the rounding of a query times an offset."""
+    keys, values = torch.randn(2, 1, 2, 300, 64, device=device)
+    keys = keys + offset * torch.randn(1, 2, 1, 64, device=device).sign()
+    stores = filled(kind, keys, values)
+    q = torch.randn(1, 4, 1, 64, device=device).half()
+    found = decode_attention(q, *stores, 0.125, "triton")
+    assert found.dtype == q.dtype and farthest(found.float(), exact(q, *stores, 0.125)) < 1e-2
+
+
+def test_scores_of_keys_far_from_zero_differ_as_they_should(device):
+    x = torch.randn(2, 300, 64, device=device) + 1000 * torch.randn(2, 1, 64, device=device).sign()
+    packed = quantize_pack(x, Grid(2), "tokens", "torch")
+    q = torch.randn(2, 4, 64, device=device).half()
+    expected = q.double() @ unpack_dequantize(packed, Grid(2), "tokens", 300, "torch").double().transpose(-1, -2)
+    found = packed_scores(q, packed, Grid(2), "tokens", 300, "triton").double()
+    found, expected = (scores - scores.mean(-1, keepdim=True) for scores in (found, expected))
+    assert farthest(found, expected) < 1e-2
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("axis", ["channels", "tokens"])
+@pytest.mark.parametrize(("element", "tokens"), [(float("nan"), 64), (float("nan"), 37), (float("inf"), 64)])
+def test_a_group_with_what_is_no_number_is_no_number(element, tokens, axis, mode, device):
+    x = torch.randn(2, tokens, 64, device=device)
+    x[1, 34, 3] = element
+    grid, count = Grid(2, 32, mode, torch.float32), 64 if axis == "channels" else tokens
+    for path in ("torch", "triton"):
+        read = unpack_dequantize(quantize_pack(x, grid, axis, path), grid, axis, count, path)
+        group = read[1, 34, :32] if axis == "channels" else read[1, 32:64, 3]
+        assert group.isnan().all() and read.isnan().sum() == group.numel()
+
+
+def test_squat_carries_what_is_no_number_into_the_channels_after_it(device):
+    x = torch.randn(2, 64, 32, device=device)
+    x[1, 34, 3] = float("nan")
+    updates = (torch.randn(2, 16, 16, device=device) * 0.1,)
+    found = [
+        unpack_dequantize(squat_quantize(x, updates, 16, Grid(2), path), Grid(2), "tokens", 64, "torch").isnan()
+        for path in ("torch", "triton")
+    ]
+    assert torch.equal(*found) and found[0].sum() == 32 * (1 + 16)
