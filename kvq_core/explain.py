@@ -193,6 +193,8 @@ def _suggestions(
 ) -> Iterator[tuple[Lane | None, str]]:
     """Lanes that answer what was found, the most telling first."""
     lane = record.lanes[index]
+    if lane.method not in methods():  # it is gone since the run was stored
+        return
     if any(place.channels and place.coarse for place in places):
         bits = next((lane.knobs[name] for name in ("key_bits", "bits") if lane.knobs.get(name)), 4)
         yield (
@@ -219,7 +221,7 @@ def _suggestions(
 def _wider(lane: LaneRecord, tensor: str) -> Lane | None:
     """The lane with the next wider codes for its keys or its values, where the method has such knobs."""
     now = lane.knobs.get(f"{tensor}_bits") or lane.knobs.get("bits")
-    if f"{tensor}_bits" not in _knobs_of(lane) or now not in WIDTHS[:-1]:
+    if f"{tensor}_bits" not in methods()[lane.method].model_fields or now not in WIDTHS[:-1]:
         return None
     for wider in WIDTHS[WIDTHS.index(now) + 1 :]:
         found = _lane(
@@ -228,12 +230,6 @@ def _wider(lane: LaneRecord, tensor: str) -> Lane | None:
         if found is not None:
             return found
     return None
-
-
-def _knobs_of(lane: LaneRecord) -> dict[str, Any]:
-    """The knobs of a lane's method; none where that is gone since the run was stored."""
-    known = methods().get(lane.method)
-    return dict(known.model_fields) if known else {}
 
 
 def _lane(label: str, method: str, knobs: dict[str, Any], like: LaneRecord) -> Lane | None:
@@ -248,7 +244,7 @@ def _changed(lane: LaneRecord, what: str, **options: Any) -> Lane | None:
     """The lane itself with other lane options; knobs an option sets are left to it."""
     means = {
         (info.json_schema_extra or {}).get("means"): name  # type: ignore[union-attr]
-        for name, info in _knobs_of(lane).items()
+        for name, info in methods()[lane.method].model_fields.items()
     }
     given = {
         "sink_tokens": lane.sink_tokens, "recent_tokens": lane.recent_tokens, "layers": lane.layers,
