@@ -109,6 +109,8 @@ def _wider(lane: LaneRecord, tensors: Tensors) -> Lane | None:
 
 def _lane(label: str, settings: dict[str, Any], like: LaneRecord) -> Lane | None:
     """A lane with the options of another; knobs that an option sets are left to it. None where that is no lane."""
+    if like.method not in methods():  # it is gone since the run was stored
+        return None
     means = {
         (info.json_schema_extra or {}).get("means"): name  # type: ignore[union-attr]
         for name, info in methods()[like.method].model_fields.items()

@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 from gradio import Blocks
-from gradio_client.utils import is_file_obj_with_meta
 
 
 def answer_in_json(blocks: Blocks) -> None:
@@ -17,6 +16,5 @@ def answer_in_json(blocks: Blocks) -> None:
 
 def _told(output: Any) -> Any:
     """Text and files as they are, the rest as JSON."""
-    return (
-        output if isinstance(output, str) or is_file_obj_with_meta(output) else json.dumps(output, ensure_ascii=False)
-    )
+    file = isinstance(output, dict) and output.keys() >= {"path", "meta"}
+    return output if file or isinstance(output, str) else json.dumps(output, ensure_ascii=False)
