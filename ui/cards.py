@@ -1,13 +1,14 @@
 """The answer cards: heads with four numbers, tokens, KLD strips; while a run streams and when it is done."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from kvq_core.record import LaneRecord, Record
 from ui.figures.base import Arrays, array
 from ui.numbers import ABSENT, bits, percent, plural, significant
+from ui.pieces import spans_of, words_at
 from ui.text import lane_tokens, numbered_tokens, prose, safe, strip, visible
 from ui.verdict import cautions, verdict
 
@@ -110,7 +111,7 @@ def _agreement(lane: LaneRecord) -> list[str]:
 
 
 def reference_body(record: Record) -> str:
-    return numbered_tokens(record.reference.tokens) or '<span class="none">The answer is empty.</span>'
+    return numbered_tokens(spans_of(record, record.reference)) or '<span class="none">The answer is empty.</span>'
 
 
 def lane_body(record: Record, arrays: Arrays, index: int) -> str:
@@ -121,7 +122,8 @@ def lane_body(record: Record, arrays: Arrays, index: int) -> str:
     kld, same = scores(arrays, index)
     divergence = lane.metrics.first_divergence if lane.metrics else None
     titles = _titles(record, arrays, index, MAX_TITLED // max(1, len(record.lanes)))
-    return lane_tokens(record.reference.tokens, lane.tokens, kld, same, divergence, titles)
+    texts = spans_of(record, record.reference), spans_of(record, lane)
+    return lane_tokens(*texts, kld, same, divergence, titles)
 
 
 def lane_strip(arrays: Arrays, index: int) -> str:
@@ -140,14 +142,15 @@ def _titles(record: Record, arrays: Arrays, index: int, limit: int) -> list[str]
     kld = array(arrays, f"lane/{index}/kld")
     if any(found is None for found in (ids, probs, lane_ids, lane_probs, kld)):
         return []
-    words = record.vocabulary
+    followed = spans_of(record, record.reference)
     titles = ["token 0: from the shared prefill, not scored"]
     for at in range(min(limit, len(kld))):
-        rows = (_top(words, ids[at], probs[at]), _top(words, lane_ids[at], lane_probs[at]))
+        word = words_at(record, at + 1, followed)
+        rows = (_top(word, ids[at], probs[at]), _top(word, lane_ids[at], lane_probs[at]))
         titles.append(f"token {at + 1} · KLD {significant(float(kld[at]))}\nreference: {rows[0]}\nlane: {rows[1]}")
     return titles
 
 
-def _top(words: dict[int, str], ids: np.ndarray, probs: np.ndarray) -> str:
-    named = [(words.get(int(id), f"token {id:.0f}"), p) for id, p in zip(ids.tolist(), probs.tolist(), strict=True)]
-    return "  ".join(f"“{visible(word)}” {100 * p:.0f} %" for word, p in named)
+def _top(word: Callable[[int], str], ids: np.ndarray, probs: np.ndarray) -> str:
+    named = zip(ids.astype(int).tolist(), probs.tolist(), strict=True)
+    return "  ".join(f"“{visible(word(id))}” {100 * p:.0f} %" for id, p in named)

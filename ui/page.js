@@ -150,10 +150,12 @@
   });
 
   document.addEventListener("pointerdown", () => (focus = null), true);
-  const select = (token) => send({ token: Number(token.dataset.t) });
+  // A character of several tokens stands for all of them; a click selects the first, the arrow keys walk them.
+  const numbers = (element) => element.dataset.t.split(" ").map(Number);
+  const select = (token) => send({ token });
   document.addEventListener("click", (event) => {
     const token = event.target.closest?.("[data-t]");
-    if (token) select(token);
+    if (token) select(numbers(token)[0]);
     const suggest = event.target.closest?.("[data-suggest]");
     if (suggest) {
       write("#suggest", `${suggest.dataset.suggest} ${performance.now()}`);
@@ -191,15 +193,16 @@
     const text = event.target.closest?.("[data-tokens]");
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!text || !step) return;
-    const tokens = [...text.querySelectorAll("[data-t]")].filter((t) => t.offsetParent);
-    const now = tokens.findIndex((t) => t.dataset.t === window.kvq.token);
+    const parts = [...text.querySelectorAll("[data-t]")].filter((element) => element.offsetParent);
+    const tokens = parts.flatMap((element) => numbers(element).map((number) => ({ number, element })));
+    const now = tokens.findIndex(({ number }) => number === Number(window.kvq.token ?? NaN));
     const next = tokens[Math.min(tokens.length - 1, Math.max(0, now + step))];
     if (!next) return;
     event.preventDefault();
     focus = text.id; // the server writes the text anew
-    window.kvq.mark(next.dataset.t);
-    next.scrollIntoView({ block: "nearest", inline: "nearest" });
-    select(next);
+    window.kvq.mark(next.number);
+    next.element.scrollIntoView({ block: "nearest", inline: "nearest" });
+    select(next.number);
   });
 
   const images = async (format) => {
@@ -230,7 +233,7 @@
     token: null,
     mark: (token) => {
       window.kvq.token = String(token);
-      marks.textContent = Number.isInteger(Number(token)) ? `[data-t="${Number(token)}"] { outline: 2px solid var(--accent); outline-offset: 0; }` : "";
+      marks.textContent = Number.isInteger(Number(token)) ? `[data-t~="${Number(token)}"] { outline: 2px solid var(--accent); outline-offset: 0; }` : "";
     },
     save: (text, name) => {
       if (!text || !name) return;

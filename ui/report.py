@@ -12,6 +12,7 @@ from ui.figures import damage_grid, distortion_rate, effective_rank, kld_strips,
 from ui.figures.base import Arrays
 from ui.figures.card import title
 from ui.figures.svg import svg
+from ui.pieces import spans_of
 from ui.reproduce import command, conditions
 from ui.tables import COLUMNS, perplexity_rows, scorecard
 from ui.text import lane_tokens, reference_tokens, safe
@@ -90,7 +91,8 @@ def _tokens(record: Record, arrays: Arrays, index: int) -> str:
         return f'<p class="bad">{safe(lane.error or "failed")}</p>'
     kld, same = scores(arrays, index)
     parted = lane.metrics.first_divergence if lane.metrics else None
-    return f'<div class="tokens">{lane_tokens(record.reference.tokens, lane.tokens, kld, same, parted)}</div>'
+    texts = spans_of(record, record.reference), spans_of(record, lane)
+    return f'<div class="tokens">{lane_tokens(*texts, kld, same, parted)}</div>'
 
 
 def _drawn(record: Record, arrays: Arrays) -> Iterator[tuple[str, str, go.Figure | None]]:

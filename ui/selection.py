@@ -9,7 +9,8 @@ from kvq_core.record import Record
 from ui.figures.base import Arrays, array
 from ui.figures.damage import worst_head
 from ui.numbers import significant
-from ui.text import safe, visible
+from ui.pieces import span_at, spans_of
+from ui.text import safe, shown
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,9 @@ def picked(raw: Any, now: Selection, record: Record) -> Selection:
 
 def told(record: Record, arrays: Arrays, at: Selection) -> str:
     """The selection in words, as HTML."""
-    tokens, group = record.reference.tokens, group_of(record)
+    group, span = group_of(record), span_at(spans_of(record, record.reference), at.token)
     shared = f", one of {group} that read it" if group > 1 else ""
-    piece = visible(tokens[at.token]) if at.token < len(tokens) else ""
+    piece = shown(span) if span else ""
     sentence = (
         f"Layer <b>{at.layer}</b> · query head <b>{at.head}</b> of KV head <b>{at.kv_head(record)}</b>{shared} · "
         f"token <b>{at.token}</b> “{safe(piece)}”"
