@@ -110,7 +110,7 @@ def _arrange(services: Services) -> Page:
             with gr.Column(elem_classes=["card"], elem_id="sharing"):
                 share, beside = create_share(), create_versus()
             greeting = gr.HTML("", elem_id="welcome")
-            gr.on(None, lambda: welcome(services.store), None, greeting, **SWIFT)  # whenever the page is opened
+            gr.on(None, welcome, None, greeting, **SWIFT)  # whenever the page is opened
             cards = create_answers()
             # Never seen: an empty figure in it makes the browser load Plotly (4.6 MB) while the form or cards are read.
             plotly = gr.Plot(visible="hidden", show_label=False, container=False, elem_id="plotly")
@@ -154,7 +154,7 @@ def _wire_shown(page: Page, services: Services) -> None:
                 *[gr.skip()] * (len(outputs) - 2),
             ]
         return [
-            markup(chip(record)),
+            markup(chip(record), over=True),
             gr.skip(),
             gr.update(visible=False),
             staged(over=True),
@@ -223,5 +223,6 @@ def _wire_visit(blocks: gr.Blocks, page: Page, services: Services) -> None:
     blocks.load(listed, page.kept, page.runs, **SWIFT)
     blocks.unload(leave)
     hidden = [page.welcome, page.share.link, page.share.private, page.share.more, page.beside.more]
-    page.launch.ticket.change(lambda: [gr.update(visible=False)] * len(hidden), None, hidden, **SWIFT)
+    begun = [*[gr.update(visible=False)] * len(hidden), markup("")]
+    page.launch.ticket.change(lambda: begun, None, [*hidden, page.header], **SWIFT)
     page.launch.run.click(None, None, None, js=TO_ANSWERS, **SWIFT)

@@ -177,6 +177,19 @@
     const image = event.target.closest?.("[data-image]");
     if (image) images(image.dataset.image);
   });
+  // The page's base address would take a link to a part of it away from the run that is shown.
+  document.addEventListener("click", (event) => {
+    const part = document.getElementById(event.target.closest?.('header nav a[href^="#"]')?.hash.slice(1) ?? "");
+    if (!part) return;
+    event.preventDefault();
+    part.tabIndex = -1;
+    part.focus({ preventScroll: true });
+    part.scrollIntoView({ block: "start" });
+  });
+  // Gradio looks at a key after the focus has gone, and opens the dropdown again that was left with it.
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Tab" && event.target.matches?.("[role=combobox]")) event.stopPropagation();
+  }, true);
   // One tab stop for the views; the arrow keys walk them.
   document.addEventListener("keydown", (event) => {
     const tab = event.target.closest?.("[data-view]");
