@@ -49,10 +49,11 @@
     setTimeout(next, inSight ? 0 : 60); // a pause in which the page answers whoever uses it
   };
   const isOpen = (element) => element.closest(".view")?.id === `view-${window.kvq.view}`;
-  // A large heatmap comes as int8 codes; it is drawn in its own unit, so that a hover tells the value.
+  // A large heatmap comes as int8 codes; it is drawn in its own unit, so that a hover tells the value. -128 is blank.
   const widen = (trace, scale) => {
     const columns = Number(trace.z.shape.split(",")[1]);
-    const values = Float32Array.from(atob(trace.z.bdata), (code) => ((code.charCodeAt(0) << 24) >> 24) * scale);
+    const value = (code) => (code === -128 ? NaN : code * scale);
+    const values = Float32Array.from(atob(trace.z.bdata), (byte) => value((byte.charCodeAt(0) << 24) >> 24));
     trace.z = Array.from({ length: values.length / columns }, (_, row) => values.subarray(row * columns, (row + 1) * columns));
   };
   // On a phone a legend has a row a lane: the figure grows, so that its curves keep their room.
