@@ -25,6 +25,7 @@ ALLOWED = {
     "record": set(),
     "events": {"record"},
     "verdict": {"record"},
+    "expected": {"record"},
     "versus": {"record"},
     "explain": {"errors", "methods", "record", "spec", "verdict"},
     "growth": {"methods", "record", "spec"},
@@ -63,7 +64,7 @@ ALLOWED = {
     },
     "claims_cli": {"board", "claims", "errors", "models", "spec"},
     "training": {"codebooks", "errors", "learned", "methods", "models", "settings", "spec"},
-    "report": {"methods", "metrics", "presets", "record"},
+    "report": {"expected", "methods", "metrics", "presets", "record"},
     "codebooks_cli": {"codebooks", "errors", "learned", "models", "spec"},
     "cli": {
         "claims_cli", "codebooks_cli", "errors", "estimate", "events", "measure_cli", "presets", "record", "report",
@@ -77,7 +78,7 @@ TYPES_ONLY = {"assemble": {"run"}}
 # Of kvq_core, the page sees the surface only: nothing that computes.
 UI_ALLOWED = {
     "logs",
-    "board", "errors", "estimate", "events", "examples", "explain", "growth", "limits", "links", "measuring", "memory",
+    "board", "errors", "estimate", "events", "examples", "expected", "explain", "growth", "limits", "links", "measuring", "memory",
     "methods", "models", "presets", "record", "report", "run", "runfiles", "settings", "sharing", "spec", "store",
     "training", "verdict", "versus",
 }  # fmt: skip

@@ -5,11 +5,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from kvq_core.expected import expectation, says
 from kvq_core.record import LaneRecord, Record
 from ui.figures.base import Arrays, array
 from ui.numbers import ABSENT, bits, percent, plural, significant
 from ui.pieces import spans_of, words_at
-from ui.text import lane_tokens, numbered_tokens, prose, safe, strip, visible
+from ui.text import lane_tokens, numbered_tokens, prose, safe, shorten, strip, visible
 from ui.verdict import cautions, verdict
 
 MAX_TITLED = 1200  # tokens of a run that carry their top-5 lists; about 300 KB
@@ -29,9 +30,10 @@ def cards(*parts: tuple[str, str, str]) -> str:
 
 def head(
     label: str, subtitle: str, badge: tuple[str, str, str], stats: Sequence[Stat], said: Sequence[str] = (),
-    notes: Sequence[str] = (),
+    notes: Sequence[str] = (), answered: str = "",
 ) -> str:  # fmt: skip
-    """Title, badge (word, tone, explanation), numbers, what is said of them, and the method's notes, folded."""
+    """Title, badge (word, tone, explanation), numbers, what is said of them, and the method's notes, folded;
+    ``answered`` as ``tick`` gives it."""
     word, tone, why = badge
     cells = "".join(f"<div><span>{safe(name)}</span><b>{safe(value)}</b></div>" for name, value in stats)
     told = "".join(f"<p class='remark'>{prose(sentence)}</p>" for sentence in said)
@@ -42,8 +44,21 @@ def head(
         )
     mark = f'<span class="badge {tone}" title="{safe(why)}">{safe(word)}</span>' if word else ""
     return (
-        f'<div class="top"><h3>{safe(label)}</h3>{mark}</div><p class="sub">{safe(subtitle)}</p>'
+        f'<div class="top"><h3>{safe(label)}</h3>{answered}{mark}</div><p class="sub">{safe(subtitle)}</p>'
         f'<div class="stats">{cells}</div>{told}'
+    )
+
+
+def tick(record: Record, answer: str) -> str:
+    """A tick where an answer says what the run expects, a cross where it does not; nothing where nothing is expected."""
+    if not (expected := expectation(record)):
+        return ""
+    right = says(answer, expected)
+    why = f"The answer {'holds' if right else 'does not hold'} what is expected: “{expected}”"
+    mark, tone = ("✓", "good") if right else ("✗", "bad")
+    return (
+        f'<span class="badge {tone} expected" title="{safe(why)}" aria-label="{safe(why)}" role="img">{mark} '
+        f"{safe(shorten(expected, 16))}</span>"
     )
 
 
@@ -81,12 +96,11 @@ def reference_head(record: Record) -> str:
         ("PPL", significant(ref.ppl)),
         ("new", f"{len(ref.token_ids):,}"),
     )
-    return head(
-        "Full precision", f"unquantized {env.dtype.removeprefix('torch.')} cache", ("reference", "quiet", ""), stats
-    )
+    kind = f"unquantized {env.dtype.removeprefix('torch.')} cache"
+    return head("Full precision", kind, ("reference", "quiet", ""), stats, answered=tick(record, ref.text))
 
 
-def lane_head(lane: LaneRecord, noise_floor: LaneRecord | None = None) -> str:
+def lane_head(lane: LaneRecord, noise_floor: LaneRecord | None = None, answered: str = "") -> str:
     """The head of a finished or failed lane; its verdict stands beside the noise floor's numbers."""
     if lane.status == "failed":
         return failed(lane.label, lane.summary or lane.title, lane.error or "")
@@ -98,7 +112,7 @@ def lane_head(lane: LaneRecord, noise_floor: LaneRecord | None = None) -> str:
         ("flips", percent(m.flip_rate) if m else ABSENT),
     )
     said = _agreement(lane) + cautions(lane)
-    return head(lane.label, lane.summary, (found.word, found.tone, found.why), stats, said, lane.notes)
+    return head(lane.label, lane.summary, (found.word, found.tone, found.why), stats, said, lane.notes, answered)
 
 
 def _agreement(lane: LaneRecord) -> list[str]:

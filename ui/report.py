@@ -5,6 +5,7 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
+from kvq_core.expected import told
 from kvq_core.record import LaneRecord, Record
 from ui.cards import scores
 from ui.colors import SEQUENTIAL, SEQUENTIAL_DARK, lane_color
@@ -82,7 +83,8 @@ def _answers(record: Record, arrays: Arrays) -> str:
         notes = "".join(f'<p class="mute">{safe(note)}</p>' for note in [lane.summary, *remarks(lane)] if note)
         body = f"<h3>{safe(lane.label)}</h3>{notes}{_tokens(record, arrays, index)}"
         cards += f'<div style="--lane:{lane_color(index)}">{body}</div>'
-    return f'<section><h2>Answers</h2><p class="mute">{SHADED}</p><div class="answers">{cards}</div></section>'
+    said = f"{SHADED} {told(record)}".strip()
+    return f'<section><h2>Answers</h2><p class="mute">{safe(said)}</p><div class="answers">{cards}</div></section>'
 
 
 def _tokens(record: Record, arrays: Arrays, index: int) -> str:

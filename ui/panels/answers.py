@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import gradio as gr
 
 from kvq_core.record import Record
-from ui.cards import cards, lane_body, lane_head, lane_strip, reference_body, reference_head
+from ui.cards import cards, lane_body, lane_head, lane_strip, reference_body, reference_head, tick
 from ui.figures.base import Arrays
 from ui.services import SWIFT
 from ui.text import FULL_SHADE_NATS, SHADES
@@ -71,7 +71,11 @@ def staged(over: bool) -> str:
 def finished(record: Record, arrays: Arrays) -> str:
     """The cards of a finished run."""
     lanes = [
-        (lane_head(lane, record.noise_floor), lane_body(record, arrays, i), lane_strip(arrays, i))
+        (
+            lane_head(lane, record.noise_floor, tick(record, lane.text)),
+            lane_body(record, arrays, i),
+            lane_strip(arrays, i),
+        )
         for i, lane in enumerate(record.lanes)
     ]
     return cards((reference_head(record), reference_body(record), ""), *lanes)
