@@ -23,6 +23,7 @@ from ui.figures.base import (
 )
 
 Kind = Literal["key", "value"]
+PURE_SINK = 0.9  # of a head's attention, on the first tokens, mean over the steps looked at
 # measure -> (array, unit, factor to the unit, what it is): those of keys and values apart, those of both together
 MEASURES: dict[str, dict[str, tuple[str, str, float, str]]] = {
     "relative": {
@@ -87,6 +88,29 @@ def worst_head(record: Record, arrays: Arrays) -> tuple[int, int]:
             best = float(mean.max())
             place = tuple(map(int, np.unravel_index(mean.argmax(), mean.shape)))
     return place[0], place[1]
+
+
+def clearest_head(record: Record, arrays: Arrays) -> tuple[int, int]:
+    """Layer and query head where the run's damage is best seen: of those whose maps were kept, the one whose attention
+    changed most in any lane, its scores where attention was not looked at. A head that reads little but the first
+    tokens shows nothing, whatever its scores do. (0, 0) where nothing was captured.
+    """
+    for name, steps in (("attention_kl", 0), ("delta_mean", -1)):
+        lanes = [values.mean(steps) for _, _, values in lanes_with(record, arrays, name)]
+        if lanes:
+            break
+    else:
+        return 0, 0
+    damage = np.max(lanes, axis=0)
+    seen = np.zeros(damage.shape, bool)
+    kept = (record.capture.layers or range(damage.shape[0]), record.capture.heads or range(damage.shape[1]))
+    seen[np.ix_(*map(list, kept))] = True
+    sinks = array(arrays, "reference/sink_mass")
+    if sinks is not None and sinks.size:
+        reads = sinks.mean(0) < PURE_SINK
+        seen = seen & reads if (seen & reads).any() else seen
+    layer, head = np.unravel_index(np.where(seen, damage, -1).argmax(), damage.shape)
+    return int(layer), int(head)
 
 
 def captured_at(record: Record, layer: int, head: int) -> tuple[int, int] | None:
