@@ -25,6 +25,7 @@ from ui.panels.scorecard import Scorecard, create_scorecard, show_scorecard
 from ui.panels.setup import Setup, create_setup, wire_presets
 from ui.panels.share import Share, create_share, show_share, wire_share
 from ui.panels.training import Trainer, create_training, wire_training
+from ui.panels.twin import create_twin, wire_twin
 from ui.panels.verdicts import wire_suggestions
 from ui.panels.versus import Beside, create_versus, wire_versus
 from ui.panels.views import (
@@ -74,6 +75,7 @@ class Page:
     cards: AnswerCards
     share: Share
     beside: Beside
+    twin: gr.HTML
     score: Scorecard
     learn: Learn
     views: Views
@@ -115,7 +117,7 @@ def _arrange(services: Services) -> Page:
             # Never seen: an empty figure in it makes the browser load Plotly (4.6 MB) while the form or cards are read.
             plotly = gr.Plot(visible="hidden", show_label=False, container=False, elem_id="plotly")
             with gr.Column(elem_id="results"):
-                score, learn, views = create_scorecard(), create_learn(), create_views()
+                twin, score, learn, views = create_twin(), create_scorecard(), create_learn(), create_views()
             create_measure(shown, services)
             create_claims()
     return Page(
@@ -132,6 +134,7 @@ def _arrange(services: Services) -> Page:
         cards,
         share,
         beside,
+        twin,
         score,
         learn,
         views,
@@ -184,6 +187,7 @@ def _wire_shown(page: Page, services: Services) -> None:
     page.shown.change(remember, [page.shown, page.kept], [page.kept, page.runs], **SWIFT)
     wire_share(page.share, page.shown, page.kept, services)
     wire_versus(page.beside, page.shown, page.kept, services)
+    wire_twin(page.twin, page.shown, page.kept, services)
     for box in (page.share.link, page.beside.found):
         box.change(None, box, None, js=FOLLOW_JS, **SWIFT)
 
