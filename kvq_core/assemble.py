@@ -19,7 +19,7 @@ from kvq_core.metrics.fidelity import TOPK, Fidelity, perplexity_block
 from kvq_core.metrics.memory import host_note, layers_quantized, measure, tokens_quantized
 from kvq_core.metrics.rate import BITS, reference_curve
 from kvq_core.models import LoadedModel
-from kvq_core.models.text import Pieces
+from kvq_core.models.text import Pieces, alone
 from kvq_core.record import (
     RESULTS_VERSION,
     CaptureInfo,
@@ -78,11 +78,12 @@ def assemble(run: "Run") -> tuple[Record, dict[str, Tensor]]:
         else:
             lanes.append(told)
     assert noise is not None
+    reference = _reference(run)
     record = Record(
         id=run.id, results_version=RESULTS_VERSION, created=datetime.now(UTC).isoformat(timespec="seconds"),
         spec=run.spec.model_dump(mode="json"), environment=_environment(run.model, run.spec),
-        reference=_reference(run), noise_floor=noise, lanes=lanes, capture=_capture_info(run), timing=_timing(run),
-        vocabulary=_vocabulary(run), stress=_stress(run),
+        reference=reference, noise_floor=noise, lanes=lanes, capture=_capture_info(run), timing=_timing(run),
+        vocabulary=_vocabulary(run, [reference, *lanes]), stress=_stress(run),
     )  # fmt: skip
     return record, {name: tensor.contiguous() for name, tensor in arrays.items()}
 
@@ -232,12 +233,14 @@ def _run_arrays(run: "Run") -> dict[str, Tensor]:
     return arrays
 
 
-def _vocabulary(run: "Run") -> dict[int, str]:
-    """So that a stored run can be read without its model's tokenizer."""
+def _vocabulary(run: "Run", rows: list[Reference | LaneRecord]) -> dict[int, str]:
+    """So that a stored run can be read without its model's tokenizer: what the top-k arrays name, and of the answers
+    what is no text by itself."""
     columns = [run.fidelity.column("reference/topk_ids")]
     columns += [run.fidelity.column("topk_ids", at) for at in range(len(run.running))]
-    ids = torch.cat([column.flatten().long() for column in columns]).unique().tolist()
-    return {id: str(run.model.tokenizer.decode([id], skip_special_tokens=False)) for id in ids}
+    named = torch.cat([column.flatten().long() for column in columns]).unique().tolist()
+    parts = {id for row in rows for id, piece in zip(row.token_ids, row.tokens, strict=True) if not piece}
+    return {id: alone(run.model.tokenizer, id) for id in sorted({*named, *parts})}
 
 
 def _capture_info(run: "Run") -> CaptureInfo:

@@ -35,6 +35,7 @@ class LaneProgress:
     same_top: list[bool]
     first_divergence: int | None
     error: str | None = None
+    finish: str | None = None  # as in the record, once the lane is done
 
 
 @dataclass(frozen=True)

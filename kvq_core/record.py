@@ -304,5 +304,7 @@ class Record(_Part):
     capture: CaptureInfo
     timing: RunTiming
     stress: StressRecord | None = None
-    vocabulary: dict[int, str] = {}  # text of every token id in the top-k arrays
+    # Text of every token id in the top-k arrays, and of the answers' ids that are no text by themselves; bytes that are
+    # no whole character as <0xE4>, in older runs as U+FFFD.
+    vocabulary: dict[int, str] = {}
     notes: list[str] = []

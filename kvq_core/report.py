@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+from kvq_core.expected import told
 from kvq_core.methods import Method, knobs, methods
 from kvq_core.presets import Preset
 from kvq_core.record import LaneRecord, Record
@@ -71,6 +72,8 @@ def describe_record(record: Record) -> str:
     notes = [_plain(f"{lane.label}: {note}") for lane in record.lanes for note in (*said[lane.label], *lane.notes)]
     if scored < MIN_SCORED:
         notes.append(f"{scored} scored positions are too few for a verdict; at least {MIN_SCORED} are needed.")
+    if expected := told(record):
+        notes.append(_plain(expected))
     return "\n".join([head, "", *_align(rows), *([""] if notes else []), *notes])
 
 

@@ -216,5 +216,11 @@ class _Told:
             return LaneProgress(state.lane.label, pieces, [], [], None, state.error)
         at = self._run.running.index(state)
         return LaneProgress(
-            state.lane.label, pieces, list(self._kld[at]), list(self._same[at]), state.first_divergence, state.error
+            state.lane.label,
+            pieces,
+            list(self._kld[at]),
+            list(self._same[at]),
+            state.first_divergence,
+            state.error,
+            state.finish,
         )

@@ -175,6 +175,9 @@ class ComparisonSpec(_Frozen):
     capture: Capture = Capture()
     stress: Stress = Stress()
     ignore_eos: bool = Field(False, description="Keep generating after the end-of-sequence token.")
+    expect: str = Field(
+        "", max_length=500, description="Text that a right answer holds; each answer gets a tick or a cross."
+    )
     notes: str = Field("", max_length=10_000, description="Free text kept with the run.")
 
     @field_validator("prompt")

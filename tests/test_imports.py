@@ -26,6 +26,7 @@ ALLOWED = {
     "record": set(),
     "events": {"record"},
     "verdict": {"record"},
+    "expected": {"record"},
     "versus": {"record"},
     "explain": {"errors", "methods", "record", "spec", "verdict"},
     "growth": {"errors", "methods", "record", "spec"},

@@ -28,7 +28,6 @@ from ui.panels.launch import finished_line
 from ui.panels.scorecard import _block
 from ui.panels.view import Drawn
 from ui.panels.views import TABS
-from ui.panels.welcome import welcome
 from ui.selection import start, told
 from ui.tables import scorecard, to_csv
 from ui.text import cell_safe, safe
@@ -103,12 +102,10 @@ def test_every_view_shows_text_as_text(hostile, title, create):
         assert_inert(html)
 
 
-def test_everything_around_the_views_shows_text_as_text(hostile, tmp_path):
+def test_everything_around_the_views_shows_text_as_text(hostile):
     record, arrays = hostile
-    store = open_store(str(tmp_path))
-    store.save(record, {})
     for html in (
-        markup(chip(record)), _block(record), listed(remembered([], record)), welcome(store),
+        markup(chip(record)), _block(record), listed(remembered([], record)),
         told(record, arrays, start(record, arrays)), finished_line(Finished(record, {}, unkept=HOSTILE)),
     ):  # fmt: skip
         assert_inert(html)

@@ -68,6 +68,16 @@ def patient(server):
     return server
 
 
+def test_previews_of_a_link_speak_of_this_page(server):
+    _, headers, body = server("/?run=0123456789abcdef")
+    page = body.decode()
+    assert int(headers["content-length"]) == len(body)
+    tags = dict(re.findall(r'<meta (?:property|name)="((?:og|twitter):[a-z:]+)" content="([^"]*)"', page))
+    assert tags["og:title"] == tags["twitter:title"] == "KVQ Explorer" and "KV cache" in tags["og:description"]
+    assert len(re.findall("og:title", page)) == 1 and "{url}" not in page and "try out the app" not in page
+    assert "@Gradio" not in page and 'gradio.app/"' not in page.split("</head>")[0].split("<script")[0]
+
+
 def test_health(patient):
     status, headers, body = patient("/health")
     found = json.loads(body)

@@ -14,7 +14,7 @@ from kvq_core.spec import MAX_LANES
 from tests.ui_record_factory import LAYERS, QUERY_HEADS, make_run
 from ui import figures as f
 from ui.colors import lane_color
-from ui.figures.base import decades
+from ui.figures.base import BLANK, decades, heat
 from ui.figures.damage import captured_at, worst_head
 from ui.figures.rate import DISTORTIONS
 from ui.figures.spectra import ranks
@@ -120,10 +120,29 @@ def test_score_map_shows_the_head_asked_for_in_score_units(run):
     for lane in range(3):
         z = figure.data[lane].z
         expected = arrays[f"lane/{lane}/delta_map"][3, 2].float() * arrays[f"lane/{lane}/delta_scale"][3, 2]
-        drawn = torch.tensor(z).float() * scale
-        assert z.dtype == "int8" and torch.allclose(drawn, expected.clamp(-127 * scale, 127 * scale), atol=scale)
+        drawn, there = torch.tensor(z).float() * scale, torch.tensor(z) != BLANK
+        expected = expected.clamp(-127 * scale, 127 * scale)
+        assert z.dtype == "int8" and torch.allclose(drawn[there], expected[there], atol=scale)
     few = record.model_copy(update={"capture": record.capture.model_copy(update={"layers": [2, 9], "heads": [0, 4]})})
     assert captured_at(few, 8, 3) == (1, 1) and captured_at(few, 0, 1) == (0, 0)
+
+
+def test_nothing_is_drawn_where_a_step_cannot_look_yet(run):
+    """A query reads the prompt and what was written before it: later positions are blank, not zero."""
+    record, arrays = run
+    prompt, edges = len(record.reference.prompt_token_ids), record.capture.position_edges
+    for step in record.capture.attention_steps:
+        figure = f.attention_rows(record, arrays, 3, 2, step)
+        there = sum(edge < prompt + step + 1 for edge in edges[:-1])
+        assert there < len(edges) - 1 or step > 60
+        assert {len(trace.x) for trace in figure.data} == {len(trace.y) for trace in figure.data} == {there}
+        assert max(trace.x[-1] for trace in figure.data) <= prompt + step + 1
+    for centred in (True, False):
+        figure = f.score_map(record, arrays, 3, 2, centred=centred)
+        for trace in figure.data:
+            for row, last in zip(np.asarray(trace.z), record.capture.step_edges[1:], strict=True):
+                assert ((row == BLANK) == (np.asarray(edges[:-1]) >= prompt + last)).all()
+        assert np.isnan(heat(figure, figure.data[0])).sum() == (np.asarray(figure.data[0].z) == BLANK).sum() > 0
 
 
 def test_nothing_captured_gives_no_figure(run):

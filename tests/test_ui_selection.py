@@ -4,8 +4,11 @@ import json
 
 import pytest
 
+from kvq_core.examples import packaged
 from tests.ui_record_factory import make_run
+from ui.figures.damage import PURE_SINK
 from ui.selection import Selection, picked, selected, start, told
+from ui.tour import shipped
 
 RECORD, ARRAYS = make_run(lanes=2)  # 30 layers, 9 query heads on 3 KV heads, 64 tokens
 PROMPT = len(RECORD.reference.prompt_token_ids)
@@ -48,12 +51,41 @@ def test_controls_of_another_run_are_brought_within_this_one(values, found):
 def test_a_run_opens_where_there_is_most_to_see():
     record, arrays = make_run(lanes=2)
     arrays["lane/1/kld"][40] = 50.0
-    for lane in (0, 1):
-        arrays[f"lane/{lane}/delta_mean"][17, 5] = 90.0
+    arrays["lane/1/attention_kl"][:, 17, 5] = 90.0
     assert start(record, arrays) == Selection(17, 5, 41)
     for lane in (0, 1):
-        del arrays[f"lane/{lane}/kld"]
-    assert start(record, arrays).token == 0
+        del arrays[f"lane/{lane}/kld"], arrays[f"lane/{lane}/attention_kl"]
+        arrays[f"lane/{lane}/delta_mean"][8, 2] = 90.0
+    assert start(record, arrays) == Selection(8, 2, 0)
+    assert start(record, {}) == Selection(0, 0, 0)
+
+
+def test_a_run_opens_at_no_head_that_reads_the_first_tokens_alone():
+    record, arrays = make_run(lanes=2)
+    arrays["lane/0/attention_kl"][:, 17, 5], arrays["lane/0/attention_kl"][:, 4, 1] = 90.0, 80.0
+    arrays["reference/sink_mass"][:, 17, 5] = 0.97
+    assert start(record, arrays) == Selection(4, 1, start(record, arrays).token)
+    arrays["reference/sink_mass"][:] = 0.99  # nothing else to look at
+    assert (start(record, arrays).layer, start(record, arrays).head) == (17, 5)
+
+
+def test_a_run_opens_at_what_it_captured():
+    record, arrays = make_run(lanes=2)
+    arrays["lane/0/attention_kl"][:, 17, 5] = 90.0
+    record.capture.layers, record.capture.heads = [3, 12], [0, 6]
+    arrays["lane/1/attention_kl"][:, 12, 6] = 50.0
+    assert (start(record, arrays).layer, start(record, arrays).head) == (12, 6)
+
+
+@pytest.mark.parametrize("run", shipped().values(), ids=shipped())
+def test_a_shipped_run_opens_at_something_to_see(run):
+    """Its maps are those of the head selected, and its lanes changed that head's attention."""
+    record, arrays = packaged().load(run)
+    at = start(record, arrays)
+    assert at.layer in record.capture.layers and at.head in record.capture.heads
+    assert arrays["reference/sink_mass"][:, at.layer, at.head].float().mean() < PURE_SINK
+    changed = [arrays[f"lane/{i}/attention_kl"][:, at.layer, at.head].mean() for i in range(len(record.lanes))]
+    assert max(changed) > 0.01
 
 
 def test_the_selection_is_said_with_the_head_it_reads_and_the_token_s_probability():

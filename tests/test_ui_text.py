@@ -14,6 +14,7 @@ from ui.panels.history import listed, remembered
 from ui.panels.launch import estimated
 from ui.panels.scorecard import _block
 from ui.panels.storage import extrapolation
+from ui.pieces import spans
 from ui.status import line, notice
 from ui.text import SHADES, lane_tokens, safe, shade, strip, token
 from ui.words.texts import disagreement
@@ -68,7 +69,7 @@ def test_shades_grow_with_the_square_root_and_stop():
 
 
 def test_tokens_that_agree_are_written_once_and_the_first_different_one_is_marked():
-    html = lane_tokens([" a", " b", " c"], [" a", " x", " y"], [0.5, 0.0], [False, True], 1)
+    html = lane_tokens(spans([" a", " b", " c"]), spans([" a", " x", " y"]), [0.5, 0.0], [False, True], 1)
     assert html == ' a<i class="s k6 f"> b</i><i class="o k6 f d"> x</i><i class="s"> c</i><i class="o"> y</i>'
 
 
@@ -76,14 +77,15 @@ def test_a_stream_only_grows_at_its_end():
     same, own, kld = list("abcdefgh"), list("abcdXYZW"), [0.1 * i for i in range(7)]
     whole = ""
     for n in range(1, 9):
-        html = lane_tokens(same[:n], own[:n], kld[: n - 1], [True] * (n - 1), 4 if n > 4 else None)
+        html = lane_tokens(spans(same[:n]), spans(own[:n]), kld[: n - 1], [True] * (n - 1), 4 if n > 4 else None)
         assert html.startswith(whole)
         whole = html
     assert strip(kld).startswith(strip(kld[:3]))
 
 
 def test_an_answer_that_ends_early_says_so():
-    assert "‹end›" in lane_tokens(["a", "b", "c"], ["a", ""], [0.1, 0.1], [True, True], 1)
+    ended = spans(["a", ""], "eos")
+    assert "‹end›" in lane_tokens(spans(["a", "b", "c"]), ended, [0.1, 0.1], [True, True], 1)
 
 
 def test_a_plain_token_is_bare_text():

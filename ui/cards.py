@@ -1,14 +1,16 @@
 """The answer cards: heads with four numbers, tokens, KLD strips; while a run streams and when it is done."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from kvq_core.expected import expectation, says
 from kvq_core.record import LaneRecord, Record
 from ui.figures.base import Arrays, array
 from ui.numbers import ABSENT, bits, percent, plural, significant
-from ui.text import lane_tokens, numbered_tokens, prose, safe, strip, visible
+from ui.pieces import spans_of, words_at
+from ui.text import lane_tokens, numbered_tokens, prose, safe, shorten, strip, visible
 from ui.verdict import cautions, verdict
 
 MAX_TITLED = 1200  # tokens of a run that carry their top-5 lists; about 300 KB
@@ -28,9 +30,10 @@ def cards(*parts: tuple[str, str, str]) -> str:
 
 def head(
     label: str, subtitle: str, badge: tuple[str, str, str], stats: Sequence[Stat], said: Sequence[str] = (),
-    notes: Sequence[str] = (),
+    notes: Sequence[str] = (), answered: str = "",
 ) -> str:  # fmt: skip
-    """Title, badge (word, tone, explanation), numbers, what is said of them, and the method's notes, folded."""
+    """Title, badge (word, tone, explanation), numbers, what is said of them, and the method's notes, folded;
+    ``answered`` as ``tick`` gives it."""
     word, tone, why = badge
     cells = "".join(f"<div><span>{safe(name)}</span><b>{safe(value)}</b></div>" for name, value in stats)
     told = "".join(f"<p class='remark'>{prose(sentence)}</p>" for sentence in said)
@@ -41,8 +44,21 @@ def head(
         )
     mark = f'<span class="badge {tone}" title="{safe(why)}">{safe(word)}</span>' if word else ""
     return (
-        f'<div class="top"><h3>{safe(label)}</h3>{mark}</div><p class="sub">{safe(subtitle)}</p>'
+        f'<div class="top"><h3>{safe(label)}</h3>{answered}{mark}</div><p class="sub">{safe(subtitle)}</p>'
         f'<div class="stats">{cells}</div>{told}'
+    )
+
+
+def tick(record: Record, answer: str) -> str:
+    """A tick where an answer says what the run expects, else a cross; nothing where nothing is expected."""
+    if not (expected := expectation(record)):
+        return ""
+    right = says(answer, expected)
+    why = f"The answer {'holds' if right else 'does not hold'} what is expected: “{expected}”"
+    mark, tone = ("✓", "good") if right else ("✗", "bad")
+    return (
+        f'<span class="badge {tone} expected" title="{safe(why)}" aria-label="{safe(why)}" role="img">{mark} '
+        f"{safe(shorten(expected, 16))}</span>"
     )
 
 
@@ -80,9 +96,8 @@ def reference_head(record: Record) -> str:
         ("PPL", significant(ref.ppl)),
         ("new", f"{len(ref.token_ids):,}"),
     )
-    return head(
-        "Full precision", f"unquantized {env.dtype.removeprefix('torch.')} cache", ("reference", "quiet", ""), stats
-    )
+    kind = f"unquantized {env.dtype.removeprefix('torch.')} cache"
+    return head("Full precision", kind, ("reference", "quiet", ""), stats, answered=tick(record, ref.text))
 
 
 def lane_head(record: Record, arrays: Arrays, index: int) -> str:
@@ -98,7 +113,15 @@ def lane_head(record: Record, arrays: Arrays, index: int) -> str:
         ("flips", percent(m.flip_rate) if m else ABSENT),
     )
     said = [*filter(None, [found.said]), *_agreement(lane), *cautions(lane)]
-    return head(lane.label, settings(lane), (found.word, found.tone, found.why), stats, said, lane.notes)
+    return head(
+        lane.label,
+        settings(lane),
+        (found.word, found.tone, found.why),
+        stats,
+        said,
+        lane.notes,
+        tick(record, lane.text),
+    )
 
 
 def settings(lane: LaneRecord) -> str:
@@ -116,7 +139,7 @@ def _agreement(lane: LaneRecord) -> list[str]:
 
 
 def reference_body(record: Record) -> str:
-    return numbered_tokens(record.reference.tokens) or '<span class="none">The answer is empty.</span>'
+    return numbered_tokens(spans_of(record, record.reference)) or '<span class="none">The answer is empty.</span>'
 
 
 def lane_body(record: Record, arrays: Arrays, index: int) -> str:
@@ -127,7 +150,8 @@ def lane_body(record: Record, arrays: Arrays, index: int) -> str:
     kld, same = scores(arrays, index)
     divergence = lane.metrics.first_divergence if lane.metrics else None
     titles = _titles(record, arrays, index, MAX_TITLED // max(1, len(record.lanes)))
-    return lane_tokens(record.reference.tokens, lane.tokens, kld, same, divergence, titles)
+    texts = spans_of(record, record.reference), spans_of(record, lane)
+    return lane_tokens(*texts, kld, same, divergence, titles)
 
 
 def lane_strip(arrays: Arrays, index: int) -> str:
@@ -146,14 +170,15 @@ def _titles(record: Record, arrays: Arrays, index: int, limit: int) -> list[str]
     kld = array(arrays, f"lane/{index}/kld")
     if any(found is None for found in (ids, probs, lane_ids, lane_probs, kld)):
         return []
-    words = record.vocabulary
+    followed = spans_of(record, record.reference)
     titles = ["token 0: from the shared prefill, not scored"]
     for at in range(min(limit, len(kld))):
-        rows = (_top(words, ids[at], probs[at]), _top(words, lane_ids[at], lane_probs[at]))
+        word = words_at(record, at + 1, followed)
+        rows = (_top(word, ids[at], probs[at]), _top(word, lane_ids[at], lane_probs[at]))
         titles.append(f"token {at + 1} · KLD {significant(float(kld[at]))}\nreference: {rows[0]}\nlane: {rows[1]}")
     return titles
 
 
-def _top(words: dict[int, str], ids: np.ndarray, probs: np.ndarray) -> str:
-    named = [(words.get(int(id), f"token {id:.0f}"), p) for id, p in zip(ids.tolist(), probs.tolist(), strict=True)]
-    return "  ".join(f"“{visible(word)}” {100 * p:.0f} %" for word, p in named)
+def _top(word: Callable[[int], str], ids: np.ndarray, probs: np.ndarray) -> str:
+    named = zip(ids.astype(int).tolist(), probs.tolist(), strict=True)
+    return "  ".join(f"“{visible(word(id))}” {100 * p:.0f} %" for id, p in named)

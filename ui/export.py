@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -55,6 +56,8 @@ def points(figure: go.Figure) -> Iterator[list[Any]]:
             unit = figure.layout.coloraxis.colorbar.title.text if trace.coloraxis else ""
             for y, line in zip(ys, z.tolist(), strict=True):
                 for x, value in zip(xs, line, strict=True):
+                    if math.isnan(value):  # blank
+                        continue
                     yield [trace.name or "", x, y, value, *titles, unit or ""]
         elif trace.x is not None and trace.y is not None:
             for x, y in zip(_or_range(trace.x, 0), _or_range(trace.y, 0), strict=False):

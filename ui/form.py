@@ -19,6 +19,7 @@ FIELDS = (
     "temperature",
     "seed",
     "ignore_eos",
+    "expect",
     "capture.detail",
     *STRESS,
 )

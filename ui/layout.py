@@ -25,6 +25,7 @@ from ui.panels.scorecard import Scorecard, create_scorecard, show_scorecard
 from ui.panels.setup import Setup, create_setup, wire_presets
 from ui.panels.share import Share, create_share, show_share, wire_share
 from ui.panels.training import Trainer, create_training, wire_training
+from ui.panels.twin import create_twin, wire_twin
 from ui.panels.verdicts import wire_suggestions
 from ui.panels.versus import Beside, create_versus, wire_versus
 from ui.panels.views import (
@@ -74,6 +75,7 @@ class Page:
     cards: AnswerCards
     share: Share
     beside: Beside
+    twin: gr.HTML
     score: Scorecard
     learn: Learn
     views: Views
@@ -110,12 +112,12 @@ def _arrange(services: Services) -> Page:
             with gr.Column(elem_classes=["card"], elem_id="sharing"):
                 share, beside = create_share(), create_versus()
             greeting = gr.HTML("", elem_id="welcome")
-            gr.on(None, lambda: welcome(services.store), None, greeting, **SWIFT)  # whenever the page is opened
+            gr.on(None, welcome, None, greeting, **SWIFT)  # whenever the page is opened
             cards = create_answers()
             # Never seen: an empty figure in it makes the browser load Plotly (4.6 MB) while the form or cards are read.
             plotly = gr.Plot(visible="hidden", show_label=False, container=False, elem_id="plotly")
             with gr.Column(elem_id="results"):
-                score, learn, views = create_scorecard(), create_learn(), create_views()
+                twin, score, learn, views = create_twin(), create_scorecard(), create_learn(), create_views()
             create_measure(shown, services)
             create_claims()
     return Page(
@@ -132,6 +134,7 @@ def _arrange(services: Services) -> Page:
         cards,
         share,
         beside,
+        twin,
         score,
         learn,
         views,
@@ -154,7 +157,7 @@ def _wire_shown(page: Page, services: Services) -> None:
                 *[gr.skip()] * (len(outputs) - 2),
             ]
         return [
-            markup(chip(record)),
+            markup(chip(record), over=True),
             gr.skip(),
             gr.update(visible=False),
             staged(over=True),
@@ -184,6 +187,7 @@ def _wire_shown(page: Page, services: Services) -> None:
     page.shown.change(remember, [page.shown, page.kept], [page.kept, page.runs], **SWIFT)
     wire_share(page.share, page.shown, page.kept, services)
     wire_versus(page.beside, page.shown, page.kept, services)
+    wire_twin(page.twin, page.shown, page.kept, services)
     for box in (page.share.link, page.beside.found):
         box.change(None, box, None, js=FOLLOW_JS, **SWIFT)
 
@@ -223,5 +227,6 @@ def _wire_visit(blocks: gr.Blocks, page: Page, services: Services) -> None:
     blocks.load(listed, page.kept, page.runs, **SWIFT)
     blocks.unload(leave)
     hidden = [page.welcome, page.share.link, page.share.private, page.share.more, page.beside.more]
-    page.launch.ticket.change(lambda: [gr.update(visible=False)] * len(hidden), None, hidden, **SWIFT)
+    begun = [*[gr.update(visible=False)] * len(hidden), markup("")]
+    page.launch.ticket.change(lambda: begun, None, [*hidden, page.header], **SWIFT)
     page.launch.run.click(None, None, None, js=TO_ANSWERS, **SWIFT)

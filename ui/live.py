@@ -7,6 +7,7 @@ from kvq_core.events import Encoding, Event, LaneProgress, Loading, Prefill, Ste
 from kvq_core.spec import ComparisonSpec
 from ui.cards import cards, failed, running_head, waiting_head
 from ui.lanes import described, from_spec
+from ui.pieces import spans
 from ui.text import lane_tokens, reference_tokens, strip
 
 UPDATE_S = 0.15  # at most about six updates a second
@@ -62,5 +63,6 @@ class Board:
     def _lane(self, step: Step, lane: LaneProgress, summary: str) -> tuple[str, str, str]:
         if lane.error:
             return failed(lane.label, summary, lane.error), "", ""
-        text = lane_tokens(step.tokens, lane.tokens, lane.kld, lane.same_top, lane.first_divergence)
+        texts = spans(step.tokens), spans(lane.tokens, lane.finish)
+        text = lane_tokens(*texts, lane.kld, lane.same_top, lane.first_divergence)
         return running_head(lane.label, summary, lane.kld, lane.same_top), text, strip(lane.kld)

@@ -49,10 +49,11 @@
     setTimeout(next, inSight ? 0 : 60); // a pause in which the page answers whoever uses it
   };
   const isOpen = (element) => element.closest(".view")?.id === `view-${window.kvq.view}`;
-  // A large heatmap comes as int8 codes; it is drawn in its own unit, so that a hover tells the value.
+  // A large heatmap comes as int8 codes; it is drawn in its own unit, so that a hover tells the value. -128 is blank.
   const widen = (trace, scale) => {
     const columns = Number(trace.z.shape.split(",")[1]);
-    const values = Float32Array.from(atob(trace.z.bdata), (code) => ((code.charCodeAt(0) << 24) >> 24) * scale);
+    const value = (code) => (code === -128 ? NaN : code * scale);
+    const values = Float32Array.from(atob(trace.z.bdata), (byte) => value((byte.charCodeAt(0) << 24) >> 24));
     trace.z = Array.from({ length: values.length / columns }, (_, row) => values.subarray(row * columns, (row + 1) * columns));
   };
   // On a phone a legend has a row a lane: the figure grows, so that its curves keep their room.
@@ -150,10 +151,12 @@
   });
 
   document.addEventListener("pointerdown", () => (focus = null), true);
-  const select = (token) => send({ token: Number(token.dataset.t) });
+  // A character of several tokens stands for all of them; a click selects the first, the arrow keys walk them.
+  const numbers = (element) => element.dataset.t.split(" ").map(Number);
+  const select = (token) => send({ token });
   document.addEventListener("click", (event) => {
     const token = event.target.closest?.("[data-t]");
-    if (token) select(token);
+    if (token) select(numbers(token)[0]);
     const suggest = event.target.closest?.("[data-suggest]");
     if (suggest) {
       write("#suggest", `${suggest.dataset.suggest} ${performance.now()}`);
@@ -175,6 +178,19 @@
     const image = event.target.closest?.("[data-image]");
     if (image) images(image.dataset.image);
   });
+  // The page's base address would take a link to a part of it away from the run that is shown.
+  document.addEventListener("click", (event) => {
+    const part = document.getElementById(event.target.closest?.('header nav a[href^="#"]')?.hash.slice(1) ?? "");
+    if (!part) return;
+    event.preventDefault();
+    part.tabIndex = -1;
+    part.focus({ preventScroll: true });
+    part.scrollIntoView({ block: "start" });
+  });
+  // Gradio looks at a key after the focus has gone, and opens the dropdown again that was left with it.
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Tab" && event.target.matches?.("[role=combobox]")) event.stopPropagation();
+  }, true);
   // One tab stop for the views; the arrow keys walk them.
   document.addEventListener("keydown", (event) => {
     const tab = event.target.closest?.("[data-view]");
@@ -191,15 +207,16 @@
     const text = event.target.closest?.("[data-tokens]");
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!text || !step) return;
-    const tokens = [...text.querySelectorAll("[data-t]")].filter((t) => t.offsetParent);
-    const now = tokens.findIndex((t) => t.dataset.t === window.kvq.token);
+    const parts = [...text.querySelectorAll("[data-t]")].filter((element) => element.offsetParent);
+    const tokens = parts.flatMap((element) => numbers(element).map((number) => ({ number, element })));
+    const now = tokens.findIndex(({ number }) => number === Number(window.kvq.token ?? NaN));
     const next = tokens[Math.min(tokens.length - 1, Math.max(0, now + step))];
     if (!next) return;
     event.preventDefault();
     focus = text.id; // the server writes the text anew
-    window.kvq.mark(next.dataset.t);
-    next.scrollIntoView({ block: "nearest", inline: "nearest" });
-    select(next);
+    window.kvq.mark(next.number);
+    next.element.scrollIntoView({ block: "nearest", inline: "nearest" });
+    select(next.number);
   });
 
   const images = async (format) => {
@@ -230,7 +247,7 @@
     token: null,
     mark: (token) => {
       window.kvq.token = String(token);
-      marks.textContent = Number.isInteger(Number(token)) ? `[data-t="${Number(token)}"] { outline: 2px solid var(--accent); outline-offset: 0; }` : "";
+      marks.textContent = Number.isInteger(Number(token)) ? `[data-t~="${Number(token)}"] { outline: 2px solid var(--accent); outline-offset: 0; }` : "";
     },
     save: (text, name) => {
       if (!text || !name) return;

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
+from kvq_core.expected import told
 from kvq_core.record import LaneRecord, Record
 from ui.cards import scores, settings
 from ui.colors import SEQUENTIAL, SEQUENTIAL_DARK, lane_color
@@ -12,6 +13,7 @@ from ui.figures import damage_grid, distortion_rate, effective_rank, kld_strips,
 from ui.figures.base import Arrays
 from ui.figures.card import title
 from ui.figures.svg import svg
+from ui.pieces import spans_of
 from ui.reproduce import command, conditions
 from ui.tables import COLUMNS, perplexity_rows, scorecard
 from ui.text import lane_tokens, reference_tokens, safe
@@ -88,7 +90,8 @@ def _answers(record: Record, arrays: Arrays) -> str:
         notes = "".join(f'<p class="mute">{safe(note)}</p>' for note in said if note)
         body = f"<h3>{safe(lane.label)}</h3>{notes}{_tokens(record, arrays, index)}"
         cards += f'<div style="--lane:{lane_color(index)}">{body}</div>'
-    return f'<section><h2>Answers</h2><p class="mute">{SHADED}</p><div class="answers">{cards}</div></section>'
+    said = f"{SHADED} {told(record)}".strip()
+    return f'<section><h2>Answers</h2><p class="mute">{safe(said)}</p><div class="answers">{cards}</div></section>'
 
 
 def _tokens(record: Record, arrays: Arrays, index: int) -> str:
@@ -97,7 +100,8 @@ def _tokens(record: Record, arrays: Arrays, index: int) -> str:
         return f'<p class="bad">{safe(lane.error or "failed")}</p>'
     kld, same = scores(arrays, index)
     parted = lane.metrics.first_divergence if lane.metrics else None
-    return f'<div class="tokens">{lane_tokens(record.reference.tokens, lane.tokens, kld, same, parted)}</div>'
+    texts = spans_of(record, record.reference), spans_of(record, lane)
+    return f'<div class="tokens">{lane_tokens(*texts, kld, same, parted)}</div>'
 
 
 def _drawn(record: Record, arrays: Arrays) -> Iterator[tuple[str, str, go.Figure | None]]:

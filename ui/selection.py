@@ -7,9 +7,10 @@ from typing import Any
 
 from kvq_core.record import Record
 from ui.figures.base import Arrays, array
-from ui.figures.damage import worst_head
+from ui.figures.damage import clearest_head
 from ui.numbers import significant
-from ui.text import safe, visible
+from ui.pieces import span_at, spans_of
+from ui.text import safe, shown
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,9 @@ def last_token(record: Record) -> int:
 
 
 def start(record: Record, arrays: Arrays) -> Selection:
-    """Where a run is opened: the head whose scores moved most, the token where the first lane's KLD is highest."""
-    layer, head = worst_head(record, arrays)
+    """Where a run is opened, of what it captured: the head where damage is best seen, the token with the highest KLD of
+    any lane."""
+    layer, head = clearest_head(record, arrays)
     worst = [array(arrays, f"lane/{i}/kld") for i in range(len(record.lanes))]
     peaks = [(float(kld.max()), int(kld.argmax()) + 1) for kld in worst if kld is not None and kld.size]
     return selected(record, layer, head, max(peaks)[1] if peaks else 0)
@@ -76,9 +78,9 @@ def picked(raw: Any, now: Selection, record: Record) -> Selection:
 
 def told(record: Record, arrays: Arrays, at: Selection) -> str:
     """The selection in words, as HTML."""
-    tokens, group = record.reference.tokens, group_of(record)
+    group, span = group_of(record), span_at(spans_of(record, record.reference), at.token)
     shared = f", one of {group} that read it" if group > 1 else ""
-    piece = visible(tokens[at.token]) if at.token < len(tokens) else ""
+    piece = shown(span) if span else ""
     sentence = (
         f"Layer <b>{at.layer}</b> · query head <b>{at.head}</b> of KV head <b>{at.kv_head(record)}</b>{shared} · "
         f"token <b>{at.token}</b> “{safe(piece)}”"

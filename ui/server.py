@@ -18,6 +18,7 @@ from kvq_core.settings import settings
 from kvq_core.store import Store
 from ui.body import BoundedBody
 from ui.health import Health
+from ui.preview import Preview
 
 PROJECT = Path(__file__).resolve().parent.parent
 # Gradio needs inline scripts and eval, so this cannot stop a script that got in; it stops what such a script is for:
@@ -107,7 +108,7 @@ def app_kwargs(health: Health) -> dict[str, Any]:
     """For ``launch``: what the FastAPI app under the page is made with."""
     return {
         "routes": [Route("/health", health.answer)],
-        "middleware": [Middleware(Guard), Middleware(BoundedBody)],
+        "middleware": [Middleware(Guard), Middleware(BoundedBody), Middleware(Preview)],
         "docs_url": None,
         "redoc_url": None,
         "openapi_url": None,

@@ -7,7 +7,9 @@ gr.HTML sets its value by innerHTML and its templates can evaluate ``${...}``, s
 import html
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+from ui.pieces import END, Span
 
 SHADES = 12  # shades of the token scale beside plain
 FULL_SHADE_NATS = 2.0
@@ -49,6 +51,11 @@ def visible(piece: str) -> str:
     return piece.strip(" ").replace("\n", "⏎") or "␣"
 
 
+def shown(span: Span) -> str:
+    """A span's text with its blanks shown."""
+    return visible(span.text) if span.text else END
+
+
 def shade(kld: float | None) -> int:
     """Shade of a token, 0 (plain) to SHADES: the square root spreads the small values where differences matter."""
     if kld is None or not math.isfinite(kld) or kld <= 0:
@@ -56,15 +63,15 @@ def shade(kld: float | None) -> int:
     return min(SHADES, round(SHADES * math.sqrt(kld / FULL_SHADE_NATS)))
 
 
-def token(piece: str, classes: Sequence[str], title: str = "", at: int | None = None) -> str:
-    """One token as an element; without classes, title and number as bare text. A numbered one can be selected."""
-    body = safe(piece)
+def token(text: str, classes: Sequence[str], title: str = "", at: Sequence[int] = ()) -> str:
+    """A span of tokens as an element; without classes, title and numbers bare text. Numbered ones can be selected."""
+    body = safe(text)
     names = " ".join(filter(None, classes))
-    if not names and not title and at is None:
+    if not names and not title and not at:
         return body
     named = f' class="{names}"' if names else ""
     titled = f' title="{safe(title)}"' if title else ""
-    numbered = "" if at is None else f' data-t="{at}"'
+    numbered = f' data-t="{" ".join(map(str, at))}"' if at else ""
     return f"<i{named}{titled}{numbered}>{body}</i>"
 
 
@@ -73,14 +80,14 @@ def reference_tokens(pieces: Sequence[str]) -> str:
     return "".join(map(safe, pieces))
 
 
-def numbered_tokens(pieces: Sequence[str]) -> str:
+def numbered_tokens(found: Sequence[Span]) -> str:
     """The reference's text once it is whole: every token can be selected."""
-    return "".join(token(piece, (), at=at) for at, piece in enumerate(pieces))
+    return "".join(token(span.text, (), at=span.tokens) for span in found)
 
 
 def lane_tokens(
-    same: Sequence[str],
-    own: Sequence[str],
+    same: Sequence[Span],
+    own: Sequence[Span],
     kld: Sequence[float],
     same_top: Sequence[bool],
     first_divergence: int | None,
@@ -88,31 +95,36 @@ def lane_tokens(
 ) -> str:
     """A lane's tokens twice over: the reference's (class s) and its own (class o), one element where they agree.
 
-    Token i was scored at position i - 1. A lane's own tokens are coloured up to the first divergence; after it lane and
-    reference no longer continue the same text and nothing compares them. The result only ever grows at its end, so
-    that a stream of it costs what is new.
+    Token i was scored at position i - 1; a character of several tokens is as bright as the worst of them. A lane's own
+    tokens are coloured up to the first divergence; after it lane and reference no longer continue the same text and
+    nothing compares them. The result only ever grows at its end, so that a stream of it costs what is new.
     """
+
+    def colors(tokens: Iterable[int]) -> tuple[str, str]:
+        scored = [i for i in tokens if 0 < i <= len(kld)]
+        bright = max((shade(kld[i - 1]) for i in scored), default=0)
+        flipped = any(not same_top[i - 1] for i in scored if i <= len(same_top))
+        return f"k{bright}" if bright else "", "f" if flipped else ""
+
+    def titled(tokens: Iterable[int]) -> tuple[str, list[int]]:
+        at = [i for i in tokens if i < len(titles) and titles[i]]
+        return "\n\n".join(titles[i] for i in at), at
+
     parts = []
-    for i in range(max(len(same), len(own))):
-        scored = 0 < i <= len(kld)
-        colors = (
-            f"k{shade(kld[i - 1])}" if scored and shade(kld[i - 1]) else "",
-            "f" if scored and i <= len(same_top) and not same_top[i - 1] else "",
-        )
-        title = titles[i] if i < len(titles) else ""
-        at = i if title else None
-        if first_divergence is None or i < first_divergence:
-            if i < len(same):
-                parts.append(token(same[i], colors, title, at))
-            elif i < len(own):
-                parts.append(token(own[i], ("o",)))
-            continue
-        if i < len(same):
-            parts.append(token(same[i], ("s", *colors), title, at))
-        if i < len(own):
-            edge = (*colors, "d") if i == first_divergence else ()
-            forks = i == first_divergence
-            parts.append(token(own[i] or "‹end›", ("o", *edge), title if forks else "", at if forks else None))
+    followed = same[-1].last if same else -1
+    for span, is_own in sorted([(s, False) for s in same] + [(s, True) for s in own], key=lambda s: (s[0].last, s[1])):
+        if first_divergence is None or span.last < first_divergence:
+            if not is_own:
+                parts.append(token(span.text, colors(span.tokens), *titled(span.tokens)))
+            elif span.last > followed:
+                parts.append(token(span.text, ("o",)))
+        elif not is_own:
+            parts.append(token(span.text, ("s", *colors(span.tokens)), *titled(span.tokens)))
+        elif first_divergence in span.tokens:
+            till = range(span.first, first_divergence + 1)
+            parts.append(token(span.text or END, ("o", *colors(till), "d"), *titled(till)))
+        else:
+            parts.append(token(span.text or END, ("o",)))
     return "".join(parts)
 
 

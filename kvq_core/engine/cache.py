@@ -88,7 +88,7 @@ class LaneCache:
         windows: tuple[Window, Window],
         rope: Rope | None,
     ) -> None:
-        """Encode the layers of a device that the lane quantizes; ``rope``: theirs, of keys that are stored before it."""
+        """Encode the layers of a device that the lane quantizes; ``rope``: theirs, of keys stored before it."""
         self.quantized_layers |= set(prompt.layers)
         for codec, window in zip((fitted.key, fitted.value), windows, strict=True):
             if codec is not None:

@@ -1,6 +1,12 @@
 """Token ids to text pieces, one id at a time."""
 
+import re
+from functools import cache
 from typing import Any
+
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+_BYTE = re.compile("<0x[0-9A-F]{2}>")  # a token that is one byte, where a tokenizer falls back to bytes
 
 
 class Pieces:
@@ -34,3 +40,23 @@ class Pieces:
 
     def _decode(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+def alone(tokenizer: Any, id: int) -> str:
+    """Text of one token by itself, special or not; its bytes that are no whole character stand as ``<0xE4>``."""
+    text = str(tokenizer.decode([id], skip_special_tokens=False))
+    token = tokenizer.convert_ids_to_tokens(id)
+    if "\ufffd" not in text or not isinstance(token, str):
+        return text
+    if _BYTE.fullmatch(token):
+        return token
+    if not set(token) <= set(_bytes_of()):
+        return text
+    raw = bytes(_bytes_of()[character] for character in token)
+    return re.sub("[\udc80-\udcff]", lambda m: f"<0x{ord(m[0]) - 0xDC00:02X}>", raw.decode("utf-8", "surrogateescape"))
+
+
+@cache
+def _bytes_of() -> dict[str, int]:
+    """The byte that each character of a byte-level token stands for."""
+    return {character: byte for byte, character in bytes_to_unicode().items()}

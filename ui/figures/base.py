@@ -15,7 +15,7 @@ from ui.text import plot_safe, shorten
 Arrays = Mapping[str, Any]
 INK = "#667085"  # fallback; the stylesheet recolours text for the theme
 LINE = "rgba(128, 137, 155, 0.25)"
-LEGEND_ROW = 14  # px a figure grows by a lane: on a phone a legend has a row a lane, and half of the figure at most
+BLANK = -128  # the code of a heatmap's cell that stands for nothing
 HOVER = {"font": {"size": 12}, "namelength": -1}
 
 
@@ -41,6 +41,17 @@ def label_of(lane: LaneRecord, limit: int = 28) -> str:
     return plot_safe(shorten(lane.label, limit))
 
 
+def of_lane(index: int) -> dict[str, int]:
+    """``meta`` of a trace that is a lane's (the reference's: -1): a view says the lanes' colours once, above its
+    figures, see ui.panels.view."""
+    return {"lane": index}
+
+
+def lane_of(trace: Any) -> int | None:
+    """The lane a trace says it is of."""
+    return trace.meta.get("lane") if isinstance(trace.meta, dict) else None
+
+
 def labelled(figure: go.Figure, label: str, pick: dict[str, Any] | None = None, **meta: Any) -> go.Figure:
     """What a screen reader says, and what a click selects: ``{"layer": "x"}`` is a point's x, a number is itself."""
     figure.update_layout(meta={"label": label, **({"pick": pick} if pick else {}), **meta})
@@ -58,14 +69,16 @@ def cursor(figure: go.Figure, at: float, rows: int = 1, axis: Literal["x", "y"] 
 
 def quantized(values: np.ndarray, top: float) -> np.ndarray:
     """Signed values as int8 codes of ``top / 127``, the figure's ``meta["scale"]``: a quarter of float32 for a large
-    heatmap. page.js turns them back before it draws."""
-    return np.clip(np.round(values * (127 / (top or 1.0))), -127, 127).astype(np.int8)
+    heatmap; NaN becomes BLANK. page.js turns them back before it draws."""
+    codes = np.clip(np.round(values * (127 / (top or 1.0))), -127, 127)
+    return np.where(np.isnan(codes), BLANK, codes).astype(np.int8)
 
 
 def heat(figure: go.Figure, trace: Any) -> np.ndarray:
-    """A heatmap's values in their unit, also where they are held as codes."""
-    meta = figure.layout.meta
-    return np.asarray(trace.z, dtype=float) * (meta.get("scale", 1) if isinstance(meta, dict) else 1)
+    """A heatmap's values in their unit, also where they are held as codes; NaN where it is blank."""
+    meta, z = figure.layout.meta, np.asarray(trace.z, dtype=float)
+    scale = meta.get("scale") if isinstance(meta, dict) else None
+    return z if scale is None else np.where(z == BLANK, np.nan, z * scale)
 
 
 def rounded(values: np.ndarray, digits: int = 4) -> np.ndarray:

@@ -10,7 +10,7 @@ from ui.verdict import verdict
 WIDTH, HEIGHT = 1200, 630
 FONT = "system-ui, Segoe UI, Roboto, DejaVu Sans, sans-serif"
 INK, MUTE, LINE, GROUND = "#1b2230", "#667085", "#e4e7ec", "#ffffff"
-TONES = {"good": "#12805c", "warn": "#9a4f06", "bad": "#b42318", "quiet": MUTE}
+TONES = {"good": "#0f7756", "warn": "#9a4f06", "bad": "#b42318", "quiet": MUTE}
 COLUMNS = (("K / V bits", 560), ("size", 680), ("KLD", 800), ("flips", 910), ("verdict", 1140))
 EXPLAINED = (
     "K / V bits: stored bits an element, metadata included. Size: of the fp16 cache. KLD: mean distance of the "

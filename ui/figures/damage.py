@@ -1,5 +1,6 @@
 """Where a cache hurts: layer x KV head for every lane, and one head step by step."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -22,6 +23,7 @@ from ui.figures.base import (
 )
 
 Kind = Literal["key", "value"]
+PURE_SINK = 0.9  # of a head's attention, on the first tokens, mean over the steps looked at
 # measure -> (array, unit, factor to the unit, what it is): those of keys and values apart, those of both together
 MEASURES: dict[str, dict[str, tuple[str, str, float, str]]] = {
     "relative": {
@@ -88,6 +90,29 @@ def worst_head(record: Record, arrays: Arrays) -> tuple[int, int]:
     return place[0], place[1]
 
 
+def clearest_head(record: Record, arrays: Arrays) -> tuple[int, int]:
+    """Layer and query head where the run's damage is best seen: of those whose maps were kept, the one whose attention
+    changed most in any lane, its scores where attention was not looked at. A head that reads little but the first
+    tokens shows nothing, whatever its scores do. (0, 0) where nothing was captured.
+    """
+    for name, steps in (("attention_kl", 0), ("delta_mean", -1)):
+        lanes = [values.mean(steps) for _, _, values in lanes_with(record, arrays, name)]
+        if lanes:
+            break
+    else:
+        return 0, 0
+    damage = np.max(lanes, axis=0)
+    seen = np.zeros(damage.shape, bool)
+    kept = (record.capture.layers or range(damage.shape[0]), record.capture.heads or range(damage.shape[1]))
+    seen[np.ix_(*map(list, kept))] = True
+    sinks = array(arrays, "reference/sink_mass")
+    if sinks is not None and sinks.size:
+        reads = sinks.mean(0) < PURE_SINK
+        seen = seen & reads if (seen & reads).any() else seen
+    layer, head = np.unravel_index(np.where(seen, damage, -1).argmax(), damage.shape)
+    return int(layer), int(head)
+
+
 def captured_at(record: Record, layer: int, head: int) -> tuple[int, int] | None:
     """Indices into the maps of the captured layer and query head nearest to those asked for; None without maps."""
     info = record.capture
@@ -119,7 +144,7 @@ def score_map(
     if not lanes:
         return None
     info = record.capture
-    top = max(float(np.quantile(np.abs(delta), 0.999)) for *_, delta in lanes)
+    top = max(float(np.nanquantile(np.abs(delta), 0.999)) for *_, delta in lanes)
     figure = stacked_rows([label_of(lane) for _, lane, _ in lanes], 84, [lane_color(i) for i, _, _ in lanes], gap=26)
     for row, (_, lane, delta) in enumerate(lanes, 1):
         heat = go.Heatmap(
@@ -145,24 +170,26 @@ def score_map(
 
 
 def _delta(record: Record, arrays: Arrays, lane: int, m: int, q: int, centred: bool) -> np.ndarray:
-    """(steps, positions) in score units; one head is cut out before it is widened from int8."""
+    """(steps, positions) in score units, NaN at positions a step cannot see yet; one head is cut out before it is
+    widened from int8."""
     codes = np.asarray(arrays[f"lane/{lane}/delta_map"][m, q], dtype=np.float32)
     scale = array(arrays, f"lane/{lane}/delta_scale")
     delta = codes * (1.0 if scale is None else float(scale[m, q]))
+    info = record.capture
+    reached = np.asarray(info.position_edges[:-1])[None, :] < tokens_seen(record, info.step_edges[1:])[:, None]
+    delta = np.where(reached, delta, np.nan)
     offset = array(arrays, f"lane/{lane}/delta_offset")
     if centred or offset is None:
         return delta
-    info = record.capture
     of_steps = offset[info.layers[m], info.heads[q]]
     edges = np.minimum(info.step_edges[:-1], max(0, of_steps.size - 1))
     widths = np.maximum(1, np.diff([*edges, of_steps.size]))
-    reached = np.asarray(info.position_edges[:-1])[None, :] < _tokens_seen(record)[:, None]
-    return delta + reached * (np.add.reduceat(of_steps, edges) / widths)[:, None]
+    return delta + (np.add.reduceat(of_steps, edges) / widths)[:, None]
 
 
-def _tokens_seen(record: Record) -> np.ndarray:
-    """Key positions each step bin can see: the prompt and what was written up to its last step."""
-    return len(record.reference.prompt_token_ids) + np.asarray(record.capture.step_edges[1:])
+def tokens_seen(record: Record, steps: Sequence[int]) -> np.ndarray:
+    """Key positions that are there after so many steps: the prompt and what was written."""
+    return len(record.reference.prompt_token_ids) + np.asarray(steps)
 
 
 def _centres(edges: list[int]) -> np.ndarray:

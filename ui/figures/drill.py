@@ -6,7 +6,6 @@ import plotly.graph_objects as go
 from kvq_core.record import Record
 from ui.colors import REFERENCE, lane_color
 from ui.figures.base import (
-    LEGEND_ROW,
     Arrays,
     array,
     canvas,
@@ -14,10 +13,11 @@ from ui.figures.base import (
     label_of,
     labelled,
     lanes_with,
+    of_lane,
     rounded,
     sequential,
 )
-from ui.figures.damage import captured_at
+from ui.figures.damage import captured_at, tokens_seen
 
 FLOOR = 1e-3  # percent: attention is drawn on a log scale from here
 DEPTHS = {
@@ -37,24 +37,23 @@ def nearest_step(record: Record, step: int) -> int | None:
 def attention_rows(record: Record, arrays: Arrays, layer: int, head: int, step: int) -> go.Figure | None:
     """Attention of one head at a step: the reference's row and every lane's, mass in each bin of positions."""
     at, place = nearest_step(record, step), captured_at(record, layer, head)
-    rows = [("Full precision", REFERENCE, "reference/attention_rows")]
+    rows = [(-1, "Full precision", REFERENCE, "reference/attention_rows")]
     rows += [
-        (label_of(lane), lane_color(i), f"lane/{i}/attention_rows")
+        (i, label_of(lane), lane_color(i), f"lane/{i}/attention_rows")
         for i, lane in enumerate(record.lanes)
         if lane.status == "done"
     ]
-    held = [(name, color, arrays[key]) for name, color, key in rows if key in arrays]
+    held = [(index, name, color, arrays[key]) for index, name, color, key in rows if key in arrays]
     if at is None or place is None or len(held) < 2:
         return None
     edges = np.asarray(record.capture.position_edges)
-    centres = (edges[:-1] + edges[1:] - 1) / 2
-    figure = canvas(
-        330 + LEGEND_ROW * len(held), yaxis={"type": "log", "dtick": 1, "title": {"text": "attention, % (log)"}}
-    )
-    for name, color, codes in held:
-        mass = 100 * (np.asarray(codes[at, place[0], place[1]], dtype=np.float32) / 255) ** 2
+    there = edges[:-1] < tokens_seen(record, [record.capture.attention_steps[at] + 1])  # nobody reads what is to come
+    centres = ((edges[:-1] + edges[1:] - 1) / 2)[there]
+    figure = canvas(330, yaxis={"type": "log", "dtick": 1, "title": {"text": "attention, % (log)"}})
+    for index, name, color, codes in held:
+        mass = 100 * (np.asarray(codes[at, place[0], place[1]], dtype=np.float32)[there] / 255) ** 2
         figure.add_scatter(
-            x=rounded(centres, 1), y=rounded(np.maximum(mass, FLOOR), 5), mode="lines", name=name,
+            x=rounded(centres, 1), y=rounded(np.maximum(mass, FLOOR), 5), mode="lines", name=name, meta=of_lane(index),
             line={"color": color, "width": 2.4 if color == REFERENCE else 1.3},
             hovertemplate="position %{x:.0f}: %{y:.3g} %<extra>" + name + "</extra>",
         )  # fmt: skip
@@ -127,7 +126,7 @@ def depth_error(record: Record, arrays: Arrays, measure: str) -> go.Figure | Non
         for index, lane, values in lanes_with(record, arrays, name):
             figure.add_scatter(
                 x=centres, y=rounded(factor * values.mean((0, 1))), mode="lines+markers", legendgroup=str(index),
-                name=label_of(lane, 20), showlegend=dash == "solid",
+                name=label_of(lane, 20), showlegend=dash == "solid", meta=of_lane(index),
                 line={"color": lane_color(index), "width": 1.8, "dash": dash}, marker={"size": 4},
                 hovertemplate=f"position %{{x:.0f}}: %{{y:.3g}}<extra>{label_of(lane)}, {what}</extra>",
             )  # fmt: skip

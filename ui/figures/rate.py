@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 
 from kvq_core.record import LaneRecord, Record
 from ui.colors import NOISE, REFERENCE, lane_color
-from ui.figures.base import Arrays, array, canvas, decades, label_of, labelled, rounded
+from ui.figures.base import Arrays, array, canvas, decades, label_of, labelled, of_lane, rounded
 
 SYMBOLS = {("keys",): "triangle-up", ("values",): "triangle-down"}  # of lanes that quantize one alone
 
@@ -91,6 +91,7 @@ def distortion_rate(record: Record, arrays: Arrays, what: str) -> go.Figure | No
         lane = record.lanes[index]
         figure.add_scatter(
             x=[bits], y=[max(value, floor)], mode="markers", name=label_of(lane, 20), cliponaxis=False,
+            meta=of_lane(index),
             # points on top of one another stay visible as rings
             marker={"size": 17 - 7 * rank / max(1, len(found) - 1),
                     "color": lane_color(index), "symbol": SYMBOLS.get(lane.quantized, "circle")},

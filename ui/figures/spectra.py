@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 
 from kvq_core.record import Record
 from ui.colors import ACCENT, REFERENCE, faded, lane_color
-from ui.figures.base import LEGEND_ROW, Arrays, array, canvas, label_of, labelled, lanes_with, rounded, stacked_rows
+from ui.figures.base import Arrays, array, canvas, label_of, labelled, lanes_with, of_lane, rounded, stacked_rows
 
 Curve = tuple[str, str, str, str]  # array, name, colour, dash
 SPACES: dict[str, tuple[Curve, ...]] = {
@@ -79,7 +79,7 @@ def _schedules(figure: go.Figure, record: Record, arrays: Arrays, layer: int) ->
         line = widths[layer]
         figure.add_scatter(
             x=np.arange(1, line.size + 1), y=rounded(line, 2), mode="lines", name=f"bits, {label_of(lane, 18)}",
-            yaxis="y2", line={"color": lane_color(index), "shape": "hv", "width": 1.6},
+            meta=of_lane(index), yaxis="y2", line={"color": lane_color(index), "shape": "hv", "width": 1.6},
             hovertemplate="channel %{x}: %{y:.3g} bits<extra>" + label_of(lane) + "</extra>",
         )  # fmt: skip
     if lanes:
@@ -161,16 +161,14 @@ def lane_spectra(record: Record, arrays: Arrays, layer: int, kv_head: int) -> go
     lanes = list(lanes_with(record, arrays, "centred_key" if centred(arrays) else "spectrum_key"))
     if not lanes:
         return None
-    figure = canvas(
-        300 + LEGEND_ROW * len(lanes),
-        yaxis={"type": "log", "dtick": 1, "title": {"text": "singular value / its largest"}},
-    )
+    figure = canvas(300, yaxis={"type": "log", "dtick": 1, "title": {"text": "singular value / its largest"}})
     own = spectrum(arrays, "key_post")
-    lines = [] if own is None else [("full precision, prompt" + told, REFERENCE, own[layer, kv_head])]
-    lines += [(label_of(lane, 20) + told, lane_color(i), values[layer, kv_head]) for i, lane, values in lanes]
-    for name, color, line in lines:
+    lines = [] if own is None else [(-1, "full precision, prompt" + told, REFERENCE, own[layer, kv_head])]
+    lines += [(i, label_of(lane, 20) + told, lane_color(i), values[layer, kv_head]) for i, lane, values in lanes]
+    for index, name, color, line in lines:
         figure.add_scatter(
             x=np.arange(1, line.size + 1), y=_relative(line, float(line.max()) or 1.0), mode="lines", name=name,
+            meta=of_lane(index),
             line={"color": color, "width": 2.4 if color == REFERENCE else 1.4},
             hovertemplate="direction %{x}: %{y:.3g}<extra>" + name + "</extra>",
         )  # fmt: skip

@@ -5,7 +5,7 @@ import plotly.graph_objects as go
 
 from kvq_core.record import Record
 from ui.colors import ACCENT, REFERENCE, lane_color
-from ui.figures.base import INK, LEGEND_ROW, Arrays, array, canvas, label_of, labelled, lanes_with, rounded
+from ui.figures.base import INK, Arrays, array, canvas, label_of, labelled, lanes_with, of_lane, rounded
 
 # The four subspaces of SQuat's Figure 2
 KINDS = (
@@ -42,7 +42,7 @@ def error_inside(record: Record, arrays: Arrays, layer: int, rank: int) -> go.Fi
     lanes = list(lanes_with(record, arrays, "key_error_energy"))
     if not lanes:
         return None
-    figure = canvas(290 + 19 * len(lanes), yaxis={"title": {"text": "key error inside, %"}, "range": [0, 102]})
+    figure = canvas(300, yaxis={"title": {"text": "key error inside, %"}, "range": [0, 102]})
     dim = lanes[0][2].shape[-1]
     figure.add_scatter(
         x=[0, dim],
@@ -59,6 +59,7 @@ def error_inside(record: Record, arrays: Arrays, layer: int, rank: int) -> go.Fi
             y=rounded(inside, 2),
             mode="lines",
             name=label_of(lane),
+            meta=of_lane(index),
             line={"color": lane_color(index), "width": 2},
             hovertemplate="rank %{x}: %{y:.1f} %<extra>" + label_of(lane) + "</extra>",
         )
@@ -114,21 +115,20 @@ def angles(record: Record, arrays: Arrays, layer: int, kv_head: int, rank: int, 
     if kept is None:
         return None
     rows = [
-        (label_of(lane, 20), lane_color(i), v) for i, lane, v in lanes_with(record, arrays, f"angles_{pair}")
+        (i, label_of(lane, 20), lane_color(i), v) for i, lane, v in lanes_with(record, arrays, f"angles_{pair}")
     ]  # fmt: skip
     own = array(arrays, f"subspace/angles_{pair}")
     if own is not None:
-        rows.insert(0, ("Full precision", REFERENCE, own))
+        rows.insert(0, (-1, "Full precision", REFERENCE, own))
     if not rows:
         return None
     r = record.capture.angle_ranks[kept]
-    figure = canvas(
-        300 + LEGEND_ROW * len(rows), yaxis={"title": {"text": "angle, degrees"}, "range": [0, 92], "dtick": 30}
-    )
-    for name, color, values in rows:
+    figure = canvas(300, yaxis={"title": {"text": "angle, degrees"}, "range": [0, 92], "dtick": 30})
+    for index, name, color, values in rows:
         line = values[layer, kv_head, kept, :r]
         figure.add_scatter(
             x=np.arange(1, line.size + 1), y=rounded(line, 2), mode="lines+markers", name=name,
+            meta=of_lane(index),
             line={"color": color, "width": 2.4 if color == REFERENCE else 1.4}, marker={"size": 5},
             hovertemplate="angle %{x}: %{y:.1f}°<extra>" + name + "</extra>",
         )  # fmt: skip

@@ -110,7 +110,8 @@ def _heatmap(figure: go.Figure, trace: Any, x: Axis, y: Axis) -> str:
     """One picture of a pixel a cell: 256 colours, enlarged without smoothing."""
     shared = figure.layout.coloraxis
     low, high, scale = shared.cmin or 0.0, shared.cmax or 1.0, shared.colorscale or SEQUENTIAL
-    codes = np.clip((heat(figure, trace) - low) / ((high - low) or 1.0) * 255, 0, 255).astype(np.uint8)
+    shown = np.nan_to_num(heat(figure, trace))  # what is blank has the colour of nothing
+    codes = np.clip((shown - low) / ((high - low) or 1.0) * 255, 0, 255).astype(np.uint8)
     xs, ys = values(trace, "x"), values(trace, "y")
     left, right = x.place(xs[0] - 0.5 * _gap(xs)), x.place(xs[-1] + 0.5 * _gap(xs))
     top, bottom = y.place(ys[0] - 0.5 * _gap(ys)), y.place(ys[-1] + 0.5 * _gap(ys))

@@ -13,6 +13,7 @@ from ui.figures.base import (
     label_of,
     labelled,
     lanes_with,
+    of_lane,
     rounded,
     sequential,
     stacked_rows,
@@ -35,6 +36,7 @@ def code_usage(record: Record, arrays: Arrays, kind: str, layer: int, kv_head: i
         mean = np.sort(shares, -1)[:, ::-1].mean(0)
         figure.add_scatter(
             x=np.arange(1, mean.size + 1), y=rounded(mean, 3), mode="lines", name=label_of(lane),
+            meta=of_lane(index),
             line={"color": lane_color(index), "shape": "hv", "width": 2}, fill="tozeroy",
             hovertemplate="code of rank %{x}: %{y:.2g} %<extra>" + label_of(lane) + "</extra>",
         )  # fmt: skip
@@ -58,6 +60,7 @@ def latent_bits(record: Record, arrays: Arrays, layer: int) -> go.Figure | None:
         line = widths[layer]
         figure.add_scatter(
             x=np.arange(1, line.size + 1), y=rounded(line, 2), mode="lines", name=label_of(lane),
+            meta=of_lane(index),
             line={"color": lane_color(index), "shape": "hv", "width": 2},
             hovertemplate="latent channel %{x}: %{y:.3g} bits<extra>" + label_of(lane) + "</extra>",
         )  # fmt: skip
@@ -100,6 +103,7 @@ def bits_by_length(record: Record) -> go.Figure | None:
             figure.add_scatter(
                 x=np.array([n for n, _ in own]), y=rounded(np.asarray(line), 3), mode="lines", name=name,
                 showlegend=not shared,
+                meta=of_lane(index),
                 line={"color": lane_color(index), "width": 1.8, "dash": "dash" if shared else "solid"},
                 hovertemplate="%{x:,} tokens: %{y:.2f} bits<extra>" + name + "</extra>",
             )  # fmt: skip

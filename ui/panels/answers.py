@@ -38,8 +38,10 @@ def _toolbar() -> None:
     # The switches are read by the stylesheet alone (:has(:checked)): no round trip, also while a run streams.
     with gr.Row(elem_id="toolbar"):
         gr.HTML(
-            f'<div class="legend"><span>KLD, nats</span><div class="scale"><div class="steps">{SCALE}</div>'
-            f'<div class="ticks">{TICKS}</div></div><span class="edge">first different token</span></div>'
+            '<div class="legend"><div class="of-kld"><span>KLD, nats</span><div class="scale">'
+            f'<div class="steps">{SCALE}</div><div class="ticks">{TICKS}</div></div></div>'
+            '<div class="of-flips"><span class="flip-key">another most probable token</span></div>'
+            '<span class="edge">first different token</span></div>'
         )
         gr.Radio(
             ["Own tokens", "Same tokens"],

@@ -13,14 +13,21 @@ LINKS = (
     ("#history", "History"),
     ("?learn=1", "Learn"),
 )
+OF_RESULTS = ("#scorecard", "#where")
 
 
 def create_header(model: str) -> gr.HTML:
     return gr.HTML(markup(model), elem_id="header")
 
 
-def markup(chip: str) -> str:
-    links = "".join(f'<a href="{target}">{title}</a>' for target, title in LINKS)
+def markup(chip: str, over: bool = False) -> str:
+    """The header; before a run is over its results are nowhere to go to."""
+    links = "".join(
+        f'<a role="link" aria-disabled="true" title="There once a run is done">{title}</a>'
+        if target in OF_RESULTS and not over
+        else f'<a href="{target}">{title}</a>'
+        for target, title in LINKS
+    )
     return (
         f'<header><a class="brand" href="?">KVQ Explorer</a><span class="chip">{safe(chip)}</span>'
         f'<nav aria-label="Parts of the page">{links}</nav></header>'

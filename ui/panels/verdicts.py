@@ -5,11 +5,13 @@ from typing import Any
 import gradio as gr
 
 from kvq_core.errors import SpecError
+from kvq_core.expected import told as expected
 from kvq_core.explain import explain
 from kvq_core.methods import make
 from kvq_core.methods.elsewhere import NO_DEPLOYMENT
 from kvq_core.record import LaneRecord, Record
 from kvq_core.spec import Lane
+from ui.cards import tick
 from ui.colors import lane_color
 from ui.figures.base import Arrays
 from ui.lanes import added_lane
@@ -60,7 +62,8 @@ def _said(record: Record, arrays: Arrays) -> str:
     said = "; ".join(f"{word}: {listed(labels)}" for word, labels in found.items())
     scored = floor.n_scored if floor else 0
     noise = f", where rounding to fp16 alone costs {significant(floor.kld_mean, 2)} nats" if floor else ""
-    return f"{said[:1].upper()}{said[1:]}. Read on {plural(scored, 'scored position')}{noise}."
+    verdicts = f"{said[:1].upper()}{said[1:]}. Read on {plural(scored, 'scored position')}{noise}."
+    return " ".join(filter(None, [expected(record), verdicts]))
 
 
 def _stress(record: Record) -> str:
@@ -89,8 +92,8 @@ def _card(record: Record, arrays: Arrays, index: int, lane: LaneRecord) -> str:
     because = "".join(f"<li>{prose(said)}</li>" for said in (found.said, *told.sentences, *remarks(lane)) if said)
     return (
         f'<section class="verdict" style="--lane:{lane_color(index)}" aria-label="Verdict of {safe(lane.label)}">'
-        f'<div class="top"><h4>{safe(lane.label)}</h4><span class="badge {found.tone}" title="{safe(found.why)}">'
-        f"{safe(found.word)}</span></div>"
+        f'<div class="top"><h4>{safe(lane.label)}</h4>{tick(record, lane.text) if lane.status == "done" else ""}'
+        f'<span class="badge {found.tone}" title="{safe(found.why)}">{safe(found.word)}</span></div>'
         f"{table}<ul>{because}</ul>{_suggestion(index, told.suggestion, told.because)}{_elsewhere(lane)}</section>"
     )
 

@@ -12,7 +12,8 @@ import gradio as gr
 import plotly.graph_objects as go
 
 from kvq_core.record import Record
-from ui.figures.base import Arrays
+from ui.colors import REFERENCE, lane_color
+from ui.figures.base import Arrays, lane_of
 from ui.selection import Selection
 from ui.text import prose, safe
 
@@ -51,6 +52,7 @@ class Slot:
         if isinstance(found, str):
             body = f'<p class="absent">{safe(found)}</p>'
         else:
+            found.for_each_trace(lambda trace: trace.update(showlegend=False), lambda trace: lane_of(trace) is not None)
             note = f'<p class="muted">{safe(self.note)}</p>' if self.note else ""
             body = (
                 f'{note}<div class="plot" id="plot-{self.name}" style="min-height:{found.layout.height:.0f}px">'
@@ -111,14 +113,27 @@ class View:
     def _draw(self, record: Record, arrays: Arrays, at: Selection, picked: Sequence[Any]) -> list[str]:
         found = self.compute(record, arrays, at, *picked)
         drawn_for = json.dumps({"run": record.id, **{name: getattr(at, name) for name in self.uses}})
+        key = legend(record, found)
         return [
             f'<p data-at="{safe(drawn_for)}">{prose(found.words)}</p>',  # page.js compares it with the selection's
-            *(page.html(found) for page in self.pages),
+            *(key * (at == 0) + page.html(found) for at, page in enumerate(self.pages)),
         ]
 
     def key(self, run: str, at: Selection, picked: Sequence[Any]) -> list[Any]:
         """What the drawn figures depend on: equal keys need no drawing."""
         return [run, *(getattr(at, name) for name in self.uses), *picked]
+
+
+def legend(record: Record, drawn: Drawn) -> str:
+    """The colours of the lanes whose curves and points a view has, once for all its figures."""
+    figures = [figure for figure in drawn.figures.values() if isinstance(figure, go.Figure)]
+    lanes = {lane for figure in figures for trace in figure.data if (lane := lane_of(trace)) is not None}
+    items = "".join(
+        f'<span><span class="dot" style="background:{REFERENCE if lane < 0 else lane_color(lane)}"></span>'
+        f"{safe('Full precision' if lane < 0 else record.lanes[lane].label)}</span>"
+        for lane in sorted(lanes)
+    )
+    return f'<p class="lane-key">{items}</p>' if items else ""
 
 
 def create_words() -> gr.HTML:

@@ -1,15 +1,9 @@
 """What stands on the right before anything ran: what this is, what to press, and runs to look at."""
 
-from kvq_core.errors import KvqError
 from kvq_core.examples import examples
-from kvq_core.logs import tell_error
-from kvq_core.presets import Preset, presets
-from kvq_core.sharing import listed
-from kvq_core.store import Store, Summary
 from ui.text import safe
 from ui.tour import shipped, tour
 
-SHOWN = 4
 STEPS = (
     ("Pick a preset", "or type a prompt. Longer than a lane's full-precision window, or nothing is quantized."),
     ("Set the lanes", "Each is one way to store the KV cache; all share one prefill and one model."),
@@ -17,12 +11,12 @@ STEPS = (
 )
 
 
-def welcome(store: Store) -> str:
+def welcome() -> str:
     steps = "".join(f"<li><b>{safe(title)}</b><span>{safe(text)}</span></li>" for title, text in STEPS)
     return (
         '<div class="card welcome"><h1>What does a smaller KV cache change?</h1>'
         "<p>One prompt, one model, the full-precision cache as the reference, and beside it the same answer under each "
-        f"quantized cache.</p>{_shipped()}<ol>{steps}</ol>{_stored(store)}</div>"
+        f"quantized cache.</p>{_shipped()}<ol>{steps}</ol></div>"
     )
 
 
@@ -40,23 +34,3 @@ def _shipped() -> str:
         f'<div class="examples"><a class="example tour" href="?learn=1"><b>Take the tour</b>'
         f"<small>{len(tour())} steps from the KV cache to each method's idea, on stored runs</small></a>{items}</div>"
     )
-
-
-def _stored(store: Store) -> str:
-    """Runs of presets that are stored here, to open without computing. Other runs are nobody else's to see."""
-    try:
-        runs = [(preset, run) for run in listed(store, 200) for preset in _presets_of(run)]
-    except KvqError as error:
-        tell_error("runs not listed", error)
-        return ""
-    items = "".join(
-        f'<li><a href="?run={safe(run.id)}">{safe(preset.title)}</a>'
-        f"<small>{safe(run.model_title)} · {safe(', '.join(run.lanes))}</small></li>"
-        for preset, run in runs[:SHOWN]
-    )
-    return f'<h2>Stored examples</h2><ul class="runs">{items}</ul>' if items else ""
-
-
-def _presets_of(run: Summary) -> list[Preset]:
-    head = " ".join(run.prompt.split())[:100]
-    return [p for p in presets().values() if head and " ".join(p.spec.prompt.split()).startswith(head)][:1]

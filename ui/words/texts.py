@@ -3,7 +3,8 @@
 from kvq_core.record import LaneRecord, Record
 from ui.figures.base import Arrays, array
 from ui.numbers import percent, plural, significant
-from ui.text import visible
+from ui.pieces import END, Span, span_at, spans_of
+from ui.text import shown
 
 
 def texts(record: Record, arrays: Arrays, index: int) -> str:
@@ -31,7 +32,7 @@ def disagreement(record: Record, arrays: Arrays, index: int) -> str:
     if m is None or at is None:
         flips = " although it flips: sampling chose the same tokens all the same" if m and m.flips else ""
         return f"Left to itself it writes the reference's text, token for token{flips}."
-    theirs, own = _piece(record.reference.tokens, at), _piece(lane.tokens, at)
+    theirs, own = (_piece(span_at(spans_of(record, row), at)) for row in (record.reference, lane))
     said = f"Left to itself it parts at token {at}, writing “{own}” for “{theirs}”"
     margin, probs = array(arrays, "reference/margin"), array(arrays, "reference/topk_probs")
     step = at - 1
@@ -55,5 +56,5 @@ def _recovery(lane: LaneRecord, at: int) -> str:
     return f"its own {plural(own, 'token')} where one early choice leads."
 
 
-def _piece(tokens: list[str], at: int) -> str:
-    return visible(tokens[at]) if at < len(tokens) and tokens[at] else "‹end›"
+def _piece(span: Span | None) -> str:
+    return shown(span) if span else END

@@ -1,0 +1,164 @@
+"""What a reader meets on the page: characters, ticks, legends, links to its parts, and controls by the keyboard."""
+
+import pytest
+
+from kvq_core.models import load
+from kvq_core.models.text import Pieces, alone
+from kvq_core.spec import DEFAULT_MODEL, parse_spec
+from kvq_core.store import open_store
+from tests.ui_record_factory import make_run
+
+from ..test_ui_twin import run as stress_run
+from .pages import FACTS, answer, filled_in, open_view, run, wait_status
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+ANSWER = "你好，世界。 שלום 👩‍👩‍👧 مرحبا"
+OPEN = "[...document.querySelectorAll('[role=combobox]')].filter(e => e.ariaExpanded === 'true').length"
+VISIBLE = "selector => document.querySelector(selector).checkVisibility({visibilityProperty: true})"
+
+
+@pytest.fixture(scope="module")
+def stored(store_folder) -> str:
+    """A run whose answers are in several scripts; its lanes should name the world, and one does not."""
+    tokenizer = load(DEFAULT_MODEL).tokenizer
+    record, arrays = make_run(lanes=2)
+    ids = tokenizer.encode(ANSWER, add_special_tokens=False)
+    pieces = Pieces(tokenizer).extend(ids)
+    for row in (record.reference, *record.lanes):
+        row.token_ids, row.tokens, row.text = ids, list(pieces), ANSWER
+        row.finish = "length"
+    record.lanes[1].text = "no"
+    for lane in record.lanes:
+        lane.metrics.first_divergence = None
+    record.vocabulary.update({id: alone(tokenizer, id) for id in ids})
+    record.spec["expect"] = "世界"
+    arrays["lane/1/attention_kl"][:, 11, 4] = 50.0
+    record = record.model_copy(update={"id": "ab5c" * 4})
+    open_store(store_folder).save(record, arrays)
+    return record.id
+
+
+def opened(open_page, server, stored, width=1280, theme="light"):
+    page = open_page(f"{server}/?run={stored}&__theme={theme}", width=width)
+    page.wait_for_selector("#verdicts .verdict")
+    page.wait_for_selector("#where .words p")
+    return page
+
+
+def test_characters_of_several_tokens_are_whole_and_walked_token_by_token(stored, server, open_page):
+    page = opened(open_page, server, stored)
+    assert answer(page, 0) == answer(page, 1) == ANSWER
+    open_view(page, "Text")
+    assert page.locator("#text-free .tokens").inner_text() == ANSWER
+    page.locator("#text-forced [data-t='0 1']").click()
+    page.wait_for_function("document.querySelector('#top-lists h4')?.innerText == 'Token 0'")
+    assert "“你”" in page.locator("#selected").inner_text()
+    page.locator("#text-forced [data-tokens]").focus()
+    for token in (1, 2, 3):
+        page.keyboard.press("ArrowRight")
+        page.wait_for_function("t => document.querySelector('#top-lists h4')?.innerText == `Token ${t}`", arg=token)
+        outlined = page.evaluate(
+            "getComputedStyle([...document.querySelectorAll('#text-forced [data-t]')]"
+            f".find(e => e.dataset.t.split(' ').includes('{token}'))).outlineStyle"
+        )
+        assert outlined == "solid"
+    assert "“好”" in page.locator("#selected").inner_text()
+
+
+def test_answers_are_ticked_and_the_run_opens_where_it_hurts(stored, server, open_page):
+    page = opened(open_page, server, stored)
+    marks = [page.locator(f"#card-{card} .badge.expected").inner_text() for card in range(3)]
+    assert marks == ["✓ 世界", "✓ 世界", "✗ 世界"]
+    assert "missing in Lane 1" in page.locator("#view-verdicts .words").inner_text()
+    assert "Layer 11 · query head 4" in page.locator("#selected").inner_text()
+
+
+def test_every_view_says_the_lanes_once(stored, server, open_page):
+    page = opened(open_page, server, stored)
+    for name in ("Where", "Rate–distortion", "Query subspace"):
+        open_view(page, name)
+        keys = page.locator("#where .lane-key:visible")
+        assert keys.count() == 1 and "Lane 0" in keys.inner_text()
+        page.wait_for_timeout(300)
+        named = page.locator("#where .legendtext:visible").all_inner_texts()
+        assert not [text for text in named if "Lane" in text], name
+
+
+def test_the_scale_above_the_answers_follows_what_colours_them(stored, server, open_page):
+    page = opened(open_page, server, stored)
+    assert page.evaluate(VISIBLE, ".of-kld") and not page.evaluate(VISIBLE, ".of-flips")
+    page.locator("#view-color").get_by_text("Flips", exact=True).click()
+    page.wait_for_function("!document.querySelector('.of-kld').checkVisibility()")
+    assert page.evaluate(VISIBLE, ".of-flips")
+    assert "KLD" not in page.locator("#toolbar .legend").inner_text()
+
+
+def test_links_to_results_wait_for_them_and_keep_the_run(stored, server, open_page):
+    page = open_page(server)
+    for name in ("Scorecard", "Views"):
+        link = page.locator("header nav a", has_text=name)
+        assert link.get_attribute("aria-disabled") == "true" and link.get_attribute("href") is None
+    page = opened(open_page, server, stored)
+    for name, part in (("Views", "where"), ("Scorecard", "scorecard"), ("Compare", "left")):
+        page.locator("header nav a", has_text=name).click()
+        page.wait_for_function(
+            "part => Math.abs(document.getElementById(part).getBoundingClientRect().top - 64) < 90"
+            " || scrollY + innerHeight >= document.scrollingElement.scrollHeight - 2",
+            arg=part,
+        )
+        assert f"run={stored}" in page.url and page.locator("#card-2").is_visible()
+        assert page.evaluate("document.activeElement.id") == part
+
+
+def test_dropdowns_close_when_tabbed_past(stored, server, open_page):
+    page = opened(open_page, server, stored)
+    open_view(page, "Text")
+    for name in ("model", "text-lane", "text-other"):
+        page.locator(f"#{name} input").focus()
+        page.wait_for_function(f"{OPEN} == 1")
+        for key in ("Tab", "Shift+Tab", "Shift+Tab"):
+            page.keyboard.press(key)
+            page.wait_for_timeout(200)
+        page.locator("#view-csv").focus()
+        page.wait_for_timeout(200)
+        assert page.evaluate(OPEN) == 0 and page.locator("[role=listbox]:visible").count() == 0, name
+
+
+def test_a_slider_shows_its_focus(stored, server, open_page):
+    page = opened(open_page, server, stored)
+    page.locator("#pick-layer input[type=number]").focus()
+    page.keyboard.press("Tab")
+    style = page.evaluate(
+        "(() => { const s = getComputedStyle(document.activeElement);"
+        " return [document.activeElement.type, s.outlineStyle, s.outlineWidth]; })()"
+    )
+    assert style == ["range", "solid", "2px"]
+
+
+def test_a_stressed_run_stands_beside_its_twin(server, store_folder, open_page):
+    stressed, plain = stress_run("c", True), stress_run("d", False)
+    _, arrays = make_run(2)
+    open_store(store_folder).save(stressed, arrays)
+    page = open_page(f"{server}/?run={stressed.id}", width=390)
+    page.wait_for_selector("#twin a")
+    assert "not run unstressed" in page.locator("#twin").inner_text()
+    assert "?c=" in page.locator("#twin a").get_attribute("href")
+    open_store(store_folder).save(plain, arrays)
+    page.reload()
+    page.wait_for_selector("#twin table")
+    assert "Stress moves Lane 1 furthest" in page.locator("#twin").inner_text()
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= 390
+    page.locator("#twin a").click()
+    page.wait_for_selector("#versus-found table.versus")
+
+
+def test_a_run_through_the_page_ticks_its_answers(server, open_page):
+    """The field of the form reaches the record: what a small model copies is found in its answer."""
+    page = filled_in(open_page, server, FACTS + "Write the word tide.", 8)
+    page.get_by_role("button", name="Generation options").click()
+    page.locator("#expect :is(input, textarea)").fill("no such words at all")
+    run(page)
+    wait_status(page, "Done")
+    page.wait_for_selector("#card-2 .badge.expected")
+    assert page.locator("#cards .badge.expected").all_inner_texts() == ["✗ no such words…"] * 3
+    assert parse_spec({"prompt": "-", "expect": "x"}).expect == "x"
