@@ -8,8 +8,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 TITLE = "KVQ Explorer"
 DESCRIPTION = (
-    "One prompt, one real model: the full-precision KV cache beside quantized ones. See what a smaller cache changes in "
-    "the answer, in numbers and token by token."
+    "One prompt, one real model: the full-precision KV cache beside quantized ones. See what a smaller cache changes "
+    "in the answer, in numbers and token by token."
 )
 _TAGS = re.compile(rb"""<meta\s+(?:property="og:|name="twitter:)[^>]*>\s*""")
 _HEAD = re.compile(rb"<head[^>]*>")
