@@ -204,7 +204,7 @@ class _Progress:
 
 
 def _quiet() -> None:
-    """Libraries' bars and advice would mix with ours; what they raise still arrives."""
+    """Libraries' bars and advice would mix with ours; what they raise still arrives. For the whole process, ours."""
     for name, value in {
         "TRANSFORMERS_VERBOSITY": "error",
         "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",

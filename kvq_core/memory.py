@@ -86,7 +86,8 @@ def shortage(needed: int, free: int, tokens: int, lanes: int) -> str | None:
 
 
 def share_arena() -> None:
-    """Let the threads of this process allocate from one arena of glibc. To be called before they start.
+    """Let the threads of this process allocate from one arena of glibc. For a program to call, before they start: it is
+    the whole process's, for good, so no run does it.
 
     By default they get up to eight arenas a core, so as not to wait for one another. The threads of a server come and
     go, in the end every arena has held a run, and ``give_back`` cannot return the free upper end of any but the first:
