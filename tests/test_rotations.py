@@ -68,8 +68,8 @@ def test_keys_that_were_never_rotated_are_not_rotated_back(kind: str) -> None:
     assert torch.equal(pre, post) and not torch.equal(pre, reference)
     group = outcome.decode.prefill.groups[0]
     found = spectra(group, outcome.decode.rope)
-    assert torch.equal(found["spectra/key_pre"][3], found["spectra/key_post"][3])
-    assert not torch.equal(found["spectra/key_pre"][0], found["spectra/key_post"][0])
+    assert torch.equal(found["centred/key_pre"][3], found["centred/key_post"][3])
+    assert not torch.equal(found["centred/key_pre"][0], found["centred/key_post"][0])
     everywhere = [Lane(label="all", method="squat", knobs=PRE), Lane(label="svdq", method="svdq")]
     outcome = run_engine(model, ids, everywhere, 6, audit=True, ignore_eos=True)
     assert [outcome.state(lane.label).error for lane in everywhere] == [None, None]

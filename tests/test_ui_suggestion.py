@@ -52,7 +52,10 @@ def test_a_full_form_takes_no_further_lane():
 
 
 def test_a_diff_turns_the_first_text_into_the_second():
-    one, two = ("A", ["The ", "cat ", "<b>"], [1, 2, 3]), ("B & C", ["The ", "dog ", "<b>", "!"], [1, 5, 3, 6])
+    one, two = (
+        ("A", ["The ", "cat ", "<b>"], [(1,), (2,), (3,)]),
+        ("B & C", ["The ", "dog ", "<b>", "!"], [(1,), (5,), (3,), (6,)]),
+    )
     html = diff(one, two)
     assert "The <del>cat </del><ins>dog </ins>&lt;b&gt;<ins>!</ins>" in html
     assert "A → B &amp; C: 2 of 4 tokens in common" in html
@@ -60,14 +63,14 @@ def test_a_diff_turns_the_first_text_into_the_second():
 
 
 def test_tokens_that_read_alike_but_differ_are_marked():
-    html = diff(("A", ["a b"], [1]), ("B", ["a", " b"], [2, 3]))
+    html = diff(("A", ["a b"], [(1,)]), ("B", ["a", " b"], [(2,), (3,)]))
     assert html.count("<ins>") == 2 and "<del>a b</del>" in html and "0 of 2 tokens" in html
 
 
 def test_the_reference_is_a_text_like_any_other():
     record, _ = make_run(lanes=1)
     assert text_of(record, -1)[0] == "Full precision" and text_of(record, 0) == ("Lane 0", *text_of(record, 0)[1:])
-    assert text_of(record, -1)[2] == record.reference.token_ids
+    assert [id for (id,) in text_of(record, -1)[2]] == record.reference.token_ids
 
 
 def test_top_lists_show_both_rows_and_the_token_that_was_followed():
