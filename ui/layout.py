@@ -153,7 +153,7 @@ def _wire_shown(page: Page, services: Services) -> None:
                 notice("The run cannot be shown", str(error), NEXT_FOR_A_LINK),
                 *[gr.skip()] * (len(outputs) - 2),
             ]
-        return [
+        found = [
             markup(chip(record)),
             gr.skip(),
             gr.update(visible=False),
@@ -164,6 +164,9 @@ def _wire_shown(page: Page, services: Services) -> None:
             *told_with(shown),
             *fit(page.views, record, arrays, shown, on_page, opened, values[len(page.views.selection) :]),
         ]
+        # Run was pressed again while this one was drawn: its results would stand over the next one's answers.
+        late = shown["ticket"] != "link" and not services.jobs.is_newest(request.session_hash or "", shown["ticket"])
+        return [gr.skip()] * len(outputs) if late else found
 
     def remember(shown: dict[str, Any], kept: Any) -> list[Any]:
         if not shown.get("run") or shown.get("ticket") == "link":

@@ -7,12 +7,19 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from app import launch
 from kvq_core.settings import settings
+from kvq_core.store import open_store
+from ui.health import Health
+from ui.services import Services
+
+from .stand_in import Engine, estimate
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 90
@@ -84,6 +91,32 @@ def home(tmp_path_factory) -> Path:
 def other_server(start_server, home) -> str:
     """A process of its own: the same store, another home, and trainings that are soon done."""
     return start_server("-c", BRIEF_TRAINING, KVQ_HOME=str(home))
+
+
+@contextmanager
+def served_here(services: Services) -> Iterator[str]:
+    """The address of a page served from this process, in which no further model is loaded."""
+    with ThreadPoolExecutor(1) as apart, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        # Playwright's event loop runs in this thread; a server starts one of its own
+        blocks = apart.submit(launch, services, Health(services), "127.0.0.1", port).result()
+    yield f"http://127.0.0.1:{port}"
+    blocks.close(verbose=False)
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+@pytest.fixture
+def quick(engine) -> Iterator[str]:
+    """The address of a page whose runs are the stand-in's."""
+    with served_here(Services(open_store(), engine.compare, estimate)) as address:
+        yield address
+    engine.free.set()
 
 
 @pytest.fixture(scope="module")  # no longer: Playwright keeps an event loop running, and other files run their own

@@ -25,6 +25,7 @@ from ui.panels.lanes import Lanes
 from ui.panels.setup import Setup
 from ui.services import QUIET, SWIFT, Services, visitor
 from ui.status import line, notice, queued, told
+from ui.streams import ended
 from ui.text import safe
 
 UNEXPECTED = "Something went wrong that should not have; it was logged. Run again, and report it if it returns."
@@ -101,7 +102,7 @@ def wire_run(
     """Run: admit and put in line, then show how far the run is until it is over."""
     clerks = ThreadPoolExecutor(CLERKS, thread_name_prefix="kvq-clerk")
 
-    async def submit(request: gr.Request, *values: Any) -> AsyncGenerator[list[Any]]:
+    async def press(request: gr.Request, *values: Any) -> AsyncGenerator[list[Any]]:
         *fields, form_lanes, rest = values
         rest_of_them = [gr.skip()] * (len(submitted) - 5)
         status: Any = gr.skip()
@@ -125,9 +126,14 @@ def wire_run(
         place = services.desk.place(job.ticket)
         doing = busy("Waiting" if place.ahead else "Running")
         yield ["", start, queued(place), *doing, staged(over=False), Board(spec).html]
+        yield [gr.skip()] * len(submitted)  # Run and Cancel are the watcher's from here on
+
+    async def submit(request: gr.Request, *values: Any) -> AsyncGenerator[list[Any]]:
+        async for update in ended(press(request, *values)):
+            yield update
 
     async def watch(start: dict[str, Any]) -> AsyncGenerator[list[Any]]:
-        async for update in stream(start, services):
+        async for update in ended(stream(start, services)):
             yield update
 
     def give_up(request: gr.Request) -> list[Any]:
@@ -146,10 +152,8 @@ def wire_run(
     gr.on(
         [panel.run.click, setup["prompt"].submit], submit, [*setup.fields, lanes.lanes, setup.rest], submitted, **SWIFT
     )
-    panel.ticket.change(
-        watch, panel.ticket, [status, panel.run, panel.cancel, shown, panel.notice, cards.cards], **SWIFT,
-        trigger_mode="multiple",
-    )  # fmt: skip
+    watched = [status, panel.run, panel.cancel, shown, panel.notice, cards.cards]
+    panel.ticket.change(watch, panel.ticket, watched, **SWIFT, trigger_mode="multiple")
     panel.cancel.click(give_up, None, [status, panel.run, panel.cancel], **SWIFT)
 
 
@@ -158,7 +162,6 @@ async def stream(start: dict[str, Any], services: Services) -> AsyncGenerator[li
     board = Board(parse_spec(start["spec"]))
     job = services.jobs.watch(start.get("id"))
     if job is None:  # cancelled before it was watched: the page says so already
-        yield [gr.skip()] * 6
         return
     paced = Paced()
     async for news in follow(job, services.desk):
@@ -168,8 +171,10 @@ async def stream(start: dict[str, Any], services: Services) -> AsyncGenerator[li
         for event in paced.take(news):
             for update in _updates(event, board, job.ticket, services):
                 yield update
+    if job.replaced:
+        return
     if job.cancelled:
-        # Told here too, not by Cancel alone: Gradio sends a stream's last update again at its end.
+        # Told here too, not by Cancel alone: a step may have been on its way.
         yield [line(*CANCELLED), *idle(), gr.skip(), gr.skip(), board.html]
     elif isinstance(job.error, KvqError):
         yield _stopped(str(job.error), board)

@@ -99,7 +99,8 @@ def wire_share(panel: Share, shown: gr.State, kept: gr.BrowserState, services: S
             return [gr.skip(), gr.skip(), notice("The run was not shared", str(error))]
         return [gr.update(value=_link_box(run, shown, request, False)), gr.update(visible=False), ""]
 
-    panel.more.expand(fill, shown, [panel.copies, *panel.files], **QUIET, concurrency_limit=2)
+    outputs = [panel.copies, *panel.files]
+    panel.more.expand(fill, shown, outputs, **QUIET, concurrency_limit=2, trigger_mode="always_last")
     panel.share.click(share, [shown, kept, panel.listed], [panel.link, panel.private, panel.said], **SWIFT)
 
 
