@@ -68,5 +68,5 @@ def knob_error(cls: type[Method], error: ValidationError) -> str:
 
 def shown(given: Any) -> str:
     """A value as an error message quotes it: whole if it is short."""
-    text = repr(given)
+    text = "nothing" if given is None else repr(given)
     return text[:77] + "..." if len(text) > 80 else text

@@ -9,7 +9,7 @@ import gradio as gr
 
 from kvq_core.errors import KvqError
 from kvq_core.logs import tell_error
-from kvq_core.spec import Lane
+from kvq_core.spec import parse_lane
 from kvq_core.training import BUDGETS, Offer, Trained, Training
 from ui.desk import Cost, Place
 from ui.jobs import Job, follow
@@ -112,8 +112,8 @@ def _found(services: Services, model: str, rest: dict[str, Any], lanes: list[Lan
     possible = []
     for lane in lanes:
         try:
-            possible.append(Lane.model_validate(to_spec([lane])[0]))
-        except (KvqError, ValueError):
+            possible.append(parse_lane(to_spec([lane])[0]))
+        except KvqError:
             continue
     try:
         return services.offer(str(model or "").strip(), rest.get("revision"), possible, budget)
