@@ -211,7 +211,7 @@ def test_an_impossible_value_is_kept_and_complained_about(value):
 
 def test_text_in_the_lanes_card_is_escaped():
     lanes = updated(added([]), 1, label="<img src=x onerror=alert(1)>\"'${1}")
-    for shown in (listed(lanes, opened_on(1)), editor(lanes, opened_on(1))):
+    for shown in (*listed(lanes, opened_on(1)), editor(lanes, opened_on(1))):
         assert "<img" not in shown and "${" not in shown
 
 

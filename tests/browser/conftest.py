@@ -40,38 +40,54 @@ def store_folder(tmp_path_factory) -> str:
 
 
 @pytest.fixture(scope="session")
-def start_server(store_folder) -> Iterator[Callable[..., str]]:
+def running() -> Iterator[dict[str, subprocess.Popen]]:
+    """Servers by their address; all are stopped at the end."""
+    servers: dict[str, subprocess.Popen] = {}
+    yield servers
+    for process in servers.values():
+        process.terminate()
+    for process in servers.values():
+        process.wait(20)
+
+
+@pytest.fixture(scope="session")
+def stop_server(running) -> Callable[[str], None]:
+    def stop(address: str) -> None:
+        process = running.pop(address)
+        process.kill()
+        process.wait(20)
+
+    return stop
+
+
+@pytest.fixture(scope="session")
+def start_server(store_folder, running) -> Callable[..., str]:
     """Starts app.py, or what else Python is given, on a free port, in an environment with these changes, and gives its
-    address; all are stopped at the end."""
-    running = []
+    address."""
 
     def start(*given: str, **changes: str) -> str:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+            port = changes.get("PORT") or free.getsockname()[1]
         env = {**os.environ, "PORT": str(port), "KVQ_STORE": store_folder, "HF_HUB_OFFLINE": "1", **changes}
         env.pop("SPACE_ID", None)
         log = Path(store_folder).with_name(f"server-{port}.log")
-        with log.open("w") as out:
-            running.append(
-                subprocess.Popen([sys.executable, *(given or ["app.py"])], cwd=ROOT, env=env, stdout=out, stderr=out)
-            )
         address = f"http://127.0.0.1:{port}"
+        with log.open("w") as out:
+            running[address] = process = subprocess.Popen(
+                [sys.executable, *(given or ["app.py"])], cwd=ROOT, env=env, stdout=out, stderr=out
+            )
         until = time.monotonic() + START_S
         while time.monotonic() < until:
             try:
                 urllib.request.urlopen(f"{address}/config", timeout=5).close()
                 return address
             except OSError:
-                assert running[-1].poll() is None, log.read_text()
+                assert process.poll() is None, log.read_text()
                 time.sleep(0.3)
         raise AssertionError(f"The server did not start in {START_S} s:\n{log.read_text()}")
 
-    yield start
-    for process in running:
-        process.terminate()
-    for process in running:
-        process.wait(20)
+    return start
 
 
 @pytest.fixture(scope="session")

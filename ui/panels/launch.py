@@ -28,6 +28,7 @@ from ui.status import line, notice, queued, told
 from ui.streams import ended
 from ui.text import safe
 
+REFUSED = "This cannot run"
 UNEXPECTED = "Something went wrong that should not have; it was logged. Run again, and report it if it returns."
 CANCELLED = ("Cancelled", "warn", None, "What had arrived stays below; nothing was saved.")
 CLERKS = 4  # presses of Run looked at together: each may wait for the model to be loaded, and Gradio's threads are few
@@ -63,23 +64,29 @@ def busy(doing: str = "Running") -> list[Any]:
 
 
 def wire_estimate(panel: Launch, setup: Setup, lanes: Lanes, services: Services) -> None:
-    """Estimate again whenever the form changes; while one is on its way only the newest change counts."""
+    """Estimate again whenever the form changes; while one is on its way only the newest change counts.
 
-    def handler(*values: Any) -> str:
+    Where Run was refused, the notice of that follows the form too: it goes when nothing is wrong any more.
+    """
+
+    def handler(said: Any, *values: Any) -> list[Any]:
         *fields, form_lanes, rest = values
         try:
             spec = to_comparison(dict(zip(FIELDS, fields, strict=True)), form_lanes, rest)
-            return estimated(services.admission.quote(spec))
+            quote = services.admission.quote(spec)
+            now = notice(REFUSED, quote.refusal) if quote.refusal else ""
+            return [estimated(quote), now if said else gr.skip()]
         except KvqError as error:
-            return f'<p class="warning">{safe(error)}</p>'
+            refused = f'<p class="warning refused">{safe(error)}</p>'
+            return [refused, notice(REFUSED, str(error)) if said else gr.skip()]
         except Exception as error:
             tell_error("estimate failed", error)
-            return '<p class="muted">No estimate.</p>'
+            return ['<p class="muted">No estimate.</p>', gr.skip()]
 
     triggers = [setup[name].change for name in FIELDS] + [lanes.lanes.change]
     gr.on(
-        triggers, handler, [*setup.fields, lanes.lanes, setup.rest], panel.estimate, **QUIET,
-        trigger_mode="always_last", concurrency_limit=2,
+        triggers, handler, [panel.notice, *setup.fields, lanes.lanes, setup.rest], [panel.estimate, panel.notice],
+        **QUIET, trigger_mode="always_last", concurrency_limit=2,
     )  # fmt: skip
 
 
@@ -90,7 +97,7 @@ def estimated(quote: Quote) -> str:
     rows = plural(len(found.lanes), "lane") + ", one pass"
     facts = (f"{found.prompt_tokens:,} prompt tokens", time, size(found.bytes), rows)
     said = [quote.remark, *(lane.warning for lane in found.lanes), *found.notes]
-    refused = f'<p class="error">{safe(quote.refusal)}</p>' if quote.refusal else ""
+    refused = f'<p class="error refused">{safe(quote.refusal)}</p>' if quote.refusal else ""
     warnings = "".join(f'<p class="warning">{safe(text)}</p>' for text in said if text)
     return f'<p class="facts">{"".join(f"<span>{safe(fact)}</span>" for fact in facts)}</p>{refused}{warnings}'
 
@@ -116,11 +123,11 @@ def wire_run(
                 yield [gr.skip(), gr.skip(), told(Loading(spec.model)), gr.skip(), gr.skip(), *rest_of_them]
             job = await admitted
         except KvqError as error:
-            yield [notice("This cannot run", str(error)), gr.skip(), status, *idle(), *rest_of_them]
+            yield [notice(REFUSED, str(error)), gr.skip(), status, *idle(), *rest_of_them]
             return
         except Exception as error:
             tell_error("run not begun", error)
-            yield [notice("This cannot run", UNEXPECTED), gr.skip(), status, *idle(), *rest_of_them]
+            yield [notice(REFUSED, UNEXPECTED), gr.skip(), status, *idle(), *rest_of_them]
             return
         start = {"id": job.ticket, "spec": spec.model_dump(mode="json")}
         place = services.desk.place(job.ticket)

@@ -14,7 +14,7 @@ from kvq_core.runfiles import ARRAYS, RECORD, serialize
 from kvq_core.sharing import holds_key, reach
 from kvq_core.spec import parse_spec
 from ui.access import key_in
-from ui.address import comparison_link, link, query
+from ui.address import comparison_link, link, own_query
 from ui.figures.card import card, card_text
 from ui.panels.copying import COPY_JS, copy_box
 from ui.report import report
@@ -113,7 +113,7 @@ def _is_private(run: str, services: Services) -> bool:
 
 def _link_box(run: str, shown: dict[str, Any], request: gr.Request, hidden: bool) -> str:
     title = "Link to this run, for this browser alone" if hidden else "Link to this run"
-    return copy_box(title, link(run, request), follow=query(run, shown.get("vs")))
+    return copy_box(title, link(run, request), follow=own_query(shown))
 
 
 def _copies(record: Record, request: gr.Request) -> str:
