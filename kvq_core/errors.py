@@ -44,7 +44,7 @@ class LimitError(KvqError):
 def shown(given: object) -> str:
     """A value as an error message quotes it."""
     try:
-        return shortened(repr(given))
+        return "nothing" if given is None else shortened(repr(given))
     except ValueError:  # Python writes no whole number of thousands of digits
         return "a number of thousands of digits"
 

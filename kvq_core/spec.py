@@ -4,12 +4,12 @@ import hashlib
 import json
 import tomllib
 from dataclasses import replace
-from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from kvq_core.complaints import first_line
 from kvq_core.errors import PATH, SpecError, shortened, shown
 from kvq_core.methods import Method, ModelShape, Window, make, methods
 
@@ -242,17 +242,30 @@ def parse_spec(data: Any) -> ComparisonSpec:
             f"{len(lanes)} lanes were given; at most {MAX_LANES} are allowed. Remove {len(lanes) - MAX_LANES}."
         )
     if isinstance(lanes, list | tuple):
-        for index, lane in enumerate(lanes):
-            try:
-                Lane.model_validate(lane)
-            except SpecError as error:
-                raise SpecError(f"lanes[{index}]: {error}") from None
-            except ValidationError:
-                break  # reported with its place below
+        for number, lane in enumerate(lanes, 1):
+            parse_lane(lane, _lane_name(number, lane))
     try:
         return ComparisonSpec.model_validate(data)
     except ValidationError as error:
-        raise SpecError(_first_line(error)) from None
+        raise SpecError(first_line(error, ComparisonSpec)) from None
+
+
+def parse_lane(data: Any, name: str = "") -> Lane:
+    """A lane from plain data. Raises SpecError with one line, which begins with the lane's ``name``."""
+    try:
+        return Lane.model_validate(data)
+    except SpecError as error:
+        raise SpecError(f"{name}: {error}" if name else str(error)) from None
+    except ValidationError as error:
+        raise SpecError(first_line(error, Lane, name)) from None
+
+
+def _lane_name(number: int, lane: Any) -> str:
+    """``lane 2 (SQuat)``: its label, or its method's title."""
+    given = lane if isinstance(lane, dict) else {}
+    known = methods().get(given["method"]) if isinstance(given.get("method"), str) else None
+    label = given.get("label") or (known.title if known else "")
+    return f"lane {number} ({label[:60]})" if label and isinstance(label, str) else f"lane {number}"
 
 
 def read_spec(path: Path) -> ComparisonSpec:
@@ -269,33 +282,3 @@ def read_spec(path: Path) -> ComparisonSpec:
         kind, reason = "TOML" if path.suffix == ".toml" else "JSON", shortened(str(error))
         raise SpecError(f"{path.name} is not valid {kind}: {reason}.") from None
     return parse_spec(data)
-
-
-# pydantic names Python's types; files and links have lists and objects
-_PLAIN = {
-    "tuple_type": "it must be a list",
-    "model_type": "it must be an object",
-    "dict_type": "it must be an object",
-    "string_type": "it must be text",
-}
-
-
-def _first_line(error: ValidationError) -> str:
-    first = error.errors()[0]
-    # behind the field, pydantic names the branch of a union it tried, which says nothing to people
-    loc = tuple(takewhile(lambda p: isinstance(p, int) or p.isidentifier(), first["loc"]))
-    place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in loc).removeprefix(".")
-    if first["type"] == "extra_forbidden":
-        return f"Unknown field {shown(place)}; allowed: {', '.join(_parent(loc).model_fields)}."
-    if first["type"] == "missing":
-        return f"{place or 'A field'} is missing."
-    reason = _PLAIN.get(first["type"], first["msg"])
-    if loc != first["loc"]:
-        reason = _parent(loc).model_fields[str(loc[-1])].description or reason
-    return f"{place or 'A name'} = {shown(first['input'])} is not allowed: {reason.rstrip('.')}."
-
-
-def _parent(loc: tuple[int | str, ...]) -> type[BaseModel]:
-    """The model whose field ``loc`` ends with."""
-    parts: dict[str, type[BaseModel]] = {"lanes": Lane, "capture": Capture, "stress": Stress}
-    return parts.get(str(loc[0]), ComparisonSpec) if len(loc) > 1 else ComparisonSpec

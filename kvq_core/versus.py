@@ -9,7 +9,7 @@ from kvq_core.record import LaneRecord, Record
 
 # Of the environment: what decides a run's figures beside its spec.
 _CONDITIONS = ("weights_hash", "device", "dtype", "attention")
-_LANE = ("method", "tensors", "layers", "sink_tokens", "recent_tokens")
+_LANE = ("label", "method", "tensors", "layers", "sink_tokens", "recent_tokens")
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ def _under(one: Record, other: Record) -> Iterator[Change]:
 
 def _of_lane(pair: Pair) -> Iterator[Change]:
     if pair.one is None or pair.other is None:
+        yield Change(f"lane {pair.label}", *(lane and lane.method for lane in (pair.one, pair.other)))
         return
     told = [{**{name: getattr(lane, name) for name in _LANE}, **lane.knobs} for lane in (pair.one, pair.other)]
     for name in dict.fromkeys([*told[0], *told[1]]):

@@ -178,7 +178,7 @@ def test_a_stored_run_is_listed_and_its_arrays_come_as_a_file(updates, client):
     ("spec", "said"),
     [
         ({}, "prompt is missing."), ([], "not list"), ("x", "not str"), ({**SMALL, "lane": []}, "Unknown field 'lane'"),
-        ({**SMALL, "lanes": [{"method": "kivo"}]}, "lanes[0]: Unknown method 'kivo'. Did you mean 'kivi'?"),
+        ({**SMALL, "lanes": [{"method": "kivo"}]}, "lane 1: Unknown method 'kivo'. Did you mean 'kivi'?"),
         ({**SMALL, "max_new_tokens": 9000}, "max_new_tokens = 9000 is not allowed"),
         ({**SMALL, "prompt": "word " * 9000}, "more than the 8192 tokens of context"),
         ({**SMALL, "model": "../../etc"}, "not a model directory"),

@@ -10,7 +10,7 @@ import pytest
 from kvq_core.errors import SpecError
 from kvq_core.methods import Knob, methods
 from kvq_core.presets import presets
-from kvq_core.spec import MAX_LANES
+from kvq_core.spec import MAX_LANES, parse_spec
 from ui.controls import changed, control, current, describe, places, read, shown_value
 from ui.form import FIELDS, from_comparison, to_comparison
 from ui.lanes import added, described, duplicated, from_spec, parse_layers, removed, title, updated, with_knob
@@ -211,5 +211,30 @@ def test_an_impossible_value_is_kept_and_complained_about(value):
 
 def test_text_in_the_lanes_card_is_escaped():
     lanes = updated(added([]), 1, label="<img src=x onerror=alert(1)>\"'${1}")
-    for shown in (listed(lanes, opened_on(1)), editor(lanes, opened_on(1))):
+    for shown in (*listed(lanes, opened_on(1)), editor(lanes, opened_on(1))):
         assert "<img" not in shown and "${" not in shown
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"sink_tokens": -1}, "sink_tokens = -1 is not allowed: it must be greater than or equal to 0."),
+        ({"layers": "all but one"}, "layers = 'all but one' is not allowed: Layers it quantizes"),
+        ({"label": "x" * 61}, "label = 'xxx"), ({"knobs": {"group_size": None}}, "group_size = nothing is not allowed"),
+        ({"tensors": "k"}, "tensors = 'k' is not allowed: it must be 'both', 'keys' or 'values'."),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_lane_is_said_in_one_line_of_our_own(changes, said):
+    summary, error = described({**added([])[0], **changes})
+    assert summary == "" and said in error, error
+    assert not any(word in error for word in ("pydantic", "http", "validation", "input_type", "None", "Input should"))
+
+
+def test_a_wrong_lane_is_named_by_its_number_and_label():
+    values, _, rest = from_comparison(parse_spec({"prompt": "p"}))
+    form = dict(zip(FIELDS, values, strict=True))
+    wrong = {**added([])[0], "sink_tokens": -1}
+    for label, said in (("", "lane 2 (KIVI): sink_tokens = -1"), ("Mine", "lane 2 (Mine): sink_tokens")):
+        with pytest.raises(SpecError) as refused:
+            to_comparison(form, [added([])[0], {**wrong, "label": label}], rest)
+        assert str(refused.value).startswith(said) and "lanes[" not in str(refused.value)

@@ -67,7 +67,7 @@ def test_a_step_without_its_run_has_no_place(monkeypatch):
 
 
 def test_only_what_is_asked_for_is_selected():
-    assert Step(title="t", text="t", example="e", view="v", layer=0).selection == {"layer": 0}
+    assert Step(title="t", text="t", example="e", view="v", figure="f", layer=0).selection == {"layer": 0}
 
 
 def test_shipped_runs_are_the_examples_of_today_and_small():

@@ -3,6 +3,7 @@
 import pytest
 
 from kvq_core.versus import Change, versus
+from ui.panels.versus import told
 
 
 @pytest.fixture
@@ -57,6 +58,20 @@ def test_lanes_without_a_partner_stay_in_the_list(pair):
     assert [(p.one and p.one.label, p.other and p.other.label) for p in found.pairs] == [
         ("KIVI 2-bit", None), (None, "SQuat"),
     ]  # fmt: skip
+    assert set(found.changes) == {Change("lane KIVI 2-bit", "kivi", None), Change("lane SQuat", None, "squat")}
+
+
+def test_more_lanes_and_other_names_are_no_equal_comparison(pair):
+    one, other = pair
+    more = versus(with_lanes(one), other)
+    assert [(c.place, c.one, c.other) for c in more.changes] == [
+        ("lane KIVI 2-bit", None, "kivi"), ("lane SQuat", None, "squat"),
+    ]  # fmt: skip
+    assert "are the same" not in told(one, other, more, "x", "y") and "lane SQuat" in told(one, other, more, "x", "y")
+    renamed = other.lanes[0].model_copy(update={"label": "Two bits"})
+    assert versus(one, with_lanes(other, renamed, other.lanes[1])).changes == (
+        Change("KIVI 2-bit / Two bits: label", "KIVI 2-bit", "Two bits"),
+    )
 
 
 @pytest.mark.parametrize(

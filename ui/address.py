@@ -57,6 +57,13 @@ def query(run_id: str, versus: str | None = None) -> str:
     return urlencode({"run": run_id} | ({"vs": versus} if versus else {}))
 
 
+def own_query(shown: dict[str, Any]) -> str:
+    """What stands in the address bar for what is shown: a step of the tour, or a run."""
+    if "step" in shown:
+        return urlencode({"learn": shown["step"] + 1})
+    return query(shown["run"], shown.get("vs"))
+
+
 def comparison_link(spec: ComparisonSpec, request: gr.Request) -> str:
     """The address that fills the form. Raises SpecError where the comparison is too long for a link."""
     return f"{page_address(request)}?c={encode(spec)}"

@@ -1,5 +1,6 @@
-"""What handlers cannot answer, said in a sentence: values they do not take, and whatever goes wrong in them."""
+"""What handlers are given and cannot answer: values of the run before, values they do not take, whatever goes wrong."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import gradio as gr
@@ -17,9 +18,10 @@ NOT_TAKEN = (
 class Blocks(gr.Blocks):
     """Gradio's, which would print a trace and answer null. Anybody can call any handler, in any order."""
 
-    async def preprocess_data(self, *arguments: Any, **more: Any) -> Any:
+    async def preprocess_data(self, block_fn: Any, inputs: Any, state: Any, *more: Any, **named: Any) -> Any:
+        held = [state[part._id] if state is not None and part._id in state else part for part in block_fn.inputs]
         try:
-            return await super().preprocess_data(*arguments, **more)
+            return await super().preprocess_data(block_fn, fitting(held, inputs), state, *more, **named)
         except gr.Error as error:
             error.print_exception = False
             raise
@@ -36,3 +38,21 @@ class Blocks(gr.Blocks):
         except Exception as error:
             tell_error("request failed", error)
             raise gr.Error(UNEXPECTED, print_exception=False) from None
+
+
+def fitting(parts: Sequence[Any], values: Any) -> Any:
+    """The values of parts whose choices or range follow the run, fitted to what they are now.
+
+    A page may tell what they held of the run before: Gradio would refuse the whole event, and with it the new run.
+    """
+    if not isinstance(values, list) or len(values) != len(parts):
+        return values  # for Gradio to refuse
+    return [_fitted(part, value) for part, value in zip(parts, values, strict=True)]
+
+
+def _fitted(part: Any, value: Any) -> Any:
+    if isinstance(part, gr.Dropdown) and not part.allow_custom_value and not part.multiselect:
+        return value if value in [known for _, known in part.choices] else None
+    if isinstance(part, gr.Slider) and isinstance(value, int | float):
+        return min(max(value, part.minimum), part.maximum)
+    return value

@@ -120,7 +120,7 @@ def _choice(knob: Knob, value: Any, given: str) -> str:
 
 def _number(knob: Knob, value: Any, given: str) -> str:
     step = "1" if knob.type == "integer" else "any"
-    return f'<input type="number" step="{step}" {given} value="{"" if value is None else value}">'
+    return f'<input type="number" step="{step}" {given} value="{"" if value is None else safe(value)}">'
 
 
 def _switch(knob: Knob, value: Any, given: str) -> str:

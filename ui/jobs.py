@@ -9,6 +9,7 @@ from contextlib import closing
 from contextvars import copy_context
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 from kvq_core.errors import LimitError
 from kvq_core.events import Finished, Step
@@ -33,7 +34,7 @@ class Job:
         """``seconds``: after so many the work is stopped."""
         self.ticket = ticket
         self.error: Exception | None = None
-        self.cancelled = self.over = self.began = False
+        self.cancelled = self.over = self.began = self.replaced = False
         self.taken = threading.Event()  # somebody has begun to watch
         self._desk, self._work, self._most = desk, work, seconds
         self._news: deque[Any] = deque()
@@ -95,17 +96,21 @@ class Jobs:
     def __init__(self, desk: Desk):
         self._desk = desk
         self._waiting: dict[str, tuple[str, Job]] = {}
+        self._newest: WeakValueDictionary[str, Job] = WeakValueDictionary()  # by session, as long as anybody watches
 
     def start(
         self, session: str, work: Work, visitor: str = "", cost: Cost = NOTHING_KNOWN, seconds: float | None = None
     ) -> Job:
-        """Begin work for a session; what the same session ran or waited for is cancelled.
+        """Begin work for a session; what the same session ran or waited for is cancelled, and nothing more is told of
+        it.
 
         Others in the line are told what its ``cost`` says; after ``seconds`` it is stopped.
         """
         self.forget(session)
+        if (older := self._newest.get(session)) is not None:
+            older.replaced = True
         job = Job(self._desk, self._desk.enter(session, visitor, cost), work, seconds)
-        self._waiting[job.ticket] = (session, job)
+        self._waiting[job.ticket], self._newest[session] = (session, job), job
         run = partial(copy_context().run, self._run, job)  # with the request: ZeroGPU asks who pays
         threading.Thread(target=run, name=f"run-{job.ticket}", daemon=True).start()
         return job
@@ -123,6 +128,11 @@ class Jobs:
             job.taken.set()
         return job
 
+    def is_newest(self, session: str, ticket: str | None) -> bool:
+        """Whether a session has begun nothing after this ticket's job."""
+        newest = self._newest.get(session)
+        return newest is None or newest.ticket == ticket
+
     def forget(self, session: str) -> None:
         """Cancel a session's work."""
         self._desk.cancel(session)
@@ -132,9 +142,10 @@ class Jobs:
 
 async def follow(job: Job, desk: Desk) -> AsyncGenerator[Place | list[Any]]:
     """A job as it goes: its place while it waits, whenever that changes, then what is new. Ends when the job is over;
-    ``job.cancelled`` and ``job.error`` say how it ended."""
+    ``job.cancelled`` and ``job.error`` say how it ended. Ends without a word where the session began another one:
+    whatever was still said of this one would stand over what is said of that."""
     told, last = time.monotonic(), None
-    while True:
+    while not job.replaced:
         over = job.over  # asked before the news: what is told after this is seen by the next look
         if news := job.news():
             yield news

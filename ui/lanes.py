@@ -4,7 +4,7 @@ from typing import Any
 
 from kvq_core.errors import KvqError
 from kvq_core.methods import methods
-from kvq_core.spec import MAX_LANES, Lane
+from kvq_core.spec import MAX_LANES, Lane, parse_lane
 from ui.controls import changed
 
 LaneForm = dict[str, Any]
@@ -92,12 +92,10 @@ def title(lane: LaneForm) -> str:
 def described(lane: LaneForm) -> tuple[str, str | None]:
     """The lane's settings in words, and its error if it is not possible."""
     try:
-        built = Lane.model_validate(to_spec([lane])[0])
+        built = parse_lane(to_spec([lane])[0])
         words = [built.build().summary()]
     except KvqError as error:
         return "", str(error)
-    except ValueError as error:
-        return "", " ".join(str(error).split())[:200]
     if built.tensors != "both":
         words.append(f"{built.tensors} only")
     if built.layers != "all":

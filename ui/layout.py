@@ -1,6 +1,7 @@
 """The page: panels in their places, and what a finished or linked run sets going. Nothing is drawn here."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gradio as gr
@@ -14,7 +15,8 @@ from ui.panels import measure, training
 from ui.panels.answers import AnswerCards, create_answers, finished, staged
 from ui.panels.claims import create_claims
 from ui.panels.copying import FOLLOW_JS
-from ui.panels.filling import NEXT_FOR_A_LINK, form_outputs, from_preset, opened_page
+from ui.panels.drafts import VISIT_JS, create_draft, refilled, wire_draft
+from ui.panels.filling import NEXT_FOR_A_LINK, form_outputs, from_preset, opened_page, other_run
 from ui.panels.header import chip, create_header, markup
 from ui.panels.history import create_history, create_shared, listed, remembered
 from ui.panels.lanes import Lanes, create_lanes
@@ -68,6 +70,8 @@ class Page:
     lanes: Lanes
     trainer: Trainer
     launch: Launch
+    draft: gr.Textbox
+    other: gr.HTML
     kept: gr.BrowserState
     runs: gr.HTML
     status: gr.HTML
@@ -88,6 +92,7 @@ def build_ui(services: Services) -> gr.Blocks:
         create_api(services)  # first: handlers of the page have names too, and the first of a name keeps it
         page = _arrange(services)
         wire_presets(page.setup, from_preset, form_outputs(page.setup, page.lanes))
+        wire_draft(page.draft, page.setup, page.lanes)
         wire_training(page.trainer, page.setup, page.lanes, services)
         wire_estimate(page.launch, page.setup, page.lanes, services)
         wire_run(page.launch, page.setup, page.lanes, page.cards, page.status, page.shown, services)
@@ -105,10 +110,12 @@ def _arrange(services: Services) -> Page:
     with gr.Row(elem_id="page"):
         with gr.Column(elem_id="left", min_width=0):
             setup, lanes, trainer, launch = create_setup(), create_lanes(), create_training(), create_launch()
+            draft = create_draft()
             kept, runs = create_history()
             create_shared(services)
         with gr.Column(elem_id="right", min_width=0):
             status = gr.HTML("", elem_id="status")
+            other = gr.HTML("", elem_id="other-run")
             with gr.Column(elem_classes=["card"], elem_id="sharing"):
                 share, beside = create_share(), create_versus()
             greeting = gr.HTML("", elem_id="welcome")
@@ -127,6 +134,8 @@ def _arrange(services: Services) -> Page:
         lanes,
         trainer,
         launch,
+        draft,
+        other,
         kept,
         runs,
         status,
@@ -156,7 +165,7 @@ def _wire_shown(page: Page, services: Services) -> None:
                 notice("The run cannot be shown", str(error), NEXT_FOR_A_LINK),
                 *[gr.skip()] * (len(outputs) - 2),
             ]
-        return [
+        found = [
             markup(chip(record), over=True),
             gr.skip(),
             gr.update(visible=False),
@@ -167,6 +176,9 @@ def _wire_shown(page: Page, services: Services) -> None:
             *told_with(shown),
             *fit(page.views, record, arrays, shown, on_page, opened, values[len(page.views.selection) :]),
         ]
+        # Run was pressed again while this one was drawn: its results would stand over the next one's answers.
+        late = shown["ticket"] != "link" and not services.jobs.is_newest(request.session_hash or "", shown["ticket"])
+        return [gr.skip()] * len(outputs) if late else found
 
     def remember(shown: dict[str, Any], kept: Any) -> list[Any]:
         if not shown.get("run") or shown.get("ticket") == "link":
@@ -185,6 +197,16 @@ def _wire_shown(page: Page, services: Services) -> None:
     loaded = opened.then(lambda: canvas(10), None, page.plotly, **SWIFT)
     loaded.then(draw_rest(page.views, services), inputs, page.views.outputs, **DRAWING_REST)
     page.shown.change(remember, [page.shown, page.kept], [page.kept, page.runs], **SWIFT)
+
+    def mark(name: str, shown: dict[str, Any], started: dict[str, Any]) -> str:
+        record = services.shelf.get(shown["run"])[0] if shown.get("run") else None
+        return other_run(name, record, None if shown.get("ticket") == "link" else started.get("spec"))
+
+    page.launch.ticket.change(lambda: "", None, page.other, **SWIFT)
+    on_screen = [page.shown, page.launch.ticket]
+    for name, button in page.setup.chips.items():
+        button.click(partial(mark, name), on_screen, page.other, **SWIFT)
+    page.setup.more.input(mark, [page.setup.more, *on_screen], page.other, **SWIFT)
     wire_share(page.share, page.shown, page.kept, services)
     wire_versus(page.beside, page.shown, page.kept, services)
     wire_twin(page.twin, page.shown, page.kept, services)
@@ -207,8 +229,9 @@ def _wire_visit(blocks: gr.Blocks, page: Page, services: Services) -> None:
     def bring(kept: Any, request: gr.Request) -> Any:
         return visited(kept, request)[0] or gr.skip()
 
-    def arrive(kept: Any, request: gr.Request) -> list[Any]:
+    def arrive(kept: Any, draft: str, request: gr.Request) -> list[Any]:
         shown, message, learn, form = visited(kept, request)
+        form = refilled(draft) or form
         greeting = gr.skip() if shown is None else gr.update(visible=False)
         return [message, greeting, *learn, *form]
 
@@ -222,7 +245,7 @@ def _wire_visit(blocks: gr.Blocks, page: Page, services: Services) -> None:
     # The run by itself: what shows it is asked for at once, not after the browser has filled the whole form.
     brought = blocks.load(bring, page.kept, page.shown, **SWIFT)
     brought.then(lambda shown: gr.skip() if shown.get("run") else canvas(10), page.shown, page.plotly, **SWIFT)
-    blocks.load(arrive, page.kept, outputs, **SWIFT)
+    blocks.load(arrive, [page.kept, page.draft], outputs, js=VISIT_JS, **SWIFT)
     blocks.load(None, None, None, js=PAGE_JS)
     blocks.load(listed, page.kept, page.runs, **SWIFT)
     blocks.unload(leave)

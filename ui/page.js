@@ -104,14 +104,40 @@
       classList.toggle("behind", !drawn.run || Object.keys(drawn).some((name) => drawn[name] !== now[name]));
     }
   };
-  let toTour = new URLSearchParams(location.search).has("learn");
+  // A step of the tour: its words come into sight, then its figure below them, once it is there. Where the words do not
+  // stay in sight the figure waits for its button.
+  let step = null;
+  const tour = () => {
+    const learn = document.getElementById("learn");
+    const button = learn?.checkVisibility() && learn.querySelector("[data-figure]");
+    if (!button) return;
+    const stays = getComputedStyle(learn).position === "sticky";
+    document.documentElement.style.setProperty("--learn", stays ? `${learn.offsetHeight}px` : "0px");
+    if (step === button.dataset.step) return;
+    if (document.querySelector("#where .view.behind") && !document.getElementById(`plot-${button.dataset.figure}`)) return;
+    const known = step !== null;
+    step = button.dataset.step;
+    setTimeout(() => (stays ? show(button.dataset.figure) : known || learn.scrollIntoView({ block: "start" })), 60);
+  };
+  const show = (figure) => document.getElementById(`plot-${figure}`)?.closest(".slot").scrollIntoView({ block: "start" });
+  // The editor opens at its lane, which comes into sight with it; whoever opened it goes on in it.
+  let entering = false;
+  let revision = null;
+  const enter = () => {
+    const editor = document.querySelector("#editor [data-revision]");
+    if (!editor || editor.dataset.revision === revision) return;
+    revision = editor.dataset.revision;
+    if (!entering) return;
+    entering = false;
+    document.getElementById("in-lane-method")?.focus({ preventScroll: true });
+    editor.scrollIntoView({ block: "nearest" });
+    document.querySelector(".lane-row.open")?.scrollIntoView({ block: "nearest" });
+  };
   const arrange = () => {
     tabs();
     compare();
-    if (toTour && document.getElementById("learn")?.checkVisibility()) {
-      toTour = false; // once the step's run is there
-      setTimeout(() => document.getElementById("learn").scrollIntoView({ block: "start" }), 60);
-    }
+    tour();
+    enter();
     if (focus && document.activeElement === document.body) document.getElementById(focus)?.focus({ preventScroll: true });
     for (const place of document.querySelectorAll("#where .plot")) {
       const json = place.firstElementChild?.textContent;
@@ -166,9 +192,15 @@
     }
     const button = event.target.closest?.("[data-do]");
     if (button) {
-      focus = button.id;
-      tell({ do: button.dataset.do, lane: Number(button.dataset.lane) || null });
+      const { do: action, lane } = button.dataset;
+      const closes = action === "close" || button.ariaExpanded === "true";
+      focus = closes ? document.querySelector(".lane-row.open")?.id : action === "remove" ? "add-lane" : "in-lane-method";
+      entering = action === "duplicate" || (action === "open" && !closes);
+      tell({ do: action, lane: Number(lane) || null });
     }
+    if (event.target.closest?.("#add-lane")) entering = true;
+    const figure = event.target.closest?.("[data-figure]");
+    if (figure) show(figure.dataset.figure);
     const tab = event.target.closest?.("[data-view]");
     if (tab) {
       window.kvq.open(tab.dataset.view);
@@ -230,6 +262,9 @@
       await window.Plotly.downloadImage(drawing.node, { format, width, height, scale: format === "png" ? 2 : 1, filename });
     }
   };
+  new ResizeObserver(([{ target }]) => {
+    document.documentElement.style.setProperty("--launch", `${target.offsetHeight}px`);
+  }).observe(document.getElementById("launch"));
   const marks = document.head.appendChild(document.createElement("style"));
   const staged = document.head.appendChild(document.createElement("style"));
   const opened = document.head.appendChild(document.createElement("style"));

@@ -12,7 +12,8 @@ FILE = FOLDER / "learn" / "tour.toml"
 
 
 class Step(BaseModel):
-    """Where a step looks: an example, a view, and what is selected there (otherwise where there is most to see)."""
+    """Where a step looks: an example, a view, the figure in it that the text is about, and what is selected there
+    (otherwise where there is most to see)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -20,6 +21,7 @@ class Step(BaseModel):
     text: str
     example: str
     view: str
+    figure: str
     layer: int | None = None
     head: int | None = None
     token: int | None = None

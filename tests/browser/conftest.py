@@ -7,12 +7,19 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from app import launch
 from kvq_core.settings import settings
+from kvq_core.store import open_store
+from ui.health import Health
+from ui.services import Services
+
+from .stand_in import Engine, estimate
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 90
@@ -33,38 +40,54 @@ def store_folder(tmp_path_factory) -> str:
 
 
 @pytest.fixture(scope="session")
-def start_server(store_folder) -> Iterator[Callable[..., str]]:
+def running() -> Iterator[dict[str, subprocess.Popen]]:
+    """Servers by their address; all are stopped at the end."""
+    servers: dict[str, subprocess.Popen] = {}
+    yield servers
+    for process in servers.values():
+        process.terminate()
+    for process in servers.values():
+        process.wait(20)
+
+
+@pytest.fixture(scope="session")
+def stop_server(running) -> Callable[[str], None]:
+    def stop(address: str) -> None:
+        process = running.pop(address)
+        process.kill()
+        process.wait(20)
+
+    return stop
+
+
+@pytest.fixture(scope="session")
+def start_server(store_folder, running) -> Callable[..., str]:
     """Starts app.py, or what else Python is given, on a free port, in an environment with these changes, and gives its
-    address; all are stopped at the end."""
-    running = []
+    address."""
 
     def start(*given: str, **changes: str) -> str:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+            port = changes.get("PORT") or free.getsockname()[1]
         env = {**os.environ, "PORT": str(port), "KVQ_STORE": store_folder, "HF_HUB_OFFLINE": "1", **changes}
         env.pop("SPACE_ID", None)
         log = Path(store_folder).with_name(f"server-{port}.log")
-        with log.open("w") as out:
-            running.append(
-                subprocess.Popen([sys.executable, *(given or ["app.py"])], cwd=ROOT, env=env, stdout=out, stderr=out)
-            )
         address = f"http://127.0.0.1:{port}"
+        with log.open("w") as out:
+            running[address] = process = subprocess.Popen(
+                [sys.executable, *(given or ["app.py"])], cwd=ROOT, env=env, stdout=out, stderr=out
+            )
         until = time.monotonic() + START_S
         while time.monotonic() < until:
             try:
                 urllib.request.urlopen(f"{address}/config", timeout=5).close()
                 return address
             except OSError:
-                assert running[-1].poll() is None, log.read_text()
+                assert process.poll() is None, log.read_text()
                 time.sleep(0.3)
         raise AssertionError(f"The server did not start in {START_S} s:\n{log.read_text()}")
 
-    yield start
-    for process in running:
-        process.terminate()
-    for process in running:
-        process.wait(20)
+    return start
 
 
 @pytest.fixture(scope="session")
@@ -84,6 +107,32 @@ def home(tmp_path_factory) -> Path:
 def other_server(start_server, home) -> str:
     """A process of its own: the same store, another home, and trainings that are soon done."""
     return start_server("-c", BRIEF_TRAINING, KVQ_HOME=str(home))
+
+
+@contextmanager
+def served_here(services: Services) -> Iterator[str]:
+    """The address of a page served from this process, in which no further model is loaded."""
+    with ThreadPoolExecutor(1) as apart, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        # Playwright's event loop runs in this thread; a server starts one of its own
+        blocks = apart.submit(launch, services, Health(services), "127.0.0.1", port).result()
+    yield f"http://127.0.0.1:{port}"
+    blocks.close(verbose=False)
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+@pytest.fixture
+def quick(engine) -> Iterator[str]:
+    """The address of a page whose runs are the stand-in's."""
+    with served_here(Services(open_store(), engine.compare, estimate)) as address:
+        yield address
+    engine.free.set()
 
 
 @pytest.fixture(scope="module")  # no longer: Playwright keeps an event loop running, and other files run their own

@@ -102,6 +102,15 @@ def keeps_the_reference_in_sight_while_lanes_are_swiped(page) -> None:
     assert kept["x"] == reference["x"] and last["x"] >= kept["x"] + kept["width"]
 
 
+def said(page, words: str) -> list[str]:
+    """Where on the page something is said."""
+    return page.evaluate(
+        "words => ['estimate', 'notice', 'lane-error', 'lane-rows', 'status'].filter(id => "
+        "document.getElementById(id).checkVisibility() && document.getElementById(id).innerText.includes(words))",
+        words,
+    )
+
+
 def test_bad_input_is_answered_where_the_person_is(server, open_page):
     page = open_page(server)
     page.locator("#prompt textarea").fill("")
@@ -109,9 +118,7 @@ def test_bad_input_is_answered_where_the_person_is(server, open_page):
     page.wait_for_selector("#notice .notice")
     assert "prompt is empty" in page.locator("#notice").inner_text()
     page.locator("#prompt textarea").fill("word " * 9000)
-    page.wait_for_function(
-        "document.querySelector('#estimate').innerText.includes('more than the 8192')", timeout=60_000
-    )
+    page.wait_for_function("document.querySelector('#launch').innerText.includes('more than the 8192')", timeout=60_000)
     page.locator("#prompt textarea").fill(FACTS)
     page.wait_for_function("document.querySelector('#estimate').innerText.includes('prompt tokens')")
     page.locator("#lane-row-0").click()
@@ -119,9 +126,11 @@ def test_bad_input_is_answered_where_the_person_is(server, open_page):
     page.wait_for_function("document.querySelector('#lane-error').innerText.includes('1 to 1024')")
     page.locator("#model input").fill("../../etc/passwd")
     page.locator("#model input").press("Enter")
-    page.wait_for_selector("#estimate .warning")
+    page.wait_for_selector("#estimate .refused", state="attached")  # said at the lane, and only there
+    assert said(page, "group_size = 5000") == ["lane-error"]
     run(page)
     page.wait_for_function("document.querySelector('#notice').innerText.includes('group_size')")
+    assert said(page, "group_size = 5000") == ["notice"]
     assert page.locator("#prompt textarea").input_value() == FACTS
     assert page.locator("#kivi-group_size input").input_value() == "5000"
 

@@ -2,16 +2,14 @@
 
 import csv
 import json
-import socket
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from safetensors.torch import load_file
 
-from app import launch
 from kvq_core.estimate import estimate
 from kvq_core.links import decode, encode
 from kvq_core.record import Record
@@ -19,10 +17,10 @@ from kvq_core.run import compare
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL, parse_spec
 from kvq_core.store import open_store
-from ui.health import Health
 from ui.services import Services
 
 from ..ui_record_factory import make_run
+from .conftest import served_here
 from .test_page import FACTS, filled_in, run
 from .test_training import ask_for_codebooks
 
@@ -56,17 +54,12 @@ def variables(tmp_path_factory) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def served(variables) -> Iterator[str]:
     """Its address. It is served from this process: a further one would load the model once more."""
-    with pytest.MonkeyPatch.context() as environment, ThreadPoolExecutor(1) as apart, socket.socket() as free:
-        for name, value in variables.items():
-            environment.setenv(name, value)
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
-        services = Services(open_store(), compare, estimate)
-        # Playwright's event loop runs in this thread; a server starts one of its own
-        blocks = apart.submit(launch, services, Health(services), "127.0.0.1", port).result()
-    yield f"http://127.0.0.1:{port}"
-    blocks.close(verbose=False)
+    with ExitStack() as serving:
+        with pytest.MonkeyPatch.context() as environment:
+            for name, value in variables.items():
+                environment.setenv(name, value)
+            address = serving.enter_context(served_here(Services(open_store(), compare, estimate)))
+        yield address
 
 
 @pytest.fixture

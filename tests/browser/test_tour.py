@@ -46,6 +46,37 @@ def expected() -> dict[str, str]:
     return found
 
 
+IN_SIGHT = """figure => {
+  const box = document.getElementById(`plot-${figure}`)?.getBoundingClientRect();
+  const words = document.getElementById("learn").getBoundingClientRect();
+  return box && words.top >= 0 && box.top >= words.bottom && box.top + 100 <= innerHeight;
+}"""
+
+
+def test_a_step_is_in_the_address_and_its_figure_in_sight(server, open_page):
+    page = open_page(f"{server}/?learn=1")
+    for number, step in enumerate(tour(), 1):
+        page.wait_for_function("title => document.querySelector('#learn h3')?.innerText === title", arg=step.title)
+        page.wait_for_function(f"location.search === '?learn={number}'")
+        page.wait_for_function(IN_SIGHT, arg=step.figure)
+        if number < len(tour()):
+            page.locator("#learn-next").click()
+    page.go_back()
+    title = tour()[-2].title
+    page.wait_for_function("title => document.querySelector('#learn h3')?.innerText === title", arg=title)
+    page.locator("#learn-close").click()
+    page.wait_for_function("location.search.startsWith('?run=')")
+
+
+def test_on_a_phone_the_figure_is_a_button_away(server, open_page):
+    page = open_page(f"{server}/?learn=4", width=390)
+    page.locator("#learn [data-figure]").click()
+    page.wait_for_function(
+        "(box => box && box.top >= 0 && box.top + 100 <= innerHeight)"
+        f"(document.querySelector('#plot-{tour()[3].figure}')?.getBoundingClientRect())"
+    )
+
+
 def test_words_sliders_and_figures_agree_at_every_moment_of_the_tour(server, open_page):
     page = open_page(f"{server}/?learn=1")
     page.emulate_media(reduced_motion="reduce")  # what is hidden is hidden at once

@@ -27,7 +27,7 @@ element.addEventListener("click", async (event) => {
 # The address bar follows what is shown: a box that stands for the page's own state names its query.
 FOLLOW_JS = """(html) => {
   const box = new DOMParser().parseFromString(html || "", "text/html").querySelector("[data-follow]");
-  if (box) history.replaceState(null, "", "?" + box.dataset.follow);
+  if (box) window.kvqVisit?.follow(box.dataset.follow);
 }"""
 
 

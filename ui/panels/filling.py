@@ -8,7 +8,7 @@ from kvq_core.errors import KvqError, StoreError
 from kvq_core.links import decode
 from kvq_core.models import with_model
 from kvq_core.presets import preset, presets
-from kvq_core.record import RESULTS_VERSION
+from kvq_core.record import RESULTS_VERSION, Record
 from kvq_core.spec import ComparisonSpec, parse_spec
 from ui.access import opened
 from ui.form import from_comparison
@@ -40,6 +40,20 @@ def filled(spec: ComparisonSpec, question: str = "") -> list[Any]:
 def from_preset(name: str) -> list[Any]:
     found = preset(name)
     return filled(found.spec, asked(found))
+
+
+def other_run(name: str, record: Record | None, started: dict[str, Any] | None) -> str:
+    """What stands above answers that are not the chosen preset's: those of the run ``started`` last, else of the run
+    shown."""
+    told = started or (record.spec if record is not None else None)
+    try:
+        if told is None or parse_spec(told).canonical() == with_model(preset(name).spec).canonical():
+            return ""
+    except KvqError:
+        pass  # of another version: no preset of today's
+    return line(
+        "These results are of another run", "warn", detail="The form holds a preset now: press Run for its own."
+    )
 
 
 def opened_page(

@@ -18,20 +18,22 @@ from ui.text import safe, shorten
 
 @dataclass
 class Lanes:
-    """``lanes`` holds the form's lanes; ``open`` says which one the editor is on; page.js writes into ``sent``."""
+    """``lanes`` holds the form's lanes; ``open`` says which one the editor is on: it stands between ``rows``, which end
+    with that lane, and ``below``. page.js writes into ``sent``."""
 
     lanes: gr.State
     open: gr.State
     rows: gr.HTML
     complaint: gr.HTML
     editor: gr.HTML
+    below: gr.HTML
     add: gr.Button
     sent: gr.Textbox
 
     @property
     def shown(self) -> list[Any]:
         """Outputs of ``redrawn``: the states, the list and the editor."""
-        return [self.lanes, self.open, self.rows, self.complaint, self.editor, self.add]
+        return [self.lanes, self.open, self.rows, self.complaint, self.editor, self.below, self.add]
 
 
 def create_lanes() -> Lanes:
@@ -43,18 +45,23 @@ def create_lanes() -> Lanes:
         rows = gr.HTML("", elem_id="lane-rows")
         said = gr.HTML("", elem_id="lane-error")
         form = gr.HTML("", elem_id="editor")
+        below = gr.HTML("", elem_id="lane-rows-below")
         add = gr.Button("Add lane", size="sm", elem_id="add-lane")
         sent = gr.Textbox(visible="hidden", elem_id="lanes-sent", show_label=False)
-    panel = Lanes(gr.State([]), gr.State(opened_on(None)), rows, said, form, add, sent)
+    panel = Lanes(gr.State([]), gr.State(opened_on(None)), rows, said, form, below, add, sent)
     both = [panel.lanes, panel.open]
     sent.change(changed, [sent, *both], panel.shown, **SWIFT, trigger_mode="always_last")
     add.click(one_more, panel.lanes, panel.shown, **SWIFT)
     return panel
 
 
-def listed(lanes: list[LaneForm], opened: dict[str, Any]) -> str:
-    """The lanes as rows: title, settings, whether something is wrong; a click opens the editor."""
-    return "".join(_row(at, lane, lane["uid"] == opened["uid"]) for at, lane in enumerate(lanes))
+def listed(lanes: list[LaneForm], opened: dict[str, Any]) -> tuple[str, str]:
+    """The lanes as rows: title, settings, whether something is wrong; a click opens the editor. Those down to the open
+    one, and those below it."""
+    rows = [_row(at, lane, lane["uid"] == opened["uid"]) for at, lane in enumerate(lanes)]
+    at = index(lanes, opened["uid"])
+    end = len(rows) if at is None else at + 1
+    return "".join(rows[:end]), "".join(rows[end:])
 
 
 def _row(at: int, lane: LaneForm, is_open: bool) -> str:
@@ -76,7 +83,8 @@ def redrawn(lanes: list[LaneForm], uid: int | None, said: str | None = None) -> 
 def _shown(lanes: list[LaneForm], opened: dict[str, Any], said: str | None, form: Any) -> list[Any]:
     full = len(lanes) >= MAX_LANES
     add = gr.update(value=f"{MAX_LANES} of {MAX_LANES} lanes" if full else "Add lane", interactive=not full)
-    return [lanes, opened, listed(lanes, opened), complaint(lanes, opened["uid"], said), form, add]
+    rows, below = listed(lanes, opened)
+    return [lanes, opened, rows, complaint(lanes, opened["uid"], said), form, below, add]
 
 
 def opened_on(uid: int | None) -> dict[str, Any]:
@@ -97,7 +105,7 @@ def changed(raw: str, lanes: list[LaneForm], opened: dict[str, Any]) -> list[Any
         told = json.loads(raw)
         uid, values, do, target = told["uid"], dict(told["values"]), told["do"], told["lane"]
     except (TypeError, ValueError, KeyError, RecursionError):
-        return [gr.skip()] * 6
+        return [gr.skip()] * 7
     lanes, said = edited(lanes, uid, values)
     if do is None and _reshapes(lanes, uid, values):
         return redrawn(lanes, opened["uid"], said)

@@ -25,8 +25,10 @@ from ui.panels.lanes import Lanes
 from ui.panels.setup import Setup
 from ui.services import QUIET, SWIFT, Services, visitor
 from ui.status import line, notice, queued, told
+from ui.streams import ended
 from ui.text import safe
 
+REFUSED = "This cannot run"
 UNEXPECTED = "Something went wrong that should not have; it was logged. Run again, and report it if it returns."
 CANCELLED = ("Cancelled", "warn", None, "What had arrived stays below; nothing was saved.")
 CLERKS = 4  # presses of Run looked at together: each may wait for the model to be loaded, and Gradio's threads are few
@@ -62,23 +64,29 @@ def busy(doing: str = "Running") -> list[Any]:
 
 
 def wire_estimate(panel: Launch, setup: Setup, lanes: Lanes, services: Services) -> None:
-    """Estimate again whenever the form changes; while one is on its way only the newest change counts."""
+    """Estimate again whenever the form changes; while one is on its way only the newest change counts.
 
-    def handler(*values: Any) -> str:
+    Where Run was refused, the notice of that follows the form too: it goes when nothing is wrong any more.
+    """
+
+    def handler(said: Any, *values: Any) -> list[Any]:
         *fields, form_lanes, rest = values
         try:
             spec = to_comparison(dict(zip(FIELDS, fields, strict=True)), form_lanes, rest)
-            return estimated(services.admission.quote(spec))
+            quote = services.admission.quote(spec)
+            now = notice(REFUSED, quote.refusal) if quote.refusal else ""
+            return [estimated(quote), now if said else gr.skip()]
         except KvqError as error:
-            return f'<p class="warning">{safe(error)}</p>'
+            refused = f'<p class="warning refused">{safe(error)}</p>'
+            return [refused, notice(REFUSED, str(error)) if said else gr.skip()]
         except Exception as error:
             tell_error("estimate failed", error)
-            return '<p class="muted">No estimate.</p>'
+            return ['<p class="muted">No estimate.</p>', gr.skip()]
 
     triggers = [setup[name].change for name in FIELDS] + [lanes.lanes.change]
     gr.on(
-        triggers, handler, [*setup.fields, lanes.lanes, setup.rest], panel.estimate, **QUIET,
-        trigger_mode="always_last", concurrency_limit=2,
+        triggers, handler, [panel.notice, *setup.fields, lanes.lanes, setup.rest], [panel.estimate, panel.notice],
+        **QUIET, trigger_mode="always_last", concurrency_limit=2,
     )  # fmt: skip
 
 
@@ -89,7 +97,7 @@ def estimated(quote: Quote) -> str:
     rows = plural(len(found.lanes), "lane") + ", one pass"
     facts = (f"{found.prompt_tokens:,} prompt tokens", time, size(found.bytes), rows)
     said = [quote.remark, *(lane.warning for lane in found.lanes), *found.notes]
-    refused = f'<p class="error">{safe(quote.refusal)}</p>' if quote.refusal else ""
+    refused = f'<p class="error refused">{safe(quote.refusal)}</p>' if quote.refusal else ""
     warnings = "".join(f'<p class="warning">{safe(text)}</p>' for text in said if text)
     return f'<p class="facts">{"".join(f"<span>{safe(fact)}</span>" for fact in facts)}</p>{refused}{warnings}'
 
@@ -101,7 +109,7 @@ def wire_run(
     """Run: admit and put in line, then show how far the run is until it is over."""
     clerks = ThreadPoolExecutor(CLERKS, thread_name_prefix="kvq-clerk")
 
-    async def submit(request: gr.Request, *values: Any) -> AsyncGenerator[list[Any]]:
+    async def press(request: gr.Request, *values: Any) -> AsyncGenerator[list[Any]]:
         *fields, form_lanes, rest = values
         rest_of_them = [gr.skip()] * (len(submitted) - 5)
         status: Any = gr.skip()
@@ -115,19 +123,24 @@ def wire_run(
                 yield [gr.skip(), gr.skip(), told(Loading(spec.model)), gr.skip(), gr.skip(), *rest_of_them]
             job = await admitted
         except KvqError as error:
-            yield [notice("This cannot run", str(error)), gr.skip(), status, *idle(), *rest_of_them]
+            yield [notice(REFUSED, str(error)), gr.skip(), status, *idle(), *rest_of_them]
             return
         except Exception as error:
             tell_error("run not begun", error)
-            yield [notice("This cannot run", UNEXPECTED), gr.skip(), status, *idle(), *rest_of_them]
+            yield [notice(REFUSED, UNEXPECTED), gr.skip(), status, *idle(), *rest_of_them]
             return
         start = {"id": job.ticket, "spec": spec.model_dump(mode="json")}
         place = services.desk.place(job.ticket)
         doing = busy("Waiting" if place.ahead else "Running")
         yield ["", start, queued(place), *doing, staged(over=False), Board(spec).html]
+        yield [gr.skip()] * len(submitted)  # Run and Cancel are the watcher's from here on
+
+    async def submit(request: gr.Request, *values: Any) -> AsyncGenerator[list[Any]]:
+        async for update in ended(press(request, *values)):
+            yield update
 
     async def watch(start: dict[str, Any]) -> AsyncGenerator[list[Any]]:
-        async for update in stream(start, services):
+        async for update in ended(stream(start, services)):
             yield update
 
     def give_up(request: gr.Request) -> list[Any]:
@@ -146,10 +159,8 @@ def wire_run(
     gr.on(
         [panel.run.click, setup["prompt"].submit], submit, [*setup.fields, lanes.lanes, setup.rest], submitted, **SWIFT
     )
-    panel.ticket.change(
-        watch, panel.ticket, [status, panel.run, panel.cancel, shown, panel.notice, cards.cards], **SWIFT,
-        trigger_mode="multiple",
-    )  # fmt: skip
+    watched = [status, panel.run, panel.cancel, shown, panel.notice, cards.cards]
+    panel.ticket.change(watch, panel.ticket, watched, **SWIFT, trigger_mode="multiple")
     panel.cancel.click(give_up, None, [status, panel.run, panel.cancel], **SWIFT)
 
 
@@ -157,7 +168,6 @@ async def stream(start: dict[str, Any], services: Services) -> AsyncGenerator[li
     """Updates of a run: status, Run, Cancel, the run shown, the notice, then the cards."""
     job = services.jobs.watch(start.get("id"))
     if job is None:  # cancelled before it was watched: the page says so already
-        yield [gr.skip()] * 6
         return
     board = Board(parse_spec(start["spec"]))
     paced = Paced()
@@ -168,8 +178,10 @@ async def stream(start: dict[str, Any], services: Services) -> AsyncGenerator[li
         for event in paced.take(news):
             for update in _updates(event, board, job.ticket, services):
                 yield update
+    if job.replaced:
+        return
     if job.cancelled:
-        # Told here too, not by Cancel alone: Gradio sends a stream's last update again at its end.
+        # Told here too, not by Cancel alone: a step may have been on its way.
         yield [line(*CANCELLED), *idle(), gr.skip(), gr.skip(), board.html]
     elif isinstance(job.error, KvqError):
         yield _stopped(str(job.error), board)

@@ -9,6 +9,8 @@ from ui.services import SWIFT
 from ui.text import safe
 from ui.tour import shipped, tour
 
+# Without the tour the address is that of the run it showed last.
+LEAVE = """() => window.kvqVisit?.follow(new URL(document.querySelector("#share textarea").value).search.slice(1))"""
 TO_VIEWS = """() => setTimeout(() => document.getElementById("learn")?.scrollIntoView({block: "start"}), 60)"""
 CLOSED: dict[str, Any] = {"step": None}
 
@@ -45,7 +47,8 @@ def told(number: int) -> list[Any]:
     step = steps[number]
     words = (
         f'<p class="muted">Learn · step {number + 1} of {len(steps)}</p><h3>{safe(step.title)}</h3>'
-        f"<p>{safe(step.text)}</p>"
+        f'<p>{safe(step.text)} <button type="button" class="plain-button" data-figure="{safe(step.figure)}" '
+        f'data-step="{number}">Show the figure</button></p>'
     )
     last = number == len(steps) - 1
     return [
@@ -94,3 +97,4 @@ def wire_learn(panel: Learn, shown: gr.State) -> None:
         gone = button.click(go(by), panel.at, [panel.at, *panel.outputs, shown], **SWIFT)
         gone.then(None, None, None, js=TO_VIEWS, **SWIFT)
     panel.close.click(lambda: [CLOSED, *told(-1)], None, [panel.at, *panel.outputs], **SWIFT)
+    panel.close.click(None, None, None, js=LEAVE, **SWIFT)

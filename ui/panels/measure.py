@@ -16,6 +16,7 @@ from ui.jobs import Job, follow
 from ui.numbers import ABSENT, percent
 from ui.services import SWIFT, Services, visitor
 from ui.status import line, notice, queued, told
+from ui.streams import ended
 from ui.text import safe
 
 COMMAND = "python -m kvq_core measure --preset first-look"
@@ -42,7 +43,7 @@ def create_measure(shown: gr.State, services: Services) -> gr.Accordion:
             status, lanes = gr.HTML("", elem_id="measure-status"), gr.HTML("", elem_id="measure-told")
 
             async def work(shown: dict[str, Any], limits: list[str], request: gr.Request) -> AsyncGenerator[list[Any]]:
-                async for update in stream(shown, limits, session(request), visitor(request), services):
+                async for update in ended(stream(shown, limits, session(request), visitor(request), services)):
                     yield update
 
             def give_up(request: gr.Request) -> str:
@@ -95,6 +96,8 @@ async def stream(
             continue
         found += [event for event in news if isinstance(event, Measured | LeftOut)]
         yield [said(news[-1]), table(shown["run"], found, limits), *[gr.skip()] * 3]
+    if job.replaced:
+        return
     yield [_ended(job), table(shown["run"], found, limits), *_idle()]
 
 

@@ -13,7 +13,7 @@ from kvq_core.runfiles import ARRAYS, RECORD, serialize
 from kvq_core.sharing import holds_key, reach
 from kvq_core.spec import parse_spec
 from ui.access import key_in
-from ui.address import comparison_link, lasting_link, link, query
+from ui.address import comparison_link, lasting_link, link, own_query
 from ui.figures.card import card, card_text
 from ui.panels.copying import COPY_JS, copy_box
 from ui.report import report
@@ -98,7 +98,8 @@ def wire_share(panel: Share, shown: gr.State, kept: gr.BrowserState, services: S
             return [gr.skip(), gr.skip(), notice("The run was not shared", str(error))]
         return [gr.update(value=_link_box(run, shown, request, False)), gr.update(visible=False), ""]
 
-    panel.more.expand(fill, shown, [panel.copies, *panel.files], **QUIET, concurrency_limit=2)
+    outputs = [panel.copies, *panel.files]
+    panel.more.expand(fill, shown, outputs, **QUIET, concurrency_limit=2, trigger_mode="always_last")
     panel.share.click(share, [shown, kept, panel.listed], [panel.link, panel.private, panel.said], **SWIFT)
 
 
@@ -111,7 +112,7 @@ def _is_private(run: str, services: Services) -> bool:
 
 def _link_box(run: str, shown: dict[str, Any], request: gr.Request, hidden: bool) -> str:
     title = "Link to this run, for this browser alone" if hidden else "Link to this run"
-    return copy_box(title, link(run, request), follow=query(run, shown.get("vs")))
+    return copy_box(title, link(run, request), follow=own_query(shown))
 
 
 def _copies(record: Record, arrays: dict[str, Any], request: gr.Request) -> str:

@@ -26,17 +26,18 @@ ROWS = (
     ("text-forced", "text-free"),
     ("text-diff",),
 )  # fmt: skip
+TEXTS = ("top-lists", "text-forced", "text-free", "text-diff")
 
 
 def create_texts() -> View:
     words = create_words()
     with gr.Row(elem_classes=["choices"]):
-        lane = _picker("Lane", "text-lane", 0)
-        other = _picker("Compare with", "text-other", -1)
+        lane = _picker("Lane", "text-lane")
+        other = _picker("Compare with", "text-other")
     return View("texts", words, [create_page(*ROWS)], compute, ("token",), [lane, other], fit)
 
 
-def _picker(label: str, name: str, first: int) -> gr.Dropdown:
+def _picker(label: str, name: str) -> gr.Dropdown:
     return gr.Dropdown([], value=None, label=label, elem_id=name, interactive=True, min_width=180, filterable=False)
 
 
@@ -44,7 +45,7 @@ def fit(record: Record) -> list[Any]:
     """The lanes of the run; the one that moved furthest first, against the full-precision text."""
     lanes = [(lane.label, i) for i, lane in enumerate(record.lanes)]
     moved = [(lane.metrics.kld_mean or 0.0, i) for i, lane in enumerate(record.lanes) if lane.metrics]
-    worst = max(moved)[1] if moved else 0
+    worst = max(moved)[1] if moved else 0 if lanes else None
     return [
         gr.update(choices=lanes, value=worst),
         gr.update(choices=[("Full precision", -1), *lanes], value=-1),
@@ -52,6 +53,9 @@ def fit(record: Record) -> list[Any]:
 
 
 def compute(record: Record, arrays: Arrays, at: Selection, lane: Any, other: Any) -> Drawn:
+    figures = {"kld-strips": or_absent(kld_strips(record, arrays, at.token), "No lane of this run was scored.")}
+    if not record.lanes:
+        return Drawn("This run is without lanes: there is one text.", figures, dict.fromkeys(TEXTS, ""))
     index, against = _index(record, lane, 0), _index(record, other, -1)
     body = lane_body(record, arrays, index)
     html = {
@@ -61,7 +65,6 @@ def compute(record: Record, arrays: Arrays, at: Selection, lane: Any, other: Any
         "text-diff": f'<h3 class="figure-title">Difference of the two texts</h3>'
         f"{diff(text_of(record, against), text_of(record, index))}",
     }
-    figures = {"kld-strips": or_absent(kld_strips(record, arrays, at.token), "No lane of this run was scored.")}
     return Drawn(texts(record, arrays, index), figures, html, tables={"top-lists": top_rows(record, arrays, index)})
 
 

@@ -9,7 +9,7 @@ import gradio as gr
 
 from kvq_core.errors import KvqError
 from kvq_core.logs import tell_error
-from kvq_core.spec import Lane
+from kvq_core.spec import parse_lane
 from kvq_core.training import BUDGETS, Offer, Trained, Training
 from ui.desk import Cost, Place
 from ui.jobs import Job, follow
@@ -19,6 +19,7 @@ from ui.panels.lanes import Lanes
 from ui.panels.setup import Setup
 from ui.services import QUIET, SWIFT, Services, visitor
 from ui.status import line, notice, queued
+from ui.streams import ended
 from ui.text import safe
 
 UNEXPECTED = "Something went wrong that should not have; it was logged. Train again, and report it if it returns."
@@ -87,7 +88,7 @@ def wire_training(panel: Trainer, setup: Setup, lanes: Lanes, services: Services
         return [line(*STOPPED), *_idle()]
 
     async def watch(start: dict[str, Any]) -> AsyncGenerator[list[Any]]:
-        async for update in stream(start, services):
+        async for update in ended(stream(start, services)):
             yield update
 
     told = [panel.progress, panel.budget, panel.train, panel.cancel]
@@ -111,8 +112,8 @@ def _found(services: Services, model: str, rest: dict[str, Any], lanes: list[Lan
     possible = []
     for lane in lanes:
         try:
-            possible.append(Lane.model_validate(to_spec([lane])[0]))
-        except (KvqError, ValueError):
+            possible.append(parse_lane(to_spec([lane])[0]))
+        except KvqError:
             continue
     try:
         return services.offer(str(model or "").strip(), rest.get("revision"), possible, budget)
@@ -191,25 +192,26 @@ async def stream(start: dict[str, Any], services: Services) -> AsyncGenerator[li
     """Updates of a training: progress, then budget, Train and Cancel. It waits its turn in the line of the runs."""
     job = services.jobs.watch(start.get("id"))
     if job is None:  # cancelled before it was watched: the page says so already
-        yield [gr.skip()] * 4
         return
-    ended: list[Any] = [line("Nothing is missing any more", "done"), *_idle()]
+    last: list[Any] = [line("Nothing is missing any more", "done"), *_idle()]
     async for news in follow(job, services.desk):
         if isinstance(news, Place):
             yield [queued(news), *_busy()]
             continue
         if isinstance(news[-1], Trained):
-            ended = [told(news[-1]), *_idle()]
+            last = [told(news[-1]), *_idle()]
         else:
             yield [told(news[-1]), *_busy()]
+    if job.replaced:
+        return
     if job.cancelled:
-        ended = [line(*STOPPED), *_idle()]
+        last = [line(*STOPPED), *_idle()]
     elif isinstance(job.error, KvqError):
-        ended = [notice("The training stopped", str(job.error)), *_idle()]
+        last = [notice("The training stopped", str(job.error)), *_idle()]
     elif job.error is not None:
         tell_error("training stopped", job.error)
-        ended = [notice("The training stopped", UNEXPECTED), *_idle()]
-    yield ended
+        last = [notice("The training stopped", UNEXPECTED), *_idle()]
+    yield last
 
 
 def told(event: Training | Trained) -> str:

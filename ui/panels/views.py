@@ -184,7 +184,6 @@ def draw_rest(panel: Views, services: Services) -> Callable[..., Iterator[list[A
 
     def draw(shown: dict[str, Any], opened: str, on_page: OnPage, layer: Any, head: Any, token: Any, *rest: Any):
         if not shown.get("run"):
-            yield [gr.skip()] * len(panel.outputs)
             return
         record, arrays = services.shelf.get(shown["run"])
         at = selected(record, layer, head, token)
@@ -192,6 +191,7 @@ def draw_rest(panel: Views, services: Services) -> Callable[..., Iterator[list[A
             if view.name != opened:
                 now = _drawn(view, record, arrays, on_page, at, held)
                 yield [part for v in panel.views for part in (now if v is view else _kept(v))]
+        yield [gr.skip()] * len(panel.outputs)  # see ui/streams.py
 
     return draw
 

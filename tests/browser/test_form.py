@@ -1,0 +1,141 @@
+"""The form outlasts the page: it is there after a reload, on the way back, and when the server returns."""
+
+import pytest
+
+from .pages import run, wait_status
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+PROMPT = "document.querySelector('#prompt textarea').value"
+KEEPS = "words => Object.values(localStorage).concat(Object.values(sessionStorage)).some(kept => kept.includes(words))"
+# app.main with the engine that computes nothing; it waits as long as the file named last is there.
+STAND_IN = """
+import sys, threading, time
+from pathlib import Path
+import app
+from tests.browser.stand_in import Engine, estimate
+engine = Engine()
+def compare(spec, store):
+    engine.free = type("Gate", (), {"wait": lambda self, seconds: wait()})()
+    yield from engine.compare(spec, store)
+def wait():
+    while Path(sys.argv[-1]).exists():
+        time.sleep(0.05)
+    return True
+app.compare, app.estimate, app.warm_up = compare, estimate, lambda *_: None
+sys.exit(app.main())
+"""
+
+
+def prompted(page, words: str) -> None:
+    page.wait_for_function(f"words => {PROMPT} == words", arg=words)
+
+
+def type_prompt(page, words: str) -> None:
+    page.locator("#prompt textarea").fill(words)
+    page.wait_for_function(KEEPS, arg=words)
+
+
+def test_the_form_is_there_after_a_reload(quick, open_page):
+    page = open_page(quick)
+    page.wait_for_selector("#lane-row-4")
+    page.locator("#lane-row-1").click()
+    page.locator("#lane-label input").fill("Mine, and wrong")
+    page.locator("#in-lane-sink_tokens").evaluate("e => { e.closest('details').open = true }")
+    page.locator("#in-lane-sink_tokens").fill("-1")
+    page.wait_for_function(KEEPS, arg='"sink_tokens":-1')
+    page.get_by_role("button", name="Generation options").click()
+    page.locator("#max-new-tokens input").fill("7")
+    type_prompt(page, "Kept for later")
+    page.reload()
+    prompted(page, "Kept for later")
+    assert page.locator("#max-new-tokens input").input_value() == "7"
+    assert page.locator("#lane-row-1").inner_text().split("\n") == ["Mine, and wrong", "needs a change"]
+    assert page.locator("button.lane-row").count() == 5
+    stranger = open_page(quick)
+    assert stranger.evaluate(PROMPT) != "Kept for later"
+
+
+def test_what_is_no_draft_is_ignored_and_a_link_means_what_it_says(quick, open_page):
+    page = open_page(quick)
+    page.wait_for_selector("#lane-row-4")
+    usual = page.evaluate(PROMPT)
+    type_prompt(page, "Mine")
+    page.goto(f"{quick}/?preset=keys-vs-values")
+    page.wait_for_function(f"!['', 'Mine'].includes({PROMPT})")
+    type_prompt(page, "Changed on a link")
+    page.reload()
+    prompted(page, "Changed on a link")
+    page.goto(f"{quick}/?preset=keys-vs-values")
+    page.wait_for_selector("#lane-row-0")
+    page.wait_for_function(f"!['', 'Mine', 'Changed on a link'].includes({PROMPT})")
+    page.goto(quick)
+    prompted(page, "Mine")
+    for nonsense in ("{", '{"version": 99}', '{"version": 1, "values": {"prompt": 5}, "lanes": [{}], "rest": {}}'):
+        page.evaluate("text => Object.keys(localStorage).forEach(key => localStorage.setItem(key, text))", nonsense)
+        page.reload()
+        prompted(page, usual)
+
+
+def test_back_leads_to_the_run_before_and_to_the_form(quick, open_page):
+    page = open_page(quick)
+    page.wait_for_selector("#lane-row-4")
+    links = []
+    for words in ("The first one", "The second one"):
+        type_prompt(page, words)
+        run(page)
+        page.wait_for_function("links => location.search && !links.includes(location.search)", arg=links)
+        page.wait_for_selector("#verdicts .verdict")
+        links.append(page.evaluate("location.search"))
+    page.go_back()
+    page.wait_for_function("link => document.querySelector('#share textarea')?.value.endsWith(link)", arg=links[0])
+    prompted(page, "The first one")
+    page.go_back()
+    page.wait_for_selector("#welcome .welcome")
+    prompted(page, "The first one")
+    assert not page.locator("#results").is_visible()
+    page.go_forward()
+    page.wait_for_function("link => document.querySelector('#share textarea')?.value.endsWith(link)", arg=links[0])
+
+
+def test_a_preset_marks_results_of_another_run(quick, open_page):
+    page = open_page(quick)
+    page.wait_for_selector("#lane-row-4")
+    run(page)
+    page.wait_for_selector("#verdicts .verdict")
+    page.locator("#preset-keys-vs-values").click()
+    page.wait_for_selector("#other-run .status")
+    assert "These results are of another run" in page.locator("#other-run").inner_text()
+    page.locator("#preset-first-look").click()
+    page.wait_for_selector("#other-run .status", state="detached")
+    page.locator("#preset-keys-vs-values").click()
+    page.wait_for_selector("#other-run .status")
+    run(page)
+    page.wait_for_selector("#other-run .status", state="detached")
+    wait_status(page, "Done")
+
+
+def test_a_lost_server_is_told_and_the_page_recovers(start_server, stop_server, browser, tmp_path):
+    hold = tmp_path / "hold"
+    hold.touch()
+    address = start_server("-c", STAND_IN, str(hold))
+    page = browser.new_page()
+    page.goto(address)
+    page.wait_for_selector("#lane-row-4")
+    type_prompt(page, "Typed before")
+    run(page)
+    wait_status(page, "Step 1")
+    stop_server(address)
+    page.wait_for_selector("#away .notice.bad", timeout=15_000)
+    assert "does not answer" in page.locator("#away").inner_text()
+    assert not page.locator("#cancel").is_visible() and page.evaluate("document.getElementById('launch').inert")
+    page.locator("#prompt textarea").fill("Typed while it was away")
+    hold.unlink()
+    assert start_server("-c", STAND_IN, str(hold), PORT=address.rpartition(":")[2]) == address
+    page.wait_for_selector("#away .notice.warn", timeout=60_000)
+    assert "started again" in page.locator("#away").inner_text()
+    prompted(page, "Typed while it was away")
+    assert page.locator("button.lane-row").count() == 5
+    run(page)
+    wait_status(page, "Done")
+    assert page.locator("#away").count() == 0
+    page.close()

@@ -1,0 +1,60 @@
+"""Lanes by hand and by keyboard: the editor is where its lane is, in sight, and has the focus."""
+
+import pytest
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
+
+# Whether an element is on screen, below the header and above the card of Run.
+CLEAR = """id => {
+  const box = (id ? document.getElementById(id) : document.activeElement).getBoundingClientRect();
+  const launch = document.getElementById("launch").getBoundingClientRect();
+  const top = document.querySelector("header").getBoundingClientRect().bottom;
+  return box.top >= top && box.bottom <= Math.min(innerHeight, launch.top > box.top ? launch.top : innerHeight);
+}"""
+FOCUS = "document.activeElement.id"
+
+
+def opens_at(page, row: int) -> None:
+    page.wait_for_function(f"{FOCUS} == 'in-lane-method'")
+    tops = page.evaluate(
+        "ids => ids.map(id => document.getElementById(id).getBoundingClientRect().top)",
+        [f"lane-row-{row}", "editor", f"lane-row-{row + 1}"],
+    )
+    assert tops == sorted(tops), "the editor is between its lane and the next"
+    page.wait_for_function(CLEAR, arg=f"lane-row-{row}")
+    page.wait_for_function(CLEAR, arg="in-lane-method")
+
+
+@pytest.mark.parametrize("width, height", [(1280, 720), (390, 800)])
+def test_the_editor_opens_at_its_lane_with_the_focus_in_it(quick, open_page, width, height):
+    page = open_page(quick, width=width, height=height)
+    page.wait_for_selector("#lane-row-3")
+    for row in (1, 0, 2):
+        page.locator(f"#lane-row-{row}").click()
+        opens_at(page, row)
+    page.keyboard.press("Shift+Tab")
+    assert page.evaluate(FOCUS) == "lane-row-2"
+    page.keyboard.press("Enter")  # closes it
+    page.wait_for_selector("#editor select", state="detached")
+    assert page.evaluate(FOCUS) == "lane-row-2"
+    page.locator("#add-lane").click()
+    page.wait_for_function(f"{FOCUS} == 'in-lane-method'")
+    page.wait_for_function(CLEAR, arg="in-lane-method")
+    page.locator("#close-lane").click()
+    page.wait_for_selector("#editor select", state="detached")
+    assert page.evaluate(FOCUS).startswith("lane-row-")
+
+
+def test_what_the_keyboard_reaches_is_not_under_the_card_of_run(quick, open_page):
+    page = open_page(quick, height=620)
+    page.wait_for_selector("#lane-row-3")
+    page.locator("#lane-row-0").click()
+    opens_at(page, 0)
+    reached = []
+    for _ in range(30):
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate(FOCUS))
+        if not page.evaluate("document.activeElement.closest('#lanes')"):
+            break
+        assert page.evaluate(CLEAR, None), reached
+    assert "lane-row-1" in reached and "add-lane" in reached

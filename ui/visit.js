@@ -1,0 +1,109 @@
+(kept) => {
+  // What outlasts a page: its address, the form as it was left, and a server that went away.
+  const NAMES = ["run", "vs", "c", "preset", "learn"];
+  const address = () => {
+    const asked = new URLSearchParams(location.search);
+    return new URLSearchParams(NAMES.filter((name) => asked.has(name)).map((name) => [name, asked.get(name)])).toString();
+  };
+  let here = address();
+  // A run or a step that comes into view on this page is a place to come back to.
+  const follow = (query) => {
+    const next = new URLSearchParams(query).toString();
+    if (next === here) return;
+    here = next;
+    history.pushState(null, "", `?${next}`);
+    save();
+  };
+  addEventListener("popstate", () => {
+    if (address() !== here) location.reload(); // else within the page
+  });
+
+  // The form is kept under the address it was filled in at: without a query in this browser, else in this tab alone and
+  // for coming back, since a link that is opened means what it says.
+  const VERSION = 1;
+  const root = window.gradio_config?.root ?? location.origin;
+  const key = () => `kvq-form ${root}?${here}`;
+  const draft = {};
+  let touched = false;
+  const safely = (work) => {
+    try {
+      return work(here ? sessionStorage : localStorage);
+    } catch {
+      return null; // storage is full or forbidden: the page works without
+    }
+  };
+  const save = () => {
+    if (!touched || !draft.values || !draft.lanes) return;
+    safely((storage) => storage.setItem(key(), JSON.stringify({ version: VERSION, ...draft })));
+  };
+  const keep = (part) => {
+    Object.assign(draft, part);
+    save();
+  };
+  const coming = performance.getEntriesByType("navigation")[0]?.type;
+  const restored = here && coming === "navigate" ? null : safely((storage) => storage.getItem(key()));
+  touched = Boolean(restored);
+  const touch = ({ target }) => {
+    if (target.closest?.("#left, [data-suggest]")) touched = true;
+    // While the server is away Gradio tells nothing: of the form only the prompt can be changed then.
+    if (away && target.closest?.("#prompt") && draft.values) keep({ values: { ...draft.values, prompt: target.value } });
+  };
+  for (const kind of ["input", "click"]) document.addEventListener(kind, touch, true);
+
+  // Gradio notices a lost connection only while an answer is under way, and then answers no press any more.
+  const LOOK_MS = 4000;
+  const PATIENCE_MS = 10000;
+  const CAME_BACK = "kvq-came-back";
+  let away = false;
+  let app = null;
+  const place = document.createElement("div");
+  place.id = "away";
+  const say = (tone, title, text) => {
+    place.innerHTML = `<div class="notice ${tone}" role="alert"><b></b><p></p></div>`;
+    place.querySelector("b").textContent = title;
+    place.querySelector("p").textContent = text;
+    document.getElementById("right").prepend(place);
+  };
+  const went = () => {
+    if (away) return;
+    away = true;
+    const text = "It was stopped, or the connection is lost. What is in the form is kept. The page looks every few seconds and goes on by itself; a run that was under way is lost if the server was stopped.";
+    say("bad", "The server does not answer", text);
+    mark();
+  };
+  const came = (other) => {
+    if (away) safely(() => sessionStorage.setItem(CAME_BACK, other ? "other" : ""));
+    if (other) return location.reload(); // it knows nothing of this page
+    if (away) place.remove();
+    away = false;
+    mark();
+  };
+  const mark = () => {
+    document.body.classList.toggle("away", away);
+    for (const part of document.querySelectorAll("#launch, #lanes, #model, #options, #stress, .chips")) part.inert = away;
+  };
+  const look = async () => {
+    try {
+      const answer = await fetch(`${root}/gradio_api/app_id`, { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
+      if (!answer.ok) return went();
+      const { app_id: now } = await answer.json();
+      came(app !== null && app !== now);
+      app = now;
+    } catch {
+      went();
+    }
+  };
+  const watch = async () => {
+    if (!document.hidden) await look();
+    setTimeout(watch, away ? LOOK_MS / 2 : LOOK_MS);
+  };
+  watch();
+  if (safely(() => sessionStorage.getItem(CAME_BACK))) {
+    say("warn", "The server was started again", "A run that was under way is lost; nothing of it was kept. The form is as it was: press Run.");
+    document.getElementById("run")?.addEventListener("click", () => place.remove());
+  }
+  safely(() => sessionStorage.removeItem(CAME_BACK));
+
+  window.kvqVisit = { follow, keep };
+  return [kept, restored];
+}
