@@ -379,7 +379,7 @@ def test_damaged_files_are_noticed(home):
 
 def test_a_failed_write_leaves_nothing(home, monkeypatch):
     monkeypatch.setattr("pathlib.Path.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError):
+    with pytest.raises(StoreError, match="disk full"):
         files.save_codebook(info(), {"theta": torch.zeros(1)})
     assert not list((home / "codebooks").iterdir())
 
