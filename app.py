@@ -33,7 +33,7 @@ from kvq_core.logs import configure, take_over, tell_error  # noqa: E402
 from kvq_core.memory import share_arena  # noqa: E402
 from kvq_core.run import compare  # noqa: E402
 from kvq_core.settings import Settings, settings  # noqa: E402
-from kvq_core.store import Store, open_store  # noqa: E402
+from kvq_core.store.store import Store, open_store  # noqa: E402
 from ui import zero_gpu  # noqa: E402
 from ui.health import Health  # noqa: E402
 from ui.housekeeping import keep_swept, removed  # noqa: E402

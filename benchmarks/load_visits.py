@@ -50,7 +50,7 @@ async def pasted(address: str, plan: Plan, prompt: str, host: str = "") -> Visit
 
 def summary(visits: list[Visit], store: str) -> dict[str, Any]:
     """How the visits ended, whether each result is of the visitor's own prompt, and how long they waited."""
-    from kvq_core.store import open_store
+    from kvq_core.store.store import open_store
 
     runs = {visit.run: visit for visit in visits if visit.outcome == "done"}
     mixed = [v.prompt for id, v in runs.items() if open_store(store).load(id)[0].spec["prompt"] != v.prompt]

@@ -5,7 +5,7 @@ import sys
 
 gc.disable()  # what imports make lives to the end; looking for garbage in it is a sixth of the time to start
 
-from kvq_core.cli import main  # noqa: E402
+from kvq_core.cli.main import main  # noqa: E402
 
 gc.freeze()
 gc.enable()

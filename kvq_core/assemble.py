@@ -20,7 +20,7 @@ from kvq_core.metrics.memory import host_note, layers_quantized, measure, tokens
 from kvq_core.metrics.rate import BITS, reference_curve
 from kvq_core.models import LoadedModel
 from kvq_core.models.text import Pieces, alone
-from kvq_core.record import (
+from kvq_core.record.fields import (
     RESULTS_VERSION,
     CaptureInfo,
     Environment,

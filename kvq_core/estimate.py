@@ -12,7 +12,7 @@ from kvq_core.engine.prefill import CHUNK
 from kvq_core.machine import files
 from kvq_core.memory import free_bytes, shortage
 from kvq_core.models import LoadedModel, load, with_model
-from kvq_core.record import Record
+from kvq_core.record.fields import Record
 from kvq_core.render import render
 from kvq_core.settings import settings
 from kvq_core.spec import ComparisonSpec, Lane

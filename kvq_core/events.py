@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from kvq_core.record import Record
+from kvq_core.record.fields import Record
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from kvq_core.errors import KvqError, SpecError
 from kvq_core.presets import FOLDER, preset
 from kvq_core.spec import ComparisonSpec, parse_spec
-from kvq_core.store import Store, open_store
+from kvq_core.store.store import Store, open_store
 
 FILE = FOLDER / "learn" / "examples.toml"
 RUNS = FOLDER / "runs"

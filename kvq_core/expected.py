@@ -4,7 +4,7 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
-from kvq_core.record import LaneRecord, Record, Reference
+from kvq_core.record.fields import LaneRecord, Record, Reference
 
 
 def expectation(record: Record) -> str:

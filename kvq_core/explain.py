@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from kvq_core.methods import Method, methods
 from kvq_core.neighbours import better, cost_most, offer, telling, told_better, told_telling
-from kvq_core.record import LaneRecord, Record, Tensors
+from kvq_core.record.fields import LaneRecord, Record, Tensors
 from kvq_core.spec import Lane
 from kvq_core.verdict import MIN_SCORED, Arrays, verdict
 

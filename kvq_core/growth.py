@@ -11,7 +11,7 @@ from typing import Literal
 
 from kvq_core.errors import KvqError
 from kvq_core.methods import Method, ModelShape, Window
-from kvq_core.record import Memory, Record
+from kvq_core.record.fields import Memory, Record
 from kvq_core.spec import Lane
 
 FULL_PRECISION = ("sinks", "window", "untouched")

@@ -5,7 +5,7 @@ from typing import Any
 
 from kvq_core.errors import KvqError
 from kvq_core.methods import knobs, methods
-from kvq_core.record import LaneRecord, Record, Tensors
+from kvq_core.record.fields import LaneRecord, Record, Tensors
 from kvq_core.spec import Lane
 
 HALF = 0.5  # of a lane's mean KLD: what another has to stay below to be named

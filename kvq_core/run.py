@@ -25,10 +25,10 @@ from kvq_core.metrics.fidelity import Fidelity
 from kvq_core.metrics.memory import quantized_keys
 from kvq_core.models import LoadedModel, load, with_model
 from kvq_core.models.text import Pieces
-from kvq_core.record import Record
+from kvq_core.record.fields import Record
 from kvq_core.render import render
 from kvq_core.spec import ComparisonSpec, Lane
-from kvq_core.store import Store
+from kvq_core.store.store import Store
 
 NOISE_FLOOR = Lane(label="Noise floor", method="fp16")
 

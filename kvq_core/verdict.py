@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from kvq_core.record import LaneRecord, Metrics, Record
+from kvq_core.record.fields import LaneRecord, Metrics, Record
 
 Arrays = Mapping[str, Any]
 Tone = Literal["good", "warn", "bad", "quiet"]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from kvq_core.record import LaneRecord, Record
+from kvq_core.record.fields import LaneRecord, Record
 
 # Of the environment: what decides a run's figures beside its spec.
 _CONDITIONS = ("weights_hash", "device", "dtype", "attention")

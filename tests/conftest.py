@@ -21,7 +21,7 @@ from xdist.scheduler import LoadScopeScheduling
 if TYPE_CHECKING:  # the process that only hands out tests needs neither
     import torch
 
-    from kvq_core.record import Record
+    from kvq_core.record.fields import Record
 
 # Collecting imports all libraries and makes objects that live to the end: looking for garbage among them, then and
 # again with every full collection, took a fifteenth of the time of all tests.

@@ -2,7 +2,7 @@
 
 import torch
 
-from kvq_core.record import CaptureInfo, Environment, LaneRecord, Memory, Metrics, Record, Reference, RunTiming
+from kvq_core.record.fields import CaptureInfo, Environment, LaneRecord, Memory, Metrics, Record, Reference, RunTiming
 
 
 def make_sample(

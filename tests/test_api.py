@@ -28,7 +28,7 @@ from kvq_core.presets import presets
 from kvq_core.run import compare
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL, ComparisonSpec, Lane
-from kvq_core.store import open_store
+from kvq_core.store.store import open_store
 from tests.sample_record import make_sample
 from ui.health import Health
 from ui.services import Services

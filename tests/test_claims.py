@@ -35,7 +35,7 @@ from kvq_core.claims.sample import capture
 from kvq_core.claims.structure import energy_shares, prompt_attention
 from kvq_core.claims.texts import first_unseen, training_pieces
 from kvq_core.claims.verdict import verdict
-from kvq_core.cli import main
+from kvq_core.cli.main import main
 from kvq_core.codebooks.texts import Texts, sequences
 from kvq_core.errors import MethodError, SpecError, StoreError
 from kvq_core.models.lockstep import causal_attention

@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 
 from kvq_core.board import stored_board
-from kvq_core.cli import main
+from kvq_core.cli.main import main
+from kvq_core.cli.tables import describe_record
 from kvq_core.errors import StoreError
 from kvq_core.events import Finished
 from kvq_core.methods import methods
 from kvq_core.presets import presets
-from kvq_core.report import describe_record
 from kvq_core.spec import DEFAULT_MODEL
-from kvq_core.store import open_store, read_run, record_json
+from kvq_core.store.store import open_store, read_run, record_json
 
 ROOT = Path(__file__).parent.parent
 PROMPT = "Tell me about tides. " + "The sea came up the channel, pushed open the gates and filled the pond. " * 8
@@ -188,8 +188,8 @@ def test_what_was_computed_is_printed_where_out_cannot_be_written(
     def fails(folder, *_):
         raise StoreError(f"Cannot write to {folder}: No space left on device.")
 
-    monkeypatch.setattr("kvq_core.cli._run", lambda spec: Finished(record, arrays, unkept=unkept))
-    monkeypatch.setattr("kvq_core.store.write_run", fails)
+    monkeypatch.setattr("kvq_core.cli.main._run", lambda spec: Finished(record, arrays, unkept=unkept))
+    monkeypatch.setattr("kvq_core.store.store.write_run", fails)
     result = here("compare", "--spec", spec_file(SPEC), "--out", tmp_path / "out", "--json")
     assert result.returncode == 2 and json.loads(result.stdout)["id"] == record.id
     assert len(result.stderr.splitlines()) == 1 and "Cannot write to" in result.stderr
@@ -198,7 +198,7 @@ def test_what_was_computed_is_printed_where_out_cannot_be_written(
 
 def test_what_was_measured_of_the_claims_is_printed_where_it_cannot_be_kept(here, monkeypatch, tmp_path):
     board = stored_board(DEFAULT_MODEL)
-    monkeypatch.setattr("kvq_core.claims_cli._measured", lambda *_: board)
+    monkeypatch.setattr("kvq_core.cli.claims._measured", lambda *_: board)
     (tmp_path / "home").write_text("in the way")
     monkeypatch.setenv("KVQ_HOME", str(tmp_path / "home"))
     result = here("claims", "--json")
@@ -294,7 +294,7 @@ Decode.steps = lambda *a: ({TELL}, (yield from steps(*a)))[1]
 def test_ctrl_c_leaves_nothing_and_exits_130(tmp_path, spec_file, moment):
     """``ready`` when it is that moment, because a busy machine is slow."""
     spec = spec_file({**SPEC, "max_new_tokens": 2000, "ignore_eos": True})
-    code = f"import sys\nfrom kvq_core.cli import main\n{MOMENTS[moment]}\nsys.exit(main())"
+    code = f"import sys\nfrom kvq_core.cli.main import main\n{MOMENTS[moment]}\nsys.exit(main())"
     process = subprocess.Popen(
         [sys.executable, "-c", code, "compare", "--spec", str(spec), "--out", str(tmp_path / "out")],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,

@@ -7,7 +7,7 @@ import torch
 from kvq_kernels import rope_codebook as rc
 from torch import Tensor
 
-from kvq_core.cli import main
+from kvq_core.cli.main import main
 from kvq_core.codebooks import em
 from kvq_core.codebooks.checkpoints import Checkpoints
 from kvq_core.codebooks.collect import Samples, collect

@@ -15,7 +15,7 @@ import yaml
 from PIL import Image
 
 from benchmarks.readme import PART, PARTS, documents, rewritten
-from kvq_core.cli import _parser
+from kvq_core.cli.main import _parser
 from kvq_core.examples import packaged
 from kvq_core.methods import methods
 from kvq_core.presets import preset, presets

@@ -13,9 +13,8 @@ from kvq_core.machine import files
 from kvq_core.models import bundled
 from kvq_core.run import compare_on
 from kvq_core.spec import parse_spec
-
-from .test_codebooks import info
-from .tiny_models import prompt_ids, tiny
+from tests.test_codebooks import info
+from tests.tiny_models import prompt_ids, tiny
 
 DAMAGE = [b"", b"{", b"[[1]]", b"null", b"\x00" * 9]
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from kvq_core.errors import KvqError, StoreError
 from kvq_core.links import decode
-from kvq_core.runfiles import ARRAYS, MANIFEST, RECORD
+from kvq_core.record.files import ARRAYS, MANIFEST, RECORD
 from kvq_core.spec import parse_spec
-from kvq_core.store import open_store
+from kvq_core.store.store import open_store
 from tests.sample_record import make_sample
 from ui.form import FIELDS, to_comparison
 from ui.panels.filling import opened_page

@@ -9,7 +9,7 @@ from gradio.state_holder import SessionState
 from starlette.requests import Request
 
 from kvq_core.events import Loading
-from kvq_core.store import open_store
+from kvq_core.store.store import open_store
 from tests.ui_record_factory import make_run
 from ui.layout import build_ui
 from ui.panels.launch import UNEXPECTED

@@ -88,7 +88,7 @@ def test_a_server_that_is_ended_leaves_nothing(temporary, end, statuses):
 def test_ctrl_c_while_libraries_are_imported_prints_no_trace(tmp_path, library, program):
     """With a library that takes as long as it likes."""
     (tmp_path / f"{library}.py").write_text("import time; print('ready', flush=True); time.sleep(60)")
-    (tmp_path / "kvq").write_text("from kvq_core.cli import main; main()")  # as pip writes it
+    (tmp_path / "kvq").write_text("from kvq_core.cli.main import main; main()")  # as pip writes it
     if program[0] == "kvq":
         program = [str(tmp_path / "kvq"), *program[1:]]
     process = python("-u", *program, PYTHONPATH=f"{tmp_path}:{ROOT}")

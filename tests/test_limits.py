@@ -13,7 +13,7 @@ from transformers import LlamaConfig
 
 import app
 from kvq_core import memory
-from kvq_core.cli import main
+from kvq_core.cli.main import main
 from kvq_core.errors import KvqError, LimitError, MethodError, ModelError
 from kvq_core.estimate import Estimate, estimate
 from kvq_core.limits import VARIABLES, Limits, limits

@@ -12,7 +12,7 @@ from kvq_core.logs import configure, tell, tell_error
 from kvq_core.run import compare_on
 from kvq_core.settings import settings
 from kvq_core.spec import parse_spec
-from kvq_core.store import open_store
+from kvq_core.store.store import open_store
 
 PROMPT = "Where did the purple walrus hide its lantern?"
 LABEL = "walrus lane"

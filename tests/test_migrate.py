@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from kvq_core.errors import StoreError
-from kvq_core.migrate import MANIFEST_STEPS, RECORD_STEPS, migrated
-from kvq_core.record import SCHEMA_VERSION, Record
-from kvq_core.runfiles import Manifest
-from kvq_core.store import read_run
+from kvq_core.record.fields import SCHEMA_VERSION, Record
+from kvq_core.record.files import Manifest
+from kvq_core.record.migrate import MANIFEST_STEPS, RECORD_STEPS, migrated
+from kvq_core.store.store import read_run
 
 DATA = Path(__file__).parent / "data"
 OLD = sorted(DATA.glob("schema-*"))
-# Of the fields of record and manifest. Where they change: raise SCHEMA_VERSION, add a step to kvq_core/migrate.py, keep
+# Of the fields of record and manifest. Where they change: raise SCHEMA_VERSION, add a step to kvq_core/record/migrate.py, keep
 # a run of the version before as tests/data/schema-<version>-<what>, and put the new fingerprint here.
 FINGERPRINT = (3, "d54a07a5863c2f52")
 

@@ -21,7 +21,7 @@ from kvq_core.models import load, wrap
 from kvq_core.models.identity import weights_of
 from kvq_core.run import compare
 from kvq_core.spec import ComparisonSpec, Lane
-from kvq_core.store import open_store
+from kvq_core.store.store import open_store
 
 WORDS = [f"w{i}" for i in range(96)]
 TEMPLATE = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}"

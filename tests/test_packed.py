@@ -9,10 +9,10 @@ from kvq_kernels import KernelError, Store
 from transformers import DynamicCache
 
 import kvq_core
+from kvq_core.cli.measure import table
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.prefill import LayerGroup
 from kvq_core.errors import MethodError, ModelError, SpecError
-from kvq_core.measure_cli import table
 from kvq_core.methods import methods
 from kvq_core.packed import Request, measure
 from kvq_core.packed.layer import PackedLayer, Plan

@@ -18,7 +18,7 @@ import kvq_core
 from kvq_core.errors import ModelError
 from kvq_core.events import Finished
 from kvq_core.models import load
-from kvq_core.store import open_store
+from kvq_core.store.store import open_store
 from tests.tiny_models import tiny
 from tests.ui_record_factory import make_run
 from ui.export import view_csv

@@ -15,10 +15,10 @@ from app import launch, warm_up
 from kvq_core.errors import StoreError
 from kvq_core.events import Loading
 from kvq_core.models import loaded
-from kvq_core.retention import Limits
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL
-from kvq_core.store import Store, open_store
+from kvq_core.store.retention import Limits
+from kvq_core.store.store import Store, open_store
 from tests.sample_record import make_sample
 from ui.health import FRESH_S, PATIENCE_S, Health
 from ui.server import CLOSED, PROJECT, blocked_paths

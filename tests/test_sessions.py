@@ -10,7 +10,7 @@ import pytest
 
 from app import launch
 from benchmarks.load_visitors import Plan, Visit, Visitor
-from kvq_core.store import open_store
+from kvq_core.store.store import open_store
 from tests.sample_record import make_sample
 from ui.health import Health
 from ui.services import Services

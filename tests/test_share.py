@@ -18,10 +18,11 @@ from kvq_core.errors import KvqError, StoreError
 from kvq_core.links import decode, encode
 from kvq_core.run import run
 from kvq_core.settings import settings
-from kvq_core.sharing import key_of
 from kvq_core.spec import parse_spec
-from kvq_core.store import open_store
+from kvq_core.store.sharing import key_of
+from kvq_core.store.store import open_store
 from kvq_core.versus import versus
+from tests.ui_record_factory import make_run
 from ui.access import opened
 from ui.address import comparison_link, link
 from ui.figures.card import card, card_text
@@ -33,8 +34,6 @@ from ui.panels.versus import run_in, told
 from ui.report import report
 from ui.reproduce import FILE, LONGEST, command, comparison_json
 from ui.services import Services
-
-from .ui_record_factory import make_run
 
 ROOT = Path(__file__).parent.parent
 ID = "0123456789abcdef"

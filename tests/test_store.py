@@ -16,9 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvq_core.errors import StoreError
-from kvq_core.store import open_store, read_run, write_run
-
-from .sample_record import make_sample
+from kvq_core.store.store import open_store, read_run, write_run
+from tests.sample_record import make_sample
 
 ID = "0123456789abcdef"
 FILES = ["record.json", "arrays.safetensors", "manifest.json"]
@@ -225,7 +224,7 @@ def test_strangers_in_the_folder_are_ignored(tmp_path, sample_run):
 
 WRITER = """
 import sys
-from kvq_core.store import write_run
+from kvq_core.store.store import write_run
 from pathlib import Path
 from tests.sample_record import make_sample
 import torch
@@ -274,7 +273,7 @@ def test_a_writer_that_is_overtaken_leaves_the_first_run(sample_run, monkeypatch
 
 OTHER = """
 import sys
-from kvq_core.store import open_store
+from kvq_core.store.store import open_store
 from tests.sample_record import make_sample
 run = make_sample(text="one")
 print("ready", flush=True)
@@ -318,9 +317,7 @@ def test_any_changed_byte_is_noticed(file, place, flip):
 def test_another_process_sees_the_run_and_computes_the_same_bytes(tmp_path, sample_run):
     run = sample_run()
     open_store(str(tmp_path)).save(*run)
-    code = (
-        f"from kvq_core.store import open_store; r, a = open_store({str(tmp_path)!r}).load({ID!r}); print(r.id, len(a))"
-    )
+    code = f"from kvq_core.store.store import open_store; r, a = open_store({str(tmp_path)!r}).load({ID!r}); print(r.id, len(a))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.split() == [ID, str(len(run[1]))]
 

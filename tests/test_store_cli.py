@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from kvq_core.cli import main
-from kvq_core.store import open_store
-
-from .test_store_limits import forget_looks, run_id, sample
+from kvq_core.cli.main import main
+from kvq_core.store.store import open_store
+from tests.test_store_limits import forget_looks, run_id, sample
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kvq_core.errors import StoreError
-from kvq_core.layouts import Folders, Objects
-from kvq_core.sharing import key_of
+from kvq_core.store.layouts import Folders, Objects
+from kvq_core.store.sharing import key_of
 from tests.kill_points import store_at
 from tests.sample_record import make_sample
 

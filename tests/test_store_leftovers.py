@@ -6,12 +6,11 @@ import time
 import pytest
 
 from kvq_core.errors import StoreError
-from kvq_core.layouts import OPENED
 from kvq_core.machine.files import LEFT_S
-from kvq_core.retention import Limits
-from kvq_core.store import OPEN_S, open_store
-
-from .test_store_limits import forget_looks, ids, one, run_id, sample, url  # noqa: F401
+from kvq_core.store.layouts import OPENED
+from kvq_core.store.retention import Limits
+from kvq_core.store.store import OPEN_S, open_store
+from tests.test_store_limits import forget_looks, ids, one, run_id, sample, url  # noqa: F401
 
 
 def leave(store, run: str, size: int) -> None:

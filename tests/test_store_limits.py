@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 
 from kvq_core.errors import KvqError, StoreError
-from kvq_core.layouts import LEFT, OPENED
-from kvq_core.retention import Holding, Limits, making_way
 from kvq_core.settings import settings
-from kvq_core.store import OPEN_S, open_store
-
-from .sample_record import make_sample
+from kvq_core.store.layouts import LEFT, OPENED
+from kvq_core.store.retention import Holding, Limits, making_way
+from kvq_core.store.store import OPEN_S, open_store
+from tests.sample_record import make_sample
 
 ROOT = Path(__file__).parent.parent
 NOW = datetime(2026, 6, 1, tzinfo=UTC)

@@ -15,12 +15,11 @@ import s3fs
 from moto.server import ThreadedMotoServer
 
 from kvq_core.errors import StoreError
-from kvq_core.retention import Limits
-from kvq_core.store import S3_ATTEMPTS, S3_PATIENCE, open_store
-
-from .sample_record import make_sample
-from .test_store import ID, same
-from .test_store_limits import forget_looks, ids, run_id, sample
+from kvq_core.store.retention import Limits
+from kvq_core.store.store import S3_ATTEMPTS, S3_PATIENCE, open_store
+from tests.sample_record import make_sample
+from tests.test_store import ID, same
+from tests.test_store_limits import forget_looks, ids, run_id, sample
 
 ROOT = Path(__file__).parent.parent
 
@@ -91,7 +90,7 @@ def test_old_runs_make_way(url):
 
 OTHER = """
 import sys
-from kvq_core.store import open_store
+from kvq_core.store.store import open_store
 from tests.sample_record import make_sample
 store = open_store(sys.argv[1])
 run = make_sample(text="one")
@@ -102,7 +101,7 @@ print(store.load(run[0].id)[0].reference.text)
 """
 ENDLESS = """
 import sys
-from kvq_core.store import open_store
+from kvq_core.store.store import open_store
 from tests.sample_record import make_sample
 store = open_store(sys.argv[1])
 for n in range(10_000):

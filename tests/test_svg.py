@@ -9,11 +9,10 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
+from tests.ui_record_factory import make_run
 from ui.colors import SEQUENTIAL, at, rgb
 from ui.figures import damage_grid, distortion_rate, effective_rank, kld_strips, score_map, stored_bytes
 from ui.figures.svg import png, svg
-
-from .ui_record_factory import make_run
 
 NS = "{http://www.w3.org/2000/svg}"
 EVIL = "<b onload=x>&amp;</svg>"

@@ -6,7 +6,7 @@ import gradio as gr
 import pytest
 
 from kvq_core.examples import packaged
-from kvq_core.store import open_store
+from kvq_core.store.store import open_store
 from tests.ui_record_factory import make_run
 from ui.layout import build_ui
 from ui.panels.learn import place

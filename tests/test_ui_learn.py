@@ -4,8 +4,8 @@ import pytest
 
 from kvq_core.errors import SpecError
 from kvq_core.examples import MOST_BYTES, RUNS, Example, examples, packaged, stored
-from kvq_core.record import RESULTS_VERSION
-from kvq_core.store import open_store
+from kvq_core.record.fields import RESULTS_VERSION
+from kvq_core.store.store import open_store
 from tests.ui_record_factory import make_run
 from ui.panels.learn import CLOSED, asked_step, at_step, place, told
 from ui.panels.views import TABS

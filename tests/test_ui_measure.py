@@ -12,7 +12,7 @@ from kvq_core.events import Loading
 from kvq_core.measuring import Begins, LeftOut, measure_spec
 from kvq_core.packed import Request, measure
 from kvq_core.spec import ComparisonSpec, Lane
-from kvq_core.store import open_store
+from kvq_core.store.store import open_store
 from tests.tiny_models import prompt_ids, tiny
 from ui.panels import measure as panel
 from ui.services import Services

@@ -142,7 +142,7 @@ def test_estimate_says_what_would_not_be_quantized():
 def test_a_link_that_opens_nothing_is_a_card(id, tmp_path):
     from types import SimpleNamespace
 
-    from kvq_core.store import open_store
+    from kvq_core.store.store import open_store
     from ui.panels.filling import opened_page
     from ui.services import Services
 

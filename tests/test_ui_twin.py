@@ -6,9 +6,9 @@ import pytest
 
 from kvq_core.links import decode
 from kvq_core.presets import presets
-from kvq_core.record import StressRecord
+from kvq_core.record.fields import StressRecord
 from kvq_core.spec import Stress
-from kvq_core.store import open_store
+from kvq_core.store.store import open_store
 from tests.ui_record_factory import make_run
 from ui.panels.twin import told, twin
 from ui.services import Services
@@ -62,7 +62,7 @@ def test_what_differs_in_more_is_no_twin(services, changes):
 
 def test_a_private_run_of_somebody_else_is_no_twin(services, monkeypatch):
     stressed = kept(services, run("a", True), run("b", False))
-    monkeypatch.setattr("kvq_core.sharing.reach", lambda store, run_id: "private")
+    monkeypatch.setattr("kvq_core.store.sharing.reach", lambda store, run_id: "private")
     assert twin(stressed, services, []) is None
 
 

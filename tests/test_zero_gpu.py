@@ -14,7 +14,7 @@ import pytest
 from kvq_core.errors import KvqError
 from kvq_core.run import run
 from kvq_core.spec import DEFAULT_MODEL
-from kvq_core.store import open_store
+from kvq_core.store.store import open_store
 from tests.zero_gpu_session import spec
 from ui import zero_gpu
 from ui.desk import Desk

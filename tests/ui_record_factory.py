@@ -3,7 +3,7 @@
 import torch
 
 from kvq_core.methods import make
-from kvq_core.record import (
+from kvq_core.record.fields import (
     CaptureInfo,
     Environment,
     Interval,

@@ -4,9 +4,9 @@ from typing import Any
 
 from kvq_core.errors import StoreError
 from kvq_core.logs import tell_error
-from kvq_core.record import Record
+from kvq_core.record.fields import Record
 from kvq_core.settings import settings
-from kvq_core.sharing import demand_open, key_of
+from kvq_core.store.sharing import demand_open, key_of
 from ui.services import Services
 
 

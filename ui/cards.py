@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from kvq_core.expected import expectation, says
-from kvq_core.record import LaneRecord, Record
+from kvq_core.record.fields import LaneRecord, Record
 from ui.figures.base import Arrays, array
 from ui.numbers import ABSENT, bits, percent, plural, significant
 from ui.pieces import spans_of, words_at

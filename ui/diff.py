@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rapidfuzz.distance import Levenshtein
 
-from kvq_core.record import Record
+from kvq_core.record.fields import Record
 from ui.figures.base import Arrays, array
 from ui.numbers import percent, plural, significant
 from ui.pieces import span_at, spans_of, words_at

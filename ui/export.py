@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from kvq_core.record import Record
+from kvq_core.record.fields import Record
 from ui.figures.base import heat
 from ui.panels.view import Drawn
 from ui.selection import Selection

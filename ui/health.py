@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse
 from kvq_core.errors import StoreError
 from kvq_core.logs import tell_error
 from kvq_core.models import available_models, loaded
-from kvq_core.store import Store
+from kvq_core.store.store import Store
 from ui.services import Services
 
 FRESH_S = 10.0  # the store is asked at most so often, however often somebody asks here

@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from kvq_core.record import LaneRecord, Record, Reference
+from kvq_core.record.fields import LaneRecord, Record, Reference
 
 BROKEN = "\ufffd"  # what ends inside a character
 END = "‹end›"  # what an answer's last token is shown as where it is no text

@@ -6,7 +6,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from kvq_core.expected import told
-from kvq_core.record import LaneRecord, Record
+from kvq_core.record.fields import LaneRecord, Record
 from ui.cards import scores, settings
 from ui.colors import SEQUENTIAL, SEQUENTIAL_DARK, lane_color
 from ui.figures import damage_grid, distortion_rate, effective_rank, kld_strips, stored_bytes

@@ -3,7 +3,7 @@
 import json
 
 from kvq_core.errors import KvqError
-from kvq_core.record import Record
+from kvq_core.record.fields import Record
 from kvq_core.spec import parse_spec
 
 FILE = "comparison.json"

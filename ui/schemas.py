@@ -1,6 +1,6 @@
 """What the named endpoints take and give: every type here is a schema that clients are shown.
 
-Units are those of kvq_core/record.py: distributions in nats, errors relative, bits an element with metadata.
+Units are those of kvq_core/record/fields.py: distributions in nats, errors relative, bits an element with metadata.
 """
 
 import builtins
@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from kvq_core.estimate import LaneEstimate
 from kvq_core.methods import Knob
-from kvq_core.record import Record
+from kvq_core.record.fields import Record
 from kvq_core.spec import ComparisonSpec
 
 

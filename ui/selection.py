@@ -5,7 +5,7 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from kvq_core.record import Record
+from kvq_core.record.fields import Record
 from ui.figures.base import Arrays, array
 from ui.figures.damage import clearest_head
 from ui.numbers import significant

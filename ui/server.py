@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvq_core.logs import tell_error
 from kvq_core.settings import settings
-from kvq_core.store import Store
+from kvq_core.store.store import Store
 from ui.body import BoundedBody
 from ui.health import Health
 from ui.preview import Preview

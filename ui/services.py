@@ -14,7 +14,7 @@ from kvq_core.machine import files
 from kvq_core.measuring import Progress, measure_spec
 from kvq_core.measuring import Request as Measuring
 from kvq_core.spec import ComparisonSpec
-from kvq_core.store import Store
+from kvq_core.store.store import Store
 from kvq_core.training import Offer, Trained, Training, offer, train_missing
 from ui.admission import Admission, check_memory
 from ui.desk import NOTHING_KNOWN, Cost, Desk

@@ -5,8 +5,8 @@ from collections import OrderedDict
 from typing import Any
 
 from kvq_core.examples import packaged
-from kvq_core.record import Record
-from kvq_core.store import Store
+from kvq_core.record.fields import Record
+from kvq_core.store.store import Store
 
 
 class Shelf:

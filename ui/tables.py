@@ -5,7 +5,7 @@ import io
 from dataclasses import dataclass
 from typing import Any
 
-from kvq_core.record import LaneRecord, Record
+from kvq_core.record.fields import LaneRecord, Record
 from kvq_core.verdict import verdict
 from ui.figures.base import Arrays
 from ui.numbers import ABSENT, bits, percent, seconds, significant

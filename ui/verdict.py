@@ -1,6 +1,6 @@
 """What a reader needs beside a lane's verdict before believing the numbers."""
 
-from kvq_core.record import LaneRecord
+from kvq_core.record.fields import LaneRecord
 from kvq_core.verdict import EXPLAINED, Verdict, verdict
 from ui.numbers import plural
 

@@ -6,7 +6,7 @@ from kvq_core.assemble import assemble
 from kvq_core.claims.measures import Context, Measure, Numbers
 from kvq_core.claims.sample import Sample
 from kvq_core.errors import MethodError
-from kvq_core.record import Record
+from kvq_core.record.fields import Record
 from kvq_core.run import Run
 from kvq_core.spec import ComparisonSpec, Lane
 

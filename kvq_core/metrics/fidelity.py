@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvq_core.divergence import kl_divergence
-from kvq_core.record import Interval
+from kvq_core.record.fields import Interval
 
 TOPK = 5
 NEAR_TIE = 0.2  # logits: the reference's two best tokens are less than a factor 1.22 apart

@@ -4,7 +4,7 @@ from typing import Literal
 
 from kvq_core.engine.cache import LaneCache, Part
 from kvq_core.methods import ModelShape
-from kvq_core.record import Memory
+from kvq_core.record.fields import Memory
 
 FULL_PRECISION = ("sinks", "window", "untouched")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from .pages import run, wait_status
+from tests.browser.pages import run, wait_status
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 PROMPT = "document.querySelector('#prompt textarea').value"

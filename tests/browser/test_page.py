@@ -2,10 +2,9 @@
 
 import pytest
 
-from kvq_core.store import open_store
-
-from .conftest import visits
-from .pages import FACTS, VIEWS, answer, click_through, filled_in, run, wait_status
+from kvq_core.store.store import open_store
+from tests.browser.conftest import visits
+from tests.browser.pages import FACTS, VIEWS, answer, click_through, filled_in, run, wait_status
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
 

@@ -5,9 +5,8 @@ import threading
 
 import pytest
 
+from tests.browser.pages import run, wait_status
 from ui.jobs import follow
-
-from .pages import run, wait_status
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
 

@@ -12,17 +12,16 @@ from safetensors.torch import load_file
 
 from kvq_core.estimate import estimate
 from kvq_core.links import decode, encode
-from kvq_core.record import Record
+from kvq_core.record.fields import Record
 from kvq_core.run import compare
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL, parse_spec
-from kvq_core.store import open_store
+from kvq_core.store.store import open_store
+from tests.browser.conftest import served_here
+from tests.browser.test_page import FACTS, filled_in, run
+from tests.browser.test_training import ask_for_codebooks
+from tests.ui_record_factory import make_run
 from ui.services import Services
-
-from ..ui_record_factory import make_run
-from .conftest import served_here
-from .test_page import FACTS, filled_in, run
-from .test_training import ask_for_codebooks
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from .pages import FACTS, answer, filled_in, run, wait_status
+from tests.browser.pages import FACTS, answer, filled_in, run, wait_status
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 

@@ -4,10 +4,9 @@ import json
 
 import pytest
 
-from kvq_core.store import open_store
+from kvq_core.store.store import open_store
+from tests.browser.pages import VIEWS, click_through, open_view
 from tests.ui_record_factory import make_run
-
-from .pages import VIEWS, click_through, open_view
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 

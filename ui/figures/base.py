@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from kvq_core.record import LaneRecord, Record
+from kvq_core.record.fields import LaneRecord, Record
 from ui.colors import ACCENT, DIVERGING, SEQUENTIAL, lane_color
 from ui.text import plot_safe, shorten
 

@@ -1,6 +1,6 @@
 """A run as one picture to post: lanes, their four numbers, and what the numbers are."""
 
-from kvq_core.record import LaneRecord, Record
+from kvq_core.record.fields import LaneRecord, Record
 from ui.colors import lane_color
 from ui.figures.base import Arrays
 from ui.numbers import ABSENT, bits, percent, plural, significant

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 import plotly.graph_objects as go
 
-from kvq_core.record import Record
+from kvq_core.record.fields import Record
 from ui.colors import lane_color
 from ui.figures.base import (
     Arrays,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import plotly.graph_objects as go
 
-from kvq_core.record import LaneRecord, Record
+from kvq_core.record.fields import LaneRecord, Record
 from ui.colors import NOISE, REFERENCE, lane_color
 from ui.figures.base import Arrays, array, canvas, decades, label_of, labelled, of_lane, rounded
 

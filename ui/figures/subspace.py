@@ -3,7 +3,7 @@
 import numpy as np
 import plotly.graph_objects as go
 
-from kvq_core.record import Record
+from kvq_core.record.fields import Record
 from ui.colors import ACCENT, REFERENCE, lane_color
 from ui.figures.base import INK, Arrays, array, canvas, label_of, labelled, lanes_with, of_lane, rounded
 

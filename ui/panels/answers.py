@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import gradio as gr
 
-from kvq_core.record import Record
+from kvq_core.record.fields import Record
 from ui.cards import cards, lane_body, lane_head, lane_strip, reference_body, reference_head
 from ui.figures.base import Arrays
 from ui.services import SWIFT

@@ -8,7 +8,7 @@ from kvq_core.errors import KvqError, StoreError
 from kvq_core.links import decode
 from kvq_core.models import with_model
 from kvq_core.presets import preset, presets
-from kvq_core.record import RESULTS_VERSION, Record
+from kvq_core.record.fields import RESULTS_VERSION, Record
 from kvq_core.spec import ComparisonSpec, parse_spec
 from ui.access import opened
 from ui.form import from_comparison

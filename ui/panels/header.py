@@ -2,7 +2,7 @@
 
 import gradio as gr
 
-from kvq_core.record import Record
+from kvq_core.record.fields import Record
 from ui.text import safe
 
 LINKS = (

@@ -6,10 +6,10 @@ from typing import Any
 import gradio as gr
 
 from kvq_core.errors import KvqError
-from kvq_core.record import Record
+from kvq_core.record.fields import Record
 from kvq_core.settings import settings
-from kvq_core.sharing import listed as on_list
-from kvq_core.store import Store
+from kvq_core.store.sharing import listed as on_list
+from kvq_core.store.store import Store
 from ui.numbers import plural
 from ui.services import SWIFT, Services
 from ui.text import safe, shorten

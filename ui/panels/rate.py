@@ -1,6 +1,6 @@
 """Distortion against rate, in five measures."""
 
-from kvq_core.record import Record
+from kvq_core.record.fields import Record
 from ui.figures.base import Arrays
 from ui.figures.rate import distortion_rate
 from ui.panels.view import Drawn, Slot, View, create_page, create_words, or_absent

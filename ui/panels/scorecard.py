@@ -8,8 +8,8 @@ import pandas as pd
 
 from kvq_core.errors import StoreError
 from kvq_core.logs import tell_error
-from kvq_core.record import Record
-from kvq_core.store import record_json
+from kvq_core.record.fields import Record
+from kvq_core.store.store import record_json
 from ui.figures.base import Arrays
 from ui.services import Services
 from ui.tables import COLUMNS, perplexity_rows, scorecard, to_csv

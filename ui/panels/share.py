@@ -8,10 +8,10 @@ from typing import Any
 import gradio as gr
 
 from kvq_core.errors import KvqError, SpecError
-from kvq_core.record import Record
-from kvq_core.runfiles import ARRAYS, RECORD, serialize
-from kvq_core.sharing import holds_key, reach
+from kvq_core.record.fields import Record
+from kvq_core.record.files import ARRAYS, RECORD, serialize
 from kvq_core.spec import parse_spec
+from kvq_core.store.sharing import holds_key, reach
 from ui.access import key_in
 from ui.address import comparison_link, lasting_link, link, own_query
 from ui.figures.card import card, card_text

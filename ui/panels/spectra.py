@@ -2,7 +2,7 @@
 
 import gradio as gr
 
-from kvq_core.record import Record
+from kvq_core.record.fields import Record
 from ui.figures.base import Arrays
 from ui.figures.spectra import (
     WITH_MEAN,

@@ -6,7 +6,7 @@ import gradio as gr
 
 from kvq_core.growth import growths, shape_of
 from kvq_core.methods import ModelShape
-from kvq_core.record import Record
+from kvq_core.record.fields import Record
 from ui.colors import lane_color
 from ui.figures.base import Arrays
 from ui.figures.bits import bit_map, stored_bytes

@@ -4,7 +4,7 @@ from typing import Any
 
 import gradio as gr
 
-from kvq_core.record import Record
+from kvq_core.record.fields import Record
 from ui.figures.base import Arrays
 from ui.figures.subspace import angles, deviation, error_inside, error_split, nearest_rank
 from ui.panels.view import Drawn, Slot, View, create_page, create_words, or_absent

@@ -4,7 +4,7 @@ from typing import Any
 
 import gradio as gr
 
-from kvq_core.record import Record
+from kvq_core.record.fields import Record
 from kvq_core.spec import MAX_LANES
 from ui.cards import lane_body
 from ui.diff import diff, text_of, top_lists, top_rows

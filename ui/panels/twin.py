@@ -6,7 +6,7 @@ import gradio as gr
 
 from kvq_core.errors import KvqError
 from kvq_core.links import encode
-from kvq_core.record import LaneRecord, Record
+from kvq_core.record.fields import LaneRecord, Record
 from kvq_core.spec import Stress, parse_spec
 from kvq_core.versus import versus
 from ui.access import opened

@@ -9,7 +9,7 @@ from kvq_core.expected import told as expected
 from kvq_core.explain import explain
 from kvq_core.methods import make
 from kvq_core.methods.elsewhere import NO_DEPLOYMENT
-from kvq_core.record import LaneRecord, Record
+from kvq_core.record.fields import LaneRecord, Record
 from kvq_core.spec import Lane
 from ui.cards import tick
 from ui.colors import lane_color

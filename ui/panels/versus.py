@@ -7,7 +7,7 @@ from typing import Any
 import gradio as gr
 
 from kvq_core.errors import KvqError, StoreError
-from kvq_core.record import LaneRecord, Record
+from kvq_core.record.fields import LaneRecord, Record
 from kvq_core.settings import settings
 from kvq_core.versus import Versus, versus
 from ui.access import opened

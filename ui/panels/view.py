@@ -11,7 +11,7 @@ from typing import Any
 import gradio as gr
 import plotly.graph_objects as go
 
-from kvq_core.record import Record
+from kvq_core.record.fields import Record
 from ui.colors import REFERENCE, lane_color
 from ui.figures.base import Arrays, lane_of
 from ui.selection import Selection

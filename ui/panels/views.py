@@ -8,7 +8,7 @@ from typing import Any
 
 import gradio as gr
 
-from kvq_core.record import Record
+from kvq_core.record.fields import Record
 from ui.export import view_csv, view_json
 from ui.figures.base import Arrays
 from ui.panels.damage import create_damage

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kvq_core.record import Record
+from kvq_core.record.fields import Record
 from ui.figures.base import Arrays, lanes_with
 from ui.figures.damage import worst_head
 from ui.figures.drill import channel_shares

@@ -1,6 +1,6 @@
 """Forced and free texts: what flips, what is near a tie, and why the two disagree."""
 
-from kvq_core.record import LaneRecord, Record
+from kvq_core.record.fields import LaneRecord, Record
 from ui.figures.base import Arrays, array
 from ui.numbers import percent, plural, significant
 from ui.pieces import END, Span, span_at, spans_of

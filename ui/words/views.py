@@ -1,6 +1,6 @@
 """One sentence a view, generated from the record: what the measurement means here."""
 
-from kvq_core.record import LaneRecord, Record
+from kvq_core.record.fields import LaneRecord, Record
 from kvq_core.verdict import verdict
 from ui.figures.base import Arrays, lanes_with
 from ui.figures.spectra import centred, energy, mean_share, spectrum

@@ -15,9 +15,9 @@ from typing import Protocol
 from fsspec import AbstractFileSystem
 
 from kvq_core.errors import StoreError
-from kvq_core.folders import aside
 from kvq_core.machine import files as machine
-from kvq_core.runfiles import ARRAYS, MANIFEST, RECORD, Manifest, parse_manifest
+from kvq_core.record.files import ARRAYS, MANIFEST, RECORD, Manifest, parse_manifest
+from kvq_core.store.folders import aside
 
 OPENED, SHARED = "opened", "shared"  # files beside a manifest: when the run was last looked at; that it is shared
 LEFT = timedelta(seconds=machine.LEFT_S)

@@ -15,13 +15,16 @@ from contextlib import closing, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from kvq_core import claims_cli, codebooks_cli, measure_cli, store_cli
+from kvq_core.cli import claims as claims_cli
+from kvq_core.cli import codebooks as codebooks_cli
+from kvq_core.cli import measure as measure_cli
+from kvq_core.cli import store as store_cli
 from kvq_core.errors import KvqError, SpecError, StoreError, shortened
 from kvq_core.machine import interrupt
 
 if TYPE_CHECKING:
     from kvq_core.events import Event, Finished
-    from kvq_core.record import Record
+    from kvq_core.record.fields import Record
     from kvq_core.spec import ComparisonSpec
 
 EXAMPLES = {
@@ -104,21 +107,21 @@ def _options(name: str) -> dict[str, Any]:
 
 
 def _methods(arguments: argparse.Namespace) -> None:
-    from kvq_core.report import describe_methods, list_methods
+    from kvq_core.cli.tables import describe_methods, list_methods
 
     print(_json(describe_methods()) if arguments.json else list_methods())
 
 
 def _presets(arguments: argparse.Namespace) -> None:
+    from kvq_core.cli.tables import list_presets
     from kvq_core.presets import presets
-    from kvq_core.report import list_presets
 
     found = list(presets().values())
     print(_json([p.model_dump(mode="json") for p in found]) if arguments.json else list_presets(found))
 
 
 def _compare(arguments: argparse.Namespace) -> None:
-    from kvq_core.store import check_folder, write_run
+    from kvq_core.store.store import check_folder, write_run
 
     spec = _spec(arguments)
     if arguments.out:
@@ -136,7 +139,7 @@ def _compare(arguments: argparse.Namespace) -> None:
 
 
 def _show(arguments: argparse.Namespace) -> None:
-    from kvq_core.store import open_store, read_run
+    from kvq_core.store.store import open_store, read_run
 
     given = arguments.run
     there = os.path.isdir(given)  # noqa: PTH112 (Path.is_dir raises where a name is too long)
@@ -158,7 +161,7 @@ def _run(spec: "ComparisonSpec") -> "Finished":
     from kvq_core.estimate import memory_warning
     from kvq_core.events import Finished
     from kvq_core.run import compare
-    from kvq_core.store import open_store
+    from kvq_core.store.store import open_store
 
     if said := memory_warning(spec):
         print(f"warning: {said}", file=sys.stderr)
@@ -218,8 +221,8 @@ def _quiet() -> None:
 
 
 def _print_record(record: "Record", as_json: bool) -> None:
-    from kvq_core.report import describe_record
-    from kvq_core.runfiles import record_json
+    from kvq_core.cli.tables import describe_record
+    from kvq_core.record.files import record_json
 
     print(record_json(record) if as_json else describe_record(record))
 

@@ -17,11 +17,11 @@ from typing import Literal
 from fsspec.implementations.local import LocalFileSystem
 
 from kvq_core.errors import StoreError
-from kvq_core.folders import reported
 from kvq_core.logs import tell
 from kvq_core.machine import files
 from kvq_core.settings import settings
-from kvq_core.store import Store, Summary
+from kvq_core.store.folders import reported
+from kvq_core.store.store import Store, Summary
 
 SECRET = "secret"  # its name in the store
 _WHOLE = re.compile(rb"[0-9a-f]{64}")

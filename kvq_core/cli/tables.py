@@ -10,7 +10,7 @@ from typing import Any
 from kvq_core.expected import told
 from kvq_core.methods import Method, knobs, methods
 from kvq_core.presets import Preset
-from kvq_core.record import LaneRecord, Record
+from kvq_core.record.fields import LaneRecord, Record
 from kvq_core.verdict import MIN_SCORED
 
 _HEADER = (

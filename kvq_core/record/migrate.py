@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvq_core.errors import StoreError
-from kvq_core.record import SCHEMA_VERSION
+from kvq_core.record.fields import SCHEMA_VERSION
 
 Step = Callable[[dict[str, Any]], dict[str, Any]]
 

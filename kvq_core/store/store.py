@@ -19,12 +19,12 @@ from fsspec.implementations.local import LocalFileSystem
 from torch import Tensor
 
 from kvq_core.errors import StoreError, shortened, shown
-from kvq_core.folders import check_folder, read_run, reported, write_run
-from kvq_core.layouts import OPENED, SHARED, Files, Folders, Layout, Objects, modified
-from kvq_core.record import Record
-from kvq_core.retention import Holding, Limits, Usage, making_way
-from kvq_core.runfiles import MANIFEST, Manifest, Summary, deserialize, parse_manifest, record_json, serialize
+from kvq_core.record.fields import Record
+from kvq_core.record.files import MANIFEST, Manifest, Summary, deserialize, parse_manifest, record_json, serialize
 from kvq_core.settings import settings
+from kvq_core.store.folders import check_folder, read_run, reported, write_run
+from kvq_core.store.layouts import OPENED, SHARED, Files, Folders, Layout, Objects, modified
+from kvq_core.store.retention import Holding, Limits, Usage, making_way
 
 __all__ = ["Store", "Summary", "check_folder", "open_store", "read_run", "record_json", "write_run"]
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from kvq_core.errors import PATH, KvqError, StoreError, shortened
 from kvq_core.machine.files import folder_aside, sync, sync_folder
-from kvq_core.record import Record
-from kvq_core.runfiles import MANIFEST, deserialize, serialize
+from kvq_core.record.fields import Record
+from kvq_core.record.files import MANIFEST, deserialize, serialize
 
 
 def write_run(folder: Path, record: Record, arrays: dict[str, Tensor]) -> None:

@@ -14,8 +14,8 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from kvq_core.errors import StoreError
-from kvq_core.migrate import MANIFEST_STEPS, RECORD_STEPS, migrated
-from kvq_core.record import SCHEMA_VERSION, Record
+from kvq_core.record.fields import SCHEMA_VERSION, Record
+from kvq_core.record.migrate import MANIFEST_STEPS, RECORD_STEPS, migrated
 
 MAX_ARRAY_BYTES = 64 * 2**20
 RECORD, ARRAYS, MANIFEST = "record.json", "arrays.safetensors", "manifest.json"
