@@ -63,7 +63,7 @@ picture: setup-dev
 
 # The stored runs that ship with the app, again.
 examples: setup
-	$(PY) -m kvq_core.examples
+	$(PY) -m kvq_core.pipeline.examples
 
 # A dry run of the Space: its build in an empty folder, its start, a stored run, a comparison. See docs/space.md.
 space-check: setup

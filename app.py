@@ -27,11 +27,11 @@ gc.disable()  # what imports make lives to the end; looking for garbage in it is
 from gradio import Blocks  # noqa: E402
 
 from kvq_core.errors import KvqError, StoreError  # noqa: E402
-from kvq_core.estimate import estimate  # noqa: E402
 from kvq_core.limits import limits  # noqa: E402
 from kvq_core.logs import configure, take_over, tell_error  # noqa: E402
-from kvq_core.memory import share_arena  # noqa: E402
-from kvq_core.run import compare  # noqa: E402
+from kvq_core.machine.memory import share_arena  # noqa: E402
+from kvq_core.pipeline.compare import compare  # noqa: E402
+from kvq_core.pipeline.estimate import estimate  # noqa: E402
 from kvq_core.settings import Settings, settings  # noqa: E402
 from kvq_core.store.store import Store, open_store  # noqa: E402
 from ui import zero_gpu  # noqa: E402

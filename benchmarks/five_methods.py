@@ -21,8 +21,8 @@ from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.decode import Decode
 from kvq_core.engine.prefill import Prefill
 from kvq_core.models import LoadedModel, load
+from kvq_core.pipeline.prompt import render
 from kvq_core.presets import presets
-from kvq_core.render import render
 from kvq_core.spec import DEFAULT_MODEL, Lane, parse_spec
 
 ENCODE = {  # lane -> seconds it should stay under

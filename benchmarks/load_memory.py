@@ -25,9 +25,9 @@ def measured_peaks() -> list[dict[str, float]]:
 
 def peak(prompt: int, new: int, lanes: int) -> None:
     """Print what a run of that size was estimated to hold beside the model, and what it held. For a fresh process."""
-    from kvq_core.estimate import estimate
+    from kvq_core.pipeline.compare import compare
+    from kvq_core.pipeline.estimate import estimate
     from kvq_core.presets import presets
-    from kvq_core.run import compare
     from kvq_core.spec import ComparisonSpec, parse_spec
 
     words = (presets()["long-prompt"].spec.prompt + " ") * 4

@@ -18,11 +18,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from kvq_core.assemble import assemble
 from kvq_core.models import LoadedModel, load
+from kvq_core.pipeline.assemble import assemble
+from kvq_core.pipeline.compare import Run
+from kvq_core.pipeline.prompt import render
 from kvq_core.presets import presets
-from kvq_core.render import render
-from kvq_core.run import Run
 from kvq_core.spec import ComparisonSpec, parse_spec
 
 TARGETS = {"ratio": 3.0, "peak_memory_gb": 4.0}

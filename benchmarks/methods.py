@@ -14,14 +14,14 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from kvq_core.assemble import assemble
 from kvq_core.claims import setting
 from kvq_core.claims.texts import token_ids
 from kvq_core.claims.verdict import spreads
 from kvq_core.methods import make, methods
 from kvq_core.models import LoadedModel, load
+from kvq_core.pipeline.assemble import assemble
+from kvq_core.pipeline.compare import Run
 from kvq_core.record.fields import LaneRecord
-from kvq_core.run import Run
 from kvq_core.spec import DEFAULT_MODEL, MAX_LANES, parse_spec
 
 

@@ -122,7 +122,7 @@ def measured(address: str, run: str) -> dict[str, float]:
 
 
 def main() -> int:
-    from kvq_core.examples import stored
+    from kvq_core.pipeline.examples import stored
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "page.json")

@@ -16,7 +16,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from kvq_core.board import (
+from kvq_core.analysis.verdict import EXPLAINED
+from kvq_core.claims.board import (
     SHIPPED,
     Board,
     circumstances,
@@ -27,11 +28,10 @@ from kvq_core.board import (
     texts_held,
     within_noise,
 )
-from kvq_core.examples import stored
 from kvq_core.methods import Method, methods
+from kvq_core.pipeline.examples import stored
 from kvq_core.presets import presets
 from kvq_core.spec import DEFAULT_MODEL, Capture, ComparisonSpec, Lane, Stress
-from kvq_core.verdict import EXPLAINED
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent

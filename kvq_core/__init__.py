@@ -16,9 +16,9 @@ if Path(sys.argv[0] if sys.argv else "").name in ("-m", "kvq"):  # the command l
 from kvq_core.errors import KvqError, MethodError, ModelError, SpecError, StoreError
 from kvq_core.methods import make
 from kvq_core.packed import packed_cache
+from kvq_core.pipeline.compare import compare, run
+from kvq_core.pipeline.roundtrip import Roundtrip, roundtrip
 from kvq_core.record.fields import Record
-from kvq_core.roundtrip import Roundtrip, roundtrip
-from kvq_core.run import compare, run
 from kvq_core.spec import ComparisonSpec, Lane, parse_spec
 
 __all__ = [

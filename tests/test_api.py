@@ -21,11 +21,11 @@ from safetensors import safe_open
 
 import app
 from kvq_core.errors import KvqError
-from kvq_core.estimate import estimate
 from kvq_core.events import Finished, LaneProgress, Step
 from kvq_core.methods import methods
+from kvq_core.pipeline.compare import compare
+from kvq_core.pipeline.estimate import estimate
 from kvq_core.presets import presets
-from kvq_core.run import compare
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL, ComparisonSpec, Lane
 from kvq_core.store.store import open_store

@@ -8,8 +8,8 @@ from scipy.linalg import subspace_angles
 from torch import Tensor
 
 from kvq_core.capture.attention import SINKS, AttentionTap, Buckets
+from kvq_core.capture.cache_errors import Truth, attended, cache_errors, output_bound
 from kvq_core.capture.distribution import QUANTILES, KeyBasis
-from kvq_core.capture.errors import Truth, attended, cache_errors, output_bound
 from kvq_core.capture.scores import Extent, ScoreTap
 from kvq_core.capture.spectra import deviations, principal_angles, query_directions, spectra, thinned
 from kvq_core.engine.prefill import Prefill

@@ -8,13 +8,13 @@ import torch
 from kvq_core.capture.plan import MOST_BYTES, plan_of, planned
 from kvq_core.capture.scores import MAP_BYTES, Extent
 from kvq_core.errors import SpecError
-from kvq_core.estimate import estimate
 from kvq_core.events import Finished, Prefill
-from kvq_core.examples import packaged
 from kvq_core.methods import make
 from kvq_core.methods.base import ModelShape
+from kvq_core.pipeline.compare import compare_on
+from kvq_core.pipeline.estimate import estimate
+from kvq_core.pipeline.examples import packaged
 from kvq_core.record.files import MAX_ARRAY_BYTES
-from kvq_core.run import compare_on
 from kvq_core.spec import Capture, ComparisonSpec, Lane, parse_spec
 
 SMALL = Extent(layers=30, query_heads=9, head_dim=64, lanes=9, steps=63, tokens=2000)

@@ -5,12 +5,12 @@ import torch
 from torch import Tensor
 
 from kvq_core.capture.attention import SINKS, AttentionTap, Buckets
-from kvq_core.capture.errors import Truth, cache_errors
+from kvq_core.capture.cache_errors import Truth, cache_errors
 from kvq_core.capture.scores import Extent
 from kvq_core.capture.spectra import query_directions
 from kvq_core.engine.tap import Seen
 from kvq_core.events import Finished
-from kvq_core.run import compare_on
+from kvq_core.pipeline.compare import compare_on
 from kvq_core.spec import ComparisonSpec, Lane
 from tests.engine_runs import run_engine
 from tests.tiny_models import prompt_ids, tiny

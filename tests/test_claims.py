@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import kvq_core
-from kvq_core.board import (
+from kvq_core.claims import measure_board, papers, setting
+from kvq_core.claims.board import (
     SHIPPED,
     Board,
     Criterion,
@@ -25,7 +26,6 @@ from kvq_core.board import (
     stored_board,
     texts_held,
 )
-from kvq_core.claims import measure_board, papers, setting
 from kvq_core.claims.criteria import MEASURES, Claim, Paper
 from kvq_core.claims.errors import METRICS, later_attention, output_error, score_error
 from kvq_core.claims.lanes import ClaimLane, hold
@@ -36,10 +36,10 @@ from kvq_core.claims.structure import energy_shares, prompt_attention
 from kvq_core.claims.texts import first_unseen, training_pieces
 from kvq_core.claims.verdict import verdict
 from kvq_core.cli.main import main
-from kvq_core.codebooks.texts import Texts, sequences
 from kvq_core.errors import MethodError, SpecError, StoreError
 from kvq_core.models.lockstep import causal_attention
 from kvq_core.spec import DEFAULT_MODEL
+from kvq_core.training.texts import Texts, sequences
 from tests.tiny_models import prompt_ids, tiny
 from ui.claims import claims_summary, claims_table
 

@@ -6,7 +6,8 @@ import re
 import pytest
 from scipy.stats import ttest_1samp
 
-from kvq_core.board import (
+from kvq_core.claims import papers, setting
+from kvq_core.claims.board import (
     SHIPPED,
     Criterion,
     TextResult,
@@ -19,9 +20,8 @@ from kvq_core.board import (
     read_board,
     within_noise,
 )
-from kvq_core.claims import papers, setting
+from kvq_core.claims.margins import NOISE
 from kvq_core.claims.verdict import satisfied, spreads, verdict
-from kvq_core.margins import NOISE
 from kvq_core.spec import DEFAULT_MODEL
 from ui.claims import claims_summary, claims_table
 from ui.text import safe

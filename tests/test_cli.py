@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from kvq_core.board import stored_board
+from kvq_core.claims.board import stored_board
 from kvq_core.cli.main import main
 from kvq_core.cli.tables import describe_record
 from kvq_core.errors import StoreError
@@ -277,7 +277,7 @@ TELL = "print('ready', file=sys.stderr, flush=True)"
 MOMENTS = {
     "libraries load": TELL,
     "the model loads": f"""
-import kvq_core.run
+import kvq_core.pipeline.compare
 run = sys.modules["kvq_core.run"]  # the package has a function of that name
 load = run.load
 run.load = lambda *a: ({TELL}, load(*a))[1]

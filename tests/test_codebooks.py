@@ -8,20 +8,20 @@ from kvq_kernels import rope_codebook as rc
 from torch import Tensor
 
 from kvq_core.cli.main import main
-from kvq_core.codebooks import em
-from kvq_core.codebooks.checkpoints import Checkpoints
-from kvq_core.codebooks.collect import Samples, collect
-from kvq_core.codebooks.em import EmSettings, train_stage
-from kvq_core.codebooks.keys import KeyPlan, Residual, train_keys
-from kvq_core.codebooks.texts import Texts, read_texts, sequences
-from kvq_core.codebooks.train import Request, train
-from kvq_core.codebooks.values import ValuePlan, error, start, train_layer, train_values
+from kvq_core.codebooks import files
+from kvq_core.codebooks.encoder import from_stored, to_stored
+from kvq_core.codebooks.lookup import Wanted, find, stages_for
 from kvq_core.errors import KvqError, SpecError, StoreError
-from kvq_core.learned import files
-from kvq_core.learned.encoder import from_stored, to_stored
-from kvq_core.learned.lookup import Wanted, find, stages_for
 from kvq_core.methods import Prompt, make
 from kvq_core.spec import DEFAULT_MODEL
+from kvq_core.training import em
+from kvq_core.training.checkpoints import Checkpoints
+from kvq_core.training.collect import Samples, collect
+from kvq_core.training.em import EmSettings, train_stage
+from kvq_core.training.keys import KeyPlan, Residual, train_keys
+from kvq_core.training.texts import Texts, read_texts, sequences
+from kvq_core.training.train import Request, train
+from kvq_core.training.values import ValuePlan, error, start, train_layer, train_values
 from tests.test_methods_commvq import dense_t
 from tests.tiny_models import VOCABULARY, tiny
 
@@ -148,7 +148,7 @@ def test_errors_fall_from_stage_to_stage_and_short_codebooks_begin_long_ones(tmp
 
 
 def test_reported_key_error_is_the_codecs(tmp_path):
-    from kvq_core.methods.commvq import KeyCodec
+    from kvq_core.methods.commvq.method import KeyCodec
 
     fresh = samples(300, 2)
     made = train_keys(samples(800, 1), fresh, KeyPlan(8, 8, 3, EmSettings(steps=8), 0), Checkpoints(tmp_path), QUIET)
@@ -171,7 +171,7 @@ def test_an_interrupted_training_goes_on_where_it_was(tmp_path, monkeypatch):
         train_keys(data, fresh, plan, Checkpoints(tmp_path / "b"), stop)
     (tmp_path / "b" / "layer000-stage01.piece").write_bytes(b"half a file")
     calls = []
-    monkeypatch.setattr("kvq_core.codebooks.keys.train_stage", lambda *a: calls.append(1) or train_stage(*a))
+    monkeypatch.setattr("kvq_core.training.keys.train_stage", lambda *a: calls.append(1) or train_stage(*a))
     resumed = train_keys(data, fresh, plan, Checkpoints(tmp_path / "b"), QUIET)
     assert len(calls) == 3  # of six: the damaged one and the two that were missing
     for name in ("theta", "train_error", "held_out_error"):
@@ -219,7 +219,7 @@ def test_the_fewest_steps_train_too(steps):
 
 
 def test_value_training_resumes_and_reports_the_codecs_error(tmp_path, monkeypatch):
-    from kvq_core.methods.commvq import ValueCodec
+    from kvq_core.methods.commvq.method import ValueCodec
 
     data, fresh, plan = samples(400, 1), samples(200, 2), ValuePlan(1, steps=30, seed=0)
 
@@ -280,10 +280,10 @@ def test_a_trained_model_runs_a_lane(home, model):
     """From text to a run: training, files, lookup, what memory counts, and the run's id."""
     from dataclasses import replace
 
-    from kvq_core.assemble import run_id
     from kvq_core.engine.cache import LaneCache
     from kvq_core.engine.prefill import Prefill
-    from kvq_core.metrics.memory import measure
+    from kvq_core.metrics.stored_bytes import measure
+    from kvq_core.pipeline.assemble import run_id
     from kvq_core.spec import ComparisonSpec, Lane
 
     knobs = {"levels": 4, "pairs_per_group": 8, "window": 32}
@@ -329,7 +329,7 @@ def test_more_bits_extend_a_trained_codebook(home, model, monkeypatch):
 
     one = train(model, replace(SMALL, kinds=("keys",)), QUIET)[0].tensors()["theta"].clone()
     calls = []
-    monkeypatch.setattr("kvq_core.codebooks.keys.train_stage", lambda *a: calls.append(1) or train_stage(*a))
+    monkeypatch.setattr("kvq_core.training.keys.train_stage", lambda *a: calls.append(1) or train_stage(*a))
     two = train(model, replace(SMALL, bits=2, kinds=("keys",)), QUIET)[0]
     assert len(calls) == 3 * 4  # layers * new stages
     assert two.info.bits == 2 and torch.equal(two.tensors()["theta"][:, :, :, :4], one)
@@ -337,7 +337,7 @@ def test_more_bits_extend_a_trained_codebook(home, model, monkeypatch):
     wanted = Wanted("keys", None, 1, 4, 8, None)
     found = find(wanted, model.id, model.weights_hash)
     assert found is not None and found.info.stages == 8  # serves one bit too
-    monkeypatch.setattr("kvq_core.codebooks.train.collect", None)  # nothing is read for what is there
+    monkeypatch.setattr("kvq_core.training.train.collect", None)  # nothing is read for what is there
     again = train(model, replace(SMALL, kinds=("keys",)), QUIET)[0]  # asking for fewer stages destroys none
     assert again.info.stages == 8 and again.path == two.path and len(calls) == 3 * 4
 
@@ -428,7 +428,7 @@ def test_an_interrupted_command_says_what_to_do(home, capsys, monkeypatch, model
         raise KeyboardInterrupt
 
     monkeypatch.setattr("kvq_core.models.load", lambda *_: model)
-    monkeypatch.setattr("kvq_core.codebooks.train.collect", stop)
+    monkeypatch.setattr("kvq_core.training.train.collect", stop)
     assert main(["codebooks", "train"]) == 130
     assert capsys.readouterr().err == "Interrupted; the same command goes on where this one stopped.\n"
 

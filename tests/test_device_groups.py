@@ -9,7 +9,7 @@ import torch
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.prefill import Prefill
 from kvq_core.methods import make
-from kvq_core.methods.ragged import RaggedCodec
+from kvq_core.methods.qaq.pools import RaggedCodec
 from kvq_core.models import LoadedModel
 from kvq_core.spec import Lane
 from tests.engine_runs import run_engine

@@ -16,8 +16,8 @@ from PIL import Image
 
 from benchmarks.readme import PART, PARTS, documents, rewritten
 from kvq_core.cli.main import _parser
-from kvq_core.examples import packaged
 from kvq_core.methods import methods
+from kvq_core.pipeline.examples import packaged
 from kvq_core.presets import preset, presets
 
 ROOT = Path(__file__).parent.parent

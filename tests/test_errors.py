@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from kvq_core.board import stored_board
+from kvq_core.claims.board import stored_board
 from kvq_core.claims.criteria import paper
 from kvq_core.cli.main import main
-from kvq_core.codebooks.texts import read_texts
+from kvq_core.codebooks.files import get_codebook
 from kvq_core.errors import KvqError, shortened, shown
-from kvq_core.learned.files import get_codebook
 from kvq_core.limits import limits
 from kvq_core.links import decode
 from kvq_core.models.choice import check_offered
@@ -18,6 +17,7 @@ from kvq_core.presets import preset
 from kvq_core.settings import settings
 from kvq_core.spec import parse_spec, read_spec
 from kvq_core.store.store import open_store, read_run
+from kvq_core.training.texts import read_texts
 from ui.controls import _parse
 
 LONG = "x" * 5000

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from kvq_core.codebooks.values import start
-from kvq_core.learned.encoder import to_stored
-from kvq_core.learned.files import CodebookInfo, save_codebook
+from kvq_core.codebooks.encoder import to_stored
+from kvq_core.codebooks.files import CodebookInfo, save_codebook
 from kvq_core.methods import methods
 from kvq_core.spec import Lane
+from kvq_core.training.values import start
 from tests.engine_runs import run_engine
 from tests.tiny_models import prompt_ids, tiny
 

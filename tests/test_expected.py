@@ -2,9 +2,9 @@
 
 import pytest
 
+from kvq_core.analysis.expected import expectation, says, told
 from kvq_core.cli.tables import describe_record
 from kvq_core.errors import SpecError
-from kvq_core.expected import expectation, says, told
 from kvq_core.links import decode, encode
 from kvq_core.presets import presets
 from kvq_core.spec import parse_spec

@@ -5,10 +5,10 @@ import re
 import pytest
 import torch
 
-from kvq_core.explain import explain
+from kvq_core.analysis.explain import explain
 from kvq_core.methods import Prompt, make, methods
+from kvq_core.pipeline.compare import compare_on
 from kvq_core.record.fields import Record, StressRecord
-from kvq_core.run import compare_on
 from kvq_core.spec import Lane, parse_spec
 from tests.ui_record_factory import make_run
 

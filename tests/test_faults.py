@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from kvq_core.capture.other_prompts import directions_of
-from kvq_core.codebooks.checkpoints import Checkpoints
+from kvq_core.codebooks import files as codebook_files
 from kvq_core.errors import ModelError, StoreError
-from kvq_core.estimate import _memory_file, _seconds, remember
 from kvq_core.events import Finished
-from kvq_core.learned import files as codebook_files
 from kvq_core.machine import files
 from kvq_core.models import bundled
-from kvq_core.run import compare_on
+from kvq_core.pipeline.compare import compare_on
+from kvq_core.pipeline.estimate import _memory_file, _seconds, remember
 from kvq_core.spec import parse_spec
+from kvq_core.training.checkpoints import Checkpoints
 from tests.test_codebooks import info
 from tests.tiny_models import prompt_ids, tiny
 

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from kvq_core.analysis.context_growth import Growth
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.prefill import LayerGroup
-from kvq_core.growth import Growth
 from kvq_core.methods import ModelShape
-from kvq_core.metrics.memory import measure
-from kvq_core.rope import Rope
+from kvq_core.metrics.stored_bytes import measure
+from kvq_core.models.rope import Rope
 from kvq_core.spec import Lane
 
 SHAPE = ModelShape(layers=2, query_heads=4, kv_heads=2, head_dim=32, context=4096)

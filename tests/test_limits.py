@@ -12,14 +12,14 @@ import torch
 from transformers import LlamaConfig
 
 import app
-from kvq_core import memory
 from kvq_core.cli.main import main
 from kvq_core.errors import KvqError, LimitError, MethodError, ModelError
-from kvq_core.estimate import Estimate, estimate
 from kvq_core.limits import VARIABLES, Limits, limits
+from kvq_core.machine import memory
 from kvq_core.models.support import check_room
+from kvq_core.pipeline.compare import compare
+from kvq_core.pipeline.estimate import Estimate, estimate
 from kvq_core.presets import presets
-from kvq_core.run import compare
 from kvq_core.spec import parse_spec
 from ui.admission import Admission
 from ui.desk import Cost, Desk
@@ -234,7 +234,7 @@ def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_read():
 def test_the_command_line_warns_and_goes_on(monkeypatch, capsys, smollm, tmp_path):
     file = tmp_path / "spec.json"
     file.write_text(spec("Name a tree.", max_new_tokens=2, capture={"detail": "off"}).model_dump_json())
-    monkeypatch.setattr("kvq_core.estimate.free_bytes", lambda device: 10**6)
+    monkeypatch.setattr("kvq_core.pipeline.estimate.free_bytes", lambda device: 10**6)
     assert main(["compare", "--spec", str(file)]) == 0
     said = capsys.readouterr().err
     assert said.startswith("warning: This run needs about 0.") and "0.00 GB are free" in said
@@ -306,7 +306,7 @@ def test_freed_memory_goes_back_to_the_system():
 ARENAS = """
 import ctypes, re, sys, tempfile, threading
 if sys.argv[1] == "shared":
-    from kvq_core import memory
+    from kvq_core.machine import memory
     memory.share_arena()
 ready, done = threading.Barrier(9), threading.Event()
 def work():

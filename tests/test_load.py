@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from benchmarks.load_visitors import Plan, Refused, Visit, Visitor, read_slowly
-from kvq_core.estimate import Estimate
 from kvq_core.events import Finished, LaneProgress, Loading, Prefill, Step, Summarizing
 from kvq_core.limits import limits
+from kvq_core.pipeline.estimate import Estimate
 from kvq_core.store.store import open_store
 from ui.body import MOST_BYTES
 from ui.health import Health

@@ -9,7 +9,7 @@ import pytest
 from kvq_core.errors import SpecError, StoreError
 from kvq_core.events import Finished, Step
 from kvq_core.logs import configure, tell, tell_error
-from kvq_core.run import compare_on
+from kvq_core.pipeline.compare import compare_on
 from kvq_core.settings import settings
 from kvq_core.spec import parse_spec
 from kvq_core.store.store import open_store

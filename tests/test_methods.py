@@ -257,7 +257,7 @@ def test_methods_are_frozen_and_hashable() -> None:
 
 
 def test_pre_rope_tables_are_inverted(inputs: dict[str, Tensor]) -> None:
-    from kvq_core.rope import Rope
+    from kvq_core.models.rope import Rope
 
     cos, sin = tables(64, 32)
     x = torch.randn(2, 3, 64, 32)

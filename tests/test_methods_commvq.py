@@ -13,11 +13,11 @@ from kvq_kernels import rope_codebook as rc
 from torch import Tensor
 
 import kvq_core
+from kvq_core.codebooks.encoder import OPTIONS, Encoder
 from kvq_core.errors import MethodError, SpecError
-from kvq_core.learned.encoder import OPTIONS, Encoder
 from kvq_core.methods import ModelShape, Prompt, make
-from kvq_core.methods.commvq import KeyCodec, ValueCodec
-from kvq_core.rope import rotate_half
+from kvq_core.methods.commvq.method import KeyCodec, ValueCodec
+from kvq_core.models.rope import rotate_half
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

@@ -13,7 +13,7 @@ from torch import Tensor
 import kvq_core
 from kvq_core.methods import ModelShape, Prompt, make
 from kvq_core.methods.innerq import key_norms
-from kvq_core.rope import Rope
+from kvq_core.models.rope import Rope
 from kvq_core.spec import Lane
 from tests.engine_runs import run_engine
 from tests.tiny_models import prompt_ids, tiny

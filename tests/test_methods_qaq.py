@@ -11,12 +11,12 @@ from kvq_kernels import midpoint_codes, midpoint_values
 from torch import Tensor
 
 import kvq_core
+from kvq_core.codecs.stream import Stream
 from kvq_core.errors import SpecError
 from kvq_core.methods import Fitted, ModelShape, Prompt, make
-from kvq_core.methods.ragged import RaggedBlock, RaggedCodec
-from kvq_core.methods.stream import Stream
-from kvq_core.methods.tolerance import attention_rows
-from kvq_core.metrics.memory import host_note, measure
+from kvq_core.methods.qaq.pools import RaggedBlock, RaggedCodec
+from kvq_core.methods.qaq.tolerance import attention_rows
+from kvq_core.metrics.stored_bytes import host_note, measure
 from kvq_core.spec import Lane
 from tests.engine_runs import run_engine
 from tests.tiny_models import prompt_ids, tiny

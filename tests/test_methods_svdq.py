@@ -12,10 +12,10 @@ from torch import Tensor
 import kvq_core
 from kvq_core.errors import SpecError
 from kvq_core.methods import ModelShape, Prompt, make
-from kvq_core.methods.latent import singular_vectors
-from kvq_core.methods.selection import Selector, Sparsity
-from kvq_core.methods.svdq import NAMED, best_schedule, expected_errors
-from kvq_core.rope import Rope
+from kvq_core.methods.svdq.latent import singular_vectors
+from kvq_core.methods.svdq.method import NAMED, best_schedule, expected_errors
+from kvq_core.methods.svdq.selection import Selector, Sparsity
+from kvq_core.models.rope import Rope
 from kvq_core.spec import Lane
 from tests.engine_runs import run_engine
 from tests.tiny_models import prompt_ids, tiny

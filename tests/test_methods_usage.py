@@ -4,9 +4,9 @@ import pytest
 import torch
 from kvq_kernels import unpack
 
+from kvq_core.codecs.codec import Block, Codec, count_codes
 from kvq_core.methods import make
 from kvq_core.methods.base import Method, Prompt
-from kvq_core.methods.codec import Block, Codec, count_codes
 from tests.test_methods_commvq import key_codec, value_codec
 
 LAYERS, HEADS, TOKENS, DIM = 2, 2, 96, 16

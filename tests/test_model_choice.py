@@ -3,9 +3,9 @@
 import pytest
 
 from kvq_core.errors import ModelError
-from kvq_core.estimate import estimate
-from kvq_core.examples import examples
 from kvq_core.models import available_models, bundled, load, with_model
+from kvq_core.pipeline.estimate import estimate
+from kvq_core.pipeline.examples import examples
 from kvq_core.presets import presets
 from kvq_core.spec import DEFAULT_MODEL, parse_spec
 from ui.panels.filling import from_preset

@@ -14,12 +14,12 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
+from kvq_core.codebooks.files import SHIPPED, codebooks
 from kvq_core.errors import ModelError
 from kvq_core.events import Finished
-from kvq_core.learned.files import SHIPPED, codebooks
 from kvq_core.models import load, wrap
 from kvq_core.models.identity import weights_of
-from kvq_core.run import compare
+from kvq_core.pipeline.compare import compare
 from kvq_core.spec import ComparisonSpec, Lane
 from kvq_core.store.store import open_store
 

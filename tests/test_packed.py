@@ -14,10 +14,10 @@ from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.prefill import LayerGroup
 from kvq_core.errors import MethodError, ModelError, SpecError
 from kvq_core.methods import methods
+from kvq_core.models.rope import Rope
 from kvq_core.packed import Request, measure
 from kvq_core.packed.layer import PackedLayer, Plan
-from kvq_core.packed.measure import largest
-from kvq_core.rope import Rope
+from kvq_core.packed.measurement import largest
 from kvq_core.spec import Lane
 from tests.engine_runs import run_engine
 from tests.tiny_models import prompt_ids, tiny

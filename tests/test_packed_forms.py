@@ -9,12 +9,12 @@ import pytest
 import torch
 from kvq_kernels import paths_taken
 
+from kvq_core.codecs.codec import Codec, GroupCodec
 from kvq_core.errors import MethodError
 from kvq_core.methods import Fitted, Window, methods
-from kvq_core.methods.codec import Codec, GroupCodec
 from kvq_core.methods.per_channel import PerChannel
 from kvq_core.methods.per_token import PerToken
-from kvq_core.packed.sides import StreamSide, side_of
+from kvq_core.packed.tensors import StreamSide, side_of
 from kvq_core.spec import Lane
 from tests.engine_runs import run_engine
 from tests.test_packed_methods import ATOL, forced_logits

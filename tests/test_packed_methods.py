@@ -7,8 +7,8 @@ import torch
 from kvq_kernels import paths_taken
 
 import kvq_core
+from kvq_core.codebooks.encoder import Encoder, to_stored
 from kvq_core.errors import MethodError
-from kvq_core.learned.encoder import Encoder, to_stored
 from kvq_core.methods import methods
 from kvq_core.packed import Request, measure
 from kvq_core.packed.cache import packed_layers
@@ -64,7 +64,7 @@ def codebooks(monkeypatch):
         info = SimpleNamespace(weights_hash=weights_hash, train_tokens=0, source="noise")
         return SimpleNamespace(tensors=lambda: tensors, info=info)
 
-    monkeypatch.setattr("kvq_core.methods.commvq.require", book)
+    monkeypatch.setattr("kvq_core.methods.commvq.method.require", book)
 
 
 def lane_of(case):

@@ -12,7 +12,7 @@ from kvq_core.errors import MethodError, ModelError
 from kvq_core.models import LoadedModel, wrap
 from kvq_core.models.probe import TOKENS, probe
 from kvq_core.packed.cache import packed_cache, packed_layers
-from kvq_core.run import Run
+from kvq_core.pipeline.compare import Run
 from kvq_core.spec import ComparisonSpec, Lane
 from tests.engine_runs import run_engine
 from tests.test_packed import generated

@@ -8,11 +8,11 @@ import torch
 
 import kvq_core
 from kvq_core.errors import SpecError
-from kvq_core.estimate import estimate
 from kvq_core.events import Encoding, Finished, Prefill, Step
+from kvq_core.pipeline.compare import compare
+from kvq_core.pipeline.estimate import estimate
+from kvq_core.pipeline.prompt import render
 from kvq_core.record.fields import ARRAYS, OF_SOME_METHODS, Record
-from kvq_core.render import render
-from kvq_core.run import compare
 from kvq_core.spec import parse_spec
 from kvq_core.store.store import open_store
 from tests.tiny_models import generate

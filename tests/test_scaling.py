@@ -10,9 +10,9 @@ from kvq_core.claims.structure import prompt_attention
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.prefill import Prefill
 from kvq_core.methods import ModelShape
-from kvq_core.methods.qaq import Qaq
-from kvq_core.methods.selection import Selector, Sparsity
-from kvq_core.methods.tolerance import query_norms
+from kvq_core.methods.qaq.method import Qaq
+from kvq_core.methods.qaq.tolerance import query_norms
+from kvq_core.methods.svdq.selection import Selector, Sparsity
 from kvq_core.packed.cache import packed_layers
 from kvq_core.spec import Lane
 from tests.tiny_models import CONFIGS, SCALED, prompt_ids, tiny

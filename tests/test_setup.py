@@ -51,7 +51,7 @@ import kvq_core, kvq_kernels
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from kvq_core.models import wrap
-from kvq_core.run import compare_on
+from kvq_core.pipeline.compare import compare_on
 config = LlamaConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
                      num_key_value_heads=2, vocab_size=64, max_position_embeddings=128)
 model = LlamaForCausalLM(config).eval()

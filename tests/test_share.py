@@ -14,14 +14,14 @@ import gradio as gr
 import pytest
 from starlette.requests import Request
 
+from kvq_core.analysis.two_runs import versus
 from kvq_core.errors import KvqError, StoreError
 from kvq_core.links import decode, encode
-from kvq_core.run import run
+from kvq_core.pipeline.compare import run
 from kvq_core.settings import settings
 from kvq_core.spec import parse_spec
 from kvq_core.store.sharing import key_of
 from kvq_core.store.store import open_store
-from kvq_core.versus import versus
 from tests.ui_record_factory import make_run
 from ui.access import opened
 from ui.address import comparison_link, link
@@ -291,7 +291,7 @@ class TestPublic:
         assert re.findall(r'href="\?run=(\w+)"', shared_runs(services.store)) == [ID]
 
     def test_runs_that_ship_with_the_app_are_everybodys(self, services):
-        from kvq_core.examples import packaged
+        from kvq_core.pipeline.examples import packaged
 
         for stored in packaged().list():
             assert visit(services, None, run=stored.id)[0]["run"] == stored.id

@@ -11,12 +11,12 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from kvq_core.examples import examples, stored
 from kvq_core.models import available_models, bundled
+from kvq_core.pipeline.examples import examples, stored
 from kvq_core.presets import presets
 from kvq_core.spec import DEFAULT_MODEL
 from kvq_core.store.store import open_store
-from kvq_core.training import possible_here
+from kvq_core.training.offer import possible_here
 from ui.layout import build_ui
 from ui.services import Services
 

@@ -9,7 +9,7 @@ from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.stress import Applied, disturb
 from kvq_core.errors import SpecError
 from kvq_core.models import LoadedModel
-from kvq_core.rope import Rope
+from kvq_core.models.rope import Rope
 from kvq_core.spec import ComparisonSpec, Lane, Stress, parse_spec
 from tests.tiny_models import generate, prompt_ids, tiny
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import kvq_core
-from kvq_core.engine import threads
-from kvq_core.engine.divided import DividedHead, DividedMLP, divided
 from kvq_core.engine.rows import Rows
 from kvq_core.events import Encoding
-from kvq_core.models.load import check_room
+from kvq_core.machine import threads
+from kvq_core.models.loader import check_room
 from kvq_core.models.lockstep import ATTENTION
-from kvq_core.run import compare
+from kvq_core.models.shared_products import DividedHead, DividedMLP, divided
+from kvq_core.pipeline.compare import compare
 from kvq_core.spec import Lane, parse_spec
 from tests.engine_runs import run_engine
 from tests.tiny_models import CONFIGS, prompt_ids, tiny
@@ -164,7 +164,7 @@ def test_a_divided_model_answers_as_the_whole_one(name, monkeypatch) -> None:
         widths.append(len(weight))
         return product(x, weight)
 
-    monkeypatch.setattr("kvq_core.engine.divided.linear", noted)
+    monkeypatch.setattr("kvq_core.models.shared_products.linear", noted)
     shared = divided(model, 3)
     assert replaced(shared) == 1 + 3 and not replaced(model)  # the head and each layer's MLP
     model.set_attn_implementation("sdpa")

@@ -10,14 +10,14 @@ import gradio as gr
 import pytest
 import torch
 
-from kvq_core import training
-from kvq_core.codebooks.em import EmSettings, train_stage
-from kvq_core.codebooks.texts import Texts
+from kvq_core.codebooks.files import codebooks, folder
 from kvq_core.errors import KvqError, MethodError, SpecError
-from kvq_core.learned.files import codebooks, folder
 from kvq_core.methods import Method, Prompt, make, methods
 from kvq_core.spec import Lane
-from kvq_core.training import Offer, Trained, Training, offer, train_missing
+from kvq_core.training import offer as training
+from kvq_core.training.em import EmSettings, train_stage
+from kvq_core.training.offer import Offer, Trained, Training, offer, train_missing
+from kvq_core.training.texts import Texts
 from tests.test_codebooks import Letters
 from tests.tiny_models import tiny
 from ui.panels.training import Asked, offering, said, stream, told
@@ -109,13 +109,13 @@ def test_a_cancelled_training_goes_on_where_it_stopped(monkeypatch):
     kept = len(list(folder().glob("*.partial/*.piece")))
     assert kept >= 2 and not own()
     calls = []
-    monkeypatch.setattr("kvq_core.codebooks.keys.train_stage", lambda *a: calls.append(1) or train_stage(*a))
+    monkeypatch.setattr("kvq_core.training.keys.train_stage", lambda *a: calls.append(1) or train_stage(*a))
     assert isinstance(list(train_missing(asked(lane())))[-1], Trained)
     assert len(calls) == 3 * 2 - kept and own() == ["keys", "values"]
 
 
 def test_what_goes_wrong_in_the_work_reaches_the_listener(monkeypatch):
-    monkeypatch.setattr("kvq_core.codebooks.train.read_texts", lambda _: Texts("note.txt", ("short",)))
+    monkeypatch.setattr("kvq_core.training.train.read_texts", lambda _: Texts("note.txt", ("short",)))
     with pytest.raises(SpecError, match=r"note\.txt gives 5 tokens"):
         list(train_missing(asked(lane())))
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import gradio as gr
 import pytest
 
-from kvq_core.examples import packaged
+from kvq_core.pipeline.examples import packaged
 from kvq_core.store.store import open_store
 from tests.ui_record_factory import make_run
 from ui.layout import build_ui

@@ -9,8 +9,8 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from kvq_core.examples import packaged
-from kvq_core.growth import growths, shape_of
+from kvq_core.analysis.context_growth import growths, shape_of
+from kvq_core.pipeline.examples import packaged
 from tests.ui_record_factory import make_run
 from ui.export import COLUMNS, figures_of, points, view_csv, view_json
 from ui.figures.base import BLANK

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from kvq_core.capture.errors import TOP
-from kvq_core.examples import packaged
+from kvq_core.capture.cache_errors import TOP
+from kvq_core.pipeline.examples import packaged
 from kvq_core.record.fields import CaptureInfo
 from kvq_core.spec import MAX_LANES
 from tests.ui_record_factory import LAYERS, QUERY_HEADS, make_run

@@ -3,7 +3,7 @@
 import pytest
 
 from kvq_core.errors import SpecError
-from kvq_core.examples import MOST_BYTES, RUNS, Example, examples, packaged, stored
+from kvq_core.pipeline.examples import MOST_BYTES, RUNS, Example, examples, packaged, stored
 from kvq_core.record.fields import RESULTS_VERSION
 from kvq_core.store.store import open_store
 from tests.ui_record_factory import make_run

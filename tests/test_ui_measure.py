@@ -9,8 +9,8 @@ import torch
 
 from kvq_core.errors import ModelError
 from kvq_core.events import Loading
-from kvq_core.measuring import Begins, LeftOut, measure_spec
 from kvq_core.packed import Request, measure
+from kvq_core.packed.lanes import Begins, LeftOut, measure_spec
 from kvq_core.spec import ComparisonSpec, Lane
 from kvq_core.store.store import open_store
 from tests.tiny_models import prompt_ids, tiny
@@ -149,7 +149,7 @@ def test_a_lane_that_does_not_fit_is_left_out_and_the_next_is_measured(monkeypat
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return measure(model, lane, ids, request)
 
-    monkeypatch.setattr("kvq_core.measuring.measure", full)
+    monkeypatch.setattr("kvq_core.packed.lanes.measure", full)
     lanes = [Lane(label="large", method="kivi"), Lane(label="small", method="kivi")]
     spec = ComparisonSpec(prompt="Name a tree.", max_new_tokens=2, lanes=lanes)
     events = [event for event in measure_spec(spec, Request(new_tokens=3)) if not isinstance(event, Loading)]

@@ -141,7 +141,7 @@ def test_an_end_that_was_passed_over_is_no_part_of_a_character(smollm):
 
 def test_a_stored_run_names_what_is_no_text(smollm):
     """What a run keeps of its answers is enough to tell bytes from special tokens."""
-    from kvq_core.run import run
+    from kvq_core.pipeline.compare import run
 
     spec = {"prompt": "x " * 8, "chat": False, "continuation": "你好 🙂", "capture": {"detail": "off"}}
     record = run(parse_spec({**spec, "lanes": [{"method": "kivi"}]}))

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kvq_core.examples import packaged
+from kvq_core.pipeline.examples import packaged
 from tests.ui_record_factory import make_run
 from ui.figures.damage import PURE_SINK
 from ui.selection import Selection, picked, selected, start, told

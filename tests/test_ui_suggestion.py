@@ -1,6 +1,6 @@
 """The button under a verdict adds the lane it names; and two texts compared."""
 
-from kvq_core.explain import explain
+from kvq_core.analysis.explain import explain
 from kvq_core.spec import MAX_LANES, Lane
 from tests.ui_record_factory import make_run
 from ui.diff import diff, text_of, top_lists

@@ -124,7 +124,7 @@ def test_history_keeps_the_newest_first_and_once():
 
 
 def test_estimate_says_what_would_not_be_quantized():
-    from kvq_core.estimate import Estimate, LaneEstimate
+    from kvq_core.pipeline.estimate import Estimate, LaneEstimate
     from ui.admission import Quote
 
     lane = LaneEstimate("KIVI", 0, 0, 20, "KIVI would quantize nothing: all 20 tokens fit.")

@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy.stats import bootstrap, gamma
 
-from kvq_core import verdict as rule
-from kvq_core.verdict import EXPLAINED, MIN_SCORED, P99_FROM, TIERS, verdict
+from kvq_core.analysis import verdict as rule
+from kvq_core.analysis.verdict import EXPLAINED, MIN_SCORED, P99_FROM, TIERS, verdict
 from tests.ui_record_factory import make_run
 from ui.cards import lane_head
 from ui.figures.card import card, card_text

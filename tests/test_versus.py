@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvq_core.versus import Change, versus
+from kvq_core.analysis.two_runs import Change, versus
 from ui.panels.versus import told
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvq_core.errors import KvqError
-from kvq_core.run import run
+from kvq_core.pipeline.compare import run
 from kvq_core.spec import DEFAULT_MODEL
 from kvq_core.store.store import open_store
 from tests.zero_gpu_session import spec

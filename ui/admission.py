@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from kvq_core.errors import LimitError
-from kvq_core.estimate import Estimate
 from kvq_core.limits import limits
-from kvq_core.memory import free_bytes, shortage
+from kvq_core.machine.memory import free_bytes, shortage
+from kvq_core.pipeline.estimate import Estimate
 from kvq_core.spec import ComparisonSpec
 from ui.desk import Desk
 from ui.numbers import plural, seconds

@@ -15,12 +15,12 @@ from typing import Any, get_args
 import gradio as gr
 
 from kvq_core import presets as experiments
-from kvq_core.board import ClaimResult, measured, stored_board, texts_held, within_noise
+from kvq_core.claims.board import ClaimResult, measured, stored_board, texts_held, within_noise
 from kvq_core.cli.tables import describe_methods
 from kvq_core.errors import KvqError, shown
-from kvq_core.examples import packaged
 from kvq_core.logs import tell_error
 from kvq_core.models import available_models, with_model
+from kvq_core.pipeline.examples import packaged
 from kvq_core.record.fields import Record
 from kvq_core.record.files import ARRAYS, Summary, record_json, serialize
 from kvq_core.spec import DEFAULT_MODEL, parse_spec

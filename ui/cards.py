@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from kvq_core.expected import expectation, says
+from kvq_core.analysis.expected import expectation, says
 from kvq_core.record.fields import LaneRecord, Record
 from ui.figures.base import Arrays, array
 from ui.numbers import ABSENT, bits, percent, plural, significant

@@ -1,6 +1,6 @@
 """The board of the papers' claims as markup: a row a claim, the verdict as a chip."""
 
-from kvq_core.board import Board, ClaimResult, circumstances, measured, texts_held, within_noise
+from kvq_core.claims.board import Board, ClaimResult, circumstances, measured, texts_held, within_noise
 from ui.text import safe
 
 TONES = {"holds": "good", "does not hold here": "warn", "cannot be tested here": "quiet"}

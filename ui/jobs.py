@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 from kvq_core.errors import LimitError
 from kvq_core.events import Finished, Step
-from kvq_core.memory import give_back
+from kvq_core.machine.memory import give_back
 from ui.desk import NOTHING_KNOWN, Cost, Desk, Place
 
 LOOK_S = 0.03  # how often a watcher looks for news of work that has begun

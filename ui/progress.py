@@ -6,11 +6,11 @@ from typing import Literal
 
 import gradio as gr
 
+from kvq_core.analysis.verdict import verdict
 from kvq_core.errors import KvqError
 from kvq_core.events import Encoding, Event, Finished, Loading, Prefill, Step, Summarizing
 from kvq_core.models import with_model
 from kvq_core.spec import ComparisonSpec
-from kvq_core.verdict import verdict
 from ui.access import key_for
 from ui.address import link
 from ui.desk import Place

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
-from kvq_core.expected import told
+from kvq_core.analysis.expected import told
 from kvq_core.record.fields import LaneRecord, Record
 from ui.cards import scores, settings
 from ui.colors import SEQUENTIAL, SEQUENTIAL_DARK, lane_color

@@ -10,8 +10,8 @@ from typing import Any, Literal, TypedDict, Union, get_args, get_origin, get_typ
 
 from pydantic import BaseModel
 
-from kvq_core.estimate import LaneEstimate
 from kvq_core.methods import Knob
+from kvq_core.pipeline.estimate import LaneEstimate
 from kvq_core.record.fields import Record
 from kvq_core.spec import ComparisonSpec
 

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from kvq_core.errors import StoreError
-from kvq_core.estimate import Estimate
 from kvq_core.events import Event
 from kvq_core.limits import limits
 from kvq_core.machine import files
-from kvq_core.measuring import Progress, measure_spec
-from kvq_core.measuring import Request as Measuring
+from kvq_core.packed.lanes import Progress, measure_spec
+from kvq_core.packed.lanes import Request as Measuring
+from kvq_core.pipeline.estimate import Estimate
 from kvq_core.spec import ComparisonSpec
 from kvq_core.store.store import Store
-from kvq_core.training import Offer, Trained, Training, offer, train_missing
+from kvq_core.training.offer import Offer, Trained, Training, offer, train_missing
 from ui.admission import Admission, check_memory
 from ui.desk import NOTHING_KNOWN, Cost, Desk
 from ui.housekeeping import own_folder

@@ -4,7 +4,7 @@ import threading
 from collections import OrderedDict
 from typing import Any
 
-from kvq_core.examples import packaged
+from kvq_core.pipeline.examples import packaged
 from kvq_core.record.fields import Record
 from kvq_core.store.store import Store
 

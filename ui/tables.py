@@ -5,8 +5,8 @@ import io
 from dataclasses import dataclass
 from typing import Any
 
+from kvq_core.analysis.verdict import verdict
 from kvq_core.record.fields import LaneRecord, Record
-from kvq_core.verdict import verdict
 from ui.figures.base import Arrays
 from ui.numbers import ABSENT, bits, percent, seconds, significant
 from ui.text import cell_safe

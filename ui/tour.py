@@ -5,7 +5,7 @@ from functools import cache
 
 from pydantic import BaseModel, ConfigDict
 
-from kvq_core.examples import stored
+from kvq_core.pipeline.examples import stored
 from kvq_core.presets import FOLDER
 
 FILE = FOLDER / "learn" / "tour.toml"

@@ -1,7 +1,7 @@
 """What a reader needs beside a lane's verdict before believing the numbers."""
 
+from kvq_core.analysis.verdict import EXPLAINED, Verdict, verdict
 from kvq_core.record.fields import LaneRecord
-from kvq_core.verdict import EXPLAINED, Verdict, verdict
 from ui.numbers import plural
 
 __all__ = ["EXPLAINED", "Verdict", "cautions", "remarks", "verdict"]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from kvq_core.capture.attention import AttentionTap, Buckets
+from kvq_core.capture.cache_errors import CacheErrors, Truth, cache_errors
 from kvq_core.capture.distribution import KeyBasis
-from kvq_core.capture.errors import CacheErrors, Truth, cache_errors
 from kvq_core.capture.other_prompts import OtherPrompt, directions_of, other_prompts
 from kvq_core.capture.plan import Plan
 from kvq_core.capture.scores import Extent, ScoreTap
@@ -24,14 +24,14 @@ from kvq_core.capture.spectra import (
     spectra,
     thinned,
 )
-from kvq_core.engine import threads
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows
 from kvq_core.engine.tap import Seen
+from kvq_core.machine import threads
 from kvq_core.methods.base import query_gram, stack_queries
 from kvq_core.models import LoadedModel
-from kvq_core.rope import Rope
+from kvq_core.models.rope import Rope
 from kvq_core.spec import ComparisonSpec
 
 QUERIES = 512  # a KV head's queries a mean deviation is taken over, at most, evenly spaced

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvq_core.capture.spectra import before_rope, evenly
-from kvq_core.rope import Rope
+from kvq_core.models.rope import Rope
 
 QUANTILES = [0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0]
 SAMPLE = 256  # tokens quantiles are taken over, at most, evenly spaced

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import max_pool1d
 
-from kvq_core.engine.scratch import Scratch
 from kvq_core.engine.tap import Seen
+from kvq_core.machine.scratch import Scratch
 from kvq_core.methods import ModelShape
 
 STEP_BINS = 64

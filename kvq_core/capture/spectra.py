@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kvq_core.engine.prefill import LayerGroup
-from kvq_core.rope import Rope
+from kvq_core.models.rope import Rope
 
 RANKS = [1, 2, 3, 5, 8, 12, 16]  # of the subspaces whose principal angles are kept
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from kvq_core.board import NAME, SHIPPED, Criterion
+from kvq_core.claims.board import NAME, SHIPPED, Criterion
 from kvq_core.claims.decoding import Decoded
 from kvq_core.claims.measures import Lanes, Measure, Numbers, PrintedSizes, StoredSize
 from kvq_core.claims.structure import KeyCodebooks, KeySpectra, Persistence, QuerySubspace

@@ -2,12 +2,12 @@
 
 from pydantic import Field, field_validator
 
-from kvq_core.assemble import assemble
 from kvq_core.claims.measures import Context, Measure, Numbers
 from kvq_core.claims.sample import Sample
 from kvq_core.errors import MethodError
+from kvq_core.pipeline.assemble import assemble
+from kvq_core.pipeline.compare import Run
 from kvq_core.record.fields import Record
-from kvq_core.run import Run
 from kvq_core.spec import ComparisonSpec, Lane
 
 METRICS = ("kld", "ppl_ratio", "key_bits", "value_bits")

@@ -8,9 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from kvq_core.claims.sample import Sample
+from kvq_core.codecs.stream import Stream
 from kvq_core.errors import MethodError
 from kvq_core.methods import Prompt, Window
-from kvq_core.methods.stream import Stream
 from kvq_core.spec import Lane
 
 

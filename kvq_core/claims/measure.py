@@ -10,14 +10,14 @@ from importlib.metadata import version
 
 import torch
 
-from kvq_core.board import Board, ClaimResult, TextInfo, TextResult
+from kvq_core.claims.board import Board, ClaimResult, TextInfo, TextResult
 from kvq_core.claims.criteria import Claim, Paper, Setting
 from kvq_core.claims.measures import Context, Numbers
 from kvq_core.claims.sample import Sample, capture
 from kvq_core.claims.texts import token_ids
 from kvq_core.claims.verdict import satisfied, spreads, verdict
+from kvq_core.codebooks.files import codebooks
 from kvq_core.errors import KvqError, MethodError
-from kvq_core.learned.files import codebooks
 from kvq_core.models import LoadedModel
 
 Progress = Callable[[str, int, int], None]  # what is being done, done, total

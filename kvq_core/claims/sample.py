@@ -11,7 +11,7 @@ from kvq_core.engine.prefill import Prefill
 from kvq_core.methods.base import query_gram
 from kvq_core.models import LoadedModel
 from kvq_core.models.lockstep import causal_attention
-from kvq_core.rope import Rope
+from kvq_core.models.rope import Rope
 
 
 @dataclass

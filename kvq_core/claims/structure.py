@@ -14,12 +14,12 @@ from kvq_core.claims.errors import later_attention
 from kvq_core.claims.measures import Context, Measure, Numbers
 from kvq_core.claims.sample import Sample
 from kvq_core.claims.texts import Text, token_ids
-from kvq_core.codebooks.collect import collect
-from kvq_core.codebooks.em import EmSettings, train_stage
-from kvq_core.codebooks.keys import Residual
-from kvq_core.codebooks.texts import SEQUENCE
 from kvq_core.errors import MethodError
 from kvq_core.methods.base import query_gram, stack_queries
+from kvq_core.training.collect import collect
+from kvq_core.training.em import EmSettings, train_stage
+from kvq_core.training.keys import Residual
+from kvq_core.training.texts import SEQUENCE
 
 
 class QuerySubspace(Measure):

@@ -7,11 +7,11 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from kvq_core.codebooks.texts import BUILT_IN, SEQUENCE, read_texts
+from kvq_core.codebooks.files import CodebookInfo, codebooks
 from kvq_core.errors import SpecError
-from kvq_core.learned.files import CodebookInfo, codebooks
 from kvq_core.models import LoadedModel
 from kvq_core.presets import preset
+from kvq_core.training.texts import BUILT_IN, SEQUENCE, read_texts
 
 _KEPT: dict[str, list[int]] = {}
 

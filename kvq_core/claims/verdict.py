@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kvq_core.board import Criterion, Spread, Verdict
+from kvq_core.claims.board import Criterion, Spread, Verdict
 from kvq_core.claims.criteria import Rule
 from kvq_core.claims.measures import Numbers
 

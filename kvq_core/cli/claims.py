@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kvq_core.errors import SpecError, StoreError
 
 if TYPE_CHECKING:
-    from kvq_core.board import Board
+    from kvq_core.claims.board import Board
 
 EXAMPLES = (
     "python -m kvq_core claims\n"
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def claims(arguments: argparse.Namespace) -> None:
     """Measure and store, or only read, and print."""
-    from kvq_core.board import board_file, board_json, markdown_table, plain_table, save_board, stored_board
+    from kvq_core.claims.board import board_file, board_json, markdown_table, plain_table, save_board, stored_board
     from kvq_core.spec import DEFAULT_MODEL
 
     if arguments.markdown and arguments.json:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kvq_core.errors import KvqError, shown
 
 if TYPE_CHECKING:
-    from kvq_core.learned.files import Codebook
+    from kvq_core.codebooks.files import Codebook
 
 EXAMPLES = (
     "python -m kvq_core codebooks list\n"
@@ -56,7 +56,7 @@ def _add_training(train: argparse.ArgumentParser) -> None:
 
 
 def _list(arguments: argparse.Namespace) -> None:
-    from kvq_core.learned.files import codebooks
+    from kvq_core.codebooks.files import codebooks
 
     found = codebooks()
     if arguments.json:
@@ -74,7 +74,7 @@ def _list(arguments: argparse.Namespace) -> None:
 
 
 def _show(arguments: argparse.Namespace) -> None:
-    from kvq_core.learned.files import get_codebook
+    from kvq_core.codebooks.files import get_codebook
 
     described = _described(get_codebook(arguments.codebook))
     if arguments.json:
@@ -85,7 +85,7 @@ def _show(arguments: argparse.Namespace) -> None:
 
 
 def _delete(arguments: argparse.Namespace) -> None:
-    from kvq_core.learned.files import delete_codebook
+    from kvq_core.codebooks.files import delete_codebook
 
     deleted = delete_codebook(arguments.codebook)
     print(_json({"deleted": str(deleted.path)}) if arguments.json else f"Deleted {deleted.path}")
@@ -93,10 +93,10 @@ def _delete(arguments: argparse.Namespace) -> None:
 
 def _train(arguments: argparse.Namespace) -> None:
     arguments.quiet()
-    from kvq_core.codebooks.texts import read_texts
-    from kvq_core.codebooks.train import train
     from kvq_core.models import load
     from kvq_core.spec import DEFAULT_MODEL
+    from kvq_core.training.texts import read_texts
+    from kvq_core.training.train import train
 
     request = _request(arguments)
     texts = read_texts(request.text)  # fails at once, where loading a model takes a while
@@ -117,8 +117,8 @@ def _train(arguments: argparse.Namespace) -> None:
 def _request(arguments: argparse.Namespace) -> Any:
     import re
 
-    from kvq_core.codebooks.train import Request
-    from kvq_core.learned.files import NAME
+    from kvq_core.codebooks.files import NAME
+    from kvq_core.training.train import Request
 
     if not re.fullmatch(NAME, arguments.name):
         raise KvqError(f"--name {shown(arguments.name)} is not allowed; use letters, digits, -, _ and ., at most 60.")

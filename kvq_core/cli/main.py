@@ -158,9 +158,9 @@ def _spec(arguments: argparse.Namespace) -> "ComparisonSpec":
 def _run(spec: "ComparisonSpec") -> "Finished":
     """The finished run, with a progress bar where a person watches stderr."""
     _quiet()
-    from kvq_core.estimate import memory_warning
     from kvq_core.events import Finished
-    from kvq_core.run import compare
+    from kvq_core.pipeline.compare import compare
+    from kvq_core.pipeline.estimate import memory_warning
     from kvq_core.store.store import open_store
 
     if said := memory_warning(spec):

@@ -53,8 +53,8 @@ def measure_lanes(arguments: argparse.Namespace) -> None:
 
 
 def _measure(spec: "ComparisonSpec", request: Any) -> tuple[list["Measured"], dict[str, str]]:
-    from kvq_core.measuring import Begins, LeftOut, measure_spec
     from kvq_core.packed import Measured
+    from kvq_core.packed.lanes import Begins, LeftOut, measure_spec
 
     measured, left_out = [], {}
     for news in measure_spec(spec, request):
@@ -69,7 +69,7 @@ def _measure(spec: "ComparisonSpec", request: Any) -> tuple[list["Measured"], di
 
 def table(measured: list["Measured"], left_out: dict[str, str]) -> str:
     """Lanes as rows, and what was left out and why."""
-    from kvq_core.measuring import unquantized_bytes
+    from kvq_core.packed.lanes import unquantized_bytes
 
     reasons = [f"left out: {label}: {reason}" for label, reason in left_out.items()]
     if not measured:

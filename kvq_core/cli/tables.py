@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from kvq_core.expected import told
+from kvq_core.analysis.expected import told
+from kvq_core.analysis.verdict import MIN_SCORED
 from kvq_core.methods import Method, knobs, methods
 from kvq_core.presets import Preset
 from kvq_core.record.fields import LaneRecord, Record
-from kvq_core.verdict import MIN_SCORED
 
 _HEADER = (
     "lane", "K bits", "V bits", "size", "KLD mean", "KLD p99", "flips", "PPL ratio", "score Δ", "key error", "diverges",

@@ -1,1 +1,1 @@
-"""Training of codebooks: text, what a model caches of it, and the two learners."""
+"""codebooks"""

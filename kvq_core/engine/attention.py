@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kvq_core.engine import threads
+from kvq_core.machine import threads
 
 # (lane among those held, slot) -> the keys this row reads in this step, (kv_heads, tokens), True where read
 Hidden = dict[tuple[int, int], Callable[[], Tensor]]

@@ -7,11 +7,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from kvq_core.codecs.stream import Stream
 from kvq_core.engine.prefill import LayerGroup
 from kvq_core.methods import Codec, Fitted, Method, ModelRef, Prompt, Window
 from kvq_core.methods.base import Select
-from kvq_core.methods.stream import Stream
-from kvq_core.rope import Rope
+from kvq_core.models.rope import Rope
 from kvq_core.spec import Lane
 
 Kind = Literal["key", "value"]

@@ -10,18 +10,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kvq_core.engine import threads
 from kvq_core.engine.cache import LaneCache, Part
-from kvq_core.engine.divided import divided
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows
 from kvq_core.engine.sampling import Sampler
 from kvq_core.engine.stress import Applied
 from kvq_core.engine.tap import Tap
 from kvq_core.errors import KvqError
-from kvq_core.memory import ran_out
+from kvq_core.machine import threads
+from kvq_core.machine.memory import ran_out
 from kvq_core.models import LoadedModel
-from kvq_core.rope import Rope
+from kvq_core.models.rope import Rope
+from kvq_core.models.shared_products import divided
 from kvq_core.spec import ComparisonSpec, Lane
 
 _ADDING = threading.Lock()  # two parts of a lane may end at once

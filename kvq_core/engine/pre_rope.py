@@ -5,7 +5,7 @@ from torch import Tensor
 
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.prefill import LayerGroup
-from kvq_core.rope import Rope
+from kvq_core.models.rope import Rope
 
 
 class PreRope:

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kvq_core.engine import threads
 from kvq_core.engine.attention import Hidden, SharedAttention
 from kvq_core.engine.cache import LaneCache, Part
 from kvq_core.engine.copies import Copies
 from kvq_core.engine.pre_rope import PreRope
 from kvq_core.engine.prefill import LayerGroup
-from kvq_core.engine.scratch import Scratch
 from kvq_core.engine.tap import Seen, Tap
-from kvq_core.rope import Rope
+from kvq_core.machine import threads
+from kvq_core.machine.scratch import Scratch
+from kvq_core.models.rope import Rope
 
 # Of the scores that are shown to the tap at once: two threads that call small operations in turn wake one another for
 # each of them, and larger memory would not stay in the processor's cache.

@@ -17,7 +17,7 @@ from kvq_core.engine.prefill import LayerGroup, Prefill
 from kvq_core.errors import SpecError
 from kvq_core.models import LoadedModel
 from kvq_core.models.lockstep import Attend, causal_attention
-from kvq_core.rope import Rope
+from kvq_core.models.rope import Rope
 from kvq_core.spec import Stress
 
 BIASED_PAIRS = 4  # of the slowest ones

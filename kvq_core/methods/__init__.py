@@ -8,11 +8,11 @@ from typing import Any
 from pydantic import ValidationError
 from rapidfuzz import process
 
+from kvq_core.codecs.codec import Block, Codec
+from kvq_core.codecs.window import Window
 from kvq_core.errors import SpecError, shown
 from kvq_core.methods.base import Fitted, Method, ModelRef, ModelShape, Prompt
-from kvq_core.methods.codec import Block, Codec
 from kvq_core.methods.knob import Knob, knobs
-from kvq_core.methods.window import Window
 
 __all__ = [
     "Block", "Codec", "Fitted", "Knob", "Method", "ModelRef", "ModelShape", "Prompt", "Window", "knobs", "make",

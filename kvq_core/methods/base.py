@@ -9,10 +9,10 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
-from kvq_core.learned.lookup import Wanted
-from kvq_core.methods.codec import Codec
-from kvq_core.methods.elsewhere import Elsewhere
-from kvq_core.methods.window import Window
+from kvq_core.codebooks.lookup import Wanted
+from kvq_core.codecs.codec import Codec
+from kvq_core.codecs.window import Window
+from kvq_core.methods.deployments import Elsewhere
 
 Space = Literal["post", "pre"]
 Axis = Literal["tokens", "channels"]

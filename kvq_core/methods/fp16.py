@@ -2,9 +2,9 @@
 
 from typing import ClassVar
 
+from kvq_core.codecs.window import Window
 from kvq_core.methods.base import Fitted, Method, Prompt
-from kvq_core.methods.elsewhere import Elsewhere
-from kvq_core.methods.window import Window
+from kvq_core.methods.deployments import Elsewhere
 
 
 class Fp16(Method):

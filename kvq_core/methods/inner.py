@@ -25,8 +25,8 @@ from kvq_kernels import (
 from kvq_kernels.grouped import Mode as GridMode
 from torch import Tensor
 
-from kvq_core.methods.codec import Block, Codec, layer_slices
-from kvq_core.methods.forms import Groups, Packed
+from kvq_core.codecs.codec import Block, Codec, layer_slices
+from kvq_core.codecs.forms import Groups, Packed
 
 Mode = Literal["hybrid", "symmetric", "asymmetric", "hybrid_prefill"]
 

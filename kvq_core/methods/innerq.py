@@ -6,9 +6,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from kvq_core.codecs.window import Window
 from kvq_core.methods.base import RECENT, SINK, BitsMethod, Fitted, ModelShape, Prompt, grouping_why_not
 from kvq_core.methods.inner import InnerCodec, Mode
-from kvq_core.methods.window import Window
 
 
 class InnerQ(BitsMethod):

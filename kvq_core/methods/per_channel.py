@@ -4,9 +4,9 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from kvq_core.codecs.codec import GroupCodec
+from kvq_core.codecs.window import Window
 from kvq_core.methods.base import Bits, Fitted, Prompt, ResidualMethod
-from kvq_core.methods.codec import GroupCodec
-from kvq_core.methods.window import Window
 
 
 class PerChannel(ResidualMethod):

@@ -17,13 +17,13 @@ from kvq_kernels import (
 )
 from torch import Tensor
 
-from kvq_core.learned.encoder import EPS
-from kvq_core.methods.forms import DecodedRead
+from kvq_core.codebooks.encoder import EPS
+from kvq_core.codecs.forms import DecodedRead
 
 if TYPE_CHECKING:
-    from kvq_core.methods.codebook import KeyCodec, ValueCodec
-    from kvq_core.methods.latent import LatentCodec
-    from kvq_core.methods.ragged import RaggedBlock, RaggedCodec
+    from kvq_core.methods.commvq.codec import KeyCodec, ValueCodec
+    from kvq_core.methods.qaq.pools import RaggedBlock, RaggedCodec
+    from kvq_core.methods.svdq.latent import LatentCodec
 
 
 @dataclass

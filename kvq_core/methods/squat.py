@@ -9,12 +9,12 @@ from kvq_kernels import GroupCodes, PackedGroups, Path, dequantize_groups, quant
 from pydantic import Field
 from torch import Tensor
 
+from kvq_core.codecs.codec import GroupCodec
+from kvq_core.codecs.forms import GroupRead, Groups, Packed
+from kvq_core.codecs.window import Window
 from kvq_core.errors import MethodError
 from kvq_core.methods.base import Fitted, ModelShape, Prompt, ResidualMethod, Space, grouping_why_not
-from kvq_core.methods.codec import GroupCodec
-from kvq_core.methods.elsewhere import Elsewhere
-from kvq_core.methods.forms import GroupRead, Groups, Packed
-from kvq_core.methods.window import Window
+from kvq_core.methods.deployments import Elsewhere
 
 
 class Squat(ResidualMethod):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kvq_core.machine.files import keep_memo, read_memo
 from kvq_core.models.lockstep import ATTENTION, register
-from kvq_core.rope import Rope, Rotation
+from kvq_core.models.rope import Rope, Rotation
 from kvq_core.settings import settings
 
 TOKENS = 12

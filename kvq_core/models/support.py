@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kvq_core.errors import ModelError
-from kvq_core.memory import free_bytes
+from kvq_core.machine.memory import free_bytes
 from kvq_core.models.lockstep import ATTENTION, ForeignAttention
 from kvq_core.spec import DEFAULT_MODEL
 

@@ -1,6 +1,6 @@
 """Running a model with its cache in packed form only: the layers, the cache for transformers, and measuring."""
 
 from kvq_core.packed.cache import packed_cache
-from kvq_core.packed.measure import Measured, Request, label_of, measure
+from kvq_core.packed.measurement import Measured, Request, label_of, measure
 
 __all__ = ["Measured", "Request", "label_of", "measure", "packed_cache"]

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kvq_core.packed.sides import Side
+from kvq_core.packed.tensors import Side
 
 ROWS = 64  # query rows of a KV head in one call of an operation
 

@@ -13,8 +13,8 @@ from kvq_core.methods import Method, ModelRef, Prompt, Window
 from kvq_core.methods.base import Select
 from kvq_core.models.lockstep import causal_attention
 from kvq_core.packed.attention import Fresh, attention
-from kvq_core.packed.sides import Side, StoreSide, StreamSide, side_of
-from kvq_core.packed.turns import Turns
+from kvq_core.packed.rope_tables import Turns
+from kvq_core.packed.tensors import Side, StoreSide, StreamSide, side_of
 
 
 class Layer(Protocol):

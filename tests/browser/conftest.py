@@ -26,8 +26,8 @@ START_S = 90
 BRIEF_TRAINING = """
 import sys
 import app
-from kvq_core import training
-from kvq_core.codebooks import train
+from kvq_core.training import offer as training
+from kvq_core.training import train
 training.BUDGETS["quick"] = train.FEWEST_TRAIN, train.FEWEST_HELD_OUT = 1024, 512
 sys.exit(app.main())
 """

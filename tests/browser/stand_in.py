@@ -4,8 +4,8 @@ import hashlib
 import threading
 from collections.abc import Iterator
 
-from kvq_core.estimate import Estimate
 from kvq_core.events import Event, Finished, LaneProgress, Loading, Prefill, Step
+from kvq_core.pipeline.estimate import Estimate
 from kvq_core.spec import ComparisonSpec
 from kvq_core.store.store import Store
 from tests.ui_record_factory import make_run

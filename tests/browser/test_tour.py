@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvq_core.examples import packaged
+from kvq_core.pipeline.examples import packaged
 from ui.selection import selected, start
 from ui.tour import shipped, tour
 

@@ -3,7 +3,7 @@
 import numpy as np
 import plotly.graph_objects as go
 
-from kvq_core.growth import growths, shape_of
+from kvq_core.analysis.context_growth import growths, shape_of
 from kvq_core.record.fields import Record
 from ui.colors import lane_color
 from ui.figures.base import (

@@ -2,7 +2,7 @@
 
 import gradio as gr
 
-from kvq_core.board import Board, stored_board
+from kvq_core.claims.board import Board, stored_board
 from kvq_core.errors import KvqError
 from kvq_core.spec import DEFAULT_MODEL
 from ui.claims import claims_missing, claims_summary, claims_table

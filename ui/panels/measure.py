@@ -9,7 +9,7 @@ import gradio as gr
 from kvq_core.errors import KvqError
 from kvq_core.events import Loading
 from kvq_core.logs import tell_error
-from kvq_core.measuring import Begins, LeftOut, Measured, Progress, Request, gpu, unquantized_bytes
+from kvq_core.packed.lanes import Begins, LeftOut, Measured, Progress, Request, gpu, unquantized_bytes
 from kvq_core.spec import parse_spec
 from ui.desk import Place
 from ui.jobs import Job, follow

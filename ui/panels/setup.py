@@ -9,7 +9,7 @@ from kvq_core.models import available_models
 from kvq_core.presets import Preset, presets
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL, Capture
-from kvq_core.training import possible_here
+from kvq_core.training.offer import possible_here
 from ui.form import FIELDS
 from ui.panels.stress import create_stress
 from ui.services import SWIFT

@@ -4,7 +4,7 @@ from typing import Any
 
 import gradio as gr
 
-from kvq_core.growth import growths, shape_of
+from kvq_core.analysis.context_growth import growths, shape_of
 from kvq_core.methods import ModelShape
 from kvq_core.record.fields import Record
 from ui.colors import lane_color

@@ -10,7 +10,7 @@ import gradio as gr
 from kvq_core.errors import KvqError
 from kvq_core.logs import tell_error
 from kvq_core.spec import parse_lane
-from kvq_core.training import BUDGETS, Offer, Trained, Training
+from kvq_core.training.offer import BUDGETS, Offer, Trained, Training
 from ui.desk import Cost, Place
 from ui.jobs import Job, follow
 from ui.lanes import LaneForm, to_spec

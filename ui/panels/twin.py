@@ -4,11 +4,11 @@ from typing import Any
 
 import gradio as gr
 
+from kvq_core.analysis.two_runs import versus
 from kvq_core.errors import KvqError
 from kvq_core.links import encode
 from kvq_core.record.fields import LaneRecord, Record
 from kvq_core.spec import Stress, parse_spec
-from kvq_core.versus import versus
 from ui.access import opened
 from ui.address import query
 from ui.colors import lane_color

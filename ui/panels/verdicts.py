@@ -4,11 +4,11 @@ from typing import Any
 
 import gradio as gr
 
+from kvq_core.analysis.expected import told as expected
+from kvq_core.analysis.explain import explain
 from kvq_core.errors import SpecError
-from kvq_core.expected import told as expected
-from kvq_core.explain import explain
 from kvq_core.methods import make
-from kvq_core.methods.elsewhere import NO_DEPLOYMENT
+from kvq_core.methods.deployments import NO_DEPLOYMENT
 from kvq_core.record.fields import LaneRecord, Record
 from kvq_core.spec import Lane
 from ui.cards import tick

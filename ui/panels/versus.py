@@ -6,10 +6,10 @@ from typing import Any
 
 import gradio as gr
 
+from kvq_core.analysis.two_runs import Versus, versus
 from kvq_core.errors import KvqError, StoreError
 from kvq_core.record.fields import LaneRecord, Record
 from kvq_core.settings import settings
-from kvq_core.versus import Versus, versus
 from ui.access import opened
 from ui.address import link, query
 from ui.colors import lane_color

@@ -1,6 +1,6 @@
 """What stands on the right before anything ran: what this is, what to press, and runs to look at."""
 
-from kvq_core.examples import examples
+from kvq_core.pipeline.examples import examples
 from ui.text import safe
 from ui.tour import shipped, tour
 

@@ -1,7 +1,7 @@
 """One sentence a view, generated from the record: what the measurement means here."""
 
+from kvq_core.analysis.verdict import verdict
 from kvq_core.record.fields import LaneRecord, Record
-from kvq_core.verdict import verdict
 from ui.figures.base import Arrays, lanes_with
 from ui.figures.spectra import centred, energy, mean_share, spectrum
 from ui.figures.subspace import inside_share

@@ -1,0 +1,289 @@
+"""The board of the papers' claims: what measuring them found, as it is stored, shipped and shown; measures nothing.
+
+The criteria are data (``presets/claims/*.toml``), kvq_core.claims measures them. Boards lie in ``KVQ_HOME/claims``; the
+default model's is shipped in ``presets/claims``.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AllowInfNan, BaseModel, ConfigDict, ValidationError
+
+from kvq_core.claims.margins import CONFIDENCE, NOISE, interval
+from kvq_core.errors import SpecError, StoreError, shortened
+from kvq_core.machine import files
+from kvq_core.settings import settings
+
+SHIPPED = Path(__file__).resolve().parents[2] / "presets" / "claims"
+NAME = r"[a-z][a-z0-9_]*(?:\.[a-z][a-z0-9_]*)*"
+_CRITERION = re.compile(rf"({NAME}) (<=|>=|<|>) (?:(\d+(?:\.\d+)?) \* )?({NAME}|-?\d+(?:\.\d+)?)")
+Verdict = Literal["holds", "does not hold here", "cannot be tested here"]
+Number = Annotated[float, AllowInfNan(False)]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Criterion(_Frozen):
+    """One comparison of measured numbers: ``left relation factor * right``, right a number's name or a constant."""
+
+    left: str
+    relation: Literal["<", "<=", ">", ">="]
+    factor: Number
+    right: str | Number
+
+    @classmethod
+    def parse(cls, text: str) -> "Criterion":
+        """From ``squat.kld < 0.9 * kivi.kld`` or ``share >= 0.5``. Raises SpecError for anything else."""
+        found = _CRITERION.fullmatch(text)
+        if found is None:
+            raise SpecError(f"{text!r} is no criterion; write: name < name, name >= 0.5, or name < 0.9 * name.")
+        left, relation, factor, right = found.groups()
+        constant = re.fullmatch(r"-?\d+(\.\d+)?", right)
+        other = float(right) if constant else right
+        return cls(left=left, relation=relation, factor=float(factor or 1), right=other)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Numbers it compares."""
+        return (self.left, self.right) if isinstance(self.right, str) else (self.left,)
+
+    def holds(self, numbers: dict[str, float]) -> bool:
+        margin = self.margin(numbers)
+        return margin > 0 if self.relation in ("<", ">") else margin >= 0
+
+    def margin(self, numbers: dict[str, float]) -> float:
+        """By how much it holds; negative where it does not."""
+        left = numbers[self.left]
+        right = self.factor * (numbers[self.right] if isinstance(self.right, str) else self.right)
+        return right - left if self.relation in ("<", "<=") else left - right
+
+
+class Spread(_Frozen):
+    """A number over the texts."""
+
+    mean: Number
+    min: Number
+    max: Number
+
+
+class TextResult(_Frozen):
+    """What one text gave; ``holds``: every criterion."""
+
+    text: str
+    holds: bool
+    numbers: dict[str, Number]
+
+
+class ClaimResult(_Frozen):
+    """One claim, its criterion as it was written down, and what came out."""
+
+    id: str
+    paper: str
+    arxiv: str
+    sentence: str
+    where: str
+    quote: str = ""  # the paper's own words; ``sentence`` is what the criterion tests
+    quoted_from: str = ""
+    less: str = ""  # where the criterion tests less than the quote says
+    setting: str
+    note: str
+    criterion: tuple[str, ...]
+    verdict: Verdict
+    reason: str  # why it cannot be tested here; empty otherwise
+    numbers: dict[str, Spread]
+    texts: tuple[TextResult, ...]
+
+
+class TextInfo(_Frozen):
+    """A text the claims were measured on."""
+
+    name: str
+    source: str
+    tokens: int
+
+
+class Board(_Frozen):
+    """All claims measured in one go, and under what circumstances."""
+
+    format: Literal[1] = 1
+    model: str
+    model_title: str
+    weights_hash: str
+    created: str
+    seconds: Number
+    environment: dict[str, str | int]  # versions, device, dtype, threads
+    rule: str
+    prompt_tokens: int
+    later_tokens: int
+    texts: tuple[TextInfo, ...]
+    codebooks: tuple[str, ...]
+    claims: tuple[ClaimResult, ...]
+
+
+def margin(claim: ClaimResult, criterion: Criterion) -> tuple[float, float, float]:
+    """A criterion's mean margin over the texts, and the ends of its interval."""
+    return interval([criterion.margin(text.numbers) for text in claim.texts])
+
+
+def in_doubt(claim: ClaimResult, criterion: Criterion) -> bool:
+    """Whether 0 lies within the interval of a margin that is not the same in all texts."""
+    _, low, high = margin(claim, criterion)
+    return low < high and low <= 0 <= high
+
+
+def within_noise(claim: ClaimResult) -> bool:
+    """Whether other texts may well have turned the verdict: a criterion of a claim that holds is in doubt, or every
+    criterion that fails is, of one that does not."""
+    if not claim.texts or not claim.numbers:
+        return False
+    criteria = [Criterion.parse(text) for text in claim.criterion]
+    if claim.verdict == "holds":
+        return any(in_doubt(claim, criterion) for criterion in criteria)
+    return all(in_doubt(claim, criterion) or margin(claim, criterion)[0] >= 0 for criterion in criteria)
+
+
+def measured(claim: ClaimResult) -> list[str]:
+    """A line a criterion with the numbers it compares, mean and range over the texts, then the numbers beside it."""
+    if not claim.numbers:
+        return [claim.reason]
+    compared = [Criterion.parse(text) for text in claim.criterion]
+    used = {name for criterion in compared for name in criterion.names}
+    beside = [name for name in claim.numbers if name not in used]
+    lines = [_compared(claim, criterion) + _doubt(claim, criterion) for criterion in compared]
+    return lines + ([", ".join(_named(claim, name) for name in beside)] if beside else [])
+
+
+def main_figure(claim: ClaimResult) -> str:
+    """The means of one criterion: the first that they fail, else the first; the reason where nothing was measured."""
+    if not claim.numbers:
+        return claim.reason
+    means = {name: spread.mean for name, spread in claim.numbers.items()}
+    criteria = [Criterion.parse(text) for text in claim.criterion]
+    return _compared(claim, next((c for c in criteria if not c.holds(means)), criteria[0]), _mean)
+
+
+def texts_held(claim: ClaimResult) -> str:
+    """``4 of 5``: texts, or cases, in which every criterion holds."""
+    return f"{sum(text.holds for text in claim.texts)} of {len(claim.texts)}" if claim.texts else ""
+
+
+def _doubt(claim: ClaimResult, criterion: Criterion) -> str:
+    if not claim.texts or not in_doubt(claim, criterion):
+        return ""
+    mean, low, high = (_short(value) for value in margin(claim, criterion))
+    return f": by {mean}, {100 * CONFIDENCE:g} % interval {low} to {high}"
+
+
+def _mean(claim: ClaimResult, name: str) -> str:
+    return f"{name.replace('.', ' ').replace('_', ' ')} {_short(claim.numbers[name].mean)}"
+
+
+def _named(claim: ClaimResult, name: str) -> str:
+    low, high = (_short(value) for value in (claim.numbers[name].min, claim.numbers[name].max))
+    return _mean(claim, name) + ("" if low == high else f" ({low} to {high})")
+
+
+def _compared(claim: ClaimResult, criterion: Criterion, figure: Callable[[ClaimResult, str], str] = _named) -> str:
+    right, factor = criterion.right, "" if criterion.factor == 1 else f"{criterion.factor:g} × "
+    other = figure(claim, right) if isinstance(right, str) else f"{right:g}"
+    return f"{figure(claim, criterion.left)} {criterion.relation} {factor}{other}"
+
+
+def _short(value: float) -> str:
+    """Three significant digits without an exponent where that is readable."""
+    text = f"{value:.3g}"
+    return f"{value:.0f}" if "e" in text and 1e3 <= abs(value) < 1e7 else text
+
+
+def plain_table(board: Board) -> str:
+    """The board for a terminal."""
+    lines = [circumstances(board)]
+    paper = ""
+    for claim in board.claims:
+        if claim.paper != paper:
+            paper = claim.paper
+            lines += ["", f"{paper} (arXiv:{claim.arxiv})"]
+        held = f"  (in {texts_held(claim)})" if claim.texts else ""
+        noise = ", WITHIN NOISE" if within_noise(claim) else ""
+        lines += [f"  {claim.verdict.upper()}{noise}{held}  {claim.sentence}"]
+        lines += [f"      the paper ({claim.quoted_from}): {claim.quote}"] if claim.quote else []
+        lines += [f"      less: {claim.less}"] if claim.less else []
+        lines += [f"      {line}" for line in measured(claim)]
+    return "\n".join(lines)
+
+
+def markdown_table(board: Board) -> str:
+    """The whole board, a row a claim, as docs/claims.md shows it."""
+    rows = [
+        "| Paper | The paper says | Tested here | Here, in how many texts | Measured: mean (lowest to highest text) |",
+        "|---|---|---|---|---|",
+    ]
+    for claim in board.claims:
+        numbers = "<br>".join(measured(claim)).replace("|", "\\|")
+        held = f", in {texts_held(claim)}" if claim.texts else ""
+        quote = f"“{claim.quote}” *{claim.quoted_from}*" if claim.quote else ""
+        less = f"<br>*Less than the paper says:* {claim.less}" if claim.less else ""
+        tested = f"{claim.sentence} *{claim.where}*{less}"
+        rows.append(f"| {claim.paper} | {quote} | {tested} | {marked(claim)}{held} | {numbers} |")
+    return "\n".join([*rows, "", circumstances(board)])
+
+
+def marked(claim: ClaimResult) -> str:
+    """The verdict in Markdown, with its mark."""
+    return f"**{claim.verdict}**" + (", *within noise*" if within_noise(claim) else "")
+
+
+def circumstances(board: Board) -> str:
+    """What was measured, when and on what, and the rule, in a few sentences."""
+    env = board.environment
+    machine = ", ".join(f"{name} {env[name]}" for name in ("torch", "device", "dtype", "threads") if name in env)
+    return (
+        f"{board.model_title}, measured on {board.created[:10]}: {len(board.texts)} texts, {board.prompt_tokens} "
+        f"prompt tokens each and {board.later_tokens} later ones; {machine}. {board.rule} {NOISE}"
+    )
+
+
+def board_file(model: str, paper: str | None = None) -> Path:
+    """Where a model's board is stored; one paper's claims by themselves lie beside the complete board."""
+    return settings().home / "claims" / f"{_slug(model)}{'' if paper is None else '-' + _slug(paper)}.json"
+
+
+def save_board(board: Board, path: Path) -> None:
+    """Raises StoreError where the place cannot be written."""
+    try:
+        files.write(path, board_json(board).encode())
+    except OSError as error:
+        raise StoreError(f"The board cannot be written to {path}: {error.strerror}.") from None
+
+
+def board_json(board: Board) -> str:
+    return board.model_dump_json(indent=1) + "\n"
+
+
+def read_board(path: Path) -> Board:
+    """Raises StoreError for a file that is missing or not a board of this version."""
+    try:
+        return Board.model_validate_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StoreError(f"The board {path} cannot be read: {error.strerror}.") from None
+    except (ValidationError, ValueError) as error:
+        kind = type(error).__name__
+        raise StoreError(f"{path.name} is not a board of this version ({kind}); measure it again.") from None
+
+
+def stored_board(model: str) -> Board:
+    """The complete board of a model: measured here, else the shipped one. Raises StoreError where there is none."""
+    shipped = SHIPPED / f"board-{_slug(model)}.json"
+    for path in (board_file(model), shipped):
+        if path.is_file():
+            return read_board(path)
+    id = shortened(model, 200)
+    raise StoreError(f"No board of {id} is stored. Measure it: python -m kvq_core claims --model {id}")
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-.").lower()[-80:]

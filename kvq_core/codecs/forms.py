@@ -1,0 +1,129 @@
+"""In what form packed execution holds and reads what a codec stores. The codec says so itself, in ``Codec.packed``."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from kvq_kernels import Grid, PackedGroups, Path, Turn, packed_scores, packed_values
+from kvq_kernels.dispatch import use_triton
+from kvq_kernels.grouped import Axis
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from kvq_core.codecs.codec import Block, Codec, GroupCodec
+
+
+class Turns(Protocol):
+    """The model's RoPE, for keys that are stored before it."""
+
+    def turn(self, start: int, end: int, device: torch.device) -> Turn:
+        """What the operations take for keys at positions start .. end - 1."""
+
+    def at(self, positions: Tensor) -> Turn:
+        """The same for any positions (...): tables (..., head_dim / 2)."""
+
+    def rotate(self, keys: Tensor, start: int) -> Tensor:
+        """Stored keys (rows, kv_heads, tokens, head_dim) float32 as attention reads them."""
+
+
+class Read(Protocol):
+    """A block as it is read: scores where it holds keys, weighted sums where it holds values.
+
+    ``block`` is what the stream is to hold, the one given or an equal one that shares memory. What a reading keeps
+    beside it (places of units, norms of values) could be worked out again from it; ``index_bytes`` counts that.
+    """
+
+    @property
+    def block(self) -> "Block": ...
+
+    @property
+    def index_bytes(self) -> int: ...
+
+    def scores(self, q: Tensor) -> Tensor:
+        """q (rows, kv_heads, n, head_dim) after RoPE -> float32 (rows, kv_heads, n, tokens of the block)."""
+
+    def weigh(self, p: Tensor) -> Tensor:
+        """p (rows, kv_heads, n, tokens of the block) -> float32 (rows, kv_heads, n, head_dim)."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Groups of codes as a growing store takes them: their layout, and what replaces plain rounding.
+
+    ``norms`` (rows, kv_heads, 1, head_dim): what is packed is divided by them. ``encode``: of x (rows, kv_heads,
+    tokens, head_dim), and whether it is the prompt's.
+    """
+
+    grid: Grid
+    axis: Axis
+    norms: Tensor | None = None
+    encode: Callable[[Tensor, bool], PackedGroups] | None = None
+
+
+@dataclass(frozen=True)
+class Packed:
+    """``read``: of a block, the position of its first token, and the model's RoPE where keys are stored before it; made
+    once a block. ``groups``: the same in a growing store, for tokens that leave the window for good as they age; None
+    where something else than groups of codes is stored."""
+
+    read: Callable[["Block", int, Turns | None], Read]
+    groups: Groups | None = None
+
+    @classmethod
+    def decoded(cls, codec: "Codec", path: Path) -> "Packed":
+        """Read by the codec's own ``decode``, whatever it stores: right, and slow."""
+        return cls(partial(DecodedRead, codec, path))
+
+
+@dataclass
+class DecodedRead:
+    """A block that is decoded anew whenever it is read; nothing decoded is kept."""
+
+    codec: "Codec"
+    path: Path
+    block: "Block"
+    start: int
+    turns: Turns | None
+
+    @property
+    def index_bytes(self) -> int:
+        return 0
+
+    def scores(self, q: Tensor) -> Tensor:
+        keys = self._decode()
+        return q.float() @ (keys if self.turns is None else self.turns.rotate(keys, self.start)).transpose(-1, -2)
+
+    def weigh(self, p: Tensor) -> Tensor:
+        return p.float() @ self._decode()
+
+    def turn(self) -> Turn | None:
+        """RoPE of the block's tokens, where keys are stored before it."""
+        end = self.start + self.block.tokens
+        device = next(iter(self.block.tensors.values())).device
+        return None if self.turns is None else self.turns.turn(self.start, end, device)
+
+    def _decode(self) -> Tensor:
+        values = self.codec.decode(self.block)
+        use_triton("decode", self.path, values, f"{type(self.codec).__name__} is read by its own decode")
+        return values
+
+
+@dataclass
+class GroupRead(DecodedRead):
+    """Groups of codes in one block that never grows (the paper's V4 of SVDq)."""
+
+    codec: "GroupCodec"
+
+    def scores(self, q: Tensor) -> Tensor:
+        codec = self.codec
+        return packed_scores(q, self._groups(), codec.grid, codec.axis, self.block.tokens, self.path, turn=self.turn())
+
+    def weigh(self, p: Tensor) -> Tensor:
+        codec = self.codec
+        return packed_values(p, self._groups(), codec.grid, codec.axis, codec.shape(self.block)[-1], self.path)
+
+    def _groups(self) -> PackedGroups:
+        t = self.block.tensors
+        return PackedGroups(t["codes"], t["scales"], t["zeros"])

@@ -1,0 +1,154 @@
+"""The packed store of one tensor (keys or values) of one row."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from kvq_core.codecs.codec import Block, Codec, Patch
+from kvq_core.codecs.window import Window
+
+
+@dataclass
+class Stream:
+    """[sinks fp16 | packed blocks | window fp16] over the layers a lane treats alike, on one device.
+
+    Holds exactly what a real cache would hold, in the method's own key space; it is the truth for bytes, and what
+    attention reads is written from ``decode`` alone. Shapes (layers, kv_heads, tokens, head_dim).
+    """
+
+    window: Window
+    codec: Codec | None
+    sinks: Tensor
+    _recent: list[Tensor]  # put together when somebody reads them: a copy of the window a step costs more than the step
+    blocks: list[Block] = field(default_factory=list)
+
+    @classmethod
+    def of_prompt(cls, x: Tensor, window: Window, codec: Codec | None) -> "Stream":
+        """Encode the prompt's x (float32): sinks, one block of all tokens due, and the window."""
+        tokens = x.shape[-2]
+        sink = tokens if window.step is None else min(tokens, window.sink)
+        packed = window.packed(tokens)
+        end = sink + packed
+        first, last = x[..., :sink, :], x[..., end:, :]
+        stream = cls(window, codec, first.to(torch.float16), [last.to(torch.float16)])
+        if packed:
+            assert codec is not None, "a window that lets tokens leave needs a codec"
+            stream.blocks.append(codec.encode_prompt(x[..., sink:end, :], sink))
+        return stream
+
+    @property
+    def recent(self) -> Tensor:
+        """The window's tokens in fp16."""
+        if len(self._recent) > 1:
+            self._recent = [torch.cat(self._recent, -2)]
+        return self._recent[0]
+
+    @property
+    def recent_tokens(self) -> int:
+        return sum(x.shape[-2] for x in self._recent)
+
+    @property
+    def tokens(self) -> int:
+        return self.sinks.shape[-2] + self.packed_tokens + self.recent_tokens
+
+    @property
+    def packed_tokens(self) -> int:
+        return sum(block.tokens for block in self.blocks)
+
+    def append(self, x: Tensor) -> None:
+        """Add new tokens x, rounded to fp16, to the window (to the sinks while those are incomplete)."""
+        x = x.to(torch.float16)
+        room = self.window.sink - self.sinks.shape[-2] if self.window.step is not None else 0
+        if room > 0:
+            self.sinks = torch.cat([self.sinks, x[..., :room, :]], -2)
+            x = x[..., room:, :]
+        self._recent.append(x)
+
+    def flush(self) -> tuple[int, Tensor] | None:
+        """Encode the tokens now due. Returns their first position and what attention reads of them from now on."""
+        due = 0 if self.window.prompt_only else self.window.leaving(self.recent_tokens)
+        if not due:
+            return None
+        assert self.codec is not None
+        start = self.sinks.shape[-2] + self.packed_tokens
+        values = self.codec.extend(self.blocks, self._take(due).float(), start)
+        return start, values
+
+    def _take(self, due: int) -> Tensor:
+        """Remove the oldest ``due`` tokens from the window."""
+        taken = []
+        while due:
+            oldest = self._recent.pop(0)
+            first, rest = oldest[..., :due, :], oldest[..., due:, :]
+            if rest.shape[-2] or not self._recent:
+                self._recent.insert(0, rest)
+            taken.append(first)
+            due -= first.shape[-2]
+        return torch.cat(taken, -2)
+
+    @property
+    def observes(self) -> bool:
+        return self.codec is not None and self.codec.observes and self.window.step is not None
+
+    def observe(self, queries: Tensor, attention: Tensor) -> Patch | None:
+        """Let the codec re-evaluate its blocks after a step (Codec.observe); token positions count from the first."""
+        assert self.codec is not None
+        start = self.sinks.shape[-2]
+        patch = self.codec.observe(self.blocks, queries, attention, start) if self.blocks else None
+        return replace(patch, token=patch.token + start) if patch is not None else None
+
+    def remarks(self) -> tuple[str, ...]:
+        return self.codec.remarks(self.blocks) if self.codec is not None else ()
+
+    def usage(self) -> dict[str, Tensor]:
+        return self.codec.usage(self.blocks) if self.codec is not None and self.blocks else {}
+
+    def decoded(self) -> Iterator[Tensor]:
+        """The cache as attention reads it, in the method's key space and float32, piece by piece in token order."""
+        yield self.sinks.float()
+        for block in self.blocks:
+            assert self.codec is not None
+            yield self.codec.decode(block)
+        yield self.recent.float()
+
+    def decode(self) -> Tensor:
+        """All pieces together: (layers, kv_heads, tokens, head_dim)."""
+        return torch.cat(list(self.decoded()), -2)
+
+    def fork(self) -> "Stream":
+        """An independent copy; blocks are immutable and shared."""
+        return replace(self, _recent=list(self._recent), blocks=list(self.blocks))
+
+    def nbytes(self) -> dict[str, int]:
+        """Bytes by part, summed from the tensors held."""
+        held = "untouched" if self.window.step is None else "window"
+        parts = {held: _bytes(self.recent)}
+        first = held if self.window.step is None else "sinks"
+        parts[first] = parts.get(first, 0) + _bytes(self.sinks)
+        for block in self.blocks:
+            for name, size in block.nbytes.items():
+                parts[name] = parts.get(name, 0) + size
+        if self.codec is not None and self.blocks:
+            for name, tensor in self.codec.shared.items():
+                parts[name] = parts.get(name, 0) + _bytes(tensor)
+        return {name: size for name, size in parts.items() if size}
+
+    @property
+    def host_bytes(self) -> int:
+        return sum(block.host_bytes for block in self.blocks)
+
+    def bits(self) -> Tensor:
+        """Stored bits of each element (layers or 1, kv_heads or 1, tokens, channel groups or 1), fp16 tokens 16."""
+        assert self.codec is not None or not self.blocks
+        maps = [self.codec.bits(b).expand(-1, -1, b.tokens, -1) for b in self.blocks if self.codec]
+        shape = [max((m.shape[d] for m in maps), default=1) for d in (0, 1, 3)]
+        full = torch.full((1, 1, 1, 1), 16.0)
+        maps.insert(0, full.expand(1, 1, self.sinks.shape[-2], 1))
+        maps.append(full.expand(1, 1, self.recent.shape[-2], 1))
+        return torch.cat([m.expand(shape[0], shape[1], -1, shape[2]) for m in maps], -2)
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

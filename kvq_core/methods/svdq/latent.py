@@ -1,0 +1,135 @@
+"""Latent channels: keys in the basis of their own singular vectors, each group of channels with its own bit width."""
+
+from dataclasses import dataclass, field
+from functools import partial
+from math import prod
+
+import torch
+from kvq_kernels import GroupCodes, Path, dequantize_groups, pack, packed_bytes, quantize_groups, unpack
+from torch import Tensor
+
+from kvq_core.codecs.codec import Block, Codec, layer_slices
+from kvq_core.codecs.forms import Packed
+from kvq_core.errors import MethodError
+from kvq_core.methods.reads import LatentRead
+from kvq_core.methods.svdq.selection import Selector
+
+
+def side_by_side(x: Tensor, per_head: bool) -> Tensor:
+    """(layers, kv_heads, tokens, head_dim) -> (layers, units, tokens, channels): one unit a head, or one a layer."""
+    return x if per_head else x.transpose(1, 2).flatten(2).unsqueeze(1)
+
+
+def singular_vectors(keys: Tensor, mean: Tensor) -> Tensor:
+    """V of the centred keys (Eq. 1), strongest first, rounded to fp16: (layers, units, channels, channels).
+
+    They are the eigenvectors of XᵀX, formed in float64 because squaring squares the condition number. With fewer tokens
+    than channels the last ones are arbitrary and their latent channels zero.
+    """
+    vectors = []
+    for x, m in zip(keys, mean, strict=True):  # layer by layer: a float64 copy is larger than the keys
+        centred = (x - m.float()[..., None, :]).double()
+        vectors.append(torch.linalg.eigh(centred.transpose(-1, -2) @ centred).eigenvectors.flip(-1).half())
+    return torch.stack(vectors)
+
+
+@dataclass(frozen=True)
+class LatentCodec(Codec):
+    """Packed latent channels. ``shared``: basis (layers, units, channels, kept) and mean (layers, units, channels).
+
+    With ``selector``, tokens of outlier chunks are kept beside them in fp16, and landmarks are stored as well.
+    """
+
+    schedule: tuple[int, ...]
+    kv_heads: int
+    per_head: bool
+    metadata: torch.dtype
+    shared: dict[str, Tensor] = field(default_factory=dict)
+    selector: Selector | None = None
+
+    def packed(self, path: Path) -> Packed:
+        return Packed(partial(LatentRead, self, path))
+
+    @property
+    def widths(self) -> list[int]:
+        """Widths of the kept groups."""
+        return [width for width in self.schedule if width]
+
+    def encode(self, x: Tensor, start: int) -> Block:
+        parts = [self._encode(x[layers], layers) for layers in layer_slices(x)]
+        tensors = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        if self.selector is not None:
+            tensors |= self._exact(self.selector, x, start)
+        return Block(x.shape[-2], tensors)
+
+    def _exact(self, selector: Selector, x: Tensor, start: int) -> dict[str, Tensor]:
+        """Keys of outlier chunks as they are, which chunks they are, and the landmarks."""
+        if start or x.shape[-2] < selector.landmarks.shape[-2] * selector.sparsity.chunk_size:
+            raise MethodError("sparsity keeps its own windows; leave the lane's sink_tokens and recent_tokens empty.")
+        at = selector.outlier_tokens()[..., None].expand(-1, -1, -1, x.shape[-1])
+        chunks = selector.outliers.to(torch.int32)
+        return {"outlier_keys": x.gather(-2, at).half(), "outlier_chunks": chunks, "landmarks": selector.landmarks}
+
+    def _encode(self, x: Tensor, layers: slice) -> dict[str, Tensor]:
+        centred = side_by_side(x.float(), self.per_head) - self.shared["mean"][layers].float()[..., None, :]
+        latent = (centred @ self.shared["basis"][layers].float()).transpose(-1, -2)  # (layers, units, kept, tokens)
+        coded = [self._quantize(rows, b) for rows, b in zip(self._groups(latent), self.widths, strict=True)]
+        empty = latent[..., :0, 0]
+        codes = [pack(c.codes.flatten(-2), b) for c, b in zip(coded, self.widths, strict=True)]
+        return {
+            "codes": torch.cat([empty.to(torch.uint8), *codes], -1),
+            "scales": torch.cat([empty.to(self.metadata), *(c.scales[..., 0] for c in coded)], -1),
+            "zeros": torch.cat([empty.to(self.metadata), *(c.zeros[..., 0] for c in coded)], -1),
+        }
+
+    def _groups(self, latent: Tensor) -> tuple[Tensor, ...]:
+        return latent.chunk(len(self.widths), -2) if self.widths else ()
+
+    def _quantize(self, rows: Tensor, bits: int) -> GroupCodes:
+        """One group (..., channels, tokens), a scale a channel."""
+        if bits > 1:
+            return quantize_groups(rows, bits, rows.shape[-1], self.metadata)
+        centre = rows.mean(-1, keepdim=True)
+        spread = (rows - centre).abs().mean(-1, keepdim=True)
+        zeros, scales = (centre - spread).to(self.metadata), (2 * spread).to(self.metadata)
+        scales = torch.where(scales > 0, scales, torch.ones_like(scales))
+        codes = ((rows - zeros.float()) / scales.float()).round_().clamp_(0, 1).to(torch.uint8)
+        return GroupCodes(codes, scales, zeros)
+
+    def decode(self, block: Block) -> Tensor:
+        keys = []
+        for layers in layer_slices(self.shared["mean"], (1 << 20) // max(1, block.tokens)):
+            t = {name: tensor[layers] for name, tensor in block.tensors.items()}
+            basis, mean = (self.shared[name][layers].float() for name in ("basis", "mean"))
+            x = self._latent(t, basis.shape[-1], block.tokens).transpose(-1, -2) @ basis.transpose(-1, -2)
+            x = x + mean[..., None, :]
+            keys.append(x if self.per_head else x[:, 0].unflatten(-1, (self.kv_heads, -1)).transpose(1, 2))
+        read = torch.cat(keys)
+        if self.selector is not None:
+            at = self.selector.outlier_tokens()[..., None].expand(-1, -1, -1, read.shape[-1])
+            read = read.scatter(-2, at, block.tensors["outlier_keys"].float())
+        return read
+
+    def _latent(self, t: dict[str, Tensor], kept: int, tokens: int) -> Tensor:
+        """(layers, units, kept, tokens) as the codes of some layers say."""
+        rows, at = [], 0
+        size = kept // len(self.widths) if self.widths else 0
+        for g, bits in enumerate(self.widths):
+            end = at + packed_bytes(size * tokens, bits)
+            codes = unpack(t["codes"][..., at:end], bits, size * tokens).unflatten(-1, (size, tokens))
+            own = slice(g * size, (g + 1) * size)
+            coded = GroupCodes(codes, t["scales"][..., own, None], t["zeros"][..., own, None])
+            rows.append(dequantize_groups(coded, tokens))
+            at = end
+        return torch.cat(rows, -2) if rows else t["scales"].new_zeros((*t["scales"].shape[:2], 0, tokens)).float()
+
+    def usage(self, blocks: list[Block]) -> dict[str, Tensor]:
+        layers, units, channels = self.shared["mean"].shape
+        widths = torch.tensor(self.schedule).repeat_interleave(channels // len(self.schedule))
+        return {"latent_bits": widths.repeat(units).expand(layers, -1)}
+
+    def bits(self, block: Block) -> Tensor:
+        """The one block of a prompt carries the whole basis."""
+        mean = self.shared["mean"]
+        stored = sum(block.nbytes.values()) + sum(t.numel() * t.element_size() for t in self.shared.values())
+        return torch.tensor(8 * stored / (prod(mean.shape) * block.tokens)).view(1, 1, 1, 1)

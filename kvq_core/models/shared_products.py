@@ -1,0 +1,93 @@
+"""Products of a model whose weights are read by all cores, each its own part of them, in a decode step.
+
+A product of a few rows waits for its weights. torch divides one too, but wakes the other cores for each; here they are
+woken once for a layer's whole MLP, which is most of a model, and once for the output head.
+"""
+
+from collections.abc import Mapping
+from copy import copy
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from kvq_core.machine import threads
+
+# transformers' modules that compute down_proj(act_fn(gate_proj(x)) * up_proj(x)) and nothing else
+GATED = {"LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP"}
+
+
+def divided(model: nn.Module, cores: int) -> nn.Module:
+    """A causal language model whose output head and MLPs share their products among the cores, which takes sums in
+    another order; those of other kinds are left whole.
+
+    The model itself stays as it is, for other runs that use it meanwhile: only what leads to these modules is copied,
+    the weights and everything else are the model's own.
+    """
+    if cores < 2:
+        return model
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    parts: dict[nn.Module, nn.Module] = {head: DividedHead(head, cores)} if _plain(head) else {}
+    for module in model.modules():
+        if type(module).__name__ in GATED and all(map(_plain, _matrices(module))):
+            parts[module] = DividedMLP(module, cores)
+    return _with(model, parts)
+
+
+def _with(module: nn.Module, parts: Mapping[nn.Module, nn.Module]) -> nn.Module:
+    """A module in which some are replaced; itself where it has none of them."""
+    if module in parts:
+        return parts[module]
+    inside = {name: part if part is None else _with(part, parts) for name, part in module._modules.items()}
+    if all(part is module._modules[name] for name, part in inside.items()):
+        return module
+    twin = copy(module)
+    twin._modules = inside
+    return twin
+
+
+def _matrices(mlp: nn.Module) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
+    return mlp.gate_proj, mlp.up_proj, mlp.down_proj  # type: ignore[return-value]
+
+
+def _plain(module: nn.Module | None) -> bool:
+    return type(module) is nn.Linear and module.bias is None
+
+
+class DividedHead(nn.Module):
+    """A matrix whose outputs are shared out."""
+
+    def __init__(self, head: nn.Linear, cores: int):
+        super().__init__()
+        self.head, self.cores = head, cores
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = x.new_empty(*x.shape[:-1], self.head.out_features)
+
+        def compute(part: slice) -> None:
+            out[..., part] = linear(x, self.head.weight[part])
+
+        threads.together([partial(compute, part) for part in threads.shares(self.head.out_features, self.cores)])
+        return out
+
+
+class DividedMLP(nn.Module):
+    """A gated MLP whose intermediate channels are shared out: each share ends in a sum to the whole output."""
+
+    def __init__(self, mlp: nn.Module, cores: int):
+        super().__init__()
+        self.mlp, self.cores = mlp, cores
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up, down = (matrix.weight for matrix in _matrices(self.mlp))
+        parts = threads.shares(len(up), self.cores)
+        rows = x.flatten(0, -2)
+        sums = x.new_empty(len(parts), len(rows), len(down))
+
+        def compute(part: slice, out: Tensor) -> None:
+            inner = self.mlp.act_fn(linear(rows, gate[part])) * linear(rows, up[part])  # type: ignore[operator]
+            torch.mm(inner, down[:, part].T, out=out)
+
+        threads.together([partial(compute, part, out) for part, out in zip(parts, sums, strict=True)])
+        return sums.sum(0).view(*x.shape[:-1], -1)

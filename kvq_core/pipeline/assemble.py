@@ -1,0 +1,288 @@
+"""From a finished run to its record: ids, metrics, arrays, flags."""
+
+import hashlib
+import json
+import math
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kvq_core.analysis.verdict import MIN_SCORED
+from kvq_core.capture.attention import SINKS
+from kvq_core.capture.distribution import QUANTILES
+from kvq_core.capture.spectra import RANKS
+from kvq_core.engine.decode import LaneState
+from kvq_core.metrics.fidelity import TOPK, Fidelity, perplexity_block
+from kvq_core.metrics.rate import BITS, reference_curve
+from kvq_core.metrics.stored_bytes import host_note, layers_quantized, measure, tokens_quantized
+from kvq_core.models import LoadedModel
+from kvq_core.models.text import Pieces, alone
+from kvq_core.record.fields import (
+    RESULTS_VERSION,
+    CaptureInfo,
+    Environment,
+    LaneRecord,
+    Metrics,
+    Record,
+    Reference,
+    RunTiming,
+    StressRecord,
+    Timing,
+)
+from kvq_core.spec import ComparisonSpec, Lane
+
+if TYPE_CHECKING:
+    from kvq_core.pipeline.compare import Run
+
+OF_CHOSEN_KEYS = (
+    "attention and its outputs are those of the keys this lane reads; its attention KL is KL(lane || reference), for a "
+    "key that is left out makes the other infinite, and the bound of the output error does not apply"
+)
+_LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "gradio")
+
+
+def run_id(model: LoadedModel, spec: ComparisonSpec, ids: list[int]) -> str:
+    """16 hex characters over everything that decides the result."""
+    parts = {
+        "spec": spec.canonical(),
+        "prompt": ids,
+        "model": model.model_hash,
+        "dtype": str(model.dtype),
+        "device": model.device.type,
+        "results_version": RESULTS_VERSION,
+    }
+    data = [lane.build().data_hash(model.ref) for lane in spec.lanes]
+    if any(data):  # learned codebooks, one entry a lane
+        parts["data"] = data
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def assemble(run: "Run") -> tuple[Record, dict[str, Tensor]]:
+    """The record and its arrays, named as record.ARRAYS lists them."""
+    arrays = _run_arrays(run)
+    lanes = []
+    noise = None
+    for index, state in enumerate(run.decode.states):
+        last = index == len(run.spec.lanes)
+        name = "lane/noise" if last else f"lane/{index}"
+        at = run.running.index(state) if state in run.running else None
+        told = _lane(run, state, at)
+        if at is not None and told.status == "done":
+            arrays.update({f"{name}/{key}": value for key, value in _lane_arrays(run, state, at).items()})
+        if last:
+            noise = told
+        else:
+            lanes.append(told)
+    assert noise is not None
+    reference = _reference(run)
+    record = Record(
+        id=run.id, results_version=RESULTS_VERSION, created=datetime.now(UTC).isoformat(timespec="seconds"),
+        spec=run.spec.model_dump(mode="json"), environment=_environment(run.model, run.spec),
+        reference=reference, noise_floor=noise, lanes=lanes, capture=_capture_info(run), timing=_timing(run),
+        vocabulary=_vocabulary(run, [reference, *lanes]), stress=_stress(run),
+    )  # fmt: skip
+    return record, {name: tensor.contiguous() for name, tensor in arrays.items()}
+
+
+def _environment(model: LoadedModel, spec: ComparisonSpec) -> Environment:
+    versions = {"python": platform.python_version()}
+    for library in _LIBRARIES:
+        try:
+            versions[library] = version(library)
+        except PackageNotFoundError:
+            continue
+    shape = model.shape
+    threads = torch.get_num_threads()
+    on_cpu = f"CPU, {threads} thread{'s' * (threads != 1)}"
+    device = torch.cuda.get_device_name() if model.device.type == "cuda" else on_cpu
+    return Environment(
+        versions=versions, device=device, dtype=str(model.dtype).removeprefix("torch."), model=model.id,
+        model_title=model.title, weights_hash=model.weights_hash, model_hash=model.model_hash,
+        revision=model.revision, seed=spec.seed,
+        layers=shape.layers, query_heads=shape.query_heads, kv_heads=shape.kv_heads, head_dim=shape.head_dim,
+    )  # fmt: skip
+
+
+def _reference(run: "Run") -> Reference:
+    tokenizer = run.model.tokenizer
+    ids = run.decode.token_ids
+    pieces = Pieces(tokenizer).extend(ids)
+    nll = run.fidelity.column("reference/nll")
+    return Reference(
+        text="".join(pieces), token_ids=ids, tokens=pieces, prompt_token_ids=run.ids,
+        prompt_tokens=tokenizer.convert_ids_to_tokens(run.ids), finish=run.decode.finish or "length",
+        ppl=math.exp(nll.double().mean()) if len(nll) else None,
+    )  # fmt: skip
+
+
+def _lane(run: "Run", state: LaneState, at: int | None) -> LaneRecord:
+    lane: Lane = state.lane
+    method = lane.build()
+    record = LaneRecord(
+        label=lane.label, method=lane.method, title=method.title, summary=method.summary(),
+        knobs=method.model_dump(mode="json"), tensors=lane.tensors,
+        layers=lane.layers if isinstance(lane.layers, str) else list(lane.layers),
+        sink_tokens=lane.sink_tokens, recent_tokens=lane.recent_tokens, status="failed" if state.error else "done",
+        error=state.error, token_ids=state.token_ids, finish=state.finish,
+    )  # fmt: skip
+    record.tokens = Pieces(run.model.tokenizer).extend(state.token_ids)
+    record.text = "".join(record.tokens)
+    if at is None or state.error or state.cache is None:
+        return record
+    record.metrics = _metrics(run, state, at)
+    record.memory = measure(state.cache, run.model.shape)
+    chosen = OF_CHOSEN_KEYS if run.captures and state.cache.selects else None
+    record.notes = [*state.cache.notes, *filter(None, [host_note(record.memory), chosen])]
+    record.timing = Timing(encode_prompt_s=state.encode_prompt_s, encode_decode_s=state.encode_decode_s)
+    asked = run.model.shape.layers if isinstance(lane.layers, str) else len(set(lane.layers))
+    record.flags = _flags(run.fidelity, record, at, method.quantizes, asked)
+    return record
+
+
+def _metrics(run: "Run", state: LaneState, at: int) -> Metrics:
+    fidelity = run.fidelity
+    metrics = Metrics(n_scored=fidelity.n_scored, near_tie_margin=fidelity.near_tie_margin())
+    metrics.first_divergence = state.first_divergence
+    metrics.matched_prefix = len(state.token_ids) if state.first_divergence is None else state.first_divergence
+    if state.cache is not None:
+        metrics.layers_quantized = layers_quantized(state.cache)
+        metrics.tokens_quantized = tokens_quantized(state.cache)
+    if run.captures is not None and at in run.captures.errors:
+        errors = run.captures.errors[at]
+        metrics.key_rmse, metrics.value_rmse = errors.key_rmse, errors.value_rmse
+        metrics.in_subspace_error = errors.in_subspace_error
+        metrics.output_error = errors.output.mean().item()
+        metrics.output_bound = None if errors.bound is None else errors.bound.mean().item()
+    if not fidelity.n_scored:
+        return metrics
+    kld, same = fidelity.column("kld", at).double(), fidelity.column("same_top", at)
+    flips = same == 0
+    metrics.kld_mean, metrics.kld_max = kld.mean().item(), kld.max().item()
+    metrics.kld_median, metrics.kld_p99 = kld.quantile(0.5).item(), kld.quantile(0.99).item()
+    metrics.flips, metrics.flip_rate = int(flips.sum()), flips.double().mean().item()
+    ties = fidelity.column("reference/margin") <= metrics.near_tie_margin
+    metrics.near_tie_flips = int((flips & ties).sum())
+    metrics.perplexity_block = perplexity_block(
+        fidelity.column("nll", at), fidelity.column("reference/nll"), kld, fidelity.column("delta_p", at), same
+    )
+    metrics.ppl_ratio = metrics.perplexity_block["Mean PPL(Q)/PPL(base)"].value
+    metrics.rms_dp = metrics.perplexity_block["RMS Δp"].value
+    if run.captures is not None:
+        tap, looked, scored = run.captures.tap, run.captures.attention, slice(0, fidelity.n_scored)
+        metrics.attention_delta_mean = tap.mean[at, ..., scored].mean().item()
+        metrics.attention_delta_max = tap.max[at, ..., scored].max().item()
+        metrics.attention_delta_reference_query = looked.reference_query[at, : len(looked.reached)].mean().item()
+    return metrics
+
+
+def _flags(fidelity: Fidelity, record: LaneRecord, at: int, quantizes: bool, layers: int) -> list[str]:
+    """What a reader must know before believing the numbers."""
+    metrics, flags = record.metrics, []
+    assert metrics is not None
+    if fidelity.not_finite[at]:
+        flags.append("nan")
+    if quantizes and (not metrics.tokens_quantized or metrics.kld_max == 0):
+        flags.append("never_engaged")
+    elif quantizes and metrics.layers_quantized < layers:
+        flags.append("partly_engaged")
+    if metrics.n_scored < MIN_SCORED:
+        flags.append("too_few_positions")
+    return flags
+
+
+def _lane_arrays(run: "Run", state: LaneState, at: int) -> dict[str, Tensor]:
+    assert state.cache is not None
+    fidelity = run.fidelity
+    names = ("kld", "nll", "delta_p", "same_top", "topk_ids", "topk_probs")
+    arrays = {name: fidelity.column(name, at) for name in names}
+    for kind in ("key", "value"):
+        arrays[f"{kind}_bits"] = _bit_map(run, state, kind)
+    if run.captures is not None:
+        arrays |= run.captures.lane_arrays(at)
+    return arrays
+
+
+def _bit_map(run: "Run", state: LaneState, kind: str) -> Tensor:
+    """(layers or 1, kv_heads or 1, tokens, channel groups) float16, the parts of all layers put together."""
+    assert state.cache is not None
+    maps = [(part, part.stream.bits().cpu()) for part in state.cache.parts if part.kind == kind]
+    if len(maps) == 1:
+        return maps[0][1].half()
+    shape = [max(m.shape[d] for _, m in maps) for d in (1, 2, 3)]
+    whole = torch.empty(run.model.shape.layers, *shape, dtype=torch.float16)
+    for part, bits in maps:
+        layers = [run.prefill.groups[part.group].layers[i] for i in part.layers.tolist()]
+        whole[layers] = bits.half().expand(len(layers), *shape)
+    return whole
+
+
+def _run_arrays(run: "Run") -> dict[str, Tensor]:
+    names = ("nll", "margin", "topk_ids", "topk_probs")
+    arrays = {f"reference/{name}": run.fidelity.column(f"reference/{name}") for name in names}
+    if run.captures is None:
+        return arrays
+    arrays |= run.captures.run_arrays()
+    arrays["gaussian/bits"] = torch.tensor(BITS)
+    for kind, source in (("key", "key_pre"), ("value", "value")):  # a rotation leaves the size of an error as it is
+        energies = arrays[f"centred/{source}"].square().sum((1, 2)) + arrays[f"mean/{source}"].square().sum(1)
+        arrays[f"gaussian/{kind}_error"] = reference_curve(arrays[f"gaussian/{source}"], energies / len(run.ids), BITS)
+    return arrays
+
+
+def _vocabulary(run: "Run", rows: list[Reference | LaneRecord]) -> dict[int, str]:
+    """So that a stored run can be read without its model's tokenizer: what the top-k arrays name, and of the answers
+    what is no text by itself."""
+    columns = [run.fidelity.column("reference/topk_ids")]
+    columns += [run.fidelity.column("topk_ids", at) for at in range(len(run.running))]
+    named = torch.cat([column.flatten().long() for column in columns]).unique().tolist()
+    parts = {id for row in rows for id, piece in zip(row.token_ids, row.tokens, strict=True) if not piece}
+    return {id: alone(run.model.tokenizer, id) for id in sorted({*named, *parts})}
+
+
+def _capture_info(run: "Run") -> CaptureInfo:
+    if run.captures is None:
+        return CaptureInfo(detail="off", layers=[], heads=[], step_edges=[], position_edges=[], topk=TOPK)
+    held, tap = run.captures, run.captures.tap
+    return CaptureInfo(
+        detail=held.detail, layers=tap.map_layers, heads=tap.map_heads, step_edges=tap.step_edges,
+        position_edges=tap.position_edges, topk=TOPK, attention_steps=held.attention.reached, sink_tokens=SINKS,
+        depth_edges=held.attention.depths.edges, distribution_layers=held.distribution_layers, quantiles=QUANTILES,
+        angle_ranks=RANKS, subspace_texts={kind: other.told for kind, other in held.others.items()},
+        seconds=held.seconds, seconds_decoding=held.seconds_decoding,
+    )  # fmt: skip
+
+
+def _stress(run: "Run") -> StressRecord | None:
+    applied, found = run.decode.stress, run.unchanged
+    if applied is None or found is None:
+        return None
+    done = []
+    if run.spec.stress.key_outlier_scale != 1:
+        done.append(
+            "the queries' channels were divided by what the keys' were multiplied with, so every q·k is the same"
+        )
+    if run.spec.stress.key_bias != 0:
+        done.append("one vector was added to all keys of a head, which moves all scores of a query alike")
+    sentence = (
+        f"Full-precision attention does not change: {'; '.join(done)}. Over the last {found.positions} prompt "
+        f"positions the reference's next-token distribution moved by at most {found.kld_max:.1g} nats of KL divergence "
+        f"(allowed: {found.tolerance:g}). Damage a lane shows beyond this is its quantization's."
+    )
+    return StressRecord(
+        settings=run.spec.stress.model_dump(mode="json"), layers=applied.layers, kv_heads=applied.kv_heads,
+        pairs=applied.pairs, positions=found.positions, kld_max=found.kld_max, logit_max=found.logit_max,
+        tolerance=found.tolerance, same_tokens=found.same_tokens, sentence=sentence,
+    )  # fmt: skip
+
+
+def _timing(run: "Run") -> RunTiming:
+    steps = run.decode.step_seconds
+    return RunTiming(
+        prefill_s=run.seconds["prefill"], encode_s=run.seconds["encode"], decode_s=run.seconds["decode"],
+        steps=len(steps), ms_per_step=1000 * sum(steps) / len(steps) if steps else None,
+        rows_mean=sum(run.decode.step_rows) / len(steps) if steps else 0.0, total_s=run.seconds["total"],
+    )  # fmt: skip

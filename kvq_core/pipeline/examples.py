@@ -1,0 +1,89 @@
+"""The stored runs that ship with the app: which they are, where they lie, and ``python -m kvq_core.pipeline.examples`` to
+compute them again (after a change of results, or of presets/learn/examples.toml)."""
+
+import sys
+import tomllib
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from kvq_core.errors import KvqError, SpecError
+from kvq_core.presets import FOLDER, preset
+from kvq_core.spec import ComparisonSpec, parse_spec
+from kvq_core.store.store import Store, open_store
+
+FILE = FOLDER / "learn" / "examples.toml"
+RUNS = FOLDER / "runs"
+MOST_BYTES = 6_000_000  # of all of them together
+
+
+class Example(BaseModel):
+    """A preset's comparison with some fields replaced."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    title: str
+    preset: str
+    capture: dict[str, Any]
+    lanes: list[dict[str, Any]]
+
+    @property
+    def spec(self) -> ComparisonSpec:
+        """Raises SpecError where the example says something impossible."""
+        base = preset(self.preset).spec.model_dump(mode="json")
+        return parse_spec({**base, "capture": self.capture, "lanes": self.lanes})
+
+
+@cache
+def examples() -> dict[str, Example]:
+    """Every example by name. Raises SpecError when the file cannot be understood."""
+    try:
+        found = [Example(**entry) for entry in tomllib.loads(FILE.read_text(encoding="utf-8"))["examples"]]
+    except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
+        raise SpecError(f"presets/learn/{FILE.name} cannot be read: {error}.") from None
+    return {example.name: example for example in found}
+
+
+def packaged() -> Store:
+    """The store of the runs that ship with the app."""
+    return open_store(str(RUNS))
+
+
+def stored(runs: Store | None = None) -> dict[str, str]:
+    """Run id of every example that is there, by name. A run belongs to the example whose comparison it is."""
+    runs = runs or packaged()
+    specs = {example.spec.canonical(): name for name, example in examples().items()}
+    found = {}
+    for summary in runs.list():
+        record, _ = runs.load(summary.id)
+        name = specs.get(parse_spec(record.spec).canonical())
+        if name:
+            found[name] = summary.id
+    return found
+
+
+def main() -> int:
+    """Compute every example into the packaged store, and throw out what is no example of today."""
+    from kvq_core.pipeline.compare import run
+
+    runs = packaged()
+    fresh = set()
+    for example in examples().values():
+        print(f"{example.name}: {len(example.lanes)} lanes", file=sys.stderr)
+        fresh.add(run(example.spec, runs).id)
+    for folder in RUNS.iterdir():
+        if folder.name not in fresh:
+            runs.fs.rm(str(folder), recursive=True)
+    size = sum(file.stat().st_size for file in RUNS.rglob("*") if file.is_file())
+    print(f"{len(fresh)} runs, {size / 1e6:.1f} MB of at most {MOST_BYTES / 1e6:.0f} MB", file=sys.stderr)
+    return int(size > MOST_BYTES)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KvqError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,247 @@
+"""Training what lanes lack: offered with its cost, started when asked for, told as it goes, stopped at any time."""
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from kvq_core.codebooks.files import DEFAULT_NAME, CodebookInfo, Kind, codebooks
+from kvq_core.codebooks.lookup import Wanted
+from kvq_core.errors import KvqError
+from kvq_core.methods import ModelRef, ModelShape
+from kvq_core.models import LoadedModel, load, with_model
+from kvq_core.settings import settings
+from kvq_core.spec import ComparisonSpec, Lane
+from kvq_core.training.train import Request, train_all
+from kvq_core.training.values import ValuePlan
+
+Budget = Literal["full", "quick"]
+BUDGETS: dict[Budget, tuple[int, int]] = {"full": (12288, 2048), "quick": (4096, 1024)}  # tokens: trained, held out
+TELL_S = 0.3  # between two events; what stops a training is noticed as often
+WINDOW_S = 20.0  # what the remaining time is extrapolated from
+READING = 3e10  # multiplications and additions a second while the model reads the text: two slow CPU cores
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What ``lanes`` of a model lack, as trainings, and what those take; making an offer trains nothing.
+
+    ``seconds`` and ``parts``, those of reading and of each training, are scaled from codebooks trained before (on this
+    machine, else the shipped ones). ``refusal`` says why this instance does not train.
+    """
+
+    model: str
+    revision: str | None
+    model_title: str
+    lanes: tuple[str, ...]
+    requests: tuple[Request, ...]
+    bytes: int
+    parts: tuple[float, ...]
+    refusal: str | None
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.parts)
+
+    @property
+    def commands(self) -> list[str]:
+        """The same from a terminal."""
+        return [request.command(self.model) for request in self.requests]
+
+
+@dataclass(frozen=True)
+class Training:
+    """While it goes on: what is being done, and ``share`` of everything. ``left`` in seconds, once it can be told."""
+
+    doing: str
+    done: int
+    total: int
+    share: float
+    left: float | None
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The end: descriptions of the codebooks that are there now."""
+
+    codebooks: tuple[CodebookInfo, ...]
+
+
+def offer(model: str, revision: str | None, lanes: Iterable[Lane], budget: Budget = "full") -> Offer | None:
+    """What training the lanes would need on a model before they can run; None where nothing is missing.
+
+    Raises KvqError where the model cannot be loaded.
+    """
+    loaded = load(model, revision)
+    wanted: list[Wanted] = []
+    names: list[str] = []
+    for lane in lanes:
+        method = lane.build()
+        missing = () if lane.why_not(loaded.shape) else method.lacks(loaded.ref)
+        wanted += missing
+        names += [lane.label or method.title] if missing else []
+    if not wanted:
+        return None
+    requests = tuple(_requests(wanted, loaded.shape.head_dim, *BUDGETS[budget]))
+    parts = (_reading_seconds(loaded, requests[0]), *(_seconds(r, loaded.shape) for r in requests))
+    size = sum(_bytes(r, loaded.shape) for r in requests)
+    unique = tuple(dict.fromkeys(names))
+    return Offer(loaded.id, revision, loaded.title, unique, requests, size, parts, _refusal())
+
+
+def possible_here(spec: ComparisonSpec) -> bool:
+    """Whether nothing that a comparison's lanes learn beforehand is out of reach: it is there, or this instance trains
+    it. Loads nothing; a spec that names no model is meant for the one that is offered first."""
+    model = ModelRef(with_model(spec).model, "")  # no hash: what was learned from a model of that id counts
+    return _refusal() is None or not any(lane.build().lacks(model) for lane in spec.lanes)
+
+
+def train_missing(found: Offer) -> Generator[Training | Trained]:
+    """Train what was offered; the last event is Trained. Closing the generator stops within a step of the training and
+    keeps what is finished: the next time goes on from there.
+
+    Raises KvqError where this instance does not train, or the training is not possible.
+    """
+    if found.refusal:
+        raise KvqError(found.refusal)
+    model, told, stop = load(found.model, found.revision), queue.SimpleQueue[_Told](), threading.Event()
+
+    def progress(doing: str, done: int, total: int) -> None:
+        if stop.is_set():
+            raise _StoppedError
+        told.put((doing, done, total))
+
+    def work() -> None:
+        try:
+            told.put([book.info for book in train_all(model, found.requests, progress)])
+        except BaseException as error:  # handed to the one who waits for the events
+            told.put(error)
+
+    thread = threading.Thread(target=work, name="training", daemon=True)
+    thread.start()
+    try:
+        yield from _events(told, found.parts)
+    finally:
+        stop.set()
+        thread.join()
+
+
+class _StoppedError(Exception):
+    """Ends the work inside ``train_all``."""
+
+
+_Told = tuple[str, int, int] | list[CodebookInfo] | BaseException
+
+
+def _events(told: "queue.SimpleQueue[_Told]", parts: tuple[float, ...]) -> Generator[Training | Trained]:
+    """The newest word every TELL_S, again where there is none, so that a listener can always leave."""
+    whole, last = _Whole(parts), Training("Starting", 0, 1, 0.0, None)
+    while True:
+        until = time.monotonic() + TELL_S
+        while (wait := until - time.monotonic()) > 0:
+            try:
+                word = told.get(timeout=wait)
+            except queue.Empty:
+                break
+            if isinstance(word, BaseException):
+                raise word
+            if isinstance(word, list):
+                yield Trained(tuple(word))
+                return
+            last = whole.after(*word)
+        yield last
+
+
+class _Whole:
+    """How far all parts together are, and the time they still take at the pace of the last seconds."""
+
+    def __init__(self, parts: tuple[float, ...]):
+        self._parts = parts
+        self._index, self._doing, self._done, self._share = -1, "", 0, 0.0
+        self._past: deque[tuple[float, float]] = deque()  # time, share
+
+    def after(self, doing: str, done: int, total: int) -> Training:
+        if doing != self._doing or done < self._done:
+            self._index = min(self._index + 1, len(self._parts) - 1)
+        self._doing, self._done = doing, done
+        share = sum(self._parts[: self._index]) + self._parts[self._index] * done / max(1, total)
+        self._share = share = max(self._share, min(1.0, share / sum(self._parts)))
+        now = time.monotonic()
+        self._past.append((now, share))
+        while now - self._past[0][0] > WINDOW_S:
+            self._past.popleft()
+        elapsed, gained = now - self._past[0][0], share - self._past[0][1]
+        return Training(doing, done, total, share, elapsed / gained * (1 - share) if gained > 0.01 else None)
+
+
+def _requests(wanted: list[Wanted], head_dim: int, train: int, held_out: int) -> list[Request]:
+    """One training for each set of codebooks that can serve: of keys, the longest serves shorter ones as well."""
+    chosen: dict[tuple[object, ...], Wanted] = {}
+    for each in wanted:
+        size = (each.levels, each.pairs or head_dim // 2) if each.kind == "keys" else (each.bits,)
+        place = (each.kind, each.name, *size)
+        known = chosen.get(place)
+        if known is None or known.stages_of(head_dim) < each.stages_of(head_dim):
+            chosen[place] = each
+    return [
+        Request(
+            bits=w.bits, kinds=(w.kind,), levels=w.levels, pairs=w.pairs, stages=w.stages, name=w.name or DEFAULT_NAME,
+            train_tokens=train, held_out_tokens=held_out,
+        )
+        for w in chosen.values()
+    ]  # fmt: skip
+
+
+def _refusal() -> str | None:
+    if not settings().public:
+        return None
+    return (
+        "This instance serves everyone and does not train: nobody could run anything meanwhile. Remove the lane to "
+        "run the others here; on a machine of your own the app offers the training, or run the command below."
+    )
+
+
+def _bytes(request: Request, shape: ModelShape) -> int:
+    """Bytes of the file: float16 levels of keys; int8 encoder and float16 codebook of values."""
+    channels = shape.kv_heads * shape.head_dim
+    if request.kinds == ("keys",):
+        return 2 * shape.layers * channels * request.levels * request.stages_on(shape.head_dim)
+    return shape.layers * channels**2 * (1 + 4 * request.bits)
+
+
+def _seconds(request: Request, shape: ModelShape) -> float:
+    """What the training takes at the pace of the largest one known: of the user's own, else of the shipped ones."""
+    (kind,) = request.kinds
+    done = [(_work_of(b.info), b.info.seconds) for b in codebooks() if b.info.kind == kind and not b.shipped]
+    done = done or [(_work_of(b.info), b.info.seconds) for b in codebooks() if b.info.kind == kind]
+    most, seconds = max(done)
+    stages = request.stages_on(shape.head_dim)
+    pairs = request.pairs or shape.head_dim // 2
+    tokens, steps = request.train_tokens, request.value_steps
+    return seconds / most * _work(kind, shape, request.bits, request.levels, pairs, stages, tokens, steps)
+
+
+def _work_of(info: CodebookInfo) -> float:
+    shape = ModelShape(info.layers, info.kv_heads, info.kv_heads, info.head_dim, 0)
+    steps = int(info.settings["steps"])
+    keys = (info.levels or 0, info.pairs_per_group or 1, info.stages or 0)
+    return _work(info.kind, shape, int(info.bits), *keys, info.train_tokens, steps)
+
+
+def _work(
+    kind: Kind, shape: ModelShape, bits: int, levels: int, pairs: int, stages: int, tokens: int, steps: int
+) -> float:
+    """What the time of a training is proportional to, nearly: keys compare every token with levels^2 centres (and 100
+    more is what all else costs), values multiply by matrices of channels^2."""
+    if kind == "keys":
+        groups = shape.kv_heads * (shape.head_dim // 2 // pairs)
+        return float(shape.layers * groups * stages * tokens * (levels**2 + 100))
+    channels = shape.kv_heads * shape.head_dim
+    return float(shape.layers * steps * bits * ValuePlan.batch * channels**2 * (1 + 3 * bits))
+
+
+def _reading_seconds(model: LoadedModel, request: Request) -> float:
+    return 2 * sum(p.numel() for p in model.model.parameters()) * sum(request.reads) / READING
