@@ -19,7 +19,7 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 # Gradio sums up its last 10,000 events with pandas after every one, for a page of statistics that is closed here.
 os.environ.setdefault("GRADIO_ANALYTICS_MAX_EVENTS", "100")
 os.environ.setdefault("GRADIO_ANALYTICS_CACHE_FREQUENCY", "1000000")
-if os.environ.get("SPACE_ID"):  # visitors' addresses are what the Space's proxy says, see ui.services.visitor
+if os.environ.get("SPACE_ID"):  # visitors' addresses are what the Space's proxy says, see ui.service.services.visitor
     os.environ.setdefault("FORWARDED_ALLOW_IPS", "*")
 
 gc.disable()  # what imports make lives to the end; looking for garbage in it is a sixth of the time to start
@@ -34,15 +34,15 @@ from kvq_core.pipeline.compare import compare  # noqa: E402
 from kvq_core.pipeline.estimate import estimate  # noqa: E402
 from kvq_core.settings import Settings, settings  # noqa: E402
 from kvq_core.store.store import Store, open_store  # noqa: E402
-from ui import zero_gpu  # noqa: E402
-from ui.health import Health  # noqa: E402
-from ui.housekeeping import keep_swept, removed  # noqa: E402
+from ui.api.mcp import answer_in_json  # noqa: E402
+from ui.html.theme import css, theme  # noqa: E402
 from ui.layout import build_ui  # noqa: E402
-from ui.mcp import answer_in_json  # noqa: E402
-from ui.server import app_kwargs, blocked_paths  # noqa: E402
-from ui.services import Services  # noqa: E402
-from ui.sessions import install  # noqa: E402
-from ui.theme import css, theme  # noqa: E402
+from ui.server import zero_gpu  # noqa: E402
+from ui.server.gradio_sessions import install  # noqa: E402
+from ui.server.guard import app_kwargs, blocked_paths  # noqa: E402
+from ui.server.health import Health  # noqa: E402
+from ui.server.housekeeping import keep_swept, removed  # noqa: E402
+from ui.service.services import Services  # noqa: E402
 
 gc.freeze()
 gc.enable()
@@ -50,7 +50,7 @@ gc.enable()
 # Handlers at work at once, of all pages, beside one for everybody in the line of runs: whoever waits there holds one
 # all the time, and where none is left no page answers any more.
 SPARE = 192
-SESSIONS = 500  # pages whose state is kept; closed ones for an hour, see ui/sessions.py
+SESSIONS = 500  # pages whose state is kept; closed ones for an hour, see ui/server/gradio_sessions.py
 
 
 def warm_up(health: Health, store: Store) -> None:

@@ -30,8 +30,8 @@ from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL, ComparisonSpec, Lane
 from kvq_core.store.store import open_store
 from tests.sample_record import make_sample
-from ui.health import Health
-from ui.services import Services
+from ui.server.health import Health
+from ui.service.services import Services
 
 ENDPOINTS = {
     "/compare", "/estimate", "/methods", "/models", "/presets", "/preset", "/claims", "/runs", "/run", "/arrays",

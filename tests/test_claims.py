@@ -41,7 +41,7 @@ from kvq_core.models.lockstep import causal_attention
 from kvq_core.spec import DEFAULT_MODEL
 from kvq_core.training.texts import Texts, sequences
 from tests.tiny_models import prompt_ids, tiny
-from ui.claims import claims_summary, claims_table
+from ui.html.claims_table import claims_summary, claims_table
 
 ROOT = Path(__file__).parent.parent
 ALL = [(p, claim) for p in papers().values() for claim in p.claims]

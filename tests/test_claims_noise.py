@@ -23,8 +23,8 @@ from kvq_core.claims.board import (
 from kvq_core.claims.margins import NOISE
 from kvq_core.claims.verdict import satisfied, spreads, verdict
 from kvq_core.spec import DEFAULT_MODEL
-from ui.claims import claims_summary, claims_table
-from ui.text import safe
+from ui.html.claims_table import claims_summary, claims_table
+from ui.html.escape import safe
 
 ALL = [claim for paper in papers().values() for claim in paper.claims]
 

@@ -18,7 +18,7 @@ from kvq_core.settings import settings
 from kvq_core.spec import parse_spec, read_spec
 from kvq_core.store.store import open_store, read_run
 from kvq_core.training.texts import read_texts
-from ui.controls import _parse
+from ui.form.controls import _parse
 
 LONG = "x" * 5000
 MOST = 600

@@ -9,11 +9,11 @@ from kvq_core.links import decode, encode
 from kvq_core.presets import presets
 from kvq_core.spec import parse_spec
 from tests.ui_record_factory import make_run
-from ui.form import FIELDS, from_comparison, to_comparison
+from ui.export.report import report
+from ui.form.values import FIELDS, from_comparison, to_comparison
 from ui.panels.answers import finished
-from ui.panels.verdicts import compute
-from ui.report import report
 from ui.selection import Selection
+from ui.views.verdicts import compute
 
 BARE = {"prompt": "What is the code?", "lanes": [{"method": "kivi"}]}
 

@@ -17,10 +17,10 @@ from kvq_core.record.files import ARRAYS, MANIFEST, RECORD
 from kvq_core.spec import parse_spec
 from kvq_core.store.store import open_store
 from tests.sample_record import make_sample
-from ui.form import FIELDS, to_comparison
-from ui.panels.filling import opened_page
+from ui.form.filling import opened_page
+from ui.form.values import FIELDS, to_comparison
 from ui.panels.history import listed, remembered
-from ui.services import Services
+from ui.service.services import Services
 
 text = st.text(st.characters(), max_size=80)  # lone surrogates and control characters included
 plain = st.recursive(

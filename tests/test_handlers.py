@@ -13,7 +13,7 @@ from kvq_core.store.store import open_store
 from tests.ui_record_factory import make_run
 from ui.layout import build_ui
 from ui.panels.launch import UNEXPECTED
-from ui.services import Services
+from ui.service.services import Services
 
 
 @pytest.fixture(scope="module")

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from ui.housekeeping import NEW_S, PREFIX, own_folder
-from ui.services import Services
+from ui.server.housekeeping import NEW_S, PREFIX, own_folder
+from ui.service.services import Services
 
 ROOT = Path(__file__).parent.parent
 OWNER = """
 import sys
-from ui.housekeeping import own_folder
+from ui.server.housekeeping import own_folder
 (own_folder() / "record.json").write_text("private")
 print("ready", flush=True)
 sys.stdin.readline()

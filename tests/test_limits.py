@@ -21,9 +21,9 @@ from kvq_core.pipeline.compare import compare
 from kvq_core.pipeline.estimate import Estimate, estimate
 from kvq_core.presets import presets
 from kvq_core.spec import parse_spec
-from ui.admission import Admission
-from ui.desk import Cost, Desk
-from ui.services import Services, visitor
+from ui.service.admission import Admission
+from ui.service.line import Cost, Desk
+from ui.service.services import Services, visitor
 
 LANES = [{"method": "kivi"}, {"method": "per_token"}]
 
@@ -101,7 +101,7 @@ def test_a_long_text_is_refused_before_it_is_tokenized(monkeypatch):
 
 
 def test_memory_is_asked_for_before_the_run(monkeypatch):
-    monkeypatch.setattr("ui.admission.free_bytes", lambda device: 3 * 10**9)
+    monkeypatch.setattr("ui.service.admission.free_bytes", lambda device: 3 * 10**9)
     gate = admission(monkeypatch, estimated(tokens=2000, run_bytes=6 * 10**9))
     said = gate.quote(spec()).refusal
     assert "about 6.00 GB" in said and "3.00 GB are free" in said and "about 1,000 tokens" in said
@@ -114,7 +114,7 @@ def test_memory_is_asked_for_before_the_run(monkeypatch):
 
 def test_when_its_turn_comes_memory_is_looked_at_again(monkeypatch):
     free = [9 * 10**9]
-    monkeypatch.setattr("ui.admission.free_bytes", lambda device: free[0])
+    monkeypatch.setattr("ui.service.admission.free_bytes", lambda device: free[0])
     services = Services(None, lambda spec, store: (word for word in ["ran"]), estimated(run_bytes=6 * 10**9))
     assert finished(services.submit(spec(), "a", "a")).error is None
     desk, held = services.desk, threading.Event()

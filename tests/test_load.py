@@ -14,11 +14,11 @@ from kvq_core.events import Finished, LaneProgress, Loading, Prefill, Step, Summ
 from kvq_core.limits import limits
 from kvq_core.pipeline.estimate import Estimate
 from kvq_core.store.store import open_store
-from ui.body import MOST_BYTES
-from ui.health import Health
 from ui.layout import build_ui
-from ui.server import app_kwargs
-from ui.services import Services
+from ui.server.guard import app_kwargs
+from ui.server.health import Health
+from ui.server.request_size import MOST_BYTES
+from ui.service.services import Services
 
 VISITORS, STEPS = 6, 12
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from ui import mail
-from ui.mail import KEEP_S, READING_S, UNREAD, Mail
+from ui.server import gradio_answers as mail
+from ui.server.gradio_answers import KEEP_S, READING_S, UNREAD, Mail
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from kvq_core.pipeline.estimate import estimate
 from kvq_core.pipeline.examples import examples
 from kvq_core.presets import presets
 from kvq_core.spec import DEFAULT_MODEL, parse_spec
-from ui.panels.filling import from_preset
+from ui.form.filling import from_preset
 
 HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 

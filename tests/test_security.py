@@ -21,16 +21,16 @@ from kvq_core.models import load
 from kvq_core.store.store import open_store
 from tests.tiny_models import tiny
 from tests.ui_record_factory import make_run
-from ui.export import view_csv
+from ui.html.escape import cell_safe, safe
+from ui.html.tables import scorecard, to_csv
 from ui.panels.header import chip, markup
 from ui.panels.history import listed, remembered
 from ui.panels.launch import finished_line
 from ui.panels.scorecard import _block
-from ui.panels.view import Drawn
-from ui.panels.views import TABS
 from ui.selection import start, told
-from ui.tables import scorecard, to_csv
-from ui.text import cell_safe, safe
+from ui.views.export import view_csv
+from ui.views.tabs import TABS
+from ui.views.view import Drawn
 
 HOSTILE = "<img src=x onerror=pwned()><svg/onload=pwned()>${pwned()}{{pwned}}</script></div>\u202e\x1b[31m\x00"
 FORMULAS = ["=HYPERLINK(1)", "+1+1", "-1+1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", " =1", "\uff1d1"]

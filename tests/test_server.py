@@ -20,9 +20,9 @@ from kvq_core.spec import DEFAULT_MODEL
 from kvq_core.store.retention import Limits
 from kvq_core.store.store import Store, open_store
 from tests.sample_record import make_sample
-from ui.health import FRESH_S, PATIENCE_S, Health
-from ui.server import CLOSED, PROJECT, blocked_paths
-from ui.services import Services
+from ui.server.guard import CLOSED, PROJECT, blocked_paths
+from ui.server.health import FRESH_S, PATIENCE_S, Health
+from ui.service.services import Services
 
 
 class Asked:
@@ -134,7 +134,7 @@ def test_a_store_out_of_reach_is_unavailable(patient, monkeypatch):
 
 def test_a_store_that_hangs_is_unavailable_in_time(patient, monkeypatch):
     woken = threading.Event()
-    monkeypatch.setattr("ui.health.PATIENCE_S", 0.2)
+    monkeypatch.setattr("ui.server.health.PATIENCE_S", 0.2)
     monkeypatch.setattr(Store, "usage", lambda self: woken.wait(30))
     try:
         status, _, body = patient("/health")
@@ -144,7 +144,7 @@ def test_a_store_that_hangs_is_unavailable_in_time(patient, monkeypatch):
 
 
 def test_a_model_that_cannot_be_loaded_is_unavailable(server, monkeypatch):
-    monkeypatch.setattr("ui.health.loaded", lambda: None)
+    monkeypatch.setattr("ui.server.health.loaded", lambda: None)
     server.health.model_error = ValueError("/secret/path")
     try:
         status, _, body = server("/health")

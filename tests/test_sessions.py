@@ -12,9 +12,9 @@ from app import launch
 from benchmarks.load_visitors import Plan, Visit, Visitor
 from kvq_core.store.store import open_store
 from tests.sample_record import make_sample
-from ui.health import Health
-from ui.services import Services
-from ui.sessions import KEEP
+from ui.server.gradio_sessions import KEEP
+from ui.server.health import Health
+from ui.service.services import Services
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +65,8 @@ def test_of_a_call_without_a_session_no_answer_is_held(served):
 
 def test_answers_nobody_fetches_make_way_and_those_that_are_fetched_come(served, monkeypatch):
     blocks, address, run = served
-    monkeypatch.setattr("ui.mail.READING_S", 0.5)
-    monkeypatch.setattr("ui.mail.UNREAD", 2)
+    monkeypatch.setattr("ui.server.gradio_answers.READING_S", 0.5)
+    monkeypatch.setattr("ui.server.gradio_answers.UNREAD", 2)
     mail = blocks._queue.pending_messages_per_session
     with httpx.Client(base_url=f"{address}{asyncio.run(plan_of(address)).prefix}", timeout=60) as http:
         events = [http.post("/call/run", json={"data": [run, ""]}).json()["event_id"] for _ in range(12)]

@@ -23,17 +23,17 @@ from kvq_core.spec import parse_spec
 from kvq_core.store.sharing import key_of
 from kvq_core.store.store import open_store
 from tests.ui_record_factory import make_run
-from ui.access import opened
-from ui.address import comparison_link, link
-from ui.figures.card import card, card_text
+from ui.export.card import card, card_text
+from ui.export.report import report
+from ui.export.reproduce import FILE, LONGEST, command, comparison_json
+from ui.form.filling import opened_page
+from ui.html.copying import copy_box
 from ui.layout import build_ui
-from ui.panels.copying import copy_box
-from ui.panels.filling import opened_page
 from ui.panels.history import remembered, shared_runs
 from ui.panels.versus import run_in, told
-from ui.report import report
-from ui.reproduce import FILE, LONGEST, command, comparison_json
-from ui.services import Services
+from ui.service.access import opened
+from ui.service.address import comparison_link, link
+from ui.service.services import Services
 
 ROOT = Path(__file__).parent.parent
 ID = "0123456789abcdef"

@@ -10,8 +10,8 @@ import pytest
 from kvq_core.errors import StoreError
 from kvq_core.store.sharing import demand_open, key_of, listed, may_open, reach
 from kvq_core.store.store import open_store
-from ui.access import key_for
-from ui.services import Services
+from ui.service.access import key_for
+from ui.service.services import Services
 
 IDS = ["0123456789abcdef", "f" * 16, "a" * 16]
 

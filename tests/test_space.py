@@ -18,7 +18,7 @@ from kvq_core.spec import DEFAULT_MODEL
 from kvq_core.store.store import open_store
 from kvq_core.training.offer import possible_here
 from ui.layout import build_ui
-from ui.services import Services
+from ui.service.services import Services
 
 ROOT = Path(__file__).parent.parent
 FRONT = yaml.safe_load((ROOT / "README.md").read_text(encoding="utf-8").split("---\n")[1])

@@ -13,10 +13,10 @@ from kvq_core.events import LaneProgress, Loading, Step
 from kvq_core.spec import parse_spec
 from kvq_core.store.store import open_store
 from tests.browser.stand_in import Engine, estimate
-from ui.arguments import fitting
 from ui.layout import build_ui
 from ui.panels.launch import stream
-from ui.services import Services
+from ui.server.gradio_arguments import fitting
+from ui.service.services import Services
 
 SPEC = parse_spec({"prompt": "Hello there.", "lanes": [{"method": "kivi"}]})
 LANE = LaneProgress("KIVI", ["x"], [0.1], [True], None)

@@ -10,9 +10,9 @@ import plotly.graph_objects as go
 import pytest
 
 from tests.ui_record_factory import make_run
-from ui.colors import SEQUENTIAL, at, rgb
+from ui.export.svg import png, svg
 from ui.figures import damage_grid, distortion_rate, effective_rank, kld_strips, score_map, stored_bytes
-from ui.figures.svg import png, svg
+from ui.html.colors import SEQUENTIAL, at, rgb
 
 NS = "{http://www.w3.org/2000/svg}"
 EVIL = "<b onload=x>&amp;</svg>"

@@ -21,7 +21,7 @@ from kvq_core.training.texts import Texts
 from tests.test_codebooks import Letters
 from tests.tiny_models import tiny
 from ui.panels.training import Asked, offering, said, stream, told
-from ui.services import Services
+from ui.service.services import Services
 
 KNOBS = {"levels": 4, "stages": 2, "codebooks": "mine"}
 

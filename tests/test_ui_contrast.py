@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import ui
-from ui.colors import rgb
-from ui.figures.card import GROUND, TONES
+from ui.export.card import GROUND, TONES
+from ui.html.colors import rgb
 
 FOLDER = Path(ui.__file__).parent
 LEAST = 4.5

@@ -11,12 +11,12 @@ from kvq_core.errors import SpecError
 from kvq_core.methods import Knob, methods
 from kvq_core.presets import presets
 from kvq_core.spec import MAX_LANES, parse_spec
-from ui.controls import changed, control, current, describe, places, read, shown_value
-from ui.form import FIELDS, from_comparison, to_comparison
-from ui.lanes import added, described, duplicated, from_spec, parse_layers, removed, title, updated, with_knob
-from ui.panels.editor import edited, editor
-from ui.panels.lanes import changed as told
-from ui.panels.lanes import listed, opened_on
+from ui.form.controls import changed, control, current, describe, places, read, shown_value
+from ui.form.editor import edited, editor
+from ui.form.lanes import added, described, duplicated, from_spec, parse_layers, removed, title, updated, with_knob
+from ui.form.lanes_panel import changed as told
+from ui.form.lanes_panel import listed, opened_on
+from ui.form.values import FIELDS, from_comparison, to_comparison
 
 EVERY_KNOB = [pytest.param(m, place, k, id=f"{n}-{place}") for n, m in methods().items() for place, k in places(m)]
 

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvq_core.presets import presets
-from ui.draft import restored, told
-from ui.form import FIELDS, from_comparison
-from ui.lanes import added, described, updated
-from ui.panels.drafts import refilled
-from ui.panels.lanes import redrawn
+from ui.form.draft import restored, told
+from ui.form.draft_panel import refilled
+from ui.form.lanes import added, described, updated
+from ui.form.lanes_panel import redrawn
+from ui.form.values import FIELDS, from_comparison
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

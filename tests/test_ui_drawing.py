@@ -10,10 +10,10 @@ from kvq_core.store.store import open_store
 from tests.ui_record_factory import make_run
 from ui.layout import build_ui
 from ui.panels.learn import place
-from ui.panels.views import OnPage, create_views, draw_open, draw_rest, fit, fitted
+from ui.panels.tour import tour
 from ui.selection import Selection, told
-from ui.services import Services
-from ui.tour import tour
+from ui.service.services import Services
+from ui.views.tabs import OnPage, create_views, draw_open, draw_rest, fit, fitted
 
 RECORD, ARRAYS = make_run(lanes=2)
 SHOWN = {"run": RECORD.id}

@@ -12,12 +12,12 @@ import pytest
 from kvq_core.analysis.context_growth import growths, shape_of
 from kvq_core.pipeline.examples import packaged
 from tests.ui_record_factory import make_run
-from ui.export import COLUMNS, figures_of, points, view_csv, view_json
 from ui.figures.base import BLANK
-from ui.numbers import size
-from ui.panels.view import Drawn
-from ui.panels.views import TABS
+from ui.html.numbers import size
 from ui.selection import Selection
+from ui.views.export import COLUMNS, figures_of, points, view_csv, view_json
+from ui.views.tabs import TABS
+from ui.views.view import Drawn
 
 AT = Selection(layer=3, head=4, token=9)
 

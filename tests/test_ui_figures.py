@@ -13,17 +13,17 @@ from kvq_core.record.fields import CaptureInfo
 from kvq_core.spec import MAX_LANES
 from tests.ui_record_factory import LAYERS, QUERY_HEADS, make_run
 from ui import figures as f
-from ui.colors import lane_color
 from ui.figures.base import BLANK, decades, heat
 from ui.figures.damage import captured_at, worst_head
 from ui.figures.rate import DISTORTIONS
 from ui.figures.spectra import ranks
 from ui.figures.subspace import inside_share, split_errors
 from ui.figures.usage import dead_codes
-from ui.panels import damage, spectra, subspace
-from ui.panels.storage import dead, extrapolation
+from ui.html.colors import lane_color
+from ui.html.tables import COLUMNS, perplexity_rows, scorecard, to_csv
 from ui.selection import Selection
-from ui.tables import COLUMNS, perplexity_rows, scorecard, to_csv
+from ui.views import damage, spectra, subspace
+from ui.views.storage import dead, extrapolation
 
 PAYLOAD = 2.5e6
 WIDEST_TITLE = 44  # characters of an axis title that a phone of 390 px shows whole

@@ -8,9 +8,9 @@ import pytest
 
 from kvq_core.errors import LimitError, MethodError
 from kvq_core.events import Finished, Loading, Step
-from ui import jobs as jobs_module
-from ui.desk import Cost, Desk, Place
-from ui.jobs import Jobs, follow
+from ui.service import jobs as jobs_module
+from ui.service.jobs import Jobs, follow
+from ui.service.line import Cost, Desk, Place
 
 
 def until(true, seconds: float = 20) -> None:
@@ -138,11 +138,11 @@ def test_the_wait_is_what_is_ahead_and_what_is_left_of_the_one_at_work(engine, m
     third = jobs.start("c", engine.run("c"), "c")
     fourth = jobs.start("d", engine.run("d"), "d", Cost(5.0))
     began = time.monotonic()
-    monkeypatch.setattr("ui.desk.time.monotonic", lambda: began + 4)
+    monkeypatch.setattr("ui.service.line.time.monotonic", lambda: began + 4)
     assert desk.place(first.ticket) == Place(0, 0)
     assert desk.place(second.ticket) == Place(1, 5) and desk.place(third.ticket) == Place(2, 25)
     assert desk.place(fourth.ticket) == Place(3, None)  # how long the third takes is not known
-    monkeypatch.setattr("ui.desk.time.monotonic", lambda: began + 60)
+    monkeypatch.setattr("ui.service.line.time.monotonic", lambda: began + 60)
     assert desk.place(second.ticket).seconds is None  # it takes longer than it was estimated at
     for name in "dcba":
         jobs.forget(name)
@@ -176,7 +176,7 @@ def test_a_run_that_has_ended_is_not_stopped():
 
 def test_work_nobody_looks_at_is_dropped(engine, monkeypatch):
     """Its page was closed without a word, or a client pressed Run and went away."""
-    monkeypatch.setattr("ui.desk.CHECK_S", 0.02)
+    monkeypatch.setattr("ui.service.line.CHECK_S", 0.02)
     desk = Desk()
     jobs = Jobs(desk)
     running, waiting, looked_at = (jobs.start(name, engine.run(name, steps=10**6)) for name in "abc")

@@ -8,8 +8,8 @@ from kvq_core.record.fields import RESULTS_VERSION
 from kvq_core.store.store import open_store
 from tests.ui_record_factory import make_run
 from ui.panels.learn import CLOSED, asked_step, at_step, place, told
-from ui.panels.views import TABS
-from ui.tour import Step, shipped, tour
+from ui.panels.tour import Step, shipped, tour
+from ui.views.tabs import TABS
 
 VIEWS = {"verdicts", "texts", "damage", "rate", "storage", "spectra", "subspace"}
 

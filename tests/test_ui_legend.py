@@ -9,8 +9,8 @@ import pytest
 
 from kvq_core.spec import MAX_LANES
 from tests.ui_record_factory import make_run
-from ui.panels.views import TABS
 from ui.selection import Selection
+from ui.views.tabs import TABS
 
 RECORD, ARRAYS = make_run(lanes=MAX_LANES)
 LABELS = [lane.label for lane in RECORD.lanes]

@@ -15,7 +15,7 @@ from kvq_core.spec import ComparisonSpec, Lane
 from kvq_core.store.store import open_store
 from tests.tiny_models import prompt_ids, tiny
 from ui.panels import measure as panel
-from ui.services import Services
+from ui.service.services import Services
 
 STATUS, TABLE, LIMITS, BUTTON, CANCEL = range(5)
 SKIPPED = gr.skip()

@@ -8,10 +8,10 @@ from kvq_core.events import LaneProgress, Step
 from kvq_core.models.text import Pieces, alone
 from kvq_core.spec import parse_spec
 from tests.ui_record_factory import make_run
-from ui.cards import lane_body, reference_body
-from ui.diff import diff, text_of, top_lists
-from ui.live import Board
-from ui.pieces import BROKEN, Span, span_at, spans, spans_of, spelled
+from ui.html.cards import lane_body, reference_body
+from ui.html.diff import diff, text_of, top_lists
+from ui.html.pieces import BROKEN, Span, span_at, spans, spans_of, spelled
+from ui.panels.live_cards import Board
 from ui.selection import Selection, told
 from ui.words.texts import disagreement
 

@@ -7,8 +7,8 @@ import pytest
 from kvq_core.pipeline.examples import packaged
 from tests.ui_record_factory import make_run
 from ui.figures.damage import PURE_SINK
+from ui.panels.tour import shipped
 from ui.selection import Selection, picked, selected, start, told
-from ui.tour import shipped
 
 RECORD, ARRAYS = make_run(lanes=2)  # 30 layers, 9 query heads on 3 KV heads, 64 tokens
 PROMPT = len(RECORD.reference.prompt_token_ids)

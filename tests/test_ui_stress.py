@@ -5,9 +5,9 @@ import pytest
 from kvq_core.errors import SpecError
 from kvq_core.presets import presets
 from kvq_core.spec import ComparisonSpec, Stress
-from ui.form import FIELDS, STRESS, from_comparison, to_comparison
-from ui.panels.stress import _headed, create_stress
-from ui.stress import read, shown, told
+from ui.form.stress import read, shown, told
+from ui.form.stress_panel import _headed, create_stress
+from ui.form.values import FIELDS, STRESS, from_comparison, to_comparison
 
 
 def form(stress: Stress) -> tuple[dict, list, dict]:

@@ -3,10 +3,10 @@
 from kvq_core.analysis.explain import explain
 from kvq_core.spec import MAX_LANES, Lane
 from tests.ui_record_factory import make_run
-from ui.diff import diff, text_of, top_lists
-from ui.lanes import added, added_lane, from_spec, to_spec
-from ui.panels.verdicts import compute
+from ui.form.lanes import added, added_lane, from_spec, to_spec
+from ui.html.diff import diff, text_of, top_lists
 from ui.selection import Selection
+from ui.views.verdicts import compute
 
 
 def damaged():

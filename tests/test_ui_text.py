@@ -7,16 +7,16 @@ from kvq_core.errors import StoreError
 from kvq_core.events import LaneProgress, Step
 from kvq_core.spec import parse_spec
 from tests.ui_record_factory import make_run
-from ui.cards import failed, lane_body, lane_head, reference_body, waiting_head
-from ui.live import Board
-from ui.numbers import bits, percent, seconds, significant, size
+from ui.html.cards import failed, lane_body, lane_head, reference_body, waiting_head
+from ui.html.escape import SHADES, lane_tokens, safe, shade, strip, token
+from ui.html.numbers import bits, percent, seconds, significant, size
+from ui.html.pieces import spans
+from ui.html.status import line, notice
 from ui.panels.history import listed, remembered
 from ui.panels.launch import estimated
+from ui.panels.live_cards import Board
 from ui.panels.scorecard import _block
-from ui.panels.storage import extrapolation
-from ui.pieces import spans
-from ui.status import line, notice
-from ui.text import SHADES, lane_tokens, safe, shade, strip, token
+from ui.views.storage import extrapolation
 from ui.words.texts import disagreement
 
 NASTY = (
@@ -125,7 +125,7 @@ def test_history_keeps_the_newest_first_and_once():
 
 def test_estimate_says_what_would_not_be_quantized():
     from kvq_core.pipeline.estimate import Estimate, LaneEstimate
-    from ui.admission import Quote
+    from ui.service.admission import Quote
 
     lane = LaneEstimate("KIVI", 0, 0, 20, "KIVI would quantize nothing: all 20 tokens fit.")
     html = estimated(Quote(Estimate(20, 8192, None, 900_000_000, [lane]), "Too large here.", None))
@@ -143,8 +143,8 @@ def test_a_link_that_opens_nothing_is_a_card(id, tmp_path):
     from types import SimpleNamespace
 
     from kvq_core.store.store import open_store
-    from ui.panels.filling import opened_page
-    from ui.services import Services
+    from ui.form.filling import opened_page
+    from ui.service.services import Services
 
     services = Services(open_store(str(tmp_path)), None, None)
     shown, message, form = opened_page(SimpleNamespace(query_params={"run": id}), services)

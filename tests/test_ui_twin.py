@@ -11,7 +11,7 @@ from kvq_core.spec import Stress
 from kvq_core.store.store import open_store
 from tests.ui_record_factory import make_run
 from ui.panels.twin import told, twin
-from ui.services import Services
+from ui.service.services import Services
 
 STRESS = {**Stress().model_dump(mode="json"), "key_outlier_scale": 8.0}
 

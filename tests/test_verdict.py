@@ -10,12 +10,12 @@ from scipy.stats import bootstrap, gamma
 from kvq_core.analysis import verdict as rule
 from kvq_core.analysis.verdict import EXPLAINED, MIN_SCORED, P99_FROM, TIERS, verdict
 from tests.ui_record_factory import make_run
-from ui.cards import lane_head
-from ui.figures.card import card, card_text
-from ui.panels.verdicts import compute
-from ui.report import report
+from ui.export.card import card, card_text
+from ui.export.report import report
+from ui.html.cards import lane_head
+from ui.html.tables import scorecard, to_csv
 from ui.selection import Selection
-from ui.tables import scorecard, to_csv
+from ui.views.verdicts import compute
 from ui.words import overall
 
 

@@ -16,9 +16,9 @@ from kvq_core.pipeline.compare import run
 from kvq_core.spec import DEFAULT_MODEL
 from kvq_core.store.store import open_store
 from tests.zero_gpu_session import spec
-from ui import zero_gpu
-from ui.desk import Desk
-from ui.jobs import Jobs
+from ui.server import zero_gpu
+from ui.service.jobs import Jobs
+from ui.service.line import Desk
 
 ROOT = Path(__file__).parent.parent
 

@@ -7,30 +7,32 @@ from typing import Any
 import gradio as gr
 
 from kvq_core.errors import KvqError
-from ui.access import key_for
-from ui.api import create_api
-from ui.arguments import Blocks
+from ui.api.endpoints import create_api
 from ui.figures.base import canvas
+from ui.form.draft_panel import VISIT_JS, create_draft, refilled, wire_draft
+from ui.form.filling import NEXT_FOR_A_LINK, form_outputs, from_preset, opened_page, other_run
+from ui.form.lanes_panel import Lanes, create_lanes
+from ui.form.setup_panel import Setup, create_setup, wire_presets
+from ui.html.copying import FOLLOW_JS
+from ui.html.status import notice
 from ui.panels import measure, training
 from ui.panels.answers import AnswerCards, create_answers, finished, staged
 from ui.panels.claims import create_claims
-from ui.panels.copying import FOLLOW_JS
-from ui.panels.drafts import VISIT_JS, create_draft, refilled, wire_draft
-from ui.panels.filling import NEXT_FOR_A_LINK, form_outputs, from_preset, opened_page, other_run
 from ui.panels.header import chip, create_header, markup
 from ui.panels.history import create_history, create_shared, listed, remembered
-from ui.panels.lanes import Lanes, create_lanes
 from ui.panels.launch import Launch, create_launch, wire_estimate, wire_run
 from ui.panels.learn import Learn, asked_step, at_step, create_learn, place, told, told_with, wire_learn
 from ui.panels.measure import create_measure
 from ui.panels.scorecard import Scorecard, create_scorecard, show_scorecard
-from ui.panels.setup import Setup, create_setup, wire_presets
 from ui.panels.share import Share, create_share, show_share, wire_share
 from ui.panels.training import Trainer, create_training, wire_training
 from ui.panels.twin import create_twin, wire_twin
-from ui.panels.verdicts import wire_suggestions
 from ui.panels.versus import Beside, create_versus, wire_versus
-from ui.panels.views import (
+from ui.panels.welcome import welcome
+from ui.server.gradio_arguments import Blocks
+from ui.service.access import key_for
+from ui.service.services import QUIET, SWIFT, Services
+from ui.views.tabs import (
     DRAWING,
     DRAWING_REST,
     PAGE_JS,
@@ -45,12 +47,12 @@ from ui.panels.views import (
     fitted,
     wire_views,
 )
-from ui.panels.welcome import welcome
-from ui.services import QUIET, SWIFT, Services
-from ui.status import notice
+from ui.views.verdicts import wire_suggestions
 
 NO_RUN: dict[str, Any] = {"run": None}
-MAX_QUEUE = 2000  # events of all pages that wait for a handler; runs have a line of their own, see ui/admission.py
+MAX_QUEUE = (
+    2000  # events of all pages that wait for a handler; runs have a line of their own, see ui/service/admission.py
+)
 NO_EXAMPLES = "The stored examples are missing from presets/runs; `make examples` computes them again."
 # The answers come into view when Run is pressed; at once, for what arrives meanwhile would end a smooth way there.
 TO_ANSWERS = """() => setTimeout(() => {

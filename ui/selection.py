@@ -8,9 +8,9 @@ from typing import Any
 from kvq_core.record.fields import Record
 from ui.figures.base import Arrays, array
 from ui.figures.damage import clearest_head
-from ui.numbers import significant
-from ui.pieces import span_at, spans_of
-from ui.text import safe, shown
+from ui.html.escape import safe, shown
+from ui.html.numbers import significant
+from ui.html.pieces import span_at, spans_of
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from app import launch
 from kvq_core.settings import settings
 from kvq_core.store.store import open_store
 from tests.browser.stand_in import Engine, estimate
-from ui.health import Health
-from ui.services import Services
+from ui.server.health import Health
+from ui.service.services import Services
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 90

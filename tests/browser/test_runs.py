@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from tests.browser.pages import run, wait_status
-from ui.jobs import follow
+from ui.service.jobs import follow
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
 

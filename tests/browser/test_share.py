@@ -21,7 +21,7 @@ from tests.browser.conftest import served_here
 from tests.browser.test_page import FACTS, filled_in, run
 from tests.browser.test_training import ask_for_codebooks
 from tests.ui_record_factory import make_run
-from ui.services import Services
+from ui.service.services import Services
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 

@@ -3,8 +3,8 @@
 import pytest
 
 from kvq_core.pipeline.examples import packaged
+from ui.panels.tour import shipped, tour
 from ui.selection import selected, start
-from ui.tour import shipped, tour
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 # Looks once a frame at what a person can see; figures that say that they show the nearest kept are none of the

@@ -9,8 +9,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from kvq_core.record.fields import LaneRecord, Record
-from ui.colors import ACCENT, DIVERGING, SEQUENTIAL, lane_color
-from ui.text import plot_safe, shorten
+from ui.html.colors import ACCENT, DIVERGING, SEQUENTIAL, lane_color
+from ui.html.escape import plot_safe, shorten
 
 Arrays = Mapping[str, Any]
 INK = "#667085"  # fallback; the stylesheet recolours text for the theme
@@ -43,7 +43,7 @@ def label_of(lane: LaneRecord, limit: int = 28) -> str:
 
 def of_lane(index: int) -> dict[str, int]:
     """``meta`` of a trace that is a lane's (the reference's: -1): a view says the lanes' colours once, above its
-    figures, see ui.panels.view."""
+    figures, see ui.views.view."""
     return {"lane": index}
 
 

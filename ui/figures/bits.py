@@ -6,7 +6,6 @@ import numpy as np
 import plotly.graph_objects as go
 
 from kvq_core.record.fields import Record
-from ui.colors import NOISE, faded, lane_color
 from ui.figures.base import (
     Arrays,
     canvas,
@@ -19,6 +18,7 @@ from ui.figures.base import (
     sequential,
     stacked_rows,
 )
+from ui.html.colors import NOISE, faded, lane_color
 
 Axis = Literal["layers", "heads", "channels"]
 MAX_BINS = 256

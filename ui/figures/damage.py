@@ -7,7 +7,6 @@ import numpy as np
 import plotly.graph_objects as go
 
 from kvq_core.record.fields import Record
-from ui.colors import lane_color
 from ui.figures.base import (
     Arrays,
     array,
@@ -21,6 +20,7 @@ from ui.figures.base import (
     sequential,
     stacked_rows,
 )
+from ui.html.colors import lane_color
 
 Kind = Literal["key", "value"]
 PURE_SINK = 0.9  # of a head's attention, on the first tokens, mean over the steps looked at

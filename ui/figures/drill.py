@@ -4,7 +4,6 @@ import numpy as np
 import plotly.graph_objects as go
 
 from kvq_core.record.fields import Record
-from ui.colors import REFERENCE, lane_color
 from ui.figures.base import (
     Arrays,
     array,
@@ -18,6 +17,7 @@ from ui.figures.base import (
     sequential,
 )
 from ui.figures.damage import captured_at, tokens_seen
+from ui.html.colors import REFERENCE, lane_color
 
 FLOOR = 1e-3  # percent: attention is drawn on a log scale from here
 DEPTHS = {

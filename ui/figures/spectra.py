@@ -6,8 +6,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from kvq_core.record.fields import Record
-from ui.colors import ACCENT, REFERENCE, faded, lane_color
 from ui.figures.base import Arrays, array, canvas, label_of, labelled, lanes_with, of_lane, rounded, stacked_rows
+from ui.html.colors import ACCENT, REFERENCE, faded, lane_color
 
 Curve = tuple[str, str, str, str]  # array, name, colour, dash
 SPACES: dict[str, tuple[Curve, ...]] = {

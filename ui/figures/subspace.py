@@ -4,8 +4,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from kvq_core.record.fields import Record
-from ui.colors import ACCENT, REFERENCE, lane_color
 from ui.figures.base import INK, Arrays, array, canvas, label_of, labelled, lanes_with, of_lane, rounded
+from ui.html.colors import ACCENT, REFERENCE, lane_color
 
 # The four subspaces of SQuat's Figure 2
 KINDS = (

@@ -4,8 +4,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from kvq_core.record.fields import Record
-from ui.colors import faded, lane_color
 from ui.figures.base import Arrays, array, cursor, label_of, labelled, lanes_with, rounded, stacked_rows
+from ui.html.colors import faded, lane_color
 
 
 def kld_strips(record: Record, arrays: Arrays, token: int) -> go.Figure | None:

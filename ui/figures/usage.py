@@ -5,7 +5,6 @@ import plotly.graph_objects as go
 
 from kvq_core.analysis.context_growth import growths, shape_of
 from kvq_core.record.fields import Record
-from ui.colors import lane_color
 from ui.figures.base import (
     Arrays,
     array,
@@ -18,6 +17,7 @@ from ui.figures.base import (
     sequential,
     stacked_rows,
 )
+from ui.html.colors import lane_color
 
 SHARES = {"symmetric": "symmetric groups, %", "outlier": "outliers, %"}
 FULL = 16.0  # bits of an fp16 element

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import gradio as gr
 
 from kvq_core.record.fields import Record
-from ui.cards import cards, lane_body, lane_head, lane_strip, reference_body, reference_head
 from ui.figures.base import Arrays
-from ui.services import SWIFT
-from ui.text import FULL_SHADE_NATS, SHADES
+from ui.html.cards import cards, lane_body, lane_head, lane_strip, reference_body, reference_head
+from ui.html.escape import FULL_SHADE_NATS, SHADES
+from ui.service.services import SWIFT
 
 STAGE = "(stage) => window.kvq?.stage(stage)"
 SCALE = "".join(f'<span class="k{k}"></span>' for k in range(SHADES + 1))

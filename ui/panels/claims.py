@@ -5,9 +5,9 @@ import gradio as gr
 from kvq_core.claims.board import Board, stored_board
 from kvq_core.errors import KvqError
 from kvq_core.spec import DEFAULT_MODEL
-from ui.claims import claims_missing, claims_summary, claims_table
-from ui.services import SWIFT
-from ui.text import safe
+from ui.html.claims_table import claims_missing, claims_summary, claims_table
+from ui.html.escape import safe
+from ui.service.services import SWIFT
 
 COMMAND = "python -m kvq_core claims --model ID"
 

@@ -3,7 +3,7 @@
 import gradio as gr
 
 from kvq_core.record.fields import Record
-from ui.text import safe
+from ui.html.escape import safe
 
 LINKS = (
     ("#left", "Compare"),

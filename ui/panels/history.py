@@ -10,9 +10,9 @@ from kvq_core.record.fields import Record
 from kvq_core.settings import settings
 from kvq_core.store.sharing import listed as on_list
 from kvq_core.store.store import Store
-from ui.numbers import plural
-from ui.services import SWIFT, Services
-from ui.text import safe, shorten
+from ui.html.escape import safe, shorten
+from ui.html.numbers import plural
+from ui.service.services import SWIFT, Services
 
 KEPT = 30
 LISTED = 10

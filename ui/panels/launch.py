@@ -14,19 +14,19 @@ from kvq_core.errors import KvqError
 from kvq_core.events import Finished, Loading, Step
 from kvq_core.logs import tell_error
 from kvq_core.spec import parse_spec
-from ui.admission import Quote
-from ui.desk import Place
-from ui.form import FIELDS, to_comparison
-from ui.jobs import follow
-from ui.live import Board, Paced
-from ui.numbers import plural, seconds, size
+from ui.form.lanes_panel import Lanes
+from ui.form.setup_panel import Setup
+from ui.form.values import FIELDS, to_comparison
+from ui.html.escape import safe
+from ui.html.numbers import plural, seconds, size
+from ui.html.status import line, notice, queued, told
 from ui.panels.answers import AnswerCards, staged
-from ui.panels.lanes import Lanes
-from ui.panels.setup import Setup
-from ui.services import QUIET, SWIFT, Services, visitor
-from ui.status import line, notice, queued, told
-from ui.streams import ended
-from ui.text import safe
+from ui.panels.live_cards import Board, Paced
+from ui.service.admission import Quote
+from ui.service.jobs import follow
+from ui.service.line import Place
+from ui.service.services import QUIET, SWIFT, Services, visitor
+from ui.service.streams import ended
 
 REFUSED = "This cannot run"
 UNEXPECTED = "Something went wrong that should not have; it was logged. Run again, and report it if it returns."

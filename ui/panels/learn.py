@@ -5,9 +5,9 @@ from typing import Any
 
 import gradio as gr
 
-from ui.services import SWIFT
-from ui.text import safe
-from ui.tour import shipped, tour
+from ui.html.escape import safe
+from ui.panels.tour import shipped, tour
+from ui.service.services import SWIFT
 
 # Without the tour the address is that of the run it showed last.
 LEAVE = """() => window.kvqVisit?.follow(new URL(document.querySelector("#share textarea").value).search.slice(1))"""

@@ -11,13 +11,13 @@ from kvq_core.events import Loading
 from kvq_core.logs import tell_error
 from kvq_core.packed.lanes import Begins, LeftOut, Measured, Progress, Request, gpu, unquantized_bytes
 from kvq_core.spec import parse_spec
-from ui.desk import Place
-from ui.jobs import Job, follow
-from ui.numbers import ABSENT, percent
-from ui.services import SWIFT, Services, visitor
-from ui.status import line, notice, queued, told
-from ui.streams import ended
-from ui.text import safe
+from ui.html.escape import safe
+from ui.html.numbers import ABSENT, percent
+from ui.html.status import line, notice, queued, told
+from ui.service.jobs import Job, follow
+from ui.service.line import Place
+from ui.service.services import SWIFT, Services, visitor
+from ui.service.streams import ended
 
 COMMAND = "python -m kvq_core measure --preset first-look"
 HEAD = ("Lane", "Path", "ms a token", "Cache, MB", "Of unquantized", "Peak, MB")

@@ -11,10 +11,10 @@ from kvq_core.logs import tell_error
 from kvq_core.record.fields import Record
 from kvq_core.store.store import record_json
 from ui.figures.base import Arrays
-from ui.services import Services
-from ui.tables import COLUMNS, perplexity_rows, scorecard, to_csv
-from ui.text import safe
-from ui.verdict import EXPLAINED
+from ui.html.escape import safe
+from ui.html.tables import COLUMNS, perplexity_rows, scorecard, to_csv
+from ui.html.verdict import EXPLAINED
+from ui.service.services import Services
 from ui.words import overall
 
 CLOSE = (

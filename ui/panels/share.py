@@ -12,16 +12,16 @@ from kvq_core.record.fields import Record
 from kvq_core.record.files import ARRAYS, RECORD, serialize
 from kvq_core.spec import parse_spec
 from kvq_core.store.sharing import holds_key, reach
-from ui.access import key_in
-from ui.address import comparison_link, lasting_link, link, own_query
-from ui.figures.card import card, card_text
-from ui.panels.copying import COPY_JS, copy_box
-from ui.report import report
-from ui.reproduce import FILE, command, comparison_json, conditions
-from ui.services import QUIET, SWIFT, Services
-from ui.status import notice
-from ui.tables import scorecard, to_csv
-from ui.text import safe
+from ui.export.card import card, card_text
+from ui.export.report import report
+from ui.export.reproduce import FILE, command, comparison_json, conditions
+from ui.html.copying import COPY_JS, copy_box
+from ui.html.escape import safe
+from ui.html.status import notice
+from ui.html.tables import scorecard, to_csv
+from ui.service.access import key_in
+from ui.service.address import comparison_link, lasting_link, link, own_query
+from ui.service.services import QUIET, SWIFT, Services
 
 PRIVATE = "Only this browser can open this run. Share it, and its link opens for everybody who has it."
 LISTED = "Also list it on this page, where everybody sees its prompt"

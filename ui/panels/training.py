@@ -11,16 +11,16 @@ from kvq_core.errors import KvqError
 from kvq_core.logs import tell_error
 from kvq_core.spec import parse_lane
 from kvq_core.training.offer import BUDGETS, Offer, Trained, Training
-from ui.desk import Cost, Place
-from ui.jobs import Job, follow
-from ui.lanes import LaneForm, to_spec
-from ui.numbers import plural, significant, size
-from ui.panels.lanes import Lanes
-from ui.panels.setup import Setup
-from ui.services import QUIET, SWIFT, Services, visitor
-from ui.status import line, notice, queued
-from ui.streams import ended
-from ui.text import safe
+from ui.form.lanes import LaneForm, to_spec
+from ui.form.lanes_panel import Lanes
+from ui.form.setup_panel import Setup
+from ui.html.escape import safe
+from ui.html.numbers import plural, significant, size
+from ui.html.status import line, notice, queued
+from ui.service.jobs import Job, follow
+from ui.service.line import Cost, Place
+from ui.service.services import QUIET, SWIFT, Services, visitor
+from ui.service.streams import ended
 
 UNEXPECTED = "Something went wrong that should not have; it was logged. Train again, and report it if it returns."
 STOPPED = ("Training cancelled", "warn", None, "What is finished is kept; Train goes on from there.")

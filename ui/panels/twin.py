@@ -9,13 +9,13 @@ from kvq_core.errors import KvqError
 from kvq_core.links import encode
 from kvq_core.record.fields import LaneRecord, Record
 from kvq_core.spec import Stress, parse_spec
-from ui.access import opened
-from ui.address import query
-from ui.colors import lane_color
-from ui.figures.card import figures
-from ui.numbers import significant
-from ui.services import SWIFT, Services
-from ui.text import safe
+from ui.export.card import figures
+from ui.html.colors import lane_color
+from ui.html.escape import safe
+from ui.html.numbers import significant
+from ui.service.access import opened
+from ui.service.address import query
+from ui.service.services import SWIFT, Services
 from ui.words.views import done
 
 SEARCHED = 500  # newest runs of the store that are looked through

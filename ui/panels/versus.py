@@ -10,18 +10,18 @@ from kvq_core.analysis.two_runs import Versus, versus
 from kvq_core.errors import KvqError, StoreError
 from kvq_core.record.fields import LaneRecord, Record
 from kvq_core.settings import settings
-from ui.access import opened
-from ui.address import link, query
-from ui.colors import lane_color
+from ui.export.card import figures
 from ui.figures.base import Arrays
-from ui.figures.card import figures
-from ui.numbers import ABSENT, plural
-from ui.panels.copying import COPY_JS, copy_box
+from ui.html.colors import lane_color
+from ui.html.copying import COPY_JS, copy_box
+from ui.html.escape import safe, shorten
+from ui.html.numbers import ABSENT, plural
+from ui.html.status import notice
+from ui.html.verdict import verdict
 from ui.panels.history import entries_of
-from ui.services import SWIFT, Services
-from ui.status import notice
-from ui.text import safe, shorten
-from ui.verdict import verdict
+from ui.service.access import opened
+from ui.service.address import link, query
+from ui.service.services import SWIFT, Services
 
 FAIR = "Same model, prompt and reference text: the figures of the two may be ranked against each other."
 HEAD = ("K / V bits", "size", "KLD", "flips", "verdict")

@@ -1,8 +1,8 @@
 """What stands on the right before anything ran: what this is, what to press, and runs to look at."""
 
 from kvq_core.pipeline.examples import examples
-from ui.text import safe
-from ui.tour import shipped, tour
+from ui.html.escape import safe
+from ui.panels.tour import shipped, tour
 
 STEPS = (
     ("Pick a preset", "or type a prompt. Longer than a lane's full-precision window, or nothing is quantized."),

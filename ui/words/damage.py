@@ -6,7 +6,7 @@ from kvq_core.record.fields import Record
 from ui.figures.base import Arrays, lanes_with
 from ui.figures.damage import worst_head
 from ui.figures.drill import channel_shares
-from ui.numbers import listed, percent, significant
+from ui.html.numbers import listed, percent, significant
 from ui.selection import Selection
 from ui.words.views import NOTHING
 

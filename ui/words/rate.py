@@ -5,7 +5,7 @@ import numpy as np
 from kvq_core.record.fields import Record
 from ui.figures.base import Arrays, array
 from ui.figures.rate import beaten, front, points
-from ui.numbers import bits, listed, percent, significant
+from ui.html.numbers import bits, listed, percent, significant
 
 
 def rates(record: Record, arrays: Arrays) -> str:

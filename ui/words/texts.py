@@ -2,9 +2,9 @@
 
 from kvq_core.record.fields import LaneRecord, Record
 from ui.figures.base import Arrays, array
-from ui.numbers import percent, plural, significant
-from ui.pieces import END, Span, span_at, spans_of
-from ui.text import shown
+from ui.html.escape import shown
+from ui.html.numbers import percent, plural, significant
+from ui.html.pieces import END, Span, span_at, spans_of
 
 
 def texts(record: Record, arrays: Arrays, index: int) -> str:

@@ -5,7 +5,7 @@ from kvq_core.record.fields import LaneRecord, Record
 from ui.figures.base import Arrays, lanes_with
 from ui.figures.spectra import centred, energy, mean_share, spectrum
 from ui.figures.subspace import inside_share
-from ui.numbers import bits, percent, plural, significant
+from ui.html.numbers import bits, percent, plural, significant
 
 NOTHING = 'This run kept no captures; set capture.detail to "normal" to see them.'
 

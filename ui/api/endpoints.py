@@ -1,0 +1,232 @@
+"""The named endpoints: comparing, estimating, and reading what there is, for gradio_client, plain HTTP and MCP.
+
+Types of parameters and results make the schemas that clients are shown, docstrings the descriptions of MCP tools. A
+comparison goes through the same line, limits and ``compare`` as the page's; closing the connection cancels it.
+"""
+
+import asyncio
+import inspect
+import json
+import secrets
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Any, get_args
+
+import gradio as gr
+
+from kvq_core import presets as experiments
+from kvq_core.claims.board import ClaimResult, measured, stored_board, texts_held, within_noise
+from kvq_core.cli.tables import describe_methods
+from kvq_core.errors import KvqError, shown
+from kvq_core.logs import tell_error
+from kvq_core.models import available_models, with_model
+from kvq_core.pipeline.examples import packaged
+from kvq_core.record.fields import Record
+from kvq_core.record.files import ARRAYS, Summary, record_json, serialize
+from kvq_core.spec import DEFAULT_MODEL, parse_spec
+from kvq_core.store import sharing
+from ui.api.schemas import ClaimInfo, Experiment, Forecast, MethodInfo, PresetInfo, Progress, RunInfo, RunRecord, Spec
+from ui.api.stream import run_told
+from ui.panels.launch import UNEXPECTED
+from ui.service.address import link
+from ui.service.services import Services
+
+PACE_S = 0.15  # between two updates of a stream
+_KINDS = {str: "text", bool: "true or false"}
+
+
+def create_api(services: Services) -> None:
+    """Add the endpoints to the page that is being built. Everything else about the page stays private."""
+    for endpoint in (*_computing(services), *_listing(), *_stored(services)):
+        most = None if inspect.isasyncgenfunction(endpoint) else 4
+        gr.api(_yielded(endpoint), api_name=endpoint.__name__, concurrency_limit=most)
+
+
+def _computing(services: Services) -> tuple[Callable[..., Any], ...]:
+    async def compare(spec: Spec, request: gr.Request) -> AsyncGenerator[Progress]:
+        """Run one prompt through a language model under its full-precision KV cache and under up to eight quantized
+        caches in the same pass, and report what each cache changes: the text, the next-token distributions, attention,
+        and the bytes stored. Progress arrives while it runs; the last item holds the result with the id of the run.
+
+        Args:
+            spec: The comparison. Required: prompt, and lanes, a list of {"label", "method", "knobs"}; the tool methods
+                lists methods and knobs, the tool preset gives complete examples. Optional: model, max_new_tokens,
+                system, continuation, temperature, seed and more; what is left out has its default.
+        """
+        session = f"{request.session_hash}/{secrets.token_hex(8)}"  # a client may run several at once
+        try:
+            with _one_line():
+                async with aclosing(run_told(services, parse_spec(spec), session, request)) as updates:
+                    async for update in updates:
+                        yield update
+                        await asyncio.sleep(PACE_S)
+        finally:
+            services.jobs.forget(session)
+
+    def estimate(spec: Spec) -> Forecast:
+        """Tell what a comparison would take before it is run: prompt tokens, seconds, bytes of memory, which lanes
+        would quantize nothing because the text fits in their full-precision windows, and whether this instance would
+        refuse it.
+
+        Args:
+            spec: The comparison, as for compare.
+        """
+        with _one_line():
+            comparison = with_model(parse_spec(spec))
+            quote = services.admission.quote(comparison)
+            found = quote.estimate
+            lanes = [vars(lane) for lane in found.lanes]
+            notes = [*found.notes, *([quote.remark] if quote.remark else [])]
+            return Forecast(
+                model=comparison.model, prompt_tokens=found.prompt_tokens, context=found.context, seconds=found.seconds,
+                bytes=found.bytes, refusal=quote.refusal, notes=notes, lanes=lanes,
+            )  # fmt: skip
+
+    return compare, estimate
+
+
+def _listing() -> tuple[Callable[..., Any], ...]:
+    def methods() -> list[MethodInfo]:
+        """List the KV-cache quantization methods with their papers and with every knob: default, range and meaning."""
+        return json.loads(json.dumps(describe_methods()))
+
+    def models() -> list[str]:
+        """List the ids of the models this instance offers; the first is taken where a comparison names none."""
+        return [choice.id for choice in available_models()]
+
+    def presets() -> list[PresetInfo]:
+        """List the ready experiments: the question each asks and its lanes. The tool preset gives one in full."""
+        return [
+            PresetInfo(name=p.name, title=p.title, question=p.question, lanes=[lane.label for lane in p.spec.lanes])
+            for p in experiments.presets().values()
+        ]
+
+    def preset(name: str) -> Experiment:
+        """Get a ready experiment in full, with the comparison as compare takes it.
+
+        Args:
+            name: Its name, such as "first-look"; the tool presets lists them.
+        """
+        with _one_line():
+            _demand(str, name=name)
+            found = experiments.preset(name)
+            spec = with_model(found.spec)
+            return Experiment(**{**found.model_dump(mode="json"), "spec": spec.model_dump(mode="json")})
+
+    def claims(paper: str = "") -> list[ClaimInfo]:
+        """List what the papers claim of their methods, and whether it holds on the bundled model, with the numbers.
+
+        Args:
+            paper: Only this paper's claims, for instance "SQuat"; empty: those of all papers.
+        """
+        with _one_line():
+            _demand(str, paper=paper)
+            board = stored_board(DEFAULT_MODEL)
+            papers = {claim.paper.lower(): claim.paper for claim in board.claims}
+            if paper and paper.lower() not in papers:
+                raise KvqError(f"There are no claims of {shown(paper)}; papers: {', '.join(papers.values())}.")
+            return [_claim(claim) for claim in board.claims if paper.lower() in ("", claim.paper.lower())]
+
+    return methods, models, presets, preset, claims
+
+
+def _stored(services: Services) -> tuple[Callable[..., Any], ...]:
+    def runs(request: gr.Request) -> list[RunInfo]:
+        """List the stored runs that are everybody's to see, newest first; the tool run gives one in full."""
+        with _one_line():
+            found = {run.id: run for run in (*sharing.listed(services.store), *packaged().list())}
+            return [_summary(run, request) for run in found.values()]
+
+    def run(run: str, key: str = "") -> RunRecord:
+        """Get the whole record of a stored run: its comparison, the texts token by token, and every metric of every
+        lane. Nothing is computed.
+
+        Args:
+            run: The id of the run, 16 hexadecimal characters; the last part of its link.
+            key: The key that came with the run's result; needed on a public instance while the run is not shared.
+        """
+        with _one_line():
+            return json.loads(record_json(_opened(services, run, key)[0]))
+
+    def arrays(run: str, key: str = "") -> gr.FileData:
+        """Download the arrays of a stored run, which are too large for its record, as one .safetensors file: spectra,
+        score deltas, errors of every layer and head.
+
+        Args:
+            run: The id of the run, 16 hexadecimal characters.
+            key: As for run.
+        """
+        with _one_line():
+            content, _ = serialize(*_opened(services, run, key))
+            name = f"{run}-{ARRAYS}"
+            return gr.FileData(path=services.file(name, content[ARRAYS]), orig_name=name).model_dump()
+
+    def share(run: str, request: gr.Request, key: str = "", listed: bool = False) -> str:
+        """Let everybody who has its link open a stored run, and return the link. On a private instance every run is
+        open already.
+
+        Args:
+            run: The id of the run, 16 hexadecimal characters.
+            key: The key that came with the run's result; on a public instance only who has it can share the run.
+            listed: Put it on the list of runs as well; false takes it off.
+        """
+        with _one_line():
+            _demand(bool, listed=listed)
+            _opened(services, run, key)
+            if not services.shelf.ships(run):
+                sharing.demand_maker(services.store, run, key)
+                services.store.share(run, listed)
+            return link(run, request)
+
+    return runs, run, arrays, share
+
+
+def _opened(services: Services, run: str, key: str) -> tuple[Record, dict[str, Any]]:
+    """A run that ships with the app, or one that the holder of the key may open. Raises KvqError."""
+    _demand(str, key=key)
+    if not services.shelf.ships(run):
+        sharing.demand_open(services.store, run, key)
+    return services.shelf.get(run)
+
+
+def _demand(kind: type, **given: Any) -> None:
+    """Gradio hands on whatever a client sends. Raises KvqError for an argument of another type."""
+    for name, value in given.items():
+        if not isinstance(value, kind):
+            raise KvqError(f"{name} = {shown(value)} is not allowed: it must be {_KINDS[kind]}.")
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """What went wrong as the one line that a client gets, never a trace."""
+    try:
+        yield
+    except KvqError as error:
+        raise gr.Error(str(error), print_exception=False) from None
+    except Exception as error:
+        tell_error("request failed", error)
+        raise gr.Error(UNEXPECTED, print_exception=False) from None
+
+
+def _yielded(endpoint: Callable[..., Any]) -> Callable[..., Any]:
+    """Gradio takes the schema of a result from the return type: of a stream, that is the type of what it yields."""
+    signature = inspect.signature(endpoint)
+    if inspect.isasyncgenfunction(endpoint):
+        endpoint.__signature__ = signature.replace(return_annotation=get_args(signature.return_annotation)[0])
+    return endpoint
+
+
+def _claim(claim: ClaimResult) -> ClaimInfo:
+    return ClaimInfo(
+        paper=claim.paper, arxiv=claim.arxiv, claim=claim.sentence, where=claim.where, quote=claim.quote,
+        quoted_from=claim.quoted_from, less=claim.less, setting=claim.setting, criterion=list(claim.criterion),
+        verdict=claim.verdict, within_noise=within_noise(claim), held=texts_held(claim), measured=measured(claim),
+        reason=claim.reason,
+    )  # fmt: skip
+
+
+def _summary(found: Summary, request: gr.Request) -> RunInfo:
+    return RunInfo(
+        run=found.id, created=found.created, model=found.model_title, prompt=found.prompt, lanes=list(found.lanes),
+        link=link(found.id, request),
+    )  # fmt: skip

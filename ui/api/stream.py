@@ -1,0 +1,102 @@
+"""A run as plain data while it goes on and when it is over, for those who ask through the API."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Literal
+
+import gradio as gr
+
+from kvq_core.analysis.verdict import verdict
+from kvq_core.errors import KvqError
+from kvq_core.events import Encoding, Event, Finished, Loading, Prefill, Step, Summarizing
+from kvq_core.models import with_model
+from kvq_core.spec import ComparisonSpec
+from ui.api.schemas import LaneResult, LaneText, Progress, Result
+from ui.service.access import key_for
+from ui.service.address import link
+from ui.service.jobs import follow
+from ui.service.line import Place
+from ui.service.services import Services, visitor
+
+
+async def run_told(
+    services: Services, spec: ComparisonSpec, session: str, request: gr.Request
+) -> AsyncGenerator[Progress]:
+    """Submit a comparison and tell how far it is, from its place in line to its result.
+
+    ``session`` is what cancels it. Raises KvqError where it may not start, fails or is cancelled.
+    """
+    job = await asyncio.to_thread(services.submit, with_model(spec), session, visitor(request))
+    services.jobs.watch(job.ticket)
+    now = _waiting(services.desk.place(job.ticket))
+    yield now
+    async for news in follow(job, services.desk):
+        if isinstance(news, Place):
+            yield _waiting(news)
+            continue
+        for event in _worth_telling(news):
+            now = _after(now, event)
+            if isinstance(event, Finished):
+                services.shelf.put(event.record, event.arrays)
+                now = {**now, "result": _result(event, services, request)}
+            yield now
+    if job.error is not None:
+        raise job.error
+    if job.cancelled:
+        raise KvqError("The run was cancelled; nothing was saved. Send it again to run it.")
+
+
+def _worth_telling(news: list[Event]) -> list[Event]:
+    """The newest of the steps, which tells all before it, and what came last."""
+    return [event for event in news[:-1] if isinstance(event, Step)][-1:] + news[-1:]
+
+
+def _waiting(place: Place) -> Progress:
+    return Progress(stage="waiting", done=0, total=place.ahead, reference="", lanes=[], result=None)
+
+
+def _after(now: Progress, event: Event) -> Progress:
+    """The progress once an event has happened; texts stay until newer ones arrive."""
+    match event:
+        case Loading():
+            return {**now, "stage": "loading", "done": 0, "total": 1}
+        case Prefill(done=done, total=total):
+            return {**now, "stage": "prefill", "done": done, "total": total}
+        case Encoding(index=index, total=total):
+            return {**now, "stage": "encoding", "done": index, "total": total}
+        case Step(done=done, total=total, tokens=tokens, lanes=lanes):
+            texts = [
+                LaneText(
+                    label=lane.label, text="".join(lane.tokens), scored=len(lane.kld),
+                    kld_mean=sum(lane.kld) / len(lane.kld) if lane.kld else None,
+                    first_divergence=lane.first_divergence, error=lane.error,
+                )
+                for lane in lanes
+            ]  # fmt: skip
+            return {
+                **now, "stage": "decoding", "done": done, "total": total, "reference": "".join(tokens), "lanes": texts,
+            }  # fmt: skip
+        case Summarizing():
+            return {**now, "stage": "measuring", "done": 0, "total": 1}
+        case Finished():
+            return {**now, "stage": "finished", "done": 1, "total": 1}
+
+
+def _result(event: Finished, services: Services, request: gr.Request) -> Result:
+    record = event.record
+    return Result(
+        run=record.id, key=key_for(services, record.id), link=link(record.id, request),
+        model=record.environment.model, prompt_tokens=len(record.reference.prompt_token_ids),
+        reference=record.reference.text,
+        lanes=[_lane(event, index) for index in range(len(record.lanes))], noise_floor=_lane(event, "noise"),
+        seconds=record.timing.total_s, reused=event.reused, unkept=event.unkept,
+    )  # fmt: skip
+
+
+def _lane(event: Finished, at: int | Literal["noise"]) -> LaneResult:
+    """Figures a lane has, null where it has none."""
+    lane = event.record.noise_floor if at == "noise" else event.record.lanes[at]
+    figures = {"n_scored": 0, "verdict": verdict(event.record, event.arrays, at).word}
+    for part in filter(None, (lane, lane.memory, lane.metrics)):
+        figures.update(vars(part))
+    return LaneResult(**{name: figures.get(name) for name in LaneResult.__annotations__})

@@ -1,0 +1,104 @@
+"""A run as one picture to post: lanes, their four numbers, and what the numbers are."""
+
+from kvq_core.record.fields import LaneRecord, Record
+from ui.figures.base import Arrays
+from ui.html.colors import lane_color
+from ui.html.escape import safe, shorten
+from ui.html.numbers import ABSENT, bits, percent, plural, significant
+from ui.html.verdict import verdict
+
+WIDTH, HEIGHT = 1200, 630
+FONT = "system-ui, Segoe UI, Roboto, DejaVu Sans, sans-serif"
+INK, MUTE, LINE, GROUND = "#1b2230", "#667085", "#e4e7ec", "#ffffff"
+TONES = {"good": "#0f7756", "warn": "#9a4f06", "bad": "#b42318", "quiet": MUTE}
+COLUMNS = (("K / V bits", 560), ("size", 680), ("KLD", 800), ("flips", 910), ("verdict", 1140))
+EXPLAINED = (
+    "K / V bits: stored bits an element, metadata included. Size: of the fp16 cache. KLD: mean distance of the "
+    "next-token distribution, nats. Flips: another most probable token."
+)
+
+
+def title(record: Record) -> str:
+    """What was compared, in a line."""
+    return f"{record.environment.model_title}: {plural(len(record.lanes), 'quantized KV cache')} against full precision"
+
+
+def scored(record: Record) -> str:
+    """On how many positions, after how long a prompt, and what fp16 rounding alone does."""
+    m = record.noise_floor.metrics
+    said = (
+        f"{len(record.reference.prompt_token_ids):,} prompt tokens, {plural(m.n_scored if m else 0, 'scored position')}"
+    )
+    return said if m is None or m.kld_mean is None else f"{said}; noise floor: KLD {significant(m.kld_mean, 2)}"
+
+
+def figures(lane: LaneRecord) -> tuple[str, str, str, str]:
+    """Bits, size, KLD and flips of a lane as people read them."""
+    m, memory = lane.metrics, lane.memory
+    done = lane.status == "done"
+    return (
+        f"{bits(memory.key_bits)} / {bits(memory.value_bits)}" if done and memory else ABSENT,
+        percent(memory.kv_ratio) if done and memory else ABSENT,
+        significant(m.kld_mean, 2) if done and m else ABSENT,
+        percent(m.flip_rate) if done and m else ABSENT,
+    )
+
+
+def card(record: Record, arrays: Arrays, link: str) -> str:
+    """The picture as SVG, 1200 x 630, the size that links are previewed at."""
+    step = min(72, 328 // max(1, len(record.lanes)))
+    prompt = str(record.spec.get("prompt", ""))
+    body = [
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="{GROUND}"/>',
+        _text(60, 72, title(record), 25, INK, weight=700, limit=76),
+        _text(60, 110, f"“{shorten(prompt, 100)}”", 20, MUTE, limit=104),
+        *(_text(x, 166, name, 18, MUTE, "end") for name, x in COLUMNS),
+    ]
+    for n in range(len(record.lanes)):
+        body += _row(record, arrays, n, 182 + n * step, step)
+    words = EXPLAINED.split(" KLD: ")
+    body += [
+        _text(60, 556, words[0], 16, MUTE, limit=160),
+        _text(60, 578, f"KLD: {words[1]}", 16, MUTE, limit=160),
+        _text(60, 606, scored(record), 16, INK, limit=120),
+        _text(1140, 606, link.removeprefix("https://").removeprefix("http://"), 16, "#3450d1", "end", limit=70),
+    ]
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        f'font-family="{FONT}">{"".join(body)}</svg>'
+    )
+
+
+def _row(record: Record, arrays: Arrays, index: int, top: int, step: int) -> list[str]:
+    y, lane = top + step // 2 + 8, record.lanes[index]
+    found = verdict(record, arrays, index)
+    numbers = zip(COLUMNS, figures(lane), strict=False)
+    return [
+        f'<path d="M60 {top}H1140" stroke="{LINE}"/>',
+        f'<rect x="60" y="{y - 14}" width="14" height="14" rx="4" fill="{lane_color(index)}"/>',
+        _text(86, y, lane.label, 22, INK, weight=600, limit=30),
+        *(_text(x, y, value, 22, INK, "end") for (_, x), value in numbers),
+        _text(COLUMNS[-1][1], y, found.word, 22, TONES[found.tone], "end", weight=600, limit=17),
+    ]
+
+
+def _text(
+    x: float, y: float, text: str, size: int, ink: str, anchor: str = "start", weight: int = 400, limit: int = 40
+) -> str:
+    return (
+        f'<text x="{x}" y="{y}" font-size="{size}" fill="{ink}" text-anchor="{anchor}" font-weight="{weight}">'
+        f"{safe(shorten(text, limit))}</text>"
+    )
+
+
+def card_text(record: Record, arrays: Arrays, link: str) -> str:
+    """The same to paste: model, lanes, figures, what they are, link."""
+    lines = [title(record)]
+    for index, lane in enumerate(record.lanes):
+        if lane.status == "failed":
+            lines.append(f"- {shorten(lane.label, 60)}: failed")
+            continue
+        width, size, kld, flips = figures(lane)
+        word = verdict(record, arrays, index).word
+        lines.append(f"- {shorten(lane.label, 60)}: K/V {width} bits, size {size}, KLD {kld}, flips {flips} ({word})")
+    return "\n".join([*lines, scored(record), EXPLAINED, link])

@@ -1,0 +1,139 @@
+"""A finished run as one HTML file that opens anywhere: no script, nothing fetched, light and dark."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import plotly.graph_objects as go
+
+from kvq_core.analysis.expected import told
+from kvq_core.record.fields import LaneRecord, Record
+from ui.export.card import title
+from ui.export.reproduce import command, conditions
+from ui.export.svg import svg
+from ui.figures import damage_grid, distortion_rate, effective_rank, kld_strips, stored_bytes
+from ui.figures.base import Arrays
+from ui.html.cards import scores, settings
+from ui.html.colors import SEQUENTIAL, SEQUENTIAL_DARK, lane_color
+from ui.html.escape import lane_tokens, reference_tokens, safe
+from ui.html.pieces import spans_of
+from ui.html.tables import COLUMNS, perplexity_rows, scorecard
+from ui.html.theme import shades
+from ui.html.verdict import EXPLAINED, remarks, verdict
+from ui.words import overall
+
+NUMBERS = (
+    "Every lane decodes twice: forced along the reference's tokens, from which all distances come, and free, which is "
+    "the text shown. KLD: how far the next-token distribution is from the reference's, in nats a token. Flips: "
+    "positions where the most probable token changed. Bits and size are counted from the tensors held, metadata and "
+    "full-precision windows included."
+)
+SCROLL = '<div class="scroll" tabindex="0">'
+SHADED = "Shading: KLD of each token up to where the texts part (red bar); after it the two continue different texts."
+
+
+def report(record: Record, arrays: Arrays, link: str = "") -> str:
+    """The whole document, with the run's link where there is one. Every text of prompt, model or label is escaped."""
+    style = Path(__file__).with_name("report.css").read_text(encoding="utf-8") + shades(SEQUENTIAL, "")
+    style += f"@media (prefers-color-scheme: dark) {{ {shades(SEQUENTIAL_DARK, '')} }}"
+    parts = (
+        _head(record, arrays, link),
+        _scores(record, arrays),
+        _answers(record, arrays),
+        _figures(record, arrays),
+        _again(record),
+    )
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
+        'img-src data:">'
+        f"<title>{safe(title(record))}</title><style>{style}</style></head>"
+        f"<body><main>{''.join(parts)}</main></body></html>"
+    )
+
+
+def _head(record: Record, arrays: Arrays, link: str) -> str:
+    env = record.environment
+    facts = (
+        f"Run {record.id}", record.created.replace("T", " "), f"{env.device} {env.dtype.removeprefix('torch.')}",
+        f"{env.layers} layers, {env.query_heads} query and {env.kv_heads} KV heads of {env.head_dim}",
+        ", ".join(f"{name} {version}" for name, version in env.versions.items()),
+    )  # fmt: skip
+    prompt = str(record.spec.get("prompt", ""))
+    found = f'<p><a href="{safe(link)}">{safe(link)}</a></p>' if link else ""
+    return (
+        f"<section><h1>{safe(title(record))}</h1><p>{safe(overall(record, arrays))}</p>"
+        f'<p class="mute">{safe(" · ".join(facts))}</p>{found}</section>'
+        f"<section><h2>Prompt</h2><pre>{safe(prompt)}</pre></section>"
+    )
+
+
+def _scores(record: Record, arrays: Arrays) -> str:
+    columns = [column for column in COLUMNS if column.name not in ("lane", "verdict")]
+    head = "".join(f'<th scope="col">{safe(column.title)}</th>' for column in columns)
+    tones = ["", *(verdict(record, arrays, index).tone for index in range(len(record.lanes)))]
+    rows = ""
+    for row, tone in zip(scorecard(record, arrays), tones, strict=True):
+        word = f'<td class="{tone}">{safe(row["verdict"])}</td>'
+        cells = "".join(f"<td>{safe(column.shown(row[column.name]))}</td>" for column in columns)
+        rows += f'<tr><th scope="row">{safe(row["lane"])}</th>{word}{cells}</tr>'
+    return (
+        f"<section><h2>Scorecard</h2>{SCROLL}<table><thead><tr><th>lane</th><th>verdict</th>{head}</tr>"
+        f'</thead><tbody>{rows}</tbody></table></div><p class="mute">{safe(NUMBERS)} {safe(EXPLAINED)}</p></section>'
+    )
+
+
+def _answers(record: Record, arrays: Arrays) -> str:
+    cards = f'<div><h3>Full precision</h3><div class="tokens">{reference_tokens(record.reference.tokens)}</div></div>'
+    for index, lane in enumerate(record.lanes):
+        said = (settings(lane), verdict(record, arrays, index).said, *remarks(lane))
+        notes = "".join(f'<p class="mute">{safe(note)}</p>' for note in said if note)
+        body = f"<h3>{safe(lane.label)}</h3>{notes}{_tokens(record, arrays, index)}"
+        cards += f'<div style="--lane:{lane_color(index)}">{body}</div>'
+    said = f"{SHADED} {told(record)}".strip()
+    return f'<section><h2>Answers</h2><p class="mute">{safe(said)}</p><div class="answers">{cards}</div></section>'
+
+
+def _tokens(record: Record, arrays: Arrays, index: int) -> str:
+    lane: LaneRecord = record.lanes[index]
+    if lane.status == "failed":
+        return f'<p class="bad">{safe(lane.error or "failed")}</p>'
+    kld, same = scores(arrays, index)
+    parted = lane.metrics.first_divergence if lane.metrics else None
+    texts = spans_of(record, record.reference), spans_of(record, lane)
+    return f'<div class="tokens">{lane_tokens(*texts, kld, same, parted)}</div>'
+
+
+def _drawn(record: Record, arrays: Arrays) -> Iterator[tuple[str, str, go.Figure | None]]:
+    yield "KLD of every token", "Dots: flips; rings: flips near a tie of the reference.", kld_strips(record, arrays, 0)
+    yield "Distance against bits", "Low and left is better.", distortion_rate(record, arrays, "kld")
+    yield "Stored bytes", "Keys and values apart, the fp16 cache for scale.", stored_bytes(record)
+    for kind in ("key", "value"):
+        grid = damage_grid(record, arrays, "relative", kind, 0, 0)
+        yield f"Relative {kind} error", "Layer by KV head, at the end of the run.", grid
+    yield (
+        "Effective rank",
+        "How many directions the prompt's keys and values spread over.",
+        effective_rank(record, arrays, 0),
+    )
+
+
+def _figures(record: Record, arrays: Arrays) -> str:
+    told = "".join(
+        f'<figure tabindex="0"><figcaption>{safe(name)}<small>{safe(words)}</small></figcaption>{svg(figure)}</figure>'
+        for name, words, figure in _drawn(record, arrays)
+        if figure is not None
+    )
+    return f"<section><h2>Figures</h2>{told}</section>"
+
+
+def _again(record: Record) -> str:
+    head, rows = perplexity_rows(record)
+    titles = "".join(f'<th scope="col">{safe(name)}</th>' for name in head)
+    lines = "".join(f"<tr>{''.join(f'<td>{safe(value)}</td>' for value in row)}</tr>" for row in rows)
+    return (
+        f"<section><h2>llama-perplexity block</h2>{SCROLL}<table><thead><tr>{titles}</tr></thead>"
+        f"<tbody>{lines}</tbody></table></div></section>"
+        f"<section><h2>Reproduce</h2><pre>{safe(command(record))}</pre>"
+        f'<p class="mute">{safe(conditions(record))}</p></section>'
+    )

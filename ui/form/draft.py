@@ -1,0 +1,97 @@
+"""The form as a browser kept it, see ui/visit.js. What a browser keeps is anybody's text: bad content is no draft."""
+
+import json
+import math
+from typing import Any, get_args
+
+from kvq_core.errors import SpecError
+from kvq_core.methods import Knob, knobs, methods
+from kvq_core.spec import MAX_LANES, Capture, ComparisonSpec, Lane, parse_spec
+from ui.form.lanes import LaneForm
+from ui.form.values import FIELDS, from_comparison
+
+VERSION = 1
+MOST_CHARS = 3_000_000  # of a draft; a prompt may have two million
+MOST_NUMBER = 2.0**63
+_REST = set(ComparisonSpec.model_fields) - set(FIELDS) - {"lanes", "stress"}
+Form = tuple[list[Any], list[LaneForm], dict[str, Any]]  # as ui.form.values.from_comparison gives it
+
+
+def told(lanes: list[LaneForm], rest: dict[str, Any]) -> str:
+    """What of a draft the server holds."""
+    return json.dumps({"lanes": lanes, "rest": rest})
+
+
+def restored(raw: Any) -> Form | None:
+    """The form of a draft; None where it is none of this version, or anything in it is not what a form can hold."""
+    if not isinstance(raw, str) or not 0 < len(raw) <= MOST_CHARS:
+        return None
+    try:
+        data = json.loads(raw)
+        if data["version"] != VERSION:
+            return None
+        values = [_value(name, data["values"][name]) for name in FIELDS]
+        lanes = [_lane(uid, lane) for uid, lane in enumerate(data["lanes"], 1)]
+        rest = {name: value for name, value in data["rest"].items() if name in _REST}
+        parse_spec({"prompt": "-", **rest})
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, SpecError):
+        return None
+    return (values, lanes, rest) if len(lanes) <= MAX_LANES else None
+
+
+def _value(name: str, value: Any) -> Any:
+    """A field's value. Raises ValueError for one that its control cannot show."""
+    if name == "capture.detail":
+        return _one_of(get_args(Capture.model_fields["detail"].annotation), value)
+    usual = _USUAL[name]
+    if isinstance(usual, bool):
+        return _one_of((False, True), value)
+    if isinstance(usual, str):
+        return _checked(isinstance(value, str), value)
+    return _number(value)
+
+
+def _lane(uid: int, lane: dict[str, Any]) -> LaneForm:
+    method = _one_of(tuple(methods()), lane["method"])
+    known = {knob.name: knob for knob in knobs(methods()[method])}
+    layers = lane["layers"]
+    listed = isinstance(layers, list) and all(isinstance(number, int) for number in layers)
+    return {
+        "uid": uid,
+        "method": method,
+        "label": _checked(isinstance(lane["label"], str), lane["label"]),
+        "knobs": {name: _knob(known[name], value) for name, value in lane["knobs"].items()},
+        "tensors": _one_of(get_args(Lane.model_fields["tensors"].annotation), lane["tensors"]),
+        "layers": _checked(isinstance(layers, str) or listed, layers),
+        "sink_tokens": _number(lane["sink_tokens"]),
+        "recent_tokens": _number(lane["recent_tokens"]),
+    }
+
+
+def _knob(knob: Knob, value: Any) -> Any:
+    if knob.fields and value is not None:
+        inner = {field.name: field for field in knob.fields}
+        return {name: _knob(inner[name], given) for name, given in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, list) else _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, str | bool) else _number(value)
+
+
+def _number(value: Any) -> Any:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return _checked(value is None or (number and math.isfinite(value) and abs(value) < MOST_NUMBER), value)
+
+
+def _one_of(allowed: tuple[Any, ...], value: Any) -> Any:
+    return _checked(isinstance(value, str | bool) and value in allowed, value)
+
+
+def _checked(fits: bool, value: Any) -> Any:
+    if not fits:
+        raise ValueError
+    return value
+
+
+_USUAL = dict(zip(FIELDS, from_comparison(parse_spec({"prompt": "-"}))[0], strict=True))

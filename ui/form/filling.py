@@ -1,0 +1,96 @@
+"""Filling the form: from a preset, or from the address the page was opened with."""
+
+from typing import Any
+
+import gradio as gr
+
+from kvq_core.errors import KvqError, StoreError
+from kvq_core.links import decode
+from kvq_core.models import with_model
+from kvq_core.presets import preset, presets
+from kvq_core.record.fields import RESULTS_VERSION, Record
+from kvq_core.spec import ComparisonSpec, parse_spec
+from ui.form.lanes_panel import Lanes, redrawn
+from ui.form.setup_panel import Setup, asked
+from ui.form.values import from_comparison
+from ui.html.status import line, notice
+from ui.service.access import opened
+from ui.service.services import Services
+
+NEXT_FOR_A_LINK = "Check that the link is complete, pick one of your own runs, or set up the comparison and press Run."
+WAITS = "The form is filled and nothing was computed: press Run."
+AGAIN = "Press Run for today's figures, under a new link."
+REFUSED = {
+    "run": "This link opens no run", "vs": "This link opens no run", "c": "This link holds no comparison",
+    "preset": "This link names no preset",
+}  # fmt: skip
+
+
+def form_outputs(setup: Setup, lanes: Lanes) -> list[gr.components.Component]:
+    """What ``filled`` sets, in its order."""
+    return [setup.question, *setup.fields, setup.rest, *lanes.shown]
+
+
+def filled(spec: ComparisonSpec, question: str = "") -> list[Any]:
+    """The whole form showing a spec, the lane editor closed."""
+    values, form_lanes, rest = from_comparison(with_model(spec))
+    return [question, *values, rest, *redrawn(form_lanes, None)]
+
+
+def from_preset(name: str) -> list[Any]:
+    found = preset(name)
+    return filled(found.spec, asked(found))
+
+
+def other_run(name: str, record: Record | None, started: dict[str, Any] | None) -> str:
+    """What stands above answers that are not the chosen preset's: those of the run ``started`` last, else of the run
+    shown."""
+    told = started or (record.spec if record is not None else None)
+    try:
+        if told is None or parse_spec(told).canonical() == with_model(preset(name).spec).canonical():
+            return ""
+    except KvqError:
+        pass  # of another version: no preset of today's
+    return line(
+        "These results are of another run", "warn", detail="The form holds a preset now: press Run for its own."
+    )
+
+
+def opened_page(
+    request: gr.Request, services: Services, kept: Any = None
+) -> tuple[dict[str, Any] | None, str, list[Any]]:
+    """Run to show, a message, and the form, for the address asked for: ``?run=`` (with ``&vs=``, another run beside
+    it), ``?c=`` (a comparison, which waits for Run), ``?preset=`` or nothing.
+
+    Text in an address is anybody's: what it does not name is answered with a card, never a trace.
+    """
+    asked_for = dict(request.query_params)
+    default = next(iter(presets()))
+    try:
+        if "run" in asked_for or "vs" in asked_for:
+            return _run(asked_for, services, kept)
+        if "c" in asked_for:
+            return None, line("Comparison from a link", "done", detail=WAITS), filled(decode(asked_for["c"]))
+        return None, "", from_preset(asked_for.get("preset", default))
+    except KvqError as error:
+        title = next((title for name, title in REFUSED.items() if name in asked_for), "This link opens nothing")
+        return None, notice(title, str(error), NEXT_FOR_A_LINK), from_preset(default)
+
+
+def _run(asked_for: dict[str, str], services: Services, kept: Any) -> tuple[dict[str, Any], str, list[Any]]:
+    if "run" not in asked_for:
+        raise StoreError("vs= names a second run and needs a first one: ?run=A&vs=B.")
+    record, _ = opened(services, asked_for["run"], kept)
+    shown = {"run": record.id, "ticket": "link"} | ({"vs": asked_for["vs"]} if "vs" in asked_for else {})
+    detail = f"of {record.created[:10]}"
+    if record.results_version < RESULTS_VERSION:
+        detail += f", computed by an earlier version of the program (results {record.results_version}). {AGAIN}"
+    return shown, line("Stored run", "done", detail=detail), _form_of(record.spec)
+
+
+def _form_of(spec: dict[str, Any]) -> list[Any]:
+    """The form of a stored run; a spec of another version leaves it on the first preset."""
+    try:
+        return filled(parse_spec(spec))
+    except KvqError:
+        return from_preset(next(iter(presets())))

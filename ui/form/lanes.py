@@ -1,0 +1,132 @@
+"""The lanes of the form as plain dicts with a uid, and what can be done to them. No Gradio here."""
+
+from typing import Any
+
+from kvq_core.errors import KvqError
+from kvq_core.methods import methods
+from kvq_core.spec import MAX_LANES, Lane, parse_lane
+from ui.form.controls import changed
+
+LaneForm = dict[str, Any]
+FIRST = "kivi"
+
+
+def from_spec(lanes: tuple[Lane, ...]) -> list[LaneForm]:
+    """The form of a spec's lanes."""
+    return [{"uid": uid, **lane.model_dump(mode="json")} for uid, lane in enumerate(lanes, 1)]
+
+
+def to_spec(lanes: list[LaneForm]) -> list[dict[str, Any]]:
+    """Plain data for parse_spec; options at their defaults are left out."""
+    return [{k: v for k, v in lane.items() if k != "uid" and v is not None} for lane in lanes]
+
+
+def added(lanes: list[LaneForm], method: str | None = None) -> list[LaneForm]:
+    """One lane more, at most MAX_LANES."""
+    if len(lanes) >= MAX_LANES:
+        return lanes
+    method = method or (lanes[-1]["method"] if lanes else FIRST)
+    blank = {"label": "", "knobs": {}, "tensors": "both", "layers": "all", "sink_tokens": None, "recent_tokens": None}
+    return [*lanes, {"uid": _next(lanes), "method": method, **blank}]
+
+
+def added_lane(lanes: list[LaneForm], lane: Lane) -> list[LaneForm]:
+    """A finished lane at the end, at most MAX_LANES; labels must differ."""
+    if len(lanes) >= MAX_LANES:
+        return lanes
+    given = lane.model_dump(mode="json")
+    taken = any(other["label"] == given["label"] for other in lanes)
+    return [*lanes, {**given, "uid": _next(lanes), "label": _free(lanes, given["label"]) if taken else given["label"]}]
+
+
+def duplicated(lanes: list[LaneForm], uid: int) -> list[LaneForm]:
+    """A copy right after the lane; a label it had is numbered on, since labels must differ."""
+    if len(lanes) >= MAX_LANES:
+        return lanes
+    at = index(lanes, uid)
+    if at is None:
+        return lanes
+    copy = {
+        **lanes[at],
+        "knobs": dict(lanes[at]["knobs"]),
+        "uid": _next(lanes),
+        "label": _free(lanes, lanes[at]["label"]),
+    }
+    return [*lanes[: at + 1], copy, *lanes[at + 1 :]]
+
+
+def removed(lanes: list[LaneForm], uid: int) -> list[LaneForm]:
+    return [lane for lane in lanes if lane["uid"] != uid]
+
+
+def updated(lanes: list[LaneForm], uid: int, **changes: Any) -> list[LaneForm]:
+    """One lane changed; another method starts from its own defaults, and the label told of the old one."""
+    out = []
+    for lane in lanes:
+        if lane["uid"] == uid:
+            if changes.get("method", lane["method"]) != lane["method"]:
+                lane = {**lane, "knobs": {}, "label": ""}
+            lane = {**lane, **changes}
+        out.append(lane)
+    return out
+
+
+def with_knob(lanes: list[LaneForm], uid: int, place: str, shown: Any) -> list[LaneForm]:
+    """One knob set from its control. Raises SpecError where the text is no value."""
+    at = index(lanes, uid)
+    if at is None:
+        return lanes
+    return updated(lanes, uid, knobs=changed(lanes[at]["method"], lanes[at]["knobs"], place, shown))
+
+
+def index(lanes: list[LaneForm], uid: int | None) -> int | None:
+    return next((i for i, lane in enumerate(lanes) if lane["uid"] == uid), None)
+
+
+def title(lane: LaneForm) -> str:
+    """The label, or the method's title where none was typed."""
+    known = methods().get(lane["method"])
+    return lane["label"] or (known.title if known else lane["method"])
+
+
+def described(lane: LaneForm) -> tuple[str, str | None]:
+    """The lane's settings in words, and its error if it is not possible."""
+    try:
+        built = parse_lane(to_spec([lane])[0])
+        words = [built.build().summary()]
+    except KvqError as error:
+        return "", str(error)
+    if built.tensors != "both":
+        words.append(f"{built.tensors} only")
+    if built.layers != "all":
+        words.append(f"{len(built.layers)} layers")
+    return " · ".join(words), None
+
+
+def parse_layers(text: str) -> Any:
+    """``all``, ``0, 1, 5-8`` -> "all" or a list; what is neither is handed on for the spec to refuse."""
+    cleaned = text.strip().lower()
+    if cleaned in ("", "all"):
+        return "all"
+    numbers: list[int] = []
+    for part in cleaned.replace(";", ",").split(","):
+        low, _, high = part.strip().partition("-")
+        if not low.isascii() or not low.isdigit() or (high and not (high.isascii() and high.isdigit())):
+            return text
+        first, last = int(low), int(high or low)
+        if last - first > 1000:
+            return text
+        numbers += range(first, last + 1)
+    return numbers
+
+
+def _next(lanes: list[LaneForm]) -> int:
+    return max((lane["uid"] for lane in lanes), default=0) + 1
+
+
+def _free(lanes: list[LaneForm], label: str) -> str:
+    taken = {lane["label"] for lane in lanes}
+    if not label:
+        return ""
+    stem = label[:56]
+    return next(name for n in range(2, 100) if (name := f"{stem} {n}") not in taken)

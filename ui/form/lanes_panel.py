@@ -1,0 +1,135 @@
+"""The lanes card: the list of lanes, and one editor that is put on the lane chosen."""
+
+import json
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from kvq_core.methods import methods
+from kvq_core.spec import MAX_LANES
+from ui.form.controls import places
+from ui.form.editor import KNOB, complaint, edited, editor
+from ui.form.lanes import LaneForm, added, described, duplicated, index, removed, title
+from ui.html.escape import safe, shorten
+from ui.service.services import SWIFT
+
+
+@dataclass
+class Lanes:
+    """``lanes`` holds the form's lanes; ``open`` says which one the editor is on: it stands between ``rows``, which end
+    with that lane, and ``below``. page.js writes into ``sent``."""
+
+    lanes: gr.State
+    open: gr.State
+    rows: gr.HTML
+    complaint: gr.HTML
+    editor: gr.HTML
+    below: gr.HTML
+    add: gr.Button
+    sent: gr.Textbox
+
+    @property
+    def shown(self) -> list[Any]:
+        """Outputs of ``redrawn``: the states, the list and the editor."""
+        return [self.lanes, self.open, self.rows, self.complaint, self.editor, self.below, self.add]
+
+
+def create_lanes() -> Lanes:
+    with gr.Column(elem_classes=["card"], elem_id="lanes"):
+        gr.HTML(
+            '<h2>Lanes</h2><div class="lane-fixed"><span></span>'
+            "<div>Full precision<small>reference · noise floor on</small></div></div>"
+        )
+        rows = gr.HTML("", elem_id="lane-rows")
+        said = gr.HTML("", elem_id="lane-error")
+        form = gr.HTML("", elem_id="editor")
+        below = gr.HTML("", elem_id="lane-rows-below")
+        add = gr.Button("Add lane", size="sm", elem_id="add-lane")
+        sent = gr.Textbox(visible="hidden", elem_id="lanes-sent", show_label=False)
+    panel = Lanes(gr.State([]), gr.State(opened_on(None)), rows, said, form, below, add, sent)
+    both = [panel.lanes, panel.open]
+    sent.change(changed, [sent, *both], panel.shown, **SWIFT, trigger_mode="always_last")
+    add.click(one_more, panel.lanes, panel.shown, **SWIFT)
+    return panel
+
+
+def listed(lanes: list[LaneForm], opened: dict[str, Any]) -> tuple[str, str]:
+    """The lanes as rows: title, settings, whether something is wrong; a click opens the editor. Those down to the open
+    one, and those below it."""
+    rows = [_row(at, lane, lane["uid"] == opened["uid"]) for at, lane in enumerate(lanes)]
+    at = index(lanes, opened["uid"])
+    end = len(rows) if at is None else at + 1
+    return "".join(rows[:end]), "".join(rows[end:])
+
+
+def _row(at: int, lane: LaneForm, is_open: bool) -> str:
+    summary, error = described(lane)
+    classes = " ".join(["lane-row", f"lane-{at}"] + ["wrong"] * bool(error) + ["open"] * is_open)
+    return (
+        f'<button type="button" class="{classes}" id="lane-row-{at}" data-do="open" data-lane="{lane["uid"]}" '
+        f'aria-expanded="{str(is_open).lower()}">{safe(shorten(title(lane), 40))}\n'
+        f"{'needs a change' if error else safe(summary)}</button>"
+    )
+
+
+def redrawn(lanes: list[LaneForm], uid: int | None, said: str | None = None) -> list[Any]:
+    """The lanes with the editor on one of them, or closed."""
+    opened = opened_on(uid)
+    return _shown(lanes, opened, said, editor(lanes, opened))
+
+
+def _shown(lanes: list[LaneForm], opened: dict[str, Any], said: str | None, form: Any) -> list[Any]:
+    full = len(lanes) >= MAX_LANES
+    add = gr.update(value=f"{MAX_LANES} of {MAX_LANES} lanes" if full else "Add lane", interactive=not full)
+    rows, below = listed(lanes, opened)
+    return [lanes, opened, rows, complaint(lanes, opened["uid"], said), form, below, add]
+
+
+def opened_on(uid: int | None) -> dict[str, Any]:
+    return {"uid": uid, "revision": secrets.token_hex(4)}
+
+
+def one_more(lanes: list[LaneForm]) -> list[Any]:
+    lanes = added(lanes)
+    return redrawn(lanes, lanes[-1]["uid"])
+
+
+def changed(raw: str, lanes: list[LaneForm], opened: dict[str, Any]) -> list[Any]:
+    """What page.js tells: all that was changed in the editor since it was opened, and a button that was pressed.
+
+    All, so that of changes in quick succession the last one told is enough. Anybody's text: nonsense changes nothing.
+    """
+    try:
+        told = json.loads(raw)
+        uid, values, do, target = told["uid"], dict(told["values"]), told["do"], told["lane"]
+    except (TypeError, ValueError, KeyError, RecursionError):
+        return [gr.skip()] * 7
+    lanes, said = edited(lanes, uid, values)
+    if do is None and _reshapes(lanes, uid, values):
+        return redrawn(lanes, opened["uid"], said)
+    if do is None:
+        return _shown(lanes, opened, said, gr.skip())  # the editor stays as the person left it
+    return _done(lanes, opened["uid"], do, target)
+
+
+def _reshapes(lanes: list[LaneForm], uid: Any, values: dict[str, Any]) -> bool:
+    """Whether the last change adds or removes controls: another method, an object switched on or off."""
+    at = index(lanes, uid)
+    last = next(reversed(values), None)
+    if at is None or last is None:
+        return False
+    knob = dict(places(methods()[lanes[at]["method"]])).get(last.removeprefix(KNOB))
+    return last == "method" or (knob is not None and bool(knob.fields))
+
+
+def _done(lanes: list[LaneForm], uid: int | None, do: Any, target: Any) -> list[Any]:
+    """The lanes after a button of the list or the editor."""
+    if do == "open":
+        return redrawn(lanes, None if target == uid else target)
+    if do == "duplicate":
+        before = {lane["uid"] for lane in lanes}
+        lanes = duplicated(lanes, uid)
+        return redrawn(lanes, next((lane["uid"] for lane in lanes if lane["uid"] not in before), uid))
+    return redrawn(removed(lanes, uid) if do == "remove" else lanes, None)

@@ -1,0 +1,122 @@
+"""The prompt card: model, presets, prompt, and the options of generation."""
+
+from dataclasses import dataclass
+from typing import get_args
+
+import gradio as gr
+
+from kvq_core.models import available_models
+from kvq_core.presets import Preset, presets
+from kvq_core.settings import settings
+from kvq_core.spec import DEFAULT_MODEL, Capture
+from kvq_core.training.offer import possible_here
+from ui.form.stress_panel import create_stress
+from ui.form.values import FIELDS
+from ui.html.escape import safe
+from ui.service.services import SWIFT
+
+
+@dataclass
+class Setup:
+    """``fields`` in the order of ui.form.values.FIELDS."""
+
+    fields: list[gr.components.Component]
+    rest: gr.State
+    question: gr.HTML
+    chips: dict[str, gr.Button]
+    more: gr.Dropdown
+
+    def __getitem__(self, name: str) -> gr.components.Component:
+        return self.fields[FIELDS.index(name)]
+
+
+def create_setup() -> Setup:
+    known = {name: preset for name, preset in presets().items() if possible_here(preset.spec)}
+    with gr.Column(elem_classes=["card"], elem_id="setup"):
+        gr.HTML("<h2>Prompt</h2>")
+        choices = [(choice.title, choice.id) for choice in available_models()]
+        model = gr.Dropdown(
+            choices,
+            value=choices[0][1] if choices else DEFAULT_MODEL,
+            allow_custom_value=True,
+            label="Model",
+            elem_id="model",
+            info="The models this instance runs." if settings().public else "Pick one, or type the id of a Hub model.",
+            interactive=True,
+        )
+        with gr.Row(elem_classes=["chips"]):
+            chips = {
+                name: gr.Button(short(preset), size="sm", elem_classes=["chip-button"], elem_id=f"preset-{name}")
+                for name, preset in known.items()
+                if preset.chip
+            }
+        rest_of_them = [(short(preset), name) for name, preset in known.items() if not preset.chip]
+        more = gr.Dropdown(rest_of_them, value=None, label="More presets", visible=bool(rest_of_them), interactive=True)
+        question = gr.HTML("", elem_id="question")
+        prompt = gr.Textbox(
+            label="Prompt",
+            lines=6,
+            max_lines=9,
+            placeholder="Type a prompt, or pick a preset above.",
+            elem_id="prompt",
+            interactive=True,
+        )
+        options, stress = _options(), create_stress()
+    return Setup([model, prompt, *options, *stress], gr.State({}), question, chips, more)
+
+
+def _options() -> list[gr.components.Component]:
+    with gr.Accordion("Generation options", open=False, elem_id="options"):
+        with gr.Row():
+            tokens = gr.Number(
+                64,
+                label="New tokens",
+                precision=0,
+                info="1 to 2,048.",
+                elem_id="max-new-tokens",
+                min_width=90,
+                interactive=True,
+            )
+            temperature = gr.Number(
+                0, label="Temperature", step=0.1, info="0 is greedy.", min_width=90, interactive=True
+            )
+            seed = gr.Number(0, label="Seed", precision=0, info="Shared by all rows.", min_width=90, interactive=True)
+        system = gr.Textbox(
+            label="System prompt", lines=1, max_lines=4, placeholder="empty: the chat template's own", interactive=True
+        )
+        no_system = gr.Checkbox(False, label="No system prompt at all", interactive=True)
+        chat = gr.Checkbox(True, label="Apply the chat template", interactive=True)
+        ignore_eos = gr.Checkbox(False, label="Go on after the end-of-sequence token", interactive=True)
+        continuation = gr.Textbox(
+            label="Continuation", lines=2, max_lines=6, placeholder="empty: generate",
+            info="Text to score through the caches instead of generating.", interactive=True
+        )  # fmt: skip
+        expected = gr.Textbox(
+            label="Expected in the answer", lines=1, max_lines=2, placeholder="empty: nothing", elem_id="expect",
+            info="Every answer that holds this text gets a tick, the others a cross.", interactive=True,
+        )  # fmt: skip
+        detail = Capture.model_fields["detail"]
+        captures = gr.Dropdown(
+            list(get_args(detail.annotation)), value=detail.default, label=detail.title, info=detail.description,
+            filterable=False, elem_id="capture-detail", interactive=True,
+        )  # fmt: skip
+    return [system, no_system, chat, continuation, tokens, temperature, seed, ignore_eos, expected, captures]
+
+
+def short(preset: Preset) -> str:
+    """A preset's title up to its colon: what fits on a chip."""
+    return preset.title.split(":")[0]
+
+
+def asked(preset: Preset) -> str:
+    """The preset's question and where to look for its answer."""
+    points = "".join(f"<li>{safe(point)}</li>" for point in preset.look_at)
+    where = f"<details><summary>Where to look</summary><ul>{points}</ul></details>"
+    return f'<div class="ask"><p>{safe(preset.question)}</p>{where}</div>'
+
+
+def wire_presets(setup: Setup, pick, outputs: list[gr.components.Component]) -> None:
+    """``pick(name)`` fills the form; the question stands above the prompt from then on."""
+    for name, button in setup.chips.items():
+        button.click(lambda chosen=name: pick(chosen), None, outputs, **SWIFT)
+    setup.more.input(pick, setup.more, outputs, **SWIFT)

@@ -1,0 +1,184 @@
+"""The answer cards: heads with four numbers, tokens, KLD strips; while a run streams and when it is done."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from kvq_core.analysis.expected import expectation, says
+from kvq_core.record.fields import LaneRecord, Record
+from ui.figures.base import Arrays, array
+from ui.html.escape import lane_tokens, numbered_tokens, prose, safe, shorten, strip, visible
+from ui.html.numbers import ABSENT, bits, percent, plural, significant
+from ui.html.pieces import spans_of, words_at
+from ui.html.verdict import cautions, verdict
+
+MAX_TITLED = 1200  # tokens of a run that carry their top-5 lists; about 300 KB
+Stat = tuple[str, str]
+STREAMING: tuple[Stat, ...] = (("K / V bits", "…"), ("size", "…"))
+
+
+def cards(*parts: tuple[str, str, str]) -> str:
+    """Head, tokens and KLD strip of the reference and of every lane, as one piece of HTML: see ``view.Page``."""
+    shown = (
+        f'<div class="card answer {f"lane-{at - 1}" if at else "reference"}" id="card-{at}"><div>{top}</div>'
+        f'<div class="prose tokens">{body}</div>{f"""<div class="prose strip">{bars}</div>""" if at else ""}</div>'
+        for at, (top, body, bars) in enumerate(parts)
+    )
+    return f'<div class="cards">{"".join(shown)}</div>'
+
+
+def head(
+    label: str, subtitle: str, badge: tuple[str, str, str], stats: Sequence[Stat], said: Sequence[str] = (),
+    notes: Sequence[str] = (), answered: str = "",
+) -> str:  # fmt: skip
+    """Title, badge (word, tone, explanation), numbers, what is said of them, and the method's notes, folded;
+    ``answered`` as ``tick`` gives it."""
+    word, tone, why = badge
+    cells = "".join(f"<div><span>{safe(name)}</span><b>{safe(value)}</b></div>" for name, value in stats)
+    told = "".join(f"<p class='remark'>{prose(sentence)}</p>" for sentence in said)
+    if notes:
+        folded = "".join(f"<p class='remark'>{prose(note)}</p>" for note in notes)
+        told += (
+            f"<details><summary class='remark'>{plural(len(notes), 'note')} of the method</summary>{folded}</details>"
+        )
+    mark = f'<span class="badge {tone}" title="{safe(why)}">{safe(word)}</span>' if word else ""
+    return (
+        f'<div class="top"><h3>{safe(label)}</h3>{answered}{mark}</div><p class="sub">{safe(subtitle)}</p>'
+        f'<div class="stats">{cells}</div>{told}'
+    )
+
+
+def tick(record: Record, answer: str) -> str:
+    """A tick where an answer says what the run expects, else a cross; nothing where nothing is expected."""
+    if not (expected := expectation(record)):
+        return ""
+    right = says(answer, expected)
+    why = f"The answer {'holds' if right else 'does not hold'} what is expected: “{expected}”"
+    mark, tone = ("✓", "good") if right else ("✗", "bad")
+    return (
+        f'<span class="badge {tone} expected" title="{safe(why)}" aria-label="{safe(why)}" role="img">{mark} '
+        f"{safe(shorten(expected, 16))}</span>"
+    )
+
+
+def failed(label: str, subtitle: str, error: str) -> str:
+    """A lane that could not run; the others went on."""
+    return (
+        f'<div class="top"><h3>{safe(label)}</h3><span class="badge bad">failed</span></div>'
+        f'<p class="sub">{safe(subtitle)}</p><p class="error">{safe(error)}</p>'
+        '<p class="remark">The other lanes are not affected. Change this lane and run again.</p>'
+    )
+
+
+def waiting_head(label: str, subtitle: str, arrived: int = 0) -> str:
+    """Before a lane's first token; the reference's, which has no subtitle, counts its tokens."""
+    stats = (("new tokens", f"{arrived:,}"),) if not subtitle else (*STREAMING, ("KLD", "…"), ("flips", "…"))
+    return head(
+        label, subtitle or "unquantized cache", ("reference", "quiet", "") if not subtitle else ("", "", ""), stats
+    )
+
+
+def running_head(label: str, subtitle: str, kld: Sequence[float], same_top: Sequence[bool]) -> str:
+    """Running means while tokens arrive; bits and size are known at the end."""
+    finite = [k for k in kld if math.isfinite(k)]
+    mean = sum(finite) / len(finite) if finite else None
+    flips = 1 - sum(same_top) / len(same_top) if same_top else None
+    return head(label, subtitle, ("", "", ""), (*STREAMING, ("KLD", significant(mean, 2)), ("flips", percent(flips))))
+
+
+def reference_head(record: Record) -> str:
+    env, ref = record.environment, record.reference
+    width = {"float32": "32", "float64": "64"}.get(env.dtype.removeprefix("torch."), "16")
+    stats = (
+        ("K / V bits", f"{width} / {width}"),
+        ("prompt", f"{len(ref.prompt_token_ids):,}"),
+        ("PPL", significant(ref.ppl)),
+        ("new", f"{len(ref.token_ids):,}"),
+    )
+    kind = f"unquantized {env.dtype.removeprefix('torch.')} cache"
+    return head("Full precision", kind, ("reference", "quiet", ""), stats, answered=tick(record, ref.text))
+
+
+def lane_head(record: Record, arrays: Arrays, index: int) -> str:
+    """The head of a finished or failed lane; its verdict stands beside the noise floor's numbers."""
+    lane = record.lanes[index]
+    if lane.status == "failed":
+        return failed(lane.label, lane.summary or lane.title, lane.error or "")
+    found, m, memory = verdict(record, arrays, index), lane.metrics, lane.memory
+    stats = (
+        ("K / V bits", f"{bits(memory.key_bits)} / {bits(memory.value_bits)}" if memory else ABSENT),
+        ("size", percent(memory.kv_ratio) if memory else ABSENT),
+        ("KLD", significant(m.kld_mean, 2) if m else ABSENT),
+        ("flips", percent(m.flip_rate) if m else ABSENT),
+    )
+    said = [*filter(None, [found.said]), *_agreement(lane), *cautions(lane)]
+    return head(
+        lane.label,
+        settings(lane),
+        (found.word, found.tone, found.why),
+        stats,
+        said,
+        lane.notes,
+        tick(record, lane.text),
+    )
+
+
+def settings(lane: LaneRecord) -> str:
+    """The method's settings in a few words, and what of the cache they are for."""
+    return f"{lane.summary} · {lane.tensors} only" if lane.tensors != "both" else lane.summary
+
+
+def _agreement(lane: LaneRecord) -> list[str]:
+    m = lane.metrics
+    if m is None or not lane.token_ids:
+        return []
+    if m.first_divergence is None:
+        return ["Own text equals the reference's."]
+    return [f"Own text leaves the reference's after {plural(m.matched_prefix, 'token')}."]
+
+
+def reference_body(record: Record) -> str:
+    return numbered_tokens(spans_of(record, record.reference)) or '<span class="none">The answer is empty.</span>'
+
+
+def lane_body(record: Record, arrays: Arrays, index: int) -> str:
+    """A finished lane's tokens, coloured, each with the top-5 of lane and reference as its tooltip."""
+    lane = record.lanes[index]
+    if lane.status == "failed":
+        return ""
+    kld, same = scores(arrays, index)
+    divergence = lane.metrics.first_divergence if lane.metrics else None
+    titles = _titles(record, arrays, index, MAX_TITLED // max(1, len(record.lanes)))
+    texts = spans_of(record, record.reference), spans_of(record, lane)
+    return lane_tokens(*texts, kld, same, divergence, titles)
+
+
+def lane_strip(arrays: Arrays, index: int) -> str:
+    return strip(scores(arrays, index)[0])
+
+
+def scores(arrays: Arrays, index: int) -> tuple[list[float], list[bool]]:
+    """KLD and same-top of every scored position."""
+    kld, same = array(arrays, f"lane/{index}/kld"), array(arrays, f"lane/{index}/same_top")
+    return ([] if kld is None else kld.tolist()), ([] if same is None else [bool(s) for s in same])
+
+
+def _titles(record: Record, arrays: Arrays, index: int, limit: int) -> list[str]:
+    names = ("reference/topk_ids", "reference/topk_probs", f"lane/{index}/topk_ids", f"lane/{index}/topk_probs")
+    ids, probs, lane_ids, lane_probs = (array(arrays, name) for name in names)
+    kld = array(arrays, f"lane/{index}/kld")
+    if any(found is None for found in (ids, probs, lane_ids, lane_probs, kld)):
+        return []
+    followed = spans_of(record, record.reference)
+    titles = ["token 0: from the shared prefill, not scored"]
+    for at in range(min(limit, len(kld))):
+        word = words_at(record, at + 1, followed)
+        rows = (_top(word, ids[at], probs[at]), _top(word, lane_ids[at], lane_probs[at]))
+        titles.append(f"token {at + 1} · KLD {significant(float(kld[at]))}\nreference: {rows[0]}\nlane: {rows[1]}")
+    return titles
+
+
+def _top(word: Callable[[int], str], ids: np.ndarray, probs: np.ndarray) -> str:
+    named = zip(ids.astype(int).tolist(), probs.tolist(), strict=True)
+    return "  ".join(f"“{visible(word(id))}” {100 * p:.0f} %" for id, p in named)

@@ -1,0 +1,41 @@
+"""Boxes with text to copy, and the script behind their buttons."""
+
+from ui.html.escape import safe
+
+# For gr.HTML(js_on_load=...): one listener for whatever the element comes to hold. A frame may forbid the clipboard's
+# own interface; selecting and copying works there. A picture is drawn at twice its size for sharp text.
+COPY_JS = """
+element.addEventListener("click", async (event) => {
+  const button = event.target.closest("button.copy, button.png");
+  if (!button) return;
+  if (button.classList.contains("png")) {
+    const image = button.parentElement.querySelector("img");
+    const canvas = Object.assign(document.createElement("canvas"), {width: 2400, height: 1260});
+    canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+    const href = URL.createObjectURL(await new Promise((done) => canvas.toBlob(done, "image/png")));
+    Object.assign(document.createElement("a"), {href, download: button.dataset.name}).click();
+    setTimeout(() => URL.revokeObjectURL(href), 10000);
+    return;
+  }
+  const field = button.closest(".copybox").querySelector("textarea");
+  try { await navigator.clipboard.writeText(field.value); }
+  catch { field.select(); document.execCommand("copy"); }
+  button.textContent = "Copied";
+  setTimeout(() => { button.textContent = "Copy"; }, 2000);
+});
+"""
+# The address bar follows what is shown: a box that stands for the page's own state names its query.
+FOLLOW_JS = """(html) => {
+  const box = new DOMParser().parseFromString(html || "", "text/html").querySelector("[data-follow]");
+  if (box) window.kvqVisit?.follow(box.dataset.follow);
+}"""
+
+
+def copy_box(title: str, text: str, lines: int = 1, follow: str = "") -> str:
+    """A titled, read-only text with a button; ``follow`` is the query that stands for what it links to."""
+    follows = f' data-follow="{safe(follow)}"' if follow else ""
+    return (
+        f'<div class="copybox{"" if lines == 1 else " tall"}"{follows}><span>{safe(title)}</span>'
+        f'<textarea readonly rows="{lines}" aria-label="{safe(title)}" spellcheck="false">\n{safe(text)}</textarea>'
+        '<button type="button" class="plain-button copy" aria-live="polite">Copy</button></div>'
+    )

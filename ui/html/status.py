@@ -1,0 +1,58 @@
+"""The status line: what is happening, in words."""
+
+from kvq_core.events import Encoding, Event, Loading, Prefill, Step, Summarizing
+from ui.html.escape import safe
+from ui.html.numbers import plural
+from ui.service.line import Place
+
+
+def line(text: str, tone: str = "busy", done: float | None = None, detail: str = "") -> str:
+    """A sentence with an optional bar; ``tone`` is busy, done, warn or bad."""
+    bar = (
+        ""
+        if done is None
+        else f'<div class="meter"><span style="width:{100 * min(1.0, max(0.0, done)):.0f}%"></span></div>'
+    )
+    more = f"<small>{safe(detail)}</small>" if detail else ""
+    return f'<div class="status {tone}" role="status"><div><b>{safe(text)}</b>{more}</div>{bar}</div>'
+
+
+def queued(place: Place) -> str:
+    """The place in line and the wait, for work that has not begun."""
+    if not place.ahead:
+        return line("Starting", done=0.0)
+    wait = "" if place.seconds is None else f"It starts in {waiting(place.seconds)}. "
+    return line(
+        f"Waiting for {plural(place.ahead, 'run')} ahead of yours",
+        done=0.0,
+        detail=f"{wait}Keep this page open.",
+    )
+
+
+def waiting(seconds: int) -> str:
+    """``a few seconds``, ``about 40 s``, ``about 6 min``."""
+    if seconds <= 5:
+        return "a few seconds"
+    return f"about {seconds} s" if seconds < 90 else f"about {round(seconds / 60):,} min"
+
+
+def told(event: Event) -> str | None:
+    """The line for a progress event; None for the last one."""
+    match event:
+        case Loading():
+            return line("Loading the model", done=0.0)
+        case Prefill(done=done, total=total):
+            return line(f"Prefill: {done:,} of {total:,} prompt tokens", done=0.25 * done / max(1, total))
+        case Encoding(label=label, index=index, total=total):
+            return line(f"Encoding the cache of {label}", done=0.25 + 0.1 * index / max(1, total))
+        case Step(done=done, total=total):
+            return line(f"Step {done:,} of {total:,}", done=0.35 + 0.6 * done / max(1, total))
+        case Summarizing():
+            return line("Measuring: spectra, errors and scores", done=0.96)
+    return None
+
+
+def notice(title: str, text: str, advice: str = "", tone: str = "bad") -> str:
+    """A message where the person is."""
+    more = f"<p>{safe(advice)}</p>" if advice else ""
+    return f'<div class="notice {tone}" role="alert"><b>{safe(title)}</b><p>{safe(text)}</p>{more}</div>'

@@ -1,0 +1,123 @@
+"""Whether work may start here, and why not: the only place that decides it, for the page and for the API."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from kvq_core.errors import LimitError
+from kvq_core.limits import limits
+from kvq_core.machine.memory import free_bytes, shortage
+from kvq_core.pipeline.estimate import Estimate
+from kvq_core.spec import ComparisonSpec
+from ui.html.numbers import plural, seconds
+from ui.service.line import Desk
+
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True)
+class Quote:
+    """What a run would take, and why it may not start here; ``remark`` is what else its visitor should know."""
+
+    estimate: Estimate
+    refusal: str | None
+    remark: str | None
+
+
+class Admission:
+    """The limits of kvq_core/limits.py applied to what visitors ask for. All methods can be called from any thread."""
+
+    def __init__(
+        self, desk: Desk, estimate: Callable[[ComparisonSpec], Estimate], clock: Callable[[], float] = time.time
+    ):
+        self._desk, self._estimate, self._clock = desk, estimate, clock
+        self._lock = threading.Lock()
+        self._started: dict[str, deque[float]] = {}  # by visitor, times of the last hour
+
+    def quote(self, spec: ComparisonSpec) -> Quote:
+        """Before Run: everything that does not depend on who asks.
+
+        Raises LimitError for a text too long to be tokenized here, and KvqError where the spec cannot be run at all.
+        """
+        check_characters(spec)
+        found = self._estimate(spec)
+        most = limits()
+        tokens, lanes = found.tokens, len(spec.lanes)
+        refusal = None
+        if most.work is not None and tokens * (lanes + 1) > most.work:
+            refusal = (
+                f"{tokens:,} tokens × {lanes + 1} caches (the reference and {plural(lanes, 'lane')}) are "
+                f"{tokens * (lanes + 1):,}; this instance allows {most.work:,}. Shorten to "
+                f"{most.work // (lanes + 1):,} tokens, prompt and answer together{_or_lanes(most.work // tokens - 1)}."
+            )
+        free = free_bytes(found.device) + self._desk.bytes_at_work()
+        refusal = refusal or shortage(found.run_bytes, free, tokens, lanes)
+        remark = None
+        if most.seconds is not None and found.seconds is not None and found.seconds > most.seconds:
+            remark = f"A run is stopped after {seconds(most.seconds)} here: this one would hardly finish."
+        return Quote(found, refusal, remark)
+
+    def admit(self, spec: ComparisonSpec) -> Estimate:
+        """At Run: the estimate of a run that may start here. Raises KvqError where ``quote`` refuses."""
+        found = self.quote(spec)
+        if found.refusal:
+            raise LimitError(found.refusal)
+        return found.estimate
+
+    @contextmanager
+    def counted(self, visitor: str, session: str) -> Iterator[None]:
+        """Room in the line for one more of this visitor, taken inside; a session's older work is replaced, not added.
+
+        Raises LimitError: the line is full, or this visitor waits or has started too much already.
+        """
+        most, now = limits(), self._clock()
+        with self._lock:
+            self._forget_before(now - HOUR_S)
+            if (held := self._desk.held(but=session)) >= most.line:
+                raise LimitError(f"The line is full: {plural(held, 'run')} of {most.line}. Try again in a minute.")
+            own = self._desk.held(visitor, but=session)
+            if most.waiting is not None and own >= most.waiting:
+                raise LimitError(
+                    f"{plural(own, 'run')} of yours {'is' if own == 1 else 'are'} at work or waiting; this instance "
+                    f"takes {most.waiting} of a visitor at a time. Wait for one to finish, or cancel it."
+                )
+            times = self._started.get(visitor, deque())
+            if most.per_hour is not None and len(times) >= most.per_hour:
+                wait = max(1, round((times[-most.per_hour] + HOUR_S - now) / 60))
+                raise LimitError(
+                    f"You have started {plural(len(times), 'run')} within an hour; this instance allows "
+                    f"{most.per_hour}. The next one can start in {wait} min."
+                )
+            yield
+            if most.per_hour is not None:
+                self._started.setdefault(visitor, times).append(now)
+
+    def _forget_before(self, time: float) -> None:
+        for visitor, times in list(self._started.items()):
+            while times and times[0] <= time:
+                times.popleft()
+            if not times:
+                del self._started[visitor]
+
+
+def check_memory(found: Estimate, lanes: int) -> None:
+    """When a run's turn has come: raises LimitError where the memory that is free now is not enough."""
+    if reason := shortage(found.run_bytes, free_bytes(found.device), found.tokens, lanes):
+        raise LimitError(reason)
+
+
+def check_characters(spec: ComparisonSpec) -> None:
+    """Counted before anything is tokenized, which takes time in proportion. Raises LimitError."""
+    given = sum(len(text or "") for text in (spec.prompt, spec.system, spec.continuation))
+    if given > (most := limits().characters):
+        raise LimitError(
+            f"The prompt has {given:,} characters, system message and continuation counted; this instance takes "
+            f"{most:,}. Shorten it by {given - most:,}."
+        )
+
+
+def _or_lanes(lanes: int) -> str:
+    return f", or keep {plural(lanes, 'lane')}" if lanes > 0 else ""

@@ -1,0 +1,158 @@
+"""Work in the line: each job in a thread of its own from the press of its button, watched at its watcher's own pace."""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import closing
+from contextvars import copy_context
+from functools import partial
+from typing import Any
+from weakref import WeakValueDictionary
+
+from kvq_core.errors import LimitError
+from kvq_core.events import Finished, Step
+from kvq_core.machine.memory import give_back
+from ui.service.line import NOTHING_KNOWN, Cost, Desk, Place
+
+LOOK_S = 0.03  # how often a watcher looks for news of work that has begun
+WAIT_S = 0.2  # and whether it has begun
+PLACE_S = 1.0  # how often its place is looked up while it waits
+PATIENCE_S = 60.0  # work nobody has looked at for so long is dropped: its page is gone, or it never watched
+
+Work = Callable[[], Generator[Any]]
+
+
+class Job:
+    """One run, or one training or measurement. It starts as soon as its turn comes, whether or not a page watches yet,
+    and a slow page holds up nothing: of several steps since it last looked it sees the newest, which tells everything
+    before it too.
+    """
+
+    def __init__(self, desk: Desk, ticket: str, work: Work, seconds: float | None = None):
+        """``seconds``: after so many the work is stopped."""
+        self.ticket = ticket
+        self.error: Exception | None = None
+        self.cancelled = self.over = self.began = self.replaced = False
+        self.taken = threading.Event()  # somebody has begun to watch
+        self._desk, self._work, self._most = desk, work, seconds
+        self._news: deque[Any] = deque()
+        self._lock = threading.Lock()
+        self._looked = time.monotonic()
+
+    def run(self) -> None:
+        """Wait for the turn, work, end. For a thread of its own."""
+        try:
+            with self._desk.turn(self.ticket, self._wanted) as flag:
+                self._follow(flag)
+        except Exception as error:
+            self.error = error
+        finally:
+            self.over = True
+
+    def news(self) -> list[Any]:
+        """What happened since the last call, in order. Who stops calling gives the work up."""
+        self._looked = time.monotonic()
+        with self._lock:
+            news = list(self._news)
+            self._news.clear()
+        return news
+
+    def _wanted(self) -> bool:
+        return time.monotonic() - self._looked < PATIENCE_S
+
+    def _follow(self, flag: threading.Event) -> None:
+        if self._gave_up(flag):
+            return
+        self.began = True
+        started = time.monotonic()
+        with closing(self._work()) as events:
+            for event in events:
+                if self._gave_up(flag):
+                    return
+                self._tell(event)
+                late = self._most is not None and time.monotonic() - started > self._most
+                if late and not isinstance(event, Finished):
+                    raise LimitError(
+                        f"It was stopped after {self._most:g} s, the most a run may take here. Shorten the prompt, ask "
+                        "for fewer new tokens, or remove lanes."
+                    )
+
+    def _gave_up(self, flag: threading.Event) -> bool:
+        self.cancelled = flag.is_set() or not self._wanted()
+        return self.cancelled
+
+    def _tell(self, event: Any) -> None:
+        with self._lock:
+            if self._news and isinstance(event, Step) and isinstance(self._news[-1], Step):
+                self._news.pop()
+            self._news.append(event)
+
+
+class Jobs:
+    """The jobs no page has begun to watch yet, by ticket."""
+
+    def __init__(self, desk: Desk):
+        self._desk = desk
+        self._waiting: dict[str, tuple[str, Job]] = {}
+        self._newest: WeakValueDictionary[str, Job] = WeakValueDictionary()  # by session, as long as anybody watches
+
+    def start(
+        self, session: str, work: Work, visitor: str = "", cost: Cost = NOTHING_KNOWN, seconds: float | None = None
+    ) -> Job:
+        """Begin work for a session; what the same session ran or waited for is cancelled, and nothing more is told of
+        it.
+
+        Others in the line are told what its ``cost`` says; after ``seconds`` it is stopped.
+        """
+        self.forget(session)
+        if (older := self._newest.get(session)) is not None:
+            older.replaced = True
+        job = Job(self._desk, self._desk.enter(session, visitor, cost), work, seconds)
+        self._waiting[job.ticket], self._newest[session] = (session, job), job
+        run = partial(copy_context().run, self._run, job)  # with the request: ZeroGPU asks who pays
+        threading.Thread(target=run, name=f"run-{job.ticket}", daemon=True).start()
+        return job
+
+    def _run(self, job: Job) -> None:
+        job.run()
+        give_back()
+        if job.cancelled or not job.taken.wait(PATIENCE_S):  # nobody comes for what it found
+            self._waiting.pop(job.ticket, None)
+
+    def watch(self, ticket: str | None) -> Job | None:
+        """The job of a ticket, once; None where it was cancelled before anyone watched."""
+        job = self._waiting.pop(ticket or "", ("", None))[1]
+        if job is not None:
+            job.taken.set()
+        return job
+
+    def is_newest(self, session: str, ticket: str | None) -> bool:
+        """Whether a session has begun nothing after this ticket's job."""
+        newest = self._newest.get(session)
+        return newest is None or newest.ticket == ticket
+
+    def forget(self, session: str) -> None:
+        """Cancel a session's work."""
+        self._desk.cancel(session)
+        for ticket in [t for t, (owner, _) in list(self._waiting.items()) if owner == session]:
+            self.watch(ticket)
+
+
+async def follow(job: Job, desk: Desk) -> AsyncGenerator[Place | list[Any]]:
+    """A job as it goes: its place while it waits, whenever that changes, then what is new. Ends when the job is over;
+    ``job.cancelled`` and ``job.error`` say how it ended. Ends without a word where the session began another one:
+    whatever was still said of this one would stand over what is said of that."""
+    told, last = time.monotonic(), None
+    while not job.replaced:
+        over = job.over  # asked before the news: what is told after this is seen by the next look
+        if news := job.news():
+            yield news
+        if over:
+            return
+        if not job.began and time.monotonic() - told >= PLACE_S:
+            told, place = time.monotonic(), desk.place(job.ticket)
+            if place.ahead and place != last:  # what has not changed costs each of many pages the more, the more wait
+                yield (last := place)
+        await asyncio.sleep(LOOK_S if job.began else WAIT_S)

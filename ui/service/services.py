@@ -1,0 +1,102 @@
+"""What the panels are given: the engine, the store, and what sessions share."""
+
+import ipaddress
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvq_core.errors import StoreError
+from kvq_core.events import Event
+from kvq_core.limits import limits
+from kvq_core.machine import files
+from kvq_core.packed.lanes import Progress, measure_spec
+from kvq_core.packed.lanes import Request as Measuring
+from kvq_core.pipeline.estimate import Estimate
+from kvq_core.spec import ComparisonSpec
+from kvq_core.store.store import Store
+from kvq_core.training.offer import Offer, Trained, Training, offer, train_missing
+from ui.server.housekeeping import own_folder
+from ui.service.admission import Admission, check_memory
+from ui.service.jobs import Job, Jobs, Work
+from ui.service.line import NOTHING_KNOWN, Cost, Desk
+from ui.service.records import Shelf
+
+# Every handler of the page: not part of the API, and no overlay over what people read.
+# With nothing to show progress on: the browser would look up, copy and set every output of every event so far, twice
+# an event. That was a third of the time until a run can be used.
+QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden", "show_progress_on": []}
+# Short handlers answer at once, beside a run that holds the engine. They are queued all the same: only queued events
+# report changes of a gr.State to its listeners.
+SWIFT = {**QUIET, "concurrency_limit": None}
+
+
+@dataclass
+class Services:
+    """One a server."""
+
+    store: Store
+    compare: Callable[[ComparisonSpec, Store], Generator[Event]]
+    estimate: Callable[[ComparisonSpec], Estimate]
+    offer: Callable[..., Offer | None] = offer
+    train: Callable[[Offer], Generator[Training | Trained]] = train_missing
+    measure: Callable[[ComparisonSpec, Measuring], Iterator[Progress]] = measure_spec
+    shelf: Shelf = field(init=False)
+    desk: Desk = field(default_factory=Desk)
+    jobs: Jobs = field(init=False)
+    admission: Admission = field(init=False)
+    downloads: Path = field(default_factory=own_folder)
+
+    def __post_init__(self) -> None:
+        self.shelf = Shelf(self.store)
+        self.jobs = Jobs(self.desk)
+        self.admission = Admission(self.desk, self.estimate)
+
+    def submit(self, spec: ComparisonSpec, session: str, visitor: str) -> Job:
+        """Admit a run and put it in line: how every run begins, the page's and the API's.
+
+        ``session`` names what its Cancel stops and its next run replaces; ``visitor`` whom the limits count, see
+        ``visitor``. Take the job with ``jobs.watch(job.ticket)`` and ``follow`` it: one that nobody looks at is
+        dropped. Raises KvqError with the reason where it may not start; may take as long as loading the model does.
+        """
+        found = self.admission.admit(spec)
+
+        def work() -> Generator[Event]:
+            check_memory(found, len(spec.lanes))
+            yield from self.compare(spec, self.store)
+
+        return self.enter(work, session, visitor, Cost(found.seconds, found.run_bytes), limits().seconds)
+
+    def enter(
+        self, work: Work, session: str, visitor: str, cost: Cost = NOTHING_KNOWN, seconds: float | None = None
+    ) -> Job:
+        """Put other work that needs the machine to itself in line. Raises LimitError where there is no room."""
+        with self.admission.counted(visitor, session):
+            return self.jobs.start(session, work, visitor, cost, seconds)
+
+    def file(self, name: str, data: bytes) -> str:
+        """The path of a file to download, whole from the moment it is there; made once: its name says all about it.
+
+        Raises StoreError where it cannot be made.
+        """
+        path = self.downloads / name
+        if not path.is_file():
+            try:
+                self.downloads.mkdir(mode=0o700, exist_ok=True)  # some systems clear out what lies about for days
+                files.write(path, data)
+            except OSError as error:
+                raise StoreError(f"The file for the download cannot be made: {error.strerror or error}.") from None
+        return str(path)
+
+
+def visitor(request: Any) -> str:
+    """Whom limits count: the address a request came from, of IPv6 the network, which one person has whole.
+
+    Behind a proxy the address is the one it passes on, if FORWARDED_ALLOW_IPS names the proxy (uvicorn reads it).
+    """
+    host = getattr(getattr(request, "client", None), "host", None) or ""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    return str(ipaddress.ip_network((address, 64), strict=False)) if address.version == 6 else host

@@ -1,0 +1,91 @@
+"""Where is the damage: a grid of layers and KV heads, then one head, one token, its channels."""
+
+from typing import Any
+
+import gradio as gr
+
+from kvq_core.record.fields import Record
+from ui.figures import attention_rows, channel_errors, damage_grid, depth_error, score_map, sink_change
+from ui.figures.base import Arrays
+from ui.figures.damage import MEASURES, kept_at
+from ui.selection import Selection
+from ui.views.view import Drawn, Slot, View, create_page, create_words, or_absent
+from ui.words.damage import damage
+
+CHOICES = [
+    ("Relative error", "relative"), ("Score error", "score"), ("Attention KL", "attention"),
+    ("Output error", "output"),
+]  # fmt: skip
+TITLES = {
+    "score": "Scores (keys × queries): layer × KV head", "attention": "Attention: layer × KV head",
+    "output": "Attention output (keys and values): layer × KV head",
+}  # fmt: skip
+MISSING = "Not captured in this run."
+ROWS = (
+    (
+        Slot("grid-key", "Keys: layer × KV head", "Click a cell to select its layer and head."),
+        Slot("grid-value", "Values: layer × KV head"),
+    ),
+    (
+        Slot(
+            "score-map", "Score deltas of the selected head, step by step",
+            "The strongest value of each bin with its sign. Centred per row: softmax ignores a shift.",
+        ),
+        Slot("attention-rows", "Attention at the selected token", "The step nearest to it that was kept."),
+    ),
+    (
+        Slot("channels-key", "Key channels that carry the error", "Of the selected layer and KV head."),
+        Slot("channels-value", "Value channels that carry the error"),
+    ),
+    (
+        Slot("sinks", "Attention on the first tokens", "Lane minus reference, mean over heads and steps."),
+        Slot("depth", "Error against context depth", "Mean over all layers and heads."),
+    ),
+)  # fmt: skip
+
+
+def create_damage() -> View:
+    words = create_words()
+    with gr.Row(elem_classes=["choices"]):
+        measure = gr.Radio(
+            CHOICES, value="relative", label="Measure", elem_id="damage-measure", interactive=True, min_width=540
+        )
+        uncentred = gr.Checkbox(
+            label="Uncentred score deltas", value=False, elem_id="uncentred", interactive=True, min_width=160
+        )  # fmt: skip
+    return View(
+        "damage", words, [create_page(*ROWS)], compute, ("layer", "head", "token"), [measure, uncentred]
+    )  # fmt: skip
+
+
+def compute(record: Record, arrays: Arrays, at: Selection, measure: str, uncentred: Any) -> Drawn:
+    kv_head = at.kv_head(record)
+    grids = {
+        f"grid-{kind}": or_absent(damage_grid(record, arrays, measure, kind, at.layer, kv_head), MISSING)
+        if kind in MEASURES[measure]
+        else ""
+        for kind in ("key", "value")
+    }
+    shift = "" if not uncentred else " What centring took away was not kept in this run."
+    figures = {
+        **grids,
+        "score-map": or_absent(
+            score_map(record, arrays, at.layer, at.head, at.step, not uncentred), f"{MISSING}{shift}"
+        ),
+        "attention-rows": or_absent(attention_rows(record, arrays, at.layer, at.head, at.step), MISSING),
+        "channels-key": or_absent(channel_errors(record, arrays, "key", at.layer, kv_head), MISSING),
+        "channels-value": or_absent(channel_errors(record, arrays, "value", at.layer, kv_head), MISSING),
+        "sinks": or_absent(sink_change(record, arrays), MISSING),
+        "depth": or_absent(depth_error(record, arrays, measure), MISSING),
+    }
+    titles = dict.fromkeys(grids, TITLES[measure]) if measure in TITLES else {}
+    return Drawn(damage(record, arrays, at), figures, titles=titles | _nearest(record, at))
+
+
+def _nearest(record: Record, at: Selection) -> dict[str, str]:
+    """Titles of what was kept of another head, where not all were: the nearest is shown."""
+    kept = kept_at(record, at.layer, at.head)
+    if kept in (None, (at.layer, at.head)):
+        return {}
+    where = "layer {}, query head {}, the nearest kept".format(*kept)
+    return {"score-map": f"Score deltas of {where}", "attention-rows": f"Attention of {where}"}

@@ -1,0 +1,39 @@
+"""Distortion against rate, in five measures."""
+
+from kvq_core.record.fields import Record
+from ui.figures.base import Arrays
+from ui.figures.rate import distortion_rate
+from ui.selection import Selection
+from ui.views.view import Drawn, Slot, View, create_page, create_words, or_absent
+from ui.words.rate import rates
+
+MISSING = "Not captured in this run, or no lane changes it."
+ROWS = (
+    (
+        Slot(
+            "rate-kld", "KLD of the next token",
+            "Dotted: the Pareto front. Triangles: lanes that quantize keys (▲) or values (▼) only.",
+        ),
+        Slot("rate-flips", "Flips of the most probable token"),
+    ),
+    (
+        Slot(
+            "rate-key", "Key error",
+            "Grey: a Gaussian source with the captured covariance at its limit; a reference, not a bound.",
+        ),
+        Slot("rate-value", "Value error"),
+    ),
+    (Slot("rate-output", "Error of the attention output"),),
+)  # fmt: skip
+
+
+def create_rate() -> View:
+    return View("rate", create_words(), [create_page(*ROWS)], compute)
+
+
+def compute(record: Record, arrays: Arrays, at: Selection) -> Drawn:
+    figures = {
+        f"rate-{what}": or_absent(distortion_rate(record, arrays, what), MISSING)
+        for what in ("kld", "flips", "key", "value", "output")
+    }
+    return Drawn(rates(record, arrays), figures)

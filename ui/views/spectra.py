@@ -1,0 +1,75 @@
+"""Spectra of keys and values, and how their channels spread, before and after each lane."""
+
+import gradio as gr
+
+from kvq_core.record.fields import Record
+from ui.figures.base import Arrays
+from ui.figures.spectra import (
+    WITH_MEAN,
+    centred,
+    cumulative_energy,
+    distributions,
+    effective_rank,
+    head_spectra,
+    joint_spectra,
+    lane_spectra,
+    mean_shares,
+    nearest_layer,
+)
+from ui.selection import Selection
+from ui.views.view import Drawn, Slot, View, create_page, create_words, or_absent
+from ui.words import spectra
+
+MISSING = "Not captured in this run."
+CENTRED = ", centred"  # of older runs these are not
+ROWS = (
+    (
+        Slot("head-spectra", f"Singular values, per KV head{CENTRED}", "Of the prompt at full precision.", 270),
+        Slot("joint-spectra", f"Heads concatenated{CENTRED}", "With the bits a latent method gives them.", 270),
+        Slot("energy", f"Energy held{CENTRED}", "Thick: per head. Thin: heads concatenated.", 270),
+    ),
+    (
+        Slot("ranks", f"Effective rank by layer{CENTRED}", "exp of the entropy of the energy, mean over heads."),
+        Slot("means", "The mean's share of the energy", "Over the prompt's tokens, channel by channel."),
+        Slot("lane-spectra", f"Keys as each lane reads them back{CENTRED}"),
+    ),
+    (
+        Slot("key-channels", "Original key channels", "Band: whole range; dark band: middle half; line: median."),
+        Slot("latent-channels", "Latent key channels", "Along the layer's singular vectors, centred."),
+    ),
+)
+
+
+def create_spectra() -> View:
+    words = create_words()
+    with gr.Row(elem_classes=["choices"]):
+        kind = gr.Radio(
+            [("Keys", "key"), ("Values", "value")], value="key", label="Spectra of", elem_id="spectra-of",
+            interactive=True,
+        )  # fmt: skip
+    return View("spectra", words, [create_page(*ROWS)], compute, ("layer", "head"), [kind])
+
+
+def compute(record: Record, arrays: Arrays, at: Selection, kind: str) -> Drawn:
+    kv_head = at.kv_head(record)
+    figures = {
+        "head-spectra": or_absent(head_spectra(record, arrays, at.layer, kind), MISSING),
+        "joint-spectra": or_absent(joint_spectra(record, arrays, at.layer, kind), MISSING),
+        "energy": or_absent(cumulative_energy(record, arrays, at.layer, kind), MISSING),
+        "ranks": or_absent(effective_rank(record, arrays, at.layer), MISSING),
+        "means": or_absent(mean_shares(record, arrays, at.layer), MISSING),
+        "lane-spectra": or_absent(lane_spectra(record, arrays, at.layer, kv_head), MISSING),
+        "key-channels": or_absent(distributions(record, arrays, at.layer, "key"), MISSING),
+        "latent-channels": or_absent(distributions(record, arrays, at.layer, "latent"), MISSING),
+    }
+    titles = {}
+    if not centred(arrays):
+        slots = (slot for row in ROWS for slot in row if slot.title.endswith(CENTRED))
+        titles = {slot.name: slot.title.replace(CENTRED, f", {WITH_MEAN}") for slot in slots}
+    kept = nearest_layer(record, at.layer)
+    if kept != at.layer:
+        titles |= {
+            f"{what}-channels": f"{name} key channels of layer {kept}, the nearest kept"
+            for what, name in (("key", "Original"), ("latent", "Latent"))
+        }
+    return Drawn(spectra(record, arrays, at.layer), figures, titles=titles)

@@ -1,0 +1,61 @@
+"""Where queries look, and how much of each lane's key error lies there."""
+
+from typing import Any
+
+import gradio as gr
+
+from kvq_core.record.fields import Record
+from ui.figures.base import Arrays
+from ui.figures.subspace import angles, deviation, error_inside, error_split, nearest_rank
+from ui.selection import Selection
+from ui.views.view import Drawn, Slot, View, create_page, create_words, or_absent
+from ui.words import subspace
+
+OTHERS = (("same_kind", "Another prompt of its kind"), ("other_kind", "Another kind"))
+MISSING = "Not captured in this run."
+ROWS = (
+    (
+        Slot("deviation", "How far queries lie from a subspace", "0: every query lies in it.", 270),
+        Slot("error-inside", "Key error inside the subspace", "Of the prompt's queries.", 270),
+        Slot("error-split", "Key error inside and outside", "Over all layers and KV heads.", 270),
+    ),
+    (
+        Slot("angles-query", "Angles between queries and keys", "0°: the same direction; 90°: unrelated."),
+        Slot("angles-key", "Angles between keys and the lane's keys"),
+    ),
+)
+
+
+def create_subspace() -> View:
+    words = create_words()
+    rank = gr.Slider(
+        1, 64, value=5, step=1, label="Rank r of the query subspace", elem_id="pick-rank", buttons=[], interactive=True
+    )
+    return View("subspace", words, [create_page(*ROWS)], compute, ("layer", "head"), [rank], fit)
+
+
+def fit(record: Record) -> list[Any]:
+    return [gr.update(maximum=record.environment.head_dim)]
+
+
+def compute(record: Record, arrays: Arrays, at: Selection, rank: Any) -> Drawn:
+    rank = min(max(1, int(rank or 1)), record.environment.head_dim)
+    kv_head = at.kv_head(record)
+    figures = {
+        "deviation": or_absent(deviation(record, arrays, at.layer, rank), MISSING),
+        "error-inside": or_absent(error_inside(record, arrays, at.layer, rank), MISSING),
+        "error-split": or_absent(error_split(record, arrays, rank), MISSING),
+        "angles-query": or_absent(angles(record, arrays, at.layer, kv_head, rank, "query_key"), MISSING),
+        "angles-key": or_absent(angles(record, arrays, at.layer, kv_head, rank, "key_key"), MISSING),
+    }
+    texts = record.capture.subspace_texts
+    others = [f"{name}: {texts[key]}." for key, name in OTHERS if texts.get(key)]
+    return Drawn(" ".join([subspace(record, arrays, rank), *others]), figures, titles=_nearest(record, rank))
+
+
+def _nearest(record: Record, rank: int) -> dict[str, str]:
+    """Titles of the angles where they were kept for other ranks: those of the nearest are shown."""
+    kept = nearest_rank(record, rank)
+    if kept is None or (r := record.capture.angle_ranks[kept]) == rank:
+        return {}
+    return {slot.name: f"{slot.title}, top {r}: the nearest kept" for slot in ROWS[1]}

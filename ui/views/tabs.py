@@ -1,0 +1,299 @@
+"""The views as tabs under one selection: each drawn when it is opened, kept until what it shows changes."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from kvq_core.record.fields import Record
+from ui.figures.base import Arrays
+from ui.html.escape import safe
+from ui.selection import Selection, last_token, picked, selected, start, told
+from ui.service.services import QUIET, SWIFT, Services
+from ui.views.damage import create_damage
+from ui.views.export import view_csv, view_json
+from ui.views.rate import create_rate
+from ui.views.spectra import create_spectra
+from ui.views.storage import create_storage
+from ui.views.subspace import create_subspace
+from ui.views.texts import create_texts
+from ui.views.verdicts import create_verdicts
+from ui.views.view import View
+
+TABS = (
+    ("Verdicts", create_verdicts),
+    ("Text", create_texts),
+    ("Where", create_damage),
+    ("Rate–distortion", create_rate),
+    ("Bits", create_storage),
+    ("Spectra", create_spectra),
+    ("Query subspace", create_subspace),
+)
+# Clicks in figures and on tokens, image files, the mark on the selected token: what a browser does by itself.
+PAGE_JS = (Path(__file__).parent.parent / "page.js").read_text(encoding="utf-8")
+OPEN = "(view) => window.kvq?.open(view)"
+MARK = "(token) => window.kvq?.mark(token)"
+# One line for all drawings, so that they begin in the order in which they were asked for.
+DRAWING = {**QUIET, "concurrency_limit": 4, "concurrency_id": "drawing", "trigger_mode": "always_last"}
+DRAWING_REST = {**QUIET, "concurrency_limit": 4, "trigger_mode": "always_last"}
+CLAIMING = threading.Lock()  # of all pages, held for a moment
+SAVE = "(text, name) => window.kvq?.save(text, name)"
+
+
+@dataclass
+class OnPage:
+    """What a page's views show or will in a moment. One a page, changed in place by its handlers, of which several may
+    be at work: what was asked for last holds."""
+
+    at: tuple[str, Selection] | None = None  # run and selection asked for last
+    keys: dict[str, list[Any]] = field(default_factory=dict)  # what each view is or is being drawn for, see View.key
+
+    def claim(self, view: str, key: list[Any], at: tuple[str, Selection]) -> bool:
+        """Whether to draw a view: not where it is or is being drawn like this, or where ``at`` is no longer wanted."""
+        with CLAIMING:
+            if self.at != at or self.keys.get(view) == key:
+                return False
+            self.keys[view] = key
+            return True
+
+
+@dataclass
+class Views:
+    layer: gr.Slider
+    head: gr.Slider
+    token: gr.Slider
+    told: gr.HTML
+    pick: gr.Textbox
+    suggest: gr.Textbox
+    export: tuple[gr.Button, gr.Button, gr.Textbox, gr.Textbox]
+    views: list[View]
+    open: gr.Textbox  # the name of the view in sight; page.js writes it, and shows what the server writes
+    on_page: gr.State
+
+    @property
+    def selection(self) -> list[gr.components.Component]:
+        return [self.layer, self.head, self.token]
+
+    @property
+    def pickers(self) -> list[gr.components.Component]:
+        return [picker for view in self.views for picker in view.pickers]
+
+    @property
+    def outputs(self) -> list[gr.components.Component]:
+        return [output for view in self.views for output in view.outputs]
+
+
+def create_views() -> Views:
+    with gr.Column(elem_classes=["card"], elem_id="where"):
+        with gr.Column(elem_id="selection"):
+            with gr.Row(elem_id="pickers"):
+                layer = _slider("Layer", "pick-layer", 29)
+                head = _slider("Query head", "pick-head", 8)
+                token = _slider("Token", "pick-token", 63)
+            said = gr.HTML("", elem_id="selected")
+        pick = gr.Textbox(visible="hidden", elem_id="pick", show_label=False)
+        suggest = gr.Textbox(visible="hidden", elem_id="suggest", show_label=False)
+        bar, views = gr.HTML(""), []
+        for _, create in TABS:
+            with gr.Column(elem_classes=["view"]) as area:
+                views.append(create())
+            area.elem_id = f"view-{views[-1].name}"
+        bar.value = tab_bar([(view.name, title) for view, (title, _) in zip(views, TABS, strict=True)])
+        opened = gr.Textbox(views[0].name, visible="hidden", elem_id="open-view", show_label=False)
+        export = _create_export()
+    return Views(layer, head, token, said, pick, suggest, export, views, opened, gr.State(OnPage()))
+
+
+def tab_bar(views: list[tuple[str, str]]) -> str:
+    """Tabs that page.js switches by itself: Gradio's own take most of a second among this many components."""
+    tabs = "".join(
+        f'<button type="button" role="tab" data-view="{name}" aria-controls="view-{name}">{safe(title)}</button>'
+        for name, title in views
+    )
+    return f'<div id="views" role="tablist" aria-label="Views">{tabs}</div>'
+
+
+def _slider(label: str, name: str, high: int) -> gr.Slider:
+    return gr.Slider(
+        0, high, value=0, step=1, label=label, elem_id=name, min_width=170, buttons=[], interactive=True
+    )  # fmt: skip
+
+
+def _create_export() -> tuple[gr.Button, gr.Button, gr.Textbox, gr.Textbox]:
+    with gr.Row(elem_id="export"):
+        gr.HTML(
+            '<p class="muted">Export this view</p>'
+            '<button type="button" class="plain-button" data-image="png">PNG</button>'
+            '<button type="button" class="plain-button" data-image="svg">SVG</button>'
+        )
+        csv = gr.Button("CSV", size="sm", elem_id="view-csv", min_width=50)
+        json = gr.Button("JSON", size="sm", elem_id="view-json", min_width=50)
+        text = gr.Textbox(visible=False)
+        name = gr.Textbox(visible=False)
+    return csv, json, text, name
+
+
+def wire_views(panel: Views, shown: gr.State, services: Services) -> None:
+    """Draw a view when it is opened, and the open one again when a person moves the selection or one of its pickers.
+
+    By ``input``, not ``change``: what the page itself sets is drawn by the event that sets it, once.
+    """
+    draw = draw_open(panel, services), drawing_inputs(panel, shown), drawing_outputs(panel)
+    moved = [part.input for part in (*panel.selection, *panel.pickers)]
+    gr.on([*moved, panel.open.change], *draw, **DRAWING)
+    panel.open.change(None, panel.open, None, js=OPEN, **SWIFT)
+    panel.token.change(None, panel.token, None, js=MARK, **SWIFT)
+    chosen = panel.pick.change(
+        _picking(services), [panel.pick, shown, *panel.selection], panel.selection, **SWIFT
+    )  # fmt: skip
+    chosen.then(*draw, **DRAWING)
+    _wire_export(panel, shown, services)
+
+
+def drawing_inputs(panel: Views, shown: gr.State) -> list[Any]:
+    return [shown, panel.open, panel.on_page, *panel.selection, *panel.pickers]
+
+
+def drawing_outputs(panel: Views) -> list[Any]:
+    return [panel.told, *panel.outputs]
+
+
+def draw_open(panel: Views, services: Services) -> Callable[..., list[Any]]:
+    """Draws whichever view is open, and says the selection."""
+
+    def draw(shown: dict[str, Any], opened: str, on_page: OnPage, layer: Any, head: Any, token: Any, *rest: Any):
+        if not shown.get("run"):
+            return [gr.skip()] * len(drawing_outputs(panel))
+        record, arrays = services.shelf.get(shown["run"])
+        at = selected(record, layer, head, token)
+        on_page.at = asked = record.id, at
+        values: list[Any] = []
+        for view, held in _with_pickers(panel, rest):
+            values += _drawn(view, record, arrays, on_page, at, held) if view.name == opened else _kept(view)
+        return [told(record, arrays, at) if on_page.at == asked else gr.skip(), *values]
+
+    return draw
+
+
+def draw_rest(panel: Views, services: Services) -> Callable[..., Iterator[list[Any]]]:
+    """Draws the views that are not open, one at a time, so that their tabs open at once; until another selection is
+    asked for."""
+
+    def draw(shown: dict[str, Any], opened: str, on_page: OnPage, layer: Any, head: Any, token: Any, *rest: Any):
+        if not shown.get("run"):
+            return
+        record, arrays = services.shelf.get(shown["run"])
+        at = selected(record, layer, head, token)
+        for view, held in _with_pickers(panel, rest):
+            if view.name != opened:
+                now = _drawn(view, record, arrays, on_page, at, held)
+                yield [part for v in panel.views for part in (now if v is view else _kept(v))]
+        yield [gr.skip()] * len(panel.outputs)  # see ui/service/streams.py
+
+    return draw
+
+
+def _with_pickers(panel: Views, values: Sequence[Any]) -> Iterator[tuple[View, Sequence[Any]]]:
+    """Every view with what its pickers hold."""
+    at = 0
+    for view in panel.views:
+        yield view, values[at : (at := at + len(view.pickers))]
+
+
+def fitted(panel: Views) -> list[gr.components.Component]:
+    """What ``fit`` sets: the selection and its words, the open tab, the pickers that follow the run, and the views."""
+    return [
+        *panel.selection,
+        panel.told,
+        panel.open,
+        *(picker for view in panel.views if view.fit for picker in view.pickers),
+        *panel.outputs,
+    ]
+
+
+def fit(
+    panel: Views, record: Record, arrays: Arrays, shown: dict[str, Any], on_page: OnPage, opened: str,
+    values: Sequence[Any],
+) -> list[Any]:  # fmt: skip
+    """The selection's sliders spanning the run, where ``shown`` says or there is most to see; the pickers with its
+    lanes; and the open view drawn, unless it waits for its pickers to follow the run.
+
+    ``values`` is what the pickers hold.
+    """
+    at, env = start(record, arrays), record.environment
+    if asked := shown.get("at"):
+        at = selected(record, *({**asdict(at), **asked}[name] for name in ("layer", "head", "token")))
+    name = shown.get("view")
+    on_page.at = record.id, at
+    return [
+        gr.update(maximum=max(1, env.layers - 1), value=at.layer),
+        gr.update(maximum=max(1, env.query_heads - 1), value=at.head),
+        gr.update(maximum=max(1, last_token(record)), value=at.token),
+        told(record, arrays, at),
+        gr.skip() if name is None else name,
+        *(update for view in panel.views if view.fit for update in view.fit(record)),
+        *_draw_one(panel, name or opened, record, arrays, on_page, at, values),
+    ]
+
+
+def _draw_one(
+    panel: Views, name: str, record: Record, arrays: Arrays, on_page: OnPage, at: Selection, values: Sequence[Any]
+) -> list[Any]:
+    """The outputs of all views, where only this one is drawn, and only with pickers that any run leaves as they are."""
+    return [
+        part
+        for view, held in _with_pickers(panel, values)
+        for part in (
+            _drawn(view, record, arrays, on_page, at, held) if view.name == name and not view.fit else _kept(view)
+        )
+    ]
+
+
+def _picking(services: Services) -> Callable[..., list[Any]]:
+    def picking(raw: str, shown: dict[str, Any], layer: Any, head: Any, token: Any) -> list[Any]:
+        if not shown.get("run"):
+            return [gr.skip()] * 3
+        record, _ = services.shelf.get(shown["run"])
+        at = picked(raw, selected(record, layer, head, token), record)
+        return [at.layer, at.head, at.token]
+
+    return picking
+
+
+def _drawn(
+    view: View, record: Record, arrays: Arrays, on_page: OnPage, at: Selection, picked: Sequence[Any]
+) -> list[Any]:
+    """New figures, or the ones that are there already; none where others were asked for in the meantime."""
+    key = view.key(record.id, at, picked)
+    if not on_page.claim(view.name, key, (record.id, at)):
+        return _kept(view)
+    found = view.draw(record, arrays, at, picked)
+    return found if on_page.keys[view.name] == key else _kept(view)
+
+
+def _kept(view: View) -> list[Any]:
+    return [gr.skip()] * len(view.outputs)
+
+
+def _wire_export(panel: Views, shown: gr.State, services: Services) -> None:
+    csv, json, text, name = panel.export
+    inputs = [shown, panel.open, *panel.selection, *panel.pickers]
+    for button, write, suffix in ((csv, view_csv, "csv"), (json, view_json, "json")):
+
+        def file(shown: dict[str, Any], opened: str, *values: Any, write=write, suffix=suffix) -> list[Any]:
+            if not shown.get("run"):
+                return [gr.skip()] * 2
+            record, arrays = services.shelf.get(shown["run"])
+            at = selected(record, *values[:3])
+            for view, held in _with_pickers(panel, values[3:]):
+                if view.name == opened:
+                    return [
+                        write(record, at, view.name, view.compute(record, arrays, at, *held)),
+                        f"{record.id}-{opened}.{suffix}",
+                    ]
+            return [gr.skip()] * 2
+
+        button.click(file, inputs, [text, name], **SWIFT).then(None, [text, name], None, js=SAVE, **SWIFT)

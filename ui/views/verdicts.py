@@ -1,0 +1,150 @@
+"""Verdicts: a tier for each lane with its numbers beside the noise floor, why, what to try, how to use it elsewhere."""
+
+from typing import Any
+
+import gradio as gr
+
+from kvq_core.analysis.expected import told as expected
+from kvq_core.analysis.explain import explain
+from kvq_core.errors import SpecError
+from kvq_core.methods import make
+from kvq_core.methods.deployments import NO_DEPLOYMENT
+from kvq_core.record.fields import LaneRecord, Record
+from kvq_core.spec import Lane
+from ui.figures.base import Arrays
+from ui.form.lanes import added_lane
+from ui.form.lanes_panel import Lanes, redrawn
+from ui.html.cards import tick
+from ui.html.colors import lane_color
+from ui.html.escape import prose, safe
+from ui.html.numbers import ABSENT, listed, percent, plural, significant
+from ui.html.verdict import EXPLAINED, remarks, verdict
+from ui.selection import Selection
+from ui.service.services import SWIFT, Services
+from ui.views.view import Drawn, View, create_page, create_words
+
+# name, field, how it is shown, unit of the raw value
+MEASURES = (
+    ("KLD mean", "kld_mean", lambda v: f"{significant(v, 2)} nats", "nats"),
+    ("KLD p99", "kld_p99", lambda v: f"{significant(v, 2)} nats", "nats"),
+    ("flips", "flip_rate", lambda v: percent(v, 1), "share of positions"),
+)
+
+
+def create_verdicts() -> View:
+    return View("verdicts", create_words(), [create_page(["verdicts"])], compute)
+
+
+def compute(record: Record, arrays: Arrays, at: Selection) -> Drawn:
+    cards = [_card(record, arrays, index, lane) for index, lane in enumerate(record.lanes)]
+    close = f'<p class="muted">{safe(EXPLAINED)} One prompt and one model: a verdict about this run.</p>'
+    html = {"verdicts": f'<div class="verdicts">{_stress(record)}{"".join(cards)}</div>{close}'}
+    return Drawn(_said(record, arrays), html=html, tables={"verdicts": _rows(record, arrays)})
+
+
+def _rows(record: Record, arrays: Arrays) -> list[list[Any]]:
+    """The numbers of the cards: see ui.views.export."""
+    words = (verdict(record, arrays, index).word for index in range(len(record.lanes)))
+    lanes = [("", record.noise_floor), *zip(words, record.lanes, strict=True)]
+    return [
+        [lane.label, title, word, getattr(lane.metrics, name, None), "measure", "verdict", unit]
+        for word, lane in lanes
+        for title, name, _, unit in MEASURES
+    ]
+
+
+def _said(record: Record, arrays: Arrays) -> str:
+    """How many lanes stand where."""
+    found: dict[str, list[str]] = {}
+    for index, lane in enumerate(record.lanes):
+        found.setdefault(verdict(record, arrays, index).word, []).append(lane.label)
+    floor = record.noise_floor.metrics
+    said = "; ".join(f"{word}: {listed(labels)}" for word, labels in found.items())
+    scored = floor.n_scored if floor else 0
+    noise = f", where rounding to fp16 alone costs {significant(floor.kld_mean, 2)} nats" if floor else ""
+    verdicts = f"{said[:1].upper()}{said[1:]}. Read on {plural(scored, 'scored position')}{noise}."
+    return " ".join(filter(None, [expected(record), verdicts]))
+
+
+def _stress(record: Record) -> str:
+    """What stress did to the reference itself: the lanes suffer on a model that computes the same."""
+    told = getattr(record, "stress", None)
+    if told is None:
+        return ""
+    return (
+        f'<div class="verdict stress"><h4>Stress</h4><p>{safe(told.sentence)}</p><p class="muted">Full precision, '
+        f"stressed against unstressed, at {plural(told.positions, 'position')}: KLD at most "
+        f"{significant(told.kld_max, 2)} nats (a larger one than {significant(told.tolerance, 2)} refuses the run), "
+        f"{'the same' if told.same_tokens else 'not always the same'} most probable token.</p></div>"
+    )
+
+
+def _card(record: Record, arrays: Arrays, index: int, lane: LaneRecord) -> str:
+    found = verdict(record, arrays, index)
+    rows = "".join(_row(title, name, shown, lane, record.noise_floor) for title, name, shown, _ in MEASURES)
+    table = (
+        f'<table class="plain"><thead><tr><th></th><th scope="col">this lane</th>'
+        f'<th scope="col">noise floor</th></tr></thead><tbody>{rows}</tbody></table>'
+        if lane.metrics
+        else f'<p class="error">{safe(lane.error or "")}</p>'
+    )
+    told = explain(record, arrays, index)
+    because = "".join(f"<li>{prose(said)}</li>" for said in (found.said, *told.sentences, *remarks(lane)) if said)
+    return (
+        f'<section class="verdict" style="--lane:{lane_color(index)}" aria-label="Verdict of {safe(lane.label)}">'
+        f'<div class="top"><h4>{safe(lane.label)}</h4>{tick(record, lane.text) if lane.status == "done" else ""}'
+        f'<span class="badge {found.tone}" title="{safe(found.why)}">{safe(found.word)}</span></div>'
+        f"{table}<ul>{because}</ul>{_suggestion(index, told.suggestion, told.because)}{_elsewhere(lane)}</section>"
+    )
+
+
+def _row(title: str, name: str, shown: Any, lane: LaneRecord, floor: LaneRecord) -> str:
+    values = [getattr(row.metrics, name, None) if row.metrics else None for row in (lane, floor)]
+    cells = "".join(f"<td>{ABSENT if value is None else shown(value)}</td>" for value in values)
+    return f'<tr><th scope="row">{title}</th>{cells}</tr>'
+
+
+def _suggestion(index: int, lane: Lane | None, because: str) -> str:
+    if lane is None:
+        return ""
+    return (
+        f'<p class="try">Compare with a lane that changes one thing: {safe(because)}.</p>'
+        f'<button type="button" class="plain-button" data-suggest="{index}">'
+        f"Add lane: {safe(lane.label)}</button>"
+    )
+
+
+def _elsewhere(lane: LaneRecord) -> str:
+    """Take it away: how to have this cache, or its nearest relative, outside this project."""
+    try:
+        ways = make(lane.method, **lane.knobs).elsewhere() if lane.status == "done" else ()
+    except SpecError:  # a run of an earlier version, whose method or knob is gone
+        ways = ()
+    if not ways:
+        return f'<details><summary>Take it away</summary><p class="muted">{safe(NO_DEPLOYMENT)}</p></details>'
+    items = "".join(
+        f'<p><b>{safe(way.tool)}</b></p><pre tabindex="0">{safe(way.how)}</pre>'
+        + (f'<p class="muted">Not the same: {safe(way.differs)}</p>' if way.differs else "")
+        for way in ways
+    )
+    if lane.tensors != "both" or lane.layers != "all":
+        items += '<p class="muted">This lane leaves some tensors as they are; these quantize all of them.</p>'
+    return f"<details><summary>Take it away: {safe(listed([way.tool for way in ways]))}</summary>{items}</details>"
+
+
+def wire_suggestions(box: gr.Textbox, lanes: Lanes, shown: gr.State, services: Services) -> None:
+    """The button under a verdict adds its lane to the form; Run is left to the person."""
+
+    def add(raw: str, form: list[dict[str, Any]], shown: dict[str, Any]) -> list[Any]:
+        number = (raw or "").partition(" ")[0]
+        if not shown.get("run") or not (number.isascii() and number.isdigit() and len(number) < 4):
+            return [gr.skip()] * len(lanes.shown)
+        record, arrays = services.shelf.get(shown["run"])
+        if int(number) >= len(record.lanes):
+            return [gr.skip()] * len(lanes.shown)
+        suggested = explain(record, arrays, int(number)).suggestion
+        if suggested is None:
+            return [gr.skip()] * len(lanes.shown)
+        return redrawn(added_lane(form, suggested), None)
+
+    box.change(add, [box, lanes.lanes, shown], lanes.shown, **SWIFT)

@@ -1,0 +1,152 @@
+"""A view: a sentence, then figures under their titles and tables, sent as one piece; what of the selection it uses."""
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+import gradio as gr
+import plotly.graph_objects as go
+
+from kvq_core.record.fields import Record
+from ui.figures.base import Arrays, lane_of
+from ui.html.colors import REFERENCE, lane_color
+from ui.html.escape import prose, safe
+from ui.selection import Selection
+
+KEPT = 8  # drawings of a view; one takes at most some 400 kB
+ABSENT = '<div class="slot" hidden></div>'
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What a view shows: text that is escaped here, figures by the name of their slot (a sentence where the run kept
+    nothing to draw), finished HTML by name, titles of slots that follow a picker, and what tables hold, by name: lines
+    in the columns of ui.views.export."""
+
+    words: str
+    figures: Mapping[str, "go.Figure | str"] = field(default_factory=dict)
+    html: Mapping[str, str] = field(default_factory=dict)
+    titles: Mapping[str, str] = field(default_factory=dict)
+    tables: Mapping[str, Sequence[Sequence[Any]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A figure's place: its title, what it shows, and how narrow it may get in px."""
+
+    name: str
+    title: str
+    note: str = ""
+    min_width: int = 300
+
+    def html(self, drawn: Drawn) -> str:
+        """The figure as data for page.js to draw once it is in sight; or the sentence why there is none."""
+        found = drawn.figures[self.name]
+        if found == "":  # nothing to say either
+            return ABSENT
+        head = f'<h3 class="figure-title">{safe(drawn.titles.get(self.name, self.title))}</h3>'
+        if isinstance(found, str):
+            body = f'<p class="absent">{safe(found)}</p>'
+        else:
+            found.for_each_trace(lambda trace: trace.update(showlegend=False), lambda trace: lane_of(trace) is not None)
+            note = f'<p class="muted">{safe(self.note)}</p>' if self.note else ""
+            body = (
+                f'{note}<div class="plot" id="plot-{self.name}" style="min-height:{found.layout.height:.0f}px">'
+                f"<div hidden>{escape(found.to_json() or '', quote=False)}</div></div>"
+            )
+        return f'<div class="slot" style="--least:{self.min_width}px">{head}{body}</div>'
+
+
+@dataclass(frozen=True)
+class Page:
+    """Rows of slots and of finished HTML by name, as one component. A component a figure would cost the browser
+    seconds: Gradio searches its whole tree for every output of an event."""
+
+    rows: Sequence[Sequence[Slot | str]]
+    place: gr.HTML
+
+    def html(self, drawn: Drawn) -> str:
+        return "".join(_row([_part(part, drawn) for part in row]) for row in self.rows)
+
+
+def create_page(*rows: Sequence[Slot | str]) -> Page:
+    return Page(rows, gr.HTML(""))
+
+
+@dataclass
+class View:
+    """A tab. ``compute(record, arrays, selection, *picked)`` says what it shows; ``uses`` are the fields of the
+    selection that change it; ``fit(record)`` gives updates of the pickers that follow the run."""
+
+    name: str
+    words: gr.HTML
+    pages: Sequence[Page]
+    compute: Callable[..., Drawn]
+    uses: tuple[str, ...] = ()
+    pickers: Sequence[gr.components.Component] = ()
+    fit: Callable[[Record], list[Any]] | None = None
+    _drawings: OrderedDict[str, tuple[Record, list[str]]] = field(default_factory=OrderedDict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def outputs(self) -> list[gr.components.Component]:
+        return [self.words, *(page.place for page in self.pages)]
+
+    def draw(self, record: Record, arrays: Arrays, at: Selection, picked: Sequence[Any]) -> list[str]:
+        """The outputs' values. The last few are kept, for whoever follows a link sees what others saw."""
+        key = json.dumps(self.key(record.id, at, picked), default=str)
+        with self._lock:
+            of, drawn = self._drawings.get(key, (None, []))
+        if of is not record:  # not even this run computed again
+            drawn = self._draw(record, arrays, at, picked)
+        with self._lock:
+            self._drawings[key] = record, drawn
+            self._drawings.move_to_end(key)
+            while len(self._drawings) > KEPT:
+                self._drawings.popitem(last=False)
+        return list(drawn)
+
+    def _draw(self, record: Record, arrays: Arrays, at: Selection, picked: Sequence[Any]) -> list[str]:
+        found = self.compute(record, arrays, at, *picked)
+        drawn_for = json.dumps({"run": record.id, **{name: getattr(at, name) for name in self.uses}})
+        key = legend(record, found)
+        return [
+            f'<p data-at="{safe(drawn_for)}">{prose(found.words)}</p>',  # page.js compares it with the selection's
+            *(key * (at == 0) + page.html(found) for at, page in enumerate(self.pages)),
+        ]
+
+    def key(self, run: str, at: Selection, picked: Sequence[Any]) -> list[Any]:
+        """What the drawn figures depend on: equal keys need no drawing."""
+        return [run, *(getattr(at, name) for name in self.uses), *picked]
+
+
+def legend(record: Record, drawn: Drawn) -> str:
+    """The colours of the lanes whose curves and points a view has, once for all its figures."""
+    figures = [figure for figure in drawn.figures.values() if isinstance(figure, go.Figure)]
+    lanes = {lane for figure in figures for trace in figure.data if (lane := lane_of(trace)) is not None}
+    items = "".join(
+        f'<span><span class="dot" style="background:{REFERENCE if lane < 0 else lane_color(lane)}"></span>'
+        f"{safe('Full precision' if lane < 0 else record.lanes[lane].label)}</span>"
+        for lane in sorted(lanes)
+    )
+    return f'<p class="lane-key">{items}</p>' if items else ""
+
+
+def create_words() -> gr.HTML:
+    return gr.HTML("", elem_classes=["words"])
+
+
+def or_absent(found: "go.Figure | None", absent: str) -> "go.Figure | str":
+    return absent if found is None else found
+
+
+def _row(parts: Sequence[str]) -> str:
+    return f'<div class="plots"{" hidden" * (set(parts) == {ABSENT})}>{"".join(parts)}</div>'
+
+
+def _part(part: Slot | str, drawn: Drawn) -> str:
+    return part.html(drawn) if isinstance(part, Slot) else f'<div class="slot" id="{part}">{drawn.html[part]}</div>'
