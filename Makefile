@@ -67,7 +67,7 @@ examples: setup
 
 # A dry run of the Space: its build in an empty folder, its start, a stored run, a comparison. See docs/space.md.
 space-check: setup
-	$(PY) tests/space_check.py
+	$(PY) scripts/space_check.py
 
 # On a machine with a GPU. torch >= 2.8, triton >= 3.4, numpy and pytest are all that these two need: from the
 # environment that `make setup-dev` made, where there is one, else from python3. bench-gpu goes on after its last case.
@@ -83,7 +83,7 @@ bench-gpu:
 audit: setup
 	$(PY) -m venv $(VENV)/audit
 	$(VENV)/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
-	$(PY) tests/audit.py $(VENV)/audit $$($(PY) -c "import sysconfig; print(sysconfig.get_path('purelib'))")
+	$(PY) scripts/audit.py $(VENV)/audit $$($(PY) -c "import sysconfig; print(sysconfig.get_path('purelib'))")
 
 fmt: setup-dev
 	$(PY) -m ruff format .

@@ -118,6 +118,6 @@ def smollm():
 @pytest.fixture
 def sample_run() -> Callable[..., tuple[Record, dict[str, torch.Tensor]]]:
     """Makes a small but complete record with arrays; ``id``, ``created``, ``prompt`` and ``text`` as asked."""
-    from tests.sample_record import make_sample
+    from tests.support.sample_record import make_sample
 
     return make_sample

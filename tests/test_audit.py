@@ -2,7 +2,7 @@
 
 import json
 
-from tests.audit import asked, installed, matching
+from scripts.audit import asked, installed, matching
 
 ADVISORIES = {
     "torch": [

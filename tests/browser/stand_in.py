@@ -8,7 +8,7 @@ from kvq_core.events import Event, Finished, LaneProgress, Loading, Prefill, Ste
 from kvq_core.pipeline.estimate import Estimate
 from kvq_core.spec import ComparisonSpec
 from kvq_core.store.store import Store
-from tests.ui_record_factory import make_run
+from tests.support.ui_record_factory import make_run
 
 STEPS = 4
 

@@ -7,8 +7,8 @@ from kvq_core.models.text import Pieces, alone
 from kvq_core.spec import DEFAULT_MODEL
 from kvq_core.store.store import open_store
 from tests.browser.pages import FACTS, answer, filled_in, open_view, run, wait_status
-from tests.test_ui_twin import run as stress_run
-from tests.ui_record_factory import make_run
+from tests.support.ui_record_factory import make_run
+from tests.ui.panels.test_ui_twin import run as stress_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 ANSWER = "你好，世界。 שלום 👩‍👩‍👧 مرحبا"

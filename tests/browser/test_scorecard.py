@@ -7,7 +7,7 @@ import json
 import pytest
 
 from kvq_core.store.store import open_store
-from tests.ui_record_factory import make_run
+from tests.support.ui_record_factory import make_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 

@@ -20,7 +20,7 @@ from kvq_core.store.store import open_store
 from tests.browser.conftest import served_here
 from tests.browser.test_page import FACTS, filled_in, run
 from tests.browser.test_training import ask_for_codebooks
-from tests.ui_record_factory import make_run
+from tests.support.ui_record_factory import make_run
 from ui.service.services import Services
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]

@@ -6,7 +6,7 @@ import pytest
 
 from kvq_core.store.store import open_store
 from tests.browser.pages import VIEWS, click_through, open_view
-from tests.ui_record_factory import make_run
+from tests.support.ui_record_factory import make_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 

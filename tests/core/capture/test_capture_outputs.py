@@ -1,0 +1,107 @@
+"""Errors of the attention output in the record, against plain float64 attention: no code of the captures is used."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvq_core.engine.rows import Rows
+from kvq_core.events import Finished
+from kvq_core.models import LoadedModel
+from kvq_core.pipeline.compare import Run, compare_on
+from kvq_core.spec import ComparisonSpec, Lane
+from tests.support.tiny_models import tiny
+
+LANES = (
+    Lane(label="kivi", method="kivi", knobs={"group_size": 8, "residual_length": 8}),
+    Lane(label="keys", method="kivi", knobs={"group_size": 8, "residual_length": 8}, tensors="keys"),
+)
+PROMPT = "The harbour keeps its tide tables by hand, and the brass gauge has a paper drum that nobody has replaced."
+CONTINUATIONS = {"generated": None, "one token": None, "forced": " since the harbour master wound the clock and left."}
+ARCHITECTURES = ("llama", "granite", "gemma2")
+
+
+class Attention:
+    """Full-precision attention of a model over all tokens at once, float64, with the scaling it hands over itself."""
+
+    def __init__(self, model: LoadedModel, ids: list[int]):
+        self.queries: list[Tensor] = []
+        self.scaling: list[float] = []
+        model.forward(torch.tensor([ids]), 0, self)
+
+    def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+        q, k, v = (x[0].double() for x in (queries, keys, values))
+        self.queries.append(q)
+        self.scaling.append(scaling)
+        heads = [attended(q[h], *(x[h // (len(q) // len(k))] for x in (k, v)), scaling) for h in range(len(q))]
+        return torch.stack(heads, 1)[None].float()
+
+
+def attended(queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+    """The last of the queries (n, head_dim) is at the last key."""
+    n, total = len(queries), len(keys)
+    return torch.stack([
+        torch.softmax(scaling * keys[: total - n + 1 + i] @ q, 0) @ values[: total - n + 1 + i]
+        for i, q in enumerate(queries)
+    ])  # fmt: skip
+
+
+@pytest.fixture(params=[(name, how) for name in ARCHITECTURES for how in CONTINUATIONS], ids=" ".join)
+def finished(request, smollm, monkeypatch):
+    """A run, the caches of all rows at its end (by kind, row and layer), and plain attention over its tokens."""
+    name, how = request.param
+    model, held = tiny(name, tokenizer=smollm.tokenizer), {}
+    close = Run._close
+
+    def keep(run: Run, rows: Rows) -> None:
+        for kind in ("key", "value"):
+            for row in range(1 + len(LANES)):
+                for layer in range(model.shape.layers):
+                    held[kind, row, layer] = rows.working(row, 0, kind, layer).double()
+        close(run, rows)
+
+    monkeypatch.setattr(Run, "_close", keep)
+    spec = ComparisonSpec(
+        prompt=PROMPT, chat=False, continuation=CONTINUATIONS[how], max_new_tokens=2 if how == "one token" else 9,
+        ignore_eos=True, lanes=LANES,
+    )  # fmt: skip
+    last = next(event for event in compare_on(model, spec) if isinstance(event, Finished))
+    reference = last.record.reference
+    plain = Attention(model, [*reference.prompt_token_ids, *reference.token_ids[:-1]])
+    return last.record, last.arrays, held, plain
+
+
+def test_output_errors_are_those_of_plain_attention(finished) -> None:
+    record, arrays, held, plain = finished
+    env, prompt = record.environment, len(record.reference.prompt_token_ids)
+    groups = env.query_heads // env.kv_heads
+    steps = record.capture.attention_steps
+    assert steps[-1] == len(record.reference.token_ids) - 2  # the last one scored is among them
+    for layer in range(env.layers):
+        for head in range(env.query_heads):
+            scaling, q = plain.scaling[layer], plain.queries[layer][head]
+            (k0, v0), *lanes = (
+                [held[kind, row, layer][head // groups] for kind in ("key", "value")] for row in range(3)
+            )
+            assert len(k0) == len(q)
+            for lane, (k, v) in enumerate(lanes):
+                change = attended(q[-1:], k, v, scaling) - attended(q[-1:], k0, v0, scaling)
+                of_lane = {
+                    name: arrays[f"lane/{lane}/output_{name}"][layer, head] for name in ("error", "bound", "relative")
+                }
+                assert of_lane["error"].item() == pytest.approx(change.norm().item(), rel=2e-3, abs=1e-6)
+                shift = ((k - k0) @ q[-1]).abs().sum() * scaling
+                bound = v.norm() / 2 * shift + (v - v0).norm(dim=-1).sum()
+                assert of_lane["bound"].item() == pytest.approx(bound.item(), rel=1e-3)
+                true, read = (
+                    torch.cat(
+                        [
+                            attended(q[prompt + s : prompt + s + 1], *(x[: prompt + s + 1] for x in pair), scaling)
+                            for s in steps
+                        ]
+                    )
+                    for pair in ((k0, v0), (k, v))
+                )
+                expected = ((read - true).norm() / true.norm()).item()
+                assert of_lane["relative"].item() == pytest.approx(expected, rel=2e-3)
+    metrics = record.lanes[0].metrics
+    assert metrics.output_error == pytest.approx(arrays["lane/0/output_error"].mean().item())

@@ -1,0 +1,93 @@
+"""What is said about using a method outside this project: code is run as far as the packages installed let it."""
+
+import importlib.util
+from itertools import product
+from typing import ClassVar
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from kvq_core.methods import make, methods
+from kvq_core.methods.kivi import Kivi
+from tests.support.tiny_models import prompt_ids, tiny
+
+BACKENDS = {"optimum-quanto": "optimum", "hqq": "hqq"}  # as they are installed, and as they are imported
+WIDTHS = (1, 2, 3, 4, 8)
+
+
+def ways():
+    """All that any method says at any width, each once: (method, bits, way)."""
+    found = {}
+    for (name, method), bits in product(methods().items(), WIDTHS):
+        try:
+            told = method(**({"bits": bits} if "bits" in method.model_fields else {})).elsewhere()
+        except ValidationError:  # a width the method has not
+            continue
+        found |= {(way.tool, way.how): pytest.param(way, id=f"{name}-{bits}-{way.tool}") for way in told}
+    return list(found.values())
+
+
+def is_code(way):
+    return "import " in way.how
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A model as a person has it on disk."""
+    folder = tmp_path_factory.mktemp("model")
+    held = tiny("llama").model.config._attn_implementation
+    tiny("llama").model.set_attn_implementation("sdpa")
+    tiny("llama").model.save_pretrained(folder)
+    tiny("llama").model.set_attn_implementation(held)
+    return str(folder)
+
+
+@pytest.mark.parametrize("way", [way for way in ways() if is_code(way.values[0])])
+def test_code_runs_or_lacks_nothing_but_a_package_that_it_names(way, saved):
+    from transformers import AutoModelForCausalLM
+
+    ids = torch.tensor([prompt_ids(71)])  # odd: some packings need whole bytes
+    names = {
+        "name": saved,
+        "model": AutoModelForCausalLM.from_pretrained(saved),
+        "inputs": {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 40},
+    }
+    code = compile(way.how, way.tool, "exec")
+    lacking = [package for package, module in BACKENDS.items() if f"pip install {package}" in way.how
+               and importlib.util.find_spec(module) is None]  # fmt: skip
+    if not lacking:
+        exec(code, names)  # noqa: S102
+        return
+    with pytest.raises(ImportError, match=f"pip install {lacking[0]}"):  # names and arguments were right until then
+        exec(code, names)  # noqa: S102
+
+
+@pytest.mark.parametrize("way", [way for way in ways() if not is_code(way.values[0])])
+def test_the_rest_is_flags_or_an_address(way):
+    """Of servers and research code, which cannot run here."""
+    told = way.how.split()
+    assert told[0].startswith("-") or (len(told) == 1 and told[0].startswith("https://github.com/"))
+
+
+@pytest.mark.parametrize("bits", [1, 3])
+def test_widths_that_fail_in_hqq_are_not_offered(bits):
+    for name in ("kivi", "per_token"):
+        assert all(way.tool != "transformers" for way in make(name, bits=bits).elsewhere())
+
+
+def test_what_is_said_depends_on_the_settings():
+    assert any("q8_0" in way.how for way in make("per_token", bits=8).elsewhere())
+    assert not any(way.tool == "llama.cpp" for way in make("per_token", bits=2).elsewhere())
+    assert not make("svdq").elsewhere()
+    assert "q_group_size=16, residual_length=48" in make("kivi", group_size=16, residual_length=48).elsewhere()[0].how
+
+
+def test_no_method_inherits_what_is_said_of_another():
+    class Other(Kivi):
+        name: ClassVar[str] = "other"
+
+    class Told(Kivi):
+        elsewhere = Kivi.elsewhere
+
+    assert Kivi().elsewhere() and Other().elsewhere() == () and Told().elsewhere() == Kivi().elsewhere()

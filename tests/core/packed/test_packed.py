@@ -1,0 +1,282 @@
+"""Packed execution: the cache in packed form only, in the library, against the lock-step engine and in measurements."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from kvq_kernels import KernelError, Store
+from transformers import DynamicCache
+
+import kvq_core
+from kvq_core.cli.measure import table
+from kvq_core.engine.cache import LaneCache
+from kvq_core.engine.prefill import LayerGroup
+from kvq_core.errors import MethodError, ModelError, SpecError
+from kvq_core.methods import methods
+from kvq_core.models.rope import Rope
+from kvq_core.packed import Request, measure
+from kvq_core.packed.layer import PackedLayer, Plan
+from kvq_core.packed.measurement import largest
+from kvq_core.spec import Lane
+from tests.support.engine_runs import run_engine
+from tests.support.tiny_models import prompt_ids, tiny
+
+ROOT = Path(__file__).parents[3]
+LANES = {
+    "kivi": {"bits": 2},
+    "squat": {"bits": 2, "subspace_rank": 5},
+    "innerq": {"mode": "hybrid"},
+    "per_token": {"bits": 4},
+}
+INNERQ_MODES = ("symmetric", "asymmetric", "hybrid_prefill")
+
+
+def lane(name, **knobs):
+    return Lane(label=name, method=name, knobs={**LANES.get(name, {}), **knobs})
+
+
+def packed_layer(asked):
+    return PackedLayer(Plan(asked.build(), asked.windows()))
+
+
+def layer_tensors(tokens, layers=1, query_heads=4, kv_heads=2, dim=64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    keys, values = (torch.randn(layers, kv_heads, tokens, dim, generator=generator) for _ in "kv")
+    keys[..., 3] += 4
+    return torch.randn(layers, query_heads, tokens, dim, generator=generator), keys, values
+
+
+CASES = [(name, {}) for name in LANES] + [("innerq", {"mode": mode}) for mode in INNERQ_MODES]
+
+
+@pytest.mark.parametrize(("name", "knobs"), CASES, ids=lambda v: v if isinstance(v, str) else "-".join(v.values()))
+def test_a_packed_layer_holds_what_the_lane_holds(name, knobs):
+    """Prompt and decoded tokens alike: the store decodes to the lane's working copy, value for value."""
+    queries, keys, values = layer_tensors(230)
+    asked = lane(name, **knobs)
+    group = LayerGroup([0], torch.device("cpu"), keys[..., :150, :], values[..., :150, :], queries[..., :150, :])
+    one = torch.ones(230, 64)
+    rope = Rope.of(one, one * 0, 64)
+    cache = LaneCache.of_prompt(asked, [group], rope)
+    layer = packed_layer(asked)
+    layer.fill(queries[..., :150, :], keys[..., :150, :], values[..., :150, :])
+    for position in range(150, 230):
+        for part, store, x in zip(cache.parts, layer.stores, (keys, values), strict=True):
+            fresh = x[..., position : position + 1, :]
+            cache.append(part, fresh, position)
+            cache.flush(part)
+            store.append(fresh)
+            store.settle()
+    for part, store in zip(cache.parts, layer.stores, strict=True):
+        assert torch.equal(part.stream.decode(), store.dense())
+        assert store.packed_tokens == part.stream.packed_tokens > 0
+        held = sum(part.stream.nbytes().values())
+        mask = part.stream.blocks and sum(b.nbytes.get("mask", 0) for b in part.stream.blocks)
+        assert store.nbytes == held - mask  # the mask of hybrid groups rides in the sign of the scales
+
+
+def test_several_tokens_at_once_enter_as_one_by_one():
+    _, keys, _ = layer_tensors(300)
+    for name in LANES:
+        asked = lane(name)
+        stores = []
+        for step in (1, 37):
+            layer = packed_layer(asked)
+            layer.fill(
+                torch.randn(1, 4, 100, 64, generator=torch.Generator().manual_seed(1)), *[keys[..., :100, :]] * 2
+            )
+            for start in range(100, 300, step):
+                for store in layer.stores:
+                    store.extend(keys[..., start : start + step, :])
+            stores.append(layer.stores)
+        for one, many in zip(*stores, strict=True):
+            assert one.tokens == many.tokens == 300 and one.packed_tokens == many.packed_tokens
+            assert torch.equal(one.dense(), many.dense())
+
+
+@pytest.mark.parametrize("name", ["kivi", "squat", "innerq"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_generate_equals_the_free_row_of_the_engine(architecture, name):
+    model, ids = tiny(architecture), prompt_ids(180)
+    state = run_engine(model, ids, [lane(name)], 24, ignore_eos=True).state(name)
+    assert state.error is None
+    assert generated(model, ids, lane(name).build(), 24) == state.token_ids
+
+
+def generated(loaded, ids, method, new):
+    held = loaded.model.config._attn_implementation
+    try:
+        cache = kvq_core.packed_cache(loaded, method)
+        prompt = torch.tensor([ids])
+        out = loaded.model.generate(
+            prompt, attention_mask=torch.ones_like(prompt), past_key_values=cache, do_sample=False, max_new_tokens=new,
+            eos_token_id=None,
+        )  # fmt: skip
+        assert cache.get_seq_length() == len(ids) + new - 1
+        return out[0, len(ids) :].tolist()
+    finally:
+        loaded.model.set_attn_implementation(held)
+
+
+def test_generate_takes_a_batch_and_goes_on_with_more_text():
+    model, method = tiny("llama"), lane("innerq", sink_tokens=4, recent_tokens=8).build()
+    prompts = [prompt_ids(120, seed) for seed in (1, 2)]
+    alone = [generated(model, ids, method, 12) for ids in prompts]
+    held = model.model.config._attn_implementation
+    try:
+        cache = kvq_core.packed_cache(model.model, method)
+        options = {"do_sample": False, "eos_token_id": None, "past_key_values": cache}
+        both = torch.tensor(prompts)
+        out = model.model.generate(both, attention_mask=torch.ones_like(both), max_new_tokens=12, **options)
+        assert out[:, 120:].tolist() == alone
+        more = torch.cat([out, torch.tensor([prompt_ids(9, 3)] * 2)], 1)  # a second turn of several tokens
+        on = model.model.generate(more, attention_mask=torch.ones_like(more), max_new_tokens=5, **options)
+        assert on.shape[1] == more.shape[1] + 5 and cache.get_seq_length() == on.shape[1] - 1
+        layer = cache.layers[0].layer
+        assert layer.stores[1].packed_tokens == layer.stores[1].layout.due(cache.get_seq_length() - 4)
+    finally:
+        model.model.set_attn_implementation(held)
+
+
+def test_the_first_chunk_of_a_chunked_prefill_is_the_prompt():
+    """The method is fitted on it, and later chunks enter as later text does."""
+    model, method, ids = tiny("llama"), lane("kivi").build(), torch.tensor([prompt_ids(150)])
+    held = model.model.config._attn_implementation
+    try:
+        whole, turns = (kvq_core.packed_cache(model.model, method) for _ in range(2))
+        options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "eos_token_id": None}
+        model.model.generate(ids, past_key_values=whole, prefill_chunk_size=64, max_new_tokens=1, **options)
+        with torch.no_grad():
+            for chunk in ids.split(64, 1):
+                model.model(chunk, past_key_values=turns)
+        for one, other in zip(whole.layers, turns.layers, strict=True):
+            for a, b in zip(one.layer.stores, other.layer.stores, strict=True):
+                assert a.tokens == 150 and torch.equal(a.dense(), b.dense())
+    finally:
+        model.model.set_attn_implementation(held)
+
+
+def test_what_a_packed_cache_cannot_do_is_refused_in_one_line():
+    model, ids = tiny("llama"), torch.tensor([prompt_ids(20) * 4])  # repeated text, which prompt lookup guesses from
+    held = model.model.config._attn_implementation
+    try:
+        cache = kvq_core.packed_cache(model.model, lane("kivi").build())
+        with pytest.raises(ModelError, match="leave out assistant_model and prompt_lookup_num_tokens"):
+            model.model.generate(
+                ids, attention_mask=torch.ones_like(ids), past_key_values=cache, prompt_lookup_num_tokens=4,
+                max_new_tokens=24, do_sample=False, eos_token_id=None,
+            )  # fmt: skip
+        for act, words in (
+            (lambda: cache.crop(-1), "cannot be cut back"),
+            (lambda: cache.batch_repeat_interleave(2), "cannot be repeated"),
+            (lambda: cache.batch_select_indices(torch.tensor([0])), "cannot be chosen"),
+        ):
+            with pytest.raises(ModelError, match=words):
+                act()
+    finally:
+        model.model.set_attn_implementation(held)
+
+
+def test_the_packed_attention_is_sdpa_for_every_other_cache():
+    model, ids = tiny("llama"), prompt_ids(40)
+    held = model.model.config._attn_implementation
+    prompt = torch.tensor([ids, ids])
+    mask = torch.ones_like(prompt)
+    mask[1, :7] = 0  # left padding
+    options = {"attention_mask": mask, "do_sample": False, "max_new_tokens": 8, "eos_token_id": None}
+    try:
+        model.model.set_attn_implementation("sdpa")
+        expected = model.model.generate(prompt, past_key_values=DynamicCache(), **options)
+        cache = kvq_core.packed_cache(model.model, lane("kivi").build())
+        assert torch.equal(model.model.generate(prompt, past_key_values=DynamicCache(), **options), expected)
+        with pytest.raises(ModelError, match="no padding"):
+            model.model.generate(prompt, past_key_values=cache, **options)
+    finally:
+        model.model.set_attn_implementation(held)
+
+
+def test_what_cannot_be_packed_is_refused_with_its_reason():
+    model = tiny("llama")
+    for name, knobs, words in (
+        ("fp16", {}, "quantizes nothing"),
+        ("kivi", {"group_size": 64, "residual_length": 64}, "does not divide head_dim"),
+    ):
+        with pytest.raises(MethodError, match=words):
+            kvq_core.packed_cache(model.model, methods()[name](**knobs))
+    with pytest.raises(MethodError, match="multiples of 32"):
+        measure(model, lane("innerq", group_size=16), prompt_ids(160), Request(new_tokens=3))
+    with pytest.raises(MethodError, match="layer 9 does not exist"):
+        measure(model, Lane(label="late", method="kivi", layers=(9,)), prompt_ids(60), Request(new_tokens=3))
+    with pytest.raises(ModelError, match="Triton cannot run here"):
+        measure(model, lane("kivi"), prompt_ids(60), Request(new_tokens=3, path="triton"))
+    with pytest.raises(SpecError, match="exceed the 1024"):
+        measure(model, None, prompt_ids(60), Request(tokens=1020, new_tokens=8))
+    with pytest.raises(ModelError, match="GPUs only"):
+        measure(model, None, prompt_ids(60), Request(limits=("context",)))
+
+
+def test_measure_counts_the_bytes_of_the_cache_that_ran():
+    model, ids = tiny("llama"), prompt_ids(100)
+    request = Request(tokens=300, new_tokens=6, batch=2)
+    whole = measure(model, None, ids, request)
+    packed = measure(model, lane("kivi"), ids, request)
+    held = 305  # the last token chosen is not in the cache
+    assert whole.cache_bytes == 2 * held * 2 * 2 * 32 * 3 * 4  # rows, tokens, K and V, heads, channels, layers, bytes
+    keys_packed, values_packed = held // 32 * 32, held - 32
+    fp16 = 2 * ((held - keys_packed) + (held - values_packed))
+    bits = 2 + 32 / 32
+    assert packed.cache_bytes == 2 * 2 * 32 * 3 * (fp16 + (keys_packed + values_packed) * bits / 8)
+    assert packed.allocated_bytes >= packed.cache_bytes
+    assert packed.paths["decode_attention"] == ["torch"] and packed.peak_decode_bytes is None
+    assert packed.token_ids[0] == whole.token_ids[0] and len(packed.token_ids) == 6 and packed.ms_per_token > 0
+    alone = run_engine(model, (ids * 3)[:300], [lane("kivi")], 6, ignore_eos=True).state("kivi")
+    assert packed.token_ids == alone.token_ids
+    assert "plain-torch reference" in table([whole, packed], {"fp16": "no packed execution"})
+
+
+def test_the_largest_size_that_fits_is_found():
+    for limit in (1, 5, 1024, 37_123):
+        found = largest(lambda size, limit=limit: size <= limit, 1, 1 << 22)
+        assert found <= limit and limit - found <= max(1, limit // 16)
+    assert largest(lambda size: False, 1024, 1 << 22) == 0
+    assert largest(lambda size: True, 1024, 1 << 14) == 1 << 14
+
+
+def test_a_store_refuses_what_does_not_fit():
+    _, keys, _ = layer_tensors(40)
+    layer = packed_layer(lane("kivi"))
+    layer.fill(None, keys, keys)
+    with pytest.raises(KernelError, match="do not fit the window"):
+        layer.stores[1].append(keys)
+    with pytest.raises(KernelError, match="empty store"):
+        layer.stores[0].fill(keys)
+    assert isinstance(layer.stores[0], Store)
+
+
+def test_the_documented_example_runs_and_answers_as_the_engine_does(smollm):
+    """The text of docs/gpu.md itself, on the bundled model, with fewer tokens."""
+    page = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+    (example,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "packed_cache" in block]
+    assert "max_new_tokens=64" in example and "kvq_core.models.load" in example
+    held = smollm.model.config._attn_implementation
+    names: dict[str, object] = {}
+    try:
+        exec(example.replace("max_new_tokens=64", "max_new_tokens=12"), names)  # noqa: S102
+    finally:
+        smollm.model.set_attn_implementation(held)
+    ids, method = names["ids"][0].tolist(), kvq_core.make("innerq", bits=2)
+    asked = Lane(label="innerq", method="innerq", knobs=method.model_dump())
+    state = run_engine(smollm, ids, [asked], 12).state("innerq")
+    assert names["text"][0, len(ids) :].tolist() == state.token_ids
+    assert names["cache"].layers[0].layer.stores[0].tokens == names["text"].shape[1] - 1
+
+
+def test_the_default_models_packed_text_is_the_free_rows(smollm):
+    """Past the windows: a prompt long enough that most of it is packed, on the real model."""
+    text = "Packed caches hold codes, not numbers; attention reads the codes. " * 12
+    ids = smollm.render(text, None, True)
+    lanes = [lane(name) for name in ("kivi", "squat", "innerq")]
+    outcome = run_engine(smollm, ids, lanes, 10, ignore_eos=True)
+    for asked in lanes:
+        assert generated(smollm, ids, asked.build(), 10) == outcome.state(asked.label).token_ids, asked.label

@@ -1,0 +1,162 @@
+"""Triton kernels without a GPU: numerics in the interpreter, and every kernel compiled ahead of time."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from kvq_kernels.attention import decode_attention
+from kvq_kernels.dispatch import KernelError, paths_taken
+from kvq_kernels.grouped import MODES, Grid, quantize_pack
+from kvq_kernels.launch import Launch, run
+from kvq_kernels.launch import recorded as recorded_launches
+from kvq_kernels.store import Layout, Store
+
+from tests.support.kernel_compiler import (
+    called_by_kernels,
+    compile_for,
+    kernels,
+    launches,
+    parse_for,
+    smallest_launches,
+)
+
+ROOT = Path(__file__).parents[2]
+CHECKS = ROOT / "tests" / "kernels"
+SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes a program may use
+HOT = {
+    "decode_attention_kernel", "packed_scores_kernel", "packed_values_kernel", "placed_scores_kernel",
+    "placed_values_kernel", "quantize_pack_kernel",
+}  # fmt: skip
+# Instructions an element where 2-bit codes stay in their words, as compiled for compute capability 9.0: (asymmetric or
+# symmetric, hybrid). Spreading codes out took 16.5 and 24.7 in decode attention. Quantizing took 88 and 177 with IEEE
+# divisions and groups spread over threads.
+MOST_WORK = {
+    "decode_attention_kernel": (6.5, 9.5),
+    "placed_scores_kernel": (6.5, 8.5),
+    "placed_values_kernel": (6.5, 10.5),
+    "quantize_pack_kernel": (23, 35),
+}
+
+
+@pytest.mark.timeout(900)
+def test_numerics_in_the_interpreter():
+    """In a process of its own: Triton reads TRITON_INTERPRET when it is imported."""
+    command = [sys.executable, "-m", "pytest", "-c", "pytest.ini", "-q", "--timeout=0"]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=CHECKS)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout and "skipped" not in done.stdout
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    return launches()
+
+
+def test_every_kernel_is_launched_by_an_operation(recorded):
+    functions = kernels()
+    launched = {entry.kernel.__name__ for entry in recorded}
+    assert len(launched) >= 12
+    assert launched == {name for name in functions if name.endswith("_kernel")}
+    assert set(functions) - launched <= called_by_kernels(functions), "compiled by nobody: record a launch of it"
+
+
+def test_sizes_of_one_are_constants_on_a_gpu_and_every_kernel_takes_them(recorded):
+    """The interpreter makes none of them, so it also takes what would fail there, such as ``tokens.to(tl.int64)``."""
+    found = smallest_launches()
+    assert {entry.kernel.__name__ for entry in found} == {entry.kernel.__name__ for entry in recorded}
+    for entry in found:
+        assert f"@{entry.kernel.__name__}" in parse_for(entry, 90)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("capability", sorted(SHARED))
+def test_every_launch_compiles_without_spills(capability, recorded, tmp_path, record_property):
+    for entry in recorded:
+        most = most_work(entry) if capability == 90 else None
+        used = compile_for(entry, capability, tmp_path, work=most is not None)
+        record_property(f"{entry.kernel.__name__}-{capability}", str(used))
+        print(f"sm_{capability} {entry.kernel.__name__}: {used}")
+        assert used.shared <= SHARED[capability] and used.registers <= 255, (entry.kernel.__name__, used)
+        if entry.kernel.__name__ in HOT:
+            assert used.stack == 0, f"{entry.kernel.__name__} spills: {used}"
+        assert most is None or 0 < used.work <= most, (entry.kernel.__name__, used)
+
+
+def most_work(entry):
+    """Of a launch that is limited, or None."""
+    constants = entry.constants
+    if entry.kernel.__name__ not in MOST_WORK or constants.get("PLACED") == 0:
+        return None
+    mode = constants.get("MODE", constants.get("K_MODE"))
+    return MOST_WORK[entry.kernel.__name__][MODES[mode] == "hybrid"]
+
+
+def test_a_decode_step_reads_nothing_back_from_the_device():
+    """Tensors of the meta device have no values to wait for, so that a step can be captured as a CUDA graph."""
+    layouts = Layout(Grid(2), "tokens", 0, 0, 32), Layout(Grid(2), "channels", 0, 32, 1)
+    x = torch.empty(1, 2, 100, 64, device="meta")
+    with recorded_launches() as found:
+        stores = [Store.empty(x, layout) for layout in layouts]
+        for store in stores:
+            store.fill(x)
+            for _ in range(40):
+                store.append(x[..., :1, :])
+                store.settle()
+        decode_attention(torch.empty(1, 4, 1, 64, device="meta"), *stores, 0.1)
+    launched = {entry.kernel.__name__ for entry in found}
+    assert launched == {"quantize_pack_kernel", "decode_attention_kernel", "combine_splits_kernel"}
+
+
+def test_a_kernel_runs_on_the_gpu_that_its_tensors_are_on(monkeypatch):
+    """And not on the current one: layers of a large model lie on several."""
+    on, tensors = [], {"x": torch.zeros(2), "count": 3, "none": None}
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda **arguments: on.append((guarded[-1], grid, arguments["num_warps"]))
+
+    class Guard:
+        def __init__(self, tensor):
+            self.tensor = tensor
+
+        def __enter__(self):
+            guarded.append(self.tensor)
+
+        def __exit__(self, *error):
+            guarded.append(None)
+
+    guarded = [None]
+    monkeypatch.setattr(torch.cuda, "device_of", Guard)
+    run(Kernel(), (4,), Launch(16, warps=2), {"count": 1, **tensors}, {})
+    assert on == [(tensors["x"], (4,), 2)] and guarded[-1] is None
+
+
+def test_asking_for_triton_where_it_cannot_run_is_an_error():
+    x = torch.zeros(1, 32, 32)
+    with pytest.raises(KernelError, match="the tensors are on cpu.*path = 'auto' or 'torch'"):
+        quantize_pack(x, Grid(2), "tokens", "triton")
+    with pytest.raises(KernelError, match="'cuda' is not one of auto, triton, torch"):
+        quantize_pack(x, Grid(2), "tokens", "cuda")
+
+
+def test_the_automatic_choice_says_what_it_took():
+    with paths_taken() as taken:
+        quantize_pack(torch.zeros(1, 32, 32), Grid(2), "tokens")
+    assert taken == {"quantize_pack": {"torch"}}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"bits": 5}, "bits = 5: allowed are 1, 2, 3, 4, 8"),
+        ({"bits": 2, "mode": "both"}, "mode = 'both'"),
+        ({"bits": 2, "group_size": 24, "mode": "hybrid"}, "multiples of 32"),
+    ],
+)
+def test_impossible_grids_are_refused(values, words):
+    with pytest.raises(KernelError, match=words):
+        Grid(**values)

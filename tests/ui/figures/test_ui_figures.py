@@ -1,0 +1,329 @@
+"""Figures: structure, shared scales, no NaN, and a payload a browser takes in."""
+
+import base64
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from kvq_core.capture.cache_errors import TOP
+from kvq_core.pipeline.examples import packaged
+from kvq_core.record.fields import CaptureInfo
+from kvq_core.spec import MAX_LANES
+from tests.support.ui_record_factory import LAYERS, QUERY_HEADS, make_run
+from ui import figures as f
+from ui.figures.base import BLANK, decades, heat
+from ui.figures.damage import captured_at, worst_head
+from ui.figures.rate import DISTORTIONS
+from ui.figures.spectra import ranks
+from ui.figures.subspace import inside_share, split_errors
+from ui.figures.usage import dead_codes
+from ui.html.colors import lane_color
+from ui.html.tables import COLUMNS, perplexity_rows, scorecard, to_csv
+from ui.selection import Selection
+from ui.views import damage, spectra, subspace
+from ui.views.storage import dead, extrapolation
+
+PAYLOAD = 2.5e6
+WIDEST_TITLE = 44  # characters of an axis title that a phone of 390 px shows whole
+
+
+def all_figures(record, arrays):
+    return {
+        "grid_key": f.damage_grid(record, arrays, "relative", "key", 3, 1),
+        "grid_value": f.damage_grid(record, arrays, "relative", "value", 3, 1),
+        "score_map": f.score_map(record, arrays, 3, 2), "strips": f.kld_strips(record, arrays, 9),
+        "attention": f.attention_rows(record, arrays, 3, 2, 9), "sinks": f.sink_change(record, arrays),
+        "channels": f.channel_errors(record, arrays, "key", 3, 1), "depth": f.depth_error(record, arrays, "score"),
+        **{f"rate_{what}": f.distortion_rate(record, arrays, what) for what in DISTORTIONS},
+        "codes": f.code_usage(record, arrays, "key", 3, 1), "latent": f.latent_bits(record, arrays, 3),
+        "symmetric": f.shares(record, arrays, "symmetric", "key"), "length": f.bits_by_length(record),
+        "ranks": f.effective_rank(record, arrays, 3), "means": f.mean_shares(record, arrays, 3),
+        "lane_spectra": f.lane_spectra(record, arrays, 3, 1),
+        "channels_key": f.distributions(record, arrays, 3, "key"),
+        "channels_latent": f.distributions(record, arrays, 3, "latent"),
+        "angles_query": f.angles(record, arrays, 3, 1, 5, "query_key"),
+        "angles_key": f.angles(record, arrays, 3, 1, 5, "key_key"),
+        "head_spectra": f.head_spectra(record, arrays, 3), "joint": f.joint_spectra(record, arrays, 3),
+        "energy": f.cumulative_energy(record, arrays, 3), "deviation": f.deviation(record, arrays, 3, 5),
+        "inside": f.error_inside(record, arrays, 3, 5), "split": f.error_split(record, arrays, 5),
+        "stored": f.stored_bytes(record), "bits": f.bit_map(record, arrays, "key", "layers", 9),
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run():
+    return make_run()
+
+
+def numbers(part):
+    """All arrays of a figure's JSON, which holds most of them as bytes in base64."""
+    if isinstance(part, dict) and "bdata" in part:
+        yield np.frombuffer(base64.b64decode(part["bdata"]), part["dtype"])
+    elif isinstance(part, dict | list):
+        for inner in part.values() if isinstance(part, dict) else part:
+            yield from numbers(inner)
+    elif isinstance(part, int | float):
+        yield np.array(part)
+
+
+def test_every_figure_is_drawn_without_nan(run):
+    for name, figure in all_figures(*run).items():
+        arrays = list(numbers(json.loads(figure.to_json())))
+        assert arrays and all(np.isfinite(array).all() for array in arrays), name
+
+
+def test_axis_titles_fit_a_phone(run):
+    for name, figure in all_figures(*run).items():
+        told = [axis.title.text for axis in (*figure.select_xaxes(), *figure.select_yaxes()) if axis.title.text]
+        assert told and max(map(len, told)) <= WIDEST_TITLE, (name, told)
+
+
+def test_channel_bands_tell_their_scale(run):
+    for axis in f.distributions(*run, 3, "key").select_yaxes():
+        low, high = axis.range
+        assert [value for value in axis.tickvals if low <= value <= high and value != 0], axis
+
+
+def test_a_full_run_stays_in_its_payload():
+    record, arrays = make_run(lanes=MAX_LANES, tokens=2100)
+    sizes = {name: len(figure.to_json()) for name, figure in all_figures(record, arrays).items()}
+    assert sum(sizes.values()) < PAYLOAD, sizes
+
+
+def test_not_finite_values_are_drawn_as_zero(run):
+    record, arrays = run
+    broken = {**arrays, "lane/0/delta_mean": torch.full((LAYERS, QUERY_HEADS, 63), float("nan"))}
+    assert "NaN" not in f.damage_grid(record, broken, "score", "key", 0, 0).to_json()
+
+
+def test_lanes_share_one_colour_axis(run):
+    grid = f.damage_grid(*run, "relative", "key", 3, 1)
+    for figure, symmetric in ((grid, False), (f.score_map(*run, 3, 2), True)):
+        assert {trace.coloraxis for trace in figure.data} == {"coloraxis"} and len(figure.data) == 3
+        axis = figure.layout.coloraxis
+        assert axis.cmin == (-axis.cmax if symmetric else 0) and axis.cmax > 0
+
+
+def test_a_lane_keeps_its_colour(run):
+    record, arrays = run
+    curves = {trace.name: trace.line.color for trace in f.error_inside(record, arrays, 0, 5).data}
+    assert curves["Lane 1"] == lane_color(1)
+    assert f.error_split(record, arrays, 5).data[0].marker.color[1] == lane_color(1)
+
+
+def test_score_map_shows_the_head_asked_for_in_score_units(run):
+    record, arrays = run
+    figure = f.score_map(record, arrays, 3, 2)
+    scale = figure.layout.meta["scale"]
+    for lane in range(3):
+        z = figure.data[lane].z
+        expected = arrays[f"lane/{lane}/delta_map"][3, 2].float() * arrays[f"lane/{lane}/delta_scale"][3, 2]
+        drawn, there = torch.tensor(z).float() * scale, torch.tensor(z) != BLANK
+        expected = expected.clamp(-127 * scale, 127 * scale)
+        assert z.dtype == "int8" and torch.allclose(drawn[there], expected[there], atol=scale)
+    few = record.model_copy(update={"capture": record.capture.model_copy(update={"layers": [2, 9], "heads": [0, 4]})})
+    assert captured_at(few, 8, 3) == (1, 1) and captured_at(few, 0, 1) == (0, 0)
+
+
+def test_nothing_is_drawn_where_a_step_cannot_look_yet(run):
+    """A query reads the prompt and what was written before it: later positions are blank, not zero."""
+    record, arrays = run
+    prompt, edges = len(record.reference.prompt_token_ids), record.capture.position_edges
+    for step in record.capture.attention_steps:
+        figure = f.attention_rows(record, arrays, 3, 2, step)
+        there = sum(edge < prompt + step + 1 for edge in edges[:-1])
+        assert there < len(edges) - 1 or step > 60
+        assert {len(trace.x) for trace in figure.data} == {len(trace.y) for trace in figure.data} == {there}
+        assert max(trace.x[-1] for trace in figure.data) <= prompt + step + 1
+    for centred in (True, False):
+        figure = f.score_map(record, arrays, 3, 2, centred=centred)
+        for trace in figure.data:
+            for row, last in zip(np.asarray(trace.z), record.capture.step_edges[1:], strict=True):
+                assert ((row == BLANK) == (np.asarray(edges[:-1]) >= prompt + last)).all()
+        assert np.isnan(heat(figure, figure.data[0])).sum() == (np.asarray(figure.data[0].z) == BLANK).sum() > 0
+
+
+def test_nothing_captured_gives_no_figure(run):
+    record, _ = run
+    assert f.damage_grid(record, {}, "score", "key", 0, 0) is None and f.score_map(record, {}, 0, 0) is None
+    assert f.bit_map(record, {}, "key", "layers", 0) is None and f.error_inside(record, {}, 0, 5) is None
+    assert worst_head(record, {}) == (0, 0)
+
+
+def test_markup_in_a_label_reaches_plotly_escaped():
+    record, arrays = make_run(labels=("<b onclick=x>bold</b>", "b"))
+    for figure in all_figures(record, arrays).values():
+        assert "<b onclick" not in figure.to_json()
+
+
+def test_energy_inside_runs_from_nothing_to_all(run):
+    share = inside_share(run[1]["lane/0/key_error_energy"].numpy())
+    assert share.shape[-1] == 65 and (share[..., 0] == 0).all() and abs(share[..., -1] - 1).max() < 1e-6
+    for _, inside, outside in split_errors(*run, rank=64):
+        assert inside > 0 and outside < 1e-6
+
+
+def test_the_error_inside_is_the_scorecards_at_its_rank():
+    for summary in packaged().list():
+        record, arrays = packaged().load(summary.id)
+        for lane, inside, outside in split_errors(record, arrays, TOP):
+            metrics = record.lanes[lane].metrics
+            assert inside == pytest.approx(metrics.in_subspace_error, rel=1e-3)
+            assert inside < metrics.key_rmse < inside + outside + 1e-9 or metrics.key_rmse == outside == 0
+
+
+def test_bit_map_rows_follow_what_the_bits_depend_on(run):
+    record, arrays = run
+    flat = f.bit_map(record, arrays, "key", "layers", 9)
+    assert flat.data[0].z.shape[0] == 1 and flat.data[0].meta["pick"] == {"position": "x"}
+    assert {line.x0 for line in flat.layout.shapes} == {len(record.reference.prompt_token_ids) + 9}
+    by_layer = {**arrays, "lane/0/key_bits": torch.full((LAYERS, 1, 480, 1), 3.0)}
+    mixed = f.bit_map(record, by_layer, "key", "layers", 9)
+    assert mixed.data[0].z.shape == (LAYERS, 256) and mixed.data[1].z.shape[0] == 1
+    picks = [trace.meta["pick"] for trace in mixed.data[:2]]  # a row that stands for all layers selects none
+    assert picks == [{"position": "x", "layer": "y"}, {"position": "x"}]
+
+
+def test_scorecard_has_the_noise_floor_first_and_every_column(run):
+    rows = scorecard(*run)
+    assert [row["lane"] for row in rows] == ["Noise floor", "Lane 0", "Lane 1", "Lane 2"]
+    assert all(row[column.name] is not None for row in rows for column in COLUMNS)
+
+
+def test_csv_is_raw_and_guards_against_formulas():
+    text = to_csv(scorecard(*make_run(labels=("=HYPERLINK(1)",))))
+    assert "'=HYPERLINK(1)" in text and ",0.2," in text
+
+
+def test_perplexity_block_keeps_its_order(run):
+    head, rows = perplexity_rows(run[0])
+    assert head[1:] == ["Noise floor", "Lane 0", "Lane 1", "Lane 2"]
+    assert [row[0] for row in rows] == ["Mean KLD", "Maximum KLD"] and rows[0][1] == "0.2000 ± 0.010"
+
+
+def test_codebooks_count_less_in_a_longer_context(run):
+    record = run[0].model_copy(deep=True)
+    record.lanes[1].memory.shared_bytes = 1_000_000
+    curves = {
+        trace.name: dict(zip(trace.x.tolist(), trace.y.tolist(), strict=True))
+        for trace in f.bits_by_length(record).data
+    }
+    elements = 2 * 30 * 3 * 64
+    for n, bits in curves["Lane 1, codebooks counted"].items():
+        assert bits - curves["Lane 1"][n] == pytest.approx(8e6 / elements / n, abs=2e-3)
+    assert "Lane 0, codebooks counted" not in curves
+
+
+def test_a_lane_that_cannot_be_built_any_more_has_no_curve(run):
+    record = run[0].model_copy(deep=True)
+    record.spec["lanes"][0]["knobs"] = {"gone": 3}
+    assert [trace.name for trace in f.bits_by_length(record).data] == ["Lane 1", "Lane 2"]
+    assert "<td>–</td>" in extrapolation(record, "This model", 1000, 1)
+
+
+def test_ticks_are_those_of_lanes_and_gaussian_curve_together(run):
+    record, arrays = run
+    low, high = 1e-4, 0.5  # far below the lanes' errors, over several decades
+    curve = {"gaussian/bits": torch.linspace(0, 16, 9), "gaussian/key_error": torch.logspace(-0.3, -4, 9)}
+    figure = f.distortion_rate(record, {**arrays, **curve}, "key")
+    drawn = [value for trace in figure.data for value in trace.y]
+    shown = [tick for tick in figure.layout.yaxis.tickvals if min(drawn) <= tick <= max(drawn)]
+    assert 100 * low < min(drawn) < max(drawn) <= 100 * high and 2 <= len(shown) <= 9
+
+
+def test_effective_rank_counts_equal_directions():
+    import numpy as np
+
+    assert ranks(np.array([[1.0, 1, 1, 0], [5, 0, 0, 0]])).tolist() == pytest.approx([3, 1])
+
+
+def test_spectra_are_those_without_the_mean_and_say_so(run):
+    """The basis of SVDq beside them is centred; the mean has a figure and a sentence of its own."""
+    record, arrays = run
+    mean, rest = (arrays[f"{what}/key_pre"].double().square() for what in ("mean", "centred"))
+    share = 100 * mean.sum(1) / (mean.sum(1) + rest.sum((1, 2)))
+    drawn = {trace.name: trace.y for trace in f.mean_shares(record, arrays, 3).data}
+    assert set(drawn) == {"keys before RoPE", "keys after RoPE", "values"}
+    assert drawn["keys before RoPE"] == pytest.approx(share.numpy(), abs=0.01)
+    page = spectra.compute(record, arrays, Selection(3, 1, 9), "key")
+    held = (rest[3].cumsum(-1) / rest[3].sum(-1, keepdim=True) < 0.9).sum(-1).double().mean() + 1
+    assert (
+        f"{held:.0f} of 64 directions of a head hold 90 % of what is left of its keys without their mean" in page.words
+    )
+    assert f"stores once, is {share[3]:.0f} % of all energy" in page.words and "head-spectra" not in page.titles
+    top = [trace.y[0] for trace in page.figures["head-spectra"].data if trace.name == "before RoPE"]
+    largest = max(arrays[f"centred/key_{space}"][3].max() for space in ("pre", "post"))
+    assert top == pytest.approx((arrays["centred/key_pre"][3, :, 0] / largest).tolist())
+
+
+def test_spectra_of_an_older_run_are_not_called_centred(run):
+    record, arrays = run
+    old = {name: x for name, x in arrays.items() if not name.startswith("mean/")}
+    for name in list(old):
+        if name.startswith("centred/") or name.endswith("/centred_key"):
+            old[name.replace("centred/", "spectra/").replace("centred_key", "spectrum_key")] = old.pop(name)
+    page = spectra.compute(record, old, Selection(3, 1, 9), "key")
+    five = ("head-spectra", "joint-spectra", "energy", "ranks", "lane-spectra")
+    assert all("mean included" in page.titles[name] for name in five)
+    for name in five:
+        named = [trace.name for trace in page.figures[name].data if trace.name and not trace.name.startswith("bits")]
+        assert named and all("mean included" in told for told in named), name
+    assert page.figures["means"] == spectra.MISSING and "mean included" in page.words
+    assert "did not take the mean out" in page.words
+
+
+def test_every_absent_array_has_no_figure_and_every_view_a_sentence(run):
+    """A run without captures draws no empty axes: each place says why it is empty."""
+    record, _ = run
+    bare = record.model_copy(update={"capture": CaptureInfo(
+        detail="off", layers=[], heads=[], step_edges=[], position_edges=[], topk=5)})  # fmt: skip
+    for name, figure in all_figures(bare, {}).items():
+        assert figure is None or name in ("stored", "length", "rate_kld", "rate_flips", "rate_key", "rate_value"), name
+
+
+def test_figures_are_json(run):
+    for figure in all_figures(*run).values():
+        assert json.loads(figure.to_json())["layout"]["paper_bgcolor"] == "rgba(0,0,0,0)"
+
+
+@pytest.mark.parametrize(
+    "low, high, shown",
+    [(0.02, 0.24, ["0.02", "0.05", "0.1", "0.2"]), (1e-6, 10, ["1e-05", "0.001", "1", "10"]), (12, 27, ["15", "20"])],
+)
+def test_logarithmic_ticks_are_written_out(low, high, shown):
+    ticks = decades(low, high)
+    within = [text for value, text in zip(ticks["tickvals"], ticks["ticktext"], strict=True) if low <= value <= high]
+    assert set(shown) <= set(within) and len(within) <= 9
+    assert [float(text) for text in ticks["ticktext"]] == pytest.approx(ticks["tickvals"])
+
+
+def test_a_legend_tells_inside_from_outside():
+    record, arrays = make_run(lanes=2)
+    inside, outside = f.error_split(record, arrays, 5).data
+    assert (inside.opacity, outside.opacity) == (1.0, 0.35)  # of the trace: a legend ignores the markers' own
+
+
+def test_dead_codes_are_counted_and_said(run):
+    record, arrays = run
+    counts = torch.ones(LAYERS, 3, 2, 10)
+    counts[..., :3] = 0
+    held = {**arrays, "lane/1/key_code_counts": counts}
+    assert dead_codes(held, 1, "key") == pytest.approx(0.3) and dead_codes({}, 1, "key") is None
+    assert "Lane 1 30.0 %" in dead(record, held, "key") and dead(record, {}, "key") == ""
+
+
+def test_what_was_kept_of_another_place_says_so(run):
+    record, arrays = run
+    kept = {"layers": [2, 9], "heads": [0, 4], "distribution_layers": [9], "angle_ranks": [5]}
+    few = record.model_copy(update={"capture": record.capture.model_copy(update=kept)})
+    titles = damage.compute(few, arrays, Selection(8, 3, 9), "relative", False).titles
+    assert titles["score-map"] == "Score deltas of layer 9, query head 4, the nearest kept"
+    assert "score-map" not in damage.compute(few, arrays, Selection(9, 4, 9), "relative", False).titles
+    assert (
+        "of layer 9, the nearest kept" in spectra.compute(few, arrays, Selection(8, 3, 9), "key").titles["key-channels"]
+    )
+    assert not spectra.compute(few, arrays, Selection(9, 3, 9), "key").titles
+    assert "top 5: the nearest kept" in subspace.compute(few, arrays, Selection(8, 3, 9), 20).titles["angles-key"]
+    assert not subspace.compute(few, arrays, Selection(8, 3, 9), 5).titles

@@ -1,0 +1,172 @@
+"""Whatever people, models and links say reaches the page as text."""
+
+import pytest
+import torch
+
+from kvq_core.errors import StoreError
+from kvq_core.events import LaneProgress, Step
+from kvq_core.spec import parse_spec
+from tests.support.ui_record_factory import make_run
+from ui.html.cards import failed, lane_body, lane_head, reference_body, waiting_head
+from ui.html.escape import SHADES, lane_tokens, safe, shade, strip, token
+from ui.html.numbers import bits, percent, seconds, significant, size
+from ui.html.pieces import spans
+from ui.html.status import line, notice
+from ui.panels.history import listed, remembered
+from ui.panels.launch import estimated
+from ui.panels.live_cards import Board
+from ui.panels.scorecard import _block
+from ui.views.storage import extrapolation
+from ui.words.texts import disagreement
+
+NASTY = (
+    "<img src=x onerror=alert(1)>",
+    "${alert(1)}",
+    "</script><script>alert(1)</script>",
+    "`{{value}}`",
+    "\" onload='x'",
+)
+
+
+def raw(html: str) -> list[str]:
+    """What would be markup or a template if it were set as it is."""
+    return [bad for bad in ("<img", "${", "<script", "</script", "{{", "`", '" onload') if bad in html]
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_text_is_escaped_wherever_it_is_shown(text):
+    record, arrays = make_run(labels=(text[:60], "other"), text=text)
+    record.lanes[0] = record.lanes[0].model_copy(update={"summary": text, "notes": [text], "label": text})
+    spec = parse_spec({"prompt": text, "lanes": [{"label": text[:60], "method": "kivi"}]})
+    board = Board(spec)
+    board.show(Step(2, 3, [text, text], [LaneProgress(text, [text, text], [0.5], [False], 1)]))
+    shown = [
+        lane_head(record, arrays, 0),
+        failed(text, text, text),
+        waiting_head(text, text),
+        reference_body(record),
+        lane_body(record, arrays, 0),
+        line(text, detail=text),
+        notice(text, text, text),
+        extrapolation(record, "This model", 1000, 1),
+        _block(record),
+        listed(remembered([], record)),
+        listed([{"id": "a" * 16, "prompt": text, "when": text, "model": text, "lanes": text}]),
+        board.html,
+    ]
+    for html in shown:
+        assert raw(html.replace("<b>", "").replace("<i>", "")) == [], html[:300]
+
+
+def test_control_and_direction_characters_are_made_visible():
+    assert safe("a\x00b\u202ec\x1b[31m") == "a\ufffdb\ufffdc\ufffd[31m"
+    assert safe("line\nbreak\ttab") == "line\nbreak\ttab"
+
+
+def test_shades_grow_with_the_square_root_and_stop():
+    assert [shade(k) for k in (None, float("nan"), 0, -1)] == [0, 0, 0, 0]
+    assert shade(2.0) == shade(99.0) == SHADES and shade(0.5) == SHADES // 2 and shade(0.001) == 0
+
+
+def test_tokens_that_agree_are_written_once_and_the_first_different_one_is_marked():
+    html = lane_tokens(spans([" a", " b", " c"]), spans([" a", " x", " y"]), [0.5, 0.0], [False, True], 1)
+    assert html == ' a<i class="s k6 f"> b</i><i class="o k6 f d"> x</i><i class="s"> c</i><i class="o"> y</i>'
+
+
+def test_a_stream_only_grows_at_its_end():
+    same, own, kld = list("abcdefgh"), list("abcdXYZW"), [0.1 * i for i in range(7)]
+    whole = ""
+    for n in range(1, 9):
+        html = lane_tokens(spans(same[:n]), spans(own[:n]), kld[: n - 1], [True] * (n - 1), 4 if n > 4 else None)
+        assert html.startswith(whole)
+        whole = html
+    assert strip(kld).startswith(strip(kld[:3]))
+
+
+def test_an_answer_that_ends_early_says_so():
+    ended = spans(["a", ""], "eos")
+    assert "‹end›" in lane_tokens(spans(["a", "b", "c"]), ended, [0.1, 0.1], [True, True], 1)
+
+
+def test_a_plain_token_is_bare_text():
+    assert token("<", ()) == "&lt;"
+
+
+def test_numbers_have_a_few_digits_and_a_unit():
+    assert [significant(v) for v in (0.2041, 6.1e-7, 12.34, None, float("nan"), 0)] == [
+        "0.204",
+        "6.1e-7",
+        "12.3",
+        "–",
+        "–",
+        "0",
+    ]
+    assert (bits(3.08), bits(16.0), percent(0.1134), seconds(0.184), seconds(125)) == (
+        "3.08",
+        "16",
+        "11 %",
+        "0.18 s",
+        "2 min 5 s",
+    )
+    assert (size(812_345), size(1.1e9), size(0)) == ("812 KB", "1.10 GB", "0 B")
+
+
+@pytest.mark.parametrize("kept", [None, "x", {"id": 1}, [1, None, {"id": "../../etc"}, {"id": "<b>"}]])
+def test_a_history_from_the_browser_is_not_trusted(kept):
+    assert "<a" not in listed(kept)
+
+
+def test_history_keeps_the_newest_first_and_once():
+    record, _ = make_run(lanes=1)
+    once = remembered([], record)
+    other = {**once[0], "id": "b" * 16}
+    assert [entry["id"] for entry in remembered([other, *once], record)] == [record.id, "b" * 16]
+
+
+def test_estimate_says_what_would_not_be_quantized():
+    from kvq_core.pipeline.estimate import Estimate, LaneEstimate
+    from ui.service.admission import Quote
+
+    lane = LaneEstimate("KIVI", 0, 0, 20, "KIVI would quantize nothing: all 20 tokens fit.")
+    html = estimated(Quote(Estimate(20, 8192, None, 900_000_000, [lane]), "Too large here.", None))
+    assert (
+        "20 prompt tokens" in html
+        and "not measured yet" in html
+        and "would quantize nothing" in html
+        and "900 MB" in html
+        and "Too large here." in html
+    )
+
+
+@pytest.mark.parametrize("id", ["nope", "../../etc/passwd", "\x00\xff", "é" * 5000, "a" * 16])
+def test_a_link_that_opens_nothing_is_a_card(id, tmp_path):
+    from types import SimpleNamespace
+
+    from kvq_core.store.store import open_store
+    from ui.form.filling import opened_page
+    from ui.service.services import Services
+
+    services = Services(open_store(str(tmp_path)), None, None)
+    shown, message, form = opened_page(SimpleNamespace(query_params={"run": id}), services)
+    assert shown is None and "This link opens no run" in message and len(message) < 1500 and len(form) > 10
+    with pytest.raises(StoreError):
+        services.shelf.get(id)
+    _, message, _ = opened_page(SimpleNamespace(query_params={"preset": id}), services)
+    assert "Unknown preset" in message
+
+
+def test_why_the_texts_disagree():
+    record, arrays = make_run(1)
+    at = record.lanes[0].metrics.first_divergence
+    step = at - 1  # scored position s is about token s + 1
+    arrays["reference/margin"][step] = 2.5
+    arrays["reference/topk_probs"][step, :2] = torch.tensor([0.5, 0.25])
+    told = disagreement(record, arrays, 0)
+    assert f"parts at token {at}" in told and "led its second by 2.5 logits (50 % against 25 %)" in told
+    assert "near-tie" not in told and f"the {64 - at} forced tokens after it" in told
+    arrays["reference/margin"][step] = 0.0
+    assert "a near-tie" in disagreement(record, arrays, 0)
+    record.spec["temperature"] = 0.7  # drawn tokens need not be the two the margin is between
+    assert "same random number" in (told := disagreement(record, arrays, 0)) and "logits" not in told
+    record.lanes[0].metrics.first_divergence = None
+    assert "token for token" in disagreement(record, arrays, 0)

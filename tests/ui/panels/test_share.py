@@ -1,0 +1,297 @@
+"""What a run is shared as: addresses, card, report, command, files; and what the page does with what comes back."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+
+import gradio as gr
+import pytest
+from starlette.requests import Request
+
+from kvq_core.analysis.two_runs import versus
+from kvq_core.errors import KvqError, StoreError
+from kvq_core.links import decode, encode
+from kvq_core.pipeline.compare import run
+from kvq_core.settings import settings
+from kvq_core.spec import parse_spec
+from kvq_core.store.sharing import key_of
+from kvq_core.store.store import open_store
+from tests.support.ui_record_factory import make_run
+from ui.export.card import card, card_text
+from ui.export.report import report
+from ui.export.reproduce import FILE, LONGEST, command, comparison_json
+from ui.form.filling import opened_page
+from ui.html.copying import copy_box
+from ui.layout import build_ui
+from ui.panels.history import remembered, shared_runs
+from ui.panels.versus import run_in, told
+from ui.service.access import opened
+from ui.service.address import comparison_link, link
+from ui.service.services import Services
+
+ROOT = Path(__file__).parents[3]
+ID = "0123456789abcdef"
+EVIL = '<img src=x onerror="alert(1)">${1}</textarea></script>{{7*7}}`'
+
+
+def request(path="/gradio_api/queue/join", **headers) -> gr.Request:
+    names = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    return gr.Request(
+        Request({
+            "type": "http", "method": "POST", "scheme": "http", "path": path, "query_string": b"", "headers": names,
+            "server": ("127.0.0.1", 7860),
+        })
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "env, headers, base",
+    [
+        ({}, {"host": "127.0.0.1:7860", "referer": "http://127.0.0.1:7860/?run=x"}, "http://127.0.0.1:7860/?"),
+        ({}, {"host": "inner", "referer": "https://lab.example/kvq/?preset=x"}, "https://lab.example/kvq/?"),
+        ({}, {"host": "inner", "x_forwarded_host": "kvq.example, inner", "x_forwarded_proto": "https"},
+         "https://kvq.example/?"),
+        ({}, {"host": "127.0.0.1:7860"}, "http://127.0.0.1:7860/?"),
+        ({"SPACE_ID": "me/kvq", "SPACE_HOST": "me-kvq.hf.space"}, {"host": "me-kvq.hf.space"},
+         "https://huggingface.co/spaces/me/kvq?"),
+        ({"SPACE_HOST": "me-kvq.hf.space"}, {"host": "x"}, "https://me-kvq.hf.space/?"),
+        ({"KVQ_ADDRESS": "https://kvq.example/lab"}, {"host": "x", "referer": "https://stranger.example/"},
+         "https://kvq.example/lab/?"),
+        ({}, {"host": "127.0.0.1:7860", "referer": "javascript:alert(1)"}, "http://127.0.0.1:7860/?"),
+    ],
+)  # fmt: skip
+def test_links_hold_the_public_address(env, headers, base, monkeypatch):
+    for name in ("SPACE_ID", "SPACE_HOST", "KVQ_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert link(ID, request(**headers)) == f"{base}run={ID}"
+    assert link(ID, request(**headers), "f" * 16) == f"{base}run={ID}&vs={'f' * 16}"
+    spec = parse_spec({"prompt": "Say hi."})
+    found = comparison_link(spec, request(**headers))
+    assert found.startswith(f"{base}c=") and decode(found.split("c=")[1]) == spec
+
+
+@pytest.fixture(scope="module")
+def evil():
+    record, arrays = make_run(2)
+    record.spec["prompt"] = EVIL
+    record.environment.model_title = EVIL
+    record.reference.tokens[0] = EVIL
+    for lane in record.lanes:
+        lane.label += EVIL
+        lane.tokens[0], lane.text = EVIL, EVIL
+        lane.notes.append(EVIL)
+    return record, arrays
+
+
+class Seen(HTMLParser):
+    """Elements, their attributes, and the text of a document."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.tags, self.attributes, self.text = [], [], ""
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def harmless(html):
+    seen = Seen(html)
+    assert "script" not in seen.tags
+    assert not [name for name, _ in seen.attributes if name.startswith("on")]
+    assert "${" not in html and "{{" not in html
+    return seen
+
+
+def test_the_report_is_one_file_that_fetches_nothing_and_runs_nothing(evil):
+    record, arrays = evil
+    html = report(record, arrays, f"https://x.example/?run={record.id}")
+    body = html.partition("</style>")[2]
+    seen = harmless(body)
+    assert EVIL in seen.text and seen.tags.count("svg") >= 4
+    fetched = [value for name, value in seen.attributes if name in ("src", "href", "xlink:href", "srcset")]
+    assert all(value.startswith(("data:image/png", "https://x.example/?run=")) for value in fetched)
+    assert "url(" not in html.replace("url(#scale-", "") and "@import" not in html
+    assert "prefers-color-scheme: dark" in html and len(html) < 400_000
+    for lane in record.lanes:
+        assert lane.label in seen.text
+
+
+def test_the_report_draws_what_the_run_captured_and_nothing_else(sample_run):
+    record, arrays = sample_run()
+    seen = harmless(report(record, arrays, "https://x.example/").partition("</style>")[2])
+    assert "KLD of every token" in seen.text and "Effective rank" not in seen.text
+
+
+def test_a_failed_lane_is_told_in_report_and_card(evil):
+    record = evil[0].model_copy(deep=True)
+    record.lanes[1].status, record.lanes[1].error = "failed", "No codebooks."
+    record.lanes[1].metrics = record.lanes[1].memory = None
+    assert "No codebooks." in report(record, evil[1], "https://x.example/")
+    assert "failed" in card(record, evil[1], "https://x.example/")
+    assert ": failed" in card_text(record, evil[1], "https://x.example/")
+
+
+def test_the_card_is_valid_svg_with_the_scorecards_figures(evil):
+    record, arrays = evil
+    drawn = ElementTree.fromstring(card(record, arrays, "https://x.example/?run=1"))
+    texts = ["".join(text.itertext()) for text in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert not [e for e in drawn.iter() if e.tag.endswith("script")]
+    memory = record.lanes[0].memory
+    assert f"{100 * memory.kv_ratio:.0f} %" in texts and "x.example/?run=1" in texts
+    assert any("noise floor" in text for text in texts) and any("nats" in text for text in texts)
+    said = card_text(record, arrays, "https://x.example/?run=1")
+    assert said.splitlines()[-1] == "https://x.example/?run=1" and f"size {100 * memory.kv_ratio:.0f} %" in said
+
+
+def test_copy_boxes_and_the_page_beside_another_run_are_escaped(evil):
+    record, arrays = evil
+    assert "</textarea></script>" not in copy_box(EVIL, EVIL, follow=EVIL)
+    harmless(copy_box(EVIL, EVIL, follow=EVIL))
+    other = record.model_copy(update={"id": "f" * 16, "spec": {**record.spec, "system": EVIL}})
+    address = "https://x.example/?run=1&vs=2"
+    seen = harmless(told(record, other, versus(record, other), (arrays, arrays), address, "run=1&vs=2"))
+    assert EVIL in seen.text
+
+
+def test_the_command_computes_the_same_run_again(smollm, tmp_path):
+    """Through a real shell, with a prompt that a shell could take apart."""
+    spec = parse_spec({
+        "prompt": "It's $HOME, `id` and \"quotes\" \\ \u00e9\nEOF\n" + "The mill worked with the tide. " * 4,
+        "max_new_tokens": 2, "lanes": [{"label": "K2", "method": "per_token", "knobs": {"bits": 2}}],
+        "capture": {"detail": "off"},
+    })  # fmt: skip
+    record = run(spec, open_store(str(tmp_path / "store")))
+    lines = command(record).replace("python ", f"{sys.executable} ", 1)
+    assert f"cat > {FILE}" in lines
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}", "KVQ_STORE": str(tmp_path / "store")}
+    done = subprocess.run(["sh", "-c", lines], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert f"run {record.id} " in done.stdout
+    assert (tmp_path / FILE).read_text().strip() == comparison_json(record)
+
+
+def test_a_long_prompt_leaves_the_command_with_a_file(sample_run):
+    record, _ = sample_run(prompt="word " * LONGEST)
+    assert command(record) == f"python -m kvq_core compare --spec {FILE}"
+    assert json.loads(comparison_json(record))["prompt"] == record.spec["prompt"]
+
+
+@pytest.mark.parametrize(
+    "text", [ID, f" {ID}\n", f"https://huggingface.co/spaces/a/b?run={ID}", f"http://x/?vs=1&run={ID}&vs={'f' * 16}"]
+)
+def test_a_run_is_found_in_what_people_paste(text):
+    assert run_in(text) == ID
+
+
+@pytest.mark.parametrize("text", ["", None, "nope", ID + "0", "?run=../../etc/passwd", 7, EVIL, "x" * 100_000])
+def test_what_names_no_run_is_refused(text):
+    with pytest.raises(StoreError, match="names no run") as caught:
+        run_in(text)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.fixture
+def services(tmp_path, sample_run):
+    made = Services(open_store(str(tmp_path / "runs")), None, None)
+    for id in (ID, "f" * 16):
+        made.store.save(*sample_run(id=id))
+    return made
+
+
+@pytest.mark.parametrize("configured", ["", "https://kvq.example/lab"])
+def test_a_report_names_no_address_that_a_visitor_told(services, monkeypatch, configured):
+    """It is made once for all visitors: who came first must not decide where the others' reports lead."""
+    monkeypatch.setenv("KVQ_ADDRESS", configured)
+    fill = next(fn.fn for fn in build_ui(services).fns.values() if fn.name == "fill")
+    for host in ("https://stranger.example/", "https://kvq.example/lab/"):
+        *_, last = fill({"run": ID}, request(referer=host, host="inner"))
+        text = Path(last[1]["value"]).read_text()
+        assert "stranger.example" not in text
+        assert [url for name, url in Seen(text).attributes if name == "href"] == (
+            [f"https://kvq.example/lab/?run={ID}"] if configured else []
+        )
+
+
+@pytest.mark.parametrize(
+    "text", ["kvq.example", "ftp://kvq.example", "https://", "https://x/?run=1", "javascript:alert(1)"]
+)
+def test_an_address_that_is_none_is_refused(monkeypatch, text):
+    monkeypatch.setenv("KVQ_ADDRESS", text)
+    with pytest.raises(KvqError, match="KVQ_ADDRESS"):
+        settings()
+
+
+def visit(services, kept=None, **query):
+    return opened_page(SimpleNamespace(query_params=query), services, kept)
+
+
+def test_a_comparison_link_fills_the_form_and_runs_nothing(services):
+    spec = parse_spec({"prompt": "Why did people trust the mill?", "seed": 11, "lanes": [{"method": "squat"}]})
+    shown, message, form = visit(services, c=encode(spec))
+    assert shown is None and "nothing was computed" in message
+    assert "Why did people trust the mill?" in form and 11 in form
+
+
+@pytest.mark.parametrize("text", ["", "1.", "1.AAAA", "2.eJwrSS0u", "é" * 9000, "\x00", "../../x", encode(
+    parse_spec({"prompt": "Hi"}))[:-4]])  # fmt: skip
+def test_a_comparison_link_that_holds_none_is_a_card(services, text):
+    shown, message, form = visit(services, c=text)
+    assert shown is None and "This link holds no comparison" in message and len(form) > 10
+    harmless(message)
+
+
+def test_a_second_run_comes_with_a_first_one_only(services):
+    shown, _, _ = visit(services, run=ID, vs="f" * 16)
+    assert shown == {"run": ID, "ticket": "link", "vs": "f" * 16}
+    shown, message, _ = visit(services, vs=ID)
+    assert shown is None and "needs a first one" in message
+
+
+def test_a_run_of_an_earlier_version_says_so(services, sample_run):
+    assert "results 1" in visit(services, run=ID)[1]
+
+
+class TestPublic:
+    """On a public instance."""
+
+    @pytest.fixture(autouse=True)
+    def _public(self, monkeypatch):
+        monkeypatch.setenv("KVQ_MODELS", "smollm2-135m-instruct-q4_1")
+
+    def test_a_run_opens_for_the_browser_that_made_it(self, services, sample_run):
+        kept = remembered([], sample_run()[0], key_of(services.store, ID))
+        assert visit(services, kept, run=ID)[0]["run"] == ID
+        for other in (None, [], [{"id": ID, "key": "x"}], [{"id": ID}], "junk", [{"id": ID, "key": 3}]):
+            shown, message, _ = visit(services, other, run=ID)
+            assert shown is None and "has not shared it" in message
+
+    def test_one_that_is_held_in_memory_is_no_way_around(self, services):
+        services.shelf.get(ID)
+        with pytest.raises(StoreError, match="has not shared it"):
+            opened(services, ID, None)
+
+    def test_a_shared_run_opens_for_everybody_and_is_listed_only_if_its_maker_says_so(self, services):
+        services.store.share(ID)
+        assert visit(services, None, run=ID)[0]["run"] == ID
+        assert "Nobody has listed" in shared_runs(services.store)
+        services.store.share(ID, listed=True)
+        assert re.findall(r'href="\?run=(\w+)"', shared_runs(services.store)) == [ID]
+
+    def test_runs_that_ship_with_the_app_are_everybodys(self, services):
+        from kvq_core.pipeline.examples import packaged
+
+        for stored in packaged().list():
+            assert visit(services, None, run=stored.id)[0]["run"] == stored.id

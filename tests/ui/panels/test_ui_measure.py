@@ -1,0 +1,160 @@
+"""The measure section: explained without a GPU; on a machine with one its states, and its table, from real measurements
+of a tiny model."""
+
+import asyncio
+
+import gradio as gr
+import pytest
+import torch
+
+from kvq_core.errors import ModelError
+from kvq_core.events import Loading
+from kvq_core.packed import Request, measure
+from kvq_core.packed.lanes import Begins, LeftOut, measure_spec
+from kvq_core.spec import ComparisonSpec, Lane
+from kvq_core.store.store import open_store
+from tests.support.tiny_models import prompt_ids, tiny
+from ui.panels import measure as panel
+from ui.service.services import Services
+
+STATUS, TABLE, LIMITS, BUTTON, CANCEL = range(5)
+SKIPPED = gr.skip()
+
+
+@pytest.fixture
+def services(sample_run, monkeypatch):
+    """Services whose shelf holds one run; ``services.measure`` is for the test to set."""
+    services = Services(open_store(), None, None)
+    monkeypatch.setattr(services.shelf, "get", lambda run: sample_run())
+    return services
+
+
+def updates(services, run="r1", limits=()):
+    async def watch():
+        shown = {"run": run}
+        return [update async for update in panel.stream(shown, list(limits), "s/measure", "", services)]
+
+    return asyncio.run(watch())
+
+
+def measured(*asked):
+    """The unquantized cache of a tiny model, then lanes."""
+    model, ids, request = tiny("llama"), prompt_ids(100), Request(new_tokens=3)
+    return [measure(model, lane, ids, request) for lane in (None, *asked)]
+
+
+def test_without_a_gpu_it_says_why_and_names_the_command():
+    text = panel.explained(None)
+    assert "This machine has no GPU" in text and "bytes each packed cache holds" in text and panel.COMMAND in text
+    assert "NVIDIA &lt;b&gt;" in panel.explained("NVIDIA <b>")
+
+
+def button_of(device, services, monkeypatch):
+    monkeypatch.setattr(panel, "gpu", lambda: device)
+    with gr.Blocks() as blocks:
+        panel.create_measure(gr.State({"run": None}), services)
+    return [block.elem_id for block in blocks.blocks.values() if isinstance(block, gr.Button)]
+
+
+def test_the_buttons_are_there_on_gpu_machines_only(services, monkeypatch):
+    assert button_of(None, services, monkeypatch) == []
+    assert button_of("A100", services, monkeypatch) == ["measure-run", "measure-cancel"]
+
+
+def test_the_table_shows_what_was_measured_and_what_was_left_out():
+    lane = Lane(label="<b>kivi</b>", method="kivi")
+    found = [*measured(lane), LeftOut("svdq", "before <RoPE>")]
+    html = panel.table("r1", found, [])
+    assert "&lt;b&gt;kivi" in html and "before &lt;RoPE&gt;" in html and "<b>" not in html
+    share = 100 * found[1].cache_bytes / found[0].cache_bytes
+    assert f"{share:.1f} %" in html and "Run r1: 100 prompt tokens, cpu" in html and "Longest" not in html
+
+
+def test_the_table_has_the_limits_that_were_asked_for_and_no_share_without_the_unquantized_cache():
+    whole, packed = measured(Lane(label="kivi", method="kivi"))
+    packed = packed.model_copy(update={"limits": {"context": 65536}, "peak_decode_bytes": 5_000_000})
+    html = panel.table("r1", [LeftOut(whole.label, "memory ran out"), packed], ["context"])
+    assert "Longest context" in html and "<td>65,536</td>" in html and "Largest batch" not in html
+    assert "<td>–</td><td>5</td>" in html and "memory ran out" in html
+    assert panel.table("r1", [LeftOut("kivi", "why")], []) == "<ul><li>kivi: why</li></ul>"
+
+
+def test_the_lanes_of_the_run_shown_are_measured_in_turn(services, sample_run):
+    found = measured(Lane(label="<i>kivi", method="kivi"))
+
+    def work(spec, request):
+        assert spec.prompt == sample_run()[0].spec["prompt"]
+        assert request.new_tokens == panel.NEW_TOKENS and request.limits == ("context", "batch")
+        yield Loading("m")
+        for index, one in enumerate(found):
+            yield Begins(one.label, index, 2)
+            yield one.model_copy(update={"limits": {"context": 2048, "batch": 8}})
+
+    services.measure = work
+    first, *_, last = updates(services, limits=["batch", "context"])
+    assert "Starting" in first[STATUS] and first[TABLE] == ""
+    assert not first[LIMITS]["interactive"] and not first[BUTTON]["interactive"] and first[CANCEL]["visible"]
+    assert "All lanes measured" in last[STATUS] and last[TABLE].count("<tr>") == 3 and "&lt;i&gt;kivi" in last[TABLE]
+    assert last[LIMITS]["interactive"] and last[BUTTON]["value"] == "Measure" and not last[CANCEL]["visible"]
+    assert services.desk.held() == 0  # the ticket was given back
+
+
+def test_every_event_has_its_words():
+    assert "Loading the model" in panel.said(Loading("m"))
+    words = panel.said(Begins("<i>kivi", 1, 4))
+    assert "Measuring &lt;i&gt;kivi: 2 of 4" in words and "width:25%" in words
+    assert panel.said(LeftOut("kivi", "why")) == SKIPPED  # the line of the lane stays
+
+
+def test_it_can_be_cancelled_and_what_was_measured_stays(services):
+    whole = measured()[0]
+
+    def work(spec, request):
+        yield whole
+        services.jobs.forget("s/measure")  # somebody presses Cancel while the next lane is at work
+        yield whole
+        raise AssertionError("it went on")
+
+    services.measure = work
+    *_, last = updates(services)
+    assert "Measuring cancelled" in last[STATUS] and last[TABLE].count("<tr>") == 2 and not last[CANCEL]["visible"]
+
+
+@pytest.mark.parametrize(
+    ("error", "words"), [(ModelError("not here <b>"), "not here &lt;b&gt;"), (RuntimeError("kaput"), "was logged")]
+)
+def test_what_cannot_be_measured_says_why_beside_what_was(error, words, services):
+    whole = measured()[0]
+
+    def work(spec, request):
+        yield whole
+        raise error
+
+    services.measure = work
+    *_, last = updates(services)
+    assert "The lanes cannot be measured" in last[STATUS] and words in last[STATUS] and "kaput" not in last[STATUS]
+    assert last[TABLE].count("<tr>") == 2 and last[BUTTON]["interactive"] and services.desk.held() == 0
+
+
+def test_without_a_run_nothing_is_measured(services):
+    ((status, *_, button, cancel),) = updates(services, run=None)
+    assert "Run a comparison first" in status and button["interactive"] and not cancel["visible"]
+
+
+def test_a_lane_that_does_not_fit_is_left_out_and_the_next_is_measured(monkeypatch, smollm):
+    """Whatever runs out of memory, most likely the unquantized cache, the others are still measured."""
+
+    def full(model, lane, ids, request):
+        if lane is None or lane.label == "large":
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return measure(model, lane, ids, request)
+
+    monkeypatch.setattr("kvq_core.packed.lanes.measure", full)
+    lanes = [Lane(label="large", method="kivi"), Lane(label="small", method="kivi")]
+    spec = ComparisonSpec(prompt="Name a tree.", max_new_tokens=2, lanes=lanes)
+    events = [event for event in measure_spec(spec, Request(new_tokens=3)) if not isinstance(event, Loading)]
+    begun, found = events[::2], events[1::2]
+    assert [(event.label, event.index, event.total) for event in begun] == [
+        ("unquantized, float32", 0, 3), ("large", 1, 3), ("small", 2, 3),
+    ]  # fmt: skip
+    assert [isinstance(one, LeftOut) for one in found] == [True, True, False] and "memory ran out" in found[0].reason

@@ -1,0 +1,345 @@
+"""What an instance lets its visitors ask for: limits, admission, memory."""
+
+import platform
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from transformers import LlamaConfig
+
+import app
+from kvq_core.cli.main import main
+from kvq_core.errors import KvqError, LimitError, MethodError, ModelError
+from kvq_core.limits import VARIABLES, Limits, limits
+from kvq_core.machine import memory
+from kvq_core.models.support import check_room
+from kvq_core.pipeline.compare import compare
+from kvq_core.pipeline.estimate import Estimate, estimate
+from kvq_core.presets import presets
+from kvq_core.spec import parse_spec
+from ui.service.admission import Admission
+from ui.service.line import Cost, Desk
+from ui.service.services import Services, visitor
+
+LANES = [{"method": "kivi"}, {"method": "per_token"}]
+
+
+def spec(prompt: str = "hello", **more):
+    return parse_spec({"prompt": prompt, "lanes": LANES, **more})
+
+
+def estimated(tokens: int = 100, run_bytes: int = 0, seconds: float | None = 2.0):
+    return lambda spec: Estimate(tokens - 10, 8192, seconds, 10**9 + run_bytes, [], (), tokens, run_bytes, "cpu")
+
+
+def admission(monkeypatch, estimate=None, clock=None, **variables) -> Admission:
+    for name, value in variables.items():
+        monkeypatch.setenv(f"KVQ_{name.upper()}", str(value))
+    desk = Desk()
+    return Admission(desk, estimate or estimated(), clock or (lambda: 0.0))
+
+
+def test_a_public_instance_has_limits_and_a_private_one_only_what_keeps_it_up(monkeypatch):
+    assert limits() == Limits(line=64, waiting=None, per_hour=None, work=None, characters=2_000_000, seconds=None)
+    monkeypatch.setenv("KVQ_MODELS", "some/model")
+    public = limits()
+    assert None not in vars(public).values() and public.characters < 2_000_000
+    monkeypatch.setenv("KVQ_MAX_WORK", "0")
+    monkeypatch.setenv("KVQ_TIMEOUT", "30")
+    assert limits().work is None and limits().seconds == 30
+
+
+@pytest.mark.parametrize("text", ["-1", "many", "1e3", "9" * 40, "٣"])
+def test_a_limit_that_is_no_number_is_refused_by_name(monkeypatch, text):
+    for variable in VARIABLES.values():
+        with monkeypatch.context() as changed:
+            changed.setenv(variable.name, text)
+            with pytest.raises(KvqError, match=f"{variable.name} = .* is not a limit"):
+                limits()
+
+
+def test_a_server_cannot_be_told_to_have_no_end_of_the_line(monkeypatch):
+    monkeypatch.setenv("KVQ_MAX_LINE", "0")
+    with pytest.raises(KvqError, match="from 1"):
+        limits()
+
+
+def test_the_documentation_lists_every_limit_with_its_defaults():
+    text = (Path(__file__).parents[3] / "docs" / "serving.md").read_text(encoding="utf-8")
+    for variable in VARIABLES.values():
+        defaults = " | ".join("none" if d is None else f"{d:,}" for d in (variable.private, variable.public))
+        assert f"| `{variable.name}` | {variable.meaning} | {defaults} |" in text
+
+
+def test_every_preset_may_run_on_a_public_instance(monkeypatch, smollm):
+    monkeypatch.setenv("KVQ_MODELS", "smollm2-135m-instruct-q4_1")
+    gate = Admission(Desk(), estimate)
+    for preset in presets().values():
+        assert gate.quote(preset.spec).refusal is None, preset.name
+
+
+def test_the_cap_says_what_was_asked_what_is_allowed_and_what_to_do(monkeypatch):
+    gate = admission(monkeypatch, estimated(tokens=1200), max_work=3000)
+    said = gate.quote(spec()).refusal
+    assert "1,200 tokens × 3 caches" in said and "3,600" in said and "allows 3,000" in said
+    assert "Shorten to 1,000 tokens" in said and "or keep 1 lane" in said
+    with pytest.raises(LimitError, match="allows 3,000"):
+        gate.admit(spec())
+    assert admission(monkeypatch, estimated(tokens=1000)).quote(spec()).refusal is None
+
+
+def test_a_long_text_is_refused_before_it_is_tokenized(monkeypatch):
+    asked = []
+    gate = admission(monkeypatch, lambda spec: asked.append(spec), max_characters=1000)
+    with pytest.raises(LimitError, match="has 1,500 characters.* takes 1,000. Shorten it by 500"):
+        gate.quote(spec("x" * 700, continuation="y" * 800))
+    assert not asked
+
+
+def test_memory_is_asked_for_before_the_run(monkeypatch):
+    monkeypatch.setattr("ui.service.admission.free_bytes", lambda device: 3 * 10**9)
+    gate = admission(monkeypatch, estimated(tokens=2000, run_bytes=6 * 10**9))
+    said = gate.quote(spec()).refusal
+    assert "about 6.00 GB" in said and "3.00 GB are free" in said and "about 1,000 tokens" in said
+    gate._desk.enter("other", cost=Cost(bytes=4 * 10**9))
+    assert gate.quote(spec()).refusal is not None  # the other waits and holds nothing
+    turned = gate._desk.turn(gate._desk.enter("other", cost=Cost(bytes=4 * 10**9)))
+    with turned:  # what is at work gives back what it holds before this one begins
+        assert gate.quote(spec()).refusal is None
+
+
+def test_when_its_turn_comes_memory_is_looked_at_again(monkeypatch):
+    free = [9 * 10**9]
+    monkeypatch.setattr("ui.service.admission.free_bytes", lambda device: free[0])
+    services = Services(None, lambda spec, store: (word for word in ["ran"]), estimated(run_bytes=6 * 10**9))
+    assert finished(services.submit(spec(), "a", "a")).error is None
+    desk, held = services.desk, threading.Event()
+    services.enter(lambda: (held.wait(10) for _ in range(1)), "blocker", "b")
+    job = services.submit(spec(), "a", "a")
+    free[0] = 10**9
+    held.set()
+    assert isinstance(finished(job).error, LimitError) and "1.00 GB are free" in str(job.error)
+    assert desk.held() == 0
+
+
+def finished(job):
+    for thread in threading.enumerate():
+        if thread.name == f"run-{job.ticket}":
+            job.taken.set()
+            thread.join(20)
+    assert job.over
+    return job
+
+
+def test_a_visitor_may_wait_with_so_many_runs(monkeypatch):
+    gate = admission(monkeypatch, max_waiting=2, max_line=3)
+    for session in "ab":
+        with gate.counted("me", session):
+            gate._desk.enter(session, "me")
+    with pytest.raises(LimitError, match="2 runs of yours are at work or waiting; this instance takes 2"):
+        with gate.counted("me", "c"):
+            raise AssertionError
+    with gate.counted("me", "b"):  # replaces its own
+        gate._desk.enter("b", "me")
+    with gate.counted("you", "d"):
+        gate._desk.enter("d", "you")
+    with pytest.raises(LimitError, match="The line is full: 3 runs of 3"), gate.counted("they", "e"):
+        raise AssertionError
+
+
+def test_runs_within_an_hour_are_counted_and_forgotten(monkeypatch):
+    now = [0.0]
+    gate = admission(monkeypatch, clock=lambda: now[0], runs_per_hour=2)
+    for minute in (0, 10):
+        now[0] = minute * 60.0
+        with gate.counted("me", "s"):
+            pass
+    now[0] = 20 * 60.0
+    with pytest.raises(LimitError, match=r"2 runs within an hour.*in 40 min"), gate.counted("me", "s"):
+        raise AssertionError
+    with gate.counted("you", "s"):
+        pass
+    now[0] = 61 * 60.0
+    with gate.counted("me", "s"):
+        pass
+    now[0] = 10**6
+    with gate.counted("new", "s"):
+        pass
+    assert set(gate._started) == {"new"}  # nobody is remembered for longer than an hour
+
+
+def test_visitors_are_addresses_and_networks():
+    class Request:
+        def __init__(self, host):
+            self.client = type("Address", (), {"host": host})
+
+    assert visitor(Request("192.0.2.7")) == "192.0.2.7" and visitor(object()) == ""
+    one, same, other = (visitor(Request(host)) for host in ("2001:db8:1:2:3::4", "2001:db8:1:2::9", "2001:db8::"))
+    assert one == same != other
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_containers_limit_counts(monkeypatch, tmp_path):
+    group = tmp_path / "memory" / "box"
+    group.mkdir(parents=True)
+    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
+    monkeypatch.setattr(memory, "_groups", lambda: iter([group, tmp_path / "none"]))
+    plenty = memory.free_bytes()
+    assert plenty == pytest.approx(psutil.virtual_memory().available, rel=0.2)
+    for limit, used, stat in (
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file 500"),
+        ("memory.max", "memory.current", "anon 1\ninactive_file 500"),
+    ):
+        (group / limit).write_text("10000\n")
+        (group / used).write_text("4000\n")
+        (group / "memory.stat").write_text(stat)
+        assert memory.free_bytes() == 10000 - 4000 + 500
+        (group / limit).unlink()
+    (group / "memory.max").write_text("max\n")
+    assert memory.free_bytes() > 10**6
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a GPU that is not there")
+def test_a_gpu_that_cannot_be_asked_refuses_nothing():
+    assert memory.free_bytes("cuda:0") == memory.UNKNOWN
+
+
+def test_a_gpu_says_what_driver_and_torch_have(monkeypatch):
+    for name, value in (("mem_get_info", (700, 1000)), ("memory_reserved", 200), ("memory_allocated", 150)):
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    assert memory.free_bytes("cuda:0") == 750
+
+
+def test_groups_are_read_from_the_kernels_list():
+    for group in memory._groups():
+        assert group == memory.CGROUPS or memory.CGROUPS in group.parents
+
+
+def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_read():
+    tiny = LlamaConfig(vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4)
+    check_room("tiny", tiny)
+    huge = LlamaConfig(hidden_size=65536, intermediate_size=262144, num_hidden_layers=40, num_attention_heads=64)
+    with pytest.raises(
+        ModelError, match=r"'huge' needs [0-9]{5,}\.. GB for its weights in float32, and .* GB of memory"
+    ):
+        check_room("huge", huge)
+
+
+def test_the_command_line_warns_and_goes_on(monkeypatch, capsys, smollm, tmp_path):
+    file = tmp_path / "spec.json"
+    file.write_text(spec("Name a tree.", max_new_tokens=2, capture={"detail": "off"}).model_dump_json())
+    monkeypatch.setattr("kvq_core.pipeline.estimate.free_bytes", lambda device: 10**6)
+    assert main(["compare", "--spec", str(file)]) == 0
+    said = capsys.readouterr().err
+    assert said.startswith("warning: This run needs about 0.") and "0.00 GB are free" in said
+
+
+def test_out_of_memory_is_told_apart():
+    assert memory.ran_out(torch.OutOfMemoryError("x")) and memory.ran_out(MemoryError())
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**50)
+    assert memory.ran_out(caught.value) and not memory.ran_out(RuntimeError("shape mismatch"))
+
+
+class Held:
+    """Something large; counts those alive."""
+
+    alive = 0
+
+    def __init__(self):
+        Held.alive += 1
+
+    def __del__(self):
+        Held.alive -= 1
+
+
+def test_what_failed_work_held_is_free_when_the_message_arrives(monkeypatch):
+    def work():
+        held = Held()
+        yield held and 1
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB")
+
+    with pytest.raises(LimitError, match="The GPU's memory ran out"):
+        with memory.recovering():
+            for _ in work():
+                pass
+    assert Held.alive == 0
+    with pytest.raises(MethodError), memory.recovering():
+        raise MethodError("not about memory")
+
+
+@pytest.mark.parametrize("place", ["encode", "settle", "forward"])
+def test_a_run_that_runs_out_of_memory_stops_and_the_next_one_works(monkeypatch, place, smollm):
+    given = spec("Name a tree.", max_new_tokens=4, capture={"detail": "off"})
+    where = {
+        "encode": "kvq_core.engine.decode.LaneCache.of_prompt",
+        "settle": "kvq_core.engine.rows.Rows.settle",
+        "forward": "kvq_core.engine.rows.Rows.__call__",
+    }[place]
+
+    def full(*arguments):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(where, full)
+        with pytest.raises(LimitError, match="memory ran out and the run was stopped"):
+            list(compare(given))
+    assert list(compare(given))[-1].record.lanes[0].status == "done"
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator")
+def test_freed_memory_goes_back_to_the_system():
+    blocks = [bytearray(100_000) for _ in range(2000)]  # each below what the allocator maps by itself
+    held = blocks.pop()  # the last, above all others: the arena cannot shrink from its end
+    del blocks
+    before = psutil.Process().memory_info().rss
+    memory.give_back()
+    assert psutil.Process().memory_info().rss < before - 100e6 and len(held) == 100_000
+
+
+ARENAS = """
+import ctypes, re, sys, tempfile, threading
+if sys.argv[1] == "shared":
+    from kvq_core.machine import memory
+    memory.share_arena()
+ready, done = threading.Barrier(9), threading.Event()
+def work():
+    held = bytearray(100_000)
+    ready.wait()
+    done.wait()
+for _ in range(8):
+    threading.Thread(target=work).start()
+ready.wait()
+libc = ctypes.CDLL(None)
+libc.fopen.restype, libc.fclose.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+with tempfile.NamedTemporaryFile() as told:
+    file = libc.fopen(told.name.encode(), b"w")
+    libc.malloc_info(0, ctypes.c_void_p(file))
+    libc.fclose(file)
+    print(len(re.findall(b"<heap nr=", told.read())))
+done.set()
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator")
+def test_the_threads_of_a_server_share_one_arena():
+    def arenas(how: str) -> int:
+        told = subprocess.run([sys.executable, "-c", ARENAS, how], check=True, capture_output=True, text=True)
+        return int(told.stdout)
+
+    assert arenas("each its own") > 1 and arenas("shared") == 1
+
+
+def test_a_server_shares_it_before_it_starts_threads(monkeypatch, capsys):
+    running = []
+    monkeypatch.setattr(app, "share_arena", lambda: running.append(threading.active_count()))
+    monkeypatch.setattr(app, "configure", lambda found: None)  # which would write to this test's stderr ever after
+    monkeypatch.setenv("KVQ_STORE", "nonsense://runs")
+    before = threading.active_count()
+    assert app.main() == 2 and "nonsense" in capsys.readouterr().err and running == [before]
