@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from kvq_core.models import LoadedModel, load, with_model
-from kvq_core.pipeline.compare import Run
 from kvq_core.pipeline.prompt import render
+from kvq_core.pipeline.state import Run
 from kvq_core.presets import presets
 from kvq_core.spec import Capture, ComparisonSpec
 

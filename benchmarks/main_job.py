@@ -20,8 +20,8 @@ import torch
 
 from kvq_core.models import LoadedModel, load
 from kvq_core.pipeline.assemble import assemble
-from kvq_core.pipeline.compare import Run
 from kvq_core.pipeline.prompt import render
+from kvq_core.pipeline.state import Run
 from kvq_core.presets import presets
 from kvq_core.spec import ComparisonSpec, parse_spec
 

@@ -20,7 +20,7 @@ from kvq_core.claims.verdict import spreads
 from kvq_core.methods import make, methods
 from kvq_core.models import LoadedModel, load
 from kvq_core.pipeline.assemble import assemble
-from kvq_core.pipeline.compare import Run
+from kvq_core.pipeline.state import Run
 from kvq_core.record.fields import LaneRecord
 from kvq_core.spec import DEFAULT_MODEL, MAX_LANES, parse_spec
 

@@ -1,27 +1,67 @@
-"""KVQ Explorer's core: one prompt, one model, many KV caches side by side."""
+"""KVQ Explorer's core: one prompt, one model, many KV caches side by side.
 
+The public names are those of ``__all__``. Start at ``pipeline.compare``; docs/architecture.md shows the rooms.
+"""
+
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 # `kernels/` is not a package on purpose (see kvq_kernels/__init__.py); this is the one place that puts it on the path.
 if importlib.util.find_spec("kvq_kernels") is None:
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "kernels"))
 
-from kvq_core.machine import interrupt
+if TYPE_CHECKING:
+    from kvq_core.errors import KvqError, MethodError, ModelError, SpecError, StoreError
+    from kvq_core.methods import make
+    from kvq_core.packed import packed_cache
+    from kvq_core.pipeline.compare import compare, run
+    from kvq_core.pipeline.roundtrip import Roundtrip, roundtrip
+    from kvq_core.record.fields import Record
+    from kvq_core.spec import ComparisonSpec, Lane, parse_spec
 
-if Path(sys.argv[0] if sys.argv else "").name in ("-m", "kvq"):  # the command line, not somebody who imports this
-    interrupt.watch()
-
-from kvq_core.errors import KvqError, MethodError, ModelError, SpecError, StoreError
-from kvq_core.methods import make
-from kvq_core.packed import packed_cache
-from kvq_core.pipeline.compare import compare, run
-from kvq_core.pipeline.roundtrip import Roundtrip, roundtrip
-from kvq_core.record.fields import Record
-from kvq_core.spec import ComparisonSpec, Lane, parse_spec
+_HOMES = {
+    "errors": ("KvqError", "MethodError", "ModelError", "SpecError", "StoreError"),
+    "methods": ("make",),
+    "packed": ("packed_cache",),
+    "pipeline.compare": ("compare", "run"),
+    "pipeline.roundtrip": ("Roundtrip", "roundtrip"),
+    "record.fields": ("Record",),
+    "spec": ("ComparisonSpec", "Lane", "parse_spec"),
+}
+_ROOMS = ("methods", "models")  # reached as attributes: kvq_core.models.load
 
 __all__ = [
-    "ComparisonSpec", "KvqError", "Lane", "MethodError", "ModelError", "Record", "Roundtrip", "SpecError", "StoreError",
-    "compare", "make", "packed_cache", "parse_spec", "roundtrip", "run",
-]  # fmt: skip
+    "ComparisonSpec",
+    "KvqError",
+    "Lane",
+    "MethodError",
+    "ModelError",
+    "Record",
+    "Roundtrip",
+    "SpecError",
+    "StoreError",
+    "compare",
+    "make",
+    "packed_cache",
+    "parse_spec",
+    "roundtrip",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"{__name__}.{name}")
+    for home, names in _HOMES.items():
+        if name in names:
+            found = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+            globals()[name] = found
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_ROOMS})

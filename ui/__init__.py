@@ -1,1 +1,4 @@
-"""The page: panels assembled by ``layout``, pure figures in ``figures``, form controls generated from methods."""
+"""The page: panels, views and forms around records, drawn with Gradio and plotly.
+
+Imports of kvq_core what tests/test_imports.py opens to it; nothing here computes. Start at ``layout``.
+"""

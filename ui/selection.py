@@ -5,8 +5,8 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
-from ui.figures.base import Arrays, array
 from ui.figures.damage import clearest_head
 from ui.html.escape import safe, shown
 from ui.html.numbers import significant

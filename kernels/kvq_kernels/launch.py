@@ -2,7 +2,7 @@
 
 The settings follow from what a kernel does. All of them stream a cache once, so a program needs many bytes in flight
 and few registers: tiles of 4,096 to 8,192 codes, warps that keep a thread at 64 of them or fewer (128 where codes stay
-in their words; more spill, see tests/triton/test_kernels_triton.py), and 3 pipelined stages where a loop runs over tokens.
+in their words; more spill, see tests/triton), and 3 pipelined stages where a loop runs over tokens.
 ``CANDIDATES`` are the alternatives the GPU benchmark times for the decode kernels; nothing is tuned at run time.
 """
 

@@ -2,7 +2,7 @@
 
 Rules over the record alone. A place is named when it stands out from the same lane's other places, never against an
 absolute number, so that a lane with even damage is told to be even. What a lane leaves alone is not named, and what a
-method does is what it declares. Lanes of the run are named for what was measured of them (``kvq_core.analysis.neighbours``).
+method does is what it declares. Lanes of the run are named for what was measured of them (``neighbours``).
 """
 
 from collections.abc import Iterator
@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from kvq_core.analysis.neighbours import better, cost_most, offer, telling, told_better, told_telling
 from kvq_core.analysis.verdict import MIN_SCORED, Arrays, verdict
 from kvq_core.methods import Method, methods
+from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import LaneRecord, Record, Tensors
 from kvq_core.spec import Lane
 
@@ -95,9 +96,9 @@ def _grid(record: Record, arrays: Arrays, index: int, kind: str) -> np.ndarray |
     """Damage by layer and KV head, 0 in layers the lane leaves alone: there, other layers' errors pass through."""
     env, lane = record.environment, record.lanes[index]
     if kind == "values":
-        grid = _array(arrays, f"lane/{index}/value_error")
+        grid = array(arrays, f"lane/{index}/value_error")
     else:  # what the keys alone do to the scores, where it was captured
-        alone, scores = (_array(arrays, f"lane/{index}/{name}") for name in ("delta_by_keys", "delta_mean"))
+        alone, scores = (array(arrays, f"lane/{index}/{name}") for name in ("delta_by_keys", "delta_mean"))
         by_head = alone.mean(0) if alone is not None and alone.size else None
         if by_head is None and scores is not None and scores.size:
             by_head = scores.mean(-1)
@@ -109,7 +110,7 @@ def _grid(record: Record, arrays: Arrays, index: int, kind: str) -> np.ndarray |
 
 def _with_channels(place: _Place, record: Record, arrays: Arrays, index: int) -> _Place:
     """The place with its outlying key channels, where the lane's channels share scales and its error there shows it."""
-    energy, relative = _array(arrays, "reference/key_channel_energy"), _ordinary_loss(arrays, index)
+    energy, relative = array(arrays, "reference/key_channel_energy"), _ordinary_loss(arrays, index)
     if energy is None or relative is None or _key_scales(record.lanes[index]) != "channels":
         return place
     own = np.sqrt(energy[place.layer, place.head])
@@ -122,8 +123,8 @@ def _with_channels(place: _Place, record: Record, arrays: Arrays, index: int) ->
 
 def _ordinary_loss(arrays: Arrays, index: int) -> np.ndarray | None:
     """Relative error of each head's median key channel: outliers are few, so the median is an ordinary one."""
-    energy = _array(arrays, "reference/key_channel_energy")
-    error = _array(arrays, f"lane/{index}/key_channel_error")
+    energy = array(arrays, "reference/key_channel_energy")
+    error = array(arrays, f"lane/{index}/key_channel_error")
     if energy is None or error is None:
         return None
     return np.median(np.sqrt(error / np.maximum(energy, 1e-30)), -1)
@@ -181,7 +182,7 @@ def _sinks(lane: LaneRecord) -> int:
 
 def _depth(lane: LaneRecord, arrays: Arrays, index: int) -> str:
     """Whether the first tokens bear the damage."""
-    error, sink = _array(arrays, f"lane/{index}/depth_score_error"), _array(arrays, f"lane/{index}/sink_mass")
+    error, sink = array(arrays, f"lane/{index}/depth_score_error"), array(arrays, f"lane/{index}/sink_mass")
     if error is None or sink is None or not sink.size:
         return ""
     by_depth = error.mean((0, 1))
@@ -214,8 +215,8 @@ def _under_stress(record: Record, arrays: Arrays, index: int, places: list[_Plac
 
 def _shared_scale(lane: LaneRecord, arrays: Arrays, index: int) -> str:
     """Whether outlying key channels take the others' precision: then these lose a larger share of themselves."""
-    energy = _array(arrays, "reference/key_channel_energy")
-    error = _array(arrays, f"lane/{index}/key_channel_error")
+    energy = array(arrays, "reference/key_channel_energy")
+    error = array(arrays, f"lane/{index}/key_channel_error")
     if energy is None or error is None:
         return ""
     large = energy > LARGE_CHANNEL**2 * np.median(energy, -1, keepdims=True)
@@ -229,14 +230,6 @@ def _shared_scale(lane: LaneRecord, arrays: Arrays, index: int) -> str:
         return f"Ordinary key channels lose {times:.0f} times as much of themselves as outlying ones{why}."
     why = ": each has a scale of its own" if scales == "tokens" else ""
     return f"Outlying key channels lose as much of themselves as the others{why}."
-
-
-def _array(arrays: Arrays, name: str) -> np.ndarray | None:
-    if name not in arrays:
-        return None
-    found = arrays[name]
-    raw = found.float().numpy() if hasattr(found, "numpy") else np.asarray(found, dtype=np.float32)
-    return np.nan_to_num(raw.astype(np.float32))
 
 
 def _median(grid: np.ndarray) -> float:

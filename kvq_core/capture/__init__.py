@@ -1,1 +1,5 @@
-"""Bounded measurements of what quantization does inside the model: scores, spectra, query subspace, errors."""
+"""What is looked at while a run goes on: scores, attention, cache errors, key spectra, distributions.
+
+Imports the engine and models, never metrics or records. Start at ``collect``, which owns one run's captures, and
+``plan``, which decides by bytes what fits.
+"""

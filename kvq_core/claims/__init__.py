@@ -1,4 +1,7 @@
-"""The papers' claims measured on a model: criteria from ``presets/claims``, numbers from captured prompts."""
+"""The papers' claims measured on a model: criteria from ``presets/claims``, numbers from captured prompts.
+
+Imports the pipeline and everything below it; the page sees ``board`` alone. Start at ``measure``.
+"""
 
 from kvq_core.claims.criteria import Paper, Setting, paper, papers, setting
 from kvq_core.claims.measure import measure_board

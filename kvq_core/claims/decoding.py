@@ -6,7 +6,7 @@ from kvq_core.claims.measures import Context, Measure, Numbers
 from kvq_core.claims.sample import Sample
 from kvq_core.errors import MethodError
 from kvq_core.pipeline.assemble import assemble
-from kvq_core.pipeline.compare import Run
+from kvq_core.pipeline.state import Run
 from kvq_core.record.fields import Record
 from kvq_core.spec import ComparisonSpec, Lane
 

@@ -5,6 +5,7 @@ Heavy modules are imported by the command that needs them, so that ``--help`` an
 """
 
 import argparse
+import importlib
 import json
 import os
 import re
@@ -54,8 +55,10 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0, 2 for anything a person can put right, 130 when interrupted."""
     try:
-        interrupt.begun()
+        interrupt.watch()
         arguments = _parser().parse_args(argv)
+        importlib.import_module("kvq_core.pipeline.compare")  # with it all the libraries, which take seconds
+        interrupt.begun()
         arguments.command(arguments)
         sys.stdout.flush()
     except KvqError as error:
@@ -107,7 +110,8 @@ def _options(name: str) -> dict[str, Any]:
 
 
 def _methods(arguments: argparse.Namespace) -> None:
-    from kvq_core.cli.tables import describe_methods, list_methods
+    from kvq_core.cli.tables import list_methods
+    from kvq_core.methods.describe import describe_methods
 
     print(_json(describe_methods()) if arguments.json else list_methods())
 

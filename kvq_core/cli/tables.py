@@ -4,8 +4,6 @@ import inspect
 import shutil
 import textwrap
 from collections.abc import Iterable
-from dataclasses import asdict
-from typing import Any
 
 from kvq_core.analysis.expected import told
 from kvq_core.analysis.verdict import MIN_SCORED
@@ -18,21 +16,6 @@ _HEADER = (
     "text",
 )  # fmt: skip
 _NONE = ["-"] * (len(_HEADER) - 2)
-
-
-def describe_methods() -> list[dict[str, Any]]:
-    """Every method as plain data: name, title, paper, documentation, deviations and knobs."""
-    return [
-        {
-            "name": name,
-            "title": cls.title,
-            "paper": cls.paper,
-            "doc": inspect.cleandoc(cls.__doc__ or ""),
-            "deviations": list(cls.deviations),
-            "knobs": [asdict(k) for k in knobs(cls)],
-        }
-        for name, cls in methods().items()
-    ]
 
 
 def list_methods() -> str:

@@ -1,1 +1,4 @@
-"""Shared prefill, packed stores with incremental working copies, and one lock-step decode for all rows."""
+"""One run's rows in lock step: prefill once, encode every lane, decode all rows of a batch together.
+
+Imports models, methods and codecs; what is looked at meanwhile it does not know. Start at ``decode``, then ``rows``.
+"""

@@ -1,4 +1,8 @@
-"""The methods. Every module in this folder that defines a named Method is found here: adding one is one file."""
+"""The methods: the contract (``base``), knobs, deployments, and one file or folder a method.
+
+Every module in this folder that defines a named Method is found here: adding one is one file. Imports codecs, codebooks
+and the kernels' plain operations. Start at ``base``, then ``kivi``.
+"""
 
 import importlib
 import pkgutil

@@ -1,1 +1,4 @@
-"""Numbers people compare lanes by: fidelity of the logits, and stored bytes."""
+"""Numbers of a run: fidelity of the logits, bytes as stored, rate.
+
+Imports engine and capture for what they hold; writes no record. Start at ``fidelity``.
+"""

@@ -1,4 +1,7 @@
-"""The only place that knows transformers."""
+"""The only place that knows transformers: loading, support, RoPE, lock step, packed caches.
+
+Imports methods for the shapes they ask of a model. Start at ``loader``, then ``lockstep``.
+"""
 
 from kvq_core.models.choice import ModelChoice, available_models, with_model
 from kvq_core.models.loader import LoadedModel, load, loaded, wrap

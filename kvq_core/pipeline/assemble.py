@@ -6,7 +6,6 @@ import math
 import platform
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,6 +20,7 @@ from kvq_core.metrics.rate import BITS, reference_curve
 from kvq_core.metrics.stored_bytes import host_note, layers_quantized, measure, tokens_quantized
 from kvq_core.models import LoadedModel
 from kvq_core.models.text import Pieces, alone
+from kvq_core.pipeline.state import Run
 from kvq_core.record.fields import (
     RESULTS_VERSION,
     CaptureInfo,
@@ -34,9 +34,6 @@ from kvq_core.record.fields import (
     Timing,
 )
 from kvq_core.spec import ComparisonSpec, Lane
-
-if TYPE_CHECKING:
-    from kvq_core.pipeline.compare import Run
 
 OF_CHOSEN_KEYS = (
     "attention and its outputs are those of the keys this lane reads; its attention KL is KL(lane || reference), for a "
@@ -61,7 +58,7 @@ def run_id(model: LoadedModel, spec: ComparisonSpec, ids: list[int]) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def assemble(run: "Run") -> tuple[Record, dict[str, Tensor]]:
+def assemble(run: Run) -> tuple[Record, dict[str, Tensor]]:
     """The record and its arrays, named as record.ARRAYS lists them."""
     arrays = _run_arrays(run)
     lanes = []
@@ -107,7 +104,7 @@ def _environment(model: LoadedModel, spec: ComparisonSpec) -> Environment:
     )  # fmt: skip
 
 
-def _reference(run: "Run") -> Reference:
+def _reference(run: Run) -> Reference:
     tokenizer = run.model.tokenizer
     ids = run.decode.token_ids
     pieces = Pieces(tokenizer).extend(ids)
@@ -119,7 +116,7 @@ def _reference(run: "Run") -> Reference:
     )  # fmt: skip
 
 
-def _lane(run: "Run", state: LaneState, at: int | None) -> LaneRecord:
+def _lane(run: Run, state: LaneState, at: int | None) -> LaneRecord:
     lane: Lane = state.lane
     method = lane.build()
     record = LaneRecord(
@@ -143,7 +140,7 @@ def _lane(run: "Run", state: LaneState, at: int | None) -> LaneRecord:
     return record
 
 
-def _metrics(run: "Run", state: LaneState, at: int) -> Metrics:
+def _metrics(run: Run, state: LaneState, at: int) -> Metrics:
     fidelity = run.fidelity
     metrics = Metrics(n_scored=fidelity.n_scored, near_tie_margin=fidelity.near_tie_margin())
     metrics.first_divergence = state.first_divergence
@@ -194,7 +191,7 @@ def _flags(fidelity: Fidelity, record: LaneRecord, at: int, quantizes: bool, lay
     return flags
 
 
-def _lane_arrays(run: "Run", state: LaneState, at: int) -> dict[str, Tensor]:
+def _lane_arrays(run: Run, state: LaneState, at: int) -> dict[str, Tensor]:
     assert state.cache is not None
     fidelity = run.fidelity
     names = ("kld", "nll", "delta_p", "same_top", "topk_ids", "topk_probs")
@@ -206,7 +203,7 @@ def _lane_arrays(run: "Run", state: LaneState, at: int) -> dict[str, Tensor]:
     return arrays
 
 
-def _bit_map(run: "Run", state: LaneState, kind: str) -> Tensor:
+def _bit_map(run: Run, state: LaneState, kind: str) -> Tensor:
     """(layers or 1, kv_heads or 1, tokens, channel groups) float16, the parts of all layers put together."""
     assert state.cache is not None
     maps = [(part, part.stream.bits().cpu()) for part in state.cache.parts if part.kind == kind]
@@ -220,7 +217,7 @@ def _bit_map(run: "Run", state: LaneState, kind: str) -> Tensor:
     return whole
 
 
-def _run_arrays(run: "Run") -> dict[str, Tensor]:
+def _run_arrays(run: Run) -> dict[str, Tensor]:
     names = ("nll", "margin", "topk_ids", "topk_probs")
     arrays = {f"reference/{name}": run.fidelity.column(f"reference/{name}") for name in names}
     if run.captures is None:
@@ -233,7 +230,7 @@ def _run_arrays(run: "Run") -> dict[str, Tensor]:
     return arrays
 
 
-def _vocabulary(run: "Run", rows: list[Reference | LaneRecord]) -> dict[int, str]:
+def _vocabulary(run: Run, rows: list[Reference | LaneRecord]) -> dict[int, str]:
     """So that a stored run can be read without its model's tokenizer: what the top-k arrays name, and of the answers
     what is no text by itself."""
     columns = [run.fidelity.column("reference/topk_ids")]
@@ -243,7 +240,7 @@ def _vocabulary(run: "Run", rows: list[Reference | LaneRecord]) -> dict[int, str
     return {id: alone(run.model.tokenizer, id) for id in sorted({*named, *parts})}
 
 
-def _capture_info(run: "Run") -> CaptureInfo:
+def _capture_info(run: Run) -> CaptureInfo:
     if run.captures is None:
         return CaptureInfo(detail="off", layers=[], heads=[], step_edges=[], position_edges=[], topk=TOPK)
     held, tap = run.captures, run.captures.tap
@@ -256,7 +253,7 @@ def _capture_info(run: "Run") -> CaptureInfo:
     )  # fmt: skip
 
 
-def _stress(run: "Run") -> StressRecord | None:
+def _stress(run: Run) -> StressRecord | None:
     applied, found = run.decode.stress, run.unchanged
     if applied is None or found is None:
         return None
@@ -279,7 +276,7 @@ def _stress(run: "Run") -> StressRecord | None:
     )  # fmt: skip
 
 
-def _timing(run: "Run") -> RunTiming:
+def _timing(run: Run) -> RunTiming:
     steps = run.decode.step_seconds
     return RunTiming(
         prefill_s=run.seconds["prefill"], encode_s=run.seconds["encode"], decode_s=run.seconds["decode"],

@@ -1,5 +1,6 @@
-"""The stored runs that ship with the app: which they are, where they lie, and ``python -m kvq_core.pipeline.examples`` to
-compute them again (after a change of results, or of presets/learn/examples.toml)."""
+"""The stored runs that ship with the app: which they are and where they lie.
+
+``python -m kvq_core.pipeline.examples`` computes them again (after a change of results, or of presets/learn/examples.toml)."""
 
 import sys
 import tomllib

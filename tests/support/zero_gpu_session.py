@@ -1,4 +1,4 @@
-"""What tests/ui/server/test_zero_gpu.py runs in a process of its own, which forks: a server on ZeroGPU with a visitor."""
+"""What test_zero_gpu.py runs in a process of its own, which forks: a server on ZeroGPU with a visitor."""
 
 import json
 import os

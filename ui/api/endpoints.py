@@ -16,9 +16,9 @@ import gradio as gr
 
 from kvq_core import presets as experiments
 from kvq_core.claims.board import ClaimResult, measured, stored_board, texts_held, within_noise
-from kvq_core.cli.tables import describe_methods
 from kvq_core.errors import KvqError, shown
 from kvq_core.logs import tell_error
+from kvq_core.methods.describe import describe_methods
 from kvq_core.models import available_models, with_model
 from kvq_core.pipeline.examples import packaged
 from kvq_core.record.fields import Record

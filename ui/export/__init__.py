@@ -1,1 +1,4 @@
-"""export"""
+"""What leaves the page: the report, static SVG of figures, the summary card, the code that reproduces a run.
+
+Imports figures, words and html. Start at ``report``.
+"""

@@ -1,7 +1,7 @@
 """A run as one picture to post: lanes, their four numbers, and what the numbers are."""
 
+from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import LaneRecord, Record
-from ui.figures.base import Arrays
 from ui.html.colors import lane_color
 from ui.html.escape import safe, shorten
 from ui.html.numbers import ABSENT, bits, percent, plural, significant

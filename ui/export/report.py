@@ -6,12 +6,12 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from kvq_core.analysis.expected import told
+from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import LaneRecord, Record
 from ui.export.card import title
 from ui.export.reproduce import command, conditions
 from ui.export.svg import svg
 from ui.figures import damage_grid, distortion_rate, effective_rank, kld_strips, stored_bytes
-from ui.figures.base import Arrays
 from ui.html.cards import scores, settings
 from ui.html.colors import SEQUENTIAL, SEQUENTIAL_DARK, lane_color
 from ui.html.escape import lane_tokens, reference_tokens, safe

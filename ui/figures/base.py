@@ -1,31 +1,22 @@
 """What all figures share: a transparent template, array access, rounding for a small payload."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import LaneRecord, Record
 from ui.html.colors import ACCENT, DIVERGING, SEQUENTIAL, lane_color
 from ui.html.escape import plot_safe, shorten
 
-Arrays = Mapping[str, Any]
 INK = "#667085"  # fallback; the stylesheet recolours text for the theme
 LINE = "rgba(128, 137, 155, 0.25)"
 BLANK = -128  # the code of a heatmap's cell that stands for nothing
 HOVER = {"font": {"size": 12}, "namelength": -1}
-
-
-def array(arrays: Arrays, name: str) -> np.ndarray | None:
-    """A captured array as float32 with what is not finite set to 0, or None where the run kept none."""
-    if name not in arrays:
-        return None
-    tensor = arrays[name]
-    raw = tensor.float().numpy() if hasattr(tensor, "numpy") else np.asarray(tensor, dtype=np.float32)
-    return np.nan_to_num(raw.astype(np.float32), nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def lanes_with(record: Record, arrays: Arrays, name: str) -> Iterator[tuple[int, LaneRecord, np.ndarray]]:

@@ -5,19 +5,9 @@ from typing import Literal
 import numpy as np
 import plotly.graph_objects as go
 
+from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
-from ui.figures.base import (
-    Arrays,
-    canvas,
-    cursor,
-    label_of,
-    labelled,
-    lanes_with,
-    pooled,
-    rounded,
-    sequential,
-    stacked_rows,
-)
+from ui.figures.base import canvas, cursor, label_of, labelled, lanes_with, pooled, rounded, sequential, stacked_rows
 from ui.html.colors import NOISE, faded, lane_color
 
 Axis = Literal["layers", "heads", "channels"]

@@ -6,10 +6,9 @@ from typing import Literal
 import numpy as np
 import plotly.graph_objects as go
 
+from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
 from ui.figures.base import (
-    Arrays,
-    array,
     cursor,
     diverging,
     label_of,

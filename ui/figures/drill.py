@@ -3,19 +3,9 @@
 import numpy as np
 import plotly.graph_objects as go
 
+from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
-from ui.figures.base import (
-    Arrays,
-    array,
-    canvas,
-    diverging,
-    label_of,
-    labelled,
-    lanes_with,
-    of_lane,
-    rounded,
-    sequential,
-)
+from ui.figures.base import canvas, diverging, label_of, labelled, lanes_with, of_lane, rounded, sequential
 from ui.figures.damage import captured_at, tokens_seen
 from ui.html.colors import REFERENCE, lane_color
 

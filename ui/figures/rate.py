@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import plotly.graph_objects as go
 
+from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import LaneRecord, Record
-from ui.figures.base import Arrays, array, canvas, decades, label_of, labelled, of_lane, rounded
+from ui.figures.base import canvas, decades, label_of, labelled, of_lane, rounded
 from ui.html.colors import NOISE, REFERENCE, lane_color
 
 SYMBOLS = {("keys",): "triangle-up", ("values",): "triangle-down"}  # of lanes that quantize one alone

@@ -5,8 +5,9 @@ import math
 import numpy as np
 import plotly.graph_objects as go
 
+from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
-from ui.figures.base import Arrays, array, canvas, label_of, labelled, lanes_with, of_lane, rounded, stacked_rows
+from ui.figures.base import canvas, label_of, labelled, lanes_with, of_lane, rounded, stacked_rows
 from ui.html.colors import ACCENT, REFERENCE, faded, lane_color
 
 Curve = tuple[str, str, str, str]  # array, name, colour, dash

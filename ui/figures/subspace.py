@@ -3,8 +3,9 @@
 import numpy as np
 import plotly.graph_objects as go
 
+from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
-from ui.figures.base import INK, Arrays, array, canvas, label_of, labelled, lanes_with, of_lane, rounded
+from ui.figures.base import INK, canvas, label_of, labelled, lanes_with, of_lane, rounded
 from ui.html.colors import ACCENT, REFERENCE, lane_color
 
 # The four subspaces of SQuat's Figure 2

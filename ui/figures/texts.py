@@ -3,8 +3,9 @@
 import numpy as np
 import plotly.graph_objects as go
 
+from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
-from ui.figures.base import Arrays, array, cursor, label_of, labelled, lanes_with, rounded, stacked_rows
+from ui.figures.base import cursor, label_of, labelled, lanes_with, rounded, stacked_rows
 from ui.html.colors import faded, lane_color
 
 

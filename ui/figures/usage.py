@@ -4,19 +4,9 @@ import numpy as np
 import plotly.graph_objects as go
 
 from kvq_core.analysis.context_growth import growths, shape_of
+from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
-from ui.figures.base import (
-    Arrays,
-    array,
-    canvas,
-    label_of,
-    labelled,
-    lanes_with,
-    of_lane,
-    rounded,
-    sequential,
-    stacked_rows,
-)
+from ui.figures.base import canvas, label_of, labelled, lanes_with, of_lane, rounded, sequential, stacked_rows
 from ui.html.colors import lane_color
 
 SHARES = {"symmetric": "symmetric groups, %", "outlier": "outliers, %"}

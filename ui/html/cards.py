@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from kvq_core.analysis.expected import expectation, says
+from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import LaneRecord, Record
-from ui.figures.base import Arrays, array
 from ui.html.escape import lane_tokens, numbered_tokens, prose, safe, shorten, strip, visible
 from ui.html.numbers import ABSENT, bits, percent, plural, significant
 from ui.html.pieces import spans_of, words_at

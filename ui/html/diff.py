@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from rapidfuzz.distance import Levenshtein
 
+from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
-from ui.figures.base import Arrays, array
 from ui.html.escape import safe, shown, visible
 from ui.html.numbers import percent, plural, significant
 from ui.html.pieces import span_at, spans_of, words_at

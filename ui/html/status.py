@@ -3,7 +3,6 @@
 from kvq_core.events import Encoding, Event, Loading, Prefill, Step, Summarizing
 from ui.html.escape import safe
 from ui.html.numbers import plural
-from ui.service.line import Place
 
 
 def line(text: str, tone: str = "busy", done: float | None = None, detail: str = "") -> str:
@@ -17,13 +16,13 @@ def line(text: str, tone: str = "busy", done: float | None = None, detail: str =
     return f'<div class="status {tone}" role="status"><div><b>{safe(text)}</b>{more}</div>{bar}</div>'
 
 
-def queued(place: Place) -> str:
+def queued(ahead: int, seconds: int | None) -> str:
     """The place in line and the wait, for work that has not begun."""
-    if not place.ahead:
+    if not ahead:
         return line("Starting", done=0.0)
-    wait = "" if place.seconds is None else f"It starts in {waiting(place.seconds)}. "
+    wait = "" if seconds is None else f"It starts in {waiting(seconds)}. "
     return line(
-        f"Waiting for {plural(place.ahead, 'run')} ahead of yours",
+        f"Waiting for {plural(ahead, 'run')} ahead of yours",
         done=0.0,
         detail=f"{wait}Keep this page open.",
     )

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvq_core.analysis.verdict import verdict
+from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import LaneRecord, Record
-from ui.figures.base import Arrays
 from ui.html.escape import cell_safe
 from ui.html.numbers import ABSENT, bits, percent, seconds, significant
 

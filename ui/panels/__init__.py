@@ -1,1 +1,4 @@
-"""One visible panel a file: it makes its components and wires its own events."""
+"""The panels beside form and views: launch, answers, scorecard, share, history, tour, training, measuring, claims.
+
+Imports everything of the page but layout and api. Start at ``launch``.
+"""

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import gradio as gr
 
+from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
-from ui.figures.base import Arrays
 from ui.html.cards import cards, lane_body, lane_head, lane_strip, reference_body, reference_head
 from ui.html.escape import FULL_SHADE_NATS, SHADES
 from ui.service.services import SWIFT

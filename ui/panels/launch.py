@@ -132,7 +132,7 @@ def wire_run(
         start = {"id": job.ticket, "spec": spec.model_dump(mode="json")}
         place = services.desk.place(job.ticket)
         doing = busy("Waiting" if place.ahead else "Running")
-        yield ["", start, queued(place), *doing, staged(over=False), Board(spec).html]
+        yield ["", start, queued(place.ahead, place.seconds), *doing, staged(over=False), Board(spec).html]
         yield [gr.skip()] * len(submitted)  # Run and Cancel are the watcher's from here on
 
     async def submit(request: gr.Request, *values: Any) -> AsyncGenerator[list[Any]]:
@@ -173,7 +173,7 @@ async def stream(start: dict[str, Any], services: Services) -> AsyncGenerator[li
     paced = Paced()
     async for news in follow(job, services.desk):
         if isinstance(news, Place):
-            yield [queued(news), *busy("Waiting"), *[gr.skip()] * 3]
+            yield [queued(news.ahead, news.seconds), *busy("Waiting"), *[gr.skip()] * 3]
             continue
         for event in paced.take(news):
             for update in _updates(event, board, job.ticket, services):

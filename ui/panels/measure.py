@@ -1,6 +1,7 @@
 """Measure the lanes of the run shown, one at a time with packed caches: on GPU machines, explained elsewhere."""
 
 from collections.abc import AsyncGenerator
+from dataclasses import astuple
 from functools import partial
 from typing import Any
 
@@ -88,11 +89,11 @@ async def stream(
     except KvqError as error:
         yield [notice("The lanes cannot be measured", str(error)), gr.skip(), *_idle()]
         return
-    yield [queued(services.desk.place(job.ticket)), "", *_busy()]
+    yield [queued(*astuple(services.desk.place(job.ticket))), "", *_busy()]
     found: list[Measured | LeftOut] = []
     async for news in follow(job, services.desk):
         if isinstance(news, Place):
-            yield [queued(news), *[gr.skip()] * 4]
+            yield [queued(news.ahead, news.seconds), *[gr.skip()] * 4]
             continue
         found += [event for event in news if isinstance(event, Measured | LeftOut)]
         yield [said(news[-1]), table(shown["run"], found, limits), *[gr.skip()] * 3]

@@ -8,9 +8,9 @@ import pandas as pd
 
 from kvq_core.errors import StoreError
 from kvq_core.logs import tell_error
+from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from kvq_core.store.store import record_json
-from ui.figures.base import Arrays
 from ui.html.escape import safe
 from ui.html.tables import COLUMNS, perplexity_rows, scorecard, to_csv
 from ui.html.verdict import EXPLAINED

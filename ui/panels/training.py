@@ -1,7 +1,7 @@
 """Codebooks that lanes lack: what training them takes, offered before Run, and the training as it goes."""
 
 from collections.abc import AsyncGenerator, Generator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
 from typing import Any
 
@@ -81,7 +81,7 @@ def wire_training(panel: Trainer, setup: Setup, lanes: Lanes, services: Services
             job = asked.submit(services, session(request), visitor(request))
         except KvqError as error:
             return [gr.skip(), notice("This cannot be trained", str(error)), *_idle()]
-        return [{"id": job.ticket}, queued(services.desk.place(job.ticket)), *_busy()]
+        return [{"id": job.ticket}, queued(*astuple(services.desk.place(job.ticket))), *_busy()]
 
     def give_up(request: gr.Request) -> list[Any]:
         services.jobs.forget(session(request))
@@ -196,7 +196,7 @@ async def stream(start: dict[str, Any], services: Services) -> AsyncGenerator[li
     last: list[Any] = [line("Nothing is missing any more", "done"), *_idle()]
     async for news in follow(job, services.desk):
         if isinstance(news, Place):
-            yield [queued(news), *_busy()]
+            yield [queued(news.ahead, news.seconds), *_busy()]
             continue
         if isinstance(news[-1], Trained):
             last = [told(news[-1]), *_idle()]

@@ -8,10 +8,10 @@ import gradio as gr
 
 from kvq_core.analysis.two_runs import Versus, versus
 from kvq_core.errors import KvqError, StoreError
+from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import LaneRecord, Record
 from kvq_core.settings import settings
 from ui.export.card import figures
-from ui.figures.base import Arrays
 from ui.html.colors import lane_color
 from ui.html.copying import COPY_JS, copy_box
 from ui.html.escape import safe, shorten

@@ -1,1 +1,4 @@
-"""service"""
+"""What handlers are given: jobs, the line they wait in, admission, stored records, access and addresses.
+
+Imports no widget. Start at ``services``.
+"""

@@ -1,1 +1,4 @@
-"""views"""
+"""The tabs beside the answers: one module a view, its figures, words and selection.
+
+Imports figures, words, form and service. Start at ``tabs``, then ``view``, the contract of all views.
+"""

@@ -4,9 +4,9 @@ from typing import Any
 
 import gradio as gr
 
+from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from ui.figures import attention_rows, channel_errors, damage_grid, depth_error, score_map, sink_change
-from ui.figures.base import Arrays
 from ui.figures.damage import MEASURES, kept_at
 from ui.selection import Selection
 from ui.views.view import Drawn, Slot, View, create_page, create_words, or_absent

@@ -1,7 +1,7 @@
 """Distortion against rate, in five measures."""
 
+from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
-from ui.figures.base import Arrays
 from ui.figures.rate import distortion_rate
 from ui.selection import Selection
 from ui.views.view import Drawn, Slot, View, create_page, create_words, or_absent

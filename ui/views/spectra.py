@@ -2,8 +2,8 @@
 
 import gradio as gr
 
+from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
-from ui.figures.base import Arrays
 from ui.figures.spectra import (
     WITH_MEAN,
     centred,

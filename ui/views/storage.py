@@ -6,8 +6,8 @@ import gradio as gr
 
 from kvq_core.analysis.context_growth import growths, shape_of
 from kvq_core.methods import ModelShape
+from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
-from ui.figures.base import Arrays
 from ui.figures.bits import bit_map, stored_bytes
 from ui.figures.usage import bits_by_length, code_usage, dead_codes, latent_bits, shares
 from ui.html.colors import lane_color

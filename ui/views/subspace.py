@@ -4,8 +4,8 @@ from typing import Any
 
 import gradio as gr
 
+from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
-from ui.figures.base import Arrays
 from ui.figures.subspace import angles, deviation, error_inside, error_split, nearest_rank
 from ui.selection import Selection
 from ui.views.view import Drawn, Slot, View, create_page, create_words, or_absent

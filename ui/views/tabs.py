@@ -8,8 +8,8 @@ from typing import Any
 
 import gradio as gr
 
+from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
-from ui.figures.base import Arrays
 from ui.html.escape import safe
 from ui.selection import Selection, last_token, picked, selected, start, told
 from ui.service.services import QUIET, SWIFT, Services

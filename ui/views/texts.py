@@ -4,9 +4,9 @@ from typing import Any
 
 import gradio as gr
 
+from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from kvq_core.spec import MAX_LANES
-from ui.figures.base import Arrays
 from ui.figures.texts import kld_strips
 from ui.html.cards import lane_body
 from ui.html.diff import diff, text_of, top_lists, top_rows

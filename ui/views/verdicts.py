@@ -9,9 +9,9 @@ from kvq_core.analysis.explain import explain
 from kvq_core.errors import SpecError
 from kvq_core.methods import make
 from kvq_core.methods.deployments import NO_DEPLOYMENT
+from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import LaneRecord, Record
 from kvq_core.spec import Lane
-from ui.figures.base import Arrays
 from ui.form.lanes import added_lane
 from ui.form.lanes_panel import Lanes, redrawn
 from ui.html.cards import tick

@@ -11,8 +11,9 @@ from typing import Any
 import gradio as gr
 import plotly.graph_objects as go
 
+from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
-from ui.figures.base import Arrays, lane_of
+from ui.figures.base import lane_of
 from ui.html.colors import REFERENCE, lane_color
 from ui.html.escape import prose, safe
 from ui.selection import Selection

@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
-from ui.figures.base import Arrays, lanes_with
+from ui.figures.base import lanes_with
 from ui.figures.damage import worst_head
 from ui.figures.drill import channel_shares
 from ui.html.numbers import listed, percent, significant

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
-from ui.figures.base import Arrays, array
 from ui.figures.rate import beaten, front, points
 from ui.html.numbers import bits, listed, percent, significant
 

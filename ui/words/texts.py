@@ -1,7 +1,7 @@
 """Forced and free texts: what flips, what is near a tie, and why the two disagree."""
 
+from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import LaneRecord, Record
-from ui.figures.base import Arrays, array
 from ui.html.escape import shown
 from ui.html.numbers import percent, plural, significant
 from ui.html.pieces import END, Span, span_at, spans_of

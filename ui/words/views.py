@@ -1,8 +1,9 @@
 """One sentence a view, generated from the record: what the measurement means here."""
 
 from kvq_core.analysis.verdict import verdict
+from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import LaneRecord, Record
-from ui.figures.base import Arrays, lanes_with
+from ui.figures.base import lanes_with
 from ui.figures.spectra import centred, energy, mean_share, spectrum
 from ui.figures.subspace import inside_share
 from ui.html.numbers import bits, percent, plural, significant

@@ -7,7 +7,8 @@ from torch import Tensor
 from kvq_core.engine.rows import Rows
 from kvq_core.events import Finished
 from kvq_core.models import LoadedModel
-from kvq_core.pipeline.compare import Run, compare_on
+from kvq_core.pipeline.compare import compare_on
+from kvq_core.pipeline.state import Run
 from kvq_core.spec import ComparisonSpec, Lane
 from tests.support.tiny_models import tiny
 

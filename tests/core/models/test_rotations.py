@@ -12,7 +12,7 @@ from kvq_core.errors import MethodError, ModelError
 from kvq_core.models import LoadedModel, wrap
 from kvq_core.models.probe import TOKENS, probe
 from kvq_core.packed.cache import packed_cache, packed_layers
-from kvq_core.pipeline.compare import Run
+from kvq_core.pipeline.state import Run
 from kvq_core.spec import ComparisonSpec, Lane
 from tests.core.packed.test_packed import generated
 from tests.core.packed.test_packed_methods import forced_logits

@@ -12,7 +12,8 @@ from kvq_core.events import Encoding, Finished, Prefill, Step
 from kvq_core.pipeline.compare import compare
 from kvq_core.pipeline.estimate import estimate
 from kvq_core.pipeline.prompt import render
-from kvq_core.record.fields import ARRAYS, OF_SOME_METHODS, Record
+from kvq_core.record.arrays import ARRAYS, OF_SOME_METHODS
+from kvq_core.record.fields import Record
 from kvq_core.spec import parse_spec
 from kvq_core.store.store import open_store
 from tests.support.tiny_models import generate

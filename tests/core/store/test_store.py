@@ -317,7 +317,8 @@ def test_any_changed_byte_is_noticed(file, place, flip):
 def test_another_process_sees_the_run_and_computes_the_same_bytes(tmp_path, sample_run):
     run = sample_run()
     open_store(str(tmp_path)).save(*run)
-    code = f"from kvq_core.store.store import open_store; r, a = open_store({str(tmp_path)!r}).load({ID!r}); print(r.id, len(a))"
+    read = f"r, a = open_store({str(tmp_path)!r}).load({ID!r}); print(r.id, len(a))"
+    code = f"from kvq_core.store.store import open_store; {read}"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.split() == [ID, str(len(run[1]))]
 
