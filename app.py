@@ -41,7 +41,7 @@ from ui.server import zero_gpu  # noqa: E402
 from ui.server.gradio_sessions import install  # noqa: E402
 from ui.server.guard import app_kwargs, blocked_paths  # noqa: E402
 from ui.server.health import Health  # noqa: E402
-from ui.server.housekeeping import keep_swept, removed  # noqa: E402
+from ui.service.housekeeping import keep_swept, removed  # noqa: E402
 from ui.service.services import Services  # noqa: E402
 
 gc.freeze()

@@ -13,8 +13,8 @@ ROOT = Path(__file__).parent.parent
 CORE = ROOT / "kvq_core"
 
 # What each room may import; it may always import itself. A room is a folder of kvq_core or ui, or a module that lies
-# loose at their top. `kernels` is kernels/kvq_kernels. Rooms of the page name what they see of the core as well: nothing
-# there that computes, but for the places in which a run is asked for.
+# loose at their top. `kernels` is kernels/kvq_kernels. Rooms of the page name what they see of the core, too:
+# nothing there that computes, but for the places in which a run is asked for.
 _GROUND = {"errors", "settings"}
 ROOMS = {
     "errors": set(),
@@ -22,35 +22,38 @@ ROOMS = {
     "limits": {"errors", "settings"},
     "logs": {"errors", "settings"},
     "machine": {"errors", "settings"},
+    "divergence": set(),
     "record": {"errors", "machine"},
     "events": {"record"},
     "codecs": {"errors", "kernels"},
     "codebooks": _GROUND | {"codecs", "kernels", "machine"},
     "methods": {"errors", "codecs", "codebooks", "kernels"},
-    "spec": {"errors", "methods"},
+    "complaints": {"errors"},
+    "spec": {"complaints", "errors", "methods"},
     "presets": {"errors", "spec"},
     "links": {"errors", "spec"},
     "analysis": {"errors", "methods", "record", "spec"},
     "models": _GROUND | {"machine", "methods", "spec"},
-    "engine": {"codecs", "errors", "kernels", "machine", "methods", "models", "spec"},
+    "engine": {"codecs", "divergence", "errors", "kernels", "machine", "methods", "models", "spec"},
     "training": _GROUND | {"codebooks", "kernels", "machine", "methods", "models", "spec"},
-    "capture": _GROUND | {"codecs", "engine", "machine", "methods", "models", "spec"},
-    "metrics": {"capture", "codecs", "engine", "errors", "methods", "record"},
-    "store": _GROUND | {"machine", "record"},
+    "capture": _GROUND | {"codecs", "divergence", "engine", "machine", "methods", "models", "spec"},
+    "metrics": {"capture", "codecs", "divergence", "engine", "errors", "methods", "record"},
+    "store": _GROUND | {"logs", "machine", "record"},
     "pipeline": _GROUND | {
-        "capture", "codecs", "engine", "events", "logs", "machine", "methods", "metrics", "models", "presets", "record",
-        "spec", "store",
+        "analysis", "capture", "codecs", "engine", "events", "logs", "machine", "methods", "metrics", "models",
+        "presets", "record", "spec", "store",
     },
     "packed": {
-        "codebooks", "codecs", "errors", "events", "kernels", "machine", "methods", "models", "pipeline", "spec",
+        "codebooks", "codecs", "errors", "events", "kernels", "machine", "methods", "models", "pipeline",
+        "spec",
     },
     "claims": _GROUND | {
-        "analysis", "capture", "codebooks", "codecs", "engine", "machine", "methods", "metrics", "models", "pipeline",
-        "presets", "record", "spec", "training",
+        "analysis", "capture", "codebooks", "codecs", "divergence", "engine", "machine", "methods", "metrics",
+        "models", "pipeline", "presets", "record", "spec", "training",
     },
     "cli": _GROUND | {
-        "analysis", "claims", "codebooks", "events", "methods", "metrics", "models", "packed", "pipeline", "presets",
-        "record", "spec", "store", "training",
+        "analysis", "claims", "codebooks", "events", "machine", "methods", "metrics", "models", "packed",
+        "pipeline", "presets", "record", "spec", "store", "training",
     },
     "__main__": {"cli"},
     "__init__": {"errors", "methods", "packed", "pipeline", "record", "spec"},
@@ -58,29 +61,33 @@ ROOMS = {
     "ui.figures": {"analysis", "record", "ui.html"},
     "ui.selection": {"record", "ui.figures", "ui.html"},
     "ui.words": {"analysis", "record", "ui.figures", "ui.html", "ui.selection"},
-    "ui.export": {"errors", "record", "spec", "ui.figures", "ui.html", "ui.words"},
+    "ui.export": {"analysis", "errors", "record", "spec", "ui.figures", "ui.html", "ui.words"},
     "ui.service": _GROUND | {
-        "events", "limits", "links", "logs", "machine", "packed", "pipeline", "record", "spec", "store", "training",
-        "ui.html",
+        "events", "limits", "links", "logs", "machine", "packed", "pipeline", "record", "spec", "store",
+        "training", "ui.html",
     },
     "ui.form": _GROUND | {
         "links", "methods", "models", "presets", "record", "spec", "training", "ui.html", "ui.service",
     },
-    "ui.server": _GROUND | {"events", "logs", "models", "packed", "pipeline", "spec", "store", "ui.service"},
+    "ui.server": _GROUND | {
+        "events", "logs", "models", "packed", "pipeline", "spec", "store", "ui.html", "ui.service",
+    },
     "ui.views": {
-        "analysis", "methods", "record", "spec", "ui.figures", "ui.form", "ui.html", "ui.selection", "ui.service",
-        "ui.words",
+        "analysis", "errors", "methods", "record", "spec", "ui.figures", "ui.form", "ui.html", "ui.selection",
+        "ui.service", "ui.words",
     },
     "ui.panels": _GROUND | {
-        "analysis", "claims", "events", "logs", "packed", "pipeline", "presets", "record", "spec", "store", "training",
-        "ui.export", "ui.figures", "ui.form", "ui.html", "ui.selection", "ui.service", "ui.views", "ui.words",
+        "analysis", "claims", "events", "links", "logs", "packed", "pipeline", "presets", "record", "spec",
+        "store", "training", "ui.export", "ui.figures", "ui.form", "ui.html", "ui.selection", "ui.service",
+        "ui.views", "ui.words",
     },
     "ui.api": {
-        "analysis", "claims", "errors", "events", "logs", "methods", "models", "pipeline", "presets", "record", "spec",
-        "store", "ui.html", "ui.panels", "ui.service",
+        "analysis", "claims", "errors", "events", "logs", "methods", "models", "pipeline", "presets", "record",
+        "spec", "store", "ui.html", "ui.panels", "ui.service",
     },
     "ui.layout": {
-        "errors", "ui.api", "ui.figures", "ui.form", "ui.html", "ui.panels", "ui.server", "ui.service", "ui.views",
+        "errors", "ui.api", "ui.figures", "ui.form", "ui.html", "ui.panels", "ui.server", "ui.service",
+        "ui.views",
     },
     "ui.__init__": set(),
 }  # fmt: skip

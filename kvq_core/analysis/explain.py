@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from kvq_core.analysis.neighbours import better, cost_most, offer, telling, told_better, told_telling
-from kvq_core.analysis.verdict import MIN_SCORED, Arrays, verdict
+from kvq_core.analysis.verdict import MIN_SCORED, verdict
 from kvq_core.methods import Method, methods
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import LaneRecord, Record, Tensors

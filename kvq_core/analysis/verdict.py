@@ -1,16 +1,15 @@
 """What a lane's measurements amount to: a tier, or what is missing to tell tiers apart. The rule is the data below."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, floor, inf, log10
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
+from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import LaneRecord, Metrics, Record
 
-Arrays = Mapping[str, Any]
 Tone = Literal["good", "warn", "bad", "quiet"]
 
 

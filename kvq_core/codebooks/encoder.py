@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm
 
-EPS = 1e-6
+EPS = 1e-6  # a token of zeros has no direction
 # The four options of a group of two codewords, as the binary digits they put into s.
 OPTIONS = ((1, 0), (0, 1), (1, 1), (0, 0))
 

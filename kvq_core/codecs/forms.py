@@ -3,16 +3,22 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
-from kvq_kernels import Grid, PackedGroups, Path, Turn, packed_scores, packed_values
+from kvq_kernels import Grid, PackedGroups, Path, Turn
 from kvq_kernels.dispatch import use_triton
 from kvq_kernels.grouped import Axis
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from kvq_core.codecs.codec import Block, Codec, GroupCodec
+from kvq_core.codecs.blocks import Block
+
+
+class Decoder(Protocol):
+    """What of a codec reading needs."""
+
+    def decode(self, block: Block) -> Tensor:
+        """float32 (layers, kv_heads, tokens, head_dim)."""
 
 
 class Turns(Protocol):
@@ -36,7 +42,7 @@ class Read(Protocol):
     """
 
     @property
-    def block(self) -> "Block": ...
+    def block(self) -> Block: ...
 
     @property
     def index_bytes(self) -> int: ...
@@ -68,11 +74,11 @@ class Packed:
     once a block. ``groups``: the same in a growing store, for tokens that leave the window for good as they age; None
     where something else than groups of codes is stored."""
 
-    read: Callable[["Block", int, Turns | None], Read]
+    read: Callable[[Block, int, Turns | None], Read]
     groups: Groups | None = None
 
     @classmethod
-    def decoded(cls, codec: "Codec", path: Path) -> "Packed":
+    def decoded(cls, codec: Decoder, path: Path) -> "Packed":
         """Read by the codec's own ``decode``, whatever it stores: right, and slow."""
         return cls(partial(DecodedRead, codec, path))
 
@@ -81,9 +87,9 @@ class Packed:
 class DecodedRead:
     """A block that is decoded anew whenever it is read; nothing decoded is kept."""
 
-    codec: "Codec"
+    codec: Decoder
     path: Path
-    block: "Block"
+    block: Block
     start: int
     turns: Turns | None
 
@@ -108,22 +114,3 @@ class DecodedRead:
         values = self.codec.decode(self.block)
         use_triton("decode", self.path, values, f"{type(self.codec).__name__} is read by its own decode")
         return values
-
-
-@dataclass
-class GroupRead(DecodedRead):
-    """Groups of codes in one block that never grows (the paper's V4 of SVDq)."""
-
-    codec: "GroupCodec"
-
-    def scores(self, q: Tensor) -> Tensor:
-        codec = self.codec
-        return packed_scores(q, self._groups(), codec.grid, codec.axis, self.block.tokens, self.path, turn=self.turn())
-
-    def weigh(self, p: Tensor) -> Tensor:
-        codec = self.codec
-        return packed_values(p, self._groups(), codec.grid, codec.axis, codec.shape(self.block)[-1], self.path)
-
-    def _groups(self) -> PackedGroups:
-        t = self.block.tensors
-        return PackedGroups(t["codes"], t["scales"], t["zeros"])

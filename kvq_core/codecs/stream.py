@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from kvq_core.codecs.codec import Block, Codec, Patch
+from kvq_core.codecs.blocks import Block, Patch
+from kvq_core.codecs.codec import Codec
 from kvq_core.codecs.window import Window
 
 

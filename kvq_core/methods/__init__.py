@@ -12,7 +12,8 @@ from typing import Any
 from pydantic import ValidationError
 from rapidfuzz import process
 
-from kvq_core.codecs.codec import Block, Codec
+from kvq_core.codecs.blocks import Block
+from kvq_core.codecs.codec import Codec
 from kvq_core.codecs.window import Window
 from kvq_core.errors import SpecError, shown
 from kvq_core.methods.base import Fitted, Method, ModelRef, ModelShape, Prompt

@@ -25,7 +25,8 @@ from kvq_kernels import (
 from kvq_kernels.grouped import Mode as GridMode
 from torch import Tensor
 
-from kvq_core.codecs.codec import Block, Codec, layer_slices
+from kvq_core.codecs.blocks import Block
+from kvq_core.codecs.codec import Codec, layer_slices
 from kvq_core.codecs.forms import Groups, Packed
 
 Mode = Literal["hybrid", "symmetric", "asymmetric", "hybrid_prefill"]

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from kvq_core.codecs.codec import GroupCodec
+from kvq_core.codecs.groups import GroupCodec
 from kvq_core.codecs.window import Window
 from kvq_core.methods.base import SINK, Fitted, ModelShape, Prompt, ResidualMethod, grouping_why_not
 from kvq_core.methods.deployments import Elsewhere, transformers_cache

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from kvq_core.codecs.codec import GroupCodec
+from kvq_core.codecs.groups import GroupCodec
 from kvq_core.codecs.window import Window
 from kvq_core.methods.base import Bits, Fitted, Prompt, ResidualMethod
 

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from kvq_core.codecs.codec import GroupCodec
+from kvq_core.codecs.groups import GroupCodec
 from kvq_core.codecs.window import Window
 from kvq_core.methods.base import RECENT, Bits, BitsMethod, Fitted, ModelShape, Prompt, grouping_why_not
 from kvq_core.methods.deployments import Elsewhere, fp8_servers, llama_cpp, transformers_cache

@@ -9,8 +9,8 @@ from kvq_kernels import GroupCodes, PackedGroups, Path, dequantize_groups, quant
 from pydantic import Field
 from torch import Tensor
 
-from kvq_core.codecs.codec import GroupCodec
-from kvq_core.codecs.forms import GroupRead, Groups, Packed
+from kvq_core.codecs.forms import Groups, Packed
+from kvq_core.codecs.groups import GroupCodec, GroupRead
 from kvq_core.codecs.window import Window
 from kvq_core.errors import MethodError
 from kvq_core.methods.base import Fitted, ModelShape, Prompt, ResidualMethod, Space, grouping_why_not

@@ -1,6 +1,8 @@
 """The stored runs that ship with the app: which they are and where they lie.
 
-``python -m kvq_core.pipeline.examples`` computes them again (after a change of results, or of presets/learn/examples.toml)."""
+``python -m kvq_core.pipeline.examples`` computes them again, after a change of results or of
+presets/learn/examples.toml.
+"""
 
 import sys
 import tomllib

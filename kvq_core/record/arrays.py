@@ -1,4 +1,4 @@
-"""The arrays of a run, which lie beside its record in ``arrays.safetensors``: names, shapes, units, and how they are read.
+"""The arrays of a run, beside its record in ``arrays.safetensors``: names, shapes, units, and how they are read.
 
 Every quantity says its unit here once; ``S`` scored positions, ``L`` layers, ``H`` KV heads, ``Q`` query heads, ``D``
 head_dim, ``T`` tokens at the end of the run; ``M``, ``Q'`` the layers and query heads of capture.layers and

@@ -27,7 +27,7 @@ from kvq_core.spec import DEFAULT_MODEL, parse_spec
 from kvq_core.store import sharing
 from ui.api.schemas import ClaimInfo, Experiment, Forecast, MethodInfo, PresetInfo, Progress, RunInfo, RunRecord, Spec
 from ui.api.stream import run_told
-from ui.panels.launch import UNEXPECTED
+from ui.html.status import unexpected
 from ui.service.address import link
 from ui.service.services import Services
 
@@ -205,7 +205,7 @@ def _one_line() -> Iterator[None]:
         raise gr.Error(str(error), print_exception=False) from None
     except Exception as error:
         tell_error("request failed", error)
-        raise gr.Error(UNEXPECTED, print_exception=False) from None
+        raise gr.Error(unexpected(), print_exception=False) from None
 
 
 def _yielded(endpoint: Callable[..., Any]) -> Callable[..., Any]:

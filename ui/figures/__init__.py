@@ -1,4 +1,7 @@
-"""Pure functions from a record and its arrays to Plotly figures; nothing here knows Gradio."""
+"""Pure functions from a record and its arrays to Plotly figures, one module a view; nothing here knows Gradio.
+
+Imports records, conclusions from them and html's colours and numbers. Start at ``base``.
+"""
 
 from ui.figures.bits import bit_map, stored_bytes
 from ui.figures.damage import damage_grid, score_map

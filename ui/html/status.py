@@ -55,3 +55,8 @@ def notice(title: str, text: str, advice: str = "", tone: str = "bad") -> str:
     """A message where the person is."""
     more = f"<p>{safe(advice)}</p>" if advice else ""
     return f'<div class="notice {tone}" role="alert"><b>{safe(title)}</b><p>{safe(text)}</p>{more}</div>'
+
+
+def unexpected(action: str = "Run") -> str:
+    """What is said of an error that nobody foresaw; ``action`` is what to do again."""
+    return f"Something went wrong that should not have; it was logged. {action} again, and report it if it returns."

@@ -19,7 +19,7 @@ from ui.form.setup_panel import Setup
 from ui.form.values import FIELDS, to_comparison
 from ui.html.escape import safe
 from ui.html.numbers import plural, seconds, size
-from ui.html.status import line, notice, queued, told
+from ui.html.status import line, notice, queued, told, unexpected
 from ui.panels.answers import AnswerCards, staged
 from ui.panels.live_cards import Board, Paced
 from ui.service.admission import Quote
@@ -29,7 +29,6 @@ from ui.service.services import QUIET, SWIFT, Services, visitor
 from ui.service.streams import ended
 
 REFUSED = "This cannot run"
-UNEXPECTED = "Something went wrong that should not have; it was logged. Run again, and report it if it returns."
 CANCELLED = ("Cancelled", "warn", None, "What had arrived stays below; nothing was saved.")
 CLERKS = 4  # presses of Run looked at together: each may wait for the model to be loaded, and Gradio's threads are few
 SOON_S = 1.0  # after which a press of Run that is still looked at is told why
@@ -127,7 +126,7 @@ def wire_run(
             return
         except Exception as error:
             tell_error("run not begun", error)
-            yield [notice(REFUSED, UNEXPECTED), gr.skip(), status, *idle(), *rest_of_them]
+            yield [notice(REFUSED, unexpected()), gr.skip(), status, *idle(), *rest_of_them]
             return
         start = {"id": job.ticket, "spec": spec.model_dump(mode="json")}
         place = services.desk.place(job.ticket)
@@ -187,7 +186,7 @@ async def stream(start: dict[str, Any], services: Services) -> AsyncGenerator[li
         yield _stopped(str(job.error), board)
     elif job.error is not None:
         tell_error("run stopped", job.error)
-        yield _stopped(UNEXPECTED, board)
+        yield _stopped(unexpected(), board)
 
 
 def _updates(event: Any, board: Board, ticket: str, services: Services) -> Iterator[list[Any]]:

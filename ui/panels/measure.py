@@ -14,7 +14,7 @@ from kvq_core.packed.lanes import Begins, LeftOut, Measured, Progress, Request, 
 from kvq_core.spec import parse_spec
 from ui.html.escape import safe
 from ui.html.numbers import ABSENT, percent
-from ui.html.status import line, notice, queued, told
+from ui.html.status import line, notice, queued, told, unexpected
 from ui.service.jobs import Job, follow
 from ui.service.line import Place
 from ui.service.services import SWIFT, Services, visitor
@@ -24,7 +24,6 @@ COMMAND = "python -m kvq_core measure --preset first-look"
 HEAD = ("Lane", "Path", "ms a token", "Cache, MB", "Of unquantized", "Peak, MB")
 LIMITS = {"context": "Longest context, tokens", "batch": "Largest batch, rows"}
 NEW_TOKENS = 64
-UNEXPECTED = "Something went wrong that should not have; it was logged. Measure again, and report it if it returns."
 STOPPED = ("Measuring cancelled", "warn", None, "What was measured stays below.")
 STOPPING = ("Cancelling", "busy", None, "The lane at work is finished first.")
 
@@ -120,7 +119,7 @@ def _ended(job: Job) -> str:
     if isinstance(job.error, KvqError):
         return notice("The lanes cannot be measured", str(job.error))
     tell_error("measuring stopped", job.error)
-    return notice("The lanes cannot be measured", UNEXPECTED)
+    return notice("The lanes cannot be measured", unexpected("Measure"))
 
 
 def said(event: Progress) -> Any:

@@ -16,13 +16,12 @@ from ui.form.lanes_panel import Lanes
 from ui.form.setup_panel import Setup
 from ui.html.escape import safe
 from ui.html.numbers import plural, significant, size
-from ui.html.status import line, notice, queued
+from ui.html.status import line, notice, queued, unexpected
 from ui.service.jobs import Job, follow
 from ui.service.line import Cost, Place
 from ui.service.services import QUIET, SWIFT, Services, visitor
 from ui.service.streams import ended
 
-UNEXPECTED = "Something went wrong that should not have; it was logged. Train again, and report it if it returns."
 STOPPED = ("Training cancelled", "warn", None, "What is finished is kept; Train goes on from there.")
 NO_TICKET: dict[str, Any] = {"id": None}
 UNITS = {"Reading text": "tokens", "Training keys": "stages of all layers", "Training values": "layers"}
@@ -210,7 +209,7 @@ async def stream(start: dict[str, Any], services: Services) -> AsyncGenerator[li
         last = [notice("The training stopped", str(job.error)), *_idle()]
     elif job.error is not None:
         tell_error("training stopped", job.error)
-        last = [notice("The training stopped", UNEXPECTED), *_idle()]
+        last = [notice("The training stopped", unexpected("Train")), *_idle()]
     yield last
 
 

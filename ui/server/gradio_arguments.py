@@ -7,7 +7,7 @@ import gradio as gr
 
 from kvq_core.errors import KvqError
 from kvq_core.logs import tell_error
-from ui.panels.launch import UNEXPECTED
+from ui.html.status import unexpected
 
 NOT_TAKEN = (
     "These are not the values that are taken here: their number or kind is another one. /gradio_api/info lists what "
@@ -37,7 +37,7 @@ class Blocks(gr.Blocks):
             raise gr.Error(str(error), print_exception=False) from None
         except Exception as error:
             tell_error("request failed", error)
-            raise gr.Error(UNEXPECTED, print_exception=False) from None
+            raise gr.Error(unexpected(), print_exception=False) from None
 
 
 def fitting(parts: Sequence[Any], values: Any) -> Any:

@@ -16,8 +16,8 @@ from kvq_core.pipeline.estimate import Estimate
 from kvq_core.spec import ComparisonSpec
 from kvq_core.store.store import Store
 from kvq_core.training.offer import Offer, Trained, Training, offer, train_missing
-from ui.server.housekeeping import own_folder
 from ui.service.admission import Admission, check_memory
+from ui.service.housekeeping import own_folder
 from ui.service.jobs import Job, Jobs, Work
 from ui.service.line import NOTHING_KNOWN, Cost, Desk
 from ui.service.records import Shelf

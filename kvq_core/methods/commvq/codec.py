@@ -5,16 +5,14 @@ from functools import partial
 from math import prod
 
 import torch
-from kvq_kernels import Path, pack, unpack
+from kvq_kernels import Path, codebook_scores, codebook_values, pack, unpack
 from kvq_kernels.rope_codebook import decode_pairs, encode_pairs, join_pairs, split_pairs
 from torch import Tensor
 
-from kvq_core.codebooks.encoder import Encoder
-from kvq_core.codecs.codec import Block, Codec, count_codes, layer_slices
-from kvq_core.codecs.forms import Packed
-from kvq_core.methods.reads import CodebookKeys, CodebookValues
-
-EPS = 1e-6  # a token of zeros has no direction
+from kvq_core.codebooks.encoder import EPS, Encoder
+from kvq_core.codecs.blocks import Block
+from kvq_core.codecs.codec import Codec, count_codes, layer_slices
+from kvq_core.codecs.forms import DecodedRead, Packed
 
 
 @dataclass(frozen=True)
@@ -133,3 +131,39 @@ def _constant_bits(block: Block, channels: int) -> Tensor:
     """Stored bits an element, the same everywhere; ``channels`` a token and layer."""
     layers, tokens = block.tensors["prescale"].shape
     return torch.tensor(8 * sum(block.nbytes.values()) / (layers * tokens * channels)).view(1, 1, 1, 1)
+
+
+@dataclass
+class CodebookKeys(DecodedRead):
+    """Codes of codebooks that commute with RoPE."""
+
+    codec: KeyCodec
+
+    def scores(self, q: Tensor) -> Tensor:
+        t, turn = self.block.tensors, self.turn()
+        if turn is None:
+            return super().scores(q)
+        return codebook_scores(q, self.codec.theta[0], t["codes"], t["prescale"], turn, self.path)
+
+
+@dataclass
+class CodebookValues(DecodedRead):
+    """Binary digits. ``weights`` (rows, tokens) float32: the stored norm over the norm of what the digits add up to."""
+
+    codec: ValueCodec
+    weights: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        t, book = self.block.tensors, self.codec.encoder.codebook[0]
+        sums = [unpack(digits, 1, len(book)).float() @ book for digits in t["codes"].split(4096, 1)]
+        norms = torch.cat([part.norm(dim=-1) for part in sums], 1).clamp_min(EPS)
+        self.weights = t["prescale"].float() / norms
+
+    @property
+    def index_bytes(self) -> int:
+        return self.weights.numel() * self.weights.element_size()
+
+    def weigh(self, p: Tensor) -> Tensor:
+        encoder = self.codec.encoder
+        digits = self.block.tensors["codes"]
+        return codebook_values(p, digits, self.weights, encoder.codebook[0], encoder.scale[0], self.path)

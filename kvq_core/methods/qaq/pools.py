@@ -8,12 +8,12 @@ import torch
 from kvq_kernels import Path, midpoint_codes, midpoint_values, pack, packed_bytes, unpack
 from torch import Tensor
 
-from kvq_core.codecs.codec import Block, Codec, Patch, layer_slices
+from kvq_core.codecs.blocks import Block, Patch
+from kvq_core.codecs.codec import Codec, layer_slices
 from kvq_core.codecs.forms import Packed
-from kvq_core.methods.reads import MixedRead
+from kvq_core.methods.qaq.units import TAG, MixedRead, RaggedBlock
 
 WIDEST = 8
-TAG = 4  # bits that name a unit's width
 
 
 class Widths(Protocol):
@@ -25,38 +25,6 @@ class Widths(Protocol):
 
     def remember(self, rows: tuple[Tensor, ...], attention: Tensor) -> tuple[Tensor, ...]:
         """The last rows once those of attention (layers, query_heads, fresh, tokens) have been added."""
-
-
-@dataclass(frozen=True)
-class RaggedBlock(Block):
-    """Units in token-major order: unit u is (token, layer, unit) of (tokens, layers, units).
-
-    ``pools[w]`` holds the packed codes of the units of width w, (count, bytes) uint8 in unit order, so that the widths
-    alone locate a unit; ``slots`` is that location, kept at hand. ``tensors``: widths, 4 bits each; lows and extents
-    (tokens, layers, units); outliers and positions (tokens, layers, units, count). ``host`` holds codes of the
-    original values at full width, in chunks of tokens: cells nest, so no other copy is ever needed to re-encode.
-    """
-
-    pools: tuple[Tensor, ...] = ()
-    slots: Tensor = field(default_factory=lambda: torch.empty(0))
-    host: tuple[Tensor, ...] = ()
-    rows: tuple[Tensor, ...] = ()
-    rewritten: int = 0  # units whose width changed after they were stored
-    fetched: int = 0  # bytes of packed codes that came from the host copy for them
-    steps: int = 0
-
-    @property
-    def widths(self) -> Tensor:
-        """(units,) uint8."""
-        return unpack(self.tensors["widths"], TAG, self.tensors["lows"].numel())
-
-    @property
-    def nbytes(self) -> dict[str, int]:
-        return {"codes": sum(pool.numel() for pool in self.pools), **super().nbytes}
-
-    @property
-    def host_bytes(self) -> int:
-        return sum(chunk.numel() for chunk in self.host)
 
 
 @dataclass(frozen=True)

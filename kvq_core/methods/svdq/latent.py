@@ -5,13 +5,24 @@ from functools import partial
 from math import prod
 
 import torch
-from kvq_kernels import GroupCodes, Path, dequantize_groups, pack, packed_bytes, quantize_groups, unpack
+from kvq_kernels import (
+    GroupCodes,
+    LatentKeys,
+    Path,
+    dequantize_groups,
+    latent_scores,
+    pack,
+    packed_bytes,
+    quantize_groups,
+    rotate,
+    unpack,
+)
 from torch import Tensor
 
-from kvq_core.codecs.codec import Block, Codec, layer_slices
-from kvq_core.codecs.forms import Packed
+from kvq_core.codecs.blocks import Block
+from kvq_core.codecs.codec import Codec, layer_slices
+from kvq_core.codecs.forms import DecodedRead, Packed
 from kvq_core.errors import MethodError
-from kvq_core.methods.reads import LatentRead
 from kvq_core.methods.svdq.selection import Selector
 
 
@@ -133,3 +144,34 @@ class LatentCodec(Codec):
         mean = self.shared["mean"]
         stored = sum(block.nbytes.values()) + sum(t.numel() * t.element_size() for t in self.shared.values())
         return torch.tensor(8 * stored / (prod(mean.shape) * block.tokens)).view(1, 1, 1, 1)
+
+
+@dataclass
+class LatentRead(DecodedRead):
+    """Latent channels, and the keys of outlier chunks, which are kept as they are."""
+
+    codec: LatentCodec
+    keys: LatentKeys = field(init=False)
+
+    def __post_init__(self) -> None:
+        t, shared = self.block.tensors, self.codec.shared
+        size = shared["basis"].shape[-1] // max(1, len(self.codec.widths))
+        groups = [(size, bits) for bits in self.codec.widths]
+        parts = (x.flatten(0, 1) for x in (t["scales"], t["zeros"], shared["basis"], shared["mean"]))
+        self.keys = LatentKeys.stored(t["codes"].flatten(0, 1), groups, self.block.tokens, *parts)
+
+    @property
+    def index_bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in (self.keys.offsets, self.keys.widths))
+
+    def scores(self, q: Tensor) -> Tensor:
+        turn = self.turn()
+        if turn is None or self.turns is None:
+            return super().scores(q)
+        scores = latent_scores(q, self.keys, turn, self.block.tokens, self.path)
+        if self.codec.selector is None:
+            return scores
+        at = self.codec.selector.outlier_tokens()  # (rows, kv_heads, outlier tokens)
+        exact = rotate(self.block.tensors["outlier_keys"].float(), self.turns.at(at + self.start))
+        each = at.unsqueeze(-2).expand(-1, -1, q.shape[-2], -1)
+        return scores.scatter_(-1, each, q.float() @ exact.transpose(-1, -2))

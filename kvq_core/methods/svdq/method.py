@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from kvq_core.codecs.codec import GroupCodec
+from kvq_core.codecs.groups import GroupCodec
 from kvq_core.codecs.window import Window
 from kvq_core.methods.base import Bits, Fitted, Method, ModelShape, Prompt, Space
 from kvq_core.methods.svdq.latent import LatentCodec, side_by_side, singular_vectors

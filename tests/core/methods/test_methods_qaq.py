@@ -14,8 +14,9 @@ import kvq_core
 from kvq_core.codecs.stream import Stream
 from kvq_core.errors import SpecError
 from kvq_core.methods import Fitted, ModelShape, Prompt, make
-from kvq_core.methods.qaq.pools import RaggedBlock, RaggedCodec
+from kvq_core.methods.qaq.pools import RaggedCodec
 from kvq_core.methods.qaq.tolerance import attention_rows
+from kvq_core.methods.qaq.units import RaggedBlock
 from kvq_core.metrics.stored_bytes import host_note, measure
 from kvq_core.spec import Lane
 from tests.support.engine_runs import run_engine

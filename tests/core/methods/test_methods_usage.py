@@ -4,7 +4,8 @@ import pytest
 import torch
 from kvq_kernels import unpack
 
-from kvq_core.codecs.codec import Block, Codec, count_codes
+from kvq_core.codecs.blocks import Block
+from kvq_core.codecs.codec import Codec, count_codes
 from kvq_core.methods import make
 from kvq_core.methods.base import Method, Prompt
 from tests.core.methods.test_methods_commvq import key_codec, value_codec

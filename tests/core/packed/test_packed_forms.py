@@ -9,7 +9,8 @@ import pytest
 import torch
 from kvq_kernels import paths_taken
 
-from kvq_core.codecs.codec import Codec, GroupCodec
+from kvq_core.codecs.codec import Codec
+from kvq_core.codecs.groups import GroupCodec
 from kvq_core.errors import MethodError
 from kvq_core.methods import Fitted, Window, methods
 from kvq_core.methods.per_channel import PerChannel

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from ui.server.housekeeping import NEW_S, PREFIX, own_folder
+from ui.service.housekeeping import NEW_S, PREFIX, own_folder
 from ui.service.services import Services
 
 ROOT = Path(__file__).parents[3]
 OWNER = """
 import sys
-from ui.server.housekeeping import own_folder
+from ui.service.housekeeping import own_folder
 (own_folder() / "record.json").write_text("private")
 print("ready", flush=True)
 sys.stdin.readline()
