@@ -152,8 +152,9 @@ def open_page(browser) -> Iterator[Callable]:
 
 
 @contextmanager
-def visits(browser) -> Iterator[Callable]:
-    """``open_page`` for a fixture of more than one test."""
+def visits(browser, reads_console: bool = True) -> Iterator[Callable]:
+    """``open_page`` for a fixture of more than one test. ``reads_console``: not of pages that are left or lose their
+    server while an answer is under way, for Gradio complains of that."""
     complaints: list[str] = []
     contexts = []
 
@@ -161,7 +162,7 @@ def visits(browser) -> Iterator[Callable]:
         contexts.append(browser.new_context(viewport={"width": width, "height": height}))
         page = contexts[-1].new_page()
         page.set_default_timeout(60_000)
-        page.on("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
+        page.on("console", lambda m: complaints.append(m.text) if m.type == "error" and reads_console else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("dialog", lambda dialog: (complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()))
         page.goto(url)
