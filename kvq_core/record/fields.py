@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 SCHEMA_VERSION = 3  # of record and manifest; raised when a field changes, with a step in migrate.py
-RESULTS_VERSION = 5  # raised whenever a change alters results, so that stored runs are not taken for new ones
+RESULTS_VERSION = 6  # raised whenever a change alters results, so that stored runs are not taken for new ones
 
 
 # Runs of results version 5 and older have ``spectra/key_pre`` and so on in place of ``centred/key_pre``, and a lane's
