@@ -82,7 +82,7 @@ def test_errors_are_told_by_type_and_place(log, smollm, monkeypatch, error):
     def broken(*_):
         raise error
 
-    monkeypatch.setattr(sys.modules["kvq_core.run"], "assemble", broken)
+    monkeypatch.setattr(sys.modules["kvq_core.pipeline.compare"], "assemble", broken)
     lines = log()
     with pytest.raises(type(error)):
         list(compare_on(smollm, parse_spec(SPEC)))

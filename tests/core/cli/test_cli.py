@@ -277,8 +277,7 @@ TELL = "print('ready', file=sys.stderr, flush=True)"
 MOMENTS = {
     "libraries load": TELL,
     "the model loads": f"""
-import kvq_core.pipeline.compare
-run = sys.modules["kvq_core.run"]  # the package has a function of that name
+from kvq_core.pipeline import compare as run
 load = run.load
 run.load = lambda *a: ({TELL}, load(*a))[1]
 """,

@@ -35,7 +35,7 @@ SMALL = {
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("KVQ_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(sys.modules["kvq_core.models.load"], "_held", {})
+    monkeypatch.setattr(sys.modules["kvq_core.models.loader"], "_held", {})
     return tmp_path / "home"
 
 
