@@ -278,7 +278,7 @@ MOMENTS = {
     "libraries load": TELL,
     "the model loads": f"""
 import kvq_core.pipeline.compare
-run = sys.modules["kvq_core.run"]  # the package has a function of that name
+run = sys.modules["kvq_core.pipeline.compare"]
 load = run.load
 run.load = lambda *a: ({TELL}, load(*a))[1]
 """,
