@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from kvq_core.record.arrays import Arrays
-from kvq_core.record.fields import Memory, Record
+from kvq_core.record.fields import FULL_PRECISION, Memory, Record
 from ui.figures.base import canvas, cursor, label_of, labelled, lanes_with, pooled, rounded, sequential, stacked_rows
 from ui.html.colors import NOISE, faded, lane_color
 
@@ -16,7 +16,7 @@ MAX_BINS = 256
 GROUPS = (
     ("codes", 1.0, ("codes",)),
     ("scales, zeros, other metadata", 0.6, ()),
-    ("full precision", 0.25, ("window", "sinks", "untouched")),
+    ("full precision", 0.25, FULL_PRECISION),
 )
 
 
