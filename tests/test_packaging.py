@@ -34,3 +34,7 @@ def test_nothing_else_is_installed(installed):
     """Above all no package named kernels, which would shadow the distribution that transformers imports."""
     places = [ROOT / place for place in PLACES.values()]
     assert [file for file in installed if not any(place in file.parents for place in places)] == []
+
+
+def test_the_types_of_the_core_are_there_for_whoever_imports_it(installed):
+    assert ROOT / "kvq_core" / "py.typed" in installed

@@ -11,10 +11,9 @@ from typing import Literal
 
 from kvq_core.errors import KvqError
 from kvq_core.methods import Method, ModelShape, Window
-from kvq_core.record.fields import Memory, Record
+from kvq_core.record.fields import FULL_PRECISION, Memory, Record
 from kvq_core.spec import Lane
 
-FULL_PRECISION = ("sinks", "window", "untouched")
 FP16 = 16.0
 Kind = Literal["key", "value"]
 

@@ -5,6 +5,7 @@ import sys
 from contextlib import redirect_stdout
 from typing import TYPE_CHECKING
 
+from kvq_core.cli.bar import Bar
 from kvq_core.errors import SpecError, StoreError
 
 if TYPE_CHECKING:
@@ -67,23 +68,6 @@ def _measured(model: str, revision: str | None, name: str | None) -> "Board":
     chosen = [paper(name)] if name is not None else list(papers().values())
     from kvq_core.models import load
 
-    with redirect_stdout(sys.stderr), _Bar() as bar:
+    with redirect_stdout(sys.stderr), Bar() as bar:
         bar("Loading the model", 0, 1)
         return measure_board(load(model, revision), chosen, setting(), bar)
-
-
-class _Bar:
-    """A bar on stderr, a step a text; nothing where stderr is a file or a pipe."""
-
-    def __enter__(self) -> "_Bar":
-        from tqdm import tqdm
-
-        self.bar = tqdm(disable=None, leave=False, file=sys.stderr, bar_format="{desc} {bar} {n_fmt}/{total_fmt}")
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.bar.close()
-
-    def __call__(self, doing: str, done: int, total: int) -> None:
-        self.bar.total, self.bar.n = total, done
-        self.bar.set_description_str(doing)

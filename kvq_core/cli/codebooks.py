@@ -1,12 +1,13 @@
 """``python -m kvq_core codebooks``: list, look into, train and delete the codebooks of a model."""
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any
 
+from kvq_core.cli.bar import Bar
+from kvq_core.cli.output import as_json, columns
 from kvq_core.errors import KvqError, shown
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def _list(arguments: argparse.Namespace) -> None:
 
     found = codebooks()
     if arguments.json:
-        print(_json([_described(book) for book in found]))
+        print(as_json([_described(book) for book in found]))
         return
     rows = [("name", "model", "bits", "held-out error", "trained on", "where")]
     for book in found:
@@ -68,9 +69,10 @@ def _list(arguments: argparse.Namespace) -> None:
         error = f"{i.held_out_error[-1]:.4f}" if i.held_out_error else "?"
         where = "shipped" if book.shipped else "yours"
         rows.append((i.file_name, i.model, f"{i.bits:g}", error, f"{i.train_tokens} tokens of {i.source}", where))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows if found else [("No codebooks yet. Train some: python -m kvq_core codebooks train --bits 1",)]:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip())
+    if not found:
+        print("No codebooks yet. Train some: python -m kvq_core codebooks train --bits 1")
+        return
+    print("\n".join(columns(rows)))
 
 
 def _show(arguments: argparse.Namespace) -> None:
@@ -78,7 +80,7 @@ def _show(arguments: argparse.Namespace) -> None:
 
     described = _described(get_codebook(arguments.codebook))
     if arguments.json:
-        print(_json(described))
+        print(as_json(described))
         return
     for name, value in described.items():
         print(f"{name:<16} {value}")
@@ -88,7 +90,7 @@ def _delete(arguments: argparse.Namespace) -> None:
     from kvq_core.codebooks.files import delete_codebook
 
     deleted = delete_codebook(arguments.codebook)
-    print(_json({"deleted": str(deleted.path)}) if arguments.json else f"Deleted {deleted.path}")
+    print(as_json({"deleted": str(deleted.path)}) if arguments.json else f"Deleted {deleted.path}")
 
 
 def _train(arguments: argparse.Namespace) -> None:
@@ -100,14 +102,14 @@ def _train(arguments: argparse.Namespace) -> None:
 
     request = _request(arguments)
     texts = read_texts(request.text)  # fails at once, where loading a model takes a while
-    with redirect_stdout(sys.stderr), _Bar() as bar:
+    with redirect_stdout(sys.stderr), Bar(timed=True) as bar:
         bar("Loading the model", 0, 1)
         try:
             books = train(load(arguments.model or DEFAULT_MODEL, arguments.revision), request, bar, texts)
         except KeyboardInterrupt:
             raise KeyboardInterrupt("Interrupted; the same command goes on where this one stopped.") from None
     if arguments.json:
-        print(_json([_described(book) for book in books]))
+        print(as_json([_described(book) for book in books]))
         return
     for book in books:
         info = book.info
@@ -139,28 +141,3 @@ def _described(book: "Codebook") -> dict[str, Any]:
     return {"file": book.info.file_name, "shipped": book.shipped, "bytes": size, "path": str(book.path)} | (
         book.info.model_dump(mode="json")
     )
-
-
-class _Bar:
-    """A bar on stderr, one a stage of the training; nothing where stderr is a file or a pipe."""
-
-    def __enter__(self) -> "_Bar":
-        from tqdm import tqdm
-
-        self.bar, self.doing = tqdm(disable=None, leave=False, file=sys.stderr), ""
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.bar.close()
-
-    def __call__(self, doing: str, done: int, total: int) -> None:
-        if doing != self.doing:
-            self.doing = doing
-            self.bar.reset(total)
-            self.bar.set_description_str(doing, refresh=False)
-        self.bar.n = done
-        self.bar.refresh()
-
-
-def _json(data: Any) -> str:
-    return json.dumps(data, indent=2, ensure_ascii=False)

@@ -6,7 +6,6 @@ Heavy modules are imported by the command that needs them, so that ``--help`` an
 
 import argparse
 import importlib
-import json
 import os
 import re
 import sys
@@ -20,6 +19,9 @@ from kvq_core.cli import claims as claims_cli
 from kvq_core.cli import codebooks as codebooks_cli
 from kvq_core.cli import measure as measure_cli
 from kvq_core.cli import store as store_cli
+from kvq_core.cli.bar import Bar
+from kvq_core.cli.comparison import add_comparison, comparison
+from kvq_core.cli.output import as_json
 from kvq_core.errors import KvqError, SpecError, StoreError, shortened
 from kvq_core.machine import interrupt
 
@@ -87,9 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     add("methods", "List the quantization methods and their knobs.", _methods)
     add("presets", "List the ready experiments.", _presets)
     compare = add("compare", "Run a comparison, store it and print the result.", _compare)
-    source = compare.add_mutually_exclusive_group(required=True)
-    source.add_argument("--preset", metavar="NAME", help="a ready experiment; see the command presets")
-    source.add_argument("--spec", metavar="FILE", type=Path, help="a comparison as .toml or .json")
+    add_comparison(compare, "a ready experiment; see the command presets")
     compare.add_argument("--out", metavar="DIR", type=Path, help="also write the run's files into this folder")
     show = add("show", "Print a stored run; nothing is computed.", _show)
     show.add_argument("run", metavar="RUN_ID|DIR", help="id of a stored run, or a folder written by --out")
@@ -113,7 +113,7 @@ def _methods(arguments: argparse.Namespace) -> None:
     from kvq_core.cli.tables import list_methods
     from kvq_core.methods.describe import describe_methods
 
-    print(_json(describe_methods()) if arguments.json else list_methods())
+    print(as_json(describe_methods()) if arguments.json else list_methods())
 
 
 def _presets(arguments: argparse.Namespace) -> None:
@@ -121,13 +121,13 @@ def _presets(arguments: argparse.Namespace) -> None:
     from kvq_core.presets import presets
 
     found = list(presets().values())
-    print(_json([p.model_dump(mode="json") for p in found]) if arguments.json else list_presets(found))
+    print(as_json([p.model_dump(mode="json") for p in found]) if arguments.json else list_presets(found))
 
 
 def _compare(arguments: argparse.Namespace) -> None:
     from kvq_core.store.store import check_folder, write_run
 
-    spec = _spec(arguments)
+    spec = comparison(arguments)
     if arguments.out:
         check_folder(arguments.out)
     finished = _run(spec)
@@ -152,13 +152,6 @@ def _show(arguments: argparse.Namespace) -> None:
     _print_record(record, arguments.json)
 
 
-def _spec(arguments: argparse.Namespace) -> "ComparisonSpec":
-    from kvq_core.presets import preset
-    from kvq_core.spec import read_spec
-
-    return preset(arguments.preset).spec if arguments.preset is not None else read_spec(arguments.spec)
-
-
 def _run(spec: "ComparisonSpec") -> "Finished":
     """The finished run, with a progress bar where a person watches stderr."""
     _quiet()
@@ -169,45 +162,28 @@ def _run(spec: "ComparisonSpec") -> "Finished":
 
     if said := memory_warning(spec):
         print(f"warning: {said}", file=sys.stderr)
-    with redirect_stdout(sys.stderr), closing(compare(spec, store=open_store())) as events, _Progress() as progress:
+    with redirect_stdout(sys.stderr), closing(compare(spec, store=open_store())) as events, Bar() as bar:
         for event in events:
             if isinstance(event, Finished):
                 return event
-            progress.show(event)
+            _show_progress(event, bar)
     raise AssertionError("a comparison ends with its record")
 
 
-class _Progress:
-    """A bar on stderr that vanishes when the run ends; nothing at all where stderr is a file or a pipe."""
+def _show_progress(event: "Event", bar: Bar) -> None:
+    from kvq_core import events
 
-    def __enter__(self) -> "_Progress":
-        from tqdm import tqdm
-
-        self.bar = tqdm(disable=None, leave=False, file=sys.stderr, bar_format="{desc} {bar} {n_fmt}/{total_fmt}")
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.bar.close()
-
-    def show(self, event: "Event") -> None:
-        from kvq_core import events
-
-        match event:
-            case events.Loading(model=model):
-                self._set(f"Loading {model}", 0, 1)
-            case events.Prefill(done=done, total=total):
-                self._set("Reading the prompt", done, total)
-            case events.Encoding(label=label, index=index, total=total):
-                self._set(f"Encoding {label}", index, total)
-            case events.Step(done=done, total=total):
-                self._set("Decoding", done, total)
-            case events.Summarizing():
-                self._set("Summarizing", 1, 1)
-
-    def _set(self, doing: str, done: int, total: int) -> None:
-        self.bar.total = total
-        self.bar.n = done
-        self.bar.set_description_str(doing)
+    match event:
+        case events.Loading(model=model):
+            bar(f"Loading {model}", 0, 1)
+        case events.Prefill(done=done, total=total):
+            bar("Reading the prompt", done, total)
+        case events.Encoding(label=label, index=index, total=total):
+            bar(f"Encoding {label}", index, total)
+        case events.Step(done=done, total=total):
+            bar("Decoding", done, total)
+        case events.Summarizing():
+            bar("Summarizing", 1, 1)
 
 
 def _quiet() -> None:
@@ -229,7 +205,3 @@ def _print_record(record: "Record", as_json: bool) -> None:
     from kvq_core.record.files import record_json
 
     print(record_json(record) if as_json else describe_record(record))
-
-
-def _json(data: Any) -> str:
-    return json.dumps(data, indent=2, ensure_ascii=False)

@@ -4,9 +4,10 @@ import argparse
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvq_core.cli.comparison import add_comparison, comparison
+from kvq_core.cli.output import as_json, columns
 from kvq_core.errors import SpecError, shown
 
 if TYPE_CHECKING:
@@ -22,9 +23,7 @@ COLUMNS = ("lane", "path", "tokens", "ms/token", "cache MB", "of unquantized", "
 
 
 def add_arguments(parser: argparse.ArgumentParser, quiet: Callable[[], None]) -> None:
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--preset", metavar="NAME", help="lanes and prompt of a ready experiment")
-    source.add_argument("--spec", metavar="FILE", type=Path, help="a comparison as .toml or .json")
+    add_comparison(parser, "lanes and prompt of a ready experiment")
     parser.add_argument("--tokens", type=int, metavar="N", help="repeat or cut the prompt to this length")
     parser.add_argument("--new-tokens", type=int, default=32, metavar="N", help="steps (32)")
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="rows with the same prompt (1)")
@@ -39,15 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser, quiet: Callable[[], None]) ->
 
 def measure_lanes(arguments: argparse.Namespace) -> None:
     """Measure the unquantized cache and every lane that has packed execution, and print them."""
-    import json
-
-    spec, request = _spec(arguments), _request(arguments)
+    spec, request = comparison(arguments), _request(arguments)
     arguments.quiet()
     with redirect_stdout(sys.stderr):
         measured, left_out = _measure(spec, request)
     if arguments.json:
         found = {"measured": [m.model_dump(mode="json") for m in measured], "left_out": left_out}
-        print(json.dumps(found, indent=2, ensure_ascii=False))
+        print(as_json(found))
     else:
         print(table(measured, left_out))
 
@@ -85,19 +82,10 @@ def table(measured: list["Measured"], left_out: dict[str, str]) -> str:
                 *(str(m.limits.get(what, "-")) for what in ("context", "batch")),
             )
         )  # fmt: skip
-    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     note = f"{measured[0].device}, {measured[0].dtype}"
     if measured[0].device == "cpu":
         note += ": the plain-torch reference ran, which dequantizes the cache every step; its times say nothing of GPUs"
-    return "\n".join([*lines, "", note, *reasons])
-
-
-def _spec(arguments: argparse.Namespace) -> "ComparisonSpec":
-    from kvq_core.presets import preset
-    from kvq_core.spec import read_spec
-
-    return preset(arguments.preset).spec if arguments.preset is not None else read_spec(arguments.spec)
+    return "\n".join([*columns(rows), "", note, *reasons])
 
 
 def _request(arguments: argparse.Namespace) -> Any:

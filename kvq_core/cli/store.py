@@ -1,8 +1,9 @@
 """``python -m kvq_core store``: what the store holds, and removing what its limits say."""
 
 import argparse
-import json
 from dataclasses import asdict
+
+from kvq_core.cli.output import as_json
 
 EXAMPLES = "python -m kvq_core store --json\n  KVQ_STORE_LIMIT=2GB KVQ_STORE_DAYS=90 python -m kvq_core store prune"
 
@@ -23,7 +24,7 @@ def store(arguments: argparse.Namespace) -> None:
     usage = place.usage()
     if arguments.json:
         found = {**asdict(usage), "limits": asdict(place.limits), "removed": removed}
-        print(json.dumps(found, indent=2, default=lambda moment: moment.isoformat()))
+        print(as_json(found))
         return
     for run in removed:
         print(f"removed {run}")

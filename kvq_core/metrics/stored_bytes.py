@@ -4,9 +4,7 @@ from typing import Literal
 
 from kvq_core.engine.cache import LaneCache, Part
 from kvq_core.methods import ModelShape
-from kvq_core.record.fields import Memory
-
-FULL_PRECISION = ("sinks", "window", "untouched")
+from kvq_core.record.fields import FULL_PRECISION, Memory
 
 
 def measure(cache: LaneCache, shape: ModelShape) -> Memory:

@@ -1,6 +1,6 @@
 """Measuring the lanes of a comparison with packed caches, for the page and the command line."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 
 import torch
@@ -34,7 +34,7 @@ class LeftOut:
 Progress = Loading | Begins | Measured | LeftOut
 
 
-def measure_spec(spec: ComparisonSpec, request: Request) -> Iterator[Progress]:
+def measure_spec(spec: ComparisonSpec, request: Request) -> Generator[Progress]:
     """The unquantized cache, then every lane, one at a time. One that does not fit into memory is left out.
 
     Raises KvqError where the prompt, the model or the request cannot be measured at all.

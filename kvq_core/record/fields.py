@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 SCHEMA_VERSION = 3  # of record and manifest; raised when a field changes, with a step in migrate.py
 RESULTS_VERSION = 6  # raised whenever a change alters results, so that stored runs are not taken for new ones
+FULL_PRECISION = ("sinks", "window", "untouched")  # parts of a cache that hold tokens as they are, in fp16
 
 
 # Runs of results version 5 and older have ``spectra/key_pre`` and so on in place of ``centred/key_pre``, and a lane's

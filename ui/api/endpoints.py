@@ -10,7 +10,7 @@ import json
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import gradio as gr
 
@@ -111,7 +111,7 @@ def _listing() -> tuple[Callable[..., Any], ...]:
             _demand(str, name=name)
             found = experiments.preset(name)
             spec = with_model(found.spec)
-            return Experiment(**{**found.model_dump(mode="json"), "spec": spec.model_dump(mode="json")})
+            return cast(Experiment, {**found.model_dump(mode="json"), "spec": spec.model_dump(mode="json")})
 
     def claims(paper: str = "") -> list[ClaimInfo]:
         """List what the papers claim of their methods, and whether it holds on the bundled model, with the numbers.
@@ -159,7 +159,8 @@ def _stored(services: Services) -> tuple[Callable[..., Any], ...]:
         with _one_line():
             content, _ = serialize(*_opened(services, run, key))
             name = f"{run}-{ARRAYS}"
-            return gr.FileData(path=services.file(name, content[ARRAYS]), orig_name=name).model_dump()
+            found = gr.FileData(path=services.file(name, content[ARRAYS]), orig_name=name)
+            return cast(gr.FileData, found.model_dump())  # plain, as Gradio wants what it declares as a file
 
     def share(run: str, request: gr.Request, key: str = "", listed: bool = False) -> str:
         """Let everybody who has its link open a stored run, and return the link. On a private instance every run is
@@ -212,7 +213,8 @@ def _yielded(endpoint: Callable[..., Any]) -> Callable[..., Any]:
     """Gradio takes the schema of a result from the return type: of a stream, that is the type of what it yields."""
     signature = inspect.signature(endpoint)
     if inspect.isasyncgenfunction(endpoint):
-        endpoint.__signature__ = signature.replace(return_annotation=get_args(signature.return_annotation)[0])
+        told: Any = endpoint
+        told.__signature__ = signature.replace(return_annotation=get_args(signature.return_annotation)[0])
     return endpoint
 
 

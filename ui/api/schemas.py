@@ -6,7 +6,7 @@ Units are those of kvq_core/record/fields.py: distributions in nats, errors rela
 import builtins
 import types
 import typing
-from typing import Any, Literal, TypedDict, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
 
@@ -23,7 +23,8 @@ def _typed(cls: Any, **known: Any) -> Any:
     """
     hints = get_type_hints(cls)
     names = cls.model_fields if issubclass(cls, BaseModel) else cls.__dataclass_fields__
-    return TypedDict(cls.__name__, {name: known.get(name) or _plain(hints[name]) for name in names}, total=False)
+    made: Any = TypedDict  # its fields are known at run time only
+    return made(cls.__name__, {name: known.get(name) or _plain(hints[name]) for name in names}, total=False)
 
 
 def _plain(hint: Any) -> Any:
@@ -33,16 +34,22 @@ def _plain(hint: Any) -> Any:
         case None:
             return _typed(hint) if isinstance(hint, type) and issubclass(hint, BaseModel) else hint
         case builtins.tuple | builtins.list:
-            return list[inner[0]]
+            return types.GenericAlias(list, inner[:1])
         case builtins.dict:
-            return dict[str, inner[1]]
+            return types.GenericAlias(dict, (str, inner[1]))
         case types.UnionType | typing.Union:
             return Union[inner]  # noqa: UP007
     return hint
 
 
-Spec, RunRecord, LaneForecast = _typed(ComparisonSpec), _typed(Record), _typed(LaneEstimate)
-KnobInfo = _typed(Knob, fields=list[dict[str, Any]])  # the knobs of an object, as these
+if TYPE_CHECKING:
+    Spec: TypeAlias = dict[str, Any]
+    RunRecord: TypeAlias = dict[str, Any]
+    LaneForecast: TypeAlias = dict[str, Any]
+    KnobInfo: TypeAlias = dict[str, Any]
+else:
+    Spec, RunRecord, LaneForecast = _typed(ComparisonSpec), _typed(Record), _typed(LaneEstimate)
+    KnobInfo = _typed(Knob, fields=list[dict[str, Any]])  # the knobs of an object, as these
 
 
 class LaneText(TypedDict):

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import Literal
+from typing import Literal, cast
 
 import gradio as gr
 
@@ -99,4 +99,4 @@ def _lane(event: Finished, at: int | Literal["noise"]) -> LaneResult:
     figures = {"n_scored": 0, "verdict": verdict(event.record, event.arrays, at).word}
     for part in filter(None, (lane, lane.memory, lane.metrics)):
         figures.update(vars(part))
-    return LaneResult(**{name: figures.get(name) for name in LaneResult.__annotations__})
+    return cast(LaneResult, {name: figures.get(name) for name in LaneResult.__annotations__})

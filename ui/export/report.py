@@ -86,8 +86,8 @@ def _scores(record: Record, arrays: Arrays) -> str:
 def _answers(record: Record, arrays: Arrays) -> str:
     cards = f'<div><h3>Full precision</h3><div class="tokens">{reference_tokens(record.reference.tokens)}</div></div>'
     for index, lane in enumerate(record.lanes):
-        said = (settings(lane), verdict(record, arrays, index).said, *remarks(lane))
-        notes = "".join(f'<p class="mute">{safe(note)}</p>' for note in said if note)
+        about = (settings(lane), verdict(record, arrays, index).said, *remarks(lane))
+        notes = "".join(f'<p class="mute">{safe(note)}</p>' for note in about if note)
         body = f"<h3>{safe(lane.label)}</h3>{notes}{_tokens(record, arrays, index)}"
         cards += f'<div style="--lane:{lane_color(index)}">{body}</div>'
     said = f"{SHADED} {told(record)}".strip()

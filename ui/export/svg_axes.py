@@ -81,7 +81,9 @@ def _axis_of(trace: Any, like: str) -> str:
 
 def _extent(traces: list[Any], which: str, log: bool) -> tuple[float, float, list[str]]:
     """Range of an axis with some air, and its categories."""
-    lows, highs, names = [], [], {}
+    lows: list[float] = []
+    highs: list[float] = []
+    names: dict[str, None] = {}
     for trace in traces:
         given = values(trace, which)
         if given.dtype.kind in "UO":

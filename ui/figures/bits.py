@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from kvq_core.record.arrays import Arrays
-from kvq_core.record.fields import Record
+from kvq_core.record.fields import FULL_PRECISION, Memory, Record
 from ui.figures.base import canvas, cursor, label_of, labelled, lanes_with, pooled, rounded, sequential, stacked_rows
 from ui.html.colors import NOISE, faded, lane_color
 
@@ -16,7 +16,7 @@ MAX_BINS = 256
 GROUPS = (
     ("codes", 1.0, ("codes",)),
     ("scales, zeros, other metadata", 0.6, ()),
-    ("full precision", 0.25, ("window", "sinks", "untouched")),
+    ("full precision", 0.25, FULL_PRECISION),
 )
 
 
@@ -68,22 +68,22 @@ def _plane(bits: np.ndarray, axis: Axis) -> np.ndarray:
 
 def stored_bytes(record: Record) -> go.Figure:
     """Stored bytes of each lane by what they are for, keys and values apart, with the fp16 cache for scale."""
-    lanes = [(i, lane) for i, lane in enumerate(record.lanes) if lane.memory is not None]
+    lanes = [(i, lane, lane.memory) for i, lane in enumerate(record.lanes) if lane.memory is not None]
     figure = canvas(120 + 62 * (len(lanes) + 1), barmode="stack", bargap=0.25)
-    names = [label_of(lane, 22) for _, lane in lanes]
+    names = [label_of(lane, 22) for _, lane, _ in lanes]
     rows = [[name, name] for name in names], ["K", "V"]
     axis = [[name for pair in rows[0] for name in pair], rows[1] * len(names)]
     for title, opacity, _ in GROUPS:
         sizes = [
-            by_group(lane.memory.bytes_by_part, kind).get(title, 0) for _, lane in lanes for kind in ("key", "value")
+            by_group(memory.bytes_by_part, kind).get(title, 0) for *_, memory in lanes for kind in ("key", "value")
         ]
         if any(sizes):
-            colors = [faded(lane_color(i), opacity) for i, _ in lanes for _ in range(2)]
+            colors = [faded(lane_color(i), opacity) for i, *_ in lanes for _ in range(2)]
             figure.add_bar(
                 y=axis, x=[round(s / 1e6, 4) for s in sizes], name=title, orientation="h", marker={"color": colors},
                 hovertemplate="%{x:.3g} MB<extra>" + title + "</extra>",
             )  # fmt: skip
-    full = [_fp16_bytes(lane) for _, lane in lanes]
+    full = [_fp16_bytes(memory) for *_, memory in lanes]
     if full:
         figure.add_bar(
             y=[["FP16 cache"] * 2, ["K", "V"]],
@@ -117,6 +117,6 @@ def group_of(part: str) -> str:
     return GROUPS[1][0]
 
 
-def _fp16_bytes(lane) -> float:
-    stored = sum(size for name, size in lane.memory.bytes_by_part.items() if name != BESIDE)
-    return stored / lane.memory.kv_ratio if lane.memory.kv_ratio else 0.0
+def _fp16_bytes(memory: Memory) -> float:
+    stored = sum(size for name, size in memory.bytes_by_part.items() if name != BESIDE)
+    return stored / memory.kv_ratio if memory.kv_ratio else 0.0

@@ -85,8 +85,9 @@ def worst_head(record: Record, arrays: Arrays) -> tuple[int, int]:
         mean = delta.mean(-1)
         if mean.max() > best:
             best = float(mean.max())
-            place = tuple(map(int, np.unravel_index(mean.argmax(), mean.shape)))
-    return place[0], place[1]
+            layer, head = np.unravel_index(mean.argmax(), mean.shape)
+            place = int(layer), int(head)
+    return place
 
 
 def clearest_head(record: Record, arrays: Arrays) -> tuple[int, int]:

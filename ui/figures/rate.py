@@ -10,7 +10,10 @@ from kvq_core.record.fields import LaneRecord, Record
 from ui.figures.base import canvas, decades, label_of, labelled, of_lane, rounded
 from ui.html.colors import NOISE, REFERENCE, lane_color
 
-SYMBOLS = {("keys",): "triangle-up", ("values",): "triangle-down"}  # of lanes that quantize one alone
+SYMBOLS: dict[tuple[str, ...], str] = {
+    ("keys",): "triangle-up",
+    ("values",): "triangle-down",
+}  # of lanes that quantize one alone
 
 
 @dataclass(frozen=True)

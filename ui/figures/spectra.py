@@ -31,8 +31,11 @@ def spectrum(arrays: Arrays, name: str) -> np.ndarray | None:
 
 def _curves(arrays: Arrays, kind: str, suffix: str = "") -> list[tuple[np.ndarray, str, str, str]]:
     told = "" if centred(arrays) else f", {WITH_MEAN}"
-    found = [(spectrum(arrays, f"{key}{suffix}"), name + told, color, dash) for key, name, color, dash in SPACES[kind]]
-    return [curve for curve in found if curve[0] is not None]
+    return [
+        (values, name + told, color, dash)
+        for key, name, color, dash in SPACES[kind]
+        if (values := spectrum(arrays, f"{key}{suffix}")) is not None
+    ]
 
 
 def head_spectra(record: Record, arrays: Arrays, layer: int, kind: str = "key") -> go.Figure | None:

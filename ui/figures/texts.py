@@ -4,7 +4,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from kvq_core.record.arrays import Arrays, array
-from kvq_core.record.fields import Record
+from kvq_core.record.fields import LaneRecord, Record
 from ui.figures.base import cursor, label_of, labelled, lanes_with, rounded, stacked_rows
 from ui.html.colors import faded, lane_color
 
@@ -40,7 +40,9 @@ def kld_strips(record: Record, arrays: Arrays, token: int) -> go.Figure | None:
     return labelled(figure, "Bars: KLD of every token, one row a lane; dots mark flips", {"token": "x"})
 
 
-def flips(lane, arrays: Arrays, index: int, margin: np.ndarray | None) -> list[tuple[str, np.ndarray, bool]]:
+def flips(
+    lane: LaneRecord, arrays: Arrays, index: int, margin: np.ndarray | None
+) -> list[tuple[str, np.ndarray, bool]]:
     """(name, mask over scored positions, filled) of real flips and of those near a tie of the reference."""
     same = array(arrays, f"lane/{index}/same_top")
     if same is None:

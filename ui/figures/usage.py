@@ -98,8 +98,8 @@ def bits_by_length(record: Record) -> go.Figure | None:
                 hovertemplate="%{x:,} tokens: %{y:.2f} bits<extra>" + name + "</extra>",
             )  # fmt: skip
             drawn = True
-    if not drawn:
+    if not drawn or (stored := record.lanes[min(found)].memory) is None:
         return None
-    figure.add_vline(record.lanes[min(found)].memory.tokens, line={"color": "#98a2b3", "width": 1, "dash": "dot"})
+    figure.add_vline(stored.tokens, line={"color": "#98a2b3", "width": 1, "dash": "dot"})
     figure.update_xaxes(title_text="context, tokens (dotted: this run)")
     return labelled(figure, "Curves: effective bits against context length, one a lane")

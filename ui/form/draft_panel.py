@@ -28,9 +28,9 @@ def create_draft() -> gr.Textbox:
 
 def wire_draft(draft: gr.Textbox, setup: Setup, lanes: Lanes) -> None:
     """Tell the browser of every change of the form."""
-    gr.on([field.change for field in setup.fields], None, setup.fields, None, js=KEEP_VALUES, **SWIFT)
+    gr.on([setup[name].change for name in FIELDS], None, setup.fields, None, js=KEEP_VALUES, **SWIFT)
     held = [lanes.lanes, setup.rest]
-    gr.on([part.change for part in held], told, held, draft, **SWIFT, trigger_mode="always_last")
+    gr.on([lanes.lanes.change, setup.rest.change], told, held, draft, **SWIFT, trigger_mode="always_last")
     draft.change(None, draft, None, js=KEEP_LANES, **SWIFT)
 
 

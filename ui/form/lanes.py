@@ -26,7 +26,14 @@ def added(lanes: list[LaneForm], method: str | None = None) -> list[LaneForm]:
     if len(lanes) >= MAX_LANES:
         return lanes
     method = method or (lanes[-1]["method"] if lanes else FIRST)
-    blank = {"label": "", "knobs": {}, "tensors": "both", "layers": "all", "sink_tokens": None, "recent_tokens": None}
+    blank: dict[str, Any] = {
+        "label": "",
+        "knobs": {},
+        "tensors": "both",
+        "layers": "all",
+        "sink_tokens": None,
+        "recent_tokens": None,
+    }
     return [*lanes, {"uid": _next(lanes), "method": method, **blank}]
 
 
@@ -39,7 +46,7 @@ def added_lane(lanes: list[LaneForm], lane: Lane) -> list[LaneForm]:
     return [*lanes, {**given, "uid": _next(lanes), "label": _free(lanes, given["label"]) if taken else given["label"]}]
 
 
-def duplicated(lanes: list[LaneForm], uid: int) -> list[LaneForm]:
+def duplicated(lanes: list[LaneForm], uid: int | None) -> list[LaneForm]:
     """A copy right after the lane; a label it had is numbered on, since labels must differ."""
     if len(lanes) >= MAX_LANES:
         return lanes
@@ -55,7 +62,7 @@ def duplicated(lanes: list[LaneForm], uid: int) -> list[LaneForm]:
     return [*lanes[: at + 1], copy, *lanes[at + 1 :]]
 
 
-def removed(lanes: list[LaneForm], uid: int) -> list[LaneForm]:
+def removed(lanes: list[LaneForm], uid: int | None) -> list[LaneForm]:
     return [lane for lane in lanes if lane["uid"] != uid]
 
 

@@ -1,7 +1,8 @@
 """The prompt card: model, presets, prompt, and the options of generation."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 import gradio as gr
 
@@ -26,7 +27,7 @@ class Setup:
     chips: dict[str, gr.Button]
     more: gr.Dropdown
 
-    def __getitem__(self, name: str) -> gr.components.Component:
+    def __getitem__(self, name: str) -> Any:  # with the events of its class, which Component does not declare
         return self.fields[FIELDS.index(name)]
 
 
@@ -115,7 +116,7 @@ def asked(preset: Preset) -> str:
     return f'<div class="ask"><p>{safe(preset.question)}</p>{where}</div>'
 
 
-def wire_presets(setup: Setup, pick, outputs: list[gr.components.Component]) -> None:
+def wire_presets(setup: Setup, pick: Callable[[str], list[Any]], outputs: list[gr.components.Component]) -> None:
     """``pick(name)`` fills the form; the question stands above the prompt from then on."""
     for name, button in setup.chips.items():
         button.click(lambda chosen=name: pick(chosen), None, outputs, **SWIFT)

@@ -18,7 +18,7 @@ def create_stress() -> list[gr.components.Component]:
     with gr.Accordion(heading(Stress()), open=False, elem_id="stress") as area:
         gr.HTML(f'<p class="muted">{safe(EXPLAINED)}</p>')
         with gr.Row(elem_classes=["knobs"]):
-            controls = [
+            controls: list[Any] = [  # Component does not declare the events of its classes
                 (gr.Number if dial.type == "number" else gr.Textbox)(
                     shown(dial.default), label=dial.title, info=describe(dial), elem_id=place.replace(".", "-"),
                     interactive=True, min_width=110,

@@ -168,7 +168,7 @@ def _titles(record: Record, arrays: Arrays, index: int, limit: int) -> list[str]
     names = ("reference/topk_ids", "reference/topk_probs", f"lane/{index}/topk_ids", f"lane/{index}/topk_probs")
     ids, probs, lane_ids, lane_probs = (array(arrays, name) for name in names)
     kld = array(arrays, f"lane/{index}/kld")
-    if any(found is None for found in (ids, probs, lane_ids, lane_probs, kld)):
+    if ids is None or probs is None or lane_ids is None or lane_probs is None or kld is None:
         return []
     followed = spans_of(record, record.reference)
     titles = ["token 0: from the shared prefill, not scored"]

@@ -81,7 +81,7 @@ def perplexity_rows(record: Record) -> tuple[list[str], list[list[str]]]:
     lanes = [lane for lane in (record.noise_floor, *record.lanes) if lane.metrics and lane.metrics.perplexity_block]
     if not lanes:
         return [], []
-    names = list(lanes[0].metrics.perplexity_block)
+    names = list(lanes[0].metrics.perplexity_block) if lanes[0].metrics else []
     rows = [[name, *(_interval(lane, name) for lane in lanes)] for name in names]
     return ["", *(lane.label for lane in lanes)], rows
 

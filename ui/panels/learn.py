@@ -1,5 +1,6 @@
 """The guided tour above the views: a step's words, and the buttons that lead through it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,7 +85,7 @@ def asked_step(value: str) -> int:
 def wire_learn(panel: Learn, shown: gr.State) -> None:
     """Back and Next show the step's run in its view; whoever shows it says the step's words, see ``told_with``."""
 
-    def go(by: int):
+    def go(by: int) -> Callable[[dict[str, Any]], list[Any]]:
         def going(at: dict[str, Any]) -> list[Any]:
             number = (at.get("step") or 0) + by
             found = place(number) if 0 <= number < len(tour()) else None

@@ -1,7 +1,8 @@
 """The scorecard: one sortable row a lane, exports, and llama-perplexity's block in full."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import gradio as gr
 import pandas as pd
@@ -38,6 +39,7 @@ class Scorecard:
 
 
 def create_scorecard() -> Scorecard:
+    numbers: list[Literal["number"]] = ["number"] * (len(COLUMNS) - 2)
     with gr.Column(elem_classes=["card"], elem_id="scorecard"):
         with gr.Row(elem_classes=["title-row"]):
             gr.HTML("<h2>Scorecard</h2>")
@@ -46,7 +48,7 @@ def create_scorecard() -> Scorecard:
         words = gr.HTML("", elem_classes=["words"])
         table = gr.Dataframe(
             headers=[column.title for column in COLUMNS],
-            datatype=["str", "str", *["number"] * (len(COLUMNS) - 2)],
+            datatype=["str", "str", *numbers],
             interactive=False,
             buttons=[],
             elem_id="score-table",
@@ -63,6 +65,8 @@ def create_scorecard() -> Scorecard:
 
 def show_scorecard(record: Record, arrays: Arrays, services: Services) -> list[Any]:
     rows = scorecard(record, arrays)
+    csv: str | None = None
+    json: str | None = None
     try:
         csv = services.file(f"{record.id}-scorecard.csv", to_csv(rows).encode())
         json = services.file(f"{record.id}-record.json", record_json(record).encode())
@@ -78,7 +82,7 @@ def _table(rows: list[dict[str, Any]]) -> Any:
     return frame.style.format({column.title: _shown(column.shown) for column in COLUMNS})
 
 
-def _shown(function):
+def _shown(function: Callable[[Any], str]) -> Callable[[Any], str]:
     return lambda value: function(None if value is None or value != value else value)
 
 

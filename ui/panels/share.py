@@ -40,7 +40,7 @@ class Share:
     files: list[gr.DownloadButton]
 
     @property
-    def outputs(self) -> list[gr.components.Component]:
+    def outputs(self) -> list[gr.blocks.Block]:
         """What ``show_share`` sets, in its order."""
         return [self.link, self.private, self.said, self.more, self.copies, *self.files]
 

@@ -41,7 +41,7 @@ class Trainer:
     ticket: gr.State
 
     @property
-    def offered(self) -> list[gr.components.Component]:
+    def offered(self) -> list[gr.blocks.Block]:
         """Outputs of ``offering``."""
         return [self.area, self.words, self.budget, self.train, self.cancel, self.progress]
 

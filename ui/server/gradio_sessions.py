@@ -34,15 +34,17 @@ class Page(SessionState):
 
     def __init__(self, blocks: Blocks):
         shared = blocks.default_config
-        super().__init__(SimpleNamespace(default_config=shared, blocks=()))
+        no_blocks: Any = SimpleNamespace(default_config=shared, blocks=())
+        super().__init__(no_blocks)
         self.config_values = Forgotten()
-        self.blocks_config.config_for_block = lambda *_: {}
-        self.blocks_config.blocks = ChainMap({}, shared.blocks)
-        self.blocks_config.fns = shared.fns  # pages add none
+        own: Any = self.blocks_config  # stands in for Gradio's with other types
+        own.config_for_block = lambda *_: {}
+        own.blocks = self.changed = ChainMap({}, shared.blocks)
+        own.fns = shared.fns  # pages add none
 
     def leave_but(self, asked: frozenset[int]) -> None:
         """Drop the changed components but those: what is never an input is only written to, and can be as at first."""
-        own = self.blocks_config.blocks.maps[0]
+        own = self.changed.maps[0]
         for id in own.keys() - asked:
             del own[id]
 
@@ -72,7 +74,7 @@ class Sessions(StateHolder):
         now = datetime.now()
         for id, session in list(self.session_data.items()):
             if session.is_closed:
-                session.leave_but(self._asked)
+                session.leave_but(self._asked)  # type: ignore[attr-defined]  # Gradio says SessionState; all are Pages
                 if now - self.time_last_used.get(id, now) > KEEP:
                     with self.lock:
                         self.session_data.pop(id, None)
@@ -82,5 +84,6 @@ class Sessions(StateHolder):
 def install(blocks: Blocks) -> None:
     """Let a page that is served keep its states so, and its answers as ui/server/gradio_answers.py says."""
     mail = Mail(MOST)
-    blocks._queue.pending_messages_per_session = mail
+    queue: Any = blocks._queue  # whose messages it wants in a cache of its own
+    queue.pending_messages_per_session = mail
     blocks.app.state_holder = Sessions(mail, blocks)

@@ -117,6 +117,6 @@ def app_kwargs(health: Health) -> dict[str, Any]:
 
 def blocked_paths(store: Store) -> list[str]:
     """Folders Gradio serves nothing from, whatever else it may serve: models, codebooks, runs, this project."""
-    own = [PROJECT, settings().home, *([store.root] if isinstance(store.fs, LocalFileSystem) else [])]
+    own: list[str | Path] = [PROJECT, settings().home, *([store.root] if isinstance(store.fs, LocalFileSystem) else [])]
     served = Path(get_upload_folder()).resolve()
     return [str(path) for path in (Path(folder).resolve() for folder in own) if not served.is_relative_to(path)]

@@ -84,7 +84,8 @@ def prepare() -> dict[str, Callable[..., Any]]:
 def _packed(event: Event) -> Event:
     if not isinstance(event, Finished):
         return event
-    return replace(event, arrays={name: tensor.cpu().numpy() for name, tensor in event.arrays.items()})
+    arrays: Any = {name: tensor.cpu().numpy() for name, tensor in event.arrays.items()}  # on their way only
+    return replace(event, arrays=arrays)
 
 
 def _unpacked(event: Event) -> Event:

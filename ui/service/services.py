@@ -1,7 +1,7 @@
 """What the panels are given: the engine, the store, and what sessions share."""
 
 import ipaddress
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ class Services:
     estimate: Callable[[ComparisonSpec], Estimate]
     offer: Callable[..., Offer | None] = offer
     train: Callable[[Offer], Generator[Training | Trained]] = train_missing
-    measure: Callable[[ComparisonSpec, Measuring], Iterator[Progress]] = measure_spec
+    measure: Callable[[ComparisonSpec, Measuring], Generator[Progress]] = measure_spec
     shelf: Shelf = field(init=False)
     desk: Desk = field(default_factory=Desk)
     jobs: Jobs = field(init=False)

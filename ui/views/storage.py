@@ -1,6 +1,6 @@
 """Bits of every element, how they are spent, bytes by what they are for, and what a longer context would take."""
 
-from typing import Any
+from typing import Any, Literal
 
 import gradio as gr
 
@@ -75,7 +75,14 @@ def create_storage() -> View:
 
 
 def compute(
-    record: Record, arrays: Arrays, at: Selection, kind: str, axis: Any, shape: str, context: Any, batch: Any
+    record: Record,
+    arrays: Arrays,
+    at: Selection,
+    kind: Literal["key", "value"],
+    axis: Any,
+    shape: str,
+    context: Any,
+    batch: Any,
 ) -> Drawn:
     kv_head = at.kv_head(record)
     own = {
@@ -134,7 +141,7 @@ def _bytes(record: Record, name: str, tokens: int, copies: int) -> tuple[int, di
     shape = SHAPES.get(name) or shape_of(record)
     full = 2 * 2 * shape.layers * shape.kv_heads * shape.head_dim * tokens * copies
     found = growths(record).items()
-    return full, {index: growth and growth.nbytes(shape, tokens, copies) for index, growth in found}
+    return full, {index: None if growth is None else growth.nbytes(shape, tokens, copies) for index, growth in found}
 
 
 def _rows(record: Record, shape: str, context: Any, batch: Any) -> list[list[Any]]:

@@ -74,11 +74,11 @@ class Views:
     on_page: gr.State
 
     @property
-    def selection(self) -> list[gr.components.Component]:
+    def selection(self) -> list[Any]:  # Component does not declare the events of its classes
         return [self.layer, self.head, self.token]
 
     @property
-    def pickers(self) -> list[gr.components.Component]:
+    def pickers(self) -> list[Any]:
         return [picker for view in self.views for picker in view.pickers]
 
     @property
@@ -164,16 +164,16 @@ def drawing_outputs(panel: Views) -> list[Any]:
 def draw_open(panel: Views, services: Services) -> Callable[..., list[Any]]:
     """Draws whichever view is open, and says the selection."""
 
-    def draw(shown: dict[str, Any], opened: str, on_page: OnPage, layer: Any, head: Any, token: Any, *rest: Any):
+    def draw(shown: dict[str, Any], opened: str, on_page: OnPage, *values: Any) -> list[Any]:
         if not shown.get("run"):
             return [gr.skip()] * len(drawing_outputs(panel))
         record, arrays = services.shelf.get(shown["run"])
-        at = selected(record, layer, head, token)
+        at = selected(record, *values[:3])
         on_page.at = asked = record.id, at
-        values: list[Any] = []
-        for view, held in _with_pickers(panel, rest):
-            values += _drawn(view, record, arrays, on_page, at, held) if view.name == opened else _kept(view)
-        return [told(record, arrays, at) if on_page.at == asked else gr.skip(), *values]
+        drawn: list[Any] = []
+        for view, held in _with_pickers(panel, values[3:]):
+            drawn += _drawn(view, record, arrays, on_page, at, held) if view.name == opened else _kept(view)
+        return [told(record, arrays, at) if on_page.at == asked else gr.skip(), *drawn]
 
     return draw
 
@@ -182,12 +182,12 @@ def draw_rest(panel: Views, services: Services) -> Callable[..., Iterator[list[A
     """Draws the views that are not open, one at a time, so that their tabs open at once; until another selection is
     asked for."""
 
-    def draw(shown: dict[str, Any], opened: str, on_page: OnPage, layer: Any, head: Any, token: Any, *rest: Any):
+    def draw(shown: dict[str, Any], opened: str, on_page: OnPage, *values: Any) -> Iterator[list[Any]]:
         if not shown.get("run"):
             return
         record, arrays = services.shelf.get(shown["run"])
-        at = selected(record, layer, head, token)
-        for view, held in _with_pickers(panel, rest):
+        at = selected(record, *values[:3])
+        for view, held in _with_pickers(panel, values[3:]):
             if view.name != opened:
                 now = _drawn(view, record, arrays, on_page, at, held)
                 yield [part for v in panel.views for part in (now if v is view else _kept(v))]
@@ -283,7 +283,7 @@ def _wire_export(panel: Views, shown: gr.State, services: Services) -> None:
     inputs = [shown, panel.open, *panel.selection, *panel.pickers]
     for button, write, suffix in ((csv, view_csv, "csv"), (json, view_json, "json")):
 
-        def file(shown: dict[str, Any], opened: str, *values: Any, write=write, suffix=suffix) -> list[Any]:
+        def file(shown: dict[str, Any], opened: str, *values: Any, write: Any = write, to: str = suffix) -> list[Any]:
             if not shown.get("run"):
                 return [gr.skip()] * 2
             record, arrays = services.shelf.get(shown["run"])
@@ -292,7 +292,7 @@ def _wire_export(panel: Views, shown: gr.State, services: Services) -> None:
                 if view.name == opened:
                     return [
                         write(record, at, view.name, view.compute(record, arrays, at, *held)),
-                        f"{record.id}-{opened}.{suffix}",
+                        f"{record.id}-{opened}.{to}",
                     ]
             return [gr.skip()] * 2
 

@@ -59,7 +59,7 @@ def _scores(record: Record, arrays: Arrays) -> str:
         f"{listed(sorted(map(int, top)))} hold {percent(float(share))} of it. The worst single head of all lanes is "
         f"layer {layer}, query head {head}."
     )
-    alone = lane.metrics and lane.metrics.attention_delta_reference_query
+    alone = lane.metrics.attention_delta_reference_query if lane.metrics else None
     if alone is not None and delta.mean() > 0 and "keys" in lane.quantized:
         said += f" Its keys alone, read with the reference's queries, cost {significant(alone, 2)}."
     return said

@@ -18,10 +18,10 @@ def done(record: Record) -> list[LaneRecord]:
 def overall(record: Record, arrays: Arrays) -> str:
     """The scorecard in a sentence: best and worst lane, read against the noise floor; why the best one's verdict is not
     the best, where flips or p99 lower it."""
-    lanes = [lane for lane in done(record) if lane.metrics and lane.metrics.kld_mean is not None]
-    if not lanes:
+    scored = [(m.kld_mean, lane) for lane in done(record) if (m := lane.metrics) and m.kld_mean is not None]
+    if not scored:
         return "No lane finished with scored positions; there is nothing to rank."
-    ranked = sorted(lanes, key=lambda lane: lane.metrics.kld_mean)
+    ranked = [lane for _, lane in sorted(scored, key=lambda found: found[0])]
     best, worst = ranked[0], ranked[-1]
     sentence = f"{best.label} stays closest to the full-precision cache: mean KLD {_kld(best)} nats at {_size(best)}"
     if worst is not best:
@@ -77,11 +77,10 @@ def subspace(record: Record, arrays: Arrays, rank: int) -> str:
 
 def storage(record: Record) -> str:
     """Effective bits and how much of them is windows."""
-    lanes = [lane for lane in done(record) if lane.memory]
-    if not lanes:
+    stored = [(lane.memory, lane) for lane in done(record) if lane.memory]
+    if not stored:
         return "No lane finished; nothing was stored."
-    small = min(lanes, key=lambda lane: lane.memory.kv_ratio)
-    memory = small.memory
+    memory, small = min(stored, key=lambda found: found[0].kv_ratio)
     sentence = (
         f"{small.label} stores least: {bits(memory.key_bits)} bits a key element and {bits(memory.value_bits)} a value "
         f"element, {percent(memory.kv_ratio)} of an fp16 cache"

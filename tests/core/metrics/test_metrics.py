@@ -7,8 +7,10 @@ import pytest
 import torch
 from scipy.special import rel_entr
 
+from kvq_core import make, roundtrip
 from kvq_core.divergence import kl_divergence
 from kvq_core.metrics.fidelity import Fidelity, perplexity_block
+from kvq_core.record.fields import FULL_PRECISION
 
 
 def scored(
@@ -125,3 +127,12 @@ def test_near_tie_margin_is_at_least_the_noise_floors_shift() -> None:
     shifted = reference.scatter_add(1, top[:, :1], torch.full((40, 1), -0.9))
     loud(reference, shifted[None], [0] * 40)
     assert loud.near_tie_margin() == pytest.approx(0.9, abs=1e-5)
+
+
+def test_a_cache_names_its_full_precision_parts_as_records_do():
+    keys = torch.randn(2, 200, 64, generator=torch.Generator().manual_seed(0))
+    methods = make("kivi", sink_tokens=4), make("fp16")
+    stored = {name for method in methods for name in roundtrip(method, keys, keys, windows=True).nbytes}
+    assert {name.removeprefix("key_").removeprefix("value_") for name in stored} == {
+        *FULL_PRECISION, "codes", "scales", "zeros",
+    }  # fmt: skip

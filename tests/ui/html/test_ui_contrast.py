@@ -33,7 +33,7 @@ def colors(style: str) -> list[dict[str, str]]:
     return [light, light | dark]
 
 
-PAGE, REPORT = ((FOLDER / name).read_text(encoding="utf-8") for name in ("style.css", "report.css"))
+PAGE, REPORT = ((FOLDER / name).read_text(encoding="utf-8") for name in ("style.css", "export/report.css"))
 BADGES = re.findall(r"\.badge\.([a-z]+) \{ color: var\(--([a-z-]+)\); background: var\(--([a-z-]+)\)", PAGE)
 
 

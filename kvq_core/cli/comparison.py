@@ -1,0 +1,23 @@
+"""The comparison a command is about: a preset or a file."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvq_core.spec import ComparisonSpec
+
+
+def add_comparison(parser: argparse.ArgumentParser, preset: str) -> None:
+    """Ask for a comparison; ``preset`` is what help says of that option."""
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--preset", metavar="NAME", help=preset)
+    source.add_argument("--spec", metavar="FILE", type=Path, help="a comparison as .toml or .json")
+
+
+def comparison(arguments: argparse.Namespace) -> "ComparisonSpec":
+    """The comparison that was asked for. Raises SpecError where there is none."""
+    from kvq_core.presets import preset
+    from kvq_core.spec import read_spec
+
+    return preset(arguments.preset).spec if arguments.preset is not None else read_spec(arguments.spec)

@@ -1,0 +1,147 @@
+"""The public surface of ``kvq_core``: its names, what each takes, and what an import of it loads.
+
+Whoever builds on the package builds on these. A change here is a change for them: it belongs into CHANGELOG.md.
+"""
+
+import inspect
+import json
+import subprocess
+import sys
+import typing
+
+import pytest
+from pydantic import BaseModel
+
+import kvq_core
+from tests.test_imports import ROOT
+
+_EVENTS = ("Loading", "Prefill", "Encoding", "Step", "Summarizing", "Finished")
+_EVENT = " | ".join(f"kvq_core.events.{name}" for name in _EVENTS)
+_RUN = "spec: kvq_core.spec.ComparisonSpec, store: kvq_core.store.store.Store | None = None"
+_ERROR = "(message: str)"
+
+# A function or plain class and its signature; a model and its fields, each with its type and, after =, its default.
+SURFACE = {
+    "ComparisonSpec": {
+        "model": "str = 'smollm2-135m-instruct-q4_1'",
+        "revision": "str | None = None",
+        "system": "str | None = None",
+        "prompt": "str",
+        "chat": "bool = True",
+        "continuation": "str | None = None",
+        "max_new_tokens": "int = 64",
+        "temperature": "float = 0.0",
+        "seed": "int = 0",
+        "score_chunk": "int = 1",
+        "lanes": "tuple[kvq_core.spec.Lane, ...] = ()",
+        "capture": "kvq_core.spec.Capture = Capture(layers='auto', heads='all', detail='normal')",
+        "stress": (
+            "kvq_core.spec.Stress = Stress(key_outlier_scale=1.0, key_outlier_pairs=2, key_bias=0.0, "
+            "layers='all', kv_heads='all')"
+        ),
+        "ignore_eos": "bool = False",
+        "expect": "str = ''",
+        "notes": "str = ''",
+    },
+    "KvqError": _ERROR,
+    "Lane": {
+        "label": "str = ''",
+        "method": "str",
+        "knobs": "dict[str, typing.Any] = {}",
+        "tensors": "Literal['both', 'keys', 'values'] = 'both'",
+        "layers": "Union[Literal['all'], tuple[int, ...]] = 'all'",
+        "sink_tokens": "int | None = None",
+        "recent_tokens": "int | None = None",
+    },
+    "MethodError": _ERROR,
+    "ModelError": _ERROR,
+    "Record": {
+        "schema_version": "int = 3",
+        "id": "str",
+        "results_version": "int",
+        "created": "str",
+        "spec": "dict[str, typing.Any]",
+        "environment": "kvq_core.record.fields.Environment",
+        "reference": "kvq_core.record.fields.Reference",
+        "noise_floor": "kvq_core.record.fields.LaneRecord",
+        "lanes": "list[kvq_core.record.fields.LaneRecord]",
+        "capture": "kvq_core.record.fields.CaptureInfo",
+        "timing": "kvq_core.record.fields.RunTiming",
+        "stress": "kvq_core.record.fields.StressRecord | None = None",
+        "vocabulary": "dict[int, str] = {}",
+        "notes": "list[str] = []",
+    },
+    "Roundtrip": (
+        "(keys: torch.Tensor, values: torch.Tensor, nbytes: dict[str, int], key_bits: float, value_bits: float) -> None"
+    ),
+    "SpecError": _ERROR,
+    "StoreError": _ERROR,
+    "compare": f"({_RUN}) -> collections.abc.Generator[{_EVENT}]",
+    "make": "(name: str, /, **settings: Any) -> kvq_core.methods.base.Method",
+    "packed_cache": (
+        "(model: Any, method: kvq_core.methods.base.Method, path: Literal['auto', 'triton', 'torch'] = 'auto')"
+        " -> 'TicketCache'"
+    ),
+    "parse_spec": "(data: Any) -> kvq_core.spec.ComparisonSpec",
+    "roundtrip": (
+        "(method: kvq_core.methods.base.Method, keys: torch.Tensor, values: torch.Tensor, "
+        "queries: torch.Tensor | None = None, rope: tuple[torch.Tensor, torch.Tensor] | None = None, "
+        "windows: bool = False, metadata: Literal['float32', 'float16'] = 'float32')"
+        " -> kvq_core.pipeline.roundtrip.Roundtrip"
+    ),
+    "run": f"({_RUN}) -> kvq_core.record.fields.Record",
+}
+
+
+def surface(public: typing.Any) -> str | dict[str, str]:
+    """What ``SURFACE`` says of a public name."""
+    if not (isinstance(public, type) and issubclass(public, BaseModel)):
+        return str(inspect.signature(public))
+    types = typing.get_type_hints(public)
+    return {
+        name: inspect.formatannotation(types[name])
+        + ("" if field.is_required() else f" = {field.get_default(call_default_factory=True)!r}")
+        for name, field in public.model_fields.items()
+    }
+
+
+def loads(*commands: str) -> list[set[str]]:
+    """The modules loaded in a process of its own after each of these lines of Python."""
+    lines = [
+        "import json, sys",
+        *(f"{line}\nprint(json.dumps(list(sys.modules)), file=sys.stderr)" for line in commands),
+    ]
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return [set(json.loads(line)) for line in done.stderr.splitlines()]
+
+
+def test_the_public_names_are_these():
+    assert kvq_core.__all__ == sorted(SURFACE)
+    assert set(SURFACE) <= set(dir(kvq_core))
+
+
+@pytest.mark.parametrize("name", SURFACE)
+def test_a_public_name_takes_what_it_took(name):
+    assert surface(getattr(kvq_core, name)) == SURFACE[name]
+
+
+def test_a_name_that_is_not_public_is_missed():
+    with pytest.raises(AttributeError, match="no attribute 'quantise'"):
+        kvq_core.quantise  # noqa: B018 (asking is the test)
+
+
+def test_importing_the_package_loads_no_library():
+    alone, reached = loads("import kvq_core", "kvq_core.models.load")
+    assert "kvq_core" in alone and not alone & {"torch", "pydantic", "numpy"}
+    assert "kvq_core.models" in reached
+
+
+def test_help_loads_no_library():
+    command = (
+        "import runpy\nsys.argv = ['kvq', '--help']\n"
+        "try: runpy.run_module('kvq_core', run_name='__main__')\nexcept SystemExit: pass"
+    )
+    (loaded,) = loads(command)
+    assert "argparse" in loaded
+    assert not loaded & {"torch", "transformers", "numpy", "pandas", "plotly", "gradio", "pydantic"}
