@@ -13,15 +13,18 @@ from pathlib import Path
 import pytest
 import yaml
 from PIL import Image
+from pydantic import BaseModel
 
 from benchmarks.readme import PART, PARTS, documents, rewritten
 from kvq_core.cli.main import _parser
-from kvq_core.methods import methods
+from kvq_core.codecs.codec import Codec
+from kvq_core.methods import Method, methods
 from kvq_core.pipeline.examples import packaged
 from kvq_core.presets import preset, presets
+from scripts.architecture import PICTURE, draw
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [*documents(), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+DOCUMENTS = [*documents(), ROOT / "AGENTS.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
 NAMES = [str(file.relative_to(ROOT)) for file in DOCUMENTS]
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
 COMMAND = re.compile(r"python -m kvq_core (.+)")
@@ -155,6 +158,16 @@ def test_documents_name_the_environment_variables_that_are_read_and_no_others():
     assert not variables_read() - named, "read, but documented nowhere"
 
 
+@pytest.mark.parametrize("name", ["docs/architecture.md", "AGENTS.md", "CONTRIBUTING.md"])
+def test_paths_in_the_documents_of_the_code_exist(name):
+    named = re.findall(r"`((?:kvq_core|ui|kernels|tests|scripts|presets|benchmarks)/[\w/]*(?:\.py)?)`", read(name))
+    assert named and [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_the_picture_of_the_rooms_is_what_the_imports_say():
+    assert PICTURE.read_text(encoding="utf-8") == draw(), "run: python scripts/architecture.py"
+
+
 # --- README ---------------------------------------------------------------------------------------------------------
 
 
@@ -183,6 +196,21 @@ def test_every_method_has_a_row_with_its_paper_and_figures(readme, name):
 @pytest.mark.parametrize("name", presets())
 def test_every_preset_has_its_question(name):
     assert f"[`{name}`](http://127.0.0.1:7860/?preset={name}) | {presets()[name].question} |" in read("docs/presets.md")
+
+
+# --- the table of members ------------------------------------------------------------------------------------------
+
+
+def public(cls: type) -> set[str]:
+    """What a class itself declares, pydantic's own members left out."""
+    pydantics = set(dir(BaseModel))
+    return {name for name in {**vars(cls), **cls.__annotations__} if not name.startswith("_")} - pydantics
+
+
+@pytest.mark.parametrize("cls", [Method, Codec], ids=lambda cls: cls.__name__)
+def test_every_member_of_the_contract_has_its_row(cls):
+    part = read("docs/methods.md").split(f"### {cls.__name__}\n")[1].split("\n#")[0]
+    assert sorted(re.findall(r"^\| `(\w+)` \|", part, re.M)) == sorted(public(cls))
 
 
 # --- the example method ---------------------------------------------------------------------------------------------
