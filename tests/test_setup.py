@@ -13,6 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.conftest import LONGEST
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -174,6 +176,10 @@ def test_browser_tests_are_skipped_or_missed_without_chromium(tmp_path, required
     assert (result.returncode == 0) == passes, result.stdout
     assert "No Chromium was found".lower() in result.stdout.lower() or "no Chromium found" in result.stdout
     assert ("1 passed, 1 skipped" if passes else "1 passed, 1 error") in result.stdout
+
+
+def test_the_tests_that_start_first_are_there():
+    assert [name for name in LONGEST if not (ROOT / "tests" / name).exists()] == []
 
 
 def test_every_import_is_a_declared_dependency():
