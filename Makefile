@@ -15,7 +15,7 @@ export KVQ_HOME ?= $(HOME)/.cache/kvq-explorer
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONPATH := .
 
-.PHONY: setup setup-dev lock run test test-gpu bench-gpu check bench load readme picture examples space-check audit fmt clean
+.PHONY: setup setup-dev lock run test test-fast test-gpu bench-gpu check bench load readme picture examples space-check audit fmt clean
 
 setup: $(VENV)/.installed
 	@test -f "$(KVQ_HOME)/models/$(MODEL)/model.safetensors" || \
@@ -32,9 +32,23 @@ lock: setup-dev
 run: setup
 	@exec $(PY) app.py
 
+# Tests of one room only, wherever they lie: make test ROOM=methods.
+ROOM ?=
+ifneq ($(ROOM),)
+ROOM_TESTS := $(patsubst %/__init__.py,%,$(wildcard $(foreach place,tests/core tests/ui tests,$(place)/$(ROOM)/__init__.py)))
+ROOMS = $(filter-out tests support,$(notdir $(patsubst %/__init__.py,%,$(wildcard tests/*/__init__.py tests/*/*/__init__.py))))
+ifeq ($(ROOM_TESTS),)
+$(error ROOM=$(ROOM) has no tests. Rooms that have: $(sort $(ROOMS)))
+endif
+endif
+PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest $(ROOM_TESTS) --durations=12 --numprocesses=$(TEST_WORKERS) --no-loadscope-reorder
+
 test: setup-dev
-	OMP_NUM_THREADS=1 $(PY) -m pytest --session-timeout=1200 --durations=12 --numprocesses=$(TEST_WORKERS) \
-		--no-loadscope-reorder $(TEST_ARGS)
+	$(PYTEST) --session-timeout=1200 $(TEST_ARGS)
+
+# No browser, no compiler, no real model: a test that would load it finds none there.
+test-fast: $(VENV)/.installed-dev
+	KVQ_HOME=/dev/null $(PYTEST) --session-timeout=300 -m "not browser and not compiler and not real_model" $(TEST_ARGS)
 
 check: setup-dev
 	$(PY) -m ruff format --check .

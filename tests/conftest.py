@@ -59,6 +59,9 @@ def chromium() -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(_group(item.nodeid), len(places)))
+    for item in items:
+        if "real_model" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.real_model)
     if find_chromium() is None and not os.environ.get("KVQ_REQUIRE_BROWSER"):
         for item in items:
             if item.get_closest_marker("browser"):
@@ -108,7 +111,12 @@ def _own_store(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def smollm():
+def real_model() -> None:
+    """Asked for by fixtures that load the bundled model, in other processes too: their tests get the marker."""
+
+
+@pytest.fixture(scope="session")
+def smollm(real_model):
     """The bundled model, really loaded."""
     from kvq_core.models import load
     from kvq_core.spec import DEFAULT_MODEL

@@ -41,6 +41,7 @@ MOST_WORK = {
 }
 
 
+@pytest.mark.compiler
 @pytest.mark.timeout(900)
 def test_numerics_in_the_interpreter():
     """In a process of its own: Triton reads TRITON_INTERPRET when it is imported."""
@@ -64,6 +65,7 @@ def test_every_kernel_is_launched_by_an_operation(recorded):
     assert set(functions) - launched <= called_by_kernels(functions), "compiled by nobody: record a launch of it"
 
 
+@pytest.mark.compiler
 def test_sizes_of_one_are_constants_on_a_gpu_and_every_kernel_takes_them(recorded):
     """The interpreter makes none of them, so it also takes what would fail there, such as ``tokens.to(tl.int64)``."""
     found = smallest_launches()
@@ -72,6 +74,7 @@ def test_sizes_of_one_are_constants_on_a_gpu_and_every_kernel_takes_them(recorde
         assert f"@{entry.kernel.__name__}" in parse_for(entry, 90)
 
 
+@pytest.mark.compiler
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("capability", sorted(SHARED))
 def test_every_launch_compiles_without_spills(capability, recorded, tmp_path, record_property):

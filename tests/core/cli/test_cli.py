@@ -212,7 +212,7 @@ def test_a_store_that_makes_no_sense_is_one_line(here, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory):
+def compared(real_model, tmp_path_factory):
     """One real comparison through the command line: result, its folder, its store."""
     folder = tmp_path_factory.mktemp("cli")
     (folder / "spec.json").write_text(json.dumps(SPEC))

@@ -97,7 +97,7 @@ def client(server):
 
 
 @pytest.fixture(scope="module")
-def updates(client) -> list[dict]:
+def updates(client, real_model) -> list[dict]:
     """Of one comparison on the real model."""
     return list(client.submit(SMALL, api_name="/compare"))
 
