@@ -188,6 +188,7 @@ def test_every_preset_has_its_question(name):
 # --- the example method ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.real_model
 def test_the_example_method_works_as_its_page_says(tmp_path):
     """The page's files in a copy of the project, its commands one after the other."""
     shutil.copytree(ROOT / "kvq_core", tmp_path / "kvq_core")

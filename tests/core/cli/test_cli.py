@@ -145,6 +145,7 @@ def test_what_cannot_be_done_is_one_line_and_status_2(here, arguments, named):
     refused(here(*arguments), *named)
 
 
+@pytest.mark.real_model
 def test_the_same_in_a_process_of_its_own(tmp_path, spec_file):
     """The one that imports most libraries before it is noticed."""
     refused(cli("compare", "--spec", spec_file({**SPEC, "prompt": "word " * 9000}), "--out", tmp_path / "out"), "8192")
@@ -290,6 +291,7 @@ Decode.steps = lambda *a: ({TELL}, (yield from steps(*a)))[1]
 }
 
 
+@pytest.mark.real_model
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_ctrl_c_leaves_nothing_and_exits_130(tmp_path, spec_file, moment):
     """``ready`` when it is that moment, because a busy machine is slow."""
