@@ -15,7 +15,7 @@ export KVQ_HOME ?= $(HOME)/.cache/kvq-explorer
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONPATH := .
 
-.PHONY: setup setup-dev lock run test test-fast test-gpu bench-gpu check bench load readme picture examples space-check audit fmt clean
+.PHONY: setup setup-dev lock run test test-fast test-long test-gpu bench-gpu check bench load readme picture examples space-check audit fmt clean
 
 setup: $(VENV)/.installed
 	@test -f "$(KVQ_HOME)/models/$(MODEL)/model.safetensors" || \
@@ -49,6 +49,10 @@ test: setup-dev
 # No browser, no compiler, no real model: a test that would load it finds none there.
 test-fast: $(VENV)/.installed-dev
 	KVQ_HOME=/dev/null $(PYTEST) --session-timeout=300 -m "not browser and not compiler and not real_model" $(TEST_ARGS)
+
+# The campaigns of which the others run a sample: what came of them goes into benchmarks/campaigns.json.
+test-long: setup-dev
+	$(PYTEST) --timeout=7200 -m long $(TEST_ARGS)
 
 check: setup-dev
 	$(PY) -m ruff format --check .

@@ -56,6 +56,14 @@ def chromium() -> str:
     return path
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.markexpr == "long":
+        os.environ["LONG"] = "1"  # before tests are imported, and for the workers
+        from tests.support.campaigns import Ledger
+
+        config.pluginmanager.register(Ledger(config))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(_group(item.nodeid), len(places)))

@@ -10,17 +10,19 @@ import pytest
 from kvq_core.errors import StoreError
 from kvq_core.store.layouts import Folders, Objects
 from kvq_core.store.sharing import key_of
+from tests.support.campaigns import whole
 from tests.support.kill_points import store_at
 from tests.support.sample_record import make_sample
 
-ROUNDS = 5
+pytestmark = pytest.mark.long("kill")
+ROUNDS, STEP = (50, 1) if whole() else (3, 4)  # of moments, and between the operations of a save or removal
 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory):
     """The folder of all places, and a line of layout, name and end for each process."""
     folder = tmp_path_factory.mktemp("killed")
-    command = [sys.executable, "-m", "tests.support.kill_points", str(folder), str(ROUNDS)]
+    command = [sys.executable, "-m", "tests.support.kill_points", str(folder), str(ROUNDS), str(STEP)]
     found = subprocess.run(
         command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "."},
@@ -50,8 +52,9 @@ def whole_or_nothing(store, run_id: str) -> bool:
     return there
 
 
-def test_the_layouts_are_both_exercised(killed):
+def test_the_layouts_are_both_exercised(killed, record_property):
     layout, folder, names = killed
+    record_property("kills", len(names))
     assert isinstance(store_at(layout, folder).layout, {"folders": Folders, "objects": Objects}[layout])
     for series, least in {"save": 6, "remove": 2, "torn": 3, "round": ROUNDS, "secret": 2, "torn_secret": 1}.items():
         assert sum(name.rpartition("-")[0] == series for name in names) >= least, series
