@@ -202,6 +202,36 @@ def test_the_tests_that_start_first_are_there():
     assert [name for name in LONGEST if not (ROOT / "tests" / name).exists()] == []
 
 
+# What comes with gradio, transformers, plotly and pandas is heavy enough: what joins it costs every start and every
+# visitor of a Space. The core's names are imported when they are asked for, so that `kvq --help` answers at once.
+LOADED = {
+    "kvq_core": set(),
+    "app": {
+        "PIL", "annotated_doc", "annotated_types", "anyio", "attr", "attrs", "brotli", "certifi", "click", "dateutil",
+        "dotenv", "fastapi", "filelock", "fsspec", "gradio", "gradio_client", "groovy", "h11", "hf_gradio", "httpcore",
+        "httpcore2", "httpx", "httpx2", "httpx_sse", "huggingface_hub", "idna", "jinja2", "jsonschema",
+        "jsonschema_specifications", "markupsafe", "mcp", "narwhals", "numpy", "opentelemetry", "orjson", "packaging",
+        "pandas", "plotly", "psutil", "pydantic", "pydantic_core", "pydantic_settings", "pydub", "pygments",
+        "python_multipart", "pytz", "rapidfuzz", "referencing", "regex", "rich", "rpds", "safehttpx", "safetensors",
+        "semantic_version", "shellingham", "six", "sse_starlette", "starlette", "tokenizers", "tomlkit", "torch",
+        "torchgen", "tqdm", "transformers", "truststore", "typer", "typing_extensions", "typing_inspection", "uvicorn",
+        "yaml",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("module", LOADED)
+def test_nothing_heavier_is_loaded(module):
+    """Whatever begins with an underscore is part of a package that is named, or of how Python starts."""
+    code = f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    named = {name for name in done.stdout.split() if not name.startswith("_")}
+    ours = {"kvq_core", "kvq_kernels", "ui", "app", "cython_runtime"}
+    assert named - ours - sys.stdlib_module_names <= LOADED[module]
+
+
 def test_every_import_is_a_declared_dependency():
     declared = {
         re.split(r"[<>=\[ ]", line)[0].lower().replace("-", "_")

@@ -1,11 +1,10 @@
-"""Kills processes that save and remove runs: ``python -m tests.support.kill_points FOLDER ROUNDS STEP`` prints
-their ends.
+"""Kills processes that save and remove runs: ``python -m tests.support.kill_points FOLDER ROUNDS`` prints their ends.
 
 Each is a fork with a place of its own, FOLDER/<layout>/<name>. ``save-N`` is killed at the N-th operation on a file
 while it saves a run (the audit event comes before the operation itself), ``remove-N`` while it removes one, ``torn-N``
 halfway through the N-th file's bytes, ``secret-N`` and ``torn_secret-N`` likewise while it makes the store's secret,
-``round-N`` at some moment while it saves one run after the other. Of saves and removals every STEP-th operation is
-chosen. The first of a series that has no N-th operation survives and ends it.
+``round-N`` at some moment while it saves one run after the other. The first of a series that has no N-th operation
+survives and ends it.
 """
 
 import itertools
@@ -97,7 +96,7 @@ def fork(work: Callable[[int], None], saves: int = 0, patience: float = 0.0) -> 
     return "killed" if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL else f"done {status}"
 
 
-def kill(layout: str, folder: Path, rounds: int, step: int) -> None:
+def kill(layout: str, folder: Path, rounds: int) -> None:
     run, chance = make_sample(), random.Random(1)
 
     def save(place: Path, n: int, _: int) -> None:
@@ -134,7 +133,7 @@ def kill(layout: str, folder: Path, rounds: int, step: int) -> None:
             os.write(tell, b".")
 
     for work in (save, remove, torn, secret, torn_secret):
-        for n in itertools.count(step=step if work in (save, remove) else 1):
+        for n in itertools.count():
             place = folder / f"{work.__name__}-{n}"
             ended = fork(partial(work, place, n))
             print(layout, place.name, ended, flush=True)
@@ -147,4 +146,4 @@ def kill(layout: str, folder: Path, rounds: int, step: int) -> None:
 
 if __name__ == "__main__":
     for layout in ("folders", "objects"):
-        kill(layout, Path(sys.argv[1]) / layout, *map(int, sys.argv[2:]))
+        kill(layout, Path(sys.argv[1]) / layout, int(sys.argv[2]))

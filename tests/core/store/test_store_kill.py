@@ -15,14 +15,14 @@ from tests.support.kill_points import store_at
 from tests.support.sample_record import make_sample
 
 pytestmark = pytest.mark.long("kill")
-ROUNDS, STEP = (50, 1) if whole() else (3, 4)  # of moments, and between the operations of a save or removal
+ROUNDS = 250 if whole() else 5
 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory):
     """The folder of all places, and a line of layout, name and end for each process."""
     folder = tmp_path_factory.mktemp("killed")
-    command = [sys.executable, "-m", "tests.support.kill_points", str(folder), str(ROUNDS), str(STEP)]
+    command = [sys.executable, "-m", "tests.support.kill_points", str(folder), str(ROUNDS)]
     found = subprocess.run(
         command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "."},
