@@ -114,11 +114,23 @@ FAKE_KERNELS = textwrap.dedent(
 
 def test_the_makefile_has_every_target():
     targets = set(re.findall(r"^([a-z-]+):", makefile(), re.M))
-    assert {"setup", "lock", "run", "test", "check", "bench", "readme", "fmt", "clean"} <= targets
+    assert {
+        "setup",
+        "lock",
+        "run",
+        "test",
+        "test-fast",
+        "test-long",
+        "check",
+        "bench",
+        "readme",
+        "fmt",
+        "clean",
+    } <= targets
 
 
 def test_make_parses_every_target():
-    targets = ("setup", "run", "test", "check", "bench", "readme", "fmt", "clean")
+    targets = ("setup", "run", "test", "test-fast", "test-long", "check", "bench", "readme", "fmt", "clean")
     result = subprocess.run(["make", "-n", *targets], capture_output=True, text=True, cwd=ROOT)
     assert result.returncode == 0, result.stderr
 
@@ -141,6 +153,16 @@ def test_set_up_takes_uv_where_it_is_and_installs_the_same_in_the_same_order(tmp
         assert line.endswith(f" {last}")
         assert (f"{uv} pip install" in line) == (installer == "uv")
         assert ("UV_CONSTRAINT='requirements-lock.txt'" in line) == (installer == "uv")
+
+
+def test_one_room_is_tested_alone_and_an_unknown_one_is_told_what_there_is():
+    def make(room: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["make", "-n", "test", f"ROOM={room}"], capture_output=True, text=True, cwd=ROOT)
+
+    assert "pytest tests/core/methods --durations" in make("methods").stdout
+    refused = make("nonsense")
+    assert refused.returncode != 0 and len(refused.stderr.splitlines()) == 1
+    assert "ROOM=nonsense has no tests" in refused.stderr and " methods " in refused.stderr
 
 
 def test_a_machine_without_a_fitting_python_is_told_so(tmp_path):
