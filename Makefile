@@ -2,7 +2,7 @@
 
 VENV := .venv
 PY := $(VENV)/bin/python
-PIP := $(PY) -m pip install --disable-pip-version-check
+UV := $(shell command -v uv 2>/dev/null)
 MODEL := smollm2-135m-instruct-q4_1
 # torch alone takes these arguments, e.g. TORCH_ARGS="--index-url https://download.pytorch.org/whl/cpu"
 TORCH_ARGS ?=
@@ -15,7 +15,7 @@ export KVQ_HOME ?= $(HOME)/.cache/kvq-explorer
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONPATH := .
 
-.PHONY: setup setup-dev lock run test test-gpu bench-gpu check bench load readme picture examples space-check audit fmt clean
+.PHONY: setup setup-dev lock run test test-fast test-long test-gpu bench-gpu check bench load readme picture examples space-check audit fmt clean
 
 setup: $(VENV)/.installed
 	@test -f "$(KVQ_HOME)/models/$(MODEL)/model.safetensors" || \
@@ -32,9 +32,27 @@ lock: setup-dev
 run: setup
 	@exec $(PY) app.py
 
+# Tests of one room only, wherever they lie: make test ROOM=methods.
+ROOM ?=
+ifneq ($(ROOM),)
+ROOM_TESTS := $(patsubst %/__init__.py,%,$(wildcard $(foreach place,tests/core tests/ui tests,$(place)/$(ROOM)/__init__.py)))
+ROOMS = $(filter-out tests support,$(notdir $(patsubst %/__init__.py,%,$(wildcard tests/*/__init__.py tests/*/*/__init__.py))))
+ifeq ($(ROOM_TESTS),)
+$(error ROOM=$(ROOM) has no tests. Rooms that have: $(sort $(ROOMS)))
+endif
+endif
+PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest $(ROOM_TESTS) --durations=12 --numprocesses=$(TEST_WORKERS) --no-loadscope-reorder
+
 test: setup-dev
-	OMP_NUM_THREADS=1 $(PY) -m pytest --session-timeout=1200 --durations=12 --numprocesses=$(TEST_WORKERS) \
-		--no-loadscope-reorder $(TEST_ARGS)
+	$(PYTEST) --session-timeout=1200 $(TEST_ARGS)
+
+# No browser, no compiler, no real model.
+test-fast: setup-dev
+	$(PYTEST) --session-timeout=300 -m "not browser and not compiler and not real_model" $(TEST_ARGS)
+
+# The campaigns of which the others run a sample: what came of them goes into benchmarks/campaigns.json.
+test-long: setup-dev
+	$(PYTEST) --timeout=7200 -m long $(TEST_ARGS)
 
 check: setup-dev
 	$(PY) -m ruff format --check .
@@ -98,9 +116,24 @@ clean:
 PYTHON ?= $(shell for p in python3.12 python3.11 python3 python; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && { echo $$p; break; }; done)
 
+# uv reads none of pip's settings and stops at the first index that knows a package: it is told what pip is told, and
+# to choose as pip does. What pip reads last counts.
+UV_TOLD = $(eval UV_TOLD := $(shell $(PYTHON) -m pip config list 2>/dev/null | sort -r | sed -n \
+	-e 's/^[^=]*\.index-url=/UV_DEFAULT_INDEX=/p' -e 's/^[^=]*\.extra-index-url=/UV_INDEX=/p' \
+	-e 's/^[^=]*\.find-links=/UV_FIND_LINKS=/p' -e 's/^[^=]*\.constraint=/UV_CONSTRAINT=/p' \
+	-e 's/^[^=]*\.cert=/SSL_CERT_FILE=/p'))$(UV_TOLD)
+ifdef UV
+MAKE_VENV = $(UV_TOLD) $(UV) venv --quiet --seed --python $(PYTHON) $(VENV)
+PIP = $(UV_TOLD) $(UV) pip install --python $(PY) --index-strategy unsafe-best-match
+else
+MAKE_VENV = $(PYTHON) -m venv $(VENV)
+VENV_ADVICE := ; on Debian: apt-get install python3-venv
+PIP = $(PY) -m pip install --disable-pip-version-check
+endif
+
 $(PY):
 	@test -n "$(PYTHON)" || { echo "No Python 3.11 or 3.12 was found. Install one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python"; exit 1; }
-	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "python -m venv failed; on Debian: apt-get install python3-venv"; exit 1; }
+	$(MAKE_VENV) || { rm -rf $(VENV); echo "No environment was made in $(VENV)$(VENV_ADVICE)"; exit 1; }
 
 # torch first and by itself, so that the machine's own index decides between its CPU and its GPU build. The model
 # package goes without its declared dependencies: they would compile an inference engine that is not used here.

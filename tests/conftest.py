@@ -35,10 +35,11 @@ _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-sta
 # Workers take whole groups of tests in the order collected: a file each, and all that need the one server with its
 # browser. Those that take longest come first.
 _SERVED = "browser"
-_LONGEST = (
-    _SERVED, "test_kernels_triton.py", "test_run.py", "test_cli.py", "test_docs.py", "test_packed.py",
-    "test_explain.py", "test_zero_gpu.py", "test_packed_methods.py", "test_setup.py", "test_engine.py", "test_share.py",
-    "test_every_method.py", "test_gpu_benchmark.py",
+LONGEST = (
+    _SERVED, "triton/test_kernels_triton.py", "core/pipeline/test_run.py", "core/cli/test_cli.py", "test_docs.py",
+    "core/packed/test_packed.py", "core/analysis/test_explain.py", "ui/server/test_zero_gpu.py",
+    "core/packed/test_packed_methods.py", "test_setup.py", "core/engine/test_engine.py", "ui/panels/test_share.py",
+    "core/methods/test_every_method.py", "benchmarks/test_gpu_benchmark.py",
 )  # fmt: skip
 
 
@@ -55,9 +56,20 @@ def chromium() -> str:
     return path
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.markexpr == "long":
+        os.environ["LONG"] = "1"  # before tests are imported, and for the workers
+        from tests.support.campaigns import Ledger
+
+        config.pluginmanager.register(Ledger(config))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    places = {name: place for place, name in enumerate(_LONGEST)}
+    places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(_group(item.nodeid), len(places)))
+    for item in items:
+        if "real_model" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.real_model)
     if find_chromium() is None and not os.environ.get("KVQ_REQUIRE_BROWSER"):
         for item in items:
             if item.get_closest_marker("browser"):
@@ -107,7 +119,12 @@ def _own_store(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def smollm():
+def real_model() -> None:
+    """Asked for by fixtures that load the bundled model, in other processes too: their tests get the marker."""
+
+
+@pytest.fixture(scope="session")
+def smollm(real_model):
     """The bundled model, really loaded."""
     from kvq_core.models import load
     from kvq_core.spec import DEFAULT_MODEL

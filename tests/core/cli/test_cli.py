@@ -145,6 +145,7 @@ def test_what_cannot_be_done_is_one_line_and_status_2(here, arguments, named):
     refused(here(*arguments), *named)
 
 
+@pytest.mark.real_model
 def test_the_same_in_a_process_of_its_own(tmp_path, spec_file):
     """The one that imports most libraries before it is noticed."""
     refused(cli("compare", "--spec", spec_file({**SPEC, "prompt": "word " * 9000}), "--out", tmp_path / "out"), "8192")
@@ -212,7 +213,7 @@ def test_a_store_that_makes_no_sense_is_one_line(here, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory):
+def compared(real_model, tmp_path_factory):
     """One real comparison through the command line: result, its folder, its store."""
     folder = tmp_path_factory.mktemp("cli")
     (folder / "spec.json").write_text(json.dumps(SPEC))
@@ -289,6 +290,7 @@ Decode.steps = lambda *a: ({TELL}, (yield from steps(*a)))[1]
 }
 
 
+@pytest.mark.real_model
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_ctrl_c_leaves_nothing_and_exits_130(tmp_path, spec_file, moment):
     """``ready`` when it is that moment, because a busy machine is slow."""

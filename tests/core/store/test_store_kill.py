@@ -10,10 +10,12 @@ import pytest
 from kvq_core.errors import StoreError
 from kvq_core.store.layouts import Folders, Objects
 from kvq_core.store.sharing import key_of
+from tests.support.campaigns import whole
 from tests.support.kill_points import store_at
 from tests.support.sample_record import make_sample
 
-ROUNDS = 5
+pytestmark = pytest.mark.long("kill")
+ROUNDS = 250 if whole() else 5
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +52,9 @@ def whole_or_nothing(store, run_id: str) -> bool:
     return there
 
 
-def test_the_layouts_are_both_exercised(killed):
+def test_the_layouts_are_both_exercised(killed, record_property):
     layout, folder, names = killed
+    record_property("kills", len(names))
     assert isinstance(store_at(layout, folder).layout, {"folders": Folders, "objects": Objects}[layout])
     for series, least in {"save": 6, "remove": 2, "torn": 3, "round": ROUNDS, "secret": 2, "torn_secret": 1}.items():
         assert sum(name.rpartition("-")[0] == series for name in names) >= least, series

@@ -97,7 +97,7 @@ def client(server):
 
 
 @pytest.fixture(scope="module")
-def updates(client) -> list[dict]:
+def updates(client, real_model) -> list[dict]:
     """Of one comparison on the real model."""
     return list(client.submit(SMALL, api_name="/compare"))
 
@@ -142,6 +142,7 @@ def test_what_there_is_can_be_read(client):
     assert "Did you mean 'first-look'" in refusal(client, "first-lok", api_name="/preset")
 
 
+@pytest.mark.real_model
 def test_an_estimate_tells_tokens_and_what_would_not_be_quantized(client):
     lane = {"method": "kivi", "knobs": {"residual_length": 128}}
     found = client.predict({"prompt": "Hi", "max_new_tokens": 4, "lanes": [lane]}, api_name="/estimate")
@@ -185,6 +186,7 @@ def test_a_stored_run_is_listed_and_its_arrays_come_as_a_file(updates, client):
     ],
     ids=["empty", "list", "text", "field", "method", "tokens", "long", "model"],
 )  # fmt: skip
+@pytest.mark.real_model
 @pytest.mark.parametrize("endpoint", ["/compare", "/estimate"])
 def test_what_cannot_run_is_refused_in_one_line(client, endpoint, spec, said):
     line = refusal(client, spec, api_name=endpoint)
@@ -306,6 +308,7 @@ def test_on_a_public_instance_a_run_opens_with_its_key_until_it_is_shared(client
 
 
 @pytest.mark.parametrize(("kind", "code"), EXAMPLES, ids=[f"{kind}-{n}" for n, (kind, _) in enumerate(EXAMPLES)])
+@pytest.mark.real_model
 def test_the_examples_of_the_documentation_work(server, kind, code):
     assert {kind for kind, _ in EXAMPLES} == {"python", "sh", "python mcp"}
     code = code.replace("http://127.0.0.1:7860", server)

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
-def session(tmp_path_factory) -> dict:
+def session(real_model, tmp_path_factory) -> dict:
     """What a fresh server on ZeroGPU, whose own process never computes, saw of a visitor's comparisons."""
     env = {
         **os.environ, "SPACES_ZERO_GPU": "true", "SPACE_ID": "somebody/kvq", "KVQ_MODELS": DEFAULT_MODEL,

@@ -1,0 +1,105 @@
+"""Campaigns: tests marked ``long``, of which ``make test`` runs a sample and ``make test-long`` everything.
+
+``make test-long`` writes what came of it, with the day and a hash of the sources, into benchmarks/campaigns.json: only
+where every campaign ran whole and passed.
+"""
+
+import functools
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "campaigns.json"
+# The sources that each campaign is about.
+CAMPAIGNS = {
+    "kill": (
+        "kvq_core/store", "kvq_core/record", "kvq_core/machine/files.py", "tests/support/kill_points.py",
+        "tests/core/store/test_store_kill.py",
+    ),
+    "fuzz": ("kvq_core", "ui", "tests/core/test_fuzz.py"),
+    "compile": ("kernels/kvq_kernels", "tests/support/kernel_compiler.py", "tests/triton"),
+}  # fmt: skip
+_TIMES = 100  # as many inputs as a sample has
+
+
+def whole() -> bool:
+    """Whether everything is to run, not a sample."""
+    return bool(os.environ.get("LONG"))
+
+
+def inputs(sample: int) -> Callable[[Callable], Callable]:
+    """Marks a fuzzed test, which gets so many inputs in a sample."""
+
+    def marked(test: Callable) -> Callable:
+        return pytest.mark.long("fuzz")(settings(max_examples=sample * (_TIMES if whole() else 1))(test))
+
+    return marked
+
+
+def hash_of(places: tuple[str, ...]) -> str:
+    """Of the names and bytes of all Python files there."""
+    digest = hashlib.sha256()
+    for place in places:
+        for file in sorted((ROOT / place).rglob("*.py")) or [ROOT / place]:
+            data = file.read_bytes()
+            digest.update(f"{file.relative_to(ROOT).as_posix()} {len(data)}\n".encode() + data)
+    return digest.hexdigest()[:16]
+
+
+class Ledger:
+    """Plugin of pytest that counts what campaigns did, also where workers run them, and writes it down at the end."""
+
+    def __init__(self, config: pytest.Config, file: Path = RESULTS):
+        self.config, self.file = config, file
+        self.done: dict[str, Counter[str]] = {}
+        self.left_out = False
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        tried = _counted(item.obj.hypothesis) if hasattr(item.obj, "hypothesis") else []
+        try:
+            return (yield)
+        finally:
+            if marker := item.get_closest_marker("long"):
+                item.user_properties += [("campaign", marker.args[0]), ("inputs", len(tried))]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        found = dict(report.user_properties)
+        self.left_out |= report.skipped
+        if report.when == "call" and "campaign" in found:
+            counts = self.done.setdefault(found.pop("campaign"), Counter(tests=0))
+            counts["tests"] += 1
+            counts.update({name: value for name, value in found.items() if value and isinstance(value, int)})
+
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        chosen, option = self.config.args_source, self.config.option
+        everything = chosen is pytest.Config.ArgsSource.TESTPATHS and option.markexpr == "long"
+        fewer = option.keyword or option.deselect or option.ignore or option.ignore_glob or getattr(option, "lf", False)
+        if hasattr(self.config, "workerinput") or exitstatus or self.left_out or fewer or not everything:
+            return
+        if set(self.done) == set(CAMPAIGNS):
+            day = datetime.now(UTC).date().isoformat()
+            found = {name: {"date": day, "sources": hash_of(CAMPAIGNS[name]), **self.done[name]} for name in CAMPAIGNS}
+            self.file.write_text(json.dumps(found, indent=2) + "\n")
+
+
+def _counted(test: object) -> list[None]:
+    """Grows by one with every input that the test of a hypothesis is given."""
+    tried: list[None] = []
+    inner = test.inner_test
+
+    @functools.wraps(inner)
+    def call(*arguments, **named):
+        tried.append(None)
+        return inner(*arguments, **named)
+
+    test.inner_test = call
+    return tried
