@@ -12,7 +12,7 @@ from kvq_core.events import Loading
 from kvq_core.store.store import open_store
 from tests.support.ui_record_factory import make_run
 from ui.layout import build_ui
-from ui.panels.launch import UNEXPECTED
+from ui.html.status import unexpected
 from ui.service.services import Services
 
 
@@ -64,7 +64,7 @@ def test_an_error_nobody_thought_of_is_logged_and_told_without_a_trace(page, mon
     monkeypatch.setattr(fn, "fn", fails)
     with pytest.raises(gr.Error) as caught:
         call(page, fn, [None] * len(fn.inputs))
-    assert UNEXPECTED in str(caught.value) and not caught.value.print_exception and "request failed" in caplog.text
+    assert unexpected() in str(caught.value) and not caught.value.print_exception and "request failed" in caplog.text
 
 
 @pytest.mark.parametrize("changes", [{"knobs": {"lost": 1}}, {"method": "lost", "knobs": {"bits": 2}}], ids=repr)
