@@ -11,8 +11,8 @@ from starlette.requests import Request
 from kvq_core.events import Loading
 from kvq_core.store.store import open_store
 from tests.support.ui_record_factory import make_run
-from ui.layout import build_ui
 from ui.html.status import unexpected
+from ui.layout import build_ui
 from ui.service.services import Services
 
 
