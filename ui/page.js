@@ -262,9 +262,11 @@
       await window.Plotly.downloadImage(drawing.node, { format, width, height, scale: format === "png" ? 2 : 1, filename });
     }
   };
-  new ResizeObserver(([{ target }]) => {
-    document.documentElement.style.setProperty("--launch", `${target.offsetHeight}px`);
-  }).observe(document.getElementById("launch"));
+  // What stays in sight while the page scrolls; style.css keeps what is scrolled to clear of it.
+  const staying = new ResizeObserver((sizes) => {
+    for (const { target } of sizes) document.documentElement.style.setProperty(`--${target.id}`, `${target.offsetHeight}px`);
+  });
+  for (const id of ["header", "launch"]) staying.observe(document.getElementById(id));
   const marks = document.head.appendChild(document.createElement("style"));
   const staged = document.head.appendChild(document.createElement("style"));
   const opened = document.head.appendChild(document.createElement("style"));

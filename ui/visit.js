@@ -53,7 +53,7 @@
   // Gradio notices a lost connection only while an answer is under way, and then answers no press any more.
   const LOOK_MS = 4000;
   const PATIENCE_MS = 10000;
-  const CAME_BACK = "kvq-came-back";
+  const LOST = "kvq-lost"; // the server that went away, until the page knows who answers now
   let away = false;
   let app = null;
   const place = document.createElement("div");
@@ -67,16 +67,25 @@
   const went = () => {
     if (away) return;
     away = true;
+    if (app) safely(() => sessionStorage.setItem(LOST, app)); // now: Gradio may be the first to load the page again
     const text = "It was stopped, or the connection is lost. What is in the form is kept. The page looks every few seconds and goes on by itself; a run that was under way is lost if the server was stopped.";
     say("bad", "The server does not answer", text);
     mark();
   };
-  const came = (other) => {
-    if (away) safely(() => sessionStorage.setItem(CAME_BACK, other ? "other" : ""));
-    if (other) return location.reload(); // it knows nothing of this page
+  const came = (now) => {
+    const lost = safely(() => sessionStorage.getItem(LOST));
+    if (app !== null && app !== now) {
+      safely(() => sessionStorage.setItem(LOST, app));
+      return location.reload(); // another one knows nothing of this page
+    }
     if (away) place.remove();
     away = false;
+    app = now;
     mark();
+    safely(() => sessionStorage.removeItem(LOST));
+    if (!lost || lost === now) return;
+    say("warn", "The server was started again", "A run that was under way is lost; nothing of it was kept. The form is as it was: press Run.");
+    document.getElementById("run")?.addEventListener("click", () => place.remove(), { once: true });
   };
   const mark = () => {
     document.body.classList.toggle("away", away);
@@ -86,9 +95,7 @@
     try {
       const answer = await fetch(`${root}/gradio_api/app_id`, { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
       if (!answer.ok) return went();
-      const { app_id: now } = await answer.json();
-      came(app !== null && app !== now);
-      app = now;
+      came(String((await answer.json()).app_id)); // as storage holds it
     } catch {
       went();
     }
@@ -98,11 +105,6 @@
     setTimeout(watch, away ? LOOK_MS / 2 : LOOK_MS);
   };
   watch();
-  if (safely(() => sessionStorage.getItem(CAME_BACK))) {
-    say("warn", "The server was started again", "A run that was under way is lost; nothing of it was kept. The form is as it was: press Run.");
-    document.getElementById("run")?.addEventListener("click", () => place.remove());
-  }
-  safely(() => sessionStorage.removeItem(CAME_BACK));
 
   window.kvqVisit = { follow, keep };
   return [kept, restored];

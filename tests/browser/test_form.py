@@ -145,3 +145,14 @@ def test_a_lost_server_is_told_and_the_page_recovers(start_server, stop_server, 
     run(page)
     wait_status(page, "Done")
     assert page.locator("#away").count() == 0
+
+
+def test_a_moment_without_network_is_no_new_server(quick, open_page):
+    page = open_page(quick)
+    page.wait_for_selector("#lane-row-4")
+    page.context.set_offline(True)
+    page.wait_for_selector("#away .notice.bad", timeout=30_000)
+    page.context.set_offline(False)
+    page.wait_for_selector("#away", state="detached", timeout=30_000)
+    page.wait_for_function("sessionStorage.getItem('kvq-lost') === null")
+    assert page.locator("#away").count() == 0 and not page.evaluate("document.getElementById('launch').inert")

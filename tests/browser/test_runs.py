@@ -24,9 +24,11 @@ def lanes(page, count: int) -> None:
 
 def whole(page, count: int) -> None:
     """The link, the cards with their verdicts, the scorecard and the views of a finished run of so many lanes."""
+    page.wait_for_selector("#card-0 [data-t]")
+    page.wait_for_function("document.querySelector('#run').innerText == 'Run'")
+    page.wait_for_selector("#share textarea")
     page.wait_for_function("n => document.querySelectorAll('#verdicts .verdict').length == n", arg=count)
     assert page.locator(".answer .stats").count() == count + 1
-    assert page.locator("#card-0 [data-t]").count() and page.locator("#run").inner_text() == "Run"
     assert all(page.locator(f"#card-{n + 1} i[title]").count() for n in range(count))
     table = page.locator("#score-table").inner_text()
     assert "Noise floor" in table and all(page.locator(f"#card-{n + 1} h3").inner_text() in table for n in range(count))

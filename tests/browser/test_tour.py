@@ -3,6 +3,7 @@
 import pytest
 
 from kvq_core.pipeline.examples import packaged
+from tests.browser.conftest import visits
 from ui.panels.tour import shipped, tour
 from ui.selection import selected, start
 
@@ -53,8 +54,12 @@ IN_SIGHT = """figure => {
 }"""
 
 
-def test_a_step_is_in_the_address_and_its_figure_in_sight(server, open_page):
-    page = open_page(f"{server}/?learn=1")
+def test_a_step_is_in_the_address_and_its_figure_in_sight(server, browser):
+    with visits(browser, reads_console=False) as visit:  # Back leaves a page whose figures may be under way
+        walk(visit(f"{server}/?learn=1"))
+
+
+def walk(page) -> None:
     for number, step in enumerate(tour(), 1):
         page.wait_for_function("title => document.querySelector('#learn h3')?.innerText === title", arg=step.title)
         page.wait_for_function(f"location.search === '?learn={number}'")
