@@ -125,7 +125,9 @@ def test_a_converted_model_that_cannot_be_written_is_one_line(home, monkeypatch)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("transformers.PreTrainedModel.save_pretrained", save)
-    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", lambda *_, **__: (tiny_with_config(), WHOLE))
+    monkeypatch.setattr(
+        "transformers.AutoModelForCausalLM.from_pretrained", lambda *_, **__: (tiny_with_config(), WHOLE)
+    )
     with pytest.raises(ModelError, match="No space left") as caught:
         bundled.convert(home / "models" / "x")
     assert "KVQ_HOME" in str(caught.value) and not list((home / "models").iterdir())

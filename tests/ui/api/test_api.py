@@ -207,7 +207,7 @@ def test_an_unknown_run_is_refused_in_one_line(client, endpoint, run, said):
     [
         ("/preset", [["first-look"]], "name = ['first-look'] is not allowed: it must be text."),
         ("/run", [], "not the values that are taken here"), ("/run", ["f" * 16], "not the values that are taken here"),
-        ("/preset", [None], "name = None is not allowed"), ("/claims", [3], "paper = 3 is not allowed"),
+        ("/preset", [None], "name = nothing is not allowed"), ("/claims", [3], "paper = 3 is not allowed"),
         ("/run", ["f" * 16, 7], "key = 7 is not allowed"), ("/run", [{"a": 1}, ""], "not valid"),
         ("/arrays", [[], ""], "not valid"), ("/share", ["f" * 16, "", "false"], "it must be true or false"),
         ("/estimate", [{**SMALL, "temperature": math.nan}], "temperature = nan is not allowed"),
