@@ -179,7 +179,9 @@ def _wire_shown(page: Page, services: Services) -> None:
             *fit(page.views, record, arrays, shown, on_page, opened, values[len(page.views.selection) :]),
         ]
         # Run was pressed again while this one was drawn: its results would stand over the next one's answers.
-        late = shown["ticket"] != "link" and not services.jobs.is_newest(request.session_hash or "", shown["ticket"])
+        late = shown.get("ticket", "link") != "link" and not services.jobs.is_newest(
+            request.session_hash or "", shown["ticket"]
+        )
         return [gr.skip()] * len(outputs) if late else found
 
     def remember(shown: dict[str, Any], kept: Any) -> list[Any]:
