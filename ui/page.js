@@ -104,20 +104,25 @@
       classList.toggle("behind", !drawn.run || Object.keys(drawn).some((name) => drawn[name] !== now[name]));
     }
   };
-  // A step of the tour: its words come into sight, then its figure below them, once it is there. Where the words do not
-  // stay in sight the figure waits for its button.
+  // A step of the tour: its words come into sight, then its figure below them, once it is drawn for the step. Where the
+  // words do not stay in sight the figure waits for its button.
   let step = null;
+  let pending = null;
   const tour = () => {
     const learn = document.getElementById("learn");
     const button = learn?.checkVisibility() && learn.querySelector("[data-figure]");
     if (!button) return;
     const stays = getComputedStyle(learn).position === "sticky";
     document.documentElement.style.setProperty("--learn", stays ? `${learn.offsetHeight}px` : "0px");
-    if (step === button.dataset.step) return;
-    if (document.querySelector("#where .view.behind") && !document.getElementById(`plot-${button.dataset.figure}`)) return;
-    const known = step !== null;
-    step = button.dataset.step;
-    setTimeout(() => (stays ? show(button.dataset.figure) : known || learn.scrollIntoView({ block: "start" })), 60);
+    if (step !== button.dataset.step) {
+      if (step === null) setTimeout(() => learn.scrollIntoView({ block: "start" }), 60);
+      step = button.dataset.step;
+      pending = stays ? button.dataset.figure : null;
+    }
+    const place = pending && document.getElementById(`plot-${pending}`);
+    if (!place || !isOpen(place) || place.closest(".view.behind")) return;
+    setTimeout(show, 120, pending);
+    pending = null;
   };
   const show = (figure) => document.getElementById(`plot-${figure}`)?.closest(".slot").scrollIntoView({ block: "start" });
   // The editor opens at its lane, which comes into sight with it; whoever opened it goes on in it.
@@ -280,6 +285,7 @@
       window.kvq.view = view;
       opened.textContent = `#view-${CSS.escape(view)} { position: static !important; height: auto !important; overflow: visible !important; visibility: visible !important; }`;
       tabs();
+      tour();
     },
     token: null,
     mark: (token) => {

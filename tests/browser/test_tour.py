@@ -73,6 +73,16 @@ def walk(page) -> None:
     page.wait_for_function("location.search.startsWith('?run=')")
 
 
+@pytest.mark.parametrize("number", [5, 9])
+def test_a_link_to_a_step_shows_its_figure(server, open_page, number):
+    """Of views that are not the one a page opens with, and of figures above and below others."""
+    page = open_page(f"{server}/?learn={number}")
+    page.wait_for_selector(f"#plot-{tour()[number - 1].figure}:not(.behind) .main-svg")
+    page.wait_for_function(IN_SIGHT, arg=tour()[number - 1].figure)
+    page.wait_for_timeout(1500)  # what is drawn meanwhile does not push it away
+    assert page.evaluate(IN_SIGHT, tour()[number - 1].figure)
+
+
 def test_on_a_phone_the_figure_is_a_button_away(server, open_page):
     page = open_page(f"{server}/?learn=4", width=390)
     page.locator("#learn [data-figure]").click()
