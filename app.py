@@ -85,12 +85,24 @@ def launch(services: Services, health: Health, host: str, port: int, mcp: bool =
     """Build the page and serve it, from threads of its own."""
     blocks = build_ui(services)
     blocks.launch(
-        server_name=host, server_port=port, theme=theme(), css=css(), footer_links=["settings"],
-        enable_monitoring=False, run_history=False, ssr_mode=False, max_file_size="1mb", quiet=False,
-        app_kwargs=app_kwargs(health), blocked_paths=blocked_paths(services.store), prevent_thread_lock=True,
-        max_threads=limits().line + SPARE, state_session_capacity=SESSIONS, mcp_server=mcp,
+        server_name=host,
+        server_port=port,
+        theme=theme(),
+        css=css(),
+        footer_links=["settings"],
+        enable_monitoring=False,
+        run_history=False,
+        ssr_mode=False,
+        max_file_size="1mb",
+        quiet=False,
+        app_kwargs=app_kwargs(health),
+        blocked_paths=blocked_paths(services.store),
+        prevent_thread_lock=True,
+        max_threads=limits().line + SPARE,
+        state_session_capacity=SESSIONS,
+        mcp_server=mcp,
         _frontend=False,  # no check that the page answers itself within three seconds: a busy machine takes longer
-    )  # fmt: skip
+    )
     install(blocks)
     answer_in_json(blocks)
     take_over("uvicorn", "uvicorn.error", "uvicorn.asgi")  # set up while it was launched

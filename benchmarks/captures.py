@@ -47,14 +47,19 @@ def measure(new: int, repeats: int) -> dict[str, Any]:
             found[level].append(decode_seconds(model, spec, ids))
     best = {level: min(times) for level, times in found.items()}
     return {
-        "prompt_tokens": len(ids), "new_tokens": new, "lanes": len(base.lanes), "threads": torch.get_num_threads(),
-        "repeats": repeats, "decode_s": best, "all_decode_s": found,
+        "prompt_tokens": len(ids),
+        "new_tokens": new,
+        "lanes": len(base.lanes),
+        "threads": torch.get_num_threads(),
+        "repeats": repeats,
+        "decode_s": best,
+        "all_decode_s": found,
         "ratio": {
             level: median(own / off for own, off in zip(found[level], found["off"], strict=True))
             for level in LEVELS[1:]
         },
         "budget": BUDGET,
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

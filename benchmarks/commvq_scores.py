@@ -74,10 +74,14 @@ def measure(tokens: int, heads: int, pairs: int, levels: int, stages: int) -> di
     times = {"naive": best_ms(naive), "look-up": best_ms(decoding), "commuted": best_ms(commuting)}
     difference = (naive() - commuting()).abs().max() / naive().abs().max()
     return {
-        "tokens": tokens, "heads": heads, "levels": levels, "stages": stages, "difference": difference.item(),
+        "tokens": tokens,
+        "heads": heads,
+        "levels": levels,
+        "stages": stages,
+        "difference": difference.item(),
         "multiplications": {name: heads * n for name, n in counts(tokens, pairs, levels, stages).items()},
         "ms": times,
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

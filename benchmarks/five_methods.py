@@ -26,9 +26,15 @@ from kvq_core.presets import presets
 from kvq_core.spec import DEFAULT_MODEL, Lane, parse_spec
 
 ENCODE = {  # lane -> seconds it should stay under
-    "kivi": 1.5, "squat": 1.5, "squat pre": 1.5, "innerq": 1.5, "svdq": 4.0, "qaq": None, "commvq 1 bit": 10.0,
+    "kivi": 1.5,
+    "squat": 1.5,
+    "squat pre": 1.5,
+    "innerq": 1.5,
+    "svdq": 4.0,
+    "qaq": None,
+    "commvq 1 bit": 10.0,
     "commvq 2 bits": 10.0,
-}  # fmt: skip
+}
 QAQ_STEP = 1.5  # most that a step with a QAQ lane should take, in steps with a KIVI lane
 KNOBS = {"squat pre": {"rope": "pre"}, "commvq 1 bit": {"bits": 1}, "commvq 2 bits": {"bits": 2}}
 
@@ -72,10 +78,13 @@ def main() -> None:
     rounds = [{m: step_ms(model, prefill, m, args.steps) for m in ("kivi", "qaq")} for _ in range(args.repeats)]
     steps = {m: min(r[m] for r in rounds) for m in ("kivi", "qaq")}
     result = {
-        "prompt_tokens": len(prefill.ids), "threads": torch.get_num_threads(), "encode_s": encode, "step_ms": steps,
+        "prompt_tokens": len(prefill.ids),
+        "threads": torch.get_num_threads(),
+        "encode_s": encode,
+        "step_ms": steps,
         "qaq_step_ratio": steps["qaq"] / steps["kivi"],
         "targets": {"encode_s": ENCODE, "qaq_step_ratio": QAQ_STEP},
-    }  # fmt: skip
+    }
     args.out.write_text(json.dumps(result, indent=1) + "\n")
     print(f"encoding {len(prefill.ids)} prompt tokens, all layers")
     for label, seconds in encode.items():

@@ -44,8 +44,13 @@ def cases(models: dict[str, Shape], tokens: tuple[int, ...]) -> Iterator[Case]:
     """Every case with its name, operation/model/length, shortest first within an operation."""
     for model, shape in models.items():
         for n in tokens:
-            for measure in (packed_scores_case, packed_values_case, quantize_pack_case, unpack_dequantize_case,
-                            decode_attention_case):  # fmt: skip
+            for measure in (
+                packed_scores_case,
+                packed_values_case,
+                quantize_pack_case,
+                unpack_dequantize_case,
+                decode_attention_case,
+            ):
                 yield _named(measure, model, shape, n)
     large = "Llama-3.1-8B"
     for n in tokens[4::2]:  # 8K, 32K and 128K

@@ -39,12 +39,16 @@ class Weights:
         wide, narrow = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         layers = [
             {
-                "q": matrix(shape.hidden, wide), "k": matrix(shape.hidden, narrow), "v": matrix(shape.hidden, narrow),
-                "o": matrix(wide, shape.hidden), "gate": matrix(shape.hidden, shape.feed_forward),
-                "up": matrix(shape.hidden, shape.feed_forward), "down": matrix(shape.feed_forward, shape.hidden),
+                "q": matrix(shape.hidden, wide),
+                "k": matrix(shape.hidden, narrow),
+                "v": matrix(shape.hidden, narrow),
+                "o": matrix(wide, shape.hidden),
+                "gate": matrix(shape.hidden, shape.feed_forward),
+                "up": matrix(shape.hidden, shape.feed_forward),
+                "down": matrix(shape.feed_forward, shape.hidden),
             }
             for _ in range(shape.layers)
-        ]  # fmt: skip
+        ]
         return cls(layers, matrix(shape.vocabulary, shape.hidden))
 
     @property
@@ -143,8 +147,11 @@ def decoding(
     peak = torch.cuda.max_memory_allocated() / 1e9 if cuda else 0.0
     read = weights.nbytes + sum(held.nbytes for held in caches)
     return {
-        "peak_gb": peak, "ms_per_token": ms, "tokens_per_second": 1e3 * batch / ms, "roofline": 1e3 * read / bandwidth,
-    }  # fmt: skip
+        "peak_gb": peak,
+        "ms_per_token": ms,
+        "tokens_per_second": 1e3 * batch / ms,
+        "roofline": 1e3 * read / bandwidth,
+    }
 
 
 def _step(weights: Weights, shape: Decoder, caches: list[Dense | Packed], x: Tensor) -> Tensor:

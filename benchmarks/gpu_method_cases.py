@@ -22,9 +22,10 @@ def squat_quantize_case(s: Setting, shape: Shape, n: int) -> Numbers:
     return {
         "fused": s.ms(lambda: squat_quantize(x, updates, half, grid)),
         **s.beside("torch", lambda: squat_quantize(x, updates, half, grid, "torch")),
-        "quantize_pack": s.ms(lambda: quantize_pack(x, grid, "tokens")), "copy": s.ms(x.clone),
+        "quantize_pack": s.ms(lambda: quantize_pack(x, grid, "tokens")),
+        "copy": s.ms(x.clone),
         "roofline": s.roofline(size),
-    }  # fmt: skip
+    }
 
 
 def latent_scores_case(s: Setting, shape: Shape, n: int) -> Numbers:
@@ -39,8 +40,9 @@ def latent_scores_case(s: Setting, shape: Shape, n: int) -> Numbers:
     return {
         "fused": s.ms(lambda: latent_scores(q, keys, turn, n)),
         **s.beside("decode_first", lambda: q.float() @ rotate(latent_dense(keys, dim, n), turn).transpose(-1, -2)),
-        "matmul": _scores_ms(s, q, n), "roofline": s.roofline(size),
-    }  # fmt: skip
+        "matmul": _scores_ms(s, q, n),
+        "roofline": s.roofline(size),
+    }
 
 
 def codebook_scores_case(s: Setting, shape: Shape, n: int, stages: int = 11, levels: int = 64) -> Numbers:
@@ -58,9 +60,11 @@ def codebook_scores_case(s: Setting, shape: Shape, n: int, stages: int = 11, lev
 
     size = codes.numel() + theta.numel() * 2 + turn.cos.numel() * 8
     return {
-        "fused": s.ms(lambda: codebook_scores(q, theta, codes, scale, turn)), **s.beside("decode_first", naive),
-        "matmul": _scores_ms(s, q, n), "roofline": s.roofline(size),
-    }  # fmt: skip
+        "fused": s.ms(lambda: codebook_scores(q, theta, codes, scale, turn)),
+        **s.beside("decode_first", naive),
+        "matmul": _scores_ms(s, q, n),
+        "roofline": s.roofline(size),
+    }
 
 
 def codebook_values_case(s: Setting, shape: Shape, n: int) -> Numbers:
@@ -77,9 +81,11 @@ def codebook_values_case(s: Setting, shape: Shape, n: int) -> Numbers:
 
     size = digits.numel() + n * 4 + book.numel() * 4
     return {
-        "fused": s.ms(lambda: codebook_values(p, digits, weights, book, scale)), **s.beside("decode_first", naive),
-        "matmul": s.ms(lambda: p @ x), "roofline": s.roofline(size),
-    }  # fmt: skip
+        "fused": s.ms(lambda: codebook_values(p, digits, weights, book, scale)),
+        **s.beside("decode_first", naive),
+        "matmul": s.ms(lambda: p @ x),
+        "roofline": s.roofline(size),
+    }
 
 
 def mixed_scores_case(s: Setting, shape: Shape, n: int) -> Numbers:
@@ -91,9 +97,11 @@ def mixed_scores_case(s: Setting, shape: Shape, n: int) -> Numbers:
         return q.float() @ mixed_dense(keys, shape.kv_heads, shape.head_dim).transpose(-1, -2)
 
     return {
-        "fused": s.ms(lambda: mixed_scores(q, keys)), **s.beside("decode_first", naive),
-        "matmul": _scores_ms(s, q[0], n), "roofline": s.roofline(sum(t.numel() * t.element_size() for t in keys)),
-    }  # fmt: skip
+        "fused": s.ms(lambda: mixed_scores(q, keys)),
+        **s.beside("decode_first", naive),
+        "matmul": _scores_ms(s, q[0], n),
+        "roofline": s.roofline(sum(t.numel() * t.element_size() for t in keys)),
+    }
 
 
 def mixed_values_case(s: Setting, shape: Shape, n: int) -> Numbers:
@@ -102,15 +110,20 @@ def mixed_values_case(s: Setting, shape: Shape, n: int) -> Numbers:
     p, x = torch.rand(1, heads, shape.shared, n, device=s.device).half(), s.random(1, heads, n, dim)
     return {
         "fused": s.ms(lambda: mixed_values(p, values, dim)),
-        **s.beside("decode_first", lambda: p.float() @ mixed_dense(values, heads, dim)), "matmul": s.ms(lambda: p @ x),
+        **s.beside("decode_first", lambda: p.float() @ mixed_dense(values, heads, dim)),
+        "matmul": s.ms(lambda: p @ x),
         "roofline": s.roofline(sum(t.numel() * t.element_size() for t in values)),
-    }  # fmt: skip
+    }
 
 
 METHOD_CASES = (
-    squat_quantize_case, latent_scores_case, codebook_scores_case, codebook_values_case, mixed_scores_case,
+    squat_quantize_case,
+    latent_scores_case,
+    codebook_scores_case,
+    codebook_values_case,
+    mixed_scores_case,
     mixed_values_case,
-)  # fmt: skip
+)
 
 
 def _scores_ms(s: Setting, q: Tensor, n: int) -> float:

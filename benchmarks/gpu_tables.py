@@ -22,7 +22,8 @@ PLAIN = {
         "What waits between the launches of one call costs nothing here; all other comparisons are in the table above.",
     ),
     "squat_quantize": (
-        "squat_quantize, one layer", f"{NO_PRODUCT} quantize_pack rounds alike without updating later channels."
+        "squat_quantize, one layer",
+        f"{NO_PRODUCT} quantize_pack rounds alike without updating later channels.",
     ),
     "codebook_scores": ("codebook_scores, one layer (CommVQ, Table 5)", ONE_PRODUCT),
     "codebook_values": ("codebook_values, one layer", ONE_PRODUCT),
@@ -33,7 +34,7 @@ PLAIN = {
         "launch settings of decode_attention",
         "Tokens a tile (t), warps (w) and stages (s) of one kernel; its comparisons are in the table above.",
     ),
-}  # fmt: skip
+}
 DECODER = (
     "fp16 is read by SDPA, and so is kivi dequantized, its packed cache dequantized at every step. No matmul: a step "
     "has many."
@@ -47,9 +48,11 @@ def tables(folder: Path) -> str:
     facts, results = _read(folder)
     if not facts:
         return f"Nothing is stored in {folder}."
-    head = [f"{facts['device']}, torch {facts['torch']}, triton {facts['triton']}, "
-            f"copy bandwidth {facts['copy_bandwidth'] / 1e9:.0f} GB/s. Milliseconds, medians. "
-            "A dash: not measured, or it had no kernel or not enough memory."]  # fmt: skip
+    head = [
+        f"{facts['device']}, torch {facts['torch']}, triton {facts['triton']}, "
+        f"copy bandwidth {facts['copy_bandwidth'] / 1e9:.0f} GB/s. Milliseconds, medians. "
+        "A dash: not measured, or it had no kernel or not enough memory."
+    ]
     if facts["device"] == "cpu":
         head = ["DRY RUN on a CPU with tiny shapes: these are no measurements.", *head]
     parts = [*_products(results), *_plain(results), *_batches(results)]
@@ -97,7 +100,8 @@ def _products(results: Results) -> list[str]:
     for part in ("packed_scores", "packed_values"):
         for model, found in results.get(part, {}).items():
             rows = [
-                ("torch.matmul fp16", _row(found, "matmul")), ("inner grouping", _row(found, "inner")),
+                ("torch.matmul fp16", _row(found, "matmul")),
+                ("inner grouping", _row(found, "inner")),
                 ("speedup over matmul (Table 3)", _speedup(found, "matmul", "inner")),
                 ("inner grouping, symmetric (InnerQ)", _row(found, "inner_symmetric")),
                 ("inner grouping, hybrid (InnerQ)", _row(found, "inner_hybrid")),
@@ -109,7 +113,7 @@ def _products(results: Results) -> list[str]:
                 ("roofline of 2 bits, symmetric", _row(found, "inner_symmetric_roofline")),
                 ("roofline of 2 bits, hybrid", _row(found, "inner_hybrid_roofline")),
                 ("roofline of fp16", _row(found, "matmul_roofline")),
-            ]  # fmt: skip
+            ]
             note = (
                 "Asymmetric groups of 32 where nothing else is said, the same bytes either way, and all codes stay in "
                 "their words. No SDPA: this is one of its two products; decode_attention stands beside it."
@@ -163,8 +167,12 @@ def _targets(results: Results) -> list[str]:
 
 def _decode_targets(results: Results) -> Iterator[str]:
     steps = (("decode_attention", "decode_attention"), ("graph", "decode_attention from a graph"))
-    every = ((name, model, n, found) for part, name in steps for model, rows in results.get(part, {}).items()
-             for n, found in rows.items())  # fmt: skip
+    every = (
+        (name, model, n, found)
+        for part, name in steps
+        for model, rows in results.get(part, {}).items()
+        for n, found in rows.items()
+    )
     for name, model, n, numbers in every:
         for kind in ("kivi", "innerq"):
             where = f"{model}, {n} tokens, {kind}"

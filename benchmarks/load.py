@@ -111,9 +111,11 @@ class Watcher:
         self._task.cancel()
         times = sorted(self.latency)
         return {
-            "requests": len(times), "median_s": statistics.median(times), "p95_s": times[int(0.95 * (len(times) - 1))],
+            "requests": len(times),
+            "median_s": statistics.median(times),
+            "p95_s": times[int(0.95 * (len(times) - 1))],
             "max_s": times[-1],
-        }  # fmt: skip
+        }
 
 
 async def resting(address: str, process: psutil.Process) -> dict[str, float]:
@@ -193,11 +195,20 @@ async def crowd(address: str, process: psutil.Process, store: str, count: int, f
     latency, books = watcher.stop(), await pasted
     await slow_page.close()
     return {
-        "visitors": count, "seconds": seconds, **summary(visits, store), "slow_reader": slow.outcome,
-        "slow_reader_s": slow.seconds, "prompt_10mb": books[0], "request_20mb": books[1], "nonsense": junk,
-        "page_latency": latency, "peak_mb": watcher.peak / 1e6, "before": before,
-        "after": await resting(address, process), "log_errors": _errors(store),
-    }  # fmt: skip
+        "visitors": count,
+        "seconds": seconds,
+        **summary(visits, store),
+        "slow_reader": slow.outcome,
+        "slow_reader_s": slow.seconds,
+        "prompt_10mb": books[0],
+        "request_20mb": books[1],
+        "nonsense": junk,
+        "page_latency": latency,
+        "peak_mb": watcher.peak / 1e6,
+        "before": before,
+        "after": await resting(address, process),
+        "log_errors": _errors(store),
+    }
 
 
 def _errors(store: str) -> int:

@@ -47,6 +47,11 @@ def _row(limit: str, variable: str, visits: list[Visit], store: str) -> dict[str
     found = summary(visits, store)
     count = found["outcomes"]
     return {
-        "limit": limit, "variable": variable, "asked": len(visits), "ran": count.get("done", 0),
-        "refused": count.get("refused", 0), "reasons": found["reasons"], "mixed_up": found["mixed_up"],
-    }  # fmt: skip
+        "limit": limit,
+        "variable": variable,
+        "asked": len(visits),
+        "ran": count.get("done", 0),
+        "refused": count.get("refused", 0),
+        "reasons": found["reasons"],
+        "mixed_up": found["mixed_up"],
+    }

@@ -51,10 +51,11 @@ class Plan:
         """Inputs of an event: ``values`` by element id (``max_new_tokens`` is #max-new-tokens), else what the page was
         ``filled`` with when it was opened, else the first values; states are the server's own."""
         return [
-            None if self.parts[id]["type"] == "state"
+            None
+            if self.parts[id]["type"] == "state"
             else values.get(self._name(id).replace("-", "_"), filled.get(id, self.parts[id]["props"].get("value")))
             for id in event["inputs"]
-        ]  # fmt: skip
+        ]
 
 
 @dataclass

@@ -56,8 +56,10 @@ def summary(visits: list[Visit], store: str) -> dict[str, Any]:
     mixed = [v.prompt for id, v in runs.items() if open_store(store).load(id)[0].spec["prompt"] != v.prompt]
     waits = sorted(visit.wait for visit in runs.values()) or [0.0]
     return {
-        "outcomes": dict(Counter(visit.outcome for visit in visits)), "runs": len(runs), "mixed_up": len(mixed),
+        "outcomes": dict(Counter(visit.outcome for visit in visits)),
+        "runs": len(runs),
+        "mixed_up": len(mixed),
         "told_a_wait": sum(any("starts in" in detail for _, _, detail in v.seen) for v in visits),
         "wait_s": {"median": statistics.median(waits), "max": waits[-1]},
         "reasons": dict(Counter(v.reason for v in visits if v.outcome in ("refused", "stopped", "unanswered"))),
-    }  # fmt: skip
+    }

@@ -84,16 +84,22 @@ def measure(new: int, repeats: int) -> dict[str, Any]:
     best = min(runs, key=lambda parts: parts["total"])
     steps = run.decode.step_seconds
     return {
-        "prompt_tokens": len(ids), "new_tokens": new, "lanes": len(LANES), "threads": torch.get_num_threads(),
-        "generate_s": min(plain), "comparison_s": best["total"], "ratio": best["total"] / min(plain),
+        "prompt_tokens": len(ids),
+        "new_tokens": new,
+        "lanes": len(LANES),
+        "threads": torch.get_num_threads(),
+        "generate_s": min(plain),
+        "comparison_s": best["total"],
+        "ratio": best["total"] / min(plain),
         "parts_s": {name: best[name] for name in ("prefill", "encode", "decode", "assemble")},
-        "ms_per_step": 1000 * sum(steps) / len(steps), "rows_mean": sum(run.decode.step_rows) / len(steps),
+        "ms_per_step": 1000 * sum(steps) / len(steps),
+        "rows_mean": sum(run.decode.step_rows) / len(steps),
         "lane_encode_s": {s.lane.label: s.encode_prompt_s for s in run.decode.states},
         "lane_upkeep_s": {s.lane.label: s.encode_decode_s for s in run.decode.states},
         "reference_equals_generate": tokens == run.decode.token_ids,
         "peak_memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
         "targets": TARGETS,
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

@@ -31,9 +31,13 @@ def numbers(lane: LaneRecord) -> dict[str, float]:
         raise SystemExit(f"{lane.method}: {lane.error or 'not measured'}")
     m, memory = lane.metrics, lane.memory
     return {
-        "key_bits": memory.key_bits, "value_bits": memory.value_bits, "kld": m.kld_mean, "kld_p99": m.kld_p99,
-        "flip_rate": m.flip_rate, "ppl_ratio": m.ppl_ratio,
-    }  # type: ignore[dict-item]  # fmt: skip
+        "key_bits": memory.key_bits,
+        "value_bits": memory.value_bits,
+        "kld": m.kld_mean,
+        "kld_p99": m.kld_p99,
+        "flip_rate": m.flip_rate,
+        "ppl_ratio": m.ppl_ratio,
+    }  # type: ignore[dict-item]
 
 
 def measured(model: LoadedModel, ids: list[int], names: list[str]) -> list[LaneRecord]:
@@ -41,10 +45,13 @@ def measured(model: LoadedModel, ids: list[int], names: list[str]) -> list[LaneR
     prompt = setting().prompt_tokens
     spec = parse_spec(
         {
-            "prompt": "-", "chat": False, "continuation": model.tokenizer.decode(ids[prompt:]),
-            "lanes": [{"label": name, "method": name} for name in names], "capture": {"detail": "off"},
+            "prompt": "-",
+            "chat": False,
+            "continuation": model.tokenizer.decode(ids[prompt:]),
+            "lanes": [{"label": name, "method": name} for name in names],
+            "capture": {"detail": "off"},
         }
-    )  # fmt: skip
+    )
     run = Run("0" * 16, model, spec, ids[:prompt])
     for _ in run.stages():
         pass
@@ -66,13 +73,15 @@ def main() -> None:
         for lane in [*runs[0], *(lane for run in runs[1:] for lane in run[1:])]:
             found.setdefault(lane.method, []).append(numbers(lane))
     result: dict[str, Any] = {
-        "model": model.title, "prompt_tokens": chosen.prompt_tokens, "later_tokens": chosen.later_tokens,
+        "model": model.title,
+        "prompt_tokens": chosen.prompt_tokens,
+        "later_tokens": chosen.later_tokens,
         "texts": list(chosen.texts),
         "methods": {
             name: {"summary": make(name).summary()} | {key: s.model_dump() for key, s in spreads(each).items()}
             for name, each in found.items()
         },
-    }  # fmt: skip
+    }
     args.out.write_text(json.dumps(result, indent=1) + "\n")
     for name, each in result["methods"].items():
         bits, kld = f"{each['key_bits']['mean']:5.2f} {each['value_bits']['mean']:5.2f}", each["kld"]

@@ -24,13 +24,21 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 BUDGETS = {
-    "answered_s": 1.0, "bytes": 2.5e6, "interactive_s": 3.0, "first_switch_ms": 300.0, "switch_ms": 300.0,
+    "answered_s": 1.0,
+    "bytes": 2.5e6,
+    "interactive_s": 3.0,
+    "first_switch_ms": 300.0,
+    "switch_ms": 300.0,
     "heap_mb": 200.0,
-}  # fmt: skip
+}
 VIEWS = {
-    "Text": "kld-strips", "Where": "grid-key", "Rate–distortion": "rate-kld", "Bits": "bits",
-    "Spectra": "head-spectra", "Query subspace": "error-split",
-}  # fmt: skip
+    "Text": "kld-strips",
+    "Where": "grid-key",
+    "Rate–distortion": "rate-kld",
+    "Bits": "bits",
+    "Spectra": "head-spectra",
+    "Query subspace": "error-split",
+}
 # Milliseconds from the click on a tab until its first figure is drawn.
 SWITCH = """async ([title, place]) => {
   const started = performance.now();

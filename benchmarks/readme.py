@@ -146,8 +146,9 @@ def _captures() -> Iterator[tuple[str, ...]]:
             "What captures add to decoding, measuring the caches after the last step included: "
             f"{found['lanes']} lanes and the noise floor, "
             f"{found['prompt_tokens']:,} prompt tokens, {found['new_tokens']} new",
-            f"{normal:.0f} % at default detail, {deep:.0f} % deep", f"{most:.0f} % at default detail",
-        )  # fmt: skip
+            f"{normal:.0f} % at default detail, {deep:.0f} % deep",
+            f"{most:.0f} % at default detail",
+        )
 
 
 def _methods_cost() -> Iterator[tuple[str, ...]]:
@@ -187,9 +188,10 @@ def _page() -> Iterator[tuple[str, ...]]:
         page, most = found["page"], found["budgets"]
         if "answered_s" in page:
             yield (
-                "Opening a finished run's link: the server's answers", f"{page['answered_s']:.2f} s",
+                "Opening a finished run's link: the server's answers",
+                f"{page['answered_s']:.2f} s",
                 f"{most['answered_s']:g} s",
-            )  # fmt: skip
+            )
         yield "A finished run's page, scripts apart", f"{page['bytes'] / 1e6:.2f} MB", f"{most['bytes'] / 1e6:g} MB"
         yield "Until it can be used", f"{page['interactive_s']:.1f} s", f"{most['interactive_s']:g} s"
         slowest = max(page["first_switch_ms"], page["switch_ms"])

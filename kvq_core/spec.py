@@ -128,17 +128,24 @@ class Stress(_Frozen):
     """Function-preserving stress: the cache becomes harder to quantize, full-precision attention stays what it was."""
 
     key_outlier_scale: float = Field(
-        1.0, ge=0.001, le=1024, title="Key outlier scale",
+        1.0,
+        ge=0.001,
+        le=1024,
+        title="Key outlier scale",
         description="Factor of chosen channel pairs of the keys; queries get its inverse. 1: none.",
-    )  # fmt: skip
+    )
     key_outlier_pairs: Annotated[int, Field(ge=1, le=1024)] | Annotated[tuple[Count, ...], Field(min_length=1)] = Field(
-        2, title="Outlier pairs",
+        2,
+        title="Outlier pairs",
         description="How many pairs (i, i + head_dim/2) of each head, largest first, or a list of pairs from 0.",
-    )  # fmt: skip
+    )
     key_bias: float = Field(
-        0.0, ge=-1024, le=1024, title="Key bias",
+        0.0,
+        ge=-1024,
+        le=1024,
+        title="Key bias",
         description="Size of a constant added to a head's keys on its slowest pairs, in units of their rms. 0: none.",
-    )  # fmt: skip
+    )
     layers: Literal["all"] | tuple[Count, ...] = Field(
         "all", title="Layers", description='Stressed layers, "all" or a list from 0.'
     )

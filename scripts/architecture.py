@@ -79,14 +79,20 @@ def draw() -> str:
         f'<text x="{WIDTH / 2}" y="{height - MARGIN}" text-anchor="middle" font-size="13" fill="#64748b">'
         f"everybody's ground: {escape(names)}</text>"
     )
-    return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" '
-        'font-family="system-ui, sans-serif" role="img" aria-label="Rooms of the code and the way imports point">',
-        f'<rect width="{WIDTH}" height="{height:.0f}" rx="8" fill="#f8fafc"/>',
-        '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
-        '<path d="M0 0L8 4L0 8z" fill="#94a3b8"/></marker></defs>',
-        *lines, *boxes, strip, "</svg>", "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" '
+            'font-family="system-ui, sans-serif" role="img" aria-label="Rooms of the code and the way imports point">',
+            f'<rect width="{WIDTH}" height="{height:.0f}" rx="8" fill="#f8fafc"/>',
+            '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+            '<path d="M0 0L8 4L0 8z" fill="#94a3b8"/></marker></defs>',
+            *lines,
+            *boxes,
+            strip,
+            "</svg>",
+            "",
+        ]
+    )
 
 
 def line(start: tuple[float, float], end: tuple[float, float]) -> str:

@@ -79,10 +79,15 @@ def hub_copy(home: Path) -> bool:
 def variables(venv: Path, home: Path, port: int, offline: bool) -> dict[str, str]:
     """The environment of a Space, and nothing of this shell's."""
     return {
-        "PATH": f"{venv / 'bin'}:/usr/bin:/bin", "HOME": str(home), "LANG": "C.UTF-8",
-        "HF_HUB_OFFLINE": str(int(offline)), "GRADIO_SERVER_PORT": str(port), "SYSTEM": "spaces",
-        "SPACE_ID": "somebody/kvq-explorer", "SPACE_HOST": "somebody-kvq-explorer.hf.space",
-    }  # fmt: skip
+        "PATH": f"{venv / 'bin'}:/usr/bin:/bin",
+        "HOME": str(home),
+        "LANG": "C.UTF-8",
+        "HF_HUB_OFFLINE": str(int(offline)),
+        "GRADIO_SERVER_PORT": str(port),
+        "SYSTEM": "spaces",
+        "SPACE_ID": "somebody/kvq-explorer",
+        "SPACE_HOST": "somebody-kvq-explorer.hf.space",
+    }
 
 
 def ask(url: str, data: Any = None) -> Any:

@@ -36,11 +36,21 @@ _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-sta
 # browser. Those that take longest come first.
 _SERVED = "browser"
 LONGEST = (
-    _SERVED, "triton/test_kernels_triton.py", "core/pipeline/test_run.py", "core/cli/test_cli.py", "test_docs.py",
-    "core/packed/test_packed.py", "core/analysis/test_explain.py", "ui/server/test_zero_gpu.py",
-    "core/packed/test_packed_methods.py", "test_setup.py", "core/engine/test_engine.py", "ui/panels/test_share.py",
-    "core/methods/test_every_method.py", "benchmarks/test_gpu_benchmark.py",
-)  # fmt: skip
+    _SERVED,
+    "triton/test_kernels_triton.py",
+    "core/pipeline/test_run.py",
+    "core/cli/test_cli.py",
+    "test_docs.py",
+    "core/packed/test_packed.py",
+    "core/analysis/test_explain.py",
+    "ui/server/test_zero_gpu.py",
+    "core/packed/test_packed_methods.py",
+    "test_setup.py",
+    "core/engine/test_engine.py",
+    "ui/panels/test_share.py",
+    "core/methods/test_every_method.py",
+    "benchmarks/test_gpu_benchmark.py",
+)
 
 
 def find_chromium() -> str | None:

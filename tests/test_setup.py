@@ -114,19 +114,8 @@ FAKE_KERNELS = textwrap.dedent(
 
 def test_the_makefile_has_every_target():
     targets = set(re.findall(r"^([a-z-]+):", makefile(), re.M))
-    assert {
-        "setup",
-        "lock",
-        "run",
-        "test",
-        "test-fast",
-        "test-long",
-        "check",
-        "bench",
-        "readme",
-        "fmt",
-        "clean",
-    } <= targets
+    named = "setup lock run test test-fast test-long check bench readme fmt clean"
+    assert set(named.split()) <= targets
 
 
 def test_make_parses_every_target():
@@ -213,8 +202,11 @@ def test_browser_tests_are_skipped_or_missed_without_chromium(tmp_path, required
     env.pop("CHROMIUM", None)
     result = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(suite)],
-        capture_output=True, text=True, env=env, cwd=suite,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env=env,
+        cwd=suite,
+    )
     assert (result.returncode == 0) == passes, result.stdout
     assert "No Chromium was found".lower() in result.stdout.lower() or "no Chromium found" in result.stdout
     assert ("1 passed, 1 skipped" if passes else "1 passed, 1 error") in result.stdout
@@ -228,18 +220,18 @@ def test_the_tests_that_start_first_are_there():
 # visitor of a Space. The core's names are imported when they are asked for, so that `kvq --help` answers at once.
 LOADED = {
     "kvq_core": set(),
-    "app": {
-        "PIL", "annotated_doc", "annotated_types", "anyio", "attr", "attrs", "brotli", "certifi", "click", "dateutil",
-        "dotenv", "fastapi", "filelock", "fsspec", "gradio", "gradio_client", "groovy", "h11", "hf_gradio", "httpcore",
-        "httpcore2", "httpx", "httpx2", "httpx_sse", "huggingface_hub", "idna", "jinja2", "jsonschema",
-        "jsonschema_specifications", "markupsafe", "mcp", "narwhals", "numpy", "opentelemetry", "orjson", "packaging",
-        "pandas", "plotly", "psutil", "pydantic", "pydantic_core", "pydantic_settings", "pydub", "pygments",
-        "python_multipart", "pytz", "rapidfuzz", "referencing", "regex", "rich", "rpds", "safehttpx", "safetensors",
-        "semantic_version", "shellingham", "six", "sse_starlette", "starlette", "tokenizers", "tomlkit", "torch",
-        "torchgen", "tqdm", "transformers", "truststore", "typer", "typing_extensions", "typing_inspection", "uvicorn",
-        "yaml",
-    },
-}  # fmt: skip
+    "app": set(
+        """
+        PIL annotated_doc annotated_types anyio attr attrs brotli certifi click dateutil dotenv fastapi filelock
+        fsspec gradio gradio_client groovy h11 hf_gradio httpcore httpcore2 httpx httpx2 httpx_sse huggingface_hub
+        idna jinja2 jsonschema jsonschema_specifications markupsafe mcp narwhals numpy opentelemetry orjson
+        packaging pandas plotly psutil pydantic pydantic_core pydantic_settings pydub pygments python_multipart pytz
+        rapidfuzz referencing regex rich rpds safehttpx safetensors semantic_version shellingham six sse_starlette
+        starlette tokenizers tomlkit torch torchgen tqdm transformers truststore typer typing_extensions
+        typing_inspection uvicorn yaml
+        """.split()
+    ),
+}
 
 
 @pytest.mark.parametrize("module", LOADED)

@@ -192,9 +192,16 @@ def _wire_shown(page: Page, services: Services) -> None:
         return [kept, listed(kept)]
 
     outputs = [
-        page.header, page.status, page.welcome, page.cards.stage, *page.share.outputs, page.cards.cards,
-        *page.score.outputs, *page.learn.outputs, *fitted(page.views),
-    ]  # fmt: skip
+        page.header,
+        page.status,
+        page.welcome,
+        page.cards.stage,
+        *page.share.outputs,
+        page.cards.cards,
+        *page.score.outputs,
+        *page.learn.outputs,
+        *fitted(page.views),
+    ]
     inputs = drawing_inputs(page.views, page.shown)
     drawn = page.shown.change(show, inputs, outputs, **QUIET, concurrency_limit=4)
     opened = drawn.then(draw_open(page.views, services), inputs, drawing_outputs(page.views), **DRAWING)
@@ -244,8 +251,12 @@ def _wire_visit(blocks: gr.Blocks, page: Page, services: Services) -> None:
             services.jobs.forget(name)
 
     outputs = [
-        page.status, page.welcome, page.learn.at, *page.learn.outputs, *form_outputs(page.setup, page.lanes),
-    ]  # fmt: skip
+        page.status,
+        page.welcome,
+        page.learn.at,
+        *page.learn.outputs,
+        *form_outputs(page.setup, page.lanes),
+    ]
     # The run by itself: what shows it is asked for at once, not after the browser has filled the whole form.
     brought = blocks.load(bring, page.kept, page.shown, **SWIFT)
     brought.then(lambda shown: gr.skip() if shown.get("run") else canvas(10), page.shown, page.plotly, **SWIFT)

@@ -38,8 +38,9 @@ class Growth:
         method = lane.build().as_stored(a_layer, measured)
         fixed = [layers * size for size in method.fixed_bytes(measured)]
         bits: dict[Kind, float | None] = {
-            "key": _packed_bits(memory, "key", fixed[0]), "value": _packed_bits(memory, "value", fixed[1])
-        }  # fmt: skip
+            "key": _packed_bits(memory, "key", fixed[0]),
+            "value": _packed_bits(memory, "value", fixed[1]),
+        }
         return cls(lane, method, {"key": keys, "value": values}, bits, memory.shared_bytes)
 
     def effective_bits(self, shape: ModelShape, tokens: int) -> tuple[float | None, float | None]:
@@ -101,9 +102,10 @@ def _packed_bits(memory: Memory, kind: Kind, fixed: float) -> float | None:
     if width is None:
         return None
     stored = sum(
-        size for name, size in memory.bytes_by_part.items()
+        size
+        for name, size in memory.bytes_by_part.items()
         if name.startswith(f"{kind}_") and name.removeprefix(f"{kind}_") not in FULL_PRECISION
-    )  # fmt: skip
+    )
     elements = 8 * stored / width
     return 8 * (stored - fixed) / elements
 

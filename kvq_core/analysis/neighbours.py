@@ -119,9 +119,13 @@ def _lane(label: str, settings: dict[str, Any], like: LaneRecord) -> Lane | None
     left = {means.get(name) for name, value in options.items() if value is not None}
     try:
         lane = Lane(
-            label=label[:60], method=like.method, knobs={k: v for k, v in settings.items() if k not in left},
-            tensors=like.tensors, layers=like.layers, **options,  # type: ignore[arg-type]
-        )  # fmt: skip
+            label=label[:60],
+            method=like.method,
+            knobs={k: v for k, v in settings.items() if k not in left},
+            tensors=like.tensors,
+            layers=like.layers,
+            **options,  # type: ignore[arg-type]
+        )
         lane.build()
     except (ValueError, KvqError):  # pydantic's and this project's refusals
         return None

@@ -41,8 +41,12 @@ EXPLAINED = (
     "; ".join(
         f"{t.word}: mean KLD ≤ {t.kld:g} nats, flips ≤ {100 * t.flips:g} %, p99 ≤ {t.p99:g} nats" for t in TIERS[:-1]
     ),
-    TIERS[-1].word, 100 * CONFIDENCE, 100 * CONFIDENCE, P99_FROM, MIN_SCORED,
-)  # fmt: skip
+    TIERS[-1].word,
+    100 * CONFIDENCE,
+    100 * CONFIDENCE,
+    P99_FROM,
+    MIN_SCORED,
+)
 
 
 @dataclass(frozen=True)

@@ -35,9 +35,15 @@ class Truth:
 
     @classmethod
     def of(
-        cls, rows: Rows, layers_of: list[list[int]], directions: Tensor, scaling: tuple[float, ...], queries: Tensor,
-        seen: Tensor, buckets: Buckets,
-    ) -> "Truth":  # fmt: skip
+        cls,
+        rows: Rows,
+        layers_of: list[list[int]],
+        directions: Tensor,
+        scaling: tuple[float, ...],
+        queries: Tensor,
+        seen: Tensor,
+        buckets: Buckets,
+    ) -> "Truth":
         count, heads, dim = directions.shape[:3]
         energy = {kind: torch.zeros(count, heads, dim) for kind in KINDS}
         depth = {kind: torch.zeros(count, heads, buckets.count) for kind in KINDS}
@@ -107,13 +113,18 @@ def cache_errors(rows: Rows, row: int, truth: Truth) -> CacheErrors:
 
     relative = {kind: _ratio(channel[kind].sum(-1), truth.energy[kind].sum(-1)) for kind in KINDS}
     return CacheErrors(
-        key=relative["key"], value=relative["value"], channel=channel,
-        depth={kind: _ratio(depth[kind], truth.depth[kind]) for kind in KINDS}, energy=energy,
-        output=changed[:, :, -1].norm(dim=-1), bound=None if selects else bound,
+        key=relative["key"],
+        value=relative["value"],
+        channel=channel,
+        depth={kind: _ratio(depth[kind], truth.depth[kind]) for kind in KINDS},
+        energy=energy,
+        output=changed[:, :, -1].norm(dim=-1),
+        bound=None if selects else bound,
         output_relative=_ratio(*(x[:, :, :-1].square().sum((-1, -2)) for x in (changed, truth.outputs))),
-        key_rmse=whole(channel["key"], "key"), value_rmse=whole(channel["value"], "value"),
+        key_rmse=whole(channel["key"], "key"),
+        value_rmse=whole(channel["value"], "value"),
         in_subspace_error=whole(energy[..., :TOP], "key"),
-    )  # fmt: skip
+    )
 
 
 def _squares(x: Tensor, buckets: Buckets) -> tuple[Tensor, Tensor]:

@@ -43,11 +43,14 @@ class Decoded(Measure):
         follow = str(sample.model.tokenizer.decode(sample.ids[n : n + self.tokens]))
         spec = ComparisonSpec.model_validate(
             {
-                "model": sample.model.id, "prompt": sample.name, "chat": False, "continuation": follow,
+                "model": sample.model.id,
+                "prompt": sample.name,
+                "chat": False,
+                "continuation": follow,
                 "lanes": [lane.model_copy(update={"label": name}) for name, lane in self.lanes.items()],
                 "capture": {"detail": "off"},
             }
-        )  # fmt: skip
+        )
         run = Run("claims", sample.model, spec, sample.ids[:n])
         for _ in run.stages():
             pass

@@ -64,9 +64,15 @@ def hold(sample: Sample, wanted: ClaimLane) -> Held:
     queries = sample.queries[..., :n, :] if method.needs_queries else None
     gram = sample.prompt_gram if method.needs_queries else None
     prompt = Prompt(
-        keys, values, queries, torch.float16, gram, sample.model.ref, tuple(range(sample.layers)),
+        keys,
+        values,
+        queries,
+        torch.float16,
+        gram,
+        sample.model.ref,
+        tuple(range(sample.layers)),
         scaling=sample.model.shape.scaling,
-    )  # fmt: skip
+    )
     fitted = method.fit(prompt)
     kept = [w if wanted.windows or w.step is None else Window(step=1) for w in lane.windows()]
     key, value = Stream.of_prompt(keys, kept[0], fitted.key), Stream.of_prompt(values, kept[1], fitted.value)

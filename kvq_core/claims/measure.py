@@ -54,28 +54,48 @@ def measure_board(
                 _measure(each, context, sample)
     progress("Done", len(names), len(names))
     return Board(
-        model=model.id, model_title=model.title, weights_hash=model.weights_hash,
-        created=datetime.now(UTC).isoformat(timespec="seconds"), seconds=round(time.perf_counter() - began, 1),
-        environment=_environment(model), rule=setting.rule.sentence, prompt_tokens=setting.prompt_tokens,
-        later_tokens=setting.later_tokens, texts=tuple(infos), codebooks=_codebooks(model),
-        claims=tuple(judge(p, found[c.id].claim, found[c.id].numbers, found[c.id].reason, setting)
-                     for p in papers for c in p.claims),
-    )  # fmt: skip
+        model=model.id,
+        model_title=model.title,
+        weights_hash=model.weights_hash,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        seconds=round(time.perf_counter() - began, 1),
+        environment=_environment(model),
+        rule=setting.rule.sentence,
+        prompt_tokens=setting.prompt_tokens,
+        later_tokens=setting.later_tokens,
+        texts=tuple(infos),
+        codebooks=_codebooks(model),
+        claims=tuple(
+            judge(p, found[c.id].claim, found[c.id].numbers, found[c.id].reason, setting)
+            for p in papers
+            for c in p.claims
+        ),
+    )
 
 
 def judge(paper: Paper, claim: Claim, by_text: dict[str, Numbers], reason: str, setting: Setting) -> ClaimResult:
     """The result of a claim from the numbers of its texts, or from the reason why there are none."""
     numbers = {} if reason else {t: claim.reported(n) for t, n in _with_baseline(claim, by_text).items()}
-    word, why = ("cannot be tested here", reason) if reason else verdict(
-        claim.criteria(), list(numbers.values()), setting.rule
-    )  # fmt: skip
+    word, why = (
+        ("cannot be tested here", reason) if reason else verdict(claim.criteria(), list(numbers.values()), setting.rule)
+    )
     return ClaimResult(
-        id=claim.id, paper=paper.title, arxiv=paper.arxiv, sentence=claim.sentence, where=claim.where,
-        quote=claim.quote, quoted_from=claim.quoted_from, less=claim.less, setting=claim.setting, note=claim.note,
-        criterion=claim.holds_if, verdict=word, reason=why,  # type: ignore[arg-type]
+        id=claim.id,
+        paper=paper.title,
+        arxiv=paper.arxiv,
+        sentence=claim.sentence,
+        where=claim.where,
+        quote=claim.quote,
+        quoted_from=claim.quoted_from,
+        less=claim.less,
+        setting=claim.setting,
+        note=claim.note,
+        criterion=claim.holds_if,
+        verdict=word,
+        reason=why,  # type: ignore[arg-type]
         numbers=spreads(list(numbers.values())),
         texts=tuple(TextResult(text=t, holds=satisfied(claim.criteria(), n), numbers=n) for t, n in numbers.items()),
-    )  # fmt: skip
+    )
 
 
 def _with_baseline(claim: Claim, by_text: dict[str, Numbers]) -> dict[str, Numbers]:
@@ -129,7 +149,7 @@ def _codebooks(model: LoadedModel) -> tuple[str, ...]:
     """What learned methods had to work with."""
     return tuple(
         f"{b.info.file_name} ({b.info.content})" for b in codebooks() if b.info.weights_hash == model.weights_hash
-    )  # fmt: skip
+    )
 
 
 def _environment(model: LoadedModel) -> dict[str, str | int]:

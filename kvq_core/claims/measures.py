@@ -85,8 +85,9 @@ class Lanes(Measure):
     def on_text(self, context: Context, sample: Sample) -> Numbers:
         found = {
             f"{name}.{metric}": context.metric(sample, lane, metric)
-            for name, lane in self.lanes.items() for metric in self.metrics
-        }  # fmt: skip
+            for name, lane in self.lanes.items()
+            for metric in self.metrics
+        }
         return {name: found[name] for name in self.names}
 
 

@@ -79,6 +79,4 @@ def capture(
         parts = [getattr(group, kind).to(device) for group in prefill.groups]
         return parts[0] if len(parts) == 1 else torch.cat(parts)[order.to(device)]
 
-    return Sample(
-        model, name, ids, prompt, joined("keys"), joined("values"), joined("queries"), model.rope(len(ids))
-    )  # fmt: skip
+    return Sample(model, name, ids, prompt, joined("keys"), joined("values"), joined("queries"), model.rope(len(ids)))

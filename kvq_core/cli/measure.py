@@ -76,12 +76,16 @@ def table(measured: list["Measured"], left_out: dict[str, str]) -> str:
     for m in measured:
         rows.append(
             (
-                m.label, m.path, f"{m.batch} x {m.prompt_tokens}", f"{m.ms_per_token:.2f}",
-                f"{m.cache_bytes / 1e6:.2f}", "-" if whole is None else f"{m.cache_bytes / whole:.1%}",
+                m.label,
+                m.path,
+                f"{m.batch} x {m.prompt_tokens}",
+                f"{m.ms_per_token:.2f}",
+                f"{m.cache_bytes / 1e6:.2f}",
+                "-" if whole is None else f"{m.cache_bytes / whole:.1%}",
                 "-" if m.peak_decode_bytes is None else f"{m.peak_decode_bytes / 1e6:.1f}",
                 *(str(m.limits.get(what, "-")) for what in ("context", "batch")),
             )
-        )  # fmt: skip
+        )
     note = f"{measured[0].device}, {measured[0].dtype}"
     if measured[0].device == "cpu":
         note += ": the plain-torch reference ran, which dequantizes the cache every step; its times say nothing of GPUs"
@@ -95,9 +99,12 @@ def _request(arguments: argparse.Namespace) -> Any:
 
     try:
         return Request(
-            tokens=arguments.tokens, new_tokens=arguments.new_tokens, batch=arguments.batch, path=arguments.path,
+            tokens=arguments.tokens,
+            new_tokens=arguments.new_tokens,
+            batch=arguments.batch,
+            path=arguments.path,
             limits=tuple(dict.fromkeys(arguments.limit)),
-        )  # fmt: skip
+        )
     except ValidationError as error:
         first = error.errors()[0]
         option = "--" + str(first["loc"][0]).replace("_", "-")

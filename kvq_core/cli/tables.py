@@ -12,9 +12,19 @@ from kvq_core.presets import Preset
 from kvq_core.record.fields import LaneRecord, Record
 
 _HEADER = (
-    "lane", "K bits", "V bits", "size", "KLD mean", "KLD p99", "flips", "PPL ratio", "score Δ", "key error", "diverges",
+    "lane",
+    "K bits",
+    "V bits",
+    "size",
+    "KLD mean",
+    "KLD p99",
+    "flips",
+    "PPL ratio",
+    "score Δ",
+    "key error",
+    "diverges",
     "text",
-)  # fmt: skip
+)
 _NONE = ["-"] * (len(_HEADER) - 2)
 
 

@@ -55,9 +55,13 @@ class Decode:
     """A run after its prefill: encode the lanes, then step. Public fields are results once iteration is over."""
 
     def __init__(
-        self, model: LoadedModel, prefill: Prefill, spec: ComparisonSpec, lanes: list[Lane],
+        self,
+        model: LoadedModel,
+        prefill: Prefill,
+        spec: ComparisonSpec,
+        lanes: list[Lane],
         stress: Applied | None = None,
-    ):  # fmt: skip
+    ):
         self.model, self.prefill, self.spec, self.stress = model, prefill, spec, stress
         self.follow = model.encode(spec.continuation) if spec.continuation is not None else None
         self.total = len(self.follow) if self.follow is not None else spec.max_new_tokens

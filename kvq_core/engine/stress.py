@@ -114,10 +114,12 @@ def disturb(model: LoadedModel, prefill: Prefill, stress: Stress) -> tuple[Appli
     p, q = torch.log_softmax(before.double(), -1), torch.log_softmax(after.double(), -1)
     kld = kl_divergence(p, q).max().item()
     found = Unchanged(
-        positions=len(p), kld_max=kld, logit_max=(before - after).abs().max().item(),
+        positions=len(p),
+        kld_max=kld,
+        logit_max=(before - after).abs().max().item(),
         same_tokens=torch.equal(before.argmax(-1), after.argmax(-1)),
         tolerance=TOLERANCE.get(model.dtype, HALF_TOLERANCE),
-    )  # fmt: skip
+    )
     if not kld <= found.tolerance:  # NaN is refused as well
         raise SpecError(
             f"stress changes the reference itself (KL divergence {kld:.2g} nats, at most {found.tolerance:g} is "

@@ -20,9 +20,19 @@ from kvq_core.methods.base import Fitted, Method, ModelRef, ModelShape, Prompt
 from kvq_core.methods.knob import Knob, knobs
 
 __all__ = [
-    "Block", "Codec", "Fitted", "Knob", "Method", "ModelRef", "ModelShape", "Prompt", "Window", "knobs", "make",
+    "Block",
+    "Codec",
+    "Fitted",
+    "Knob",
+    "Method",
+    "ModelRef",
+    "ModelShape",
+    "Prompt",
+    "Window",
+    "knobs",
+    "make",
     "methods",
-]  # fmt: skip
+]
 
 
 @cache

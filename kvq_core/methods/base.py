@@ -262,9 +262,13 @@ class ResidualMethod(BitsMethod):
         32, ge=1, le=1024, title="Group size", description="Elements that share one scale and zero-point."
     )
     residual_length: int = Field(
-        32, ge=1, le=4096, title="Residual length", json_schema_extra=RECENT,
+        32,
+        ge=1,
+        le=4096,
+        title="Residual length",
+        json_schema_extra=RECENT,
         description="Newest tokens kept in full precision; a multiple of the group size.",
-    )  # fmt: skip
+    )
 
     @model_validator(mode="after")
     def _whole_groups(self) -> Self:

@@ -34,12 +34,13 @@ def transformers_cache(bits: int, group_size: int, residual_length: int) -> tupl
     )
     return (
         Elsewhere(
-            "transformers", code,
+            "transformers",
+            code,
             "One width for keys and values. The whole prompt is quantized at once; whenever residual_length newer "
             "tokens are held, all is quantized again, which changes older tokens by rounding alone. Models with full "
             "attention only.",
         ),
-    )  # fmt: skip
+    )
 
 
 def llama_cpp(key_bits: int, value_bits: int) -> tuple[Elsewhere, ...]:
@@ -50,11 +51,12 @@ def llama_cpp(key_bits: int, value_bits: int) -> tuple[Elsewhere, ...]:
     flags = f"-fa on --cache-type-k {types[key_bits]} --cache-type-v {types[value_bits]}"
     return (
         Elsewhere(
-            "llama.cpp", flags,
+            "llama.cpp",
+            flags,
             "Symmetric blocks of 32 with one fp16 scale and no zero-point; every token is quantized, there is no "
             "full-precision window; newer builds rotate quantized keys and values first.",
         ),
-    )  # fmt: skip
+    )
 
 
 def fp8_servers(bits: int) -> tuple[Elsewhere, ...]:

@@ -30,34 +30,44 @@ class InnerQ(BitsMethod):
     scales = ("channels", "tokens")
     deviations: ClassVar[tuple[str, ...]] = (
         "Eq. 10 with Eq. 13 taken literally clips all negative values; codes are sign and magnitude, the reading that "
-        "the text (\"separating the sign bit\") and the sizes of Table 1 agree with.",
+        'the text ("separating the sign bit") and the sizes of Table 1 agree with.',
         "normalize_keys = exact applies n after RoPE, where its maxima were taken: decoding multiplies it back, which "
         "equals scaling the query. Folding untied norms into W_Q and W_K (Algorithm 2, lines 18 to 20) is wrong under "
         "RoPE; folded ties n over each rotated pair (i, i + head_dim / 2), which makes folding exact.",
         "Algorithm 1 evicts a group of keys every step (lines 15 to 17); here the oldest key leaves once more than "
         "recent_tokens are held, and the oldest group of values once recent_tokens + group_size are.",
         "Scores are scaled as the model does it (Eq. 4: 1/sqrt(head_dim)), not by 1/head_dim as the algorithms print.",
-    )  # fmt: skip
+    )
 
     group_size: int = Field(
         32, ge=1, le=1024, title="Group size", description="Channels of a key, tokens of a value, that share a scale."
     )
     mode: Mode = Field(
-        "hybrid", title="Mode",
+        "hybrid",
+        title="Mode",
         description="Grid of a group: hybrid takes the closer one; hybrid_prefill does so for the prompt only.",
-    )  # fmt: skip
+    )
     sink_tokens: int = Field(
-        32, ge=0, le=1024, title="Sink tokens", json_schema_extra=SINK,
+        32,
+        ge=0,
+        le=1024,
+        title="Sink tokens",
+        json_schema_extra=SINK,
         description="First tokens of the prompt, never quantized.",
-    )  # fmt: skip
+    )
     recent_tokens: int = Field(
-        96, ge=0, le=4096, title="Recent tokens", json_schema_extra=RECENT,
+        96,
+        ge=0,
+        le=4096,
+        title="Recent tokens",
+        json_schema_extra=RECENT,
         description="Newest tokens kept in full precision.",
-    )  # fmt: skip
+    )
     normalize_keys: Literal["exact", "folded", "off"] = Field(
-        "exact", title="Key normalization",
+        "exact",
+        title="Key normalization",
         description="Divide key channels by n before quantization; folded ties n over rotated pairs.",
-    )  # fmt: skip
+    )
     zero_point: Literal["float32", "float16"] = Field(
         "float32", title="Zero-point", description="Precision of an asymmetric group's minimum; the paper's is float32."
     )

@@ -27,9 +27,13 @@ class Kivi(ResidualMethod):
     scales = ("tokens", "channels")
 
     sink_tokens: int = Field(
-        0, ge=0, le=1024, title="Sink tokens", json_schema_extra=SINK,
+        0,
+        ge=0,
+        le=1024,
+        title="Sink tokens",
+        json_schema_extra=SINK,
         description="First tokens of the prompt, never quantized.",
-    )  # fmt: skip
+    )
 
     def windows(self) -> tuple[Window, Window]:
         key = Window(sink=self.sink_tokens, recent=0, step=self.residual_length)

@@ -27,9 +27,13 @@ class PerToken(BitsMethod):
         32, ge=1, le=1024, title="Group size", description="Channels that share one scale and zero-point."
     )
     residual_length: int = Field(
-        32, ge=0, le=4096, title="Residual length", json_schema_extra=RECENT,
+        32,
+        ge=0,
+        le=4096,
+        title="Residual length",
+        json_schema_extra=RECENT,
         description="Newest tokens kept in full precision.",
-    )  # fmt: skip
+    )
 
     def windows(self) -> tuple[Window, Window]:
         window = Window(recent=self.residual_length, step=1)

@@ -40,17 +40,26 @@ class Squat(ResidualMethod):
     )
 
     subspace_rank: int = Field(
-        5, ge=1, le=256, title="Subspace rank r",
+        5,
+        ge=1,
+        le=256,
+        title="Subspace rank r",
         description="Directions of the prompt's queries that key errors should avoid.",
-    )  # fmt: skip
+    )
     regularization: float = Field(
-        1e-3, ge=0, le=10, title="Regularization λ",
+        1e-3,
+        ge=0,
+        le=10,
+        title="Regularization λ",
         description="Weight of orthogonality against closeness to the original key; 0 is KIVI.",
-    )  # fmt: skip
+    )
     block_size: int | None = Field(
-        None, ge=1, le=256, title="Block size g",
+        None,
+        ge=1,
+        le=256,
+        title="Block size g",
         description="Channels rounded together; empty means head_dim / 2, head_dim is KIVI. Smaller is more exact.",
-    )  # fmt: skip
+    )
     rope: Literal["post", "pre"] = Field(
         "post", title="Keys stored", description="After RoPE (SQuat) or before it (SQuat_pre)."
     )
@@ -82,9 +91,13 @@ class Squat(ResidualMethod):
         if strength >= 10:
             notes.append("regularization is in the range where the paper's ablation collapses; lower λ")
         key = SquatKeyCodec(
-            self.width("key"), self.group_size, "tokens", prompt.metadata,
-            updates=block_updates(gram, self.regularization, block), block=block,
-        )  # fmt: skip
+            self.width("key"),
+            self.group_size,
+            "tokens",
+            prompt.metadata,
+            updates=block_updates(gram, self.regularization, block),
+            block=block,
+        )
         return Fitted(key, GroupCodec(self.width("value"), self.group_size, "channels", prompt.metadata), tuple(notes))
 
     def elsewhere(self) -> tuple[Elsewhere, ...]:

@@ -20,12 +20,16 @@ def measure(cache: LaneCache, shape: ModelShape) -> Memory:
     elements = shape.layers * shape.kv_heads * shape.head_dim * tokens
     key, value = (_bits(parts, kind, elements) for kind in ("key", "value"))
     return Memory(
-        key_bits=key, value_bits=value,
+        key_bits=key,
+        value_bits=value,
         key_bits_quantized=_quantized_bits(cache, "key", shape),
         value_bits_quantized=_quantized_bits(cache, "value", shape),
-        bytes_by_part=parts, shared_bytes=cache.model_bytes, encoder_bytes=cache.encoder_bytes,
-        kv_ratio=stored / (2 * elements * 2), tokens=tokens,
-    )  # fmt: skip
+        bytes_by_part=parts,
+        shared_bytes=cache.model_bytes,
+        encoder_bytes=cache.encoder_bytes,
+        kv_ratio=stored / (2 * elements * 2),
+        tokens=tokens,
+    )
 
 
 def host_note(memory: Memory) -> str | None:

@@ -122,9 +122,12 @@ class LoadedModel:
         """
         positions = torch.arange(start, start + ids.shape[1], device=self.device)[None]
         out = self.model(
-            input_ids=ids.to(self.device), position_ids=positions, use_cache=False, kvq=attend,
+            input_ids=ids.to(self.device),
+            position_ids=positions,
+            use_cache=False,
+            kvq=attend,
             logits_to_keep=1 if last_only else 0,
-        )  # fmt: skip
+        )
         return out.logits.float()
 
     def checked(self, logits: Tensor) -> Tensor:

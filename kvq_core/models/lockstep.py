@@ -34,9 +34,15 @@ class Attend(Protocol):
 
 
 def _attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-    scaling: float | None = None, kvq: Attend | None = None, **kwargs: Any,
-) -> tuple[Tensor, None]:  # fmt: skip
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    kvq: Attend | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
     if kvq is None:
         raise ModelError("This model is held by KVQ Explorer's engine; call set_attn_implementation('sdpa') to use it.")
     if attention_mask is not None:

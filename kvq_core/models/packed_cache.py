@@ -96,9 +96,14 @@ def register_packed() -> None:
 
 
 def _attention(
-    module: nn.Module, query: Tensor, key: Any, value: Any, attention_mask: Tensor | None, scaling: float | None = None,
+    module: nn.Module,
+    query: Tensor,
+    key: Any,
+    value: Any,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
     **kwargs: Any,
-) -> tuple[Tensor, None]:  # fmt: skip
+) -> tuple[Tensor, None]:
     if kwargs.get("kvq") is not None:  # from here on as without this cache
         attend = AttentionInterface()[ATTENTION]
         return attend(module, query, key, value, attention_mask, scaling=scaling, **kwargs)  # type: ignore[no-any-return]

@@ -54,9 +54,12 @@ def probe(model: Any, rope: Rope) -> tuple[Rotation, ...]:
         model.set_attn_implementation(ATTENTION)
     try:
         model(
-            input_ids=rows[:, None].expand(-1, TOKENS), position_ids=positions, use_cache=False, kvq=attend,
+            input_ids=rows[:, None].expand(-1, TOKENS),
+            position_ids=positions,
+            use_cache=False,
+            kvq=attend,
             logits_to_keep=1,
-        )  # fmt: skip
+        )
     finally:
         if held != ATTENTION:
             model.set_attn_implementation(held)

@@ -44,9 +44,15 @@ def packed_cache(model: Any, method: Method, path: Path = "auto") -> "TicketCach
 
 
 def packed_layers(
-    method: Method, model: Any, windows: tuple[Window, Window], path: Path, room: int = 0, ref: ModelRef | None = None,
-    layers: Collection[int] | None = None, rotations: tuple[Rotation, ...] | None = None,
-) -> list[PackedLayer | DenseLayer]:  # fmt: skip
+    method: Method,
+    model: Any,
+    windows: tuple[Window, Window],
+    path: Path,
+    room: int = 0,
+    ref: ModelRef | None = None,
+    layers: Collection[int] | None = None,
+    rotations: tuple[Rotation, ...] | None = None,
+) -> list[PackedLayer | DenseLayer]:
     """Empty layers for a transformers model: packed ones, and where ``layers`` are named the others in float16.
     ``rotations``: how its layers rotate their keys, looked at here where it is not given and matters.
 

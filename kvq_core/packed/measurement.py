@@ -105,13 +105,23 @@ def measure(model: LoadedModel, lane: Lane | None, ids: list[int], request: Requ
     del run, layers
     return Measured(
         label=label_of(lane, model),
-        method=lane.method if lane else None, device=_device(model), dtype=_name(model.dtype),
-        paths={name: sorted(found) for name, found in taken.items()}, batch=request.batch, prompt_tokens=len(ids),
-        new_tokens=request.new_tokens, token_ids=tokens, prefill_ms=1e3 * prefill,
-        ms_per_token=1e3 * statistics.median(seconds[WARM_UP - 1 :] or seconds), cache_bytes=held,
-        allocated_bytes=allocated, host_bytes=host, peak_prefill_bytes=prefill_peak, peak_decode_bytes=decode_peak,
+        method=lane.method if lane else None,
+        device=_device(model),
+        dtype=_name(model.dtype),
+        paths={name: sorted(found) for name, found in taken.items()},
+        batch=request.batch,
+        prompt_tokens=len(ids),
+        new_tokens=request.new_tokens,
+        token_ids=tokens,
+        prefill_ms=1e3 * prefill,
+        ms_per_token=1e3 * statistics.median(seconds[WARM_UP - 1 :] or seconds),
+        cache_bytes=held,
+        allocated_bytes=allocated,
+        host_bytes=host,
+        peak_prefill_bytes=prefill_peak,
+        peak_decode_bytes=decode_peak,
         limits={what: _limit(model, make, what, len(ids), request.batch) for what in request.limits},
-    )  # fmt: skip
+    )
 
 
 def label_of(lane: Lane | None, model: LoadedModel) -> str:

@@ -3,34 +3,26 @@
 import hashlib
 import json
 import math
-import platform
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 
 import torch
 from torch import Tensor
 
 from kvq_core.analysis.verdict import MIN_SCORED
-from kvq_core.capture.attention import SINKS
-from kvq_core.capture.distribution import QUANTILES
-from kvq_core.capture.spectra import RANKS
 from kvq_core.engine.decode import LaneState
-from kvq_core.metrics.fidelity import TOPK, Fidelity, perplexity_block
+from kvq_core.metrics.fidelity import Fidelity, perplexity_block
 from kvq_core.metrics.rate import BITS, reference_curve
 from kvq_core.metrics.stored_bytes import host_note, layers_quantized, measure, tokens_quantized
 from kvq_core.models import LoadedModel
 from kvq_core.models.text import Pieces, alone
+from kvq_core.pipeline.conditions import capture_info, environment, stress_record, timing
 from kvq_core.pipeline.state import Run
 from kvq_core.record.fields import (
     RESULTS_VERSION,
-    CaptureInfo,
-    Environment,
     LaneRecord,
     Metrics,
     Record,
     Reference,
-    RunTiming,
-    StressRecord,
     Timing,
 )
 from kvq_core.spec import ComparisonSpec, Lane
@@ -39,7 +31,6 @@ OF_CHOSEN_KEYS = (
     "attention and its outputs are those of the keys this lane reads; its attention KL is KL(lane || reference), for a "
     "key that is left out makes the other infinite, and the bound of the output error does not apply"
 )
-_LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "gradio")
 
 
 def run_id(model: LoadedModel, spec: ComparisonSpec, ids: list[int]) -> str:
@@ -77,31 +68,20 @@ def assemble(run: Run) -> tuple[Record, dict[str, Tensor]]:
     assert noise is not None
     reference = _reference(run)
     record = Record(
-        id=run.id, results_version=RESULTS_VERSION, created=datetime.now(UTC).isoformat(timespec="seconds"),
-        spec=run.spec.model_dump(mode="json"), environment=_environment(run.model, run.spec),
-        reference=reference, noise_floor=noise, lanes=lanes, capture=_capture_info(run), timing=_timing(run),
-        vocabulary=_vocabulary(run, [reference, *lanes]), stress=_stress(run),
-    )  # fmt: skip
+        id=run.id,
+        results_version=RESULTS_VERSION,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        spec=run.spec.model_dump(mode="json"),
+        environment=environment(run.model, run.spec),
+        reference=reference,
+        noise_floor=noise,
+        lanes=lanes,
+        capture=capture_info(run),
+        timing=timing(run),
+        vocabulary=_vocabulary(run, [reference, *lanes]),
+        stress=stress_record(run),
+    )
     return record, {name: tensor.contiguous() for name, tensor in arrays.items()}
-
-
-def _environment(model: LoadedModel, spec: ComparisonSpec) -> Environment:
-    versions = {"python": platform.python_version()}
-    for library in _LIBRARIES:
-        try:
-            versions[library] = version(library)
-        except PackageNotFoundError:
-            continue
-    shape = model.shape
-    threads = torch.get_num_threads()
-    on_cpu = f"CPU, {threads} thread{'s' * (threads != 1)}"
-    device = torch.cuda.get_device_name() if model.device.type == "cuda" else on_cpu
-    return Environment(
-        versions=versions, device=device, dtype=str(model.dtype).removeprefix("torch."), model=model.id,
-        model_title=model.title, weights_hash=model.weights_hash, model_hash=model.model_hash,
-        revision=model.revision, seed=spec.seed,
-        layers=shape.layers, query_heads=shape.query_heads, kv_heads=shape.kv_heads, head_dim=shape.head_dim,
-    )  # fmt: skip
 
 
 def _reference(run: Run) -> Reference:
@@ -110,22 +90,34 @@ def _reference(run: Run) -> Reference:
     pieces = Pieces(tokenizer).extend(ids)
     nll = run.fidelity.column("reference/nll")
     return Reference(
-        text="".join(pieces), token_ids=ids, tokens=pieces, prompt_token_ids=run.ids,
-        prompt_tokens=tokenizer.convert_ids_to_tokens(run.ids), finish=run.decode.finish or "length",
+        text="".join(pieces),
+        token_ids=ids,
+        tokens=pieces,
+        prompt_token_ids=run.ids,
+        prompt_tokens=tokenizer.convert_ids_to_tokens(run.ids),
+        finish=run.decode.finish or "length",
         ppl=math.exp(nll.double().mean()) if len(nll) else None,
-    )  # fmt: skip
+    )
 
 
 def _lane(run: Run, state: LaneState, at: int | None) -> LaneRecord:
     lane: Lane = state.lane
     method = lane.build()
     record = LaneRecord(
-        label=lane.label, method=lane.method, title=method.title, summary=method.summary(),
-        knobs=method.model_dump(mode="json"), tensors=lane.tensors,
+        label=lane.label,
+        method=lane.method,
+        title=method.title,
+        summary=method.summary(),
+        knobs=method.model_dump(mode="json"),
+        tensors=lane.tensors,
         layers=lane.layers if isinstance(lane.layers, str) else list(lane.layers),
-        sink_tokens=lane.sink_tokens, recent_tokens=lane.recent_tokens, status="failed" if state.error else "done",
-        error=state.error, token_ids=state.token_ids, finish=state.finish,
-    )  # fmt: skip
+        sink_tokens=lane.sink_tokens,
+        recent_tokens=lane.recent_tokens,
+        status="failed" if state.error else "done",
+        error=state.error,
+        token_ids=state.token_ids,
+        finish=state.finish,
+    )
     record.tokens = Pieces(run.model.tokenizer).extend(state.token_ids)
     record.text = "".join(record.tokens)
     if at is None or state.error or state.cache is None:
@@ -238,48 +230,3 @@ def _vocabulary(run: Run, rows: list[Reference | LaneRecord]) -> dict[int, str]:
     named = torch.cat([column.flatten().long() for column in columns]).unique().tolist()
     parts = {id for row in rows for id, piece in zip(row.token_ids, row.tokens, strict=True) if not piece}
     return {id: alone(run.model.tokenizer, id) for id in sorted({*named, *parts})}
-
-
-def _capture_info(run: Run) -> CaptureInfo:
-    if run.captures is None:
-        return CaptureInfo(detail="off", layers=[], heads=[], step_edges=[], position_edges=[], topk=TOPK)
-    held, tap = run.captures, run.captures.tap
-    return CaptureInfo(
-        detail=held.detail, layers=tap.map_layers, heads=tap.map_heads, step_edges=tap.step_edges,
-        position_edges=tap.position_edges, topk=TOPK, attention_steps=held.attention.reached, sink_tokens=SINKS,
-        depth_edges=held.attention.depths.edges, distribution_layers=held.distribution_layers, quantiles=QUANTILES,
-        angle_ranks=RANKS, subspace_texts={kind: other.told for kind, other in held.others.items()},
-        seconds=held.seconds, seconds_decoding=held.seconds_decoding,
-    )  # fmt: skip
-
-
-def _stress(run: Run) -> StressRecord | None:
-    applied, found = run.decode.stress, run.unchanged
-    if applied is None or found is None:
-        return None
-    done = []
-    if run.spec.stress.key_outlier_scale != 1:
-        done.append(
-            "the queries' channels were divided by what the keys' were multiplied with, so every q·k is the same"
-        )
-    if run.spec.stress.key_bias != 0:
-        done.append("one vector was added to all keys of a head, which moves all scores of a query alike")
-    sentence = (
-        f"Full-precision attention does not change: {'; '.join(done)}. Over the last {found.positions} prompt "
-        f"positions the reference's next-token distribution moved by at most {found.kld_max:.1g} nats of KL divergence "
-        f"(allowed: {found.tolerance:g}). Damage a lane shows beyond this is its quantization's."
-    )
-    return StressRecord(
-        settings=run.spec.stress.model_dump(mode="json"), layers=applied.layers, kv_heads=applied.kv_heads,
-        pairs=applied.pairs, positions=found.positions, kld_max=found.kld_max, logit_max=found.logit_max,
-        tolerance=found.tolerance, same_tokens=found.same_tokens, sentence=sentence,
-    )  # fmt: skip
-
-
-def _timing(run: Run) -> RunTiming:
-    steps = run.decode.step_seconds
-    return RunTiming(
-        prefill_s=run.seconds["prefill"], encode_s=run.seconds["encode"], decode_s=run.seconds["decode"],
-        steps=len(steps), ms_per_step=1000 * sum(steps) / len(steps) if steps else None,
-        rows_mean=sum(run.decode.step_rows) / len(steps) if steps else 0.0, total_s=run.seconds["total"],
-    )  # fmt: skip

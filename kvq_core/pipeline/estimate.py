@@ -73,9 +73,16 @@ def estimate(spec: ComparisonSpec) -> Estimate:
     weights = sum(p.numel() * p.element_size() for p in model.model.parameters())
     extra = _run_bytes(model, spec, prompt, new)
     return Estimate(
-        prompt, model.shape.context, seconds, weights + extra, lanes, tuple(notes), prompt + new, extra,
+        prompt,
+        model.shape.context,
+        seconds,
+        weights + extra,
+        lanes,
+        tuple(notes),
+        prompt + new,
+        extra,
         str(model.device),
-    )  # fmt: skip
+    )
 
 
 def memory_warning(spec: ComparisonSpec) -> str | None:

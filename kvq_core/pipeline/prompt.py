@@ -24,10 +24,12 @@ def render(model: LoadedModel, spec: ComparisonSpec) -> list[int]:
     shape, stress = model.shape, spec.stress
     pairs = stress.key_outlier_pairs
     for name, asked, there in (
-        ("capture.layers", spec.capture.layers, shape.layers), ("capture.heads", spec.capture.heads, shape.query_heads),
-        ("stress.layers", stress.layers, shape.layers), ("stress.kv_heads", stress.kv_heads, shape.kv_heads),
+        ("capture.layers", spec.capture.layers, shape.layers),
+        ("capture.heads", spec.capture.heads, shape.query_heads),
+        ("stress.layers", stress.layers, shape.layers),
+        ("stress.kv_heads", stress.kv_heads, shape.kv_heads),
         ("stress.key_outlier_pairs", "any" if isinstance(pairs, int) else pairs, shape.head_dim // 2),
-    ):  # fmt: skip
+    ):
         if not isinstance(asked, str) and (not asked or max(asked) >= there):
             what = name.split(".")[1].removeprefix("key_outlier_").replace("_", " ")
             raise SpecError(f"{name} = {shown(list(asked))} is not allowed; the model has {what} 0 to {there - 1}.")

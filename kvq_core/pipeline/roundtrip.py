@@ -28,10 +28,14 @@ class Roundtrip:
 
 
 def roundtrip(
-    method: Method, keys: Tensor, values: Tensor, queries: Tensor | None = None,
-    rope: tuple[Tensor, Tensor] | None = None, windows: bool = False,
+    method: Method,
+    keys: Tensor,
+    values: Tensor,
+    queries: Tensor | None = None,
+    rope: tuple[Tensor, Tensor] | None = None,
+    windows: bool = False,
     metadata: Literal["float32", "float16"] = "float32",
-) -> Roundtrip:  # fmt: skip
+) -> Roundtrip:
     """Store keys and values under a method and read them back.
 
     keys, values (kv_heads, tokens, head_dim) float32, keys after RoPE; queries (query_heads, tokens, head_dim) after

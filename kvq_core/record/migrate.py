@@ -18,9 +18,16 @@ from kvq_core.record.fields import SCHEMA_VERSION
 Step = Callable[[dict[str, Any]], dict[str, Any]]
 
 _LATER_OF_CAPTURE: dict[str, Any] = {
-    "attention_steps": [], "sink_tokens": 0, "depth_edges": [], "distribution_layers": [], "quantiles": [],
-    "angle_ranks": [], "subspace_texts": {}, "seconds": 0.0, "seconds_decoding": 0.0,
-}  # fmt: skip
+    "attention_steps": [],
+    "sink_tokens": 0,
+    "depth_edges": [],
+    "distribution_layers": [],
+    "quantiles": [],
+    "angle_ranks": [],
+    "subspace_texts": {},
+    "seconds": 0.0,
+    "seconds_decoding": 0.0,
+}
 
 
 def _record_1(data: dict[str, Any]) -> dict[str, Any]:
@@ -29,11 +36,13 @@ def _record_1(data: dict[str, Any]) -> dict[str, Any]:
         return {**told, "metrics": metrics and {"output_error": None, "output_bound": None, **metrics}}
 
     return {
-        "stress": None, "vocabulary": {}, **data,
+        "stress": None,
+        "vocabulary": {},
+        **data,
         "noise_floor": lane(data["noise_floor"]),
         "lanes": [lane(told) for told in data["lanes"]],
         "capture": {**_LATER_OF_CAPTURE, **data["capture"]},
-    }  # fmt: skip
+    }
 
 
 def _manifest_1(data: dict[str, Any]) -> dict[str, Any]:

@@ -144,9 +144,12 @@ class Store:
             excess = 0 if self.limits.size is None else need + held - self.limits.size
             stays = frozenset(spare)
             going = making_way(
-                runs, excess, self.limits, datetime.now(UTC),
+                runs,
+                excess,
+                self.limits,
+                datetime.now(UTC),
                 lambda run_id: run_id in stays or self._is_open(run_id, files[run_id]),
-            )  # fmt: skip
+            )
             freed = sum(run.size for run in going)
             if need and excess > freed:
                 raise StoreError(

@@ -188,11 +188,17 @@ def _requests(wanted: list[Wanted], head_dim: int, train: int, held_out: int) ->
             chosen[place] = each
     return [
         Request(
-            bits=w.bits, kinds=(w.kind,), levels=w.levels, pairs=w.pairs, stages=w.stages, name=w.name or DEFAULT_NAME,
-            train_tokens=train, held_out_tokens=held_out,
+            bits=w.bits,
+            kinds=(w.kind,),
+            levels=w.levels,
+            pairs=w.pairs,
+            stages=w.stages,
+            name=w.name or DEFAULT_NAME,
+            train_tokens=train,
+            held_out_tokens=held_out,
         )
         for w in chosen.values()
-    ]  # fmt: skip
+    ]
 
 
 def _refusal() -> str | None:

@@ -138,20 +138,37 @@ def _draft(model: LoadedModel, request: Request, pairs: int, kind: Kind, texts: 
     chosen: dict[str, Any] = {"seed": request.seed}
     chosen |= asdict(request.em) if keys else {"steps": request.value_steps}
     decides = {
-        "kind": kind, "format": FORMAT, "weights": model.weights_hash, "text": texts.documents, "settings": chosen,
+        "kind": kind,
+        "format": FORMAT,
+        "weights": model.weights_hash,
+        "text": texts.documents,
+        "settings": chosen,
         "size": [request.levels, pairs] if keys else [request.bits],
         "tokens": [request.train_tokens, request.held_out_tokens],
-    }  # fmt: skip
+    }
     return CodebookInfo(
-        kind=kind, name=request.name, model=model.id, weights_hash=model.weights_hash, layers=model.shape.layers,
-        kv_heads=model.shape.kv_heads, head_dim=model.shape.head_dim, settings=chosen,
+        kind=kind,
+        name=request.name,
+        model=model.id,
+        weights_hash=model.weights_hash,
+        layers=model.shape.layers,
+        kv_heads=model.shape.kv_heads,
+        head_dim=model.shape.head_dim,
+        settings=chosen,
         bits=stages * (request.levels.bit_length() - 1) / pairs if keys else request.bits,
-        levels=request.levels if keys else None, pairs_per_group=pairs if keys else None,
+        levels=request.levels if keys else None,
+        pairs_per_group=pairs if keys else None,
         stages=stages if keys else None,
-        digest=hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16], source=texts.source,
-        train_tokens=sum(map(len, cut.train)), held_out_tokens=sum(map(len, cut.held_out)), train_error=[],
-        held_out_error=[], seconds=0.0, created="", command=request.command(model.id),
-    )  # fmt: skip
+        digest=hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16],
+        source=texts.source,
+        train_tokens=sum(map(len, cut.train)),
+        held_out_tokens=sum(map(len, cut.held_out)),
+        train_error=[],
+        held_out_error=[],
+        seconds=0.0,
+        created="",
+        command=request.command(model.id),
+    )
 
 
 def _there(draft: CodebookInfo) -> Codebook | None:

@@ -27,11 +27,18 @@ PLAIN = {"copy"} | {
 }
 # What each operation stands beside: products in fp16, dequantizing first, the reference or a copy, and the roofline.
 ROWS = {
-    "packed_scores": PRODUCT, "packed_values": PRODUCT, "quantize_pack": PLAIN, "unpack_dequantize": PLAIN,
+    "packed_scores": PRODUCT,
+    "packed_values": PRODUCT,
+    "quantize_pack": PLAIN,
+    "unpack_dequantize": PLAIN,
     "decode_attention": {"sdpa", "matmul", "fp16_roofline", "kivi", "kivi_dequantize_sdpa", "innerq_roofline"},
-    "squat_quantize": {"fused", "torch", "quantize_pack", "copy", "roofline"}, "latent_scores": METHOD,
-    "codebook_scores": METHOD, "codebook_values": METHOD, "mixed_scores": METHOD, "mixed_values": METHOD,
-}  # fmt: skip
+    "squat_quantize": {"fused", "torch", "quantize_pack", "copy", "roofline"},
+    "latent_scores": METHOD,
+    "codebook_scores": METHOD,
+    "codebook_values": METHOD,
+    "mixed_scores": METHOD,
+    "mixed_values": METHOD,
+}
 
 
 def operations():
@@ -99,7 +106,11 @@ def test_targets_are_listed_with_whether_they_hold(fused, word, tmp_path):
     numbers = {
         "machine": {"device": "made up", "torch": "2", "triton": "3", "copy_bandwidth": 1e12},
         "decode_attention--m--65536": {
-            "sdpa": 0.5, "kivi": fused, "innerq": fused, "kivi_roofline": 0.09, "innerq_roofline": 0.09,
+            "sdpa": 0.5,
+            "kivi": fused,
+            "innerq": fused,
+            "kivi_roofline": 0.09,
+            "innerq_roofline": 0.09,
         },
         "packed_scores--m--512": {"matmul": 0.5, "inner": fused, "outer": 0.13},
         "packed_values--m--512": {"matmul": 0.5, "inner": fused, "outer": 0.13},
@@ -108,7 +119,7 @@ def test_targets_are_listed_with_whether_they_hold(fused, word, tmp_path):
             for axis in ("channels", "tokens")
             for mode, row, value in (("hybrid", "", fused), ("symmetric", "", 0.098), ("hybrid", "_roofline", 0.09))
         },
-    }  # fmt: skip
+    }
     for name, found in numbers.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(found))
     targets = imported("gpu_tables").tables(tmp_path).split("**Targets**")[1].strip().splitlines()

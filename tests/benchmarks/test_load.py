@@ -76,9 +76,15 @@ def address(services):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     blocks.launch(
-        server_port=port, prevent_thread_lock=True, quiet=True, ssr_mode=False, enable_monitoring=False,
-        app_kwargs=app_kwargs(Health(services)), max_threads=limits().line + 100, _frontend=False,
-    )  # fmt: skip
+        server_port=port,
+        prevent_thread_lock=True,
+        quiet=True,
+        ssr_mode=False,
+        enable_monitoring=False,
+        app_kwargs=app_kwargs(Health(services)),
+        max_threads=limits().line + 100,
+        _frontend=False,
+    )
     yield f"http://127.0.0.1:{port}"
     blocks.close()
 

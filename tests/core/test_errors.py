@@ -90,14 +90,23 @@ def test_so_are_limits_and_models_of_an_instance(monkeypatch):
 @pytest.mark.parametrize(
     "arguments",
     [
-        [LONG], ["compare", "--preset", LONG], ["compare", "--spec", LONG], ["show", LONG], ["show", f"a/{LONG}"],
-        ["compare", "--preset", "first-look", "--out", LONG], ["methods", LONG], ["claims", "--paper", LONG],
-        ["claims", "--stored", "--model", LONG], ["codebooks", "show", LONG], ["codebooks", "train", "--text", LONG],
-        ["codebooks", "train", "--name", LONG], ["codebooks", "train", "--stages", "-" + "9" * 4000],
+        [LONG],
+        ["compare", "--preset", LONG],
+        ["compare", "--spec", LONG],
+        ["show", LONG],
+        ["show", f"a/{LONG}"],
+        ["compare", "--preset", "first-look", "--out", LONG],
+        ["methods", LONG],
+        ["claims", "--paper", LONG],
+        ["claims", "--stored", "--model", LONG],
+        ["codebooks", "show", LONG],
+        ["codebooks", "train", "--text", LONG],
+        ["codebooks", "train", "--name", LONG],
+        ["codebooks", "train", "--stages", "-" + "9" * 4000],
         ["measure", "--preset", "first-look", "--tokens", "-" + "9" * 4000],
     ],
     ids=lambda given: " ".join(given)[:40],
-)  # fmt: skip
+)
 def test_so_is_what_the_command_line_says(capsys, arguments):
     assert main(arguments) == 2
     said = capsys.readouterr()

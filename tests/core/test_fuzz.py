@@ -26,8 +26,9 @@ from ui.service.services import Services
 text = st.text(st.characters(), max_size=80)  # lone surrogates and control characters included
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | text,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(text, inner, max_size=4), max_leaves=6,
-)  # fmt: skip
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(text, inner, max_size=4),
+    max_leaves=6,
+)
 named = st.sampled_from(["kivi", "squat", "svdq", "innerq", "qaq", "commvq", "per_token", "fp16", "none such"])
 knob = st.sampled_from(["bits", "group_size", "schedule", "sink_tokens", "subspace_rank", "target_bits", "codebooks"])
 lane = st.fixed_dictionaries(
@@ -35,9 +36,14 @@ lane = st.fixed_dictionaries(
     optional={"label": plain, "tensors": plain, "layers": plain, "sink_tokens": plain, "recent_tokens": plain},
 )
 near = {  # mostly of the right kind, so that more than the first check is reached
-    "model": text, "prompt": text, "chat": st.booleans(), "max_new_tokens": st.integers(-1, 5000),
-    "temperature": st.floats(), "seed": st.integers(), "lanes": st.lists(lane, max_size=10),
-}  # fmt: skip
+    "model": text,
+    "prompt": text,
+    "chat": st.booleans(),
+    "max_new_tokens": st.integers(-1, 5000),
+    "temperature": st.floats(),
+    "seed": st.integers(),
+    "lanes": st.lists(lane, max_size=10),
+}
 
 
 @inputs(50)
@@ -50,8 +56,9 @@ def test_any_data_as_a_comparison(data):
 @inputs(20)
 @given(
     st.fixed_dictionaries({name: near.get(name, plain) | plain for name in FIELDS}),
-    st.lists(lane, max_size=9), st.dictionaries(st.sampled_from(["notes", "score_chunk", "revision", "odd"]), plain),
-)  # fmt: skip
+    st.lists(lane, max_size=9),
+    st.dictionaries(st.sampled_from(["notes", "score_chunk", "revision", "odd"]), plain),
+)
 def test_any_form(values, lanes, rest):
     with contextlib.suppress(KvqError):
         to_comparison(values, lanes, rest)

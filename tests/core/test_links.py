@@ -26,12 +26,18 @@ lane = st.one_of(
 comparison = st.fixed_dictionaries(
     {"prompt": words},
     optional={
-        "lanes": st.lists(lane, max_size=4), "system": st.one_of(st.none(), st.just(""), words),
-        "max_new_tokens": st.integers(1, 2048), "temperature": st.floats(0, 5), "seed": st.integers(0, 2**63 - 1),
-        "chat": st.booleans(), "continuation": words, "notes": st.text(max_size=50).filter(str.isprintable),
-        "stress": st.just({"key_outlier_scale": 8.0}), "capture": st.just({"detail": "off"}),
+        "lanes": st.lists(lane, max_size=4),
+        "system": st.one_of(st.none(), st.just(""), words),
+        "max_new_tokens": st.integers(1, 2048),
+        "temperature": st.floats(0, 5),
+        "seed": st.integers(0, 2**63 - 1),
+        "chat": st.booleans(),
+        "continuation": words,
+        "notes": st.text(max_size=50).filter(str.isprintable),
+        "stress": st.just({"key_outlier_scale": 8.0}),
+        "capture": st.just({"detail": "off"}),
     },
-)  # fmt: skip
+)
 
 
 def packed(data: bytes, version: str = "1") -> str:
@@ -128,7 +134,7 @@ def test_a_bomb_is_refused_without_being_unpacked(monkeypatch):
         ("", "holds no comparison"),
         (GOOD.replace(".", ""), "holds no comparison"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_said(text, says):
     with pytest.raises(SpecError) as caught:
         decode(text)

@@ -16,8 +16,14 @@ from kvq_core.store.store import open_store
 
 PROMPT = "Where did the purple walrus hide its lantern?"
 LABEL = "walrus lane"
-SPEC = {"prompt": PROMPT, "max_new_tokens": 3, "notes": "walrus note", "system": "You are a walrus.",
-        "capture": {"detail": "off"}, "lanes": [{"method": "per_token", "label": LABEL}]}  # fmt: skip
+SPEC = {
+    "prompt": PROMPT,
+    "max_new_tokens": 3,
+    "notes": "walrus note",
+    "system": "You are a walrus.",
+    "capture": {"detail": "off"},
+    "lanes": [{"method": "per_token", "label": LABEL}],
+}
 
 
 @pytest.fixture

@@ -50,8 +50,13 @@ def test_large_values(size, kind, device):
     assert stores[1].sink_tokens + stores[1].packed_tokens >= 260
     q = torch.randn(1, 4, 1, 64, device=device).half()
     for path in ("torch", "triton"):
-        assert farthest(decode_attention(q.float() if path == "torch" else q, *stores, 0.125, path).float(),
-                        exact(q, *stores, 0.125)) < 4e-3  # fmt: skip
+        assert (
+            farthest(
+                decode_attention(q.float() if path == "torch" else q, *stores, 0.125, path).float(),
+                exact(q, *stores, 0.125),
+            )
+            < 4e-3
+        )
 
 
 @pytest.mark.parametrize("axis", ["channels", "tokens"])

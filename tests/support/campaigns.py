@@ -21,12 +21,15 @@ RESULTS = ROOT / "benchmarks" / "campaigns.json"
 # The sources that each campaign is about.
 CAMPAIGNS = {
     "kill": (
-        "kvq_core/store", "kvq_core/record", "kvq_core/machine/files.py", "tests/support/kill_points.py",
+        "kvq_core/store",
+        "kvq_core/record",
+        "kvq_core/machine/files.py",
+        "tests/support/kill_points.py",
         "tests/core/store/test_store_kill.py",
     ),
     "fuzz": ("kvq_core", "ui", "tests/core/test_fuzz.py"),
     "compile": ("kernels/kvq_kernels", "tests/support/kernel_compiler.py", "tests/triton"),
-}  # fmt: skip
+}
 _TIMES = 100  # as many inputs as a sample has
 
 

@@ -31,9 +31,16 @@ class Outcome:
 
 
 def run_engine(
-    model: LoadedModel, ids: list[int], lanes: list[Lane], new: int, *,
-    follow: list[int] | None = None, tap: Tap | None = None, audit: bool = False, **options: object,
-) -> Outcome:  # fmt: skip
+    model: LoadedModel,
+    ids: list[int],
+    lanes: list[Lane],
+    new: int,
+    *,
+    follow: list[int] | None = None,
+    tap: Tap | None = None,
+    audit: bool = False,
+    **options: object,
+) -> Outcome:
     """Prefill, encode, decode. ``follow``: score these tokens instead of generating; ``audit``: check after every step
     that each row's packed store decodes to exactly the working copy attention reads."""
     prefill = Prefill(model, ids)

@@ -11,22 +11,39 @@ def make_sample(
     metrics = Metrics(n_scored=63, kld_mean=0.125, kld_p99=0.5, flip_rate=0.25, ppl_ratio=1.5, first_divergence=7)
     lanes = [_lane("KIVI 2-bit", "kivi", metrics, text), _lane("SQuat", "squat", metrics, text)]
     record = Record(
-        id=id, results_version=1, created=created, spec={"prompt": prompt, "model": "m"},
+        id=id,
+        results_version=1,
+        created=created,
+        spec={"prompt": prompt, "model": "m"},
         environment=Environment(
-            versions={"torch": "2"}, device="cpu", dtype="float32", model="m", model_title="A model",
-            weights_hash="0" * 16, model_hash="0" * 16, revision=None, seed=0, layers=2, query_heads=4, kv_heads=2,
+            versions={"torch": "2"},
+            device="cpu",
+            dtype="float32",
+            model="m",
+            model_title="A model",
+            weights_hash="0" * 16,
+            model_hash="0" * 16,
+            revision=None,
+            seed=0,
+            layers=2,
+            query_heads=4,
+            kv_heads=2,
             head_dim=8,
         ),
         reference=Reference(
-            text=text, token_ids=[1, 2], tokens=["H", "i"], prompt_token_ids=[3], prompt_tokens=["x"],
-            finish="eos", ppl=2.0,
+            text=text,
+            token_ids=[1, 2],
+            tokens=["H", "i"],
+            prompt_token_ids=[3],
+            prompt_tokens=["x"],
+            finish="eos",
+            ppl=2.0,
         ),
-        noise_floor=_lane("Noise floor", "fp16", metrics, text), lanes=lanes,
+        noise_floor=_lane("Noise floor", "fp16", metrics, text),
+        lanes=lanes,
         capture=CaptureInfo(detail="off", layers=[], heads=[], step_edges=[], position_edges=[], topk=5),
-        timing=RunTiming(
-            prefill_s=1, encode_s=1, decode_s=1, steps=63, ms_per_step=1.0, rows_mean=3.0, total_s=3.0
-        ),
-    )  # fmt: skip
+        timing=RunTiming(prefill_s=1, encode_s=1, decode_s=1, steps=63, ms_per_step=1.0, rows_mean=3.0, total_s=3.0),
+    )
     generator = torch.Generator().manual_seed(int(id, 16) % 2**31)
     arrays = {
         "lane/0/kld": torch.rand(63, generator=generator),
@@ -39,10 +56,28 @@ def make_sample(
 
 def _lane(label: str, method: str, metrics: Metrics, text: str) -> LaneRecord:
     memory = Memory(
-        key_bits=3.0, value_bits=3.5, key_bits_quantized=3.0, value_bits_quantized=3.0, bytes_by_part={},
-        shared_bytes=0, encoder_bytes=0, kv_ratio=0.2, tokens=64,
-    )  # fmt: skip
+        key_bits=3.0,
+        value_bits=3.5,
+        key_bits_quantized=3.0,
+        value_bits_quantized=3.0,
+        bytes_by_part={},
+        shared_bytes=0,
+        encoder_bytes=0,
+        kv_ratio=0.2,
+        tokens=64,
+    )
     return LaneRecord(
-        label=label, method=method, title=method, summary="", knobs={}, tensors="both", layers="all", sink_tokens=None,
-        recent_tokens=None, status="done", text=text, metrics=metrics, memory=memory,
-    )  # fmt: skip
+        label=label,
+        method=method,
+        title=method,
+        summary="",
+        knobs={},
+        tensors="both",
+        layers="all",
+        sink_tokens=None,
+        recent_tokens=None,
+        status="done",
+        text=text,
+        metrics=metrics,
+        memory=memory,
+    )

@@ -18,10 +18,19 @@ from kvq_core.models import LoadedModel, wrap
 
 VOCABULARY = 96
 _COMMON = {
-    "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 1024,
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.15,
-}  # fmt: skip
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 1024,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.15,
+}
 CONFIGS = {
     "llama": (LlamaConfig, {}),
     "llama-mha": (LlamaConfig, {"num_key_value_heads": 4}),

@@ -175,9 +175,11 @@ def _deep_arrays(lanes: int, steps: int, random: torch.Generator) -> dict[str, t
                 "key_code_counts": (rand(LAYERS, HEADS, 4, 32) * 9).int(),
                 "key_symmetric_share": rand(LAYERS, HEADS),
                 "key_outlier_share": rand(LAYERS, HEADS) / 50,
-                "key_latent_bits": torch.tensor([8.0, 4, 4, 2, 2, 0, 0, 0]).repeat_interleave(HEADS * DIM // 8)[None]
-                .expand(LAYERS, -1).clone(),
-            }  # fmt: skip
+                "key_latent_bits": torch.tensor([8.0, 4, 4, 2, 2, 0, 0, 0])
+                .repeat_interleave(HEADS * DIM // 8)[None]
+                .expand(LAYERS, -1)
+                .clone(),
+            }
         found |= {f"lane/{i}/{name}": tensor.contiguous() for name, tensor in lane.items()}
     return found
 

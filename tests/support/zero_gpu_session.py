@@ -14,10 +14,14 @@ PROMPT = "The mill stood on a causeway and worked with the tide, twice a day, in
 
 
 def spec(tokens: int, **knobs: int):
-    return parse_spec({
-        "prompt": PROMPT, "max_new_tokens": tokens, "capture": {"detail": "off"},
-        "lanes": [{"method": "kivi", "knobs": {"bits": 2, **knobs}}],
-    })  # fmt: skip
+    return parse_spec(
+        {
+            "prompt": PROMPT,
+            "max_new_tokens": tokens,
+            "capture": {"detail": "off"},
+            "lanes": [{"method": "kivi", "knobs": {"bits": 2, **knobs}}],
+        }
+    )
 
 
 def refused(events) -> list[str]:

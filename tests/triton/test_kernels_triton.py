@@ -28,9 +28,13 @@ ROOT = Path(__file__).parents[2]
 CHECKS = ROOT / "tests" / "kernels"
 SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes a program may use
 HOT = {
-    "decode_attention_kernel", "packed_scores_kernel", "packed_values_kernel", "placed_scores_kernel",
-    "placed_values_kernel", "quantize_pack_kernel",
-}  # fmt: skip
+    "decode_attention_kernel",
+    "packed_scores_kernel",
+    "packed_values_kernel",
+    "placed_scores_kernel",
+    "placed_values_kernel",
+    "quantize_pack_kernel",
+}
 # Instructions an element where 2-bit codes stay in their words, as compiled for compute capability 9.0: (asymmetric or
 # symmetric, hybrid). Spreading codes out took 16.5 and 24.7 in decode attention. Quantizing took 88 and 177 with IEEE
 # divisions and groups spread over threads.

@@ -78,9 +78,15 @@ def _computing(services: Services) -> tuple[Callable[..., Any], ...]:
             lanes = [vars(lane) for lane in found.lanes]
             notes = [*found.notes, *([quote.remark] if quote.remark else [])]
             return Forecast(
-                model=comparison.model, prompt_tokens=found.prompt_tokens, context=found.context, seconds=found.seconds,
-                bytes=found.bytes, refusal=quote.refusal, notes=notes, lanes=lanes,
-            )  # fmt: skip
+                model=comparison.model,
+                prompt_tokens=found.prompt_tokens,
+                context=found.context,
+                seconds=found.seconds,
+                bytes=found.bytes,
+                refusal=quote.refusal,
+                notes=notes,
+                lanes=lanes,
+            )
 
     return compare, estimate
 
@@ -220,15 +226,29 @@ def _yielded(endpoint: Callable[..., Any]) -> Callable[..., Any]:
 
 def _claim(claim: ClaimResult) -> ClaimInfo:
     return ClaimInfo(
-        paper=claim.paper, arxiv=claim.arxiv, claim=claim.sentence, where=claim.where, quote=claim.quote,
-        quoted_from=claim.quoted_from, less=claim.less, setting=claim.setting, criterion=list(claim.criterion),
-        verdict=claim.verdict, within_noise=within_noise(claim), held=texts_held(claim), measured=measured(claim),
+        paper=claim.paper,
+        arxiv=claim.arxiv,
+        claim=claim.sentence,
+        where=claim.where,
+        quote=claim.quote,
+        quoted_from=claim.quoted_from,
+        less=claim.less,
+        setting=claim.setting,
+        criterion=list(claim.criterion),
+        verdict=claim.verdict,
+        within_noise=within_noise(claim),
+        held=texts_held(claim),
+        measured=measured(claim),
         reason=claim.reason,
-    )  # fmt: skip
+    )
 
 
 def _summary(found: Summary, request: gr.Request) -> RunInfo:
     return RunInfo(
-        run=found.id, created=found.created, model=found.model_title, prompt=found.prompt, lanes=list(found.lanes),
+        run=found.id,
+        created=found.created,
+        model=found.model_title,
+        prompt=found.prompt,
+        lanes=list(found.lanes),
         link=link(found.id, request),
-    )  # fmt: skip
+    )

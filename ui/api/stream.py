@@ -67,15 +67,23 @@ def _after(now: Progress, event: Event) -> Progress:
         case Step(done=done, total=total, tokens=tokens, lanes=lanes):
             texts = [
                 LaneText(
-                    label=lane.label, text="".join(lane.tokens), scored=len(lane.kld),
+                    label=lane.label,
+                    text="".join(lane.tokens),
+                    scored=len(lane.kld),
                     kld_mean=sum(lane.kld) / len(lane.kld) if lane.kld else None,
-                    first_divergence=lane.first_divergence, error=lane.error,
+                    first_divergence=lane.first_divergence,
+                    error=lane.error,
                 )
                 for lane in lanes
-            ]  # fmt: skip
+            ]
             return {
-                **now, "stage": "decoding", "done": done, "total": total, "reference": "".join(tokens), "lanes": texts,
-            }  # fmt: skip
+                **now,
+                "stage": "decoding",
+                "done": done,
+                "total": total,
+                "reference": "".join(tokens),
+                "lanes": texts,
+            }
         case Summarizing():
             return {**now, "stage": "measuring", "done": 0, "total": 1}
         case Finished():
@@ -85,12 +93,18 @@ def _after(now: Progress, event: Event) -> Progress:
 def _result(event: Finished, services: Services, request: gr.Request) -> Result:
     record = event.record
     return Result(
-        run=record.id, key=key_for(services, record.id), link=link(record.id, request),
-        model=record.environment.model, prompt_tokens=len(record.reference.prompt_token_ids),
+        run=record.id,
+        key=key_for(services, record.id),
+        link=link(record.id, request),
+        model=record.environment.model,
+        prompt_tokens=len(record.reference.prompt_token_ids),
         reference=record.reference.text,
-        lanes=[_lane(event, index) for index in range(len(record.lanes))], noise_floor=_lane(event, "noise"),
-        seconds=record.timing.total_s, reused=event.reused, unkept=event.unkept,
-    )  # fmt: skip
+        lanes=[_lane(event, index) for index in range(len(record.lanes))],
+        noise_floor=_lane(event, "noise"),
+        seconds=record.timing.total_s,
+        reused=event.reused,
+        unkept=event.unkept,
+    )
 
 
 def _lane(event: Finished, at: int | Literal["noise"]) -> LaneResult:

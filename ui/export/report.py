@@ -55,10 +55,12 @@ def report(record: Record, arrays: Arrays, link: str = "") -> str:
 def _head(record: Record, arrays: Arrays, link: str) -> str:
     env = record.environment
     facts = (
-        f"Run {record.id}", record.created.replace("T", " "), f"{env.device} {env.dtype.removeprefix('torch.')}",
+        f"Run {record.id}",
+        record.created.replace("T", " "),
+        f"{env.device} {env.dtype.removeprefix('torch.')}",
         f"{env.layers} layers, {env.query_heads} query and {env.kv_heads} KV heads of {env.head_dim}",
         ", ".join(f"{name} {version}" for name, version in env.versions.items()),
-    )  # fmt: skip
+    )
     prompt = str(record.spec.get("prompt", ""))
     found = f'<p><a href="{safe(link)}">{safe(link)}</a></p>' if link else ""
     return (

@@ -222,9 +222,10 @@ def _color_bar(told: Any, inner: Box) -> str:
         f'<linearGradient id="{name}" x1="0" x2="0" y1="1" y2="0">{stops}</linearGradient>'
         f'<rect x="{x}" y="{top}" width="10" height="{bottom - top:.1f}" fill="url(#{name})" '
         'stroke="currentColor" stroke-opacity=".16"/>'
-        + _text(x + 14, top + 9, ends[0], "start") + _text(x + 14, bottom, ends[1], "start")
+        + _text(x + 14, top + 9, ends[0], "start")
+        + _text(x + 14, bottom, ends[1], "start")
         + _text(x + 26, (top + bottom) / 2, bar.title.text or "", "middle", turned=True)
-    )  # fmt: skip
+    )
 
 
 def _end(value: float) -> str:

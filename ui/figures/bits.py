@@ -39,10 +39,16 @@ def bit_map(record: Record, arrays: Arrays, kind: Literal["key", "value"], axis:
         single = values.shape[0] == 1
         picks = {"position": "x", **({} if single else rows)}
         heat = go.Heatmap(
-            z=rounded(values, 2), x=starts, coloraxis="coloraxis", meta={"pick": picks},
-            hovertemplate="token %{x}" + ("" if single else f", {axis[:-1]} %{{y}}")
-            + "<br>%{z:.2f} bits<extra>" + label_of(lane) + "</extra>",
-        )  # fmt: skip
+            z=rounded(values, 2),
+            x=starts,
+            coloraxis="coloraxis",
+            meta={"pick": picks},
+            hovertemplate="token %{x}"
+            + ("" if single else f", {axis[:-1]} %{{y}}")
+            + "<br>%{z:.2f} bits<extra>"
+            + label_of(lane)
+            + "</extra>",
+        )
         figure.add_trace(heat, row, 1)
         figure.update_yaxes(
             title_text="" if single else axis[:-1],
@@ -80,9 +86,13 @@ def stored_bytes(record: Record) -> go.Figure:
         if any(sizes):
             colors = [faded(lane_color(i), opacity) for i, *_ in lanes for _ in range(2)]
             figure.add_bar(
-                y=axis, x=[round(s / 1e6, 4) for s in sizes], name=title, orientation="h", marker={"color": colors},
+                y=axis,
+                x=[round(s / 1e6, 4) for s in sizes],
+                name=title,
+                orientation="h",
+                marker={"color": colors},
                 hovertemplate="%{x:.3g} MB<extra>" + title + "</extra>",
-            )  # fmt: skip
+            )
     full = [_fp16_bytes(memory) for *_, memory in lanes]
     if full:
         figure.add_bar(

@@ -59,23 +59,29 @@ def damage_grid(record: Record, arrays: Arrays, measure: str, kind: Kind, layer:
     figure = stacked_rows(names, max(34, 13 * min(heads, 16)), [lane_color(i) for i, _ in lanes], gap=26)
     for row, (name, (_, values)) in enumerate(zip(names, lanes, strict=True), 1):
         heat = go.Heatmap(
-            z=rounded(values.T), coloraxis="coloraxis", xgap=1, ygap=1, name=name,
+            z=rounded(values.T),
+            coloraxis="coloraxis",
+            xgap=1,
+            ygap=1,
+            name=name,
             hovertemplate=f"layer %{{x}}, KV head %{{y}}<br>%{{z:.3g}} {unit.rpartition(', ')[2]}<extra>{name}</extra>",
-        )  # fmt: skip
+        )
         figure.add_trace(heat, row, 1)
         figure.update_yaxes(
-            title_text="head" if row == 1 else "", autorange="reversed", showgrid=False, dtick=max(1, heads // 4),
-            row=row, col=1,
-        )  # fmt: skip
+            title_text="head" if row == 1 else "",
+            autorange="reversed",
+            showgrid=False,
+            dtick=max(1, heads // 4),
+            row=row,
+            col=1,
+        )
         box = {"x0": layer - 0.5, "x1": layer + 0.5, "y0": kv_head - 0.5, "y1": kv_head + 0.5}
         figure.add_shape(type="rect", **box, line={"color": "#0072b2", "width": 2}, row=row, col=1)
     figure.update_xaxes(showgrid=False)
     figure.update_xaxes(title_text="layer", row=len(lanes), col=1)
     top = max(float(np.quantile(values, 0.995)) for _, values in lanes)
     figure.update_layout(coloraxis=sequential(top, unit))
-    return labelled(
-        figure, f"Heatmaps of the {what}, layer by KV head, one a lane", {"layer": "x", "kv_head": "y"}
-    )  # fmt: skip
+    return labelled(figure, f"Heatmaps of the {what}, layer by KV head, one a lane", {"layer": "x", "kv_head": "y"})
 
 
 def worst_head(record: Record, arrays: Arrays) -> tuple[int, int]:
@@ -148,14 +154,15 @@ def score_map(
     figure = stacked_rows([label_of(lane) for _, lane, _ in lanes], 84, [lane_color(i) for i, _, _ in lanes], gap=26)
     for row, (_, lane, delta) in enumerate(lanes, 1):
         heat = go.Heatmap(
-            z=quantized(delta, top), x=_centres(info.position_edges), y=_centres(info.step_edges),
-            coloraxis="coloraxis", name=label_of(lane),
+            z=quantized(delta, top),
+            x=_centres(info.position_edges),
+            y=_centres(info.step_edges),
+            coloraxis="coloraxis",
+            name=label_of(lane),
             hovertemplate="step %{y:.0f}, position %{x:.0f}<br>Δ %{z:+.2g}<extra>" + label_of(lane) + "</extra>",
-        )  # fmt: skip
+        )
         figure.add_trace(heat, row, 1)
-        figure.update_yaxes(
-            title_text="step" if row == 1 else "", autorange="reversed", showgrid=False, row=row, col=1
-        )  # fmt: skip
+        figure.update_yaxes(title_text="step" if row == 1 else "", autorange="reversed", showgrid=False, row=row, col=1)
     figure.update_xaxes(showgrid=False)
     figure.update_xaxes(
         title_text=f"key position (layer {info.layers[place[0]]}, query head {info.heads[place[1]]})",

@@ -12,10 +12,11 @@ from ui.html.colors import REFERENCE, lane_color
 FLOOR = 1e-3  # percent: attention is drawn on a log scale from here
 DEPTHS = {
     "relative": (
-        ("depth_key_error", 100, "relative key error, %"), ("depth_value_error", 100, "relative value error, %"),
+        ("depth_key_error", 100, "relative key error, %"),
+        ("depth_value_error", 100, "relative value error, %"),
     ),
     "score": (("depth_score_error", 1, "mean |Δ score|"),),
-}  # fmt: skip
+}
 
 
 def nearest_step(record: Record, step: int) -> int | None:
@@ -43,10 +44,14 @@ def attention_rows(record: Record, arrays: Arrays, layer: int, head: int, step: 
     for index, name, color, codes in held:
         mass = 100 * (np.asarray(codes[at, place[0], place[1]], dtype=np.float32)[there] / 255) ** 2
         figure.add_scatter(
-            x=rounded(centres, 1), y=rounded(np.maximum(mass, FLOOR), 5), mode="lines", name=name, meta=of_lane(index),
+            x=rounded(centres, 1),
+            y=rounded(np.maximum(mass, FLOOR), 5),
+            mode="lines",
+            name=name,
+            meta=of_lane(index),
             line={"color": color, "width": 2.4 if color == REFERENCE else 1.3},
             hovertemplate="position %{x:.0f}: %{y:.3g} %<extra>" + name + "</extra>",
-        )  # fmt: skip
+        )
     info = record.capture
     where = f"layer {info.layers[place[0]]}, head {info.heads[place[1]]}, step {info.attention_steps[at]}"
     # a head that reads little but the first token is a line along this edge
@@ -77,9 +82,13 @@ def channel_errors(record: Record, arrays: Arrays, kind: str, layer: int, kv_hea
         names, rows = ["energy held", *names], [100 * energy / max(energy.sum(), 1e-30), *rows]
     figure = canvas(92 + 26 * len(rows))
     figure.add_heatmap(
-        z=rounded(np.stack(rows), 3), y=names, coloraxis="coloraxis", ygap=3, name=f"{kind}s",
+        z=rounded(np.stack(rows), 3),
+        y=names,
+        coloraxis="coloraxis",
+        ygap=3,
+        name=f"{kind}s",
         hovertemplate="channel %{x}: %{z:.2g} %<extra>%{y}</extra>",
-    )  # fmt: skip
+    )
     figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)
     figure.update_xaxes(title_text=f"channel (layer {layer}, KV head {kv_head})", showgrid=False)
     figure.update_layout(coloraxis=sequential(float(np.stack(rows).max()), "share, %"))
@@ -94,9 +103,14 @@ def sink_change(record: Record, arrays: Arrays) -> go.Figure | None:
     rows = np.stack([change for _, change in lanes])
     figure = canvas(92 + 26 * len(lanes))
     figure.add_heatmap(
-        z=rounded(rows, 3), y=[label_of(lane, 20) for lane, _ in lanes], coloraxis="coloraxis", xgap=1, ygap=3,
-        name="sink mass change", hovertemplate="layer %{x}: %{z:+.2f} points<extra>%{y}</extra>",
-    )  # fmt: skip
+        z=rounded(rows, 3),
+        y=[label_of(lane, 20) for lane, _ in lanes],
+        coloraxis="coloraxis",
+        xgap=1,
+        ygap=3,
+        name="sink mass change",
+        hovertemplate="layer %{x}: %{z:+.2f} points<extra>%{y}</extra>",
+    )
     figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)
     figure.update_xaxes(title_text="layer", showgrid=False)
     figure.update_layout(coloraxis=diverging(float(np.abs(rows).max()), "% points"))
@@ -115,11 +129,17 @@ def depth_error(record: Record, arrays: Arrays, measure: str) -> go.Figure | Non
     for (name, factor, what), dash in zip(kinds, ("solid", "dash"), strict=False):
         for index, lane, values in lanes_with(record, arrays, name):
             figure.add_scatter(
-                x=centres, y=rounded(factor * values.mean((0, 1))), mode="lines+markers", legendgroup=str(index),
-                name=label_of(lane, 20), showlegend=dash == "solid", meta=of_lane(index),
-                line={"color": lane_color(index), "width": 1.8, "dash": dash}, marker={"size": 4},
+                x=centres,
+                y=rounded(factor * values.mean((0, 1))),
+                mode="lines+markers",
+                legendgroup=str(index),
+                name=label_of(lane, 20),
+                showlegend=dash == "solid",
+                meta=of_lane(index),
+                line={"color": lane_color(index), "width": 1.8, "dash": dash},
+                marker={"size": 4},
                 hovertemplate=f"position %{{x:.0f}}: %{{y:.3g}}<extra>{label_of(lane)}, {what}</extra>",
-            )  # fmt: skip
+            )
             drawn = True
     figure.update_xaxes(title_text="key position" + (" (keys solid, values dashed)" if len(kinds) > 1 else ""))
     return labelled(figure, "Curves: error against the depth of the context, one a lane") if drawn else None

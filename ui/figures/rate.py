@@ -88,19 +88,31 @@ def distortion_rate(record: Record, arrays: Arrays, what: str) -> go.Figure | No
     figure.update_yaxes(ticks)
     step = front(found)
     figure.add_scatter(
-        x=[p[1] for p in step], y=[max(p[2], floor) for p in step], mode="lines", name="Pareto front", hoverinfo="skip",
-        showlegend=False, line={"color": REFERENCE, "width": 1.2, "shape": "hv", "dash": "dot"},
-    )  # fmt: skip
+        x=[p[1] for p in step],
+        y=[max(p[2], floor) for p in step],
+        mode="lines",
+        name="Pareto front",
+        hoverinfo="skip",
+        showlegend=False,
+        line={"color": REFERENCE, "width": 1.2, "shape": "hv", "dash": "dot"},
+    )
     for rank, (index, bits, value) in enumerate(found):
         lane = record.lanes[index]
         figure.add_scatter(
-            x=[bits], y=[max(value, floor)], mode="markers", name=label_of(lane, 20), cliponaxis=False,
+            x=[bits],
+            y=[max(value, floor)],
+            mode="markers",
+            name=label_of(lane, 20),
+            cliponaxis=False,
             meta=of_lane(index),
             # points on top of one another stay visible as rings
-            marker={"size": 17 - 7 * rank / max(1, len(found) - 1),
-                    "color": lane_color(index), "symbol": SYMBOLS.get(lane.quantized, "circle")},
+            marker={
+                "size": 17 - 7 * rank / max(1, len(found) - 1),
+                "color": lane_color(index),
+                "symbol": SYMBOLS.get(lane.quantized, "circle"),
+            },
             hovertemplate=f"%{{x:.2f}} bits: {value:.3g}<extra>{label_of(lane)}</extra>",
-        )  # fmt: skip
+        )
     whose = {"whole": "an element", "key": "a key element", "value": "a value element"}[asked.of]
     figure.update_xaxes(title_text=f"stored bits {whose}", range=[max(0, low - margin), high + margin])
     return labelled(figure, f"Scatter: {asked.title} against stored bits, one point a lane")
@@ -115,10 +127,14 @@ def _curve(figure: go.Figure, arrays: Arrays, asked: Distortion, low: float, hig
     if not kept.any():
         return []
     figure.add_scatter(
-        x=rounded(bits[kept], 3), y=rounded(100 * error[kept], 5), mode="lines", name="Gaussian source",
-        showlegend=False, line={"color": NOISE, "width": 1.6},
+        x=rounded(bits[kept], 3),
+        y=rounded(100 * error[kept], 5),
+        mode="lines",
+        name="Gaussian source",
+        showlegend=False,
+        line={"color": NOISE, "width": 1.6},
         hovertemplate="Gaussian source, %{x:.1f} bits: %{y:.3g} %<extra></extra>",
-    )  # fmt: skip
+    )
     return [100 * float(error[kept].max()), 100 * float(error[kept].min())]
 
 

@@ -48,10 +48,15 @@ def head_spectra(record: Record, arrays: Arrays, layer: int, kind: str = "key") 
     for values, name, color, dash in curves:
         for head, line in enumerate(values[layer]):
             figure.add_scatter(
-                x=np.arange(1, line.size + 1), y=_relative(line, top), mode="lines", legendgroup=name, name=name,
-                showlegend=head == 0, line={"color": faded(color, 1 - 0.25 * (head % 3)), "width": 1.6, "dash": dash},
+                x=np.arange(1, line.size + 1),
+                y=_relative(line, top),
+                mode="lines",
+                legendgroup=name,
+                name=name,
+                showlegend=head == 0,
+                line={"color": faded(color, 1 - 0.25 * (head % 3)), "width": 1.6, "dash": dash},
                 hovertemplate=f"direction %{{x}}: %{{y:.3g}}<extra>KV head {head}, {name}</extra>",
-            )  # fmt: skip
+            )
     figure.update_xaxes(title_text=f"direction of a KV head (layer {layer})")
     return labelled(figure, f"Curves: singular values of each KV head's {kind}s in layer {layer}")
 
@@ -66,10 +71,13 @@ def joint_spectra(record: Record, arrays: Arrays, layer: int, kind: str = "key")
     for values, name, color, dash in curves:
         line = values[layer]
         figure.add_scatter(
-            x=np.arange(1, line.size + 1), y=_relative(line, top), mode="lines", name=name,
+            x=np.arange(1, line.size + 1),
+            y=_relative(line, top),
+            mode="lines",
+            name=name,
             line={"color": color, "width": 1.6, "dash": dash},
             hovertemplate="direction %{x}: %{y:.3g}<extra>" + name + "</extra>",
-        )  # fmt: skip
+        )
     if kind == "key":
         _schedules(figure, record, arrays, layer)
     figure.update_xaxes(title_text=f"direction, all heads (layer {layer})")
@@ -82,10 +90,15 @@ def _schedules(figure: go.Figure, record: Record, arrays: Arrays, layer: int) ->
     for index, lane, widths in lanes:
         line = widths[layer]
         figure.add_scatter(
-            x=np.arange(1, line.size + 1), y=rounded(line, 2), mode="lines", name=f"bits, {label_of(lane, 18)}",
-            meta=of_lane(index), yaxis="y2", line={"color": lane_color(index), "shape": "hv", "width": 1.6},
+            x=np.arange(1, line.size + 1),
+            y=rounded(line, 2),
+            mode="lines",
+            name=f"bits, {label_of(lane, 18)}",
+            meta=of_lane(index),
+            yaxis="y2",
+            line={"color": lane_color(index), "shape": "hv", "width": 1.6},
             hovertemplate="channel %{x}: %{y:.3g} bits<extra>" + label_of(lane) + "</extra>",
-        )  # fmt: skip
+        )
     if lanes:
         axis = {"overlaying": "y", "side": "right", "rangemode": "tozero", "showgrid": False}
         figure.update_layout(yaxis2={**axis, "title": {"text": "code bits"}}, margin={"r": 46})
@@ -101,10 +114,13 @@ def cumulative_energy(record: Record, arrays: Arrays, layer: int, kind: str = "k
             held = held.mean(0) if held.ndim > 1 else held
             share = np.arange(1, held.size + 1) / held.size
             figure.add_scatter(
-                x=rounded(100 * share, 2), y=rounded(100 * held, 2), mode="lines", name=f"{name}, {how}",
+                x=rounded(100 * share, 2),
+                y=rounded(100 * held, 2),
+                mode="lines",
+                name=f"{name}, {how}",
                 line={"color": color, "width": width, "dash": dash},
                 hovertemplate=f"%{{x:.0f}} % of directions hold %{{y:.1f}} %<extra>{name}, {how}</extra>",
-            )  # fmt: skip
+            )
             drawn = True
     figure.update_xaxes(title_text="directions, %")
     return labelled(figure, f"Curves: energy held by the strongest directions of {kind}s") if drawn else None
@@ -121,10 +137,13 @@ def effective_rank(record: Record, arrays: Arrays, layer: int) -> go.Figure | No
         drawn = True
         title = (f"keys {name}" if key.startswith("key") else name) + ("" if centred(arrays) else f", {WITH_MEAN}")
         figure.add_scatter(
-            x=np.arange(values.shape[0]), y=rounded(ranks(values).mean(-1), 2), mode="lines", name=title,
+            x=np.arange(values.shape[0]),
+            y=rounded(ranks(values).mean(-1), 2),
+            mode="lines",
+            name=title,
             line={"color": color, "width": 2, "dash": dash},
             hovertemplate="layer %{x}: %{y:.1f} directions<extra>" + title + "</extra>",
-        )  # fmt: skip
+        )
     figure.add_vline(layer, line={"color": ACCENT, "width": 1.5, "dash": "dot"})
     figure.update_xaxes(title_text=f"layer (of {record.environment.head_dim} directions a head)")
     return labelled(figure, "Curves: effective rank by layer", {"layer": "x"}) if drawn else None
@@ -141,10 +160,13 @@ def mean_shares(record: Record, arrays: Arrays, layer: int) -> go.Figure | None:
         drawn = True
         title = f"keys {name}" if key.startswith("key") else name
         figure.add_scatter(
-            x=np.arange(share.size), y=rounded(100 * share, 2), mode="lines", name=title,
+            x=np.arange(share.size),
+            y=rounded(100 * share, 2),
+            mode="lines",
+            name=title,
             line={"color": color, "width": 2, "dash": dash},
             hovertemplate="layer %{x}: %{y:.1f} %<extra>" + title + "</extra>",
-        )  # fmt: skip
+        )
     figure.add_vline(layer, line={"color": ACCENT, "width": 1.5, "dash": "dot"})
     figure.update_xaxes(title_text="layer")
     return labelled(figure, "Curves: the mean's share of the energy by layer", {"layer": "x"}) if drawn else None
@@ -171,11 +193,14 @@ def lane_spectra(record: Record, arrays: Arrays, layer: int, kv_head: int) -> go
     lines += [(i, label_of(lane, 20) + told, lane_color(i), values[layer, kv_head]) for i, lane, values in lanes]
     for index, name, color, line in lines:
         figure.add_scatter(
-            x=np.arange(1, line.size + 1), y=_relative(line, float(line.max()) or 1.0), mode="lines", name=name,
+            x=np.arange(1, line.size + 1),
+            y=_relative(line, float(line.max()) or 1.0),
+            mode="lines",
+            name=name,
             meta=of_lane(index),
             line={"color": color, "width": 2.4 if color == REFERENCE else 1.4},
             hovertemplate="direction %{x}: %{y:.3g}<extra>" + name + "</extra>",
-        )  # fmt: skip
+        )
     figure.update_xaxes(title_text=f"direction (layer {layer}, KV head {kv_head}, after RoPE)")
     return labelled(figure, "Curves: singular values of the keys as each lane reads them")
 
@@ -219,13 +244,27 @@ def _fan(figure: go.Figure, row: int, name: str, color: str, levels: np.ndarray,
     for low, high, alpha in ((0, len(at) - 1, 0.22), (middle[0], middle[1], 0.5)):
         for edge, fill in ((low, None), (high, "tonexty")):
             figure.add_scatter(
-                x=x, y=rounded(levels[:, edge], 3), mode="lines", name=f"{name}, quantile {at[edge]:g}", fill=fill,
-                line={"width": 0, "color": color}, fillcolor=faded(color, alpha), hoverinfo="skip", row=row, col=1,
-            )  # fmt: skip
+                x=x,
+                y=rounded(levels[:, edge], 3),
+                mode="lines",
+                name=f"{name}, quantile {at[edge]:g}",
+                fill=fill,
+                line={"width": 0, "color": color},
+                fillcolor=faded(color, alpha),
+                hoverinfo="skip",
+                row=row,
+                col=1,
+            )
     figure.add_scatter(
-        x=x, y=rounded(levels[:, middle[2]], 3), mode="lines", name=f"{name}, median", row=row, col=1,
-        line={"color": color, "width": 1.2}, hovertemplate="channel %{x}: median %{y:.3g}<extra>" + name + "</extra>",
-    )  # fmt: skip
+        x=x,
+        y=rounded(levels[:, middle[2]], 3),
+        mode="lines",
+        name=f"{name}, median",
+        row=row,
+        col=1,
+        line={"color": color, "width": 1.2},
+        hovertemplate="channel %{x}: median %{y:.3g}<extra>" + name + "</extra>",
+    )
 
 
 def ranks(singular: np.ndarray) -> np.ndarray:

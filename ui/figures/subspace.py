@@ -10,9 +10,11 @@ from ui.html.colors import ACCENT, REFERENCE, lane_color
 
 # The four subspaces of SQuat's Figure 2
 KINDS = (
-    ("all", "all tokens", "#b3366f", "dash"), ("prompt", "prompt only", ACCENT, "solid"),
-    ("same_kind", "another prompt of its kind", "#009e73", "dashdot"), ("other_kind", "another kind", "#8a6d00", "dot"),
-)  # fmt: skip
+    ("all", "all tokens", "#b3366f", "dash"),
+    ("prompt", "prompt only", ACCENT, "solid"),
+    ("same_kind", "another prompt of its kind", "#009e73", "dashdot"),
+    ("other_kind", "another kind", "#8a6d00", "dot"),
+)
 
 
 def deviation(record: Record, arrays: Arrays, layer: int, rank: int) -> go.Figure | None:
@@ -79,9 +81,14 @@ def error_split(record: Record, arrays: Arrays, rank: int) -> go.Figure | None:
     figure = canvas(110 + 46 * len(rows), barmode="group", bargap=0.3)
     for at, (name, opacity) in enumerate(((f"inside the top {rank}", 1.0), ("outside", 0.35)), 1):
         figure.add_bar(
-            y=names, x=[round(100 * row[at], 3) for row in rows], name=name, orientation="h",
-            marker={"color": colors}, opacity=opacity, hovertemplate="%{y}: %{x:.3g} %<extra>" + name + "</extra>",
-        )  # fmt: skip
+            y=names,
+            x=[round(100 * row[at], 3) for row in rows],
+            name=name,
+            orientation="h",
+            marker={"color": colors},
+            opacity=opacity,
+            hovertemplate="%{y}: %{x:.3g} %<extra>" + name + "</extra>",
+        )
     figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)
     figure.update_xaxes(title_text="‖ΔK‖ / ‖K‖, %")
     return labelled(figure, f"Bars: key error inside and outside the top {rank} query directions, one pair a lane")
@@ -115,9 +122,7 @@ def angles(record: Record, arrays: Arrays, layer: int, kv_head: int, rank: int, 
     kept = nearest_rank(record, rank)
     if kept is None:
         return None
-    rows = [
-        (i, label_of(lane, 20), lane_color(i), v) for i, lane, v in lanes_with(record, arrays, f"angles_{pair}")
-    ]  # fmt: skip
+    rows = [(i, label_of(lane, 20), lane_color(i), v) for i, lane, v in lanes_with(record, arrays, f"angles_{pair}")]
     own = array(arrays, f"subspace/angles_{pair}")
     if own is not None:
         rows.insert(0, (-1, "Full precision", REFERENCE, own))
@@ -128,11 +133,15 @@ def angles(record: Record, arrays: Arrays, layer: int, kv_head: int, rank: int, 
     for index, name, color, values in rows:
         line = values[layer, kv_head, kept, :r]
         figure.add_scatter(
-            x=np.arange(1, line.size + 1), y=rounded(line, 2), mode="lines+markers", name=name,
+            x=np.arange(1, line.size + 1),
+            y=rounded(line, 2),
+            mode="lines+markers",
+            name=name,
             meta=of_lane(index),
-            line={"color": color, "width": 2.4 if color == REFERENCE else 1.4}, marker={"size": 5},
+            line={"color": color, "width": 2.4 if color == REFERENCE else 1.4},
+            marker={"size": 5},
             hovertemplate="angle %{x}: %{y:.1f}°<extra>" + name + "</extra>",
-        )  # fmt: skip
+        )
     figure.update_xaxes(title_text=f"angle of the top {r} (layer {layer}, KV head {kv_head})")
     return labelled(figure, f"Curves: principal angles of the top-{r} subspaces, one a lane")
 

@@ -21,16 +21,29 @@ def kld_strips(record: Record, arrays: Arrays, token: int) -> go.Figure | None:
     for row, (index, lane, kld) in enumerate(lanes, 1):
         tokens = np.arange(1, kld.size + 1)
         figure.add_bar(
-            x=tokens, y=rounded(kld), name=label_of(lane), marker={"color": faded(lane_color(index), 0.75)},
-            hovertemplate="token %{x}: %{y:.3g} nats<extra>" + label_of(lane) + "</extra>", row=row, col=1,
-        )  # fmt: skip
+            x=tokens,
+            y=rounded(kld),
+            name=label_of(lane),
+            marker={"color": faded(lane_color(index), 0.75)},
+            hovertemplate="token %{x}: %{y:.3g} nats<extra>" + label_of(lane) + "</extra>",
+            row=row,
+            col=1,
+        )
         for name, at, fill in flips(lane, arrays, index, margin):
             figure.add_scatter(
-                x=tokens[at], y=np.full(at.sum(), 1.08 * top), mode="markers", name=f"{label_of(lane)}, {name}",
-                marker={"size": 7, "color": lane_color(index) if fill else "rgba(0,0,0,0)",
-                        "line": {"color": lane_color(index), "width": 1.5}},
-                hovertemplate="token %{x}: " + name + "<extra>" + label_of(lane) + "</extra>", row=row, col=1,
-            )  # fmt: skip
+                x=tokens[at],
+                y=np.full(at.sum(), 1.08 * top),
+                mode="markers",
+                name=f"{label_of(lane)}, {name}",
+                marker={
+                    "size": 7,
+                    "color": lane_color(index) if fill else "rgba(0,0,0,0)",
+                    "line": {"color": lane_color(index), "width": 1.5},
+                },
+                hovertemplate="token %{x}: " + name + "<extra>" + label_of(lane) + "</extra>",
+                row=row,
+                col=1,
+            )
         figure.update_yaxes(range=[0, 1.2 * top], nticks=3, row=row, col=1)
     figure.update_yaxes(title_text="nats", row=1, col=1)
     figure.update_xaxes(showgrid=False)

@@ -25,11 +25,15 @@ def code_usage(record: Record, arrays: Arrays, kind: str, layer: int, kv_head: i
         shares = 100 * of_head / np.maximum(of_head.sum(-1, keepdims=True), 1)
         mean = np.sort(shares, -1)[:, ::-1].mean(0)
         figure.add_scatter(
-            x=np.arange(1, mean.size + 1), y=rounded(mean, 3), mode="lines", name=label_of(lane),
+            x=np.arange(1, mean.size + 1),
+            y=rounded(mean, 3),
+            mode="lines",
+            name=label_of(lane),
             meta=of_lane(index),
-            line={"color": lane_color(index), "shape": "hv", "width": 2}, fill="tozeroy",
+            line={"color": lane_color(index), "shape": "hv", "width": 2},
+            fill="tozeroy",
             hovertemplate="code of rank %{x}: %{y:.2g} %<extra>" + label_of(lane) + "</extra>",
-        )  # fmt: skip
+        )
     figure.update_xaxes(title_text=f"code, most used first (layer {layer}, KV head {kv_head})")
     return labelled(figure, f"Curves: how often each {kind} code is used, one a lane")
 
@@ -49,11 +53,14 @@ def latent_bits(record: Record, arrays: Arrays, layer: int) -> go.Figure | None:
     for index, lane, widths in lanes:
         line = widths[layer]
         figure.add_scatter(
-            x=np.arange(1, line.size + 1), y=rounded(line, 2), mode="lines", name=label_of(lane),
+            x=np.arange(1, line.size + 1),
+            y=rounded(line, 2),
+            mode="lines",
+            name=label_of(lane),
             meta=of_lane(index),
             line={"color": lane_color(index), "shape": "hv", "width": 2},
             hovertemplate="latent channel %{x}: %{y:.3g} bits<extra>" + label_of(lane) + "</extra>",
-        )  # fmt: skip
+        )
     figure.update_xaxes(title_text=f"latent channel, strongest first (layer {layer})")
     return labelled(figure, "Steps: code bits of every latent channel, one line a lane")
 
@@ -67,9 +74,13 @@ def shares(record: Record, arrays: Arrays, what: str, kind: str) -> go.Figure | 
     figure = stacked_rows([label_of(lane) for _, lane, _ in lanes], height, [lane_color(i) for i, *_ in lanes], gap=26)
     for row, (_, lane, values) in enumerate(lanes, 1):
         heat = go.Heatmap(
-            z=rounded(values.T, 3), coloraxis="coloraxis", xgap=1, ygap=1, name=label_of(lane),
+            z=rounded(values.T, 3),
+            coloraxis="coloraxis",
+            xgap=1,
+            ygap=1,
+            name=label_of(lane),
             hovertemplate="layer %{x}, KV head %{y}: %{z:.2g} %<extra>" + label_of(lane) + "</extra>",
-        )  # fmt: skip
+        )
         figure.add_trace(heat, row, 1)
         figure.update_yaxes(title_text="head" if row == 1 else "", autorange="reversed", showgrid=False, row=row, col=1)
     figure.update_xaxes(showgrid=False)
@@ -91,12 +102,15 @@ def bits_by_length(record: Record) -> go.Figure | None:
             line = [bits + (growth.shared_bits(shape, n) if shared else 0.0) for n, bits in own]
             name = label_of(record.lanes[index]) + (", codebooks counted" if shared else "")
             figure.add_scatter(
-                x=np.array([n for n, _ in own]), y=rounded(np.asarray(line), 3), mode="lines", name=name,
+                x=np.array([n for n, _ in own]),
+                y=rounded(np.asarray(line), 3),
+                mode="lines",
+                name=name,
                 showlegend=not shared,
                 meta=of_lane(index),
                 line={"color": lane_color(index), "width": 1.8, "dash": "dash" if shared else "solid"},
                 hovertemplate="%{x:,} tokens: %{y:.2f} bits<extra>" + name + "</extra>",
-            )  # fmt: skip
+            )
             drawn = True
     if not drawn or (stored := record.lanes[min(found)].memory) is None:
         return None

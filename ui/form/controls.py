@@ -140,6 +140,11 @@ def _list(knob: Knob, value: Any, given: str) -> str:
 
 
 _INPUTS: dict[str, Callable[[Knob, Any, str], str]] = {
-    "choice": _choice, "integer": _number, "number": _number, "boolean": _switch,
-    "list": _list, "text": _text, "object": _switch,
-}  # fmt: skip
+    "choice": _choice,
+    "integer": _number,
+    "number": _number,
+    "boolean": _switch,
+    "list": _list,
+    "text": _text,
+    "object": _switch,
+}

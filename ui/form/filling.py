@@ -21,9 +21,11 @@ NEXT_FOR_A_LINK = "Check that the link is complete, pick one of your own runs, o
 WAITS = "The form is filled and nothing was computed: press Run."
 AGAIN = "Press Run for today's figures, under a new link."
 REFUSED = {
-    "run": "This link opens no run", "vs": "This link opens no run", "c": "This link holds no comparison",
+    "run": "This link opens no run",
+    "vs": "This link opens no run",
+    "c": "This link holds no comparison",
     "preset": "This link names no preset",
-}  # fmt: skip
+}
 
 
 def form_outputs(setup: Setup, lanes: Lanes) -> list[gr.components.Component]:

@@ -89,18 +89,32 @@ def _options() -> list[gr.components.Component]:
         chat = gr.Checkbox(True, label="Apply the chat template", interactive=True)
         ignore_eos = gr.Checkbox(False, label="Go on after the end-of-sequence token", interactive=True)
         continuation = gr.Textbox(
-            label="Continuation", lines=2, max_lines=6, placeholder="empty: generate",
-            info="Text to score through the caches instead of generating.", interactive=True
-        )  # fmt: skip
+            label="Continuation",
+            lines=2,
+            max_lines=6,
+            placeholder="empty: generate",
+            info="Text to score through the caches instead of generating.",
+            interactive=True,
+        )
         expected = gr.Textbox(
-            label="Expected in the answer", lines=1, max_lines=2, placeholder="empty: nothing", elem_id="expect",
-            info="Every answer that holds this text gets a tick, the others a cross.", interactive=True,
-        )  # fmt: skip
+            label="Expected in the answer",
+            lines=1,
+            max_lines=2,
+            placeholder="empty: nothing",
+            elem_id="expect",
+            info="Every answer that holds this text gets a tick, the others a cross.",
+            interactive=True,
+        )
         detail = Capture.model_fields["detail"]
         captures = gr.Dropdown(
-            list(get_args(detail.annotation)), value=detail.default, label=detail.title, info=detail.description,
-            filterable=False, elem_id="capture-detail", interactive=True,
-        )  # fmt: skip
+            list(get_args(detail.annotation)),
+            value=detail.default,
+            label=detail.title,
+            info=detail.description,
+            filterable=False,
+            elem_id="capture-detail",
+            interactive=True,
+        )
     return [system, no_system, chat, continuation, tokens, temperature, seed, ignore_eos, expected, captures]
 
 

@@ -20,11 +20,15 @@ def create_stress() -> list[gr.components.Component]:
         with gr.Row(elem_classes=["knobs"]):
             controls: list[Any] = [  # Component does not declare the events of its classes
                 (gr.Number if dial.type == "number" else gr.Textbox)(
-                    shown(dial.default), label=dial.title, info=describe(dial), elem_id=place.replace(".", "-"),
-                    interactive=True, min_width=110,
+                    shown(dial.default),
+                    label=dial.title,
+                    info=describe(dial),
+                    elem_id=place.replace(".", "-"),
+                    interactive=True,
+                    min_width=110,
                 )
                 for place, dial in STRESS.items()
-            ]  # fmt: skip
+            ]
     gr.on([control.change for control in controls], _headed, controls, area, **SWIFT, trigger_mode="always_last")
     return controls
 

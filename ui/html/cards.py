@@ -29,9 +29,14 @@ def cards(*parts: tuple[str, str, str]) -> str:
 
 
 def head(
-    label: str, subtitle: str, badge: tuple[str, str, str], stats: Sequence[Stat], said: Sequence[str] = (),
-    notes: Sequence[str] = (), answered: str = "",
-) -> str:  # fmt: skip
+    label: str,
+    subtitle: str,
+    badge: tuple[str, str, str],
+    stats: Sequence[Stat],
+    said: Sequence[str] = (),
+    notes: Sequence[str] = (),
+    answered: str = "",
+) -> str:
     """Title, badge (word, tone, explanation), numbers, what is said of them, and the method's notes, folded;
     ``answered`` as ``tick`` gives it."""
     word, tone, why = badge

@@ -54,9 +54,15 @@ def _toolbar() -> None:
             interactive=True,
         )
         gr.Radio(
-            ["KLD", "Flips"], value="KLD", label="Colour of the tokens", show_label=False, container=False,
-            elem_id="view-color", elem_classes=["switch"], interactive=True
-        )  # fmt: skip
+            ["KLD", "Flips"],
+            value="KLD",
+            label="Colour of the tokens",
+            show_label=False,
+            container=False,
+            elem_id="view-color",
+            elem_classes=["switch"],
+            interactive=True,
+        )
 
 
 def staged(over: bool) -> str:

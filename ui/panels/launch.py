@@ -84,9 +84,14 @@ def wire_estimate(panel: Launch, setup: Setup, lanes: Lanes, services: Services)
 
     triggers = [setup[name].change for name in FIELDS] + [lanes.lanes.change]
     gr.on(
-        triggers, handler, [panel.notice, *setup.fields, lanes.lanes, setup.rest], [panel.estimate, panel.notice],
-        **QUIET, trigger_mode="always_last", concurrency_limit=2,
-    )  # fmt: skip
+        triggers,
+        handler,
+        [panel.notice, *setup.fields, lanes.lanes, setup.rest],
+        [panel.estimate, panel.notice],
+        **QUIET,
+        trigger_mode="always_last",
+        concurrency_limit=2,
+    )
 
 
 def estimated(quote: Quote) -> str:
@@ -102,9 +107,14 @@ def estimated(quote: Quote) -> str:
 
 
 def wire_run(
-    panel: Launch, setup: Setup, lanes: Lanes, cards: AnswerCards, status: gr.HTML, shown: gr.State,
+    panel: Launch,
+    setup: Setup,
+    lanes: Lanes,
+    cards: AnswerCards,
+    status: gr.HTML,
+    shown: gr.State,
     services: Services,
-) -> None:  # fmt: skip
+) -> None:
     """Run: admit and put in line, then show how far the run is until it is over."""
     clerks = ThreadPoolExecutor(CLERKS, thread_name_prefix="kvq-clerk")
 

@@ -53,9 +53,11 @@ def told(number: int) -> list[Any]:
     )
     last = number == len(steps) - 1
     return [
-        gr.update(visible=True), words, gr.update(interactive=number > 0),
+        gr.update(visible=True),
+        words,
+        gr.update(interactive=number > 0),
         gr.update(value="Finish" if last else "Next"),
-    ]  # fmt: skip
+    ]
 
 
 def told_with(shown: dict[str, Any]) -> list[Any]:

@@ -138,9 +138,11 @@ def _copies(record: Record, arrays: dict[str, Any], request: gr.Request) -> str:
 def _files(record: Record, arrays: dict[str, Any], services: Services) -> list[Any]:
     content, _ = serialize(record, arrays)
     files = {
-        "record.json": content[RECORD], "arrays.safetensors": content[ARRAYS],
-        "scorecard.csv": to_csv(scorecard(record, arrays)).encode(), FILE: comparison_json(record).encode(),
-    }  # fmt: skip
+        "record.json": content[RECORD],
+        "arrays.safetensors": content[ARRAYS],
+        "scorecard.csv": to_csv(scorecard(record, arrays)).encode(),
+        FILE: comparison_json(record).encode(),
+    }
     return [_offered(services.file(f"{record.id}-{name}", data)) for name, data in files.items()]
 
 

@@ -41,9 +41,13 @@ def create_versus() -> Beside:
     with gr.Accordion("Compare with another run", open=False, visible=False, elem_id="versus") as more:
         with gr.Row(elem_id="versus-choice"):
             other = gr.Dropdown(
-                [], label="A run of this browser, or a link or id", allow_custom_value=True, elem_id="versus-run",
-                interactive=True, scale=4,
-            )  # fmt: skip
+                [],
+                label="A run of this browser, or a link or id",
+                allow_custom_value=True,
+                elem_id="versus-run",
+                interactive=True,
+                scale=4,
+            )
             compare = gr.Button("Compare", size="sm", elem_id="versus-go", scale=0, min_width=100)
         found = gr.HTML("", js_on_load=COPY_JS, elem_id="versus-found")
     return Beside(more, other, compare, found)

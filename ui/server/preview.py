@@ -16,11 +16,15 @@ _HEAD = re.compile(rb"<head[^>]*>")
 OWN = "".join(
     f'<meta {kind}="{name}" content="{escape(content)}">'
     for kind, name, content in (
-        ("name", "description", DESCRIPTION), ("property", "og:title", TITLE), ("property", "og:type", "website"),
-        ("property", "og:description", DESCRIPTION), ("name", "twitter:card", "summary"),
-        ("name", "twitter:title", TITLE), ("name", "twitter:description", DESCRIPTION),
+        ("name", "description", DESCRIPTION),
+        ("property", "og:title", TITLE),
+        ("property", "og:type", "website"),
+        ("property", "og:description", DESCRIPTION),
+        ("name", "twitter:card", "summary"),
+        ("name", "twitter:title", TITLE),
+        ("name", "twitter:description", DESCRIPTION),
     )
-).encode()  # fmt: skip
+).encode()
 
 
 def previewed(page: bytes) -> bytes:

@@ -13,13 +13,16 @@ from ui.views.view import Drawn, Slot, View, create_page, create_words, or_absen
 from ui.words.damage import damage
 
 CHOICES = [
-    ("Relative error", "relative"), ("Score error", "score"), ("Attention KL", "attention"),
+    ("Relative error", "relative"),
+    ("Score error", "score"),
+    ("Attention KL", "attention"),
     ("Output error", "output"),
-]  # fmt: skip
+]
 TITLES = {
-    "score": "Scores (keys × queries): layer × KV head", "attention": "Attention: layer × KV head",
+    "score": "Scores (keys × queries): layer × KV head",
+    "attention": "Attention: layer × KV head",
     "output": "Attention output (keys and values): layer × KV head",
-}  # fmt: skip
+}
 MISSING = "Not captured in this run."
 ROWS = (
     (
@@ -28,7 +31,8 @@ ROWS = (
     ),
     (
         Slot(
-            "score-map", "Score deltas of the selected head, step by step",
+            "score-map",
+            "Score deltas of the selected head, step by step",
             "The strongest value of each bin with its sign. Centred per row: softmax ignores a shift.",
         ),
         Slot("attention-rows", "Attention at the selected token", "The step nearest to it that was kept."),
@@ -41,7 +45,7 @@ ROWS = (
         Slot("sinks", "Attention on the first tokens", "Lane minus reference, mean over heads and steps."),
         Slot("depth", "Error against context depth", "Mean over all layers and heads."),
     ),
-)  # fmt: skip
+)
 
 
 def create_damage() -> View:
@@ -52,10 +56,8 @@ def create_damage() -> View:
         )
         uncentred = gr.Checkbox(
             label="Uncentred score deltas", value=False, elem_id="uncentred", interactive=True, min_width=160
-        )  # fmt: skip
-    return View(
-        "damage", words, [create_page(*ROWS)], compute, ("layer", "head", "token"), [measure, uncentred]
-    )  # fmt: skip
+        )
+    return View("damage", words, [create_page(*ROWS)], compute, ("layer", "head", "token"), [measure, uncentred])
 
 
 def compute(record: Record, arrays: Arrays, at: Selection, measure: str, uncentred: Any) -> Drawn:

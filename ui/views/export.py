@@ -34,11 +34,15 @@ def view_csv(record: Record, at: Selection, name: str, drawn: Drawn) -> str:
 def view_json(record: Record, at: Selection, name: str, drawn: Drawn) -> str:
     """The run, the selection, the sentence and the same points."""
     found = {
-        "run": record.id, "view": name, "selection": asdict(at), "says": drawn.words, "columns": COLUMNS[1:],
+        "run": record.id,
+        "view": name,
+        "selection": asdict(at),
+        "says": drawn.words,
+        "columns": COLUMNS[1:],
         "figures": {title: list(points(figure)) for title, figure in figures_of(drawn)},
         "tables": drawn.tables,
         "absent": {title: said for title, said in drawn.figures.items() if isinstance(said, str)},
-    }  # fmt: skip
+    }
     return json.dumps(found, ensure_ascii=False)
 
 

@@ -11,20 +11,22 @@ MISSING = "Not captured in this run, or no lane changes it."
 ROWS = (
     (
         Slot(
-            "rate-kld", "KLD of the next token",
+            "rate-kld",
+            "KLD of the next token",
             "Dotted: the Pareto front. Triangles: lanes that quantize keys (▲) or values (▼) only.",
         ),
         Slot("rate-flips", "Flips of the most probable token"),
     ),
     (
         Slot(
-            "rate-key", "Key error",
+            "rate-key",
+            "Key error",
             "Grey: a Gaussian source with the captured covariance at its limit; a reference, not a bound.",
         ),
         Slot("rate-value", "Value error"),
     ),
     (Slot("rate-output", "Error of the attention output"),),
-)  # fmt: skip
+)
 
 
 def create_rate() -> View:

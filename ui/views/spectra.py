@@ -44,9 +44,12 @@ def create_spectra() -> View:
     words = create_words()
     with gr.Row(elem_classes=["choices"]):
         kind = gr.Radio(
-            [("Keys", "key"), ("Values", "value")], value="key", label="Spectra of", elem_id="spectra-of",
+            [("Keys", "key"), ("Values", "value")],
+            value="key",
+            label="Spectra of",
+            elem_id="spectra-of",
             interactive=True,
-        )  # fmt: skip
+        )
     return View("spectra", words, [create_page(*ROWS)], compute, ("layer", "head"), [kind])
 
 

@@ -21,7 +21,8 @@ MISSING = "Not captured in this run."
 ROWS = (
     (
         Slot(
-            "bits", "Bits of every element",
+            "bits",
+            "Bits of every element",
             "Metadata included. Windows and sinks are at 16. One row where only the token counts. Click to select.",
         ),
     ),
@@ -34,10 +35,12 @@ ROWS = (
     (
         Slot("bytes", "Stored bytes by what they are for"),
         Slot(
-            "length", "Effective bits against context", "Of a prompt that long: windows stay, what is fixed fades.",
+            "length",
+            "Effective bits against context",
+            "Of a prompt that long: windows stay, what is fixed fades.",
         ),
     ),
-)  # fmt: skip
+)
 MAX_CONTEXT, MAX_BATCH = 10_000_000, 100_000
 # As the models' configurations publish them.
 SHAPES = {
@@ -49,8 +52,11 @@ SHAPES = {
 }
 OWN = "This model"
 SPENT = (
-    ("codes", "codebooks"), ("latent", "latent channels"), ("symmetric", "symmetric groups"), ("outliers", "outliers"),
-)  # fmt: skip
+    ("codes", "codebooks"),
+    ("latent", "latent channels"),
+    ("symmetric", "symmetric groups"),
+    ("outliers", "outliers"),
+)
 
 
 def create_storage() -> View:
@@ -60,9 +66,12 @@ def create_storage() -> View:
             [("Keys", "key"), ("Values", "value")], value="key", label="Bits of", elem_id="bits-of", interactive=True
         )
         axis = gr.Radio(
-            [("Layers", "layers"), ("KV heads", "heads"), ("Channels", "channels")], value="layers",
-            label="Rows of the map", elem_id="bits-rows", interactive=True,
-        )  # fmt: skip
+            [("Layers", "layers"), ("KV heads", "heads"), ("Channels", "channels")],
+            value="layers",
+            label="Rows of the map",
+            elem_id="bits-rows",
+            interactive=True,
+        )
     maps = create_page(*ROWS)
     with gr.Row(elem_classes=["choices"]):
         shape = gr.Dropdown([OWN, *SHAPES], value=OWN, label="Model shape", elem_id="shape", min_width=180)

@@ -117,9 +117,7 @@ def tab_bar(views: list[tuple[str, str]]) -> str:
 
 
 def _slider(label: str, name: str, high: int) -> gr.Slider:
-    return gr.Slider(
-        0, high, value=0, step=1, label=label, elem_id=name, min_width=170, buttons=[], interactive=True
-    )  # fmt: skip
+    return gr.Slider(0, high, value=0, step=1, label=label, elem_id=name, min_width=170, buttons=[], interactive=True)
 
 
 def _create_export() -> tuple[gr.Button, gr.Button, gr.Textbox, gr.Textbox]:
@@ -146,9 +144,7 @@ def wire_views(panel: Views, shown: gr.State, services: Services) -> None:
     gr.on([*moved, panel.open.change], *draw, **DRAWING)
     panel.open.change(None, panel.open, None, js=OPEN, **SWIFT)
     panel.token.change(None, panel.token, None, js=MARK, **SWIFT)
-    chosen = panel.pick.change(
-        _picking(services), [panel.pick, shown, *panel.selection], panel.selection, **SWIFT
-    )  # fmt: skip
+    chosen = panel.pick.change(_picking(services), [panel.pick, shown, *panel.selection], panel.selection, **SWIFT)
     chosen.then(*draw, **DRAWING)
     _wire_export(panel, shown, services)
 
@@ -215,9 +211,14 @@ def fitted(panel: Views) -> list[gr.components.Component]:
 
 
 def fit(
-    panel: Views, record: Record, arrays: Arrays, shown: dict[str, Any], on_page: OnPage, opened: str,
+    panel: Views,
+    record: Record,
+    arrays: Arrays,
+    shown: dict[str, Any],
+    on_page: OnPage,
+    opened: str,
     values: Sequence[Any],
-) -> list[Any]:  # fmt: skip
+) -> list[Any]:
     """The selection's sliders spanning the run, where ``shown`` says or there is most to see; the pickers with its
     lanes; and the open view drawn, unless it waits for its pickers to follow the run.
 

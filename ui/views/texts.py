@@ -18,14 +18,15 @@ from ui.words.texts import texts
 ROWS = (
     (
         Slot(
-            "kld-strips", "KLD of every token",
+            "kld-strips",
+            "KLD of every token",
             "A dot is a flip, a hollow one a flip where the reference was near a tie. Click a bar to select the token.",
         ),
         "top-lists",
     ),
     ("text-forced", "text-free"),
     ("text-diff",),
-)  # fmt: skip
+)
 TEXTS = ("top-lists", "text-forced", "text-free", "text-diff")
 
 

@@ -53,9 +53,13 @@ class CommVQ(BitsMethod):
         None, ge=1, le=256, title="Pairs in a group g", description="RoPE pairs that share a code; empty: a whole head."
     )
     window: int = Field(
-        128, ge=1, le=4096, title="Window", json_schema_extra=RECENT,
+        128,
+        ge=1,
+        le=4096,
+        title="Window",
+        json_schema_extra=RECENT,
         description="Newest tokens kept in full precision until there are this many; then all are encoded.",
-    )  # fmt: skip
+    )
     codebooks: str | None = Field(
         None, pattern=NAME, title="Codebooks", description="Name of a trained set; empty: the model's default ones."
     )

@@ -39,20 +39,29 @@ class Qaq(Method):
         "ceil(outlier_fraction / 2 x size) outliers at either end of a unit, as in the authors' code: 2 of 64 elements "
         "at 1%. Their positions are counted, which the paper's ratios leave out.",
         "target_bits is an addition: the tolerance is solved on the prompt for that many bits a code on average.",
-    )  # fmt: skip
+    )
 
     target_bits: float = Field(
-        3, ge=0, le=8, title="Target bits",
+        3,
+        ge=0,
+        le=8,
+        title="Target bits",
         description="Mean bits of a code on the prompt, for keys and values apart; the tolerances follow from it.",
-    )  # fmt: skip
+    )
     key_tolerance: float | None = Field(
-        None, ge=1e-12, le=1e6, title="Key tolerance",
+        None,
+        ge=1e-12,
+        le=1e6,
+        title="Key tolerance",
         description="Largest standard deviation of an attention weight, σ_max of S; overrides Target bits for keys.",
-    )  # fmt: skip
+    )
     value_tolerance: float | None = Field(
-        None, ge=1e-12, le=1e6, title="Value tolerance",
+        None,
+        ge=1e-12,
+        le=1e6,
+        title="Value tolerance",
         description="Largest standard deviation of an output element, σ_max of X; overrides Target bits for values.",
-    )  # fmt: skip
+    )
     bits_min: int = Field(
         1, ge=0, le=8, title="Fewest bits", description="No unit gets fewer bits; 0 stores its middle."
     )
@@ -67,9 +76,10 @@ class Qaq(Method):
         "head", title="Unit", description="What shares a width: a token in one head, or in all heads of a layer."
     )
     update: Literal["every_step", "once"] = Field(
-        "every_step", title="Update",
+        "every_step",
+        title="Update",
         description="Evaluate widths again after every step, or once on the prompt with generated tokens in fp16.",
-    )  # fmt: skip
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -115,11 +125,19 @@ class Qaq(Method):
                 notes.append(f"{kind} tolerance {rule.tolerance:.3g}, {solved}")
         codecs = [
             RaggedCodec(
-                layers, heads, dim, self.unit, outliers, prompt.metadata, rule, tokens, seen,
+                layers,
+                heads,
+                dim,
+                self.unit,
+                outliers,
+                prompt.metadata,
+                rule,
+                tokens,
+                seen,
                 self.update == "every_step",
             )
             for rule, seen in zip(rules, ((), rows), strict=True)
-        ]  # fmt: skip
+        ]
         return Fitted(codecs[0], codecs[1], tuple(notes))
 
     def _outliers(self, prompt: Prompt) -> tuple[int, int]:

@@ -90,10 +90,13 @@ class RaggedCodec(Codec):
         tensors["widths"] = pack(torch.cat([block.widths, fresh.widths]), TAG)
         pools = (torch.cat([a, b]) if len(b) else a for a, b in zip(block.pools, fresh.pools, strict=True))
         blocks[0] = replace(
-            block, tokens=block.tokens + fresh.tokens, tensors=tensors, pools=tuple(pools),
+            block,
+            tokens=block.tokens + fresh.tokens,
+            tensors=tensors,
+            pools=tuple(pools),
             slots=torch.cat([block.slots, fresh.slots + base[fresh.widths.long()]]),
             host=_appended(block.host, fresh.host),
-        )  # fmt: skip
+        )
         return self.decode(fresh)
 
     def observe(self, blocks: list[Block], queries: Tensor, attention: Tensor, start: int) -> Patch | None:
@@ -137,10 +140,13 @@ class RaggedCodec(Codec):
             slots.index_copy_(0, units, torch.arange(len(units), device=slots.device))
         row = torch.tensor([pool.shape[-1] for pool in pools], device=slots.device)
         block = replace(
-            block, tensors={**block.tensors, "widths": pack(new, TAG)}, pools=tuple(pools), slots=slots,
+            block,
+            tensors={**block.tensors, "widths": pack(new, TAG)},
+            pools=tuple(pools),
+            slots=slots,
             rewritten=block.rewritten + len(changed),
             fetched=block.fetched + int((row[target.long()] * (before < target)).sum()),
-        )  # fmt: skip
+        )
         return block, self._values(block, codes, target, changed)
 
     def decode(self, block: Block) -> Tensor:

@@ -46,22 +46,28 @@ class Svdq(Method):
         "A 1-bit latent channel is read as mean ± E|x - mean|. With the paper's end points min and max, 1 bit is worse "
         "than dropping the channel for bell-shaped data.",
         "Eq. 3 prints 2b - 1 where Eq. 2 and the mathematics have 2^b - 1.",
-        "The paper multiplies stored and touched bits (\"410x\" = 16/1.25 x 32); they are reported apart here.",
-        "The paper leaves the basis out of its bit widths (\"negligible\"); it is counted here.",
+        'The paper multiplies stored and touched bits ("410x" = 16/1.25 x 32); they are reported apart here.',
+        'The paper leaves the basis out of its bit widths ("negligible"); it is counted here.',
         "target_bits is an addition: the schedule of that mean width with the least expected squared error on the "
         "prompt, layers weighted equally, found exactly over all widths 0 to 8 of the eight groups.",
-    )  # fmt: skip
+    )
 
     schedule: tuple[Width, ...] = Field(
-        NAMED["2"], min_length=GROUPS, max_length=GROUPS, title="Schedule",
+        NAMED["2"],
+        min_length=GROUPS,
+        max_length=GROUPS,
+        title="Schedule",
         description="Bits of the eight groups of latent channels, strongest first; 0 drops a group. Those named by "
         "their mean are the paper's.",
         json_schema_extra={"named": {name: list(widths) for name, widths in NAMED.items()}},
-    )  # fmt: skip
+    )
     target_bits: float | None = Field(
-        None, ge=1 / GROUPS, le=8, title="Target bits",
+        None,
+        ge=1 / GROUPS,
+        le=8,
+        title="Target bits",
         description="Mean width for which a schedule is chosen from the prompt's spectrum; empty: use Schedule.",
-    )  # fmt: skip
+    )
     per_head: bool = Field(
         False, title="Per head", description="Decompose every head by itself instead of the layer's heads side by side."
     )
@@ -69,9 +75,10 @@ class Svdq(Method):
         None, title="Value bits", description="Quantize values per token to this many bits; empty leaves them in fp16."
     )
     sparsity: Sparsity | None = Field(
-        None, title="Sparsity",
+        None,
+        title="Sparsity",
         description="Read chosen chunks of the prompt's keys at every step instead of all (ShadowKV's selection).",
-    )  # fmt: skip
+    )
 
     @property
     def key_space(self) -> Space:

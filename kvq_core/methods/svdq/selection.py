@@ -19,9 +19,12 @@ class Sparsity(BaseModel):
         256, ge=1, le=1 << 17, title="Budget tokens", description="Tokens of the chunks chosen at a step."
     )
     outlier_chunks: int | None = Field(
-        None, ge=0, le=4096, title="Outlier chunks",
+        None,
+        ge=0,
+        le=4096,
+        title="Outlier chunks",
         description="Chunks always read, in fp16; empty: 24 for every 1024 tokens of budget.",
-    )  # fmt: skip
+    )
     local_chunks: int = Field(
         4, ge=0, le=1024, title="Local chunks", description="Last chunks of the prompt, always read, in fp16."
     )

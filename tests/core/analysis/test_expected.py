@@ -30,12 +30,20 @@ def judged(*answers: str, expect: str = "4718", finish: str = "length"):
 @pytest.mark.parametrize(
     "answer, expected, right",
     [
-        ("The code is 4718.", "4718", True), ("The code is 47180.", "4718", False), ("x4718", "4718", False),
-        ("Four, 4718", " 4718 ", True), ("it is  THE\nOpal Gate", "the opal gate", True), ("", "4718", False),
-        ("在北京市", "北京", True), ("a.b*c", "a.b*c", True), ("axbc", "a.b*c", False), ("(4718)", "(4718)", True),
-        ("4718", "4718", True), ("the fullwidth ４７１８", "4718", True),
+        ("The code is 4718.", "4718", True),
+        ("The code is 47180.", "4718", False),
+        ("x4718", "4718", False),
+        ("Four, 4718", " 4718 ", True),
+        ("it is  THE\nOpal Gate", "the opal gate", True),
+        ("", "4718", False),
+        ("在北京市", "北京", True),
+        ("a.b*c", "a.b*c", True),
+        ("axbc", "a.b*c", False),
+        ("(4718)", "(4718)", True),
+        ("4718", "4718", True),
+        ("the fullwidth ４７１８", "4718", True),
     ],
-)  # fmt: skip
+)
 def test_an_answer_says_it_or_not(answer, expected, right):
     assert says(answer, expected) is right
 

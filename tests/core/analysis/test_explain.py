@@ -40,14 +40,16 @@ def planted(smollm) -> dict[bool, tuple[Record, dict[str, torch.Tensor]]]:
         stress = {"key_outlier_scale": 64, "key_outlier_pairs": [PAIR], "layers": [LAYER], "kv_heads": [HEAD]}
         spec = parse_spec(
             {
-                "prompt": "Tell me about the harbour. " + FACTS * 8, "continuation": ANSWER, "score_chunk": 16,
+                "prompt": "Tell me about the harbour. " + FACTS * 8,
+                "continuation": ANSWER,
+                "score_chunk": 16,
                 "lanes": [
                     {"label": "token", "method": "per_token", "knobs": {"bits": 2}},
                     {"label": "channel", "method": "kivi", "knobs": {"bits": 4}},
                 ],
                 "stress": stress if stressed else {},
             }
-        )  # fmt: skip
+        )
         *_, last = compare_on(smollm, spec)
         found[stressed] = (last.record, last.arrays)
     return found
@@ -86,9 +88,17 @@ def test_a_lane_that_groups_by_channel_is_not_hurt(planted) -> None:
 def test_a_wholly_stressed_run_says_what_channels_lose_and_of_scales_what_the_method_declares() -> None:
     record, arrays = even(3)  # of which the third shares a scale among key channels, the first does not
     record.stress = StressRecord(
-        settings={}, layers=list(range(30)), kv_heads=[0, 1, 2], pairs=[], positions=32, kld_max=0.0, logit_max=0.0,
-        tolerance=1e-4, same_tokens=True, sentence="",
-    )  # fmt: skip
+        settings={},
+        layers=list(range(30)),
+        kv_heads=[0, 1, 2],
+        pairs=[],
+        positions=32,
+        kld_max=0.0,
+        logit_max=0.0,
+        tolerance=1e-4,
+        same_tokens=True,
+        sentence="",
+    )
     arrays["reference/key_channel_energy"][..., 3] = 100.0  # ten times as large
     told = [" ".join(explain(record, arrays, index).sentences) for index in (0, 2)]  # all have the same absolute error
     assert "10 times as much of themselves as outlying ones." in told[0] and "share" not in told[0]
@@ -164,10 +174,12 @@ def lanes_of_one_run(*lanes: tuple[str, str, dict, str, float]) -> tuple[Record,
         key, value = (3.0 if window.step is not None else None for window in lane.windows())
         old = record.lanes[index]
         changes = {
-            "method": method, "knobs": lane.build().model_dump(mode="json"), "tensors": tensors,
+            "method": method,
+            "knobs": lane.build().model_dump(mode="json"),
+            "tensors": tensors,
             "metrics": old.metrics.model_copy(update={"kld_mean": kld}),
             "memory": old.memory.model_copy(update={"key_bits_quantized": key, "value_bits_quantized": value}),
-        }  # fmt: skip
+        }
         record.lanes[index] = old.model_copy(update=changes)
         arrays[f"lane/{index}/delta_mean"][7, 3:6] = 20.0
         arrays[f"lane/{index}/value_error"][4, 2] = 20.0
@@ -188,9 +200,17 @@ def test_nothing_is_said_of_what_a_lane_leaves_alone(method, tensors, stressed) 
     record, arrays = lanes_of_one_run(("lane", method, {}, tensors, 0.2))
     if stressed:
         record.stress = StressRecord(
-            settings={}, layers=[7], kv_heads=[1], pairs=[], positions=32, kld_max=0.0, logit_max=0.0, tolerance=1e-4,
-            same_tokens=True, sentence="",
-        )  # fmt: skip
+            settings={},
+            layers=[7],
+            kv_heads=[1],
+            pairs=[],
+            positions=32,
+            kld_max=0.0,
+            logit_max=0.0,
+            tolerance=1e-4,
+            same_tokens=True,
+            sentence="",
+        )
     lane, found = record.lanes[0], explain(record, arrays, 0)
     told = " ".join((*found.sentences, found.because)).replace(
         "The stress is on keys, which this lane leaves alone.", ""
@@ -223,9 +243,11 @@ def test_layers_a_lane_leaves_alone_are_not_named() -> None:
 def test_the_tensor_that_costs_most_is_named_where_a_lane_of_the_run_shows_it() -> None:
     """K4 V4 stores the same keys as K4 V2 and moves far less: it is the values; of K2 V2 it is the keys."""
     record, arrays = lanes_of_one_run(
-        ("K4 V4", "kivi", {"bits": 4}, "both", 0.0085), ("K2 V2", "kivi", {"bits": 2}, "both", 0.29),
-        ("K4 V2", "kivi", {"key_bits": 4, "value_bits": 2}, "both", 0.047), ("V2 alone", "kivi", {}, "values", 0.041),
-    )  # fmt: skip
+        ("K4 V4", "kivi", {"bits": 4}, "both", 0.0085),
+        ("K2 V2", "kivi", {"bits": 2}, "both", 0.29),
+        ("K4 V2", "kivi", {"key_bits": 4, "value_bits": 2}, "both", 0.047),
+        ("V2 alone", "kivi", {}, "values", 0.041),
+    )
     both, keys, values, alone = (explain(record, arrays, index) for index in range(4))
     told = " ".join(values.sentences)
     assert "Value errors concentrate in layer 4" in told and not KEYS.search(told)
@@ -241,9 +263,10 @@ def test_the_tensor_that_costs_most_is_named_where_a_lane_of_the_run_shows_it() 
 
 def test_a_setting_that_a_lane_of_the_run_shows_to_help_is_told() -> None:
     record, arrays = lanes_of_one_run(
-        ("bare", "kivi", {"sink_tokens": 0}, "both", 0.2), ("sinks", "kivi", {"sink_tokens": 32}, "both", 0.05),
+        ("bare", "kivi", {"sink_tokens": 0}, "both", 0.2),
+        ("sinks", "kivi", {"sink_tokens": 32}, "both", 0.05),
         ("not much", "kivi", {"sink_tokens": 4}, "both", 0.15),
-    )  # fmt: skip
+    )
     assert any("'sinks' differs in sink tokens alone" in said for said in explain(record, arrays, 0).sentences)
     assert not any("differs in" in said for said in explain(record, arrays, 1).sentences)
 

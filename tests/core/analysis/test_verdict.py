@@ -26,9 +26,12 @@ def made(record, arrays, index, mean, flips=0, near=0, shape=1.0):
     kld = values * mean / values.mean()
     arrays[f"lane/{index}/kld"] = torch.tensor(kld, dtype=torch.float32)
     changes = {
-        "kld_mean": mean, "kld_p99": float(np.quantile(kld, 0.99)), "flips": flips, "near_tie_flips": near,
+        "kld_mean": mean,
+        "kld_p99": float(np.quantile(kld, 0.99)),
+        "flips": flips,
+        "near_tie_flips": near,
         "flip_rate": flips / n,
-    }  # fmt: skip
+    }
     record.lanes[index].metrics = record.lanes[index].metrics.model_copy(update=changes)
 
 
@@ -40,9 +43,15 @@ def judged(mean, flips=0, near=0, scored=63, shape=1.0):
 
 @pytest.mark.parametrize(
     ("mean", "word"),
-    [(0.004, "close"), (0.009, "close or marginal"), (0.011, "close or marginal"), (0.03, "marginal"),
-     (0.09, "marginal or risky"), (0.2, "risky")],
-)  # fmt: skip
+    [
+        (0.004, "close"),
+        (0.009, "close or marginal"),
+        (0.011, "close or marginal"),
+        (0.03, "marginal"),
+        (0.09, "marginal or risky"),
+        (0.2, "risky"),
+    ],
+)
 def test_the_interval_of_kld_decides_and_where_it_holds_a_threshold_says_so(mean, word) -> None:
     found = judged(mean)
     assert found.word == word

@@ -48,16 +48,18 @@ def test_knobs_of_matched_lanes_are_compared(pair):
     changed = other.lanes[0].model_copy(update={"knobs": {"bits": 4}, "tensors": "keys"})
     found = versus(one, with_lanes(other, changed, other.lanes[1]))
     assert set(found.changes) == {
-        Change("KIVI 2-bit: bits", None, 4), Change("KIVI 2-bit: tensors", "both", "keys"),
-    }  # fmt: skip
+        Change("KIVI 2-bit: bits", None, 4),
+        Change("KIVI 2-bit: tensors", "both", "keys"),
+    }
 
 
 def test_lanes_without_a_partner_stay_in_the_list(pair):
     one, other = pair
     found = versus(with_lanes(one, one.lanes[0]), with_lanes(other, other.lanes[1]))
     assert [(p.one and p.one.label, p.other and p.other.label) for p in found.pairs] == [
-        ("KIVI 2-bit", None), (None, "SQuat"),
-    ]  # fmt: skip
+        ("KIVI 2-bit", None),
+        (None, "SQuat"),
+    ]
     assert set(found.changes) == {Change("lane KIVI 2-bit", "kivi", None), Change("lane SQuat", None, "squat")}
 
 
@@ -65,8 +67,9 @@ def test_more_lanes_and_other_names_are_no_equal_comparison(pair):
     one, other = pair
     more = versus(with_lanes(one), other)
     assert [(c.place, c.one, c.other) for c in more.changes] == [
-        ("lane KIVI 2-bit", None, "kivi"), ("lane SQuat", None, "squat"),
-    ]  # fmt: skip
+        ("lane KIVI 2-bit", None, "kivi"),
+        ("lane SQuat", None, "squat"),
+    ]
     shown = told(one, other, more, ({}, {}), "x", "y")
     assert "are the same" not in shown and "lane SQuat" in shown
     renamed = other.lanes[0].model_copy(update={"label": "Two bits"})

@@ -214,13 +214,15 @@ def test_cache_errors_are_frobenius_norms() -> None:
         torch.testing.assert_close(errors.depth["key"][..., b].double(), part, rtol=1e-4, atol=1e-7)
     for layer, head in ((1, 0), (2, 3)):
         outputs = [
-            torch.stack([
-                torch.softmax(k[layer, head // 2, :n] @ asked[layer, head, i].double() / 32**0.5, 0)
-                @ v[layer, head // 2, :n]
-                for i, n in enumerate(seen.tolist()[:-1])
-            ])
+            torch.stack(
+                [
+                    torch.softmax(k[layer, head // 2, :n] @ asked[layer, head, i].double() / 32**0.5, 0)
+                    @ v[layer, head // 2, :n]
+                    for i, n in enumerate(seen.tolist()[:-1])
+                ]
+            )
             for k, v in ((true, values[0]), (read, values[1]))
-        ]  # fmt: skip
+        ]
         expected = (outputs[1] - outputs[0]).norm() / outputs[0].norm()
         assert errors.output_relative[layer, head].item() == pytest.approx(expected.item(), rel=1e-3)
 

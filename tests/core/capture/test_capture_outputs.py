@@ -40,10 +40,12 @@ class Attention:
 def attended(queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
     """The last of the queries (n, head_dim) is at the last key."""
     n, total = len(queries), len(keys)
-    return torch.stack([
-        torch.softmax(scaling * keys[: total - n + 1 + i] @ q, 0) @ values[: total - n + 1 + i]
-        for i, q in enumerate(queries)
-    ])  # fmt: skip
+    return torch.stack(
+        [
+            torch.softmax(scaling * keys[: total - n + 1 + i] @ q, 0) @ values[: total - n + 1 + i]
+            for i, q in enumerate(queries)
+        ]
+    )
 
 
 @pytest.fixture(params=[(name, how) for name in ARCHITECTURES for how in CONTINUATIONS], ids=" ".join)
@@ -62,9 +64,13 @@ def finished(request, smollm, monkeypatch):
 
     monkeypatch.setattr(Run, "_close", keep)
     spec = ComparisonSpec(
-        prompt=PROMPT, chat=False, continuation=CONTINUATIONS[how], max_new_tokens=2 if how == "one token" else 9,
-        ignore_eos=True, lanes=LANES,
-    )  # fmt: skip
+        prompt=PROMPT,
+        chat=False,
+        continuation=CONTINUATIONS[how],
+        max_new_tokens=2 if how == "one token" else 9,
+        ignore_eos=True,
+        lanes=LANES,
+    )
     last = next(event for event in compare_on(model, spec) if isinstance(event, Finished))
     reference = last.record.reference
     plain = Attention(model, [*reference.prompt_token_ids, *reference.token_ids[:-1]])

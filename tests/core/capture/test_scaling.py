@@ -80,9 +80,12 @@ def test_selection_ranks_chunks_by_the_models_scores(scaled) -> None:
             queries = group.queries[layer, :, t : t + 1]
             read = select(at, queries, len(IDS))[:, ::4][:, : landmarks.shape[1]]
             own, other = (
-                (f * queries.double() @ landmarks.repeat_interleave(2, 0).transpose(-1, -2)).softmax(-1)
-                .unflatten(0, (2, 2)).amax(1)[:, 0] for f in (factor, 32**-0.5)
-            )  # fmt: skip
+                (f * queries.double() @ landmarks.repeat_interleave(2, 0).transpose(-1, -2))
+                .softmax(-1)
+                .unflatten(0, (2, 2))
+                .amax(1)[:, 0]
+                for f in (factor, 32**-0.5)
+            )
             for head in range(2):
                 best = set(own[head].topk(6).indices.tolist())
                 assert set(read[head].nonzero().flatten().tolist()) == best

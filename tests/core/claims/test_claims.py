@@ -115,11 +115,27 @@ def test_the_five_papers_and_their_claims_are_there():
     ids = [claim.id for _, claim in ALL]
     assert len(ids) == len(set(ids))
     promised = {
-        "squat-scores", "squat-subspace", "squat-prompt-subspace", "svdq-error-2", "svdq-error-3", "svdq-spectrum",
-        "svdq-pre-rope", "commvq-mse-1", "commvq-mse-2", "commvq-stages", "commvq-groups", "commvq-domains",
-        "innerq-modes", "innerq-sinks", "innerq-size", "innerq-table-1", "qaq-keys", "qaq-outliers", "qaq-window",
+        "squat-scores",
+        "squat-subspace",
+        "squat-prompt-subspace",
+        "svdq-error-2",
+        "svdq-error-3",
+        "svdq-spectrum",
+        "svdq-pre-rope",
+        "commvq-mse-1",
+        "commvq-mse-2",
+        "commvq-stages",
+        "commvq-groups",
+        "commvq-domains",
+        "innerq-modes",
+        "innerq-sinks",
+        "innerq-size",
+        "innerq-table-1",
+        "qaq-keys",
+        "qaq-outliers",
+        "qaq-window",
         "qaq-persistence",
-    }  # fmt: skip
+    }
     assert promised <= set(ids)
 
 
@@ -152,11 +168,17 @@ def test_the_texts_are_three_stretches_of_topics_and_presets():
 )
 def test_impossible_claims_are_refused(change, complaint):
     good = {
-        "id": "x", "sentence": "X.", "where": "Table 1", "quote": "X is so.", "quoted_from": "Table 1", "less": "",
-        "setting": "", "measure": "lanes",
+        "id": "x",
+        "sentence": "X.",
+        "where": "Table 1",
+        "quote": "X is so.",
+        "quoted_from": "Table 1",
+        "less": "",
+        "setting": "",
+        "measure": "lanes",
         "holds_if": ["kivi.kld < 1"],
         "arguments": {"metrics": ["kld"], "lanes": {"kivi": {"method": "kivi"}}},
-    }  # fmt: skip
+    }
     Claim.model_validate(good)
     with pytest.raises((SpecError, ValueError), match=complaint):
         Claim.model_validate({**good, **change})
@@ -191,8 +213,10 @@ def test_output_errors_equal_a_direct_computation(sample):
     errors = []
     for layer in range(sample.layers):
         outputs = []
-        for keys, values in ((sample.keys[layer, :, :PROMPT], sample.values[layer, :, :PROMPT]),
-                             (held.keys[layer], held.values[layer])):  # fmt: skip
+        for keys, values in (
+            (sample.keys[layer, :, :PROMPT], sample.values[layer, :, :PROMPT]),
+            (held.keys[layer], held.values[layer]),
+        ):
             k = torch.cat([keys, sample.keys[layer, :, PROMPT:]], 1).double()
             v = torch.cat([values, sample.values[layer, :, PROMPT:]], 1).double()
             rows = []
@@ -236,9 +260,7 @@ def test_a_held_lane_is_the_roundtrip_of_every_layer(sample, method):
         built = kvq_core.make(method)
         if method == "qaq":
             continue  # its tolerance is solved over all layers together
-        once = kvq_core.roundtrip(
-            built, keys, values, sample.queries[layer, :, :PROMPT], tables, metadata="float16"
-        )  # fmt: skip
+        once = kvq_core.roundtrip(built, keys, values, sample.queries[layer, :, :PROMPT], tables, metadata="float16")
         torch.testing.assert_close(held.keys[layer], once.keys, atol=2e-5, rtol=1e-4)
         torch.testing.assert_close(held.values[layer], once.values, atol=2e-5, rtol=1e-4)
     assert held.keys.shape == sample.keys[..., :PROMPT, :].shape
@@ -320,9 +342,12 @@ def test_persistence_knows_what_persists(sample):
 def test_larger_groups_are_trained_and_measured(sample, monkeypatch):
     monkeypatch.setattr("kvq_core.claims.structure.token_ids", lambda *_: (prompt_ids(400, seed=3), ""))
     data = {
-        "layer": 0, "stages": 2, "tokens": 400, "train_on": {"kind": "topics"},
+        "layer": 0,
+        "stages": 2,
+        "tokens": 400,
+        "train_on": {"kind": "topics"},
         "groups": [{"pairs": 8, "levels": 2}, {"pairs": 16, "levels": 4}],
-    }  # fmt: skip
+    }
     measure = MEASURES["key_codebooks"].model_validate(data)
     found = measure.on_text(Context(sample.model), sample)
     assert set(found) == set(measure.names)
@@ -357,15 +382,19 @@ def small_paper():
     common = {"where": "Table 1", "setting": "", "measure": "lanes", **quoted}
     lanes = {"kivi": {"method": "kivi"}, "fine": {"method": "kivi", "knobs": {"bits": 8}}}
     fine = {
-        "id": "x-fine", "sentence": "More bits err less.", "arguments": {"metrics": ["key_error"], "lanes": lanes},
+        "id": "x-fine",
+        "sentence": "More bits err less.",
+        "arguments": {"metrics": ["key_error"], "lanes": lanes},
         "derived": {"gap": "kivi.key_error - fine.key_error"},
         "holds_if": ["fine.key_error < 0.5 * kivi.key_error", "gap > 0"],
-    }  # fmt: skip
+    }
     learned = {"c": {"method": "commvq", "knobs": {"codebooks": "no-such"}}}
     missing = {
-        "id": "x-learned", "sentence": "Learned.", "arguments": {"metrics": ["key_error"], "lanes": learned},
+        "id": "x-learned",
+        "sentence": "Learned.",
+        "arguments": {"metrics": ["key_error"], "lanes": learned},
         "holds_if": ["c.key_error < 1"],
-    }  # fmt: skip
+    }
     return Paper.model_validate({"name": "x", "title": "X", "arxiv": "1", "claims": [common | fine, common | missing]})
 
 

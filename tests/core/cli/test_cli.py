@@ -37,8 +37,12 @@ SPEC = {
 def cli(*arguments: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "kvq_core", *map(str, arguments)],
-        capture_output=True, text=True, cwd=ROOT, env={**os.environ, **env}, timeout=200,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, **env},
+        timeout=200,
+    )
 
 
 @pytest.fixture
@@ -92,9 +96,20 @@ def test_methods_as_json_describe_every_knob(here):
         assert method["doc"] and isinstance(method["deviations"], list)
         for knob in method["knobs"]:
             assert set(knob) == {
-                "name", "title", "type", "default", "minimum", "maximum", "length", "pattern", "choices", "named",
-                "fields", "nullable", "help",
-            }  # fmt: skip
+                "name",
+                "title",
+                "type",
+                "default",
+                "minimum",
+                "maximum",
+                "length",
+                "pattern",
+                "choices",
+                "named",
+                "fields",
+                "nullable",
+                "help",
+            }
             assert knob["help"], f"{method['name']}.{knob['name']} explains nothing"
     told = {m["name"]: {k["name"]: k for k in m["knobs"]} for m in listed}
     schedule, kivi = told["svdq"]["schedule"], told["kivi"]
@@ -298,9 +313,12 @@ def test_ctrl_c_leaves_nothing_and_exits_130(tmp_path, spec_file, moment):
     code = f"import sys\nfrom kvq_core.cli.main import main\n{MOMENTS[moment]}\nsys.exit(main())"
     process = subprocess.Popen(
         [sys.executable, "-c", code, "compare", "--spec", str(spec), "--out", str(tmp_path / "out")],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests in the background inherit none
-    )  # fmt: skip
+    )
     with process:
         try:
             assert process.stderr.readline() == "ready\n"

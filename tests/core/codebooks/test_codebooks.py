@@ -356,12 +356,27 @@ def test_stages_for_the_papers_sizes():
 
 def info(**changes: object) -> files.CodebookInfo:
     given = {
-        "kind": "keys", "model": "a/Model", "weights_hash": "abcdef0123456789", "layers": 1, "kv_heads": 1,
-        "head_dim": 4, "bits": 1.0, "levels": 4, "pairs_per_group": 2, "stages": 1, "settings": {"seed": 0},
-        "digest": "d", "source": "t", "train_tokens": 5000, "held_out_tokens": 1024,
-        "train_error": [0.1], "held_out_error": [0.2], "seconds": 1.0,
-        "created": "2026-01-01", "command": "c",
-    }  # fmt: skip
+        "kind": "keys",
+        "model": "a/Model",
+        "weights_hash": "abcdef0123456789",
+        "layers": 1,
+        "kv_heads": 1,
+        "head_dim": 4,
+        "bits": 1.0,
+        "levels": 4,
+        "pairs_per_group": 2,
+        "stages": 1,
+        "settings": {"seed": 0},
+        "digest": "d",
+        "source": "t",
+        "train_tokens": 5000,
+        "held_out_tokens": 1024,
+        "train_error": [0.1],
+        "held_out_error": [0.2],
+        "seconds": 1.0,
+        "created": "2026-01-01",
+        "command": "c",
+    }
     return files.CodebookInfo(**{**given, **changes})
 
 

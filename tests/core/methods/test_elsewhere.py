@@ -54,8 +54,11 @@ def test_code_runs_or_lacks_nothing_but_a_package_that_it_names(way, saved):
         "inputs": {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 40},
     }
     code = compile(way.how, way.tool, "exec")
-    lacking = [package for package, module in BACKENDS.items() if f"pip install {package}" in way.how
-               and importlib.util.find_spec(module) is None]  # fmt: skip
+    lacking = [
+        package
+        for package, module in BACKENDS.items()
+        if f"pip install {package}" in way.how and importlib.util.find_spec(module) is None
+    ]
     if not lacking:
         exec(code, names)  # noqa: S102
         return

@@ -51,11 +51,23 @@ def untrained_codebooks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         for name in MODELS:
             shape, g = tiny(name).shape, torch.Generator().manual_seed(1)
             common = {
-                "model": f"tiny-{name}", "weights_hash": tiny(name).weights_hash, "layers": shape.layers,
-                "kv_heads": shape.kv_heads, "head_dim": shape.head_dim, "bits": 1, "settings": {}, "digest": "d",
-                "source": "none", "train_tokens": 0, "held_out_tokens": 0, "train_error": [], "held_out_error": [],
-                "seconds": 0, "created": "", "command": "",
-            }  # fmt: skip
+                "model": f"tiny-{name}",
+                "weights_hash": tiny(name).weights_hash,
+                "layers": shape.layers,
+                "kv_heads": shape.kv_heads,
+                "head_dim": shape.head_dim,
+                "bits": 1,
+                "settings": {},
+                "digest": "d",
+                "source": "none",
+                "train_tokens": 0,
+                "held_out_tokens": 0,
+                "train_error": [],
+                "held_out_error": [],
+                "seconds": 0,
+                "created": "",
+                "command": "",
+            }
             pairs = shape.head_dim // 2
             levels = 0.1 * torch.randn(shape.layers, shape.kv_heads, 1, pairs // 2, 4, pairs, 2, generator=g)
             stages = {"levels": 4, "pairs_per_group": pairs, "stages": pairs // 2}

@@ -155,10 +155,15 @@ QUANTIZING = [
 
 
 @given(
-    name=st.sampled_from(QUANTIZING), kv_heads=st.integers(1, 3), groups=st.sampled_from([1, 3, 4, 8]),
-    tokens=st.integers(1, 70), bits=st.sampled_from([1, 2, 3, 4, 8]),
-    kind=st.sampled_from(["normal", "zero", "constant", "huge"]), windows=st.booleans(), seed=st.integers(0, 99),
-)  # fmt: skip
+    name=st.sampled_from(QUANTIZING),
+    kv_heads=st.integers(1, 3),
+    groups=st.sampled_from([1, 3, 4, 8]),
+    tokens=st.integers(1, 70),
+    bits=st.sampled_from([1, 2, 3, 4, 8]),
+    kind=st.sampled_from(["normal", "zero", "constant", "huge"]),
+    windows=st.booleans(),
+    seed=st.integers(0, 99),
+)
 @settings(max_examples=150, deadline=None)
 def test_any_input_gives_finite_and_bounded_results(
     name: str, kv_heads: int, groups: int, tokens: int, bits: int, kind: str, windows: bool, seed: int

@@ -78,12 +78,14 @@ def test_keys_group_channels_and_values_group_tokens(mode: str) -> None:
 @pytest.mark.parametrize(
     ("mode", "zero_point", "bits"),
     [
-        ("symmetric", "float32", 3.5), ("symmetric", "float16", 3.5),  # 2 + 1 sign + 16 / 32
+        ("symmetric", "float32", 3.5),
+        ("symmetric", "float16", 3.5),  # 2 + 1 sign + 16 / 32
         ("asymmetric", "float32", 3.5),  # 2 + 16 / 32 + 32 / 32
         ("asymmetric", "float16", 3.0),  # KIVI's 3 bits
-        ("hybrid", "float32", 3.5 + 1 / 32), ("hybrid", "float16", 3.5 + 1 / 32),  # and a mask bit a group
+        ("hybrid", "float32", 3.5 + 1 / 32),
+        ("hybrid", "float16", 3.5 + 1 / 32),  # and a mask bit a group
     ],
-)  # fmt: skip
+)
 def test_bits_of_an_element(mode: str, zero_point: str, bits: float) -> None:
     keys, values = cache(2, 128, 64)
     method = make("innerq", mode=mode, zero_point=zero_point, normalize_keys="off")
@@ -219,11 +221,15 @@ def test_what_cannot_work_is_said() -> None:
 
 @settings(max_examples=40)
 @given(
-    kv_heads=st.sampled_from([1, 2, 3]), tokens=st.integers(1, 70), mode=st.sampled_from(MODES),
-    bits=st.sampled_from([1, 2, 3, 4, 8]), group=st.sampled_from([4, 12, 24]),
-    norm=st.sampled_from(["exact", "folded", "off"]), zero=st.sampled_from(["float32", "float16"]),
+    kv_heads=st.sampled_from([1, 2, 3]),
+    tokens=st.integers(1, 70),
+    mode=st.sampled_from(MODES),
+    bits=st.sampled_from([1, 2, 3, 4, 8]),
+    group=st.sampled_from([4, 12, 24]),
+    norm=st.sampled_from(["exact", "folded", "off"]),
+    zero=st.sampled_from(["float32", "float16"]),
     constant=st.sampled_from([None, 0.0, -3.0]),
-)  # fmt: skip
+)
 def test_any_shape_decodes_to_finite_values_of_the_right_shape(
     kv_heads: int, tokens: int, mode: str, bits: int, group: int, norm: str, zero: str, constant: float | None
 ) -> None:

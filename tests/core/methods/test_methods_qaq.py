@@ -284,11 +284,14 @@ def test_host_copy_is_listed_apart_and_counted_in_no_bits() -> None:
 @pytest.mark.parametrize(
     ("knobs", "options"),
     [
-        ({}, {}), ({"unit": "layer", "bits_min": 0, "target_bits": 1.5}, {}),
-        ({"attention_window": 1, "outlier_fraction": 0}, {}), ({}, {"sink_tokens": 3, "recent_tokens": 7}),
-        ({}, {"layers": (0, 2)}), ({}, {"tensors": "values"}),
+        ({}, {}),
+        ({"unit": "layer", "bits_min": 0, "target_bits": 1.5}, {}),
+        ({"attention_window": 1, "outlier_fraction": 0}, {}),
+        ({}, {"sink_tokens": 3, "recent_tokens": 7}),
+        ({}, {"layers": (0, 2)}),
+        ({}, {"tensors": "values"}),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize(("name", "count"), [("llama", 2), ("qwen3", 41), ("llama-mha", 20)])
 def test_packed_store_decodes_to_what_attention_reads(name: str, count: int, knobs: dict, options: dict) -> None:
     lane = Lane(method="qaq", knobs=knobs, **options)
@@ -318,11 +321,16 @@ def test_impossible_bounds_are_refused() -> None:
 
 @settings(max_examples=30)
 @given(
-    tokens=st.integers(1, 40), kv_heads=st.sampled_from([1, 2]), groups=st.sampled_from([1, 3, 4, 8]),
-    unit=st.sampled_from(["head", "layer"]), update=st.sampled_from(["every_step", "once"]),
-    low=st.integers(0, 3), fraction=st.sampled_from([0.0, 0.01, 0.3, 0.5]), dim=st.sampled_from([1, 5, 24]),
+    tokens=st.integers(1, 40),
+    kv_heads=st.sampled_from([1, 2]),
+    groups=st.sampled_from([1, 3, 4, 8]),
+    unit=st.sampled_from(["head", "layer"]),
+    update=st.sampled_from(["every_step", "once"]),
+    low=st.integers(0, 3),
+    fraction=st.sampled_from([0.0, 0.01, 0.3, 0.5]),
+    dim=st.sampled_from([1, 5, 24]),
     constant=st.booleans(),
-)  # fmt: skip
+)
 def test_any_shape_decodes_to_finite_values_of_the_right_shape(
     tokens: int, kv_heads: int, groups: int, unit: str, update: str, low: int, fraction: float, dim: int, constant: bool
 ) -> None:

@@ -213,14 +213,23 @@ def test_impossible_schedules_are_refused() -> None:
 
 @settings(max_examples=30)
 @given(
-    kv_heads=st.sampled_from([1, 2, 3]), tokens=st.integers(1, 60), per_head=st.booleans(),
-    schedule=st.lists(st.integers(0, 8), min_size=8, max_size=8), target=st.sampled_from([None, 0.3, 2.0, 8.0]),
-    value_bits=st.sampled_from([None, 1, 4]), constant=st.booleans(),
-)  # fmt: skip
+    kv_heads=st.sampled_from([1, 2, 3]),
+    tokens=st.integers(1, 60),
+    per_head=st.booleans(),
+    schedule=st.lists(st.integers(0, 8), min_size=8, max_size=8),
+    target=st.sampled_from([None, 0.3, 2.0, 8.0]),
+    value_bits=st.sampled_from([None, 1, 4]),
+    constant=st.booleans(),
+)
 def test_any_shape_decodes_to_finite_values_of_the_right_shape(
-    kv_heads: int, tokens: int, per_head: bool, schedule: list[int], target: float | None,
-    value_bits: int | None, constant: bool,
-) -> None:  # fmt: skip
+    kv_heads: int,
+    tokens: int,
+    per_head: bool,
+    schedule: list[int],
+    target: float | None,
+    value_bits: int | None,
+    constant: bool,
+) -> None:
     keys, values = cache(kv_heads, tokens, 16)
     if constant:
         keys[...], values[0] = -1.5, 2
@@ -285,10 +294,13 @@ def test_attention_is_over_the_selection_alone() -> None:
     full attention, and less so the more is read."""
     budgets = (8, 40, 72)
     lanes = [
-        Lane(label=str(b), method="svdq", knobs={"schedule": [8] * 8, "sparsity": {
-            "budget_tokens": b, "outlier_chunks": 0, "local_chunks": 1}})
+        Lane(
+            label=str(b),
+            method="svdq",
+            knobs={"schedule": [8] * 8, "sparsity": {"budget_tokens": b, "outlier_chunks": 0, "local_chunks": 1}},
+        )
         for b in budgets
-    ]  # fmt: skip
+    ]
     outcome = run_engine(tiny("llama"), prompt_ids(90), lanes, 16, audit=True, ignore_eos=True)
     reference, rows = outcome.logits()
     kld = [(reference.softmax(-1) * (reference.log_softmax(-1) - row.log_softmax(-1))).sum(-1).mean() for row in rows]

@@ -134,5 +134,8 @@ def test_a_cache_names_its_full_precision_parts_as_records_do():
     methods = make("kivi", sink_tokens=4), make("fp16")
     stored = {name for method in methods for name in roundtrip(method, keys, keys, windows=True).nbytes}
     assert {name.removeprefix("key_").removeprefix("value_") for name in stored} == {
-        *FULL_PRECISION, "codes", "scales", "zeros",
-    }  # fmt: skip
+        *FULL_PRECISION,
+        "codes",
+        "scales",
+        "zeros",
+    }

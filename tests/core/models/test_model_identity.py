@@ -26,10 +26,18 @@ from kvq_core.store.store import open_store
 WORDS = [f"w{i}" for i in range(96)]
 TEMPLATE = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}"
 SMALL = {
-    "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 2048, "initializer_range": 0.15, "pad_token_id": 0,
-    "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    "initializer_range": 0.15,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -63,9 +71,14 @@ def compared(folder: Path) -> Finished:
     prompt = " ".join(WORDS[(7 * i * i + i) % 90 + 3] for i in range(120))
     lane = Lane(label="K2", method="kivi", knobs={"group_size": 16, "residual_length": 16})
     spec = ComparisonSpec(
-        model=str(folder), prompt=prompt, chat=False, max_new_tokens=12, lanes=(lane,), ignore_eos=True,
+        model=str(folder),
+        prompt=prompt,
+        chat=False,
+        max_new_tokens=12,
+        lanes=(lane,),
+        ignore_eos=True,
         capture={"detail": "off"},
-    )  # fmt: skip
+    )
     (end,) = (event for event in compare(spec, open_store()) if isinstance(event, Finished))
     return end
 
@@ -89,10 +102,12 @@ def test_another_configuration_is_another_model(folder: Path, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("file", "values"),
     [
-        ("config.json", {"rms_norm_eps": 1e-3}), ("generation_config.json", {"eos_token_id": 5}),
-        ("tokenizer_config.json", {"unk_token": "w5"}), ("tokenizer.json", {"truncation": None, "added_tokens": []}),
+        ("config.json", {"rms_norm_eps": 1e-3}),
+        ("generation_config.json", {"eos_token_id": 5}),
+        ("tokenizer_config.json", {"unk_token": "w5"}),
+        ("tokenizer.json", {"truncation": None, "added_tokens": []}),
     ],
-)  # fmt: skip
+)
 def test_every_file_that_decides_is_in_the_hash(folder: Path, file: str, values: dict[str, object]) -> None:
     before = load(str(folder))
     changed(folder / file, **values)

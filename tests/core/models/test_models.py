@@ -27,12 +27,15 @@ def config_of(kind: str, **values: object) -> object:
         (lambda: config_of("deepseek_v3", **SMALL, q_lora_rank=8, kv_lora_rank=8), "latent attention"),
         (lambda: Gemma2Config(**SMALL), "soft-cap"),
         (lambda: config_of("t5", d_model=32, num_layers=1, num_heads=2), "encoder-decoder"),
-        (lambda: LlamaConfig(**SMALL, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}), "dyn"),  # noqa: E501
+        (
+            lambda: LlamaConfig(**SMALL, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),
+            "dyn",
+        ),  # noqa: E501
         (lambda: config_of("jamba", **SMALL), "layers of type"),
         (lambda: GPT2Config(n_layer=1, n_head=2, n_embd=32, vocab_size=32), "no rotary position embedding"),
     ],
     ids=["mla", "soft-cap", "encoder-decoder", "dynamic-rope", "hybrid", "no-rope"],
-)  # fmt: skip
+)
 def test_models_the_engine_would_change_are_refused(config, reason: str) -> None:
     built = config()
     kind = type("Model", (torch.nn.Module,), {})  # architectures refused by their config need no weights
@@ -99,10 +102,14 @@ def test_a_sliding_window_bounds_the_context() -> None:
 @pytest.mark.parametrize(
     ("id", "said"),
     [
-        ("../../etc/passwd", "not a model directory"), ("/etc", "not a model directory"), ("a b/c", "not valid"),
-        ("owner/name/more", "not valid"), ("\x00\x01", "not valid"), ("no-such-owner/no-model", "could not be loaded"),
+        ("../../etc/passwd", "not a model directory"),
+        ("/etc", "not a model directory"),
+        ("a b/c", "not valid"),
+        ("owner/name/more", "not valid"),
+        ("\x00\x01", "not valid"),
+        ("no-such-owner/no-model", "could not be loaded"),
     ],
-)  # fmt: skip
+)
 def test_bad_model_ids_get_one_line(id: str, said: str) -> None:
     with pytest.raises(ModelError, match=said) as caught:
         load(id)

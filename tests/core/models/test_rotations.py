@@ -20,14 +20,27 @@ from tests.support.engine_runs import run_engine
 from tests.support.tiny_models import generate, prompt_ids, tiny
 
 COMMON = {
-    "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-    "max_position_embeddings": 256, "initializer_range": 0.15,
-}  # fmt: skip
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.15,
+}
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "num_dense_layers": 1}
 WITHOUT = {  # the last of their four layers has no RoPE
-    "cohere2": {}, "exaone4": {}, "exaone_moe": MOE, "afmoe": MOE, "smollm3": {},
-}  # fmt: skip
+    "cohere2": {},
+    "exaone4": {},
+    "exaone_moe": MOE,
+    "afmoe": MOE,
+    "smollm3": {},
+}
 SMALL_GROUPS = {"group_size": 8, "residual_length": 8}
 SQUAT = {**SMALL_GROUPS, "block_size": 8}
 PRE = {**SQUAT, "rope": "pre"}
@@ -132,9 +145,10 @@ def test_an_unknown_rotation_costs_the_lanes_that_need_it(smollm) -> None:
         torch.nn.init.uniform_(layer.self_attn.key_layernorm.weight, 0.2, 2)
     model.tokenizer = smollm.tokenizer
     lanes = (
-        Lane(label="pre", method="squat", knobs=PRE), Lane(label="post", method="squat", knobs=SQUAT),
+        Lane(label="pre", method="squat", knobs=PRE),
+        Lane(label="post", method="squat", knobs=SQUAT),
         Lane(label="values", method="per_token", knobs=SMALL_GROUPS, tensors="values"),
-    )  # fmt: skip
+    )
     run = Run("0" * 16, model, ComparisonSpec(prompt="-", max_new_tokens=8, lanes=lanes), prompt_ids(40))
     list(run.stages())
     assert model.rotations == ("unknown",) * 4 and model.shape.unknown_rope == (0, 1, 2, 3)

@@ -110,9 +110,13 @@ def generated(loaded, ids, method, new):
         cache = kvq_core.packed_cache(loaded, method)
         prompt = torch.tensor([ids])
         out = loaded.model.generate(
-            prompt, attention_mask=torch.ones_like(prompt), past_key_values=cache, do_sample=False, max_new_tokens=new,
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            past_key_values=cache,
+            do_sample=False,
+            max_new_tokens=new,
             eos_token_id=None,
-        )  # fmt: skip
+        )
         assert cache.get_seq_length() == len(ids) + new - 1
         return out[0, len(ids) :].tolist()
     finally:
@@ -164,9 +168,14 @@ def test_what_a_packed_cache_cannot_do_is_refused_in_one_line():
         cache = kvq_core.packed_cache(model.model, lane("kivi").build())
         with pytest.raises(ModelError, match="leave out assistant_model and prompt_lookup_num_tokens"):
             model.model.generate(
-                ids, attention_mask=torch.ones_like(ids), past_key_values=cache, prompt_lookup_num_tokens=4,
-                max_new_tokens=24, do_sample=False, eos_token_id=None,
-            )  # fmt: skip
+                ids,
+                attention_mask=torch.ones_like(ids),
+                past_key_values=cache,
+                prompt_lookup_num_tokens=4,
+                max_new_tokens=24,
+                do_sample=False,
+                eos_token_id=None,
+            )
         for act, words in (
             (lambda: cache.crop(-1), "cannot be cut back"),
             (lambda: cache.batch_repeat_interleave(2), "cannot be repeated"),

@@ -178,8 +178,12 @@ def test_models_that_turn_other_channels_together_are_refused():
     from transformers import CohereConfig, CohereForCausalLM
 
     config = CohereConfig(
-        vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
         num_key_value_heads=2,
-    )  # fmt: skip
+    )
     with pytest.raises(MethodError, match="channel i with channel i"):
         kvq_core.packed_cache(CohereForCausalLM(config), kvq_core.make("svdq"))

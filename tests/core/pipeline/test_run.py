@@ -213,10 +213,11 @@ def test_a_stored_run_is_not_computed_again(smollm, tmp_path) -> None:
     ("changes", "said"),
     [
         ({"prompt": "word " * 9000}, "shorten the prompt by"),
-        ({"capture": {"layers": [30]}}, "layers 0 to 29"), ({"capture": {"heads": [9]}}, "heads 0 to 8"),
+        ({"capture": {"layers": [30]}}, "layers 0 to 29"),
+        ({"capture": {"heads": [9]}}, "heads 0 to 8"),
         ({"lanes": [{"method": "kivi", "layers": [99]}]}, "layer 99 does not exist"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_run_is_refused_before_it_starts(smollm, changes: dict[str, object], said: str) -> None:
     with pytest.raises(SpecError, match=said):
         render(smollm, spec_of(**changes))

@@ -65,10 +65,26 @@ def test_default_place_comes_from_the_environment(tmp_path, monkeypatch, sample_
 
 @pytest.mark.parametrize(
     "bad",
-    ["", "0", ID + "0", ID.upper(), "../../etc/passwd", "..", "%2e%2e/" + ID, ID[:-1] + "/", ID[:-1] + "\n", ID + "\n",
-     "0123456789abcde\u0661", "0123456789abcde\x00", "*" * 16, "https://x/" + ID[:6], None, 7],
+    [
+        "",
+        "0",
+        ID + "0",
+        ID.upper(),
+        "../../etc/passwd",
+        "..",
+        "%2e%2e/" + ID,
+        ID[:-1] + "/",
+        ID[:-1] + "\n",
+        ID + "\n",
+        "0123456789abcde\u0661",
+        "0123456789abcde\x00",
+        "*" * 16,
+        "https://x/" + ID[:6],
+        None,
+        7,
+    ],
     ids=repr,
-)  # fmt: skip
+)
 def test_ids_are_checked_before_anything_is_touched(bad, sample_run):
     class Untouchable:
         def __getattr__(self, name):
@@ -239,9 +255,12 @@ for n in range(100000):
 def test_a_killed_writer_leaves_whole_folders_or_none(tmp_path):
     """SIGKILL while --out is written; the store's own kills are in test_store_kill.py."""
     writer = subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True,
-        cwd=Path(__file__).parents[3], env={**os.environ, "PYTHONPATH": "."},
-    )  # fmt: skip
+        [sys.executable, "-c", WRITER, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[3],
+        env={**os.environ, "PYTHONPATH": "."},
+    )
     for _ in range(3):
         assert writer.stdout.readline().strip().isdigit()
     writer.send_signal(signal.SIGKILL)
@@ -287,9 +306,13 @@ print(store.load(run[0].id)[0].reference.text)
 def test_two_processes_that_write_one_id_agree(tmp_path):
     """This one and another."""
     other = subprocess.Popen(
-        [sys.executable, "-c", OTHER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        cwd=Path(__file__).parents[3], env={**os.environ, "PYTHONPATH": "."},
-    )  # fmt: skip
+        [sys.executable, "-c", OTHER, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[3],
+        env={**os.environ, "PYTHONPATH": "."},
+    )
     assert other.stdout.readline() == "ready\n"
     other.stdin.write("go\n")
     other.stdin.flush()

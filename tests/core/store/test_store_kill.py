@@ -24,9 +24,13 @@ def ended(tmp_path_factory):
     folder = tmp_path_factory.mktemp("killed")
     command = [sys.executable, "-m", "tests.support.kill_points", str(folder), str(ROUNDS)]
     found = subprocess.run(
-        command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3],
+        command,
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[3],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "."},
-    )  # fmt: skip
+    )
     return folder, [line.split(" ", 2) for line in found.stdout.splitlines()]
 
 

@@ -65,9 +65,8 @@ class TestMakingWay:
 
     def runs(self, shared=""):
         return [
-            Holding(id, 10, NOW - timedelta(days=days), id in shared)
-            for id, days in {"c": 1, "a": 30, "b": 8}.items()
-        ]  # fmt: skip
+            Holding(id, 10, NOW - timedelta(days=days), id in shared) for id, days in {"c": 1, "a": 30, "b": 8}.items()
+        ]
 
     def test_the_oldest_go_first_and_no_more_than_needed(self):
         for excess, gone in ((0, ""), (1, "a"), (10, "a"), (11, "ab"), (99, "abc")):
@@ -276,9 +275,14 @@ def test_two_processes_keep_one_store_within_its_limit(tmp_path, one):
     """This one and another."""
     limit = 4 * one
     other = subprocess.Popen(
-        [sys.executable, "-c", OTHER, str(tmp_path), str(limit)], cwd=ROOT, stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": "."},
-    )  # fmt: skip
+        [sys.executable, "-c", OTHER, str(tmp_path), str(limit)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": "."},
+    )
     assert other.stdout.readline() == "ready\n"
     other.stdin.write("go\n")
     other.stdin.flush()

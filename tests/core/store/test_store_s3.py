@@ -49,9 +49,15 @@ def url(bucket):
 
 def python(code: str, *given: str, **how) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, "-c", code, *given], cwd=ROOT, env={**os.environ, "PYTHONPATH": "."}, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **how,
-    )  # fmt: skip
+        [sys.executable, "-c", code, *given],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": "."},
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **how,
+    )
 
 
 def test_what_is_saved_is_loaded(url, sample_run):

@@ -34,9 +34,18 @@ from ui.server.health import Health
 from ui.service.services import Services
 
 ENDPOINTS = {
-    "/compare", "/estimate", "/methods", "/models", "/presets", "/preset", "/claims", "/runs", "/run", "/arrays",
+    "/compare",
+    "/estimate",
+    "/methods",
+    "/models",
+    "/presets",
+    "/preset",
+    "/claims",
+    "/runs",
+    "/run",
+    "/arrays",
     "/share",
-}  # fmt: skip
+}
 SMALL = {"prompt": "The tide came in. " * 12, "max_new_tokens": 10, "lanes": [{"method": "kivi", "label": "KIVI"}]}
 PAGE = Path(__file__).parents[3] / "docs" / "api.md"
 EXAMPLES = re.findall(r"^```(python|sh|python mcp)\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
@@ -178,14 +187,17 @@ def test_a_stored_run_is_listed_and_its_arrays_come_as_a_file(updates, client):
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ({}, "prompt is missing."), ([], "not list"), ("x", "not str"), ({**SMALL, "lane": []}, "Unknown field 'lane'"),
+        ({}, "prompt is missing."),
+        ([], "not list"),
+        ("x", "not str"),
+        ({**SMALL, "lane": []}, "Unknown field 'lane'"),
         ({**SMALL, "lanes": [{"method": "kivo"}]}, "lane 1: Unknown method 'kivo'. Did you mean 'kivi'?"),
         ({**SMALL, "max_new_tokens": 9000}, "max_new_tokens = 9000 is not allowed"),
         ({**SMALL, "prompt": "word " * 9000}, "more than the 8192 tokens of context"),
         ({**SMALL, "model": "../../etc"}, "not a model directory"),
     ],
     ids=["empty", "list", "text", "field", "method", "tokens", "long", "model"],
-)  # fmt: skip
+)
 @pytest.mark.real_model
 @pytest.mark.parametrize("endpoint", ["/compare", "/estimate"])
 def test_what_cannot_run_is_refused_in_one_line(client, endpoint, spec, said):
@@ -206,18 +218,25 @@ def test_an_unknown_run_is_refused_in_one_line(client, endpoint, run, said):
     ("endpoint", "arguments", "said"),
     [
         ("/preset", [["first-look"]], "name = ['first-look'] is not allowed: it must be text."),
-        ("/run", [], "not the values that are taken here"), ("/run", ["f" * 16], "not the values that are taken here"),
-        ("/preset", [None], "name = nothing is not allowed"), ("/claims", [3], "paper = 3 is not allowed"),
-        ("/run", ["f" * 16, 7], "key = 7 is not allowed"), ("/run", [{"a": 1}, ""], "not valid"),
-        ("/arrays", [[], ""], "not valid"), ("/share", ["f" * 16, "", "false"], "it must be true or false"),
+        ("/run", [], "not the values that are taken here"),
+        ("/run", ["f" * 16], "not the values that are taken here"),
+        ("/preset", [None], "name = nothing is not allowed"),
+        ("/claims", [3], "paper = 3 is not allowed"),
+        ("/run", ["f" * 16, 7], "key = 7 is not allowed"),
+        ("/run", [{"a": 1}, ""], "not valid"),
+        ("/arrays", [[], ""], "not valid"),
+        ("/share", ["f" * 16, "", "false"], "it must be true or false"),
         ("/estimate", [{**SMALL, "temperature": math.nan}], "temperature = nan is not allowed"),
         ("/estimate", [{**SMALL, "seed": 1e400}], "seed = inf is not allowed"),
         ("/compare", [{**SMALL, "prompt": "\ud800"}], "prompt = '\\ud800' is not allowed"),
         ("/compare", [{**SMALL, "\ud800": 1}], "A name = '\\ud800' is not allowed"),
-        ("/estimate", [{**SMALL, "lanes": [{"method": "squat", "knobs": {"regularization": math.inf}}]}],
-         "regularization = inf is not allowed"),
+        (
+            "/estimate",
+            [{**SMALL, "lanes": [{"method": "squat", "knobs": {"regularization": math.inf}}]}],
+            "regularization = inf is not allowed",
+        ),
     ],
-)  # fmt: skip
+)
 def test_arguments_of_another_kind_are_refused_in_one_line(server, endpoint, arguments, said):
     """As raw JSON: gradio_client would not send all of these."""
     raw = json.dumps({"data": arguments}).encode()

@@ -48,12 +48,15 @@ def sample():
 @pytest.mark.parametrize(
     "draw",
     [
-        lambda r, a: kld_strips(r, a, 0), lambda r, a: distortion_rate(r, a, "kld"), lambda r, a: stored_bytes(r),
-        lambda r, a: damage_grid(r, a, "relative", "key", 0, 0), lambda r, a: score_map(r, a, 0, 0),
+        lambda r, a: kld_strips(r, a, 0),
+        lambda r, a: distortion_rate(r, a, "kld"),
+        lambda r, a: stored_bytes(r),
+        lambda r, a: damage_grid(r, a, "relative", "key", 0, 0),
+        lambda r, a: score_map(r, a, 0, 0),
         lambda r, a: effective_rank(r, a, 0),
     ],
     ids=["bars", "points", "stacked", "grid", "map", "lines"],
-)  # fmt: skip
+)
 def test_the_pages_figures_are_drawn_inside_their_frame(sample, draw):
     figure = draw(*sample)
     drawn = parsed(figure)

@@ -33,23 +33,33 @@ def all_figures(record, arrays):
     return {
         "grid_key": f.damage_grid(record, arrays, "relative", "key", 3, 1),
         "grid_value": f.damage_grid(record, arrays, "relative", "value", 3, 1),
-        "score_map": f.score_map(record, arrays, 3, 2), "strips": f.kld_strips(record, arrays, 9),
-        "attention": f.attention_rows(record, arrays, 3, 2, 9), "sinks": f.sink_change(record, arrays),
-        "channels": f.channel_errors(record, arrays, "key", 3, 1), "depth": f.depth_error(record, arrays, "score"),
+        "score_map": f.score_map(record, arrays, 3, 2),
+        "strips": f.kld_strips(record, arrays, 9),
+        "attention": f.attention_rows(record, arrays, 3, 2, 9),
+        "sinks": f.sink_change(record, arrays),
+        "channels": f.channel_errors(record, arrays, "key", 3, 1),
+        "depth": f.depth_error(record, arrays, "score"),
         **{f"rate_{what}": f.distortion_rate(record, arrays, what) for what in DISTORTIONS},
-        "codes": f.code_usage(record, arrays, "key", 3, 1), "latent": f.latent_bits(record, arrays, 3),
-        "symmetric": f.shares(record, arrays, "symmetric", "key"), "length": f.bits_by_length(record),
-        "ranks": f.effective_rank(record, arrays, 3), "means": f.mean_shares(record, arrays, 3),
+        "codes": f.code_usage(record, arrays, "key", 3, 1),
+        "latent": f.latent_bits(record, arrays, 3),
+        "symmetric": f.shares(record, arrays, "symmetric", "key"),
+        "length": f.bits_by_length(record),
+        "ranks": f.effective_rank(record, arrays, 3),
+        "means": f.mean_shares(record, arrays, 3),
         "lane_spectra": f.lane_spectra(record, arrays, 3, 1),
         "channels_key": f.distributions(record, arrays, 3, "key"),
         "channels_latent": f.distributions(record, arrays, 3, "latent"),
         "angles_query": f.angles(record, arrays, 3, 1, 5, "query_key"),
         "angles_key": f.angles(record, arrays, 3, 1, 5, "key_key"),
-        "head_spectra": f.head_spectra(record, arrays, 3), "joint": f.joint_spectra(record, arrays, 3),
-        "energy": f.cumulative_energy(record, arrays, 3), "deviation": f.deviation(record, arrays, 3, 5),
-        "inside": f.error_inside(record, arrays, 3, 5), "split": f.error_split(record, arrays, 5),
-        "stored": f.stored_bytes(record), "bits": f.bit_map(record, arrays, "key", "layers", 9),
-    }  # fmt: skip
+        "head_spectra": f.head_spectra(record, arrays, 3),
+        "joint": f.joint_spectra(record, arrays, 3),
+        "energy": f.cumulative_energy(record, arrays, 3),
+        "deviation": f.deviation(record, arrays, 3, 5),
+        "inside": f.error_inside(record, arrays, 3, 5),
+        "split": f.error_split(record, arrays, 5),
+        "stored": f.stored_bytes(record),
+        "bits": f.bit_map(record, arrays, "key", "layers", 9),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -277,8 +287,9 @@ def test_spectra_of_an_older_run_are_not_called_centred(run):
 def test_every_absent_array_has_no_figure_and_every_view_a_sentence(run):
     """A run without captures draws no empty axes: each place says why it is empty."""
     record, _ = run
-    bare = record.model_copy(update={"capture": CaptureInfo(
-        detail="off", layers=[], heads=[], step_edges=[], position_edges=[], topk=5)})  # fmt: skip
+    bare = record.model_copy(
+        update={"capture": CaptureInfo(detail="off", layers=[], heads=[], step_edges=[], position_edges=[], topk=5)}
+    )
     for name, figure in all_figures(bare, {}).items():
         assert figure is None or name in ("stored", "length", "rate_kld", "rate_flips", "rate_key", "rate_value"), name
 

@@ -194,9 +194,13 @@ def test_what_no_page_sends_changes_nothing(raw):
 @pytest.mark.parametrize(
     "values",
     [
-        {"knobs.nonsense": 1}, {"uid": 7}, {"method": "__class__"}, {"method": ["kivi"]}, {"__proto__": 1},
+        {"knobs.nonsense": 1},
+        {"uid": 7},
+        {"method": "__class__"},
+        {"method": ["kivi"]},
+        {"__proto__": 1},
     ],
-)  # fmt: skip
+)
 def test_places_that_are_not_there_change_nothing(values):
     lanes = added([])
     assert edited(lanes, 1, values) == (lanes, None) and edited(lanes, 99, {"label": "x"}) == (lanes, None)
@@ -220,10 +224,11 @@ def test_text_in_the_lanes_card_is_escaped():
     [
         ({"sink_tokens": -1}, "sink_tokens = -1 is not allowed: it must be greater than or equal to 0."),
         ({"layers": "all but one"}, "layers = 'all but one' is not allowed: Layers it quantizes"),
-        ({"label": "x" * 61}, "label = 'xxx"), ({"knobs": {"group_size": None}}, "group_size = nothing is not allowed"),
+        ({"label": "x" * 61}, "label = 'xxx"),
+        ({"knobs": {"group_size": None}}, "group_size = nothing is not allowed"),
         ({"tensors": "k"}, "tensors = 'k' is not allowed: it must be 'both', 'keys' or 'values'."),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_with_a_lane_is_said_in_one_line_of_our_own(changes, said):
     summary, error = described({**added([])[0], **changes})
     assert summary == "" and said in error, error

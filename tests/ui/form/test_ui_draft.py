@@ -44,10 +44,18 @@ def test_what_is_wrong_in_a_form_is_kept_too():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"version": 2}, {"version": None}, {"values": {}}, {"values": []}, {"lanes": None}, {"lanes": [1]},
-        {"lanes": [{"method": "nope"}]}, {"rest": []}, {"rest": {"revision": 5}}, {"rest": {"capture": "all"}},
+        {"version": 2},
+        {"version": None},
+        {"values": {}},
+        {"values": []},
+        {"lanes": None},
+        {"lanes": [1]},
+        {"lanes": [{"method": "nope"}]},
+        {"rest": []},
+        {"rest": {"revision": 5}},
+        {"rest": {"capture": "all"}},
     ],
-)  # fmt: skip
+)
 def test_what_is_no_draft_is_ignored(changes):
     assert restored(kept(*from_comparison(presets()["first-look"].spec), changes)) is None
 

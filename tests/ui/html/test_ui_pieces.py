@@ -16,9 +16,12 @@ from ui.selection import Selection, told
 from ui.words.texts import disagreement
 
 TEXTS = {
-    "Arabic": "أهلاً وسهلاً بكم في المكتبة", "Hebrew": "שלום עולם, מה שלומך?", "emoji": "Yes 🙂 👩‍👩‍👧 🦜!",
-    "CJK": "你好，世界。日本語テキスト", "Latin": "plain words — naïve ones",
-}  # fmt: skip
+    "Arabic": "أهلاً وسهلاً بكم في المكتبة",
+    "Hebrew": "שלום עולם, מה שלומך?",
+    "emoji": "Yes 🙂 👩‍👩‍👧 🦜!",
+    "CJK": "你好，世界。日本語テキスト",
+    "Latin": "plain words — naïve ones",
+}
 
 
 def words(html: str) -> str:

@@ -43,11 +43,18 @@ EVIL = '<img src=x onerror="alert(1)">${1}</textarea></script>{{7*7}}`'
 def request(path="/gradio_api/queue/join", **headers) -> gr.Request:
     names = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     return gr.Request(
-        Request({
-            "type": "http", "method": "POST", "scheme": "http", "path": path, "query_string": b"", "headers": names,
-            "server": ("127.0.0.1", 7860),
-        })
-    )  # fmt: skip
+        Request(
+            {
+                "type": "http",
+                "method": "POST",
+                "scheme": "http",
+                "path": path,
+                "query_string": b"",
+                "headers": names,
+                "server": ("127.0.0.1", 7860),
+            }
+        )
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,17 +62,26 @@ def request(path="/gradio_api/queue/join", **headers) -> gr.Request:
     [
         ({}, {"host": "127.0.0.1:7860", "referer": "http://127.0.0.1:7860/?run=x"}, "http://127.0.0.1:7860/?"),
         ({}, {"host": "inner", "referer": "https://lab.example/kvq/?preset=x"}, "https://lab.example/kvq/?"),
-        ({}, {"host": "inner", "x_forwarded_host": "kvq.example, inner", "x_forwarded_proto": "https"},
-         "https://kvq.example/?"),
+        (
+            {},
+            {"host": "inner", "x_forwarded_host": "kvq.example, inner", "x_forwarded_proto": "https"},
+            "https://kvq.example/?",
+        ),
         ({}, {"host": "127.0.0.1:7860"}, "http://127.0.0.1:7860/?"),
-        ({"SPACE_ID": "me/kvq", "SPACE_HOST": "me-kvq.hf.space"}, {"host": "me-kvq.hf.space"},
-         "https://huggingface.co/spaces/me/kvq?"),
+        (
+            {"SPACE_ID": "me/kvq", "SPACE_HOST": "me-kvq.hf.space"},
+            {"host": "me-kvq.hf.space"},
+            "https://huggingface.co/spaces/me/kvq?",
+        ),
         ({"SPACE_HOST": "me-kvq.hf.space"}, {"host": "x"}, "https://me-kvq.hf.space/?"),
-        ({"KVQ_ADDRESS": "https://kvq.example/lab"}, {"host": "x", "referer": "https://stranger.example/"},
-         "https://kvq.example/lab/?"),
+        (
+            {"KVQ_ADDRESS": "https://kvq.example/lab"},
+            {"host": "x", "referer": "https://stranger.example/"},
+            "https://kvq.example/lab/?",
+        ),
         ({}, {"host": "127.0.0.1:7860", "referer": "javascript:alert(1)"}, "http://127.0.0.1:7860/?"),
     ],
-)  # fmt: skip
+)
 def test_links_hold_the_public_address(env, headers, base, monkeypatch):
     for name in ("SPACE_ID", "SPACE_HOST", "KVQ_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
@@ -168,11 +184,14 @@ def test_copy_boxes_and_the_page_beside_another_run_are_escaped(evil):
 
 def test_the_command_computes_the_same_run_again(smollm, tmp_path):
     """Through a real shell, with a prompt that a shell could take apart."""
-    spec = parse_spec({
-        "prompt": "It's $HOME, `id` and \"quotes\" \\ \u00e9\nEOF\n" + "The mill worked with the tide. " * 4,
-        "max_new_tokens": 2, "lanes": [{"label": "K2", "method": "per_token", "knobs": {"bits": 2}}],
-        "capture": {"detail": "off"},
-    })  # fmt: skip
+    spec = parse_spec(
+        {
+            "prompt": 'It\'s $HOME, `id` and "quotes" \\ \u00e9\nEOF\n' + "The mill worked with the tide. " * 4,
+            "max_new_tokens": 2,
+            "lanes": [{"label": "K2", "method": "per_token", "knobs": {"bits": 2}}],
+            "capture": {"detail": "off"},
+        }
+    )
     record = run(spec, open_store(str(tmp_path / "store")))
     lines = command(record).replace("python ", f"{sys.executable} ", 1)
     assert f"cat > {FILE}" in lines
@@ -245,8 +264,9 @@ def test_a_comparison_link_fills_the_form_and_runs_nothing(services):
     assert "Why did people trust the mill?" in form and 11 in form
 
 
-@pytest.mark.parametrize("text", ["", "1.", "1.AAAA", "2.eJwrSS0u", "é" * 9000, "\x00", "../../x", encode(
-    parse_spec({"prompt": "Hi"}))[:-4]])  # fmt: skip
+@pytest.mark.parametrize(
+    "text", ["", "1.", "1.AAAA", "2.eJwrSS0u", "é" * 9000, "\x00", "../../x", encode(parse_spec({"prompt": "Hi"}))[:-4]]
+)
 def test_a_comparison_link_that_holds_none_is_a_card(services, text):
     shown, message, form = visit(services, c=text)
     assert shown is None and "This link holds no comparison" in message and len(form) > 10

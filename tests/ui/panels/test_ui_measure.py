@@ -155,6 +155,8 @@ def test_a_lane_that_does_not_fit_is_left_out_and_the_next_is_measured(monkeypat
     events = [event for event in measure_spec(spec, Request(new_tokens=3)) if not isinstance(event, Loading)]
     begun, found = events[::2], events[1::2]
     assert [(event.label, event.index, event.total) for event in begun] == [
-        ("unquantized, float32", 0, 3), ("large", 1, 3), ("small", 2, 3),
-    ]  # fmt: skip
+        ("unquantized, float32", 0, 3),
+        ("large", 1, 3),
+        ("small", 2, 3),
+    ]
     assert [isinstance(one, LeftOut) for one in found] == [True, True, False] and "memory ran out" in found[0].reason

@@ -22,9 +22,17 @@ def run(id: str, stressed: bool, **changes):
     spec = {**record.spec, **({"stress": STRESS} if stressed else {}), **changes}
     if stressed:
         record.stress = StressRecord(
-            settings=STRESS, layers=[0], kv_heads=[0], pairs=[], positions=32, kld_max=1e-7, logit_max=0.0,
-            tolerance=1e-4, same_tokens=True, sentence="It does not change.",
-        )  # fmt: skip
+            settings=STRESS,
+            layers=[0],
+            kv_heads=[0],
+            pairs=[],
+            positions=32,
+            kld_max=1e-7,
+            logit_max=0.0,
+            tolerance=1e-4,
+            same_tokens=True,
+            sentence="It does not change.",
+        )
         record.lanes[1].metrics.kld_mean = 0.9
     return record.model_copy(update={"id": id * 16, "spec": spec})
 

@@ -105,9 +105,12 @@ def test_every_view_shows_text_as_text(hostile, title, create):
 def test_everything_around_the_views_shows_text_as_text(hostile):
     record, arrays = hostile
     for html in (
-        markup(chip(record)), _block(record), listed(remembered([], record)),
-        told(record, arrays, start(record, arrays)), finished_line(Finished(record, {}, unkept=HOSTILE)),
-    ):  # fmt: skip
+        markup(chip(record)),
+        _block(record),
+        listed(remembered([], record)),
+        told(record, arrays, start(record, arrays)),
+        finished_line(Finished(record, {}, unkept=HOSTILE)),
+    ):
         assert_inert(html)
 
 

@@ -195,9 +195,18 @@ def test_no_file_of_the_machine_is_served(server):
     for file in files:
         relative = file.lstrip("/")
         for path in (
-            file, f"..{file}", f"../../../../../..{file}", f"/{file}", f"{relative}", f"./{file}", f"file://{file}",
-            f"{PROJECT}/../..{file}", f"{server.services.downloads}/../..{file}", f"{file}\x00.png", f"{file}/",
-        ):  # fmt: skip
+            file,
+            f"..{file}",
+            f"../../../../../..{file}",
+            f"/{file}",
+            f"{relative}",
+            f"./{file}",
+            f"file://{file}",
+            f"{PROJECT}/../..{file}",
+            f"{server.services.downloads}/../..{file}",
+            f"{file}\x00.png",
+            f"{file}/",
+        ):
             for route in ("/gradio_api/file=", "/gradio_api/file/", "/static/", "/assets/", "/svelte/", "/file="):
                 status, _, body = server(route + urllib.parse.quote(path))
                 assert status in (400, 403, 404, 405, 422), (route, path, status)
@@ -212,10 +221,25 @@ def test_what_was_made_for_a_download_is_no_door_to_its_folder(server):
 
 @pytest.mark.parametrize(
     "path",
-    ["upload", "upload?upload_id=x", "upload/", "process_recording", "deep_link?session_hash=x", "component_server",
-     "file=http://127.0.0.1/", "file=HTTPS://example.org/x", "file=%68ttp://example.org", "proxy=http://example.org",
-     "run-history/buckets", "run-history/connect", "runs", "vibe-edit", "vibe-code/", "stream/x/close"],
-)  # fmt: skip
+    [
+        "upload",
+        "upload?upload_id=x",
+        "upload/",
+        "process_recording",
+        "deep_link?session_hash=x",
+        "component_server",
+        "file=http://127.0.0.1/",
+        "file=HTTPS://example.org/x",
+        "file=%68ttp://example.org",
+        "proxy=http://example.org",
+        "run-history/buckets",
+        "run-history/connect",
+        "runs",
+        "vibe-edit",
+        "vibe-code/",
+        "stream/x/close",
+    ],
+)
 @pytest.mark.parametrize("data", [None, b"x"])
 def test_what_gradio_offers_and_nobody_needs_is_closed(server, path, data):
     status, _, body = server(f"/gradio_api/{path}", data)
@@ -237,10 +261,12 @@ JSON = {"Content-Type": "application/json"}
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("queue/join", {"data": [], "fn_index": 10**9, "session_hash": "s"}), ("call/nothing", {"data": []}),
-        ("queue/join", {"data": [], "fn_index": -1, "session_hash": "s"}), ("call/__class__", {"data": [None]}),
+        ("queue/join", {"data": [], "fn_index": 10**9, "session_hash": "s"}),
+        ("call/nothing", {"data": []}),
+        ("queue/join", {"data": [], "fn_index": -1, "session_hash": "s"}),
+        ("call/__class__", {"data": [None]}),
     ],
-)  # fmt: skip
+)
 def test_an_endpoint_that_is_not_there_is_said_plainly(server, path, body):
     status, headers, answer = server(f"/gradio_api/{path}", json.dumps(body).encode(), **JSON)
     assert status == 404 and "no such endpoint" in json.loads(answer)["detail"]
@@ -284,9 +310,17 @@ def test_no_page_about_the_server(server, path):
 
 
 @pytest.mark.parametrize(
-    "path", ["/gradio_api/queue/join", "/gradio_api/queue/data", "/gradio_api/heartbeat/x", "/gradio_api/info",
-             "/gradio_api/startup-events", "/gradio_api/file=/tmp/gradio/x/a.csv", "/gradio_api/call/methods"],
-)  # fmt: skip
+    "path",
+    [
+        "/gradio_api/queue/join",
+        "/gradio_api/queue/data",
+        "/gradio_api/heartbeat/x",
+        "/gradio_api/info",
+        "/gradio_api/startup-events",
+        "/gradio_api/file=/tmp/gradio/x/a.csv",
+        "/gradio_api/call/methods",
+    ],
+)
 def test_what_the_page_and_the_api_need_is_open(path):
     assert not CLOSED.fullmatch(path)
 
@@ -312,10 +346,12 @@ def test_a_model_id_is_no_path_on_a_public_instance(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("variables", "host"),
     [
-        ({}, "127.0.0.1"), ({"SPACE_ID": "me/it"}, "0.0.0.0"), ({"GRADIO_SERVER_NAME": "0.0.0.0"}, "0.0.0.0"),
+        ({}, "127.0.0.1"),
+        ({"SPACE_ID": "me/it"}, "0.0.0.0"),
+        ({"GRADIO_SERVER_NAME": "0.0.0.0"}, "0.0.0.0"),
         ({"SPACE_ID": "me/it", "GRADIO_SERVER_NAME": "127.0.0.1"}, "127.0.0.1"),
     ],
-)  # fmt: skip
+)
 def test_it_listens_to_this_machine_alone_unless_told_otherwise(monkeypatch, variables, host):
     for name in ("SPACE_ID", "GRADIO_SERVER_NAME"):
         monkeypatch.delenv(name, raising=False)

@@ -27,10 +27,13 @@ ROOT = Path(__file__).parents[3]
 def session(real_model, tmp_path_factory) -> dict:
     """What a fresh server on ZeroGPU, whose own process never computes, saw of a visitor's comparisons."""
     env = {
-        **os.environ, "SPACES_ZERO_GPU": "true", "SPACE_ID": "somebody/kvq", "KVQ_MODELS": DEFAULT_MODEL,
+        **os.environ,
+        "SPACES_ZERO_GPU": "true",
+        "SPACE_ID": "somebody/kvq",
+        "KVQ_MODELS": DEFAULT_MODEL,
         "KVQ_STORE": str(tmp_path_factory.mktemp("zero") / "store"),
         "PYTHONPATH": os.pathsep.join(map(str, [ROOT / "tests" / "spaces_stand_in", ROOT, ROOT / "kernels"])),
-    }  # fmt: skip
+    }
     command = [sys.executable, "-m", "tests.support.zero_gpu_session"]
     done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT, timeout=230)
     assert done.returncode == 0, done.stderr[-3000:]

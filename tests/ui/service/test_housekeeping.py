@@ -26,10 +26,15 @@ sys.stdin.readline()
 
 def python(*arguments: str, **env: str) -> subprocess.Popen:
     return subprocess.Popen(
-        [sys.executable, *arguments], cwd=ROOT, env={**os.environ, "PYTHONPATH": ".", **env}, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": ".", **env},
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # in the background: ignored
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture

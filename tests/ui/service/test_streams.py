@@ -79,11 +79,16 @@ def test_the_last_update_of_a_stream_changes_nothing():
 @pytest.mark.parametrize(
     "part, held, fits",
     [
-        (gr.Dropdown([("a", 0), ("b", 1)]), 5, None), (gr.Dropdown([]), 0, None), (gr.Dropdown(["a"]), "a", "a"),
-        (gr.Dropdown(["a"], allow_custom_value=True), "b", "b"), (gr.Slider(1, 16), 64, 16), (gr.Slider(1, 16), 5, 5),
-        (gr.Slider(1, 16), "x", "x"), (gr.Number(minimum=1), 0, 0),
+        (gr.Dropdown([("a", 0), ("b", 1)]), 5, None),
+        (gr.Dropdown([]), 0, None),
+        (gr.Dropdown(["a"]), "a", "a"),
+        (gr.Dropdown(["a"], allow_custom_value=True), "b", "b"),
+        (gr.Slider(1, 16), 64, 16),
+        (gr.Slider(1, 16), 5, 5),
+        (gr.Slider(1, 16), "x", "x"),
+        (gr.Number(minimum=1), 0, 0),
     ],
-)  # fmt: skip
+)
 def test_what_the_run_before_offered_is_nothing_of_this_one(part, held, fits):
     assert fitting([part], [held]) == [fits]
     assert fitting([part], [held, held]) == [held, held] and fitting([part], None) is None

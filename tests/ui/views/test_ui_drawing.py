@@ -66,9 +66,7 @@ def meanwhile(view, what):
 def test_a_drawing_for_the_selection_before_is_not_shown(panel):
     """The layer moves while a slow machine still draws for the one before: only the newer drawing may arrive."""
     draw, on_page, later = draw_open(panel, SERVICES), OnPage(), []
-    meanwhile(
-        view_of(panel, "damage"), lambda: later.append(draw(SHOWN, "damage", on_page, 7, 1, 5, *held(panel)))
-    )  # fmt: skip
+    meanwhile(view_of(panel, "damage"), lambda: later.append(draw(SHOWN, "damage", on_page, 7, 1, 5, *held(panel))))
     before = draw(SHOWN, "damage", on_page, 3, 1, 5, *held(panel))
     assert before[0] == gr.skip() and sent(panel, before) == {}
     assert later[0][0] == told(RECORD, ARRAYS, Selection(7, 1, 5))
@@ -87,9 +85,7 @@ def test_a_selection_that_comes_back_is_drawn_again(panel):
 def test_the_same_view_asked_for_twice_is_drawn_once(panel):
     """The tour sets the view and the selection: two events, one drawing."""
     draw, on_page, later = draw_open(panel, SERVICES), OnPage(), []
-    meanwhile(
-        view_of(panel, "damage"), lambda: later.append(draw(SHOWN, "damage", on_page, 3, 1, 5, *held(panel)))
-    )  # fmt: skip
+    meanwhile(view_of(panel, "damage"), lambda: later.append(draw(SHOWN, "damage", on_page, 3, 1, 5, *held(panel))))
     first = draw(SHOWN, "damage", on_page, 3, 1, 5, *held(panel))
     assert "damage" in sent(panel, first) and sent(panel, later[0]) == {} and later[0][0] == first[0]
 

@@ -1,0 +1,111 @@
+"""What a run was made under, as its record says it: environment, capture settings, stress and times."""
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from kvq_core.capture.attention import SINKS
+from kvq_core.capture.distribution import QUANTILES
+from kvq_core.capture.spectra import RANKS
+from kvq_core.metrics.fidelity import TOPK
+from kvq_core.models import LoadedModel
+from kvq_core.pipeline.state import Run
+from kvq_core.record.fields import CaptureInfo, Environment, RunTiming, StressRecord
+from kvq_core.spec import ComparisonSpec
+
+_LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "gradio")
+
+
+def environment(model: LoadedModel, spec: ComparisonSpec) -> Environment:
+    versions = {"python": platform.python_version()}
+    for library in _LIBRARIES:
+        try:
+            versions[library] = version(library)
+        except PackageNotFoundError:
+            continue
+    shape = model.shape
+    threads = torch.get_num_threads()
+    on_cpu = f"CPU, {threads} thread{'s' * (threads != 1)}"
+    device = torch.cuda.get_device_name() if model.device.type == "cuda" else on_cpu
+    return Environment(
+        versions=versions,
+        device=device,
+        dtype=str(model.dtype).removeprefix("torch."),
+        model=model.id,
+        model_title=model.title,
+        weights_hash=model.weights_hash,
+        model_hash=model.model_hash,
+        revision=model.revision,
+        seed=spec.seed,
+        layers=shape.layers,
+        query_heads=shape.query_heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+    )
+
+
+def capture_info(run: Run) -> CaptureInfo:
+    if run.captures is None:
+        return CaptureInfo(detail="off", layers=[], heads=[], step_edges=[], position_edges=[], topk=TOPK)
+    held, tap = run.captures, run.captures.tap
+    return CaptureInfo(
+        detail=held.detail,
+        layers=tap.map_layers,
+        heads=tap.map_heads,
+        step_edges=tap.step_edges,
+        position_edges=tap.position_edges,
+        topk=TOPK,
+        attention_steps=held.attention.reached,
+        sink_tokens=SINKS,
+        depth_edges=held.attention.depths.edges,
+        distribution_layers=held.distribution_layers,
+        quantiles=QUANTILES,
+        angle_ranks=RANKS,
+        subspace_texts={kind: other.told for kind, other in held.others.items()},
+        seconds=held.seconds,
+        seconds_decoding=held.seconds_decoding,
+    )
+
+
+def stress_record(run: Run) -> StressRecord | None:
+    applied, found = run.decode.stress, run.unchanged
+    if applied is None or found is None:
+        return None
+    done = []
+    if run.spec.stress.key_outlier_scale != 1:
+        done.append(
+            "the queries' channels were divided by what the keys' were multiplied with, so every q·k is the same"
+        )
+    if run.spec.stress.key_bias != 0:
+        done.append("one vector was added to all keys of a head, which moves all scores of a query alike")
+    sentence = (
+        f"Full-precision attention does not change: {'; '.join(done)}. Over the last {found.positions} prompt "
+        f"positions the reference's next-token distribution moved by at most {found.kld_max:.1g} nats of KL divergence "
+        f"(allowed: {found.tolerance:g}). Damage a lane shows beyond this is its quantization's."
+    )
+    return StressRecord(
+        settings=run.spec.stress.model_dump(mode="json"),
+        layers=applied.layers,
+        kv_heads=applied.kv_heads,
+        pairs=applied.pairs,
+        positions=found.positions,
+        kld_max=found.kld_max,
+        logit_max=found.logit_max,
+        tolerance=found.tolerance,
+        same_tokens=found.same_tokens,
+        sentence=sentence,
+    )
+
+
+def timing(run: Run) -> RunTiming:
+    steps = run.decode.step_seconds
+    return RunTiming(
+        prefill_s=run.seconds["prefill"],
+        encode_s=run.seconds["encode"],
+        decode_s=run.seconds["decode"],
+        steps=len(steps),
+        ms_per_step=1000 * sum(steps) / len(steps) if steps else None,
+        rows_mean=sum(run.decode.step_rows) / len(steps) if steps else 0.0,
+        total_s=run.seconds["total"],
+    )
