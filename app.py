@@ -28,7 +28,7 @@ from gradio import Blocks  # noqa: E402
 
 from kvq_core.errors import KvqError, StoreError  # noqa: E402
 from kvq_core.limits import limits  # noqa: E402
-from kvq_core.logs import configure, take_over, tell_error  # noqa: E402
+from kvq_core.logs import configure, log_error, take_over  # noqa: E402
 from kvq_core.machine.memory import share_arena  # noqa: E402
 from kvq_core.pipeline.compare import compare  # noqa: E402
 from kvq_core.pipeline.estimate import estimate  # noqa: E402
@@ -41,7 +41,7 @@ from ui.server import zero_gpu  # noqa: E402
 from ui.server.gradio_sessions import install  # noqa: E402
 from ui.server.guard import app_kwargs, blocked_paths  # noqa: E402
 from ui.server.health import Health  # noqa: E402
-from ui.service.housekeeping import keep_swept, removed  # noqa: E402
+from ui.service.housekeeping import removing_folder, sweep_regularly  # noqa: E402
 from ui.service.services import Services  # noqa: E402
 
 gc.freeze()
@@ -67,7 +67,7 @@ def warm_up(health: Health, store: Store) -> None:
             pass
     except Exception as error:  # whatever it is, the page is served and /health tells
         health.model_error = error
-        tell_error("model not loaded", error)
+        log_error("model not loaded", error)
     with suppress(StoreError):  # /health tells
         store.exists("0" * 16)
 
@@ -122,7 +122,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what ends a container ends the page in order
-    with removed(services.downloads):
+    with removing_folder(services.downloads):
         serve(services, found)
     return 0
 
@@ -132,7 +132,7 @@ def serve(services: Services, found: Settings) -> None:
     health = Health(services)
     if not found.zero_gpu:  # there the model is loaded, and this process must not compute: it is forked for every run
         threading.Thread(target=warm_up, args=[health, services.store], name="warm-up", daemon=True).start()
-    keep_swept(services.downloads)
+    sweep_regularly(services.downloads)
     blocks = launch(services, health, found.host, found.port, found.mcp)
     try:
         blocks.block_thread()

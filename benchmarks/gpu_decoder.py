@@ -102,7 +102,7 @@ class Packed:
             k, v = (store.dense().to(q.dtype) for store in self.stores)
             out = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
         for store in self.stores:
-            store.settle()
+            store.pack_due()
         return out
 
     @property

@@ -130,7 +130,7 @@ def measured(address: str, run: str) -> dict[str, float]:
 
 
 def main() -> int:
-    from kvq_core.pipeline.examples import stored
+    from kvq_core.pipeline.examples import example_ids
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "page.json")
@@ -138,7 +138,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         process, address = serve(folder)
         try:
-            run = stored()["five-ideas"]
+            run = example_ids()["five-ideas"]
             found = measured(address, run) | {"answered_s": asyncio.run(answered(address, run))}
         finally:
             process.terminate()

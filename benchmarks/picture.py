@@ -18,7 +18,7 @@ from playwright.sync_api import sync_playwright  # noqa: E402
 
 from benchmarks.page import serve  # noqa: E402
 from benchmarks.readme import EXAMPLE_SHOWN  # noqa: E402
-from kvq_core.pipeline.examples import stored  # noqa: E402
+from kvq_core.pipeline.examples import example_ids  # noqa: E402
 
 PICTURE = ROOT / "docs" / "five-ideas.png"
 CARDS = 6  # the reference and five lanes, in three columns
@@ -46,7 +46,7 @@ def shot(address: str, run: str) -> bytes:
 
 
 def main() -> None:
-    run = stored()[EXAMPLE_SHOWN]
+    run = example_ids()[EXAMPLE_SHOWN]
     with tempfile.TemporaryDirectory() as folder:
         process, address = serve(folder)
         try:

@@ -23,13 +23,13 @@ from kvq_core.claims.board import (
     circumstances,
     main_figure,
     markdown_table,
-    marked,
     read_board,
-    texts_held,
+    texts_share,
+    verdict_markdown,
     within_noise,
 )
 from kvq_core.methods import Method, methods
-from kvq_core.pipeline.examples import stored
+from kvq_core.pipeline.examples import example_ids
 from kvq_core.presets import presets
 from kvq_core.spec import DEFAULT_MODEL, Capture, ComparisonSpec, Lane, Stress
 
@@ -52,7 +52,7 @@ def rewritten(text: str) -> str:
     def part(found: re.Match[str]) -> str:
         return f"{found[1]}{PARTS[found[2]]()}\n{found[4]}" if found[2] in PARTS else found[0]
 
-    return EXAMPLE.sub(lambda found: found[1] + stored()[EXAMPLE_SHOWN], PART.sub(part, text))
+    return EXAMPLE.sub(lambda found: found[1] + example_ids()[EXAMPLE_SHOWN], PART.sub(part, text))
 
 
 def table(head: str, *rows: tuple[str, ...]) -> str:
@@ -106,7 +106,7 @@ def claims_part() -> str:
     """A line a claim; docs/claims.md has all the numbers."""
     board = shipped_board()
     rows = [
-        (c.paper, c.sentence, marked(c) + (f", {texts_held(c)}" if c.texts else ""), main_figure(c))
+        (c.paper, c.sentence, verdict_markdown(c) + (f", {texts_share(c)}" if c.texts else ""), main_figure(c))
         for c in board.claims
     ]
     held = sum(c.verdict == "holds" for c in board.claims)

@@ -1,4 +1,4 @@
-"""What pydantic says of data that fits no model, as one line for people."""
+"""pydantic's validation errors as one line for people."""
 
 import re
 from itertools import takewhile
@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from kvq_core.errors import shown
+from kvq_core.errors import excerpt
 
 # pydantic names Python's types; files and links have lists and objects
 _PLAIN = {
@@ -26,13 +26,13 @@ def first_line(error: ValidationError, model: type[BaseModel], name: str = "") -
     place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in loc).removeprefix(".")
     start, fields = f"{name}: " if name and place else "", _fields(model, loc)
     if first["type"] == "extra_forbidden":
-        return f"{start}Unknown field {shown(place)}; allowed: {', '.join(fields)}."
+        return f"{start}Unknown field {excerpt(place)}; allowed: {', '.join(fields)}."
     if first["type"] == "missing":
         return f"{start}{place or 'A field'} is missing."
     reason = _PLAIN.get(first["type"], _SHOULD.sub("it must", first["msg"]))
     if loc != first["loc"]:
         reason = fields[str(loc[-1])].description or reason
-    return f"{start}{place or name or 'A name'} = {shown(first['input'])} is not allowed: {reason.rstrip('.')}."
+    return f"{start}{place or name or 'A name'} = {excerpt(first['input'])} is not allowed: {reason.rstrip('.')}."
 
 
 def _fields(model: type[BaseModel], loc: tuple[int | str, ...]) -> dict[str, Any]:

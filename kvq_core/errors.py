@@ -7,7 +7,7 @@
     ├── StoreError      a stored run is unknown, damaged or of another version
     └── LimitError      this instance does not take or finish the run: too large, too long, too many
 
-A message is one line and says what was given (``shown`` bounds it), what is allowed and what to do. Front ends show
+A message is one line and says what was given (``excerpt`` bounds it), what is allowed and what to do. Front ends show
 ``str(error)`` as it is: nothing else about the failure reaches a person.
 """
 
@@ -41,14 +41,14 @@ class LimitError(KvqError):
     pass
 
 
-def shown(given: object) -> str:
+def excerpt(given: object) -> str:
     """A value as an error message quotes it."""
     try:
-        return "nothing" if given is None else shortened(repr(given))
+        return "nothing" if given is None else abbreviate(repr(given))
     except ValueError:  # Python writes no whole number of thousands of digits
         return "a number of thousands of digits"
 
 
-def shortened(text: str, most: int = 80) -> str:
+def abbreviate(text: str, most: int = 80) -> str:
     """What somebody gave, in a message: whole if it is short, else its beginning and its end."""
     return text if len(text) <= most else f"{text[: most - 23]}...{text[-20:]}"

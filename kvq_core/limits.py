@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass, fields
 from typing import Any
 
-from kvq_core.errors import KvqError, shown
+from kvq_core.errors import KvqError, excerpt
 from kvq_core.settings import settings
 
 
@@ -69,4 +69,4 @@ def _read(name: str, default: int | None, can_be_off: bool) -> int | None:
     if number > 0 or (number == 0 and can_be_off):
         return number or None
     allowed = "a whole number; 0: no limit" if can_be_off else "a whole number from 1"
-    raise KvqError(f"{name} = {shown(text)} is not a limit; give {allowed}.")
+    raise KvqError(f"{name} = {excerpt(text)} is not a limit; give {allowed}.")

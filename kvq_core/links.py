@@ -10,7 +10,7 @@ import json
 import re
 import zlib
 
-from kvq_core.errors import SpecError, shortened
+from kvq_core.errors import SpecError, abbreviate
 from kvq_core.spec import ComparisonSpec, parse_spec
 
 VERSION = "1"
@@ -48,7 +48,7 @@ def decode(text: str) -> ComparisonSpec:
         raise SpecError(f"The link holds no comparison: it must read {VERSION}.… in letters, digits, - and _. {_AGAIN}")
     if parts[1] != VERSION:
         raise SpecError(
-            f"The link is of version {shortened(parts[1])}; this instance reads version {VERSION}. {_AGAIN}"
+            f"The link is of version {abbreviate(parts[1])}; this instance reads version {VERSION}. {_AGAIN}"
         )
     try:
         data = json.loads(_unpacked(parts[2]))

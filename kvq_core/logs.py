@@ -74,21 +74,21 @@ def take_over(*names: str) -> None:
         logger.propagate = True
 
 
-def tell(event: str, texts: dict[str, str] | None = None, level: int = logging.INFO, **fields: Any) -> None:
+def log_event(event: str, texts: dict[str, str] | None = None, level: int = logging.INFO, **fields: Any) -> None:
     """Log an event. ``fields`` must be harmless; ``texts`` appear only where KVQ_LOG_PROMPTS allows it."""
     _LOG.log(level, event, extra={"fields": fields, "texts": texts or {}})
 
 
-def tell_error(event: str, error: BaseException, level: int = logging.ERROR, **fields: Any) -> None:
+def log_error(event: str, error: BaseException, level: int = logging.ERROR, **fields: Any) -> None:
     """Log that something went wrong."""
     _LOG.log(level, event, exc_info=error, extra={"fields": fields})
 
 
 @contextmanager
-def telling_run(run: str, prompt: str, **fields: Any) -> Generator[dict[str, Any]]:
+def log_run(run: str, prompt: str, **fields: Any) -> Generator[dict[str, Any]]:
     """Log how a run begins and ends; what is put into the yielded dict is told of its end, ``text`` as a text."""
     found: dict[str, Any] = {}
-    tell("run started", {"prompt": prompt}, run=run, **fields)
+    log_event("run started", {"prompt": prompt}, run=run, **fields)
     began = time.perf_counter()
 
     def ended() -> dict[str, Any]:
@@ -97,10 +97,10 @@ def telling_run(run: str, prompt: str, **fields: Any) -> Generator[dict[str, Any
     try:
         yield found
     except GeneratorExit:
-        tell("run cancelled", **ended())
+        log_event("run cancelled", **ended())
         raise
     except Exception as error:
-        tell_error("run failed", error, logging.WARNING if isinstance(error, KvqError) else logging.ERROR, **ended())
+        log_error("run failed", error, logging.WARNING if isinstance(error, KvqError) else logging.ERROR, **ended())
         raise
     text = found.pop("text", "")
-    tell("run finished", {"text": text}, **ended(), **found)
+    log_event("run finished", {"text": text}, **ended(), **found)

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 from rapidfuzz import process
 
-from kvq_core.errors import SpecError, shown
+from kvq_core.errors import SpecError, excerpt
 from kvq_core.spec import ComparisonSpec, parse_spec
 
 FOLDER = Path(__file__).resolve().parent.parent / "presets"
@@ -44,7 +44,7 @@ def preset(name: str) -> Preset:
     if name not in known:
         near = process.extractOne(name, list(known))
         hint = f" Did you mean {near[0]!r}?" if near and near[1] > 60 else ""
-        raise SpecError(f"Unknown preset {shown(name)}.{hint} Available: {', '.join(known)}.")
+        raise SpecError(f"Unknown preset {excerpt(name)}.{hint} Available: {', '.join(known)}.")
     return known[name]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from kvq_core.errors import KvqError, shown
+from kvq_core.errors import KvqError, excerpt
 
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) *([kmgt]?)(i?)b?", re.IGNORECASE)
 _LEVELS = ("debug", "info", "warning", "error")
@@ -65,13 +65,15 @@ def _address(text: str) -> str:
     found = urlsplit(text)
     if not text or (found.scheme in ("http", "https") and found.netloc and not found.query and not found.fragment):
         return text and text.rstrip("/") + "/"
-    raise KvqError(f"KVQ_ADDRESS = {shown(text)} is not the address of a page; give one such as https://kvq.example/.")
+    raise KvqError(
+        f"KVQ_ADDRESS = {excerpt(text)} is not the address of a page; give one such as https://kvq.example/."
+    )
 
 
 def _port(text: str) -> int:
     if text.isascii() and text.isdigit() and 0 < int(text) < 65536:
         return int(text)
-    raise KvqError(f"PORT = {shown(text)} is not a port; give a number from 1 to 65535.")
+    raise KvqError(f"PORT = {excerpt(text)} is not a port; give a number from 1 to 65535.")
 
 
 def _bytes(text: str) -> int:
@@ -81,7 +83,7 @@ def _bytes(text: str) -> int:
         0 if found is None else float(found[1]) * (1024 if found[3] else 1000) ** " kmgt".index(found[2].lower() or " ")
     )
     if size < 1:
-        raise KvqError(f"KVQ_STORE_LIMIT = {shown(text)} is not a size; give bytes or a size such as 500MB or 2GB.")
+        raise KvqError(f"KVQ_STORE_LIMIT = {excerpt(text)} is not a size; give bytes or a size such as 500MB or 2GB.")
     return int(size)
 
 
@@ -91,11 +93,11 @@ def _days(text: str) -> float:
     except ValueError:
         days = 0.0
     if not 0 < days < 1e6:
-        raise KvqError(f"KVQ_STORE_DAYS = {shown(text)} is not a number of days; give one above 0, such as 30.")
+        raise KvqError(f"KVQ_STORE_DAYS = {excerpt(text)} is not a number of days; give one above 0, such as 30.")
     return days
 
 
 def _level(text: str) -> str:
     if text.lower() not in _LEVELS:
-        raise KvqError(f"KVQ_LOG = {shown(text)} is not a level; allowed: {', '.join(_LEVELS)}.")
+        raise KvqError(f"KVQ_LOG = {excerpt(text)} is not a level; allowed: {', '.join(_LEVELS)}.")
     return text.lower()

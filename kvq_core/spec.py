@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from kvq_core.complaints import first_line
-from kvq_core.errors import PATH, SpecError, shortened, shown
+from kvq_core.errors import PATH, SpecError, abbreviate, excerpt
 from kvq_core.methods import Method, ModelShape, Window, make, methods
 
 DEFAULT_MODEL = "smollm2-135m-instruct-q4_1"
@@ -95,7 +95,7 @@ class Lane(_Frozen):
     def why_not(self, shape: ModelShape) -> str | None:
         """Why this lane cannot run on a model of this shape; None when it can."""
         if isinstance(self.layers, tuple) and max(self.layers) >= shape.layers:
-            return f"layer {shown(max(self.layers))} does not exist; the model has layers 0 to {shape.layers - 1}"
+            return f"layer {excerpt(max(self.layers))} does not exist; the model has layers 0 to {shape.layers - 1}"
         method = self.build()
         pre = method.key_space == "pre" and method.quantizes
         return (shape.not_before_rope(self.layers) if pre else None) or method.why_not(shape)
@@ -284,8 +284,8 @@ def read_spec(path: Path) -> ComparisonSpec:
         raw = path.read_bytes()
         data = tomllib.loads(raw.decode()) if path.suffix == ".toml" else json.loads(raw)
     except OSError as error:
-        raise SpecError(f"Cannot read {shortened(str(path), PATH)}: {error.strerror}.") from None
+        raise SpecError(f"Cannot read {abbreviate(str(path), PATH)}: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
-        kind, reason = "TOML" if path.suffix == ".toml" else "JSON", shortened(str(error))
+        kind, reason = "TOML" if path.suffix == ".toml" else "JSON", abbreviate(str(error))
         raise SpecError(f"{path.name} is not valid {kind}: {reason}.") from None
     return parse_spec(data)

@@ -19,7 +19,7 @@ from benchmarks.readme import PART, PARTS, documents, rewritten
 from kvq_core.cli.main import _parser
 from kvq_core.codecs.codec import Codec
 from kvq_core.methods import Method, methods
-from kvq_core.pipeline.examples import packaged
+from kvq_core.pipeline.examples import packaged_store
 from kvq_core.presets import preset, presets
 from scripts.architecture import PICTURE, draw
 
@@ -123,14 +123,16 @@ def test_links_to_the_page_open_something(name):
     for chosen in re.findall(r"\?preset=([\w-]+)", text):
         preset(chosen)
     for run in re.findall(r"127\.0\.0\.1:7860/\?run=(\w+)", text):
-        assert packaged().exists(run), f"{run} does not ship; presets/runs: {[r.id for r in packaged().list()]}"
+        assert packaged_store().exists(run), (
+            f"{run} does not ship; presets/runs: {[r.id for r in packaged_store().list()]}"
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_runs_that_are_named_ship(name):
     """Every id in a document, whatever it stands in; one is made up, to stand for any."""
     named = set(re.findall(r"\b[0-9a-f]{16}\b", read(name))) - {"0123456789abcdef"}
-    assert named <= {run.id for run in packaged().list()}
+    assert named <= {run.id for run in packaged_store().list()}
 
 
 def test_the_picture_shows_the_run_under_it(readme):

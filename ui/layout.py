@@ -9,19 +9,19 @@ import gradio as gr
 from kvq_core.errors import KvqError
 from ui.api.endpoints import create_api
 from ui.figures.base import canvas
-from ui.form.draft_panel import VISIT_JS, create_draft, refilled, wire_draft
-from ui.form.filling import NEXT_FOR_A_LINK, form_outputs, from_preset, opened_page, other_run
+from ui.form.draft_panel import VISIT_JS, create_draft, restore_form, wire_draft
+from ui.form.filling import NEXT_FOR_A_LINK, form_outputs, from_preset, open_page, other_run_notice
 from ui.form.lanes_panel import Lanes, create_lanes
 from ui.form.setup_panel import Setup, create_setup, wire_presets
 from ui.html.copying import FOLLOW_JS
 from ui.html.status import notice
 from ui.panels import measure, training
-from ui.panels.answers import AnswerCards, create_answers, finished, staged
+from ui.panels.answers import AnswerCards, create_answers, finished_cards, stage_html
 from ui.panels.claims import create_claims
 from ui.panels.header import chip, create_header, markup
-from ui.panels.history import create_history, create_shared, listed, remembered
+from ui.panels.history import create_history, create_shared, history_html, remember
 from ui.panels.launch import Launch, create_launch, wire_estimate, wire_run
-from ui.panels.learn import Learn, asked_step, at_step, create_learn, place, told, told_with, wire_learn
+from ui.panels.learn import Learn, at_step, create_learn, place, show_step, show_step_of_run, step_number, wire_learn
 from ui.panels.measure import create_measure
 from ui.panels.scorecard import Scorecard, create_scorecard, show_scorecard
 from ui.panels.share import Share, create_share, show_share, wire_share
@@ -44,7 +44,7 @@ from ui.views.tabs import (
     drawing_inputs,
     drawing_outputs,
     fit,
-    fitted,
+    fit_outputs,
     wire_views,
 )
 from ui.views.verdicts import wire_suggestions
@@ -66,7 +66,7 @@ TO_ANSWERS = """() => setTimeout(() => {
 class Page:
     """Every panel, and the run that is shown."""
 
-    shown: gr.State
+    run: gr.State
     header: gr.HTML
     setup: Setup
     lanes: Lanes
@@ -74,7 +74,7 @@ class Page:
     launch: Launch
     draft: gr.Textbox
     other: gr.HTML
-    kept: gr.BrowserState
+    history: gr.BrowserState
     runs: gr.HTML
     status: gr.HTML
     welcome: gr.HTML
@@ -97,10 +97,10 @@ def build_ui(services: Services) -> gr.Blocks:
         wire_draft(page.draft, page.setup, page.lanes)
         wire_training(page.trainer, page.setup, page.lanes, services)
         wire_estimate(page.launch, page.setup, page.lanes, services)
-        wire_run(page.launch, page.setup, page.lanes, page.cards, page.status, page.shown, services)
-        wire_views(page.views, page.shown, services)
-        wire_learn(page.learn, page.shown)
-        wire_suggestions(page.views.suggest, page.lanes, page.shown, services)
+        wire_run(page.launch, page.setup, page.lanes, page.cards, page.status, page.run, services)
+        wire_views(page.views, page.run, services)
+        wire_learn(page.learn, page.run)
+        wire_suggestions(page.views.suggest, page.lanes, page.run, services)
         _wire_shown(page, services)
         _wire_visit(blocks, page, services)
     return blocks.queue(max_size=MAX_QUEUE, api_open=False, status_update_rate=1)
@@ -160,7 +160,7 @@ def _wire_shown(page: Page, services: Services) -> None:
         if not shown.get("run"):
             return [gr.skip()] * len(outputs)
         try:
-            record, arrays = services.shelf.get(shown["run"])
+            record, arrays = services.records.get(shown["run"])
         except KvqError as error:
             return [
                 gr.skip(),
@@ -171,11 +171,11 @@ def _wire_shown(page: Page, services: Services) -> None:
             markup(chip(record), over=True),
             gr.skip(),
             gr.update(visible=False),
-            staged(over=True),
+            stage_html(over=True),
             *show_share(record, shown, request, services),
-            finished(record, arrays),
+            finished_cards(record, arrays),
             *show_scorecard(record, arrays, services),
-            *told_with(shown),
+            *show_step_of_run(shown),
             *fit(page.views, record, arrays, shown, on_page, opened, values[len(page.views.selection) :]),
         ]
         # Run was pressed again while this one was drawn: its results would stand over the next one's answers.
@@ -184,12 +184,12 @@ def _wire_shown(page: Page, services: Services) -> None:
         )
         return [gr.skip()] * len(outputs) if late else found
 
-    def remember(shown: dict[str, Any], kept: Any) -> list[Any]:
+    def keep(shown: dict[str, Any], kept: Any) -> list[Any]:
         if not shown.get("run") or shown.get("ticket") == "link":
             return [gr.skip(), gr.skip()]
-        record = services.shelf.get(shown["run"])[0]
-        kept = remembered(kept, record, key_for(services, record.id))
-        return [kept, listed(kept)]
+        record = services.records.get(shown["run"])[0]
+        kept = remember(kept, record, key_for(services, record.id))
+        return [kept, history_html(kept)]
 
     outputs = [
         page.header,
@@ -200,28 +200,28 @@ def _wire_shown(page: Page, services: Services) -> None:
         page.cards.cards,
         *page.score.outputs,
         *page.learn.outputs,
-        *fitted(page.views),
+        *fit_outputs(page.views),
     ]
-    inputs = drawing_inputs(page.views, page.shown)
-    drawn = page.shown.change(show, inputs, outputs, **QUIET, concurrency_limit=4)
+    inputs = drawing_inputs(page.views, page.run)
+    drawn = page.run.change(show, inputs, outputs, **QUIET, concurrency_limit=4)
     opened = drawn.then(draw_open(page.views, services), inputs, drawing_outputs(page.views), **DRAWING)
     loaded = opened.then(lambda: canvas(10), None, page.plotly, **SWIFT)
     loaded.then(draw_rest(page.views, services), inputs, page.views.outputs, **DRAWING_REST)
-    page.shown.change(remember, [page.shown, page.kept], [page.kept, page.runs], **SWIFT)
+    page.run.change(keep, [page.run, page.history], [page.history, page.runs], **SWIFT)
 
     def mark(name: str, shown: dict[str, Any], started: dict[str, Any]) -> str:
-        record = services.shelf.get(shown["run"])[0] if shown.get("run") else None
-        return other_run(name, record, None if shown.get("ticket") == "link" else started.get("spec"))
+        record = services.records.get(shown["run"])[0] if shown.get("run") else None
+        return other_run_notice(name, record, None if shown.get("ticket") == "link" else started.get("spec"))
 
     page.launch.ticket.change(lambda: "", None, page.other, **SWIFT)
-    on_screen = [page.shown, page.launch.ticket]
+    on_screen = [page.run, page.launch.ticket]
     for name, button in page.setup.chips.items():
         button.click(partial(mark, name), on_screen, page.other, **SWIFT)
     page.setup.more.input(mark, [page.setup.more, *on_screen], page.other, **SWIFT)
-    wire_share(page.share, page.shown, page.kept, services)
-    wire_versus(page.beside, page.shown, page.kept, services)
-    wire_twin(page.twin, page.shown, page.kept, services)
-    for box in (page.share.link, page.beside.found):
+    wire_share(page.share, page.run, page.history, services)
+    wire_versus(page.beside, page.run, page.history, services)
+    wire_twin(page.twin, page.run, page.history, services)
+    for box in (page.share.link, page.beside.results):
         box.change(None, box, None, js=FOLLOW_JS, **SWIFT)
 
 
@@ -229,11 +229,11 @@ def _wire_visit(blocks: gr.Blocks, page: Page, services: Services) -> None:
     """What happens when the page is opened, when Run is pressed for the first time, and when it is closed."""
 
     def visited(kept: Any, request: gr.Request) -> tuple[dict[str, Any] | None, str, list[Any], list[Any]]:
-        shown, message, form = opened_page(request, services, kept)
+        shown, message, form = open_page(request, services, kept)
         learn = [gr.skip()] * (1 + len(page.learn.outputs))
         if "learn" in request.query_params:
-            step = asked_step(request.query_params["learn"])
-            shown, learn = place(step), [at_step(step), *told(step)]
+            step = step_number(request.query_params["learn"])
+            shown, learn = place(step), [at_step(step), *show_step(step)]
             message = "" if shown else notice("The tour has no runs to show", NO_EXAMPLES)
         return shown, message, learn, form
 
@@ -242,7 +242,7 @@ def _wire_visit(blocks: gr.Blocks, page: Page, services: Services) -> None:
 
     def arrive(kept: Any, draft: str, request: gr.Request) -> list[Any]:
         shown, message, learn, form = visited(kept, request)
-        form = refilled(draft) or form
+        form = restore_form(draft) or form
         greeting = gr.skip() if shown is None else gr.update(visible=False)
         return [message, greeting, *learn, *form]
 
@@ -258,11 +258,11 @@ def _wire_visit(blocks: gr.Blocks, page: Page, services: Services) -> None:
         *form_outputs(page.setup, page.lanes),
     ]
     # The run by itself: what shows it is asked for at once, not after the browser has filled the whole form.
-    brought = blocks.load(bring, page.kept, page.shown, **SWIFT)
-    brought.then(lambda shown: gr.skip() if shown.get("run") else canvas(10), page.shown, page.plotly, **SWIFT)
-    blocks.load(arrive, [page.kept, page.draft], outputs, js=VISIT_JS, **SWIFT)
+    brought = blocks.load(bring, page.history, page.run, **SWIFT)
+    brought.then(lambda shown: gr.skip() if shown.get("run") else canvas(10), page.run, page.plotly, **SWIFT)
+    blocks.load(arrive, [page.history, page.draft], outputs, js=VISIT_JS, **SWIFT)
     blocks.load(None, None, None, js=PAGE_JS)
-    blocks.load(listed, page.kept, page.runs, **SWIFT)
+    blocks.load(history_html, page.history, page.runs, **SWIFT)
     blocks.unload(leave)
     hidden = [page.welcome, page.share.link, page.share.private, page.share.more, page.beside.more]
     begun = [*[gr.update(visible=False)] * len(hidden), markup("")]

@@ -8,7 +8,7 @@ from typing import Any
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
 from ui.figures.damage import clearest_head
-from ui.html.escape import safe, shown
+from ui.html.escape import safe, span_text
 from ui.html.numbers import significant
 from ui.html.pieces import span_at, spans_of
 
@@ -35,7 +35,7 @@ def group_of(record: Record) -> int:
     return max(1, record.environment.query_heads // max(1, record.environment.kv_heads))
 
 
-def selected(record: Record, layer: Any, head: Any, token: Any) -> Selection:
+def read_selection(record: Record, layer: Any, head: Any, token: Any) -> Selection:
     """A selection of this run from whatever the controls hold."""
     env = record.environment
     return Selection(
@@ -53,10 +53,10 @@ def start(record: Record, arrays: Arrays) -> Selection:
     layer, head = clearest_head(record, arrays)
     worst = [array(arrays, f"lane/{i}/kld") for i in range(len(record.lanes))]
     peaks = [(float(kld.max()), int(kld.argmax()) + 1) for kld in worst if kld is not None and kld.size]
-    return selected(record, layer, head, max(peaks)[1] if peaks else 0)
+    return read_selection(record, layer, head, max(peaks)[1] if peaks else 0)
 
 
-def picked(raw: Any, now: Selection, record: Record) -> Selection:
+def apply_pick(raw: Any, now: Selection, record: Record) -> Selection:
     """The selection after a click in a figure or on a token; what a browser sends is anybody's text."""
     try:
         asked = json.loads(raw)
@@ -73,14 +73,14 @@ def picked(raw: Any, now: Selection, record: Record) -> Selection:
     head = values.get("head", now.head)
     if "kv_head" in values and round(values["kv_head"]) != now.kv_head(record):
         head = round(values["kv_head"]) * group_of(record)
-    return replace(now, **vars(selected(record, layer, head, token)))
+    return replace(now, **vars(read_selection(record, layer, head, token)))
 
 
-def told(record: Record, arrays: Arrays, at: Selection) -> str:
+def selection_html(record: Record, arrays: Arrays, at: Selection) -> str:
     """The selection in words, as HTML."""
     group, span = group_of(record), span_at(spans_of(record, record.reference), at.token)
     shared = f", one of {group} that read it" if group > 1 else ""
-    piece = shown(span) if span else ""
+    piece = span_text(span) if span else ""
     sentence = (
         f"Layer <b>{at.layer}</b> · query head <b>{at.head}</b> of KV head <b>{at.kv_head(record)}</b>{shared} · "
         f"token <b>{at.token}</b> “{safe(piece)}”"

@@ -17,7 +17,7 @@ from kvq_kernels.launch import (
     split_tokens,
     tile_of,
 )
-from kvq_kernels.placing import Operand, placed
+from kvq_kernels.placing import Operand, place_tiles
 from kvq_kernels.store import Store
 from torch import Tensor
 
@@ -48,7 +48,7 @@ def _decode_triton(q: Tensor, keys: Store, values: Store, scaling: float, how: L
 
     batch, query_heads, _, dim = q.shape
     matrices, heads = batch * keys.sink.shape[1], query_heads // keys.sink.shape[1]
-    fits = placed(q, heads, dim, how or PLACES, _operand(keys, "channels"), _operand(values, "tokens"))
+    fits = place_tiles(q, heads, dim, how or PLACES, _operand(keys, "channels"), _operand(values, "tokens"))
     how = how or (PLACES if fits else DECODE)
     small, wide = tile_of(how, dim, max(keys.layout.grid.group_size, values.layout.grid.group_size))
     tile = small
@@ -56,7 +56,7 @@ def _decode_triton(q: Tensor, keys: Store, values: Store, scaling: float, how: L
         tile, small, wide = how.tokens, 32, fits.channels
     bulk = min(keys.packed_tokens, values.packed_tokens) // tile * tile
     chunk, whole = split_tokens(bulk, tile, matrices, q)
-    tails = sum(-(-tokens // small) for tokens in (keys.sink_tokens, keys.held - bulk))
+    tails = sum(-(-tokens // small) for tokens in (keys.sink_tokens, keys.later_tokens - bulk))
     splits = tails + whole
     acc = torch.empty(matrices, splits, heads, dim, dtype=torch.float32, device=q.device)
     top, total = torch.empty(2, matrices, splits, heads, dtype=torch.float32, device=q.device)
@@ -70,7 +70,7 @@ def _decode_triton(q: Tensor, keys: Store, values: Store, scaling: float, how: L
             "top_out": top, "total_out": total, **_tensors("k", keys), **_tensors("v", values),
             "v_largest": values.largest,
             "factor": scaling * log2(e), "heads": heads, "dim": dim, "bulk": bulk, "chunk": chunk, "splits": splits,
-            "tails": tails, "sinks": keys.sink_tokens, "sink_room": keys.sink.shape[-2], "held": keys.held,
+            "tails": tails, "sinks": keys.sink_tokens, "sink_room": keys.sink.shape[-2], "held": keys.later_tokens,
         },
         {
             "M": max(16, power_of_two(heads)), "BT": small, "DP": wide, "HAS_NORMS": keys.norms is not None,
@@ -121,10 +121,10 @@ def _check(q: Tensor, keys: Store, values: Store) -> None:
             f"q {tuple(q.shape)} does not fit caches of (batch, kv_heads) = {tuple(keys.sink.shape[:2])} and "
             f"{tuple(values.sink.shape[:2])}."
         )
-    if (keys.sink_tokens, keys.held) != (values.sink_tokens, values.held) or not keys.tokens:
+    if (keys.sink_tokens, keys.later_tokens) != (values.sink_tokens, values.later_tokens) or not keys.tokens:
         raise KernelError(
-            f"keys hold {keys.sink_tokens} sinks and {keys.held} more tokens, values {values.sink_tokens} and "
-            f"{values.held}; both need the same sinks and at least one token."
+            f"keys hold {keys.sink_tokens} sinks and {keys.later_tokens} more tokens, values {values.sink_tokens} and "
+            f"{values.later_tokens}; both need the same sinks and at least one token."
         )
     if dim != keys.sink.shape[-1]:
         raise KernelError(f"q has head_dim {dim}, the cache {keys.sink.shape[-1]}.")

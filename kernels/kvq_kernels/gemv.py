@@ -17,7 +17,7 @@ from kvq_kernels.launch import (
     split_tokens,
     tile_of,
 )
-from kvq_kernels.placing import Operand, Placed, placed
+from kvq_kernels.placing import Operand, PlacedTile, place_tiles
 from kvq_kernels.rotation import Turn, rotate
 from torch import Tensor
 
@@ -45,7 +45,7 @@ def packed_scores(
     out = torch.empty(*lead, queries, tokens, dtype=torch.float32, device=q.device)
     inner, matrices = axis == "channels", q.shape[:-2].numel()
     sizes = {"queries": queries, "tokens": tokens, "dim": dim}
-    fits = None if turn else placed(q, queries, dim, PLACES, Operand(keys, grid, axis, "channels"))
+    fits = None if turn else place_tiles(q, queries, dim, PLACES, Operand(keys, grid, axis, "channels"))
     if fits:
         chunk, splits = split_tokens(tokens, PLACES.tokens, matrices, q)
         run(
@@ -94,7 +94,7 @@ def packed_values(
     matrices = p.shape[:-2].numel()
     inner = axis == "tokens"
     how = _values_launch(grid)
-    fits = placed(p, queries, head_dim, how, Operand(values, grid, axis, "tokens"))
+    fits = place_tiles(p, queries, head_dim, how, Operand(values, grid, axis, "tokens"))
     tile, wide = tile_of(VALUES, head_dim)
     tile = how.tokens if fits else min(grid.group_size, 32) if inner else tile  # pieces of 64 spill at 3 bits
     chunk, splits = split_tokens(tokens, tile, matrices, p)
@@ -127,7 +127,7 @@ def _constants(like: Tensor, grid: Grid, inner: bool) -> dict[str, Any]:
     return {**grid_constants(grid), "INNER": inner, "DTYPE": compute_type(like)}
 
 
-def _placed_constants(how: Launch, grid: Grid, inner: bool, fits: Placed, dim: int, tokens: int) -> dict[str, Any]:
+def _placed_constants(how: Launch, grid: Grid, inner: bool, fits: PlacedTile, dim: int, tokens: int) -> dict[str, Any]:
     whole = dim == fits.channels and tokens % how.tokens == 0
     return {
         **grid_constants(grid), "INNER": inner, "H": fits.rows, "BT": how.tokens, "DP": fits.channels,

@@ -35,10 +35,10 @@ class LatentKeys(NamedTuple):
         """Pack codes (units, kept, tokens) uint8, channel c with widths[c] bits, each on whole bytes."""
         rows = [pack(codes[:, c], bits) for c, bits in enumerate(widths)]
         stream = torch.cat([codes.new_empty(codes.shape[0], 0), *rows], -1)
-        return cls.stored(stream, [(1, bits) for bits in widths], codes.shape[-1], scales, zeros, basis, mean)
+        return cls.from_packed(stream, [(1, bits) for bits in widths], codes.shape[-1], scales, zeros, basis, mean)
 
     @classmethod
-    def stored(
+    def from_packed(
         cls, stream: Tensor, groups: Sequence[tuple[int, int]], tokens: int, scales: Tensor, zeros: Tensor,
         basis: Tensor, mean: Tensor,
     ) -> "LatentKeys":  # fmt: skip

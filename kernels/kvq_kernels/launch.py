@@ -55,7 +55,7 @@ PROGRAMS_PER_PROCESSOR = 4  # split-K: enough independent programs to hide the l
 
 
 @dataclass(frozen=True)
-class Recorded:
+class LaunchRecord:
     """One launch as it would have happened: the kernel, its run-time arguments by name and its constants."""
 
     kernel: Any
@@ -65,16 +65,16 @@ class Recorded:
     stages: int
 
 
-_recorder: ContextVar[list[Recorded] | None] = ContextVar("recorder", default=None)
+_recorder: ContextVar[list[LaunchRecord] | None] = ContextVar("recorder", default=None)
 
 
 @contextmanager
-def recorded() -> Iterator[list[Recorded]]:
+def record_launches() -> Iterator[list[LaunchRecord]]:
     """Within the block launches are noted instead of run, so that exactly what runs can be compiled ahead of time.
 
     Outputs of operations called inside are uninitialised memory.
     """
-    found: list[Recorded] = []
+    found: list[LaunchRecord] = []
     token = _recorder.set(found)
     try:
         with compile_only():
@@ -88,7 +88,7 @@ def run(kernel: Any, grid: tuple[int, ...], how: Launch, arguments: dict[str, An
     if not all(grid):
         return  # nothing to do for an empty tensor
     if (found := _recorder.get()) is not None:
-        found.append(Recorded(kernel, arguments, constants, how.warps, how.stages))
+        found.append(LaunchRecord(kernel, arguments, constants, how.warps, how.stages))
         return
     like = next(argument for argument in arguments.values() if isinstance(argument, Tensor))
     with torch.cuda.device_of(like):  # Triton launches on the current GPU, wherever the tensors are

@@ -44,10 +44,10 @@ class MixedTokens(NamedTuple):
             at = (bits == width).nonzero()[:, 0]
             slots[at] = torch.arange(len(at), device=codes.device)
             pools.append(pack(flat[at], width) if width else flat[:0])
-        return cls.stored(pools, slots, pack(bits, TAG), lows, extents, outliers, positions.to(torch.int16))
+        return cls.from_packed(pools, slots, pack(bits, TAG), lows, extents, outliers, positions.to(torch.int16))
 
     @classmethod
-    def stored(
+    def from_packed(
         cls, pools: list[Tensor], slots: Tensor, widths: Tensor, lows: Tensor, extents: Tensor, outliers: Tensor,
         positions: Tensor,
     ) -> "MixedTokens":  # fmt: skip

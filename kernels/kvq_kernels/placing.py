@@ -8,7 +8,7 @@ from kvq_kernels.launch import MOST_ROWS, SHORTEST, Launch, power_of_two
 from torch import Tensor
 
 
-class Placed(NamedTuple):
+class PlacedTile(NamedTuple):
     """Query heads and channels of a tile, both padded."""
 
     rows: int
@@ -24,7 +24,7 @@ class Operand(NamedTuple):
     inner: Axis
 
 
-def placed(q: Tensor, heads: int, dim: int, how: Launch, *operands: Operand) -> Placed | None:
+def place_tiles(q: Tensor, heads: int, dim: int, how: Launch, *operands: Operand) -> PlacedTile | None:
     """The tiles of a product of ``heads`` vectors in the dtype of q with each of the operands, or None."""
     if q.dtype == torch.float32 or any(not _in_words(operand) for operand in operands):
         return None
@@ -37,7 +37,7 @@ def placed(q: Tensor, heads: int, dim: int, how: Launch, *operands: Operand) -> 
         return None
     if how.tokens < SHORTEST * max(each.grid.places for each in operands):
         return None
-    return Placed(rows, channels)
+    return PlacedTile(rows, channels)
 
 
 def _in_words(operand: Operand) -> bool:

@@ -63,7 +63,7 @@ def nearest_codes(z: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
     return codes, (2 * torch.cat(best, -1) + z.square().sum(-1)).clamp_min_(0)
 
 
-def chosen(codes: Tensor, vectors: Tensor) -> Tensor:
+def stage_centres(codes: Tensor, vectors: Tensor) -> Tensor:
     """Centres of one stage: codes (batch, n, 2), code vectors (batch, 2, levels, 2P) -> (batch, n, 2P)."""
     batch = torch.arange(codes.shape[0], device=codes.device)[:, None]
     at = codes.long()
@@ -77,7 +77,7 @@ def encode_pairs(z: Tensor, theta: Tensor) -> Tensor:
     stages = []
     for stage in vectors.unbind(1):
         codes, _ = nearest_codes(rest, stage)
-        rest -= chosen(codes, stage)
+        rest -= stage_centres(codes, stage)
         stages.append(codes)
     return torch.stack(stages, -2).unflatten(0, lead)
 

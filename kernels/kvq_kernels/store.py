@@ -59,7 +59,7 @@ class Store:
     path: Path = "auto"
     sink_tokens: int = 0
     packed_tokens: int = 0
-    held: int = 0  # tokens after the sinks, packed or not
+    later_tokens: int = 0  # tokens after the sinks, packed or not
     far: bool = False
 
     @classmethod
@@ -80,7 +80,7 @@ class Store:
 
     @property
     def tokens(self) -> int:
-        return self.sink_tokens + self.held
+        return self.sink_tokens + self.later_tokens
 
     def fill(self, x: Tensor) -> None:
         """Enter the prompt: sinks, one packed block of everything due, and the window; the store must be empty."""
@@ -93,7 +93,7 @@ class Store:
         due = self.layout.due(rest.shape[-2])
         if due:
             self._pack(rest[..., :due, :], prompt=True)
-        self.held = due
+        self.later_tokens = due
         self._write_ring(rest[..., due:, :])
 
     def append(self, x: Tensor) -> None:
@@ -105,9 +105,9 @@ class Store:
             x = x[..., self.sink_tokens - before :, :]
         self._write_ring(x)
 
-    def settle(self) -> int:
+    def pack_due(self) -> int:
         """Pack what is due and return how many tokens that were."""
-        due = self.layout.due(self.held - self.packed_tokens)
+        due = self.layout.due(self.later_tokens - self.packed_tokens)
         if due:
             self._pack(self._read_ring(self.packed_tokens, self.packed_tokens + due))
         return due
@@ -115,9 +115,9 @@ class Store:
     def extend(self, x: Tensor) -> None:
         """Enter any number of tokens, packing them as they become due."""
         while x.shape[-2]:
-            room = self.ring.shape[-2] - (self.held - self.packed_tokens) + self.layout.sinks - self.sink_tokens
+            room = self.ring.shape[-2] - (self.later_tokens - self.packed_tokens) + self.layout.sinks - self.sink_tokens
             self.append(x[..., :room, :])
-            self.settle()
+            self.pack_due()
             x = x[..., room:, :]
 
     def dense(self, path: Path | None = None) -> Tensor:
@@ -135,7 +135,7 @@ class Store:
 
     def recent(self) -> Tensor:
         """The newest tokens, which are not packed yet, float16."""
-        return self._read_ring(self.packed_tokens, self.held)
+        return self._read_ring(self.packed_tokens, self.later_tokens)
 
     def view(self) -> PackedGroups:
         """The packed tokens alone, without the room after them."""
@@ -153,7 +153,7 @@ class Store:
         parts = [
             *self.view(),
             self.sinks(),
-            self.ring[..., : self.held - self.packed_tokens, :],
+            self.ring[..., : self.later_tokens - self.packed_tokens, :],
         ]
         parts += [] if self.norms is None else [self.norms]
         return sum(t.numel() * t.element_size() for t in parts)
@@ -171,13 +171,13 @@ class Store:
 
     def _write_ring(self, x: Tensor) -> None:
         room = self.ring.shape[-2]
-        if self.held - self.packed_tokens + x.shape[-2] > room:
+        if self.later_tokens - self.packed_tokens + x.shape[-2] > room:
             raise KernelError(f"{x.shape[-2]} tokens do not fit the window of {room}; use extend.")
-        first = self.held % room
+        first = self.later_tokens % room
         cut = min(room - first, x.shape[-2])
         self.ring[..., first : first + cut, :] = x[..., :cut, :]
         self.ring[..., : x.shape[-2] - cut, :] = x[..., cut:, :]
-        self.held += x.shape[-2]
+        self.later_tokens += x.shape[-2]
 
     def _read_ring(self, start: int, end: int) -> Tensor:
         room = self.ring.shape[-2]

@@ -13,24 +13,24 @@ def expectation(record: Record) -> str:
     return str(record.spec.get("expect") or "").strip() if written else ""
 
 
-def says(answer: str, expected: str) -> bool:
+def contains_answer(answer: str, expected: str) -> bool:
     """Whether an answer holds the expected text, in any case, with any blanks, and not inside a longer word or number
     of Latin letters and digits."""
     wanted = re.escape(_plain(expected)).replace("\\ ", " ")
     return re.search(f"(?<![0-9a-z]){wanted}(?![0-9a-z])" if _bounded(expected) else wanted, _plain(answer)) is not None
 
 
-def judged(record: Record) -> Iterator[tuple[str, bool]]:
+def answers(record: Record) -> Iterator[tuple[str, bool]]:
     """The reference and every finished lane by its label, each with whether it says what is expected."""
     expected = expectation(record)
     rows: list[tuple[str, Reference | LaneRecord]] = [("Full precision", record.reference)]
     rows += [(lane.label, lane) for lane in record.lanes if lane.status == "done"]
-    return ((label, says(row.text, expected)) for label, row in rows if expected)
+    return ((label, contains_answer(row.text, expected)) for label, row in rows if expected)
 
 
-def told(record: Record) -> str:
+def expectation_sentence(record: Record) -> str:
     """Who says it and who does not, in a sentence; "" where nothing is expected."""
-    found = list(judged(record))
+    found = list(answers(record))
     if not found:
         return ""
     held = [label for label, right in found if right]

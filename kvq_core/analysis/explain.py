@@ -11,7 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 from pydantic import ValidationError
 
-from kvq_core.analysis.neighbours import better, cost_most, offer, telling, told_better, told_telling
+from kvq_core.analysis.neighbours import (
+    better_lane,
+    better_lane_sentence,
+    cost_most,
+    offer,
+    setting_cost,
+    setting_cost_sentence,
+)
 from kvq_core.analysis.verdict import MIN_SCORED, verdict
 from kvq_core.methods import Method, methods
 from kvq_core.record.arrays import Arrays, array
@@ -57,7 +64,7 @@ def explain(record: Record, arrays: Arrays, index: int) -> Explanation:
     unfit = lane.status == "failed" or {"never_engaged", "nan"} & set(lane.flags)
     if unfit or m is None or m.kld_mean is None or m.n_scored < MIN_SCORED:
         return Explanation(())
-    other = telling(record, index)
+    other = setting_cost(record, index)
     costly = cost_most(lane, other)
     places = [*_places(record, arrays, index, costly)]
     sentences = [_where(places)] if places else []
@@ -71,9 +78,9 @@ def explain(record: Record, arrays: Arrays, index: int) -> Explanation:
     if verdict(record, arrays, index).word == "close":
         return Explanation(tuple(sentences))
     if other is not None:
-        sentences.append(told_telling(lane, other))
-    if (best := better(record, index)) is not None and (other is None or best is not other.lane):
-        sentences.append(told_better(best))
+        sentences.append(setting_cost_sentence(lane, other))
+    if (best := better_lane(record, index)) is not None and (other is None or best is not other.lane):
+        sentences.append(better_lane_sentence(best))
     return Explanation(tuple(sentences), *offer(record, lane, other))
 
 

@@ -1,4 +1,4 @@
-"""What the lanes of a run say of one another: which setting costs a lane most, and the wider lane to try instead."""
+"""Lanes of a run compared with one another: which setting costs a lane most, and the wider lane to try instead."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,14 +12,14 @@ HALF = 0.5  # of a lane's mean KLD: what another has to stay below to be named
 
 
 @dataclass(frozen=True)
-class Telling:
+class SettingCost:
     """A lane that differs from another in one setting and moves the distribution less than half as much."""
 
     setting: str  # keys, values: how they are stored; else the name of a knob or an option
     lane: LaneRecord
 
 
-def telling(record: Record, index: int) -> Telling | None:
+def setting_cost(record: Record, index: int) -> SettingCost | None:
     """The smallest lane that shows what one setting costs lane ``index``."""
     own, kld = _settings(record.lanes[index]), _size_and_kld(record.lanes[index])[1]
     found = []
@@ -28,11 +28,11 @@ def telling(record: Record, index: int) -> Telling | None:
         differ = [name for name in dict.fromkeys([*own, *theirs]) if own.get(name) != theirs.get(name)]
         size, moved = _size_and_kld(other)
         if len(differ) == 1 and moved < HALF * kld:
-            found.append((size, moved, Telling(differ[0], other)))
+            found.append((size, moved, SettingCost(differ[0], other)))
     return min(found, key=lambda each: each[:2])[2] if found else None
 
 
-def cost_most(lane: LaneRecord, other: Telling | None) -> Tensors:
+def cost_most(lane: LaneRecord, other: SettingCost | None) -> Tensors:
     """What its damage comes from as far as this is known: of keys and values those it quantizes, or the one that
     another lane of the run shows to cost most."""
     if other is not None and other.setting in lane.quantized:
@@ -40,7 +40,7 @@ def cost_most(lane: LaneRecord, other: Telling | None) -> Tensors:
     return lane.quantized
 
 
-def better(record: Record, index: int) -> LaneRecord | None:
+def better_lane(record: Record, index: int) -> LaneRecord | None:
     """The best lane of the run that stores no more than this one and moves the distribution less than half as much."""
     size, kld = _size_and_kld(record.lanes[index])
     found = [(*_size_and_kld(other), i) for i, other in enumerate(record.lanes) if i != index]
@@ -48,7 +48,7 @@ def better(record: Record, index: int) -> LaneRecord | None:
     return record.lanes[min(best)[1]] if best else None
 
 
-def told_telling(lane: LaneRecord, other: Telling) -> str:
+def setting_cost_sentence(lane: LaneRecord, other: SettingCost) -> str:
     (size, kld), (small, less) = _size_and_kld(lane), _size_and_kld(other.lane)
     setting = f"the {other.setting}" if other.setting in lane.quantized else other.setting.replace("_", " ")
     return (
@@ -57,13 +57,13 @@ def told_telling(lane: LaneRecord, other: Telling) -> str:
     )
 
 
-def told_better(best: LaneRecord) -> str:
+def better_lane_sentence(best: LaneRecord) -> str:
     return (
         f"Compare lane {best.label!r}: {_size_and_kld(best)[0]:.1%} of the fp16 cache and less than half the mean KLD."
     )
 
 
-def offer(record: Record, lane: LaneRecord, other: Telling | None) -> tuple[Lane | None, str]:
+def offer(record: Record, lane: LaneRecord, other: SettingCost | None) -> tuple[Lane | None, str]:
     """A lane to add whose gain is certain, and why: the same with wider codes for what costs most. None where the run
     has it, or the method has no such knob."""
     tensors = cost_most(lane, other)

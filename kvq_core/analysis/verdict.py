@@ -56,7 +56,7 @@ class Verdict:
     word: str
     tone: Tone
     why: str
-    said: str = ""
+    sentence: str = ""
 
 
 def verdict(record: Record, arrays: Arrays, at: int | Literal["noise"]) -> Verdict:

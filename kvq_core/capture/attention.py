@@ -8,7 +8,7 @@ from torch.nn.functional import pad
 
 from kvq_core.capture.scores import Extent, weights_of
 from kvq_core.divergence import kl_divergence
-from kvq_core.engine.tap import Seen
+from kvq_core.engine.tap import StepScores
 
 SINKS = 4  # first tokens whose attention mass is followed
 DEPTHS = 16  # buckets of key position, at most
@@ -78,7 +78,7 @@ class AttentionTap:
         self.step += fresh
 
     @property
-    def reached(self) -> list[int]:
+    def captured_steps(self) -> list[int]:
         """The steps looked at so far."""
         return [step for step in self.steps if step < self.step]
 
@@ -86,7 +86,7 @@ class AttentionTap:
         """Whether one of the coming ``fresh`` scored positions is looked at."""
         return any(self.step + i in self._at for i in range(fresh))
 
-    def scores(self, seen: Seen, quantized: list[tuple[int, int]]) -> None:
+    def scores(self, seen: StepScores, quantized: list[tuple[int, int]]) -> None:
         """``quantized``: the range of key positions each lane holds quantized, as scores.ScoreTap.begin has it."""
         fresh, tokens = seen.own.shape[-2:]
         for i in range(fresh):
@@ -124,12 +124,12 @@ class AttentionTap:
 
     def of_reference(self) -> dict[str, Tensor]:
         """Arrays of the reference, named as in the record."""
-        count = len(self.reached)
+        count = len(self.captured_steps)
         return {"sink_mass": self.sink_mass[0, :count], "attention_rows": self.rows[0, :count]}
 
     def of_lane(self, lane: int) -> dict[str, Tensor]:
         """Arrays of a forced row, named as in the record."""
-        count = len(self.reached)
+        count = len(self.captured_steps)
         found = {
             "attention_kl": self.kl[lane, :count],
             "delta_by_keys": self.reference_query[lane, :count].half(),

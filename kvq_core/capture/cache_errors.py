@@ -13,7 +13,7 @@ KINDS = ("key", "value")
 
 
 @dataclass(frozen=True)
-class Truth:
+class ReferenceCache:
     """The reference at the end of a run, which every lane is measured against.
 
     ``layers_of``: model layers of each device group; directions (layers, kv_heads, head_dim, head_dim) of the prompt's
@@ -43,7 +43,7 @@ class Truth:
         queries: Tensor,
         seen: Tensor,
         buckets: Buckets,
-    ) -> "Truth":
+    ) -> "ReferenceCache":
         count, heads, dim = directions.shape[:3]
         energy = {kind: torch.zeros(count, heads, dim) for kind in KINDS}
         depth = {kind: torch.zeros(count, heads, buckets.count) for kind in KINDS}
@@ -54,7 +54,7 @@ class Truth:
                 for kind, x in held.items():
                     energy[kind][layer], depth[kind][layer] = _squares(x, buckets)
                 own = queries[layer].to(held["key"].device)
-                outputs[layer] = attended(own, held["key"], held["value"], scaling[layer], seen).cpu()
+                outputs[layer] = attention_outputs(own, held["key"], held["value"], scaling[layer], seen).cpu()
         return cls(layers_of, directions, scaling, queries, seen, buckets, energy, depth, outputs)
 
 
@@ -84,7 +84,7 @@ class CacheErrors:
     in_subspace_error: float
 
 
-def cache_errors(rows: Rows, row: int, truth: Truth) -> CacheErrors:
+def cache_errors(rows: Rows, row: int, truth: ReferenceCache) -> CacheErrors:
     """Compare a forced row's working copy with the reference's."""
     channel = {kind: torch.zeros_like(truth.energy[kind]) for kind in KINDS}
     depth = {kind: torch.zeros_like(truth.depth[kind]) for kind in KINDS}
@@ -104,7 +104,7 @@ def cache_errors(rows: Rows, row: int, truth: Truth) -> CacheErrors:
             chosen = rows.read_by(row, layer, queries, truth.seen)
             selects |= chosen is not None
             factor = truth.scaling[layer]
-            own = attended(queries, read["key"], read["value"], factor, truth.seen, chosen)
+            own = attention_outputs(queries, read["key"], read["value"], factor, truth.seen, chosen)
             changed[layer] = own.cpu() - truth.outputs[layer]
             bound[layer] = output_bound(queries[:, -1], delta["key"], read["value"], delta["value"], factor).cpu()
 
@@ -138,7 +138,7 @@ def _ratio(error: Tensor, size: Tensor) -> Tensor:
     return torch.where(size > 0, error / size.clamp_min(1e-30), 0.0).sqrt()
 
 
-def attended(
+def attention_outputs(
     queries: Tensor, keys: Tensor, values: Tensor, scaling: float, seen: Tensor, read: Tensor | None = None
 ) -> Tensor:
     """Attention outputs of queries (query_heads, n, head_dim), of which each sees the first ``seen`` (n,) keys, and of

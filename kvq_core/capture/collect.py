@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kvq_core.capture.attention import AttentionTap, Buckets
-from kvq_core.capture.cache_errors import CacheErrors, Truth, cache_errors
+from kvq_core.capture.cache_errors import CacheErrors, ReferenceCache, cache_errors
 from kvq_core.capture.distribution import KeyBasis
 from kvq_core.capture.other_prompts import OtherPrompt, directions_of, other_prompts
 from kvq_core.capture.plan import Plan
@@ -22,12 +22,12 @@ from kvq_core.capture.spectra import (
     principal_angles,
     query_directions,
     spectra,
-    thinned,
+    thin,
 )
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows
-from kvq_core.engine.tap import Seen
+from kvq_core.engine.tap import StepScores
 from kvq_core.machine import threads
 from kvq_core.methods.base import query_gram, stack_queries
 from kvq_core.models import LoadedModel
@@ -51,7 +51,7 @@ class Captures:
         self.attention = AttentionTap(extent, plan.steps, plan.layers, plan.heads, bins)
         self.distribution_layers = plan.distributions
         self.errors: dict[int, CacheErrors] = {}
-        self.truth: Truth | None = None
+        self.truth: ReferenceCache | None = None
         self.others: dict[str, OtherPrompt] = {}
         self._usage: dict[int, dict[str, Tensor]] = {}
         self._of_prompt: dict[str, Tensor] = {}
@@ -77,7 +77,7 @@ class Captures:
     def isolates(self, fresh: int) -> bool:
         return self.attention.looks(fresh)
 
-    def scores(self, seen: Seen) -> None:
+    def scores(self, seen: StepScores) -> None:
         with self._clock(decoding=True):
             self.tap.scores(seen)
             self.attention.scores(seen, self.tap.quantized)
@@ -144,13 +144,13 @@ class Captures:
         found["angles_key_key"] = principal_angles(self._true_keys, directions, RANKS)
         return found
 
-    def _truth(self, rows: Rows) -> Truth:
-        steps, held, newest = self.attention.reached, len(self.prefill.ids), self.last_queries()[:, :, None]
+    def _truth(self, rows: Rows) -> ReferenceCache:
+        steps, held, newest = self.attention.captured_steps, len(self.prefill.ids), self.last_queries()[:, :, None]
         queries = torch.cat([self.tap.queries[:, :, steps] if steps else newest, newest], 2)
         seen = torch.tensor([*(held + step + 1 for step in steps or [-1]), rows.tokens])
         layers = [group.layers for group in self.prefill.groups]
         scaling = self.model.shape.scaling
-        return Truth.of(rows, layers, self.directions, scaling, queries, seen, self.attention.depths)
+        return ReferenceCache.of(rows, layers, self.directions, scaling, queries, seen, self.attention.depths)
 
     def last_queries(self) -> Tensor:
         """The reference's newest queries (layers, query_heads, head_dim): of the last scored step, or of the prompt."""
@@ -209,7 +209,7 @@ class Captures:
             subspaces["all"] = query_directions(group.query_gram + query_gram(own, kv_heads))
             subspaces |= {kind: basis[group.layers] for kind, basis in others.items()}
             stacked = (
-                thinned(stack_queries(torch.cat(pair, 1)[None], kv_heads)[0], QUERIES)
+                thin(stack_queries(torch.cat(pair, 1)[None], kv_heads)[0], QUERIES)
                 for pair in zip(group.queries, own, strict=True)
             )
             measured = deviations(stacked, *(s.to(group.device) for s in subspaces.values()))

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvq_core.capture.spectra import before_rope, evenly
+from kvq_core.capture.spectra import before_rope, evenly_spaced
 from kvq_core.models.rope import Rope
 
 QUANTILES = [0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0]
@@ -30,7 +30,7 @@ class KeyBasis:
         x = _side_by_side(before_rope(keys, rope)).double()
         mean = x.mean(0)
         gram = (x - mean).T @ (x - mean)
-        tokens = evenly(keys.shape[1], SAMPLE)
+        tokens = evenly_spaced(keys.shape[1], SAMPLE)
         vectors = torch.linalg.eigh(gram).eigenvectors.flip(-1).float()
         return cls(tokens, rope.at(tokens.to(rope.cos.device)), mean.float(), vectors)
 

@@ -36,10 +36,10 @@ def plan_of(model: LoadedModel, spec: ComparisonSpec, prompt: int) -> Plan | Non
     new = len(model.encode(spec.continuation)) if spec.continuation is not None else spec.max_new_tokens
     extent = Extent.of(model.shape, len(spec.lanes) + 1, prompt, new)  # the noise floor runs along
     usage = sum(lane.build().usage_bytes(model.shape, extent.tokens) for lane in spec.lanes)
-    return planned(extent, model.shape.kv_heads, spec.capture, usage)
+    return fit_plan(extent, model.shape.kv_heads, spec.capture, usage)
 
 
-def planned(extent: Extent, kv_heads: int, capture: Capture, usage: int) -> Plan:
+def fit_plan(extent: Extent, kv_heads: int, capture: Capture, usage: int) -> Plan:
     """The most that fits beside ``usage`` bytes of the methods' own: score maps of fewer layers first, then fewer looks
     at attention. Raises SpecError where not even the least fits, or the layers asked for do not.
     """

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import max_pool1d
 
-from kvq_core.engine.tap import Seen
+from kvq_core.engine.tap import StepScores
 from kvq_core.machine.scratch import Scratch
 from kvq_core.methods import ModelShape
 
@@ -87,7 +87,7 @@ class ScoreTap:
         """Call after a step of ``fresh`` tokens."""
         self.step += fresh
 
-    def scores(self, seen: Seen) -> None:
+    def scores(self, seen: StepScores) -> None:
         layers, own = seen.layers, seen.own
         fresh, tokens = own.shape[-2:]
         now = slice(self.step, self.step + fresh)

@@ -103,11 +103,11 @@ def principal_angles(left: Tensor, right: Tensor, ranks: list[int]) -> Tensor:
     return found
 
 
-def thinned(x: Tensor, most: int) -> Tensor:
+def thin(x: Tensor, most: int) -> Tensor:
     """At most ``most`` of the rows (second-last dimension) of x, evenly spaced, ends included."""
-    return x if x.shape[-2] <= most else x[..., evenly(x.shape[-2], most).to(x.device), :]
+    return x if x.shape[-2] <= most else x[..., evenly_spaced(x.shape[-2], most).to(x.device), :]
 
 
-def evenly(count: int, most: int) -> Tensor:
+def evenly_spaced(count: int, most: int) -> Tensor:
     """At most ``most`` of 0 .. count - 1, evenly spaced, ends included."""
     return torch.linspace(0, count - 1, min(count, most)).round().long()

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import AllowInfNan, BaseModel, ConfigDict, ValidationError
 
 from kvq_core.claims.margins import CONFIDENCE, NOISE, interval
-from kvq_core.errors import SpecError, StoreError, shortened
+from kvq_core.errors import SpecError, StoreError, abbreviate
 from kvq_core.machine import files
 from kvq_core.settings import settings
 
@@ -146,7 +146,7 @@ def within_noise(claim: ClaimResult) -> bool:
     return all(in_doubt(claim, criterion) or margin(claim, criterion)[0] >= 0 for criterion in criteria)
 
 
-def measured(claim: ClaimResult) -> list[str]:
+def measurement_lines(claim: ClaimResult) -> list[str]:
     """A line a criterion with the numbers it compares, mean and range over the texts, then the numbers beside it."""
     if not claim.numbers:
         return [claim.reason]
@@ -166,7 +166,7 @@ def main_figure(claim: ClaimResult) -> str:
     return _compared(claim, next((c for c in criteria if not c.holds(means)), criteria[0]), _mean)
 
 
-def texts_held(claim: ClaimResult) -> str:
+def texts_share(claim: ClaimResult) -> str:
     """``4 of 5``: texts, or cases, in which every criterion holds."""
     return f"{sum(text.holds for text in claim.texts)} of {len(claim.texts)}" if claim.texts else ""
 
@@ -207,12 +207,12 @@ def plain_table(board: Board) -> str:
         if claim.paper != paper:
             paper = claim.paper
             lines += ["", f"{paper} (arXiv:{claim.arxiv})"]
-        held = f"  (in {texts_held(claim)})" if claim.texts else ""
+        held = f"  (in {texts_share(claim)})" if claim.texts else ""
         noise = ", WITHIN NOISE" if within_noise(claim) else ""
         lines += [f"  {claim.verdict.upper()}{noise}{held}  {claim.sentence}"]
         lines += [f"      the paper ({claim.quoted_from}): {claim.quote}"] if claim.quote else []
         lines += [f"      less: {claim.less}"] if claim.less else []
-        lines += [f"      {line}" for line in measured(claim)]
+        lines += [f"      {line}" for line in measurement_lines(claim)]
     return "\n".join(lines)
 
 
@@ -223,16 +223,16 @@ def markdown_table(board: Board) -> str:
         "|---|---|---|---|---|",
     ]
     for claim in board.claims:
-        numbers = "<br>".join(measured(claim)).replace("|", "\\|")
-        held = f", in {texts_held(claim)}" if claim.texts else ""
+        numbers = "<br>".join(measurement_lines(claim)).replace("|", "\\|")
+        held = f", in {texts_share(claim)}" if claim.texts else ""
         quote = f"“{claim.quote}” *{claim.quoted_from}*" if claim.quote else ""
         less = f"<br>*Less than the paper says:* {claim.less}" if claim.less else ""
         tested = f"{claim.sentence} *{claim.where}*{less}"
-        rows.append(f"| {claim.paper} | {quote} | {tested} | {marked(claim)}{held} | {numbers} |")
+        rows.append(f"| {claim.paper} | {quote} | {tested} | {verdict_markdown(claim)}{held} | {numbers} |")
     return "\n".join([*rows, "", circumstances(board)])
 
 
-def marked(claim: ClaimResult) -> str:
+def verdict_markdown(claim: ClaimResult) -> str:
     """The verdict in Markdown, with its mark."""
     return f"**{claim.verdict}**" + (", *within noise*" if within_noise(claim) else "")
 
@@ -281,7 +281,7 @@ def stored_board(model: str) -> Board:
     for path in (board_file(model), shipped):
         if path.is_file():
             return read_board(path)
-    id = shortened(model, 200)
+    id = abbreviate(model, 200)
     raise StoreError(f"No board of {id} is stored. Measure it: python -m kvq_core claims --model {id}")
 
 

@@ -9,16 +9,16 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from kvq_core.claims.board import NAME, SHIPPED, Criterion
-from kvq_core.claims.decoding import Decoded
+from kvq_core.claims.decoding import Decoding
 from kvq_core.claims.measures import Lanes, Measure, Numbers, PrintedSizes, StoredSize
 from kvq_core.claims.structure import KeyCodebooks, KeySpectra, Persistence, QuerySubspace
 from kvq_core.claims.texts import Text
-from kvq_core.errors import SpecError, shown
+from kvq_core.errors import SpecError, excerpt
 
 SETTING = "setting.toml"
 MEASURES: dict[str, type[Measure]] = {
     "lanes": Lanes,
-    "decoded": Decoded,
+    "decoded": Decoding,
     "stored_size": StoredSize,
     "printed_sizes": PrintedSizes,
     "query_subspace": QuerySubspace,
@@ -139,7 +139,7 @@ def paper(name: str) -> Paper:
     """Raises SpecError naming those there are."""
     known = papers()
     if name.lower() not in known:
-        raise SpecError(f"There are no claims of {shown(name)}. Available: {', '.join(known)}.")
+        raise SpecError(f"There are no claims of {excerpt(name)}. Available: {', '.join(known)}.")
     return known[name.lower()]
 
 

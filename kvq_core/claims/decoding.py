@@ -13,7 +13,7 @@ from kvq_core.spec import ComparisonSpec, Lane
 METRICS = ("kld", "ppl_ratio", "key_bits", "value_bits")
 
 
-class Decoded(Measure):
+class Decoding(Measure):
     """Lanes of one run that follows the text's own first ``tokens`` later tokens, one a step, from the prompt's cache:
     ``lane.metric``. Bits are those of the whole cache at the end."""
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kvq_core.claims.lanes import Held
+from kvq_core.claims.lanes import ReadBack
 from kvq_core.claims.sample import Sample
 from kvq_core.divergence import kl_divergence
 
@@ -51,7 +51,7 @@ def later_attention(sample: Sample, layer: int, keys: Tensor) -> Tensor:
     return scores.masked_fill(future, -torch.inf).softmax(-1).flatten(0, 1)
 
 
-def output_error(sample: Sample, held: Held) -> float:
+def output_error(sample: Sample, held: ReadBack) -> float:
     """||d||_F / ||o||_F of the later queries' attention outputs, each layer by itself on its true input, mean over
     layers."""
     n, errors = sample.prompt, []
@@ -68,7 +68,7 @@ def output_error(sample: Sample, held: Held) -> float:
     return torch.stack(errors).mean().item()
 
 
-def predictions(sample: Sample, held: Held) -> dict[str, float]:
+def predictions(sample: Sample, held: ReadBack) -> dict[str, float]:
     """``kld``: mean KL divergence of the later tokens' predictions from the reference's, nats. ``ppl_ratio``: the
     perplexity of the text's own next tokens over the reference's."""
     log_q = sample.replay(held.keys, held.values).log_softmax(-1)
@@ -79,7 +79,7 @@ def predictions(sample: Sample, held: Held) -> dict[str, float]:
     return {"kld": kld, "ppl_ratio": nll.exp().item()}
 
 
-Metric = Callable[[Sample, Held], float]
+Metric = Callable[[Sample, ReadBack], float]
 METRICS: dict[str, Metric] = {
     "key_error": lambda s, h: relative_error(h.keys, s.keys[..., : s.prompt, :]),
     "value_error": lambda s, h: relative_error(h.values, s.values[..., : s.prompt, :]),

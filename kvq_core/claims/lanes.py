@@ -36,7 +36,7 @@ class ClaimLane(BaseModel):
 
 
 @dataclass(frozen=True)
-class Held:
+class ReadBack:
     """keys, values (layers, kv_heads, prompt, head_dim) float32, keys after RoPE; ``nbytes`` held, by part."""
 
     keys: Tensor
@@ -49,7 +49,7 @@ class Held:
         return 8 * size / self.keys.numel()
 
 
-def hold(sample: Sample, wanted: ClaimLane) -> Held:
+def read_back(sample: Sample, wanted: ClaimLane) -> ReadBack:
     """Encode a sample's prompt as a lane of a run would (fp16 metadata), and decode it.
 
     Raises MethodError where the method cannot run on the model, or lacks its codebooks.
@@ -78,4 +78,4 @@ def hold(sample: Sample, wanted: ClaimLane) -> Held:
     key, value = Stream.of_prompt(keys, kept[0], fitted.key), Stream.of_prompt(values, kept[1], fitted.value)
     read = sample.rope.rotate(key.decode(), 0) if pre else key.decode()
     nbytes = {f"{kind}_{name}": n for kind, s in (("key", key), ("value", value)) for name, n in s.nbytes().items()}
-    return Held(read, value.decode(), nbytes)
+    return ReadBack(read, value.decode(), nbytes)

@@ -15,7 +15,7 @@ from kvq_core.claims.criteria import Claim, Paper, Setting
 from kvq_core.claims.measures import Context, Numbers
 from kvq_core.claims.sample import Sample, capture
 from kvq_core.claims.texts import token_ids
-from kvq_core.claims.verdict import satisfied, spreads, verdict
+from kvq_core.claims.verdict import satisfies, spreads, verdict
 from kvq_core.codebooks.files import codebooks
 from kvq_core.errors import KvqError, MethodError
 from kvq_core.models import LoadedModel
@@ -94,7 +94,7 @@ def judge(paper: Paper, claim: Claim, by_text: dict[str, Numbers], reason: str, 
         verdict=word,
         reason=why,  # type: ignore[arg-type]
         numbers=spreads(list(numbers.values())),
-        texts=tuple(TextResult(text=t, holds=satisfied(claim.criteria(), n), numbers=n) for t, n in numbers.items()),
+        texts=tuple(TextResult(text=t, holds=satisfies(claim.criteria(), n), numbers=n) for t, n in numbers.items()),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, field_validator
 
 from kvq_core.claims.errors import METRICS, predictions
-from kvq_core.claims.lanes import ClaimLane, Held, hold
+from kvq_core.claims.lanes import ClaimLane, ReadBack, read_back
 from kvq_core.claims.sample import Sample
 from kvq_core.models import LoadedModel
 
@@ -23,13 +23,13 @@ class Context:
 
     model: LoadedModel
     shared: dict[Any, Any] = field(default_factory=dict)  # of the model, such as codebooks trained for a claim
-    _held: "OrderedDict[tuple[str, str], Held]" = field(default_factory=OrderedDict)
+    _held: "OrderedDict[tuple[str, str], ReadBack]" = field(default_factory=OrderedDict)
     _metrics: dict[tuple[str, str, str], float] = field(default_factory=dict)
 
-    def hold(self, sample: Sample, lane: ClaimLane) -> Held:
+    def hold(self, sample: Sample, lane: ClaimLane) -> ReadBack:
         key = (sample.name, lane.model_dump_json())
         if key not in self._held:
-            self._held[key] = hold(sample, lane)
+            self._held[key] = read_back(sample, lane)
             while len(self._held) > KEPT:
                 self._held.popitem(last=False)
         return self._held[key]

@@ -16,7 +16,7 @@ def spreads(texts: Sequence[Numbers]) -> dict[str, Spread]:
     }
 
 
-def satisfied(criteria: Sequence[Criterion], numbers: Numbers) -> bool:
+def satisfies(criteria: Sequence[Criterion], numbers: Numbers) -> bool:
     return all(criterion.holds(numbers) for criterion in criteria)
 
 
@@ -25,6 +25,6 @@ def verdict(criteria: Sequence[Criterion], texts: Sequence[Numbers], rule: Rule)
     if len(texts) < rule.fewest_texts:
         return "cannot be tested here", f"{len(texts)} texts were measured; the rule asks for {rule.fewest_texts}."
     means = {name: spread.mean for name, spread in spreads(texts).items()}
-    held = sum(satisfied(criteria, numbers) for numbers in texts)
+    held = sum(satisfies(criteria, numbers) for numbers in texts)
     enough = held * rule.share[1] >= len(texts) * rule.share[0]
-    return ("holds" if satisfied(criteria, means) and enough else "does not hold here"), ""
+    return ("holds" if satisfies(criteria, means) and enough else "does not hold here"), ""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvq_core.cli.bar import Bar
 from kvq_core.cli.output import as_json, columns
-from kvq_core.errors import KvqError, shown
+from kvq_core.errors import KvqError, excerpt
 
 if TYPE_CHECKING:
     from kvq_core.codebooks.files import Codebook
@@ -123,11 +123,11 @@ def _request(arguments: argparse.Namespace) -> Any:
     from kvq_core.training.train import Request
 
     if not re.fullmatch(NAME, arguments.name):
-        raise KvqError(f"--name {shown(arguments.name)} is not allowed; use letters, digits, -, _ and ., at most 60.")
+        raise KvqError(f"--name {excerpt(arguments.name)} is not allowed; use letters, digits, -, _ and ., at most 60.")
     for name in ("stages", "pairs", "value_steps"):
         given = getattr(arguments, name)
         if given is not None and given < 1:
-            raise KvqError(f"--{name.replace('_', '-')} {shown(given)} is not allowed; give at least 1.")
+            raise KvqError(f"--{name.replace('_', '-')} {excerpt(given)} is not allowed; give at least 1.")
     kinds: Any = (arguments.only,) if arguments.only else ("keys", "values")
     given = {
         name: getattr(arguments, name)

@@ -22,7 +22,7 @@ from kvq_core.cli import store as store_cli
 from kvq_core.cli.bar import Bar
 from kvq_core.cli.comparison import add_comparison, comparison
 from kvq_core.cli.output import as_json
-from kvq_core.errors import KvqError, SpecError, StoreError, shortened
+from kvq_core.errors import KvqError, SpecError, StoreError, abbreviate
 from kvq_core.machine import interrupt
 
 if TYPE_CHECKING:
@@ -51,16 +51,16 @@ class _Parser(argparse.ArgumentParser):
     """Reports a usage error in one line."""
 
     def error(self, message: str) -> NoReturn:
-        raise SpecError(f"{shortened(message, 300)}. See: {self.prog} --help")
+        raise SpecError(f"{abbreviate(message, 300)}. See: {self.prog} --help")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0, 2 for anything a person can put right, 130 when interrupted."""
     try:
-        interrupt.watch()
+        interrupt.end_quietly()
         arguments = _parser().parse_args(argv)
         importlib.import_module("kvq_core.pipeline.compare")  # with it all the libraries, which take seconds
-        interrupt.begun()
+        interrupt.raise_again()
         arguments.command(arguments)
         sys.stdout.flush()
     except KvqError as error:

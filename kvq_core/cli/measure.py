@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from kvq_core.cli.comparison import add_comparison, comparison
 from kvq_core.cli.output import as_json, columns
-from kvq_core.errors import SpecError, shown
+from kvq_core.errors import SpecError, excerpt
 
 if TYPE_CHECKING:
-    from kvq_core.packed import Measured
+    from kvq_core.packed import LaneMeasurement
     from kvq_core.spec import ComparisonSpec
 
 EXAMPLES = (
@@ -49,22 +49,22 @@ def measure_lanes(arguments: argparse.Namespace) -> None:
         print(table(measured, left_out))
 
 
-def _measure(spec: "ComparisonSpec", request: Any) -> tuple[list["Measured"], dict[str, str]]:
-    from kvq_core.packed import Measured
-    from kvq_core.packed.lanes import Begins, LeftOut, measure_spec
+def _measure(spec: "ComparisonSpec", request: Any) -> tuple[list["LaneMeasurement"], dict[str, str]]:
+    from kvq_core.packed import LaneMeasurement
+    from kvq_core.packed.lanes import Begins, SkippedLane, measure_spec
 
     measured, left_out = [], {}
     for news in measure_spec(spec, request):
         if isinstance(news, Begins):
             print(f"measuring {news.label}, {news.index + 1} of {news.total}", file=sys.stderr, flush=True)
-        elif isinstance(news, Measured):
+        elif isinstance(news, LaneMeasurement):
             measured.append(news)
-        elif isinstance(news, LeftOut):
+        elif isinstance(news, SkippedLane):
             left_out[news.label] = news.reason
     return measured, left_out
 
 
-def table(measured: list["Measured"], left_out: dict[str, str]) -> str:
+def table(measured: list["LaneMeasurement"], left_out: dict[str, str]) -> str:
     """Lanes as rows, and what was left out and why."""
     from kvq_core.packed.lanes import unquantized_bytes
 
@@ -108,4 +108,4 @@ def _request(arguments: argparse.Namespace) -> Any:
     except ValidationError as error:
         first = error.errors()[0]
         option = "--" + str(first["loc"][0]).replace("_", "-")
-        raise SpecError(f"{option} {shown(first['input'])} is not allowed: {first['msg']}.") from None
+        raise SpecError(f"{option} {excerpt(first['input'])} is not allowed: {first['msg']}.") from None

@@ -5,7 +5,7 @@ import shutil
 import textwrap
 from collections.abc import Iterable
 
-from kvq_core.analysis.expected import told
+from kvq_core.analysis.expected import expectation_sentence
 from kvq_core.analysis.verdict import MIN_SCORED
 from kvq_core.methods import Method, knobs, methods
 from kvq_core.presets import Preset
@@ -65,7 +65,7 @@ def describe_record(record: Record) -> str:
     notes = [_plain(f"{lane.label}: {note}") for lane in record.lanes for note in (*said[lane.label], *lane.notes)]
     if scored < MIN_SCORED:
         notes.append(f"{scored} scored positions are too few for a verdict; at least {MIN_SCORED} are needed.")
-    if expected := told(record):
+    if expected := expectation_sentence(record):
         notes.append(_plain(expected))
     return "\n".join([head, "", *_align(rows), *([""] if notes else []), *notes])
 

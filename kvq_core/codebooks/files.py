@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from kvq_core.errors import KvqError, StoreError, shown
+from kvq_core.errors import KvqError, StoreError, excerpt
 from kvq_core.machine import files
 from kvq_core.settings import settings
 
@@ -141,7 +141,7 @@ def get_codebook(file_name: str) -> Codebook:
     """The codebook of that file name, as ``list`` prints it. Raises KvqError naming those there are."""
     known = {c.info.file_name: c for c in reversed(codebooks())}
     if file_name not in known:
-        raise KvqError(f"Unknown codebook {shown(file_name)}. Available: {', '.join(known) or 'none'}.")
+        raise KvqError(f"Unknown codebook {excerpt(file_name)}. Available: {', '.join(known) or 'none'}.")
     return known[file_name]
 
 

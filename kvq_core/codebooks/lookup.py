@@ -8,7 +8,7 @@ from kvq_core.errors import MethodError
 
 
 @dataclass(frozen=True)
-class Wanted:
+class CodebookNeed:
     """What a lane asks of a codebook. ``pairs`` and ``stages`` None: half a head, and as many as make ``bits`` bits."""
 
     kind: Kind
@@ -44,7 +44,7 @@ def stages_for(bits: float, pairs: int, levels: int) -> int:
     return max(1, round(bits * pairs / (levels.bit_length() - 1)))
 
 
-def find(wanted: Wanted, model: str | None, weights_hash: str | None) -> Codebook | None:
+def find(wanted: CodebookNeed, model: str | None, weights_hash: str | None) -> Codebook | None:
     """The best codebook there is: of the same weights, else of the same model id; without a model, of that name."""
     fitting = [book for book in codebooks() if wanted.fits(book.info)]
     if model is None:
@@ -56,7 +56,7 @@ def find(wanted: Wanted, model: str | None, weights_hash: str | None) -> Codeboo
 
 
 def require(
-    wanted: Wanted, model: str | None, weights_hash: str | None, layers: Sequence[int], heads: int, head_dim: int
+    wanted: CodebookNeed, model: str | None, weights_hash: str | None, layers: Sequence[int], heads: int, head_dim: int
 ) -> Codebook:
     """The codebook for some layers of a model with heads of that size.
 

@@ -63,7 +63,7 @@ class LaneCache:
         }
         notes: dict[str, list[int]] = {}  # the layers of which each is said
         if len(prompts) > 1 and method.spans_layers:
-            method = method.settled(Prompt.joined(list(prompts.values())))
+            method = method.across_layers(Prompt.join(list(prompts.values())))
             notes[f"decided on the prompt, over all layers: {method.summary()}"] = []
         for g, (group, inside) in enumerate(zip(groups, taken, strict=True)):
             outside = [i for i in range(len(group.layers)) if i not in inside]

@@ -1,4 +1,4 @@
-"""Where the dequantized working copies lie."""
+"""Buffers of the dequantized working copies: one prefix a lane, one tail a row."""
 
 from dataclasses import dataclass
 

@@ -14,14 +14,14 @@ from kvq_core.engine.cache import LaneCache, Part
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows
 from kvq_core.engine.sampling import Sampler
-from kvq_core.engine.stress import Applied
+from kvq_core.engine.stress import AppliedStress
 from kvq_core.engine.tap import Tap
 from kvq_core.errors import KvqError
 from kvq_core.machine import threads
-from kvq_core.machine.memory import ran_out
+from kvq_core.machine.memory import is_out_of_memory
 from kvq_core.models import LoadedModel
 from kvq_core.models.rope import Rope
-from kvq_core.models.shared_products import divided
+from kvq_core.models.shared_products import divide_products
 from kvq_core.spec import ComparisonSpec, Lane
 
 _ADDING = threading.Lock()  # two parts of a lane may end at once
@@ -60,7 +60,7 @@ class Decode:
         prefill: Prefill,
         spec: ComparisonSpec,
         lanes: list[Lane],
-        stress: Applied | None = None,
+        stress: AppliedStress | None = None,
     ):
         self.model, self.prefill, self.spec, self.stress = model, prefill, spec, stress
         self.follow = model.encode(spec.continuation) if spec.continuation is not None else None
@@ -84,7 +84,9 @@ class Decode:
         caches = [state.cache for state in self.states_running if state.cache is not None]
         self.rows = Rows(self.prefill.groups, caches, self.rope, prompt, prompt + self.total)
         self._narrow = self.model.widest < threads.NARROW
-        self._stepping = replace(self.model, model=divided(self.model.model, self.rows.cores if self._narrow else 1))
+        self._stepping = replace(
+            self.model, model=divide_products(self.model.model, self.rows.cores if self._narrow else 1)
+        )
 
     def _encode(self, state: LaneState) -> None:
         if state.error:  # known before it was tried
@@ -221,7 +223,7 @@ class Decode:
     def _settle(self, row: int, state: LaneState, cache: LaneCache, part: Part, fresh: int) -> None:
         began = time.perf_counter()
         try:
-            self.rows.settle(row, cache, part, fresh)
+            self.rows.store_tokens(row, cache, part, fresh)
         except Exception as error:  # whatever a method does wrong is its lane's failure, not the run's
             state.error = _said(error)
         with _ADDING:
@@ -230,7 +232,7 @@ class Decode:
 
 def _said(error: Exception) -> str:
     """What a failed lane shows. Memory that ran out is no lane's own failure: the run ends with it."""
-    if ran_out(error):
+    if is_out_of_memory(error):
         raise error
     if isinstance(error, KvqError):
         return str(error)

@@ -1,4 +1,4 @@
-"""New keys of the rows whose caches store keys before RoPE."""
+"""Keys before RoPE, of a step's new tokens, for the rows whose caches store them so."""
 
 import torch
 from torch import Tensor

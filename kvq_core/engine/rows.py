@@ -19,7 +19,7 @@ from kvq_core.engine.cache import LaneCache, Part
 from kvq_core.engine.copies import Copies
 from kvq_core.engine.pre_rope import PreRope
 from kvq_core.engine.prefill import LayerGroup
-from kvq_core.engine.tap import Seen, Tap
+from kvq_core.engine.tap import StepScores, Tap
 from kvq_core.machine import threads
 from kvq_core.machine.scratch import Scratch
 from kvq_core.models.rope import Rope
@@ -198,7 +198,9 @@ class Rows:
             own = scores[:, :, :, 0].reshape(of_rows)
             other = scores[:, :, :, -1].reshape(of_rows) if isolates else None
             reads = [{row: read() for (row, slot), read in w.hidden.items() if slot == 0} for w in waiting]
-            tap.scores(Seen([w.layer for w in waiting], own, other, torch.stack([w.queries for w in waiting]), reads))
+            tap.scores(
+                StepScores([w.layer for w in waiting], own, other, torch.stack([w.queries for w in waiting]), reads)
+            )
 
         if device.type == "cpu":
             self._looking.append(threads.beside(look))
@@ -245,7 +247,7 @@ class Rows:
             own = torch.ones(fresh, fresh, dtype=torch.bool, device=scores.device).triu(1)
             scores.unflatten(-2, (-1, fresh))[..., -fresh:].masked_fill_(own, float("-inf"))
 
-    def settle(self, row: int, cache: LaneCache, part: Part, fresh: int) -> None:
+    def store_tokens(self, row: int, cache: LaneCache, part: Part, fresh: int) -> None:
         """Let a row's new tokens enter a part of its packed store one by one, and rewrite what the store changed."""
         tail = self.copies[part.group].of(part.kind)[1]
         for position in range(self.tokens, self.tokens + fresh):

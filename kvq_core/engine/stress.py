@@ -27,7 +27,7 @@ HALF_TOLERANCE = 1e-2
 
 
 @dataclass(frozen=True)
-class Applied:
+class AppliedStress:
     """Stress as it acts on one model and prompt: factors (layers, kv_heads, head_dim) of the keys, 1/factors of the
     queries, and offsets of the keys added after that."""
 
@@ -38,7 +38,7 @@ class Applied:
     pairs: list[int]
 
     @classmethod
-    def of(cls, stress: Stress, groups: list[LayerGroup], rope: Rope) -> "Applied":
+    def of(cls, stress: Stress, groups: list[LayerGroup], rope: Rope) -> "AppliedStress":
         """Raises SpecError where the model's RoPE does not tie channel i to i + head_dim / 2."""
         _check_pairs(rope)
         heads, _, dim = groups[0].keys.shape[1:]
@@ -91,7 +91,7 @@ class Applied:
 
 
 @dataclass(frozen=True)
-class Unchanged:
+class ReferenceShift:
     """How little the reference moved: over ``positions`` of the prompt, largest KL(unstressed || stressed) in nats,
     largest change of a logit, and whether the most probable token is everywhere the same."""
 
@@ -102,18 +102,18 @@ class Unchanged:
     tolerance: float
 
 
-def disturb(model: LoadedModel, prefill: Prefill, stress: Stress) -> tuple[Applied, Unchanged]:
+def apply_stress(model: LoadedModel, prefill: Prefill, stress: Stress) -> tuple[AppliedStress, ReferenceShift]:
     """Stress a finished prefill in place, and prove that full-precision attention computes the same.
 
     Raises SpecError where the reference itself moves by more than the tolerance.
     """
-    applied = Applied.of(stress, prefill.groups, model.rope(len(prefill.ids)).tables)
+    applied = AppliedStress.of(stress, prefill.groups, model.rope(len(prefill.ids)).tables)
     before = _logits(model, prefill, None)
     applied.apply(prefill.groups)
     after = _logits(model, prefill, applied)
     p, q = torch.log_softmax(before.double(), -1), torch.log_softmax(after.double(), -1)
     kld = kl_divergence(p, q).max().item()
-    found = Unchanged(
+    found = ReferenceShift(
         positions=len(p),
         kld_max=kld,
         logit_max=(before - after).abs().max().item(),
@@ -128,7 +128,7 @@ def disturb(model: LoadedModel, prefill: Prefill, stress: Stress) -> tuple[Appli
     return applied, found
 
 
-def _logits(model: LoadedModel, prefill: Prefill, applied: Applied | None) -> Tensor:
+def _logits(model: LoadedModel, prefill: Prefill, applied: AppliedStress | None) -> Tensor:
     """Logits of the last prompt tokens (positions, vocabulary), attending to the prompt's tensors as they stand."""
     start = max(0, len(prefill.ids) - CHECKED)
 

@@ -1,4 +1,4 @@
-"""What whoever watches a decode step is told of it."""
+"""The door for captures into a decode step: the scores of its layers, passed to a ``Tap``."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Seen:
+class StepScores:
     """Scores of a decode step in a few ``layers``: q.k * scaling, before the softmax.
 
     own (layers, 1 + lanes, query_heads, tokens, positions): the reference's and the forced rows' scores;
@@ -35,4 +35,4 @@ class Tap(Protocol):
         the keys alone do; that is half as much work again as scoring the rows with their own."""
         ...
 
-    def scores(self, seen: Seen) -> None: ...
+    def scores(self, seen: StepScores) -> None: ...

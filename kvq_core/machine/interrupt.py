@@ -5,13 +5,13 @@ import signal
 from typing import Any
 
 
-def watch() -> None:
+def end_quietly() -> None:
     """From here to ``begun`` Ctrl-C ends the process with a line; where it is ignored or handled, it stays so."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
 
 
-def begun() -> None:
+def raise_again() -> None:
     """From here on Ctrl-C raises KeyboardInterrupt again."""
     if signal.getsignal(signal.SIGINT) is _end:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -97,7 +97,7 @@ def share_arena() -> None:
         ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)
 
 
-def give_back() -> None:
+def release_memory() -> None:
     """Return to the system what this process has freed.
 
     glibc's allocator keeps it: an arena only shrinks at its upper end, where one small block that is still in use holds
@@ -108,7 +108,7 @@ def give_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def ran_out(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory was not enough, on a GPU or on the machine itself."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(error)
@@ -116,7 +116,7 @@ def ran_out(error: BaseException) -> bool:
 
 
 @contextmanager
-def recovering() -> Iterator[None]:
+def memory_errors_as_limits() -> Iterator[None]:
     """Turn running out of memory into a LimitError, and give back what the failed work held, so that the next works.
 
     What was computed is held by the frames the error passed through: they are emptied first.
@@ -125,7 +125,7 @@ def recovering() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not ran_out(error):
+        if not is_out_of_memory(error):
             raise
         traceback.clear_frames(error.__traceback__)
         where = "The GPU's memory" if isinstance(error, torch.OutOfMemoryError) else "The machine's memory"

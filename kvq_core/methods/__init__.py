@@ -15,7 +15,7 @@ from rapidfuzz import process
 from kvq_core.codecs.blocks import Block
 from kvq_core.codecs.codec import Codec
 from kvq_core.codecs.window import Window
-from kvq_core.errors import SpecError, shown
+from kvq_core.errors import SpecError, excerpt
 from kvq_core.methods.base import Fitted, Method, ModelRef, ModelShape, Prompt
 from kvq_core.methods.knob import Knob, knobs
 
@@ -59,7 +59,7 @@ def make(name: str, /, **settings: Any) -> Method:
     if name not in known:
         near = process.extractOne(name, list(known))
         hint = f" Did you mean {near[0]!r}?" if near and near[1] > 60 else ""
-        raise SpecError(f"Unknown method {shown(name)}.{hint} Available: {', '.join(known)}.")
+        raise SpecError(f"Unknown method {excerpt(name)}.{hint} Available: {', '.join(known)}.")
     cls = known[name]
     try:
         return cls(**settings)
@@ -75,7 +75,7 @@ def knob_error(cls: type[Method], error: ValidationError) -> str:
         known, at = {k.name: k for k in known[path[at]].fields}, at + 1
     where = ".".join(path[: at + 1]) + "".join(f"[{index}]" for index in path[at + 1 : at + 2] if index.isdigit())
     if first["type"] == "extra_forbidden":
-        return f"unknown knob {shown(where)}; allowed: {', '.join(known) or 'none'}."
+        return f"unknown knob {excerpt(where)}; allowed: {', '.join(known) or 'none'}."
     if path and path[at] in known:
-        return f"{where} = {shown(first['input'])} is not allowed; allowed: {known[path[at]].allowed()}."
+        return f"{where} = {excerpt(first['input'])} is not allowed; allowed: {known[path[at]].allowed()}."
     return first["msg"].removeprefix("Value error, ")

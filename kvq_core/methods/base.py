@@ -9,7 +9,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
-from kvq_core.codebooks.lookup import Wanted
+from kvq_core.codebooks.lookup import CodebookNeed
 from kvq_core.codecs.codec import Codec
 from kvq_core.codecs.window import Window
 from kvq_core.methods.deployments import Elsewhere
@@ -87,7 +87,7 @@ class Prompt:
         object.__setattr__(self, "scaling", self.scaling or (self.keys.shape[-1] ** -0.5,) * len(self.keys))
 
     @classmethod
-    def joined(cls, prompts: Sequence["Prompt"]) -> "Prompt":
+    def join(cls, prompts: Sequence["Prompt"]) -> "Prompt":
         """One prompt of all layers, on the first one's device, for what a method decides over them."""
         first, *others = prompts
         if not others:
@@ -191,17 +191,17 @@ class Method(BaseModel):
     @abstractmethod
     def fit(self, prompt: Prompt) -> Fitted:
         """Codecs for the layers in ``prompt``: all of a lane's, or of a model larger than one device those on a device,
-        after ``settled`` has seen them all.
+        after ``across_layers`` has seen them all.
 
         Raises MethodError when the prompt's tensors cannot be handled.
         """
 
     @property
     def spans_layers(self) -> bool:
-        """Whether ``fit`` weighs the layers against one another: it, or ``settled`` before it, must see all at once."""
+        """Whether ``fit`` weighs the layers against one another: it, or ``across_layers`` before it, sees all."""
         return False
 
-    def settled(self, prompt: Prompt) -> Self:
+    def across_layers(self, prompt: Prompt) -> Self:
         """This method with all decided that spans the layers of ``prompt``: fitted layer by layer, it fits the same."""
         return self
 
@@ -213,7 +213,7 @@ class Method(BaseModel):
         """Hash of data beside the model that decides the result, such as learned codebooks; None for no such data."""
         return None
 
-    def lacks(self, model: ModelRef) -> tuple[Wanted, ...]:
+    def lacks(self, model: ModelRef) -> tuple[CodebookNeed, ...]:
         """Learned data this method needs on a model and does not find: its lane would fail, and training is offered."""
         return ()
 

@@ -19,7 +19,7 @@ def folder() -> Path:
     return settings().home / "models" / DEFAULT_MODEL
 
 
-def installed() -> bool:
+def is_installed() -> bool:
     """Whether this machine has the model, converted or as a package."""
     return (folder() / "model.safetensors").is_file() or importlib.util.find_spec(PACKAGE) is not None
 

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from kvq_core.errors import ModelError, shown
+from kvq_core.errors import ModelError, excerpt
 from kvq_core.models import bundled
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL, ComparisonSpec
@@ -31,7 +31,7 @@ def available_models() -> list[ModelChoice]:
     """
     found, titles = settings(), dict(KNOWN)
     offered = [ModelChoice(name, titles.get(name, name)) for name in found.models]
-    offered = offered or [choice for choice in KNOWN if choice.id != DEFAULT_MODEL or bundled.installed()]
+    offered = offered or [choice for choice in KNOWN if choice.id != DEFAULT_MODEL or bundled.is_installed()]
     return offered[:1] if found.zero_gpu else offered
 
 
@@ -41,7 +41,7 @@ def check_offered(id: str) -> None:
         return
     offered = [choice.id for choice in available_models()]
     if id not in offered:
-        raise ModelError(f"Model {shown(id)} is not offered on this instance; available: {', '.join(offered)}.")
+        raise ModelError(f"Model {excerpt(id)} is not offered on this instance; available: {', '.join(offered)}.")
 
 
 def with_model(spec: ComparisonSpec) -> ComparisonSpec:

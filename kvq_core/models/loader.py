@@ -17,7 +17,7 @@ from kvq_core.models import bundled, identity
 from kvq_core.models.chat import conversation
 from kvq_core.models.choice import KNOWN, check_offered
 from kvq_core.models.lockstep import ATTENTION, register
-from kvq_core.models.probe import TOKENS, kept, probe
+from kvq_core.models.probe import TOKENS, cached_rotations, probe
 from kvq_core.models.rope import Rope, Rotation
 from kvq_core.models.support import (
     attention_modules,
@@ -93,7 +93,7 @@ class LoadedModel:
     def rotations(self) -> tuple[Rotation, ...]:
         """How each layer rotates its keys: looked at once, with the model running a few tokens, and then known."""
         memo = f"{self.model_hash}-{str(self.dtype).removeprefix('torch.')}"
-        found = kept(memo, self.shape.layers, lambda: probe(self.model, rope_of(self.model, TOKENS)))
+        found = cached_rotations(memo, self.shape.layers, lambda: probe(self.model, rope_of(self.model, TOKENS)))
         self.shape = replace(self.shape, unknown_rope=tuple(i for i, kind in enumerate(found) if kind == "unknown"))
         return found
 
@@ -203,7 +203,7 @@ def load(id: str, revision: str | None = None) -> LoadedModel:
         return _held[asked]
 
 
-def loaded() -> LoadedModel | None:
+def loaded_model() -> LoadedModel | None:
     """The model in memory; does not wait for one that is being loaded."""
     return next(iter(_held.values()), None)
 

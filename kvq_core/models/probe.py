@@ -25,7 +25,7 @@ _EQUAL = {torch.float32: 1e-3}
 _EQUAL_HALF = 5e-2
 
 
-def kept(name: str, layers: int, look: Callable[[], tuple[Rotation, ...]]) -> tuple[Rotation, ...]:
+def cached_rotations(name: str, layers: int, look: Callable[[], tuple[Rotation, ...]]) -> tuple[Rotation, ...]:
     """What ``look`` found for a model of that name and of as many layers when it was used first, under KVQ_HOME."""
     memo = settings().home / "rotations" / f"{name}-{version('transformers')}.json"
     held = read_memo(memo)

@@ -18,7 +18,7 @@ from kvq_core.machine import threads
 GATED = {"LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP"}
 
 
-def divided(model: nn.Module, cores: int) -> nn.Module:
+def divide_products(model: nn.Module, cores: int) -> nn.Module:
     """A causal language model whose output head and MLPs share their products among the cores, which takes sums in
     another order; those of other kinds are left whole.
 

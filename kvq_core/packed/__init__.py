@@ -4,6 +4,6 @@ Imports what codecs declare as their packed form, and the kernels. Start at ``la
 """
 
 from kvq_core.packed.cache import packed_cache
-from kvq_core.packed.measurement import Measured, Request, label_of, measure
+from kvq_core.packed.measurement import LaneMeasurement, Request, label_of, measure
 
-__all__ = ["Measured", "Request", "label_of", "measure", "packed_cache"]
+__all__ = ["LaneMeasurement", "Request", "label_of", "measure", "packed_cache"]

@@ -7,9 +7,9 @@ import torch
 
 from kvq_core.errors import LimitError, MethodError
 from kvq_core.events import Loading
-from kvq_core.machine.memory import recovering
+from kvq_core.machine.memory import memory_errors_as_limits
 from kvq_core.models import LoadedModel, load, with_model
-from kvq_core.packed import Measured, Request, label_of, measure
+from kvq_core.packed import LaneMeasurement, Request, label_of, measure
 from kvq_core.pipeline.prompt import render
 from kvq_core.spec import ComparisonSpec, Lane
 
@@ -24,14 +24,14 @@ class Begins:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class SkippedLane:
     """A lane that was not measured, and why."""
 
     label: str
     reason: str
 
 
-Progress = Loading | Begins | Measured | LeftOut
+Progress = Loading | Begins | LaneMeasurement | SkippedLane
 
 
 def measure_spec(spec: ComparisonSpec, request: Request) -> Generator[Progress]:
@@ -49,17 +49,17 @@ def measure_spec(spec: ComparisonSpec, request: Request) -> Generator[Progress]:
         yield _measured(model, lane, ids, request)
 
 
-def _measured(model: LoadedModel, lane: Lane | None, ids: list[int], request: Request) -> Measured | LeftOut:
+def _measured(model: LoadedModel, lane: Lane | None, ids: list[int], request: Request) -> LaneMeasurement | SkippedLane:
     try:
-        with recovering():
+        with memory_errors_as_limits():
             return measure(model, lane, ids, request)
     except MethodError as error:
-        return LeftOut(label_of(lane, model), str(error))
+        return SkippedLane(label_of(lane, model), str(error))
     except LimitError:
-        return LeftOut(label_of(lane, model), "memory ran out; measure fewer tokens or rows")
+        return SkippedLane(label_of(lane, model), "memory ran out; measure fewer tokens or rows")
 
 
-def unquantized_bytes(measured: list[Measured]) -> int | None:
+def unquantized_bytes(measured: list[LaneMeasurement]) -> int | None:
     """Bytes of the cache that the others are compared with; None where it was left out."""
     return next((m.cache_bytes for m in measured if m.method is None), None)
 

@@ -123,7 +123,7 @@ class PackedLayer:
             store.append(x)
         out = decode_attention(queries, held[0], held[1], scaling, self.plan.path).transpose(1, 2)
         for store in held:
-            store.settle()
+            store.pack_due()
         return out
 
     def _attend_apart(self, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
@@ -192,6 +192,6 @@ def _settle(plan: Plan, waiting: Sequence[Waiting]) -> None:
         _prompt(plan, [w for w in waiting if w.keys.device == device])
         for device in dict.fromkeys(w.keys.device for w in waiting)
     ]
-    method = plan.method.settled(Prompt.joined(prompts))
+    method = plan.method.across_layers(Prompt.join(prompts))
     for w in waiting:
         w.layer._fill(method, w.queries, w.keys, w.values)

@@ -35,7 +35,7 @@ class Request(BaseModel):
     limits: tuple[Limit, ...] = ()
 
 
-class Measured(BaseModel):
+class LaneMeasurement(BaseModel):
     """One lane, measured. Bytes of the cache are those of its tensors; peaks exist on GPUs alone."""
 
     model_config = ConfigDict(frozen=True)
@@ -68,7 +68,7 @@ Layers = Sequence[PackedLayer | DenseLayer]
 Make = Callable[[int], Layers]  # tokens to allocate room for -> empty layers
 
 
-def measure(model: LoadedModel, lane: Lane | None, ids: list[int], request: Request) -> Measured:
+def measure(model: LoadedModel, lane: Lane | None, ids: list[int], request: Request) -> LaneMeasurement:
     """Run one lane, or for None the unquantized cache in the model's dtype.
 
     Raises MethodError where the lane has no packed execution, SpecError where the prompt and the new tokens exceed the
@@ -103,7 +103,7 @@ def measure(model: LoadedModel, lane: Lane | None, ids: list[int], request: Requ
     tokens = [int(step[0]) for step in produced]
     prefill = run.first
     del run, layers
-    return Measured(
+    return LaneMeasurement(
         label=label_of(lane, model),
         method=lane.method if lane else None,
         device=_device(model),

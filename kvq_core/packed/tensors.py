@@ -78,7 +78,9 @@ class StoreSide:
 
     def weigh(self, p: Tensor) -> Tensor:
         store, layout = self.store, self.store.layout
-        sinks, packed, recent = p.split([store.sink_tokens, store.packed_tokens, store.held - store.packed_tokens], -1)
+        sinks, packed, recent = p.split(
+            [store.sink_tokens, store.packed_tokens, store.later_tokens - store.packed_tokens], -1
+        )
         out = _weighted(sinks, store.sinks()) + _weighted(recent, store.recent())
         if store.packed_tokens:
             dim = store.sink.shape[-1]

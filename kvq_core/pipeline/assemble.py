@@ -164,7 +164,7 @@ def _metrics(run: Run, state: LaneState, at: int) -> Metrics:
         tap, looked, scored = run.captures.tap, run.captures.attention, slice(0, fidelity.n_scored)
         metrics.attention_delta_mean = tap.mean[at, ..., scored].mean().item()
         metrics.attention_delta_max = tap.max[at, ..., scored].max().item()
-        metrics.attention_delta_reference_query = looked.reference_query[at, : len(looked.reached)].mean().item()
+        metrics.attention_delta_reference_query = looked.reference_query[at, : len(looked.captured_steps)].mean().item()
     return metrics
 
 

@@ -7,8 +7,8 @@ import torch
 
 from kvq_core.errors import StoreError
 from kvq_core.events import Event, Finished, Loading
-from kvq_core.logs import tell_error, telling_run
-from kvq_core.machine.memory import recovering
+from kvq_core.logs import log_error, log_run
+from kvq_core.machine.memory import memory_errors_as_limits
 from kvq_core.models import LoadedModel, load, with_model
 from kvq_core.pipeline.assemble import assemble, run_id
 from kvq_core.pipeline.estimate import remember
@@ -40,7 +40,7 @@ def compare(spec: ComparisonSpec, store: Store | None = None) -> Generator[Event
     LimitError where memory ran out: what the run held is free again then.
     """
     spec = with_model(spec)
-    with recovering():
+    with memory_errors_as_limits():
         yield Loading(spec.model)
         yield from compare_on(load(spec.model, spec.revision), spec, store)
 
@@ -50,7 +50,7 @@ def compare_on(model: LoadedModel, spec: ComparisonSpec, store: Store | None = N
     ids = render(model, spec)
     id = run_id(model, spec, ids)
     methods = [lane.method for lane in spec.lanes]
-    with telling_run(id, spec.prompt, model=spec.model, methods=methods, prompt_tokens=len(ids)) as told:
+    with log_run(id, spec.prompt, model=spec.model, methods=methods, prompt_tokens=len(ids)) as told:
         finished = _stored(id, store)
         if finished is None:
             comparison = Run(id, model, spec, ids)
@@ -76,6 +76,6 @@ def _kept(record: Record, arrays: dict[str, torch.Tensor], store: Store | None) 
         if store is not None:
             store.save(record, arrays)
     except StoreError as error:
-        tell_error("run not kept", error, run=record.id)
+        log_error("run not kept", error, run=record.id)
         return Finished(record, arrays, unkept=str(error))
     return Finished(record, arrays)

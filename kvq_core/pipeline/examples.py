@@ -49,14 +49,14 @@ def examples() -> dict[str, Example]:
     return {example.name: example for example in found}
 
 
-def packaged() -> Store:
+def packaged_store() -> Store:
     """The store of the runs that ship with the app."""
     return open_store(str(RUNS))
 
 
-def stored(runs: Store | None = None) -> dict[str, str]:
+def example_ids(runs: Store | None = None) -> dict[str, str]:
     """Run id of every example that is there, by name. A run belongs to the example whose comparison it is."""
-    runs = runs or packaged()
+    runs = runs or packaged_store()
     specs = {example.spec.canonical(): name for name, example in examples().items()}
     found = {}
     for summary in runs.list():
@@ -71,7 +71,7 @@ def main() -> int:
     """Compute every example into the packaged store, and throw out what is no example of today."""
     from kvq_core.pipeline.compare import run
 
-    runs = packaged()
+    runs = packaged_store()
     fresh = set()
     for example in examples().values():
         print(f"{example.name}: {len(example.lanes)} lanes", file=sys.stderr)

@@ -1,6 +1,6 @@
 """The prompt as the model sees it, and the last checks before anything is computed."""
 
-from kvq_core.errors import SpecError, shown
+from kvq_core.errors import SpecError, excerpt
 from kvq_core.models import LoadedModel
 from kvq_core.spec import ComparisonSpec
 
@@ -32,7 +32,7 @@ def render(model: LoadedModel, spec: ComparisonSpec) -> list[int]:
     ):
         if not isinstance(asked, str) and (not asked or max(asked) >= there):
             what = name.split(".")[1].removeprefix("key_outlier_").replace("_", " ")
-            raise SpecError(f"{name} = {shown(list(asked))} is not allowed; the model has {what} 0 to {there - 1}.")
+            raise SpecError(f"{name} = {excerpt(list(asked))} is not allowed; the model has {what} 0 to {there - 1}.")
     for lane in spec.lanes:
         reason = lane.why_not(model.shape)
         if reason and isinstance(lane.layers, tuple) and max(lane.layers) >= model.shape.layers:

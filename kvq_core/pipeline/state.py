@@ -12,7 +12,7 @@ from kvq_core.capture.scores import Extent
 from kvq_core.engine.decode import Decode, LaneState
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows
-from kvq_core.engine.stress import Unchanged, disturb
+from kvq_core.engine.stress import ReferenceShift, apply_stress
 from kvq_core.errors import MethodError
 from kvq_core.events import Encoding, Event, LaneProgress, Step, Summarizing
 from kvq_core.events import Prefill as PrefillEvent
@@ -38,7 +38,7 @@ class Run:
     fidelity: Fidelity = field(init=False)
     plan: Plan | None = field(init=False, default=None)
     captures: Captures | None = field(init=False, default=None)
-    unchanged: Unchanged | None = field(init=False, default=None)
+    unchanged: ReferenceShift | None = field(init=False, default=None)
     seconds: dict[str, float] = field(init=False, default_factory=dict)
 
     @property
@@ -63,7 +63,7 @@ class Run:
         began = time.perf_counter()
         stress = None
         if self.spec.stress.active:
-            stress, self.unchanged = disturb(self.model, self.prefill, self.spec.stress)
+            stress, self.unchanged = apply_stress(self.model, self.prefill, self.spec.stress)
         self.decode = Decode(self.model, self.prefill, self.spec, [*self.spec.lanes, NOISE_FLOOR], stress)
         for state in self.decode.states:
             reason = state.lane.why_not(self.model.shape)

@@ -57,7 +57,7 @@ RECORD_STEPS: dict[int, Step] = {1: _record_1, 2: _record_2}
 MANIFEST_STEPS: dict[int, Step] = {1: _manifest_1, 2: _manifest_1}
 
 
-def migrated(data: Any, steps: dict[int, Step], what: str, newest: int = SCHEMA_VERSION) -> dict[str, Any]:
+def upgrade(data: Any, steps: dict[int, Step], what: str, newest: int = SCHEMA_VERSION) -> dict[str, Any]:
     """Plain data of any known version as data of the newest; ``what`` names the run in messages.
 
     Raises StoreError for a version that is newer, or none at all, and for data that is not what its version says.

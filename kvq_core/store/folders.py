@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from kvq_core.errors import PATH, KvqError, StoreError, shortened
+from kvq_core.errors import PATH, KvqError, StoreError, abbreviate
 from kvq_core.machine.files import folder_aside, sync, sync_folder
 from kvq_core.record.fields import Record
 from kvq_core.record.files import MANIFEST, deserialize, serialize
@@ -21,11 +21,11 @@ def write_run(folder: Path, record: Record, arrays: dict[str, Tensor]) -> None:
     check_folder(folder)
     content, manifest = serialize(record, arrays)
     files = {**content, MANIFEST: manifest.seal()}
-    with reported(f"write to {shortened(str(folder), PATH)}"):
+    with as_store_error(f"write to {abbreviate(str(folder), PATH)}"):
         inside = folder.is_dir()  # a folder that is in use can only be filled file by file
         home = folder if inside else folder.parent
         home.mkdir(parents=True, exist_ok=True)
-        with aside(home, folder.name, files) as new:
+        with hidden_folder(home, folder.name, files) as new:
             if not inside:
                 new.rename(folder)
             else:
@@ -37,14 +37,14 @@ def write_run(folder: Path, record: Record, arrays: dict[str, Tensor]) -> None:
 
 def check_folder(folder: Path) -> None:
     """Find out before a run is computed whether ``write_run`` could write there. Raises StoreError."""
-    there, place = folder.absolute(), shortened(str(folder), PATH)
-    with reported(f"write to {place}"):
+    there, place = folder.absolute(), abbreviate(str(folder), PATH)
+    with as_store_error(f"write to {place}"):
         while not there.exists():
             there = there.parent
     if not there.is_dir():
-        raise StoreError(f"Cannot write to {place}: {shortened(str(there), PATH)} is not a folder. Give another one.")
+        raise StoreError(f"Cannot write to {place}: {abbreviate(str(there), PATH)} is not a folder. Give another one.")
     if not os.access(there, os.W_OK | os.X_OK):
-        raise StoreError(f"Cannot write to {place}: {shortened(str(there), PATH)} is not writable. Give another one.")
+        raise StoreError(f"Cannot write to {place}: {abbreviate(str(there), PATH)} is not writable. Give another one.")
 
 
 def read_run(folder: Path) -> tuple[Record, dict[str, Tensor]]:
@@ -52,15 +52,15 @@ def read_run(folder: Path) -> tuple[Record, dict[str, Tensor]]:
 
     Raises StoreError when there is none, or it is damaged or of another version.
     """
-    place = shortened(str(folder), PATH)
-    with reported(f"read the run in {place}"):
+    place = abbreviate(str(folder), PATH)
+    with as_store_error(f"read the run in {place}"):
         if not (folder / MANIFEST).is_file():
             raise StoreError(f"{place} holds no finished run: {MANIFEST} is missing. Give a folder written by --out.")
         return deserialize(lambda name: (folder / name).read_bytes(), f"The run in {place}")
 
 
 @contextmanager
-def aside(parent: Path, name: str, files: dict[str, bytes]) -> Iterator[Path]:
+def hidden_folder(parent: Path, name: str, files: dict[str, bytes]) -> Iterator[Path]:
     """A hidden folder in ``parent`` holding ``files``; whatever of it is still there afterwards is removed."""
     with folder_aside(parent, name) as new:
         for file, data in files.items():
@@ -70,7 +70,7 @@ def aside(parent: Path, name: str, files: dict[str, bytes]) -> Iterator[Path]:
 
 
 @contextmanager
-def reported(doing: str) -> Iterator[None]:
+def as_store_error(doing: str) -> Iterator[None]:
     """Turns what a file system raises into a StoreError that says what was being done."""
     try:
         yield

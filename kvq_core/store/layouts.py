@@ -17,7 +17,7 @@ from fsspec import AbstractFileSystem
 from kvq_core.errors import StoreError
 from kvq_core.machine import files as machine
 from kvq_core.record.files import ARRAYS, MANIFEST, RECORD, Manifest, parse_manifest
-from kvq_core.store.folders import aside
+from kvq_core.store.folders import hidden_folder
 
 OPENED, SHARED = "opened", "shared"  # files beside a manifest: when the run was last looked at; that it is shared
 LEFT = timedelta(seconds=machine.LEFT_S)
@@ -54,7 +54,7 @@ class Folders:
         target = self.root / manifest.id
         self.root.mkdir(parents=True, exist_ok=True)
         self.sweep({})
-        with aside(self.root, target.name, {**content, MANIFEST: manifest.seal()}) as new:
+        with hidden_folder(self.root, target.name, {**content, MANIFEST: manifest.seal()}) as new:
             while True:
                 try:
                     new.rename(target)
@@ -65,7 +65,7 @@ class Folders:
                         raise
                 if intact():
                     return
-                with aside(self.root, target.name, {}) as gone:
+                with hidden_folder(self.root, target.name, {}) as gone:
                     target.rename(gone / "damaged")
 
     def mark(self, run_id: str, name: str, data: bytes) -> None:
@@ -74,7 +74,7 @@ class Folders:
         machine.write(folder / name, data)
 
     def remove(self, run_id: str) -> None:
-        with suppress(FileNotFoundError), aside(self.root, run_id, {}) as gone:
+        with suppress(FileNotFoundError), hidden_folder(self.root, run_id, {}) as gone:
             (self.root / run_id).rename(gone / "removed")
 
     def sweep(self, files: Files) -> bool:
@@ -143,13 +143,13 @@ class Objects:
 
     def _remove_old(self, path: str) -> bool:
         with suppress(FileNotFoundError):
-            if datetime.now(UTC) - modified(self.fs, path) > LEFT:
+            if datetime.now(UTC) - modification_time(self.fs, path) > LEFT:
                 self.fs.rm_file(path)
                 return True
         return False
 
 
-def modified(fs: AbstractFileSystem, path: str) -> datetime:
+def modification_time(fs: AbstractFileSystem, path: str) -> datetime:
     """When a file was written; now, where the file system does not tell."""
     try:
         found: datetime = fs.modified(path)

@@ -8,7 +8,7 @@ DAY = timedelta(days=1)
 
 
 @dataclass(frozen=True)
-class Limits:
+class Quota:
     """What a store may hold; None: no limit."""
 
     size: int | None = None  # bytes of everything under its root
@@ -38,8 +38,8 @@ class Usage:
     newest: datetime | None
 
 
-def making_way(
-    runs: Iterable[Holding], excess: int, limits: Limits, now: datetime, stays: Callable[[str], bool]
+def runs_to_remove(
+    runs: Iterable[Holding], excess: int, limits: Quota, now: datetime, stays: Callable[[str], bool]
 ) -> list[Holding]:
     """The runs to remove, so that those too old go and ``excess`` bytes are freed if that is possible.
 
@@ -54,5 +54,5 @@ def making_way(
     return going
 
 
-def _too_old(run: Holding, limits: Limits, now: datetime) -> bool:
+def _too_old(run: Holding, limits: Quota, now: datetime) -> bool:
     return limits.days is not None and not run.shared and now - run.created > limits.days * DAY

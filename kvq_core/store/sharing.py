@@ -17,10 +17,10 @@ from typing import Literal
 from fsspec.implementations.local import LocalFileSystem
 
 from kvq_core.errors import StoreError
-from kvq_core.logs import tell
+from kvq_core.logs import log_event
 from kvq_core.machine import files
 from kvq_core.settings import settings
-from kvq_core.store.folders import reported
+from kvq_core.store.folders import as_store_error
 from kvq_core.store.store import Store, Summary
 
 SECRET = "secret"  # its name in the store
@@ -63,7 +63,7 @@ def demand_maker(store: Store, run_id: str, key: str) -> None:
         raise StoreError(f"Run {run_id} can be shared by its maker alone: give the key that came with its result.")
 
 
-def listed(store: Store, limit: int = 50) -> list[Summary]:
+def listed_runs(store: Store, limit: int = 50) -> list[Summary]:
     """The runs anybody may be shown, newest first: on a public instance those their makers put on the list."""
     return [run for run in store.list(10_000) if reach(store, run.id) == "listed"][:limit]
 
@@ -77,7 +77,7 @@ def _secret(store: Store) -> bytes:
     """The store's secret, made where there is none, and made anew where it is damaged: that closes what is not shared,
     but a store without one lets nobody in."""
     path = f"{store.root}/{SECRET}"
-    with reported("read the store's secret"):
+    with as_store_error("read the store's secret"):
         for _ in range(_WAITS):
             if _WHOLE.fullmatch(found := _read(store, path)):
                 return found
@@ -87,7 +87,7 @@ def _secret(store: Store) -> bytes:
                 _make(store, path)
             else:
                 time.sleep(_WAIT_S)  # another process may be filling it
-        tell("the store's secret was damaged, runs that are not shared are closed", level=WARNING)
+        log_event("the store's secret was damaged, runs that are not shared are closed", level=WARNING)
         store.fs.pipe_file(path, _new())
         time.sleep(_WAIT_S)  # whoever found it damaged at the same moment: the last one's holds
         if _WHOLE.fullmatch(found := _read(store, path)):
@@ -114,7 +114,7 @@ def _make_here(path: Path) -> None:
         if there is not None and _WHOLE.fullmatch(there):  # another process was first
             return
         if there is not None:
-            tell("the store's secret was damaged, runs that are not shared are closed", level=WARNING)
+            log_event("the store's secret was damaged, runs that are not shared are closed", level=WARNING)
         files.write(path, _new())
 
 

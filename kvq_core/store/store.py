@@ -18,13 +18,13 @@ from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from torch import Tensor
 
-from kvq_core.errors import StoreError, shortened, shown
+from kvq_core.errors import StoreError, abbreviate, excerpt
 from kvq_core.record.fields import Record
 from kvq_core.record.files import MANIFEST, Manifest, Summary, deserialize, parse_manifest, record_json, serialize
 from kvq_core.settings import settings
-from kvq_core.store.folders import check_folder, read_run, reported, write_run
-from kvq_core.store.layouts import OPENED, SHARED, Files, Folders, Layout, Objects, modified
-from kvq_core.store.retention import Holding, Limits, Usage, making_way
+from kvq_core.store.folders import as_store_error, check_folder, read_run, write_run
+from kvq_core.store.layouts import OPENED, SHARED, Files, Folders, Layout, Objects, modification_time
+from kvq_core.store.retention import Holding, Quota, Usage, runs_to_remove
 
 __all__ = ["Store", "Summary", "check_folder", "open_store", "read_run", "record_json", "write_run"]
 
@@ -33,7 +33,7 @@ OPEN_S = 3600.0  # a run looked at within this time does not make way
 # s3fs has that done S3_ATTEMPTS times. By themselves they go on for minutes.
 S3_PATIENCE = {"connect_timeout": 2, "read_timeout": 5, "retries": {"total_max_attempts": 2, "mode": "standard"}}
 S3_ATTEMPTS = 2
-NO_LIMITS = Limits()
+NO_LIMITS = Quota()
 _ID = re.compile(r"[0-9a-f]{16}")
 _CREDENTIALS = re.compile(r"//[^/@]*@")
 
@@ -41,7 +41,7 @@ _CREDENTIALS = re.compile(r"//[^/@]*@")
 class Store:
     """Runs under one folder or URL; ``open_store`` makes it. Several processes may use one place at once."""
 
-    def __init__(self, fs: AbstractFileSystem, root: str, limits: Limits = NO_LIMITS):
+    def __init__(self, fs: AbstractFileSystem, root: str, limits: Quota = NO_LIMITS):
         self.fs = fs
         self.root = root.rstrip("/")
         self.limits = limits
@@ -58,7 +58,7 @@ class Store:
     def exists(self, run_id: str) -> bool:
         """Whether a finished run of that id is here. Raises StoreError for an id that cannot be one."""
         self._path(run_id)
-        with reported(f"look for run {run_id}"):
+        with as_store_error(f"look for run {run_id}"):
             self.fs.invalidate_cache()  # another process may have written it since
             return self.layout.committed(run_id)
 
@@ -74,7 +74,7 @@ class Store:
             return
         if self.limits:
             self.prune(sum(map(len, content.values())) + len(manifest.seal()), {record.id})
-        with reported(f"store run {record.id}"):
+        with as_store_error(f"store run {record.id}"):
             self.layout.put(content, manifest, lambda: self._intact(record.id))
         self.keep_open(record.id)
 
@@ -86,7 +86,7 @@ class Store:
         self._demand(run_id)
         self.keep_open(run_id)
         try:
-            with reported(f"read run {run_id}"):
+            with as_store_error(f"read run {run_id}"):
                 record, arrays = deserialize(lambda name: self.fs.cat_file(self._path(run_id, name)), f"Run {run_id}")
         except StoreError:
             self._demand(run_id)  # it may have made way while it was read
@@ -97,7 +97,7 @@ class Store:
 
     def list(self, limit: int = 50) -> list[Summary]:
         """The newest runs first; what cannot be read is left out. Reads the manifests it has not read before."""
-        with reported("list the runs"):
+        with as_store_error("list the runs"):
             self.fs.invalidate_cache()
             here = self.fs.ls(self.root, detail=False) if self.fs.isdir(self.root) else []
             ids = filter(_ID.fullmatch, (path.rstrip("/").rsplit("/", 1)[-1] for path in here))
@@ -110,13 +110,13 @@ class Store:
         Raises StoreError for a run that is not here.
         """
         self._demand(run_id)
-        with reported(f"share run {run_id}"):
+        with as_store_error(f"share run {run_id}"):
             self.layout.mark(run_id, SHARED, b"listed" if listed else b"link")
 
     def shared(self, run_id: str) -> Literal["link", "listed"] | None:
         """How a run is shared; None where it is not, or not here."""
         path = self._path(run_id, SHARED)
-        with reported(f"look for run {run_id}"):
+        with as_store_error(f"look for run {run_id}"):
             try:
                 return "listed" if self.fs.cat_file(path) == b"listed" else "link"
             except FileNotFoundError:
@@ -124,7 +124,7 @@ class Store:
 
     def usage(self) -> Usage:
         """Runs and bytes, of one listing and the manifests that were not read before."""
-        with reported("measure the store"):
+        with as_store_error("measure the store"):
             files = self._files()
             runs = sorted(run.created for run in self._holdings(files))
         return Usage(len(runs), _total(files), runs[0] if runs else None, runs[-1] if runs else None)
@@ -135,7 +135,7 @@ class Store:
         Runs in ``spare`` stay, and those somebody looked at within OPEN_S. Unfinished writes do not count: they go by
         themselves. Raises StoreError, with nothing removed, where that does not make enough room.
         """
-        with reported("make room in the store"):
+        with as_store_error("make room in the store"):
             files = self._files()
             if self.layout.sweep(files):
                 files = self._files()
@@ -143,7 +143,7 @@ class Store:
             held = sum(run.size for run in runs)
             excess = 0 if self.limits.size is None else need + held - self.limits.size
             stays = frozenset(spare)
-            going = making_way(
+            going = runs_to_remove(
                 runs,
                 excess,
                 self.limits,
@@ -168,7 +168,10 @@ class Store:
         now = time.time()
         if not self.limits or now - self._opened.get(run_id, 0.0) < OPEN_S / 4:
             return
-        with suppress(StoreError), reported(f"note the look at run {run_id}"):  # it may be gone, or the place read-only
+        with (
+            suppress(StoreError),
+            as_store_error(f"note the look at run {run_id}"),
+        ):  # it may be gone, or the place read-only
             if self.layout.committed(run_id):
                 self.layout.mark(run_id, OPENED, str(now).encode())
                 self._opened[run_id] = now
@@ -180,7 +183,7 @@ class Store:
     def _path(self, run_id: str, name: str = "") -> str:
         """Where a run lies. The only way an id becomes a path, so that nothing but an id ever does."""
         if not isinstance(run_id, str) or not _ID.fullmatch(run_id):
-            raise StoreError(f"Run id {shown(run_id)} is not valid: ids are 16 hexadecimal characters.")
+            raise StoreError(f"Run id {excerpt(run_id)} is not valid: ids are 16 hexadecimal characters.")
         return f"{self.root}/{run_id}/{name}".rstrip("/")
 
     def _intact(self, run_id: str) -> bool:
@@ -209,7 +212,7 @@ class Store:
         for run_id, sizes in runs.items():
             created = _moment(manifests[run_id].summary.created) if run_id in manifests else None
             with suppress(FileNotFoundError):  # removed a moment ago
-                created = created or modified(self.fs, self._path(run_id, MANIFEST))
+                created = created or modification_time(self.fs, self._path(run_id, MANIFEST))
                 attempt = manifests[run_id].folder if run_id in manifests else ""
                 size = sum(size for name, size in sizes.items() if "/" not in name or name.startswith(attempt))
                 found.append(Holding(run_id, size, created, SHARED in sizes))
@@ -233,7 +236,7 @@ class Store:
         try:
             looked = _time(self.fs.cat_file(path))
             if looked is None or looked > now + OPEN_S:
-                looked = modified(self.fs, path).timestamp()
+                looked = modification_time(self.fs, path).timestamp()
         except FileNotFoundError:
             return False
         except OSError:
@@ -241,7 +244,7 @@ class Store:
         return now - looked < OPEN_S
 
 
-def open_store(url: str | None = None, limits: Limits | None = None) -> Store:
+def open_store(url: str | None = None, limits: Quota | None = None) -> Store:
     """The store at a path or fsspec URL (``file://``, ``memory://``, ``s3://``, ...); without one, KVQ_STORE's with its
     limits.
 
@@ -249,13 +252,13 @@ def open_store(url: str | None = None, limits: Limits | None = None) -> Store:
     """
     if url is None:
         found = settings()
-        url, limits = found.store, limits or Limits(found.store_limit, found.store_days)
+        url, limits = found.store, limits or Quota(found.store_limit, found.store_days)
     try:
         fs, root = _file_system(url if "://" in url else str(Path(url).expanduser().absolute()))
     except (ValueError, ImportError, OSError) as error:
         place, reason = (_CREDENTIALS.sub("//***@", str(told)) for told in (url, error))
         raise StoreError(
-            f"Store {shown(place)} cannot be opened: {shortened(reason, 200)}. Give a path or an fsspec URL."
+            f"Store {excerpt(place)} cannot be opened: {abbreviate(reason, 200)}. Give a path or an fsspec URL."
         ) from None
     return Store(fs, root, limits or NO_LIMITS)
 

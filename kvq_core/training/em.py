@@ -32,7 +32,7 @@ class EmSettings:
 
 
 @dataclass(frozen=True)
-class Assigned:
+class Assignments:
     """What the maximisation step needs of soft assignments W (heads, n, levels, levels), summed over tokens.
 
     counts (heads, levels, levels): N_ab · first, second (heads, levels, 2P): data weighted with each level's share as
@@ -46,7 +46,7 @@ class Assigned:
     error: Tensor
 
 
-def assign(z: Tensor, weight: Tensor, vectors: Tensor, temperature: Tensor) -> Assigned:
+def assign(z: Tensor, weight: Tensor, vectors: Tensor, temperature: Tensor) -> Assignments:
     """Expectation: W = softmax(-|z - centre| / temperature) over the centres, distances not squared.
 
     z (heads, n, 2P), weight (heads, n), code vectors (heads, 2, levels, 2P), temperature (heads,).
@@ -70,10 +70,10 @@ def assign(z: Tensor, weight: Tensor, vectors: Tensor, temperature: Tensor) -> A
         counts += w.sum(1)
     parts = (share.transpose(1, 2) @ z) * temperature[:, None, None]
     nearest = nearest.square_() * temperature[:, None].square()
-    return Assigned(counts, parts[:, :levels], parts[:, levels:], nearest, (nearest * weight).sum(-1))
+    return Assignments(counts, parts[:, :levels], parts[:, levels:], nearest, (nearest * weight).sum(-1))
 
 
-def solve(found: Assigned, ridge: float = 1e-6) -> Tensor:
+def solve(found: Assignments, ridge: float = 1e-6) -> Tensor:
     """Maximisation: the levels that minimise sum W |z - u_a - i u_b|^2, as theta (heads, levels, P, 2) float64.
 
     Setting the derivative to zero gives, for every pair alike, the Hermitian system
@@ -130,10 +130,10 @@ def first_levels(z: Tensor, levels: int, generator: torch.Generator) -> Tensor:
     w = torch.softmax(-torch.cdist(some, centres), -1)
     counts = w.sum(1).unflatten(-1, (levels, levels))
     data = (w.transpose(1, 2) @ some).unflatten(1, (levels, levels))
-    return solve(Assigned(counts, data.sum(2), data.sum(1), torch.empty(0), torch.empty(0)))
+    return solve(Assignments(counts, data.sum(2), data.sum(1), torch.empty(0), torch.empty(0)))
 
 
-def revive(theta: Tensor, found: Assigned, z: Tensor, generator: torch.Generator) -> Tensor:
+def revive(theta: Tensor, found: Assignments, z: Tensor, generator: torch.Generator) -> Tensor:
     """Move levels no token uses to where the error is: the k-means++ rule for a new centre.
 
     A token is drawn with probability proportional to its squared distance from its nearest centre, and the dead level

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from kvq_kernels.rope_codebook import chosen, code_vectors, nearest_codes, split_pairs
+from kvq_kernels.rope_codebook import code_vectors, nearest_codes, split_pairs, stage_centres
 from torch import Tensor
 
 from kvq_core.training.checkpoints import Checkpoints
@@ -48,7 +48,7 @@ class Residual:
         """Take a stage's nearest centres away; the relative squared error that remains."""
         vectors = code_vectors(theta.float())
         codes, squared = nearest_codes(self.z, vectors)
-        self.z = self.z - chosen(codes, vectors)
+        self.z = self.z - stage_centres(codes, vectors)
         return (squared * self.weight).sum().item() / max(self.total, EPS)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvq_core.codebooks.files import DEFAULT_NAME, CodebookInfo, Kind, codebooks
-from kvq_core.codebooks.lookup import Wanted
+from kvq_core.codebooks.lookup import CodebookNeed
 from kvq_core.errors import KvqError
 from kvq_core.methods import ModelRef, ModelShape
 from kvq_core.models import LoadedModel, load, with_model
@@ -64,7 +64,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingResult:
     """The end: descriptions of the codebooks that are there now."""
 
     codebooks: tuple[CodebookInfo, ...]
@@ -76,7 +76,7 @@ def offer(model: str, revision: str | None, lanes: Iterable[Lane], budget: Budge
     Raises KvqError where the model cannot be loaded.
     """
     loaded = load(model, revision)
-    wanted: list[Wanted] = []
+    wanted: list[CodebookNeed] = []
     names: list[str] = []
     for lane in lanes:
         method = lane.build()
@@ -99,7 +99,7 @@ def possible_here(spec: ComparisonSpec) -> bool:
     return _refusal() is None or not any(lane.build().lacks(model) for lane in spec.lanes)
 
 
-def train_missing(found: Offer) -> Generator[Training | Trained]:
+def train_missing(found: Offer) -> Generator[Training | TrainingResult]:
     """Train what was offered; the last event is Trained. Closing the generator stops within a step of the training and
     keeps what is finished: the next time goes on from there.
 
@@ -136,7 +136,7 @@ class _StoppedError(Exception):
 _Told = tuple[str, int, int] | list[CodebookInfo] | BaseException
 
 
-def _events(told: "queue.SimpleQueue[_Told]", parts: tuple[float, ...]) -> Generator[Training | Trained]:
+def _events(told: "queue.SimpleQueue[_Told]", parts: tuple[float, ...]) -> Generator[Training | TrainingResult]:
     """The newest word every TELL_S, again where there is none, so that a listener can always leave."""
     whole, last = _Whole(parts), Training("Starting", 0, 1, 0.0, None)
     while True:
@@ -149,7 +149,7 @@ def _events(told: "queue.SimpleQueue[_Told]", parts: tuple[float, ...]) -> Gener
             if isinstance(word, BaseException):
                 raise word
             if isinstance(word, list):
-                yield Trained(tuple(word))
+                yield TrainingResult(tuple(word))
                 return
             last = whole.after(*word)
         yield last
@@ -177,9 +177,9 @@ class _Whole:
         return Training(doing, done, total, share, elapsed / gained * (1 - share) if gained > 0.01 else None)
 
 
-def _requests(wanted: list[Wanted], head_dim: int, train: int, held_out: int) -> list[Request]:
+def _requests(wanted: list[CodebookNeed], head_dim: int, train: int, held_out: int) -> list[Request]:
     """One training for each set of codebooks that can serve: of keys, the longest serves shorter ones as well."""
-    chosen: dict[tuple[object, ...], Wanted] = {}
+    chosen: dict[tuple[object, ...], CodebookNeed] = {}
     for each in wanted:
         size = (each.levels, each.pairs or head_dim // 2) if each.kind == "keys" else (each.bits,)
         place = (each.kind, each.name, *size)

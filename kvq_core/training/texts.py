@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvq_core.errors import SpecError, shortened, shown
+from kvq_core.errors import SpecError, abbreviate, excerpt
 from kvq_core.models import LoadedModel
 
 # Tokens: long enough for context to matter, short enough for first tokens (attention sinks) to be seen often.
@@ -38,7 +38,7 @@ def read_texts(source: str | None) -> Texts:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
         raise SpecError(
-            f"Text {shown(source)} cannot be read: {reason}. Give a UTF-8 text file, or hub:owner/name for a dataset."
+            f"Text {excerpt(source)} cannot be read: {reason}. Give a UTF-8 text file, or hub:owner/name for a dataset."
         ) from None
     return Texts(path.name, tuple(part for part in text.split("\f") if part.strip()))
 
@@ -53,12 +53,12 @@ def _hub(name: str) -> Iterator[str]:
         files = sorted(f for f in HfApi().list_repo_files(repo, repo_type="dataset") if f.endswith(".parquet"))
         train = [f for f in files if "train" in f] or files
         if not train:
-            raise SpecError(f"Dataset {shown(repo)} holds no parquet files; give a text file instead.")
+            raise SpecError(f"Dataset {excerpt(repo)} holds no parquet files; give a text file instead.")
         rows = pandas.read_parquet(hf_hub_download(repo, train[0], repo_type="dataset"), columns=[column or "text"])
     except (OSError, ValueError, KeyError, ImportError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise SpecError(
-            f"Dataset {shown(repo)} could not be read: {shortened(first, 200)}. Give a text file instead."
+            f"Dataset {excerpt(repo)} could not be read: {abbreviate(first, 200)}. Give a text file instead."
         ) from None
     yield from (text for text in rows[column or "text"] if isinstance(text, str) and text.strip())
 

@@ -71,7 +71,7 @@ def train_layer(v: Tensor, plan: ValuePlan, seed: int, tick: Callable[[], None] 
     for step in range(steps):
         tick()
         at = torch.randint(v.shape[1], (min(plan.batch, v.shape[1]),), generator=generator)
-        digits = relaxed(encoder.logits(x[:, at]), generator if step < plan.noisy * steps else None)
+        digits = relaxed_digits(encoder.logits(x[:, at]), generator if step < plan.noisy * steps else None)
         loss = (encoder.decode(digits, prescale[:, at]) - v[:, at]).square().mean() / energy
         optimizer.zero_grad()
         loss.backward()
@@ -80,7 +80,7 @@ def train_layer(v: Tensor, plan: ValuePlan, seed: int, tick: Callable[[], None] 
     return replace(encoder, **{name: tensor.detach() for name, tensor in learned.items()})
 
 
-def relaxed(logits: Tensor, generator: torch.Generator | None) -> Tensor:
+def relaxed_digits(logits: Tensor, generator: torch.Generator | None) -> Tensor:
     """Digits (layers, n, Nc) of the chosen options, with the gradient of the softmax; Gumbel noise where asked for."""
     if generator is not None:
         uniform = torch.rand(logits.shape, generator=generator).clamp_min(1e-20)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from kvq_kernels.launch import recorded
+from kvq_kernels.launch import record_launches
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
 
@@ -78,7 +78,7 @@ def test_what_is_compared_is_read_in_one_way():
     clock = imported("gpu_timing").Clock("cpu", runs=1, warm_up=0)
     for shape in cases.MODELS.values():
         few = shape._replace(kv_heads=1, query_heads=shape.shared)
-        with recorded() as launches:
+        with record_launches() as launches:
             for case in (cases.packed_scores_case, cases.packed_values_case, cases.decode_attention_case):
                 case(setting(clock, 1e12, {}, ()), few, 512)
         found = {entry.kernel.__name__ for entry in launches}

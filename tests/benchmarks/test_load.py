@@ -130,7 +130,7 @@ def at_work() -> set[threading.Thread]:
 def quiet(services: Services, others: set[threading.Thread]) -> None:
     """Nothing is left at work, waiting or remembered; ``others``: threads of earlier tests, whose work nobody took."""
     until = time.monotonic() + 30
-    while services.desk.held() or services.jobs._waiting or at_work() - others:
+    while services.line.count() or services.jobs._waiting or at_work() - others:
         assert time.monotonic() < until, [thread.name for thread in threading.enumerate()]
         time.sleep(0.05)
 
@@ -149,10 +149,10 @@ def test_everybody_is_answered_with_their_own_and_nothing_is_left(address, servi
     assert refused.outcome == "refused" and "2000000" in refused.reason.replace(",", "")
     stayed = {visit.prompt for visit in visits if visit.outcome == "done"} | {slow.prompt}
     assert stayed <= set(engine.begun) <= stayed | {prompt_of(1), prompt_of(3)} and engine.most == 1
-    for prompt in stayed:  # the shelf keeps the last four
+    for prompt in stayed:  # the records keeps the last four
         id = hashlib.sha256(prompt.encode()).hexdigest()[:16]
-        if id in services.shelf._held:
-            assert services.shelf.get(id)[0].spec["prompt"] == prompt
+        if id in services.records._held:
+            assert services.records.get(id)[0].spec["prompt"] == prompt
     quiet(services, others)
 
 

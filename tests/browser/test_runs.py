@@ -57,8 +57,8 @@ def test_a_run_with_lanes_after_one_without_is_shown_whole(quick, open_page):
 def test_what_comes_after_a_finished_run_leaves_its_cards_as_they_are(quick, open_page, monkeypatch):
     over = threading.Event()
 
-    async def ends_late(job, desk):
-        async for news in follow(job, desk):
+    async def ends_late(job, line):
+        async for news in follow(job, line):
             yield news
         while not over.is_set():
             await asyncio.sleep(0.02)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from kvq_core.pipeline.examples import packaged
+from kvq_core.pipeline.examples import packaged_store
 from tests.browser.conftest import visits
-from ui.panels.tour import shipped, tour
-from ui.selection import selected, start
+from ui.panels.tour import shipped_ids, tour
+from ui.selection import read_selection, start
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 # Looks once a frame at what a person can see; figures that say that they show the nearest kept are none of the
@@ -40,9 +40,9 @@ def expected() -> dict[str, str]:
     """Layer, head and token of each step by its title."""
     found = {}
     for step in tour():
-        record, arrays = packaged().load(shipped()[step.example])
+        record, arrays = packaged_store().load(shipped_ids()[step.example])
         at = vars(start(record, arrays)) | step.selection
-        at = selected(record, at["layer"], at["head"], at["token"])
+        at = read_selection(record, at["layer"], at["head"], at["token"])
         found[step.title] = f"{at.layer} {at.head} {at.token}"
     return found
 

@@ -9,7 +9,7 @@ from kvq_core.claims.board import stored_board
 from kvq_core.claims.criteria import paper
 from kvq_core.cli.main import main
 from kvq_core.codebooks.files import get_codebook
-from kvq_core.errors import KvqError, shortened, shown
+from kvq_core.errors import KvqError, abbreviate, excerpt
 from kvq_core.limits import limits
 from kvq_core.links import decode
 from kvq_core.models.choice import check_offered
@@ -122,6 +122,6 @@ def test_files_are_named_and_quoted_within_bounds(tmp_path):
 
 
 def test_short_things_are_quoted_whole_and_long_ones_by_both_ends():
-    assert shown("kvi") == "'kvi'" and shortened("a" * 80) == "a" * 80
-    assert shortened("ab" * 100) == "ab" * 28 + "a..." + "ab" * 10 and len(shown(LONG)) == 80
-    assert "thousands of digits" in shown(16**5000)
+    assert excerpt("kvi") == "'kvi'" and abbreviate("a" * 80) == "a" * 80
+    assert abbreviate("ab" * 100) == "ab" * 28 + "a..." + "ab" * 10 and len(excerpt(LONG)) == 80
+    assert "thousands of digits" in excerpt(16**5000)

@@ -18,9 +18,9 @@ from kvq_core.spec import parse_spec
 from kvq_core.store.store import open_store
 from tests.support.campaigns import inputs
 from tests.support.sample_record import make_sample
-from ui.form.filling import opened_page
+from ui.form.filling import open_page
 from ui.form.values import FIELDS, to_comparison
-from ui.panels.history import listed, remembered
+from ui.panels.history import history_html, remember
 from ui.service.services import Services
 
 text = st.text(st.characters(), max_size=80)  # lone surrogates and control characters included
@@ -80,7 +80,7 @@ paths = st.sampled_from(["../../etc/passwd", "/etc/passwd", "%2e%2e/", "0" * 16 
 )
 def test_any_address_and_any_browser_memory(services, query, kept):
     asked = SimpleNamespace(query_params=query, headers={}, session_hash="s", client=None)
-    shown, message, form = opened_page(asked, services, kept)
+    shown, message, form = open_page(asked, services, kept)
     assert shown is None and isinstance(message, str) and form
 
 
@@ -88,7 +88,7 @@ def test_any_address_and_any_browser_memory(services, query, kept):
 @given(text | hexadecimal | paths | plain)
 def test_any_run_id(services, run):
     with pytest.raises(StoreError):
-        services.shelf.get(run)
+        services.records.get(run)
 
 
 @inputs(50)
@@ -103,7 +103,7 @@ def test_any_link(link):
 @given(plain | st.lists(st.dictionaries(st.sampled_from(["id", "when", "prompt", "model", "lanes", "key"]), plain)))
 def test_any_browser_memory_of_runs(kept):
     record = make_sample()[0]
-    assert isinstance(listed(kept), str) and remembered(kept, record)[0]["id"] == record.id
+    assert isinstance(history_html(kept), str) and remember(kept, record)[0]["id"] == record.id
 
 
 def damaged(data: bytes, chance: random.Random) -> bytes:

@@ -8,7 +8,7 @@ import pytest
 
 from kvq_core.errors import SpecError, StoreError
 from kvq_core.events import Finished, Step
-from kvq_core.logs import configure, tell, tell_error
+from kvq_core.logs import configure, log_error, log_event
 from kvq_core.pipeline.compare import compare_on
 from kvq_core.settings import settings
 from kvq_core.spec import parse_spec
@@ -103,13 +103,13 @@ def test_errors_are_told_by_type_and_place(log, smollm, monkeypatch, error):
 
 def test_errors_are_told_in_full_where_that_is_asked_for(log):
     lines = log(KVQ_LOG_PROMPTS="1")
-    tell_error("page failed", ValueError(PROMPT))
+    log_error("page failed", ValueError(PROMPT))
     assert lines()[0]["reason"] == PROMPT and "ValueError" in lines()[0]["trace"]
 
 
 def test_what_a_store_says_is_told(log):
     lines = log()
-    tell_error("run not kept", StoreError("Cannot store run 1: No space left on device."), run="1")
+    log_error("run not kept", StoreError("Cannot store run 1: No space left on device."), run="1")
     assert lines()[0]["reason"].endswith("No space left on device.") and lines()[0]["run"] == "1"
 
 
@@ -123,14 +123,14 @@ def test_a_store_that_is_full_costs_no_result(log, smollm, monkeypatch, tmp_path
 
 def test_the_level_decides(log):
     lines = log(KVQ_LOG="error")
-    tell("run started")
-    tell_error("page failed", ValueError())
+    log_event("run started")
+    log_error("page failed", ValueError())
     assert [line["event"] for line in lines()] == ["page failed"]
 
 
 def test_a_line_is_a_line_whatever_it_tells(log):
     lines = log(KVQ_LOG_PROMPTS="1")
-    tell("run started", {"prompt": 'a\nb\u2028c\x1b[31m"\u202e'}, model="m\n{}")
+    log_event("run started", {"prompt": 'a\nb\u2028c\x1b[31m"\u202e'}, model="m\n{}")
     assert len(lines()) == 1 and lines()[0]["model"] == "m\n{}"
 
 
@@ -142,5 +142,5 @@ def test_warnings_of_libraries_are_lines_too(log):
 
 
 def test_without_configuration_nothing_appears(capsys):
-    tell_error("page failed", ValueError(PROMPT))
+    log_error("page failed", ValueError(PROMPT))
     assert capsys.readouterr().err == ""

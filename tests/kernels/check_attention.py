@@ -33,7 +33,7 @@ def filled(kind, tokens, prompt, dim, device, kv_heads=2):
         for t in range(prompt, tokens):
             store.append(x[..., t : t + 1, :])
             if t < tokens - 1:
-                store.settle()
+                store.pack_due()
         stores.append(store)
     return stores
 
@@ -58,7 +58,7 @@ def test_decode_attention(kind, device):
 def test_codes_stay_in_their_words_but_for_three_and_eight_bits(kind, device):
     """Or the tests above would not reach the kernel that matters."""
     keys, values = filled(kind, 250, 230, 64, device)
-    with launch.recorded() as found:
+    with launch.record_launches() as found:
         decode_attention(torch.zeros(2, 6, 1, 64, device=device).half(), keys, values, 0.125, "triton")
     constants = found[0].constants
     assert bool(constants["PLACED"]) == {3, 8}.isdisjoint({constants["K_BITS"], constants["V_BITS"]})

@@ -81,7 +81,7 @@ def test_latent_scores(tokens, rows, dtype, per_head, device):
     metadata = scales, zeros, basis, mean
     for keys in (
         LatentKeys.of(codes, widths, *metadata),
-        LatentKeys.stored(torch.cat(streams, -1), groups, tokens, *metadata),
+        LatentKeys.from_packed(torch.cat(streams, -1), groups, tokens, *metadata),
     ):
         for path in ("torch", "triton"):
             assert_close(latent_scores(q, keys, turn, tokens, path), exact, dtype)

@@ -29,7 +29,7 @@ def filled(kind, keys, values):
         for t in range(250, x.shape[-2]):
             store.append(x[..., t : t + 1, :])
             if t < x.shape[-2] - 1:
-                store.settle()
+                store.pack_due()
         stores.append(store)
     return stores
 

@@ -157,27 +157,27 @@ def smallest_method_launches(dtype: torch.dtype) -> None:
     mixed_values(p[None], mixed, 32, "triton")
 
 
-def launches() -> list[launch.Recorded]:
+def launches() -> list[launch.LaunchRecord]:
     """Launches of every kernel in the forms that matter, recorded and not run; equal ones once."""
-    with launch.recorded() as found:
+    with launch.record_launches() as found:
         for make in (grouped_launches, large_group_launches, attention_launches, method_launches):
             make()
     return _different(found)
 
 
-def smallest_launches() -> list[launch.Recorded]:
+def smallest_launches() -> list[launch.LaunchRecord]:
     """One token, head, query and row: a GPU's launches make constants of all the sizes that are 1."""
-    with launch.recorded() as found:
+    with launch.record_launches() as found:
         smallest_grouped_launches()
         for dtype in (torch.float16, torch.float32):
             smallest_method_launches(dtype)
     return _different(found)
 
 
-def _different(found: list[launch.Recorded]) -> list[launch.Recorded]:
+def _different(found: list[launch.LaunchRecord]) -> list[launch.LaunchRecord]:
     """Launches that differ in their constants, among which are sizes and strides of 1."""
 
-    def form(entry: launch.Recorded) -> str:
+    def form(entry: launch.LaunchRecord) -> str:
         ones = [name for name, value in entry.arguments.items() if isinstance(value, int) and value == 1]
         return f"{entry.kernel.__name__} {entry.constants} {ones}"
 
@@ -199,7 +199,7 @@ class Compiled:
     work: float
 
 
-def compile_for(recorded: launch.Recorded, capability: int, folder: Path, work: bool = True) -> Compiled:
+def compile_for(recorded: launch.LaunchRecord, capability: int, folder: Path, work: bool = True) -> Compiled:
     """Compile one launch for a compute capability such as 80 or 90 and read what the assembler made of it. Its
     instructions are read only for its ``work``, since that takes as long as compiling some."""
     import triton
@@ -246,7 +246,7 @@ def _work(assembly: str, whole: bool) -> int:
     return count if whole else longest
 
 
-def parse_for(recorded: launch.Recorded, capability: int) -> str:
+def parse_for(recorded: launch.LaunchRecord, capability: int) -> str:
     """Only what Triton's front end makes of one launch, which is where code that only its interpreter takes fails."""
     from triton._C.libtriton import ir
     from triton.backends.compiler import GPUTarget
@@ -261,7 +261,7 @@ def parse_for(recorded: launch.Recorded, capability: int) -> str:
     return str(_source(recorded).make_ir(target, options, calls, backend.get_module_map(), context))
 
 
-def _source(recorded: launch.Recorded) -> Any:
+def _source(recorded: launch.LaunchRecord) -> Any:
     """The kernel as a launch on a GPU specialises it: None and the integer 1 are constants, but for sizes that it takes
     as they come."""
     from triton.compiler import ASTSource

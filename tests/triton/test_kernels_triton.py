@@ -11,7 +11,7 @@ from kvq_kernels.attention import decode_attention
 from kvq_kernels.dispatch import KernelError, paths_taken
 from kvq_kernels.grouped import MODES, Grid, quantize_pack
 from kvq_kernels.launch import Launch, run
-from kvq_kernels.launch import recorded as recorded_launches
+from kvq_kernels.launch import record_launches as recorded_launches
 from kvq_kernels.store import Layout, Store
 
 from tests.support.campaigns import whole
@@ -123,7 +123,7 @@ def test_a_decode_step_reads_nothing_back_from_the_device():
             store.fill(x)
             for _ in range(40):
                 store.append(x[..., :1, :])
-                store.settle()
+                store.pack_due()
         decode_attention(torch.empty(1, 4, 1, 64, device="meta"), *stores, 0.1)
     launched = {entry.kernel.__name__ for entry in found}
     assert launched == {"quantize_pack_kernel", "decode_attention_kernel", "combine_splits_kernel"}

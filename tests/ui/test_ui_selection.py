@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from kvq_core.pipeline.examples import packaged
+from kvq_core.pipeline.examples import packaged_store
 from tests.support.ui_record_factory import make_run
 from ui.figures.damage import PURE_SINK
-from ui.panels.tour import shipped
-from ui.selection import Selection, picked, selected, start, told
+from ui.panels.tour import shipped_ids
+from ui.selection import Selection, apply_pick, read_selection, selection_html, start
 
 RECORD, ARRAYS = make_run(lanes=2)  # 30 layers, 9 query heads on 3 KV heads, 64 tokens
 PROMPT = len(RECORD.reference.prompt_token_ids)
@@ -33,19 +33,19 @@ NOW = Selection(layer=3, head=4, token=9)
     ],
 )
 def test_a_click_moves_only_what_it_names(click, found):
-    assert picked(json.dumps(click), NOW, RECORD) == found
+    assert apply_pick(json.dumps(click), NOW, RECORD) == found
 
 
 @pytest.mark.parametrize("raw", ["", None, "{", "[1]", "1", "null", '{"layer": NaN}', '{"step": Infinity}', "[" * 5000])
 def test_what_is_no_click_changes_nothing(raw):
-    assert picked(raw, NOW, RECORD) == NOW
+    assert apply_pick(raw, NOW, RECORD) == NOW
 
 
 @pytest.mark.parametrize(
     "values, found", [((None, "x", 3), (0, 0, 3)), ((-1, 99, 1e12), (0, 8, 63)), ((2.4, 2.6, float("nan")), (2, 3, 0))]
 )
 def test_controls_of_another_run_are_brought_within_this_one(values, found):
-    assert selected(RECORD, *values) == Selection(*found)
+    assert read_selection(RECORD, *values) == Selection(*found)
 
 
 def test_a_run_opens_where_there_is_most_to_see():
@@ -77,10 +77,10 @@ def test_a_run_opens_at_what_it_captured():
     assert (start(record, arrays).layer, start(record, arrays).head) == (12, 6)
 
 
-@pytest.mark.parametrize("run", shipped().values(), ids=shipped())
+@pytest.mark.parametrize("run", shipped_ids().values(), ids=shipped_ids())
 def test_a_shipped_run_opens_at_something_to_see(run):
     """Its maps are those of the head selected, and its lanes changed that head's attention."""
-    record, arrays = packaged().load(run)
+    record, arrays = packaged_store().load(run)
     at = start(record, arrays)
     assert at.layer in record.capture.layers and at.head in record.capture.heads
     assert arrays["reference/sink_mass"][:, at.layer, at.head].float().mean() < PURE_SINK
@@ -91,7 +91,7 @@ def test_a_shipped_run_opens_at_something_to_see(run):
 def test_the_selection_is_said_with_the_head_it_reads_and_the_token_s_probability():
     record, arrays = make_run(lanes=1, text="<b>")
     arrays["reference/nll"][8] = 0.6931472
-    words = told(record, arrays, NOW)
+    words = selection_html(record, arrays, NOW)
     assert "query head <b>4</b> of KV head <b>1</b>, one of 3 that read it" in words
     assert "“&lt;b&gt;”" in words and "gives 50 %" in words
-    assert "not scored" in told(record, arrays, Selection(0, 0, 0))
+    assert "not scored" in selection_html(record, arrays, Selection(0, 0, 0))

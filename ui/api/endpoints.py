@@ -15,19 +15,19 @@ from typing import Any, cast, get_args
 import gradio as gr
 
 from kvq_core import presets as experiments
-from kvq_core.claims.board import ClaimResult, measured, stored_board, texts_held, within_noise
-from kvq_core.errors import KvqError, shown
-from kvq_core.logs import tell_error
+from kvq_core.claims.board import ClaimResult, measurement_lines, stored_board, texts_share, within_noise
+from kvq_core.errors import KvqError, excerpt
+from kvq_core.logs import log_error
 from kvq_core.methods.describe import describe_methods
 from kvq_core.models import available_models, with_model
-from kvq_core.pipeline.examples import packaged
+from kvq_core.pipeline.examples import packaged_store
 from kvq_core.record.fields import Record
 from kvq_core.record.files import ARRAYS, Summary, record_json, serialize
 from kvq_core.spec import DEFAULT_MODEL, parse_spec
 from kvq_core.store import sharing
 from ui.api.schemas import ClaimInfo, Experiment, Forecast, MethodInfo, PresetInfo, Progress, RunInfo, RunRecord, Spec
 from ui.api.stream import run_told
-from ui.html.status import unexpected
+from ui.html.status import unexpected_error
 from ui.service.address import link
 from ui.service.services import Services
 
@@ -130,7 +130,7 @@ def _listing() -> tuple[Callable[..., Any], ...]:
             board = stored_board(DEFAULT_MODEL)
             papers = {claim.paper.lower(): claim.paper for claim in board.claims}
             if paper and paper.lower() not in papers:
-                raise KvqError(f"There are no claims of {shown(paper)}; papers: {', '.join(papers.values())}.")
+                raise KvqError(f"There are no claims of {excerpt(paper)}; papers: {', '.join(papers.values())}.")
             return [_claim(claim) for claim in board.claims if paper.lower() in ("", claim.paper.lower())]
 
     return methods, models, presets, preset, claims
@@ -140,7 +140,7 @@ def _stored(services: Services) -> tuple[Callable[..., Any], ...]:
     def runs(request: gr.Request) -> list[RunInfo]:
         """List the stored runs that are everybody's to see, newest first; the tool run gives one in full."""
         with _one_line():
-            found = {run.id: run for run in (*sharing.listed(services.store), *packaged().list())}
+            found = {run.id: run for run in (*sharing.listed_runs(services.store), *packaged_store().list())}
             return [_summary(run, request) for run in found.values()]
 
     def run(run: str, key: str = "") -> RunRecord:
@@ -180,7 +180,7 @@ def _stored(services: Services) -> tuple[Callable[..., Any], ...]:
         with _one_line():
             _demand(bool, listed=listed)
             _opened(services, run, key)
-            if not services.shelf.ships(run):
+            if not services.records.ships(run):
                 sharing.demand_maker(services.store, run, key)
                 services.store.share(run, listed)
             return link(run, request)
@@ -191,16 +191,16 @@ def _stored(services: Services) -> tuple[Callable[..., Any], ...]:
 def _opened(services: Services, run: str, key: str) -> tuple[Record, dict[str, Any]]:
     """A run that ships with the app, or one that the holder of the key may open. Raises KvqError."""
     _demand(str, key=key)
-    if not services.shelf.ships(run):
+    if not services.records.ships(run):
         sharing.demand_open(services.store, run, key)
-    return services.shelf.get(run)
+    return services.records.get(run)
 
 
 def _demand(kind: type, **given: Any) -> None:
     """Gradio hands on whatever a client sends. Raises KvqError for an argument of another type."""
     for name, value in given.items():
         if not isinstance(value, kind):
-            raise KvqError(f"{name} = {shown(value)} is not allowed: it must be {_KINDS[kind]}.")
+            raise KvqError(f"{name} = {excerpt(value)} is not allowed: it must be {_KINDS[kind]}.")
 
 
 @contextmanager
@@ -211,8 +211,8 @@ def _one_line() -> Iterator[None]:
     except KvqError as error:
         raise gr.Error(str(error), print_exception=False) from None
     except Exception as error:
-        tell_error("request failed", error)
-        raise gr.Error(unexpected(), print_exception=False) from None
+        log_error("request failed", error)
+        raise gr.Error(unexpected_error(), print_exception=False) from None
 
 
 def _yielded(endpoint: Callable[..., Any]) -> Callable[..., Any]:
@@ -237,8 +237,8 @@ def _claim(claim: ClaimResult) -> ClaimInfo:
         criterion=list(claim.criterion),
         verdict=claim.verdict,
         within_noise=within_noise(claim),
-        held=texts_held(claim),
-        measured=measured(claim),
+        held=texts_share(claim),
+        measured=measurement_lines(claim),
         reason=claim.reason,
     )
 

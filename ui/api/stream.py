@@ -28,16 +28,16 @@ async def run_told(
     """
     job = await asyncio.to_thread(services.submit, with_model(spec), session, visitor(request))
     services.jobs.watch(job.ticket)
-    now = _waiting(services.desk.place(job.ticket))
+    now = _waiting(services.line.place(job.ticket))
     yield now
-    async for news in follow(job, services.desk):
+    async for news in follow(job, services.line):
         if isinstance(news, Place):
             yield _waiting(news)
             continue
         for event in _worth_telling(news):
             now = _after(now, event)
             if isinstance(event, Finished):
-                services.shelf.put(event.record, event.arrays)
+                services.records.put(event.record, event.arrays)
                 now = {**now, "result": _result(event, services, request)}
             yield now
     if job.error is not None:

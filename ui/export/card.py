@@ -23,7 +23,7 @@ def title(record: Record) -> str:
     return f"{record.environment.model_title}: {plural(len(record.lanes), 'quantized KV cache')} against full precision"
 
 
-def scored(record: Record) -> str:
+def scoring_line(record: Record) -> str:
     """On how many positions, after how long a prompt, and what fp16 rounding alone does."""
     m = record.noise_floor.metrics
     said = (
@@ -60,7 +60,7 @@ def card(record: Record, arrays: Arrays, link: str) -> str:
     body += [
         _text(60, 556, words[0], 16, MUTE, limit=160),
         _text(60, 578, f"KLD: {words[1]}", 16, MUTE, limit=160),
-        _text(60, 606, scored(record), 16, INK, limit=120),
+        _text(60, 606, scoring_line(record), 16, INK, limit=120),
         _text(1140, 606, link.removeprefix("https://").removeprefix("http://"), 16, "#3450d1", "end", limit=70),
     ]
     return (
@@ -101,4 +101,4 @@ def card_text(record: Record, arrays: Arrays, link: str) -> str:
         width, size, kld, flips = figures(lane)
         word = verdict(record, arrays, index).word
         lines.append(f"- {shorten(lane.label, 60)}: K/V {width} bits, size {size}, KLD {kld}, flips {flips} ({word})")
-    return "\n".join([*lines, scored(record), EXPLAINED, link])
+    return "\n".join([*lines, scoring_line(record), EXPLAINED, link])

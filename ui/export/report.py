@@ -5,7 +5,7 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 
-from kvq_core.analysis.expected import told
+from kvq_core.analysis.expected import expectation_sentence
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import LaneRecord, Record
 from ui.export.card import title
@@ -88,11 +88,11 @@ def _scores(record: Record, arrays: Arrays) -> str:
 def _answers(record: Record, arrays: Arrays) -> str:
     cards = f'<div><h3>Full precision</h3><div class="tokens">{reference_tokens(record.reference.tokens)}</div></div>'
     for index, lane in enumerate(record.lanes):
-        about = (settings(lane), verdict(record, arrays, index).said, *remarks(lane))
+        about = (settings(lane), verdict(record, arrays, index).sentence, *remarks(lane))
         notes = "".join(f'<p class="mute">{safe(note)}</p>' for note in about if note)
         body = f"<h3>{safe(lane.label)}</h3>{notes}{_tokens(record, arrays, index)}"
         cards += f'<div style="--lane:{lane_color(index)}">{body}</div>'
-    said = f"{SHADED} {told(record)}".strip()
+    said = f"{SHADED} {expectation_sentence(record)}".strip()
     return f'<section><h2>Answers</h2><p class="mute">{safe(said)}</p><div class="answers">{cards}</div></section>'
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from ui.export.svg_axes import Axis, along, axes, pairs, places, told, values
+from ui.export.svg_axes import Axis, axes, axis_layout, bar_axis, coordinates, pairs, places
 from ui.figures.base import heat
 from ui.html.colors import LANES, SEQUENTIAL, Scale, at, rgb
 from ui.html.escape import safe
@@ -61,8 +61,8 @@ def _trace(figure: go.Figure, trace: Any, scales: dict[str, Axis], stacked: dict
 
 
 def _bars(figure: go.Figure, trace: Any, x: Axis, y: Axis, stacked: dict[Any, np.ndarray]) -> str:
-    lined, across = (y, x) if along(trace) == "y" else (x, y)
-    where, lengths = values(trace, along(trace)), values(trace, "x" if across is x else "y")
+    lined, across = (y, x) if bar_axis(trace) == "y" else (x, y)
+    where, lengths = coordinates(trace, bar_axis(trace)), coordinates(trace, "x" if across is x else "y")
     at_pixel = places(lined, where)
     unit = abs(lined.end - lined.start) / max(1e-9, abs(lined.high - lined.low))
     thick = unit * (1 - (figure.layout.bargap or 0.2))
@@ -83,7 +83,7 @@ def _bars(figure: go.Figure, trace: Any, x: Axis, y: Axis, stacked: dict[Any, np
 
 
 def _scatter(trace: Any, x: Axis, y: Axis) -> str:
-    points = list(zip(places(x, values(trace, "x")), places(y, values(trace, "y")), strict=True))
+    points = list(zip(places(x, coordinates(trace, "x")), places(y, coordinates(trace, "y")), strict=True))
     out = ""
     mode = trace.mode or "lines"
     color = trace.line.color or trace.marker.color or "currentColor"
@@ -112,7 +112,7 @@ def _heatmap(figure: go.Figure, trace: Any, x: Axis, y: Axis) -> str:
     low, high, scale = shared.cmin or 0.0, shared.cmax or 1.0, shared.colorscale or SEQUENTIAL
     shown = np.nan_to_num(heat(figure, trace))  # what is blank has the colour of nothing
     codes = np.clip((shown - low) / ((high - low) or 1.0) * 255, 0, 255).astype(np.uint8)
-    xs, ys = values(trace, "x"), values(trace, "y")
+    xs, ys = coordinates(trace, "x"), coordinates(trace, "y")
     left, right = x.place(xs[0] - 0.5 * _gap(xs)), x.place(xs[-1] + 0.5 * _gap(xs))
     top, bottom = y.place(ys[0] - 0.5 * _gap(ys)), y.place(ys[-1] + 0.5 * _gap(ys))
     if top > bottom:  # the first row is the lowest one
@@ -145,7 +145,7 @@ def _frame(figure: go.Figure, scales: dict[str, Axis], x: str, y: str) -> str:
     left, right, bottom = across.start, across.end, max(up.start, up.end)
     top = min(up.start, up.end)
     parts = []
-    said = told(figure, y)
+    said = axis_layout(figure, y)
     if said.showticklabels is not False:
         for pixel, text in up.ticks():
             if said.showgrid is not False:
@@ -153,7 +153,7 @@ def _frame(figure: go.Figure, scales: dict[str, Axis], x: str, y: str) -> str:
             parts.append(_text(left - 6, pixel + 4, text, "end"))
     if said.title.text:
         parts.append(_text(14, (top + bottom) / 2, said.title.text, "middle", turned=True))
-    said = told(figure, x)
+    said = axis_layout(figure, x)
     if said.showticklabels is not False:
         for pixel, text in across.ticks():
             if said.showgrid is not False:
@@ -184,7 +184,7 @@ def _note(note: Any, inner: Box) -> str:
 
 def _label_room(figure: go.Figure) -> float:
     """Pixels that the longest category on a y axis takes."""
-    texts = [str(v) for t in figure.data for v in values(t, "y") if isinstance(v, str)]
+    texts = [str(v) for t in figure.data for v in coordinates(t, "y") if isinstance(v, str)]
     return 24 + CHARACTER * max(map(len, texts), default=0)
 
 

@@ -54,13 +54,15 @@ def axes(figure: go.Figure, inner: tuple[float, float, float, float]) -> dict[st
     x0, y0, x1, y1 = inner
     found = {}
     for name in sorted({name for pair in pairs(figure) for name in pair}):
-        said = told(figure, name)
+        said = axis_layout(figure, name)
         a, b = said.domain or (0, 1)
         is_x = name[0] == "x"
         axis = Axis(x0 + a * (x1 - x0), x0 + b * (x1 - x0)) if is_x else Axis(y1 - a * (y1 - y0), y1 - b * (y1 - y0))
         axis.log = said.type == "log"
         shared = said.matches or name
-        sharing = [t for t in figure.data if (told(figure, _axis_of(t, name)).matches or _axis_of(t, name)) == shared]
+        sharing = [
+            t for t in figure.data if (axis_layout(figure, _axis_of(t, name)).matches or _axis_of(t, name)) == shared
+        ]
         axis.low, axis.high, axis.names = _extent(sharing, name[0], axis.log)
         if said.range is not None:
             axis.low, axis.high = said.range
@@ -70,7 +72,7 @@ def axes(figure: go.Figure, inner: tuple[float, float, float, float]) -> dict[st
     return found
 
 
-def told(figure: go.Figure, name: str) -> Any:
+def axis_layout(figure: go.Figure, name: str) -> Any:
     """What the layout says of axis ``x``, ``y2``, ..."""
     return figure.layout[f"{name[0]}axis{name[1:]}"]
 
@@ -85,15 +87,15 @@ def _extent(traces: list[Any], which: str, log: bool) -> tuple[float, float, lis
     highs: list[float] = []
     names: dict[str, None] = {}
     for trace in traces:
-        given = values(trace, which)
+        given = coordinates(trace, which)
         if given.dtype.kind in "UO":
             names |= dict.fromkeys(map(str, given))
             continue
         if given.size:
-            half = 0.5 if trace.type == "heatmap" or (trace.type == "bar" and along(trace) == which) else 0.0
+            half = 0.5 if trace.type == "heatmap" or (trace.type == "bar" and bar_axis(trace) == which) else 0.0
             lows.append(float(np.nanmin(given)) - half)
             highs.append(float(np.nanmax(given)) + half)
-            if trace.type == "bar" and along(trace) != which:
+            if trace.type == "bar" and bar_axis(trace) != which:
                 lows.append(0.0)
     if names:
         return -0.5, len(names) - 0.5, list(names)
@@ -110,19 +112,19 @@ def _stacked_top(traces: list[Any], which: str, high: float) -> float:
     """Bars on one another reach the sum of them."""
     sums: dict[str, float] = {}
     for trace in traces:
-        if along(trace) == which:
+        if bar_axis(trace) == which:
             return high
-        for place, value in zip(values(trace, along(trace)), values(trace, which), strict=False):
+        for place, value in zip(coordinates(trace, bar_axis(trace)), coordinates(trace, which), strict=False):
             sums[str(place)] = sums.get(str(place), 0.0) + float(value)
     return max([high, *sums.values()])
 
 
-def along(trace: Any) -> str:
+def bar_axis(trace: Any) -> str:
     """The axis a bar trace's bars are lined up on."""
     return "y" if trace.orientation == "h" else "x"
 
 
-def values(trace: Any, which: str) -> np.ndarray:
+def coordinates(trace: Any, which: str) -> np.ndarray:
     """Coordinates of a trace on an axis; two levels of categories as one text."""
     given = getattr(trace, which)
     if trace.type == "heatmap" and given is None:

@@ -43,7 +43,7 @@ def lane_of(trace: Any) -> int | None:
     return trace.meta.get("lane") if isinstance(trace.meta, dict) else None
 
 
-def labelled(figure: go.Figure, label: str, pick: dict[str, Any] | None = None, **meta: Any) -> go.Figure:
+def label_figure(figure: go.Figure, label: str, pick: dict[str, Any] | None = None, **meta: Any) -> go.Figure:
     """What a screen reader says, and what a click selects: ``{"layer": "x"}`` is a point's x, a number is itself."""
     figure.update_layout(meta={"label": label, **({"pick": pick} if pick else {}), **meta})
     return figure
@@ -58,7 +58,7 @@ def cursor(figure: go.Figure, at: float, rows: int = 1, axis: Literal["x", "y"] 
     return figure
 
 
-def quantized(values: np.ndarray, top: float) -> np.ndarray:
+def as_int8(values: np.ndarray, top: float) -> np.ndarray:
     """Signed values as int8 codes of ``top / 127``, the figure's ``meta["scale"]``: a quarter of float32 for a large
     heatmap; NaN becomes BLANK. page.js turns them back before it draws."""
     codes = np.clip(np.round(values * (127 / (top or 1.0))), -127, 127)
@@ -72,17 +72,17 @@ def heat(figure: go.Figure, trace: Any) -> np.ndarray:
     return z if scale is None else np.where(z == BLANK, np.nan, z * scale)
 
 
-def rounded(values: np.ndarray, digits: int = 4) -> np.ndarray:
+def round_values(values: np.ndarray, digits: int = 4) -> np.ndarray:
     """float32 with at most ``digits`` decimals; Plotly sends it as binary."""
     return np.round(values, digits).astype(np.float32)
 
 
 def canvas(height: int, **layout: Any) -> go.Figure:
     """An empty figure in the page's style."""
-    return styled(go.Figure(), height, **layout)
+    return apply_style(go.Figure(), height, **layout)
 
 
-def stacked_rows(
+def lane_rows(
     titles: Sequence[str], row_height: int, colors: Sequence[str], gap: int = 30, **options: Any
 ) -> go.Figure:
     """One subplot a lane below each other on a shared x axis, each titled in its lane's colour."""
@@ -93,10 +93,10 @@ def stacked_rows(
     )
     for note, color in zip(figure.layout.annotations, colors, strict=True):
         note.update(x=0, xanchor="left", font={"size": 12, "color": color}, yshift=1)
-    return styled(figure, inner + 80, margin={"l": 48, "r": 8, "t": 26, "b": 46})
+    return apply_style(figure, inner + 80, margin={"l": 48, "r": 8, "t": 26, "b": 46})
 
 
-def styled(figure: go.Figure, height: int, **layout: Any) -> go.Figure:
+def apply_style(figure: go.Figure, height: int, **layout: Any) -> go.Figure:
     """Transparent, quiet, readable on a light and on a dark ground."""
     figure.update_layout(
         template=go.layout.Template(),  # Plotly's own is 6 KB a figure
@@ -149,7 +149,7 @@ def bar(unit: str) -> dict[str, Any]:
     }
 
 
-def pooled(values: np.ndarray, limit: int, axis: int) -> tuple[np.ndarray, np.ndarray]:
+def pool_bins(values: np.ndarray, limit: int, axis: int) -> tuple[np.ndarray, np.ndarray]:
     """At most ``limit`` entries along an axis, each the mean of its bin; and the bins' first indices."""
     length = values.shape[axis]
     edges = np.linspace(0, length, min(limit, length) + 1).astype(int)[:-1]

@@ -7,8 +7,18 @@ import plotly.graph_objects as go
 
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import FULL_PRECISION, Memory, Record
-from ui.figures.base import canvas, cursor, label_of, labelled, lanes_with, pooled, rounded, sequential, stacked_rows
-from ui.html.colors import NOISE, faded, lane_color
+from ui.figures.base import (
+    canvas,
+    cursor,
+    label_figure,
+    label_of,
+    lane_rows,
+    lanes_with,
+    pool_bins,
+    round_values,
+    sequential,
+)
+from ui.html.colors import NOISE, lane_color, with_alpha
 
 Axis = Literal["layers", "heads", "channels"]
 MAX_BINS = 256
@@ -30,16 +40,16 @@ def bit_map(record: Record, arrays: Arrays, kind: Literal["key", "value"], axis:
     if not lanes:
         return None
     flat = all(plane.shape[0] == 1 for *_, plane in lanes)
-    figure = stacked_rows(
+    figure = lane_rows(
         [label_of(lane) for _, lane, _ in lanes], 26 if flat else 80, [lane_color(i) for i, _, _ in lanes]
     )
     rows = {"layers": {"layer": "y"}, "heads": {"kv_head": "y"}}.get(axis, {})
     for row, (_, lane, plane) in enumerate(lanes, 1):
-        values, starts = pooled(plane, MAX_BINS, axis=1)
+        values, starts = pool_bins(plane, MAX_BINS, axis=1)
         single = values.shape[0] == 1
         picks = {"position": "x", **({} if single else rows)}
         heat = go.Heatmap(
-            z=rounded(values, 2),
+            z=round_values(values, 2),
             x=starts,
             coloraxis="coloraxis",
             meta={"pick": picks},
@@ -62,7 +72,7 @@ def bit_map(record: Record, arrays: Arrays, kind: Literal["key", "value"], axis:
     figure.update_xaxes(title_text="token of the cache: prompt, then answer", row=len(lanes), col=1)
     figure.update_layout(coloraxis=sequential(16.0, "bits"))
     cursor(figure, len(record.reference.prompt_token_ids) + token, len(lanes))
-    return labelled(figure, f"Heatmaps: stored bits of {kind}s, {axis} by token, one a lane", {"position": "x"})
+    return label_figure(figure, f"Heatmaps: stored bits of {kind}s, {axis} by token, one a lane", {"position": "x"})
 
 
 def _plane(bits: np.ndarray, axis: Axis) -> np.ndarray:
@@ -84,7 +94,7 @@ def stored_bytes(record: Record) -> go.Figure:
             by_group(memory.bytes_by_part, kind).get(title, 0) for *_, memory in lanes for kind in ("key", "value")
         ]
         if any(sizes):
-            colors = [faded(lane_color(i), opacity) for i, *_ in lanes for _ in range(2)]
+            colors = [with_alpha(lane_color(i), opacity) for i, *_ in lanes for _ in range(2)]
             figure.add_bar(
                 y=axis,
                 x=[round(s / 1e6, 4) for s in sizes],
@@ -101,12 +111,12 @@ def stored_bytes(record: Record) -> go.Figure:
             orientation="h",
             name="fp16",
             showlegend=False,
-            marker={"color": faded(NOISE, 0.5)},
+            marker={"color": with_alpha(NOISE, 0.5)},
             hovertemplate="%{x:.3g} MB<extra>fp16</extra>",
         )
     figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)
     figure.update_xaxes(title_text="stored, MB")
-    return labelled(figure, "Stacked bars: stored megabytes of keys and values, one pair a lane")
+    return label_figure(figure, "Stacked bars: stored megabytes of keys and values, one pair a lane")
 
 
 def by_group(parts: dict[str, int], kind: str) -> dict[str, int]:

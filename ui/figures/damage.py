@@ -9,15 +9,15 @@ import plotly.graph_objects as go
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
 from ui.figures.base import (
+    as_int8,
     cursor,
     diverging,
+    label_figure,
     label_of,
-    labelled,
+    lane_rows,
     lanes_with,
-    quantized,
-    rounded,
+    round_values,
     sequential,
-    stacked_rows,
 )
 from ui.html.colors import lane_color
 
@@ -56,10 +56,10 @@ def damage_grid(record: Record, arrays: Arrays, measure: str, kind: Kind, layer:
     _, unit, _, what = MEASURES[measure][kind]
     names = [label_of(record.lanes[i]) for i, _ in lanes]
     heads = record.environment.kv_heads
-    figure = stacked_rows(names, max(34, 13 * min(heads, 16)), [lane_color(i) for i, _ in lanes], gap=26)
+    figure = lane_rows(names, max(34, 13 * min(heads, 16)), [lane_color(i) for i, _ in lanes], gap=26)
     for row, (name, (_, values)) in enumerate(zip(names, lanes, strict=True), 1):
         heat = go.Heatmap(
-            z=rounded(values.T),
+            z=round_values(values.T),
             coloraxis="coloraxis",
             xgap=1,
             ygap=1,
@@ -81,7 +81,7 @@ def damage_grid(record: Record, arrays: Arrays, measure: str, kind: Kind, layer:
     figure.update_xaxes(title_text="layer", row=len(lanes), col=1)
     top = max(float(np.quantile(values, 0.995)) for _, values in lanes)
     figure.update_layout(coloraxis=sequential(top, unit))
-    return labelled(figure, f"Heatmaps of the {what}, layer by KV head, one a lane", {"layer": "x", "kv_head": "y"})
+    return label_figure(figure, f"Heatmaps of the {what}, layer by KV head, one a lane", {"layer": "x", "kv_head": "y"})
 
 
 def worst_head(record: Record, arrays: Arrays) -> tuple[int, int]:
@@ -119,7 +119,7 @@ def clearest_head(record: Record, arrays: Arrays) -> tuple[int, int]:
     return int(layer), int(head)
 
 
-def captured_at(record: Record, layer: int, head: int) -> tuple[int, int] | None:
+def captured_indices(record: Record, layer: int, head: int) -> tuple[int, int] | None:
     """Indices into the maps of the captured layer and query head nearest to those asked for; None without maps."""
     info = record.capture
     if not info.layers or not info.heads:
@@ -128,9 +128,9 @@ def captured_at(record: Record, layer: int, head: int) -> tuple[int, int] | None
     return info.layers.index(next(nearest)), info.heads.index(next(nearest))
 
 
-def kept_at(record: Record, layer: int, head: int) -> tuple[int, int] | None:
+def captured_head(record: Record, layer: int, head: int) -> tuple[int, int] | None:
     """The captured layer and query head themselves."""
-    place = captured_at(record, layer, head)
+    place = captured_indices(record, layer, head)
     return place and (record.capture.layers[place[0]], record.capture.heads[place[1]])
 
 
@@ -138,7 +138,7 @@ def score_map(
     record: Record, arrays: Arrays, layer: int, head: int, step: int = 0, centred: bool = True
 ) -> go.Figure | None:
     """Signed score deltas of one head, step x position, every lane on one diverging scale."""
-    place = captured_at(record, layer, head)
+    place = captured_indices(record, layer, head)
     if place is None:
         return None
     lanes = [
@@ -151,10 +151,10 @@ def score_map(
         return None
     info = record.capture
     top = max(float(np.nanquantile(np.abs(delta), 0.999)) for *_, delta in lanes)
-    figure = stacked_rows([label_of(lane) for _, lane, _ in lanes], 84, [lane_color(i) for i, _, _ in lanes], gap=26)
+    figure = lane_rows([label_of(lane) for _, lane, _ in lanes], 84, [lane_color(i) for i, _, _ in lanes], gap=26)
     for row, (_, lane, delta) in enumerate(lanes, 1):
         heat = go.Heatmap(
-            z=quantized(delta, top),
+            z=as_int8(delta, top),
             x=_centres(info.position_edges),
             y=_centres(info.step_edges),
             coloraxis="coloraxis",
@@ -171,7 +171,7 @@ def score_map(
     )
     figure.update_layout(coloraxis=diverging(top, "Δ score" + ("" if centred else ", uncentred")))
     cursor(figure, step, len(lanes), axis="y")
-    return labelled(
+    return label_figure(
         figure, "Heatmaps of signed score deltas, step by key position, one a lane", {"step": "y"}, scale=top / 127
     )
 
@@ -183,7 +183,7 @@ def _delta(record: Record, arrays: Arrays, lane: int, m: int, q: int, centred: b
     scale = array(arrays, f"lane/{lane}/delta_scale")
     delta = codes * (1.0 if scale is None else float(scale[m, q]))
     info = record.capture
-    reached = np.asarray(info.position_edges[:-1])[None, :] < tokens_seen(record, info.step_edges[1:])[:, None]
+    reached = np.asarray(info.position_edges[:-1])[None, :] < key_counts(record, info.step_edges[1:])[:, None]
     delta = np.where(reached, delta, np.nan)
     offset = array(arrays, f"lane/{lane}/delta_offset")
     if centred or offset is None:
@@ -194,7 +194,7 @@ def _delta(record: Record, arrays: Arrays, lane: int, m: int, q: int, centred: b
     return delta + (np.add.reduceat(of_steps, edges) / widths)[:, None]
 
 
-def tokens_seen(record: Record, steps: Sequence[int]) -> np.ndarray:
+def key_counts(record: Record, steps: Sequence[int]) -> np.ndarray:
     """Key positions that are there after so many steps: the prompt and what was written."""
     return len(record.reference.prompt_token_ids) + np.asarray(steps)
 

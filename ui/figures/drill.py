@@ -5,8 +5,8 @@ import plotly.graph_objects as go
 
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
-from ui.figures.base import canvas, diverging, label_of, labelled, lanes_with, of_lane, rounded, sequential
-from ui.figures.damage import captured_at, tokens_seen
+from ui.figures.base import canvas, diverging, label_figure, label_of, lanes_with, of_lane, round_values, sequential
+from ui.figures.damage import captured_indices, key_counts
 from ui.html.colors import REFERENCE, lane_color
 
 FLOOR = 1e-3  # percent: attention is drawn on a log scale from here
@@ -27,7 +27,7 @@ def nearest_step(record: Record, step: int) -> int | None:
 
 def attention_rows(record: Record, arrays: Arrays, layer: int, head: int, step: int) -> go.Figure | None:
     """Attention of one head at a step: the reference's row and every lane's, mass in each bin of positions."""
-    at, place = nearest_step(record, step), captured_at(record, layer, head)
+    at, place = nearest_step(record, step), captured_indices(record, layer, head)
     rows = [(-1, "Full precision", REFERENCE, "reference/attention_rows")]
     rows += [
         (i, label_of(lane), lane_color(i), f"lane/{i}/attention_rows")
@@ -38,14 +38,14 @@ def attention_rows(record: Record, arrays: Arrays, layer: int, head: int, step: 
     if at is None or place is None or len(held) < 2:
         return None
     edges = np.asarray(record.capture.position_edges)
-    there = edges[:-1] < tokens_seen(record, [record.capture.attention_steps[at] + 1])  # nobody reads what is to come
+    there = edges[:-1] < key_counts(record, [record.capture.attention_steps[at] + 1])  # nobody reads what is to come
     centres = ((edges[:-1] + edges[1:] - 1) / 2)[there]
     figure = canvas(330, yaxis={"type": "log", "dtick": 1, "title": {"text": "attention, % (log)"}})
     for index, name, color, codes in held:
         mass = 100 * (np.asarray(codes[at, place[0], place[1]], dtype=np.float32)[there] / 255) ** 2
         figure.add_scatter(
-            x=rounded(centres, 1),
-            y=rounded(np.maximum(mass, FLOOR), 5),
+            x=round_values(centres, 1),
+            y=round_values(np.maximum(mass, FLOOR), 5),
             mode="lines",
             name=name,
             meta=of_lane(index),
@@ -56,7 +56,7 @@ def attention_rows(record: Record, arrays: Arrays, layer: int, head: int, step: 
     where = f"layer {info.layers[place[0]]}, head {info.heads[place[1]]}, step {info.attention_steps[at]}"
     # a head that reads little but the first token is a line along this edge
     figure.update_xaxes(title_text=f"key position ({where})", range=[-0.02 * edges[-1], edges[-1]])
-    return labelled(figure, f"Attention over key positions, {where}: reference and lanes")
+    return label_figure(figure, f"Attention over key positions, {where}: reference and lanes")
 
 
 def channel_shares(record: Record, arrays: Arrays, kind: str, layer: int, kv_head: int) -> list[tuple[int, np.ndarray]]:
@@ -82,7 +82,7 @@ def channel_errors(record: Record, arrays: Arrays, kind: str, layer: int, kv_hea
         names, rows = ["energy held", *names], [100 * energy / max(energy.sum(), 1e-30), *rows]
     figure = canvas(92 + 26 * len(rows))
     figure.add_heatmap(
-        z=rounded(np.stack(rows), 3),
+        z=round_values(np.stack(rows), 3),
         y=names,
         coloraxis="coloraxis",
         ygap=3,
@@ -92,7 +92,7 @@ def channel_errors(record: Record, arrays: Arrays, kind: str, layer: int, kv_hea
     figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)
     figure.update_xaxes(title_text=f"channel (layer {layer}, KV head {kv_head})", showgrid=False)
     figure.update_layout(coloraxis=sequential(float(np.stack(rows).max()), "share, %"))
-    return labelled(figure, f"Heatmap: share of the squared {kind} error of each channel, one row a lane")
+    return label_figure(figure, f"Heatmap: share of the squared {kind} error of each channel, one row a lane")
 
 
 def sink_change(record: Record, arrays: Arrays) -> go.Figure | None:
@@ -103,7 +103,7 @@ def sink_change(record: Record, arrays: Arrays) -> go.Figure | None:
     rows = np.stack([change for _, change in lanes])
     figure = canvas(92 + 26 * len(lanes))
     figure.add_heatmap(
-        z=rounded(rows, 3),
+        z=round_values(rows, 3),
         y=[label_of(lane, 20) for lane, _ in lanes],
         coloraxis="coloraxis",
         xgap=1,
@@ -114,7 +114,9 @@ def sink_change(record: Record, arrays: Arrays) -> go.Figure | None:
     figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)
     figure.update_xaxes(title_text="layer", showgrid=False)
     figure.update_layout(coloraxis=diverging(float(np.abs(rows).max()), "% points"))
-    return labelled(figure, "Heatmap: change of attention on the sink tokens by layer, one row a lane", {"layer": "x"})
+    return label_figure(
+        figure, "Heatmap: change of attention on the sink tokens by layer, one row a lane", {"layer": "x"}
+    )
 
 
 def depth_error(record: Record, arrays: Arrays, measure: str) -> go.Figure | None:
@@ -130,7 +132,7 @@ def depth_error(record: Record, arrays: Arrays, measure: str) -> go.Figure | Non
         for index, lane, values in lanes_with(record, arrays, name):
             figure.add_scatter(
                 x=centres,
-                y=rounded(factor * values.mean((0, 1))),
+                y=round_values(factor * values.mean((0, 1))),
                 mode="lines+markers",
                 legendgroup=str(index),
                 name=label_of(lane, 20),
@@ -142,4 +144,4 @@ def depth_error(record: Record, arrays: Arrays, measure: str) -> go.Figure | Non
             )
             drawn = True
     figure.update_xaxes(title_text="key position" + (" (keys solid, values dashed)" if len(kinds) > 1 else ""))
-    return labelled(figure, "Curves: error against the depth of the context, one a lane") if drawn else None
+    return label_figure(figure, "Curves: error against the depth of the context, one a lane") if drawn else None

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import LaneRecord, Record
-from ui.figures.base import canvas, decades, label_of, labelled, of_lane, rounded
+from ui.figures.base import canvas, decades, label_figure, label_of, of_lane, round_values
 from ui.html.colors import NOISE, REFERENCE, lane_color
 
 SYMBOLS: dict[tuple[str, ...], str] = {
@@ -115,7 +115,7 @@ def distortion_rate(record: Record, arrays: Arrays, what: str) -> go.Figure | No
         )
     whose = {"whole": "an element", "key": "a key element", "value": "a value element"}[asked.of]
     figure.update_xaxes(title_text=f"stored bits {whose}", range=[max(0, low - margin), high + margin])
-    return labelled(figure, f"Scatter: {asked.title} against stored bits, one point a lane")
+    return label_figure(figure, f"Scatter: {asked.title} against stored bits, one point a lane")
 
 
 def _curve(figure: go.Figure, arrays: Arrays, asked: Distortion, low: float, high: float) -> list[float]:
@@ -127,8 +127,8 @@ def _curve(figure: go.Figure, arrays: Arrays, asked: Distortion, low: float, hig
     if not kept.any():
         return []
     figure.add_scatter(
-        x=rounded(bits[kept], 3),
-        y=rounded(100 * error[kept], 5),
+        x=round_values(bits[kept], 3),
+        y=round_values(100 * error[kept], 5),
         mode="lines",
         name="Gaussian source",
         showlegend=False,

@@ -7,8 +7,8 @@ import plotly.graph_objects as go
 
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
-from ui.figures.base import canvas, label_of, labelled, lanes_with, of_lane, rounded, stacked_rows
-from ui.html.colors import ACCENT, REFERENCE, faded, lane_color
+from ui.figures.base import canvas, label_figure, label_of, lane_rows, lanes_with, of_lane, round_values
+from ui.html.colors import ACCENT, REFERENCE, lane_color, with_alpha
 
 Curve = tuple[str, str, str, str]  # array, name, colour, dash
 SPACES: dict[str, tuple[Curve, ...]] = {
@@ -19,18 +19,18 @@ RANKS: tuple[Curve, ...] = (*SPACES["key"], ("value", "values", "#8a6d00", "dot"
 WITH_MEAN = "mean included"
 
 
-def centred(arrays: Arrays) -> bool:
+def is_centred(arrays: Arrays) -> bool:
     """Whether a run's singular values are those of keys and values less their mean; of older runs they are not."""
     return "spectra/key_pre" not in arrays
 
 
 def spectrum(arrays: Arrays, name: str) -> np.ndarray | None:
     """Singular values of the prompt's keys or values, as ``centred`` says."""
-    return array(arrays, f"{'centred' if centred(arrays) else 'spectra'}/{name}")
+    return array(arrays, f"{'centred' if is_centred(arrays) else 'spectra'}/{name}")
 
 
 def _curves(arrays: Arrays, kind: str, suffix: str = "") -> list[tuple[np.ndarray, str, str, str]]:
-    told = "" if centred(arrays) else f", {WITH_MEAN}"
+    told = "" if is_centred(arrays) else f", {WITH_MEAN}"
     return [
         (values, name + told, color, dash)
         for key, name, color, dash in SPACES[kind]
@@ -54,11 +54,11 @@ def head_spectra(record: Record, arrays: Arrays, layer: int, kind: str = "key") 
                 legendgroup=name,
                 name=name,
                 showlegend=head == 0,
-                line={"color": faded(color, 1 - 0.25 * (head % 3)), "width": 1.6, "dash": dash},
+                line={"color": with_alpha(color, 1 - 0.25 * (head % 3)), "width": 1.6, "dash": dash},
                 hovertemplate=f"direction %{{x}}: %{{y:.3g}}<extra>KV head {head}, {name}</extra>",
             )
     figure.update_xaxes(title_text=f"direction of a KV head (layer {layer})")
-    return labelled(figure, f"Curves: singular values of each KV head's {kind}s in layer {layer}")
+    return label_figure(figure, f"Curves: singular values of each KV head's {kind}s in layer {layer}")
 
 
 def joint_spectra(record: Record, arrays: Arrays, layer: int, kind: str = "key") -> go.Figure | None:
@@ -81,7 +81,7 @@ def joint_spectra(record: Record, arrays: Arrays, layer: int, kind: str = "key")
     if kind == "key":
         _schedules(figure, record, arrays, layer)
     figure.update_xaxes(title_text=f"direction, all heads (layer {layer})")
-    return labelled(figure, f"Curves: singular values of all heads' {kind}s of layer {layer} together")
+    return label_figure(figure, f"Curves: singular values of all heads' {kind}s of layer {layer} together")
 
 
 def _schedules(figure: go.Figure, record: Record, arrays: Arrays, layer: int) -> None:
@@ -91,7 +91,7 @@ def _schedules(figure: go.Figure, record: Record, arrays: Arrays, layer: int) ->
         line = widths[layer]
         figure.add_scatter(
             x=np.arange(1, line.size + 1),
-            y=rounded(line, 2),
+            y=round_values(line, 2),
             mode="lines",
             name=f"bits, {label_of(lane, 18)}",
             meta=of_lane(index),
@@ -114,8 +114,8 @@ def cumulative_energy(record: Record, arrays: Arrays, layer: int, kind: str = "k
             held = held.mean(0) if held.ndim > 1 else held
             share = np.arange(1, held.size + 1) / held.size
             figure.add_scatter(
-                x=rounded(100 * share, 2),
-                y=rounded(100 * held, 2),
+                x=round_values(100 * share, 2),
+                y=round_values(100 * held, 2),
                 mode="lines",
                 name=f"{name}, {how}",
                 line={"color": color, "width": width, "dash": dash},
@@ -123,7 +123,7 @@ def cumulative_energy(record: Record, arrays: Arrays, layer: int, kind: str = "k
             )
             drawn = True
     figure.update_xaxes(title_text="directions, %")
-    return labelled(figure, f"Curves: energy held by the strongest directions of {kind}s") if drawn else None
+    return label_figure(figure, f"Curves: energy held by the strongest directions of {kind}s") if drawn else None
 
 
 def effective_rank(record: Record, arrays: Arrays, layer: int) -> go.Figure | None:
@@ -135,10 +135,10 @@ def effective_rank(record: Record, arrays: Arrays, layer: int) -> go.Figure | No
         if values is None:
             continue
         drawn = True
-        title = (f"keys {name}" if key.startswith("key") else name) + ("" if centred(arrays) else f", {WITH_MEAN}")
+        title = (f"keys {name}" if key.startswith("key") else name) + ("" if is_centred(arrays) else f", {WITH_MEAN}")
         figure.add_scatter(
             x=np.arange(values.shape[0]),
-            y=rounded(ranks(values).mean(-1), 2),
+            y=round_values(ranks(values).mean(-1), 2),
             mode="lines",
             name=title,
             line={"color": color, "width": 2, "dash": dash},
@@ -146,7 +146,7 @@ def effective_rank(record: Record, arrays: Arrays, layer: int) -> go.Figure | No
         )
     figure.add_vline(layer, line={"color": ACCENT, "width": 1.5, "dash": "dot"})
     figure.update_xaxes(title_text=f"layer (of {record.environment.head_dim} directions a head)")
-    return labelled(figure, "Curves: effective rank by layer", {"layer": "x"}) if drawn else None
+    return label_figure(figure, "Curves: effective rank by layer", {"layer": "x"}) if drawn else None
 
 
 def mean_shares(record: Record, arrays: Arrays, layer: int) -> go.Figure | None:
@@ -161,7 +161,7 @@ def mean_shares(record: Record, arrays: Arrays, layer: int) -> go.Figure | None:
         title = f"keys {name}" if key.startswith("key") else name
         figure.add_scatter(
             x=np.arange(share.size),
-            y=rounded(100 * share, 2),
+            y=round_values(100 * share, 2),
             mode="lines",
             name=title,
             line={"color": color, "width": 2, "dash": dash},
@@ -169,7 +169,7 @@ def mean_shares(record: Record, arrays: Arrays, layer: int) -> go.Figure | None:
         )
     figure.add_vline(layer, line={"color": ACCENT, "width": 1.5, "dash": "dot"})
     figure.update_xaxes(title_text="layer")
-    return labelled(figure, "Curves: the mean's share of the energy by layer", {"layer": "x"}) if drawn else None
+    return label_figure(figure, "Curves: the mean's share of the energy by layer", {"layer": "x"}) if drawn else None
 
 
 def mean_share(arrays: Arrays, name: str) -> np.ndarray | None:
@@ -183,8 +183,8 @@ def mean_share(arrays: Arrays, name: str) -> np.ndarray | None:
 
 def lane_spectra(record: Record, arrays: Arrays, layer: int, kv_head: int) -> go.Figure | None:
     """Singular values of one head's keys as each lane reads them back, beside the prompt's at full precision."""
-    told = "" if centred(arrays) else f", {WITH_MEAN}"
-    lanes = list(lanes_with(record, arrays, "centred_key" if centred(arrays) else "spectrum_key"))
+    told = "" if is_centred(arrays) else f", {WITH_MEAN}"
+    lanes = list(lanes_with(record, arrays, "centred_key" if is_centred(arrays) else "spectrum_key"))
     if not lanes:
         return None
     figure = canvas(300, yaxis={"type": "log", "dtick": 1, "title": {"text": "singular value / its largest"}})
@@ -202,7 +202,7 @@ def lane_spectra(record: Record, arrays: Arrays, layer: int, kv_head: int) -> go
             hovertemplate="direction %{x}: %{y:.3g}<extra>" + name + "</extra>",
         )
     figure.update_xaxes(title_text=f"direction (layer {layer}, KV head {kv_head}, after RoPE)")
-    return labelled(figure, "Curves: singular values of the keys as each lane reads them")
+    return label_figure(figure, "Curves: singular values of the keys as each lane reads them")
 
 
 def distributions(record: Record, arrays: Arrays, layer: int, what: str) -> go.Figure | None:
@@ -214,7 +214,7 @@ def distributions(record: Record, arrays: Arrays, layer: int, what: str) -> go.F
     at = info.distribution_layers.index(nearest_layer(record, layer))
     rows = [("Full precision", REFERENCE, own[at])]
     rows += [(label_of(lane), lane_color(i), v[at]) for i, lane, v in lanes_with(record, arrays, f"{what}_quantiles")]
-    figure = stacked_rows([name for name, *_ in rows], 62, [color for _, color, _ in rows], gap=26)
+    figure = lane_rows([name for name, *_ in rows], 62, [color for _, color, _ in rows], gap=26)
     for row, (name, color, levels) in enumerate(rows, 1):
         _fan(figure, row, name, color, levels, info.quantiles)
     low, high = (float(f([v for *_, v in rows])) for f in (np.min, np.max))
@@ -223,7 +223,7 @@ def distributions(record: Record, arrays: Arrays, layer: int, what: str) -> go.F
     named = "channel before RoPE, all heads" if what == "key" else "latent channel, strongest first"
     figure.update_xaxes(title_text=f"{named} (layer {info.distribution_layers[at]})", row=len(rows), col=1)
     figure.update_layout(showlegend=False)
-    return labelled(figure, f"Bands: spread of every {named.split(',')[0]}, full precision and lanes")
+    return label_figure(figure, f"Bands: spread of every {named.split(',')[0]}, full precision and lanes")
 
 
 def nearest_layer(record: Record, layer: int) -> int:
@@ -245,19 +245,19 @@ def _fan(figure: go.Figure, row: int, name: str, color: str, levels: np.ndarray,
         for edge, fill in ((low, None), (high, "tonexty")):
             figure.add_scatter(
                 x=x,
-                y=rounded(levels[:, edge], 3),
+                y=round_values(levels[:, edge], 3),
                 mode="lines",
                 name=f"{name}, quantile {at[edge]:g}",
                 fill=fill,
                 line={"width": 0, "color": color},
-                fillcolor=faded(color, alpha),
+                fillcolor=with_alpha(color, alpha),
                 hoverinfo="skip",
                 row=row,
                 col=1,
             )
     figure.add_scatter(
         x=x,
-        y=rounded(levels[:, middle[2]], 3),
+        y=round_values(levels[:, middle[2]], 3),
         mode="lines",
         name=f"{name}, median",
         row=row,

@@ -5,7 +5,7 @@ import plotly.graph_objects as go
 
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
-from ui.figures.base import INK, canvas, label_of, labelled, lanes_with, of_lane, rounded
+from ui.figures.base import INK, canvas, label_figure, label_of, lanes_with, of_lane, round_values
 from ui.html.colors import ACCENT, REFERENCE, lane_color
 
 # The four subspaces of SQuat's Figure 2
@@ -28,7 +28,7 @@ def deviation(record: Record, arrays: Arrays, layer: int, rank: int) -> go.Figur
         mean = values[layer].mean(0)
         figure.add_scatter(
             x=np.arange(mean.size),
-            y=rounded(mean),
+            y=round_values(mean),
             mode="lines",
             name=name,
             line={"color": color, "width": 2, "dash": dash},
@@ -37,7 +37,7 @@ def deviation(record: Record, arrays: Arrays, layer: int, rank: int) -> go.Figur
         drawn = True
     _mark(figure, rank)
     figure.update_xaxes(title_text=f"rank r (layer {layer})")
-    return labelled(figure, "Curves: deviation of queries from the subspace, by rank") if drawn else None
+    return label_figure(figure, "Curves: deviation of queries from the subspace, by rank") if drawn else None
 
 
 def error_inside(record: Record, arrays: Arrays, layer: int, rank: int) -> go.Figure | None:
@@ -59,7 +59,7 @@ def error_inside(record: Record, arrays: Arrays, layer: int, rank: int) -> go.Fi
         inside = 100 * inside_share(spread[layer]).mean(0)
         figure.add_scatter(
             x=np.arange(inside.size),
-            y=rounded(inside, 2),
+            y=round_values(inside, 2),
             mode="lines",
             name=label_of(lane),
             meta=of_lane(index),
@@ -68,7 +68,7 @@ def error_inside(record: Record, arrays: Arrays, layer: int, rank: int) -> go.Fi
         )
     _mark(figure, rank)
     figure.update_xaxes(title_text=f"rank r (layer {layer})")
-    return labelled(figure, "Curves: share of the squared key error inside the subspace, by rank, one a lane")
+    return label_figure(figure, "Curves: share of the squared key error inside the subspace, by rank, one a lane")
 
 
 def error_split(record: Record, arrays: Arrays, rank: int) -> go.Figure | None:
@@ -91,7 +91,7 @@ def error_split(record: Record, arrays: Arrays, rank: int) -> go.Figure | None:
         )
     figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)
     figure.update_xaxes(title_text="‖ΔK‖ / ‖K‖, %")
-    return labelled(figure, f"Bars: key error inside and outside the top {rank} query directions, one pair a lane")
+    return label_figure(figure, f"Bars: key error inside and outside the top {rank} query directions, one pair a lane")
 
 
 def split_errors(record: Record, arrays: Arrays, rank: int) -> list[tuple[int, float, float]]:
@@ -134,7 +134,7 @@ def angles(record: Record, arrays: Arrays, layer: int, kv_head: int, rank: int, 
         line = values[layer, kv_head, kept, :r]
         figure.add_scatter(
             x=np.arange(1, line.size + 1),
-            y=rounded(line, 2),
+            y=round_values(line, 2),
             mode="lines+markers",
             name=name,
             meta=of_lane(index),
@@ -143,7 +143,7 @@ def angles(record: Record, arrays: Arrays, layer: int, kv_head: int, rank: int, 
             hovertemplate="angle %{x}: %{y:.1f}°<extra>" + name + "</extra>",
         )
     figure.update_xaxes(title_text=f"angle of the top {r} (layer {layer}, KV head {kv_head})")
-    return labelled(figure, f"Curves: principal angles of the top-{r} subspaces, one a lane")
+    return label_figure(figure, f"Curves: principal angles of the top-{r} subspaces, one a lane")
 
 
 def nearest_rank(record: Record, rank: int) -> int | None:

@@ -5,8 +5,8 @@ import plotly.graph_objects as go
 
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import LaneRecord, Record
-from ui.figures.base import cursor, label_of, labelled, lanes_with, rounded, stacked_rows
-from ui.html.colors import faded, lane_color
+from ui.figures.base import cursor, label_figure, label_of, lane_rows, lanes_with, round_values
+from ui.html.colors import lane_color, with_alpha
 
 
 def kld_strips(record: Record, arrays: Arrays, token: int) -> go.Figure | None:
@@ -16,15 +16,15 @@ def kld_strips(record: Record, arrays: Arrays, token: int) -> go.Figure | None:
     if not lanes:
         return None
     margin = array(arrays, "reference/margin")
-    figure = stacked_rows([label_of(lane) for _, lane, _ in lanes], 52, [lane_color(i) for i, *_ in lanes], gap=26)
+    figure = lane_rows([label_of(lane) for _, lane, _ in lanes], 52, [lane_color(i) for i, *_ in lanes], gap=26)
     top = max(float(kld.max()) for *_, kld in lanes) or 1.0
     for row, (index, lane, kld) in enumerate(lanes, 1):
         tokens = np.arange(1, kld.size + 1)
         figure.add_bar(
             x=tokens,
-            y=rounded(kld),
+            y=round_values(kld),
             name=label_of(lane),
-            marker={"color": faded(lane_color(index), 0.75)},
+            marker={"color": with_alpha(lane_color(index), 0.75)},
             hovertemplate="token %{x}: %{y:.3g} nats<extra>" + label_of(lane) + "</extra>",
             row=row,
             col=1,
@@ -50,7 +50,7 @@ def kld_strips(record: Record, arrays: Arrays, token: int) -> go.Figure | None:
     figure.update_xaxes(title_text="token of the followed text", row=len(lanes), col=1)
     figure.update_layout(showlegend=False, bargap=0.15)
     cursor(figure, token, len(lanes))
-    return labelled(figure, "Bars: KLD of every token, one row a lane; dots mark flips", {"token": "x"})
+    return label_figure(figure, "Bars: KLD of every token, one row a lane; dots mark flips", {"token": "x"})
 
 
 def flips(

@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 from kvq_core.analysis.context_growth import growths, shape_of
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
-from ui.figures.base import canvas, label_of, labelled, lanes_with, of_lane, rounded, sequential, stacked_rows
+from ui.figures.base import canvas, label_figure, label_of, lane_rows, lanes_with, of_lane, round_values, sequential
 from ui.html.colors import lane_color
 
 SHARES = {"symmetric": "symmetric groups, %", "outlier": "outliers, %"}
@@ -26,7 +26,7 @@ def code_usage(record: Record, arrays: Arrays, kind: str, layer: int, kv_head: i
         mean = np.sort(shares, -1)[:, ::-1].mean(0)
         figure.add_scatter(
             x=np.arange(1, mean.size + 1),
-            y=rounded(mean, 3),
+            y=round_values(mean, 3),
             mode="lines",
             name=label_of(lane),
             meta=of_lane(index),
@@ -35,7 +35,7 @@ def code_usage(record: Record, arrays: Arrays, kind: str, layer: int, kv_head: i
             hovertemplate="code of rank %{x}: %{y:.2g} %<extra>" + label_of(lane) + "</extra>",
         )
     figure.update_xaxes(title_text=f"code, most used first (layer {layer}, KV head {kv_head})")
-    return labelled(figure, f"Curves: how often each {kind} code is used, one a lane")
+    return label_figure(figure, f"Curves: how often each {kind} code is used, one a lane")
 
 
 def dead_codes(arrays: Arrays, lane: int, kind: str) -> float | None:
@@ -54,7 +54,7 @@ def latent_bits(record: Record, arrays: Arrays, layer: int) -> go.Figure | None:
         line = widths[layer]
         figure.add_scatter(
             x=np.arange(1, line.size + 1),
-            y=rounded(line, 2),
+            y=round_values(line, 2),
             mode="lines",
             name=label_of(lane),
             meta=of_lane(index),
@@ -62,7 +62,7 @@ def latent_bits(record: Record, arrays: Arrays, layer: int) -> go.Figure | None:
             hovertemplate="latent channel %{x}: %{y:.3g} bits<extra>" + label_of(lane) + "</extra>",
         )
     figure.update_xaxes(title_text=f"latent channel, strongest first (layer {layer})")
-    return labelled(figure, "Steps: code bits of every latent channel, one line a lane")
+    return label_figure(figure, "Steps: code bits of every latent channel, one line a lane")
 
 
 def shares(record: Record, arrays: Arrays, what: str, kind: str) -> go.Figure | None:
@@ -71,10 +71,10 @@ def shares(record: Record, arrays: Arrays, what: str, kind: str) -> go.Figure | 
     if not lanes:
         return None
     height = max(120 // len(lanes), 13 * record.environment.kv_heads)  # the colour bar's unit needs 120 px
-    figure = stacked_rows([label_of(lane) for _, lane, _ in lanes], height, [lane_color(i) for i, *_ in lanes], gap=26)
+    figure = lane_rows([label_of(lane) for _, lane, _ in lanes], height, [lane_color(i) for i, *_ in lanes], gap=26)
     for row, (_, lane, values) in enumerate(lanes, 1):
         heat = go.Heatmap(
-            z=rounded(values.T, 3),
+            z=round_values(values.T, 3),
             coloraxis="coloraxis",
             xgap=1,
             ygap=1,
@@ -87,7 +87,7 @@ def shares(record: Record, arrays: Arrays, what: str, kind: str) -> go.Figure | 
     figure.update_xaxes(title_text="layer", row=len(lanes), col=1)
     top = max(float(values.max()) for *_, values in lanes)
     figure.update_layout(coloraxis=sequential(top, SHARES[what]))
-    return labelled(figure, f"Heatmaps: share of {SHARES[what]}, one a lane", {"layer": "x", "kv_head": "y"})
+    return label_figure(figure, f"Heatmaps: share of {SHARES[what]}, one a lane", {"layer": "x", "kv_head": "y"})
 
 
 def bits_by_length(record: Record) -> go.Figure | None:
@@ -103,7 +103,7 @@ def bits_by_length(record: Record) -> go.Figure | None:
             name = label_of(record.lanes[index]) + (", codebooks counted" if shared else "")
             figure.add_scatter(
                 x=np.array([n for n, _ in own]),
-                y=rounded(np.asarray(line), 3),
+                y=round_values(np.asarray(line), 3),
                 mode="lines",
                 name=name,
                 showlegend=not shared,
@@ -116,4 +116,4 @@ def bits_by_length(record: Record) -> go.Figure | None:
         return None
     figure.add_vline(stored.tokens, line={"color": "#98a2b3", "width": 1, "dash": "dot"})
     figure.update_xaxes(title_text="context, tokens (dotted: this run)")
-    return labelled(figure, "Curves: effective bits against context length, one a lane")
+    return label_figure(figure, "Curves: effective bits against context length, one a lane")

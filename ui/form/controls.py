@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from kvq_core.errors import SpecError, shown
+from kvq_core.errors import SpecError, excerpt
 from kvq_core.methods import Knob, Method, knobs, methods
 from ui.html.escape import safe
 
@@ -43,7 +43,7 @@ def control(group: str, name: str, place: str, knob: Knob, value: Any, placehold
     )
 
 
-def shown_value(knob: Knob, value: Any) -> Any:
+def control_value(knob: Knob, value: Any) -> Any:
     """What a knob's control shows for a value."""
     if knob.fields:
         return value is not None
@@ -71,7 +71,7 @@ def read(knob: Knob, shown: Any) -> Any:
     return _parse(knob, shown) if knob.type == "list" and isinstance(shown, str) else shown
 
 
-def changed(method: str, given: dict[str, Any], place: str, shown: Any) -> dict[str, Any]:
+def set_knob(method: str, given: dict[str, Any], place: str, shown: Any) -> dict[str, Any]:
     """``given`` knobs with one set from its control; a knob at its default is left out."""
     outer, _, inner = place.partition(".")
     knob = dict(places(methods()[method]))[place]
@@ -93,7 +93,7 @@ def _parse(knob: Knob, text: str) -> Any:
     try:
         return json.loads(numbers if numbers.startswith("[") else f"[{numbers}]")
     except ValueError:
-        raise SpecError(f"{knob.name} = {shown(text)} cannot be read; write it like 8, 4, 4, 0.") from None
+        raise SpecError(f"{knob.name} = {excerpt(text)} cannot be read; write it like 8, 4, 4, 0.") from None
 
 
 def _bounds(knob: Knob) -> str:
@@ -109,7 +109,7 @@ def _choice(knob: Knob, value: Any, given: str) -> str:
     choices: list[tuple[str, Any]] = [(str(c), c) for c in knob.choices or ()]
     if knob.nullable:
         choices.insert(0, ("default", EMPTY))
-    now = shown_value(knob, value)
+    now = control_value(knob, value)
     # JSON, so that a number comes back as a number
     options = "".join(
         f'<option value="{safe(json.dumps(choice))}"{" selected" * (choice == now)}>{safe(text)}</option>'
@@ -124,18 +124,20 @@ def _number(knob: Knob, value: Any, given: str) -> str:
 
 
 def _switch(knob: Knob, value: Any, given: str) -> str:
-    return f'<input type="checkbox" {given}{" checked" * bool(shown_value(knob, value))}>'
+    return f'<input type="checkbox" {given}{" checked" * bool(control_value(knob, value))}>'
 
 
 def _text(knob: Knob, value: Any, given: str) -> str:
-    return f'<input type="text" {given} value="{safe(shown_value(knob, value))}">'
+    return f'<input type="text" {given} value="{safe(control_value(knob, value))}">'
 
 
 def _list(knob: Knob, value: Any, given: str) -> str:
     """Text, with the named values to choose from beside any other text."""
     if not knob.named:
         return _text(knob, value, given)
-    offered = "".join(f'<option value="{safe(f"{shown_value(knob, v)} ({name})")}">' for name, v in knob.named.items())
+    offered = "".join(
+        f'<option value="{safe(f"{control_value(knob, v)} ({name})")}">' for name, v in knob.named.items()
+    )
     return f'{_text(knob, value, f"{given} list=list-{knob.name}")}<datalist id="list-{knob.name}">{offered}</datalist>'
 
 

@@ -17,12 +17,12 @@ _REST = set(ComparisonSpec.model_fields) - set(FIELDS) - {"lanes", "stress"}
 Form = tuple[list[Any], list[LaneForm], dict[str, Any]]  # as ui.form.values.from_comparison gives it
 
 
-def told(lanes: list[LaneForm], rest: dict[str, Any]) -> str:
+def draft_json(lanes: list[LaneForm], rest: dict[str, Any]) -> str:
     """What of a draft the server holds."""
     return json.dumps({"lanes": lanes, "rest": rest})
 
 
-def restored(raw: Any) -> Form | None:
+def read_draft(raw: Any) -> Form | None:
     """The form of a draft; None where it is none of this version, or anything in it is not what a form can hold."""
     if not isinstance(raw, str) or not 0 < len(raw) <= MOST_CHARS:
         return None

@@ -7,9 +7,9 @@ from typing import Any
 import gradio as gr
 
 from kvq_core.presets import presets
-from ui.form.draft import restored, told
-from ui.form.lanes_panel import Lanes, redrawn
-from ui.form.setup_panel import Setup, asked
+from ui.form.draft import draft_json, read_draft
+from ui.form.lanes_panel import Lanes, redraw_lanes
+from ui.form.setup_panel import Setup, question_html
 from ui.form.values import FIELDS
 from ui.service.services import SWIFT
 
@@ -30,17 +30,17 @@ def wire_draft(draft: gr.Textbox, setup: Setup, lanes: Lanes) -> None:
     """Tell the browser of every change of the form."""
     gr.on([setup[name].change for name in FIELDS], None, setup.fields, None, js=KEEP_VALUES, **SWIFT)
     held = [lanes.lanes, setup.rest]
-    gr.on([lanes.lanes.change, setup.rest.change], told, held, draft, **SWIFT, trigger_mode="always_last")
+    gr.on([lanes.lanes.change, setup.rest.change], draft_json, held, draft, **SWIFT, trigger_mode="always_last")
     draft.change(None, draft, None, js=KEEP_LANES, **SWIFT)
 
 
-def refilled(raw: str) -> list[Any] | None:
+def restore_form(raw: str) -> list[Any] | None:
     """Updates of the whole form as it was left; None where the browser kept none. A preset's question stands above its
     own prompt."""
-    found = restored(raw)
+    found = read_draft(raw)
     if found is None:
         return None
     values, lanes, rest = found
     prompt = values[FIELDS.index("prompt")]
-    question = next((asked(preset) for preset in presets().values() if preset.spec.prompt == prompt), "")
-    return [question, *values, rest, *redrawn(lanes, None)]
+    question = next((question_html(preset) for preset in presets().values() if preset.spec.prompt == prompt), "")
+    return [question, *values, rest, *redraw_lanes(lanes, None)]

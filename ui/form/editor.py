@@ -6,7 +6,7 @@ from kvq_core.errors import KvqError
 from kvq_core.methods import Knob, methods
 from kvq_core.spec import MAX_LANES
 from ui.form.controls import control, current, places
-from ui.form.lanes import LaneForm, described, index, parse_layers, title, updated, with_knob
+from ui.form.lanes import LaneForm, describe_lane, index, parse_layers, title, update_lane, with_knob
 from ui.html.escape import safe
 
 KNOB = "knobs."
@@ -42,7 +42,7 @@ def editor(lanes: list[LaneForm], opened: dict[str, Any]) -> str:
     used = any(lane[knob.name] != knob.default for knob in OPTIONS)
     return (
         f'<{tag} class="editor lane-{at}" data-uid="{lane["uid"]}" data-revision="{opened["revision"]}">'
-        f"{_methods(lane['method'])}{about(lane['method'])}{_option(LABEL, lane, title({**lane, 'label': ''}))}"
+        f"{_methods(lane['method'])}{method_notes(lane['method'])}{_option(LABEL, lane, title({**lane, 'label': ''}))}"
         f'<div class="knobs">{rows}</div>'
         f'<details class="about"{" open" * used}><summary>Where it applies</summary>'
         f'<div class="knobs">{options}</div></details>'
@@ -82,7 +82,7 @@ def _open(given: dict[str, Any], place: str) -> bool:
     return not inner or given.get(outer) is not None
 
 
-def edited(lanes: list[LaneForm], uid: Any, values: dict[str, Any]) -> tuple[list[LaneForm], str | None]:
+def apply_edits(lanes: list[LaneForm], uid: Any, values: dict[str, Any]) -> tuple[list[LaneForm], str | None]:
     """The lanes with what was changed in one lane's editor, by place; and what of it is no value at all.
 
     What comes from a browser is anybody's data: places and lanes that are not there change nothing.
@@ -105,22 +105,22 @@ def _set(lanes: list[LaneForm], lane: LaneForm, place: str, value: Any) -> list[
         known = dict(places(methods()[lane["method"]]))
         return with_knob(lanes, uid, place[len(KNOB) :], value) if place[len(KNOB) :] in known else lanes
     if place == "method":
-        return updated(lanes, uid, method=value) if value in tuple(methods()) else lanes
+        return update_lane(lanes, uid, method=value) if value in tuple(methods()) else lanes
     if place == LABEL.name:
-        return updated(lanes, uid, label=str(value or "").strip())
+        return update_lane(lanes, uid, label=str(value or "").strip())
     if place == "layers":
-        return updated(lanes, uid, layers=parse_layers(str(value or "")))
-    return updated(lanes, uid, **{place: value}) if place in {knob.name for knob in OPTIONS} else lanes
+        return update_lane(lanes, uid, layers=parse_layers(str(value or "")))
+    return update_lane(lanes, uid, **{place: value}) if place in {knob.name for knob in OPTIONS} else lanes
 
 
 def complaint(lanes: list[LaneForm], uid: int | None, said: str | None = None) -> str:
     """What is wrong with the lane, in the words of the spec."""
     at = index(lanes, uid)
-    error = said or (described(lanes[at])[1] if at is not None else None)
+    error = said or (describe_lane(lanes[at])[1] if at is not None else None)
     return f'<p class="error" role="alert">{safe(error)}</p>' if error else ""
 
 
-def about(name: str) -> str:
+def method_notes(name: str) -> str:
     """The method's docstring, its paper and its deviations, as they are written in its file."""
     cls = methods()[name]
     first, _, more = (cls.__doc__ or "").strip().partition("\n\n")

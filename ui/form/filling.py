@@ -10,11 +10,11 @@ from kvq_core.models import with_model
 from kvq_core.presets import preset, presets
 from kvq_core.record.fields import RESULTS_VERSION, Record
 from kvq_core.spec import ComparisonSpec, parse_spec
-from ui.form.lanes_panel import Lanes, redrawn
-from ui.form.setup_panel import Setup, asked
+from ui.form.lanes_panel import Lanes, redraw_lanes
+from ui.form.setup_panel import Setup, question_html
 from ui.form.values import from_comparison
 from ui.html.status import line, notice
-from ui.service.access import opened
+from ui.service.access import open_run
 from ui.service.services import Services
 
 NEXT_FOR_A_LINK = "Check that the link is complete, pick one of your own runs, or set up the comparison and press Run."
@@ -30,21 +30,21 @@ REFUSED = {
 
 def form_outputs(setup: Setup, lanes: Lanes) -> list[gr.components.Component]:
     """What ``filled`` sets, in its order."""
-    return [setup.question, *setup.fields, setup.rest, *lanes.shown]
+    return [setup.question, *setup.fields, setup.rest, *lanes.outputs]
 
 
-def filled(spec: ComparisonSpec, question: str = "") -> list[Any]:
+def fill_form(spec: ComparisonSpec, question: str = "") -> list[Any]:
     """The whole form showing a spec, the lane editor closed."""
     values, form_lanes, rest = from_comparison(with_model(spec))
-    return [question, *values, rest, *redrawn(form_lanes, None)]
+    return [question, *values, rest, *redraw_lanes(form_lanes, None)]
 
 
 def from_preset(name: str) -> list[Any]:
     found = preset(name)
-    return filled(found.spec, asked(found))
+    return fill_form(found.spec, question_html(found))
 
 
-def other_run(name: str, record: Record | None, started: dict[str, Any] | None) -> str:
+def other_run_notice(name: str, record: Record | None, started: dict[str, Any] | None) -> str:
     """What stands above answers that are not the chosen preset's: those of the run ``started`` last, else of the run
     shown."""
     told = started or (record.spec if record is not None else None)
@@ -58,7 +58,7 @@ def other_run(name: str, record: Record | None, started: dict[str, Any] | None) 
     )
 
 
-def opened_page(
+def open_page(
     request: gr.Request, services: Services, kept: Any = None
 ) -> tuple[dict[str, Any] | None, str, list[Any]]:
     """Run to show, a message, and the form, for the address asked for: ``?run=`` (with ``&vs=``, another run beside
@@ -72,7 +72,7 @@ def opened_page(
         if "run" in asked_for or "vs" in asked_for:
             return _run(asked_for, services, kept)
         if "c" in asked_for:
-            return None, line("Comparison from a link", "done", detail=WAITS), filled(decode(asked_for["c"]))
+            return None, line("Comparison from a link", "done", detail=WAITS), fill_form(decode(asked_for["c"]))
         return None, "", from_preset(asked_for.get("preset", default))
     except KvqError as error:
         title = next((title for name, title in REFUSED.items() if name in asked_for), "This link opens nothing")
@@ -82,7 +82,7 @@ def opened_page(
 def _run(asked_for: dict[str, str], services: Services, kept: Any) -> tuple[dict[str, Any], str, list[Any]]:
     if "run" not in asked_for:
         raise StoreError("vs= names a second run and needs a first one: ?run=A&vs=B.")
-    record, _ = opened(services, asked_for["run"], kept)
+    record, _ = open_run(services, asked_for["run"], kept)
     shown = {"run": record.id, "ticket": "link"} | ({"vs": asked_for["vs"]} if "vs" in asked_for else {})
     detail = f"of {record.created[:10]}"
     if record.results_version < RESULTS_VERSION:
@@ -93,6 +93,6 @@ def _run(asked_for: dict[str, str], services: Services, kept: Any) -> tuple[dict
 def _form_of(spec: dict[str, Any]) -> list[Any]:
     """The form of a stored run; a spec of another version leaves it on the first preset."""
     try:
-        return filled(parse_spec(spec))
+        return fill_form(parse_spec(spec))
     except KvqError:
         return from_preset(next(iter(presets())))

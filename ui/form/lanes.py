@@ -5,7 +5,7 @@ from typing import Any
 from kvq_core.errors import KvqError
 from kvq_core.methods import methods
 from kvq_core.spec import MAX_LANES, Lane, parse_lane
-from ui.form.controls import changed
+from ui.form.controls import set_knob
 
 LaneForm = dict[str, Any]
 FIRST = "kivi"
@@ -21,7 +21,7 @@ def to_spec(lanes: list[LaneForm]) -> list[dict[str, Any]]:
     return [{k: v for k, v in lane.items() if k != "uid" and v is not None} for lane in lanes]
 
 
-def added(lanes: list[LaneForm], method: str | None = None) -> list[LaneForm]:
+def add_lane(lanes: list[LaneForm], method: str | None = None) -> list[LaneForm]:
     """One lane more, at most MAX_LANES."""
     if len(lanes) >= MAX_LANES:
         return lanes
@@ -37,7 +37,7 @@ def added(lanes: list[LaneForm], method: str | None = None) -> list[LaneForm]:
     return [*lanes, {"uid": _next(lanes), "method": method, **blank}]
 
 
-def added_lane(lanes: list[LaneForm], lane: Lane) -> list[LaneForm]:
+def append_lane(lanes: list[LaneForm], lane: Lane) -> list[LaneForm]:
     """A finished lane at the end, at most MAX_LANES; labels must differ."""
     if len(lanes) >= MAX_LANES:
         return lanes
@@ -46,7 +46,7 @@ def added_lane(lanes: list[LaneForm], lane: Lane) -> list[LaneForm]:
     return [*lanes, {**given, "uid": _next(lanes), "label": _free(lanes, given["label"]) if taken else given["label"]}]
 
 
-def duplicated(lanes: list[LaneForm], uid: int | None) -> list[LaneForm]:
+def duplicate_lane(lanes: list[LaneForm], uid: int | None) -> list[LaneForm]:
     """A copy right after the lane; a label it had is numbered on, since labels must differ."""
     if len(lanes) >= MAX_LANES:
         return lanes
@@ -62,11 +62,11 @@ def duplicated(lanes: list[LaneForm], uid: int | None) -> list[LaneForm]:
     return [*lanes[: at + 1], copy, *lanes[at + 1 :]]
 
 
-def removed(lanes: list[LaneForm], uid: int | None) -> list[LaneForm]:
+def remove_lane(lanes: list[LaneForm], uid: int | None) -> list[LaneForm]:
     return [lane for lane in lanes if lane["uid"] != uid]
 
 
-def updated(lanes: list[LaneForm], uid: int, **changes: Any) -> list[LaneForm]:
+def update_lane(lanes: list[LaneForm], uid: int, **changes: Any) -> list[LaneForm]:
     """One lane changed; another method starts from its own defaults, and the label told of the old one."""
     out = []
     for lane in lanes:
@@ -83,7 +83,7 @@ def with_knob(lanes: list[LaneForm], uid: int, place: str, shown: Any) -> list[L
     at = index(lanes, uid)
     if at is None:
         return lanes
-    return updated(lanes, uid, knobs=changed(lanes[at]["method"], lanes[at]["knobs"], place, shown))
+    return update_lane(lanes, uid, knobs=set_knob(lanes[at]["method"], lanes[at]["knobs"], place, shown))
 
 
 def index(lanes: list[LaneForm], uid: int | None) -> int | None:
@@ -96,7 +96,7 @@ def title(lane: LaneForm) -> str:
     return lane["label"] or (known.title if known else lane["method"])
 
 
-def described(lane: LaneForm) -> tuple[str, str | None]:
+def describe_lane(lane: LaneForm) -> tuple[str, str | None]:
     """The lane's settings in words, and its error if it is not possible."""
     try:
         built = parse_lane(to_spec([lane])[0])

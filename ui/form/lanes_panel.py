@@ -10,8 +10,8 @@ import gradio as gr
 from kvq_core.methods import methods
 from kvq_core.spec import MAX_LANES
 from ui.form.controls import places
-from ui.form.editor import KNOB, complaint, edited, editor
-from ui.form.lanes import LaneForm, added, described, duplicated, index, removed, title
+from ui.form.editor import KNOB, apply_edits, complaint, editor
+from ui.form.lanes import LaneForm, add_lane, describe_lane, duplicate_lane, index, remove_lane, title
 from ui.html.escape import safe, shorten
 from ui.service.services import SWIFT
 
@@ -31,7 +31,7 @@ class Lanes:
     sent: gr.Textbox
 
     @property
-    def shown(self) -> list[Any]:
+    def outputs(self) -> list[Any]:
         """Outputs of ``redrawn``: the states, the list and the editor."""
         return [self.lanes, self.open, self.rows, self.complaint, self.editor, self.below, self.add]
 
@@ -48,14 +48,14 @@ def create_lanes() -> Lanes:
         below = gr.HTML("", elem_id="lane-rows-below")
         add = gr.Button("Add lane", size="sm", elem_id="add-lane")
         sent = gr.Textbox(visible="hidden", elem_id="lanes-sent", show_label=False)
-    panel = Lanes(gr.State([]), gr.State(opened_on(None)), rows, said, form, below, add, sent)
+    panel = Lanes(gr.State([]), gr.State(place_editor(None)), rows, said, form, below, add, sent)
     both = [panel.lanes, panel.open]
-    sent.change(changed, [sent, *both], panel.shown, **SWIFT, trigger_mode="always_last")
-    add.click(one_more, panel.lanes, panel.shown, **SWIFT)
+    sent.change(apply_change, [sent, *both], panel.outputs, **SWIFT, trigger_mode="always_last")
+    add.click(insert_lane, panel.lanes, panel.outputs, **SWIFT)
     return panel
 
 
-def listed(lanes: list[LaneForm], opened: dict[str, Any]) -> tuple[str, str]:
+def lane_rows_html(lanes: list[LaneForm], opened: dict[str, Any]) -> tuple[str, str]:
     """The lanes as rows: title, settings, whether something is wrong; a click opens the editor. Those down to the open
     one, and those below it."""
     rows = [_row(at, lane, lane["uid"] == opened["uid"]) for at, lane in enumerate(lanes)]
@@ -65,7 +65,7 @@ def listed(lanes: list[LaneForm], opened: dict[str, Any]) -> tuple[str, str]:
 
 
 def _row(at: int, lane: LaneForm, is_open: bool) -> str:
-    summary, error = described(lane)
+    summary, error = describe_lane(lane)
     classes = " ".join(["lane-row", f"lane-{at}"] + ["wrong"] * bool(error) + ["open"] * is_open)
     return (
         f'<button type="button" class="{classes}" id="lane-row-{at}" data-do="open" data-lane="{lane["uid"]}" '
@@ -74,29 +74,29 @@ def _row(at: int, lane: LaneForm, is_open: bool) -> str:
     )
 
 
-def redrawn(lanes: list[LaneForm], uid: int | None, said: str | None = None) -> list[Any]:
+def redraw_lanes(lanes: list[LaneForm], uid: int | None, said: str | None = None) -> list[Any]:
     """The lanes with the editor on one of them, or closed."""
-    opened = opened_on(uid)
+    opened = place_editor(uid)
     return _shown(lanes, opened, said, editor(lanes, opened))
 
 
 def _shown(lanes: list[LaneForm], opened: dict[str, Any], said: str | None, form: Any) -> list[Any]:
     full = len(lanes) >= MAX_LANES
     add = gr.update(value=f"{MAX_LANES} of {MAX_LANES} lanes" if full else "Add lane", interactive=not full)
-    rows, below = listed(lanes, opened)
+    rows, below = lane_rows_html(lanes, opened)
     return [lanes, opened, rows, complaint(lanes, opened["uid"], said), form, below, add]
 
 
-def opened_on(uid: int | None) -> dict[str, Any]:
+def place_editor(uid: int | None) -> dict[str, Any]:
     return {"uid": uid, "revision": secrets.token_hex(4)}
 
 
-def one_more(lanes: list[LaneForm]) -> list[Any]:
-    lanes = added(lanes)
-    return redrawn(lanes, lanes[-1]["uid"])
+def insert_lane(lanes: list[LaneForm]) -> list[Any]:
+    lanes = add_lane(lanes)
+    return redraw_lanes(lanes, lanes[-1]["uid"])
 
 
-def changed(raw: str, lanes: list[LaneForm], opened: dict[str, Any]) -> list[Any]:
+def apply_change(raw: str, lanes: list[LaneForm], opened: dict[str, Any]) -> list[Any]:
     """What page.js tells: all that was changed in the editor since it was opened, and a button that was pressed.
 
     All, so that of changes in quick succession the last one told is enough. Anybody's text: nonsense changes nothing.
@@ -106,9 +106,9 @@ def changed(raw: str, lanes: list[LaneForm], opened: dict[str, Any]) -> list[Any
         uid, values, do, target = told["uid"], dict(told["values"]), told["do"], told["lane"]
     except (TypeError, ValueError, KeyError, RecursionError):
         return [gr.skip()] * 7
-    lanes, said = edited(lanes, uid, values)
+    lanes, said = apply_edits(lanes, uid, values)
     if do is None and _reshapes(lanes, uid, values):
-        return redrawn(lanes, opened["uid"], said)
+        return redraw_lanes(lanes, opened["uid"], said)
     if do is None:
         return _shown(lanes, opened, said, gr.skip())  # the editor stays as the person left it
     return _done(lanes, opened["uid"], do, target)
@@ -127,9 +127,9 @@ def _reshapes(lanes: list[LaneForm], uid: Any, values: dict[str, Any]) -> bool:
 def _done(lanes: list[LaneForm], uid: int | None, do: Any, target: Any) -> list[Any]:
     """The lanes after a button of the list or the editor."""
     if do == "open":
-        return redrawn(lanes, None if target == uid else target)
+        return redraw_lanes(lanes, None if target == uid else target)
     if do == "duplicate":
         before = {lane["uid"] for lane in lanes}
-        lanes = duplicated(lanes, uid)
-        return redrawn(lanes, next((lane["uid"] for lane in lanes if lane["uid"] not in before), uid))
-    return redrawn(removed(lanes, uid) if do == "remove" else lanes, None)
+        lanes = duplicate_lane(lanes, uid)
+        return redraw_lanes(lanes, next((lane["uid"] for lane in lanes if lane["uid"] not in before), uid))
+    return redraw_lanes(remove_lane(lanes, uid) if do == "remove" else lanes, None)

@@ -47,11 +47,11 @@ def create_setup() -> Setup:
         )
         with gr.Row(elem_classes=["chips"]):
             chips = {
-                name: gr.Button(short(preset), size="sm", elem_classes=["chip-button"], elem_id=f"preset-{name}")
+                name: gr.Button(chip_title(preset), size="sm", elem_classes=["chip-button"], elem_id=f"preset-{name}")
                 for name, preset in known.items()
                 if preset.chip
             }
-        rest_of_them = [(short(preset), name) for name, preset in known.items() if not preset.chip]
+        rest_of_them = [(chip_title(preset), name) for name, preset in known.items() if not preset.chip]
         more = gr.Dropdown(rest_of_them, value=None, label="More presets", visible=bool(rest_of_them), interactive=True)
         question = gr.HTML("", elem_id="question")
         prompt = gr.Textbox(
@@ -118,12 +118,12 @@ def _options() -> list[gr.components.Component]:
     return [system, no_system, chat, continuation, tokens, temperature, seed, ignore_eos, expected, captures]
 
 
-def short(preset: Preset) -> str:
+def chip_title(preset: Preset) -> str:
     """A preset's title up to its colon: what fits on a chip."""
     return preset.title.split(":")[0]
 
 
-def asked(preset: Preset) -> str:
+def question_html(preset: Preset) -> str:
     """The preset's question and where to look for its answer."""
     points = "".join(f"<li>{safe(point)}</li>" for point in preset.look_at)
     where = f"<details><summary>Where to look</summary><ul>{points}</ul></details>"

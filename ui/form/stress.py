@@ -21,14 +21,14 @@ def dials() -> list[Knob]:
     return [knob if knob.type == "number" else replace(knob, type="text", choices=None) for knob in knobs(Stress)]
 
 
-def shown(value: Any) -> Any:
+def dial_text(value: Any) -> Any:
     """What a dial's control shows: ``all``, ``2``, ``0, 3``; a list of one in brackets, which a count has not."""
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value)) if len(value) > 1 else str(list(value))
     return str(value) if isinstance(value, int) else value
 
 
-def read(dial: Knob, text: Any) -> Any:
+def read_dial(dial: Knob, text: Any) -> Any:
     """A control's value as the field's; what is no value at all is handed on for the spec to refuse."""
     if text is None or text == "":
         return dial.default
@@ -39,7 +39,7 @@ def read(dial: Knob, text: Any) -> Any:
     return int(text) if counted else found
 
 
-def told(stress: Stress) -> str:
+def stress_summary(stress: Stress) -> str:
     """What is stressed, for the closed form: ``on · keys × 8 on 2 pairs``; ``off`` where no key changes."""
     if not stress.active:
         return "off"

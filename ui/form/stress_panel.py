@@ -7,7 +7,7 @@ import gradio as gr
 from kvq_core.errors import KvqError
 from kvq_core.spec import Stress, parse_spec
 from ui.form.controls import describe
-from ui.form.stress import EXPLAINED, shown, told
+from ui.form.stress import EXPLAINED, dial_text, stress_summary
 from ui.form.values import STRESS, stress_of
 from ui.html.escape import safe
 from ui.service.services import SWIFT
@@ -20,7 +20,7 @@ def create_stress() -> list[gr.components.Component]:
         with gr.Row(elem_classes=["knobs"]):
             controls: list[Any] = [  # Component does not declare the events of its classes
                 (gr.Number if dial.type == "number" else gr.Textbox)(
-                    shown(dial.default),
+                    dial_text(dial.default),
                     label=dial.title,
                     info=describe(dial),
                     elem_id=place.replace(".", "-"),
@@ -34,7 +34,7 @@ def create_stress() -> list[gr.components.Component]:
 
 
 def heading(stress: Stress) -> str:
-    return f"Stress · {told(stress)}"
+    return f"Stress · {stress_summary(stress)}"
 
 
 def _headed(*values: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from typing import Any
 
 from kvq_core.spec import ComparisonSpec, parse_spec
 from ui.form.lanes import LaneForm, from_spec, to_spec
-from ui.form.stress import dials, read, shown
+from ui.form.stress import dial_text, dials, read_dial
 
 STRESS = {f"stress.{dial.name}": dial for dial in dials()}
 # Order of the values in every handler that reads or fills the form; ``lanes`` and ``rest`` follow them.
@@ -46,7 +46,7 @@ def from_comparison(spec: ComparisonSpec) -> tuple[list[Any], list[LaneForm], di
     """Values in the order of FIELDS, the lanes, and the fields the form does not show."""
     values = spec.model_dump(mode="json")
     plain = {name: "" if values[name] is None else values[name] for name in _PLAIN}
-    stress = {place: shown(values["stress"][dial.name]) for place, dial in STRESS.items()}
+    stress = {place: dial_text(values["stress"][dial.name]) for place, dial in STRESS.items()}
     found = {**plain, "no_system": spec.system == "", "capture.detail": spec.capture.detail, **stress}
     rest = {k: v for k, v in spec.model_dump(mode="json", exclude_defaults=True).items() if k not in _SHOWN}
     return [found[name] for name in FIELDS], from_spec(spec.lanes), rest
@@ -54,4 +54,4 @@ def from_comparison(spec: ComparisonSpec) -> tuple[list[Any], list[LaneForm], di
 
 def stress_of(values: dict[str, Any]) -> dict[str, Any]:
     """Plain data for Stress from the values of its controls."""
-    return {dial.name: read(dial, values[place]) for place, dial in STRESS.items()}
+    return {dial.name: read_dial(dial, values[place]) for place, dial in STRESS.items()}

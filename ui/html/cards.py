@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from kvq_core.analysis.expected import expectation, says
+from kvq_core.analysis.expected import contains_answer, expectation
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import LaneRecord, Record
 from ui.html.escape import lane_tokens, numbered_tokens, prose, safe, shorten, strip, visible
@@ -58,7 +58,7 @@ def tick(record: Record, answer: str) -> str:
     """A tick where an answer says what the run expects, else a cross; nothing where nothing is expected."""
     if not (expected := expectation(record)):
         return ""
-    right = says(answer, expected)
+    right = contains_answer(answer, expected)
     why = f"The answer {'holds' if right else 'does not hold'} what is expected: “{expected}”"
     mark, tone = ("✓", "good") if right else ("✗", "bad")
     return (
@@ -67,7 +67,7 @@ def tick(record: Record, answer: str) -> str:
     )
 
 
-def failed(label: str, subtitle: str, error: str) -> str:
+def failed_card(label: str, subtitle: str, error: str) -> str:
     """A lane that could not run; the others went on."""
     return (
         f'<div class="top"><h3>{safe(label)}</h3><span class="badge bad">failed</span></div>'
@@ -109,7 +109,7 @@ def lane_head(record: Record, arrays: Arrays, index: int) -> str:
     """The head of a finished or failed lane; its verdict stands beside the noise floor's numbers."""
     lane = record.lanes[index]
     if lane.status == "failed":
-        return failed(lane.label, lane.summary or lane.title, lane.error or "")
+        return failed_card(lane.label, lane.summary or lane.title, lane.error or "")
     found, m, memory = verdict(record, arrays, index), lane.metrics, lane.memory
     stats = (
         ("K / V bits", f"{bits(memory.key_bits)} / {bits(memory.value_bits)}" if memory else ABSENT),
@@ -117,7 +117,7 @@ def lane_head(record: Record, arrays: Arrays, index: int) -> str:
         ("KLD", significant(m.kld_mean, 2) if m else ABSENT),
         ("flips", percent(m.flip_rate) if m else ABSENT),
     )
-    said = [*filter(None, [found.said]), *_agreement(lane), *cautions(lane)]
+    said = [*filter(None, [found.sentence]), *_agreement(lane), *cautions(lane)]
     return head(
         lane.label,
         settings(lane),

@@ -1,6 +1,6 @@
 """The board of the papers' claims as markup: a row a claim, the verdict as a chip."""
 
-from kvq_core.claims.board import Board, ClaimResult, circumstances, measured, texts_held, within_noise
+from kvq_core.claims.board import Board, ClaimResult, circumstances, measurement_lines, texts_share, within_noise
 from ui.html.escape import safe
 
 TONES = {"holds": "good", "does not hold here": "warn", "cannot be tested here": "quiet"}
@@ -29,9 +29,9 @@ def _row(claim: ClaimResult, board: Board) -> str:
     quote = f"<div>“{safe(claim.quote)}”</div><small>{safe(claim.quoted_from)}</small>" if claim.quote else ""
     less = f"<small>Less than the paper says: {safe(claim.less)}</small>" if claim.less else ""
     link = f'<a href="https://arxiv.org/abs/{safe(claim.arxiv)}" target="_blank" rel="noopener">{safe(claim.paper)}</a>'
-    held = f"<small>in {safe(texts_held(claim))}</small>" if claim.texts else ""
+    held = f"<small>in {safe(texts_share(claim))}</small>" if claim.texts else ""
     chip = f'<span class="badge {TONES[claim.verdict]}" title="{safe(board.rule)}">{safe(claim.verdict)}</span>'
-    numbers = "".join(f"<div>{safe(line)}</div>" for line in measured(claim))
+    numbers = "".join(f"<div>{safe(line)}</div>" for line in measurement_lines(claim))
     note = f"<small>{safe(claim.note)}</small>" if claim.note else ""
     setting = f"<small>{safe(claim.setting)}. Measured {safe(board.created[:10])}.</small>"
     return (

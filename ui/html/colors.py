@@ -23,7 +23,7 @@ def rgb(color: str) -> tuple[int, int, int]:
     return int(color[1:3], 16), int(color[3:5], 16), int(color[5:7], 16)
 
 
-def faded(color: str, alpha: float) -> str:
+def with_alpha(color: str, alpha: float) -> str:
     """The colour at an opacity, as CSS and Plotly both read it."""
     return "rgba({}, {}, {}, {:g})".format(*rgb(color), alpha)
 

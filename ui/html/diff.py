@@ -6,7 +6,7 @@ from rapidfuzz.distance import Levenshtein
 
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
-from ui.html.escape import safe, shown, visible
+from ui.html.escape import safe, span_text, visible
 from ui.html.numbers import percent, plural, significant
 from ui.html.pieces import span_at, spans_of, words_at
 
@@ -60,7 +60,7 @@ def top_lists(record: Record, arrays: Arrays, index: int, token: int) -> str:
         return f'{title}<p class="absent">Not captured in this run.</p>'
     kld = array(arrays, f"lane/{index}/kld")
     span = span_at(spans_of(record, record.reference), token)
-    said = f"Followed: “{safe(shown(span) if span else '')}”"
+    said = f"Followed: “{safe(span_text(span) if span else '')}”"
     if span and len(span.tokens) > 1:
         said += f", of tokens {span.first} to {span.last}"
     if kld is not None and step < kld.size:

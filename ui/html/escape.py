@@ -51,7 +51,7 @@ def visible(piece: str) -> str:
     return piece.strip(" ").replace("\n", "⏎") or "␣"
 
 
-def shown(span: Span) -> str:
+def span_text(span: Span) -> str:
     """A span's text with its blanks shown."""
     return visible(span.text) if span.text else END
 

@@ -57,6 +57,6 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
-def listed(items: Sequence[object], last: str = "and") -> str:
+def join_words(items: Sequence[object], last: str = "and") -> str:
     """``0``, ``0 and 1``, ``0, 1 and 2``."""
     return f"{', '.join(map(str, items[:-1]))} {last} {items[-1]}" if len(items) > 1 else str(items[0])

@@ -76,12 +76,12 @@ def words_at(record: Record, token: int, followed: Sequence[Span]) -> Callable[[
         if here and here.text and token < len(ids) and id == ids[token] and len(here.tokens) > 1:
             return here.text
         text = known.get(id, f"token {id}")
-        return spelled(begun + text) if _BYTES.match(text) and _BYTES.search(begun) else spelled(text)
+        return spell_bytes(begun + text) if _BYTES.match(text) and _BYTES.search(begun) else spell_bytes(text)
 
     return word
 
 
-def spelled(text: str) -> str:
+def spell_bytes(text: str) -> str:
     """Text with its ``<0xE4>`` turned into characters where they are whole; else the bytes in short: ‹E4 BD›."""
 
     def characters(found: re.Match[str]) -> str:

@@ -16,11 +16,11 @@ def line(text: str, tone: str = "busy", done: float | None = None, detail: str =
     return f'<div class="status {tone}" role="status"><div><b>{safe(text)}</b>{more}</div>{bar}</div>'
 
 
-def queued(ahead: int, seconds: int | None) -> str:
+def place_line(ahead: int, seconds: int | None) -> str:
     """The place in line and the wait, for work that has not begun."""
     if not ahead:
         return line("Starting", done=0.0)
-    wait = "" if seconds is None else f"It starts in {waiting(seconds)}. "
+    wait = "" if seconds is None else f"It starts in {waiting_line(seconds)}. "
     return line(
         f"Waiting for {plural(ahead, 'run')} ahead of yours",
         done=0.0,
@@ -28,14 +28,14 @@ def queued(ahead: int, seconds: int | None) -> str:
     )
 
 
-def waiting(seconds: int) -> str:
+def waiting_line(seconds: int) -> str:
     """``a few seconds``, ``about 40 s``, ``about 6 min``."""
     if seconds <= 5:
         return "a few seconds"
     return f"about {seconds} s" if seconds < 90 else f"about {round(seconds / 60):,} min"
 
 
-def told(event: Event) -> str | None:
+def event_line(event: Event) -> str | None:
     """The line for a progress event; None for the last one."""
     match event:
         case Loading():
@@ -57,6 +57,6 @@ def notice(title: str, text: str, advice: str = "", tone: str = "bad") -> str:
     return f'<div class="notice {tone}" role="alert"><b>{safe(title)}</b><p>{safe(text)}</p>{more}</div>'
 
 
-def unexpected(action: str = "Run") -> str:
+def unexpected_error(action: str = "Run") -> str:
     """What is said of an error that nobody foresaw; ``action`` is what to do again."""
     return f"Something went wrong that should not have; it was logged. {action} again, and report it if it returns."

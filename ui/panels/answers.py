@@ -65,7 +65,7 @@ def _toolbar() -> None:
         )
 
 
-def staged(over: bool) -> str:
+def stage_html(over: bool) -> str:
     """What the stage shows: the cards and, once the run is over, its results.
 
     The stylesheet hides them, page.js shows them. Setting ``visible`` on a container takes Gradio most of a second: it
@@ -74,7 +74,7 @@ def staged(over: bool) -> str:
     return "results" if over else "answers"
 
 
-def finished(record: Record, arrays: Arrays) -> str:
+def finished_cards(record: Record, arrays: Arrays) -> str:
     """The cards of a finished run."""
     lanes = [
         (lane_head(record, arrays, i), lane_body(record, arrays, i), lane_strip(arrays, i))

@@ -8,7 +8,7 @@ import gradio as gr
 from kvq_core.errors import KvqError
 from kvq_core.record.fields import Record
 from kvq_core.settings import settings
-from kvq_core.store.sharing import listed as on_list
+from kvq_core.store.sharing import listed_runs as on_list
 from kvq_core.store.store import Store
 from ui.html.escape import safe, shorten
 from ui.html.numbers import plural
@@ -24,7 +24,7 @@ def create_history() -> tuple[gr.BrowserState, gr.HTML]:
     kept = gr.BrowserState([], storage_key="kvq-explorer-runs", secret="kvq-explorer")
     with gr.Column(elem_classes=["card"], elem_id="history"):
         gr.HTML("<h2>Your runs</h2>")
-        listing = gr.HTML(listed([]), elem_id="runs")
+        listing = gr.HTML(history_html([]), elem_id="runs")
     return kept, listing
 
 
@@ -49,7 +49,7 @@ def shared_runs(store: Store) -> str:
     return f'<ul class="runs">{items}</ul>' if items else '<p class="muted">Nobody has listed a run yet.</p>'
 
 
-def remembered(kept: Any, record: Record, key: str = "") -> list[dict[str, str]]:
+def remember(kept: Any, record: Record, key: str = "") -> list[dict[str, str]]:
     """The newest run first; an entry is small and holds what the list shows, and what opens the run."""
     entry = {
         "id": record.id,
@@ -62,7 +62,7 @@ def remembered(kept: Any, record: Record, key: str = "") -> list[dict[str, str]]
     return [entry, *(e for e in entries_of(kept) if e["id"] != record.id)][:KEPT]
 
 
-def listed(kept: Any) -> str:
+def history_html(kept: Any) -> str:
     entries = entries_of(kept)[:LISTED]
     if not entries:
         return '<p class="muted">Runs you finish are listed here, in this browser alone.</p>'

@@ -12,16 +12,16 @@ import gradio as gr
 
 from kvq_core.errors import KvqError
 from kvq_core.events import Finished, Loading, Step
-from kvq_core.logs import tell_error
+from kvq_core.logs import log_error
 from kvq_core.spec import parse_spec
 from ui.form.lanes_panel import Lanes
 from ui.form.setup_panel import Setup
 from ui.form.values import FIELDS, to_comparison
 from ui.html.escape import safe
 from ui.html.numbers import plural, seconds, size
-from ui.html.status import line, notice, queued, told, unexpected
-from ui.panels.answers import AnswerCards, staged
-from ui.panels.live_cards import Board, Paced
+from ui.html.status import event_line, line, notice, place_line, unexpected_error
+from ui.panels.answers import AnswerCards, stage_html
+from ui.panels.live_cards import LiveCards, Pacer
 from ui.service.admission import Quote
 from ui.service.jobs import follow
 from ui.service.line import Place
@@ -30,7 +30,7 @@ from ui.service.streams import ended
 
 REFUSED = "This cannot run"
 CANCELLED = ("Cancelled", "warn", None, "What had arrived stays below; nothing was saved.")
-CLERKS = 4  # presses of Run looked at together: each may wait for the model to be loaded, and Gradio's threads are few
+WORKERS = 4  # presses of Run looked at together: each may wait for the model to be loaded, and Gradio's threads are few
 SOON_S = 1.0  # after which a press of Run that is still looked at is told why
 NO_TICKET: dict[str, Any] = {"id": None}
 
@@ -74,12 +74,12 @@ def wire_estimate(panel: Launch, setup: Setup, lanes: Lanes, services: Services)
             spec = to_comparison(dict(zip(FIELDS, fields, strict=True)), form_lanes, rest)
             quote = services.admission.quote(spec)
             now = notice(REFUSED, quote.refusal) if quote.refusal else ""
-            return [estimated(quote), now if said else gr.skip()]
+            return [estimate_html(quote), now if said else gr.skip()]
         except KvqError as error:
             refused = f'<p class="warning refused">{safe(error)}</p>'
             return [refused, notice(REFUSED, str(error)) if said else gr.skip()]
         except Exception as error:
-            tell_error("estimate failed", error)
+            log_error("estimate failed", error)
             return ['<p class="muted">No estimate.</p>', gr.skip()]
 
     triggers = [setup[name].change for name in FIELDS] + [lanes.lanes.change]
@@ -94,7 +94,7 @@ def wire_estimate(panel: Launch, setup: Setup, lanes: Lanes, services: Services)
     )
 
 
-def estimated(quote: Quote) -> str:
+def estimate_html(quote: Quote) -> str:
     """Tokens, time, memory; why it may not run here, what would not be quantized, and what makes the run slow."""
     found = quote.estimate
     time = "time not measured yet" if found.seconds is None else f"about {seconds(found.seconds)}"
@@ -116,7 +116,7 @@ def wire_run(
     services: Services,
 ) -> None:
     """Run: admit and put in line, then show how far the run is until it is over."""
-    clerks = ThreadPoolExecutor(CLERKS, thread_name_prefix="kvq-clerk")
+    clerks = ThreadPoolExecutor(WORKERS, thread_name_prefix="kvq-clerk")
 
     async def press(request: gr.Request, *values: Any) -> AsyncGenerator[list[Any]]:
         *fields, form_lanes, rest = values
@@ -129,19 +129,19 @@ def wire_run(
             admitted = asyncio.get_running_loop().run_in_executor(clerks, admit)
             if not (await asyncio.wait([admitted], timeout=SOON_S))[0]:
                 status = ""
-                yield [gr.skip(), gr.skip(), told(Loading(spec.model)), gr.skip(), gr.skip(), *rest_of_them]
+                yield [gr.skip(), gr.skip(), event_line(Loading(spec.model)), gr.skip(), gr.skip(), *rest_of_them]
             job = await admitted
         except KvqError as error:
             yield [notice(REFUSED, str(error)), gr.skip(), status, *idle(), *rest_of_them]
             return
         except Exception as error:
-            tell_error("run not begun", error)
-            yield [notice(REFUSED, unexpected()), gr.skip(), status, *idle(), *rest_of_them]
+            log_error("run not begun", error)
+            yield [notice(REFUSED, unexpected_error()), gr.skip(), status, *idle(), *rest_of_them]
             return
         start = {"id": job.ticket, "spec": spec.model_dump(mode="json")}
-        place = services.desk.place(job.ticket)
+        place = services.line.place(job.ticket)
         doing = busy("Waiting" if place.ahead else "Running")
-        yield ["", start, queued(place.ahead, place.seconds), *doing, staged(over=False), Board(spec).html]
+        yield ["", start, place_line(place.ahead, place.seconds), *doing, stage_html(over=False), LiveCards(spec).html]
         yield [gr.skip()] * len(submitted)  # Run and Cancel are the watcher's from here on
 
     async def submit(request: gr.Request, *values: Any) -> AsyncGenerator[list[Any]]:
@@ -178,11 +178,11 @@ async def stream(start: dict[str, Any], services: Services) -> AsyncGenerator[li
     job = services.jobs.watch(start.get("id"))
     if job is None:  # cancelled before it was watched: the page says so already
         return
-    board = Board(parse_spec(start["spec"]))
-    paced = Paced()
-    async for news in follow(job, services.desk):
+    board = LiveCards(parse_spec(start["spec"]))
+    paced = Pacer()
+    async for news in follow(job, services.line):
         if isinstance(news, Place):
-            yield [queued(news.ahead, news.seconds), *busy("Waiting"), *[gr.skip()] * 3]
+            yield [place_line(news.ahead, news.seconds), *busy("Waiting"), *[gr.skip()] * 3]
             continue
         for event in paced.take(news):
             for update in _updates(event, board, job.ticket, services):
@@ -195,20 +195,20 @@ async def stream(start: dict[str, Any], services: Services) -> AsyncGenerator[li
     elif isinstance(job.error, KvqError):
         yield _stopped(str(job.error), board)
     elif job.error is not None:
-        tell_error("run stopped", job.error)
-        yield _stopped(unexpected(), board)
+        log_error("run stopped", job.error)
+        yield _stopped(unexpected_error(), board)
 
 
-def _updates(event: Any, board: Board, ticket: str, services: Services) -> Iterator[list[Any]]:
+def _updates(event: Any, board: LiveCards, ticket: str, services: Services) -> Iterator[list[Any]]:
     if isinstance(event, Finished):
-        services.shelf.put(event.record, event.arrays)
+        services.records.put(event.record, event.arrays)
         yield [finished_line(event), *idle(), {"run": event.record.id, "ticket": ticket}, "", board.html]
         return
     if isinstance(event, Step):
         if not board.due(event):
             return
         board.show(event)
-    yield [told(event), *busy(), gr.skip(), gr.skip(), board.html if isinstance(event, Step) else gr.skip()]
+    yield [event_line(event), *busy(), gr.skip(), gr.skip(), board.html if isinstance(event, Step) else gr.skip()]
 
 
 def finished_line(event: Finished) -> str:
@@ -226,6 +226,6 @@ def finished_line(event: Finished) -> str:
     return line("Done", "done", detail=f"{seconds(timing.total_s)} in all · prefill {seconds(timing.prefill_s)}{pace}")
 
 
-def _stopped(error: str, board: Board) -> list[Any]:
+def _stopped(error: str, board: LiveCards) -> list[Any]:
     said = notice("The run stopped", error, "The form is as it was; change what is named and run again.")
     return [line("Stopped", "bad", detail=error), *idle(), gr.skip(), said, board.html]

@@ -7,7 +7,7 @@ from typing import Any
 import gradio as gr
 
 from ui.html.escape import safe
-from ui.panels.tour import shipped, tour
+from ui.panels.tour import shipped_ids, tour
 from ui.service.services import SWIFT
 
 # Without the tour the address is that of the run it showed last.
@@ -40,7 +40,7 @@ def create_learn() -> Learn:
     return Learn(area, words, back, forth, close, gr.State(CLOSED))
 
 
-def told(number: int) -> list[Any]:
+def show_step(number: int) -> list[Any]:
     """Updates of Learn.outputs for a step, counted from 0; a step out of range closes the tour."""
     steps = tour()
     if not 0 <= number < len(steps):
@@ -60,9 +60,9 @@ def told(number: int) -> list[Any]:
     ]
 
 
-def told_with(shown: dict[str, Any]) -> list[Any]:
+def show_step_of_run(shown: dict[str, Any]) -> list[Any]:
     """Updates of Learn.outputs when a run is shown: the words of its step come with it, where a step shows it."""
-    return told(shown["step"]) if "step" in shown else [gr.skip()] * 4
+    return show_step(shown["step"]) if "step" in shown else [gr.skip()] * 4
 
 
 def at_step(number: int) -> dict[str, Any]:
@@ -72,13 +72,13 @@ def at_step(number: int) -> dict[str, Any]:
 def place(number: int) -> dict[str, Any] | None:
     """The run, view and selection a step shows; None where its example is not there."""
     step = tour()[number]
-    run = shipped().get(step.example)
+    run = shipped_ids().get(step.example)
     return (
         None if run is None else {"run": run, "ticket": "link", "view": step.view, "at": step.selection, "step": number}
     )
 
 
-def asked_step(value: str) -> int:
+def step_number(value: str) -> int:
     """The step an address names, from 1; anything else is the first."""
     number = int(value) if value.isascii() and value.isdigit() and len(value) < 5 else 0
     return number - 1 if 0 < number <= len(tour()) else 0
@@ -91,7 +91,7 @@ def wire_learn(panel: Learn, shown: gr.State) -> None:
         def going(at: dict[str, Any]) -> list[Any]:
             number = (at.get("step") or 0) + by
             found = place(number) if 0 <= number < len(tour()) else None
-            said = told(number) if found is None else [gr.skip()] * 4
+            said = show_step(number) if found is None else [gr.skip()] * 4
             return [at_step(number), *said, found or gr.skip()]
 
         return going
@@ -99,5 +99,5 @@ def wire_learn(panel: Learn, shown: gr.State) -> None:
     for button, by in ((panel.back, -1), (panel.forth, 1)):
         gone = button.click(go(by), panel.at, [panel.at, *panel.outputs, shown], **SWIFT)
         gone.then(None, None, None, js=TO_VIEWS, **SWIFT)
-    panel.close.click(lambda: [CLOSED, *told(-1)], None, [panel.at, *panel.outputs], **SWIFT)
+    panel.close.click(lambda: [CLOSED, *show_step(-1)], None, [panel.at, *panel.outputs], **SWIFT)
     panel.close.click(None, None, None, js=LEAVE, **SWIFT)

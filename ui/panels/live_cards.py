@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from kvq_core.events import Encoding, Event, LaneProgress, Loading, Prefill, Step
 from kvq_core.spec import ComparisonSpec
-from ui.form.lanes import described, from_spec
-from ui.html.cards import cards, failed, running_head, waiting_head
+from ui.form.lanes import describe_lane, from_spec
+from ui.html.cards import cards, failed_card, running_head, waiting_head
 from ui.html.escape import lane_tokens, reference_tokens, strip
 from ui.html.pieces import spans
 
@@ -15,7 +15,7 @@ PREPARING_S = 0.5  # between two updates before the first step
 SENT_A_SECOND = 300_000  # characters; all cards are sent with every update
 
 
-class Paced:
+class Pacer:
     """Of what happens before the first step only so much that a browser, which shares the machine, keeps up."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
@@ -31,13 +31,13 @@ class Paced:
         return [event for event in news[:-1] if isinstance(event, Step)][-1:] + news[-1:]
 
 
-class Board:
+class LiveCards:
     """The cards of one run while it streams."""
 
     def __init__(self, spec: ComparisonSpec, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
         self._labels = [lane.label for lane in spec.lanes]
-        self._summaries = [described(lane)[0] for lane in from_spec(spec.lanes)]
+        self._summaries = [describe_lane(lane)[0] for lane in from_spec(spec.lanes)]
         waiting = zip(self._labels, self._summaries, strict=True)
         self.html = cards(
             (waiting_head("Full precision", ""), "", ""), *((waiting_head(*words), "", "") for words in waiting)
@@ -62,7 +62,7 @@ class Board:
 
     def _lane(self, step: Step, lane: LaneProgress, summary: str) -> tuple[str, str, str]:
         if lane.error:
-            return failed(lane.label, summary, lane.error), "", ""
+            return failed_card(lane.label, summary, lane.error), "", ""
         texts = spans(step.tokens), spans(lane.tokens, lane.finish)
         text = lane_tokens(*texts, lane.kld, lane.same_top, lane.first_divergence)
         return running_head(lane.label, summary, lane.kld, lane.same_top), text, strip(lane.kld)

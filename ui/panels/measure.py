@@ -9,12 +9,12 @@ import gradio as gr
 
 from kvq_core.errors import KvqError
 from kvq_core.events import Loading
-from kvq_core.logs import tell_error
-from kvq_core.packed.lanes import Begins, LeftOut, Measured, Progress, Request, gpu, unquantized_bytes
+from kvq_core.logs import log_error
+from kvq_core.packed.lanes import Begins, LaneMeasurement, Progress, Request, SkippedLane, gpu, unquantized_bytes
 from kvq_core.spec import parse_spec
 from ui.html.escape import safe
 from ui.html.numbers import ABSENT, percent
-from ui.html.status import line, notice, queued, told, unexpected
+from ui.html.status import event_line, line, notice, place_line, unexpected_error
 from ui.service.jobs import Job, follow
 from ui.service.line import Place
 from ui.service.services import SWIFT, Services, visitor
@@ -32,7 +32,7 @@ def create_measure(shown: gr.State, services: Services) -> gr.Accordion:
     """A closed section. It measures in the line of the runs, since both need the machine to themselves."""
     with gr.Accordion("Speed and memory with packed caches", open=False, elem_id="measure") as section:
         found = gpu()
-        gr.HTML(explained(found))
+        gr.HTML(explanation(found))
         if found is not None:
             choices = [(title, what) for what, title in LIMITS.items()]
             limits = gr.CheckboxGroup(
@@ -55,7 +55,7 @@ def create_measure(shown: gr.State, services: Services) -> gr.Accordion:
     return section
 
 
-def explained(device: str | None) -> str:
+def explanation(device: str | None) -> str:
     """What is measured, and where that is possible."""
     what = (
         "A run shows what quantization does to the answers, on dequantized copies. Here each lane runs alone with its "
@@ -72,7 +72,7 @@ def explained(device: str | None) -> str:
 
 
 def session(request: gr.Request) -> str:
-    """What the desk knows a page's measurement by, apart from its runs."""
+    """What the line knows a page's measurement by, apart from its runs."""
     return f"{request.session_hash or ''}/measure"
 
 
@@ -88,14 +88,14 @@ async def stream(
     except KvqError as error:
         yield [notice("The lanes cannot be measured", str(error)), gr.skip(), *_idle()]
         return
-    yield [queued(*astuple(services.desk.place(job.ticket))), "", *_busy()]
-    found: list[Measured | LeftOut] = []
-    async for news in follow(job, services.desk):
+    yield [place_line(*astuple(services.line.place(job.ticket))), "", *_busy()]
+    found: list[LaneMeasurement | SkippedLane] = []
+    async for news in follow(job, services.line):
         if isinstance(news, Place):
-            yield [queued(news.ahead, news.seconds), *[gr.skip()] * 4]
+            yield [place_line(news.ahead, news.seconds), *[gr.skip()] * 4]
             continue
-        found += [event for event in news if isinstance(event, Measured | LeftOut)]
-        yield [said(news[-1]), table(shown["run"], found, limits), *[gr.skip()] * 3]
+        found += [event for event in news if isinstance(event, LaneMeasurement | SkippedLane)]
+        yield [progress_line(news[-1]), table(shown["run"], found, limits), *[gr.skip()] * 3]
     if job.replaced:
         return
     yield [_ended(job), table(shown["run"], found, limits), *_idle()]
@@ -103,7 +103,7 @@ async def stream(
 
 def _begin(run: str, limits: list[str], session: str, visitor: str, services: Services) -> Job:
     """Put the measurement of a run's lanes in line. Raises KvqError where there is no room, or no such run."""
-    record, _ = services.shelf.get(run)
+    record, _ = services.records.get(run)
     request = Request(new_tokens=NEW_TOKENS, limits=tuple(what for what in LIMITS if what in limits))
     job = services.enter(partial(services.measure, parse_spec(record.spec), request), session, visitor)
     services.jobs.watch(job.ticket)  # this page follows it
@@ -118,23 +118,23 @@ def _ended(job: Job) -> str:
         return line("All lanes measured", "done")
     if isinstance(job.error, KvqError):
         return notice("The lanes cannot be measured", str(job.error))
-    tell_error("measuring stopped", job.error)
-    return notice("The lanes cannot be measured", unexpected("Measure"))
+    log_error("measuring stopped", job.error)
+    return notice("The lanes cannot be measured", unexpected_error("Measure"))
 
 
-def said(event: Progress) -> Any:
+def progress_line(event: Progress) -> Any:
     """The status line of an event."""
     if isinstance(event, Loading):
-        return told(event)
+        return event_line(event)
     if isinstance(event, Begins):
         return line(f"Measuring {event.label}: {event.index + 1} of {event.total}", done=event.index / event.total)
     return gr.skip()
 
 
-def table(run: str, found: list[Measured | LeftOut], limits: list[str]) -> str:
+def table(run: str, found: list[LaneMeasurement | SkippedLane], limits: list[str]) -> str:
     """Measured lanes of a run as rows, the rest with their reasons."""
-    measured = [m for m in found if isinstance(m, Measured)]
-    out = "".join(f"<li>{safe(f.label)}: {safe(f.reason)}</li>" for f in found if isinstance(f, LeftOut))
+    measured = [m for m in found if isinstance(m, LaneMeasurement)]
+    out = "".join(f"<li>{safe(f.label)}: {safe(f.reason)}</li>" for f in found if isinstance(f, SkippedLane))
     left_out = f"<ul>{out}</ul>" if out else ""
     if not measured:
         return left_out
@@ -147,7 +147,7 @@ def table(run: str, found: list[Measured | LeftOut], limits: list[str]) -> str:
     return f'<div class="scroll" tabindex="0">{table}</div><p class="muted">{safe(shape)}</p>{left_out}'
 
 
-def _row(m: Measured, whole: int | None, asked: list[Any]) -> str:
+def _row(m: LaneMeasurement, whole: int | None, asked: list[Any]) -> str:
     peak = ABSENT if m.peak_decode_bytes is None else f"{m.peak_decode_bytes / 1e6:,.0f}"
     share = percent(None if whole is None else m.cache_bytes / whole, 1)
     most = (f"{m.limits[what]:,}" for what in asked)

@@ -8,7 +8,7 @@ import gradio as gr
 import pandas as pd
 
 from kvq_core.errors import StoreError
-from kvq_core.logs import tell_error
+from kvq_core.logs import log_error
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from kvq_core.store.store import record_json
@@ -71,7 +71,7 @@ def show_scorecard(record: Record, arrays: Arrays, services: Services) -> list[A
         csv = services.file(f"{record.id}-scorecard.csv", to_csv(rows).encode())
         json = services.file(f"{record.id}-record.json", record_json(record).encode())
     except StoreError as error:  # the page needs no files
-        tell_error("no downloads", error, run=record.id)
+        log_error("no downloads", error, run=record.id)
         csv = json = None
     return [_said(overall(record, arrays)), _table(rows), csv, json, _block(record)]
 

@@ -34,7 +34,7 @@ class Share:
     private: gr.Row
     listed: gr.Checkbox
     share: gr.Button
-    said: gr.HTML
+    message: gr.HTML
     more: gr.Accordion
     copies: gr.HTML
     files: list[gr.DownloadButton]
@@ -42,7 +42,7 @@ class Share:
     @property
     def outputs(self) -> list[gr.blocks.Block]:
         """What ``show_share`` sets, in its order."""
-        return [self.link, self.private, self.said, self.more, self.copies, *self.files]
+        return [self.link, self.private, self.message, self.more, self.copies, *self.files]
 
 
 def create_share() -> Share:
@@ -83,7 +83,7 @@ def wire_share(panel: Share, shown: gr.State, kept: gr.BrowserState, services: S
         """
         if not shown.get("run"):
             return
-        record, arrays = services.shelf.get(shown["run"])
+        record, arrays = services.records.get(shown["run"])
         copies, files = _copies(record, arrays, request), _files(record, arrays, services)
         yield [copies, gr.skip(), *files]
         yield [copies, _report(record, arrays, services), *files]
@@ -100,12 +100,12 @@ def wire_share(panel: Share, shown: gr.State, kept: gr.BrowserState, services: S
 
     outputs = [panel.copies, *panel.files]
     panel.more.expand(fill, shown, outputs, **QUIET, concurrency_limit=2, trigger_mode="always_last")
-    panel.share.click(share, [shown, kept, panel.listed], [panel.link, panel.private, panel.said], **SWIFT)
+    panel.share.click(share, [shown, kept, panel.listed], [panel.link, panel.private, panel.message], **SWIFT)
 
 
 def _is_private(run: str, services: Services) -> bool:
     try:
-        return not services.shelf.ships(run) and reach(services.store, run) == "private"
+        return not services.records.ships(run) and reach(services.store, run) == "private"
     except KvqError:
         return True
 

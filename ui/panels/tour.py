@@ -5,7 +5,7 @@ from functools import cache
 
 from pydantic import BaseModel, ConfigDict
 
-from kvq_core.pipeline.examples import stored
+from kvq_core.pipeline.examples import example_ids
 from kvq_core.presets import FOLDER
 
 FILE = FOLDER / "learn" / "tour.toml"
@@ -38,6 +38,6 @@ def tour() -> tuple[Step, ...]:
 
 
 @cache
-def shipped() -> dict[str, str]:
+def shipped_ids() -> dict[str, str]:
     """Run ids of the examples that ship with the app, by name; read once."""
-    return stored()
+    return example_ids()

@@ -8,15 +8,15 @@ from typing import Any
 import gradio as gr
 
 from kvq_core.errors import KvqError
-from kvq_core.logs import tell_error
+from kvq_core.logs import log_error
 from kvq_core.spec import parse_lane
-from kvq_core.training.offer import BUDGETS, Offer, Trained, Training
+from kvq_core.training.offer import BUDGETS, Offer, Training, TrainingResult
 from ui.form.lanes import LaneForm, to_spec
 from ui.form.lanes_panel import Lanes
 from ui.form.setup_panel import Setup
 from ui.html.escape import safe
 from ui.html.numbers import plural, significant, size
-from ui.html.status import line, notice, queued, unexpected
+from ui.html.status import line, notice, place_line, unexpected_error
 from ui.service.jobs import Job, follow
 from ui.service.line import Cost, Place
 from ui.service.services import QUIET, SWIFT, Services, visitor
@@ -41,7 +41,7 @@ class Trainer:
     ticket: gr.State
 
     @property
-    def offered(self) -> list[gr.blocks.Block]:
+    def outputs(self) -> list[gr.blocks.Block]:
         """Outputs of ``offering``."""
         return [self.area, self.words, self.budget, self.train, self.cancel, self.progress]
 
@@ -62,8 +62,8 @@ def wire_training(panel: Trainer, setup: Setup, lanes: Lanes, services: Services
     form = [setup["model"], setup.rest, lanes.lanes, panel.budget]
 
     def offer(model: str, rest: dict[str, Any], form_lanes: list[LaneForm], budget: str, ticket: Any) -> list[Any]:
-        if services.desk.flag(ticket["id"] or "") is not None:
-            return [gr.skip()] * len(panel.offered)  # the training that is on its way stays in view
+        if services.line.flag(ticket["id"] or "") is not None:
+            return [gr.skip()] * len(panel.outputs)  # the training that is on its way stays in view
         return offering(_found(services, model, rest, form_lanes, budget))
 
     def again(model: str, rest: dict[str, Any], form_lanes: list[LaneForm], budget: str) -> list[Any]:
@@ -75,12 +75,12 @@ def wire_training(panel: Trainer, setup: Setup, lanes: Lanes, services: Services
     def submit(
         model: str, rest: dict[str, Any], form_lanes: list[LaneForm], budget: str, request: gr.Request
     ) -> list[Any]:
-        asked = Asked(model, rest, form_lanes, budget)
+        asked = TrainingRequest(model, rest, form_lanes, budget)
         try:
             job = asked.submit(services, session(request), visitor(request))
         except KvqError as error:
             return [gr.skip(), notice("This cannot be trained", str(error)), *_idle()]
-        return [{"id": job.ticket}, queued(*astuple(services.desk.place(job.ticket))), *_busy()]
+        return [{"id": job.ticket}, place_line(*astuple(services.line.place(job.ticket))), *_busy()]
 
     def give_up(request: gr.Request) -> list[Any]:
         services.jobs.forget(session(request))
@@ -93,16 +93,16 @@ def wire_training(panel: Trainer, setup: Setup, lanes: Lanes, services: Services
     told = [panel.progress, panel.budget, panel.train, panel.cancel]
     triggers = [setup["model"].change, lanes.lanes.change, panel.budget.input]
     gr.on(
-        triggers, offer, [*form, panel.ticket], panel.offered, **QUIET, trigger_mode="always_last", concurrency_limit=2
+        triggers, offer, [*form, panel.ticket], panel.outputs, **QUIET, trigger_mode="always_last", concurrency_limit=2
     )
     panel.train.click(submit, form, [panel.ticket, *told], **SWIFT)
     trained = panel.ticket.change(watch, panel.ticket, told, **SWIFT, trigger_mode="multiple")
-    trained.then(again, form, panel.offered, **SWIFT)
+    trained.then(again, form, panel.outputs, **SWIFT)
     panel.cancel.click(give_up, None, told, **SWIFT)
 
 
 def session(request: gr.Request) -> str:
-    """What the desk knows a page's training by, apart from its runs."""
+    """What the line knows a page's training by, apart from its runs."""
     return f"{request.session_hash or ''}/training"
 
 
@@ -121,14 +121,20 @@ def _found(services: Services, model: str, rest: dict[str, Any], lanes: list[Lan
 
 
 def offering(found: Offer | None) -> list[Any]:
-    """Updates of Trainer.offered: the card, or none."""
+    """Updates of Trainer.outputs: the card, or none."""
     if found is None:
         return [gr.update(visible=False), "", *[gr.skip()] * 3, ""]
     refused = found.refusal is not None
-    return [gr.update(visible=True), said(found), *[gr.update(visible=not refused)] * 2, gr.update(visible=False), ""]
+    return [
+        gr.update(visible=True),
+        offer_html(found),
+        *[gr.update(visible=not refused)] * 2,
+        gr.update(visible=False),
+        "",
+    ]
 
 
-def said(found: Offer) -> str:
+def offer_html(found: Offer) -> str:
     """Who lacks what, what training does, how long it takes and what it writes; the commands that do the same."""
     one = len(found.lanes) == 1
     need = (
@@ -160,7 +166,7 @@ def _about(time: float) -> str:
 
 
 @dataclass(frozen=True)
-class Asked:
+class TrainingRequest:
     """What a page asked to train: the form as it stood."""
 
     model: str
@@ -181,7 +187,7 @@ class Asked:
             partial(self._work, services), session, visitor, Cost(found.seconds if found is not None else 0.0)
         )
 
-    def _work(self, services: Services) -> Generator[Training | Trained]:
+    def _work(self, services: Services) -> Generator[Training | TrainingResult]:
         found = self.offer(services)  # another page, or the command, may have trained them meanwhile
         if found is not None:
             yield from services.train(found)
@@ -193,14 +199,14 @@ async def stream(start: dict[str, Any], services: Services) -> AsyncGenerator[li
     if job is None:  # cancelled before it was watched: the page says so already
         return
     last: list[Any] = [line("Nothing is missing any more", "done"), *_idle()]
-    async for news in follow(job, services.desk):
+    async for news in follow(job, services.line):
         if isinstance(news, Place):
-            yield [queued(news.ahead, news.seconds), *_busy()]
+            yield [place_line(news.ahead, news.seconds), *_busy()]
             continue
-        if isinstance(news[-1], Trained):
-            last = [told(news[-1]), *_idle()]
+        if isinstance(news[-1], TrainingResult):
+            last = [progress_line(news[-1]), *_idle()]
         else:
-            yield [told(news[-1]), *_busy()]
+            yield [progress_line(news[-1]), *_busy()]
     if job.replaced:
         return
     if job.cancelled:
@@ -208,14 +214,14 @@ async def stream(start: dict[str, Any], services: Services) -> AsyncGenerator[li
     elif isinstance(job.error, KvqError):
         last = [notice("The training stopped", str(job.error)), *_idle()]
     elif job.error is not None:
-        tell_error("training stopped", job.error)
-        last = [notice("The training stopped", unexpected("Train")), *_idle()]
+        log_error("training stopped", job.error)
+        last = [notice("The training stopped", unexpected_error("Train")), *_idle()]
     yield last
 
 
-def told(event: Training | Trained) -> str:
+def progress_line(event: Training | TrainingResult) -> str:
     """The line for an event."""
-    if isinstance(event, Trained):
+    if isinstance(event, TrainingResult):
         errors = (f"{book.kind} {significant(book.held_out_error[-1])}" for book in event.codebooks)
         return line(
             "Codebooks trained",

@@ -13,7 +13,7 @@ from ui.export.card import figures
 from ui.html.colors import lane_color
 from ui.html.escape import safe
 from ui.html.numbers import significant
-from ui.service.access import opened
+from ui.service.access import open_run
 from ui.service.address import query
 from ui.service.services import SWIFT, Services
 from ui.words.views import done
@@ -34,8 +34,8 @@ def wire_twin(place: gr.HTML, shown: gr.State, kept: gr.BrowserState, services: 
         if not shown.get("run"):
             return ""
         try:
-            record = services.shelf.get(shown["run"])[0]
-            return told(record, twin(record, services, kept))
+            record = services.records.get(shown["run"])[0]
+            return twin_html(record, twin(record, services, kept))
         except KvqError:  # said where the run would be
             return ""
 
@@ -50,7 +50,7 @@ def twin(record: Record, services: Services, kept: Any) -> Record | None:
         if run.id == record.id or run.lanes != lanes or not prompt.startswith(run.prompt.removesuffix("…")):
             continue
         try:
-            other = opened(services, run.id, kept)[0]
+            other = open_run(services, run.id, kept)[0]
         except KvqError:
             continue
         changes = versus(record, other).changes
@@ -60,7 +60,7 @@ def twin(record: Record, services: Services, kept: Any) -> Record | None:
     return None
 
 
-def told(record: Record, other: Record | None) -> str:
+def twin_html(record: Record, other: Record | None) -> str:
     """Both in a table; without a twin how to get it, where the run is the stressed one; else nothing."""
     if other is None:
         return _missing(record) if record.stress is not None else ""

@@ -19,7 +19,7 @@ from ui.html.numbers import ABSENT, plural
 from ui.html.status import notice
 from ui.html.verdict import verdict
 from ui.panels.history import entries_of
-from ui.service.access import opened
+from ui.service.access import open_run
 from ui.service.address import link, query
 from ui.service.services import SWIFT, Services
 
@@ -34,7 +34,7 @@ class Beside:
     more: gr.Accordion
     other: gr.Dropdown
     compare: gr.Button
-    found: gr.HTML
+    results: gr.HTML
 
 
 def create_versus() -> Beside:
@@ -72,11 +72,11 @@ def wire_versus(panel: Beside, shown: gr.State, kept: gr.BrowserState, services:
         return [gr.update(visible=True, open=True), gr.update(value=str(other)[:200]), told]
 
     panel.more.expand(offer, [shown, kept], panel.other, **SWIFT)
-    panel.compare.click(compare, [shown, panel.other, kept], panel.found, **SWIFT)
-    shown.change(linked, [shown, kept], [panel.more, panel.other, panel.found], **SWIFT)
+    panel.compare.click(compare, [shown, panel.other, kept], panel.results, **SWIFT)
+    shown.change(linked, [shown, kept], [panel.more, panel.other, panel.results], **SWIFT)
 
 
-def run_in(text: Any) -> str:
+def parse_run_id(text: Any) -> str:
     """The run id in what a person gave: an id, or a link to a run. Raises StoreError."""
     given = str(text or "").strip()
     found = _IN_TEXT.search(given)
@@ -105,16 +105,18 @@ def _choices(run: str | None, kept: Any, services: Services) -> list[tuple[str, 
 
 def _told(run: str | None, other: Any, kept: Any, request: gr.Request, services: Services) -> str:
     try:
-        second = run_in(other)
+        second = parse_run_id(other)
         if run is None or second == run:
             raise StoreError("That is the run shown already; give another one.")
-        (one, own), (two, theirs) = services.shelf.get(run), opened(services, second, kept)
+        (one, own), (two, theirs) = services.records.get(run), open_run(services, second, kept)
     except KvqError as error:
         return notice("There is nothing to compare with", str(error), "The run shown is as it was.")
-    return told(one, two, versus(one, two), (own, theirs), link(one.id, request, two.id), query(one.id, two.id))
+    return versus_html(one, two, versus(one, two), (own, theirs), link(one.id, request, two.id), query(one.id, two.id))
 
 
-def told(one: Record, other: Record, found: Versus, arrays: tuple[Arrays, Arrays], address: str, follow: str) -> str:
+def versus_html(
+    one: Record, other: Record, found: Versus, arrays: tuple[Arrays, Arrays], address: str, follow: str
+) -> str:
     """Both runs, whether it is fair, what was asked differently, and the lanes side by side."""
     fair = "".join(f"<li>{safe(why)}</li>" for why in found.unfair)
     judged = (

@@ -1,8 +1,8 @@
-"""What stands on the right before anything ran: what this is, what to press, and runs to look at."""
+"""The welcome of an empty page: what this is, what to press, and stored runs to open."""
 
 from kvq_core.pipeline.examples import examples
 from ui.html.escape import safe
-from ui.panels.tour import shipped, tour
+from ui.panels.tour import shipped_ids, tour
 
 STEPS = (
     ("Pick a preset", "or type a prompt. Longer than a lane's full-precision window, or nothing is quantized."),
@@ -22,7 +22,7 @@ def welcome() -> str:
 
 def _shipped() -> str:
     """The runs that ship with the app, and the tour through them: something to look at before anything runs."""
-    named = [(examples()[name], run) for name, run in shipped().items()]
+    named = [(examples()[name], run) for name, run in shipped_ids().items()]
     if not named:
         return ""
     items = "".join(

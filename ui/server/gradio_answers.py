@@ -1,4 +1,4 @@
-"""Answers on their way to pages and programs, and what becomes of those that nobody fetches."""
+"""Queues of messages to pages and programs, and how messages that nobody fetches are dropped."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ READING_S = 10.0  # a box that something was taken from within this time has a r
 UNREAD = 200  # messages that may wait in boxes without a reader, all of them together
 
 
-class Box(asyncio.Queue):
+class SessionMessages(asyncio.Queue):
     """The messages of one session. ``touched``: since when somebody could have taken the next one."""
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Box(asyncio.Queue):
         super()._put(message)
 
 
-class Mail(LRUCache[str, Box]):
+class PendingMessages(LRUCache[str, SessionMessages]):
     """The boxes of all sessions, as Gradio's queue wants them.
 
     Gradio keeps every answer until it is fetched, so whoever only asks fills the memory: an answer can be a whole page.
@@ -36,16 +36,16 @@ class Mail(LRUCache[str, Box]):
     """
 
     def __setitem__(self, session: str, box: asyncio.Queue) -> None:
-        super().__setitem__(session, Box())
+        super().__setitem__(session, SessionMessages())
 
-    def __getitem__(self, session: str) -> Box:
+    def __getitem__(self, session: str) -> SessionMessages:
         box = super().__getitem__(session)
         if session in self:
             self.move_to_end(session)  # an open stream asks every few seconds: others make way for new ones
         return box
 
-    def __missing__(self, session: str) -> Box:
-        return Box()  # thrown away: what is still said to a session whose box was dropped
+    def __missing__(self, session: str) -> SessionMessages:
+        return SessionMessages()  # thrown away: what is still said to a session whose box was dropped
 
     def __delitem__(self, session: str) -> None:
         if session in self:  # a stream that ends deletes its box, which may be gone

@@ -1,4 +1,4 @@
-"""What handlers are given and cannot answer: values of the run before, values they do not take, whatever goes wrong."""
+"""Arguments of handlers, checked before they are called: values of an older run are fitted, impossible ones refused."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import gradio as gr
 
 from kvq_core.errors import KvqError
-from kvq_core.logs import tell_error
-from ui.html.status import unexpected
+from kvq_core.logs import log_error
+from ui.html.status import unexpected_error
 
 NOT_TAKEN = (
     "These are not the values that are taken here: their number or kind is another one. /gradio_api/info lists what "
@@ -21,7 +21,7 @@ class Blocks(gr.Blocks):
     async def preprocess_data(self, block_fn: Any, inputs: Any, state: Any, *more: Any, **named: Any) -> Any:
         held = [state[part._id] if state is not None and part._id in state else part for part in block_fn.inputs]
         try:
-            return await super().preprocess_data(block_fn, fitting(held, inputs), state, *more, **named)
+            return await super().preprocess_data(block_fn, fit_values(held, inputs), state, *more, **named)
         except gr.Error as error:
             error.print_exception = False
             raise
@@ -36,11 +36,11 @@ class Blocks(gr.Blocks):
         except KvqError as error:
             raise gr.Error(str(error), print_exception=False) from None
         except Exception as error:
-            tell_error("request failed", error)
-            raise gr.Error(unexpected(), print_exception=False) from None
+            log_error("request failed", error)
+            raise gr.Error(unexpected_error(), print_exception=False) from None
 
 
-def fitting(parts: Sequence[Any], values: Any) -> Any:
+def fit_values(parts: Sequence[Any], values: Any) -> Any:
     """The values of parts whose choices or range follow the run, fitted to what they are now.
 
     A page may tell what they held of the run before: Gradio would refuse the whole event, and with it the new run.

@@ -8,7 +8,7 @@ from typing import Any
 from gradio import Blocks
 from gradio.state_holder import SessionState, StateHolder
 
-from ui.server.gradio_answers import Mail
+from ui.server.gradio_answers import PendingMessages
 
 MOST = 2000  # sessions with answers on their way, as many as Gradio keeps
 KEEP = timedelta(hours=1)  # a tab whose connection was lost comes back to its page within this time
@@ -56,7 +56,7 @@ class Sessions(StateHolder):
     ones have come.
     """
 
-    def __init__(self, mail: Mail, blocks: Blocks):
+    def __init__(self, mail: PendingMessages, blocks: Blocks):
         super().__init__()
         self._mail = mail
         self._asked = frozenset(block._id for fn in blocks.fns.values() for block in fn.inputs)
@@ -83,7 +83,7 @@ class Sessions(StateHolder):
 
 def install(blocks: Blocks) -> None:
     """Let a page that is served keep its states so, and its answers as ui/server/gradio_answers.py says."""
-    mail = Mail(MOST)
+    mail = PendingMessages(MOST)
     queue: Any = blocks._queue  # whose messages it wants in a cache of its own
     queue.pending_messages_per_session = mail
     blocks.app.state_holder = Sessions(mail, blocks)

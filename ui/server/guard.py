@@ -1,4 +1,4 @@
-"""What stands around the page: /health, response headers, and the routes of Gradio that are closed here."""
+"""Middleware before Gradio: /health, response headers, and the routes of Gradio that are closed here."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvq_core.logs import tell_error
+from kvq_core.logs import log_error
 from kvq_core.settings import settings
 from kvq_core.store.store import Store
 from ui.server.health import Health
@@ -43,7 +43,7 @@ HEADERS = [
     (b"referrer-policy", b"same-origin"),
 ]
 # Files of the page whose names hold their contents' hash. Without a word on it a browser asks for each of them again.
-FOR_EVER = (b"cache-control", b"public, max-age=31536000, immutable")
+UNCHANGING = (b"cache-control", b"public, max-age=31536000, immutable")
 # What Gradio offers to any page and this one does not use: taking files, fetching addresses for a visitor, writing
 # component values to disk, a history in somebody's bucket, editing the app.
 CLOSED = re.compile(
@@ -66,7 +66,7 @@ class Guard:
 
         begun = False
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        lasting = [FOR_EVER] if path.startswith("/assets/") else []
+        lasting = [UNCHANGING] if path.startswith("/assets/") else []
 
         async def guarded(message: Message) -> None:
             nonlocal begun
@@ -100,7 +100,7 @@ def _unanswered(error: Exception) -> JSONResponse:
     if isinstance(error, TypeError | ValueError):  # arguments that fit no parameter, numbers that are no JSON
         said = "This request could not be understood. /gradio_api/info lists the endpoints and what they take."
         return JSONResponse({"detail": said}, 400)
-    tell_error("request failed", error)
+    log_error("request failed", error)
     return JSONResponse({"detail": "This request could not be answered; it was logged."}, 500)
 
 

@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from kvq_core.errors import StoreError
-from kvq_core.logs import tell_error
-from kvq_core.models import available_models, loaded
+from kvq_core.logs import log_error
+from kvq_core.models import available_models, loaded_model
 from kvq_core.store.store import Store
 from ui.service.services import Services
 
@@ -38,7 +38,7 @@ class Health:
     async def answer(self, request: Request) -> JSONResponse:
         model, store = self._model(), await self._store_in_time()
         well = store["reachable"] and (model["loaded"] or self.model_error is None)
-        count = self._services.desk.held()
+        count = self._services.line.count()
         found = {
             "status": "ok" if well else "unavailable",
             "version": version(),
@@ -49,7 +49,7 @@ class Health:
         return JSONResponse(found, 200 if well else 503, {"Cache-Control": "no-store"})
 
     def _model(self) -> dict[str, Any]:
-        held = loaded()
+        held = loaded_model()
         if held is not None:
             return {"loaded": True, "id": held.id, "device": str(held.device), "dtype": str(held.dtype)[6:]}
         offered = [choice.id for choice in available_models()][:1]
@@ -83,7 +83,7 @@ def _usage(store: Store) -> dict[str, Any]:
     try:
         usage = store.usage()
     except StoreError as error:
-        tell_error("store out of reach", error)
+        log_error("store out of reach", error)
         return {"reachable": False}
     return {"reachable": True, "runs": usage.runs, "bytes": usage.size}
 

@@ -1,4 +1,4 @@
-"""What other sites show of a link to this page: Gradio's template describes Gradio, and no option of it says else."""
+"""The tags other sites preview a link by: Gradio's template describes Gradio, and no option of it changes that."""
 
 import re
 from html import escape
@@ -27,7 +27,7 @@ OWN = "".join(
 ).encode()
 
 
-def previewed(page: bytes) -> bytes:
+def with_preview_tags(page: bytes) -> bytes:
     """Gradio's page with this project's tags for previews instead of its own."""
     return _HEAD.sub(lambda head: head[0] + OWN, _TAGS.sub(b"", page), count=1)
 
@@ -57,7 +57,7 @@ class Preview:
             body += message.get("body", b"")
             if message.get("more_body"):
                 return
-            page, begun, start = previewed(body), start, None
+            page, begun, start = with_preview_tags(body), start, None
             MutableHeaders(raw=begun["headers"])["content-length"] = str(len(page))
             await send(begun)
             await send({"type": "http.response.body", "body": page})

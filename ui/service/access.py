@@ -1,23 +1,23 @@
-"""Whether this browser may open a run: it holds the keys of the runs it made, beside its history."""
+"""Opening a run for one browser, which holds the keys of the runs it made beside its history."""
 
 from typing import Any
 
 from kvq_core.errors import StoreError
-from kvq_core.logs import tell_error
+from kvq_core.logs import log_error
 from kvq_core.record.fields import Record
 from kvq_core.settings import settings
 from kvq_core.store.sharing import demand_open, key_of
 from ui.service.services import Services
 
 
-def opened(services: Services, run_id: str, kept: Any) -> tuple[Record, dict[str, Any]]:
+def open_run(services: Services, run_id: str, kept: Any) -> tuple[Record, dict[str, Any]]:
     """A run and its arrays, for a browser with this history.
 
     Raises StoreError for a run that is unknown, damaged, or on a public instance not shared and not this browser's.
     """
-    if not services.shelf.ships(run_id):
+    if not services.records.ships(run_id):
         demand_open(services.store, run_id, key_in(kept, run_id))
-    return services.shelf.get(run_id)
+    return services.records.get(run_id)
 
 
 def key_in(kept: Any, run_id: str) -> str:
@@ -35,5 +35,5 @@ def key_for(services: Services, run_id: str) -> str:
     try:
         return key_of(services.store, run_id)
     except StoreError as error:
-        tell_error("no key of a run", error, run=run_id)
+        log_error("no key of a run", error, run=run_id)
         return ""

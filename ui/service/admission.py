@@ -13,7 +13,7 @@ from kvq_core.machine.memory import free_bytes, shortage
 from kvq_core.pipeline.estimate import Estimate
 from kvq_core.spec import ComparisonSpec
 from ui.html.numbers import plural, seconds
-from ui.service.line import Desk
+from ui.service.line import WaitingLine
 
 HOUR_S = 3600.0
 
@@ -31,9 +31,9 @@ class Admission:
     """The limits of kvq_core/limits.py applied to what visitors ask for. All methods can be called from any thread."""
 
     def __init__(
-        self, desk: Desk, estimate: Callable[[ComparisonSpec], Estimate], clock: Callable[[], float] = time.time
+        self, line: WaitingLine, estimate: Callable[[ComparisonSpec], Estimate], clock: Callable[[], float] = time.time
     ):
-        self._desk, self._estimate, self._clock = desk, estimate, clock
+        self._line, self._estimate, self._clock = line, estimate, clock
         self._lock = threading.Lock()
         self._started: dict[str, deque[float]] = {}  # by visitor, times of the last hour
 
@@ -53,7 +53,7 @@ class Admission:
                 f"{tokens * (lanes + 1):,}; this instance allows {most.work:,}. Shorten to "
                 f"{most.work // (lanes + 1):,} tokens, prompt and answer together{_or_lanes(most.work // tokens - 1)}."
             )
-        free = free_bytes(found.device) + self._desk.bytes_at_work()
+        free = free_bytes(found.device) + self._line.bytes_at_work()
         refusal = refusal or shortage(found.run_bytes, free, tokens, lanes)
         remark = None
         if most.seconds is not None and found.seconds is not None and found.seconds > most.seconds:
@@ -76,9 +76,9 @@ class Admission:
         most, now = limits(), self._clock()
         with self._lock:
             self._forget_before(now - HOUR_S)
-            if (held := self._desk.held(but=session)) >= most.line:
+            if (held := self._line.count(but=session)) >= most.line:
                 raise LimitError(f"The line is full: {plural(held, 'run')} of {most.line}. Try again in a minute.")
-            own = self._desk.held(visitor, but=session)
+            own = self._line.count(visitor, but=session)
             if most.waiting is not None and own >= most.waiting:
                 raise LimitError(
                     f"{plural(own, 'run')} of yours {'is' if own == 1 else 'are'} at work or waiting; this instance "

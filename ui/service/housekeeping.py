@@ -40,7 +40,7 @@ def _remove_if_left(folder: Path) -> None:
 
 
 @contextmanager
-def removed(folder: Path) -> Iterator[None]:
+def removing_folder(folder: Path) -> Iterator[None]:
     """The folder goes when the body ends."""
     try:
         yield
@@ -56,7 +56,7 @@ def sweep(folder: Path, older_than: float = KEEP_S) -> None:
                 file.unlink()
 
 
-def keep_swept(folder: Path) -> None:
+def sweep_regularly(folder: Path) -> None:
     """Sweep now and then, in a thread of its own, for as long as the process lives."""
 
     def work() -> None:

@@ -13,8 +13,8 @@ from weakref import WeakValueDictionary
 
 from kvq_core.errors import LimitError
 from kvq_core.events import Finished, Step
-from kvq_core.machine.memory import give_back
-from ui.service.line import NOTHING_KNOWN, Cost, Desk, Place
+from kvq_core.machine.memory import release_memory
+from ui.service.line import UNKNOWN_COST, Cost, Place, WaitingLine
 
 LOOK_S = 0.03  # how often a watcher looks for news of work that has begun
 WAIT_S = 0.2  # and whether it has begun
@@ -30,13 +30,13 @@ class Job:
     before it too.
     """
 
-    def __init__(self, desk: Desk, ticket: str, work: Work, seconds: float | None = None):
+    def __init__(self, line: WaitingLine, ticket: str, work: Work, seconds: float | None = None):
         """``seconds``: after so many the work is stopped."""
         self.ticket = ticket
         self.error: Exception | None = None
         self.cancelled = self.over = self.began = self.replaced = False
         self.taken = threading.Event()  # somebody has begun to watch
-        self._desk, self._work, self._most = desk, work, seconds
+        self._line, self._work, self._most = line, work, seconds
         self._news: deque[Any] = deque()
         self._lock = threading.Lock()
         self._looked = time.monotonic()
@@ -44,7 +44,7 @@ class Job:
     def run(self) -> None:
         """Wait for the turn, work, end. For a thread of its own."""
         try:
-            with self._desk.turn(self.ticket, self._wanted) as flag:
+            with self._line.turn(self.ticket, self._wanted) as flag:
                 self._follow(flag)
         except Exception as error:
             self.error = error
@@ -93,13 +93,13 @@ class Job:
 class Jobs:
     """The jobs no page has begun to watch yet, by ticket."""
 
-    def __init__(self, desk: Desk):
-        self._desk = desk
+    def __init__(self, line: WaitingLine):
+        self._line = line
         self._waiting: dict[str, tuple[str, Job]] = {}
         self._newest: WeakValueDictionary[str, Job] = WeakValueDictionary()  # by session, as long as anybody watches
 
     def start(
-        self, session: str, work: Work, visitor: str = "", cost: Cost = NOTHING_KNOWN, seconds: float | None = None
+        self, session: str, work: Work, visitor: str = "", cost: Cost = UNKNOWN_COST, seconds: float | None = None
     ) -> Job:
         """Begin work for a session; what the same session ran or waited for is cancelled, and nothing more is told of
         it.
@@ -109,7 +109,7 @@ class Jobs:
         self.forget(session)
         if (older := self._newest.get(session)) is not None:
             older.replaced = True
-        job = Job(self._desk, self._desk.enter(session, visitor, cost), work, seconds)
+        job = Job(self._line, self._line.enter(session, visitor, cost), work, seconds)
         self._waiting[job.ticket], self._newest[session] = (session, job), job
         run = partial(copy_context().run, self._run, job)  # with the request: ZeroGPU asks who pays
         threading.Thread(target=run, name=f"run-{job.ticket}", daemon=True).start()
@@ -117,7 +117,7 @@ class Jobs:
 
     def _run(self, job: Job) -> None:
         job.run()
-        give_back()
+        release_memory()
         if job.cancelled or not job.taken.wait(PATIENCE_S):  # nobody comes for what it found
             self._waiting.pop(job.ticket, None)
 
@@ -135,12 +135,12 @@ class Jobs:
 
     def forget(self, session: str) -> None:
         """Cancel a session's work."""
-        self._desk.cancel(session)
+        self._line.cancel(session)
         for ticket in [t for t, (owner, _) in list(self._waiting.items()) if owner == session]:
             self.watch(ticket)
 
 
-async def follow(job: Job, desk: Desk) -> AsyncGenerator[Place | list[Any]]:
+async def follow(job: Job, line: WaitingLine) -> AsyncGenerator[Place | list[Any]]:
     """A job as it goes: its place while it waits, whenever that changes, then what is new. Ends when the job is over;
     ``job.cancelled`` and ``job.error`` say how it ended. Ends without a word where the session began another one:
     whatever was still said of this one would stand over what is said of that."""
@@ -152,7 +152,7 @@ async def follow(job: Job, desk: Desk) -> AsyncGenerator[Place | list[Any]]:
         if over:
             return
         if not job.began and time.monotonic() - told >= PLACE_S:
-            told, place = time.monotonic(), desk.place(job.ticket)
+            told, place = time.monotonic(), line.place(job.ticket)
             if place.ahead and place != last:  # what has not changed costs each of many pages the more, the more wait
                 yield (last := place)
         await asyncio.sleep(LOOK_S if job.began else WAIT_S)

@@ -1,4 +1,4 @@
-"""Who waits, who runs, who gave up: one ticket a press of Run, and the engine for one ticket at a time."""
+"""The waiting line: one ticket a press of Run, and the engine for one ticket at a time."""
 
 import secrets
 import threading
@@ -18,7 +18,7 @@ class Cost:
     bytes: int = 0
 
 
-NOTHING_KNOWN = Cost()
+UNKNOWN_COST = Cost()
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Place:
     seconds: int | None
 
 
-class Desk:
+class WaitingLine:
     """Tickets in rounds: a visitor's first ticket is in the current round, the next one in the round after it, so that
     it waits behind the first tickets of others; within a round they go in the order they were taken. The only thing
     sessions share, and all it holds is ids, flags and times.
@@ -59,7 +59,7 @@ class Desk:
         self._taken = 0
         self._engine = threading.Lock()
 
-    def enter(self, session: str, visitor: str = "", cost: Cost = NOTHING_KNOWN) -> str:
+    def enter(self, session: str, visitor: str = "", cost: Cost = UNKNOWN_COST) -> str:
         """A ticket; an older one of the same session is cancelled."""
         self.cancel(session)
         with self._changed:
@@ -82,7 +82,7 @@ class Desk:
         left = [_left(other) for other in line[:at]]
         return Place(at, None if None in left else _coarse(sum(filter(None, left))))
 
-    def held(self, visitor: str | None = None, but: str = "") -> int:
+    def count(self, visitor: str | None = None, but: str = "") -> int:
         """Open tickets, of one visitor or of all, those of session ``but`` not counted."""
         with self._changed:
             return sum(visitor in (None, t.visitor) and t.session != but for t in self._open.values())
@@ -105,7 +105,7 @@ class Desk:
         more.
         """
         with self._changed:
-            held = self._open.get(ticket) or Ticket("", "", NOTHING_KNOWN, 0, 0, ticket)
+            held = self._open.get(ticket) or Ticket("", "", UNKNOWN_COST, 0, 0, ticket)
             while not self._changed.wait_for(lambda: self._is_over(ticket) or self._line()[0] is held, CHECK_S):
                 if not wanted():
                     self._open.pop(ticket, None)

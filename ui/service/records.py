@@ -1,15 +1,15 @@
-"""Records on hand: panels ask for a run by its id, and a few stay in memory."""
+"""A small cache of records: panels ask for a run by its id, the last few stay in memory."""
 
 import threading
 from collections import OrderedDict
 from typing import Any
 
-from kvq_core.pipeline.examples import packaged
+from kvq_core.pipeline.examples import packaged_store
 from kvq_core.record.fields import Record
 from kvq_core.store.store import Store
 
 
-class Shelf:
+class RecordCache:
     """A small least-recently-used cache before the runs that ship with the app and the store.
 
     A record never changes, so all visitors share it.
@@ -30,7 +30,7 @@ class Shelf:
 
     def ships(self, run_id: str) -> bool:
         """Whether a run ships with the app. Raises StoreError for an id that cannot be one."""
-        return packaged().exists(run_id)
+        return packaged_store().exists(run_id)
 
     def get(self, run_id: str) -> tuple[Record, dict[str, Any]]:
         """Raises StoreError for an unknown or damaged run."""
@@ -42,6 +42,6 @@ class Shelf:
         if found is not None:
             self._store.keep_open(run_id)  # outside the lock: it may write
             return found
-        found = (packaged() if self.ships(run_id) else self._store).load(run_id)
+        found = (packaged_store() if self.ships(run_id) else self._store).load(run_id)
         self.put(*found)
         return found

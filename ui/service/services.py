@@ -15,12 +15,12 @@ from kvq_core.packed.lanes import Request as Measuring
 from kvq_core.pipeline.estimate import Estimate
 from kvq_core.spec import ComparisonSpec
 from kvq_core.store.store import Store
-from kvq_core.training.offer import Offer, Trained, Training, offer, train_missing
+from kvq_core.training.offer import Offer, Training, TrainingResult, offer, train_missing
 from ui.service.admission import Admission, check_memory
 from ui.service.housekeeping import own_folder
 from ui.service.jobs import Job, Jobs, Work
-from ui.service.line import NOTHING_KNOWN, Cost, Desk
-from ui.service.records import Shelf
+from ui.service.line import UNKNOWN_COST, Cost, WaitingLine
+from ui.service.records import RecordCache
 
 # Every handler of the page: not part of the API, and no overlay over what people read.
 # With nothing to show progress on: the browser would look up, copy and set every output of every event so far, twice
@@ -39,18 +39,18 @@ class Services:
     compare: Callable[[ComparisonSpec, Store], Generator[Event]]
     estimate: Callable[[ComparisonSpec], Estimate]
     offer: Callable[..., Offer | None] = offer
-    train: Callable[[Offer], Generator[Training | Trained]] = train_missing
+    train: Callable[[Offer], Generator[Training | TrainingResult]] = train_missing
     measure: Callable[[ComparisonSpec, Measuring], Generator[Progress]] = measure_spec
-    shelf: Shelf = field(init=False)
-    desk: Desk = field(default_factory=Desk)
+    records: RecordCache = field(init=False)
+    line: WaitingLine = field(default_factory=WaitingLine)
     jobs: Jobs = field(init=False)
     admission: Admission = field(init=False)
     downloads: Path = field(default_factory=own_folder)
 
     def __post_init__(self) -> None:
-        self.shelf = Shelf(self.store)
-        self.jobs = Jobs(self.desk)
-        self.admission = Admission(self.desk, self.estimate)
+        self.records = RecordCache(self.store)
+        self.jobs = Jobs(self.line)
+        self.admission = Admission(self.line, self.estimate)
 
     def submit(self, spec: ComparisonSpec, session: str, visitor: str) -> Job:
         """Admit a run and put it in line: how every run begins, the page's and the API's.
@@ -68,7 +68,7 @@ class Services:
         return self.enter(work, session, visitor, Cost(found.seconds, found.run_bytes), limits().seconds)
 
     def enter(
-        self, work: Work, session: str, visitor: str, cost: Cost = NOTHING_KNOWN, seconds: float | None = None
+        self, work: Work, session: str, visitor: str, cost: Cost = UNKNOWN_COST, seconds: float | None = None
     ) -> Job:
         """Put other work that needs the machine to itself in line. Raises LimitError where there is no room."""
         with self.admission.counted(visitor, session):

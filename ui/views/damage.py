@@ -7,9 +7,9 @@ import gradio as gr
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from ui.figures import attention_rows, channel_errors, damage_grid, depth_error, score_map, sink_change
-from ui.figures.damage import MEASURES, kept_at
+from ui.figures.damage import MEASURES, captured_head
 from ui.selection import Selection
-from ui.views.view import Drawn, Slot, View, create_page, create_words, or_absent
+from ui.views.view import Drawing, Slot, View, create_page, create_words, or_absent
 from ui.words.damage import damage
 
 CHOICES = [
@@ -60,7 +60,7 @@ def create_damage() -> View:
     return View("damage", words, [create_page(*ROWS)], compute, ("layer", "head", "token"), [measure, uncentred])
 
 
-def compute(record: Record, arrays: Arrays, at: Selection, measure: str, uncentred: Any) -> Drawn:
+def compute(record: Record, arrays: Arrays, at: Selection, measure: str, uncentred: Any) -> Drawing:
     kv_head = at.kv_head(record)
     grids = {
         f"grid-{kind}": or_absent(damage_grid(record, arrays, measure, kind, at.layer, kv_head), MISSING)
@@ -81,12 +81,12 @@ def compute(record: Record, arrays: Arrays, at: Selection, measure: str, uncentr
         "depth": or_absent(depth_error(record, arrays, measure), MISSING),
     }
     titles = dict.fromkeys(grids, TITLES[measure]) if measure in TITLES else {}
-    return Drawn(damage(record, arrays, at), figures, titles=titles | _nearest(record, at))
+    return Drawing(damage(record, arrays, at), figures, titles=titles | _nearest(record, at))
 
 
 def _nearest(record: Record, at: Selection) -> dict[str, str]:
     """Titles of what was kept of another head, where not all were: the nearest is shown."""
-    kept = kept_at(record, at.layer, at.head)
+    kept = captured_head(record, at.layer, at.head)
     if kept in (None, (at.layer, at.head)):
         return {}
     where = "layer {}, query head {}, the nearest kept".format(*kept)

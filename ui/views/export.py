@@ -15,12 +15,12 @@ from kvq_core.record.fields import Record
 from ui.figures.base import heat
 from ui.html.escape import cell_safe
 from ui.selection import Selection
-from ui.views.view import Drawn
+from ui.views.view import Drawing
 
 COLUMNS = ("figure", "series", "x", "y", "value", "x_is", "y_is", "value_is")
 
 
-def view_csv(record: Record, at: Selection, name: str, drawn: Drawn) -> str:
+def view_csv(record: Record, at: Selection, name: str, drawn: Drawing) -> str:
     """A line a point: curves and bars have x and y, heatmaps and tables a value at (x, y)."""
     out = io.StringIO()
     writer = csv.writer(out)
@@ -31,7 +31,7 @@ def view_csv(record: Record, at: Selection, name: str, drawn: Drawn) -> str:
     return out.getvalue()
 
 
-def view_json(record: Record, at: Selection, name: str, drawn: Drawn) -> str:
+def view_json(record: Record, at: Selection, name: str, drawn: Drawing) -> str:
     """The run, the selection, the sentence and the same points."""
     found = {
         "run": record.id,
@@ -46,7 +46,7 @@ def view_json(record: Record, at: Selection, name: str, drawn: Drawn) -> str:
     return json.dumps(found, ensure_ascii=False)
 
 
-def figures_of(drawn: Drawn) -> Iterator[tuple[str, go.Figure]]:
+def figures_of(drawn: Drawing) -> Iterator[tuple[str, go.Figure]]:
     return ((name, figure) for name, figure in drawn.figures.items() if isinstance(figure, go.Figure))
 
 

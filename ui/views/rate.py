@@ -4,7 +4,7 @@ from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from ui.figures.rate import distortion_rate
 from ui.selection import Selection
-from ui.views.view import Drawn, Slot, View, create_page, create_words, or_absent
+from ui.views.view import Drawing, Slot, View, create_page, create_words, or_absent
 from ui.words.rate import rates
 
 MISSING = "Not captured in this run, or no lane changes it."
@@ -33,9 +33,9 @@ def create_rate() -> View:
     return View("rate", create_words(), [create_page(*ROWS)], compute)
 
 
-def compute(record: Record, arrays: Arrays, at: Selection) -> Drawn:
+def compute(record: Record, arrays: Arrays, at: Selection) -> Drawing:
     figures = {
         f"rate-{what}": or_absent(distortion_rate(record, arrays, what), MISSING)
         for what in ("kld", "flips", "key", "value", "output")
     }
-    return Drawn(rates(record, arrays), figures)
+    return Drawing(rates(record, arrays), figures)

@@ -6,18 +6,18 @@ from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from ui.figures.spectra import (
     WITH_MEAN,
-    centred,
     cumulative_energy,
     distributions,
     effective_rank,
     head_spectra,
+    is_centred,
     joint_spectra,
     lane_spectra,
     mean_shares,
     nearest_layer,
 )
 from ui.selection import Selection
-from ui.views.view import Drawn, Slot, View, create_page, create_words, or_absent
+from ui.views.view import Drawing, Slot, View, create_page, create_words, or_absent
 from ui.words import spectra
 
 MISSING = "Not captured in this run."
@@ -53,7 +53,7 @@ def create_spectra() -> View:
     return View("spectra", words, [create_page(*ROWS)], compute, ("layer", "head"), [kind])
 
 
-def compute(record: Record, arrays: Arrays, at: Selection, kind: str) -> Drawn:
+def compute(record: Record, arrays: Arrays, at: Selection, kind: str) -> Drawing:
     kv_head = at.kv_head(record)
     figures = {
         "head-spectra": or_absent(head_spectra(record, arrays, at.layer, kind), MISSING),
@@ -66,7 +66,7 @@ def compute(record: Record, arrays: Arrays, at: Selection, kind: str) -> Drawn:
         "latent-channels": or_absent(distributions(record, arrays, at.layer, "latent"), MISSING),
     }
     titles = {}
-    if not centred(arrays):
+    if not is_centred(arrays):
         slots = (slot for row in ROWS for slot in row if slot.title.endswith(CENTRED))
         titles = {slot.name: slot.title.replace(CENTRED, f", {WITH_MEAN}") for slot in slots}
     kept = nearest_layer(record, at.layer)
@@ -75,4 +75,4 @@ def compute(record: Record, arrays: Arrays, at: Selection, kind: str) -> Drawn:
             f"{what}-channels": f"{name} key channels of layer {kept}, the nearest kept"
             for what, name in (("key", "Original"), ("latent", "Latent"))
         }
-    return Drawn(spectra(record, arrays, at.layer), figures, titles=titles)
+    return Drawing(spectra(record, arrays, at.layer), figures, titles=titles)

@@ -12,9 +12,9 @@ from ui.figures.bits import bit_map, stored_bytes
 from ui.figures.usage import bits_by_length, code_usage, dead_codes, latent_bits, shares
 from ui.html.colors import lane_color
 from ui.html.escape import prose, safe
-from ui.html.numbers import listed, percent, size
+from ui.html.numbers import join_words, percent, size
 from ui.selection import Selection
-from ui.views.view import Drawn, Slot, View, create_page, create_words, or_absent
+from ui.views.view import Drawing, Slot, View, create_page, create_words, or_absent
 from ui.words import storage
 
 MISSING = "Not captured in this run."
@@ -92,7 +92,7 @@ def compute(
     shape: str,
     context: Any,
     batch: Any,
-) -> Drawn:
+) -> Drawing:
     kv_head = at.kv_head(record)
     own = {
         "codes": code_usage(record, arrays, kind, at.layer, kv_head),
@@ -107,19 +107,19 @@ def compute(
         "length": or_absent(bits_by_length(record), "No lane stored anything."),
     }
     without = [name for slot, name in SPENT if own[slot] is None]
-    said = f"No lane here stores its {kind}s with {listed(without, 'or')}." if without else ""
+    said = f"No lane here stores its {kind}s with {join_words(without, 'or')}." if without else ""
     html = {
         "spent": "".join(f'<p class="muted">{prose(line)}</p>' for line in (dead(record, arrays, kind), said) if line),
         "extrapolation": extrapolation(record, shape, context, batch),
     }
-    return Drawn(storage(record), figures, html, tables={"extrapolation": _rows(record, shape, context, batch)})
+    return Drawing(storage(record), figures, html, tables={"extrapolation": _rows(record, shape, context, batch)})
 
 
 def dead(record: Record, arrays: Arrays, kind: str) -> str:
     """How many of its codes each lane never uses, where lanes count them."""
     found = [(lane.label, dead_codes(arrays, i, kind)) for i, lane in enumerate(record.lanes)]
     told = [f"{label} {percent(share, 1)}" for label, share in found if share is not None]
-    return f"Dead {kind} codes, over all layers and heads: {listed(told)}." if told else ""
+    return f"Dead {kind} codes, over all layers and heads: {join_words(told)}." if told else ""
 
 
 def extrapolation(record: Record, shape: str, context: Any, batch: Any) -> str:

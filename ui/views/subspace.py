@@ -8,7 +8,7 @@ from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from ui.figures.subspace import angles, deviation, error_inside, error_split, nearest_rank
 from ui.selection import Selection
-from ui.views.view import Drawn, Slot, View, create_page, create_words, or_absent
+from ui.views.view import Drawing, Slot, View, create_page, create_words, or_absent
 from ui.words import subspace
 
 OTHERS = (("same_kind", "Another prompt of its kind"), ("other_kind", "Another kind"))
@@ -38,7 +38,7 @@ def fit(record: Record) -> list[Any]:
     return [gr.update(maximum=record.environment.head_dim)]
 
 
-def compute(record: Record, arrays: Arrays, at: Selection, rank: Any) -> Drawn:
+def compute(record: Record, arrays: Arrays, at: Selection, rank: Any) -> Drawing:
     rank = min(max(1, int(rank or 1)), record.environment.head_dim)
     kv_head = at.kv_head(record)
     figures = {
@@ -50,7 +50,7 @@ def compute(record: Record, arrays: Arrays, at: Selection, rank: Any) -> Drawn:
     }
     texts = record.capture.subspace_texts
     others = [f"{name}: {texts[key]}." for key, name in OTHERS if texts.get(key)]
-    return Drawn(" ".join([subspace(record, arrays, rank), *others]), figures, titles=_nearest(record, rank))
+    return Drawing(" ".join([subspace(record, arrays, rank), *others]), figures, titles=_nearest(record, rank))
 
 
 def _nearest(record: Record, rank: int) -> dict[str, str]:

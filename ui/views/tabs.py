@@ -11,7 +11,7 @@ import gradio as gr
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from ui.html.escape import safe
-from ui.selection import Selection, last_token, picked, selected, start, told
+from ui.selection import Selection, apply_pick, last_token, read_selection, selection_html, start
 from ui.service.services import QUIET, SWIFT, Services
 from ui.views.damage import create_damage
 from ui.views.export import view_csv, view_json
@@ -65,7 +65,7 @@ class Views:
     layer: gr.Slider
     head: gr.Slider
     token: gr.Slider
-    told: gr.HTML
+    words: gr.HTML
     pick: gr.Textbox
     suggest: gr.Textbox
     export: tuple[gr.Button, gr.Button, gr.Textbox, gr.Textbox]
@@ -154,7 +154,7 @@ def drawing_inputs(panel: Views, shown: gr.State) -> list[Any]:
 
 
 def drawing_outputs(panel: Views) -> list[Any]:
-    return [panel.told, *panel.outputs]
+    return [panel.words, *panel.outputs]
 
 
 def draw_open(panel: Views, services: Services) -> Callable[..., list[Any]]:
@@ -163,13 +163,13 @@ def draw_open(panel: Views, services: Services) -> Callable[..., list[Any]]:
     def draw(shown: dict[str, Any], opened: str, on_page: OnPage, *values: Any) -> list[Any]:
         if not shown.get("run"):
             return [gr.skip()] * len(drawing_outputs(panel))
-        record, arrays = services.shelf.get(shown["run"])
-        at = selected(record, *values[:3])
+        record, arrays = services.records.get(shown["run"])
+        at = read_selection(record, *values[:3])
         on_page.at = asked = record.id, at
         drawn: list[Any] = []
         for view, held in _with_pickers(panel, values[3:]):
             drawn += _drawn(view, record, arrays, on_page, at, held) if view.name == opened else _kept(view)
-        return [told(record, arrays, at) if on_page.at == asked else gr.skip(), *drawn]
+        return [selection_html(record, arrays, at) if on_page.at == asked else gr.skip(), *drawn]
 
     return draw
 
@@ -181,8 +181,8 @@ def draw_rest(panel: Views, services: Services) -> Callable[..., Iterator[list[A
     def draw(shown: dict[str, Any], opened: str, on_page: OnPage, *values: Any) -> Iterator[list[Any]]:
         if not shown.get("run"):
             return
-        record, arrays = services.shelf.get(shown["run"])
-        at = selected(record, *values[:3])
+        record, arrays = services.records.get(shown["run"])
+        at = read_selection(record, *values[:3])
         for view, held in _with_pickers(panel, values[3:]):
             if view.name != opened:
                 now = _drawn(view, record, arrays, on_page, at, held)
@@ -199,11 +199,11 @@ def _with_pickers(panel: Views, values: Sequence[Any]) -> Iterator[tuple[View, S
         yield view, values[at : (at := at + len(view.pickers))]
 
 
-def fitted(panel: Views) -> list[gr.components.Component]:
+def fit_outputs(panel: Views) -> list[gr.components.Component]:
     """What ``fit`` sets: the selection and its words, the open tab, the pickers that follow the run, and the views."""
     return [
         *panel.selection,
-        panel.told,
+        panel.words,
         panel.open,
         *(picker for view in panel.views if view.fit for picker in view.pickers),
         *panel.outputs,
@@ -226,14 +226,14 @@ def fit(
     """
     at, env = start(record, arrays), record.environment
     if asked := shown.get("at"):
-        at = selected(record, *({**asdict(at), **asked}[name] for name in ("layer", "head", "token")))
+        at = read_selection(record, *({**asdict(at), **asked}[name] for name in ("layer", "head", "token")))
     name = shown.get("view")
     on_page.at = record.id, at
     return [
         gr.update(maximum=max(1, env.layers - 1), value=at.layer),
         gr.update(maximum=max(1, env.query_heads - 1), value=at.head),
         gr.update(maximum=max(1, last_token(record)), value=at.token),
-        told(record, arrays, at),
+        selection_html(record, arrays, at),
         gr.skip() if name is None else name,
         *(update for view in panel.views if view.fit for update in view.fit(record)),
         *_draw_one(panel, name or opened, record, arrays, on_page, at, values),
@@ -257,8 +257,8 @@ def _picking(services: Services) -> Callable[..., list[Any]]:
     def picking(raw: str, shown: dict[str, Any], layer: Any, head: Any, token: Any) -> list[Any]:
         if not shown.get("run"):
             return [gr.skip()] * 3
-        record, _ = services.shelf.get(shown["run"])
-        at = picked(raw, selected(record, layer, head, token), record)
+        record, _ = services.records.get(shown["run"])
+        at = apply_pick(raw, read_selection(record, layer, head, token), record)
         return [at.layer, at.head, at.token]
 
     return picking
@@ -287,8 +287,8 @@ def _wire_export(panel: Views, shown: gr.State, services: Services) -> None:
         def file(shown: dict[str, Any], opened: str, *values: Any, write: Any = write, to: str = suffix) -> list[Any]:
             if not shown.get("run"):
                 return [gr.skip()] * 2
-            record, arrays = services.shelf.get(shown["run"])
-            at = selected(record, *values[:3])
+            record, arrays = services.records.get(shown["run"])
+            at = read_selection(record, *values[:3])
             for view, held in _with_pickers(panel, values[3:]):
                 if view.name == opened:
                     return [

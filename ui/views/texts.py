@@ -12,7 +12,7 @@ from ui.html.cards import lane_body
 from ui.html.diff import diff, text_of, top_lists, top_rows
 from ui.html.escape import safe
 from ui.selection import Selection
-from ui.views.view import Drawn, Slot, View, create_page, create_words, or_absent
+from ui.views.view import Drawing, Slot, View, create_page, create_words, or_absent
 from ui.words.texts import texts
 
 ROWS = (
@@ -53,10 +53,10 @@ def fit(record: Record) -> list[Any]:
     ]
 
 
-def compute(record: Record, arrays: Arrays, at: Selection, lane: Any, other: Any) -> Drawn:
+def compute(record: Record, arrays: Arrays, at: Selection, lane: Any, other: Any) -> Drawing:
     figures = {"kld-strips": or_absent(kld_strips(record, arrays, at.token), "No lane of this run was scored.")}
     if not record.lanes:
-        return Drawn("This run is without lanes: there is one text.", figures, dict.fromkeys(TEXTS, ""))
+        return Drawing("This run is without lanes: there is one text.", figures, dict.fromkeys(TEXTS, ""))
     index, against = _index(record, lane, 0), _index(record, other, -1)
     body = lane_body(record, arrays, index)
     html = {
@@ -66,7 +66,7 @@ def compute(record: Record, arrays: Arrays, at: Selection, lane: Any, other: Any
         "text-diff": f'<h3 class="figure-title">Difference of the two texts</h3>'
         f"{diff(text_of(record, against), text_of(record, index))}",
     }
-    return Drawn(texts(record, arrays, index), figures, html, tables={"top-lists": top_rows(record, arrays, index)})
+    return Drawing(texts(record, arrays, index), figures, html, tables={"top-lists": top_rows(record, arrays, index)})
 
 
 def _text(title: str, body: str, kind: str) -> str:

@@ -4,7 +4,7 @@ from typing import Any
 
 import gradio as gr
 
-from kvq_core.analysis.expected import told as expected
+from kvq_core.analysis.expected import expectation_sentence as expected
 from kvq_core.analysis.explain import explain
 from kvq_core.errors import SpecError
 from kvq_core.methods import make
@@ -12,16 +12,16 @@ from kvq_core.methods.deployments import NO_DEPLOYMENT
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import LaneRecord, Record
 from kvq_core.spec import Lane
-from ui.form.lanes import added_lane
-from ui.form.lanes_panel import Lanes, redrawn
+from ui.form.lanes import append_lane
+from ui.form.lanes_panel import Lanes, redraw_lanes
 from ui.html.cards import tick
 from ui.html.colors import lane_color
 from ui.html.escape import prose, safe
-from ui.html.numbers import ABSENT, listed, percent, plural, significant
+from ui.html.numbers import ABSENT, join_words, percent, plural, significant
 from ui.html.verdict import EXPLAINED, remarks, verdict
 from ui.selection import Selection
 from ui.service.services import SWIFT, Services
-from ui.views.view import Drawn, View, create_page, create_words
+from ui.views.view import Drawing, View, create_page, create_words
 
 # name, field, how it is shown, unit of the raw value
 MEASURES = (
@@ -35,11 +35,11 @@ def create_verdicts() -> View:
     return View("verdicts", create_words(), [create_page(["verdicts"])], compute)
 
 
-def compute(record: Record, arrays: Arrays, at: Selection) -> Drawn:
+def compute(record: Record, arrays: Arrays, at: Selection) -> Drawing:
     cards = [_card(record, arrays, index, lane) for index, lane in enumerate(record.lanes)]
     close = f'<p class="muted">{safe(EXPLAINED)} One prompt and one model: a verdict about this run.</p>'
     html = {"verdicts": f'<div class="verdicts">{_stress(record)}{"".join(cards)}</div>{close}'}
-    return Drawn(_said(record, arrays), html=html, tables={"verdicts": _rows(record, arrays)})
+    return Drawing(_said(record, arrays), html=html, tables={"verdicts": _rows(record, arrays)})
 
 
 def _rows(record: Record, arrays: Arrays) -> list[list[Any]]:
@@ -59,7 +59,7 @@ def _said(record: Record, arrays: Arrays) -> str:
     for index, lane in enumerate(record.lanes):
         found.setdefault(verdict(record, arrays, index).word, []).append(lane.label)
     floor = record.noise_floor.metrics
-    said = "; ".join(f"{word}: {listed(labels)}" for word, labels in found.items())
+    said = "; ".join(f"{word}: {join_words(labels)}" for word, labels in found.items())
     scored = floor.n_scored if floor else 0
     noise = f", where rounding to fp16 alone costs {significant(floor.kld_mean, 2)} nats" if floor else ""
     verdicts = f"{said[:1].upper()}{said[1:]}. Read on {plural(scored, 'scored position')}{noise}."
@@ -89,7 +89,7 @@ def _card(record: Record, arrays: Arrays, index: int, lane: LaneRecord) -> str:
         else f'<p class="error">{safe(lane.error or "")}</p>'
     )
     told = explain(record, arrays, index)
-    because = "".join(f"<li>{prose(said)}</li>" for said in (found.said, *told.sentences, *remarks(lane)) if said)
+    because = "".join(f"<li>{prose(said)}</li>" for said in (found.sentence, *told.sentences, *remarks(lane)) if said)
     return (
         f'<section class="verdict" style="--lane:{lane_color(index)}" aria-label="Verdict of {safe(lane.label)}">'
         f'<div class="top"><h4>{safe(lane.label)}</h4>{tick(record, lane.text) if lane.status == "done" else ""}'
@@ -129,7 +129,7 @@ def _elsewhere(lane: LaneRecord) -> str:
     )
     if lane.tensors != "both" or lane.layers != "all":
         items += '<p class="muted">This lane leaves some tensors as they are; these quantize all of them.</p>'
-    return f"<details><summary>Take it away: {safe(listed([way.tool for way in ways]))}</summary>{items}</details>"
+    return f"<details><summary>Take it away: {safe(join_words([way.tool for way in ways]))}</summary>{items}</details>"
 
 
 def wire_suggestions(box: gr.Textbox, lanes: Lanes, shown: gr.State, services: Services) -> None:
@@ -138,13 +138,13 @@ def wire_suggestions(box: gr.Textbox, lanes: Lanes, shown: gr.State, services: S
     def add(raw: str, form: list[dict[str, Any]], shown: dict[str, Any]) -> list[Any]:
         number = (raw or "").partition(" ")[0]
         if not shown.get("run") or not (number.isascii() and number.isdigit() and len(number) < 4):
-            return [gr.skip()] * len(lanes.shown)
-        record, arrays = services.shelf.get(shown["run"])
+            return [gr.skip()] * len(lanes.outputs)
+        record, arrays = services.records.get(shown["run"])
         if int(number) >= len(record.lanes):
-            return [gr.skip()] * len(lanes.shown)
+            return [gr.skip()] * len(lanes.outputs)
         suggested = explain(record, arrays, int(number)).suggestion
         if suggested is None:
-            return [gr.skip()] * len(lanes.shown)
-        return redrawn(added_lane(form, suggested), None)
+            return [gr.skip()] * len(lanes.outputs)
+        return redraw_lanes(append_lane(form, suggested), None)
 
-    box.change(add, [box, lanes.lanes, shown], lanes.shown, **SWIFT)
+    box.change(add, [box, lanes.lanes, shown], lanes.outputs, **SWIFT)

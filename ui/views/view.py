@@ -23,7 +23,7 @@ ABSENT = '<div class="slot" hidden></div>'
 
 
 @dataclass(frozen=True)
-class Drawn:
+class Drawing:
     """What a view shows: text that is escaped here, figures by the name of their slot (a sentence where the run kept
     nothing to draw), finished HTML by name, titles of slots that follow a picker, and what tables hold, by name: lines
     in the columns of ui.views.export."""
@@ -44,7 +44,7 @@ class Slot:
     note: str = ""
     min_width: int = 300
 
-    def html(self, drawn: Drawn) -> str:
+    def html(self, drawn: Drawing) -> str:
         """The figure as data for page.js to draw once it is in sight; or the sentence why there is none."""
         found = drawn.figures[self.name]
         if found == "":  # nothing to say either
@@ -70,7 +70,7 @@ class Page:
     rows: Sequence[Sequence[Slot | str]]
     place: gr.HTML
 
-    def html(self, drawn: Drawn) -> str:
+    def html(self, drawn: Drawing) -> str:
         return "".join(_row([_part(part, drawn) for part in row]) for row in self.rows)
 
 
@@ -86,7 +86,7 @@ class View:
     name: str
     words: gr.HTML
     pages: Sequence[Page]
-    compute: Callable[..., Drawn]
+    compute: Callable[..., Drawing]
     uses: tuple[str, ...] = ()
     pickers: Sequence[gr.components.Component] = ()
     fit: Callable[[Record], list[Any]] | None = None
@@ -125,7 +125,7 @@ class View:
         return [run, *(getattr(at, name) for name in self.uses), *picked]
 
 
-def legend(record: Record, drawn: Drawn) -> str:
+def legend(record: Record, drawn: Drawing) -> str:
     """The colours of the lanes whose curves and points a view has, once for all its figures."""
     figures = [figure for figure in drawn.figures.values() if isinstance(figure, go.Figure)]
     lanes = {lane for figure in figures for trace in figure.data if (lane := lane_of(trace)) is not None}
@@ -149,5 +149,5 @@ def _row(parts: Sequence[str]) -> str:
     return f'<div class="plots"{" hidden" * (set(parts) == {ABSENT})}>{"".join(parts)}</div>'
 
 
-def _part(part: Slot | str, drawn: Drawn) -> str:
+def _part(part: Slot | str, drawn: Drawing) -> str:
     return part.html(drawn) if isinstance(part, Slot) else f'<div class="slot" id="{part}">{drawn.html[part]}</div>'

@@ -7,7 +7,7 @@ from kvq_core.record.fields import Record
 from ui.figures.base import lanes_with
 from ui.figures.damage import worst_head
 from ui.figures.drill import channel_shares
-from ui.html.numbers import listed, percent, significant
+from ui.html.numbers import join_words, percent, significant
 from ui.selection import Selection
 from ui.words.views import NOTHING
 
@@ -39,7 +39,9 @@ def _keys_and_values(record: Record, arrays: Arrays) -> str:
         top = sorted(map(int, np.argsort(by_layer)[::-1][:few]))
         share = float(by_layer[top].sum() / max(by_layer.sum(), 1e-30))
         where = (
-            f", {percent(share)} of it in layer{'s' if few > 1 else ''} {listed(top)}" if share > CONCENTRATED else ""
+            f", {percent(share)} of it in layer{'s' if few > 1 else ''} {join_words(top)}"
+            if share > CONCENTRATED
+            else ""
         )
         parts.append(f"{kind}s are {percent(float(error.mean()))} off in {lane.label}{where}")
     return f"At worst, {'; '.join(parts)}." if parts else ""
@@ -56,8 +58,8 @@ def _scores(record: Record, arrays: Arrays) -> str:
     layer, head = worst_head(record, arrays)
     said = (
         f"{lane.label} moves attention scores most, by {significant(float(delta.mean()), 2)} on average; layers "
-        f"{listed(sorted(map(int, top)))} hold {percent(float(share))} of it. The worst single head of all lanes is "
-        f"layer {layer}, query head {head}."
+        f"{join_words(sorted(map(int, top)))} hold {percent(float(share))} of it. The worst single head of all "
+        f"lanes is layer {layer}, query head {head}."
     )
     alone = lane.metrics.attention_delta_reference_query if lane.metrics else None
     if alone is not None and delta.mean() > 0 and "keys" in lane.quantized:

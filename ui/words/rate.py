@@ -5,7 +5,7 @@ import numpy as np
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
 from ui.figures.rate import beaten, front, points
-from ui.html.numbers import bits, listed, percent, significant
+from ui.html.numbers import bits, join_words, percent, significant
 
 
 def rates(record: Record, arrays: Arrays) -> str:
@@ -15,10 +15,10 @@ def rates(record: Record, arrays: Arrays) -> str:
         return "No lane finished with scored positions; there is nothing to compare."
     best = front(found)
     named = [f"{record.lanes[i].label} ({bits(b)} bits, {significant(k, 2)} nats)" for i, b, k in best]
-    said = f"Nobody here has both fewer bits and less KLD than {listed(named)}"
+    said = f"Nobody here has both fewer bits and less KLD than {join_words(named)}"
     for indices, where in zip(beaten(found), ("in both", "in one of them, at an equal other"), strict=True):
         labels = [record.lanes[i].label for i in indices]
-        said += f"; {listed(labels)} {'are' if len(labels) > 1 else 'is'} beaten {where}" if labels else ""
+        said += f"; {join_words(labels)} {'are' if len(labels) > 1 else 'is'} beaten {where}" if labels else ""
     said += "."
     return " ".join(filter(None, [said, _alone(record), _gaussian(record, arrays)]))
 

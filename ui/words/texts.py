@@ -2,7 +2,7 @@
 
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import LaneRecord, Record
-from ui.html.escape import shown
+from ui.html.escape import span_text
 from ui.html.numbers import percent, plural, significant
 from ui.html.pieces import END, Span, span_at, spans_of
 
@@ -57,4 +57,4 @@ def _recovery(lane: LaneRecord, at: int) -> str:
 
 
 def _piece(span: Span | None) -> str:
-    return shown(span) if span else END
+    return span_text(span) if span else END

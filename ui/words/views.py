@@ -4,7 +4,7 @@ from kvq_core.analysis.verdict import verdict
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import LaneRecord, Record
 from ui.figures.base import lanes_with
-from ui.figures.spectra import centred, energy, mean_share, spectrum
+from ui.figures.spectra import energy, is_centred, mean_share, spectrum
 from ui.figures.subspace import inside_share
 from ui.html.numbers import bits, percent, plural, significant
 
@@ -29,7 +29,7 @@ def overall(record: Record, arrays: Arrays) -> str:
     floor = record.noise_floor.metrics.kld_mean if record.noise_floor.metrics else None
     if floor is not None:
         sentence += f". Rounding the cache to fp16 alone costs {significant(floor, 2)}: nothing below that is damage"
-    lowered = verdict(record, arrays, record.lanes.index(best)).said
+    lowered = verdict(record, arrays, record.lanes.index(best)).sentence
     return f"{sentence}.{f' {best.label}: {lowered}' if lowered else ''}"
 
 
@@ -42,7 +42,7 @@ def spectra(record: Record, arrays: Arrays, layer: int) -> str:
             return NOTHING
         counts[space] = float((energy(values[layer]) < 0.9).sum(-1).mean() + 1)
     before, after = f"{counts['pre']:.0f}", f"{counts['post']:.0f}"
-    whose = "what is left of its keys without their mean" if centred(arrays) else "its keys' energy, mean included,"
+    whose = "what is left of its keys without their mean" if is_centred(arrays) else "its keys' energy, mean included,"
     sentence = (
         f"In layer {layer}, {before} of {record.environment.head_dim} directions of a head hold 90 % of {whose} before "
         f"RoPE and {after} after"

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from kvq_core.codebooks.encoder import Encoder, from_stored
 from kvq_core.codebooks.files import NAME, Kind
-from kvq_core.codebooks.lookup import Wanted, find, require
+from kvq_core.codebooks.lookup import CodebookNeed, find, require
 from kvq_core.codecs.window import Window
 from kvq_core.methods.base import RECENT, BitsMethod, Fitted, ModelRef, ModelShape, Prompt, Space
 from kvq_core.methods.commvq.codec import KeyCodec, ValueCodec
@@ -99,12 +99,12 @@ class CommVQ(BitsMethod):
         found = [find(self._wanted(kind), model.id, model.weights_hash) for kind in KINDS]
         return "-".join(book.info.content for book in found if book) or None
 
-    def lacks(self, model: ModelRef) -> tuple[Wanted, ...]:
+    def lacks(self, model: ModelRef) -> tuple[CodebookNeed, ...]:
         return tuple(w for w in map(self._wanted, KINDS) if find(w, model.id, model.weights_hash) is None)
 
-    def _wanted(self, kind: Kind) -> Wanted:
+    def _wanted(self, kind: Kind) -> CodebookNeed:
         bits = self.width("key" if kind == "keys" else "value")
-        return Wanted(kind, self.codebooks, bits, self.levels, self.pairs_per_group, self.stages)
+        return CodebookNeed(kind, self.codebooks, bits, self.levels, self.pairs_per_group, self.stages)
 
     def usage_bytes(self, shape: ModelShape, tokens: int) -> int:
         keys = self._wanted("keys")

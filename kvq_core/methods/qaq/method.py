@@ -109,7 +109,7 @@ class Qaq(Method):
     def spans_layers(self) -> bool:
         return self.key_tolerance is None or self.value_tolerance is None
 
-    def settled(self, prompt: Prompt) -> Self:
+    def across_layers(self, prompt: Prompt) -> Self:
         key, value = self._rules(prompt, self._rows(prompt))
         return self.model_copy(update={"key_tolerance": key.tolerance, "value_tolerance": value.tolerance})
 

@@ -66,7 +66,7 @@ class MixedRead(DecodedRead):
         none = t["lows"].new_empty(*t["lows"].shape, 0)
         outliers, positions = t.get("outliers", none), t.get("positions", none.to(torch.int16))
         parts = t["widths"], t["lows"], t["extents"], outliers, positions
-        self.tokens = MixedTokens.stored(list(block.pools), block.slots, *parts)
+        self.tokens = MixedTokens.from_packed(list(block.pools), block.slots, *parts)
         sizes = [pool.numel() for pool in block.pools]
         views = (flat.view(pool.shape) for flat, pool in zip(self.tokens.codes.split(sizes), block.pools, strict=True))
         self.block = replace(block, pools=tuple(views))

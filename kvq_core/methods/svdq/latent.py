@@ -158,7 +158,7 @@ class LatentRead(DecodedRead):
         size = shared["basis"].shape[-1] // max(1, len(self.codec.widths))
         groups = [(size, bits) for bits in self.codec.widths]
         parts = (x.flatten(0, 1) for x in (t["scales"], t["zeros"], shared["basis"], shared["mean"]))
-        self.keys = LatentKeys.stored(t["codes"].flatten(0, 1), groups, self.block.tokens, *parts)
+        self.keys = LatentKeys.from_packed(t["codes"].flatten(0, 1), groups, self.block.tokens, *parts)
 
     @property
     def index_bytes(self) -> int:

@@ -99,7 +99,7 @@ class Svdq(Method):
     def spans_layers(self) -> bool:
         return self.target_bits is not None
 
-    def settled(self, prompt: Prompt) -> Self:
+    def across_layers(self, prompt: Prompt) -> Self:
         if self.target_bits is None:
             return self
         keys = side_by_side(prompt.keys, self.per_head)

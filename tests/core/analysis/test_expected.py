@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvq_core.analysis.expected import expectation, says, told
+from kvq_core.analysis.expected import contains_answer, expectation, expectation_sentence
 from kvq_core.cli.tables import describe_record
 from kvq_core.errors import SpecError
 from kvq_core.links import decode, encode
@@ -11,7 +11,7 @@ from kvq_core.spec import parse_spec
 from tests.support.ui_record_factory import make_run
 from ui.export.report import report
 from ui.form.values import FIELDS, from_comparison, to_comparison
-from ui.panels.answers import finished
+from ui.panels.answers import finished_cards
 from ui.selection import Selection
 from ui.views.verdicts import compute
 
@@ -45,7 +45,7 @@ def judged(*answers: str, expect: str = "4718", finish: str = "length"):
     ],
 )
 def test_an_answer_says_it_or_not(answer, expected, right):
-    assert says(answer, expected) is right
+    assert contains_answer(answer, expected) is right
 
 
 def test_what_is_expected_decides_no_id_where_nothing_is():
@@ -63,12 +63,12 @@ def test_what_is_expected_decides_no_id_where_nothing_is():
 def test_presets_whose_question_has_an_answer_carry_it():
     assert {name for name, preset in presets().items() if preset.spec.expect} == {"needle", "innerq-windows"}
     for name in ("needle", "innerq-windows"):
-        assert says(presets()[name].spec.prompt, presets()[name].spec.expect)
+        assert contains_answer(presets()[name].spec.prompt, presets()[name].spec.expect)
 
 
 def test_every_answer_gets_a_tick_or_a_cross():
     record, arrays = judged("It is 4718.", "4718!", "It is 4817.")
-    cards = finished(record, arrays).split('id="card-')[1:]
+    cards = finished_cards(record, arrays).split('id="card-')[1:]
     assert ["✓ 4718" in card for card in cards] == [True, True, False]
     assert ["✗ 4718" in card for card in cards] == [False, False, True]
     drawn = compute(record, arrays, Selection())
@@ -81,23 +81,23 @@ def test_a_failed_lane_gets_neither():
     record, arrays = judged("It is 4718.", "4718")
     record.lanes[0].status, record.lanes[0].error = "failed", "why"
     assert "✓" not in (html := compute(record, arrays, Selection()).html["verdicts"]) and "✗" not in html
-    assert told(record).endswith("found in Full precision.")
+    assert expectation_sentence(record).endswith("found in Full precision.")
 
 
 @pytest.mark.parametrize("changes", [{"expect": ""}, {"finish": "continuation"}])
 def test_nothing_is_judged_where_nothing_is_expected_or_written(changes):
     record, arrays = judged("It is 4718.", "4718", **changes)
-    assert expectation(record) == told(record) == ""
-    assert "✓" not in finished(record, arrays) and "Expected" not in compute(record, arrays, Selection()).words
+    assert expectation(record) == expectation_sentence(record) == ""
+    assert "✓" not in finished_cards(record, arrays) and "Expected" not in compute(record, arrays, Selection()).words
 
 
 def test_a_run_of_before_expects_nothing():
     record, arrays = make_run(1)
     del record.spec["expect"]
-    assert told(record) == "" and "✓" not in finished(record, arrays)
+    assert expectation_sentence(record) == "" and "✓" not in finished_cards(record, arrays)
 
 
 def test_what_is_expected_is_shown_as_text():
     record, arrays = judged("a", "b", expect="<img src=x>\"'${1}")
-    html = finished(record, arrays) + compute(record, arrays, Selection()).html["verdicts"]
+    html = finished_cards(record, arrays) + compute(record, arrays, Selection()).html["verdicts"]
     assert "<img" not in html and "${" not in html and "✗" in html

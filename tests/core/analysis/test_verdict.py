@@ -56,13 +56,13 @@ def test_the_interval_of_kld_decides_and_where_it_holds_a_threshold_says_so(mean
     found = judged(mean)
     assert found.word == word
     undecided = " or " in word
-    assert found.said.startswith("Cannot tell ") == undecided and (found.tone == "quiet") == undecided
+    assert found.sentence.startswith("Cannot tell ") == undecided and (found.tone == "quiet") == undecided
     assert found.why.endswith(EXPLAINED) and "noise floor: mean KLD" in found.why
 
 
 def test_a_very_uneven_lane_may_be_anything() -> None:
     found = judged(0.03, shape=0.02)
-    assert found.word == "close to risky" and "Cannot tell close from risky" in found.said
+    assert found.word == "close to risky" and "Cannot tell close from risky" in found.sentence
 
 
 def test_the_interval_is_scipys_and_always_the_same() -> None:
@@ -79,13 +79,13 @@ def test_the_interval_is_scipys_and_always_the_same() -> None:
 def test_the_positions_asked_for_would_have_told() -> None:
     """With as many more of the same kind, the interval has left the threshold; with a third of them it has not."""
     for mean in (0.0085, 0.012, 0.085):
-        more = int(re.search(r"score some ([\d,]+) more", judged(mean).said)[1].replace(",", ""))
+        more = int(re.search(r"score some ([\d,]+) more", judged(mean).sentence)[1].replace(",", ""))
         assert " or " in judged(mean).word and " or " not in judged(mean, scored=63 + more).word
         assert " or " in judged(mean, scored=63 + more // 3).word
 
 
 def test_a_mean_on_the_threshold_asks_for_more_than_can_be_had() -> None:
-    assert "score over 10,000 more" in judged(0.01).said
+    assert "score over 10,000 more" in judged(0.01).sentence
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,9 @@ def test_flips_lower_a_tier_only_where_they_surely_do(flips, near, word) -> None
     found = judged(0.004, flips, near)
     assert found.word == word
     lowered = word != "close"
-    assert found.said == (f"By KLD it would be close, but {flips} of 63 positions flip without a near tie." * lowered)
+    assert found.sentence == (
+        f"By KLD it would be close, but {flips} of 63 positions flip without a near tie." * lowered
+    )
 
 
 def test_the_99th_percentile_counts_from_enough_positions_on() -> None:
@@ -106,7 +108,7 @@ def test_the_99th_percentile_counts_from_enough_positions_on() -> None:
         arrays["lane/0/kld"] = torch.full((scored,), 0.003)
         arrays["lane/0/kld"][::70] = 0.15
         found = verdict(record, arrays, 0)
-        assert found.word == word and ("but its p99 is 0.15 nats" in found.said) == (word == "marginal")
+        assert found.word == word and ("but its p99 is 0.15 nats" in found.sentence) == (word == "marginal")
 
 
 def test_the_issue_of_the_closest_lane_that_was_only_marginal() -> None:
@@ -141,11 +143,13 @@ def test_all_places_of_the_page_say_the_same_word() -> None:
     for index, word in enumerate(("close or marginal", "marginal")):
         found = verdict(record, arrays, index)
         assert found.word == word
-        assert f">{word}</span>" in lane_head(record, arrays, index) and found.said in lane_head(record, arrays, index)
+        assert f">{word}</span>" in lane_head(record, arrays, index) and found.sentence in lane_head(
+            record, arrays, index
+        )
         assert scorecard(record, arrays)[1 + index]["verdict"] == word
         assert f",{word}," in to_csv(scorecard(record, arrays))
         assert f">{word}<" in card(record, arrays, address) and f"({word})" in card_text(record, arrays, address)
-        assert all(f">{word}<" in html and found.said in html for html in shown)
+        assert all(f">{word}<" in html and found.sentence in html for html in shown)
 
 
 def test_no_verdict_on_few_positions_or_without_the_kld_of_each() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from kvq_core.analysis.two_runs import Change, versus
-from ui.panels.versus import told
+from ui.panels.versus import versus_html
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_more_lanes_and_other_names_are_no_equal_comparison(pair):
         ("lane KIVI 2-bit", None, "kivi"),
         ("lane SQuat", None, "squat"),
     ]
-    shown = told(one, other, more, ({}, {}), "x", "y")
+    shown = versus_html(one, other, more, ({}, {}), "x", "y")
     assert "are the same" not in shown and "lane SQuat" in shown
     renamed = other.lanes[0].model_copy(update={"label": "Two bits"})
     assert versus(one, with_lanes(other, renamed, other.lanes[1])).changes == (

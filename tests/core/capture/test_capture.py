@@ -8,13 +8,13 @@ from scipy.linalg import subspace_angles
 from torch import Tensor
 
 from kvq_core.capture.attention import SINKS, AttentionTap, Buckets
-from kvq_core.capture.cache_errors import Truth, attended, cache_errors, output_bound
+from kvq_core.capture.cache_errors import ReferenceCache, attention_outputs, cache_errors, output_bound
 from kvq_core.capture.distribution import QUANTILES, KeyBasis
 from kvq_core.capture.scores import Extent, ScoreTap
-from kvq_core.capture.spectra import deviations, principal_angles, query_directions, spectra, thinned
+from kvq_core.capture.spectra import deviations, principal_angles, query_directions, spectra, thin
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows
-from kvq_core.engine.tap import Seen
+from kvq_core.engine.tap import StepScores
 from kvq_core.methods.base import query_gram, stack_queries
 from kvq_core.spec import Lane
 from tests.support.engine_runs import run_engine
@@ -26,7 +26,7 @@ def test_statistics_and_map_of_one_step() -> None:
     tap = ScoreTap(extent, [1], [0, 1, 2])
     tap.begin([(10, 300), (0, 0)])
     both = torch.randn(2, 3, 3, 1, 500)
-    tap.scores(Seen([0, 1], both, None, torch.randn(2, 3, 1, 4), [{}, {}]))
+    tap.scores(StepScores([0, 1], both, None, torch.randn(2, 3, 1, 4), [{}, {}]))
     tap.advance(1)
     own = both[1]
     delta = (own[1:] - own[:1])[:, :, 0].double()
@@ -49,7 +49,7 @@ def test_a_shift_of_a_whole_row_is_no_error() -> None:
     own = torch.randn(1, 2, 1, 50).repeat(2, 1, 1, 1)
     own[1] += 7.0
     tap.begin([(0, 50)])
-    tap.scores(Seen([0], own[None], None, torch.randn(1, 2, 1, 4), [{}]))
+    tap.scores(StepScores([0], own[None], None, torch.randn(1, 2, 1, 4), [{}]))
     assert tap.max.max() < 1e-5
     torch.testing.assert_close(tap.offset, torch.full((1, 1, 2, 1), 7.0))  # what was taken away is kept beside
 
@@ -61,7 +61,7 @@ def test_chunked_steps_ignore_the_future() -> None:
     hidden = torch.ones(3, 3, dtype=torch.bool).triu(1)
     own[..., -3:].masked_fill_(hidden, float("-inf"))
     tap.begin([(0, 7), (0, 7)])
-    tap.scores(Seen([0], own[None], None, torch.randn(1, 1, 3, 4), [{}]))
+    tap.scores(StepScores([0], own[None], None, torch.randn(1, 1, 3, 4), [{}]))
     for token in range(3):
         seen = own[1, 0, token, : 8 + token] - own[0, 0, token, : 8 + token]
         seen = seen - seen.mean()
@@ -79,7 +79,7 @@ def test_steps_share_bins_by_their_extreme() -> None:
         row = torch.zeros(3, 1, 1, 4)
         row[1, ..., 0], row[1, ..., 1] = step, -step
         seen.append(step)
-        tap.scores(Seen([0], row[None], None, torch.zeros(1, 1, 1, 4), [{}]))
+        tap.scores(StepScores([0], row[None], None, torch.zeros(1, 1, 1, 4), [{}]))
         tap.advance(1)
     assert tap.step_bins == 64 and tap.step_edges[0] == 0 and tap.step_edges[-1] == 130
     for b in range(64):
@@ -101,7 +101,7 @@ def test_engine_scores_equal_those_of_the_stored_keys() -> None:
         def isolates(self, fresh: int) -> bool:
             return self.isolating
 
-        def scores(self, now: Seen) -> None:
+        def scores(self, now: StepScores) -> None:
             assert not any(now.reads)  # this lane leaves nothing out
             if now.with_reference_query is None:
                 unasked.extend(now.own.clone())
@@ -185,7 +185,7 @@ def test_cache_errors_are_frobenius_norms() -> None:
     queries = prefill.groups[0].queries[:, :, -1]
     asked, seen = prefill.groups[0].queries[:, :, [20, 50, 63]], torch.tensor([21, 51, rows.tokens])
     buckets = Buckets.of(rows.tokens, 5)
-    truth = Truth.of(rows, [[0, 1, 2]], directions, model.shape.scaling, asked, seen, buckets)
+    truth = ReferenceCache.of(rows, [[0, 1, 2]], directions, model.shape.scaling, asked, seen, buckets)
     errors = cache_errors(rows, 1, truth)
     true = torch.stack([rows.working(0, 0, "key", layer) for layer in range(3)]).double()
     read = torch.stack([rows.working(1, 0, "key", layer) for layer in range(3)]).double()
@@ -247,7 +247,8 @@ def test_output_bound_holds_where_the_printed_one_fails() -> None:
 
     def both(heads: int, key_error: torch.Tensor, value_error: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         queries, seen, read = torch.randn(heads, 1, 8), torch.tensor([30]), values + value_error
-        change = attended(queries, keys + key_error, read, 0.5, seen) - attended(queries, keys, values, 0.5, seen)
+        exact = attention_outputs(queries, keys, values, 0.5, seen)
+        change = attention_outputs(queries, keys + key_error, read, 0.5, seen) - exact
         return change[:, 0].norm(dim=-1), output_bound(queries[:, 0], key_error, read, value_error, 0.5)
 
     actual, bound = both(6, wrong, torch.zeros_like(values))
@@ -268,10 +269,10 @@ def test_attention_of_the_steps_looked_at() -> None:
             alone[step, layer] = torch.randn(3, 4, 1, 261 + step)
         both = (torch.stack([x[step, layer] for layer in range(2)]) for x in (rows, alone))
         assert tap.looks(1) == (step in tap.steps)
-        tap.scores(Seen([0, 1], *both, torch.empty(2, 4, 1, 8), [{}, {}]), [(10, 200), (0, 0)])
+        tap.scores(StepScores([0, 1], *both, torch.empty(2, 4, 1, 8), [{}, {}]), [(10, 200), (0, 0)])
         tap.advance(1)
-    at = {step: i for i, step in enumerate(tap.reached)}
-    assert max(tap.reached) < 20
+    at = {step: i for i, step in enumerate(tap.captured_steps)}
+    assert max(tap.captured_steps) < 20
     of_lane, of_reference = tap.of_lane(0), tap.of_reference()
     for step, i in at.items():
         p, q = (torch.softmax(rows[step, 1][r, 3, 0].double(), 0) for r in (0, 1))
@@ -303,7 +304,7 @@ def test_a_chunk_of_tokens_sees_only_its_past() -> None:
     own[..., -3:].masked_fill_(torch.ones(3, 3, dtype=torch.bool).triu(1), float("-inf"))
     alone = torch.randn(2, 1, 3, 10)
     assert tap.looks(3)
-    tap.scores(Seen([0], own[None], alone[None], torch.empty(1, 1, 3, 4), [{}]), [(0, 6)])
+    tap.scores(StepScores([0], own[None], alone[None], torch.empty(1, 1, 3, 4), [{}]), [(0, 6)])
     tap.advance(3)
     found = tap.of_lane(0)
     for i in range(3):
@@ -354,6 +355,6 @@ def test_latent_channels_are_those_of_a_direct_svd() -> None:
 
 def test_thinning_keeps_both_ends() -> None:
     x = torch.arange(1000.0)[:, None]
-    kept = thinned(x, 64)
+    kept = thin(x, 64)
     assert kept.shape == (64, 1) and kept[0] == 0 and kept[-1] == 999
-    assert thinned(x[:5], 64) is not None and len(thinned(x[:5], 64)) == 5
+    assert thin(x[:5], 64) is not None and len(thin(x[:5], 64)) == 5

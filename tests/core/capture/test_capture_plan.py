@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kvq_core.capture.plan import MOST_BYTES, plan_of, planned
+from kvq_core.capture.plan import MOST_BYTES, fit_plan, plan_of
 from kvq_core.capture.scores import MAP_BYTES, Extent
 from kvq_core.errors import SpecError
 from kvq_core.events import Finished, Prefill
@@ -13,7 +13,7 @@ from kvq_core.methods import make
 from kvq_core.methods.base import ModelShape
 from kvq_core.pipeline.compare import compare_on
 from kvq_core.pipeline.estimate import estimate
-from kvq_core.pipeline.examples import packaged
+from kvq_core.pipeline.examples import packaged_store
 from kvq_core.record.files import MAX_ARRAY_BYTES
 from kvq_core.spec import Capture, ComparisonSpec, Lane, parse_spec
 
@@ -23,26 +23,26 @@ DEEP = Capture(detail="deep")
 
 
 def test_a_run_of_the_default_model_keeps_everything() -> None:
-    found = planned(SMALL, 3, DEEP, usage=10**6)
+    found = fit_plan(SMALL, 3, DEEP, usage=10**6)
     assert found.layers == found.distributions == list(range(30)) and found.heads == list(range(9))
     assert found.steps == 63 and found.reduced == () and found.bytes < MOST_BYTES < MAX_ARRAY_BYTES
 
 
 def test_a_large_model_keeps_fewer_maps_and_then_looks_less_often() -> None:
-    found = planned(LARGE, 8, Capture(), usage=10**6)
+    found = fit_plan(LARGE, 8, Capture(), usage=10**6)
     assert found.layers[0] == 0 and found.layers[-1] == 31 and 4 <= len(found.layers) < 32 and found.steps == 16
     assert 8 * len(found.layers) * 32 * 64 * 256 <= MAP_BYTES and found.bytes <= MOST_BYTES
     assert found.reduced == (f"score maps and attention rows of {len(found.layers)} of 32 layers",)
-    deep = planned(replace(LARGE, layers=48), 8, DEEP, usage=10**6)
+    deep = fit_plan(replace(LARGE, layers=48), 8, DEEP, usage=10**6)
     assert deep.steps < 64 and len(deep.distributions) < 48 and len(deep.layers) >= 4 and deep.bytes <= MOST_BYTES
     assert [told.split(" of ")[0] for told in deep.reduced][1:] == ["attention", "key distributions"]
 
 
 def test_layers_asked_for_are_kept_or_refused() -> None:
     asked = Capture(layers=(3, 1), heads=(0,))
-    assert (planned(LARGE, 8, asked, 0).layers, planned(LARGE, 8, asked, 0).heads) == ([1, 3], [0])
+    assert (fit_plan(LARGE, 8, asked, 0).layers, fit_plan(LARGE, 8, asked, 0).heads) == ([1, 3], [0])
     with pytest.raises(SpecError, match=r"maps of 32 layers would take \d+ MB; at most 63 MB .* capture\.layers"):
-        planned(LARGE, 8, Capture(layers="all"), 0)
+        fit_plan(LARGE, 8, Capture(layers="all"), 0)
 
 
 def test_what_can_never_fit_is_refused_before_anything_is_computed(smollm) -> None:
@@ -67,7 +67,7 @@ def test_estimates_tell_what_is_reduced_and_what_is_deep(smollm) -> None:
 
 
 def test_shipped_runs_took_no_more_than_planned() -> None:
-    runs = packaged()
+    runs = packaged_store()
     for summary in runs.list():
         record, arrays = runs.load(summary.id)
         env, spec = record.environment, parse_spec(record.spec)
@@ -75,7 +75,7 @@ def test_shipped_runs_took_no_more_than_planned() -> None:
         prompt, new = len(record.reference.prompt_token_ids), len(record.reference.token_ids)
         extent = Extent.of(shape, len(spec.lanes) + 1, prompt, new)
         usage = [lane.build().usage_bytes(shape, extent.tokens) for lane in spec.lanes]
-        found = planned(extent, env.kv_heads, spec.capture, sum(usage))
+        found = fit_plan(extent, env.kv_heads, spec.capture, sum(usage))
         assert sum(t.nbytes for t in arrays.values()) <= found.bytes
         for i, most in enumerate(usage):
             told = ("_bits", "_code_counts", "_share")

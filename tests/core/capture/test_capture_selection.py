@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from kvq_core.capture.attention import SINKS, AttentionTap, Buckets
-from kvq_core.capture.cache_errors import Truth, cache_errors
+from kvq_core.capture.cache_errors import ReferenceCache, cache_errors
 from kvq_core.capture.scores import Extent
 from kvq_core.capture.spectra import query_directions
-from kvq_core.engine.tap import Seen
+from kvq_core.engine.tap import StepScores
 from kvq_core.events import Finished
 from kvq_core.pipeline.compare import compare_on
 from kvq_core.spec import ComparisonSpec, Lane
@@ -33,7 +33,7 @@ class Watch:
     def isolates(self, fresh: int) -> bool:
         return self.attention.looks(fresh)
 
-    def scores(self, seen: Seen) -> None:
+    def scores(self, seen: StepScores) -> None:
         self.seen += zip(seen.layers, seen.own.clone(), seen.queries.clone(), seen.reads, strict=True)
         self.attention.scores(seen, [(0, 0)] * (seen.own.shape[1] - 1))
         if seen.layers[-1] == 2:
@@ -80,7 +80,7 @@ def test_its_kl_is_what_the_reference_gives_to_keys_left_out() -> None:
     """With the reference's own scores, KL(lane || reference) = -ln of its mass on the keys read."""
     tap = AttentionTap(Extent(1, 4, 8, 2, 1, 50), 16, [0], [0], Buckets(1, 50))
     own, read = torch.randn(1, 4, 1, 50).repeat(3, 1, 1, 1), torch.rand(2, 50) > 0.4
-    tap.scores(Seen([0], own[None], own[None], torch.empty(1, 4, 1, 8), [{2: read}]), [(0, 0)] * 2)
+    tap.scores(StepScores([0], own[None], own[None], torch.empty(1, 4, 1, 8), [{2: read}]), [(0, 0)] * 2)
     tap.advance(1)
     mass = torch.softmax(own[0, :, 0].double(), -1)
     expected = -(mass * read.repeat_interleave(2, 0)).sum(-1).log()
@@ -94,7 +94,7 @@ def test_output_errors_are_over_the_keys_read(watched) -> None:
     directions = query_directions(prefill.groups[0].query_gram)
     queries, seen = prefill.groups[0].queries[:, :, [90, 119, 119]], torch.tensor([120, 122, rows.tokens])
     newest = queries[:, :, -1]
-    truth = Truth.of(rows, [[0, 1, 2]], directions, (32**-0.5,) * 3, queries, seen, Buckets.of(rows.tokens, 5))
+    truth = ReferenceCache.of(rows, [[0, 1, 2]], directions, (32**-0.5,) * 3, queries, seen, Buckets.of(rows.tokens, 5))
     sparse, dense = (cache_errors(rows, row, truth) for row in (1, 2))
     for layer, head in ((0, 0), (2, 3)):
         select, at = outcome.decode.states[0].cache.selects[layer]

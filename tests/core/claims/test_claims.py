@@ -18,17 +18,17 @@ from kvq_core.claims.board import (
     board_json,
     main_figure,
     markdown_table,
-    marked,
-    measured,
+    measurement_lines,
     plain_table,
     read_board,
     save_board,
     stored_board,
-    texts_held,
+    texts_share,
+    verdict_markdown,
 )
 from kvq_core.claims.criteria import MEASURES, Claim, Paper
 from kvq_core.claims.errors import METRICS, later_attention, output_error, score_error
-from kvq_core.claims.lanes import ClaimLane, hold
+from kvq_core.claims.lanes import ClaimLane, read_back
 from kvq_core.claims.measure import judge
 from kvq_core.claims.measures import Context
 from kvq_core.claims.sample import capture
@@ -204,12 +204,12 @@ def naive_scores(sample, keys, first):
 
 @pytest.mark.parametrize("first", [0, PROMPT])
 def test_score_errors_equal_a_direct_computation(sample, first):
-    held = hold(sample, ClaimLane(method="kivi", knobs={"bits": 2}))
+    held = read_back(sample, ClaimLane(method="kivi", knobs={"bits": 2}))
     assert score_error(sample, held.keys, first) == pytest.approx(naive_scores(sample, held.keys, first), rel=1e-4)
 
 
 def test_output_errors_equal_a_direct_computation(sample):
-    held = hold(sample, ClaimLane(method="per_token", knobs={"bits": 3}))
+    held = read_back(sample, ClaimLane(method="per_token", knobs={"bits": 3}))
     errors = []
     for layer in range(sample.layers):
         outputs = []
@@ -236,13 +236,13 @@ def test_a_replay_over_the_exact_cache_is_the_models_own_forward(sample):
 
     whole = sample.model.forward(torch.tensor([sample.ids]), 0, attend)[0, PROMPT:]
     torch.testing.assert_close(sample.reference_logits, whole, atol=2e-4, rtol=1e-4)
-    exact = hold(sample, ClaimLane(method="fp16"))
-    coarse = hold(sample, ClaimLane(method="per_token", knobs={"bits": 2}))
+    exact = read_back(sample, ClaimLane(method="fp16"))
+    coarse = read_back(sample, ClaimLane(method="per_token", knobs={"bits": 2}))
     assert METRICS["kld"](sample, exact) < 1e-5 < METRICS["kld"](sample, coarse)
 
 
 def test_predictions_equal_a_direct_computation(sample):
-    held = hold(sample, ClaimLane(method="kivi", knobs={"bits": 2}))
+    held = read_back(sample, ClaimLane(method="kivi", knobs={"bits": 2}))
     p = sample.reference_logits.double().softmax(-1)
     q = sample.replay(held.keys, held.values).double().softmax(-1)
     assert METRICS["kld"](sample, held) == pytest.approx((p * (p / q).log()).sum(-1).mean().item(), rel=1e-3)
@@ -253,7 +253,7 @@ def test_predictions_equal_a_direct_computation(sample):
 
 @pytest.mark.parametrize("method", ["kivi", "squat", "svdq", "innerq", "qaq"])
 def test_a_held_lane_is_the_roundtrip_of_every_layer(sample, method):
-    held = hold(sample, ClaimLane(method=method))
+    held = read_back(sample, ClaimLane(method=method))
     tables = (sample.rope.cos[:PROMPT], sample.rope.sin[:PROMPT])
     for layer in (0, sample.layers - 1):
         keys, values = (t[layer, :, :PROMPT] for t in (sample.keys, sample.values))
@@ -267,17 +267,17 @@ def test_a_held_lane_is_the_roundtrip_of_every_layer(sample, method):
 
 
 def test_bits_are_counted_from_what_is_held(sample):
-    assert hold(sample, ClaimLane(method="kivi", knobs={"bits": 2})).bits("key") == 3.0
-    kept = hold(sample, ClaimLane(method="kivi", knobs={"bits": 2}, tensors="keys"))
+    assert read_back(sample, ClaimLane(method="kivi", knobs={"bits": 2})).bits("key") == 3.0
+    kept = read_back(sample, ClaimLane(method="kivi", knobs={"bits": 2}, tensors="keys"))
     assert kept.bits("value") == 16.0
-    recent = hold(sample, ClaimLane(method="kivi", knobs={"bits": 2}, windows=True))
+    recent = read_back(sample, ClaimLane(method="kivi", knobs={"bits": 2}, windows=True))
     assert recent.bits("value") == pytest.approx((32 * 16 + (PROMPT - 32) * 3) / PROMPT)
 
 
 def test_per_channel_before_rope_is_closer_to_what_it_stores(sample):
     """The lane quantizes unrotated keys: rotating them back gives exactly its grid."""
     knobs = {"bits": 8, "group_size": PROMPT, "residual_length": PROMPT}
-    held = hold(sample, ClaimLane(method="per_channel", knobs=knobs, keys="pre"))
+    held = read_back(sample, ClaimLane(method="per_channel", knobs=knobs, keys="pre"))
     unrotated = sample.rope.unrotate(held.keys, 0)
     true = sample.keys_before_rope[..., :PROMPT, :]
     step = (true.amax(-2) - true.amin(-2)) / 255
@@ -286,9 +286,9 @@ def test_per_channel_before_rope_is_closer_to_what_it_stores(sample):
 
 def test_missing_codebooks_and_wrong_shapes_are_reasons(sample):
     with pytest.raises(MethodError, match="codebooks train --model tiny-llama"):
-        hold(sample, ClaimLane(method="commvq"))
+        read_back(sample, ClaimLane(method="commvq"))
     with pytest.raises(MethodError, match="group_size"):
-        hold(sample, ClaimLane(method="kivi", knobs={"group_size": 48, "residual_length": 48}))
+        read_back(sample, ClaimLane(method="kivi", knobs={"group_size": 48, "residual_length": 48}))
 
 
 def test_query_subspaces_equal_a_direct_svd(sample):
@@ -457,7 +457,7 @@ def test_a_board_survives_its_file_and_damage_is_told(small_board, tmp_path, mon
 def test_the_board_reads_well(small_board):
     text = plain_table(small_board)
     assert "HOLDS  (in 5 of 5)  More bits err less." in text and "codebooks train" in text
-    lines = measured(small_board.claims[0])
+    lines = measurement_lines(small_board.claims[0])
     assert re.fullmatch(r"fine key error \S+ \(\S+ to \S+\) < 0.5 × kivi key error \S+ \(\S+ to \S+\)", lines[0])
     html = claims_table(small_board.model_copy(update={"model_title": "<script>${x}"}))
     assert "<script>" not in html and "${" not in html and html.count("<tr>") == 3
@@ -497,7 +497,9 @@ def test_the_documents_show_the_shipped_board(shipped):
     assert f"\n{markdown_table(shipped)}\n" in page, "run: make readme"
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for claim in shipped.claims:
-        assert f"| {claim.paper} | {claim.sentence} | {marked(claim)}, {texts_held(claim)} |" in readme, claim.id
+        assert f"| {claim.paper} | {claim.sentence} | {verdict_markdown(claim)}, {texts_share(claim)} |" in readme, (
+            claim.id
+        )
 
 
 def test_the_main_figure_is_the_criterion_the_means_fail_or_the_first(shipped):

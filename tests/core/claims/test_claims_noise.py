@@ -15,13 +15,13 @@ from kvq_core.claims.board import (
     circumstances,
     margin,
     markdown_table,
-    measured,
+    measurement_lines,
     plain_table,
     read_board,
     within_noise,
 )
 from kvq_core.claims.margins import NOISE
-from kvq_core.claims.verdict import satisfied, spreads, verdict
+from kvq_core.claims.verdict import satisfies, spreads, verdict
 from kvq_core.spec import DEFAULT_MODEL
 from ui.html.claims_table import claims_summary, claims_table
 from ui.html.escape import safe
@@ -37,7 +37,7 @@ def shipped():
 def found_on(board, criteria, *texts):
     """A claim of the board with other criteria and numbers."""
     parsed = [Criterion.parse(text) for text in criteria]
-    results = [TextResult(text=f"t{i}", holds=satisfied(parsed, n), numbers=n) for i, n in enumerate(texts)]
+    results = [TextResult(text=f"t{i}", holds=satisfies(parsed, n), numbers=n) for i, n in enumerate(texts)]
     word = verdict(parsed, texts, setting().rule)[0]
     changes = {"criterion": criteria, "texts": tuple(results), "numbers": spreads(texts), "verdict": word}
     return board.claims[0].model_copy(update=changes)
@@ -64,7 +64,7 @@ def test_a_verdict_whose_margin_may_be_0_is_within_noise(shipped, margins, word,
     found = [t["b"] - t["a"] for t in pairs(*margins)]
     expected = ttest_1samp(found, 0).confidence_interval(0.95) if len(set(margins)) > 1 else (found[0], found[0])
     assert margin(claim, Criterion.parse("a < b"))[1:] == pytest.approx(tuple(expected))
-    assert (": by " in measured(claim)[0]) == noise
+    assert (": by " in measurement_lines(claim)[0]) == noise
     board = shipped.model_copy(update={"claims": (claim,)})
     marks = ("within noise</small>", claims_table(board)), ("*within noise*, in", markdown_table(board))
     assert all((mark in shown) == noise for mark, shown in (*marks, ("WITHIN NOISE", plain_table(board))))

@@ -10,7 +10,7 @@ from torch import Tensor
 from kvq_core.cli.main import main
 from kvq_core.codebooks import files
 from kvq_core.codebooks.encoder import from_stored, to_stored
-from kvq_core.codebooks.lookup import Wanted, find, stages_for
+from kvq_core.codebooks.lookup import CodebookNeed, find, stages_for
 from kvq_core.errors import KvqError, SpecError, StoreError
 from kvq_core.methods import Prompt, make
 from kvq_core.spec import DEFAULT_MODEL
@@ -101,14 +101,14 @@ def test_maximisation_equals_the_papers_dense_solve():
     torch.testing.assert_close(em.solve(found, ridge=0.0)[0], expected, rtol=1e-3, atol=1e-4)
 
 
-def hard_case() -> tuple[Tensor, em.Assigned]:
+def hard_case() -> tuple[Tensor, em.Assignments]:
     """Every token sits in centre (0, 0): levels 1 to 3 are dead and the system is singular without a ridge."""
     z = torch.ones(1, 50, 4)
     counts = torch.zeros(1, 4, 4)
     counts[0, 0, 0] = 50
     parts = torch.zeros(1, 4, 4)
     parts[0, 0] = z[0].sum(0)
-    return z, em.Assigned(counts, parts, parts, torch.arange(50.0)[None], torch.zeros(1))
+    return z, em.Assignments(counts, parts, parts, torch.arange(50.0)[None], torch.zeros(1))
 
 
 def test_dead_levels_stay_finite_and_come_back():
@@ -334,7 +334,7 @@ def test_more_bits_extend_a_trained_codebook(home, model, monkeypatch):
     assert len(calls) == 3 * 4  # layers * new stages
     assert two.info.bits == 2 and torch.equal(two.tensors()["theta"][:, :, :, :4], one)
     assert [book.info.stages for book in files.codebooks() if not book.shipped] == [8]
-    wanted = Wanted("keys", None, 1, 4, 8, None)
+    wanted = CodebookNeed("keys", None, 1, 4, 8, None)
     found = find(wanted, model.id, model.weights_hash)
     assert found is not None and found.info.stages == 8  # serves one bit too
     monkeypatch.setattr("kvq_core.training.train.collect", None)  # nothing is read for what is there
@@ -401,13 +401,13 @@ def test_a_failed_write_leaves_nothing(home, monkeypatch):
 
 def test_lookup_prefers_the_same_weights(home):
     other = files.save_codebook(info(weights_hash="f" * 16), {"theta": torch.zeros(1)})
-    wanted = Wanted("keys", None, 1, 4, None, 1)
+    wanted = CodebookNeed("keys", None, 1, 4, None, 1)
     assert find(wanted, "a/Model", "abcdef0123456789").info == other.info
     same = files.save_codebook(info(), {"theta": torch.ones(1)})
     assert find(wanted, "a/Model", "abcdef0123456789").info == same.info
     assert find(wanted, "b/Model", "0" * 16) is None
-    assert find(Wanted("keys", None, 1, 8, None, 1), "a/Model", "abcdef0123456789") is None
-    assert find(Wanted("keys", "other", 1, 4, None, 1), "a/Model", "abcdef0123456789") is None
+    assert find(CodebookNeed("keys", None, 1, 8, None, 1), "a/Model", "abcdef0123456789") is None
+    assert find(CodebookNeed("keys", "other", 1, 4, None, 1), "a/Model", "abcdef0123456789") is None
 
 
 def test_the_command(home, capsys):
@@ -459,7 +459,7 @@ def test_shipped_codebooks_fit_the_default_model(home):
     assert sum(book.path.stat().st_size for book in shipped()) < 20e6
     for bits in (1, 2):
         for kind in ("keys", "values"):
-            book = find(Wanted(kind, None, bits, 16, None, None), DEFAULT_MODEL, None)
+            book = find(CodebookNeed(kind, None, bits, 16, None, None), DEFAULT_MODEL, None)
             assert book is not None and book.shipped
             assert book.info.train_tokens >= 4096 and book.info.held_out_tokens >= 1024
             assert book.info.command.startswith("python -m kvq_core codebooks train --model " + DEFAULT_MODEL)

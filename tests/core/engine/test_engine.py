@@ -257,7 +257,7 @@ def test_whatever_a_method_does_wrong_fails_its_lane_alone(
     if when == "fit":
         monkeypatch.setattr("kvq_core.methods.per_channel.PerChannel.fit", broken)
     else:
-        monkeypatch.setattr("kvq_core.engine.rows.Rows.settle", _breaking_first(broken))
+        monkeypatch.setattr("kvq_core.engine.rows.Rows.store_tokens", _breaking_first(broken))
     outcome = run_engine(tiny("llama"), prompt_ids(40), lanes, 12, ignore_eos=True)
     said = outcome.state("bad").error
     assert said is not None and said.startswith(str(error) if isinstance(error, StoreError) else type(error).__name__)
@@ -265,8 +265,8 @@ def test_whatever_a_method_does_wrong_fails_its_lane_alone(
 
 
 def _breaking_first(broken: Callable[..., None]) -> Callable[..., None]:
-    """Rows.settle that fails for the first lane's forced row."""
-    settle = Rows.settle
+    """Rows.store_tokens that fails for the first lane's forced row."""
+    settle = Rows.store_tokens
     return lambda self, row, *rest: broken() if row == 1 else settle(self, row, *rest)
 
 

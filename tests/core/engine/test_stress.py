@@ -6,7 +6,7 @@ import torch
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.decode import Decode
 from kvq_core.engine.prefill import Prefill
-from kvq_core.engine.stress import Applied, disturb
+from kvq_core.engine.stress import AppliedStress, apply_stress
 from kvq_core.errors import SpecError
 from kvq_core.models import LoadedModel
 from kvq_core.models.rope import Rope
@@ -25,7 +25,7 @@ def prefilled(model: LoadedModel) -> Prefill:
 
 def decoded(model: LoadedModel, stress: Stress, lanes: tuple[Lane, ...] = ()) -> Decode:
     prefill = prefilled(model)
-    applied = disturb(model, prefill, stress)[0] if stress.active else None
+    applied = apply_stress(model, prefill, stress)[0] if stress.active else None
     spec = ComparisonSpec(prompt="-", max_new_tokens=24, ignore_eos=True, lanes=lanes)
     decode = Decode(model, prefill, spec, list(lanes), applied)
     list(decode.encode())
@@ -54,18 +54,18 @@ def test_the_reference_decodes_the_same_text(architecture: str, stress: Stress) 
 
 def test_what_is_proved_about_the_reference() -> None:
     model = tiny("llama")
-    found = disturb(model, prefilled(model), Stress(key_outlier_scale=8, key_bias=10))[1]
+    found = apply_stress(model, prefilled(model), Stress(key_outlier_scale=8, key_bias=10))[1]
     assert found.positions == 32 and found.same_tokens and 0 <= found.kld_max < 1e-6 and found.logit_max < 0.01
     with pytest.raises(SpecError, match=r"changes the reference itself .* smaller key_bias"):
         beyond = Stress.model_construct(key_bias=1e7)  # far outside what a spec may ask for
-        disturb(model, prefilled(model), beyond)
+        apply_stress(model, prefilled(model), beyond)
 
 
 def test_only_what_was_asked_for_is_stressed() -> None:
     model = tiny("llama")
     prefill, before = prefilled(model), prefilled(model).groups[0]
     stress = Stress(key_outlier_scale=4, key_outlier_pairs=(5,), layers=(1,), kv_heads=(0,))
-    applied, _ = disturb(model, prefill, stress)
+    applied, _ = apply_stress(model, prefill, stress)
     after = prefill.groups[0]
     changed = (after.keys != before.keys).any(-2)  # (layers, kv_heads, channels)
     assert changed.nonzero().tolist() == [[1, 0, 5], [1, 0, 21]]
@@ -80,7 +80,7 @@ def test_the_largest_pairs_come_first() -> None:
     prefill = prefilled(model)
     keys = prefill.groups[0].keys[2, 1]
     energy = keys[:, :16].square().sum(0) + keys[:, 16:].square().sum(0)
-    applied = Applied.of(Stress(key_outlier_scale=2, key_outlier_pairs=3), prefill.groups, model.rope(70))
+    applied = AppliedStress.of(Stress(key_outlier_scale=2, key_outlier_pairs=3), prefill.groups, model.rope(70))
     assert (applied.factors[2, 1, :16] == 2).nonzero().flatten().tolist() == energy.topk(3).indices.sort()[0].tolist()
     torch.testing.assert_close(applied.factors[..., :16], applied.factors[..., 16:])
 
@@ -88,7 +88,7 @@ def test_the_largest_pairs_come_first() -> None:
 def test_a_constant_stays_nearly_constant_before_rope() -> None:
     model = tiny("llama")
     prefill, rope = prefilled(model), model.rope(70)
-    applied = Applied.of(Stress(key_bias=5), prefill.groups, rope)
+    applied = AppliedStress.of(Stress(key_bias=5), prefill.groups, rope)
     rms = prefill.groups[0].keys[0, 0].square().mean().sqrt()
     offset = applied.offsets[0, 0]
     assert offset.nonzero().flatten().tolist() == [12, 13, 14, 15, 28, 29, 30, 31]
@@ -103,7 +103,7 @@ def test_a_power_of_two_leaves_kivis_codes_unchanged() -> None:
     for scale in (1.0, 8.0):
         prefill = prefilled(model)
         if scale != 1:
-            disturb(model, prefill, Stress(key_outlier_scale=scale, key_outlier_pairs=4))
+            apply_stress(model, prefill, Stress(key_outlier_scale=scale, key_outlier_pairs=4))
         cache = LaneCache.of_prompt(KIVI, prefill.groups, model.rope(70))
         codes.append([b.tensors["codes"] for part in cache.of("key") for b in part.stream.blocks])
     assert codes[0] and all(torch.equal(a, b) for a, b in zip(*codes, strict=True))
@@ -137,7 +137,7 @@ def test_another_pairing_is_refused() -> None:
 
     angles = torch.arange(8.0)[:, None] * torch.tensor([1.0, 0.1]).repeat_interleave(2)
     with pytest.raises(SpecError, match=r"pairs \(i, i \+ head_dim/2\)"):
-        Applied.of(
+        AppliedStress.of(
             Stress(key_bias=1), prefilled(tiny("llama")).groups, Rope.of(angles.cos(), angles.sin(), 4, interleaved)
         )
 

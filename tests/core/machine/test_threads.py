@@ -16,7 +16,7 @@ from kvq_core.events import Encoding
 from kvq_core.machine import threads
 from kvq_core.models.loader import check_room
 from kvq_core.models.lockstep import ATTENTION
-from kvq_core.models.shared_products import DividedHead, DividedMLP, divided
+from kvq_core.models.shared_products import DividedHead, DividedMLP, divide_products
 from kvq_core.pipeline.compare import compare
 from kvq_core.spec import Lane, parse_spec
 from tests.support.engine_runs import run_engine
@@ -165,7 +165,7 @@ def test_a_divided_model_answers_as_the_whole_one(name, monkeypatch) -> None:
         return product(x, weight)
 
     monkeypatch.setattr("kvq_core.models.shared_products.linear", noted)
-    shared = divided(model, 3)
+    shared = divide_products(model, 3)
     assert replaced(shared) == 1 + 3 and not replaced(model)  # the head and each layer's MLP
     model.set_attn_implementation("sdpa")
     try:
@@ -182,14 +182,14 @@ def test_a_divided_model_answers_as_the_whole_one(name, monkeypatch) -> None:
 
 def test_what_is_not_known_is_left_whole() -> None:
     model = tiny("llama").model
-    assert divided(model, 1) is model
+    assert divide_products(model, 1) is model
     mlp = model.model.layers[1].mlp
     mlp.up_proj.bias = torch.nn.Parameter(torch.zeros(96))
     try:
-        assert replaced(divided(model, 2)) == 1 + 2
+        assert replaced(divide_products(model, 2)) == 1 + 2
     finally:
         mlp.up_proj.bias = None
     other = torch.nn.Module()
     other.get_output_embeddings = lambda: None  # type: ignore[assignment]
     other.mlp = torch.nn.Sequential(torch.nn.Linear(4, 8, bias=False), torch.nn.Linear(8, 4, bias=False))
-    assert divided(other, 2) is other
+    assert divide_products(other, 2) is other

@@ -109,7 +109,7 @@ def test_nearest_codes_are_the_nearest(levels):
     torch.testing.assert_close(squared.sqrt().double(), distance.min(-1).values, rtol=1e-4, atol=1e-4)
     index = codes[..., 0].long() * levels + codes[..., 1]
     assert (index != distance.argmin(-1)).double().mean() < 1e-3
-    torch.testing.assert_close(rc.chosen(codes, vectors), centres.gather(1, index[..., None].expand(-1, -1, 12)))
+    torch.testing.assert_close(rc.stage_centres(codes, vectors), centres.gather(1, index[..., None].expand(-1, -1, 12)))
 
 
 @pytest.mark.parametrize("pairs", [2, 4, 8])

@@ -9,7 +9,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from kvq_core.capture.other_prompts import other_prompts
 from kvq_core.errors import ModelError, SpecError
-from kvq_core.models import load, loaded, wrap
+from kvq_core.models import load, loaded_model, wrap
 from kvq_core.models.text import Pieces
 from kvq_core.spec import DEFAULT_MODEL
 from tests.support.tiny_models import generate, prompt_ids, tiny
@@ -130,10 +130,10 @@ def test_a_public_instance_takes_no_revision(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_model_in_memory_is_known(smollm) -> None:
-    assert loaded() is smollm is load(DEFAULT_MODEL)
+    assert loaded_model() is smollm is load(DEFAULT_MODEL)
     with pytest.raises(ModelError):
         load("no-such-owner/no-model")
-    assert loaded() is smollm
+    assert loaded_model() is smollm
 
 
 def test_the_models_attention_is_not_left_usable_by_accident() -> None:
@@ -197,7 +197,7 @@ def test_a_template_that_drops_what_it_is_given_is_noticed() -> None:
 def test_captures_do_without_a_template_that_refuses() -> None:
     """A run with chat = false is what a refused conversation is told to become."""
     model = replace(tiny("llama"), tokenizer=Templated("{{ raise_exception('never') }}"))
-    assert "without a chat template" in other_prompts(model, False)["other_kind"].told
+    assert "without a chat template" in other_prompts(model, False)["other_kind"].description
 
 
 def test_pieces_join_to_the_text(smollm) -> None:

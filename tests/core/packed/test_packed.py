@@ -67,7 +67,7 @@ def test_a_packed_layer_holds_what_the_lane_holds(name, knobs):
             cache.append(part, fresh, position)
             cache.flush(part)
             store.append(fresh)
-            store.settle()
+            store.pack_due()
     for part, store in zip(cache.parts, layer.stores, strict=True):
         assert torch.equal(part.stream.decode(), store.dense())
         assert store.packed_tokens == part.stream.packed_tokens > 0

@@ -9,7 +9,7 @@ import pytest
 from kvq_core.errors import StoreError
 from kvq_core.record.fields import SCHEMA_VERSION, Record
 from kvq_core.record.files import Manifest
-from kvq_core.record.migrate import MANIFEST_STEPS, RECORD_STEPS, migrated
+from kvq_core.record.migrate import MANIFEST_STEPS, RECORD_STEPS, upgrade
 from kvq_core.store.store import read_run
 
 DATA = Path(__file__).parents[2] / "data"
@@ -46,7 +46,7 @@ def test_an_old_run_opens(folder):
 def test_nothing_stored_is_lost_and_every_field_is_there(folder):
     stored = json.loads((folder / "record.json").read_bytes())
     kept = json.loads(json.dumps(stored))
-    current = migrated(stored, RECORD_STEPS, "The run")
+    current = upgrade(stored, RECORD_STEPS, "The run")
     assert stored == kept, "a step is a pure function"
     assert covers(current, {**stored, "schema_version": SCHEMA_VERSION})
     whole = json.loads(Record.model_validate_json(json.dumps(current)).model_dump_json())
@@ -78,20 +78,20 @@ def test_the_checksum_of_an_old_run_is_of_its_own_bytes(tmp_path, name, at):
 @pytest.mark.parametrize("version", [SCHEMA_VERSION + 1, 0, -1, None, "1", 1.5, True])
 def test_other_versions_are_refused(version):
     with pytest.raises(StoreError, match="another version"):
-        migrated({"schema_version": version}, RECORD_STEPS, "The run")
+        upgrade({"schema_version": version}, RECORD_STEPS, "The run")
 
 
 @pytest.mark.parametrize("data", [{"schema_version": 1}, {"schema_version": 1, "noise_floor": 3, "lanes": []}])
 def test_a_record_that_is_not_what_it_says_is_damaged(data):
     with pytest.raises(StoreError, match="damaged"):
-        migrated(data, RECORD_STEPS, "The run")
+        upgrade(data, RECORD_STEPS, "The run")
 
 
 def test_steps_run_in_order():
     steps = {n: lambda data, n=n: {**data, "way": [*data.get("way", []), n]} for n in (1, 2, 3)}
-    assert migrated({"schema_version": 2}, steps, "x", newest=4) == {"schema_version": 4, "way": [2, 3]}
+    assert upgrade({"schema_version": 2}, steps, "x", newest=4) == {"schema_version": 4, "way": [2, 3]}
     same = {"schema_version": 4}
-    assert migrated(same, steps, "x", newest=4) is same
+    assert upgrade(same, steps, "x", newest=4) is same
 
 
 def without_words(schema):

@@ -117,7 +117,7 @@ WHOLE = {"missing_keys": set(), "unexpected_keys": set(), "mismatched_keys": set
 
 
 def test_a_converted_model_that_cannot_be_written_is_one_line(home, monkeypatch):
-    if not bundled.installed():
+    if not bundled.is_installed():
         pytest.skip("the bundled model is not installed")
 
     def save(self, folder):

@@ -8,7 +8,7 @@ import uuid
 import pytest
 
 from kvq_core.errors import StoreError
-from kvq_core.store.sharing import demand_open, key_of, listed, may_open, reach
+from kvq_core.store.sharing import demand_open, key_of, listed_runs, may_open, reach
 from kvq_core.store.store import open_store
 from ui.service.access import key_for
 from ui.service.services import Services
@@ -31,7 +31,7 @@ def public(monkeypatch):
 
 def test_on_a_private_instance_every_run_is_open_and_listed(store):
     assert all(may_open(store, id) and reach(store, id) == "listed" for id in IDS)
-    assert [run.id for run in listed(store)] == IDS[::-1]
+    assert [run.id for run in listed_runs(store)] == IDS[::-1]
 
 
 def test_a_run_is_its_makers_until_it_is_shared(store, public):
@@ -41,16 +41,16 @@ def test_a_run_is_its_makers_until_it_is_shared(store, public):
         assert not may_open(store, mine, key)
     store.share(mine)
     assert may_open(store, mine) and not may_open(store, other)
-    assert reach(store, mine) == "link" and listed(store) == []
+    assert reach(store, mine) == "link" and listed_runs(store) == []
 
 
 def test_shared_runs_are_listed_only_where_asked_for_and_the_last_word_counts(store, public):
     for id in IDS[:2]:
         store.share(id, listed=True)
-    assert [run.id for run in listed(store)] == IDS[1::-1]
-    assert [run.id for run in listed(store, limit=1)] == IDS[1:2]
+    assert [run.id for run in listed_runs(store)] == IDS[1::-1]
+    assert [run.id for run in listed_runs(store, limit=1)] == IDS[1:2]
     store.share(IDS[1])
-    assert [run.id for run in listed(store)] == IDS[:1] and may_open(store, IDS[1])
+    assert [run.id for run in listed_runs(store)] == IDS[:1] and may_open(store, IDS[1])
 
 
 def test_what_is_not_shared_and_what_is_not_there_read_alike(store, public):

@@ -8,7 +8,7 @@ import pytest
 from kvq_core.errors import StoreError
 from kvq_core.machine.files import LEFT_S
 from kvq_core.store.layouts import OPENED
-from kvq_core.store.retention import Limits
+from kvq_core.store.retention import Quota
 from kvq_core.store.store import OPEN_S, open_store
 from tests.core.store.test_store_limits import forget_looks, ids, one, run_id, sample, url  # noqa: F401
 
@@ -22,7 +22,7 @@ def leave(store, run: str, size: int) -> None:
 
 @pytest.mark.parametrize("run", [1, 7])
 def test_leftovers_cost_no_run_and_refuse_none(url, one, run):  # noqa: F811
-    store = open_store(url, Limits(size=int(2.5 * one)))
+    store = open_store(url, Quota(size=int(2.5 * one)))
     store.save(*sample(1))
     leave(store, run_id(run), 5 * one)
     store.save(*sample(2))
@@ -37,7 +37,7 @@ def test_leftovers_cost_no_run_and_refuse_none(url, one, run):  # noqa: F811
 
 
 def test_leftovers_go_after_the_hour_in_which_a_refused_save_may_be_tried_again(tmp_path, one):  # noqa: F811
-    store = open_store(str(tmp_path), Limits(size=int(2.5 * one)))
+    store = open_store(str(tmp_path), Quota(size=int(2.5 * one)))
     leave(store, run_id(1), 1)
     (left,) = tmp_path.iterdir()
     store.prune()
@@ -49,7 +49,7 @@ def test_leftovers_go_after_the_hour_in_which_a_refused_save_may_be_tried_again(
 
 @pytest.mark.parametrize("text", [b"nan", b"inf", b"1e300", b"", b"yesterday", b"\xff"], ids=repr)
 def test_a_look_that_says_no_time_counts_from_when_it_was_written(url, one, text):  # noqa: F811
-    store = open_store(url, Limits(size=int(2.5 * one)))
+    store = open_store(url, Quota(size=int(2.5 * one)))
     for n in (1, 2):
         store.save(*sample(n))
     forget_looks(store)

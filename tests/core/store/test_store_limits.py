@@ -15,7 +15,7 @@ import pytest
 from kvq_core.errors import KvqError, StoreError
 from kvq_core.settings import settings
 from kvq_core.store.layouts import LEFT, OPENED
-from kvq_core.store.retention import Holding, Limits, making_way
+from kvq_core.store.retention import Holding, Quota, runs_to_remove
 from kvq_core.store.store import OPEN_S, open_store
 from tests.support.sample_record import make_sample
 
@@ -70,27 +70,27 @@ class TestMakingWay:
 
     def test_the_oldest_go_first_and_no_more_than_needed(self):
         for excess, gone in ((0, ""), (1, "a"), (10, "a"), (11, "ab"), (99, "abc")):
-            assert self.ids_of(making_way(self.runs(), excess, Limits(1), NOW, lambda _: False)) == gone
+            assert self.ids_of(runs_to_remove(self.runs(), excess, Quota(1), NOW, lambda _: False)) == gone
 
     def test_shared_ones_go_last(self):
-        going = making_way(self.runs(shared="a"), 25, Limits(1), NOW, lambda _: False)
+        going = runs_to_remove(self.runs(shared="a"), 25, Quota(1), NOW, lambda _: False)
         assert self.ids_of(going) == "bca"
 
     def test_open_ones_stay(self):
-        assert self.ids_of(making_way(self.runs(), 15, Limits(1), NOW, lambda id: id == "a")) == "bc"
+        assert self.ids_of(runs_to_remove(self.runs(), 15, Quota(1), NOW, lambda id: id == "a")) == "bc"
 
     def test_age(self):
-        assert self.ids_of(making_way(self.runs(), 0, Limits(days=7), NOW, lambda _: False)) == "ab"
-        assert self.ids_of(making_way(self.runs(shared="ab"), 0, Limits(days=7), NOW, lambda _: False)) == ""
+        assert self.ids_of(runs_to_remove(self.runs(), 0, Quota(days=7), NOW, lambda _: False)) == "ab"
+        assert self.ids_of(runs_to_remove(self.runs(shared="ab"), 0, Quota(days=7), NOW, lambda _: False)) == ""
 
     def test_nobody_is_asked_in_vain(self):
         asked = []
-        making_way(self.runs(), 10, Limits(1), NOW, lambda id: asked.append(id) or False)
+        runs_to_remove(self.runs(), 10, Quota(1), NOW, lambda id: asked.append(id) or False)
         assert asked == ["a"]
 
 
 def test_the_oldest_makes_way_when_a_save_would_exceed(url, one):
-    store = open_store(url, Limits(size=int(3.5 * one)))
+    store = open_store(url, Quota(size=int(3.5 * one)))
     for n in (3, 1, 2):
         store.save(*sample(n))
     forget_looks(store)
@@ -112,7 +112,7 @@ def test_without_limits_nothing_goes_and_nothing_is_noted(url):
 
 
 def test_runs_somebody_looks_at_stay_also_for_another_process(url, one):
-    store = open_store(url, Limits(size=int(2.5 * one)))
+    store = open_store(url, Quota(size=int(2.5 * one)))
     for n in (1, 2):
         store.save(*sample(n))
     forget_looks(store)
@@ -122,7 +122,7 @@ def test_runs_somebody_looks_at_stay_also_for_another_process(url, one):
 
 
 def test_looks_are_noted_now_and_then(url, monkeypatch):
-    store = open_store(url, Limits(days=1000))
+    store = open_store(url, Quota(days=1000))
     store.save(*sample(1))
     writes = []
     monkeypatch.setattr(store.layout, "mark", lambda *given: writes.append(given))
@@ -135,7 +135,7 @@ def test_looks_are_noted_now_and_then(url, monkeypatch):
 
 
 def test_a_store_full_of_open_runs_refuses_and_removes_nothing(url, one):
-    store = open_store(url, Limits(size=int(2.5 * one)))
+    store = open_store(url, Quota(size=int(2.5 * one)))
     for n in (1, 2):
         store.save(*sample(n))
     with pytest.raises(StoreError, match="KVQ_STORE_LIMIT"):
@@ -144,7 +144,7 @@ def test_a_store_full_of_open_runs_refuses_and_removes_nothing(url, one):
 
 
 def test_a_run_larger_than_the_store_removes_nothing(url, one):
-    store = open_store(url, Limits(size=int(1.5 * one)))
+    store = open_store(url, Quota(size=int(1.5 * one)))
     store.save(*sample(1))
     forget_looks(store)
     record, arrays = sample(2)
@@ -154,7 +154,7 @@ def test_a_run_larger_than_the_store_removes_nothing(url, one):
 
 
 def test_shared_runs_outlive_others_and_never_grow_too_old(url, one):
-    store = open_store(url, Limits(size=int(2.5 * one), days=20))
+    store = open_store(url, Quota(size=int(2.5 * one), days=20))
     store.save(*sample(1))
     store.share(run_id(1))
     store.save(*make_sample(id=run_id(2), created=datetime.now(UTC).isoformat(), text="word " * 2000))
@@ -165,7 +165,7 @@ def test_shared_runs_outlive_others_and_never_grow_too_old(url, one):
 
 
 def test_old_runs_are_removed_when_a_run_is_saved(url):
-    store = open_store(url, Limits(days=30))
+    store = open_store(url, Quota(days=30))
     store.save(*sample(1))
     forget_looks(store)
     store.save(*make_sample(id=run_id(2), created=datetime.now(UTC).isoformat()))
@@ -173,7 +173,7 @@ def test_old_runs_are_removed_when_a_run_is_saved(url):
 
 
 def test_damaged_runs_make_way_too_by_the_age_of_their_file(url, one):
-    store = open_store(url, Limits(size=int(2.5 * one)))
+    store = open_store(url, Quota(size=int(2.5 * one)))
     for n in (1, 2):
         store.save(*sample(n))
     forget_looks(store)
@@ -185,7 +185,7 @@ def test_damaged_runs_make_way_too_by_the_age_of_their_file(url, one):
 
 
 def test_what_is_removed_can_come_back(url, one):
-    store = open_store(url, Limits(size=int(1.5 * one)))
+    store = open_store(url, Quota(size=int(1.5 * one)))
     for n in (1, 2, 1):
         store.save(*sample(n))
         assert ids(store) == [run_id(n)] and store.load(run_id(n))[0].created == sample(n)[0].created
@@ -193,7 +193,7 @@ def test_what_is_removed_can_come_back(url, one):
 
 
 def test_nothing_of_a_removed_run_is_left(url, one):
-    store = open_store(url, Limits(size=int(1.5 * one)))
+    store = open_store(url, Quota(size=int(1.5 * one)))
     store.save(*sample(1))
     forget_looks(store)
     store.save(*sample(2))
@@ -201,8 +201,8 @@ def test_nothing_of_a_removed_run_is_left(url, one):
 
 
 def test_an_attempt_that_another_writer_is_making_survives_the_removal_of_its_run():
-    store = open_store(f"memory://{uuid.uuid4().hex}", Limits(size=1))
-    store.limits = Limits()
+    store = open_store(f"memory://{uuid.uuid4().hex}", Quota(size=1))
+    store.limits = Quota()
     store.save(*sample(1))
     attempt = f"{store.root}/{run_id(1)}/{'a' * 16}/record.json"
     store.fs.pipe_file(attempt, b"half")
@@ -229,7 +229,7 @@ def test_what_killed_writers_left_in_an_object_store_is_swept_after_a_day(monkey
 
 def test_readers_beside_a_store_that_prunes_see_whole_runs_or_none(tmp_path, one):
     """A reader loads the same ids over and over while a writer with a tight limit makes them come and go."""
-    limits = Limits(size=int(2.5 * one))
+    limits = Quota(size=int(2.5 * one))
     over, said, loaded = threading.Event(), [], []
 
     def read():
@@ -266,7 +266,7 @@ save_all(sys.argv[1], int(sys.argv[2]), range(1, 28, 2))
 
 def save_all(url, limit, numbers):
     for n in numbers:
-        store = open_store(url, Limits(size=limit))
+        store = open_store(url, Quota(size=limit))
         forget_looks(store)
         store.save(*sample(n))
 
@@ -288,7 +288,7 @@ def test_two_processes_keep_one_store_within_its_limit(tmp_path, one):
     other.stdin.flush()
     save_all(str(tmp_path), limit, range(2, 28, 2))
     assert (other.communicate()[1], other.returncode) == ("", 0)
-    store = open_store(str(tmp_path), Limits(size=limit))
+    store = open_store(str(tmp_path), Quota(size=limit))
     assert store.usage().size <= limit + one  # both may have found room for one run at the same moment
     found = ids(store)
     assert len(found) >= 3
@@ -338,7 +338,7 @@ class TestSettings:
     def test_sizes(self, monkeypatch, text, size):
         monkeypatch.setenv("KVQ_STORE_LIMIT", text)
         assert settings().store_limit == size
-        assert open_store().limits == Limits(size=size)
+        assert open_store().limits == Quota(size=size)
 
     @pytest.mark.parametrize(
         ("name", "text"),
@@ -354,4 +354,4 @@ class TestSettings:
 
     def test_days(self, monkeypatch):
         monkeypatch.setenv("KVQ_STORE_DAYS", "1.5")
-        assert open_store().limits == Limits(days=1.5) and not open_store("memory://x").limits
+        assert open_store().limits == Quota(days=1.5) and not open_store("memory://x").limits

@@ -15,7 +15,7 @@ import s3fs
 from moto.server import ThreadedMotoServer
 
 from kvq_core.errors import StoreError
-from kvq_core.store.retention import Limits
+from kvq_core.store.retention import Quota
 from kvq_core.store.store import S3_ATTEMPTS, S3_PATIENCE, open_store
 from tests.core.store.test_store import ID, same
 from tests.core.store.test_store_limits import forget_looks, ids, run_id, sample
@@ -84,7 +84,7 @@ def test_damage_is_noticed_and_healed(url, sample_run):
 
 
 def test_old_runs_make_way(url):
-    store = open_store(url, Limits(size=200_000))
+    store = open_store(url, Quota(size=200_000))
     for n in range(1, 9):
         store.save(*sample(n))
         forget_looks(store)

@@ -15,11 +15,11 @@ from kvq_core.methods import Method, Prompt, make, methods
 from kvq_core.spec import Lane
 from kvq_core.training import offer as training
 from kvq_core.training.em import EmSettings, train_stage
-from kvq_core.training.offer import Offer, Trained, Training, offer, train_missing
+from kvq_core.training.offer import Offer, Training, TrainingResult, offer, train_missing
 from kvq_core.training.texts import Texts
 from tests.core.codebooks.test_codebooks import Letters
 from tests.support.tiny_models import tiny
-from ui.panels.training import Asked, offering, said, stream, told
+from ui.panels.training import TrainingRequest, offer_html, offering, progress_line, stream
 from ui.service.services import Services
 
 KNOBS = {"levels": 4, "stages": 2, "codebooks": "mine"}
@@ -87,7 +87,7 @@ def test_training_tells_how_far_it_is_and_the_lane_can_run(model, monkeypatch):
         method.fit(prompt)
     found = asked(lane())
     *progress, last = train_missing(found)
-    assert isinstance(last, Trained) and [book.kind for book in last.codebooks] == ["keys", "values"]
+    assert isinstance(last, TrainingResult) and [book.kind for book in last.codebooks] == ["keys", "values"]
     shares = [event.share for event in progress if isinstance(event, Training)]
     assert shares == sorted(shares) and len(set(shares)) > 3 and shares[-1] <= 1
     assert {"Training keys", "Training values"} <= {event.doing for event in progress}
@@ -109,7 +109,7 @@ def test_a_cancelled_training_goes_on_where_it_stopped(monkeypatch):
     assert kept >= 2 and not own()
     calls = []
     monkeypatch.setattr("kvq_core.training.keys.train_stage", lambda *a: calls.append(1) or train_stage(*a))
-    assert isinstance(list(train_missing(asked(lane())))[-1], Trained)
+    assert isinstance(list(train_missing(asked(lane())))[-1], TrainingResult)
     assert len(calls) == 3 * 2 - kept and own() == ["keys", "values"]
 
 
@@ -138,7 +138,7 @@ def services(train) -> Services:
 
 def start(page: Services) -> dict:
     lanes = [{"uid": 1, **lane().model_dump(mode="json")}]
-    return {"id": Asked("tiny-llama", {}, lanes, "quick").submit(page, "someone", "").ticket}
+    return {"id": TrainingRequest("tiny-llama", {}, lanes, "quick").submit(page, "someone", "").ticket}
 
 
 def updates_of(page: Services, begun: dict, seen=lambda update: None) -> list:
@@ -154,15 +154,15 @@ def updates_of(page: Services, begun: dict, seen=lambda update: None) -> list:
 
 def test_the_offer_is_text():
     found = replace(asked(lane("<b>${x}")), model_title="<script>")
-    assert "<script>" not in said(found) and "<b>$" not in said(found)
-    assert "keys (4 levels, 2 stages) and values (1 bit)" in said(found) and "5,120 tokens" in said(found)
+    assert "<script>" not in offer_html(found) and "<b>$" not in offer_html(found)
+    assert "keys (4 levels, 2 stages) and values (1 bit)" in offer_html(found) and "5,120 tokens" in offer_html(found)
 
 
 def test_a_page_sees_the_training_to_its_end():
     page = services(train_missing)
     updates = updates_of(page, start(page))
     assert "Codebooks trained" in updates[-1][0] and updates[-1][3]["visible"] is False
-    assert all(update[3]["visible"] for update in updates[:-1]) and page.desk.held() == 0
+    assert all(update[3]["visible"] for update in updates[:-1]) and page.line.count() == 0
     assert "Nothing is missing" in updates_of(page, start(page))[-1][0]
 
 
@@ -184,14 +184,14 @@ def test_a_page_that_gives_up_stops_the_training():
     assert updates_of(page, begun) == [] and len(closed) == 1  # watched once
     begun = start(page)
     page.jobs.forget("someone")
-    assert updates_of(page, begun) == [] and page.desk.held() == 0
+    assert updates_of(page, begun) == [] and page.line.count() == 0
 
 
 def test_a_training_nobody_watches_does_not_hold_up_the_line(monkeypatch):
     """A client may press Train and never ask how it goes."""
-    page = services(lambda found: (Trained(()) for _ in range(1)))
+    page = services(lambda found: (TrainingResult(()) for _ in range(1)))
     start(page)
-    run = page.jobs.start("other", lambda: (Trained(()) for _ in range(1)))
+    run = page.jobs.start("other", lambda: (TrainingResult(()) for _ in range(1)))
     until = time.monotonic() + 20
     while not run.over:
         assert time.monotonic() < until
@@ -207,7 +207,7 @@ def test_errors_are_told_where_the_person_is():
     page = services(impossible)
     (update,) = updates_of(page, start(page))
     assert "no &lt;i&gt;text" in update[0] and update[2]["interactive"]
-    assert "about" not in told(Training("Reading text", 1, 2, 0.01, None))
+    assert "about" not in progress_line(Training("Reading text", 1, 2, 0.01, None))
 
 
 def test_a_shared_instance_takes_no_training_into_the_line(monkeypatch):
@@ -215,4 +215,4 @@ def test_a_shared_instance_takes_no_training_into_the_line(monkeypatch):
     page = services(train_missing)
     with pytest.raises(KvqError, match="does not train"):
         start(page)
-    assert page.desk.held() == 0
+    assert page.line.count() == 0

@@ -10,14 +10,14 @@ import plotly.graph_objects as go
 import pytest
 
 from kvq_core.analysis.context_growth import growths, shape_of
-from kvq_core.pipeline.examples import packaged
+from kvq_core.pipeline.examples import packaged_store
 from tests.support.ui_record_factory import make_run
 from ui.figures.base import BLANK
 from ui.html.numbers import size
 from ui.selection import Selection
 from ui.views.export import COLUMNS, figures_of, points, view_csv, view_json
 from ui.views.tabs import TABS
-from ui.views.view import Drawn
+from ui.views.view import Drawing
 
 AT = Selection(layer=3, head=4, token=9)
 
@@ -32,7 +32,7 @@ def drawn() -> dict[str, tuple]:
     return {name: (record, page) for name, page in found.items()}
 
 
-def rows_of(record, name: str, page: Drawn) -> list[dict[str, str]]:
+def rows_of(record, name: str, page: Drawing) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(view_csv(record, AT, name, page))))
 
 
@@ -86,7 +86,7 @@ def test_values_are_those_of_the_record(drawn):
 def test_a_label_that_a_spreadsheet_would_run_is_quoted():
     record, _ = make_run(lanes=1)
     figure = go.Figure(go.Scatter(x=["=1+1"], y=[2.0], name="@SUM(A1)"), {"xaxis": {"title": "lane"}})
-    [row] = rows_of(record, "rate", Drawn("", {"one": figure}))
+    [row] = rows_of(record, "rate", Drawing("", {"one": figure}))
     assert row["series"] == "'@SUM(A1)" and row["x"] == "'=1+1" and row["y"] == "2.0"
 
 
@@ -124,7 +124,7 @@ def test_an_extrapolation_that_cannot_be_has_no_lines():
 
 def test_a_basis_fades_in_a_long_context_wherever_it_is_shown():
     """SVDq's basis is most of what a short run stores of its keys, and next to nothing of 32,768 tokens."""
-    runs = [packaged().load(summary.id) for summary in packaged().list()]
+    runs = [packaged_store().load(summary.id) for summary in packaged_store().list()]
     record, arrays = next(run for run in runs if any(lane.label == "SVDq 2" for lane in run[0].lanes))
     at = [lane.label for lane in record.lanes].index("SVDq 2")
     growth, shape = growths(record)[at], shape_of(record)

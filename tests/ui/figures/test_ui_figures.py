@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from kvq_core.capture.cache_errors import TOP
-from kvq_core.pipeline.examples import packaged
+from kvq_core.pipeline.examples import packaged_store
 from kvq_core.record.fields import CaptureInfo
 from kvq_core.spec import MAX_LANES
 from tests.support.ui_record_factory import LAYERS, QUERY_HEADS, make_run
 from ui import figures as f
 from ui.figures.base import BLANK, decades, heat
-from ui.figures.damage import captured_at, worst_head
+from ui.figures.damage import captured_indices, worst_head
 from ui.figures.rate import DISTORTIONS
 from ui.figures.spectra import ranks
 from ui.figures.subspace import inside_share, split_errors
@@ -134,7 +134,7 @@ def test_score_map_shows_the_head_asked_for_in_score_units(run):
         expected = expected.clamp(-127 * scale, 127 * scale)
         assert z.dtype == "int8" and torch.allclose(drawn[there], expected[there], atol=scale)
     few = record.model_copy(update={"capture": record.capture.model_copy(update={"layers": [2, 9], "heads": [0, 4]})})
-    assert captured_at(few, 8, 3) == (1, 1) and captured_at(few, 0, 1) == (0, 0)
+    assert captured_indices(few, 8, 3) == (1, 1) and captured_indices(few, 0, 1) == (0, 0)
 
 
 def test_nothing_is_drawn_where_a_step_cannot_look_yet(run):
@@ -176,8 +176,8 @@ def test_energy_inside_runs_from_nothing_to_all(run):
 
 
 def test_the_error_inside_is_the_scorecards_at_its_rank():
-    for summary in packaged().list():
-        record, arrays = packaged().load(summary.id)
+    for summary in packaged_store().list():
+        record, arrays = packaged_store().load(summary.id)
         for lane, inside, outside in split_errors(record, arrays, TOP):
             metrics = record.lanes[lane].metrics
             assert inside == pytest.approx(metrics.in_subspace_error, rel=1e-3)

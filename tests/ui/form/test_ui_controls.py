@@ -11,11 +11,21 @@ from kvq_core.errors import SpecError
 from kvq_core.methods import Knob, methods
 from kvq_core.presets import presets
 from kvq_core.spec import MAX_LANES, parse_spec
-from ui.form.controls import changed, control, current, describe, places, read, shown_value
-from ui.form.editor import edited, editor
-from ui.form.lanes import added, described, duplicated, from_spec, parse_layers, removed, title, updated, with_knob
-from ui.form.lanes_panel import changed as told
-from ui.form.lanes_panel import listed, opened_on
+from ui.form.controls import control, control_value, current, describe, places, read, set_knob
+from ui.form.editor import apply_edits, editor
+from ui.form.lanes import (
+    add_lane,
+    describe_lane,
+    duplicate_lane,
+    from_spec,
+    parse_layers,
+    remove_lane,
+    title,
+    update_lane,
+    with_knob,
+)
+from ui.form.lanes_panel import apply_change as told
+from ui.form.lanes_panel import lane_rows_html, place_editor
 from ui.form.values import FIELDS, from_comparison, to_comparison
 
 EVERY_KNOB = [pytest.param(m, place, k, id=f"{n}-{place}") for n, m in methods().items() for place, k in places(m)]
@@ -34,9 +44,9 @@ def test_every_knob_has_a_control_with_its_help_and_range(method, place, knob):
 
 @pytest.mark.parametrize("method, place, knob", EVERY_KNOB)
 def test_a_control_left_alone_changes_nothing(method, place, knob):
-    shown = shown_value(knob, knob.default)
+    shown = control_value(knob, knob.default)
     assert knob.title and knob.help
-    given = changed(method.name, {place.split(".")[0]: {}} if "." in place else {}, place, shown)
+    given = set_knob(method.name, {place.split(".")[0]: {}} if "." in place else {}, place, shown)
     assert given == ({place.split(".")[0]: {}} if "." in place else {})
 
 
@@ -51,24 +61,24 @@ def test_no_control_knows_a_method_by_name():
 
 
 def test_a_knob_at_its_default_is_left_out():
-    given = changed("kivi", {"bits": 4}, "group_size", 64.0)
+    given = set_knob("kivi", {"bits": 4}, "group_size", 64.0)
     assert given == {"bits": 4, "group_size": 64} and isinstance(given["group_size"], int)
-    assert changed("kivi", given, "group_size", 32) == {"bits": 4}
-    assert changed("kivi", {"key_bits": 4}, "key_bits", "") == {}
+    assert set_knob("kivi", given, "group_size", 32) == {"bits": 4}
+    assert set_knob("kivi", {"key_bits": 4}, "key_bits", "") == {}
 
 
 def test_an_object_is_switched_on_and_its_own_knobs_are_set():
-    on = changed("svdq", {}, "sparsity", True)
-    assert on == {"sparsity": {}} and described({**added([], "svdq")[0], "knobs": on})[1] is None
-    smaller = changed("svdq", on, "sparsity.budget_tokens", 64.0)
+    on = set_knob("svdq", {}, "sparsity", True)
+    assert on == {"sparsity": {}} and describe_lane({**add_lane([], "svdq")[0], "knobs": on})[1] is None
+    smaller = set_knob("svdq", on, "sparsity.budget_tokens", 64.0)
     assert smaller == {"sparsity": {"budget_tokens": 64}}
-    assert changed("svdq", smaller, "sparsity.budget_tokens", 256) == on
-    assert changed("svdq", smaller, "sparsity", False) == {}
+    assert set_knob("svdq", smaller, "sparsity.budget_tokens", 256) == on
+    assert set_knob("svdq", smaller, "sparsity", False) == {}
     by_place = dict(places(methods()["svdq"]))
     assert current(smaller, "sparsity.budget_tokens", by_place["sparsity.budget_tokens"]) == 64
     assert current(smaller, "sparsity.chunk_size", by_place["sparsity.chunk_size"]) == 8
-    assert shown_value(by_place["sparsity"], {}) is True and shown_value(by_place["sparsity"], None) is False
-    said = described({**added([], "svdq")[0], "knobs": {"sparsity": {"chunk_size": 0}}})[1]
+    assert control_value(by_place["sparsity"], {}) is True and control_value(by_place["sparsity"], None) is False
+    said = describe_lane({**add_lane([], "svdq")[0], "knobs": {"sparsity": {"chunk_size": 0}}})[1]
     assert "sparsity.chunk_size = 0" in said and "1 to 256" in said
 
 
@@ -78,7 +88,7 @@ def test_named_values_are_offered_beside_any_other():
     assert [label.rsplit(" (", 1)[1] for label in labels][:3] == ["3)", "2.25)", "2)"]
     for label in labels:  # chosen, or left in the box and edited
         assert read(knob, label) == knob.named[label.rsplit(" (", 1)[1].rstrip(")")]
-    assert changed("svdq", {}, "schedule", "8, 4, 4, 0, 0, 0, 0, 1 (2)") == {"schedule": [8, 4, 4, 0, 0, 0, 0, 1]}
+    assert set_knob("svdq", {}, "schedule", "8, 4, 4, 0, 0, 0, 0, 1 (2)") == {"schedule": [8, 4, 4, 0, 0, 0, 0, 1]}
 
 
 def test_lists_are_read_as_people_write_them():
@@ -93,28 +103,28 @@ def test_describe_tells_the_range():
 
 
 def test_lanes_are_added_duplicated_and_removed_up_to_the_limit():
-    lanes = added([])
+    lanes = add_lane([])
     for _ in range(20):
-        lanes = added(lanes)
+        lanes = add_lane(lanes)
     assert len(lanes) == MAX_LANES == len({lane["uid"] for lane in lanes})
-    assert duplicated(lanes, lanes[0]["uid"]) == lanes
-    lanes = removed(lanes, lanes[0]["uid"])
-    lanes = updated(lanes, lanes[0]["uid"], label="mine")
-    lanes = duplicated(lanes, lanes[0]["uid"])
+    assert duplicate_lane(lanes, lanes[0]["uid"]) == lanes
+    lanes = remove_lane(lanes, lanes[0]["uid"])
+    lanes = update_lane(lanes, lanes[0]["uid"], label="mine")
+    lanes = duplicate_lane(lanes, lanes[0]["uid"])
     assert [lane["label"] for lane in lanes[:2]] == ["mine", "mine 2"] and len(lanes) == MAX_LANES
 
 
 def test_another_method_starts_from_its_own_defaults():
-    lanes = updated(with_knob(added([]), 1, "bits", 4), 1, label="KIVI 4-bit")
+    lanes = update_lane(with_knob(add_lane([]), 1, "bits", 4), 1, label="KIVI 4-bit")
     assert lanes[0]["knobs"] == {"bits": 4}
-    changed_to = updated(lanes, 1, method="squat")[0]
+    changed_to = update_lane(lanes, 1, method="squat")[0]
     assert changed_to["knobs"] == {} and title(changed_to) == "SQuat"
-    assert updated(lanes, 1, method="kivi") == lanes
+    assert update_lane(lanes, 1, method="kivi") == lanes
 
 
 def test_an_impossible_lane_says_why_and_keeps_its_values():
-    lanes = with_knob(added([]), 1, "group_size", 5000)
-    summary, error = described(lanes[0])
+    lanes = with_knob(add_lane([]), 1, "group_size", 5000)
+    summary, error = describe_lane(lanes[0])
     assert summary == "" and "group_size = 5000" in error and "1 to 1024" in error
     assert lanes[0]["knobs"] == {"group_size": 5000} and title(lanes[0]) == "KIVI"
 
@@ -159,20 +169,20 @@ def test_system_prompt_none_and_empty_are_different():
 
 
 def test_all_changes_of_an_editor_arrive_with_the_last():
-    lanes = added(added([]))
+    lanes = add_lane(add_lane([]))
     values = {"knobs.bits": 4, "label": " mine ", "layers": "0, 2", "sink_tokens": 4}
-    lanes, said = edited(lanes, 2, values)
-    assert said is None and lanes[0] == added([])[0]
+    lanes, said = apply_edits(lanes, 2, values)
+    assert said is None and lanes[0] == add_lane([])[0]
     assert lanes[1]["knobs"] == {"bits": 4} and lanes[1]["label"] == "mine"
     assert lanes[1]["layers"] == [0, 2] and lanes[1]["sink_tokens"] == 4
-    again, _ = edited(lanes, 2, values)
+    again, _ = apply_edits(lanes, 2, values)
     assert again == lanes
-    moved, _ = edited(lanes, 2, {"method": "squat"})
+    moved, _ = apply_edits(lanes, 2, {"method": "squat"})
     assert moved[1]["method"] == "squat" and moved[1]["knobs"] == {}
 
 
 def test_a_button_of_the_editor_takes_the_last_changes_along():
-    lanes, opened = added(added([])), opened_on(1)
+    lanes, opened = add_lane(add_lane([])), place_editor(1)
     sent = {"uid": 1, "values": {"knobs.bits": 4}, "do": "duplicate", "lane": None}
     after, now, rows, error, form, below, _ = told(json.dumps(sent), lanes, opened)
     assert [lane["knobs"] for lane in after] == [{"bits": 4}, {"bits": 4}, {}] and now["uid"] == after[1]["uid"]
@@ -187,7 +197,7 @@ def test_a_button_of_the_editor_takes_the_last_changes_along():
     ["", "[]", "null", "{", '{"uid": 1}', '{"uid": 1, "values": 3, "do": null, "lane": null}', "[" * 5000, None],
 )
 def test_what_no_page_sends_changes_nothing(raw):
-    lanes, opened = added([]), opened_on(1)
+    lanes, opened = add_lane([]), place_editor(1)
     assert all(update == gr.skip() for update in told(raw, lanes, opened))
 
 
@@ -202,20 +212,20 @@ def test_what_no_page_sends_changes_nothing(raw):
     ],
 )
 def test_places_that_are_not_there_change_nothing(values):
-    lanes = added([])
-    assert edited(lanes, 1, values) == (lanes, None) and edited(lanes, 99, {"label": "x"}) == (lanes, None)
-    assert edited(lanes, "1", {"label": "x"}) == (lanes, None)
+    lanes = add_lane([])
+    assert apply_edits(lanes, 1, values) == (lanes, None) and apply_edits(lanes, 99, {"label": "x"}) == (lanes, None)
+    assert apply_edits(lanes, "1", {"label": "x"}) == (lanes, None)
 
 
 @pytest.mark.parametrize("value", ["?", [1, [2]], {"a": 1}, 1e308, -1])
 def test_an_impossible_value_is_kept_and_complained_about(value):
-    lanes, said = edited(added([]), 1, {"knobs.group_size": value, "sink_tokens": value})
-    assert said or described(lanes[0])[1]
+    lanes, said = apply_edits(add_lane([]), 1, {"knobs.group_size": value, "sink_tokens": value})
+    assert said or describe_lane(lanes[0])[1]
 
 
 def test_text_in_the_lanes_card_is_escaped():
-    lanes = updated(added([]), 1, label="<img src=x onerror=alert(1)>\"'${1}")
-    for shown in (*listed(lanes, opened_on(1)), editor(lanes, opened_on(1))):
+    lanes = update_lane(add_lane([]), 1, label="<img src=x onerror=alert(1)>\"'${1}")
+    for shown in (*lane_rows_html(lanes, place_editor(1)), editor(lanes, place_editor(1))):
         assert "<img" not in shown and "${" not in shown
 
 
@@ -230,7 +240,7 @@ def test_text_in_the_lanes_card_is_escaped():
     ],
 )
 def test_what_is_wrong_with_a_lane_is_said_in_one_line_of_our_own(changes, said):
-    summary, error = described({**added([])[0], **changes})
+    summary, error = describe_lane({**add_lane([])[0], **changes})
     assert summary == "" and said in error, error
     assert not any(word in error for word in ("pydantic", "http", "validation", "input_type", "None", "Input should"))
 
@@ -238,8 +248,8 @@ def test_what_is_wrong_with_a_lane_is_said_in_one_line_of_our_own(changes, said)
 def test_a_wrong_lane_is_named_by_its_number_and_label():
     values, _, rest = from_comparison(parse_spec({"prompt": "p"}))
     form = dict(zip(FIELDS, values, strict=True))
-    wrong = {**added([])[0], "sink_tokens": -1}
+    wrong = {**add_lane([])[0], "sink_tokens": -1}
     for label, said in (("", "lane 2 (KIVI): sink_tokens = -1"), ("Mine", "lane 2 (Mine): sink_tokens")):
         with pytest.raises(SpecError) as refused:
-            to_comparison(form, [added([])[0], {**wrong, "label": label}], rest)
+            to_comparison(form, [add_lane([])[0], {**wrong, "label": label}], rest)
         assert str(refused.value).startswith(said) and "lanes[" not in str(refused.value)

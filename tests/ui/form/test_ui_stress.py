@@ -5,7 +5,7 @@ import pytest
 from kvq_core.errors import SpecError
 from kvq_core.presets import presets
 from kvq_core.spec import ComparisonSpec, Stress
-from ui.form.stress import read, shown, told
+from ui.form.stress import dial_text, read_dial, stress_summary
 from ui.form.stress_panel import _headed, create_stress
 from ui.form.values import FIELDS, STRESS, from_comparison, to_comparison
 
@@ -61,12 +61,12 @@ def test_captures_are_chosen_in_the_form_and_their_axes_kept():
     ],
 )
 def test_dials_are_read_as_people_write_them(name, text, value):
-    assert read(STRESS[f"stress.{name}"], text) == value
+    assert read_dial(STRESS[f"stress.{name}"], text) == value
 
 
 @pytest.mark.parametrize("value, text", [(2, "2"), ((2,), "[2]"), ([0, 5], "0, 5"), ("all", "all"), (8.0, 8.0)])
 def test_dials_show_what_they_read(value, text):
-    assert shown(value) == text
+    assert dial_text(value) == text
 
 
 @pytest.mark.parametrize("name, text", [("layers", "x"), ("key_outlier_pairs", "0"), ("key_outlier_scale", 5000)])
@@ -84,13 +84,16 @@ def test_every_dial_has_a_control_with_its_help_and_range():
     for (place, dial), control in zip(STRESS.items(), controls, strict=True):
         field = Stress.model_fields[place.removeprefix("stress.")]
         assert control.label == field.title and field.description in control.info
-        assert control.value == shown(field.default)
+        assert control.value == dial_text(field.default)
         assert dial.maximum is None or f"{dial.maximum:,g}" in control.info
 
 
 def test_whether_stress_is_on_is_said_in_a_few_words():
-    assert told(Stress()) == told(Stress(key_outlier_pairs=9, layers=(3,))) == "off"
-    assert told(Stress(key_outlier_scale=8, key_bias=2, layers=(3,))) == "on · keys × 8 on 2 pairs, bias 2, 1 layer"
+    assert stress_summary(Stress()) == stress_summary(Stress(key_outlier_pairs=9, layers=(3,))) == "off"
+    assert (
+        stress_summary(Stress(key_outlier_scale=8, key_bias=2, layers=(3,)))
+        == "on · keys × 8 on 2 pairs, bias 2, 1 layer"
+    )
     values = form(Stress(key_bias=3))[0]
     headed = _headed(*(values[place] for place in STRESS))
     assert headed["label"] == "Stress · on · bias 3" and headed["elem_classes"] == ["on"]

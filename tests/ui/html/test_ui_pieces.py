@@ -10,9 +10,9 @@ from kvq_core.spec import parse_spec
 from tests.support.ui_record_factory import make_run
 from ui.html.cards import lane_body, reference_body
 from ui.html.diff import diff, text_of, top_lists
-from ui.html.pieces import BROKEN, Span, span_at, spans, spans_of, spelled
-from ui.panels.live_cards import Board
-from ui.selection import Selection, told
+from ui.html.pieces import BROKEN, Span, span_at, spans, spans_of, spell_bytes
+from ui.panels.live_cards import LiveCards
+from ui.selection import Selection, selection_html
 from ui.words.texts import disagreement
 
 TEXTS = {
@@ -52,7 +52,7 @@ def test_every_way_to_show_an_answer_shows_its_characters(smollm, text):
         assert numbered == list(range(len(record.reference.tokens)))
     assert words(diff(text_of(record, -1), text_of(record, 0))).endswith(text)
     for at in range(len(record.reference.tokens)):
-        said = told(record, arrays, Selection(0, 0, at))
+        said = selection_html(record, arrays, Selection(0, 0, at))
         assert BROKEN not in said and "‹end›" not in said and "“␣”" not in said
         assert span_at(found, at).text.strip() in said
 
@@ -61,7 +61,7 @@ def test_every_way_to_show_an_answer_shows_its_characters(smollm, text):
 def test_a_stream_waits_for_the_whole_character(smollm, name):
     text = TEXTS[name]
     spec = parse_spec({"prompt": "-", "lanes": [{"label": "one", "method": "kivi"}]})
-    board, ids = Board(spec), smollm.encode(text)
+    board, ids = LiveCards(spec), smollm.encode(text)
     pieces, own = Pieces(smollm.tokenizer), Pieces(smollm.tokenizer)
     whole = ""
     for n in range(1, len(ids) + 1):
@@ -108,9 +108,9 @@ def test_the_most_probable_tokens_are_named_by_the_character_they_make(smollm):
 
 def test_bytes_that_are_no_character_are_told_in_short(smollm):
     first = smollm.encode("你")[0]
-    assert alone(smollm.tokenizer, first) == "<0xE4><0xBD>" and spelled("<0xE4><0xBD>") == "‹E4 BD›"
+    assert alone(smollm.tokenizer, first) == "<0xE4><0xBD>" and spell_bytes("<0xE4><0xBD>") == "‹E4 BD›"
     assert alone(smollm.tokenizer, smollm.encode(" ע")[0]) == " <0xD7>"
-    assert spelled("<0xE4><0xBD><0xA0>") == "你" and spelled("x < 0") == "x < 0"
+    assert spell_bytes("<0xE4><0xBD><0xA0>") == "你" and spell_bytes("x < 0") == "x < 0"
     assert alone(smollm.tokenizer, smollm.tokenizer.eos_token_id) == "<|im_end|>"
 
 

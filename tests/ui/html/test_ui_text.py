@@ -7,14 +7,14 @@ from kvq_core.errors import StoreError
 from kvq_core.events import LaneProgress, Step
 from kvq_core.spec import parse_spec
 from tests.support.ui_record_factory import make_run
-from ui.html.cards import failed, lane_body, lane_head, reference_body, waiting_head
+from ui.html.cards import failed_card, lane_body, lane_head, reference_body, waiting_head
 from ui.html.escape import SHADES, lane_tokens, safe, shade, strip, token
 from ui.html.numbers import bits, percent, seconds, significant, size
 from ui.html.pieces import spans
 from ui.html.status import line, notice
-from ui.panels.history import listed, remembered
-from ui.panels.launch import estimated
-from ui.panels.live_cards import Board
+from ui.panels.history import history_html, remember
+from ui.panels.launch import estimate_html
+from ui.panels.live_cards import LiveCards
 from ui.panels.scorecard import _block
 from ui.views.storage import extrapolation
 from ui.words.texts import disagreement
@@ -38,11 +38,11 @@ def test_text_is_escaped_wherever_it_is_shown(text):
     record, arrays = make_run(labels=(text[:60], "other"), text=text)
     record.lanes[0] = record.lanes[0].model_copy(update={"summary": text, "notes": [text], "label": text})
     spec = parse_spec({"prompt": text, "lanes": [{"label": text[:60], "method": "kivi"}]})
-    board = Board(spec)
+    board = LiveCards(spec)
     board.show(Step(2, 3, [text, text], [LaneProgress(text, [text, text], [0.5], [False], 1)]))
     shown = [
         lane_head(record, arrays, 0),
-        failed(text, text, text),
+        failed_card(text, text, text),
         waiting_head(text, text),
         reference_body(record),
         lane_body(record, arrays, 0),
@@ -50,8 +50,8 @@ def test_text_is_escaped_wherever_it_is_shown(text):
         notice(text, text, text),
         extrapolation(record, "This model", 1000, 1),
         _block(record),
-        listed(remembered([], record)),
-        listed([{"id": "a" * 16, "prompt": text, "when": text, "model": text, "lanes": text}]),
+        history_html(remember([], record)),
+        history_html([{"id": "a" * 16, "prompt": text, "when": text, "model": text, "lanes": text}]),
         board.html,
     ]
     for html in shown:
@@ -113,14 +113,14 @@ def test_numbers_have_a_few_digits_and_a_unit():
 
 @pytest.mark.parametrize("kept", [None, "x", {"id": 1}, [1, None, {"id": "../../etc"}, {"id": "<b>"}]])
 def test_a_history_from_the_browser_is_not_trusted(kept):
-    assert "<a" not in listed(kept)
+    assert "<a" not in history_html(kept)
 
 
 def test_history_keeps_the_newest_first_and_once():
     record, _ = make_run(lanes=1)
-    once = remembered([], record)
+    once = remember([], record)
     other = {**once[0], "id": "b" * 16}
-    assert [entry["id"] for entry in remembered([other, *once], record)] == [record.id, "b" * 16]
+    assert [entry["id"] for entry in remember([other, *once], record)] == [record.id, "b" * 16]
 
 
 def test_estimate_says_what_would_not_be_quantized():
@@ -128,7 +128,7 @@ def test_estimate_says_what_would_not_be_quantized():
     from ui.service.admission import Quote
 
     lane = LaneEstimate("KIVI", 0, 0, 20, "KIVI would quantize nothing: all 20 tokens fit.")
-    html = estimated(Quote(Estimate(20, 8192, None, 900_000_000, [lane]), "Too large here.", None))
+    html = estimate_html(Quote(Estimate(20, 8192, None, 900_000_000, [lane]), "Too large here.", None))
     assert (
         "20 prompt tokens" in html
         and "not measured yet" in html
@@ -143,15 +143,15 @@ def test_a_link_that_opens_nothing_is_a_card(id, tmp_path):
     from types import SimpleNamespace
 
     from kvq_core.store.store import open_store
-    from ui.form.filling import opened_page
+    from ui.form.filling import open_page
     from ui.service.services import Services
 
     services = Services(open_store(str(tmp_path)), None, None)
-    shown, message, form = opened_page(SimpleNamespace(query_params={"run": id}), services)
+    shown, message, form = open_page(SimpleNamespace(query_params={"run": id}), services)
     assert shown is None and "This link opens no run" in message and len(message) < 1500 and len(form) > 10
     with pytest.raises(StoreError):
-        services.shelf.get(id)
-    _, message, _ = opened_page(SimpleNamespace(query_params={"preset": id}), services)
+        services.records.get(id)
+    _, message, _ = open_page(SimpleNamespace(query_params={"preset": id}), services)
     assert "Unknown preset" in message
 
 

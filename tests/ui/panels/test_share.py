@@ -26,12 +26,12 @@ from tests.support.ui_record_factory import make_run
 from ui.export.card import card, card_text
 from ui.export.report import report
 from ui.export.reproduce import FILE, LONGEST, command, comparison_json
-from ui.form.filling import opened_page
+from ui.form.filling import open_page
 from ui.html.copying import copy_box
 from ui.layout import build_ui
-from ui.panels.history import remembered, shared_runs
-from ui.panels.versus import run_in, told
-from ui.service.access import opened
+from ui.panels.history import remember, shared_runs
+from ui.panels.versus import parse_run_id, versus_html
+from ui.service.access import open_run
 from ui.service.address import comparison_link, link
 from ui.service.services import Services
 
@@ -178,7 +178,7 @@ def test_copy_boxes_and_the_page_beside_another_run_are_escaped(evil):
     harmless(copy_box(EVIL, EVIL, follow=EVIL))
     other = record.model_copy(update={"id": "f" * 16, "spec": {**record.spec, "system": EVIL}})
     address = "https://x.example/?run=1&vs=2"
-    seen = harmless(told(record, other, versus(record, other), (arrays, arrays), address, "run=1&vs=2"))
+    seen = harmless(versus_html(record, other, versus(record, other), (arrays, arrays), address, "run=1&vs=2"))
     assert EVIL in seen.text
 
 
@@ -212,13 +212,13 @@ def test_a_long_prompt_leaves_the_command_with_a_file(sample_run):
     "text", [ID, f" {ID}\n", f"https://huggingface.co/spaces/a/b?run={ID}", f"http://x/?vs=1&run={ID}&vs={'f' * 16}"]
 )
 def test_a_run_is_found_in_what_people_paste(text):
-    assert run_in(text) == ID
+    assert parse_run_id(text) == ID
 
 
 @pytest.mark.parametrize("text", ["", None, "nope", ID + "0", "?run=../../etc/passwd", 7, EVIL, "x" * 100_000])
 def test_what_names_no_run_is_refused(text):
     with pytest.raises(StoreError, match="names no run") as caught:
-        run_in(text)
+        parse_run_id(text)
     assert len(str(caught.value)) < 300
 
 
@@ -254,7 +254,7 @@ def test_an_address_that_is_none_is_refused(monkeypatch, text):
 
 
 def visit(services, kept=None, **query):
-    return opened_page(SimpleNamespace(query_params=query), services, kept)
+    return open_page(SimpleNamespace(query_params=query), services, kept)
 
 
 def test_a_comparison_link_fills_the_form_and_runs_nothing(services):
@@ -292,16 +292,16 @@ class TestPublic:
         monkeypatch.setenv("KVQ_MODELS", "smollm2-135m-instruct-q4_1")
 
     def test_a_run_opens_for_the_browser_that_made_it(self, services, sample_run):
-        kept = remembered([], sample_run()[0], key_of(services.store, ID))
+        kept = remember([], sample_run()[0], key_of(services.store, ID))
         assert visit(services, kept, run=ID)[0]["run"] == ID
         for other in (None, [], [{"id": ID, "key": "x"}], [{"id": ID}], "junk", [{"id": ID, "key": 3}]):
             shown, message, _ = visit(services, other, run=ID)
             assert shown is None and "has not shared it" in message
 
     def test_one_that_is_held_in_memory_is_no_way_around(self, services):
-        services.shelf.get(ID)
+        services.records.get(ID)
         with pytest.raises(StoreError, match="has not shared it"):
-            opened(services, ID, None)
+            open_run(services, ID, None)
 
     def test_a_shared_run_opens_for_everybody_and_is_listed_only_if_its_maker_says_so(self, services):
         services.store.share(ID)
@@ -311,7 +311,7 @@ class TestPublic:
         assert re.findall(r'href="\?run=(\w+)"', shared_runs(services.store)) == [ID]
 
     def test_runs_that_ship_with_the_app_are_everybodys(self, services):
-        from kvq_core.pipeline.examples import packaged
+        from kvq_core.pipeline.examples import packaged_store
 
-        for stored in packaged().list():
+        for stored in packaged_store().list():
             assert visit(services, None, run=stored.id)[0]["run"] == stored.id

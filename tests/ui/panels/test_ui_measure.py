@@ -10,7 +10,7 @@ import torch
 from kvq_core.errors import ModelError
 from kvq_core.events import Loading
 from kvq_core.packed import Request, measure
-from kvq_core.packed.lanes import Begins, LeftOut, measure_spec
+from kvq_core.packed.lanes import Begins, SkippedLane, measure_spec
 from kvq_core.spec import ComparisonSpec, Lane
 from kvq_core.store.store import open_store
 from tests.support.tiny_models import prompt_ids, tiny
@@ -23,9 +23,9 @@ SKIPPED = gr.skip()
 
 @pytest.fixture
 def services(sample_run, monkeypatch):
-    """Services whose shelf holds one run; ``services.measure`` is for the test to set."""
+    """Services whose records holds one run; ``services.measure`` is for the test to set."""
     services = Services(open_store(), None, None)
-    monkeypatch.setattr(services.shelf, "get", lambda run: sample_run())
+    monkeypatch.setattr(services.records, "get", lambda run: sample_run())
     return services
 
 
@@ -44,9 +44,9 @@ def measured(*asked):
 
 
 def test_without_a_gpu_it_says_why_and_names_the_command():
-    text = panel.explained(None)
+    text = panel.explanation(None)
     assert "This machine has no GPU" in text and "bytes each packed cache holds" in text and panel.COMMAND in text
-    assert "NVIDIA &lt;b&gt;" in panel.explained("NVIDIA <b>")
+    assert "NVIDIA &lt;b&gt;" in panel.explanation("NVIDIA <b>")
 
 
 def button_of(device, services, monkeypatch):
@@ -63,7 +63,7 @@ def test_the_buttons_are_there_on_gpu_machines_only(services, monkeypatch):
 
 def test_the_table_shows_what_was_measured_and_what_was_left_out():
     lane = Lane(label="<b>kivi</b>", method="kivi")
-    found = [*measured(lane), LeftOut("svdq", "before <RoPE>")]
+    found = [*measured(lane), SkippedLane("svdq", "before <RoPE>")]
     html = panel.table("r1", found, [])
     assert "&lt;b&gt;kivi" in html and "before &lt;RoPE&gt;" in html and "<b>" not in html
     share = 100 * found[1].cache_bytes / found[0].cache_bytes
@@ -73,10 +73,10 @@ def test_the_table_shows_what_was_measured_and_what_was_left_out():
 def test_the_table_has_the_limits_that_were_asked_for_and_no_share_without_the_unquantized_cache():
     whole, packed = measured(Lane(label="kivi", method="kivi"))
     packed = packed.model_copy(update={"limits": {"context": 65536}, "peak_decode_bytes": 5_000_000})
-    html = panel.table("r1", [LeftOut(whole.label, "memory ran out"), packed], ["context"])
+    html = panel.table("r1", [SkippedLane(whole.label, "memory ran out"), packed], ["context"])
     assert "Longest context" in html and "<td>65,536</td>" in html and "Largest batch" not in html
     assert "<td>–</td><td>5</td>" in html and "memory ran out" in html
-    assert panel.table("r1", [LeftOut("kivi", "why")], []) == "<ul><li>kivi: why</li></ul>"
+    assert panel.table("r1", [SkippedLane("kivi", "why")], []) == "<ul><li>kivi: why</li></ul>"
 
 
 def test_the_lanes_of_the_run_shown_are_measured_in_turn(services, sample_run):
@@ -96,14 +96,14 @@ def test_the_lanes_of_the_run_shown_are_measured_in_turn(services, sample_run):
     assert not first[LIMITS]["interactive"] and not first[BUTTON]["interactive"] and first[CANCEL]["visible"]
     assert "All lanes measured" in last[STATUS] and last[TABLE].count("<tr>") == 3 and "&lt;i&gt;kivi" in last[TABLE]
     assert last[LIMITS]["interactive"] and last[BUTTON]["value"] == "Measure" and not last[CANCEL]["visible"]
-    assert services.desk.held() == 0  # the ticket was given back
+    assert services.line.count() == 0  # the ticket was given back
 
 
 def test_every_event_has_its_words():
-    assert "Loading the model" in panel.said(Loading("m"))
-    words = panel.said(Begins("<i>kivi", 1, 4))
+    assert "Loading the model" in panel.progress_line(Loading("m"))
+    words = panel.progress_line(Begins("<i>kivi", 1, 4))
     assert "Measuring &lt;i&gt;kivi: 2 of 4" in words and "width:25%" in words
-    assert panel.said(LeftOut("kivi", "why")) == SKIPPED  # the line of the lane stays
+    assert panel.progress_line(SkippedLane("kivi", "why")) == SKIPPED  # the line of the lane stays
 
 
 def test_it_can_be_cancelled_and_what_was_measured_stays(services):
@@ -133,7 +133,7 @@ def test_what_cannot_be_measured_says_why_beside_what_was(error, words, services
     services.measure = work
     *_, last = updates(services)
     assert "The lanes cannot be measured" in last[STATUS] and words in last[STATUS] and "kaput" not in last[STATUS]
-    assert last[TABLE].count("<tr>") == 2 and last[BUTTON]["interactive"] and services.desk.held() == 0
+    assert last[TABLE].count("<tr>") == 2 and last[BUTTON]["interactive"] and services.line.count() == 0
 
 
 def test_without_a_run_nothing_is_measured(services):
@@ -159,4 +159,6 @@ def test_a_lane_that_does_not_fit_is_left_out_and_the_next_is_measured(monkeypat
         ("large", 1, 3),
         ("small", 2, 3),
     ]
-    assert [isinstance(one, LeftOut) for one in found] == [True, True, False] and "memory ran out" in found[0].reason
+    assert [isinstance(one, SkippedLane) for one in found] == [True, True, False] and "memory ran out" in found[
+        0
+    ].reason

@@ -10,7 +10,7 @@ from kvq_core.record.fields import StressRecord
 from kvq_core.spec import Stress
 from kvq_core.store.store import open_store
 from tests.support.ui_record_factory import make_run
-from ui.panels.twin import told, twin
+from ui.panels.twin import twin, twin_html
 from ui.service.services import Services
 
 STRESS = {**Stress().model_dump(mode="json"), "key_outlier_scale": 8.0}
@@ -53,7 +53,7 @@ def test_each_of_two_twins_finds_the_other(services):
     kept(services, stressed, plain)
     assert twin(stressed, services, []).id == plain.id and twin(plain, services, []).id == stressed.id
     for record, other in ((stressed, plain), (plain, stressed)):
-        html = told(record, other)
+        html = twin_html(record, other)
         rows = [re.findall("<td>(.*?)</td>", row) for row in html.split("<tr>")[2:]]
         assert rows == [["0.20", "0.20", "11 %", "11 %"], ["0.20", "0.90", "11 %", "11 %"]]
         assert "Stress moves Lane 1 furthest: mean KLD 0.20 without, 0.90 with it." in html
@@ -77,10 +77,10 @@ def test_a_private_run_of_somebody_else_is_no_twin(services, monkeypatch):
 def test_without_its_twin_a_stressed_run_says_how_to_get_it():
     record = run("a", True)
     record.spec.update(presets()["stress-outliers"].spec.model_dump(mode="json"))
-    html = told(record, None)
+    html = twin_html(record, None)
     spec = decode(re.search(r'href="\?c=(.*?)"', html)[1])
     asked = presets()["stress-outliers"].spec
     assert spec.canonical() == asked.model_copy(update={"stress": Stress()}).canonical() != asked.canonical()
-    assert told(run("b", False), None) == ""
+    assert twin_html(run("b", False), None) == ""
     record.spec["prompt"] = "".join(chr(0x4E00 + i * 7 % 20_000) for i in range(9000))
-    assert "switch stress off in the form" in told(record, None)
+    assert "switch stress off in the form" in twin_html(record, None)

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from kvq_core.events import Loading
 from kvq_core.store.store import open_store
 from tests.support.ui_record_factory import make_run
-from ui.html.status import unexpected
+from ui.html.status import unexpected_error
 from ui.layout import build_ui
 from ui.service.services import Services
 
@@ -64,7 +64,9 @@ def test_an_error_nobody_thought_of_is_logged_and_told_without_a_trace(page, mon
     monkeypatch.setattr(fn, "fn", fails)
     with pytest.raises(gr.Error) as caught:
         call(page, fn, [None] * len(fn.inputs))
-    assert unexpected() in str(caught.value) and not caught.value.print_exception and "request failed" in caplog.text
+    assert (
+        unexpected_error() in str(caught.value) and not caught.value.print_exception and "request failed" in caplog.text
+    )
 
 
 @pytest.mark.parametrize("changes", [{"knobs": {"lost": 1}}, {"method": "lost", "knobs": {"bits": 2}}], ids=repr)
@@ -72,7 +74,7 @@ def test_a_run_whose_method_lost_a_knob_or_is_gone_is_shown(page, changes):
     record, arrays = make_run(2)
     spec = {**record.spec, "lanes": [{**record.spec["lanes"][0], **changes}, record.spec["lanes"][1]]}
     lanes = [record.lanes[0].model_copy(update=changes), record.lanes[1]]
-    page.services.shelf.put(record.model_copy(update={"spec": spec, "lanes": lanes}), arrays)
+    page.services.records.put(record.model_copy(update={"spec": spec, "lanes": lanes}), arrays)
     shown = {"run": record.id}
     asked = [fn for fn in page.fns.values() if fn.name in ("show", "draw", "fill", "remember", "compare_runs")]
     assert {fn.name for fn in asked} >= {"show", "draw", "fill"}

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from ui.server import gradio_answers as mail
-from ui.server.gradio_answers import KEEP_S, READING_S, UNREAD, Mail
+from ui.server.gradio_answers import KEEP_S, READING_S, UNREAD, PendingMessages
 
 
 @pytest.fixture
@@ -16,9 +16,9 @@ def now(monkeypatch) -> list[float]:
     return time
 
 
-def filled(now: list[float], **counts: int) -> Mail:
+def filled(now: list[float], **counts: int) -> PendingMessages:
     """A box each with so many messages, a second apart."""
-    boxes = Mail(10)
+    boxes = PendingMessages(10)
     for name, count in counts.items():
         now[0] += 1
         boxes[name] = asyncio.Queue()

@@ -24,13 +24,13 @@ from tests.support.ui_record_factory import make_run
 from ui.html.escape import cell_safe, safe
 from ui.html.tables import scorecard, to_csv
 from ui.panels.header import chip, markup
-from ui.panels.history import listed, remembered
+from ui.panels.history import history_html, remember
 from ui.panels.launch import finished_line
 from ui.panels.scorecard import _block
-from ui.selection import start, told
+from ui.selection import selection_html, start
 from ui.views.export import view_csv
 from ui.views.tabs import TABS
-from ui.views.view import Drawn
+from ui.views.view import Drawing
 
 HOSTILE = "<img src=x onerror=pwned()><svg/onload=pwned()>${pwned()}{{pwned}}</script></div>\u202e\x1b[31m\x00"
 FORMULAS = ["=HYPERLINK(1)", "+1+1", "-1+1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", " =1", "\uff1d1"]
@@ -107,8 +107,8 @@ def test_everything_around_the_views_shows_text_as_text(hostile):
     for html in (
         markup(chip(record)),
         _block(record),
-        listed(remembered([], record)),
-        told(record, arrays, start(record, arrays)),
+        history_html(remember([], record)),
+        selection_html(record, arrays, start(record, arrays)),
         finished_line(Finished(record, {}, unkept=HOSTILE)),
     ):
         assert_inert(html)
@@ -126,8 +126,8 @@ def test_no_cell_is_a_formula(text):
     assert cell_safe("a=1") == "a=1" and cell_safe(-1) == -1 and cell_safe("−1") == "−1"
 
 
-def points_of(text: str) -> Drawn:
-    return Drawn("", {"points": go.Figure(go.Scatter(x=[text], y=[-2.5], name=text))})
+def points_of(text: str) -> Drawing:
+    return Drawing("", {"points": go.Figure(go.Scatter(x=[text], y=[-2.5], name=text))})
 
 
 class Payload:

@@ -14,10 +14,10 @@ import pytest
 from app import launch, warm_up
 from kvq_core.errors import StoreError
 from kvq_core.events import Loading
-from kvq_core.models import loaded
+from kvq_core.models import loaded_model
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL
-from kvq_core.store.retention import Limits
+from kvq_core.store.retention import Quota
 from kvq_core.store.store import Store, open_store
 from tests.support.sample_record import make_sample
 from ui.server.guard import CLOSED, PROJECT, blocked_paths
@@ -48,7 +48,7 @@ class Asked:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    store = open_store(str(tmp_path_factory.mktemp("served")), Limits(size=10**9))
+    store = open_store(str(tmp_path_factory.mktemp("served")), Quota(size=10**9))
     store.save(*make_sample())
     services = Services(store, lambda spec, store: iter([Loading("x")]), None)
     with pytest.MonkeyPatch.context() as busy:
@@ -83,7 +83,7 @@ def test_health(patient):
     found = json.loads(body)
     assert status == 200 and headers["Content-Type"] == "application/json" and headers["Cache-Control"] == "no-store"
     assert found["status"] == "ok" and found["version"].count(".") == 2
-    assert found["model"]["id"] == DEFAULT_MODEL and found["model"]["loaded"] is (loaded() is not None)
+    assert found["model"]["id"] == DEFAULT_MODEL and found["model"]["loaded"] is (loaded_model() is not None)
     store = found["store"]
     assert store["runs"] == 1 and store["bytes"] == patient.services.store.usage().size and store["reachable"] is True
     assert store["scheme"] in ("file", "local") and store["limit_bytes"] == 10**9 and store["days"] is None
@@ -98,12 +98,12 @@ def test_health_tells_the_model_once_it_is_loaded(server, smollm):
 
 def test_health_answers_while_a_run_computes_and_counts_the_line(server):
     """The engine is held by one ticket, two wait for it."""
-    desk = server.services.desk
-    tickets = [desk.enter(f"session {n}") for n in range(3)]
+    line = server.services.line
+    tickets = [line.enter(f"session {n}") for n in range(3)]
     begun, over = threading.Event(), threading.Event()
 
     def work():
-        with desk.turn(tickets[0]):
+        with line.turn(tickets[0]):
             begun.set()
             over.wait(60)
 
@@ -117,7 +117,7 @@ def test_health_answers_while_a_run_computes_and_counts_the_line(server):
         over.set()
         worker.join()
         for n in range(3):
-            desk.cancel(f"session {n}")
+            line.cancel(f"session {n}")
     assert json.loads(server("/health")[2])["queue"] == {"running": 0, "waiting": 0}
 
 
@@ -144,7 +144,7 @@ def test_a_store_that_hangs_is_unavailable_in_time(patient, monkeypatch):
 
 
 def test_a_model_that_cannot_be_loaded_is_unavailable(server, monkeypatch):
-    monkeypatch.setattr("ui.server.health.loaded", lambda: None)
+    monkeypatch.setattr("ui.server.health.loaded_model", lambda: None)
     server.health.model_error = ValueError("/secret/path")
     try:
         status, _, body = server("/health")

@@ -12,7 +12,7 @@ import yaml
 from packaging.requirements import Requirement
 
 from kvq_core.models import available_models, bundled
-from kvq_core.pipeline.examples import examples, stored
+from kvq_core.pipeline.examples import example_ids, examples
 from kvq_core.presets import presets
 from kvq_core.spec import DEFAULT_MODEL
 from kvq_core.store.store import open_store
@@ -99,11 +99,11 @@ def test_its_models_are_those_it_offers_first(fresh):
 
 
 def test_a_fresh_space_opens_the_runs_that_ship(fresh):
-    shelf = Services(open_store(), None, None).shelf
-    found = stored()
+    records = Services(open_store(), None, None).records
+    found = example_ids()
     assert set(found) == set(examples())
     for run in found.values():
-        record, arrays = shelf.get(run)
+        record, arrays = records.get(run)
         assert record.id == run and arrays
 
 

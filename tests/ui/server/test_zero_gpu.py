@@ -18,7 +18,7 @@ from kvq_core.store.store import open_store
 from tests.support.zero_gpu_session import spec
 from ui.server import zero_gpu
 from ui.service.jobs import Jobs
-from ui.service.line import Desk
+from ui.service.line import WaitingLine
 
 ROOT = Path(__file__).parents[3]
 
@@ -88,7 +88,7 @@ def test_work_knows_the_request_it_came_from():
         seen.append(asked.get())
         yield
 
-    jobs = Jobs(Desk())
+    jobs = Jobs(WaitingLine())
     asked.set("a visitor")
     job = jobs.watch(jobs.start("session", work).ticket)
     while not job.over:

@@ -22,7 +22,7 @@ from kvq_core.pipeline.estimate import Estimate, estimate
 from kvq_core.presets import presets
 from kvq_core.spec import parse_spec
 from ui.service.admission import Admission
-from ui.service.line import Cost, Desk
+from ui.service.line import Cost, WaitingLine
 from ui.service.services import Services, visitor
 
 LANES = [{"method": "kivi"}, {"method": "per_token"}]
@@ -39,8 +39,8 @@ def estimated(tokens: int = 100, run_bytes: int = 0, seconds: float | None = 2.0
 def admission(monkeypatch, estimate=None, clock=None, **variables) -> Admission:
     for name, value in variables.items():
         monkeypatch.setenv(f"KVQ_{name.upper()}", str(value))
-    desk = Desk()
-    return Admission(desk, estimate or estimated(), clock or (lambda: 0.0))
+    line = WaitingLine()
+    return Admission(line, estimate or estimated(), clock or (lambda: 0.0))
 
 
 def test_a_public_instance_has_limits_and_a_private_one_only_what_keeps_it_up(monkeypatch):
@@ -77,7 +77,7 @@ def test_the_documentation_lists_every_limit_with_its_defaults():
 
 def test_every_preset_may_run_on_a_public_instance(monkeypatch, smollm):
     monkeypatch.setenv("KVQ_MODELS", "smollm2-135m-instruct-q4_1")
-    gate = Admission(Desk(), estimate)
+    gate = Admission(WaitingLine(), estimate)
     for preset in presets().values():
         assert gate.quote(preset.spec).refusal is None, preset.name
 
@@ -105,9 +105,9 @@ def test_memory_is_asked_for_before_the_run(monkeypatch):
     gate = admission(monkeypatch, estimated(tokens=2000, run_bytes=6 * 10**9))
     said = gate.quote(spec()).refusal
     assert "about 6.00 GB" in said and "3.00 GB are free" in said and "about 1,000 tokens" in said
-    gate._desk.enter("other", cost=Cost(bytes=4 * 10**9))
+    gate._line.enter("other", cost=Cost(bytes=4 * 10**9))
     assert gate.quote(spec()).refusal is not None  # the other waits and holds nothing
-    turned = gate._desk.turn(gate._desk.enter("other", cost=Cost(bytes=4 * 10**9)))
+    turned = gate._line.turn(gate._line.enter("other", cost=Cost(bytes=4 * 10**9)))
     with turned:  # what is at work gives back what it holds before this one begins
         assert gate.quote(spec()).refusal is None
 
@@ -117,13 +117,13 @@ def test_when_its_turn_comes_memory_is_looked_at_again(monkeypatch):
     monkeypatch.setattr("ui.service.admission.free_bytes", lambda device: free[0])
     services = Services(None, lambda spec, store: (word for word in ["ran"]), estimated(run_bytes=6 * 10**9))
     assert finished(services.submit(spec(), "a", "a")).error is None
-    desk, held = services.desk, threading.Event()
+    line, held = services.line, threading.Event()
     services.enter(lambda: (held.wait(10) for _ in range(1)), "blocker", "b")
     job = services.submit(spec(), "a", "a")
     free[0] = 10**9
     held.set()
     assert isinstance(finished(job).error, LimitError) and "1.00 GB are free" in str(job.error)
-    assert desk.held() == 0
+    assert line.count() == 0
 
 
 def finished(job):
@@ -139,14 +139,14 @@ def test_a_visitor_may_wait_with_so_many_runs(monkeypatch):
     gate = admission(monkeypatch, max_waiting=2, max_line=3)
     for session in "ab":
         with gate.counted("me", session):
-            gate._desk.enter(session, "me")
+            gate._line.enter(session, "me")
     with pytest.raises(LimitError, match="2 runs of yours are at work or waiting; this instance takes 2"):
         with gate.counted("me", "c"):
             raise AssertionError
     with gate.counted("me", "b"):  # replaces its own
-        gate._desk.enter("b", "me")
+        gate._line.enter("b", "me")
     with gate.counted("you", "d"):
-        gate._desk.enter("d", "you")
+        gate._line.enter("d", "you")
     with pytest.raises(LimitError, match="The line is full: 3 runs of 3"), gate.counted("they", "e"):
         raise AssertionError
 
@@ -241,10 +241,10 @@ def test_the_command_line_warns_and_goes_on(monkeypatch, capsys, smollm, tmp_pat
 
 
 def test_out_of_memory_is_told_apart():
-    assert memory.ran_out(torch.OutOfMemoryError("x")) and memory.ran_out(MemoryError())
+    assert memory.is_out_of_memory(torch.OutOfMemoryError("x")) and memory.is_out_of_memory(MemoryError())
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**50)
-    assert memory.ran_out(caught.value) and not memory.ran_out(RuntimeError("shape mismatch"))
+    assert memory.is_out_of_memory(caught.value) and not memory.is_out_of_memory(RuntimeError("shape mismatch"))
 
 
 class Held:
@@ -266,11 +266,11 @@ def test_what_failed_work_held_is_free_when_the_message_arrives(monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB")
 
     with pytest.raises(LimitError, match="The GPU's memory ran out"):
-        with memory.recovering():
+        with memory.memory_errors_as_limits():
             for _ in work():
                 pass
     assert Held.alive == 0
-    with pytest.raises(MethodError), memory.recovering():
+    with pytest.raises(MethodError), memory.memory_errors_as_limits():
         raise MethodError("not about memory")
 
 
@@ -279,7 +279,7 @@ def test_a_run_that_runs_out_of_memory_stops_and_the_next_one_works(monkeypatch,
     given = spec("Name a tree.", max_new_tokens=4, capture={"detail": "off"})
     where = {
         "encode": "kvq_core.engine.decode.LaneCache.of_prompt",
-        "settle": "kvq_core.engine.rows.Rows.settle",
+        "settle": "kvq_core.engine.rows.Rows.store_tokens",
         "forward": "kvq_core.engine.rows.Rows.__call__",
     }[place]
 
@@ -299,7 +299,7 @@ def test_freed_memory_goes_back_to_the_system():
     held = blocks.pop()  # the last, above all others: the arena cannot shrink from its end
     del blocks
     before = psutil.Process().memory_info().rss
-    memory.give_back()
+    memory.release_memory()
     assert psutil.Process().memory_info().rss < before - 100e6 and len(held) == 100_000
 
 

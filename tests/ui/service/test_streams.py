@@ -15,7 +15,7 @@ from kvq_core.store.store import open_store
 from tests.browser.stand_in import Engine, estimate
 from ui.layout import build_ui
 from ui.panels.launch import stream
-from ui.server.gradio_arguments import fitting
+from ui.server.gradio_arguments import fit_values
 from ui.service.services import Services
 
 SPEC = parse_spec({"prompt": "Hello there.", "lanes": [{"method": "kivi"}]})
@@ -90,5 +90,5 @@ def test_the_last_update_of_a_stream_changes_nothing():
     ],
 )
 def test_what_the_run_before_offered_is_nothing_of_this_one(part, held, fits):
-    assert fitting([part], [held]) == [fits]
-    assert fitting([part], [held, held]) == [held, held] and fitting([part], None) is None
+    assert fit_values([part], [held]) == [fits]
+    assert fit_values([part], [held, held]) == [held, held] and fit_values([part], None) is None

@@ -10,7 +10,7 @@ from kvq_core.errors import LimitError, MethodError
 from kvq_core.events import Finished, Loading, Step
 from ui.service import jobs as jobs_module
 from ui.service.jobs import Jobs, follow
-from ui.service.line import Cost, Desk, Place
+from ui.service.line import Cost, Place, WaitingLine
 
 
 def until(true, seconds: float = 20) -> None:
@@ -52,20 +52,20 @@ def engine():
 
 
 def test_runs_follow_each_other_in_the_order_pressed(engine):
-    desk = Desk()
-    jobs = Jobs(desk)
+    line = WaitingLine()
+    jobs = Jobs(line)
     running = [jobs.start(name, engine.run(name)) for name in "abc"]
     until(lambda: engine.order == ["a"])
-    assert [desk.place(job.ticket).ahead for job in running] == [0, 1, 2]
+    assert [line.place(job.ticket).ahead for job in running] == [0, 1, 2]
     for name, job in zip("abc", running, strict=True):
         engine.gates[name].set()
         until(lambda job=job: job.over)
     assert engine.order == ["a", "b", "c"] and engine.most == 1
-    assert [desk.place(job.ticket).ahead for job in running] == [0, 0, 0] and desk.held() == 0
+    assert [line.place(job.ticket).ahead for job in running] == [0, 0, 0] and line.count() == 0
 
 
 def test_a_late_look_sees_the_newest_step_only(engine):
-    jobs = Jobs(Desk())
+    jobs = Jobs(WaitingLine())
     job = jobs.start("a", engine.run("a", steps=5))
     assert jobs.watch(job.ticket) is job and jobs.watch(job.ticket) is None
     engine.gates["a"].set()
@@ -76,8 +76,8 @@ def test_a_late_look_sees_the_newest_step_only(engine):
 
 
 def test_cancelling_stops_what_runs_and_what_waits(engine):
-    desk = Desk()
-    jobs = Jobs(desk)
+    line = WaitingLine()
+    jobs = Jobs(line)
     first, second, third = (jobs.start(name, engine.run(name)) for name in "abc")
     until(lambda: engine.order == ["a"])
     jobs.forget("b")
@@ -93,7 +93,7 @@ def test_cancelling_stops_what_runs_and_what_waits(engine):
 
 
 def test_pressing_again_replaces_ones_own_run(engine):
-    jobs = Jobs(Desk())
+    jobs = Jobs(WaitingLine())
     old = jobs.start("a", engine.run("old"))
     until(lambda: engine.order == ["old"])
     new = jobs.start("a", engine.run("new"))
@@ -108,7 +108,7 @@ def test_a_failure_is_kept_and_the_next_run_goes_on(engine):
         raise MethodError("no such thing")
         yield
 
-    jobs = Jobs(Desk())
+    jobs = Jobs(WaitingLine())
     bad, good = jobs.start("a", fails), jobs.start("b", engine.run("b"))
     engine.gates["b"].set()
     until(lambda: bad.over and good.over)
@@ -116,12 +116,12 @@ def test_a_failure_is_kept_and_the_next_run_goes_on(engine):
 
 
 def test_a_visitors_second_run_waits_behind_the_first_runs_of_others(engine):
-    desk = Desk()
-    jobs = Jobs(desk)
+    line = WaitingLine()
+    jobs = Jobs(line)
     names = ["ann-1", "ann-2", "ann-3", "bob-1", "cat-1", "bob-2"]
     running = {name: jobs.start(name, engine.run(name), visitor=name[:3]) for name in names}
     order = ["ann-1", "bob-1", "cat-1", "ann-2", "bob-2", "ann-3"]
-    assert [desk.place(running[name].ticket).ahead for name in order] == [0, 1, 2, 3, 4, 5]
+    assert [line.place(running[name].ticket).ahead for name in order] == [0, 1, 2, 3, 4, 5]
     for name in order:
         until(lambda name=name: name in engine.gates and engine.order[-1:] == [name])
         engine.gates[name].set()
@@ -130,8 +130,8 @@ def test_a_visitors_second_run_waits_behind_the_first_runs_of_others(engine):
 
 
 def test_the_wait_is_what_is_ahead_and_what_is_left_of_the_one_at_work(engine, monkeypatch):
-    desk = Desk()
-    jobs = Jobs(desk)
+    line = WaitingLine()
+    jobs = Jobs(line)
     first = jobs.start("a", engine.run("a"), "a", Cost(10.0))
     until(lambda: engine.order == ["a"])
     second = jobs.start("b", engine.run("b"), "b", Cost(20.0))
@@ -139,11 +139,11 @@ def test_the_wait_is_what_is_ahead_and_what_is_left_of_the_one_at_work(engine, m
     fourth = jobs.start("d", engine.run("d"), "d", Cost(5.0))
     began = time.monotonic()
     monkeypatch.setattr("ui.service.line.time.monotonic", lambda: began + 4)
-    assert desk.place(first.ticket) == Place(0, 0)
-    assert desk.place(second.ticket) == Place(1, 5) and desk.place(third.ticket) == Place(2, 25)
-    assert desk.place(fourth.ticket) == Place(3, None)  # how long the third takes is not known
+    assert line.place(first.ticket) == Place(0, 0)
+    assert line.place(second.ticket) == Place(1, 5) and line.place(third.ticket) == Place(2, 25)
+    assert line.place(fourth.ticket) == Place(3, None)  # how long the third takes is not known
     monkeypatch.setattr("ui.service.line.time.monotonic", lambda: began + 60)
-    assert desk.place(second.ticket).seconds is None  # it takes longer than it was estimated at
+    assert line.place(second.ticket).seconds is None  # it takes longer than it was estimated at
     for name in "dcba":
         jobs.forget(name)
     engine.gates["a"].set()
@@ -154,14 +154,14 @@ def test_a_run_is_stopped_after_its_time(engine):
         for done in range(1, 10**9):
             yield Step(done, 10**9, [], [])
 
-    jobs = Jobs(desk := Desk())
+    jobs = Jobs(line := WaitingLine())
     slow, next_one = jobs.start("a", endless, seconds=0.05), jobs.start("b", engine.run("b"))
     until(lambda: slow.over)
     assert isinstance(slow.error, LimitError) and "stopped after 0.05 s" in str(slow.error)
     until(lambda: "b" in engine.gates)
     engine.gates["b"].set()
     until(lambda: next_one.over)
-    assert next_one.error is None and desk.held() == 0
+    assert next_one.error is None and line.count() == 0
 
 
 def test_a_run_that_has_ended_is_not_stopped():
@@ -169,7 +169,7 @@ def test_a_run_that_has_ended_is_not_stopped():
         time.sleep(0.02)
         yield Finished(None, {})
 
-    job = Jobs(Desk()).start("a", late, seconds=0.01)
+    job = Jobs(WaitingLine()).start("a", late, seconds=0.01)
     until(lambda: job.over)
     assert job.error is None and isinstance(job.news()[-1], Finished)
 
@@ -177,28 +177,28 @@ def test_a_run_that_has_ended_is_not_stopped():
 def test_work_nobody_looks_at_is_dropped(engine, monkeypatch):
     """Its page was closed without a word, or a client pressed Run and went away."""
     monkeypatch.setattr("ui.service.line.CHECK_S", 0.02)
-    desk = Desk()
-    jobs = Jobs(desk)
+    line = WaitingLine()
+    jobs = Jobs(line)
     running, waiting, looked_at = (jobs.start(name, engine.run(name, steps=10**6)) for name in "abc")
     until(lambda: engine.order == ["a"])
     running._looked -= jobs_module.PATIENCE_S
     waiting._looked -= jobs_module.PATIENCE_S
     until(lambda: waiting.over)
-    assert waiting.cancelled and desk.held() == 2 and not looked_at.over
+    assert waiting.cancelled and line.count() == 2 and not looked_at.over
     engine.gates["a"].set()  # at work, and noticed at its next step
     until(lambda: running.over)
     assert running.cancelled
     until(lambda: engine.order == ["a", "c"] and set(jobs._waiting) == {looked_at.ticket})
     jobs.forget("c")
     engine.gates["c"].set()
-    until(lambda: looked_at.over and desk.held() == 0)
+    until(lambda: looked_at.over and line.count() == 0)
     names = {f"run-{job.ticket}" for job in (running, waiting, looked_at)}
     until(lambda: not names & {thread.name for thread in threading.enumerate()})
 
 
 def test_what_finished_unseen_is_not_kept_for_ever(engine, monkeypatch):
     monkeypatch.setattr(jobs_module, "PATIENCE_S", 0.2)
-    jobs = Jobs(Desk())
+    jobs = Jobs(WaitingLine())
     job = jobs.start("a", engine.run("a"))
     until(lambda: "a" in engine.gates)
     engine.gates["a"].set()
@@ -208,15 +208,15 @@ def test_what_finished_unseen_is_not_kept_for_ever(engine, monkeypatch):
 def test_a_watcher_is_told_its_place_then_what_happens(engine, monkeypatch):
     monkeypatch.setattr(jobs_module, "PLACE_S", 0.01)
     monkeypatch.setattr(jobs_module, "WAIT_S", 0.01)
-    desk = Desk()
-    jobs = Jobs(desk)
+    line = WaitingLine()
+    jobs = Jobs(line)
     first, between = (jobs.start(name, engine.run(name), name, Cost(900.0)) for name in "ax")
     second = jobs.start("b", engine.run("b"), "b")
     until(lambda: engine.order == ["a"])
 
     async def watch():
         seen = []
-        async for news in follow(second, desk):
+        async for news in follow(second, line):
             seen.append(news)
             if news == Place(2, 1800):
                 asyncio.get_running_loop().call_later(0.2, jobs.forget, "x")  # what has not changed is not told again

@@ -5,19 +5,19 @@ from types import SimpleNamespace
 import gradio as gr
 import pytest
 
-from kvq_core.pipeline.examples import packaged
+from kvq_core.pipeline.examples import packaged_store
 from kvq_core.store.store import open_store
 from tests.support.ui_record_factory import make_run
 from ui.layout import build_ui
 from ui.panels.learn import place
 from ui.panels.tour import tour
-from ui.selection import Selection, told
+from ui.selection import Selection, selection_html
 from ui.service.services import Services
-from ui.views.tabs import OnPage, create_views, draw_open, draw_rest, fit, fitted
+from ui.views.tabs import OnPage, create_views, draw_open, draw_rest, fit, fit_outputs
 
 RECORD, ARRAYS = make_run(lanes=2)
 SHOWN = {"run": RECORD.id}
-SERVICES = SimpleNamespace(shelf=SimpleNamespace(get=lambda run: (RECORD, ARRAYS)))
+SERVICES = SimpleNamespace(records=SimpleNamespace(get=lambda run: (RECORD, ARRAYS)))
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_a_drawing_for_the_selection_before_is_not_shown(panel):
     meanwhile(view_of(panel, "damage"), lambda: later.append(draw(SHOWN, "damage", on_page, 7, 1, 5, *held(panel))))
     before = draw(SHOWN, "damage", on_page, 3, 1, 5, *held(panel))
     assert before[0] == gr.skip() and sent(panel, before) == {}
-    assert later[0][0] == told(RECORD, ARRAYS, Selection(7, 1, 5))
+    assert later[0][0] == selection_html(RECORD, ARRAYS, Selection(7, 1, 5))
     assert "layer 7, KV head 0" in sent(panel, later[0])["damage"]
     again = draw(SHOWN, "damage", on_page, 7, 1, 5, *held(panel))
     assert sent(panel, again) == {} and again[0] == later[0][0]  # it is there already
@@ -135,8 +135,8 @@ def test_a_step_sets_its_words_and_the_selection_at_once(page, number):
     words = [value for value in said.values() if isinstance(value, str) and f"step {number + 1} of" in value]
     assert len(words) == 1 and tour()[number].title in words[0]
     at = Selection(*(said[f"pick-{name}"]["value"] for name in ("layer", "head", "token")))
-    record, arrays = packaged().load(shown["run"])
-    assert said["selected"] == told(record, arrays, at) and on_page.at == (record.id, at)
+    record, arrays = packaged_store().load(shown["run"])
+    assert said["selected"] == selection_html(record, arrays, at) and on_page.at == (record.id, at)
     assert said["open-view"] == tour()[number].view
     assert all(getattr(at, name) == value for name, value in tour()[number].selection.items())
 
@@ -150,7 +150,7 @@ def test_next_says_nothing_before_its_run_is_shown(page):
 def test_a_run_comes_with_the_open_view_drawn_unless_its_pickers_follow_the_run(panel):
     for view in panel.views:
         answer = fit(panel, RECORD, ARRAYS, {}, OnPage(), view.name, held(panel))
-        assert len(answer) == len(fitted(panel))
+        assert len(answer) == len(fit_outputs(panel))
         came = sent(panel, answer)
         assert list(came) == ([] if view.fit else [view.name])
 

@@ -3,7 +3,7 @@
 from kvq_core.analysis.explain import explain
 from kvq_core.spec import MAX_LANES, Lane
 from tests.support.ui_record_factory import make_run
-from ui.form.lanes import added, added_lane, from_spec, to_spec
+from ui.form.lanes import add_lane, append_lane, from_spec, to_spec
 from ui.html.diff import diff, text_of, top_lists
 from ui.selection import Selection
 from ui.views.verdicts import compute
@@ -36,10 +36,10 @@ def test_the_suggested_lane_is_added_once_and_can_run():
     record, arrays = damaged()
     lane = next(told.suggestion for told in (explain(record, arrays, i) for i in range(2)) if told.suggestion)
     form = from_spec(tuple(Lane.model_validate(l) for l in record.spec["lanes"]))  # noqa: E741
-    once = added_lane(form, lane)
+    once = append_lane(form, lane)
     assert [entry["label"] for entry in once] == [*(entry["label"] for entry in form), lane.label]
     assert Lane.model_validate(to_spec(once)[-1]).build() == lane.build()
-    twice = added_lane(once, lane)
+    twice = append_lane(once, lane)
     assert len({entry["label"] for entry in twice}) == len(twice) == len(once) + 1  # labels differ
     assert len({entry["uid"] for entry in twice}) == len(twice)
 
@@ -47,8 +47,8 @@ def test_the_suggested_lane_is_added_once_and_can_run():
 def test_a_full_form_takes_no_further_lane():
     form = []
     for _ in range(MAX_LANES):
-        form = added(form)
-    assert added_lane(form, Lane(label="x", method="kivi")) is form
+        form = add_lane(form)
+    assert append_lane(form, Lane(label="x", method="kivi")) is form
 
 
 def test_a_diff_turns_the_first_text_into_the_second():
