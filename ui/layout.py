@@ -15,17 +15,16 @@ from ui.form.lanes_panel import Lanes, create_lanes
 from ui.form.setup_panel import Setup, create_setup, wire_presets
 from ui.html.copying import FOLLOW_JS
 from ui.html.status import notice
-from ui.panels import measure, training
 from ui.panels.answers import AnswerCards, create_answers, finished_cards, stage_html
 from ui.panels.claims import create_claims
 from ui.panels.header import chip, create_header, markup
 from ui.panels.history import create_history, create_shared, history_html, remember
-from ui.panels.launch import Launch, create_launch, wire_estimate, wire_run
+from ui.panels.launch import RUN, Launch, create_launch, wire_estimate, wire_run
 from ui.panels.learn import Learn, at_step, create_learn, place, show_step, show_step_of_run, step_number, wire_learn
-from ui.panels.measure import create_measure
+from ui.panels.measure import MEASURING, create_measure
 from ui.panels.scorecard import Scorecard, create_scorecard, show_scorecard
 from ui.panels.share import Share, create_share, show_share, wire_share
-from ui.panels.training import Trainer, create_training, wire_training
+from ui.panels.training import TRAINING, Trainer, create_training, wire_training
 from ui.panels.twin import create_twin, wire_twin
 from ui.panels.versus import Beside, create_versus, wire_versus
 from ui.panels.welcome import welcome
@@ -247,7 +246,7 @@ def _wire_visit(blocks: gr.Blocks, page: Page, services: Services) -> None:
         return [message, greeting, *learn, *form]
 
     def leave(request: gr.Request) -> None:
-        for name in (request.session_hash or "", training.session(request), measure.session(request)):
+        for name in (job.session(request) for job in (RUN, TRAINING, MEASURING)):
             services.jobs.forget(name)
 
     outputs = [

@@ -21,15 +21,14 @@ from ui.html.escape import safe
 from ui.html.numbers import plural, seconds, size
 from ui.html.status import event_line, line, notice, place_line, unexpected_error
 from ui.panels.answers import AnswerCards, stage_html
+from ui.panels.job_panel import JobPanel
 from ui.panels.live_cards import LiveCards, Pacer
 from ui.service.admission import Quote
-from ui.service.jobs import follow
-from ui.service.line import Place
 from ui.service.services import QUIET, SWIFT, Services, visitor
-from ui.service.streams import ended
+from ui.service.streams import with_empty_end
 
 REFUSED = "This cannot run"
-CANCELLED = ("Cancelled", "warn", None, "What had arrived stays below; nothing was saved.")
+RUN = JobPanel("run", "Run", "Running", ("Cancelled", "warn", None, "What had arrived stays below; nothing was saved."))
 WORKERS = 4  # presses of Run looked at together: each may wait for the model to be loaded, and Gradio's threads are few
 SOON_S = 1.0  # after which a press of Run that is still looked at is told why
 NO_TICKET: dict[str, Any] = {"id": None}
@@ -51,15 +50,6 @@ def create_launch() -> Launch:
         run = gr.Button("Run", variant="primary", elem_id="run")
         cancel = gr.Button("Cancel", visible=False, elem_id="cancel")
     return Launch(estimate, message, run, cancel, gr.State(NO_TICKET))
-
-
-def idle() -> list[Any]:
-    """Updates of Run and Cancel when nothing runs."""
-    return [gr.update(value="Run", interactive=True), gr.update(visible=False)]
-
-
-def busy(doing: str = "Running") -> list[Any]:
-    return [gr.update(value=doing, interactive=False), gr.update(visible=True)]
 
 
 def wire_estimate(panel: Launch, setup: Setup, lanes: Lanes, services: Services) -> None:
@@ -116,7 +106,7 @@ def wire_run(
     services: Services,
 ) -> None:
     """Run: admit and put in line, then show how far the run is until it is over."""
-    clerks = ThreadPoolExecutor(WORKERS, thread_name_prefix="kvq-clerk")
+    workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="kvq-admission")
 
     async def press(request: gr.Request, *values: Any) -> AsyncGenerator[list[Any]]:
         *fields, form_lanes, rest = values
@@ -125,36 +115,36 @@ def wire_run(
         try:
             spec = to_comparison(dict(zip(FIELDS, fields, strict=True)), form_lanes, rest)
             yield ["", gr.skip(), gr.skip(), gr.update(value="Checking", interactive=False), gr.skip(), *rest_of_them]
-            admit = partial(copy_context().run, services.submit, spec, request.session_hash or "", visitor(request))
-            admitted = asyncio.get_running_loop().run_in_executor(clerks, admit)
+            admit = partial(copy_context().run, services.submit, spec, RUN.session(request), visitor(request))
+            admitted = asyncio.get_running_loop().run_in_executor(workers, admit)
             if not (await asyncio.wait([admitted], timeout=SOON_S))[0]:
                 status = ""
                 yield [gr.skip(), gr.skip(), event_line(Loading(spec.model)), gr.skip(), gr.skip(), *rest_of_them]
             job = await admitted
         except KvqError as error:
-            yield [notice(REFUSED, str(error)), gr.skip(), status, *idle(), *rest_of_them]
+            yield [notice(REFUSED, str(error)), gr.skip(), status, *RUN.idle(), *rest_of_them]
             return
         except Exception as error:
             log_error("run not begun", error)
-            yield [notice(REFUSED, unexpected_error()), gr.skip(), status, *idle(), *rest_of_them]
+            yield [notice(REFUSED, unexpected_error()), gr.skip(), status, *RUN.idle(), *rest_of_them]
             return
         start = {"id": job.ticket, "spec": spec.model_dump(mode="json")}
         place = services.line.place(job.ticket)
-        doing = busy("Waiting" if place.ahead else "Running")
+        doing = RUN.busy("Waiting" if place.ahead else "")
         yield ["", start, place_line(place.ahead, place.seconds), *doing, stage_html(over=False), LiveCards(spec).html]
         yield [gr.skip()] * len(submitted)  # Run and Cancel are the watcher's from here on
 
     async def submit(request: gr.Request, *values: Any) -> AsyncGenerator[list[Any]]:
-        async for update in ended(press(request, *values)):
+        async for update in with_empty_end(press(request, *values)):
             yield update
 
     async def watch(start: dict[str, Any]) -> AsyncGenerator[list[Any]]:
-        async for update in ended(stream(start, services)):
+        async for update in with_empty_end(stream(start, services)):
             yield update
 
     def give_up(request: gr.Request) -> list[Any]:
-        services.jobs.forget(request.session_hash or "")
-        return [line(*CANCELLED), *idle()]
+        services.jobs.forget(RUN.session(request))
+        return [RUN.cancelled_line(), *RUN.idle()]
 
     submitted = [
         panel.notice,
@@ -179,36 +169,33 @@ async def stream(start: dict[str, Any], services: Services) -> AsyncGenerator[li
     if job is None:  # cancelled before it was watched: the page says so already
         return
     board = LiveCards(parse_spec(start["spec"]))
-    paced = Pacer()
-    async for news in follow(job, services.line):
-        if isinstance(news, Place):
-            yield [place_line(news.ahead, news.seconds), *busy("Waiting"), *[gr.skip()] * 3]
-            continue
-        for event in paced.take(news):
-            for update in _updates(event, board, job.ticket, services):
-                yield update
+    pacer = Pacer()
+
+    def show(news: list[Any]) -> Iterator[list[Any]]:
+        for event in pacer.take(news):
+            yield from _updates(event, board, job.ticket, services)
+
+    async for update in RUN.updates(job, services, 3, show):
+        yield update
     if job.replaced:
         return
     if job.cancelled:
         # Told here too, not by Cancel alone: a step may have been on its way.
-        yield [line(*CANCELLED), *idle(), gr.skip(), gr.skip(), board.html]
-    elif isinstance(job.error, KvqError):
-        yield _stopped(str(job.error), board)
-    elif job.error is not None:
-        log_error("run stopped", job.error)
-        yield _stopped(unexpected_error(), board)
+        yield [RUN.cancelled_line(), *RUN.idle(), gr.skip(), gr.skip(), board.html]
+    elif (error := RUN.failure(job)) is not None:
+        yield _stopped(error, board)
 
 
 def _updates(event: Any, board: LiveCards, ticket: str, services: Services) -> Iterator[list[Any]]:
     if isinstance(event, Finished):
         services.records.put(event.record, event.arrays)
-        yield [finished_line(event), *idle(), {"run": event.record.id, "ticket": ticket}, "", board.html]
+        yield [finished_line(event), *RUN.idle(), {"run": event.record.id, "ticket": ticket}, "", board.html]
         return
     if isinstance(event, Step):
         if not board.due(event):
             return
         board.show(event)
-    yield [event_line(event), *busy(), gr.skip(), gr.skip(), board.html if isinstance(event, Step) else gr.skip()]
+    yield [event_line(event), *RUN.busy(), gr.skip(), gr.skip(), board.html if isinstance(event, Step) else gr.skip()]
 
 
 def finished_line(event: Finished) -> str:
@@ -228,4 +215,4 @@ def finished_line(event: Finished) -> str:
 
 def _stopped(error: str, board: LiveCards) -> list[Any]:
     said = notice("The run stopped", error, "The form is as it was; change what is named and run again.")
-    return [line("Stopped", "bad", detail=error), *idle(), gr.skip(), said, board.html]
+    return [line("Stopped", "bad", detail=error), *RUN.idle(), gr.skip(), said, board.html]

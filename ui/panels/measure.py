@@ -1,6 +1,6 @@
 """Measure the lanes of the run shown, one at a time with packed caches: on GPU machines, explained elsewhere."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import astuple
 from functools import partial
 from typing import Any
@@ -9,22 +9,27 @@ import gradio as gr
 
 from kvq_core.errors import KvqError
 from kvq_core.events import Loading
-from kvq_core.logs import log_error
 from kvq_core.packed.lanes import Begins, LaneMeasurement, Progress, Request, SkippedLane, gpu, unquantized_bytes
 from kvq_core.spec import parse_spec
 from ui.html.escape import safe
 from ui.html.numbers import ABSENT, percent
-from ui.html.status import event_line, line, notice, place_line, unexpected_error
-from ui.service.jobs import Job, follow
-from ui.service.line import Place
+from ui.html.status import event_line, line, notice, place_line
+from ui.panels.job_panel import JobPanel
+from ui.service.jobs import Job
 from ui.service.services import SWIFT, Services, visitor
-from ui.service.streams import ended
+from ui.service.streams import with_empty_end
 
 COMMAND = "python -m kvq_core measure --preset first-look"
 HEAD = ("Lane", "Path", "ms a token", "Cache, MB", "Of unquantized", "Peak, MB")
 LIMITS = {"context": "Longest context, tokens", "batch": "Largest batch, rows"}
 NEW_TOKENS = 64
-STOPPED = ("Measuring cancelled", "warn", None, "What was measured stays below.")
+MEASURING = JobPanel(
+    "measuring",
+    "Measure",
+    "Measuring",
+    ("Measuring cancelled", "warn", None, "What was measured stays below."),
+    inputs=1,
+)
 STOPPING = ("Cancelling", "busy", None, "The lane at work is finished first.")
 
 
@@ -43,14 +48,16 @@ def create_measure(shown: gr.State, services: Services) -> gr.Accordion:
             status, lanes = gr.HTML("", elem_id="measure-status"), gr.HTML("", elem_id="measure-told")
 
             async def work(shown: dict[str, Any], limits: list[str], request: gr.Request) -> AsyncGenerator[list[Any]]:
-                async for update in ended(stream(shown, limits, session(request), visitor(request), services)):
+                async for update in with_empty_end(
+                    stream(shown, limits, MEASURING.session(request), visitor(request), services)
+                ):
                     yield update
 
             def give_up(request: gr.Request) -> str:
-                services.jobs.forget(session(request))
+                services.jobs.forget(MEASURING.session(request))
                 return line(*STOPPING)
 
-            button.click(work, [shown, limits], [status, lanes, limits, button, cancel], **SWIFT)
+            button.click(work, [shown, limits], [status, limits, button, cancel, lanes], **SWIFT)
             cancel.click(give_up, None, status, **SWIFT)
     return section
 
@@ -71,34 +78,29 @@ def explanation(device: str | None) -> str:
     return f"<p>{what}</p><p>{why}</p><p><code>{safe(COMMAND)}</code></p>"
 
 
-def session(request: gr.Request) -> str:
-    """What the line knows a page's measurement by, apart from its runs."""
-    return f"{request.session_hash or ''}/measure"
-
-
 async def stream(
     shown: dict[str, Any], limits: list[str], session: str, visitor: str, services: Services
 ) -> AsyncGenerator[list[Any]]:
-    """Updates of status, table, limits, Measure and Cancel while the lanes of the run shown are measured."""
+    """Updates of status, limits, Measure, Cancel and table while the lanes of the run shown are measured."""
     if not shown.get("run"):
-        yield [line("Run a comparison first, then measure it", "warn"), gr.skip(), *_idle()]
+        yield [line("Run a comparison first, then measure it", "warn"), *MEASURING.idle(), gr.skip()]
         return
     try:
         job = _begin(shown["run"], limits, session, visitor, services)
     except KvqError as error:
-        yield [notice("The lanes cannot be measured", str(error)), gr.skip(), *_idle()]
+        yield [notice("The lanes cannot be measured", str(error)), *MEASURING.idle(), gr.skip()]
         return
-    yield [place_line(*astuple(services.line.place(job.ticket))), "", *_busy()]
+    yield [place_line(*astuple(services.line.place(job.ticket))), *MEASURING.busy(), ""]
     found: list[LaneMeasurement | SkippedLane] = []
-    async for news in follow(job, services.line):
-        if isinstance(news, Place):
-            yield [place_line(news.ahead, news.seconds), *[gr.skip()] * 4]
-            continue
-        found += [event for event in news if isinstance(event, LaneMeasurement | SkippedLane)]
-        yield [progress_line(news[-1]), table(shown["run"], found, limits), *[gr.skip()] * 3]
-    if job.replaced:
-        return
-    yield [_ended(job), table(shown["run"], found, limits), *_idle()]
+
+    def show(news: list[Any]) -> Iterator[list[Any]]:
+        found.extend(event for event in news if isinstance(event, LaneMeasurement | SkippedLane))
+        yield [progress_line(news[-1]), *MEASURING.busy(), table(shown["run"], found, limits)]
+
+    async for update in MEASURING.updates(job, services, 1, show):
+        yield update
+    if not job.replaced:
+        yield [_end(job), *MEASURING.idle(), table(shown["run"], found, limits)]
 
 
 def _begin(run: str, limits: list[str], session: str, visitor: str, services: Services) -> Job:
@@ -110,16 +112,12 @@ def _begin(run: str, limits: list[str], session: str, visitor: str, services: Se
     return job
 
 
-def _ended(job: Job) -> str:
+def _end(job: Job) -> str:
     """How it ended."""
     if job.cancelled:
-        return line(*STOPPED)
-    if job.error is None:
-        return line("All lanes measured", "done")
-    if isinstance(job.error, KvqError):
-        return notice("The lanes cannot be measured", str(job.error))
-    log_error("measuring stopped", job.error)
-    return notice("The lanes cannot be measured", unexpected_error("Measure"))
+        return MEASURING.cancelled_line()
+    error = MEASURING.failure(job)
+    return line("All lanes measured", "done") if error is None else notice("The lanes cannot be measured", error)
 
 
 def progress_line(event: Progress) -> Any:
@@ -153,12 +151,3 @@ def _row(m: LaneMeasurement, whole: int | None, asked: list[Any]) -> str:
     most = (f"{m.limits[what]:,}" for what in asked)
     cells = (m.path, f"{m.ms_per_token:.2f}", f"{m.cache_bytes / 1e6:,.2f}", share, peak, *most)
     return f'<tr><th scope="row">{safe(m.label)}</th>' + "".join(f"<td>{safe(cell)}</td>" for cell in cells) + "</tr>"
-
-
-def _busy() -> list[Any]:
-    """Updates of limits, Measure and Cancel while a measurement waits or goes on."""
-    return [gr.update(interactive=False), gr.update(value="Measuring", interactive=False), gr.update(visible=True)]
-
-
-def _idle() -> list[Any]:
-    return [gr.update(interactive=True), gr.update(value="Measure", interactive=True), gr.update(visible=False)]

@@ -1,6 +1,6 @@
 """Codebooks that lanes lack: what training them takes, offered before Run, and the training as it goes."""
 
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Iterator
 from dataclasses import astuple, dataclass
 from functools import partial
 from typing import Any
@@ -8,7 +8,6 @@ from typing import Any
 import gradio as gr
 
 from kvq_core.errors import KvqError
-from kvq_core.logs import log_error
 from kvq_core.spec import parse_lane
 from kvq_core.training.offer import BUDGETS, Offer, Training, TrainingResult
 from ui.form.lanes import LaneForm, to_spec
@@ -16,13 +15,20 @@ from ui.form.lanes_panel import Lanes
 from ui.form.setup_panel import Setup
 from ui.html.escape import safe
 from ui.html.numbers import plural, significant, size
-from ui.html.status import line, notice, place_line, unexpected_error
-from ui.service.jobs import Job, follow
-from ui.service.line import Cost, Place
+from ui.html.status import line, notice, place_line
+from ui.panels.job_panel import JobPanel
+from ui.service.jobs import Job
+from ui.service.line import Cost
 from ui.service.services import QUIET, SWIFT, Services, visitor
-from ui.service.streams import ended
+from ui.service.streams import with_empty_end
 
-STOPPED = ("Training cancelled", "warn", None, "What is finished is kept; Train goes on from there.")
+TRAINING = JobPanel(
+    "training",
+    "Train",
+    "Training",
+    ("Training cancelled", "warn", None, "What is finished is kept; Train goes on from there."),
+    inputs=1,
+)
 NO_TICKET: dict[str, Any] = {"id": None}
 UNITS = {"Reading text": "tokens", "Training keys": "stages of all layers", "Training values": "layers"}
 CHOICES = {"full": "{:,} tokens, as the shipped ones", "quick": "{:,} tokens: sooner done, larger errors"}
@@ -77,17 +83,17 @@ def wire_training(panel: Trainer, setup: Setup, lanes: Lanes, services: Services
     ) -> list[Any]:
         asked = TrainingRequest(model, rest, form_lanes, budget)
         try:
-            job = asked.submit(services, session(request), visitor(request))
+            job = asked.submit(services, TRAINING.session(request), visitor(request))
         except KvqError as error:
-            return [gr.skip(), notice("This cannot be trained", str(error)), *_idle()]
-        return [{"id": job.ticket}, place_line(*astuple(services.line.place(job.ticket))), *_busy()]
+            return [gr.skip(), notice("This cannot be trained", str(error)), *TRAINING.idle()]
+        return [{"id": job.ticket}, place_line(*astuple(services.line.place(job.ticket))), *TRAINING.busy()]
 
     def give_up(request: gr.Request) -> list[Any]:
-        services.jobs.forget(session(request))
-        return [line(*STOPPED), *_idle()]
+        services.jobs.forget(TRAINING.session(request))
+        return [TRAINING.cancelled_line(), *TRAINING.idle()]
 
     async def watch(start: dict[str, Any]) -> AsyncGenerator[list[Any]]:
-        async for update in ended(stream(start, services)):
+        async for update in with_empty_end(stream(start, services)):
             yield update
 
     told = [panel.progress, panel.budget, panel.train, panel.cancel]
@@ -99,11 +105,6 @@ def wire_training(panel: Trainer, setup: Setup, lanes: Lanes, services: Services
     trained = panel.ticket.change(watch, panel.ticket, told, **SWIFT, trigger_mode="multiple")
     trained.then(again, form, panel.outputs, **SWIFT)
     panel.cancel.click(give_up, None, told, **SWIFT)
-
-
-def session(request: gr.Request) -> str:
-    """What the line knows a page's training by, apart from its runs."""
-    return f"{request.session_hash or ''}/training"
 
 
 def _found(services: Services, model: str, rest: dict[str, Any], lanes: list[LaneForm], budget: str) -> Offer | None:
@@ -198,24 +199,23 @@ async def stream(start: dict[str, Any], services: Services) -> AsyncGenerator[li
     job = services.jobs.watch(start.get("id"))
     if job is None:  # cancelled before it was watched: the page says so already
         return
-    last: list[Any] = [line("Nothing is missing any more", "done"), *_idle()]
-    async for news in follow(job, services.line):
-        if isinstance(news, Place):
-            yield [place_line(news.ahead, news.seconds), *_busy()]
-            continue
+    last: list[Any] = [line("Nothing is missing any more", "done"), *TRAINING.idle()]
+
+    def show(news: list[Any]) -> Iterator[list[Any]]:
+        nonlocal last
         if isinstance(news[-1], TrainingResult):
-            last = [progress_line(news[-1]), *_idle()]
+            last = [progress_line(news[-1]), *TRAINING.idle()]
         else:
-            yield [progress_line(news[-1]), *_busy()]
+            yield [progress_line(news[-1]), *TRAINING.busy()]
+
+    async for update in TRAINING.updates(job, services, 0, show):
+        yield update
     if job.replaced:
         return
     if job.cancelled:
-        last = [line(*STOPPED), *_idle()]
-    elif isinstance(job.error, KvqError):
-        last = [notice("The training stopped", str(job.error)), *_idle()]
-    elif job.error is not None:
-        log_error("training stopped", job.error)
-        last = [notice("The training stopped", unexpected_error("Train")), *_idle()]
+        last = [TRAINING.cancelled_line(), *TRAINING.idle()]
+    elif (error := TRAINING.failure(job)) is not None:
+        last = [notice("The training stopped", error), *TRAINING.idle()]
     yield last
 
 
@@ -233,12 +233,3 @@ def progress_line(event: Training | TrainingResult) -> str:
     if event.doing in UNITS:
         words += f": {event.done:,} of {event.total:,} {UNITS[event.doing]}"
     return line(words, done=event.share, detail=f"{event.share:.0%}{left}")
-
-
-def _busy() -> list[Any]:
-    """Updates of budget, Train and Cancel while a training waits or goes on."""
-    return [gr.update(interactive=False), gr.update(value="Training", interactive=False), gr.update(visible=True)]
-
-
-def _idle() -> list[Any]:
-    return [gr.update(interactive=True), gr.update(value="Train", interactive=True), gr.update(visible=False)]

@@ -6,7 +6,7 @@ from typing import Any
 import gradio as gr
 
 
-async def ended(updates: AsyncGenerator[list[Any]]) -> AsyncGenerator[list[Any]]:
+async def with_empty_end(updates: AsyncGenerator[list[Any]]) -> AsyncGenerator[list[Any]]:
     """The updates, then one without new content.
 
     Gradio sends the last update again when a stream ends, which may be after what that update set going: a finished

@@ -17,7 +17,7 @@ from tests.support.tiny_models import prompt_ids, tiny
 from ui.panels import measure as panel
 from ui.service.services import Services
 
-STATUS, TABLE, LIMITS, BUTTON, CANCEL = range(5)
+STATUS, LIMITS, BUTTON, CANCEL, TABLE = range(5)
 SKIPPED = gr.skip()
 
 
@@ -137,7 +137,7 @@ def test_what_cannot_be_measured_says_why_beside_what_was(error, words, services
 
 
 def test_without_a_run_nothing_is_measured(services):
-    ((status, *_, button, cancel),) = updates(services, run=None)
+    ((status, _, button, cancel, _),) = updates(services, run=None)
     assert "Run a comparison first" in status and button["interactive"] and not cancel["visible"]
 
 
