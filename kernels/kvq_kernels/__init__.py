@@ -11,9 +11,9 @@ from kvq_kernels.commuted import codebook_scores, codebook_values
 from kvq_kernels.dispatch import KernelError, Path, paths_taken
 from kvq_kernels.gemv import packed_scores, packed_values
 from kvq_kernels.grouped import Grid, PackedGroups, quantize_pack, unpack_dequantize
-from kvq_kernels.latent import LatentKeys, latent_scores
+from kvq_kernels.latent import LatentKeys, latent_dense, latent_scores
 from kvq_kernels.midpoint import midpoint_codes, midpoint_values
-from kvq_kernels.mixed import MixedTokens, mixed_scores, mixed_values
+from kvq_kernels.mixed import MixedTokens, mixed_dense, mixed_scores, mixed_values, unit_values
 from kvq_kernels.packing import pack, packed_bytes, unpack
 from kvq_kernels.quantize import GroupCodes, dequantize_groups, quantize_groups
 from kvq_kernels.rotation import Turn, rotate
@@ -25,7 +25,7 @@ from kvq_kernels.signed import (
     quantize_hybrid,
     quantize_signed,
 )
-from kvq_kernels.squat import squat_quantize
+from kvq_kernels.squat import squat_codes, squat_quantize
 from kvq_kernels.store import Layout, Store
 
 __all__ = [
@@ -47,10 +47,12 @@ __all__ = [
     "dequantize_groups",
     "dequantize_hybrid",
     "dequantize_signed",
+    "latent_dense",
     "latent_scores",
     "midpoint_codes",
     "midpoint_values",
     "mixed_scores",
+    "mixed_dense",
     "mixed_values",
     "pack",
     "packed_bytes",
@@ -62,7 +64,9 @@ __all__ = [
     "quantize_pack",
     "quantize_signed",
     "rotate",
+    "squat_codes",
     "squat_quantize",
+    "unit_values",
     "unpack",
     "unpack_dequantize",
 ]

@@ -7,7 +7,8 @@ import torch
 from kvq_kernels.dispatch import KernelError, Path, use_triton
 from kvq_kernels.gemv import compute_type
 from kvq_kernels.launch import LATENT, power_of_two, run
-from kvq_kernels.packing import pack, packed_bytes, read_bits
+from kvq_kernels.packing import pack, packed_bytes, unpack
+from kvq_kernels.quantize import GroupCodes, dequantize_groups
 from kvq_kernels.rotation import Turn, rotate
 from torch import Tensor
 
@@ -86,9 +87,23 @@ def latent_scores(q: Tensor, keys: LatentKeys, turn: Turn, tokens: int, path: Pa
 
 def latent_dense(keys: LatentKeys, head_dim: int, tokens: int) -> Tensor:
     """The keys before RoPE, float32 (rows * kv_heads, tokens, head_dim)."""
-    widths = keys.widths[:, None].expand(-1, tokens)
-    first = keys.offsets[:, None] + widths * torch.arange(tokens, device=widths.device)
-    codes = read_bits(keys.codes, first, widths).float() if len(widths) else keys.scales.new_zeros(1, 0, tokens).float()
-    latent = codes * keys.scales.float()[..., None] + keys.zeros.float()[..., None]  # (units, kept, tokens)
-    x = keys.basis.float() @ latent + keys.mean.float()[..., None]  # (units, channels, tokens)
-    return x.unflatten(1, (-1, head_dim)).flatten(0, 1).transpose(-1, -2)
+    x = _latent(keys, tokens).transpose(-1, -2) @ keys.basis.float().transpose(-1, -2)
+    x = x + keys.mean.float()[:, None]  # (units, tokens, channels)
+    return x.unflatten(-1, (-1, head_dim)).transpose(1, 2).flatten(0, 1)
+
+
+def _latent(keys: LatentKeys, tokens: int) -> Tensor:
+    """Latent channels as their codes say, float32 (units, kept, tokens): neighbours of one width are read at once."""
+    offsets, widths = keys.offsets.tolist(), keys.widths.tolist()
+    rows, begin = [keys.scales.new_zeros(len(keys.scales), 0, tokens, dtype=torch.float32)], 0
+    while begin < len(widths):
+        bits, end = widths[begin], begin + 1
+        while end < len(widths) and (widths[end], offsets[end]) == (bits, offsets[end - 1] + bits * tokens):
+            end += 1
+        first, count = offsets[begin] // 8, (end - begin) * tokens
+        stream = keys.codes[:, first : first + packed_bytes(count, bits)]
+        codes = unpack(stream, bits, count).unflatten(-1, (-1, tokens))
+        own = GroupCodes(codes, keys.scales[:, begin:end, None], keys.zeros[:, begin:end, None])
+        rows.append(dequantize_groups(own, tokens))
+        begin = end
+    return torch.cat(rows, 1)

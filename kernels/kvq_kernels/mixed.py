@@ -105,13 +105,22 @@ def mixed_dense(tokens: MixedTokens, kv_heads: int, head_dim: int) -> Tensor:
     codes = tokens.codes.new_zeros(len(widths), size)
     for width in range(1, WIDEST + 1):
         at = (widths == width).nonzero()[:, 0]
+        if not len(at):
+            continue
         first, each = int(tokens.starts[width]), packed_bytes(size, width)
         pool = tokens.codes[first : first + len(at) * each].view(len(at), each)
         codes[at] = unpack(pool[tokens.slots[at]], width, size)
-    low, extent = tokens.lows.float().view(-1, 1), tokens.extents.float().view(-1, 1)
-    values = midpoint_values(codes, low, extent, widths[:, None])
-    values.scatter_(-1, tokens.positions.long().flatten(0, 2) & 0xFFFF, tokens.outliers.float().flatten(0, 2))
-    return values.view(count, rows, kv_heads, head_dim).permute(1, 2, 0, 3)
+    parts = (t.flatten(0, 2) for t in (tokens.lows, tokens.extents, tokens.outliers, tokens.positions))
+    return unit_values(codes, widths, *parts).view(count, rows, kv_heads, head_dim).permute(1, 2, 0, 3)
+
+
+def unit_values(
+    codes: Tensor, widths: Tensor, lows: Tensor, extents: Tensor, outliers: Tensor, positions: Tensor
+) -> Tensor:
+    """What codes (n, size) of ``widths`` (n,) stand for, float32: middles of cells of a range that begins at ``lows``
+    (n,) and is ``extents`` (n,) long; ``outliers`` (n, k) at ``positions`` (n, k), unsigned in int16, as they are."""
+    values = midpoint_values(codes, lows.float()[:, None], extents.float()[:, None], widths[:, None])
+    return values.scatter_(-1, positions.long() & 0xFFFF, outliers.float())
 
 
 def _arguments(tokens: MixedTokens, shape: torch.Size) -> dict[str, object]:

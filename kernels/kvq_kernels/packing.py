@@ -70,11 +70,3 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
             code |= octets[..., at + 1] << (8 - shift)
         codes[..., i] = code & mask
     return codes.flatten(-2)[..., :count]
-
-
-def read_bits(stream: Tensor, first: Tensor, bits: Tensor) -> Tensor:
-    """Codes of any widths anywhere in bit streams: stream (..., bytes) uint8, first bits and widths, both (n, m)
-    -> codes (..., n, m) int32."""
-    at, last = first >> 3, stream.shape[-1] - 1
-    words = stream[..., at].int() | (stream[..., (at + 1).clamp_(max=last)].int() << 8)
-    return (words >> (first & 7).int()) & ((1 << bits.int()) - 1)

@@ -1,5 +1,7 @@
 """SQuat's block-wise rounding of keys (Algorithm 1), packed as KIVI packs them."""
 
+from collections.abc import Sequence
+
 import torch
 from kvq_kernels.dispatch import KernelError, Path, use_triton
 from kvq_kernels.grouped import Grid, PackedGroups, row_strides
@@ -23,26 +25,33 @@ def squat_quantize(x: Tensor, updates: tuple[Tensor, ...], block: int, grid: Gri
         )
     if grid.mode != "asymmetric":
         raise KernelError(f"SQuat rounds on asymmetric grids, not on {grid.mode} ones.")
-    current = x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
     small = f"group_size = {grid.group_size} is smaller than 16" if grid.group_size < 16 else grid.obstacle
     if use_triton("squat_quantize", path, x, small):
-        return _triton(current, updates, block, grid)
+        return _triton(x, updates, block, grid)
+    codes, scales, zeros = squat_codes(x, updates, block, grid)
+    return PackedGroups(pack(codes, grid.bits), scales, zeros)
+
+
+def squat_codes(x: Tensor, updates: Sequence[Tensor], block: int, grid: Grid) -> GroupCodes:
+    """The rounding itself in plain torch, codes (..., kv_heads, head_dim, tokens) not packed yet."""
+    dim = x.shape[-1]
+    current = x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)  # shifted as blocks are rounded
     parts = []
     for index, end in enumerate(range(block, dim + 1, block)):
-        rows = current[..., end - block : end].transpose(-1, -2).contiguous()
+        rows = current[..., end - block : end].transpose(-1, -2)
         coded = quantize_groups(rows, grid.bits, grid.group_size, grid.scale, grid.zero_point)
         parts.append(coded)
         if index < dim // block - 1:
             error = (dequantize_groups(coded, grid.group_size) - rows).transpose(-1, -2)
             current[..., end:] += error @ updates[index]
-    codes, scales, zeros = GroupCodes(*(torch.cat(tensors, -2) for tensors in zip(*parts, strict=True)))
-    return PackedGroups(pack(codes, grid.bits), scales, zeros)
+    return GroupCodes(*(torch.cat(tensors, -2) for tensors in zip(*parts, strict=True)))
 
 
-def _triton(current: Tensor, updates: tuple[Tensor, ...], block: int, grid: Grid) -> PackedGroups:
+def _triton(x: Tensor, updates: tuple[Tensor, ...], block: int, grid: Grid) -> PackedGroups:
     import triton.language as tl
     from kvq_kernels.triton_ops.squat import squat_block_kernel
 
+    current = x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
     *lead, tokens, dim = current.shape
     groups, size = -(-tokens // grid.group_size), packed_bytes(tokens, grid.bits)
     device = current.device

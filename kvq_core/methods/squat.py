@@ -5,7 +5,7 @@ from functools import partial
 from typing import ClassVar, Literal
 
 import torch
-from kvq_kernels import GroupCodes, PackedGroups, Path, dequantize_groups, quantize_groups, squat_quantize
+from kvq_kernels import GroupCodes, PackedGroups, Path, squat_codes, squat_quantize
 from pydantic import Field
 from torch import Tensor
 
@@ -161,13 +161,4 @@ class SquatKeyCodec(GroupCodec):
         return Packed(partial(GroupRead, self, path), Groups(self.grid, self.axis, encode=encode))
 
     def code(self, x: Tensor, layers: slice) -> GroupCodes:
-        current = x.float().clone()  # (layers, kv_heads, tokens, head_dim), shifted as blocks are rounded
-        parts = []
-        for index, end in enumerate(range(self.block, x.shape[-1] + 1, self.block)):
-            rows = current[..., end - self.block : end].transpose(-1, -2)
-            coded = quantize_groups(rows, self.bits_per_code, self.group_size, self.metadata)
-            parts.append(coded)
-            if index < len(self.updates):
-                error = (dequantize_groups(coded, self.group_size) - rows).transpose(-1, -2)
-                current[..., end:] += error @ self.updates[index][layers]
-        return GroupCodes(*(torch.cat(tensors, -2) for tensors in zip(*parts, strict=True)))
+        return squat_codes(x, [update[layers] for update in self.updates], self.block, self.grid)

@@ -5,13 +5,13 @@ from functools import partial
 from typing import Literal, Protocol
 
 import torch
-from kvq_kernels import Path, midpoint_codes, midpoint_values, pack, packed_bytes, unpack
+from kvq_kernels import Path, midpoint_codes, mixed_dense, pack, packed_bytes, unit_values, unpack
 from torch import Tensor
 
 from kvq_core.codecs.blocks import Block, Patch
 from kvq_core.codecs.codec import Codec, layer_slices
 from kvq_core.codecs.forms import Packed
-from kvq_core.methods.qaq.units import TAG, MixedRead, RaggedBlock
+from kvq_core.methods.qaq.units import TAG, MixedRead, RaggedBlock, mixed_tokens, ranges
 
 WIDEST = 8
 
@@ -147,32 +147,12 @@ class RaggedCodec(Codec):
             rewritten=block.rewritten + len(changed),
             fetched=block.fetched + int((row[target.long()] * (before < target)).sum()),
         )
-        return block, self._values(block, codes, target, changed)
+        parts = (part.flatten(0, 2).index_select(0, changed) for part in ranges(block))
+        return block, unit_values(codes, target, *parts)
 
     def decode(self, block: Block) -> Tensor:
         assert isinstance(block, RaggedBlock)
-        widths = block.widths
-        size = self.head_dim * self.kv_heads // block.tensors["lows"].shape[2]
-        codes = torch.empty(len(widths), size, dtype=torch.uint8, device=widths.device)
-        for width, pool in enumerate(block.pools):
-            if len(pool):
-                at = (widths == width).nonzero()[:, 0]
-                codes.index_copy_(0, at, _unpacked(pool, width, size))
-        values = self._values(block, codes, widths, None)
-        return values.view(block.tokens, self.layers, self.kv_heads, self.head_dim).permute(1, 2, 0, 3)
-
-    def _values(self, block: RaggedBlock, codes: Tensor, widths: Tensor, units: Tensor | None) -> Tensor:
-        """What codes (n, unit size) of some units, or of all, stand for: middles of cells, and the outliers."""
-
-        def of(name: str) -> Tensor:
-            flat = block.tensors[name].flatten(0, 2)
-            return flat if units is None else flat.index_select(0, units)
-
-        low, extent = (of(name).float()[:, None] for name in ("lows", "extents"))
-        values = midpoint_values(codes, low, extent, widths[:, None])
-        if self.outliers:  # positions are unsigned
-            values.scatter_(-1, of("positions").long() & 0xFFFF, of("outliers").float())
-        return values
+        return mixed_dense(mixed_tokens(block), self.kv_heads, self.head_dim)
 
     def bits(self, block: Block) -> Tensor:
         assert isinstance(block, RaggedBlock)

@@ -52,6 +52,18 @@ class UnitCodec(Decoder, Protocol):
     def head_dim(self) -> int: ...
 
 
+def ranges(block: RaggedBlock) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Beginning and length of each unit's range, its outliers and their positions (..., 0 where it has none)."""
+    t = block.tensors
+    none = t["lows"].new_empty(*t["lows"].shape, 0)
+    return t["lows"], t["extents"], t.get("outliers", none), t.get("positions", none.to(torch.int16))
+
+
+def mixed_tokens(block: RaggedBlock) -> MixedTokens:
+    """A block as the kernels read it."""
+    return MixedTokens.from_packed(list(block.pools), block.slots, block.tensors["widths"], *ranges(block))
+
+
 @dataclass
 class MixedRead(DecodedRead):
     """Units of mixed widths. Their pools become views of one buffer, which the operations read."""
@@ -62,11 +74,7 @@ class MixedRead(DecodedRead):
 
     def __post_init__(self) -> None:
         block = self.block
-        t = block.tensors
-        none = t["lows"].new_empty(*t["lows"].shape, 0)
-        outliers, positions = t.get("outliers", none), t.get("positions", none.to(torch.int16))
-        parts = t["widths"], t["lows"], t["extents"], outliers, positions
-        self.tokens = MixedTokens.from_packed(list(block.pools), block.slots, *parts)
+        self.tokens = mixed_tokens(block)
         sizes = [pool.numel() for pool in block.pools]
         views = (flat.view(pool.shape) for flat, pool in zip(self.tokens.codes.split(sizes), block.pools, strict=True))
         self.block = replace(block, pools=tuple(views))

@@ -9,13 +9,11 @@ from kvq_kernels import (
     GroupCodes,
     LatentKeys,
     Path,
-    dequantize_groups,
+    latent_dense,
     latent_scores,
     pack,
-    packed_bytes,
     quantize_groups,
     rotate,
-    unpack,
 )
 from torch import Tensor
 
@@ -108,31 +106,23 @@ class LatentCodec(Codec):
         return GroupCodes(codes, scales, zeros)
 
     def decode(self, block: Block) -> Tensor:
-        keys = []
-        for layers in layer_slices(self.shared["mean"], (1 << 20) // max(1, block.tokens)):
-            t = {name: tensor[layers] for name, tensor in block.tensors.items()}
-            basis, mean = (self.shared[name][layers].float() for name in ("basis", "mean"))
-            x = self._latent(t, basis.shape[-1], block.tokens).transpose(-1, -2) @ basis.transpose(-1, -2)
-            x = x + mean[..., None, :]
-            keys.append(x if self.per_head else x[:, 0].unflatten(-1, (self.kv_heads, -1)).transpose(1, 2))
-        read = torch.cat(keys)
+        units, channels = self.shared["mean"].shape[1:]
+        head_dim = units * channels // self.kv_heads
+        slices = layer_slices(self.shared["mean"], (1 << 20) // max(1, block.tokens))
+        keys = [latent_dense(self.latent_keys(block, layers), head_dim, block.tokens) for layers in slices]
+        read = torch.cat(keys).unflatten(0, (-1, self.kv_heads))
         if self.selector is not None:
             at = self.selector.outlier_tokens()[..., None].expand(-1, -1, -1, read.shape[-1])
             read = read.scatter(-2, at, block.tensors["outlier_keys"].float())
         return read
 
-    def _latent(self, t: dict[str, Tensor], kept: int, tokens: int) -> Tensor:
-        """(layers, units, kept, tokens) as the codes of some layers say."""
-        rows, at = [], 0
-        size = kept // len(self.widths) if self.widths else 0
-        for g, bits in enumerate(self.widths):
-            end = at + packed_bytes(size * tokens, bits)
-            codes = unpack(t["codes"][..., at:end], bits, size * tokens).unflatten(-1, (size, tokens))
-            own = slice(g * size, (g + 1) * size)
-            coded = GroupCodes(codes, t["scales"][..., own, None], t["zeros"][..., own, None])
-            rows.append(dequantize_groups(coded, tokens))
-            at = end
-        return torch.cat(rows, -2) if rows else t["scales"].new_zeros((*t["scales"].shape[:2], 0, tokens)).float()
+    def latent_keys(self, block: Block, layers: slice = slice(None)) -> LatentKeys:
+        """What the kernels read of some layers of a block, all their units in one row."""
+        t, basis = block.tensors, self.shared["basis"]
+        size = basis.shape[-1] // max(1, len(self.widths))
+        groups = [(size, bits) for bits in self.widths]
+        parts = (x[layers].flatten(0, 1) for x in (t["scales"], t["zeros"], basis, self.shared["mean"]))
+        return LatentKeys.from_packed(t["codes"][layers].flatten(0, 1), groups, block.tokens, *parts)
 
     def usage(self, blocks: list[Block]) -> dict[str, Tensor]:
         layers, units, channels = self.shared["mean"].shape
@@ -154,11 +144,7 @@ class LatentRead(DecodedRead):
     keys: LatentKeys = field(init=False)
 
     def __post_init__(self) -> None:
-        t, shared = self.block.tensors, self.codec.shared
-        size = shared["basis"].shape[-1] // max(1, len(self.codec.widths))
-        groups = [(size, bits) for bits in self.codec.widths]
-        parts = (x.flatten(0, 1) for x in (t["scales"], t["zeros"], shared["basis"], shared["mean"]))
-        self.keys = LatentKeys.from_packed(t["codes"].flatten(0, 1), groups, self.block.tokens, *parts)
+        self.keys = self.codec.latent_keys(self.block)
 
     @property
     def index_bytes(self) -> int:
