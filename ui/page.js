@@ -124,7 +124,18 @@
     setTimeout(show, 120, pending);
     pending = null;
   };
-  const show = (figure) => document.getElementById(`plot-${figure}`)?.closest(".slot").scrollIntoView({ block: "start" });
+  // It stays there while what is above it grows, until somebody scrolls or presses anything.
+  let anchor = null;
+  const hold = () => anchor && document.getElementById(`plot-${anchor}`)?.closest(".slot").scrollIntoView({ block: "start" });
+  const show = (figure) => {
+    anchor = figure;
+    hold();
+  };
+  new ResizeObserver(hold).observe(document.body);
+  const release = () => {
+    anchor = null;
+  };
+  for (const kind of ["wheel", "touchmove", "pointerdown", "keydown"]) addEventListener(kind, release, { capture: true, passive: true });
   // The editor opens at its lane, which comes into sight with it; whoever opened it goes on in it.
   let entering = false;
   let revision = null;
