@@ -46,9 +46,9 @@ PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest $(ROOM_TESTS) --durations=12 --numpro
 test: setup-dev
 	$(PYTEST) --session-timeout=1200 $(TEST_ARGS)
 
-# No browser, no compiler, no real model.
+# No browser, no compiler, no real model, and nothing else that takes most of a second.
 test-fast: setup-dev
-	$(PYTEST) --session-timeout=300 -m "not browser and not compiler and not real_model" $(TEST_ARGS)
+	$(PYTEST) --session-timeout=300 -m "not (browser or compiler or real_model or slow)" $(TEST_ARGS)
 
 # The campaigns of which the others run a sample: what came of them goes into benchmarks/campaigns.json.
 test-long: setup-dev

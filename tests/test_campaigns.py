@@ -39,6 +39,7 @@ def pytest_configure(config):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "fails", "written"),
     [((), "", True), (("-n", "2"), "", True), ((), "kill", False), (("-k", "fuzz"), "", False), (("here",), "", False)],

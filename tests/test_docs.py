@@ -153,6 +153,7 @@ def variables_read() -> set[str]:
     return {text for text in texts if re.fullmatch("KVQ_[A-Z_]+", text)}
 
 
+@pytest.mark.slow
 def test_documents_name_the_environment_variables_that_are_read_and_no_others():
     named = {variable for name in NAMES for variable in re.findall(r"\bKVQ_[A-Z_]+", read(name))}
     of_tests = set(re.findall(r"KVQ_[A-Z_]+", read("tests/conftest.py")))

@@ -70,6 +70,7 @@ print("ours", kvq_kernels.__file__)
 """
 
 
+@pytest.mark.slow
 def test_models_load_beside_a_distribution_named_kernels(tmp_path):
     """Hugging Face ships a distribution `kernels` that transformers imports; ours must not take its place. Without it
     models load in all other tests."""
@@ -190,6 +191,7 @@ def test_other():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("required", "passes"), [("", True), ("1", False)])
 def test_browser_tests_are_skipped_or_missed_without_chromium(tmp_path, required, passes):
     """The real conftest in a process that has no Chromium."""
@@ -234,6 +236,7 @@ LOADED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", LOADED)
 def test_nothing_heavier_is_loaded(module):
     """Whatever begins with an underscore is part of a package that is named, or of how Python starts."""

@@ -131,6 +131,7 @@ def test_a_name_that_is_not_public_is_missed():
         kvq_core.quantise  # noqa: B018 (asking is the test)
 
 
+@pytest.mark.slow
 def test_importing_the_package_loads_no_library():
     alone, reached = loads("import kvq_core", "kvq_core.models.load")
     assert "kvq_core" in alone and not alone & {"torch", "pydantic", "numpy"}

@@ -53,6 +53,7 @@ def bench(*arguments):
     return subprocess.run([sys.executable, SCRIPT, *arguments], env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_the_dry_run_resumes_and_never_passes_for_a_measurement(tmp_path):
     first = bench("--dry-run", "--out", tmp_path)
     assert first.returncode == 0, first.stderr
@@ -87,6 +88,7 @@ def test_what_is_compared_is_read_in_one_way():
         assert all(entry.constants.get("PLACED", 1) for entry in launches)
 
 
+@pytest.mark.slow
 def test_without_a_gpu_nothing_is_measured(tmp_path):
     done = bench("--out", tmp_path)
     assert done.returncode == 2 and "No GPU was found" in done.stderr

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parents[1]
 TESTS = """
 from pathlib import Path
@@ -27,6 +29,7 @@ def run(folder, mark):
     ).stdout
 
 
+@pytest.mark.slow
 def test_what_passed_is_left_out_until_everything_has(tmp_path):
     (tmp_path / "test_x.py").write_text(TESTS)
     (tmp_path / "none.ini").write_text("[pytest]\n")

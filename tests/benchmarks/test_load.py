@@ -142,6 +142,7 @@ def blocked(services: Services) -> threading.Event:
     return held
 
 
+@pytest.mark.slow
 def test_everybody_is_answered_with_their_own_and_nothing_is_left(address, services, engine, others):
     visits, slow, refused = asyncio.run(crowd(address, blocked(services)))
     assert [visit.outcome for visit in visits] == ["done", "left", "done", "left", "done", "done"]
@@ -156,6 +157,7 @@ def test_everybody_is_answered_with_their_own_and_nothing_is_left(address, servi
     quiet(services, others)
 
 
+@pytest.mark.slow
 def test_who_waits_is_told_the_place_and_the_wait(address, services, others):
     held = blocked(services)
 
@@ -174,6 +176,7 @@ def test_who_waits_is_told_the_place_and_the_wait(address, services, others):
     quiet(services, others)
 
 
+@pytest.mark.slow
 def test_a_full_line_says_so_and_a_request_too_large_is_not_read(address, services, monkeypatch, others):
     monkeypatch.setenv("KVQ_MAX_LINE", "1")
     held = blocked(services)
@@ -192,6 +195,7 @@ def test_a_full_line_says_so_and_a_request_too_large_is_not_read(address, servic
     quiet(services, others)
 
 
+@pytest.mark.slow
 def test_a_body_without_a_length_is_cut_off_as_well(address):
     def endless():
         for _ in range(MOST_BYTES // 10**6 + 2):

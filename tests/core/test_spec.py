@@ -183,6 +183,7 @@ def test_unreadable_files_are_one_line(tmp_path, name, content, named):
     assert named in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_hash_is_the_same_in_every_process():
     """Python salts str hashes; a spec's must not depend on the salt."""
     import subprocess

@@ -10,8 +10,7 @@ import torch
 from kvq_kernels.attention import decode_attention
 from kvq_kernels.dispatch import KernelError, paths_taken
 from kvq_kernels.grouped import MODES, Grid, quantize_pack
-from kvq_kernels.launch import Launch, run
-from kvq_kernels.launch import record_launches as recorded_launches
+from kvq_kernels.launch import Launch, record_launches, run
 from kvq_kernels.store import Layout, Store
 
 from tests.support.campaigns import whole
@@ -48,13 +47,14 @@ MOST_WORK = {
 
 @pytest.mark.compiler
 @pytest.mark.timeout(900)
-def test_numerics_in_the_interpreter():
+def test_numerics_in_the_interpreter(passed_before):
     """In a process of its own: Triton reads TRITON_INTERPRET when it is imported."""
     command = [sys.executable, "-m", "pytest", "-c", "pytest.ini", "-q", "--timeout=0"]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=CHECKS)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout and "skipped" not in done.stdout
+    passed_before()
 
 
 @pytest.fixture(scope="module")
@@ -71,19 +71,20 @@ def test_every_kernel_is_launched_by_an_operation(recorded):
 
 
 @pytest.mark.compiler
-def test_sizes_of_one_are_constants_on_a_gpu_and_every_kernel_takes_them(recorded):
+def test_sizes_of_one_are_constants_on_a_gpu_and_every_kernel_takes_them(recorded, passed_before):
     """The interpreter makes none of them, so it also takes what would fail there, such as ``tokens.to(tl.int64)``."""
     found = smallest_launches()
     assert {entry.kernel.__name__ for entry in found} == {entry.kernel.__name__ for entry in recorded}
     for entry in found:
         assert f"@{entry.kernel.__name__}" in parse_for(entry, 90)
+    passed_before()
 
 
 @pytest.mark.compiler
 @pytest.mark.long("compile")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("capability", sorted(SHARED))
-def test_launches_compile_without_spills(capability, recorded, tmp_path, record_property):
+def test_launches_compile_without_spills(capability, recorded, tmp_path, record_property, passed_before):
     chosen = recorded if whole() else sample(recorded, capability)
     record_property("launches", len(chosen))
     for entry in chosen:
@@ -95,6 +96,7 @@ def test_launches_compile_without_spills(capability, recorded, tmp_path, record_
         if entry.kernel.__name__ in HOT:
             assert used.stack == 0, f"{entry.kernel.__name__} spills: {used}"
         assert most is None or 0 < used.work <= most, (entry.kernel.__name__, used)
+    passed_before()
 
 
 def sample(recorded, capability):
@@ -117,7 +119,7 @@ def test_a_decode_step_reads_nothing_back_from_the_device():
     """Tensors of the meta device have no values to wait for, so that a step can be captured as a CUDA graph."""
     layouts = Layout(Grid(2), "tokens", 0, 0, 32), Layout(Grid(2), "channels", 0, 32, 1)
     x = torch.empty(1, 2, 100, 64, device="meta")
-    with recorded_launches() as found:
+    with record_launches() as found:
         stores = [Store.empty(x, layout) for layout in layouts]
         for store in stores:
             store.fill(x)

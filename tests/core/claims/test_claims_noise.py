@@ -89,6 +89,7 @@ def test_a_claim_holds_by_more_or_less_than_nothing():
     assert Criterion.parse("a <= b").holds({"a": 1, "b": 1}) and not Criterion.parse("a < b").holds({"a": 1, "b": 1})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("claim", ALL, ids=lambda claim: claim.id)
 def test_the_papers_own_sentence_stands_beside_what_is_tested(claim, shipped):
     assert len(claim.quote.split()) > 5 and claim.quote != claim.sentence and claim.less.endswith(".")

@@ -167,6 +167,7 @@ def test_the_same_in_a_process_of_its_own(tmp_path, spec_file):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -333,6 +334,7 @@ def test_ctrl_c_leaves_nothing_and_exits_130(tmp_path, spec_file, moment):
     assert not any((tmp_path / "store").glob("*")) and not any(f.name.startswith(".out-") for f in tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_reader_that_stops_early_is_no_error():
     command = f"{sys.executable} -m kvq_core methods | head -1; exit ${{PIPESTATUS[0]}}"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT)

@@ -198,6 +198,7 @@ def test_a_stop_is_noticed_within_a_stage():
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [1, 2])
 def test_value_training_improves_on_its_start(bits):
     v, fresh = (samples(n, s).values[0].float().transpose(0, 1).flatten(1)[None] for n, s in ((1500, 1), (500, 2)))
@@ -324,6 +325,7 @@ def test_a_trained_model_runs_a_lane(home, model):
     assert "other weights" in noted.notes[0]
 
 
+@pytest.mark.slow
 def test_more_bits_extend_a_trained_codebook(home, model, monkeypatch):
     from dataclasses import replace
 

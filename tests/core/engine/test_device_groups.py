@@ -36,6 +36,7 @@ def caches(model: LoadedModel, lanes: list[Lane]) -> list[LaneCache]:
     return [LaneCache.of_prompt(lane, prefill.groups, model.rope(90), model.ref) for lane in lanes]
 
 
+@pytest.mark.slow
 def test_a_model_on_two_devices_answers_as_on_one() -> None:
     lanes, ids = [*LANES[2:7], *SPANNING], prompt_ids(90)
     one = run_engine(tiny("qwen3"), ids, lanes, 20, ignore_eos=True)

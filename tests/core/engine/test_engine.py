@@ -52,6 +52,7 @@ def test_chunked_prefill_equals_one_pass(monkeypatch: pytest.MonkeyPatch) -> Non
         torch.testing.assert_close(a.queries, b.queries, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "count"), [("llama", 1), ("llama", 47), ("qwen2", 5), ("qwen3", 100), ("mistral", 16), ("llama-mha", 33)]
 )
@@ -67,6 +68,7 @@ def test_half_precision_models_run(dtype: torch.dtype) -> None:
     assert outcome.decode.token_ids and all(s.error is None for s in outcome.decode.states)
 
 
+@pytest.mark.slow
 def test_a_lane_does_not_depend_on_its_neighbours() -> None:
     model, ids = tiny("qwen3"), prompt_ids(70)
     together = run_engine(model, ids, LANES, 32, ignore_eos=True)
@@ -85,6 +87,7 @@ def test_forced_rows_follow_the_reference_as_a_continuation_would() -> None:
     assert generated.closed == scored.closed == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [2, 7, 64])
 def test_scoring_in_chunks(chunk: int) -> None:
     """Unquantized rows do not depend on the chunk; quantized ones end with the same packed cache length."""
@@ -193,6 +196,7 @@ def test_forced_logits_equal_those_of_a_naive_kivi(name: str, count: int) -> Non
     assert (lanes[0] - reference).abs().amax(-1).min() > 0.02  # far more than the tolerance, at every position
 
 
+@pytest.mark.slow
 def test_rows_end_at_their_own_eos() -> None:
     """Every row's text ends with its first EOS, whatever the other rows do."""
     model, ids = tiny("llama"), prompt_ids(64, seed=3)
@@ -270,6 +274,7 @@ def _breaking_first(broken: Callable[..., None]) -> Callable[..., None]:
     return lambda self, row, *rest: broken() if row == 1 else settle(self, row, *rest)
 
 
+@pytest.mark.slow
 def test_windows_follow_the_papers_flush_rule() -> None:
     """Tokens held quantized after every step, from KIVI's definition: keys leave R at a time, values one by one."""
     model, new = tiny("llama"), 40

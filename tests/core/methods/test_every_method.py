@@ -79,6 +79,7 @@ def untrained_codebooks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", [LANES, MORE], ids=["papers", "variants"])
 @pytest.mark.parametrize(
     ("count", "dtype"),

@@ -246,6 +246,7 @@ def test_a_model_without_codebooks_names_the_command(tmp_path, monkeypatch):
     assert make("commvq").data_hash(ModelRef("some/model", "0" * 16)) is None
 
 
+@pytest.mark.slow
 def test_both_forms_are_measured_as_make_bench_runs_it(tmp_path):
     root, out = Path(__file__).parents[3], tmp_path / "scores.json"
     command = [sys.executable, "benchmarks/commvq_scores.py", "--tokens", "64", "--out", str(out)]

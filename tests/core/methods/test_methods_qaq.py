@@ -151,6 +151,7 @@ def test_the_paper_s_error_bound_is_met(metadata: torch.dtype) -> None:
     assert (error <= half_step * 1.001 + 1e-6).all()
 
 
+@pytest.mark.slow
 def test_sigma_of_a_softmax_weight_is_the_corrected_one() -> None:
     """Monte Carlo of the paper's key bound: noise of that sigma on the keys moves a weight by at most the tolerance."""
     tokens, dim, tolerance = 64, 32, 2e-3

@@ -116,6 +116,7 @@ def test_half_a_codebook_that_a_killed_writer_left_is_none(home):
 WHOLE = {"missing_keys": set(), "unexpected_keys": set(), "mismatched_keys": set()}  # transformers' report on loading
 
 
+@pytest.mark.slow
 def test_a_converted_model_that_cannot_be_written_is_one_line(home, monkeypatch):
     if not bundled.is_installed():
         pytest.skip("the bundled model is not installed")

@@ -81,6 +81,7 @@ def test_saving_the_same_run_again_keeps_it_shared(store, sample_run):
     assert store.shared(IDS[0]) == "listed"
 
 
+@pytest.mark.slow
 def test_keys_are_the_same_in_every_process_and_differ_between_stores(tmp_path):
     here, there = str(tmp_path / "a"), str(tmp_path / "b")
     code = "import sys; from kvq_core.store.sharing import key_of; from kvq_core.store.store import open_store; "

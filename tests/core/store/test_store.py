@@ -252,6 +252,7 @@ for n in range(100000):
 """
 
 
+@pytest.mark.slow
 def test_a_killed_writer_leaves_whole_folders_or_none(tmp_path):
     """SIGKILL while --out is written; the store's own kills are in test_store_kill.py."""
     writer = subprocess.Popen(
@@ -303,6 +304,7 @@ print(store.load(run[0].id)[0].reference.text)
 """
 
 
+@pytest.mark.slow
 def test_two_processes_that_write_one_id_agree(tmp_path):
     """This one and another."""
     other = subprocess.Popen(
@@ -337,6 +339,7 @@ def test_any_changed_byte_is_noticed(file, place, flip):
         store.load(ID)
 
 
+@pytest.mark.slow
 def test_another_process_sees_the_run_and_computes_the_same_bytes(tmp_path, sample_run):
     run = sample_run()
     open_store(str(tmp_path)).save(*run)

@@ -56,6 +56,7 @@ def whole_or_nothing(store, run_id: str) -> bool:
     return there
 
 
+@pytest.mark.slow
 def test_the_layouts_are_both_exercised(killed, record_property):
     layout, folder, names = killed
     record_property("kills", len(names))
@@ -93,6 +94,7 @@ def test_killed_halfway_through_a_file(killed):
         assert whole_or_nothing(store, run[0].id)
 
 
+@pytest.mark.slow
 def test_killed_while_the_secret_is_made(killed):
     """The next process makes one, and all others have the same from then on."""
     layout, folder, names = killed

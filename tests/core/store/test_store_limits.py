@@ -227,6 +227,7 @@ def test_what_killed_writers_left_in_an_object_store_is_swept_after_a_day(monkey
     assert store.load(run_id(1))
 
 
+@pytest.mark.slow
 def test_readers_beside_a_store_that_prunes_see_whole_runs_or_none(tmp_path, one):
     """A reader loads the same ids over and over while a writer with a tight limit makes them come and go."""
     limits = Quota(size=int(2.5 * one))
@@ -271,6 +272,7 @@ def save_all(url, limit, numbers):
         store.save(*sample(n))
 
 
+@pytest.mark.slow
 def test_two_processes_keep_one_store_within_its_limit(tmp_path, one):
     """This one and another."""
     limit = 4 * one

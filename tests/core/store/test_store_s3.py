@@ -83,6 +83,7 @@ def test_damage_is_noticed_and_healed(url, sample_run):
     same(sample_run(), store.load(ID))
 
 
+@pytest.mark.slow
 def test_old_runs_make_way(url):
     store = open_store(url, Quota(size=200_000))
     for n in range(1, 9):
@@ -116,6 +117,7 @@ for n in range(10_000):
 """
 
 
+@pytest.mark.slow
 def test_two_processes_that_write_one_id_agree(url):
     """This one and another."""
     other, store = python(OTHER, url), open_store(url)
@@ -129,6 +131,7 @@ def test_two_processes_that_write_one_id_agree(url):
     assert len(store.fs.find(store.root)) == 3, "the loser took its attempt away"
 
 
+@pytest.mark.slow
 def test_a_killed_writer_leaves_whole_runs(url):
     writer = python(ENDLESS, url)
     for _ in range(4):
@@ -166,6 +169,7 @@ def hangs_up(monkeypatch):
     s3fs.S3FileSystem.clear_instance_cache()
 
 
+@pytest.mark.slow
 def test_a_dead_server_is_given_up_soon(hangs_up, sample_run):
     """Left to themselves botocore and s3fs try 200 times."""
     with pytest.raises(StoreError, match="Cannot look for run"):
@@ -179,6 +183,7 @@ def test_what_fsspec_is_configured_with_goes_with_it_and_before_it(monkeypatch):
     assert fs.config_kwargs == {**S3_PATIENCE, "read_timeout": 60, "user_agent": "me"} and fs.retries == S3_ATTEMPTS
 
 
+@pytest.mark.slow
 def test_a_server_out_of_reach_is_one_line(monkeypatch, bucket, sample_run):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     s3fs.S3FileSystem.clear_instance_cache()

@@ -97,6 +97,7 @@ def test_training_tells_how_far_it_is_and_the_lane_can_run(model, monkeypatch):
     assert found.bytes == pytest.approx(sum(sizes), rel=0.35)  # of tiny files a third is header and biases
 
 
+@pytest.mark.slow
 def test_a_cancelled_training_goes_on_where_it_stopped(monkeypatch):
     monkeypatch.setattr(training, "TELL_S", 0.001)
     events = train_missing(asked(lane()))

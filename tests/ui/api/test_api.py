@@ -124,6 +124,7 @@ def refusal(client: Client, *arguments: object, api_name: str) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_endpoints_are_these_and_nothing_of_the_page(client):
     found = client.view_api(return_format="dict")
     assert set(found["named_endpoints"]) == ENDPOINTS and not found["unnamed_endpoints"]
@@ -140,6 +141,7 @@ def test_a_comparison_has_the_fields_of_the_spec(client):
     assert "max_new_tokens: int" in spec["python_type"]["type"] and "required" not in spec["type"]
 
 
+@pytest.mark.slow
 def test_what_there_is_can_be_read(client):
     assert {method["name"] for method in client.predict(api_name="/methods")} == set(methods())
     assert {preset["name"] for preset in client.predict(api_name="/presets")} == set(presets())
@@ -246,6 +248,7 @@ def test_arguments_of_another_kind_are_refused_in_one_line(server, endpoint, arg
     assert lines[-3] == "event: error" and said in json.loads(lines[-2].removeprefix("data: "))["error"], lines
 
 
+@pytest.mark.slow
 def test_an_error_nobody_thought_of_tells_nothing_of_the_server(client, engine, monkeypatch):
     def broken(spec, store):
         raise RuntimeError("/srv/secret")
@@ -256,6 +259,7 @@ def test_an_error_nobody_thought_of_tells_nothing_of_the_server(client, engine, 
     assert "should not have" in line and "secret" not in line
 
 
+@pytest.mark.slow
 def test_two_clients_at_once_each_get_their_own(server):
     ids = ["a" * 16, "b" * 16]
     found = {}
@@ -295,6 +299,7 @@ for update in Client(sys.argv[1], verbose=False).submit({"prompt": "endless", "l
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_cancels_its_run(server, engine):
     subprocess.run([sys.executable, "-c", LEAVES, server], check=True, timeout=150)
     until(lambda: engine.at_work == 0)
@@ -309,6 +314,7 @@ def test_a_connection_that_closes_cancels_its_run(server, engine):
     until(lambda: engine.at_work == 0)
 
 
+@pytest.mark.slow
 def test_on_a_public_instance_a_run_opens_with_its_key_until_it_is_shared(client, monkeypatch):
     monkeypatch.setenv("KVQ_MODELS", DEFAULT_MODEL)
     run = "d" * 16
@@ -345,6 +351,7 @@ def test_the_examples_of_the_documentation_work(server, kind, code):
     assert expected[kind] in done.stdout.replace("'prompt_tokens'", '"prompt_tokens"'), done.stdout
 
 
+@pytest.mark.slow
 def test_tools_of_mcp_are_the_endpoints_with_their_descriptions(server):
     pytest.importorskip("mcp", reason="gradio[mcp] is not installed")
     import asyncio

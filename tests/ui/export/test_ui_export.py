@@ -36,6 +36,7 @@ def rows_of(record, name: str, page: Drawing) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(view_csv(record, AT, name, page))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["texts", "damage", "rate", "storage", "spectra", "subspace"])
 def test_every_figure_of_a_view_is_in_its_csv_with_units(drawn, name):
     record, page = drawn[name]
@@ -62,6 +63,7 @@ def _size(trace) -> int:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["verdicts", "texts", "damage", "rate", "storage", "spectra", "subspace"])
 def test_the_json_says_the_same_as_the_csv(drawn, name):
     record, page = drawn[name]
@@ -73,6 +75,7 @@ def test_the_json_says_the_same_as_the_csv(drawn, name):
     assert set(data["figures"]) | set(data["absent"]) == set(page.figures)
 
 
+@pytest.mark.slow
 def test_values_are_those_of_the_record(drawn):
     record, arrays = make_run(lanes=3)
     _, page = drawn["damage"]
@@ -110,6 +113,7 @@ def test_verdicts_and_top_lists_are_exported_as_the_record_has_them(drawn):
     assert np.allclose([float(row["value"]) for row in of_lane], expected)
 
 
+@pytest.mark.slow
 def test_an_extrapolation_that_cannot_be_has_no_lines():
     record, arrays = make_run(lanes=1)
     with gr.Blocks():
@@ -122,6 +126,7 @@ def test_an_extrapolation_that_cannot_be_has_no_lines():
     assert view.compute(record, arrays, AT, *held[:3], 0, 2).tables["extrapolation"] == []
 
 
+@pytest.mark.slow
 def test_a_basis_fades_in_a_long_context_wherever_it_is_shown():
     """SVDq's basis is most of what a short run stores of its keys, and next to nothing of 32,768 tokens."""
     runs = [packaged_store().load(summary.id) for summary in packaged_store().list()]

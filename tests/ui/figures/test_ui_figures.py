@@ -78,12 +78,14 @@ def numbers(part):
         yield np.array(part)
 
 
+@pytest.mark.slow
 def test_every_figure_is_drawn_without_nan(run):
     for name, figure in all_figures(*run).items():
         arrays = list(numbers(json.loads(figure.to_json())))
         assert arrays and all(np.isfinite(array).all() for array in arrays), name
 
 
+@pytest.mark.slow
 def test_axis_titles_fit_a_phone(run):
     for name, figure in all_figures(*run).items():
         told = [axis.title.text for axis in (*figure.select_xaxes(), *figure.select_yaxes()) if axis.title.text]
@@ -96,6 +98,7 @@ def test_channel_bands_tell_their_scale(run):
         assert [value for value in axis.tickvals if low <= value <= high and value != 0], axis
 
 
+@pytest.mark.slow
 def test_a_full_run_stays_in_its_payload():
     record, arrays = make_run(lanes=MAX_LANES, tokens=2100)
     sizes = {name: len(figure.to_json()) for name, figure in all_figures(record, arrays).items()}
@@ -162,6 +165,7 @@ def test_nothing_captured_gives_no_figure(run):
     assert worst_head(record, {}) == (0, 0)
 
 
+@pytest.mark.slow
 def test_markup_in_a_label_reaches_plotly_escaped():
     record, arrays = make_run(labels=("<b onclick=x>bold</b>", "b"))
     for figure in all_figures(record, arrays).values():
@@ -294,6 +298,7 @@ def test_every_absent_array_has_no_figure_and_every_view_a_sentence(run):
         assert figure is None or name in ("stored", "length", "rate_kld", "rate_flips", "rate_key", "rate_value"), name
 
 
+@pytest.mark.slow
 def test_figures_are_json(run):
     for figure in all_figures(*run).values():
         assert json.loads(figure.to_json())["layout"]["paper_bgcolor"] == "rgba(0,0,0,0)"
@@ -325,6 +330,7 @@ def test_dead_codes_are_counted_and_said(run):
     assert "Lane 1 30.0 %" in dead(record, held, "key") and dead(record, {}, "key") == ""
 
 
+@pytest.mark.slow
 def test_what_was_kept_of_another_place_says_so(run):
     record, arrays = run
     kept = {"layers": [2, 9], "heads": [0, 4], "distribution_layers": [9], "angle_ranks": [5]}

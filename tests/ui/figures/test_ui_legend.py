@@ -31,6 +31,7 @@ def drawn(create) -> tuple[str, str, list[dict]]:
     return view.name, html, figures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("create", [create for _, create in TABS], ids=[title for title, _ in TABS])
 def test_one_legend_a_view(create):
     name, html, figures = drawn(create)
@@ -45,6 +46,7 @@ def test_one_legend_a_view(create):
     assert figures or name == "verdicts"
 
 
+@pytest.mark.slow
 def test_the_legend_says_the_colours_of_the_curves():
     for create in (create for _, create in TABS):
         _, html, figures = drawn(create)

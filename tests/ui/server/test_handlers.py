@@ -39,6 +39,7 @@ def first(component):
     return None if isinstance(component, gr.State) else getattr(component, "value", None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["as at first", "nothing", "a text", "a number", "a list"])
 def test_a_handler_that_is_called_first_answers_or_refuses_in_a_sentence(page, caplog, kind):
     value = {"nothing": None, "a text": "x", "a number": -7, "a list": [[]]}
@@ -69,6 +70,7 @@ def test_an_error_nobody_thought_of_is_logged_and_told_without_a_trace(page, mon
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"knobs": {"lost": 1}}, {"method": "lost", "knobs": {"bits": 2}}], ids=repr)
 def test_a_run_whose_method_lost_a_knob_or_is_gone_is_shown(page, changes):
     record, arrays = make_run(2)

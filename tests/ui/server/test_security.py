@@ -87,6 +87,7 @@ def test_the_test_would_notice():
     assert "pwned" in Tags(safe(HOSTILE)).text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("title", "create"), TABS)
 def test_every_view_shows_text_as_text(hostile, title, create):
     record, arrays = hostile

@@ -189,6 +189,7 @@ def secret_files(server) -> list[str]:
     return [str(path) for path in files]
 
 
+@pytest.mark.slow
 def test_no_file_of_the_machine_is_served(server):
     files = secret_files(server)
     assert len(files) > 7

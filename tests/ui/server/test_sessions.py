@@ -46,6 +46,7 @@ async def visit(address: str, run: str) -> tuple[str, str]:
     return visitor.session, seen.run
 
 
+@pytest.mark.slow
 def test_of_a_page_no_shown_values_are_held_and_its_states_work(served):
     blocks, address, run = served
     session, seen = asyncio.run(visit(address, run))
@@ -63,6 +64,7 @@ def test_of_a_call_without_a_session_no_answer_is_held(served):
     assert not any(session.config_values for session in blocks.app.state_holder.session_data.values())
 
 
+@pytest.mark.slow
 def test_answers_nobody_fetches_make_way_and_those_that_are_fetched_come(served, monkeypatch):
     blocks, address, run = served
     monkeypatch.setattr("ui.server.gradio_answers.READING_S", 0.5)

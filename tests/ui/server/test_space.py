@@ -74,6 +74,7 @@ def imported(file: Path) -> set[str]:
     return {name.split(".")[0] for name in names}
 
 
+@pytest.mark.slow
 def test_requirements_name_all_that_the_app_imports():
     files = [
         ROOT / FRONT["app_file"],

@@ -327,6 +327,7 @@ done.set()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator")
 def test_the_threads_of_a_server_share_one_arena():
     def arenas(how: str) -> int:

@@ -48,6 +48,7 @@ def test_a_run_that_was_replaced_says_nothing_more():
     assert "Cancelled" not in str(only)
 
 
+@pytest.mark.slow
 def test_the_last_update_of_a_stream_changes_nothing():
     """Gradio sends it once more when the stream ends, which may be after the run is shown."""
     blocks = build_ui(Services(open_store(), Engine().compare, estimate))

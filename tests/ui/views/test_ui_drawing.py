@@ -63,6 +63,7 @@ def meanwhile(view, what):
     view.compute = interrupted
 
 
+@pytest.mark.slow
 def test_a_drawing_for_the_selection_before_is_not_shown(panel):
     """The layer moves while a slow machine still draws for the one before: only the newer drawing may arrive."""
     draw, on_page, later = draw_open(panel, SERVICES), OnPage(), []
@@ -75,6 +76,7 @@ def test_a_drawing_for_the_selection_before_is_not_shown(panel):
     assert sent(panel, again) == {} and again[0] == later[0][0]  # it is there already
 
 
+@pytest.mark.slow
 def test_a_selection_that_comes_back_is_drawn_again(panel):
     draw, on_page, later = draw_open(panel, SERVICES), OnPage(), []
     for layer in (3, 7, 3):
@@ -90,6 +92,7 @@ def test_the_same_view_asked_for_twice_is_drawn_once(panel):
     assert "damage" in sent(panel, first) and sent(panel, later[0]) == {} and later[0][0] == first[0]
 
 
+@pytest.mark.slow
 def test_views_in_the_background_stop_for_another_selection(panel):
     """They are drawn one by one; what is opened or moved in the meantime is not drawn over."""
     draw, on_page = draw_open(panel, SERVICES), OnPage()
@@ -116,6 +119,7 @@ def handlers(page, name):
     return [fn for fn in page.fns.values() if getattr(fn.fn, "__qualname__", "") == name]
 
 
+@pytest.mark.slow
 def test_no_drawing_is_left_out_while_another_is_at_work(page):
     """One line, in the order asked for, and the last one asked for always runs."""
     drawings = handlers(page, "draw_open.<locals>.draw")
@@ -124,6 +128,7 @@ def test_no_drawing_is_left_out_while_another_is_at_work(page):
     assert [fn.trigger_mode for fn in handlers(page, "draw_rest.<locals>.draw")] == ["always_last"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(tour())))
 def test_a_step_sets_its_words_and_the_selection_at_once(page, number):
     """In one answer; before it nothing of the step is on the page."""
@@ -147,6 +152,7 @@ def test_next_says_nothing_before_its_run_is_shown(page):
     assert answer[0] == {"step": 4} and answer[-1]["step"] == 4 and all(part == gr.skip() for part in answer[1:-1])
 
 
+@pytest.mark.slow
 def test_a_run_comes_with_the_open_view_drawn_unless_its_pickers_follow_the_run(panel):
     for view in panel.views:
         answer = fit(panel, RECORD, ARRAYS, {}, OnPage(), view.name, held(panel))
@@ -155,6 +161,7 @@ def test_a_run_comes_with_the_open_view_drawn_unless_its_pickers_follow_the_run(
         assert list(came) == ([] if view.fit else [view.name])
 
 
+@pytest.mark.slow
 def test_what_one_visitor_saw_is_not_computed_for_the_next(panel):
     computed = []
     view = view_of(panel, "damage")
