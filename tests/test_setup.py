@@ -265,7 +265,8 @@ def test_every_import_is_a_declared_dependency():
                 tops |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
                 tops.add(node.module.split(".")[0])
-        extra = {t.lower() for t in tops} - declared - brought - ours - set(sys.stdlib_module_names)
+        names = {"pillow" if top == "PIL" else top.lower() for top in tops}
+        extra = names - declared - brought - ours - set(sys.stdlib_module_names)
         assert not extra, f"{file}: {sorted(extra)} not in requirements.txt"
 
 

@@ -6,12 +6,13 @@ Plotly's own script is 4.6 MB, and turning figures into pictures takes a browser
 
 import base64
 import html
-import struct
+import io
 import zlib
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
+from PIL import Image
 
 from ui.export.svg_axes import Axis, axes, axis_layout, bar_axis, coordinates, pairs, places
 from ui.figures.base import heat
@@ -132,11 +133,11 @@ def png(codes: np.ndarray, scale: Any) -> bytes:
     """(rows, columns) uint8 as a PNG whose 256 colours run through a scale."""
     stops: Scale = tuple((float(part), str(color)) for part, color in scale)
     palette = b"".join(bytes(rgb(at(stops, i / 255))) for i in range(256))
-    rows = np.pad(codes, ((0, 0), (1, 0))).tobytes()  # each row begins with filter 0
-    head = struct.pack(">IIBBBBB", codes.shape[1], codes.shape[0], 8, 3, 0, 0, 0)
-    chunks = ((b"IHDR", head), (b"PLTE", palette), (b"IDAT", zlib.compress(rows, 9)), (b"IEND", b""))
-    body = (struct.pack(">I", len(d)) + name + d + struct.pack(">I", zlib.crc32(name + d)) for name, d in chunks)
-    return b"\x89PNG\r\n\x1a\n" + b"".join(body)
+    image = Image.fromarray(codes, "P")
+    image.putpalette(palette)
+    file = io.BytesIO()
+    image.save(file, "PNG", compress_level=9)
+    return file.getvalue()
 
 
 def _frame(figure: go.Figure, scales: dict[str, Axis], x: str, y: str) -> str:

@@ -60,7 +60,7 @@ def cursor(figure: go.Figure, at: float, rows: int = 1, axis: Literal["x", "y"] 
 
 def as_int8(values: np.ndarray, top: float) -> np.ndarray:
     """Signed values as int8 codes of ``top / 127``, the figure's ``meta["scale"]``: a quarter of float32 for a large
-    heatmap; NaN becomes BLANK. page.js turns them back before it draws."""
+    heatmap; NaN becomes BLANK. js/plots.js turns them back before it draws."""
     codes = np.clip(np.round(values * (127 / (top or 1.0))), -127, 127)
     return np.where(np.isnan(codes), BLANK, codes).astype(np.int8)
 

@@ -30,7 +30,7 @@ def current(given: dict[str, Any], place: str, knob: Knob) -> Any:
 
 
 def control(group: str, name: str, place: str, knob: Knob, value: Any, placeholder: str = "") -> str:
-    """A knob's control with its title and help as HTML, showing ``value``; page.js reports its changes under ``place``.
+    """A knob's control as HTML, showing ``value``, with its title and help; editor.js reports changes under ``place``.
 
     ``group`` and ``name`` make the element's id.
     """

@@ -1,4 +1,4 @@
-"""The form as a browser kept it, see ui/visit.js. What a browser keeps is anybody's text: bad content is no draft."""
+"""The form as a browser kept it, see js/visit.js. What a browser keeps is anybody's text: bad content is no draft."""
 
 import json
 import math

@@ -14,7 +14,7 @@ from ui.form.values import FIELDS
 from ui.service.services import SWIFT
 
 # The address, the form and the server as the browser knows them; called once, when the page is opened.
-VISIT_JS = (Path(__file__).parent.parent / "visit.js").read_text(encoding="utf-8")
+VISIT_JS = (Path(__file__).parent.parent / "js" / "visit.js").read_text(encoding="utf-8")
 KEEP_VALUES = f"""(...values) => window.kvqVisit?.keep({{
   values: Object.fromEntries({json.dumps(FIELDS)}.map((name, at) => [name, values[at]])),
 }})"""

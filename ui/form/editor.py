@@ -1,4 +1,4 @@
-"""The lane editor as HTML: method, label, the method's knobs, and where the lane applies. page.js reports changes."""
+"""The lane editor as HTML: method, label, the method's knobs, and where it applies. js/editor.js reports changes."""
 
 from typing import Any
 

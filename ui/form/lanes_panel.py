@@ -19,7 +19,7 @@ from ui.service.services import SWIFT
 @dataclass
 class Lanes:
     """``lanes`` holds the form's lanes; ``open`` says which one the editor is on: it stands between ``rows``, which end
-    with that lane, and ``below``. page.js writes into ``sent``."""
+    with that lane, and ``below``. js/editor.js writes into ``sent``."""
 
     lanes: gr.State
     open: gr.State
@@ -97,7 +97,7 @@ def insert_lane(lanes: list[LaneForm]) -> list[Any]:
 
 
 def apply_change(raw: str, lanes: list[LaneForm], opened: dict[str, Any]) -> list[Any]:
-    """What page.js tells: all that was changed in the editor since it was opened, and a button that was pressed.
+    """What js/editor.js tells: all that was changed in the editor since it was opened, and a button that was pressed.
 
     All, so that of changes in quick succession the last one told is enough. Anybody's text: nonsense changes nothing.
     """

@@ -32,13 +32,13 @@ TABS = (
     ("Spectra", create_spectra),
     ("Query subspace", create_subspace),
 )
-# Clicks in figures and on tokens, image files, the mark on the selected token: what a browser does by itself.
-PAGE_JS = (Path(__file__).parent.parent / "page.js").read_text(encoding="utf-8")
+# What a browser does by itself: one function in parts that share their names, and nothing global but window.kvq.
+_PARTS = (Path(__file__).parents[1] / "js" / f"{part}.js" for part in ("plots", "tabs", "tour", "editor", "page"))
+PAGE_JS = "\n".join(["() => {", *(part.read_text("utf-8") for part in _PARTS), "}"])
 OPEN = "(view) => window.kvq?.open(view)"
 MARK = "(token) => window.kvq?.mark(token)"
-# One line for all drawings, so that they begin in the order in which they were asked for.
-DRAWING = {**QUIET, "concurrency_limit": 4, "concurrency_id": "drawing", "trigger_mode": "always_last"}
 DRAWING_REST = {**QUIET, "concurrency_limit": 4, "trigger_mode": "always_last"}
+DRAWING = {**DRAWING_REST, "concurrency_id": "drawing"}  # one line: they begin in the order asked for
 CLAIMING = threading.Lock()  # of all pages, held for a moment
 SAVE = "(text, name) => window.kvq?.save(text, name)"
 
@@ -70,7 +70,7 @@ class Views:
     suggest: gr.Textbox
     export: tuple[gr.Button, gr.Button, gr.Textbox, gr.Textbox]
     views: list[View]
-    open: gr.Textbox  # the name of the view in sight; page.js writes it, and shows what the server writes
+    open: gr.Textbox  # the name of the view in sight; js/page.js writes it, and shows what the server writes
     on_page: gr.State
 
     @property
@@ -108,7 +108,7 @@ def create_views() -> Views:
 
 
 def tab_bar(views: list[tuple[str, str]]) -> str:
-    """Tabs that page.js switches by itself: Gradio's own take most of a second among this many components."""
+    """Tabs that js/tabs.js switches by itself: Gradio's own take most of a second among this many components."""
     tabs = "".join(
         f'<button type="button" role="tab" data-view="{name}" aria-controls="view-{name}">{safe(title)}</button>'
         for name, title in views

@@ -45,7 +45,7 @@ class Slot:
     min_width: int = 300
 
     def html(self, drawn: Drawing) -> str:
-        """The figure as data for page.js to draw once it is in sight; or the sentence why there is none."""
+        """The figure as data for js/plots.js to draw once it is in sight; or the sentence why there is none."""
         found = drawn.figures[self.name]
         if found == "":  # nothing to say either
             return ABSENT
@@ -116,7 +116,7 @@ class View:
         drawn_for = json.dumps({"run": record.id, **{name: getattr(at, name) for name in self.uses}})
         key = legend(record, found)
         return [
-            f'<p data-at="{safe(drawn_for)}">{prose(found.words)}</p>',  # page.js compares it with the selection's
+            f'<p data-at="{safe(drawn_for)}">{prose(found.words)}</p>',  # js/tabs.js compares it with the selection's
             *(key * (at == 0) + page.html(found) for at, page in enumerate(self.pages)),
         ]
 

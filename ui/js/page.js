@@ -1,0 +1,119 @@
+  const arrange = () => {
+    tabs();
+    compare();
+    tour();
+    enter();
+    if (focus && document.activeElement === document.body) document.getElementById(focus)?.focus({ preventScroll: true });
+    for (const place of document.querySelectorAll("#where .plot")) {
+      const json = place.firstElementChild?.textContent;
+      if (!json) continue;
+      const drawing = kept.get(place.id) ?? { node: document.createElement("div") };
+      kept.set(place.id, drawing);
+      if (drawing.node.parentElement !== place) place.append(drawing.node);
+      place.classList.toggle("behind", json !== drawing.drawn);
+      if (drawing.json === json) continue;
+      drawing.json = json;
+      seen.unobserve(place); // observed anew it is told of at once, in sight or not
+      seen.observe(place);
+    }
+  };
+  new MutationObserver(arrange).observe(document.body, { subtree: true, childList: true, characterData: true });
+
+  // A character of several tokens stands for all of them; a click selects the first, the arrow keys walk them.
+  const numbers = (element) => element.dataset.t.split(" ").map(Number);
+  const select = (token) => send({ token });
+  document.addEventListener("click", (event) => {
+    const token = event.target.closest?.("[data-t]");
+    if (token) select(numbers(token)[0]);
+    const suggest = event.target.closest?.("[data-suggest]");
+    if (suggest) {
+      write("#suggest", `${suggest.dataset.suggest} ${performance.now()}`);
+      suggest.disabled = true;
+      suggest.textContent = "Added to the lanes; press Run";
+      document.getElementById("lanes")?.scrollIntoView({ block: "center", behavior: "smooth" });
+    }
+    const button = event.target.closest?.("[data-do]");
+    if (button) {
+      const { do: action, lane } = button.dataset;
+      const closes = action === "close" || button.ariaExpanded === "true";
+      focus = closes ? document.querySelector(".lane-row.open")?.id : action === "remove" ? "add-lane" : "in-lane-method";
+      entering = action === "duplicate" || (action === "open" && !closes);
+      tell({ do: action, lane: Number(lane) || null });
+    }
+    if (event.target.closest?.("#add-lane")) entering = true;
+    const figure = event.target.closest?.("[data-figure]");
+    if (figure) show(figure.dataset.figure);
+    const tab = event.target.closest?.("[data-view]");
+    if (tab) {
+      window.kvq.open(tab.dataset.view);
+      // Told after it is on screen: Gradio keeps the browser busy for a while with any event.
+      requestAnimationFrame(() => setTimeout(() => write("#open-view", tab.dataset.view)));
+    }
+    const image = event.target.closest?.("[data-image]");
+    if (image) images(image.dataset.image);
+  });
+  // The page's base address would take a link to a part of it away from the run that is shown.
+  document.addEventListener("click", (event) => {
+    const part = document.getElementById(event.target.closest?.('header nav a[href^="#"]')?.hash.slice(1) ?? "");
+    if (!part) return;
+    event.preventDefault();
+    part.tabIndex = -1;
+    part.focus({ preventScroll: true });
+    part.scrollIntoView({ block: "start" });
+  });
+  // Gradio looks at a key after the focus has gone, and opens the dropdown again that was left with it.
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Tab" && event.target.matches?.("[role=combobox]")) event.stopPropagation();
+  }, true);
+  // One tab stop a text; the arrow keys walk its tokens.
+  document.addEventListener("keydown", (event) => {
+    const text = event.target.closest?.("[data-tokens]");
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!text || !step) return;
+    const parts = [...text.querySelectorAll("[data-t]")].filter((element) => element.offsetParent);
+    const tokens = parts.flatMap((element) => numbers(element).map((number) => ({ number, element })));
+    const now = tokens.findIndex(({ number }) => number === Number(window.kvq.token ?? NaN));
+    const next = tokens[Math.min(tokens.length - 1, Math.max(0, now + step))];
+    if (!next) return;
+    event.preventDefault();
+    focus = text.id; // the server writes the text anew
+    window.kvq.mark(next.number);
+    next.element.scrollIntoView({ block: "nearest", inline: "nearest" });
+    select(next.number);
+  });
+
+  // What stays in sight while the page scrolls; style.css keeps what is scrolled to clear of it.
+  const staying = new ResizeObserver((sizes) => {
+    for (const { target } of sizes) document.documentElement.style.setProperty(`--${target.id}`, `${target.offsetHeight}px`);
+  });
+  for (const id of ["header", "launch"]) staying.observe(document.getElementById(id));
+  const marks = document.head.appendChild(document.createElement("style"));
+  const staged = document.head.appendChild(document.createElement("style"));
+  const opened = document.head.appendChild(document.createElement("style"));
+  window.kvq = {
+    stage: (text) => {
+      const parts = { answers: "#answers", results: "#answers, #results" }[text];
+      staged.textContent = parts ? `${parts} { display: flex !important; }` : "";
+    },
+    view: "verdicts",
+    open: (view) => {
+      window.kvq.view = view;
+      opened.textContent = `#view-${CSS.escape(view)} { position: static !important; height: auto !important; overflow: visible !important; visibility: visible !important; }`;
+      tabs();
+      tour();
+    },
+    token: null,
+    mark: (token) => {
+      window.kvq.token = String(token);
+      marks.textContent = Number.isInteger(Number(token)) ? `[data-t~="${Number(token)}"] { outline: 2px solid var(--accent); outline-offset: 0; }` : "";
+    },
+    save: (text, name) => {
+      if (!text || !name) return;
+      const link = document.createElement("a");
+      link.href = URL.createObjectURL(new Blob([text], { type: name.endsWith("json") ? "application/json" : "text/csv" }));
+      link.download = name;
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+    },
+  };
+  window.kvq.open(window.kvq.view);

@@ -1,0 +1,92 @@
+  // A click in a figure or on a token selects what it stands for; the server answers by moving the controls.
+  const write = (where, text) => {
+    const box = document.querySelector(`${where} :is(textarea, input)`);
+    if (!box) return;
+    box.value = text; // never twice the same, so that it is an input
+    box.dispatchEvent(new Event("input", { bubbles: true }));
+  };
+  const send = (pick) => write("#pick", JSON.stringify({ ...pick, at: performance.now() }));
+  const clicked = (event) => {
+    const point = event.points?.[0];
+    const plot = event.event?.target?.closest?.(".js-plotly-plot");
+    const meta = point && { ...plot?.layout?.meta, ...(point.fullData ?? point.data)?.meta };
+    if (!meta?.pick) return;
+    const pick = {};
+    for (const [name, source] of Object.entries(meta.pick)) {
+      const value = typeof source === "number" ? source : point[source];
+      if (Number.isFinite(Number(value))) pick[name] = Number(value);
+    }
+    if (Object.keys(pick).length) send(pick);
+  };
+  // Figures arrive as JSON inside their places and are drawn when they come into sight, one at a time. Gradio rewrites
+  // a view's HTML in place, so each drawing is kept by its place's id and put back before the browser paints.
+  const kept = new Map();
+  const dirty = new Set();
+  const seen = new IntersectionObserver((entries) => {
+    for (const { target, isIntersecting } of entries) {
+      const drawing = kept.get(target.id);
+      if (!isIntersecting || !drawing) continue;
+      if (drawing.json !== drawing.drawn) dirty.add(drawing);
+      else if (drawing.node.clientWidth !== drawing.width) window.Plotly.Plots.resize(drawing.node);
+    }
+    draw();
+  }, { rootMargin: "200px" });
+  // First what is in sight, then the rest of the open view, then the others', so that their tabs open drawn.
+  let drawing = false;
+  const draw = () => {
+    if (!drawing) setTimeout(next);
+    drawing = true;
+  };
+  const next = () => {
+    if (!window.Plotly) return setTimeout(next, 100);
+    const inSight = dirty.size > 0;
+    const waiting = [...kept.values()].filter(({ node, json, drawn }) => json !== drawn && node.isConnected);
+    const [found] = inSight ? dirty : [waiting.find(({ node }) => isOpen(node)) ?? waiting[0]];
+    drawing = Boolean(found);
+    if (!found) return;
+    render(found);
+    setTimeout(next, inSight ? 0 : 60); // a pause in which the page answers whoever uses it
+  };
+  const isOpen = (element) => element.closest(".view")?.id === `view-${window.kvq.view}`;
+  // A large heatmap comes as int8 codes; it is drawn in its own unit, so that a hover tells the value. -128 is blank.
+  const widen = (trace, scale) => {
+    const columns = Number(trace.z.shape.split(",")[1]);
+    const value = (code) => (code === -128 ? NaN : code * scale);
+    const values = Float32Array.from(atob(trace.z.bdata), (byte) => value((byte.charCodeAt(0) << 24) >> 24));
+    trace.z = Array.from({ length: values.length / columns }, (_, row) => values.subarray(row * columns, (row + 1) * columns));
+  };
+  // On a phone a legend has a row a lane: the figure grows, so that its curves keep their room.
+  const LEAST = 190;
+  const heighten = async (node) => {
+    const { _size: inner, legend, height } = node._fullLayout;
+    if (!legend?._height || inner.h >= LEAST) return;
+    await window.Plotly.relayout(node, { height: height + LEAST - inner.h + legend._height - legend._effHeight });
+  };
+  const render = async (drawing) => {
+    const { node, json } = drawing;
+    dirty.delete(drawing);
+    if (drawing.drawn === json) return;
+    drawing.drawn = json;
+    const { data, layout, config } = JSON.parse(json);
+    if (layout.meta?.scale) for (const trace of data) widen(trace, layout.meta.scale);
+    await window.Plotly.react(node, data, { ...layout, autosize: true }, { ...config, responsive: true, displayModeBar: false });
+    drawing.width = node.clientWidth;
+    await heighten(node);
+    node.parentElement?.classList.toggle("behind", drawing.json !== drawing.drawn);
+    node.setAttribute("role", "img");
+    node.setAttribute("aria-label", layout.meta?.label ?? "");
+    node.removeListener("plotly_click", clicked);
+    node.on("plotly_click", clicked);
+    node.classList.toggle("picks", Boolean(layout.meta?.pick || data.some((trace) => trace.meta?.pick)));
+  };
+  const images = async (format) => {
+    const run = new URLSearchParams(location.search).get("run") ?? "run";
+    for (const place of document.querySelectorAll("#where .plot")) {
+      if (!isOpen(place)) continue;
+      const drawing = kept.get(place.id);
+      await render(drawing); // those below the fold wait for this
+      const { width, height } = drawing.node.getBoundingClientRect();
+      const filename = `${run}-${place.id.slice(5)}`;
+      await window.Plotly.downloadImage(drawing.node, { format, width, height, scale: format === "png" ? 2 : 1, filename });
+    }
+  };

@@ -1,0 +1,35 @@
+  const tabs = () => {
+    for (const tab of document.querySelectorAll("[data-view]")) {
+      const selected = tab.dataset.view === window.kvq.view;
+      const panel = document.getElementById(tab.getAttribute("aria-controls"));
+      if (panel && !panel.hasAttribute("role")) {
+        panel.setAttribute("role", "tabpanel");
+        panel.setAttribute("aria-label", tab.textContent);
+      }
+      if (tab.getAttribute("aria-selected") === String(selected)) continue;
+      tab.setAttribute("aria-selected", selected);
+      tab.tabIndex = selected ? 0 : -1;
+    }
+    const drawn = document.querySelector(`#view-${CSS.escape(window.kvq.view)} .plot`);
+    for (const button of document.querySelectorAll("[data-image]")) button.hidden = !drawn;
+  };
+  // What was drawn for another selection than the one that is said is on its way: it is hidden, see style.css.
+  const drawnFor = (where) => JSON.parse(document.querySelector(`${where} [data-at]`)?.dataset.at ?? "{}");
+  const compare = () => {
+    const now = drawnFor("#selected");
+    for (const { id, classList } of document.querySelectorAll("#where .view")) {
+      const drawn = drawnFor(`#${id} .words`);
+      classList.toggle("behind", !drawn.run || Object.keys(drawn).some((name) => drawn[name] !== now[name]));
+    }
+  };
+  // One tab stop for the views; the arrow keys walk them.
+  document.addEventListener("keydown", (event) => {
+    const tab = event.target.closest?.("[data-view]");
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!tab || !step) return;
+    event.preventDefault();
+    const tabs = [...tab.parentElement.children];
+    const next = tabs[(tabs.indexOf(tab) + step + tabs.length) % tabs.length];
+    next.focus();
+    next.click();
+  });
