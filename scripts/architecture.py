@@ -14,7 +14,8 @@ import networkx
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs" / "architecture.svg"
 GROUND = ("errors", "settings", "limits", "logs", "machine", "events")
-WIDTH, BOX, HEIGHT, ROW, MARGIN = 1120, 118, 44, 84, 24
+WIDTH, BOX, HEIGHT, ROW, MARGIN = 1240, 112, 40, 92, 24
+GAP, KNOT = 20, 12  # between boxes, and the room of an arrow that passes a row
 COLORS = {"kvq_core": "#2563eb", "ui": "#0f766e", "kernels": "#b45309"}
 
 
@@ -52,16 +53,45 @@ def rooms() -> networkx.DiGraph:
     return graph
 
 
-def placed(graph: networkx.DiGraph) -> dict[str, tuple[float, float]]:
-    """The middle of every box: as low as its imports allow, near what it imports."""
-    places: dict[str, tuple[float, float]] = {}
-    levels = list(networkx.topological_generations(graph.reverse()))
-    for level, names in enumerate(levels):
-        near = {n: [places[m][0] for m in graph.successors(n) if m in places] for n in names}
-        order = sorted(names, key=lambda n: (sum(near[n]) / len(near[n]) if near[n] else WIDTH / 2, n))
-        for at, name in enumerate(order):
-            places[name] = (WIDTH * (at + 1) / (len(order) + 1), MARGIN + HEIGHT / 2 + ROW * (len(levels) - 1 - level))
-    return places
+Knot = tuple[str, str, int]  # where the arrow from one room to another passes a row
+
+
+def threaded(arrows: networkx.DiGraph) -> tuple[networkx.DiGraph, list[list[str | Knot]]]:
+    """Arrows cut at every row they pass, and the rows from the lowest up."""
+    rows: list[list[str | Knot]] = [sorted(names) for names in networkx.topological_generations(arrows.reverse())]
+    level = {name: number for number, names in enumerate(rows) for name in names}
+    graph = networkx.DiGraph()
+    graph.add_nodes_from(arrows)
+    for a, b in sorted(arrows.edges):
+        knots: list[str | Knot] = [(a, b, number) for number in range(level[a] - 1, level[b], -1)]
+        for knot, number in zip(knots, range(level[a] - 1, level[b], -1), strict=True):
+            rows[number].append(knot)
+        networkx.add_path(graph, [a, *knots, b])
+    return graph, rows
+
+
+def positions(graph: networkx.DiGraph, rows: list[list[str | Knot]]) -> dict[str | Knot, tuple[float, float]]:
+    """The middle of every box and knot: near what it imports, then near what imports it, a few times over."""
+    across: dict[str | Knot, float] = {}
+    for turn in range(8):
+        up = turn % 2 == 0
+        for names in rows if up else reversed(rows):
+            near = {
+                n: [across[m] for m in (graph.successors(n) if up else graph.predecessors(n)) if m in across]
+                for n in names
+            }
+            names.sort(key=lambda n: (sum(near[n]) / len(near[n]) if near[n] else across.get(n, WIDTH / 2), str(n)))
+            widths = [BOX + GAP if isinstance(name, str) else KNOT for name in names]
+            spread = max(1.0, WIDTH / (sum(widths) + BOX)) ** 0.5
+            at = (WIDTH - spread * sum(widths)) / 2
+            for name, width in zip(names, widths, strict=True):
+                across[name] = at + spread * width / 2
+                at += spread * width
+    return {
+        name: (across[name], MARGIN + HEIGHT / 2 + ROW * (len(rows) - 1 - level))
+        for level, names in enumerate(rows)
+        for name in names
+    }
 
 
 def draw() -> str:
@@ -70,9 +100,10 @@ def draw() -> str:
     ground = [name for name in graph if name.removeprefix("kvq_core.") in GROUND]
     graph.remove_nodes_from(ground)
     arrows = networkx.transitive_reduction(graph)
-    places = placed(graph)
+    threads, rows = threaded(arrows)
+    places = positions(threads, rows)
     height = max(y for _, y in places.values()) + ROW + HEIGHT
-    lines = [line(places[a], places[b]) for a, b in sorted(arrows.edges)]
+    lines = [line([places[name] for name in way(threads, a, b)]) for a, b in sorted(arrows.edges)]
     boxes = [box(name, *places[name]) for name in sorted(graph)]
     names = ", ".join(sorted(name.removeprefix("kvq_core.") for name in ground))
     strip = (
@@ -95,11 +126,22 @@ def draw() -> str:
     )
 
 
-def line(start: tuple[float, float], end: tuple[float, float]) -> str:
-    (x1, y1), (x2, y2) = start, end
-    top, bottom = y1 + HEIGHT / 2, y2 - HEIGHT / 2 - 2
-    bend = (bottom - top) / 2
-    path = f"M{x1:.0f} {top:.0f}C{x1:.0f} {top + bend:.0f} {x2:.0f} {bottom - bend:.0f} {x2:.0f} {bottom:.0f}"
+def way(threads: networkx.DiGraph, a: str, b: str) -> list[str | Knot]:
+    """From one room to the other, knots between."""
+    return [a, *sorted((n for n in threads if isinstance(n, tuple) and n[:2] == (a, b)), key=lambda n: -n[2]), b]
+
+
+def line(points: list[tuple[float, float]]) -> str:
+    """An arrow through all points: straight down beside the boxes of a row, bent between rows."""
+    (x, y), *others = points
+    path = f"M{x:.0f} {y + HEIGHT / 2:.0f}"
+    for number, (x2, y2) in enumerate(others, 1):
+        top, bottom = y + HEIGHT / 2, y2 - HEIGHT / 2 - 2 * (number == len(others))
+        bend = (bottom - top) / 2
+        path += f"C{x:.0f} {top + bend:.0f} {x2:.0f} {bottom - bend:.0f} {x2:.0f} {bottom:.0f}"
+        if number < len(others):
+            path += f"V{y2 + HEIGHT / 2:.0f}"
+        x, y = x2, y2
     return f'<path d="{path}" fill="none" stroke="#94a3b8" stroke-width="1.2" marker-end="url(#tip)"/>'
 
 
