@@ -85,12 +85,9 @@ class Lane(_Frozen):
         """Lane options that are set, each with the method's knob of the same meaning, if it has one."""
         if self.method not in methods():
             make(self.method)
-        means = {
-            (info.json_schema_extra or {}).get("means"): name  # type: ignore[union-attr]
-            for name, info in methods()[self.method].model_fields.items()
-        }
+        knobs = methods()[self.method].window_knobs()
         given = [o for o in ("sink_tokens", "recent_tokens") if getattr(self, o) is not None]
-        return [(option, means.get(option)) for option in given]
+        return [(option, knobs.get(option)) for option in given]
 
     def why_not(self, shape: ModelShape) -> str | None:
         """Why this lane cannot run on a model of this shape; None when it can."""

@@ -111,12 +111,9 @@ def _lane(label: str, settings: dict[str, Any], like: LaneRecord) -> Lane | None
     """A lane with the options of another; knobs that an option sets are left to it. None where that is no lane."""
     if like.method not in methods():  # it is gone since the run was stored
         return None
-    means = {
-        (info.json_schema_extra or {}).get("means"): name  # type: ignore[union-attr]
-        for name, info in methods()[like.method].model_fields.items()
-    }
+    knobs = methods()[like.method].window_knobs()
     options = {"sink_tokens": like.sink_tokens, "recent_tokens": like.recent_tokens}
-    left = {means.get(name) for name, value in options.items() if value is not None}
+    left = {knobs.get(name) for name, value in options.items() if value is not None}
     try:
         lane = Lane(
             label=label[:60],

@@ -205,6 +205,12 @@ class Method(BaseModel):
         """This method with all decided that spans the layers of ``prompt``: fitted layer by layer, it fits the same."""
         return self
 
+    @classmethod
+    def window_knobs(cls) -> dict[str, str]:
+        """Knobs that set what a lane option sets, by the option: ``sink_tokens``, ``recent_tokens``."""
+        extras = ((name, info.json_schema_extra) for name, info in cls.model_fields.items())
+        return {str(extra["means"]): name for name, extra in extras if isinstance(extra, dict) and "means" in extra}
+
     def why_not(self, shape: ModelShape) -> str | None:
         """Why this method cannot run on a model of this shape; None when it can."""
         return None
