@@ -128,19 +128,19 @@ def imports(file: Path) -> frozenset[str]:
 MODULES = sorted([*CORE.rglob("*.py"), *(ROOT / "ui").rglob("*.py")])
 
 
-@pytest.mark.parametrize("file", MODULES, ids=lambda f: str(f.relative_to(ROOT)))
-def test_imports_point_one_way(file):
+def test_imports_point_one_way():
     """Imports within functions and for types alone count like all others."""
-    own = room(file)
-    assert own in ROOMS, f"{own} is new: say in this test what it may import"
-    found = rooms(imports(file))
-    extra = set(found) - ROOMS[own] - {own}
-    assert not extra, f"{own} may not import {sorted(extra)}"
-    if file.is_relative_to(ROOT / "ui") and own != "ui.server":  # the server starts runs in processes of their own
-        hidden = {
-            f"{name}.{module}" for name in found for module in found[name] - OPEN_TO_THE_PAGE.get(name, found[name])
-        }
-        assert not hidden, f"the page does not see {sorted(hidden)}"
+    for file in MODULES:
+        own = room(file)
+        assert own in ROOMS, f"{file}: {own} is new: say in this test what it may import"
+        found = rooms(imports(file))
+        extra = set(found) - ROOMS[own] - {own}
+        assert not extra, f"{file}: {own} may not import {sorted(extra)}"
+        if file.is_relative_to(ROOT / "ui") and own != "ui.server":  # the server starts runs in processes of their own
+            hidden = {
+                f"{name}.{module}" for name in found for module in found[name] - OPEN_TO_THE_PAGE.get(name, found[name])
+            }
+            assert not hidden, f"{file}: the page does not see {sorted(hidden)}"
 
 
 def test_the_table_of_rooms_has_no_circle():
@@ -226,11 +226,11 @@ def method_names_compared(tree: ast.AST) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("file", SOURCES, ids=lambda f: str(f.relative_to(ROOT)))
-def test_no_branch_on_a_methods_name(file):
-    if file.parent == CORE / "methods":
-        return  # a method's own file may know its name
-    assert not method_names_compared(parse(file))
+def test_no_branch_on_a_methods_name():
+    for file in SOURCES:
+        if file.parent == CORE / "methods":
+            continue  # a method's own file may know its name
+        assert not method_names_compared(parse(file)), file
 
 
 def test_the_branch_test_would_notice():
@@ -243,18 +243,18 @@ def test_the_branch_test_would_notice():
         assert method_names_compared(ast.parse(code))
 
 
-@pytest.mark.parametrize("file", SOURCES, ids=lambda f: str(f.relative_to(ROOT)))
-def test_sizes(file):
-    text = file.read_text(encoding="utf-8")
-    limit = 200 if file.parent == CORE / "methods" and file.stem in methods() else 300
-    assert len(text.splitlines()) <= limit
-    assert file.stem not in ("utils", "helpers", "misc")
-    lengths = [
-        node.end_lineno - node.lineno + 1
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
-    assert max(lengths, default=0) <= 80
+def test_sizes():
+    for file in SOURCES:
+        text = file.read_text(encoding="utf-8")
+        limit = 200 if file.parent == CORE / "methods" and file.stem in methods() else 300
+        assert len(text.splitlines()) <= limit, file
+        assert file.stem not in ("utils", "helpers", "misc"), file
+        lengths = [
+            node.end_lineno - node.lineno + 1
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        ]
+        assert max(lengths, default=0) <= 80, file
 
 
 def test_only_kernels_are_laid_out_by_hand():

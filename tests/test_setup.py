@@ -249,6 +249,7 @@ def test_nothing_heavier_is_loaded(module):
     assert named - ours - sys.stdlib_module_names <= LOADED[module]
 
 
+@pytest.mark.slow
 def test_every_import_is_a_declared_dependency():
     declared = {
         re.split(r"[<>=\[ ]", line)[0].lower().replace("-", "_")

@@ -53,6 +53,7 @@ def test_any_data_as_a_comparison(data):
         parse_spec(data)
 
 
+@pytest.mark.slow
 @inputs(20)
 @given(
     st.fixed_dictionaries({name: near.get(name, plain) | plain for name in FIELDS}),

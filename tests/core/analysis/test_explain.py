@@ -193,6 +193,7 @@ KEYS = re.compile(r"\bkeys?\b|score|first tokens|attention", re.IGNORECASE)
 VALUES = re.compile(r"\bvalues?\b", re.IGNORECASE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stressed", [False, True])
 @pytest.mark.parametrize("tensors", ["both", "keys", "values"])
 @pytest.mark.parametrize("method", sorted(set(methods()) - {"fp16"}))

@@ -277,6 +277,7 @@ def test_collected_keys_are_those_of_the_projection(model):
 SMALL = Request(train_tokens=4096, held_out_tokens=1024, levels=4, pairs=8, em=EmSettings(steps=4), value_steps=4)
 
 
+@pytest.mark.slow
 def test_a_trained_model_runs_a_lane(home, model):
     """From text to a run: training, files, lookup, what memory counts, and the run's id."""
     from dataclasses import replace

@@ -30,6 +30,7 @@ LANES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*CONFIGS, *SCALED])
 @pytest.mark.parametrize("count", [3, 61, 530])  # 530: a second prefill chunk
 def test_reference_row_equals_generate(name: str, count: int) -> None:
@@ -62,6 +63,7 @@ def test_packed_stores_decode_to_what_attention_reads(name: str, count: int) -> 
     assert torch.isfinite(outcome.logits()[1]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_models_run(dtype: torch.dtype) -> None:
     outcome = run_engine(tiny("llama", dtype), prompt_ids(40), LANES, 12, audit=True, ignore_eos=True)
@@ -78,6 +80,7 @@ def test_a_lane_does_not_depend_on_its_neighbours() -> None:
         assert alone.decode.states[0].token_ids == together.decode.states[index].token_ids
 
 
+@pytest.mark.slow
 def test_forced_rows_follow_the_reference_as_a_continuation_would() -> None:
     model, ids = tiny("llama"), prompt_ids(55)
     generated = run_engine(model, ids, LANES, 30, ignore_eos=True)
@@ -166,6 +169,7 @@ def naive_kivi(model: LoadedModel, ids: list[int], bits: int) -> tuple[NaiveKivi
     return naive, int(prefill.logits.argmax())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [4, 16, 45, 64])
 def test_free_row_equals_a_naive_kivi(count: int) -> None:
     """The text of a lane that goes its own way, from first principles."""
@@ -219,6 +223,7 @@ def test_rows_end_at_their_own_eos() -> None:
         assert outcome.closed == 1
 
 
+@pytest.mark.slow
 def test_sampled_rows_share_their_random_numbers() -> None:
     model, ids = tiny("mistral"), prompt_ids(30)
     floor = Lane(label="floor", method="fp16")

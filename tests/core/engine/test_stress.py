@@ -39,6 +39,7 @@ def decoded(model: LoadedModel, stress: Stress, lanes: tuple[Lane, ...] = ()) ->
     return decode
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize(
     "stress", [Stress(key_outlier_scale=8, key_outlier_pairs=3), Stress(key_bias=20), Stress(key_outlier_scale=0.3)]

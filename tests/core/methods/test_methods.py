@@ -154,6 +154,7 @@ QUANTIZING = [
 ]
 
 
+@pytest.mark.slow
 @given(
     name=st.sampled_from(QUANTIZING),
     kv_heads=st.integers(1, 3),

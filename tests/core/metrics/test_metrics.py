@@ -45,6 +45,7 @@ def test_columns_equal_direct_float64() -> None:
     assert fidelity.n_scored == 40 and not any(fidelity.not_finite)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocabulary", [49_152, 151_936])
 @pytest.mark.parametrize("noise", [2e-4, 2e-3, 2e-2])
 def test_small_divergences_are_those_of_float64(vocabulary: int, noise: float) -> None:

@@ -99,6 +99,7 @@ def test_another_configuration_is_another_model(folder: Path, tmp_path) -> None:
     assert compared(folder).record.id == before.record.id and compared(folder).reused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "values"),
     [

@@ -62,6 +62,7 @@ def home(tmp_path, monkeypatch: pytest.MonkeyPatch):
     return tmp_path / "home"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("kind", list(WITHOUT))
 def test_layers_without_rope_are_found(kind: str, dtype: torch.dtype) -> None:
@@ -70,6 +71,7 @@ def test_layers_without_rope_are_found(kind: str, dtype: torch.dtype) -> None:
     assert model.shape.unknown_rope == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", list(WITHOUT))
 def test_keys_that_were_never_rotated_are_not_rotated_back(kind: str) -> None:
     """On such a layer SQuat before and after RoPE are one method; what captures show of it is the same twice."""
@@ -88,6 +90,7 @@ def test_keys_that_were_never_rotated_are_not_rotated_back(kind: str) -> None:
     assert [outcome.state(lane.label).error for lane in everywhere] == [None, None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["squat", "svdq"])
 def test_packed_layers_without_rope_are_the_engines(method: str) -> None:
     model, ids = held("smollm3", hidden_size=128, head_dim=32), prompt_ids(70)

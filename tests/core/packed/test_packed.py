@@ -50,6 +50,7 @@ def layer_tensors(tokens, layers=1, query_heads=4, kv_heads=2, dim=64, seed=0):
 CASES = [(name, {}) for name in LANES] + [("innerq", {"mode": mode}) for mode in INNERQ_MODES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "knobs"), CASES, ids=lambda v: v if isinstance(v, str) else "-".join(v.values()))
 def test_a_packed_layer_holds_what_the_lane_holds(name, knobs):
     """Prompt and decoded tokens alike: the store decodes to the lane's working copy, value for value."""
@@ -76,6 +77,7 @@ def test_a_packed_layer_holds_what_the_lane_holds(name, knobs):
         assert store.nbytes == held - mask  # the mask of hybrid groups rides in the sign of the scales
 
 
+@pytest.mark.slow
 def test_several_tokens_at_once_enter_as_one_by_one():
     _, keys, _ = layer_tensors(300)
     for name in LANES:
@@ -95,6 +97,7 @@ def test_several_tokens_at_once_enter_as_one_by_one():
             assert torch.equal(one.dense(), many.dense())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["kivi", "squat", "innerq"])
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 def test_generate_equals_the_free_row_of_the_engine(architecture, name):

@@ -85,6 +85,7 @@ def forced_logits(model, ids, lane, follow):
     return torch.cat(found), layers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", list(CASES))
 def test_a_packed_run_is_the_engines_forced_row(case):
     model, ids, lane = tiny("llama"), prompt_ids(190), lane_of(case)
@@ -107,6 +108,7 @@ def test_a_packed_run_is_the_engines_forced_row(case):
     assert sum(layer.host_bytes for layer in layers) == sum(p.stream.host_bytes for p in state.cache.parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["svdq V4", "commvq", "squat pre", "qaq every step"])
 def test_generate_takes_them(case):
     """The text of the lane's free row."""
@@ -115,6 +117,7 @@ def test_generate_takes_them(case):
     assert generated(model, ids, lane.build(), 16) == state.state("x").token_ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["svdq V4", "svdq sparse", "commvq groups", "squat pre", "qaq"])
 def test_rows_of_a_batch_and_later_turns_are_those_of_one_row(case):
     model = tiny("llama")

@@ -65,6 +65,7 @@ def test_the_layouts_are_both_exercised(killed, record_property):
         assert sum(name.rpartition("-")[0] == series for name in names) >= least, series
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("series", ["save", "remove"])
 def test_killed_at_every_operation(killed, series):
     layout, folder, names = killed

@@ -60,6 +60,7 @@ def python(code: str, *given: str, **how) -> subprocess.Popen:
     )
 
 
+@pytest.mark.slow
 def test_what_is_saved_is_loaded(url, sample_run):
     store = open_store(url)
     assert store.scheme == "s3" and not store.exists(ID) and store.list() == []

@@ -78,6 +78,7 @@ def test_cost_follows_the_work():
     assert whole is not None and whole.parts[1] == pytest.approx(3 * one.parts[1])  # 12,288 tokens for 4,096
 
 
+@pytest.mark.slow
 def test_training_tells_how_far_it_is_and_the_lane_can_run(model, monkeypatch):
     monkeypatch.setattr(training, "TELL_S", 0.01)
     method = make("commvq", **KNOBS)
@@ -159,6 +160,7 @@ def test_the_offer_is_text():
     assert "keys (4 levels, 2 stages) and values (1 bit)" in offer_html(found) and "5,120 tokens" in offer_html(found)
 
 
+@pytest.mark.slow
 def test_a_page_sees_the_training_to_its_end():
     page = services(train_missing)
     updates = updates_of(page, start(page))

@@ -134,6 +134,7 @@ def test_the_endpoints_are_these_and_nothing_of_the_page(client):
             assert value["python_type"]["type"] != "Any", (name, value["label"])
 
 
+@pytest.mark.slow
 def test_a_comparison_has_the_fields_of_the_spec(client):
     (spec,) = client.view_api(return_format="dict")["named_endpoints"]["/compare"]["parameters"]
     assert set(spec["type"]["properties"]) == set(ComparisonSpec.model_fields)
@@ -207,6 +208,7 @@ def test_what_cannot_run_is_refused_in_one_line(client, endpoint, spec, said):
     assert said in line and "\n" not in line and "Traceback" not in line and len(line) < 600
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "said"), [("f" * 16, "not in this store"), ("../../etc", "not valid"), ("", "not valid")]
 )
@@ -216,6 +218,7 @@ def test_an_unknown_run_is_refused_in_one_line(client, endpoint, run, said):
     assert said in line and "\n" not in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("endpoint", "arguments", "said"),
     [
@@ -276,12 +279,14 @@ def test_two_clients_at_once_each_get_their_own(server):
     assert {id: (r["run"], r["lanes"][0]["text"]) for id, r in found.items()} == {id: (id, f"I am {id}.") for id in ids}
 
 
+@pytest.mark.slow
 def test_one_client_can_run_several_at_once(client):
     ids = ["a" * 15 + "1", "a" * 15 + "2"]
     jobs = [client.submit({**SMALL, "prompt": f"named {id}"}, api_name="/compare") for id in ids]
     assert [job.result(120)["result"]["run"] for job in jobs] == ids
 
 
+@pytest.mark.slow
 def test_cancelling_frees_the_engine(server, engine):
     job = Client(server, verbose=False).submit({**SMALL, "prompt": "endless"}, api_name="/compare")
     until(lambda: any(update["stage"] == "decoding" for update in job.outputs()))

@@ -45,6 +45,7 @@ def sample():
     return make_run(3, labels=(f"A {EVIL}", "Two bits", "Three"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "draw",
     [

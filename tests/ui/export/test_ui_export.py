@@ -99,6 +99,7 @@ def test_pooled_heatmaps_are_scaled_back():
     assert [row[3] for row in points(figure)] == [0.0, 63.5]
 
 
+@pytest.mark.slow
 def test_verdicts_and_top_lists_are_exported_as_the_record_has_them(drawn):
     record, arrays = make_run(lanes=3)
     _, page = drawn["verdicts"]

@@ -140,6 +140,7 @@ def test_score_map_shows_the_head_asked_for_in_score_units(run):
     assert captured_indices(few, 8, 3) == (1, 1) and captured_indices(few, 0, 1) == (0, 0)
 
 
+@pytest.mark.slow
 def test_nothing_is_drawn_where_a_step_cannot_look_yet(run):
     """A query reads the prompt and what was written before it: later positions are blank, not zero."""
     record, arrays = run
@@ -272,6 +273,7 @@ def test_spectra_are_those_without_the_mean_and_say_so(run):
     assert top == pytest.approx((arrays["centred/key_pre"][3, :, 0] / largest).tolist())
 
 
+@pytest.mark.slow
 def test_spectra_of_an_older_run_are_not_called_centred(run):
     record, arrays = run
     old = {name: x for name, x in arrays.items() if not name.startswith("mean/")}

@@ -230,6 +230,7 @@ def services(tmp_path, sample_run):
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("configured", ["", "https://kvq.example/lab"])
 def test_a_report_names_no_address_that_a_visitor_told(services, monkeypatch, configured):
     """It is made once for all visitors: who came first must not decide where the others' reports lead."""

@@ -55,6 +55,7 @@ def test_a_handler_that_is_called_first_answers_or_refuses_in_a_sentence(page, c
         assert "request failed" not in caplog.text, "what a page that has just been opened can send is no error"
 
 
+@pytest.mark.slow
 def test_an_error_nobody_thought_of_is_logged_and_told_without_a_trace(page, monkeypatch, caplog):
     fn = next(fn for fn in page.fns.values() if fn.name == "watch")
 

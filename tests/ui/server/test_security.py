@@ -115,6 +115,7 @@ def test_everything_around_the_views_shows_text_as_text(hostile):
         assert_inert(html)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", FORMULAS)
 def test_no_cell_is_a_formula(text):
     record, arrays = make_run(labels=("ok", text.strip() or "x"))

@@ -68,6 +68,7 @@ def patient(server):
     return server
 
 
+@pytest.mark.slow
 def test_previews_of_a_link_speak_of_this_page(server):
     _, headers, body = server("/?run=0123456789abcdef")
     page = body.decode()

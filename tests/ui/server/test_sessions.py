@@ -56,6 +56,7 @@ def test_of_a_page_no_shown_values_are_held_and_its_states_work(served):
     assert {"run": run, "ticket": "link"} in held.state_data.values()
 
 
+@pytest.mark.slow
 def test_of_a_call_without_a_session_no_answer_is_held(served):
     blocks, address, run = served
     with httpx.Client(base_url=f"{address}{asyncio.run(plan_of(address)).prefix}", timeout=60) as http:

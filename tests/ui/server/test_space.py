@@ -108,6 +108,7 @@ def test_a_fresh_space_opens_the_runs_that_ship(fresh):
         assert record.id == run and arrays
 
 
+@pytest.mark.slow
 def test_its_presets_are_those_whose_lanes_can_run_there(fresh, monkeypatch):
     """The shipped codebooks are the bundled model's, and a Space trains none."""
     needing = {name for name, preset in presets().items() if any(lane.method == "commvq" for lane in preset.spec.lanes)}

@@ -84,6 +84,7 @@ def test_a_selection_that_comes_back_is_drawn_again(panel):
     assert ["layer 3, KV head 0" in found["damage"] for found in later] == [True, False, True]
 
 
+@pytest.mark.slow
 def test_the_same_view_asked_for_twice_is_drawn_once(panel):
     """The tour sets the view and the selection: two events, one drawing."""
     draw, on_page, later = draw_open(panel, SERVICES), OnPage(), []
