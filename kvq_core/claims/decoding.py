@@ -1,8 +1,8 @@
 """Claims about caches that change while the answer grows: the engine decodes the later tokens step by step."""
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from kvq_core.claims.measures import Context, Measure, Numbers
+from kvq_core.claims.measures import Context, LaneMetrics, Numbers
 from kvq_core.claims.sample import Sample
 from kvq_core.errors import MethodError
 from kvq_core.pipeline.assemble import assemble
@@ -13,24 +13,13 @@ from kvq_core.spec import ComparisonSpec, Lane
 METRICS = ("kld", "ppl_ratio", "key_bits", "value_bits")
 
 
-class Decoding(Measure):
+class Decoding(LaneMetrics):
     """Lanes of one run that follows the text's own first ``tokens`` later tokens, one a step, from the prompt's cache:
     ``lane.metric``. Bits are those of the whole cache at the end."""
 
+    KNOWN = METRICS
     lanes: dict[str, Lane]
     tokens: int = Field(ge=51)
-    metrics: tuple[str, ...]
-
-    @field_validator("metrics")
-    @classmethod
-    def _known(cls, metrics: tuple[str, ...]) -> tuple[str, ...]:
-        if unknown := set(metrics) - set(METRICS):
-            raise ValueError(f"unknown metrics {', '.join(sorted(unknown))}; known: {', '.join(METRICS)}")
-        return metrics
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(f"{lane}.{metric}" for metric in self.metrics for lane in self.lanes)
 
     def on_text(self, context: Context, sample: Sample) -> Numbers:
         key = ("decoded", sample.name, self.tokens, *(f"{n}:{x.model_dump_json()}" for n, x in self.lanes.items()))

@@ -2,9 +2,9 @@
 
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, field_validator
 
@@ -65,22 +65,30 @@ class Measure(BaseModel):
         return None
 
 
-class Lanes(Measure):
-    """Caches of the prompt under several lanes, each by several metrics: ``lane.metric``."""
+class LaneMetrics(Measure):
+    """Several lanes, each by several metrics: ``lane.metric``. ``KNOWN`` are the metrics there are."""
 
-    lanes: dict[str, ClaimLane]
+    KNOWN: ClassVar[Collection[str]]
+    lanes: Mapping[str, Any]
     metrics: tuple[str, ...]
 
     @field_validator("metrics")
     @classmethod
     def _known(cls, metrics: tuple[str, ...]) -> tuple[str, ...]:
-        if unknown := set(metrics) - set(METRICS):
-            raise ValueError(f"unknown metrics {', '.join(sorted(unknown))}; known: {', '.join(METRICS)}")
+        if unknown := set(metrics) - set(cls.KNOWN):
+            raise ValueError(f"unknown metrics {', '.join(sorted(unknown))}; known: {', '.join(cls.KNOWN)}")
         return metrics
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(f"{lane}.{metric}" for metric in self.metrics for lane in self.lanes)
+
+
+class Lanes(LaneMetrics):
+    """Caches of the prompt under several lanes."""
+
+    KNOWN = METRICS
+    lanes: dict[str, ClaimLane]
 
     def on_text(self, context: Context, sample: Sample) -> Numbers:
         found = {
