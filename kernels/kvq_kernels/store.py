@@ -97,7 +97,7 @@ class Store:
         self._write_ring(rest[..., due:, :])
 
     def append(self, x: Tensor) -> None:
-        """Enter new tokens x (batch, kv_heads, n, head_dim) without packing any, which ``settle`` does. They must fit
+        """Enter new tokens x (batch, kv_heads, n, head_dim) without packing any, which ``pack_due`` does. They must fit
         the window, where at most recent + step tokens wait."""
         if self.sink_tokens < self.layout.sinks:
             before = self.sink_tokens

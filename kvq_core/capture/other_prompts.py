@@ -24,7 +24,7 @@ Why does the ferry leave later in winter, what should a farmer with two sheep ex
 
 
 class OtherPrompt(NamedTuple):
-    """A text the subspace of whose queries is compared with the run's; ``told`` is how the record names it."""
+    """A text the subspace of whose queries is compared with the run's; ``description`` is how the record names it."""
 
     description: str
     ids: list[int]

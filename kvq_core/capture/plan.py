@@ -30,7 +30,7 @@ class Plan:
 
 
 def plan_of(model: LoadedModel, spec: ComparisonSpec, prompt: int) -> Plan | None:
-    """The plan of a run on ``prompt`` tokens; None with captures off. Raises SpecError as ``planned`` does."""
+    """The plan of a run on ``prompt`` tokens; None with captures off. Raises SpecError as ``fit_plan`` does."""
     if spec.capture.detail == "off":
         return None
     new = len(model.encode(spec.continuation)) if spec.continuation is not None else spec.max_new_tokens

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def end_quietly() -> None:
-    """From here to ``begun`` Ctrl-C ends the process with a line; where it is ignored or handled, it stays so."""
+    """From here to ``raise_again`` Ctrl-C ends the process with a line; where it is ignored or handled, it stays so."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
 

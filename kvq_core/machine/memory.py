@@ -90,7 +90,7 @@ def share_arena() -> None:
     the whole process's, for good, so no run does it.
 
     By default they get up to eight arenas a core, so as not to wait for one another. The threads of a server come and
-    go, in the end every arena has held a run, and ``give_back`` cannot return the free upper end of any but the first:
+    go, in the end every arena has held a run, and ``release_memory`` cannot return the free upper end of any but the first:
     up to 64 MB of each.
     """
     with suppress(OSError, AttributeError, TypeError):

@@ -25,7 +25,7 @@ def is_centred(arrays: Arrays) -> bool:
 
 
 def spectrum(arrays: Arrays, name: str) -> np.ndarray | None:
-    """Singular values of the prompt's keys or values, as ``centred`` says."""
+    """Singular values of the prompt's keys or values, as ``is_centred`` says."""
     return array(arrays, f"{'centred' if is_centred(arrays) else 'spectra'}/{name}")
 
 

@@ -29,7 +29,7 @@ REFUSED = {
 
 
 def form_outputs(setup: Setup, lanes: Lanes) -> list[gr.components.Component]:
-    """What ``filled`` sets, in its order."""
+    """What ``fill_form`` sets, in its order."""
     return [setup.question, *setup.fields, setup.rest, *lanes.outputs]
 
 

@@ -32,7 +32,7 @@ class Lanes:
 
     @property
     def outputs(self) -> list[Any]:
-        """Outputs of ``redrawn``: the states, the list and the editor."""
+        """Outputs of ``redraw_lanes``: the states, the list and the editor."""
         return [self.lanes, self.open, self.rows, self.complaint, self.editor, self.below, self.add]
 
 

@@ -21,7 +21,7 @@ TICKS = (
 
 @dataclass
 class AnswerCards:
-    stage: gr.Textbox  # which parts of the page are in sight, see ``staged``
+    stage: gr.Textbox  # which parts of the page are in sight, see ``stage_html``
     cards: gr.HTML
 
 
