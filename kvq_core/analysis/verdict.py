@@ -51,7 +51,7 @@ EXPLAINED = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """``word`` in two or three words, ``sentence`` what a reader must know of it (may be empty), ``why`` its numbers."""
+    """``word`` in two or three words, ``sentence`` what to know of it (may be empty), ``why`` its numbers."""
 
     word: str
     tone: Tone

@@ -90,8 +90,8 @@ def share_arena() -> None:
     the whole process's, for good, so no run does it.
 
     By default they get up to eight arenas a core, so as not to wait for one another. The threads of a server come and
-    go, in the end every arena has held a run, and ``release_memory`` cannot return the free upper end of any but the first:
-    up to 64 MB of each.
+    go, in the end every arena has held a run, and ``release_memory`` cannot return the free upper end of any but the
+    first: up to 64 MB of each.
     """
     with suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)

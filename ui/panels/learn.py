@@ -85,7 +85,7 @@ def step_number(value: str) -> int:
 
 
 def wire_learn(panel: Learn, shown: gr.State) -> None:
-    """Back and Next show the step's run in its view; whoever shows it says the step's words, see ``show_step_of_run``."""
+    """Back and Next show the step's run in its view; its words come with it, see ``show_step_of_run``."""
 
     def go(by: int) -> Callable[[dict[str, Any]], list[Any]]:
         def going(at: dict[str, Any]) -> list[Any]:
