@@ -1,5 +1,7 @@
 """What tests do on the page: fill its form, run, wait, read an answer, and look at every view."""
 
+from playwright.sync_api import TimeoutError
+
 from kvq_core.links import encode
 from kvq_core.spec import parse_spec
 
@@ -32,11 +34,15 @@ def run(page) -> None:
 
 
 def wait_status(page, start: str, timeout: float = 90) -> str:
-    page.wait_for_function(
-        "start => document.querySelector('#status .status b')?.innerText.startsWith(start)",
-        arg=start,
-        timeout=timeout * 1000,
-    )
+    try:
+        page.wait_for_function(
+            "start => document.querySelector('#status .status b')?.innerText.startsWith(start)",
+            arg=start,
+            timeout=timeout * 1000,
+        )
+    except TimeoutError as error:
+        seen = {part: page.locator(part).all_inner_texts() for part in ("#status", "#notice", "#launch", "#away")}
+        raise AssertionError(f"no status {start!r}: {seen}") from error
     return page.locator("#status .status").inner_text()
 
 

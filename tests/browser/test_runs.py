@@ -63,7 +63,7 @@ def test_what_comes_after_a_finished_run_leaves_its_cards_as_they_are(quick, ope
         while not over.is_set():
             await asyncio.sleep(0.02)
 
-    monkeypatch.setattr("ui.panels.launch.follow", ends_late)
+    monkeypatch.setattr("ui.panels.job_panel.follow", ends_late)
     page = open_page(quick)
     lanes(page, 1)
     run(page)

@@ -25,7 +25,7 @@ FRONT = yaml.safe_load((ROOT / "README.md").read_text(encoding="utf-8").split("-
 ZERO_GPU_TORCH = ("2.8.0", "2.9.1", "2.10.0", "2.11.0")
 COLORS = ("red", "yellow", "green", "blue", "indigo", "purple", "pink", "gray")
 # of packages that bring others, and what is only there where it is used
-ALSO = {"fastapi": "gradio", "triton": "torch", "spaces": "a Space on ZeroGPU"}
+ALSO = {"PIL": "pillow", "fastapi": "gradio", "triton": "torch", "spaces": "a Space on ZeroGPU"}
 
 
 def pins(file: str) -> dict[str, Requirement]:
