@@ -36,7 +36,7 @@ class Growth:
         layers = _layers(lane, measured)
         a_layer = {name: size / layers for name, size in memory.bytes_by_part.items()} if layers else {}
         method = lane.build().as_stored(a_layer, measured)
-        fixed = [layers * size for size in method.fixed_bytes(measured)]
+        fixed = [layers * size for size in _fixed(lane, method, measured)]
         bits: dict[Kind, float | None] = {
             "key": _packed_bits(memory, "key", fixed[0]),
             "value": _packed_bits(memory, "value", fixed[1]),
@@ -61,6 +61,10 @@ class Growth:
         bits = self.mean_bits(shape, tokens)
         return None if bits is None else batch * _elements(shape, tokens) * bits / 8
 
+    def fixed_bytes(self, shape: ModelShape) -> int:
+        """Bytes of all layers that are stored whatever the context: a basis, norms, a constant."""
+        return _layers(self.lane, shape) * sum(_fixed(self.lane, self.method, shape))
+
     def _effective(self, kind: Kind, shape: ModelShape, tokens: int) -> float | None:
         packed = self.windows[kind].packed(tokens)
         layers = _layers(self.lane, shape)
@@ -70,7 +74,7 @@ class Growth:
         if width is None:
             return None
         channels = shape.kv_heads * shape.head_dim
-        fixed = 8 * self.method.fixed_bytes(shape)[0 if kind == "key" else 1] / (channels * tokens)
+        fixed = 8 * _fixed(self.lane, self.method, shape)[0 if kind == "key" else 1] / (channels * tokens)
         share = packed / tokens
         own = share * width + (1 - share) * FP16 + fixed
         return (layers * own + (shape.layers - layers) * FP16) / shape.layers
@@ -108,6 +112,12 @@ def _packed_bits(memory: Memory, kind: Kind, fixed: float) -> float | None:
     )
     elements = 8 * stored / width
     return 8 * (stored - fixed) / elements
+
+
+def _fixed(lane: Lane, method: Method, shape: ModelShape) -> tuple[int, int]:
+    """Bytes of keys and of values that a quantized layer stores whatever the context."""
+    keys, values = method.fixed_bytes(shape)
+    return keys + lane.center_bytes(shape), values
 
 
 def _elements(shape: ModelShape, tokens: int) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 from kvq_core.errors import KvqError
 from kvq_core.methods import knobs, methods
 from kvq_core.record.fields import LaneRecord, Record, Tensors
-from kvq_core.spec import Lane
+from kvq_core.spec import LANE_OPTIONS, Lane
 
 HALF = 0.5  # of a lane's mean KLD: what another has to stay below to be named
 
@@ -86,7 +86,7 @@ def _settings(lane: LaneRecord) -> dict[str, Any]:
         stored = common if width is None else width
         widths[f"{tensor}s"] = stored if f"{tensor}s" in lane.quantized else "fp16"
     layers = lane.layers if isinstance(lane.layers, str) else tuple(lane.layers)
-    options = {"sink_tokens": lane.sink_tokens, "recent_tokens": lane.recent_tokens, "layers": layers}
+    options = {name: getattr(lane, name) for name in LANE_OPTIONS if name != "tensors"} | {"layers": layers}
     return {"method": lane.method, **widths, **options, **own}
 
 
@@ -112,16 +112,14 @@ def _lane(label: str, settings: dict[str, Any], like: LaneRecord) -> Lane | None
     if like.method not in methods():  # it is gone since the run was stored
         return None
     knobs = methods()[like.method].window_knobs()
-    options = {"sink_tokens": like.sink_tokens, "recent_tokens": like.recent_tokens}
+    options = {name: getattr(like, name) for name in LANE_OPTIONS}
     left = {knobs.get(name) for name, value in options.items() if value is not None}
     try:
         lane = Lane(
             label=label[:60],
             method=like.method,
             knobs={k: v for k, v in settings.items() if k not in left},
-            tensors=like.tensors,
-            layers=like.layers,
-            **options,  # type: ignore[arg-type]
+            **options,
         )
         lane.build()
     except (ValueError, KvqError):  # pydantic's and this project's refusals
@@ -139,12 +137,11 @@ def _size_and_kld(lane: LaneRecord) -> tuple[float, float]:
 
 def _held(record: Record, lane: Lane) -> bool:
     """Whether the run already has this lane, under whatever label."""
-    same = ("tensors", "layers", "sink_tokens", "recent_tokens")
     built = lane.build().model_dump(mode="json")
     for other in record.lanes:
         layers = other.layers if isinstance(other.layers, str) else tuple(other.layers)
-        mine = {name: getattr(lane, name) for name in same}
-        theirs = {name: getattr(other, name) for name in same} | {"layers": layers}
+        mine = {name: getattr(lane, name) for name in LANE_OPTIONS}
+        theirs = {name: getattr(other, name) for name in LANE_OPTIONS} | {"layers": layers}
         if other.method == lane.method and other.knobs == built and mine == theirs:
             return True
     return False

@@ -6,10 +6,11 @@ from itertools import takewhile
 from typing import Any
 
 from kvq_core.record.fields import LaneRecord, Record
+from kvq_core.spec import LANE_OPTIONS
 
 # Of the environment: what decides a run's figures beside its spec.
 _CONDITIONS = ("weights_hash", "device", "dtype", "attention")
-_LANE = ("label", "method", "tensors", "layers", "sink_tokens", "recent_tokens")
+_LANE = ("label", "method", *LANE_OPTIONS)
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,7 @@ def _pairs(one: Record, other: Record) -> tuple[Pair, ...]:
 
 
 def _cache(lane: LaneRecord) -> tuple[Any, ...]:
-    layers = lane.layers if isinstance(lane.layers, str) else tuple(lane.layers)
-    return (lane.method, lane.knobs, lane.tensors, layers, lane.sink_tokens, lane.recent_tokens)
+    return (lane.method, lane.knobs, *(getattr(lane, name) for name in LANE_OPTIONS))
 
 
 def _configured_otherwise(one: Record, other: Record) -> bool:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kvq_core.codecs.blocks import Block, Patch
+from kvq_core.codecs.center import Center
 from kvq_core.codecs.codec import Codec
 from kvq_core.codecs.window import Window
 
@@ -16,7 +17,8 @@ class Stream:
     """[sinks fp16 | packed blocks | window fp16] over the layers a lane treats alike, on one device.
 
     Holds exactly what a real cache would hold, in the method's own key space; it is the truth for bytes, and what
-    attention reads is written from ``decode`` alone. Shapes (layers, kv_heads, tokens, head_dim).
+    attention reads is written from ``decode`` alone. Shapes (layers, kv_heads, tokens, head_dim). With a ``center``
+    the codec sees tokens without its constant; those in full precision are held as they are.
     """
 
     window: Window
@@ -24,19 +26,21 @@ class Stream:
     sinks: Tensor
     _recent: list[Tensor]  # put together when somebody reads them: a copy of the window a step costs more than the step
     blocks: list[Block] = field(default_factory=list)
+    center: Center | None = None
 
     @classmethod
-    def of_prompt(cls, x: Tensor, window: Window, codec: Codec | None) -> "Stream":
+    def of_prompt(cls, x: Tensor, window: Window, codec: Codec | None, center: Center | None = None) -> "Stream":
         """Encode the prompt's x (float32): sinks, one block of all tokens due, and the window."""
         tokens = x.shape[-2]
         sink = tokens if window.step is None else min(tokens, window.sink)
         packed = window.packed(tokens)
         end = sink + packed
         first, last = x[..., :sink, :], x[..., end:, :]
-        stream = cls(window, codec, first.to(torch.float16), [last.to(torch.float16)])
+        stream = cls(window, codec, first.to(torch.float16), [last.to(torch.float16)], center=center)
         if packed:
             assert codec is not None, "a window that lets tokens leave needs a codec"
-            stream.blocks.append(codec.encode_prompt(x[..., sink:end, :], sink))
+            due = x[..., sink:end, :] if center is None else center.without(x[..., sink:end, :], sink)
+            stream.blocks.append(codec.encode_prompt(due, sink))
         return stream
 
     @property
@@ -74,8 +78,11 @@ class Stream:
             return None
         assert self.codec is not None
         start = self.sinks.shape[-2] + self.packed_tokens
-        values = self.codec.extend(self.blocks, self._take(due).float(), start)
-        return start, values
+        leaving = self._take(due).float()
+        if self.center is None:
+            return start, self.codec.extend(self.blocks, leaving, start)
+        values = self.codec.extend(self.blocks, self.center.without(leaving, start), start)
+        return start, self.center.back(values, start)
 
     def _take(self, due: int) -> Tensor:
         """Remove the oldest ``due`` tokens from the window."""
@@ -98,7 +105,14 @@ class Stream:
         assert self.codec is not None
         start = self.sinks.shape[-2]
         patch = self.codec.observe(self.blocks, queries, attention, start) if self.blocks else None
-        return replace(patch, token=patch.token + start) if patch is not None else None
+        if patch is None:
+            return None
+        patch = replace(patch, token=patch.token + start)
+        if self.center is None or not len(patch.token):
+            return patch
+        constant = self.center.at(0, int(patch.token.max()) + 1)
+        constant = constant.expand(-1, -1, int(patch.token.max()) + 1, -1)[patch.layer, patch.head, patch.token]
+        return replace(patch, values=patch.values + constant)
 
     def remarks(self) -> tuple[str, ...]:
         return self.codec.remarks(self.blocks) if self.codec is not None else ()
@@ -109,9 +123,12 @@ class Stream:
     def decoded(self) -> Iterator[Tensor]:
         """The cache as attention reads it, in the method's key space and float32, piece by piece in token order."""
         yield self.sinks.float()
+        start = self.sinks.shape[-2]
         for block in self.blocks:
             assert self.codec is not None
-            yield self.codec.decode(block)
+            values = self.codec.decode(block)
+            yield values if self.center is None else self.center.back(values, start)
+            start += block.tokens
         yield self.recent.float()
 
     def decode(self) -> Tensor:
@@ -134,6 +151,8 @@ class Stream:
         if self.codec is not None and self.blocks:
             for name, tensor in self.codec.shared.items():
                 parts[name] = parts.get(name, 0) + _bytes(tensor)
+        if self.center is not None and self.center.stored is not None and self.blocks:
+            parts["center"] = _bytes(self.center.stored)
         return {name: size for name, size in parts.items() if size}
 
     @property

@@ -7,7 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from kvq_core.codecs.center import Center
 from kvq_core.codecs.stream import Stream
+from kvq_core.engine.centering import center_of, centred
 from kvq_core.engine.prefill import LayerGroup
 from kvq_core.methods import Codec, Fitted, Method, ModelRef, Prompt, Window
 from kvq_core.methods.base import Select
@@ -61,18 +63,21 @@ class LaneCache:
             for g, (group, inside) in enumerate(zip(groups, taken, strict=True))
             if inside
         }
+        centers = {g: _center(lane, groups[g], taken[g], prompt, rope, pre) for g, prompt in prompts.items()}
+        to_fit = {g: centred(prompt, centers[g]) for g, prompt in prompts.items()}
         notes: dict[str, list[int]] = {}  # the layers of which each is said
         if len(prompts) > 1 and method.spans_layers:
-            method = method.across_layers(Prompt.join(list(prompts.values())))
+            method = method.across_layers(Prompt.join(list(to_fit.values())))
             notes[f"decided on the prompt, over all layers: {method.summary()}"] = []
         for g, (group, inside) in enumerate(zip(groups, taken, strict=True)):
             outside = [i for i in range(len(group.layers)) if i not in inside]
             if inside:
                 prompt = prompts.pop(g)
-                fitted = method.fit(prompt)
+                fitted = method.fit(to_fit.pop(g))
                 for note in fitted.notes:
                     notes.setdefault(note, []).extend(prompt.layers)
-                cache._enter(g, inside, prompt, fitted, windows, rope.on(prompt.layers) if pre else None)
+                own = rope.on(prompt.layers) if pre else None
+                cache._enter(g, inside, prompt, fitted, windows, own, centers[g])
             if outside:
                 cache._add("key", g, outside, _take(group.keys, outside), UNTOUCHED, None)
                 cache._add("value", g, outside, _take(group.values, outside), UNTOUCHED, None)
@@ -87,6 +92,7 @@ class LaneCache:
         fitted: Fitted,
         windows: tuple[Window, Window],
         rope: Rope | None,
+        center: Center | None,
     ) -> None:
         """Encode the layers of a device that the lane quantizes; ``rope``: theirs, of keys stored before it."""
         self.quantized_layers |= set(prompt.layers)
@@ -100,7 +106,7 @@ class LaneCache:
         if fitted.select is not None and not untouched:
             self.selects |= {layer: (fitted.select, at) for at, layer in enumerate(prompt.layers)}
         keys = prompt.rotated if untouched else prompt.keys
-        self._add("key", group, inside, keys, windows[0], fitted.key, None if untouched else rope)
+        self._add("key", group, inside, keys, windows[0], fitted.key, None if untouched else rope, center)
         self._add("value", group, inside, prompt.values, windows[1], fitted.value)
 
     def _add(
@@ -112,9 +118,10 @@ class LaneCache:
         window: Window,
         codec: Codec | None,
         rope: Rope | None = None,
+        center: Center | None = None,
     ) -> None:
         index = torch.tensor(layers, device=x.device)
-        self.parts.append(Part(kind, group, index, Stream.of_prompt(x, window, codec), rope))
+        self.parts.append(Part(kind, group, index, Stream.of_prompt(x, window, codec, center), rope))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -176,6 +183,12 @@ def _prompt(method: Method, group: LayerGroup, inside: list[int], rope: Rope | N
     gram = _take(group.query_gram, inside) if method.needs_queries else None
     scaling = tuple(group.scaling[i] for i in inside if group.scaling)
     return Prompt(stored, values, queries, gram=gram, model=model, layers=layers, rotated=keys, scaling=scaling)
+
+
+def _center(lane: Lane, group: LayerGroup, inside: list[int], prompt: Prompt, rope: Rope, pre: bool) -> Center | None:
+    """What the keys of a device's quantized layers are centred on."""
+    bias = None if group.key_bias is None else _take(group.key_bias, inside)
+    return center_of(lane.center, prompt, rope.on(prompt.layers), pre, bias)
 
 
 def _said(note: str, layers: list[int], every: frozenset[int]) -> str:

@@ -19,7 +19,8 @@ class LayerGroup:
     """The layers that live on one device, in order, with the prompt's tensors stacked over them.
 
     keys, values (layers, kv_heads, tokens, head_dim), queries (layers, query_heads, tokens, head_dim), float32, after
-    RoPE. ``layers`` are indices in the model, ``scaling`` what it multiplies their scores with.
+    RoPE. ``layers`` are indices in the model, ``scaling`` what it multiplies their scores with, ``key_bias``
+    (layers, kv_heads, head_dim) the bias of their key projections, where these have one and no norm follows.
     """
 
     layers: list[int]
@@ -28,6 +29,7 @@ class LayerGroup:
     values: Tensor
     queries: Tensor
     scaling: tuple[float, ...] = ()
+    key_bias: Tensor | None = None
 
     @cached_property
     def query_gram(self) -> Tensor:
@@ -78,4 +80,5 @@ def _groups(model: LoadedModel, tokens: int) -> Iterator[LayerGroup]:
         kv = (len(layers), shape.kv_heads, tokens, shape.head_dim)
         keys, values = torch.empty(kv, device=device), torch.empty(kv, device=device)
         queries = torch.empty((len(layers), shape.query_heads, tokens, shape.head_dim), device=device)
-        yield LayerGroup(layers, device, keys, values, queries, tuple(shape.scaling[i] for i in layers))
+        bias = None if model.key_bias is None else model.key_bias[layers].to(device)
+        yield LayerGroup(layers, device, keys, values, queries, tuple(shape.scaling[i] for i in layers), bias)

@@ -88,6 +88,8 @@ class AppliedStress:
             for i, layer in enumerate(group.layers):
                 group.keys[i] = self.keys(layer, group.keys[i])
                 group.queries[i] = self.queries(layer, group.queries[i])
+            if group.key_bias is not None:  # before RoPE, which turns the two channels of a pair, scaled alike
+                group.key_bias = group.key_bias * self.factors[group.layers].to(group.device)
 
 
 @dataclass(frozen=True)

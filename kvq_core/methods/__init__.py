@@ -16,8 +16,9 @@ from kvq_core.codecs.blocks import Block
 from kvq_core.codecs.codec import Codec
 from kvq_core.codecs.window import Window
 from kvq_core.errors import SpecError, excerpt
-from kvq_core.methods.base import Fitted, Method, ModelRef, ModelShape, Prompt
+from kvq_core.methods.base import Fitted, Method, Prompt
 from kvq_core.methods.knob import Knob, knobs
+from kvq_core.methods.shape import ModelRef, ModelShape
 
 __all__ = [
     "Block",

@@ -13,53 +13,13 @@ from kvq_core.codebooks.lookup import CodebookNeed
 from kvq_core.codecs.codec import Codec
 from kvq_core.codecs.window import Window
 from kvq_core.methods.deployments import Elsewhere
+from kvq_core.methods.shape import ModelRef, ModelShape
 
 Space = Literal["post", "pre"]
 Axis = Literal["tokens", "channels"]
 Bits = Literal[1, 2, 3, 4, 8]
 SINK: dict[str, Any] = {"means": "sink_tokens"}
 RECENT: dict[str, Any] = {"means": "recent_tokens"}
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """The numbers of a model a method may depend on. ``scaling``: what its attention multiplies q.k with, by layer;
-    1/sqrt(head_dim) where it is not given. ``unknown_rope``: layers whose keys before RoPE cannot be had, found when
-    the model is used for the first time."""
-
-    layers: int
-    query_heads: int
-    kv_heads: int
-    head_dim: int
-    context: int
-    scaling: tuple[float, ...] = ()
-    unknown_rope: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "scaling", self.scaling or (self.head_dim**-0.5,) * self.layers)
-
-    def not_before_rope(self, layers: Literal["all"] | tuple[int, ...]) -> str | None:
-        """Why keys before RoPE cannot be had of some layers; None where they can."""
-        lost = ", ".join(str(layer) for layer in self.unknown_rope if layers == "all" or layer in layers)
-        return (
-            f"it reads keys before RoPE, and how the model rotates those of layers {lost} is not known; leave these "
-            "out of layers, or take a method that stores keys after RoPE"
-            if lost
-            else None
-        )
-
-    @property
-    def query_groups(self) -> int:
-        """Query heads that share one KV head (GQA); query head h reads KV head h // query_groups."""
-        return self.query_heads // self.kv_heads
-
-
-@dataclass(frozen=True)
-class ModelRef:
-    """Which model a prompt ran on, for methods that bring data learned from its weights."""
-
-    id: str
-    weights_hash: str
 
 
 @dataclass(frozen=True)
@@ -195,6 +155,11 @@ class Method(BaseModel):
 
         Raises MethodError when the prompt's tensors cannot be handled.
         """
+
+    @property
+    def not_centred(self) -> str | None:
+        """Why keys less a constant (a lane's ``center``) are none that this method can store; None where they are."""
+        return None
 
     @property
     def spans_layers(self) -> bool:

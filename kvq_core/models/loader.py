@@ -1,6 +1,5 @@
 """Loading a model once, and what the rest of the project may know about it."""
 
-import sys
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from kvq_core.models.choice import KNOWN, check_offered
 from kvq_core.models.lockstep import ATTENTION, register
 from kvq_core.models.probe import TOKENS, cached_rotations, probe
 from kvq_core.models.rope import Rope, Rotation
+from kvq_core.models.shape import key_bias_of, rope_of, shape_of
 from kvq_core.models.support import (
     attention_modules,
     check_config,
@@ -26,7 +26,6 @@ from kvq_core.models.support import (
     check_pass,
     check_room,
     check_weights,
-    window_of,
 )
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL
@@ -84,6 +83,12 @@ class LoadedModel:
         eos = self.tokenizer.eos_token_id if eos is None and self.tokenizer is not None else eos
         return frozenset(eos if isinstance(eos, Iterable) else () if eos is None else (eos,))
 
+    @cached_property
+    def key_bias(self) -> Tensor | None:
+        """The bias of the layers' key projections, before RoPE: (layers, kv_heads, head_dim) float32. None where there
+        is none, or a norm follows, so that it is no constant of the keys."""
+        return key_bias_of(self.model) if self.shape.key_bias == "bias" else None
+
     def rope(self, tokens: int) -> Rope:
         """RoPE of all layers for positions 0 .. tokens-1, applied by the model's own function."""
         rope, rotations = rope_of(self.model, tokens), self.rotations
@@ -138,26 +143,6 @@ class LoadedModel:
                 f"too large for {str(self.dtype).removeprefix('torch.')}. Check its files, or pick another model."
             )
         return logits
-
-
-def rope_of(model: Any, tokens: int) -> Rope:
-    """RoPE tables of a transformers model for positions 0 .. tokens-1, applied by the model's own function."""
-    apply = sys.modules[type(attention_modules(model)[0]).__module__].apply_rotary_pos_emb
-    weight = model.get_input_embeddings().weight
-    like = torch.zeros(1, dtype=weight.dtype, device=weight.device)
-    cos, sin = model.base_model.rotary_emb(like, torch.arange(tokens, device=weight.device)[None])
-    return Rope.of(cos[0].float(), sin[0].float(), shape_of(model).head_dim, apply)
-
-
-def shape_of(model: Any) -> ModelShape:
-    """The shape of a transformers model, as its configuration and its attention modules have it."""
-    config = model.config
-    heads = config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    context = min(filter(None, (config.max_position_embeddings, window_of(config))))
-    scaling = tuple(float(getattr(m, "scaling", None) or head_dim**-0.5) for m in attention_modules(model))
-    return ModelShape(config.num_hidden_layers, heads, kv_heads, head_dim, context, scaling)
 
 
 def wrap(model: Any, tokenizer: Any, *, id: str, title: str = "", revision: str | None = None) -> LoadedModel:

@@ -9,9 +9,10 @@ from kvq_kernels import Path
 
 from kvq_core.errors import MethodError, ModelError
 from kvq_core.methods import Method, ModelRef, Window
-from kvq_core.models.loader import LoadedModel, rope_of, shape_of
+from kvq_core.models.loader import LoadedModel
 from kvq_core.models.probe import TOKENS, probe
 from kvq_core.models.rope import Rotation
+from kvq_core.models.shape import rope_of, shape_of
 from kvq_core.models.support import check_config, check_model, window_of
 from kvq_core.packed.dense import DenseLayer
 from kvq_core.packed.layer import PackedLayer, Plan

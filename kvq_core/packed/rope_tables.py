@@ -8,8 +8,8 @@ from kvq_kernels import Turn
 from torch import Tensor
 
 from kvq_core.errors import MethodError
-from kvq_core.models.loader import rope_of
 from kvq_core.models.rope import Rope, Rotation, rotate_half
+from kvq_core.models.shape import rope_of
 
 
 @dataclass

@@ -113,6 +113,7 @@ def _lane(run: Run, state: LaneState, at: int | None) -> LaneRecord:
         layers=lane.layers if isinstance(lane.layers, str) else list(lane.layers),
         sink_tokens=lane.sink_tokens,
         recent_tokens=lane.recent_tokens,
+        center=lane.center,
         status="failed" if state.error else "done",
         error=state.error,
         token_ids=state.token_ids,

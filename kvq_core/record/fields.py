@@ -125,6 +125,7 @@ class LaneRecord(_Part):
     layers: Any
     sink_tokens: int | None
     recent_tokens: int | None
+    center: str = "none"
     status: Literal["done", "failed"]
     error: str | None = None
     notes: list[str] = []

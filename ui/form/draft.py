@@ -65,6 +65,7 @@ def _lane(uid: int, lane: dict[str, Any]) -> LaneForm:
         "layers": _checked(isinstance(layers, str) or listed, layers),
         "sink_tokens": _number(lane["sink_tokens"]),
         "recent_tokens": _number(lane["recent_tokens"]),
+        "center": _one_of(get_args(Lane.model_fields["center"].annotation), lane.get("center", "none")),
     }
 
 

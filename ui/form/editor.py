@@ -1,10 +1,10 @@
 """The lane editor as HTML: method, label, the method's knobs, and where it applies. js/editor.js reports changes."""
 
-from typing import Any
+from typing import Any, get_args
 
 from kvq_core.errors import KvqError
 from kvq_core.methods import Knob, methods
-from kvq_core.spec import MAX_LANES
+from kvq_core.spec import MAX_LANES, Lane
 from ui.form.controls import control, current, places
 from ui.form.lanes import LaneForm, describe_lane, index, parse_layers, title, update_lane, with_knob
 from ui.html.escape import safe
@@ -18,6 +18,18 @@ OPTIONS = (
     Knob("layers", "Layers", "all, or numbers such as 0, 1, 5-8.", "text", "all", None, None, None, False),
     Knob("sink_tokens", "First tokens kept", "In fp16; empty: the method's own.", "integer", None, 0, None, None, True),
     Knob("recent_tokens", "Newest tokens kept", "The same.", "integer", None, 0, None, None, True),
+    Knob(
+        "center",
+        "Centre keys",
+        "Store keys without a constant of each channel: their mean before RoPE (2 bytes a channel), the projection's "
+        "bias (nothing to store), or their mean after RoPE, which keeps little of what RoPE turns.",
+        "choice",
+        "none",
+        None,
+        None,
+        get_args(Lane.model_fields["center"].annotation),
+        False,
+    ),
 )
 BUTTONS = ("Duplicate", "Remove", "Close")
 

@@ -6,6 +6,7 @@ from kvq_core.errors import KvqError
 from kvq_core.methods import methods
 from kvq_core.spec import MAX_LANES, Lane, parse_lane
 from ui.form.controls import set_knob
+from ui.html.cards import CENTRED
 
 LaneForm = dict[str, Any]
 FIRST = "kivi"
@@ -33,6 +34,7 @@ def add_lane(lanes: list[LaneForm], method: str | None = None) -> list[LaneForm]
         "layers": "all",
         "sink_tokens": None,
         "recent_tokens": None,
+        "center": "none",
     }
     return [*lanes, {"uid": _next(lanes), "method": method, **blank}]
 
@@ -107,6 +109,8 @@ def describe_lane(lane: LaneForm) -> tuple[str, str | None]:
         words.append(f"{built.tensors} only")
     if built.layers != "all":
         words.append(f"{len(built.layers)} layers")
+    if built.center in CENTRED:
+        words.append(CENTRED[built.center])
     return " · ".join(words), None
 
 

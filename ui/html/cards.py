@@ -14,6 +14,11 @@ from ui.html.pieces import spans_of, words_at
 from ui.html.verdict import cautions, verdict
 
 MAX_TITLED = 1200  # tokens of a run that carry their top-5 lists; about 300 KB
+CENTRED = {
+    "mean": "keys centred on their mean",
+    "bias": "keys centred on the projection's bias",
+    "mean_after_rope": "keys centred on their mean after RoPE",
+}  # a lane's center in words
 Stat = tuple[str, str]
 STREAMING: tuple[Stat, ...] = (("K / V bits", "…"), ("size", "…"))
 
@@ -131,7 +136,9 @@ def lane_head(record: Record, arrays: Arrays, index: int) -> str:
 
 def settings(lane: LaneRecord) -> str:
     """The method's settings in a few words, and what of the cache they are for."""
-    return f"{lane.summary} · {lane.tensors} only" if lane.tensors != "both" else lane.summary
+    only = [f"{lane.tensors} only"] if lane.tensors != "both" else []
+    centred = [CENTRED[lane.center]] if lane.center in CENTRED else []
+    return " · ".join([lane.summary, *only, *centred])
 
 
 def _agreement(lane: LaneRecord) -> list[str]:

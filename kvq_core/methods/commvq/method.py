@@ -71,6 +71,10 @@ class CommVQ(BitsMethod):
     def windows(self) -> tuple[Window, Window]:
         return Window(recent=0, step=self.window), Window(recent=0, step=self.window)
 
+    @property
+    def not_centred(self) -> str | None:
+        return "CommVQ's codebooks were learned from keys as they are; leave center out"
+
     def why_not(self, shape: ModelShape) -> str | None:
         if shape.head_dim % 2:
             return f"head_dim = {shape.head_dim} has no channel pairs"

@@ -89,6 +89,10 @@ class Svdq(Method):
         local = self.sparsity and Window(recent=self.sparsity.recent, step=self.sparsity.chunk_size, prompt_only=True)
         return local or prompt, prompt if self.value_bits else Window(step=None)
 
+    @property
+    def not_centred(self) -> str | None:
+        return "SVDq subtracts the prompt's mean key itself (Algorithm 1); leave center out"
+
     def why_not(self, shape: ModelShape) -> str | None:
         _, channels = self._latent(shape)
         if channels % GROUPS:

@@ -1,0 +1,145 @@
+"""A whole comparison, and what of it decides the result."""
+
+import hashlib
+import json
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from kvq_core.errors import SpecError
+from kvq_core.methods import make, methods
+from kvq_core.spec.lane import Count, Frozen, Lane
+
+DEFAULT_MODEL = "smollm2-135m-instruct-q4_1"
+MAX_LANES = 8
+
+
+class Capture(Frozen):
+    """What is kept for the drill-down views."""
+
+    layers: Literal["auto", "all"] | tuple[Count, ...] = Field(
+        "auto",
+        description='Layers whose score maps are kept, "auto", "all" or a list from 0; auto: as many, evenly spaced, '
+        "as 64 MB of arrays allow.",
+    )
+    heads: Literal["all"] | tuple[Count, ...] = Field(
+        "all", description='Query heads whose score maps are kept, "all" or a list from 0.'
+    )
+    detail: Literal["off", "normal", "deep"] = Field(
+        "normal",
+        title="Captures",
+        description="off: no captures, only fidelity, memory and text; deep: attention at four times the steps, key "
+        "distributions of all layers, at a higher cost.",
+    )
+
+
+class Stress(Frozen):
+    """Function-preserving stress: the cache becomes harder to quantize, full-precision attention stays what it was."""
+
+    key_outlier_scale: float = Field(
+        1.0,
+        ge=0.001,
+        le=1024,
+        title="Key outlier scale",
+        description="Factor of chosen channel pairs of the keys; queries get its inverse. 1: none.",
+    )
+    key_outlier_pairs: Annotated[int, Field(ge=1, le=1024)] | Annotated[tuple[Count, ...], Field(min_length=1)] = Field(
+        2,
+        title="Outlier pairs",
+        description="How many pairs (i, i + head_dim/2) of each head, largest first, or a list of pairs from 0.",
+    )
+    key_bias: float = Field(
+        0.0,
+        ge=-1024,
+        le=1024,
+        title="Key bias",
+        description="Size of a constant added to a head's keys on its slowest pairs, in units of their rms. 0: none.",
+    )
+    layers: Literal["all"] | tuple[Count, ...] = Field(
+        "all", title="Layers", description='Stressed layers, "all" or a list from 0.'
+    )
+    kv_heads: Literal["all"] | tuple[Count, ...] = Field(
+        "all", title="KV heads", description='Stressed KV heads, "all" or a list from 0.'
+    )
+
+    @property
+    def active(self) -> bool:
+        """Whether it changes any key."""
+        return (self.key_outlier_scale != 1 or self.key_bias != 0) and () not in (self.layers, self.kv_heads)
+
+
+class ComparisonSpec(Frozen):
+    """One prompt, one model, up to eight lanes. Frozen, validated and hashable; unknown fields are errors."""
+
+    model: str = Field(
+        DEFAULT_MODEL, min_length=1, max_length=200, description="Model id, or path of a local model directory."
+    )
+    revision: str | None = Field(None, max_length=100, description="Hub revision (branch, tag or commit).")
+    system: str | None = Field(
+        None, max_length=100_000, description='System message; null: the template\'s own, "": none.'
+    )
+    prompt: str = Field(max_length=2_000_000, description="The user's prompt.")
+    chat: bool = Field(True, description="Apply the model's chat template; false: the raw text.")
+    continuation: str | None = Field(
+        None, max_length=2_000_000, description="Text to score through the caches instead of generating."
+    )
+    max_new_tokens: int = Field(64, ge=1, le=2048, description="Tokens to generate at most.")
+    temperature: float = Field(0.0, ge=0, le=5, description="0: greedy.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of every row's sampling; rows share their random numbers.")
+    score_chunk: int = Field(1, ge=1, le=512, description="Continuation tokens a forward pass; 1 is exactly decoding.")
+    lanes: tuple[Lane, ...] = Field((), max_length=MAX_LANES, description="The quantized caches to compare.")
+    capture: Capture = Capture()
+    stress: Stress = Stress()
+    ignore_eos: bool = Field(False, description="Keep generating after the end-of-sequence token.")
+    expect: str = Field(
+        "", max_length=500, description="Text that a right answer holds; each answer gets a tick or a cross."
+    )
+    notes: str = Field("", max_length=10_000, description="Free text kept with the run.")
+
+    @field_validator("prompt")
+    @classmethod
+    def _prompt_given(cls, prompt: str) -> str:
+        if not prompt.strip():
+            raise SpecError("The prompt is empty; type one or pick a preset.")
+        return prompt
+
+    @field_validator("continuation")
+    @classmethod
+    def _continuation_given(cls, text: str | None) -> str | None:
+        if text is not None and not text.strip():
+            raise SpecError("The continuation is empty; give text to score, or leave it out to generate.")
+        return text
+
+    @model_validator(mode="after")
+    def _label_lanes(self) -> Self:
+        labels: list[str] = []
+        for lane in self.lanes:
+            base = lane.label or methods()[lane.method].title
+            label, n = base, 2
+            while label in labels:
+                if lane.label:
+                    raise SpecError(f"Two lanes are labelled {base!r}; labels must differ.")
+                label, n = f"{base} ({n})", n + 1
+            labels.append(label)
+        named = tuple(
+            lane if lane.label == label else lane.model_copy(update={"label": label})
+            for lane, label in zip(self.lanes, labels, strict=True)
+        )
+        object.__setattr__(self, "lanes", named)
+        return self
+
+    def canonical(self) -> str:
+        """The spec as canonical JSON, defaults left out, so that a new field with a default keeps old ids."""
+        data = self.model_dump(mode="json", exclude_defaults=True)
+        data["model"] = self.model
+        if not self.stress.active:
+            data.pop("stress", None)
+        for told, lane in zip(data.get("lanes", []), self.lanes, strict=True):
+            # a knob written out at its default is the same lane
+            told.pop("knobs", None)
+            if changed := make(lane.method, **lane.knobs).model_dump(mode="json", exclude_defaults=True):
+                told["knobs"] = changed
+        return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+    def __hash__(self) -> int:
+        return int.from_bytes(hashlib.sha256(self.canonical().encode()).digest()[:8], "big")
