@@ -254,12 +254,29 @@ def _plain(value: Any) -> str:
     return json.dumps(value, default=list)
 
 
+def inspection_part() -> str:
+    found = figures("inspection")
+    assert found is not None
+    rows = [
+        (case["model"], case["twin"], *(", ".join(map(str, case[name])) or "none" for name in ("named", "harmful")))
+        for case in found["cases"]
+    ]
+    return (
+        table("Model | Stress | Named at risk | Costs that much alone", *rows)
+        + f"\n\nMeasured on {found['date']}. The last column: layers whose keys per token at {found['bits']} bits "
+        f"alone cost {found['harmful_kld']:g} nats of KLD or more. Of {found['harmful']} such layers among "
+        f"{found['layers']}, {found['named_of_harmful']} were named; {found['false_alarms']} others were named as well. The "
+        "thresholds were set on the two models without stress."
+    )
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "methods": methods_part,
     "claims": claims_part,
     "board": lambda: markdown_table(shipped_board()),
     "costs": costs_part,
     "limits": load_part,
+    "inspection": inspection_part,
     "presets": presets_part,
     "tiers": lambda: EXPLAINED,
     "fields": fields_part,

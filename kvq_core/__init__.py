@@ -15,6 +15,7 @@ if importlib.util.find_spec("kvq_kernels") is None:
 
 if TYPE_CHECKING:
     from kvq_core.errors import KvqError, MethodError, ModelError, SpecError, StoreError
+    from kvq_core.inspection import Inspection, inspect_model
     from kvq_core.methods import make
     from kvq_core.packed import packed_cache
     from kvq_core.pipeline.compare import compare, run
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "errors": ("KvqError", "MethodError", "ModelError", "SpecError", "StoreError"),
+    "inspection": ("Inspection", "inspect_model"),
     "methods": ("make",),
     "packed": ("packed_cache",),
     "pipeline.compare": ("compare", "run"),
@@ -35,6 +37,7 @@ _ROOMS = ("methods", "models")  # reached as attributes: kvq_core.models.load
 
 __all__ = [
     "ComparisonSpec",
+    "Inspection",
     "KvqError",
     "Lane",
     "MethodError",
@@ -44,6 +47,7 @@ __all__ = [
     "SpecError",
     "StoreError",
     "compare",
+    "inspect_model",
     "make",
     "packed_cache",
     "parse_spec",

@@ -41,13 +41,14 @@ _TABLE = """
     store: errors logs machine record settings
     pipeline: analysis capture codecs engine errors events logs machine methods metrics models presets record
         settings spec store
+    inspection: analysis capture engine errors machine methods metrics models presets settings spec
     packed: codebooks codecs errors events kernels machine methods models pipeline spec
     claims: analysis capture codebooks codecs divergence engine errors machine methods metrics models pipeline
         presets record settings spec training
-    cli: analysis claims codebooks errors events machine methods metrics models packed pipeline presets record
-        settings spec store training
+    cli: analysis claims codebooks errors events inspection machine methods metrics models packed pipeline presets
+        record settings spec store training
     __main__: cli
-    __init__: errors methods packed pipeline record spec
+    __init__: errors inspection methods packed pipeline record spec
     ui.html: analysis claims events record
     ui.figures: analysis record ui.html
     ui.selection: record ui.figures ui.html

@@ -17,7 +17,7 @@ from tests.test_imports import ROOT
 
 _EVENTS = ("Loading", "Prefill", "Encoding", "Step", "Summarizing", "Finished")
 _EVENT = " | ".join(f"kvq_core.events.{name}" for name in _EVENTS)
-_RUN = "spec: kvq_core.spec.ComparisonSpec, store: kvq_core.store.store.Store | None = None"
+_RUN = "spec: kvq_core.spec.comparison.ComparisonSpec, store: kvq_core.store.store.Store | None = None"
 _ERROR = "(message: str)"
 
 # A function or plain class and its signature; a model and its fields, each with its type and, after =, its default.
@@ -33,15 +33,34 @@ SURFACE = {
         "temperature": "float = 0.0",
         "seed": "int = 0",
         "score_chunk": "int = 1",
-        "lanes": "tuple[kvq_core.spec.Lane, ...] = ()",
-        "capture": "kvq_core.spec.Capture = Capture(layers='auto', heads='all', detail='normal')",
+        "lanes": "tuple[kvq_core.spec.lane.Lane, ...] = ()",
+        "capture": "kvq_core.spec.comparison.Capture = Capture(layers='auto', heads='all', detail='normal')",
         "stress": (
-            "kvq_core.spec.Stress = Stress(key_outlier_scale=1.0, key_outlier_pairs=2, key_bias=0.0, "
+            "kvq_core.spec.comparison.Stress = Stress(key_outlier_scale=1.0, key_outlier_pairs=2, key_bias=0.0, "
             "layers='all', kv_heads='all')"
         ),
         "ignore_eos": "bool = False",
         "expect": "str = ''",
         "notes": "str = ''",
+    },
+    "Inspection": {
+        "version": "int",
+        "model": "str",
+        "title": "str",
+        "model_hash": "str",
+        "dtype": "str",
+        "facts": "kvq_core.inspection.report.Facts",
+        "formats": "tuple[kvq_core.inspection.report.Format, ...]",
+        "sentence": "str",
+        "at_risk_layers": "tuple[int, ...]",
+        "reasons": "tuple[kvq_core.inspection.report.Reason, ...]",
+        "figures": "tuple[kvq_core.inspection.report.LayerFigures, ...] = ()",
+        "remedies": "tuple[kvq_core.inspection.report.Remedy, ...] = ()",
+        "plain_kld": "Optional[float] = None",
+        "tokens": "int = 0",
+        "forced_tokens": "int = 0",
+        "bytes_at": "int = 0",
+        "published": "tuple[str, ...] = ()",
     },
     "KvqError": _ERROR,
     "Lane": {
@@ -52,6 +71,7 @@ SURFACE = {
         "layers": "Union[Literal['all'], tuple[int, ...]] = 'all'",
         "sink_tokens": "int | None = None",
         "recent_tokens": "int | None = None",
+        "center": "Literal['none', 'mean', 'bias', 'mean_after_rope'] = 'none'",
     },
     "MethodError": _ERROR,
     "ModelError": _ERROR,
@@ -77,12 +97,17 @@ SURFACE = {
     "SpecError": _ERROR,
     "StoreError": _ERROR,
     "compare": f"({_RUN}) -> collections.abc.Generator[{_EVENT}]",
+    "inspect_model": (
+        "(model: str | kvq_core.models.loader.LoadedModel, revision: str | None = None, *, remedies: bool = True, "
+        "progress: collections.abc.Callable[[str, int, int], None] | None = None) "
+        "-> kvq_core.inspection.report.Inspection"
+    ),
     "make": "(name: str, /, **settings: Any) -> kvq_core.methods.base.Method",
     "packed_cache": (
         "(model: Any, method: kvq_core.methods.base.Method, path: Literal['auto', 'triton', 'torch'] = 'auto')"
         " -> 'TicketCache'"
     ),
-    "parse_spec": "(data: Any) -> kvq_core.spec.ComparisonSpec",
+    "parse_spec": "(data: Any) -> kvq_core.spec.comparison.ComparisonSpec",
     "roundtrip": (
         "(method: kvq_core.methods.base.Method, keys: torch.Tensor, values: torch.Tensor, "
         "queries: torch.Tensor | None = None, rope: tuple[torch.Tensor, torch.Tensor] | None = None, "

@@ -144,3 +144,13 @@ class AttentionTap:
 def _centred_size(delta: Tensor) -> Tensor:
     """|delta less its mean over positions (last)|; changes ``delta``."""
     return delta.sub_(delta.mean(-1, keepdim=True)).abs_()
+
+
+def last_attention(queries: Tensor, keys: Tensor, scaling: float) -> Tensor:
+    """Attention weights of the newest queries (query_heads, n, head_dim) over all keys (kv_heads, tokens, head_dim),
+    causal: (query_heads, n, tokens)."""
+    n, tokens = queries.shape[1], keys.shape[1]
+    grouped = queries.unflatten(0, (len(keys), -1))
+    scores = grouped @ keys.unsqueeze(1).transpose(-1, -2) * scaling
+    future = torch.ones(n, tokens, dtype=torch.bool, device=scores.device).triu(tokens - n + 1)
+    return scores.masked_fill(future, -torch.inf).softmax(-1).flatten(0, 1)

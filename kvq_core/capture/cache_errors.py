@@ -169,3 +169,21 @@ def output_bound(queries: Tensor, key_error: Tensor, values: Tensor, value_error
     shift = (q @ key_error.mT).abs().sum(-1) * scaling
     by_keys = values.flatten(1).norm(dim=-1)[:, None] / 2 * shift
     return (by_keys + value_error.norm(dim=-1).sum(-1)[:, None]).flatten()
+
+
+def score_error(queries: Tensor, key_error: Tensor, scaling: float, first: int) -> Tensor:
+    """Root mean square of the scaled q·Δk over causal pairs, centred per row: what the keys' errors do to the scores,
+    less the row's mean, which softmax does not see.
+
+    queries (query_heads, n, head_dim) after RoPE at positions ``first``, first + 1, ...; key_error Δk (kv_heads,
+    tokens, head_dim) from position 0 on -> a scalar, in nats.
+    """
+    n, tokens = queries.shape[1], key_error.shape[1]
+    positions = torch.arange(first, first + n)
+    seen = (torch.arange(tokens)[None] <= positions[:, None]).to(key_error.device)  # (n, tokens)
+    counts = seen.sum(-1, keepdim=True)
+    grouped = queries.unflatten(0, (len(key_error), -1))  # (kv_heads, groups, n, head_dim)
+    delta = grouped @ key_error.unsqueeze(1).transpose(-1, -2) * scaling
+    delta = delta * seen
+    delta = (delta - delta.sum(-1, keepdim=True) / counts) * seen
+    return (delta.square().sum() / (counts.sum() * len(queries))).sqrt()

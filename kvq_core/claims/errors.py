@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from kvq_core.capture.cache_errors import score_error
 from kvq_core.claims.lanes import ReadBack
 from kvq_core.claims.sample import Sample
 from kvq_core.divergence import kl_divergence
@@ -19,24 +20,12 @@ def relative_error(read: Tensor, true: Tensor) -> float:
     return error.mean().item()
 
 
-def score_error(sample: Sample, keys: Tensor, first: int = 0) -> float:
-    """Root mean square of the scaled q·(k' - k) over causal pairs, centred per row, mean over layers.
-
-    Rows: queries at positions ``first`` and later; columns: the prompt's keys up to the query. keys (layers, kv_heads,
-    prompt, head_dim). A row's mean is taken out because softmax does not see it.
-    """
-    n, total = sample.prompt, len(sample.ids)
-    seen = torch.arange(n)[None] <= torch.arange(first, total)[:, None]  # (rows, prompt)
-    seen = seen.to(keys.device)
-    counts = seen.sum(-1, keepdim=True)
-    errors = []
-    scaling = sample.model.shape.scaling
-    for q, read, true, factor in zip(sample.queries, keys, sample.keys, scaling, strict=True):  # a layer at a time
-        grouped = q[:, first:].unflatten(0, (len(read), -1))  # (kv_heads, groups, rows, head_dim)
-        delta = grouped @ (read - true[:, :n]).unsqueeze(1).transpose(-1, -2) * factor
-        delta = delta * seen
-        delta = (delta - delta.sum(-1, keepdim=True) / counts) * seen
-        errors.append((delta.square().sum() / (counts.sum() * len(q))).sqrt())
+def mean_score_error(sample: Sample, keys: Tensor, first: int = 0) -> float:
+    """``score_error`` of the keys read (layers, kv_heads, prompt, head_dim), mean over layers, for the queries at
+    positions ``first`` and later."""
+    n, scaling = sample.prompt, sample.model.shape.scaling
+    layers = zip(sample.queries, keys, sample.keys, scaling, strict=True)
+    errors = [score_error(q[:, first:], read - true[:, :n], factor, first) for q, read, true, factor in layers]
     return torch.stack(errors).mean().item()
 
 
@@ -83,8 +72,8 @@ Metric = Callable[[Sample, ReadBack], float]
 METRICS: dict[str, Metric] = {
     "key_error": lambda s, h: relative_error(h.keys, s.keys[..., : s.prompt, :]),
     "value_error": lambda s, h: relative_error(h.values, s.values[..., : s.prompt, :]),
-    "score_error": lambda s, h: score_error(s, h.keys),
-    "later_score_error": lambda s, h: score_error(s, h.keys, s.prompt),
+    "score_error": lambda s, h: mean_score_error(s, h.keys),
+    "later_score_error": lambda s, h: mean_score_error(s, h.keys, s.prompt),
     "output_error": output_error,
     "kld": lambda s, h: predictions(s, h)["kld"],
     "ppl_ratio": lambda s, h: predictions(s, h)["ppl_ratio"],

@@ -9,6 +9,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from kvq_core.capture.attention import last_attention
 from kvq_core.capture.spectra import deviations, query_directions, singular_values
 from kvq_core.claims.errors import later_attention
 from kvq_core.claims.measures import Context, Measure, Numbers
@@ -129,11 +130,9 @@ class Persistence(Measure):
 
 def prompt_attention(sample: Sample, layer: int, window: int) -> Tensor:
     """Attention weights of the prompt's last ``window`` queries: (query_heads, window, prompt)."""
-    n, keys = sample.prompt, sample.keys[layer, :, : sample.prompt]
-    grouped = sample.queries[layer, :, n - window : n].unflatten(0, (len(keys), -1))
-    scores = grouped @ keys.unsqueeze(1).transpose(-1, -2) * sample.model.shape.scaling[layer]
-    future = torch.ones(window, n, dtype=torch.bool, device=scores.device).triu(n - window + 1)
-    return scores.masked_fill(future, -torch.inf).softmax(-1).flatten(0, 1)
+    n = sample.prompt
+    queries, keys = sample.queries[layer, :, n - window : n], sample.keys[layer, :, :n]
+    return last_attention(queries, keys, sample.model.shape.scaling[layer])
 
 
 class GroupSize(BaseModel):

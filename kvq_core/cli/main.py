@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from kvq_core.cli import claims as claims_cli
 from kvq_core.cli import codebooks as codebooks_cli
+from kvq_core.cli import inspect as inspect_cli
 from kvq_core.cli import measure as measure_cli
 from kvq_core.cli import store as store_cli
 from kvq_core.cli.bar import Bar
@@ -44,6 +45,7 @@ EXAMPLES = {
     "claims": claims_cli.EXAMPLES,
     "store": store_cli.EXAMPLES,
     "measure": measure_cli.EXAMPLES,
+    "inspect": inspect_cli.EXAMPLES,
 }
 
 
@@ -99,6 +101,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     store_cli.add_arguments(add("store", "Tell what the store holds, or remove what its limits say.", store_cli.store))
     claims_cli.add_arguments(add("claims", "Measure the papers' claims on a model.", claims_cli.claims))
+    summary = "Look at a model before any run: its cache, what formats cost, which layers are at risk."
+    inspect_cli.add_arguments(add("inspect", summary, inspect_cli.inspect))
     summary = "Run lanes one at a time with packed caches: time and memory."
     measure_cli.add_arguments(add("measure", summary, measure_cli.measure_lanes), _quiet)
     return parser

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvq_core.claims.errors import later_attention, score_error
+from kvq_core.claims.errors import later_attention, mean_score_error
 from kvq_core.claims.sample import capture
 from kvq_core.claims.structure import prompt_attention
 from kvq_core.engine.cache import LaneCache
@@ -111,7 +111,7 @@ def test_claims_measure_the_models_attention(scaled) -> None:
         delta = (wrong - sample.keys[..., :80, :])[layer].double().repeat_interleave(2, 0)
         scores = factor * sample.queries[layer, :, 80:].double() @ delta.transpose(-1, -2)
         rows.append((scores - scores.mean(-1, keepdim=True)).square().mean().sqrt())
-    assert score_error(sample, wrong, 80) == pytest.approx(torch.stack(rows).mean().item(), rel=1e-4)
+    assert mean_score_error(sample, wrong, 80) == pytest.approx(torch.stack(rows).mean().item(), rel=1e-4)
 
 
 def test_packed_layers_are_fitted_with_it(scaled, monkeypatch) -> None:

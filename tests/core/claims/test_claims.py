@@ -27,7 +27,7 @@ from kvq_core.claims.board import (
     verdict_markdown,
 )
 from kvq_core.claims.criteria import MEASURES, Claim, Paper
-from kvq_core.claims.errors import METRICS, later_attention, output_error, score_error
+from kvq_core.claims.errors import METRICS, later_attention, mean_score_error, output_error
 from kvq_core.claims.lanes import ClaimLane, read_back
 from kvq_core.claims.measure import judge
 from kvq_core.claims.measures import Context
@@ -205,7 +205,7 @@ def naive_scores(sample, keys, first):
 @pytest.mark.parametrize("first", [0, PROMPT])
 def test_score_errors_equal_a_direct_computation(sample, first):
     held = read_back(sample, ClaimLane(method="kivi", knobs={"bits": 2}))
-    assert score_error(sample, held.keys, first) == pytest.approx(naive_scores(sample, held.keys, first), rel=1e-4)
+    assert mean_score_error(sample, held.keys, first) == pytest.approx(naive_scores(sample, held.keys, first), rel=1e-4)
 
 
 def test_output_errors_equal_a_direct_computation(sample):

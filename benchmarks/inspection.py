@@ -1,0 +1,95 @@
+"""How often the look at a model is right: its layers at risk against what quantizing each layer alone costs.
+
+On every model given, as it is and under stress that leaves full-precision attention as it was (a constant in the keys,
+outlier channels), each layer's keys are stored per token at 3 bits by themselves. A layer whose mean KLD reaches
+HARMFUL over the forced tokens is harmful; sensitivity is the share of these that were named, a false alarm a named one
+that is not. The thresholds were set on the two models without stress, so the twins are what tells.
+"""
+
+import argparse
+import json
+import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+
+from kvq_core.inspection.look import Look
+from kvq_core.inspection.remedies import Measured
+from kvq_core.models import LoadedModel, load
+from kvq_core.spec import DEFAULT_MODEL, Lane, Stress
+
+HARMFUL = 0.02  # nats of mean KLD that a layer's keys alone cost
+BITS = 3
+LANES = 10  # measured at a time
+TWINS = {
+    "as it is": None,
+    "key bias 20, layers 1 and 5": Stress(key_bias=20, layers=(1, 5)),
+    "key outliers x32, layers 2 and 6": Stress(key_outlier_scale=32, layers=(2, 6)),
+}
+
+
+def harm(look: Look) -> dict[int, float]:
+    """Mean KLD that each layer's keys per token at BITS bits cost alone."""
+    layers = look.model.shape.layers
+    lanes = [
+        Lane(label=str(n), method="per_token", knobs={"bits": BITS, "residual_length": 0}, tensors="keys", layers=(n,))
+        for n in range(layers)
+    ]
+    found: dict[int, float] = {}
+    for start in range(0, layers, LANES):
+        for name, each in look.measured(lanes[start : start + LANES]).items():
+            assert isinstance(each, Measured), each
+            found[int(name)] = each.kld
+    return found
+
+
+def measure(model: LoadedModel) -> list[dict[str, Any]]:
+    cases = []
+    for twin, stress in TWINS.items():
+        look = Look(model, stress=stress)
+        named, costs = set(look.inspection(with_remedies=False).at_risk_layers), harm(look)
+        harmful = {layer for layer, kld in costs.items() if kld >= HARMFUL}
+        cases.append(
+            {
+                "model": model.title,
+                "twin": twin,
+                "layers": len(costs),
+                "named": sorted(named),
+                "harmful": sorted(harmful),
+                "false_alarms": sorted(named - harmful),
+                "missed": sorted(harmful - named),
+                "kld": [costs[layer] for layer in sorted(costs)],
+            }
+        )
+        print(f"{model.title}, {twin}: named {sorted(named)}, harmful {sorted(harmful)}", flush=True)
+    return cases
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", action="append", default=[], help="a model id or file; may be given several times")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
+    arguments = parser.parse_args()
+    cases = [case for id in arguments.model or [DEFAULT_MODEL] for case in measure(load(id))]
+    found = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "harmful_kld": HARMFUL,
+        "bits": BITS,
+        "threads": torch.get_num_threads(),
+        "layers": sum(case["layers"] for case in cases),
+        "harmful": sum(len(case["harmful"]) for case in cases),
+        "named_of_harmful": sum(len(case["harmful"]) - len(case["missed"]) for case in cases),
+        "false_alarms": sum(len(case["false_alarms"]) for case in cases),
+        "cases": cases,
+    }
+    arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

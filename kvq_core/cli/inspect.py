@@ -1,0 +1,106 @@
+"""``python -m kvq_core inspect``: a model looked at before any run."""
+
+import argparse
+import sys
+from contextlib import redirect_stdout
+from typing import TYPE_CHECKING
+
+from kvq_core.cli.bar import Bar
+from kvq_core.cli.output import as_json, columns
+
+if TYPE_CHECKING:
+    from kvq_core.inspection.report import Facts, Inspection, LayerFacts, LayerFigures
+
+EXAMPLES = (
+    "python -m kvq_core inspect Qwen/Qwen2.5-0.5B-Instruct\n"
+    "  python -m kvq_core inspect path/to/model.gguf --json\n"
+    "  python -m kvq_core inspect HuggingFaceTB/SmolLM2-135M-Instruct --no-remedies"
+)
+_HEADER = ("layer", "key bias", "constant", "key outliers", "key rank", "value rank", "first 4", "score Δ", "centred")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="model id, folder, or GGUF file")
+    parser.add_argument("--revision", metavar="REV", help="Hub revision of the model")
+    parser.add_argument("--no-remedies", action="store_true", help="leave out what takes longest: measuring remedies")
+
+
+def inspect(arguments: argparse.Namespace) -> None:
+    """Look at a model and print what was found."""
+    from kvq_core.inspection import inspect_model
+
+    with redirect_stdout(sys.stderr), Bar() as bar:
+        found = inspect_model(arguments.model, arguments.revision, remedies=not arguments.no_remedies, progress=bar)
+    print(as_json(found.model_dump(mode="json")) if arguments.json else describe(found))
+
+
+def describe(found: "Inspection") -> str:
+    """All of it for a terminal: the sentence, facts, a line a layer, remedies, formats, what is published."""
+    parts = [
+        [found.title, *facts_lines(found.facts)],
+        [found.sentence],
+        columns([_HEADER, *map(_layer, found.facts.layers, found.figures)]),
+        _remedies(found),
+        _formats(found),
+        [f"published, not measured here: {said}" for said in found.published],
+    ]
+    return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def facts_lines(facts: "Facts") -> list[str]:
+    """What weights and configuration say, in two lines, and a third where layers differ."""
+    base = "" if facts.rope_base is None else f" with base {facts.rope_base:,.0f}"
+    kinds = {
+        "windowed": [f.layer for f in facts.layers if f.window is not None],
+        "without RoPE": [f.layer for f in facts.layers if f.rope == "none"],
+        "rotated in an unknown way": [f.layer for f in facts.layers if f.rope == "unknown"],
+    }
+    normed = any(layer.key_norm_gain is not None for layer in facts.layers)
+    unlike = "; ".join(f"layers {', '.join(map(str, layers))}: {kind}" for kind, layers in kinds.items() if layers)
+    return [
+        f"{facts.architecture}: {len(facts.layers)} layers, {facts.query_heads} query heads on {facts.kv_heads} KV "
+        f"heads (GQA {facts.query_groups}), head_dim {facts.head_dim}, context {facts.context:,}",
+        f"RoPE {facts.rope}{base}, {'a norm on the keys' if normed else 'no norm on the keys'}, "
+        f"{'no ' if facts.usual_bias is None else ''}key bias; {facts.token_bytes:,} bytes a token in fp16",
+        *([unlike] if unlike else []),
+    ]
+
+
+def _layer(facts: "LayerFacts", figures: "LayerFigures") -> tuple[str, ...]:
+    numbers = (figures.constant, figures.key_outliers, figures.key_rank, figures.value_rank)
+    return (
+        str(facts.layer),
+        "-" if facts.key_bias is None else f"{facts.key_bias:.1f}",
+        *("-" if value is None else f"{value:.1f}" for value in numbers),
+        f"{figures.first_tokens:.0%}",
+        f"{figures.score_error:.2f}",
+        "-" if figures.centred_score_error is None else f"{figures.centred_score_error:.2f}",
+    )
+
+
+def _remedies(found: "Inspection") -> list[str]:
+    if found.plain_kld is None:
+        return []
+    rows = [
+        ("remedy", "KLD", f"bytes more at {found.bytes_at:,} tokens"),
+        ("none (keys per token, 4 bits)", f"{found.plain_kld:.4f}", "0"),
+    ]
+    for each in found.remedies:
+        refused = f"not here: {each.refused}"
+        rows.append(
+            (
+                each.name,
+                "-" if each.kld is None else f"{each.kld:.4f}",
+                refused if each.extra_bytes is None else f"{each.extra_bytes:,}",
+            )
+        )
+    return columns(rows)
+
+
+def _formats(found: "Inspection") -> list[str]:
+    lengths = sorted({tokens for each in found.formats for tokens in each.nbytes})
+    rows = [("format", *(f"{tokens:,} tokens" for tokens in lengths), "at its defaults")]
+    for each in found.formats:
+        sizes = [f"{each.nbytes[tokens] / 1e6:,.1f} MB" if tokens in each.nbytes else "-" for tokens in lengths]
+        rows.append((each.method, *sizes, each.settings if each.why_not is None else f"not here: {each.why_not}"))
+    return columns(rows)

@@ -1,0 +1,179 @@
+"""Looking at a model: facts and formats from weights and configuration, the rest from one short prefill."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from kvq_core.engine.decode import Decode
+from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.stress import AppliedStress, apply_stress
+from kvq_core.errors import ModelError
+from kvq_core.inspection.facts import facts_of
+from kvq_core.inspection.figures import figures_of
+from kvq_core.inspection.formats import formats_of
+from kvq_core.inspection.remedies import BYTES_AT, CENTRED, PLAIN, Measured, measured, remedy, remedy_lanes
+from kvq_core.inspection.report import Inspection, LayerFigures, Remedy
+from kvq_core.inspection.risk import known_of, reasons_of, sentence_of
+from kvq_core.inspection.rules import rules
+from kvq_core.machine.files import keep_memo, read_memo
+from kvq_core.metrics.fidelity import Fidelity
+from kvq_core.models import LoadedModel, load
+from kvq_core.presets import preset
+from kvq_core.settings import settings
+from kvq_core.spec import ComparisonSpec, Lane, Stress
+
+VERSION = 1  # raised whenever a change alters figures, so that kept ones are measured again
+TEXT = "long-prompt"  # the preset whose prompt is read, as it is
+TOKENS, FORCED = 256, 64
+CHUNK = 16  # forced tokens a forward pass
+Progress = Callable[[str, int, int], None]  # what is being done, done, total
+
+
+def inspect_model(
+    model: str | LoadedModel,
+    revision: str | None = None,
+    *,
+    remedies: bool = True,
+    progress: Progress | None = None,
+) -> Inspection:
+    """Look at a model before any run: its cache's facts and formats, figures of a prefill of 256 tokens, and which
+    layers are at risk under keys stored per token; with ``remedies`` the measured gain of each.
+
+    What was found is kept under KVQ_HOME by the model's hash, and read from there the next time. Raises ModelError
+    where the model cannot be had, or not be run, and KvqError where it cannot read the text.
+    """
+    progress = progress or (lambda *_: None)
+    if isinstance(model, str):
+        progress("Loading the model", 0, 1)
+        model = load(model, revision)
+    kept = stored_inspection(model)
+    if kept is not None and (kept.remedies or not remedies):
+        return kept
+    found = Look(model, progress).inspection(remedies)
+    keep_memo(_memo(model), found.model_dump(mode="json"))
+    return found
+
+
+def stored_inspection(model: LoadedModel) -> Inspection | None:
+    """What was found when the model was looked at before; None where it was not."""
+    held = read_memo(_memo(model))
+    try:
+        found = Inspection.model_validate(held) if held is not None else None
+    except ValueError:  # of another version of this project
+        return None
+    return found if found is not None and found.version == VERSION else None
+
+
+def _memo(model: LoadedModel) -> Path:
+    return settings().home / "inspections" / f"{model.model_hash}-{_dtype(model)}.json"
+
+
+def _dtype(model: LoadedModel) -> str:
+    return str(model.dtype).removeprefix("torch.")
+
+
+@dataclass
+class Look:
+    """One look at a model; under ``stress`` where the rules themselves are looked at."""
+
+    model: LoadedModel
+    progress: Progress = lambda *_: None
+    stress: Stress | None = None
+    _applied: AppliedStress | None = field(init=False, default=None)
+
+    def inspection(self, with_remedies: bool) -> Inspection:
+        """Raises KvqError where the model cannot run the text."""
+        model, steps = self.model, 4 if with_remedies else 3
+        self.progress("Reading weights and configuration", 0, steps)
+        facts, formats = facts_of(model), formats_of(model)
+        self.progress(f"Reading {TOKENS} tokens", 1, steps)
+        figures = self.figures
+        reasons = reasons_of(facts, figures, rules())
+        at_risk = tuple(reason.layer for reason in reasons)
+        self.progress("Measuring remedies", 2, steps)
+        plain, told = self._remedies(at_risk) if with_remedies else (None, ())
+        self.progress("Done", steps, steps)
+        return Inspection(
+            version=VERSION,
+            model=model.id,
+            title=model.title,
+            model_hash=model.model_hash,
+            dtype=_dtype(model),
+            facts=facts,
+            formats=formats,
+            sentence=sentence_of(facts, reasons, told, plain, rules()),
+            at_risk_layers=at_risk,
+            reasons=reasons,
+            figures=figures,
+            remedies=told,
+            plain_kld=plain,
+            tokens=TOKENS,
+            forced_tokens=FORCED if with_remedies else 0,
+            bytes_at=BYTES_AT,
+            published=known_of(model.id, model.title, facts.architecture),
+        )
+
+    @cached_property
+    def spec(self) -> ComparisonSpec:
+        """What is scored after the prefill: the FORCED tokens that follow."""
+        ids = self._ids[TOKENS:]
+        follow = self.model.tokenizer.decode(ids)
+        return ComparisonSpec(prompt=TEXT, continuation=follow, score_chunk=CHUNK)
+
+    @cached_property
+    def prefill(self) -> Prefill:
+        """The first TOKENS tokens of the text, stressed where that is asked for."""
+        prefill = Prefill(self.model, self._ids[:TOKENS])
+        for _ in prefill.run():
+            pass
+        self._applied = apply_stress(self.model, prefill, self.stress)[0] if self.stress is not None else None
+        return prefill
+
+    @cached_property
+    def figures(self) -> tuple[LayerFigures, ...]:
+        """Of every layer. Raises ModelError where keys per token cannot be had."""
+        decode = self._encoded([PLAIN, remedy_lanes(self.model.shape.layers)[CENTRED]])
+        rows = {state.lane.label: row for row, state in enumerate(decode.states_running, 1)}
+        if PLAIN.label not in rows:
+            raise ModelError(f"{self.model.title} cannot be looked at: {decode.states[0].error}.")
+        return tuple(figures_of(self.prefill.groups, decode.rows, decode.rope, rows[PLAIN.label], rows.get(CENTRED)))
+
+    def measured(self, lanes: Sequence[Lane]) -> dict[str, Measured | str]:
+        """Every lane by its label: its mean KLD over the forced tokens and its bytes, or why it cannot be had."""
+        decode = self._encoded(lanes)
+        fidelity = Fidelity(len(decode.states_running))
+        for _ in decode.steps(fidelity, None, lambda rows: None):
+            pass
+        return measured(decode, fidelity, self.model.shape)
+
+    def _remedies(self, at_risk: tuple[int, ...]) -> tuple[float, tuple[Remedy, ...]]:
+        """KLD without a remedy, and every remedy."""
+        shape = self.model.shape
+        lanes = remedy_lanes(shape.layers, at_risk)
+        found = self.measured([PLAIN, *lanes.values()])
+        plain = found[PLAIN.label]
+        if isinstance(plain, str):
+            raise ModelError(f"{self.model.title} cannot be looked at: {plain}.")
+        return plain.kld, tuple(remedy(name, lane, found[name], plain, shape) for name, lane in lanes.items())
+
+    def _encoded(self, lanes: Sequence[Lane]) -> Decode:
+        prefill = self.prefill
+        decode = Decode(self.model, prefill, self.spec, list(lanes), self._applied)
+        for state in decode.states:
+            state.error = state.lane.why_not(self.model.shape)
+        for _ in decode.encode():
+            pass
+        return decode
+
+    @cached_property
+    def _ids(self) -> list[int]:
+        """Tokens of the text: those that are prefilled, and those that are scored after them."""
+        ids = self.model.render(preset(TEXT).spec.prompt, None, False)
+        needed, there = TOKENS + FORCED + 1, min(len(ids), self.model.shape.context)
+        if there < needed:
+            raise ModelError(
+                f"{self.model.title} takes {there} tokens of the text that models are looked at with; {needed} are "
+                "needed."
+            )
+        return ids[:needed]

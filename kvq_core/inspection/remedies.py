@@ -1,0 +1,93 @@
+"""What helps keys that are stored per token: each remedy is a lane, measured beside the lane without it."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from kvq_core.analysis.context_growth import Growth
+from kvq_core.engine.decode import Decode, LaneState
+from kvq_core.inspection.report import Remedy
+from kvq_core.methods import ModelShape
+from kvq_core.metrics.fidelity import Fidelity
+from kvq_core.metrics.stored_bytes import measure
+from kvq_core.spec import Lane
+
+BYTES_AT = 4_096  # tokens of the context that bytes are told for
+_FILLING = 64  # contexts up to that one among which windows are once at their fullest
+_KNOBS = {"bits": 4, "residual_length": 0}
+PLAIN = Lane(label="Keys per token, 4 bits", method="per_token", knobs=_KNOBS, tensors="keys")
+CENTRED = "Centre the keys"
+
+
+def remedy_lanes(layers: int, at_risk: Iterable[int] = ()) -> dict[str, Lane]:
+    """Lanes by what they change of PLAIN; exempting layers is one where any are at risk, and any are left."""
+    lanes = {
+        CENTRED: _changed(center="mean"),
+        "Keys per channel": _changed(method="per_channel", knobs={"bits": 4}),
+        "8-bit keys": _changed(knobs={**_KNOBS, "bits": 8}),
+    }
+    exempt = sorted(at_risk)
+    if exempt and (left := tuple(layer for layer in range(layers) if layer not in exempt)):
+        lanes[f"{named(exempt)} in fp16"] = _changed(layers=left)
+    return {name: lane.model_copy(update={"label": name}) for name, lane in lanes.items()}
+
+
+def _changed(**changes: object) -> Lane:
+    return Lane.model_validate({**PLAIN.model_dump(), "label": "", **changes})
+
+
+def named(layers: Sequence[int]) -> str:
+    """``Layers 0-2, 8`` or ``Layer 4``."""
+    return f"{'Layer' if len(layers) == 1 else 'Layers'} {spans(layers)}"
+
+
+def spans(layers: Sequence[int]) -> str:
+    """``0-2, 8`` of sorted layer numbers."""
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and layer == runs[-1][-1] + 1:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """KLD of a lane over the forced tokens, in nats, and how its bytes grow."""
+
+    kld: float
+    growth: Growth
+
+    def extra(self, plain: "Measured", shape: ModelShape, tokens: int) -> int:
+        """Bytes stored beyond the plain lane's for a context, at most: with windows at their fullest."""
+        lengths = range(tokens - _FILLING + 1, tokens + 1)
+        own, other = ([each.growth.nbytes(shape, n, 1) or 0 for n in lengths] for each in (self, plain))
+        return round(max(a - b for a, b in zip(own, other, strict=True)))
+
+
+def measured(decode: Decode, fidelity: Fidelity, shape: ModelShape) -> dict[str, Measured | str]:
+    """Every lane of a finished decode by its label; why it failed, where it did."""
+    return dict(_each(decode.states, decode.states_running, fidelity, shape))
+
+
+def _each(
+    states: Sequence[LaneState], running: Sequence[LaneState], fidelity: Fidelity, shape: ModelShape
+) -> Iterator[tuple[str, Measured | str]]:
+    for state in states:
+        name = state.lane.label
+        if state.error or state.cache is None:
+            yield name, state.error or "it could not be set up"
+            continue
+        kld = fidelity.column("kld", running.index(state)).double().mean().item()
+        yield name, Measured(kld, Growth.of(state.lane, measure(state.cache, shape), shape))
+
+
+def remedy(name: str, lane: Lane, found: Measured | str, plain: Measured, shape: ModelShape) -> Remedy:
+    """One remedy as data."""
+    told = lane.model_dump(mode="json", exclude_defaults=True)
+    if isinstance(found, str):
+        return Remedy(name=name, lane=told, kld=None, extra_bytes=None, refused=found)
+    fixed = found.growth.fixed_bytes(shape) - plain.growth.fixed_bytes(shape)
+    return Remedy(
+        name=name, lane=told, kld=found.kld, extra_bytes=found.extra(plain, shape, BYTES_AT), fixed_bytes=fixed
+    )
