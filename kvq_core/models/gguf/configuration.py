@@ -1,5 +1,6 @@
 """A GGUF file's header as a transformers configuration; what is neither used nor known to be harmless is refused."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -75,9 +76,8 @@ def configuration(header: Header, frequencies: np.ndarray | None) -> Any:
     entries = {entry.name: entry for entry in header.entries}
     _check_counts(header, entries, sizes, kv_heads)
     try:
-        rope = rope_parameters(lambda key, default: at(f"rope.{key}", default), head_dim, context, frequencies)
-        epsilon = float(at(_EPSILON, None))
-    except (ModelError, TypeError, ValueError) as error:
+        rope = rope_parameters(lambda key, default: _rope(header, key, default), head_dim, context, frequencies)
+    except ValueError as error:
         raise refused(header, str(error)) from None
     return AutoConfig.for_model(
         header.architecture,
@@ -85,7 +85,7 @@ def configuration(header: Header, frequencies: np.ndarray | None) -> Any:
         _model_name_or_path=header.values.get("general.name", ""),
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=epsilon,
+        rms_norm_eps=_number(header, _EPSILON, at(_EPSILON, None)),
         rope_parameters=rope,
         vocab_size=entries["token_embd.weight"].shape[0],
         tie_word_embeddings="output.weight" not in entries,
@@ -121,6 +121,19 @@ def _whole(header: Header, key: str, value: Any) -> int:
         return value
     told = "is missing" if value is None else f"= {excerpt(value)} is not one number above 0"
     raise refused(header, f"{header.architecture}.{key} {told}")
+
+
+def _number(header: Header, key: str, value: Any) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    told = "is missing" if value is None else f"= {excerpt(value)} is not a number"
+    raise refused(header, f"{header.architecture}.{key} {told}")
+
+
+def _rope(header: Header, key: str, default: Any) -> Any:
+    """A value of RoPE: a name where the default is one, else a number."""
+    value = header.values.get(f"{header.architecture}.rope.{key}", default)
+    return value if isinstance(default, str) else _number(header, f"rope.{key}", value)
 
 
 def _head_dim(header: Header, at: Callable[[str, Any], Any], usual: int) -> int:

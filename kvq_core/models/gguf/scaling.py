@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kvq_core.errors import ModelError, excerpt
+from kvq_core.errors import excerpt
 
 FREQUENCIES = "rope_freqs.weight"
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -23,20 +23,20 @@ def rope_parameters(
     """transformers' ``rope_parameters``. ``value`` looks up a key behind ``{architecture}.rope.``, with a default;
     ``factors`` (head_dim / 2) is the tensor of frequencies, if the file has one.
 
-    Raises ModelError for a scaling that is not known here.
+    Raises ValueError for a scaling that is not known here.
     """
     base = float(value("freq_base", 10000.0))
     factor = float(value("scaling.factor", value("scale_linear", 0.0))) or 1.0
     kind = value("scaling.type", "linear" if factor != 1 else "none")
     if kind not in ("none", "linear", "yarn"):
-        raise ModelError(f"rope.scaling.type = {excerpt(kind)} is not known here; known are none, linear and yarn")
+        raise ValueError(f"rope.scaling.type = {excerpt(kind)} is not known here; known are none, linear and yarn")
     if not (base > 0 and factor > 0 and math.isfinite(base * factor)):
-        raise ModelError(f"rope.freq_base = {base:g} and rope.scaling.factor = {factor:g} must be above 0")
+        raise ValueError(f"rope.freq_base = {base:g} and rope.scaling.factor = {factor:g} must be above 0")
     if kind == "none":
         factor = 1.0
     if factors is not None and bool((factors != 1).any()):
         if factor != 1:
-            raise ModelError(f"it has both rope.scaling.type = {kind} and the tensor {FREQUENCIES}")
+            raise ValueError(f"it has both rope.scaling.type = {kind} and the tensor {FREQUENCIES}")
         return {"rope_theta": base, **_by_pair(factors, base, head_dim, context)}
     if kind == "yarn":
         return {"rope_theta": base, **_yarn(value, factor, context)}
@@ -48,7 +48,7 @@ def rope_parameters(
 def _yarn(value: Callable[[str, Any], Any], factor: float, context: int) -> dict[str, Any]:
     """Queries and keys are multiplied by ``attn_factor * (1 + 0.1 ln factor)``: one number for transformers."""
     if float(value("scaling.yarn_ext_factor", 1.0)) != 1:
-        raise ModelError("rope.scaling.yarn_ext_factor other than 1 is not known here")
+        raise ValueError("rope.scaling.yarn_ext_factor other than 1 is not known here")
     attention = float(value("scaling.attn_factor", 1.0)) * float(value("scaling.yarn_attn_factor", 1.0))
     return {
         "rope_type": "yarn",
@@ -63,7 +63,7 @@ def _yarn(value: Callable[[str, Any], Any], factor: float, context: int) -> dict
 def _by_pair(factors: np.ndarray, base: float, head_dim: int, context: int) -> dict[str, Any]:
     """Llama 3's parameters where the factors are those; else the factors themselves, for every length of the text."""
     if factors.shape != (head_dim // 2,) or not (np.isfinite(factors) & (factors > 0)).all():
-        raise ModelError(f"the tensor {FREQUENCIES} does not hold {head_dim // 2} factors above 0")
+        raise ValueError(f"the tensor {FREQUENCIES} does not hold {head_dim // 2} factors above 0")
     largest = float(factors.max())
     if np.allclose(factors, _llama3(largest, base, head_dim), rtol=1e-5, atol=0):
         return {"rope_type": "llama3", "factor": largest, **_LLAMA3}
