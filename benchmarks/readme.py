@@ -265,7 +265,7 @@ def inspection_part() -> str:
         table("Model | Stress | Named at risk | Costs that much alone", *rows)
         + f"\n\nMeasured on {found['date']}. The last column: layers whose keys per token at {found['bits']} bits "
         f"alone cost {found['harmful_kld']:g} nats of KLD or more. Of {found['harmful']} such layers among "
-        f"{found['layers']}, {found['named_of_harmful']} were named; {found['false_alarms']} others were named as well. The "
+        f"{found['layers']}, {found['named_of_harmful']} were named; {found['false_alarms']} others were, too. The "
         "thresholds were set on the two models without stress."
     )
 

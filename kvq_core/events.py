@@ -10,6 +10,8 @@ from kvq_core.record.fields import Record
 @dataclass(frozen=True)
 class Loading:
     model: str
+    done: int = 0  # weights converted, of a GGUF file that is converted first
+    total: int = 0
 
 
 @dataclass(frozen=True)

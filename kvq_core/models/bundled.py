@@ -2,11 +2,10 @@
 
 import importlib.util
 from pathlib import Path
-from typing import Any
 
 from kvq_core.errors import ModelError
-from kvq_core.machine import files
-from kvq_core.models.support import check_weights
+from kvq_core.models.gguf import conversion
+from kvq_core.models.gguf.header import read_header
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL
 
@@ -42,42 +41,10 @@ def bundled_gguf() -> Path:
 def convert(target: Path) -> Path:
     """Dequantize the GGUF into ``target`` as safetensors and tokenizer; does nothing where that is done.
 
-    transformers takes about 20 s to read the GGUF and 2 s to read the result, whose weights are bit-equal. Written
-    aside and renamed, so that an interrupted conversion leaves nothing behind. Raises ModelError where it cannot be.
+    Text is cut as GPT-2 does, not as the file says (``smollm``, which cuts off digits first): so it was when the runs
+    and codebooks that ship were made. Raises ModelError where it cannot be converted.
     """
-    if (target / "model.safetensors").is_file():
-        return target
-    gguf = bundled_gguf()
-    import torch
-    from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    where = {"gguf_file": gguf.name, "local_files_only": True}
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **where)
-    read: Any = AutoModelForCausalLM.from_pretrained(
-        gguf.parent, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True, **where
-    )
-    model, report = read
-    check_weights(DEFAULT_MODEL, report)
-    del model.config.quantization_config  # the weights are plain float32 from here on
-    model.hf_quantizer = None
-    model.is_quantized = False
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        files.sweep(target.parent, f".{target.name}-*")
-        with files.folder_aside(target.parent, target.name) as new:
-            model.save_pretrained(new)
-            tokenizer.save_pretrained(new)
-            files.sync_folder(new)
-            new.rename(target)
-            files.sync(target.parent)
-    except (OSError, SafetensorError) as error:
-        if not (target / "model.safetensors").is_file():  # another process may have been faster
-            reason = getattr(error, "strerror", None) or str(error)[:200]
-            raise ModelError(
-                f"The bundled model cannot be converted into {target}: {reason}. It takes 0.6 GB: make room there, or "
-                "set KVQ_HOME to another folder."
-            ) from None
+    if not (target / "model.safetensors").is_file():
+        for _ in conversion.convert(read_header(bundled_gguf()), target, pre="gpt-2"):
+            pass
     return target

@@ -13,32 +13,62 @@ from kvq_core.machine.files import keep_memo, read_memo
 from kvq_core.settings import settings
 
 READ = {".json", ".jinja", ".txt", ".model", ".tiktoken"}  # endings of configuration, tokenizer and chat template
+SOURCE = "kvq-gguf.json"  # beside a converted model: what it came from, which decides nothing
 CONFIGURATIONS = ("config.json", "generation_config.json")
 _DECIDES_NOTHING = ("transformers_version", "_name_or_path")  # of a configuration: who wrote it, and where
 
 
-def stamp(folder: Path) -> list[list[Any]]:
-    """A model folder's files as they stand: another list whenever one of them was written, replaced, added or removed.
+def stamp(place: Path) -> list[list[Any]]:
+    """A model's file, or those of its folder, as they stand: another list whenever one was written, replaced, added or
+    removed.
 
     The time of the last change of a file cannot be set back, as that of its content can.
     """
-    found = ((file, file.stat()) for file in sorted([*folder.glob("*.safetensors"), *_settings(folder)]))
-    return [[str(f), s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino] for f, s in found]
+    return _stamps([place] if place.is_file() else sorted([*place.glob("*.safetensors"), *_settings(place)]))
+
+
+def _stamps(found: list[Path]) -> list[list[Any]]:
+    stats = ((file, file.stat()) for file in found)
+    return [[str(f), s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino] for f, s in stats]
 
 
 def weights_of(folder: Path) -> str:
     """sha256 over the weight files of a folder, remembered under KVQ_HOME for as long as nothing changes there."""
     now = stamp(folder)
-    memo = settings().home / "hashes" / f"{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()}.json"
-    held = read_memo(memo)
-    if isinstance(held, dict) and held.get("stamp") == now and isinstance(held.get("weights"), str):
-        return held["weights"]
+    if (held := _remembered(folder, now)) is not None:
+        return held
     digest = hashlib.sha256()
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
-    keep_memo(memo, {"stamp": now, "weights": digest.hexdigest()})
+    keep_memo(_memo(folder), {"stamp": now, "weights": digest.hexdigest()})
     return digest.hexdigest()
+
+
+def sha256_of(file: Path) -> str:
+    """sha256 of a large file, remembered like ``weights_of``. Raises OSError where it cannot be read."""
+    now = stamp(file)
+    if (held := _remembered(file, now)) is not None:
+        return held
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    keep_memo(_memo(file), {"stamp": now, "weights": digest})
+    return digest
+
+
+def remember(file: Path, digest: str) -> None:
+    """Spare ``sha256_of`` reading a file that was hashed while it was written."""
+    keep_memo(_memo(file), {"stamp": stamp(file), "weights": digest})
+
+
+def _memo(place: Path) -> Path:
+    return settings().home / "hashes" / f"{hashlib.sha256(str(place.resolve()).encode()).hexdigest()}.json"
+
+
+def _remembered(place: Path, now: list[list[Any]]) -> str | None:
+    held = read_memo(_memo(place))
+    told = held.get("weights") if isinstance(held, dict) and held.get("stamp") == now else None
+    return told if isinstance(told, str) else None
 
 
 def weights_in_memory(model: Any) -> str:
@@ -74,7 +104,8 @@ def whole_in_memory(weights: str, model: Any, tokenizer: Any) -> str:
 
 def _settings(folder: Path) -> Iterator[Path]:
     found = [*folder.glob("*"), *folder.glob("additional_chat_templates/*")]
-    return (file for file in sorted(found) if file.is_file() and (file.suffix in READ or "tokenizer" in file.name))
+    read = (file for file in sorted(found) if file.is_file() and (file.suffix in READ or "tokenizer" in file.name))
+    return (file for file in read if file.name != SOURCE)
 
 
 def _content(file: Path) -> bytes:

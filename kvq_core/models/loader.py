@@ -4,7 +4,6 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,13 +11,16 @@ from torch import Tensor
 
 from kvq_core.errors import ModelError, SpecError
 from kvq_core.methods import ModelRef, ModelShape
-from kvq_core.models import bundled, identity
+from kvq_core.models import identity
 from kvq_core.models.chat import conversation
 from kvq_core.models.choice import KNOWN, check_offered
+from kvq_core.models.gguf.conversion import Steps
 from kvq_core.models.lockstep import ATTENTION, register
 from kvq_core.models.probe import TOKENS, cached_rotations, probe
 from kvq_core.models.rope import Rope, Rotation
 from kvq_core.models.shape import key_bias_of, rope_of, shape_of
+from kvq_core.models.source import files_of, find, found, path_of, portable
+from kvq_core.models.source import title as title_of
 from kvq_core.models.support import (
     attention_modules,
     check_config,
@@ -47,6 +49,7 @@ class LoadedModel:
     tokenizer: Any
     weights_hash: str
     model_hash: str
+    quantization: str | None = None  # how the GGUF file it came from held its weights, such as "Q4_1: Q4_1 210, F32 61"
 
     @property
     def ref(self) -> ModelRef:
@@ -157,35 +160,47 @@ def wrap(model: Any, tokenizer: Any, *, id: str, title: str = "", revision: str 
     return _ready(LoadedModel(id, title or id, revision, model, tokenizer, weights[:16], whole[:16]))
 
 
-def bundled_folder() -> Path:
-    """Where the converted default model lies; converts it on first use."""
-    return bundled.convert(bundled.folder())
-
-
 _loading = threading.Lock()
 _held: dict[str, LoadedModel] = {}  # one model, by what was asked for: weights are large
 
 
 def load(id: str, revision: str | None = None) -> LoadedModel:
-    """The model of that id: the bundled one, a local directory, or the Hub's; kept in memory for the next run, a
-    directory's for as long as nothing changes there.
+    """The model of that id: the bundled one, a GGUF file, a local directory, or the Hub's; kept in memory for the next
+    run, a local one for as long as nothing changes there.
 
     Where there is a GPU, load before other threads compute: transformers makes half precision torch's default for the
     process while it reads the weights. Raises ModelError: unknown id, not reachable, not allowed on this instance, or
     not supported, with the reason.
     """
+    _check_allowed(id, revision)
+    global _held
+    with _loading:  # two visitors must not load the same weights twice
+        if (asked := _asked(id, revision)) not in _held:
+            _held = {asked: _load(id, revision)}  # at once, for whoever asks what is loaded meanwhile
+        return _held[asked]
+
+
+def prepare(id: str, revision: str | None = None) -> Steps:
+    """Convert a GGUF file that ``load`` would have to convert first, yielding weights done and all of them; of other
+    models, and of one that is loaded, nothing. Raises what ``load`` raises."""
+    _check_allowed(id, revision)
+    if _asked(id, revision) not in _held:
+        yield from find(id, revision)
+
+
+def _check_allowed(id: str, revision: str | None) -> None:
     check_offered(id)
     if revision is not None and settings().public:
         raise ModelError(
             f"Revision {revision[:80]!r} is not offered on this instance, where anybody could name one that nobody has "
             "reviewed. Leave revision out."
         )
-    global _held
-    with _loading:  # two visitors must not load the same weights twice
-        asked = repr((id, revision, identity.stamp(Path(id).expanduser()) if _local(id) else None))
-        if asked not in _held:
-            _held = {asked: _load(id, revision)}  # at once, for whoever asks what is loaded meanwhile
-        return _held[asked]
+
+
+def _asked(id: str, revision: str | None) -> str:
+    """A model by what was asked for, and what lies there now."""
+    path = path_of(id)
+    return repr((id, revision, None if path is None or not path.exists() else identity.stamp(path)))
 
 
 def loaded_model() -> LoadedModel | None:
@@ -198,22 +213,27 @@ def _load(id: str, revision: str | None) -> LoadedModel:
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # of the process, for good: progress is told through events
-    source, found = _source(id, revision)
+    source = found(id, revision)
     try:
-        folder, commit = _files(source, found)
-        options = {"revision": commit or found, "trust_remote_code": False}
-        config = AutoConfig.from_pretrained(source, **options)
+        folder, commit = files_of(source)
+        options = {"revision": commit or source.revision, "trust_remote_code": False}
+        config = AutoConfig.from_pretrained(source.place, **options)
         check_config(config)
         cuda = torch.cuda.is_available()
         if not cuda:
             check_room(id, config)
         place = {"device_map": "auto", "dtype": _half()} if cuda else {"dtype": torch.float32}
         read: Any = AutoModelForCausalLM.from_pretrained(
-            source, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True, **place, **options
+            source.place,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **place,
+            **options,
         )
         model, report = read
         check_weights(id, report)
-        tokenizer = AutoTokenizer.from_pretrained(source, **options)
+        tokenizer = AutoTokenizer.from_pretrained(source.place, **options)
     except ModelError:
         raise
     except Exception as error:  # whatever other people's files make their readers raise
@@ -223,21 +243,12 @@ def _load(id: str, revision: str | None) -> LoadedModel:
             f"for a model of the Hub; {DEFAULT_MODEL} needs neither."
         ) from None
     check_model(model)
-    title = dict(KNOWN).get(id, id).removesuffix(" (bundled)")
-    weights = commit or identity.weights_of(folder)
-    whole = commit or identity.whole_of(weights, folder)
-    return _ready(LoadedModel(id, title, commit or found, model, tokenizer, weights[:16], whole[:16]))
-
-
-def _files(source: str, revision: str | None) -> tuple[Path, str | None]:
-    """The folder a model's files lie in, and for a model of the Hub the commit they are of: a branch may move while it
-    is loaded. Raises OSError for a model that cannot be had."""
-    from transformers.utils.hub import cached_file, extract_commit_hash
-
-    if Path(source).is_dir():
-        return Path(source), None
-    config = cached_file(source, "config.json", revision=revision)
-    return Path(str(config)).parent, extract_commit_hash(config, None)
+    title = dict(KNOWN).get(id, title_of(source, id)).removesuffix(" (bundled)")
+    file, revision = source.file, commit or source.revision
+    weights = commit or (file.sha256 if file else identity.weights_of(folder))
+    whole = commit or (file.whole if file else identity.whole_of(weights, folder))
+    name, mix = portable(source, id, whole), file.mix if file else None
+    return _ready(LoadedModel(name, title, revision, model, tokenizer, weights[:16], whole[:16], mix))
 
 
 def _half() -> torch.dtype:
@@ -250,32 +261,3 @@ def _ready(loaded: LoadedModel) -> LoadedModel:
     loaded.model.set_attn_implementation(ATTENTION)
     check_pass(loaded.model)
     return loaded
-
-
-def _local(id: str) -> bool:
-    """Whether a model id is a path on this machine."""
-    return Path(id).expanduser().is_absolute() or id.startswith((".", "~"))
-
-
-def _source(id: str, revision: str | None) -> tuple[str, str | None]:
-    """Folder or Hub id to load from, and the revision; refuses ids that are neither."""
-    path, local = Path(id).expanduser(), _local(id)
-    if revision is not None and (local or id == DEFAULT_MODEL):
-        raise ModelError(f"revision = {revision!r}: {id!r} is on this machine and has no revisions; leave it out.")
-    if id == DEFAULT_MODEL:
-        return str(bundled_folder()), None
-    if local:
-        if settings().public or not (path / "config.json").is_file():
-            raise ModelError(
-                f"Model {id!r} is not a model directory this instance may read; give a Hub id such as "
-                "'Qwen/Qwen3-0.6B', or a directory with config.json and safetensors."
-            )
-        return str(path), None
-    from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
-
-    try:
-        validate_repo_id(id)
-    except HFValidationError:
-        raise ModelError(f"Model id {id[:80]!r} is not valid; a Hub id looks like 'owner/name'.") from None
-    return id, revision

@@ -46,7 +46,10 @@ def _reason(config: Any) -> str | None:
         return "it has sliding-window layers of unknown width"
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else "default"
-    if kind in ("dynamic", "longrope"):
+    by_pair = (
+        kind == "longrope" and rope["short_factor"] == rope["long_factor"]
+    )  # of a GGUF file: the same at any length
+    if kind in ("dynamic", "longrope") and not by_pair:
         return f"its RoPE ({kind}) changes with the length of the text, so stored keys cannot be rotated back"
     return None
 

@@ -9,7 +9,7 @@ from kvq_core.errors import StoreError
 from kvq_core.events import Event, Finished, Loading
 from kvq_core.logs import log_error, log_run
 from kvq_core.machine.memory import memory_errors_as_limits
-from kvq_core.models import LoadedModel, load, with_model
+from kvq_core.models import LoadedModel, load, prepare, with_model
 from kvq_core.pipeline.assemble import assemble, run_id
 from kvq_core.pipeline.estimate import remember
 from kvq_core.pipeline.prompt import render
@@ -42,7 +42,11 @@ def compare(spec: ComparisonSpec, store: Store | None = None) -> Generator[Event
     spec = with_model(spec)
     with memory_errors_as_limits():
         yield Loading(spec.model)
-        yield from compare_on(load(spec.model, spec.revision), spec, store)
+        for done, total in prepare(spec.model, spec.revision):
+            yield Loading(spec.model, done, total)
+        model = load(spec.model, spec.revision)
+        # from here on it is named as it is on every machine: the same file is the same run, wherever it lies
+        yield from compare_on(model, spec.model_copy(update={"model": model.id}), store)
 
 
 def compare_on(model: LoadedModel, spec: ComparisonSpec, store: Store | None = None) -> Generator[Event]:

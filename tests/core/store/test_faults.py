@@ -113,28 +113,16 @@ def test_half_a_codebook_that_a_killed_writer_left_is_none(home):
     assert [found.path for found in codebook_files.codebooks() if not found.shipped] == [book.path]
 
 
-WHOLE = {"missing_keys": set(), "unexpected_keys": set(), "mismatched_keys": set()}  # transformers' report on loading
-
-
 @pytest.mark.slow
 def test_a_converted_model_that_cannot_be_written_is_one_line(home, monkeypatch):
     if not bundled.is_installed():
         pytest.skip("the bundled model is not installed")
 
-    def save(self, folder):
-        (folder / "config.json").write_text("{}")
+    def write(header, config, entries, stream):
+        stream.write(b"half of it")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("transformers.PreTrainedModel.save_pretrained", save)
-    monkeypatch.setattr(
-        "transformers.AutoModelForCausalLM.from_pretrained", lambda *_, **__: (tiny_with_config(), WHOLE)
-    )
+    monkeypatch.setattr("kvq_core.models.gguf.weights.write", write)
     with pytest.raises(ModelError, match="No space left") as caught:
         bundled.convert(home / "models" / "x")
     assert "KVQ_HOME" in str(caught.value) and not list((home / "models").iterdir())
-
-
-def tiny_with_config():
-    model = tiny("llama").model
-    model.config.quantization_config = None
-    return model

@@ -1,0 +1,162 @@
+"""A GGUF file's header as a transformers configuration; what is neither used nor known to be harmless is refused."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from kvq_core.errors import ModelError, excerpt
+from kvq_core.models.gguf.header import Entry, Header
+from kvq_core.models.gguf.scaling import rope_parameters
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")  # by the name both llama.cpp and transformers give them
+_SIZES = {  # behind "{architecture}.": numbers a file must give -> transformers' field
+    "context_length": "max_position_embeddings",
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+}
+_EPSILON = "attention.layer_norm_rms_epsilon"
+_HEAD = ("attention.head_count_kv", "attention.key_length", "attention.value_length", "rope.dimension_count")
+_ROPE = (
+    "rope.freq_base",
+    "rope.scale_linear",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scaling.original_context_length",
+    "rope.scaling.attn_factor",
+    "rope.scaling.yarn_ext_factor",
+    "rope.scaling.yarn_attn_factor",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+)
+_USED = {*_SIZES, _EPSILON, *_HEAD, *_ROPE, "vocab_size"}
+_HARMLESS = {"rope.scaling.finetuned"}  # it only says how the file came to be
+_IF = {  # allowed with one value, with which they change nothing
+    "attention.causal": True,
+    "attention.sliding_window": 0,
+    "expert_count": 0,
+    "expert_used_count": 0,
+    "tensor_data_layout": "Meta AI original pth",
+    "use_parallel_residual": False,
+}
+_IDS = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # transformers' name of a token -> the file's
+_ENDS = ("eos", "eot", "eom")  # tokens after which nothing more is generated
+
+
+def check_architecture(header: Header) -> None:
+    """Raises ModelError for what is not one of the architectures that are read, and for unknown keys of one."""
+    kind = header.values.get("general.type", "model")
+    if kind != "model":
+        raise refused(header, f"general.type is {excerpt(kind)}, not 'model'")
+    name = header.architecture
+    if name not in ARCHITECTURES:
+        raise refused(header, f"its architecture is {excerpt(name)}; read are {', '.join(ARCHITECTURES)}")
+    for key, value in header.values.items():
+        prefix, _, rest = key.partition(".")
+        if prefix != name or rest in _USED | _HARMLESS or (rest in _IF and value == _IF[rest]):
+            continue
+        raise refused(header, f"{excerpt(key)} = {excerpt(value)} is not known here and may change what it computes")
+
+
+def configuration(header: Header, frequencies: np.ndarray | None) -> Any:
+    """transformers' configuration of the file's model; ``frequencies`` are the numbers of its tensor of that name.
+
+    Raises ModelError, naming the key, where the header lacks what it needs or says something impossible.
+    """
+    from transformers import AutoConfig
+
+    at = _lookup(header)
+    sizes = {field: _whole(header, key, at(key, None)) for key, field in _SIZES.items()}
+    heads, context = sizes["num_attention_heads"], sizes["max_position_embeddings"]
+    head_dim = _head_dim(header, at, sizes["hidden_size"] // heads)
+    kv_heads = _whole(header, "attention.head_count_kv", at("attention.head_count_kv", heads))
+    entries = {entry.name: entry for entry in header.entries}
+    _check_counts(header, entries, sizes, kv_heads)
+    try:
+        rope = rope_parameters(lambda key, default: _rope(header, key, default), head_dim, context, frequencies)
+    except ValueError as error:
+        raise refused(header, str(error)) from None
+    return AutoConfig.for_model(
+        header.architecture,
+        **sizes,
+        _model_name_or_path=header.values.get("general.name", ""),
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        rms_norm_eps=_number(header, _EPSILON, at(_EPSILON, None)),
+        rope_parameters=rope,
+        vocab_size=entries["token_embd.weight"].shape[0],
+        tie_word_embeddings="output.weight" not in entries,
+        **{f"{field}_token_id": token_id(header, name) for field, name in _IDS.items()},
+    )
+
+
+def end_ids(header: Header) -> list[int]:
+    """Tokens that end an answer, the file's end-of-sequence token first."""
+    found = [token_id(header, name) for name in _ENDS]
+    return list(dict.fromkeys(id for id in found if id is not None))
+
+
+def token_id(header: Header, name: str) -> int | None:
+    """The id of a special token. Raises ModelError for one that the vocabulary does not have."""
+    key = f"tokenizer.ggml.{name}_token_id"
+    id = header.values.get(key)
+    if id is None or (isinstance(id, int) and 0 <= id < len(header.values.get("tokenizer.ggml.tokens", ()))):
+        return id
+    raise refused(header, f"{key} = {excerpt(id)} is no token of its vocabulary")
+
+
+def refused(header: Header, reason: str) -> ModelError:
+    return ModelError(f"Model file {excerpt(header.path.name)} cannot be converted: {reason.rstrip('.')}.")
+
+
+def _lookup(header: Header) -> Callable[[str, Any], Any]:
+    return lambda key, default: header.values.get(f"{header.architecture}.{key}", default)
+
+
+def _whole(header: Header, key: str, value: Any) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31:
+        return value
+    told = "is missing" if value is None else f"= {excerpt(value)} is not one number above 0"
+    raise refused(header, f"{header.architecture}.{key} {told}")
+
+
+def _number(header: Header, key: str, value: Any) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    told = "is missing" if value is None else f"= {excerpt(value)} is not a number"
+    raise refused(header, f"{header.architecture}.{key} {told}")
+
+
+def _rope(header: Header, key: str, default: Any) -> Any:
+    """A value of RoPE: a name where the default is one, else a number."""
+    value = header.values.get(f"{header.architecture}.rope.{key}", default)
+    return value if isinstance(default, str) else _number(header, f"rope.{key}", value)
+
+
+def _head_dim(header: Header, at: Callable[[str, Any], Any], usual: int) -> int:
+    """Channels of a head. transformers' reader takes hidden / heads for it, whatever the file says."""
+    found = {key: _whole(header, key, at(key, None)) for key in _HEAD[1:] if at(key, None) is not None}
+    head_dim = found.get("attention.key_length", found.get("rope.dimension_count", usual))
+    for key, value in found.items():
+        if value != head_dim:
+            raise refused(header, f"{header.architecture}.{key} is {value}, and a head has {head_dim} channels")
+    if head_dim < 2 or head_dim % 2:
+        raise refused(header, f"a head of {head_dim} channels cannot be rotated in pairs")
+    return head_dim
+
+
+def _check_counts(header: Header, entries: dict[str, Entry], sizes: dict[str, int], kv_heads: int) -> None:
+    """What would make a model of no or of endless size: shapes in detail are compared when the model is made."""
+    embedding = entries.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise refused(header, "it holds no tensor 'token_embd.weight' of two dimensions")
+    if sizes["num_hidden_layers"] > len(entries):
+        raise refused(header, f"it holds {len(entries)} tensors for {sizes['num_hidden_layers']} layers")
+    largest = max(entry.numel for entry in entries.values())
+    if max(sizes["hidden_size"], sizes["intermediate_size"], sizes["num_attention_heads"]) > largest:
+        raise refused(header, "its header asks for larger tensors than it holds")
+    if sizes["num_attention_heads"] % kv_heads:
+        raise refused(header, f"{sizes['num_attention_heads']} query heads cannot share {kv_heads} KV heads")

@@ -1,0 +1,57 @@
+"""GGUF files of the Hub, named as llama.cpp's ``-hf`` names them: ``owner/repo:Q4_K_M`` or ``owner/repo:file.gguf``."""
+
+import re
+from pathlib import Path
+
+from kvq_core.errors import ModelError, excerpt
+
+_ID = re.compile(r"([\w.-]+/[\w.-]+):([^:]+)")
+MOST = 12  # names that a message lists
+
+
+def parts(id: str) -> tuple[str, str] | None:
+    """Repository and wanted file or quantization of a model id; None for ids of another form."""
+    found = None if id.startswith((".", "~", "/")) else _ID.fullmatch(id)
+    return (found[1], found[2]) if found else None
+
+
+def download(repo: str, wanted: str, revision: str | None) -> Path:
+    """The file in the Hub's cache, fetched where it is not there; an interrupted download goes on.
+
+    Raises ModelError where the repository cannot be had, or none or several of its files are meant.
+    """
+    from huggingface_hub import hf_hub_download, list_repo_files
+
+    try:
+        if wanted.lower().endswith(".gguf"):
+            name = wanted
+        else:
+            name = chosen(repo, wanted, list_repo_files(repo, revision=revision))
+        return Path(hf_hub_download(repo, name, revision=revision))
+    except ModelError:
+        raise
+    except Exception as error:  # no connection, no such repository or file, no permission, no room
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise ModelError(
+            f"Model '{repo}:{wanted}' could not be had from the Hub: {said[:200].rstrip(' .:')}. Check its name and "
+            "the connection, or give the path of a .gguf file."
+        ) from None
+
+
+def chosen(repo: str, quantization: str, names: list[str]) -> str:
+    """The one file of that quantization, in whatever case its name has it.
+
+    Raises ModelError with the files there are where none or several match.
+    """
+    models = sorted(name for name in names if name.lower().endswith(".gguf") and "mmproj" not in name.lower())
+    pattern = re.compile(rf"(?:^|[-./]){re.escape(quantization)}(?:[-.]\d+-of-\d+)?\.gguf", re.IGNORECASE)
+    found = [name for name in models if pattern.search(name)]
+    if len(found) == 1:
+        return found[0]
+    shown = found or models
+    listed = ", ".join(shown[:MOST]) + (f" and {len(shown) - MOST} more" if len(shown) > MOST else "")
+    how = "has several files" if found else "has no .gguf file"
+    raise ModelError(
+        f"{repo} {how} of the quantization {excerpt(quantization)}; there are: {listed or 'none'}. Give one as "
+        f"{repo}:file.gguf."
+    )

@@ -1,0 +1,132 @@
+"""The weights of a GGUF file: found under transformers' names, dequantized, and written as safetensors.
+
+Tensors are dequantized one after the other and written as they come, so that the memory a conversion takes is that of
+the largest one. transformers' own reader takes ten times as long and holds the model twice; the weights are the same
+to the bit.
+"""
+
+import hashlib
+import json
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import gguf
+import numpy as np
+
+from kvq_core.errors import ModelError, excerpt
+from kvq_core.models.gguf.configuration import refused
+from kvq_core.models.gguf.header import Entry, Header
+from kvq_core.models.gguf.scaling import FREQUENCIES
+
+_PER_TOKEN = ("token_embd.weight", "output.weight")  # the largest tensors; nothing changes the order of their rows
+_CHUNK = 1 << 24  # weights of those that are dequantized at a time
+Written = Generator[tuple[int, int], None, str]
+
+
+def check_kinds(header: Header) -> None:
+    """Raises ModelError for types of weights that cannot be dequantized."""
+    for kind in {entry.kind for entry in header.entries}:
+        try:
+            gguf.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+        except NotImplementedError:
+            raise refused(header, f"it holds tensors of type {kind.name}, which cannot be dequantized here") from None
+
+
+def frequencies(header: Header) -> np.ndarray | None:
+    """The numbers by which the file divides RoPE's frequencies (head_dim / 2), where it has some."""
+    entry = next((entry for entry in header.entries if entry.name == FREQUENCIES), None)
+    return None if entry is None else _read(header.path, entry)
+
+
+def named(header: Header, model: Any) -> dict[str, Entry]:
+    """The file's tensors by transformers' names for them.
+
+    Raises ModelError where they are not those, in name and shape, that the configuration asks for.
+    """
+    from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
+
+    names = get_gguf_hf_weights_map(model, _processor(header, model.config))
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        del shapes["lm_head.weight"]
+    found: dict[str, Entry] = {}
+    for entry in header.entries:
+        name = names.get(entry.name)
+        if name is None and entry.name == FREQUENCIES:
+            continue
+        if name is None or name not in shapes:
+            raise refused(header, f"{header.architecture} has no tensor {excerpt(entry.name)}")
+        if shapes[name] != entry.shape:
+            told = f"{list(entry.shape)}, and its header asks for {list(shapes[name])}"
+            raise refused(header, f"tensor {excerpt(entry.name)} has the shape {told}")
+        found[name] = entry
+    if lacking := sorted(shapes.keys() - found.keys()):
+        raise refused(header, f"it lacks {lacking[0]}" + (f" and {len(lacking) - 1} more" if lacking[1:] else ""))
+    return dict(sorted(found.items()))
+
+
+def write(header: Header, config: Any, entries: dict[str, Entry], file: IO[bytes]) -> Written:
+    """The weights as safetensors, byte for byte as ``save_pretrained`` would write them; yields how many of how many
+    are done and returns the file's sha256.
+
+    Raises ModelError for weights that are no numbers, OSError where they cannot be written.
+    """
+    digest, total = hashlib.sha256(), sum(entry.numel for entry in entries.values())
+    for data, done in _pieces(header, config, entries):
+        file.write(data)
+        digest.update(data)
+        yield done, total
+    return digest.hexdigest()
+
+
+def _pieces(header: Header, config: Any, entries: dict[str, Entry]) -> Iterator[tuple[Any, int]]:
+    """The bytes of a safetensors file and, after each piece, how many weights are done."""
+    yield _described(entries), 0
+    processor, done = _processor(header, config), 0
+    for entry in entries.values():
+        for part in _parts(entry):
+            weights = processor.process(weights=_read(header.path, part), name=part.name).weights
+            if not np.isfinite(weights).all():
+                raise refused(header, f"tensor {excerpt(part.name)} holds NaN or infinity: its weights are damaged")
+            done += part.numel
+            yield np.ascontiguousarray(weights, np.float32).data.cast("B"), done
+
+
+def _described(entries: dict[str, Entry]) -> bytes:
+    """What a safetensors file begins with: names, shapes and places."""
+    ends = np.cumsum([4 * entry.numel for entry in entries.values()]).tolist()
+    described: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    for (name, entry), begin, end in zip(entries.items(), [0, *ends], ends, strict=False):
+        described[name] = {"dtype": "F32", "shape": entry.shape, "data_offsets": [begin, end]}
+    head = json.dumps(described, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    return len(head).to_bytes(8, "little") + head
+
+
+def _processor(header: Header, config: Any) -> Any:
+    """transformers' way with an architecture's tensors: llama.cpp keeps rows of Llama's queries and keys reordered."""
+    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
+
+    return TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)(config=config.to_dict())
+
+
+def _parts(entry: Entry) -> Iterator[Entry]:
+    """A tensor in parts that memory holds easily, cut between rows."""
+    if entry.name not in _PER_TOKEN:
+        yield entry
+        return
+    rows, width = entry.shape
+    step, held = max(1, _CHUNK // width), entry.size // rows
+    for begin in range(0, rows, step):
+        count = min(step, rows - begin)
+        yield Entry(entry.name, (count, width), entry.kind, entry.start + begin * held, count * held)
+
+
+def _read(path: Path, entry: Entry) -> np.ndarray:
+    """The float32 numbers of a tensor."""
+    raw = np.fromfile(path, np.uint8, entry.size, offset=entry.start)
+    if raw.size != entry.size:
+        raise ModelError(f"Model file {excerpt(path.name)} was changed while it was read. Try again.")
+    held = raw.reshape(-1, entry.size * entry.shape[-1] // entry.numel)
+    return gguf.dequantize(held, entry.kind).reshape(entry.shape)

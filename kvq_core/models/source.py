@@ -1,0 +1,172 @@
+"""What a model id stands for: the bundled model, a GGUF file, a local directory or one of the Hub; and the id by which
+a local one is known on every machine."""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvq_core.errors import PATH, ModelError, abbreviate, excerpt
+from kvq_core.machine import files
+from kvq_core.models import bundled, identity
+from kvq_core.models.gguf import hub
+from kvq_core.models.gguf.conversion import Converted, convert, converted
+from kvq_core.models.gguf.header import read_header
+from kvq_core.settings import settings
+from kvq_core.spec import DEFAULT_MODEL
+
+FILE, FOLDER = "gguf:", "dir:"  # what the ids of a converted GGUF file and of a directory begin with; a hash follows
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model is loaded from."""
+
+    place: str  # a folder, or a Hub id
+    revision: str | None = None
+    file: Converted | None = None  # of a converted GGUF file
+
+
+def find(id: str, revision: str | None) -> Generator[tuple[int, int], None, Source]:
+    """What an id stands for; a GGUF file is converted where it is not yet, yielding weights done and all of them.
+
+    Raises ModelError for ids that are none of these, or not allowed on this instance.
+    """
+    if (named := hub.parts(id)) is not None:
+        file = yield from _converted(hub.download(*named, revision))
+        return Source(str(file.folder), file=file)
+    path = path_of(id)
+    if revision is not None and (path is not None or id == DEFAULT_MODEL):
+        raise ModelError(
+            f"revision = {revision!r}: {excerpt(id)} is on this machine and has no revisions; leave it out."
+        )
+    if id == DEFAULT_MODEL:
+        return Source(str(bundled_folder()))
+    if path is None:
+        return Source(_checked_hub_id(id), revision)
+    if id.startswith(FILE):
+        if (held := converted(path)) is None:
+            raise ModelError(
+                f"Model {excerpt(id)} is not converted on this machine: give the path of its .gguf file, once, or its "
+                "name on the Hub, such as owner/repo:file.gguf."
+            )
+        return Source(str(path), file=held)
+    if settings().public or not (path.is_file() if _is_gguf(path) else (path / "config.json").is_file()):
+        raise ModelError(
+            f"Model {abbreviate(repr(id), PATH)} is not a model directory or .gguf file this instance may read; "
+            "give a Hub id such as 'Qwen/Qwen3-0.6B', a .gguf file, or a directory with config.json and safetensors."
+        )
+    if _is_gguf(path):
+        file = yield from _converted(path)
+        return Source(str(file.folder), file=file)
+    return Source(str(path))
+
+
+def found(id: str, revision: str | None) -> Source:
+    """``find``, to its end."""
+    steps = find(id, revision)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            source: Source = end.value
+            return source
+
+
+def files_of(source: Source) -> tuple[Path, str | None]:
+    """The folder a model's files lie in, and for a model of the Hub the commit they are of: a branch may move while it
+    is loaded. Raises OSError for a model that cannot be had."""
+    from transformers.utils.hub import cached_file, extract_commit_hash
+
+    if Path(source.place).is_dir():
+        return Path(source.place), None
+    config = cached_file(source.place, "config.json", revision=source.revision)
+    return Path(str(config)).parent, extract_commit_hash(config, None)
+
+
+def path_of(id: str) -> Path | None:
+    """Where on this machine the model of an id lies; None for the bundled one and for those of the Hub."""
+    if id.startswith(FILE):
+        return _folder(id.removeprefix(FILE))
+    if id.startswith(FOLDER):
+        return _remembered(id)
+    if hub.parts(id) is not None:
+        return None
+    path = Path(id).expanduser()
+    return path if path.is_absolute() or id.startswith((".", "~")) or _is_gguf(path) else None
+
+
+def portable(source: Source, id: str, whole: str) -> str:
+    """The id by which a loaded model is known on every machine: local ones by what decides their answers, of which
+    ``whole`` is the hash. A directory's place is remembered, so that its runs can be made again on this machine."""
+    if source.file is not None:
+        return f"{FILE}{source.file.sha256[:16]}"
+    if path_of(id) is None:
+        return id
+    told = f"{FOLDER}{whole[:16]}"
+    if id.startswith(FOLDER) and told != id:
+        raise ModelError(f"Model {excerpt(id)} was changed where it lies; give the path of its directory.")
+    files.keep_memo(_memo(told), {"folder": str(Path(source.place).resolve())})
+    return told
+
+
+def title(source: Source, id: str) -> str:
+    """How people know the model; a path stays on its machine."""
+    if source.file is not None:
+        return Path(source.file.file).stem
+    return id if path_of(id) is None else Path(source.place).resolve().name
+
+
+def bundled_folder() -> Path:
+    """Where the converted default model lies; converts it on first use."""
+    return bundled.convert(bundled.folder())
+
+
+def _converted(path: Path) -> Generator[tuple[int, int], None, Converted]:
+    """A GGUF file's conversion, kept under the file's hash; one process converts while others wait."""
+    header = read_header(path)
+    digest = identity.sha256_of(path)
+    target = _folder(digest[:16])
+    try:
+        with files.alone(settings().home / "hashes" / target.name):
+            found = converted(target)
+            if found is None:
+                yield from convert(header, target)
+                found = converted(target)
+    except OSError as error:
+        raise ModelError(f"KVQ_HOME = {settings().home} cannot be written: {error.strerror}.") from None
+    if found is None:
+        raise ModelError(f"Model file {excerpt(path.name)} was changed while it was converted. Try again.")
+    return found
+
+
+def _folder(hash16: str) -> Path:
+    if len(hash16) != 16 or not set(hash16) <= set("0123456789abcdef"):
+        raise ModelError(f"Model {excerpt(FILE + hash16)} is not valid: {FILE} is followed by 16 hexadecimal digits.")
+    return settings().home / "models" / f"gguf-{hash16}"
+
+
+def _memo(id: str) -> Path:
+    return settings().home / "hashes" / f"{id.replace(':', '-')}.json"
+
+
+def _remembered(id: str) -> Path:
+    held: Any = files.read_memo(_memo(id)) if id.removeprefix(FOLDER).isalnum() else None
+    if not isinstance(held, dict) or not isinstance(held.get("folder"), str):
+        raise ModelError(f"Model {excerpt(id)} was not loaded on this machine; give the path of its directory.")
+    return Path(held["folder"])
+
+
+def _is_gguf(path: Path) -> bool:
+    return path.suffix.lower() == ".gguf"
+
+
+def _checked_hub_id(id: str) -> str:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(id)
+    except HFValidationError:
+        raise ModelError(f"Model id {id[:80]!r} is not valid; a Hub id looks like 'owner/name'.") from None
+    return id

@@ -1,0 +1,154 @@
+"""Tiny GGUF files, written as llama.cpp's converter writes them: tensors under its names, a byte-level vocabulary."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+MERGES = ["d e", "de f", "1 2"]
+TOKENS = [*bytes_to_unicode().values(), "de", "def", "12", "<|start|>", "<|end|>", "<|turn|>"]
+BOS, EOS, EOT = (TOKENS.index(f"<|{name}|>") for name in ("start", "end", "turn"))
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+SIZES = {
+    "vocab_size": len(TOKENS) + 2,  # two rows of the embedding that no token has
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+}
+
+
+def source(architecture: str, **changes: Any) -> Any:
+    """A transformers model with random weights and biases: what a file is written from."""
+    torch.manual_seed(3)
+    sizes = {"tie_word_embeddings": False, **SIZES, **changes}
+    model = AutoModelForCausalLM.from_config(CONFIGS[architecture](**sizes), dtype=torch.float32).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias") or "norm" in name:
+            torch.nn.init.normal_(parameter, 1.0, 0.3)
+    return model
+
+
+def write(
+    path: Path,
+    model: Any,
+    kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    tensors: dict[str, np.ndarray] | None = None,
+    **values: Any,
+) -> Path:
+    """A file of the model. ``values`` are keys of the header with ``__`` for every dot, ``a__`` for the architecture's;
+    None leaves a key out. ``tensors`` are written beside the model's, or in place of those."""
+    config, name = model.config, model.config.model_type
+    writer = gguf.GGUFWriter(path, name)
+    for key, value in {**_header(config), **_vocabulary(), **_named(values, name)}.items():
+        if value is not None:
+            writer.add_key_value(key, value, _type(value), _type(value[0]) if isinstance(value, list) else None)
+    held = {**_tensors(model), **(tensors or {})}
+    for tensor, data in held.items():
+        if data.ndim > 1 and kind != gguf.GGMLQuantizationType.F32:
+            writer.add_tensor(tensor, gguf.quantize(data, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(tensor, data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def rounded(model: Any) -> Any:
+    """The model with matrices as Q8_0 holds them: blocks of 32 whole numbers with one half-precision scale."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                blocks = parameter.reshape(-1, 32)
+                scale = blocks.abs().amax(1, keepdim=True) / 127
+                codes = blocks * (1 / scale)
+                codes = torch.sign(codes) * (codes.abs() + 0.5).floor()  # ggml rounds away from zero
+                parameter.copy_((codes * scale.half().float()).reshape(parameter.shape))
+    return model
+
+
+def logits(model: Any, ids: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        return model(torch.tensor([ids])).logits[0]
+
+
+def _header(config: Any) -> dict[str, Any]:
+    name, heads = config.model_type, config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    told = {
+        "context_length": config.max_position_embeddings,
+        "block_count": config.num_hidden_layers,
+        "embedding_length": config.hidden_size,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
+        "rope.freq_base": float(config.rope_parameters["rope_theta"]),
+    }
+    if head_dim != config.hidden_size // heads:
+        told |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
+    return {"general.file_type": 0, **{f"{name}.{key}": value for key, value in told.items()}}
+
+
+def _vocabulary() -> dict[str, Any]:
+    kinds = [gguf.TokenType.CONTROL if token.startswith("<|") else gguf.TokenType.NORMAL for token in TOKENS]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": TOKENS,
+        "tokenizer.ggml.token_type": [int(kind) for kind in kinds],
+        "tokenizer.ggml.merges": MERGES,
+        "tokenizer.ggml.bos_token_id": BOS,
+        "tokenizer.ggml.eos_token_id": EOS,
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.chat_template": TEMPLATE,
+    }
+
+
+def _named(values: dict[str, Any], architecture: str) -> dict[str, Any]:
+    dotted = {key.replace("__", "."): value for key, value in values.items()}
+    return {f"{architecture}.{k[2:]}" if k.startswith("a.") else k: value for k, value in dotted.items()}
+
+
+def _type(value: Any) -> gguf.GGUFValueType:
+    if isinstance(value, list):
+        return gguf.GGUFValueType.ARRAY
+    kinds = {
+        bool: gguf.GGUFValueType.BOOL,
+        int: gguf.GGUFValueType.UINT32,
+        float: gguf.GGUFValueType.FLOAT32,
+        str: gguf.GGUFValueType.STRING,
+    }
+    return kinds[type(value)]
+
+
+def _tensors(model: Any) -> dict[str, np.ndarray]:
+    config, names = model.config, gguf.get_tensor_name_map(_architecture(model), model.config.num_hidden_layers)
+    found = {}
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        data, stem = tensor.numpy(), name.rpartition(".")[0]
+        if config.model_type == "llama" and stem.endswith(("q_proj", "k_proj")):
+            heads = config.num_attention_heads if stem.endswith("q_proj") else config.num_key_value_heads
+            halves = data.reshape(
+                heads, 2, data.shape[0] // heads // 2, -1
+            )  # convert_hf_to_gguf.py, LlamaModel.permute
+            data = halves.swapaxes(1, 2).reshape(data.shape)
+        found[f"{names.get_name(stem)}.{name.rpartition('.')[2]}"] = np.ascontiguousarray(data)
+    return found
+
+
+def _architecture(model: Any) -> gguf.MODEL_ARCH:
+    return next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == model.config.model_type)
