@@ -65,6 +65,8 @@ def describe_record(record: Record) -> str:
     notes = [_plain(f"{lane.label}: {note}") for lane in record.lanes for note in (*said[lane.label], *lane.notes)]
     if scored < MIN_SCORED:
         notes.append(f"{scored} scored positions are too few for a verdict; at least {MIN_SCORED} are needed.")
+    if env.weights_note:
+        notes.append(_plain(env.weights_note))
     if expected := expectation_sentence(record):
         notes.append(_plain(expected))
     return "\n".join([head, "", *_align(rows), *([""] if notes else []), *notes])

@@ -36,6 +36,7 @@ def environment(model: LoadedModel, spec: ComparisonSpec) -> Environment:
         model_title=model.title,
         weights_hash=model.weights_hash,
         model_hash=model.model_hash,
+        quantization=model.quantization,
         revision=model.revision,
         seed=spec.seed,
         layers=shape.layers,

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-SCHEMA_VERSION = 3  # of record and manifest; raised when a field changes, with a step in migrate.py
+SCHEMA_VERSION = 4  # of record and manifest; raised when a field changes, with a step in migrate.py
 RESULTS_VERSION = 6  # raised whenever a change alters results, so that stored runs are not taken for new ones
 FULL_PRECISION = ("sinks", "window", "untouched")  # parts of a cache that hold tokens as they are, in fp16
 
@@ -30,6 +30,7 @@ class Environment(_Part):
     model_title: str
     weights_hash: str
     model_hash: str | None = None  # of weights, configuration, tokenizer and chat template; older runs: unknown
+    quantization: str | None = None  # how a GGUF file held the weights, such as "Q4_1: Q4_1 210, F32 61"; else None
     revision: str | None
     seed: int
     layers: int
@@ -37,6 +38,14 @@ class Environment(_Part):
     kv_heads: int
     head_dim: int
     attention: str = "kvq lock-step"
+
+    @property
+    def weights_note(self) -> str | None:
+        """What a reader must know of weights that were quantized before they came here; None for others."""
+        if self.quantization is None:
+            return None
+        kind = self.quantization.partition(":")[0]
+        return f"Weights are the file's ({kind}), dequantized: lanes compare caches of this file."
 
 
 class Reference(_Part):

@@ -58,8 +58,8 @@ def _waiting(place: Place) -> Progress:
 def _after(now: Progress, event: Event) -> Progress:
     """The progress once an event has happened; texts stay until newer ones arrive."""
     match event:
-        case Loading():
-            return {**now, "stage": "loading", "done": 0, "total": 1}
+        case Loading(done=done, total=total):
+            return {**now, "stage": "loading", "done": done, "total": total or 1}
         case Prefill(done=done, total=total):
             return {**now, "stage": "prefill", "done": done, "total": total}
         case Encoding(index=index, total=total):

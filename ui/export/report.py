@@ -58,6 +58,7 @@ def _head(record: Record, arrays: Arrays, link: str) -> str:
         f"Run {record.id}",
         record.created.replace("T", " "),
         f"{env.device} {env.dtype.removeprefix('torch.')}",
+        *filter(None, [env.weights_note]),
         f"{env.layers} layers, {env.query_heads} query and {env.kv_heads} KV heads of {env.head_dim}",
         ", ".join(f"{name} {version}" for name, version in env.versions.items()),
     )

@@ -107,7 +107,8 @@ def reference_head(record: Record) -> str:
         ("new", f"{len(ref.token_ids):,}"),
     )
     kind = f"unquantized {env.dtype.removeprefix('torch.')} cache"
-    return head("Full precision", kind, ("reference", "quiet", ""), stats, answered=tick(record, ref.text))
+    said = [env.weights_note] if env.weights_note else []
+    return head("Full precision", kind, ("reference", "quiet", ""), stats, said, answered=tick(record, ref.text))
 
 
 def lane_head(record: Record, arrays: Arrays, index: int) -> str:

@@ -38,6 +38,10 @@ def waiting_line(seconds: int) -> str:
 def event_line(event: Event) -> str | None:
     """The line for a progress event; None for the last one."""
     match event:
+        case Loading(done=done, total=total) if total:
+            return line(
+                f"Converting the model, once: {done / 1e6:,.0f} of {total / 1e6:,.0f} million weights", done=0.0
+            )
         case Loading():
             return line("Loading the model", done=0.0)
         case Prefill(done=done, total=total):
