@@ -49,17 +49,18 @@ _TABLE = """
         record settings spec store training
     __main__: cli
     __init__: errors inspection methods packed pipeline record spec
-    ui.html: analysis claims events record
+    ui.html: analysis claims events inspection record
     ui.figures: analysis record ui.html
     ui.selection: record ui.figures ui.html
     ui.words: analysis record ui.figures ui.html ui.selection
     ui.export: analysis errors record spec ui.figures ui.html ui.words
-    ui.service: errors events limits links logs machine packed pipeline record settings spec store training ui.html
+    ui.service: errors events inspection limits links logs machine packed pipeline record settings spec store training
+        ui.html
     ui.form: errors links methods models presets record settings spec training ui.html ui.service
     ui.server: errors events logs models packed pipeline settings spec store ui.html ui.service
     ui.views: analysis errors methods record spec ui.figures ui.form ui.html ui.selection ui.service ui.words
-    ui.panels: analysis claims errors events links logs packed pipeline presets record settings spec store training
-        ui.export ui.figures ui.form ui.html ui.selection ui.service ui.views ui.words
+    ui.panels: analysis claims errors events inspection links logs packed pipeline presets record settings spec store
+        training ui.export ui.figures ui.form ui.html ui.selection ui.service ui.views ui.words
     ui.api: analysis claims errors events logs methods models pipeline presets record spec store ui.html ui.panels
         ui.service
     ui.layout: errors ui.api ui.figures ui.form ui.html ui.panels ui.server ui.service ui.views
@@ -72,6 +73,7 @@ ROOMS = {
 # of rooms that are open to the page in part, the modules it sees
 OPEN_TO_THE_PAGE = {
     "claims": {"board"},
+    "inspection": {"look", "report", "rules"},
     "packed": {"lanes"},
     "pipeline": {"compare", "estimate", "examples"},
     "training": {"offer"},

@@ -21,6 +21,7 @@ from ui.panels.header import chip, create_header, markup
 from ui.panels.history import create_history, create_shared, history_html, remember
 from ui.panels.launch import RUN, Launch, create_launch, wire_estimate, wire_run
 from ui.panels.learn import Learn, at_step, create_learn, place, show_step, show_step_of_run, step_number, wire_learn
+from ui.panels.look import LOOKING, LookPanel, create_look, wire_look
 from ui.panels.measure import MEASURING, create_measure
 from ui.panels.scorecard import Scorecard, create_scorecard, show_scorecard
 from ui.panels.share import Share, create_share, show_share, wire_share
@@ -68,6 +69,7 @@ class Page:
     run: gr.State
     header: gr.HTML
     setup: Setup
+    look: LookPanel
     lanes: Lanes
     trainer: Trainer
     launch: Launch
@@ -94,6 +96,7 @@ def build_ui(services: Services) -> gr.Blocks:
         page = _arrange(services)
         wire_presets(page.setup, from_preset, form_outputs(page.setup, page.lanes))
         wire_draft(page.draft, page.setup, page.lanes)
+        wire_look(page.look, page.setup, page.lanes, page.launch.estimate, services)
         wire_training(page.trainer, page.setup, page.lanes, services)
         wire_estimate(page.launch, page.setup, page.lanes, services)
         wire_run(page.launch, page.setup, page.lanes, page.cards, page.status, page.run, services)
@@ -110,7 +113,8 @@ def _arrange(services: Services) -> Page:
     header = create_header("")
     with gr.Row(elem_id="page"):
         with gr.Column(elem_id="left", min_width=0):
-            setup, lanes, trainer, launch = create_setup(), create_lanes(), create_training(), create_launch()
+            setup, look = create_setup(create_look)
+            lanes, trainer, launch = create_lanes(), create_training(), create_launch()
             draft = create_draft()
             kept, runs = create_history()
             create_shared(services)
@@ -132,6 +136,7 @@ def _arrange(services: Services) -> Page:
         shown,
         header,
         setup,
+        look,
         lanes,
         trainer,
         launch,
@@ -246,7 +251,7 @@ def _wire_visit(blocks: gr.Blocks, page: Page, services: Services) -> None:
         return [message, greeting, *learn, *form]
 
     def leave(request: gr.Request) -> None:
-        for name in (job.session(request) for job in (RUN, TRAINING, MEASURING)):
+        for name in (job.session(request) for job in (RUN, TRAINING, MEASURING, LOOKING)):
             services.jobs.forget(name)
 
     outputs = [

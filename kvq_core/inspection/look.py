@@ -1,6 +1,6 @@
 """Looking at a model: facts and formats from weights and configuration, the rest from one short prefill."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +17,9 @@ from kvq_core.inspection.report import Inspection, LayerFigures, Remedy
 from kvq_core.inspection.risk import known_of, reasons_of, sentence_of
 from kvq_core.inspection.rules import rules
 from kvq_core.machine.files import keep_memo, read_memo
+from kvq_core.machine.memory import memory_errors_as_limits
 from kvq_core.metrics.fidelity import Fidelity
-from kvq_core.models import LoadedModel, load
+from kvq_core.models import LoadedModel, in_memory, load, prepare
 from kvq_core.presets import preset
 from kvq_core.settings import settings
 from kvq_core.spec import ComparisonSpec, Lane, Stress
@@ -28,6 +29,15 @@ TEXT = "long-prompt"  # the preset whose prompt is read, as it is
 TOKENS, FORCED = 256, 64
 CHUNK = 16  # forced tokens a forward pass
 Progress = Callable[[str, int, int], None]  # what is being done, done, total
+
+
+@dataclass(frozen=True)
+class Looking:
+    """What is being done, how much of it is done, and how much there is."""
+
+    doing: str
+    done: int
+    total: int
 
 
 def inspect_model(
@@ -43,16 +53,38 @@ def inspect_model(
     What was found is kept under KVQ_HOME by the model's hash, and read from there the next time. Raises ModelError
     where the model cannot be had, or not be run, and KvqError where it cannot read the text.
     """
-    progress = progress or (lambda *_: None)
-    if isinstance(model, str):
-        progress("Loading the model", 0, 1)
-        model = load(model, revision)
-    kept = stored_inspection(model)
-    if kept is not None and (kept.remedies or not remedies):
-        return kept
-    found = Look(model, progress).inspection(remedies)
-    keep_memo(_memo(model), found.model_dump(mode="json"))
-    return found
+    for event in looking(model, revision, remedies=remedies):
+        if isinstance(event, Inspection):
+            return event
+        if progress is not None:
+            progress(event.doing, event.done, event.total)
+    raise AssertionError("a look ends with what was found")
+
+
+def looking(
+    model: str | LoadedModel, revision: str | None = None, *, remedies: bool = True
+) -> Generator[Looking | Inspection]:
+    """``inspect_model``, telling what is being done; what was found comes last. Closing it stops the look."""
+    with memory_errors_as_limits():
+        if isinstance(model, str):
+            for done, total in prepare(model, revision):
+                yield Looking("Converting the model, once", done, total)
+            yield Looking("Loading the model", 0, 1)
+            model = load(model, revision)
+        kept = stored_inspection(model)
+        if kept is not None and (kept.remedies or not remedies):
+            yield kept
+            return
+        for event in Look(model).stages(remedies):
+            if isinstance(event, Inspection):
+                keep_memo(_memo(model), event.model_dump(mode="json"))
+            yield event
+
+
+def kept_inspection(id: str, revision: str | None = None) -> Inspection | None:
+    """What is known of the model of an id without loading it; None where it is not in memory, or was not looked at."""
+    model = in_memory(id, revision)
+    return stored_inspection(model) if model is not None else None
 
 
 def stored_inspection(model: LoadedModel) -> Inspection | None:
@@ -78,23 +110,30 @@ class Look:
     """One look at a model; under ``stress`` where the rules themselves are looked at."""
 
     model: LoadedModel
-    progress: Progress = lambda *_: None
     stress: Stress | None = None
     _applied: AppliedStress | None = field(init=False, default=None)
 
     def inspection(self, with_remedies: bool) -> Inspection:
         """Raises KvqError where the model cannot run the text."""
-        model, steps = self.model, 4 if with_remedies else 3
-        self.progress("Reading weights and configuration", 0, steps)
+        *_, found = self.stages(with_remedies)
+        assert isinstance(found, Inspection)
+        return found
+
+    def stages(self, with_remedies: bool) -> Iterator[Looking | Inspection]:
+        """``inspection`` stage by stage; what was found comes last."""
+        model, steps = self.model, 3 if with_remedies else 2
+        yield Looking("Reading weights and configuration", 0, steps)
         facts, formats = facts_of(model), formats_of(model)
-        self.progress(f"Reading {TOKENS} tokens", 1, steps)
+        yield Looking(f"Reading {TOKENS} tokens", 1, steps)
         figures = self.figures
         reasons = reasons_of(facts, figures, rules())
         at_risk = tuple(reason.layer for reason in reasons)
-        self.progress("Measuring remedies", 2, steps)
-        plain, told = self._remedies(at_risk) if with_remedies else (None, ())
-        self.progress("Done", steps, steps)
-        return Inspection(
+        plain: float | None = None
+        told: tuple[Remedy, ...] = ()
+        if with_remedies:
+            yield Looking("Measuring remedies", 2, steps)
+            plain, told = self._remedies(at_risk)
+        yield Inspection(
             version=VERSION,
             model=model.id,
             title=model.title,

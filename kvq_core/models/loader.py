@@ -203,6 +203,14 @@ def _asked(id: str, revision: str | None) -> str:
     return repr((id, revision, None if path is None or not path.exists() else identity.stamp(path)))
 
 
+def in_memory(id: str, revision: str | None = None) -> LoadedModel | None:
+    """The model of that id where it is loaded already; None where it is not, or the id is none."""
+    try:
+        return _held.get(_asked(id, revision))
+    except ModelError:
+        return None
+
+
 def loaded_model() -> LoadedModel | None:
     """The model in memory; does not wait for one that is being loaded."""
     return next(iter(_held.values()), None)

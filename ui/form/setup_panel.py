@@ -31,7 +31,8 @@ class Setup:
         return self.fields[FIELDS.index(name)]
 
 
-def create_setup() -> Setup:
+def create_setup(below_model: Callable[[], Any]) -> tuple[Setup, Any]:
+    """The card, and what ``below_model`` puts under the model's picker."""
     known = {name: preset for name, preset in presets().items() if possible_here(preset.spec)}
     with gr.Column(elem_classes=["card"], elem_id="setup"):
         gr.HTML("<h2>Prompt</h2>")
@@ -45,6 +46,7 @@ def create_setup() -> Setup:
             info="The models this instance runs." if settings().public else "Pick one, or type the id of a Hub model.",
             interactive=True,
         )
+        beside = below_model()
         with gr.Row(elem_classes=["chips"]):
             chips = {
                 name: gr.Button(chip_title(preset), size="sm", elem_classes=["chip-button"], elem_id=f"preset-{name}")
@@ -63,7 +65,7 @@ def create_setup() -> Setup:
             interactive=True,
         )
         options, stress = _options(), create_stress()
-    return Setup([model, prompt, *options, *stress], gr.State({}), question, chips, more)
+    return Setup([model, prompt, *options, *stress], gr.State({}), question, chips, more), beside
 
 
 def _options() -> list[gr.components.Component]:

@@ -32,6 +32,12 @@
       suggest.textContent = "Added to the lanes; press Run";
       document.getElementById("lanes")?.scrollIntoView({ block: "center", behavior: "smooth" });
     }
+    const remedy = event.target.closest?.("[data-remedy]");
+    if (remedy) {
+      write("#remedy", `${remedy.dataset.remedy} ${performance.now()}`);
+      remedy.disabled = true;
+      remedy.textContent = "Added";
+    }
     const button = event.target.closest?.("[data-do]");
     if (button) {
       const { do: action, lane } = button.dataset;

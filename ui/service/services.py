@@ -8,6 +8,8 @@ from typing import Any
 
 from kvq_core.errors import StoreError
 from kvq_core.events import Event
+from kvq_core.inspection.look import Looking, looking
+from kvq_core.inspection.report import Inspection
 from kvq_core.limits import limits
 from kvq_core.machine import files
 from kvq_core.packed.lanes import Progress, measure_spec
@@ -41,6 +43,7 @@ class Services:
     offer: Callable[..., Offer | None] = offer
     train: Callable[[Offer], Generator[Training | TrainingResult]] = train_missing
     measure: Callable[[ComparisonSpec, Measuring], Generator[Progress]] = measure_spec
+    look: Callable[..., Generator[Looking | Inspection]] = looking
     records: RecordCache = field(init=False)
     line: WaitingLine = field(default_factory=WaitingLine)
     jobs: Jobs = field(init=False)

@@ -1,0 +1,123 @@
+"""What looking at a model found, as markup: one sentence, and behind it the layers, the remedies and the formats."""
+
+from kvq_core.inspection.report import Format, Inspection, LayerFigures, Remedy
+from kvq_core.inspection.rules import rules
+from ui.html.escape import safe
+from ui.html.numbers import ABSENT, plural, significant, size
+
+NOT_YET = "Not looked at yet. A look takes seconds and tells which layers are at risk before anything is run."
+
+
+def look_html(found: Inspection | None) -> str:
+    """The line under the model, with a disclosure."""
+    if found is None:
+        return f'<p class="muted look">{NOT_YET}</p>'
+    tone = "risk" if found.at_risk_layers else "muted"
+    parts = [_facts(found), _layers(found), _remedies(found), _formats(found), _published(found)]
+    return (
+        f'<details class="about look"><summary class="{tone}">{safe(found.sentence)}</summary>'
+        f"{''.join(parts)}</details>"
+    )
+
+
+def _facts(found: Inspection) -> str:
+    facts = found.facts
+    rope = facts.rope if facts.rope_base is None else f"{facts.rope}, base {facts.rope_base:,.0f}"
+    bias = "none" if facts.usual_bias is None else f"median norm {significant(facts.usual_bias, 2)}"
+    normed = any(layer.key_norm_gain is not None for layer in facts.layers)
+    rows = {
+        "Layers": f"{len(facts.layers)}",
+        "Heads": f"{facts.query_heads} query, {facts.kv_heads} KV (GQA {facts.query_groups})",
+        "head_dim": f"{facts.head_dim}",
+        "RoPE": rope,
+        "Key projection": f"bias: {bias}; norm: {'yes' if normed else 'none'}",
+        "A token in fp16": size(facts.token_bytes),
+        "Context": f"{facts.context:,} tokens",
+    }
+    unlike = {
+        "Windowed": [layer.layer for layer in facts.layers if layer.window is not None],
+        "Without RoPE": [layer.layer for layer in facts.layers if layer.rope == "none"],
+    }
+    rows |= {name: f"layers {', '.join(map(str, layers))}" for name, layers in unlike.items() if layers}
+    cells = "".join(f'<tr><th scope="row">{name}</th><td>{safe(told)}</td></tr>' for name, told in rows.items())
+    return f'<table class="plain facts-table"><tbody>{cells}</tbody></table>'
+
+
+def _layers(found: Inspection) -> str:
+    """A bar a layer: how far keys per token at 4 bits move its scores."""
+    if not found.figures:
+        return ""
+    limit = rules().score_error.value
+    most = max(2 * limit, *(layer.score_error for layer in found.figures))
+    bars = "".join(_bar(layer, most, layer.layer in found.at_risk_layers) for layer in found.figures)
+    said = "; ".join(f"layer {layer.layer}: {significant(layer.score_error, 2)}" for layer in found.figures)
+    return (
+        "<h4>Layers</h4><p>What keys per token at 4 bits do to each layer's attention scores, in nats. From the line "
+        "upwards a layer is at risk.</p>"
+        f'<div class="layer-bars" role="img" aria-label="{safe(said)}"><i style="bottom:{_height(limit, most)}%"></i>'
+        f"{bars}</div><p class='muted axis'><span>layer 0</span><span>largest {significant(most, 2)} nats, root scale"
+        f"</span><span>layer {len(found.figures) - 1}</span></p>"
+    )
+
+
+def _bar(layer: LayerFigures, most: float, at_risk: bool) -> str:
+    told = [f"layer {layer.layer}: {significant(layer.score_error, 2)} nats"]
+    if layer.centred_score_error is not None:
+        told.append(f"centred {significant(layer.centred_score_error, 2)}")
+    told.append(f"key channels up to {significant(layer.key_outliers, 2)} times the median one")
+    told.append(f"effective rank of keys {layer.key_rank:.0f}, of values {layer.value_rank:.0f}")
+    told.append(f"{layer.first_tokens:.0%} of the attention on the first tokens")
+    kind = ' class="risk"' if at_risk else ""
+    return f'<b{kind} style="height:{_height(layer.score_error, most)}%" title="{safe("; ".join(told))}"></b>'
+
+
+def _height(value: float, most: float) -> int:
+    """Percent of the chart, on a root scale: small bars stay visible beside large ones."""
+    return round(100 * (value / most) ** 0.5)
+
+
+def _remedies(found: Inspection) -> str:
+    if found.plain_kld is None:
+        return ""
+    rows = "".join(_remedy(number, each) for number, each in enumerate(found.remedies))
+    return (
+        f"<h4>Remedies, measured</h4><p>Mean KLD over {plural(found.forced_tokens, 'token')} after {found.tokens}, and "
+        f"bytes more for {found.bytes_at:,} tokens. One text: large differences count, small ones do not.</p>"
+        f'<ul class="remedies"><li><div>None: keys per token, 4 bits<small>KLD {significant(found.plain_kld, 2)} nats'
+        f"</small></div></li>{rows}</ul>"
+    )
+
+
+def _remedy(number: int, each: Remedy) -> str:
+    if each.kld is None or each.extra_bytes is None:
+        return f"<li><div>{safe(each.name)}<small>not here: {safe(each.refused or '')}</small></div></li>"
+    told = f"KLD {significant(each.kld, 2)} nats, {size(each.extra_bytes)} more"
+    return (
+        f"<li><div>{safe(each.name)}<small>{safe(told)}</small></div>"
+        f'<button type="button" class="plain-button" data-remedy="{number}" aria-label="Add lane: {safe(each.name)}">'
+        "Add lane</button></li>"
+    )
+
+
+def _formats(found: Inspection) -> str:
+    lengths = sorted({tokens for each in found.formats for tokens in each.nbytes})
+    head = "".join(f'<th scope="col">{tokens // 1024}K</th>' for tokens in lengths)
+    rows = "".join(_format(each, lengths) for each in found.formats)
+    return (
+        "<details><summary>Bytes of every format, by tokens</summary>"
+        f'<div class="scroll" tabindex="0"><table class="plain"><thead><tr><th scope="col">At its defaults</th>{head}'
+        f"</tr></thead><tbody>{rows}</tbody></table></div></details>"
+    )
+
+
+def _format(each: Format, lengths: list[int]) -> str:
+    cells = "".join(f"<td>{size(each.nbytes[n]) if n in each.nbytes else ABSENT}</td>" for n in lengths)
+    told = each.settings if each.why_not is None else f"not here: {each.why_not}"
+    return f'<tr><th scope="row" title="{safe(told)}">{safe(each.title)}</th>{cells}</tr>'
+
+
+def _published(found: Inspection) -> str:
+    if not found.published:
+        return ""
+    said = "".join(f"<li>{safe(each)}</li>" for each in found.published)
+    return f"<h4>Published by others, not measured here</h4><ul>{said}</ul>"

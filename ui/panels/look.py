@@ -1,0 +1,133 @@
+"""The line under the model: what a look at it found before any run, and the look as it goes."""
+
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import astuple, dataclass
+from functools import partial
+from typing import Any
+
+import gradio as gr
+
+from kvq_core.errors import KvqError
+from kvq_core.inspection.look import Looking, kept_inspection
+from kvq_core.inspection.report import Inspection
+from kvq_core.settings import settings
+from kvq_core.spec import parse_lane
+from ui.form.lanes import append_lane
+from ui.form.lanes_panel import Lanes, redraw_lanes
+from ui.form.setup_panel import Setup
+from ui.html.look import look_html
+from ui.html.status import line, notice, place_line
+from ui.panels.job_panel import JobPanel
+from ui.service.jobs import Job
+from ui.service.services import QUIET, SWIFT, Services, visitor
+from ui.service.streams import with_empty_end
+
+LOOKING = JobPanel(
+    "looking",
+    "Look at this model",
+    "Looking",
+    ("Look cancelled", "warn", None, "Nothing was kept of it."),
+)
+
+
+@dataclass
+class LookPanel:
+    """``chosen`` is written by js/page.js: the number of the remedy whose lane is to be added."""
+
+    words: gr.HTML
+    status: gr.HTML
+    look: gr.Button
+    cancel: gr.Button
+    chosen: gr.Textbox
+    shown: gr.State
+
+    @property
+    def outputs(self) -> list[Any]:
+        """Status, both buttons, the words, then which look they are of."""
+        return [self.status, self.look, self.cancel, self.words, self.shown]
+
+
+def create_look() -> LookPanel:
+    with gr.Column(elem_id="look"):
+        words = gr.HTML(look_html(None), elem_id="look-words")
+        status = gr.HTML("", elem_id="look-status")
+        look = gr.Button(LOOKING.start, size="sm", elem_id="look-run", visible=not settings().zero_gpu)
+        cancel = gr.Button("Cancel the look", size="sm", visible=False, elem_id="look-cancel")
+        chosen = gr.Textbox(visible="hidden", elem_id="remedy", show_label=False)
+    return LookPanel(words, status, look, cancel, chosen, gr.State(None))
+
+
+def wire_look(panel: LookPanel, setup: Setup, lanes: Lanes, estimate: gr.HTML, services: Services) -> None:
+    """What is kept of the form's model is shown whenever it changes, and once it is loaded, after which the
+    ``estimate`` changes; the button looks, in the line of the runs."""
+    form = [setup["model"], setup.rest]
+
+    def show(model: str, rest: dict[str, Any], shown: str | None) -> list[Any]:
+        found = kept_inspection(str(model or "").strip(), rest.get("revision"))
+        told = None if found is None else found.model_hash
+        if told == shown:
+            return [gr.skip()] * 4
+        again = not settings().zero_gpu and (found is None or not found.remedies)
+        return ["", gr.update(visible=again), look_html(found), told]
+
+    async def work(model: str, rest: dict[str, Any], request: gr.Request) -> AsyncGenerator[list[Any]]:
+        asked = str(model or "").strip(), rest.get("revision")
+        async for update in with_empty_end(stream(*asked, LOOKING.session(request), visitor(request), services)):
+            yield update
+
+    def give_up(request: gr.Request) -> list[Any]:
+        services.jobs.forget(LOOKING.session(request))
+        return [LOOKING.cancelled_line(), *LOOKING.idle()]
+
+    def add(raw: str, model: str, rest: dict[str, Any], form: list[dict[str, Any]]) -> list[Any]:
+        found = kept_inspection(str(model or "").strip(), rest.get("revision"))
+        number = (raw or "").partition(" ")[0]
+        if found is None or not (number.isascii() and number.isdigit() and int(number) < len(found.remedies)):
+            return [gr.skip()] * len(lanes.outputs)
+        return redraw_lanes(append_lane(form, parse_lane(found.remedies[int(number)].lane)), None)
+
+    shown = [panel.status, panel.look, panel.words, panel.shown]
+    changed = [setup["model"].change, estimate.change]
+    gr.on(changed, show, [*form, panel.shown], shown, **QUIET, trigger_mode="always_last", concurrency_limit=2)
+    panel.look.click(work, form, panel.outputs, **SWIFT)
+    panel.cancel.click(give_up, None, [panel.status, panel.look, panel.cancel], **SWIFT)
+    panel.chosen.change(add, [panel.chosen, *form, lanes.lanes], lanes.outputs, **SWIFT)
+
+
+async def stream(
+    model: str, revision: str | None, session: str, visitor: str, services: Services
+) -> AsyncGenerator[list[Any]]:
+    """Updates of status, button, Cancel and words while a model is looked at."""
+    try:
+        job = services.enter(partial(services.look, model, revision), session, visitor)
+    except KvqError as error:
+        yield [notice("The model cannot be looked at", str(error)), *LOOKING.idle(), gr.skip(), gr.skip()]
+        return
+    services.jobs.watch(job.ticket)  # this page follows it
+    yield [place_line(*astuple(services.line.place(job.ticket))), *LOOKING.busy(), gr.skip(), gr.skip()]
+    found: list[Inspection] = []
+
+    def show(news: list[Any]) -> Iterator[list[Any]]:
+        found.extend(event for event in news if isinstance(event, Inspection))
+        if isinstance(news[-1], Looking):
+            yield [progress_line(news[-1]), *LOOKING.busy(), gr.skip(), gr.skip()]
+
+    async for update in LOOKING.updates(job, services, 2, show):
+        yield update
+    if not job.replaced:
+        yield _end(job, found)
+
+
+def _end(job: Job, found: list[Inspection]) -> list[Any]:
+    """How it ended."""
+    if found:
+        done = [gr.update(value=LOOKING.start, interactive=True, visible=False), gr.update(visible=False)]
+        return ["", *done, look_html(found[-1]), found[-1].model_hash]
+    error = LOOKING.failure(job)
+    said = LOOKING.cancelled_line() if error is None else notice("The model cannot be looked at", error)
+    return [said, *LOOKING.idle(), gr.skip(), gr.skip()]
+
+
+def progress_line(event: Looking) -> str:
+    """The status line of an event."""
+    return line(event.doing, done=event.done / max(1, event.total))
