@@ -85,13 +85,10 @@ def _remedy(remedies: Sequence[Remedy], plain: float | None, rules: Rules) -> st
 
 
 def _size(nbytes: int) -> str:
-    return (
-        f"{nbytes / 1e6:.2g} MB"
-        if nbytes >= 1e6
-        else f"{nbytes / 1024:.0f} KB"
-        if nbytes >= 1024
-        else f"{nbytes} bytes"
-    )
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.0f} {name}"
+    return f"{nbytes} bytes"
 
 
 def known_of(*names: str) -> tuple[str, ...]:
