@@ -76,7 +76,7 @@ SURFACE = {
     "MethodError": _ERROR,
     "ModelError": _ERROR,
     "Record": {
-        "schema_version": "int = 3",
+        "schema_version": "int = 4",
         "id": "str",
         "results_version": "int",
         "created": "str",

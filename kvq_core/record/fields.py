@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-SCHEMA_VERSION = 3  # of record and manifest; raised when a field changes, with a step in migrate.py
+SCHEMA_VERSION = 4  # of record and manifest; raised when a field changes, with a step in migrate.py
 RESULTS_VERSION = 6  # raised whenever a change alters results, so that stored runs are not taken for new ones
 FULL_PRECISION = ("sinks", "window", "untouched")  # parts of a cache that hold tokens as they are, in fp16
 
@@ -125,7 +125,7 @@ class LaneRecord(_Part):
     layers: Any
     sink_tokens: int | None
     recent_tokens: int | None
-    center: str = "none"
+    center: str = "none"  # the constant its quantized keys are stored without
     status: Literal["done", "failed"]
     error: str | None = None
     notes: list[str] = []

@@ -7,6 +7,8 @@ Version 1: the first months. Fields were added without raising it, all of them w
 may or may not have the fields that ``_record_1`` fills in. What such a run did not measure stays absent.
 
 Version 2: an environment named the model by its weights alone.
+
+Version 3: a lane did not say on what its keys are centred; none were.
 """
 
 from collections.abc import Callable
@@ -45,7 +47,7 @@ def _record_1(data: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _manifest_1(data: dict[str, Any]) -> dict[str, Any]:
+def _unchanged(data: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
@@ -53,8 +55,15 @@ def _record_2(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "environment": {"model_hash": None, **data["environment"]}}
 
 
-RECORD_STEPS: dict[int, Step] = {1: _record_1, 2: _record_2}
-MANIFEST_STEPS: dict[int, Step] = {1: _manifest_1, 2: _manifest_1}
+def _record_3(data: dict[str, Any]) -> dict[str, Any]:
+    def lane(told: dict[str, Any]) -> dict[str, Any]:
+        return {"center": "none", **told}
+
+    return {**data, "noise_floor": lane(data["noise_floor"]), "lanes": [lane(told) for told in data["lanes"]]}
+
+
+RECORD_STEPS: dict[int, Step] = {1: _record_1, 2: _record_2, 3: _record_3}
+MANIFEST_STEPS: dict[int, Step] = dict.fromkeys(RECORD_STEPS, _unchanged)
 
 
 def upgrade(data: Any, steps: dict[int, Step], what: str, newest: int = SCHEMA_VERSION) -> dict[str, Any]:
