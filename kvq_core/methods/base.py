@@ -29,7 +29,8 @@ class Prompt:
     keys, values (layers, kv_heads, tokens, head_dim) float32, keys in the method's own space; queries
     (layers, query_heads, tokens, head_dim) float32 after RoPE, or None where the method did not ask for them.
     ``metadata`` is the dtype of scales and zero-points. ``model`` and ``layers``, the tensors' layers in it, are known
-    inside a run; tensors on their own belong to no model. ``rotated``: the keys after RoPE, whatever the space.
+    inside a run; tensors on their own belong to no model. ``keys`` of a lane that centres them are those less the
+    constant, as the codec sees them; ``rotated``: the true keys after RoPE, whatever the space.
     ``scaling``: what the model multiplies q.k with, by layer; 1/sqrt(head_dim) where it is not given.
     """
 

@@ -134,7 +134,7 @@ class LaneRecord(_Part):
     layers: Any
     sink_tokens: int | None
     recent_tokens: int | None
-    center: str = "none"
+    center: str = "none"  # the constant its quantized keys are stored without
     status: Literal["done", "failed"]
     error: str | None = None
     notes: list[str] = []

@@ -8,7 +8,8 @@ may or may not have the fields that ``_record_1`` fills in. What such a run did 
 
 Version 2: an environment named the model by its weights alone.
 
-Version 3: an environment did not say how a GGUF file held the weights; there were no models from such files.
+Version 3: an environment did not say how a GGUF file held the weights, nor a lane on what its keys are centred; there
+were no models from such files, and no such lanes.
 """
 
 from collections.abc import Callable
@@ -56,7 +57,15 @@ def _record_2(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _record_3(data: dict[str, Any]) -> dict[str, Any]:
-    return {**data, "environment": {"quantization": None, **data["environment"]}}
+    def lane(told: dict[str, Any]) -> dict[str, Any]:
+        return {"center": "none", **told}
+
+    return {
+        **data,
+        "environment": {"quantization": None, **data["environment"]},
+        "noise_floor": lane(data["noise_floor"]),
+        "lanes": [lane(told) for told in data["lanes"]],
+    }
 
 
 RECORD_STEPS: dict[int, Step] = {1: _record_1, 2: _record_2, 3: _record_3}

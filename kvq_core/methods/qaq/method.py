@@ -147,7 +147,8 @@ class Qaq(Method):
 
     def _rows(self, prompt: Prompt) -> tuple[Tensor, ...]:
         assert prompt.queries is not None
-        return attention_rows(prompt.queries, prompt.keys, self.attention_window, self.unit, prompt.scaling)
+        keys = prompt.keys if prompt.rotated is None else prompt.rotated  # centred keys have other scores
+        return attention_rows(prompt.queries, keys, self.attention_window, self.unit, prompt.scaling)
 
     def _rules(self, prompt: Prompt, rows: tuple[Tensor, ...]) -> tuple[Rule, Rule]:
         """Of keys and of values; tolerances that are not given are solved on the prompt."""

@@ -109,6 +109,18 @@ def test_keys_before_rope_are_centred_there(how: str) -> None:
     assert (ends.shape[-2] == 1) == (how == "mean")  # the mean after RoPE is another one at every position before it
 
 
+@pytest.mark.parametrize("how", HOW)
+def test_values_are_stored_as_if_keys_were_not_centred(how: str) -> None:
+    """QAQ's widths of values come from the attention, which is that of the true keys."""
+    groups, rope = prefilled()
+
+    def values(center: str) -> Tensor:
+        (part,) = LaneCache.of_prompt(lane("qaq", center), groups, rope).of("value")
+        return part.stream.decode()
+
+    torch.testing.assert_close(values(how), values("none"), rtol=0, atol=0)
+
+
 def test_a_constant_costs_two_bytes_a_channel_of_the_quantized_layers() -> None:
     groups, rope = prefilled()
     shape = tiny("qwen2").shape
