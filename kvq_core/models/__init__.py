@@ -5,5 +5,16 @@ Imports methods for the shapes they ask of a model. Start at ``loader``, then ``
 
 from kvq_core.models.choice import ModelChoice, available_models, with_model
 from kvq_core.models.loader import LoadedModel, load, loaded_model, prepare, wrap
+from kvq_core.models.source import converting
 
-__all__ = ["LoadedModel", "ModelChoice", "available_models", "load", "loaded_model", "prepare", "with_model", "wrap"]
+__all__ = [
+    "LoadedModel",
+    "ModelChoice",
+    "available_models",
+    "converting",
+    "load",
+    "loaded_model",
+    "prepare",
+    "with_model",
+    "wrap",
+]

@@ -33,7 +33,8 @@ def local_file() -> Path | None:
     given, kept = settings().second_model, settings().home / "downloads" / NAME
     if given is not None and not given.is_file():
         raise ModelError(f"KVQ_SECOND_MODEL = {given} is no file; give the path of {NAME}, or leave it out.")
-    return next((_checked(file) for file in (given, kept) if file is not None and file.is_file()), None)
+    file = given or kept
+    return _checked(file) if file.is_file() else None
 
 
 def download() -> Path:
@@ -42,7 +43,9 @@ def download() -> Path:
     Raises ModelError where it cannot be had.
     """
     from huggingface_hub import hf_hub_download
+    from huggingface_hub.utils import logging
 
+    logging.set_verbosity_error()  # it warns of each try, and the last error says it all
     try:
         return _checked(Path(hf_hub_download(REPO, NAME, local_dir=settings().home / "downloads")))
     except ModelError:
@@ -61,7 +64,7 @@ def _checked(file: Path) -> Path:
     if digest == SHA256:
         return file
     found = f"{size:,} bytes, not {SIZE:,}" if digest is None else f"the sha256 {digest}, not {SHA256}"
-    raise ModelError(f"{file} is not {NAME} of {REPO}: it has {found}. Remove it, so that it is fetched again.")
+    raise ModelError(f"{file} is not {NAME} of {REPO}: it has {found}. Put the published file there.")
 
 
 def _main() -> None:

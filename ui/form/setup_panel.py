@@ -42,7 +42,9 @@ def create_setup() -> Setup:
             allow_custom_value=True,
             label="Model",
             elem_id="model",
-            info="The models this instance runs." if settings().public else "Pick one, or type the id of a Hub model.",
+            info="The models this instance runs."
+            if settings().public
+            else "Pick one, or type the id of a Hub model or the path of a .gguf file.",
             interactive=True,
         )
         with gr.Row(elem_classes=["chips"]):
