@@ -162,7 +162,7 @@ class ComparisonSpec(_Frozen):
     model: str = Field(
         DEFAULT_MODEL,
         min_length=1,
-        max_length=1000,
+        max_length=400,
         description="Model id, path of a .gguf file or a model directory, or owner/repo:Q4_K_M of the Hub.",
     )
     revision: str | None = Field(None, max_length=100, description="Hub revision (branch, tag or commit).")
