@@ -20,6 +20,7 @@ class Settings:
     store: str  # KVQ_STORE: any fsspec URL or a path
     store_limit: int | None  # KVQ_STORE_LIMIT: bytes the store may hold; old runs make way
     store_days: float | None  # KVQ_STORE_DAYS: age at which a run that is not shared is removed
+    second_model: Path | None  # KVQ_SECOND_MODEL: file of the model that tests and claims take beside the bundled one
     models: tuple[str, ...]  # KVQ_MODELS: the only models this instance runs; empty: all
     address: str  # KVQ_ADDRESS: where people reach the page, ending in "/"; empty: not said
     host: str  # GRADIO_SERVER_NAME: the address the page listens on; this machine alone, on a Space all
@@ -39,12 +40,14 @@ def settings() -> Settings:
     env = os.environ
     home = Path(env.get("KVQ_HOME") or "~/.cache/kvq-explorer").expanduser()
     models = tuple(name.strip() for name in env.get("KVQ_MODELS", "").split(",") if name.strip())
+    second = env.get("KVQ_SECOND_MODEL", "").strip()
     limit, days = env.get("KVQ_STORE_LIMIT", "").strip(), env.get("KVQ_STORE_DAYS", "").strip()
     return Settings(
         home=home,
         store=env.get("KVQ_STORE") or str(home / "store"),
         store_limit=_bytes(limit) if limit else None,
         store_days=_days(days) if days else None,
+        second_model=Path(second).expanduser() if second else None,
         models=models,
         address=_address(env.get("KVQ_ADDRESS", "").strip()),
         host=env.get("GRADIO_SERVER_NAME") or ("0.0.0.0" if env.get("SPACE_ID") else "127.0.0.1"),

@@ -78,8 +78,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(_group(item.nodeid), len(places)))
     for item in items:
-        if "real_model" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.real_model)
+        for name in ("real_model", "second_model"):
+            if name in getattr(item, "fixturenames", ()):
+                item.add_marker(name)
     if find_chromium() is None and not os.environ.get("KVQ_REQUIRE_BROWSER"):
         for item in items:
             if item.get_closest_marker("browser"):
@@ -115,12 +116,25 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    _tell_of_the_second_model(terminalreporter)
     skipped = [r for r in terminalreporter.stats.get("skipped", []) if "no Chromium found" in str(r.longrepr)]
     if skipped:
         terminalreporter.write_line(
             f"{len(skipped)} browser tests were skipped: no Chromium found (Debian: apt-get install chromium).",
             yellow=True,
         )
+
+
+def _tell_of_the_second_model(terminalreporter: pytest.TerminalReporter) -> None:
+    """Whether its tests ran: where it cannot be had, nothing fails."""
+    told = {
+        outcome: [r for r in terminalreporter.stats.get(outcome, []) if "second_model" in getattr(r, "keywords", ())]
+        for outcome in ("passed", "failed", "error", "skipped")
+    }
+    if ran := sum(len(reports) for outcome, reports in told.items() if outcome != "skipped"):
+        terminalreporter.write_line(f"{ran} tests of the second model ran.")
+    if told["skipped"]:
+        terminalreporter.write_line(f"{len(told['skipped'])} tests of the second model were skipped.", yellow=True)
 
 
 @pytest.fixture(autouse=True)
@@ -140,6 +154,24 @@ def smollm(real_model):
     from kvq_core.spec import DEFAULT_MODEL
 
     return load(DEFAULT_MODEL)
+
+
+@pytest.fixture(scope="session")
+def second_model() -> str:
+    """Id of the second model, converted here where only its file is there."""
+    from kvq_core.errors import ModelError
+    from kvq_core.models import second
+    from kvq_core.models.source import found
+
+    try:
+        if not second.is_converted():
+            file = second.local_file()
+            if file is None:
+                pytest.skip("the second model is not here: make second-model")
+            found(str(file.resolve()), None)
+    except ModelError as error:
+        pytest.skip(f"the second model cannot be had: {error}")
+    return second.SECOND_MODEL
 
 
 @pytest.fixture

@@ -66,8 +66,10 @@ def _measured(model: str, revision: str | None, name: str | None) -> "Board":
     from kvq_core.claims import measure_board, paper, papers, setting
 
     chosen = [paper(name)] if name is not None else list(papers().values())
-    from kvq_core.models import load
+    from kvq_core.models import load, prepare
 
     with redirect_stdout(sys.stderr), Bar() as bar:
         bar("Loading the model", 0, 1)
+        for done, total in prepare(model, revision):
+            bar("Converting the model", done, total)
         return measure_board(load(model, revision), chosen, setting(), bar)

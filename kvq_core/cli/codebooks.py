@@ -95,7 +95,7 @@ def _delete(arguments: argparse.Namespace) -> None:
 
 def _train(arguments: argparse.Namespace) -> None:
     arguments.quiet()
-    from kvq_core.models import load
+    from kvq_core.models import load, prepare
     from kvq_core.spec import DEFAULT_MODEL
     from kvq_core.training.texts import read_texts
     from kvq_core.training.train import train
@@ -104,8 +104,11 @@ def _train(arguments: argparse.Namespace) -> None:
     texts = read_texts(request.text)  # fails at once, where loading a model takes a while
     with redirect_stdout(sys.stderr), Bar(timed=True) as bar:
         bar("Loading the model", 0, 1)
+        model, revision = arguments.model or DEFAULT_MODEL, arguments.revision
+        for done, total in prepare(model, revision):
+            bar("Converting the model", done, total)
         try:
-            books = train(load(arguments.model or DEFAULT_MODEL, arguments.revision), request, bar, texts)
+            books = train(load(model, revision), request, bar, texts)
         except KeyboardInterrupt:
             raise KeyboardInterrupt("Interrupted; the same command goes on where this one stopped.") from None
     if arguments.json:

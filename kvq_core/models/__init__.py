@@ -5,11 +5,13 @@ Imports methods for the shapes they ask of a model. Start at ``loader``, then ``
 
 from kvq_core.models.choice import ModelChoice, available_models, with_model
 from kvq_core.models.loader import LoadedModel, in_memory, load, loaded_model, prepare, wrap
+from kvq_core.models.source import converting
 
 __all__ = [
     "LoadedModel",
     "ModelChoice",
     "available_models",
+    "converting",
     "in_memory",
     "load",
     "loaded_model",

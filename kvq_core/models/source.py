@@ -10,7 +10,7 @@ from kvq_core.errors import PATH, ModelError, abbreviate, excerpt
 from kvq_core.machine import files
 from kvq_core.models import bundled, identity
 from kvq_core.models.gguf import hub
-from kvq_core.models.gguf.conversion import Converted, convert, converted
+from kvq_core.models.gguf.conversion import Converted, Steps, convert, converted
 from kvq_core.models.gguf.header import read_header
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL
@@ -131,13 +131,31 @@ def _converted(path: Path) -> Generator[tuple[int, int], None, Converted]:
         with files.alone(settings().home / "hashes" / target.name):
             found = converted(target)
             if found is None:
-                yield from convert(header, target)
+                yield from _told(convert(header, target))
                 found = converted(target)
     except OSError as error:
         raise ModelError(f"KVQ_HOME = {settings().home} cannot be written: {error.strerror}.") from None
     if found is None:
         raise ModelError(f"Model file {excerpt(path.name)} was changed while it was converted. Try again.")
     return found
+
+
+def converting() -> tuple[int, int] | None:
+    """Weights done and all of them, of the file that is being converted; None where none is. Does not wait."""
+    return next(iter(_now.values()), None)
+
+
+_now: dict[str, tuple[int, int]] = {}  # of the one conversion in this process
+
+
+def _told(steps: Steps) -> Steps:
+    try:
+        for step in steps:
+            _now["steps"] = step
+            yield step
+    finally:
+        _now.clear()
+        steps.close()
 
 
 def _folder(hash16: str) -> Path:

@@ -8,7 +8,7 @@ import torch
 from kvq_core.errors import LimitError, MethodError
 from kvq_core.events import Loading
 from kvq_core.machine.memory import memory_errors_as_limits
-from kvq_core.models import LoadedModel, load, with_model
+from kvq_core.models import LoadedModel, load, prepare, with_model
 from kvq_core.packed import LaneMeasurement, Request, label_of, measure
 from kvq_core.pipeline.prompt import render
 from kvq_core.spec import ComparisonSpec, Lane
@@ -41,6 +41,8 @@ def measure_spec(spec: ComparisonSpec, request: Request) -> Generator[Progress]:
     """
     spec = with_model(spec)
     yield Loading(spec.model)
+    for done, total in prepare(spec.model, spec.revision):
+        yield Loading(spec.model, done, total)
     model = load(spec.model, spec.revision)
     ids = render(model, spec)
     lanes = [None, *spec.lanes]

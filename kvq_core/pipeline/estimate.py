@@ -9,9 +9,10 @@ from kvq_core.capture.attention import STEPS
 from kvq_core.capture.plan import MOST_BYTES, plan_of
 from kvq_core.capture.scores import MAP_BYTES, POSITION_BINS, SCORE_BYTES, STEP_BINS
 from kvq_core.engine.prefill import CHUNK
+from kvq_core.events import Loading
 from kvq_core.machine import files
 from kvq_core.machine.memory import free_bytes, shortage
-from kvq_core.models import LoadedModel, load, with_model
+from kvq_core.models import LoadedModel, converting, load, with_model
 from kvq_core.pipeline.prompt import render
 from kvq_core.record.fields import Record
 from kvq_core.settings import settings
@@ -83,6 +84,11 @@ def estimate(spec: ComparisonSpec) -> Estimate:
         extra,
         str(model.device),
     )
+
+
+def loading(model: str) -> Loading:
+    """How far a model is that an estimate loads meanwhile, in another thread."""
+    return Loading(model, *(converting() or ()))
 
 
 def memory_warning(spec: ComparisonSpec) -> str | None:

@@ -72,7 +72,10 @@ class ComparisonSpec(Frozen):
     """One prompt, one model, up to eight lanes. Frozen, validated and hashable; unknown fields are errors."""
 
     model: str = Field(
-        DEFAULT_MODEL, min_length=1, max_length=200, description="Model id, or path of a local model directory."
+        DEFAULT_MODEL,
+        min_length=1,
+        max_length=400,
+        description="Model id, path of a .gguf file or a model directory, or owner/repo:Q4_K_M of the Hub.",
     )
     revision: str | None = Field(None, max_length=100, description="Hub revision (branch, tag or commit).")
     system: str | None = Field(

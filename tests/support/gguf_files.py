@@ -78,6 +78,25 @@ def rounded(model: Any) -> Any:
     return model
 
 
+def sentencepiece() -> dict[str, Any]:
+    """Keys of a vocabulary with scores, as Llama 2 has it: pieces that spell a blank as ▁, and every byte."""
+    pieces = ["▁", *"defman", "de", "▁de", "▁def"]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *dict.fromkeys(pieces)]
+    special = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL]
+    kinds = [*special, *[gguf.TokenType.BYTE] * 256, *[gguf.TokenType.NORMAL] * (len(tokens) - 259)]
+    return {
+        "tokenizer__ggml__model": "llama",
+        "tokenizer__ggml__pre": "default",
+        "tokenizer__ggml__tokens": tokens,
+        "tokenizer__ggml__scores": [-float(i) for i in range(len(tokens))],
+        "tokenizer__ggml__token_type": [int(kind) for kind in kinds],
+        "tokenizer__ggml__merges": None,
+        "tokenizer__ggml__bos_token_id": 1,
+        "tokenizer__ggml__eos_token_id": 2,
+        "tokenizer__ggml__add_bos_token": None,
+    }
+
+
 def logits(model: Any, ids: list[int]) -> torch.Tensor:
     with torch.no_grad():
         return model(torch.tensor([ids])).logits[0]

@@ -43,7 +43,9 @@ def create_setup(below_model: Callable[[], Any]) -> tuple[Setup, Any]:
             allow_custom_value=True,
             label="Model",
             elem_id="model",
-            info="The models this instance runs." if settings().public else "Pick one, or type the id of a Hub model.",
+            info="The models this instance runs."
+            if settings().public
+            else "Pick one, or type the id of a Hub model or the path of a .gguf file.",
             interactive=True,
         )
         beside = below_model()

@@ -11,8 +11,9 @@ from typing import Any
 import gradio as gr
 
 from kvq_core.errors import KvqError
-from kvq_core.events import Finished, Loading, Step
+from kvq_core.events import Finished, Step
 from kvq_core.logs import log_error
+from kvq_core.pipeline.estimate import loading
 from kvq_core.spec import parse_spec
 from ui.form.lanes_panel import Lanes
 from ui.form.setup_panel import Setup
@@ -112,14 +113,16 @@ def wire_run(
         *fields, form_lanes, rest = values
         rest_of_them = [gr.skip()] * (len(submitted) - 5)
         status: Any = gr.skip()
+        told = None
         try:
             spec = to_comparison(dict(zip(FIELDS, fields, strict=True)), form_lanes, rest)
             yield ["", gr.skip(), gr.skip(), gr.update(value="Checking", interactive=False), gr.skip(), *rest_of_them]
             admit = partial(copy_context().run, services.submit, spec, RUN.session(request), visitor(request))
             admitted = asyncio.get_running_loop().run_in_executor(workers, admit)
-            if not (await asyncio.wait([admitted], timeout=SOON_S))[0]:
-                status = ""
-                yield [gr.skip(), gr.skip(), event_line(Loading(spec.model)), gr.skip(), gr.skip(), *rest_of_them]
+            while not (await asyncio.wait([admitted], timeout=SOON_S))[0]:
+                if told != (told := event_line(loading(spec.model))):
+                    status = ""
+                    yield [gr.skip(), gr.skip(), told, gr.skip(), gr.skip(), *rest_of_them]
             job = await admitted
         except KvqError as error:
             yield [notice(REFUSED, str(error)), gr.skip(), status, *RUN.idle(), *rest_of_them]

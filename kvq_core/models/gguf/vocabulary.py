@@ -19,7 +19,7 @@ _CUTS: dict[str, tuple[str, ...]] = {  # expressions that transformers does not 
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
 }
 _WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3")  # a word the vocabulary holds is one token, whatever the merges say
-_KNOWN = (*_CUTS, *_WHOLE_WORDS, "qwen2")
+_KNOWN = (*_CUTS, *_WHOLE_WORDS, "qwen2", "deepseek-r1-qwen")
 _USED = {
     *("model", "pre", "tokens", "scores", "token_type", "merges", "add_bos_token", "add_eos_token"),
     *(f"{name}_token_id" for name in ("bos", "eos", "eot", "eom", "unknown", "padding")),

@@ -15,11 +15,11 @@ from kvq_core.errors import ModelError
 from kvq_core.inspection import inspect_model
 from kvq_core.inspection.figures import QUERIES, effective_rank
 from kvq_core.inspection.look import FORCED, TOKENS, Look, stored_inspection
-from kvq_core.inspection.remedies import PLAIN, remedy_lanes, spans
+from kvq_core.inspection.remedies import PLAIN, Measured, remedy_lanes, spans
 from kvq_core.inspection.report import Remedy
 from kvq_core.inspection.risk import NOTHING, known_of, sentence_of
 from kvq_core.inspection.rules import published, rules
-from kvq_core.models import LoadedModel
+from kvq_core.models import LoadedModel, load
 from kvq_core.spec import Lane, Stress
 from tests.support.tiny_models import VOCABULARY, tiny
 
@@ -235,6 +235,24 @@ def test_the_sentence_names_no_remedy_that_does_not_help() -> None:
 def test_what_is_published_is_told_of_its_family(name: str, families: set[str]) -> None:
     assert {each.family for each in published() if each.meant(name)} == families
     assert all("(" in said and said.split(": ")[0] in families for said in known_of(name))
+
+
+def test_the_layers_it_names_are_those_whose_exemption_helps(second_model: str) -> None:
+    """Keys and values per token at 3 bits ruin the second model; with the named layers in fp16 they do not."""
+    model = load(second_model)
+    found = inspect_model(model, remedies=False)
+    assert {0, 1, 2, 8} <= set(found.at_risk_layers)
+    assert len(found.at_risk_layers) <= 8
+    assert {reason.cause for reason in found.reasons} == {"constant"}
+    assert max(reason.times for reason in found.reasons) > 30
+    left = tuple(layer for layer in range(24) if layer not in found.at_risk_layers)
+    plain, exempt = (
+        Lane(label=name, method="per_token", knobs={"bits": 3, "residual_length": 0}, layers=layers)
+        for name, layers in (("plain", "all"), ("exempt", left))
+    )
+    klds = Look(model).measured([plain, exempt])
+    assert all(isinstance(each, Measured) for each in klds.values())
+    assert klds["plain"].kld > 5 * klds["exempt"].kld  # type: ignore[union-attr]
 
 
 def test_the_bundled_model_has_no_known_risk(smollm: LoadedModel, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kvq_core.models import LoadedModel, load
 from kvq_core.settings import settings
-from tests.support.gguf_files import BOS, CONFIGS, EOS, EOT, TOKENS, logits, rounded, source, write
+from tests.support.gguf_files import BOS, CONFIGS, EOS, EOT, TOKENS, logits, rounded, sentencepiece, source, write
 
 IDS = [(7 * i * i + i) % len(TOKENS) for i in range(60)]
 POSITIONS, HEAD_DIM, BASE = 400, 16, 10000.0
@@ -175,6 +175,7 @@ def test_a_text_begins_as_the_file_says(tmp_path, keys: dict, first: int | None)
         ("gpt-2", "a  123 b\n", ["a", "Ġ", "Ġ123", "Ġb", "Ċ"]),
         ("smollm", "a  123 b\n", ["a", "ĠĠ", "1", "2", "3", "Ġb", "Ċ"]),
         ("qwen2", "a  123 b\n", ["a", "Ġ", "Ġ", "1", "2", "3", "Ġb", "Ċ"]),
+        ("deepseek-r1-qwen", "a  123 b\n", ["a", "Ġ", "Ġ", "1", "2", "3", "Ġb", "Ċ"]),
         ("llama-bpe", "a  1234 b\n", ["a", "Ġ", "Ġ", "123", "4", "Ġb", "Ċ"]),
         ("default", "a+=1234 b\n", ["a", "+=", "123", "4", "Ġb", "Ċ"]),
     ],
@@ -198,3 +199,13 @@ def test_llama_3_takes_words_of_its_vocabulary_whole(tmp_path) -> None:
 def test_every_token_that_ends_a_turn_ends_an_answer(tmp_path) -> None:
     keys = {"tokenizer__ggml__eot_token_id": EOT, "tokenizer__ggml__fim_pre_token_id": BOS}
     assert load(str(write(tmp_path / "m.gguf", source("llama"), **keys))).eos_ids == {EOS, EOT}
+
+
+def test_a_vocabulary_with_scores(tmp_path) -> None:
+    """Of Llama 2 and its kind: a text begins with <s> where the file says nothing, and bytes stand in for pieces."""
+    keys = sentencepiece()
+    model = source("llama", vocab_size=len(keys["tokenizer__ggml__tokens"]))
+    loaded = load(str(write(tmp_path / "m.gguf", model, **keys)))
+    tokens = keys["tokenizer__ggml__tokens"]
+    assert [tokens[i] for i in loaded.render("def é", None, False)] == ["<s>", "▁def", "▁", "<0xC3>", "<0xA9>"]
+    assert loaded.eos_ids == {2} and loaded.tokenizer.decode(loaded.encode("def mané")) == "def mané"

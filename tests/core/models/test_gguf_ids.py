@@ -10,7 +10,7 @@ import pytest
 from kvq_core.errors import ModelError
 from kvq_core.events import Finished, Loading
 from kvq_core.links import decode, encode
-from kvq_core.models import LoadedModel, load, prepare
+from kvq_core.models import LoadedModel, converting, load, prepare
 from kvq_core.models.gguf import conversion, hub
 from kvq_core.models.identity import SOURCE
 from kvq_core.pipeline.compare import compare
@@ -131,6 +131,12 @@ def test_a_record_says_how_the_file_held_its_weights(file: Path) -> None:
     environment = compared(str(file)).record.environment
     assert environment.quantization == "F32: F32 21"
     assert environment.weights_note == "Weights are the file's (F32), dequantized: lanes compare caches of this file."
+
+
+def test_others_can_see_how_far_a_conversion_is(file: Path) -> None:
+    assert converting() is None
+    seen = [(step, converting()) for step in prepare(str(file))]
+    assert len(seen) > 2 and all(step == told for step, told in seen) and converting() is None
 
 
 def test_a_file_is_converted_once_and_says_how_far_it_is(file: Path, monkeypatch) -> None:

@@ -1,0 +1,86 @@
+"""The second model of tests, claims and benchmarks: another family than the bundled one, with biases on its keys.
+
+``python -m kvq_core.models.second`` finds its file or fetches it, checks and converts it, and prints its id.
+"""
+
+import sys
+from pathlib import Path
+
+from kvq_core.errors import KvqError, ModelError
+from kvq_core.models import identity
+from kvq_core.models.gguf.conversion import converted
+from kvq_core.models.source import FILE, find, path_of
+from kvq_core.settings import settings
+
+REPO = "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF"  # Apache-2.0
+NAME = "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
+SIZE = 491_400_064  # bytes
+SHA256 = "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"
+SECOND_MODEL = f"{FILE}{SHA256[:16]}"
+
+
+def is_converted() -> bool:
+    """Whether ``SECOND_MODEL`` can be loaded at once."""
+    folder = path_of(SECOND_MODEL)
+    return folder is not None and converted(folder) is not None
+
+
+def local_file() -> Path | None:
+    """The model's file where it lies on this machine: KVQ_SECOND_MODEL, or the downloads of KVQ_HOME.
+
+    Raises ModelError where KVQ_SECOND_MODEL names no file, or the file is another one.
+    """
+    given, kept = settings().second_model, settings().home / "downloads" / NAME
+    if given is not None and not given.is_file():
+        raise ModelError(f"KVQ_SECOND_MODEL = {given} is no file; give the path of {NAME}, or leave it out.")
+    file = given or kept
+    return _checked(file) if file.is_file() else None
+
+
+def download() -> Path:
+    """The file from the Hub, in the downloads of KVQ_HOME; an interrupted download goes on where it stopped.
+
+    Raises ModelError where it cannot be had.
+    """
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.utils import logging
+
+    logging.set_verbosity_error()  # it warns of each try, and the last error says it all
+    try:
+        return _checked(Path(hf_hub_download(REPO, NAME, local_dir=settings().home / "downloads")))
+    except ModelError:
+        raise
+    except Exception as error:  # no connection, no room, no permission
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise ModelError(
+            f"The second model could not be had from the Hub: {said[:200].rstrip(' .:')}. Put {NAME} of {REPO} into "
+            f"{settings().home / 'downloads'}, or name it with KVQ_SECOND_MODEL=file."
+        ) from None
+
+
+def _checked(file: Path) -> Path:
+    size = file.stat().st_size
+    digest = identity.sha256_of(file) if size == SIZE else None
+    if digest == SHA256:
+        return file
+    found = f"{size:,} bytes, not {SIZE:,}" if digest is None else f"the sha256 {digest}, not {SHA256}"
+    raise ModelError(f"{file} is not {NAME} of {REPO}: it has {found}. Put the published file there.")
+
+
+def _main() -> None:
+    from tqdm import tqdm
+
+    if not is_converted():
+        file = local_file() or download()
+        with tqdm(desc="Converting", unit=" weights", unit_scale=True, disable=None, leave=False) as bar:
+            for done, total in find(str(file.resolve()), None):
+                bar.total, bar.n = total, done
+                bar.refresh()
+    print(SECOND_MODEL)
+
+
+if __name__ == "__main__":
+    try:
+        _main()
+    except KvqError as error:
+        sys.exit(str(error))
