@@ -55,6 +55,10 @@ class LoadedModel:
     def ref(self) -> ModelRef:
         return ModelRef(self.id, self.weights_hash)
 
+    def again(self, id: str, revision: str | None) -> tuple[str, str | None]:
+        """Id and revision for asking again, wherever that is, for this model, which these gave here."""
+        return (id, revision) if id == self.id else (self.id, None)
+
     @cached_property
     def shape(self) -> ModelShape:
         return shape_of(self.model)

@@ -1,6 +1,7 @@
 """What a model id stands for: the bundled model, a GGUF file, a local directory or one of the Hub; and the id by which
 a local one is known on every machine."""
 
+import shutil
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,10 +128,13 @@ def _converted(path: Path) -> Generator[tuple[int, int], None, Converted]:
     header = read_header(path)
     digest = identity.sha256_of(path)
     target = _folder(digest[:16])
+    if (found := converted(target)) is not None:
+        return found
     try:
         with files.alone(settings().home / "hashes" / target.name):
-            found = converted(target)
-            if found is None:
+            if (found := converted(target)) is None:
+                for left in target.parent.glob(f".{target.name}-*"):  # by a killed process: no other is in here
+                    shutil.rmtree(left, ignore_errors=True)
                 yield from _told(convert(header, target))
                 found = converted(target)
     except OSError as error:

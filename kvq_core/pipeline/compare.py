@@ -46,7 +46,8 @@ def compare(spec: ComparisonSpec, store: Store | None = None) -> Generator[Event
             yield Loading(spec.model, done, total)
         model = load(spec.model, spec.revision)
         # from here on it is named as it is on every machine: the same file is the same run, wherever it lies
-        yield from compare_on(model, spec.model_copy(update={"model": model.id}), store)
+        id, revision = model.again(spec.model, spec.revision)
+        yield from compare_on(model, spec.model_copy(update={"model": id, "revision": revision}), store)
 
 
 def compare_on(model: LoadedModel, spec: ComparisonSpec, store: Store | None = None) -> Generator[Event]:

@@ -89,7 +89,7 @@ def offer(model: str, revision: str | None, lanes: Iterable[Lane], budget: Budge
     parts = (_reading_seconds(loaded, requests[0]), *(_seconds(r, loaded.shape) for r in requests))
     size = sum(_bytes(r, loaded.shape) for r in requests)
     unique = tuple(dict.fromkeys(names))
-    return Offer(loaded.id, revision, loaded.title, unique, requests, size, parts, _refusal())
+    return Offer(*loaded.again(model, revision), loaded.title, unique, requests, size, parts, _refusal())
 
 
 def possible_here(spec: ComparisonSpec) -> bool:

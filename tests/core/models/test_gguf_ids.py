@@ -14,10 +14,12 @@ from kvq_core.models import LoadedModel, converting, load, prepare
 from kvq_core.models.gguf import conversion, hub
 from kvq_core.models.identity import SOURCE
 from kvq_core.pipeline.compare import compare
+from kvq_core.pipeline.estimate import loading
 from kvq_core.record.fields import Record
 from kvq_core.record.files import record_json
-from kvq_core.spec import parse_spec
+from kvq_core.spec import parse_lane, parse_spec
 from kvq_core.store.store import open_store
+from kvq_core.training.offer import offer
 from tests.core.models.test_model_identity import WORDS, written
 from tests.support.gguf_files import source, write
 
@@ -135,8 +137,10 @@ def test_a_record_says_how_the_file_held_its_weights(file: Path) -> None:
 
 def test_others_can_see_how_far_a_conversion_is(file: Path) -> None:
     assert converting() is None
-    seen = [(step, converting()) for step in prepare(str(file))]
-    assert len(seen) > 2 and all(step == told for step, told in seen) and converting() is None
+    assert loading("m") == Loading("m")
+    seen = [(step, converting(), loading("m")) for step in prepare(str(file))]
+    assert len(seen) > 2 and all(step == told and event == Loading("m", *step) for step, told, event in seen)
+    assert converting() is None
 
 
 def test_a_file_is_converted_once_and_says_how_far_it_is(file: Path, monkeypatch) -> None:
@@ -167,6 +171,21 @@ def test_what_is_damaged_or_old_is_converted_anew(file: Path, home: Path, monkey
     ) and again.weights_hash == loaded.weights_hash
     after = {f.name: f.read_bytes() for f in folder.iterdir()}
     assert after.keys() == before.keys() and (after == before) == (damage != "version")
+
+
+def test_what_a_killed_conversion_left_is_removed(file: Path, home: Path) -> None:
+    name = load(str(write(file.with_name("same.gguf"), source("llama"), general__name="Tiny of somebody"))).id
+    (folder,) = (home / "models").iterdir()
+    left = folder.with_name(f".{folder.name}-killed")
+    folder.rename(left)
+    assert load(str(file)).id == name and list((home / "models").iterdir()) == [folder]
+
+
+def test_a_file_that_is_converted_needs_no_home_to_write_to(file: Path, monkeypatch) -> None:
+    load(str(file))
+    forget(monkeypatch)
+    monkeypatch.setattr("kvq_core.machine.files.alone", lambda path: pytest.fail("written"))
+    load(str(file))
 
 
 FILES = [
@@ -211,6 +230,18 @@ def fake_hub(file: Path, monkeypatch) -> list[tuple[str, str | None]]:
 def test_files_of_the_hub_are_named_as_llama_cpp_names_them(fake_hub, file: Path, wanted: str, name: str) -> None:
     loaded: LoadedModel = load(f"owner/repo-GGUF:{wanted}", "abc")
     assert set(fake_hub) == {(f"owner/repo-GGUF/{name}", "abc")} and loaded.id == load(str(file)).id
+
+
+def test_a_run_of_a_file_of_the_hub_is_that_of_the_file(fake_hub, file: Path) -> None:
+    one = compared("owner/repo:Q8_0", revision="abc")
+    assert compared(str(file)).reused and one.record.spec["revision"] is None
+    assert compared(one.record.spec["model"], revision=one.record.spec["revision"]).reused
+
+
+def test_codebooks_are_trained_for_the_file_wherever_it_lies(fake_hub) -> None:
+    found = offer("owner/repo:Q8_0", "abc", [parse_lane({"method": "commvq"})])
+    assert found is not None and found.revision is None
+    assert load(found.model, found.revision).id == found.model
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 from kvq_core.codebooks.files import SHIPPED, codebooks
 from kvq_core.errors import ModelError
 from kvq_core.events import Finished
-from kvq_core.models import load, wrap
-from kvq_core.models.identity import weights_of
+from kvq_core.models import bundled, load, wrap
+from kvq_core.models.identity import weights_of, whole_of
 from kvq_core.pipeline.compare import compare
+from kvq_core.pipeline.examples import example_ids, packaged_store
 from kvq_core.spec import ComparisonSpec, Lane
 from kvq_core.store.store import open_store
 
@@ -172,6 +173,16 @@ def test_models_of_the_hub_are_told_apart_by_their_commits(tmp_path, monkeypatch
     assert [model.revision for model in (one, other, older)] == ["1" * 40, "3" * 40, "2" * 40]
     assert [model.weights_hash for model in (one, other, older)] == ["1" * 16, "3" * 16, "2" * 16]
     assert len({model.model_hash for model in (one, other, older)}) == 3
+
+
+@pytest.mark.slow
+def test_the_bundled_model_is_converted_into_what_the_shipped_runs_are_of(tmp_path, real_model) -> None:
+    """Its ids stand in records and codebooks: another converter must not make another model of it."""
+    folder = bundled.convert(tmp_path / "model")
+    weights = weights_of(folder)
+    runs = packaged_store()
+    shipped = {runs.load(id)[0].environment.model_hash for id in example_ids().values()}
+    assert shipped == {whole_of(weights, folder)[:16]}
 
 
 def test_the_shipped_codebooks_are_the_bundled_models(smollm) -> None:
