@@ -163,6 +163,9 @@ class Stream:
         """Stored bits of each element (layers or 1, kv_heads or 1, tokens, channel groups or 1), fp16 tokens 16."""
         assert self.codec is not None or not self.blocks
         maps = [self.codec.bits(b).expand(-1, -1, b.tokens, -1) for b in self.blocks if self.codec]
+        if maps and self.center is not None and self.center.stored is not None:
+            constant = 8 * _bytes(self.center.stored) / (self.center.stored.numel() * self.packed_tokens)
+            maps = [each + constant for each in maps]
         shape = [max((m.shape[d] for m in maps), default=1) for d in (0, 1, 3)]
         full = torch.full((1, 1, 1, 1), 16.0)
         maps.insert(0, full.expand(1, 1, self.sinks.shape[-2], 1))

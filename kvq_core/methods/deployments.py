@@ -1,6 +1,6 @@
 """Where a method, or its nearest relative, can be used outside this project."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -12,6 +12,7 @@ class Elsewhere:
     differs: str | None = None
 
 
+Q4_KEYS = "--cache-type-k q4_0"
 NO_DEPLOYMENT = "No deployment of this method exists yet."
 
 
@@ -68,3 +69,30 @@ def fp8_servers(bits: int) -> tuple[Elsewhere, ...]:
         Elsewhere("vLLM", "--kv-cache-dtype fp8", differs),
         Elsewhere("SGLang", "--kv-cache-dtype fp8_e5m2", differs),
     )
+
+
+def with_center(ways: tuple[Elsewhere, ...], center: str) -> tuple[Elsewhere, ...]:
+    """The ways to use a method for a lane that centres its keys, which none of them does.
+
+    The one engine that subtracts a constant is a fork of llama.cpp: after RoPE, and from q4_0 keys alone
+    (docs/kv-mean-center.md there).
+    """
+    if center == "none":
+        return ways
+    said = "Keys are stored as they are, not centred."
+    plain = tuple(replace(way, differs=" ".join(filter(None, (said, way.differs)))) for way in ways)
+    of_q4 = [way for way in ways if Q4_KEYS in way.how] if center == "mean_after_rope" else []
+    return (*plain, *map(_fork, of_q4))
+
+
+def _fork(way: Elsewhere) -> Elsewhere:
+    """llama.cpp's way in the fork that centres keys after RoPE."""
+    how = (
+        "llama-kv-mean-center -m model.gguf -f texts.txt -o center.gguf\n"
+        f"llama-cli -m model.gguf {way.how} --kv-mean-center center.gguf"
+    )
+    differs = (
+        "The constant is the mean over texts read beforehand, not over the prompt; nothing is added back, which the "
+        f"softmax does not see where every key has lost it. {way.differs or ''}"
+    )
+    return Elsewhere("llama.cpp, PrismML-Eng's fork", how, differs.strip())

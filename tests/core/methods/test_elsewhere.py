@@ -9,6 +9,7 @@ import torch
 from pydantic import ValidationError
 
 from kvq_core.methods import make, methods
+from kvq_core.methods.deployments import with_center
 from kvq_core.methods.kivi import Kivi
 from tests.support.tiny_models import prompt_ids, tiny
 
@@ -94,3 +95,21 @@ def test_no_method_inherits_what_is_said_of_another():
         elsewhere = Kivi.elsewhere
 
     assert Kivi().elsewhere() and Other().elsewhere() == () and Told().elsewhere() == Kivi().elsewhere()
+
+
+def test_no_way_centres_keys_but_a_fork_of_llama_cpp():
+    plain = make("per_token", bits=4).elsewhere()
+    assert with_center(plain, "none") == plain
+    before = with_center(plain, "mean")
+    assert [way.how for way in before] == [way.how for way in plain]
+    assert all((way.differs or "").startswith("Keys are stored as they are, not centred.") for way in before)
+    *_, fork = after = with_center(plain, "mean_after_rope")
+    assert len(after) == len(plain) + 1 and "fork" in fork.tool
+    assert "--cache-type-k q4_0" in fork.how and fork.how.endswith("--kv-mean-center center.gguf")
+    assert "over texts read beforehand" in fork.differs and "Symmetric blocks" in fork.differs
+
+
+@pytest.mark.parametrize("method", ["innerq", "fp16", "per_token"])
+def test_the_fork_takes_4_bit_keys_alone(method):
+    eight = make(method, **({"bits": 8} if method == "per_token" else {})).elsewhere()
+    assert len(with_center(eight, "mean_after_rope")) == len(eight)

@@ -84,3 +84,12 @@ def test_top_lists_show_both_rows_and_the_token_that_was_followed():
     assert "no lane is scored on it" in top_lists(record, arrays, 0, 0)
     del arrays["lane/0/topk_ids"]
     assert "Not captured" in top_lists(record, arrays, 0, 6)
+
+
+def test_ways_to_use_a_centred_lane_elsewhere_say_that_they_do_not_centre():
+    record, arrays = make_run(lanes=3)  # the third is per token
+    assert "not centred" not in compute(record, arrays, Selection()).html["verdicts"]
+    record.lanes[2].center = "mean_after_rope"
+    html = compute(record, arrays, Selection()).html["verdicts"]
+    assert html.count("Keys are stored as they are, not centred.") == 1 + 1  # transformers and llama.cpp
+    assert "--kv-mean-center" in html
