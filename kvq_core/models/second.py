@@ -9,14 +9,9 @@ from pathlib import Path
 from kvq_core.errors import KvqError, ModelError
 from kvq_core.models import identity
 from kvq_core.models.gguf.conversion import converted
-from kvq_core.models.source import FILE, find, path_of
+from kvq_core.models.gguf.published import NAME, REPO, SECOND_MODEL, SHA256, SIZE
+from kvq_core.models.source import find, path_of
 from kvq_core.settings import settings
-
-REPO = "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF"  # Apache-2.0
-NAME = "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
-SIZE = 491_400_064  # bytes
-SHA256 = "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"
-SECOND_MODEL = f"{FILE}{SHA256[:16]}"
 
 
 def is_converted() -> bool:

@@ -13,10 +13,11 @@ from kvq_core.models import bundled, identity
 from kvq_core.models.gguf import hub
 from kvq_core.models.gguf.conversion import Converted, Steps, convert, converted
 from kvq_core.models.gguf.header import read_header
+from kvq_core.models.gguf.published import PREFIX, SECOND_MODEL, TITLE
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL
 
-FILE, FOLDER = "gguf:", "dir:"  # what the ids of a converted GGUF file and of a directory begin with; a hash follows
+FILE, FOLDER = PREFIX, "dir:"  # what the ids of a converted GGUF file and of a directory begin with; a hash follows
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,10 @@ def find(id: str, revision: str | None) -> Generator[tuple[int, int], None, Sour
         return Source(_checked_hub_id(id), revision)
     if id.startswith(FILE):
         if (held := converted(path)) is None:
+            known = f" It is {TITLE}: make second-model fetches and converts it." if id == SECOND_MODEL else ""
             raise ModelError(
                 f"Model {excerpt(id)} is not converted on this machine: give the path of its .gguf file, once, or its "
-                "name on the Hub, such as owner/repo:file.gguf."
+                f"name on the Hub, such as owner/repo:file.gguf.{known}"
             )
         return Source(str(path), file=held)
     if settings().public or not (path.is_file() if _is_gguf(path) else (path / "config.json").is_file()):
@@ -114,7 +116,8 @@ def portable(source: Source, id: str, whole: str) -> str:
 def title(source: Source, id: str) -> str:
     """How people know the model; a path stays on its machine."""
     if source.file is not None:
-        return Path(source.file.file).stem
+        named = f"{FILE}{source.file.sha256[:16]}" == SECOND_MODEL
+        return TITLE if named else Path(source.file.file).stem
     return id if path_of(id) is None else Path(source.place).resolve().name
 
 

@@ -27,7 +27,7 @@ def _shipped() -> str:
         return ""
     items = "".join(
         f'<a class="example" href="?run={safe(run)}"><b>{safe(example.title)}</b>'
-        f"<small>{safe(', '.join(lane['label'] for lane in example.lanes))}</small></a>"
+        f"<small>{safe(', '.join(lane.label for lane in example.spec.lanes))}</small></a>"
         for example, run in named
     )
     return (

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kvq_core.cli.main import main
 from kvq_core.errors import ModelError
-from kvq_core.inspection import inspect_model
+from kvq_core.inspection import inspect_model, look
 from kvq_core.inspection.figures import QUERIES, effective_rank
 from kvq_core.inspection.look import FORCED, TOKENS, Look, stored_inspection
 from kvq_core.inspection.remedies import PLAIN, Measured, remedy_lanes, spans
@@ -53,8 +53,8 @@ def small(name: str, constant: float = 0.0, layer: int = 1) -> LoadedModel:
 
 
 @pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KVQ_HOME", str(tmp_path))
+def _nothing_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(look, "_memo", lambda model: tmp_path / f"{model.model_hash}.json")
 
 
 def test_facts_are_those_of_the_weights() -> None:
@@ -75,9 +75,9 @@ def test_a_norm_behind_the_projection_is_told() -> None:
 
 
 def test_figures_against_a_direct_computation() -> None:
-    look = Look(small("qwen2"))
-    group, rope = look.prefill.groups[0], look.model.rope(TOKENS)
-    for figures, keys, values, queries in zip(look.figures, group.keys, group.values, group.queries, strict=True):
+    seen = Look(small("qwen2"))
+    group, rope = seen.prefill.groups[0], seen.model.rope(TOKENS)
+    for figures, keys, values, queries in zip(seen.figures, group.keys, group.values, group.queries, strict=True):
         before = rope.unrotate(keys[None], 0)[0].double()
         mean = before.mean(1, keepdim=True)
         around = (before - mean).square().sum().div(TOKENS).sqrt()
@@ -109,9 +109,9 @@ def _first_tokens(queries: Tensor, keys: Tensor) -> float:
 
 def test_score_errors_against_a_direct_computation() -> None:
     """Keys rounded per token in groups of 32 channels, by hand, and the scores of the last queries in float64."""
-    look = Look(small("llama"))
-    group = look.prefill.groups[0]
-    for figures, keys, queries in zip(look.figures, group.keys, group.queries, strict=True):
+    seen = Look(small("llama"))
+    group = seen.prefill.groups[0]
+    for figures, keys, queries in zip(seen.figures, group.keys, group.queries, strict=True):
         low, high = keys.amin(-1, keepdim=True).half().float(), keys.amax(-1, keepdim=True)
         scale = ((high - keys.amin(-1, keepdim=True)) / 15).half().float()
         delta = (((keys - low) / scale).round().clamp(0, 15) * scale + low - keys).double()
@@ -153,11 +153,11 @@ def test_random_models_raise_no_alarm(name: str) -> None:
 
 
 def test_outlier_channels_are_told_from_constants() -> None:
-    look = Look(small("llama"), stress=Stress(key_outlier_scale=300, key_outlier_pairs=1, layers=(2,)))
-    found = look.inspection(with_remedies=False)
+    seen = Look(small("llama"), stress=Stress(key_outlier_scale=300, key_outlier_pairs=1, layers=(2,)))
+    found = seen.inspection(with_remedies=False)
     assert found.at_risk_layers == (2,)
     assert found.reasons[0].cause == "outlier channels"
-    assert found.reasons[0].times == pytest.approx(look.figures[2].key_outliers)
+    assert found.reasons[0].times == pytest.approx(seen.figures[2].key_outliers)
     assert "have channels" in found.sentence
 
 
