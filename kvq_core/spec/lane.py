@@ -111,7 +111,11 @@ class Lane(Frozen):
             return f"layer {excerpt(max(self.layers))} does not exist; the model has layers 0 to {shape.layers - 1}"
         method = self.build()
         if self.center == "bias" and shape.key_bias != "bias":
-            there = "have no bias" if shape.key_bias == "none" else "have a norm behind their bias, which changes it"
+            there = (
+                "have no bias"
+                if shape.key_bias == "none"
+                else "have a norm or a bound behind their bias, which changes it"
+            )
             return f"center = bias, and the model's key projections {there}; take center = mean"
         pre = (method.key_space == "pre" and method.quantizes) or self.center in ("mean", "bias")
         return (shape.not_before_rope(self.layers) if pre else None) or method.why_not(shape)
