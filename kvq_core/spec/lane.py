@@ -117,8 +117,12 @@ class Lane(Frozen):
                 else "have a norm or a bound behind their bias, which changes it"
             )
             return f"center = bias, and the model's key projections {there}; take center = mean"
-        pre = (method.key_space == "pre" and method.quantizes) or self.center in ("mean", "bias")
-        return (shape.not_before_rope(self.layers) if pre else None) or method.why_not(shape)
+        lost = None
+        if method.key_space == "pre" and method.quantizes:
+            lost = shape.not_before_rope(self.layers, "a method that stores keys after RoPE")
+        elif self.center in ("mean", "bias"):
+            lost = shape.not_before_rope(self.layers, "center = mean_after_rope")
+        return lost or method.why_not(shape)
 
 
 # what a lane says beside its method and its knobs

@@ -215,7 +215,8 @@ def test_a_model_may_have_no_bias_or_a_norm_behind_it() -> None:
         assert shape_of(AutoModelForCausalLM.from_config(config)).key_bias == "normed"
     assert lane(center="bias").why_not(replace(shape, key_bias="bias")) is None
     lost = ModelShape(3, 4, 2, 32, 64, unknown_rope=(1,))
-    assert "before RoPE" in (lane(center="mean").why_not(lost) or "")
+    assert (lane(center="mean").why_not(lost) or "").endswith("out of layers, or take center = mean_after_rope")
+    assert "a method that stores" in (lane("squat", "mean", knobs={"rope": "pre"}).why_not(lost) or "")
     assert lane(center="mean_after_rope").why_not(lost) is None
 
 
