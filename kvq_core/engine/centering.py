@@ -2,6 +2,10 @@
 
 A constant before RoPE is turned by RoPE as keys are, so it differs from position to position after it; its mean there
 keeps only the channel pairs that turn slowly.
+
+What is subtracted is added back when keys are read. A fork of llama.cpp that subtracts a mean after RoPE
+(--kv-mean-center) adds nothing back: where every key has lost the same vector, all scores of a query move by the same
+number, which the softmax does not see. Here first and newest tokens keep theirs.
 """
 
 from collections.abc import Callable

@@ -23,12 +23,12 @@ class ModelShape:
     def __post_init__(self) -> None:
         object.__setattr__(self, "scaling", self.scaling or (self.head_dim**-0.5,) * self.layers)
 
-    def not_before_rope(self, layers: Literal["all"] | tuple[int, ...]) -> str | None:
+    def not_before_rope(self, layers: Literal["all"] | tuple[int, ...], instead: str) -> str | None:
         """Why keys before RoPE cannot be had of some layers; None where they can."""
         lost = ", ".join(str(layer) for layer in self.unknown_rope if layers == "all" or layer in layers)
         return (
             f"it reads keys before RoPE, and how the model rotates those of layers {lost} is not known; leave these "
-            "out of layers, or take a method that stores keys after RoPE"
+            f"out of layers, or take {instead}"
             if lost
             else None
         )

@@ -11,7 +11,7 @@ from kvq_core.methods import ModelShape
 from kvq_core.models.rope import Rope
 from kvq_core.models.support import attention_modules, window_of
 
-_NORMS = ("k_norm", "k_layernorm", "key_layernorm")  # of the keys, between projection and RoPE
+_NORMS = ("k_norm", "k_layernorm", "key_layernorm", "qk_norm")  # of the keys, between projection and RoPE
 
 
 def rope_of(model: Any, tokens: int) -> Rope:
@@ -36,11 +36,13 @@ def shape_of(model: Any) -> ModelShape:
 
 
 def key_bias_kind(model: Any) -> Literal["none", "bias", "normed"]:
-    """Whether the key projections of a model have a bias, and whether a norm follows it."""
+    """Whether the key projections of a model have a bias, and whether a norm or a bound follows it."""
     modules = attention_modules(model)
     if any(_bias(module) is None for module in modules):
         return "none"
-    return "normed" if any(getattr(module, name, None) is not None for module in modules for name in _NORMS) else "bias"
+    bounded = getattr(model.config, "clip_qkv", None) is not None
+    normed = any(getattr(module, name, None) is not None for module in modules for name in _NORMS)
+    return "normed" if bounded or normed else "bias"
 
 
 def key_bias_of(model: Any) -> Tensor:

@@ -111,10 +111,18 @@ class Lane(Frozen):
             return f"layer {excerpt(max(self.layers))} does not exist; the model has layers 0 to {shape.layers - 1}"
         method = self.build()
         if self.center == "bias" and shape.key_bias != "bias":
-            there = "have no bias" if shape.key_bias == "none" else "have a norm behind their bias, which changes it"
+            there = (
+                "have no bias"
+                if shape.key_bias == "none"
+                else "have a norm or a bound behind their bias, which changes it"
+            )
             return f"center = bias, and the model's key projections {there}; take center = mean"
-        pre = (method.key_space == "pre" and method.quantizes) or self.center in ("mean", "bias")
-        return (shape.not_before_rope(self.layers) if pre else None) or method.why_not(shape)
+        lost = None
+        if method.key_space == "pre" and method.quantizes:
+            lost = shape.not_before_rope(self.layers, "a method that stores keys after RoPE")
+        elif self.center in ("mean", "bias"):
+            lost = shape.not_before_rope(self.layers, "center = mean_after_rope")
+        return lost or method.why_not(shape)
 
 
 # what a lane says beside its method and its knobs

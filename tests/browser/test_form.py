@@ -63,6 +63,17 @@ def test_the_form_is_there_after_a_reload(quick, open_page):
     assert stranger.evaluate(PROMPT) != "Kept for later"
 
 
+def test_the_keys_of_a_lane_are_centred_in_its_editor(quick, open_page):
+    page = open_page(quick)
+    page.wait_for_selector("#lane-row-4")
+    page.locator("#lane-row-1").click()
+    chosen = page.locator("#in-lane-center")
+    chosen.evaluate("e => { e.closest('details').open = true }")
+    chosen.select_option(label="mean")
+    page.wait_for_function(KEEPS, arg='"center":"mean"')
+    page.wait_for_function("document.querySelector('#lane-row-1').innerText.includes('keys centred on their mean')")
+
+
 def test_what_is_no_draft_is_ignored_and_a_link_means_what_it_says(quick, open_page):
     page = open_page(quick)
     page.wait_for_selector("#lane-row-4")

@@ -21,8 +21,8 @@ OPTIONS = (
     Knob(
         "center",
         "Centre keys",
-        "Store keys without a constant of each channel: their mean before RoPE (2 bytes a channel), the projection's "
-        "bias (nothing to store), or their mean after RoPE, which keeps little of what RoPE turns.",
+        "Quantize keys without a constant that all share: their mean before RoPE, the key projection's bias, or their "
+        "mean after RoPE, which loses what RoPE turns. A mean takes 2 bytes a channel; a bias is in the weights.",
         "choice",
         "none",
         None,

@@ -95,3 +95,18 @@ def test_what_is_not_fair_is_said(pair, part, changes, says):
     changed = changes if part is None else {part: getattr(other, part).model_copy(update=changes)}
     found = versus(one, other.model_copy(update=changed))
     assert len(found.unfair) == 1 and says in found.unfair[0]
+
+
+def test_another_center_is_another_cache(pair):
+    one, other = pair
+    kivi, squat = other.lanes
+    found = versus(one, with_lanes(other, kivi.model_copy(update={"center": "mean"}), squat))
+    assert found.changes == (Change("KIVI 2-bit: center", "none", "mean"),)
+    renamed = kivi.model_copy(update={"center": "mean", "label": "Other"})
+    assert {
+        (p.one and p.one.label, p.other and p.other.label) for p in versus(one, with_lanes(other, renamed)).pairs
+    } == {
+        ("KIVI 2-bit", None),
+        ("SQuat", None),
+        (None, "Other"),
+    }

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers import AutoModelForCausalLM, Qwen3Config
 
 from kvq_core.analysis.context_growth import Growth
 from kvq_core.codecs.groups import GroupCodec
@@ -19,6 +20,7 @@ from kvq_core.errors import MethodError, SpecError
 from kvq_core.methods import ModelShape
 from kvq_core.metrics.stored_bytes import measure
 from kvq_core.models.rope import Rope
+from kvq_core.models.shape import shape_of
 from kvq_core.packed.measurement import Request
 from kvq_core.packed.measurement import measure as measure_packed
 from kvq_core.spec import ComparisonSpec, Lane, Stress
@@ -208,9 +210,13 @@ def test_a_model_may_have_no_bias_or_a_norm_behind_it() -> None:
     shape = tiny("llama").shape
     assert "no bias; take center = mean" in (lane(center="bias").why_not(shape) or "").replace("have ", "")
     assert "norm" in (lane(center="bias").why_not(replace(shape, key_bias="normed")) or "")
+    config = Qwen3Config(**{**tiny("qwen3").model.config.to_dict(), "attention_bias": True})
+    with torch.device("meta"):
+        assert shape_of(AutoModelForCausalLM.from_config(config)).key_bias == "normed"
     assert lane(center="bias").why_not(replace(shape, key_bias="bias")) is None
     lost = ModelShape(3, 4, 2, 32, 64, unknown_rope=(1,))
-    assert "before RoPE" in (lane(center="mean").why_not(lost) or "")
+    assert (lane(center="mean").why_not(lost) or "").endswith("out of layers, or take center = mean_after_rope")
+    assert "a method that stores" in (lane("squat", "mean", knobs={"rope": "pre"}).why_not(lost) or "")
     assert lane(center="mean_after_rope").why_not(lost) is None
 
 
