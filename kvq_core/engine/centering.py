@@ -1,7 +1,8 @@
 """Which constant a lane's keys are centred on, and how it looks at every position.
 
 A constant before RoPE is turned by RoPE as keys are, so it differs from position to position after it; its mean there
-keeps only the channel pairs that turn slowly.
+keeps only the channel pairs that turn slowly: of a constant many times the keys, even a small rest that it does not
+keep is larger than they are.
 
 What is subtracted is added back when keys are read. A fork of llama.cpp that subtracts a mean after RoPE
 (--kv-mean-center) adds nothing back: where every key has lost the same vector, all scores of a query move by the same

@@ -4,7 +4,7 @@ Imports methods for the shapes they ask of a model. Start at ``loader``, then ``
 ``gguf`` for files that are converted, ``lockstep`` for attention.
 """
 
-from kvq_core.models.choice import ModelChoice, available_models, with_model
+from kvq_core.models.choice import ModelChoice, available_models, is_offered, with_model
 from kvq_core.models.loader import LoadedModel, in_memory, load, loaded_model, prepare, wrap
 from kvq_core.models.source import converting
 
@@ -14,6 +14,7 @@ __all__ = [
     "available_models",
     "converting",
     "in_memory",
+    "is_offered",
     "load",
     "loaded_model",
     "prepare",

@@ -4,8 +4,6 @@ import importlib.util
 from pathlib import Path
 
 from kvq_core.errors import ModelError
-from kvq_core.models.gguf import conversion
-from kvq_core.models.gguf.header import read_header
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL
 
@@ -45,6 +43,9 @@ def convert(target: Path) -> Path:
     and codebooks that ship were made. Raises ModelError where it cannot be converted.
     """
     if not (target / "model.safetensors").is_file():
-        for _ in conversion.convert(read_header(bundled_gguf()), target, pre="gpt-2"):
+        from kvq_core.models.gguf.conversion import convert as steps
+        from kvq_core.models.gguf.header import read_header
+
+        for _ in steps(read_header(bundled_gguf()), target, pre="gpt-2"):
             pass
     return target

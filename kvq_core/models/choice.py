@@ -47,6 +47,15 @@ def check_offered(id: str) -> None:
         raise ModelError(f"Model {excerpt(id)} is not offered on this instance; available: {', '.join(offered)}.")
 
 
+def is_offered(id: str) -> bool:
+    """Whether this instance runs the model, as far as its settings say."""
+    try:
+        check_offered(id)
+    except ModelError:
+        return False
+    return True
+
+
 def with_model(spec: ComparisonSpec) -> ComparisonSpec:
     """The spec with a model: one that names none gets this instance's default, so that ids and links always name it."""
     if "model" in spec.model_fields_set:

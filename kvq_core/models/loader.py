@@ -14,7 +14,7 @@ from kvq_core.methods import ModelRef, ModelShape
 from kvq_core.models import identity
 from kvq_core.models.chat import conversation
 from kvq_core.models.choice import KNOWN, check_offered
-from kvq_core.models.gguf.conversion import Steps
+from kvq_core.models.gguf.folder import Steps
 from kvq_core.models.lockstep import ATTENTION, register
 from kvq_core.models.probe import TOKENS, cached_rotations, probe
 from kvq_core.models.rope import Rope, Rotation

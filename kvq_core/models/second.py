@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvq_core.errors import KvqError, ModelError
 from kvq_core.models import identity
-from kvq_core.models.gguf.conversion import converted
+from kvq_core.models.gguf.folder import converted
 from kvq_core.models.gguf.published import NAME, REPO, SECOND_MODEL, SHA256, SIZE
 from kvq_core.models.source import find, path_of
 from kvq_core.settings import settings

@@ -11,8 +11,7 @@ from kvq_core.errors import PATH, ModelError, abbreviate, excerpt
 from kvq_core.machine import files
 from kvq_core.models import bundled, identity
 from kvq_core.models.gguf import hub
-from kvq_core.models.gguf.conversion import Converted, Steps, convert, converted
-from kvq_core.models.gguf.header import read_header
+from kvq_core.models.gguf.folder import Converted, Steps, converted
 from kvq_core.models.gguf.published import PREFIX, SECOND_MODEL, TITLE
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL
@@ -128,6 +127,9 @@ def bundled_folder() -> Path:
 
 def _converted(path: Path) -> Generator[tuple[int, int], None, Converted]:
     """A GGUF file's conversion, kept under the file's hash; one process converts while others wait."""
+    from kvq_core.models.gguf.conversion import convert  # with it the reader of files, which most models never need
+    from kvq_core.models.gguf.header import read_header
+
     header = read_header(path)
     digest = identity.sha256_of(path)
     target = _folder(digest[:16])

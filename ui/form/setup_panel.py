@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import gradio as gr
 
-from kvq_core.models import available_models
+from kvq_core.models import available_models, is_offered, with_model
 from kvq_core.presets import Preset, presets
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL, Capture
@@ -33,7 +33,7 @@ class Setup:
 
 def create_setup(below_model: Callable[[], Any]) -> tuple[Setup, Any]:
     """The card, and what ``below_model`` puts under the model's picker."""
-    known = {name: preset for name, preset in presets().items() if possible_here(preset.spec)}
+    known = {name: preset for name, preset in presets().items() if possible(preset)}
     with gr.Column(elem_classes=["card"], elem_id="setup"):
         gr.HTML("<h2>Prompt</h2>")
         choices = [(choice.title, choice.id) for choice in available_models()]
@@ -120,6 +120,11 @@ def _options() -> list[gr.components.Component]:
             interactive=True,
         )
     return [system, no_system, chat, continuation, tokens, temperature, seed, ignore_eos, expected, captures]
+
+
+def possible(preset: Preset) -> bool:
+    """Whether this instance offers the preset's model, and has or trains what its lanes learn."""
+    return is_offered(with_model(preset.spec).model) and possible_here(preset.spec)
 
 
 def chip_title(preset: Preset) -> str:

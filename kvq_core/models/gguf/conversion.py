@@ -1,9 +1,7 @@
 """A GGUF file's model as a folder that transformers reads: float32 safetensors, configuration and tokenizer."""
 
-import hashlib
 import shutil
 from collections.abc import Generator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,39 +13,9 @@ from kvq_core.machine.memory import free_bytes
 from kvq_core.models import identity
 from kvq_core.models.gguf import weights
 from kvq_core.models.gguf.configuration import check_architecture, configuration, end_ids, refused
+from kvq_core.models.gguf.folder import VERSION, WEIGHTS, Steps, file_sha256
 from kvq_core.models.gguf.header import Entry, Header
 from kvq_core.models.gguf.vocabulary import check_vocabulary, tokenizer
-
-VERSION = 1  # raised when a file would be converted into something else: what was converted before is done again
-WEIGHTS = "model.safetensors"
-Steps = Generator[tuple[int, int], None, None]  # weights done so far, and all of them
-
-
-@dataclass(frozen=True)
-class Converted:
-    """A converted file: where it lies, what it came from, and how that held its weights."""
-
-    folder: Path
-    sha256: str  # of the GGUF file
-    file: str  # its name
-    mix: str  # see Header.mix
-
-    @property
-    def whole(self) -> str:
-        """sha256 over all that decides what the model answers: the file, and how it is converted."""
-        return hashlib.sha256(f"{self.sha256} {VERSION}".encode()).hexdigest()
-
-
-def converted(folder: Path) -> Converted | None:
-    """What lies converted in a folder; None where that is nothing, damaged, or of another version of the converter."""
-    found = files.read_memo(folder / identity.SOURCE)
-    if not isinstance(found, dict) or found.get("version") != VERSION:
-        return None
-    try:
-        whole = all(_sha256(folder / name) == expected for name, expected in found["files"].items())
-    except OSError:
-        return None
-    return Converted(folder, found["sha256"], found["file"], found["mix"]) if whole else None
 
 
 def convert(header: Header, target: Path, pre: str | None = None) -> Steps:
@@ -120,15 +88,9 @@ def _fill(
     model.config.architectures, model.config.dtype = [type(model).__name__], torch.float32
     model.config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
-    held = {file.name: _sha256(file) for file in folder.iterdir()}
+    held = {file.name: file_sha256(file) for file in folder.iterdir()}
     with (folder / WEIGHTS).open("wb") as stream:
         digest = yield from weights.write(header, model.config, entries, stream)
     told = {"version": VERSION, "sha256": identity.sha256_of(header.path), "file": header.path.name, "mix": header.mix}
     files.keep_memo(folder / identity.SOURCE, {**told, "files": {**held, WEIGHTS: digest}})
     return digest
-
-
-def _sha256(file: Path) -> str:
-    if file.name == WEIGHTS:
-        return identity.sha256_of(file)
-    return hashlib.sha256(file.read_bytes()).hexdigest()

@@ -4,12 +4,15 @@ import pytest
 
 from kvq_core.errors import ModelError
 from kvq_core.models import available_models, bundled, load, with_model
+from kvq_core.models.gguf.published import SECOND_MODEL, TITLE
 from kvq_core.pipeline.estimate import estimate
 from kvq_core.pipeline.examples import examples
-from kvq_core.presets import presets
+from kvq_core.presets import preset, presets
 from kvq_core.spec import DEFAULT_MODEL, parse_spec
 from ui.form.filling import from_preset
+from ui.form.setup_panel import possible
 
+NAMELESS = [name for name, each in presets().items() if "model" not in each.spec.model_fields_set]
 HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
@@ -39,14 +42,32 @@ def test_without_its_package_the_model_it_was_made_from_takes_its_place(space):
         bundled.convert(bundled.folder())
 
 
-@pytest.mark.parametrize("name", presets())
+@pytest.mark.parametrize("name", NAMELESS)
 def test_presets_fill_the_form_with_a_model_that_is_there(space, name):
     assert HUB in from_preset(name) and DEFAULT_MODEL not in from_preset(name)
 
 
 def test_a_model_that_is_named_stays(space):
     assert with_model(parse_spec({"prompt": "Hi", "model": DEFAULT_MODEL})).model == DEFAULT_MODEL
-    assert {example.spec.model for example in examples().values()} == {DEFAULT_MODEL}  # the runs that are shipped
+    shipped = {example.spec.model for example in examples().values()}
+    assert shipped == {DEFAULT_MODEL, SECOND_MODEL}
+
+
+def test_a_preset_of_a_model_that_is_not_offered_is_not_offered(space, monkeypatch):
+    assert possible(preset("first-look")) and not possible(preset("qwen-keys"))
+    monkeypatch.setenv("KVQ_MODELS", f"{HUB},{SECOND_MODEL}")
+    assert possible(preset("qwen-keys"))
+    assert preset("qwen-keys").spec.model == SECOND_MODEL
+
+
+def test_the_second_model_is_offered_where_it_is(monkeypatch, tmp_path):
+    monkeypatch.setattr("kvq_core.models.choice.second.is_converted", lambda: True)
+    assert dict(available_models())[SECOND_MODEL] == TITLE
+    monkeypatch.setattr("kvq_core.models.choice.second.is_converted", lambda: False)
+    assert SECOND_MODEL not in dict(available_models())
+    monkeypatch.setenv("KVQ_HOME", str(tmp_path))
+    with pytest.raises(ModelError, match="make second-model fetches and converts it"):
+        load(SECOND_MODEL)
 
 
 def test_the_first_of_an_allow_list_is_the_default(space, monkeypatch):
