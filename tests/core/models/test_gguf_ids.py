@@ -12,6 +12,7 @@ from kvq_core.events import Finished, Loading
 from kvq_core.links import decode, encode
 from kvq_core.models import LoadedModel, converting, load, prepare
 from kvq_core.models.gguf import conversion, hub
+from kvq_core.models.gguf import folder as kept
 from kvq_core.models.identity import SOURCE
 from kvq_core.pipeline.compare import compare
 from kvq_core.pipeline.estimate import loading
