@@ -1,6 +1,6 @@
-"""``make picture``: docs/five-ideas.png, the first cards of the stored run that README.md names, shot in Chromium.
+"""``make picture``: docs/*.png, the first cards of the stored runs that README.md shows, shot in Chromium.
 
-The run's id is written into the picture, where a test finds it: a picture of another run than the one that ships fails.
+A run's id is written into its picture, where a test finds it: a picture of another run than the one that ships fails.
 """
 
 import os
@@ -17,10 +17,10 @@ from PIL.PngImagePlugin import PngInfo  # noqa: E402
 from playwright.sync_api import sync_playwright  # noqa: E402
 
 from benchmarks.page import serve  # noqa: E402
-from benchmarks.readme import EXAMPLE_SHOWN  # noqa: E402
+from benchmarks.readme import DEMONSTRATION, EXAMPLE_SHOWN  # noqa: E402
 from kvq_core.pipeline.examples import example_ids  # noqa: E402
 
-PICTURE = ROOT / "docs" / "five-ideas.png"
+SHOWN = (EXAMPLE_SHOWN, DEMONSTRATION[0])
 CARDS = 6  # the reference and five lanes, in three columns
 PATIENCE_MS = 600_000
 
@@ -46,21 +46,20 @@ def shot(address: str, run: str) -> bytes:
 
 
 def main() -> None:
-    run = example_ids()[EXAMPLE_SHOWN]
+    runs = {name: example_ids()[name] for name in SHOWN}
     with tempfile.TemporaryDirectory() as folder:
         process, address = serve(folder)
         try:
-            png = shot(address, run)
+            shots = {name: shot(address, run) for name, run in runs.items()}
         finally:
             process.terminate()
             process.wait(60)
-    told = PngInfo()
-    told.add_text("run", run)
-    picture = Image.open(BytesIO(png)).convert("RGB")
-    picture.save(PICTURE, pnginfo=told, optimize=True)
-    print(
-        f"{PICTURE.relative_to(ROOT)}: run {run}, {picture.width} x {picture.height}, {PICTURE.stat().st_size:,} bytes"
-    )
+    for name, png in shots.items():
+        told, file = PngInfo(), ROOT / "docs" / f"{name}.png"
+        told.add_text("run", runs[name])
+        picture = Image.open(BytesIO(png)).convert("RGB")
+        picture.save(file, pnginfo=told, optimize=True)
+        print(f"{file.relative_to(ROOT)}: run {runs[name]}, {picture.width} x {picture.height}")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from kvq_core.claims.board import (
     within_noise,
 )
 from kvq_core.methods import Method, methods
-from kvq_core.pipeline.examples import example_ids
+from kvq_core.pipeline.examples import example_ids, packaged_store
 from kvq_core.presets import presets
 from kvq_core.spec import DEFAULT_MODEL, Capture, ComparisonSpec, Lane, Stress
 
@@ -37,9 +37,10 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 PART = re.compile(r"(<!-- ([a-z-]+) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
 EXAMPLE = re.compile(
-    r'(\[run |127\.0\.0\.1:7860/\?run=|"run": ")[0-9a-f]{16}'
+    r'(\[run |127\.0\.0\.1:7860/\?run=|"run": ")([0-9a-f]{16})'
 )  # its id changes with the results' version
 EXAMPLE_SHOWN = "five-ideas"
+DEMONSTRATION = ("qwen-keys", "qwen-keys-bundled")  # opened beside each other
 
 
 def documents() -> list[Path]:
@@ -52,7 +53,11 @@ def rewritten(text: str) -> str:
     def part(found: re.Match[str]) -> str:
         return f"{found[1]}{PARTS[found[2]]()}\n{found[4]}" if found[2] in PARTS else found[0]
 
-    return EXAMPLE.sub(lambda found: found[1] + example_ids()[EXAMPLE_SHOWN], PART.sub(part, text))
+    def example(found: re.Match[str]) -> str:
+        kept = found[2] in example_ids().values()  # of another example that a part names
+        return found[1] + (found[2] if kept else example_ids()[EXAMPLE_SHOWN])
+
+    return EXAMPLE.sub(example, PART.sub(part, text))
 
 
 def table(head: str, *rows: tuple[str, ...]) -> str:
@@ -270,6 +275,19 @@ def inspection_part() -> str:
     )
 
 
+def demonstration_part() -> str:
+    """The same lanes on two models: the picture, the link that opens both, and their KLDs."""
+    runs = [packaged_store().load(example_ids()[name])[0] for name in DEMONSTRATION]
+    link = f"http://127.0.0.1:7860/?run={runs[0].id}&vs={runs[1].id}"
+    lanes = zip(*(run.lanes for run in runs), strict=True)
+    rows = [(one.label, *(f"{lane.metrics.kld_mean:.2g}" for lane in (one, other))) for one, other in lanes]
+    return (
+        f"![One prompt on Qwen2.5-Coder-0.5B, five caches]({'docs/' + DEMONSTRATION[0]}.png)\n\n"
+        f"*Part of [run {runs[0].id}]({link}), beside [the same lanes on the bundled model]({link}); mean KLD in nats:*"
+        "\n\n" + table(f"Lane | {' | '.join(run.environment.model_title for run in runs)}", *rows)
+    )
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "methods": methods_part,
     "claims": claims_part,
@@ -277,6 +295,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "costs": costs_part,
     "limits": load_part,
     "inspection": inspection_part,
+    "demonstration": demonstration_part,
     "presets": presets_part,
     "tiers": lambda: EXPLAINED,
     "fields": fields_part,

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from kvq_core.analysis.key_constants import constant_sizes
 from kvq_core.capture.attention import SINKS, last_attention
 from kvq_core.capture.cache_errors import score_error
 from kvq_core.capture.spectra import spectra
@@ -23,13 +24,14 @@ def figures_of(groups: list[LayerGroup], rows: Rows, rope: Rope, plain: int, cen
     found = []
     for g, group in enumerate(groups):
         of_group = spectra(group, rope)
+        constants = constant_sizes(of_group["mean/key_pre"].numpy(), of_group["centred/key_pre"].numpy())
         for i, layer in enumerate(group.layers):
             errors = [None if row is None else _score_error(group, rows, g, i, row) for row in (plain, centred)]
             assert errors[0] is not None
             found.append(
                 LayerFigures(
                     layer=layer,
-                    constant=_constant(of_group, i) if rope.on([layer]).known else None,
+                    constant=float(constants[i]) if rope.on([layer]).known else None,
                     key_outliers=_outliers(group.keys[i]),
                     key_rank=effective_rank(of_group["centred/key_pre_concat"][i]),
                     value_rank=effective_rank(of_group["centred/value_concat"][i]),
@@ -45,12 +47,6 @@ def effective_rank(singular_values: Tensor) -> float:
     """exp of the entropy of the spectrum (n,) as shares of its sum (Roy and Vetterli, 2007)."""
     shares = singular_values.double() / singular_values.double().sum().clamp_min(1e-30)
     return torch.special.entr(shares).sum().exp().item()
-
-
-def _constant(found: dict[str, Tensor], i: int) -> float:
-    """Norm of a layer's mean key before RoPE over the root mean square of the keys around it."""
-    around = found["centred/key_pre"][i].double().square().sum().sqrt()
-    return (found["mean/key_pre"][i].double().square().sum().sqrt() / around.clamp_min(1e-30)).item()
 
 
 def _outliers(keys: Tensor) -> float:

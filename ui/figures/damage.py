@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 import plotly.graph_objects as go
 
+from kvq_core.analysis.key_constants import constant_layers
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
 from ui.figures.base import (
@@ -22,6 +23,7 @@ from ui.figures.base import (
 from ui.html.colors import lane_color
 
 Kind = Literal["key", "value"]
+MARK = "▾"  # above layers whose keys carry a constant
 PURE_SINK = 0.9  # of a head's attention, on the first tokens, mean over the steps looked at
 # measure -> (array, unit, factor to the unit, what it is): those of keys and values apart, those of both together
 MEASURES: dict[str, dict[str, tuple[str, str, float, str]]] = {
@@ -75,6 +77,8 @@ def damage_grid(record: Record, arrays: Arrays, measure: str, kind: Kind, layer:
             row=row,
             col=1,
         )
+        if kind == "key":
+            _mark_constants(figure, arrays, row)
         box = {"x0": layer - 0.5, "x1": layer + 0.5, "y0": kv_head - 0.5, "y1": kv_head + 0.5}
         figure.add_shape(type="rect", **box, line={"color": "#0072b2", "width": 2}, row=row, col=1)
     figure.update_xaxes(showgrid=False)
@@ -82,6 +86,21 @@ def damage_grid(record: Record, arrays: Arrays, measure: str, kind: Kind, layer:
     top = max(float(np.quantile(values, 0.995)) for _, values in lanes)
     figure.update_layout(coloraxis=sequential(top, unit))
     return label_figure(figure, f"Heatmaps of the {what}, layer by KV head, one a lane", {"layer": "x", "kv_head": "y"})
+
+
+def _mark_constants(figure: go.Figure, arrays: Arrays, row: int) -> None:
+    """A mark above every layer whose keys carry a constant; what it means stands above the figure."""
+    for layer in constant_layers(arrays):
+        figure.add_annotation(
+            x=layer,
+            y=1,
+            yref="y domain" if row == 1 else f"y{row} domain",
+            xref="x" if row == 1 else f"x{row}",
+            yanchor="bottom",
+            text=MARK,
+            showarrow=False,
+            font={"size": 11, "color": "#c2410c"},
+        )
 
 
 def worst_head(record: Record, arrays: Arrays) -> tuple[int, int]:

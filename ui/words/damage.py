@@ -2,10 +2,11 @@
 
 import numpy as np
 
+from kvq_core.analysis.key_constants import constant_layers
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from ui.figures.base import lanes_with
-from ui.figures.damage import worst_head
+from ui.figures.damage import MARK, worst_head
 from ui.figures.drill import channel_shares
 from ui.html.numbers import join_words, percent, significant
 from ui.selection import Selection
@@ -16,7 +17,12 @@ CONCENTRATED = 0.5  # of the squared error in a tenth of the layers
 
 def damage(record: Record, arrays: Arrays, at: Selection) -> str:
     """Which lane loses most and where; then the selected head."""
-    found = [_keys_and_values(record, arrays), _scores(record, arrays), _selected(record, arrays, at)]
+    found = [
+        _keys_and_values(record, arrays),
+        _constants(arrays),
+        _scores(record, arrays),
+        _selected(record, arrays, at),
+    ]
     return " ".join(filter(None, found)) or NOTHING
 
 
@@ -45,6 +51,19 @@ def _keys_and_values(record: Record, arrays: Arrays) -> str:
         )
         parts.append(f"{kind}s are {percent(float(error.mean()))} off in {lane.label}{where}")
     return f"At worst, {'; '.join(parts)}." if parts else ""
+
+
+def _constants(arrays: Arrays) -> str:
+    """Which layers' keys carry a constant, the first cause of damage to keys per token."""
+    found = constant_layers(arrays)
+    if not found:
+        return ""
+    sizes = sorted(found.values())
+    size = f"{sizes[0]:.0f}" if len(sizes) == 1 else f"{sizes[0]:.0f} to {sizes[-1]:.0f}"
+    return (
+        f"Keys of layer{'s' if len(found) > 1 else ''} {join_words(list(found))} carry a constant {size} times what "
+        f"differs between tokens (marked {MARK})."
+    )
 
 
 def _scores(record: Record, arrays: Arrays) -> str:
