@@ -161,7 +161,8 @@ def test_what_is_damaged_or_old_is_converted_anew(file: Path, home: Path, monkey
     (folder,) = (home / "models").iterdir()
     before = {f.name: f.read_bytes() for f in folder.iterdir()}
     if damage == "version":
-        monkeypatch.setattr(kept, "VERSION", kept.VERSION + 1)
+        for module in (conversion, kept):
+            monkeypatch.setattr(module, "VERSION", 2)
     else:
         name = {"weights": kept.WEIGHTS, "tokenizer": "tokenizer.json", "note": SOURCE}[damage]
         (folder / name).write_bytes(before[name][:-7] + b"damaged")
