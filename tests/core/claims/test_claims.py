@@ -142,7 +142,7 @@ def test_the_five_papers_and_their_claims_are_there():
 @pytest.mark.parametrize(("owner", "claim"), ALL, ids=lambda x: getattr(x, "id", ""))
 def test_a_claim_says_what_where_and_how(owner, claim):
     assert claim.measure in MEASURES
-    assert claim.sentence.endswith(".") and re.search("Figure|Table|Section|Limitations", claim.where)
+    assert claim.sentence.endswith(".") and re.search("Figure|Table|Section|Appendix|Limitations", claim.where)
     texts = set(claim.texts or setting().texts) | set(claim.baseline_texts)
     cases = claim.measurement().cases()
     assert texts <= set(setting().text) and len(cases or claim.texts or setting().texts) >= 3
