@@ -36,6 +36,13 @@ class Context:
                 self._held.popitem(last=False)
         return self._held[key]
 
+    def numbers(self, measure: "Measure", sample: Sample) -> Numbers:
+        """A measurement's numbers of a text; several claims may look at one."""
+        key = (type(measure), measure.model_dump_json(), sample.name)
+        if key not in self.shared:
+            self.shared[key] = measure.on_text(self, sample)
+        return cast(Numbers, self.shared[key])
+
     def other(self, text: Text, like: Sample) -> Sample:
         """Another text through the model, as long as ``like``; read once."""
         key = ("other", text, len(like.ids), like.prompt)

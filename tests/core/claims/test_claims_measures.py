@@ -119,6 +119,15 @@ def test_measured_error_ratios_equal_a_direct_computation(sample):
     assert found["limit"] == 2**-3.5
 
 
+def test_claims_of_one_measurement_share_it(sample, monkeypatch):
+    context, calls = Context(sample.model), []
+    monkeypatch.setattr(MEASURES["tails"], "on_text", lambda self, *_: calls.append(self.sigmas) or {"x": self.sigmas})
+    for sigmas in (4, 4, 3):
+        measure = MEASURES["tails"].model_validate({"sigmas": sigmas})
+        assert context.numbers(measure, sample) == {"x": sigmas}
+    assert calls == [4, 3]
+
+
 def test_tails_of_known_distributions(sample):
     shape = sample.keys.shape
     draw = torch.Generator().manual_seed(1)
