@@ -13,7 +13,7 @@ from kvq_core.errors import MethodError
 from kvq_core.pipeline.assemble import assemble
 from kvq_core.pipeline.state import Run
 from kvq_core.record.fields import Record
-from kvq_core.spec import ComparisonSpec, Lane
+from kvq_core.spec import MAX_LANES, ComparisonSpec, Lane
 
 METRICS = ("kld", "kld_slope", "ppl_ratio", "key_bits", "value_bits", "compression")
 LONG = 100  # generated tokens that a slope is told for
@@ -25,7 +25,7 @@ class Decoding(LaneMetrics):
     values. ``kld_slope``: by how many nats the divergence of a prediction rises over 100 tokens, least squares."""
 
     KNOWN = METRICS
-    lanes: dict[str, Lane]
+    lanes: dict[str, Lane] = Field(max_length=MAX_LANES)
     tokens: int = Field(ge=51)
 
     def on_text(self, context: Context, sample: Sample) -> Numbers:

@@ -168,6 +168,12 @@ def test_a_slope_is_told_for_a_hundred_tokens():
     assert slope(0.5 + 0.01 * np.arange(64)) == pytest.approx(1.0)
 
 
+def test_more_lanes_than_a_run_takes_are_refused_before_anything_is_measured():
+    data = {"tokens": 64, "metrics": ["kld"], "lanes": {f"k{i}": {"method": "kivi"} for i in range(9)}}
+    with pytest.raises(ValueError, match="at most 8"):
+        MEASURES["decoded"].model_validate(data)
+
+
 def record(kld_mean=0.2):
     metrics = SimpleNamespace(kld_mean=kld_mean, ppl_ratio=1.1)
     lane = SimpleNamespace(label="a", metrics=metrics, memory=SimpleNamespace(key_bits=3.0, value_bits=5.0), error="")
