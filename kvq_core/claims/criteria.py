@@ -9,9 +9,12 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from kvq_core.claims.board import NAME, SHIPPED, Criterion
-from kvq_core.claims.decoding import Decoding
+from kvq_core.claims.decoding import Decoding, Lossless
+from kvq_core.claims.distributions import Decay, Tails
 from kvq_core.claims.measures import Lanes, Measure, Numbers, PrintedSizes, StoredSize
-from kvq_core.claims.structure import KeyCodebooks, KeySpectra, Persistence, QuerySubspace
+from kvq_core.claims.sizes import CodebookFiles, CodebookSizes, DecodingMemory
+from kvq_core.claims.structure import KeyCodebooks, KeySpectra, OneHead, Persistence, QuerySubspace
+from kvq_core.claims.subspaces import OtherSubspaces
 from kvq_core.claims.texts import Text
 from kvq_core.errors import SpecError, excerpt
 
@@ -25,6 +28,14 @@ MEASURES: dict[str, type[Measure]] = {
     "key_spectra": KeySpectra,
     "persistence": Persistence,
     "key_codebooks": KeyCodebooks,
+    "lossless": Lossless,
+    "other_subspaces": OtherSubspaces,
+    "decay": Decay,
+    "tails": Tails,
+    "one_head": OneHead,
+    "codebook_sizes": CodebookSizes,
+    "codebook_files": CodebookFiles,
+    "decoding_memory": DecodingMemory,
 }
 _DERIVED = re.compile(rf"({NAME}) ([-/]) ({NAME})")
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from kvq_core.claims.sample import Sample
+from kvq_core.claims.texts import Text
 from kvq_core.codecs.stream import Stream
 from kvq_core.errors import MethodError
 from kvq_core.methods import Prompt, Window
@@ -24,9 +25,12 @@ class ClaimLane(BaseModel):
     tensors: Literal["both", "keys", "values"] = "both"
     windows: bool = False  # True: keep the method's full-precision windows; False: every prompt token is quantized
     keys: Literal["own", "pre"] = "own"  # pre: keys before RoPE, whatever the method's own space is
+    subspace: Literal["own"] | Text = "own"  # whose queries the method is fitted on: the prompt's or another text's
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
+        if self.subspace != "own" and not self.lane().build().needs_queries:
+            raise ValueError(f"{self.method} reads no queries; subspace is for methods that do")
         self.lane()
         return self
 
@@ -49,8 +53,9 @@ class ReadBack:
         return 8 * size / self.keys.numel()
 
 
-def read_back(sample: Sample, wanted: ClaimLane) -> ReadBack:
-    """Encode a sample's prompt as a lane of a run would (fp16 metadata), and decode it.
+def read_back(sample: Sample, wanted: ClaimLane, other: Sample | None = None) -> ReadBack:
+    """Encode a sample's prompt as a lane of a run would (fp16 metadata), and decode it. The queries a method is fitted
+    on are the prompt's, or those of ``other``'s prompt.
 
     Raises MethodError where the method cannot run on the model, or lacks its codebooks.
     """
@@ -61,8 +66,9 @@ def read_back(sample: Sample, wanted: ClaimLane) -> ReadBack:
     pre = method.quantizes and "pre" in (wanted.keys, method.key_space)
     keys = (sample.keys_before_rope if pre else sample.keys)[..., :n, :]
     values = sample.values[..., :n, :]
-    queries = sample.queries[..., :n, :] if method.needs_queries else None
-    gram = sample.prompt_gram if method.needs_queries else None
+    asked = other or sample
+    queries = asked.queries[..., : asked.prompt, :] if method.needs_queries else None
+    gram = asked.prompt_gram if method.needs_queries else None
     prompt = Prompt(
         keys,
         values,

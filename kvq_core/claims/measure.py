@@ -131,7 +131,7 @@ def _sample(model: LoadedModel, name: str, setting: Setting) -> tuple[Sample, Te
 
 def _measure(found: _Found, context: Context, sample: Sample) -> None:
     try:
-        numbers = found.claim.measurement().on_text(context, sample)
+        numbers = context.numbers(found.claim.measurement(), sample)
         if wrong := [name for name, value in numbers.items() if not math.isfinite(value)]:
             raise MethodError(f"{wrong[0]} of {sample.name} is not a finite number.")
         found.numbers[sample.name] = numbers

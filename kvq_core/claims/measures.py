@@ -4,13 +4,14 @@ from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self, cast
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
 from kvq_core.claims.errors import METRICS, predictions
 from kvq_core.claims.lanes import ClaimLane, ReadBack, read_back
-from kvq_core.claims.sample import Sample
+from kvq_core.claims.sample import Sample, capture
+from kvq_core.claims.texts import Text, token_ids
 from kvq_core.models import LoadedModel
 
 Numbers = dict[str, float]
@@ -29,10 +30,26 @@ class Context:
     def hold(self, sample: Sample, lane: ClaimLane) -> ReadBack:
         key = (sample.name, lane.model_dump_json())
         if key not in self._held:
-            self._held[key] = read_back(sample, lane)
+            other = None if lane.subspace == "own" else self.other(lane.subspace, sample)
+            self._held[key] = read_back(sample, lane, other)
             while len(self._held) > KEPT:
                 self._held.popitem(last=False)
         return self._held[key]
+
+    def numbers(self, measure: "Measure", sample: Sample) -> Numbers:
+        """A measurement's numbers of a text; several claims may look at one."""
+        key = (type(measure), measure.model_dump_json(), sample.name)
+        if key not in self.shared:
+            self.shared[key] = measure.on_text(self, sample)
+        return cast(Numbers, self.shared[key])
+
+    def other(self, text: Text, like: Sample) -> Sample:
+        """Another text through the model, as long as ``like``; read once."""
+        key = ("other", text, len(like.ids), like.prompt)
+        if key not in self.shared:
+            ids, source = token_ids(self.model, text, len(like.ids))
+            self.shared[key] = capture(self.model, source, ids, like.prompt)
+        return cast(Sample, self.shared[key])
 
     def metric(self, sample: Sample, lane: ClaimLane, name: str) -> float:
         place = (sample.name, lane.model_dump_json())
@@ -85,10 +102,21 @@ class LaneMetrics(Measure):
 
 
 class Lanes(LaneMetrics):
-    """Caches of the prompt under several lanes."""
+    """Caches of the prompt under several lanes. ``means``: lanes whose mean is a number of its own, ``mean.metric``."""
 
     KNOWN = METRICS
     lanes: dict[str, ClaimLane]
+    means: dict[str, tuple[str, ...]] = {}
+
+    @model_validator(mode="after")
+    def _known_lanes(self) -> Self:
+        if unknown := {lane for lanes in self.means.values() for lane in lanes} - set(self.lanes):
+            raise ValueError(f"means of unknown lanes {', '.join(sorted(unknown))}; known: {', '.join(self.lanes)}")
+        return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*super().names, *(f"{mean}.{metric}" for metric in self.metrics for mean in self.means))
 
     def on_text(self, context: Context, sample: Sample) -> Numbers:
         found = {
@@ -96,6 +124,9 @@ class Lanes(LaneMetrics):
             for name, lane in self.lanes.items()
             for metric in self.metrics
         }
+        for metric in self.metrics:
+            for mean, lanes in self.means.items():
+                found[f"{mean}.{metric}"] = sum(found[f"{lane}.{metric}"] for lane in lanes) / len(lanes)
         return {name: found[name] for name in self.names}
 
 

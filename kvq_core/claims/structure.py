@@ -117,15 +117,50 @@ class Persistence(Measure):
         n = sample.prompt
         kept, surprises, count = 0.0, 0, 0
         for layer in range(sample.layers):
-            now = prompt_attention(sample, layer, self.window).amax(-2)  # (query_heads, prompt)
-            weights = later_attention(sample, layer, sample.keys[layer, :, :n])[..., :n]
-            top = ceil(self.share * n)
-            best = [torch.zeros_like(now).scatter_(-1, x.topk(top, -1).indices, 1) for x in (now, weights.mean(-2))]
-            kept += ((best[0] * best[1]).sum(-1) / top).mean().item()
+            now, weights = now_and_later(sample, layer, self.window)
+            kept += overlap(now, weights.mean(-2), self.share).mean().item()
             strong = weights.amax(-2) > self.strong / n
             surprises += int((strong & (now < 1 / n)).sum())
             count += int(strong.sum())
         return {"kept": kept / sample.layers, "surprises": surprises / max(1, count)}
+
+
+class OneHead(Persistence):
+    """As Persistence, of query head ``head`` of layer ``layer`` alone, both counted from 0. ``exceptions``: how many
+    tokens now get less than 1/T and later more than ``strong``/T from some query; ``exceptions_share`` of all T."""
+
+    layer: int
+    head: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("kept", "exceptions", "exceptions_share")
+
+    def on_text(self, context: Context, sample: Sample) -> Numbers:
+        heads, n = sample.queries.shape[1], sample.prompt
+        if self.layer >= sample.layers or self.head >= heads:
+            raise MethodError(
+                f"There is no head {self.head} in layer {self.layer}: {sample.layers} layers, {heads} heads."
+            )
+        now, weights = (x[self.head] for x in now_and_later(sample, self.layer, self.window))
+        count = int(((weights.amax(-2) > self.strong / n) & (now < 1 / n)).sum())
+        kept = overlap(now, weights.mean(-2), self.share).item()
+        return {"kept": kept, "exceptions": count, "exceptions_share": count / n}
+
+
+def now_and_later(sample: Sample, layer: int, window: int) -> tuple[Tensor, Tensor]:
+    """Largest weight of each prompt token from the prompt's last ``window`` queries (query_heads, prompt), and its
+    weights from the later ones (query_heads, later, prompt)."""
+    n = sample.prompt
+    now = prompt_attention(sample, layer, window).amax(-2)
+    return now, later_attention(sample, layer, sample.keys[layer, :, :n])[..., :n]
+
+
+def overlap(now: Tensor, later: Tensor, share: float) -> Tensor:
+    """Share of the top ``share`` of tokens by ``later`` that are in the top ``share`` by ``now``: (..., T) -> (...)."""
+    top = ceil(share * now.shape[-1])
+    best = [torch.zeros_like(now).scatter_(-1, x.topk(top, -1).indices, 1) for x in (now, later)]
+    return (best[0] * best[1]).sum(-1) / top
 
 
 def prompt_attention(sample: Sample, layer: int, window: int) -> Tensor:
