@@ -17,6 +17,7 @@ NAME = "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
 SIZE = 491_400_064  # bytes
 SHA256 = "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"
 SECOND_MODEL = f"{FILE}{SHA256[:16]}"
+TITLE = "Qwen2.5-Coder-0.5B-Instruct (Q4_K_M)"
 
 
 def is_converted() -> bool:

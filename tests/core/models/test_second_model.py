@@ -67,6 +67,7 @@ def test_where_it_cannot_be_had_one_line_says_what_to_do(home: Path, monkeypatch
 def test_the_second_model_is_what_its_file_says(second_model: str) -> None:
     loaded = load(second_model)
     assert loaded.id == second_model == f"gguf:{second.SHA256[:16]}" and loaded.weights_hash == second.SHA256[:16]
+    assert loaded.title == second.TITLE
     assert loaded.quantization == "Q4_K_M: Q5_0 133, F32 121, Q8_0 13, Q6_K 12, Q4_K 12"
     assert (loaded.shape.layers, loaded.shape.query_heads, loaded.shape.kv_heads) == (24, 14, 2)
     assert loaded.shape.head_dim == 64 and set(loaded.rotations) == {"rope"}
