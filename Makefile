@@ -15,7 +15,7 @@ export KVQ_HOME ?= $(HOME)/.cache/kvq-explorer
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONPATH := .
 
-.PHONY: setup setup-dev second-model lock run test test-fast test-long test-gpu bench-gpu check bench load readme picture examples space-check audit fmt clean
+.PHONY: setup setup-dev second-model lock run test test-fast test-long test-gpu bench-gpu check bench bench-second load readme picture examples space-check audit fmt clean
 
 setup: $(VENV)/.installed
 	@test -f "$(KVQ_HOME)/models/$(MODEL)/model.safetensors" || \
@@ -71,6 +71,11 @@ bench: setup
 	$(PY) benchmarks/commvq_scores.py
 	$(PY) benchmarks/captures.py
 	$(PY) benchmarks/page.py
+
+# The same of the second model, and what its conversion takes.
+bench-second: second-model
+	id=$$($(PY) -m kvq_core.models.second) && $(PY) benchmarks/main_job.py --model $$id && $(PY) benchmarks/methods.py --model $$id
+	$(PY) benchmarks/second_model.py
 
 # Fifty visitors at once on a real server, and what becomes of each: into benchmarks/load.json, told in docs/serving.md.
 load: setup

@@ -1,11 +1,11 @@
 """``make bench``: what every method stores and changes with its default knobs, on the texts of the claims.
 
 The lanes of a text decode in one run, each fed the text's own next tokens, from a cache of the text's first tokens: all
-of them answer the same questions. Nothing here is timed, so a busy machine changes nothing.
+of them answer the same questions. Nothing here is timed, so a busy machine changes nothing. The JSON has a part a
+model; measuring one leaves the others' as they are.
 """
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.measured import HERE, keep
 from kvq_core.claims import setting
 from kvq_core.claims.texts import token_ids
 from kvq_core.claims.verdict import spreads
@@ -26,10 +27,9 @@ from kvq_core.spec import DEFAULT_MODEL, MAX_LANES, parse_spec
 
 
 def numbers(lane: LaneRecord) -> dict[str, float]:
-    """Raises SystemExit where the lane failed: a table with holes would pass for a whole one."""
-    if lane.metrics is None or lane.memory is None or lane.metrics.kld_mean is None:
-        raise SystemExit(f"{lane.method}: {lane.error or 'not measured'}")
+    """The figures of a lane that did not fail."""
     m, memory = lane.metrics, lane.memory
+    assert m is not None and memory is not None and m.kld_mean is not None
     return {
         "key_bits": memory.key_bits,
         "value_bits": memory.value_bits,
@@ -59,31 +59,44 @@ def measured(model: LoadedModel, ids: list[int], names: list[str]) -> list[LaneR
     return [record.noise_floor, *record.lanes]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "methods.json")
-    args = parser.parse_args()
-    model, chosen = load(DEFAULT_MODEL), setting()
-    names = [name for name, cls in methods().items() if cls.quantizes]
-    found: dict[str, list[dict[str, float]]] = {}
+def row(lanes: list[LaneRecord]) -> dict[str, Any]:
+    """A method's figures over the texts, or the reason why there are none, such as codebooks nobody has trained."""
+    summary = {"summary": make(lanes[0].method).summary()}
+    if error := next((lane.error for lane in lanes if lane.error), None):
+        return summary | {"error": error}
+    return summary | {name: spread.model_dump() for name, spread in spreads([numbers(lane) for lane in lanes]).items()}
+
+
+def measure(model: LoadedModel) -> dict[str, Any]:
+    chosen, names = setting(), [name for name, cls in methods().items() if cls.quantizes]
+    found: dict[str, list[LaneRecord]] = {}
     for text in chosen.texts:
         ids, source = token_ids(model, chosen.text[text], chosen.tokens)
         print(f"{text}: {source}", file=sys.stderr)
         runs = [measured(model, ids, names[at : at + MAX_LANES]) for at in range(0, len(names), MAX_LANES)]
         for lane in [*runs[0], *(lane for run in runs[1:] for lane in run[1:])]:
-            found.setdefault(lane.method, []).append(numbers(lane))
-    result: dict[str, Any] = {
+            found.setdefault(lane.method, []).append(lane)
+    return {
         "model": model.title,
         "prompt_tokens": chosen.prompt_tokens,
         "later_tokens": chosen.later_tokens,
         "texts": list(chosen.texts),
-        "methods": {
-            name: {"summary": make(name).summary()} | {key: s.model_dump() for key, s in spreads(each).items()}
-            for name, each in found.items()
-        },
+        "methods": {name: row(lanes) for name, lanes in found.items()},
     }
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="id of the model; the bundled one without it")
+    parser.add_argument("--out", type=Path, default=HERE / "methods.json")
+    args = parser.parse_args()
+    model = load(args.model)
+    result = measure(model)
+    keep(args.out, model.id, result)
     for name, each in result["methods"].items():
+        if "error" in each:
+            print(f"{name:<12} {each['error']}")
+            continue
         bits, kld = f"{each['key_bits']['mean']:5.2f} {each['value_bits']['mean']:5.2f}", each["kld"]
         print(f"{name:<12} bits {bits}   KLD {kld['mean']:.4f} ({kld['min']:.4f} to {kld['max']:.4f})")
 

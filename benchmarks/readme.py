@@ -1,12 +1,11 @@
 """``make readme``: write the generated parts of README.md and docs/ again, from what was measured and from the code.
 
 A part lies between ``<!-- name -->`` and ``<!-- /name -->``; PARTS says what belongs there. Figures come from the JSON
-files beside this script, which ``make bench`` and ``make load`` write, and from the shipped board of claims. A figure
+files beside this script, which ``make bench`` and ``make load`` write, and from the shipped boards of claims. A figure
 whose file is missing has no row: nothing here is typed by hand. A test compares the documents with what this writes.
 """
 
 import argparse
-import inspect
 import json
 import re
 import sys
@@ -16,24 +15,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.by_model import board_part, claims_part, conversion, main_jobs, methods_part
+from benchmarks.measured import HERE, figures, table
 from kvq_core.analysis.verdict import EXPLAINED
-from kvq_core.claims.board import (
-    SHIPPED,
-    Board,
-    circumstances,
-    main_figure,
-    markdown_table,
-    read_board,
-    texts_share,
-    verdict_markdown,
-    within_noise,
-)
-from kvq_core.methods import Method, methods
 from kvq_core.pipeline.examples import example_ids, packaged_store
 from kvq_core.presets import presets
-from kvq_core.spec import DEFAULT_MODEL, Capture, ComparisonSpec, Lane, Stress
+from kvq_core.spec import Capture, ComparisonSpec, Lane, Stress
 
-HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 PART = re.compile(r"(<!-- ([a-z-]+) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
 EXAMPLE = re.compile(
@@ -60,87 +48,10 @@ def rewritten(text: str) -> str:
     return EXAMPLE.sub(example, PART.sub(part, text))
 
 
-def table(head: str, *rows: tuple[str, ...]) -> str:
-    """A Markdown table; ``head`` is ``A | B``."""
-    lines = [head, "|".join("---" for _ in head.split(" | ")), *(" | ".join(row) for row in rows)]
-    return "\n".join(f"| {line} |" if line[0] != "-" else f"|{line}|" for line in lines)
-
-
-def figures(name: str) -> dict[str, Any] | None:
-    """A file that was measured, or None while it is not there."""
-    file = HERE / f"{name}.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
-
-
-def shipped_board() -> Board:
-    return read_board(SHIPPED / f"board-{DEFAULT_MODEL}.json")
-
-
-def methods_part() -> str:
-    measured, board = figures("methods"), shipped_board()
-    assert measured is not None
-    baselines_first = sorted(methods().items(), key=lambda item: (item[1].paper is not None, item[0]))
-    rows = [_method(name, cls, measured["methods"].get(name), board) for name, cls in baselines_first]
-    return (
-        table("Method | What it does | Settings | Bits K / V | KLD, nats | Flips | Its paper's claims", *rows)
-        + f"\n\n{measured['model']} on a CPU in float32, default knobs, {len(measured['texts'])} texts: mean (lowest "
-        f"to highest text). A cache of {measured['prompt_tokens']} tokens answers for the next "
-        f"{measured['later_tokens']}; bits are those of the whole cache at the end, full-precision windows included."
-    )
-
-
-def _method(name: str, cls: type[Method], numbers: dict[str, Any] | None, board: Board) -> tuple[str, ...]:
-    does = " ".join(inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].split())
-    if cls.paper:
-        does += f" [{cls.title}]({cls.paper})"
-    own = [c for c in board.claims if cls.paper and c.arxiv in cls.paper]
-    claims = f"{sum(c.verdict == 'holds' for c in own)} of {len(own)} hold" if own else ""
-    if numbers is None:
-        return f"`{name}`", does, "", "not measured", "", "", claims
-    bits = " / ".join(f"{numbers[kind]['mean']:.1f}" for kind in ("key_bits", "value_bits"))
-    flips = f"{numbers['flip_rate']['mean']:.1%}".replace("%", " %")
-    return f"`{name}`", does, numbers["summary"], bits, _spread(numbers["kld"]), flips, claims
-
-
-def _spread(number: dict[str, float]) -> str:
-    mean, low, high = (f"{number[name]:.2g}" for name in ("mean", "min", "max"))
-    return f"{mean} ({low} to {high})"
-
-
-def claims_part() -> str:
-    """A line a claim; docs/claims.md has all the numbers."""
-    board = shipped_board()
-    rows = [
-        (c.paper, c.sentence, verdict_markdown(c) + (f", {texts_share(c)}" if c.texts else ""), main_figure(c))
-        for c in board.claims
-    ]
-    held = sum(c.verdict == "holds" for c in board.claims)
-    noise = sum(within_noise(c) for c in board.claims)
-    return (
-        f"{held} of {len(board.claims)} hold here; {noise} verdicts are within noise. {circumstances(board)}\n\n"
-        + table("Paper | Claim | Here, in how many texts | Main figure: means over the texts", *rows)
-    )
-
-
 def costs_part() -> str:
-    parts = (_main_job(), _captures(), _methods_cost(), _codebook_scores(), _page(), _load())
+    parts = (main_jobs(), conversion(), _captures(), _methods_cost(), _codebook_scores(), _page(), _load())
     rows = [row for part in parts for row in part]
     return table("What | Measured | Target", *rows)
-
-
-def _main_job() -> Iterator[tuple[str, ...]]:
-    if job := figures("main_job"):
-        what = (
-            f"{job['lanes']} lanes and the noise floor, {job['prompt_tokens']:,} prompt tokens, {job['new_tokens']} new"
-        )
-        target = job["targets"]
-        yield (
-            f"A comparison against one plain `generate()`: {what}",
-            f"{job['ratio']:.1f} times ({job['comparison_s']:.1f} s against {job['generate_s']:.1f} s)",
-            f"{target['ratio']:.1f} times",
-        )
-        memory = job["peak_memory_gb"], target["peak_memory_gb"]
-        yield "Its peak memory, model included", f"{memory[0]:.1f} GB", f"{memory[1]:g} GB"
 
 
 def _captures() -> Iterator[tuple[str, ...]]:
@@ -291,7 +202,7 @@ def demonstration_part() -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "methods": methods_part,
     "claims": claims_part,
-    "board": lambda: markdown_table(shipped_board()),
+    "board": board_part,
     "costs": costs_part,
     "limits": load_part,
     "inspection": inspection_part,

@@ -72,7 +72,7 @@ ROOMS = {
 }
 # of rooms that are open to the page in part, the modules it sees
 OPEN_TO_THE_PAGE = {
-    "claims": {"board"},
+    "claims": {"board", "side_by_side"},
     "inspection": {"look", "report", "rules"},
     "packed": {"lanes"},
     "pipeline": {"compare", "estimate", "examples"},

@@ -1,11 +1,11 @@
-"""The board of the papers' claims: what measuring them found, as it is stored, shipped and shown; measures nothing.
+"""The board of the papers' claims on a model: what measuring them found, as it is stored and shipped; measures nothing.
 
-The criteria are data (``presets/claims/*.toml``), kvq_core.claims measures them. Boards lie in ``KVQ_HOME/claims``; the
-default model's is shipped in ``presets/claims``.
+The criteria are data (``presets/claims/*.toml``), kvq_core.claims measures them. Boards lie in ``KVQ_HOME/claims``;
+those of the default model and of the second one are shipped in ``presets/claims``.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,6 +15,7 @@ from kvq_core.claims.margins import CONFIDENCE, NOISE, interval
 from kvq_core.errors import SpecError, StoreError, abbreviate
 from kvq_core.machine import files
 from kvq_core.settings import settings
+from kvq_core.spec import DEFAULT_MODEL
 
 SHIPPED = Path(__file__).resolve().parents[2] / "presets" / "claims"
 NAME = r"[a-z][a-z0-9_]*(?:\.[a-z][a-z0-9_]*)*"
@@ -121,6 +122,7 @@ class Board(_Frozen):
     later_tokens: int
     texts: tuple[TextInfo, ...]
     codebooks: tuple[str, ...]
+    trained_on_demand: tuple[str, ...] | None = None  # those that do not ship with the project; None: not said
     claims: tuple[ClaimResult, ...]
 
 
@@ -157,13 +159,15 @@ def measurement_lines(claim: ClaimResult) -> list[str]:
     return lines + ([", ".join(_named(claim, name) for name in beside)] if beside else [])
 
 
-def main_figure(claim: ClaimResult) -> str:
-    """The means of one criterion: the first that they fail, else the first; the reason where nothing was measured."""
+def main_figure(claim: ClaimResult, beside: Sequence[ClaimResult] = ()) -> str:
+    """The means of one criterion: the first that they fail, here or on the models ``beside``, else the first; the
+    reason where nothing was measured."""
     if not claim.numbers:
         return claim.reason
-    means = {name: spread.mean for name, spread in claim.numbers.items()}
+    found = [{name: spread.mean for name, spread in c.numbers.items()} for c in (claim, *beside) if c.numbers]
     criteria = [Criterion.parse(text) for text in claim.criterion]
-    return _compared(claim, next((c for c in criteria if not c.holds(means)), criteria[0]), _mean)
+    failed = (c for c in criteria if not all(c.holds(means) for means in found))
+    return _compared(claim, next(failed, criteria[0]), _mean)
 
 
 def texts_share(claim: ClaimResult) -> str:
@@ -199,52 +203,29 @@ def _short(value: float) -> str:
     return f"{value:.0f}" if "e" in text and 1e3 <= abs(value) < 1e7 else text
 
 
-def plain_table(board: Board) -> str:
-    """The board for a terminal."""
-    lines = [circumstances(board)]
-    paper = ""
-    for claim in board.claims:
-        if claim.paper != paper:
-            paper = claim.paper
-            lines += ["", f"{paper} (arXiv:{claim.arxiv})"]
-        held = f"  (in {texts_share(claim)})" if claim.texts else ""
-        noise = ", WITHIN NOISE" if within_noise(claim) else ""
-        lines += [f"  {claim.verdict.upper()}{noise}{held}  {claim.sentence}"]
-        lines += [f"      the paper ({claim.quoted_from}): {claim.quote}"] if claim.quote else []
-        lines += [f"      less: {claim.less}"] if claim.less else []
-        lines += [f"      {line}" for line in measurement_lines(claim)]
-    return "\n".join(lines)
+def circumstances(*boards: Board) -> str:
+    """What was measured, when and on what, a sentence a board, and the rule they share."""
+    rules = dict.fromkeys(board.rule for board in boards)
+    return " ".join([*map(_measured, boards), *rules, NOISE])
 
 
-def markdown_table(board: Board) -> str:
-    """The whole board, a row a claim, as docs/claims.md shows it."""
-    rows = [
-        "| Paper | The paper says | Tested here | Here, in how many texts | Measured: mean (lowest to highest text) |",
-        "|---|---|---|---|---|",
-    ]
-    for claim in board.claims:
-        numbers = "<br>".join(measurement_lines(claim)).replace("|", "\\|")
-        held = f", in {texts_share(claim)}" if claim.texts else ""
-        quote = f"“{claim.quote}” *{claim.quoted_from}*" if claim.quote else ""
-        less = f"<br>*Less than the paper says:* {claim.less}" if claim.less else ""
-        tested = f"{claim.sentence} *{claim.where}*{less}"
-        rows.append(f"| {claim.paper} | {quote} | {tested} | {verdict_markdown(claim)}{held} | {numbers} |")
-    return "\n".join([*rows, "", circumstances(board)])
-
-
-def verdict_markdown(claim: ClaimResult) -> str:
-    """The verdict in Markdown, with its mark."""
-    return f"**{claim.verdict}**" + (", *within noise*" if within_noise(claim) else "")
-
-
-def circumstances(board: Board) -> str:
-    """What was measured, when and on what, and the rule, in a few sentences."""
+def _measured(board: Board) -> str:
     env = board.environment
     machine = ", ".join(f"{name} {env[name]}" for name in ("torch", "device", "dtype", "threads") if name in env)
     return (
         f"{board.model_title}, measured on {board.created[:10]}: {len(board.texts)} texts, {board.prompt_tokens} "
-        f"prompt tokens each and {board.later_tokens} later ones; {machine}. {board.rule} {NOISE}"
+        f"prompt tokens each and {board.later_tokens} later ones; {machine}{_learned(board)}."
     )
+
+
+def _learned(board: Board) -> str:
+    """Whose codebooks CommVQ had; nothing of boards that do not say."""
+    if board.trained_on_demand is None:
+        return ""
+    if not board.codebooks:
+        return "; no codebooks for CommVQ"
+    own = len(board.trained_on_demand)
+    return f"; CommVQ's codebooks {'shipped' if not own else f'trained on demand: {own} of {len(board.codebooks)}'}"
 
 
 def board_file(model: str, paper: str | None = None) -> Path:
@@ -283,6 +264,17 @@ def stored_board(model: str) -> Board:
             return read_board(path)
     id = abbreviate(model, 200)
     raise StoreError(f"No board of {id} is stored. Measure it: python -m kvq_core claims --model {id}")
+
+
+def shipped_boards() -> list[Board]:
+    """The boards that ship with the project, the default model's first. Raises StoreError for a file that is none."""
+    boards = [read_board(path) for path in sorted(SHIPPED.glob("board-*.json"))]
+    return sorted(boards, key=lambda board: board.model != DEFAULT_MODEL)
+
+
+def stored_boards() -> list[Board]:
+    """``stored_board`` of every model whose board ships, the default model's first."""
+    return [stored_board(board.model) for board in shipped_boards()]
 
 
 def _slug(text: str) -> str:

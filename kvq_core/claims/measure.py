@@ -16,7 +16,7 @@ from kvq_core.claims.measures import Context, Numbers
 from kvq_core.claims.sample import Sample, capture
 from kvq_core.claims.texts import token_ids
 from kvq_core.claims.verdict import satisfies, spreads, verdict
-from kvq_core.codebooks.files import codebooks
+from kvq_core.codebooks.files import Codebook, codebooks
 from kvq_core.errors import KvqError, MethodError
 from kvq_core.models import LoadedModel
 
@@ -64,7 +64,8 @@ def measure_board(
         prompt_tokens=setting.prompt_tokens,
         later_tokens=setting.later_tokens,
         texts=tuple(infos),
-        codebooks=_codebooks(model),
+        codebooks=tuple(f"{b.info.file_name} ({b.info.content})" for b in _codebooks(model)),
+        trained_on_demand=tuple(b.info.file_name for b in _codebooks(model) if not b.shipped),
         claims=tuple(
             judge(p, found[c.id].claim, found[c.id].numbers, found[c.id].reason, setting)
             for p in papers
@@ -145,11 +146,9 @@ def _stop(found: Iterable[_Found], text: str, setting: Setting, reason: str) -> 
             each.reason = reason
 
 
-def _codebooks(model: LoadedModel) -> tuple[str, ...]:
+def _codebooks(model: LoadedModel) -> list[Codebook]:
     """What learned methods had to work with."""
-    return tuple(
-        f"{b.info.file_name} ({b.info.content})" for b in codebooks() if b.info.weights_hash == model.weights_hash
-    )
+    return [book for book in codebooks() if book.info.weights_hash == model.weights_hash]
 
 
 def _environment(model: LoadedModel) -> dict[str, str | int]:

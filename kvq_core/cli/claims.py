@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "python -m kvq_core claims\n"
     "  python -m kvq_core claims --paper squat --model Qwen/Qwen3-0.6B\n"
-    "  python -m kvq_core claims --stored --json"
+    "  python -m kvq_core claims --stored\n"
+    "  python -m kvq_core claims --stored --json --model smollm2-135m-instruct-q4_1"
 )
 
 
@@ -23,43 +24,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="ID", help="model id or path; the bundled model without it")
     parser.add_argument("--revision", metavar="REV", help="Hub revision of the model")
     parser.add_argument(
-        "--stored", action="store_true", help="print the stored board, or the shipped one; no measuring"
+        "--stored", action="store_true", help="print the stored or shipped board of --model, or those of both models"
     )
-    parser.add_argument("--markdown", action="store_true", help="print the stored or shipped board as a Markdown table")
+    parser.add_argument("--markdown", action="store_true", help="as --stored, but as a Markdown table")
 
 
 def claims(arguments: argparse.Namespace) -> None:
     """Measure and store, or only read, and print."""
-    from kvq_core.claims.board import board_file, board_json, markdown_table, plain_table, save_board, stored_board
+    from kvq_core.claims.board import board_file, save_board
+    from kvq_core.claims.tables import boards_json, markdown_table, plain_table
     from kvq_core.spec import DEFAULT_MODEL
 
     if arguments.markdown and arguments.json:
         raise SpecError("--markdown and --json are two formats; give one of them.")
-    model = arguments.model or DEFAULT_MODEL
     unkept = None
     if arguments.stored or arguments.markdown:
-        board = _of_paper(stored_board(model), arguments.paper)
+        boards = _stored(arguments.model, arguments.paper)
     else:
-        board = _measured(model, arguments.revision, arguments.paper)
+        model = arguments.model or DEFAULT_MODEL
+        boards = [_measured(model, arguments.revision, arguments.paper)]
         try:
-            save_board(board, board_file(model, arguments.paper))
+            save_board(boards[0], board_file(boards[0].model, arguments.paper))
         except StoreError as error:  # what was measured is printed all the same
             unkept = error
-    if arguments.markdown:
-        print(markdown_table(board))
+    if arguments.json:
+        print(boards_json(boards), end="")
     else:
-        print(board_json(board) if arguments.json else plain_table(board), end="" if arguments.json else "\n")
+        print(markdown_table(boards) if arguments.markdown else plain_table(boards))
     if unkept:
         raise unkept
 
 
-def _of_paper(board: "Board", name: str | None) -> "Board":
+def _stored(model: str | None, name: str | None) -> "list[Board]":
+    """The board of one model, or those of all models that have one side by side; of one paper where it is named."""
     from kvq_core.claims import paper
+    from kvq_core.claims.board import stored_board, stored_boards
 
+    if model is None:
+        boards = stored_boards()
+    else:
+        from kvq_core.models.source import known_as
+
+        boards = [stored_board(known_as(model))]
     if name is None:
-        return board
+        return boards
     title = paper(name).title
-    return board.model_copy(update={"claims": tuple(claim for claim in board.claims if claim.paper == title)})
+    return [b.model_copy(update={"claims": tuple(c for c in b.claims if c.paper == title)}) for b in boards]
 
 
 def _measured(model: str, revision: str | None, name: str | None) -> "Board":

@@ -255,11 +255,11 @@ def _load(id: str, revision: str | None) -> LoadedModel:
             f"for a model of the Hub; {DEFAULT_MODEL} needs neither."
         ) from None
     check_model(model)
-    title = dict(KNOWN).get(id, title_of(source, id)).removesuffix(" (bundled)")
     file, revision = source.file, commit or source.revision
     weights = commit or (file.sha256 if file else identity.weights_of(folder))
     whole = commit or (file.whole if file else identity.whole_of(weights, folder))
     name, mix = portable(source, id, whole), file.mix if file else None
+    title = dict(KNOWN).get(name, title_of(source, id)).removesuffix(" (bundled)")
     return _ready(LoadedModel(name, title, revision, model, tokenizer, weights[:16], whole[:16], mix))
 
 

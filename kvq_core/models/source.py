@@ -112,11 +112,20 @@ def portable(source: Source, id: str, whole: str) -> str:
     return told
 
 
+def known_as(id: str) -> str:
+    """The id that ``portable`` gives the model of an id when it is loaded, without loading it; a GGUF file that is not
+    converted yet is. Raises ModelError for ids that are no model's."""
+    if id.startswith((FILE, FOLDER)) or (path_of(id) is None and hub.parts(id) is None):
+        return id
+    source = found(id, None)
+    folder = Path(source.place)
+    return portable(source, id, "" if source.file else identity.whole_of(identity.weights_of(folder), folder))
+
+
 def title(source: Source, id: str) -> str:
     """How people know the model; a path stays on its machine."""
     if source.file is not None:
-        named = f"{FILE}{source.file.sha256[:16]}" == SECOND_MODEL
-        return TITLE if named else Path(source.file.file).stem
+        return Path(source.file.file).stem
     return id if path_of(id) is None else Path(source.place).resolve().name
 
 

@@ -8,14 +8,15 @@ import asyncio
 import inspect
 import json
 import secrets
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any, cast, get_args
 
 import gradio as gr
 
 from kvq_core import presets as experiments
-from kvq_core.claims.board import ClaimResult, measurement_lines, stored_board, texts_share, within_noise
+from kvq_core.claims.board import Board, measurement_lines, stored_boards, texts_share, within_noise
+from kvq_core.claims.side_by_side import NOT_MEASURED, Row, joined
 from kvq_core.errors import KvqError, excerpt
 from kvq_core.logs import log_error
 from kvq_core.methods.describe import describe_methods
@@ -119,19 +120,17 @@ def _listing() -> tuple[Callable[..., Any], ...]:
             spec = with_model(found.spec)
             return cast(Experiment, {**found.model_dump(mode="json"), "spec": spec.model_dump(mode="json")})
 
-    def claims(paper: str = "") -> list[ClaimInfo]:
-        """List what the papers claim of their methods, and whether it holds on the bundled model, with the numbers.
+    def claims(paper: str = "", model: str = "") -> list[ClaimInfo]:
+        """List what the papers claim of their methods and whether it holds on a model, with the numbers; beside it the
+        verdict on each model that was measured, and whether it flips with the model.
 
         Args:
             paper: Only this paper's claims, for instance "SQuat"; empty: those of all papers.
+            model: The model's id; empty: the bundled model.
         """
         with _one_line():
-            _demand(str, paper=paper)
-            board = stored_board(DEFAULT_MODEL)
-            papers = {claim.paper.lower(): claim.paper for claim in board.claims}
-            if paper and paper.lower() not in papers:
-                raise KvqError(f"There are no claims of {excerpt(paper)}; papers: {', '.join(papers.values())}.")
-            return [_claim(claim) for claim in board.claims if paper.lower() in ("", claim.paper.lower())]
+            _demand(str, paper=paper, model=model)
+            return _claims(paper, model or DEFAULT_MODEL)
 
     return methods, models, presets, preset, claims
 
@@ -224,7 +223,21 @@ def _yielded(endpoint: Callable[..., Any]) -> Callable[..., Any]:
     return endpoint
 
 
-def _claim(claim: ClaimResult) -> ClaimInfo:
+def _claims(paper: str, model: str) -> list[ClaimInfo]:
+    boards = stored_boards()
+    if model not in [board.model for board in boards]:
+        raise KvqError(f"There is no board of {excerpt(model)}; models: {', '.join(b.model for b in boards)}.")
+    boards.sort(key=lambda board: board.model != model)  # the model's own board first
+    rows = joined(boards)
+    papers = {row.claim.paper.lower(): row.claim.paper for row in rows}
+    if paper and paper.lower() not in papers:
+        raise KvqError(f"There are no claims of {excerpt(paper)}; papers: {', '.join(papers.values())}.")
+    return [_claim(row, boards) for row in rows if row.results[0] and paper.lower() in ("", row.claim.paper.lower())]
+
+
+def _claim(row: Row, boards: Sequence[Board]) -> ClaimInfo:
+    claim = row.claim
+    found = zip(boards, row.results, strict=True)
     return ClaimInfo(
         paper=claim.paper,
         arxiv=claim.arxiv,
@@ -240,6 +253,8 @@ def _claim(claim: ClaimResult) -> ClaimInfo:
         held=texts_share(claim),
         measured=measurement_lines(claim),
         reason=claim.reason,
+        verdicts={board.model: result.verdict if result else NOT_MEASURED for board, result in found},
+        flips_with_the_model=row.flips,
     )
 
 

@@ -161,7 +161,8 @@ class Experiment(TypedDict):
 
 
 class ClaimInfo(TypedDict):
-    """A paper's claim: its criterion, the verdict here, in how many texts it holds, and the numbers compared."""
+    """A paper's claim: its criterion, the verdict on the model asked for, in how many texts it holds, the numbers
+    compared, and the verdicts on all models."""
 
     paper: str
     arxiv: str
@@ -177,6 +178,8 @@ class ClaimInfo(TypedDict):
     held: str
     measured: list[str]
     reason: str
+    verdicts: dict[str, str]  # by id of the model
+    flips_with_the_model: bool  # holds on one of them, does not hold on another
 
 
 class RunInfo(TypedDict):

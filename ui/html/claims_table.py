@@ -1,51 +1,76 @@
-"""The board of the papers' claims as markup: a row a claim, the verdict as a chip."""
+"""The boards of the papers' claims as markup: a row a claim, in it each model's verdict as a chip with its numbers."""
 
-from kvq_core.claims.board import Board, ClaimResult, circumstances, measurement_lines, texts_share, within_noise
+from collections.abc import Sequence
+
+from kvq_core.claims.board import (
+    Board,
+    ClaimResult,
+    circumstances,
+    measurement_lines,
+    texts_share,
+    within_noise,
+)
+from kvq_core.claims.side_by_side import FLIPS, NOT_MEASURED, Row, counted, joined, short_title
 from ui.html.escape import safe
 
 TONES = {"holds": "good", "does not hold here": "warn", "cannot be tested here": "quiet"}
-HEAD = (
-    "The paper says",
-    "Tested here",
-    "Here, in how many texts",
-    "Measured: mean (lowest to highest text)",
-    "Setting",
-)
 
 
-def claims_table(board: Board) -> str:
-    """The whole board. Everything is escaped: a board is a file, and files can be edited."""
-    titles = "".join(f'<th scope="col">{safe(title)}</th>' for title in HEAD)
-    rows = "".join(_row(claim, board) for claim in board.claims)
+def claims_table(boards: Sequence[Board], flips_alone: bool = False) -> str:
+    """The boards side by side, or the claims that flip alone. Everything is escaped: files of boards can be edited."""
+    heads = ("The paper says", "Tested here", *(short_title(board.model_title) for board in boards))
+    titles = "".join(f'<th scope="col">{safe(title)}</th>' for title in heads)
+    rows = [row for row in joined(boards) if row.flips or not flips_alone]
+    if not rows:
+        return claims_missing("No claim flips with the model.")
+    body = "".join(_row(row, boards) for row in rows)
     return (
-        f'<p class="muted">{safe(circumstances(board))} Criteria were written down before anything was measured.</p>'
         f'<div class="scroll" tabindex="0"><table class="claims"><thead><tr>{titles}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>"
+        f"<tbody>{body}</tbody></table></div>"
+        f'<p class="muted">Under a model: the verdict, and each number\'s mean (lowest to highest text). '
+        f"{safe(circumstances(*boards))} Criteria were written down before anything was measured.</p>"
     )
 
 
-def _row(claim: ClaimResult, board: Board) -> str:
-    noise = "<small>within noise</small>" if within_noise(claim) else ""
+def _row(row: Row, boards: Sequence[Board]) -> str:
+    claim = row.claim
     quote = f"<div>“{safe(claim.quote)}”</div><small>{safe(claim.quoted_from)}</small>" if claim.quote else ""
     less = f"<small>Less than the paper says: {safe(claim.less)}</small>" if claim.less else ""
     link = f'<a href="https://arxiv.org/abs/{safe(claim.arxiv)}" target="_blank" rel="noopener">{safe(claim.paper)}</a>'
-    held = f"<small>in {safe(texts_share(claim))}</small>" if claim.texts else ""
-    chip = f'<span class="badge {TONES[claim.verdict]}" title="{safe(board.rule)}">{safe(claim.verdict)}</span>'
-    numbers = "".join(f"<div>{safe(line)}</div>" for line in measurement_lines(claim))
-    note = f"<small>{safe(claim.note)}</small>" if claim.note else ""
-    setting = f"<small>{safe(claim.setting)}. Measured {safe(board.created[:10])}.</small>"
+    mark = f' <span class="badge flips">{FLIPS}</span>' if row.flips else ""
+    note = "".join(f"<small>{safe(text)}</small>" for text in (claim.note, f"{claim.setting}.") if text)
+    models = "".join(_cell(found, board) for found, board in zip(row.results, boards, strict=True))
     return (
-        f"<tr><td>{link}{quote}</td>"
-        f"<td>{safe(claim.sentence)}<small>{safe(claim.where)}</small>{less}</td><td>{chip}{noise}{held}</td>"
-        f"<td>{numbers}{note}</td><td>{setting}</td></tr>"
+        f"<tr><td>{link}{quote}</td><td>{safe(claim.sentence)}{mark}<small>{safe(claim.where)}</small>{less}{note}"
+        f"</td>{models}</tr>"
     )
+
+
+def _cell(found: ClaimResult | None, board: Board) -> str:
+    """A model's verdict; its name, which the head of the column says, is for screens that show no columns."""
+    name = f'<b class="of">{safe(short_title(board.model_title))}</b>'
+    if found is None:
+        return f'<td>{name}<span class="badge quiet">{NOT_MEASURED}</span></td>'
+    noise = "within noise" if within_noise(found) else ""
+    held = f"in {texts_share(found)}" if found.texts else ""
+    chip = f'<span class="badge {TONES[found.verdict]}" title="{safe(board.rule)}">{safe(found.verdict)}</span>'
+    remark = f"<small>{safe(', '.join(filter(None, (noise, held))))}</small>" if noise or held else ""
+    numbers = "".join(f"<div>{safe(line)}</div>" for line in measurement_lines(found))
+    return f"<td>{name}{chip}{remark}{numbers}</td>"
 
 
 def claims_missing(reason: str) -> str:
     return f'<p class="muted">{safe(reason)}</p>'
 
 
-def claims_summary(board: Board) -> str:
+def claims_summary(boards: Sequence[Board]) -> str:
+    """What holds on all models and what flips, then a line a model with the count of its verdicts."""
+    lines = [f"<b>{safe(counted(boards))}</b>"] if len(boards) > 1 else []
+    lines += [f"{safe(board.model_title)}: {safe(verdicts_counted(board))}." for board in boards]
+    return "<p>" + "<br>".join(lines) + "</p>"
+
+
+def verdicts_counted(board: Board) -> str:
     """``20 hold (3 within noise), 5 do not hold here, 4 cannot be tested here``."""
     count = {verdict: sum(claim.verdict == verdict for claim in board.claims) for verdict in TONES}
     words = ("hold", "do not hold here", "cannot be tested here")

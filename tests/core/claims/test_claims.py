@@ -17,14 +17,11 @@ from kvq_core.claims.board import (
     board_file,
     board_json,
     main_figure,
-    markdown_table,
     measurement_lines,
-    plain_table,
     read_board,
     save_board,
+    shipped_boards,
     stored_board,
-    texts_share,
-    verdict_markdown,
 )
 from kvq_core.claims.criteria import MEASURES, Claim, Paper
 from kvq_core.claims.errors import METRICS, later_attention, mean_score_error, output_error
@@ -32,7 +29,9 @@ from kvq_core.claims.lanes import ClaimLane, read_back
 from kvq_core.claims.measure import judge
 from kvq_core.claims.measures import Context
 from kvq_core.claims.sample import capture
+from kvq_core.claims.side_by_side import joined
 from kvq_core.claims.structure import energy_shares, prompt_attention
+from kvq_core.claims.tables import markdown_table, plain_table, verdict_markdown
 from kvq_core.claims.texts import first_unseen, training_pieces
 from kvq_core.claims.verdict import verdict
 from kvq_core.cli.main import main
@@ -457,13 +456,13 @@ def test_a_board_survives_its_file_and_damage_is_told(small_board, tmp_path, mon
 
 
 def test_the_board_reads_well(small_board):
-    text = plain_table(small_board)
+    text = plain_table([small_board])
     assert "HOLDS  (in 5 of 5)  More bits err less." in text and "codebooks train" in text
     lines = measurement_lines(small_board.claims[0])
     assert re.fullmatch(r"fine key error \S+ \(\S+ to \S+\) < 0.5 × kivi key error \S+ \(\S+ to \S+\)", lines[0])
-    html = claims_table(small_board.model_copy(update={"model_title": "<script>${x}"}))
+    html = claims_table([small_board.model_copy(update={"model_title": "<script>${x}"})])
     assert "<script>" not in html and "${" not in html and html.count("<tr>") == 3
-    assert claims_summary(small_board) == "1 hold, 1 cannot be tested here"
+    assert "1 hold, 1 cannot be tested here." in claims_summary([small_board])
 
 
 # --- what is shipped ------------------------------------------------------------------------------------------------
@@ -493,15 +492,15 @@ def test_the_shipped_verdicts_follow_from_the_shipped_numbers(shipped):
             assert spread.mean == pytest.approx(sum(values) / len(values))
 
 
-def test_the_documents_show_the_shipped_board(shipped):
+def test_the_documents_show_the_shipped_boards():
     """tests/test_docs.py compares every generated part; this is what they show."""
     page = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
-    assert f"\n{markdown_table(shipped)}\n" in page, "run: make readme"
+    assert f"\n{markdown_table(shipped_boards())}\n" in page, "run: make readme"
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    for claim in shipped.claims:
-        assert f"| {claim.paper} | {claim.sentence} | {verdict_markdown(claim)}, {texts_share(claim)} |" in readme, (
-            claim.id
-        )
+    for row in joined(shipped_boards()):
+        mark = " **Flips with the model.**" if row.flips else ""
+        verdicts = " | ".join(map(verdict_markdown, row.results))
+        assert f"| {row.claim.paper} | {row.claim.sentence}{mark} | {verdicts} |" in readme, row.claim.id
 
 
 def test_the_main_figure_is_the_criterion_the_means_fail_or_the_first(shipped):
@@ -534,11 +533,12 @@ def test_mistakes_are_one_line(capsys, tmp_path, monkeypatch):
 
 def test_the_stored_board_is_printed(capsys, tmp_path, monkeypatch, shipped):
     monkeypatch.setenv("KVQ_HOME", str(tmp_path))
-    assert main(["claims", "--stored", "--json"]) == 0
+    one = ["--model", DEFAULT_MODEL]
+    assert main(["claims", "--stored", "--json", *one]) == 0
     assert Board.model_validate(json.loads(capsys.readouterr().out)) == shipped
-    assert main(["claims", "--markdown"]) == 0
-    assert capsys.readouterr().out == markdown_table(shipped) + "\n"
-    assert main(["claims", "--stored", "--paper", "SQuat"]) == 0
+    assert main(["claims", "--markdown", *one]) == 0
+    assert capsys.readouterr().out == markdown_table([shipped]) + "\n"
+    assert main(["claims", "--stored", "--paper", "SQuat", *one]) == 0
     out = capsys.readouterr().out
     assert "SQuat (arXiv:2503.24358)" in out and "InnerQ" not in out
 

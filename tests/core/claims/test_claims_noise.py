@@ -14,13 +14,12 @@ from kvq_core.claims.board import (
     board_json,
     circumstances,
     margin,
-    markdown_table,
     measurement_lines,
-    plain_table,
     read_board,
     within_noise,
 )
 from kvq_core.claims.margins import NOISE
+from kvq_core.claims.tables import markdown_table, plain_table
 from kvq_core.claims.verdict import satisfies, spreads, verdict
 from kvq_core.spec import DEFAULT_MODEL
 from ui.html.claims_table import claims_summary, claims_table
@@ -66,9 +65,9 @@ def test_a_verdict_whose_margin_may_be_0_is_within_noise(shipped, margins, word,
     assert margin(claim, Criterion.parse("a < b"))[1:] == pytest.approx(tuple(expected))
     assert (": by " in measurement_lines(claim)[0]) == noise
     board = shipped.model_copy(update={"claims": (claim,)})
-    marks = ("within noise</small>", claims_table(board)), ("*within noise*, in", markdown_table(board))
-    assert all((mark in shown) == noise for mark, shown in (*marks, ("WITHIN NOISE", plain_table(board))))
-    assert ("(1 within noise)" in claims_summary(board)) == noise
+    marks = ("<small>within noise", claims_table([board])), ("*within noise*, in", markdown_table([board]))
+    assert all((mark in shown) == noise for mark, shown in (*marks, ("WITHIN NOISE", plain_table([board]))))
+    assert ("(1 within noise)" in claims_summary([board])) == noise
 
 
 def test_equal_numbers_that_need_not_differ_are_no_noise(shipped):
@@ -94,7 +93,7 @@ def test_a_claim_holds_by_more_or_less_than_nothing():
 def test_the_papers_own_sentence_stands_beside_what_is_tested(claim, shipped):
     assert len(claim.quote.split()) > 5 and claim.quote != claim.sentence and claim.less.endswith(".")
     assert re.search(r"Section|Table|Figure|Appendix|Abstract|Footnote", claim.quoted_from)
-    html, page, text = claims_table(shipped), markdown_table(shipped), plain_table(shipped)
+    html, page, text = claims_table([shipped]), markdown_table([shipped]), plain_table([shipped])
     for words in (claim.quote, claim.quoted_from, claim.less, claim.sentence):
         assert safe(words) in html and words in page and words in text
 
@@ -111,4 +110,4 @@ def test_a_board_of_before_the_quotes_is_read(shipped, tmp_path):
             del claim[name]
     path = tmp_path / "board.json"
     path.write_text(json.dumps(older))
-    assert "The paper says" in claims_table(read_board(path)) and "less:" not in plain_table(read_board(path))
+    assert "The paper says" in claims_table([read_board(path)]) and "less:" not in plain_table([read_board(path)])

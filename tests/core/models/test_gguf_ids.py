@@ -14,11 +14,12 @@ from kvq_core.models import LoadedModel, converting, load, prepare
 from kvq_core.models.gguf import conversion, hub
 from kvq_core.models.gguf import folder as kept
 from kvq_core.models.identity import SOURCE
+from kvq_core.models.source import known_as
 from kvq_core.pipeline.compare import compare
 from kvq_core.pipeline.estimate import loading
 from kvq_core.record.fields import Record
 from kvq_core.record.files import record_json
-from kvq_core.spec import parse_lane, parse_spec
+from kvq_core.spec import DEFAULT_MODEL, parse_lane, parse_spec
 from kvq_core.store.store import open_store
 from kvq_core.training.offer import offer
 from tests.core.models.test_model_identity import WORDS, written
@@ -75,6 +76,21 @@ def test_the_same_directory_at_two_places_is_the_same_run(tmp_path) -> None:
     environment = one.record.environment
     assert environment.model == one.record.spec["model"] == f"dir:{environment.model_hash}"
     assert environment.model_title == "model" and str(tmp_path) not in told(one.record)
+
+
+def test_a_local_model_is_known_by_its_id_without_being_loaded(tmp_path, file: Path, monkeypatch) -> None:
+    def refused(*_: object) -> None:
+        raise AssertionError("a model was loaded")
+
+    folder = written(tmp_path / "model")
+    loaded = [load(str(path)).id for path in (file, folder)]
+    forget(monkeypatch)
+    monkeypatch.setattr("kvq_core.models.loader._load", refused)
+    assert [known_as(str(path)) for path in (file, folder)] == loaded and loaded[0].startswith("gguf:")
+    for id in (*loaded, f"gguf:{'0' * 16}", "some/other", DEFAULT_MODEL):
+        assert known_as(id) == id
+    with pytest.raises(ModelError, match="no-such"):
+        known_as(str(tmp_path / "no-such"))
 
 
 def test_runs_of_local_models_are_made_again_by_their_ids(tmp_path, file: Path, monkeypatch) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from kvq_core.errors import ModelError
 from kvq_core.models import load, second
+from kvq_core.models.gguf.published import TITLE
 from kvq_core.models.identity import sha256_of
 from kvq_core.pipeline.compare import run
 from kvq_core.spec import parse_spec
@@ -67,6 +68,7 @@ def test_where_it_cannot_be_had_one_line_says_what_to_do(home: Path, monkeypatch
 def test_the_second_model_is_what_its_file_says(second_model: str) -> None:
     loaded = load(second_model)
     assert loaded.id == second_model == f"gguf:{second.SHA256[:16]}" and loaded.weights_hash == second.SHA256[:16]
+    assert loaded.title == TITLE
     assert loaded.quantization == "Q4_K_M: Q5_0 133, F32 121, Q8_0 13, Q6_K 12, Q4_K 12"
     assert (loaded.shape.layers, loaded.shape.query_heads, loaded.shape.kv_heads) == (24, 14, 2)
     assert loaded.shape.head_dim == 64 and set(loaded.rotations) == {"rope"}

@@ -23,6 +23,7 @@ import app
 from kvq_core.errors import KvqError
 from kvq_core.events import Finished, LaneProgress, Step
 from kvq_core.methods import methods
+from kvq_core.models.second import SECOND_MODEL
 from kvq_core.pipeline.compare import compare
 from kvq_core.pipeline.estimate import estimate
 from kvq_core.presets import presets
@@ -151,6 +152,13 @@ def test_what_there_is_can_be_read(client):
     claims = client.predict("squat", api_name="/claims")
     assert {claim["paper"] for claim in claims} == {"SQuat"} and len(client.predict(api_name="/claims")) > len(claims)
     assert "papers: " in refusal(client, "No such paper", api_name="/claims")
+    assert all(claim["verdicts"][DEFAULT_MODEL] == claim["verdict"] for claim in claims)
+    other = client.predict("squat", SECOND_MODEL, api_name="/claims")
+    assert all(claim["verdicts"][SECOND_MODEL] == claim["verdict"] for claim in other)
+    assert {claim["claim"] for claim in claims} == {claim["claim"] for claim in other}
+    flips = [c["claim"] for c in claims if set(c["verdicts"].values()) >= {"holds", "does not hold here"}]
+    assert flips == [claim["claim"] for claim in claims if claim["flips_with_the_model"]]
+    assert f"models: {DEFAULT_MODEL}, " in refusal(client, "", "a/b", api_name="/claims")
     assert "Did you mean 'first-look'" in refusal(client, "first-lok", api_name="/preset")
 
 

@@ -1,0 +1,99 @@
+"""Parts of the documents that show what was measured on several models side by side; ``readme.py`` writes them."""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from benchmarks.measured import figures, table
+from kvq_core.claims.board import Board, shipped_boards
+from kvq_core.claims.side_by_side import short_title
+from kvq_core.claims.tables import markdown_table, summary_table
+from kvq_core.methods import Method, methods
+
+Measured = dict[str, Any]
+
+
+def claims_part() -> str:
+    """A line a claim; docs/claims.md has all the numbers."""
+    return summary_table(shipped_boards())
+
+
+def board_part() -> str:
+    """The boards that ship; those measured on this machine are no part of the documents."""
+    return markdown_table(shipped_boards())
+
+
+def methods_part() -> str:
+    measured = list((figures("methods") or {}).values())
+    setting, boards = measured[0], shipped_boards()
+    baselines_first = sorted(methods().items(), key=lambda item: (item[1].paper is not None, item[0]))
+    rows = [_method(name, cls, [found["methods"].get(name) for found in measured]) for name, cls in baselines_first]
+    held = [_claims(cls, boards) for _, cls in baselines_first]
+    columns = " | ".join(f"{short_title(found['model'])}: KLD, flips" for found in measured)
+    return (
+        table(
+            f"Method | What it does | Settings | Bits K / V | {columns} | Its paper's claims that hold",
+            *([*row, claims] for row, claims in zip(rows, held, strict=True)),
+        )
+        + f"\n\n{' and '.join(found['model'] for found in measured)} on a CPU in float32, default knobs, "
+        f"{len(setting['texts'])} texts: mean KLD in nats (lowest to highest text), and flips. A cache of "
+        f"{setting['prompt_tokens']} tokens answers for the next {setting['later_tokens']}; bits are those of the "
+        "whole cache at the end, full-precision windows included. Bits and claims are in the order of the models."
+    )
+
+
+def _method(name: str, cls: type[Method], measured: Sequence[Measured | None]) -> list[str]:
+    does = " ".join(inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].split())
+    if cls.paper:
+        does += f" [{cls.title}]({cls.paper})"
+    summary = next((found["summary"] for found in measured if found), "")
+    bits = [
+        " / ".join(f"{found[kind]['mean']:.1f}" for kind in ("key_bits", "value_bits"))
+        for found in measured
+        if found and "kld" in found
+    ]
+    return [f"`{name}`", does, summary, "; ".join(dict.fromkeys(bits)), *map(_distance, measured)]
+
+
+def _distance(found: Measured | None) -> str:
+    """KLD and flips, or the reason why there are none."""
+    if found is None:
+        return "not measured"
+    if "error" in found:
+        return found["error"]
+    mean, low, high = (f"{found['kld'][name]:.2g}" for name in ("mean", "min", "max"))
+    return f"{mean} ({low} to {high}), {100 * found['flip_rate']['mean']:.1f} %"
+
+
+def _claims(cls: type[Method], boards: Sequence[Board]) -> str:
+    """``3 of 6; 5 of 6``: in the order of the models; nothing for methods that no claims are of."""
+    own = [[c for c in board.claims if cls.paper and c.arxiv in cls.paper] for board in boards]
+    return "; ".join(f"{sum(c.verdict == 'holds' for c in found)} of {len(found)}" for found in own if found)
+
+
+def main_jobs() -> Iterator[tuple[str, ...]]:
+    for job in (figures("main_job") or {}).values():
+        target, memory = job["targets"], job["peak_memory_gb"]
+        yield (
+            f"{short_title(job['model'])}: a comparison against one plain `generate()`: {job['lanes']} lanes and the "
+            f"noise floor, {job['prompt_tokens']:,} prompt tokens, {job['new_tokens']} new",
+            f"{job['ratio']:.1f} times ({job['comparison_s']:.1f} s against {job['generate_s']:.1f} s)",
+            f"{target['ratio']:.1f} times",
+        )
+        yield "Its peak memory, model included", f"{memory:.1f} GB", f"{target['peak_memory_gb']:g} GB"
+
+
+def conversion() -> Iterator[tuple[str, ...]]:
+    """What a model costs before its first token."""
+    for found in (figures("second_model") or {}).values():
+        target, made = found["targets"], found["conversion"]
+        yield (
+            f"{short_title(found['model'])}: a GGUF file of {found['bytes'] / 1e6:,.0f} MB, checked and converted once",
+            f"{made['seconds']:.0f} s, at most {made['peak_memory_gb']:.1f} GB of memory",
+            f"{target['conversion_s']:g} s, {target['conversion_gb']:g} GB",
+        )
+        yield (
+            "From its converted files to its first token, in a new process",
+            f"{found['first_token_s']:.1f} s",
+            f"{target['first_token_s']:g} s",
+        )

@@ -1,0 +1,121 @@
+"""Boards as text: for a terminal, for documents, as JSON; several of them side by side."""
+
+import json
+from collections.abc import Sequence
+
+from kvq_core.claims.board import (
+    Board,
+    ClaimResult,
+    board_json,
+    circumstances,
+    main_figure,
+    measurement_lines,
+    texts_share,
+    within_noise,
+)
+from kvq_core.claims.side_by_side import FLIPS, NOT_MEASURED, Row, counted, joined, short_title
+
+
+def plain_table(boards: Sequence[Board]) -> str:
+    """The boards for a terminal: a claim with what the paper says of it, then a verdict a model with its numbers."""
+    lines, paper = [circumstances(*boards), counted(boards)], ""
+    for row in joined(boards):
+        claim = row.claim
+        if claim.paper != paper:
+            paper = claim.paper
+            lines += ["", f"{paper} (arXiv:{claim.arxiv})"]
+        lines += [f"  {_plain_head(row)}"]
+        lines += [f"      the paper ({claim.quoted_from}): {claim.quote}"] if claim.quote else []
+        lines += [f"      less: {claim.less}"] if claim.less else []
+        for board, found in zip(boards, row.results, strict=True):
+            lines += [f"      {short_title(board.model_title)}: {_plain_verdict(found)}"] if len(boards) > 1 else []
+            lines += [f"      {line}" for line in (measurement_lines(found) if found else ())]
+    return "\n".join(lines)
+
+
+def _plain_head(row: Row) -> str:
+    if len(row.results) == 1:
+        return f"{_plain_verdict(row.results[0])}  {row.claim.sentence}"
+    return (f"{FLIPS.upper()}  " if row.flips else "") + row.claim.sentence
+
+
+def _plain_verdict(found: ClaimResult | None) -> str:
+    if found is None:
+        return NOT_MEASURED.upper()
+    noise = ", WITHIN NOISE" if within_noise(found) else ""
+    return f"{found.verdict.upper()}{noise}" + (f"  (in {texts_share(found)})" if found.texts else "")
+
+
+def markdown_table(boards: Sequence[Board]) -> str:
+    """The whole boards, a row a claim and a column a model, as docs/claims.md shows them."""
+    heads = ["Paper", "The paper says", "Tested here", *(board.model_title for board in boards)]
+    rows = [_cells(row) for row in joined(boards)]
+    return "\n".join(
+        [
+            counted(boards),
+            "",
+            *markdown_rows([heads, *rows]),
+            "",
+            "Under a model's name: the verdict, in how many texts it holds, and what was measured, each number's mean "
+            f"(lowest to highest text). {circumstances(*boards)}",
+        ]
+    )
+
+
+def summary_table(boards: Sequence[Board]) -> str:
+    """A line a claim: a verdict a model and the main figures, in the order of the models."""
+    heads = [
+        "Paper",
+        "Claim",
+        *(short_title(board.model_title) for board in boards),
+        "Main figures: means over the texts",
+    ]
+    rows = [
+        [
+            row.claim.paper,
+            row.claim.sentence + _mark(row),
+            *map(verdict_markdown, row.results),
+            "<br>".join(main_figure(found, measured) for found in measured),
+        ]
+        for row in joined(boards)
+        for measured in [[found for found in row.results if found]]
+    ]
+    return "\n".join([f"{counted(boards)} {circumstances(*boards)}", "", *markdown_rows([heads, *rows])])
+
+
+def markdown_rows(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a Markdown table; the first row is its head."""
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return [lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]
+
+
+def _cells(row: Row) -> list[str]:
+    claim = row.claim
+    quote = f"“{claim.quote}” *{claim.quoted_from}*" if claim.quote else ""
+    less = f"<br>*Less than the paper says:* {claim.less}" if claim.less else ""
+    tested = f"{claim.sentence}{_mark(row)} *{claim.where}*{less}"
+    return [claim.paper, quote, tested, *map(_measured, row.results)]
+
+
+def _mark(row: Row) -> str:
+    return f" **{FLIPS.capitalize()}.**" if row.flips else ""
+
+
+def _measured(found: ClaimResult | None) -> str:
+    return "<br>".join([verdict_markdown(found), *(measurement_lines(found) if found else ())])
+
+
+def verdict_markdown(found: ClaimResult | None) -> str:
+    """The verdict in Markdown, with its mark and the share of the texts."""
+    if found is None:
+        return NOT_MEASURED
+    noise = ", *within noise*" if within_noise(found) else ""
+    return f"{found.verdict}{noise}" + (f", in {texts_share(found)}" if found.texts else "")
+
+
+def boards_json(boards: Sequence[Board]) -> str:
+    """One board as it is stored; several as ``{"flips": [ids of claims], "boards": [each as it is stored]}``."""
+    if len(boards) == 1:
+        return board_json(boards[0])
+    flips = [row.claim.id for row in joined(boards) if row.flips]
+    return json.dumps({"flips": flips, "boards": [board.model_dump(mode="json") for board in boards]}, indent=1) + "\n"
