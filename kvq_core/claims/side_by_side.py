@@ -74,7 +74,7 @@ def counted(boards: Sequence[Board]) -> str:
     models = "both models" if len(boards) == 2 else f"all {len(boards)} models"
     flips = [row for row in rows if row.flips]
     doubted, apart = sum(row.in_doubt for row in flips), sum(not row.judged_on_all for row in rows)
-    noise = f", {doubted} of them with a verdict within noise" if doubted else ""
-    turn = f"{len(flips)} {'flips' if len(flips) == 1 else 'flip'} with the model{noise}"
+    within = f", {doubted} of them with a verdict within noise" if doubted else ""
+    turn = f"{len(flips)} {'flips' if len(flips) == 1 else 'flip'} with the model{within}"
     missing = f"; {apart} could not be tested on {models}" if apart else ""
     return f"{held} of {len(rows)} hold on {models}; {turn}{missing}."
