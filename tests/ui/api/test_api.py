@@ -234,7 +234,7 @@ def test_an_unknown_run_is_refused_in_one_line(client, endpoint, run, said):
         ("/run", [], "not the values that are taken here"),
         ("/run", ["f" * 16], "not the values that are taken here"),
         ("/preset", [None], "name = nothing is not allowed"),
-        ("/claims", [3], "paper = 3 is not allowed"),
+        ("/claims", [3, ""], "paper = 3 is not allowed"),
         ("/run", ["f" * 16, 7], "key = 7 is not allowed"),
         ("/run", [{"a": 1}, ""], "not valid"),
         ("/arrays", [[], ""], "not valid"),
