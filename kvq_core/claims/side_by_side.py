@@ -76,5 +76,5 @@ def counted(boards: Sequence[Board]) -> str:
     doubted, apart = sum(row.in_doubt for row in flips), sum(not row.judged_on_all for row in rows)
     noise = f", {doubted} of them with a verdict within noise" if doubted else ""
     turn = f"{len(flips)} {'flips' if len(flips) == 1 else 'flip'} with the model{noise}"
-    missing = f"; {apart} could not be tested on {models}" if apart else ""
+    missing = f"; {apart} were not judged on {models}" if apart else ""
     return f"{held} of {len(rows)} hold on {models}; {turn}{missing}."
