@@ -69,12 +69,11 @@ def counted(boards: Sequence[Board]) -> str:
     rows = joined(boards)
     held = sum(row.holds_on_all for row in rows)
     if len(boards) == 1:
-        noise = sum(row.in_doubt for row in rows)
-        return f"{held} of {len(rows)} hold here; {noise} verdicts are within noise."
+        return f"{held} of {len(rows)} hold here; {sum(row.in_doubt for row in rows)} verdicts are within noise."
     models = "both models" if len(boards) == 2 else f"all {len(boards)} models"
     flips = [row for row in rows if row.flips]
     doubted, apart = sum(row.in_doubt for row in flips), sum(not row.judged_on_all for row in rows)
-    within = f", {doubted} of them with a verdict within noise" if doubted else ""
-    turn = f"{len(flips)} {'flips' if len(flips) == 1 else 'flip'} with the model{within}"
-    missing = f"; {apart} could not be tested on {models}" if apart else ""
+    noise = f", {doubted} of them with a verdict within noise" if doubted else ""
+    turn = f"{len(flips)} {'flips' if len(flips) == 1 else 'flip'} with the model{noise}"
+    missing = f"; {apart} were not judged on {models}" if apart else ""
     return f"{held} of {len(rows)} hold on {models}; {turn}{missing}."

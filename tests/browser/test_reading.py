@@ -2,6 +2,8 @@
 
 import pytest
 
+from kvq_core.claims.board import shipped_boards
+from kvq_core.claims.side_by_side import joined
 from kvq_core.models import load
 from kvq_core.models.text import Pieces, alone
 from kvq_core.spec import DEFAULT_MODEL
@@ -107,6 +109,23 @@ def test_links_to_results_wait_for_them_and_keep_the_run(stored, server, open_pa
         )
         assert f"run={stored}" in page.url and page.locator("#card-2").is_visible()
         assert page.evaluate("document.activeElement.id") == part
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_claims_of_both_models_stand_side_by_side_and_flips_alone(server, open_page, width):
+    rows = joined(shipped_boards())
+    page = open_page(server, width=width)
+    page.get_by_role("button", name="What the papers claim").click()
+    page.wait_for_selector("table.claims")
+    shown = page.locator("table.claims tbody tr:visible")
+    assert shown.count() == len(rows) and page.locator("table.claims td:visible").count() == 4 * len(rows)
+    names = page.locator("table.claims b.of:visible").count()  # said in every cell where there is no head to say them
+    assert names == (2 * len(rows) if width == 390 else 0)
+    page.locator("#claims-shown label", has_text="Flips").click()
+    page.locator("table.claims tr.same").first.wait_for(state="hidden")
+    assert shown.count() == sum(row.flips for row in rows) > 0
+    assert shown.locator(".badge.bad").count() == shown.count()
+    assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
 def test_dropdowns_close_when_tabbed_past(stored, server, open_page):

@@ -16,14 +16,11 @@ from ui.html.escape import safe
 TONES = {"holds": "good", "does not hold here": "warn", "cannot be tested here": "quiet"}
 
 
-def claims_table(boards: Sequence[Board], flips_alone: bool = False) -> str:
-    """The boards side by side, or the claims that flip alone. Everything is escaped: files of boards can be edited."""
+def claims_table(boards: Sequence[Board]) -> str:
+    """The boards side by side; rows that do not flip can be hidden. Everything is escaped: files can be edited."""
     heads = ("The paper says", "Tested here", *(short_title(board.model_title) for board in boards))
     titles = "".join(f'<th scope="col">{safe(title)}</th>' for title in heads)
-    rows = [row for row in joined(boards) if row.flips or not flips_alone]
-    if not rows:
-        return claims_missing("No claim flips with the model.")
-    body = "".join(_row(row, boards) for row in rows)
+    body = "".join(_row(row, boards) for row in joined(boards))
     return (
         f'<div class="scroll" tabindex="0"><table class="claims"><thead><tr>{titles}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>"
@@ -37,12 +34,13 @@ def _row(row: Row, boards: Sequence[Board]) -> str:
     quote = f"<div>“{safe(claim.quote)}”</div><small>{safe(claim.quoted_from)}</small>" if claim.quote else ""
     less = f"<small>Less than the paper says: {safe(claim.less)}</small>" if claim.less else ""
     link = f'<a href="https://arxiv.org/abs/{safe(claim.arxiv)}" target="_blank" rel="noopener">{safe(claim.paper)}</a>'
-    mark = f' <span class="badge flips">{FLIPS}</span>' if row.flips else ""
-    note = "".join(f"<small>{safe(text)}</small>" for text in (claim.note, f"{claim.setting}.") if text)
+    mark = f' <span class="badge bad">{FLIPS}</span>' if row.flips else ""
+    setting = "".join(f"<small>{safe(text)}</small>" for text in (f"{claim.setting}.", claim.note) if text)
     models = "".join(_cell(found, board) for found, board in zip(row.results, boards, strict=True))
     return (
-        f"<tr><td>{link}{quote}</td><td>{safe(claim.sentence)}{mark}<small>{safe(claim.where)}</small>{less}{note}"
-        f"</td>{models}</tr>"
+        f'<tr class="{"flips" if row.flips else "same"}"><td>{link}{quote}</td>'
+        f"<td>{safe(claim.sentence)}{mark}<small>{safe(claim.where)}</small>{less}"
+        f"<details><summary>Setting</summary>{setting}</details></td>{models}</tr>"
     )
 
 

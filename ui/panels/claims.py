@@ -10,23 +10,31 @@ from ui.html.escape import safe
 from ui.service.services import SWIFT
 
 COMMAND = "python -m kvq_core claims --model ID"
-ALL = "all claims"
 
 
 def create_claims() -> gr.Accordion:
     """A closed section; its contents are read anew whenever it is opened."""
     with gr.Accordion("What the papers claim, measured here", open=False, elem_id="claims") as section:
-        which = gr.Radio([ALL, FLIPS], value=ALL, label="Show", elem_id="claims-which")
+        # read by the stylesheet alone, as the switches of the answers are
+        gr.Radio(
+            ["All claims", FLIPS.capitalize()],
+            value="All claims",
+            label="Claims that are shown",
+            show_label=False,
+            container=False,
+            elem_id="claims-shown",
+            elem_classes=["switch"],
+            interactive=True,
+        )
         board = gr.HTML("", elem_id="claims-board")
-        section.expand(_shown, which, board, **SWIFT)
-        which.input(_shown, which, board, **SWIFT)
+        section.expand(_shown, None, board, **SWIFT)
         gr.HTML(f'<p class="muted">Measure it on another model: <code>{safe(COMMAND)}</code></p>')
     return section
 
 
-def _shown(which: str) -> str:
+def _shown() -> str:
     try:
         boards = stored_boards()
     except KvqError as error:
         return claims_missing(str(error))
-    return claims_summary(boards) + claims_table(boards, flips_alone=which == FLIPS)
+    return claims_summary(boards) + claims_table(boards)

@@ -26,7 +26,7 @@ from kvq_core.errors import StoreError
 from kvq_core.models.gguf.published import SECOND_MODEL, TITLE
 from kvq_core.spec import DEFAULT_MODEL
 from ui.html.claims_table import claims_summary, claims_table
-from ui.panels.claims import ALL, _shown
+from ui.panels.claims import _shown
 
 HOLDS, FAILS, UNTESTED = "holds", "does not hold here", "cannot be tested here"
 
@@ -86,14 +86,14 @@ def test_a_claim_flips_where_it_holds_on_one_model_and_not_on_another(boards, pa
     mark = FLIPS.capitalize()
     assert (f"**{mark}.**" in markdown_table(both)) is (f"**{mark}.**" in summary_table(both)) is flips
     assert (FLIPS.upper() in plain_table(both)) is flips
-    assert ('badge flips">' + FLIPS in claims_table(both)) is flips
+    assert ('badge bad">' + FLIPS in claims_table(both)) is flips
     assert (json.loads(boards_json(both))["flips"] == [row.claim.id]) is flips
 
 
 def test_what_is_counted_is_what_is_shown(boards):
     both = boards((HOLDS, HOLDS), (HOLDS, FAILS), (FAILS, FAILS), (HOLDS, UNTESTED))
     assert counted(both).startswith("1 of 4 hold on both models; 1 flips with the model")
-    assert counted(both).endswith("; 1 could not be tested on both models.")
+    assert counted(both).endswith("; 1 were not judged on both models.")
     assert counted(both[:1]).startswith("3 of 4 hold here; ")
     three = [*both, both[0]]
     assert counted(three).startswith("1 of 4 hold on all 3 models; 1 flips with the model")
@@ -156,16 +156,12 @@ def test_titles_of_columns_are_short():
 # --- the page -------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_shows_both_models_and_lets_flips_stand_alone(boards):
+def test_the_page_shows_both_models_and_knows_which_rows_flip(boards):
     both = boards((HOLDS, HOLDS), (HOLDS, FAILS), (HOLDS, UNTESTED))
     html = claims_table(both)
-    assert html.count("<tr>") == 4 and html.count('<b class="of">Other-1B</b>') == 3
+    assert html.count('<tr class="same">') == 2 and html.count('<tr class="flips">') == 1
     assert '<th scope="col">One-1B</th><th scope="col">Other-1B</th>' in html and "No codebooks." in html
-    alone = claims_table(both, flips_alone=True)
-    assert alone.count("<tr>") == 2 and both[0].claims[1].sentence.replace("'", "&#x27;") in alone.replace(
-        "&#39;", "&#x27;"
-    )
-    assert "No claim flips" in claims_table(both[:1], flips_alone=True)
+    assert html.count('<b class="of">One-1B</b>') == html.count('<b class="of">Other-1B</b>') == 3
 
 
 def test_titles_of_models_are_escaped(boards):
@@ -176,13 +172,10 @@ def test_titles_of_models_are_escaped(boards):
 
 def test_the_panel_shows_what_is_stored(tmp_path, monkeypatch):
     monkeypatch.setenv("KVQ_HOME", str(tmp_path))
-    shipped = shipped_boards()
-    assert _shown(ALL) == claims_summary(shipped) + claims_table(shipped)
-    rows = joined(shipped)
-    assert _shown(FLIPS).count("<tr>") == sum(row.flips for row in rows) + 1
+    assert _shown() == claims_summary(shipped_boards()) + claims_table(shipped_boards())
     board_file(DEFAULT_MODEL).parent.mkdir()
     board_file(DEFAULT_MODEL).write_text("{}")
-    assert "measure it again" in _shown(ALL)
+    assert "measure it again" in _shown()
 
 
 # --- what is stored -------------------------------------------------------------------------------------------------
