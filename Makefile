@@ -76,6 +76,7 @@ bench: setup
 bench-second: second-model
 	id=$$($(PY) -m kvq_core.models.second) && $(PY) benchmarks/main_job.py --model $$id && $(PY) benchmarks/methods.py --model $$id
 	$(PY) benchmarks/second_model.py
+	$(PY) benchmarks/inspection.py
 
 # Fifty visitors at once on a real server, and what becomes of each: into benchmarks/load.json, told in docs/serving.md.
 load: setup

@@ -21,7 +21,7 @@ import torch
 
 from kvq_core.inspection.look import Look
 from kvq_core.inspection.remedies import Measured
-from kvq_core.models import LoadedModel, load
+from kvq_core.models import LoadedModel, load, second
 from kvq_core.spec import DEFAULT_MODEL, Lane, Stress
 
 HARMFUL = 0.02  # nats of mean KLD that a layer's keys alone cost
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--model", action="append", default=[], help="a model id or file; may be given several times")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     arguments = parser.parse_args()
-    cases = [case for id in arguments.model or [DEFAULT_MODEL] for case in measure(load(id))]
+    cases = [case for id in arguments.model or [DEFAULT_MODEL, second.SECOND_MODEL] for case in measure(load(id))]
     found = {
         "date": datetime.now(UTC).date().isoformat(),
         "harmful_kld": HARMFUL,
