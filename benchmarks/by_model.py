@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.measured import figures, table
 from kvq_core.claims.board import Board, shipped_boards
-from kvq_core.claims.side_by_side import short_title
+from kvq_core.claims.side_by_side import JUDGED, short_title
 from kvq_core.claims.tables import markdown_table, summary_table
 from kvq_core.methods import Method, methods
 
@@ -66,9 +66,11 @@ def _distance(found: Measured | None) -> str:
 
 
 def _claims(cls: type[Method], boards: Sequence[Board]) -> str:
-    """``3 of 6; 5 of 6``: in the order of the models; nothing for methods that no claims are of."""
+    """``3 of 6; 5 of 6``, of those that could be tested: in the order of the models; nothing for methods that no claims
+    are of."""
     own = [[c for c in board.claims if cls.paper and c.arxiv in cls.paper] for board in boards]
-    return "; ".join(f"{sum(c.verdict == 'holds' for c in found)} of {len(found)}" for found in own if found)
+    judged = [[c.verdict for c in found if c.verdict in JUDGED] for found in own if found]
+    return "; ".join(f"{found.count('holds')} of {len(found)}" for found in judged)
 
 
 def main_jobs() -> Iterator[tuple[str, ...]]:
