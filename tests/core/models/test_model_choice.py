@@ -61,9 +61,9 @@ def test_a_preset_of_a_model_that_is_not_offered_is_not_offered(space, monkeypat
 
 
 def test_the_second_model_is_offered_where_it_is(monkeypatch, tmp_path):
-    monkeypatch.setattr("kvq_core.models.choice.second.is_converted", lambda: True)
+    monkeypatch.setattr("kvq_core.models.second.is_converted", lambda: True)
     assert dict(available_models())[SECOND_MODEL] == TITLE
-    monkeypatch.setattr("kvq_core.models.choice.second.is_converted", lambda: False)
+    monkeypatch.setattr("kvq_core.models.second.is_converted", lambda: False)
     assert SECOND_MODEL not in dict(available_models())
     monkeypatch.setenv("KVQ_HOME", str(tmp_path))
     with pytest.raises(ModelError, match="make second-model fetches and converts it"):

@@ -1,5 +1,9 @@
 """The second model: where its file may come from, and what it says once it is converted."""
 
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import huggingface_hub
@@ -63,6 +67,15 @@ def test_where_it_cannot_be_had_one_line_says_what_to_do(home: Path, monkeypatch
     with pytest.raises(ModelError, match="could not be had from the Hub: no route to the host") as caught:
         second.download()
     assert "KVQ_SECOND_MODEL=file" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_as_a_command_it_says_one_line(tmp_path) -> None:
+    told = {"KVQ_HOME": str(tmp_path), "KVQ_SECOND_MODEL": str(tmp_path / "none.gguf")}
+    command = [sys.executable, "-m", "kvq_core.models.second"]
+    done = subprocess.run(command, env=os.environ | told, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and done.stdout == ""
+    assert re.fullmatch(r"KVQ_SECOND_MODEL = .*none\.gguf is no file.*\n", done.stderr), done.stderr
 
 
 def test_the_second_model_is_what_its_file_says(second_model: str) -> None:
