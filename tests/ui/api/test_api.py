@@ -155,7 +155,7 @@ def test_what_there_is_can_be_read(client):
     assert all(claim["verdicts"][DEFAULT_MODEL] == claim["verdict"] for claim in claims)
     other = client.predict("squat", SECOND_MODEL, api_name="/claims")
     assert all(claim["verdicts"][SECOND_MODEL] == claim["verdict"] for claim in other)
-    assert {claim["claim"] for claim in claims} == {claim["claim"] for claim in other}
+    assert {claim["claim"] for claim in claims} >= {claim["claim"] for claim in other} != set()
     flips = [c["claim"] for c in claims if set(c["verdicts"].values()) >= {"holds", "does not hold here"}]
     assert flips == [claim["claim"] for claim in claims if claim["flips_with_the_model"]]
     assert f"models: {DEFAULT_MODEL}, " in refusal(client, "", "a/b", api_name="/claims")
