@@ -459,7 +459,8 @@ def shipped() -> list[files.Codebook]:
 
 
 def test_shipped_codebooks_fit_the_default_model(home):
-    assert sum(book.path.stat().st_size for book in shipped()) < 20e6
+    assert sum(book.path.stat().st_size for book in shipped()) < 30e6
+    assert all(book.path.stat().st_size < 6e6 for book in shipped() if book.info.model != DEFAULT_MODEL)
     for bits in (1, 2):
         for kind in ("keys", "values"):
             book = find(CodebookNeed(kind, None, bits, 16, None, None), DEFAULT_MODEL, None)

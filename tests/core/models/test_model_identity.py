@@ -18,10 +18,11 @@ from kvq_core.codebooks.files import SHIPPED, codebooks
 from kvq_core.errors import ModelError
 from kvq_core.events import Finished
 from kvq_core.models import bundled, load, wrap
+from kvq_core.models.gguf.published import SHA256
 from kvq_core.models.identity import weights_of, whole_of
 from kvq_core.pipeline.compare import compare
 from kvq_core.pipeline.examples import example_ids, packaged_store
-from kvq_core.spec import ComparisonSpec, Lane
+from kvq_core.spec import DEFAULT_MODEL, ComparisonSpec, Lane
 from kvq_core.store.store import open_store
 
 WORDS = [f"w{i}" for i in range(96)]
@@ -181,13 +182,14 @@ def test_the_bundled_model_is_converted_into_what_the_shipped_runs_are_of(tmp_pa
     folder = bundled.convert(tmp_path / "model")
     weights = weights_of(folder)
     runs = packaged_store()
-    shipped = {runs.load(id)[0].environment.model_hash for id in example_ids().values()}
-    assert shipped == {whole_of(weights, folder)[:16]}
+    shipped = [runs.load(id)[0].environment for id in example_ids().values()]
+    own = {env.model_hash for env in shipped if env.model == DEFAULT_MODEL}
+    assert own == {whole_of(weights, folder)[:16]}
 
 
-def test_the_shipped_codebooks_are_the_bundled_models(smollm) -> None:
+def test_the_shipped_codebooks_are_those_of_the_two_models(smollm) -> None:
     shipped = [book.info.weights_hash for book in codebooks() if book.path.parent == SHIPPED]
-    assert shipped and set(shipped) == {smollm.weights_hash}
+    assert set(shipped) == {smollm.weights_hash, SHA256[:16]}
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 from kvq_core.pipeline.examples import packaged_store
 from kvq_core.store.store import open_store
 from tests.support.ui_record_factory import make_run
+from ui.html.escape import safe
 from ui.layout import build_ui
 from ui.panels.learn import place
 from ui.panels.tour import tour
@@ -139,7 +140,7 @@ def test_a_step_sets_its_words_and_the_selection_at_once(page, number):
     answer = show.fn(request, shown, "verdicts", on_page, *[part.value for part in show.inputs[3:]])
     said = dict(zip([getattr(o, "elem_id", None) or i for i, o in enumerate(show.outputs)], answer, strict=True))
     words = [value for value in said.values() if isinstance(value, str) and f"step {number + 1} of" in value]
-    assert len(words) == 1 and tour()[number].title in words[0]
+    assert len(words) == 1 and safe(tour()[number].title) in words[0]
     at = Selection(*(said[f"pick-{name}"]["value"] for name in ("layer", "head", "token")))
     record, arrays = packaged_store().load(shown["run"])
     assert said["selected"] == selection_html(record, arrays, at) and on_page.at == (record.id, at)
