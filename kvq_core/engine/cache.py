@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from kvq_core.codecs.center import Center
+from kvq_core.codecs.hadamard import Hadamard
 from kvq_core.codecs.stream import Stream
 from kvq_core.engine.centering import center_of, centred
 from kvq_core.engine.prefill import LayerGroup
+from kvq_core.engine.rotation import asked_turned, rotated, rotation_note, rotation_of
 from kvq_core.methods import Codec, Fitted, Method, ModelRef, Prompt, Window
 from kvq_core.methods.base import Select
 from kvq_core.models.rope import Rope
@@ -64,8 +66,9 @@ class LaneCache:
             if inside
         }
         centers = {g: _center(lane, groups[g], taken[g], prompt, rope, pre) for g, prompt in prompts.items()}
-        to_fit = {g: centred(prompt, centers[g]) for g, prompt in prompts.items()}
-        notes: dict[str, list[int]] = {}  # the layers of which each is said
+        turns = {g: rotation_of(lane.rotate, lane.rotate_block, prompt) for g, prompt in prompts.items()}
+        to_fit = {g: rotated(centred(prompt, centers[g]), turns[g], *lane.quantized()) for g, prompt in prompts.items()}
+        notes: dict[str, list[int]] = {rotation_note(turn): [] for turn in turns.values() if turn is not None}
         if len(prompts) > 1 and method.spans_layers:
             method = method.across_layers(Prompt.join(list(to_fit.values())))
             notes[f"decided on the prompt, over all layers: {method.summary()}"] = []
@@ -77,7 +80,7 @@ class LaneCache:
                 for note in fitted.notes:
                     notes.setdefault(note, []).extend(prompt.layers)
                 own = rope.on(prompt.layers) if pre else None
-                cache._enter(g, inside, prompt, fitted, windows, own, centers[g])
+                cache._enter(g, inside, prompt, fitted, windows, own, centers[g], turns[g])
             if outside:
                 cache._add("key", g, outside, _take(group.keys, outside), UNTOUCHED, None)
                 cache._add("value", g, outside, _take(group.values, outside), UNTOUCHED, None)
@@ -93,6 +96,7 @@ class LaneCache:
         windows: tuple[Window, Window],
         rope: Rope | None,
         center: Center | None,
+        rotation: Hadamard | None,
     ) -> None:
         """Encode the layers of a device that the lane quantizes; ``rope``: theirs, of keys stored before it."""
         self.quantized_layers |= set(prompt.layers)
@@ -104,10 +108,11 @@ class LaneCache:
         # keys left alone (tensors = values) are kept after RoPE whatever the method's space is
         untouched = windows[0].step is None
         if fitted.select is not None and not untouched:
-            self.selects |= {layer: (fitted.select, at) for at, layer in enumerate(prompt.layers)}
+            select = fitted.select if rotation is None else asked_turned(fitted.select, rotation)
+            self.selects |= {layer: (select, at) for at, layer in enumerate(prompt.layers)}
         keys = prompt.rotated if untouched else prompt.keys
-        self._add("key", group, inside, keys, windows[0], fitted.key, None if untouched else rope, center)
-        self._add("value", group, inside, prompt.values, windows[1], fitted.value)
+        self._add("key", group, inside, keys, windows[0], fitted.key, None if untouched else rope, center, rotation)
+        self._add("value", group, inside, prompt.values, windows[1], fitted.value, rotation=rotation)
 
     def _add(
         self,
@@ -119,9 +124,10 @@ class LaneCache:
         codec: Codec | None,
         rope: Rope | None = None,
         center: Center | None = None,
+        rotation: Hadamard | None = None,
     ) -> None:
         index = torch.tensor(layers, device=x.device)
-        self.parts.append(Part(kind, group, index, Stream.of_prompt(x, window, codec, center), rope))
+        self.parts.append(Part(kind, group, index, Stream.of_prompt(x, window, codec, center, rotation), rope))
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from rapidfuzz import process
 
 from kvq_core.codecs.blocks import Block
 from kvq_core.codecs.codec import Codec
+from kvq_core.codecs.hadamard import largest_block
 from kvq_core.codecs.window import Window
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.methods.base import Fitted, Method, Prompt
@@ -31,6 +32,7 @@ __all__ = [
     "Prompt",
     "Window",
     "knobs",
+    "largest_block",
     "make",
     "methods",
 ]

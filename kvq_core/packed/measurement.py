@@ -171,6 +171,8 @@ def _maker(model: LoadedModel, lane: Lane | None, path: Path) -> Make:
         raise MethodError(f"{lane.label}: {reason}.")
     if lane.center != "none":
         raise MethodError(f"{lane.label}: packed execution stores keys as they are; leave center = {lane.center} out.")
+    if lane.rotate != "none":
+        raise MethodError(f"{lane.label}: packed execution turns nothing; leave rotate = {lane.rotate} out.")
     method, windows = lane.build(), lane.windows()
     layers = None if lane.layers == "all" else lane.layers
     packed_layers(method, model.model, windows, path, layers=layers, rotations=rotations)

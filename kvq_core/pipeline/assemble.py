@@ -114,6 +114,8 @@ def _lane(run: Run, state: LaneState, at: int | None) -> LaneRecord:
         sink_tokens=lane.sink_tokens,
         recent_tokens=lane.recent_tokens,
         center=lane.center,
+        rotate=lane.rotate,
+        rotate_block=lane.rotate_block,
         status="failed" if state.error else "done",
         error=state.error,
         token_ids=state.token_ids,

@@ -135,6 +135,8 @@ class LaneRecord(_Part):
     sink_tokens: int | None
     recent_tokens: int | None
     center: str = "none"  # the constant its quantized keys are stored without
+    rotate: str = "none"  # what turned the channels of what it stores
+    rotate_block: int | None = None  # channels it mixed; None: as many as could be
     status: Literal["done", "failed"]
     error: str | None = None
     notes: list[str] = []

@@ -5,7 +5,7 @@ Imports methods, errors and complaints. Start at ``comparison``.
 """
 
 from kvq_core.spec.comparison import DEFAULT_MODEL, MAX_LANES, Capture, ComparisonSpec, Stress
-from kvq_core.spec.lane import LANE_OPTIONS, Centering, Lane
+from kvq_core.spec.lane import LANE_OPTIONS, Centering, Lane, Rotation
 from kvq_core.spec.read import parse_lane, parse_spec, read_spec
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Centering",
     "ComparisonSpec",
     "Lane",
+    "Rotation",
     "Stress",
     "parse_lane",
     "parse_spec",

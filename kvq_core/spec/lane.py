@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from kvq_core.errors import SpecError, excerpt
-from kvq_core.methods import Method, ModelShape, Window, make, methods
+from kvq_core.methods import Method, ModelShape, Window, largest_block, make, methods
 
 Centering = Literal["none", "mean", "bias", "mean_after_rope"]
+Rotation = Literal["none", "hadamard", "signed"]
 Count = Annotated[int, Field(ge=0)]
 
 
@@ -40,6 +41,17 @@ class Lane(Frozen):
         description="What quantized keys are stored without, a constant of each KV head and channel: the prompt's mean "
         "key before RoPE, the bias of the key projection, or the mean after RoPE.",
     )
+    rotate: Rotation = Field(
+        "none",
+        description="Turn the channels of quantized keys (after RoPE, centred before) and values by a Hadamard "
+        "transform, and back when they are read; signed: after random signs of each layer and head.",
+    )
+    rotate_block: int | None = Field(
+        None,
+        ge=2,
+        le=1024,
+        description="Channels that rotate mixes, a power of two; null: the largest that divides a head.",
+    )
 
     @field_validator("label", mode="before")
     @classmethod
@@ -53,6 +65,7 @@ class Lane(Frozen):
             raise SpecError('layers = [] quantizes nothing; give layer numbers or "all".')
         if reason := self._not_centred():
             raise SpecError(f"center = {self.center}: {reason}.")
+        self._check_rotation()
         built = self.build().model_dump(mode="json")
         # 2.0 or true given for a whole number is that number from here on, in the record as in the run's id
         object.__setattr__(self, "knobs", {name: built[name] for name in self.knobs})
@@ -101,6 +114,43 @@ class Lane(Frozen):
             return "this lane quantizes no keys; leave center out"
         return self.build().not_centred
 
+    def _check_rotation(self) -> None:
+        """Raises SpecError where this lane's tensors cannot be turned on any model."""
+        if self.rotate_block is not None and self.rotate_block & (self.rotate_block - 1):
+            raise SpecError(f"rotate_block = {self.rotate_block} is no power of two; give 2, 4, 8, ... up to head_dim.")
+        if self.rotate == "none":
+            if self.rotate_block is not None:
+                raise SpecError(f"rotate_block = {self.rotate_block} needs rotate = hadamard or signed; give both.")
+            return
+        if reason := self._not_rotated():
+            raise SpecError(f"rotate = {self.rotate}: {reason}.")
+
+    def _not_rotated(self) -> str | None:
+        method, (keys, values) = self.build(), self.quantized()
+        if not keys and not values:
+            return "this lane quantizes nothing; leave rotate out"
+        if reason := method.not_rotated:
+            return reason
+        if keys and method.key_space == "pre":
+            return f"{self.method} stores these keys before RoPE, and keys are turned after it; take tensors = values"
+        return None
+
+    def quantized(self) -> tuple[bool, bool]:
+        """Whether it quantizes keys, and values."""
+        keys, values = (window.step is not None for window in self.windows())
+        return keys, values
+
+    def _rotates_not(self, head_dim: int) -> str | None:
+        """Why heads of that size cannot be turned."""
+        largest = largest_block(head_dim)
+        if self.rotate == "none":
+            return None
+        if largest == 1:
+            return f"rotate = {self.rotate} mixes blocks of a power of two, and head_dim = {head_dim} is odd"
+        if largest % (self.rotate_block or 1):
+            return f"rotate_block = {self.rotate_block} does not divide head_dim = {head_dim}; give {largest} or less"
+        return None
+
     def center_bytes(self, shape: ModelShape) -> int:
         """Stored bytes of a quantized layer's constant: fp16, and none where it is known from the weights."""
         return 2 * shape.kv_heads * shape.head_dim if self.center in ("mean", "mean_after_rope") else 0
@@ -122,7 +172,7 @@ class Lane(Frozen):
             lost = shape.not_before_rope(self.layers, "a method that stores keys after RoPE")
         elif self.center in ("mean", "bias"):
             lost = shape.not_before_rope(self.layers, "center = mean_after_rope")
-        return lost or method.why_not(shape)
+        return lost or self._rotates_not(shape.head_dim) or method.why_not(shape)
 
 
 # what a lane says beside its method and its knobs
