@@ -66,6 +66,8 @@ def _lane(uid: int, lane: dict[str, Any]) -> LaneForm:
         "sink_tokens": _number(lane["sink_tokens"]),
         "recent_tokens": _number(lane["recent_tokens"]),
         "center": _one_of(get_args(Lane.model_fields["center"].annotation), lane.get("center", "none")),
+        "rotate": _one_of(get_args(Lane.model_fields["rotate"].annotation), lane.get("rotate", "none")),
+        "rotate_block": _number(lane.get("rotate_block")),
     }
 
 

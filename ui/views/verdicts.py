@@ -8,7 +8,7 @@ from kvq_core.analysis.expected import expectation_sentence as expected
 from kvq_core.analysis.explain import explain
 from kvq_core.errors import SpecError
 from kvq_core.methods import make
-from kvq_core.methods.deployments import NO_DEPLOYMENT, with_center
+from kvq_core.methods.deployments import NO_DEPLOYMENT, with_center, with_rotation
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import LaneRecord, Record
 from kvq_core.spec import Lane
@@ -117,7 +117,8 @@ def _suggestion(index: int, lane: Lane | None, because: str) -> str:
 def _elsewhere(lane: LaneRecord) -> str:
     """Take it away: how to have this cache, or its nearest relative, outside this project."""
     try:
-        ways = with_center(make(lane.method, **lane.knobs).elsewhere(), lane.center) if lane.status == "done" else ()
+        ways = make(lane.method, **lane.knobs).elsewhere() if lane.status == "done" else ()
+        ways = with_rotation(with_center(ways, lane.center), lane.rotate)
     except SpecError:  # a run of an earlier version, whose method or knob is gone
         ways = ()
     if not ways:
