@@ -6,7 +6,7 @@ Imports methods, errors and complaints. Start at ``comparison``.
 
 from kvq_core.spec.comparison import DEFAULT_MODEL, MAX_LANES, Capture, ComparisonSpec, Stress
 from kvq_core.spec.lane import LANE_OPTIONS, Assignment, Lane
-from kvq_core.spec.read import parse_lane, parse_spec, read_spec
+from kvq_core.spec.read import parse_lane, parse_rule, parse_spec, read_spec
 from kvq_core.spec.rule import TENSORS, Centering, Rule, Tensor, layer_words
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Tensor",
     "layer_words",
     "parse_lane",
+    "parse_rule",
     "parse_spec",
     "read_spec",
 ]
