@@ -65,7 +65,7 @@ SURFACE = {
     "KvqError": _ERROR,
     "Lane": {
         "label": "str = ''",
-        "method": "str",
+        "method": "str | None = None",
         "knobs": "dict[str, typing.Any] = {}",
         "tensors": "Literal['both', 'keys', 'values'] = 'both'",
         "layers": "Union[Literal['all'], tuple[int, ...]] = 'all'",
@@ -74,11 +74,12 @@ SURFACE = {
         "center": "Literal['none', 'mean', 'bias', 'mean_after_rope'] = 'none'",
         "rotate": "Literal['none', 'hadamard', 'signed'] = 'none'",
         "rotate_block": "int | None = None",
+        "rules": "tuple[kvq_core.spec.rule.Rule, ...] | None = None",
     },
     "MethodError": _ERROR,
     "ModelError": _ERROR,
     "Record": {
-        "schema_version": "int = 4",
+        "schema_version": "int = 5",
         "id": "str",
         "results_version": "int",
         "created": "str",

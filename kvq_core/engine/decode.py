@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kvq_core.engine.cache import LaneCache, Part
+from kvq_core.engine.fit import Shared
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows
 from kvq_core.engine.sampling import Sampler
@@ -78,7 +79,8 @@ class Decode:
     def encode(self) -> Iterator[int]:
         """Encode the prompt under each lane; yields the index of the lane that is waited for."""
         cores = torch.get_num_threads() if self.model.device.type == "cpu" else 1
-        yield from threads.in_order([partial(self._encode, state) for state in self.states], cores)
+        shared = Shared()  # streams that lanes have alike are encoded once
+        yield from threads.in_order([partial(self._encode, state, shared) for state in self.states], cores)
         prompt = len(self.prefill.ids)
         self.states_running = [state for state in self.states if state.cache is not None]
         caches = [state.cache for state in self.states_running if state.cache is not None]
@@ -88,12 +90,12 @@ class Decode:
             self.model, model=divide_products(self.model.model, self.rows.cores if self._narrow else 1)
         )
 
-    def _encode(self, state: LaneState) -> None:
+    def _encode(self, state: LaneState, shared: Shared) -> None:
         if state.error:  # known before it was tried
             return
         began = time.perf_counter()
         try:
-            state.cache = LaneCache.of_prompt(state.lane, self.prefill.groups, self.rope, self.model.ref)
+            state.cache = LaneCache.of_prompt(state.lane, self.prefill.groups, self.rope, self.model.ref, shared)
         except Exception as error:  # whatever a method does wrong is its lane's failure, not the run's
             state.error = _said(error)
         state.encode_prompt_s = time.perf_counter() - began

@@ -26,13 +26,12 @@ def rotation_of(how: Rotation, block: int | None, prompt: Prompt) -> Hadamard | 
     return Hadamard.signed(size, device, prompt.layers or range(len(prompt.keys)), heads, dim)
 
 
-def rotated(prompt: Prompt, rotation: Hadamard | None, keys: bool, values: bool) -> Prompt:
-    """What a method is fitted on where it stores keys, values or both turned: those, and queries beside keys."""
+def rotated(prompt: Prompt, rotation: Hadamard | None, keys: bool) -> Prompt:
+    """What a method is fitted on: values turned, and where ``keys`` are stored after RoPE those and queries too."""
     if rotation is None:
         return prompt
 
-    if values:
-        prompt = replace(prompt, values=rotation.turned(prompt.values))
+    prompt = replace(prompt, values=rotation.turned(prompt.values))
     if not keys:
         return prompt
     queries, gram, true = prompt.queries, prompt.gram, prompt.rotated
@@ -45,8 +44,10 @@ def rotated(prompt: Prompt, rotation: Hadamard | None, keys: bool, values: bool)
     )
 
 
-def asked_turned(select: Select, rotation: Hadamard) -> Select:
+def asked_turned(select: Select, rotation: Hadamard | None) -> Select:
     """A choice of keys that was fitted on turned ones, asked with queries as they are."""
+    if rotation is None:
+        return select
 
     def selected(layer: int, queries: Tensor, tokens: int) -> Tensor:
         return select(layer, rotation.on(layer).turned(queries[None])[0], tokens)

@@ -12,12 +12,12 @@ from kvq_core.codecs.hadamard import Hadamard
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.prefill import Prefill
 from kvq_core.errors import MethodError, SpecError
-from kvq_core.methods import Fitted, Method, Prompt
+from kvq_core.methods import Fitted, Prompt
 from kvq_core.methods.per_token import PerToken
 from kvq_core.metrics.stored_bytes import measure
 from kvq_core.packed.measurement import Request
 from kvq_core.packed.measurement import measure as measure_packed
-from kvq_core.spec import ComparisonSpec, Lane
+from kvq_core.spec import ComparisonSpec, Lane, Rule
 from tests.core.engine.test_centering_dense import PROMPT, TOKENS, whole
 from tests.core.engine.test_device_groups import spread
 from tests.core.engine.test_rotation_dense import HOW, TURNED
@@ -138,7 +138,7 @@ def test_a_head_may_be_too_odd_or_too_small() -> None:
     assert block.why_not(replace(shape, head_dim=64)) is None
 
 
-def test_a_method_that_turns_by_a_knob_of_its_own_refuses_a_second_turn() -> None:
+def test_a_method_that_turns_by_a_knob_of_its_own_refuses_a_second_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     class Own(PerToken):
         """Turns by itself."""
 
@@ -148,15 +148,12 @@ def test_a_method_that_turns_by_a_knob_of_its_own_refuses_a_second_turn() -> Non
         def not_rotated(self) -> str | None:
             return "own turns by its knob spin; set spin = off, or leave rotate out"
 
-    class OwnLane(Lane):
-        def build(self) -> Method:
-            return Own()
-
+    monkeypatch.setattr(Rule, "build", lambda self: Own())
     with pytest.raises(SpecError, match="own turns by its knob spin"):
-        OwnLane(method="per_token", rotate="hadamard")
+        Lane(method="per_token", rotate="hadamard")
 
 
-def test_a_choice_of_keys_is_asked_in_the_basis_it_was_fitted_in() -> None:
+def test_a_choice_of_keys_is_asked_in_the_basis_it_was_fitted_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """A method that reads the keys of the highest scores chooses the same ones behind a turn."""
 
     class Picky(PerToken):
@@ -178,14 +175,11 @@ def test_a_choice_of_keys_is_asked_in_the_basis_it_was_fitted_in() -> None:
 
             return Fitted(codecs.key, codecs.value, select=select)
 
-    class PickyLane(Lane):
-        def build(self) -> Method:
-            return Picky(group_size=16)
-
+    monkeypatch.setattr(Rule, "build", lambda self: Picky(group_size=16))
     group, rope = whole()
     chosen = []
     for how in ("none", *HOW):
-        cache = LaneCache.of_prompt(PickyLane(method="per_token", rotate=how), [group], rope)  # type: ignore[arg-type]
+        cache = LaneCache.of_prompt(Lane(method="per_token", rotate=how), [group], rope)  # type: ignore[arg-type]
         select, at = cache.selects[1]
         chosen.append(select(at, group.queries[1, :, -1:], TOKENS))
     assert 0 < chosen[0].double().mean() < 1
@@ -225,3 +219,17 @@ def test_a_prompt_of_one_token_is_turned() -> None:
     (part,) = LaneCache.of_prompt(lane, prefill.groups, tiny("llama").rope(4)).of("key")
     keys = prefill.groups[0].keys
     assert (part.stream.decode() - keys).norm() < 0.02 * keys.norm()
+
+
+def test_each_rule_turns_what_it_stores() -> None:
+    """Keys turned by one rule and values left by another are those of lanes that do one of it."""
+    group, rope = whole()
+    keys = Rule(**TURNED["per_token"], tensors="keys", center="mean", rotate="signed")
+    mixed = LaneCache.of_prompt(Lane(rules=(keys, Rule(**TURNED["kivi"]))), [group], rope)
+    for kind, alone in (
+        ("key", Lane(**TURNED["per_token"], tensors="keys", center="mean", rotate="signed")),
+        ("value", Lane(**TURNED["kivi"], tensors="values")),
+    ):
+        (a,), (b,) = mixed.of(kind), LaneCache.of_prompt(alone, [group], rope).of(kind)  # type: ignore[arg-type]
+        assert torch.equal(a.stream.decode(), b.stream.decode())
+    assert keys.named().endswith("centred rotated") and keys.named() in mixed.fit_notes[0]
