@@ -12,6 +12,8 @@ from kvq_core.codecs.codec import Codec
 from kvq_core.codecs.hadamard import Hadamard
 from kvq_core.codecs.window import Window
 
+Change = tuple[int, Tensor]  # a position, and what attention reads of the tokens from there on
+
 
 @dataclass
 class Stream:
@@ -20,7 +22,8 @@ class Stream:
     Holds exactly what a real cache would hold, in the method's own key space; it is the truth for bytes, and what
     attention reads is written from ``decode`` alone. Shapes (layers, kv_heads, tokens, head_dim). With a ``center``
     the codec sees tokens without its constant, with a ``rotation`` it sees those turned; tokens in full precision are
-    held as they are.
+    held as they are. ``first``: the position of its first token; ``block``: tokens of a block where they are
+    given up one by one.
     """
 
     window: Window
@@ -30,6 +33,8 @@ class Stream:
     blocks: list[Block] = field(default_factory=list)
     center: Center | None = None
     rotation: Hadamard | None = None
+    first: int = 0
+    block: int | None = None
 
     @classmethod
     def of_prompt(
@@ -39,17 +44,22 @@ class Stream:
         codec: Codec | None,
         center: Center | None = None,
         rotation: Hadamard | None = None,
+        first: int = 0,
+        block: int | None = None,
     ) -> "Stream":
-        """Encode the prompt's x (float32): sinks, one block of all tokens due, and the window."""
+        """Encode the prompt's x (float32): sinks, all tokens due in one block or by ``block``, and the window."""
         tokens = x.shape[-2]
         sink = tokens if window.step is None else min(tokens, window.sink)
         packed = window.packed(tokens)
         end = sink + packed
-        first, last = x[..., :sink, :], x[..., end:, :]
-        stream = cls(window, codec, first.to(torch.float16), [last.to(torch.float16)], center=center, rotation=rotation)
+        sinks, recent = (part.to(torch.float16) for part in (x[..., :sink, :], x[..., end:, :]))
+        stream = cls(window, codec, sinks, [recent], center=center, rotation=rotation, first=first, block=block)
         if packed:
             assert codec is not None, "a window that lets tokens leave needs a codec"
-            stream.blocks.append(codec.encode_prompt(stream._turned(x[..., sink:end, :], sink), sink))
+            start = first + sink
+            for due in x[..., sink:end, :].split(block or packed, -2):
+                stream.blocks.append(codec.encode_prompt(stream._turned(due, start), start))
+                start += due.shape[-2]
         return stream
 
     @property
@@ -80,15 +90,43 @@ class Stream:
             x = x[..., room:, :]
         self._recent.append(x)
 
-    def flush(self) -> tuple[int, Tensor] | None:
-        """Encode the tokens now due. Returns their first position and what attention reads of them from now on."""
+    def flush(self) -> list[Change]:
+        """Encode the tokens now due; what changed by it: nothing, or those tokens."""
         due = 0 if self.window.prompt_only else self.window.leaving(self.recent_tokens)
-        if not due:
-            return None
+        return [self.encode(self._take(due).float())] if due else []
+
+    def encode(self, x: Tensor) -> Change:
+        """Encode tokens x (float32) that come after the packed ones, past the window."""
         assert self.codec is not None
-        start = self.sinks.shape[-2] + self.packed_tokens
-        leaving = self._turned(self._take(due).float(), start)
-        return start, self._read(self.codec.extend(self.blocks, leaving, start), start)
+        first = start = self._packed_from + self.packed_tokens
+        read = []
+        for due in x.split(self.block or x.shape[-2], -2):
+            read.append(self._read(self.codec.extend(self.blocks, self._turned(due, start), start), start))
+            start += due.shape[-2]
+        return first, read[0] if len(read) == 1 else torch.cat(read, -2)
+
+    def give_up(self, tokens: int) -> Tensor:
+        """Remove the oldest tokens, whole blocks of them, from a stream without sinks; as they were read, float32."""
+        given, start = list[Tensor](), self.first
+        while self.first < start + tokens:
+            block = self.blocks.pop(0)
+            assert self.codec is not None
+            given.append(self._read(self.codec.decode(block), self.first))
+            self.first += block.tokens
+        return torch.cat(given, -2)
+
+    @property
+    def packed_range(self) -> tuple[int, int]:
+        """Positions from the first token that is held encoded to behind the last; equal where none is."""
+        return self._packed_from, self._packed_from + self.packed_tokens
+
+    @property
+    def _packed_from(self) -> int:
+        return self.first + self.sinks.shape[-2]
+
+    def frozen(self, tokens: int) -> int:
+        """Length of the prefix of a prompt of so many ``tokens`` that no later step changes."""
+        return self.window.frozen(tokens)
 
     def _turned(self, x: Tensor, start: int) -> Tensor:
         """Tokens from position ``start`` on as the codec sees them."""
@@ -119,7 +157,7 @@ class Stream:
     def observe(self, queries: Tensor, attention: Tensor) -> Patch | None:
         """Let the codec re-evaluate its blocks after a step (Codec.observe); token positions count from the first."""
         assert self.codec is not None
-        start = self.sinks.shape[-2]
+        start = self._packed_from
         asked = queries if self.rotation is None else self.rotation.turned(queries)
         patch = self.codec.observe(self.blocks, asked, attention, start) if self.blocks else None
         if patch is None:
@@ -142,7 +180,7 @@ class Stream:
     def decoded(self) -> Iterator[Tensor]:
         """The cache as attention reads it, in the method's key space and float32, piece by piece in token order."""
         yield self.sinks.float()
-        start = self.sinks.shape[-2]
+        start = self._packed_from
         for block in self.blocks:
             assert self.codec is not None
             yield self._read(self.codec.decode(block), start)

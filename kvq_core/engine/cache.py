@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kvq_core.codecs.stream import Stream
+from kvq_core.codecs.stream import Change, Stream
 from kvq_core.engine.fit import Fit, Shared, Source, take, within
 from kvq_core.engine.prefill import LayerGroup
 from kvq_core.engine.rotation import asked_turned
@@ -156,7 +156,7 @@ class LaneCache:
 
     def frozen(self, prompt_tokens: int) -> int:
         """Length of the prompt's prefix that no later step changes in any layer."""
-        return min(part.stream.window.frozen(prompt_tokens) for part in self.parts)
+        return min(part.stream.frozen(prompt_tokens) for part in self.parts)
 
     def pieces(self, part: Part) -> Iterator[tuple[int, Tensor]]:
         """What attention reads of one part, decoded from the store piece by piece: the position of its first token, and
@@ -170,13 +170,10 @@ class LaneCache:
         """Add the new token x (layers, kv_heads, 1, head_dim), after RoPE, to a part's window."""
         part.stream.append(x if part.rope is None else part.rope.unrotate(x, position))
 
-    def flush(self, part: Part) -> tuple[int, Tensor] | None:
-        """Encode what is due; the first position that changed and its new values after RoPE."""
-        changed = part.stream.flush()
-        if changed is None or part.rope is None:
-            return changed
-        start, values = changed
-        return start, part.rope.rotate(values, start)
+    def flush(self, part: Part) -> list[Change]:
+        """Encode what is due; positions that changed, each with the new values from there on, after RoPE."""
+        changes, rope = part.stream.flush(), part.rope
+        return changes if rope is None else [(start, rope.rotate(values, start)) for start, values in changes]
 
     def fork(self) -> "LaneCache":
         return replace(self, parts=[part.fork() for part in self.parts])

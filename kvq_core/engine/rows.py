@@ -253,9 +253,8 @@ class Rows:
         for position in range(self.tokens, self.tokens + fresh):
             at = position - self.prefix
             cache.append(part, self._rows_of(tail, part, row, at), position)
-            changed = cache.flush(part)
-            if changed is not None:
-                self._write(part.group, part.kind, part.layers, row, *changed)
+            for start, values in cache.flush(part):
+                self._write(part.group, part.kind, part.layers, row, start, values)
         if part.stream.observes:
             self._look_back(row, part)
 

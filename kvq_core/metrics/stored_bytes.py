@@ -84,11 +84,8 @@ def layers_quantized(cache: LaneCache) -> int:
 
 def quantized_keys(cache: LaneCache) -> tuple[int, int]:
     """Range of key positions held quantized in any layer; (0, 0) for none."""
-    streams = [part.stream for part in cache.of("key") if _holds_packed(part)]
-    if not streams:
-        return 0, 0
-    start = min(stream.sinks.shape[-2] for stream in streams)
-    return start, max(stream.sinks.shape[-2] + stream.packed_tokens for stream in streams)
+    ranges = [part.stream.packed_range for part in cache.of("key") if _holds_packed(part)]
+    return min((start for start, _ in ranges), default=0), max((end for _, end in ranges), default=0)
 
 
 def _holds_packed(part: Part) -> bool:

@@ -228,10 +228,10 @@ def test_every_step_equals_quantizing_the_originals_afresh() -> None:
         for stream, x in ((key_stream, keys), (value_stream, values)):
             stream.append(x[None, :, t : t + 1])
             before = stream.decode()
-            added = stream.flush()
-            assert added is not None and added[0] == t
+            ((first, added),) = stream.flush()
+            assert first == t
             patch = stream.observe(queries[None, :, t : t + 1], attention)
-            before[..., t:, :] = added[1]
+            before[..., t:, :] = added
             if patch is not None:
                 before[patch.layer, patch.head, patch.token] = patch.values
             assert torch.equal(stream.decode(), before)  # the patch is all that changed
