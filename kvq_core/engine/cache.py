@@ -68,24 +68,20 @@ class LaneCache:
         source, shared = Source(groups, rope, model), shared or Shared()
         cache = cls([], prompt_tokens=groups[0].keys.shape[-2], layers=[group.layers for group in groups])
         cache.rules = len(lane.every_rule)
-        plan = [
-            (assigned, (assigned.method.name, assigned.method.model_dump_json(), assigned.center, assigned.layers))
-            for assigned in lane.plan_of(layer for group in groups for layer in group.layers)
-        ]
-        cache.quantized_layers = frozenset(layer for assigned, _ in plan for layer in assigned.layers)
+        plan = lane.plan_of(layer for group in groups for layer in group.layers)
+        cache.quantized_layers = frozenset(layer for assigned in plan for layer in assigned.layers)
         fits: dict[Any, tuple[Assignment, Fit]] = {}
-        for assigned, key in plan:
-            fit = shared.once(key, partial(Fit.of, assigned.method, assigned.center, assigned.layers, source))
-            fits.setdefault(key, (assigned, fit))
+        for assigned in plan:
+            fit = shared.once(assigned.fit, partial(Fit.of, assigned.method, assigned.center, assigned.layers, source))
+            fits.setdefault(assigned.fit, (assigned, fit))
         for g, group in enumerate(groups):
-            for assigned, key in plan:
-                fit = fits[key][1]
+            for assigned in plan:
+                fit = fits[assigned.fit][1]
                 if g in fit.fitted:
                     encode = partial(_encoded, assigned, fit, g, source)
-                    stream = shared.once((*key, g, assigned.tensor, assigned.window), encode)
-                    cache._enter(assigned, fit, g, source, stream.fork())
+                    cache._enter(assigned, fit, g, source, shared.once((*assigned.stream, g), encode).fork())
             for tensor in TENSORS:
-                taken = {layer for assigned, _ in plan if assigned.tensor == tensor for layer in assigned.layers}
+                taken = {layer for assigned in plan if assigned.tensor == tensor for layer in assigned.layers}
                 cache._leave(
                     tensor, g, [i for i, layer in enumerate(group.layers) if layer not in taken], group, shared
                 )

@@ -43,7 +43,9 @@ def finished(smollm: object) -> Finished:
 
 def test_the_record_holds_the_rules(finished: Finished) -> None:
     one, twice, mixed, _ = finished.record.lanes
-    assert one.method == "kivi" and [rule.method for rule in one.rules] == ["kivi"] == [r.method for r in one.every_rule]
+    assert one.method == "kivi" and [rule.method for rule in one.rules] == ["kivi"] == [
+        r.method for r in one.every_rule
+    ]
     assert one.knobs == one.rules[0].knobs and one.memory is not None and one.memory.by_rule == []
     assert (twice.method, twice.knobs, twice.tensors, twice.layers) == (None, None, "both", "all")
     assert mixed.title == mixed.label == "K per_token 8, V kivi 2; layers 0-1 fp16"
