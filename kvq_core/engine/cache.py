@@ -8,10 +8,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from kvq_core.codecs.queries import QueryRounding
 from kvq_core.codecs.stream import Change, Stream
 from kvq_core.engine.fit import Fit, Shared, Source, take, within
 from kvq_core.engine.prefill import LayerGroup
-from kvq_core.engine.rotation import asked_turned
+from kvq_core.engine.rotation import asked_turned, rounded_turned
 from kvq_core.methods import ModelRef, Window
 from kvq_core.methods.base import Select
 from kvq_core.models.rope import Rope
@@ -46,6 +47,7 @@ class LaneCache:
     fit_notes: tuple[str, ...] = ()
     prompt_tokens: int = 0
     selects: dict[int, tuple[Select, int]] = field(default_factory=dict)  # by model layer
+    roundings: dict[int, QueryRounding] = field(default_factory=dict)  # of queries that meet a model layer's keys
     encoder_bytes: int = 0
     model_bytes: int = 0
     quantized_layers: frozenset[int] = field(default_factory=frozenset)
@@ -69,26 +71,23 @@ class LaneCache:
         source, shared = Source(groups, rope, model), shared or Shared()
         cache = cls([], prompt_tokens=groups[0].keys.shape[-2], layers=[group.layers for group in groups])
         cache.rules = len(lane.every_rule)
-        plan = [
-            (assigned, (*_method_of(assigned), assigned.center, assigned.rotation, assigned.layers))
-            for assigned in lane.plan_of(layer for group in groups for layer in group.layers)
-        ]
-        cache.quantized_layers = frozenset(layer for assigned, _ in plan for layer in assigned.layers)
+        plan = lane.plan_of(layer for group in groups for layer in group.layers)
+        cache.quantized_layers = frozenset(layer for assigned in plan for layer in assigned.layers)
         fits: dict[Any, tuple[Assignment, Fit]] = {}
-        for assigned, key in plan:
+        for assigned in plan:
             fit = shared.once(
-                key, partial(Fit.of, assigned.method, assigned.center, assigned.layers, source, assigned.rotation)
+                assigned.fit,
+                partial(Fit.of, assigned.method, assigned.center, assigned.layers, source, assigned.rotation),
             )
-            fits.setdefault(key, (assigned, fit))
+            fits.setdefault(assigned.fit, (assigned, fit))
         for g, group in enumerate(groups):
-            for assigned, key in plan:
-                fit = fits[key][1]
+            for assigned in plan:
+                fit = fits[assigned.fit][1]
                 if g in fit.fitted:
                     encode = partial(_encoded, assigned, fit, g, source)
-                    stream = shared.once((*key, g, assigned.tensor, assigned.window), encode)
-                    cache._enter(assigned, fit, g, source, stream.fork())
+                    cache._enter(assigned, fit, g, source, shared.once((*assigned.stream, g), encode).fork())
             for tensor in TENSORS:
-                taken = {layer for assigned, _ in plan if assigned.tensor == tensor for layer in assigned.layers}
+                taken = {layer for assigned in plan if assigned.tensor == tensor for layer in assigned.layers}
                 cache._leave(
                     tensor, g, [i for i, layer in enumerate(group.layers) if layer not in taken], group, shared
                 )
@@ -103,6 +102,9 @@ class LaneCache:
         if is_key and fitted.select is not None:
             select = asked_turned(fitted.select, fit.rotations[g])
             self.selects |= {layer: (select, at) for at, layer in enumerate(layers)}
+        if is_key and (rounding := assigned.method.query_rounding) is not None:
+            turns = ((layer, fit.turn(g, at)) for at, layer in enumerate(layers))
+            self.roundings |= {layer: rounded_turned(rounding, turn) for layer, turn in turns}
         self.model_bytes += 0 if stream.codec is None else stream.codec.model_bytes
         rope = source.rope.on(layers) if fit.pre and is_key else None
         self._add(assigned.tensor, g, inside, stream, rope, assigned.number)
@@ -180,11 +182,6 @@ class LaneCache:
 
     def of(self, kind: Kind) -> Iterator[Part]:
         return (part for part in self.parts if part.kind == kind)
-
-
-def _method_of(assigned: Assignment) -> tuple[str, str]:
-    """What tells methods apart that are fitted for themselves."""
-    return assigned.method.name, assigned.method.model_dump_json()
 
 
 def _encoded(assigned: Assignment, fit: Fit, g: int, source: Source) -> Stream:

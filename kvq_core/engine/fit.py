@@ -76,6 +76,11 @@ class Fit:
                 fit.notes.setdefault(note, []).extend(prompt.layers)
         return fit
 
+    def turn(self, g: int, layer: int) -> Hadamard | None:
+        """What turns one of a device's layers, counted from the first that is fitted there."""
+        rotation = self.rotations[g]
+        return None if rotation is None else rotation.on(layer)
+
     def _decide(self, method: Method, layers: tuple[int, ...], prompts: dict[int, Prompt], source: Source) -> Method:
         """The method with all decided that spans its layers; says which these are where they are not the model's."""
         where = "all layers" if len(layers) == source.layers else layer_words(layers)

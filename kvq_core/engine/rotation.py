@@ -10,6 +10,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from kvq_core.codecs.hadamard import SEED, Hadamard, largest_block
+from kvq_core.codecs.queries import QueryRounding
 from kvq_core.methods import Prompt
 from kvq_core.methods.base import Select
 from kvq_core.spec import Rotation
@@ -53,6 +54,13 @@ def asked_turned(select: Select, rotation: Hadamard | None) -> Select:
         return select(layer, rotation.on(layer).turned(queries[None])[0], tokens)
 
     return selected
+
+
+def rounded_turned(rounding: QueryRounding, rotation: Hadamard | None) -> QueryRounding:
+    """Queries (query_heads, n, head_dim) as they are, rounded in the basis of the keys they meet."""
+    if rotation is None:
+        return rounding
+    return lambda queries: rotation.back(rounding(rotation.turned(queries[None])))[0]
 
 
 def rotation_note(rotation: Hadamard) -> str:

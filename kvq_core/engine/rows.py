@@ -62,6 +62,7 @@ class Rows:
         self.layers = [group.layers for group in groups]
         self.watched = {lane for lane, cache in enumerate(caches, 1) if cache.observes}
         self.selects = {lane: cache.selects for lane, cache in enumerate(caches, 1) if cache.selects}
+        self.roundings = {lane: cache.roundings for lane, cache in enumerate(caches, 1) if cache.roundings}
         self._seen: dict[int, tuple[list[int], Tensor, Tensor]] = {}  # by layer, see _note
         self._index: list[tuple[Tensor, Tensor, Tensor]] = []
         self._unseen: list[_Shown] = []  # layers whose scores wait to be shown
@@ -149,7 +150,9 @@ class Rows:
         count, heads, fresh, dim = keys.shape
         held = len(self.held)
         self._enter(copies, layer, i, keys.float(), values.float())
-        q = (queries.float() * scaling).reshape(count, heads, -1, dim)  # (rows, kv_heads, groups * fresh, head_dim)
+        q = (self._rounded(layer, queries.float()) * scaling).reshape(
+            count, heads, -1, dim
+        )  # (rows, kv_heads, groups * fresh, head_dim)
         tail = slice(0, self.tokens - self.prefix + fresh)
         tail_keys, tail_values = copies.tail_keys[i, :count, :, tail], copies.tail_values[i, :count, :, tail]
 
@@ -171,6 +174,13 @@ class Rows:
             self._note(layer, queries, step.weights[lanes, :, slots])
         out = step.out[lanes, :, slots] + step.weights[..., self.prefix :][lanes, :, slots] @ tail_values
         return out.reshape(count, -1, fresh, dim).transpose(1, 2)
+
+    def _rounded(self, layer: int, queries: Tensor) -> Tensor:
+        """Queries (rows, query_heads, fresh, head_dim) as each row's keys meet them."""
+        if not self.roundings:
+            return queries
+        roundings = [self.roundings.get(lane, {}).get(layer) for lane in self.lane_of]
+        return torch.stack([q if own is None else own(q) for q, own in zip(queries, roundings, strict=True)])
 
     def _layers_shown(self, shape: tuple[int, ...]) -> int:
         """How many layers whose scores have this shape are shown to the tap at once."""

@@ -24,10 +24,15 @@ def to_spec(lanes: list[LaneForm]) -> list[dict[str, Any]]:
 
 
 def _plain(lane: LaneForm) -> dict[str, Any]:
-    said = {k: v for k, v in lane.items() if k != "uid" and v is not None}
-    if lane["rules"] is not None:
-        said["rules"] = [{k: v for k, v in rule.items() if v is not None} for rule in lane["rules"]]
+    said = _given({k: v for k, v in lane.items() if k != "uid"})
+    if isinstance(said.get("rules"), list):
+        said["rules"] = [_given(rule) for rule in said["rules"]]
     return said
+
+
+def _given(data: Any) -> Any:
+    """Without what is left to a default."""
+    return {k: v for k, v in data.items() if v is not None} if isinstance(data, dict) else data
 
 
 def add_lane(lanes: list[LaneForm], method: str | None = None) -> list[LaneForm]:

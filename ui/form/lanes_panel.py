@@ -107,6 +107,8 @@ def apply_change(raw: str, lanes: list[LaneForm], opened: dict[str, Any]) -> lis
         uid, values, do, target = told["uid"], dict(told["values"]), told["do"], told["lane"]
     except (TypeError, ValueError, KeyError, RecursionError):
         return [gr.skip()] * 7
+    if told.get("revision") not in (None, opened["revision"]):  # since then rules may have other numbers
+        values = {place: value for place, value in values.items() if not place.startswith(RULES)}
     lanes, said = apply_edits(lanes, uid, values)
     if do is None and _reshapes(lanes, uid, values):
         return redraw_lanes(lanes, opened["uid"], said, opened["rule"])

@@ -81,6 +81,14 @@ def test_buttons_open_add_move_and_remove_rules():
     assert lanes[0]["rules"] is None and lanes[0]["method"] == "kivi" and said == ""
 
 
+def test_changes_told_before_the_rules_moved_reach_none_of_them():
+    lanes, opened = form(MIXED), place_editor(1, 2)
+    sent = {"uid": 1, "values": {"rules.2.knobs.bits": 4}, "do": None, "lane": None}
+    assert apply_change(json.dumps({**sent, "revision": "older"}), lanes, opened)[0] == lanes
+    changed = apply_change(json.dumps({**sent, "revision": opened["revision"]}), lanes, opened)[0]
+    assert changed[0]["rules"][2]["knobs"] == {"bits": 4}
+
+
 def test_edits_reach_the_rule_they_name():
     lanes = form(MIXED)
     values = {"rules.2.knobs.bits": 4, "rules.1.method": "innerq", "label": "other", "rules.0.layers": "0, 2-3"}
