@@ -27,10 +27,9 @@ class Share:
     bits: float | None
 
     @classmethod
-    def of(cls, assigned: Assignment, memory: Memory, measured: ModelShape) -> "Share":
-        """From a finished run's memory on a model of that shape."""
+    def of(cls, assigned: Assignment, layers: int, memory: Memory, measured: ModelShape) -> "Share":
+        """From a finished run's memory on a model of that shape, of which its rule was used in so many ``layers``."""
         stored = memory.by_rule[assigned.number] if memory.by_rule else memory
-        layers = len(assigned.layers)
         a_layer = {name: size / layers for name, size in stored.bytes_by_part.items()}
         share = cls(assigned, assigned.method.as_stored(a_layer, measured), None)
         return replace(share, bits=_packed_bits(stored, assigned.tensor, layers * share.fixed_bytes(measured)))
@@ -40,16 +39,17 @@ class Share:
         keys, values = self.method.fixed_bytes(shape)
         return keys + self.assigned.rule.center_bytes(shape) if self.assigned.tensor == "keys" else values
 
-    def effective(self, shape: ModelShape, tokens: int) -> float | None:
-        """Bits of an element in its layers, windows and fixed bytes counted; None where unknown."""
-        packed = self.assigned.window.packed(tokens)
+    def added(self, shape: ModelShape, tokens: int) -> float | None:
+        """Bits that an element of its layers takes more than in fp16, fixed bytes counted; None where unknown."""
+        packed = self.assigned.packed(tokens)
         if not packed:
-            return FP16
+            return 0.0
+        if not self.method.quantizes:  # spans in fp16, beside what else is stored of them
+            return packed / tokens * FP16
         if self.bits is None:
             return None
         fixed = 8 * self.fixed_bytes(shape) / (shape.kv_heads * shape.head_dim * tokens)
-        share = packed / tokens
-        return share * self.bits + (1 - share) * FP16 + fixed
+        return packed / tokens * (self.bits - (0.0 if self.assigned.beside else FP16)) + fixed
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,13 @@ class Growth:
     @classmethod
     def of(cls, lane: Lane, memory: Memory, measured: ModelShape) -> "Growth":
         """From a finished run's memory on a model of that shape."""
-        shares = tuple(Share.of(assigned, memory, measured) for assigned in lane.plan(measured))
-        return cls(lane, shares, memory.shared_bytes)
+        plan = lane.plan(measured)
+        shares = [
+            Share.of(assigned, sum(len(a.layers) for a in plan if a.of_one(assigned)), memory, measured)
+            for i, assigned in enumerate(plan)
+            if not any(assigned.alike(before) for before in plan[:i])
+        ]
+        return cls(lane, tuple(shares), memory.shared_bytes)
 
     def effective_bits(self, shape: ModelShape, tokens: int) -> tuple[float | None, float | None]:
         """Bits of a key and of a value element, everything counted, of a prompt of ``tokens``; None where unknown."""
@@ -89,21 +94,21 @@ class Growth:
         return sum(layers * share.fixed_bytes(shape) for layers, share in self._there(shape))
 
     def _effective(self, tensor: Tensor, shape: ModelShape, tokens: int) -> float | None:
-        total, left = 0.0, shape.layers
+        total = FP16 * shape.layers
         for layers, share in self._there(shape):
             if share.assigned.tensor != tensor:
                 continue
-            bits = share.effective(shape, tokens)
-            if bits is None:
+            added = share.added(shape, tokens)
+            if added is None:
                 return None
-            total, left = total + layers * bits, left - layers
-        return (total + left * FP16) / shape.layers
+            total += layers * added
+        return total / shape.layers
 
     def _there(self, shape: ModelShape) -> Iterator[tuple[int, Share]]:
         """The shares with how many layers of a model they are of; rules are taken to mean the same layers anywhere."""
-        plan = {(assigned.number, assigned.tensor): len(assigned.layers) for assigned in self.lane.plan(shape)}
+        plan = self.lane.plan(shape)
         for share in self.shares:
-            yield plan.get((share.assigned.number, share.assigned.tensor), 0), share
+            yield sum(len(assigned.layers) for assigned in plan if assigned.alike(share.assigned)), share
 
 
 def growths(record: Record) -> dict[int, Growth | None]:

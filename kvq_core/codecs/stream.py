@@ -74,6 +74,10 @@ class Stream:
         return sum(x.shape[-2] for x in self._recent)
 
     @property
+    def device(self) -> torch.device:
+        return self.sinks.device
+
+    @property
     def tokens(self) -> int:
         return self.sinks.shape[-2] + self.packed_tokens + self.recent_tokens
 

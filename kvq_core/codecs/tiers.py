@@ -25,6 +25,7 @@ class Storing:
     codec: Codec | None = None
     center: Center | None = None
     rotation: Hadamard | None = None
+    rule: int | None = None  # number of the rule that says so
 
     def stream(self, x: Tensor, first: int, window: Window, block: int | None = None) -> Stream:
         """Tokens x from position ``first`` on."""
@@ -59,6 +60,7 @@ class Tiers:
     tail: Stream | None = None
     newest: int = 0
     beside: tuple[Stream, ...] = ()
+    plan: Plan | None = None
 
     @classmethod
     def of_prompt(cls, x: Tensor, plan: Plan) -> "Tiers":
@@ -71,18 +73,30 @@ class Tiers:
         beside = tuple(storing.stream(x[..., a:b, :], a, _at_once(storing.window)) for (a, b), storing in plan.spans)
         if plan.last is None:
             body = plan.body.stream(rest, limit, replace(plan.body.window, sink=0))
-            return cls(body, head, limit, beside=beside)
+            return cls(body, head, limit, beside=beside, plan=plan)
         newest, last = plan.last
         window = _at_once(plan.body.window)
         older = Window(recent=newest, step=lcm(window.step or 1, last.window.step or 1)).packed(rest.shape[-2])
         body = plan.body.stream(rest[..., :older, :], limit, window)
         tail = last.stream(rest[..., older:, :], limit + older, replace(last.window, sink=0), last.window.step)
-        return cls(body, head, limit, tail, newest, beside)
+        return cls(body, head, limit, tail, newest, beside, plan)
 
     @property
     def streams(self) -> tuple[Stream, ...]:
         """Head, body and tail: all tokens in their order."""
         return tuple(stream for stream in (self.head, self.body, self.tail) if stream is not None)
+
+    def of_rule(self, rule: int) -> list[Stream]:
+        """What one rule stores."""
+        assert self.plan is not None
+        ends = ((self.head, self.plan.first), (self.tail, self.plan.last))
+        held = [(stream, end[1]) for stream, end in ends if stream is not None and end is not None]
+        spans = [(stream, how) for stream, (_, how) in zip(self.beside, self.plan.spans, strict=True)]
+        return [stream for stream, how in (*held, (self.body, self.plan.body), *spans) if how.rule == rule]
+
+    @property
+    def device(self) -> torch.device:
+        return self.body.device
 
     @property
     def tokens(self) -> int:

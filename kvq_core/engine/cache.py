@@ -10,7 +10,8 @@ from torch import Tensor
 
 from kvq_core.codecs.queries import QueryRounding
 from kvq_core.codecs.stream import Change, Stream
-from kvq_core.engine.fit import Fit, Shared, Source, take, within
+from kvq_core.codecs.tiers import Tiers
+from kvq_core.engine.fit import Fit, Shared, Source, Stack, take, tiers_of, within
 from kvq_core.engine.prefill import LayerGroup
 from kvq_core.engine.rotation import asked_turned, rounded_turned
 from kvq_core.methods import ModelRef, Window
@@ -31,9 +32,15 @@ class Part:
     kind: Kind
     group: int
     layers: Tensor
-    stream: Stream
+    stream: Stream | Tiers
     rope: Rope | None = None
-    rule: int | None = None  # number of the lane's rule that quantizes it
+    rules: tuple[int, ...] = ()  # numbers of the lane's rules that store it
+
+    def stored_by(self, rule: int) -> list[Stream]:
+        """What of it one rule stores."""
+        if isinstance(self.stream, Tiers):
+            return self.stream.of_rule(rule)
+        return [self.stream] if rule in self.rules else []
 
     def fork(self) -> "Part":
         return replace(self, stream=self.stream.fork())
@@ -81,11 +88,11 @@ class LaneCache:
             )
             fits.setdefault(assigned.fit, (assigned, fit))
         for g, group in enumerate(groups):
-            for assigned in plan:
-                fit = fits[assigned.fit][1]
-                if g in fit.fitted:
-                    encode = partial(_encoded, assigned, fit, g, source)
-                    cache._enter(assigned, fit, g, source, shared.once((*assigned.stream, g), encode).fork())
+            for stack in _stacks(plan):
+                own = [(assigned, fits[assigned.fit][1]) for assigned in stack]
+                if g in own[0][1].fitted:
+                    key = (*(assigned.stream for assigned in stack), g)
+                    cache._enter(own, g, source, shared.once(key, partial(_encoded, own, g, source)).fork())
             for tensor in TENSORS:
                 taken = {layer for assigned in plan if assigned.tensor == tensor for layer in assigned.layers}
                 cache._leave(
@@ -94,20 +101,23 @@ class LaneCache:
         cache._note(list(fits.values()), several=cache.rules > 1)
         return cache
 
-    def _enter(self, assigned: Assignment, fit: Fit, g: int, source: Source, stream: Stream) -> None:
-        """Take in what one rule quantizes of a tensor on a device."""
-        fitted, inside = fit.fitted[g], within(assigned.layers, source.groups[g])
+    def _enter(self, stack: Stack, g: int, source: Source, stream: Stream | Tiers) -> None:
+        """Take in what the rules of some layers store of a tensor on a device; the last of them, most of it."""
+        assigned, fit = stack[-1]
+        inside = within(assigned.layers, source.groups[g])
         layers = tuple(source.groups[g].layers[i] for i in inside)
         is_key = assigned.tensor == "keys"
+        fitted = fit.fitted[g]
         if is_key and fitted.select is not None:
             select = asked_turned(fitted.select, fit.rotations[g])
             self.selects |= {layer: (select, at) for at, layer in enumerate(layers)}
         if is_key and (rounding := assigned.method.query_rounding) is not None:
             turns = ((layer, fit.turn(g, at)) for at, layer in enumerate(layers))
             self.roundings |= {layer: rounded_turned(rounding, turn) for layer, turn in turns}
-        self.model_bytes += 0 if stream.codec is None else stream.codec.model_bytes
-        rope = source.rope.on(layers) if fit.pre and is_key else None
-        self._add(assigned.tensor, g, inside, stream, rope, assigned.number)
+        codecs = (fitted.key if is_key else fitted.value for fitted in (fit.fitted[g] for _, fit in stack))
+        self.model_bytes += sum(codec.model_bytes for codec in codecs if codec is not None)
+        rope = source.rope.on(layers) if is_key and any(fit.pre for _, fit in stack) else None
+        self._add(assigned.tensor, g, inside, stream, rope, tuple(assigned.number for assigned, _ in stack))
 
     def _leave(self, tensor: TensorName, g: int, layers: list[int], group: LayerGroup, shared: Shared) -> None:
         """Enter what of a device no rule quantizes of a tensor."""
@@ -122,13 +132,13 @@ class LaneCache:
         tensor: TensorName,
         group: int,
         layers: list[int],
-        stream: Stream,
+        stream: Stream | Tiers,
         rope: Rope | None = None,
-        rule: int | None = None,
+        rules: tuple[int, ...] = (),
     ) -> None:
         kind: Kind = "key" if tensor == "keys" else "value"
-        index = torch.tensor(layers, device=stream.sinks.device)
-        self.parts.append(Part(kind, group, index, stream, rope, rule))
+        index = torch.tensor(layers, device=stream.device)
+        self.parts.append(Part(kind, group, index, stream, rope, rules))
 
     def _note(self, fits: list[tuple[Assignment, Fit]], several: bool) -> None:
         """Keep what the fits say, of ``several`` rules with the one that each is of, and the size of their encoders."""
@@ -184,16 +194,25 @@ class LaneCache:
         return (part for part in self.parts if part.kind == kind)
 
 
-def _encoded(assigned: Assignment, fit: Fit, g: int, source: Source) -> Stream:
-    """The prompt of a device's layers as a rule stores it, before it belongs to any lane."""
-    group, fitted = source.groups[g], fit.fitted[g]
+def _stacks(plan: tuple[Assignment, ...]) -> list[list[Assignment]]:
+    """The rules that share the keys, or the values, of the same layers, in their order."""
+    found: dict[tuple[TensorName, tuple[int, ...]], list[Assignment]] = {}
+    for assigned in plan:
+        found.setdefault((assigned.tensor, assigned.layers), []).append(assigned)
+    return list(found.values())
+
+
+def _encoded(stack: Stack, g: int, source: Source) -> Stream | Tiers:
+    """The prompt of a device's layers as rules store it, before it belongs to any lane."""
+    group, (assigned, fit) = source.groups[g], stack[-1]
     inside = within(assigned.layers, group)
-    if assigned.tensor == "values":
-        return Stream.of_prompt(take(group.values, inside), assigned.window, fitted.value, None, fit.rotations[g])
-    keys = take(group.keys, inside)
-    if fit.pre:
-        keys = source.rope.on(tuple(group.layers[i] for i in inside)).unrotate(keys, 0)
-    return Stream.of_prompt(keys, assigned.window, fitted.key, fit.centers[g], fit.rotations[g])
+    x = take(group.keys if assigned.tensor == "keys" else group.values, inside)
+    if assigned.tensor == "keys" and any(fit.pre for _, fit in stack):
+        x = source.rope.on(tuple(group.layers[i] for i in inside)).unrotate(x, 0)
+    if len(stack) == 1 and assigned.rule.tokens == "all":
+        how = fit.storing(assigned, g)
+        return Stream.of_prompt(x, how.window, how.codec, how.center, how.rotation)
+    return Tiers.of_prompt(x, tiers_of(stack, g))
 
 
 def _said(note: str, layers: list[int], every: frozenset[int]) -> str:

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from kvq_core.codecs.center import Center
 from kvq_core.codecs.hadamard import Hadamard
+from kvq_core.codecs.tiers import Plan, Storing
 from kvq_core.engine.centering import center_of, centred
 from kvq_core.engine.prefill import LayerGroup
 from kvq_core.engine.rotation import rotated, rotation_note, rotation_of
 from kvq_core.methods import Fitted, Method, ModelRef, Prompt
 from kvq_core.models.rope import Rope
-from kvq_core.spec import Centering, Rotation, layer_words
+from kvq_core.spec import Assignment, Centering, Rotation, layer_words
 
 Made = TypeVar("Made")
 
@@ -76,6 +77,13 @@ class Fit:
                 fit.notes.setdefault(note, []).extend(prompt.layers)
         return fit
 
+    def storing(self, assigned: Assignment, g: int) -> Storing:
+        """How a rule stores its tensor on a device."""
+        fitted, is_key = self.fitted[g], assigned.tensor == "keys"
+        codec = fitted.key if is_key else fitted.value
+        center = self.centers[g] if is_key else None
+        return Storing(assigned.window, codec, center, self.rotations[g], assigned.number)
+
     def turn(self, g: int, layer: int) -> Hadamard | None:
         """What turns one of a device's layers, counted from the first that is fitted there."""
         rotation = self.rotations[g]
@@ -90,6 +98,22 @@ class Fit:
         elif len(layers) < source.layers:
             self.notes[f"decided over {where}"] = []
         return method
+
+
+Stack = list[tuple[Assignment, Fit]]  # rules that share a tensor of some layers, in their order
+
+
+def tiers_of(stack: Stack, g: int) -> Plan:
+    """How rules share a tensor on a device, by the tokens each is for."""
+    body, ends, spans = Storing(), dict[str, tuple[int, Storing]](), list[tuple[tuple[int, int], Storing]]()
+    for assigned, fit in stack:
+        how, (kind, count) = fit.storing(assigned, g), assigned.rule.tier
+        spans += [(span, how) for span in assigned.rule.spans]
+        if kind in ("first", "last"):
+            ends[kind] = count, how
+        elif kind == "all":
+            body = how
+    return Plan(body, ends.get("first"), ends.get("last"), tuple(spans))
 
 
 class Shared:

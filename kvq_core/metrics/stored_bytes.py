@@ -1,5 +1,7 @@
 """Stored bytes of a lane's cache, counted from the tensors it holds."""
 
+from dataclasses import replace
+
 from kvq_core.engine.cache import LaneCache, Part
 from kvq_core.methods import ModelShape
 from kvq_core.record.fields import FULL_PRECISION, Memory, RuleMemory
@@ -32,9 +34,9 @@ def _by_rule(cache: LaneCache, shape: ModelShape) -> list[RuleMemory]:
     """What each of a lane's several rules stores; nothing where it has one."""
     found = []
     for number in range(cache.rules) if cache.rules > 1 else ():
-        parts = [part for part in cache.parts if part.rule == number]
-        keys, values = (_quantized_bits(parts, kind, shape) for kind in ("key", "value"))
-        found.append(RuleMemory(key_bits_quantized=keys, value_bits_quantized=values, bytes_by_part=_by_name(parts)))
+        own = [replace(part, stream=stream) for part in cache.parts for stream in part.stored_by(number)]
+        keys, values = (_quantized_bits(own, kind, shape) for kind in ("key", "value"))
+        found.append(RuleMemory(key_bits_quantized=keys, value_bits_quantized=values, bytes_by_part=_by_name(own)))
     return found
 
 

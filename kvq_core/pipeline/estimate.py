@@ -16,7 +16,7 @@ from kvq_core.models import LoadedModel, converting, load, with_model
 from kvq_core.pipeline.prompt import render
 from kvq_core.record.fields import Record
 from kvq_core.settings import settings
-from kvq_core.spec import TENSORS, ComparisonSpec, Lane
+from kvq_core.spec import TENSORS, Assignment, ComparisonSpec, Lane, Tensor
 
 REMEMBERED = 40  # runs a machine's timing is fitted on
 LOGIT_COPIES = 6  # of a scored chunk's logits: as computed, in float32, as log-probabilities of both sides and between
@@ -114,10 +114,7 @@ def _lane(lane: Lane, model: LoadedModel, prompt: int, end: int) -> LaneEstimate
     plan = lane.plan(model.shape)
     key, value = (
         # generated tokens of a prompt-only lane stay in its window
-        max(
-            (w.packed(prompt if w.prompt_only else end) for w in (a.window for a in plan if a.tensor == tensor)),
-            default=0,
-        )
+        _quantized(plan, tensor, prompt, end)
         for tensor in TENSORS
     )
     warning = None
@@ -132,14 +129,23 @@ def _lane(lane: Lane, model: LoadedModel, prompt: int, end: int) -> LaneEstimate
     return LaneEstimate(lane.label, key, value, end, warning)
 
 
+def _quantized(plan: tuple[Assignment, ...], tensor: Tensor, prompt: int, end: int) -> int:
+    """The most tokens that a layer holds encoded, of all rules that share it."""
+    found: dict[tuple[int, ...], int] = {}
+    for a in plan:
+        if a.tensor == tensor and not a.beside:
+            found[a.layers] = found.get(a.layers, 0) + a.packed(prompt if a.window.prompt_only else end)
+    return max(found.values(), default=0)
+
+
 def _run_bytes(model: LoadedModel, spec: ComparisonSpec, prompt: int, new: int) -> int:
     """The peak of what a run holds beside the weights: the prompt's tensors, the float32 working copies of all rows,
     and what one stage holds for a moment, see ``_passing``; benchmarks/load.py compares it with measured peaks."""
     shape = model.shape
     token = shape.layers * shape.kv_heads * shape.head_dim * 4 * 2  # keys and values of one row
     lanes = len(spec.lanes) + 1
-    windows = [assigned.window for lane in spec.lanes for assigned in lane.plan(shape)]
-    prefix = min([w.frozen(prompt) for w in windows], default=prompt)
+    plans = [assigned for lane in spec.lanes for assigned in lane.plan(shape)]
+    prefix = min([assigned.frozen(prompt) for assigned in plans], default=prompt)
     copies = (lanes + 1) * prefix * token + (2 * lanes + 1) * (prompt + new - prefix) * token
     queries = shape.layers * shape.query_heads * shape.head_dim * 4 * prompt
     stored = lanes * prompt * token // 4  # at most 8 bits an element for nearly all methods, and their metadata

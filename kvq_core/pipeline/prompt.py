@@ -36,4 +36,10 @@ def render(model: LoadedModel, spec: ComparisonSpec) -> list[int]:
     for lane in spec.lanes:
         if reason := lane.out_of_place(model.shape):
             raise SpecError(f"Lane {lane.label!r}: {reason}.")
+        for rule in lane.every_rule:
+            if rule.spans and rule.spans[-1][1] > len(ids):
+                raise SpecError(
+                    f"Lane {lane.label!r}: the span {excerpt(list(rule.spans[-1]))} ends behind the prompt, which has "
+                    f"{len(ids)} tokens; give spans of it."
+                )
     return ids

@@ -5,7 +5,8 @@ Imports methods, errors and complaints. Start at ``comparison``.
 """
 
 from kvq_core.spec.comparison import DEFAULT_MODEL, MAX_LANES, Capture, ComparisonSpec, Stress
-from kvq_core.spec.lane import LANE_OPTIONS, Assignment, Lane
+from kvq_core.spec.lane import LANE_OPTIONS, Lane
+from kvq_core.spec.plan import Assignment
 from kvq_core.spec.read import parse_lane, parse_rule, parse_spec, read_spec
 from kvq_core.spec.rule import TENSORS, Centering, Rotation, Rule, Tensor, layer_words
 

@@ -1,55 +1,17 @@
 """One lane: the rules by which a cache is stored, under one label."""
 
-from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.methods import CodebookNeed, Method, ModelRef, ModelShape, Window
-from kvq_core.spec.rule import TENSORS, Centering, Frozen, Rotation, Rule, Storing, Tensor
+from kvq_core.spec.plan import Assignment, places, stacks_of
+from kvq_core.spec.rule import TENSORS, Frozen, Rule, Storing
 
 MAX_RULES = 256
 _LABEL = 60  # characters
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """Layers of a model whose keys, or whose values, one rule of a lane quantizes; ``number``: the rule's, from 0."""
-
-    number: int
-    rule: Rule
-    tensor: Tensor
-    layers: tuple[int, ...]
-
-    @property
-    def method(self) -> Method:
-        return self.rule.build()
-
-    @property
-    def stream(self) -> tuple[Hashable, ...]:
-        """What decides the stream: assignments of a run's lanes that agree in it store one and the same."""
-        return self.method.for_tensor(self.tensor), *self.fit[1:], self.tensor, self.window
-
-    @property
-    def window(self) -> Window:
-        return self.rule.windows()[TENSORS.index(self.tensor)]
-
-    @property
-    def fit(self) -> tuple[Hashable, ...]:
-        """What decides the fit: assignments that agree in it take their codecs from one."""
-        return self.method, self.center, self.rotation, self.layers
-
-    @property
-    def center(self) -> Centering:
-        """What the method is fitted without: of keys and values of one rule alike, though only keys lose it."""
-        return self.rule.center
-
-    @property
-    def rotation(self) -> tuple[Rotation, int | None]:
-        """What turns the tensors it is fitted on, and in which blocks: of keys and values of one rule alike."""
-        return self.rule.rotate, self.rule.rotate_block
 
 
 class _Labelled(Frozen):
@@ -110,9 +72,11 @@ class Lane(Storing, _Labelled):
                     f"rule {number} ({rule.named()}) quantizes nothing: the method leaves {rule.tensors} fp16."
                 )
         named = {layer for rule in self.rules or () if not isinstance(rule.layers, str) for layer in rule.layers}
-        taken = {number for number, *_ in _places(self.every_rule, {*named, -1})}  # -1: all that no rule names
+        taken = {number for number, *_ in places(self.every_rule, {*named, -1})}  # -1: all that no rule names
         if reason := self._unreached(taken):
             raise SpecError(f"{reason}.")
+        for stack in stacks_of(self.every_rule, {*named, -1}):
+            stack.check()
 
     def _unreached(self, taken: set[int]) -> str | None:
         for number, rule in enumerate(self.every_rule):
@@ -152,12 +116,8 @@ class Lane(Storing, _Labelled):
 
     def plan_of(self, layers: Iterable[int]) -> tuple[Assignment, ...]:
         """The plan for some layers of a model."""
-        rules = self.every_rule
-        return tuple(
-            Assignment(number, rules[number], tensor, tuple(sorted(taken)))
-            for number, tensor, taken in _places(rules, set(layers))
-            if rules[number].quantizes(tensor)
-        )
+        made = (assigned for stack in stacks_of(self.every_rule, set(layers)) for assigned in stack.assignments())
+        return tuple(sorted(made, key=lambda a: (a.number, TENSORS.index(a.tensor), a.layers)))
 
     @property
     def quantizes(self) -> bool:
@@ -204,7 +164,7 @@ class Lane(Storing, _Labelled):
         for said, rule in self._said():
             if missing := rule.missing_layer(shape):
                 return said + missing
-        return self._unreached({number for number, *_ in _places(self.every_rule, set(range(shape.layers)))})
+        return self._unreached({number for number, *_ in places(self.every_rule, set(range(shape.layers)))})
 
     def why_not(self, shape: ModelShape) -> str | None:
         """Why this lane cannot run on a model of this shape; None when it can."""
@@ -216,18 +176,6 @@ class Lane(Storing, _Labelled):
         rules = self.every_rule
         for number, rule in enumerate(rules, 1):
             yield f"rule {number} ({rule.named()}): " if len(rules) > 1 else "", rule
-
-
-def _places(rules: tuple[Rule, ...], layers: set[int]) -> Iterator[tuple[int, Tensor, set[int]]]:
-    """A rule's number, a tensor, and the layers of those given whose tensor no rule before it takes whole."""
-    free = {tensor: set(layers) for tensor in TENSORS}
-    for number, rule in enumerate(rules):
-        for tensor in filter(rule.covers, TENSORS):
-            taken = free[tensor] if isinstance(rule.layers, str) else free[tensor].intersection(rule.layers)
-            if taken:
-                yield number, tensor, taken
-            if rule.tokens == "all":
-                free[tensor] = free[tensor] - taken
 
 
 # what a lane says beside its method and its knobs

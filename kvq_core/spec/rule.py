@@ -16,6 +16,7 @@ Rotation = Literal["none", "hadamard", "signed"]
 Tensor = Literal["keys", "values"]
 Count = Annotated[int, Field(ge=0)]
 Spans = tuple[tuple[Count, Count], ...]
+Tier = Literal["all", "first", "last", "spans"]
 
 TENSORS: tuple[Tensor, Tensor] = ("keys", "values")
 _TOKENS = re.compile(r"all|(first|last):[1-9][0-9]{0,6}")
@@ -69,7 +70,11 @@ class Rule(Storing):
     layers: Literal["all"] | tuple[Count, ...] = Field(
         "all", description='Layers it is for, "all" or a list of numbers from 0.'
     )
-    tokens: str | Spans = Field("all", description='Tokens it is for: "all".')
+    tokens: str | Spans = Field(
+        "all",
+        description='Tokens it is for: "all", "first:n", "last:n", or spans of the prompt such as [[40, 60]], kept '
+        "beside what a later rule stores.",
+    )
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -95,11 +100,34 @@ class Rule(Storing):
                 f'tokens = {excerpt(self.tokens)} is not allowed; give "all", "first:n", "last:n" or spans such as '
                 "[[40, 60]]."
             )
-        if self.tokens != "all":
-            raise SpecError(
-                f'tokens = {excerpt(self.tokens)} cannot be stored apart yet; give "all", and sink_tokens or '
-                "recent_tokens for what is to stay fp16."
-            )
+        if any(b > a for (_, b), (a, _) in pairwise(self.spans)):
+            raise SpecError(f"tokens = {excerpt(self.tokens)}: spans come in order and do not overlap.")
+
+    @property
+    def spans(self) -> Spans:
+        """Spans of the prompt [start, end) it is for; none where it is for others."""
+        return () if isinstance(self.tokens, str) else self.tokens
+
+    @property
+    def tier(self) -> tuple[Tier, int]:
+        """Which tokens it is for, and how many these are; of all none is told."""
+        if not isinstance(self.tokens, str):
+            return "spans", sum(end - start for start, end in self.tokens)
+        kind, _, count = self.tokens.partition(":")
+        return ("first" if kind == "first" else "last", int(count)) if count else ("all", 0)
+
+    def with_options(self, **options: int) -> "Rule":
+        """This rule with ``sink_tokens`` or ``recent_tokens`` in place of its own, be they options or knobs.
+
+        Raises SpecError where the method cannot have them.
+        """
+        if not options:
+            return self
+        meant = methods()[self.method].window_knobs()
+        own = {meant.get(option) for option in options}
+        knobs = {name: value for name, value in self.knobs.items() if name not in own}
+        given = {name: getattr(self, name) for name in type(self).model_fields}
+        return type(self)(**{**given, "knobs": knobs, **options})
 
     def build(self) -> Method:
         """The frozen method, options applied to the knobs that mean the same.
@@ -201,9 +229,11 @@ class Rule(Storing):
         """What it is for and how that is stored, in a few words: ``K kivi 2 centred rotated``, ``layers 0-3 fp16``."""
         tensor = {"both": "", "keys": "K ", "values": "V "}[self.tensors]
         layers = "" if isinstance(self.layers, str) else f"{layer_words(self.layers)} "
+        kind, count = self.tier
+        tokens = {"all": "", "spans": f"{count} tokens of spans "}.get(kind, f"{kind} {count} ")
         centred = "" if self.center == "none" else " centred"
         turned = "" if self.rotate == "none" else " rotated"
-        return f"{layers}{tensor}{self.build().short(self.tensors)}{centred}{turned}"
+        return f"{layers}{tokens}{tensor}{self.build().short(self.tensors)}{centred}{turned}"
 
     def _options(self) -> list[tuple[str, str | None]]:
         """Options that are set, each with the method's knob of the same meaning, if it has one."""

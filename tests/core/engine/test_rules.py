@@ -119,10 +119,10 @@ def test_each_method_and_layers_are_fitted_once(monkeypatch: pytest.MonkeyPatch)
         ("kivi", (0, 2)),
         ("kivi", (0, 1, 2)),
     ]
-    assert {(part.kind, tuple(part.layers.tolist()), part.rule) for part in cache.parts} == {
-        ("key", (1,), 0),
-        ("key", (0, 2), 1),
-        ("value", (0, 1, 2), 1),
+    assert {(part.kind, tuple(part.layers.tolist()), part.rules) for part in cache.parts} == {
+        ("key", (1,), (0,)),
+        ("key", (0, 2), (1,)),
+        ("value", (0, 1, 2), (1,)),
     }
 
 
@@ -254,11 +254,11 @@ def test_any_rules_store_what_attention_reads(lane: Lane, name: str, count: int)
     for kind in ("key", "value"):
         assert sorted(layer for part in state.cache.of(kind) for layer in part.layers.tolist()) == [0, 1, 2]
     found = {(a.number, a.tensor.removesuffix("s"), a.layers) for a in lane.plan(model.shape)}
-    parts = {(p.rule, p.kind, tuple(p.layers.tolist())) for p in state.cache.parts if p.rule is not None}
+    parts = {(n, p.kind, tuple(p.layers.tolist())) for p in state.cache.parts for n in p.rules}
     assert parts == found
     memory = measure(state.cache, model.shape)
     ruled = sum(size for rule in memory.by_rule for size in rule.bytes_by_part.values())
-    left = sum(sum(p.stream.nbytes().values()) for p in state.cache.parts if p.rule is None)
+    left = sum(sum(p.stream.nbytes().values()) for p in state.cache.parts if not p.rules)
     if memory.by_rule:
         host = memory.bytes_by_part.get("host_copy", 0)
         assert ruled + left == sum(memory.bytes_by_part.values()) - host

@@ -51,7 +51,7 @@ def read_back(storing: Storing, x: Tensor, start: int) -> Tensor:
     if storing.codec is None:
         return x.half().double()
     center = 0.0 if storing.center is None else storing.center.at(start, x.shape[-2]).double()
-    turn = torch.eye(DIM).double() if storing.rotation is None else storing.rotation.matrix.double()
+    turn = torch.eye(x.shape[-1]).double() if storing.rotation is None else storing.rotation.matrix.double()
     inner = ((x - center) @ turn).float()
     return storing.codec.decode(storing.codec.encode(inner, start)).double() @ turn.T + center
 

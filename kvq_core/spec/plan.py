@@ -1,0 +1,198 @@
+"""Which rule of a lane stores what: the rules that share a layer's keys or values, and what each has of them."""
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, replace
+
+from kvq_core.errors import SpecError
+from kvq_core.methods import Method, Window
+from kvq_core.spec.rule import TENSORS, Centering, Rotation, Rule, Tensor, layer_words
+
+_ORDER = ("spans", "first", "last", "all")
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Layers of a model whose keys, or whose values, one rule of a lane stores; ``number``: the rule's, from 0.
+
+    ``head`` and ``tail``: how many first and newest tokens other rules of the same layers hold encoded, or this one.
+    """
+
+    number: int
+    rule: Rule
+    tensor: Tensor
+    layers: tuple[int, ...]
+    head: int = 0
+    tail: int = 0
+
+    @property
+    def method(self) -> Method:
+        return self.rule.build()
+
+    @property
+    def stream(self) -> tuple[Hashable, ...]:
+        """What decides the stream: assignments of a run's lanes that agree in it store one and the same."""
+        apart = self.rule.tokens, self.head, self.tail
+        return self.method.for_tensor(self.tensor), *self.fit[1:], self.tensor, self.window, *apart
+
+    @property
+    def window(self) -> Window:
+        return self.rule.windows()[TENSORS.index(self.tensor)]
+
+    @property
+    def fit(self) -> tuple[Hashable, ...]:
+        """What decides the fit: assignments that agree in it take their codecs from one."""
+        return self.method, self.center, self.rotation, self.layers
+
+    @property
+    def center(self) -> Centering:
+        """What the method is fitted without: of keys and values of one rule alike, though only keys lose it."""
+        return self.rule.center
+
+    @property
+    def rotation(self) -> tuple[Rotation, int | None]:
+        """What turns the tensors it is fitted on, and in which blocks: of keys and values of one rule alike."""
+        return self.rule.rotate, self.rule.rotate_block
+
+    def of_one(self, other: "Assignment") -> bool:
+        """Whether it is of the same rule and tensor."""
+        return (self.number, self.tensor) == (other.number, other.tensor)
+
+    def alike(self, other: "Assignment") -> bool:
+        """Whether it stores the same tokens of its layers by the same rule."""
+        return self.of_one(other) and (self.head, self.tail) == (other.head, other.tail)
+
+    @property
+    def beside(self) -> bool:
+        """Whether it is of spans, which are kept beside what another rule stores of the same tokens."""
+        return self.rule.tier[0] == "spans"
+
+    def packed(self, tokens: int) -> int:
+        """Tokens it holds encoded once ``tokens`` have entered."""
+        kind, count = self.rule.tier
+        if kind == "spans":
+            return count
+        if kind == "first":
+            return replace(self.window, recent=0).packed(min(tokens, self.head))
+        rest = max(0, tokens - self.head)
+        if kind == "last":
+            return self.window.packed(min(rest, self.tail))
+        if self.tail:
+            return Window(recent=self.tail, step=self.window.step).packed(rest)
+        return (replace(self.window, sink=0) if self.head else self.window).packed(rest)
+
+    def frozen(self, tokens: int) -> int:
+        """About how many of a prompt's ``tokens`` no later step changes."""
+        if not self.tail:
+            return self.window.frozen(tokens)
+        return min(tokens, self.head) + Window(recent=self.tail).packed(max(0, tokens - self.head))
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The rules that share the keys, or the values, of some layers, with their numbers: the first that fits a token
+    stores it."""
+
+    tensor: Tensor
+    layers: tuple[int, ...]
+    rules: tuple[tuple[int, Rule], ...]
+
+    def assignments(self) -> Iterator[Assignment]:
+        """What each rule stores; first or newest tokens in fp16 are windows of the rule that comes after them."""
+        head, tail = (self._encoded(kind) for kind in ("first", "last"))
+        sinks, recent = (self._full(kind) for kind in ("first", "last"))
+        sizes = (0 if head is None else head.tier[1]), (0 if tail is None else tail.tier[1])
+        for number, rule in self.rules:
+            kind = rule.tier[0]
+            if not rule.quantizes(self.tensor) and kind != "spans":
+                continue
+            options: dict[str, int] = {}
+            if sinks and (kind == "first" or (kind == "all" and head is None)):
+                options["sink_tokens"] = sinks
+            if recent and (kind == "last" or (kind == "all" and tail is None)):
+                options["recent_tokens"] = recent
+            stored = rule.with_options(**options)
+            yield Assignment(number, stored, self.tensor, self.layers, *sizes)
+
+    def _encoded(self, kind: str) -> Rule | None:
+        return next((r for _, r in self.rules if r.tier[0] == kind and r.quantizes(self.tensor)), None)
+
+    def _full(self, kind: str) -> int:
+        """First or newest tokens in fp16, told by a rule."""
+        counts = (r.tier[1] for _, r in self.rules if r.tier[0] == kind and not r.quantizes(self.tensor))
+        return max(counts, default=0)
+
+    def check(self) -> None:
+        """Raises SpecError where these rules cannot share a tensor."""
+        kinds = [rule.tier[0] for _, rule in self.rules]
+        if kinds == ["all"]:
+            return
+        if kinds != sorted(kinds, key=_ORDER.index):
+            raise SpecError(f"{self._named()}: rules of spans come first, then first:n, last:n, and all; reorder them.")
+        for kind in ("first", "last"):
+            own = [rule for _, rule in self.rules if rule.tier[0] == kind]
+            self._check_ends([(rule.quantizes(self.tensor), rule.tier[1]) for rule in own], kind)
+        made = list(self.assignments())  # refuses windows that a method cannot have
+        apart = [a for a in made if a.rule.tier[0] != "all" and a.rule.quantizes(self.tensor)]
+        if apart or any(a.beside for a in made):
+            self._check_codecs(made)
+
+    def _check_ends(self, ends: list[tuple[bool, int]], kind: str) -> None:
+        quantized = [whether for whether, _ in ends]
+        if quantized not in ([], [False], [True], [False, True]) or (len(ends) == 2 and ends[0][1] >= ends[1][1]):
+            raise SpecError(
+                f"{self._named()}: {kind}:n may stand once in fp16 and, larger and after that, once quantized."
+            )
+
+    def _check_codecs(self, made: list[Assignment]) -> None:
+        """Raises SpecError where a method cannot hold a part of the tokens."""
+        spaces = {}
+        for assigned in made:
+            method, window, (kind, count) = assigned.method, assigned.window, assigned.rule.tier
+            if not method.quantizes:
+                continue
+            spaces[method.key_space] = assigned.rule.named()
+            said = f"{self._named()}: {method.name}"
+            if window.prompt_only or window.rewritten:
+                how = "stores the prompt once, as a whole" if window.prompt_only else "stores its tokens anew, as one"
+                raise SpecError(f"{said} {how}: it cannot be split by tokens.")
+            step = window.step or 1
+            lengths = [count - window.sink] if kind == "first" else [b - a for a, b in assigned.rule.spans]
+            if kind in ("first", "spans") and any(n % step or n <= 0 for n in lengths):
+                raise SpecError(f"{said} stores {step} tokens at a time; give {kind} whole multiples of it.")
+            if kind == "last" and count < window.recent + step:
+                least = window.recent + step
+                raise SpecError(f"{said} keeps up to {least - 1} newest tokens in fp16; give last:{least} or more.")
+        if self.tensor == "keys" and len(spaces) > 1:
+            raise SpecError(f"{self._named()}: {spaces['pre']} stores keys before RoPE, {spaces['post']} after it.")
+
+    def _named(self) -> str:
+        names = " and ".join(f"{number + 1} ({rule.named()})" for number, rule in self.rules)
+        where = "" if self.layers in ((), (-1,)) or -1 in self.layers else f" of {layer_words(self.layers)}"
+        return f"rules {names}, {self.tensor}{where}"
+
+
+def stacks_of(rules: tuple[Rule, ...], layers: set[int]) -> list[Stack]:
+    """The layers of a model whose keys, or values, the same rules share; layers of no rule are in none."""
+    found: dict[tuple[Tensor, tuple[int, ...]], list[int]] = {}
+    fitting = list(places(rules, layers))
+    for tensor in TENSORS:
+        for layer in sorted(layers):
+            numbers = tuple(number for number, of, taken in fitting if of == tensor and layer in taken)
+            if numbers:
+                found.setdefault((tensor, numbers), []).append(layer)
+    return [
+        Stack(tensor, tuple(held), tuple((number, rules[number]) for number in numbers))
+        for (tensor, numbers), held in found.items()
+    ]
+
+
+def places(rules: tuple[Rule, ...], layers: set[int]) -> Iterator[tuple[int, Tensor, set[int]]]:
+    """A rule's number, a tensor, and the layers of those given whose tensor no rule before it takes whole."""
+    free = {tensor: set(layers) for tensor in TENSORS}
+    for number, rule in enumerate(rules):
+        for tensor in filter(rule.covers, TENSORS):
+            taken = free[tensor] if isinstance(rule.layers, str) else free[tensor].intersection(rule.layers)
+            if taken:
+                yield number, tensor, taken
+            if rule.tokens == "all":
+                free[tensor] = free[tensor] - taken

@@ -1,0 +1,205 @@
+"""Rules for some tokens in a lane: stores against the simulation of tiers, identities, bytes, what is refused."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvq_core.analysis.context_growth import Growth
+from kvq_core.codecs.groups import GroupCodec
+from kvq_core.codecs.tiers import Plan, Storing, Tiers
+from kvq_core.codecs.window import Window
+from kvq_core.engine.cache import LaneCache
+from kvq_core.engine.prefill import LayerGroup, Prefill
+from kvq_core.errors import SpecError
+from kvq_core.metrics.stored_bytes import measure
+from kvq_core.spec import Lane
+from tests.core.engine.test_centering_dense import PROMPT, TOKENS, first, whole
+from tests.core.engine.test_device_groups import spread
+from tests.core.engine.test_tiers import Simulation
+from tests.support.engine_runs import run_engine
+from tests.support.tiny_models import CONFIGS, SCALED, prompt_ids, tiny
+
+Given = dict[str, Any]
+Q8: Given = {"method": "per_token", "knobs": {"bits": 8, "group_size": 16, "residual_length": 0}}
+Q4: Given = {"method": "per_token", "knobs": {"bits": 4, "group_size": 16, "residual_length": 0}}
+KIVI: Given = {"method": "kivi", "knobs": {"bits": 2, "group_size": 8, "residual_length": 8}}
+SQUAT: Given = {"method": "squat", "knobs": {"group_size": 8, "residual_length": 8}}
+FP16: Given = {"method": "fp16"}
+
+
+def lane(*rules: Given, **more: Any) -> Lane:
+    return Lane.model_validate({"rules": list(rules), **more})
+
+
+def cached(lane: Lane, group: LayerGroup, tokens: int = PROMPT) -> LaneCache:
+    return LaneCache.of_prompt(lane, [first(group, tokens)], whole()[1])
+
+
+def grow(cache: LaneCache, group: LayerGroup, start: int, end: int) -> None:
+    for position in range(start, end):
+        for part in cache.parts:
+            x = group.keys if part.kind == "key" else group.values
+            cache.append(part, x[..., position : position + 1, :], position)
+            cache.flush(part)
+
+
+def test_a_lane_of_tiers_reads_what_the_simulation_does() -> None:
+    """Keys of KIVI under a tail of 8 bits, first tokens of 8 bits, and a span in fp16; values per token."""
+    group, _ = whole()
+    rules = ({**FP16, "tokens": [[20, 28]]}, {**Q8, "tokens": "first:8"}, {**Q8, "tokens": "last:20"}, KIVI)
+    cache = cached(lane(*rules), group)
+    grow(cache, group, PROMPT, TOKENS)
+    eight = Storing(Window(step=1), GroupCodec(8, 16, "channels"))
+    bodies = {
+        "key": Storing(Window(step=8), GroupCodec(2, 8, "tokens")),
+        "value": Storing(Window(recent=8), GroupCodec(2, 8, "channels")),
+    }
+    for part in cache.parts:
+        x = group.keys if part.kind == "key" else group.values
+        plan = Plan(bodies[part.kind], (8, eight), (20, eight), (((20, 28), Storing()),))
+        simulated = Simulation(x, plan, PROMPT)
+        for tokens in range(PROMPT + 1, TOKENS + 1):
+            simulated.settle(tokens)
+        wrong = (part.stream.decode() - simulated.seen(TOKENS)).abs() > 1e-3
+        assert wrong.double().mean() < 0.01  # float32 and float64 round a few elements to different codes
+
+
+SIX = [
+    ("per_token", {"bits": 4, "group_size": 16}),
+    ("kivi", {"bits": 2, "group_size": 8}),
+    ("innerq", {"group_size": 16}),
+    ("squat", {"group_size": 8}),
+    ("squat", {"group_size": 8, "rope": "pre"}),
+    ("per_channel", {"group_size": 8}),
+]
+
+
+@pytest.mark.parametrize(("method", "knobs"), SIX)
+def test_the_newest_tokens_in_fp16_are_recent_tokens(method: str, knobs: Given) -> None:
+    group, _ = whole()
+    given = {"method": method, "knobs": knobs}
+    rules, option = lane({**FP16, "tokens": "last:16"}, given), Lane(**given, recent_tokens=16)
+    a, b = cached(rules, group), cached(option, group)
+    grow(a, group, PROMPT, TOKENS), grow(b, group, PROMPT, TOKENS)
+    shape = tiny("qwen2").shape
+    assert measure(a, shape).bytes_by_part == measure(b, shape).bytes_by_part
+    for one, other in zip(a.parts, b.parts, strict=True):
+        assert torch.equal(one.stream.decode(), other.stream.decode())
+
+
+@pytest.mark.parametrize(("method", "knobs"), SIX)
+def test_the_first_tokens_in_fp16_are_sink_tokens(method: str, knobs: Given) -> None:
+    group, _ = whole()
+    given = {"method": method, "knobs": knobs}
+    a, b = cached(lane({**FP16, "tokens": "first:5"}, given), group), cached(Lane(**given, sink_tokens=5), group)
+    for one, other in zip(a.parts, b.parts, strict=True):
+        assert torch.equal(one.stream.decode(), other.stream.decode()) and one.stream.nbytes() == other.stream.nbytes()
+
+
+@pytest.mark.parametrize("name", [*CONFIGS, *SCALED])
+def test_every_store_decodes_to_what_attention_reads(name: str) -> None:
+    lanes = [
+        lane({**Q8, "tokens": "last:12"}, KIVI, label="tail"),
+        lane({**FP16, "tokens": "first:2"}, {**Q8, "tokens": "first:10"}, Q4, label="head"),
+        lane({**FP16, "tokens": [[3, 9], [20, 21]]}, {**Q8, "tokens": [[30, 34]]}, KIVI, label="spans"),
+        lane({**Q8, "tokens": "last:9", "tensors": "keys", "layers": [1], "rotate": "signed"}, Q4, label="some"),
+        lane({**Q8, "tokens": "first:16", "center": "mean"}, label="the rest in fp16"),
+    ]
+    outcome = run_engine(tiny(name), prompt_ids(PROMPT), lanes, 30, audit=True, ignore_eos=True)
+    assert [state.error for state in outcome.decode.states] == [None] * len(lanes)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_any_rules_for_tokens_are_stored_or_refused(data: st.DataObject) -> None:
+    methods = st.sampled_from([Q8, Q4, KIVI, FP16, SQUAT])
+    tokens = st.sampled_from(["all", "first:8", "first:3", "last:16", "last:5", [[8, 16]], [[1, 2], [40, 48]]])
+    tensors = st.sampled_from(["both", "keys", "values"])
+    rule = st.builds(lambda m, t, x: {**m, "tokens": t, "tensors": x}, methods, tokens, tensors)
+    try:
+        drawn = lane(*data.draw(st.lists(rule, min_size=1, max_size=4)))
+    except SpecError as error:
+        assert "\n" not in str(error)
+        return
+    cache, shape = cached(drawn, whole()[0]), tiny("qwen2").shape
+    grow(cache, whole()[0], PROMPT, PROMPT + 20)
+    memory = measure(cache, shape)
+    for kind in ("key", "value"):
+        bits = sum(p.stream.bits().double().expand(p.layers.numel(), 2, -1, -1).mean(-1).sum() for p in cache.of(kind))
+        stored = sum(size for name, size in memory.bytes_by_part.items() if name.startswith(kind))
+        assert float(bits) * shape.head_dim == pytest.approx(8 * stored, rel=1e-6)
+    if cache.rules > 1:
+        stored = sum(sum(rule.bytes_by_part.values()) for rule in memory.by_rule)
+        untouched = sum(sum(p.stream.nbytes().values()) for p in cache.parts if not p.rules)
+        bodies = sum(sum(p.stream.body.nbytes().values()) for p in cache.parts if _rest_is_fp16(p.stream))
+        assert stored + untouched + bodies == sum(memory.bytes_by_part.values())
+    growth = Growth.of(drawn, memory, shape)
+    assert growth.mean_bits(shape, 4096) is None or 0 < (growth.mean_bits(shape, 4096) or 0) < 40
+
+
+def _rest_is_fp16(stream: object) -> bool:
+    return isinstance(stream, Tiers) and stream.plan is not None and stream.plan.body.rule is None
+
+
+def test_curves_meet_what_a_run_measured() -> None:
+    """At the length of the run, bits by arithmetic are those counted, but for groups that wait in the tail."""
+    group, shape = whole()[0], tiny("qwen2").shape
+    drawn = lane({**FP16, "tokens": [[30, 40]]}, {**Q8, "tokens": "first:8"}, {**Q8, "tokens": "last:16"}, Q4)
+    memory = measure(cached(drawn, group), shape)
+    keys, values = Growth.of(drawn, memory, shape).effective_bits(shape, PROMPT)
+    assert (keys, values) == (pytest.approx(memory.key_bits, rel=1e-6), pytest.approx(memory.value_bits, rel=1e-6))
+
+
+def test_devices_share_tiers() -> None:
+    drawn = [lane({**Q8, "tokens": "first:8", "rotate": "signed"}, {**Q8, "tokens": "last:16"}, KIVI)]
+    ids = prompt_ids(PROMPT)
+    one, two = (run_engine(model, ids, drawn, 12, ignore_eos=True) for model in (tiny("qwen2"), spread("qwen2")))
+    for expected, found in zip(one.logits(), two.logits(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_layers_with_and_without_tiers_are_stored_apart() -> None:
+    cache = cached(lane({**Q8, "tokens": "last:16", "layers": [1], "tensors": "keys"}, Q4), whole()[0])
+    keys = {tuple(part.layers.tolist()): part.rules for part in cache.of("key")}
+    assert keys == {(1,): (0, 1), (0, 2): (1,)}
+    assert [part.rules for part in cache.of("value")] == [(1,)]
+
+
+REFUSED = [
+    ([{**Q8, "tokens": "last:8"}, {**Q8, "tokens": "first:8"}, Q4], "rules of spans come first, then first:n"),
+    ([{**Q8, "tokens": "first:8"}, {**Q4, "tokens": "first:16"}, KIVI], "first:n may stand once in fp16"),
+    ([{**FP16, "tokens": "last:16"}, {**Q8, "tokens": "last:16"}, KIVI], "last:n may stand once in fp16"),
+    ([{**KIVI, "tokens": "first:12"}, Q4], "kivi stores 8 tokens at a time; give first whole multiples"),
+    ([{**KIVI, "tokens": [[0, 9]]}, Q4], "give spans whole multiples"),
+    ([{"method": "per_token", "tokens": "last:16"}, Q4], "keeps up to 32 newest tokens in fp16; give last:33 or more"),
+    ([{**Q8, "tokens": "last:8"}, {"method": "qaq"}], "qaq stores its tokens anew, as one: it cannot be split"),
+    ([{**Q8, "tokens": [[0, 8]]}, {"method": "svdq", "tensors": "keys"}], "svdq stores the prompt once, as a whole"),
+    ([{**Q8, "tokens": "last:8"}, {"method": "squat", "knobs": {"rope": "pre"}}], "keys before RoPE, "),
+    ([{**Q8, "tokens": [[9, 12], [4, 6]]}, Q4], "spans come in order and do not overlap"),
+    ([Q4, {**Q8, "tokens": "last:8"}], "can never be reached"),
+]
+
+
+@pytest.mark.parametrize(("rules", "said"), REFUSED)
+def test_what_cannot_be_split_says_why(rules: list[Given], said: str) -> None:
+    with pytest.raises((SpecError, ValueError)) as caught:
+        lane(*rules)
+    assert said in str(caught.value)
+    if isinstance(caught.value, SpecError):
+        assert "\n" not in str(caught.value)
+
+
+def test_names_say_which_tokens() -> None:
+    drawn = lane({**FP16, "tokens": [[4, 9]]}, {**Q8, "tokens": "first:8"}, {**Q8, "tokens": "last:16"}, KIVI)
+    assert drawn.title.startswith("5 tokens of spans fp16, first 8 per_token 8, last 16 per_token 8, kivi 2")
+
+
+def test_a_short_prompt_fills_its_first_tokens_later() -> None:
+    prefill = Prefill(tiny("qwen2"), prompt_ids(3))
+    list(prefill.run())
+    drawn = lane({**Q8, "tokens": "first:8"}, {**Q8, "tokens": "last:9"}, KIVI)
+    outcome = run_engine(tiny("qwen2"), prompt_ids(3), [drawn], 40, audit=True, ignore_eos=True)
+    assert outcome.decode.states[0].error is None
