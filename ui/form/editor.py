@@ -7,7 +7,7 @@ from kvq_core.methods import Knob, methods
 from kvq_core.spec import MAX_LANES, Lane
 from ui.form.controls import control, current, places
 from ui.form.lanes import LaneForm, describe_lane, index, parse_layers, title, update_lane, with_knob
-from ui.form.rules import describe_rule, rules_of
+from ui.form.rules import describe_rule, parse_tokens, rules_of, tokens_text
 from ui.html.escape import safe
 
 KNOB = "knobs."
@@ -46,6 +46,17 @@ OPTIONS = (
     ),
     Knob("rotate_block", "Rotated block", "Channels; empty: as many as can be.", "integer", None, 2, 1024, None, True),
 )
+TOKENS = Knob(
+    "tokens",
+    "Tokens",
+    "all, first:4, last:32, or spans of the prompt such as 40-60, 80-90, kept beside what a later rule stores.",
+    "text",
+    "all",
+    None,
+    None,
+    None,
+    False,
+)
 BUTTONS = ("Duplicate", "Remove", "Close")
 
 
@@ -78,8 +89,9 @@ def _stored(stored: dict[str, Any], prefix: str, label: str) -> str:
         for place, knob in places(known)
         if _open(given, place)
     )
-    options = "".join(_option(knob, stored, prefix) for knob in OPTIONS)
-    used = any(stored[knob.name] != knob.default for knob in OPTIONS)
+    shown = (TOKENS, *OPTIONS) if prefix else OPTIONS
+    options = "".join(_option(knob, stored, prefix) for knob in shown)
+    used = any(stored[knob.name] != knob.default for knob in shown)
     return (
         f"{_methods(stored['method'], prefix)}{method_notes(stored['method'])}{label}"
         f'<div class="knobs">{rows}</div>'
@@ -123,6 +135,8 @@ def _methods(name: str, prefix: str) -> str:
 def _option(knob: Knob, stored: dict[str, Any], prefix: str, placeholder: str = "") -> str:
     value = stored[knob.name]
     shown = ", ".join(map(str, value)) if isinstance(value, list) else value
+    if knob is TOKENS:
+        shown = tokens_text(value)
     return control("lane", knob.name, f"{prefix}{knob.name}", knob, shown, placeholder)
 
 
@@ -183,6 +197,9 @@ def _set_in_rule(lanes: list[LaneForm], lane: LaneForm, place: str, value: Any) 
     if not (number.isascii() and number.isdigit()) or int(number[:4]) >= len(rules) or inner == LABEL.name:
         return lanes
     at = int(number)
+    if inner == TOKENS.name:
+        rule = {**rules[at], "tokens": parse_tokens(str(value or ""))}
+        return update_lane(lanes, lane["uid"], rules=[*rules[:at], rule, *rules[at + 1 :]])
     (changed,) = _set([alone := {**rules[at], "uid": 0, "label": "", "rules": None}], alone, inner, value)
     rule = {name: changed[name] for name in rules[at]}
     return update_lane(lanes, lane["uid"], rules=[*rules[:at], rule, *rules[at + 1 :]])

@@ -56,3 +56,17 @@ def describe_rule(rule: RuleForm) -> tuple[str, bool]:
         return parse_rule({name: value for name, value in rule.items() if value is not None}).named(), True
     except KvqError:
         return str(rule["method"]), False
+
+
+def parse_tokens(text: str) -> Any:
+    """``all``, ``first:4`` as they are, ``40-60, 80-90`` -> [[40, 60], [80, 90]]; the spec refuses the rest."""
+    cleaned = "".join(text.split()).lower() or BLANK["tokens"]
+    ends = [part.split("-") for part in cleaned.split(",")]
+    if all(len(pair) == 2 and all(end.isascii() and end.isdigit() and len(end) < 8 for end in pair) for pair in ends):
+        return [[int(end) for end in pair] for pair in ends]
+    return cleaned
+
+
+def tokens_text(tokens: Any) -> str:
+    """What the editor shows of them: the inverse of ``parse_tokens``."""
+    return tokens if isinstance(tokens, str) else ", ".join("-".join(map(str, span)) for span in tokens)

@@ -9,7 +9,7 @@ from ui.form.draft import VERSION, draft_json, read_draft
 from ui.form.editor import apply_edits, editor
 from ui.form.lanes import LaneForm, add_lane, append_lane, describe_lane, duplicate_lane, from_spec, title, to_spec
 from ui.form.lanes_panel import apply_change, lane_rows_html, place_editor
-from ui.form.rules import add_rule, move_rule_up, remove_rule, rules_of
+from ui.form.rules import add_rule, move_rule_up, parse_tokens, remove_rule, rules_of, tokens_text
 from ui.form.values import FIELDS, from_comparison, to_comparison
 
 KEYS = {"method": "per_token", "knobs": {"bits": 8}, "tensors": "keys"}
@@ -136,3 +136,26 @@ def test_lanes_are_copied_and_added_beside_it():
     assert lanes[1]["rules"] == lanes[0]["rules"] and lanes[1]["label"] == "mixed 2"
     assert add_lane(lanes)[2]["method"] == "kivi"
     assert append_lane(lanes, Lane.model_validate({**MIXED, "label": "third"}))[2]["rules"] == lanes[0]["rules"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "tokens"),
+    [("first:4", "first:4"), (" Last: 32 ", "last:32"), ("40-60, 80-90", [[40, 60], [80, 90]]), ("", "all")],
+)
+def test_tokens_of_a_rule_are_typed_in_its_editor(typed, tokens):
+    lanes, said = apply_edits(form(MIXED), 1, {"rules.0.tokens": typed})
+    assert said is None and lanes[0]["rules"][0]["tokens"] == tokens
+    shown = editor(lanes, place_editor(1, 0)).partition('data-place="rules.0.tokens"')
+    assert shown[1] and tokens_text(parse_tokens(typed)) == tokens_text(tokens)
+    assert read_draft(draft(lanes))[1][0]["rules"][0]["tokens"] == tokens
+
+
+def test_tokens_that_are_none_are_refused_by_the_spec():
+    lanes, _ = apply_edits(form(MIXED), 1, {"rules.0.tokens": "newest few"})
+    assert "is not allowed" in describe_lane(lanes[0])[1]
+
+
+def draft(lanes):
+    values, _, rest = from_comparison(spec(MIXED))
+    shown = dict(zip(FIELDS, values, strict=True))
+    return json.dumps({"version": VERSION, "values": shown, **json.loads(draft_json(lanes, rest))})
