@@ -73,16 +73,47 @@ class Stream:
 
     def flush(self) -> tuple[int, Tensor] | None:
         """Encode the tokens now due. Returns their first position and what attention reads of them from now on."""
-        due = 0 if self.window.prompt_only else self.window.leaving(self.recent_tokens)
+        return self._flush(prompt=False)
+
+    def _flush(self, prompt: bool) -> tuple[int, Tensor] | None:
+        due = 0 if self.window.prompt_only and not prompt else self.window.leaving(self.recent_tokens)
         if not due:
             return None
         assert self.codec is not None
+        extend = self.codec.extend_prompt if prompt else self.codec.extend
         start = self.sinks.shape[-2] + self.packed_tokens
         leaving = self._take(due).float()
         if self.center is None:
-            return start, self.codec.extend(self.blocks, leaving, start)
-        values = self.codec.extend(self.blocks, self.center.without(leaving, start), start)
-        return start, self.center.back(values, start)
+            return start, extend(self.blocks, leaving, start)
+        return start, self.center.back(extend(self.blocks, self.center.without(leaving, start), start), start)
+
+    def enter(self, x: Tensor, prompt: bool) -> tuple[int, Tensor]:
+        """Add tokens x at once, as if one by one; ``prompt``: they are the prompt's, and encoded as those are.
+
+        Returns the first position that reads differently from now on, and what attention reads from there to the end,
+        float32 (layers, kv_heads, tokens, head_dim).
+        """
+        first = self.tokens
+        self.append(x)
+        changed = self._flush(prompt)
+        sinks = self.sinks.shape[-2]
+        start = first if changed is None else min(first, changed[0])
+        pieces = [self.sinks[..., start:, :].float()] if start < sinks else []
+        if changed is not None:
+            pieces.append(changed[1])
+        end = sinks + self.packed_tokens
+        pieces.append(self.recent[..., max(0, start - end) :, :].float())
+        return start, torch.cat(pieces, -2)
+
+    def preview(self, x: Tensor, layer: int, start: int) -> Tensor:
+        """What attention would read of a layer's tokens x (kv_heads, tokens, head_dim) at ``start`` once they are held
+        packed; of codecs whose codes are a token's alone."""
+        assert self.codec is not None
+        one = x.to(torch.float16).float()[None]
+        if self.center is None:
+            return self.codec.preview(one, start)[0]
+        constant = self.center.at(start, x.shape[-2])[layer]
+        return self.codec.preview(one - constant, start)[0] + constant
 
     def _take(self, due: int) -> Tensor:
         """Remove the oldest ``due`` tokens from the window."""

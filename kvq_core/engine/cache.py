@@ -17,6 +17,7 @@ from kvq_core.models.rope import Rope
 from kvq_core.spec import Lane
 
 Kind = Literal["key", "value"]
+KINDS: tuple[Kind, Kind] = ("key", "value")
 UNTOUCHED = Window(step=None)
 
 
@@ -47,16 +48,26 @@ class LaneCache:
     model_bytes: int = 0
     quantized_layers: frozenset[int] = field(default_factory=frozenset)
     layers: list[list[int]] = field(default_factory=list)  # of the model, by device group
+    stored_first: bool = False  # whether a token is stored before it is read
 
     @classmethod
-    def of_prompt(cls, lane: Lane, groups: list[LayerGroup], rope: Rope, model: ModelRef | None = None) -> "LaneCache":
-        """Fit the lane's method and encode the prompt.
+    def of_prompt(
+        cls,
+        lane: Lane,
+        groups: list[LayerGroup],
+        rope: Rope,
+        model: ModelRef | None = None,
+        tokens: int | None = None,
+    ) -> "LaneCache":
+        """Fit the lane's method and encode the prompt, of which only the first ``tokens`` where the rest enters later.
 
         Raises MethodError where the method cannot handle the prompt's tensors.
         """
+        entering = slice(None, tokens)
         method, windows = lane.build(), lane.windows()
         pre = method.key_space == "pre" and method.quantizes
         cache = cls([], prompt_tokens=groups[0].keys.shape[-2], layers=[group.layers for group in groups])
+        cache.stored_first = lane.chunks is not None and lane.chunks.own_chunk == "stored"
         taken = [_inside(lane, group) if method.quantizes else [] for group in groups]
         prompts = {
             g: _prompt(method, group, inside, rope if pre else None, model)
@@ -77,10 +88,10 @@ class LaneCache:
                 for note in fitted.notes:
                     notes.setdefault(note, []).extend(prompt.layers)
                 own = rope.on(prompt.layers) if pre else None
-                cache._enter(g, inside, prompt, fitted, windows, own, centers[g])
+                cache._enter(g, inside, prompt, _begun(fitted, tokens), windows, own, centers[g], entering)
             if outside:
-                cache._add("key", g, outside, _take(group.keys, outside), UNTOUCHED, None)
-                cache._add("value", g, outside, _take(group.values, outside), UNTOUCHED, None)
+                cache._add("key", g, outside, _take(group.keys, outside)[..., entering, :], UNTOUCHED, None)
+                cache._add("value", g, outside, _take(group.values, outside)[..., entering, :], UNTOUCHED, None)
         cache.fit_notes = tuple(_said(note, layers, cache.quantized_layers) for note, layers in notes.items())
         return cache
 
@@ -93,6 +104,7 @@ class LaneCache:
         windows: tuple[Window, Window],
         rope: Rope | None,
         center: Center | None,
+        entering: slice,
     ) -> None:
         """Encode the layers of a device that the lane quantizes; ``rope``: theirs, of keys stored before it."""
         self.quantized_layers |= set(prompt.layers)
@@ -106,8 +118,9 @@ class LaneCache:
         if fitted.select is not None and not untouched:
             self.selects |= {layer: (fitted.select, at) for at, layer in enumerate(prompt.layers)}
         keys = prompt.rotated if untouched else prompt.keys
+        keys, values = keys[..., entering, :], prompt.values[..., entering, :]
         self._add("key", group, inside, keys, windows[0], fitted.key, None if untouched else rope, center)
-        self._add("value", group, inside, prompt.values, windows[1], fitted.value)
+        self._add("value", group, inside, values, windows[1], fitted.value)
 
     def _add(
         self,
@@ -162,8 +175,22 @@ class LaneCache:
         start, values = changed
         return start, part.rope.rotate(values, start)
 
+    def enter(self, part: Part, x: Tensor, position: int, prompt: bool) -> tuple[int, Tensor]:
+        """Add tokens x (layers, kv_heads, tokens, head_dim), after RoPE, at once; see Stream.enter."""
+        rope = part.rope
+        first, values = part.stream.enter(x if rope is None else rope.unrotate(x, position), prompt)
+        return first, values if rope is None else rope.rotate(values, first)
+
     def fork(self) -> "LaneCache":
         return replace(self, parts=[part.fork() for part in self.parts])
+
+    def by_layer(self) -> dict[int, dict[Kind, tuple[Part, int]]]:
+        """Of every model layer: the part that holds its keys or values, and the layer's place in it."""
+        found: dict[int, dict[Kind, tuple[Part, int]]] = {}
+        for part in self.parts:
+            for index, i in enumerate(part.layers.tolist()):
+                found.setdefault(self.layers[part.group][i], {})[part.kind] = part, index
+        return found
 
     def of(self, kind: Kind) -> Iterator[Part]:
         return (part for part in self.parts if part.kind == kind)
@@ -189,6 +216,14 @@ def _center(lane: Lane, group: LayerGroup, inside: list[int], prompt: Prompt, ro
     """What the keys of a device's quantized layers are centred on."""
     bias = None if group.key_bias is None else _take(group.key_bias, inside)
     return center_of(lane.center, prompt, rope.on(prompt.layers), pre, bias)
+
+
+def _begun(fitted: Fitted, tokens: int | None) -> Fitted:
+    """What was fitted, for a prompt of which the first ``tokens`` enter now."""
+    if tokens is None:
+        return fitted
+    key, value = (None if codec is None else codec.begun(tokens) for codec in (fitted.key, fitted.value))
+    return replace(fitted, key=key, value=value)
 
 
 def _said(note: str, layers: list[int], every: frozenset[int]) -> str:

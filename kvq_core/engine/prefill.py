@@ -1,6 +1,6 @@
 """One prefill for all lanes, in chunks, keeping what methods and captures need of it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -31,6 +31,11 @@ class LayerGroup:
     scaling: tuple[float, ...] = ()
     key_bias: Tensor | None = None
 
+    def first(self, tokens: int) -> "LayerGroup":
+        """Of the prompt's first tokens alone."""
+        keys, values, queries = (x[..., :tokens, :] for x in (self.keys, self.values, self.queries))
+        return LayerGroup(self.layers, self.device, keys, values, queries, self.scaling, self.key_bias)
+
     @cached_property
     def query_gram(self) -> Tensor:
         """QᵀQ of the prompt's queries per KV head, float64 (layers, kv_heads, head_dim, head_dim)."""
@@ -38,27 +43,33 @@ class LayerGroup:
 
 
 class Prefill:
-    """Full-precision prefill of one prompt. Iterate ``run`` to the end, then read ``groups`` and ``logits``.
+    """Full-precision prefill of one prompt. Iterate ``run`` to the end, then read ``groups``, ``logits`` and, where
+    positions are ``scored``, ``hidden``: what the head reads there, (positions, hidden size).
 
     Raises ModelError where the model answers something else than numbers.
     """
 
-    def __init__(self, model: LoadedModel, ids: list[int]):
+    def __init__(self, model: LoadedModel, ids: list[int], scored: Sequence[int] = ()):
         self.model = model
         self.ids = ids
+        self.scored = scored
         self.groups = list(_groups(model, len(ids)))
         self.place = {layer: (g, i) for g in self.groups for i, layer in enumerate(g.layers)}
         self.logits = torch.empty(0)  # (vocabulary,) float32, those that choose the first new token
+        self.hidden = torch.empty(0)
         self._start = 0
 
     def run(self) -> Iterator[int]:
         """Process a chunk a turn; yields the number of prompt tokens done."""
+        hidden = []
         for start in range(0, len(self.ids), CHUNK):
             self._start = start
             chunk = torch.tensor([self.ids[start : start + CHUNK]])
-            logits = self.model.forward(chunk, start, self._attend, last_only=True)
-            self.logits = self.model.checked(logits)[0, -1]
+            held = self.model.hidden(chunk, start, self._attend)
+            self.logits = self.model.checked(self.model.head(held[:, -1:]))[0, -1]
+            hidden.append(held[0, [p - start for p in self.scored if start <= p < start + CHUNK]])
             yield min(start + CHUNK, len(self.ids))
+        self.hidden = torch.cat(hidden)
 
     def _attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
         group, i = self.place[layer]

@@ -19,6 +19,7 @@ from kvq_core.engine.cache import LaneCache, Part
 from kvq_core.engine.copies import Copies
 from kvq_core.engine.pre_rope import PreRope
 from kvq_core.engine.prefill import LayerGroup
+from kvq_core.engine.stored_first import StoredFirst
 from kvq_core.engine.tap import StepScores, Tap
 from kvq_core.machine import threads
 from kvq_core.machine.scratch import Scratch
@@ -51,6 +52,7 @@ class Rows:
         self.lane_of = list(range(self.lanes + 1))
         self.held = list(range(self.lanes + 1))  # lanes whose prefix is held, in order
         self.pre_rope = PreRope(rope, caches, groups)
+        self.stored_first = StoredFirst(caches)
         self.place = {layer: (g, i) for g, group in enumerate(groups) for i, layer in enumerate(group.layers)}
         self.cores = torch.get_num_threads() if all(group.device.type == "cpu" for group in groups) else 1
         self.copies = [self._allocate(group, tokens) for group in groups]
@@ -241,6 +243,8 @@ class Rows:
             if self.lane_of[0] == 0:
                 tails[0, :, at] = new[0]
         self.pre_rope.enter(layer, keys, self.tokens, copies.tail_keys[i, :, :, at])
+        both = copies.tail_keys[i], copies.tail_values[i]
+        self.stored_first.enter(layer, self.lane_of, (keys, values), self.tokens, both, self.prefix)
 
     def _hide_future(self, scores: Tensor, fresh: int) -> None:
         if fresh > 1:
@@ -252,7 +256,8 @@ class Rows:
         tail = self.copies[part.group].of(part.kind)[1]
         for position in range(self.tokens, self.tokens + fresh):
             at = position - self.prefix
-            cache.append(part, self._rows_of(tail, part, row, at), position)
+            own = self.stored_first.own(self.lane_of[row], row, part, position - self.tokens)
+            cache.append(part, self._rows_of(tail, part, row, at) if own is None else own, position)
             changed = cache.flush(part)
             if changed is not None:
                 self._write(part.group, part.kind, part.layers, row, *changed)

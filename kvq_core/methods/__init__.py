@@ -16,7 +16,7 @@ from kvq_core.codecs.blocks import Block
 from kvq_core.codecs.codec import Codec
 from kvq_core.codecs.window import Window
 from kvq_core.errors import SpecError, excerpt
-from kvq_core.methods.base import Fitted, Method, Prompt
+from kvq_core.methods.base import Fitted, Home, Method, Prompt
 from kvq_core.methods.knob import Knob, knobs
 from kvq_core.methods.shape import ModelRef, ModelShape
 
@@ -24,6 +24,7 @@ __all__ = [
     "Block",
     "Codec",
     "Fitted",
+    "Home",
     "Knob",
     "Method",
     "ModelRef",

@@ -15,6 +15,7 @@ from kvq_core.models import identity
 from kvq_core.models.chat import conversation
 from kvq_core.models.choice import KNOWN, check_offered
 from kvq_core.models.gguf.folder import Steps
+from kvq_core.models.head import logits_of
 from kvq_core.models.lockstep import ATTENTION, register
 from kvq_core.models.probe import TOKENS, cached_rotations, probe
 from kvq_core.models.rope import Rope, Rotation
@@ -141,6 +142,18 @@ class LoadedModel:
             logits_to_keep=1 if last_only else 0,
         )
         return out.logits.float()
+
+    @torch.no_grad()
+    def hidden(self, ids: Tensor, start: int, attend: Any) -> Tensor:
+        """What the head reads after ``forward`` of the same: (rows, tokens, hidden size), in the model's dtype."""
+        positions = torch.arange(start, start + ids.shape[1], device=self.device)[None]
+        out = self.model.base_model(input_ids=ids.to(self.device), position_ids=positions, use_cache=False, kvq=attend)
+        return out.last_hidden_state
+
+    @torch.no_grad()
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits (rows, tokens, vocabulary) float32 of hidden states (rows, tokens, hidden size)."""
+        return logits_of(self.model, hidden).float()
 
     def checked(self, logits: Tensor) -> Tensor:
         """The logits of a full-precision pass. Raises ModelError where the model does not answer numbers."""

@@ -14,7 +14,7 @@ from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows
 from kvq_core.engine.stress import ReferenceShift, apply_stress
 from kvq_core.errors import MethodError
-from kvq_core.events import Encoding, Event, LaneProgress, Step, Summarizing
+from kvq_core.events import Encoding, Event, Filling, LaneProgress, Step, Summarizing
 from kvq_core.events import Prefill as PrefillEvent
 from kvq_core.metrics.fidelity import Fidelity
 from kvq_core.metrics.stored_bytes import quantized_keys
@@ -71,6 +71,8 @@ class Run:
         for index in self.decode.encode():
             label = self.decode.states[index].lane.label
             yield Encoding(label, index, len(self.decode.states))
+        for filled in self.decode.fill():
+            yield Filling(filled.labels, filled.done, filled.total)
         if not self.running or self.running[-1].lane is not NOISE_FLOOR:
             raise MethodError(f"The noise floor could not be set up: {self.decode.states[-1].error}")
         self._lap("encode", began)
@@ -134,10 +136,9 @@ class _Told:
                 self._kld[at] += run.fidelity.latest("kld", at)
                 self._same[at] += map(bool, run.fidelity.latest("same_top", at))
         decode = run.decode
-        tokens = decode.token_ids if decode.follow is None else decode.token_ids[: self._scored + 1]
-        reached = max([len(tokens), *(len(state.token_ids) for state in decode.states)])
+        reached = max([len(decode.token_ids), *(len(state.token_ids) for state in decode.states)])
         lanes = [self._lane(i) for i in range(len(run.spec.lanes))]
-        return Step(reached, decode.total, list(self._reference.extend(tokens)), lanes)
+        return Step(reached, decode.total, list(self._reference.extend(decode.token_ids)), lanes)
 
     def _lane(self, index: int) -> LaneProgress:
         state = self._run.decode.states[index]

@@ -6,6 +6,7 @@ Imports methods, errors and complaints. Start at ``comparison``.
 
 from kvq_core.spec.comparison import DEFAULT_MODEL, MAX_LANES, Capture, ComparisonSpec, Stress
 from kvq_core.spec.lane import LANE_OPTIONS, Centering, Lane
+from kvq_core.spec.prefill import Chunks
 from kvq_core.spec.read import parse_lane, parse_spec, read_spec
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "MAX_LANES",
     "Capture",
     "Centering",
+    "Chunks",
     "ComparisonSpec",
     "Lane",
     "Stress",

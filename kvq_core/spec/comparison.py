@@ -8,7 +8,8 @@ from pydantic import Field, field_validator, model_validator
 
 from kvq_core.errors import SpecError
 from kvq_core.methods import make, methods
-from kvq_core.spec.lane import Count, Frozen, Lane
+from kvq_core.spec.frozen import Frozen
+from kvq_core.spec.lane import Count, Lane
 
 DEFAULT_MODEL = "smollm2-135m-instruct-q4_1"
 MAX_LANES = 8
@@ -93,6 +94,14 @@ class ComparisonSpec(Frozen):
     lanes: tuple[Lane, ...] = Field((), max_length=MAX_LANES, description="The quantized caches to compare.")
     capture: Capture = Capture()
     stress: Stress = Stress()
+    free_text: bool = Field(
+        True, description="Let every lane write its own text as well; false: only the reference's tokens are followed."
+    )
+    score_prompt: Literal["auto", "all", "none"] = Field(
+        "auto",
+        description="Prompt tokens scored in lanes that read the prompt through their cache, after the first chunk; "
+        "auto: all of up to 2,048 tokens, beyond that 64 at the end of each 1,024; none: the first new token alone.",
+    )
     ignore_eos: bool = Field(False, description="Keep generating after the end-of-sequence token.")
     expect: str = Field(
         "", max_length=500, description="Text that a right answer holds; each answer gets a tick or a cross."

@@ -3,19 +3,15 @@
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.methods import Method, ModelShape, Window, make, methods
+from kvq_core.spec.frozen import Frozen
+from kvq_core.spec.prefill import Chunks, Reading
 
 Centering = Literal["none", "mean", "bias", "mean_after_rope"]
 Count = Annotated[int, Field(ge=0)]
-
-
-class Frozen(BaseModel):
-    """Data that never changes; unknown fields are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Lane(Frozen):
@@ -41,6 +37,12 @@ class Lane(Frozen):
         "key before RoPE, the bias of the key projection, or the mean after RoPE.",
     )
 
+    prefill: Reading = Field(
+        "full",
+        description="How the prompt is read: full, in full precision before anything is quantized, as papers do; "
+        "deployed, as the method's first engine does; or in chunks through the lane's own cache.",
+    )
+
     @field_validator("label", mode="before")
     @classmethod
     def _one_line(cls, label: Any) -> Any:
@@ -53,6 +55,8 @@ class Lane(Frozen):
             raise SpecError('layers = [] quantizes nothing; give layer numbers or "all".')
         if reason := self._not_centred():
             raise SpecError(f"center = {self.center}: {reason}.")
+        if reason := self._not_chunked():
+            raise SpecError(f"prefill: {reason}.")
         built = self.build().model_dump(mode="json")
         # 2.0 or true given for a whole number is that number from here on, in the record as in the run's id
         object.__setattr__(self, "knobs", {name: built[name] for name in self.knobs})
@@ -100,6 +104,33 @@ class Lane(Frozen):
         if self.windows()[0].step is None:
             return "this lane quantizes no keys; leave center out"
         return self.build().not_centred
+
+    @property
+    def chunks(self) -> Chunks | None:
+        """The chunks in which the prompt enters the cache; None where it is read in full precision first."""
+        if self.prefill == "full":
+            return None
+        if isinstance(self.prefill, Chunks):
+            return self.prefill
+        home = self.build().home
+        return None if home is None else Chunks(chunk=home.chunk, own_chunk=home.own_chunk)
+
+    def _not_chunked(self) -> str | None:
+        """Why the prompt cannot enter its cache in chunks, on any model; None where it can, or is not to."""
+        if self.chunks is None:
+            return None
+        method = self.build()
+        if reason := method.not_chunked:
+            return reason
+        if self.chunks.own_chunk == "raw" or not method.quantizes:
+            return None
+        for tensor, local, window in zip(("keys", "values"), method.token_local, self.windows(), strict=True):
+            if window.step is not None and not local:
+                return (
+                    f"own_chunk = stored needs codes that a token has by itself, and {method.title} codes {tensor} of "
+                    "several tokens together; take own_chunk = raw, or a method that quantizes per token"
+                )
+        return None
 
     def center_bytes(self, shape: ModelShape) -> int:
         """Stored bytes of a quantized layer's constant: fp16, and none where it is known from the weights."""
