@@ -16,6 +16,7 @@ from kvq_core.metrics.stored_bytes import host_note, layers_quantized, measure, 
 from kvq_core.models import LoadedModel
 from kvq_core.models.text import Pieces, alone
 from kvq_core.pipeline.conditions import capture_info, environment, stress_record, timing
+from kvq_core.pipeline.prompt_scores import prefill_note
 from kvq_core.pipeline.state import Run
 from kvq_core.record.fields import (
     RESULTS_VERSION,
@@ -114,6 +115,7 @@ def _lane(run: Run, state: LaneState, at: int | None) -> LaneRecord:
         sink_tokens=lane.sink_tokens,
         recent_tokens=lane.recent_tokens,
         center=lane.center,
+        prefill=lane.model_dump(mode="json")["prefill"],
         status="failed" if state.error else "done",
         error=state.error,
         token_ids=state.token_ids,
@@ -126,7 +128,8 @@ def _lane(run: Run, state: LaneState, at: int | None) -> LaneRecord:
     record.metrics = _metrics(run, state, at)
     record.memory = measure(state.cache, run.model.shape)
     chosen = OF_CHOSEN_KEYS if run.captures and state.cache.selects else None
-    record.notes = [*state.cache.notes, *filter(None, [host_note(record.memory), chosen])]
+    read = prefill_note(lane, len(run.ids))
+    record.notes = [*state.cache.notes, *filter(None, [read, host_note(record.memory), chosen])]
     record.timing = Timing(encode_prompt_s=state.encode_prompt_s, encode_decode_s=state.encode_decode_s)
     asked = run.model.shape.layers if isinstance(lane.layers, str) else len(set(lane.layers))
     record.flags = _flags(run.fidelity, record, at, method.quantizes, asked)
@@ -147,6 +150,8 @@ def _metrics(run: Run, state: LaneState, at: int) -> Metrics:
         metrics.in_subspace_error = errors.in_subspace_error
         metrics.output_error = errors.output.mean().item()
         metrics.output_bound = None if errors.bound is None else errors.bound.mean().item()
+    if run.prompt is not None:
+        metrics.prompt = run.prompt.metrics(state)
     if not fidelity.n_scored:
         return metrics
     kld, same = fidelity.column("kld", at).double(), fidelity.column("same_top", at)
@@ -191,6 +196,8 @@ def _lane_arrays(run: Run, state: LaneState, at: int) -> dict[str, Tensor]:
     arrays = {name: fidelity.column(name, at) for name in names}
     for kind in ("key", "value"):
         arrays[f"{kind}_bits"] = _bit_map(run, state, kind)
+    if run.prompt is not None:
+        arrays |= run.prompt.arrays(state)
     if run.captures is not None:
         arrays |= run.captures.lane_arrays(at)
     return arrays
@@ -213,6 +220,8 @@ def _bit_map(run: Run, state: LaneState, kind: str) -> Tensor:
 def _run_arrays(run: Run) -> dict[str, Tensor]:
     names = ("nll", "margin", "topk_ids", "topk_probs")
     arrays = {f"reference/{name}": run.fidelity.column(f"reference/{name}") for name in names}
+    if run.prompt is not None:
+        arrays |= run.prompt.run_arrays()
     if run.captures is None:
         return arrays
     arrays |= run.captures.run_arrays()

@@ -14,9 +14,10 @@ from kvq_core.machine import files
 from kvq_core.machine.memory import free_bytes, shortage
 from kvq_core.models import LoadedModel, converting, load, with_model
 from kvq_core.pipeline.prompt import render
+from kvq_core.pipeline.prompt_scores import chunked
 from kvq_core.record.fields import Record
 from kvq_core.settings import settings
-from kvq_core.spec import ComparisonSpec, Lane
+from kvq_core.spec import MAX_LANES, ComparisonSpec, Lane, parse_spec
 
 REMEMBERED = 40  # runs a machine's timing is fitted on
 LOGIT_COPIES = 6  # of a scored chunk's logits: as computed, in float32, as log-probabilities of both sides and between
@@ -60,8 +61,14 @@ def estimate(spec: ComparisonSpec) -> Estimate:
     spec, model, prompt, new = _sized(spec)
     lanes = [_lane(lane, model, prompt, prompt + new - 1) for lane in spec.lanes]
     detail = spec.capture.detail
-    seconds = _seconds(model.id, detail, prompt, new, len(spec.lanes) + 1)
+    through = _through_caches(spec, prompt)
+    seconds = _seconds(model.id, detail, prompt, new, len(spec.lanes) + 1, through)
     notes = []
+    if through:
+        notes.append(
+            f"Reading the prompt through the lanes' own caches computes {through:,} tokens more, "
+            f"{through / prompt:.1f} times the prompt."
+        )
     if detail == "deep":
         fitted = "" if _known(_memory_file(model.id, detail)) else "; the time told is that of normal captures"
         notes.append(
@@ -139,7 +146,14 @@ def _run_bytes(model: LoadedModel, spec: ComparisonSpec, prompt: int, new: int) 
     queries = shape.layers * shape.query_heads * shape.head_dim * 4 * prompt
     stored = lanes * prompt * token // 4  # at most 8 bits an element for nearly all methods, and their metadata
     held = copies + prompt * token + queries + stored
+    if _through_caches(spec, prompt):  # before there are rows: own and read keys and values of the lanes of a pass
+        held = max(held, held - copies + 2 * prompt * token * max(map(_together, spec.lanes)))
     return round(ALLOCATORS * (held + _captured(model, spec, prompt, new) + _passing(model, spec, prompt)))
+
+
+def _together(lane: Lane) -> int:
+    """At most, how many lanes read a prompt through their caches at once, where all are like this one."""
+    return 1 if lane.chunks is None else max(1, min(MAX_LANES, CHUNK // lane.chunks.chunk))
 
 
 def _captured(model: LoadedModel, spec: ComparisonSpec, prompt: int, new: int) -> int:
@@ -165,9 +179,17 @@ def _passing(model: LoadedModel, spec: ComparisonSpec, prompt: int) -> int:
     return BASE_BYTES + measuring + max(prefill, step)
 
 
-def _features(prompt: int, new: int, lanes: int) -> list[float]:
-    """What time grows with: prefill, encoding, steps, rows, and the reading of every row's cache."""
-    return [1.0, prompt / 1e3, prompt * lanes / 1e3, new, new * lanes, new * lanes * prompt / 1e3]
+def _through_caches(spec: ComparisonSpec, prompt: int) -> int:
+    """Tokens of the prompt that lanes compute because they read it through their own caches."""
+    passes = [each for lane in spec.lanes for each in chunked(lane, prompt)]
+    return sum(each.end - each.start for each in passes)
+
+
+def _features(prompt: int, new: int, lanes: int, through: int) -> list[float]:
+    """What time grows with: tokens of the prompt read, by the reference and ``through`` the lanes' caches, encoding,
+    steps, rows, and the reading of every row's cache."""
+    rows = [new, new * lanes, new * lanes * prompt / 1e3]
+    return [1.0, (prompt + through) / 1e3, prompt * lanes / 1e3, *rows]
 
 
 def _memory_file(model: str, detail: str) -> Path:
@@ -183,7 +205,8 @@ def remember(record: Record) -> None:
     file = _memory_file(record.environment.model, record.capture.detail)
     known = _known(file)
     prompt = len(record.reference.prompt_token_ids)
-    known.append([prompt, steps + 1, len(record.lanes) + 1, record.timing.total_s])
+    through = _through_caches(parse_spec(record.spec), prompt)
+    known.append([prompt, steps + 1, len(record.lanes) + 1, record.timing.total_s, through])
     files.keep_memo(file, known[-REMEMBERED:])
 
 
@@ -191,14 +214,15 @@ def _known(file: Path) -> list[list[float]]:
     return files.read_memo(file) or []
 
 
-def _seconds(model: str, detail: str, prompt: int, new: int, lanes: int) -> float | None:
+def _seconds(model: str, detail: str, prompt: int, new: int, lanes: int, through: int) -> float | None:
     known = _known(_memory_file(model, detail)) or _known(_memory_file(model, "normal"))
     if not known:
         return None
     from scipy.optimize import nnls  # a second's import that most commands never need
 
-    rows = np.array([_features(int(p), int(n), int(k)) for p, n, k, _ in known])
-    times = np.array([t for *_, t in known])
+    # memos of older versions end with the seconds
+    rows = np.array([_features(int(p), int(n), int(k), int(sum(more))) for p, n, k, _, *more in known])
+    times = np.array([t for _, _, _, t, *_ in known])
     # relative errors: a long run's second is worth less than a short one's
     weights, _ = nnls(rows / times[:, None], np.ones(len(times)))
-    return float(np.dot(_features(prompt, new, lanes), weights)) or None
+    return float(np.dot(_features(prompt, new, lanes, through), weights)) or None

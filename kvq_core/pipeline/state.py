@@ -20,6 +20,7 @@ from kvq_core.metrics.fidelity import Fidelity
 from kvq_core.metrics.stored_bytes import quantized_keys
 from kvq_core.models import LoadedModel
 from kvq_core.models.text import Pieces
+from kvq_core.pipeline.prompt_scores import PromptScores, positions
 from kvq_core.spec import ComparisonSpec, Lane
 
 NOISE_FLOOR = Lane(label="Noise floor", method="fp16")
@@ -36,6 +37,7 @@ class Run:
     decode: Decode = field(init=False)
     prefill: Prefill = field(init=False)
     fidelity: Fidelity = field(init=False)
+    prompt: PromptScores | None = field(init=False, default=None)
     plan: Plan | None = field(init=False, default=None)
     captures: Captures | None = field(init=False, default=None)
     unchanged: ReferenceShift | None = field(init=False, default=None)
@@ -49,7 +51,7 @@ class Run:
     def stages(self) -> Iterator[Event]:
         began = time.perf_counter()
         self.plan = plan_of(self.model, self.spec, len(self.ids))  # refuses what could not be stored in the end
-        self.prefill = Prefill(self.model, self.ids)
+        self.prefill = Prefill(self.model, self.ids, positions(self.spec, len(self.ids)))
         yield PrefillEvent(0, len(self.ids))
         for done in self.prefill.run():
             yield PrefillEvent(done, len(self.ids))
@@ -57,6 +59,7 @@ class Run:
         yield from self._encode()
         yield from self._steps()
         yield Summarizing()
+        self.prompt = PromptScores.of(self.model, self.prefill, self.running, self.decode.token_ids[0])
         self.seconds["total"] = time.perf_counter() - began
 
     def _encode(self) -> Iterator[Event]:

@@ -62,6 +62,12 @@ ARRAYS = {
     "lane/{i}/same_top": "(S,) uint8, 1 where lane and reference have the same most probable token",
     "lane/{i}/topk_ids": "(S, 5) int32",
     "lane/{i}/topk_probs": "(S, 5)",
+    "prompt/positions": "(U,) int32 positions of the prompt whose next tokens are scored in lanes that read it through "
+    "their own caches",
+    "prompt/nll": "(U,) nats, of the token that follows, under the reference",
+    "lane/{i}/prompt_kld": "(U,) nats, KL(reference || lane)",
+    "lane/{i}/prompt_nll": "(U,) nats",
+    "lane/{i}/prompt_same_top": "(U,) uint8",
     "lane/{i}/delta_mean": "(L, Q, S) mean |score delta| over quantized positions, own query, centred per row",
     "lane/{i}/delta_max": "(L, Q, S) maximum of the same",
     "lane/{i}/delta_by_keys": "(A, L, Q) mean |score delta| over quantized positions with the reference's query, "

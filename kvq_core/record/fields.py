@@ -67,6 +67,25 @@ class Interval(_Part):
     se: float | None
 
 
+class PromptMetrics(_Part):
+    """Of a lane that read the prompt through its own cache; ``positions`` of the prompt, each scored by the token that
+    follows it, the first new token last. Nats."""
+
+    n_scored: int
+    first_position: int
+    kld_mean: float
+    kld_median: float
+    kld_p99: float
+    kld_max: float
+    flips: int
+    flip_rate: float
+    ppl_ratio: float
+    first_token_kld: float
+    first_token_same: bool  # as the reference's most probable token
+    own_key_error: float  # ||dK||_F / ||K||_F against the keys the lane itself computed, mean over layers
+    own_value_error: float
+
+
 class Metrics(_Part):
     """Forced rows: same tokens as the reference, temperature-1 logits in fp32, nats. Free rows: own tokens.
 
@@ -97,6 +116,7 @@ class Metrics(_Part):
     output_bound: float | None = None  # what Theorem 1 of SQuat allows it to be; None for lanes that leave keys out
     layers_quantized: int = 0
     tokens_quantized: int = 0
+    prompt: PromptMetrics | None = None  # None: the prompt was read in full precision
 
 
 class Memory(_Part):
@@ -135,6 +155,7 @@ class LaneRecord(_Part):
     sink_tokens: int | None
     recent_tokens: int | None
     center: str = "none"  # the constant its quantized keys are stored without
+    prefill: Any = "full"  # Lane.prefill: how it read the prompt
     status: Literal["done", "failed"]
     error: str | None = None
     notes: list[str] = []

@@ -1,8 +1,8 @@
 """How a lane reads the prompt: in full precision, or in chunks of which the earlier ones come from its own cache."""
 
-from typing import Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from kvq_core.spec.frozen import Frozen
 
@@ -23,4 +23,20 @@ class Chunks(Frozen):
     )
 
 
-Reading = Literal["full", "deployed"] | Chunks
+def _from_words(given: Any) -> Any:
+    """``512``, ``512 stored``, ``256 raw first_chunk``: what is left out is as usual; anything else as it is."""
+    words = given.split() if isinstance(given, str) else []
+    if not words or not words[0].isascii() or not words[0].isdigit():
+        return given
+    return {"chunk": int(words[0]), **{_WORDS.get(word, word): word for word in words[1:]}}
+
+
+_WORDS = {word: name for name in ("own_chunk", "fit") for word in get_args(Chunks.model_fields[name].annotation)}
+Reading = Annotated[Literal["full", "deployed"] | Chunks, BeforeValidator(_from_words)]
+
+
+def in_words(reading: Literal["full", "deployed"] | Chunks) -> str:
+    """A lane's ``prefill`` as one writes it in a word or two, which is read back as the same."""
+    if not isinstance(reading, Chunks):
+        return reading
+    return f"{reading.chunk} {reading.own_chunk}" + (" first_chunk" if reading.fit == "first_chunk" else "")
