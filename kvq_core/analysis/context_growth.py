@@ -6,46 +6,69 @@ curve shows where windows and a basis stop mattering. Widths that depend on the 
 spectrum) stay those of the measured run.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
-from kvq_core.errors import KvqError
-from kvq_core.methods import Method, ModelShape, Window
-from kvq_core.record.fields import FULL_PRECISION, Memory, Record
-from kvq_core.spec import Lane
+from kvq_core.analysis.plans import lane_of, shape_of
+from kvq_core.methods import Method, ModelShape
+from kvq_core.record.fields import FULL_PRECISION, Memory, Record, RuleMemory
+from kvq_core.spec import Assignment, Lane, Tensor
 
 FP16 = 16.0
-Kind = Literal["key", "value"]
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one rule quantizes of a tensor: ``bits`` of an element without ``method``'s fixed bytes, which a layer holds
+    whatever the context; None where the run quantized nothing of it, so that its width is not known."""
+
+    assigned: Assignment
+    method: Method
+    bits: float | None
+
+    @classmethod
+    def of(cls, assigned: Assignment, memory: Memory, measured: ModelShape) -> "Share":
+        """From a finished run's memory on a model of that shape."""
+        stored = memory.by_rule[assigned.number] if memory.by_rule else memory
+        layers = len(assigned.layers)
+        a_layer = {name: size / layers for name, size in stored.bytes_by_part.items()}
+        share = cls(assigned, assigned.method.as_stored(a_layer, measured), None)
+        return replace(share, bits=_packed_bits(stored, assigned.tensor, layers * share.fixed_bytes(measured)))
+
+    def fixed_bytes(self, shape: ModelShape) -> int:
+        """Bytes that a layer stores whatever the context."""
+        keys, values = self.method.fixed_bytes(shape)
+        return keys + self.assigned.rule.center_bytes(shape) if self.assigned.tensor == "keys" else values
+
+    def effective(self, shape: ModelShape, tokens: int) -> float | None:
+        """Bits of an element in its layers, windows and fixed bytes counted; None where unknown."""
+        packed = self.assigned.window.packed(tokens)
+        if not packed:
+            return FP16
+        if self.bits is None:
+            return None
+        fixed = 8 * self.fixed_bytes(shape) / (shape.kv_heads * shape.head_dim * tokens)
+        share = packed / tokens
+        return share * self.bits + (1 - share) * FP16 + fixed
 
 
 @dataclass(frozen=True)
 class Growth:
-    """``bits`` of a quantized element without ``method``'s fixed bytes, which a quantized layer holds whatever the
-    context; ``shared_bytes`` of model-wide tensors such as codebooks, in no bits but ``shared_bits``."""
+    """``shared_bytes`` of model-wide tensors such as codebooks, in no bits but ``shared_bits``."""
 
     lane: Lane
-    method: Method
-    windows: dict[Kind, Window]
-    bits: dict[Kind, float | None]  # None: the run quantized nothing of it, so its width is not known
+    shares: tuple[Share, ...]
     shared_bytes: int
 
     @classmethod
     def of(cls, lane: Lane, memory: Memory, measured: ModelShape) -> "Growth":
         """From a finished run's memory on a model of that shape."""
-        keys, values = lane.windows()
-        layers = _layers(lane, measured)
-        a_layer = {name: size / layers for name, size in memory.bytes_by_part.items()} if layers else {}
-        method = lane.build().as_stored(a_layer, measured)
-        fixed = [layers * size for size in _fixed(lane, method, measured)]
-        bits: dict[Kind, float | None] = {
-            "key": _packed_bits(memory, "key", fixed[0]),
-            "value": _packed_bits(memory, "value", fixed[1]),
-        }
-        return cls(lane, method, {"key": keys, "value": values}, bits, memory.shared_bytes)
+        shares = tuple(Share.of(assigned, memory, measured) for assigned in lane.plan(measured))
+        return cls(lane, shares, memory.shared_bytes)
 
     def effective_bits(self, shape: ModelShape, tokens: int) -> tuple[float | None, float | None]:
         """Bits of a key and of a value element, everything counted, of a prompt of ``tokens``; None where unknown."""
-        return self._effective("key", shape, tokens), self._effective("value", shape, tokens)
+        return self._effective("keys", shape, tokens), self._effective("values", shape, tokens)
 
     def mean_bits(self, shape: ModelShape, tokens: int) -> float | None:
         """Bits of an element, keys and values together; None where those of either are not known."""
@@ -63,27 +86,24 @@ class Growth:
 
     def fixed_bytes(self, shape: ModelShape) -> int:
         """Bytes of all layers that are stored whatever the context: a basis, norms, a constant."""
-        return _layers(self.lane, shape) * sum(_fixed(self.lane, self.method, shape))
+        return sum(layers * share.fixed_bytes(shape) for layers, share in self._there(shape))
 
-    def _effective(self, kind: Kind, shape: ModelShape, tokens: int) -> float | None:
-        packed = self.windows[kind].packed(tokens)
-        layers = _layers(self.lane, shape)
-        width = self.bits[kind]
-        if not packed or not layers or not self.method.quantizes:
-            return FP16
-        if width is None:
-            return None
-        channels = shape.kv_heads * shape.head_dim
-        fixed = 8 * _fixed(self.lane, self.method, shape)[0 if kind == "key" else 1] / (channels * tokens)
-        share = packed / tokens
-        own = share * width + (1 - share) * FP16 + fixed
-        return (layers * own + (shape.layers - layers) * FP16) / shape.layers
+    def _effective(self, tensor: Tensor, shape: ModelShape, tokens: int) -> float | None:
+        total, left = 0.0, shape.layers
+        for layers, share in self._there(shape):
+            if share.assigned.tensor != tensor:
+                continue
+            bits = share.effective(shape, tokens)
+            if bits is None:
+                return None
+            total, left = total + layers * bits, left - layers
+        return (total + left * FP16) / shape.layers
 
-
-def shape_of(record: Record) -> ModelShape:
-    """The shape of the model a run was on."""
-    env = record.environment
-    return ModelShape(env.layers, env.query_heads, env.kv_heads, env.head_dim, 0)
+    def _there(self, shape: ModelShape) -> Iterator[tuple[int, Share]]:
+        """The shares with how many layers of a model they are of; rules are taken to mean the same layers anywhere."""
+        plan = {(assigned.number, assigned.tensor): len(assigned.layers) for assigned in self.lane.plan(shape)}
+        for share in self.shares:
+            yield plan.get((share.assigned.number, share.assigned.tensor), 0), share
 
 
 def growths(record: Record) -> dict[int, Growth | None]:
@@ -91,40 +111,26 @@ def growths(record: Record) -> dict[int, Growth | None]:
     found: dict[int, Growth | None] = {}
     for index, lane in enumerate(record.lanes):
         if lane.memory is not None:
-            try:
-                found[index] = Growth.of(
-                    Lane.model_validate(record.spec["lanes"][index]), lane.memory, shape_of(record)
-                )
-            except (KeyError, IndexError, TypeError, ValueError, KvqError):  # a knob or a method that is no more
-                found[index] = None
+            asked = lane_of(record, index)
+            found[index] = None if asked is None else Growth.of(asked, lane.memory, shape_of(record))
     return found
 
 
-def _packed_bits(memory: Memory, kind: Kind, fixed: float) -> float | None:
+def _packed_bits(stored: Memory | RuleMemory, tensor: Tensor, fixed: float) -> float | None:
     """Bits of a quantized element in a run, without the ``fixed`` bytes its layers hold whatever the context."""
-    width = memory.key_bits_quantized if kind == "key" else memory.value_bits_quantized
+    kind = tensor.removesuffix("s")
+    width = stored.key_bits_quantized if tensor == "keys" else stored.value_bits_quantized
     if width is None:
         return None
-    stored = sum(
+    packed = sum(
         size
-        for name, size in memory.bytes_by_part.items()
+        for name, size in stored.bytes_by_part.items()
         if name.startswith(f"{kind}_") and name.removeprefix(f"{kind}_") not in FULL_PRECISION
     )
-    elements = 8 * stored / width
-    return 8 * (stored - fixed) / elements
-
-
-def _fixed(lane: Lane, method: Method, shape: ModelShape) -> tuple[int, int]:
-    """Bytes of keys and of values that a quantized layer stores whatever the context."""
-    keys, values = method.fixed_bytes(shape)
-    return keys + lane.center_bytes(shape), values
+    elements = 8 * packed / width
+    return 8 * (packed - fixed) / elements
 
 
 def _elements(shape: ModelShape, tokens: int) -> int:
     """Elements of keys and values together."""
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * tokens
-
-
-def _layers(lane: Lane, shape: ModelShape) -> int:
-    """Layers of a model the lane quantizes; a lane that names layers is taken to leave the same ones on any model."""
-    return shape.layers if isinstance(lane.layers, str) else sum(layer < shape.layers for layer in set(lane.layers))

@@ -19,10 +19,11 @@ from kvq_core.analysis.neighbours import (
     setting_cost,
     setting_cost_sentence,
 )
+from kvq_core.analysis.plans import plan_of
 from kvq_core.analysis.verdict import MIN_SCORED, verdict
 from kvq_core.methods import Method, methods
 from kvq_core.record.arrays import Arrays, array
-from kvq_core.record.fields import LaneRecord, Record, Tensors
+from kvq_core.record.fields import LaneRecord, Record, RuleRecord, Tensors
 from kvq_core.spec import Lane
 
 STANDS_OUT = 3.0  # times the median head of the lane
@@ -101,7 +102,7 @@ def _places(record: Record, arrays: Arrays, index: int, kinds: Tensors) -> Itera
 
 def _grid(record: Record, arrays: Arrays, index: int, kind: str) -> np.ndarray | None:
     """Damage by layer and KV head, 0 in layers the lane leaves alone: there, other layers' errors pass through."""
-    env, lane = record.environment, record.lanes[index]
+    env = record.environment
     if kind == "values":
         grid = array(arrays, f"lane/{index}/value_error")
     else:  # what the keys alone do to the scores, where it was captured
@@ -110,9 +111,19 @@ def _grid(record: Record, arrays: Arrays, index: int, kind: str) -> np.ndarray |
         if by_head is None and scores is not None and scores.size:
             by_head = scores.mean(-1)
         grid = None if by_head is None else by_head.reshape(env.layers, env.kv_heads, -1).mean(-1)
-    if grid is not None and not isinstance(lane.layers, str):
-        grid = np.where(np.isin(np.arange(len(grid)), lane.layers)[:, None], grid, 0)
+    layers = _layers(record, index, kind)
+    if grid is not None and layers is not None:
+        grid = np.where(np.isin(np.arange(len(grid)), layers)[:, None], grid, 0)
     return grid
+
+
+def _layers(record: Record, index: int, kind: str) -> list[int] | None:
+    """Layers whose keys, or values, the lane quantizes; None for all."""
+    lane = record.lanes[index]
+    plan = plan_of(record, index) if len(lane.every_rule) > 1 else None
+    if plan is not None:
+        return [layer for assigned in plan if assigned.tensor == kind for layer in assigned.layers]
+    return None if isinstance(lane.layers, str) else list(lane.layers)
 
 
 def _with_channels(place: _Place, record: Record, arrays: Arrays, index: int) -> _Place:
@@ -172,19 +183,30 @@ def _channels(record: Record, arrays: Arrays, index: int, place: _Place) -> str:
 
 
 def _key_scales(lane: LaneRecord) -> str | None:
-    """Along what the elements of keys that share a scale lie, as the method declares it; None: neither, or unknown."""
-    known = methods().get(lane.method)
-    return vars(known).get("scales", Method.scales)[0] if known else None  # not its parent's: it may store otherwise
+    """Along what the elements of keys that share a scale lie, as all methods of its keys declare it; None: neither, or
+    unknown."""
+    known = [methods().get(rule.method) for rule in lane.rules_for("keys")]
+    # not its parent's: it may store otherwise
+    found = {vars(cls).get("scales", Method.scales)[0] if cls else None for cls in known if not cls or cls.quantizes}
+    return found.pop() if len(found) == 1 else None
 
 
 def _sinks(lane: LaneRecord) -> int:
-    """First keys the lane keeps in fp16."""
-    known = methods().get(lane.method)
+    """First keys the lane keeps in fp16 in every layer."""
+    kept = (_sinks_of(rule) for rule in lane.rules_for("keys"))
+    return min((sinks for sinks in kept if sinks is not None), default=0)
+
+
+def _sinks_of(rule: RuleRecord) -> int | None:
+    """First keys a rule keeps in fp16; None where it keeps all."""
+    known = methods().get(rule.method)
+    if known is not None and not known.quantizes:
+        return None
     try:
-        own = known.model_validate(lane.knobs).windows()[0].sink if known else 0
+        own = known.model_validate(rule.knobs).windows()[0].sink if known else 0
     except ValidationError:  # a run of an older version, whose method had other knobs
         own = 0
-    return max(own, lane.sink_tokens or 0)
+    return max(own, rule.sink_tokens or 0)
 
 
 def _depth(lane: LaneRecord, arrays: Arrays, index: int) -> str:

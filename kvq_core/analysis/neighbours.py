@@ -6,7 +6,7 @@ from typing import Any
 from kvq_core.errors import KvqError
 from kvq_core.methods import knobs, methods
 from kvq_core.record.fields import LaneRecord, Record, Tensors
-from kvq_core.spec import LANE_OPTIONS, Lane
+from kvq_core.spec import LANE_OPTIONS, TENSORS, Lane
 
 HALF = 0.5  # of a lane's mean KLD: what another has to stay below to be named
 
@@ -78,7 +78,10 @@ def offer(record: Record, lane: LaneRecord, other: SettingCost | None) -> tuple[
 
 
 def _settings(lane: LaneRecord) -> dict[str, Any]:
-    """All that decides a lane's cache: the widths of keys and of values, and every other knob and option."""
+    """All that decides a lane's cache: the widths of keys and of values, and every other knob and option; of several
+    rules those for keys and those for values."""
+    if lane.knobs is None:
+        return {tensor: [rule.model_dump() for rule in lane.rules_for(tensor)] for tensor in TENSORS}
     own = dict(lane.knobs)
     common, widths = own.pop("bits", None), {}
     for tensor in ("key", "value"):
@@ -92,7 +95,7 @@ def _settings(lane: LaneRecord) -> dict[str, Any]:
 
 def _wider(lane: LaneRecord, tensors: Tensors) -> Lane | None:
     """The lane with the next wider codes for some of what it quantizes, where the method has such knobs."""
-    if not tensors or lane.method not in methods():
+    if not tensors or lane.knobs is None or lane.method not in methods():
         return None
     known, settings, said = {knob.name: knob for knob in knobs(methods()[lane.method])}, dict(lane.knobs), []
     apart = settings.get("key_bits") is not None or settings.get("value_bits") is not None or tensors != lane.quantized

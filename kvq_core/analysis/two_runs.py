@@ -75,12 +75,19 @@ def _under(one: Record, other: Record) -> Iterator[Change]:
 
 def _of_lane(pair: Pair) -> Iterator[Change]:
     if pair.one is None or pair.other is None:
-        yield Change(f"lane {pair.label}", *(lane and lane.method for lane in (pair.one, pair.other)))
+        yield Change(f"lane {pair.label}", *(lane and (lane.method or lane.title) for lane in (pair.one, pair.other)))
         return
-    told = [{**{name: getattr(lane, name) for name in _LANE}, **lane.knobs} for lane in (pair.one, pair.other)]
+    told = [_told(lane) for lane in (pair.one, pair.other)]
     for name in dict.fromkeys([*told[0], *told[1]]):
         if told[0].get(name) != told[1].get(name):
             yield Change(f"{pair.label}: {name}", told[0].get(name), told[1].get(name))
+
+
+def _told(lane: LaneRecord) -> dict[str, Any]:
+    """All that decides a lane, by the name of the field or knob; several rules are one value, in words."""
+    if lane.knobs is None:
+        return {"label": lane.label, "rules": lane.summary}
+    return {**{name: getattr(lane, name) for name in _LANE}, **lane.knobs}
 
 
 def _pairs(one: Record, other: Record) -> tuple[Pair, ...]:
@@ -96,8 +103,8 @@ def _pairs(one: Record, other: Record) -> tuple[Pair, ...]:
     return (*pairs, *(Pair(None, lane) for lane in left))
 
 
-def _cache(lane: LaneRecord) -> tuple[Any, ...]:
-    return (lane.method, lane.knobs, *(getattr(lane, name) for name in LANE_OPTIONS))
+def _cache(lane: LaneRecord) -> list[dict[str, Any]]:
+    return [rule.model_dump(exclude={"title", "summary"}) for rule in lane.every_rule]
 
 
 def _configured_otherwise(one: Record, other: Record) -> bool:

@@ -131,8 +131,8 @@ class Captures:
         for part in cache.parts:
             layers = [self.prefill.groups[part.group].layers[i] for i in part.layers.tolist()]
             for name, values in part.stream.usage().items():
-                whole = found.setdefault(f"{part.kind}_{name}", values.new_zeros(self.extent.layers, *values.shape[1:]))
-                whole[layers] = values
+                name = f"{part.kind}_{name}"
+                found[name] = _with_layers(found.get(name), values, layers, self.extent.layers)
         return found
 
     def _of_row(self, rows: Rows, row: int) -> dict[str, Tensor]:
@@ -241,3 +241,15 @@ class Captures:
         at_end = self._at_end.get(lane, {})
         arrays |= self._usage.get(lane, {})
         return arrays | {name: x.half() if name.startswith("angles") else x for name, x in at_end.items()}
+
+
+def _with_layers(whole: Tensor | None, values: Tensor, layers: list[int], every: int) -> Tensor:
+    """Values of some layers (layers, ...) put among those of all; rules may count differently many things, and what
+    one does not count is 0."""
+    whole = values.new_zeros(every, *values.shape[1:]) if whole is None else whole
+    size = [max(a, b) for a, b in zip(whole.shape[1:], values.shape[1:], strict=True)]
+    larger = whole.new_zeros(every, *size)
+    larger[tuple(slice(n) for n in whole.shape)] = whole
+    inner = larger[tuple(slice(n) for n in (every, *values.shape[1:]))]
+    inner[layers] = values
+    return larger

@@ -35,7 +35,7 @@ def plan_of(model: LoadedModel, spec: ComparisonSpec, prompt: int) -> Plan | Non
         return None
     new = len(model.encode(spec.continuation)) if spec.continuation is not None else spec.max_new_tokens
     extent = Extent.of(model.shape, len(spec.lanes) + 1, prompt, new)  # the noise floor runs along
-    usage = sum(lane.build().usage_bytes(model.shape, extent.tokens) for lane in spec.lanes)
+    usage = sum(lane.usage_bytes(model.shape, extent.tokens) for lane in spec.lanes)
     return fit_plan(extent, model.shape.kv_heads, spec.capture, usage)
 
 

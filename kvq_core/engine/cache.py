@@ -2,19 +2,20 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from kvq_core.codecs.center import Center
 from kvq_core.codecs.stream import Stream
-from kvq_core.engine.centering import center_of, centred
+from kvq_core.engine.fit import Fit, Shared, Source, take, within
 from kvq_core.engine.prefill import LayerGroup
-from kvq_core.methods import Codec, Fitted, Method, ModelRef, Prompt, Window
+from kvq_core.methods import ModelRef, Window
 from kvq_core.methods.base import Select
 from kvq_core.models.rope import Rope
-from kvq_core.spec import Lane
+from kvq_core.spec import TENSORS, Assignment, Lane
+from kvq_core.spec import Tensor as TensorName
 
 Kind = Literal["key", "value"]
 KINDS: tuple[Kind, Kind] = ("key", "value")
@@ -31,6 +32,7 @@ class Part:
     layers: Tensor
     stream: Stream
     rope: Rope | None = None
+    rule: int | None = None  # number of the lane's rule that quantizes it
 
     def fork(self) -> "Part":
         return replace(self, stream=self.stream.fork())
@@ -48,6 +50,7 @@ class LaneCache:
     model_bytes: int = 0
     quantized_layers: frozenset[int] = field(default_factory=frozenset)
     layers: list[list[int]] = field(default_factory=list)  # of the model, by device group
+    rules: int = 1  # of the lane
     stored_first: bool = False  # whether a token is stored before it is read
 
     @classmethod
@@ -57,84 +60,93 @@ class LaneCache:
         groups: list[LayerGroup],
         rope: Rope,
         model: ModelRef | None = None,
+        shared: Shared | None = None,
         tokens: int | None = None,
     ) -> "LaneCache":
-        """Fit the lane's method and encode the prompt, of which only the first ``tokens`` where the rest enters later.
+        """Fit the methods of the lane's rules and encode the prompt, of which only the first ``tokens`` where the rest
+        enters later; what other lanes of a run have alike is ``shared`` with them, and their blocks with it.
 
-        Raises MethodError where the method cannot handle the prompt's tensors.
+        Raises MethodError where a method cannot handle the prompt's tensors.
         """
-        entering = slice(None, tokens)
-        method, windows = lane.build(), lane.windows()
-        pre = method.key_space == "pre" and method.quantizes
+        source, shared = Source(groups, rope, model, tokens), shared or Shared()
         cache = cls([], prompt_tokens=groups[0].keys.shape[-2], layers=[group.layers for group in groups])
+        cache.rules = len(lane.every_rule)
         cache.stored_first = lane.chunks is not None and lane.chunks.own_chunk == "stored"
-        taken = [_inside(lane, group) if method.quantizes else [] for group in groups]
-        prompts = {
-            g: _prompt(method, group, inside, rope if pre else None, model)
-            for g, (group, inside) in enumerate(zip(groups, taken, strict=True))
-            if inside
-        }
-        centers = {g: _center(lane, groups[g], taken[g], prompt, rope, pre) for g, prompt in prompts.items()}
-        to_fit = {g: centred(prompt, centers[g]) for g, prompt in prompts.items()}
-        notes: dict[str, list[int]] = {}  # the layers of which each is said
-        if len(prompts) > 1 and method.spans_layers:
-            method = method.across_layers(Prompt.join(list(to_fit.values())))
-            notes[f"decided on the prompt, over all layers: {method.summary()}"] = []
-        for g, (group, inside) in enumerate(zip(groups, taken, strict=True)):
-            outside = [i for i in range(len(group.layers)) if i not in inside]
-            if inside:
-                prompt = prompts.pop(g)
-                fitted = method.fit(to_fit.pop(g))
-                for note in fitted.notes:
-                    notes.setdefault(note, []).extend(prompt.layers)
-                own = rope.on(prompt.layers) if pre else None
-                cache._enter(g, inside, prompt, _begun(fitted, tokens), windows, own, centers[g], entering)
-            if outside:
-                cache._add("key", g, outside, _take(group.keys, outside)[..., entering, :], UNTOUCHED, None)
-                cache._add("value", g, outside, _take(group.values, outside)[..., entering, :], UNTOUCHED, None)
-        cache.fit_notes = tuple(_said(note, layers, cache.quantized_layers) for note, layers in notes.items())
+        plan = [
+            (
+                assigned,
+                (
+                    source.tokens,
+                    assigned.method.name,
+                    assigned.method.model_dump_json(),
+                    assigned.center,
+                    assigned.layers,
+                ),
+            )
+            for assigned in lane.plan_of(layer for group in groups for layer in group.layers)
+        ]
+        cache.quantized_layers = frozenset(layer for assigned, _ in plan for layer in assigned.layers)
+        fits: dict[Any, tuple[Assignment, Fit]] = {}
+        for assigned, key in plan:
+            fit = shared.once(key, partial(Fit.of, assigned.method, assigned.center, assigned.layers, source))
+            fits.setdefault(key, (assigned, fit))
+        for g, group in enumerate(groups):
+            for assigned, key in plan:
+                fit = fits[key][1]
+                if g in fit.fitted:
+                    encode = partial(_encoded, assigned, fit, g, source)
+                    stream = shared.once((*key, g, assigned.tensor, assigned.window, tokens), encode)
+                    cache._enter(assigned, fit, g, source, stream.fork())
+            for tensor in TENSORS:
+                taken = {layer for assigned, _ in plan if assigned.tensor == tensor for layer in assigned.layers}
+                left = [i for i, layer in enumerate(group.layers) if layer not in taken]
+                cache._leave(tensor, g, left, source, shared)
+        cache._note(list(fits.values()), several=cache.rules > 1)
         return cache
 
-    def _enter(
-        self,
-        group: int,
-        inside: list[int],
-        prompt: Prompt,
-        fitted: Fitted,
-        windows: tuple[Window, Window],
-        rope: Rope | None,
-        center: Center | None,
-        entering: slice,
-    ) -> None:
-        """Encode the layers of a device that the lane quantizes; ``rope``: theirs, of keys stored before it."""
-        self.quantized_layers |= set(prompt.layers)
-        for codec, window in zip((fitted.key, fitted.value), windows, strict=True):
-            if codec is not None:
-                self.encoder_bytes += codec.encoder_bytes
-                self.model_bytes += codec.model_bytes if window.step is not None else 0
-        assert prompt.rotated is not None
-        # keys left alone (tensors = values) are kept after RoPE whatever the method's space is
-        untouched = windows[0].step is None
-        if fitted.select is not None and not untouched:
-            self.selects |= {layer: (fitted.select, at) for at, layer in enumerate(prompt.layers)}
-        keys = prompt.rotated if untouched else prompt.keys
-        keys, values = keys[..., entering, :], prompt.values[..., entering, :]
-        self._add("key", group, inside, keys, windows[0], fitted.key, None if untouched else rope, center)
-        self._add("value", group, inside, values, windows[1], fitted.value)
+    def _enter(self, assigned: Assignment, fit: Fit, g: int, source: Source, stream: Stream) -> None:
+        """Take in what one rule quantizes of a tensor on a device."""
+        fitted, inside = fit.fitted[g], within(assigned.layers, source.groups[g])
+        layers = tuple(source.groups[g].layers[i] for i in inside)
+        is_key = assigned.tensor == "keys"
+        if is_key and fitted.select is not None:
+            self.selects |= {layer: (fitted.select, at) for at, layer in enumerate(layers)}
+        self.model_bytes += 0 if stream.codec is None else stream.codec.model_bytes
+        rope = source.rope.on(layers) if fit.pre and is_key else None
+        self._add(assigned.tensor, g, inside, stream, rope, assigned.number)
+
+    def _leave(self, tensor: TensorName, g: int, layers: list[int], source: Source, shared: Shared) -> None:
+        """Enter what of a device no rule quantizes of a tensor."""
+        if not layers:
+            return
+        group = source.groups[g]
+        x = source.entering(take(group.keys if tensor == "keys" else group.values, layers))
+        stream = shared.once((tensor, g, tuple(layers), x.shape[-2]), lambda: Stream.of_prompt(x, UNTOUCHED, None))
+        self._add(tensor, g, layers, stream.fork())
 
     def _add(
         self,
-        kind: Kind,
+        tensor: TensorName,
         group: int,
         layers: list[int],
-        x: Tensor,
-        window: Window,
-        codec: Codec | None,
+        stream: Stream,
         rope: Rope | None = None,
-        center: Center | None = None,
+        rule: int | None = None,
     ) -> None:
-        index = torch.tensor(layers, device=x.device)
-        self.parts.append(Part(kind, group, index, Stream.of_prompt(x, window, codec, center), rope))
+        kind: Kind = "key" if tensor == "keys" else "value"
+        index = torch.tensor(layers, device=stream.sinks.device)
+        self.parts.append(Part(kind, group, index, stream, rope, rule))
+
+    def _note(self, fits: list[tuple[Assignment, Fit]], several: bool) -> None:
+        """Keep what the fits say, of ``several`` rules with the one that each is of, and the size of their encoders."""
+        notes: list[str] = []
+        for assigned, fit in fits:
+            codecs = (codec for fitted in fit.fitted.values() for codec in (fitted.key, fitted.value))
+            self.encoder_bytes += sum(codec.encoder_bytes for codec in codecs if codec is not None)
+            whose = f"{assigned.rule.named()}: " if several else ""
+            own = frozenset(assigned.layers)
+            notes += [whose + _said(note, layers, own) for note, layers in fit.notes.items()]
+        self.fit_notes = tuple(notes)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -196,34 +208,18 @@ class LaneCache:
         return (part for part in self.parts if part.kind == kind)
 
 
-def _inside(lane: Lane, group: LayerGroup) -> list[int]:
-    """Indices within a device group of the layers that a lane quantizes."""
-    return [i for i, layer in enumerate(group.layers) if lane.layers == "all" or layer in lane.layers]
-
-
-def _prompt(method: Method, group: LayerGroup, inside: list[int], rope: Rope | None, model: ModelRef | None) -> Prompt:
-    """What a method is told of some layers of a device; ``rope``: the model's, where keys are stored before it."""
-    keys, values = _take(group.keys, inside), _take(group.values, inside)
-    layers = tuple(group.layers[i] for i in inside)
-    stored = keys if rope is None else rope.on(layers).unrotate(keys, 0)
-    queries = _take(group.queries, inside) if method.needs_queries else None
-    gram = _take(group.query_gram, inside) if method.needs_queries else None
-    scaling = tuple(group.scaling[i] for i in inside if group.scaling)
-    return Prompt(stored, values, queries, gram=gram, model=model, layers=layers, rotated=keys, scaling=scaling)
-
-
-def _center(lane: Lane, group: LayerGroup, inside: list[int], prompt: Prompt, rope: Rope, pre: bool) -> Center | None:
-    """What the keys of a device's quantized layers are centred on."""
-    bias = None if group.key_bias is None else _take(group.key_bias, inside)
-    return center_of(lane.center, prompt, rope.on(prompt.layers), pre, bias)
-
-
-def _begun(fitted: Fitted, tokens: int | None) -> Fitted:
-    """What was fitted, for a prompt of which the first ``tokens`` enter now."""
-    if tokens is None:
-        return fitted
-    key, value = (None if codec is None else codec.begun(tokens) for codec in (fitted.key, fitted.value))
-    return replace(fitted, key=key, value=value)
+def _encoded(assigned: Assignment, fit: Fit, g: int, source: Source) -> Stream:
+    """The prompt of a device's layers as a rule stores it, before it belongs to any lane."""
+    group, fitted = source.groups[g], fit.fitted[g]
+    inside = within(assigned.layers, group)
+    if assigned.tensor == "values":
+        return Stream.of_prompt(
+            source.entering(take(group.values, inside)), assigned.window, source.begun(fitted.value)
+        )
+    keys = source.entering(take(group.keys, inside))
+    if fit.pre:
+        keys = source.rope.on(tuple(group.layers[i] for i in inside)).unrotate(keys, 0)
+    return Stream.of_prompt(keys, assigned.window, source.begun(fitted.key), fit.centers[g])
 
 
 def _said(note: str, layers: list[int], every: frozenset[int]) -> str:
@@ -232,8 +228,3 @@ def _said(note: str, layers: list[int], every: frozenset[int]) -> str:
         return note
     first, last = min(layers), max(layers)
     return f"layer {first}: {note}" if first == last else f"layers {first} to {last}: {note}"
-
-
-def _take(x: Tensor, layers: list[int]) -> Tensor:
-    """Some layers of x, without a copy where they are all of them."""
-    return x if len(layers) == x.shape[0] else x[layers]

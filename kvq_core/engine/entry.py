@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.filling import Filling
+from kvq_core.engine.fit import Shared
 from kvq_core.engine.lane_state import LaneState, said
 from kvq_core.engine.prefill import CHUNK, Prefill
 from kvq_core.engine.script import Segment
@@ -34,16 +35,17 @@ class Entry:
     rope: Rope
     segments: list[Segment]
     stress: AppliedStress | None
+    shared: Shared = field(default_factory=Shared)  # streams that lanes have alike are encoded once
 
     def cache(self, lane: Lane) -> LaneCache:
         """A lane's cache with the prompt in it, or with what its own passes begin after."""
         groups, passes = self.prefill.groups, passes_of(self.segments, lane.chunks)
         if not passes:
-            return LaneCache.of_prompt(lane, groups, self.rope, self.model.ref)
+            return LaneCache.of_prompt(lane, groups, self.rope, self.model.ref, self.shared)
         fitted = groups
         if lane.chunks is not None and lane.chunks.fit == "first_chunk":
             fitted = [group.first(lane.chunks.chunk) for group in groups]
-        return LaneCache.of_prompt(lane, fitted, self.rope, self.model.ref, passes[0].start)
+        return LaneCache.of_prompt(lane, fitted, self.rope, self.model.ref, self.shared, passes[0].start)
 
     def fill(self, states: list[LaneState]) -> Iterator[Filled]:
         """Let the rest of the prompt enter the caches of the lanes that read it through them, a pass a turn."""

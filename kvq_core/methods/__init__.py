@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 from rapidfuzz import process
 
+from kvq_core.codebooks.lookup import CodebookNeed
 from kvq_core.codecs.blocks import Block
 from kvq_core.codecs.codec import Codec
 from kvq_core.codecs.window import Window
@@ -22,6 +23,7 @@ from kvq_core.methods.shape import ModelRef, ModelShape
 
 __all__ = [
     "Block",
+    "CodebookNeed",
     "Codec",
     "Fitted",
     "Home",

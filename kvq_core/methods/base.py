@@ -231,6 +231,10 @@ class Method(BaseModel):
         """The settings in a few words, a lane's subtitle: ``K2 V2 · group 32 · window 32``."""
         return self.title
 
+    def short(self, tensors: Literal["both", "keys", "values"] = "both") -> str:
+        """The method and its width in a word or two, for a name that lists several: ``kivi 2``."""
+        return self.name
+
 
 class BitsMethod(Method):
     """A method with one bit width, or one each for keys and values."""
@@ -243,6 +247,12 @@ class BitsMethod(Method):
         """Bits per code of keys or of values."""
         own: int | None = getattr(self, f"{tensor}_bits")
         return self.bits if own is None else own
+
+    def short(self, tensors: Literal["both", "keys", "values"] = "both") -> str:
+        key, value = self.width("key"), self.width("value")
+        if tensors == "both" and key != value:
+            return f"{self.name} K{key} V{value}"
+        return f"{self.name} {value if tensors == 'values' else key}"
 
 
 class ResidualMethod(BitsMethod):

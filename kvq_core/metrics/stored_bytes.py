@@ -1,18 +1,13 @@
 """Stored bytes of a lane's cache, counted from the tensors it holds."""
 
-from typing import Literal
-
 from kvq_core.engine.cache import LaneCache, Part
 from kvq_core.methods import ModelShape
-from kvq_core.record.fields import FULL_PRECISION, Memory
+from kvq_core.record.fields import FULL_PRECISION, Memory, RuleMemory
 
 
 def measure(cache: LaneCache, shape: ModelShape) -> Memory:
     """Bytes by part, effective bits per element of keys and of values, ratio to an fp16 cache of the same tokens."""
-    parts: dict[str, int] = {}
-    for part in cache.parts:
-        for name, size in part.stream.nbytes().items():
-            parts[f"{part.kind}_{name}"] = parts.get(f"{part.kind}_{name}", 0) + size
+    parts = _by_name(cache.parts)
     stored = sum(parts.values())
     if host := sum(part.stream.host_bytes for part in cache.parts):
         parts["host_copy"] = host  # in host memory, beside the cache: in no bits and no ratio
@@ -22,14 +17,34 @@ def measure(cache: LaneCache, shape: ModelShape) -> Memory:
     return Memory(
         key_bits=key,
         value_bits=value,
-        key_bits_quantized=_quantized_bits(cache, "key", shape),
-        value_bits_quantized=_quantized_bits(cache, "value", shape),
+        key_bits_quantized=_quantized_bits(cache.parts, "key", shape),
+        value_bits_quantized=_quantized_bits(cache.parts, "value", shape),
         bytes_by_part=parts,
         shared_bytes=cache.model_bytes,
         encoder_bytes=cache.encoder_bytes,
         kv_ratio=stored / (2 * elements * 2),
         tokens=tokens,
+        by_rule=_by_rule(cache, shape),
     )
+
+
+def _by_rule(cache: LaneCache, shape: ModelShape) -> list[RuleMemory]:
+    """What each of a lane's several rules stores; nothing where it has one."""
+    found = []
+    for number in range(cache.rules) if cache.rules > 1 else ():
+        parts = [part for part in cache.parts if part.rule == number]
+        keys, values = (_quantized_bits(parts, kind, shape) for kind in ("key", "value"))
+        found.append(RuleMemory(key_bits_quantized=keys, value_bits_quantized=values, bytes_by_part=_by_name(parts)))
+    return found
+
+
+def _by_name(parts: list[Part]) -> dict[str, int]:
+    """Bytes of some parts of a cache, by tensor and what they are."""
+    found: dict[str, int] = {}
+    for part in parts:
+        for name, size in part.stream.nbytes().items():
+            found[f"{part.kind}_{name}"] = found.get(f"{part.kind}_{name}", 0) + size
+    return found
 
 
 def host_note(memory: Memory) -> str | None:
@@ -49,10 +64,11 @@ def _bits(parts: dict[str, int], kind: str, elements: int) -> float:
     return 8 * sum(size for name, size in parts.items() if name.startswith(kind + "_")) / elements
 
 
-def _quantized_bits(cache: LaneCache, kind: Literal["key", "value"], shape: ModelShape) -> float | None:
+def _quantized_bits(parts: list[Part], kind: str, shape: ModelShape) -> float | None:
     """Bits of an element outside the full-precision tokens; None where nothing is quantized."""
-    size = sum(s for part in cache.of(kind) for name, s in part.stream.nbytes().items() if name not in FULL_PRECISION)
-    packed = sum(part.stream.packed_tokens * part.layers.numel() for part in cache.of(kind))
+    own = [part for part in parts if part.kind == kind]
+    size = sum(s for part in own for name, s in part.stream.nbytes().items() if name not in FULL_PRECISION)
+    packed = sum(part.stream.packed_tokens * part.layers.numel() for part in own)
     return 8 * size / (packed * shape.kv_heads * shape.head_dim) if packed else None
 
 

@@ -4,12 +4,14 @@ import hashlib
 import json
 import math
 from datetime import UTC, datetime
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvq_core.analysis.verdict import MIN_SCORED
 from kvq_core.engine.decode import LaneState
+from kvq_core.methods import ModelShape
 from kvq_core.metrics.fidelity import Fidelity, perplexity_block
 from kvq_core.metrics.rate import BITS, reference_curve
 from kvq_core.metrics.stored_bytes import host_note, layers_quantized, measure, tokens_quantized
@@ -24,9 +26,10 @@ from kvq_core.record.fields import (
     Metrics,
     Record,
     Reference,
+    RuleRecord,
     Timing,
 )
-from kvq_core.spec import ComparisonSpec, Lane
+from kvq_core.spec import ComparisonSpec, Lane, Rule
 
 OF_CHOSEN_KEYS = (
     "attention and its outputs are those of the keys this lane reads; its attention KL is KL(lane || reference), for a "
@@ -44,7 +47,7 @@ def run_id(model: LoadedModel, spec: ComparisonSpec, ids: list[int]) -> str:
         "device": model.device.type,
         "results_version": RESULTS_VERSION,
     }
-    data = [lane.build().data_hash(model.ref) for lane in spec.lanes]
+    data = [lane.data_hash(model.ref) for lane in spec.lanes]
     if any(data):  # learned codebooks, one entry a lane
         parts["data"] = data
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
@@ -103,19 +106,12 @@ def _reference(run: Run) -> Reference:
 
 def _lane(run: Run, state: LaneState, at: int | None) -> LaneRecord:
     lane: Lane = state.lane
-    method = lane.build()
     record = LaneRecord(
         label=lane.label,
-        method=lane.method,
-        title=method.title,
-        summary=method.summary(),
-        knobs=method.model_dump(mode="json"),
-        tensors=lane.tensors,
-        layers=lane.layers if isinstance(lane.layers, str) else list(lane.layers),
-        sink_tokens=lane.sink_tokens,
-        recent_tokens=lane.recent_tokens,
-        center=lane.center,
+        title=lane.title,
+        summary=lane.summary,
         prefill=lane.model_dump(mode="json")["prefill"],
+        **_stored_as(lane, run.model.shape),
         status="failed" if state.error else "done",
         error=state.error,
         token_ids=state.token_ids,
@@ -131,9 +127,45 @@ def _lane(run: Run, state: LaneState, at: int | None) -> LaneRecord:
     read = prefill_note(lane, len(run.ids))
     record.notes = [*state.cache.notes, *filter(None, [read, host_note(record.memory), chosen])]
     record.timing = Timing(encode_prompt_s=state.encode_prompt_s, encode_decode_s=state.encode_decode_s)
-    asked = run.model.shape.layers if isinstance(lane.layers, str) else len(set(lane.layers))
-    record.flags = _flags(run.fidelity, record, at, method.quantizes, asked)
+    asked = {layer for assigned in lane.plan(run.model.shape) for layer in assigned.layers}
+    record.flags = _flags(run.fidelity, record, at, lane.quantizes, len(asked))
     return record
+
+
+def _stored_as(lane: Lane, shape: ModelShape) -> dict[str, Any]:
+    """The rules of a lane, and what its record says beside them: of one rule all that the rule does, of several what
+    they quantize together."""
+    rules = [_rule(rule) for rule in lane.every_rule]
+    if len(rules) == 1:
+        return {**rules[0].model_dump(exclude={"title", "summary", "tokens"}), "rules": rules}
+    plan = lane.plan(shape)
+    layers = sorted({layer for assigned in plan for layer in assigned.layers})
+    tensors = {assigned.tensor for assigned in plan}
+    return {
+        "method": None,
+        "knobs": None,
+        "tensors": next(iter(tensors)) if len(tensors) == 1 else "both",
+        "layers": "all" if len(layers) == shape.layers else layers,
+        "sink_tokens": None,
+        "recent_tokens": None,
+        "rules": rules,
+    }
+
+
+def _rule(rule: Rule) -> RuleRecord:
+    method = rule.build()
+    return RuleRecord(
+        method=rule.method,
+        title=method.title,
+        summary=method.summary(),
+        knobs=method.model_dump(mode="json"),
+        tensors=rule.tensors,
+        layers=rule.layers if isinstance(rule.layers, str) else list(rule.layers),
+        tokens=rule.tokens,
+        sink_tokens=rule.sink_tokens,
+        recent_tokens=rule.recent_tokens,
+        center=rule.center,
+    )
 
 
 def _metrics(run: Run, state: LaneState, at: int) -> Metrics:

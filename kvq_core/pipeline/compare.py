@@ -54,7 +54,7 @@ def compare_on(model: LoadedModel, spec: ComparisonSpec, store: Store | None = N
     """``compare`` on a model that is in memory already."""
     ids = render(model, spec)
     id = run_id(model, spec, ids)
-    methods = [lane.method for lane in spec.lanes]
+    methods = [rule.method for lane in spec.lanes for rule in lane.every_rule]
     with log_run(id, spec.prompt, model=spec.model, methods=methods, prompt_tokens=len(ids)) as told:
         finished = _stored(id, store)
         if finished is None:

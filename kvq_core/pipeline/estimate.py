@@ -17,7 +17,7 @@ from kvq_core.pipeline.prompt import render
 from kvq_core.pipeline.prompt_scores import chunked
 from kvq_core.record.fields import Record
 from kvq_core.settings import settings
-from kvq_core.spec import MAX_LANES, ComparisonSpec, Lane, parse_spec
+from kvq_core.spec import MAX_LANES, TENSORS, ComparisonSpec, Lane, parse_spec
 
 REMEMBERED = 40  # runs a machine's timing is fitted on
 LOGIT_COPIES = 6  # of a scored chunk's logits: as computed, in float32, as log-probabilities of both sides and between
@@ -118,15 +118,20 @@ def _sized(spec: ComparisonSpec) -> tuple[ComparisonSpec, LoadedModel, int, int]
 
 
 def _lane(lane: Lane, model: LoadedModel, prompt: int, end: int) -> LaneEstimate:
-    # generated tokens of a prompt-only lane stay in its window
-    key, value = (window.packed(prompt if window.prompt_only else end) for window in lane.windows())
-    method = lane.build()
+    plan = lane.plan(model.shape)
+    key, value = (
+        # generated tokens of a prompt-only lane stay in its window
+        max(
+            (w.packed(prompt if w.prompt_only else end) for w in (a.window for a in plan if a.tensor == tensor)),
+            default=0,
+        )
+        for tensor in TENSORS
+    )
     warning = None
     if reason := lane.why_not(model.shape):
         warning = f"{lane.label} cannot run: {reason}."
-    elif method.quantizes and not key and not value:
-        windows = [w for w in lane.windows() if w.step is not None]
-        needed = min(w.sink + w.recent + (w.step or 0) for w in windows)
+    elif plan and not key and not value:
+        needed = min(w.sink + w.recent + (w.step or 0) for w in (a.window for a in plan))
         warning = (
             f"{lane.label} would quantize nothing: all {end} tokens fit in its full-precision windows; "
             f"it starts at {needed} tokens."
@@ -140,7 +145,7 @@ def _run_bytes(model: LoadedModel, spec: ComparisonSpec, prompt: int, new: int) 
     shape = model.shape
     token = shape.layers * shape.kv_heads * shape.head_dim * 4 * 2  # keys and values of one row
     lanes = len(spec.lanes) + 1
-    windows = [w for lane in spec.lanes for w in lane.windows()]
+    windows = [assigned.window for lane in spec.lanes for assigned in lane.plan(shape)]
     prefix = min([w.frozen(prompt) for w in windows], default=prompt)
     copies = (lanes + 1) * prefix * token + (2 * lanes + 1) * (prompt + new - prefix) * token
     queries = shape.layers * shape.query_heads * shape.head_dim * 4 * prompt

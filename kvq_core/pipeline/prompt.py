@@ -34,7 +34,6 @@ def render(model: LoadedModel, spec: ComparisonSpec) -> list[int]:
             what = name.split(".")[1].removeprefix("key_outlier_").replace("_", " ")
             raise SpecError(f"{name} = {excerpt(list(asked))} is not allowed; the model has {what} 0 to {there - 1}.")
     for lane in spec.lanes:
-        reason = lane.why_not(model.shape)
-        if reason and isinstance(lane.layers, tuple) and max(lane.layers) >= model.shape.layers:
+        if reason := lane.out_of_place(model.shape):
             raise SpecError(f"Lane {lane.label!r}: {reason}.")
     return ids

@@ -70,7 +70,7 @@ class Run:
         self.decode = Decode(self.model, self.prefill, self.spec, [*self.spec.lanes, NOISE_FLOOR], stress)
         for state in self.decode.states:
             reason = state.lane.why_not(self.model.shape)
-            state.error = reason and f"{state.lane.build().title} cannot run on {self.model.title}: {reason}."
+            state.error = reason and f"{state.lane.title} cannot run on {self.model.title}: {reason}."
         for index in self.decode.encode():
             label = self.decode.states[index].lane.label
             yield Encoding(label, index, len(self.decode.states))

@@ -113,6 +113,8 @@ ARRAYS = {
 
 # Of ARRAYS, those a lane has only where its method gives them (Codec.usage).
 OF_SOME_METHODS = ("code_counts", "symmetric_share", "outlier_share", "latent_bits")
+# And those of runs in which a lane read the prompt through its own cache.
+OF_CHUNKED_PROMPTS = ("prompt/positions", "prompt/nll", "prompt_kld", "prompt_nll", "prompt_same_top")
 
 
 Arrays = Mapping[str, Any]

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-SCHEMA_VERSION = 4  # of record and manifest; raised when a field changes, with a step in migrate.py
+SCHEMA_VERSION = 5  # of record and manifest; raised when a field changes, with a step in migrate.py
 RESULTS_VERSION = 6  # raised whenever a change alters results, so that stored runs are not taken for new ones
 FULL_PRECISION = ("sinks", "window", "untouched")  # parts of a cache that hold tokens as they are, in fp16
 
@@ -119,6 +119,14 @@ class Metrics(_Part):
     prompt: PromptMetrics | None = None  # None: the prompt was read in full precision
 
 
+class RuleMemory(_Part):
+    """What one of a lane's several rules stores: as in Memory, of the layers and tensors it is for."""
+
+    key_bits_quantized: float | None
+    value_bits_quantized: float | None
+    bytes_by_part: dict[str, int]
+
+
 class Memory(_Part):
     """Stored bytes of the lane's cache at the end of the forced row, counted from the tensors held."""
 
@@ -131,6 +139,7 @@ class Memory(_Part):
     encoder_bytes: int  # state only the encoder reads (SQuat's update matrices): beside the cache, in no ratio
     kv_ratio: float  # stored bytes over those of the fp16 cache
     tokens: int
+    by_rule: list[RuleMemory] = []  # in the rules' order where a lane has several; tensors in no rule are in none
 
 
 class Timing(_Part):
@@ -144,17 +153,36 @@ class Timing(_Part):
 Tensors = tuple[Literal["keys", "values"], ...]
 
 
-class LaneRecord(_Part):
-    label: str
+class RuleRecord(_Part):
+    """One rule of a lane, as it was applied: a method with all its knobs, and what of the cache it was for."""
+
     method: str
     title: str
     summary: str
     knobs: dict[str, Any]
     tensors: str
-    layers: Any
+    layers: Any  # "all" or numbers from 0
+    tokens: Any = "all"
     sink_tokens: int | None
     recent_tokens: int | None
     center: str = "none"  # the constant its quantized keys are stored without
+
+
+class LaneRecord(_Part):
+    """A lane. Where it has one rule, the fields of that rule stand here too; where several, ``method`` and ``knobs``
+    are null, ``tensors`` and ``layers`` what the rules quantize together."""
+
+    label: str
+    method: str | None
+    title: str
+    summary: str
+    knobs: dict[str, Any] | None
+    tensors: str
+    layers: Any
+    sink_tokens: int | None
+    recent_tokens: int | None
+    center: str = "none"
+    rules: list[RuleRecord]
     prefill: Any = "full"  # Lane.prefill: how it read the prompt
     status: Literal["done", "failed"]
     error: str | None = None
@@ -167,6 +195,17 @@ class LaneRecord(_Part):
     metrics: Metrics | None = None
     memory: Memory | None = None
     timing: Timing | None = None
+
+    @property
+    def every_rule(self) -> list[RuleRecord]:
+        """Its rules; where there is one, what the lane's own fields say."""
+        if self.method is None:
+            return self.rules
+        return [RuleRecord(**{name: getattr(self, name) for name in RuleRecord.model_fields if name != "tokens"})]
+
+    def rules_for(self, tensor: Literal["keys", "values"]) -> list[RuleRecord]:
+        """Its rules for keys, or for values; of a layer the first that is for it counts."""
+        return [rule for rule in self.every_rule if rule.tensors in ("both", tensor)]
 
     @property
     def quantized(self) -> Tensors:

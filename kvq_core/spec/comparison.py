@@ -2,14 +2,14 @@
 
 import hashlib
 import json
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from kvq_core.errors import SpecError
-from kvq_core.methods import make, methods
-from kvq_core.spec.frozen import Frozen
-from kvq_core.spec.lane import Count, Lane
+from kvq_core.methods import make
+from kvq_core.spec.lane import Lane
+from kvq_core.spec.rule import Count, Frozen, Rule
 
 DEFAULT_MODEL = "smollm2-135m-instruct-q4_1"
 MAX_LANES = 8
@@ -126,7 +126,7 @@ class ComparisonSpec(Frozen):
     def _label_lanes(self) -> Self:
         labels: list[str] = []
         for lane in self.lanes:
-            base = lane.label or methods()[lane.method].title
+            base = lane.label or lane.default_label
             label, n = base, 2
             while label in labels:
                 if lane.label:
@@ -147,11 +147,16 @@ class ComparisonSpec(Frozen):
         if not self.stress.active:
             data.pop("stress", None)
         for told, lane in zip(data.get("lanes", []), self.lanes, strict=True):
-            # a knob written out at its default is the same lane
-            told.pop("knobs", None)
-            if changed := make(lane.method, **lane.knobs).model_dump(mode="json", exclude_defaults=True):
-                told["knobs"] = changed
+            for said, rule in zip(told.get("rules", [told]), lane.every_rule, strict=True):
+                _leave_out_defaults(said, rule)
         return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
     def __hash__(self) -> int:
         return int.from_bytes(hashlib.sha256(self.canonical().encode()).digest()[:8], "big")
+
+
+def _leave_out_defaults(said: dict[str, Any], rule: Rule) -> None:
+    """A knob written out at its default is the same rule."""
+    said.pop("knobs", None)
+    if changed := make(rule.method, **rule.knobs).model_dump(mode="json", exclude_defaults=True):
+        said["knobs"] = changed

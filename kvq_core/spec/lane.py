@@ -1,42 +1,45 @@
-"""One lane: a method with its knobs, and where and how it applies."""
+"""One lane: the rules by which a cache is stored, under one label."""
 
-from dataclasses import replace
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from kvq_core.errors import SpecError, excerpt
-from kvq_core.methods import Method, ModelShape, Window, make, methods
-from kvq_core.spec.frozen import Frozen
+from kvq_core.methods import CodebookNeed, Home, Method, ModelRef, ModelShape, Window
 from kvq_core.spec.prefill import Chunks, Reading
+from kvq_core.spec.rule import TENSORS, Centering, Frozen, Rule, Storing, Tensor
 
-Centering = Literal["none", "mean", "bias", "mean_after_rope"]
-Count = Annotated[int, Field(ge=0)]
+MAX_RULES = 256
+_LABEL = 60  # characters
 
 
-class Lane(Frozen):
-    """One cache under one label: a method with its knobs, and where it applies."""
+@dataclass(frozen=True)
+class Assignment:
+    """Layers of a model whose keys, or whose values, one rule of a lane quantizes; ``number``: the rule's, from 0."""
 
-    label: str = Field("", max_length=60, description="Name of the lane; empty: made from the method.")
-    method: str = Field(description="Name of the method.")
-    knobs: dict[str, Any] = Field(default_factory=dict, description="The method's knobs; missing ones keep defaults.")
-    tensors: Literal["both", "keys", "values"] = Field(
-        "both", description="What the method quantizes; the rest is fp16."
-    )
-    layers: Literal["all"] | tuple[Count, ...] = Field(
-        "all", description='Layers it quantizes, "all" or a list of numbers from 0; the others are fp16.'
-    )
-    sink_tokens: int | None = Field(None, ge=0, le=4096, description="First tokens kept fp16; null: the method's own.")
-    recent_tokens: int | None = Field(
-        None, ge=0, le=8192, description="Newest tokens kept fp16; null: the method's own."
-    )
+    number: int
+    rule: Rule
+    tensor: Tensor
+    layers: tuple[int, ...]
 
-    center: Centering = Field(
-        "none",
-        description="What quantized keys are stored without, a constant of each KV head and channel: the prompt's mean "
-        "key before RoPE, the bias of the key projection, or the mean after RoPE.",
-    )
+    @property
+    def method(self) -> Method:
+        return self.rule.build()
 
+    @property
+    def window(self) -> Window:
+        return self.rule.windows()[TENSORS.index(self.tensor)]
+
+    @property
+    def center(self) -> Centering:
+        """What the method is fitted without: of keys and values of one rule alike, though only keys lose it."""
+        return self.rule.center
+
+
+class _Labelled(Frozen):
+    label: str = Field("", max_length=_LABEL, description="Name of the lane; empty: made from the method.")
     prefill: Reading = Field(
         "full",
         description="How the prompt is read: full, in full precision before anything is quantized, as papers do; "
@@ -49,116 +52,206 @@ class Lane(Frozen):
         """Labels name lanes in tables and error messages: no line breaks, no blank that looks like no label."""
         return " ".join(label.split()) if isinstance(label, str) else label
 
+
+class Lane(Storing, _Labelled):
+    """One cache under one label: a method with its knobs and where it applies, or several rules that each say that.
+
+    The first rule that fits a layer's keys or values stores them, and what none fits is fp16. A lane given by one rule
+    for all tokens is the short form without ``rules``, in every respect.
+    """
+
+    rules: tuple[Rule, ...] | None = Field(
+        None,
+        max_length=MAX_RULES,
+        description="Rules, in place of all the fields above: of each layer's keys and values the first that fits.",
+    )
+
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        if isinstance(self.layers, tuple) and not self.layers:
-            raise SpecError('layers = [] quantizes nothing; give layer numbers or "all".')
-        if reason := self._not_centred():
-            raise SpecError(f"center = {self.center}: {reason}.")
-        if reason := self._not_chunked():
-            raise SpecError(f"prefill: {reason}.")
-        built = self.build().model_dump(mode="json")
-        # 2.0 or true given for a whole number is that number from here on, in the record as in the run's id
-        object.__setattr__(self, "knobs", {name: built[name] for name in self.knobs})
+        given = [
+            name
+            for name, field in Storing.model_fields.items()
+            if getattr(self, name) != field.get_default(call_default_factory=True)
+        ]
+        if self.rules is None:
+            if self.method is None:
+                raise SpecError("method is missing; name a method, or give rules.")
+            object.__setattr__(self, "knobs", self.every_rule[0].knobs)
+            return self._check_chunks()
+        if given:
+            value = excerpt(getattr(self, given[0]))
+            raise SpecError(
+                f"rules and {given[0]} = {value} are both given; put {given[0]} into a rule, or leave rules out."
+            )
+        if not self.rules:
+            raise SpecError("rules = [] stores nothing; give at least one rule, or a method.")
+        if len(self.rules) == 1 and self.rules[0].tokens == "all":
+            for name in Storing.model_fields:
+                object.__setattr__(self, name, getattr(self.rules[0], name))
+            object.__setattr__(self, "rules", None)
+            return self._check_chunks()
+        self._check_rules()
+        return self._check_chunks()
+
+    def _check_chunks(self) -> Self:
+        """Raises SpecError where the prompt cannot enter its cache as asked, on any model."""
+        if self.chunks is not None:
+            for said, rule in self._said():
+                if reason := rule.not_chunked(self.chunks.own_chunk):
+                    raise SpecError(f"prefill: {said}{reason}.")
         return self
 
-    def build(self) -> Method:
-        """The frozen method, lane options applied to the knobs that mean the same.
+    def _check_rules(self) -> None:
+        """Raises SpecError for a rule that has no effect on any model."""
+        for number, rule in enumerate(self.rules or (), 1):
+            if rule.build().quantizes and not any(rule.quantizes(tensor) for tensor in TENSORS):
+                raise SpecError(
+                    f"rule {number} ({rule.named()}) quantizes nothing: the method leaves {rule.tensors} fp16."
+                )
+        named = {layer for rule in self.rules or () if not isinstance(rule.layers, str) for layer in rule.layers}
+        taken = {number for number, *_ in _places(self.every_rule, {*named, -1})}  # -1: all that no rule names
+        if reason := self._unreached(taken):
+            raise SpecError(f"{reason}.")
 
-        Raises SpecError for an unknown method, an impossible knob, or an option given twice.
-        """
-        settings = dict(self.knobs)
-        for option, knob in self._options():
-            if knob is None:
-                continue
-            if knob in self.knobs:
-                raise SpecError(f"{option} is given by the lane and by the knob {knob!r}; give one of them.")
-            settings[knob] = getattr(self, option)
-        built = make(self.method, **settings)
-        if not built.quantizes and (self.sink_tokens is not None or self.recent_tokens is not None):
-            raise SpecError(f"{self.method} quantizes nothing: sink_tokens and recent_tokens have no meaning here.")
-        return built
-
-    def windows(self) -> tuple[Window, Window]:
-        """Windows of keys and of values after the lane's options."""
-        built = self.build()
-        changes = {
-            option.removesuffix("_tokens"): getattr(self, option) for option, knob in self._options() if knob is None
-        }
-        key, value = (_changed(window, changes) for window in built.windows())
-        whole = Window(step=None)
-        return (whole if self.tensors == "values" else key), (whole if self.tensors == "keys" else value)
-
-    def _options(self) -> list[tuple[str, str | None]]:
-        """Lane options that are set, each with the method's knob of the same meaning, if it has one."""
-        if self.method not in methods():
-            make(self.method)
-        knobs = methods()[self.method].window_knobs()
-        given = [o for o in ("sink_tokens", "recent_tokens") if getattr(self, o) is not None]
-        return [(option, knobs.get(option)) for option in given]
-
-    def _not_centred(self) -> str | None:
-        """Why its keys cannot be stored without a constant, on any model; None where they can, or are not to be."""
-        if self.center == "none":
-            return None
-        if self.windows()[0].step is None:
-            return "this lane quantizes no keys; leave center out"
-        return self.build().not_centred
+    def _unreached(self, taken: set[int]) -> str | None:
+        for number, rule in enumerate(self.every_rule):
+            if number not in taken:
+                return (
+                    f"rule {number + 1} ({rule.named()}) can never be reached: the rules before it take all it is for; "
+                    "move it up or remove it"
+                )
+        return None
 
     @property
     def chunks(self) -> Chunks | None:
-        """The chunks in which the prompt enters the cache; None where it is read in full precision first."""
+        """The chunks in which the prompt enters the cache; None where it is read in full precision first.
+
+        Raises SpecError where it is to be read as deployed, and the rules' methods come from different engines.
+        """
         if self.prefill == "full":
             return None
         if isinstance(self.prefill, Chunks):
             return self.prefill
-        home = self.build().home
+        homes = {rule.build().home: rule for rule in self.every_rule if rule.build().quantizes}
+        if len(homes) > 1:
+            (one, a), (other, b) = list(homes.items())[:2]
+            raise SpecError(
+                f"prefill = deployed: {a.named()} is read by {_engine(one)} and {b.named()} by {_engine(other)}; say "
+                "how the prompt is read, such as prefill = full or 512."
+            )
+        home = next(iter(homes), None)
         return None if home is None else Chunks(chunk=home.chunk, own_chunk=home.own_chunk)
 
-    def _not_chunked(self) -> str | None:
-        """Why the prompt cannot enter its cache in chunks, on any model; None where it can, or is not to."""
-        if self.chunks is None:
-            return None
-        method = self.build()
-        if reason := method.not_chunked:
-            return reason
-        if self.chunks.own_chunk == "raw" or not method.quantizes:
-            return None
-        for tensor, local, window in zip(("keys", "values"), method.token_local, self.windows(), strict=True):
-            if window.step is not None and not local:
-                return (
-                    f"own_chunk = stored needs codes that a token has by itself, and {method.title} codes {tensor} of "
-                    "several tokens together; take own_chunk = raw, or a method that quantizes per token"
-                )
-        return None
+    @property
+    def every_rule(self) -> tuple[Rule, ...]:
+        """The rules, of a lane in its short form the one it is."""
+        if self.rules is not None:
+            return self.rules
+        return (Rule(**{name: getattr(self, name) for name in Storing.model_fields}),)
 
-    def center_bytes(self, shape: ModelShape) -> int:
-        """Stored bytes of a quantized layer's constant: fp16, and none where it is known from the weights."""
-        return 2 * shape.kv_heads * shape.head_dim if self.center in ("mean", "mean_after_rope") else 0
+    @property
+    def rule(self) -> Rule:
+        """The rule of a lane that has one. Raises SpecError where it has several."""
+        first, *others = self.every_rule
+        if others:
+            raise SpecError(f"{self.label or self.title} has {1 + len(others)} rules; this is for lanes of one.")
+        return first
+
+    def build(self) -> Method:
+        """``Rule.build`` of the one rule. Raises SpecError where there are several."""
+        return self.rule.build()
+
+    def windows(self) -> tuple[Window, Window]:
+        """``Rule.windows`` of the one rule. Raises SpecError where there are several."""
+        return self.rule.windows()
+
+    def plan(self, shape: ModelShape) -> tuple[Assignment, ...]:
+        """Which rule quantizes what on a model of that shape, in the rules' order; what is in none stays fp16."""
+        return self.plan_of(range(shape.layers))
+
+    def plan_of(self, layers: Iterable[int]) -> tuple[Assignment, ...]:
+        """The plan for some layers of a model."""
+        rules = self.every_rule
+        return tuple(
+            Assignment(number, rules[number], tensor, tuple(sorted(taken)))
+            for number, tensor, taken in _places(rules, set(layers))
+            if rules[number].quantizes(tensor)
+        )
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether any of its methods quantizes."""
+        return any(rule.build().quantizes for rule in self.every_rule)
+
+    @property
+    def title(self) -> str:
+        """The method's title, or the rules in a few words: ``K per_token 8, V kivi 2; layers 0-3 fp16``."""
+        rules = self.every_rule
+        if len(rules) == 1:
+            return rules[0].build().title
+        whole, some = ([r.named() for r in rules if isinstance(r.layers, str) is w] for w in (True, False))
+        return "; ".join(filter(None, [", ".join(whole), *some]))
+
+    @property
+    def default_label(self) -> str:
+        """What the lane is called where no label is given."""
+        return self.title if len(self.title) <= _LABEL - 5 else f"{self.title[: _LABEL - 6]}…"
+
+    @property
+    def summary(self) -> str:
+        """The method's settings in a few words; of several rules each one's."""
+        rules = self.every_rule
+        if len(rules) == 1:
+            return rules[0].build().summary()
+        return "; ".join(f"{rule.named()}: {rule.build().summary()}" for rule in rules)
+
+    def data_hash(self, model: ModelRef) -> str | list[str | None] | None:
+        """``Method.data_hash`` of its method, of several rules a list; None where no rule has such data."""
+        hashes = [rule.build().data_hash(model) for rule in self.every_rule]
+        return hashes[0] if len(hashes) == 1 else hashes if any(hashes) else None
+
+    def lacks(self, model: ModelRef) -> tuple[CodebookNeed, ...]:
+        """Learned data its methods need on a model and do not find, each once."""
+        return tuple(dict.fromkeys(need for rule in self.every_rule for need in rule.build().lacks(model)))
+
+    def usage_bytes(self, shape: ModelShape, tokens: int) -> int:
+        """At most, bytes of the record's arrays that tell how the lane stores."""
+        return sum({rule.build(): rule.build().usage_bytes(shape, tokens) for rule in self.every_rule}.values())
+
+    def out_of_place(self, shape: ModelShape) -> str | None:
+        """Why its rules do not belong to a model of this shape: a layer that is not there, a rule that fits nothing."""
+        for said, rule in self._said():
+            if missing := rule.missing_layer(shape):
+                return said + missing
+        return self._unreached({number for number, *_ in _places(self.every_rule, set(range(shape.layers)))})
 
     def why_not(self, shape: ModelShape) -> str | None:
         """Why this lane cannot run on a model of this shape; None when it can."""
-        if isinstance(self.layers, tuple) and max(self.layers) >= shape.layers:
-            return f"layer {excerpt(max(self.layers))} does not exist; the model has layers 0 to {shape.layers - 1}"
-        method = self.build()
-        if self.center == "bias" and shape.key_bias != "bias":
-            there = (
-                "have no bias"
-                if shape.key_bias == "none"
-                else "have a norm or a bound behind their bias, which changes it"
-            )
-            return f"center = bias, and the model's key projections {there}; take center = mean"
-        lost = None
-        if method.key_space == "pre" and method.quantizes:
-            lost = shape.not_before_rope(self.layers, "a method that stores keys after RoPE")
-        elif self.center in ("mean", "bias"):
-            lost = shape.not_before_rope(self.layers, "center = mean_after_rope")
-        return lost or method.why_not(shape)
+        reasons = (said + reason for said, rule in self._said() if (reason := rule.why_not(shape)))
+        return self.out_of_place(shape) or next(reasons, None)
+
+    def _said(self) -> Iterator[tuple[str, Rule]]:
+        """Each rule with what names it in a message about the lane."""
+        rules = self.every_rule
+        for number, rule in enumerate(rules, 1):
+            yield f"rule {number} ({rule.named()}): " if len(rules) > 1 else "", rule
+
+
+def _engine(home: Home | None) -> str:
+    return "no engine" if home is None else home.engine
+
+
+def _places(rules: tuple[Rule, ...], layers: set[int]) -> Iterator[tuple[int, Tensor, set[int]]]:
+    """A rule's number, a tensor, and the layers of those given whose tensor no rule before it takes whole."""
+    free = {tensor: set(layers) for tensor in TENSORS}
+    for number, rule in enumerate(rules):
+        for tensor in filter(rule.covers, TENSORS):
+            taken = free[tensor] if isinstance(rule.layers, str) else free[tensor].intersection(rule.layers)
+            if taken:
+                yield number, tensor, taken
+            if rule.tokens == "all":
+                free[tensor] = free[tensor] - taken
 
 
 # what a lane says beside its method and its knobs
-LANE_OPTIONS = tuple(name for name in Lane.model_fields if name not in ("label", "method", "knobs"))
-
-
-def _changed(window: Window, changes: dict[str, Any]) -> Window:
-    return replace(window, **changes) if window.step is not None else window
+LANE_OPTIONS = tuple(name for name in Storing.model_fields if name not in ("method", "knobs"))

@@ -3,15 +3,18 @@
 import json
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from kvq_core.complaints import first_line
 from kvq_core.errors import PATH, SpecError, abbreviate
 from kvq_core.methods import methods
 from kvq_core.spec.comparison import MAX_LANES, ComparisonSpec
 from kvq_core.spec.lane import Lane
+from kvq_core.spec.rule import Rule
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 def parse_spec(data: Any) -> ComparisonSpec:
@@ -37,12 +40,20 @@ def parse_spec(data: Any) -> ComparisonSpec:
 
 def parse_lane(data: Any, name: str = "") -> Lane:
     """A lane from plain data. Raises SpecError with one line, which begins with the lane's ``name``."""
+    rules = data.get("rules") if isinstance(data, dict) else None
+    for number, rule in enumerate(rules if isinstance(rules, list | tuple) else (), 1):
+        _parsed(Rule, rule, f"{name}, rule {number}" if name else f"rule {number}")
+    return _parsed(Lane, data, name)
+
+
+def _parsed(model: type[Model], data: Any, name: str) -> Model:
+    """Plain data as a model of it. Raises SpecError with one line, which begins with what it is called."""
     try:
-        return Lane.model_validate(data)
+        return model.model_validate(data)
     except SpecError as error:
         raise SpecError(f"{name}: {error}" if name else str(error)) from None
     except ValidationError as error:
-        raise SpecError(first_line(error, Lane, name)) from None
+        raise SpecError(first_line(error, model, name)) from None
 
 
 def _lane_name(number: int, lane: Any) -> str:

@@ -79,10 +79,9 @@ def offer(model: str, revision: str | None, lanes: Iterable[Lane], budget: Budge
     wanted: list[CodebookNeed] = []
     names: list[str] = []
     for lane in lanes:
-        method = lane.build()
-        missing = () if lane.why_not(loaded.shape) else method.lacks(loaded.ref)
+        missing = () if lane.why_not(loaded.shape) else lane.lacks(loaded.ref)
         wanted += missing
-        names += [lane.label or method.title] if missing else []
+        names += [lane.label or lane.title] if missing else []
     if not wanted:
         return None
     requests = tuple(_requests(wanted, loaded.shape.head_dim, *BUDGETS[budget]))
@@ -96,7 +95,7 @@ def possible_here(spec: ComparisonSpec) -> bool:
     """Whether nothing that a comparison's lanes learn beforehand is out of reach: it is there, or this instance trains
     it. Loads nothing; a spec that names no model is meant for the one that is offered first."""
     model = ModelRef(with_model(spec).model, "")  # no hash: what was learned from a model of that id counts
-    return _refusal() is None or not any(lane.build().lacks(model) for lane in spec.lanes)
+    return _refusal() is None or not any(lane.lacks(model) for lane in spec.lanes)
 
 
 def train_missing(found: Offer) -> Generator[Training | TrainingResult]:

@@ -2,7 +2,17 @@
 
 import torch
 
-from kvq_core.record.fields import CaptureInfo, Environment, LaneRecord, Memory, Metrics, Record, Reference, RunTiming
+from kvq_core.record.fields import (
+    CaptureInfo,
+    Environment,
+    LaneRecord,
+    Memory,
+    Metrics,
+    Record,
+    Reference,
+    RuleRecord,
+    RunTiming,
+)
 
 
 def make_sample(
@@ -66,16 +76,13 @@ def _lane(label: str, method: str, metrics: Metrics, text: str) -> LaneRecord:
         kv_ratio=0.2,
         tokens=64,
     )
+    stored = {"method": method, "title": method, "summary": "", "knobs": {}}
+    where = {"tensors": "both", "layers": "all", "sink_tokens": None, "recent_tokens": None}
     return LaneRecord(
         label=label,
-        method=method,
-        title=method,
-        summary="",
-        knobs={},
-        tensors="both",
-        layers="all",
-        sink_tokens=None,
-        recent_tokens=None,
+        **stored,
+        **where,
+        rules=[RuleRecord(**stored, **where)],
         status="done",
         text=text,
         metrics=metrics,

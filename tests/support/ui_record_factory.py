@@ -12,6 +12,7 @@ from kvq_core.record.fields import (
     Metrics,
     Record,
     Reference,
+    RuleRecord,
     RunTiming,
     Timing,
 )
@@ -187,16 +188,18 @@ def _deep_arrays(lanes: int, steps: int, random: torch.Generator) -> dict[str, t
 def _lane(label: str, method: str, scored: int, tokens: int, pieces: list[str]) -> LaneRecord:
     parts = {"key_codes": 900_000, "key_scales": 220_000, "key_zeros": 220_000, "key_window": 280_000}
     parts |= {name.replace("key", "value"): size for name, size in parts.items()}
+    stored = {
+        "method": method,
+        "title": method,
+        "summary": "K2 V2 · group 32",
+        "knobs": make(method).model_dump(mode="json"),
+    }
+    where = {"tensors": "both", "layers": "all", "sink_tokens": None, "recent_tokens": None}
     return LaneRecord(
         label=label,
-        method=method,
-        title=method,
-        summary="K2 V2 · group 32",
-        knobs=make(method).model_dump(mode="json"),
-        tensors="both",
-        layers="all",
-        sink_tokens=None,
-        recent_tokens=None,
+        **stored,
+        **where,
+        rules=[RuleRecord(**stored, **where)],
         status="done",
         text="".join(pieces),
         tokens=pieces,

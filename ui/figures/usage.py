@@ -3,7 +3,8 @@
 import numpy as np
 import plotly.graph_objects as go
 
-from kvq_core.analysis.context_growth import growths, shape_of
+from kvq_core.analysis.context_growth import growths
+from kvq_core.analysis.plans import shape_of
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
 from ui.figures.base import canvas, label_figure, label_of, lane_rows, lanes_with, of_lane, round_values, sequential

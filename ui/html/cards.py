@@ -137,6 +137,8 @@ def lane_head(record: Record, arrays: Arrays, index: int) -> str:
 
 def settings(lane: LaneRecord) -> str:
     """The method's settings in a few words, and what of the cache they are for."""
+    if len(lane.every_rule) > 1:
+        return lane.summary
     only = [f"{lane.tensors} only"] if lane.tensors != "both" else []
     centred = [CENTRED[lane.center]] if lane.center in CENTRED else []
     return " · ".join([lane.summary, *only, *centred])

@@ -4,7 +4,8 @@ from typing import Any, Literal
 
 import gradio as gr
 
-from kvq_core.analysis.context_growth import growths, shape_of
+from kvq_core.analysis.context_growth import growths
+from kvq_core.analysis.plans import shape_of
 from kvq_core.methods import ModelShape
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record

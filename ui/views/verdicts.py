@@ -8,9 +8,9 @@ from kvq_core.analysis.expected import expectation_sentence as expected
 from kvq_core.analysis.explain import explain
 from kvq_core.errors import SpecError
 from kvq_core.methods import make
-from kvq_core.methods.deployments import NO_DEPLOYMENT, with_center
+from kvq_core.methods.deployments import NO_DEPLOYMENT, Elsewhere, with_center
 from kvq_core.record.arrays import Arrays
-from kvq_core.record.fields import LaneRecord, Record
+from kvq_core.record.fields import LaneRecord, Record, RuleRecord
 from kvq_core.spec import Lane
 from ui.form.lanes import append_lane
 from ui.form.lanes_panel import Lanes, redraw_lanes
@@ -115,21 +115,30 @@ def _suggestion(index: int, lane: Lane | None, because: str) -> str:
 
 
 def _elsewhere(lane: LaneRecord) -> str:
-    """Take it away: how to have this cache, or its nearest relative, outside this project."""
-    try:
-        ways = with_center(make(lane.method, **lane.knobs).elsewhere(), lane.center) if lane.status == "done" else ()
-    except SpecError:  # a run of an earlier version, whose method or knob is gone
-        ways = ()
-    if not ways:
+    """Take it away: how to have this cache, or its nearest relative, outside this project; of several rules each."""
+    found = [(rule, way) for rule in lane.every_rule for way in _ways(rule)] if lane.status == "done" else []
+    if not found:
         return f'<details><summary>Take it away</summary><p class="muted">{safe(NO_DEPLOYMENT)}</p></details>'
+    several = len(lane.every_rule) > 1
     items = "".join(
-        f'<p><b>{safe(way.tool)}</b></p><pre tabindex="0">{safe(way.how)}</pre>'
+        f"<p><b>{safe(f'{rule.title}: {way.tool}' if several else way.tool)}</b></p>"
+        f'<pre tabindex="0">{safe(way.how)}</pre>'
         + (f'<p class="muted">Not the same: {safe(way.differs)}</p>' if way.differs else "")
-        for way in ways
+        for rule, way in found
     )
-    if lane.tensors != "both" or lane.layers != "all":
+    if several:
+        items += '<p class="muted">This lane stores by several rules; each of these stores everything by one.</p>'
+    elif lane.tensors != "both" or lane.layers != "all":
         items += '<p class="muted">This lane leaves some tensors as they are; these quantize all of them.</p>'
-    return f"<details><summary>Take it away: {safe(join_words([way.tool for way in ways]))}</summary>{items}</details>"
+    tools = join_words(list(dict.fromkeys(way.tool for _, way in found)))
+    return f"<details><summary>Take it away: {safe(tools)}</summary>{items}</details>"
+
+
+def _ways(rule: RuleRecord) -> tuple[Elsewhere, ...]:
+    try:
+        return with_center(make(rule.method, **rule.knobs).elsewhere(), rule.center)
+    except SpecError:  # a run of an earlier version, whose method or knob is gone
+        return ()
 
 
 def wire_suggestions(box: gr.Textbox, lanes: Lanes, shown: gr.State, services: Services) -> None:

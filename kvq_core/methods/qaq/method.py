@@ -174,6 +174,10 @@ class Qaq(Method):
     def usage_bytes(self, shape: ModelShape, tokens: int) -> int:
         return super().usage_bytes(shape, tokens) + shape.layers * shape.kv_heads * 4 * tokens
 
+    def short(self, tensors: Literal["both", "keys", "values"] = "both") -> str:
+        given = self.key_tolerance is not None or self.value_tolerance is not None
+        return self.name if given else f"{self.name} {self.target_bits:g}"
+
     def summary(self) -> str:
         def of(tolerance: float | None) -> str:
             return f"~{self.target_bits:g}" if tolerance is None else f"σ {tolerance:g}"

@@ -1,6 +1,6 @@
 """SVDq: keys projected on their own singular vectors, strong latent channels stored with more bits than weak ones."""
 
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
@@ -164,6 +164,11 @@ class Svdq(Method):
         kept = channels // GROUPS * sum(width > 0 for width in self.schedule)
         basis = 2 * units * (channels * kept + channels + 2 * kept)
         return fixed + (basis if self.target_bits is None else 0), 0
+
+    def short(self, tensors: Literal["both", "keys", "values"] = "both") -> str:
+        mean = sum(self.schedule) / GROUPS if self.target_bits is None else self.target_bits
+        key, value = f"{mean:g}", f"{self.value_bits or 16}"
+        return f"{self.name} " + {"both": f"K{key} V{value}", "keys": key, "values": value}[tensors]
 
     def summary(self) -> str:
         widths = f"schedule {' '.join(map(str, self.schedule))}"

@@ -238,7 +238,7 @@ def test_a_chunk_enters_as_its_tokens_one_by_one_do(name: str) -> None:
     prefill = Prefill(model, ids)
     list(prefill.run())
     rope, lane, start = model.rope(len(ids)), Lane(label="one", **ANY[name]), 60
-    whole, single = (LaneCache.of_prompt(lane, prefill.groups, rope, model.ref, start) for _ in range(2))
+    whole, single = (LaneCache.of_prompt(lane, prefill.groups, rope, model.ref, tokens=start) for _ in range(2))
     for a, b in zip(whole.parts, single.parts, strict=True):
         x = (prefill.groups[0].keys if a.kind == "key" else prefill.groups[0].values)[a.layers]
         first, read = whole.enter(a, x[..., start:, :], start, prompt=False)

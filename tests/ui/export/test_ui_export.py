@@ -9,7 +9,8 @@ import numpy as np
 import plotly.graph_objects as go
 import pytest
 
-from kvq_core.analysis.context_growth import growths, shape_of
+from kvq_core.analysis.context_growth import growths
+from kvq_core.analysis.plans import shape_of
 from kvq_core.pipeline.examples import packaged_store
 from tests.support.ui_record_factory import make_run
 from ui.figures.base import BLANK

@@ -1,0 +1,133 @@
+"""A method fitted on the prompt's tensors of some layers, device by device, and what lanes of one run share of that."""
+
+import threading
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from kvq_core.codecs.center import Center
+from kvq_core.engine.centering import center_of, centred
+from kvq_core.engine.prefill import LayerGroup
+from kvq_core.methods import Codec, Fitted, Method, ModelRef, Prompt
+from kvq_core.models.rope import Rope
+from kvq_core.spec import Centering, layer_words
+
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class Source:
+    """What lanes are encoded from: the shared prefill, its RoPE, and the model it is of, where that is known.
+
+    ``now``: how many of the first tokens are encoded now, where the others enter later.
+    """
+
+    groups: list[LayerGroup]
+    rope: Rope
+    model: ModelRef | None = None
+    now: int | None = None
+
+    @property
+    def tokens(self) -> int:
+        """What methods are fitted on."""
+        return self.groups[0].keys.shape[-2]
+
+    def entering(self, x: Tensor) -> Tensor:
+        """The tokens of x (..., tokens, head_dim) that are encoded now."""
+        return x[..., : self.now, :]
+
+    def begun(self, codec: Codec | None) -> Codec | None:
+        """A fitted codec, for the tokens that are encoded now."""
+        return codec if codec is None or self.now is None else codec.begun(self.now)
+
+    @property
+    def layers(self) -> int:
+        return sum(len(group.layers) for group in self.groups)
+
+
+@dataclass
+class Fit:
+    """A method's codecs by device group; ``notes``: its remarks, each with the layers it is about."""
+
+    pre: bool  # keys are stored before RoPE
+    fitted: dict[int, Fitted] = field(default_factory=dict)
+    centers: dict[int, Center | None] = field(default_factory=dict)
+    notes: dict[str, list[int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, method: Method, center: Centering, layers: tuple[int, ...], source: Source) -> "Fit":
+        """Fit a method on some of the model's layers.
+
+        Raises MethodError where the method cannot handle the prompt's tensors.
+        """
+        fit = cls(method.key_space == "pre")
+        prompts = {}
+        for g, group in enumerate(source.groups):
+            if inside := within(layers, group):
+                prompt = _prompt(method, group, inside, source, fit.pre)
+                bias = None if group.key_bias is None else take(group.key_bias, inside)
+                fit.centers[g] = center_of(center, prompt, source.rope.on(prompt.layers), fit.pre, bias)
+                prompts[g] = centred(prompt, fit.centers[g])
+        if method.spans_layers:
+            method = fit._decide(method, layers, prompts, source)
+        for g in list(prompts):
+            prompt = prompts.pop(g)
+            fit.fitted[g] = method.fit(prompt)
+            for note in fit.fitted[g].notes:
+                fit.notes.setdefault(note, []).extend(prompt.layers)
+        return fit
+
+    def _decide(self, method: Method, layers: tuple[int, ...], prompts: dict[int, Prompt], source: Source) -> Method:
+        """The method with all decided that spans its layers; says which these are where they are not the model's."""
+        where = "all layers" if len(layers) == source.layers else layer_words(layers)
+        if len(prompts) > 1:
+            method = method.across_layers(Prompt.join(list(prompts.values())))
+            self.notes[f"decided on the prompt, over {where}: {method.summary()}"] = []
+        elif len(layers) < source.layers:
+            self.notes[f"decided over {where}"] = []
+        return method
+
+
+class Shared:
+    """What several lanes of one run need alike, made once by whichever comes first; the others wait for it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: dict[Hashable, Future[Any]] = {}
+
+    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
+        """What ``make`` returned for this key, or raised: the first time now, afterwards the same."""
+        with self._lock:
+            mine = key not in self._made
+            made = self._made.setdefault(key, Future())
+        if mine:
+            try:
+                made.set_result(make())
+            except BaseException as error:
+                made.set_exception(error)
+        return made.result()  # type: ignore[no-any-return]
+
+
+def within(layers: tuple[int, ...], group: LayerGroup) -> list[int]:
+    """Indices within a device group of some of the model's layers."""
+    asked = set(layers)
+    return [i for i, layer in enumerate(group.layers) if layer in asked]
+
+
+def take(x: Tensor, layers: list[int]) -> Tensor:
+    """Some layers of x, without a copy where they are all of them."""
+    return x if len(layers) == x.shape[0] else x[layers]
+
+
+def _prompt(method: Method, group: LayerGroup, inside: list[int], source: Source, pre: bool) -> Prompt:
+    """What a method is told of some layers of a device."""
+    keys, values = take(group.keys, inside), take(group.values, inside)
+    layers = tuple(group.layers[i] for i in inside)
+    stored = source.rope.on(layers).unrotate(keys, 0) if pre else keys
+    queries = take(group.queries, inside) if method.needs_queries else None
+    gram = take(group.query_gram, inside) if method.needs_queries else None
+    scaling = tuple(group.scaling[i] for i in inside if group.scaling)
+    return Prompt(stored, values, queries, gram=gram, model=source.model, layers=layers, rotated=keys, scaling=scaling)

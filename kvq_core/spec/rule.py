@@ -1,0 +1,208 @@
+"""One rule of a lane: a method with its knobs, and what of the cache it is for."""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from kvq_core.errors import SpecError, excerpt
+from kvq_core.methods import Method, ModelShape, Window, make, methods
+
+Centering = Literal["none", "mean", "bias", "mean_after_rope"]
+Tensor = Literal["keys", "values"]
+Count = Annotated[int, Field(ge=0)]
+Spans = tuple[tuple[Count, Count], ...]
+
+TENSORS: tuple[Tensor, Tensor] = ("keys", "values")
+_TOKENS = re.compile(r"all|(first|last):[1-9][0-9]{0,6}")
+
+
+class Frozen(BaseModel):
+    """Data that never changes; unknown fields are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Storing(Frozen):
+    """How some of a cache is stored: what a rule and the short form of a lane both say."""
+
+    method: str | None = Field(None, description="Name of the method.")
+    knobs: dict[str, Any] = Field(default_factory=dict, description="The method's knobs; missing ones keep defaults.")
+    tensors: Literal["both", "keys", "values"] = Field(
+        "both", description="What the method quantizes; the rest is fp16."
+    )
+    layers: Literal["all"] | tuple[Count, ...] = Field(
+        "all", description='Layers it quantizes, "all" or a list of numbers from 0; the others are fp16.'
+    )
+    sink_tokens: int | None = Field(None, ge=0, le=4096, description="First tokens kept fp16; null: the method's own.")
+    recent_tokens: int | None = Field(
+        None, ge=0, le=8192, description="Newest tokens kept fp16; null: the method's own."
+    )
+
+    center: Centering = Field(
+        "none",
+        description="What quantized keys are stored without, a constant of each KV head and channel: the prompt's mean "
+        "key before RoPE, the bias of the key projection, or the mean after RoPE.",
+    )
+
+
+class Rule(Storing):
+    """A method for some tensors, layers and tokens. Of a lane's rules the first that fits a place is used there."""
+
+    method: str = Field(description="Name of the method.")
+    tensors: Literal["both", "keys", "values"] = Field("both", description="What the rule is for.")
+    layers: Literal["all"] | tuple[Count, ...] = Field(
+        "all", description='Layers it is for, "all" or a list of numbers from 0.'
+    )
+    tokens: str | Spans = Field("all", description='Tokens it is for: "all".')
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if isinstance(self.layers, tuple) and not self.layers:
+            raise SpecError('layers = [] quantizes nothing; give layer numbers or "all".')
+        self._check_tokens()
+        if reason := self._not_centred():
+            raise SpecError(f"center = {self.center}: {reason}.")
+        built = self.build().model_dump(mode="json")
+        # 2.0 or true given for a whole number is that number from here on, in the record as in the run's id
+        object.__setattr__(self, "knobs", {name: built[name] for name in self.knobs})
+        return self
+
+    def _check_tokens(self) -> None:
+        """Raises SpecError where ``tokens`` is no such text or span, or none that is stored apart yet."""
+        if isinstance(self.tokens, str):
+            well = _TOKENS.fullmatch(self.tokens) is not None
+        else:
+            well = bool(self.tokens) and all(start < end for start, end in self.tokens)
+        if not well:
+            raise SpecError(
+                f'tokens = {excerpt(self.tokens)} is not allowed; give "all", "first:n", "last:n" or spans such as '
+                "[[40, 60]]."
+            )
+        if self.tokens != "all":
+            raise SpecError(
+                f'tokens = {excerpt(self.tokens)} cannot be stored apart yet; give "all", and sink_tokens or '
+                "recent_tokens for what is to stay fp16."
+            )
+
+    def build(self) -> Method:
+        """The frozen method, options applied to the knobs that mean the same.
+
+        Raises SpecError for an unknown method, an impossible knob, or an option given twice.
+        """
+        settings = dict(self.knobs)
+        for option, knob in self._options():
+            if knob is None:
+                continue
+            if knob in self.knobs:
+                raise SpecError(f"{option} is given by the lane and by the knob {knob!r}; give one of them.")
+            settings[knob] = getattr(self, option)
+        built = make(self.method, **settings)
+        if not built.quantizes and (self.sink_tokens is not None or self.recent_tokens is not None):
+            raise SpecError(f"{self.method} quantizes nothing: sink_tokens and recent_tokens have no meaning here.")
+        return built
+
+    def windows(self) -> tuple[Window, Window]:
+        """Windows of keys and of values after the rule's options."""
+        built = self.build()
+        changes = {
+            option.removesuffix("_tokens"): getattr(self, option) for option, knob in self._options() if knob is None
+        }
+        key, value = (_changed(window, changes) for window in built.windows())
+        whole = Window(step=None)
+        return (whole if self.tensors == "values" else key), (whole if self.tensors == "keys" else value)
+
+    def covers(self, tensor: Tensor) -> bool:
+        """Whether the rule is for keys, or for values."""
+        return self.tensors in ("both", tensor)
+
+    def quantizes(self, tensor: Tensor) -> bool:
+        """Whether any token of keys, or of values, ever leaves full precision by this rule."""
+        window = self.windows()[TENSORS.index(tensor)]
+        return self.covers(tensor) and window.step is not None and self.build().quantizes
+
+    def center_bytes(self, shape: ModelShape) -> int:
+        """Stored bytes of a quantized layer's constant: fp16, and none where it is known from the weights."""
+        return 2 * shape.kv_heads * shape.head_dim if self.center in ("mean", "mean_after_rope") else 0
+
+    def missing_layer(self, shape: ModelShape) -> str | None:
+        """Which layer it names that the model has not; None where all are there."""
+        if isinstance(self.layers, str) or max(self.layers) < shape.layers:
+            return None
+        return f"layer {excerpt(max(self.layers))} does not exist; the model has layers 0 to {shape.layers - 1}"
+
+    def why_not(self, shape: ModelShape) -> str | None:
+        """Why this rule cannot run on a model of this shape; None when it can."""
+        if missing := self.missing_layer(shape):
+            return missing
+        method = self.build()
+        if self.center == "bias" and shape.key_bias != "bias":
+            there = (
+                "have no bias"
+                if shape.key_bias == "none"
+                else "have a norm or a bound behind their bias, which changes it"
+            )
+            return f"center = bias, and the model's key projections {there}; take center = mean"
+        lost = None
+        if method.key_space == "pre" and method.quantizes:
+            lost = shape.not_before_rope(self.layers, "a method that stores keys after RoPE")
+        elif self.center in ("mean", "bias"):
+            lost = shape.not_before_rope(self.layers, "center = mean_after_rope")
+        return lost or method.why_not(shape)
+
+    def not_chunked(self, own_chunk: str) -> str | None:
+        """Why a prompt cannot enter in chunks what this rule stores, on any model; None where it can."""
+        method = self.build()
+        if own_chunk == "raw" or method.not_chunked:
+            return method.not_chunked
+        for tensor, local in zip(TENSORS, method.token_local, strict=True):
+            if self.quantizes(tensor) and not local:
+                return (
+                    f"own_chunk = stored needs codes that a token has by itself, and {method.title} codes {tensor} of "
+                    "several tokens together; take own_chunk = raw, or a method that quantizes per token"
+                )
+        return None
+
+    def named(self) -> str:
+        """What it is for and how that is stored, in a few words: ``K kivi 2 centred``, ``layers 0-3 fp16``."""
+        tensor = {"both": "", "keys": "K ", "values": "V "}[self.tensors]
+        layers = "" if isinstance(self.layers, str) else f"{layer_words(self.layers)} "
+        centred = "" if self.center == "none" else " centred"
+        return f"{layers}{tensor}{self.build().short(self.tensors)}{centred}"
+
+    def _options(self) -> list[tuple[str, str | None]]:
+        """Options that are set, each with the method's knob of the same meaning, if it has one."""
+        if self.method not in methods():
+            make(self.method)
+        knobs = methods()[self.method].window_knobs()
+        given = [o for o in ("sink_tokens", "recent_tokens") if getattr(self, o) is not None]
+        return [(option, knobs.get(option)) for option in given]
+
+    def _not_centred(self) -> str | None:
+        """Why its keys cannot be stored without a constant, on any model; None where they can, or are not to be."""
+        if self.center == "none":
+            return None
+        if self.windows()[0].step is None:
+            return "this lane quantizes no keys; leave center out"
+        return self.build().not_centred
+
+
+def layer_words(layers: Iterable[int]) -> str:
+    """``layer 3``, ``layers 0-3, 7``."""
+    numbers = sorted(set(layers))
+    spans = [f"{first}-{last}" if last > first else str(first) for first, last in _runs(numbers)]
+    return f"{'layer' if len(numbers) == 1 else 'layers'} {', '.join(spans)}"
+
+
+def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """First and last of each run of consecutive numbers."""
+    ends = [i for i, (a, b) in enumerate(pairwise(numbers), 1) if b != a + 1]
+    for start, end in pairwise([0, *ends, len(numbers)]):
+        yield numbers[start], numbers[end - 1]
+
+
+def _changed(window: Window, changes: dict[str, Any]) -> Window:
+    return replace(window, **changes) if window.step is not None else window
