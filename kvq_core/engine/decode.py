@@ -15,7 +15,7 @@ from kvq_core.engine.lane_state import Finish, LaneState, said
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows
 from kvq_core.engine.sampling import Sampler
-from kvq_core.engine.script import Segment
+from kvq_core.engine.script import Script
 from kvq_core.engine.stress import AppliedStress
 from kvq_core.engine.tap import Tap
 from kvq_core.machine import threads
@@ -46,7 +46,7 @@ class Decode:
         self.follow = model.encode(spec.continuation) if spec.continuation is not None else None
         self.total = len(self.follow) if self.follow is not None else spec.max_new_tokens
         self.rope: Rope = model.rope(len(prefill.ids) + self.total)
-        self.segments = [Segment(0, len(prefill.ids))]
+        self.script = Script.of_prompt(prefill.ids)
         self.states = [LaneState(lane) for lane in lanes]
         self.token_ids: list[int] = []
         self.finish: Finish | None = None
@@ -58,7 +58,7 @@ class Decode:
 
     def encode(self) -> Iterator[int]:
         """Encode the prompt under each lane; yields the index of the lane that is waited for."""
-        self._entry = Entry(self.model, self.prefill, self.rope, self.segments, self.stress)
+        self._entry = Entry(self.model, self.prefill, self.rope, self.script, self.stress)
         cores = torch.get_num_threads() if self.model.device.type == "cpu" else 1
         yield from threads.in_order([partial(self._encode, state) for state in self.states], cores)
 

@@ -9,8 +9,7 @@ from kvq_core.engine.filling import Filling
 from kvq_core.engine.fit import Shared
 from kvq_core.engine.lane_state import LaneState, said
 from kvq_core.engine.prefill import CHUNK, Prefill
-from kvq_core.engine.script import Segment
-from kvq_core.engine.script import passes as passes_of
+from kvq_core.engine.script import Script, Segment
 from kvq_core.engine.stress import AppliedStress
 from kvq_core.models import LoadedModel
 from kvq_core.models.rope import Rope
@@ -28,22 +27,24 @@ class Filled:
 
 @dataclass(frozen=True)
 class Entry:
-    """Of a run's prompt, which has the ``segments``."""
+    """Of a run's prompt, as its ``script`` has it."""
 
     model: LoadedModel
     prefill: Prefill
     rope: Rope
-    segments: list[Segment]
+    script: Script
     stress: AppliedStress | None
     shared: Shared = field(default_factory=Shared)  # streams that lanes have alike are encoded once
 
     def cache(self, lane: Lane) -> LaneCache:
         """A lane's cache with the prompt in it, or with what its own passes begin after."""
-        groups, passes = self.prefill.groups, passes_of(self.segments, lane.chunks)
+        groups, passes = self.prefill.groups, self.script.passes(lane.chunks)
         if not passes:
             return LaneCache.of_prompt(lane, groups, self.rope, self.model.ref, self.shared)
         fitted = groups
-        if lane.chunks is not None and lane.chunks.fit == "first_chunk":
+        if lane.chunks is None:  # a server fits what the first turn's prefill shows
+            fitted = [group.first(passes[0].start) for group in groups]
+        elif lane.chunks.fit == "first_chunk":
             fitted = [group.first(lane.chunks.chunk) for group in groups]
         return LaneCache.of_prompt(lane, fitted, self.rope, self.model.ref, self.shared, passes[0].start)
 
@@ -57,7 +58,7 @@ class Entry:
         alike: dict[tuple[tuple[Segment, ...], bool], list[LaneState]] = {}
         for state in every:
             chunks = state.lane.chunks
-            todo = tuple(passes_of(self.segments, chunks))
+            todo = tuple(self.script.passes(chunks))
             if todo and state.cache is not None:
                 stored = chunks is not None and chunks.own_chunk == "stored"
                 alike.setdefault((todo, stored), []).append(state)

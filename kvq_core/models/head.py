@@ -4,7 +4,19 @@ from copy import copy
 from typing import Any
 
 from torch import Tensor, nn
-from transformers.modeling_outputs import BaseModelOutputWithPast
+
+
+class _Answer:
+    """What the layers answered; of what else some models' forwards pass on, such as router logits, there is none."""
+
+    def __init__(self, hidden: Tensor):
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, at: int) -> Tensor | None:
+        return self.last_hidden_state if at == 0 else None
+
+    def __getattr__(self, name: str) -> None:
+        return None
 
 
 class _Held(nn.Module):
@@ -14,8 +26,8 @@ class _Held(nn.Module):
         super().__init__()
         self.hidden = hidden
 
-    def forward(self, *_: Any, **__: Any) -> BaseModelOutputWithPast:
-        return BaseModelOutputWithPast(last_hidden_state=self.hidden)
+    def forward(self, *_: Any, **__: Any) -> _Answer:
+        return _Answer(self.hidden)
 
 
 def logits_of(model: Any, hidden: Tensor) -> Tensor:

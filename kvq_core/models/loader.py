@@ -1,7 +1,7 @@
 """Loading a model once, and what the rest of the project may know about it."""
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -30,8 +30,9 @@ from kvq_core.models.support import (
     check_room,
     check_weights,
 )
+from kvq_core.models.turns import turn_ids
 from kvq_core.settings import settings
-from kvq_core.spec import DEFAULT_MODEL
+from kvq_core.spec import DEFAULT_MODEL, Message, Tool
 
 
 @dataclass
@@ -121,6 +122,13 @@ class LoadedModel:
         if not getattr(self.tokenizer, "chat_template", None):
             raise SpecError(f"{self.id} has no chat template; set chat = false to send the prompt as it is.")
         return self.encode(conversation(self.tokenizer, self.id, prompt, system))
+
+    def render_turns(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[tuple[list[int], bool]]:
+        """A conversation's token ids in turns, each with whether the assistant answered them, see turns.turn_ids.
+
+        Raises SpecError where the model has no chat template, or one that cannot go on from turn to turn.
+        """
+        return turn_ids(self.tokenizer, self.id, self.eos_ids, messages, tools)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of text that follows something, no special tokens added."""

@@ -9,15 +9,15 @@ from kvq_core.capture.attention import STEPS
 from kvq_core.capture.plan import MOST_BYTES, plan_of
 from kvq_core.capture.scores import MAP_BYTES, POSITION_BINS, SCORE_BYTES, STEP_BINS
 from kvq_core.engine.prefill import CHUNK
+from kvq_core.engine.script import Script
 from kvq_core.events import Loading
 from kvq_core.machine import files
 from kvq_core.machine.memory import free_bytes, shortage
 from kvq_core.models import LoadedModel, converting, load, with_model
-from kvq_core.pipeline.prompt import render
-from kvq_core.pipeline.prompt_scores import chunked
+from kvq_core.pipeline.prompt import script
 from kvq_core.record.fields import Record
 from kvq_core.settings import settings
-from kvq_core.spec import MAX_LANES, TENSORS, ComparisonSpec, Lane, parse_spec
+from kvq_core.spec import MAX_LANES, TENSORS, ComparisonSpec, Lane
 
 REMEMBERED = 40  # runs a machine's timing is fitted on
 LOGIT_COPIES = 6  # of a scored chunk's logits: as computed, in float32, as log-probabilities of both sides and between
@@ -58,10 +58,10 @@ def estimate(spec: ComparisonSpec) -> Estimate:
 
     Raises KvqError where the spec cannot be run.
     """
-    spec, model, prompt, new = _sized(spec)
+    spec, model, read, new = _sized(spec)
+    prompt, through = len(read.ids), read.through(spec.lanes)
     lanes = [_lane(lane, model, prompt, prompt + new - 1) for lane in spec.lanes]
     detail = spec.capture.detail
-    through = _through_caches(spec, prompt)
     seconds = _seconds(model.id, detail, prompt, new, len(spec.lanes) + 1, through)
     notes = []
     if through:
@@ -79,7 +79,7 @@ def estimate(spec: ComparisonSpec) -> Estimate:
     if plan is not None and plan.reduced:
         notes.append(f"So that captures fit into {MOST_BYTES >> 20} MB, they keep {'; '.join(plan.reduced)}.")
     weights = sum(p.numel() * p.element_size() for p in model.model.parameters())
-    extra = _run_bytes(model, spec, prompt, new)
+    extra = _run_bytes(model, spec, read, new)
     return Estimate(
         prompt,
         model.shape.context,
@@ -103,18 +103,18 @@ def memory_warning(spec: ComparisonSpec) -> str | None:
 
     Raises KvqError where the spec cannot be run.
     """
-    spec, model, prompt, new = _sized(spec)
-    needed = _run_bytes(model, spec, prompt, new)
-    return shortage(needed, free_bytes(model.device), prompt + new, len(spec.lanes))
+    spec, model, read, new = _sized(spec)
+    needed = _run_bytes(model, spec, read, new)
+    return shortage(needed, free_bytes(model.device), len(read.ids) + new, len(spec.lanes))
 
 
-def _sized(spec: ComparisonSpec) -> tuple[ComparisonSpec, LoadedModel, int, int]:
-    """The spec with its model's name, the model, and how many tokens prompt and answer have."""
+def _sized(spec: ComparisonSpec) -> tuple[ComparisonSpec, LoadedModel, Script, int]:
+    """The spec with its model's name, the model, the prompt as it reads it, and how many tokens the answer has."""
     spec = with_model(spec)
     model = load(spec.model, spec.revision)
-    prompt = len(render(model, spec))
+    read = script(model, spec)
     new = len(model.encode(spec.continuation)) if spec.continuation is not None else spec.max_new_tokens
-    return spec, model, prompt, new
+    return spec, model, read, new
 
 
 def _lane(lane: Lane, model: LoadedModel, prompt: int, end: int) -> LaneEstimate:
@@ -139,10 +139,10 @@ def _lane(lane: Lane, model: LoadedModel, prompt: int, end: int) -> LaneEstimate
     return LaneEstimate(lane.label, key, value, end, warning)
 
 
-def _run_bytes(model: LoadedModel, spec: ComparisonSpec, prompt: int, new: int) -> int:
+def _run_bytes(model: LoadedModel, spec: ComparisonSpec, read: Script, new: int) -> int:
     """The peak of what a run holds beside the weights: the prompt's tensors, the float32 working copies of all rows,
     and what one stage holds for a moment, see ``_passing``; benchmarks/load.py compares it with measured peaks."""
-    shape = model.shape
+    shape, prompt = model.shape, len(read.ids)
     token = shape.layers * shape.kv_heads * shape.head_dim * 4 * 2  # keys and values of one row
     lanes = len(spec.lanes) + 1
     windows = [assigned.window for lane in spec.lanes for assigned in lane.plan(shape)]
@@ -151,7 +151,7 @@ def _run_bytes(model: LoadedModel, spec: ComparisonSpec, prompt: int, new: int) 
     queries = shape.layers * shape.query_heads * shape.head_dim * 4 * prompt
     stored = lanes * prompt * token // 4  # at most 8 bits an element for nearly all methods, and their metadata
     held = copies + prompt * token + queries + stored
-    if _through_caches(spec, prompt):  # before there are rows: own and read keys and values of the lanes of a pass
+    if read.through(spec.lanes):  # before there are rows: own and read keys and values of the lanes of a pass
         held = max(held, held - copies + 2 * prompt * token * max(map(_together, spec.lanes)))
     return round(ALLOCATORS * (held + _captured(model, spec, prompt, new) + _passing(model, spec, prompt)))
 
@@ -184,12 +184,6 @@ def _passing(model: LoadedModel, spec: ComparisonSpec, prompt: int) -> int:
     return BASE_BYTES + measuring + max(prefill, step)
 
 
-def _through_caches(spec: ComparisonSpec, prompt: int) -> int:
-    """Tokens of the prompt that lanes compute because they read it through their own caches."""
-    passes = [each for lane in spec.lanes for each in chunked(lane, prompt)]
-    return sum(each.end - each.start for each in passes)
-
-
 def _features(prompt: int, new: int, lanes: int, through: int) -> list[float]:
     """What time grows with: tokens of the prompt read, by the reference and ``through`` the lanes' caches, encoding,
     steps, rows, and the reading of every row's cache."""
@@ -210,8 +204,7 @@ def remember(record: Record) -> None:
     file = _memory_file(record.environment.model, record.capture.detail)
     known = _known(file)
     prompt = len(record.reference.prompt_token_ids)
-    through = _through_caches(parse_spec(record.spec), prompt)
-    known.append([prompt, steps + 1, len(record.lanes) + 1, record.timing.total_s, through])
+    known.append([prompt, steps + 1, len(record.lanes) + 1, record.timing.total_s, record.timing.through_caches])
     files.keep_memo(file, known[-REMEMBERED:])
 
 

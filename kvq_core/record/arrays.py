@@ -65,6 +65,12 @@ ARRAYS = {
     "prompt/positions": "(U,) int32 positions of the prompt whose next tokens are scored in lanes that read it through "
     "their own caches",
     "prompt/nll": "(U,) nats, of the token that follows, under the reference",
+    "turns/positions": "(V,) int32 positions of the conversation whose next tokens are of given answers, which are "
+    "scored beside the generated one",
+    "turns/nll": "(V,) nats",
+    "lane/{i}/turns_kld": "(V,) nats",
+    "lane/{i}/turns_nll": "(V,) nats",
+    "lane/{i}/turns_same_top": "(V,) uint8",
     "lane/{i}/prompt_kld": "(U,) nats, KL(reference || lane)",
     "lane/{i}/prompt_nll": "(U,) nats",
     "lane/{i}/prompt_same_top": "(U,) uint8",
@@ -114,7 +120,9 @@ ARRAYS = {
 # Of ARRAYS, those a lane has only where its method gives them (Codec.usage).
 OF_SOME_METHODS = ("code_counts", "symmetric_share", "outlier_share", "latent_bits")
 # And those of runs in which a lane read the prompt through its own cache.
-OF_CHUNKED_PROMPTS = ("prompt/positions", "prompt/nll", "prompt_kld", "prompt_nll", "prompt_same_top")
+OF_CHUNKED_PROMPTS = tuple(
+    f"{kind}{name}" for kind in ("prompt", "turns") for name in ("/positions", "/nll", "_kld", "_nll", "_same_top")
+)
 
 
 Arrays = Mapping[str, Any]

@@ -86,6 +86,17 @@ class PromptMetrics(_Part):
     own_value_error: float
 
 
+class TurnMetrics(_Part):
+    """Of one answer of a conversation: all tokens but its first are scored. Nats."""
+
+    tokens: int
+    n_scored: int
+    kld_mean: float
+    kld_p99: float
+    flips: int
+    flip_rate: float
+
+
 class Metrics(_Part):
     """Forced rows: same tokens as the reference, temperature-1 logits in fp32, nats. Free rows: own tokens.
 
@@ -117,6 +128,7 @@ class Metrics(_Part):
     layers_quantized: int = 0
     tokens_quantized: int = 0
     prompt: PromptMetrics | None = None  # None: the prompt was read in full precision
+    turns: list[TurnMetrics] = []  # of a conversation all of whose answers are scored, the generated one last
 
 
 class RuleMemory(_Part):
@@ -260,6 +272,7 @@ class RunTiming(_Part):
     steps: int
     ms_per_step: float | None
     rows_mean: float  # rows in the batch, averaged over steps
+    through_caches: int = 0  # tokens of the prompt that lanes computed because they read it through their own caches
     total_s: float
 
 

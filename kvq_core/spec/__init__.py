@@ -5,6 +5,7 @@ Imports methods, errors and complaints. Start at ``comparison``.
 """
 
 from kvq_core.spec.comparison import DEFAULT_MODEL, MAX_LANES, Capture, ComparisonSpec, Stress
+from kvq_core.spec.conversation import Message, Tool, tool_name
 from kvq_core.spec.lane import LANE_OPTIONS, Assignment, Lane
 from kvq_core.spec.prefill import Chunks
 from kvq_core.spec.read import parse_lane, parse_spec, read_spec
@@ -21,11 +22,14 @@ __all__ = [
     "Chunks",
     "ComparisonSpec",
     "Lane",
+    "Message",
     "Rule",
     "Stress",
     "Tensor",
+    "Tool",
     "layer_words",
     "parse_lane",
     "parse_spec",
     "read_spec",
+    "tool_name",
 ]
