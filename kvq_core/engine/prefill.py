@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -49,10 +50,12 @@ class Prefill:
     Raises ModelError where the model answers something else than numbers.
     """
 
-    def __init__(self, model: LoadedModel, ids: list[int], scored: Sequence[int] = ()):
+    def __init__(self, model: LoadedModel, ids: list[int], scored: Sequence[int] = (), turns: Sequence[int] = ()):
+        """``turns``: where later turns begin, so that the first is computed as if there were no others."""
         self.model = model
         self.ids = ids
         self.scored = scored
+        self.turns = turns
         self.groups = list(_groups(model, len(ids)))
         self.place = {layer: (g, i) for g in self.groups for i, layer in enumerate(g.layers)}
         self.logits = torch.empty(0)  # (vocabulary,) float32, those that choose the first new token
@@ -62,14 +65,18 @@ class Prefill:
     def run(self) -> Iterator[int]:
         """Process a chunk a turn; yields the number of prompt tokens done."""
         hidden = []
-        for start in range(0, len(self.ids), CHUNK):
+        for start, end in self._chunks():
             self._start = start
-            chunk = torch.tensor([self.ids[start : start + CHUNK]])
-            held = self.model.hidden(chunk, start, self._attend)
+            held = self.model.hidden(torch.tensor([self.ids[start:end]]), start, self._attend)
             self.logits = self.model.checked(self.model.head(held[:, -1:]))[0, -1]
-            hidden.append(held[0, [p - start for p in self.scored if start <= p < start + CHUNK]])
-            yield min(start + CHUNK, len(self.ids))
+            hidden.append(held[0, [p - start for p in self.scored if start <= p < end]])
+            yield end
         self.hidden = torch.cat(hidden)
+
+    def _chunks(self) -> Iterator[tuple[int, int]]:
+        for first, last in pairwise([0, *self.turns, len(self.ids)]):
+            for start in range(first, last, CHUNK):
+                yield start, min(start + CHUNK, last)
 
     def _attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
         group, i = self.place[layer]

@@ -1,6 +1,6 @@
 """Conversations of several turns through a chat template, taken apart into what is read and what was answered."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,25 +42,23 @@ def turns(tokenizer: Any, model: str, messages: Sequence[Message], tools: Sequen
     Raises SpecError where the template refuses it, leaves out a text, a call or a tool, or writes earlier turns in
     another way once later ones follow: then no cache could go on from what it holds.
     """
-    told = [message.model_dump(mode="json", exclude_defaults=True) for message in messages]
-    told = [{"content": "", **message} for message in told]
-    given = list(tools) or None
+    told = [{"content": "", **message.model_dump(mode="json", exclude_defaults=True)} for message in messages]
 
-    def put(count: int, ask: bool) -> str:
+    def put(told: list[dict[str, Any]], ask: bool, tools: Sequence[Tool] = tools) -> str:
         try:
-            return str(
-                tokenizer.apply_chat_template(told[:count], tools=given, add_generation_prompt=ask, tokenize=False)
-            )
+            given = list(tools) or None
+            return str(tokenizer.apply_chat_template(told, tools=given, add_generation_prompt=ask, tokenize=False))
         except Exception as error:  # a template is a program of the model's, and may fail in any way
             said = " ".join(str(error).split())[:200].rstrip(" .") or type(error).__name__
             raise SpecError(f"The chat template of {model} refuses this conversation: {said}.") from None
 
-    whole = put(len(told), True)
-    _check_complete(whole, model, messages, tools)
+    whole = put(told, True)
+    _check_texts(whole, model, messages)
+    _check_tools(whole, model, told, tools, put)
     found, at = [], 0
     for n, message in enumerate(messages):
         if message.role == "assistant":
-            for end, answered in ((put(n, True), False), (put(n + 1, False), True)):
+            for end, answered in ((put(told[:n], True), False), (put(told[: n + 1], False), True)):
                 _check_goes_on(whole, end, model, n + 1)
                 found.append(Turn(whole[at : len(end)], answered))
                 at = len(end)
@@ -78,13 +76,25 @@ def _check_goes_on(whole: str, start: str, model: str, number: int) -> None:
     )
 
 
-def _check_complete(whole: str, model: str, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
+def _check_texts(whole: str, model: str, messages: Sequence[Message]) -> None:
     """Templates leave out what they do not know, without a word."""
     for number, message in enumerate(messages, 1):
         if message.content.strip() not in whole:
             raise SpecError(f"The chat template of {model} leaves out or changes the text of message {number}.")
-        for call in message.tool_calls:
-            if tool_name(call) not in whole:
-                raise SpecError(f"The chat template of {model} leaves out the tool call of message {number}.")
-    if dropped := [tool_name(tool) for tool in tools if tool_name(tool) not in whole]:
+
+
+def _check_tools(
+    whole: str, model: str, told: list[dict[str, Any]], tools: Sequence[Tool], put: Callable[..., str]
+) -> None:
+    """A name that is there as often without the call, or the tools, stands for something else."""
+    for number, message in enumerate(told, 1):
+        calls = message.get("tool_calls", ())
+        if not calls:
+            continue
+        silent = {name: value for name, value in message.items() if name != "tool_calls"}
+        without = put([*told[: number - 1], silent, *told[number:]], True)
+        if any(whole.count(tool_name(call)) <= without.count(tool_name(call)) for call in calls):
+            raise SpecError(f"The chat template of {model} leaves out the tool call of message {number}.")
+    without = put(told, True, ()) if tools else ""
+    if dropped := [name for name in map(tool_name, tools) if whole.count(name) <= without.count(name)]:
         raise SpecError(f"The chat template of {model} leaves out the tool {excerpt(dropped[0])}: it knows no tools.")

@@ -60,7 +60,8 @@ class Run:
         began = time.perf_counter()
         self.plan = plan_of(self.model, self.spec, len(self.ids))  # refuses what could not be stored in the end
         prompt, turns = prompt_positions(self.spec, self.script), turn_positions(self.spec, self.script)
-        self.prefill = Prefill(self.model, self.ids, sorted({*prompt, *turns}))
+        later = [segment.start for segment in self.script.segments[1:]]
+        self.prefill = Prefill(self.model, self.ids, sorted({*prompt, *turns}), later)
         yield PrefillEvent(0, len(self.ids))
         for done in self.prefill.run():
             yield PrefillEvent(done, len(self.ids))
