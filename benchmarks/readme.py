@@ -20,7 +20,7 @@ from benchmarks.measured import HERE, figures, table
 from kvq_core.analysis.verdict import EXPLAINED
 from kvq_core.pipeline.examples import example_ids, packaged_store
 from kvq_core.presets import presets
-from kvq_core.spec import Capture, ComparisonSpec, Lane, Stress
+from kvq_core.spec import Capture, ComparisonSpec, Lane, Rule, Stress
 
 ROOT = HERE.parent
 PART = re.compile(r"(<!-- ([a-z-]+) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
@@ -159,7 +159,13 @@ def fields_part() -> str:
             "" if field.is_required() else f"`{_plain(field.get_default(call_default_factory=True))}`",
             field.description or "",
         )
-        for model, prefix in ((ComparisonSpec, ""), (Lane, "lanes[]."), (Capture, "capture."), (Stress, "stress."))
+        for model, prefix in (
+            (ComparisonSpec, ""),
+            (Lane, "lanes[]."),
+            (Rule, "lanes[].rules[]."),
+            (Capture, "capture."),
+            (Stress, "stress."),
+        )
         for name, field in model.model_fields.items()
         if field.description
     ]

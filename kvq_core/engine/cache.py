@@ -72,33 +72,22 @@ class LaneCache:
         cache = cls([], prompt_tokens=groups[0].keys.shape[-2], layers=[group.layers for group in groups])
         cache.rules = len(lane.every_rule)
         cache.stored_first = lane.chunks is not None and lane.chunks.own_chunk == "stored"
-        plan = [
-            (
-                assigned,
-                (
-                    source.tokens,
-                    assigned.method.name,
-                    assigned.method.model_dump_json(),
-                    assigned.center,
-                    assigned.layers,
-                ),
-            )
-            for assigned in lane.plan_of(layer for group in groups for layer in group.layers)
-        ]
-        cache.quantized_layers = frozenset(layer for assigned, _ in plan for layer in assigned.layers)
+        plan = lane.plan_of(layer for group in groups for layer in group.layers)
+        cache.quantized_layers = frozenset(layer for assigned in plan for layer in assigned.layers)
         fits: dict[Any, tuple[Assignment, Fit]] = {}
-        for assigned, key in plan:
-            fit = shared.once(key, partial(Fit.of, assigned.method, assigned.center, assigned.layers, source))
-            fits.setdefault(key, (assigned, fit))
+        for assigned in plan:
+            make = partial(Fit.of, assigned.method, assigned.center, assigned.layers, source)
+            fit = shared.once((*assigned.fit, source.entered[0]), make)
+            fits.setdefault(assigned.fit, (assigned, fit))
         for g, group in enumerate(groups):
-            for assigned, key in plan:
-                fit = fits[key][1]
+            for assigned in plan:
+                fit = fits[assigned.fit][1]
                 if g in fit.fitted:
                     encode = partial(_encoded, assigned, fit, g, source)
-                    stream = shared.once((*key, g, assigned.tensor, assigned.window, tokens), encode)
+                    stream = shared.once((*assigned.stream, g, *source.entered), encode)
                     cache._enter(assigned, fit, g, source, stream.fork())
             for tensor in TENSORS:
-                taken = {layer for assigned, _ in plan if assigned.tensor == tensor for layer in assigned.layers}
+                taken = {layer for assigned in plan if assigned.tensor == tensor for layer in assigned.layers}
                 left = [i for i, layer in enumerate(group.layers) if layer not in taken]
                 cache._leave(tensor, g, left, source, shared)
         cache._note(list(fits.values()), several=cache.rules > 1)

@@ -31,9 +31,9 @@ class Source:
     now: int | None = None
 
     @property
-    def tokens(self) -> int:
-        """What methods are fitted on."""
-        return self.groups[0].keys.shape[-2]
+    def entered(self) -> tuple[int, int | None]:
+        """Tokens that methods are fitted on, and those that are encoded now: what tells sources of one run apart."""
+        return self.groups[0].keys.shape[-2], self.now
 
     def entering(self, x: Tensor) -> Tensor:
         """The tokens of x (..., tokens, head_dim) that are encoded now."""

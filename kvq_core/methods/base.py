@@ -211,6 +211,11 @@ class Method(BaseModel):
         """Stored bytes of keys and of values a quantized layer that do not grow with the tokens: a basis, norms."""
         return 0, 0
 
+    def for_tensor(self, tensor: Literal["keys", "values"]) -> "Method":
+        """The method as far as it decides how keys, or values, are stored: two that agree in this and are fitted on the
+        same prompt store it alike."""
+        return self
+
     def as_stored(self, parts: dict[str, float], shape: ModelShape) -> Self:
         """This method with whatever a prompt decided of its fixed bytes, told by what a run stored of it: bytes of a
         quantized layer by part (``key_basis``), on a model of that shape."""
@@ -247,6 +252,10 @@ class BitsMethod(Method):
         """Bits per code of keys or of values."""
         own: int | None = getattr(self, f"{tensor}_bits")
         return self.bits if own is None else own
+
+    def for_tensor(self, tensor: Literal["keys", "values"]) -> Method:
+        width = self.width("key" if tensor == "keys" else "value")
+        return self.model_copy(update={"bits": width, "key_bits": None, "value_bits": None})
 
     def short(self, tensors: Literal["both", "keys", "values"] = "both") -> str:
         key, value = self.width("key"), self.width("value")

@@ -17,6 +17,9 @@ from kvq_core.models.support import check_config, check_model, window_of
 from kvq_core.packed.dense import DenseLayer
 from kvq_core.packed.layer import PackedLayer, Plan
 from kvq_core.packed.rope_tables import Turns
+from kvq_core.spec import Lane
+
+UNTOUCHED = Window(step=None)
 
 if TYPE_CHECKING:
     from kvq_core.models.packed_cache import TicketCache
@@ -65,15 +68,57 @@ def packed_layers(
         reason = "it quantizes nothing"
     if reason is not None:
         raise MethodError(f"{method.title} has no packed execution here: {reason}.")
-    chosen = range(shape.layers) if layers is None else layers
-    plan = Plan(method, windows, path, None, ref, room, shape.scaling)
-    if method.key_space == "post":
-        plans = [plan] * shape.layers
-    else:
-        found = rotations or probe(model, rope_of(model, TOKENS))
-        turns = {kind: Turns(model, max(1024, room), kind) for kind in {found[index] for index in chosen}}
-        plans = [replace(plan, turns=turns.get(kind)) for kind in found]
-    return [
-        PackedLayer(plans[index], index, len(chosen)) if index in chosen else DenseLayer(torch.float16, room)
-        for index in range(shape.layers)
-    ]
+    chosen = tuple(range(shape.layers) if layers is None else layers)
+    plan = Plan(method, windows, path, None, ref, room, shape.scaling, len(chosen))
+    return _layers(model, dict.fromkeys(chosen, plan), {}, room, rotations)
+
+
+def lane_layers(
+    lane: Lane, model: Any, path: Path, room: int, ref: ModelRef, rotations: tuple[Rotation, ...]
+) -> list[PackedLayer | DenseLayer]:
+    """Empty layers as ``packed_layers`` makes them, by the rules of a lane: one plan for each method and its layers.
+
+    Raises MethodError where the lane, or a method of it, has no packed execution on the model.
+    """
+    shape = shape_of(model)
+    assigned = lane.plan(shape)
+    if not assigned:
+        raise MethodError(f"{lane.title} has no packed execution here: it quantizes nothing.")
+    plans: dict[tuple[Method, tuple[int, ...]], Plan] = {}
+    keys, values = dict[int, Plan](), dict[int, Plan]()
+    for method, layers in {(each.method, each.layers): None for each in assigned}:
+        own = {a.tensor: a.window for a in assigned if (a.method, a.layers) == (method, layers)}
+        windows = own.get("keys", UNTOUCHED), own.get("values", UNTOUCHED)
+        plans[method, layers] = Plan(method, windows, path, None, ref, room, shape.scaling, len(layers))
+    for each in assigned:
+        (keys if each.tensor == "keys" else values).update(dict.fromkeys(each.layers, plans[each.method, each.layers]))
+    return _layers(model, keys, values, room, rotations)
+
+
+def _layers(
+    model: Any, keys: dict[int, Plan], values: dict[int, Plan], room: int, rotations: tuple[Rotation, ...] | None
+) -> list[PackedLayer | DenseLayer]:
+    """Layers by the plans of their keys and of their values, in float16 where a layer is in neither."""
+    plans = {id(plan): plan for plan in (*keys.values(), *values.values())}
+    pre = [index for index in {*keys, *values} for plan in (keys.get(index), values.get(index)) if _turned(plan)]
+    found = (rotations or probe(model, rope_of(model, TOKENS))) if pre else ()
+    turns = {kind: Turns(model, max(1024, room), kind) for kind in {found[index] for index in pre}}
+    made = {
+        (of, index): replace(plan, turns=turns.get(found[index])) if _turned(plan) else plan
+        for of, plan in plans.items()
+        for index in {*keys, *values}
+    }
+
+    def layer(index: int) -> PackedLayer | DenseLayer:
+        of_keys, of_values = (made.get((id(by.get(index)), index)) for by in (keys, values))
+        first = of_keys or of_values
+        if first is None:
+            return DenseLayer(torch.float16, room)
+        return PackedLayer(first, index, None if of_values is first else of_values)
+
+    return [layer(index) for index in range(shape_of(model).layers)]
+
+
+def _turned(plan: Plan | None) -> bool:
+    """Whether a plan's method stores keys before RoPE."""
+    return plan is not None and plan.method.key_space == "pre"

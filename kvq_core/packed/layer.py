@@ -33,9 +33,9 @@ class Layer(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """What the layers of one cache share. ``turns``: the method's keys are those before RoPE; ``ref``: the model, for
-    methods with learned data; ``room``: packed tokens to allocate ahead; ``scaling`` of the scores of each layer of the
-    model, 1/sqrt(head_dim) where it is not given."""
+    """How one method stores keys, values or both of some layers of one cache. ``turns``: the method's keys are those
+    before RoPE; ``ref``: the model, for methods with learned data; ``room``: packed tokens to allocate ahead;
+    ``scaling`` of the scores of each layer of the model, 1/sqrt(head_dim) where it is not given."""
 
     method: Method
     windows: tuple[Window, Window]
@@ -44,6 +44,7 @@ class Plan:
     ref: ModelRef | None = None
     room: int = 0
     scaling: tuple[float, ...] = ()
+    of: int = 1  # layers of the cache that it is for
     waiting: "list[Waiting]" = field(default_factory=list)
 
     @property
@@ -54,9 +55,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A layer's prompt, unquantized, until the last layer has come: its method decides over all of them."""
+    """A layer's prompt, unquantized, until the plan's last layer has come: its method decides over all of them."""
 
     layer: "PackedLayer"
+    plan: Plan
     queries: Tensor | None
     keys: Tensor
     values: Tensor
@@ -66,13 +68,20 @@ class Waiting:
 class PackedLayer:
     """The first tokens it sees are the prompt: they attend to themselves in full precision, and the method is fitted on
     them. Later tokens read the packed cache: one by one through the fused attention where keys and values are groups of
-    codes, else through scores of the packed keys and weighted sums of the packed values."""
+    codes, else through scores of the packed keys and weighted sums of the packed values. ``values``: the plan of the
+    values, where that is another one than of the keys."""
 
     plan: Plan
     index: int = 0
-    of: int = 1  # packed layers of the cache
-    sides: tuple[Side, ...] = ()  # keys, values
+    values: Plan | None = None
+    keys_side: Side | None = None
+    values_side: Side | None = None
     select: Select | None = None
+
+    @property
+    def sides(self) -> tuple[Side, ...]:
+        """Keys and values; nothing before the prompt is stored."""
+        return () if self.keys_side is None or self.values_side is None else (self.keys_side, self.values_side)
 
     @property
     def tokens(self) -> int:
@@ -142,56 +151,61 @@ class PackedLayer:
         return out
 
     def fill(self, queries: Tensor | None, keys: Tensor, values: Tensor) -> None:
-        """Fit the method on the prompt and enter it; every row of the batch is fitted by itself.
+        """Fit the methods on the prompt and enter it; every row of the batch is fitted by itself.
 
-        Raises MethodError where the method has no packed form.
+        Raises MethodError where a method has no packed form.
         """
-        if not self.plan.method.spans_layers:
-            return self._fill(self.plan.method, queries, keys, values)
-        if len(keys) > 1:
+        for plan in (self.plan, self.values):
+            if plan is not None:
+                self._enter(Waiting(self, plan, queries if plan.method.needs_queries else None, keys, values))
+
+    def _enter(self, entering: "Waiting") -> None:
+        plan = entering.plan
+        if not plan.method.spans_layers:
+            return self._fill(plan.method, entering)
+        if len(entering.keys) > 1:
             raise MethodError(
-                f"{self.plan.method.title} decides over all layers of one prompt; use a batch of 1, or give what is "
+                f"{plan.method.title} decides over all layers of one prompt; use a batch of 1, or give what is "
                 "decided (a schedule, both tolerances) as knobs."
             )
-        waiting = self.plan.waiting
-        waiting.append(Waiting(self, queries if self.plan.method.needs_queries else None, keys, values))
-        if len(waiting) == self.of:
-            _settle(self.plan, waiting)
-            waiting.clear()
+        plan.waiting.append(entering)
+        if len(plan.waiting) == plan.of:
+            _settle(plan.waiting)
+            plan.waiting.clear()
 
-    def _fill(self, method: Method, queries: Tensor | None, keys: Tensor, values: Tensor) -> None:
-        prompt = _prompt(self.plan, [Waiting(self, queries, keys, values)])
+    def _fill(self, method: Method, entering: "Waiting") -> None:
+        plan, prompt = entering.plan, _prompt([entering])
         fitted = method.fit(prompt)  # a row of the batch stands where a layer does
-        plan = self.plan
-        stored = prompt.keys if plan.stored is not None else keys.float()
-        self.sides = (
-            side_of(fitted.key, plan.windows[0], stored, plan.stored, plan.path, plan.room),
-            side_of(fitted.value, plan.windows[1], prompt.values, None, plan.path, plan.room),
-        )
-        self.select = None if plan.windows[0].step is None else fitted.select
+        if plan is self.plan:
+            stored = prompt.keys if plan.stored is not None else entering.keys.float()
+            self.keys_side = side_of(fitted.key, plan.windows[0], stored, plan.stored, plan.path, plan.room)
+            self.select = None if plan.windows[0].step is None else fitted.select
+        if plan is (self.values or self.plan):
+            self.values_side = side_of(fitted.value, plan.windows[1], prompt.values, None, plan.path, plan.room)
 
 
-def _prompt(plan: Plan, layers: Sequence[Waiting]) -> Prompt:
-    """What a method is fitted on: the rows of one layer, or several layers of one row."""
+def _prompt(layers: Sequence[Waiting]) -> Prompt:
+    """What a method is fitted on: the rows of one layer, or several layers of one row, of one plan."""
+    plan = layers[0].plan
     keys = torch.cat([w.keys.float() for w in layers])
     values = torch.cat([w.values.float() for w in layers])
     stored = keys
     if plan.turns is not None:
-        turned = ((w.layer.plan.turns, w.keys.float()) for w in layers)  # layers may rotate in different ways
+        turned = ((w.plan.turns, w.keys.float()) for w in layers)  # layers may rotate in different ways
         stored = torch.cat([x if turns is None else turns.unrotate(x, 0) for turns, x in turned])
-    asked = [w.queries.float() for w in layers if w.queries is not None and plan.method.needs_queries]
+    asked = [w.queries.float() for w in layers if w.queries is not None]
     index = tuple(w.layer.index for w in layers for _ in w.keys)
     queries = torch.cat(asked) if asked else None
     scaling = tuple(plan.scaling[i] for i in index if plan.scaling)
     return Prompt(stored, values, queries, model=plan.ref, layers=index, rotated=keys, scaling=scaling)
 
 
-def _settle(plan: Plan, waiting: Sequence[Waiting]) -> None:
-    """Decide over all layers, whatever their devices, as a comparison does, and fill each of them."""
+def _settle(waiting: Sequence[Waiting]) -> None:
+    """Decide over all layers of a plan, whatever their devices, as a comparison does, and fill each of them."""
     prompts = [
-        _prompt(plan, [w for w in waiting if w.keys.device == device])
+        _prompt([w for w in waiting if w.keys.device == device])
         for device in dict.fromkeys(w.keys.device for w in waiting)
     ]
-    method = plan.method.across_layers(Prompt.join(prompts))
+    method = waiting[0].plan.method.across_layers(Prompt.join(prompts))
     for w in waiting:
-        w.layer._fill(method, w.queries, w.keys, w.values)
+        w.layer._fill(method, w)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvq_core.errors import MethodError, ModelError, SpecError
 from kvq_core.models import LoadedModel
-from kvq_core.packed.cache import packed_layers
+from kvq_core.packed.cache import lane_layers
 from kvq_core.packed.dense import DenseLayer
 from kvq_core.packed.layer import PackedLayer
 from kvq_core.spec import Lane
@@ -105,7 +105,7 @@ def measure(model: LoadedModel, lane: Lane | None, ids: list[int], request: Requ
     del run, layers
     return LaneMeasurement(
         label=label_of(lane, model),
-        method=lane.method if lane else None,
+        method=(lane.method or lane.title) if lane else None,
         device=_device(model),
         dtype=_name(model.dtype),
         paths={name: sorted(found) for name, found in taken.items()},
@@ -169,12 +169,13 @@ def _maker(model: LoadedModel, lane: Lane | None, path: Path) -> Make:
     reason = lane.why_not(model.shape)
     if reason is not None:
         raise MethodError(f"{lane.label}: {reason}.")
-    if lane.center != "none":
-        raise MethodError(f"{lane.label}: packed execution stores keys as they are; leave center = {lane.center} out.")
-    method, windows = lane.build(), lane.windows()
-    layers = None if lane.layers == "all" else lane.layers
-    packed_layers(method, model.model, windows, path, layers=layers, rotations=rotations)
-    return lambda room: packed_layers(method, model.model, windows, path, room, model.ref, layers, rotations)
+    for rule in lane.every_rule:
+        if rule.center != "none":
+            raise MethodError(
+                f"{lane.label}: packed execution stores keys as they are; leave center = {rule.center} out."
+            )
+    lane_layers(lane, model.model, path, 0, model.ref, rotations)
+    return lambda room: lane_layers(lane, model.model, path, room, model.ref, rotations)
 
 
 def _limit(model: LoadedModel, make: Make, what: Limit, tokens: int, batch: int) -> int:

@@ -8,7 +8,7 @@ from kvq_core.spec.comparison import DEFAULT_MODEL, MAX_LANES, Capture, Comparis
 from kvq_core.spec.conversation import Message, Tool, tool_name
 from kvq_core.spec.lane import LANE_OPTIONS, Assignment, Lane
 from kvq_core.spec.prefill import Chunks
-from kvq_core.spec.read import parse_lane, parse_spec, read_spec
+from kvq_core.spec.read import parse_lane, parse_rule, parse_spec, read_spec
 from kvq_core.spec.rule import TENSORS, Centering, Rule, Tensor, layer_words
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "Tool",
     "layer_words",
     "parse_lane",
+    "parse_rule",
     "parse_spec",
     "read_spec",
     "tool_name",

@@ -1,6 +1,6 @@
 """One lane: the rules by which a cache is stored, under one label."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -29,8 +29,18 @@ class Assignment:
         return self.rule.build()
 
     @property
+    def stream(self) -> tuple[Hashable, ...]:
+        """What decides the stream: assignments of a run's lanes that agree in it store one and the same."""
+        return self.method.for_tensor(self.tensor), self.center, self.layers, self.tensor, self.window
+
+    @property
     def window(self) -> Window:
         return self.rule.windows()[TENSORS.index(self.tensor)]
+
+    @property
+    def fit(self) -> tuple[Hashable, ...]:
+        """What decides the fit: assignments that agree in it take their codecs from one."""
+        return self.method, self.center, self.layers
 
     @property
     def center(self) -> Centering:

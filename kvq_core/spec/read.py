@@ -42,8 +42,13 @@ def parse_lane(data: Any, name: str = "") -> Lane:
     """A lane from plain data. Raises SpecError with one line, which begins with the lane's ``name``."""
     rules = data.get("rules") if isinstance(data, dict) else None
     for number, rule in enumerate(rules if isinstance(rules, list | tuple) else (), 1):
-        _parsed(Rule, rule, f"{name}, rule {number}" if name else f"rule {number}")
+        parse_rule(rule, f"{name}, rule {number}" if name else f"rule {number}")
     return _parsed(Lane, data, name)
+
+
+def parse_rule(data: Any, name: str = "") -> Rule:
+    """A rule of a lane from plain data. Raises SpecError as ``parse_lane`` does."""
+    return _parsed(Rule, data, name)
 
 
 def _parsed(model: type[Model], data: Any, name: str) -> Model:

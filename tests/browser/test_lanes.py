@@ -58,3 +58,24 @@ def test_what_the_keyboard_reaches_is_not_under_the_card_of_run(quick, open_page
             break
         assert page.evaluate(CLEAR, None), reached
     assert "lane-row-1" in reached and "add-lane" in reached
+
+
+def test_rules_are_added_edited_moved_and_removed(quick, open_page):
+    page = open_page(quick)
+    page.wait_for_selector("#lane-row-3")
+    page.locator("#lane-row-0").click()
+    opens_at(page, 0)
+    assert page.locator(".rule").count() == 0
+    page.locator("#add-rule").click()
+    page.wait_for_function("document.querySelectorAll('.rule').length == 2")
+    page.locator("#in-lane-layers").fill("0-2")
+    page.wait_for_function("document.querySelector('#lane-row-0').textContent.includes('layers 0-2 fp16')")
+    page.locator(".rule").nth(1).click()
+    page.wait_for_function("document.querySelectorAll('.rule')[1].ariaPressed == 'true'")
+    page.locator("[data-do=rule-up]").click()
+    page.wait_for_function("document.querySelector('#lane-error').textContent.includes('never be reached')")
+    page.locator(".rule").nth(1).click()
+    page.wait_for_function("document.querySelectorAll('.rule')[1].ariaPressed == 'true'")
+    page.locator("[data-do=rule-remove]").click()
+    page.wait_for_selector(".rule", state="detached")
+    assert page.locator("#lane-error").text_content().strip() == ""

@@ -35,6 +35,17 @@ lane = st.fixed_dictionaries(
     {"uid": st.integers(), "method": named | plain, "knobs": st.dictionaries(knob | text, plain, max_size=3) | plain},
     optional={"label": plain, "tensors": plain, "layers": plain, "sink_tokens": plain, "recent_tokens": plain},
 )
+rule = st.fixed_dictionaries(
+    {"method": named | plain},
+    optional={
+        "tensors": st.sampled_from(["keys", "values", "both"]) | plain,
+        "layers": st.lists(st.integers(-1, 9), max_size=3) | plain,
+        "tokens": st.sampled_from(["all", "first:4", "last:0"]) | st.lists(st.lists(st.integers(), max_size=3)) | plain,
+        "knobs": st.dictionaries(knob | text, plain, max_size=3) | plain,
+        "center": plain,
+    },
+)
+lane |= st.fixed_dictionaries({"uid": st.integers(), "rules": st.lists(rule, max_size=4) | plain})
 near = {  # mostly of the right kind, so that more than the first check is reached
     "model": text,
     "prompt": text,

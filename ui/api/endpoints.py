@@ -50,8 +50,9 @@ def _computing(services: Services) -> tuple[Callable[..., Any], ...]:
         and the bytes stored. Progress arrives while it runs; the last item holds the result with the id of the run.
 
         Args:
-            spec: The comparison. Required: prompt, and lanes, a list of {"label", "method", "knobs"}; the tool methods
-                lists methods and knobs, the tool preset gives complete examples. Optional: model, max_new_tokens,
+            spec: The comparison. Required: prompt, and lanes, a list of {"label", "method", "knobs"}, or of {"label",
+                "rules"} for several methods in one cache; the tool methods lists methods and knobs, the tool preset
+                gives complete examples. Optional: model, max_new_tokens,
                 system, continuation, temperature, seed and more; what is left out has its default.
         """
         session = f"{request.session_hash}/{secrets.token_hex(8)}"  # a client may run several at once

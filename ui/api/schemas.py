@@ -67,7 +67,7 @@ class LaneResult(TypedDict):
     """The main figures of a lane; record.json says more, and what each is."""
 
     label: str
-    method: str
+    method: str | None  # None: several rules, which record.json tells
     status: Literal["done", "failed"]
     error: str | None
     verdict: str

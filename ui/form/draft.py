@@ -7,7 +7,7 @@ from typing import Any, get_args
 from kvq_core.errors import SpecError
 from kvq_core.methods import Knob, knobs, methods
 from kvq_core.spec import MAX_LANES, Capture, ComparisonSpec, Lane, parse_spec
-from ui.form.lanes import LaneForm
+from ui.form.lanes import FIRST, LaneForm
 from ui.form.values import FIELDS, from_comparison
 
 VERSION = 1
@@ -52,21 +52,34 @@ def _value(name: str, value: Any) -> Any:
 
 
 def _lane(uid: int, lane: dict[str, Any]) -> LaneForm:
-    method = _one_of(tuple(methods()), lane["method"])
+    rules = lane.get("rules")
+    stored = _storing(lane) if rules is None else {**_storing({**lane, "method": FIRST}), "method": None}
+    ruled = None if rules is None else [{**_storing(rule), "tokens": _tokens(rule["tokens"])} for rule in rules]
+    label = _checked(isinstance(lane["label"], str), lane["label"])
+    return {"uid": uid, "label": label, **stored, "rules": ruled}
+
+
+def _storing(given: dict[str, Any]) -> dict[str, Any]:
+    """What a lane, or one of its rules, says of how it stores."""
+    method = _one_of(tuple(methods()), given["method"])
     known = {knob.name: knob for knob in knobs(methods()[method])}
-    layers = lane["layers"]
+    layers = given["layers"]
     listed = isinstance(layers, list) and all(isinstance(number, int) for number in layers)
     return {
-        "uid": uid,
         "method": method,
-        "label": _checked(isinstance(lane["label"], str), lane["label"]),
-        "knobs": {name: _knob(known[name], value) for name, value in lane["knobs"].items()},
-        "tensors": _one_of(get_args(Lane.model_fields["tensors"].annotation), lane["tensors"]),
+        "knobs": {name: _knob(known[name], value) for name, value in given["knobs"].items()},
+        "tensors": _one_of(get_args(Lane.model_fields["tensors"].annotation), given["tensors"]),
         "layers": _checked(isinstance(layers, str) or listed, layers),
-        "sink_tokens": _number(lane["sink_tokens"]),
-        "recent_tokens": _number(lane["recent_tokens"]),
-        "center": _one_of(get_args(Lane.model_fields["center"].annotation), lane.get("center", "none")),
+        "sink_tokens": _number(given["sink_tokens"]),
+        "recent_tokens": _number(given["recent_tokens"]),
+        "center": _one_of(get_args(Lane.model_fields["center"].annotation), given.get("center", "none")),
     }
+
+
+def _tokens(tokens: Any) -> Any:
+    """Text, or spans of two numbers."""
+    spans = isinstance(tokens, list) and all(isinstance(s, list) and [_number(n) for n in s] == s for s in tokens)
+    return _checked(isinstance(tokens, str) or spans, tokens)
 
 
 def _knob(knob: Knob, value: Any) -> Any:

@@ -7,9 +7,11 @@ from kvq_core.methods import Knob, methods
 from kvq_core.spec import MAX_LANES, Lane
 from ui.form.controls import control, current, places
 from ui.form.lanes import LaneForm, describe_lane, index, parse_layers, title, update_lane, with_knob
+from ui.form.rules import describe_rule, rules_of
 from ui.html.escape import safe
 
 KNOB = "knobs."
+RULES = "rules."
 LABEL = Knob("label", "Label", "", "text", "", None, None, None, False)
 OPTIONS = (
     Knob(
@@ -44,25 +46,56 @@ def editor(lanes: list[LaneForm], opened: dict[str, Any]) -> str:
     if at is None:
         return ""
     lane, tag = lanes[at], f"lane-editor-{opened['revision']}"
-    given, known = lane["knobs"], methods()[lane["method"]]
-    rows = "".join(
-        control(lane["method"], place, KNOB + place, knob, current(given, place, knob))
-        for place, knob in places(known)
-        if _open(given, place)
-    )
-    options = "".join(_option(knob, lane) for knob in OPTIONS)
-    used = any(lane[knob.name] != knob.default for knob in OPTIONS)
+    listed, number = rules_of(lane), min(opened["rule"], len(rules_of(lane)) - 1)
+    label = _option(LABEL, lane, "", title({**lane, "label": ""}))
+    one = lane["rules"] is None
+    own = _stored(listed[number], "" if one else f"{RULES}{number}.", "" if not one else label)
     return (
         f'<{tag} class="editor lane-{at}" data-uid="{lane["uid"]}" data-revision="{opened["revision"]}">'
-        f"{_methods(lane['method'])}{method_notes(lane['method'])}{_option(LABEL, lane, title({**lane, 'label': ''}))}"
-        f'<div class="knobs">{rows}</div>'
-        f'<details class="about"{" open" * used}><summary>Where it applies</summary>'
-        f'<div class="knobs">{options}</div></details>'
+        f"{'' if one else label + _rules(listed, number)}{own}"
         f'<div class="editor-buttons">{_buttons(len(lanes))}</div></{tag}>'
     )
 
 
-def _methods(name: str) -> str:
+def _stored(stored: dict[str, Any], prefix: str, label: str) -> str:
+    """Controls of a method and of where it applies; their places begin with ``prefix``."""
+    given, known = stored["knobs"], methods()[stored["method"]]
+    rows = "".join(
+        control(stored["method"], place, f"{prefix}{KNOB}{place}", knob, current(given, place, knob))
+        for place, knob in places(known)
+        if _open(given, place)
+    )
+    options = "".join(_option(knob, stored, prefix) for knob in OPTIONS)
+    used = any(stored[knob.name] != knob.default for knob in OPTIONS)
+    return (
+        f"{_methods(stored['method'], prefix)}{method_notes(stored['method'])}{label}"
+        f'<div class="knobs">{rows}</div>'
+        f'<details class="about"{" open" * used}><summary>Where it applies</summary>'
+        f'<div class="knobs">{options}</div></details>'
+    )
+
+
+def _rules(rules: list[dict[str, Any]], number: int) -> str:
+    """The rules in their order, and what can be done with the one that is open."""
+    rows = []
+    for at, rule in enumerate(rules):
+        words, possible = describe_rule(rule)
+        rows.append(
+            f'<button type="button" class="plain-button rule{" wrong" * (not possible)}" data-do="rule" '
+            f'data-lane="{at + 1}" aria-pressed="{str(at == number).lower()}">{at + 1}. {safe(words)}</button>'
+        )
+    doing = "".join(
+        f'<button type="button" class="plain-button" data-do="{do}" data-lane="{number + 1}"{" disabled" * off}>'
+        f"{words}</button>"
+        for do, words, off in (("rule-up", "Move rule up", number == 0), ("rule-remove", "Remove rule", False))
+    )
+    return (
+        '<div class="rules" role="group" aria-label="Rules"><small>Of each layer\'s keys and values the first rule '
+        f'that fits; what none fits is fp16.</small>{"".join(rows)}<div class="editor-buttons">{doing}</div></div>'
+    )
+
+
+def _methods(name: str, prefix: str) -> str:
     """The choice of the method by its title."""
     options = "".join(
         f'<option value="&quot;{known}&quot;"{" selected" * (known == name)}>{safe(cls.title)}</option>'
@@ -70,18 +103,19 @@ def _methods(name: str) -> str:
     )
     return (
         '<label class="knob wide" id="lane-method"><span>Method</span>'
-        f'<select id="in-lane-method" data-place="method">{options}</select></label>'
+        f'<select id="in-lane-method" data-place="{prefix}method">{options}</select></label>'
     )
 
 
-def _option(knob: Knob, lane: LaneForm, placeholder: str = "") -> str:
-    value = lane[knob.name]
+def _option(knob: Knob, stored: dict[str, Any], prefix: str, placeholder: str = "") -> str:
+    value = stored[knob.name]
     shown = ", ".join(map(str, value)) if isinstance(value, list) else value
-    return control("lane", knob.name, knob.name, knob, shown, placeholder)
+    return control("lane", knob.name, f"{prefix}{knob.name}", knob, shown, placeholder)
 
 
 def _buttons(count: int) -> str:
-    return "".join(
+    rule = '<button type="button" class="plain-button" id="add-rule" data-do="rule-add">Add rule</button>'
+    return rule + "".join(
         f'<button type="button" class="plain-button" id="{words.lower()}-lane" data-do="{words.lower()}"'
         f"{' disabled' * (words == BUTTONS[0] and count >= MAX_LANES)}>{words}</button>"
         for words in BUTTONS
@@ -113,6 +147,10 @@ def apply_edits(lanes: list[LaneForm], uid: Any, values: dict[str, Any]) -> tupl
 
 def _set(lanes: list[LaneForm], lane: LaneForm, place: str, value: Any) -> list[LaneForm]:
     uid = lane["uid"]
+    if place.startswith(RULES):
+        return _set_in_rule(lanes, lane, place.removeprefix(RULES), value)
+    if lane["rules"] is not None and place != LABEL.name:
+        return lanes
     if place.startswith(KNOB):
         known = dict(places(methods()[lane["method"]]))
         return with_knob(lanes, uid, place[len(KNOB) :], value) if place[len(KNOB) :] in known else lanes
@@ -123,6 +161,18 @@ def _set(lanes: list[LaneForm], lane: LaneForm, place: str, value: Any) -> list[
     if place == "layers":
         return update_lane(lanes, uid, layers=parse_layers(str(value or "")))
     return update_lane(lanes, uid, **{place: value}) if place in {knob.name for knob in OPTIONS} else lanes
+
+
+def _set_in_rule(lanes: list[LaneForm], lane: LaneForm, place: str, value: Any) -> list[LaneForm]:
+    """One thing set in one of a lane's rules, as in a lane of that rule alone."""
+    number, _, inner = place.partition(".")
+    rules = lane["rules"] or []
+    if not (number.isascii() and number.isdigit()) or int(number[:4]) >= len(rules) or inner == LABEL.name:
+        return lanes
+    at = int(number)
+    (changed,) = _set([alone := {**rules[at], "uid": 0, "label": "", "rules": None}], alone, inner, value)
+    rule = {name: changed[name] for name in rules[at]}
+    return update_lane(lanes, lane["uid"], rules=[*rules[:at], rule, *rules[at + 1 :]])
 
 
 def complaint(lanes: list[LaneForm], uid: int | None, said: str | None = None) -> str:

@@ -6,6 +6,7 @@ from kvq_core.errors import KvqError
 from kvq_core.methods import methods
 from kvq_core.spec import MAX_LANES, Lane, parse_lane
 from ui.form.controls import set_knob
+from ui.form.rules import describe_rule
 from ui.html.cards import CENTRED
 
 LaneForm = dict[str, Any]
@@ -19,14 +20,26 @@ def from_spec(lanes: tuple[Lane, ...]) -> list[LaneForm]:
 
 def to_spec(lanes: list[LaneForm]) -> list[dict[str, Any]]:
     """Plain data for parse_spec; options at their defaults are left out."""
-    return [{k: v for k, v in lane.items() if k != "uid" and v is not None} for lane in lanes]
+    return [_plain(lane) for lane in lanes]
+
+
+def _plain(lane: LaneForm) -> dict[str, Any]:
+    said = _given({k: v for k, v in lane.items() if k != "uid"})
+    if isinstance(said.get("rules"), list):
+        said["rules"] = [_given(rule) for rule in said["rules"]]
+    return said
+
+
+def _given(data: Any) -> Any:
+    """Without what is left to a default."""
+    return {k: v for k, v in data.items() if v is not None} if isinstance(data, dict) else data
 
 
 def add_lane(lanes: list[LaneForm], method: str | None = None) -> list[LaneForm]:
     """One lane more, at most MAX_LANES."""
     if len(lanes) >= MAX_LANES:
         return lanes
-    method = method or (lanes[-1]["method"] if lanes else FIRST)
+    method = method or (lanes and lanes[-1]["method"]) or FIRST
     blank: dict[str, Any] = {
         "label": "",
         "knobs": {},
@@ -35,6 +48,7 @@ def add_lane(lanes: list[LaneForm], method: str | None = None) -> list[LaneForm]
         "sink_tokens": None,
         "recent_tokens": None,
         "center": "none",
+        "rules": None,
     }
     return [*lanes, {"uid": _next(lanes), "method": method, **blank}]
 
@@ -95,14 +109,16 @@ def index(lanes: list[LaneForm], uid: int | None) -> int | None:
 def title(lane: LaneForm) -> str:
     """The label, or the method's title where none was typed."""
     known = methods().get(lane["method"])
-    return lane["label"] or (known.title if known else lane["method"])
+    if lane["label"] or lane["rules"] is None:
+        return str(lane["label"] or (known.title if known else lane["method"]))
+    return "; ".join(describe_rule(rule)[0] for rule in lane["rules"])
 
 
 def describe_lane(lane: LaneForm) -> tuple[str, str | None]:
     """The lane's settings in words, and its error if it is not possible."""
     try:
         built = parse_lane(to_spec([lane])[0])
-        words = [built.build().summary()]
+        words = [built.title if built.rules else built.summary]
     except KvqError as error:
         return "", str(error)
     if built.tensors != "both":

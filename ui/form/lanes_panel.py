@@ -10,8 +10,9 @@ import gradio as gr
 from kvq_core.methods import methods
 from kvq_core.spec import MAX_LANES
 from ui.form.controls import places
-from ui.form.editor import KNOB, apply_edits, complaint, editor
+from ui.form.editor import KNOB, RULES, apply_edits, complaint, editor
 from ui.form.lanes import LaneForm, add_lane, describe_lane, duplicate_lane, index, remove_lane, title
+from ui.form.rules import add_rule, move_rule_up, remove_rule, rules_of
 from ui.html.escape import safe, shorten
 from ui.service.services import SWIFT
 
@@ -74,9 +75,9 @@ def _row(at: int, lane: LaneForm, is_open: bool) -> str:
     )
 
 
-def redraw_lanes(lanes: list[LaneForm], uid: int | None, said: str | None = None) -> list[Any]:
-    """The lanes with the editor on one of them, or closed."""
-    opened = place_editor(uid)
+def redraw_lanes(lanes: list[LaneForm], uid: int | None, said: str | None = None, rule: int = 0) -> list[Any]:
+    """The lanes with the editor on one of them and its ``rule``, or closed."""
+    opened = place_editor(uid, rule)
     return _shown(lanes, opened, said, editor(lanes, opened))
 
 
@@ -87,8 +88,8 @@ def _shown(lanes: list[LaneForm], opened: dict[str, Any], said: str | None, form
     return [lanes, opened, rows, complaint(lanes, opened["uid"], said), form, below, add]
 
 
-def place_editor(uid: int | None) -> dict[str, Any]:
-    return {"uid": uid, "revision": secrets.token_hex(4)}
+def place_editor(uid: int | None, rule: int = 0) -> dict[str, Any]:
+    return {"uid": uid, "revision": secrets.token_hex(4), "rule": rule}
 
 
 def insert_lane(lanes: list[LaneForm]) -> list[Any]:
@@ -106,11 +107,15 @@ def apply_change(raw: str, lanes: list[LaneForm], opened: dict[str, Any]) -> lis
         uid, values, do, target = told["uid"], dict(told["values"]), told["do"], told["lane"]
     except (TypeError, ValueError, KeyError, RecursionError):
         return [gr.skip()] * 7
+    if told.get("revision") not in (None, opened["revision"]):  # since then rules may have other numbers
+        values = {place: value for place, value in values.items() if not place.startswith(RULES)}
     lanes, said = apply_edits(lanes, uid, values)
     if do is None and _reshapes(lanes, uid, values):
-        return redraw_lanes(lanes, opened["uid"], said)
+        return redraw_lanes(lanes, opened["uid"], said, opened["rule"])
     if do is None:
         return _shown(lanes, opened, said, gr.skip())  # the editor stays as the person left it
+    if isinstance(do, str) and do.startswith("rule"):
+        return _ruled(lanes, opened["uid"], do, target)
     return _done(lanes, opened["uid"], do, target)
 
 
@@ -120,8 +125,25 @@ def _reshapes(lanes: list[LaneForm], uid: Any, values: dict[str, Any]) -> bool:
     last = next(reversed(values), None)
     if at is None or last is None:
         return False
-    knob = dict(places(methods()[lanes[at]["method"]])).get(last.removeprefix(KNOB))
-    return last == "method" or (knob is not None and bool(knob.fields))
+    last = last.removeprefix(RULES).lstrip("0123456789").removeprefix(".") if last.startswith(RULES) else last
+    known = [methods()[rule["method"]] for rule in rules_of(lanes[at])]
+    knobs = [knob for cls in known for place, knob in places(cls) if place == last.removeprefix(KNOB)]
+    return last == "method" or any(knob.fields for knob in knobs)
+
+
+def _ruled(lanes: list[LaneForm], uid: int | None, do: str, target: Any) -> list[Any]:
+    """The lanes after a button of the rule editor; ``target``: the rule's number from 1."""
+    at, rule = index(lanes, uid), target - 1 if type(target) is int else 0
+    if at is None:
+        return redraw_lanes(lanes, uid)
+    lane = lanes[at]
+    if do == "rule-add":
+        lane, rule = add_rule(lane), 0
+    if do == "rule-up":
+        lane, rule = move_rule_up(lane, rule), rule - 1
+    if do == "rule-remove":
+        lane, rule = remove_rule(lane, rule), 0
+    return redraw_lanes([*lanes[:at], lane, *lanes[at + 1 :]], uid, None, max(0, rule))
 
 
 def _done(lanes: list[LaneForm], uid: int | None, do: Any, target: Any) -> list[Any]:

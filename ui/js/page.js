@@ -45,6 +45,7 @@
       focus = closes ? document.querySelector(".lane-row.open")?.id : action === "remove" ? "add-lane" : "in-lane-method";
       entering = action === "duplicate" || (action === "open" && !closes);
       tell({ do: action, lane: Number(lane) || null });
+      if (action.startsWith("rule")) edits = { uid: null, values: {} }; // the numbers of rules change
     }
     if (event.target.closest?.("#add-lane")) entering = true;
     const figure = event.target.closest?.("[data-figure]");

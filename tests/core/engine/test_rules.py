@@ -173,6 +173,33 @@ def test_a_grid_of_four_by_four_formats_is_eight_encodings(monkeypatch: pytest.M
     assert shared == [True, False]
 
 
+@pytest.mark.parametrize("name", ["kivi", "per_token", "squat", "innerq"])
+def test_a_grid_of_widths_of_one_method_is_eight_encodings_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the short form: keys of one width are stored alike whatever the values' width is."""
+    encoded, of_prompt = Counter(), Stream.of_prompt.__func__
+
+    def counting(cls: type[Stream], x: torch.Tensor, window: object, codec: object, *rest: object) -> Stream:
+        encoded["packed" if codec is not None else "fp16"] += 1
+        return of_prompt(cls, x, window, codec, *rest)
+
+    model, own = tiny("llama"), {"innerq": {"group_size": 8}, "squat": {**SMALL, "block_size": 8}}
+    knobs, prefill = own.get(name, {"group_size": 8, "residual_length": 8}), prefilled(model)
+    lanes = [
+        Lane(label=f"K{k} V{v}", method=name, knobs={**knobs, "key_bits": k, "value_bits": v})
+        for k, v in product((1, 2, 3, 4), repeat=2)
+    ]
+    alone = [cached(lane, model, prefill.groups) for lane in lanes]
+    monkeypatch.setattr(Stream, "of_prompt", classmethod(counting))
+    decode = Decode(model, prefill, ComparisonSpec(prompt="-"), lanes)
+    list(decode.encode())
+    assert encoded == {"packed": 8}
+    for state, own_cache in zip(decode.states, alone, strict=True):
+        assert state.cache is not None
+        assert measure(state.cache, model.shape) == measure(own_cache, model.shape)
+        for tensor in ("keys", "values"):
+            same(store(state.cache, tensor), store(own_cache, tensor))
+
+
 def test_a_cell_of_a_grid_is_the_lane_alone() -> None:
     """Steps that shared streams take are their own: each cell decodes as it does with nothing to share."""
     model, ids = tiny("llama"), prompt_ids(53)
