@@ -72,6 +72,8 @@ SURFACE = {
         "sink_tokens": "int | None = None",
         "recent_tokens": "int | None = None",
         "center": "Literal['none', 'mean', 'bias', 'mean_after_rope'] = 'none'",
+        "rotate": "Literal['none', 'hadamard', 'signed'] = 'none'",
+        "rotate_block": "int | None = None",
         "rules": "tuple[kvq_core.spec.rule.Rule, ...] | None = None",
     },
     "MethodError": _ERROR,

@@ -9,6 +9,7 @@ from torch import Tensor
 from kvq_core.codecs.blocks import Block, Patch
 from kvq_core.codecs.center import Center
 from kvq_core.codecs.codec import Codec
+from kvq_core.codecs.hadamard import Hadamard
 from kvq_core.codecs.window import Window
 
 
@@ -18,7 +19,8 @@ class Stream:
 
     Holds exactly what a real cache would hold, in the method's own key space; it is the truth for bytes, and what
     attention reads is written from ``decode`` alone. Shapes (layers, kv_heads, tokens, head_dim). With a ``center``
-    the codec sees tokens without its constant; those in full precision are held as they are.
+    the codec sees tokens without its constant, with a ``rotation`` it sees those turned; tokens in full precision are
+    held as they are.
     """
 
     window: Window
@@ -27,20 +29,27 @@ class Stream:
     _recent: list[Tensor]  # put together when somebody reads them: a copy of the window a step costs more than the step
     blocks: list[Block] = field(default_factory=list)
     center: Center | None = None
+    rotation: Hadamard | None = None
 
     @classmethod
-    def of_prompt(cls, x: Tensor, window: Window, codec: Codec | None, center: Center | None = None) -> "Stream":
+    def of_prompt(
+        cls,
+        x: Tensor,
+        window: Window,
+        codec: Codec | None,
+        center: Center | None = None,
+        rotation: Hadamard | None = None,
+    ) -> "Stream":
         """Encode the prompt's x (float32): sinks, one block of all tokens due, and the window."""
         tokens = x.shape[-2]
         sink = tokens if window.step is None else min(tokens, window.sink)
         packed = window.packed(tokens)
         end = sink + packed
         first, last = x[..., :sink, :], x[..., end:, :]
-        stream = cls(window, codec, first.to(torch.float16), [last.to(torch.float16)], center=center)
+        stream = cls(window, codec, first.to(torch.float16), [last.to(torch.float16)], center=center, rotation=rotation)
         if packed:
             assert codec is not None, "a window that lets tokens leave needs a codec"
-            due = x[..., sink:end, :] if center is None else center.without(x[..., sink:end, :], sink)
-            stream.blocks.append(codec.encode_prompt(due, sink))
+            stream.blocks.append(codec.encode_prompt(stream._turned(x[..., sink:end, :], sink), sink))
         return stream
 
     @property
@@ -82,10 +91,8 @@ class Stream:
         assert self.codec is not None
         extend = self.codec.extend_prompt if prompt else self.codec.extend
         start = self.sinks.shape[-2] + self.packed_tokens
-        leaving = self._take(due).float()
-        if self.center is None:
-            return start, extend(self.blocks, leaving, start)
-        return start, self.center.back(extend(self.blocks, self.center.without(leaving, start), start), start)
+        leaving = self._turned(self._take(due).float(), start)
+        return start, self._read(extend(self.blocks, leaving, start), start)
 
     def enter(self, x: Tensor, prompt: bool) -> tuple[int, Tensor]:
         """Add tokens x at once, as if one by one; ``prompt``: they are the prompt's, and encoded as those are.
@@ -110,10 +117,22 @@ class Stream:
         packed; of codecs whose codes are a token's alone."""
         assert self.codec is not None
         one = x.to(torch.float16).float()[None]
-        if self.center is None:
-            return self.codec.preview(one, start)[0]
-        constant = self.center.at(start, x.shape[-2])[layer]
-        return self.codec.preview(one - constant, start)[0] + constant
+        constant = None if self.center is None else self.center.at(start, x.shape[-2])[layer]
+        rotation = None if self.rotation is None else self.rotation.on(layer)
+        one = one if constant is None else one - constant
+        read = self.codec.preview(one if rotation is None else rotation.turned(one), start)
+        read = read if rotation is None else rotation.back(read)
+        return read[0] if constant is None else read[0] + constant
+
+    def _turned(self, x: Tensor, start: int) -> Tensor:
+        """Tokens from position ``start`` on as the codec sees them."""
+        x = x if self.center is None else self.center.without(x, start)
+        return x if self.rotation is None else self.rotation.turned(x)
+
+    def _read(self, x: Tensor, start: int) -> Tensor:
+        """The inverse of ``_turned``."""
+        x = x if self.rotation is None else self.rotation.back(x)
+        return x if self.center is None else self.center.back(x, start)
 
     def _take(self, due: int) -> Tensor:
         """Remove the oldest ``due`` tokens from the window."""
@@ -135,10 +154,13 @@ class Stream:
         """Let the codec re-evaluate its blocks after a step (Codec.observe); token positions count from the first."""
         assert self.codec is not None
         start = self.sinks.shape[-2]
-        patch = self.codec.observe(self.blocks, queries, attention, start) if self.blocks else None
+        asked = queries if self.rotation is None else self.rotation.turned(queries)
+        patch = self.codec.observe(self.blocks, asked, attention, start) if self.blocks else None
         if patch is None:
             return None
         patch = replace(patch, token=patch.token + start)
+        if self.rotation is not None:
+            patch = replace(patch, values=self.rotation.rows_back(patch.values, patch.layer, patch.head))
         if self.center is None or not len(patch.token):
             return patch
         constant = self.center.at(0, int(patch.token.max()) + 1)
@@ -157,8 +179,7 @@ class Stream:
         start = self.sinks.shape[-2]
         for block in self.blocks:
             assert self.codec is not None
-            values = self.codec.decode(block)
-            yield values if self.center is None else self.center.back(values, start)
+            yield self._read(self.codec.decode(block), start)
             start += block.tokens
         yield self.recent.float()
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from kvq_core.codecs.stream import Stream
 from kvq_core.engine.fit import Fit, Shared, Source, take, within
 from kvq_core.engine.prefill import LayerGroup
+from kvq_core.engine.rotation import asked_turned
 from kvq_core.methods import ModelRef, Window
 from kvq_core.methods.base import Select
 from kvq_core.models.rope import Rope
@@ -76,7 +77,7 @@ class LaneCache:
         cache.quantized_layers = frozenset(layer for assigned in plan for layer in assigned.layers)
         fits: dict[Any, tuple[Assignment, Fit]] = {}
         for assigned in plan:
-            make = partial(Fit.of, assigned.method, assigned.center, assigned.layers, source)
+            make = partial(Fit.of, assigned.method, assigned.center, assigned.layers, source, assigned.rotation)
             fit = shared.once((*assigned.fit, source.entered[0]), make)
             fits.setdefault(assigned.fit, (assigned, fit))
         for g, group in enumerate(groups):
@@ -99,7 +100,8 @@ class LaneCache:
         layers = tuple(source.groups[g].layers[i] for i in inside)
         is_key = assigned.tensor == "keys"
         if is_key and fitted.select is not None:
-            self.selects |= {layer: (fitted.select, at) for at, layer in enumerate(layers)}
+            select = asked_turned(fitted.select, fit.rotations[g])
+            self.selects |= {layer: (select, at) for at, layer in enumerate(layers)}
         self.model_bytes += 0 if stream.codec is None else stream.codec.model_bytes
         rope = source.rope.on(layers) if fit.pre and is_key else None
         self._add(assigned.tensor, g, inside, stream, rope, assigned.number)
@@ -202,13 +204,12 @@ def _encoded(assigned: Assignment, fit: Fit, g: int, source: Source) -> Stream:
     group, fitted = source.groups[g], fit.fitted[g]
     inside = within(assigned.layers, group)
     if assigned.tensor == "values":
-        return Stream.of_prompt(
-            source.entering(take(group.values, inside)), assigned.window, source.begun(fitted.value)
-        )
+        values = source.entering(take(group.values, inside))
+        return Stream.of_prompt(values, assigned.window, source.begun(fitted.value), None, fit.rotations[g])
     keys = source.entering(take(group.keys, inside))
     if fit.pre:
         keys = source.rope.on(tuple(group.layers[i] for i in inside)).unrotate(keys, 0)
-    return Stream.of_prompt(keys, assigned.window, source.begun(fitted.key), fit.centers[g])
+    return Stream.of_prompt(keys, assigned.window, source.begun(fitted.key), fit.centers[g], fit.rotations[g])
 
 
 def _said(note: str, layers: list[int], every: frozenset[int]) -> str:

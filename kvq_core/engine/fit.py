@@ -9,11 +9,13 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from kvq_core.codecs.center import Center
+from kvq_core.codecs.hadamard import Hadamard
 from kvq_core.engine.centering import center_of, centred
 from kvq_core.engine.prefill import LayerGroup
+from kvq_core.engine.rotation import rotated, rotation_note, rotation_of
 from kvq_core.methods import Codec, Fitted, Method, ModelRef, Prompt
 from kvq_core.models.rope import Rope
-from kvq_core.spec import Centering, layer_words
+from kvq_core.spec import Centering, Rotation, layer_words
 
 Made = TypeVar("Made")
 
@@ -55,11 +57,19 @@ class Fit:
     pre: bool  # keys are stored before RoPE
     fitted: dict[int, Fitted] = field(default_factory=dict)
     centers: dict[int, Center | None] = field(default_factory=dict)
+    rotations: dict[int, Hadamard | None] = field(default_factory=dict)
     notes: dict[str, list[int]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, method: Method, center: Centering, layers: tuple[int, ...], source: Source) -> "Fit":
-        """Fit a method on some of the model's layers.
+    def of(
+        cls,
+        method: Method,
+        center: Centering,
+        layers: tuple[int, ...],
+        source: Source,
+        rotation: tuple[Rotation, int | None] = ("none", None),
+    ) -> "Fit":
+        """Fit a method on some of the model's layers; ``rotation``: what turns the tensors, and in which blocks.
 
         Raises MethodError where the method cannot handle the prompt's tensors.
         """
@@ -70,7 +80,10 @@ class Fit:
                 prompt = _prompt(method, group, inside, source, fit.pre)
                 bias = None if group.key_bias is None else take(group.key_bias, inside)
                 fit.centers[g] = center_of(center, prompt, source.rope.on(prompt.layers), fit.pre, bias)
-                prompts[g] = centred(prompt, fit.centers[g])
+                fit.rotations[g] = turn = rotation_of(*rotation, prompt)
+                prompts[g] = rotated(centred(prompt, fit.centers[g]), turn, keys=not fit.pre)
+                if turn is not None:
+                    fit.notes[rotation_note(turn)] = []
         if method.spans_layers:
             method = fit._decide(method, layers, prompts, source)
         for g in list(prompts):

@@ -15,6 +15,7 @@ from rapidfuzz import process
 from kvq_core.codebooks.lookup import CodebookNeed
 from kvq_core.codecs.blocks import Block
 from kvq_core.codecs.codec import Codec
+from kvq_core.codecs.hadamard import largest_block
 from kvq_core.codecs.window import Window
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.methods.base import Fitted, Home, Method, Prompt
@@ -34,6 +35,7 @@ __all__ = [
     "Prompt",
     "Window",
     "knobs",
+    "largest_block",
     "make",
     "methods",
 ]

@@ -40,7 +40,8 @@ class Prompt:
     (layers, query_heads, tokens, head_dim) float32 after RoPE, or None where the method did not ask for them.
     ``metadata`` is the dtype of scales and zero-points. ``model`` and ``layers``, the tensors' layers in it, are known
     inside a run; tensors on their own belong to no model. ``keys`` of a lane that centres them are those less the
-    constant, as the codec sees them; ``rotated``: the true keys after RoPE, whatever the space.
+    constant, as the codec sees them; ``rotated``: the true keys after RoPE, whatever the space. In a lane that rotates
+    what it stores, keys and values are turned as the codec sees them, and queries, ``gram`` and ``rotated`` as keys.
     ``scaling``: what the model multiplies q.k with, by layer; 1/sqrt(head_dim) where it is not given.
     """
 
@@ -178,6 +179,12 @@ class Method(BaseModel):
     @property
     def not_chunked(self) -> str | None:
         """Why a prompt cannot enter its cache chunk by chunk; None where it can."""
+        return None
+
+    @property
+    def not_rotated(self) -> str | None:
+        """Why turned tensors (a lane's ``rotate``) are none that this method can store, be it data learned in another
+        basis or a knob of its own that turns them; None where they are."""
         return None
 
     @property

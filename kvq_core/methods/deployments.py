@@ -85,6 +85,17 @@ def with_center(ways: tuple[Elsewhere, ...], center: str) -> tuple[Elsewhere, ..
     return (*plain, *map(_fork, of_q4))
 
 
+def with_rotation(ways: tuple[Elsewhere, ...], rotate: str) -> tuple[Elsewhere, ...]:
+    """The ways to use a method for a lane that turns what it stores, which llama.cpp alone does, its newer builds."""
+    if rotate == "none":
+        return ways
+    said = "Nothing is rotated."
+    return tuple(
+        way if way.tool.startswith("llama.cpp") else replace(way, differs=" ".join(filter(None, (said, way.differs))))
+        for way in ways
+    )
+
+
 def _fork(way: Elsewhere) -> Elsewhere:
     """llama.cpp's way in the fork that centres keys after RoPE."""
     how = (

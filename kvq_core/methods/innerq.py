@@ -76,6 +76,12 @@ class InnerQ(BitsMethod):
         key = Window(sink=self.sink_tokens, recent=self.recent_tokens, step=1)
         return key, Window(sink=self.sink_tokens, recent=self.recent_tokens, step=self.group_size)
 
+    @property
+    def not_rotated(self) -> str | None:
+        if self.normalize_keys != "folded":
+            return None
+        return "normalize_keys = folded commutes with RoPE and not with a rotation after it; take exact or off"
+
     def why_not(self, shape: ModelShape) -> str | None:
         if self.normalize_keys == "folded" and shape.head_dim % 2:
             return f"normalize_keys = folded ties pairs of channels, and head_dim = {shape.head_dim} is odd"

@@ -167,6 +167,8 @@ def _rule(rule: Rule) -> RuleRecord:
         sink_tokens=rule.sink_tokens,
         recent_tokens=rule.recent_tokens,
         center=rule.center,
+        rotate=rule.rotate,
+        rotate_block=rule.rotate_block,
     )
 
 

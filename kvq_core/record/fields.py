@@ -178,6 +178,8 @@ class RuleRecord(_Part):
     sink_tokens: int | None
     recent_tokens: int | None
     center: str = "none"  # the constant its quantized keys are stored without
+    rotate: str = "none"  # what turned the channels of what it stores
+    rotate_block: int | None = None  # channels it mixed; None: as many as could be
 
 
 class LaneRecord(_Part):
@@ -194,6 +196,8 @@ class LaneRecord(_Part):
     sink_tokens: int | None
     recent_tokens: int | None
     center: str = "none"
+    rotate: str = "none"
+    rotate_block: int | None = None
     rules: list[RuleRecord]
     prefill: Any = "full"  # Lane.prefill: how it read the prompt
     status: Literal["done", "failed"]

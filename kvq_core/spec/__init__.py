@@ -9,7 +9,7 @@ from kvq_core.spec.conversation import Message, Tool, tool_name
 from kvq_core.spec.lane import LANE_OPTIONS, Assignment, Lane
 from kvq_core.spec.prefill import Chunks
 from kvq_core.spec.read import parse_lane, parse_rule, parse_spec, read_spec
-from kvq_core.spec.rule import TENSORS, Centering, Rule, Tensor, layer_words
+from kvq_core.spec.rule import TENSORS, Centering, Rotation, Rule, Tensor, layer_words
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -23,6 +23,7 @@ __all__ = [
     "ComparisonSpec",
     "Lane",
     "Message",
+    "Rotation",
     "Rule",
     "Stress",
     "Tensor",

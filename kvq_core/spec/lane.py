@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.methods import CodebookNeed, Home, Method, ModelRef, ModelShape, Window
 from kvq_core.spec.prefill import Chunks, Reading
-from kvq_core.spec.rule import TENSORS, Centering, Frozen, Rule, Storing, Tensor
+from kvq_core.spec.rule import TENSORS, Centering, Frozen, Rotation, Rule, Storing, Tensor
 
 MAX_RULES = 256
 _LABEL = 60  # characters
@@ -31,7 +31,7 @@ class Assignment:
     @property
     def stream(self) -> tuple[Hashable, ...]:
         """What decides the stream: assignments of a run's lanes that agree in it store one and the same."""
-        return self.method.for_tensor(self.tensor), self.center, self.layers, self.tensor, self.window
+        return self.method.for_tensor(self.tensor), self.center, self.rotation, self.layers, self.tensor, self.window
 
     @property
     def window(self) -> Window:
@@ -40,12 +40,17 @@ class Assignment:
     @property
     def fit(self) -> tuple[Hashable, ...]:
         """What decides the fit: assignments that agree in it take their codecs from one."""
-        return self.method, self.center, self.layers
+        return self.method, self.center, self.rotation, self.layers
 
     @property
     def center(self) -> Centering:
         """What the method is fitted without: of keys and values of one rule alike, though only keys lose it."""
         return self.rule.center
+
+    @property
+    def rotation(self) -> tuple[Rotation, int | None]:
+        """What turns the tensors it is fitted on, and in which blocks: of keys and values of one rule alike."""
+        return self.rule.rotate, self.rule.rotate_block
 
 
 class _Labelled(Frozen):

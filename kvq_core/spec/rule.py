@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from kvq_core.errors import SpecError, excerpt
-from kvq_core.methods import Method, ModelShape, Window, make, methods
+from kvq_core.methods import Method, ModelShape, Window, largest_block, make, methods
 
 Centering = Literal["none", "mean", "bias", "mean_after_rope"]
+Rotation = Literal["none", "hadamard", "signed"]
 Tensor = Literal["keys", "values"]
 Count = Annotated[int, Field(ge=0)]
 Spans = tuple[tuple[Count, Count], ...]
@@ -47,6 +48,17 @@ class Storing(Frozen):
         description="What quantized keys are stored without, a constant of each KV head and channel: the prompt's mean "
         "key before RoPE, the bias of the key projection, or the mean after RoPE.",
     )
+    rotate: Rotation = Field(
+        "none",
+        description="Turn the channels of quantized keys (after RoPE, centred before) and values by a Hadamard "
+        "transform, and back when they are read; signed: after random signs of each layer and head.",
+    )
+    rotate_block: int | None = Field(
+        None,
+        ge=2,
+        le=1024,
+        description="Channels that rotate mixes, a power of two; null: the largest that divides a head.",
+    )
 
 
 class Rule(Storing):
@@ -66,6 +78,7 @@ class Rule(Storing):
         self._check_tokens()
         if reason := self._not_centred():
             raise SpecError(f"center = {self.center}: {reason}.")
+        self._check_rotation()
         built = self.build().model_dump(mode="json")
         # 2.0 or true given for a whole number is that number from here on, in the record as in the run's id
         object.__setattr__(self, "knobs", {name: built[name] for name in self.knobs})
@@ -128,6 +141,37 @@ class Rule(Storing):
         """Stored bytes of a quantized layer's constant: fp16, and none where it is known from the weights."""
         return 2 * shape.kv_heads * shape.head_dim if self.center in ("mean", "mean_after_rope") else 0
 
+    def _check_rotation(self) -> None:
+        """Raises SpecError where what the rule stores cannot be turned on any model."""
+        if self.rotate_block is not None and self.rotate_block & (self.rotate_block - 1):
+            raise SpecError(f"rotate_block = {self.rotate_block} is no power of two; give 2, 4, 8, ... up to head_dim.")
+        if self.rotate == "none":
+            if self.rotate_block is not None:
+                raise SpecError(f"rotate_block = {self.rotate_block} needs rotate = hadamard or signed; give both.")
+            return
+        if reason := self._not_rotated():
+            raise SpecError(f"rotate = {self.rotate}: {reason}.")
+
+    def _not_rotated(self) -> str | None:
+        """Why it cannot be turned, on any model; None where it can."""
+        if not any(self.quantizes(tensor) for tensor in TENSORS):
+            return "this lane quantizes nothing; leave rotate out"
+        method = self.build()
+        if method.not_rotated is None and method.key_space == "pre" and self.quantizes("keys"):
+            return f"{self.method} stores these keys before RoPE, and keys are turned after it; take tensors = values"
+        return method.not_rotated
+
+    def _head_not_rotated(self, head_dim: int) -> str | None:
+        """Why heads of that size cannot be turned; None where they can."""
+        largest = largest_block(head_dim)
+        if self.rotate == "none":
+            return None
+        if largest == 1:
+            return f"rotate = {self.rotate} mixes blocks of a power of two, and head_dim = {head_dim} is odd"
+        if largest % (self.rotate_block or 1):
+            return f"rotate_block = {self.rotate_block} does not divide head_dim = {head_dim}; give {largest} or less"
+        return None
+
     def missing_layer(self, shape: ModelShape) -> str | None:
         """Which layer it names that the model has not; None where all are there."""
         if isinstance(self.layers, str) or max(self.layers) < shape.layers:
@@ -151,7 +195,7 @@ class Rule(Storing):
             lost = shape.not_before_rope(self.layers, "a method that stores keys after RoPE")
         elif self.center in ("mean", "bias"):
             lost = shape.not_before_rope(self.layers, "center = mean_after_rope")
-        return lost or method.why_not(shape)
+        return lost or self._head_not_rotated(shape.head_dim) or method.why_not(shape)
 
     def not_chunked(self, own_chunk: str) -> str | None:
         """Why a prompt cannot enter in chunks what this rule stores, on any model; None where it can."""
@@ -167,11 +211,12 @@ class Rule(Storing):
         return None
 
     def named(self) -> str:
-        """What it is for and how that is stored, in a few words: ``K kivi 2 centred``, ``layers 0-3 fp16``."""
+        """What it is for and how that is stored, in a few words: ``K kivi 2 centred rotated``, ``layers 0-3 fp16``."""
         tensor = {"both": "", "keys": "K ", "values": "V "}[self.tensors]
         layers = "" if isinstance(self.layers, str) else f"{layer_words(self.layers)} "
         centred = "" if self.center == "none" else " centred"
-        return f"{layers}{tensor}{self.build().short(self.tensors)}{centred}"
+        turned = "" if self.rotate == "none" else " rotated"
+        return f"{layers}{tensor}{self.build().short(self.tensors)}{centred}{turned}"
 
     def _options(self) -> list[tuple[str, str | None]]:
         """Options that are set, each with the method's knob of the same meaning, if it has one."""

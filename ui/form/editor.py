@@ -32,6 +32,19 @@ OPTIONS = (
         get_args(Lane.model_fields["center"].annotation),
         False,
     ),
+    Knob(
+        "rotate",
+        "Rotate",
+        "Mix channels by a Hadamard transform before they are quantized, and back when they are read; signed: after "
+        "random signs. Nothing is stored for it.",
+        "choice",
+        "none",
+        None,
+        None,
+        get_args(Lane.model_fields["rotate"].annotation),
+        False,
+    ),
+    Knob("rotate_block", "Rotated block", "Channels; empty: as many as can be.", "integer", None, 2, 1024, None, True),
 )
 BUTTONS = ("Duplicate", "Remove", "Close")
 

@@ -7,7 +7,7 @@ from kvq_core.methods import methods
 from kvq_core.spec import MAX_LANES, Lane, parse_lane
 from ui.form.controls import set_knob
 from ui.form.rules import describe_rule
-from ui.html.cards import CENTRED
+from ui.html.cards import CENTRED, ROTATED
 
 LaneForm = dict[str, Any]
 FIRST = "kivi"
@@ -48,6 +48,8 @@ def add_lane(lanes: list[LaneForm], method: str | None = None) -> list[LaneForm]
         "sink_tokens": None,
         "recent_tokens": None,
         "center": "none",
+        "rotate": "none",
+        "rotate_block": None,
         "rules": None,
     }
     return [*lanes, {"uid": _next(lanes), "method": method, **blank}]
@@ -127,6 +129,8 @@ def describe_lane(lane: LaneForm) -> tuple[str, str | None]:
         words.append(f"{len(built.layers)} layers")
     if built.center in CENTRED:
         words.append(CENTRED[built.center])
+    if built.rotate in ROTATED:
+        words.append(ROTATED[built.rotate])
     return " · ".join(words), None
 
 

@@ -19,6 +19,7 @@ CENTRED = {
     "bias": "keys centred on the projection's bias",
     "mean_after_rope": "keys centred on their mean after RoPE",
 }  # a lane's center in words
+ROTATED = {"hadamard": "rotated", "signed": "rotated after random signs"}  # its rotate
 Stat = tuple[str, str]
 STREAMING: tuple[Stat, ...] = (("K / V bits", "…"), ("size", "…"))
 
@@ -141,7 +142,8 @@ def settings(lane: LaneRecord) -> str:
         return lane.summary
     only = [f"{lane.tensors} only"] if lane.tensors != "both" else []
     centred = [CENTRED[lane.center]] if lane.center in CENTRED else []
-    return " · ".join([lane.summary, *only, *centred])
+    turned = [ROTATED[lane.rotate]] if lane.rotate in ROTATED else []
+    return " · ".join([lane.summary, *only, *centred, *turned])
 
 
 def _agreement(lane: LaneRecord) -> list[str]:

@@ -8,7 +8,7 @@ from kvq_core.analysis.expected import expectation_sentence as expected
 from kvq_core.analysis.explain import explain
 from kvq_core.errors import SpecError
 from kvq_core.methods import make
-from kvq_core.methods.deployments import NO_DEPLOYMENT, Elsewhere, with_center
+from kvq_core.methods.deployments import NO_DEPLOYMENT, Elsewhere, with_center, with_rotation
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import LaneRecord, Record, RuleRecord
 from kvq_core.spec import Lane
@@ -136,7 +136,7 @@ def _elsewhere(lane: LaneRecord) -> str:
 
 def _ways(rule: RuleRecord) -> tuple[Elsewhere, ...]:
     try:
-        return with_center(make(rule.method, **rule.knobs).elsewhere(), rule.center)
+        return with_rotation(with_center(make(rule.method, **rule.knobs).elsewhere(), rule.center), rule.rotate)
     except SpecError:  # a run of an earlier version, whose method or knob is gone
         return ()
 

@@ -75,6 +75,10 @@ class CommVQ(BitsMethod):
     def not_centred(self) -> str | None:
         return "CommVQ's codebooks were learned from keys as they are; leave center out"
 
+    @property
+    def not_rotated(self) -> str | None:
+        return "CommVQ's codebooks were learned from keys and values as they are; leave rotate out"
+
     def why_not(self, shape: ModelShape) -> str | None:
         if shape.head_dim % 2:
             return f"head_dim = {shape.head_dim} has no channel pairs"

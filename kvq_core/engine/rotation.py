@@ -1,0 +1,61 @@
+"""The rotation a lane stores its tensors behind, and what a method is fitted on then.
+
+Keys are turned after RoPE, less their constant where they are centred; values as they are. Queries that meet the cache
+are left alone, since what is read has been turned back. A method that looks at queries while it is fitted sees them in
+the basis its keys are stored in, where every score is what it was.
+"""
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from kvq_core.codecs.hadamard import SEED, Hadamard, largest_block
+from kvq_core.methods import Prompt
+from kvq_core.methods.base import Select
+from kvq_core.spec import Rotation
+
+
+def rotation_of(how: Rotation, block: int | None, prompt: Prompt) -> Hadamard | None:
+    """Of the layers of a prompt; None for ``none``. ``block``: channels of one, None for as many as can be."""
+    if how == "none":
+        return None
+    _, heads, _, dim = prompt.keys.shape
+    size, device = block or largest_block(dim), prompt.keys.device
+    if how == "hadamard":
+        return Hadamard.of(size, device)
+    return Hadamard.signed(size, device, prompt.layers or range(len(prompt.keys)), heads, dim)
+
+
+def rotated(prompt: Prompt, rotation: Hadamard | None, keys: bool) -> Prompt:
+    """What a method is fitted on: values turned, and where ``keys`` are stored after RoPE those and queries too."""
+    if rotation is None:
+        return prompt
+
+    prompt = replace(prompt, values=rotation.turned(prompt.values))
+    if not keys:
+        return prompt
+    queries, gram, true = prompt.queries, prompt.gram, prompt.rotated
+    return replace(
+        prompt,
+        keys=rotation.turned(prompt.keys),
+        queries=None if queries is None else rotation.turned(queries),
+        gram=None if gram is None else rotation.gram(gram),
+        rotated=None if true is None else rotation.turned(true),
+    )
+
+
+def asked_turned(select: Select, rotation: Hadamard | None) -> Select:
+    """A choice of keys that was fitted on turned ones, asked with queries as they are."""
+    if rotation is None:
+        return select
+
+    def selected(layer: int, queries: Tensor, tokens: int) -> Tensor:
+        return select(layer, rotation.on(layer).turned(queries[None])[0], tokens)
+
+    return selected
+
+
+def rotation_note(rotation: Hadamard) -> str:
+    """What the lane's card says."""
+    signs = "" if rotation.signs is None else f", after signs of seed {SEED}"
+    return f"rotated in blocks of {rotation.block} channels{signs}; nothing is stored for it"
