@@ -109,5 +109,4 @@ def timing(run: Run) -> RunTiming:
         ms_per_step=1000 * sum(steps) / len(steps) if steps else None,
         rows_mean=sum(run.decode.step_rows) / len(steps) if steps else 0.0,
         total_s=run.seconds["total"],
-        through_caches=run.script.through(run.spec.lanes),
     )

@@ -197,14 +197,15 @@ def _memory_file(model: str, detail: str) -> Path:
 
 
 def remember(record: Record) -> None:
-    """Keep a finished run's timing for later estimates on this machine, if it can be kept."""
+    """Keep a finished run's timing for later estimates on this machine, if it can be kept; of runs all of whose lanes
+    read the prompt in full precision, which is what a memo tells of."""
     steps = record.timing.steps
-    if not steps:
+    if not steps or any(lane.metrics is not None and lane.metrics.prompt is not None for lane in record.lanes):
         return
     file = _memory_file(record.environment.model, record.capture.detail)
     known = _known(file)
     prompt = len(record.reference.prompt_token_ids)
-    known.append([prompt, steps + 1, len(record.lanes) + 1, record.timing.total_s, record.timing.through_caches])
+    known.append([prompt, steps + 1, len(record.lanes) + 1, record.timing.total_s])
     files.keep_memo(file, known[-REMEMBERED:])
 
 
@@ -218,9 +219,8 @@ def _seconds(model: str, detail: str, prompt: int, new: int, lanes: int, through
         return None
     from scipy.optimize import nnls  # a second's import that most commands never need
 
-    # memos of older versions end with the seconds
-    rows = np.array([_features(int(p), int(n), int(k), int(sum(more))) for p, n, k, _, *more in known])
-    times = np.array([t for _, _, _, t, *_ in known])
+    rows = np.array([_features(int(p), int(n), int(k), 0) for p, n, k, _ in known])
+    times = np.array([t for *_, t in known])
     # relative errors: a long run's second is worth less than a short one's
     weights, _ = nnls(rows / times[:, None], np.ones(len(times)))
     return float(np.dot(_features(prompt, new, lanes, through), weights)) or None

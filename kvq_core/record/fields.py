@@ -276,7 +276,6 @@ class RunTiming(_Part):
     steps: int
     ms_per_step: float | None
     rows_mean: float  # rows in the batch, averaged over steps
-    through_caches: int = 0  # tokens of the prompt that lanes computed because they read it through their own caches
     total_s: float
 
 

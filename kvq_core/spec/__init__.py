@@ -7,7 +7,7 @@ Imports methods, errors and complaints. Start at ``comparison``.
 from kvq_core.spec.comparison import DEFAULT_MODEL, MAX_LANES, Capture, ComparisonSpec, Stress
 from kvq_core.spec.conversation import Message, Tool, tool_name
 from kvq_core.spec.lane import LANE_OPTIONS, Assignment, Lane
-from kvq_core.spec.prefill import Chunks
+from kvq_core.spec.prefill import Chunks, in_words
 from kvq_core.spec.read import parse_lane, parse_rule, parse_spec, read_spec
 from kvq_core.spec.rule import TENSORS, Centering, Rotation, Rule, Tensor, layer_words
 
@@ -28,6 +28,7 @@ __all__ = [
     "Stress",
     "Tensor",
     "Tool",
+    "in_words",
     "layer_words",
     "parse_lane",
     "parse_rule",

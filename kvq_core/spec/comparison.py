@@ -122,6 +122,8 @@ class ComparisonSpec(Frozen):
     @model_validator(mode="after")
     def _something_to_read(self) -> Self:
         if self.messages is None:
+            if "prompt" not in self.model_fields_set:
+                raise SpecError("prompt is missing. Give a prompt, or messages.")
             if not self.prompt.strip():
                 raise SpecError("The prompt is empty; type one or pick a preset.")
             if self.tools:

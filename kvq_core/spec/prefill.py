@@ -35,8 +35,11 @@ _WORDS = {word: name for name in ("own_chunk", "fit") for word in get_args(Chunk
 Reading = Annotated[Literal["full", "deployed"] | Chunks, BeforeValidator(_from_words)]
 
 
-def in_words(reading: Literal["full", "deployed"] | Chunks) -> str:
-    """A lane's ``prefill`` as one writes it in a word or two, which is read back as the same."""
+def in_words(reading: Any) -> str:
+    """A lane's ``prefill``, or what a record says of it, as one writes it in a word or two, which is read back as the
+    same."""
+    if isinstance(reading, dict):
+        reading = Chunks(**reading)
     if not isinstance(reading, Chunks):
-        return reading
+        return str(reading)
     return f"{reading.chunk} {reading.own_chunk}" + (" first_chunk" if reading.fit == "first_chunk" else "")
