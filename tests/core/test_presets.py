@@ -39,7 +39,7 @@ def test_prompts_are_as_long_as_promised_and_every_lane_engages(name, smollm):
     assert tokens + spec.max_new_tokens <= smollm.shape.context
     for lane in spec.lanes:
         assert lane.why_not(smollm.shape) is None
-        assert max(window.packed(tokens) for window in lane.windows()) > tokens / 2
+        assert max(each.window.packed(tokens) for each in lane.plan(smollm.shape)) > tokens / 2
 
 
 def test_first_look_holds_the_lanes_it_promises():

@@ -5,11 +5,11 @@ from typing import Any, Literal
 import gradio as gr
 
 from kvq_core.analysis.context_growth import growths
-from kvq_core.analysis.plans import shape_of
+from kvq_core.analysis.plans import lane_of, shape_of
 from kvq_core.methods import ModelShape
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
-from ui.figures.bits import bit_map, stored_bytes
+from ui.figures.bits import BESIDE, bit_map, stored_bytes
 from ui.figures.usage import bits_by_length, code_usage, dead_codes, latent_bits, shares
 from ui.html.colors import lane_color
 from ui.html.escape import prose, safe
@@ -110,7 +110,11 @@ def compute(
     without = [name for slot, name in SPENT if own[slot] is None]
     said = f"No lane here stores its {kind}s with {join_words(without, 'or')}." if without else ""
     html = {
-        "spent": "".join(f'<p class="muted">{prose(line)}</p>' for line in (dead(record, arrays, kind), said) if line),
+        "spent": "".join(
+            f'<p class="muted">{prose(line)}</p>'
+            for line in (dead(record, arrays, kind), said, *by_rule(record))
+            if line
+        ),
         "extrapolation": extrapolation(record, shape, context, batch),
     }
     return Drawing(storage(record), figures, html, tables={"extrapolation": _rows(record, shape, context, batch)})
@@ -121,6 +125,22 @@ def dead(record: Record, arrays: Arrays, kind: str) -> str:
     found = [(lane.label, dead_codes(arrays, i, kind)) for i, lane in enumerate(record.lanes)]
     told = [f"{label} {percent(share, 1)}" for label, share in found if share is not None]
     return f"Dead {kind} codes, over all layers and heads: {join_words(told)}." if told else ""
+
+
+def by_rule(record: Record) -> list[str]:
+    """What each rule of the lanes that have several stores, and what no rule does."""
+    found = []
+    for index, lane in enumerate(record.lanes):
+        if lane.memory is None or not lane.memory.by_rule:
+            continue
+        asked = lane_of(record, index)
+        names = [rule.title for rule in lane.rules] if asked is None else [rule.named() for rule in asked.every_rule]
+        stored = [sum(rule.bytes_by_part.values()) for rule in lane.memory.by_rule]
+        rest = sum(n for part, n in lane.memory.bytes_by_part.items() if part != BESIDE) - sum(stored)
+        told = [f"{name} {size(taken)}" for name, taken in zip(names, stored, strict=True) if taken]
+        told += [f"fp16 {size(rest)}"] if rest else []
+        found.append(f"Stored by {lane.label}: {join_words(told)}.")
+    return found
 
 
 def extrapolation(record: Record, shape: str, context: Any, batch: Any) -> str:

@@ -13,6 +13,7 @@ from kvq_core.pipeline.estimate import estimate
 from kvq_core.record.fields import Record
 from kvq_core.spec import ComparisonSpec, parse_spec
 from ui.html.cards import lane_head
+from ui.views.storage import by_rule
 from ui.views.verdicts import compute as draw_verdicts
 
 FACTS = "The harbour keeps its tide tables by hand and the brass gauge has a paper drum. "
@@ -75,6 +76,9 @@ def test_bytes_are_told_by_rule(finished: Finished) -> None:
     untouched = sum(size for name, size in memory.bytes_by_part.items() if name.endswith("untouched"))
     ruled = sum(sum(rule.bytes_by_part.values()) for rule in memory.by_rule)
     assert ruled + untouched == sum(memory.bytes_by_part.values())
+    twice, mixed, _ = by_rule(finished.record)
+    assert twice.startswith("Stored by twice: K kivi 2 ") and "fp16" not in twice
+    assert "K per_token 8 " in mixed and ", V kivi 2 " in mixed and " and fp16 " in mixed
 
 
 def test_bytes_grow_with_the_context_rule_by_rule(finished: Finished) -> None:
