@@ -210,7 +210,8 @@ def remember(record: Record) -> None:
 
 
 def _known(file: Path) -> list[list[float]]:
-    return files.read_memo(file) or []
+    found = files.read_memo(file) or []
+    return [row for row in found if len(row) == 4]  # rows of another version say something else
 
 
 def _seconds(model: str, detail: str, prompt: int, new: int, lanes: int, through: int) -> float | None:

@@ -16,8 +16,8 @@ LABEL = Knob("label", "Label", "", "text", "", None, None, None, False)
 READ = Knob(
     "prefill",
     "Prompt read",
-    "full: in full precision, as papers do; deployed: as the method's engine does; or in chunks through this cache: 512, "
-    "512 stored (a token is stored before it is read), 256 raw first_chunk (fitted on the first chunk).",
+    "full: in full precision, as papers do; deployed: as the method's engine does; or in chunks through this cache: "
+    "512, 512 stored (a token is stored before it is read), 256 raw first_chunk (fitted on the first chunk).",
     "text",
     "full",
     None,
