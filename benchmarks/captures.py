@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
+from kvq_core.engine.script import Script
 from kvq_core.models import LoadedModel, load, with_model
 from kvq_core.pipeline.prompt import render
 from kvq_core.pipeline.state import Run
@@ -30,7 +31,7 @@ BUDGET = 1.15  # of the decode time without captures, at default detail
 
 def decode_seconds(model: LoadedModel, spec: ComparisonSpec, ids: list[int]) -> float:
     """Seconds of all decode steps, of which captures see every one, and of measuring the caches when they end."""
-    run = Run("0" * 16, model, spec, ids)
+    run = Run("0" * 16, model, spec, Script.of_prompt(ids))
     for _ in run.stages():
         pass
     return run.seconds["decode"]

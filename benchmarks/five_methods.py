@@ -59,6 +59,7 @@ def step_ms(model: LoadedModel, prefill: Prefill, method: str, steps: int) -> fl
     decode = Decode(model, prefill, spec, list(spec.lanes))
     decode.follow = torch.randint(3, 40_000, (steps + 1,), generator=torch.Generator().manual_seed(0)).tolist()
     list(decode.encode())
+    list(decode.fill())
     for _ in decode.steps(lambda *_: None, None, lambda _: None):
         pass
     return 1000 * statistics.median(decode.step_seconds)

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from benchmarks.measured import HERE, keep
+from kvq_core.engine.script import Script
 from kvq_core.models import LoadedModel, load
 from kvq_core.models.second import SECOND_MODEL
 from kvq_core.pipeline.assemble import assemble
@@ -63,7 +64,7 @@ def generate(model: LoadedModel, ids: list[int], new: int) -> tuple[float, list[
 def comparison(model: LoadedModel, spec: ComparisonSpec, ids: list[int]) -> tuple[dict[str, float], Run]:
     """One whole comparison: seconds by stage, assembling the record included."""
     began = time.perf_counter()
-    run = Run("0" * 16, model, spec, ids)
+    run = Run("0" * 16, model, spec, Script.of_prompt(ids))
     for _ in run.stages():
         pass
     at = time.perf_counter()

@@ -18,6 +18,7 @@ from benchmarks.measured import HERE, keep
 from kvq_core.claims import setting
 from kvq_core.claims.texts import token_ids
 from kvq_core.claims.verdict import spreads
+from kvq_core.engine.script import Script
 from kvq_core.methods import make, methods
 from kvq_core.models import LoadedModel, load
 from kvq_core.pipeline.assemble import assemble
@@ -52,7 +53,7 @@ def measured(model: LoadedModel, ids: list[int], names: list[str]) -> list[LaneR
             "capture": {"detail": "off"},
         }
     )
-    run = Run("0" * 16, model, spec, ids[:prompt])
+    run = Run("0" * 16, model, spec, Script.of_prompt(ids[:prompt]))
     for _ in run.stages():
         pass
     record, _ = assemble(run)

@@ -28,6 +28,15 @@ class Encoding:
 
 
 @dataclass(frozen=True)
+class Filling:
+    """Lanes that read the prompt through their own caches: ``done`` of its ``total`` tokens have entered."""
+
+    labels: list[str]
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
 class LaneProgress:
     """A lane in mid-run. ``kld[i]`` and ``same_top[i]`` belong to scored position i, that is generated token i + 1."""
 
@@ -63,4 +72,4 @@ class Finished:
     unkept: str = ""  # why the store could not keep it
 
 
-Event = Loading | Prefill | Encoding | Step | Summarizing | Finished
+Event = Loading | Prefill | Encoding | Filling | Step | Summarizing | Finished

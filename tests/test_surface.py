@@ -15,7 +15,7 @@ from pydantic import BaseModel
 import kvq_core
 from tests.test_imports import ROOT
 
-_EVENTS = ("Loading", "Prefill", "Encoding", "Step", "Summarizing", "Finished")
+_EVENTS = ("Loading", "Prefill", "Encoding", "Filling", "Step", "Summarizing", "Finished")
 _EVENT = " | ".join(f"kvq_core.events.{name}" for name in _EVENTS)
 _RUN = "spec: kvq_core.spec.comparison.ComparisonSpec, store: kvq_core.store.store.Store | None = None"
 _ERROR = "(message: str)"
@@ -26,7 +26,10 @@ SURFACE = {
         "model": "str = 'smollm2-135m-instruct-q4_1'",
         "revision": "str | None = None",
         "system": "str | None = None",
-        "prompt": "str",
+        "prompt": "str = ''",
+        "messages": "tuple[kvq_core.spec.conversation.Message, ...] | None = None",
+        "tools": "tuple[dict[str, typing.Any], ...] = ()",
+        "score_turns": "Literal['last', 'all'] = 'last'",
         "chat": "bool = True",
         "continuation": "str | None = None",
         "max_new_tokens": "int = 64",
@@ -39,6 +42,8 @@ SURFACE = {
             "kvq_core.spec.comparison.Stress = Stress(key_outlier_scale=1.0, key_outlier_pairs=2, key_bias=0.0, "
             "layers='all', kv_heads='all')"
         ),
+        "free_text": "bool = True",
+        "score_prompt": "Literal['auto', 'all', 'none'] = 'auto'",
         "ignore_eos": "bool = False",
         "expect": "str = ''",
         "notes": "str = ''",
@@ -74,6 +79,7 @@ SURFACE = {
         "center": "Literal['none', 'mean', 'bias', 'mean_after_rope'] = 'none'",
         "rotate": "Literal['none', 'hadamard', 'signed'] = 'none'",
         "rotate_block": "int | None = None",
+        "prefill": "Union[Literal['full', 'deployed'], kvq_core.spec.prefill.Chunks] = 'full'",
         "rules": "tuple[kvq_core.spec.rule.Rule, ...] | None = None",
     },
     "MethodError": _ERROR,

@@ -6,7 +6,7 @@ from typing import Any
 from kvq_core.errors import KvqError
 from kvq_core.methods import knobs, methods
 from kvq_core.record.fields import LaneRecord, Record, Tensors
-from kvq_core.spec import LANE_OPTIONS, TENSORS, Lane
+from kvq_core.spec import LANE_OPTIONS, TENSORS, Lane, in_words
 
 HALF = 0.5  # of a lane's mean KLD: what another has to stay below to be named
 
@@ -90,7 +90,7 @@ def _settings(lane: LaneRecord) -> dict[str, Any]:
         widths[f"{tensor}s"] = stored if f"{tensor}s" in lane.quantized else "fp16"
     layers = lane.layers if isinstance(lane.layers, str) else tuple(lane.layers)
     options = {name: getattr(lane, name) for name in LANE_OPTIONS if name != "tensors"} | {"layers": layers}
-    return {"method": lane.method, **widths, **options, **own}
+    return {"method": lane.method, "prefill": lane.prefill, **widths, **options, **own}
 
 
 def _wider(lane: LaneRecord, tensors: Tensors) -> Lane | None:
@@ -115,7 +115,7 @@ def _lane(label: str, settings: dict[str, Any], like: LaneRecord) -> Lane | None
     if like.method not in methods():  # it is gone since the run was stored
         return None
     knobs = methods()[like.method].window_knobs()
-    options = {name: getattr(like, name) for name in LANE_OPTIONS}
+    options = {name: getattr(like, name) for name in LANE_OPTIONS} | {"prefill": in_words(like.prefill)}
     left = {knobs.get(name) for name, value in options.items() if value is not None}
     try:
         lane = Lane(
@@ -145,6 +145,7 @@ def _held(record: Record, lane: Lane) -> bool:
         layers = other.layers if isinstance(other.layers, str) else tuple(other.layers)
         mine = {name: getattr(lane, name) for name in LANE_OPTIONS}
         theirs = {name: getattr(other, name) for name in LANE_OPTIONS} | {"layers": layers}
-        if other.method == lane.method and other.knobs == built and mine == theirs:
+        read = in_words(other.prefill) == in_words(lane.prefill)
+        if read and other.method == lane.method and other.knobs == built and mine == theirs:
             return True
     return False

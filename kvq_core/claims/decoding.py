@@ -9,6 +9,7 @@ from pydantic import Field
 
 from kvq_core.claims.measures import Context, LaneMetrics, Numbers
 from kvq_core.claims.sample import Sample
+from kvq_core.engine.script import Script
 from kvq_core.errors import MethodError
 from kvq_core.pipeline.assemble import assemble
 from kvq_core.pipeline.state import Run
@@ -51,7 +52,7 @@ class Decoding(LaneMetrics):
                 "capture": {"detail": "off"},
             }
         )
-        run = Run("claims", sample.model, spec, sample.ids[:n])
+        run = Run("claims", sample.model, spec, Script.of_prompt(sample.ids[:n]))
         for _ in run.stages():
             pass
         return assemble(run)

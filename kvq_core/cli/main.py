@@ -184,6 +184,8 @@ def _show_progress(event: "Event", bar: Bar) -> None:
             bar("Reading the prompt", done, total)
         case events.Encoding(label=label, index=index, total=total):
             bar(f"Encoding {label}", index, total)
+        case events.Filling(labels=labels, done=done, total=total):
+            bar(f"Reading the prompt through {', '.join(labels)}", done, total)
         case events.Step(done=done, total=total):
             bar("Decoding", done, total)
         case events.Summarizing():

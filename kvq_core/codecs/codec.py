@@ -64,6 +64,22 @@ class Codec(ABC):
         blocks.append(self.encode(x, start))
         return self.decode(blocks[-1])
 
+    def extend_prompt(self, blocks: list[Block], x: Tensor, start: int) -> Tensor:
+        """``extend`` by tokens of a prompt that enters in chunks: they are encoded as a prompt's are."""
+        blocks.append(self.encode_prompt(x, start))
+        return self.decode(blocks[-1])
+
+    def begun(self, tokens: int) -> "Codec":
+        """This codec, fitted as it is, for a prompt of which the first ``tokens`` enter now and the others later."""
+        return self
+
+    def preview(self, x: Tensor, start: int) -> Tensor:
+        """What attention would read of x (1, kv_heads, tokens, head_dim), tokens of any one layer, once stored.
+
+        Only of methods that say their codes are a token's alone (Method.token_local).
+        """
+        return self.decode(self.encode(x, start))
+
     def observe(self, blocks: list[Block], queries: Tensor, attention: Tensor, start: int) -> Patch | None:
         """Look back on a step and re-encode, from the original values, what the method now stores differently.
 

@@ -94,18 +94,19 @@ class Stream:
             x = x[..., room:, :]
         self._recent.append(x)
 
-    def flush(self) -> list[Change]:
-        """Encode the tokens now due; what changed by it: nothing, or those tokens."""
-        due = 0 if self.window.prompt_only else self.window.leaving(self.recent_tokens)
-        return [self.encode(self._take(due).float())] if due else []
+    def flush(self, prompt: bool = False) -> list[Change]:
+        """Encode the tokens now due, ``prompt``: as those of a prompt; what changed by it: nothing, or those tokens."""
+        due = 0 if self.window.prompt_only and not prompt else self.window.leaving(self.recent_tokens)
+        return [self.encode(self._take(due).float(), prompt)] if due else []
 
-    def encode(self, x: Tensor) -> Change:
+    def encode(self, x: Tensor, prompt: bool = False) -> Change:
         """Encode tokens x (float32) that come after the packed ones, past the window."""
         assert self.codec is not None
+        extend = self.codec.extend_prompt if prompt else self.codec.extend
         first = start = self._packed_from + self.packed_tokens
         read = []
         for due in x.split(self.block or x.shape[-2], -2):
-            read.append(self._read(self.codec.extend(self.blocks, self._turned(due, start), start), start))
+            read.append(self._read(extend(self.blocks, self._turned(due, start), start), start))
             start += due.shape[-2]
         return first, read[0] if len(read) == 1 else torch.cat(read, -2)
 
@@ -131,6 +132,35 @@ class Stream:
     def frozen(self, tokens: int) -> int:
         """Length of the prefix of a prompt of so many ``tokens`` that no later step changes."""
         return self.window.frozen(tokens)
+
+    def enter(self, x: Tensor, prompt: bool) -> tuple[int, Tensor]:
+        """Add tokens x at once, as if one by one; ``prompt``: they are the prompt's, and encoded as those are.
+
+        Returns the first position that reads differently from now on, and what attention reads from there to the end,
+        float32 (layers, kv_heads, tokens, head_dim).
+        """
+        first = self.tokens
+        self.append(x)
+        changes = self.flush(prompt)
+        sinks = self.sinks.shape[-2]
+        start = min([first, *(at for at, _ in changes)])
+        pieces = [self.sinks[..., start:, :].float()] if start < sinks else []
+        pieces += [values for _, values in changes]
+        end = sinks + self.packed_tokens
+        pieces.append(self.recent[..., max(0, start - end) :, :].float())
+        return start, torch.cat(pieces, -2)
+
+    def preview(self, x: Tensor, layer: int, start: int) -> Tensor:
+        """What attention would read of a layer's tokens x (kv_heads, tokens, head_dim) at ``start`` once they are held
+        packed; of codecs whose codes are a token's alone."""
+        assert self.codec is not None
+        one = x.to(torch.float16).float()[None]
+        constant = None if self.center is None else self.center.at(start, x.shape[-2])[layer]
+        rotation = None if self.rotation is None else self.rotation.on(layer)
+        one = one if constant is None else one - constant
+        read = self.codec.preview(one if rotation is None else rotation.turned(one), start)
+        read = read if rotation is None else rotation.back(read)
+        return read[0] if constant is None else read[0] + constant
 
     def _turned(self, x: Tensor, start: int) -> Tensor:
         """Tokens from position ``start`` on as the codec sees them."""

@@ -128,20 +128,27 @@ class Tiers:
         if x.shape[-2]:
             (self.body if self.tail is None else self.tail).append(x)
 
-    def flush(self) -> list[Change]:
+    def flush(self, prompt: bool = False) -> list[Change]:
         """Encode the tokens now due, and move what leaves the tail; what changed by it."""
-        changes = [change for stream in self.streams for change in stream.flush()]
+        changes = [change for stream in self.streams for change in stream.flush(prompt)]
         if self.tail is not None:
             step = lcm(self.body.window.step or 1, self.tail.window.step or 1)
             leaving = Window(recent=self.newest, step=step).leaving(self.tail.tokens)
             if leaving:
-                changes.append(self._entered(self.tail.give_up(leaving)))
+                changes.append(self._entered(self.tail.give_up(leaving), prompt))
         return [(start, self._with_spans(values, start)) for start, values in changes]
 
-    def _entered(self, x: Tensor) -> Change:
+    def enter(self, x: Tensor, prompt: bool) -> Change:
+        """Add tokens x at once, as if one by one, see ``Stream.enter``."""
+        first = self.tokens
+        self.append(x)
+        start = min([first, *(at for at, _ in self.flush(prompt))])
+        return start, self.decode()[..., start:, :]
+
+    def _entered(self, x: Tensor, prompt: bool) -> Change:
         """The body takes tokens from the tail."""
         if self.body.codec is not None:
-            return self.body.encode(x)
+            return self.body.encode(x, prompt)
         start = self.body.first + self.body.tokens
         self.body.append(x)
         return start, x.to(torch.float16).float()

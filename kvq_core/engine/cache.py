@@ -21,6 +21,7 @@ from kvq_core.spec import TENSORS, Assignment, Lane
 from kvq_core.spec import Tensor as TensorName
 
 Kind = Literal["key", "value"]
+KINDS: tuple[Kind, Kind] = ("key", "value")
 UNTOUCHED = Window(step=None)
 
 
@@ -35,6 +36,12 @@ class Part:
     stream: Stream | Tiers
     rope: Rope | None = None
     rules: tuple[int, ...] = ()  # numbers of the lane's rules that store it
+
+    @property
+    def plain(self) -> Stream:
+        """The stream of a part whose tokens one rule stores."""
+        assert isinstance(self.stream, Stream), "a lane of tiers is refused where only streams can be read"
+        return self.stream
 
     def stored_by(self, rule: int) -> list[Stream]:
         """What of it one rule stores."""
@@ -60,6 +67,7 @@ class LaneCache:
     quantized_layers: frozenset[int] = field(default_factory=frozenset)
     layers: list[list[int]] = field(default_factory=list)  # of the model, by device group
     rules: int = 1  # of the lane
+    stored_first: bool = False  # whether a token is stored before it is read
 
     @classmethod
     def of_prompt(
@@ -69,35 +77,34 @@ class LaneCache:
         rope: Rope,
         model: ModelRef | None = None,
         shared: Shared | None = None,
+        tokens: int | None = None,
     ) -> "LaneCache":
-        """Fit the methods of the lane's rules and encode the prompt; what other lanes of a run have alike is
-        ``shared`` with them, and their blocks with it.
+        """Fit the methods of the lane's rules and encode the prompt, of which only the first ``tokens`` where the rest
+        enters later; what other lanes of a run have alike is ``shared`` with them, and their blocks with it.
 
         Raises MethodError where a method cannot handle the prompt's tensors.
         """
-        source, shared = Source(groups, rope, model), shared or Shared()
+        source, shared = Source(groups, rope, model, tokens), shared or Shared()
         cache = cls([], prompt_tokens=groups[0].keys.shape[-2], layers=[group.layers for group in groups])
         cache.rules = len(lane.every_rule)
+        cache.stored_first = lane.chunks is not None and lane.chunks.own_chunk == "stored"
         plan = lane.plan_of(layer for group in groups for layer in group.layers)
         cache.quantized_layers = frozenset(layer for assigned in plan for layer in assigned.layers)
         fits: dict[Any, tuple[Assignment, Fit]] = {}
         for assigned in plan:
-            fit = shared.once(
-                assigned.fit,
-                partial(Fit.of, assigned.method, assigned.center, assigned.layers, source, assigned.rotation),
-            )
+            make = partial(Fit.of, assigned.method, assigned.center, assigned.layers, source, assigned.rotation)
+            fit = shared.once((*assigned.fit, source.entered[0]), make)
             fits.setdefault(assigned.fit, (assigned, fit))
         for g, group in enumerate(groups):
             for stack in _stacks(plan):
                 own = [(assigned, fits[assigned.fit][1]) for assigned in stack]
                 if g in own[0][1].fitted:
-                    key = (*(assigned.stream for assigned in stack), g)
+                    key = (*(assigned.stream for assigned in stack), g, *source.entered)
                     cache._enter(own, g, source, shared.once(key, partial(_encoded, own, g, source)).fork())
             for tensor in TENSORS:
                 taken = {layer for assigned in plan if assigned.tensor == tensor for layer in assigned.layers}
-                cache._leave(
-                    tensor, g, [i for i, layer in enumerate(group.layers) if layer not in taken], group, shared
-                )
+                left = [i for i, layer in enumerate(group.layers) if layer not in taken]
+                cache._leave(tensor, g, left, source, shared)
         cache._note(list(fits.values()), several=cache.rules > 1)
         return cache
 
@@ -119,12 +126,13 @@ class LaneCache:
         rope = source.rope.on(layers) if is_key and any(fit.pre for _, fit in stack) else None
         self._add(assigned.tensor, g, inside, stream, rope, tuple(assigned.number for assigned, _ in stack))
 
-    def _leave(self, tensor: TensorName, g: int, layers: list[int], group: LayerGroup, shared: Shared) -> None:
+    def _leave(self, tensor: TensorName, g: int, layers: list[int], source: Source, shared: Shared) -> None:
         """Enter what of a device no rule quantizes of a tensor."""
         if not layers:
             return
-        x = group.keys if tensor == "keys" else group.values
-        stream = shared.once((tensor, g, tuple(layers)), lambda: Stream.of_prompt(take(x, layers), UNTOUCHED, None))
+        group = source.groups[g]
+        x = source.entering(take(group.keys if tensor == "keys" else group.values, layers))
+        stream = shared.once((tensor, g, tuple(layers), x.shape[-2]), lambda: Stream.of_prompt(x, UNTOUCHED, None))
         self._add(tensor, g, layers, stream.fork())
 
     def _add(
@@ -187,8 +195,22 @@ class LaneCache:
         changes, rope = part.stream.flush(), part.rope
         return changes if rope is None else [(start, rope.rotate(values, start)) for start, values in changes]
 
+    def enter(self, part: Part, x: Tensor, position: int, prompt: bool) -> tuple[int, Tensor]:
+        """Add tokens x (layers, kv_heads, tokens, head_dim), after RoPE, at once; see Stream.enter."""
+        rope = part.rope
+        first, values = part.stream.enter(x if rope is None else rope.unrotate(x, position), prompt)
+        return first, values if rope is None else rope.rotate(values, first)
+
     def fork(self) -> "LaneCache":
         return replace(self, parts=[part.fork() for part in self.parts])
+
+    def by_layer(self) -> dict[int, dict[Kind, tuple[Part, int]]]:
+        """Of every model layer: the part that holds its keys or values, and the layer's place in it."""
+        found: dict[int, dict[Kind, tuple[Part, int]]] = {}
+        for part in self.parts:
+            for index, i in enumerate(part.layers.tolist()):
+                found.setdefault(self.layers[part.group][i], {})[part.kind] = part, index
+        return found
 
     def of(self, kind: Kind) -> Iterator[Part]:
         return (part for part in self.parts if part.kind == kind)
@@ -206,13 +228,13 @@ def _encoded(stack: Stack, g: int, source: Source) -> Stream | Tiers:
     """The prompt of a device's layers as rules store it, before it belongs to any lane."""
     group, (assigned, fit) = source.groups[g], stack[-1]
     inside = within(assigned.layers, group)
-    x = take(group.keys if assigned.tensor == "keys" else group.values, inside)
+    x = source.entering(take(group.keys if assigned.tensor == "keys" else group.values, inside))
     if assigned.tensor == "keys" and any(fit.pre for _, fit in stack):
         x = source.rope.on(tuple(group.layers[i] for i in inside)).unrotate(x, 0)
     if len(stack) == 1 and assigned.rule.tokens == "all":
-        how = fit.storing(assigned, g)
+        how = fit.storing(assigned, g, source)
         return Stream.of_prompt(x, how.window, how.codec, how.center, how.rotation)
-    return Tiers.of_prompt(x, tiers_of(stack, g))
+    return Tiers.of_prompt(x, tiers_of(stack, g, source))
 
 
 def _said(note: str, layers: list[int], every: frozenset[int]) -> str:

@@ -3,23 +3,22 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from kvq_core.engine.cache import LaneCache, Part
-from kvq_core.engine.fit import Shared
+from kvq_core.engine.entry import Entry, Filled
+from kvq_core.engine.lane_state import Finish, LaneState, said
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows
 from kvq_core.engine.sampling import Sampler
+from kvq_core.engine.script import Script
 from kvq_core.engine.stress import AppliedStress
 from kvq_core.engine.tap import Tap
-from kvq_core.errors import KvqError
 from kvq_core.machine import threads
-from kvq_core.machine.memory import is_out_of_memory
 from kvq_core.models import LoadedModel
 from kvq_core.models.rope import Rope
 from kvq_core.models.shared_products import divide_products
@@ -27,29 +26,9 @@ from kvq_core.spec import ComparisonSpec, Lane
 
 _ADDING = threading.Lock()  # two parts of a lane may end at once
 
-Finish = Literal["eos", "length", "continuation"]
 # logits of the reference (n, vocabulary) and of the forced lanes (lanes, n, vocabulary), and the n tokens that follow
 Score = Callable[[Tensor, Tensor, list[int]], None]
 Close = Callable[[Rows], None]
-
-
-@dataclass
-class LaneState:
-    """One lane of a run. ``token_ids`` is the lane's own (free) text, equal to the reference's until it diverges."""
-
-    lane: Lane
-    cache: LaneCache | None = None
-    free: LaneCache | None = None
-    error: str | None = None
-    token_ids: list[int] = field(default_factory=list)
-    first_divergence: int | None = None
-    finish: Finish | None = None
-    encode_prompt_s: float = 0.0
-    encode_decode_s: float = 0.0
-
-    @property
-    def own_text(self) -> bool:
-        return self.first_divergence is not None
 
 
 class Decode:
@@ -67,6 +46,7 @@ class Decode:
         self.follow = model.encode(spec.continuation) if spec.continuation is not None else None
         self.total = len(self.follow) if self.follow is not None else spec.max_new_tokens
         self.rope: Rope = model.rope(len(prefill.ids) + self.total)
+        self.script = Script.of_prompt(prefill.ids)
         self.states = [LaneState(lane) for lane in lanes]
         self.token_ids: list[int] = []
         self.finish: Finish | None = None
@@ -78,9 +58,14 @@ class Decode:
 
     def encode(self) -> Iterator[int]:
         """Encode the prompt under each lane; yields the index of the lane that is waited for."""
+        self._entry = Entry(self.model, self.prefill, self.rope, self.script, self.stress)
         cores = torch.get_num_threads() if self.model.device.type == "cpu" else 1
-        shared = Shared()  # streams that lanes have alike are encoded once
-        yield from threads.in_order([partial(self._encode, state, shared) for state in self.states], cores)
+        yield from threads.in_order([partial(self._encode, state) for state in self.states], cores)
+
+    def fill(self) -> Iterator[Filled]:
+        """Let the rest of the prompt enter the caches of the lanes that read it through them, a pass a turn; then all
+        lanes stand in their rows."""
+        yield from self._entry.fill(self.states)
         prompt = len(self.prefill.ids)
         self.states_running = [state for state in self.states if state.cache is not None]
         caches = [state.cache for state in self.states_running if state.cache is not None]
@@ -90,62 +75,78 @@ class Decode:
             self.model, model=divide_products(self.model.model, self.rows.cores if self._narrow else 1)
         )
 
-    def _encode(self, state: LaneState, shared: Shared) -> None:
+    def _encode(self, state: LaneState) -> None:
         if state.error:  # known before it was tried
             return
         began = time.perf_counter()
         try:
-            state.cache = LaneCache.of_prompt(state.lane, self.prefill.groups, self.rope, self.model.ref, shared)
+            state.cache = self._entry.cache(state.lane)
         except Exception as error:  # whatever a method does wrong is its lane's failure, not the run's
-            state.error = _said(error)
+            state.error = said(error)
         state.encode_prompt_s = time.perf_counter() - began
 
     def steps(self, score: Score, tap: Tap | None, close: Close) -> Iterator[None]:
-        """Decode to the end, a turn a step.
+        """Decode to the end, a turn a step: the reference's answer is given or chosen token by token.
 
         Forced rows are scored by ``score`` and seen by ``tap``; ``close`` is called once, when the reference has ended
         and the forced rows still stand.
         """
         self.rows.tap = tap
-        if self.follow is None:
-            yield from self._generate(score, close)
-        else:
-            yield from self._score_continuation(score)
-            close(self.rows)
-
-    def _score_continuation(self, score: Score) -> Iterator[None]:
-        tokens = self.follow or []
-        self.token_ids, self.finish = list(tokens), "continuation"
-        for start in range(0, len(tokens) - 1, self.spec.score_chunk):
-            inputs = tokens[start : min(start + self.spec.score_chunk, len(tokens) - 1)]
-            logits = self._forward([inputs] * (len(self.states_running) + 1))
-            score(logits[0], logits[1:], tokens[start + 1 : start + 1 + len(inputs)])
-            yield
-
-    def _generate(self, score: Score, close: Close) -> Iterator[None]:
         sampler = Sampler(self.spec.temperature, self.spec.seed)
-        sampler.draw(self.prefill.logits.shape[-1])
-        first = sampler.choose(self.prefill.logits[None])[0]
-        self.token_ids = [first]
-        for state in self.states_running:
-            state.token_ids = [first]
-        if self._end_reference(first):
-            close(self.rows)
+        self._begin(sampler, close)
         while not self._over():
-            inputs = [] if self.finish else [self.token_ids[-1]] * (len(self.states_running) + 1)
-            logits = self._forward([[token] for token in inputs + [state.token_ids[-1] for state in self._free]])
-            sampler.draw(logits.shape[-1])
-            chosen = sampler.choose(logits[:, -1])
-            forced = len(inputs)
+            fed = self._fed()
+            forced = self._forced_rows() if fed else 0
+            logits = self._forward([fed] * forced + [[state.token_ids[-1]] for state in self._free])
+            chosen = self._chosen(sampler, logits[:, -1])
             self._extend_free(chosen[forced:])
-            if not self.finish:
-                self.token_ids.append(chosen[0])
-                score(logits[0], logits[1:forced], [chosen[0]])
+            if fed:
+                follow = self._followed(chosen, len(fed))
+                score(logits[0], logits[1:forced], follow)
                 self._part_ways(chosen[:forced])
-                if self._end_reference(chosen[0]):
+                if self._end_reference(follow[-1]):
                     close(self.rows)
             self._drop_finished()
             yield
+
+    def _begin(self, sampler: Sampler, close: Close) -> None:
+        """The first new token: the reference's, and of lanes that read the prompt through their caches their own."""
+        chosen = self._chosen(
+            sampler, torch.stack([self.prefill.logits, *map(self._prompt_logits, self.states_running)])
+        )
+        self.token_ids = chosen[:1] if self.follow is None else self.follow[:1]
+        self._part_ways(chosen)
+        if self._end_reference(self.token_ids[0]):
+            close(self.rows)
+        self._drop_finished()
+
+    def _prompt_logits(self, state: LaneState) -> Tensor:
+        """Those that choose a lane's first new token, (vocabulary,)."""
+        last = state.last_hidden
+        return self.prefill.logits if last is None else self.model.head(last[None, None])[0, 0]
+
+    def _chosen(self, sampler: Sampler, logits: Tensor) -> list[int]:
+        """Each row's choice of its next token; none where all are given."""
+        if self.follow is not None:
+            return []
+        sampler.draw(logits.shape[-1])
+        return sampler.choose(logits)
+
+    def _fed(self) -> list[int]:
+        """The tokens that forced rows read in the coming step; none once the reference has ended."""
+        if self.finish:
+            return []
+        if self.follow is None:
+            return self.token_ids[-1:]
+        at = len(self.token_ids) - 1
+        return self.follow[at : min(at + self.spec.score_chunk, len(self.follow) - 1)]
+
+    def _followed(self, chosen: list[int], count: int) -> list[int]:
+        """The ``count`` tokens of the reference that follow those fed."""
+        at = len(self.token_ids)
+        new = chosen[:1] if self.follow is None else self.follow[at : at + count]
+        self.token_ids += new
+        return new
 
     def _over(self) -> bool:
         return self.finish is not None and not self._free
@@ -157,6 +158,9 @@ class Decode:
 
     def _end_reference(self, token: int) -> bool:
         """Note whether the reference ends with this token; lanes that never diverged end with it."""
+        if self.follow is not None:
+            self.finish = "continuation" if len(self.token_ids) == self.total else None
+            return self.finish is not None
         self.finish = self._ends(token, len(self.token_ids))
         for state in self.states_running:
             if not state.own_text:
@@ -165,7 +169,7 @@ class Decode:
 
     def _part_ways(self, chosen: list[int]) -> None:
         """Give every lane whose choice differs from the reference's for the first time a row of its own."""
-        for row, state in enumerate(self.states_running, 1):
+        for row, state in enumerate(self.states_running if chosen else (), 1):
             if state.own_text or state.error:
                 continue
             state.token_ids.append(chosen[row])
@@ -173,7 +177,7 @@ class Decode:
                 continue
             state.first_divergence = len(self.token_ids) - 1
             state.finish = self._ends(chosen[row], len(state.token_ids))
-            if state.finish is None and state.cache is not None:
+            if state.finish is None and state.cache is not None and self.spec.free_text:
                 state.free = state.cache.fork()
                 self.rows.fork(row)
                 self._free.append(state)
@@ -227,15 +231,6 @@ class Decode:
         try:
             self.rows.store_tokens(row, cache, part, fresh)
         except Exception as error:  # whatever a method does wrong is its lane's failure, not the run's
-            state.error = _said(error)
+            state.error = said(error)
         with _ADDING:
             state.encode_decode_s += time.perf_counter() - began
-
-
-def _said(error: Exception) -> str:
-    """What a failed lane shows. Memory that ran out is no lane's own failure: the run ends with it."""
-    if is_out_of_memory(error):
-        raise error
-    if isinstance(error, KvqError):
-        return str(error)
-    return " ".join([f"{type(error).__name__}:", *str(error).splitlines()[:1]])[:200]

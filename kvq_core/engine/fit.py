@@ -14,7 +14,7 @@ from kvq_core.codecs.tiers import Plan, Storing
 from kvq_core.engine.centering import center_of, centred
 from kvq_core.engine.prefill import LayerGroup
 from kvq_core.engine.rotation import rotated, rotation_note, rotation_of
-from kvq_core.methods import Fitted, Method, ModelRef, Prompt
+from kvq_core.methods import Codec, Fitted, Method, ModelRef, Prompt
 from kvq_core.models.rope import Rope
 from kvq_core.spec import Assignment, Centering, Rotation, layer_words
 
@@ -23,11 +23,28 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class Source:
-    """What lanes are encoded from: the shared prefill, its RoPE, and the model it is of, where that is known."""
+    """What lanes are encoded from: the shared prefill, its RoPE, and the model it is of, where that is known.
+
+    ``now``: how many of the first tokens are encoded now, where the others enter later.
+    """
 
     groups: list[LayerGroup]
     rope: Rope
     model: ModelRef | None = None
+    now: int | None = None
+
+    @property
+    def entered(self) -> tuple[int, int | None]:
+        """Tokens that methods are fitted on, and those that are encoded now: what tells sources of one run apart."""
+        return self.groups[0].keys.shape[-2], self.now
+
+    def entering(self, x: Tensor) -> Tensor:
+        """The tokens of x (..., tokens, head_dim) that are encoded now."""
+        return x[..., : self.now, :]
+
+    def begun(self, codec: Codec | None) -> Codec | None:
+        """A fitted codec, for the tokens that are encoded now."""
+        return codec if codec is None or self.now is None else codec.begun(self.now)
 
     @property
     def layers(self) -> int:
@@ -77,12 +94,12 @@ class Fit:
                 fit.notes.setdefault(note, []).extend(prompt.layers)
         return fit
 
-    def storing(self, assigned: Assignment, g: int) -> Storing:
+    def storing(self, assigned: Assignment, g: int, source: Source) -> Storing:
         """How a rule stores its tensor on a device."""
         fitted, is_key = self.fitted[g], assigned.tensor == "keys"
         codec = fitted.key if is_key else fitted.value
         center = self.centers[g] if is_key else None
-        return Storing(assigned.window, codec, center, self.rotations[g], assigned.number)
+        return Storing(assigned.window, source.begun(codec), center, self.rotations[g], assigned.number)
 
     def turn(self, g: int, layer: int) -> Hadamard | None:
         """What turns one of a device's layers, counted from the first that is fitted there."""
@@ -103,11 +120,11 @@ class Fit:
 Stack = list[tuple[Assignment, Fit]]  # rules that share a tensor of some layers, in their order
 
 
-def tiers_of(stack: Stack, g: int) -> Plan:
+def tiers_of(stack: Stack, g: int, source: Source) -> Plan:
     """How rules share a tensor on a device, by the tokens each is for."""
     body, ends, spans = Storing(), dict[str, tuple[int, Storing]](), list[tuple[tuple[int, int], Storing]]()
     for assigned, fit in stack:
-        how, (kind, count) = fit.storing(assigned, g), assigned.rule.tier
+        how, (kind, count) = fit.storing(assigned, g, source), assigned.rule.tier
         spans += [(span, how) for span in assigned.rule.spans]
         if kind in ("first", "last"):
             ends[kind] = count, how

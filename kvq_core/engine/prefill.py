@@ -1,8 +1,9 @@
 """One prefill for all lanes, in chunks, keeping what methods and captures need of it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -31,6 +32,11 @@ class LayerGroup:
     scaling: tuple[float, ...] = ()
     key_bias: Tensor | None = None
 
+    def first(self, tokens: int) -> "LayerGroup":
+        """Of the prompt's first tokens alone."""
+        keys, values, queries = (x[..., :tokens, :] for x in (self.keys, self.values, self.queries))
+        return LayerGroup(self.layers, self.device, keys, values, queries, self.scaling, self.key_bias)
+
     @cached_property
     def query_gram(self) -> Tensor:
         """QᵀQ of the prompt's queries per KV head, float64 (layers, kv_heads, head_dim, head_dim)."""
@@ -38,27 +44,39 @@ class LayerGroup:
 
 
 class Prefill:
-    """Full-precision prefill of one prompt. Iterate ``run`` to the end, then read ``groups`` and ``logits``.
+    """Full-precision prefill of one prompt. Iterate ``run`` to the end, then read ``groups``, ``logits`` and, where
+    positions are ``scored``, ``hidden``: what the head reads there, (positions, hidden size).
 
     Raises ModelError where the model answers something else than numbers.
     """
 
-    def __init__(self, model: LoadedModel, ids: list[int]):
+    def __init__(self, model: LoadedModel, ids: list[int], scored: Sequence[int] = (), turns: Sequence[int] = ()):
+        """``turns``: where later turns begin, so that the first is computed as if there were no others."""
         self.model = model
         self.ids = ids
+        self.scored = scored
+        self.turns = turns
         self.groups = list(_groups(model, len(ids)))
         self.place = {layer: (g, i) for g in self.groups for i, layer in enumerate(g.layers)}
         self.logits = torch.empty(0)  # (vocabulary,) float32, those that choose the first new token
+        self.hidden = torch.empty(0)
         self._start = 0
 
     def run(self) -> Iterator[int]:
         """Process a chunk a turn; yields the number of prompt tokens done."""
-        for start in range(0, len(self.ids), CHUNK):
+        hidden = []
+        for start, end in self._chunks():
             self._start = start
-            chunk = torch.tensor([self.ids[start : start + CHUNK]])
-            logits = self.model.forward(chunk, start, self._attend, last_only=True)
-            self.logits = self.model.checked(logits)[0, -1]
-            yield min(start + CHUNK, len(self.ids))
+            held = self.model.hidden(torch.tensor([self.ids[start:end]]), start, self._attend)
+            self.logits = self.model.checked(self.model.head(held[:, -1:]))[0, -1]
+            hidden.append(held[0, [p - start for p in self.scored if start <= p < end]])
+            yield end
+        self.hidden = torch.cat(hidden)
+
+    def _chunks(self) -> Iterator[tuple[int, int]]:
+        for first, last in pairwise([0, *self.turns, len(self.ids)]):
+            for start in range(first, last, CHUNK):
+                yield start, min(start + CHUNK, last)
 
     def _attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
         group, i = self.place[layer]

@@ -19,6 +19,8 @@ from kvq_core.engine.cache import LaneCache, Part
 from kvq_core.engine.copies import Copies
 from kvq_core.engine.pre_rope import PreRope
 from kvq_core.engine.prefill import LayerGroup
+from kvq_core.engine.query_rounding import Roundings, rounded
+from kvq_core.engine.stored_first import StoredFirst
 from kvq_core.engine.tap import StepScores, Tap
 from kvq_core.machine import threads
 from kvq_core.machine.scratch import Scratch
@@ -51,6 +53,7 @@ class Rows:
         self.lane_of = list(range(self.lanes + 1))
         self.held = list(range(self.lanes + 1))  # lanes whose prefix is held, in order
         self.pre_rope = PreRope(rope, caches, groups)
+        self.stored_first = StoredFirst(caches)
         self.place = {layer: (g, i) for g, group in enumerate(groups) for i, layer in enumerate(group.layers)}
         self.cores = torch.get_num_threads() if all(group.device.type == "cpu" for group in groups) else 1
         self.copies = [self._allocate(group, tokens) for group in groups]
@@ -62,7 +65,7 @@ class Rows:
         self.layers = [group.layers for group in groups]
         self.watched = {lane for lane, cache in enumerate(caches, 1) if cache.observes}
         self.selects = {lane: cache.selects for lane, cache in enumerate(caches, 1) if cache.selects}
-        self.roundings = {lane: cache.roundings for lane, cache in enumerate(caches, 1) if cache.roundings}
+        self.roundings: list[Roundings] = [{}, *(cache.roundings for cache in caches)]  # by lane
         self._seen: dict[int, tuple[list[int], Tensor, Tensor]] = {}  # by layer, see _note
         self._index: list[tuple[Tensor, Tensor, Tensor]] = []
         self._unseen: list[_Shown] = []  # layers whose scores wait to be shown
@@ -150,9 +153,8 @@ class Rows:
         count, heads, fresh, dim = keys.shape
         held = len(self.held)
         self._enter(copies, layer, i, keys.float(), values.float())
-        q = (self._rounded(layer, queries.float()) * scaling).reshape(
-            count, heads, -1, dim
-        )  # (rows, kv_heads, groups * fresh, head_dim)
+        asked = rounded(queries.float(), [self.roundings[lane] for lane in self.lane_of], layer) * scaling
+        q = asked.reshape(count, heads, -1, dim)  # (rows, kv_heads, groups * fresh, head_dim)
         tail = slice(0, self.tokens - self.prefix + fresh)
         tail_keys, tail_values = copies.tail_keys[i, :count, :, tail], copies.tail_values[i, :count, :, tail]
 
@@ -174,13 +176,6 @@ class Rows:
             self._note(layer, queries, step.weights[lanes, :, slots])
         out = step.out[lanes, :, slots] + step.weights[..., self.prefix :][lanes, :, slots] @ tail_values
         return out.reshape(count, -1, fresh, dim).transpose(1, 2)
-
-    def _rounded(self, layer: int, queries: Tensor) -> Tensor:
-        """Queries (rows, query_heads, fresh, head_dim) as each row's keys meet them."""
-        if not self.roundings:
-            return queries
-        roundings = [self.roundings.get(lane, {}).get(layer) for lane in self.lane_of]
-        return torch.stack([q if own is None else own(q) for q, own in zip(queries, roundings, strict=True)])
 
     def _layers_shown(self, shape: tuple[int, ...]) -> int:
         """How many layers whose scores have this shape are shown to the tap at once."""
@@ -251,6 +246,8 @@ class Rows:
             if self.lane_of[0] == 0:
                 tails[0, :, at] = new[0]
         self.pre_rope.enter(layer, keys, self.tokens, copies.tail_keys[i, :, :, at])
+        both = copies.tail_keys[i], copies.tail_values[i]
+        self.stored_first.enter(layer, self.lane_of, (keys, values), self.tokens, both, self.prefix)
 
     def _hide_future(self, scores: Tensor, fresh: int) -> None:
         if fresh > 1:
@@ -262,7 +259,8 @@ class Rows:
         tail = self.copies[part.group].of(part.kind)[1]
         for position in range(self.tokens, self.tokens + fresh):
             at = position - self.prefix
-            cache.append(part, self._rows_of(tail, part, row, at), position)
+            own = self.stored_first.own(self.lane_of[row], row, part, position - self.tokens)
+            cache.append(part, self._rows_of(tail, part, row, at) if own is None else own, position)
             for start, values in cache.flush(part):
                 self._write(part.group, part.kind, part.layers, row, start, values)
         if part.stream.observes:

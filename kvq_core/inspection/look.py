@@ -201,7 +201,7 @@ class Look:
         decode = Decode(self.model, prefill, self.spec, list(lanes), self._applied)
         for state in decode.states:
             state.error = state.lane.why_not(self.model.shape)
-        for _ in decode.encode():
+        for _ in (*decode.encode(), *decode.fill()):
             pass
         return decode
 

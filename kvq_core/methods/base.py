@@ -24,6 +24,16 @@ RECENT: dict[str, Any] = {"means": "recent_tokens"}
 
 
 @dataclass(frozen=True)
+class Home:
+    """How the engine that a method is known from reads a prompt through its cache: in chunks of ``chunk`` tokens, whose
+    own keys and values it reads as computed (``raw``) or as the cache stores them (``stored``)."""
+
+    engine: str
+    chunk: int
+    own_chunk: Literal["raw", "stored"]
+
+
+@dataclass(frozen=True)
 class Prompt:
     """What the shared prefill gives a method: the tensors of the layers its lane quantizes.
 
@@ -130,6 +140,9 @@ class Method(BaseModel):
     deviations: ClassVar[tuple[str, ...]] = ()
     quantizes: ClassVar[bool] = True
     scales: ClassVar[tuple[Axis | None, Axis | None]] = (None, None)
+    # whether the codes of keys and of values are those of a token and layer alone, whatever else is encoded with it
+    token_local: ClassVar[tuple[bool, bool]] = (False, False)
+    home: ClassVar[Home | None] = None  # of its first engine; None: no engine has it
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -168,6 +181,11 @@ class Method(BaseModel):
     @property
     def not_centred(self) -> str | None:
         """Why keys less a constant (a lane's ``center``) are none that this method can store; None where they are."""
+        return None
+
+    @property
+    def not_chunked(self) -> str | None:
+        """Why a prompt cannot enter its cache chunk by chunk; None where it can."""
         return None
 
     @property

@@ -16,6 +16,7 @@ class Fp16(Method):
     name: ClassVar[str] = "fp16"
     title: ClassVar[str] = "FP16 cache"
     quantizes: ClassVar[bool] = False
+    token_local = (True, True)
 
     def windows(self) -> tuple[Window, Window]:
         return Window(step=None), Window(step=None)

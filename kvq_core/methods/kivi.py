@@ -25,6 +25,7 @@ class Kivi(ResidualMethod):
     title: ClassVar[str] = "KIVI"
     paper: ClassVar[str | None] = "https://arxiv.org/abs/2402.02750"
     scales = ("tokens", "channels")
+    token_local = (False, True)
 
     sink_tokens: int = Field(
         0,

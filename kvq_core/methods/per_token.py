@@ -21,6 +21,7 @@ class PerToken(BitsMethod):
     name: ClassVar[str] = "per_token"
     title: ClassVar[str] = "Per token"
     scales = ("channels", "channels")
+    token_local = (True, True)
 
     bits: Bits = Field(4, title="Bits", description="Bits of a code, for keys and values alike.")
     group_size: int = Field(

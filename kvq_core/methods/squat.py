@@ -31,6 +31,7 @@ class Squat(ResidualMethod):
     title: ClassVar[str] = "SQuat"
     paper: ClassVar[str | None] = "https://arxiv.org/abs/2503.24358"
     scales = ("tokens", "channels")
+    token_local = (False, True)
     deviations: ClassVar[tuple[str, ...]] = (
         "The block update uses the closed form -P_RR^-1 P_RT (one Cholesky solve a block) instead of Lemma 3's list of "
         "inverses; the two are equal in exact arithmetic.",

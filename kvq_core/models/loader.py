@@ -1,7 +1,7 @@
 """Loading a model once, and what the rest of the project may know about it."""
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -15,6 +15,7 @@ from kvq_core.models import identity
 from kvq_core.models.chat import conversation
 from kvq_core.models.choice import KNOWN, check_offered
 from kvq_core.models.gguf.folder import Steps
+from kvq_core.models.head import logits_of
 from kvq_core.models.lockstep import ATTENTION, register
 from kvq_core.models.probe import TOKENS, cached_rotations, probe
 from kvq_core.models.rope import Rope, Rotation
@@ -29,8 +30,9 @@ from kvq_core.models.support import (
     check_room,
     check_weights,
 )
+from kvq_core.models.turns import turn_ids
 from kvq_core.settings import settings
-from kvq_core.spec import DEFAULT_MODEL
+from kvq_core.spec import DEFAULT_MODEL, Message, Tool
 
 
 @dataclass
@@ -121,6 +123,13 @@ class LoadedModel:
             raise SpecError(f"{self.id} has no chat template; set chat = false to send the prompt as it is.")
         return self.encode(conversation(self.tokenizer, self.id, prompt, system))
 
+    def render_turns(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[tuple[list[int], bool]]:
+        """A conversation's token ids in turns, each with whether the assistant answered them, see turns.turn_ids.
+
+        Raises SpecError where the model has no chat template, or one that cannot go on from turn to turn.
+        """
+        return turn_ids(self.tokenizer, self.id, self.eos_ids, messages, tools)
+
     def encode(self, text: str) -> list[int]:
         """Token ids of text that follows something, no special tokens added."""
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -141,6 +150,18 @@ class LoadedModel:
             logits_to_keep=1 if last_only else 0,
         )
         return out.logits.float()
+
+    @torch.no_grad()
+    def hidden(self, ids: Tensor, start: int, attend: Any) -> Tensor:
+        """What the head reads after ``forward`` of the same: (rows, tokens, hidden size), in the model's dtype."""
+        positions = torch.arange(start, start + ids.shape[1], device=self.device)[None]
+        out = self.model.base_model(input_ids=ids.to(self.device), position_ids=positions, use_cache=False, kvq=attend)
+        return out.last_hidden_state
+
+    @torch.no_grad()
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits (rows, tokens, vocabulary) float32 of hidden states (rows, tokens, hidden size)."""
+        return logits_of(self.model, hidden).float()
 
     def checked(self, logits: Tensor) -> Tensor:
         """The logits of a full-precision pass. Raises ModelError where the model does not answer numbers."""

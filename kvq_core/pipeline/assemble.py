@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from kvq_core.metrics.stored_bytes import host_note, layers_quantized, measure, 
 from kvq_core.models import LoadedModel
 from kvq_core.models.text import Pieces, alone
 from kvq_core.pipeline.conditions import capture_info, environment, stress_record, timing
+from kvq_core.pipeline.prompt_scores import prefill_note, turn
 from kvq_core.pipeline.state import Run
 from kvq_core.record.fields import (
     RESULTS_VERSION,
@@ -27,6 +29,7 @@ from kvq_core.record.fields import (
     Reference,
     RuleRecord,
     Timing,
+    TurnMetrics,
 )
 from kvq_core.spec import ComparisonSpec, Lane, Rule
 
@@ -109,6 +112,7 @@ def _lane(run: Run, state: LaneState, at: int | None) -> LaneRecord:
         label=lane.label,
         title=lane.title,
         summary=lane.summary,
+        prefill=lane.model_dump(mode="json")["prefill"],
         **_stored_as(lane, run.model.shape),
         status="failed" if state.error else "done",
         error=state.error,
@@ -122,7 +126,8 @@ def _lane(run: Run, state: LaneState, at: int | None) -> LaneRecord:
     record.metrics = _metrics(run, state, at)
     record.memory = measure(state.cache, run.model.shape)
     chosen = OF_CHOSEN_KEYS if run.captures and state.cache.selects else None
-    record.notes = [*state.cache.notes, *filter(None, [host_note(record.memory), chosen])]
+    read = prefill_note(lane, run.script)
+    record.notes = [*state.cache.notes, *filter(None, [read, host_note(record.memory), chosen])]
     record.timing = Timing(encode_prompt_s=state.encode_prompt_s, encode_decode_s=state.encode_decode_s)
     asked = {layer for assigned in lane.plan(run.model.shape) for layer in assigned.layers}
     record.flags = _flags(run.fidelity, record, at, lane.quantizes, len(asked))
@@ -181,18 +186,21 @@ def _metrics(run: Run, state: LaneState, at: int) -> Metrics:
         metrics.in_subspace_error = errors.in_subspace_error
         metrics.output_error = errors.output.mean().item()
         metrics.output_bound = None if errors.bound is None else errors.bound.mean().item()
-    if not fidelity.n_scored:
+    if run.prompt is not None:
+        metrics.prompt = run.prompt.prompt_metrics(state)
+    column = partial(_column, run, state, at)
+    metrics.turns = _turns(run, state, at)
+    metrics.n_scored = len(column("kld"))
+    if not metrics.n_scored:
         return metrics
-    kld, same = fidelity.column("kld", at).double(), fidelity.column("same_top", at)
+    kld, same = column("kld").double(), column("same_top")
     flips = same == 0
     metrics.kld_mean, metrics.kld_max = kld.mean().item(), kld.max().item()
     metrics.kld_median, metrics.kld_p99 = kld.quantile(0.5).item(), kld.quantile(0.99).item()
     metrics.flips, metrics.flip_rate = int(flips.sum()), flips.double().mean().item()
-    ties = fidelity.column("reference/margin") <= metrics.near_tie_margin
+    ties = column("reference/margin") <= metrics.near_tie_margin
     metrics.near_tie_flips = int((flips & ties).sum())
-    metrics.perplexity_block = perplexity_block(
-        fidelity.column("nll", at), fidelity.column("reference/nll"), kld, fidelity.column("delta_p", at), same
-    )
+    metrics.perplexity_block = perplexity_block(column("nll"), column("reference/nll"), kld, column("delta_p"), same)
     metrics.ppl_ratio = metrics.perplexity_block["Mean PPL(Q)/PPL(base)"].value
     metrics.rms_dp = metrics.perplexity_block["RMS Δp"].value
     if run.captures is not None:
@@ -201,6 +209,25 @@ def _metrics(run: Run, state: LaneState, at: int) -> Metrics:
         metrics.attention_delta_max = tap.max[at, ..., scored].max().item()
         metrics.attention_delta_reference_query = looked.reference_query[at, : len(looked.captured_steps)].mean().item()
     return metrics
+
+
+def _column(run: Run, state: LaneState, at: int, name: str) -> Tensor:
+    """What is scored of a lane: the answer, after the given ones of a conversation all of whose answers are."""
+    own = run.fidelity.column(name, None if name.startswith("reference/") else at)
+    if run.turns is None or state not in run.turns.states:
+        return own
+    return torch.cat([run.turns.column(name, state), own])
+
+
+def _turns(run: Run, state: LaneState, at: int) -> list[TurnMetrics]:
+    """Each answer's own figures, where all of them are scored."""
+    if run.turns is None:
+        return []
+    found = run.turns.turn_metrics(state, run.script)
+    if run.fidelity.n_scored:
+        kld, same = run.fidelity.column("kld", at), run.fidelity.column("same_top", at)
+        found.append(turn(len(run.decode.token_ids), kld, same))
+    return found
 
 
 def _flags(fidelity: Fidelity, record: LaneRecord, at: int, quantizes: bool, layers: int) -> list[str]:
@@ -225,6 +252,10 @@ def _lane_arrays(run: Run, state: LaneState, at: int) -> dict[str, Tensor]:
     arrays = {name: fidelity.column(name, at) for name in names}
     for kind in ("key", "value"):
         arrays[f"{kind}_bits"] = _bit_map(run, state, kind)
+    if run.prompt is not None:
+        arrays |= run.prompt.arrays(state, "prompt")
+    if run.turns is not None:
+        arrays |= run.turns.arrays(state, "turns")
     if run.captures is not None:
         arrays |= run.captures.lane_arrays(at)
     return arrays
@@ -247,6 +278,10 @@ def _bit_map(run: Run, state: LaneState, kind: str) -> Tensor:
 def _run_arrays(run: Run) -> dict[str, Tensor]:
     names = ("nll", "margin", "topk_ids", "topk_probs")
     arrays = {f"reference/{name}": run.fidelity.column(f"reference/{name}") for name in names}
+    if run.prompt is not None:
+        arrays |= run.prompt.run_arrays("prompt")
+    if run.turns is not None:
+        arrays |= run.turns.run_arrays("turns")
     if run.captures is None:
         return arrays
     arrays |= run.captures.run_arrays()

@@ -12,7 +12,7 @@ from kvq_core.machine.memory import memory_errors_as_limits
 from kvq_core.models import LoadedModel, load, prepare, with_model
 from kvq_core.pipeline.assemble import assemble, run_id
 from kvq_core.pipeline.estimate import remember
-from kvq_core.pipeline.prompt import render
+from kvq_core.pipeline.prompt import script
 from kvq_core.pipeline.state import Run
 from kvq_core.record.fields import Record
 from kvq_core.spec import ComparisonSpec
@@ -52,13 +52,13 @@ def compare(spec: ComparisonSpec, store: Store | None = None) -> Generator[Event
 
 def compare_on(model: LoadedModel, spec: ComparisonSpec, store: Store | None = None) -> Generator[Event]:
     """``compare`` on a model that is in memory already."""
-    ids = render(model, spec)
-    id = run_id(model, spec, ids)
+    read = script(model, spec)
+    id = run_id(model, spec, read.ids)
     methods = [rule.method for lane in spec.lanes for rule in lane.every_rule]
-    with log_run(id, spec.prompt, model=spec.model, methods=methods, prompt_tokens=len(ids)) as told:
+    with log_run(id, spec.question, model=spec.model, methods=methods, prompt_tokens=len(read.ids)) as told:
         finished = _stored(id, store)
         if finished is None:
-            comparison = Run(id, model, spec, ids)
+            comparison = Run(id, model, spec, read)
             yield from comparison.stages()
             finished = _kept(*assemble(comparison), store)
             remember(finished.record)

@@ -9,14 +9,15 @@ from kvq_core.capture.attention import STEPS
 from kvq_core.capture.plan import MOST_BYTES, plan_of
 from kvq_core.capture.scores import MAP_BYTES, POSITION_BINS, SCORE_BYTES, STEP_BINS
 from kvq_core.engine.prefill import CHUNK
+from kvq_core.engine.script import Script
 from kvq_core.events import Loading
 from kvq_core.machine import files
 from kvq_core.machine.memory import free_bytes, shortage
 from kvq_core.models import LoadedModel, converting, load, with_model
-from kvq_core.pipeline.prompt import render
+from kvq_core.pipeline.prompt import script
 from kvq_core.record.fields import Record
 from kvq_core.settings import settings
-from kvq_core.spec import TENSORS, Assignment, ComparisonSpec, Lane, Tensor
+from kvq_core.spec import MAX_LANES, TENSORS, Assignment, ComparisonSpec, Lane, Tensor
 
 REMEMBERED = 40  # runs a machine's timing is fitted on
 LOGIT_COPIES = 6  # of a scored chunk's logits: as computed, in float32, as log-probabilities of both sides and between
@@ -57,11 +58,17 @@ def estimate(spec: ComparisonSpec) -> Estimate:
 
     Raises KvqError where the spec cannot be run.
     """
-    spec, model, prompt, new = _sized(spec)
+    spec, model, read, new = _sized(spec)
+    prompt, through = len(read.ids), read.through(spec.lanes)
     lanes = [_lane(lane, model, prompt, prompt + new - 1) for lane in spec.lanes]
     detail = spec.capture.detail
-    seconds = _seconds(model.id, detail, prompt, new, len(spec.lanes) + 1)
+    seconds = _seconds(model.id, detail, prompt, new, len(spec.lanes) + 1, through)
     notes = []
+    if through:
+        notes.append(
+            f"Reading the prompt through the lanes' own caches computes {through:,} tokens more, "
+            f"{through / prompt:.1f} times the prompt."
+        )
     if detail == "deep":
         fitted = "" if _known(_memory_file(model.id, detail)) else "; the time told is that of normal captures"
         notes.append(
@@ -72,7 +79,7 @@ def estimate(spec: ComparisonSpec) -> Estimate:
     if plan is not None and plan.reduced:
         notes.append(f"So that captures fit into {MOST_BYTES >> 20} MB, they keep {'; '.join(plan.reduced)}.")
     weights = sum(p.numel() * p.element_size() for p in model.model.parameters())
-    extra = _run_bytes(model, spec, prompt, new)
+    extra = _run_bytes(model, spec, read, new)
     return Estimate(
         prompt,
         model.shape.context,
@@ -96,18 +103,18 @@ def memory_warning(spec: ComparisonSpec) -> str | None:
 
     Raises KvqError where the spec cannot be run.
     """
-    spec, model, prompt, new = _sized(spec)
-    needed = _run_bytes(model, spec, prompt, new)
-    return shortage(needed, free_bytes(model.device), prompt + new, len(spec.lanes))
+    spec, model, read, new = _sized(spec)
+    needed = _run_bytes(model, spec, read, new)
+    return shortage(needed, free_bytes(model.device), len(read.ids) + new, len(spec.lanes))
 
 
-def _sized(spec: ComparisonSpec) -> tuple[ComparisonSpec, LoadedModel, int, int]:
-    """The spec with its model's name, the model, and how many tokens prompt and answer have."""
+def _sized(spec: ComparisonSpec) -> tuple[ComparisonSpec, LoadedModel, Script, int]:
+    """The spec with its model's name, the model, the prompt as it reads it, and how many tokens the answer has."""
     spec = with_model(spec)
     model = load(spec.model, spec.revision)
-    prompt = len(render(model, spec))
+    read = script(model, spec)
     new = len(model.encode(spec.continuation)) if spec.continuation is not None else spec.max_new_tokens
-    return spec, model, prompt, new
+    return spec, model, read, new
 
 
 def _lane(lane: Lane, model: LoadedModel, prompt: int, end: int) -> LaneEstimate:
@@ -138,10 +145,10 @@ def _quantized(plan: tuple[Assignment, ...], tensor: Tensor, prompt: int, end: i
     return max(found.values(), default=0)
 
 
-def _run_bytes(model: LoadedModel, spec: ComparisonSpec, prompt: int, new: int) -> int:
+def _run_bytes(model: LoadedModel, spec: ComparisonSpec, read: Script, new: int) -> int:
     """The peak of what a run holds beside the weights: the prompt's tensors, the float32 working copies of all rows,
     and what one stage holds for a moment, see ``_passing``; benchmarks/load.py compares it with measured peaks."""
-    shape = model.shape
+    shape, prompt = model.shape, len(read.ids)
     token = shape.layers * shape.kv_heads * shape.head_dim * 4 * 2  # keys and values of one row
     lanes = len(spec.lanes) + 1
     plans = [assigned for lane in spec.lanes for assigned in lane.plan(shape)]
@@ -150,7 +157,14 @@ def _run_bytes(model: LoadedModel, spec: ComparisonSpec, prompt: int, new: int) 
     queries = shape.layers * shape.query_heads * shape.head_dim * 4 * prompt
     stored = lanes * prompt * token // 4  # at most 8 bits an element for nearly all methods, and their metadata
     held = copies + prompt * token + queries + stored
+    if read.through(spec.lanes):  # before there are rows: own and read keys and values of the lanes of a pass
+        held = max(held, held - copies + 2 * prompt * token * max(map(_together, spec.lanes)))
     return round(ALLOCATORS * (held + _captured(model, spec, prompt, new) + _passing(model, spec, prompt)))
+
+
+def _together(lane: Lane) -> int:
+    """At most, how many lanes read a prompt through their caches at once, where all are like this one."""
+    return 1 if lane.chunks is None else max(1, min(MAX_LANES, CHUNK // lane.chunks.chunk))
 
 
 def _captured(model: LoadedModel, spec: ComparisonSpec, prompt: int, new: int) -> int:
@@ -176,9 +190,11 @@ def _passing(model: LoadedModel, spec: ComparisonSpec, prompt: int) -> int:
     return BASE_BYTES + measuring + max(prefill, step)
 
 
-def _features(prompt: int, new: int, lanes: int) -> list[float]:
-    """What time grows with: prefill, encoding, steps, rows, and the reading of every row's cache."""
-    return [1.0, prompt / 1e3, prompt * lanes / 1e3, new, new * lanes, new * lanes * prompt / 1e3]
+def _features(prompt: int, new: int, lanes: int, through: int) -> list[float]:
+    """What time grows with: tokens of the prompt read, by the reference and ``through`` the lanes' caches, encoding,
+    steps, rows, and the reading of every row's cache."""
+    rows = [new, new * lanes, new * lanes * prompt / 1e3]
+    return [1.0, (prompt + through) / 1e3, prompt * lanes / 1e3, *rows]
 
 
 def _memory_file(model: str, detail: str) -> Path:
@@ -187,9 +203,10 @@ def _memory_file(model: str, detail: str) -> Path:
 
 
 def remember(record: Record) -> None:
-    """Keep a finished run's timing for later estimates on this machine, if it can be kept."""
+    """Keep a finished run's timing for later estimates on this machine, if it can be kept; of runs all of whose lanes
+    read the prompt in full precision, which is what a memo tells of."""
     steps = record.timing.steps
-    if not steps:
+    if not steps or any(lane.metrics is not None and lane.metrics.prompt is not None for lane in record.lanes):
         return
     file = _memory_file(record.environment.model, record.capture.detail)
     known = _known(file)
@@ -199,17 +216,18 @@ def remember(record: Record) -> None:
 
 
 def _known(file: Path) -> list[list[float]]:
-    return files.read_memo(file) or []
+    found = files.read_memo(file) or []
+    return [row for row in found if len(row) == 4]  # rows of another version say something else
 
 
-def _seconds(model: str, detail: str, prompt: int, new: int, lanes: int) -> float | None:
+def _seconds(model: str, detail: str, prompt: int, new: int, lanes: int, through: int) -> float | None:
     known = _known(_memory_file(model, detail)) or _known(_memory_file(model, "normal"))
     if not known:
         return None
     from scipy.optimize import nnls  # a second's import that most commands never need
 
-    rows = np.array([_features(int(p), int(n), int(k)) for p, n, k, _ in known])
+    rows = np.array([_features(int(p), int(n), int(k), 0) for p, n, k, _ in known])
     times = np.array([t for *_, t in known])
     # relative errors: a long run's second is worth less than a short one's
     weights, _ = nnls(rows / times[:, None], np.ones(len(times)))
-    return float(np.dot(_features(prompt, new, lanes), weights)) or None
+    return float(np.dot(_features(prompt, new, lanes, through), weights)) or None

@@ -1,17 +1,28 @@
 """The prompt as the model sees it, and the last checks before anything is computed."""
 
+from kvq_core.engine.script import Script
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.models import LoadedModel
 from kvq_core.spec import ComparisonSpec
 
 
 def render(model: LoadedModel, spec: ComparisonSpec) -> list[int]:
-    """The prompt's token ids, checked against the model.
+    """``script``'s token ids."""
+    return script(model, spec).ids
+
+
+def script(model: LoadedModel, spec: ComparisonSpec) -> Script:
+    """The prompt, or the conversation, as the model reads it, checked against the model.
 
     Raises SpecError: longer than the context, or a lane that cannot run on the model; nothing is left to fail later
     that can be known now.
     """
-    ids = model.render(spec.prompt, spec.system, spec.chat)
+    if spec.messages is None:
+        turns = [(model.render(spec.prompt, spec.system, spec.chat), False)]
+    else:
+        turns = model.render_turns(spec.messages, spec.tools)
+    read = Script.of_turns(turns)
+    ids = read.ids
     new = len(model.encode(spec.continuation)) if spec.continuation is not None else spec.max_new_tokens
     if not ids:
         raise SpecError("The prompt has no tokens; type some text.")
@@ -37,9 +48,9 @@ def render(model: LoadedModel, spec: ComparisonSpec) -> list[int]:
         if reason := lane.out_of_place(model.shape):
             raise SpecError(f"Lane {lane.label!r}: {reason}.")
         for rule in lane.every_rule:
-            if rule.spans and rule.spans[-1][1] > len(ids):
+            if rule.spans and rule.spans[-1][1] > len(read.ids):
                 raise SpecError(
                     f"Lane {lane.label!r}: the span {excerpt(list(rule.spans[-1]))} ends behind the prompt, which has "
-                    f"{len(ids)} tokens; give spans of it."
+                    f"{len(read.ids)} tokens; give spans of it."
                 )
-    return ids
+    return read

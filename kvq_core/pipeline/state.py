@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -12,14 +13,16 @@ from kvq_core.capture.scores import Extent
 from kvq_core.engine.decode import Decode, LaneState
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows
+from kvq_core.engine.script import Script
 from kvq_core.engine.stress import ReferenceShift, apply_stress
 from kvq_core.errors import MethodError
-from kvq_core.events import Encoding, Event, LaneProgress, Step, Summarizing
+from kvq_core.events import Encoding, Event, Filling, LaneProgress, Step, Summarizing
 from kvq_core.events import Prefill as PrefillEvent
 from kvq_core.metrics.fidelity import Fidelity
 from kvq_core.metrics.stored_bytes import quantized_keys
 from kvq_core.models import LoadedModel
 from kvq_core.models.text import Pieces
+from kvq_core.pipeline.prompt_scores import Scores, prompt_positions, turn_positions
 from kvq_core.spec import ComparisonSpec, Lane
 
 NOISE_FLOOR = Lane(label="Noise floor", method="fp16")
@@ -32,14 +35,21 @@ class Run:
     id: str
     model: LoadedModel
     spec: ComparisonSpec
-    ids: list[int]
+    script: Script
     decode: Decode = field(init=False)
     prefill: Prefill = field(init=False)
     fidelity: Fidelity = field(init=False)
+    prompt: Scores | None = field(init=False, default=None)  # of tokens that were read, not answered
+    turns: Scores | None = field(init=False, default=None)  # of given answers
     plan: Plan | None = field(init=False, default=None)
     captures: Captures | None = field(init=False, default=None)
     unchanged: ReferenceShift | None = field(init=False, default=None)
     seconds: dict[str, float] = field(init=False, default_factory=dict)
+
+    @property
+    def ids(self) -> list[int]:
+        """Of the prompt."""
+        return self.script.ids
 
     @property
     def running(self) -> list[LaneState]:
@@ -49,7 +59,9 @@ class Run:
     def stages(self) -> Iterator[Event]:
         began = time.perf_counter()
         self.plan = plan_of(self.model, self.spec, len(self.ids))  # refuses what could not be stored in the end
-        self.prefill = Prefill(self.model, self.ids)
+        prompt, turns = prompt_positions(self.spec, self.script), turn_positions(self.spec, self.script)
+        later = [segment.start for segment in self.script.segments[1:]]
+        self.prefill = Prefill(self.model, self.ids, sorted({*prompt, *turns}), later)
         yield PrefillEvent(0, len(self.ids))
         for done in self.prefill.run():
             yield PrefillEvent(done, len(self.ids))
@@ -57,6 +69,8 @@ class Run:
         yield from self._encode()
         yield from self._steps()
         yield Summarizing()
+        scored = partial(Scores.of, self.model, self.prefill, self.running, first=self.decode.token_ids[0])
+        self.prompt, self.turns = scored(positions=prompt), scored(positions=turns)
         self.seconds["total"] = time.perf_counter() - began
 
     def _encode(self) -> Iterator[Event]:
@@ -65,12 +79,15 @@ class Run:
         if self.spec.stress.active:
             stress, self.unchanged = apply_stress(self.model, self.prefill, self.spec.stress)
         self.decode = Decode(self.model, self.prefill, self.spec, [*self.spec.lanes, NOISE_FLOOR], stress)
+        self.decode.script = self.script
         for state in self.decode.states:
             reason = state.lane.why_not(self.model.shape)
             state.error = reason and f"{state.lane.title} cannot run on {self.model.title}: {reason}."
         for index in self.decode.encode():
             label = self.decode.states[index].lane.label
             yield Encoding(label, index, len(self.decode.states))
+        for filled in self.decode.fill():
+            yield Filling(filled.labels, filled.done, filled.total)
         if not self.running or self.running[-1].lane is not NOISE_FLOOR:
             raise MethodError(f"The noise floor could not be set up: {self.decode.states[-1].error}")
         self._lap("encode", began)
@@ -134,10 +151,9 @@ class _Told:
                 self._kld[at] += run.fidelity.latest("kld", at)
                 self._same[at] += map(bool, run.fidelity.latest("same_top", at))
         decode = run.decode
-        tokens = decode.token_ids if decode.follow is None else decode.token_ids[: self._scored + 1]
-        reached = max([len(tokens), *(len(state.token_ids) for state in decode.states)])
+        reached = max([len(decode.token_ids), *(len(state.token_ids) for state in decode.states)])
         lanes = [self._lane(i) for i in range(len(run.spec.lanes))]
-        return Step(reached, decode.total, list(self._reference.extend(tokens)), lanes)
+        return Step(reached, decode.total, list(self._reference.extend(decode.token_ids)), lanes)
 
     def _lane(self, index: int) -> LaneProgress:
         state = self._run.decode.states[index]

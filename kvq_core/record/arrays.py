@@ -62,6 +62,18 @@ ARRAYS = {
     "lane/{i}/same_top": "(S,) uint8, 1 where lane and reference have the same most probable token",
     "lane/{i}/topk_ids": "(S, 5) int32",
     "lane/{i}/topk_probs": "(S, 5)",
+    "prompt/positions": "(U,) int32 positions of the prompt whose next tokens are scored in lanes that read it through "
+    "their own caches",
+    "prompt/nll": "(U,) nats, of the token that follows, under the reference",
+    "turns/positions": "(V,) int32 positions of the conversation whose next tokens are of given answers, which are "
+    "scored beside the generated one",
+    "turns/nll": "(V,) nats",
+    "lane/{i}/turns_kld": "(V,) nats",
+    "lane/{i}/turns_nll": "(V,) nats",
+    "lane/{i}/turns_same_top": "(V,) uint8",
+    "lane/{i}/prompt_kld": "(U,) nats, KL(reference || lane)",
+    "lane/{i}/prompt_nll": "(U,) nats",
+    "lane/{i}/prompt_same_top": "(U,) uint8",
     "lane/{i}/delta_mean": "(L, Q, S) mean |score delta| over quantized positions, own query, centred per row",
     "lane/{i}/delta_max": "(L, Q, S) maximum of the same",
     "lane/{i}/delta_by_keys": "(A, L, Q) mean |score delta| over quantized positions with the reference's query, "
@@ -107,6 +119,10 @@ ARRAYS = {
 
 # Of ARRAYS, those a lane has only where its method gives them (Codec.usage).
 OF_SOME_METHODS = ("code_counts", "symmetric_share", "outlier_share", "latent_bits")
+# And those of runs in which a lane read the prompt through its own cache.
+OF_CHUNKED_PROMPTS = tuple(
+    f"{kind}{name}" for kind in ("prompt", "turns") for name in ("/positions", "/nll", "_kld", "_nll", "_same_top")
+)
 
 
 Arrays = Mapping[str, Any]

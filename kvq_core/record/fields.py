@@ -67,6 +67,36 @@ class Interval(_Part):
     se: float | None
 
 
+class PromptMetrics(_Part):
+    """Of a lane that read the prompt through its own cache; ``positions`` of the prompt, each scored by the token that
+    follows it, the first new token last. Nats."""
+
+    n_scored: int
+    first_position: int
+    kld_mean: float
+    kld_median: float
+    kld_p99: float
+    kld_max: float
+    flips: int
+    flip_rate: float
+    ppl_ratio: float
+    first_token_kld: float
+    first_token_same: bool  # as the reference's most probable token
+    own_key_error: float  # ||dK||_F / ||K||_F against the keys the lane itself computed, mean over layers
+    own_value_error: float
+
+
+class TurnMetrics(_Part):
+    """Of one answer of a conversation: all tokens but its first are scored. Nats."""
+
+    tokens: int
+    n_scored: int
+    kld_mean: float
+    kld_p99: float
+    flips: int
+    flip_rate: float
+
+
 class Metrics(_Part):
     """Forced rows: same tokens as the reference, temperature-1 logits in fp32, nats. Free rows: own tokens.
 
@@ -97,6 +127,8 @@ class Metrics(_Part):
     output_bound: float | None = None  # what Theorem 1 of SQuat allows it to be; None for lanes that leave keys out
     layers_quantized: int = 0
     tokens_quantized: int = 0
+    prompt: PromptMetrics | None = None  # None: the prompt was read in full precision
+    turns: list[TurnMetrics] = []  # of a conversation all of whose answers are scored, the generated one last
 
 
 class RuleMemory(_Part):
@@ -167,6 +199,7 @@ class LaneRecord(_Part):
     rotate: str = "none"
     rotate_block: int | None = None
     rules: list[RuleRecord]
+    prefill: Any = "full"  # Lane.prefill: how it read the prompt
     status: Literal["done", "failed"]
     error: str | None = None
     notes: list[str] = []

@@ -11,7 +11,8 @@ Version 2: an environment named the model by its weights alone.
 Version 3: an environment did not say how a GGUF file held the weights, nor a lane on what its keys are centred; there
 were no models from such files, and no such lanes.
 
-Version 4: a lane was one method, with no list of rules.
+Version 4: a lane was one method, with no list of rules, whose keys nothing turned; all lanes read the prompt in full
+precision, which was one turn, and only answers were scored.
 """
 
 from collections.abc import Callable
@@ -75,9 +76,17 @@ _OF_A_RULE = ("method", "title", "summary", "knobs", "tensors", "layers", "sink_
 
 def _record_4(data: dict[str, Any]) -> dict[str, Any]:
     def lane(told: dict[str, Any]) -> dict[str, Any]:
-        return {"rules": [{name: told[name] for name in _OF_A_RULE if name in told}], **told}
+        plain = {"rotate": "none", "rotate_block": None}
+        rule = {**plain, **{name: told[name] for name in _OF_A_RULE if name in told}}
+        metrics = told.get("metrics")
+        metrics = metrics and {"prompt": None, "turns": [], **metrics}
+        return {**plain, "rules": [rule], "prefill": "full", **told, "metrics": metrics}
 
-    return {**data, "noise_floor": lane(data["noise_floor"]), "lanes": [lane(told) for told in data["lanes"]]}
+    return {
+        **data,
+        "noise_floor": lane(data["noise_floor"]),
+        "lanes": [lane(told) for told in data["lanes"]],
+    }
 
 
 RECORD_STEPS: dict[int, Step] = {1: _record_1, 2: _record_2, 3: _record_3, 4: _record_4}

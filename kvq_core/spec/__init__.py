@@ -5,8 +5,10 @@ Imports methods, errors and complaints. Start at ``comparison``.
 """
 
 from kvq_core.spec.comparison import DEFAULT_MODEL, MAX_LANES, Capture, ComparisonSpec, Stress
+from kvq_core.spec.conversation import Message, Tool, tool_name
 from kvq_core.spec.lane import LANE_OPTIONS, Lane
 from kvq_core.spec.plan import Assignment
+from kvq_core.spec.prefill import Chunks, in_words
 from kvq_core.spec.read import parse_lane, parse_rule, parse_spec, read_spec
 from kvq_core.spec.rule import TENSORS, Centering, Rotation, Rule, Tensor, layer_words
 
@@ -18,15 +20,20 @@ __all__ = [
     "Assignment",
     "Capture",
     "Centering",
+    "Chunks",
     "ComparisonSpec",
     "Lane",
+    "Message",
     "Rotation",
     "Rule",
     "Stress",
     "Tensor",
+    "Tool",
+    "in_words",
     "layer_words",
     "parse_lane",
     "parse_rule",
     "parse_spec",
     "read_spec",
+    "tool_name",
 ]

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from kvq_core.errors import SpecError
 from kvq_core.methods import make
+from kvq_core.spec.conversation import Message, Tool, check_conversation
 from kvq_core.spec.lane import Lane
 from kvq_core.spec.rule import Count, Frozen, Rule
 
@@ -82,7 +83,17 @@ class ComparisonSpec(Frozen):
     system: str | None = Field(
         None, max_length=100_000, description='System message; null: the template\'s own, "": none.'
     )
-    prompt: str = Field(max_length=2_000_000, description="The user's prompt.")
+    prompt: str = Field("", max_length=2_000_000, description="The user's prompt; empty where messages are given.")
+    messages: tuple[Message, ...] | None = Field(
+        None,
+        max_length=1024,
+        description="A conversation in place of prompt and system, oldest first; the model answers the last message.",
+    )
+    tools: tuple[Tool, ...] = Field((), max_length=128, description="Tools that the messages may call.")
+    score_turns: Literal["last", "all"] = Field(
+        "last",
+        description="Which answers are scored: the generated one, or all: those of the assistant's messages as well.",
+    )
     chat: bool = Field(True, description="Apply the model's chat template; false: the raw text.")
     continuation: str | None = Field(
         None, max_length=2_000_000, description="Text to score through the caches instead of generating."
@@ -94,18 +105,41 @@ class ComparisonSpec(Frozen):
     lanes: tuple[Lane, ...] = Field((), max_length=MAX_LANES, description="The quantized caches to compare.")
     capture: Capture = Capture()
     stress: Stress = Stress()
+    free_text: bool = Field(
+        True, description="Let every lane write its own text as well; false: only the reference's tokens are followed."
+    )
+    score_prompt: Literal["auto", "all", "none"] = Field(
+        "auto",
+        description="Prompt tokens scored in lanes that read the prompt through their cache, after the first chunk; "
+        "auto: all of up to 2,048 tokens, beyond that 64 at the end of each 1,024; none: the first new token alone.",
+    )
     ignore_eos: bool = Field(False, description="Keep generating after the end-of-sequence token.")
     expect: str = Field(
         "", max_length=500, description="Text that a right answer holds; each answer gets a tick or a cross."
     )
     notes: str = Field("", max_length=10_000, description="Free text kept with the run.")
 
-    @field_validator("prompt")
-    @classmethod
-    def _prompt_given(cls, prompt: str) -> str:
-        if not prompt.strip():
-            raise SpecError("The prompt is empty; type one or pick a preset.")
-        return prompt
+    @model_validator(mode="after")
+    def _something_to_read(self) -> Self:
+        if self.messages is None:
+            if "prompt" not in self.model_fields_set:
+                raise SpecError("prompt is missing. Give a prompt, or messages.")
+            if not self.prompt.strip():
+                raise SpecError("The prompt is empty; type one or pick a preset.")
+            if self.tools:
+                raise SpecError("tools are given without messages; give the conversation as messages.")
+            return self
+        for name, given in (("prompt", self.prompt), ("system", self.system), ("chat = false", not self.chat)):
+            if given:
+                raise SpecError(f"messages and {name} are both given; put the text into a message, or leave one out.")
+        check_conversation(self.messages, self.tools)
+        return self
+
+    @property
+    def question(self) -> str:
+        """What is asked, for people to recognize a run by: the prompt, or the user's last message."""
+        asked = [message.content for message in self.messages or () if message.role == "user"]
+        return asked[-1] if asked else self.prompt
 
     @field_validator("continuation")
     @classmethod

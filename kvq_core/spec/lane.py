@@ -6,8 +6,9 @@ from typing import Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from kvq_core.errors import SpecError, excerpt
-from kvq_core.methods import CodebookNeed, Method, ModelRef, ModelShape, Window
+from kvq_core.methods import CodebookNeed, Home, Method, ModelRef, ModelShape, Window
 from kvq_core.spec.plan import Assignment, places, stacks_of
+from kvq_core.spec.prefill import Chunks, Reading
 from kvq_core.spec.rule import TENSORS, Frozen, Rule, Storing
 
 MAX_RULES = 256
@@ -16,6 +17,11 @@ _LABEL = 60  # characters
 
 class _Labelled(Frozen):
     label: str = Field("", max_length=_LABEL, description="Name of the lane; empty: made from the method.")
+    prefill: Reading = Field(
+        "full",
+        description="How the prompt is read: full, in full precision before anything is quantized, as papers do; "
+        "deployed, as the method's first engine does; or in chunks through the lane's own cache.",
+    )
 
     @field_validator("label", mode="before")
     @classmethod
@@ -48,7 +54,7 @@ class Lane(Storing, _Labelled):
             if self.method is None:
                 raise SpecError("method is missing; name a method, or give rules.")
             object.__setattr__(self, "knobs", self.every_rule[0].knobs)
-            return self
+            return self._check_chunks()
         if given:
             value = excerpt(getattr(self, given[0]))
             raise SpecError(
@@ -60,8 +66,16 @@ class Lane(Storing, _Labelled):
             for name in Storing.model_fields:
                 object.__setattr__(self, name, getattr(self.rules[0], name))
             object.__setattr__(self, "rules", None)
-            return self
+            return self._check_chunks()
         self._check_rules()
+        return self._check_chunks()
+
+    def _check_chunks(self) -> Self:
+        """Raises SpecError where the prompt cannot enter its cache as asked, on any model."""
+        if self.chunks is not None:
+            for said, rule in self._said():
+                if reason := rule.not_chunked(self.chunks.own_chunk) or rule.tier_not_chunked(self.chunks.own_chunk):
+                    raise SpecError(f"prefill: {said}{reason}.")
         return self
 
     def _check_rules(self) -> None:
@@ -86,6 +100,26 @@ class Lane(Storing, _Labelled):
                     "move it up or remove it"
                 )
         return None
+
+    @property
+    def chunks(self) -> Chunks | None:
+        """The chunks in which the prompt enters the cache; None where it is read in full precision first.
+
+        Raises SpecError where it is to be read as deployed, and the rules' methods come from different engines.
+        """
+        if self.prefill == "full":
+            return None
+        if isinstance(self.prefill, Chunks):
+            return self.prefill
+        homes = {rule.build().home: rule for rule in self.every_rule if rule.build().quantizes}
+        if len(homes) > 1:
+            (one, a), (other, b) = list(homes.items())[:2]
+            raise SpecError(
+                f"prefill = deployed: {a.named()} is read by {_engine(one)} and {b.named()} by {_engine(other)}; say "
+                "how the prompt is read, such as prefill = full or 512."
+            )
+        home = next(iter(homes), None)
+        return None if home is None else Chunks(chunk=home.chunk, own_chunk=home.own_chunk)
 
     @property
     def every_rule(self) -> tuple[Rule, ...]:
@@ -176,6 +210,10 @@ class Lane(Storing, _Labelled):
         rules = self.every_rule
         for number, rule in enumerate(rules, 1):
             yield f"rule {number} ({rule.named()}): " if len(rules) > 1 else "", rule
+
+
+def _engine(home: Home | None) -> str:
+    return "no engine" if home is None else home.engine
 
 
 # what a lane says beside its method and its knobs

@@ -225,6 +225,27 @@ class Rule(Storing):
             lost = shape.not_before_rope(self.layers, "center = mean_after_rope")
         return lost or self._head_not_rotated(shape.head_dim) or method.why_not(shape)
 
+    def not_chunked(self, own_chunk: str) -> str | None:
+        """Why a prompt cannot enter in chunks what this rule stores, on any model; None where it can."""
+        method = self.build()
+        if own_chunk == "raw" or method.not_chunked:
+            return method.not_chunked
+        for tensor, local in zip(TENSORS, method.token_local, strict=True):
+            if self.quantizes(tensor) and not local:
+                return (
+                    f"own_chunk = stored needs codes that a token has by itself, and {method.title} codes {tensor} of "
+                    "several tokens together; take own_chunk = raw, or a method that quantizes per token"
+                )
+        return None
+
+    def tier_not_chunked(self, own_chunk: str) -> str | None:
+        """Why a prompt cannot enter in chunks the tokens it is for; None where it can."""
+        if self.tier[0] == "spans":
+            return "spans are kept beside a prompt that is known as a whole; take prefill = full"
+        if self.tier[0] == "all" or own_chunk == "raw" or not self.build().quantizes:
+            return None
+        return f"own_chunk = stored does not go with tokens = {self.tokens} that are quantized; take own_chunk = raw"
+
     def named(self) -> str:
         """What it is for and how that is stored, in a few words: ``K kivi 2 centred rotated``, ``layers 0-3 fp16``."""
         tensor = {"both": "", "keys": "K ", "values": "V "}[self.tensors]

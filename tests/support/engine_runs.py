@@ -39,11 +39,12 @@ def run_engine(
     follow: list[int] | None = None,
     tap: Tap | None = None,
     audit: bool = False,
+    scored: tuple[int, ...] = (),
     **options: object,
 ) -> Outcome:
     """Prefill, encode, decode. ``follow``: score these tokens instead of generating; ``audit``: check after every step
     that each row's packed store decodes to exactly the working copy attention reads."""
-    prefill = Prefill(model, ids)
+    prefill = Prefill(model, ids, scored)
     list(prefill.run())
     spec = ComparisonSpec(prompt="-", max_new_tokens=new, lanes=tuple(lanes), **options)  # type: ignore[arg-type]
     decode = Decode(model, prefill, spec, list(spec.lanes))
@@ -52,6 +53,7 @@ def run_engine(
         decode.rope = model.rope(len(ids) + len(follow))
     outcome = Outcome(decode)
     list(decode.encode())
+    list(decode.fill())
 
     def score(reference: Tensor, rows: Tensor, targets: list[int]) -> None:
         assert len(targets) == len(reference)

@@ -107,7 +107,7 @@ class Progress(TypedDict):
     """How far a comparison is. ``done`` of ``total`` counts runs ahead, prompt tokens, lanes or new tokens; the last
     update has the stage "finished" and the result."""
 
-    stage: Literal["waiting", "loading", "prefill", "encoding", "decoding", "measuring", "finished"]
+    stage: Literal["waiting", "loading", "prefill", "encoding", "filling", "decoding", "measuring", "finished"]
     done: int
     total: int
     reference: str

@@ -8,7 +8,7 @@ import gradio as gr
 
 from kvq_core.analysis.verdict import verdict
 from kvq_core.errors import KvqError
-from kvq_core.events import Encoding, Event, Finished, Loading, Prefill, Step, Summarizing
+from kvq_core.events import Encoding, Event, Filling, Finished, Loading, Prefill, Step, Summarizing
 from kvq_core.models import with_model
 from kvq_core.spec import ComparisonSpec
 from ui.api.schemas import LaneResult, LaneText, Progress, Result
@@ -64,6 +64,8 @@ def _after(now: Progress, event: Event) -> Progress:
             return {**now, "stage": "prefill", "done": done, "total": total}
         case Encoding(index=index, total=total):
             return {**now, "stage": "encoding", "done": index, "total": total}
+        case Filling(done=done, total=total):
+            return {**now, "stage": "filling", "done": done, "total": total}
         case Step(done=done, total=total, tokens=tokens, lanes=lanes):
             texts = [
                 LaneText(

@@ -56,7 +56,8 @@ def _lane(uid: int, lane: dict[str, Any]) -> LaneForm:
     stored = _storing(lane) if rules is None else {**_storing({**lane, "method": FIRST}), "method": None}
     ruled = None if rules is None else [{**_storing(rule), "tokens": _tokens(rule["tokens"])} for rule in rules]
     label = _checked(isinstance(lane["label"], str), lane["label"])
-    return {"uid": uid, "label": label, **stored, "rules": ruled}
+    read = lane.get("prefill", "full")
+    return {"uid": uid, "label": label, **stored, "rules": ruled, "prefill": _checked(isinstance(read, str), read)}
 
 
 def _storing(given: dict[str, Any]) -> dict[str, Any]:

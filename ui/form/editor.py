@@ -13,6 +13,18 @@ from ui.html.escape import safe
 KNOB = "knobs."
 RULES = "rules."
 LABEL = Knob("label", "Label", "", "text", "", None, None, None, False)
+READ = Knob(
+    "prefill",
+    "Prompt read",
+    "full: in full precision, as papers do; deployed: as the method's engine does; or in chunks through this cache: "
+    "512, 512 stored (a token is stored before it is read), 256 raw first_chunk (fitted on the first chunk).",
+    "text",
+    "full",
+    None,
+    None,
+    None,
+    False,
+)
 OPTIONS = (
     Knob(
         "tensors", "Tensors", "The others stay fp16.", "choice", "both", None, None, ("both", "keys", "values"), False
@@ -77,6 +89,7 @@ def editor(lanes: list[LaneForm], opened: dict[str, Any]) -> str:
     return (
         f'<{tag} class="editor lane-{at}" data-uid="{lane["uid"]}" data-revision="{opened["revision"]}">'
         f"{'' if one else label + _rules(listed, number)}{own}"
+        f'<div class="knobs">{_option(READ, lane, "")}</div>'
         f'<div class="editor-buttons">{_buttons(len(lanes))}</div></{tag}>'
     )
 
@@ -176,6 +189,8 @@ def _set(lanes: list[LaneForm], lane: LaneForm, place: str, value: Any) -> list[
     uid = lane["uid"]
     if place.startswith(RULES):
         return _set_in_rule(lanes, lane, place.removeprefix(RULES), value)
+    if place == READ.name:
+        return update_lane(lanes, uid, prefill=str(value or "").strip() or "full")
     if lane["rules"] is not None and place != LABEL.name:
         return lanes
     if place.startswith(KNOB):
@@ -200,7 +215,9 @@ def _set_in_rule(lanes: list[LaneForm], lane: LaneForm, place: str, value: Any) 
     if inner == TOKENS.name:
         rule = {**rules[at], "tokens": parse_tokens(str(value or ""))}
         return update_lane(lanes, lane["uid"], rules=[*rules[:at], rule, *rules[at + 1 :]])
-    (changed,) = _set([alone := {**rules[at], "uid": 0, "label": "", "rules": None}], alone, inner, value)
+    (changed,) = _set(
+        [alone := {**rules[at], "uid": 0, "label": "", "rules": None, "prefill": "full"}], alone, inner, value
+    )
     rule = {name: changed[name] for name in rules[at]}
     return update_lane(lanes, lane["uid"], rules=[*rules[:at], rule, *rules[at + 1 :]])
 

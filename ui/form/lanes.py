@@ -4,10 +4,10 @@ from typing import Any
 
 from kvq_core.errors import KvqError
 from kvq_core.methods import methods
-from kvq_core.spec import MAX_LANES, Lane, parse_lane
+from kvq_core.spec import MAX_LANES, Lane, in_words, parse_lane
 from ui.form.controls import set_knob
 from ui.form.rules import describe_rule
-from ui.html.cards import CENTRED, ROTATED
+from ui.html.cards import CENTRED, ROTATED, read_in_words
 
 LaneForm = dict[str, Any]
 FIRST = "kivi"
@@ -15,7 +15,12 @@ FIRST = "kivi"
 
 def from_spec(lanes: tuple[Lane, ...]) -> list[LaneForm]:
     """The form of a spec's lanes."""
-    return [{"uid": uid, **lane.model_dump(mode="json")} for uid, lane in enumerate(lanes, 1)]
+    return [{"uid": uid, **_dumped(lane)} for uid, lane in enumerate(lanes, 1)]
+
+
+def _dumped(lane: Lane) -> dict[str, Any]:
+    """A lane's fields as the form has them: how it reads the prompt as one types it."""
+    return {**lane.model_dump(mode="json"), "prefill": in_words(lane.prefill)}
 
 
 def to_spec(lanes: list[LaneForm]) -> list[dict[str, Any]]:
@@ -51,6 +56,7 @@ def add_lane(lanes: list[LaneForm], method: str | None = None) -> list[LaneForm]
         "rotate": "none",
         "rotate_block": None,
         "rules": None,
+        "prefill": "full",
     }
     return [*lanes, {"uid": _next(lanes), "method": method, **blank}]
 
@@ -59,7 +65,7 @@ def append_lane(lanes: list[LaneForm], lane: Lane) -> list[LaneForm]:
     """A finished lane at the end, at most MAX_LANES; labels must differ."""
     if len(lanes) >= MAX_LANES:
         return lanes
-    given = lane.model_dump(mode="json")
+    given = _dumped(lane)
     taken = any(other["label"] == given["label"] for other in lanes)
     return [*lanes, {**given, "uid": _next(lanes), "label": _free(lanes, given["label"]) if taken else given["label"]}]
 
@@ -131,6 +137,7 @@ def describe_lane(lane: LaneForm) -> tuple[str, str | None]:
         words.append(CENTRED[built.center])
     if built.rotate in ROTATED:
         words.append(ROTATED[built.rotate])
+    words += read_in_words(built.prefill)
     return " · ".join(words), None
 
 

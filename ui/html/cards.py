@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from kvq_core.analysis.expected import contains_answer, expectation
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import LaneRecord, Record
+from kvq_core.spec import in_words
 from ui.html.escape import lane_tokens, numbered_tokens, prose, safe, shorten, strip, visible
 from ui.html.numbers import ABSENT, bits, percent, plural, significant
 from ui.html.pieces import spans_of, words_at
@@ -138,12 +140,21 @@ def lane_head(record: Record, arrays: Arrays, index: int) -> str:
 
 def settings(lane: LaneRecord) -> str:
     """The method's settings in a few words, and what of the cache they are for."""
+    read = read_in_words(lane.prefill)
     if len(lane.every_rule) > 1:
-        return lane.summary
+        return " · ".join([lane.summary, *read])
     only = [f"{lane.tensors} only"] if lane.tensors != "both" else []
     centred = [CENTRED[lane.center]] if lane.center in CENTRED else []
     turned = [ROTATED[lane.rotate]] if lane.rotate in ROTATED else []
-    return " · ".join([lane.summary, *only, *centred, *turned])
+    return " · ".join([lane.summary, *only, *centred, *turned, *read])
+
+
+def read_in_words(prefill: Any) -> list[str]:
+    """How a lane reads the prompt, a Lane's or a record's ``prefill``; nothing of one that does as papers do."""
+    words = in_words(prefill)
+    if words in ("full", "deployed"):
+        return [] if words == "full" else ["prompt as deployed"]
+    return [f"prompt in chunks, {words}"]
 
 
 def _agreement(lane: LaneRecord) -> list[str]:

@@ -1,6 +1,6 @@
 """The status line: what is happening, in words."""
 
-from kvq_core.events import Encoding, Event, Loading, Prefill, Step, Summarizing
+from kvq_core.events import Encoding, Event, Filling, Loading, Prefill, Step, Summarizing
 from ui.html.escape import safe
 from ui.html.numbers import plural
 
@@ -48,6 +48,9 @@ def event_line(event: Event) -> str | None:
             return line(f"Prefill: {done:,} of {total:,} prompt tokens", done=0.25 * done / max(1, total))
         case Encoding(label=label, index=index, total=total):
             return line(f"Encoding the cache of {label}", done=0.25 + 0.1 * index / max(1, total))
+        case Filling(labels=labels, done=done, total=total):
+            said = f"Reading the prompt through the cache of {' and '.join(labels)}: {done:,} of {total:,} tokens"
+            return line(said, done=0.35)
         case Step(done=done, total=total):
             return line(f"Step {done:,} of {total:,}", done=0.35 + 0.6 * done / max(1, total))
         case Summarizing():

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from kvq_core.events import Encoding, Event, LaneProgress, Loading, Prefill, Step
+from kvq_core.events import Encoding, Event, Filling, LaneProgress, Loading, Prefill, Step
 from kvq_core.spec import ComparisonSpec
 from ui.form.lanes import describe_lane, from_spec
 from ui.html.cards import cards, failed_card, running_head, waiting_head
@@ -25,7 +25,9 @@ class Pacer:
     def take(self, news: list[Event]) -> list[Event]:
         """What is shown of the news: steps and the end always, of the rest the newest, at most two a second."""
         now = self._clock()
-        if not news or (isinstance(news[-1], Loading | Prefill | Encoding) and now - self._shown < PREPARING_S):
+        if not news or (
+            isinstance(news[-1], Loading | Prefill | Encoding | Filling) and now - self._shown < PREPARING_S
+        ):
             return []
         self._shown = now
         return [event for event in news[:-1] if isinstance(event, Step)][-1:] + news[-1:]

@@ -106,6 +106,12 @@ class Qaq(Method):
         return None
 
     @property
+    def not_chunked(self) -> str | None:
+        if self.update == "every_step":
+            return None
+        return "update = once decides widths when the whole prompt has been read; take update = every_step"
+
+    @property
     def spans_layers(self) -> bool:
         return self.key_tolerance is None or self.value_tolerance is None
 

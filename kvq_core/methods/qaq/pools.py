@@ -99,6 +99,12 @@ class RaggedCodec(Codec):
         )
         return self.decode(fresh)
 
+    def begun(self, tokens: int) -> "RaggedCodec":
+        return replace(self, prompt_tokens=tokens, rows=())  # the rows of later queries are not known yet
+
+    def extend_prompt(self, blocks: list[Block], x: Tensor, start: int) -> Tensor:
+        return self.extend(blocks, x, start)  # one block, which is observed after every chunk
+
     def observe(self, blocks: list[Block], queries: Tensor, attention: Tensor, start: int) -> Patch | None:
         block = blocks[0]
         assert isinstance(block, RaggedBlock)

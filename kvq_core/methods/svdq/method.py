@@ -81,6 +81,12 @@ class Svdq(Method):
     )
 
     @property
+    def not_chunked(self) -> str | None:
+        return (
+            None if self.sparsity is None else "sparsity chooses among the chunks of a prompt that has been read whole"
+        )
+
+    @property
     def key_space(self) -> Space:
         return "pre"
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from kvq_core.codecs.queries import QueryRounding, rounded_e4m3, rounded_q8_0
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.query_rounding import chunk_attention
 from kvq_core.engine.rows import Rows
 from kvq_core.methods import Method
 from kvq_core.methods.per_token import PerToken
@@ -123,3 +124,33 @@ def test_a_run_tells_the_two_apart() -> None:
 
 
 ROUNDS = {"rounds": 8, "does not": 7}
+
+
+def test_a_chunks_own_keys_meet_queries_as_they_are() -> None:
+    """Token by token in float64: earlier keys by rounded queries, those of the chunk itself by true ones."""
+    generator = torch.Generator().manual_seed(3)
+    queries = torch.randn(4, 5, 32, generator=generator)
+    keys, values = (torch.randn(2, 12, 32, generator=generator) for _ in "kv")
+    found = chunk_attention(queries, rounded_q8_0(queries), keys, values, SCALING)
+    met = by_hand(queries)
+    for head in range(4):
+        for t in range(5):
+            scores = [
+                (met if position < 7 else queries.double())[head, t] @ keys[head // 2, position].double() * SCALING
+                for position in range(7 + t + 1)
+            ]
+            expected = torch.stack(scores).softmax(-1) @ values[head // 2, : 8 + t].double()
+            torch.testing.assert_close(found[t, head].double(), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.usefixtures("own")
+def test_a_prompt_in_stored_chunks_does_not_depend_on_them() -> None:
+    """Also where queries are rounded: every token is stored before it is read, and reads by rounded queries."""
+    knobs = {"bits": 8, "group_size": 32, "residual_length": 4}
+    chunks = [{"chunk": n, "own_chunk": "stored"} for n in (7, 64)]
+    lanes = [Lane(label=f"{c['chunk']}", method="per_token", knobs=knobs, prefill=c) for c in chunks]  # type: ignore[arg-type]
+    full = Lane(label="full", method="per_token", knobs=knobs)
+    outcome = run_engine(tiny("llama"), prompt_ids(50), [*lanes, full], 12, audit=True, ignore_eos=True)
+    assert [state.error for state in outcome.decode.states] == [None] * 3
+    _, (seven, whole, other) = outcome.logits()
+    assert (seven - whole).abs().mean() < 0.1 * (other - whole).abs().mean()

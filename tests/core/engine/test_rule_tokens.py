@@ -203,3 +203,15 @@ def test_a_short_prompt_fills_its_first_tokens_later() -> None:
     drawn = lane({**Q8, "tokens": "first:8"}, {**Q8, "tokens": "last:9"}, KIVI)
     outcome = run_engine(tiny("qwen2"), prompt_ids(3), [drawn], 40, audit=True, ignore_eos=True)
     assert outcome.decode.states[0].error is None
+
+
+def test_tiers_take_a_prompt_in_chunks() -> None:
+    """Read from the cache, chunk by chunk; what they cannot do is refused."""
+    rules = ({**FP16, "tokens": "first:2"}, {**Q8, "tokens": "first:10"}, {**Q8, "tokens": "last:12"}, KIVI)
+    lanes = [lane(*rules, label=str(n), prefill={"chunk": n}) for n in (7, 16, 64)]
+    outcome = run_engine(tiny("llama"), prompt_ids(PROMPT), lanes, 24, audit=True, ignore_eos=True)
+    assert [state.error for state in outcome.decode.states] == [None] * 3
+    with pytest.raises(SpecError, match="own_chunk = stored does not go with tokens = last:12"):
+        lane({**Q8, "tokens": "last:12"}, Q4, prefill={"chunk": 8, "own_chunk": "stored"})
+    with pytest.raises(SpecError, match="spans are kept beside a prompt that is known as a whole"):
+        lane({**FP16, "tokens": [[2, 8]]}, Q4, prefill={"chunk": 8})

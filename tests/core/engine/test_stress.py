@@ -29,6 +29,7 @@ def decoded(model: LoadedModel, stress: Stress, lanes: tuple[Lane, ...] = ()) ->
     spec = ComparisonSpec(prompt="-", max_new_tokens=24, ignore_eos=True, lanes=lanes)
     decode = Decode(model, prefill, spec, list(lanes), applied)
     list(decode.encode())
+    list(decode.fill())
     decode.klds = []
 
     def score(reference: torch.Tensor, rows: torch.Tensor, targets: list[int]) -> None:

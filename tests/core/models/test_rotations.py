@@ -8,6 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from kvq_core.capture.spectra import before_rope, spectra
 from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.script import Script
 from kvq_core.errors import MethodError, ModelError
 from kvq_core.models import LoadedModel, wrap
 from kvq_core.models.probe import TOKENS, probe
@@ -152,7 +153,9 @@ def test_an_unknown_rotation_costs_the_lanes_that_need_it(smollm) -> None:
         Lane(label="post", method="squat", knobs=SQUAT),
         Lane(label="values", method="per_token", knobs=SMALL_GROUPS, tensors="values"),
     )
-    run = Run("0" * 16, model, ComparisonSpec(prompt="-", max_new_tokens=8, lanes=lanes), prompt_ids(40))
+    run = Run(
+        "0" * 16, model, ComparisonSpec(prompt="-", max_new_tokens=8, lanes=lanes), Script.of_prompt(prompt_ids(40))
+    )
     list(run.stages())
     assert model.rotations == ("unknown",) * 4 and model.shape.unknown_rope == (0, 1, 2, 3)
     errors = [state.error for state in run.decode.states]

@@ -1,0 +1,88 @@
+"""How the prompt enters the lanes' caches: whole, after one prefill in full precision, or pass by pass."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from kvq_core.engine.cache import LaneCache
+from kvq_core.engine.filling import Filling
+from kvq_core.engine.fit import Shared
+from kvq_core.engine.lane_state import LaneState, said
+from kvq_core.engine.prefill import CHUNK, Prefill
+from kvq_core.engine.script import Script, Segment
+from kvq_core.engine.stress import AppliedStress
+from kvq_core.models import LoadedModel
+from kvq_core.models.rope import Rope
+from kvq_core.spec import Lane
+
+
+@dataclass(frozen=True)
+class Filled:
+    """How far lanes that read the prompt through their caches have come, in prompt tokens."""
+
+    labels: list[str]
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Of a run's prompt, as its ``script`` has it."""
+
+    model: LoadedModel
+    prefill: Prefill
+    rope: Rope
+    script: Script
+    stress: AppliedStress | None
+    shared: Shared = field(default_factory=Shared)  # streams that lanes have alike are encoded once
+
+    def cache(self, lane: Lane) -> LaneCache:
+        """A lane's cache with the prompt in it, or with what its own passes begin after."""
+        groups, passes = self.prefill.groups, self.script.passes(lane.chunks)
+        if not passes:
+            return LaneCache.of_prompt(lane, groups, self.rope, self.model.ref, self.shared)
+        fitted = groups
+        if lane.chunks is None:  # a server fits what the first turn's prefill shows
+            fitted = [group.first(passes[0].start) for group in groups]
+        elif lane.chunks.fit == "first_chunk":
+            fitted = [group.first(lane.chunks.chunk) for group in groups]
+        return LaneCache.of_prompt(lane, fitted, self.rope, self.model.ref, self.shared, passes[0].start)
+
+    def fill(self, states: list[LaneState]) -> Iterator[Filled]:
+        """Let the rest of the prompt enter the caches of the lanes that read it through them, a pass a turn."""
+        for some, todo, stored in self._together(states):
+            yield from self._fill(some, todo, stored)
+
+    def _together(self, every: list[LaneState]) -> Iterator[tuple[list[LaneState], list[Segment], bool]]:
+        """Lanes whose prompts enter in the same passes, as many together as fill a pass of the prefill."""
+        alike: dict[tuple[tuple[Segment, ...], bool], list[LaneState]] = {}
+        for state in every:
+            chunks = state.lane.chunks
+            todo = tuple(self.script.passes(chunks))
+            if todo and state.cache is not None:
+                stored = chunks is not None and chunks.own_chunk == "stored"
+                alike.setdefault((todo, stored), []).append(state)
+        for (todo, stored), states in alike.items():
+            together = max(1, CHUNK // max(each.end - each.start for each in todo))
+            for first in range(0, len(states), together):
+                yield states[first : first + together], list(todo), stored
+
+    def _fill(self, states: list[LaneState], todo: list[Segment], stored: bool) -> Iterator[Filled]:
+        began = time.perf_counter()
+        caches = [state.cache for state in states if state.cache is not None]
+        filling = Filling(self.model, self.prefill, caches, todo, stored, list(self.prefill.scored), self.stress)
+        try:
+            for done in filling.run():
+                yield Filled([state.lane.label for state in states], done, len(self.prefill.ids))
+        except Exception as error:  # whatever a method does wrong is its lane's failure, not the run's
+            if len(states) == 1:
+                states[0].error, states[0].cache = said(error), None
+                return
+            for state in states:  # which of them it was shows when each is filled by itself
+                state.cache = self.cache(state.lane)
+                yield from self._fill([state], todo, stored)
+            return
+        for row, state in enumerate(states):
+            state.prompt_hidden, state.last_hidden = filling.hidden[row], filling.last[row]
+            state.own_errors = filling.errors(row, "key"), filling.errors(row, "value")
+            state.encode_prompt_s += (time.perf_counter() - began) / len(states)

@@ -1,0 +1,170 @@
+"""The prompt of some lanes, read through their own caches.
+
+A pass computes its tokens in the model once for every lane, each attending to what its cache holds of the tokens before
+and to its own pass as computed (raw) or as the cache would store it (stored); then they enter the cache.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kvq_core.engine.cache import KINDS, Kind, LaneCache, Part
+from kvq_core.engine.prefill import LayerGroup, Prefill
+from kvq_core.engine.query_rounding import chunk_attention, rounded
+from kvq_core.engine.script import Segment
+from kvq_core.engine.stored_attention import StoredTokens
+from kvq_core.engine.stress import AppliedStress
+from kvq_core.models import LoadedModel
+from kvq_core.models.lockstep import causal_attention
+
+WATCHED = 64  # last queries of a pass whose attention a method may look back on
+
+
+@dataclass
+class _Working:
+    """Of the layers on one device, float32 (layers, lanes, kv_heads, tokens, head_dim): what the lanes computed, and
+    what attention reads of it."""
+
+    own: dict[Kind, Tensor]
+    read: dict[Kind, Tensor]
+
+    @classmethod
+    def of(cls, group: LayerGroup, lanes: int) -> "_Working":
+        shape = (group.keys.shape[0], lanes, *group.keys.shape[1:])
+        own = {kind: torch.empty(shape, device=group.device) for kind in KINDS}
+        return cls(own, {kind: torch.empty_like(own[kind]) for kind in KINDS})
+
+
+@dataclass
+class Filling:
+    """The passes of lanes whose prompts enter in the same ones. ``run`` to the end, then read ``hidden``, what the head
+    reads at the ``scored`` positions, (lanes, positions, hidden size), ``last``, what it reads at the last token, and
+    ``errors``.
+
+    ``caches`` hold what comes before the first pass; ``stored``: a token is stored before it is read.
+    """
+
+    model: LoadedModel
+    prefill: Prefill
+    caches: list[LaneCache]
+    passes: list[Segment]
+    stored: bool
+    scored: list[int]
+    stress: AppliedStress | None = None
+    hidden: Tensor = field(init=False)
+    last: Tensor = field(init=False)
+    _now: Segment = field(init=False)
+    _seen: dict[int, tuple[Tensor, Tensor]] = field(init=False, default_factory=dict)  # by model layer
+
+    def run(self) -> Iterator[int]:
+        """A pass a turn; yields the prompt tokens done."""
+        self._groups = [_Working.of(group, len(self.caches)) for group in self.prefill.groups]
+        self._place = {
+            layer: (g, i) for g, group in enumerate(self.prefill.groups) for i, layer in enumerate(group.layers)
+        }
+        self._stored = StoredTokens(self.caches) if self.stored else None
+        self._watches = any(cache.observes for cache in self.caches)
+        self._start(self.passes[0].start)
+        found = []
+        for now in self.passes:
+            self._now = now
+            hidden = self._forward()
+            at = [p - now.start for p in self.scored if now.start <= p < now.end]
+            found.append(hidden[:, at])
+            self.last = hidden[:, -1]
+            self._enter()
+            yield now.end
+        self.hidden = torch.cat(found, 1)
+
+    def _start(self, tokens: int) -> None:
+        """Fill in the tokens before the first pass: as the reference computed them, and as the caches read them."""
+        for g, group in enumerate(self.prefill.groups):
+            for kind, x in zip(KINDS, (group.keys, group.values), strict=True):
+                self._groups[g].own[kind][:, :, :, :tokens] = x[:, None, :, :tokens]
+        for row, cache in enumerate(self.caches):
+            for part in cache.parts:
+                for start, values in cache.pieces(part):
+                    self._write(row, part, start, values)
+        if self._watches and tokens:
+            self._now = Segment(0, tokens)
+            for group in self.prefill.groups:
+                for i, layer in enumerate(group.layers):
+                    queries = group.queries[i : i + 1, :, :tokens].expand(len(self.caches), -1, -1, -1)
+                    keys = group.keys[i : i + 1, :, :tokens].expand(len(self.caches), -1, -1, -1)
+                    self._note(layer, queries, keys, group.scaling[i] if group.scaling else queries.shape[-1] ** -0.5)
+            self._look_back()
+
+    def _forward(self) -> Tensor:
+        ids = torch.tensor([self.prefill.ids[self._now.start : self._now.end]] * len(self.caches))
+        attend = self._attend if self.stress is None else self.stress.wrap(self._attend)
+        return self.model.hidden(ids, self._now.start, attend)
+
+    def _attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+        g, i = self._place[layer]
+        working, now, end = self._groups[g], slice(self._now.start, self._now.end), self._now.end
+        for kind, x in zip(KINDS, (keys, values), strict=True):
+            # a token that is decoded is read as a cache holds it, and so is one that is stored first
+            held = x.to(torch.float16) if self.stored or self._now.answered else x
+            working.own[kind][i, :, :, now] = held
+            working.read[kind][i, :, :, now] = held
+        own, read = ([buffers[kind][i, :, :, :end] for kind in KINDS] for buffers in (working.own, working.read))
+        met = rounded(queries.float(), [cache.roundings for cache in self.caches], layer)
+        if self._stored is not None:
+            self._stored.preview(layer, own, read, self._now.start)
+            return self._stored.attention(layer, met, own, read, scaling).to(queries.dtype)
+        if self._watches:
+            self._note(layer, queries.float(), read[0], scaling)
+        if any(layer in cache.roundings for cache in self.caches):
+            rows = zip(queries.float(), met, read[0], read[1], strict=True)
+            return torch.stack([chunk_attention(*row, scaling) for row in rows]).to(queries.dtype)
+        return causal_attention(queries, read[0].to(queries.dtype), read[1].to(queries.dtype), scaling)
+
+    def _enter(self) -> None:
+        """Let the pass's tokens enter the caches, and rewrite what reads differently from now on."""
+        now = slice(self._now.start, self._now.end)
+        for row, cache in enumerate(self.caches):
+            for part in cache.parts:
+                own = self._groups[part.group].own[part.kind][part.layers, row, :, now]
+                start, values = cache.enter(part, own, self._now.start, prompt=not self._now.answered)
+                if self._stored is None:
+                    self._write(row, part, start, values)
+        self._look_back()
+
+    def _write(self, row: int, part: Part, start: int, x: Tensor) -> None:
+        """Put x (layers, kv_heads, tokens, head_dim) at positions start, ... of what a lane reads."""
+        self._groups[part.group].read[part.kind][part.layers, row, :, start : start + x.shape[-2]] = x
+
+    def _note(self, layer: int, queries: Tensor, keys: Tensor, scaling: float) -> None:
+        """Keep the pass's last queries and their attention, for caches that look back on it."""
+        asked = queries[:, :, -WATCHED:]
+        n, total = asked.shape[-2], keys.shape[-2]
+        grouped = asked.unflatten(1, (keys.shape[1], -1))  # (lanes, kv_heads, groups, n, head_dim)
+        scores = grouped @ keys.unsqueeze(2).mT * scaling
+        future = torch.ones(n, total, dtype=torch.bool, device=keys.device).triu(total - n + 1)
+        weights = scores.masked_fill_(future, float("-inf")).softmax(-1)
+        self._seen[layer] = asked, weights.flatten(1, 2)
+
+    def _look_back(self) -> None:
+        """Show the pass's attention to the parts that look back, and rewrite the tokens they store anew."""
+        for row, cache in enumerate(self.caches):
+            for part in cache.parts if self._watches else ():
+                if not part.stream.observes:
+                    continue
+                layers = [self.prefill.groups[part.group].layers[i] for i in part.layers.tolist()]
+                queries, attention = (torch.stack([self._seen[layer][k][row] for layer in layers]) for k in (0, 1))
+                patch = part.stream.observe(queries, attention)
+                if patch is not None:
+                    read = self._groups[part.group].read[part.kind]
+                    read[part.layers[patch.layer], row, patch.head, patch.token] = patch.values
+
+    def errors(self, row: int, kind: Kind) -> float:
+        """Relative error ||read - own||_F / ||own||_F of a lane's cache against the keys or values it was given, mean
+        over layers, as key_rmse is against the reference's."""
+        found = []
+        for part in self.caches[row].of(kind):
+            own = self._groups[part.group].own[kind][part.layers, row].double()
+            read = torch.cat([values for _, values in self.caches[row].pieces(part)], -2)
+            found.append((read - own).square().sum((1, 2, 3)).div(own.square().sum((1, 2, 3))).sqrt())
+        return torch.cat(found).mean().item()

@@ -1,0 +1,45 @@
+"""What a run knows of one of its lanes."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor
+
+from kvq_core.engine.cache import LaneCache
+from kvq_core.errors import KvqError
+from kvq_core.machine.memory import is_out_of_memory
+from kvq_core.spec import Lane
+
+Finish = Literal["eos", "length", "continuation"]
+
+
+@dataclass
+class LaneState:
+    """One lane of a run. ``token_ids`` is the lane's own (free) text, equal to the reference's until it diverges."""
+
+    lane: Lane
+    cache: LaneCache | None = None
+    free: LaneCache | None = None
+    error: str | None = None
+    token_ids: list[int] = field(default_factory=list)
+    first_divergence: int | None = None
+    finish: Finish | None = None
+    encode_prompt_s: float = 0.0
+    encode_decode_s: float = 0.0
+    # of a lane that read the prompt through its cache: what the head reads at Prefill.scored, and at the last token
+    prompt_hidden: Tensor | None = None
+    last_hidden: Tensor | None = None
+    own_errors: tuple[float, float] | None = None  # of its keys and values, see Filling.errors
+
+    @property
+    def own_text(self) -> bool:
+        return self.first_divergence is not None
+
+
+def said(error: Exception) -> str:
+    """What a failed lane shows. Memory that ran out is no lane's own failure: the run ends with it."""
+    if is_out_of_memory(error):
+        raise error
+    if isinstance(error, KvqError):
+        return str(error)
+    return " ".join([f"{type(error).__name__}:", *str(error).splitlines()[:1]])[:200]

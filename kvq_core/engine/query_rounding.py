@@ -1,0 +1,31 @@
+"""Queries as each row's keys meet them, and attention of rows whose keys are only in part those of the cache."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kvq_core.codecs.queries import QueryRounding
+
+Roundings = dict[int, QueryRounding]  # by model layer
+
+
+def rounded(queries: Tensor, roundings: Sequence[Roundings], layer: int) -> Tensor:
+    """queries (rows, query_heads, n, head_dim) after RoPE, not yet scaled, float32; ``roundings``: of each row."""
+    own = [of_row.get(layer) for of_row in roundings]
+    if not any(own):
+        return queries
+    return torch.stack([q if rounding is None else rounding(q) for q, rounding in zip(queries, own, strict=True)])
+
+
+def chunk_attention(queries: Tensor, met: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+    """Attention of a chunk's n tokens, the last ones, whose own keys are not the cache's yet: those meet ``queries``,
+    the cache's meet them as they are ``met``. queries, met (query_heads, n, head_dim); keys, values (kv_heads, tokens,
+    head_dim) -> (n, query_heads, head_dim), all float32."""
+    n, total = queries.shape[-2], keys.shape[-2]
+    asked = torch.stack([met, queries]).unflatten(1, (len(keys), -1))  # (2, kv_heads, groups, n, head_dim)
+    earlier, own = keys.split([total - n, n], -2)
+    scores = torch.cat([asked[0] @ earlier[:, None].mT, asked[1] @ own[:, None].mT], -1) * scaling
+    future = torch.ones(n, total, dtype=torch.bool, device=keys.device).triu(total - n + 1)
+    weights = scores.masked_fill_(future, float("-inf")).softmax(-1)
+    return (weights @ values[:, None]).flatten(0, 1).transpose(0, 1)

@@ -1,0 +1,38 @@
+"""A model's output head by itself: what it makes of hidden states, with its own scalings and soft-caps."""
+
+from copy import copy
+from typing import Any
+
+from torch import Tensor, nn
+
+
+class _Answer:
+    """What the layers answered; of what else some models' forwards pass on, such as router logits, there is none."""
+
+    def __init__(self, hidden: Tensor):
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, at: int) -> Tensor | None:
+        return self.last_hidden_state if at == 0 else None
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+class _Held(nn.Module):
+    """Stands for the layers of a model, which have answered already."""
+
+    def __init__(self, hidden: Tensor):
+        super().__init__()
+        self.hidden = hidden
+
+    def forward(self, *_: Any, **__: Any) -> _Answer:
+        return _Answer(self.hidden)
+
+
+def logits_of(model: Any, hidden: Tensor) -> Tensor:
+    """Logits (rows, tokens, vocabulary) of a causal language model whose layers answered ``hidden``
+    (rows, tokens, hidden size). The model's own forward, on a copy of its outermost module alone."""
+    twin = copy(model)
+    twin._modules = {**model._modules, model.base_model_prefix: _Held(hidden)}
+    return twin(input_ids=None, inputs_embeds=hidden, use_cache=False).logits

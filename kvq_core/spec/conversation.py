@@ -1,0 +1,69 @@
+"""A conversation in place of one prompt: messages, and the tools that they may call."""
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from kvq_core.errors import SpecError, excerpt
+from kvq_core.spec.rule import Frozen
+
+Tool = dict[str, Any]
+
+
+class Message(Frozen):
+    """One message, with the names that chat templates and the usual chat APIs know."""
+
+    role: Literal["system", "user", "assistant", "tool"] = Field(description="Who says it.")
+    content: str = Field("", max_length=2_000_000, description="Its text.")
+    tool_calls: tuple[dict[str, Any], ...] = Field((), description="Tools an assistant calls, as chat APIs write it.")
+    tool_call_id: str | None = Field(None, max_length=200, description="The call that a tool's message answers.")
+    name: str | None = Field(None, max_length=200, description="The tool's name.")
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _null_is_empty(cls, content: Any) -> Any:
+        return "" if content is None else content
+
+    @field_validator("tool_calls", mode="before")
+    @classmethod
+    def _null_is_none(cls, calls: Any) -> Any:
+        return () if calls is None else calls
+
+
+def tool_name(tool: Tool) -> str:
+    """Of a tool or of a call, ``{"function": {"name": ...}}`` or ``{"name": ...}``. Raises SpecError for neither."""
+    inner = tool.get("function", tool)
+    name = inner.get("name") if isinstance(inner, dict) else None
+    if not isinstance(name, str) or not name:
+        raise SpecError(f'{excerpt(tool)} has no name; give {{"type": "function", "function": {{"name": ...}}}}.')
+    return name
+
+
+def check_conversation(messages: tuple[Message, ...], tools: tuple[Tool, ...]) -> None:
+    """Raises SpecError, in one line, for a conversation that no model can be asked to answer."""
+    roles = [message.role for message in messages]
+    if "user" not in roles:
+        raise SpecError("messages have none from the user; add one.")
+    if "system" in roles[1:]:
+        raise SpecError(
+            f"message {len(roles) - roles[::-1].index('system')} is from the system; there is at most one such "
+            "message, and it is the first."
+        )
+    if roles[-1] not in ("user", "tool"):
+        raise SpecError(
+            f"the last message is from the {roles[-1]}, and there is nothing to answer; end with one of the user or a "
+            "tool."
+        )
+    known, called = [tool_name(tool) for tool in tools], False
+    for number, message in enumerate(messages, 1):
+        if message.role != "assistant" and message.tool_calls:
+            raise SpecError(f"message {number} is from the {message.role} and calls tools; only the assistant can.")
+        if not message.content.strip() and not message.tool_calls:
+            raise SpecError(f"message {number}, from the {message.role}, is empty; write something or remove it.")
+        for call in message.tool_calls:
+            if (name := tool_name(call)) not in known:
+                there = ", ".join(known) or "none"
+                raise SpecError(f"message {number} calls the tool {excerpt(name)}, which is not among tools ({there}).")
+        if message.role == "tool" and not called:
+            raise SpecError(f"message {number} is a tool's answer, and no tool was called before it.")
+        called = bool(message.tool_calls) or (called and message.role == "tool")

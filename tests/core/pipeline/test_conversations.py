@@ -1,0 +1,202 @@
+"""Conversations: earlier turns enter the caches, and later ones read them from there."""
+
+import pytest
+import torch
+
+from kvq_core.errors import SpecError
+from kvq_core.events import Finished
+from kvq_core.models import load
+from kvq_core.models.turns import turns
+from kvq_core.pipeline.compare import compare
+from kvq_core.pipeline.prompt import script
+from kvq_core.spec import DEFAULT_MODEL, ComparisonSpec, Message, parse_spec
+from tests.support.tiny_models import generate
+
+FIRST = "The harbour keeps its tide tables by hand, and the brass gauge has a paper drum. " * 6
+ANSWER = (
+    "The tide tables of this harbour are kept by hand, in ink, and the gauge that they are read from is made of brass. "
+    "Its drum takes paper, which is changed once a week."
+)
+TALK = [
+    {"role": "user", "content": FIRST + "Who keeps the tables?"},
+    {"role": "assistant", "content": ANSWER},
+    {"role": "user", "content": "And what is the drum made of? Answer in one sentence."},
+]
+LANES = [
+    {"label": "token", "method": "per_token", "knobs": {"bits": 3, "residual_length": 0}},
+    {"label": "kivi", "method": "kivi", "knobs": {"bits": 2}},
+    {"label": "stored", "method": "per_token", "knobs": {"bits": 4, "residual_length": 0}, "prefill": "64 stored"},
+    {"label": "half", "method": "fp16"},
+]
+
+
+def spec_of(**changes: object) -> ComparisonSpec:
+    given = {"messages": TALK, "max_new_tokens": 12, "ignore_eos": True, "capture": {"detail": "off"}, "lanes": LANES}
+    return parse_spec(given | changes)
+
+
+def run(spec: ComparisonSpec) -> Finished:
+    *_, last = compare(spec)
+    assert isinstance(last, Finished)
+    return last
+
+
+@pytest.fixture(scope="module")
+def scored(smollm) -> Finished:
+    return run(spec_of(score_turns="all"))
+
+
+def test_the_reference_answers_as_generate_does_on_the_whole_conversation(smollm, scored: Finished) -> None:
+    reference = scored.record.reference
+    ids = smollm.tokenizer.apply_chat_template(TALK, add_generation_prompt=True)
+    ids = list(ids["input_ids"]) if hasattr(ids, "keys") else list(ids)
+    assert reference.prompt_token_ids == ids
+    assert reference.token_ids == generate(smollm, ids, 12, ignore_eos=True)
+
+
+def test_an_unquantized_cache_of_several_turns_answers_as_the_reference(scored: Finished) -> None:
+    half = scored.record.lanes[3]
+    assert half.metrics is not None and half.metrics.kld_max is not None and half.metrics.kld_max < 1e-4
+    assert half.token_ids == scored.record.reference.token_ids
+    floor = scored.record.noise_floor.metrics
+    assert floor is not None and floor.kld_max is not None and floor.kld_max < 1e-4
+
+
+def test_a_given_answer_is_scored_as_a_continuation_is(smollm, scored: Finished) -> None:
+    """But for float32 noise, which lanes that store a token at once carry from layer to layer: KIVI does not."""
+    asked = spec_of(messages=None, prompt=TALK[0]["content"], continuation=ANSWER + "<|im_end|>", lanes=LANES)
+    alone = run(asked)
+    segments = script(smollm, spec_of()).segments
+    assert [each.answered for each in segments] == [False, True, False]
+    assert alone.record.reference.prompt_token_ids == scored.record.reference.prompt_token_ids[: segments[0].end]
+    expected, found = alone.arrays["lane/1/kld"], scored.arrays["lane/1/turns_kld"]
+    assert len(found) == len(expected) == segments[1].end - segments[1].start - 1
+    assert found.mean().item() == pytest.approx(expected.mean().item(), rel=0.02)
+    torch.testing.assert_close(scored.arrays["turns/nll"], alone.arrays["reference/nll"], rtol=0, atol=1e-3)
+    for at in (0, 2):  # the first tokens, before that noise has grown
+        expected, found = alone.arrays[f"lane/{at}/kld"], scored.arrays[f"lane/{at}/turns_kld"]
+        assert found[:4].tolist() == pytest.approx(expected[:4].tolist(), rel=0.05, abs=1e-4)
+
+
+def test_all_answers_are_pooled_and_each_has_its_own_figures(scored: Finished) -> None:
+    for at in (0, 1):
+        metrics = scored.record.lanes[at].metrics
+        assert metrics is not None and metrics.kld_mean is not None
+        first, last = metrics.turns
+        earlier, now = scored.arrays[f"lane/{at}/turns_kld"], scored.arrays[f"lane/{at}/kld"]
+        assert (first.n_scored, last.n_scored) == (len(earlier), len(now)) and last.tokens == 12
+        assert metrics.n_scored == len(earlier) + len(now)
+        assert metrics.kld_mean == pytest.approx(torch.cat([earlier, now]).double().mean().item())
+        assert first.kld_mean == pytest.approx(earlier.double().mean().item(), rel=1e-5)
+        assert last.kld_mean == pytest.approx(now.double().mean().item(), rel=1e-5)
+
+
+def test_the_last_answer_alone_is_scored_by_default(scored: Finished) -> None:
+    last = run(spec_of())
+    for one, other in zip(last.record.lanes[:2], scored.record.lanes[:2], strict=True):
+        assert one.metrics is not None and not one.metrics.turns and one.metrics.n_scored == 11
+        assert one.token_ids == other.token_ids
+    assert torch.equal(last.arrays["lane/0/kld"], scored.arrays["lane/0/kld"])
+    assert not any("turns" in name for name in last.arrays)
+    assert last.record.id != scored.record.id
+
+
+def test_later_turns_read_the_earlier_ones_from_the_quantized_cache(smollm, scored: Finished) -> None:
+    """The same tokens as one prompt, read in full precision, do less damage."""
+    lane = scored.record.lanes[1]
+    assert any("later turns read the earlier ones from this cache" in note for note in lane.notes)
+    text = smollm.tokenizer.decode(scored.record.reference.prompt_token_ids)
+    whole = run(spec_of(messages=None, prompt=text, chat=False, lanes=LANES[:2]))
+    assert whole.record.reference.prompt_token_ids == scored.record.reference.prompt_token_ids
+    assert whole.record.lanes[0].metrics.prompt is None and lane.metrics.prompt is not None
+    assert lane.metrics.prompt.kld_mean > 0.01
+    assert not torch.equal(whole.arrays["lane/1/kld"], scored.arrays["lane/1/kld"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"messages": []}, "none from the user"),
+        ({"messages": [{"role": "system", "content": "Be short."}]}, "none from the user"),
+        ({"messages": [*TALK, {"role": "system", "content": "x"}, TALK[0]]}, "message 4 is from the system"),
+        ({"messages": [{"role": "system", "content": "x"}] * 2 + TALK}, "message 2 is from the system"),
+        ({"messages": TALK[:2]}, "nothing to answer"),
+        ({"messages": [{"role": "user", "content": " "}]}, "message 1, from the user, is empty"),
+        (
+            {"messages": [TALK[0], {"role": "assistant", "tool_calls": [{"function": {"name": "tide"}}]}, TALK[2]]},
+            "'tide', which is not among tools (none)",
+        ),
+        ({"messages": [TALK[0], {"role": "tool", "content": "3 m"}]}, "no tool was called"),
+        ({"prompt": "Hello"}, "messages and prompt are both given"),
+        ({"system": "Be short."}, "messages and system are both given"),
+        ({"messages": None, "prompt": "x", "tools": [{"name": "tide"}]}, "tools are given without messages"),
+        ({"tools": [{"description": "nameless"}]}, "has no name"),
+        ({"messages": None}, "The prompt is empty"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "role"),
+    ],
+)
+def test_impossible_conversations_are_refused_in_one_line(changes: dict, said: str) -> None:
+    with pytest.raises(SpecError) as raised:
+        spec_of(**changes)
+    assert said in str(raised.value) and "\n" not in str(raised.value)
+
+
+class Template:
+    """A tokenizer whose template does as it is told."""
+
+    def __init__(self, put):
+        self.apply_chat_template = lambda told, tools, add_generation_prompt, tokenize: (
+            put(told, tools) + "A:" * add_generation_prompt
+        )
+
+
+def plain(told, tools):
+    return "".join(f"{message['role'][0].upper()}:{message['content']}\n" for message in told)
+
+
+def test_turns_follow_one_another() -> None:
+    found = turns(Template(plain), "tiny", [Message(**message) for message in TALK], ())
+    assert "".join(turn.text for turn in found) == plain(TALK, None) + "A:"
+    assert [turn.answered for turn in found] == [False, True, False]
+    assert found[1].text == ANSWER + "\n"
+
+
+@pytest.mark.parametrize(
+    ("put", "said"),
+    [
+        (lambda told, tools: plain([m for m in told if m["role"] != "assistant"], tools), "text of message 2"),
+        (
+            lambda told, tools: plain(
+                [{**m, "content": m["content"] + "!" * (m["role"] == "assistant" and i + 1 < len(told))}
+                 for i, m in enumerate(told)], tools
+            ),
+            "message 2 in another way",
+        ),
+        (plain, "leaves out the tool 'gauge'"),
+    ],
+)  # fmt: skip
+def test_templates_that_change_what_was_said_are_refused_with_the_first_difference(put, said) -> None:
+    with pytest.raises(SpecError, match=said):
+        turns(Template(put), "tiny", [Message(**message) for message in TALK], [{"name": "gauge"}] * ("gauge" in said))
+
+
+def test_the_bundled_template_knows_no_tools(smollm) -> None:
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "tide", "arguments": {}}}]}
+    talk = [TALK[0], call, {"role": "tool", "content": "3 m"}]
+    spec = spec_of(messages=talk, tools=[{"type": "function", "function": {"name": "tide"}}])
+    with pytest.raises(SpecError, match="leaves out the tool call of message 2"):
+        script(smollm, spec)
+    assert spec.model == DEFAULT_MODEL and spec.question == TALK[0]["content"]
+
+
+@pytest.mark.slow
+def test_tools_reach_a_model_whose_template_knows_them(second_model) -> None:
+    model = load(second_model)
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "tide", "arguments": {"port": "Ostend"}}}]}
+    talk = [TALK[0], call, {"role": "tool", "content": "3.14 m"}]
+    spec = spec_of(messages=talk, tools=[{"type": "function", "function": {"name": "tide"}}], model=second_model)
+    read = script(model, spec)
+    assert [each.answered for each in read.segments] == [False, True, False]
+    answered = model.tokenizer.decode(read.ids[read.segments[1].start : read.segments[1].end])
+    assert '"tide"' in answered and "Ostend" in answered and answered.endswith("<|im_end|>")
+    assert "3.14 m" in model.tokenizer.decode(read.ids[read.segments[2].start :])
