@@ -296,3 +296,9 @@ class Record(_Part):
     # no whole character as <0xE4>, in older runs as U+FFFD.
     vocabulary: dict[int, str] = {}
     notes: list[str] = []
+
+    @property
+    def question(self) -> str:
+        """What was asked, for people to recognize a run by: the prompt, or the user's last message."""
+        asked = [told["content"] for told in self.spec.get("messages") or () if told["role"] == "user"]
+        return str(asked[-1] if asked else self.spec.get("prompt", ""))
