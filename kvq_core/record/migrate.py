@@ -11,7 +11,7 @@ Version 2: an environment named the model by its weights alone.
 Version 3: an environment did not say how a GGUF file held the weights, nor a lane on what its keys are centred; there
 were no models from such files, and no such lanes.
 
-Version 4: a lane was one method, with no list of rules.
+Version 4: a lane was one method, with no list of rules; draft acceptance was not measured.
 """
 
 from collections.abc import Callable
@@ -70,11 +70,14 @@ def _record_3(data: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+_LATER_OF_METRICS: dict[str, Any] = {"acceptance": None, "tokens_a_step": None, "prompt": None, "turns": []}
 _OF_A_RULE = ("method", "title", "summary", "knobs", "tensors", "layers", "sink_tokens", "recent_tokens", "center")
 
 
 def _record_4(data: dict[str, Any]) -> dict[str, Any]:
     def lane(told: dict[str, Any]) -> dict[str, Any]:
+        metrics = told.get("metrics")
+        told = {**told, "metrics": metrics and {**_LATER_OF_METRICS, **metrics}}
         return {"rules": [{name: told[name] for name in _OF_A_RULE if name in told}], **told}
 
     return {**data, "noise_floor": lane(data["noise_floor"]), "lanes": [lane(told) for told in data["lanes"]]}

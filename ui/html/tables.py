@@ -32,6 +32,8 @@ COLUMNS = (
     Column("p99", "kld_p99"),
     Column("max", "kld_max"),
     Column("same top", "same_top", lambda v: percent(v, 1)),
+    Column("drafts kept", "acceptance", lambda v: percent(v, 1)),
+    Column("tokens a step", "tokens_a_step", lambda v: ABSENT if v is None else f"{v:.2f}"),
     Column("RMS Δp", "rms_dp", lambda v: ABSENT if v is None else f"{significant(v, 2)} %"),
     Column("PPL ratio", "ppl_ratio", lambda v: ABSENT if v is None else f"{v:.3f}"),
     Column("flips", "flips", lambda v: ABSENT if v is None else f"{v:.0f}"),

@@ -10,7 +10,7 @@ from kvq_core.errors import SpecError
 from kvq_core.methods import make
 from kvq_core.methods.deployments import NO_DEPLOYMENT, Elsewhere, with_center
 from kvq_core.record.arrays import Arrays
-from kvq_core.record.fields import LaneRecord, Record, RuleRecord
+from kvq_core.record.fields import DRAFT_TOKENS, LaneRecord, Record, RuleRecord
 from kvq_core.spec import Lane
 from ui.form.lanes import append_lane
 from ui.form.lanes_panel import Lanes, redraw_lanes
@@ -28,6 +28,12 @@ MEASURES = (
     ("KLD mean", "kld_mean", lambda v: f"{significant(v, 2)} nats", "nats"),
     ("KLD p99", "kld_p99", lambda v: f"{significant(v, 2)} nats", "nats"),
     ("flips", "flip_rate", lambda v: percent(v, 1), "share of positions"),
+    ("drafts kept", "acceptance", lambda v: percent(v, 1), "share of drafted tokens"),
+    ("tokens a step", "tokens_a_step", lambda v: f"{v:.2f}", f"tokens a pass, {DRAFT_TOKENS} drafted"),
+)
+DRAFTING = (
+    "Drafts kept: the share of its drafted tokens that the full-precision cache would keep if this one drafted for it "
+    f"(speculative sampling at temperature 1). Tokens a step: what one pass of it then yields, {DRAFT_TOKENS} drafted."
 )
 
 
@@ -37,7 +43,8 @@ def create_verdicts() -> View:
 
 def compute(record: Record, arrays: Arrays, at: Selection) -> Drawing:
     cards = [_card(record, arrays, index, lane) for index, lane in enumerate(record.lanes)]
-    close = f'<p class="muted">{safe(EXPLAINED)} One prompt and one model: a verdict about this run.</p>'
+    said = [EXPLAINED, "One prompt and one model: a verdict about this run.", _drafting(record)]
+    close = f'<p class="muted">{safe(" ".join(filter(None, said)))}</p>'
     html = {"verdicts": f'<div class="verdicts">{_stress(record)}{"".join(cards)}</div>{close}'}
     return Drawing(_said(record, arrays), html=html, tables={"verdicts": _rows(record, arrays)})
 
@@ -64,6 +71,14 @@ def _said(record: Record, arrays: Arrays) -> str:
     noise = f", where rounding to fp16 alone costs {significant(floor.kld_mean, 2)} nats" if floor else ""
     verdicts = f"{said[:1].upper()}{said[1:]}. Read on {plural(scored, 'scored position')}{noise}."
     return " ".join(filter(None, [expected(record), verdicts]))
+
+
+def _drafting(record: Record) -> str:
+    """What the figures of drafting are, or that the run is too old to have them."""
+    measured = [lane.metrics for lane in record.lanes if lane.metrics and lane.metrics.n_scored]
+    if measured and all(m.acceptance is None for m in measured):
+        return "Drafts kept and tokens a step: not measured by the version of this run; run it again to have them."
+    return DRAFTING if measured else ""
 
 
 def _stress(record: Record) -> str:

@@ -260,7 +260,17 @@ def test_show_gives_the_same_record_from_id_and_folder(here, compared):
 
 def test_show_for_people_has_a_row_a_lane(here, compared):
     text = here("show", compared[1] / "out").stdout
-    for word in ("K bits", "KLD mean", "score Δ", "key error", "Noise floor", "kivi2", "pt8", "too few for a verdict"):
+    for word in (
+        "K bits",
+        "KLD mean",
+        "drafts kept",
+        "score Δ",
+        "key error",
+        "Noise floor",
+        "kivi2",
+        "pt8",
+        "too few for a verdict",
+    ):
         assert word in text
     assert "nan" not in text.lower().split() and "-0.0000" not in text
 

@@ -18,6 +18,7 @@ from ui.html.numbers import size
 from ui.selection import Selection
 from ui.views.export import COLUMNS, figures_of, points, view_csv, view_json
 from ui.views.tabs import TABS
+from ui.views.verdicts import MEASURES
 from ui.views.view import Drawing
 
 AT = Selection(layer=3, head=4, token=9)
@@ -106,7 +107,7 @@ def test_verdicts_and_top_lists_are_exported_as_the_record_has_them(drawn):
     _, page = drawn["verdicts"]
     lanes = {"Noise floor": record.noise_floor} | {lane.label: lane for lane in record.lanes}
     for row in rows_of(record, "verdicts", page):
-        name = {"KLD mean": "kld_mean", "KLD p99": "kld_p99", "flips": "flip_rate"}[row["x"]]
+        name = {title: field for title, field, _, _ in MEASURES}[row["x"]]
         assert float(row["value"]) == getattr(lanes[row["series"]].metrics, name)
         assert row["y"] == ("" if row["series"] == "Noise floor" else "risky")
     _, page = drawn["texts"]
