@@ -276,10 +276,10 @@ def test_show_for_people_has_a_row_a_lane(here, compared):
 
 
 def test_what_a_lane_notes_is_told_below_the_table(sample_run):
-    record, _ = sample_run()
+    record, arrays = sample_run()
     record.lanes[1].notes = ["regularization is in the range where the paper's ablation collapses; lower λ"]
     record.lanes[0].flags = ["never_engaged", "too_few_positions"]
-    lines = describe_record(record).splitlines()
+    lines = describe_record(record, arrays).splitlines()
     assert "SQuat: regularization is in the range where the paper's ablation collapses; lower λ" in lines
     assert "KIVI 2-bit: never engaged" in lines
 
