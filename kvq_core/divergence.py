@@ -1,4 +1,4 @@
-"""KL divergence in float32 that stays exact for distributions which are almost equal."""
+"""How far two distributions are apart, in float32 that stays exact for those which are almost equal."""
 
 import torch
 from torch import Tensor
@@ -13,10 +13,27 @@ def kl_divergence(p_log: Tensor, q_log: Tensor) -> Tensor:
     of sum -p d are, and cancel but for the rounding of float32, of which a small divergence would consist. Where p is
     0 the term is q.
     """
+    return _terms(p_log, q_log)[0].sum(-1).clamp_min_(0.0)  # expm1 may be an ulp below what it stands for
+
+
+def divergence_and_overlap(p_log: Tensor, q_log: Tensor) -> tuple[Tensor, Tensor]:
+    """KL(p || q) as ``kl_divergence`` has it, and the sum of min(p, q), of the same terms: 1 + sum p min(0, expm1(d)).
+
+    The overlap is how probable it is that speculative sampling keeps a token drawn from q for one of p (Leviathan et
+    al., 2023, arXiv:2211.17192, Corollary 3.6).
+    """
+    terms, grown, p = _terms(p_log, q_log)
+    overlap = grown.clamp_(max=0.0).mul_(p).sum(-1).add_(1.0)
+    return terms.sum(-1).clamp_min_(0.0), overlap.clamp_(0.0, 1.0)
+
+
+def _terms(p_log: Tensor, q_log: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Those of the divergence, expm1(d), and p."""
     floored = p_log.clamp(min=LEAST)
-    d = q_log - floored
-    terms = torch.expm1(d).sub_(d).mul_(floored.exp())
+    p, d = floored.exp(), q_log - floored
+    grown = torch.expm1(d)
+    terms = torch.sub(grown, d, out=d).mul_(p)
     nowhere = p_log == -torch.inf
     if nowhere.any():
         terms.masked_fill_(nowhere & (q_log == -torch.inf), 0.0)
-    return terms.sum(-1).clamp_min_(0.0)  # expm1 may be an ulp below what it stands for
+    return terms, grown, p

@@ -127,6 +127,8 @@ def _unfair(one: Record, other: Record, same: int, same_text: bool) -> Iterator[
         yield "Other prompt: the caches hold different tokens and were asked different questions."
     elif same_model and not same_text:
         yield f"Other reference text, from token {same} on: the lanes were scored on different tokens."
+    if any(pair.one and pair.other and pair.one.prefill != pair.other.prefill for pair in _pairs(one, other)):
+        yield "Other prefill: a lane that reads the prompt through its own cache holds more than one that does not."
     if one.spec.get("stress") != other.spec.get("stress"):
         yield "Other stress: one of the caches was made harder to quantize."
     if (a.device, a.dtype) != (b.device, b.dtype):

@@ -7,8 +7,10 @@ from typing import Literal
 
 import numpy as np
 
+from kvq_core.analysis.floors import lane_of, larger
+from kvq_core.analysis.scored import CONFIDENCE, At, pooled, tail
 from kvq_core.record.arrays import Arrays
-from kvq_core.record.fields import LaneRecord, Metrics, Record
+from kvq_core.record.fields import Metrics, Record
 
 Tone = Literal["good", "warn", "bad", "quiet"]
 
@@ -29,8 +31,7 @@ class Tier:
 TIERS = (Tier("close", "good", 0.01, 0.1, 0.01), Tier("marginal", "warn", 0.1, 1.0, 0.05), Tier("risky", "bad"))
 MIN_SCORED = 50  # positions below which there is no verdict
 P99_FROM = 200  # positions from which the 99th percentile is more than one or the other token
-CONFIDENCE = 0.95  # of the intervals of KLD (bootstrap) and of flips (Wilson)
-RESAMPLES = 2000
+RESAMPLES = 2000  # of the bootstrap
 MOST_MORE = 10_000  # positions; where more are needed, the mean lies on the threshold
 
 EXPLAINED = (
@@ -59,12 +60,12 @@ class Verdict:
     sentence: str = ""
 
 
-def verdict(record: Record, arrays: Arrays, at: int | Literal["noise"]) -> Verdict:
-    """The verdict of a lane, by its index, or of the noise floor; ``why`` holds the numbers."""
-    lane = record.noise_floor if at == "noise" else record.lanes[at]
+def verdict(record: Record, arrays: Arrays, at: At) -> Verdict:
+    """The verdict of a lane, by its index, or of a floor; ``why`` holds the numbers."""
+    lane = lane_of(record, at)
     if lane.status == "failed":
         return Verdict("failed", "bad", lane.error or "")
-    kld = np.asarray(arrays.get(f"lane/{at}/kld", ()), dtype=np.float64)
+    kld = pooled(arrays, at, "kld")
     if "nan" in lane.flags or not np.isfinite(kld).all():
         return Verdict("not a number", "bad", "The lane's logits hold NaN or infinity.")
     if "never_engaged" in lane.flags:
@@ -74,7 +75,7 @@ def verdict(record: Record, arrays: Arrays, at: int | Literal["noise"]) -> Verdi
     if m is None or scored < MIN_SCORED:
         positions = "position" if scored == 1 else "positions"
         return Verdict("no verdict", "quiet", f"{scored} scored {positions}; a verdict needs {MIN_SCORED}.")
-    return _judged(m, kld, _beside(record.noise_floor))
+    return _judged(m, kld, _beside(record, arrays))
 
 
 def _judged(m: Metrics, kld: np.ndarray, beside: str) -> Verdict:
@@ -82,13 +83,13 @@ def _judged(m: Metrics, kld: np.ndarray, beside: str) -> Verdict:
     best, worst = (_first(end, "kld") for end in (low, high))
     n, p99 = len(kld), float(np.percentile(kld, 99))
     apart = min(n, max(0, m.flips - m.near_tie_flips))
-    flipped, tail = f"{apart} of {n} positions flip without a near tie", f"p99 is {p99:.2g} nats"
+    flipped = f"{apart} of {n} positions flip without a near tie"
     by_flips = _first(_surely(apart, n), "flips")
     by_p99 = _first(p99, "p99") if n >= P99_FROM else 0
-    lowest, cause = max((by_flips, flipped), (by_p99, f"its {tail}"))
+    lowest, cause = max((by_flips, flipped), (by_p99, f"its p99 is {p99:.2g} nats"))
     above, below = max(best, lowest), max(worst, lowest)
     mean = f"mean KLD is {kld.mean():.2g} nats, {100 * CONFIDENCE:g} % interval {low:.2g} to {high:.2g}"
-    why = f"Its {mean}; {tail}; {flipped}{beside}. {EXPLAINED}"
+    why = f"Its {mean}; {_tail_of(kld)}; {flipped}{beside}. {EXPLAINED}"
     if above != below:
         named = [TIERS[at].word for at in (above, below)]
         said = f"Cannot tell {' from '.join(named)}: score {_more(kld, low, high, above, below)} more."
@@ -138,8 +139,18 @@ def _more(kld: np.ndarray, low: float, high: float, above: int, below: int) -> s
     return f"some {max(1, ceil(more / unit)) * unit:,}"
 
 
-def _beside(noise_floor: LaneRecord) -> str:
-    m = noise_floor.metrics
+def _tail_of(kld: np.ndarray) -> str:
+    found = tail(kld)
+    if found is None:
+        return ""
+    sure = f", {found.interval}" if found.interval else ""
+    return f"{found.name} is {found.value:.2g} nats{sure}"
+
+
+def _beside(record: Record, arrays: Arrays) -> str:
+    at = larger(record)
+    m, high = lane_of(record, at).metrics, tail(pooled(arrays, at, "kld"))
     if m is None or m.kld_mean is None:
         return ""
-    return f" (noise floor: mean KLD {m.kld_mean:.2g}, p99 {m.kld_p99 or 0:.2g} nats, flips {m.flip_rate or 0:.1%})"
+    edge = f"{high.name} {high.value:.2g} nats, " if high else ""
+    return f" (noise floor: mean KLD {m.kld_mean:.2g}, {edge}flips {m.flip_rate or 0:.1%})"

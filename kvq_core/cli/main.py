@@ -28,6 +28,7 @@ from kvq_core.machine import interrupt
 
 if TYPE_CHECKING:
     from kvq_core.events import Event, Finished
+    from kvq_core.record.arrays import Arrays
     from kvq_core.record.fields import Record
     from kvq_core.spec import ComparisonSpec
 
@@ -141,7 +142,7 @@ def _compare(arguments: argparse.Namespace) -> None:
             write_run(arguments.out, finished.record, finished.arrays)
         except StoreError as error:  # what was computed is printed all the same
             unkept.append(str(error) if finished.unkept else f"{error} The run is stored as {finished.record.id}.")
-    _print_record(finished.record, arguments.json)
+    _print_record(finished.record, finished.arrays, arguments.json)
     if unkept:
         raise StoreError(" ".join(unkept))
 
@@ -152,8 +153,8 @@ def _show(arguments: argparse.Namespace) -> None:
     given = arguments.run
     there = os.path.isdir(given)  # noqa: PTH112 (Path.is_dir raises where a name is too long)
     is_folder = not re.fullmatch("[0-9a-f]{16}", given) and ("/" in given or there)
-    record, _ = read_run(Path(given)) if is_folder else open_store().load(given)
-    _print_record(record, arguments.json)
+    record, arrays = read_run(Path(given)) if is_folder else open_store().load(given)
+    _print_record(record, arrays, arguments.json)
 
 
 def _run(spec: "ComparisonSpec") -> "Finished":
@@ -206,8 +207,8 @@ def _quiet() -> None:
         warnings.simplefilter("ignore")
 
 
-def _print_record(record: "Record", as_json: bool) -> None:
+def _print_record(record: "Record", arrays: "Arrays", as_json: bool) -> None:
     from kvq_core.cli.tables import describe_record
     from kvq_core.record.files import record_json
 
-    print(record_json(record) if as_json else describe_record(record))
+    print(record_json(record) if as_json else describe_record(record, arrays))

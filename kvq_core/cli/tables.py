@@ -5,11 +5,15 @@ import shutil
 import textwrap
 from collections.abc import Iterable
 
+from kvq_core.analysis.confidence import by_confidence
 from kvq_core.analysis.expected import expectation_sentence
+from kvq_core.analysis.floors import above_floor, floors, lane_of
+from kvq_core.analysis.scored import At, pooled, tail
 from kvq_core.analysis.verdict import MIN_SCORED
 from kvq_core.methods import Method, knobs, methods
 from kvq_core.presets import Preset
-from kvq_core.record.fields import LaneRecord, Record
+from kvq_core.record.arrays import Arrays
+from kvq_core.record.fields import Record
 
 _HEADER = (
     "lane",
@@ -17,8 +21,10 @@ _HEADER = (
     "V bits",
     "size",
     "KLD mean",
-    "KLD p99",
+    "tail",
     "flips",
+    "above floor",
+    "drafts kept",
     "PPL ratio",
     "score Δ",
     "key error",
@@ -52,14 +58,14 @@ def list_presets(found: Iterable[Preset]) -> str:
     )
 
 
-def describe_record(record: Record) -> str:
+def describe_record(record: Record, arrays: Arrays) -> str:
     """A finished run as a table, one line a lane, with what a reader must know about the numbers below it."""
     env = record.environment
     scored = record.noise_floor.metrics.n_scored if record.noise_floor.metrics else 0
     head = f"run {record.id}  {env.model_title}  {env.dtype} on {env.device}  "
     head += f"{len(record.reference.prompt_token_ids)} prompt tokens, {scored} scored positions"
     rows = [_HEADER, ("reference", *_NONE, _plain(record.reference.text))]
-    rows += [_row(lane) for lane in (record.noise_floor, *record.lanes)]
+    rows += [_row(record, arrays, at) for at in (*floors(record), *range(len(record.lanes)))]
     # too few positions concern the whole run and are said once, below
     said = {lane.label: [f.replace("_", " ") for f in lane.flags if f != "too_few_positions"] for lane in record.lanes}
     notes = [_plain(f"{lane.label}: {note}") for lane in record.lanes for note in (*said[lane.label], *lane.notes)]
@@ -69,10 +75,24 @@ def describe_record(record: Record) -> str:
         notes.append(_plain(env.weights_note))
     if expected := expectation_sentence(record):
         notes.append(_plain(expected))
-    return "\n".join([head, "", *_align(rows), *([""] if notes else []), *notes])
+    parts = [[head], _align(rows), _by_confidence(record, arrays), notes]
+    return "\n\n".join("\n".join(part) for part in parts if part)
 
 
-def _row(lane: LaneRecord) -> tuple[str, ...]:
+def _by_confidence(record: Record, arrays: Arrays) -> list[str]:
+    """Mean KLD by the reference's top probability, a line a lane; nothing where nothing was scored."""
+    shown = (*floors(record), *range(len(record.lanes)))
+    found = [(lane_of(record, at).label, buckets) for at in shown if (buckets := by_confidence(arrays, at))]
+    if not found:
+        return []
+    head = [f"{bucket.name} ({bucket.share:.0%})" for bucket in found[0][1]]
+    rows = [("KLD where the reference's top probability is", *head, "")]
+    rows += [(label, *(_number(bucket.mean, "{:.4f}") for bucket in buckets), "") for label, buckets in found]
+    return [line.rstrip() for line in _align(rows)]
+
+
+def _row(record: Record, arrays: Arrays, at: At) -> tuple[str, ...]:
+    lane = lane_of(record, at)
     if lane.status == "failed" or lane.metrics is None or lane.memory is None:
         return (lane.label, *_NONE, f"failed: {_plain(lane.error or '')}")
     m, memory = lane.metrics, lane.memory
@@ -82,8 +102,10 @@ def _row(lane: LaneRecord) -> tuple[str, ...]:
         f"{memory.value_bits:.2f}",
         f"{memory.kv_ratio:.1%}",
         _number(m.kld_mean, "{:.4f}"),
-        _number(m.kld_p99, "{:.4f}"),
+        f"{high.name} {high.value:.4f}" if (high := tail(pooled(arrays, at, "kld"))) else "-",
         _number(m.flip_rate, "{:.1%}"),
+        _number(above_floor(record, arrays, at), "{:.0%}"),
+        _number(m.acceptance, "{:.1%}"),
         _number(m.ppl_ratio, "{:.3f}"),
         _number(m.attention_delta_mean, "{:.3f}"),
         _number(m.key_rmse, "{:.3f}"),
@@ -101,7 +123,7 @@ def _number(value: float | None, form: str) -> str:
 
 def _align(rows: list[tuple[str, ...]]) -> list[str]:
     rows = [(_plain(label), *rest) for label, *rest in rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADER) - 1)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     room = max(20, shutil.get_terminal_size((160, 24)).columns - sum(widths) - 2 * len(widths))
     lines = []
     for label, *numbers, text in rows:

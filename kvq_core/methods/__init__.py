@@ -18,7 +18,8 @@ from kvq_core.codecs.codec import Codec
 from kvq_core.codecs.hadamard import largest_block
 from kvq_core.codecs.window import Window
 from kvq_core.errors import SpecError, excerpt
-from kvq_core.methods.base import Fitted, Home, Method, Prompt
+from kvq_core.methods.base import Fitted, Method, Prompt
+from kvq_core.methods.deployments import Home
 from kvq_core.methods.knob import Knob, knobs
 from kvq_core.methods.shape import ModelRef, ModelShape
 

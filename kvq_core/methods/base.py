@@ -13,7 +13,7 @@ from kvq_core.codebooks.lookup import CodebookNeed
 from kvq_core.codecs.codec import Codec
 from kvq_core.codecs.queries import QueryRounding
 from kvq_core.codecs.window import Window
-from kvq_core.methods.deployments import Elsewhere
+from kvq_core.methods.deployments import Elsewhere, Home
 from kvq_core.methods.shape import ModelRef, ModelShape
 
 Space = Literal["post", "pre"]
@@ -21,16 +21,6 @@ Axis = Literal["tokens", "channels"]
 Bits = Literal[1, 2, 3, 4, 8]
 SINK: dict[str, Any] = {"means": "sink_tokens"}
 RECENT: dict[str, Any] = {"means": "recent_tokens"}
-
-
-@dataclass(frozen=True)
-class Home:
-    """How the engine that a method is known from reads a prompt through its cache: in chunks of ``chunk`` tokens, whose
-    own keys and values it reads as computed (``raw``) or as the cache stores them (``stored``)."""
-
-    engine: str
-    chunk: int
-    own_chunk: Literal["raw", "stored"]
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Where a method, or its nearest relative, can be used outside this project."""
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -10,6 +11,16 @@ class Elsewhere:
     tool: str
     how: str
     differs: str | None = None
+
+
+@dataclass(frozen=True)
+class Home:
+    """How the engine that a method is known from reads a prompt through its cache: in chunks of ``chunk`` tokens, whose
+    own keys and values it reads as computed (``raw``) or as the cache stores them (``stored``)."""
+
+    engine: str
+    chunk: int
+    own_chunk: Literal["raw", "stored"]
 
 
 Q4_KEYS = "--cache-type-k q4_0"

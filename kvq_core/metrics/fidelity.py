@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvq_core.divergence import kl_divergence
+from kvq_core.divergence import divergence_and_overlap
 from kvq_core.record.fields import Interval
 
 TOPK = 5
@@ -29,7 +29,9 @@ class Fidelity:
         follow = torch.tensor(targets, device=reference.device)[:, None]
         for lane, finite in enumerate(torch.isfinite(lanes).all(-1).all(-1).tolist()):
             self.not_finite[lane] |= not finite
-        self._put("kld", kl_divergence(p_log, q_log))
+        kld, acceptance = divergence_and_overlap(p_log, q_log)
+        self._put("kld", kld)
+        self._put("acceptance", acceptance)
         lane_nll = -q_log.gather(-1, follow.expand(self.lanes, -1, -1))[..., 0]
         nll = -p_log.gather(-1, follow)[..., 0]
         self._put("nll", lane_nll)

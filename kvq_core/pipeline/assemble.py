@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,23 +12,22 @@ from torch import Tensor
 from kvq_core.analysis.verdict import MIN_SCORED
 from kvq_core.engine.decode import LaneState
 from kvq_core.methods import ModelShape
-from kvq_core.metrics.fidelity import Fidelity, perplexity_block
+from kvq_core.metrics.fidelity import Fidelity
 from kvq_core.metrics.rate import BITS, reference_curve
-from kvq_core.metrics.stored_bytes import host_note, layers_quantized, measure, tokens_quantized
+from kvq_core.metrics.stored_bytes import host_note, measure
 from kvq_core.models import LoadedModel
 from kvq_core.models.text import Pieces, alone
 from kvq_core.pipeline.conditions import capture_info, environment, stress_record, timing
-from kvq_core.pipeline.prompt_scores import prefill_note, turn
+from kvq_core.pipeline.lane_metrics import lane_metrics
+from kvq_core.pipeline.prompt_scores import prefill_note
 from kvq_core.pipeline.state import Run
 from kvq_core.record.fields import (
     RESULTS_VERSION,
     LaneRecord,
-    Metrics,
     Record,
     Reference,
     RuleRecord,
     Timing,
-    TurnMetrics,
 )
 from kvq_core.spec import ComparisonSpec, Lane, Rule
 
@@ -123,7 +121,7 @@ def _lane(run: Run, state: LaneState, at: int | None) -> LaneRecord:
     record.text = "".join(record.tokens)
     if at is None or state.error or state.cache is None:
         return record
-    record.metrics = _metrics(run, state, at)
+    record.metrics = lane_metrics(run, state, at)
     record.memory = measure(state.cache, run.model.shape)
     chosen = OF_CHOSEN_KEYS if run.captures and state.cache.selects else None
     read = prefill_note(lane, run.script)
@@ -172,64 +170,6 @@ def _rule(rule: Rule) -> RuleRecord:
     )
 
 
-def _metrics(run: Run, state: LaneState, at: int) -> Metrics:
-    fidelity = run.fidelity
-    metrics = Metrics(n_scored=fidelity.n_scored, near_tie_margin=fidelity.near_tie_margin())
-    metrics.first_divergence = state.first_divergence
-    metrics.matched_prefix = len(state.token_ids) if state.first_divergence is None else state.first_divergence
-    if state.cache is not None:
-        metrics.layers_quantized = layers_quantized(state.cache)
-        metrics.tokens_quantized = tokens_quantized(state.cache)
-    if run.captures is not None and at in run.captures.errors:
-        errors = run.captures.errors[at]
-        metrics.key_rmse, metrics.value_rmse = errors.key_rmse, errors.value_rmse
-        metrics.in_subspace_error = errors.in_subspace_error
-        metrics.output_error = errors.output.mean().item()
-        metrics.output_bound = None if errors.bound is None else errors.bound.mean().item()
-    if run.prompt is not None:
-        metrics.prompt = run.prompt.prompt_metrics(state)
-    column = partial(_column, run, state, at)
-    metrics.turns = _turns(run, state, at)
-    metrics.n_scored = len(column("kld"))
-    if not metrics.n_scored:
-        return metrics
-    kld, same = column("kld").double(), column("same_top")
-    flips = same == 0
-    metrics.kld_mean, metrics.kld_max = kld.mean().item(), kld.max().item()
-    metrics.kld_median, metrics.kld_p99 = kld.quantile(0.5).item(), kld.quantile(0.99).item()
-    metrics.flips, metrics.flip_rate = int(flips.sum()), flips.double().mean().item()
-    ties = column("reference/margin") <= metrics.near_tie_margin
-    metrics.near_tie_flips = int((flips & ties).sum())
-    metrics.perplexity_block = perplexity_block(column("nll"), column("reference/nll"), kld, column("delta_p"), same)
-    metrics.ppl_ratio = metrics.perplexity_block["Mean PPL(Q)/PPL(base)"].value
-    metrics.rms_dp = metrics.perplexity_block["RMS Δp"].value
-    if run.captures is not None:
-        tap, looked, scored = run.captures.tap, run.captures.attention, slice(0, fidelity.n_scored)
-        metrics.attention_delta_mean = tap.mean[at, ..., scored].mean().item()
-        metrics.attention_delta_max = tap.max[at, ..., scored].max().item()
-        metrics.attention_delta_reference_query = looked.reference_query[at, : len(looked.captured_steps)].mean().item()
-    return metrics
-
-
-def _column(run: Run, state: LaneState, at: int, name: str) -> Tensor:
-    """What is scored of a lane: the answer, after the given ones of a conversation all of whose answers are."""
-    own = run.fidelity.column(name, None if name.startswith("reference/") else at)
-    if run.turns is None or state not in run.turns.states:
-        return own
-    return torch.cat([run.turns.column(name, state), own])
-
-
-def _turns(run: Run, state: LaneState, at: int) -> list[TurnMetrics]:
-    """Each answer's own figures, where all of them are scored."""
-    if run.turns is None:
-        return []
-    found = run.turns.turn_metrics(state, run.script)
-    if run.fidelity.n_scored:
-        kld, same = run.fidelity.column("kld", at), run.fidelity.column("same_top", at)
-        found.append(turn(len(run.decode.token_ids), kld, same))
-    return found
-
-
 def _flags(fidelity: Fidelity, record: LaneRecord, at: int, quantizes: bool, layers: int) -> list[str]:
     """What a reader must know before believing the numbers."""
     metrics, flags = record.metrics, []
@@ -248,7 +188,7 @@ def _flags(fidelity: Fidelity, record: LaneRecord, at: int, quantizes: bool, lay
 def _lane_arrays(run: Run, state: LaneState, at: int) -> dict[str, Tensor]:
     assert state.cache is not None
     fidelity = run.fidelity
-    names = ("kld", "nll", "delta_p", "same_top", "topk_ids", "topk_probs")
+    names = ("kld", "nll", "delta_p", "same_top", "acceptance", "topk_ids", "topk_probs")
     arrays = {name: fidelity.column(name, at) for name in names}
     for kind in ("key", "value"):
         arrays[f"{kind}_bits"] = _bit_map(run, state, kind)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvq_core.engine.lane_state import LaneState
 from kvq_core.engine.prefill import Prefill
-from kvq_core.engine.script import Script
+from kvq_core.engine.script import Script, Segment
 from kvq_core.metrics.fidelity import Fidelity
 from kvq_core.models import LoadedModel
 from kvq_core.record.fields import PromptMetrics, TurnMetrics
@@ -107,13 +107,22 @@ class Scores:
         """Of each given answer under a lane, in order."""
         if state not in self.states:
             return []
-        kld, same, at = self.column("kld", state).double(), self.column("same_top", state), torch.tensor(self.positions)
-        found = []
-        for segment in script.segments:
-            own = (at >= segment.start) & (at < segment.end)
-            if segment.answered and own.any():
-                found.append(turn(segment.end - segment.start, kld[own], same[own]))
-        return found
+        lengths = [segment.end - segment.start for segment, _ in self._answered(script)]
+        columns = (self.by_answer("kld", state, script), self.by_answer("same_top", state, script))
+        return [turn(length, kld.double(), same) for length, kld, same in zip(lengths, *columns, strict=True)]
+
+    def by_answer(self, name: str, state: LaneState, script: Script) -> list[Tensor]:
+        """A lane's column (positions, ...) of each given answer, in order."""
+        if state not in self.states:
+            return []
+        column = self.column(name, state)
+        return [column[own] for _, own in self._answered(script)]
+
+    def _answered(self, script: Script) -> list[tuple[Segment, Tensor]]:
+        """The given answers that are scored, and which of the positions are theirs."""
+        at = torch.tensor(self.positions)
+        found = [(segment, (at >= segment.start) & (at < segment.end)) for segment in script.segments]
+        return [(segment, own) for segment, own in found if segment.answered and own.any()]
 
     def arrays(self, state: LaneState, kind: str) -> dict[str, Tensor]:
         """Of a lane, by their names in the record; ``kind``: prompt or turns."""

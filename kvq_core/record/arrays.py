@@ -60,6 +60,8 @@ ARRAYS = {
     "lane/{i}/nll": "(S,) nats, of the followed token",
     "lane/{i}/delta_p": "(S,) probability of the followed token, lane - reference, as a fraction",
     "lane/{i}/same_top": "(S,) uint8, 1 where lane and reference have the same most probable token",
+    "lane/{i}/acceptance": "(S,) sum over the vocabulary of min(p, q) of reference and lane: the share of its drafts a "
+    "drafter on this cache would keep; in older runs absent",
     "lane/{i}/topk_ids": "(S, 5) int32",
     "lane/{i}/topk_probs": "(S, 5)",
     "prompt/positions": "(U,) int32 positions of the prompt whose next tokens are scored in lanes that read it through "

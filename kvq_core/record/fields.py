@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 SCHEMA_VERSION = 5  # of record and manifest; raised when a field changes, with a step in migrate.py
 RESULTS_VERSION = 6  # raised whenever a change alters results, so that stored runs are not taken for new ones
+DRAFT_TOKENS = 4  # of Metrics.tokens_a_step
 FULL_PRECISION = ("sinks", "window", "untouched")  # parts of a cache that hold tokens as they are, in fp16
 
 
@@ -111,6 +112,9 @@ class Metrics(_Part):
     flip_rate: float | None = None
     ppl_ratio: float | None = None
     rms_dp: float | None = None  # percent
+    # What a drafter on this cache would keep of its tokens, the full-precision cache verifying; older runs: unknown.
+    acceptance: float | None = None  # sum over the vocabulary of min(p, q), mean over positions
+    tokens_a_step: float | None = None  # that a pass of the verifier yields, DRAFT_TOKENS drafted before it
     perplexity_block: dict[str, Interval] = {}
     first_divergence: int | None = None  # token index; None: the texts are equal
     matched_prefix: int = 0  # tokens
@@ -296,3 +300,9 @@ class Record(_Part):
     # no whole character as <0xE4>, in older runs as U+FFFD.
     vocabulary: dict[int, str] = {}
     notes: list[str] = []
+
+    @property
+    def question(self) -> str:
+        """What was asked, for people to recognize a run by: the prompt, or the user's last message."""
+        asked = [told["content"] for told in self.spec.get("messages") or () if told["role"] == "user"]
+        return str(asked[-1] if asked else self.spec.get("prompt", ""))

@@ -148,7 +148,7 @@ def _parse_record(raw: bytes, what: str) -> Record:
 
 
 def _summary(record: Record) -> Summary:
-    prompt = " ".join(str(record.spec.get("prompt", "")).split())
+    prompt = " ".join(record.question.split())
     short = prompt if len(prompt) <= 120 else prompt[:119] + "…"
     labels = tuple(lane.label for lane in record.lanes)
     return Summary(record.id, record.created, record.environment.model_title, short, labels)

@@ -12,7 +12,7 @@ Version 3: an environment did not say how a GGUF file held the weights, nor a la
 were no models from such files, and no such lanes.
 
 Version 4: a lane was one method, with no list of rules, whose keys nothing turned; all lanes read the prompt in full
-precision, which was one turn, and only answers were scored.
+precision, which was one turn, and only answers were scored. Draft acceptance was not measured.
 """
 
 from collections.abc import Callable
@@ -71,6 +71,7 @@ def _record_3(data: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+_LATER_OF_METRICS: dict[str, Any] = {"acceptance": None, "tokens_a_step": None, "prompt": None, "turns": []}
 _OF_A_RULE = ("method", "title", "summary", "knobs", "tensors", "layers", "sink_tokens", "recent_tokens", "center")
 
 
@@ -79,7 +80,7 @@ def _record_4(data: dict[str, Any]) -> dict[str, Any]:
         plain = {"rotate": "none", "rotate_block": None}
         rule = {**plain, **{name: told[name] for name in _OF_A_RULE if name in told}}
         metrics = told.get("metrics")
-        metrics = metrics and {"prompt": None, "turns": [], **metrics}
+        metrics = metrics and {**_LATER_OF_METRICS, **metrics}
         return {**plain, "rules": [rule], "prefill": "full", **told, "metrics": metrics}
 
     return {

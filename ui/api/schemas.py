@@ -79,6 +79,9 @@ class LaneResult(TypedDict):
     kld_mean: float | None
     kld_p99: float | None
     flip_rate: float | None
+    above_floor: float | None  # share of positions with a KLD above the larger floor's; null of floors
+    acceptance: float | None  # share of its drafts that a drafter on this cache would keep; null in older runs
+    tokens_a_step: float | None  # that a pass of the verifier yields, 4 drafted
     ppl_ratio: float | None
     first_divergence: int | None
     attention_delta_mean: float | None

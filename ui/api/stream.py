@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import Literal, cast
+from typing import Any, cast
 
 import gradio as gr
 
+from kvq_core.analysis.floors import above_floor, lane_of
+from kvq_core.analysis.scored import At
 from kvq_core.analysis.verdict import verdict
 from kvq_core.errors import KvqError
 from kvq_core.events import Encoding, Event, Filling, Finished, Loading, Prefill, Step, Summarizing
@@ -109,10 +111,11 @@ def _result(event: Finished, services: Services, request: gr.Request) -> Result:
     )
 
 
-def _lane(event: Finished, at: int | Literal["noise"]) -> LaneResult:
+def _lane(event: Finished, at: At) -> LaneResult:
     """Figures a lane has, null where it has none."""
-    lane = event.record.noise_floor if at == "noise" else event.record.lanes[at]
-    figures = {"n_scored": 0, "verdict": verdict(event.record, event.arrays, at).word}
+    lane = lane_of(event.record, at)
+    figures: dict[str, Any] = {"n_scored": 0, "verdict": verdict(event.record, event.arrays, at).word}
+    figures["above_floor"] = above_floor(event.record, event.arrays, at)
     for part in filter(None, (lane, lane.memory, lane.metrics)):
         figures.update(vars(part))
     return cast(LaneResult, {name: figures.get(name) for name in LaneResult.__annotations__})

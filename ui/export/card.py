@@ -47,7 +47,7 @@ def figures(lane: LaneRecord) -> tuple[str, str, str, str]:
 def card(record: Record, arrays: Arrays, link: str) -> str:
     """The picture as SVG, 1200 x 630, the size that links are previewed at."""
     step = min(72, 328 // max(1, len(record.lanes)))
-    prompt = str(record.spec.get("prompt", ""))
+    prompt = record.question
     body = [
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="{GROUND}"/>',
         _text(60, 72, title(record), 25, INK, weight=700, limit=76),

@@ -62,7 +62,7 @@ def _head(record: Record, arrays: Arrays, link: str) -> str:
         f"{env.layers} layers, {env.query_heads} query and {env.kv_heads} KV heads of {env.head_dim}",
         ", ".join(f"{name} {version}" for name, version in env.versions.items()),
     )
-    prompt = str(record.spec.get("prompt", ""))
+    prompt = record.question
     found = f'<p><a href="{safe(link)}">{safe(link)}</a></p>' if link else ""
     return (
         f"<section><h1>{safe(title(record))}</h1><p>{safe(overall(record, arrays))}</p>"

@@ -4,6 +4,7 @@ Imports records, conclusions from them and html's colours and numbers. Start at 
 """
 
 from ui.figures.bits import bit_map, stored_bytes
+from ui.figures.confidence import confidence, confidence_rows
 from ui.figures.damage import damage_grid, score_map
 from ui.figures.drill import attention_rows, channel_errors, depth_error, sink_change
 from ui.figures.rate import distortion_rate
@@ -27,6 +28,8 @@ __all__ = [
     "bits_by_length",
     "channel_errors",
     "code_usage",
+    "confidence",
+    "confidence_rows",
     "cumulative_energy",
     "damage_grid",
     "depth_error",

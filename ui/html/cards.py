@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from kvq_core.analysis.expected import contains_answer, expectation
+from kvq_core.analysis.reading import read_in_words
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import LaneRecord, Record
-from kvq_core.spec import in_words
 from ui.html.escape import lane_tokens, numbered_tokens, prose, safe, shorten, strip, visible
 from ui.html.numbers import ABSENT, bits, percent, plural, significant
 from ui.html.pieces import spans_of, words_at
@@ -126,7 +125,7 @@ def lane_head(record: Record, arrays: Arrays, index: int) -> str:
         ("KLD", significant(m.kld_mean, 2) if m else ABSENT),
         ("flips", percent(m.flip_rate) if m else ABSENT),
     )
-    said = [*filter(None, [found.sentence]), *_agreement(lane), *cautions(lane)]
+    said = [*filter(None, [found.sentence]), *_agreement(lane), *_read(lane), *cautions(lane)]
     return head(
         lane.label,
         settings(lane),
@@ -149,14 +148,6 @@ def settings(lane: LaneRecord) -> str:
     return " · ".join([lane.summary, *only, *centred, *turned, *read])
 
 
-def read_in_words(prefill: Any) -> list[str]:
-    """How a lane reads the prompt, a Lane's or a record's ``prefill``; nothing of one that does as papers do."""
-    words = in_words(prefill)
-    if words in ("full", "deployed"):
-        return [] if words == "full" else ["prompt as deployed"]
-    return [f"prompt in chunks, {words}"]
-
-
 def _agreement(lane: LaneRecord) -> list[str]:
     m = lane.metrics
     if m is None or not lane.token_ids:
@@ -164,6 +155,18 @@ def _agreement(lane: LaneRecord) -> list[str]:
     if m.first_divergence is None:
         return ["Own text equals the reference's."]
     return [f"Own text leaves the reference's after {plural(m.matched_prefix, 'token')}."]
+
+
+def _read(lane: LaneRecord) -> list[str]:
+    """What reading the prompt, or earlier turns, through its own cache did, in figures of their own."""
+    m = lane.metrics
+    if m is None or m.prompt is None:
+        return []
+    p = m.prompt
+    over = f"over {plural(p.n_scored, 'position')} of the prompt from {p.first_position:,} on"
+    said = f"Prompt through its own cache: KLD {significant(p.kld_mean, 2)}, flips {percent(p.flip_rate)} {over}"
+    answers = [f"answer {n}: KLD {significant(turn.kld_mean, 2)}" for n, turn in enumerate(m.turns, 1)]
+    return [f"{said}; first new token {significant(p.first_token_kld, 2)}.", *(f"{each}." for each in answers)]
 
 
 def reference_body(record: Record) -> str:

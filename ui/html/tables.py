@@ -5,6 +5,8 @@ import io
 from dataclasses import dataclass
 from typing import Any
 
+from kvq_core.analysis.floors import above_floor, floors, lane_of
+from kvq_core.analysis.scored import P99, At, pooled, tail
 from kvq_core.analysis.verdict import verdict
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import LaneRecord, Record
@@ -30,8 +32,14 @@ COLUMNS = (
     Column("KLD mean", "kld_mean"),
     Column("median", "kld_median"),
     Column("p99", "kld_p99"),
+    Column("p99.9", "kld_p999"),
+    Column("p99.9 from", "kld_p999_low"),
+    Column("p99.9 to", "kld_p999_high"),
     Column("max", "kld_max"),
+    Column("above floor", "above_floor", percent),
     Column("same top", "same_top", lambda v: percent(v, 1)),
+    Column("drafts kept", "acceptance", lambda v: percent(v, 1)),
+    Column("tokens a step", "tokens_a_step", lambda v: ABSENT if v is None else f"{v:.2f}"),
     Column("RMS Δp", "rms_dp", lambda v: ABSENT if v is None else f"{significant(v, 2)} %"),
     Column("PPL ratio", "ppl_ratio", lambda v: ABSENT if v is None else f"{v:.3f}"),
     Column("flips", "flips", lambda v: ABSENT if v is None else f"{v:.0f}"),
@@ -47,18 +55,22 @@ COLUMNS = (
 
 
 def scorecard(record: Record, arrays: Arrays) -> list[dict[str, Any]]:
-    """A row a lane, the noise floor first, values raw; what a lane lacks is None."""
-    words = ["", *(verdict(record, arrays, index).word for index in range(len(record.lanes)))]
-    lanes = (record.noise_floor, *record.lanes)
-    return [{**_row(lane), "verdict": word} for lane, word in zip(lanes, words, strict=True)]
+    """A row a lane, floors first, values raw; what a lane lacks is None."""
+    return [_row(record, arrays, at) for at in (*floors(record), *range(len(record.lanes)))]
 
 
-def _row(lane: LaneRecord) -> dict[str, Any]:
+def _row(record: Record, arrays: Arrays, at: At) -> dict[str, Any]:
+    lane = lane_of(record, at)
     found: dict[str, Any] = dict.fromkeys(column.name for column in COLUMNS)
     found["lane"] = lane.label if lane.status == "done" else f"{lane.label} (failed)"
     for part in (lane.metrics, lane.memory):
         if part is not None:
             found |= {name: value for name, value in part.model_dump().items() if name in found}
+    found["verdict"] = verdict(record, arrays, at).word if isinstance(at, int) else ""
+    found["above_floor"] = above_floor(record, arrays, at)
+    high = tail(pooled(arrays, at, "kld"))
+    if high is not None and high.rank > P99:
+        found |= {"kld_p999": high.value, "kld_p999_low": high.low, "kld_p999_high": high.high}
     if lane.metrics and lane.metrics.flip_rate is not None:
         found["same_top"] = 1 - lane.metrics.flip_rate
     if lane.timing:
@@ -78,7 +90,9 @@ def to_csv(rows: list[dict[str, Any]]) -> str:
 
 def perplexity_rows(record: Record) -> tuple[list[str], list[list[str]]]:
     """llama-perplexity's report: a line a statistic in its own order, a column a lane."""
-    lanes = [lane for lane in (record.noise_floor, *record.lanes) if lane.metrics and lane.metrics.perplexity_block]
+    lanes = [
+        lane for lane in (*floors(record).values(), *record.lanes) if lane.metrics and lane.metrics.perplexity_block
+    ]
     if not lanes:
         return [], []
     names = list(lanes[0].metrics.perplexity_block) if lanes[0].metrics else []

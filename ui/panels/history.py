@@ -54,7 +54,7 @@ def remember(kept: Any, record: Record, key: str = "") -> list[dict[str, str]]:
     entry = {
         "id": record.id,
         "when": record.created[:16].replace("T", " "),
-        "prompt": shorten(str(record.spec.get("prompt", "")), 70),
+        "prompt": shorten(record.question, 70),
         "model": record.environment.model_title,
         "lanes": plural(len(record.lanes), "lane"),
         "key": key,

@@ -44,7 +44,7 @@ def wire_twin(place: gr.HTML, shown: gr.State, kept: gr.BrowserState, services: 
 
 def twin(record: Record, services: Services, kept: Any) -> Record | None:
     """The newest run that this browser may open and that differs in stress alone, one of the two having none."""
-    prompt = " ".join(str(record.spec.get("prompt", "")).split())
+    prompt = " ".join(record.question.split())
     lanes = tuple(lane.label for lane in record.lanes)
     for run in services.store.list(SEARCHED):
         if run.id == record.id or run.lanes != lanes or not prompt.startswith(run.prompt.removesuffix("…")):

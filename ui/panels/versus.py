@@ -133,7 +133,7 @@ def versus_html(
 
 
 def _run(record: Record, name: str) -> str:
-    prompt = shorten(str(record.spec.get("prompt", "")), 90)
+    prompt = shorten(record.question, 90)
     return (
         f'<div><b>{name}</b> <a href="?run={safe(record.id)}">{safe(prompt)}</a><small>{safe(record.id)} · '
         f"{safe(record.created[:16].replace('T', ' '))} · {safe(record.environment.model_title)}</small></div>"

@@ -1,5 +1,6 @@
 """Whether work may start here, and why not: the only place that decides it, for the page and for the API."""
 
+import json
 import threading
 import time
 from collections import deque
@@ -111,12 +112,24 @@ def check_memory(found: Estimate, lanes: int) -> None:
 
 def check_characters(spec: ComparisonSpec) -> None:
     """Counted before anything is tokenized, which takes time in proportion. Raises LimitError."""
-    given = sum(len(text or "") for text in (spec.prompt, spec.system, spec.continuation))
+    said = [message.model_dump_json() for message in spec.messages or ()]
+    given = sum(len(text or "") for text in (spec.prompt, spec.system, spec.continuation, *said))
+    check_conversation(spec)
     if given > (most := limits().characters):
         raise LimitError(
             f"The prompt has {given:,} characters, system message and continuation counted; this instance takes "
             f"{most:,}. Shorten it by {given - most:,}."
         )
+
+
+def check_conversation(spec: ComparisonSpec) -> None:
+    """Raises LimitError for more messages, or larger tools, than this instance takes."""
+    most, messages = limits(), len(spec.messages or ())
+    if most.messages is not None and messages > most.messages:
+        raise LimitError(f"The conversation has {messages:,} messages; this instance takes {most.messages:,}.")
+    tools = len(json.dumps(spec.tools))
+    if most.tools is not None and tools > most.tools:
+        raise LimitError(f"The tools have {tools:,} characters as JSON; this instance takes {most.tools:,}.")
 
 
 def _or_lanes(lanes: int) -> str:

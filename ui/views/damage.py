@@ -6,7 +6,16 @@ import gradio as gr
 
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
-from ui.figures import attention_rows, channel_errors, damage_grid, depth_error, score_map, sink_change
+from ui.figures import (
+    attention_rows,
+    channel_errors,
+    confidence,
+    confidence_rows,
+    damage_grid,
+    depth_error,
+    score_map,
+    sink_change,
+)
 from ui.figures.damage import MEASURES, captured_head
 from ui.selection import Selection
 from ui.views.view import Drawing, Slot, View, create_page, create_words, or_absent
@@ -25,6 +34,13 @@ TITLES = {
 }
 MISSING = "Not captured in this run."
 ROWS = (
+    (
+        Slot(
+            "confidence",
+            "KLD where the reference is unsure, and where it is sure",
+            "Mean of the positions in five buckets of its top probability.",
+        ),
+    ),
     (
         Slot("grid-key", "Keys: layer × KV head", "Click a cell to select its layer and head."),
         Slot("grid-value", "Values: layer × KV head"),
@@ -71,6 +87,7 @@ def compute(record: Record, arrays: Arrays, at: Selection, measure: str, uncentr
     shift = "" if not uncentred else " What centring took away was not kept in this run."
     figures = {
         **grids,
+        "confidence": or_absent(confidence(record, arrays), MISSING),
         "score-map": or_absent(
             score_map(record, arrays, at.layer, at.head, at.step, not uncentred), f"{MISSING}{shift}"
         ),
@@ -81,7 +98,12 @@ def compute(record: Record, arrays: Arrays, at: Selection, measure: str, uncentr
         "depth": or_absent(depth_error(record, arrays, measure), MISSING),
     }
     titles = dict.fromkeys(grids, TITLES[measure]) if measure in TITLES else {}
-    return Drawing(damage(record, arrays, at), figures, titles=titles | _nearest(record, at))
+    return Drawing(
+        damage(record, arrays, at),
+        figures,
+        titles=titles | _nearest(record, at),
+        tables={"confidence-buckets": confidence_rows(record, arrays)},
+    )
 
 
 def _nearest(record: Record, at: Selection) -> dict[str, str]:

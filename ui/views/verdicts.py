@@ -1,16 +1,19 @@
 """Verdicts: a tier for each lane with its numbers beside the noise floor, why, what to try, how to use it elsewhere."""
 
+from collections.abc import Callable
 from typing import Any
 
 import gradio as gr
 
 from kvq_core.analysis.expected import expectation_sentence as expected
 from kvq_core.analysis.explain import explain
+from kvq_core.analysis.floors import above_floor, floor_title, floors, lane_of
+from kvq_core.analysis.scored import At, pooled, tail
 from kvq_core.errors import SpecError
 from kvq_core.methods import make
 from kvq_core.methods.deployments import NO_DEPLOYMENT, Elsewhere, with_center, with_rotation
 from kvq_core.record.arrays import Arrays
-from kvq_core.record.fields import LaneRecord, Record, RuleRecord
+from kvq_core.record.fields import DRAFT_TOKENS, LaneRecord, Record, RuleRecord
 from kvq_core.spec import Lane
 from ui.form.lanes import append_lane
 from ui.form.lanes_panel import Lanes, redraw_lanes
@@ -23,11 +26,20 @@ from ui.selection import Selection
 from ui.service.services import SWIFT, Services
 from ui.views.view import Drawing, View, create_page, create_words
 
-# name, field, how it is shown, unit of the raw value
-MEASURES = (
-    ("KLD mean", "kld_mean", lambda v: f"{significant(v, 2)} nats", "nats"),
-    ("KLD p99", "kld_p99", lambda v: f"{significant(v, 2)} nats", "nats"),
-    ("flips", "flip_rate", lambda v: percent(v, 1), "share of positions"),
+Shown = Callable[[float], str]
+# field, name, how it is shown, unit of the raw value
+NATS: tuple[Shown, str] = (lambda v: f"{significant(v, 2)} nats", "nats")
+MEASURES: tuple[tuple[str, str, Shown, str], ...] = (
+    ("kld_mean", "KLD mean", *NATS),
+    ("tail", "", *NATS),  # its name says which percentile it is
+    ("flip_rate", "flips", lambda v: percent(v, 1), "share of positions"),
+    ("above_floor", "KLD above the floor", percent, "share of positions"),
+    ("acceptance", "drafts kept", lambda v: percent(v, 1), "share of drafted tokens"),
+    ("tokens_a_step", "tokens a step", lambda v: f"{v:.2f}", f"tokens a pass, {DRAFT_TOKENS} drafted"),
+)
+DRAFTING = (
+    "Drafts kept: the share of its drafted tokens that the full-precision cache would keep if this one drafted for it "
+    f"(speculative sampling at temperature 1). Tokens a step: what one pass of it then yields, {DRAFT_TOKENS} drafted."
 )
 
 
@@ -37,19 +49,30 @@ def create_verdicts() -> View:
 
 def compute(record: Record, arrays: Arrays, at: Selection) -> Drawing:
     cards = [_card(record, arrays, index, lane) for index, lane in enumerate(record.lanes)]
-    close = f'<p class="muted">{safe(EXPLAINED)} One prompt and one model: a verdict about this run.</p>'
+    said = [EXPLAINED, "One prompt and one model: a verdict about this run.", _drafting(record)]
+    close = f'<p class="muted">{safe(" ".join(filter(None, said)))}</p>'
     html = {"verdicts": f'<div class="verdicts">{_stress(record)}{"".join(cards)}</div>{close}'}
     return Drawing(_said(record, arrays), html=html, tables={"verdicts": _rows(record, arrays)})
 
 
 def _rows(record: Record, arrays: Arrays) -> list[list[Any]]:
     """The numbers of the cards: see ui.views.export."""
-    words = (verdict(record, arrays, index).word for index in range(len(record.lanes)))
-    lanes = [("", record.noise_floor), *zip(words, record.lanes, strict=True)]
     return [
-        [lane.label, title, word, getattr(lane.metrics, name, None), "measure", "verdict", unit]
-        for word, lane in lanes
-        for title, name, _, unit in MEASURES
+        [lane_of(record, at).label, name, word, value, "measure", "verdict", unit]
+        for at in (*floors(record), *range(len(record.lanes)))
+        for word in [verdict(record, arrays, at).word if isinstance(at, int) else ""]
+        for name, value, _, unit in measured(record, arrays, at)
+    ]
+
+
+def measured(record: Record, arrays: Arrays, at: At) -> list[tuple[str, float | None, Shown, str]]:
+    """The figures of a lane or a floor: name, raw value, how it is shown, unit."""
+    m, high = lane_of(record, at).metrics, tail(pooled(arrays, at, "kld"))
+    named = {"tail": f"KLD {high.name if high else 'tail'}"}
+    values = {"tail": high.value if high else None, "above_floor": above_floor(record, arrays, at)}
+    return [
+        (named.get(field, name), values[field] if field in values else getattr(m, field, None), shown, unit)
+        for field, name, shown, unit in MEASURES
     ]
 
 
@@ -64,6 +87,14 @@ def _said(record: Record, arrays: Arrays) -> str:
     noise = f", where rounding to fp16 alone costs {significant(floor.kld_mean, 2)} nats" if floor else ""
     verdicts = f"{said[:1].upper()}{said[1:]}. Read on {plural(scored, 'scored position')}{noise}."
     return " ".join(filter(None, [expected(record), verdicts]))
+
+
+def _drafting(record: Record) -> str:
+    """What the figures of drafting are, or that the run is too old to have them."""
+    measured = [lane.metrics for lane in record.lanes if lane.metrics and lane.metrics.n_scored]
+    if measured and all(m.acceptance is None for m in measured):
+        return "Drafts kept and tokens a step: not measured by the version of this run; run it again to have them."
+    return DRAFTING if measured else ""
 
 
 def _stress(record: Record) -> str:
@@ -81,13 +112,7 @@ def _stress(record: Record) -> str:
 
 def _card(record: Record, arrays: Arrays, index: int, lane: LaneRecord) -> str:
     found = verdict(record, arrays, index)
-    rows = "".join(_row(title, name, shown, lane, record.noise_floor) for title, name, shown, _ in MEASURES)
-    table = (
-        f'<table class="plain"><thead><tr><th></th><th scope="col">this lane</th>'
-        f'<th scope="col">noise floor</th></tr></thead><tbody>{rows}</tbody></table>'
-        if lane.metrics
-        else f'<p class="error">{safe(lane.error or "")}</p>'
-    )
+    table = _table(record, arrays, index) if lane.metrics else f'<p class="error">{safe(lane.error or "")}</p>'
     told = explain(record, arrays, index)
     because = "".join(f"<li>{prose(said)}</li>" for said in (found.sentence, *told.sentences, *remarks(lane)) if said)
     return (
@@ -98,10 +123,15 @@ def _card(record: Record, arrays: Arrays, index: int, lane: LaneRecord) -> str:
     )
 
 
-def _row(title: str, name: str, shown: Any, lane: LaneRecord, floor: LaneRecord) -> str:
-    values = [getattr(row.metrics, name, None) if row.metrics else None for row in (lane, floor)]
-    cells = "".join(f"<td>{ABSENT if value is None else shown(value)}</td>" for value in values)
-    return f'<tr><th scope="row">{title}</th>{cells}</tr>'
+def _table(record: Record, arrays: Arrays, index: int) -> str:
+    """A lane's figures beside the floors'."""
+    shown = (index, *floors(record))
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("this lane", *map(floor_title, floors(record))))
+    rows = ""
+    for figures in zip(*(measured(record, arrays, at) for at in shown), strict=True):
+        cells = "".join(f"<td>{ABSENT if value is None else show(value)}</td>" for _, value, show, _ in figures)
+        rows += f'<tr><th scope="row">{figures[0][0]}</th>{cells}</tr>'
+    return f'<table class="plain"><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>'
 
 
 def _suggestion(index: int, lane: Lane | None, because: str) -> str:

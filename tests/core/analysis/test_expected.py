@@ -74,7 +74,9 @@ def test_every_answer_gets_a_tick_or_a_cross():
     drawn = compute(record, arrays, Selection())
     assert drawn.words.startswith("Expected in the answer: “4718”; found in Full precision, Lane 0; missing in Lane 1.")
     assert drawn.html["verdicts"].count("✓ 4718") == 1 == drawn.html["verdicts"].count("✗ 4718")
-    assert "missing in Lane 1" in describe_record(record) and "missing in Lane 1" in report(record, arrays, "http://x")
+    assert "missing in Lane 1" in describe_record(record, arrays) and "missing in Lane 1" in report(
+        record, arrays, "http://x"
+    )
 
 
 def test_a_failed_lane_gets_neither():

@@ -260,16 +260,26 @@ def test_show_gives_the_same_record_from_id_and_folder(here, compared):
 
 def test_show_for_people_has_a_row_a_lane(here, compared):
     text = here("show", compared[1] / "out").stdout
-    for word in ("K bits", "KLD mean", "score Δ", "key error", "Noise floor", "kivi2", "pt8", "too few for a verdict"):
+    for word in (
+        "K bits",
+        "KLD mean",
+        "drafts kept",
+        "score Δ",
+        "key error",
+        "Noise floor",
+        "kivi2",
+        "pt8",
+        "too few for a verdict",
+    ):
         assert word in text
     assert "nan" not in text.lower().split() and "-0.0000" not in text
 
 
 def test_what_a_lane_notes_is_told_below_the_table(sample_run):
-    record, _ = sample_run()
+    record, arrays = sample_run()
     record.lanes[1].notes = ["regularization is in the range where the paper's ablation collapses; lower λ"]
     record.lanes[0].flags = ["never_engaged", "too_few_positions"]
-    lines = describe_record(record).splitlines()
+    lines = describe_record(record, arrays).splitlines()
     assert "SQuat: regularization is in the range where the paper's ablation collapses; lower λ" in lines
     assert "KIVI 2-bit: never engaged" in lines
 

@@ -5,10 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.special import rel_entr
 
 from kvq_core import make, roundtrip
 from kvq_core.divergence import kl_divergence
+from kvq_core.metrics.drafting import tokens_a_step
 from kvq_core.metrics.fidelity import Fidelity, perplexity_block
 from kvq_core.record.fields import FULL_PRECISION
 
@@ -34,6 +37,7 @@ def test_columns_equal_direct_float64() -> None:
     p = torch.softmax(reference.double(), -1).numpy()
     q = torch.softmax(lanes[0].double(), -1).numpy()
     at = np.arange(len(targets))
+    np.testing.assert_allclose(fidelity.column("acceptance", 0).numpy(), np.minimum(p, q).sum(-1), atol=2e-6)
     np.testing.assert_allclose(fidelity.column("kld", 0).numpy(), rel_entr(p, q).sum(-1), rtol=1e-4, atol=1e-7)
     np.testing.assert_allclose(fidelity.column("nll", 0).numpy(), -np.log(q[at, targets]), rtol=1e-5)
     np.testing.assert_allclose(fidelity.column("reference/nll").numpy(), -np.log(p[at, targets]), rtol=1e-5)
@@ -60,13 +64,39 @@ def test_small_divergences_are_those_of_float64(vocabulary: int, noise: float) -
         found, exact = fidelity.column("kld", lane).numpy(), rel_entr(p, q[lane]).sum(-1)
         assert (found >= 0).all() and 0.2 * noise**2 < exact.mean() < noise**2
         np.testing.assert_allclose(found, exact, rtol=2e-3)
+        kept = fidelity.column("acceptance", lane).numpy()
+        np.testing.assert_allclose(kept, np.minimum(p, q[lane]).sum(-1), atol=3e-6)
 
 
-def test_equal_logits_have_no_divergence() -> None:
+def test_equal_logits_have_no_divergence_and_keep_every_draft() -> None:
     logits = 8 * torch.randn(5, 49_152)
     fidelity = Fidelity(1)
     fidelity(logits, logits[None].clone(), [0] * 5)
-    assert (fidelity.column("kld", 0) == 0).all()
+    assert (fidelity.column("kld", 0) == 0).all() and (fidelity.column("acceptance", 0) == 1).all()
+
+
+@given(
+    parts=st.lists(st.lists(st.floats(0, 1, width=32), max_size=9), min_size=1, max_size=3), drafted=st.integers(1, 5)
+)
+def test_tokens_a_step_are_those_of_a_walk(parts: list[list[float]], drafted: int) -> None:
+    """Against a loop over every place a step may begin, token by token."""
+    yields = []
+    for part in parts:
+        for start in range(len(part) - drafted + 1):
+            kept, total = 1.0, 1.0
+            for acceptance in part[start : start + drafted]:
+                kept *= acceptance
+                total += kept
+            yields.append(total)
+    found = tokens_a_step([torch.tensor(part) for part in parts], drafted)
+    assert found == (pytest.approx(np.mean(yields)) if yields else None)
+
+
+def test_tokens_a_step_count_clusters_of_refusals() -> None:
+    """Two texts of one mean: refusals that stand together cost fewer steps than those that are spread."""
+    together, spread = torch.tensor([1.0] * 12 + [0.0] * 4), torch.tensor([1.0, 1, 1, 0] * 4)
+    assert tokens_a_step([together]) > tokens_a_step([spread]) + 0.5
+    assert tokens_a_step([torch.ones(9)]) == 5 and tokens_a_step([torch.zeros(9)]) == 1
 
 
 def test_divergence_of_far_apart_distributions() -> None:

@@ -131,7 +131,7 @@ def test_later_turns_read_the_earlier_ones_from_the_quantized_cache(smollm, scor
         ({"system": "Be short."}, "messages and system are both given"),
         ({"messages": None, "prompt": "x", "tools": [{"name": "tide"}]}, "tools are given without messages"),
         ({"tools": [{"description": "nameless"}]}, "has no name"),
-        ({"messages": None}, "The prompt is empty"),
+        ({"messages": None}, "prompt is missing"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "role"),
     ],
 )
@@ -161,20 +161,25 @@ def test_turns_follow_one_another() -> None:
     assert found[1].text == ANSWER + "\n"
 
 
+def shouted(told, tools):
+    """Answers get a mark once others follow."""
+    last = len(told) - 1
+    later = [{**m, "content": m["content"] + "!" * (m["role"] == "assistant" and i < last)} for i, m in enumerate(told)]
+    return plain(later, tools)
+
+
+def without_answers(told, tools):
+    return plain([message for message in told if message["role"] != "assistant"], tools)
+
+
 @pytest.mark.parametrize(
     ("put", "said"),
     [
-        (lambda told, tools: plain([m for m in told if m["role"] != "assistant"], tools), "text of message 2"),
-        (
-            lambda told, tools: plain(
-                [{**m, "content": m["content"] + "!" * (m["role"] == "assistant" and i + 1 < len(told))}
-                 for i, m in enumerate(told)], tools
-            ),
-            "message 2 in another way",
-        ),
+        (without_answers, "text of message 2"),
+        (shouted, "message 2 in another way"),
         (plain, "leaves out the tool 'gauge'"),
     ],
-)  # fmt: skip
+)
 def test_templates_that_change_what_was_said_are_refused_with_the_first_difference(put, said) -> None:
     with pytest.raises(SpecError, match=said):
         turns(Template(put), "tiny", [Message(**message) for message in TALK], [{"name": "gauge"}] * ("gauge" in said))

@@ -45,7 +45,9 @@ def admission(monkeypatch, estimate=None, clock=None, **variables) -> Admission:
 
 
 def test_a_public_instance_has_limits_and_a_private_one_only_what_keeps_it_up(monkeypatch):
-    assert limits() == Limits(line=64, waiting=None, per_hour=None, work=None, characters=2_000_000, seconds=None)
+    assert limits() == Limits(
+        line=64, waiting=None, per_hour=None, work=None, characters=2_000_000, seconds=None, messages=None, tools=None
+    )
     monkeypatch.setenv("KVQ_MODELS", "some/model")
     public = limits()
     assert None not in vars(public).values() and public.characters < 2_000_000

@@ -93,3 +93,15 @@ def test_ways_to_use_a_centred_lane_elsewhere_say_that_they_do_not_centre():
     html = compute(record, arrays, Selection()).html["verdicts"]
     assert html.count("Keys are stored as they are, not centred.") == 1 + 1  # transformers and llama.cpp
     assert "--kv-mean-center" in html
+
+
+def test_the_page_says_what_drafts_are_and_that_an_old_run_has_none():
+    record, arrays = make_run()
+    assert (
+        "drafted tokens that the full-precision cache would keep"
+        in compute(record, arrays, Selection()).html["verdicts"]
+    )
+    for lane in (record.noise_floor, *record.lanes):
+        lane.metrics.acceptance = lane.metrics.tokens_a_step = None
+    html = compute(record, arrays, Selection()).html["verdicts"]
+    assert "not measured by the version of this run" in html and "drafted tokens that" not in html

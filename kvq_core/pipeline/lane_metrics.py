@@ -1,0 +1,80 @@
+"""The numbers of a finished lane, from what was scored and captured of it."""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from kvq_core.engine.lane_state import LaneState
+from kvq_core.metrics.drafting import tokens_a_step
+from kvq_core.metrics.fidelity import perplexity_block
+from kvq_core.metrics.stored_bytes import layers_quantized, tokens_quantized
+from kvq_core.pipeline.prompt_scores import turn
+from kvq_core.pipeline.state import Run
+from kvq_core.record.fields import Metrics, TurnMetrics
+
+
+def lane_metrics(run: Run, state: LaneState, at: int) -> Metrics:
+    fidelity = run.fidelity
+    metrics = Metrics(n_scored=fidelity.n_scored, near_tie_margin=fidelity.near_tie_margin())
+    metrics.first_divergence = state.first_divergence
+    metrics.matched_prefix = len(state.token_ids) if state.first_divergence is None else state.first_divergence
+    if state.cache is not None:
+        metrics.layers_quantized = layers_quantized(state.cache)
+        metrics.tokens_quantized = tokens_quantized(state.cache)
+    if run.captures is not None and at in run.captures.errors:
+        errors = run.captures.errors[at]
+        metrics.key_rmse, metrics.value_rmse = errors.key_rmse, errors.value_rmse
+        metrics.in_subspace_error = errors.in_subspace_error
+        metrics.output_error = errors.output.mean().item()
+        metrics.output_bound = None if errors.bound is None else errors.bound.mean().item()
+    if run.prompt is not None:
+        metrics.prompt = run.prompt.prompt_metrics(state)
+    column = partial(_column, run, state, at)
+    metrics.turns = _turns(run, state, at)
+    metrics.n_scored = len(column("kld"))
+    if not metrics.n_scored:
+        return metrics
+    kld, same = column("kld").double(), column("same_top")
+    flips = same == 0
+    metrics.kld_mean, metrics.kld_max = kld.mean().item(), kld.max().item()
+    metrics.kld_median, metrics.kld_p99 = kld.quantile(0.5).item(), kld.quantile(0.99).item()
+    metrics.flips, metrics.flip_rate = int(flips.sum()), flips.double().mean().item()
+    ties = column("reference/margin") <= metrics.near_tie_margin
+    metrics.near_tie_flips = int((flips & ties).sum())
+    metrics.perplexity_block = perplexity_block(column("nll"), column("reference/nll"), kld, column("delta_p"), same)
+    metrics.ppl_ratio = metrics.perplexity_block["Mean PPL(Q)/PPL(base)"].value
+    metrics.acceptance = column("acceptance").double().mean().item()
+    metrics.tokens_a_step = tokens_a_step(_answers(run, state, at))
+    metrics.rms_dp = metrics.perplexity_block["RMS Δp"].value
+    if run.captures is not None:
+        tap, looked, scored = run.captures.tap, run.captures.attention, slice(0, fidelity.n_scored)
+        metrics.attention_delta_mean = tap.mean[at, ..., scored].mean().item()
+        metrics.attention_delta_max = tap.max[at, ..., scored].max().item()
+        metrics.attention_delta_reference_query = looked.reference_query[at, : len(looked.captured_steps)].mean().item()
+    return metrics
+
+
+def _column(run: Run, state: LaneState, at: int, name: str) -> Tensor:
+    """What is scored of a lane: the answer, after the given ones of a conversation all of whose answers are."""
+    own = run.fidelity.column(name, None if name.startswith("reference/") else at)
+    if run.turns is None or state not in run.turns.states:
+        return own
+    return torch.cat([run.turns.column(name, state), own])
+
+
+def _answers(run: Run, state: LaneState, at: int) -> list[Tensor]:
+    """Acceptances (positions,) of every answer that is scored, the generated one last."""
+    given = [] if run.turns is None else run.turns.by_answer("acceptance", state, run.script)
+    return [*given, run.fidelity.column("acceptance", at)]
+
+
+def _turns(run: Run, state: LaneState, at: int) -> list[TurnMetrics]:
+    """Each answer's own figures, where all of them are scored."""
+    if run.turns is None:
+        return []
+    found = run.turns.turn_metrics(state, run.script)
+    if run.fidelity.n_scored:
+        kld, same = run.fidelity.column("kld", at), run.fidelity.column("same_top", at)
+        found.append(turn(len(run.decode.token_ids), kld, same))
+    return found
