@@ -31,9 +31,8 @@ class Prompt:
     (layers, query_heads, tokens, head_dim) float32 after RoPE, or None where the method did not ask for them.
     ``metadata`` is the dtype of scales and zero-points. ``model`` and ``layers``, the tensors' layers in it, are known
     inside a run; tensors on their own belong to no model. ``keys`` of a lane that centres them are those less the
-    constant, as the codec sees them; ``rotated``: the true keys after RoPE, whatever the space. In a lane that rotates
-    what it stores, keys and values are turned as the codec sees them, and queries, ``gram`` and ``rotated`` as keys.
-    ``scaling``: what the model multiplies q.k with, by layer; 1/sqrt(head_dim) where it is not given.
+    constant, as the codec sees them; ``rotated``: the true keys after RoPE, whatever the space. Where a lane rotates,
+    all of these are turned. ``scaling``: what q.k is multiplied with, by layer; 1/sqrt(head_dim) where it is not given.
     """
 
     keys: Tensor
@@ -147,8 +146,7 @@ class Method(BaseModel):
 
     @property
     def query_rounding(self) -> QueryRounding | None:
-        """How a kernel that reads these keys rounds queries first, in the basis the keys are stored in; None where it
-        does not, and where a knob turns it off."""
+        """How a kernel that reads these keys rounds queries first; None where it does not, or a knob turns it off."""
         return None
 
     @property
@@ -180,8 +178,7 @@ class Method(BaseModel):
 
     @property
     def not_rotated(self) -> str | None:
-        """Why turned tensors (a lane's ``rotate``) are none that this method can store, be it data learned in another
-        basis or a knob of its own that turns them; None where they are."""
+        """Why it cannot store turned tensors (a lane's ``rotate``); None where it can."""
         return None
 
     @property
