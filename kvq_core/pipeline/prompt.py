@@ -48,9 +48,9 @@ def script(model: LoadedModel, spec: ComparisonSpec) -> Script:
         if reason := lane.out_of_place(model.shape):
             raise SpecError(f"Lane {lane.label!r}: {reason}.")
         for rule in lane.every_rule:
-            if rule.spans and rule.spans[-1][1] > len(read.ids):
+            if rule.spans and rule.spans[-1][1] > read.segments[0].end:
                 raise SpecError(
-                    f"Lane {lane.label!r}: the span {excerpt(list(rule.spans[-1]))} ends behind the prompt, which has "
-                    f"{len(read.ids)} tokens; give spans of it."
+                    f"Lane {lane.label!r}: the span {excerpt(list(rule.spans[-1]))} ends behind the prompt, or its "
+                    f"first turn, which has {read.segments[0].end} tokens; give spans of it."
                 )
     return read
