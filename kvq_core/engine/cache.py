@@ -73,16 +73,7 @@ class LaneCache:
         cache.rules = len(lane.every_rule)
         cache.stored_first = lane.chunks is not None and lane.chunks.own_chunk == "stored"
         plan = [
-            (
-                assigned,
-                (
-                    source.tokens,
-                    assigned.method.name,
-                    assigned.method.model_dump_json(),
-                    assigned.center,
-                    assigned.layers,
-                ),
-            )
+            (assigned, (source.tokens, assigned.fitted_as))
             for assigned in lane.plan_of(layer for group in groups for layer in group.layers)
         ]
         cache.quantized_layers = frozenset(layer for assigned, _ in plan for layer in assigned.layers)

@@ -7,22 +7,18 @@ import numpy as np
 
 from kvq_core.capture.attention import STEPS
 from kvq_core.capture.plan import MOST_BYTES, plan_of
-from kvq_core.capture.scores import MAP_BYTES, POSITION_BINS, SCORE_BYTES, STEP_BINS
-from kvq_core.engine.prefill import CHUNK
 from kvq_core.engine.script import Script
 from kvq_core.events import Loading
 from kvq_core.machine import files
 from kvq_core.machine.memory import free_bytes, shortage
 from kvq_core.models import LoadedModel, converting, load, with_model
+from kvq_core.pipeline.footprint import AT_ONCE, batch_size, batches, run_bytes
 from kvq_core.pipeline.prompt import script
 from kvq_core.record.fields import Record
 from kvq_core.settings import settings
-from kvq_core.spec import MAX_LANES, TENSORS, ComparisonSpec, Lane
+from kvq_core.spec import TENSORS, ComparisonSpec, Lane
 
 REMEMBERED = 40  # runs a machine's timing is fitted on
-LOGIT_COPIES = 6  # of a scored chunk's logits: as computed, in float32, as log-probabilities of both sides and between
-ALLOCATORS = 1.1  # measured peaks are up to 4 % above the sum of what is held: blocks are rounded up and kept
-BASE_BYTES = 60_000_000  # what even the shortest run takes: libraries' buffers, threads' stacks, the tokens' texts
 
 
 @dataclass(frozen=True)
@@ -62,8 +58,12 @@ def estimate(spec: ComparisonSpec) -> Estimate:
     prompt, through = len(read.ids), read.through(spec.lanes)
     lanes = [_lane(lane, model, prompt, prompt + new - 1) for lane in spec.lanes]
     detail = spec.capture.detail
-    seconds = _seconds(model.id, detail, prompt, new, len(spec.lanes) + 1, through)
+    size = batch_size(model, spec, read, new)
+    count = len(batches(spec.lanes, size))
+    seconds = _seconds(model.id, detail, prompt, new, len(spec.lanes) + 1, through, count)
     notes = []
+    if count > 1:
+        notes.append(f"The lanes run in {count} batches of at most {size} on one prefill.")
     if through:
         notes.append(
             f"Reading the prompt through the lanes' own caches computes {through:,} tokens more, "
@@ -79,7 +79,7 @@ def estimate(spec: ComparisonSpec) -> Estimate:
     if plan is not None and plan.reduced:
         notes.append(f"So that captures fit into {MOST_BYTES >> 20} MB, they keep {'; '.join(plan.reduced)}.")
     weights = sum(p.numel() * p.element_size() for p in model.model.parameters())
-    extra = _run_bytes(model, spec, read, new)
+    extra = run_bytes(model, spec, read, new, size)
     return Estimate(
         prompt,
         model.shape.context,
@@ -104,7 +104,7 @@ def memory_warning(spec: ComparisonSpec) -> str | None:
     Raises KvqError where the spec cannot be run.
     """
     spec, model, read, new = _sized(spec)
-    needed = _run_bytes(model, spec, read, new)
+    needed = run_bytes(model, spec, read, new, batch_size(model, spec, read, new))
     return shortage(needed, free_bytes(model.device), len(read.ids) + new, len(spec.lanes))
 
 
@@ -139,55 +139,11 @@ def _lane(lane: Lane, model: LoadedModel, prompt: int, end: int) -> LaneEstimate
     return LaneEstimate(lane.label, key, value, end, warning)
 
 
-def _run_bytes(model: LoadedModel, spec: ComparisonSpec, read: Script, new: int) -> int:
-    """The peak of what a run holds beside the weights: the prompt's tensors, the float32 working copies of all rows,
-    and what one stage holds for a moment, see ``_passing``; benchmarks/load.py compares it with measured peaks."""
-    shape, prompt = model.shape, len(read.ids)
-    token = shape.layers * shape.kv_heads * shape.head_dim * 4 * 2  # keys and values of one row
-    lanes = len(spec.lanes) + 1
-    windows = [assigned.window for lane in spec.lanes for assigned in lane.plan(shape)]
-    prefix = min([w.frozen(prompt) for w in windows], default=prompt)
-    copies = (lanes + 1) * prefix * token + (2 * lanes + 1) * (prompt + new - prefix) * token
-    queries = shape.layers * shape.query_heads * shape.head_dim * 4 * prompt
-    stored = lanes * prompt * token // 4  # at most 8 bits an element for nearly all methods, and their metadata
-    held = copies + prompt * token + queries + stored
-    if read.through(spec.lanes):  # before there are rows: own and read keys and values of the lanes of a pass
-        held = max(held, held - copies + 2 * prompt * token * max(map(_together, spec.lanes)))
-    return round(ALLOCATORS * (held + _captured(model, spec, prompt, new) + _passing(model, spec, prompt)))
-
-
-def _together(lane: Lane) -> int:
-    """At most, how many lanes read a prompt through their caches at once, where all are like this one."""
-    return 1 if lane.chunks is None else max(1, min(MAX_LANES, CHUNK // lane.chunks.chunk))
-
-
-def _captured(model: LoadedModel, spec: ComparisonSpec, prompt: int, new: int) -> int:
-    """Score maps in float32 while they are made, and the record's arrays three times while they are written."""
-    if spec.capture.detail == "off":
-        return 0
-    shape, lanes, steps = model.shape, len(spec.lanes), max(1, new - 1)
-    cells = lanes * shape.layers * shape.query_heads * min(STEP_BINS, steps) * min(POSITION_BINS, prompt + new)
-    statistics = 4 * (lanes + 1) * shape.layers * shape.query_heads * steps * 4
-    tap_queries = shape.layers * shape.query_heads * steps * shape.head_dim * 4
-    return 4 * min(MAP_BYTES, cells) + statistics + tap_queries + 3 * min(SCORE_BYTES, cells + statistics // 2)
-
-
-def _passing(model: LoadedModel, spec: ComparisonSpec, prompt: int) -> int:
-    """What a prefill chunk or a decode step computes with, the larger of the two, and the measuring at the end."""
-    shape, config = model.shape, model.model.config
-    chunk = min(CHUNK, prompt)
-    width = 4 * config.hidden_size + 3 * getattr(config, "intermediate_size", 4 * config.hidden_size)
-    prefill = 4 * chunk * (width + shape.query_heads * prompt)
-    rows = 2 * (len(spec.lanes) + 1) + 1
-    step = LOGIT_COPIES * 4 * rows * spec.score_chunk * config.vocab_size if spec.continuation is not None else 0
-    measuring = 2 * prompt * shape.layers * shape.kv_heads * shape.head_dim * 4 * 2  # a lane's decoded prompt, twice
-    return BASE_BYTES + measuring + max(prefill, step)
-
-
-def _features(prompt: int, new: int, lanes: int, through: int) -> list[float]:
+def _features(prompt: int, new: int, lanes: int, through: int = 0, batches: int = 1) -> list[float]:
     """What time grows with: tokens of the prompt read, by the reference and ``through`` the lanes' caches, encoding,
-    steps, rows, and the reading of every row's cache."""
-    rows = [new, new * lanes, new * lanes * prompt / 1e3]
+    steps, rows, of which each batch but the first has a reference more, and the reading of every row's cache."""
+    steps, riding = new * batches, new * (lanes + batches - 1)
+    rows = [steps, riding, riding * prompt / 1e3]
     return [1.0, (prompt + through) / 1e3, prompt * lanes / 1e3, *rows]
 
 
@@ -204,7 +160,9 @@ def remember(record: Record) -> None:
     file = _memory_file(record.environment.model, record.capture.detail)
     known = _known(file)
     prompt = len(record.reference.prompt_token_ids)
-    known.append([prompt, steps + 1, len(record.lanes) + 1, record.timing.total_s, record.timing.through_caches])
+    count = len(batches(record.lanes, record.environment.lanes_at_once or AT_ONCE))
+    sizes = [prompt, steps // count + 1, len(record.lanes) + 1]
+    known.append([*sizes, record.timing.total_s, record.timing.through_caches, count])
     files.keep_memo(file, known[-REMEMBERED:])
 
 
@@ -212,15 +170,16 @@ def _known(file: Path) -> list[list[float]]:
     return files.read_memo(file) or []
 
 
-def _seconds(model: str, detail: str, prompt: int, new: int, lanes: int, through: int) -> float | None:
+def _seconds(model: str, detail: str, *sizes: int) -> float | None:
+    """``sizes``: those of ``_features``."""
     known = _known(_memory_file(model, detail)) or _known(_memory_file(model, "normal"))
     if not known:
         return None
     from scipy.optimize import nnls  # a second's import that most commands never need
 
     # memos of older versions end with the seconds
-    rows = np.array([_features(int(p), int(n), int(k), int(sum(more))) for p, n, k, _, *more in known])
+    rows = np.array([_features(*map(int, (p, n, k, *more))) for p, n, k, _, *more in known])
     times = np.array([t for _, _, _, t, *_ in known])
     # relative errors: a long run's second is worth less than a short one's
     weights, _ = nnls(rows / times[:, None], np.ones(len(times)))
-    return float(np.dot(_features(prompt, new, lanes, through), weights)) or None
+    return float(np.dot(_features(*sizes), weights)) or None

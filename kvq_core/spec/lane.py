@@ -37,6 +37,12 @@ class Assignment:
         """What the method is fitted without: of keys and values of one rule alike, though only keys lose it."""
         return self.rule.center
 
+    @property
+    def fitted_as(self) -> tuple[str, str, Centering, tuple[int, ...]]:
+        """What its method is fitted by: equal of assignments that are stored by one fit."""
+        method = self.method
+        return method.name, method.model_dump_json(), self.center, self.layers
+
 
 class _Labelled(Frozen):
     label: str = Field("", max_length=_LABEL, description="Name of the lane; empty: made from the method.")
