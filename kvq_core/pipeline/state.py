@@ -106,11 +106,12 @@ class Run:
     def _steps(self, batch: Batch, count: int) -> Iterator[Step]:
         progress, passed = Progress(batch), (len(self.batches) - 1) * batch.decode.total
         after = [waiting(lane) for lane in self.spec.lanes[len(self._done) + len(batch.lanes) :]]
+        now = range(len(self._done), len(self._done) + len(batch.lanes)) if count > 1 else None
         lanes: list[LaneProgress] = []
         for _ in batch.steps():
             lanes = progress.lanes()
             every = [*self._done, *lanes, *after]
-            yield Step(passed + progress.reached, count * batch.decode.total, progress.reference, every)
+            yield Step(passed + progress.reached, count * batch.decode.total, progress.reference, every, now)
         self._done += lanes or progress.lanes()
 
     def _set_aside(self, later: list[Lane]) -> None:
