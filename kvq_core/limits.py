@@ -20,6 +20,7 @@ class Limits:
     waiting: int | None  # the same of one visitor
     per_hour: int | None  # runs a visitor starts within an hour
     work: int | None  # (prompt + new tokens) x (lanes + the reference)
+    lanes: int | None  # of a run
     characters: int  # of prompt, system message and continuation together, counted before anything is tokenized
     seconds: int | None  # after which a run is stopped
 
@@ -39,6 +40,7 @@ VARIABLES = {
     "waiting": Variable("KVQ_MAX_WAITING", None, 3, "runs at work and waiting of one visitor"),
     "per_hour": Variable("KVQ_RUNS_PER_HOUR", None, 60, "runs a visitor starts within an hour"),
     "work": Variable("KVQ_MAX_WORK", None, 32_768, "(prompt tokens + new tokens) x (lanes + 1) of a run"),
+    "lanes": Variable("KVQ_MAX_LANES", None, 16, "lanes of a run"),
     "characters": Variable(
         "KVQ_MAX_CHARACTERS", 2_000_000, 200_000, "characters of prompt, system message and continuation together"
     ),

@@ -71,7 +71,7 @@ class Stress(Frozen):
 
 
 class ComparisonSpec(Frozen):
-    """One prompt, one model, up to eight lanes. Frozen, validated and hashable; unknown fields are errors."""
+    """One prompt, one model, up to 64 lanes. Frozen, validated and hashable; unknown fields are errors."""
 
     model: str = Field(
         DEFAULT_MODEL,

@@ -40,9 +40,11 @@ class Admission:
     def quote(self, spec: ComparisonSpec) -> Quote:
         """Before Run: everything that does not depend on who asks.
 
-        Raises LimitError for a text too long to be tokenized here, and KvqError where the spec cannot be run at all.
+        Raises LimitError for more lanes, or a longer text, than are taken here, before anything is tokenized; KvqError
+        where the spec cannot be run at all.
         """
         check_characters(spec)
+        check_lanes(spec)
         found = self._estimate(spec)
         most = limits()
         tokens, lanes = found.tokens, len(spec.lanes)
@@ -117,6 +119,13 @@ def check_characters(spec: ComparisonSpec) -> None:
             f"The prompt has {given:,} characters, system message and continuation counted; this instance takes "
             f"{most:,}. Shorten it by {given - most:,}."
         )
+
+
+def check_lanes(spec: ComparisonSpec) -> None:
+    """Raises LimitError."""
+    most, given = limits().lanes, len(spec.lanes)
+    if most is not None and given > most:
+        raise LimitError(f"{plural(given, 'lane')} were given; this instance takes {most}. Remove {given - most}.")
 
 
 def _or_lanes(lanes: int) -> str:
