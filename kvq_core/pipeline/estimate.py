@@ -36,7 +36,8 @@ class LaneEstimate:
 class Estimate:
     """``seconds`` are fitted on this machine's last runs of the model at this level of capture, None before the first
     of any; ``bytes`` the peak, of which ``run_bytes`` come on top of the model's weights; ``tokens`` those of prompt
-    and answer; ``notes`` what makes this run cost more than others like it."""
+    and answer; ``notes`` what makes this run cost more than others like it; ``batches``: in how many
+    the lanes go."""
 
     prompt_tokens: int
     context: int
@@ -47,6 +48,7 @@ class Estimate:
     tokens: int = 0
     run_bytes: int = 0
     device: str = "cpu"
+    batches: int = 1
 
 
 def estimate(spec: ComparisonSpec) -> Estimate:
@@ -62,8 +64,6 @@ def estimate(spec: ComparisonSpec) -> Estimate:
     count = len(batches(spec.lanes, size))
     seconds = _seconds(model.id, detail, prompt, new, len(spec.lanes) + 1, through, count)
     notes = []
-    if count > 1:
-        notes.append(f"The lanes run in {count} batches of at most {size} on one prefill.")
     if through:
         notes.append(
             f"Reading the prompt through the lanes' own caches computes {through:,} tokens more, "
@@ -90,6 +90,7 @@ def estimate(spec: ComparisonSpec) -> Estimate:
         prompt + new,
         extra,
         str(model.device),
+        count,
     )
 
 
