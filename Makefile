@@ -70,6 +70,7 @@ bench: setup
 	$(PY) benchmarks/methods.py
 	$(PY) benchmarks/commvq_scores.py
 	$(PY) benchmarks/captures.py
+	$(PY) benchmarks/many_lanes.py
 	$(PY) benchmarks/page.py
 
 # The same of the second model, and what its conversion takes.

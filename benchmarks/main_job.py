@@ -86,7 +86,7 @@ def measure(model: LoadedModel, new: int, repeats: int) -> dict[str, Any]:
         parts, run = comparison(model, spec, ids)
         runs.append(parts)
     best = min(runs, key=lambda parts: parts["total"])
-    steps = run.decode.step_seconds
+    steps = run.first.decode.step_seconds
     return {
         "model": model.title,
         "prompt_tokens": len(ids),
@@ -98,10 +98,10 @@ def measure(model: LoadedModel, new: int, repeats: int) -> dict[str, Any]:
         "ratio": best["total"] / min(plain),
         "parts_s": {name: best[name] for name in ("prefill", "encode", "decode", "assemble")},
         "ms_per_step": 1000 * sum(steps) / len(steps),
-        "rows_mean": sum(run.decode.step_rows) / len(steps),
-        "lane_encode_s": {s.lane.label: s.encode_prompt_s for s in run.decode.states},
-        "lane_upkeep_s": {s.lane.label: s.encode_decode_s for s in run.decode.states},
-        "reference_equals_generate": tokens == run.decode.token_ids,
+        "rows_mean": sum(run.first.decode.step_rows) / len(steps),
+        "lane_encode_s": {s.lane.label: s.encode_prompt_s for s in run.first.decode.states},
+        "lane_upkeep_s": {s.lane.label: s.encode_decode_s for s in run.first.decode.states},
+        "reference_equals_generate": tokens == run.first.decode.token_ids,
         "peak_memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
         "targets": TARGETS[model.id],
     }

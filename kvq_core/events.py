@@ -53,10 +53,11 @@ class LaneProgress:
 class Step:
     """After every decode step (every scored chunk of a continuation)."""
 
-    done: int  # tokens generated or scored
+    done: int  # tokens generated or scored, over all batches of lanes
     total: int
     tokens: list[str]  # pieces of the reference text so far
     lanes: list[LaneProgress]  # as in the spec, the noise floor left out
+    batch: range | None = None  # of the lanes, those that decode now; None: all
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ class Limits:
     work: int | None  # (prompt + new tokens) x (lanes + the reference)
     messages: int | None  # of a conversation
     tools: int | None  # characters of a conversation's tools as JSON
+    lanes: int | None  # of a run
     characters: int  # of prompt, system message and continuation together, counted before anything is tokenized
     seconds: int | None  # after which a run is stopped
 
@@ -43,6 +44,7 @@ VARIABLES = {
     "work": Variable("KVQ_MAX_WORK", None, 32_768, "(prompt tokens + new tokens) x (lanes + 1) of a run"),
     "messages": Variable("KVQ_MAX_MESSAGES", None, 64, "messages of a conversation"),
     "tools": Variable("KVQ_MAX_TOOLS", None, 32_768, "characters of a conversation's tools, as JSON"),
+    "lanes": Variable("KVQ_MAX_LANES", None, 16, "lanes of a run"),
     "characters": Variable(
         "KVQ_MAX_CHARACTERS", 2_000_000, 200_000, "characters of prompt, system message and continuation together"
     ),

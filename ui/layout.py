@@ -15,7 +15,7 @@ from ui.form.lanes_panel import Lanes, create_lanes
 from ui.form.setup_panel import Setup, create_setup, wire_presets
 from ui.html.copying import FOLLOW_JS
 from ui.html.status import notice
-from ui.panels.answers import AnswerCards, create_answers, finished_cards, stage_html
+from ui.panels.answers import AnswerCards, all_lanes, create_answers, finished_cards, stage_html, wire_table
 from ui.panels.claims import create_claims
 from ui.panels.header import chip, create_header, markup
 from ui.panels.history import create_history, create_shared, history_html, remember
@@ -101,6 +101,7 @@ def build_ui(services: Services) -> gr.Blocks:
         wire_estimate(page.launch, page.setup, page.lanes, services)
         wire_run(page.launch, page.setup, page.lanes, page.cards, page.status, page.run, services)
         wire_views(page.views, page.run, services)
+        wire_table(page.cards, page.run, page.views)
         wire_learn(page.learn, page.run)
         wire_suggestions(page.views.suggest, page.lanes, page.run, services)
         _wire_shown(page, services)
@@ -165,6 +166,7 @@ def _wire_shown(page: Page, services: Services) -> None:
             return [gr.skip()] * len(outputs)
         try:
             record, arrays = services.records.get(shown["run"])
+            drawn = services.records.drawn(shown)
         except KvqError as error:
             return [
                 gr.skip(),
@@ -177,10 +179,11 @@ def _wire_shown(page: Page, services: Services) -> None:
             gr.update(visible=False),
             stage_html(over=True),
             *show_share(record, shown, request, services),
-            finished_cards(record, arrays),
+            all_lanes(record, arrays, shown),
+            finished_cards(*drawn),
             *show_scorecard(record, arrays, services),
             *show_step_of_run(shown),
-            *fit(page.views, record, arrays, shown, on_page, opened, values[len(page.views.selection) :]),
+            *fit(page.views, *drawn, shown, on_page, opened, values[len(page.views.selection) :]),
         ]
         # Run was pressed again while this one was drawn: its results would stand over the next one's answers.
         late = shown.get("ticket", "link") != "link" and not services.jobs.is_newest(
@@ -201,6 +204,7 @@ def _wire_shown(page: Page, services: Services) -> None:
         page.welcome,
         page.cards.stage,
         *page.share.outputs,
+        page.cards.table,
         page.cards.cards,
         *page.score.outputs,
         *page.learn.outputs,

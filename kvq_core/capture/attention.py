@@ -56,8 +56,8 @@ class AttentionTap:
         """``steps``: how many are looked at, at most; fewer where their rows would take more than ROW_BYTES."""
         e, self.bins = extent, bins
         self.layers, self.heads = layers, heads
-        drawn = e.lanes  # the reference and all forced rows but the noise floor
-        room = ROW_BYTES // max(1, drawn * len(layers) * len(heads) * bins.count)
+        drawn = 1 + e.drawn  # the reference's as well
+        room = ROW_BYTES // max(1, max(drawn, e.whole) * len(layers) * len(heads) * bins.count)
         count = max(1, min(steps, e.steps, room))
         self.steps = sorted({i * (e.steps - 1) // max(1, count - 1) for i in range(count)}) if e.steps else []
         self.depths = Buckets.of(e.tokens, DEPTHS)

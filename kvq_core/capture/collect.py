@@ -1,7 +1,7 @@
 """All captures of one run: set up before it decodes, fed while it does, read when the reference has ended."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from threading import Event
@@ -41,10 +41,18 @@ class Captures:
     """The run's tap (engine.tap.Tap), and what is measured of the caches and the prompt."""
 
     def __init__(
-        self, model: LoadedModel, spec: ComparisonSpec, prefill: Prefill, rope: Rope, extent: Extent, plan: Plan
+        self,
+        model: LoadedModel,
+        spec: ComparisonSpec,
+        prefill: Prefill,
+        rope: Rope,
+        extent: Extent,
+        plan: Plan,
+        first: "Captures | None" = None,
     ):
+        """``first``: those of the run's first batch, which have what is the prompt's and no lane's."""
         self.model, self.prefill, self.rope, self.extent = model, prefill, rope, extent
-        self.detail = spec.capture.detail
+        self.detail, self._first = spec.capture.detail, first
         self.seconds = self.seconds_decoding = 0.0
         self.tap = ScoreTap(extent, plan.layers, plan.heads)
         bins = Buckets(self.tap.bin_width, extent.tokens)
@@ -90,14 +98,26 @@ class Captures:
     def close(self, rows: Rows, caches: dict[int, LaneCache]) -> None:
         """The reference has ended: measure the caches of the forced rows, by lane (row - 1)."""
         with self._clock():
-            self.others = other_prompts(self.model, self._chat)
-            others = {kind: directions_of(self.model, other.ids) for kind, other in self.others.items()}
             known = Event()  # the directions of the prompt's queries, and what lanes are compared with
             measuring = [partial(self._measure, rows, lane, cache, known) for lane, cache in caches.items()]
-            reference = partial(self._measure_reference, rows, known)
-            prompt = partial(self._read_prompt, others, known)
-            for _ in threads.in_order([reference, prompt, *measuring], rows.cores):
+            for _ in threads.in_order([*self._of_no_lane(rows, known), *measuring], rows.cores):
                 pass
+
+    def _of_no_lane(self, rows: Rows, known: Event) -> list[Callable[[], None]]:
+        """What is measured of the reference and the prompt, before the lanes and beside them."""
+        if self._first is not None:
+            return [partial(self._take_over, self._first, rows, known)]
+        self.others = other_prompts(self.model, self._chat)
+        others = {kind: directions_of(self.model, other.ids) for kind, other in self.others.items()}
+        return [partial(self._measure_reference, rows, known), partial(self._read_prompt, others, known)]
+
+    def _take_over(self, first: "Captures", rows: Rows, known: Event) -> None:
+        """What the first batch measured of the prompt; errors are those against this batch's own reference."""
+        try:
+            self.directions, self._bases, self._true_keys = first.directions, first._bases, first._true_keys
+            self.truth = self._truth(rows)
+        finally:
+            known.set()
 
     def _measure_reference(self, rows: Rows, known: Event) -> None:
         try:
@@ -122,7 +142,7 @@ class Captures:
         known.wait()
         assert self.truth is not None
         self.errors[lane] = cache_errors(rows, lane + 1, self.truth)
-        if lane < self.extent.lanes - 1:  # the noise floor is a number to compare with, not a picture
+        if lane < self.extent.drawn:  # the noise floor is a number to compare with, not a picture
             self._at_end[lane] = self._of_row(rows, lane + 1)
 
     def _used(self, cache: LaneCache) -> dict[str, Tensor]:

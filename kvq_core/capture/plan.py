@@ -46,7 +46,7 @@ def fit_plan(extent: Extent, kv_heads: int, capture: Capture, usage: int) -> Pla
     e, detail = extent, capture.detail
     heads = list(range(e.query_heads)) if isinstance(capture.heads, str) else sorted(set(capture.heads))
     a_row = len(heads) * min(POSITION_BINS, max(1, e.tokens))
-    a_layer = max(1, e.lanes - 1) * max(1, min(STEP_BINS, e.steps)) * a_row
+    a_layer = max(1, e.drawn) * max(1, min(STEP_BINS, e.steps)) * a_row
     asked = list(range(e.layers)) if isinstance(capture.layers, str) else sorted(set(capture.layers))
     whole = min(STEPS[detail], e.steps), min(DISTRIBUTIONS[detail], e.layers)
     steps, drawn = whole
@@ -96,7 +96,7 @@ def _others(e: Extent, kv_heads: int, steps: int, drawn: int) -> int:
     lane = 4 * (4 * channels + 2 * heads + DEPTHS * (2 * heads + queries) + 3 * steps * queries + 4 * queries)
     statistics = 3 * 2 * queries * e.steps
     shown = 4 * channels + 2 * angles + quantiles
-    return prompt + (e.lanes + 1) * scored + e.lanes * (lane + statistics) + (e.lanes - 1) * shown
+    return prompt + (e.lanes + 1) * scored + e.lanes * (lane + statistics) + e.drawn * shown
 
 
 def _spread(count: int, most: int) -> list[int]:

@@ -34,12 +34,19 @@ class Extent:
     lanes: int  # forced rows, the noise floor last
     steps: int  # scored positions
     tokens: int  # key positions at the end of the run
+    floor: bool = True  # whether the last of them is the noise floor
+    whole: int = 0  # forced rows of the run, where it goes in batches and these are one's
+
+    @property
+    def drawn(self) -> int:
+        """Forced rows that get pictures: the noise floor is a number to compare with."""
+        return max(0, self.lanes - self.floor)
 
     @classmethod
-    def of(cls, shape: ModelShape, lanes: int, prompt: int, new: int) -> "Extent":
+    def of(cls, shape: ModelShape, lanes: int, prompt: int, new: int, floor: bool = True, whole: int = 0) -> "Extent":
         """``prompt`` tokens and ``new`` ones: the first comes from the prefill, and the last enters no cache."""
         steps = max(0, new - 1)
-        return cls(shape.layers, shape.query_heads, shape.head_dim, lanes, steps, prompt + steps)
+        return cls(shape.layers, shape.query_heads, shape.head_dim, lanes, steps, prompt + steps, floor, whole)
 
 
 class ScoreTap:
@@ -61,8 +68,7 @@ class ScoreTap:
         self.step_bins = max(1, min(STEP_BINS, e.steps))
         self.bin_width = -(-e.tokens // POSITION_BINS)
         self.position_bins = -(-e.tokens // self.bin_width)
-        # the noise floor is a number to compare with, not a picture: no map
-        maps = (max(0, e.lanes - 1), len(map_layers), len(map_heads), self.step_bins, self.position_bins)
+        maps = (e.drawn, len(map_layers), len(map_heads), self.step_bins, self.position_bins)
         self.map = torch.zeros(maps)
         self.step = 0
         self._scratch = Scratch()
@@ -140,7 +146,9 @@ class ScoreTap:
         high = max_pool1d(flat, width, width, ceil_mode=True)
         low = max_pool1d(flat.neg_(), width, width, ceil_mode=True)
         # the larger of both with the sign it came from; torch.where would take ten times as long on a CPU
-        extreme = torch.maximum(high, low).copysign_(high.sub_(low)).view(*delta.shape[:-1], -1)[:, :-1].cpu()
+        extreme = (
+            torch.maximum(high, low).copysign_(high.sub_(low)).view(*delta.shape[:-1], -1)[:, : self.extent.drawn].cpu()
+        )
         bins = extreme.shape[-1]
         for i in range(delta.shape[-2]):
             step = self.step + i

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kvq_core.engine.cache import LaneCache, Part
 from kvq_core.engine.entry import Entry, Filled
+from kvq_core.engine.fit import Shared
 from kvq_core.engine.lane_state import Finish, LaneState, said
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows
@@ -41,12 +42,16 @@ class Decode:
         spec: ComparisonSpec,
         lanes: list[Lane],
         stress: AppliedStress | None = None,
+        given: list[int] | None = None,
     ):
+        """``given``: what the reference answered beside other lanes; here, too, it goes that way and no other."""
         self.model, self.prefill, self.spec, self.stress = model, prefill, spec, stress
         self.follow = model.encode(spec.continuation) if spec.continuation is not None else None
         self.total = len(self.follow) if self.follow is not None else spec.max_new_tokens
         self.rope: Rope = model.rope(len(prefill.ids) + self.total)
         self.script = Script.of_prompt(prefill.ids)
+        self.shared = Shared()  # streams that lanes have alike are encoded once
+        self._given = given
         self.states = [LaneState(lane) for lane in lanes]
         self.token_ids: list[int] = []
         self.finish: Finish | None = None
@@ -58,7 +63,7 @@ class Decode:
 
     def encode(self) -> Iterator[int]:
         """Encode the prompt under each lane; yields the index of the lane that is waited for."""
-        self._entry = Entry(self.model, self.prefill, self.rope, self.script, self.stress)
+        self._entry = Entry(self.model, self.prefill, self.rope, self.script, self.stress, self.shared)
         cores = torch.get_num_threads() if self.model.device.type == "cpu" else 1
         yield from threads.in_order([partial(self._encode, state) for state in self.states], cores)
 
@@ -130,7 +135,10 @@ class Decode:
         if self.follow is not None:
             return []
         sampler.draw(logits.shape[-1])
-        return sampler.choose(logits)
+        chosen = sampler.choose(logits)
+        if self._given is not None and not self.finish:  # its row still stands
+            chosen[0] = self._given[len(self.token_ids)]
+        return chosen
 
     def _fed(self) -> list[int]:
         """The tokens that forced rows read in the coming step; none once the reference has ended."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.filling import Filling
@@ -34,7 +34,7 @@ class Entry:
     rope: Rope
     script: Script
     stress: AppliedStress | None
-    shared: Shared = field(default_factory=Shared)  # streams that lanes have alike are encoded once
+    shared: Shared
 
     def cache(self, lane: Lane) -> LaneCache:
         """A lane's cache with the prompt in it, or with what its own passes begin after."""

@@ -1,7 +1,7 @@
 """A method fitted on the prompt's tensors of some layers, device by device, and what lanes of one run share of that."""
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -138,9 +138,9 @@ class Shared:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._made: dict[Hashable, Future[Any]] = {}
+        self._made: dict[tuple[Any, ...], Future[Any]] = {}
 
-    def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
+    def once(self, key: tuple[Any, ...], make: Callable[[], Made]) -> Made:
         """What ``make`` returned for this key, or raised: the first time now, afterwards the same."""
         with self._lock:
             mine = key not in self._made
@@ -151,6 +151,12 @@ class Shared:
             except BaseException as error:
                 made.set_exception(error)
         return made.result()  # type: ignore[no-any-return]
+
+    def keep(self, plans: Iterable[Sequence[Assignment]]) -> None:
+        """Forget what was made for other plans than these, which are those of the lanes to come."""
+        needed = {made for plan in plans for assigned in plan for made in (assigned.fit, assigned.stream)}
+        # fits are kept under what decides them, streams under what decides the first of the rules that share them
+        self._made = {key: made for key, made in self._made.items() if key[:4] in needed or key[0] in needed}
 
 
 def within(layers: tuple[int, ...], group: LayerGroup) -> list[int]:

@@ -9,15 +9,14 @@ from kvq_core.capture.attention import SINKS
 from kvq_core.capture.distribution import QUANTILES
 from kvq_core.capture.spectra import RANKS
 from kvq_core.metrics.fidelity import TOPK
-from kvq_core.models import LoadedModel
 from kvq_core.pipeline.state import Run
 from kvq_core.record.fields import CaptureInfo, Environment, RunTiming, StressRecord
-from kvq_core.spec import ComparisonSpec
 
 _LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "gradio")
 
 
-def environment(model: LoadedModel, spec: ComparisonSpec) -> Environment:
+def environment(run: Run) -> Environment:
+    model, spec = run.model, run.spec
     versions = {"python": platform.python_version()}
     for library in _LIBRARIES:
         try:
@@ -43,13 +42,15 @@ def environment(model: LoadedModel, spec: ComparisonSpec) -> Environment:
         query_heads=shape.query_heads,
         kv_heads=shape.kv_heads,
         head_dim=shape.head_dim,
+        lanes_at_once=run.size if len(run.batches) > 1 else None,
     )
 
 
 def capture_info(run: Run) -> CaptureInfo:
-    if run.captures is None:
+    held = run.first.captures
+    if held is None:
         return CaptureInfo(detail="off", layers=[], heads=[], step_edges=[], position_edges=[], topk=TOPK)
-    held, tap = run.captures, run.captures.tap
+    tap, every = held.tap, [batch.captures for batch in run.batches if batch.captures is not None]
     return CaptureInfo(
         detail=held.detail,
         layers=tap.map_layers,
@@ -64,13 +65,13 @@ def capture_info(run: Run) -> CaptureInfo:
         quantiles=QUANTILES,
         angle_ranks=RANKS,
         subspace_texts={kind: other.description for kind, other in held.others.items()},
-        seconds=held.seconds,
-        seconds_decoding=held.seconds_decoding,
+        seconds=sum(each.seconds for each in every),
+        seconds_decoding=sum(each.seconds_decoding for each in every),
     )
 
 
 def stress_record(run: Run) -> StressRecord | None:
-    applied, found = run.decode.stress, run.unchanged
+    applied, found = run.stress, run.unchanged
     if applied is None or found is None:
         return None
     done = []
@@ -100,13 +101,14 @@ def stress_record(run: Run) -> StressRecord | None:
 
 
 def timing(run: Run) -> RunTiming:
-    steps = run.decode.step_seconds
+    steps = [seconds for batch in run.batches for seconds in batch.decode.step_seconds]
+    rows = sum(sum(batch.decode.step_rows) for batch in run.batches)
     return RunTiming(
         prefill_s=run.seconds["prefill"],
         encode_s=run.seconds["encode"],
         decode_s=run.seconds["decode"],
         steps=len(steps),
         ms_per_step=1000 * sum(steps) / len(steps) if steps else None,
-        rows_mean=sum(run.decode.step_rows) / len(steps) if steps else 0.0,
+        rows_mean=rows / len(steps) if steps else 0.0,
         total_s=run.seconds["total"],
     )

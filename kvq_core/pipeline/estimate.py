@@ -7,22 +7,18 @@ import numpy as np
 
 from kvq_core.capture.attention import STEPS
 from kvq_core.capture.plan import MOST_BYTES, plan_of
-from kvq_core.capture.scores import MAP_BYTES, POSITION_BINS, SCORE_BYTES, STEP_BINS
-from kvq_core.engine.prefill import CHUNK
 from kvq_core.engine.script import Script
 from kvq_core.events import Loading
 from kvq_core.machine import files
 from kvq_core.machine.memory import free_bytes, shortage
 from kvq_core.models import LoadedModel, converting, load, with_model
+from kvq_core.pipeline.footprint import AT_ONCE, batch_size, batches, run_bytes
 from kvq_core.pipeline.prompt import script
 from kvq_core.record.fields import Record
 from kvq_core.settings import settings
-from kvq_core.spec import MAX_LANES, TENSORS, Assignment, ComparisonSpec, Lane, Tensor
+from kvq_core.spec import TENSORS, Assignment, ComparisonSpec, Lane, Tensor
 
 REMEMBERED = 40  # runs a machine's timing is fitted on
-LOGIT_COPIES = 6  # of a scored chunk's logits: as computed, in float32, as log-probabilities of both sides and between
-ALLOCATORS = 1.1  # measured peaks are up to 4 % above the sum of what is held: blocks are rounded up and kept
-BASE_BYTES = 60_000_000  # what even the shortest run takes: libraries' buffers, threads' stacks, the tokens' texts
 
 
 @dataclass(frozen=True)
@@ -40,7 +36,8 @@ class LaneEstimate:
 class Estimate:
     """``seconds`` are fitted on this machine's last runs of the model at this level of capture, None before the first
     of any; ``bytes`` the peak, of which ``run_bytes`` come on top of the model's weights; ``tokens`` those of prompt
-    and answer; ``notes`` what makes this run cost more than others like it."""
+    and answer; ``notes`` what makes this run cost more than others like it; ``batches``: in how many
+    the lanes go."""
 
     prompt_tokens: int
     context: int
@@ -51,6 +48,7 @@ class Estimate:
     tokens: int = 0
     run_bytes: int = 0
     device: str = "cpu"
+    batches: int = 1
 
 
 def estimate(spec: ComparisonSpec) -> Estimate:
@@ -62,7 +60,9 @@ def estimate(spec: ComparisonSpec) -> Estimate:
     prompt, through = len(read.ids), read.through(spec.lanes)
     lanes = [_lane(lane, model, prompt, prompt + new - 1) for lane in spec.lanes]
     detail = spec.capture.detail
-    seconds = _seconds(model.id, detail, prompt, new, len(spec.lanes) + 1, through)
+    size = batch_size(model, spec, read, new)
+    count = len(batches(spec.lanes, size))
+    seconds = _seconds(model.id, detail, prompt, new, len(spec.lanes) + 1, through, count)
     notes = []
     if through:
         notes.append(
@@ -79,7 +79,7 @@ def estimate(spec: ComparisonSpec) -> Estimate:
     if plan is not None and plan.reduced:
         notes.append(f"So that captures fit into {MOST_BYTES >> 20} MB, they keep {'; '.join(plan.reduced)}.")
     weights = sum(p.numel() * p.element_size() for p in model.model.parameters())
-    extra = _run_bytes(model, spec, read, new)
+    extra = run_bytes(model, spec, read, new, size)
     return Estimate(
         prompt,
         model.shape.context,
@@ -90,6 +90,7 @@ def estimate(spec: ComparisonSpec) -> Estimate:
         prompt + new,
         extra,
         str(model.device),
+        count,
     )
 
 
@@ -104,7 +105,7 @@ def memory_warning(spec: ComparisonSpec) -> str | None:
     Raises KvqError where the spec cannot be run.
     """
     spec, model, read, new = _sized(spec)
-    needed = _run_bytes(model, spec, read, new)
+    needed = run_bytes(model, spec, read, new, batch_size(model, spec, read, new))
     return shortage(needed, free_bytes(model.device), len(read.ids) + new, len(spec.lanes))
 
 
@@ -145,55 +146,11 @@ def _quantized(plan: tuple[Assignment, ...], tensor: Tensor, prompt: int, end: i
     return max(found.values(), default=0)
 
 
-def _run_bytes(model: LoadedModel, spec: ComparisonSpec, read: Script, new: int) -> int:
-    """The peak of what a run holds beside the weights: the prompt's tensors, the float32 working copies of all rows,
-    and what one stage holds for a moment, see ``_passing``; benchmarks/load.py compares it with measured peaks."""
-    shape, prompt = model.shape, len(read.ids)
-    token = shape.layers * shape.kv_heads * shape.head_dim * 4 * 2  # keys and values of one row
-    lanes = len(spec.lanes) + 1
-    plans = [assigned for lane in spec.lanes for assigned in lane.plan(shape)]
-    prefix = min([assigned.frozen(prompt) for assigned in plans], default=prompt)
-    copies = (lanes + 1) * prefix * token + (2 * lanes + 1) * (prompt + new - prefix) * token
-    queries = shape.layers * shape.query_heads * shape.head_dim * 4 * prompt
-    stored = lanes * prompt * token // 4  # at most 8 bits an element for nearly all methods, and their metadata
-    held = copies + prompt * token + queries + stored
-    if read.through(spec.lanes):  # before there are rows: own and read keys and values of the lanes of a pass
-        held = max(held, held - copies + 2 * prompt * token * max(map(_together, spec.lanes)))
-    return round(ALLOCATORS * (held + _captured(model, spec, prompt, new) + _passing(model, spec, prompt)))
-
-
-def _together(lane: Lane) -> int:
-    """At most, how many lanes read a prompt through their caches at once, where all are like this one."""
-    return 1 if lane.chunks is None else max(1, min(MAX_LANES, CHUNK // lane.chunks.chunk))
-
-
-def _captured(model: LoadedModel, spec: ComparisonSpec, prompt: int, new: int) -> int:
-    """Score maps in float32 while they are made, and the record's arrays three times while they are written."""
-    if spec.capture.detail == "off":
-        return 0
-    shape, lanes, steps = model.shape, len(spec.lanes), max(1, new - 1)
-    cells = lanes * shape.layers * shape.query_heads * min(STEP_BINS, steps) * min(POSITION_BINS, prompt + new)
-    statistics = 4 * (lanes + 1) * shape.layers * shape.query_heads * steps * 4
-    tap_queries = shape.layers * shape.query_heads * steps * shape.head_dim * 4
-    return 4 * min(MAP_BYTES, cells) + statistics + tap_queries + 3 * min(SCORE_BYTES, cells + statistics // 2)
-
-
-def _passing(model: LoadedModel, spec: ComparisonSpec, prompt: int) -> int:
-    """What a prefill chunk or a decode step computes with, the larger of the two, and the measuring at the end."""
-    shape, config = model.shape, model.model.config
-    chunk = min(CHUNK, prompt)
-    width = 4 * config.hidden_size + 3 * getattr(config, "intermediate_size", 4 * config.hidden_size)
-    prefill = 4 * chunk * (width + shape.query_heads * prompt)
-    rows = 2 * (len(spec.lanes) + 1) + 1
-    step = LOGIT_COPIES * 4 * rows * spec.score_chunk * config.vocab_size if spec.continuation is not None else 0
-    measuring = 2 * prompt * shape.layers * shape.kv_heads * shape.head_dim * 4 * 2  # a lane's decoded prompt, twice
-    return BASE_BYTES + measuring + max(prefill, step)
-
-
-def _features(prompt: int, new: int, lanes: int, through: int) -> list[float]:
+def _features(prompt: int, new: int, lanes: int, through: int = 0, batches: int = 1) -> list[float]:
     """What time grows with: tokens of the prompt read, by the reference and ``through`` the lanes' caches, encoding,
-    steps, rows, and the reading of every row's cache."""
-    rows = [new, new * lanes, new * lanes * prompt / 1e3]
+    steps, rows, of which each batch but the first has a reference more, and the reading of every row's cache."""
+    steps, riding = new * batches, new * (lanes + batches - 1)
+    rows = [steps, riding, riding * prompt / 1e3]
     return [1.0, (prompt + through) / 1e3, prompt * lanes / 1e3, *rows]
 
 
@@ -203,9 +160,11 @@ def _memory_file(model: str, detail: str) -> Path:
 
 
 def remember(record: Record) -> None:
-    """Keep a finished run's timing for later estimates on this machine, if it can be kept; of runs all of whose lanes
-    read the prompt in full precision, which is what a memo tells of."""
+    """Keep a finished run's timing for later estimates on this machine, if it can be kept; of runs of one batch all of
+    whose lanes read the prompt in full precision, which is what a memo tells of."""
     steps = record.timing.steps
+    if len(batches(record.lanes, record.environment.lanes_at_once or AT_ONCE)) > 1:
+        return
     if not steps or any(lane.metrics is not None and lane.metrics.prompt is not None for lane in record.lanes):
         return
     file = _memory_file(record.environment.model, record.capture.detail)
@@ -220,14 +179,15 @@ def _known(file: Path) -> list[list[float]]:
     return [row for row in found if len(row) == 4]  # rows of another version say something else
 
 
-def _seconds(model: str, detail: str, prompt: int, new: int, lanes: int, through: int) -> float | None:
+def _seconds(model: str, detail: str, *sizes: int) -> float | None:
+    """``sizes``: those of ``_features``."""
     known = _known(_memory_file(model, detail)) or _known(_memory_file(model, "normal"))
     if not known:
         return None
     from scipy.optimize import nnls  # a second's import that most commands never need
 
-    rows = np.array([_features(int(p), int(n), int(k), 0) for p, n, k, _ in known])
+    rows = np.array([_features(int(p), int(n), int(k)) for p, n, k, _ in known])
     times = np.array([t for *_, t in known])
     # relative errors: a long run's second is worth less than a short one's
     weights, _ = nnls(rows / times[:, None], np.ones(len(times)))
-    return float(np.dot(_features(prompt, new, lanes, through), weights)) or None
+    return float(np.dot(_features(*sizes), weights)) or None

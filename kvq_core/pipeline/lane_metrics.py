@@ -9,29 +9,29 @@ from kvq_core.engine.lane_state import LaneState
 from kvq_core.metrics.drafting import tokens_a_step
 from kvq_core.metrics.fidelity import perplexity_block
 from kvq_core.metrics.stored_bytes import layers_quantized, tokens_quantized
+from kvq_core.pipeline.batch import Batch
 from kvq_core.pipeline.prompt_scores import turn
-from kvq_core.pipeline.state import Run
 from kvq_core.record.fields import Metrics, TurnMetrics
 
 
-def lane_metrics(run: Run, state: LaneState, at: int) -> Metrics:
-    fidelity = run.fidelity
-    metrics = Metrics(n_scored=fidelity.n_scored, near_tie_margin=fidelity.near_tie_margin())
+def lane_metrics(batch: Batch, state: LaneState, at: int) -> Metrics:
+    fidelity = batch.fidelity
+    metrics = Metrics(n_scored=fidelity.n_scored, near_tie_margin=batch.near_tie_margin)
     metrics.first_divergence = state.first_divergence
     metrics.matched_prefix = len(state.token_ids) if state.first_divergence is None else state.first_divergence
     if state.cache is not None:
         metrics.layers_quantized = layers_quantized(state.cache)
         metrics.tokens_quantized = tokens_quantized(state.cache)
-    if run.captures is not None and at in run.captures.errors:
-        errors = run.captures.errors[at]
+    if batch.captures is not None and at in batch.captures.errors:
+        errors = batch.captures.errors[at]
         metrics.key_rmse, metrics.value_rmse = errors.key_rmse, errors.value_rmse
         metrics.in_subspace_error = errors.in_subspace_error
         metrics.output_error = errors.output.mean().item()
         metrics.output_bound = None if errors.bound is None else errors.bound.mean().item()
-    if run.prompt is not None:
-        metrics.prompt = run.prompt.prompt_metrics(state)
-    column = partial(_column, run, state, at)
-    metrics.turns = _turns(run, state, at)
+    if batch.prompt is not None:
+        metrics.prompt = batch.prompt.prompt_metrics(state)
+    column = partial(_column, batch, state, at)
+    metrics.turns = _turns(batch, state, at)
     metrics.n_scored = len(column("kld"))
     if not metrics.n_scored:
         return metrics
@@ -45,36 +45,36 @@ def lane_metrics(run: Run, state: LaneState, at: int) -> Metrics:
     metrics.perplexity_block = perplexity_block(column("nll"), column("reference/nll"), kld, column("delta_p"), same)
     metrics.ppl_ratio = metrics.perplexity_block["Mean PPL(Q)/PPL(base)"].value
     metrics.acceptance = column("acceptance").double().mean().item()
-    metrics.tokens_a_step = tokens_a_step(_answers(run, state, at))
+    metrics.tokens_a_step = tokens_a_step(_answers(batch, state, at))
     metrics.rms_dp = metrics.perplexity_block["RMS Δp"].value
-    if run.captures is not None:
-        tap, looked, scored = run.captures.tap, run.captures.attention, slice(0, fidelity.n_scored)
+    if batch.captures is not None:
+        tap, looked, scored = batch.captures.tap, batch.captures.attention, slice(0, fidelity.n_scored)
         metrics.attention_delta_mean = tap.mean[at, ..., scored].mean().item()
         metrics.attention_delta_max = tap.max[at, ..., scored].max().item()
         metrics.attention_delta_reference_query = looked.reference_query[at, : len(looked.captured_steps)].mean().item()
     return metrics
 
 
-def _column(run: Run, state: LaneState, at: int, name: str) -> Tensor:
+def _column(batch: Batch, state: LaneState, at: int, name: str) -> Tensor:
     """What is scored of a lane: the answer, after the given ones of a conversation all of whose answers are."""
-    own = run.fidelity.column(name, None if name.startswith("reference/") else at)
-    if run.turns is None or state not in run.turns.states:
+    own = batch.fidelity.column(name, None if name.startswith("reference/") else at)
+    if batch.turns is None or state not in batch.turns.states:
         return own
-    return torch.cat([run.turns.column(name, state), own])
+    return torch.cat([batch.turns.column(name, state), own])
 
 
-def _answers(run: Run, state: LaneState, at: int) -> list[Tensor]:
+def _answers(batch: Batch, state: LaneState, at: int) -> list[Tensor]:
     """Acceptances (positions,) of every answer that is scored, the generated one last."""
-    given = [] if run.turns is None else run.turns.by_answer("acceptance", state, run.script)
-    return [*given, run.fidelity.column("acceptance", at)]
+    given = [] if batch.turns is None else batch.turns.by_answer("acceptance", state, batch.script)
+    return [*given, batch.fidelity.column("acceptance", at)]
 
 
-def _turns(run: Run, state: LaneState, at: int) -> list[TurnMetrics]:
+def _turns(batch: Batch, state: LaneState, at: int) -> list[TurnMetrics]:
     """Each answer's own figures, where all of them are scored."""
-    if run.turns is None:
+    if batch.turns is None:
         return []
-    found = run.turns.turn_metrics(state, run.script)
-    if run.fidelity.n_scored:
-        kld, same = run.fidelity.column("kld", at), run.fidelity.column("same_top", at)
-        found.append(turn(len(run.decode.token_ids), kld, same))
+    found = batch.turns.turn_metrics(state, batch.script)
+    if batch.fidelity.n_scored:
+        kld, same = batch.fidelity.column("kld", at), batch.fidelity.column("same_top", at)
+        found.append(turn(len(batch.decode.token_ids), kld, same))
     return found

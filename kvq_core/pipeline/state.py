@@ -2,30 +2,22 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 
-import torch
-
-from kvq_core.capture.collect import Captures
 from kvq_core.capture.plan import Plan, plan_of
-from kvq_core.capture.scores import Extent
-from kvq_core.engine.decode import Decode, LaneState
+from kvq_core.engine.fit import Shared
 from kvq_core.engine.prefill import Prefill
-from kvq_core.engine.rows import Rows
 from kvq_core.engine.script import Script
-from kvq_core.engine.stress import ReferenceShift, apply_stress
-from kvq_core.errors import MethodError
-from kvq_core.events import Encoding, Event, Filling, LaneProgress, Step, Summarizing
+from kvq_core.engine.stress import AppliedStress, ReferenceShift, apply_stress
+from kvq_core.events import Encoding, Event, LaneProgress, Step, Summarizing
 from kvq_core.events import Prefill as PrefillEvent
-from kvq_core.metrics.fidelity import Fidelity
-from kvq_core.metrics.stored_bytes import quantized_keys
 from kvq_core.models import LoadedModel
-from kvq_core.models.text import Pieces
-from kvq_core.pipeline.prompt_scores import Scores, prompt_positions, turn_positions
+from kvq_core.pipeline.batch import Batch
+from kvq_core.pipeline.footprint import batch_size, batches
+from kvq_core.pipeline.lanes import Told, lanes_of
+from kvq_core.pipeline.progress import Progress, waiting
+from kvq_core.pipeline.prompt_scores import prompt_positions, turn_positions
 from kvq_core.spec import ComparisonSpec, Lane
-
-NOISE_FLOOR = Lane(label="Noise floor", method="fp16")
 
 
 @dataclass
@@ -36,15 +28,16 @@ class Run:
     model: LoadedModel
     spec: ComparisonSpec
     script: Script
-    decode: Decode = field(init=False)
     prefill: Prefill = field(init=False)
-    fidelity: Fidelity = field(init=False)
-    prompt: Scores | None = field(init=False, default=None)  # of tokens that were read, not answered
-    turns: Scores | None = field(init=False, default=None)  # of given answers
     plan: Plan | None = field(init=False, default=None)
-    captures: Captures | None = field(init=False, default=None)
+    size: int = field(init=False)  # lanes of a batch, at most
+    batches: list[Batch] = field(init=False, default_factory=list)
+    stress: AppliedStress | None = field(init=False, default=None)
     unchanged: ReferenceShift | None = field(init=False, default=None)
     seconds: dict[str, float] = field(init=False, default_factory=dict)
+    _shared: Shared = field(init=False, default_factory=Shared)
+    _done: list[LaneProgress] = field(init=False, default_factory=list)  # of lanes whose batch has decoded
+    _told: list[Told] = field(init=False, default_factory=list)  # lanes of batches that have given back their caches
 
     @property
     def ids(self) -> list[int]:
@@ -52,121 +45,78 @@ class Run:
         return self.script.ids
 
     @property
-    def running(self) -> list[LaneState]:
-        """States of the lanes that ride in the batch, in the order of their forced rows; the noise floor last."""
-        return self.decode.states_running
+    def first(self) -> Batch:
+        """The batch that has the noise floor, and whose reference is the run's."""
+        return self.batches[0]
+
+    def lanes(self) -> list[Told]:
+        """Every lane of a finished run, as the spec has them, and the noise floor last."""
+        told = [*self._told, *lanes_of(self.batches[-1])]
+        floor = told.pop(len(self.first.lanes))
+        return [*told, floor]
 
     def stages(self) -> Iterator[Event]:
         began = time.perf_counter()
         self.plan = plan_of(self.model, self.spec, len(self.ids))  # refuses what could not be stored in the end
+        yield from self._prefill()
+        self._stress()
+        divided = batches(self.spec.lanes, self.size)
+        for number, lanes in enumerate(divided, 1):
+            yield from self._batch(lanes, len(divided))
+            if number < len(divided):
+                self._set_aside([lane for later in divided[number:] for lane in later])
+        for batch in self.batches:
+            for stage, seconds in batch.seconds.items():
+                self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
+        self.seconds["total"] = time.perf_counter() - began
+
+    def _prefill(self) -> Iterator[Event]:
+        began = time.perf_counter()
         prompt, turns = prompt_positions(self.spec, self.script), turn_positions(self.spec, self.script)
         later = [segment.start for segment in self.script.segments[1:]]
         self.prefill = Prefill(self.model, self.ids, sorted({*prompt, *turns}), later)
+        follow = self.spec.continuation
+        new = self.spec.max_new_tokens if follow is None else len(self.model.encode(follow))
+        self.size = batch_size(self.model, self.spec, self.script, new)
         yield PrefillEvent(0, len(self.ids))
         for done in self.prefill.run():
             yield PrefillEvent(done, len(self.ids))
-        self._lap("prefill", began)
-        yield from self._encode()
-        yield from self._steps()
-        yield Summarizing()
-        scored = partial(Scores.of, self.model, self.prefill, self.running, first=self.decode.token_ids[0])
-        self.prompt, self.turns = scored(positions=prompt), scored(positions=turns)
-        self.seconds["total"] = time.perf_counter() - began
+        self.seconds["prefill"] = time.perf_counter() - began
 
-    def _encode(self) -> Iterator[Event]:
+    def _stress(self) -> None:
         began = time.perf_counter()
-        stress = None
         if self.spec.stress.active:
-            stress, self.unchanged = apply_stress(self.model, self.prefill, self.spec.stress)
-        self.decode = Decode(self.model, self.prefill, self.spec, [*self.spec.lanes, NOISE_FLOOR], stress)
-        self.decode.script = self.script
-        for state in self.decode.states:
-            reason = state.lane.why_not(self.model.shape)
-            state.error = reason and f"{state.lane.title} cannot run on {self.model.title}: {reason}."
-        for index in self.decode.encode():
-            label = self.decode.states[index].lane.label
-            yield Encoding(label, index, len(self.decode.states))
-        for filled in self.decode.fill():
-            yield Filling(filled.labels, filled.done, filled.total)
-        if not self.running or self.running[-1].lane is not NOISE_FLOOR:
-            raise MethodError(f"The noise floor could not be set up: {self.decode.states[-1].error}")
-        self._lap("encode", began)
+            self.stress, self.unchanged = apply_stress(self.model, self.prefill, self.spec.stress)
+        self.seconds["encode"] = time.perf_counter() - began
 
-    def _steps(self) -> Iterator[Event]:
-        began = time.perf_counter()
-        self.fidelity = Fidelity(len(self.running))
-        self._set_up_captures()
-        told = _Told(self)
-        for _ in self._observed(self.decode.steps(self._score, self.captures, self._close)):
-            yield told.step()
-        self._lap("decode", began)
-
-    def _observed(self, steps: Iterator[None]) -> Iterator[None]:
-        """Tell the captures which keys are quantized before every step."""
-        while True:
-            if self.captures is not None:
-                self.captures.begin([quantized_keys(s.cache) for s in self.running if s.cache is not None])
-            try:
-                next(steps)
-            except StopIteration:
-                return
-            yield
-
-    def _set_up_captures(self) -> None:
-        if self.plan is None:
-            return
-        extent = Extent.of(self.model.shape, len(self.running), len(self.ids), self.decode.total)
-        self.captures = Captures(self.model, self.spec, self.prefill, self.decode.rope, extent, self.plan)
-
-    def _score(self, reference: torch.Tensor, lanes: torch.Tensor, targets: list[int]) -> None:
-        self.fidelity(reference, lanes, targets)
-        if self.captures is not None:  # before ``_close``, which may come within the same step
-            self.captures.advance(len(targets))
-
-    def _close(self, rows: Rows) -> None:
-        if self.captures is not None:
-            held = {at: s.cache for at, s in enumerate(self.running) if s.error is None and s.cache is not None}
-            self.captures.close(rows, held)
-
-    def _lap(self, stage: str, began: float) -> None:
-        self.seconds[stage] = time.perf_counter() - began
-
-
-class _Told:
-    """What has been told of a run so far: text pieces and per-token measures, for Step events."""
-
-    def __init__(self, run: Run):
-        self._run = run
-        self._reference = Pieces(run.model.tokenizer)
-        self._pieces = [Pieces(run.model.tokenizer) for _ in run.decode.states]
-        self._kld: list[list[float]] = [[] for _ in run.running]
-        self._same: list[list[bool]] = [[] for _ in run.running]
-        self._scored = 0
-
-    def step(self) -> Step:
-        run = self._run
-        if run.fidelity.n_scored > self._scored:
-            self._scored = run.fidelity.n_scored
-            for at in range(len(run.running)):
-                self._kld[at] += run.fidelity.latest("kld", at)
-                self._same[at] += map(bool, run.fidelity.latest("same_top", at))
-        decode = run.decode
-        reached = max([len(decode.token_ids), *(len(state.token_ids) for state in decode.states)])
-        lanes = [self._lane(i) for i in range(len(run.spec.lanes))]
-        return Step(reached, decode.total, list(self._reference.extend(decode.token_ids)), lanes)
-
-    def _lane(self, index: int) -> LaneProgress:
-        state = self._run.decode.states[index]
-        pieces = list(self._pieces[index].extend(state.token_ids))
-        if state not in self._run.running:
-            return LaneProgress(state.lane.label, pieces, [], [], None, state.error)
-        at = self._run.running.index(state)
-        return LaneProgress(
-            state.lane.label,
-            pieces,
-            list(self._kld[at]),
-            list(self._same[at]),
-            state.first_divergence,
-            state.error,
-            state.finish,
+    def _batch(self, lanes: list[Lane], count: int) -> Iterator[Event]:
+        first = self.first if self.batches else None
+        batch = Batch(
+            self.model, self.spec, self.script, self.prefill, lanes, self.plan, self.stress, self._shared, first
         )
+        encoded = sum(len(earlier.decode.states) for earlier in self.batches)
+        self.batches.append(batch)
+        for event in batch.encode():
+            whole = len(self.spec.lanes) + 1
+            yield replace(event, index=encoded + event.index, total=whole) if isinstance(event, Encoding) else event
+        yield from self._steps(batch, count)
+        if len(self.batches) == count:
+            yield Summarizing()
+        batch.score_prompt()
+
+    def _steps(self, batch: Batch, count: int) -> Iterator[Step]:
+        progress, passed = Progress(batch), (len(self.batches) - 1) * batch.decode.total
+        after = [waiting(lane) for lane in self.spec.lanes[len(self._done) + len(batch.lanes) :]]
+        now = range(len(self._done), len(self._done) + len(batch.lanes)) if count > 1 else None
+        lanes: list[LaneProgress] = []
+        for _ in batch.steps():
+            lanes = progress.lanes()
+            every = [*self._done, *lanes, *after]
+            yield Step(passed + progress.reached, count * batch.decode.total, progress.reference, every, now)
+        self._done += lanes or progress.lanes()
+
+    def _set_aside(self, later: list[Lane]) -> None:
+        """Make the records of the newest batch's lanes and give back what they were made from."""
+        self._told += lanes_of(self.batches[-1])
+        self.batches[-1].release()
+        self._shared.keep(lane.plan(self.model.shape) for lane in later)

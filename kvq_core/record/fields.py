@@ -39,6 +39,7 @@ class Environment(_Part):
     kv_heads: int
     head_dim: int
     attention: str = "kvq lock-step"
+    lanes_at_once: int | None = None  # lanes of a batch, whose size moves the last digits of each; None: all in one
 
     @property
     def weights_note(self) -> str | None:

@@ -13,7 +13,7 @@ from kvq_core.spec.lane import Lane
 from kvq_core.spec.rule import Count, Frozen, Rule
 
 DEFAULT_MODEL = "smollm2-135m-instruct-q4_1"
-MAX_LANES = 8
+MAX_LANES = 64
 
 
 class Capture(Frozen):
@@ -71,7 +71,7 @@ class Stress(Frozen):
 
 
 class ComparisonSpec(Frozen):
-    """One prompt, one model, up to eight lanes. Frozen, validated and hashable; unknown fields are errors."""
+    """One prompt, one model, up to 64 lanes. Frozen, validated and hashable; unknown fields are errors."""
 
     model: str = Field(
         DEFAULT_MODEL,

@@ -19,6 +19,15 @@ def stored(store_folder) -> str:
     return record.id
 
 
+@pytest.fixture(scope="module")
+def many(store_folder) -> str:
+    """A run of more lanes than are drawn."""
+    record, arrays = make_run(lanes=20, scored=20, tokens=80)
+    record = record.model_copy(update={"id": "feedfacefeed0020"})
+    open_store(store_folder).save(record, arrays)
+    return record.id
+
+
 def takes_views_away(page, stored: str) -> None:
     open_view(page, "Rate–distortion")
     with page.expect_download() as csv:
@@ -77,3 +86,32 @@ def test_a_click_anywhere_selects_everywhere(stored, server, open_page):
         }"""
     )
     assert 0 < highest <= 1.001 * end_of_scale  # in score units, not the codes they came as
+
+
+@pytest.mark.parametrize("width, theme", [(1280, "light"), (390, "dark")])
+def test_of_many_lanes_those_chosen_in_the_table_are_drawn(many, server, open_page, width, theme):
+    page = open_page(f"{server}/?run={many}&__theme={theme}", width=width)
+    page.wait_for_selector(VIEWS["Verdicts"])
+    assert page.locator(".lane-table tbody tr").count() == 20 and page.locator("#cards .answer").count() == 9
+    boxes, choose = page.locator(".lane-table input"), page.locator(".lane-table [data-draw='8']")
+    assert boxes.evaluate_all("boxes => boxes.filter(box => box.checked).length") == 8
+    open_view(page, "Bits")
+    page.locator("#pick-layer input[type=number]").fill("3")
+    page.locator("#pick-layer input[type=number]").press("Enter")
+    for at in range(20):
+        boxes.nth(at).check()
+    choose.click()
+    assert page.locator(".lane-table [role=status]").inner_text() == "20 are chosen; choose 1 to 8."
+    for at in range(20):
+        boxes.nth(at).set_checked(at in (2, 17))
+    choose.click()
+    page.wait_for_function("document.querySelectorAll('#cards .answer').length == 3")
+    assert page.locator("#cards h3").all_inner_texts() == ["Full precision", "Lane 2", "Lane 17"]
+    page.wait_for_function("document.querySelector('#view-storage .lane-key')?.innerText.includes('Lane 17')")
+    assert page.locator("#view-storage").is_visible(), "the view that was open stays open"
+    assert page.locator("#pick-layer input[type=number]").input_value() == "3"
+    open_view(page, "Verdicts")
+    assert page.locator("#verdicts .verdict h4").all_inner_texts() == ["Lane 2", "Lane 17"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.locator(".lane-table [data-draw=best]").click()
+    page.wait_for_function("document.querySelectorAll('#cards .answer').length == 9")

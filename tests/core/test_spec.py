@@ -36,7 +36,7 @@ BAD = [
     ({"prompt": "p", "lanes": [{}]}, ["lane 1: method is missing"]),
     ({"prompt": "p", "lanes": [{"method": "kvi"}]}, ["lane 1: ", "kvi", "Did you mean 'kivi'", "squat"]),
     ({"prompt": "p", "lanes": [{"method": "kivi"}, {"method": "nope"}]}, ["lane 2: ", "nope"]),
-    ({"prompt": "p", "lanes": [{"method": "kivi"}] * 40}, ["40", "8", "32"]),
+    ({"prompt": "p", "lanes": [{"method": "kivi"}] * 80}, ["80", "64", "16"]),
     (with_lane(bits=2), ["lane 1 (KIVI): Unknown field 'bits'", "allowed", "knobs"]),
     (with_lane(knobs={"bits": 7}), ["kivi", "bits", "7", "1, 2, 3, 4, 8"]),
     (with_lane(knobs={"bits": "2; rm -rf"}), ["bits", "rm"]),
@@ -82,7 +82,7 @@ def test_a_spec_is_frozen():
         parse_spec({"prompt": "p"}).prompt = "q"
 
 
-def test_eight_lanes_are_allowed_and_labelled_apart():
+def test_sixty_four_lanes_are_allowed_and_labelled_apart():
     spec = parse_spec({"prompt": "p", "lanes": [{"method": "kivi"}] * MAX_LANES})
     labels = [lane.label for lane in spec.lanes]
     assert labels[:3] == ["KIVI", "KIVI (2)", "KIVI (3)"] and len(set(labels)) == MAX_LANES

@@ -45,7 +45,7 @@ def create_api(services: Services) -> None:
 
 def _computing(services: Services) -> tuple[Callable[..., Any], ...]:
     async def compare(spec: Spec, request: gr.Request) -> AsyncGenerator[Progress]:
-        """Run one prompt through a language model under its full-precision KV cache and under up to eight quantized
+        """Run one prompt through a language model under its full-precision KV cache and under up to 64 quantized
         caches in the same pass, and report what each cache changes: the text, the next-token distributions, attention,
         and the bytes stored. Progress arrives while it runs; the last item holds the result with the id of the run.
 

@@ -2,6 +2,7 @@
 
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import LaneRecord, Record
+from kvq_core.record.part import drawn_of
 from ui.html.colors import lane_color
 from ui.html.escape import safe, shorten
 from ui.html.numbers import ABSENT, bits, percent, plural, significant
@@ -46,7 +47,8 @@ def figures(lane: LaneRecord) -> tuple[str, str, str, str]:
 
 def card(record: Record, arrays: Arrays, link: str) -> str:
     """The picture as SVG, 1200 x 630, the size that links are previewed at."""
-    step = min(72, 328 // max(1, len(record.lanes)))
+    few, own = drawn_of(record, arrays)
+    step = min(72, 328 // max(1, len(few.lanes)))
     prompt = record.question
     body = [
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="{GROUND}"/>',
@@ -54,8 +56,8 @@ def card(record: Record, arrays: Arrays, link: str) -> str:
         _text(60, 110, f"“{shorten(prompt, 100)}”", 20, MUTE, limit=104),
         *(_text(x, 166, name, 18, MUTE, "end") for name, x in COLUMNS),
     ]
-    for n in range(len(record.lanes)):
-        body += _row(record, arrays, n, 182 + n * step, step)
+    for n in range(len(few.lanes)):
+        body += _row(few, own, n, 182 + n * step, step)
     words = EXPLAINED.split(" KLD: ")
     body += [
         _text(60, 556, words[0], 16, MUTE, limit=160),
@@ -94,11 +96,12 @@ def _text(
 def card_text(record: Record, arrays: Arrays, link: str) -> str:
     """The same to paste: model, lanes, figures, what they are, link."""
     lines = [title(record)]
-    for index, lane in enumerate(record.lanes):
+    few, own = drawn_of(record, arrays)
+    for index, lane in enumerate(few.lanes):
         if lane.status == "failed":
             lines.append(f"- {shorten(lane.label, 60)}: failed")
             continue
         width, size, kld, flips = figures(lane)
-        word = verdict(record, arrays, index).word
+        word = verdict(few, own, index).word
         lines.append(f"- {shorten(lane.label, 60)}: K/V {width} bits, size {size}, KLD {kld}, flips {flips} ({word})")
     return "\n".join([*lines, scoring_line(record), EXPLAINED, link])

@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 from kvq_core.analysis.expected import expectation_sentence
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import LaneRecord, Record
+from kvq_core.record.part import BEST, TOGETHER, drawn_of
 from ui.export.card import title
 from ui.export.reproduce import command, conditions
 from ui.export.svg import svg
@@ -35,11 +36,12 @@ def report(record: Record, arrays: Arrays, link: str = "") -> str:
     """The whole document, with the run's link where there is one. Every text of prompt, model or label is escaped."""
     style = Path(__file__).with_name("report.css").read_text(encoding="utf-8") + shades(SEQUENTIAL, "")
     style += f"@media (prefers-color-scheme: dark) {{ {shades(SEQUENTIAL_DARK, '')} }}"
+    drawn = drawn_of(record, arrays)
     parts = (
         _head(record, arrays, link),
         _scores(record, arrays),
-        _answers(record, arrays),
-        _figures(record, arrays),
+        _answers(*drawn, some=drawn[0] is not record),
+        _figures(*drawn),
         _again(record),
     )
     return (
@@ -86,7 +88,7 @@ def _scores(record: Record, arrays: Arrays) -> str:
     )
 
 
-def _answers(record: Record, arrays: Arrays) -> str:
+def _answers(record: Record, arrays: Arrays, some: bool) -> str:
     cards = f'<div><h3>Full precision</h3><div class="tokens">{reference_tokens(record.reference.tokens)}</div></div>'
     for index, lane in enumerate(record.lanes):
         about = (settings(lane), verdict(record, arrays, index).sentence, *remarks(lane))
@@ -94,6 +96,8 @@ def _answers(record: Record, arrays: Arrays) -> str:
         body = f"<h3>{safe(lane.label)}</h3>{notes}{_tokens(record, arrays, index)}"
         cards += f'<div style="--lane:{lane_color(index)}">{body}</div>'
     said = f"{SHADED} {expectation_sentence(record)}".strip()
+    if some:
+        said = f"Answers and figures are those of {TOGETHER} lanes: {BEST}. {said}"
     return f'<section><h2>Answers</h2><p class="mute">{safe(said)}</p><div class="answers">{cards}</div></section>'
 
 

@@ -51,8 +51,9 @@ def event_line(event: Event) -> str | None:
         case Filling(labels=labels, done=done, total=total):
             said = f"Reading the prompt through the cache of {' and '.join(labels)}: {done:,} of {total:,} tokens"
             return line(said, done=0.35)
-        case Step(done=done, total=total):
-            return line(f"Step {done:,} of {total:,}", done=0.35 + 0.6 * done / max(1, total))
+        case Step(done=done, total=total, batch=batch):
+            which = f", lanes {batch.start + 1} to {batch.stop} of {len(event.lanes)}" if batch else ""
+            return line(f"Step {done:,} of {total:,}{which}", done=0.35 + 0.6 * done / max(1, total))
         case Summarizing():
             return line("Measuring: spectra, errors and scores", done=0.96)
     return None

@@ -22,6 +22,15 @@
   // A character of several tokens stands for all of them; a click selects the first, the arrow keys walk them.
   const numbers = (element) => element.dataset.t.split(" ").map(Number);
   const select = (token) => send({ token });
+  // Lanes ticked in the table of a run with many are drawn; without any the best are.
+  const chosen = (button) => {
+    const table = button.closest(".lane-table");
+    const most = Number(button.dataset.draw); // none: the best are asked for
+    const lanes = most ? [...table.querySelectorAll("input:checked")].map((box) => Number(box.value)) : [];
+    const wrong = most && (!lanes.length || lanes.length > most);
+    table.querySelector("[role=status]").textContent = wrong ? `${lanes.length} are chosen; choose 1 to ${most}.` : "";
+    if (!wrong) write("#drawn", JSON.stringify({ lanes, at: performance.now() }));
+  };
   document.addEventListener("click", (event) => {
     const token = event.target.closest?.("[data-t]");
     if (token) select(numbers(token)[0]);
@@ -32,6 +41,8 @@
       suggest.textContent = "Added to the lanes; press Run";
       document.getElementById("lanes")?.scrollIntoView({ block: "center", behavior: "smooth" });
     }
+    const draw = event.target.closest?.("[data-draw]");
+    if (draw) chosen(draw);
     const remedy = event.target.closest?.("[data-remedy]");
     if (remedy) {
       write("#remedy", `${remedy.dataset.remedy} ${performance.now()}`);

@@ -1,14 +1,21 @@
 """The answer cards: the reference first, a card a lane, the scale and the two switches above them."""
 
+import json
 from dataclasses import dataclass
+from typing import Any
 
 import gradio as gr
 
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
+from kvq_core.record.part import TOGETHER
+from kvq_core.spec import MAX_LANES
 from ui.html.cards import cards, lane_body, lane_head, lane_strip, reference_body, reference_head
 from ui.html.escape import FULL_SHADE_NATS, SHADES
+from ui.html.lane_table import lane_table
+from ui.service.records import drawn_lanes
 from ui.service.services import SWIFT
+from ui.views.tabs import Views
 
 STAGE = "(stage) => window.kvq?.stage(stage)"
 SCALE = "".join(f'<span class="k{k}"></span>' for k in range(SHADES + 1))
@@ -23,15 +30,19 @@ TICKS = (
 class AnswerCards:
     stage: gr.Textbox  # which parts of the page are in sight, see ``stage_html``
     cards: gr.HTML
+    table: gr.HTML  # of all lanes, where not all have cards
+    drawn: gr.Textbox  # those that a reader chose in it; js/page.js writes it
 
 
 def create_answers() -> AnswerCards:
     stage = gr.Textbox("", visible="hidden", elem_id="stage", show_label=False)
     stage.change(None, stage, None, js=STAGE, **SWIFT)
+    drawn = gr.Textbox("", visible="hidden", elem_id="drawn", show_label=False)
     with gr.Column(elem_id="answers"):
+        table = gr.HTML("", elem_id="lane-table")
         _toolbar()
         cards = gr.HTML("", elem_id="cards")
-    return AnswerCards(stage, cards)
+    return AnswerCards(stage, cards, table, drawn)
 
 
 def _toolbar() -> None:
@@ -72,6 +83,34 @@ def stage_html(over: bool) -> str:
     asks every component inside for its value.
     """
     return "results" if over else "answers"
+
+
+def all_lanes(record: Record, arrays: Arrays, shown: dict[str, Any]) -> str:
+    """The table of a run that has more lanes than are drawn; nothing of others."""
+    if len(record.lanes) <= TOGETHER:
+        return ""
+    return lane_table(record, arrays, drawn_lanes(record, shown), bool(shown.get("lanes")))
+
+
+def wire_table(panel: AnswerCards, shown: gr.State, views: Views) -> None:
+    """Draw the lanes chosen in the table, with the selection and the view that are open."""
+
+    def draw(raw: str, shown: dict[str, Any], opened: str, layer: Any, head: Any, token: Any) -> Any:
+        try:
+            asked = json.loads(raw)["lanes"]
+        except (TypeError, ValueError, KeyError, RecursionError):  # what a browser sends is anybody's text
+            return gr.skip()
+        if not shown.get("run") or not isinstance(asked, list):
+            return gr.skip()
+        return {
+            **shown,
+            "lanes": asked[:MAX_LANES],
+            "view": opened,
+            "at": {"layer": layer, "head": head, "token": token},
+        }
+
+    inputs = [panel.drawn, shown, views.open, *views.selection]
+    panel.drawn.change(draw, inputs, shown, **SWIFT)
 
 
 def finished_cards(record: Record, arrays: Arrays) -> str:

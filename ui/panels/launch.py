@@ -89,7 +89,8 @@ def estimate_html(quote: Quote) -> str:
     """Tokens, time, memory; why it may not run here, what would not be quantized, and what makes the run slow."""
     found = quote.estimate
     time = "time not measured yet" if found.seconds is None else f"about {seconds(found.seconds)}"
-    rows = plural(len(found.lanes), "lane") + ", one pass"
+    several = f"{found.batches} batches on one prefill"
+    rows = f"{plural(len(found.lanes), 'lane')}, {several if found.batches > 1 else 'one pass'}"
     facts = (f"{found.prompt_tokens:,} prompt tokens", time, size(found.bytes), rows)
     said = [quote.remark, *(lane.warning for lane in found.lanes), *found.notes]
     refused = f'<p class="error refused">{safe(quote.refusal)}</p>' if quote.refusal else ""

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 
 from kvq_core.events import Encoding, Event, Filling, LaneProgress, Loading, Prefill, Step
+from kvq_core.record.part import TOGETHER
 from kvq_core.spec import ComparisonSpec
 from ui.form.lanes import describe_lane, from_spec
 from ui.html.cards import cards, failed_card, running_head, waiting_head
@@ -40,7 +41,7 @@ class LiveCards:
         self._clock = clock
         self._labels = [lane.label for lane in spec.lanes]
         self._summaries = [describe_lane(lane)[0] for lane in from_spec(spec.lanes)]
-        waiting = zip(self._labels, self._summaries, strict=True)
+        waiting = [*zip(self._labels, self._summaries, strict=True)][:TOGETHER]
         self.html = cards(
             (waiting_head("Full precision", ""), "", ""), *((waiting_head(*words), "", "") for words in waiting)
         )
@@ -56,8 +57,10 @@ class LiveCards:
         return True
 
     def show(self, step: Step) -> None:
-        """Bring the cards up to a step."""
-        lanes = [self._lane(step, lane, summary) for lane, summary in zip(step.lanes, self._summaries, strict=True)]
+        """Bring the cards up to a step: those of the lanes that decode now."""
+        every = zip(step.lanes, self._summaries, strict=True)
+        now = [each for at, each in enumerate(every) if step.batch is None or at in step.batch]
+        lanes = [self._lane(step, lane, summary) for lane, summary in now]
         self.html = cards(
             (waiting_head("Full precision", "", len(step.tokens)), reference_tokens(step.tokens), ""), *lanes
         )

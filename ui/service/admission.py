@@ -41,9 +41,11 @@ class Admission:
     def quote(self, spec: ComparisonSpec) -> Quote:
         """Before Run: everything that does not depend on who asks.
 
-        Raises LimitError for a text too long to be tokenized here, and KvqError where the spec cannot be run at all.
+        Raises LimitError for more lanes, or a longer text, than are taken here, before anything is tokenized; KvqError
+        where the spec cannot be run at all.
         """
         check_characters(spec)
+        check_lanes(spec)
         found = self._estimate(spec)
         most = limits()
         tokens, lanes = found.tokens, len(spec.lanes)
@@ -130,6 +132,13 @@ def check_conversation(spec: ComparisonSpec) -> None:
     tools = len(json.dumps(spec.tools))
     if most.tools is not None and tools > most.tools:
         raise LimitError(f"The tools have {tools:,} characters as JSON; this instance takes {most.tools:,}.")
+
+
+def check_lanes(spec: ComparisonSpec) -> None:
+    """Raises LimitError."""
+    most, given = limits().lanes, len(spec.lanes)
+    if most is not None and given > most:
+        raise LimitError(f"{plural(given, 'lane')} were given; this instance takes {most}. Remove {given - most}.")
 
 
 def _or_lanes(lanes: int) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from kvq_core.pipeline.examples import packaged_store
 from kvq_core.record.fields import Record
+from kvq_core.record.part import TOGETHER, best, part_of
 from kvq_core.store.store import Store
 
 
@@ -19,6 +20,7 @@ class RecordCache:
         self._store = store
         self._keep = keep
         self._held: OrderedDict[str, tuple[Record, dict[str, Any]]] = OrderedDict()
+        self._parts: OrderedDict[tuple[int, ...], tuple[Record, Record, dict[str, Any]]] = OrderedDict()
         self._lock = threading.Lock()
 
     def put(self, record: Record, arrays: dict[str, Any]) -> None:
@@ -45,3 +47,30 @@ class RecordCache:
         found = (packaged_store() if self.ships(run_id) else self._store).load(run_id)
         self.put(*found)
         return found
+
+    def drawn(self, shown: dict[str, Any]) -> tuple[Record, dict[str, Any]]:
+        """Of the run that a page shows what its cards and figures are drawn from: all of it, or of many lanes some.
+
+        Raises StoreError as ``get`` does.
+        """
+        record, arrays = self.get(shown["run"])
+        if len(record.lanes) <= TOGETHER:
+            return record, arrays
+        lanes = tuple(drawn_lanes(record, shown))
+        with self._lock:
+            whole, part, own = self._parts.get(lanes, (None, record, arrays))
+        if whole is not record:
+            part, own = part_of(record, arrays, lanes)
+        with self._lock:
+            self._parts[lanes] = record, part, own
+            self._parts.move_to_end(lanes)
+            while len(self._parts) > self._keep:
+                self._parts.popitem(last=False)
+        return part, own
+
+
+def drawn_lanes(record: Record, shown: dict[str, Any]) -> list[int]:
+    """Those a page has chosen of a run with many lanes, or the best of them."""
+    asked = shown.get("lanes")
+    chosen = [lane for lane in asked if type(lane) is int and 0 <= lane < len(record.lanes)] if asked else []
+    return sorted(set(chosen))[:TOGETHER] or best(record)

@@ -163,7 +163,7 @@ def draw_open(panel: Views, services: Services) -> Callable[..., list[Any]]:
     def draw(shown: dict[str, Any], opened: str, on_page: OnPage, *values: Any) -> list[Any]:
         if not shown.get("run"):
             return [gr.skip()] * len(drawing_outputs(panel))
-        record, arrays = services.records.get(shown["run"])
+        record, arrays = services.records.drawn(shown)
         at = read_selection(record, *values[:3])
         on_page.at = asked = record.id, at
         drawn: list[Any] = []
@@ -181,7 +181,7 @@ def draw_rest(panel: Views, services: Services) -> Callable[..., Iterator[list[A
     def draw(shown: dict[str, Any], opened: str, on_page: OnPage, *values: Any) -> Iterator[list[Any]]:
         if not shown.get("run"):
             return
-        record, arrays = services.records.get(shown["run"])
+        record, arrays = services.records.drawn(shown)
         at = read_selection(record, *values[:3])
         for view, held in _with_pickers(panel, values[3:]):
             if view.name != opened:
@@ -257,7 +257,7 @@ def _picking(services: Services) -> Callable[..., list[Any]]:
     def picking(raw: str, shown: dict[str, Any], layer: Any, head: Any, token: Any) -> list[Any]:
         if not shown.get("run"):
             return [gr.skip()] * 3
-        record, _ = services.records.get(shown["run"])
+        record, _ = services.records.drawn(shown)
         at = apply_pick(raw, read_selection(record, layer, head, token), record)
         return [at.layer, at.head, at.token]
 
@@ -268,7 +268,7 @@ def _drawn(
     view: View, record: Record, arrays: Arrays, on_page: OnPage, at: Selection, picked: Sequence[Any]
 ) -> list[Any]:
     """New figures, or the ones that are there already; none where others were asked for in the meantime."""
-    key = view.key(record.id, at, picked)
+    key = view.key(record, at, picked)
     if not on_page.claim(view.name, key, (record.id, at)):
         return _kept(view)
     found = view.draw(record, arrays, at, picked)
@@ -287,7 +287,7 @@ def _wire_export(panel: Views, shown: gr.State, services: Services) -> None:
         def file(shown: dict[str, Any], opened: str, *values: Any, write: Any = write, to: str = suffix) -> list[Any]:
             if not shown.get("run"):
                 return [gr.skip()] * 2
-            record, arrays = services.records.get(shown["run"])
+            record, arrays = services.records.drawn(shown)
             at = read_selection(record, *values[:3])
             for view, held in _with_pickers(panel, values[3:]):
                 if view.name == opened:

@@ -178,7 +178,7 @@ def wire_suggestions(box: gr.Textbox, lanes: Lanes, shown: gr.State, services: S
         number = (raw or "").partition(" ")[0]
         if not shown.get("run") or not (number.isascii() and number.isdigit() and len(number) < 4):
             return [gr.skip()] * len(lanes.outputs)
-        record, arrays = services.records.get(shown["run"])
+        record, arrays = services.records.drawn(shown)
         if int(number) >= len(record.lanes):
             return [gr.skip()] * len(lanes.outputs)
         suggested = explain(record, arrays, int(number)).suggestion

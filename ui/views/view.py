@@ -99,7 +99,7 @@ class View:
 
     def draw(self, record: Record, arrays: Arrays, at: Selection, picked: Sequence[Any]) -> list[str]:
         """The outputs' values. The last few are kept, for whoever follows a link sees what others saw."""
-        key = json.dumps(self.key(record.id, at, picked), default=str)
+        key = json.dumps(self.key(record, at, picked), default=str)
         with self._lock:
             of, drawn = self._drawings.get(key, (None, []))
         if of is not record:  # not even this run computed again
@@ -120,9 +120,10 @@ class View:
             *(key * (at == 0) + page.html(found) for at, page in enumerate(self.pages)),
         ]
 
-    def key(self, run: str, at: Selection, picked: Sequence[Any]) -> list[Any]:
+    def key(self, record: Record, at: Selection, picked: Sequence[Any]) -> list[Any]:
         """What the drawn figures depend on: equal keys need no drawing."""
-        return [run, *(getattr(at, name) for name in self.uses), *picked]
+        lanes = [lane.label for lane in record.lanes]  # of many only some are drawn, see RecordCache.drawn
+        return [record.id, lanes, *(getattr(at, name) for name in self.uses), *picked]
 
 
 def legend(record: Record, drawn: Drawing) -> str:

@@ -7,8 +7,8 @@ from torch import Tensor
 from kvq_core.engine.rows import Rows
 from kvq_core.events import Finished
 from kvq_core.models import LoadedModel
+from kvq_core.pipeline.batch import Batch
 from kvq_core.pipeline.compare import compare_on
-from kvq_core.pipeline.state import Run
 from kvq_core.spec import ComparisonSpec, Lane
 from tests.support.tiny_models import tiny
 
@@ -53,16 +53,16 @@ def finished(request, smollm, monkeypatch):
     """A run, the caches of all rows at its end (by kind, row and layer), and plain attention over its tokens."""
     name, how = request.param
     model, held = tiny(name, tokenizer=smollm.tokenizer), {}
-    close = Run._close
+    close = Batch._close
 
-    def keep(run: Run, rows: Rows) -> None:
+    def keep(batch: Batch, rows: Rows) -> None:
         for kind in ("key", "value"):
             for row in range(1 + len(LANES)):
                 for layer in range(model.shape.layers):
                     held[kind, row, layer] = rows.working(row, 0, kind, layer).double()
-        close(run, rows)
+        close(batch, rows)
 
-    monkeypatch.setattr(Run, "_close", keep)
+    monkeypatch.setattr(Batch, "_close", keep)
     spec = ComparisonSpec(
         prompt=PROMPT,
         chat=False,

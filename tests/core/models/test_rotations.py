@@ -158,7 +158,7 @@ def test_an_unknown_rotation_costs_the_lanes_that_need_it(smollm) -> None:
     )
     list(run.stages())
     assert model.rotations == ("unknown",) * 4 and model.shape.unknown_rope == (0, 1, 2, 3)
-    errors = [state.error for state in run.decode.states]
+    errors = [state.error for state in run.first.decode.states]
     assert "how the model rotates those of layers 0, 1, 2, 3 is not known" in errors[0] and errors[1:] == [None] * 3
     assert not before_rope(run.prefill.groups[0].keys[0], model.rope(40).on([0])).any()
     with pytest.raises(MethodError, match="not known"):

@@ -104,7 +104,7 @@ def test_describe_tells_the_range():
 
 def test_lanes_are_added_duplicated_and_removed_up_to_the_limit():
     lanes = add_lane([])
-    for _ in range(20):
+    for _ in range(MAX_LANES):
         lanes = add_lane(lanes)
     assert len(lanes) == MAX_LANES == len({lane["uid"] for lane in lanes})
     assert duplicate_lane(lanes, lanes[0]["uid"]) == lanes

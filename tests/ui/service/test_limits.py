@@ -46,7 +46,15 @@ def admission(monkeypatch, estimate=None, clock=None, **variables) -> Admission:
 
 def test_a_public_instance_has_limits_and_a_private_one_only_what_keeps_it_up(monkeypatch):
     assert limits() == Limits(
-        line=64, waiting=None, per_hour=None, work=None, characters=2_000_000, seconds=None, messages=None, tools=None
+        line=64,
+        waiting=None,
+        per_hour=None,
+        work=None,
+        lanes=None,
+        messages=None,
+        tools=None,
+        characters=2_000_000,
+        seconds=None,
     )
     monkeypatch.setenv("KVQ_MODELS", "some/model")
     public = limits()
@@ -102,6 +110,14 @@ def test_a_long_text_is_refused_before_it_is_tokenized(monkeypatch):
     gate = admission(monkeypatch, lambda spec: asked.append(spec), max_characters=1000)
     with pytest.raises(LimitError, match="has 1,500 characters.* takes 1,000. Shorten it by 500"):
         gate.quote(spec("x" * 700, continuation="y" * 800))
+    assert not asked
+
+
+def test_more_lanes_than_an_instance_takes_are_refused_before_anything_is_loaded(monkeypatch):
+    asked = []
+    gate = admission(monkeypatch, lambda spec: asked.append(spec), max_lanes=16)
+    with pytest.raises(LimitError, match=r"20 lanes were given; this instance takes 16. Remove 4\.$"):
+        gate.quote(spec().model_copy(update={"lanes": spec().lanes[:1] * 20}))
     assert not asked
 
 

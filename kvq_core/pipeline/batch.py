@@ -1,0 +1,138 @@
+"""Lanes that run at once, on the prefill of their run and beside a reference row of their own."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from kvq_core.capture.collect import Captures
+from kvq_core.capture.plan import Plan
+from kvq_core.capture.scores import Extent
+from kvq_core.engine.decode import Decode, LaneState
+from kvq_core.engine.fit import Shared
+from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.rows import Rows
+from kvq_core.engine.script import Script
+from kvq_core.engine.stress import AppliedStress
+from kvq_core.errors import MethodError
+from kvq_core.events import Encoding, Filling
+from kvq_core.metrics.fidelity import Fidelity
+from kvq_core.metrics.stored_bytes import quantized_keys
+from kvq_core.models import LoadedModel
+from kvq_core.pipeline.prompt_scores import Scores, prompt_positions, turn_positions
+from kvq_core.spec import ComparisonSpec, Lane
+
+NOISE_FLOOR = Lane(label="Noise floor", method="fp16")
+
+
+@dataclass
+class Batch:
+    """Some lanes of a run; the noise floor rides in its first batch, and what the reference answered there is given to
+    the ones after it: the same logits in a batch of another size would choose otherwise at a near-tie.
+
+    Numbers of a lane are against the reference row of its own batch. Its fields are what records are made from.
+    """
+
+    model: LoadedModel
+    spec: ComparisonSpec
+    script: Script
+    prefill: Prefill
+    lanes: list[Lane]
+    plan: Plan | None
+    stress: AppliedStress | None = None
+    shared: Shared = field(default_factory=Shared)
+    first: "Batch | None" = None  # None: this one
+    decode: Decode = field(init=False)
+    fidelity: Fidelity = field(init=False)
+    prompt: Scores | None = field(init=False, default=None)  # of tokens that were read, not answered
+    turns: Scores | None = field(init=False, default=None)  # of given answers
+    captures: Captures | None = field(init=False, default=None)
+    seconds: dict[str, float] = field(init=False, default_factory=dict)
+
+    @property
+    def running(self) -> list[LaneState]:
+        """States of the lanes that ride in the batch, in the order of their forced rows; the noise floor last."""
+        return self.decode.states_running
+
+    @property
+    def near_tie_margin(self) -> float:
+        """The noise floor decides it, for the lanes of every batch."""
+        return (self.first or self).fidelity.near_tie_margin()
+
+    def encode(self) -> Iterator[Encoding | Filling]:
+        """Raises MethodError where the noise floor cannot be set up."""
+        began = time.perf_counter()
+        lanes = self.lanes if self.first else [*self.lanes, NOISE_FLOOR]
+        given = self.first.decode.token_ids if self.first else None
+        self.decode = Decode(self.model, self.prefill, self.spec, lanes, self.stress, given)
+        self.decode.script, self.decode.shared = self.script, self.shared
+        for state in self.decode.states:
+            reason = state.lane.why_not(self.model.shape)
+            state.error = reason and f"{state.lane.title} cannot run on {self.model.title}: {reason}."
+        for index in self.decode.encode():
+            label = self.decode.states[index].lane.label
+            yield Encoding(label, index, len(self.decode.states))
+        for filled in self.decode.fill():
+            yield Filling(filled.labels, filled.done, filled.total)
+        if self.first is None and (not self.running or self.running[-1].lane is not NOISE_FLOOR):
+            raise MethodError(f"The noise floor could not be set up: {self.decode.states[-1].error}")
+        self._lap("encode", began)
+
+    def steps(self) -> Iterator[None]:
+        """Decode, a turn a step; none where no lane is left to ride."""
+        began = time.perf_counter()
+        self.fidelity = Fidelity(len(self.running))
+        if self.running:
+            self._set_up_captures()
+            yield from self._observed(self.decode.steps(self._score, self.captures, self._close))
+        self._lap("decode", began)
+
+    def score_prompt(self) -> None:
+        """Score the tokens of the prompt that lanes read through their own caches."""
+        new = (self.first or self).decode.token_ids[0]
+        scored = partial(Scores.of, self.model, self.prefill, self.running, first=new)
+        self.prompt = scored(positions=prompt_positions(self.spec, self.script))
+        self.turns = scored(positions=turn_positions(self.spec, self.script))
+
+    def release(self) -> None:
+        """Give back what the records of its lanes were made from, but what later batches and the run's own need."""
+        for state in self.decode.states:
+            state.cache = state.prompt_hidden = state.last_hidden = None
+        del self.decode.rows
+        if self.first is not None:
+            self.captures = None
+
+    def _observed(self, steps: Iterator[None]) -> Iterator[None]:
+        """Tell the captures which keys are quantized before every step."""
+        while True:
+            if self.captures is not None:
+                self.captures.begin([quantized_keys(s.cache) for s in self.running if s.cache is not None])
+            try:
+                next(steps)
+            except StopIteration:
+                return
+            yield
+
+    def _set_up_captures(self) -> None:
+        if self.plan is None:
+            return
+        model, prompt, new = self.model, len(self.script.ids), self.decode.total
+        whole = len(self.spec.lanes) + 1 if len(self.lanes) < len(self.spec.lanes) else 0
+        sizes = Extent.of(model.shape, len(self.running), prompt, new, self.first is None, whole)
+        first = self.first.captures if self.first else None
+        self.captures = Captures(model, self.spec, self.prefill, self.decode.rope, sizes, self.plan, first)
+
+    def _score(self, reference: torch.Tensor, lanes: torch.Tensor, targets: list[int]) -> None:
+        self.fidelity(reference, lanes, targets)
+        if self.captures is not None:  # before ``_close``, which may come within the same step
+            self.captures.advance(len(targets))
+
+    def _close(self, rows: Rows) -> None:
+        if self.captures is not None:
+            held = {at: s.cache for at, s in enumerate(self.running) if s.error is None and s.cache is not None}
+            self.captures.close(rows, held)
+
+    def _lap(self, stage: str, began: float) -> None:
+        self.seconds[stage] = time.perf_counter() - began

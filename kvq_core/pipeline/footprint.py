@@ -1,0 +1,82 @@
+"""What a run holds in memory, by formula, and how many of its lanes go at once."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from kvq_core.capture.scores import MAP_BYTES, POSITION_BINS, SCORE_BYTES, STEP_BINS
+from kvq_core.engine.prefill import CHUNK
+from kvq_core.engine.script import Script
+from kvq_core.machine.memory import free_bytes
+from kvq_core.models import LoadedModel
+from kvq_core.spec import ComparisonSpec, Lane
+
+Each = TypeVar("Each")
+
+AT_ONCE = 8  # lanes of a batch; another size would move the last digits of every lane
+LOGIT_COPIES = 6  # of a scored chunk's logits: as computed, in float32, as log-probabilities of both sides and between
+ALLOCATORS = 1.1  # measured peaks are up to 4 % above the sum of what is held: blocks are rounded up and kept
+BASE_BYTES = 60_000_000  # what even the shortest run takes: libraries' buffers, threads' stacks, the tokens' texts
+
+
+def batches(lanes: Sequence[Each], size: int) -> list[list[Each]]:
+    """The lanes in the order given, ``size`` at once; one batch where there is no lane."""
+    return [list(lanes[first : first + size]) for first in range(0, max(1, len(lanes)), size)]
+
+
+def batch_size(model: LoadedModel, spec: ComparisonSpec, read: Script, new: int) -> int:
+    """How many lanes go at once: AT_ONCE, or half as often as needed where memory that is free now is short of them,
+    for results that differ in their last digits are better than none."""
+    size, free = AT_ONCE, free_bytes(model.device)
+    while size > 1 and run_bytes(model, spec, read, new, size) > free:
+        size //= 2
+    return size
+
+
+def run_bytes(model: LoadedModel, spec: ComparisonSpec, read: Script, new: int, size: int) -> int:
+    """The peak of what a run holds beside the weights, with at most ``size`` lanes a batch: the prompt's tensors, the
+    float32 working copies of all rows of a batch, and what one stage holds for a moment, see ``_passing``;
+    benchmarks/load.py compares it with measured peaks."""
+    shape, prompt = model.shape, len(read.ids)
+    token = shape.layers * shape.kv_heads * shape.head_dim * 4 * 2  # keys and values of one row
+    lanes = min(size, len(spec.lanes)) + 1
+    plans = [assigned for lane in spec.lanes for assigned in lane.plan(shape)]
+    prefix = min([assigned.frozen(prompt) for assigned in plans], default=prompt)
+    copies = (lanes + 1) * prefix * token + (2 * lanes + 1) * (prompt + new - prefix) * token
+    queries = shape.layers * shape.query_heads * shape.head_dim * 4 * prompt
+    stored = lanes * prompt * token // 4  # at most 8 bits an element for nearly all methods, and their metadata
+    held = copies + prompt * token + queries + stored
+    if read.through(spec.lanes):  # before there are rows: own and read keys and values of the lanes of a pass
+        held = max(held, held - copies + 2 * prompt * token * max(_together(lane, size) for lane in spec.lanes))
+    held += _captured(model, spec, prompt, new, lanes - 1) + _passing(model, spec, prompt, lanes)
+    return round(ALLOCATORS * held)
+
+
+def _together(lane: Lane, size: int) -> int:
+    """At most, how many lanes read a prompt through their caches at once, where all are like this one."""
+    return 1 if lane.chunks is None else max(1, min(size, CHUNK // lane.chunks.chunk))
+
+
+def _captured(model: LoadedModel, spec: ComparisonSpec, prompt: int, new: int, lanes: int) -> int:
+    """Score maps of a batch's ``lanes`` in float32 while they are made, and the record's arrays three times while they
+    are written."""
+    if spec.capture.detail == "off":
+        return 0
+    shape, every, steps = model.shape, len(spec.lanes), max(1, new - 1)
+    heads = shape.layers * shape.query_heads
+    cells = heads * min(STEP_BINS, steps) * min(POSITION_BINS, prompt + new)  # of a lane
+    statistics = 4 * heads * steps * 4
+    tap_queries = heads * steps * shape.head_dim * 4
+    written = min(SCORE_BYTES, every * cells + (every + 1) * statistics // 2)
+    return 4 * min(MAP_BYTES, lanes * cells) + (lanes + 1) * statistics + tap_queries + 3 * written
+
+
+def _passing(model: LoadedModel, spec: ComparisonSpec, prompt: int, lanes: int) -> int:
+    """What a prefill chunk or a decode step computes with, the larger of the two, and the measuring at the end."""
+    shape, config = model.shape, model.model.config
+    chunk = min(CHUNK, prompt)
+    width = 4 * config.hidden_size + 3 * getattr(config, "intermediate_size", 4 * config.hidden_size)
+    prefill = 4 * chunk * (width + shape.query_heads * prompt)
+    rows = 2 * lanes + 1
+    step = LOGIT_COPIES * 4 * rows * spec.score_chunk * config.vocab_size if spec.continuation is not None else 0
+    measuring = 2 * prompt * shape.layers * shape.kv_heads * shape.head_dim * 4 * 2  # a lane's decoded prompt, twice
+    return BASE_BYTES + measuring + max(prefill, step)

@@ -1,0 +1,54 @@
+"""Some lanes of a run, in the form of a run: what is drawn of one that has more lanes than can be told apart."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from kvq_core.record.arrays import Arrays
+from kvq_core.record.fields import LaneRecord, Record
+
+TOGETHER = 8  # lanes in one figure, a colour each
+BEST = (
+    "those that no other lane beats in size and KLD at once come first, then those of the least KLD"  # as ``best`` does
+)
+
+
+def best(record: Record) -> list[int]:
+    """The TOGETHER lanes that are drawn until others are chosen, in the order of the run: see BEST."""
+    costs = [_cost(lane) for lane in record.lanes]
+    beaten = [any(_beats(other, cost) for other in costs) for cost in costs]
+    ranked = sorted(range(len(costs)), key=lambda i: (beaten[i], costs[i][1], costs[i][0], i))
+    return sorted(ranked[:TOGETHER])
+
+
+def drawn_of(record: Record, arrays: Arrays) -> tuple[Record, Arrays]:
+    """What is drawn of a run where nobody chooses: all of it, or the best of many lanes."""
+    return (record, arrays) if len(record.lanes) <= TOGETHER else part_of(record, arrays, best(record))
+
+
+def part_of(record: Record, arrays: Arrays, lanes: Sequence[int]) -> tuple[Record, dict[str, Any]]:
+    """The run with some of its lanes alone, numbered anew; its id, reference and noise floor are the whole run's."""
+    kept = {str(lane): str(at) for at, lane in enumerate(lanes)}
+    own: dict[str, Any] = {}
+    for name, values in arrays.items():
+        room, _, rest = name.partition("/")
+        lane, _, of_lane = rest.partition("/")
+        if room != "lane" or lane == "noise":
+            own[name] = values
+        elif lane in kept:
+            own[f"lane/{kept[lane]}/{of_lane}"] = values
+    spec = {**record.spec, "lanes": [record.spec["lanes"][lane] for lane in lanes]}
+    return record.model_copy(update={"lanes": [record.lanes[lane] for lane in lanes], "spec": spec}), own
+
+
+def _cost(lane: LaneRecord) -> tuple[float, float]:
+    """Size and mean KLD; infinite of a lane that was not measured."""
+    if lane.memory is None or lane.metrics is None or lane.metrics.kld_mean is None:
+        return math.inf, math.inf
+    kld = lane.metrics.kld_mean
+    return lane.memory.kv_ratio, math.inf if math.isnan(kld) else kld
+
+
+def _beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    """Whether it is better in one and worse in neither."""
+    return one != other and one[0] <= other[0] and one[1] <= other[1]
