@@ -11,7 +11,8 @@ from kvq_core.metrics.fidelity import perplexity_block
 from kvq_core.metrics.stored_bytes import layers_quantized, tokens_quantized
 from kvq_core.pipeline.batch import Batch
 from kvq_core.pipeline.prompt_scores import turn
-from kvq_core.record.fields import Metrics, TurnMetrics
+from kvq_core.record.fields import Metrics
+from kvq_core.record.prompt_fields import TurnMetrics
 
 
 def lane_metrics(batch: Batch, state: LaneState, at: int) -> Metrics:

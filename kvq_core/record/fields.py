@@ -5,7 +5,7 @@ Arrays too large for JSON lie beside it, see ``arrays``.
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from kvq_core.record.prompt_fields import Part, PromptMetrics, TurnMetrics
 
 SCHEMA_VERSION = 5  # of record and manifest; raised when a field changes, with a step in migrate.py
 RESULTS_VERSION = 6  # raised whenever a change alters results, so that stored runs are not taken for new ones
@@ -17,11 +17,7 @@ FULL_PRECISION = ("sinks", "window", "untouched")  # parts of a cache that hold 
 # ``spectrum_key``: singular values of keys and values as they are, the first of which is mostly the mean.
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class Environment(_Part):
+class Environment(Part):
     """Where and with what the run was computed."""
 
     versions: dict[str, str]
@@ -50,7 +46,7 @@ class Environment(_Part):
         return f"Weights are the file's ({kind}), dequantized: lanes compare caches of this file."
 
 
-class Reference(_Part):
+class Reference(Part):
     """The full-precision row and the prompt all rows share."""
 
     text: str
@@ -62,44 +58,14 @@ class Reference(_Part):
     ppl: float | None
 
 
-class Interval(_Part):
+class Interval(Part):
     """A mean with its standard error (sigma / sqrt(n), as llama-perplexity prints it)."""
 
     value: float | None  # None: not finite
     se: float | None
 
 
-class PromptMetrics(_Part):
-    """Of a lane that read the prompt through its own cache; ``positions`` of the prompt, each scored by the token that
-    follows it, the first new token last. Nats."""
-
-    n_scored: int
-    first_position: int
-    kld_mean: float
-    kld_median: float
-    kld_p99: float
-    kld_max: float
-    flips: int
-    flip_rate: float
-    ppl_ratio: float
-    first_token_kld: float
-    first_token_same: bool  # as the reference's most probable token
-    own_key_error: float  # ||dK||_F / ||K||_F against the keys the lane itself computed, mean over layers
-    own_value_error: float
-
-
-class TurnMetrics(_Part):
-    """Of one answer of a conversation: all tokens but its first are scored. Nats."""
-
-    tokens: int
-    n_scored: int
-    kld_mean: float
-    kld_p99: float
-    flips: int
-    flip_rate: float
-
-
-class Metrics(_Part):
+class Metrics(Part):
     """Forced rows: same tokens as the reference, temperature-1 logits in fp32, nats. Free rows: own tokens.
 
     Names and order of ``perplexity_block`` follow llama-perplexity's report.
@@ -136,7 +102,7 @@ class Metrics(_Part):
     turns: list[TurnMetrics] = []  # of a conversation all of whose answers are scored, the generated one last
 
 
-class RuleMemory(_Part):
+class RuleMemory(Part):
     """What one of a lane's several rules stores: as in Memory, of the layers and tensors it is for."""
 
     key_bits_quantized: float | None
@@ -144,7 +110,7 @@ class RuleMemory(_Part):
     bytes_by_part: dict[str, int]
 
 
-class Memory(_Part):
+class Memory(Part):
     """Stored bytes of the lane's cache at the end of the forced row, counted from the tensors held."""
 
     key_bits: float
@@ -159,7 +125,7 @@ class Memory(_Part):
     by_rule: list[RuleMemory] = []  # in the rules' order where a lane has several; tensors in no rule are in none
 
 
-class Timing(_Part):
+class Timing(Part):
     """Seconds on this machine. The engine simulates the cache's arithmetic on a working copy: not a kernel's speed."""
 
     encode_prompt_s: float
@@ -170,7 +136,7 @@ class Timing(_Part):
 Tensors = tuple[Literal["keys", "values"], ...]
 
 
-class RuleRecord(_Part):
+class RuleRecord(Part):
     """One rule of a lane, as it was applied: a method with all its knobs, and what of the cache it was for."""
 
     method: str
@@ -187,7 +153,7 @@ class RuleRecord(_Part):
     rotate_block: int | None = None  # channels it mixed; None: as many as could be
 
 
-class LaneRecord(_Part):
+class LaneRecord(Part):
     """A lane. Where it has one rule, the fields of that rule stand here too; where several, ``method`` and ``knobs``
     are null, ``tensors`` and ``layers`` what the rules quantize together."""
 
@@ -237,7 +203,7 @@ class LaneRecord(_Part):
         return tuple(tensor for tensor, width in bits.items() if width is not None)  # type: ignore[misc]
 
 
-class StressRecord(_Part):
+class StressRecord(Part):
     """What function-preserving stress did to the reference itself: as good as nothing, or the run was refused."""
 
     settings: dict[str, Any]  # ComparisonSpec.stress
@@ -252,7 +218,7 @@ class StressRecord(_Part):
     sentence: str
 
 
-class CaptureInfo(_Part):
+class CaptureInfo(Part):
     """Axes of the captured arrays. Lists are empty where the arrays that need them were not captured."""
 
     detail: str
@@ -272,7 +238,7 @@ class CaptureInfo(_Part):
     seconds_decoding: float = 0.0  # of these, during the decode
 
 
-class RunTiming(_Part):
+class RunTiming(Part):
     """Seconds of the stages of the whole run."""
 
     prefill_s: float
@@ -284,7 +250,7 @@ class RunTiming(_Part):
     total_s: float
 
 
-class Record(_Part):
+class Record(Part):
     schema_version: int = SCHEMA_VERSION
     id: str
     results_version: int

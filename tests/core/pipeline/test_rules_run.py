@@ -104,7 +104,7 @@ def test_what_is_said_of_a_lane_knows_its_rules(finished: Finished) -> None:
     assert all(explain(record, arrays, index).sentences for index in range(4))
     shown = draw_verdicts(record, arrays, None).html["verdicts"]  # type: ignore[arg-type]
     assert "Per token: " in shown and "stores by several rules" in shown
-    assert "twice" in describe_record(record)
+    assert "twice" in describe_record(record, arrays)
     other = record.model_copy(update={"lanes": [record.lanes[0], record.lanes[2], record.lanes[1], record.lanes[3]]})
     assert versus(record, other).changes == ()
     renamed = record.lanes[2].model_copy(update={"label": "x", "summary": "y"})
