@@ -10,7 +10,7 @@ import torch
 from kvq_core.capture.cache_errors import TOP
 from kvq_core.pipeline.examples import packaged_store
 from kvq_core.record.fields import CaptureInfo
-from kvq_core.spec import MAX_LANES
+from kvq_core.record.part import TOGETHER
 from tests.support.ui_record_factory import LAYERS, QUERY_HEADS, make_run
 from ui import figures as f
 from ui.figures.base import BLANK, decades, heat
@@ -100,7 +100,7 @@ def test_channel_bands_tell_their_scale(run):
 
 @pytest.mark.slow
 def test_a_full_run_stays_in_its_payload():
-    record, arrays = make_run(lanes=MAX_LANES, tokens=2100)
+    record, arrays = make_run(lanes=TOGETHER, tokens=2100)
     sizes = {name: len(figure.to_json()) for name, figure in all_figures(record, arrays).items()}
     assert sum(sizes.values()) < PAYLOAD, sizes
 

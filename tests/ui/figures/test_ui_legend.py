@@ -7,12 +7,12 @@ from html import unescape
 import gradio as gr
 import pytest
 
-from kvq_core.spec import MAX_LANES
+from kvq_core.record.part import TOGETHER
 from tests.support.ui_record_factory import make_run
 from ui.selection import Selection
 from ui.views.tabs import TABS
 
-RECORD, ARRAYS = make_run(lanes=MAX_LANES)
+RECORD, ARRAYS = make_run(lanes=TOGETHER)
 LABELS = [lane.label for lane in RECORD.lanes]
 KEYED = {"damage", "rate", "storage", "spectra", "subspace"}  # the others have no curves of lanes
 

@@ -156,8 +156,8 @@ def test_bad_forms_are_refused_in_one_line():
         with pytest.raises(SpecError) as refused:
             to_comparison({**form, **change}, lanes, rest)
         assert "\n" not in str(refused.value)
-    with pytest.raises(SpecError, match="at most 8"):
-        to_comparison(form, [{**lanes[0], "uid": i, "label": f"l{i}"} for i in range(40)], rest)
+    with pytest.raises(SpecError, match="at most 64"):
+        to_comparison(form, [{**lanes[0], "uid": i, "label": f"l{i}"} for i in range(70)], rest)
 
 
 def test_system_prompt_none_and_empty_are_different():

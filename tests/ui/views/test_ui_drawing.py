@@ -18,7 +18,7 @@ from ui.views.tabs import OnPage, create_views, draw_open, draw_rest, fit, fit_o
 
 RECORD, ARRAYS = make_run(lanes=2)
 SHOWN = {"run": RECORD.id}
-SERVICES = SimpleNamespace(records=SimpleNamespace(get=lambda run: (RECORD, ARRAYS)))
+SERVICES = SimpleNamespace(records=SimpleNamespace(drawn=lambda shown: (RECORD, ARRAYS)))
 
 
 @pytest.fixture
