@@ -74,13 +74,17 @@ class Decode:
         self._stepping = replace(
             self.model, model=divide_products(self.model.model, self.rows.cores if self._narrow else 1)
         )
+        self._forced = self._stepping  # while the forced rows are fed
+        for row, state in enumerate(self.states_running, 1):
+            if state.kernel is not None:
+                self._forced = state.kernel.stepping(self._forced, row)
 
     def _encode(self, state: LaneState) -> None:
         if state.error:  # known before it was tried
             return
         began = time.perf_counter()
         try:
-            state.cache = self._entry.cache(state.lane)
+            state.cache = self._entry.cache(state)
         except Exception as error:  # whatever a method does wrong is its lane's failure, not the run's
             state.error = said(error)
         state.encode_prompt_s = time.perf_counter() - began
@@ -177,7 +181,8 @@ class Decode:
                 continue
             state.first_divergence = len(self.token_ids) - 1
             state.finish = self._ends(chosen[row], len(state.token_ids))
-            if state.finish is None and state.cache is not None and self.spec.free_text:
+            free = self.spec.free_text and state.kernel is None
+            if state.finish is None and state.cache is not None and free:
                 state.free = state.cache.fork()
                 self.rows.fork(row)
                 self._free.append(state)
@@ -207,11 +212,11 @@ class Decode:
     def _forward(self, inputs: list[list[int]]) -> Tensor:
         """One batched forward of all rows and the upkeep of their caches: logits (rows, tokens, vocabulary)."""
         began = time.perf_counter()
-        ids = torch.tensor(inputs)
+        ids, forced = torch.tensor(inputs), self._forced_rows()
         with threads.one_thread(self._narrow):
             attend = self.rows if self.stress is None else self.stress.wrap(self.rows)
-            logits = self._stepping.forward(ids, self.rows.tokens, attend)
-        forced = self._forced_rows()
+            stepping = self._forced if forced else self._stepping
+            logits = stepping.forward(ids, self.rows.tokens, attend)
         owners = [(row, s, s.cache) for row, s in enumerate(self.states_running, 1) if row < forced]
         owners += [(forced + i, s, s.free) for i, s in enumerate(self._free)]
         settling = [

@@ -56,20 +56,14 @@ def run_id(model: LoadedModel, spec: ComparisonSpec, ids: list[int]) -> str:
 def assemble(run: Run) -> tuple[Record, dict[str, Tensor]]:
     """The record and its arrays, named as record.ARRAYS lists them."""
     arrays = _run_arrays(run)
-    lanes = []
-    noise = None
-    for index, state in enumerate(run.decode.states):
-        last = index == len(run.spec.lanes)
-        name = "lane/noise" if last else f"lane/{index}"
+    told = []
+    names = [*(f"lane/{index}" for index in range(len(run.spec.lanes))), "lane/noise", "lane/kernel"]
+    for name, state in zip(names, run.decode.states, strict=False):
         at = run.running.index(state) if state in run.running else None
-        told = _lane(run, state, at)
-        if at is not None and told.status == "done":
+        told.append(_lane(run, state, at))
+        if at is not None and told[-1].status == "done":
             arrays.update({f"{name}/{key}": value for key, value in _lane_arrays(run, state, at).items()})
-        if last:
-            noise = told
-        else:
-            lanes.append(told)
-    assert noise is not None
+    lanes, floors = told[: len(run.spec.lanes)], told[len(run.spec.lanes) :]
     reference = _reference(run)
     record = Record(
         id=run.id,
@@ -78,7 +72,8 @@ def assemble(run: Run) -> tuple[Record, dict[str, Tensor]]:
         spec=run.spec.model_dump(mode="json"),
         environment=environment(run.model, run.spec),
         reference=reference,
-        noise_floor=noise,
+        noise_floor=floors[0],
+        kernel_floor=floors[1] if len(floors) > 1 else None,
         lanes=lanes,
         capture=capture_info(run),
         timing=timing(run),
@@ -194,7 +189,7 @@ def _lane_arrays(run: Run, state: LaneState, at: int) -> dict[str, Tensor]:
         arrays |= run.prompt.arrays(state, "prompt")
     if run.turns is not None:
         arrays |= run.turns.arrays(state, "turns")
-    if run.captures is not None:
+    if run.captures is not None and state.kernel is None:
         arrays |= run.captures.lane_arrays(at)
     return arrays
 

@@ -59,15 +59,17 @@ def estimate(spec: ComparisonSpec) -> Estimate:
     Raises KvqError where the spec cannot be run.
     """
     spec, model, read, new = _sized(spec)
-    prompt, through = len(read.ids), read.through(spec.lanes)
+    prompt = len(read.ids)
+    passed = read.through(spec.lanes)
+    through = passed + (prompt if spec.floors == "both" else 0)
     lanes = [_lane(lane, model, prompt, prompt + new - 1) for lane in spec.lanes]
     detail = spec.capture.detail
-    seconds = _seconds(model.id, detail, prompt, new, len(spec.lanes) + 1, through)
+    seconds = _seconds(model.id, detail, prompt, new, spec.forced_rows, through)
     notes = []
-    if through:
+    if passed:
         notes.append(
-            f"Reading the prompt through the lanes' own caches computes {through:,} tokens more, "
-            f"{through / prompt:.1f} times the prompt."
+            f"Reading the prompt through the lanes' own caches computes {passed:,} tokens more, "
+            f"{passed / prompt:.1f} times the prompt."
         )
     if detail == "deep":
         fitted = "" if _known(_memory_file(model.id, detail)) else "; the time told is that of normal captures"
@@ -144,13 +146,14 @@ def _run_bytes(model: LoadedModel, spec: ComparisonSpec, read: Script, new: int)
     and what one stage holds for a moment, see ``_passing``; benchmarks/load.py compares it with measured peaks."""
     shape, prompt = model.shape, len(read.ids)
     token = shape.layers * shape.kv_heads * shape.head_dim * 4 * 2  # keys and values of one row
-    lanes = len(spec.lanes) + 1
+    lanes = spec.forced_rows
     windows = [assigned.window for lane in spec.lanes for assigned in lane.plan(shape)]
     prefix = min([w.frozen(prompt) for w in windows], default=prompt)
     copies = (lanes + 1) * prefix * token + (2 * lanes + 1) * (prompt + new - prefix) * token
     queries = shape.layers * shape.query_heads * shape.head_dim * 4 * prompt
     stored = lanes * prompt * token // 4  # at most 8 bits an element for nearly all methods, and their metadata
-    held = copies + prompt * token + queries + stored
+    read_twice = (prompt * token + queries) * (spec.floors == "both")
+    held = copies + prompt * token + queries + stored + read_twice
     if read.through(spec.lanes):  # before there are rows: own and read keys and values of the lanes of a pass
         held = max(held, held - copies + 2 * prompt * token * max(map(_together, spec.lanes)))
     return round(ALLOCATORS * (held + _captured(model, spec, prompt, new) + _passing(model, spec, prompt)))
@@ -178,7 +181,7 @@ def _passing(model: LoadedModel, spec: ComparisonSpec, prompt: int) -> int:
     chunk = min(CHUNK, prompt)
     width = 4 * config.hidden_size + 3 * getattr(config, "intermediate_size", 4 * config.hidden_size)
     prefill = 4 * chunk * (width + shape.query_heads * prompt)
-    rows = 2 * (len(spec.lanes) + 1) + 1
+    rows = 2 * spec.forced_rows + 1
     step = LOGIT_COPIES * 4 * rows * spec.score_chunk * config.vocab_size if spec.continuation is not None else 0
     measuring = 2 * prompt * shape.layers * shape.kv_heads * shape.head_dim * 4 * 2  # a lane's decoded prompt, twice
     return BASE_BYTES + measuring + max(prefill, step)
@@ -204,7 +207,9 @@ def remember(record: Record) -> None:
     file = _memory_file(record.environment.model, record.capture.detail)
     known = _known(file)
     prompt = len(record.reference.prompt_token_ids)
-    known.append([prompt, steps + 1, len(record.lanes) + 1, record.timing.total_s, record.timing.through_caches])
+    floors = 1 if record.kernel_floor is None else 2
+    through = record.timing.through_caches + (prompt if floors > 1 else 0)
+    known.append([prompt, steps + 1, len(record.lanes) + floors, record.timing.total_s, through])
     files.keep_memo(file, known[-REMEMBERED:])
 
 

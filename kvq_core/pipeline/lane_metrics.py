@@ -47,7 +47,7 @@ def lane_metrics(run: Run, state: LaneState, at: int) -> Metrics:
     metrics.acceptance = column("acceptance").double().mean().item()
     metrics.tokens_a_step = tokens_a_step(_answers(run, state, at))
     metrics.rms_dp = metrics.perplexity_block["RMS Δp"].value
-    if run.captures is not None:
+    if run.captures is not None and state.kernel is None:
         tap, looked, scored = run.captures.tap, run.captures.attention, slice(0, fidelity.n_scored)
         metrics.attention_delta_mean = tap.mean[at, ..., scored].mean().item()
         metrics.attention_delta_max = tap.max[at, ..., scored].max().item()

@@ -11,21 +11,24 @@ from kvq_core.capture.collect import Captures
 from kvq_core.capture.plan import Plan, plan_of
 from kvq_core.capture.scores import Extent
 from kvq_core.engine.decode import Decode, LaneState
+from kvq_core.engine.kernel_floor import KernelFloor
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows
 from kvq_core.engine.script import Script
-from kvq_core.engine.stress import ReferenceShift, apply_stress
+from kvq_core.engine.stress import AppliedStress, ReferenceShift, apply_stress
 from kvq_core.errors import MethodError
 from kvq_core.events import Encoding, Event, Filling, LaneProgress, Step, Summarizing
 from kvq_core.events import Prefill as PrefillEvent
 from kvq_core.metrics.fidelity import Fidelity
 from kvq_core.metrics.stored_bytes import quantized_keys
 from kvq_core.models import LoadedModel
+from kvq_core.models.rounding import Rounding
 from kvq_core.models.text import Pieces
 from kvq_core.pipeline.prompt_scores import Scores, prompt_positions, turn_positions
 from kvq_core.spec import ComparisonSpec, Lane
 
 NOISE_FLOOR = Lane(label="Noise floor", method="fp16")
+KERNEL_FLOOR = Lane(label="Another kernel", method="fp16")
 
 
 @dataclass
@@ -43,6 +46,7 @@ class Run:
     turns: Scores | None = field(init=False, default=None)  # of given answers
     plan: Plan | None = field(init=False, default=None)
     captures: Captures | None = field(init=False, default=None)
+    kernel: KernelFloor | None = field(init=False, default=None)
     unchanged: ReferenceShift | None = field(init=False, default=None)
     seconds: dict[str, float] = field(init=False, default_factory=dict)
 
@@ -53,18 +57,19 @@ class Run:
 
     @property
     def running(self) -> list[LaneState]:
-        """States of the lanes that ride in the batch, in the order of their forced rows; the noise floor last."""
+        """States of the lanes that ride in the batch, in the order of their forced rows; the floors last."""
         return self.decode.states_running
+
+    @property
+    def floors(self) -> list[Lane]:
+        """The noise floor, and behind the captured rows that of another kernel, where it is asked for."""
+        return [NOISE_FLOOR, KERNEL_FLOOR][: self.spec.forced_rows - len(self.spec.lanes)]
 
     def stages(self) -> Iterator[Event]:
         began = time.perf_counter()
         self.plan = plan_of(self.model, self.spec, len(self.ids))  # refuses what could not be stored in the end
         prompt, turns = prompt_positions(self.spec, self.script), turn_positions(self.spec, self.script)
-        self.prefill = Prefill(self.model, self.ids, sorted({*prompt, *turns}))
-        yield PrefillEvent(0, len(self.ids))
-        for done in self.prefill.run():
-            yield PrefillEvent(done, len(self.ids))
-        self._lap("prefill", began)
+        yield from self._prefill(sorted({*prompt, *turns}))
         yield from self._encode()
         yield from self._steps()
         yield Summarizing()
@@ -72,12 +77,26 @@ class Run:
         self.prompt, self.turns = scored(positions=prompt), scored(positions=turns)
         self.seconds["total"] = time.perf_counter() - began
 
+    def _prefill(self, scored: list[int]) -> Iterator[Event]:
+        began = time.perf_counter()
+        self.prefill = Prefill(self.model, self.ids, scored)
+        passes, total = [self.prefill.run()], len(self.ids)
+        if self.spec.floors == "both":
+            self.kernel = KernelFloor(Rounding(self.spec.seed))
+            passes.append(self.kernel.read(self.model, self.ids, scored))
+        yield PrefillEvent(0, total * len(passes))
+        for at, reading in enumerate(passes):
+            for done in reading:
+                yield PrefillEvent(at * total + done, total * len(passes))
+        self._lap("prefill", began)
+
     def _encode(self) -> Iterator[Event]:
         began = time.perf_counter()
         stress = None
         if self.spec.stress.active:
             stress, self.unchanged = apply_stress(self.model, self.prefill, self.spec.stress)
-        self.decode = Decode(self.model, self.prefill, self.spec, [*self.spec.lanes, NOISE_FLOOR], stress)
+        self.decode = Decode(self.model, self.prefill, self.spec, [*self.spec.lanes, *self.floors], stress)
+        self._enter_kernel(stress)
         self.decode.script = self.script
         for state in self.decode.states:
             reason = state.lane.why_not(self.model.shape)
@@ -85,15 +104,28 @@ class Run:
         for index in self.decode.encode():
             label = self.decode.states[index].lane.label
             yield Encoding(label, index, len(self.decode.states))
+        if self.kernel is not None:
+            self.kernel.prefill.groups = []  # its cache holds them now
         for filled in self.decode.fill():
             yield Filling(filled.labels, filled.done, filled.total)
-        if not self.running or self.running[-1].lane is not NOISE_FLOOR:
-            raise MethodError(f"The noise floor could not be set up: {self.decode.states[-1].error}")
+        for state in self.decode.states[len(self.spec.lanes) :]:
+            if state not in self.running:
+                raise MethodError(f"The floor {state.lane.label!r} could not be set up: {state.error}")
         self._lap("encode", began)
+
+    def _enter_kernel(self, stress: AppliedStress | None) -> None:
+        """Give the other kernel's floor what its own pass read."""
+        if self.kernel is None:
+            return
+        state, read = self.decode.states[-1], self.kernel.prefill
+        state.kernel = self.kernel
+        state.prompt_hidden = read.hidden if read.scored else None
+        if stress is not None:
+            stress.apply(read.groups)
 
     def _steps(self) -> Iterator[Event]:
         began = time.perf_counter()
-        self.fidelity = Fidelity(len(self.running))
+        self.fidelity = Fidelity(len(self.running), len(self.floors))
         self._set_up_captures()
         told = _Told(self)
         for _ in self._observed(self.decode.steps(self._score, self.captures, self._close)):
@@ -104,17 +136,22 @@ class Run:
         """Tell the captures which keys are quantized before every step."""
         while True:
             if self.captures is not None:
-                self.captures.begin([quantized_keys(s.cache) for s in self.running if s.cache is not None])
+                self.captures.begin([quantized_keys(s.cache) for s in self._captured if s.cache is not None])
             try:
                 next(steps)
             except StopIteration:
                 return
             yield
 
+    @property
+    def _captured(self) -> list[LaneState]:
+        """Of those running, whose rows are captured: all but the other kernel's, whose queries are its own."""
+        return [state for state in self.running if state.kernel is None]
+
     def _set_up_captures(self) -> None:
         if self.plan is None:
             return
-        extent = Extent.of(self.model.shape, len(self.running), len(self.ids), self.decode.total)
+        extent = Extent.of(self.model.shape, len(self._captured), len(self.ids), self.decode.total)
         self.captures = Captures(self.model, self.spec, self.prefill, self.decode.rope, extent, self.plan)
 
     def _score(self, reference: torch.Tensor, lanes: torch.Tensor, targets: list[int]) -> None:
@@ -124,7 +161,7 @@ class Run:
 
     def _close(self, rows: Rows) -> None:
         if self.captures is not None:
-            held = {at: s.cache for at, s in enumerate(self.running) if s.error is None and s.cache is not None}
+            held = {at: s.cache for at, s in enumerate(self._captured) if s.error is None and s.cache is not None}
             self.captures.close(rows, held)
 
     def _lap(self, stage: str, began: float) -> None:

@@ -11,7 +11,8 @@ Version 2: an environment named the model by its weights alone.
 Version 3: an environment did not say how a GGUF file held the weights, nor a lane on what its keys are centred; there
 were no models from such files, and no such lanes.
 
-Version 4: a lane was one method, with no list of rules; draft acceptance was not measured.
+Version 4: a lane was one method, with no list of rules; neither draft acceptance
+nor the floor of another kernel was measured.
 """
 
 from collections.abc import Callable
@@ -80,7 +81,8 @@ def _record_4(data: dict[str, Any]) -> dict[str, Any]:
         told = {**told, "metrics": metrics and {**_LATER_OF_METRICS, **metrics}}
         return {"rules": [{name: told[name] for name in _OF_A_RULE if name in told}], **told}
 
-    return {**data, "noise_floor": lane(data["noise_floor"]), "lanes": [lane(told) for told in data["lanes"]]}
+    lanes = [lane(told) for told in data["lanes"]]
+    return {"kernel_floor": None, **data, "noise_floor": lane(data["noise_floor"]), "lanes": lanes}
 
 
 RECORD_STEPS: dict[int, Step] = {1: _record_1, 2: _record_2, 3: _record_3, 4: _record_4}
