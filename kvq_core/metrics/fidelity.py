@@ -67,9 +67,14 @@ class Fidelity:
             return torch.zeros(0, TOPK) if "topk" in name else torch.zeros(0)
         return torch.cat(parts, 0) if lane is None else torch.cat([part[lane] for part in parts], 0)
 
-    def latest(self, name: str, lane: int) -> list[float]:
-        """The newest step's values of one lane."""
-        return self._columns[name][-1][lane].tolist()
+    def latest(self, name: str, lane: int, scored: int) -> list[float]:
+        """One lane's values from position ``scored`` on."""
+        count, found = self.n_scored - scored, list[float]()
+        for part in reversed(self._columns[name]):
+            if len(found) >= count:
+                break
+            found = part[lane].tolist() + found
+        return found[len(found) - count :]
 
     def near_tie_margin(self) -> float:
         """Reference margins up to this count as near-ties: NEAR_TIE logits, or the floors' own largest shift."""

@@ -14,13 +14,16 @@ from kvq_core.events import Loading
 from kvq_core.machine import files
 from kvq_core.machine.memory import free_bytes, shortage
 from kvq_core.models import LoadedModel, converting, load, with_model
+from kvq_core.models.head import POSITIONS
 from kvq_core.pipeline.prompt import script
 from kvq_core.record.fields import Record
 from kvq_core.settings import settings
 from kvq_core.spec import MAX_LANES, TENSORS, ComparisonSpec, Lane
 
 REMEMBERED = 40  # runs a machine's timing is fitted on
-LOGIT_COPIES = 6  # of a scored chunk's logits: as computed, in float32, as log-probabilities of both sides and between
+LOGIT_COPIES = (
+    6  # of the logits scored at once: as computed, in float32, as log-probabilities of both sides and between
+)
 ALLOCATORS = 1.1  # measured peaks are up to 4 % above the sum of what is held: blocks are rounded up and kept
 BASE_BYTES = 60_000_000  # what even the shortest run takes: libraries' buffers, threads' stacks, the tokens' texts
 
@@ -156,7 +159,7 @@ def _run_bytes(model: LoadedModel, spec: ComparisonSpec, read: Script, new: int)
     held = copies + prompt * token + queries + stored + read_twice
     if read.through(spec.lanes):  # before there are rows: own and read keys and values of the lanes of a pass
         held = max(held, held - copies + 2 * prompt * token * max(map(_together, spec.lanes)))
-    return round(ALLOCATORS * (held + _captured(model, spec, prompt, new) + _passing(model, spec, prompt)))
+    return round(ALLOCATORS * (held + _captured(model, spec, prompt, new) + _passing(model, spec, prompt, new)))
 
 
 def _together(lane: Lane) -> int:
@@ -175,14 +178,16 @@ def _captured(model: LoadedModel, spec: ComparisonSpec, prompt: int, new: int) -
     return 4 * min(MAP_BYTES, cells) + statistics + tap_queries + 3 * min(SCORE_BYTES, cells + statistics // 2)
 
 
-def _passing(model: LoadedModel, spec: ComparisonSpec, prompt: int) -> int:
+def _passing(model: LoadedModel, spec: ComparisonSpec, prompt: int, new: int) -> int:
     """What a prefill chunk or a decode step computes with, the larger of the two, and the measuring at the end."""
     shape, config = model.shape, model.model.config
     chunk = min(CHUNK, prompt)
     width = 4 * config.hidden_size + 3 * getattr(config, "intermediate_size", 4 * config.hidden_size)
     prefill = 4 * chunk * (width + shape.query_heads * prompt)
-    rows = 2 * spec.forced_rows + 1
-    step = LOGIT_COPIES * 4 * rows * spec.score_chunk * config.vocab_size if spec.continuation is not None else 0
+    given = spec.continuation is not None  # where it is, no row is free
+    rows, fed = (spec.forced_rows + 1, min(spec.score_chunk, new)) if given else (2 * spec.forced_rows + 1, 1)
+    layer = 4 * rows * fed * (width + shape.query_heads * (prompt + new))
+    step = layer + LOGIT_COPIES * 4 * rows * min(POSITIONS, fed) * config.vocab_size
     measuring = 2 * prompt * shape.layers * shape.kv_heads * shape.head_dim * 4 * 2  # a lane's decoded prompt, twice
     return BASE_BYTES + measuring + max(prefill, step)
 

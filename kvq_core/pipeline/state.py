@@ -182,10 +182,10 @@ class _Told:
     def step(self) -> Step:
         run = self._run
         if run.fidelity.n_scored > self._scored:
-            self._scored = run.fidelity.n_scored
             for at in range(len(run.running)):
-                self._kld[at] += run.fidelity.latest("kld", at)
-                self._same[at] += map(bool, run.fidelity.latest("same_top", at))
+                self._kld[at] += run.fidelity.latest("kld", at, self._scored)
+                self._same[at] += map(bool, run.fidelity.latest("same_top", at, self._scored))
+            self._scored = run.fidelity.n_scored
         decode = run.decode
         reached = max([len(decode.token_ids), *(len(state.token_ids) for state in decode.states)])
         lanes = [self._lane(i) for i in range(len(run.spec.lanes))]
