@@ -12,7 +12,7 @@ from tests.support.engine_runs import run_engine
 from tests.support.tiny_models import CONFIGS, SCALED, VOCABULARY, prompt_ids, tiny
 
 # what their forward does after the layers, at values that show
-SMALL = {"vocab_size": 90, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16}
+SMALL = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16}
 SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.2, "pad_token_id": 0}
 AFTERWARDS = {
     "gemma2": (Gemma2Config, {"final_logit_softcapping": 2.0}),
@@ -36,7 +36,6 @@ def test_head_of_hidden_is_the_whole_model_to_the_bit(name: str) -> None:
 @pytest.mark.parametrize("name", AFTERWARDS)
 def test_soft_caps_and_scalings_are_the_models_own(name: str) -> None:
     kind, options = AFTERWARDS[name]
-
     torch.manual_seed(0)
     network = AutoModelForCausalLM.from_config(kind(**SMALL | options)).eval()
     network.set_attn_implementation("eager")
