@@ -42,6 +42,7 @@ SURFACE = {
             "kvq_core.spec.comparison.Stress = Stress(key_outlier_scale=1.0, key_outlier_pairs=2, key_bias=0.0, "
             "layers='all', kv_heads='all')"
         ),
+        "floors": "Literal['storage', 'both'] = 'storage'",
         "free_text": "bool = True",
         "score_prompt": "Literal['auto', 'all', 'none'] = 'auto'",
         "ignore_eos": "bool = False",
@@ -96,6 +97,7 @@ SURFACE = {
         "lanes": "list[kvq_core.record.fields.LaneRecord]",
         "capture": "kvq_core.record.fields.CaptureInfo",
         "timing": "kvq_core.record.fields.RunTiming",
+        "kernel_floor": "kvq_core.record.fields.LaneRecord | None = None",
         "stress": "kvq_core.record.fields.StressRecord | None = None",
         "vocabulary": "dict[int, str] = {}",
         "notes": "list[str] = []",

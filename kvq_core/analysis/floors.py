@@ -7,7 +7,8 @@ from kvq_core.record.fields import LaneRecord, Record
 
 def floors(record: Record) -> dict[At, LaneRecord]:
     """The floors a run measured, by their place in the arrays."""
-    return {"noise": record.noise_floor}
+    found: dict[At, LaneRecord] = {"noise": record.noise_floor}
+    return found if record.kernel_floor is None else {**found, "kernel": record.kernel_floor}
 
 
 def lane_of(record: Record, at: At) -> LaneRecord:
@@ -30,6 +31,8 @@ def above_floor(record: Record, arrays: Arrays, at: At) -> float | None:
     return float((lane > floor).mean())
 
 
-def floor_title(at: At) -> str:
-    """What a table calls a floor."""
-    return "noise floor"
+def floor_title(record: Record, at: At) -> str:
+    """What a run calls one of its floors: by what it measures where there are two."""
+    if len(floors(record)) == 1:
+        return "noise floor"
+    return {"noise": "storage", "kernel": "another kernel"}[str(at)]

@@ -1,13 +1,13 @@
 """What a lane's measurements amount to: a tier, or what is missing to tell tiers apart. The rule is the data below."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, floor, inf, log10
 from typing import Literal
 
 import numpy as np
 
-from kvq_core.analysis.floors import lane_of, larger
+from kvq_core.analysis.floors import floor_title, floors, lane_of, larger
 from kvq_core.analysis.scored import CONFIDENCE, At, pooled, tail
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Metrics, Record
@@ -75,7 +75,8 @@ def verdict(record: Record, arrays: Arrays, at: At) -> Verdict:
     if m is None or scored < MIN_SCORED:
         positions = "position" if scored == 1 else "positions"
         return Verdict("no verdict", "quiet", f"{scored} scored {positions}; a verdict needs {MIN_SCORED}.")
-    return _judged(m, kld, _beside(record, arrays))
+    found = _judged(m, kld, _beside(record, arrays))
+    return found if at == "kernel" else _beside_kernel(found, record, kld)
 
 
 def _judged(m: Metrics, kld: np.ndarray, beside: str) -> Verdict:
@@ -139,6 +140,15 @@ def _more(kld: np.ndarray, low: float, high: float, above: int, below: int) -> s
     return f"some {max(1, ceil(more / unit)) * unit:,}"
 
 
+def _beside_kernel(found: Verdict, record: Record, kld: np.ndarray) -> Verdict:
+    """What to know of a lane that is no further from the reference than another kernel would be."""
+    floor = record.kernel_floor.metrics if record.kernel_floor else None
+    if floor is None or floor.kld_mean is None or kld.mean() > floor.kld_mean:
+        return found
+    said = f"No further off than another kernel: mean KLD {kld.mean():.2g} against {floor.kld_mean:.2g} nats."
+    return replace(found, sentence=" ".join(filter(None, [found.sentence, said])))
+
+
 def _tail_of(kld: np.ndarray) -> str:
     found = tail(kld)
     if found is None:
@@ -152,5 +162,6 @@ def _beside(record: Record, arrays: Arrays) -> str:
     m, high = lane_of(record, at).metrics, tail(pooled(arrays, at, "kld"))
     if m is None or m.kld_mean is None:
         return ""
+    named = "noise floor" if len(floors(record)) == 1 else f"larger floor, {floor_title(record, at)}"
     edge = f"{high.name} {high.value:.2g} nats, " if high else ""
-    return f" (noise floor: mean KLD {m.kld_mean:.2g}, {edge}flips {m.flip_rate or 0:.1%})"
+    return f" ({named}: mean KLD {m.kld_mean:.2g}, {edge}flips {m.flip_rate or 0:.1%})"

@@ -86,6 +86,7 @@ class Captures:
         return self.attention.looks(fresh)
 
     def scores(self, seen: StepScores) -> None:
+        seen = seen.first(1 + self.extent.lanes)
         with self._clock(decoding=True):
             self.tap.scores(seen)
             self.attention.scores(seen, self.tap.quantized)

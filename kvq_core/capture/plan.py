@@ -34,7 +34,7 @@ def plan_of(model: LoadedModel, spec: ComparisonSpec, prompt: int) -> Plan | Non
     if spec.capture.detail == "off":
         return None
     new = len(model.encode(spec.continuation)) if spec.continuation is not None else spec.max_new_tokens
-    extent = Extent.of(model.shape, len(spec.lanes) + 1, prompt, new)  # the noise floor runs along
+    extent = Extent.of(model.shape, len(spec.lanes) + 1, prompt, new)  # an fp16 cache runs along
     usage = sum(lane.usage_bytes(model.shape, extent.tokens) for lane in spec.lanes)
     return fit_plan(extent, model.shape.kv_heads, spec.capture, usage)
 

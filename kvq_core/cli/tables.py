@@ -87,7 +87,7 @@ def _by_confidence(record: Record, arrays: Arrays) -> list[str]:
         return []
     head = [f"{bucket.name} ({bucket.share:.0%})" for bucket in found[0][1]]
     rows = [("KLD where the reference's top probability is", *head, "")]
-    rows += [(label, *(_number(bucket.mean, "{:.4f}") for bucket in buckets), "") for label, buckets in found]
+    rows += [(label, *(_kld(bucket.mean) for bucket in buckets), "") for label, buckets in found]
     return [line.rstrip() for line in _align(rows)]
 
 
@@ -101,8 +101,8 @@ def _row(record: Record, arrays: Arrays, at: At) -> tuple[str, ...]:
         f"{memory.key_bits:.2f}",
         f"{memory.value_bits:.2f}",
         f"{memory.kv_ratio:.1%}",
-        _number(m.kld_mean, "{:.4f}"),
-        f"{high.name} {high.value:.4f}" if (high := tail(pooled(arrays, at, "kld"))) else "-",
+        _kld(m.kld_mean),
+        f"{high.name} {_kld(high.value)}" if (high := tail(pooled(arrays, at, "kld"))) else "-",
         _number(m.flip_rate, "{:.1%}"),
         _number(above_floor(record, arrays, at), "{:.0%}"),
         _number(m.acceptance, "{:.1%}"),
@@ -112,6 +112,11 @@ def _row(record: Record, arrays: Arrays, at: At) -> tuple[str, ...]:
         "never" if m.first_divergence is None else f"token {m.first_divergence}",
         _plain(lane.text),
     )
+
+
+def _kld(value: float | None) -> str:
+    """Nats; what four decimals would make nothing of, such as the floors, by its two leading digits."""
+    return _number(value, "{:.1e}" if value and abs(value) < 1e-3 else "{:.4f}")
 
 
 def _number(value: float | None, form: str) -> str:

@@ -21,6 +21,7 @@ from kvq_core.engine.stress import AppliedStress
 from kvq_core.engine.tap import Tap
 from kvq_core.machine import threads
 from kvq_core.models import LoadedModel
+from kvq_core.models.head import POSITIONS
 from kvq_core.models.rope import Rope
 from kvq_core.models.shared_products import divide_products
 from kvq_core.spec import ComparisonSpec, Lane
@@ -79,13 +80,17 @@ class Decode:
         self._stepping = replace(
             self.model, model=divide_products(self.model.model, self.rows.cores if self._narrow else 1)
         )
+        self._forced = self._stepping  # while the forced rows are fed
+        for row, state in enumerate(self.states_running, 1):
+            if state.kernel is not None:
+                self._forced = state.kernel.stepping(self._forced, row)
 
     def _encode(self, state: LaneState) -> None:
         if state.error:  # known before it was tried
             return
         began = time.perf_counter()
         try:
-            state.cache = self._entry.cache(state.lane)
+            state.cache = self._entry.cache(state)
         except Exception as error:  # whatever a method does wrong is its lane's failure, not the run's
             state.error = said(error)
         state.encode_prompt_s = time.perf_counter() - began
@@ -102,17 +107,26 @@ class Decode:
         while not self._over():
             fed = self._fed()
             forced = self._forced_rows() if fed else 0
-            logits = self._forward([fed] * forced + [[state.token_ids[-1]] for state in self._free])
-            chosen = self._chosen(sampler, logits[:, -1])
+            hidden = len(fed) > 1  # of a chunk the head reads a part at a time
+            out = self._forward([fed] * forced + [[state.token_ids[-1]] for state in self._free], hidden)
+            chosen = [] if hidden else self._chosen(sampler, out[:, -1])
             self._extend_free(chosen[forced:])
             if fed:
                 follow = self._followed(chosen, len(fed))
-                score(logits[0], logits[1:forced], follow)
+                self._score(score, out, hidden, follow)
                 self._part_ways(chosen[:forced])
                 if self._end_reference(follow[-1]):
                     close(self.rows)
             self._drop_finished()
             yield
+
+    def _score(self, score: Score, out: Tensor, hidden: bool, follow: list[int]) -> None:
+        """Score the forced rows at the positions before ``follow``, from their logits or what the head reads there."""
+        rows = self._forced_rows()
+        for start in range(0, len(follow), POSITIONS):
+            part = slice(start, start + POSITIONS)
+            logits = self._stepping.head(out[:rows, part]) if hidden else out[:rows, part]
+            score(logits[0], logits[1:], follow[part])
 
     def _begin(self, sampler: Sampler, close: Close) -> None:
         """The first new token: the reference's, and of lanes that read the prompt through their caches their own."""
@@ -185,7 +199,8 @@ class Decode:
                 continue
             state.first_divergence = len(self.token_ids) - 1
             state.finish = self._ends(chosen[row], len(state.token_ids))
-            if state.finish is None and state.cache is not None and self.spec.free_text:
+            free = self.spec.free_text and state.kernel is None
+            if state.finish is None and state.cache is not None and free:
                 state.free = state.cache.fork()
                 self.rows.fork(row)
                 self._free.append(state)
@@ -212,14 +227,15 @@ class Decode:
         """Rows before the free ones: reference and forced lanes ride until the reference ends."""
         return len(self.rows.lane_of) - len(self._free)
 
-    def _forward(self, inputs: list[list[int]]) -> Tensor:
-        """One batched forward of all rows and the upkeep of their caches: logits (rows, tokens, vocabulary)."""
+    def _forward(self, inputs: list[list[int]], hidden: bool = False) -> Tensor:
+        """One batched forward of all rows and the upkeep of their caches: logits (rows, tokens, vocabulary), or what
+        the head reads, (rows, tokens, hidden size)."""
         began = time.perf_counter()
-        ids = torch.tensor(inputs)
+        ids, forced = torch.tensor(inputs), self._forced_rows()
         with threads.one_thread(self._narrow):
             attend = self.rows if self.stress is None else self.stress.wrap(self.rows)
-            logits = self._stepping.forward(ids, self.rows.tokens, attend)
-        forced = self._forced_rows()
+            stepping = self._forced if forced else self._stepping
+            out = (stepping.hidden if hidden else stepping.forward)(ids, self.rows.tokens, attend)
         owners = [(row, s, s.cache) for row, s in enumerate(self.states_running, 1) if row < forced]
         owners += [(forced + i, s, s.free) for i, s in enumerate(self._free)]
         settling = [
@@ -232,7 +248,7 @@ class Decode:
         self.rows.advance(ids.shape[1])
         self.step_seconds.append(time.perf_counter() - began)
         self.step_rows.append(len(inputs))
-        return logits
+        return out
 
     def _settle(self, row: int, state: LaneState, cache: LaneCache, part: Part, fresh: int) -> None:
         began = time.perf_counter()

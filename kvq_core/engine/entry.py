@@ -13,7 +13,6 @@ from kvq_core.engine.script import Script, Segment
 from kvq_core.engine.stress import AppliedStress
 from kvq_core.models import LoadedModel
 from kvq_core.models.rope import Rope
-from kvq_core.spec import Lane
 
 
 @dataclass(frozen=True)
@@ -36,8 +35,11 @@ class Entry:
     stress: AppliedStress | None
     shared: Shared
 
-    def cache(self, lane: Lane) -> LaneCache:
+    def cache(self, state: LaneState) -> LaneCache:
         """A lane's cache with the prompt in it, or with what its own passes begin after."""
+        lane = state.lane
+        if state.kernel is not None:  # what it holds is no other lane's
+            return LaneCache.of_prompt(lane, state.kernel.prefill.groups, self.rope, self.model.ref)
         groups, passes = self.prefill.groups, self.script.passes(lane.chunks)
         if not passes:
             return LaneCache.of_prompt(lane, groups, self.rope, self.model.ref, self.shared)
@@ -59,7 +61,7 @@ class Entry:
         for state in every:
             chunks = state.lane.chunks
             todo = tuple(self.script.passes(chunks))
-            if todo and state.cache is not None:
+            if todo and state.cache is not None and state.kernel is None:
                 stored = chunks is not None and chunks.own_chunk == "stored"
                 alike.setdefault((todo, stored), []).append(state)
         for (todo, stored), states in alike.items():
@@ -79,7 +81,7 @@ class Entry:
                 states[0].error, states[0].cache = said(error), None
                 return
             for state in states:  # which of them it was shows when each is filled by itself
-                state.cache = self.cache(state.lane)
+                state.cache = self.cache(state)
                 yield from self._fill([state], todo, stored)
             return
         for row, state in enumerate(states):

@@ -6,6 +6,7 @@ from typing import Literal
 from torch import Tensor
 
 from kvq_core.engine.cache import LaneCache
+from kvq_core.engine.kernel_floor import KernelFloor
 from kvq_core.errors import KvqError
 from kvq_core.machine.memory import is_out_of_memory
 from kvq_core.spec import Lane
@@ -29,6 +30,7 @@ class LaneState:
     # of a lane that read the prompt through its cache: what the head reads at Prefill.scored, and at the last token
     prompt_hidden: Tensor | None = None
     last_hidden: Tensor | None = None
+    kernel: KernelFloor | None = None  # of the floor that reads the prompt, and decodes, as another kernel
     own_errors: tuple[float, float] | None = None  # of its keys and values, see Filling.errors
 
     @property

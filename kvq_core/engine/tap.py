@@ -23,6 +23,11 @@ class StepScores:
     queries: Tensor
     reads: list[dict[int, Tensor]]
 
+    def first(self, rows: int) -> "StepScores":
+        """Of the first rows alone, the reference's included; none of the others leaves keys out."""
+        other = None if self.with_reference_query is None else self.with_reference_query[:, :rows]
+        return StepScores(self.layers, self.own[:, :rows], other, self.queries, self.reads)
+
 
 class Tap(Protocol):
     """Sees the scores of a decode step as they are computed.

@@ -17,7 +17,9 @@ NEAR_TIE = 0.2  # logits: the reference's two best tokens are less than a factor
 class Fidelity:
     """Collects per scored position what the metrics are computed from; logits at temperature 1, float32, nats."""
 
-    def __init__(self, lanes: int):
+    def __init__(self, lanes: int, floors: int = 1):
+        """``lanes``: rows beside the reference's, of which the last ``floors`` quantize nothing."""
+        self.floors = min(lanes, floors)
         self._columns: dict[str, list[Tensor]] = {}
         self.lanes = lanes
         self.not_finite = [False] * lanes
@@ -45,9 +47,11 @@ class Fidelity:
         self._put("reference/margin", base.values[..., 0] - base.values[..., 1])
         self._put("reference/topk_ids", base.indices.int())
         self._put("reference/topk_probs", base.values.exp())
-        # how far fp16 rounding alone moves the gap between the reference's two best tokens
-        pair = q_log[-1:].gather(-1, base.indices[None, :, :2]) if self.lanes else p_log.new_zeros(1, len(targets), 2)
-        self._put("noise_shift", (pair[..., 0] - pair[..., 1])[0] - (base.values[..., 0] - base.values[..., 1]))
+        # how far what quantizes nothing moves the gap between the reference's two best tokens
+        gap = base.values[..., 0] - base.values[..., 1]
+        pair = q_log[self.lanes - self.floors :].gather(-1, base.indices[None, :, :2].expand(self.floors, -1, -1))
+        shift = (pair[..., 0] - pair[..., 1] - gap).abs()
+        self._put("floor_shift", shift.amax(0) if self.floors else gap.abs())
 
     def _put(self, name: str, values: Tensor) -> None:
         self._columns.setdefault(name, []).append(values.cpu())
@@ -63,13 +67,18 @@ class Fidelity:
             return torch.zeros(0, TOPK) if "topk" in name else torch.zeros(0)
         return torch.cat(parts, 0) if lane is None else torch.cat([part[lane] for part in parts], 0)
 
-    def latest(self, name: str, lane: int) -> list[float]:
-        """The newest step's values of one lane."""
-        return self._columns[name][-1][lane].tolist()
+    def latest(self, name: str, lane: int, scored: int) -> list[float]:
+        """One lane's values from position ``scored`` on."""
+        count, found = self.n_scored - scored, list[float]()
+        for part in reversed(self._columns[name]):
+            if len(found) >= count:
+                break
+            found = part[lane].tolist() + found
+        return found[len(found) - count :]
 
     def near_tie_margin(self) -> float:
-        """Reference margins up to this count as near-ties: NEAR_TIE logits, or the noise floor's own largest shift."""
-        shift = self.column("noise_shift").abs()
+        """Reference margins up to this count as near-ties: NEAR_TIE logits, or the floors' own largest shift."""
+        shift = self.column("floor_shift")
         return max(NEAR_TIE, shift.max().item() if len(shift) else 0.0)
 
 

@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+POSITIONS = 16  # whose logits are held at once, so that memory does not grow with length times vocabulary
+
 
 class _Answer:
     """What the layers answered; of what else some models' forwards pass on, such as router logits, there is none."""

@@ -32,14 +32,14 @@ def divide_products(model: nn.Module, cores: int) -> nn.Module:
     for module in model.modules():
         if type(module).__name__ in GATED and all(map(_plain, _matrices(module))):
             parts[module] = DividedMLP(module, cores)
-    return _with(model, parts)
+    return replace_modules(model, parts)
 
 
-def _with(module: nn.Module, parts: Mapping[nn.Module, nn.Module]) -> nn.Module:
-    """A module in which some are replaced; itself where it has none of them."""
+def replace_modules(module: nn.Module, parts: Mapping[nn.Module, nn.Module]) -> nn.Module:
+    """A module in which some are replaced; itself where it has none of them. The module itself stays as it is."""
     if module in parts:
         return parts[module]
-    inside = {name: part if part is None else _with(part, parts) for name, part in module._modules.items()}
+    inside = {name: part if part is None else replace_modules(part, parts) for name, part in module._modules.items()}
     if all(part is module._modules[name] for name, part in inside.items()):
         return module
     twin = copy(module)

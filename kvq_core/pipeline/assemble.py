@@ -36,8 +36,9 @@ def run_id(model: LoadedModel, spec: ComparisonSpec, ids: list[int]) -> str:
 def assemble(run: Run) -> tuple[Record, dict[str, Tensor]]:
     """The record and its arrays, named as record.ARRAYS lists them."""
     arrays = _run_arrays(run)
-    *lanes, noise = run.lanes()
-    for name, (_, own) in [*((str(index), told) for index, told in enumerate(lanes)), ("noise", noise)]:
+    lanes, floors = run.lanes()
+    named = [*enumerate(lanes), *zip(("noise", "kernel"), floors, strict=False)]
+    for name, (_, own) in named:
         arrays |= {f"lane/{name}/{key}": values for key, values in own.items()}
     records = [record for record, _ in lanes]
     reference = _reference(run)
@@ -48,7 +49,8 @@ def assemble(run: Run) -> tuple[Record, dict[str, Tensor]]:
         spec=run.spec.model_dump(mode="json"),
         environment=environment(run),
         reference=reference,
-        noise_floor=noise[0],
+        noise_floor=floors[0][0],
+        kernel_floor=floors[1][0] if len(floors) > 1 else None,
         lanes=records,
         capture=capture_info(run),
         timing=timing(run),

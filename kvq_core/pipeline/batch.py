@@ -12,6 +12,7 @@ from kvq_core.capture.plan import Plan
 from kvq_core.capture.scores import Extent
 from kvq_core.engine.decode import Decode, LaneState
 from kvq_core.engine.fit import Shared
+from kvq_core.engine.kernel_floor import KernelFloor
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows
 from kvq_core.engine.script import Script
@@ -25,6 +26,7 @@ from kvq_core.pipeline.prompt_scores import Scores, prompt_positions, turn_posit
 from kvq_core.spec import ComparisonSpec, Lane
 
 NOISE_FLOOR = Lane(label="Noise floor", method="fp16")
+KERNEL_FLOOR = Lane(label="Another kernel", method="fp16")
 
 
 @dataclass
@@ -44,6 +46,7 @@ class Batch:
     stress: AppliedStress | None = None
     shared: Shared = field(default_factory=Shared)
     first: "Batch | None" = None  # None: this one
+    kernel: KernelFloor | None = None  # rides in the first batch
     decode: Decode = field(init=False)
     fidelity: Fidelity = field(init=False)
     prompt: Scores | None = field(init=False, default=None)  # of tokens that were read, not answered
@@ -53,8 +56,20 @@ class Batch:
 
     @property
     def running(self) -> list[LaneState]:
-        """States of the lanes that ride in the batch, in the order of their forced rows; the noise floor last."""
+        """States of the lanes that ride in the batch, in the order of their forced rows; the floors last."""
         return self.decode.states_running
+
+    @property
+    def floors(self) -> list[Lane]:
+        """The noise floor, and behind the captured rows that of another kernel, where it is asked for."""
+        if self.first is not None:
+            return []
+        return [NOISE_FLOOR] if self.kernel is None else [NOISE_FLOOR, KERNEL_FLOOR]
+
+    @property
+    def _captured(self) -> list[LaneState]:
+        """Of those running, whose rows are captured: all but the other kernel's, whose queries are its own."""
+        return [state for state in self.running if state.kernel is None]
 
     @property
     def near_tie_margin(self) -> float:
@@ -62,11 +77,11 @@ class Batch:
         return (self.first or self).fidelity.near_tie_margin()
 
     def encode(self) -> Iterator[Encoding | Filling]:
-        """Raises MethodError where the noise floor cannot be set up."""
+        """Raises MethodError where a floor cannot be set up."""
         began = time.perf_counter()
-        lanes = self.lanes if self.first else [*self.lanes, NOISE_FLOOR]
         given = self.first.decode.token_ids if self.first else None
-        self.decode = Decode(self.model, self.prefill, self.spec, lanes, self.stress, given)
+        self.decode = Decode(self.model, self.prefill, self.spec, [*self.lanes, *self.floors], self.stress, given)
+        self._enter_kernel()
         self.decode.script, self.decode.shared = self.script, self.shared
         for state in self.decode.states:
             reason = state.lane.why_not(self.model.shape)
@@ -74,16 +89,26 @@ class Batch:
         for index in self.decode.encode():
             label = self.decode.states[index].lane.label
             yield Encoding(label, index, len(self.decode.states))
+        if self.first is None and self.kernel is not None:
+            self.kernel.prefill.groups = []  # its cache holds them now
         for filled in self.decode.fill():
             yield Filling(filled.labels, filled.done, filled.total)
-        if self.first is None and (not self.running or self.running[-1].lane is not NOISE_FLOOR):
-            raise MethodError(f"The noise floor could not be set up: {self.decode.states[-1].error}")
+        for state in self.decode.states[len(self.lanes) :]:
+            if state not in self.running:
+                raise MethodError(f"The floor {state.lane.label!r} could not be set up: {state.error}")
         self._lap("encode", began)
+
+    def _enter_kernel(self) -> None:
+        """Give the other kernel's floor what its own pass read."""
+        if self.first is None and self.kernel is not None:
+            state, read = self.decode.states[-1], self.kernel.prefill
+            state.kernel = self.kernel
+            state.prompt_hidden = read.hidden if read.scored else None
 
     def steps(self) -> Iterator[None]:
         """Decode, a turn a step; none where no lane is left to ride."""
         began = time.perf_counter()
-        self.fidelity = Fidelity(len(self.running))
+        self.fidelity = Fidelity(len(self.running), len(self.floors))
         if self.running:
             self._set_up_captures()
             yield from self._observed(self.decode.steps(self._score, self.captures, self._close))
@@ -108,7 +133,7 @@ class Batch:
         """Tell the captures which keys are quantized before every step."""
         while True:
             if self.captures is not None:
-                self.captures.begin([quantized_keys(s.cache) for s in self.running if s.cache is not None])
+                self.captures.begin([quantized_keys(s.cache) for s in self._captured if s.cache is not None])
             try:
                 next(steps)
             except StopIteration:
@@ -120,7 +145,7 @@ class Batch:
             return
         model, prompt, new = self.model, len(self.script.ids), self.decode.total
         whole = len(self.spec.lanes) + 1 if len(self.lanes) < len(self.spec.lanes) else 0
-        sizes = Extent.of(model.shape, len(self.running), prompt, new, self.first is None, whole)
+        sizes = Extent.of(model.shape, len(self._captured), prompt, new, self.first is None, whole)
         first = self.first.captures if self.first else None
         self.captures = Captures(model, self.spec, self.prefill, self.decode.rope, sizes, self.plan, first)
 
@@ -131,7 +156,7 @@ class Batch:
 
     def _close(self, rows: Rows) -> None:
         if self.captures is not None:
-            held = {at: s.cache for at, s in enumerate(self.running) if s.error is None and s.cache is not None}
+            held = {at: s.cache for at, s in enumerate(self._captured) if s.error is None and s.cache is not None}
             self.captures.close(rows, held)
 
     def _lap(self, stage: str, began: float) -> None:

@@ -57,17 +57,19 @@ def estimate(spec: ComparisonSpec) -> Estimate:
     Raises KvqError where the spec cannot be run.
     """
     spec, model, read, new = _sized(spec)
-    prompt, through = len(read.ids), read.through(spec.lanes)
+    prompt = len(read.ids)
+    passed = read.through(spec.lanes)
+    through = passed + (prompt if spec.floors == "both" else 0)
     lanes = [_lane(lane, model, prompt, prompt + new - 1) for lane in spec.lanes]
     detail = spec.capture.detail
     size = batch_size(model, spec, read, new)
     count = len(batches(spec.lanes, size))
-    seconds = _seconds(model.id, detail, prompt, new, len(spec.lanes) + 1, through, count)
+    seconds = _seconds(model.id, detail, prompt, new, spec.forced_rows, through, count)
     notes = []
-    if through:
+    if passed:
         notes.append(
-            f"Reading the prompt through the lanes' own caches computes {through:,} tokens more, "
-            f"{through / prompt:.1f} times the prompt."
+            f"Reading the prompt through the lanes' own caches computes {passed:,} tokens more, "
+            f"{passed / prompt:.1f} times the prompt."
         )
     if detail == "deep":
         fitted = "" if _known(_memory_file(model.id, detail)) else "; the time told is that of normal captures"
@@ -160,12 +162,16 @@ def _memory_file(model: str, detail: str) -> Path:
 
 
 def remember(record: Record) -> None:
-    """Keep a finished run's timing for later estimates on this machine, if it can be kept; of runs of one batch all of
-    whose lanes read the prompt in full precision, which is what a memo tells of."""
+    """Keep a finished run's timing for later estimates on this machine, if it can be kept; of runs of one batch and
+    one floor, all of whose lanes read the prompt in full precision: that is what a memo tells of."""
     steps = record.timing.steps
     if len(batches(record.lanes, record.environment.lanes_at_once or AT_ONCE)) > 1:
         return
-    if not steps or any(lane.metrics is not None and lane.metrics.prompt is not None for lane in record.lanes):
+    if (
+        not steps
+        or record.kernel_floor is not None
+        or any(lane.metrics is not None and lane.metrics.prompt is not None for lane in record.lanes)
+    ):
         return
     file = _memory_file(record.environment.model, record.capture.detail)
     known = _known(file)

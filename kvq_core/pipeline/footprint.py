@@ -8,12 +8,15 @@ from kvq_core.engine.prefill import CHUNK
 from kvq_core.engine.script import Script
 from kvq_core.machine.memory import free_bytes
 from kvq_core.models import LoadedModel
+from kvq_core.models.head import POSITIONS
 from kvq_core.spec import ComparisonSpec, Lane
 
 Each = TypeVar("Each")
 
 AT_ONCE = 8  # lanes of a batch; another size would move the last digits of every lane
-LOGIT_COPIES = 6  # of a scored chunk's logits: as computed, in float32, as log-probabilities of both sides and between
+LOGIT_COPIES = (
+    6  # of the logits scored at once: as computed, in float32, as log-probabilities of both sides and between
+)
 ALLOCATORS = 1.1  # measured peaks are up to 4 % above the sum of what is held: blocks are rounded up and kept
 BASE_BYTES = 60_000_000  # what even the shortest run takes: libraries' buffers, threads' stacks, the tokens' texts
 
@@ -38,16 +41,17 @@ def run_bytes(model: LoadedModel, spec: ComparisonSpec, read: Script, new: int, 
     benchmarks/load.py compares it with measured peaks."""
     shape, prompt = model.shape, len(read.ids)
     token = shape.layers * shape.kv_heads * shape.head_dim * 4 * 2  # keys and values of one row
-    lanes = min(size, len(spec.lanes)) + 1
+    lanes = min(size, len(spec.lanes)) + spec.forced_rows - len(spec.lanes)
     plans = [assigned for lane in spec.lanes for assigned in lane.plan(shape)]
     prefix = min([assigned.frozen(prompt) for assigned in plans], default=prompt)
     copies = (lanes + 1) * prefix * token + (2 * lanes + 1) * (prompt + new - prefix) * token
     queries = shape.layers * shape.query_heads * shape.head_dim * 4 * prompt
     stored = lanes * prompt * token // 4  # at most 8 bits an element for nearly all methods, and their metadata
-    held = copies + prompt * token + queries + stored
+    read_twice = (prompt * token + queries) * (spec.floors == "both")
+    held = copies + prompt * token + queries + stored + read_twice
     if read.through(spec.lanes):  # before there are rows: own and read keys and values of the lanes of a pass
         held = max(held, held - copies + 2 * prompt * token * max(_together(lane, size) for lane in spec.lanes))
-    held += _captured(model, spec, prompt, new, lanes - 1) + _passing(model, spec, prompt, lanes)
+    held += _captured(model, spec, prompt, new, min(size, len(spec.lanes))) + _passing(model, spec, prompt, new, lanes)
     return round(ALLOCATORS * held)
 
 
@@ -70,13 +74,15 @@ def _captured(model: LoadedModel, spec: ComparisonSpec, prompt: int, new: int, l
     return 4 * min(MAP_BYTES, lanes * cells) + (lanes + 1) * statistics + tap_queries + 3 * written
 
 
-def _passing(model: LoadedModel, spec: ComparisonSpec, prompt: int, lanes: int) -> int:
+def _passing(model: LoadedModel, spec: ComparisonSpec, prompt: int, new: int, lanes: int) -> int:
     """What a prefill chunk or a decode step computes with, the larger of the two, and the measuring at the end."""
     shape, config = model.shape, model.model.config
     chunk = min(CHUNK, prompt)
     width = 4 * config.hidden_size + 3 * getattr(config, "intermediate_size", 4 * config.hidden_size)
     prefill = 4 * chunk * (width + shape.query_heads * prompt)
-    rows = 2 * lanes + 1
-    step = LOGIT_COPIES * 4 * rows * spec.score_chunk * config.vocab_size if spec.continuation is not None else 0
+    given = spec.continuation is not None  # where it is, no row is free
+    rows, fed = (lanes + 1, min(spec.score_chunk, new)) if given else (2 * lanes + 1, 1)
+    layer = 4 * rows * fed * (width + shape.query_heads * (prompt + new))
+    step = layer + LOGIT_COPIES * 4 * rows * min(POSITIONS, fed) * config.vocab_size
     measuring = 2 * prompt * shape.layers * shape.kv_heads * shape.head_dim * 4 * 2  # a lane's decoded prompt, twice
     return BASE_BYTES + measuring + max(prefill, step)

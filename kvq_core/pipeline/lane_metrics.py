@@ -48,7 +48,7 @@ def lane_metrics(batch: Batch, state: LaneState, at: int) -> Metrics:
     metrics.acceptance = column("acceptance").double().mean().item()
     metrics.tokens_a_step = tokens_a_step(_answers(batch, state, at))
     metrics.rms_dp = metrics.perplexity_block["RMS Δp"].value
-    if batch.captures is not None:
+    if batch.captures is not None and state.kernel is None:
         tap, looked, scored = batch.captures.tap, batch.captures.attention, slice(0, fidelity.n_scored)
         metrics.attention_delta_mean = tap.mean[at, ..., scored].mean().item()
         metrics.attention_delta_max = tap.max[at, ..., scored].max().item()

@@ -128,7 +128,7 @@ def _lane_arrays(batch: Batch, state: LaneState, at: int) -> dict[str, Tensor]:
         arrays |= batch.prompt.arrays(state, "prompt")
     if batch.turns is not None:
         arrays |= batch.turns.arrays(state, "turns")
-    if batch.captures is not None:
+    if batch.captures is not None and state.kernel is None:
         arrays |= batch.captures.lane_arrays(at)
     return arrays
 

@@ -37,10 +37,10 @@ class Progress:
         """Of every lane of the batch, the noise floor left out."""
         fidelity = self._batch.fidelity
         if fidelity.n_scored > self._scored:
-            self._scored = fidelity.n_scored
             for at in range(len(self._batch.running)):
-                self._kld[at] += fidelity.latest("kld", at)
-                self._same[at] += map(bool, fidelity.latest("same_top", at))
+                self._kld[at] += fidelity.latest("kld", at, self._scored)
+                self._same[at] += map(bool, fidelity.latest("same_top", at, self._scored))
+            self._scored = fidelity.n_scored
         return [self._lane(i) for i in range(len(self._batch.lanes))]
 
     def _lane(self, index: int) -> LaneProgress:

@@ -11,10 +11,9 @@ from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.script import Script, Segment
 from kvq_core.metrics.fidelity import Fidelity
 from kvq_core.models import LoadedModel
+from kvq_core.models.head import POSITIONS
 from kvq_core.record.prompt_fields import PromptMetrics, TurnMetrics
 from kvq_core.spec import ComparisonSpec, Lane
-
-POSITIONS = 16  # scored at once, which bounds the logits held
 
 
 def prompt_positions(spec: ComparisonSpec, script: Script) -> list[int]:

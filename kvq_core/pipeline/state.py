@@ -6,12 +6,14 @@ from dataclasses import dataclass, field, replace
 
 from kvq_core.capture.plan import Plan, plan_of
 from kvq_core.engine.fit import Shared
+from kvq_core.engine.kernel_floor import KernelFloor
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.script import Script
 from kvq_core.engine.stress import AppliedStress, ReferenceShift, apply_stress
 from kvq_core.events import Encoding, Event, LaneProgress, Step, Summarizing
 from kvq_core.events import Prefill as PrefillEvent
 from kvq_core.models import LoadedModel
+from kvq_core.models.rounding import Rounding
 from kvq_core.pipeline.batch import Batch
 from kvq_core.pipeline.footprint import batch_size, batches
 from kvq_core.pipeline.lanes import Told, lanes_of
@@ -33,6 +35,7 @@ class Run:
     size: int = field(init=False)  # lanes of a batch, at most
     batches: list[Batch] = field(init=False, default_factory=list)
     stress: AppliedStress | None = field(init=False, default=None)
+    kernel: KernelFloor | None = field(init=False, default=None)
     unchanged: ReferenceShift | None = field(init=False, default=None)
     seconds: dict[str, float] = field(init=False, default_factory=dict)
     _shared: Shared = field(init=False, default_factory=Shared)
@@ -49,11 +52,11 @@ class Run:
         """The batch that has the noise floor, and whose reference is the run's."""
         return self.batches[0]
 
-    def lanes(self) -> list[Told]:
-        """Every lane of a finished run, as the spec has them, and the noise floor last."""
+    def lanes(self) -> tuple[list[Told], list[Told]]:
+        """Every lane of a finished run, as the spec has them, and its floors."""
         told = [*self._told, *lanes_of(self.batches[-1])]
-        floor = told.pop(len(self.first.lanes))
-        return [*told, floor]
+        floors = slice(len(self.first.lanes), len(self.first.decode.states))
+        return told[: floors.start] + told[floors.stop :], told[floors]
 
     def stages(self) -> Iterator[Event]:
         began = time.perf_counter()
@@ -74,30 +77,37 @@ class Run:
         began = time.perf_counter()
         prompt, turns = prompt_positions(self.spec, self.script), turn_positions(self.spec, self.script)
         later = [segment.start for segment in self.script.segments[1:]]
-        self.prefill = Prefill(self.model, self.ids, sorted({*prompt, *turns}), later)
+        scored = sorted({*prompt, *turns})
+        self.prefill = Prefill(self.model, self.ids, scored, later)
+        passes, total = [self.prefill.run()], len(self.ids)
+        if self.spec.floors == "both":
+            self.kernel = KernelFloor(Rounding(self.spec.seed))
+            passes.append(self.kernel.read(self.model, self.ids, scored, later))
         follow = self.spec.continuation
         new = self.spec.max_new_tokens if follow is None else len(self.model.encode(follow))
         self.size = batch_size(self.model, self.spec, self.script, new)
-        yield PrefillEvent(0, len(self.ids))
-        for done in self.prefill.run():
-            yield PrefillEvent(done, len(self.ids))
+        yield PrefillEvent(0, total * len(passes))
+        for at, reading in enumerate(passes):
+            for done in reading:
+                yield PrefillEvent(at * total + done, total * len(passes))
         self.seconds["prefill"] = time.perf_counter() - began
 
     def _stress(self) -> None:
         began = time.perf_counter()
         if self.spec.stress.active:
             self.stress, self.unchanged = apply_stress(self.model, self.prefill, self.spec.stress)
+            if self.kernel is not None:
+                self.stress.apply(self.kernel.prefill.groups)
         self.seconds["encode"] = time.perf_counter() - began
 
     def _batch(self, lanes: list[Lane], count: int) -> Iterator[Event]:
         first = self.first if self.batches else None
-        batch = Batch(
-            self.model, self.spec, self.script, self.prefill, lanes, self.plan, self.stress, self._shared, first
-        )
+        what = self.model, self.spec, self.script, self.prefill
+        batch = Batch(*what, lanes, self.plan, self.stress, self._shared, first, self.kernel)
         encoded = sum(len(earlier.decode.states) for earlier in self.batches)
         self.batches.append(batch)
         for event in batch.encode():
-            whole = len(self.spec.lanes) + 1
+            whole = self.spec.forced_rows
             yield replace(event, index=encoded + event.index, total=whole) if isinstance(event, Encoding) else event
         yield from self._steps(batch, count)
         if len(self.batches) == count:

@@ -55,7 +55,7 @@ ARRAYS = {
     "subspace/deviation_other_kind": "(L, H, D + 1) the same, of a prompt of another kind",
     "subspace/angles_query_key": "(L, H, R, max rank) principal angles in degrees, smallest first, between the top-r "
     "right singular subspaces of the prompt's queries and of all keys after RoPE; entries beyond r are 90",
-    # of lane i (its index in `lanes`), or "lane/noise/..." for the noise floor
+    # of lane i (its index in `lanes`), "lane/noise/..." for the noise floor, "lane/kernel/..." for another kernel's
     "lane/{i}/kld": "(S,) nats, KL(reference || lane) of a forced row",
     "lane/{i}/nll": "(S,) nats, of the followed token",
     "lane/{i}/delta_p": "(S,) probability of the followed token, lane - reference, as a fraction",

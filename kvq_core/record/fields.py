@@ -79,8 +79,7 @@ class Metrics(Part):
     flip_rate: float | None = None
     ppl_ratio: float | None = None
     rms_dp: float | None = None  # percent
-    # What a drafter on this cache would keep of its tokens, the full-precision cache verifying; older runs: unknown.
-    acceptance: float | None = None  # sum over the vocabulary of min(p, q), mean over positions
+    acceptance: float | None = None  # sum over the vocabulary of min(p, q), mean over positions; older runs: unknown
     tokens_a_step: float | None = None  # that a pass of the verifier yields, DRAFT_TOKENS drafted before it
     perplexity_block: dict[str, Interval] = {}
     first_divergence: int | None = None  # token index; None: the texts are equal
@@ -258,7 +257,8 @@ class Record(Part):
     spec: dict[str, Any]
     environment: Environment
     reference: Reference
-    noise_floor: LaneRecord
+    noise_floor: LaneRecord  # storage: an fp16 cache
+    kernel_floor: LaneRecord | None = None  # another kernel, of spec.floors = "both"
     lanes: list[LaneRecord]
     capture: CaptureInfo
     timing: RunTiming

@@ -12,7 +12,8 @@ Version 3: an environment did not say how a GGUF file held the weights, nor a la
 were no models from such files, and no such lanes.
 
 Version 4: a lane was one method, with no list of rules, whose keys nothing turned; all lanes read the prompt in full
-precision, which was one turn, and only answers were scored. Draft acceptance was not measured.
+precision, which was one turn, and only answers were scored. Neither draft acceptance nor the floor of another kernel
+was measured.
 """
 
 from collections.abc import Callable
@@ -84,6 +85,7 @@ def _record_4(data: dict[str, Any]) -> dict[str, Any]:
         return {**plain, "rules": [rule], "prefill": "full", **told, "metrics": metrics}
 
     return {
+        "kernel_floor": None,
         **data,
         "noise_floor": lane(data["noise_floor"]),
         "lanes": [lane(told) for told in data["lanes"]],

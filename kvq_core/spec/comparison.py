@@ -108,6 +108,11 @@ class ComparisonSpec(Frozen):
     free_text: bool = Field(
         True, description="Let every lane write its own text as well; false: only the reference's tokens are followed."
     )
+    floors: Literal["storage", "both"] = Field(
+        "storage",
+        description="What lanes are read against: an fp16 cache; both: also the reference computed as by another "
+        "kernel, with bf16-sized rounding after every layer.",
+    )
     score_prompt: Literal["auto", "all", "none"] = Field(
         "auto",
         description="Prompt tokens scored in lanes that read the prompt through their cache, after the first chunk; "
@@ -165,6 +170,11 @@ class ComparisonSpec(Frozen):
         )
         object.__setattr__(self, "lanes", named)
         return self
+
+    @property
+    def forced_rows(self) -> int:
+        """Rows beside the reference's that are fed its tokens: lanes and floors."""
+        return len(self.lanes) + (2 if self.floors == "both" else 1)
 
     def canonical(self) -> str:
         """The spec as canonical JSON, defaults left out, so that a new field with a default keeps old ids."""

@@ -101,6 +101,7 @@ class Result(TypedDict):
     reference: str
     lanes: list[LaneResult]
     noise_floor: LaneResult
+    kernel_floor: LaneResult | None  # of floors = "both": the reference as another kernel computes it
     seconds: float
     reused: bool
     unkept: str

@@ -105,6 +105,7 @@ def _result(event: Finished, services: Services, request: gr.Request) -> Result:
         reference=record.reference.text,
         lanes=[_lane(event, index) for index in range(len(record.lanes))],
         noise_floor=_lane(event, "noise"),
+        kernel_floor=None if record.kernel_floor is None else _lane(event, "kernel"),
         seconds=record.timing.total_s,
         reused=event.reused,
         unkept=event.unkept,

@@ -30,7 +30,11 @@ def scoring_line(record: Record) -> str:
     said = (
         f"{len(record.reference.prompt_token_ids):,} prompt tokens, {plural(m.n_scored if m else 0, 'scored position')}"
     )
-    return said if m is None or m.kld_mean is None else f"{said}; noise floor: KLD {significant(m.kld_mean, 2)}"
+    if m is None or m.kld_mean is None:
+        return said
+    other = record.kernel_floor.metrics if record.kernel_floor else None
+    kernel = f", another kernel: {significant(other.kld_mean, 2)}" if other else ""
+    return f"{said}; noise floor: KLD {significant(m.kld_mean, 2)}{kernel}"
 
 
 def figures(lane: LaneRecord) -> tuple[str, str, str, str]:

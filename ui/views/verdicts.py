@@ -126,7 +126,9 @@ def _card(record: Record, arrays: Arrays, index: int, lane: LaneRecord) -> str:
 def _table(record: Record, arrays: Arrays, index: int) -> str:
     """A lane's figures beside the floors'."""
     shown = (index, *floors(record))
-    head = "".join(f'<th scope="col">{name}</th>' for name in ("this lane", *map(floor_title, floors(record))))
+    head = "".join(
+        f'<th scope="col">{name}</th>' for name in ("this lane", *(floor_title(record, at) for at in floors(record)))
+    )
     rows = ""
     for figures in zip(*(measured(record, arrays, at) for at in shown), strict=True):
         cells = "".join(f"<td>{ABSENT if value is None else show(value)}</td>" for _, value, show, _ in figures)

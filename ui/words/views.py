@@ -1,5 +1,6 @@
 """One sentence a view, generated from the record: what the measurement means here."""
 
+from kvq_core.analysis.floors import floors
 from kvq_core.analysis.verdict import verdict
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import LaneRecord, Record
@@ -26,9 +27,10 @@ def overall(record: Record, arrays: Arrays) -> str:
     sentence = f"{best.label} stays closest to the full-precision cache: mean KLD {_kld(best)} nats at {_size(best)}"
     if worst is not best:
         sentence += f"; {worst.label} moves furthest, {_kld(worst)} nats at {_size(worst)}"
-    floor = record.noise_floor.metrics.kld_mean if record.noise_floor.metrics else None
-    if floor is not None:
-        sentence += f". Rounding the cache to fp16 alone costs {significant(floor, 2)}: nothing below that is damage"
+    costs = [significant(m.kld_mean, 2) for lane in floors(record).values() if (m := lane.metrics) and m.kld_mean]
+    if costs:
+        kernel = f", another kernel {costs[1]}" if len(costs) > 1 else ""
+        sentence += f". Rounding the cache to fp16 alone costs {costs[0]}{kernel}: nothing below that is damage"
     lowered = verdict(record, arrays, record.lanes.index(best)).sentence
     return f"{sentence}.{f' {best.label}: {lowered}' if lowered else ''}"
 

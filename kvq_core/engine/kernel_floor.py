@@ -1,0 +1,27 @@
+"""The floor "another kernel": the reference once more, with hidden states rounded as other kernels round them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from kvq_core.engine.prefill import Prefill
+from kvq_core.models import LoadedModel
+from kvq_core.models.rounding import Rounding, round_row
+
+
+@dataclass
+class KernelFloor:
+    """A run's own pass of the prompt, and the rounding that goes on in its row of the decode."""
+
+    rounding: Rounding
+    prefill: Prefill = field(init=False)
+
+    def read(
+        self, model: LoadedModel, ids: list[int], scored: Sequence[int], turns: Sequence[int] = ()
+    ) -> Iterator[int]:
+        """Prefill the prompt, a chunk a turn; yields the number of tokens done."""
+        self.prefill = Prefill(replace(model, model=round_row(model.model, self.rounding, 0)), ids, scored, turns)
+        yield from self.prefill.run()
+
+    def stepping(self, model: LoadedModel, row: int) -> LoadedModel:
+        """The model of decode steps in which this floor is that row."""
+        return replace(model, model=round_row(model.model, self.rounding, row))
