@@ -43,9 +43,17 @@ def confidence(record: Record, arrays: Arrays) -> go.Figure | None:
             showlegend=index is None,
             hovertemplate="top probability %{x}<br>mean KLD %{y:.3g} nats<br>%{text}" + f"<extra>{label}</extra>",
         )
-    names = [bucket.name for bucket in next(buckets for *_, buckets in shown if buckets)]
-    figure.update_xaxes(title_text="the reference's top probability", categoryorder="array", categoryarray=names)
+    some = next(buckets for *_, buckets in shown if buckets)
+    figure.update_xaxes(
+        title_text="the reference's top probability",
+        categoryorder="array",
+        categoryarray=[bucket.name for bucket in some],
+        tickvals=[bucket.name for bucket in some],
+        ticktext=[f"{bucket.low:g}–{bucket.high:g}".replace("0.", ".") for bucket in some],
+        tickangle=0,
+    )
     figure.update_yaxes(title_text="mean KLD, nats", type="log", **decades(min(means), max(means) * 1.01))
+    figure.update_layout(margin={"l": 72, "r": 12, "t": 12, "b": 46})
     return label_figure(figure, "Mean KLD by the reference's top probability, a line a lane")
 
 

@@ -30,7 +30,8 @@ def read_draft(raw: Any) -> Form | None:
         data = json.loads(raw)
         if data["version"] != VERSION:
             return None
-        values = [_value(name, data["values"][name]) for name in FIELDS]
+        told = {"floors": _USUAL["floors"], **data["values"]}  # drafts of before there were several have none
+        values = [_value(name, told[name]) for name in FIELDS]
         lanes = [_lane(uid, lane) for uid, lane in enumerate(data["lanes"], 1)]
         rest = {name: value for name, value in data["rest"].items() if name in _REST}
         parse_spec({"prompt": "-", **rest})
@@ -43,6 +44,8 @@ def _value(name: str, value: Any) -> Any:
     """A field's value. Raises ValueError for one that its control cannot show."""
     if name == "capture.detail":
         return _one_of(get_args(Capture.model_fields["detail"].annotation), value)
+    if name == "floors":
+        return _one_of(get_args(ComparisonSpec.model_fields["floors"].annotation), value)
     usual = _USUAL[name]
     if isinstance(usual, bool):
         return _one_of((False, True), value)

@@ -9,7 +9,7 @@ import gradio as gr
 from kvq_core.models import available_models, is_offered, with_model
 from kvq_core.presets import Preset, presets
 from kvq_core.settings import settings
-from kvq_core.spec import DEFAULT_MODEL, Capture
+from kvq_core.spec import DEFAULT_MODEL, Capture, ComparisonSpec
 from kvq_core.training.offer import possible_here
 from ui.form.stress_panel import create_stress
 from ui.form.values import FIELDS
@@ -119,7 +119,17 @@ def _options() -> list[gr.components.Component]:
             elem_id="capture-detail",
             interactive=True,
         )
-    return [system, no_system, chat, continuation, tokens, temperature, seed, ignore_eos, expected, captures]
+    against = ComparisonSpec.model_fields["floors"]
+    floors = gr.Dropdown(
+        list(get_args(against.annotation)),
+        value=against.default,
+        label="Floors",
+        info=against.description,
+        filterable=False,
+        elem_id="floors",
+        interactive=True,
+    )
+    return [system, no_system, chat, continuation, tokens, temperature, seed, ignore_eos, expected, captures, floors]
 
 
 def possible(preset: Preset) -> bool:

@@ -21,6 +21,7 @@ FIELDS = (
     "ignore_eos",
     "expect",
     "capture.detail",
+    "floors",
     *STRESS,
 )
 _PLAIN = tuple(name for name in FIELDS if name != "no_system" and "." not in name)

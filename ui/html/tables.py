@@ -32,9 +32,6 @@ COLUMNS = (
     Column("KLD mean", "kld_mean"),
     Column("median", "kld_median"),
     Column("p99", "kld_p99"),
-    Column("p99.9", "kld_p999"),
-    Column("p99.9 from", "kld_p999_low"),
-    Column("p99.9 to", "kld_p999_high"),
     Column("max", "kld_max"),
     Column("above floor", "above_floor", percent),
     Column("same top", "same_top", lambda v: percent(v, 1)),
@@ -51,6 +48,9 @@ COLUMNS = (
     Column("output error", "output_error"),
     Column("its bound", "output_bound"),
     Column("encode", "encode_s", seconds),
+    Column("p99.9", "kld_p999"),
+    Column("p99.9 from", "kld_p999_low"),
+    Column("p99.9 to", "kld_p999_high"),
 )
 
 

@@ -28,12 +28,12 @@ from ui.views.view import Drawing, View, create_page, create_words
 
 Shown = Callable[[float], str]
 # field, name, how it is shown, unit of the raw value
-NATS: tuple[Shown, str] = (lambda v: f"{significant(v, 2)} nats", "nats")
+NATS: tuple[Shown, str] = (lambda v: significant(v, 2), "nats")
 MEASURES: tuple[tuple[str, str, Shown, str], ...] = (
     ("kld_mean", "KLD mean", *NATS),
     ("tail", "", *NATS),  # its name says which percentile it is
     ("flip_rate", "flips", lambda v: percent(v, 1), "share of positions"),
-    ("above_floor", "KLD above the floor", percent, "share of positions"),
+    ("above_floor", "above the floor", percent, "share of positions"),
     ("acceptance", "drafts kept", lambda v: percent(v, 1), "share of drafted tokens"),
     ("tokens_a_step", "tokens a step", lambda v: f"{v:.2f}", f"tokens a pass, {DRAFT_TOKENS} drafted"),
 )
@@ -133,7 +133,8 @@ def _table(record: Record, arrays: Arrays, index: int) -> str:
     for figures in zip(*(measured(record, arrays, at) for at in shown), strict=True):
         cells = "".join(f"<td>{ABSENT if value is None else show(value)}</td>" for _, value, show, _ in figures)
         rows += f'<tr><th scope="row">{figures[0][0]}</th>{cells}</tr>'
-    return f'<table class="plain"><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>'
+    table = f'<table class="plain floors"><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>'
+    return f'<div class="scroll" tabindex="0">{table}</div>'
 
 
 def _suggestion(index: int, lane: Lane | None, because: str) -> str:
