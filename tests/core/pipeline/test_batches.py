@@ -13,6 +13,7 @@ from kvq_core.events import Encoding, Finished, Step
 from kvq_core.pipeline import footprint
 from kvq_core.pipeline.batch import Batch
 from kvq_core.pipeline.compare import compare_on
+from kvq_core.pipeline.estimate import _features, estimate
 from kvq_core.pipeline.lanes import lanes_of
 from kvq_core.pipeline.state import Run
 from kvq_core.record.files import MAX_ARRAY_BYTES
@@ -219,3 +220,20 @@ def test_no_noise_floor_is_no_run(model, monkeypatch):
     monkeypatch.setattr("kvq_core.spec.lane.Lane.why_not", lambda lane, shape: "it must")
     with pytest.raises(MethodError, match="noise floor"):
         run_of(model, spec_of(2))
+
+
+def test_an_estimate_knows_batches_and_that_memory_is_one_batchs(smollm):
+    few, many = (estimate(spec_of(count, capture={"detail": "off"})) for count in (8, 64))
+    assert (few.batches, many.batches) == (1, 8)
+    assert many.run_bytes == few.run_bytes
+
+
+def test_the_time_of_batches_is_that_of_their_references_and_steps_too(model, monkeypatch, tmp_path):
+    """What is remembered of a run of batches is what a later estimate asks by."""
+    kept: list[list[float]] = []
+    monkeypatch.setattr("kvq_core.pipeline.estimate.files.keep_memo", lambda file, rows: kept.append(rows[-1]))
+    finished(model, spec_of(20))
+    prompt, new, lanes, _, through, count = kept[-1]
+    assert (new, lanes, count) == (9, 21, 3) and through > 0
+    alone, batches = _features(prompt, new, lanes), _features(prompt, new, lanes, 0, count)
+    assert batches[3] == 3 * alone[3] and batches[4] - alone[4] == 2 * new
