@@ -13,7 +13,7 @@ from kvq_core.events import Encoding, Finished, Step
 from kvq_core.pipeline import footprint
 from kvq_core.pipeline.batch import Batch
 from kvq_core.pipeline.compare import compare_on
-from kvq_core.pipeline.estimate import _features, estimate
+from kvq_core.pipeline.estimate import estimate
 from kvq_core.pipeline.lanes import lanes_of
 from kvq_core.pipeline.state import Run
 from kvq_core.record.files import MAX_ARRAY_BYTES
@@ -229,12 +229,11 @@ def test_an_estimate_knows_batches_and_that_memory_is_one_batchs(smollm):
     assert many.run_bytes == few.run_bytes
 
 
-def test_the_time_of_batches_is_that_of_their_references_and_steps_too(model, monkeypatch, tmp_path):
-    """What is remembered of a run of batches is what a later estimate asks by."""
+def test_the_time_of_one_batch_alone_is_remembered(model, monkeypatch):
+    """A memo knows of no second one."""
     kept: list[list[float]] = []
     monkeypatch.setattr("kvq_core.pipeline.estimate.files.keep_memo", lambda file, rows: kept.append(rows[-1]))
     finished(model, spec_of(20))
-    prompt, new, lanes, _, through, count = kept[-1]
-    assert (new, lanes, count) == (9, 21, 3) and through > 0
-    alone, batches = _features(prompt, new, lanes), _features(prompt, new, lanes, 0, count)
-    assert batches[3] == 3 * alone[3] and batches[4] - alone[4] == 2 * new
+    assert not kept
+    finished(model, spec_of(2))
+    assert len(kept) == 1 and kept[0][2] == 3
