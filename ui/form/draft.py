@@ -8,12 +8,12 @@ from kvq_core.errors import SpecError
 from kvq_core.methods import Knob, knobs, methods
 from kvq_core.spec import MAX_LANES, Capture, ComparisonSpec, Lane, parse_spec
 from ui.form.lanes import FIRST, LaneForm
-from ui.form.values import FIELDS, from_comparison
+from ui.form.values import CONVERSATION, FIELDS, from_comparison
 
 VERSION = 1
 MOST_CHARS = 3_000_000  # of a draft; a prompt may have two million
 MOST_NUMBER = 2.0**63
-_REST = set(ComparisonSpec.model_fields) - set(FIELDS) - {"lanes", "stress"}
+_REST = set(ComparisonSpec.model_fields) - set(FIELDS) - {"lanes", "stress", *CONVERSATION}
 Form = tuple[list[Any], list[LaneForm], dict[str, Any]]  # as ui.form.values.from_comparison gives it
 
 
@@ -30,7 +30,7 @@ def read_draft(raw: Any) -> Form | None:
         data = json.loads(raw)
         if data["version"] != VERSION:
             return None
-        told = {"floors": _USUAL["floors"], **data["values"]}  # drafts of before there were several have none
+        told = {**_LATER, **data["values"]}
         values = [_value(name, told[name]) for name in FIELDS]
         lanes = [_lane(uid, lane) for uid, lane in enumerate(data["lanes"], 1)]
         rest = {name: value for name, value in data["rest"].items() if name in _REST}
@@ -114,4 +114,5 @@ def _checked(fits: bool, value: Any) -> Any:
     return value
 
 
+_LATER = {"floors": "storage", "conversation": ""}  # of drafts from before there were such fields
 _USUAL = dict(zip(FIELDS, from_comparison(parse_spec({"prompt": "-"}))[0], strict=True))

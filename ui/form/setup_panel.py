@@ -119,17 +119,30 @@ def _options() -> list[gr.components.Component]:
             elem_id="capture-detail",
             interactive=True,
         )
-    against = ComparisonSpec.model_fields["floors"]
-    floors = gr.Dropdown(
-        list(get_args(against.annotation)),
-        value=against.default,
-        label="Floors",
-        info=against.description,
-        filterable=False,
-        elem_id="floors",
-        interactive=True,
-    )
-    return [system, no_system, chat, continuation, tokens, temperature, seed, ignore_eos, expected, captures, floors]
+        against = ComparisonSpec.model_fields["floors"]
+        floors = gr.Dropdown(
+            list(get_args(against.annotation)),
+            value=against.default,
+            label="Floors",
+            info=against.description,
+            filterable=False,
+            elem_id="floors",
+            interactive=True,
+        )
+        conversation = gr.Textbox(
+            label="Conversation",
+            lines=2,
+            max_lines=12,
+            placeholder='[{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}, ...]',
+            elem_id="conversation",
+            info="Messages in place of prompt and system prompt, as JSON; with tools an object of messages and tools. "
+            "Earlier turns enter every cache, and later ones read them there.",
+            interactive=True,
+        )
+    return [
+        *(system, no_system, chat, continuation, tokens, temperature, seed, ignore_eos, expected, captures, floors),
+        conversation,
+    ]
 
 
 def possible(preset: Preset) -> bool:

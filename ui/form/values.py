@@ -1,7 +1,9 @@
 """The left column's values as a spec, and a spec as values for it."""
 
+import json
 from typing import Any
 
+from kvq_core.errors import SpecError, abbreviate
 from kvq_core.spec import ComparisonSpec, parse_spec
 from ui.form.lanes import LaneForm, from_spec, to_spec
 from ui.form.stress import dial_text, dials, read_dial
@@ -22,10 +24,12 @@ FIELDS = (
     "expect",
     "capture.detail",
     "floors",
+    "conversation",
     *STRESS,
 )
-_PLAIN = tuple(name for name in FIELDS if name != "no_system" and "." not in name)
-_SHOWN = {*_PLAIN, "lanes", "stress"}
+CONVERSATION = ("messages", "tools")  # what the box of that name holds
+_PLAIN = tuple(name for name in FIELDS if name not in ("no_system", "conversation") and "." not in name)
+_SHOWN = {*_PLAIN, *CONVERSATION, "lanes", "stress"}
 
 
 def to_comparison(values: dict[str, Any], lanes: list[LaneForm], rest: dict[str, Any]) -> ComparisonSpec:
@@ -40,7 +44,34 @@ def to_comparison(values: dict[str, Any], lanes: list[LaneForm], rest: dict[str,
     data["system"] = "" if values["no_system"] else values["system"] or None
     data["continuation"] = values["continuation"] or None
     data["lanes"] = to_spec(lanes)
-    return parse_spec(data)
+    return parse_spec({**data, **read_conversation(values["conversation"])})
+
+
+def read_conversation(text: Any) -> dict[str, Any]:
+    """Messages, and the tools with them, from the box's JSON; nothing where it is empty. Raises SpecError."""
+    if not str(text or "").strip():
+        return {}
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"The conversation is not valid JSON: {abbreviate(str(error))}.") from None
+    told = {"messages": found} if isinstance(found, list) else found
+    if not isinstance(told, dict) or not set(told) <= set(CONVERSATION) or "messages" not in told:
+        raise SpecError(
+            'The conversation is no list of messages, such as [{"role": "user", "content": "..."}], and no object of '
+            "messages and tools."
+        )
+    return told
+
+
+def conversation_text(spec: ComparisonSpec) -> str:
+    """What the box holds of a spec: nothing of a prompt, messages one below the other, an object where there are
+    tools."""
+    told = spec.model_dump(mode="json", exclude_defaults=True)
+    held = {name: told[name] for name in CONVERSATION if name in told}
+    if not held:
+        return ""
+    return json.dumps(held if "tools" in held else held["messages"], indent=1, ensure_ascii=False)
 
 
 def from_comparison(spec: ComparisonSpec) -> tuple[list[Any], list[LaneForm], dict[str, Any]]:
@@ -48,7 +79,13 @@ def from_comparison(spec: ComparisonSpec) -> tuple[list[Any], list[LaneForm], di
     values = spec.model_dump(mode="json")
     plain = {name: "" if values[name] is None else values[name] for name in _PLAIN}
     stress = {place: dial_text(values["stress"][dial.name]) for place, dial in STRESS.items()}
-    found = {**plain, "no_system": spec.system == "", "capture.detail": spec.capture.detail, **stress}
+    found = {
+        **plain,
+        "conversation": conversation_text(spec),
+        "no_system": spec.system == "",
+        "capture.detail": spec.capture.detail,
+        **stress,
+    }
     rest = {k: v for k, v in spec.model_dump(mode="json", exclude_defaults=True).items() if k not in _SHOWN}
     return [found[name] for name in FIELDS], from_spec(spec.lanes), rest
 
