@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Self
 
 import torch
 from numpy.random import PCG64, SeedSequence
-from scipy.linalg import hadamard
 from torch import Tensor
 
 SEED = 18  # of the signs; another one would be another store
@@ -32,7 +32,9 @@ class Hadamard:
     @classmethod
     def of(cls, block: int, device: torch.device) -> Self:
         """Without signs; ``block`` is a power of two."""
-        return cls(torch.from_numpy(hadamard(block, float) * block**-0.5).float().to(device))
+        half = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64)
+        matrix = reduce(torch.kron, [half] * (block.bit_length() - 1), torch.ones(1, 1, dtype=torch.float64))
+        return cls((matrix * block**-0.5).float().to(device))
 
     @classmethod
     def signed(cls, block: int, device: torch.device, layers: Sequence[int], kv_heads: int, head_dim: int) -> Self:

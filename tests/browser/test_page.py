@@ -2,6 +2,8 @@
 
 import pytest
 
+from kvq_core.links import encode
+from kvq_core.spec import parse_spec
 from kvq_core.store.store import open_store
 from tests.browser.conftest import visits
 from tests.browser.pages import FACTS, VIEWS, answer, click_through, filled_in, run, wait_status
@@ -136,13 +138,14 @@ def test_bad_input_is_answered_where_the_person_is(server, open_page):
     assert page.locator("#kivi-group_size input").input_value() == "5000"
 
 
-def test_lanes_can_be_added_up_to_eight(server, open_page):
-    page = open_page(server)
-    while page.locator("button.lane-row").count() < 8:
-        rows = page.locator("button.lane-row").count()
+def test_lanes_can_be_added_up_to_sixty_four(server, open_page):
+    lanes = [{"method": "per_token", "label": f"lane {number}"} for number in range(62)]
+    page = open_page(f"{server}/?c={encode(parse_spec({'prompt': FACTS, 'lanes': lanes}))}")
+    for rows in (63, 64):
         page.locator("#add-lane").click()
-        page.wait_for_function(f"document.querySelectorAll('button.lane-row').length == {rows + 1}")
-    assert page.locator("#add-lane").is_disabled() and "8 of 8" in page.locator("#add-lane").inner_text()
+        page.wait_for_function(f"document.querySelectorAll('button.lane-row').length == {rows}")
+    page.wait_for_function("document.querySelector('#add-lane').disabled")
+    assert "64 of 64" in page.locator("#add-lane").inner_text()
 
 
 @pytest.mark.parametrize(

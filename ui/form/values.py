@@ -52,7 +52,7 @@ def read_conversation(text: Any) -> dict[str, Any]:
     if not str(text or "").strip():
         return {}
     try:
-        found = json.loads(text)
+        found = json.loads(str(text))
     except (ValueError, RecursionError) as error:
         raise SpecError(f"The conversation is not valid JSON: {abbreviate(str(error))}.") from None
     told = {"messages": found} if isinstance(found, list) else found

@@ -9,8 +9,6 @@ from kvq_core.record.fields import Record
 from ui.figures import (
     attention_rows,
     channel_errors,
-    confidence,
-    confidence_rows,
     damage_grid,
     depth_error,
     score_map,
@@ -34,13 +32,6 @@ TITLES = {
 }
 MISSING = "Not captured in this run."
 ROWS = (
-    (
-        Slot(
-            "confidence",
-            "KLD where the reference is unsure, and where it is sure",
-            "Mean of the positions in five buckets of its top probability.",
-        ),
-    ),
     (
         Slot("grid-key", "Keys: layer × KV head", "Click a cell to select its layer and head."),
         Slot("grid-value", "Values: layer × KV head"),
@@ -87,7 +78,6 @@ def compute(record: Record, arrays: Arrays, at: Selection, measure: str, uncentr
     shift = "" if not uncentred else " What centring took away was not kept in this run."
     figures = {
         **grids,
-        "confidence": or_absent(confidence(record, arrays), MISSING),
         "score-map": or_absent(
             score_map(record, arrays, at.layer, at.head, at.step, not uncentred), f"{MISSING}{shift}"
         ),
@@ -102,7 +92,6 @@ def compute(record: Record, arrays: Arrays, at: Selection, measure: str, uncentr
         damage(record, arrays, at),
         figures,
         titles=titles | _nearest(record, at),
-        tables={"confidence-buckets": confidence_rows(record, arrays)},
     )
 
 

@@ -1,7 +1,8 @@
-"""Distortion against rate, in five measures."""
+"""Distortion against rate in five measures, and how sure the reference was where it arose."""
 
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
+from ui.figures.confidence import confidence, confidence_rows
 from ui.figures.rate import distortion_rate
 from ui.selection import Selection
 from ui.views.view import Drawing, Slot, View, create_page, create_words, or_absent
@@ -25,7 +26,14 @@ ROWS = (
         ),
         Slot("rate-value", "Value error"),
     ),
-    (Slot("rate-output", "Error of the attention output"),),
+    (
+        Slot("rate-output", "Error of the attention output"),
+        Slot(
+            "confidence",
+            "KLD where the reference is unsure, and where it is sure",
+            "Mean of the positions in five buckets of its top probability.",
+        ),
+    ),
 )
 
 
@@ -38,4 +46,5 @@ def compute(record: Record, arrays: Arrays, at: Selection) -> Drawing:
         f"rate-{what}": or_absent(distortion_rate(record, arrays, what), MISSING)
         for what in ("kld", "flips", "key", "value", "output")
     }
-    return Drawing(rates(record, arrays), figures)
+    figures["confidence"] = or_absent(confidence(record, arrays), MISSING)
+    return Drawing(rates(record, arrays), figures, tables={"confidence-buckets": confidence_rows(record, arrays)})
