@@ -12,6 +12,7 @@ from kvq_core.spec import Capture, ComparisonSpec
 
 MOST_BYTES = 63 * 2**20  # of all arrays of a run; a stored run holds 64 MB
 DISTRIBUTIONS = {"normal": 6, "deep": 64}  # layers whose key distributions are kept, at most
+MANY_LANES = 8  # more than these are compared without captures where captures do not fit, rather than not at all
 FEWEST_LAYERS = 4  # with score maps, before attention is looked at less often
 
 
@@ -30,13 +31,19 @@ class Plan:
 
 
 def plan_of(model: LoadedModel, spec: ComparisonSpec, prompt: int) -> Plan | None:
-    """The plan of a run on ``prompt`` tokens; None with captures off. Raises SpecError as ``fit_plan`` does."""
+    """The plan of a run on ``prompt`` tokens; None with captures off, and of MANY_LANES or more whose captures do not
+    fit. Raises SpecError as ``fit_plan`` does."""
     if spec.capture.detail == "off":
         return None
     new = len(model.encode(spec.continuation)) if spec.continuation is not None else spec.max_new_tokens
     extent = Extent.of(model.shape, len(spec.lanes) + 1, prompt, new)  # an fp16 cache runs along
     usage = sum(lane.usage_bytes(model.shape, extent.tokens) for lane in spec.lanes)
-    return fit_plan(extent, model.shape.kv_heads, spec.capture, usage)
+    try:
+        return fit_plan(extent, model.shape.kv_heads, spec.capture, usage)
+    except SpecError:
+        if len(spec.lanes) > MANY_LANES and spec.capture.layers == "auto":
+            return None
+        raise
 
 
 def fit_plan(extent: Extent, kv_heads: int, capture: Capture, usage: int) -> Plan:

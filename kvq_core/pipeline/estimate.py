@@ -78,6 +78,8 @@ def estimate(spec: ComparisonSpec) -> Estimate:
             f"distributions in all layers: the run takes longer{fitted}."
         )
     plan = plan_of(model, spec, prompt)
+    if plan is None and detail != "off":
+        notes.append(f"Captures of {len(spec.lanes)} lanes do not fit into {MOST_BYTES >> 20} MB: none are kept.")
     if plan is not None and plan.reduced:
         notes.append(f"So that captures fit into {MOST_BYTES >> 20} MB, they keep {'; '.join(plan.reduced)}.")
     weights = sum(p.numel() * p.element_size() for p in model.model.parameters())

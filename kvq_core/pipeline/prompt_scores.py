@@ -18,7 +18,7 @@ from kvq_core.spec import ComparisonSpec, Lane
 
 def prompt_positions(spec: ComparisonSpec, script: Script) -> list[int]:
     """Positions of the prompt that are scored: the same for all lanes that read it through their caches, after the
-    longest first chunk, or turn, of any; none where no lane does."""
+    longest first chunk of any, in a conversation after its first turn; none where no lane does."""
     first = [_first(lane, script) for lane in spec.lanes if script.passes(lane.chunks)]
     return script.scored(spec.score_prompt, max(first)) if first else []
 
@@ -29,8 +29,8 @@ def turn_positions(spec: ComparisonSpec, script: Script) -> list[int]:
 
 
 def _first(lane: Lane, script: Script) -> int:
-    end = script.segments[0].end
-    return end if lane.chunks is None else min(end, lane.chunks.chunk)
+    end, turns = script.segments[0].end, len(script.segments) > 1  # of turns, every row reads later ones itself
+    return end if turns or lane.chunks is None else min(end, lane.chunks.chunk)
 
 
 def prefill_note(lane: Lane, script: Script) -> str | None:

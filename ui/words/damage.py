@@ -10,7 +10,7 @@ from ui.figures.damage import MARK, worst_head
 from ui.figures.drill import channel_shares
 from ui.html.numbers import join_words, percent, significant
 from ui.selection import Selection
-from ui.words.views import NOTHING
+from ui.words.views import nothing
 
 CONCENTRATED = 0.5  # of the squared error in a tenth of the layers
 
@@ -23,7 +23,7 @@ def damage(record: Record, arrays: Arrays, at: Selection) -> str:
         _scores(record, arrays),
         _selected(record, arrays, at),
     ]
-    return " ".join(filter(None, found)) or NOTHING
+    return " ".join(filter(None, found)) or nothing(record)
 
 
 def _keys_and_values(record: Record, arrays: Arrays) -> str:

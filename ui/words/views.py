@@ -10,6 +10,12 @@ from ui.figures.subspace import inside_share
 from ui.html.numbers import bits, percent, plural, significant
 
 NOTHING = 'This run kept no captures; set capture.detail to "normal" to see them.'
+NOT_FITTING = "Captures of this many lanes do not fit into a stored run, so none were kept; compare fewer to see them."
+
+
+def nothing(record: Record) -> str:
+    """Why a view of captures is empty."""
+    return NOTHING if record.spec.get("capture", {}).get("detail") == "off" else NOT_FITTING
 
 
 def done(record: Record) -> list[LaneRecord]:
@@ -41,7 +47,7 @@ def spectra(record: Record, arrays: Arrays, layer: int) -> str:
     for space in ("pre", "post"):
         values = spectrum(arrays, f"key_{space}")
         if values is None:
-            return NOTHING
+            return nothing(record)
         counts[space] = float((energy(values[layer]) < 0.9).sum(-1).mean() + 1)
     before, after = f"{counts['pre']:.0f}", f"{counts['post']:.0f}"
     whose = "what is left of its keys without their mean" if is_centred(arrays) else "its keys' energy, mean included,"
@@ -65,7 +71,7 @@ def subspace(record: Record, arrays: Arrays, rank: int) -> str:
         if spread.sum() > 0 and "keys" in lane.quantized
     ]
     if not shares:
-        return NOTHING
+        return nothing(record)
     low, high = min(shares, key=lambda s: s[0]), max(shares, key=lambda s: s[0])
     chance = percent(rank / record.environment.head_dim)
     sentence = (

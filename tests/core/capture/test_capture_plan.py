@@ -58,6 +58,16 @@ def test_what_can_never_fit_is_refused_before_anything_is_computed(smollm) -> No
     assert plan_of(smollm, off, 6000) is None and estimate(off).prompt_tokens > 6000
 
 
+def test_many_lanes_are_compared_without_captures_that_do_not_fit(smollm) -> None:
+    lanes = tuple(Lane(label=f"QAQ {i}", method="qaq") for i in range(9))
+    spec = ComparisonSpec(prompt="word " * 6000, max_new_tokens=2048, lanes=lanes)
+    assert plan_of(smollm, spec, 6000) is None
+    assert "Captures of 9 lanes do not fit into 63 MB: none are kept." in estimate(spec).notes
+    asked = spec.model_copy(update={"capture": Capture(layers=tuple(range(30)))})
+    with pytest.raises(SpecError, match="Captures with the score maps of 30 layers"):
+        estimate(asked)
+
+
 def test_estimates_tell_what_is_reduced_and_what_is_deep(smollm) -> None:
     lanes = tuple(Lane(label=f"KIVI {i}", method="kivi") for i in range(8))
     spec = ComparisonSpec(prompt="word " * 4000, max_new_tokens=1024, lanes=lanes, capture=DEEP)
