@@ -1,7 +1,8 @@
 """The methods: the contract (``base``), knobs, deployments, and one file or folder a method.
 
-Every module in this folder that defines a named Method is found here: adding one is one file. Imports codecs, codebooks
-and the kernels' plain operations. Start at ``base``, then ``kivi``.
+Every module in this folder and in those below it that defines a named Method is found here: adding one is one file.
+Papers' methods lie here, what engines ship in ``formats``, what papers compare with in ``baselines``. Imports codecs,
+codebooks and the kernels' plain operations. Start at ``base``, then ``kivi``.
 """
 
 import importlib
@@ -45,8 +46,8 @@ __all__ = [
 @cache
 def methods() -> dict[str, type[Method]]:
     """Every method class by name, in alphabetical order."""
-    for module in pkgutil.iter_modules(__path__):
-        importlib.import_module(f"{__name__}.{module.name}")
+    for module in pkgutil.walk_packages(__path__, f"{__name__}."):
+        importlib.import_module(module.name)
     found: dict[str, type[Method]] = {}
     pending: list[type[Method]] = Method.__subclasses__()
     while pending:

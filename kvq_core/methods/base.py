@@ -200,6 +200,10 @@ class Method(BaseModel):
         """Why this method cannot run on a model of this shape; None when it can."""
         return None
 
+    def kept_layers(self, layers: int) -> frozenset[int]:
+        """Layers of a model of so many that stay fp16 wherever it is used; none unless its engine keeps some."""
+        return frozenset()
+
     def data_hash(self, model: ModelRef) -> str | None:
         """Hash of data beside the model that decides the result, such as learned codebooks; None for no such data."""
         return None

@@ -149,9 +149,11 @@ class Lane(Storing, _Labelled):
         return self.plan_of(range(shape.layers))
 
     def plan_of(self, layers: Iterable[int]) -> tuple[Assignment, ...]:
-        """The plan for some layers of a model."""
-        made = (assigned for stack in stacks_of(self.every_rule, set(layers)) for assigned in stack.assignments())
-        return tuple(sorted(made, key=lambda a: (a.number, TENSORS.index(a.tensor), a.layers)))
+        """The plan for the layers of a model, given as their numbers."""
+        every = set(layers)
+        made = (assigned for stack in stacks_of(self.every_rule, every) for assigned in stack.assignments())
+        left = (assigned.without(assigned.method.kept_layers(len(every))) for assigned in made)
+        return tuple(sorted(filter(None, left), key=lambda a: (a.number, TENSORS.index(a.tensor), a.layers)))
 
     @property
     def quantizes(self) -> bool:

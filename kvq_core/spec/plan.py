@@ -53,6 +53,11 @@ class Assignment:
         """What turns the tensors it is fitted on, and in which blocks: of keys and values of one rule alike."""
         return self.rule.rotate, self.rule.rotate_block
 
+    def without(self, layers: frozenset[int]) -> "Assignment | None":
+        """It without these layers, which stay fp16; None where no other is left."""
+        rest = tuple(layer for layer in self.layers if layer not in layers)
+        return replace(self, layers=rest) if rest else None
+
     def of_one(self, other: "Assignment") -> bool:
         """Whether it is of the same rule and tensor."""
         return (self.number, self.tensor) == (other.number, other.tensor)
