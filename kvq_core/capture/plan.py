@@ -37,7 +37,7 @@ def plan_of(model: LoadedModel, spec: ComparisonSpec, prompt: int) -> Plan | Non
         return None
     new = len(model.encode(spec.continuation)) if spec.continuation is not None else spec.max_new_tokens
     extent = Extent.of(model.shape, len(spec.lanes) + 1, prompt, new)  # an fp16 cache runs along
-    usage = sum(lane.usage_bytes(model.shape, extent.tokens) for lane in spec.lanes)
+    usage = sum(lane.usage_bytes(model.shape, extent.tokens) for lane in spec.lanes) + _of_prompt(spec, prompt)
     try:
         return fit_plan(extent, model.shape.kv_heads, spec.capture, usage)
     except SpecError:
@@ -75,6 +75,13 @@ def fit_plan(extent: Extent, kv_heads: int, capture: Capture, usage: int) -> Pla
     )
     reduced = tuple(f"{what} of {kept} of {all} {unit}" for what, unit, kept, all in found if kept < all)
     return Plan(layers, heads, steps, _spread(e.layers, drawn), others + len(layers) * a_layer, reduced)
+
+
+def _of_prompt(spec: ComparisonSpec, prompt: int) -> int:
+    """Bytes of what is scored of the prompt and of given answers, at most: prompt_* and turns_* of every row."""
+    if spec.messages is None and all(lane.chunks is None for lane in spec.lanes):
+        return 0
+    return 2 * prompt * (8 + 9 * spec.forced_rows)
 
 
 def _too_much(bytes: int, capture: Capture, layers: int) -> str:

@@ -20,6 +20,7 @@ from kvq_core.engine.script import Script
 from kvq_core.engine.stress import AppliedStress
 from kvq_core.engine.tap import Tap
 from kvq_core.machine import threads
+from kvq_core.machine.memory import release_memory
 from kvq_core.models import LoadedModel
 from kvq_core.models.head import POSITIONS
 from kvq_core.models.rope import Rope
@@ -118,6 +119,8 @@ class Decode:
                 if self._end_reference(follow[-1]):
                     close(self.rows)
             self._drop_finished()
+            if hidden and self.model.device.type == "cpu":
+                release_memory()  # what a chunk took, the allocator would keep beside what the next one takes
             yield
 
     def _score(self, score: Score, out: Tensor, hidden: bool, follow: list[int]) -> None:

@@ -7,6 +7,7 @@ from ui.figures.bits import bit_map, stored_bytes
 from ui.figures.confidence import confidence, confidence_rows
 from ui.figures.damage import damage_grid, score_map
 from ui.figures.drill import attention_rows, channel_errors, depth_error, sink_change
+from ui.figures.prompt import prompt_kld
 from ui.figures.rate import distortion_rate
 from ui.figures.spectra import (
     cumulative_energy,
@@ -45,6 +46,7 @@ __all__ = [
     "lane_spectra",
     "latent_bits",
     "mean_shares",
+    "prompt_kld",
     "score_map",
     "shares",
     "sink_change",

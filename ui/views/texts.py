@@ -7,6 +7,7 @@ import gradio as gr
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from kvq_core.spec import MAX_LANES
+from ui.figures.prompt import prompt_kld
 from ui.figures.texts import kld_strips
 from ui.html.cards import lane_body
 from ui.html.diff import diff, text_of, top_lists, top_rows
@@ -23,6 +24,13 @@ ROWS = (
             "A dot is a flip, a hollow one a flip where the reference was near a tie. Click a bar to select the token.",
         ),
         "top-lists",
+    ),
+    (
+        Slot(
+            "prompt-kld",
+            "KLD along the prompt, read through the lanes' own caches",
+            "Scored against the prompt read in full precision, from the longest first chunk on.",
+        ),
     ),
     ("text-forced", "text-free"),
     ("text-diff",),
@@ -54,7 +62,10 @@ def fit(record: Record) -> list[Any]:
 
 
 def compute(record: Record, arrays: Arrays, at: Selection, lane: Any, other: Any) -> Drawing:
-    figures = {"kld-strips": or_absent(kld_strips(record, arrays, at.token), "No lane of this run was scored.")}
+    figures = {
+        "kld-strips": or_absent(kld_strips(record, arrays, at.token), "No lane of this run was scored."),
+        "prompt-kld": or_absent(prompt_kld(record, arrays), ""),
+    }
     if not record.lanes:
         return Drawing("This run is without lanes: there is one text.", figures, dict.fromkeys(TEXTS, ""))
     index, against = _index(record, lane, 0), _index(record, other, -1)

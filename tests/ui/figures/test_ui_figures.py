@@ -348,3 +348,18 @@ def test_what_was_kept_of_another_place_says_so(run):
     assert not spectra.compute(few, arrays, Selection(9, 3, 9), "key").titles
     assert "top 5: the nearest kept" in subspace.compute(few, arrays, Selection(8, 3, 9), 20).titles["angles-key"]
     assert not subspace.compute(few, arrays, Selection(8, 3, 9), 5).titles
+
+
+def test_the_prompts_figure_has_the_lanes_that_read_it_through_their_caches():
+    record, arrays = make_run(3)
+    assert f.prompt_kld(record, arrays) is None
+    g = torch.Generator().manual_seed(3)
+    scored = {f"lane/{i}/prompt_kld": torch.rand(400, generator=g) * 10**-i for i in (0, 2)}
+    arrays = {**arrays, "prompt/positions": torch.arange(64, 464, dtype=torch.int32), **scored}
+    figure = f.prompt_kld(record, arrays)
+    assert [trace.name for trace in figure.data] == [record.lanes[i].label for i in (0, 2)]
+    for trace, kld in zip(figure.data, scored.values(), strict=True):
+        assert len(trace.x) == len(trace.y) == 120 and 64 <= trace.x[0] < trace.x[-1] <= 463
+        assert np.mean(trace.y) == pytest.approx(kld.mean().item(), rel=0.02)
+        assert f"worst {kld[:4].max():.3g} at {64 + int(kld[:4].argmax())}" in trace.text[0]
+    assert figure.layout.yaxis.type == "log"
