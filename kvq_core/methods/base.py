@@ -81,10 +81,8 @@ def stack_queries(queries: Tensor, kv_heads: int) -> Tensor:
 
 
 def query_gram(queries: Tensor, kv_heads: int) -> Tensor:
-    """QᵀQ per KV head, float64 (layers, kv_heads, head_dim, head_dim): squaring squares the condition number.
-
-    Layer by layer, because the float64 copy is larger than the queries.
-    """
+    """QᵀQ per KV head, float64 (layers, kv_heads, head_dim, head_dim), layer by layer: squaring squares the condition
+    number, and a float64 copy is larger than the queries."""
     stacked = stack_queries(queries, kv_heads)
     return torch.stack([q.transpose(-1, -2) @ q for q in (layer.double() for layer in stacked)])
 
@@ -116,9 +114,8 @@ class Method(BaseModel):
 
     A subclass sets ``name``, ``title``, ``paper`` and implements ``windows`` and ``fit``. ``scales``: along what the
     elements of keys and of values that share a scale lie, ``tokens`` of a channel or ``channels`` of a token; None
-    where neither is so, and nothing is said of scales. Field metadata drives the
-    form, the CLI and the documentation: ``title``, ``description``, bounds, Literal choices, and
-    ``json_schema_extra={"means": "sink_tokens" | "recent_tokens"}`` on a knob that a lane option of that name sets.
+    where neither is so. Field metadata drives the form, the CLI and the documentation: ``title``, ``description``,
+    bounds, choices, and ``json_schema_extra={"means": ...}`` on a knob that the lane option of that name sets.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
@@ -129,8 +126,7 @@ class Method(BaseModel):
     deviations: ClassVar[tuple[str, ...]] = ()
     quantizes: ClassVar[bool] = True
     scales: ClassVar[tuple[Axis | None, Axis | None]] = (None, None)
-    # whether the codes of keys and of values are those of a token and layer alone, whatever else is encoded with it
-    token_local: ClassVar[tuple[bool, bool]] = (False, False)
+    token_local: ClassVar[tuple[bool, bool]] = (False, False)  # codes of keys, of values are a token and layer's alone
     home: ClassVar[Home | None] = None  # of its first engine; None: no engine has it
 
     @classmethod
@@ -201,11 +197,11 @@ class Method(BaseModel):
         return None
 
     def kept_layers(self, layers: int) -> frozenset[int]:
-        """Layers of a model of so many that stay fp16 wherever it is used; none unless its engine keeps some."""
+        """Layers of a model of so many that stay fp16 wherever it is used, because its engine keeps them."""
         return frozenset()
 
     def data_hash(self, model: ModelRef) -> str | None:
-        """Hash of data beside the model that decides the result, such as learned codebooks; None for no such data."""
+        """Hash of data beside the model that decides the result, such as learned codebooks."""
         return None
 
     def lacks(self, model: ModelRef) -> tuple[CodebookNeed, ...]:
