@@ -15,6 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.by_format import baselines_part, formats_part
 from benchmarks.by_model import board_part, claims_part, conversion, main_jobs, methods_part
 from benchmarks.measured import HERE, figures, table
 from kvq_core.analysis.verdict import EXPLAINED
@@ -216,6 +217,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "presets": presets_part,
     "tiers": lambda: EXPLAINED,
     "fields": fields_part,
+    "formats": formats_part,
+    "baselines": baselines_part,
 }
 
 

@@ -13,11 +13,13 @@ def add_comparison(parser: argparse.ArgumentParser, preset: str) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--preset", metavar="NAME", help=preset)
     source.add_argument("--spec", metavar="FILE", type=Path, help="a comparison as .toml or .json")
+    parser.add_argument("--bundle", metavar="NAME", help="its lanes instead, such as deploy or grid; grid:FAMILY")
 
 
 def comparison(arguments: argparse.Namespace) -> "ComparisonSpec":
     """The comparison that was asked for. Raises SpecError where there is none."""
     from kvq_core.presets import preset
-    from kvq_core.spec import read_spec
+    from kvq_core.spec import read_spec, with_bundle
 
-    return preset(arguments.preset).spec if arguments.preset is not None else read_spec(arguments.spec)
+    spec = preset(arguments.preset).spec if arguments.preset is not None else read_spec(arguments.spec)
+    return spec if arguments.bundle is None else with_bundle(spec, arguments.bundle)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from kvq_core.cli import claims as claims_cli
 from kvq_core.cli import codebooks as codebooks_cli
+from kvq_core.cli import engine as engine_cli
 from kvq_core.cli import inspect as inspect_cli
 from kvq_core.cli import measure as measure_cli
 from kvq_core.cli import store as store_cli
@@ -47,6 +48,7 @@ EXAMPLES = {
     "store": store_cli.EXAMPLES,
     "measure": measure_cli.EXAMPLES,
     "inspect": inspect_cli.EXAMPLES,
+    "engine": engine_cli.EXAMPLES,
 }
 
 
@@ -106,6 +108,8 @@ def _parser() -> argparse.ArgumentParser:
     inspect_cli.add_arguments(add("inspect", summary, inspect_cli.inspect))
     summary = "Run lanes one at a time with packed caches: time and memory."
     measure_cli.add_arguments(add("measure", summary, measure_cli.measure_lanes), _quiet)
+    summary = "Run a GGUF file in the real llama.cpp under its cache types, against its own F32 cache."
+    engine_cli.add_arguments(add("engine", summary, engine_cli.engine), _quiet)
     return parser
 
 

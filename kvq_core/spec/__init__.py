@@ -4,15 +4,17 @@ lane's ``rule``; ``read`` takes plain data and files, and refuses what is not po
 Imports methods, errors and complaints. Start at ``comparison``.
 """
 
+from kvq_core.spec.bundles import BUNDLES, bundle_lanes
 from kvq_core.spec.comparison import DEFAULT_MODEL, MAX_LANES, Capture, ComparisonSpec, Stress
 from kvq_core.spec.conversation import Message, Tool, tool_name
 from kvq_core.spec.lane import LANE_OPTIONS, Lane
 from kvq_core.spec.plan import Assignment
 from kvq_core.spec.prefill import Chunks, in_words
-from kvq_core.spec.read import parse_lane, parse_rule, parse_spec, read_spec
+from kvq_core.spec.read import parse_lane, parse_rule, parse_spec, read_spec, with_bundle
 from kvq_core.spec.rule import TENSORS, Centering, Rotation, Rule, Tensor, layer_words
 
 __all__ = [
+    "BUNDLES",
     "DEFAULT_MODEL",
     "LANE_OPTIONS",
     "MAX_LANES",
@@ -29,6 +31,7 @@ __all__ = [
     "Stress",
     "Tensor",
     "Tool",
+    "bundle_lanes",
     "in_words",
     "layer_words",
     "parse_lane",
@@ -36,4 +39,5 @@ __all__ = [
     "parse_spec",
     "read_spec",
     "tool_name",
+    "with_bundle",
 ]

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from kvq_core.complaints import first_line
 from kvq_core.errors import PATH, SpecError, abbreviate
 from kvq_core.methods import methods
+from kvq_core.spec.bundles import BUNDLES, bundle_lanes
 from kvq_core.spec.comparison import MAX_LANES, ComparisonSpec
 from kvq_core.spec.lane import Lane
 from kvq_core.spec.rule import Rule
@@ -18,12 +19,14 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def parse_spec(data: Any) -> ComparisonSpec:
-    """A spec from plain data (parsed JSON or TOML, a form, a link).
+    """A spec from plain data (parsed JSON or TOML, a form, a link); ``bundle`` stands in place of ``lanes``.
 
     Raises SpecError with one line: the place, what was given, what is allowed.
     """
     if not isinstance(data, dict):
         raise SpecError(f"A comparison is an object with fields such as prompt and lanes, not {type(data).__name__}.")
+    if "bundle" in data:
+        data = _unbundled(data)
     lanes = data.get("lanes")
     if isinstance(lanes, list | tuple) and len(lanes) > MAX_LANES:
         raise SpecError(
@@ -36,6 +39,23 @@ def parse_spec(data: Any) -> ComparisonSpec:
         return ComparisonSpec.model_validate(data)
     except ValidationError as error:
         raise SpecError(first_line(error, ComparisonSpec)) from None
+
+
+def with_bundle(spec: ComparisonSpec, words: str) -> ComparisonSpec:
+    """A spec with a bundle's lanes instead of its own; ``words``: its name, and its option behind a colon, as in
+    ``grid:vllm``. Raises SpecError as ``bundle_lanes`` does."""
+    name, _, value = words.partition(":")
+    options = BUNDLES[name].options if name in BUNDLES else {}
+    told = {"name": name, **({next(iter(options), "option"): value} if value else {})}
+    return parse_spec({**spec.model_dump(mode="json", exclude_defaults=True, exclude={"lanes"}), "bundle": told})
+
+
+def _unbundled(data: dict[str, Any]) -> dict[str, Any]:
+    """With a bundle's lanes in its place."""
+    if data.get("lanes"):
+        raise SpecError("bundle and lanes are both given; a bundle stands in place of lanes.")
+    rest = {name: value for name, value in data.items() if name != "bundle"}
+    return {**rest, "lanes": bundle_lanes(data["bundle"])}
 
 
 def parse_lane(data: Any, name: str = "") -> Lane:

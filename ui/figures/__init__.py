@@ -7,6 +7,7 @@ from ui.figures.bits import bit_map, stored_bytes
 from ui.figures.confidence import confidence, confidence_rows
 from ui.figures.damage import damage_grid, score_map
 from ui.figures.drill import attention_rows, channel_errors, depth_error, sink_change
+from ui.figures.grid import format_grid
 from ui.figures.prompt import prompt_kld
 from ui.figures.rate import distortion_rate
 from ui.figures.spectra import (
@@ -40,6 +41,7 @@ __all__ = [
     "effective_rank",
     "error_inside",
     "error_split",
+    "format_grid",
     "head_spectra",
     "joint_spectra",
     "kld_strips",

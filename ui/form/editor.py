@@ -69,6 +69,8 @@ TOKENS = Knob(
     None,
     False,
 )
+OFTEN = ("kivi", "innerq", "svdq", "q8_0", "q4_0", "fp8", "nvfp4", "turboquant")
+ROOMS = {"formats": "Deployed formats", "baselines": "Papers' baselines"}
 BUTTONS = ("Duplicate", "Remove", "Close")
 
 
@@ -134,15 +136,24 @@ def _rules(rules: list[dict[str, Any]], number: int) -> str:
 
 
 def _methods(name: str, prefix: str) -> str:
-    """The choice of the method by its title."""
+    """The choice of the method by its title: those most often taken first, then all by where they come from."""
+    groups = {"Often compared": list(OFTEN)}
+    for known, cls in methods().items():
+        if known not in OFTEN:
+            groups.setdefault(ROOMS.get(cls.__module__.split(".")[2], "Papers and plain"), []).append(known)
     options = "".join(
-        f'<option value="&quot;{known}&quot;"{" selected" * (known == name)}>{safe(cls.title)}</option>'
-        for known, cls in methods().items()
+        f'<optgroup label="{group}">{"".join(_method_option(known, name) for known in some)}</optgroup>'
+        for group, some in groups.items()
     )
     return (
         '<label class="knob wide" id="lane-method"><span>Method</span>'
         f'<select id="in-lane-method" data-place="{prefix}method">{options}</select></label>'
     )
+
+
+def _method_option(known: str, chosen: str) -> str:
+    selected = " selected" * (known == chosen)
+    return f'<option value="&quot;{known}&quot;"{selected}>{safe(methods()[known].title)}</option>'
 
 
 def _option(knob: Knob, stored: dict[str, Any], prefix: str, placeholder: str = "") -> str:

@@ -7,11 +7,12 @@ from typing import Any
 
 import gradio as gr
 
+from kvq_core.errors import KvqError
 from kvq_core.methods import methods
-from kvq_core.spec import MAX_LANES
+from kvq_core.spec import BUNDLES, MAX_LANES, ComparisonSpec, with_bundle
 from ui.form.controls import places
 from ui.form.editor import KNOB, RULES, apply_edits, complaint, editor
-from ui.form.lanes import LaneForm, add_lane, describe_lane, duplicate_lane, index, remove_lane, title
+from ui.form.lanes import LaneForm, add_lane, describe_lane, duplicate_lane, from_spec, index, remove_lane, title
 from ui.form.rules import add_rule, move_rule_up, remove_rule, rules_of
 from ui.html.escape import safe, shorten
 from ui.service.services import SWIFT
@@ -48,12 +49,39 @@ def create_lanes() -> Lanes:
         form = gr.HTML("", elem_id="editor")
         below = gr.HTML("", elem_id="lane-rows-below")
         add = gr.Button("Add lane", size="sm", elem_id="add-lane")
+        bundle = gr.Dropdown(
+            bundle_choices(),
+            value=None,
+            label="Take a bundle's lanes instead",
+            elem_id="bundle",
+            interactive=True,
+            min_width=180,
+        )
         sent = gr.Textbox(visible="hidden", elem_id="lanes-sent", show_label=False)
     panel = Lanes(gr.State([]), gr.State(place_editor(None)), rows, said, form, below, add, sent)
     both = [panel.lanes, panel.open]
     sent.change(apply_change, [sent, *both], panel.outputs, **SWIFT, trigger_mode="always_last")
     add.click(insert_lane, panel.lanes, panel.outputs, **SWIFT)
+    bundle.input(take_bundle, [bundle, panel.lanes], [*panel.outputs, bundle], **SWIFT)
     return panel
+
+
+def bundle_choices() -> list[tuple[str, str]]:
+    """Titles of the bundles, one with an option once for each of its values, by how one writes them."""
+    found = []
+    for name, bundle in BUNDLES.items():
+        (values,) = bundle.options.values() or ((),)
+        found += [(f"{bundle.title}: {value}", f"{name}:{value}") for value in values] or [(bundle.title, name)]
+    return found
+
+
+def take_bundle(words: Any, lanes: list[LaneForm]) -> list[Any]:
+    """A bundle's lanes in place of the form's, and its picker free for the next one; anybody's text."""
+    try:
+        taken = from_spec(with_bundle(ComparisonSpec(prompt="-"), str(words)).lanes)
+    except KvqError as error:
+        return [*redraw_lanes(lanes, None, str(error)), None]
+    return [*redraw_lanes(taken, None), None]
 
 
 def lane_rows_html(lanes: list[LaneForm], opened: dict[str, Any]) -> tuple[str, str]:

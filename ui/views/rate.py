@@ -3,6 +3,7 @@
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from ui.figures.confidence import confidence, confidence_rows
+from ui.figures.grid import format_grid
 from ui.figures.rate import distortion_rate
 from ui.selection import Selection
 from ui.views.view import Drawing, Slot, View, create_page, create_words, or_absent
@@ -10,6 +11,7 @@ from ui.words.rate import rates
 
 MISSING = "Not captured in this run, or no lane changes it."
 ROWS = (
+    (Slot("grid", "Key formats against value formats", "Mean KLD of the next token; a cell is a lane."),),
     (
         Slot(
             "rate-kld",
@@ -46,5 +48,6 @@ def compute(record: Record, arrays: Arrays, at: Selection) -> Drawing:
         f"rate-{what}": or_absent(distortion_rate(record, arrays, what), MISSING)
         for what in ("kld", "flips", "key", "value", "output")
     }
+    figures["grid"] = or_absent(format_grid(record), "")
     figures["confidence"] = or_absent(confidence(record, arrays), MISSING)
     return Drawing(rates(record, arrays), figures, tables={"confidence-buckets": confidence_rows(record, arrays)})

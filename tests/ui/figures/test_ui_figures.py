@@ -363,3 +363,31 @@ def test_the_prompts_figure_has_the_lanes_that_read_it_through_their_caches():
         assert np.mean(trace.y) == pytest.approx(kld.mean().item(), rel=0.02)
         assert f"worst {kld[:4].max():.3g} at {64 + int(kld[:4].argmax())}" in trace.text[0]
     assert figure.layout.yaxis.type == "log"
+
+
+def test_lanes_that_are_a_grid_are_drawn_as_one():
+    kinds = [("kivi", 4), ("kivi", 2), ("per_token", 4)]
+    lanes = [
+        {
+            "label": f"{i}{j}",
+            "rules": [
+                {"method": key, "tensors": "keys", "knobs": {"bits": width}},
+                {"method": value, "tensors": "values", "knobs": {"bits": other}},
+            ],
+        }
+        for i, (key, width) in enumerate(kinds)
+        for j, (value, other) in enumerate(kinds)
+    ]
+    record, _ = make_run(9)
+    assert f.format_grid(record) is None  # one method for both, each another one
+    for number, lane in enumerate(record.lanes):
+        lane.memory = lane.memory.model_copy(update={"key_bits": 9.0 - number // 3, "value_bits": 9.0 - number % 3})
+    record.spec = {**record.spec, "lanes": lanes}
+    figure = f.format_grid(record)
+    (cells,) = figure.data
+    assert list(cells.y) == ["K kivi 4", "K kivi 2", "K per_token 4"]
+    assert list(cells.x) == ["V kivi 4", "V kivi 2", "V per_token 4"]
+    expected = np.log10([lane.metrics.kld_mean for lane in record.lanes]).reshape(3, 3)
+    np.testing.assert_allclose(np.asarray(cells.z, float), expected, rtol=1e-5)
+    record.lanes.pop()
+    assert np.isnan(np.asarray(f.format_grid(record).data[0].z, float)).sum() == 1

@@ -1,0 +1,88 @@
+"""The table of deployed formats and of baselines in docs/formats.md: what is in it is asked of the methods themselves;
+``readme.py`` writes it."""
+
+import inspect
+
+import torch
+
+from benchmarks.measured import table
+from kvq_core.methods import Method, ModelShape, Prompt, methods
+
+HEADS = (64, 128)
+LAYERS, TOKENS = 32, 512
+COLUMNS = "Name | What is stored | Bits K / V at head_dim 64 | 128 | Kept in fp16 | Rotation | Query | Prompt | How"
+
+
+def formats_part() -> str:
+    """Formats that engines ship."""
+    return _table("formats")
+
+
+def baselines_part() -> str:
+    """What papers compare with."""
+    return _table("baselines")
+
+
+def _table(room: str) -> str:
+    own = [cls for cls in methods().values() if f".{room}." in cls.__module__]
+    return table(COLUMNS, *map(_row, own))
+
+
+def _row(cls: type[Method]) -> list[str]:
+    method = cls()
+    does = " ".join(inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].split())
+    ways = [f"{way.tool}: `{way.how.splitlines()[-1]}`" for way in method.elsewhere()]
+    named = f"`{cls.name}`" + (f" [{cls.title}]({cls.paper})" if cls.paper else "")
+    rotation = (
+        "by a knob, on" if getattr(method, "rotate", False) else "by a knob, off" if hasattr(method, "rotate") else ""
+    )
+    query = "rounded" if method.query_rounding is not None else ""
+    return [
+        named,
+        does,
+        *(_bits(method, d) for d in HEADS),
+        _kept(method),
+        rotation,
+        query,
+        _prompt(method),
+        ways[0] if ways else "",
+    ]
+
+
+def _bits(method: Method, head_dim: int) -> str:
+    """Of encoded tokens alone, without windows, of random ones: what is stored beside them is told by its bytes in a
+    run."""
+    if reason := method.why_not(ModelShape(LAYERS, 4, 2, head_dim, 8192)):
+        return reason
+    g = torch.Generator().manual_seed(head_dim)
+    keys, values, queries = (torch.randn(2, heads, TOKENS, head_dim, generator=g) for heads in (2, 2, 4))
+    fitted = method.fit(Prompt(keys, values, queries, rotated=keys))
+    found = []
+    for codec, window, x in zip((fitted.key, fitted.value), method.windows(), (keys, values), strict=True):
+        count = window.packed(TOKENS)
+        if codec is None or not count:
+            found.append("16")
+            continue
+        start = window.sink
+        bits = codec.bits(codec.encode_prompt(x[:, :, start : start + count], start)).float().mean().item()
+        found.append(f"{bits:.4g}")
+    return " / ".join(found)
+
+
+def _kept(method: Method) -> str:
+    """Windows of keys, of values where they differ, and layers."""
+    said = []
+    for window in dict.fromkeys(method.windows()):
+        if window.step is None:
+            said.append("all")
+            continue
+        newest = f"{window.recent} to {window.recent + window.step - 1}" if window.step > 1 else f"{window.recent}"
+        first = f"{window.sink} first" if window.sink else ""
+        said.append(", ".join(filter(None, (first, f"{newest} newest" if newest != "0" else ""))))
+    layers = len(method.kept_layers(LAYERS))
+    return "; ".join(filter(None, (*said, f"{layers} of {LAYERS} layers" if layers else "")))
+
+
+def _prompt(method: Method) -> str:
+    home = method.home
+    return "" if home is None else f"{home.engine}: chunks of {home.chunk:,}, the own one {home.own_chunk}"

@@ -1,0 +1,156 @@
+"""A user's own file under several cache types of the real engine, against its own F32 cache."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvq_core.errors import SpecError, excerpt
+from kvq_core.external.llama_cpp import BLOCK_BYTES, EVERY, UBATCH, EngineError, LlamaCpp, Top, Types
+from kvq_core.models.gguf.header import read_header
+
+REFERENCE = Types("f32", "f32")
+FLOOR = Types("f16", "f16")
+FLOOR_UBATCHES = (48, 16, 4)  # another division of the prompt rounds otherwise, as another machine does
+RESAMPLED = 2000
+SPARE = 8  # tokens of context beside those that are asked
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Text for the model's template, and what is scored after it; None: what the engine answers itself."""
+
+    text: str
+    continuation: str | None = None
+
+
+@dataclass
+class Measured:
+    """What a pair of cache types did to the model's answers: ``kld`` (positions,) nats against the F32 cache, ``same``
+    whether the most probable token is the same; ``bytes_a_token`` of keys and values of all layers."""
+
+    types: Types
+    ubatch: int
+    bytes_a_token: int
+    kld: np.ndarray = field(default_factory=lambda: np.empty(0))
+    same: np.ndarray = field(default_factory=lambda: np.empty(0, bool))
+    texts: list[str] = field(default_factory=list)
+    tokens_a_second: float | None = None
+
+    def apart(self, floor: "Measured") -> bool:
+        """Whether its mean KLD can be told from the floor's: the 95 % bootstrap interval of the paired difference over
+        positions leaves 0 out."""
+        from scipy.stats import bootstrap
+
+        difference = self.kld - floor.kld
+        if len(difference) < 2 or not difference.any():
+            return False
+        found = bootstrap((difference,), np.mean, n_resamples=RESAMPLED, rng=np.random.default_rng(0))
+        return bool(found.confidence_interval.low > 0 or found.confidence_interval.high < 0)
+
+
+def read_prompts(file: Path) -> list[Prompt]:
+    """A text, or JSONL whose lines have ``prompt`` and may have ``continuation``.
+
+    Raises SpecError with the line that is none.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{file} cannot be read: {error}.") from None
+    if file.suffix != ".jsonl":
+        if not text.strip():
+            raise SpecError(f"{file} is empty; give a prompt.")
+        return [Prompt(text)]
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            found.append(_prompt(line, f"{file.name}, line {number}"))
+    if not found:
+        raise SpecError(f"{file} holds no prompts; give one a line, such as " + '{"prompt": "..."}.')
+    return found
+
+
+def _prompt(line: str, where: str) -> Prompt:
+    try:
+        told = json.loads(line)
+    except (ValueError, RecursionError):
+        raise SpecError(f"{where}: {excerpt(line)} is not JSON.") from None
+    given = {"prompt": None, "continuation": None, **told} if isinstance(told, dict) else {}
+    text, continuation = given.get("prompt"), given.get("continuation")
+    if not isinstance(text, str) or not text or not isinstance(continuation, str | None) or continuation == "":
+        raise SpecError(f"{where}: give an object with prompt, a text, and at most continuation, a text.")
+    return Prompt(text, continuation)
+
+
+def measure(
+    file: Path, every: list[Types], prompts: list[Prompt], new_tokens: int, top: int = EVERY, threads: int = 2
+) -> Iterator[Measured]:
+    """Every pair of types in turn, the reference's own F32 cache first and the floor second.
+
+    Raises EngineError and ModelError where the engine or the file cannot be had.
+    """
+    element = _elements(file)
+    reference, asked, answers = Measured(REFERENCE, UBATCH, _bytes(REFERENCE, element)), [], []
+    room = max(len(p.text) + len(p.continuation or "") for p in prompts) + new_tokens + 512  # a token is a letter
+    with LlamaCpp(file, REFERENCE, room, threads=threads) as engine:
+        for prompt in prompts:
+            ids = engine.tokens(engine.chat(prompt.text))
+            said = engine.answer(ids, new_tokens)
+            forced = said.ids if prompt.continuation is None else engine.tokens(prompt.continuation, special=False)
+            if not forced:
+                raise EngineError("The model answers nothing to a prompt: there is nothing to score.")
+            asked.append((ids, forced))
+            answers.append(engine.logprobs(ids, forced, top))
+            reference.texts.append(said.text)
+            reference.tokens_a_second = said.tokens_a_second
+    context = max(len(ids) + max(len(forced), new_tokens) for ids, forced in asked) + SPARE
+    count = sum(map(len, answers))
+    reference.kld, reference.same = np.zeros(count), np.ones(count, bool)
+    yield reference
+    longest = max(len(ids) for ids, _ in asked)
+    divided = next((size for size in FLOOR_UBATCHES if size < longest), FLOOR_UBATCHES[-1])
+    for types, ubatch in [(FLOOR, divided), *((types, UBATCH) for types in every)]:
+        measured = Measured(types, ubatch, _bytes(types, element))
+        with LlamaCpp(file, types, context, ubatch, threads) as engine:
+            found = [_under(engine, measured, ids, forced, new_tokens, top) for ids, forced in asked]
+        pairs = [pair for one, other in zip(answers, found, strict=True) for pair in zip(one, other, strict=True)]
+        measured.kld = np.array([own.kld(theirs) for own, theirs in pairs])
+        measured.same = np.array([own.ids[0] == theirs.ids[0] for own, theirs in pairs])
+        yield measured
+
+
+def _under(
+    engine: LlamaCpp, measured: Measured, ids: list[int], forced: list[int], new_tokens: int, top: int
+) -> list[Top]:
+    said = engine.answer(ids, new_tokens)
+    measured.texts.append(said.text)
+    measured.tokens_a_second = said.tokens_a_second
+    return engine.logprobs(ids, forced, top)
+
+
+def _elements(file: Path) -> tuple[int, int]:
+    """Elements of keys and of values a token, over all layers, by the file's header."""
+    told = read_header(file).values
+    name = told.get("general.architecture")
+
+    def at(key: str, default: Any = None) -> Any:
+        return told.get(f"{name}.{key}", default)
+
+    layers, heads = at("block_count"), at("attention.head_count")
+    kv = at("attention.head_count_kv", heads)
+    if layers is None or kv is None:
+        raise EngineError(f"{file.name} does not say how many layers and KV heads it has.")
+    total = sum(kv) if isinstance(kv, list) else kv * layers
+    usual = at("embedding_length", 0) // max(1, max(heads) if isinstance(heads, list) else heads)
+    return total * at("attention.key_length", usual), total * at("attention.value_length", usual)
+
+
+def _bytes(types: Types, elements: tuple[int, int]) -> int:
+    keys, values = (
+        count * BLOCK_BYTES[name] // 32 for count, name in zip(elements, (types.keys, types.values), strict=True)
+    )
+    return keys + values

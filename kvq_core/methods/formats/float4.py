@@ -1,0 +1,183 @@
+"""4-bit floating point (e2m1) with a scale a block of channels: NVFP4 and MXFP4."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from kvq_kernels import pack, unpack
+from pydantic import Field
+from torch import Tensor
+
+from kvq_core.codecs.queries import QueryRounding, rounded_e4m3
+from kvq_core.methods.base import Fitted, ModelShape, Prompt
+from kvq_core.methods.deployments import Elsewhere, Home
+from kvq_core.methods.formats.float8 import CALIBRATED, VLLM, ScaledCodec, prompt_scale, to_float8
+from kvq_core.methods.formats.tokenwise import Format, TokenCodec
+
+LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+HALFWAY = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
+NVFP4_BLOCK = 16
+LEAST = 1e-10
+
+
+def e2m1(x: Tensor, ties: Literal["even", "up"]) -> Tensor:
+    """Codes uint8: sign and the nearest of LEVELS, larger magnitudes the largest; what lies halfway goes to the level
+    with an even code, or to the larger one."""
+    magnitude = x.abs().contiguous()
+    bounds = torch.tensor(HALFWAY, device=x.device)
+    index = torch.bucketize(magnitude, bounds, right=ties == "up").to(torch.uint8)
+    if ties == "even":  # of two levels, the one below a bound with an odd code gives way
+        index = index + ((magnitude == bounds[index.long().clamp(max=6)]) & (index % 2 == 1)).to(torch.uint8)
+    return index | (torch.signbit(x).to(torch.uint8) << 3)
+
+
+def from_e2m1(codes: Tensor) -> Tensor:
+    """float32 of codes uint8."""
+    levels = torch.tensor([*LEVELS, *(-level for level in LEVELS)], device=codes.device)
+    return levels[codes.long()]
+
+
+@dataclass(frozen=True)
+class Nvfp4Codec(ScaledCodec):
+    """Blocks of 16 with an e4m3 scale, behind one float32 scale of the layer; ``tries_four``: the largest element
+    becomes 6 or 4, whichever leaves the smaller squared error."""
+
+    tries_four: bool = False
+
+    def store(self, x: Tensor) -> dict[str, Tensor]:
+        blocks = x.unflatten(-1, (-1, NVFP4_BLOCK))
+        most = blocks.abs().amax(-1)
+        codes, scales = self._coded(blocks, to_float8(most / 6, "e4m3"))
+        if self.tries_four:
+            other, larger = self._coded(blocks, to_float8(most / 4, "e4m3"))
+            better = self._error(blocks, other, larger) < self._error(blocks, codes, scales)
+            codes = codes.where(~better[..., None], other)
+            scales = scales.float().where(~better, larger.float()).to(scales.dtype)
+        return {"codes": pack(codes.flatten(-2), 4), "scales": scales}
+
+    @staticmethod
+    def _coded(blocks: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+        divisor = scales.float()[..., None]
+        return e2m1(blocks / divisor.where(divisor > 0, torch.ones_like(divisor)), "even"), scales
+
+    @staticmethod
+    def _error(blocks: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
+        return (from_e2m1(codes) * scales.float()[..., None] - blocks).square().sum(-1)
+
+    def load(self, tensors: dict[str, Tensor]) -> Tensor:
+        scales = tensors["scales"].float()
+        codes = unpack(tensors["codes"], 4, 2 * tensors["codes"].shape[-1])
+        return (from_e2m1(codes).unflatten(-1, (-1, NVFP4_BLOCK)) * scales[..., None]).flatten(-2)
+
+    packed = TokenCodec.packed
+
+
+@dataclass(frozen=True)
+class Mxfp4Codec(TokenCodec):
+    """Blocks with a power of two as scale, its exponent in a byte."""
+
+    block: int = 16
+
+    def store(self, x: Tensor) -> dict[str, Tensor]:
+        blocks = x.unflatten(-1, (-1, self.block))
+        most = blocks.abs().amax(-1)
+        if self.block == 16:  # SGLang: so that nothing is cut
+            exponent = (most / 6).clamp_min(LEAST).log2().ceil()
+        else:  # OCP Microscaling Formats 1.0, 6.3: the largest element's own exponent, less e2m1's largest
+            exponent = torch.frexp(most.clamp_min(2.0**-125)).exponent.float() - 1 - 2
+        exponent = exponent.clamp(-127, 127)
+        codes = e2m1(torch.ldexp(blocks, -exponent[..., None]), "up" if self.block == 16 else "even")
+        return {"codes": pack(codes.flatten(-2), 4), "exponents": (exponent + 127).to(torch.uint8)}
+
+    def load(self, tensors: dict[str, Tensor]) -> Tensor:
+        exponent = tensors["exponents"].float() - 127
+        codes = unpack(tensors["codes"], 4, 2 * tensors["codes"].shape[-1])
+        return torch.ldexp(from_e2m1(codes).unflatten(-1, (-1, self.block)), exponent[..., None]).flatten(-2)
+
+    packed = TokenCodec.packed
+
+
+class Nvfp4(Format):
+    """4-bit floating-point numbers (e2m1: 0, .5, 1, 1.5, 2, 3, 4, 6 and their negatives) in blocks of 16 channels of a
+    token, each with an e4m3 scale.
+
+    4.5 bits an element whatever the head, and a float32 scale a layer where it is calibrated. No window: the newest
+    token is read as it is stored. Blackwell GPUs read it natively.
+    """
+
+    name: ClassVar[str] = "nvfp4"
+    title: ClassVar[str] = "NVFP4"
+    home: ClassVar[Home | None] = VLLM
+
+    four_over_six: bool = Field(
+        False, title="Four over six", description="A block's largest element becomes 6 or 4, whichever is closer."
+    )
+    scale: Literal["one", "tensor"] = Field(
+        "one", title="Layer scale", description="1, or so that the prompt's largest block scale is e4m3's largest."
+    )
+    quantize_query: bool = Field(True, title="Round queries", description="To e4m3, as attention on Blackwell does.")
+
+    @property
+    def query_rounding(self) -> QueryRounding | None:
+        return rounded_e4m3 if self.quantize_query else None
+
+    def why_not(self, shape: ModelShape) -> str | None:
+        return _tiles(shape.head_dim, NVFP4_BLOCK)
+
+    def fit(self, prompt: Prompt) -> Fitted:
+        if self.scale == "one":
+            codec = Nvfp4Codec(tries_four=self.four_over_six)
+            return Fitted(codec, codec)
+        key, value = (
+            Nvfp4Codec(tries_four=self.four_over_six, shared={"scale": prompt_scale(x, 6 * 448.0)})
+            for x in (prompt.keys, prompt.values)
+        )
+        return Fitted(key, value, (CALIBRATED,))
+
+    def elsewhere(self) -> tuple[Elsewhere, ...]:
+        asked = "nvfp4_4over6" if self.four_over_six else "nvfp4"
+        said = "Blackwell GPUs; others read it without rounding queries, and not with head_dim 64."
+        ways = [Elsewhere("vLLM", f"vllm serve M --kv-cache-dtype {asked}", said)]
+        if not self.four_over_six:
+            own = "Layer scales come from the checkpoint, which has to hold ModelOpt's."
+            ways.append(Elsewhere("TensorRT-LLM", "trtllm-serve M --kv_cache_dtype nvfp4", own))
+        return tuple(ways)
+
+    def summary(self) -> str:
+        best = " · 4 or 6" if self.four_over_six else ""
+        layer = " · a scale a layer" if self.scale == "tensor" else ""
+        return f"e2m1 · blocks of 16{best}{layer}{' · Q e4m3' if self.quantize_query else ''}"
+
+
+class Mxfp4(Format):
+    """4-bit floating-point numbers (e2m1) in blocks of channels of a token, each with a power of two as scale.
+
+    Blocks of 16 as SGLang has them take 4.5 bits an element, of 32 as the OCP standard has them 4.25. A power of two
+    leaves up to a bit of the range unused, which NVFP4's scales do not. No window.
+    """
+
+    name: ClassVar[str] = "mxfp4"
+    title: ClassVar[str] = "MXFP4"
+    home: ClassVar[Home | None] = Home("SGLang", 2048, "raw")
+
+    block: Literal[16, 32] = Field(16, title="Block", description="Channels of a scale: 16 in SGLang, 32 in OCP's.")
+
+    def why_not(self, shape: ModelShape) -> str | None:
+        return _tiles(shape.head_dim, self.block)
+
+    def fit(self, prompt: Prompt) -> Fitted:
+        codec = Mxfp4Codec(block=self.block)
+        return Fitted(codec, codec)
+
+    def elsewhere(self) -> tuple[Elsewhere, ...]:
+        if self.block != 16:
+            return ()
+        flags = "python -m sglang.launch_server --model-path M --kv-cache-dtype fp4_mx_block16"
+        return (Elsewhere("SGLang", flags),)
+
+    def summary(self) -> str:
+        return f"e2m1 · blocks of {self.block} · power of two"
+
+
+def _tiles(head_dim: int, block: int) -> str | None:
+    return None if head_dim % block == 0 else f"head_dim = {head_dim} is no multiple of its blocks of {block} channels"

@@ -1,0 +1,191 @@
+"""Bundles: lanes that answer one question together, named in a spec in place of ``lanes``.
+
+A bundle is gone once it is read: a run is of its lanes, and links and records hold those.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from rapidfuzz import process
+
+from kvq_core.errors import SpecError, excerpt
+
+LaneData = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """``options``: what is given beside its name, with the values it may have."""
+
+    title: str
+    question: str
+    lanes: Callable[..., list[LaneData]]
+    options: dict[str, tuple[str, ...]]
+
+
+def bundle_lanes(given: Any) -> list[LaneData]:
+    """The lanes of a bundle given by its name, or as an object of ``name`` and its options.
+
+    Raises SpecError for a bundle, an option or a value that is not there.
+    """
+    told = {"name": given} if isinstance(given, str) else given
+    if not isinstance(told, dict) or not isinstance(told.get("name"), str):
+        raise SpecError(f"bundle = {excerpt(given)} is not allowed; give a name: {', '.join(BUNDLES)}.")
+    name, options = told["name"], {key: value for key, value in told.items() if key != "name"}
+    if name not in BUNDLES:
+        near = process.extractOne(name, list(BUNDLES))
+        hint = f" Did you mean {near[0]!r}?" if near and near[1] > 60 else ""
+        raise SpecError(f"Unknown bundle {excerpt(name)}.{hint} Available: {', '.join(BUNDLES)}.")
+    known = BUNDLES[name].options
+    for key, value in options.items():
+        if key not in known:
+            raise SpecError(f"bundle {name}: unknown option {excerpt(key)}; allowed: {', '.join(known) or 'none'}.")
+        if value not in known[key]:
+            raise SpecError(
+                f"bundle {name}: {key} = {excerpt(value)} is not allowed; allowed: {', '.join(known[key])}."
+            )
+    return BUNDLES[name].lanes(**options)
+
+
+OF_A_LANE = ("prefill", "sink_tokens", "recent_tokens")
+
+
+def lane(method: str, label: str = "", **more: Any) -> LaneData:
+    """A lane's data; what is no field of a lane is a knob."""
+    fields = {name: more.pop(name) for name in [*more] if name in OF_A_LANE}
+    return {"method": method, **({"label": label} if label else {}), **({"knobs": more} if more else {}), **fields}
+
+
+def _papers() -> list[LaneData]:
+    return [
+        lane("kivi", "KIVI 2", bits=2),
+        lane("squat", "SQuat 2", bits=2),
+        lane("innerq", "InnerQ 2", bits=2),
+        lane("qaq", "QAQ 2", target_bits=2.0),
+        lane("svdq", "SVDq 2, V 2", value_bits=2),
+        lane("commvq", "CommVQ 2", bits=2),
+        lane("per_token", "Per token 2", bits=2),
+    ]
+
+
+def _llama_cpp() -> list[LaneData]:
+    types = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+    return [lane(name, f"llama.cpp {name}", prefill="deployed") for name in types]
+
+
+def _vllm() -> list[LaneData]:
+    presets = ("k8v4", "4bit_nc", "k3v4_nc", "3bit_nc")
+    names = ("int8_per_token_head", "int4_per_token_head", "fp8_per_token_head", "nvfp4")
+    return [
+        lane("fp8", "vLLM fp8", prefill="deployed"),
+        lane("fp8", "vLLM fp8_e5m2", format="e5m2", prefill="deployed"),
+        *(lane(name, f"vLLM {name}", prefill="deployed") for name in names),
+        lane("nvfp4", "vLLM nvfp4_4over6", four_over_six=True, prefill="deployed"),
+        *(lane("turboquant", f"vLLM {name}", preset=name, prefill="deployed") for name in presets),
+    ]
+
+
+def _sglang() -> list[LaneData]:
+    own = {"chunk": 2048, "own_chunk": "raw"}  # its Triton backend reads what it has just computed
+    return [
+        lane("fp8", "SGLang fp8_e4m3", quantize_query=False, prefill=own),
+        lane("fp8", "SGLang fp8_e5m2", format="e5m2", prefill=own),
+        lane("mxfp4", "SGLang fp4_mx_block16", prefill=own),
+    ]
+
+
+def _transformers() -> list[LaneData]:
+    return [
+        lane("quanto", "transformers quanto 4", bits=4),
+        lane("quanto", "transformers quanto 2", bits=2),
+        lane("hqq", "transformers hqq 8", bits=8, axis=1),
+        lane("hqq", "transformers hqq 4", bits=4, axis=1),
+    ]
+
+
+def _exllama() -> list[LaneData]:
+    return [lane("exl3", f"ExLlamaV3 {bits}", bits=bits, prefill="deployed") for bits in (8, 6, 5, 4, 3, 2)]
+
+
+def _deploy() -> list[LaneData]:
+    return [*_llama_cpp(), *_vllm(), *_sglang(), *_transformers(), *_exllama()]
+
+
+def _eight_bit() -> list[LaneData]:
+    return [
+        lane("bf16", "bf16"),
+        lane("q8_0", "llama.cpp q8_0", prefill="deployed"),
+        lane("int8_per_token_head", "vLLM int8_per_token_head", prefill="deployed"),
+        lane("fp8_per_token_head", "vLLM fp8_per_token_head", prefill="deployed"),
+        lane("fp8", "vLLM fp8", prefill="deployed"),
+        lane("fp8", "vLLM fp8_e5m2", format="e5m2", prefill="deployed"),
+        lane("exl3", "ExLlamaV3 8", bits=8, prefill="deployed"),
+        lane("hqq", "transformers hqq 8", bits=8, axis=1),
+    ]
+
+
+WINDOWS = {"none": {"sink_tokens": 0, "recent_tokens": 0}, "4 + 128": {"sink_tokens": 4, "recent_tokens": 128}}
+WINDOWED = ("q4_0", "int4_per_token_head", "nvfp4", "per_token")
+
+
+def _equal_windows() -> list[LaneData]:
+    return [lane(name, f"{name}, {words}", **window) for name, (words, window) in product(WINDOWED, WINDOWS.items())]
+
+
+UNQUANTIZED = "fp16"
+
+
+def _widths(method: str, *every: int) -> dict[str, LaneData | None]:
+    return {UNQUANTIZED: None, **{str(bits): {"method": method, "knobs": {"bits": bits}} for bits in every}}
+
+
+def _names(*every: str) -> dict[str, LaneData | None]:
+    return {UNQUANTIZED: None, **{name: {"method": name} for name in every}}
+
+
+# formats of keys and of values, by the family's name; None: not quantized
+FAMILIES: dict[str, dict[str, LaneData | None]] = {
+    "llama.cpp": _names("q8_0", "q5_0", "q4_0"),
+    "vllm": _names("fp8", "int4_per_token_head", "nvfp4"),
+    "exllamav3": _widths("exl3", 8, 4, 3, 2),
+    "KIVI": _widths("kivi", 8, 4, 3, 2),
+}
+
+
+def _grid(family: str = "llama.cpp") -> list[LaneData]:
+    """Every key format with every value format but fp16 with itself, which is the noise floor."""
+    return list(_cells(FAMILIES[family]))
+
+
+def _cells(types: dict[str, LaneData | None]) -> Iterator[LaneData]:
+    for (key, keys), (value, values) in product(types.items(), repeat=2):
+        label = f"K {key} V {value}"
+        if keys is None or values is None:
+            if one := keys or values:
+                yield {**one, "tensors": "keys" if keys else "values", "label": label}
+        elif key == value:
+            yield {**keys, "label": label}
+        else:
+            yield {"rules": [{**keys, "tensors": "keys"}, {**values, "tensors": "values"}], "label": label}
+
+
+def _plain(title: str, question: str, lanes: Callable[[], list[LaneData]]) -> Bundle:
+    return Bundle(title, question, lanes, {})
+
+
+BUNDLES: dict[str, Bundle] = {
+    "seed-2bit": _plain("The papers at two bits", "Which paper's method holds up at two bits?", _papers),
+    "deploy": _plain("What engines ship", "Which format that I can switch on today is safe here?", _deploy),
+    "deploy-vllm": _plain("vLLM's formats", "Which --kv-cache-dtype is safe here?", _vllm),
+    "deploy-sglang": _plain("SGLang's formats", "Which --kv-cache-dtype of SGLang is safe here?", _sglang),
+    "deploy-llama-cpp": _plain("llama.cpp's formats", "Which -ctk and -ctv are safe here?", _llama_cpp),
+    "deploy-transformers": _plain("transformers' caches", "Which QuantizedCache is safe here?", _transformers),
+    "deploy-exllamav3": _plain("ExLlamaV3's widths", "Which -cq is safe here?", _exllama),
+    "eight-bit": _plain("Eight bits", "Is any 8-bit cache lossless here?", _eight_bit),
+    "equal-windows": _plain(
+        "Equal windows", "How much of a format's quality is its full-precision window?", _equal_windows
+    ),
+    "grid": Bundle("Keys against values", "Which needs the bits, keys or values?", _grid, {"family": tuple(FAMILIES)}),
+}

@@ -1,0 +1,121 @@
+"""The real llama.cpp as a lane: what is asked of it, how its answers are compared, and what cannot be."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import log_softmax, rel_entr
+
+from kvq_core.cli.main import main
+from kvq_core.errors import SpecError
+from kvq_core.external.engine_runs import read_prompts
+from kvq_core.external.llama_cpp import BLOCK_BYTES, Top, Types
+from kvq_core.external.perplexity_log import read_log
+from kvq_core.models.bundled import bundled_gguf
+
+LOG = """
+Mean PPL(Q)                   :  12.3456 ±   0.1234
+Mean    KLD:   0.005123 ±   0.000021
+Maximum KLD:   1.234567
+99.9%   KLD:   0.300000
+99.0%   KLD:   0.041000
+Same top p: 96.500 ± 0.100 %
+"""
+
+
+def listed(logits: np.ndarray, top: int) -> Top:
+    found = log_softmax(logits.astype(np.float64))
+    order = np.argsort(-found)[:top]
+    return Top.of(order.tolist(), found[order].tolist())
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 10**6), st.integers(2, 60), st.floats(0.01, 3))
+def test_divergence_of_whole_lists_is_exact_and_of_their_tops_no_more(seed: int, top: int, spread: float) -> None:
+    g = np.random.default_rng(seed)
+    p = g.normal(size=60) * 3
+    q = p + g.normal(size=60) * spread
+    exact = rel_entr(np.exp(log_softmax(p)), np.exp(log_softmax(q))).sum()
+    assert listed(p, 60).kld(listed(q, 60)) == pytest.approx(exact, rel=1e-9, abs=1e-12)
+    assert listed(p, top).kld(listed(q, top)) <= exact + 1e-9
+
+
+def test_cache_types_are_llama_cpps() -> None:
+    both = Types.of("q8_0/Q4_0")
+    assert (both.keys, both.values, both.flags) == ("q8_0", "q4_0", "-fa on -ctk q8_0 -ctv q4_0")
+    assert Types.of("f16") == Types("f16", "f16")
+    with pytest.raises(SpecError, match=r"'q6_0' is not one of llama\.cpp's: f32, f16"):
+        Types.of("q8_0/q6_0")
+
+
+def test_bytes_of_a_block_are_the_ones_that_the_gguf_package_knows() -> None:
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    for name, size in BLOCK_BYTES.items():
+        elements, bytes = GGML_QUANT_SIZES[GGMLQuantizationType[name.upper()]]
+        assert 32 * bytes == size * elements
+
+
+def test_prompts_are_a_text_or_a_line_each(tmp_path: Path) -> None:
+    text, lines = tmp_path / "p.txt", tmp_path / "p.jsonl"
+    text.write_text("Only one.\nOf two lines.")
+    assert [p.text for p in read_prompts(text)] == ["Only one.\nOf two lines."]
+    lines.write_text('{"prompt": "a"}\n\n{"prompt": "b", "continuation": "c"}\n')
+    assert [(p.text, p.continuation) for p in read_prompts(lines)] == [("a", None), ("b", "c")]
+    for wrong in ('{"prompt": 3}', "{", "[1]", '{"prompt": "a", "continuation": ""}'):
+        lines.write_text('{"prompt": "a"}\n' + wrong)
+        with pytest.raises(SpecError, match=r"p\.jsonl, line 2"):
+            read_prompts(lines)
+
+
+def test_logs_of_llama_perplexity_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "q4_0.txt"
+    log.write_text(LOG)
+    found = read_log(log)
+    assert (found.name, found.kld_mean, found.kld_p99, found.kld_max) == ("q4_0", 0.005123, 0.041, 1.234567)
+    assert found.same_top == pytest.approx(0.965)
+    assert main(["engine", "--log", str(log)]) == 0
+    assert "llama-perplexity" in capsys.readouterr().out
+    log.write_text("nothing")
+    assert main(["engine", "--log", str(log)]) == 2
+    assert "has no line Mean KLD" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "Give --gguf, --types and --prompts together"),
+        (["--gguf", "x.gguf"], "Give --gguf, --types and --prompts together"),
+        (["--gguf", "x.gguf", "--types", "q9", "--prompts", "p.txt"], "Cache type 'q9'"),
+        (["--gguf", "x.gguf", "--types", "q8_0", "--prompts", "none.txt"], "none.txt cannot be read"),
+        (["--gguf", "x.gguf", "--types", "q8_0", "--prompts", "p.txt", "--new-tokens", "0"], "--new-tokens 0"),
+    ],
+)
+def test_what_cannot_be_run_is_said_in_one_line(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["engine", *arguments]) == 2
+    told = capsys.readouterr()
+    assert said in told.err and not told.out and len(told.err.strip().splitlines()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.real_model
+def test_the_bundled_gguf_under_two_pairs_of_types(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = tmp_path / "p.jsonl"
+    text = "The mill stood on a causeway and worked with the tide, twice a day. " * 5
+    lines = [{"prompt": text}, {"prompt": text, "continuation": "It ground wheat for bread."}]
+    prompts.write_text("\n".join(map(json.dumps, lines)))
+    given = ["--gguf", str(bundled_gguf()), "--types", "q8_0,q4_0", "--prompts", str(prompts)]
+    assert main(["engine", *given, "--new-tokens", "6", "--threads", "1", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    eight, four = told["lanes"]
+    assert told["reference"]["kld_mean"] == 0 and told["floor"]["ubatch"] == 48
+    assert 0 < eight["kld_mean"] < four["kld_mean"] < 1 and four["told_from_floor"]
+    assert eight["positions"] == four["positions"] == 6 + 5 + 1
+    elements = 30 * 3 * 64 * 2
+    assert (eight["bytes_a_token"], four["bytes_a_token"]) == (elements * 34 // 32, elements * 18 // 32)
+    assert len(four["texts"]) == 2 and four["flags"] == "-fa on -ctk q4_0 -ctv q4_0"

@@ -1,0 +1,73 @@
+"""Bundles: lanes that answer one question together, named in place of lanes."""
+
+import pytest
+
+from kvq_core.errors import SpecError
+from kvq_core.methods import methods
+from kvq_core.spec import BUNDLES, MAX_LANES, ComparisonSpec, parse_spec, with_bundle
+
+EVERY = [(name, {key: value}) for name, b in BUNDLES.items() for key, values in b.options.items() for value in values]
+EVERY += [(name, {}) for name in BUNDLES]
+
+
+def spec_of(bundle: object, **more: object) -> ComparisonSpec:
+    return parse_spec({"prompt": "A prompt.", "bundle": bundle, **more})
+
+
+@pytest.mark.parametrize(("name", "options"), EVERY, ids=str)
+def test_every_bundle_is_lanes_that_differ(name: str, options: dict[str, str]) -> None:
+    spec = spec_of({"name": name, **options} if options else name)
+    assert 2 <= len(spec.lanes) <= MAX_LANES
+    assert len({lane.label for lane in spec.lanes}) == len(spec.lanes)
+    plain = [lane.model_dump(exclude={"label"}) for lane in spec.lanes]
+    assert all(one not in plain[:at] for at, one in enumerate(plain))
+    for lane in spec.lanes:
+        assert lane.prefill != "deployed" or lane.chunks is not None, lane.label
+
+
+def test_a_bundle_is_gone_once_it_is_read() -> None:
+    spec = spec_of("eight-bit")
+    assert parse_spec({"prompt": "A prompt.", "lanes": spec.model_dump(mode="json")["lanes"]}) == spec
+    assert "bundle" not in spec.canonical()
+
+
+def test_a_grid_has_every_key_format_with_every_value_format() -> None:
+    spec = spec_of({"name": "grid", "family": "llama.cpp"})
+    assert len(spec.lanes) == 15
+    both = next(lane for lane in spec.lanes if lane.label == "K q8_0 V q4_0")
+    assert [(rule.tensors, rule.method) for rule in both.every_rule] == [("keys", "q8_0"), ("values", "q4_0")]
+    keys = next(lane for lane in spec.lanes if lane.label == "K q8_0 V fp16")
+    assert (keys.method, keys.tensors) == ("q8_0", "keys")
+
+
+def test_what_engines_ship_is_in_deploy() -> None:
+    deployed = {rule.method for lane in spec_of("deploy").lanes for rule in lane.every_rule}
+    assert {"q8_0", "fp8", "nvfp4", "turboquant", "exl3", "mxfp4"} <= deployed <= set(methods())
+
+
+@pytest.mark.parametrize(
+    ("bundle", "more", "said"),
+    [
+        ("deploi", {}, "Did you mean 'deploy'"),
+        (7, {}, "give a name: seed-2bit"),
+        ({"name": "grid", "family": "mlx"}, {}, "family = 'mlx' is not allowed; allowed: llama.cpp, vllm"),
+        ({"name": "grid", "bits": 4}, {}, "unknown option 'bits'; allowed: family"),
+        ({"name": "deploy", "bits": 4}, {}, "unknown option 'bits'; allowed: none"),
+        ({"name": "grid", "family": ["vllm"]}, {}, "is not allowed; allowed: llama.cpp"),
+        ("deploy", {"lanes": [{"method": "kivi"}]}, "bundle and lanes are both given"),
+    ],
+    ids=str,
+)
+def test_impossible_bundles_are_refused_in_one_line(bundle: object, more: dict, said: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        spec_of(bundle, **more)
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_bundle_replaces_the_lanes_of_a_spec() -> None:
+    given = parse_spec({"prompt": "A prompt.", "max_new_tokens": 9, "lanes": [{"method": "kivi"}]})
+    assert with_bundle(given, "grid:KIVI") == spec_of({"name": "grid", "family": "KIVI"}, max_new_tokens=9)
+    with pytest.raises(SpecError, match="family = 'x'"):
+        with_bundle(given, "grid:x")
+    with pytest.raises(SpecError, match="unknown option"):
+        with_bundle(given, "deploy:x")

@@ -1,0 +1,41 @@
+"""The form's bundles, and the groups that methods are offered in."""
+
+import re
+
+from kvq_core.methods import methods
+from kvq_core.spec import BUNDLES
+from ui.form.editor import OFTEN, editor
+from ui.form.lanes import add_lane, to_spec
+from ui.form.lanes_panel import bundle_choices, place_editor, take_bundle
+
+PANEL = 8  # the lanes' outputs and the picker
+
+
+def test_every_bundle_is_offered_by_its_title_with_each_of_its_options() -> None:
+    words = [value for _, value in bundle_choices()]
+    assert {word.partition(":")[0] for word in words} == set(BUNDLES)
+    assert "grid:vllm" in words and "grid" not in words and "deploy" in words
+    assert len({title for title, _ in bundle_choices()}) == len(words)
+
+
+def test_a_bundle_replaces_the_lanes_and_leaves_its_picker_free() -> None:
+    lanes, *rest, picker = take_bundle("grid:KIVI", add_lane([]))
+    assert len(rest) + 2 == PANEL and picker is None
+    assert len(lanes) == 24 and [lane["uid"] for lane in lanes] == list(range(1, 25))
+    assert to_spec(lanes)[0]["label"] == "K fp16 V 8"
+
+
+def test_nonsense_in_place_of_a_bundle_changes_nothing_and_is_said() -> None:
+    lanes = add_lane([])
+    kept, _, rows, said, *_ = take_bundle("<b>deploy", lanes)
+    assert kept == lanes and "Unknown bundle" in said and "<b>" not in said + rows
+
+
+def test_methods_stand_in_groups_and_each_once() -> None:
+    lanes = add_lane([])
+    html = editor(lanes, place_editor(lanes[0]["uid"])).split("</select>")[0]
+    offered = re.findall(r'<option value="&quot;(\w+)&quot;', html)
+    assert sorted(offered) == sorted(methods())
+    groups = re.findall(r'<optgroup label="([^"]+)">', html)
+    assert groups[0] == "Often compared" and len(set(groups)) == len(groups)
+    assert html.count(" selected") == 1 and offered[: len(OFTEN)] == list(OFTEN)
