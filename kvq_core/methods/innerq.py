@@ -7,8 +7,9 @@ from pydantic import Field
 from torch import Tensor
 
 from kvq_core.codecs.window import Window
-from kvq_core.methods.base import RECENT, SINK, BitsMethod, Fitted, ModelShape, Prompt, grouping_why_not
+from kvq_core.methods.base import Fitted, ModelShape, Prompt
 from kvq_core.methods.inner import InnerCodec, Mode
+from kvq_core.methods.widths import RECENT, SINK, BitsMethod, grouping_why_not
 
 
 class InnerQ(BitsMethod):

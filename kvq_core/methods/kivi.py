@@ -7,8 +7,9 @@ from pydantic import Field
 
 from kvq_core.codecs.groups import GroupCodec
 from kvq_core.codecs.window import Window
-from kvq_core.methods.base import SINK, Fitted, ModelShape, Prompt, ResidualMethod, grouping_why_not
+from kvq_core.methods.base import Fitted, ModelShape, Prompt
 from kvq_core.methods.deployments import Elsewhere, transformers_cache
+from kvq_core.methods.widths import SINK, ResidualMethod, grouping_why_not
 
 
 class Kivi(ResidualMethod):

@@ -6,7 +6,8 @@ from pydantic import Field
 
 from kvq_core.codecs.groups import GroupCodec
 from kvq_core.codecs.window import Window
-from kvq_core.methods.base import Bits, Fitted, Prompt, ResidualMethod
+from kvq_core.methods.base import Fitted, Prompt
+from kvq_core.methods.widths import Bits, ResidualMethod
 
 
 class PerChannel(ResidualMethod):

@@ -6,8 +6,9 @@ from pydantic import Field
 
 from kvq_core.codecs.groups import GroupCodec
 from kvq_core.codecs.window import Window
-from kvq_core.methods.base import RECENT, Bits, BitsMethod, Fitted, ModelShape, Prompt, grouping_why_not
+from kvq_core.methods.base import Fitted, ModelShape, Prompt
 from kvq_core.methods.deployments import Elsewhere, fp8_servers, llama_cpp, transformers_cache
+from kvq_core.methods.widths import RECENT, Bits, BitsMethod, grouping_why_not
 
 
 class PerToken(BitsMethod):

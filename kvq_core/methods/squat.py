@@ -13,8 +13,9 @@ from kvq_core.codecs.forms import Groups, Packed
 from kvq_core.codecs.groups import GroupCodec, GroupRead
 from kvq_core.codecs.window import Window
 from kvq_core.errors import MethodError
-from kvq_core.methods.base import Fitted, ModelShape, Prompt, ResidualMethod, Space, grouping_why_not
+from kvq_core.methods.base import Fitted, ModelShape, Prompt, Space
 from kvq_core.methods.deployments import Elsewhere
+from kvq_core.methods.widths import ResidualMethod, grouping_why_not
 
 
 class Squat(ResidualMethod):

@@ -9,9 +9,10 @@ from kvq_core.codebooks.encoder import Encoder, from_stored
 from kvq_core.codebooks.files import NAME, Kind
 from kvq_core.codebooks.lookup import CodebookNeed, find, require
 from kvq_core.codecs.window import Window
-from kvq_core.methods.base import RECENT, BitsMethod, Fitted, ModelRef, ModelShape, Prompt, Space
+from kvq_core.methods.base import Fitted, ModelRef, ModelShape, Prompt, Space
 from kvq_core.methods.commvq.codec import KeyCodec, ValueCodec
 from kvq_core.methods.deployments import Elsewhere
+from kvq_core.methods.widths import RECENT, BitsMethod
 
 KINDS: tuple[Kind, ...] = ("keys", "values")
 

@@ -15,7 +15,7 @@ from kvq_core.codecs.forms import Packed
 from kvq_core.codecs.hadamard import Hadamard
 from kvq_core.codecs.queries import QueryRounding
 from kvq_core.codecs.window import Window
-from kvq_core.methods.base import Method
+from kvq_core.methods.base import Axis, Method
 
 OWN_ROTATION = "it rotates what it stores itself, by its own knob rotate; give one of the two"
 
@@ -61,14 +61,10 @@ class TokenCodec(Codec):
 
 
 class Format(Method):
-    """A format whose tokens are each stored by themselves, without a window: the newest is read as it is stored.
+    """A format whose tokens are each stored by themselves, without a window: the newest is read as it is stored."""
 
-    ``block``: channels that share a scale and have to tile a head; None: the whole head does.
-    """
-
-    scales = ("channels", "channels")
-    token_local = (True, True)
-    block: ClassVar[int | None] = None
+    scales: ClassVar[tuple[Axis | None, Axis | None]] = ("channels", "channels")
+    token_local: ClassVar[tuple[bool, bool]] = (True, True)
 
     def windows(self) -> tuple[Window, Window]:
         window = Window(recent=0, step=1)

@@ -8,9 +8,10 @@ from torch import Tensor
 
 from kvq_core.codecs.groups import GroupCodec
 from kvq_core.codecs.window import Window
-from kvq_core.methods.base import Bits, Fitted, Method, ModelShape, Prompt, Space
+from kvq_core.methods.base import Fitted, Method, ModelShape, Prompt, Space
 from kvq_core.methods.svdq.latent import LatentCodec, side_by_side, singular_vectors
 from kvq_core.methods.svdq.selection import Selector, Sparsity
+from kvq_core.methods.widths import Bits
 
 GROUPS = 8  # equal groups of latent channels, strongest first
 NAMED = {
