@@ -21,6 +21,7 @@ from kvq_core.codecs.window import Window
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.methods.base import Fitted, Method, Prompt
 from kvq_core.methods.deployments import Home
+from kvq_core.methods.formats import NOT_BUILT
 from kvq_core.methods.knob import Knob, knobs
 from kvq_core.methods.shape import ModelRef, ModelShape
 
@@ -64,6 +65,8 @@ def make(name: str, /, **settings: Any) -> Method:
     Raises SpecError naming what was given, what is allowed and the nearest name.
     """
     known = methods()
+    if name in NOT_BUILT:
+        raise SpecError(f"{name} is vLLM's name of a format that is not built: {NOT_BUILT[name]}.")
     if name not in known:
         near = process.extractOne(name, list(known))
         hint = f" Did you mean {near[0]!r}?" if near and near[1] > 60 else ""

@@ -23,11 +23,10 @@ LEAST = 1e-10
 def e2m1(x: Tensor, ties: Literal["even", "up"]) -> Tensor:
     """Codes uint8: sign and the nearest of LEVELS, larger magnitudes the largest; what lies halfway goes to the level
     with an even code, or to the larger one."""
-    magnitude = x.abs().contiguous()
     bounds = torch.tensor(HALFWAY, device=x.device)
-    index = torch.bucketize(magnitude, bounds, right=ties == "up").to(torch.uint8)
-    if ties == "even":  # of two levels, the one below a bound with an odd code gives way
-        index = index + ((magnitude == bounds[index.long().clamp(max=6)]) & (index % 2 == 1)).to(torch.uint8)
+    if ties == "even":  # what lies on a bound goes down, so those that it has to pass lie just below
+        bounds[1::2] = bounds[1::2].nextafter(bounds.new_zeros(()))
+    index = torch.bucketize(x.abs().contiguous(), bounds, right=ties == "up", out_int32=True).to(torch.uint8)
     return index | (torch.signbit(x).to(torch.uint8) << 3)
 
 
@@ -35,6 +34,20 @@ def from_e2m1(codes: Tensor) -> Tensor:
     """float32 of codes uint8."""
     levels = torch.tensor([*LEVELS, *(-level for level in LEVELS)], device=codes.device)
     return levels[codes.long()]
+
+
+def _over(blocks: Tensor, scales: Tensor) -> Tensor:
+    """Blocks (..., block) divided by scales (...), by 1 where a scale is 0."""
+    divisor = scales.float()[..., None]
+    return blocks / divisor.where(divisor > 0, torch.ones_like(divisor))
+
+
+def _error(blocks: Tensor, scales: Tensor) -> Tensor:
+    """Squared error (...) of blocks at scales: levels are whole steps of .5 below 2, of 1 below 4, of 2 from there."""
+    y = _over(blocks, scales)
+    most = y.abs()
+    steps = 0.5 + 0.5 * (most >= 2) + (most >= 4)
+    return (((y / steps).round() * steps).clamp(-6, 6) - y).mul_(scales.float()[..., None]).square_().sum(-1)
 
 
 @dataclass(frozen=True)
@@ -47,22 +60,12 @@ class Nvfp4Codec(ScaledCodec):
     def store(self, x: Tensor) -> dict[str, Tensor]:
         blocks = x.unflatten(-1, (-1, NVFP4_BLOCK))
         most = blocks.abs().amax(-1)
-        codes, scales = self._coded(blocks, to_float8(most / 6, "e4m3"))
+        scales = to_float8(most / 6, "e4m3")
         if self.tries_four:
-            other, larger = self._coded(blocks, to_float8(most / 4, "e4m3"))
-            better = self._error(blocks, other, larger) < self._error(blocks, codes, scales)
-            codes = codes.where(~better[..., None], other)
-            scales = scales.float().where(~better, larger.float()).to(scales.dtype)
-        return {"codes": pack(codes.flatten(-2), 4), "scales": scales}
-
-    @staticmethod
-    def _coded(blocks: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-        divisor = scales.float()[..., None]
-        return e2m1(blocks / divisor.where(divisor > 0, torch.ones_like(divisor)), "even"), scales
-
-    @staticmethod
-    def _error(blocks: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
-        return (from_e2m1(codes) * scales.float()[..., None] - blocks).square().sum(-1)
+            larger = to_float8(most / 4, "e4m3")
+            closer = _error(blocks, larger) < _error(blocks, scales)
+            scales = scales.float().where(~closer, larger.float()).to(scales.dtype)
+        return {"codes": pack(e2m1(_over(blocks, scales), "even").flatten(-2), 4), "scales": scales}
 
     def load(self, tensors: dict[str, Tensor]) -> Tensor:
         scales = tensors["scales"].float()
@@ -80,14 +83,16 @@ class Mxfp4Codec(TokenCodec):
 
     def store(self, x: Tensor) -> dict[str, Tensor]:
         blocks = x.unflatten(-1, (-1, self.block))
-        most = blocks.abs().amax(-1)
-        if self.block == 16:  # SGLang: so that nothing is cut
-            exponent = (most / 6).clamp_min(LEAST).log2().ceil()
-        else:  # OCP Microscaling Formats 1.0, 6.3: the largest element's own exponent, less e2m1's largest
-            exponent = torch.frexp(most.clamp_min(2.0**-125)).exponent.float() - 1 - 2
-        exponent = exponent.clamp(-127, 127)
+        exponent = self.exponents(blocks.abs().amax(-1)).clamp(-127, 127)
         codes = e2m1(torch.ldexp(blocks, -exponent[..., None]), "up" if self.block == 16 else "even")
         return {"codes": pack(codes.flatten(-2), 4), "exponents": (exponent + 127).to(torch.uint8)}
+
+    def exponents(self, most: Tensor) -> Tensor:
+        """Of the powers of two that divide blocks whose largest magnitudes are ``most``."""
+        if self.block == 16:  # SGLang: so that nothing is cut
+            return (most / 6).clamp_min(LEAST).log2().ceil()
+        # OCP Microscaling Formats 1.0, 6.3: the largest element's own exponent, less e2m1's largest
+        return torch.frexp(most.clamp_min(2.0**-125)).exponent.float() - 1 - 2
 
     def load(self, tensors: dict[str, Tensor]) -> Tensor:
         exponent = tensors["exponents"].float() - 127
@@ -122,7 +127,7 @@ class Nvfp4(Format):
         return rounded_e4m3 if self.quantize_query else None
 
     def why_not(self, shape: ModelShape) -> str | None:
-        return _tiles(shape.head_dim, NVFP4_BLOCK)
+        return whole_blocks(shape.head_dim, NVFP4_BLOCK)
 
     def fit(self, prompt: Prompt) -> Fitted:
         if self.scale == "one":
@@ -163,7 +168,7 @@ class Mxfp4(Format):
     block: Literal[16, 32] = Field(16, title="Block", description="Channels of a scale: 16 in SGLang, 32 in OCP's.")
 
     def why_not(self, shape: ModelShape) -> str | None:
-        return _tiles(shape.head_dim, self.block)
+        return whole_blocks(shape.head_dim, self.block)
 
     def fit(self, prompt: Prompt) -> Fitted:
         codec = Mxfp4Codec(block=self.block)
@@ -179,5 +184,6 @@ class Mxfp4(Format):
         return f"e2m1 · blocks of {self.block} · power of two"
 
 
-def _tiles(head_dim: int, block: int) -> str | None:
+def whole_blocks(head_dim: int, block: int) -> str | None:
+    """Why blocks of channels cannot tile a head; None where they can."""
     return None if head_dim % block == 0 else f"head_dim = {head_dim} is no multiple of its blocks of {block} channels"

@@ -75,6 +75,9 @@ class Fp8(Format):
 
     name: ClassVar[str] = "fp8"
     title: ClassVar[str] = "FP8"
+    deviations: ClassVar[tuple[str, ...]] = (
+        "Where scales are calibrated, queries are not rounded; servers round them with the keys' scale, or their own.",
+    )
     home: ClassVar[Home | None] = VLLM
     scales: ClassVar[tuple[Axis | None, Axis | None]] = (None, None)
 
@@ -83,7 +86,7 @@ class Fp8(Format):
         "one", title="Scale", description="1, or the prompt's largest magnitude in a layer, or in a KV head."
     )
     quantize_query: bool = Field(
-        True, title="Round queries", description="To e4m3 as well, with the keys' scale, as FP8 attention does."
+        True, title="Round queries", description="To e4m3 as well, as FP8 attention does; of e4m3 with scale 1 only."
     )
 
     @property

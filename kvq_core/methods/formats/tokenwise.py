@@ -75,3 +75,8 @@ def rounded_behind(rounding: QueryRounding, turn: Hadamard) -> QueryRounding:
     """Queries (..., query_heads, n, head_dim) as they are, rounded in the basis that keys are stored in; ``turn`` has
     no signs."""
     return lambda queries: turn.back(rounding(turn.turned(queries[None])))[0]
+
+
+def boundary(count: int, layers: int) -> frozenset[int]:
+    """The first and the last ``count`` of so many layers."""
+    return frozenset(layer for layer in range(layers) if min(layer, layers - 1 - layer) < count)

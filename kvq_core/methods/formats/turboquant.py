@@ -1,7 +1,7 @@
 """TurboQuant, as vLLM ships it and as its paper has it."""
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import ClassVar, Literal
 
 import torch
@@ -13,7 +13,7 @@ from kvq_core.codecs.hadamard import Hadamard
 from kvq_core.methods.base import Fitted, ModelShape, Prompt
 from kvq_core.methods.deployments import Elsewhere, Home
 from kvq_core.methods.formats.float8 import Float8Codec
-from kvq_core.methods.formats.tokenwise import Format, TokenCodec
+from kvq_core.methods.formats.tokenwise import Format, TokenCodec, boundary
 
 Preset = Literal["k8v4", "4bit_nc", "k3v4_nc", "3bit_nc", "paper"]
 WIDTHS: dict[Preset, tuple[int, int]] = {  # of keys (8: e4m3) and of values
@@ -138,8 +138,7 @@ class TurboQuant(Format):
         return "it rotates keys itself"
 
     def kept_layers(self, layers: int) -> frozenset[int]:
-        kept = 0 if self.preset == "paper" else self.boundary_layers
-        return frozenset(layer for layer in range(layers) if min(layer, layers - 1 - layer) < kept)
+        return boundary(0 if self.preset == "paper" else self.boundary_layers, layers)
 
     def why_not(self, shape: ModelShape) -> str | None:
         if shape.head_dim & (shape.head_dim - 1):
@@ -154,7 +153,8 @@ class TurboQuant(Format):
         (key, value), dim, device = WIDTHS[self.preset], prompt.keys.shape[-1], prompt.keys.device
         if self.preset == "paper":
             basis = random_rotation(dim, device)
-            return Fitted(*(SphereCodec(bits_per_code=b, corrected=False, basis=basis) for b in (key, value)))
+            sphere = partial(SphereCodec, corrected=False, basis=basis)
+            return Fitted(sphere(bits_per_code=key), sphere(bits_per_code=value))
         values = RangeHeads(bits_per_code=value)
         if key == 8:
             return Fitted(Float8Codec(), values)

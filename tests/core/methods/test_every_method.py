@@ -26,7 +26,7 @@ LANES = [
     Lane(label="svdq", method="svdq", knobs={"value_bits": 4}),
     Lane(label="sparse", method="svdq", knobs={"sparsity": SPARSE}),
     Lane(label="qaq", method="qaq"),
-]  # eight, as many as a comparison may have
+]
 MORE = [
     Lane(label="token", method="per_token", knobs=SMALL),
     Lane(label="channel", method="per_channel", knobs=SMALL),
@@ -37,10 +37,25 @@ MORE = [
     Lane(label="commvq", method="commvq", knobs={"levels": 4, "window": 16}),
     Lane(label="floor", method="fp16"),
 ]
+SERVERS = [
+    Lane(label="fp8", method="fp8"),
+    Lane(label="e5m2", method="fp8", knobs={"format": "e5m2", "scale": "head"}),
+    Lane(label="int8", method="int8_per_token_head"),
+    Lane(label="fp8 head", method="fp8_per_token_head"),
+    Lane(label="int4", method="int4_per_token_head"),
+    Lane(label="nvfp4", method="nvfp4"),
+    Lane(label="4 or 6", method="nvfp4", knobs={"four_over_six": True, "scale": "tensor"}),
+    Lane(label="mxfp4", method="mxfp4"),
+    Lane(label="ultra", method="ultraquant_4bit", tensors="values", knobs={"boundary_layers": 0}),
+    Lane(label="turbo", method="turboquant", knobs={"boundary_layers": 1}),
+    Lane(label="turbo 3", method="turboquant", knobs={"boundary_layers": 0, "preset": "3bit_nc"}),
+    Lane(label="turbo paper", method="turboquant", knobs={"preset": "paper"}),
+]
+EVERY = {"papers": LANES, "variants": MORE, "servers": SERVERS}
 
 
 def test_no_method_is_left_out() -> None:
-    assert {lane.method for lane in LANES + MORE} == set(methods())
+    assert {lane.method for lanes in EVERY.values() for lane in lanes} == set(methods())
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -80,7 +95,7 @@ def untrained_codebooks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lanes", [LANES, MORE], ids=["papers", "variants"])
+@pytest.mark.parametrize("lanes", EVERY.values(), ids=EVERY)
 @pytest.mark.parametrize(
     ("count", "dtype"),
     [(5, torch.float32), (43, torch.float32), (43, torch.bfloat16), (96, torch.bfloat16)],
