@@ -230,6 +230,11 @@ class Method(BaseModel):
         """
         return ()
 
+    @property
+    def cache_types(self) -> dict[str, str]:
+        """What engines call the format that this stores, by engine; empty: none has it, or not with these knobs."""
+        return {}
+
     def summary(self) -> str:
         """The settings in a few words, a lane's subtitle: ``K2 V2 · group 32 · window 32``."""
         return self.title

@@ -6,11 +6,13 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """``how``: code or flags to copy; ``differs``: what is not as in this lane, None where it is the same."""
+    """``how``: code or flags to copy; ``differs``: what is not as in this lane, None where it is the same; ``needs``:
+    the hardware it takes, where not all will do."""
 
     tool: str
     how: str
     differs: str | None = None
+    needs: str | None = None
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,16 @@ class Home:
     own_chunk: Literal["raw", "stored"]
 
 
+# the version of each engine whose source, or documentation, says what is said here; which was the first is not known
+READ_IN = {
+    "llama.cpp": "0c1e57098, 2026",
+    "ik_llama.cpp": "8337e4cd3, 2026-08-15",
+    "vLLM": "0.33.0",
+    "SGLang": "0.5.23",
+    "TensorRT-LLM": "its documentation of 2026-03",
+    "transformers": "5.23",
+    "ExLlamaV3": "4f8ad01, 2026-08-08",
+}
 Q4_KEYS = "--cache-type-k q4_0"
 NO_DEPLOYMENT = "No deployment of this method exists yet."
 

@@ -36,5 +36,9 @@ class Fp16(Method):
             Elsewhere("llama.cpp", "--cache-type-k f16 --cache-type-v f16"),
         )
 
+    @property
+    def cache_types(self) -> dict[str, str]:
+        return {"llama.cpp": "f16", "ik_llama.cpp": "f16", "vLLM": "float16"}
+
     def summary(self) -> str:
         return "noise floor · nothing quantized"

@@ -9,11 +9,8 @@ from kvq_core.analysis.expected import expectation_sentence as expected
 from kvq_core.analysis.explain import explain
 from kvq_core.analysis.floors import above_floor, floor_title, floors, lane_of
 from kvq_core.analysis.scored import At, pooled, tail
-from kvq_core.errors import SpecError
-from kvq_core.methods import make
-from kvq_core.methods.deployments import NO_DEPLOYMENT, Elsewhere, with_center, with_rotation
 from kvq_core.record.arrays import Arrays
-from kvq_core.record.fields import DRAFT_TOKENS, LaneRecord, Record, RuleRecord
+from kvq_core.record.fields import DRAFT_TOKENS, LaneRecord, Record
 from kvq_core.spec import Lane
 from ui.form.lanes import append_lane
 from ui.form.lanes_panel import Lanes, redraw_lanes
@@ -24,6 +21,7 @@ from ui.html.numbers import ABSENT, join_words, percent, plural, significant
 from ui.html.verdict import EXPLAINED, remarks, verdict
 from ui.selection import Selection
 from ui.service.services import SWIFT, Services
+from ui.views.take_away import take_away
 from ui.views.view import Drawing, View, create_page, create_words
 
 Shown = Callable[[float], str]
@@ -119,7 +117,8 @@ def _card(record: Record, arrays: Arrays, index: int, lane: LaneRecord) -> str:
         f'<section class="verdict" style="--lane:{lane_color(index)}" aria-label="Verdict of {safe(lane.label)}">'
         f'<div class="top"><h4>{safe(lane.label)}</h4>{tick(record, lane.text) if lane.status == "done" else ""}'
         f'<span class="badge {found.tone}" title="{safe(found.why)}">{safe(found.word)}</span></div>'
-        f"{table}<ul>{because}</ul>{_suggestion(index, told.suggestion, told.because)}{_elsewhere(lane)}</section>"
+        f"{table}<ul>{because}</ul>{_suggestion(index, told.suggestion, told.because)}"
+        f"{take_away(lane, record.environment.layers)}</section>"
     )
 
 
@@ -145,33 +144,6 @@ def _suggestion(index: int, lane: Lane | None, because: str) -> str:
         f'<button type="button" class="plain-button" data-suggest="{index}">'
         f"Add lane: {safe(lane.label)}</button>"
     )
-
-
-def _elsewhere(lane: LaneRecord) -> str:
-    """Take it away: how to have this cache, or its nearest relative, outside this project; of several rules each."""
-    found = [(rule, way) for rule in lane.every_rule for way in _ways(rule)] if lane.status == "done" else []
-    if not found:
-        return f'<details><summary>Take it away</summary><p class="muted">{safe(NO_DEPLOYMENT)}</p></details>'
-    several = len(lane.every_rule) > 1
-    items = "".join(
-        f"<p><b>{safe(f'{rule.title}: {way.tool}' if several else way.tool)}</b></p>"
-        f'<pre tabindex="0">{safe(way.how)}</pre>'
-        + (f'<p class="muted">Not the same: {safe(way.differs)}</p>' if way.differs else "")
-        for rule, way in found
-    )
-    if several:
-        items += '<p class="muted">This lane stores by several rules; each of these stores everything by one.</p>'
-    elif lane.tensors != "both" or lane.layers != "all":
-        items += '<p class="muted">This lane leaves some tensors as they are; these quantize all of them.</p>'
-    tools = join_words(list(dict.fromkeys(way.tool for _, way in found)))
-    return f"<details><summary>Take it away: {safe(tools)}</summary>{items}</details>"
-
-
-def _ways(rule: RuleRecord) -> tuple[Elsewhere, ...]:
-    try:
-        return with_rotation(with_center(make(rule.method, **rule.knobs).elsewhere(), rule.center), rule.rotate)
-    except SpecError:  # a run of an earlier version, whose method or knob is gone
-        return ()
 
 
 def wire_suggestions(box: gr.Textbox, lanes: Lanes, shown: gr.State, services: Services) -> None:

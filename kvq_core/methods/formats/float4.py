@@ -139,13 +139,25 @@ class Nvfp4(Format):
         )
         return Fitted(key, value, (CALIBRATED,))
 
+    @property
+    def cache_types(self) -> dict[str, str]:
+        if self.four_over_six:
+            return {"vLLM": "nvfp4_4over6"}
+        return {"vLLM": "nvfp4", "SGLang": "nvfp4", "TensorRT-LLM": "nvfp4"}
+
     def elsewhere(self) -> tuple[Elsewhere, ...]:
-        asked = "nvfp4_4over6" if self.four_over_six else "nvfp4"
-        said = "Blackwell GPUs; others read it without rounding queries, and not with head_dim 64."
-        ways = [Elsewhere("vLLM", f"vllm serve M --kv-cache-dtype {asked}", said)]
+        asked = self.cache_types["vLLM"]
+        needs = (
+            "Needs a Blackwell GPU."
+            if self.four_over_six
+            else ("Blackwell GPUs; others since Ampere read it without rounding queries, and not with head_dim 64.")
+        )
+        ways = [Elsewhere("vLLM", f"vllm serve M --kv-cache-dtype {asked}", needs=needs)]
         if not self.four_over_six:
             own = "Layer scales come from the checkpoint, which has to hold ModelOpt's."
-            ways.append(Elsewhere("TensorRT-LLM", "trtllm-serve M --kv_cache_dtype nvfp4", own))
+            ways.append(
+                Elsewhere("TensorRT-LLM", "trtllm-serve M --kv_cache_dtype nvfp4", own, "Needs a Blackwell GPU.")
+            )
         return tuple(ways)
 
     def summary(self) -> str:
@@ -173,6 +185,10 @@ class Mxfp4(Format):
     def fit(self, prompt: Prompt) -> Fitted:
         codec = Mxfp4Codec(block=self.block)
         return Fitted(codec, codec)
+
+    @property
+    def cache_types(self) -> dict[str, str]:
+        return {"SGLang": "fp4_mx_block16"} if self.block == 16 else {}
 
     def elsewhere(self) -> tuple[Elsewhere, ...]:
         if self.block != 16:

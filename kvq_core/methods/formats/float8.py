@@ -18,6 +18,7 @@ CALIBRATED = "its scales are calibrated on this prompt, which a server takes fro
 Kind = Literal["e4m3", "e5m2"]
 DTYPES: dict[Kind, torch.dtype] = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 LARGEST: dict[Kind, float] = {"e4m3": 448.0, "e5m2": 57344.0}
+AGES: dict[Kind, str] = {"e4m3": "Needs a GPU since Ada or Hopper.", "e5m2": "Runs on Ampere GPUs as well."}
 
 
 def to_float8(x: Tensor, kind: Kind) -> Tensor:
@@ -108,7 +109,7 @@ class Fp8(Format):
         vllm = scaled + ("Queries stay." if self.query_rounding is None and self.format == "e4m3" else "")
         raw = f"{scaled}A prompt's own chunk is read as computed by the Triton backend; queries stay there."
         ways = [
-            Elsewhere("vLLM", f"vllm serve M --kv-cache-dtype {asked}", vllm.strip() or None),
+            Elsewhere("vLLM", f"vllm serve M --kv-cache-dtype {asked}", vllm.strip() or None, AGES[self.format]),
             Elsewhere(
                 "SGLang", f"python -m sglang.launch_server --model-path M --kv-cache-dtype fp8_{self.format}", raw
             ),
@@ -116,6 +117,11 @@ class Fp8(Format):
         if self.format == "e4m3":
             ways.append(Elsewhere("TensorRT-LLM", "trtllm-serve M --kv_cache_dtype fp8", scaled.strip() or None))
         return tuple(ways)
+
+    @property
+    def cache_types(self) -> dict[str, str]:
+        servers = {"vLLM": "fp8" if self.format == "e4m3" else "fp8_e5m2", "SGLang": f"fp8_{self.format}"}
+        return {**servers, **({"TensorRT-LLM": "fp8"} if self.format == "e4m3" else {})}
 
     def summary(self) -> str:
         scaled = {"one": "scale 1", "tensor": "a scale a layer", "head": "a scale a head"}[self.scale]

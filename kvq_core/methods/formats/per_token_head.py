@@ -107,6 +107,10 @@ class PerTokenHead(Format):
         """Of keys and of values."""
         raise NotImplementedError
 
+    @property
+    def cache_types(self) -> dict[str, str]:
+        return {"vLLM": self.name}
+
     def _served(self) -> tuple[Elsewhere, ...]:
         return (Elsewhere("vLLM", f"vllm serve M --kv-cache-dtype {self.name}"),)
 

@@ -166,6 +166,10 @@ class TurboQuant(Format):
         layers = None if self.boundary_layers == 2 else "vLLM keeps the first and last two layers."
         return (Elsewhere("vLLM", f"vllm serve M --kv-cache-dtype turboquant_{self.preset}", layers),)
 
+    @property
+    def cache_types(self) -> dict[str, str]:
+        return {} if self.preset == "paper" or self.boundary_layers != 2 else {"vLLM": f"turboquant_{self.preset}"}
+
     def summary(self) -> str:
         kept = f" · {self.boundary_layers} first and last layers fp16" * (
             self.preset != "paper" and self.boundary_layers > 0

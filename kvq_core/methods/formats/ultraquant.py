@@ -64,8 +64,12 @@ class UltraQuant(Format):
         return Fitted(UltraCodec(turn, block=BLOCK), UltraCodec(block=BLOCK))
 
     def elsewhere(self) -> tuple[Elsewhere, ...]:
-        differs = "AMD GPUs only." + ("" if self.boundary_layers == 2 else " vLLM keeps the first and last two layers.")
-        return (Elsewhere("vLLM", "vllm serve M --kv-cache-dtype ultraquant_4bit", differs),)
+        differs = None if self.boundary_layers == 2 else "vLLM keeps the first and last two layers."
+        return (Elsewhere("vLLM", "vllm serve M --kv-cache-dtype ultraquant_4bit", differs, "Needs an AMD GPU."),)
+
+    @property
+    def cache_types(self) -> dict[str, str]:
+        return {"vLLM": self.name} if self.boundary_layers == 2 else {}
 
     def summary(self) -> str:
         return f"e2m1 · blocks of {BLOCK} · K Hadamard" + (

@@ -1,0 +1,119 @@
+"""A lane as a whole in the words of an engine that has its formats, or what of it that engine cannot express."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from kvq_core.errors import SpecError
+from kvq_core.methods import make
+from kvq_core.methods.deployments import Elsewhere
+from kvq_core.record.fields import LaneRecord, RuleRecord
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How an engine is told its cache: ``command`` with {keys} and {values}, or with {both} where it has one format for
+    the two. ``plain``: its word for a cache that is not quantized; None: it cannot have that beside a quantized one.
+    ``skip``: what comes before the layers that it leaves unquantized; None: all layers are alike.
+    """
+
+    command: str
+    plain: str | None
+    skip: str | None = None
+
+    @property
+    def apart(self) -> bool:
+        """Whether keys and values have formats of their own."""
+        return "{keys}" in self.command
+
+
+ENGINES = {
+    "llama.cpp": Engine("llama-server -m M.gguf -fa on -ctk {keys} -ctv {values}", "f16"),
+    "ik_llama.cpp": Engine("llama-server -m M.gguf -fa on -ctk {keys} -ctv {values}", "f16"),
+    "vLLM": Engine("vllm serve M --kv-cache-dtype {both}", "auto", "--kv-cache-dtype-skip-layers"),
+    "SGLang": Engine("python -m sglang.launch_server --model-path M --kv-cache-dtype {both}", "auto"),
+    "TensorRT-LLM": Engine("trtllm-serve M --kv_cache_dtype {both}", "auto"),
+    "ExLlamaV3": Engine("-cq {keys},{values}", None),
+}
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why an engine with some of a lane's formats cannot have the lane: the rule's number from 1, and the reason."""
+
+    engine: str
+    rule: int
+    reason: str
+
+
+def whole_lane(lane: LaneRecord, layers: int) -> tuple[list[Elsewhere], list[Refusal]]:
+    """The engines that can store as the lane does on a model of so many ``layers``, and why others cannot that know
+    one of its formats at least."""
+    types = [_types(rule) for rule in lane.every_rule]
+    ways, refusals = [], []
+    for name, engine in ENGINES.items():
+        if not any(name in known for known in types):
+            continue
+        found = _told(engine, name, lane.every_rule, [known.get(name) for known in types], layers)
+        if isinstance(found, Refusal):
+            refusals.append(found)
+        else:
+            ways.append(Elsewhere(name, found))
+    return ways, refusals
+
+
+def _types(rule: RuleRecord) -> dict[str, str]:
+    try:
+        return make(rule.method, **rule.knobs).cache_types
+    except SpecError:  # a run of an earlier version, whose method or knob is gone
+        return {}
+
+
+def _told(
+    engine: Engine, name: str, rules: Sequence[RuleRecord], types: Sequence[str | None], layers: int
+) -> str | Refusal:
+    """The command, or the first rule that it cannot have."""
+    found: dict[Literal["keys", "values"], str] = {}
+    for number, (rule, known) in enumerate(zip(rules, types, strict=True), 1):
+        if reason := _reason(engine, rule, known, several=len(rules) > 1):
+            return Refusal(name, number, reason)
+        for tensor in _tensors(rule):
+            if tensor in found:
+                return Refusal(name, number, f"{tensor} have one format there, that of rule 1")
+            found[tensor] = known or ""
+    key, value = (found.get(tensor, engine.plain) for tensor in ("keys", "values"))
+    if key is None or value is None:
+        left = "keys" if key is None else "values"
+        return Refusal(name, 1, f"{left} cannot stay unquantized there")
+    if not engine.apart and key != value:
+        return Refusal(name, len(rules), "keys and values have one format there")
+    return engine.command.format(keys=key, values=value, both=key) + _skipped(engine, rules[0], layers)
+
+
+def _tensors(rule: RuleRecord) -> tuple[Literal["keys", "values"], ...]:
+    if rule.tensors == "both":
+        return "keys", "values"
+    return ("keys",) if rule.tensors == "keys" else ("values",)
+
+
+def _reason(engine: Engine, rule: RuleRecord, known: str | None, several: bool) -> str | None:
+    """Why it cannot have a rule; None where it can."""
+    if known is None:
+        return "it has no such format"
+    if rule.tokens != "all":
+        return "all tokens have one format there"
+    if rule.sink_tokens or rule.recent_tokens:
+        return "no tokens stay unquantized there"
+    if rule.center != "none":
+        return "keys are not centred there"
+    if rule.rotate != "none":
+        return "a rotation cannot be asked for there"
+    if rule.layers != "all" and (several or engine.skip is None):
+        return "all layers have one format there"
+    return None
+
+
+def _skipped(engine: Engine, rule: RuleRecord, layers: int) -> str:
+    """The layers that its one rule leaves out."""
+    left = [] if rule.layers == "all" else [layer for layer in range(layers) if layer not in rule.layers]
+    return f" {engine.skip} {' '.join(map(str, left))}" if left else ""

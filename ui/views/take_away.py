@@ -1,0 +1,57 @@
+"""Take it away: how a lane's cache is had outside this project, as a whole, or rule by rule where no engine has it."""
+
+from collections.abc import Iterable
+
+from kvq_core.analysis.deploy import Refusal, whole_lane
+from kvq_core.errors import SpecError
+from kvq_core.methods import make
+from kvq_core.methods.deployments import NO_DEPLOYMENT, READ_IN, Elsewhere, with_center, with_rotation
+from kvq_core.record.fields import LaneRecord, RuleRecord
+from ui.html.escape import safe
+from ui.html.numbers import join_words
+
+
+def take_away(lane: LaneRecord, layers: int) -> str:
+    """Of a lane on a model of so many layers: what to type, what differs, and which rule an engine cannot express."""
+    if lane.status != "done":
+        return _details("Take it away", _muted(NO_DEPLOYMENT))
+    several = len(lane.every_rule) > 1
+    some = lane.tensors != "both" or lane.layers != "all"
+    ways, refusals = whole_lane(lane, layers) if several or some else ([], [])
+    items = "".join(_way(way.tool, way) for way in ways) + "".join(map(_refused, refusals))
+    if not ways:
+        found = [(rule, way) for rule in lane.every_rule for way in _ways(rule)]
+        items += "".join(_way(f"{rule.title}: {way.tool}" if several else way.tool, way) for rule, way in found)
+        if found and several:
+            items += _muted("This lane stores by several rules; each of these stores everything by one.")
+        elif found and some:
+            items += _muted("This lane leaves some tensors as they are; these quantize all of them.")
+        ways = [way for _, way in found]
+    if not items:
+        return _details("Take it away", _muted(NO_DEPLOYMENT))
+    return _details(f"Take it away: {join_words(list(dict.fromkeys(way.tool for way in ways)))}", items)
+
+
+def _details(summary: str, inside: str) -> str:
+    return f"<details><summary>{safe(summary.removesuffix(': '))}</summary>{inside}</details>"
+
+
+def _way(title: str, way: Elsewhere) -> str:
+    said: Iterable[str] = filter(None, (way.needs, way.differs and f"Not the same: {way.differs}"))
+    read = f" <small>as of {safe(READ_IN[way.tool])}</small>" if way.tool in READ_IN else ""
+    return f'<p><b>{safe(title)}</b>{read}</p><pre tabindex="0">{safe(way.how)}</pre>' + "".join(map(_muted, said))
+
+
+def _refused(refusal: Refusal) -> str:
+    return _muted(f"{refusal.engine} cannot have this lane, by its rule {refusal.rule}: {refusal.reason}.")
+
+
+def _muted(text: str) -> str:
+    return f'<p class="muted">{safe(text)}</p>'
+
+
+def _ways(rule: RuleRecord) -> tuple[Elsewhere, ...]:
+    try:
+        return with_rotation(with_center(make(rule.method, **rule.knobs).elsewhere(), rule.center), rule.rotate)
+    except SpecError:  # a run of an earlier version, whose method or knob is gone
+        return ()
