@@ -27,8 +27,8 @@ def turn_block(head_dim: int) -> int:
 
 @dataclass(frozen=True)
 class FittedBlocks(SignedBlocks):
-    """q6_0: 26 bytes. The scale that is stored fits the codes best, squares weighing each element (quantize_row_q6_0_ref,
-    on a CPU; CUDA's copy kernel keeps the first scale)."""
+    """q6_0: 26 bytes. The scale that is stored fits the codes best, squares weighing each element, as on a CPU
+    (quantize_row_q6_0_ref); CUDA's copy kernel keeps the first scale."""
 
     bits_per_code: int = 6
 

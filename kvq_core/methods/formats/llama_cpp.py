@@ -187,8 +187,8 @@ class Q4_0(LlamaCppType):
 class Iq4Nl(LlamaCppType):
     """Indices of sixteen uneven levels, denser near zero, in blocks of 32 channels of a token with an fp16 scale.
 
-    4.5 bits an element. No level is zero: what is 0 reads as a 127th of the block's largest element. Keys and values are
-    turned by Hadamard transforms first, queries rounded to 8 bits. No window.
+    4.5 bits an element. No level is zero: what is 0 reads as a 127th of the block's largest element. Keys and values
+    are turned by Hadamard transforms first, queries rounded to 8 bits. No window.
     """
 
     name: ClassVar[str] = "iq4_nl"

@@ -37,10 +37,25 @@ MORE = [
     Lane(label="commvq", method="commvq", knobs={"levels": 4, "window": 16}),
     Lane(label="floor", method="fp16"),
 ]
+LLAMA = [
+    Lane(label="bf16", method="bf16"),
+    Lane(label="q8_0", method="q8_0"),
+    Lane(label="q5_1", method="q5_1"),
+    Lane(label="q5_0", method="q5_0", prefill="deployed"),
+    Lane(label="q4_1", method="q4_1"),
+    Lane(label="q4_0", method="q4_0", knobs={"rotate": False}, rotate="signed"),
+    Lane(label="q4_0 values", method="q4_0", tensors="values", sink_tokens=2, recent_tokens=3),
+    Lane(label="iq4_nl", method="iq4_nl", knobs={"quantize_query": False}),
+    Lane(label="q6_0", method="q6_0", knobs={"rotate": True}),
+    Lane(label="exl3", method="exl3", prefill="deployed"),
+    Lane(label="exl3 K6 V5", method="exl3", knobs={"key_bits": 6, "value_bits": 5}),
+    Lane(label="exl3 bent", method="exl3", knobs={"bits": 3, "compander": 0.65}),
+]
+EVERY = {"papers": LANES, "variants": MORE, "llama": LLAMA}
 
 
 def test_no_method_is_left_out() -> None:
-    assert {lane.method for lane in LANES + MORE} == set(methods())
+    assert {lane.method for lanes in EVERY.values() for lane in lanes} == set(methods())
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -80,7 +95,7 @@ def untrained_codebooks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lanes", [LANES, MORE], ids=["papers", "variants"])
+@pytest.mark.parametrize("lanes", EVERY.values(), ids=EVERY)
 @pytest.mark.parametrize(
     ("count", "dtype"),
     [(5, torch.float32), (43, torch.float32), (43, torch.bfloat16), (96, torch.bfloat16)],
