@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from kvq_core.errors import SpecError
 from kvq_core.methods import make
 from kvq_core.methods.deployments import Elsewhere
 from kvq_core.record.fields import LaneRecord, RuleRecord
+from kvq_core.spec import TENSORS, Tensor
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,13 @@ class Refusal:
 def whole_lane(lane: LaneRecord, layers: int) -> tuple[list[Elsewhere], list[Refusal]]:
     """The engines that can store as the lane does on a model of so many ``layers``, and why others cannot that know
     one of its formats at least."""
-    types = [_types(rule) for rule in lane.every_rule]
+    words = [{tensor: _words(rule, tensor) for tensor in _tensors(rule)} for rule in lane.every_rule]
     ways, refusals = [], []
     for name, engine in ENGINES.items():
-        if not any(name in known for known in types):
+        own = [{tensor: known.get(name) for tensor, known in each.items()} for each in words]
+        if not any(word for each in own for word in each.values()):
             continue
-        found = _told(engine, name, lane.every_rule, [known.get(name) for known in types], layers)
+        found = _told(engine, name, lane.every_rule, own, layers)
         if isinstance(found, Refusal):
             refusals.append(found)
         else:
@@ -62,44 +63,41 @@ def whole_lane(lane: LaneRecord, layers: int) -> tuple[list[Elsewhere], list[Ref
     return ways, refusals
 
 
-def _types(rule: RuleRecord) -> dict[str, str]:
+def _words(rule: RuleRecord, tensor: Tensor) -> dict[str, str]:
     try:
-        return make(rule.method, **rule.knobs).cache_types
+        return make(rule.method, **rule.knobs).for_tensor(tensor).cache_types
     except SpecError:  # a run of an earlier version, whose method or knob is gone
         return {}
 
 
 def _told(
-    engine: Engine, name: str, rules: Sequence[RuleRecord], types: Sequence[str | None], layers: int
+    engine: Engine, name: str, rules: Sequence[RuleRecord], words: Sequence[dict[Tensor, str | None]], layers: int
 ) -> str | Refusal:
     """The command, or the first rule that it cannot have."""
-    found: dict[Literal["keys", "values"], str] = {}
-    for number, (rule, known) in enumerate(zip(rules, types, strict=True), 1):
-        if reason := _reason(engine, rule, known, several=len(rules) > 1):
+    found: dict[Tensor, str] = {}
+    for number, (rule, own) in enumerate(zip(rules, words, strict=True), 1):
+        if reason := _reason(engine, rule, several=len(rules) > 1):
             return Refusal(name, number, reason)
-        for tensor in _tensors(rule):
+        for tensor, word in own.items():
+            if word is None:
+                return Refusal(name, number, "it has no such format")
             if tensor in found:
-                return Refusal(name, number, f"{tensor} have one format there, that of rule 1")
-            found[tensor] = known or ""
-    key, value = (found.get(tensor, engine.plain) for tensor in ("keys", "values"))
+                return Refusal(name, number, f"{tensor} have one format there, that of an earlier rule")
+            found[tensor] = word
+    key, value = (found.get(tensor, engine.plain) for tensor in TENSORS)
     if key is None or value is None:
-        left = "keys" if key is None else "values"
-        return Refusal(name, 1, f"{left} cannot stay unquantized there")
+        return Refusal(name, 1, f"{'keys' if key is None else 'values'} cannot stay unquantized there")
     if not engine.apart and key != value:
         return Refusal(name, len(rules), "keys and values have one format there")
     return engine.command.format(keys=key, values=value, both=key) + _skipped(engine, rules[0], layers)
 
 
-def _tensors(rule: RuleRecord) -> tuple[Literal["keys", "values"], ...]:
-    if rule.tensors == "both":
-        return "keys", "values"
-    return ("keys",) if rule.tensors == "keys" else ("values",)
+def _tensors(rule: RuleRecord) -> tuple[Tensor, ...]:
+    return tuple(tensor for tensor in TENSORS if rule.tensors in ("both", tensor))
 
 
-def _reason(engine: Engine, rule: RuleRecord, known: str | None, several: bool) -> str | None:
-    """Why it cannot have a rule; None where it can."""
-    if known is None:
-        return "it has no such format"
+def _reason(engine: Engine, rule: RuleRecord, several: bool) -> str | None:
+    """Why it cannot have a rule, whatever its format; None where it can."""
     if rule.tokens != "all":
         return "all tokens have one format there"
     if rule.sink_tokens or rule.recent_tokens:

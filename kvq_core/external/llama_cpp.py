@@ -11,18 +11,9 @@ import numpy as np
 from kvq_core.errors import KvqError, SpecError, excerpt
 
 PACKAGE = "xllamacpp"
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 # bytes of 32 elements, ggml-common.h
-BLOCK_BYTES = {
-    "f32": 128,
-    "f16": 64,
-    "bf16": 64,
-    "q8_0": 34,
-    "q5_1": 24,
-    "q5_0": 22,
-    "q4_1": 20,
-    "q4_0": 18,
-    "iq4_nl": 18,
-}
+BLOCK_BYTES = dict(zip(CACHE_TYPES, (128, 64, 64, 34, 24, 22, 20, 18, 18), strict=True))
 UBATCH = 512  # tokens of a prompt that llama.cpp computes at once, unless it is told otherwise
 LEAST_REST = 1e-7
 EVERY = 1 << 24  # more tokens than any vocabulary has

@@ -11,12 +11,12 @@ SINK: dict[str, Any] = {"means": "sink_tokens"}
 RECENT: dict[str, Any] = {"means": "recent_tokens"}
 
 
-class BitsMethod(Method):
-    """A method with one bit width, or one each for keys and values."""
+class WidthMethod(Method):
+    """A method with one bit width, or one each for keys and values; a subclass says which widths there are."""
 
-    bits: Bits = Field(2, title="Bits", description="Bits of a code, for keys and values alike.")
-    key_bits: Bits | None = Field(None, title="Key bits", description="Bits of a key's code; empty means Bits.")
-    value_bits: Bits | None = Field(None, title="Value bits", description="Bits of a value's code; empty means Bits.")
+    bits: int
+    key_bits: int | None
+    value_bits: int | None
 
     def width(self, tensor: Literal["key", "value"]) -> int:
         """Bits per code of keys or of values."""
@@ -32,6 +32,14 @@ class BitsMethod(Method):
         if tensors == "both" and key != value:
             return f"{self.name} K{key} V{value}"
         return f"{self.name} {value if tensors == 'values' else key}"
+
+
+class BitsMethod(WidthMethod):
+    """A method whose codes have 1, 2, 3, 4 or 8 bits."""
+
+    bits: Bits = Field(2, title="Bits", description="Bits of a code, for keys and values alike.")
+    key_bits: Bits | None = Field(None, title="Key bits", description="Bits of a key's code; empty means Bits.")
+    value_bits: Bits | None = Field(None, title="Value bits", description="Bits of a value's code; empty means Bits.")
 
 
 class ResidualMethod(BitsMethod):

@@ -17,32 +17,40 @@ class Fresh(NamedTuple):
     values: Tensor
 
 
+class Asked(NamedTuple):
+    """A step's queries (rows, query_heads, n, head_dim) after RoPE as they meet the keys of its own tokens, and as they
+    meet the cache's, for which a kernel may have rounded them."""
+
+    own: Tensor
+    met: Tensor
+
+
 def attention(
-    queries: Tensor, keys: Side, values: Side, fresh: Fresh, scaling: float, hidden: Tensor | None = None
+    asked: Asked, keys: Side, values: Side, fresh: Fresh, scaling: float, hidden: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Attention of n new tokens over the cache and over themselves, causally.
 
-    queries (rows, query_heads, n, head_dim) after RoPE; hidden bool (rows, kv_heads, tokens + n): keys a row leaves
-    out. Returns the output (rows, n, query_heads, head_dim) and the weights (rows, query_heads, n, tokens + n) float32.
+    hidden bool (rows, kv_heads, tokens + n): keys a row leaves out. Returns the output (rows, n, query_heads, head_dim)
+    and the weights (rows, query_heads, n, tokens + n) float32.
     """
-    count = queries.shape[-2]
-    step = max(1, ROWS // (queries.shape[1] // fresh.keys.shape[1]))
+    heads, count = asked.own.shape[1:3]
+    step = max(1, ROWS // (heads // fresh.keys.shape[1]))
+    spans = [slice(first, first + step) for first in range(0, count, step)]
     parts = [
-        _part(queries[..., first : first + step, :], first, keys, values, fresh, scaling, hidden)
-        for first in range(0, count, step)
+        _part(Asked(*(q[..., at, :] for q in asked)), at.start, keys, values, fresh, scaling, hidden) for at in spans
     ]
     out, weights = (torch.cat(tensors, 2) for tensors in zip(*parts, strict=True))
-    return out.transpose(1, 2).to(queries.dtype), weights
+    return out.transpose(1, 2), weights
 
 
 def _part(
-    queries: Tensor, first: int, keys: Side, values: Side, fresh: Fresh, scaling: float, hidden: Tensor | None
+    asked: Asked, first: int, keys: Side, values: Side, fresh: Fresh, scaling: float, hidden: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The queries of some of the new tokens, from the ``first`` on: output and weights (rows, query_heads, n, ...)."""
-    rows, heads, n, dim = queries.shape
+    rows, heads, n, dim = asked.own.shape
     kv_heads, own = fresh.keys.shape[1:3]
-    q = queries.reshape(rows, kv_heads, -1, dim)  # the query heads of a KV head, each with its n tokens
-    scores = torch.cat([keys.scores(q), q.float() @ fresh.keys.float().transpose(-1, -2)], -1).mul_(scaling)
+    q, met = (x.reshape(rows, kv_heads, -1, dim) for x in asked)  # heads of a KV head, each with its n tokens
+    scores = torch.cat([keys.scores(met), q.float() @ fresh.keys.float().transpose(-1, -2)], -1).mul_(scaling)
     future = torch.ones(n, own, dtype=torch.bool, device=q.device).triu(first + 1)
     by_token = scores.unflatten(2, (-1, n))
     by_token[..., -own:].masked_fill_(future, float("-inf"))
@@ -50,6 +58,6 @@ def _part(
         scores.masked_fill_(hidden.unsqueeze(-2), float("-inf"))
     weights = scores.softmax(-1)
     # rounded where the model is: products of half-precision numbers are what a GPU is fast at
-    p = weights if queries.dtype == torch.float32 else weights.half()
+    p = weights if q.dtype == torch.float32 else weights.half()
     out = values.weigh(p[..., :-own]) + p[..., -own:].float() @ fresh.values.float()
     return out.view(rows, heads, n, dim), weights.view(rows, heads, n, -1)

@@ -8,11 +8,12 @@ import torch
 from kvq_kernels import Path, Store, decode_attention
 from torch import Tensor
 
+from kvq_core.codecs.queries import QueryRounding
 from kvq_core.errors import MethodError
 from kvq_core.methods import Method, ModelRef, Prompt, Window
 from kvq_core.methods.base import Select
 from kvq_core.models.lockstep import causal_attention
-from kvq_core.packed.attention import Fresh, attention
+from kvq_core.packed.attention import Asked, Fresh, attention
 from kvq_core.packed.rope_tables import Turns
 from kvq_core.packed.tensors import Side, StoreSide, StreamSide, side_of
 
@@ -68,8 +69,9 @@ class Waiting:
 class PackedLayer:
     """The first tokens it sees are the prompt: they attend to themselves in full precision, and the method is fitted on
     them. Later tokens read the packed cache: one by one through the fused attention where keys and values are groups of
-    codes, else through scores of the packed keys and weighted sums of the packed values. ``values``: the plan of the
-    values, where that is another one than of the keys."""
+    codes, else through scores of the packed keys and weighted sums of the packed values. Where the method's kernels
+    round queries, those of a single new token are, and those of several before they meet earlier keys. ``values``: the
+    plan of the values, where that is another one than of the keys."""
 
     plan: Plan
     index: int = 0
@@ -113,9 +115,10 @@ class PackedLayer:
             out = causal_attention(queries, keys, values, scaling)
             self.fill(queries, keys, values)
             return out
-        if not self.stores:
+        several = keys.shape[-2] > 1
+        if not self.stores or (several and self._rounding is not None):
             return self._attend_apart(queries, keys, values, scaling)
-        if keys.shape[-2] == 1:
+        if not several:
             return self._attend_fused(queries, keys, values, scaling)
         past_keys, past_values = (
             torch.cat([store.dense(), x.half().float()], -2)
@@ -130,10 +133,10 @@ class PackedLayer:
         held = self.stores
         for store, x in zip(held, (keys, values), strict=True):
             store.append(x)
-        out = decode_attention(queries, held[0], held[1], scaling, self.plan.path).transpose(1, 2)
+        out = decode_attention(self._met(queries), held[0], held[1], scaling, self.plan.path).transpose(1, 2)
         for store in held:
             store.pack_due()
-        return out
+        return out.to(queries.dtype)
 
     def _attend_apart(self, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
         start, turns = self.tokens, self.plan.stored
@@ -144,11 +147,23 @@ class PackedLayer:
         if self.select is not None:
             total = start + keys.shape[-2]
             hidden = ~torch.stack([self.select(row, q.float(), total) for row, q in enumerate(queries)])
-        out, weights = attention(queries, self.sides[0], self.sides[1], fresh, scaling, hidden)
+        met = self._met(queries)
+        asked = Asked(queries if keys.shape[-2] > 1 else met, met)
+        out, weights = attention(asked, self.sides[0], self.sides[1], fresh, scaling, hidden)
         for side, x in zip(self.sides, (stored, fresh.values), strict=True):
             side.extend(x)
             side.observe(queries.float(), weights)
-        return out
+        return out.to(queries.dtype)
+
+    @property
+    def _rounding(self) -> QueryRounding | None:
+        """How queries are rounded before they meet the keys; None where they are not, or no key is quantized."""
+        return None if self.plan.windows[0].step is None else self.plan.method.query_rounding
+
+    def _met(self, queries: Tensor) -> Tensor:
+        """queries (rows, query_heads, n, head_dim) as the cache's keys meet them; float32 where they are rounded."""
+        rounding = self._rounding
+        return queries if rounding is None else torch.stack([rounding(q.float()) for q in queries])
 
     def fill(self, queries: Tensor | None, keys: Tensor, values: Tensor) -> None:
         """Fit the methods on the prompt and enter it; every row of the batch is fitted by itself.

@@ -51,7 +51,21 @@ SERVERS = [
     Lane(label="turbo 3", method="turboquant", knobs={"boundary_layers": 0, "preset": "3bit_nc"}),
     Lane(label="turbo paper", method="turboquant", knobs={"preset": "paper"}),
 ]
-EVERY = {"papers": LANES, "variants": MORE, "servers": SERVERS}
+LLAMA = [
+    Lane(label="bf16", method="bf16"),
+    Lane(label="q8_0", method="q8_0"),
+    Lane(label="q5_1", method="q5_1"),
+    Lane(label="q5_0", method="q5_0", prefill="deployed"),
+    Lane(label="q4_1", method="q4_1"),
+    Lane(label="q4_0", method="q4_0", knobs={"rotate": False}, rotate="signed"),
+    Lane(label="q4_0 values", method="q4_0", tensors="values", sink_tokens=2, recent_tokens=3),
+    Lane(label="iq4_nl", method="iq4_nl", knobs={"quantize_query": False}),
+    Lane(label="q6_0", method="q6_0", knobs={"rotate": True}),
+    Lane(label="exl3", method="exl3", prefill="deployed"),
+    Lane(label="exl3 K6 V5", method="exl3", knobs={"key_bits": 6, "value_bits": 5}),
+    Lane(label="exl3 bent", method="exl3", knobs={"bits": 3, "compander": 0.65}),
+]
+EVERY = {"papers": LANES, "variants": MORE, "servers": SERVERS, "llama": LLAMA}
 
 
 def test_no_method_is_left_out() -> None:

@@ -1,0 +1,103 @@
+"""How engines are told a lane of rules, and which rule one cannot have."""
+
+from typing import Any
+
+import pytest
+
+from kvq_core.analysis.deploy import ENGINES, whole_lane
+from kvq_core.methods import make, methods
+from kvq_core.record.fields import LaneRecord, RuleRecord
+from kvq_core.spec import parse_lane
+
+
+def lane_of(*rules: dict[str, Any]) -> LaneRecord:
+    """As a finished run records it."""
+    data: dict[str, Any] = {"label": "L", "rules": list(rules)} if len(rules) > 1 else {"label": "L", **rules[0]}
+    lane = parse_lane(data)
+    own = [
+        RuleRecord(
+            title=rule.build().title,
+            summary=rule.build().summary(),
+            **{**rule.model_dump(), "knobs": rule.build().model_dump(mode="json")},
+        )
+        for rule in lane.every_rule
+    ]
+    first = {**own[0].model_dump(exclude={"tokens"}), "rules": own, "label": "L", "status": "done"}
+    return LaneRecord(**first)
+
+
+def told(*rules: dict[str, Any], layers: int = 6) -> tuple[dict[str, str], dict[str, tuple[int, str]]]:
+    ways, refusals = whole_lane(lane_of(*rules), layers)
+    return {way.tool: way.how for way in ways}, {no.engine: (no.rule, no.reason) for no in refusals}
+
+
+def keys(method: str, **more: Any) -> dict[str, Any]:
+    return {"method": method, "tensors": "keys", **more}
+
+
+def values(method: str, **more: Any) -> dict[str, Any]:
+    return {"method": method, "tensors": "values", **more}
+
+
+def test_keys_by_one_type_and_values_by_another_are_two_flags_of_llama_cpp() -> None:
+    ways, refusals = told(keys("q8_0"), values("q4_0"))
+    assert ways == {"llama.cpp": "llama-server -m M.gguf -fa on -ctk q8_0 -ctv q4_0"} and refusals == {}
+    ways, _ = told(keys("q8_0"))
+    assert ways == {"llama.cpp": "llama-server -m M.gguf -fa on -ctk q8_0 -ctv f16"}
+    ways, _ = told(values("q4_0", knobs={"rotate": False}), keys("q6_0"))
+    assert ways == {"ik_llama.cpp": "llama-server -m M.gguf -fa on -ctk q6_0 -ctv q4_0"}
+
+
+def test_exllama_takes_a_width_for_each_and_has_no_unquantized_side() -> None:
+    assert told(keys("exl3", knobs={"bits": 6}), values("exl3", knobs={"bits": 5}))[0] == {"ExLlamaV3": "-cq 6,5"}
+    assert told(keys("exl3"))[1] == {"ExLlamaV3": (1, "values cannot stay unquantized there")}
+
+
+def test_vllm_leaves_out_layers_and_no_other_engine_does() -> None:
+    ways, refusals = told({"method": "fp8", "layers": [1, 2, 3, 4]})
+    assert ways == {"vLLM": "vllm serve M --kv-cache-dtype fp8 --kv-cache-dtype-skip-layers 0 5"}
+    assert refusals == dict.fromkeys(("SGLang", "TensorRT-LLM"), (1, "all layers have one format there"))
+
+
+@pytest.mark.parametrize(
+    ("rules", "engine", "number", "word"),
+    [
+        ([keys("fp8"), values("nvfp4")], "vLLM", 2, "one format"),
+        ([keys("q8_0"), values("kivi")], "llama.cpp", 2, "no such format"),
+        ([keys("kivi"), values("q8_0")], "llama.cpp", 1, "no such format"),
+        ([{"method": "q8_0", "layers": [0, 1]}, {"method": "q4_0"}], "llama.cpp", 1, "layers"),
+        ([{"method": "fp8", "recent_tokens": 64}], "vLLM", 1, "no tokens stay"),
+        ([keys("fp8")], "SGLang", 1, "keys and values have one format"),
+        ([{"method": "fp8", "rotate": "hadamard"}], "vLLM", 1, "rotation"),
+        ([{"method": "int8_per_token_head", "center": "mean"}], "vLLM", 1, "centred"),
+        ([{"method": "q8_0", "tokens": "first:4"}, {"method": "q4_0"}], "llama.cpp", 1, "all tokens"),
+    ],
+)
+def test_what_an_engine_cannot_have_is_a_rule_and_a_reason(
+    rules: list[dict[str, Any]], engine: str, number: int, word: str
+) -> None:
+    ways, refusals = told(*rules)
+    assert engine not in ways and refusals[engine][0] == number and word in refusals[engine][1]
+
+
+def test_methods_that_no_engine_knows_are_none_of_its_lanes() -> None:
+    assert told(keys("kivi"), values("squat")) == ({}, {})
+
+
+@pytest.mark.parametrize("name", methods())
+def test_what_engines_call_a_format_is_what_its_flags_say(name: str) -> None:
+    method = make(name)
+    assert method.cache_types.keys() <= ENGINES.keys()
+    for way in method.elsewhere():
+        if way.tool in method.cache_types and not method.cache_types[way.tool].startswith("f16"):
+            assert way.how.replace(",", " ").split()[-1] == method.cache_types[way.tool] or "-ctk" in way.how
+            assert method.cache_types[way.tool] in way.how
+
+
+def test_llama_cpp_knows_the_types_it_is_told() -> None:
+    """The real engine's own list."""
+    kinds = pytest.importorskip("xllamacpp").ggml_type
+    types = {word for name in methods() for engine, word in make(name).cache_types.items() if engine == "llama.cpp"}
+    assert types == {"f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"}
+    for name in types:
+        assert hasattr(kinds, f"GGML_TYPE_{name.upper()}")

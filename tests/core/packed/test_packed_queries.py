@@ -1,0 +1,128 @@
+"""Queries that a method's kernels round, in packed layers: against attention by hand in float64."""
+
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvq_core.codecs.queries import QueryRounding, rounded_q8_0
+from kvq_core.methods import Method, Prompt, Window, make
+from kvq_core.methods.per_token import PerToken
+from kvq_core.packed.layer import PackedLayer, Plan
+from tests.core.engine.test_query_rounding import by_hand
+
+SCALING, PROMPT = 0.2, 40
+KEPT = Window(step=None)
+
+
+class Rounding(PerToken):
+    """Groups of codes, read by a kernel that rounds queries."""
+
+    name: ClassVar[str] = "rounding"
+
+    @property
+    def query_rounding(self) -> QueryRounding | None:
+        return rounded_q8_0
+
+
+GROUPS = {"bits": 8, "group_size": 32, "residual_length": 4}
+
+
+def tensors(dim: int, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(dim)
+    queries = torch.randn(1, 4, tokens, dim, generator=g) * 2
+    keys, values = (torch.randn(1, 2, tokens, dim, generator=g) for _ in "kv")
+    return queries, keys, values
+
+
+def filled(method: Method, dim: int, windows: tuple[Window, Window] | None = None) -> PackedLayer:
+    layer = PackedLayer(Plan(method, windows or method.windows()))
+    layer.fill(*(x[:, :, :PROMPT] for x in tensors(dim, PROMPT + 8)))
+    return layer
+
+
+def as_stored(method: Method, x: Tensor, which: int) -> Tensor:
+    """The prompt's keys or values as the cache holds them, by the method's own codec; its window in fp16."""
+    fitted = method.fit(Prompt(x, x, None))
+    codec, window = (fitted.key, fitted.value)[which], method.windows()[which]
+    assert codec is not None
+    end = window.packed(PROMPT)
+    read = codec.decode(codec.encode(x[:, :, :end], 0))
+    return torch.cat([read, x[:, :, end:PROMPT].half().float()], -2)
+
+
+def expected(asked: tuple[Tensor, Tensor], keys: Tensor, values: Tensor, new: int) -> Tensor:
+    """Attention of the last ``new`` tokens; ``asked``: queries for keys of the cache, and for the new tokens' own."""
+    total, heads = keys.shape[-2], asked[0].shape[1]
+    k, v = (x.double().repeat_interleave(heads // 2, 1) for x in (keys, values))
+    scores = torch.cat([asked[0].double() @ k[..., :-new, :].mT, asked[1].double() @ k[..., -new:, :].mT], -1) * SCALING
+    future = torch.ones(new, total, dtype=torch.bool).triu(total - new + 1)
+    return (scores.masked_fill(future, float("-inf")).softmax(-1) @ v).transpose(1, 2)
+
+
+@pytest.mark.parametrize("new", [1, 5])
+@pytest.mark.parametrize(
+    ("method", "dim"),
+    [
+        (make("q8_0", rotate=False), 64),
+        (make("q8_0"), 96),  # not turned
+        (make("q6_0"), 128),
+        (Rounding(**GROUPS), 64),  # fused
+    ],
+    ids=["q8_0", "odd", "q6_0", "groups"],
+)
+def test_a_step_reads_by_rounded_queries(method: Method, dim: int, new: int) -> None:
+    """A new token meets every key so; of several, the cache's alone."""
+    layer, given = filled(method, dim), tensors(dim, PROMPT + 8)
+    queries, keys, values = (x[:, :, PROMPT : PROMPT + new] for x in given)
+    out = layer.attend(queries, keys, values, SCALING)
+    met = by_hand(queries)
+    held = [as_stored(method, x, i) for i, x in enumerate(given[1:])]
+    k, v = (torch.cat([x, own.half().float()], -2) for x, own in zip(held, (keys, values), strict=True))
+    found = expected((met, met if new == 1 else queries), k, v, new)
+    torch.testing.assert_close(out.double(), found, rtol=0, atol=2e-5)
+    assert (out.double() - expected((queries, queries), k, v, new)).abs().max() > 1e-4
+    assert layer.tokens == PROMPT + new
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_rounding_happens_behind_the_rotation(dim: int) -> None:
+    method = make("q4_0")
+    layer, given = filled(method, dim), tensors(dim, PROMPT + 8)
+    queries, keys, values = (x[:, :, PROMPT : PROMPT + 1] for x in given)
+    signs = [[(-1) ** (i & j).bit_count() for j in range(dim)] for i in range(dim)]
+    matrix = torch.tensor(signs, dtype=torch.float64) * dim**-0.5
+    met = by_hand(queries.double() @ matrix) @ matrix
+    held = [as_stored(method, x, i) for i, x in enumerate(given[1:])]
+    k, v = (torch.cat([x, own.half().float()], -2) for x, own in zip(held, (keys, values), strict=True))
+    out = layer.attend(queries, keys, values, SCALING).double()
+    torch.testing.assert_close(out, expected((met, met), k, v, 1), rtol=0, atol=2e-5)
+    wrong = by_hand(queries)
+    assert (out - expected((wrong, wrong), k, v, 1)).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("method", "windows"),
+    [(make("q8_0", quantize_query=False), None), (make("q8_0"), (KEPT, Window(recent=0, step=1)))],
+    ids=["knob", "values alone"],
+)
+def test_queries_of_other_keys_stay(method: Method, windows: tuple[Window, Window] | None) -> None:
+    layer, given = filled(method, 64, windows), tensors(64, PROMPT + 8)
+    queries, keys, values = (x[:, :, PROMPT : PROMPT + 1] for x in given)
+    held = [as_stored(method, x, i) for i, x in enumerate(given[1:])]
+    if windows is not None:
+        held[0] = given[1][:, :, :PROMPT].half().float()
+    k, v = (torch.cat([x, own.half().float()], -2) for x, own in zip(held, (keys, values), strict=True))
+    out = layer.attend(queries, keys, values, SCALING)
+    torch.testing.assert_close(out.double(), expected((queries, queries), k, v, 1), rtol=0, atol=2e-5)
+
+
+def test_half_precision_rounds_as_float32_does() -> None:
+    """A model in bfloat16: queries are rounded from what it computed, and its answer comes back in its dtype."""
+    layer, given = filled(make("q8_0"), 64), tensors(64, PROMPT + 8)
+    half = [x[:, :, PROMPT : PROMPT + 1].bfloat16() for x in given]
+    out = layer.attend(half[0], half[1], half[2], SCALING)
+    same = filled(make("q8_0"), 64).attend(half[0].float(), half[1].float(), half[2].float(), SCALING)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out, same.bfloat16(), rtol=0, atol=0)
