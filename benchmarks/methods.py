@@ -6,6 +6,7 @@ model; measuring one leaves the others' as they are.
 """
 
 import argparse
+import json
 import os
 import sys
 from pathlib import Path
@@ -68,8 +69,8 @@ def row(lanes: list[LaneRecord]) -> dict[str, Any]:
     return summary | {name: spread.model_dump() for name, spread in spreads([numbers(lane) for lane in lanes]).items()}
 
 
-def measure(model: LoadedModel) -> dict[str, Any]:
-    chosen, names = setting(), [name for name, cls in methods().items() if cls.quantizes]
+def measure(model: LoadedModel, names: list[str]) -> dict[str, Any]:
+    chosen = setting()
     found: dict[str, list[LaneRecord]] = {}
     for text in chosen.texts:
         ids, source = token_ids(model, chosen.text[text], chosen.tokens)
@@ -89,10 +90,13 @@ def measure(model: LoadedModel) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=DEFAULT_MODEL, help="id of the model; the bundled one without it")
+    parser.add_argument("--methods", nargs="+", choices=methods(), help="these alone; what is known of others stays")
     parser.add_argument("--out", type=Path, default=HERE / "methods.json")
     args = parser.parse_args()
     model = load(args.model)
-    result = measure(model)
+    known = json.loads(args.out.read_text()).get(model.id, {}).get("methods", {}) if args.methods else {}
+    result = measure(model, args.methods or [name for name, cls in methods().items() if cls.quantizes])
+    result["methods"] = dict(sorted({**known, **result["methods"]}.items()))
     keep(args.out, model.id, result)
     for name, each in result["methods"].items():
         if "error" in each:

@@ -22,8 +22,9 @@ def lane_of(*rules: dict[str, Any]) -> LaneRecord:
         )
         for rule in lane.every_rule
     ]
-    first = {**own[0].model_dump(exclude={"tokens"}), "rules": own, "label": "L", "status": "done"}
-    return LaneRecord(**first)
+    several = {"method": None, "knobs": None} if len(own) > 1 else {}
+    first = {**own[0].model_dump(exclude={"tokens"}), "rules": own if several else [], "label": "L", "status": "done"}
+    return LaneRecord(**{**first, **several})
 
 
 def told(*rules: dict[str, Any], layers: int = 6) -> tuple[dict[str, str], dict[str, tuple[int, str]]]:
