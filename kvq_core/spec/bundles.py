@@ -11,18 +11,61 @@ from typing import Any
 from rapidfuzz import process
 
 from kvq_core.errors import SpecError, excerpt
+from kvq_core.spec.equal import LaneData, equal_bytes, equal_loss
 
-LaneData = dict[str, Any]
+
+@dataclass(frozen=True)
+class Choice:
+    """An option that is one of some words."""
+
+    values: tuple[str, ...]
+
+    def read(self, given: Any) -> str | None:
+        """The value, or None for one that is not allowed."""
+        return given if given in self.values else None
+
+    @property
+    def allowed(self) -> str:
+        return ", ".join(self.values)
+
+
+@dataclass(frozen=True)
+class Number:
+    """An option that is a number from ``least`` to ``most``, whole where they are."""
+
+    least: float
+    most: float
+    offered: float  # by the form
+
+    def read(self, given: Any) -> float | None:
+        """The value, or None for one that is not allowed; text of a number is one, as a command line gives it."""
+        try:
+            value = float(given) if isinstance(given, int | float | str) and not isinstance(given, bool) else None
+        except ValueError:
+            return None
+        if value is None or not self.least <= value <= self.most:
+            return None
+        if isinstance(self.least, int):
+            return int(value) if value == int(value) else None
+        return value
+
+    @property
+    def allowed(self) -> str:
+        return f"a {'whole ' if isinstance(self.least, int) else ''}number from {self.least:g} to {self.most:g}"
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        return (f"{self.offered:g}",)
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """``options``: what is given beside its name, with the values it may have."""
+    """``options``: what is given beside its name; the first may stand behind a colon."""
 
     title: str
     question: str
     lanes: Callable[..., list[LaneData]]
-    options: dict[str, tuple[str, ...]]
+    options: dict[str, Choice | Number]
 
 
 def bundle_lanes(given: Any) -> list[LaneData]:
@@ -42,10 +85,9 @@ def bundle_lanes(given: Any) -> list[LaneData]:
     for key, value in options.items():
         if key not in known:
             raise SpecError(f"bundle {name}: unknown option {excerpt(key)}; allowed: {', '.join(known) or 'none'}.")
-        if value not in known[key]:
-            raise SpecError(
-                f"bundle {name}: {key} = {excerpt(value)} is not allowed; allowed: {', '.join(known[key])}."
-            )
+        if (read := known[key].read(value)) is None:
+            raise SpecError(f"bundle {name}: {key} = {excerpt(value)} is not allowed; allowed: {known[key].allowed}.")
+        options[key] = read
     return BUNDLES[name].lanes(**options)
 
 
@@ -171,6 +213,11 @@ def _cells(types: dict[str, LaneData | None]) -> Iterator[LaneData]:
             yield {"rules": [{**keys, "tensors": "keys"}, {**values, "tensors": "values"}], "label": label}
 
 
+def _within(kld: float = 0.01) -> list[LaneData]:
+    """All widths: what lies within the loss is known once they have run."""
+    return list(equal_loss())
+
+
 def _plain(title: str, question: str, lanes: Callable[[], list[LaneData]]) -> Bundle:
     return Bundle(title, question, lanes, {})
 
@@ -187,5 +234,22 @@ BUNDLES: dict[str, Bundle] = {
     "equal-windows": _plain(
         "Equal windows", "How much of a format's quality is its full-precision window?", _equal_windows
     ),
-    "grid": Bundle("Keys against values", "Which needs the bits, keys or values?", _grid, {"family": tuple(FAMILIES)}),
+    "equal-bytes": Bundle(
+        "Equal bytes",
+        "Which method is best at one budget of bits an element?",
+        equal_bytes,
+        {"bits": Number(1.0, 16.0, 4.5), "tokens": Number(64, 131072, 1024), "head_dim": Number(16, 512, 64)},
+    ),
+    "equal-loss": Bundle(
+        "Equal loss",
+        "Of each family, which takes the fewest bytes within a loss?",
+        _within,
+        {"kld": Number(1e-6, 10.0, 0.01)},
+    ),
+    "grid": Bundle(
+        "Keys against values",
+        "Which needs the bits, keys or values?",
+        _grid,
+        {"family": Choice(tuple(FAMILIES))},
+    ),
 }

@@ -4,9 +4,11 @@ import pytest
 
 from kvq_core.errors import SpecError
 from kvq_core.methods import methods
+from kvq_core.methods.sizes import sizes
 from kvq_core.spec import BUNDLES, MAX_LANES, ComparisonSpec, parse_spec, with_bundle
+from kvq_core.spec.equal import families
 
-EVERY = [(name, {key: value}) for name, b in BUNDLES.items() for key, values in b.options.items() for value in values]
+EVERY = [(name, {key: v}) for name, b in BUNDLES.items() for key, option in b.options.items() for v in option.values]
 EVERY += [(name, {}) for name in BUNDLES]
 
 
@@ -45,6 +47,24 @@ def test_what_engines_ship_is_in_deploy() -> None:
     assert {"q8_0", "fp8", "nvfp4", "turboquant", "exl3", "mxfp4"} <= deployed <= set(methods())
 
 
+def test_lanes_of_equal_bytes_meet_the_budget_or_say_that_they_cannot() -> None:
+    for budget in (2.5, 4.5):
+        lanes = spec_of({"name": "equal-bytes", "bits": budget, "tokens": 256}).lanes
+        for lane in lanes:
+            told = sizes(lane.build(), 256, 64).mean
+            assert f"· {told:.2f} bits" in (lane.label or "")
+            assert (told > budget * 1.02) == ("cannot reach" in (lane.label or ""))
+        assert len({lane.method for lane in lanes}) == len(lanes) > 6
+        assert sum("cannot" not in (lane.label or "") for lane in lanes) >= (1 if budget < 3 else 5)
+
+
+def test_equal_loss_has_every_family_at_several_widths() -> None:
+    lanes = spec_of("equal-loss").lanes
+    assert lanes == spec_of({"name": "equal-loss", "kld": 0.1}).lanes and len(lanes) <= MAX_LANES
+    for name, family in families().items():
+        assert sum((lane.label or "").startswith(f"{name} ") for lane in lanes) >= min(4, len(family)), name
+
+
 @pytest.mark.parametrize(
     ("bundle", "more", "said"),
     [
@@ -54,6 +74,10 @@ def test_what_engines_ship_is_in_deploy() -> None:
         ({"name": "grid", "bits": 4}, {}, "unknown option 'bits'; allowed: family"),
         ({"name": "deploy", "bits": 4}, {}, "unknown option 'bits'; allowed: none"),
         ({"name": "grid", "family": ["vllm"]}, {}, "is not allowed; allowed: llama.cpp"),
+        ({"name": "equal-bytes", "bits": 0.2}, {}, "bits = 0.2 is not allowed; allowed: a number from 1 to 16"),
+        ({"name": "equal-bytes", "tokens": 99.5}, {}, "allowed: a whole number from 64 to 131072"),
+        ({"name": "equal-bytes", "bits": True}, {}, "bits = True is not allowed"),
+        ({"name": "equal-loss", "kld": "small"}, {}, "kld = 'small' is not allowed"),
         ("deploy", {"lanes": [{"method": "kivi"}]}, "bundle and lanes are both given"),
     ],
     ids=str,
@@ -69,5 +93,6 @@ def test_a_bundle_replaces_the_lanes_of_a_spec() -> None:
     assert with_bundle(given, "grid:KIVI") == spec_of({"name": "grid", "family": "KIVI"}, max_new_tokens=9)
     with pytest.raises(SpecError, match="family = 'x'"):
         with_bundle(given, "grid:x")
+    assert with_bundle(given, "equal-bytes:2.5").lanes == spec_of({"name": "equal-bytes", "bits": 2.5}).lanes
     with pytest.raises(SpecError, match="unknown option"):
         with_bundle(given, "deploy:x")

@@ -70,7 +70,8 @@ def bundle_choices() -> list[tuple[str, str]]:
     """Titles of the bundles, one with an option once for each of its values, by how one writes them."""
     found = []
     for name, bundle in BUNDLES.items():
-        (values,) = bundle.options.values() or ((),)
+        first = next(iter(bundle.options.values()), None)
+        values = () if first is None else first.values
         found += [(f"{bundle.title}: {value}", f"{name}:{value}") for value in values] or [(bundle.title, name)]
     return found
 

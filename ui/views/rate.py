@@ -5,6 +5,7 @@ from kvq_core.record.fields import Record
 from ui.figures.confidence import confidence, confidence_rows
 from ui.figures.grid import format_grid
 from ui.figures.rate import distortion_rate
+from ui.html.within import within_html, within_rows
 from ui.selection import Selection
 from ui.views.view import Drawing, Slot, View, create_page, create_words, or_absent
 from ui.words.rate import rates
@@ -20,6 +21,7 @@ ROWS = (
         ),
         Slot("rate-flips", "Flips of the most probable token"),
     ),
+    ["within"],
     (
         Slot(
             "rate-key",
@@ -50,4 +52,6 @@ def compute(record: Record, arrays: Arrays, at: Selection) -> Drawing:
     }
     figures["grid"] = or_absent(format_grid(record), "")
     figures["confidence"] = or_absent(confidence(record, arrays), MISSING)
-    return Drawing(rates(record, arrays), figures, tables={"confidence-buckets": confidence_rows(record, arrays)})
+    html = {"within": within_html(record)}
+    tables = {"confidence-buckets": confidence_rows(record, arrays), "within": within_rows(record)}
+    return Drawing(rates(record, arrays), figures, html, tables=tables)

@@ -44,6 +44,7 @@ def normal(dim: int, rows: int = 8192) -> Tensor:
     return torch.randn(rows, dim, generator=torch.Generator().manual_seed(dim))
 
 
+FORMATS = ("fp8", "int8_per_token_head", "fp8_per_token_head", "int4_per_token_head", "nvfp4", "mxfp4", "turboquant")
 # keys and values at head_dim 64 and 128: relative squared error of N(0, 1), and bits an element
 MEASURED = [
     ("fp8", {}, (7.05e-4, 7.05e-4), (7.05e-4, 7.05e-4), (8, 8), (8, 8)),
@@ -275,8 +276,7 @@ def test_turboquant_keeps_the_outer_layers_in_fp16_and_counts_them() -> None:
     assert make("turboquant").kept_layers(30) == {0, 1, 28, 29}
 
 
-@pytest.mark.parametrize("name", ["fp8", "int8_per_token_head", "fp8_per_token_head", "int4_per_token_head", "nvfp4",
-                                  "mxfp4", "turboquant"])  # fmt: skip
+@pytest.mark.parametrize("name", FORMATS)
 def test_a_token_is_stored_alike_alone_and_among_others(name: str) -> None:
     x = normal(64, 2 * 3 * 9).view(2, 3, 9, 64)
     for codec in codecs(name, x):
@@ -289,8 +289,7 @@ def test_a_token_is_stored_alike_alone_and_among_others(name: str) -> None:
 @settings(max_examples=20, deadline=None)
 def test_nothing_overflows_and_zeros_stay_zeros(seed: int, size: float) -> None:
     x = torch.randn(5, 64, generator=torch.Generator().manual_seed(seed)) * size
-    for name in ("fp8", "int8_per_token_head", "fp8_per_token_head", "int4_per_token_head", "nvfp4", "mxfp4",
-                 "turboquant"):  # fmt: skip
+    for name in FORMATS:
         for found in read(name, x):
             assert torch.isfinite(found).all(), name
             if size == 0:

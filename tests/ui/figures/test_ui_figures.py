@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from kvq_core.analysis.within import fewest
 from kvq_core.capture.cache_errors import TOP
 from kvq_core.pipeline.examples import packaged_store
 from kvq_core.record.fields import CaptureInfo
@@ -389,5 +390,6 @@ def test_lanes_that_are_a_grid_are_drawn_as_one():
     assert list(cells.x) == ["V kivi 4", "V kivi 2", "V per_token 4"]
     expected = np.log10([lane.metrics.kld_mean for lane in record.lanes]).reshape(3, 3)
     np.testing.assert_allclose(np.asarray(cells.z, float), expected, rtol=1e-5)
+    assert fewest(record) == {}  # keys of one method and values of another are of no family
     record.lanes.pop()
     assert np.isnan(np.asarray(f.format_grid(record).data[0].z, float)).sum() == 1
