@@ -3,14 +3,20 @@
 
 import inspect
 
-import torch
-
-from benchmarks.measured import table
-from kvq_core.methods import Method, ModelShape, Prompt, methods
+from benchmarks.measured import figures, table
+from kvq_core.methods import Method, ModelShape, methods
+from kvq_core.methods.sizes import sizes
 
 HEADS = (64, 128)
 LAYERS, TOKENS = 32, 512
-COLUMNS = "Name | What is stored | Bits K / V at head_dim 64 | 128 | Kept in fp16 | Rotation | Query | Prompt | How"
+COLUMNS = (
+    "Name | What is stored | Bits K / V at head_dim 64 | 128 | KLD | Kept in fp16 | Rotation | Query | Prompt | How"
+)
+
+
+def is_format(cls: type[Method]) -> bool:
+    """Whether it is in the tables here, not in the README's of methods."""
+    return any(f".{room}." in cls.__module__ for room in ("formats", "baselines"))
 
 
 def formats_part() -> str:
@@ -41,6 +47,7 @@ def _row(cls: type[Method]) -> list[str]:
         named,
         does,
         *(_bits(method, d) for d in HEADS),
+        _distances(cls.name),
         _kept(method),
         rotation,
         query,
@@ -54,19 +61,13 @@ def _bits(method: Method, head_dim: int) -> str:
     run."""
     if reason := method.why_not(ModelShape(LAYERS, 4, 2, head_dim, 8192)):
         return reason
-    g = torch.Generator().manual_seed(head_dim)
-    keys, values, queries = (torch.randn(2, heads, TOKENS, head_dim, generator=g) for heads in (2, 2, 4))
-    fitted = method.fit(Prompt(keys, values, queries, rotated=keys))
-    found = []
-    for codec, window, x in zip((fitted.key, fitted.value), method.windows(), (keys, values), strict=True):
-        count = window.packed(TOKENS)
-        if codec is None or not count:
-            found.append("16")
-            continue
-        start = window.sink
-        bits = codec.bits(codec.encode_prompt(x[:, :, start : start + count], start)).float().mean().item()
-        found.append(f"{bits:.4g}")
-    return " / ".join(found)
+    return " / ".join(f"{bits:.4g}" for bits in sizes(method, TOKENS, head_dim).encoded)
+
+
+def _distances(name: str) -> str:
+    """Mean KLD on each measured model, in their order."""
+    found = [model["methods"].get(name, {}).get("kld") for model in (figures("methods") or {}).values()]
+    return "; ".join("not measured" if kld is None else f"{kld['mean']:.2g}" for kld in found)
 
 
 def _kept(method: Method) -> str:

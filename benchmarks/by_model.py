@@ -4,11 +4,12 @@ import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from benchmarks.by_format import is_format
 from benchmarks.measured import figures, table
 from kvq_core.claims.board import Board, shipped_boards
 from kvq_core.claims.side_by_side import JUDGED, short_title
 from kvq_core.claims.tables import markdown_table, summary_table
-from kvq_core.methods import Method, methods
+from kvq_core.methods import OFTEN, Method, methods
 
 Measured = dict[str, Any]
 
@@ -26,7 +27,8 @@ def board_part() -> str:
 def methods_part() -> str:
     measured = list((figures("methods") or {}).values())
     setting, boards = measured[0], shipped_boards()
-    baselines_first = sorted(methods().items(), key=lambda item: (item[1].paper is not None, item[0]))
+    shown = [(name, cls) for name, cls in methods().items() if name in OFTEN or not is_format(cls)]
+    baselines_first = sorted(shown, key=lambda item: (item[1].paper is not None, item[0]))
     rows = [_method(name, cls, [found["methods"].get(name) for found in measured]) for name, cls in baselines_first]
     held = [_claims(cls, boards) for _, cls in baselines_first]
     columns = " | ".join(f"{short_title(found['model'])}: KLD, flips" for found in measured)
@@ -38,7 +40,9 @@ def methods_part() -> str:
         + f"\n\n{' and '.join(found['model'] for found in measured)} on a CPU in float32, default knobs, "
         f"{len(setting['texts'])} texts: mean KLD in nats (lowest to highest text), and flips. A cache of "
         f"{setting['prompt_tokens']} tokens answers for the next {setting['later_tokens']}; bits are those of the "
-        "whole cache at the end, full-precision windows included. Bits and claims are in the order of the models."
+        "whole cache at the end, full-precision windows included. Bits and claims are in the order of the models. "
+        f"{len(methods()) - len(shown)} more formats that engines ship, and papers' baselines: "
+        "[docs/formats.md](docs/formats.md)."
     )
 
 

@@ -21,7 +21,7 @@ from benchmarks.measured import HERE, figures, table
 from kvq_core.analysis.verdict import EXPLAINED
 from kvq_core.pipeline.examples import example_ids, packaged_store
 from kvq_core.presets import presets
-from kvq_core.spec import Capture, ComparisonSpec, Lane, Rule, Stress
+from kvq_core.spec import BUNDLES, Capture, ComparisonSpec, Lane, Rule, Stress, bundle_lanes
 
 ROOT = HERE.parent
 PART = re.compile(r"(<!-- ([a-z-]+) -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
@@ -206,6 +206,16 @@ def demonstration_part() -> str:
     )
 
 
+def bundles_part() -> str:
+    """Bundles with the question that each answers, and what may be given beside the name."""
+    rows = []
+    for name, bundle in BUNDLES.items():
+        options = "; ".join(f"`{option}`: {told.allowed}" for option, told in bundle.options.items())
+        lanes = len(bundle_lanes(name))
+        rows.append([f"`{name}`", bundle.question, str(lanes), options])
+    return table("Bundle | Question | Lanes | Options", *rows)
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "methods": methods_part,
     "claims": claims_part,
@@ -217,6 +227,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "presets": presets_part,
     "tiers": lambda: EXPLAINED,
     "fields": fields_part,
+    "bundles": bundles_part,
     "formats": formats_part,
     "baselines": baselines_part,
 }

@@ -15,10 +15,11 @@ import yaml
 from PIL import Image
 from pydantic import BaseModel
 
+from benchmarks.by_format import is_format
 from benchmarks.readme import PART, PARTS, documents, rewritten
 from kvq_core.cli.main import _parser
 from kvq_core.codecs.codec import Codec
-from kvq_core.methods import Method, methods
+from kvq_core.methods import OFTEN, Method, methods
 from kvq_core.pipeline.examples import packaged_store
 from kvq_core.presets import preset, presets
 from scripts.architecture import PICTURE, draw
@@ -192,8 +193,15 @@ def test_there_are_five_things_to_try(readme):
 
 @pytest.mark.parametrize("name", methods())
 def test_every_method_has_a_row_with_its_paper_and_figures(readme, name):
-    rows = [line for line in readme.splitlines() if line.startswith(f"| `{name}` |")]
-    assert len(rows) == 1, f"README.md: the methods table has {len(rows)} rows for {name}; run: make readme"
+    format = is_format(methods()[name])
+    tables = [readme] * (name in OFTEN or not format) + [read("docs/formats.md")] * format
+    for text in tables:
+        check_row(text, name)
+
+
+def check_row(text, name):
+    rows = [line for line in text.splitlines() if line.startswith(f"| `{name}` ")]
+    assert len(rows) == 1, f"the tables of methods have {len(rows)} rows for {name}; run: make readme"
     assert (methods()[name].paper or "") in rows[0]
     assert "not measured" not in rows[0], "run: python benchmarks/methods.py && make readme"
 

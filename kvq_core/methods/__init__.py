@@ -26,6 +26,7 @@ from kvq_core.methods.knob import Knob, knobs
 from kvq_core.methods.shape import ModelRef, ModelShape
 
 __all__ = [
+    "OFTEN",
     "Block",
     "CodebookNeed",
     "Codec",
@@ -42,6 +43,9 @@ __all__ = [
     "make",
     "methods",
 ]
+
+# one or two of each family, which stand for it where not all are shown
+OFTEN = ("kivi", "innerq", "svdq", "q8_0", "q4_0", "fp8", "nvfp4", "turboquant")
 
 
 @cache

@@ -3,7 +3,7 @@
 from typing import Any, get_args
 
 from kvq_core.errors import KvqError
-from kvq_core.methods import Knob, methods
+from kvq_core.methods import OFTEN, Knob, methods
 from kvq_core.spec import MAX_LANES, Lane
 from ui.form.controls import control, current, places
 from ui.form.lanes import LaneForm, describe_lane, index, parse_layers, title, update_lane, with_knob
@@ -69,7 +69,6 @@ TOKENS = Knob(
     None,
     False,
 )
-OFTEN = ("kivi", "innerq", "svdq", "q8_0", "q4_0", "fp8", "nvfp4", "turboquant")
 ROOMS = {"formats": "Deployed formats", "baselines": "Papers' baselines"}
 BUTTONS = ("Duplicate", "Remove", "Close")
 

@@ -2,9 +2,9 @@
 
 import re
 
-from kvq_core.methods import methods
+from kvq_core.methods import OFTEN, methods
 from kvq_core.spec import BUNDLES
-from ui.form.editor import OFTEN, editor
+from ui.form.editor import editor
 from ui.form.lanes import add_lane, to_spec
 from ui.form.lanes_panel import bundle_choices, place_editor, take_bundle
 
