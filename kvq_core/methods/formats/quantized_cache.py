@@ -23,8 +23,8 @@ from kvq_core.methods.widths import RECENT
 
 WHOLE = 1 << 20  # no prompt is longer: transformers reads it in one call
 DTYPE = (
-    "Backends compute in the dtype of what they are given: float16 in runs, the precision of windows here. transformers "
-    "gives them the model's, mostly bfloat16, whose scales are coarser."
+    "Backends compute in the dtype of what they are given: float16 in runs, the precision of windows here. "
+    "transformers gives them the model's, mostly bfloat16, whose scales are coarser."
 )
 
 

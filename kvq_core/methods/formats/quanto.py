@@ -69,7 +69,7 @@ class Quanto(QuantizedCache):
     axis: Literal[0, -1] = Field(
         0,
         title="Axis",
-        description="0: groups of channels of a token. -1: of tokens of a channel, across heads; fails on most prompts.",
+        description="0: groups of channels of a token. -1: of tokens of a channel, across heads; mostly fails.",
     )
 
     @property

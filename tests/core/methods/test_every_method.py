@@ -37,10 +37,21 @@ MORE = [
     Lane(label="commvq", method="commvq", knobs={"levels": 4, "window": 16}),
     Lane(label="floor", method="fp16"),
 ]
+TILES = [
+    Lane(label="quanto", method="quanto", knobs={"residual_length": 8}),
+    Lane(label="quanto 2", method="quanto", knobs={"bits": 2, "group_size": 16, "residual_length": 4}),
+    Lane(label="hqq", method="hqq", knobs={"residual_length": 8}),
+    Lane(label="hqq 8", method="hqq", knobs={"bits": 8, "axis": 1, "residual_length": 8}),
+    Lane(label="kvarn", method="kvarn", knobs={"tile": 64, "sink_tokens": 16}),
+    Lane(label="kvarn 3", method="kvarn", knobs={"bits": 3, "floor": None, "sink_tokens": 0, "iterations": 2}),
+    Lane(label="oscar", method="oscar", knobs={"sink_tokens": 4, "recent_tokens": 8}),
+    Lane(label="oscar ktk", method="oscar", knobs={"target": "ktk", "lloyd_max": True, "recent_tokens": 0}),
+    Lane(label="oscar H", method="oscar", knobs={"target": "hadamard", "scale_dtype": "float32", "sink_tokens": 0}),
+]  # what transformers quantizes anew, tiles, and rotated rows
 
 
 def test_no_method_is_left_out() -> None:
-    assert {lane.method for lane in LANES + MORE} == set(methods())
+    assert {lane.method for lane in LANES + MORE + TILES} == set(methods())
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -80,7 +91,7 @@ def untrained_codebooks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lanes", [LANES, MORE], ids=["papers", "variants"])
+@pytest.mark.parametrize("lanes", [LANES, MORE, TILES], ids=["papers", "variants", "tiles"])
 @pytest.mark.parametrize(
     ("count", "dtype"),
     [(5, torch.float32), (43, torch.float32), (43, torch.bfloat16), (96, torch.bfloat16)],
