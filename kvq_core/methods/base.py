@@ -111,8 +111,9 @@ class Method(BaseModel):
 
     A subclass sets ``name``, ``title``, ``paper`` and implements ``windows`` and ``fit``. ``scales``: along what the
     elements of keys and of values that share a scale lie, ``tokens`` of a channel or ``channels`` of a token; None
-    where neither is so. Field metadata drives the form, the CLI and the documentation: ``title``, ``description``,
-    bounds, choices, and ``json_schema_extra={"means": ...}`` on a knob that the lane option of that name sets.
+    where neither is so, or where they are turned first. Field metadata drives the form, the CLI and the documentation:
+    ``title``, ``description``, bounds, choices, and ``json_schema_extra={"means": ...}`` on a knob that the lane option
+    of that name sets.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from kvq_core.codecs.hadamard import Hadamard
-from kvq_core.methods.base import Axis, Fitted, ModelShape, Prompt
+from kvq_core.methods.base import Fitted, ModelShape, Prompt
 from kvq_core.methods.deployments import Elsewhere, Home
 from kvq_core.methods.formats.ggml import tiles
 from kvq_core.methods.formats.planes import pack_planes, unpack_planes
@@ -67,7 +67,6 @@ class Exl3(WidthMethod, Format):
     name: ClassVar[str] = "exl3"
     title: ClassVar[str] = "ExLlamaV3 cache"
     home: ClassVar[Home | None] = Home("ExLlamaV3", 2048, "stored")
-    scales: ClassVar[tuple[Axis | None, Axis | None]] = ("channels", "channels")
     deviations: ClassVar[tuple[str, ...]] = (
         "The compander's codes are found by comparing with the bounds between them, where the kernel solves the cubic: "
         "numbers that lie on a bound may take the other code.",

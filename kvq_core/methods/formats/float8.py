@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvq_core.codecs.blocks import Block
 from kvq_core.codecs.queries import QueryRounding, rounded_e4m3
-from kvq_core.methods.base import Axis, Fitted, Prompt
+from kvq_core.methods.base import Fitted, Prompt
 from kvq_core.methods.deployments import Elsewhere, Home
 from kvq_core.methods.formats.tokenwise import Format, TokenCodec
 
@@ -80,7 +80,6 @@ class Fp8(Format):
         "Where scales are calibrated, queries are not rounded; servers round them with the keys' scale, or their own.",
     )
     home: ClassVar[Home | None] = VLLM
-    scales: ClassVar[tuple[Axis | None, Axis | None]] = (None, None)
 
     format: Kind = Field("e4m3", title="Format", description="Bits of exponent and mantissa.")
     scale: Literal["one", "tensor", "head"] = Field(

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from kvq_core.methods.base import Axis, Fitted, Prompt
+from kvq_core.methods.base import Fitted, Prompt
 from kvq_core.methods.deployments import Elsewhere
 from kvq_core.methods.formats.tokenwise import Format, TokenCodec
 
@@ -32,7 +32,6 @@ class Bf16(Format):
 
     name: ClassVar[str] = "bf16"
     title: ClassVar[str] = "BF16 cache"
-    scales: ClassVar[tuple[Axis | None, Axis | None]] = (None, None)
     deviations: ClassVar[tuple[str, ...]] = (
         "Tokens that are decoded are rounded to fp16 first, as every lane's are: beyond 65504 they are infinite.",
     )

@@ -127,6 +127,7 @@ class Int8PerTokenHead(PerTokenHead):
 
     name: ClassVar[str] = "int8_per_token_head"
     title: ClassVar[str] = "vLLM int8 per token head"
+    scales = ("channels", "channels")
 
     def codec(self) -> TokenCodec:
         return SymmetricHeads()

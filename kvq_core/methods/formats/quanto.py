@@ -7,7 +7,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from kvq_core.methods.base import Axis
 from kvq_core.methods.deployments import Elsewhere
 from kvq_core.methods.formats.quantized_cache import QuantizedCache, WholeCodec
 
@@ -62,7 +61,7 @@ class Quanto(QuantizedCache):
 
     name: ClassVar[str] = "quanto"
     title: ClassVar[str] = "transformers quanto"
-    scales: ClassVar[tuple[Axis | None, Axis | None]] = ("channels", "channels")
+    scales = ("channels", "channels")
     packages = {"optimum.quanto": "optimum-quanto"}
 
     bits: Literal[2, 4] = Field(4, title="Bits", description="Bits of a code, for keys and values alike.")

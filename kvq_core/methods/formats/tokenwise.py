@@ -15,7 +15,7 @@ from kvq_core.codecs.forms import Packed
 from kvq_core.codecs.hadamard import Hadamard
 from kvq_core.codecs.queries import QueryRounding
 from kvq_core.codecs.window import Window
-from kvq_core.methods.base import Axis, Method
+from kvq_core.methods.base import Method
 
 OWN_ROTATION = "it rotates what it stores itself, by its own knob rotate; give one of the two"
 
@@ -63,7 +63,6 @@ class TokenCodec(Codec):
 class Format(Method):
     """A format whose tokens are each stored by themselves, without a window: the newest is read as it is stored."""
 
-    scales: ClassVar[tuple[Axis | None, Axis | None]] = ("channels", "channels")
     token_local: ClassVar[tuple[bool, bool]] = (True, True)
 
     def windows(self) -> tuple[Window, Window]:

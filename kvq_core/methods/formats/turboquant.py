@@ -119,6 +119,7 @@ class TurboQuant(Format):
 
     name: ClassVar[str] = "turboquant"
     title: ClassVar[str] = "TurboQuant"
+    scales = (None, "channels")
     paper: ClassVar[str | None] = "https://arxiv.org/abs/2504.19874"
     deviations: ClassVar[tuple[str, ...]] = (
         "The paper's second stage, one more bit for the sign of the projected residual (QJL), is left out, as every "

@@ -36,6 +36,7 @@ class UltraQuant(Format):
 
     name: ClassVar[str] = "ultraquant_4bit"
     title: ClassVar[str] = "vLLM UltraQuant"
+    scales = (None, "channels")
     deviations: ClassVar[tuple[str, ...]] = (
         "What lies halfway between two levels goes to the one with an even code; the engine's rule is not known here.",
     )
