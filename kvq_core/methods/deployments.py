@@ -37,6 +37,7 @@ READ_IN = {
     "ExLlamaV3": "4f8ad01, 2026-08-08",
 }
 Q4_KEYS = "--cache-type-k q4_0"
+UNROTATED = "LLAMA_ATTN_ROT_DISABLE=1 "  # before a command of llama.cpp
 NO_DEPLOYMENT = "No deployment of this method exists yet."
 
 
@@ -121,9 +122,10 @@ def with_rotation(ways: tuple[Elsewhere, ...], rotate: str) -> tuple[Elsewhere, 
     if rotate == "none":
         return ways
     said = "Nothing is rotated."
+    turns = [way.tool.startswith("llama.cpp") and not way.how.startswith(UNROTATED) for way in ways]
     return tuple(
-        way if way.tool.startswith("llama.cpp") else replace(way, differs=" ".join(filter(None, (said, way.differs))))
-        for way in ways
+        way if turned else replace(way, differs=" ".join(filter(None, (said, way.differs))))
+        for way, turned in zip(ways, turns, strict=True)
     )
 
 

@@ -93,7 +93,8 @@ class Exl3(WidthMethod, Format):
 
     def fit(self, prompt: Prompt) -> Fitted:
         turn = Hadamard.of(GROUP, prompt.keys.device)
-        return Fitted(*(MidriseGroups(turn, self.width(tensor), self.compander) for tensor in ("key", "value")))
+        key, value = (MidriseGroups(turn, self.width(tensor), self.compander) for tensor in ("key", "value"))
+        return Fitted(key, value)
 
     def elsewhere(self) -> tuple[Elsewhere, ...]:
         bent = f" -cca {self.compander:g}" if self.compander else ""

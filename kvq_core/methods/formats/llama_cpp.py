@@ -8,7 +8,7 @@ from pydantic import Field
 from kvq_core.codecs.hadamard import largest_block
 from kvq_core.codecs.queries import QueryRounding, rounded_q8_0
 from kvq_core.methods.base import Fitted, Method, ModelShape, Prompt
-from kvq_core.methods.deployments import Elsewhere, Home
+from kvq_core.methods.deployments import UNROTATED, Elsewhere, Home
 from kvq_core.methods.formats.ggml import (
     LevelBlocks,
     RangeBlocks,
@@ -81,10 +81,9 @@ class LlamaCppType(Format):
         return Fitted(key, value, (said,) if dim % LEAST_TURN else ())
 
     def _served(self, *more: str) -> tuple[Elsewhere, ...]:
-        off = "" if self.rotate else "LLAMA_ATTN_ROT_DISABLE=1 "
         said = "Builds before April 2026 (PR 21038) rotate nothing." if self.rotate else ""
         query = "A prompt's queries stay fp16 with CUDA." if self.quantize_query else "Queries are rounded to 8 bits."
-        flags = f"{off}llama-server -m M.gguf -fa on -ctk {self.name} -ctv {self.name}"
+        flags = f"{'' if self.rotate else UNROTATED}llama-server -m M.gguf -fa on -ctk {self.name} -ctv {self.name}"
         return (Elsewhere("llama.cpp", flags, " ".join(filter(None, (said, query, *more)))),)
 
     @property

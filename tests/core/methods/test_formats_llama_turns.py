@@ -11,6 +11,7 @@ from torch import Tensor
 from kvq_core.codecs.hadamard import Hadamard
 from kvq_core.errors import SpecError
 from kvq_core.methods import ModelShape, Prompt, make
+from kvq_core.methods.deployments import with_rotation
 from kvq_core.spec import Lane
 from tests.core.methods.test_formats_llama import BYTES, codecs, plain, stored
 
@@ -125,4 +126,6 @@ def test_one_rotation_is_enough(name: str) -> None:
 def test_flags_are_the_engines() -> None:
     (way,) = make("q5_1", rotate=False).elsewhere()
     assert way.how == "LLAMA_ATTN_ROT_DISABLE=1 llama-server -m M.gguf -fa on -ctk q5_1 -ctv q5_1"
+    assert [told.differs for told in with_rotation((way,), "none")] == [way.differs]
+    assert (with_rotation((way,), "hadamard")[0].differs or "").startswith("Nothing is rotated.")
     assert make("q6_0", rotate=True).elsewhere()[0].how.endswith("-ctk q6_0 -ctv q6_0 -khad -vhad")
