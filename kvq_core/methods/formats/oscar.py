@@ -145,7 +145,8 @@ class Oscar(Method):
         clips, dtype = (self.clip_key, self.clip_value), SCALES[self.scale_dtype]
         if self.target == "hadamard":
             turn = Hadamard.of(prompt.keys.shape[-1], prompt.keys.device)
-            return Fitted(*(RotatedInt2(turn, clip, self.lloyd_max, dtype) for clip in clips))
+            fixed = [RotatedInt2(turn, clip, self.lloyd_max, dtype) for clip in clips]
+            return Fitted(fixed[0], fixed[1])
         heads, tokens, dim = prompt.keys.shape[1:]
         asked = heads if prompt.queries is None else prompt.queries.shape[1]
         codecs = []
