@@ -6,7 +6,7 @@ from pydantic import Field
 
 from kvq_core.codecs.hadamard import Hadamard
 from kvq_core.codecs.window import Window
-from kvq_core.methods.base import Axis, Fitted, ModelShape, Prompt
+from kvq_core.methods.base import Fitted, ModelShape, Prompt
 from kvq_core.methods.deployments import Elsewhere, Home
 from kvq_core.methods.formats.variance_tiles import LOWEST, TileCodec
 from kvq_core.methods.widths import SINK, Bits, BitsMethod
@@ -29,7 +29,6 @@ class Kvarn(BitsMethod):
     name: ClassVar[str] = "kvarn"
     title: ClassVar[str] = "KVarN"
     paper: ClassVar[str | None] = "https://arxiv.org/abs/2606.03458"
-    scales: ClassVar[tuple[Axis | None, Axis | None]] = ("tokens", "channels")
     home: ClassVar[Home | None] = Home("vLLM", 2048, "raw")
     deviations: ClassVar[tuple[str, ...]] = (
         "Standard deviations are summed in float64, which decides between states that are equally even in float32.",

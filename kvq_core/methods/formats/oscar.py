@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvq_core.codecs.hadamard import Hadamard
 from kvq_core.codecs.window import Window
-from kvq_core.methods.base import Axis, Fitted, Method, ModelShape, Prompt
+from kvq_core.methods.base import Fitted, Method, ModelShape, Prompt
 from kvq_core.methods.deployments import Elsewhere, Home
 from kvq_core.methods.formats.rotated_int2 import RotatedInt2
 from kvq_core.methods.widths import RECENT, SINK
@@ -80,7 +80,6 @@ class Oscar(Method):
     name: ClassVar[str] = "oscar"
     title: ClassVar[str] = "OSCAR"
     paper: ClassVar[str | None] = "https://arxiv.org/abs/2605.17757"
-    scales: ClassVar[tuple[Axis | None, Axis | None]] = ("channels", "channels")
     home: ClassVar[Home | None] = Home("SGLang", 2048, "raw")
     deviations: ClassVar[tuple[str, ...]] = (
         "The rotation is fitted on the prompt instead of 30,000 tokens of calibration texts: it has seen the tokens it "
