@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from kvq_core.methods.base import Fitted, ModelShape, Prompt
+from kvq_core.methods.base import Axis, Fitted, ModelShape, Prompt
 from kvq_core.methods.deployments import Elsewhere
 from kvq_core.methods.formats.quantized_cache import QuantizedCache, WholeCodec
 from kvq_core.methods.widths import Bits
@@ -24,12 +24,16 @@ class HqqCodec(WholeCodec):
     """hqq's Quantizer as transformers' HQQQuantizedLayer calls it: codes of 8, 4, 2 or 1 bits in bytes, of 3 bits ten
     to an int32; scale and zero a group, where value = (code - zero) * scale."""
 
+    @property
+    def axis(self) -> Axis | None:
+        return "channels" if self.dimension == 1 else None
+
     def store(self, x: Tensor) -> dict[str, Tensor]:
         from hqq.core.quantize import Quantizer
 
         codes, meta = Quantizer.quantize(
             x,
-            axis=self.axis,
+            axis=self.dimension,
             device=x.device,
             compute_dtype=self.dtype,
             nbits=self.bits_per_code,
@@ -49,7 +53,7 @@ class HqqCodec(WholeCodec):
             "shape": torch.Size((1, self.kv_heads, tokens, self.head_dim)),
             "scale": tensors["scales"],
             "zero": tensors["zeros"],
-            "axis": self.axis,
+            "axis": self.dimension,
             "packing": packing,
             "unpack_view_dtype": Quantizer.unpack_view_dtype[packing],
             "view_as_float": False,
@@ -60,7 +64,7 @@ class HqqCodec(WholeCodec):
     def refused(self, tokens: int) -> str | None:
         groups = self.kv_heads * tokens * self.head_dim // self.group_size
         together = TOGETHER.get(self.bits_per_code, 1)
-        if self.axis == 0 or groups % together == 0:
+        if self.dimension == 0 or groups % together == 0:
             return None
         return (
             f"axis = 1 packs the codes of {together} groups into each byte, and hqq fails unless {together} divides "

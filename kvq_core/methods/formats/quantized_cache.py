@@ -35,7 +35,7 @@ class WholeCodec(Codec):
 
     bits_per_code: int
     group_size: int
-    axis: int
+    dimension: int  # the backend's axis
     kv_heads: int
     head_dim: int
     dtype: torch.dtype  # of what the backend is given, and so of its scales

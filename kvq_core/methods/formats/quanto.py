@@ -7,6 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from kvq_core.methods.base import Axis
 from kvq_core.methods.deployments import Elsewhere
 from kvq_core.methods.formats.quantized_cache import QuantizedCache, WholeCodec
 
@@ -16,12 +17,16 @@ class QuantoCodec(WholeCodec):
     """optimum.quanto's WeightQBitsTensor with the range of a group, as transformers' QuantoQuantizedLayer makes it:
     codes (rows / codes a byte, columns), a scale and a shift (minus the smallest element) a group."""
 
+    @property
+    def axis(self) -> Axis:
+        return "channels" if self.dimension == 0 else "tokens"
+
     def store(self, x: Tensor) -> dict[str, Tensor]:
         from optimum.quanto import MaxOptimizer, qint2, qint4, quantize_weight
 
         width = qint4 if self.bits_per_code == 4 else qint2
-        scale, shift = MaxOptimizer()(x, width, self.axis, self.group_size)
-        stored = quantize_weight(x, width, self.axis, scale, shift, self.group_size)
+        scale, shift = MaxOptimizer()(x, width, self.dimension, self.group_size)
+        stored = quantize_weight(x, width, self.dimension, scale, shift, self.group_size)
         return {"codes": stored._data._data, "scales": stored._scale, "zeros": stored._shift}
 
     def load(self, tensors: dict[str, Tensor], tokens: int) -> Tensor:
@@ -30,16 +35,16 @@ class QuantoCodec(WholeCodec):
 
         width = qint4 if self.bits_per_code == 4 else qint2
         size = torch.Size((1, self.kv_heads, tokens, self.head_dim))
-        rows, columns = grouped_shape(size, self.axis, self.group_size)
+        rows, columns = grouped_shape(size, self.dimension, self.group_size)
         codes = PackedTensor(tensors["codes"], self.bits_per_code, torch.Size((rows, columns)), (columns, 1))
         strides = torch.empty(size, device="meta").stride()
         scale, shift = tensors["scales"], tensors["zeros"]
-        whole = WeightQBitsTensor(width, self.axis, self.group_size, size, strides, codes, scale, shift)
+        whole = WeightQBitsTensor(width, self.dimension, self.group_size, size, strides, codes, scale, shift)
         return whole.dequantize()
 
     def refused(self, tokens: int) -> str | None:
         rows = self.kv_heads * tokens
-        if self.axis == 0 or rows % self.group_size == 0:
+        if self.dimension == 0 or rows % self.group_size == 0:
             return None
         return (
             f"axis = -1 takes groups of {self.group_size} out of the {self.kv_heads} x {tokens} rows of a layer, and "
