@@ -12,14 +12,14 @@ CONTEXT = 4096
 
 @cache
 def tiny(head_dim: int) -> LoadedModel:
-    """A Llama of three layers, four query heads and two KV heads, the same every time."""
+    """A Llama of six layers, four query heads and two KV heads, the same every time."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=64,
         intermediate_size=96,
-        num_hidden_layers=3,
+        num_hidden_layers=6,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=head_dim,
