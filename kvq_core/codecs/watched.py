@@ -72,7 +72,7 @@ class Watched(Codec):
 
     def preview(self, x: Tensor, start: int) -> Tensor:
         with naming(self.whose):
-            return _sound(self.inner.preview(x, start), x, "preview")
+            return _sound(self.inner.preview(x, start), x)
 
     def observe(self, blocks: list[Block], queries: Tensor, attention: Tensor, start: int) -> Patch | None:
         with naming(self.whose):
@@ -82,12 +82,18 @@ class Watched(Codec):
             return patch
 
     def remarks(self, blocks: list[Block]) -> tuple[str, ...]:
-        with naming(self.whose):
-            return self.inner.remarks(blocks)
+        try:
+            with naming(self.whose):
+                return tuple(map(str, self.inner.remarks(blocks)))
+        except MethodError as error:  # the lane has run: what it would say of itself is no reason to lose it
+            return (str(error),)
 
     def usage(self, blocks: list[Block]) -> dict[str, Tensor]:
-        with naming(self.whose):
-            return self.inner.usage(blocks)
+        try:
+            with naming(self.whose):
+                return self.inner.usage(blocks)
+        except MethodError:  # views of it are left out
+            return {}
 
     def decode(self, block: Block) -> Tensor:
         with naming(self.whose):
@@ -107,14 +113,14 @@ class Watched(Codec):
             raise MethodError(f"encode gave {type(block).__name__}, not a Block")
         if block.tokens != x.shape[-2]:
             raise MethodError(f"encode gave a block of {block.tokens} tokens for {x.shape[-2]}")
-        _sound(self.inner.decode(block), x, "decode")
+        _sound(self.inner.decode(block), x)
         self._count(block, x.numel())
         return block
 
     def _extended(self, blocks: list[Block], x: Tensor, read: Tensor) -> Tensor:
         if blocks and blocks[-1].tokens == x.shape[-2]:
             self._count(blocks[-1], x.numel())
-        return _sound(read, x, "extend")
+        return _sound(read, x)
 
     def _count(self, block: Block, elements: int) -> None:
         """Raises MethodError where a block takes more than is said of it."""
@@ -128,12 +134,12 @@ class Watched(Codec):
             raise MethodError(f"claims {claimed:.4g} bits an element where its tensors take {counted:.4g}")
 
 
-def _sound(read: Tensor, x: Tensor, what: str) -> Tensor:
+def _sound(read: Tensor, x: Tensor) -> Tensor:
     """What was read of tokens x. Raises MethodError for another shape, and for what is no number."""
     if not isinstance(read, Tensor):
-        raise MethodError(f"{what} gave {type(read).__name__}, not a tensor")
+        raise MethodError(f"reads back {type(read).__name__}, not a tensor")
     if read.shape != x.shape:
-        raise MethodError(f"{what} gave {tuple(read.shape)} for tokens of shape {tuple(x.shape)}")
+        raise MethodError(f"reads back {tuple(read.shape)} for tokens of shape {tuple(x.shape)}")
     if not torch.isfinite(read).all() and torch.isfinite(x).all():
-        raise MethodError(f"{what} gave NaN or infinity")
+        raise MethodError("reads back NaN or infinity")
     return read

@@ -5,7 +5,7 @@ import importlib.util
 import sys
 from collections.abc import Iterable
 from contextvars import ContextVar
-from importlib.abc import InspectLoader
+from importlib.abc import ExecutionLoader
 from pathlib import Path
 from types import ModuleType
 
@@ -18,7 +18,7 @@ _MODULES = "kvq_method_files"
 _loading: ContextVar[Origin | None] = ContextVar("_loading", default=None)
 
 
-class _Source(InspectLoader):
+class _Source(ExecutionLoader):
     """Runs the very bytes that were hashed: no cached code, and no second reading of a file that may have changed."""
 
     def __init__(self, raw: bytes, file: Path):
