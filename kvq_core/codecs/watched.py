@@ -40,7 +40,8 @@ class Watched(Codec):
 
     def __init__(self, inner: Codec, whose: str):
         self.inner, self.whose = inner, whose
-        self.shared, self.observes = inner.shared, inner.observes
+        for name in Codec.__annotations__:  # what a codec says of itself beside its methods
+            setattr(self, name, getattr(inner, name))
 
     @property
     def encoder_bytes(self) -> int:
@@ -118,8 +119,11 @@ class Watched(Codec):
         return block
 
     def _extended(self, blocks: list[Block], x: Tensor, read: Tensor) -> Tensor:
-        if blocks and blocks[-1].tokens == x.shape[-2]:
-            self._count(blocks[-1], x.numel())
+        if blocks:
+            self._count(blocks[-1], blocks[-1].tokens * x[..., :1, :].numel())
+        held = sum(block.tokens for block in blocks)  # what is stored anew is read anew
+        if isinstance(read, Tensor) and read.shape == (*x.shape[:2], held, x.shape[-1]):
+            return _finite(read, x)
         return _sound(read, x)
 
     def _count(self, block: Block, elements: int) -> None:
@@ -140,6 +144,11 @@ def _sound(read: Tensor, x: Tensor) -> Tensor:
         raise MethodError(f"reads back {type(read).__name__}, not a tensor")
     if read.shape != x.shape:
         raise MethodError(f"reads back {tuple(read.shape)} for tokens of shape {tuple(x.shape)}")
+    return _finite(read, x)
+
+
+def _finite(read: Tensor, x: Tensor) -> Tensor:
+    """Raises MethodError for what is no number, where the tokens are."""
     if not torch.isfinite(read).all() and torch.isfinite(x).all():
         raise MethodError("reads back NaN or infinity")
     return read

@@ -13,7 +13,7 @@ from kvq_core.codecs.window import Window
 from kvq_core.errors import MethodError, SpecError, abbreviate, excerpt
 from kvq_core.methods.base import Fitted, Method, Prompt
 from kvq_core.methods.knob import knobs
-from kvq_core.methods.shape import ModelRef
+from kvq_core.methods.shape import ModelRef, ModelShape
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,39}")
 
@@ -79,6 +79,12 @@ def guarded(cls: type[Method], origin: Origin) -> type[Method]:
         def fit(self, prompt: Prompt) -> Fitted:
             with naming(whose := origin.whose(cls.name)):
                 return _watched(super().fit(prompt), self.windows(), whose)
+
+        def why_not(self, shape: ModelShape) -> str | None:
+            try:
+                return super().why_not(shape)
+            except Exception as error:  # it is asked where nothing may fail
+                return abbreviate(f"why_not raised {type(error).__name__}: {' '.join(str(error).split())}", 300)
 
         def data_hash(self, model: ModelRef) -> str | None:
             own = super().data_hash(model)

@@ -106,6 +106,8 @@ def _by_itself(part: Part) -> str | None:
         return "nothing is stored"
     if stream.window.prompt_only:
         return "later tokens stay in fp16"
+    if getattr(stream.window, "whole_prompt", False):
+        return "a prompt leaves its window as a whole"
     if stream.window.rewritten or type(codec).extend is not Codec.extend:
         return "tokens are stored anew with those before them"
     if type(codec).encode_prompt is not Codec.encode_prompt:
