@@ -2,7 +2,7 @@
 place, whose failures name it."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from pydantic import ValidationError
@@ -31,6 +31,11 @@ class Origin:
     def whose(self, name: str) -> str:
         """What begins a refusal: ``mine (my.py)``."""
         return f"{name} ({self.words})"
+
+    @property
+    def note(self) -> str:
+        """What a lane's card and record say: ``from my.py, sha256 0123456789ab``."""
+        return f"from {self.words}{f', sha256 {self.version[:12]}' if self.place else ''}"
 
 
 def refused(cls: Any, origin: Origin) -> SpecError | None:
@@ -78,7 +83,8 @@ def guarded(cls: type[Method], origin: Origin) -> type[Method]:
 
         def fit(self, prompt: Prompt) -> Fitted:
             with naming(whose := origin.whose(cls.name)):
-                return _watched(super().fit(prompt), self.windows(), whose)
+                fitted = _watched(super().fit(prompt), self.windows(), whose)
+                return replace(fitted, notes=(*fitted.notes, origin.note))
 
         def why_not(self, shape: ModelShape) -> str | None:
             try:
@@ -106,7 +112,7 @@ def _watched(fitted: Fitted, windows: tuple[Window, Window], whose: str) -> Fitt
         if codec is not None and not isinstance(codec, Codec):
             raise MethodError(f"fit gave {type(codec).__name__} for {tensor}, not a Codec")
         watched.append(codec if codec is None or isinstance(codec, Watched) else Watched(codec, whose))
-    return Fitted(watched[0], watched[1], fitted.notes, fitted.select)
+    return replace(fitted, key=watched[0], value=watched[1], notes=tuple(map(str, fitted.notes)))
 
 
 def origin_of(cls: type[Method]) -> Origin | None:

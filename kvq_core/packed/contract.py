@@ -77,7 +77,7 @@ def check_method(name: str) -> Iterator[Check]:
     yield _checked("fits", lambda: _fits(runs))
     if any(run.error for run in found):
         return
-    yield _checked("finite", lambda: _all(run.logits.isfinite().all().item() for run in found))
+    yield _checked("finite", lambda: _all(bool(run.logits.isfinite().all()) for run in found))
     yield _checked("engages", lambda: _engages(case, found))
     yield _checked("reads its store", lambda: _no(run.unlike for run in found))
     yield _checked("counts", lambda: _counts(found))

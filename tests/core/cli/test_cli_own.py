@@ -1,6 +1,7 @@
 """``--method-file`` and ``check-method``: what they print, and their exit status."""
 
 import json
+import re
 
 import pytest
 
@@ -10,7 +11,7 @@ from kvq_core.cli.tables import describe_record
 from kvq_core.events import Finished
 from kvq_core.packed import contract
 from kvq_core.settings import settings
-from tests.support.own_methods import forget_afterwards, written
+from tests.support.own_methods import PAGE, example, forget_afterwards, written
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +84,20 @@ def test_compare_takes_a_lane_of_a_file(here, tmp_path, monkeypatch, sample_run)
     assert here("compare", "--spec", spec)[0] == 2  # nobody has named the file
     assert here("compare", "--spec", spec, "--method-file", written(tmp_path))[0] == 0
     assert [lane.title for lane in asked[0].lanes] == ["Mine"]
+
+
+@pytest.mark.real_model
+def test_the_commands_of_the_page_do_what_it_says(here, tmp_path, monkeypatch, smollm):
+    monkeypatch.chdir(tmp_path)
+    for name in ("one_bit.py", "one_bit.toml"):
+        (tmp_path / name).write_text(example(name))
+    block = PAGE.read_text(encoding="utf-8").split("Check it, list it")[1].split("```sh\n")[1].split("```")[0]
+    commands = [line.split()[3:] for line in block.strip().splitlines()]
+    assert [command[0] for command in commands] == ["check-method", "methods", "compare"]
+    said = [here(*command) for command in commands]
+    assert [status for status, *_ in said] == [0, 0, 0]
+    assert "FAIL" not in said[0][1] and "one_bit - One bit  (one_bit.py)" in said[1][1]
+    assert re.search(r"^One bit +\d", said[2][1], re.M) and "One bit: from one_bit.py, sha256" in said[2][1]
 
 
 def test_declared_bits_have_a_star_and_a_line_that_says_what_it_is(sample_run):

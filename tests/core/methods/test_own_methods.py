@@ -199,6 +199,17 @@ def test_packages_offer_methods_and_broken_ones_cost_their_own_alone(tmp_path, m
         make("mnie")
 
 
+def test_a_package_is_found_where_it_is_installed(tmp_path, monkeypatch):
+    (tmp_path / "my_kvq.py").write_text(written(tmp_path).read_text())
+    info = tmp_path / "my_kvq-0.3.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-kvq\nVersion: 0.3\n")
+    (info / "entry_points.txt").write_text("[kvq.methods]\nanything = my_kvq\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(known._own, "asked", False)
+    assert origin_of(methods()["mine"]).version == "my-kvq==0.3" and not failures()
+
+
 # --- functions ------------------------------------------------------------------------------------------------------
 
 
@@ -249,7 +260,7 @@ def test_declared_bits_are_said_and_nothing_is_packed():
     assert lane.label == lane.method == "per_token_2"  # per_token is a method of the project
     assert method.summary() == "K5 V4 bits declared, not counted"
     outcome = run_engine(tiny("llama"), prompt_ids(12), [lane], 2)
-    assert outcome.decode.states[0].cache.notes == ("K5 V4 bits declared, not counted",)
+    assert outcome.decode.states[0].cache.notes == ("K5 V4 bits declared, not counted", "from a function")
     with pytest.raises(MethodError, match=r"per_token_2 \(a function\): bits declared, not counted: .*nothing packed"):
         measure(tiny("llama"), lane, prompt_ids(12), Request(new_tokens=3))
 

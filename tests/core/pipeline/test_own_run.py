@@ -1,5 +1,7 @@
 """Lanes of one's own in a comparison on the bundled model, and the stored run once their file is gone."""
 
+from hashlib import sha256
+
 import pytest
 
 import kvq_core
@@ -18,7 +20,6 @@ from ui.export.reproduce import command
 from ui.form.filling import _form_of
 from ui.html.cards import lane_head
 from ui.html.tables import scorecard
-from ui.views.storage import compute as draw_storage
 from ui.views.verdicts import compute as draw_verdicts
 
 PROMPT = "Tell me about the harbour. " + "It keeps its tide tables by hand and the gauge has a paper drum. " * 6
@@ -54,7 +55,9 @@ def test_own_lanes_run_beside_others_and_fail_alone(stored: Finished) -> None:
     assert own.title == "One bit" and own.knobs == {"window": 8}
     assert declared.memory is not None and declared.memory.declared
     assert (declared.memory.key_bits_quantized, declared.memory.value_bits_quantized) == (5, 4)
-    assert declared.notes == [declared.summary] == ["K5 V4 bits declared, not counted"]
+    assert declared.notes == ["K5 V4 bits declared, not counted", "from a function"]
+    assert declared.notes[0] == declared.summary
+    assert own.notes == [f"from one_bit.py, sha256 {sha256(example('one_bit.py').encode()).hexdigest()[:12]}"]
     assert own.metrics is not None and declared.metrics is not None and kivi.metrics is not None
     floor = stored.record.noise_floor.metrics
     assert floor is not None and declared.metrics.kld_mean == pytest.approx(floor.kld_mean, rel=0.5)
@@ -74,6 +77,6 @@ def test_a_stored_run_opens_without_the_file(stored: Finished) -> None:
     assert "5 / 4*" in lane_head(record, arrays, 1) and "Bits declared, not counted" in lane_head(record, arrays, 1)
     assert [row["lane"] for row in scorecard(record, arrays)][2] == "declared (bits declared)"
     assert growths(record)
-    assert draw_storage is not None and versus(record, record)
+    assert versus(record, record)
     assert '"one_bit"' in command(record)
     assert _form_of(record.spec)  # the first preset, in place of lanes that nobody can build
