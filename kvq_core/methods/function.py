@@ -57,6 +57,8 @@ class _Together:
 
     def __call__(self, start: int, tokens: int) -> tuple[Tensor, Tensor]:
         span = start, start + tokens
+        if span[1] > self.keys.shape[-2]:
+            raise MethodError("its function was given the first prompt, and a later turn comes by itself")
         if span not in self.made:
             self.made[span] = self.call(*(x[..., slice(*span), :] for x in (self.keys, self.values)))
         return self.made[span]

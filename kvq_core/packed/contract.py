@@ -11,7 +11,7 @@ from kvq_core.errors import KvqError, MethodError, abbreviate
 from kvq_core.methods import Method, knobs, methods
 from kvq_core.models import LoadedModel
 from kvq_core.models.tiny import VOCABULARY, tiny
-from kvq_core.packed.cache import packed_layers
+from kvq_core.packed.cache import lane_layers
 from kvq_core.pipeline.trial import Trial, declares, short_claims, stepwise, trial
 from kvq_core.spec import Lane
 
@@ -186,7 +186,7 @@ def _packed(case: _Case, lane: Trial) -> Found:
         return "skip", "it quantizes nothing"
     ids, model = _ids(case.long), case.model
     try:
-        layers = packed_layers(case.method, model.model, case.lane.windows(), "torch", ref=model.ref)
+        layers = lane_layers(case.lane, model.model, "torch", 0, model.ref, model.rotations)
 
         def attend(layer: int, *tensors: torch.Tensor) -> torch.Tensor:
             return layers[layer].attend(*tensors)  # type: ignore[arg-type]
