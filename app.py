@@ -1,13 +1,16 @@
 """Serve the page: settings, store, interface, model."""
 
+import argparse
 import gc
 import importlib.util
 import os
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import version
+from pathlib import Path
 
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(
@@ -28,8 +31,9 @@ from gradio import Blocks  # noqa: E402
 
 from kvq_core.errors import KvqError, StoreError  # noqa: E402
 from kvq_core.limits import limits  # noqa: E402
-from kvq_core.logs import configure, log_error, take_over  # noqa: E402
+from kvq_core.logs import configure, log_error, log_event, take_over  # noqa: E402
 from kvq_core.machine.memory import share_arena  # noqa: E402
+from kvq_core.methods import failures, load_method_files  # noqa: E402
 from kvq_core.pipeline.compare import compare  # noqa: E402
 from kvq_core.pipeline.estimate import estimate  # noqa: E402
 from kvq_core.settings import Settings, settings  # noqa: E402
@@ -81,6 +85,29 @@ def check_mcp(found: Settings) -> None:
         )
 
 
+def load_methods(found: Settings, argv: Sequence[str]) -> None:
+    """Offer the methods of the files named by ``--method-file`` and by the environment, and say which installed
+    packages gave none. Raises KvqError for a file that cannot be loaded, and for any on a public instance."""
+    parser = argparse.ArgumentParser(prog="app.py", description="Serve the page.", allow_abbrev=False)
+    parser.add_argument(
+        "--method-file",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help="a Python file that defines methods of your own; may be given again",
+    )
+    files = [*found.method_files, *parser.parse_args(argv).method_file]
+    if files and found.public:
+        raise KvqError(
+            f"{files[0].name}: a public instance takes no method files; install them as a package, or leave KVQ_MODELS "
+            "unset."
+        )
+    load_method_files(files)
+    for line in failures().values():
+        log_event("method not loaded", reason=line)
+
+
 def launch(services: Services, health: Health, host: str, port: int, mcp: bool = False) -> Blocks:
     """Build the page and serve it, from threads of its own."""
     blocks = build_ui(services)
@@ -109,12 +136,13 @@ def launch(services: Services, health: Health, host: str, port: int, mcp: bool =
     return blocks
 
 
-def main() -> int:
+def main(argv: Sequence[str] = ()) -> int:
     share_arena()  # before threads start
     try:
         found = settings()
         configure(found)
         check_mcp(found)
+        load_methods(found, argv)
         # on ZeroGPU in this thread and before the launch, or the emulated GPU is not there
         borrowing = zero_gpu.prepare() if found.zero_gpu else {"compare": compare}
         services = Services(open_store(), estimate=estimate, **borrowing)
@@ -144,6 +172,6 @@ if __name__ == "__main__":
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        sys.exit(main())
+        sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:
         sys.exit(130)

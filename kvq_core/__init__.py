@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvq_core.pipeline.compare import compare, run
     from kvq_core.pipeline.roundtrip import Roundtrip, roundtrip
     from kvq_core.record.fields import Record
-    from kvq_core.spec import ComparisonSpec, Lane, parse_spec
+    from kvq_core.spec import ComparisonSpec, Lane, from_function, parse_spec
 
 _HOMES = {
     "errors": ("KvqError", "MethodError", "ModelError", "SpecError", "StoreError"),
@@ -31,7 +31,7 @@ _HOMES = {
     "pipeline.compare": ("compare", "run"),
     "pipeline.roundtrip": ("Roundtrip", "roundtrip"),
     "record.fields": ("Record",),
-    "spec": ("ComparisonSpec", "Lane", "parse_spec"),
+    "spec": ("ComparisonSpec", "Lane", "from_function", "parse_spec"),
 }
 _ROOMS = ("methods", "models")  # reached as attributes: kvq_core.models.load
 
@@ -47,6 +47,7 @@ __all__ = [
     "SpecError",
     "StoreError",
     "compare",
+    "from_function",
     "inspect_model",
     "make",
     "packed_cache",

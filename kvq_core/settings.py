@@ -21,6 +21,7 @@ class Settings:
     store_limit: int | None  # KVQ_STORE_LIMIT: bytes the store may hold; old runs make way
     store_days: float | None  # KVQ_STORE_DAYS: age at which a run that is not shared is removed
     second_model: Path | None  # KVQ_SECOND_MODEL: file of the model that tests and claims take beside the bundled one
+    method_files: tuple[Path, ...]  # KVQ_METHOD_FILES: Python files that define methods of one's own
     models: tuple[str, ...]  # KVQ_MODELS: the only models this instance runs; empty: all
     address: str  # KVQ_ADDRESS: where people reach the page, ending in "/"; empty: not said
     host: str  # GRADIO_SERVER_NAME: the address the page listens on; this machine alone, on a Space all
@@ -48,6 +49,7 @@ def settings() -> Settings:
         store_limit=_bytes(limit) if limit else None,
         store_days=_days(days) if days else None,
         second_model=Path(second).expanduser() if second else None,
+        method_files=_paths(env.get("KVQ_METHOD_FILES", "")),
         models=models,
         address=_address(env.get("KVQ_ADDRESS", "").strip()),
         host=env.get("GRADIO_SERVER_NAME") or ("0.0.0.0" if env.get("SPACE_ID") else "127.0.0.1"),
@@ -62,6 +64,11 @@ def settings() -> Settings:
 
 def _flag(name: str) -> bool:
     return os.environ.get(name, "").strip().lower() in ("1", "t", "true", "yes", "on")
+
+
+def _paths(text: str) -> tuple[Path, ...]:
+    """Several, divided as PATH is."""
+    return tuple(Path(part).expanduser() for part in text.split(os.pathsep) if part.strip())
 
 
 def _address(text: str) -> str:

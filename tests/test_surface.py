@@ -108,6 +108,11 @@ SURFACE = {
     "SpecError": _ERROR,
     "StoreError": _ERROR,
     "compare": f"({_RUN}) -> collections.abc.Generator[{_EVENT}]",
+    "from_function": (
+        "(function: collections.abc.Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]], "
+        "bits: float | tuple[float, float], name: str | None = None, tokens: int = 1, together: bool = False)"
+        " -> kvq_core.spec.lane.Lane"
+    ),
     "inspect_model": (
         "(model: str | kvq_core.models.loader.LoadedModel, revision: str | None = None, *, remedies: bool = True, "
         "progress: collections.abc.Callable[[str, int, int], None] | None = None) "

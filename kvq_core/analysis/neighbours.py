@@ -95,7 +95,7 @@ def _settings(lane: LaneRecord) -> dict[str, Any]:
 
 def _wider(lane: LaneRecord, tensors: Tensors) -> Lane | None:
     """The lane with the next wider codes for some of what it quantizes, where the method has such knobs."""
-    if not tensors or lane.knobs is None or lane.method not in methods():
+    if not tensors or lane.knobs is None or lane.method is None or lane.method not in methods():
         return None
     known, settings, said = {knob.name: knob for knob in knobs(methods()[lane.method])}, dict(lane.knobs), []
     apart = settings.get("key_bits") is not None or settings.get("value_bits") is not None or tensors != lane.quantized
@@ -112,7 +112,7 @@ def _wider(lane: LaneRecord, tensors: Tensors) -> Lane | None:
 
 def _lane(label: str, settings: dict[str, Any], like: LaneRecord) -> Lane | None:
     """A lane with the options of another; knobs that an option sets are left to it. None where that is no lane."""
-    if like.method not in methods():  # it is gone since the run was stored
+    if like.method is None or like.method not in methods():  # it is gone since the run was stored
         return None
     knobs = methods()[like.method].window_knobs()
     options = {name: getattr(like, name) for name in LANE_OPTIONS} | {"prefill": in_words(like.prefill)}

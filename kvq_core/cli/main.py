@@ -15,11 +15,13 @@ from contextlib import closing, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from kvq_core.cli import check as check_cli
 from kvq_core.cli import claims as claims_cli
 from kvq_core.cli import codebooks as codebooks_cli
 from kvq_core.cli import engine as engine_cli
 from kvq_core.cli import inspect as inspect_cli
 from kvq_core.cli import measure as measure_cli
+from kvq_core.cli import own as own_cli
 from kvq_core.cli import store as store_cli
 from kvq_core.cli.bar import Bar
 from kvq_core.cli.comparison import add_comparison, comparison
@@ -35,7 +37,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = {
     "": "python -m kvq_core compare --preset first-look\n  python -m kvq_core methods --json",
-    "methods": "python -m kvq_core methods\n  python -m kvq_core methods --json",
+    "methods": "python -m kvq_core methods\n  python -m kvq_core methods --method-file my.py --json",
+    "check-method": check_cli.EXAMPLES,
     "presets": "python -m kvq_core presets\n  python -m kvq_core presets --json",
     "compare": (
         "python -m kvq_core compare --preset first-look\n"
@@ -60,13 +63,15 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status: 0, 2 for anything a person can put right, 130 when interrupted."""
+    """Run one command and return its exit status: 0, 1 where a check fails, 2 for anything a person can put right, 130
+    when interrupted."""
     try:
         interrupt.end_quietly()
         arguments = _parser().parse_args(argv)
         importlib.import_module("kvq_core.pipeline.compare")  # with it all the libraries, which take seconds
         interrupt.raise_again()
-        arguments.command(arguments)
+        own_cli.load_files(arguments)
+        status = arguments.command(arguments)
         sys.stdout.flush()
     except KvqError as error:
         line = "".join(c if c.isprintable() else "?" for c in str(error))  # what was given must not steer the terminal
@@ -78,23 +83,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `| head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    return 0
+    return status or 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m kvq_core", description="Compare KV-cache quantization methods.", **_options(""))
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    def add(name: str, summary: str, command: Callable[[argparse.Namespace], None]) -> argparse.ArgumentParser:
+    def add(name: str, summary: str, command: Callable[[argparse.Namespace], int | None]) -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=summary, description=summary, **_options(name))
         made.add_argument("--json", action="store_true", help="print JSON")
         made.set_defaults(command=command)
         return made
 
-    add("methods", "List the quantization methods and their knobs.", _methods)
+    own_cli.add_method_files(add("methods", "List the quantization methods and their knobs.", _methods))
+    check_cli.add_arguments(add("check-method", "Check that a method keeps what a method promises.", check_cli.check))
     add("presets", "List the ready experiments.", _presets)
     compare = add("compare", "Run a comparison, store it and print the result.", _compare)
     add_comparison(compare, "a ready experiment; see the command presets")
+    own_cli.add_method_files(compare)
     compare.add_argument("--out", metavar="DIR", type=Path, help="also write the run's files into this folder")
     show = add("show", "Print a stored run; nothing is computed.", _show)
     show.add_argument("run", metavar="RUN_ID|DIR", help="id of a stored run, or a folder written by --out")
@@ -105,9 +112,13 @@ def _parser() -> argparse.ArgumentParser:
     store_cli.add_arguments(add("store", "Tell what the store holds, or remove what its limits say.", store_cli.store))
     claims_cli.add_arguments(add("claims", "Measure the papers' claims on a model.", claims_cli.claims))
     summary = "Look at a model before any run: its cache, what formats cost, which layers are at risk."
-    inspect_cli.add_arguments(add("inspect", summary, inspect_cli.inspect))
+    inspect = add("inspect", summary, inspect_cli.inspect)
+    inspect_cli.add_arguments(inspect)
+    own_cli.add_method_files(inspect)
     summary = "Run lanes one at a time with packed caches: time and memory."
-    measure_cli.add_arguments(add("measure", summary, measure_cli.measure_lanes), _quiet)
+    measure = add("measure", summary, measure_cli.measure_lanes)
+    measure_cli.add_arguments(measure, _quiet)
+    own_cli.add_method_files(measure)
     summary = "Run a GGUF file in the real llama.cpp under its cache types, against its own F32 cache."
     engine_cli.add_arguments(add("engine", summary, engine_cli.engine), _quiet)
     return parser
@@ -120,8 +131,11 @@ def _options(name: str) -> dict[str, Any]:
 
 def _methods(arguments: argparse.Namespace) -> None:
     from kvq_core.cli.tables import list_methods
+    from kvq_core.methods import failures
     from kvq_core.methods.describe import describe_methods
 
+    for line in failures().values():
+        print(f"warning: {line}", file=sys.stderr)
     print(as_json(describe_methods()) if arguments.json else list_methods())
 
 

@@ -10,7 +10,7 @@ from kvq_core.analysis.expected import expectation_sentence
 from kvq_core.analysis.floors import above_floor, floors, lane_of
 from kvq_core.analysis.scored import At, pooled, tail
 from kvq_core.analysis.verdict import MIN_SCORED
-from kvq_core.methods import Method, knobs, methods
+from kvq_core.methods import Method, knobs, methods, origin_of
 from kvq_core.presets import Preset
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
@@ -40,7 +40,9 @@ def list_methods() -> str:
 
 
 def _method(name: str, cls: type[Method]) -> str:
-    lines = [f"{name} - {cls.title}" + (f"  {cls.paper}" if cls.paper else "")]
+    origin = origin_of(cls)
+    whence = f"  ({origin.words})" if origin is not None else ""
+    lines = [f"{name} - {cls.title}" + (f"  {cls.paper}" if cls.paper else "") + whence]
     first = inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0]
     lines += textwrap.wrap(" ".join(first.split()), 110, initial_indent="  ", subsequent_indent="  ")
     for knob in knobs(cls):
@@ -71,6 +73,8 @@ def describe_record(record: Record, arrays: Arrays) -> str:
     notes = [_plain(f"{lane.label}: {note}") for lane in record.lanes for note in (*said[lane.label], *lane.notes)]
     if scored < MIN_SCORED:
         notes.append(f"{scored} scored positions are too few for a verdict; at least {MIN_SCORED} are needed.")
+    if any(lane.memory and lane.memory.declared for lane in record.lanes):
+        notes.append("*: bits declared by the method's author, not counted; sizes are computed from them.")
     if env.weights_note:
         notes.append(_plain(env.weights_note))
     if expected := expectation_sentence(record):
@@ -96,10 +100,11 @@ def _row(record: Record, arrays: Arrays, at: At) -> tuple[str, ...]:
     if lane.status == "failed" or lane.metrics is None or lane.memory is None:
         return (lane.label, *_NONE, f"failed: {_plain(lane.error or '')}")
     m, memory = lane.metrics, lane.memory
+    mark = "*" if memory.declared else ""
     return (
         lane.label,
-        f"{memory.key_bits:.2f}",
-        f"{memory.value_bits:.2f}",
+        f"{memory.key_bits:.2f}{mark}",
+        f"{memory.value_bits:.2f}{mark}",
         f"{memory.kv_ratio:.1%}",
         _kld(m.kld_mean),
         f"{high.name} {_kld(high.value)}" if (high := tail(pooled(arrays, at, "kld"))) else "-",

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+DECLARED = "declared"  # part of a block whose bytes are not counted
+
 
 @dataclass(frozen=True)
 class Block:
@@ -24,6 +26,18 @@ class Block:
     def host_bytes(self) -> int:
         """Bytes of a copy kept in host memory for re-encoding: listed apart, in neither bits nor ratio."""
         return 0
+
+
+@dataclass(frozen=True)
+class DeclaredBlock(Block):
+    """A block whose ``tensors`` hold what attention reads, in place of what a cache would: its bytes are what somebody
+    ``declared``, not counted. They appear as the part DECLARED, which marks them wherever bytes are told."""
+
+    declared: int
+
+    @property
+    def nbytes(self) -> dict[str, int]:
+        return {DECLARED: self.declared}
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,11 @@
 """The methods: the contract (``base``), knobs, deployments, and one file or folder a method.
 
 Every module in this folder and in those below it that defines a named Method is found here: adding one is one file.
-Papers' methods lie here, what engines ship in ``formats``, what papers compare with in ``baselines``. Imports codecs,
-codebooks and the kernels' plain operations. Start at ``base``, then ``kivi``.
+Papers' methods lie here, what engines ship in ``formats``, what papers compare with in ``baselines``; ``known`` adds
+those of installed packages and of files of one's own (``own``). Imports codecs, codebooks and the kernels' plain
+operations. Start at ``base``, then ``kivi``.
 """
 
-import importlib
-import pkgutil
-from functools import cache
 from typing import Any
 
 from pydantic import ValidationError
@@ -22,7 +20,10 @@ from kvq_core.errors import SpecError, excerpt
 from kvq_core.methods.base import Fitted, Method, Prompt
 from kvq_core.methods.deployments import Home
 from kvq_core.methods.formats import NOT_BUILT
+from kvq_core.methods.guard import Origin, origin_of
 from kvq_core.methods.knob import Knob, knobs
+from kvq_core.methods.known import failures, methods
+from kvq_core.methods.own import load_method_file, load_method_files
 from kvq_core.methods.shape import ModelRef, ModelShape
 
 __all__ = [
@@ -36,31 +37,21 @@ __all__ = [
     "Method",
     "ModelRef",
     "ModelShape",
+    "Origin",
     "Prompt",
     "Window",
+    "failures",
     "knobs",
     "largest_block",
+    "load_method_file",
+    "load_method_files",
     "make",
     "methods",
+    "origin_of",
 ]
 
 # one or two of each family, which stand for it where not all are shown
 OFTEN = ("kivi", "innerq", "svdq", "q8_0", "q4_0", "fp8", "nvfp4", "turboquant")
-
-
-@cache
-def methods() -> dict[str, type[Method]]:
-    """Every method class by name, in alphabetical order."""
-    for module in pkgutil.walk_packages(__path__, f"{__name__}."):
-        importlib.import_module(module.name)
-    found: dict[str, type[Method]] = {}
-    pending: list[type[Method]] = Method.__subclasses__()
-    while pending:
-        cls = pending.pop()
-        pending += cls.__subclasses__()
-        if "name" in vars(cls) and cls.__module__.startswith(__name__ + "."):
-            found[cls.name] = cls
-    return dict(sorted(found.items()))
 
 
 def make(name: str, /, **settings: Any) -> Method:
@@ -72,14 +63,21 @@ def make(name: str, /, **settings: Any) -> Method:
     if name in NOT_BUILT:
         raise SpecError(f"{name} is vLLM's name of a format that is not built: {NOT_BUILT[name]}.")
     if name not in known:
+        if name in failures():
+            raise SpecError(failures()[name])
         near = process.extractOne(name, list(known))
         hint = f" Did you mean {near[0]!r}?" if near and near[1] > 60 else ""
-        raise SpecError(f"Unknown method {excerpt(name)}.{hint} Available: {', '.join(known)}.")
+        raise SpecError(f"Unknown method {excerpt(name)}.{hint} Available: {', '.join(known)}.{_lost()}")
     cls = known[name]
     try:
         return cls(**settings)
     except ValidationError as error:
         raise SpecError(f"{name}: {knob_error(cls, error)}") from None
+
+
+def _lost() -> str:
+    """What else might have been there."""
+    return "".join(f" Not loaded: {line}" for line in failures().values())[:300]
 
 
 def knob_error(cls: type[Method], error: ValidationError) -> str:

@@ -123,6 +123,11 @@ class Memory(Part):
     tokens: int
     by_rule: list[RuleMemory] = []  # in the rules' order where a lane has several; tensors in no rule are in none
 
+    @property
+    def declared(self) -> bool:
+        """Whether bits of any tensor are what a method's author declares, not counted from what it holds."""
+        return any(name.endswith("_declared") for name in self.bytes_by_part)
+
 
 class Timing(Part):
     """Seconds on this machine. The engine simulates the cache's arithmetic on a working copy: not a kernel's speed."""

@@ -7,6 +7,7 @@ Imports methods, errors and complaints. Start at ``comparison``.
 from kvq_core.spec.bundles import BUNDLES, bundle_lanes
 from kvq_core.spec.comparison import DEFAULT_MODEL, MAX_LANES, Capture, ComparisonSpec, Stress
 from kvq_core.spec.conversation import Message, Tool, tool_name
+from kvq_core.spec.functions import from_function
 from kvq_core.spec.lane import LANE_OPTIONS, Lane
 from kvq_core.spec.plan import Assignment
 from kvq_core.spec.prefill import Chunks, in_words
@@ -32,6 +33,7 @@ __all__ = [
     "Tensor",
     "Tool",
     "bundle_lanes",
+    "from_function",
     "in_words",
     "layer_words",
     "parse_lane",

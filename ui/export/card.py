@@ -5,7 +5,7 @@ from kvq_core.record.fields import LaneRecord, Record
 from kvq_core.record.part import drawn_of
 from ui.html.colors import lane_color
 from ui.html.escape import safe, shorten
-from ui.html.numbers import ABSENT, bits, percent, plural, significant
+from ui.html.numbers import ABSENT, both_bits, percent, plural, significant
 from ui.html.verdict import verdict
 
 WIDTH, HEIGHT = 1200, 630
@@ -42,7 +42,7 @@ def figures(lane: LaneRecord) -> tuple[str, str, str, str]:
     m, memory = lane.metrics, lane.memory
     done = lane.status == "done"
     return (
-        f"{bits(memory.key_bits)} / {bits(memory.value_bits)}" if done and memory else ABSENT,
+        both_bits(memory.key_bits, memory.value_bits, memory.declared) if done and memory else ABSENT,
         percent(memory.kv_ratio) if done and memory else ABSENT,
         significant(m.kld_mean, 2) if done and m else ABSENT,
         percent(m.flip_rate) if done and m else ABSENT,

@@ -54,5 +54,6 @@ def _told(record: Record, at: int | None) -> str:
         return ""
     lane: LaneRecord = record.lanes[at]
     assert lane.memory is not None and lane.metrics is not None
+    declared = " (declared)" if lane.memory.declared else ""
     flips = "" if lane.metrics.flip_rate is None else f", flips {percent(lane.metrics.flip_rate, 1)}"
-    return f"{lane.label}: {(lane.memory.key_bits + lane.memory.value_bits) / 2:.2f} bits an element{flips}"
+    return f"{lane.label}: {(lane.memory.key_bits + lane.memory.value_bits) / 2:.2f} bits an element{declared}{flips}"

@@ -98,6 +98,7 @@ def distortion_rate(record: Record, arrays: Arrays, what: str) -> go.Figure | No
     )
     for rank, (index, bits, value) in enumerate(found):
         lane = record.lanes[index]
+        declared = " declared" if lane.memory and lane.memory.declared else ""
         figure.add_scatter(
             x=[bits],
             y=[max(value, floor)],
@@ -111,7 +112,7 @@ def distortion_rate(record: Record, arrays: Arrays, what: str) -> go.Figure | No
                 "color": lane_color(index),
                 "symbol": SYMBOLS.get(lane.quantized, "circle"),
             },
-            hovertemplate=f"%{{x:.2f}} bits: {value:.3g}<extra>{label_of(lane)}</extra>",
+            hovertemplate=f"%{{x:.2f}} bits{declared}: {value:.3g}<extra>{label_of(lane)}</extra>",
         )
     whose = {"whole": "an element", "key": "a key element", "value": "a value element"}[asked.of]
     figure.update_xaxes(title_text=f"stored bits {whose}", range=[max(0, low - margin), high + margin])

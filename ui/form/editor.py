@@ -3,7 +3,7 @@
 from typing import Any, get_args
 
 from kvq_core.errors import KvqError
-from kvq_core.methods import OFTEN, Knob, methods
+from kvq_core.methods import OFTEN, Knob, Method, methods, origin_of
 from kvq_core.spec import MAX_LANES, Lane
 from ui.form.controls import control, current, places
 from ui.form.lanes import LaneForm, describe_lane, index, parse_layers, title, update_lane, with_knob
@@ -70,6 +70,7 @@ TOKENS = Knob(
     False,
 )
 ROOMS = {"formats": "Deployed formats", "baselines": "Papers' baselines"}
+YOURS = "Yours"  # from files, packages and functions
 BUTTONS = ("Duplicate", "Remove", "Close")
 
 
@@ -139,7 +140,7 @@ def _methods(name: str, prefix: str) -> str:
     groups = {"Often compared": list(OFTEN)}
     for known, cls in methods().items():
         if known not in OFTEN:
-            groups.setdefault(ROOMS.get(cls.__module__.split(".")[2], "Papers and plain"), []).append(known)
+            groups.setdefault(_room(cls), []).append(known)
     options = "".join(
         f'<optgroup label="{group}">{"".join(_method_option(known, name) for known in some)}</optgroup>'
         for group, some in groups.items()
@@ -148,6 +149,13 @@ def _methods(name: str, prefix: str) -> str:
         '<label class="knob wide" id="lane-method"><span>Method</span>'
         f'<select id="in-lane-method" data-place="{prefix}method">{options}</select></label>'
     )
+
+
+def _room(cls: type[Method]) -> str:
+    """The group a method is offered in."""
+    if origin_of(cls) is not None:
+        return YOURS
+    return ROOMS.get(cls.__module__.split(".")[2], "Papers and plain")
 
 
 def _method_option(known: str, chosen: str) -> str:
@@ -244,9 +252,11 @@ def method_notes(name: str) -> str:
     cls = methods()[name]
     first, _, more = (cls.__doc__ or "").strip().partition("\n\n")
     paper = f'<p><a href="{safe(cls.paper)}" target="_blank" rel="noopener">Paper</a></p>' if cls.paper else ""
+    origin = origin_of(cls)
+    whence = f'<p class="muted">From {safe(origin.words)}</p>' if origin is not None else ""
     deviations = "".join(f"<li>{safe(text)}</li>" for text in cls.deviations)
     listing = f"<p>Deviations from the paper:</p><ul>{deviations}</ul>" if deviations else ""
     return (
         f'<details class="about"><summary>{safe(" ".join(first.split()))}</summary>'
-        f"<p>{safe(' '.join(more.split()))}</p>{paper}{listing}</details>"
+        f"<p>{safe(' '.join(more.split()))}</p>{whence}{paper}{listing}</details>"
     )

@@ -10,7 +10,7 @@ from kvq_core.analysis.reading import read_in_words
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import LaneRecord, Record
 from ui.html.escape import lane_tokens, numbered_tokens, prose, safe, shorten, strip, visible
-from ui.html.numbers import ABSENT, bits, percent, plural, significant
+from ui.html.numbers import ABSENT, both_bits, percent, plural, significant
 from ui.html.pieces import spans_of, words_at
 from ui.html.verdict import cautions, verdict
 
@@ -120,7 +120,7 @@ def lane_head(record: Record, arrays: Arrays, index: int) -> str:
         return failed_card(lane.label, lane.summary or lane.title, lane.error or "")
     found, m, memory = verdict(record, arrays, index), lane.metrics, lane.memory
     stats = (
-        ("K / V bits", f"{bits(memory.key_bits)} / {bits(memory.value_bits)}" if memory else ABSENT),
+        ("K / V bits", both_bits(memory.key_bits, memory.value_bits, memory.declared) if memory else ABSENT),
         ("size", percent(memory.kv_ratio) if memory else ABSENT),
         ("KLD", significant(m.kld_mean, 2) if m else ABSENT),
         ("flips", percent(m.flip_rate) if m else ABSENT),

@@ -8,7 +8,7 @@ from kvq_core.record.fields import LaneRecord, Record
 from kvq_core.record.part import BEST, TOGETHER
 from ui.html.colors import lane_color
 from ui.html.escape import safe
-from ui.html.numbers import ABSENT, bits, percent, significant
+from ui.html.numbers import ABSENT, both_bits, percent, significant
 
 HEADS = ("Lane", "K / V bits", "Size", "KLD mean", "p99", "Flips", "Verdict")
 
@@ -45,5 +45,5 @@ def _numbers(lane: LaneRecord) -> list[str]:
     if metrics is None or memory is None:
         return [ABSENT] * (len(HEADS) - 2)
     flips = ABSENT if metrics.flip_rate is None else percent(metrics.flip_rate, 1)
-    both = f"{bits(memory.key_bits)} / {bits(memory.value_bits)}"
+    both = both_bits(memory.key_bits, memory.value_bits, memory.declared)
     return [both, percent(memory.kv_ratio), significant(metrics.kld_mean), significant(metrics.kld_p99), flips]

@@ -33,6 +33,11 @@ def bits(value: float | None) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
+def both_bits(key: float | None, value: float | None, declared: bool = False) -> str:
+    """Of keys and of values: ``3.08 / 4``, with a star where somebody declares them and nobody counted."""
+    return f"{bits(key)} / {bits(value)}{'*' if declared else ''}"
+
+
 def seconds(value: float | None) -> str:
     """``0.18 s``, ``12 s``, ``2 min 5 s``."""
     if value is None or not math.isfinite(value):

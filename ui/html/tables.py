@@ -62,7 +62,8 @@ def scorecard(record: Record, arrays: Arrays) -> list[dict[str, Any]]:
 def _row(record: Record, arrays: Arrays, at: At) -> dict[str, Any]:
     lane = lane_of(record, at)
     found: dict[str, Any] = dict.fromkeys(column.name for column in COLUMNS)
-    found["lane"] = lane.label if lane.status == "done" else f"{lane.label} (failed)"
+    declared = " (bits declared)" if lane.memory and lane.memory.declared else ""
+    found["lane"] = f"{lane.label}{declared}" if lane.status == "done" else f"{lane.label} (failed)"
     for part in (lane.metrics, lane.memory):
         if part is not None:
             found |= {name: value for name, value in part.model_dump().items() if name in found}

@@ -13,9 +13,11 @@ def remarks(lane: LaneRecord) -> list[str]:
 
 
 def cautions(lane: LaneRecord) -> list[str]:
-    """What of a lane was not quantized, and which of its flips mean little."""
+    """What of a lane was not quantized or counted, and which of its flips mean little."""
     found = []
     m = lane.metrics
+    if lane.memory and lane.memory.declared:
+        found.append("Bits declared, not counted: its size is computed from what its author says.")
     if "never_engaged" in lane.flags and m:
         windows = lane.memory.tokens if lane.memory else 0
         found.append(

@@ -91,7 +91,7 @@ def storage(record: Record) -> str:
     memory, small = min(stored, key=lambda found: found[0].kv_ratio)
     sentence = (
         f"{small.label} stores least: {bits(memory.key_bits)} bits a key element and {bits(memory.value_bits)} a value "
-        f"element, {percent(memory.kv_ratio)} of an fp16 cache"
+        f"element, {percent(memory.kv_ratio)} of an fp16 cache{' (declared, not counted)' if memory.declared else ''}"
     )
     quantized = memory.key_bits_quantized
     if quantized is not None and memory.key_bits - quantized > 0.05:
