@@ -128,10 +128,9 @@ class ClassCodec(Codec):
         t = block.tensors
         salient = unpack(t["classes"], 1, block.tokens)[..., None].bool()
         elements = salient.numel() * self._head_dim(t, salient.shape[1])
-        codes = sum(t[f"{name}_codes"].numel() for name in CLASSES if f"{name}_codes" in t)
-        beside = 8 * (sum(block.nbytes.values()) - codes) / elements
-        padded = 8 * codes / elements - torch.where(salient, *map(float, self.widths)).mean()
-        return torch.where(salient, *map(float, self.widths)) + beside + padded
+        widths = torch.where(salient, float(self.widths[0]), float(self.widths[1]))
+        beside = 8 * sum(block.nbytes.values()) / elements - widths.mean()  # scales, and what packing pads
+        return widths + beside
 
     def packed(self, path: Path) -> Packed:
         return Packed.decoded(self, path)

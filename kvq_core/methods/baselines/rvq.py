@@ -25,9 +25,9 @@ class Rvq(Method):
     then the nearest entry to what that leaves, and so on; what is read is the sum. Keys are those before RoPE.
 
     Stored: steps codes of log2(entries) bits a vector, steps x log2(entries) / 32 bits an element (256 entries and 8
-    steps: 2 bits, 4 steps: 1 bit), and once a layer the codebooks in fp16, shared by all heads and channel groups. These
-    do not grow with the tokens: 131 kB a layer for keys and as much for values, more than the codes of 2,700 tokens of
-    192 channels.
+    steps: 2 bits, 4 steps: 1 bit), and once a layer the codebooks in fp16, one a step for all heads and channel groups.
+    They do not grow with the tokens, but weigh on short prompts: 131 kB a layer for keys and as much for values, the
+    codes of 2,700 tokens of 192 channels.
 
     Calibrated on this prompt alone: the codebooks are k-means of its own vectors, where the paper trains them on other
     texts. Tokens generated later were not among them, and a short prompt has few vectors to learn from.

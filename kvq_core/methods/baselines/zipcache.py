@@ -23,7 +23,7 @@ class ZipCache(Method):
 
     Stored: packed codes of both classes and a bit a token and head that names the class. Keys have an fp16 scale and
     minimum a channel over the tokens of a class; values are divided by sqrt(max |v|) of their channel, stored in fp16,
-    and have a scale and minimum a token over all heads. An element costs the mean of the two widths by salient_fraction,
+    and have a scale and minimum a token over all heads. An element costs the mean of both widths by salient_fraction,
     1/head_dim for the class, and little more in long blocks.
 
     Tokens wait in full precision until streaming_gap of them are there. Their classes come from the attention of the

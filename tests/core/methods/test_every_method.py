@@ -38,9 +38,24 @@ MORE = [
     Lane(label="floor", method="fp16"),
 ]
 
+STORAGE = [
+    Lane(label="uniform", method="uniform"),
+    Lane(label="uniform apart", method="uniform", knobs={"group_size": 16, "bits": 3, "outlier_fraction": 0.02}),
+    Lane(label="gear", method="gear", knobs={"group_size": 8, "rank": 2}),
+    Lane(label="gear-l", method="gear", knobs={"group_size": 32, "outlier_fraction": 0}),
+    Lane(label="zipcache", method="zipcache", knobs={"streaming_gap": 4}),
+    Lane(label="zipcache 1", method="zipcache", knobs={"streaming_gap": 1, "salient_fraction": 0.3}),
+    Lane(label="kvquant", method="kvquant"),
+    Lane(label="kvquant 3", method="kvquant", knobs={"bits": 3, "outlier_fraction": 0}),
+    Lane(label="rvq", method="rvq"),
+    Lane(label="rvq 1", method="rvq", knobs={"entries": 16, "steps": 8}),
+    Lane(label="think", method="think"),
+    Lane(label="think 4", method="think", knobs={"pruned": 0.25, "bits": 4}),
+]
+
 
 def test_no_method_is_left_out() -> None:
-    assert {lane.method for lane in LANES + MORE} == set(methods())
+    assert {lane.method for lane in LANES + MORE + STORAGE} == set(methods())
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -80,7 +95,7 @@ def untrained_codebooks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lanes", [LANES, MORE], ids=["papers", "variants"])
+@pytest.mark.parametrize("lanes", [LANES, MORE, STORAGE], ids=["papers", "variants", "storage"])
 @pytest.mark.parametrize(
     ("count", "dtype"),
     [(5, torch.float32), (43, torch.float32), (43, torch.bfloat16), (96, torch.bfloat16)],
