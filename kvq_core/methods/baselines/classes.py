@@ -130,7 +130,7 @@ class ClassCodec(Codec):
         elements = salient.numel() * self._head_dim(t, salient.shape[1])
         widths = torch.where(salient, float(self.widths[0]), float(self.widths[1]))
         beside = 8 * sum(block.nbytes.values()) / elements - widths.mean()  # scales, and what packing pads
-        return widths + beside
+        return (widths + beside).cpu()
 
     def packed(self, path: Path) -> Packed:
         return Packed.decoded(self, path)

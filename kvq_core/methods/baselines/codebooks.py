@@ -5,8 +5,8 @@ from torch import Tensor
 
 SEED = 0
 SAMPLE = 4096  # vectors that a stage is trained on, at most
-ROUNDS = 6
-_ROWS = 4096  # vectors searched at once: what fits a CPU's cache
+ROUNDS = 4
+_ROWS = 1024  # vectors searched at once: what fits a CPU's cache
 
 
 def nearest(vectors: Tensor, centres: Tensor) -> Tensor:

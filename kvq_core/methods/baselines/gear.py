@@ -15,7 +15,7 @@ from kvq_core.codecs.groups import GroupCodec
 from kvq_core.codecs.window import Window
 from kvq_core.methods.base import Fitted, Method, ModelShape, Prompt
 from kvq_core.methods.baselines.heads import joined, joint_grouping_why_not, parted
-from kvq_core.methods.baselines.outliers import as_index, extremes, put_back
+from kvq_core.methods.baselines.outliers import as_index, extremes, put_back, share_apart
 from kvq_core.methods.deployments import Elsewhere
 from kvq_core.methods.widths import Bits
 
@@ -47,7 +47,8 @@ class Gear(Method):
         "code takes that share of a token's channels, 8% of 1,000 tokens.",
         "Codes have 2^bits - 1 steps; the authors' variants with outliers have bits^2 - 1, the same at 2 bits alone.",
         "Blocks of generated tokens take half the rank, as the authors' defaults 4 and 2 do.",
-        "Outliers are taken on the fused path, too; the authors' CUDA path (gearlKIVI) leaves them out.",
+        "The authors' CUDA path (gearlKIVI) keeps no outliers; here they are kept unless outlier_fraction is 0.",
+        "Tokens leave full precision group_size at a time; the authors' streaming gap, 64, is a knob of its own.",
         "Both factors and the outliers are stored in fp16, rounded once; nothing else is rounded between the stages.",
     )
 
@@ -79,9 +80,11 @@ class Gear(Method):
         return joint_grouping_why_not(shape, self.group_size)
 
     def fit(self, prompt: Prompt) -> Fitted:
+        _, heads, _, dim = prompt.keys.shape
+
         def codec(axis: Literal["tokens", "channels"]) -> GearCodec:
             base = GroupCodec(self.bits, self.group_size, axis, prompt.metadata)
-            return GearCodec(base, axis, prompt.keys.shape[1], self.rank, self.loops, self.outlier_fraction)
+            return GearCodec(base, axis, heads, dim, self.rank, self.loops, self.outlier_fraction)
 
         return Fitted(codec("tokens"), codec("channels"))
 
@@ -103,11 +106,15 @@ def low_rank(error: Tensor, rank: int, loops: int) -> tuple[Tensor, Tensor]:
     *_, tokens, dim = error.shape
     rank = min(rank, tokens, dim)
     right = torch.rand(dim, rank, generator=torch.Generator().manual_seed(SEED)).to(error.device)
-    left = torch.empty(0)
-    for _ in range(loops):
-        left = torch.linalg.qr(error @ torch.linalg.qr(right).Q).Q
-        right = error.mT @ left
-    return left, right
+    for _ in range(loops - 1):
+        right = error.mT @ _spanning(error, right)
+    left = _spanning(error, right)
+    return left, error.mT @ left
+
+
+def _spanning(error: Tensor, right: Tensor) -> Tensor:
+    """Orthonormal columns that span what error makes of right's columns."""
+    return torch.linalg.qr(error @ torch.linalg.qr(right).Q).Q
 
 
 @dataclass(frozen=True)
@@ -117,6 +124,7 @@ class GearCodec(Codec):
     base: GroupCodec
     axis: Literal["tokens", "channels"]
     kv_heads: int
+    head_dim: int
     rank: int
     loops: int
     outlier_fraction: float
@@ -163,7 +171,7 @@ class GearCodec(Codec):
         return torch.cat(parts)
 
     def usage(self, blocks: list[Block]) -> dict[str, Tensor]:
-        return self.base.usage(blocks)
+        return self.base.usage(blocks) | share_apart(blocks, self.kv_heads * self.head_dim, self.kv_heads)
 
     def bits(self, block: Block) -> Tensor:
         return self.base.bits(block)

@@ -24,8 +24,8 @@ class KvQuant(Method):
     positions (of keys as many as lie beyond the channel's range, with a 16-bit count a token); once a layer, the
     levels and the keys' ranges. An element costs about bits + 32 outlier_fraction, values 32/channels more.
 
-    Calibrated on this prompt alone: the paper takes ranges, levels and their weights from 16 other texts. A short
-    prompt tells little of the range of later keys, and those beyond it are stored as outliers, each at 32 bits.
+    Calibrated on this prompt alone: the paper takes ranges, levels and their weights from other texts. A short prompt
+    tells little of the range of later keys, and those beyond it are stored as outliers, each at 32 bits.
     """
 
     name: ClassVar[str] = "kvquant"

@@ -10,11 +10,11 @@ from kvq_kernels import Path, pack, unpack
 from torch import Tensor
 
 from kvq_core.codecs.blocks import Block
-from kvq_core.codecs.codec import Codec, layer_slices
+from kvq_core.codecs.codec import Codec, count_codes, layer_slices
 from kvq_core.codecs.forms import Packed
 from kvq_core.methods.baselines.heads import joined, parted
 from kvq_core.methods.baselines.levels import level_of, nearest_level
-from kvq_core.methods.baselines.outliers import as_index, put_back
+from kvq_core.methods.baselines.outliers import as_index, put_back, share_apart
 
 LEAST = 2.0**-14  # the smallest half range: fp16's smallest normal number
 
@@ -36,6 +36,7 @@ def ranges(rows: Tensor, fraction: float, metadata: torch.dtype) -> tuple[Tensor
 class LevelCodec(Codec):
     """Codes of levels along the channels. ``shared``: levels (layers, 2^bits) in fp16."""
 
+    axis: ClassVar[Literal["tokens", "channels"]]  # of the elements that share a range
     bits_per_code: int
     kv_heads: int
     head_dim: int
@@ -49,12 +50,27 @@ class LevelCodec(Codec):
     def _part(self, x: Tensor, layers: slice) -> dict[str, Tensor]:
         """What is stored of some layers' x (layers, kv_heads, tokens, head_dim)."""
 
+    @property
+    def _along(self) -> int:
+        """Codes of a row: a head's channels, or all heads'."""
+        return self.head_dim * (1 if self.axis == "tokens" else self.kv_heads)
+
     def _codes(self, unit: Tensor, layers: slice) -> Tensor:
         """Packed codes of unit (layers, ..., channels)."""
         return pack(nearest_level(unit, self.shared["levels"][layers].float()), self.bits_per_code)
 
-    def _units(self, codes: Tensor, channels: int, layers: slice) -> Tensor:
-        return level_of(unpack(codes, self.bits_per_code, channels), self.shared["levels"][layers])
+    def _units(self, codes: Tensor, layers: slice) -> Tensor:
+        return level_of(unpack(codes, self.bits_per_code, self._along), self.shared["levels"][layers])
+
+    def usage(self, blocks: list[Block]) -> dict[str, Tensor]:
+        """How often each level is used, and the share of outliers."""
+        if not blocks:
+            return {}
+        width, count = self.bits_per_code, self._along
+        codes = torch.cat([unpack(block.tensors["codes"], width, count).flatten(2) for block in blocks], -1)
+        counts = torch.cat([count_codes(codes[at], 1 << width) for at in layer_slices(codes)])
+        apart = share_apart(blocks, self.kv_heads * self.head_dim, self.kv_heads)
+        return {"code_counts": counts[:, :, None], **apart}
 
     def packed(self, path: Path) -> Packed:
         return Packed.decoded(self, path)
@@ -66,7 +82,7 @@ class ChannelLevels(LevelCodec):
     what lies beyond them is kept, else clipped."""
 
     sparse: bool
-    axis: ClassVar[Literal["tokens"]] = "tokens"
+    axis = "tokens"
 
     packed = LevelCodec.packed
 
@@ -90,7 +106,7 @@ class ChannelLevels(LevelCodec):
         t, parts = block.tensors, []
         for layers in layer_slices(self.shared["middles"], (1 << 20) // max(1, block.tokens)):
             middles, halves = (self.shared[name][layers].float()[..., None, :] for name in ("middles", "halves"))
-            parts.append(self._units(t["codes"][layers], self.head_dim, layers) * halves + middles)
+            parts.append(self._units(t["codes"][layers], layers) * halves + middles)
         read = joined(torch.cat(parts))
         if self.sparse:
             counts = t["counts"].flatten().long()
@@ -105,7 +121,7 @@ class ChannelLevels(LevelCodec):
         if not self.sparse:
             return torch.tensor(codes).view(1, 1, 1, 1)
         apart = 16 + 8 * t["positions"].element_size()
-        return (codes + (16 + apart * t["counts"].float()) / channels)[:, None, :, None]
+        return (codes + (16 + apart * t["counts"].float()) / channels)[:, None, :, None].cpu()
 
 
 @dataclass(frozen=True)
@@ -114,7 +130,7 @@ class TokenLevels(LevelCodec):
 
     outlier_fraction: float
     metadata: torch.dtype
-    axis: ClassVar[Literal["channels"]] = "channels"
+    axis = "channels"
 
     packed = LevelCodec.packed
 
@@ -130,7 +146,7 @@ class TokenLevels(LevelCodec):
     def decode(self, block: Block) -> Tensor:
         t, parts = block.tensors, []
         for layers in layer_slices(t["codes"], (1 << 20) * self.bits_per_code // 8):
-            rows = self._units(t["codes"][layers], self.kv_heads * self.head_dim, layers)
+            rows = self._units(t["codes"][layers], layers)
             rows = rows * t["halves"][layers].float() + t["middles"][layers].float()
             if "outliers" in t:
                 put_back(rows, t["positions"][layers], t["outliers"][layers])

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from kvq_core.codecs.blocks import Block
+
 
 def extremes(rows: Tensor, each: int) -> Tensor:
     """Positions (..., 2 * each) of the ``each`` smallest and the ``each`` largest elements of rows (..., n).
@@ -21,3 +23,14 @@ def as_index(positions: Tensor, size: int) -> Tensor:
 def put_back(rows: Tensor, positions: Tensor, kept: Tensor) -> Tensor:
     """Write what was ``kept`` (..., k) at its positions (..., k) of rows (..., n), in place."""
     return rows.scatter_(-1, positions.long(), kept.float())
+
+
+def share_apart(blocks: list[Block], channels: int, kv_heads: int) -> dict[str, Tensor]:
+    """``outlier_share`` as Codec.usage gives it, of blocks with ``channels`` elements a token and layer: the same for
+    all heads, since outliers are sought among all."""
+    kept = sum(block.tensors["positions"].numel() for block in blocks if "positions" in block.tensors)
+    if not kept:
+        return {}
+    layers = len(blocks[0].tensors["codes"])
+    share = kept / (layers * channels * sum(block.tokens for block in blocks))
+    return {"outlier_share": torch.full((layers, kv_heads), share)}

@@ -37,13 +37,14 @@ class Rvq(Method):
     title: ClassVar[str] = "Residual VQ (prompt-only calibration)"
     paper: ClassVar[str | None] = "https://arxiv.org/abs/2410.15704"
     deviations: ClassVar[tuple[str, ...]] = (
-        "Calibrated on the prompt: k-means of at most 4,096 of its vectors a layer, six rounds, with a seed. The "
+        "Calibrated on the prompt: k-means of at most 4,096 of its vectors a layer, four rounds, with a seed. The "
         "authors train on other texts, k-means first and then exponential moving averages.",
         "Codebooks are counted as stored, since they belong to this prompt; trained ones would belong to the model.",
         "Up to 256 entries, so that a code is at most a byte, as CommVQ's comparison sets it; the authors' code has "
         "1,024 or 2,048.",
         "A prompt with fewer vectors than entries has a codebook of as many entries as it has vectors.",
-        "Vectors are not scaled beforehand, and are met by squared distance; the authors' code offers both otherwise.",
+        "Vectors are 32 consecutive channels as they are, met by squared distance; the authors' code knows cosine "
+        "distance, too, and, by recollection alone, scales vectors first and groups key channels that lie apart.",
     )
 
     entries: Literal[2, 4, 8, 16, 32, 64, 128, 256] = Field(

@@ -35,7 +35,7 @@ class Think(Method):
     paper: ClassVar[str | None] = "https://arxiv.org/abs/2407.21018"
     deviations: ClassVar[tuple[str, ...]] = (
         "All keys of the prompt are pruned, the newest 32, too, as in kvpress (its ThinKPress was reviewed by the "
-        "paper's author); the paper leaves a recent window whole.",
+        "paper's author); the paper, by recollection alone, leaves a recent window whole.",
         "A score is the mean over the query heads that share a KV head, as in kvpress.",
         "bits is how SVDq's authors compare with it (3/4 of the channels at 4 bits, called 3 bits); they do not say "
         "how they group: here each channel has one range over all tokens of the prompt, like their other baseline.",

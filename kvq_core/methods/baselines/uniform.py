@@ -15,7 +15,7 @@ from kvq_core.codecs.groups import GroupCodec
 from kvq_core.codecs.window import Window
 from kvq_core.methods.base import Fitted, Method, ModelShape, Prompt
 from kvq_core.methods.baselines.heads import joined, joint_grouping_why_not, parted
-from kvq_core.methods.baselines.outliers import as_index, put_back
+from kvq_core.methods.baselines.outliers import as_index, put_back, share_apart
 from kvq_core.methods.widths import Bits
 
 
@@ -65,7 +65,7 @@ class Uniform(Method):
         outliers = outlier_count(self.outlier_fraction, heads * dim)
         if not outliers and dim % self.group_size == 0:
             return Fitted(base, base)
-        codec = UniformCodec(base, heads, outliers)
+        codec = UniformCodec(base, heads, heads * dim, outliers)
         notes = (f"{outliers} of a token's {heads * dim} elements are outliers ({outliers / (heads * dim):.1%})",)
         return Fitted(codec, codec, notes if outliers else ())
 
@@ -88,6 +88,7 @@ class UniformCodec(Codec):
 
     base: GroupCodec
     kv_heads: int
+    channels: int
     outliers: int
     axis: Literal["channels"] = "channels"
 
@@ -114,7 +115,7 @@ class UniformCodec(Codec):
         return parted(rows, self.kv_heads)
 
     def usage(self, blocks: list[Block]) -> dict[str, Tensor]:
-        return self.base.usage(blocks)
+        return self.base.usage(blocks) | share_apart(blocks, self.channels, self.kv_heads)
 
     def bits(self, block: Block) -> Tensor:
         return self.base.bits(block)

@@ -118,6 +118,20 @@ def test_kvquant_costs_what_its_formula_says() -> None:
     assert bits.mean().item() == pytest.approx(8 * sum(block.nbytes.values()) / prompt.keys.numel())
 
 
+@pytest.mark.parametrize("name", ["kvquant", "gear", "uniform"])
+def test_outliers_and_codes_are_counted(name: str) -> None:
+    prompt = random_prompt()
+    fitted = make(name, outlier_fraction=0.04).fit(prompt)
+    for codec in (fitted.key, fitted.value):
+        assert codec is not None and codec.usage([]) == {}
+        blocks = [codec.encode_prompt(prompt.keys, 0), codec.encode(prompt.keys[..., :64, :], TOKENS)]
+        found = codec.usage(blocks)
+        kept = sum(block.tensors["positions"].numel() for block in blocks)
+        assert found["outlier_share"].shape == (1, HEADS)
+        assert found["outlier_share"][0, 1].item() == pytest.approx(kept / (CHANNELS * (TOKENS + 64)))
+        assert found["code_counts"].sum() == CHANNELS * (TOKENS + 64)
+
+
 def test_later_keys_beyond_the_prompt_s_range_are_kept_or_clipped() -> None:
     prompt = random_prompt()
     later = prompt.keys[..., :5, :] * 20
