@@ -96,7 +96,7 @@ class Stream:
 
     def flush(self, prompt: bool = False) -> list[Change]:
         """Encode the tokens now due, ``prompt``: as those of a prompt; what changed by it: nothing, or those tokens."""
-        due = 0 if self.window.prompt_only and not prompt else self.window.leaving(self.recent_tokens)
+        due = 0 if self.window.prompt_only and not prompt else self.window.leaving(self.recent_tokens, prompt)
         return [self.encode(self._take(due).float(), prompt)] if due else []
 
     def encode(self, x: Tensor, prompt: bool = False) -> Change:
@@ -104,6 +104,8 @@ class Stream:
         assert self.codec is not None
         extend = self.codec.extend_prompt if prompt else self.codec.extend
         first = start = self._packed_from + self.packed_tokens
+        if self.codec.rewrites:
+            return self._packed_from, self._read(extend(self.blocks, self._turned(x, first), first), self._packed_from)
         read = []
         for due in x.split(self.block or x.shape[-2], -2):
             read.append(self._read(extend(self.blocks, self._turned(due, start), start), start))

@@ -146,7 +146,7 @@ def _quantized(plan: tuple[Assignment, ...], tensor: Tensor, prompt: int, end: i
     found: dict[tuple[int, ...], int] = {}
     for a in plan:
         if a.tensor == tensor and not a.beside:
-            found[a.layers] = found.get(a.layers, 0) + a.packed(prompt if a.window.prompt_only else end)
+            found[a.layers] = found.get(a.layers, 0) + a.packed_later(prompt, end)
     return max(found.values(), default=0)
 
 

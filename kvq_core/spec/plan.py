@@ -85,6 +85,14 @@ class Assignment:
             return Window(recent=self.tail, step=self.window.step).packed(rest)
         return (replace(self.window, sink=0) if self.head else self.window).packed(rest)
 
+    def packed_later(self, prompt: int, tokens: int) -> int:
+        """Tokens it holds encoded once ``tokens`` have entered, those after the ``prompt`` one by one."""
+        window = self.window
+        if not window.whole_prompt:
+            return self.packed(prompt if window.prompt_only else tokens)
+        first = self.packed(prompt)
+        return first + window.leaving(max(0, tokens - window.sink) - first)
+
     def frozen(self, tokens: int) -> int:
         """About how many of a prompt's ``tokens`` no later step changes."""
         if not self.tail:
