@@ -26,8 +26,8 @@ class ZipCache(Method):
     and have a scale and minimum a token over all heads. An element costs the mean of both widths by salient_fraction,
     1/head_dim for the class, and little more in long blocks.
 
-    Tokens wait in full precision until streaming_gap of them are there. Their classes come from the attention of the
-    query at hand, and are not looked at again.
+    The prompt is stored at once. Generated tokens wait in full precision until streaming_gap of them are there; their
+    classes come from the attention of the query at hand, and are not looked at again.
     """
 
     name: ClassVar[str] = "zipcache"
@@ -39,8 +39,6 @@ class ZipCache(Method):
         "that do, although only probes are summed, which favours recent tokens.",
         "The random probes are drawn with a seed, and at least one query of either kind probes.",
         "Numbers of tokens are rounded; the authors' code cuts them off.",
-        "The prompt's newest tokens after the last whole streaming_gap wait with the generated ones; the authors' code "
-        "stores the whole prompt at once.",
         "A gap of tokens is stored once, with ranges of its own; the authors' code decodes all and stores all anew, "
         "old tokens from what was read of them.",
         "As in the authors' code, values share a scale across heads by rank: the j-th salient token of every head, "
@@ -69,7 +67,7 @@ class ZipCache(Method):
         return "it ranks the tokens of a prompt that has been read whole"
 
     def windows(self) -> tuple[Window, Window]:
-        window = Window(recent=0, step=self.streaming_gap)
+        window = Window(recent=0, step=self.streaming_gap, whole_prompt=True)
         return window, window
 
     def fit(self, prompt: Prompt) -> Fitted:
