@@ -64,10 +64,25 @@ TILES = [
     Lane(label="oscar ktk", method="oscar", knobs={"target": "ktk", "lloyd_max": True, "recent_tokens": 0}),
     Lane(label="oscar H", method="oscar", knobs={"target": "hadamard", "scale_dtype": "float32", "sink_tokens": 0}),
 ]  # what transformers quantizes anew, tiles, and rotated rows
+STORAGE = [
+    Lane(label="uniform", method="uniform"),
+    Lane(label="uniform apart", method="uniform", knobs={"group_size": 16, "bits": 3, "outlier_fraction": 0.02}),
+    Lane(label="gear", method="gear", knobs={"group_size": 8, "rank": 2}),
+    Lane(label="gear-l", method="gear", knobs={"group_size": 32, "outlier_fraction": 0}),
+    Lane(label="zipcache", method="zipcache", knobs={"streaming_gap": 4}),
+    Lane(label="zipcache 1", method="zipcache", knobs={"streaming_gap": 1, "salient_fraction": 0.3}),
+    Lane(label="kvquant", method="kvquant"),
+    Lane(label="kvquant 3", method="kvquant", knobs={"bits": 3, "outlier_fraction": 0}),
+    Lane(label="rvq", method="rvq"),
+    Lane(label="rvq 1", method="rvq", knobs={"entries": 16, "steps": 8}),
+    Lane(label="think", method="think"),
+    Lane(label="think 4", method="think", knobs={"pruned": 0.25, "bits": 4}),
+]
 EVERY = {
     "papers": LANES,
     "variants": MORE,
     "servers": SERVERS,
     "llama": LLAMA,
     "tiles": TILES,
+    "storage": STORAGE,
 }

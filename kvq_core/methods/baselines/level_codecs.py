@@ -1,0 +1,158 @@
+"""Codes of non-uniform levels, and outliers beside them: keys with a range a channel, values with one a token."""
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from math import ceil
+from typing import ClassVar, Literal
+
+import torch
+from kvq_kernels import Path, pack, unpack
+from torch import Tensor
+
+from kvq_core.codecs.blocks import Block
+from kvq_core.codecs.codec import Codec, count_codes, layer_slices
+from kvq_core.codecs.forms import Packed
+from kvq_core.methods.baselines.heads import joined, parted
+from kvq_core.methods.baselines.levels import level_of, nearest_level
+from kvq_core.methods.baselines.outliers import as_index, put_back, share_apart
+
+LEAST = 2.0**-14  # the smallest half range: fp16's smallest normal number
+
+
+def ranges(rows: Tensor, fraction: float, metadata: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Of rows (..., n) without their outliers, ``fraction`` / 2 at either end: the middle and the half range (..., 1)
+    in ``metadata``, the half range rounded so that all of them lie within; and the positions of the outliers."""
+    size = rows.shape[-1]
+    each = min(ceil(fraction / 2 * size), (size - 1) // 2)
+    below, above = (rows.topk(each + 1, -1, largest) for largest in (False, True))
+    low, high = below.values[..., each:], above.values[..., each:]
+    middle = ((low + high) / 2).to(metadata)
+    half = torch.maximum(high - middle.float(), middle.float() - low) * (1 + torch.finfo(metadata).eps)
+    at = torch.cat([below.indices[..., :each], above.indices[..., :each]], -1)
+    return middle, half.clamp_min(LEAST).to(metadata), at
+
+
+@dataclass(frozen=True)
+class LevelCodec(Codec):
+    """Codes of levels along the channels. ``shared``: levels (layers, 2^bits) in fp16."""
+
+    axis: ClassVar[Literal["tokens", "channels"]]  # of the elements that share a range
+    bits_per_code: int
+    kv_heads: int
+    head_dim: int
+    shared: dict[str, Tensor] = field()  # the class has one by default, a field has none
+
+    def encode(self, x: Tensor, start: int) -> Block:
+        parts = [self._part(x[layers].float(), layers) for layers in layer_slices(x)]
+        return Block(x.shape[-2], {name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+
+    @abstractmethod
+    def _part(self, x: Tensor, layers: slice) -> dict[str, Tensor]:
+        """What is stored of some layers' x (layers, kv_heads, tokens, head_dim)."""
+
+    @property
+    def _along(self) -> int:
+        """Codes of a row: a head's channels, or all heads'."""
+        return self.head_dim * (1 if self.axis == "tokens" else self.kv_heads)
+
+    def _codes(self, unit: Tensor, layers: slice) -> Tensor:
+        """Packed codes of unit (layers, ..., channels)."""
+        return pack(nearest_level(unit, self.shared["levels"][layers].float()), self.bits_per_code)
+
+    def _units(self, codes: Tensor, layers: slice) -> Tensor:
+        return level_of(unpack(codes, self.bits_per_code, self._along), self.shared["levels"][layers])
+
+    def usage(self, blocks: list[Block]) -> dict[str, Tensor]:
+        """How often each level is used, and the share of outliers."""
+        if not blocks:
+            return {}
+        width, count = self.bits_per_code, self._along
+        codes = torch.cat([unpack(block.tensors["codes"], width, count).flatten(2) for block in blocks], -1)
+        counts = torch.cat([count_codes(codes[at], 1 << width) for at in layer_slices(codes)])
+        apart = share_apart(blocks, self.kv_heads * self.head_dim, self.kv_heads)
+        return {"code_counts": counts[:, :, None], **apart}
+
+    def packed(self, path: Path) -> Packed:
+        return Packed.decoded(self, path)
+
+
+@dataclass(frozen=True)
+class ChannelLevels(LevelCodec):
+    """Keys. ``shared`` has the channels' ``middles`` and ``halves``, too, (layers, kv_heads, head_dim); ``sparse``:
+    what lies beyond them is kept, else clipped."""
+
+    sparse: bool
+    axis = "tokens"
+
+    packed = LevelCodec.packed
+
+    def _part(self, x: Tensor, layers: slice) -> dict[str, Tensor]:
+        middles, halves = (self.shared[name][layers].float()[..., None, :] for name in ("middles", "halves"))
+        unit = (x - middles) / halves
+        tensors = {"codes": self._codes(unit, layers)}
+        if not self.sparse:
+            return tensors
+        beyond = joined(unit.abs() > 1)[:, 0]  # (layers, tokens, channels)
+        at = beyond.nonzero()[:, -1]
+        kept = joined(x)[:, 0][beyond].half()
+        return {
+            **tensors,
+            "outliers": kept,
+            "positions": as_index(at, beyond.shape[-1]),
+            "counts": beyond.sum(-1).to(torch.int16),
+        }
+
+    def decode(self, block: Block) -> Tensor:
+        t, parts = block.tensors, []
+        for layers in layer_slices(self.shared["middles"], (1 << 20) // max(1, block.tokens)):
+            middles, halves = (self.shared[name][layers].float()[..., None, :] for name in ("middles", "halves"))
+            parts.append(self._units(t["codes"][layers], layers) * halves + middles)
+        read = joined(torch.cat(parts))
+        if self.sparse:
+            counts = t["counts"].flatten().long()
+            token = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
+            read.flatten(0, 2)[token, t["positions"].long()] = t["outliers"].float()
+        return parted(read, self.kv_heads)
+
+    def bits(self, block: Block) -> Tensor:
+        """By token: some have more outliers than others."""
+        t, channels = block.tensors, self.kv_heads * self.head_dim
+        codes = 8 * t["codes"].shape[1] * t["codes"].shape[-1] / channels
+        if not self.sparse:
+            return torch.tensor(codes).view(1, 1, 1, 1)
+        apart = 16 + 8 * t["positions"].element_size()
+        return (codes + (16 + apart * t["counts"].float()) / channels)[:, None, :, None].cpu()
+
+
+@dataclass(frozen=True)
+class TokenLevels(LevelCodec):
+    """Values: each token has its own range and as many outliers as any other."""
+
+    outlier_fraction: float
+    metadata: torch.dtype
+    axis = "channels"
+
+    packed = LevelCodec.packed
+
+    def _part(self, x: Tensor, layers: slice) -> dict[str, Tensor]:
+        rows = joined(x)
+        middle, half, at = ranges(rows, self.outlier_fraction, self.metadata)
+        tensors = {"codes": self._codes((rows - middle.float()) / half.float(), layers)}
+        tensors |= {"middles": middle, "halves": half}
+        if at.shape[-1]:
+            tensors |= {"outliers": rows.gather(-1, at).half(), "positions": as_index(at, rows.shape[-1])}
+        return tensors
+
+    def decode(self, block: Block) -> Tensor:
+        t, parts = block.tensors, []
+        for layers in layer_slices(t["codes"], (1 << 20) * self.bits_per_code // 8):
+            rows = self._units(t["codes"][layers], layers)
+            rows = rows * t["halves"][layers].float() + t["middles"][layers].float()
+            if "outliers" in t:
+                put_back(rows, t["positions"][layers], t["outliers"][layers])
+            parts.append(rows)
+        return parted(torch.cat(parts), self.kv_heads)
+
+    def bits(self, block: Block) -> Tensor:
+        elements = block.tensors["middles"].numel() * self.kv_heads * self.head_dim
+        return torch.tensor(8 * sum(block.nbytes.values()) / elements).view(1, 1, 1, 1)
