@@ -8,9 +8,9 @@ codebooks and the kernels' plain operations. Start at ``base``, then ``kivi``.
 import importlib
 import pkgutil
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from rapidfuzz import process
 
 from kvq_core.codebooks.lookup import CodebookNeed
@@ -19,7 +19,7 @@ from kvq_core.codecs.codec import Codec
 from kvq_core.codecs.hadamard import largest_block
 from kvq_core.codecs.window import Window
 from kvq_core.errors import SpecError, excerpt
-from kvq_core.methods.base import Fitted, Method, Prompt
+from kvq_core.methods.base import Fitted, Method, Prompt, Selection
 from kvq_core.methods.deployments import Home
 from kvq_core.methods.knob import Knob, knobs
 from kvq_core.methods.shape import ModelRef, ModelShape
@@ -35,11 +35,14 @@ __all__ = [
     "ModelRef",
     "ModelShape",
     "Prompt",
+    "Selection",
     "Window",
     "knobs",
     "largest_block",
     "make",
     "methods",
+    "selection_from",
+    "selections",
 ]
 
 
@@ -75,7 +78,36 @@ def make(name: str, /, **settings: Any) -> Method:
         raise SpecError(f"{name}: {knob_error(cls, error)}") from None
 
 
-def knob_error(cls: type[Method], error: ValidationError) -> str:
+@cache
+def selections() -> dict[str, type[Selection]]:
+    """Every selection class by what ``by`` names it, in alphabetical order."""
+    methods()  # walks the package
+    found: dict[str, type[Selection]] = {}
+    pending: list[type[Selection]] = Selection.__subclasses__()
+    while pending:
+        cls = pending.pop()
+        pending += cls.__subclasses__()
+        named = get_args(cls.model_fields["by"].annotation)
+        if named and cls.__module__.startswith(__name__ + "."):
+            found[named[0]] = cls
+    return dict(sorted(found.items()))
+
+
+def selection_from(data: Any) -> Selection:
+    """A selection from plain data: ``by`` and its knobs. Raises SpecError with what was given and what is allowed."""
+    known = selections()
+    by = data.get("by") if isinstance(data, dict) else None
+    if not isinstance(by, str) or by not in known:
+        given = excerpt(data if by is None else by)
+        raise SpecError(f"select: by = {given} is not allowed; give an object such as {{by = \"{next(iter(known))}\"}}, "
+                        f"by one of {', '.join(known)}.")
+    try:
+        return known[by].model_validate(data)
+    except ValidationError as error:
+        raise SpecError(f"select by {by}: {knob_error(known[by], error)}") from None
+
+
+def knob_error(cls: type[BaseModel], error: ValidationError) -> str:
     """The first complaint of a validation error in one line: the knob, what was given and what is allowed."""
     first = error.errors()[0]
     path, known, at = [str(part) for part in first["loc"]], {k.name: k for k in knobs(cls)}, 0
