@@ -78,6 +78,10 @@ class EvictionMethod(Budget, Method):
     quantizes: ClassVar[bool] = False
     token_local: ClassVar[tuple[bool, bool]] = (True, True)
 
+    @property
+    def not_chunked(self) -> str | None:
+        return f"{self.name} chooses among the tokens of a prompt that has been read whole"
+
     def windows(self) -> tuple[Window, Window]:
         return Window(step=None), Window(step=None)
 
@@ -134,7 +138,7 @@ class Evicting:
         if many <= 0:
             return
         weighed = self.scores[layer][:, :aged].masked_fill(~held, float("inf"))
-        order = weighed.argmin(-1, keepdim=True) if many == 1 else weighed.argsort(-1, stable=True)[:, :many]
+        order = weighed.argmin(-1, keepdim=True) if many == 1 else weighed.argsort(dim=-1, stable=True)[:, :many]
         self.until[layer] = self.until[layer].scatter(-1, order, tokens)
 
     def share(self, layer: int) -> float:
