@@ -1,6 +1,7 @@
-"""Which keys the rows of a run read: row 0 and those of most lanes all, the others as their caches choose."""
+"""Which keys the rows of a run read: those of most lanes all, the others as their caches choose."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, partial
 
 import torch
@@ -12,6 +13,7 @@ from kvq_core.methods import Prompt, Selection
 from kvq_core.methods.base import Select
 from kvq_core.methods.eviction import Evicting
 
+Reads = dict[int, Callable[[], Tensor]]  # by row: the keys it reads in a step, bool (kv_heads, tokens)
 Choices = dict[int, tuple[Select, int]]  # by model layer: what chooses, and the layer's place in it
 
 
@@ -38,11 +40,11 @@ def forked(choices: Choices) -> Choices:
     return {layer: (own.get(id(select), select), at) for layer, (select, at) in choices.items()}
 
 
+@dataclass
 class Choosing:
-    """The choices of every row, in the order of the rows."""
+    """The choices of every row, in the order of the rows; of those that read all keys there are none."""
 
-    def __init__(self, caches: list[Choices]):
-        self.rows: list[Choices] = [{}, *caches]
+    rows: list[Choices]
 
     def fork(self, own: Choices) -> None:
         """One row more."""
@@ -52,18 +54,21 @@ class Choosing:
         """Drop all others, in the order given."""
         self.rows = [self.rows[row] for row in rows]
 
-    def reads(self, layer: int, queries: Tensor, tokens: int) -> dict[int, Callable[[], Tensor]]:
+    def reads(self, layer: int, queries: Tensor, tokens: int) -> Reads:
         """The keys that rows read in a step, bool (kv_heads, tokens), of those that choose; each is asked once.
         queries (rows, query_heads, fresh, head_dim) after RoPE; tokens in the cache with the step's own."""
         asked = ((row, *own[layer]) for row, own in enumerate(self.rows) if layer in own)
         return {row: cache(partial(select, at, queries[row].float(), tokens)) for row, select, at in asked}
 
-    def follow(self, layer: int, attention: Callable[[int], Tensor]) -> None:
-        """Let what follows a step see a row's attention, (kv_heads, groups, fresh, tokens)."""
-        for row, own in enumerate(self.rows):
-            select, at = own.get(layer, (None, 0))
-            if isinstance(select, Evicting):
-                select.follow(at, attention(row))
+    def following(self, layer: int) -> list[int]:
+        """The rows whose choice depends on the attention of their steps."""
+        return [row for row, own in enumerate(self.rows) if layer in own and isinstance(own[layer][0], Evicting)]
+
+    def follow(self, row: int, layer: int, attention: Tensor) -> None:
+        """Show a row's choice the attention of its step, (kv_heads, groups, fresh, tokens)."""
+        select, at = self.rows[row].get(layer, (None, 0))
+        if isinstance(select, Evicting):
+            select.follow(at, attention)
 
     def read_by(self, row: int, layer: int, queries: Tensor, seen: Tensor, tokens: int) -> Tensor | None:
         """The keys a row's cache would choose for queries (query_heads, n, head_dim) after RoPE, of which each sees

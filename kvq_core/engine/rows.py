@@ -64,7 +64,7 @@ class Rows:
         self.tap: Tap | None = None
         self.layers = [group.layers for group in groups]
         self.watched = {lane for lane, cache in enumerate(caches, 1) if cache.observes}
-        self.choosing = Choosing([cache.selects for cache in caches])
+        self.choosing = Choosing([{}, *(cache.selects for cache in caches)])
         self.roundings: list[Roundings] = [{}, *(cache.roundings for cache in caches)]  # by lane
         self._seen: dict[int, tuple[list[int], Tensor, Tensor]] = {}  # by layer, see _note
         self._index: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -177,7 +177,8 @@ class Rows:
                 self._show(self.tap, step.every, q.device, isolates)
         if self.watched:
             self._note(layer, queries, step.weights[lanes, :, slots])
-        self.choosing.follow(layer, lambda row: step.weights[lanes[row], :, slots[row]].unflatten(1, (-1, fresh)))
+        for row in self.choosing.following(layer):
+            self.choosing.follow(row, layer, step.weights[lanes[row], :, slots[row]].unflatten(1, (-1, fresh)))
         out = step.out[lanes, :, slots] + step.weights[..., self.prefix :][lanes, :, slots] @ tail_values
         return out.reshape(count, -1, fresh, dim).transpose(1, 2)
 

@@ -99,8 +99,10 @@ def selection_from(data: Any) -> Selection:
     by = data.get("by") if isinstance(data, dict) else None
     if not isinstance(by, str) or by not in known:
         given = excerpt(data if by is None else by)
-        raise SpecError(f"select: by = {given} is not allowed; give an object such as {{by = \"{next(iter(known))}\"}}, "
-                        f"by one of {', '.join(known)}.")
+        raise SpecError(
+            f'select: by = {given} is not allowed; give an object such as {{by = "{next(iter(known))}"}}, '
+            f"by one of {', '.join(known)}."
+        )
     try:
         return known[by].model_validate(data)
     except ValidationError as error:

@@ -137,7 +137,9 @@ class ShadowKv(Sparsity, Method):
             "element of the prompt, without landmarks and outlier chunks",
             selector.note(tokens),
         ]
-        return Fitted(LowRankCodec(prompt.keys.shape[1], selector, {"basis": basis}), None, tuple(notes), selector.select)
+        return Fitted(
+            LowRankCodec(prompt.keys.shape[1], selector, {"basis": basis}), None, tuple(notes), selector.select
+        )
 
     def as_stored(self, parts: dict[str, float], shape: ModelShape) -> Self:
         return self.kept(parts, shape.kv_heads)

@@ -38,9 +38,20 @@ MORE = [
     Lane(label="floor", method="fp16"),
 ]
 
+SELECTION = [
+    Lane(label="h2o", method="h2o"),
+    Lane(label="scissorhands", method="scissorhands", knobs={"heavy": 0.3, "recent": 0.2}),
+    Lane(label="shadowkv", method="shadowkv", knobs={**SPARSE, "rank": 24}),
+    Lane(label="shadowkv as it is", method="shadowkv"),
+    *(
+        Lane(label=f"by {by}", method="kivi", knobs=SMALL, select={"by": by})
+        for by in ("h2o", "scissorhands", "shadowkv", "svdq")
+    ),
+]
+
 
 def test_no_method_is_left_out() -> None:
-    assert {lane.method for lane in LANES + MORE} == set(methods())
+    assert {lane.method for lane in LANES + MORE + SELECTION} == set(methods())
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -80,7 +91,7 @@ def untrained_codebooks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lanes", [LANES, MORE], ids=["papers", "variants"])
+@pytest.mark.parametrize("lanes", [LANES, MORE, SELECTION], ids=["papers", "variants", "selection"])
 @pytest.mark.parametrize(
     ("count", "dtype"),
     [(5, torch.float32), (43, torch.float32), (43, torch.bfloat16), (96, torch.bfloat16)],
