@@ -107,8 +107,8 @@ class Fitted:
 
 
 class Selection(BaseModel):
-    """What a lane's ``select`` says: the keys that a step reads are chosen, whatever stores them. ``by`` names how, in a
-    subclass of this package; the other fields are its knobs."""
+    """What a lane's ``select`` says: the keys that a step reads are chosen, whatever stores them. ``by`` names how, in
+    a subclass of this package; the other fields are its knobs."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 

@@ -65,9 +65,9 @@ class Eviction(Budget, Selection):
             select.drop(layer, count)
         kept = min(count, select.heavy + select.recent)
         note = (
-            f"{self.by} keeps {kept} of the prompt's {count} tokens a KV head ({kept / count:.0%}): {select.heavy} heavy, "
-            f"{select.recent} recent, and as many at every step; bytes and bits are those of all tokens, for what is "
-            "dropped is still stored here"
+            f"{self.by} keeps {kept} of the prompt's {count} tokens a KV head ({kept / count:.0%}): {select.heavy} "
+            f"heavy, {select.recent} recent, and as many at every step; bytes and bits are those of all tokens, for "
+            "what is dropped is still stored here"
         )
         return Fitted(None, None, (note,), select)
 
@@ -147,8 +147,8 @@ class Evicting:
 
 
 def prompt_attention(prompt: Prompt, layer: int, last: int | None = None) -> Iterator[Tensor]:
-    """Causal attention of a layer's ``last`` queries of the prompt, of all of them where it is None, a few at a time and
-    in order: (kv_heads, groups, n, tokens seen by the n-th), float32."""
+    """Causal attention of a layer's ``last`` queries of the prompt, of all of them where it is None, a few at a time
+    and in order: (kv_heads, groups, n, tokens seen by the n-th), float32."""
     assert prompt.queries is not None
     keys, queries = prompt.keys[layer].float(), prompt.queries[layer].float()
     count = keys.shape[-2]

@@ -93,14 +93,14 @@ class Lane(Storing, _Labelled):
         for said, rule in self._said():
             if self.select is not None and rule.build().chooses:
                 raise SpecError(
-                    f"select by {self.select.by}: {said}{rule.method} chooses the keys that are read itself; give one of "
-                    "the two."
+                    f"select by {self.select.by}: {said}{rule.method} chooses the keys that are read itself; give one "
+                    "of the two."
                 )
         if self.chunks is not None:
             if self.select is not None:
                 raise SpecError(
-                    f"select by {self.select.by}: it chooses among the tokens of a prompt that has been read whole; take "
-                    "prefill = full."
+                    f"select by {self.select.by}: it chooses among the tokens of a prompt that has been read whole; "
+                    "take prefill = full."
                 )
             for said, rule in self._said():
                 if reason := rule.not_chunked(self.chunks.own_chunk) or rule.tier_not_chunked(self.chunks.own_chunk):

@@ -16,8 +16,8 @@ from kvq_core.methods.eviction import KEPT, Evicting, Eviction, EvictionMethod, 
 
 @dataclass
 class Counting(Evicting):
-    """Scores are minus how often, in the last ``window`` queries, a token received less than the mean. ``history``: what
-    each of these queries added, (kv_heads, tokens) uint8, oldest first, by layer."""
+    """Scores are minus how often, in the last ``window`` queries, a token received less than the mean. ``history``:
+    what each of these queries counted, (kv_heads, tokens) uint8, oldest first, by layer."""
 
     window: int = 1
     history: list[tuple[Tensor, ...]] = field(default_factory=list)

@@ -1,6 +1,7 @@
 """ShadowKV (arXiv 2410.21465): low-rank keys before RoPE, of which landmarks choose the chunks that a step reads.
 
-Source: ByteDance-Seed/ShadowKV, models/kv_cache.py (ShadowKVCache): get_svd, prefill_kv_cache, get_retrieval_position_ids.
+Source: ByteDance-Seed/ShadowKV, models/kv_cache.py, ShadowKVCache: get_svd, prefill_kv_cache and
+get_retrieval_position_ids.
 """
 
 from dataclasses import dataclass, field
@@ -89,8 +90,8 @@ class ShadowKv(Sparsity, Method):
     deviations: ClassVar[tuple[str, ...]] = (
         "U Σ and V are stored instead of U and Σ V: the product is the same, and fp16 cannot overflow; the authors "
         "store bf16.",
-        "Σ and V are those of all keys of the prompt, as the authors' are, but rows of the local chunks are not stored, "
-        "because these are kept in fp16.",
+        "Σ and V are those of all keys of the prompt, as the authors' are, but rows of the local chunks are not stored "
+        "in them, because these are kept in fp16.",
         "Scores of landmarks are scaled as the model scales its scores; the authors' code divides by √128 whatever the "
         "head.",
         "Chunks are clamped to those there are where a prompt is short, and the rank to the channels of a layer; the "

@@ -125,7 +125,10 @@ class Selector:
         Raises MethodError where x does not begin with the chunks.
         """
         if start or x.shape[-2] < self.landmarks.shape[-2] * self.sparsity.chunk_size:
-            raise MethodError("sparsity keeps its own windows; leave the lane's sink_tokens and recent_tokens empty.")
+            raise MethodError(
+                "chunks are those of one prompt, with windows of their own: leave the lane's sink_tokens and "
+                "recent_tokens empty, and give a prompt of one turn."
+            )
         at = self.outlier_tokens()[..., None].expand(-1, -1, -1, x.shape[-1])
         chunks = self.outliers.to(torch.int32)
         return {"outlier_keys": x.gather(-2, at).half(), "outlier_chunks": chunks, "landmarks": self.landmarks}

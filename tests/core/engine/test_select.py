@@ -1,13 +1,13 @@
 """A lane's ``select``, through whole models: dense float64 attention with masks worked out apart."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
 
 from kvq_core.engine.cache import LaneCache
+from kvq_core.engine.decode import Decode
 from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.script import Script
 from kvq_core.errors import SpecError
 from kvq_core.methods import selections
 from kvq_core.spec import ComparisonSpec, Lane, parse_lane, parse_spec
@@ -15,12 +15,11 @@ from tests.support.engine_runs import run_engine
 from tests.support.tiny_models import prompt_ids, tiny
 
 IDS, STEPS = prompt_ids(70), 9
-Mask = Callable[[int, int, Tensor, Tensor], Tensor]
 
 
 class Dense:
-    """An unquantized cache in float64 whose later queries read what ``mask`` says of (layer, KV head, keys so far,
-    attention of earlier steps): bool (tokens,)."""
+    """An fp16 cache attended in float64, of which each KV head keeps so many tokens after every pass, by the sums of
+    attention or, ``low``, by how often it was below the mean in the last ``recent`` queries."""
 
     def __init__(self, heavy: int, recent: int, low: bool):
         self.heavy, self.recent, self.low = heavy, recent, low
@@ -32,10 +31,10 @@ class Dense:
     def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
         q, k, v = queries[0].double(), keys[0].double(), values[0].double()
         prompt = layer not in self.keys
+        if q.shape[1] == 1:  # a prompt's tokens read one another as they are computed
+            k, v = k.half().double(), v.half().double()
         if not prompt:
-            k, v = (
-                torch.cat([past, x.half().double()], 1) for past, x in ((self.keys[layer], k), (self.values[layer], v))
-            )
+            k, v = torch.cat([self.keys[layer], k], 1), torch.cat([self.values[layer], v], 1)
         out = torch.zeros(q.shape[1], *q.shape[::2], dtype=torch.float64)
         total, groups = k.shape[1], len(q) // len(k)
         for head in range(len(k)):
@@ -53,7 +52,7 @@ class Dense:
                     row[read] += (weights < 1 / len(read)).double() if self.low else weights
                 self.rows.setdefault(place, []).append(row)
             self._evict(place, [*(range(total) if prompt else [*self.kept[place], *own])], total)
-        self.keys[layer], self.values[layer] = (x.half().double() if prompt else x for x in (k, v))
+        self.keys[layer], self.values[layer] = k.half().double(), v.half().double()
         return out[None].float()
 
     def _evict(self, place: tuple[int, int], held: list[int], total: int) -> None:
@@ -95,6 +94,32 @@ def test_a_free_row_goes_on_with_what_its_forced_row_kept(by: str) -> None:
         text.append(int(logits[0, -1].argmax()))
         logits = model.forward(torch.tensor([text[-1:]]), at, dense)
     assert state.token_ids == outcome.state("other").token_ids == text
+
+
+@pytest.mark.parametrize("by", ["h2o", "scissorhands"])
+def test_later_turns_read_what_is_kept_and_drop_what_is_one_too_many(by: str) -> None:
+    """A given answer token by token, the turn after it at once, and then steps."""
+    model, follow = tiny("llama"), prompt_ids(5, 4)
+    turns = [(IDS, False), (prompt_ids(6, 2), True), (prompt_ids(11, 3), False)]
+    read = Script.of_turns(turns)
+    prefill = Prefill(model, read.ids, range(70, 87), [70, 76])
+    list(prefill.run())
+    lanes = (Lane(label="beside", method="per_token"), Lane(label=by, method=by, knobs={"heavy": 0.2, "recent": 0.1}))
+    decode = Decode(model, prefill, ComparisonSpec(prompt="-", max_new_tokens=5, lanes=lanes), list(lanes))
+    decode.script, decode.follow, decode.total = read, follow, len(follow)
+    list(decode.encode())
+    list(decode.fill())
+    found = [model.head(decode.states[1].prompt_hidden[None])[0]]
+    for _ in decode.steps(lambda reference, rows, targets: found.append(rows[1]), None, lambda rows: None):
+        pass
+    dense = Dense(14, 7, low=by == "scissorhands")
+    model.forward(torch.tensor([IDS]), 0, dense)
+    pieces = [*([t] for t in turns[1][0]), turns[2][0], *([t] for t in follow[:-1])]
+    expected, at = [], len(IDS)
+    for piece in pieces:
+        expected.append(model.forward(torch.tensor([piece]), at, dense)[0])
+        at += len(piece)
+    torch.testing.assert_close(torch.cat(found), torch.cat(expected), rtol=0, atol=2e-3)
 
 
 @pytest.mark.parametrize(
