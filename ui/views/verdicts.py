@@ -163,6 +163,8 @@ def _elsewhere(lane: LaneRecord) -> str:
         items += '<p class="muted">This lane stores by several rules; each of these stores everything by one.</p>'
     elif lane.tensors != "both" or lane.layers != "all":
         items += '<p class="muted">This lane leaves some tensors as they are; these quantize all of them.</p>'
+    if lane.select is not None:
+        items += '<p class="muted">This lane reads chosen keys alone; these read all of them.</p>'
     tools = join_words(list(dict.fromkeys(way.tool for _, way in found)))
     return f"<details><summary>Take it away: {safe(tools)}</summary>{items}</details>"
 
