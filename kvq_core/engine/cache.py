@@ -107,10 +107,10 @@ class LaneCache:
                 cache._leave(tensor, g, left, source, shared)
         cache._note(list(fits.values()), several=cache.rules > 1)
         for selection, layers in lane.selections(layer for group in groups for layer in group.layers):
-            make = partial(chosen, selection, layers, source)
-            selects, notes = shared.once(("select", selection, layers, *source.entered), make)
-            cache.selects |= forked(selects)
-            cache.fit_notes += notes
+            choose = partial(chosen, selection, layers, source)
+            choices, said = shared.once(("select", selection, layers, *source.entered), choose)
+            cache.selects |= forked(choices)
+            cache.fit_notes += said
         return cache
 
     def _enter(self, stack: Stack, g: int, source: Source, stream: Stream | Tiers) -> None:

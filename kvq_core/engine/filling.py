@@ -123,11 +123,11 @@ class Filling:
         if self._watches:
             self._note(layer, queries.float(), read[0], scaling, chosen)
         if chosen or any(layer in cache.roundings for cache in self.caches):
-            rows = zip(queries.float(), met, read[0], read[1], strict=True)
-            reads = (chosen[row]() if row in chosen else None for row in range(len(queries)))
-            looks = (partial(self._choosing.follow, row, layer) for row in range(len(queries)))
-            each = zip(rows, reads, looks, strict=True)
-            return torch.stack([chunk_attention(*row, scaling, *more) for row, *more in each]).to(queries.dtype)
+            out = []
+            for row, given in enumerate(zip(queries.float(), met, read[0], read[1], strict=True)):
+                seen = chosen[row]() if row in chosen else None
+                out.append(chunk_attention(*given, scaling, seen, partial(self._choosing.follow, row, layer)))
+            return torch.stack(out).to(queries.dtype)
         return causal_attention(queries, read[0].to(queries.dtype), read[1].to(queries.dtype), scaling)
 
     def _enter(self) -> None:

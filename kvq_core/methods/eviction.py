@@ -156,7 +156,8 @@ def prompt_attention(prompt: Prompt, layer: int, last: int | None = None) -> Ite
     queries = queries.unflatten(0, (len(keys), -1))[..., first - count :, :] if first < count else queries[:, :0]
     for start in range(first, count, QUERIES):
         end = min(start + QUERIES, count)
-        asked = queries[..., start - first : end - first, :] * prompt.scaling[layer]
-        scores = asked @ keys[:, None, :end].mT
-        future = torch.ones(end - start, end, dtype=torch.bool, device=keys.device).triu(start + 1)
-        yield scores.masked_fill_(future, float("-inf")).softmax(-1)
+        asked = (queries[..., start - first : end - first, :] * prompt.scaling[layer]).flatten(1, 2)
+        scores = (asked @ keys[:, :end].mT).unflatten(1, (-1, end - start))
+        future = torch.ones(end - start, end - start, dtype=torch.bool, device=keys.device).triu(1)
+        scores[..., start:].masked_fill_(future, float("-inf"))
+        yield scores.softmax(-1)
