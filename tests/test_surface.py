@@ -81,6 +81,7 @@ SURFACE = {
         "rotate": "Literal['none', 'hadamard', 'signed'] = 'none'",
         "rotate_block": "int | None = None",
         "prefill": "Union[Literal['full', 'deployed'], kvq_core.spec.prefill.Chunks] = 'full'",
+        "select": "Optional[kvq_core.methods.base.Selection] = None",
         "rules": "tuple[kvq_core.spec.rule.Rule, ...] | None = None",
     },
     "MethodError": _ERROR,

@@ -90,7 +90,8 @@ def _settings(lane: LaneRecord) -> dict[str, Any]:
         widths[f"{tensor}s"] = stored if f"{tensor}s" in lane.quantized else "fp16"
     layers = lane.layers if isinstance(lane.layers, str) else tuple(lane.layers)
     options = {name: getattr(lane, name) for name in LANE_OPTIONS if name != "tensors"} | {"layers": layers}
-    return {"method": lane.method, "prefill": lane.prefill, **widths, **options, **own}
+    said = {"method": lane.method, "prefill": lane.prefill, "select": lane.select}
+    return {**said, **widths, **options, **own}
 
 
 def _wider(lane: LaneRecord, tensors: Tensors) -> Lane | None:
@@ -115,7 +116,8 @@ def _lane(label: str, settings: dict[str, Any], like: LaneRecord) -> Lane | None
     if like.method is None or like.method not in methods():  # it is gone since the run was stored
         return None
     knobs = methods()[like.method].window_knobs()
-    options = {name: getattr(like, name) for name in LANE_OPTIONS} | {"prefill": in_words(like.prefill)}
+    of_lane = {"prefill": in_words(like.prefill), "select": like.select}
+    options = {name: getattr(like, name) for name in LANE_OPTIONS} | of_lane
     left = {knobs.get(name) for name, value in options.items() if value is not None}
     try:
         lane = Lane(
@@ -140,12 +142,12 @@ def _size_and_kld(lane: LaneRecord) -> tuple[float, float]:
 
 def _held(record: Record, lane: Lane) -> bool:
     """Whether the run already has this lane, under whatever label."""
-    built = lane.build().model_dump(mode="json")
+    built, select = lane.build().model_dump(mode="json"), lane.model_dump(mode="json")["select"]
     for other in record.lanes:
         layers = other.layers if isinstance(other.layers, str) else tuple(other.layers)
         mine = {name: getattr(lane, name) for name in LANE_OPTIONS}
         theirs = {name: getattr(other, name) for name in LANE_OPTIONS} | {"layers": layers}
         read = in_words(other.prefill) == in_words(lane.prefill)
-        if read and other.method == lane.method and other.knobs == built and mine == theirs:
+        if read and other.select == select and other.method == lane.method and other.knobs == built and mine == theirs:
             return True
     return False

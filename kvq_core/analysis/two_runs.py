@@ -10,7 +10,7 @@ from kvq_core.spec import LANE_OPTIONS
 
 # Of the environment: what decides a run's figures beside its spec.
 _CONDITIONS = ("weights_hash", "device", "dtype", "attention")
-_LANE = ("label", "method", "prefill", *LANE_OPTIONS)
+_LANE = ("label", "method", "prefill", "select", *LANE_OPTIONS)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def _of_lane(pair: Pair) -> Iterator[Change]:
 def _told(lane: LaneRecord) -> dict[str, Any]:
     """All that decides a lane, by the name of the field or knob; several rules are one value, in words."""
     if lane.knobs is None:
-        return {"label": lane.label, "prefill": lane.prefill, "rules": lane.summary}
+        return {"label": lane.label, "prefill": lane.prefill, "select": lane.select, "rules": lane.summary}
     return {**{name: getattr(lane, name) for name in _LANE}, **lane.knobs}
 
 

@@ -11,11 +11,11 @@ from torch import Tensor
 from kvq_core.codecs.queries import QueryRounding
 from kvq_core.codecs.stream import Change, Stream
 from kvq_core.codecs.tiers import Tiers
+from kvq_core.engine.choosing import Choices, chosen, forked
 from kvq_core.engine.fit import Fit, Shared, Source, Stack, take, tiers_of, within
 from kvq_core.engine.prefill import LayerGroup
 from kvq_core.engine.rotation import asked_turned, rounded_turned
 from kvq_core.methods import ModelRef, Window
-from kvq_core.methods.base import Select
 from kvq_core.models.rope import Rope
 from kvq_core.spec import TENSORS, Assignment, Lane
 from kvq_core.spec import Tensor as TensorName
@@ -60,7 +60,7 @@ class LaneCache:
     parts: list[Part]
     fit_notes: tuple[str, ...] = ()
     prompt_tokens: int = 0
-    selects: dict[int, tuple[Select, int]] = field(default_factory=dict)  # by model layer
+    selects: Choices = field(default_factory=dict)
     roundings: dict[int, QueryRounding] = field(default_factory=dict)  # of queries that meet a model layer's keys
     encoder_bytes: int = 0
     model_bytes: int = 0
@@ -106,6 +106,11 @@ class LaneCache:
                 left = [i for i, layer in enumerate(group.layers) if layer not in taken]
                 cache._leave(tensor, g, left, source, shared)
         cache._note(list(fits.values()), several=cache.rules > 1)
+        for selection, layers in lane.selections(layer for group in groups for layer in group.layers):
+            choose = partial(chosen, selection, layers, source)
+            choices, said = shared.once(("select", selection, layers, *source.entered), choose)
+            cache.selects |= forked(choices)
+            cache.fit_notes += said
         return cache
 
     def _enter(self, stack: Stack, g: int, source: Source, stream: Stream | Tiers) -> None:
@@ -202,7 +207,7 @@ class LaneCache:
         return first, values if rope is None else rope.rotate(values, first)
 
     def fork(self) -> "LaneCache":
-        return replace(self, parts=[part.fork() for part in self.parts])
+        return replace(self, parts=[part.fork() for part in self.parts], selects=forked(self.selects))
 
     def by_layer(self) -> dict[int, dict[Kind, tuple[Part, int]]]:
         """Of every model layer: the part that holds its keys or values, and the layer's place in it."""

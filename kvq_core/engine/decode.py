@@ -205,7 +205,7 @@ class Decode:
             free = self.spec.free_text and state.kernel is None
             if state.finish is None and state.cache is not None and free:
                 state.free = state.cache.fork()
-                self.rows.fork(row)
+                self.rows.fork(row, state.free.selects)
                 self._free.append(state)
 
     def _extend_free(self, chosen: list[int]) -> None:

@@ -6,11 +6,13 @@ and to its own pass as computed (raw) or as the cache would store it (stored); t
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from kvq_core.engine.cache import KINDS, Kind, LaneCache, Part
+from kvq_core.engine.choosing import Choosing, Reads
 from kvq_core.engine.prefill import LayerGroup, Prefill
 from kvq_core.engine.query_rounding import chunk_attention, rounded
 from kvq_core.engine.script import Segment
@@ -66,6 +68,7 @@ class Filling:
         }
         self._stored = StoredTokens(self.caches) if self.stored else None
         self._watches = any(cache.observes for cache in self.caches)
+        self._choosing = Choosing([cache.selects for cache in self.caches])
         self._start(self.passes[0].start)
         found = []
         for now in self.passes:
@@ -93,7 +96,9 @@ class Filling:
                 for i, layer in enumerate(group.layers):
                     queries = group.queries[i : i + 1, :, :tokens].expand(len(self.caches), -1, -1, -1)
                     keys = group.keys[i : i + 1, :, :tokens].expand(len(self.caches), -1, -1, -1)
-                    self._note(layer, queries, keys, group.scaling[i] if group.scaling else queries.shape[-1] ** -0.5)
+                    self._note(
+                        layer, queries, keys, group.scaling[i] if group.scaling else queries.shape[-1] ** -0.5, {}
+                    )
             self._look_back()
 
     def _forward(self) -> Tensor:
@@ -114,11 +119,15 @@ class Filling:
         if self._stored is not None:
             self._stored.preview(layer, own, read, self._now.start)
             return self._stored.attention(layer, met, own, read, scaling).to(queries.dtype)
+        chosen = self._choosing.reads(layer, queries, end)
         if self._watches:
-            self._note(layer, queries.float(), read[0], scaling)
-        if any(layer in cache.roundings for cache in self.caches):
-            rows = zip(queries.float(), met, read[0], read[1], strict=True)
-            return torch.stack([chunk_attention(*row, scaling) for row in rows]).to(queries.dtype)
+            self._note(layer, queries.float(), read[0], scaling, chosen)
+        if chosen or any(layer in cache.roundings for cache in self.caches):
+            out = []
+            for row, given in enumerate(zip(queries.float(), met, read[0], read[1], strict=True)):
+                seen = chosen[row]() if row in chosen else None
+                out.append(chunk_attention(*given, scaling, seen, partial(self._choosing.follow, row, layer)))
+            return torch.stack(out).to(queries.dtype)
         return causal_attention(queries, read[0].to(queries.dtype), read[1].to(queries.dtype), scaling)
 
     def _enter(self) -> None:
@@ -136,13 +145,15 @@ class Filling:
         """Put x (layers, kv_heads, tokens, head_dim) at positions start, ... of what a lane reads."""
         self._groups[part.group].read[part.kind][part.layers, row, :, start : start + x.shape[-2]] = x
 
-    def _note(self, layer: int, queries: Tensor, keys: Tensor, scaling: float) -> None:
+    def _note(self, layer: int, queries: Tensor, keys: Tensor, scaling: float, chosen: Reads) -> None:
         """Keep the pass's last queries and their attention, for caches that look back on it."""
         asked = queries[:, :, -WATCHED:]
         n, total = asked.shape[-2], keys.shape[-2]
         grouped = asked.unflatten(1, (keys.shape[1], -1))  # (lanes, kv_heads, groups, n, head_dim)
         scores = grouped @ keys.unsqueeze(2).mT * scaling
         future = torch.ones(n, total, dtype=torch.bool, device=keys.device).triu(total - n + 1)
+        for row, reads in chosen.items():
+            scores[row].masked_fill_(~reads()[:, None, None], float("-inf"))
         weights = scores.masked_fill_(future, float("-inf")).softmax(-1)
         self._seen[layer] = asked, weights.flatten(1, 2)
 

@@ -1,6 +1,6 @@
 """Queries as each row's keys meet them, and attention of rows whose keys are only in part those of the cache."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -18,14 +18,26 @@ def rounded(queries: Tensor, roundings: Sequence[Roundings], layer: int) -> Tens
     return torch.stack([q if rounding is None else rounding(q) for q, rounding in zip(queries, own, strict=True)])
 
 
-def chunk_attention(queries: Tensor, met: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+def chunk_attention(
+    queries: Tensor,
+    met: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scaling: float,
+    read: Tensor | None = None,
+    look: Callable[[Tensor], None] | None = None,
+) -> Tensor:
     """Attention of a chunk's n tokens, the last ones, whose own keys are not the cache's yet: those meet ``queries``,
     the cache's meet them as they are ``met``. queries, met (query_heads, n, head_dim); keys, values (kv_heads, tokens,
-    head_dim) -> (n, query_heads, head_dim), all float32."""
+    head_dim) -> (n, query_heads, head_dim), all float32. ``read``: bool (kv_heads, tokens), where some keys are left
+    out; ``look`` is shown the weights (kv_heads, groups, n, tokens)."""
     n, total = queries.shape[-2], keys.shape[-2]
     asked = torch.stack([met, queries]).unflatten(1, (len(keys), -1))  # (2, kv_heads, groups, n, head_dim)
     earlier, own = keys.split([total - n, n], -2)
     scores = torch.cat([asked[0] @ earlier[:, None].mT, asked[1] @ own[:, None].mT], -1) * scaling
-    future = torch.ones(n, total, dtype=torch.bool, device=keys.device).triu(total - n + 1)
-    weights = scores.masked_fill_(future, float("-inf")).softmax(-1)
+    hidden = torch.ones(n, total, dtype=torch.bool, device=keys.device).triu(total - n + 1)
+    hidden = hidden if read is None else hidden | ~read[:, None, None]
+    weights = scores.masked_fill_(hidden, float("-inf")).softmax(-1)
+    if look is not None:
+        look(weights)
     return (weights @ values[:, None]).flatten(0, 1).transpose(0, 1)

@@ -8,14 +8,14 @@ per lane (``prefix``) and read once for both; only the rest is held per row (``t
 import math
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from kvq_core.engine.attention import Hidden, SharedAttention
 from kvq_core.engine.cache import LaneCache, Part
+from kvq_core.engine.choosing import Choices, Choosing
 from kvq_core.engine.copies import Copies
 from kvq_core.engine.pre_rope import PreRope
 from kvq_core.engine.prefill import LayerGroup
@@ -64,7 +64,7 @@ class Rows:
         self.tap: Tap | None = None
         self.layers = [group.layers for group in groups]
         self.watched = {lane for lane, cache in enumerate(caches, 1) if cache.observes}
-        self.selects = {lane: cache.selects for lane, cache in enumerate(caches, 1) if cache.selects}
+        self.choosing = Choosing([{}, *(cache.selects for cache in caches)])
         self.roundings: list[Roundings] = [{}, *(cache.roundings for cache in caches)]  # by lane
         self._seen: dict[int, tuple[list[int], Tensor, Tensor]] = {}  # by layer, see _note
         self._index: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -113,9 +113,11 @@ class Rows:
         ]
         self.pre_rope.reindex(self.lane_of)
 
-    def fork(self, row: int) -> int:
-        """Give a forced row's lane its own free row, a copy of it as it stands; returns the new row's number."""
+    def fork(self, row: int, choices: Choices) -> int:
+        """Give a forced row's lane its own free row, a copy of it as it stands, which reads what ``choices`` of its own
+        say; returns the new row's number."""
         new = len(self.lane_of)
+        self.choosing.fork(choices)
         for copies in self.copies:
             for tail in (copies.tail_keys, copies.tail_values):
                 held = self.tokens - self.prefix
@@ -127,6 +129,7 @@ class Rows:
     def keep(self, rows: list[int]) -> None:
         """Drop all other rows from the batch; kept rows are renumbered in the order given."""
         self.lane_of = [self.lane_of[row] for row in rows]
+        self.choosing.keep(rows)
         kept = sorted(set(self.lane_of))
         prefixes = [self.held.index(lane) for lane in kept]
         for copies in self.copies:
@@ -174,6 +177,8 @@ class Rows:
                 self._show(self.tap, step.every, q.device, isolates)
         if self.watched:
             self._note(layer, queries, step.weights[lanes, :, slots])
+        for row in self.choosing.following(layer):
+            self.choosing.follow(row, layer, step.weights[lanes[row], :, slots[row]].unflatten(1, (-1, fresh)))
         out = step.out[lanes, :, slots] + step.weights[..., self.prefix :][lanes, :, slots] @ tail_values
         return out.reshape(count, -1, fresh, dim).transpose(1, 2)
 
@@ -213,23 +218,14 @@ class Rows:
             look()
 
     def _hidden(self, layer: int, queries: Tensor, tokens: int) -> Hidden:
-        """The keys that rows read in this step, of the rows whose caches choose; each is asked once."""
-        hidden: Hidden = {}
-        for row, lane in enumerate(self.lane_of):
-            select, at = self.selects.get(lane, {}).get(layer, (None, 0))
-            if select is not None:
-                slot = self.lane_of[:row].count(lane)
-                hidden[self.held.index(lane), slot] = cache(partial(select, at, queries[row].float(), tokens))
-        return hidden
+        """The keys that rows read in this step, of the rows whose caches choose."""
+        asked = self.choosing.reads(layer, queries, tokens)
+        places = ((self.held.index(lane), self.lane_of[:row].count(lane)) for row, lane in enumerate(self.lane_of))
+        return {place: asked[row] for row, place in enumerate(places) if row in asked}
 
     def read_by(self, row: int, layer: int, queries: Tensor, seen: Tensor) -> Tensor | None:
-        """The keys a row's cache would choose for queries (query_heads, n, head_dim) after RoPE, of which each sees
-        the first ``seen`` (n,) keys: bool (kv_heads, n, positions); None where it reads all of them."""
-        select, at = self.selects.get(self.lane_of[row], {}).get(layer, (None, 0))
-        if select is None:
-            return None
-        asked = ((select(at, queries[:, i : i + 1], n), n) for i, n in enumerate(seen.tolist()))
-        return torch.stack([pad(read, (0, self.tokens - n)) for read, n in asked], 1)
+        """See ``Choosing.read_by``; of all positions."""
+        return self.choosing.read_by(row, layer, queries, seen, self.tokens)
 
     def _note(self, layer: int, queries: Tensor, weights: Tensor) -> None:
         """Keep the queries and attention weights of the rows whose caches look back on a step, until they settle."""

@@ -6,9 +6,10 @@ those of installed packages and of files of one's own (``own``). Imports codecs,
 operations. Start at ``base``, then ``kivi``.
 """
 
-from typing import Any
+from functools import cache
+from typing import Any, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from rapidfuzz import process
 
 from kvq_core.codebooks.lookup import CodebookNeed
@@ -17,7 +18,7 @@ from kvq_core.codecs.codec import Codec
 from kvq_core.codecs.hadamard import largest_block
 from kvq_core.codecs.window import Window
 from kvq_core.errors import SpecError, excerpt
-from kvq_core.methods.base import Fitted, Method, Prompt
+from kvq_core.methods.base import Fitted, Method, Prompt, Selection
 from kvq_core.methods.deployments import Home
 from kvq_core.methods.formats import NOT_BUILT
 from kvq_core.methods.guard import Origin, origin_of
@@ -39,6 +40,7 @@ __all__ = [
     "ModelShape",
     "Origin",
     "Prompt",
+    "Selection",
     "Window",
     "failures",
     "knobs",
@@ -48,6 +50,8 @@ __all__ = [
     "make",
     "methods",
     "origin_of",
+    "selection_from",
+    "selections",
 ]
 
 # one or two of each family, which stand for it where not all are shown
@@ -80,7 +84,38 @@ def _lost() -> str:
     return "".join(f" Not loaded: {line}" for line in failures().values())[:300]
 
 
-def knob_error(cls: type[Method], error: ValidationError) -> str:
+@cache
+def selections() -> dict[str, type[Selection]]:
+    """Every selection class by what ``by`` names it, in alphabetical order."""
+    methods()  # walks the package
+    found: dict[str, type[Selection]] = {}
+    pending: list[type[Selection]] = Selection.__subclasses__()
+    while pending:
+        cls = pending.pop()
+        pending += cls.__subclasses__()
+        named = get_args(cls.model_fields["by"].annotation)
+        if named and cls.__module__.startswith(__name__ + "."):
+            found[named[0]] = cls
+    return dict(sorted(found.items()))
+
+
+def selection_from(data: Any) -> Selection:
+    """A selection from plain data: ``by`` and its knobs. Raises SpecError with what was given and what is allowed."""
+    known = selections()
+    by = data.get("by") if isinstance(data, dict) else None
+    if not isinstance(by, str) or by not in known:
+        given = excerpt(data if by is None else by)
+        raise SpecError(
+            f'select: by = {given} is not allowed; give an object such as {{by = "{next(iter(known))}"}}, '
+            f"by one of {', '.join(known)}."
+        )
+    try:
+        return known[by].model_validate(data)
+    except ValidationError as error:
+        raise SpecError(f"select by {by}: {knob_error(known[by], error)}") from None
+
+
+def knob_error(cls: type[BaseModel], error: ValidationError) -> str:
     """The first complaint of a validation error in one line: the knob, what was given and what is allowed."""
     first = error.errors()[0]
     path, known, at = [str(part) for part in first["loc"]], {k.name: k for k in knobs(cls)}, 0

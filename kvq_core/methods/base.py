@@ -106,6 +106,24 @@ class Fitted:
     select: Select | None = None
 
 
+class Selection(BaseModel):
+    """What a lane's ``select`` says: the keys that a step reads are chosen, whatever stores them. ``by`` names how, in
+    a subclass of this package; the other fields are its knobs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    by: str
+    needs_queries: ClassVar[bool] = False
+
+    @abstractmethod
+    def fit(self, prompt: Prompt) -> Fitted:
+        """What chooses on this prompt, with remarks and without codecs: keys and queries are those after RoPE."""
+
+    @abstractmethod
+    def summary(self) -> str:
+        """The choice and its settings in a few words: ``h2o 10 % heavy, 10 % recent``."""
+
+
 class Method(BaseModel):
     """A frozen, validated method: its fields are its knobs, its docstring is what the page shows.
 
@@ -173,6 +191,16 @@ class Method(BaseModel):
     @property
     def not_rotated(self) -> str | None:
         """Why it cannot store turned tensors (a lane's ``rotate``); None where it can."""
+        return None
+
+    @property
+    def chooses(self) -> bool:
+        """Whether a step reads chosen keys alone; then a lane's ``select`` cannot choose as well."""
+        return self.selection is not None
+
+    @property
+    def selection(self) -> Selection | None:
+        """What it is the short form of, where it chooses keys and leaves all it stores fp16."""
         return None
 
     @property

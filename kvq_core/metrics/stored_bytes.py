@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from kvq_core.engine.cache import LaneCache, Part
 from kvq_core.methods import ModelShape
+from kvq_core.methods.eviction import Evicting
 from kvq_core.record.fields import FULL_PRECISION, Memory, RuleMemory
 
 
@@ -59,6 +60,19 @@ def host_note(memory: Memory) -> str | None:
     return (
         f"the host copy takes {host / 1e6:.3g} MB more: {(stored + host) / full:.1%} of the fp16 cache with it, "
         f"{memory.kv_ratio:.1%} without"
+    )
+
+
+def kept_note(cache: LaneCache, memory: Memory) -> str | None:
+    """What the cache takes where tokens that are dropped really go; None of one that drops none."""
+    shares = [select.share(at) for select, at in cache.selects.values() if isinstance(select, Evicting)]
+    if not shares:
+        return None
+    layers = sum(len(group) for group in cache.layers)
+    kept = (sum(shares) + layers - len(shares)) / layers
+    return (
+        f"{kept:.1%} of the {memory.tokens} tokens are still read at the end: {kept * memory.kv_ratio:.1%} of the fp16 "
+        f"cache in an engine that frees what is dropped, {memory.kv_ratio:.1%} as it is stored here"
     )
 
 

@@ -8,7 +8,7 @@ import torch
 from kvq_kernels import Path
 
 from kvq_core.errors import MethodError, ModelError
-from kvq_core.methods import Method, ModelRef, Window
+from kvq_core.methods import Method, ModelRef, Window, make
 from kvq_core.models.loader import LoadedModel
 from kvq_core.models.probe import TOKENS, probe
 from kvq_core.models.rope import Rotation
@@ -82,7 +82,8 @@ def lane_layers(
     """
     shape = shape_of(model)
     assigned = lane.plan(shape)
-    if not assigned:
+    chosen = {layer: choice for choice, layers in lane.selections(range(shape.layers)) for layer in layers}
+    if not assigned and not chosen:
         raise MethodError(f"{lane.title} has no packed execution here: it quantizes nothing.")
     plans: dict[tuple[Method, tuple[int, ...]], Plan] = {}
     keys, values = dict[int, Plan](), dict[int, Plan]()
@@ -92,7 +93,13 @@ def lane_layers(
         plans[method, layers] = Plan(method, windows, path, None, ref, room, shape.scaling, len(layers))
     for each in assigned:
         (keys if each.tensor == "keys" else values).update(dict.fromkeys(each.layers, plans[each.method, each.layers]))
-    return _layers(model, keys, values, room, rotations)
+    if left := set(chosen) - {*keys, *values}:  # stored in fp16, but read only in part
+        untouched = Plan(make("fp16"), (UNTOUCHED, UNTOUCHED), path, None, ref, room, shape.scaling)
+        keys.update(dict.fromkeys(left, untouched))
+    made = _layers(model, keys, values, room, rotations)
+    return [
+        replace(layer, selection=chosen.get(layer.index)) if isinstance(layer, PackedLayer) else layer for layer in made
+    ]
 
 
 def _layers(

@@ -1,7 +1,7 @@
 """One attention layer whose cache exists in packed form only."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -10,8 +10,9 @@ from torch import Tensor
 
 from kvq_core.codecs.queries import QueryRounding
 from kvq_core.errors import MethodError
-from kvq_core.methods import Method, ModelRef, Prompt, Window
+from kvq_core.methods import Method, ModelRef, Prompt, Selection, Window
 from kvq_core.methods.base import Select
+from kvq_core.methods.eviction import Evicting
 from kvq_core.models.lockstep import causal_attention
 from kvq_core.packed.attention import Asked, Fresh, attention
 from kvq_core.packed.rope_tables import Turns
@@ -71,11 +72,13 @@ class PackedLayer:
     them. Later tokens read the packed cache: one by one through the fused attention where keys and values are groups of
     codes, else through scores of the packed keys and weighted sums of the packed values. Where the method's kernels
     round queries, those of a single new token are, and those of several before they meet earlier keys. ``values``: the
-    plan of the values, where that is another one than of the keys."""
+    plan of the values, where that is another one than of the keys. ``selection``: what chooses the keys that are read,
+    beside what stores them; of a layer whose keys are chosen nothing is fused."""
 
     plan: Plan
     index: int = 0
     values: Plan | None = None
+    selection: Selection | None = None
     keys_side: Side | None = None
     values_side: Side | None = None
     select: Select | None = None
@@ -105,10 +108,11 @@ class PackedLayer:
 
     @property
     def stores(self) -> list[Store]:
-        """The stores of keys and values, where both are groups of codes kept after RoPE: what is fused."""
+        """The stores of keys and values, where both are groups of codes kept after RoPE and all are read: what is
+        fused."""
         grouped = [side.store for side in self.sides if isinstance(side, StoreSide)]
         alike = len(grouped) == 2 and grouped[0].layout.sinks == grouped[1].layout.sinks
-        return grouped if alike and self.plan.stored is None else []
+        return grouped if alike and self.plan.stored is None and self.select is None else []
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
         if not self.sides:
@@ -153,6 +157,9 @@ class PackedLayer:
         for side, x in zip(self.sides, (stored, fresh.values), strict=True):
             side.extend(x)
             side.observe(queries.float(), weights)
+        if isinstance(self.select, Evicting):
+            for row, each in enumerate(weights):
+                self.select.follow(row, each.unflatten(0, (keys.shape[1], -1)))
         return out.to(queries.dtype)
 
     @property
@@ -173,6 +180,10 @@ class PackedLayer:
         for plan in (self.plan, self.values):
             if plan is not None:
                 self._enter(Waiting(self, plan, queries if plan.method.needs_queries else None, keys, values))
+        if self.selection is not None:
+            asked = queries if self.selection.needs_queries else None
+            chosen = _prompt([Waiting(self, replace(self.plan, turns=None), asked, keys, values)])
+            self.select = self.selection.fit(chosen).select
 
     def _enter(self, entering: "Waiting") -> None:
         plan = entering.plan
@@ -194,7 +205,8 @@ class PackedLayer:
         if plan is self.plan:
             stored = prompt.keys if plan.stored is not None else entering.keys.float()
             self.keys_side = side_of(fitted.key, plan.windows[0], stored, plan.stored, plan.path, plan.room)
-            self.select = None if plan.windows[0].step is None else fitted.select
+            if plan.windows[0].step is not None and fitted.select is not None:
+                self.select = fitted.select
         if plan is (self.values or self.plan):
             self.values_side = side_of(fitted.value, plan.windows[1], prompt.values, None, plan.path, plan.room)
 

@@ -9,7 +9,7 @@ from kvq_core.analysis.verdict import MIN_SCORED
 from kvq_core.engine.decode import LaneState
 from kvq_core.methods import ModelShape
 from kvq_core.metrics.fidelity import Fidelity
-from kvq_core.metrics.stored_bytes import host_note, measure
+from kvq_core.metrics.stored_bytes import host_note, kept_note, measure
 from kvq_core.models.text import Pieces
 from kvq_core.pipeline.batch import Batch
 from kvq_core.pipeline.lane_metrics import lane_metrics
@@ -42,7 +42,7 @@ def _record(batch: Batch, state: LaneState, at: int | None) -> LaneRecord:
         label=lane.label,
         title=lane.title,
         summary=lane.summary,
-        prefill=lane.model_dump(mode="json")["prefill"],
+        **lane.model_dump(mode="json", include={"prefill", "select"}),
         **_stored_as(lane, batch.model.shape),
         status="failed" if state.error else "done",
         error=state.error,
@@ -57,7 +57,8 @@ def _record(batch: Batch, state: LaneState, at: int | None) -> LaneRecord:
     record.memory = measure(state.cache, batch.model.shape)
     chosen = OF_CHOSEN_KEYS if batch.captures and state.cache.selects else None
     read = prefill_note(lane, batch.script)
-    record.notes = [*state.cache.notes, *filter(None, [read, host_note(record.memory), chosen])]
+    said = [read, host_note(record.memory), kept_note(state.cache, record.memory), chosen]
+    record.notes = [*state.cache.notes, *filter(None, said)]
     record.timing = Timing(encode_prompt_s=state.encode_prompt_s, encode_decode_s=state.encode_decode_s)
     asked = {layer for assigned in lane.plan(batch.model.shape) for layer in assigned.layers}
     record.flags = _flags(batch.fidelity, record, at, lane.quantizes, len(asked))

@@ -175,6 +175,7 @@ class LaneRecord(Part):
     rotate_block: int | None = None
     rules: list[RuleRecord]
     prefill: Any = "full"  # Lane.prefill: how it read the prompt
+    select: Any = None  # Lane.select: what chose the keys it read, beside its method
     status: Literal["done", "failed"]
     error: str | None = None
     notes: list[str] = []

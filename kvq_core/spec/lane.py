@@ -1,12 +1,21 @@
 """One lane: the rules by which a cache is stored, under one label."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
 
 from kvq_core.errors import SpecError, excerpt
-from kvq_core.methods import CodebookNeed, Home, Method, ModelRef, ModelShape, Window
+from kvq_core.methods import (
+    CodebookNeed,
+    Home,
+    Method,
+    ModelRef,
+    ModelShape,
+    Selection,
+    Window,
+    selection_from,
+)
 from kvq_core.spec.plan import Assignment, places, stacks_of
 from kvq_core.spec.prefill import Chunks, Reading
 from kvq_core.spec.rule import TENSORS, Frozen, Rule, Storing
@@ -15,12 +24,21 @@ MAX_RULES = 256
 _LABEL = 60  # characters
 
 
+def _selection(given: Any) -> Any:
+    return given if given is None or isinstance(given, Selection) else selection_from(given)
+
+
 class _Labelled(Frozen):
     label: str = Field("", max_length=_LABEL, description="Name of the lane; empty: made from the method.")
     prefill: Reading = Field(
         "full",
         description="How the prompt is read: full, in full precision before anything is quantized, as papers do; "
         "deployed, as the method's first engine does; or in chunks through the lane's own cache.",
+    )
+    select: Annotated[SerializeAsAny[Selection] | None, BeforeValidator(_selection)] = Field(
+        None,
+        description="How the keys that a step reads are chosen, whatever stores them: an object of by (h2o, "
+        "scissorhands, shadowkv, svdq) and its knobs; null: all are read, or those that the method chooses.",
     )
 
     @field_validator("label", mode="before")
@@ -54,7 +72,7 @@ class Lane(Storing, _Labelled):
             if self.method is None:
                 raise SpecError("method is missing; name a method, or give rules.")
             object.__setattr__(self, "knobs", self.every_rule[0].knobs)
-            return self._check_chunks()
+            return self._check()
         if given:
             value = excerpt(getattr(self, given[0]))
             raise SpecError(
@@ -66,13 +84,24 @@ class Lane(Storing, _Labelled):
             for name in Storing.model_fields:
                 object.__setattr__(self, name, getattr(self.rules[0], name))
             object.__setattr__(self, "rules", None)
-            return self._check_chunks()
+            return self._check()
         self._check_rules()
-        return self._check_chunks()
+        return self._check()
 
-    def _check_chunks(self) -> Self:
-        """Raises SpecError where the prompt cannot enter its cache as asked, on any model."""
+    def _check(self) -> Self:
+        """Raises SpecError where the prompt cannot enter its cache, or be read, as asked, on any model."""
+        for said, rule in self._said():
+            if self.select is not None and rule.build().chooses:
+                raise SpecError(
+                    f"select by {self.select.by}: {said}{rule.method} chooses the keys that are read itself; give one "
+                    "of the two."
+                )
         if self.chunks is not None:
+            if self.select is not None:
+                raise SpecError(
+                    f"select by {self.select.by}: it chooses among the tokens of a prompt that has been read whole; "
+                    "take prefill = full."
+                )
             for said, rule in self._said():
                 if reason := rule.not_chunked(self.chunks.own_chunk) or rule.tier_not_chunked(self.chunks.own_chunk):
                     raise SpecError(f"prefill: {said}{reason}.")
@@ -155,6 +184,18 @@ class Lane(Storing, _Labelled):
         left = (assigned.without(assigned.method.kept_layers(len(every))) for assigned in made)
         return tuple(sorted(filter(None, left), key=lambda a: (a.number, TENSORS.index(a.tensor), a.layers)))
 
+    def selections(self, layers: Iterable[int]) -> list[tuple[Selection, tuple[int, ...]]]:
+        """What chooses the keys that are read, beside what stores them, each with its layers among those given."""
+        every = set(layers)
+        if self.select is not None:
+            return [(self.select, tuple(sorted(every)))]
+        found: dict[Selection, set[int]] = {}
+        for number, tensor, taken in places(self.every_rule, every):
+            own = self.every_rule[number].build().selection
+            if own is not None and tensor == "keys":
+                found.setdefault(own, set()).update(taken)
+        return [(own, tuple(sorted(taken))) for own, taken in found.items()]
+
     @property
     def quantizes(self) -> bool:
         """Whether any of its methods quantizes."""
@@ -162,12 +203,12 @@ class Lane(Storing, _Labelled):
 
     @property
     def title(self) -> str:
-        """The method's title, or the rules in a few words: ``K per_token 8, V kivi 2; layers 0-3 fp16``."""
+        """The method's title, or the rules in a few words: ``K per_token 8, V kivi 2; layers 0-3 fp16``; and what
+        chooses the keys that are read."""
         rules = self.every_rule
-        if len(rules) == 1:
-            return rules[0].build().title
         whole, some = ([r.named() for r in rules if isinstance(r.layers, str) is w] for w in (True, False))
-        return "; ".join(filter(None, [", ".join(whole), *some]))
+        stored = rules[0].build().title if len(rules) == 1 else "; ".join(filter(None, [", ".join(whole), *some]))
+        return stored if self.select is None else f"{stored} + {self.select.by}"
 
     @property
     def default_label(self) -> str:
@@ -176,11 +217,11 @@ class Lane(Storing, _Labelled):
 
     @property
     def summary(self) -> str:
-        """The method's settings in a few words; of several rules each one's."""
+        """The method's settings in a few words, of several rules each one's, and those of its selection."""
         rules = self.every_rule
-        if len(rules) == 1:
-            return rules[0].build().summary()
-        return "; ".join(f"{rule.named()}: {rule.build().summary()}" for rule in rules)
+        each = "; ".join(f"{rule.named()}: {rule.build().summary()}" for rule in rules)
+        stored = rules[0].build().summary() if len(rules) == 1 else each
+        return stored if self.select is None else f"{stored} · reads {self.select.summary()}"
 
     def data_hash(self, model: ModelRef) -> str | list[str | None] | None:
         """``Method.data_hash`` of its method, of several rules a list; None where no rule has such data."""

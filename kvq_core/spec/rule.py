@@ -84,6 +84,8 @@ class Rule(Storing):
         if reason := self._not_centred():
             raise SpecError(f"center = {self.center}: {reason}.")
         self._check_rotation()
+        if self.build().selection is not None and (self.tensors != "both" or self.tokens != "all"):
+            raise SpecError(f"{self.method} chooses tokens, with their keys and values; leave tensors and tokens out.")
         built = self.build().model_dump(mode="json")
         # 2.0 or true given for a whole number is that number from here on, in the record as in the run's id
         object.__setattr__(self, "knobs", {name: built[name] for name in self.knobs})

@@ -78,6 +78,16 @@ STORAGE = [
     Lane(label="think", method="think"),
     Lane(label="think 4", method="think", knobs={"pruned": 0.25, "bits": 4}),
 ]
+SELECTION = [
+    Lane(label="h2o", method="h2o"),
+    Lane(label="scissorhands", method="scissorhands", knobs={"heavy": 0.3, "recent": 0.2}),
+    Lane(label="shadowkv", method="shadowkv", knobs={**SPARSE, "rank": 24}),
+    Lane(label="shadowkv as it is", method="shadowkv"),
+    *(
+        Lane(label=f"by {by}", method="kivi", knobs=SMALL, select={"by": by})
+        for by in ("h2o", "scissorhands", "shadowkv", "svdq")
+    ),
+]
 EVERY = {
     "papers": LANES,
     "variants": MORE,
@@ -85,4 +95,5 @@ EVERY = {
     "llama": LLAMA,
     "tiles": TILES,
     "storage": STORAGE,
+    "selection": SELECTION,
 }

@@ -76,11 +76,12 @@ def set_knob(method: str, given: dict[str, Any], place: str, shown: Any) -> dict
     outer, _, inner = place.partition(".")
     knob = dict(places(methods()[method]))[place]
     return (
-        {**given, outer: _set(given.get(outer) or {}, inner, knob, shown)} if inner else _set(given, outer, knob, shown)
+        {**given, outer: put(given.get(outer) or {}, inner, knob, shown)} if inner else put(given, outer, knob, shown)
     )
 
 
-def _set(given: dict[str, Any], name: str, knob: Knob, shown: Any) -> dict[str, Any]:
+def put(given: dict[str, Any], name: str, knob: Knob, shown: Any) -> dict[str, Any]:
+    """``given`` values with the one of a knob from its control; left out at its default."""
     value = read(knob, shown)
     default = list(knob.default) if isinstance(knob.default, tuple) else knob.default
     rest = {k: v for k, v in given.items() if k != name}

@@ -5,9 +5,10 @@ import math
 from typing import Any, get_args
 
 from kvq_core.errors import SpecError
-from kvq_core.methods import Knob, knobs, methods
+from kvq_core.methods import Knob, knobs, methods, selections
 from kvq_core.spec import MAX_LANES, Capture, ComparisonSpec, Lane, parse_spec
 from ui.form.lanes import FIRST, LaneForm
+from ui.form.selecting import select_knobs
 from ui.form.values import CONVERSATION, FIELDS, from_comparison
 
 VERSION = 1
@@ -60,7 +61,17 @@ def _lane(uid: int, lane: dict[str, Any]) -> LaneForm:
     ruled = None if rules is None else [{**_storing(rule), "tokens": _tokens(rule["tokens"])} for rule in rules]
     label = _checked(isinstance(lane["label"], str), lane["label"])
     read = lane.get("prefill", "full")
-    return {"uid": uid, "label": label, **stored, "rules": ruled, "prefill": _checked(isinstance(read, str), read)}
+    of_lane = {"prefill": _checked(isinstance(read, str), read), "select": _select(lane.get("select"))}
+    return {"uid": uid, "label": label, **stored, "rules": ruled, **of_lane}
+
+
+def _select(given: Any) -> dict[str, Any] | None:
+    """What chooses the keys that a lane reads, with its knobs."""
+    if given is None:
+        return None
+    by = _one_of(tuple(selections()), given["by"])
+    known = select_knobs(by)
+    return {"by": by, **{name: _knob(known[name], value) for name, value in given.items() if name != "by"}}
 
 
 def _storing(given: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from kvq_core.spec import MAX_LANES, Lane
 from ui.form.controls import control, current, places
 from ui.form.lanes import LaneForm, describe_lane, index, parse_layers, title, update_lane, with_knob
 from ui.form.rules import describe_rule, parse_tokens, rules_of, tokens_text
+from ui.form.selecting import is_select, select_controls, set_select
 from ui.html.escape import safe
 
 KNOB = "knobs."
@@ -91,7 +92,7 @@ def editor(lanes: list[LaneForm], opened: dict[str, Any]) -> str:
     return (
         f'<{tag} class="editor lane-{at}" data-uid="{lane["uid"]}" data-revision="{opened["revision"]}">'
         f"{'' if one else label + _rules(listed, number)}{own}"
-        f'<div class="knobs">{_option(READ, lane, "")}</div>'
+        f'<div class="knobs">{_option(READ, lane, "")}{select_controls(lane["select"])}</div>'
         f'<div class="editor-buttons">{_buttons(len(lanes))}</div></{tag}>'
     )
 
@@ -209,6 +210,8 @@ def _set(lanes: list[LaneForm], lane: LaneForm, place: str, value: Any) -> list[
         return _set_in_rule(lanes, lane, place.removeprefix(RULES), value)
     if place == READ.name:
         return update_lane(lanes, uid, prefill=str(value or "").strip() or "full")
+    if is_select(place):
+        return update_lane(lanes, uid, select=set_select(lane["select"], place, value))
     if lane["rules"] is not None and place != LABEL.name:
         return lanes
     if place.startswith(KNOB):
@@ -233,9 +236,8 @@ def _set_in_rule(lanes: list[LaneForm], lane: LaneForm, place: str, value: Any) 
     if inner == TOKENS.name:
         rule = {**rules[at], "tokens": parse_tokens(str(value or ""))}
         return update_lane(lanes, lane["uid"], rules=[*rules[:at], rule, *rules[at + 1 :]])
-    (changed,) = _set(
-        [alone := {**rules[at], "uid": 0, "label": "", "rules": None, "prefill": "full"}], alone, inner, value
-    )
+    of_lane = {"uid": 0, "label": "", "rules": None, "prefill": "full", "select": None}
+    (changed,) = _set([alone := {**rules[at], **of_lane}], alone, inner, value)
     rule = {name: changed[name] for name in rules[at]}
     return update_lane(lanes, lane["uid"], rules=[*rules[:at], rule, *rules[at + 1 :]])
 

@@ -57,6 +57,7 @@ def add_lane(lanes: list[LaneForm], method: str | None = None) -> list[LaneForm]
         "rotate_block": None,
         "rules": None,
         "prefill": "full",
+        "select": None,
     }
     return [*lanes, {"uid": _next(lanes), "method": method, **blank}]
 
@@ -116,10 +117,13 @@ def index(lanes: list[LaneForm], uid: int | None) -> int | None:
 
 def title(lane: LaneForm) -> str:
     """The label, or the method's title where none was typed."""
+    if lane["label"]:
+        return str(lane["label"])
     known = methods().get(lane["method"])
-    if lane["label"] or lane["rules"] is None:
-        return str(lane["label"] or (known.title if known else lane["method"]))
-    return "; ".join(describe_rule(rule)[0] for rule in lane["rules"])
+    stored = known.title if known else str(lane["method"])
+    if lane["rules"] is not None:
+        stored = "; ".join(describe_rule(rule)[0] for rule in lane["rules"])
+    return stored if lane["select"] is None else f"{stored} + {lane['select']['by']}"
 
 
 def describe_lane(lane: LaneForm) -> tuple[str, str | None]:

@@ -14,6 +14,7 @@ from ui.form.controls import places
 from ui.form.editor import KNOB, RULES, apply_edits, complaint, editor
 from ui.form.lanes import LaneForm, add_lane, describe_lane, duplicate_lane, from_spec, index, remove_lane, title
 from ui.form.rules import add_rule, move_rule_up, remove_rule, rules_of
+from ui.form.selecting import SELECT
 from ui.html.escape import safe, shorten
 from ui.service.services import SWIFT
 
@@ -157,7 +158,7 @@ def _reshapes(lanes: list[LaneForm], uid: Any, values: dict[str, Any]) -> bool:
     last = last.removeprefix(RULES).lstrip("0123456789").removeprefix(".") if last.startswith(RULES) else last
     known = [methods()[rule["method"]] for rule in rules_of(lanes[at])]
     knobs = [knob for cls in known for place, knob in places(cls) if place == last.removeprefix(KNOB)]
-    return last == "method" or any(knob.fields for knob in knobs)
+    return last in ("method", SELECT.name) or any(knob.fields for knob in knobs)
 
 
 def _ruled(lanes: list[LaneForm], uid: int | None, do: str, target: Any) -> list[Any]:

@@ -17,7 +17,7 @@ def take_away(lane: LaneRecord, layers: int) -> str:
         return _details("Take it away", _muted(NO_DEPLOYMENT))
     several = len(lane.every_rule) > 1
     some = lane.tensors != "both" or lane.layers != "all"
-    ways, refusals = whole_lane(lane, layers) if several or some else ([], [])
+    ways, refusals = whole_lane(lane, layers) if (several or some) and lane.select is None else ([], [])
     items = "".join(_way(way.tool, way) for way in ways) + "".join(map(_refused, refusals))
     if not ways:
         found = [(rule, way) for rule in lane.every_rule for way in _ways(rule)]
@@ -26,6 +26,8 @@ def take_away(lane: LaneRecord, layers: int) -> str:
             items += _muted("This lane stores by several rules; each of these stores everything by one.")
         elif found and some:
             items += _muted("This lane leaves some tensors as they are; these quantize all of them.")
+        if found and lane.select is not None:
+            items += _muted("This lane reads chosen keys alone; these read all of them.")
         ways = [way for _, way in found]
     if not items:
         return _details("Take it away", _muted(NO_DEPLOYMENT))

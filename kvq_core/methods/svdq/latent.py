@@ -20,7 +20,6 @@ from torch import Tensor
 from kvq_core.codecs.blocks import Block
 from kvq_core.codecs.codec import Codec, layer_slices
 from kvq_core.codecs.forms import DecodedRead, Packed
-from kvq_core.errors import MethodError
 from kvq_core.methods.svdq.selection import Selector
 
 
@@ -68,16 +67,8 @@ class LatentCodec(Codec):
         parts = [self._encode(x[layers], layers) for layers in layer_slices(x)]
         tensors = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         if self.selector is not None:
-            tensors |= self._exact(self.selector, x, start)
+            tensors |= self.selector.exact(x, start)
         return Block(x.shape[-2], tensors)
-
-    def _exact(self, selector: Selector, x: Tensor, start: int) -> dict[str, Tensor]:
-        """Keys of outlier chunks as they are, which chunks they are, and the landmarks."""
-        if start or x.shape[-2] < selector.landmarks.shape[-2] * selector.sparsity.chunk_size:
-            raise MethodError("sparsity keeps its own windows; leave the lane's sink_tokens and recent_tokens empty.")
-        at = selector.outlier_tokens()[..., None].expand(-1, -1, -1, x.shape[-1])
-        chunks = selector.outliers.to(torch.int32)
-        return {"outlier_keys": x.gather(-2, at).half(), "outlier_chunks": chunks, "landmarks": selector.landmarks}
 
     def _encode(self, x: Tensor, layers: slice) -> dict[str, Tensor]:
         centred = side_by_side(x.float(), self.per_head) - self.shared["mean"][layers].float()[..., None, :]
@@ -112,8 +103,7 @@ class LatentCodec(Codec):
         keys = [latent_dense(self.latent_keys(block, layers), head_dim, block.tokens) for layers in slices]
         read = torch.cat(keys).unflatten(0, (-1, self.kv_heads))
         if self.selector is not None:
-            at = self.selector.outlier_tokens()[..., None].expand(-1, -1, -1, read.shape[-1])
-            read = read.scatter(-2, at, block.tensors["outlier_keys"].float())
+            read = self.selector.put_back(read, block.tensors)
         return read
 
     def latent_keys(self, block: Block, layers: slice = slice(None)) -> LatentKeys:

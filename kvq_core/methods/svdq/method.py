@@ -88,6 +88,10 @@ class Svdq(Method):
         )
 
     @property
+    def chooses(self) -> bool:
+        return self.sparsity is not None
+
+    @property
     def key_space(self) -> Space:
         return "pre"
 
@@ -149,8 +153,7 @@ class Svdq(Method):
             kept = round(parts.get("key_basis", 0) / (2 * units * channels * (channels // GROUPS)))
             changes = {"target_bits": None, "schedule": (1,) * kept + (0,) * (GROUPS - kept)}
         if self.sparsity is not None:
-            outliers = round(parts.get("key_outlier_chunks", 0) / (4 * shape.kv_heads))
-            changes["sparsity"] = self.sparsity.model_copy(update={"outlier_chunks": outliers})
+            changes["sparsity"] = self.sparsity.kept(parts, shape.kv_heads)
         return self.model_copy(update=changes)
 
     def _latent(self, shape: ModelShape) -> tuple[int, int]:
@@ -160,7 +163,7 @@ class Svdq(Method):
     def fixed_bytes(self, shape: ModelShape) -> tuple[int, int]:
         """Basis, mean, scales and zero-points a latent channel where no prompt decides the schedule; outlier chunks."""
         sparse = self.sparsity
-        fixed = sparse.outliers * shape.kv_heads * (2 * sparse.chunk_size * shape.head_dim + 4) if sparse else 0
+        fixed = sparse.exact_bytes(shape.kv_heads, shape.head_dim) if sparse else 0
         units, channels = self._latent(shape)
         kept = channels // GROUPS * sum(width > 0 for width in self.schedule)
         basis = 2 * units * (channels * kept + channels + 2 * kept)

@@ -1,10 +1,14 @@
 """Sparse attention over a quantized prompt: before every softmax, the chunks of keys worth reading are chosen."""
 
 from dataclasses import dataclass
+from typing import Literal, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
+
+from kvq_core.errors import MethodError
+from kvq_core.methods.base import Fitted, Prompt, Selection
 
 
 class Sparsity(BaseModel):
@@ -41,6 +45,34 @@ class Sparsity(BaseModel):
     def chunks(self, tokens: int) -> int:
         """Chunks of a prompt that are neither local nor incomplete."""
         return max(0, tokens - self.recent) // self.chunk_size
+
+    def exact_bytes(self, kv_heads: int, head_dim: int) -> int:
+        """Of a layer's outlier chunks, kept in fp16, and of their numbers."""
+        return self.outliers * kv_heads * (2 * self.chunk_size * head_dim + 4)
+
+    def kept(self, parts: dict[str, float], kv_heads: int) -> Self:
+        """With as many outlier chunks as were kept, by what a run stored of a layer."""
+        outliers = round(parts.get("key_outlier_chunks", 0) / (4 * kv_heads))
+        return self.model_copy(update={"outlier_chunks": outliers})
+
+
+class ChunkSelection(Sparsity, Selection):
+    """A lane's selection that chooses chunks of the prompt; outlier chunks and the last are stored as the lane stores
+    all others."""
+
+    def fit(self, prompt: Prompt) -> Fitted:
+        assert prompt.rotated is not None
+        selector = Selector.of_prompt(prompt.rotated, self, prompt.scaling)
+        return Fitted(None, None, (selector.note(prompt.keys.shape[-2]),), selector.select)
+
+    def summary(self) -> str:
+        return f"{self.by} {self.budget_tokens} tokens, {self.outliers} outlier chunks"
+
+
+class SvdqSelection(ChunkSelection):
+    """``select = {by = "svdq"}``: what SVDq's ``sparsity`` reads, beside any storage."""
+
+    by: Literal["svdq"]
 
 
 @dataclass(frozen=True)
@@ -85,6 +117,26 @@ class Selector:
         """Positions of the tokens of outlier chunks, (layers, kv_heads, count * chunk_size)."""
         within = torch.arange(self.sparsity.chunk_size, device=self.outliers.device)
         return (self.outliers[..., None] * self.sparsity.chunk_size + within).flatten(-2)
+
+    def exact(self, x: Tensor, start: int) -> dict[str, Tensor]:
+        """What is stored of a prompt's encoded keys x beside their codes: keys of outlier chunks as they are, which
+        chunks they are, and the landmarks.
+
+        Raises MethodError where x does not begin with the chunks.
+        """
+        if start or x.shape[-2] < self.landmarks.shape[-2] * self.sparsity.chunk_size:
+            raise MethodError(
+                "chunks are those of one prompt, with windows of their own: leave the lane's sink_tokens and "
+                "recent_tokens empty, and give a prompt of one turn."
+            )
+        at = self.outlier_tokens()[..., None].expand(-1, -1, -1, x.shape[-1])
+        chunks = self.outliers.to(torch.int32)
+        return {"outlier_keys": x.gather(-2, at).half(), "outlier_chunks": chunks, "landmarks": self.landmarks}
+
+    def put_back(self, decoded: Tensor, stored: dict[str, Tensor]) -> Tensor:
+        """Decoded keys with those of outlier chunks as they are."""
+        at = self.outlier_tokens()[..., None].expand(-1, -1, -1, decoded.shape[-1])
+        return decoded.scatter(-2, at, stored["outlier_keys"].float())
 
     def select(self, layer: int, queries: Tensor, tokens: int) -> Tensor:
         """Keys a step reads, bool (kv_heads, tokens): chosen and outlier chunks and all that follows the chunks.

@@ -1,0 +1,80 @@
+"""Which keys the rows of a run read: those of most lanes all, the others as their caches choose."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from kvq_core.engine.fit import Source, take, within
+from kvq_core.methods import Prompt, Selection
+from kvq_core.methods.base import Select
+from kvq_core.methods.eviction import Evicting
+
+Reads = dict[int, Callable[[], Tensor]]  # by row: the keys it reads in a step, bool (kv_heads, tokens)
+Choices = dict[int, tuple[Select, int]]  # by model layer: what chooses, and the layer's place in it
+
+
+def chosen(selection: Selection, layers: tuple[int, ...], source: Source) -> tuple[Choices, tuple[str, ...]]:
+    """A selection fitted on the prompt's true keys and queries of some layers, device by device, and its remarks."""
+    found, notes = Choices(), dict[str, None]()
+    for group in source.groups:
+        if inside := within(layers, group):
+            keys, values = take(group.keys, inside), take(group.values, inside)
+            queries = take(group.queries, inside) if selection.needs_queries else None
+            own = tuple(group.layers[i] for i in inside)
+            scaling = tuple(group.scaling[i] for i in inside if group.scaling)
+            prompt = Prompt(keys, values, queries, model=source.model, layers=own, rotated=keys, scaling=scaling)
+            fitted = selection.fit(prompt)
+            assert fitted.select is not None
+            found |= {layer: (fitted.select, at) for at, layer in enumerate(own)}
+            notes |= dict.fromkeys(fitted.notes)
+    return found, tuple(notes)
+
+
+def forked(choices: Choices) -> Choices:
+    """The same for a cache of its own: what follows its steps is copied."""
+    own = {id(select): select.fork() for select, _ in choices.values() if isinstance(select, Evicting)}
+    return {layer: (own.get(id(select), select), at) for layer, (select, at) in choices.items()}
+
+
+@dataclass
+class Choosing:
+    """The choices of every row, in the order of the rows; of those that read all keys there are none."""
+
+    rows: list[Choices]
+
+    def fork(self, own: Choices) -> None:
+        """One row more."""
+        self.rows.append(own)
+
+    def keep(self, rows: list[int]) -> None:
+        """Drop all others, in the order given."""
+        self.rows = [self.rows[row] for row in rows]
+
+    def reads(self, layer: int, queries: Tensor, tokens: int) -> Reads:
+        """The keys that rows read in a step, bool (kv_heads, tokens), of those that choose; each is asked once.
+        queries (rows, query_heads, fresh, head_dim) after RoPE; tokens in the cache with the step's own."""
+        asked = ((row, *own[layer]) for row, own in enumerate(self.rows) if layer in own)
+        return {row: cache(partial(select, at, queries[row].float(), tokens)) for row, select, at in asked}
+
+    def following(self, layer: int) -> list[int]:
+        """The rows whose choice depends on the attention of their steps."""
+        return [row for row, own in enumerate(self.rows) if layer in own and isinstance(own[layer][0], Evicting)]
+
+    def follow(self, row: int, layer: int, attention: Tensor) -> None:
+        """Show a row's choice the attention of its step, (kv_heads, groups, fresh, tokens)."""
+        select, at = self.rows[row].get(layer, (None, 0))
+        if isinstance(select, Evicting):
+            select.follow(at, attention)
+
+    def read_by(self, row: int, layer: int, queries: Tensor, seen: Tensor, tokens: int) -> Tensor | None:
+        """The keys a row's cache would choose for queries (query_heads, n, head_dim) after RoPE, of which each sees
+        the first ``seen`` (n,) of all ``tokens``: bool (kv_heads, n, tokens); None where it reads all of them."""
+        select, at = self.rows[row].get(layer, (None, 0))
+        if select is None:
+            return None
+        asked = ((select(at, queries[:, i : i + 1], n), n) for i, n in enumerate(seen.tolist()))
+        return torch.stack([pad(read, (0, tokens - n)) for read, n in asked], 1)
