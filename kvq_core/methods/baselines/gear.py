@@ -32,8 +32,8 @@ class Gear(Method):
     With T tokens in a block an element costs bits + 32/group_size + 16 rank (1/head_dim + 1/T) + 32 outlier_fraction.
 
     Tokens leave full precision group_size at a time; blocks of generated tokens are short and take half the rank.
-    outlier_fraction = 0 is the paper's GEAR-L. Outliers found within a block of few tokens are few, and the factors
-    weigh most on small heads: on those, compare at equal bytes.
+    outlier_fraction = 0 is the paper's GEAR-L. The factors weigh most on small heads and short blocks: compare at equal
+    bytes.
     """
 
     name: ClassVar[str] = "gear"
@@ -45,7 +45,7 @@ class Gear(Method):
         "in every loop, theirs in the last: the same result but for rounding, a little short of the best low rank.",
         "Key outliers are counted along a channel's tokens, outlier_fraction/2 of them at either end; the authors' "
         "code takes that share of a token's channels, 8% of 1,000 tokens.",
-        "Codes have 2^bits - 1 steps; the authors' variants with outliers have bits^2 - 1, the same at 2 bits alone.",
+        "Codes have 2^bits - 1 steps; the authors' variants with outliers have bits^2 - 1, the same at 2 and 4 bits.",
         "Blocks of generated tokens take half the rank, as the authors' defaults 4 and 2 do.",
         "The authors' CUDA path (gearlKIVI) keeps no outliers; here they are kept unless outlier_fraction is 0.",
         "Tokens leave full precision group_size at a time; the authors' streaming gap, 64, is a knob of its own.",
