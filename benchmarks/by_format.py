@@ -39,9 +39,10 @@ def _row(cls: type[Method]) -> list[str]:
     does = " ".join(inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].split())
     ways = [f"{way.tool}: `{way.how.splitlines()[-1]}`" for way in method.elsewhere()]
     named = f"`{cls.name}`" + (f" [{cls.title}]({cls.paper})" if cls.paper else "")
-    rotation = (
-        "by a knob, on" if getattr(method, "rotate", False) else "by a knob, off" if hasattr(method, "rotate") else ""
-    )
+    rotate = getattr(method, "rotate", None)
+    rotation = "its own" if method.not_rotated else ""
+    if rotate is not None:
+        rotation = f"by a knob, {'on' if rotate else 'off'}"
     query = "rounded" if method.query_rounding is not None else ""
     return [
         named,

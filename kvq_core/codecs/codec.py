@@ -74,8 +74,8 @@ class Codec(ABC):
         """This codec, fitted as it is, for a prompt of which the first ``tokens`` enter now and the others later."""
         return self
 
-    def preview(self, x: Tensor, start: int) -> Tensor:
-        """What attention would read of x (1, kv_heads, tokens, head_dim), tokens of any one layer, once stored.
+    def preview(self, x: Tensor, layer: int, start: int) -> Tensor:
+        """What attention would read of x (1, kv_heads, tokens, head_dim), tokens of one of its layers, once stored.
 
         Only of methods that say their codes are a token's alone (Method.token_local).
         """

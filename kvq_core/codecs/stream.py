@@ -160,7 +160,7 @@ class Stream:
         constant = None if self.center is None else self.center.at(start, x.shape[-2])[layer]
         rotation = None if self.rotation is None else self.rotation.on(layer)
         one = one if constant is None else one - constant
-        read = self.codec.preview(one if rotation is None else rotation.turned(one), start)
+        read = self.codec.preview(one if rotation is None else rotation.turned(one), layer, start)
         read = read if rotation is None else rotation.back(read)
         return read[0] if constant is None else read[0] + constant
 

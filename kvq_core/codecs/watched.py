@@ -71,9 +71,9 @@ class Watched(Codec):
         with naming(self.whose):
             return Watched(self.inner.begun(tokens), self.whose)
 
-    def preview(self, x: Tensor, start: int) -> Tensor:
+    def preview(self, x: Tensor, layer: int, start: int) -> Tensor:
         with naming(self.whose):
-            return _sound(self.inner.preview(x, start), x)
+            return _sound(self.inner.preview(x, layer, start), x)
 
     def observe(self, blocks: list[Block], queries: Tensor, attention: Tensor, start: int) -> Patch | None:
         with naming(self.whose):

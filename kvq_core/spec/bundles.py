@@ -112,6 +112,29 @@ def _papers() -> list[LaneData]:
     ]
 
 
+def _baselines() -> list[LaneData]:
+    """What the papers compare with, in the settings they give: methods.md of the papers, tables of results."""
+    gear = {"bits": 2, "group_size": 32, "rank": 2, "loops": 3}
+    return [
+        lane("kivi", "KIVI 2, 32 sinks", bits=2, residual_length=96, sink_tokens=32),
+        lane("gear", "GEAR 2, rank 2", **gear),
+        lane("gear", "GEAR-L 2, rank 2", **gear, outlier_fraction=0),
+        *(
+            lane("zipcache", f"ZipCache 4/2, {share:.0%}", salient_fraction=share, streaming_gap=32)
+            for share in (0.5, 0.4, 0.3)
+        ),
+        lane("kvquant", "KVQuant 2, 1%", bits=2, outlier_fraction=0.01),
+        lane("rvq", "VQLLM 256 x 8", entries=256, steps=8),
+        lane("rvq", "VQLLM 256 x 4", entries=256, steps=4),
+        lane("think", "ThinK 3/4 at 4 bits", pruned=0.25, bits=4),
+        lane("shadowkv", "ShadowKV, rank 160", rank=160),
+        lane("h2o", "H2O, 20%", heavy=0.1, recent=0.1),
+        lane("scissorhands", "Scissorhands, 20%", heavy=0.1, recent=0.1),
+        lane("uniform", "Uniform 4", bits=4),
+        lane("uniform", "Uniform 4, 1% apart", bits=4, outlier_fraction=0.01),
+    ]
+
+
 def _llama_cpp() -> list[LaneData]:
     types = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
     return [lane(name, f"llama.cpp {name}", prefill="deployed") for name in types]
@@ -143,7 +166,7 @@ def _transformers() -> list[LaneData]:
         lane("quanto", "transformers quanto 4", bits=4),
         lane("quanto", "transformers quanto 2", bits=2),
         lane("hqq", "transformers hqq 8", bits=8, axis=1),
-        lane("hqq", "transformers hqq 4", bits=4, axis=1),
+        lane("hqq", "transformers hqq 4, axis 0", bits=4, axis=0),
     ]
 
 
@@ -224,6 +247,7 @@ def _plain(title: str, question: str, lanes: Callable[[], list[LaneData]]) -> Bu
 
 BUNDLES: dict[str, Bundle] = {
     "seed-2bit": _plain("The papers at two bits", "Which paper's method holds up at two bits?", _papers),
+    "baselines": _plain("The papers' baselines", "What do the methods that papers compare with cost here?", _baselines),
     "deploy": _plain("What engines ship", "Which format that I can switch on today is safe here?", _deploy),
     "deploy-vllm": _plain("vLLM's formats", "Which --kv-cache-dtype is safe here?", _vllm),
     "deploy-sglang": _plain("SGLang's formats", "Which --kv-cache-dtype of SGLang is safe here?", _sglang),

@@ -38,6 +38,8 @@ def families() -> dict[str, list[LaneData]]:
         "SQuat": _widths("squat"),
         "InnerQ": [lane for lane in _widths("innerq") if 8 not in lane["knobs"].values()],
         "Per token": _widths("per_token"),
+        "KVarN": [{"method": "kvarn", "knobs": {"key_bits": k, "value_bits": v}} for k, v in ((4, 4), (4, 2), (2, 2))],
+        "GEAR": [{"method": "gear", "knobs": {"bits": bits}} for bits in (4, 2)],
         "QAQ": [{"method": "qaq", "knobs": {"target_bits": bits}} for bits in (8.0, 6.0, 4.0, 3.0, 2.5, 2.0, 1.5)],
         "SVDq": [{"method": "svdq", "knobs": {"target_bits": key, "value_bits": value}} for key, value in LATENT],
     }

@@ -1,6 +1,6 @@
 """8-bit floating point: the cache that vLLM, SGLang and TensorRT-LLM switch on with one word."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -47,6 +47,10 @@ class ScaledCodec(TokenCodec):
     def decode(self, block: Block) -> Tensor:
         found = super().decode(block)
         return found * self.shared["scale"] if self.shared else found
+
+    def preview(self, x: Tensor, layer: int, start: int) -> Tensor:
+        of_layer = replace(self, shared={name: t[layer : layer + 1] for name, t in self.shared.items()})
+        return of_layer.decode(of_layer.encode(x, start))
 
     packed = TokenCodec.packed
 

@@ -7,13 +7,14 @@ import torch
 
 from kvq_core.codebooks.encoder import to_stored
 from kvq_core.codebooks.files import CodebookInfo, save_codebook
-from kvq_core.methods import methods
+from kvq_core.methods import Prompt, methods
 from kvq_core.spec import Lane
 from kvq_core.training.values import start
 from tests.support.engine_runs import run_engine
 from tests.support.every_lane import EVERY
 from tests.support.tiny_models import prompt_ids, tiny
 
+ALONE = [lane for lanes in EVERY.values() for lane in lanes if lane.select is None]
 MODELS = ["llama", "qwen2", "qwen3", "mistral"]
 
 
@@ -55,6 +56,24 @@ def untrained_codebooks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
             joined = {tensor: torch.cat([e[tensor] for e in encoders]) for tensor in encoders[0]}
             save_codebook(CodebookInfo(kind="values", **common), joined)
         yield
+
+
+@pytest.mark.parametrize("lane", ALONE, ids=lambda lane: lane.label)
+def test_a_layer_s_tokens_read_ahead_are_those_it_will_hold(lane: Lane) -> None:
+    """Of methods whose codes are a token's alone; layers differ in size, as what is fitted on them then does."""
+    method = lane.build()
+    if method.name == "commvq":
+        pytest.skip("needs codebooks")
+    g = torch.Generator().manual_seed(3)
+    sizes = torch.tensor([0.1, 1.0, 20.0]).view(3, 1, 1, 1)
+    keys, values, queries = (sizes * torch.randn(3, heads, 24, 64, generator=g) for heads in (2, 2, 4))
+    fitted = method.fit(Prompt(keys, values, queries, rotated=keys))
+    for codec, local, x in zip((fitted.key, fitted.value), method.token_local, (keys, values), strict=True):
+        if codec is None or not local:
+            continue
+        whole = codec.decode(codec.encode(x, 0))
+        for layer in range(3):
+            torch.testing.assert_close(codec.preview(x[layer : layer + 1], layer, 0)[0], whole[layer])
 
 
 @pytest.mark.slow

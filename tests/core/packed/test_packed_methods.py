@@ -23,6 +23,8 @@ ATOL = 5e-4
 SPARSE = {"chunk_size": 8, "budget_tokens": 32, "outlier_chunks": 2, "local_chunks": 2}
 TOLERANCES = {"key_tolerance": 0.01, "value_tolerance": 0.01}
 CASES = {name: (name, {}, {}) for name, method in methods().items() if method.quantizes} | {
+    "turboquant": ("turboquant", {"boundary_layers": 0}, {}),  # tiny models have three layers
+    "ultraquant_4bit": ("ultraquant_4bit", {"boundary_layers": 0}, {}),
     "innerq prefill": ("innerq", {"mode": "hybrid_prefill"}, {}),
     "svdq 1 bit": ("svdq", {"schedule": [8, 4, 2, 1, 1, 0, 0, 0]}, {}),
     "svdq V4": ("svdq", {"value_bits": 4, "per_head": True}, {"sink_tokens": 3}),
