@@ -15,6 +15,7 @@ from kvq_core.codecs.forms import Packed
 from kvq_core.codecs.hadamard import Hadamard
 from kvq_core.codecs.queries import QueryRounding
 from kvq_core.codecs.window import Window
+from kvq_core.errors import MethodError
 from kvq_core.methods.base import Method
 
 OWN_ROTATION = "it rotates what it stores itself, by its own knob rotate; give one of the two"
@@ -39,6 +40,9 @@ class TokenCodec(Codec):
         """float32 (layers, kv_heads, tokens, head_dim) of what ``store`` kept, before it is turned back."""
 
     def encode(self, x: Tensor, start: int) -> Block:
+        """Raises MethodError for infinities and NaN, of which an engine would make more."""
+        if not torch.isfinite(x).all():
+            raise MethodError(f"Tokens from {start} on hold infinities or NaN, which no format here stores.")
         turned = (x[layers] if self.turn is None else self.turn.turned(x[layers]) for layers in layer_slices(x))
         parts = [self.store(part.float()) for part in turned]
         return Block(x.shape[-2], {name: torch.cat([part[name] for part in parts]) for name in parts[0]})

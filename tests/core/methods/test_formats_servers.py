@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvq_core.codecs.codec import Codec
-from kvq_core.errors import SpecError
+from kvq_core.errors import MethodError, SpecError
 from kvq_core.methods import Prompt, make, methods
 from kvq_core.methods.formats.float4 import e2m1, from_e2m1
 from kvq_core.methods.formats.turboquant import centroids
@@ -294,6 +294,14 @@ def test_nothing_overflows_and_zeros_stay_zeros(seed: int, size: float) -> None:
             assert torch.isfinite(found).all(), name
             if size == 0:
                 assert (found == 0).all(), name
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_infinities_are_refused(name: str) -> None:
+    key, value = codecs(name, normal(64, 8)[None, None])
+    for codec in (key, value):
+        with pytest.raises(MethodError, match="Tokens from 7 on hold infinities"):
+            codec.encode(torch.full((1, 1, 2, 64), float("inf")), 7)
 
 
 def test_heads_that_a_format_cannot_hold_are_refused_in_a_line() -> None:
