@@ -15,6 +15,7 @@ from kvq_core.engine.prefill import Prefill
 from kvq_core.models import LoadedModel
 from kvq_core.spec import ComparisonSpec, Lane
 
+FAR, FLIPS = 1e-3, 5e-3  # of the largest element; and how many may be further apart
 READ = 2e-6  # of a working copy against the store: RoPE in another order
 
 
@@ -93,9 +94,14 @@ def stepwise(model: LoadedModel, lane: Lane, ids: list[int], first: int) -> dict
         for position in range(first, len(ids)):
             parts.append(other, x[other.layers, :, position : position + 1], position)
             parts.flush(other)
-        same = torch.equal(one.plain.decode(), other.plain.decode())
-        found[name] = "same" if same else "another"
+        found[name] = "same" if _same(one.plain.decode(), other.plain.decode()) else "another"
     return found
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether two stores read alike, but for the few codes that sums in another order carry over a tie."""
+    apart = (one - other).abs() > FAR * one.abs().amax()
+    return float(apart.float().mean()) <= FLIPS
 
 
 def _by_itself(part: Part) -> str | None:
