@@ -57,7 +57,8 @@ def packed_layers(
     layers: Collection[int] | None = None,
     rotations: tuple[Rotation, ...] | None = None,
 ) -> list[PackedLayer | DenseLayer]:
-    """Empty layers for a transformers model: packed ones, and where ``layers`` are named the others in float16.
+    """Empty layers for a transformers model: packed ones, and in float16 those that the method keeps and, where
+    ``layers`` are named, all others.
     ``rotations``: how its layers rotate their keys, looked at here where it is not given and matters.
 
     Raises MethodError where the method has no packed execution on the model.
@@ -68,7 +69,8 @@ def packed_layers(
         reason = "it quantizes nothing"
     if reason is not None:
         raise MethodError(f"{method.title} has no packed execution here: {reason}.")
-    chosen = tuple(range(shape.layers) if layers is None else layers)
+    kept = method.kept_layers(shape.layers)
+    chosen = tuple(layer for layer in (range(shape.layers) if layers is None else layers) if layer not in kept)
     plan = Plan(method, windows, path, None, ref, room, shape.scaling, len(chosen))
     return _layers(model, dict.fromkeys(chosen, plan), {}, room, rotations)
 

@@ -9,9 +9,10 @@ from kvq_kernels import paths_taken
 import kvq_core
 from kvq_core.codebooks.encoder import Encoder, to_stored
 from kvq_core.errors import MethodError
-from kvq_core.methods import methods
+from kvq_core.methods import make, methods
 from kvq_core.packed import Request, measure
 from kvq_core.packed.cache import packed_layers
+from kvq_core.packed.layer import PackedLayer
 from kvq_core.spec import Lane
 from tests.core.packed.test_packed import generated
 from tests.support.engine_runs import run_engine
@@ -198,3 +199,9 @@ def test_models_that_turn_other_channels_together_are_refused():
     )
     with pytest.raises(MethodError, match="channel i with channel i"):
         kvq_core.packed_cache(CohereForCausalLM(config), kvq_core.make("svdq"))
+
+
+def test_layers_that_a_method_keeps_are_not_packed():
+    model = tiny("llama")
+    layers = packed_layers(make("turboquant", boundary_layers=1), model.model, make("turboquant").windows(), "auto")
+    assert [isinstance(layer, PackedLayer) for layer in layers] == [False, True, False]
