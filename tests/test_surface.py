@@ -87,7 +87,7 @@ SURFACE = {
     "MethodError": _ERROR,
     "ModelError": _ERROR,
     "Record": {
-        "schema_version": "int = 5",
+        "schema_version": "int = 6",
         "id": "str",
         "results_version": "int",
         "created": "str",

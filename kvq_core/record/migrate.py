@@ -14,6 +14,8 @@ were no models from such files, and no such lanes.
 Version 4: a lane was one method, with no list of rules, whose keys nothing turned; all lanes read the prompt in full
 precision, which was one turn, and only answers were scored. Neither draft acceptance nor the floor of another kernel
 was measured.
+
+Version 5: no lane chose the keys it reads but by its method.
 """
 
 from collections.abc import Callable
@@ -92,7 +94,16 @@ def _record_4(data: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-RECORD_STEPS: dict[int, Step] = {1: _record_1, 2: _record_2, 3: _record_3, 4: _record_4}
+def _record_5(data: dict[str, Any]) -> dict[str, Any]:
+    def lane(told: dict[str, Any]) -> dict[str, Any]:
+        return {"select": None, **told}
+
+    floor = data["kernel_floor"] and lane(data["kernel_floor"])
+    lanes = [lane(told) for told in data["lanes"]]
+    return {**data, "noise_floor": lane(data["noise_floor"]), "kernel_floor": floor, "lanes": lanes}
+
+
+RECORD_STEPS: dict[int, Step] = {1: _record_1, 2: _record_2, 3: _record_3, 4: _record_4, 5: _record_5}
 MANIFEST_STEPS: dict[int, Step] = dict.fromkeys(RECORD_STEPS, _unchanged)
 
 

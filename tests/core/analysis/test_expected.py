@@ -61,8 +61,12 @@ def test_what_is_expected_decides_no_id_where_nothing_is():
 
 
 def test_presets_whose_question_has_an_answer_carry_it():
-    assert {name for name, preset in presets().items() if preset.spec.expect} == {"needle", "innerq-windows"}
-    for name in ("needle", "innerq-windows"):
+    assert {name for name, preset in presets().items() if preset.spec.expect} == {
+        "needle",
+        "innerq-windows",
+        "half-the-tokens",
+    }
+    for name in ("needle", "innerq-windows", "half-the-tokens"):
         assert contains_answer(presets()[name].spec.prompt, presets()[name].spec.expect)
 
 

@@ -130,3 +130,22 @@ def test_the_record_says_so(smollm) -> None:
     assert sparse.metrics.output_bound is None and dense.metrics.output_bound > dense.metrics.output_error
     assert "lane/0/output_bound" not in finished.arrays and "lane/1/output_bound" in finished.arrays
     assert torch.isfinite(finished.arrays["lane/0/attention_kl"]).all()
+
+
+def test_a_record_tells_what_was_dropped_and_what_would_be_left(smollm) -> None:
+    kept = Lane(label="kept", method="per_token", select={"by": "h2o", "heavy": 0.25, "recent": 0.25})
+    lanes = (kept, Lane(label="short", method="h2o", layers=(0, 1, 2)))
+    spec = ComparisonSpec(prompt="word " * 60, chat=False, max_new_tokens=4, ignore_eos=True, lanes=lanes)
+    finished = next(e for e in compare_on(smollm, spec) if isinstance(e, Finished))
+    told, short = finished.record.lanes
+    assert told.select == {"by": "h2o", "heavy": 0.25, "recent": 0.25} and short.select is None
+    assert told.metrics.output_bound is None and told.metrics.kld_max > 0
+    assert torch.isfinite(finished.arrays["lane/0/attention_kl"]).all()
+    tokens, budget = told.memory.tokens, 2 * int(0.25 * len(finished.record.reference.prompt_token_ids))
+    share = told.memory.kv_ratio * budget / tokens
+    assert any(f"{share:.1%} of the fp16 cache in an engine that frees what is dropped" in note for note in told.notes)
+    few = 2 * int(0.1 * len(finished.record.reference.prompt_token_ids)) / tokens
+    assert any(
+        note.startswith(f"{(27 + 3 * few) / 30:.1%} of the {tokens} tokens are still read") for note in short.notes
+    )
+    assert "never_engaged" not in short.flags and short.memory.kv_ratio == pytest.approx(1)
