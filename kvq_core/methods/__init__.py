@@ -55,6 +55,7 @@ __all__ = [
 ]
 
 # one or two of each family, which stand for it where not all are shown
+NEAR = 4  # names that an unknown one is told
 OFTEN = ("kivi", "innerq", "svdq", "q8_0", "q4_0", "fp8", "nvfp4", "turboquant")
 
 
@@ -69,9 +70,14 @@ def make(name: str, /, **settings: Any) -> Method:
     if name not in known:
         if name in failures():
             raise SpecError(failures()[name])
-        near = process.extractOne(name, list(known))
-        hint = f" Did you mean {near[0]!r}?" if near and near[1] > 60 else ""
-        raise SpecError(f"Unknown method {excerpt(name)}.{hint} Available: {', '.join(known)}.{_lost()}")
+        near = [found for found, *_ in process.extract(name, list(known), limit=NEAR, score_cutoff=60)]
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        papers = [each for each, cls in known.items() if cls.__module__.split(".")[2] not in ("formats", "baselines")]
+        some = ", ".join(dict.fromkeys([*near, *papers, *OFTEN]))
+        raise SpecError(
+            f"Unknown method {excerpt(name)}.{hint} Available: {some} and {len(known) - some.count(',') - 1} more, "
+            f"which python -m kvq_core methods lists.{_lost()}"
+        )
     cls = known[name]
     try:
         return cls(**settings)

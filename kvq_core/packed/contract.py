@@ -171,7 +171,10 @@ def _twice(case: _Case, before: Trial) -> Found:
 
 
 def _stepwise(case: _Case) -> Found:
-    found = stepwise(case.model, case.lane, _ids(case.long), case.long // 2)
+    try:
+        found = stepwise(case.model, case.lane, _ids(case.long), case.long // 2)
+    except MethodError as error:
+        return "skip", str(error)
     if other := [tensor for tensor, said in found.items() if said == "another"]:
         return "FAIL", (
             f"{' and '.join(other)} that enter one by one are not stored as in a prompt; say so with a window that is "

@@ -53,5 +53,6 @@ def compute(record: Record, arrays: Arrays, at: Selection) -> Drawing:
     figures["grid"] = or_absent(format_grid(record), "")
     figures["confidence"] = or_absent(confidence(record, arrays), MISSING)
     html = {"within": within_html(record)}
-    tables = {"confidence-buckets": confidence_rows(record, arrays), "within": within_rows(record)}
+    within = within_rows(record)
+    tables = {"confidence-buckets": confidence_rows(record, arrays), **({"within": within} if within else {})}
     return Drawing(rates(record, arrays), figures, html, tables=tables)

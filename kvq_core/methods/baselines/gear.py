@@ -39,7 +39,6 @@ class Gear(Method):
     name: ClassVar[str] = "gear"
     title: ClassVar[str] = "GEAR"
     paper: ClassVar[str | None] = "https://arxiv.org/abs/2403.05527"
-    scales = ("tokens", "channels")
     deviations: ClassVar[tuple[str, ...]] = (
         "The power iteration starts from a seeded random matrix, the authors' from an unseeded one. It orthonormalizes "
         "in every loop, theirs in the last: the same result but for rounding, a little short of the best low rank.",

@@ -31,7 +31,6 @@ class KvQuant(Method):
     name: ClassVar[str] = "kvquant"
     title: ClassVar[str] = "KVQuant (prompt-only calibration)"
     paper: ClassVar[str | None] = "https://arxiv.org/abs/2401.18079"
-    scales = ("tokens", "channels")
     deviations: ClassVar[tuple[str, ...]] = (
         "Calibrated on the prompt: key ranges, and levels of keys and of values. The paper calibrates offline and "
         "weighs k-means by squared gradients (Fisher information); here every element weighs the same.",
