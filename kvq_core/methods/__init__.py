@@ -72,7 +72,8 @@ def make(name: str, /, **settings: Any) -> Method:
             raise SpecError(failures()[name])
         near = [found for found, *_ in process.extract(name, list(known), limit=NEAR, score_cutoff=60)]
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        papers = [each for each, cls in known.items() if cls.__module__.split(".")[2] not in ("formats", "baselines")]
+        rooms = (f"{__name__}.formats.", f"{__name__}.baselines.")
+        papers = [each for each, cls in known.items() if not cls.__module__.startswith(rooms)]
         some = ", ".join(dict.fromkeys([*near, *papers, *OFTEN]))
         raise SpecError(
             f"Unknown method {excerpt(name)}.{hint} Available: {some} and {len(known) - some.count(',') - 1} more, "
