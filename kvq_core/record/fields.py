@@ -5,6 +5,8 @@ Arrays too large for JSON lie beside it, see ``arrays``.
 
 from typing import Any, Literal
 
+from pydantic import PrivateAttr
+
 from kvq_core.record.prompt_fields import Part, PromptMetrics, TurnMetrics
 
 SCHEMA_VERSION = 6  # of record and manifest; raised when a field changes, with a step in migrate.py
@@ -273,6 +275,12 @@ class Record(Part):
     # no whole character as <0xE4>, in older runs as U+FFFD.
     vocabulary: dict[int, str] = {}
     notes: list[str] = []
+    _whole: "Record | None" = PrivateAttr(None)
+
+    @property
+    def whole(self) -> "Record":
+        """The run with all its lanes, where this is it with some: see record.part."""
+        return self._whole or self
 
     @property
     def question(self) -> str:

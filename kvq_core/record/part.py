@@ -38,7 +38,9 @@ def part_of(record: Record, arrays: Arrays, lanes: Sequence[int]) -> tuple[Recor
         elif lane in kept:
             own[f"lane/{kept[lane]}/{of_lane}"] = values
     spec = {**record.spec, "lanes": [record.spec["lanes"][lane] for lane in lanes]}
-    return record.model_copy(update={"lanes": [record.lanes[lane] for lane in lanes], "spec": spec}), own
+    part = record.model_copy(update={"lanes": [record.lanes[lane] for lane in lanes], "spec": spec})
+    part._whole = record.whole
+    return part, own
 
 
 def _cost(lane: LaneRecord) -> tuple[float, float]:

@@ -50,9 +50,9 @@ def compute(record: Record, arrays: Arrays, at: Selection) -> Drawing:
         f"rate-{what}": or_absent(distortion_rate(record, arrays, what), MISSING)
         for what in ("kld", "flips", "key", "value", "output")
     }
-    figures["grid"] = or_absent(format_grid(record), "")
+    figures["grid"] = or_absent(format_grid(record.whole), "")
     figures["confidence"] = or_absent(confidence(record, arrays), MISSING)
-    html = {"within": within_html(record)}
-    within = within_rows(record)
+    html = {"within": within_html(record.whole)}
+    within = within_rows(record.whole)
     tables = {"confidence-buckets": confidence_rows(record, arrays), **({"within": within} if within else {})}
     return Drawing(rates(record, arrays), figures, html, tables=tables)

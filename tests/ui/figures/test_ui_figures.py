@@ -11,7 +11,7 @@ from kvq_core.analysis.within import fewest
 from kvq_core.capture.cache_errors import TOP
 from kvq_core.pipeline.examples import packaged_store
 from kvq_core.record.fields import CaptureInfo
-from kvq_core.record.part import TOGETHER
+from kvq_core.record.part import TOGETHER, part_of
 from tests.support.ui_record_factory import LAYERS, QUERY_HEADS, make_run
 from ui import figures as f
 from ui.figures.base import BLANK, decades, heat
@@ -390,6 +390,9 @@ def test_lanes_that_are_a_grid_are_drawn_as_one():
     assert list(cells.x) == ["V kivi 4", "V kivi 2", "V per_token 4"]
     expected = np.log10([lane.metrics.kld_mean for lane in record.lanes]).reshape(3, 3)
     np.testing.assert_allclose(np.asarray(cells.z, float), expected, rtol=1e-5)
+    part, _ = part_of(record, {}, [0, 1, 4])
+    assert len(part.lanes) == 3
+    assert len(f.format_grid(part.whole).data[0].z) == 3  # a run of many lanes shows its grid whole
     assert fewest(record) == {}  # keys of one method and values of another are of no family
     record.lanes.pop()
     assert np.isnan(np.asarray(f.format_grid(record).data[0].z, float)).sum() == 1
