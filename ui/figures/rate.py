@@ -116,6 +116,7 @@ def distortion_rate(record: Record, arrays: Arrays, what: str) -> go.Figure | No
         )
     whose = {"whole": "an element", "key": "a key element", "value": "a value element"}[asked.of]
     figure.update_xaxes(title_text=f"stored bits {whose}", range=[max(0, low - margin), high + margin])
+    figure.update_layout(margin_l=72)  # ticks as long as 0.00001
     return label_figure(figure, f"Scatter: {asked.title} against stored bits, one point a lane")
 
 
