@@ -68,6 +68,7 @@ bench: setup
 	$(PY) benchmarks/main_job.py
 	$(PY) benchmarks/five_methods.py
 	$(PY) benchmarks/methods.py
+	$(PY) benchmarks/formats.py
 	$(PY) benchmarks/commvq_scores.py
 	$(PY) benchmarks/captures.py
 	$(PY) benchmarks/many_lanes.py

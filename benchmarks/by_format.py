@@ -10,7 +10,8 @@ from kvq_core.methods.sizes import sizes
 HEADS = (64, 128)
 LAYERS, TOKENS = 32, 512
 COLUMNS = (
-    "Name | What is stored | Bits K / V at head_dim 64 | 128 | KLD | Kept in fp16 | Rotation | Query | Prompt | How"
+    "Name | What is stored | Bits K / V at head_dim 64 | 128 | KLD | Encoding | Kept in fp16 | Rotation | Query | Prompt | "
+    "How"
 )
 
 
@@ -49,6 +50,7 @@ def _row(cls: type[Method]) -> list[str]:
         does,
         *(_bits(method, d) for d in HEADS),
         _distances(cls.name),
+        _seconds(cls.name),
         _kept(method),
         rotation,
         query,
@@ -69,6 +71,15 @@ def _distances(name: str) -> str:
     """Mean KLD on each measured model, in their order."""
     found = [model["methods"].get(name, {}).get("kld") for model in (figures("methods") or {}).values()]
     return "; ".join("not measured" if kld is None else f"{kld['mean']:.2g}" for kld in found)
+
+
+def _seconds(name: str) -> str:
+    """To encode a long prompt, and the target in parentheses."""
+    found = figures("formats") or {"encode_s": {}, "targets": {}}
+    seconds, target = found["encode_s"].get(name), found["targets"].get(name)
+    if seconds is None:
+        return ""
+    return f"{seconds:.2f} s" + (f" ({target:g} s)" if target else "")
 
 
 def _kept(method: Method) -> str:
