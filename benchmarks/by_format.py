@@ -10,8 +10,8 @@ from kvq_core.methods.sizes import sizes
 HEADS = (64, 128)
 LAYERS, TOKENS = 32, 512
 COLUMNS = (
-    "Name | What is stored | Bits K / V at head_dim 64 | 128 | KLD | Encoding | Kept in fp16 | Rotation | Query | Prompt | "
-    "How"
+    "Name | What is stored | Bits K / V at head_dim 64 | 128 | KLD | Encoding | Kept in fp16 | Rotation | Query | "
+    "Prompt | How"
 )
 
 
