@@ -226,6 +226,11 @@ class Method(BaseModel):
         """Layers of a model of so many that stay fp16 wherever it is used, because its engine keeps them."""
         return frozenset()
 
+    def keeps_all(self, layers: int) -> str | None:
+        """Why nothing would be quantized of a model of so many layers; None where something is."""
+        every = layers and len(self.kept_layers(layers)) == layers
+        return f"it keeps all {layers} layers of this model in fp16; take fewer boundary layers" if every else None
+
     def data_hash(self, model: ModelRef) -> str | None:
         """Hash of data beside the model that decides the result, such as learned codebooks."""
         return None

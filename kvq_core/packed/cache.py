@@ -64,7 +64,7 @@ def packed_layers(
     Raises MethodError where the method has no packed execution on the model.
     """
     shape = shape_of(model)
-    reason = method.why_not(shape)
+    reason = method.why_not(shape) or method.keeps_all(shape.layers)
     if reason is None and not method.quantizes:
         reason = "it quantizes nothing"
     if reason is not None:

@@ -225,7 +225,7 @@ class Rule(Storing):
             lost = shape.not_before_rope(self.layers, "a method that stores keys after RoPE")
         elif self.center in ("mean", "bias"):
             lost = shape.not_before_rope(self.layers, "center = mean_after_rope")
-        return lost or self._head_not_rotated(shape.head_dim) or method.why_not(shape)
+        return lost or self._head_not_rotated(shape.head_dim) or method.why_not(shape) or method.keeps_all(shape.layers)
 
     def not_chunked(self, own_chunk: str) -> str | None:
         """Why a prompt cannot enter in chunks what this rule stores, on any model; None where it can."""

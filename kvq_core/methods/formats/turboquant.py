@@ -146,8 +146,6 @@ class TurboQuant(Format):
             return f"head_dim = {shape.head_dim} is no power of two, and keys are turned whole"
         if shape.head_dim < 8:
             return f"head_dim = {shape.head_dim} is below 8, of which 3-bit codes fill no bytes"
-        if len(self.kept_layers(shape.layers)) == shape.layers:
-            return f"boundary_layers = {self.boundary_layers} keeps all {shape.layers} layers in fp16; give fewer"
         return None
 
     def fit(self, prompt: Prompt) -> Fitted:

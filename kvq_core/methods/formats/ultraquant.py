@@ -56,8 +56,6 @@ class UltraQuant(Format):
     def why_not(self, shape: ModelShape) -> str | None:
         if shape.head_dim & (shape.head_dim - 1):
             return f"head_dim = {shape.head_dim} is no power of two, and keys are turned whole"
-        if len(self.kept_layers(shape.layers)) == shape.layers:
-            return f"boundary_layers = {self.boundary_layers} keeps all {shape.layers} layers in fp16; give fewer"
         return whole_blocks(shape.head_dim, BLOCK)
 
     def fit(self, prompt: Prompt) -> Fitted:

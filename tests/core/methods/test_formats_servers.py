@@ -312,7 +312,9 @@ def test_heads_that_a_format_cannot_hold_are_refused_in_a_line() -> None:
     assert make("nvfp4").why_not(shape(80)) is None
     assert "32" in str(make("mxfp4", block=32).why_not(shape(80)))
     assert "power of two" in str(make("turboquant").why_not(shape(96)))
-    assert "boundary_layers = 2 keeps all 4 layers" in str(make("turboquant").why_not(shape(64, 4)))
+    lane = parse_lane({"method": "turboquant"})
+    assert "it keeps all 4 layers of this model in fp16" in str(lane.why_not(shape(64, 4)))
+    assert lane.why_not(shape(64, 5)) is None and make("turboquant").why_not(shape(64, 1)) is None
     with pytest.raises(SpecError, match="block = 64 is not allowed; allowed: 16, 32"):
         make("mxfp4", block=64)
 
