@@ -125,12 +125,15 @@ def test_the_bundled_gguf_under_two_pairs_of_types(tmp_path: Path, capsys: pytes
 
 @pytest.mark.slow
 @pytest.mark.real_model
-def test_our_lanes_of_two_types_are_about_as_far_off_as_llama_cpp_s_caches(tmp_path: Path, smollm: LoadedModel) -> None:
-    """One text of 48 positions, where rounding noise moves figures by a fifth; benchmarks/llama_cpp.py has all types on
-    six texts. Without its rotation llama.cpp's q4_0 is 3.4 times as far off."""
+def test_our_lanes_of_two_types_are_about_as_far_off_as_llama_cpp_s_caches(
+    tmp_path: Path, smollm: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One text of 32 positions, where rounding noise moves figures by a quarter; benchmarks/llama_cpp.py has all types
+    on six texts. Without its rotation llama.cpp's q4_0 is 3.4 times as far off."""
+    monkeypatch.setattr(against, "PROMPT", 100)
     file = against.written_in_float32(bundled_gguf(), tmp_path / "float32.gguf")
-    asked, every = against.texts(smollm, 1, 49), [Types("q8_0", "q8_0"), Types("q4_0", "q4_0")]
+    asked, every = against.texts(smollm, 1, 33), [Types("q8_0", "q8_0"), Types("q4_0", "q4_0")]
     reference, eight, four = (against.theirs(file, types, asked, 1) for types in (Types("f32", "f32"), *every))
     theirs = [against.mean_kld(reference, found) for found in (eight, four)]
     own = against.ours(smollm, asked, every, rotate=True)
-    assert 0.5 < own[0] / theirs[0] < 2 and 0.6 < own[1] / theirs[1] < 1.67
+    assert 0.5 < own[0] / theirs[0] < 2 and 0.55 < own[1] / theirs[1] < 1.8
