@@ -30,6 +30,23 @@ def baselines_part() -> str:
     return _table("baselines")
 
 
+def engine_part() -> str:
+    """Our lanes of llama.cpp's formats beside llama.cpp itself."""
+    parts = []
+    for found in (figures("llama_cpp") or {}).values():
+        rows = [
+            [f"`{pair}`", f"{row['llama_cpp']:.2g}", f"{row['ours']:.2g}", f"{row['ratio']:.2f}"]
+            for pair, row in found["pairs"].items()
+        ]
+        turned = "" if found["rotation"] else ", rotation off in both"
+        parts.append(
+            table("Cache K/V | llama.cpp | Here | Ratio", *rows)
+            + f"\n\n{found['model']}{turned}, {found['package']}: mean KLD in nats over {found['texts']} texts of "
+            f"{found['scored']} positions."
+        )
+    return "\n\n".join(parts)
+
+
 def _table(room: str) -> str:
     own = [cls for cls in methods().values() if f".{room}." in cls.__module__]
     return table(COLUMNS, *map(_row, own))

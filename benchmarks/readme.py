@@ -15,7 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.by_format import baselines_part, formats_part
+from benchmarks.by_format import baselines_part, engine_part, formats_part
 from benchmarks.by_model import board_part, claims_part, conversion, main_jobs, methods_part
 from benchmarks.measured import HERE, figures, table
 from kvq_core.analysis.verdict import EXPLAINED
@@ -229,6 +229,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "fields": fields_part,
     "bundles": bundles_part,
     "formats": formats_part,
+    "engine": engine_part,
     "baselines": baselines_part,
 }
 
