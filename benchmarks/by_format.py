@@ -44,7 +44,7 @@ def engine_part() -> str:
             + f"\n\n{found['model']}{turned}, {found['package']}: mean KLD in nats over {found['texts']} texts of "
             f"{found['scored']} positions."
         )
-    return "\n\n".join(parts)
+    return "\n\n".join(parts) or "Not measured yet on enough texts to be kept here."
 
 
 def _table(room: str) -> str:

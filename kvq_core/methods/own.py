@@ -10,7 +10,6 @@ from pathlib import Path
 from types import ModuleType
 
 from kvq_core.errors import PATH, KvqError, SpecError, abbreviate
-from kvq_core.methods.base import Method
 from kvq_core.methods.guard import Origin, origin_of
 from kvq_core.methods.known import defined, forget, methods, register
 
@@ -116,8 +115,3 @@ def _line_of(error: BaseException, file: Path) -> int | None:
             found = trace.tb_lineno
         trace = trace.tb_next
     return found
-
-
-def own_methods() -> dict[str, type[Method]]:
-    """Those of ``methods()`` that are not of this project."""
-    return {name: cls for name, cls in methods().items() if origin_of(cls) is not None}

@@ -1,5 +1,6 @@
 """llama.cpp's quantized cache types (ggml-common.h, ggml-quants.c; llama-kv-cache.cpp for the rotation)."""
 
+from abc import abstractmethod
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -68,9 +69,9 @@ class LlamaCppType(Format):
     def why_not(self, shape: ModelShape) -> str | None:
         return tiles(shape.head_dim)
 
+    @abstractmethod
     def codec(self) -> TokenCodec:
         """Of keys and of values, before anything is turned."""
-        raise NotImplementedError
 
     def fit(self, prompt: Prompt) -> Fitted:
         dim, device, plain = prompt.keys.shape[-1], prompt.keys.device, self.codec()

@@ -1,5 +1,6 @@
 """vLLM's formats with one scale a token and KV head: int8, fp8 and int4 (its Triton attention backend)."""
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -103,9 +104,9 @@ class PerTokenHead(Format):
     def fit(self, prompt: Prompt) -> Fitted:
         return Fitted(self.codec(), self.codec())
 
+    @abstractmethod
     def codec(self) -> TokenCodec:
         """Of keys and of values."""
-        raise NotImplementedError
 
     @property
     def cache_types(self) -> dict[str, str]:

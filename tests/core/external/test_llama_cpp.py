@@ -128,8 +128,8 @@ def test_the_bundled_gguf_under_two_pairs_of_types(tmp_path: Path, capsys: pytes
 def test_our_lanes_of_two_types_are_about_as_far_off_as_llama_cpp_s_caches(
     tmp_path: Path, smollm: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One text of 32 positions, where rounding noise moves figures by a quarter; benchmarks/llama_cpp.py has all types
-    on six texts. Without its rotation llama.cpp's q4_0 is 3.4 times as far off."""
+    """One text of 32 positions, where rounding noise moves figures; benchmarks/llama_cpp.py has all types on six
+    texts."""
     monkeypatch.setattr(against, "PROMPT", 100)
     file = against.written_in_float32(bundled_gguf(), tmp_path / "float32.gguf")
     asked, every = against.texts(smollm, 1, 33), [Types("q8_0", "q8_0"), Types("q4_0", "q4_0")]
