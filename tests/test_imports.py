@@ -43,7 +43,7 @@ _TABLE = """
     pipeline: analysis capture codecs engine errors events logs machine methods metrics models presets record
         settings spec store
     inspection: analysis capture engine errors machine methods metrics models presets settings spec
-    packed: codebooks codecs errors events kernels machine methods models pipeline spec
+    packed: codebooks codecs engine errors events kernels machine methods models pipeline spec
     claims: analysis capture codebooks codecs divergence engine errors machine methods metrics models pipeline
         presets record settings spec training
     studies: analysis errors events machine methods metrics models pipeline presets record settings spec store

@@ -36,6 +36,13 @@ CASES = {
     "a layer left out": [{**FP16, "layers": [1]}, keys(SQUAT), values(KIVI)],
     "keys of some, values of others": [keys(KIVI, layers=[0, 1]), values(TOKEN, layers=[1, 2])],
     "over layers of its own": [{**FP16, "layers": [0]}, keys(SVDQ), values({"method": "qaq"})],
+    "centred and turned": [keys(TOKEN, center="mean", rotate="signed"), values(KIVI, rotate="hadamard")],
+    "centred after RoPE": [keys(KIVI, center="mean_after_rope"), values(KIVI)],
+    "centred before RoPE": [keys(SQUAT, center="mean"), values(TOKEN, rotate="signed", rotate_block=4)],
+    "turned behind rounded queries": [
+        keys({"method": "q8_0", "knobs": {"rotate": False}}, rotate="signed"),
+        values(TOKEN),
+    ],
     "two over other layers": [keys(SVDQ, layers=[0]), {"method": "qaq"}],
 }
 
@@ -71,7 +78,8 @@ def test_layers_in_no_rule_are_kept_in_fp16() -> None:
     ("rules", "said"),
     [
         ([{**FP16, "layers": [0]}, keys(FP16)], "it quantizes nothing"),
-        ([keys(KIVI, center="mean"), values(KIVI)], "leave center = mean out"),
+        ([keys(KIVI, tokens="last:8"), keys(TOKEN), values(KIVI)], "leave tokens of last 8 K kivi 2 out"),
+        ([keys({"method": "qaq"}, center="mean"), values(KIVI)], "leave center = mean out"),
         ([keys(KIVI, layers=[9]), values(KIVI)], "rule 1 (layer 9 K kivi 2): layer 9 does not exist"),
     ],
 )
