@@ -79,7 +79,9 @@ class Rows:
         prefix = (layers, self.lanes + 1, heads, self.prefix, dim)
         tail = (layers, 2 * self.lanes + 1, heads, tokens - self.prefix, dim)
         turned = (*prefix[:-2], dim, self.prefix)
-        new = (torch.empty(shape, device=group.device) for shape in (turned, prefix, tail, tail))
+        new = (
+            torch.empty(shape, dtype=group.keys.dtype, device=group.device) for shape in (turned, prefix, tail, tail)
+        )
         return Copies(*new)
 
     def _fill(self, row: int, cache: LaneCache) -> None:
@@ -90,7 +92,7 @@ class Rows:
     def _write(self, group: int, kind: str, layers: Tensor | slice, row: int, start: int, x: Tensor) -> None:
         """Put x (layers, kv_heads, tokens, head_dim) at positions start, ... of a row."""
         prefix, tail = self.copies[group].of(kind)
-        end = start + x.shape[-2]
+        end, x = start + x.shape[-2], x.to(tail.dtype)
         if isinstance(layers, Tensor) and layers.numel() == prefix.shape[0]:
             layers = slice(None)  # all of them: a plain copy is much faster than an indexed one
         if start < self.prefix:
@@ -150,7 +152,7 @@ class Rows:
         asked = rounded(queries.float(), [self.roundings[lane] for lane in self.lane_of], layer) * scaling
         q = asked.reshape(count, heads, -1, dim)  # (rows, kv_heads, groups * fresh, head_dim)
         tail = slice(0, self.tokens - self.prefix + fresh)
-        tail_keys, tail_values = copies.tail_keys[i, :count, :, tail], copies.tail_values[i, :count, :, tail]
+        tail_keys, tail_values = (x[i, :count, :, tail].float() for x in (copies.tail_keys, copies.tail_values))
 
         by_slot, tails = (
             places.by_lane(q),
@@ -161,7 +163,7 @@ class Rows:
             by_slot = torch.cat([by_slot, q[:1, None].expand(held, -1, -1, -1, -1)], 1)
             tails = torch.cat([tails, (q[:1] @ tail_keys[:held].mT)[:, None]], 1)
         self._hide_future(tails, fresh)
-        prefix_keys, prefix_values = copies.prefix_keys[i, :held], copies.prefix_values[i, :held]
+        prefix_keys, prefix_values = (x[i, :held].float() for x in (copies.prefix_keys, copies.prefix_values))
         hidden = self._hidden(layer, queries, self.tokens + fresh)
         step = SharedAttention(by_slot, tails, prefix_keys, prefix_values, places.rows.shape[1], hidden)
         step.compute(self._room(step.every, q.device), self._scratch("weights", step.attending, q.device), self.cores)
@@ -269,19 +271,19 @@ class Rows:
             _, count, heads, tokens, dim = tail.shape
             at = (part.layers[patch.layer] * count + row) * heads + patch.head
             # rows of a flat view: several times faster than indexing three dimensions
-            tail.view(-1, dim).index_copy_(0, at * tokens + patch.token - self.prefix, patch.values)
+            tail.view(-1, dim).index_copy_(0, at * tokens + patch.token - self.prefix, patch.values.to(tail.dtype))
 
     @staticmethod
     def _rows_of(tail: Tensor, part: Part, row: int, at: int) -> Tensor:
         whole = part.layers.numel() == tail.shape[0]
-        return tail[:, row, :, at : at + 1] if whole else tail[part.layers, row, :, at : at + 1]
+        return (tail[:, row, :, at : at + 1] if whole else tail[part.layers, row, :, at : at + 1]).float()
 
     def working(self, row: int, group: int, kind: str, layer: int) -> Tensor:
         """A row's working copy of one layer (its index in the group), (kv_heads, tokens, head_dim); for captures and
         audits."""
         prefix, tail = self.copies[group].of(kind)
         held = tail[layer, row, :, : self.tokens - self.prefix]
-        parts = [prefix[layer, self.held.index(self.lane_of[row])], held]
+        parts = [prefix[layer, self.held.index(self.lane_of[row])].float(), held.float()]
         if kind == "key":  # in memory as the prefix lies: turning it round takes longer than most that is done with it
             return torch.cat([part.mT for part in parts], -1).mT
         return torch.cat(parts, -2)
