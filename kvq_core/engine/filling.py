@@ -120,8 +120,8 @@ class Filling:
         met = rounded(queries.float(), [cache.roundings for cache in self.caches], layer)
         if self._stored is not None:
             self._stored.preview(layer, own, read, self._now.start)
-            held = ([x.float() for x in tensors] for tensors in (own, read))
-            return self._stored.attention(layer, met, *held, scaling).to(queries.dtype)
+            own, read = ([x.float() for x in tensors] for tensors in (own, read))
+            return self._stored.attention(layer, met, own, read, scaling).to(queries.dtype)
         seen_keys, seen_values = (x.float() for x in read)
         chosen = self._choosing.reads(layer, queries, end)
         if self._watches:

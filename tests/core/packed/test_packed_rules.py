@@ -38,6 +38,7 @@ CASES = {
     "over layers of its own": [{**FP16, "layers": [0]}, keys(SVDQ), values({"method": "qaq"})],
     "centred and turned": [keys(TOKEN, center="mean", rotate="signed"), values(KIVI, rotate="hadamard")],
     "centred after RoPE": [keys(KIVI, center="mean_after_rope"), values(KIVI)],
+    "centred on the bias": [keys(TOKEN, center="bias", rotate="hadamard"), values(TOKEN)],
     "centred before RoPE": [keys(SQUAT, center="mean"), values(TOKEN, rotate="signed", rotate_block=4)],
     "turned behind rounded queries": [
         keys({"method": "q8_0", "knobs": {"rotate": False}}, rotate="signed"),
@@ -50,7 +51,7 @@ CASES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("case", list(CASES))
 def test_a_packed_run_is_the_engines_forced_row(case: str) -> None:
-    model, ids = tiny("llama"), prompt_ids(120)
+    model, ids = tiny("qwen2" if "bias" in case else "llama"), prompt_ids(120)
     lane = Lane.model_validate({"label": case, "rules": CASES[case]})
     outcome = run_engine(model, ids, [lane], 12, ignore_eos=True)
     state = outcome.state(case)
