@@ -123,7 +123,7 @@ class LaneCache:
         if is_key and fitted.select is not None:
             select = asked_turned(fitted.select, fit.rotations[g])
             self.selects |= {layer: (select, at) for at, layer in enumerate(layers)}
-        if is_key and (rounding := assigned.method.query_rounding) is not None:
+        if is_key and (rounding := assigned.method.query_rounding(source.model)) is not None:
             turns = ((layer, fit.turn(g, at)) for at, layer in enumerate(layers))
             self.roundings |= {layer: rounded_turned(rounding, turn) for layer, turn in turns}
         codecs = (fitted.key if is_key else fitted.value for fitted in (fit.fitted[g] for _, fit in stack))

@@ -169,7 +169,7 @@ class PackedLayer:
     @property
     def _rounding(self) -> QueryRounding | None:
         """How queries are rounded before they meet the keys; None where they are not, or no key is quantized."""
-        return None if self.plan.windows[0].step is None else self.plan.method.query_rounding
+        return None if self.plan.windows[0].step is None else self.plan.method.query_rounding(self.plan.ref)
 
     def _met(self, queries: Tensor) -> Tensor:
         """queries (rows, query_heads, n, head_dim) as the cache's keys meet them; float32 where they are rounded."""
