@@ -1,0 +1,75 @@
+"""How often a model is right on each suite of tasks in full precision: what a quantized cache can lose at most.
+
+A suite of which a model gets less than half right is left out for that model. Prompts are those of seed 0 and the
+suites' own options, answers greedy. Intervals are Wilson's, of 95 %.
+"""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from scipy.stats import binomtest
+
+from benchmarks.measured import keep
+from kvq_core.errors import SpecError
+from kvq_core.events import Finished
+from kvq_core.models import LoadedModel, load, second
+from kvq_core.pipeline.compare import compare_on
+from kvq_core.spec import DEFAULT_MODEL, ComparisonSpec
+from kvq_core.studies.prompts import Prompt
+from kvq_core.studies.tasks import SUITES, judge, suite
+
+HALF = 0.5  # of the answers right, below which a task is left out
+PROMPTS = 20
+
+
+def answered(model: LoadedModel, prompt: Prompt, new_tokens: int) -> str:
+    """What the model writes in full precision."""
+    asked = {"messages": prompt.messages, "tools": prompt.tools} if prompt.messages else {"prompt": prompt.prompt}
+    spec = ComparisonSpec(**asked, max_new_tokens=new_tokens, free_text=False, capture={"detail": "off"})
+    finished = next(event for event in compare_on(model, spec) if isinstance(event, Finished))
+    return finished.record.reference.text
+
+
+def rate(model: LoadedModel, name: str, n: int, **options: object) -> dict[str, Any]:
+    """Of a suite: how many of ``n`` are right, with an interval, and why it is left out where it is."""
+    prompts, new_tokens = suite(name, n, **options), SUITES[name].new_tokens
+    if prompts[0].verifier is None:
+        return {"left_out": None, "judged": False}
+    try:
+        texts = [answered(model, prompt, new_tokens) for prompt in prompts]
+    except SpecError as error:
+        return {"left_out": str(error), "judged": True}
+    right = [judge(prompt.verifier or "", prompt.answer, text) for prompt, text in zip(prompts, texts, strict=True)]
+    low, high = binomtest(sum(right), n).proportion_ci(method="wilson")
+    share = sum(right) / n
+    reason = f"{sum(right)} of {n} right in full precision, fewer than half" if share < HALF else None
+    return {"left_out": reason, "judged": True, "n": n, "right": sum(right), "rate": share, "low": low, "high": high}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", action="append", default=[], help="a model id or file; may be given several times")
+    parser.add_argument("--suite", action="append", default=[], choices=list(SUITES), help="one of them alone")
+    parser.add_argument("--n", type=int, default=PROMPTS, help="prompts of each suite")
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
+    arguments = parser.parse_args()
+    for id in arguments.model or [DEFAULT_MODEL, second.SECOND_MODEL]:
+        model = load(id)
+        held = json.loads(arguments.out.read_text(encoding="utf-8")) if arguments.out.is_file() else {}
+        found = held.get(model.id, {}).get("suites", {})
+        for name in arguments.suite or SUITES:
+            found[name] = rate(model, name, arguments.n)
+            print(f"{model.title}, {name}: {found[name]}", flush=True)
+            ordered = {each: found[each] for each in SUITES if each in found}
+            keep(arguments.out, model.id, {"title": model.title, "suites": ordered})
+
+
+if __name__ == "__main__":
+    main()
