@@ -8,33 +8,52 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import torch
 from scipy.stats import binomtest
 
 from benchmarks.measured import keep
 from kvq_core.errors import SpecError
-from kvq_core.events import Finished
 from kvq_core.models import LoadedModel, load, second
-from kvq_core.pipeline.compare import compare_on
-from kvq_core.spec import DEFAULT_MODEL, ComparisonSpec
+from kvq_core.spec import DEFAULT_MODEL
 from kvq_core.studies.prompts import Prompt
 from kvq_core.studies.tasks import SUITES, judge, suite
 
 HALF = 0.5  # of the answers right, below which a task is left out
 PROMPTS = 20
+AT_ONCE = 10  # prompts in a batch
 
 
-def answered(model: LoadedModel, prompt: Prompt, new_tokens: int) -> str:
-    """What the model writes in full precision."""
-    asked = {"messages": prompt.messages, "tools": prompt.tools} if prompt.messages else {"prompt": prompt.prompt}
-    spec = ComparisonSpec(**asked, max_new_tokens=new_tokens, free_text=False, capture={"detail": "off"})
-    finished = next(event for event in compare_on(model, spec) if isinstance(event, Finished))
-    return finished.record.reference.text
+def prompt_ids(model: LoadedModel, prompt: Prompt) -> list[int]:
+    """As a comparison renders it. Raises SpecError where the model's chat template has no place for it."""
+    if prompt.messages is None:
+        return model.render(prompt.prompt, prompt.system, chat=True)
+    return [id for turn, _ in model.render_turns(prompt.messages, prompt.tools) for id in turn]
+
+
+def answered(model: LoadedModel, prompts: Sequence[Prompt], new_tokens: int) -> Iterator[str]:
+    """What ``generate`` of transformers writes in full precision, greedy; prompts are padded on the left."""
+    every = [prompt_ids(model, prompt) for prompt in prompts]
+    held, pad = model.model.config._attn_implementation, min(model.eos_ids)
+    model.model.set_attn_implementation("sdpa")
+    try:
+        for start in range(0, len(every), AT_ONCE):
+            some = every[start : start + AT_ONCE]
+            width = max(map(len, some))
+            ids = torch.tensor([[pad] * (width - len(one)) + one for one in some])
+            mask = torch.tensor([[0] * (width - len(one)) + [1] * len(one) for one in some])
+            out = model.model.generate(
+                ids, attention_mask=mask, do_sample=False, max_new_tokens=new_tokens, pad_token_id=pad
+            )
+            yield from model.tokenizer.batch_decode(out[:, width:], skip_special_tokens=True)
+    finally:
+        model.model.set_attn_implementation(held)
 
 
 def rate(model: LoadedModel, name: str, n: int, **options: object) -> dict[str, Any]:
@@ -43,7 +62,7 @@ def rate(model: LoadedModel, name: str, n: int, **options: object) -> dict[str, 
     if prompts[0].verifier is None:
         return {"left_out": None, "judged": False}
     try:
-        texts = [answered(model, prompt, new_tokens) for prompt in prompts]
+        texts = list(answered(model, prompts, new_tokens))
     except SpecError as error:
         return {"left_out": str(error), "judged": True}
     right = [judge(prompt.verifier or "", prompt.answer, text) for prompt, text in zip(prompts, texts, strict=True)]

@@ -36,7 +36,7 @@ class InText(Suite):
     """A task in a filler text of chosen lengths. They are counted in words, so that prompts are the same for every
     model and need none to be made; English words of these texts are about 1.2 tokens each."""
 
-    lengths: Lengths = Field((150,), description="Words of the text, 20 to 100,000; prompts take these in turn.")
+    lengths: Lengths = Field((120,), description="Words of the text, 20 to 100,000; prompts take these in turn.")
 
 
 class AtDepth(InText):

@@ -157,10 +157,10 @@ def test_an_answer_is_judged_right_and_no_other_prompts(name: str, options: dict
 
 
 HASHES: dict[str, str] = {
-    "needle": "9d8746a42e80f493",
-    "needle_multi_key": "73bcb04dc19cd281",
-    "needle_multi_query": "0872b9fa12c50064",
-    "needle_multi_value": "ecbbab26583bdf55",
+    "needle": "b635e3d3489d72cb",
+    "needle_multi_key": "80624890bf67f349",
+    "needle_multi_query": "55b0a4388a728df8",
+    "needle_multi_value": "02ebe0c4290cd1df",
     "variable_tracking": "706a0bb6b1eaa12c",
     "common_words": "0a11d568b8529eda",
     "frequent_words": "f667b8eee0a4a68b",
