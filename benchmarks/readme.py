@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.by_format import baselines_part, engine_part, formats_part
 from benchmarks.by_model import board_part, claims_part, conversion, main_jobs, methods_part
 from benchmarks.measured import HERE, figures, table
+from benchmarks.papers import papers_part
 from kvq_core.analysis.verdict import EXPLAINED
 from kvq_core.pipeline.examples import example_ids, packaged_store
 from kvq_core.presets import presets
@@ -231,6 +232,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "formats": formats_part,
     "engine": engine_part,
     "baselines": baselines_part,
+    "papers": papers_part,
 }
 
 

@@ -10,17 +10,18 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 from kvq_core.errors import MethodError, SpecError, excerpt
+from kvq_core.lm_eval.arguments import read_lane
 from kvq_core.lm_eval.scoring import LaneScoring
 from kvq_core.models import load
-from kvq_core.spec import DEFAULT_MODEL, Lane, parse_lane
+from kvq_core.spec import DEFAULT_MODEL
 
 NEW_TOKENS = 256  # where a task does not say how many
 
 
 @register_model("kvq-explorer")
 class KvqExplorer(TemplateLM):
-    """A model whose cache is stored by one method. Arguments that are neither named here nor fields of a lane, such as
-    ``sink_tokens`` or ``center``, are the method's knobs.
+    """A model whose cache is stored by one lane: ``more`` is its method, its fields such as ``sink_tokens`` or
+    ``center``, and its knobs, see ``read_lane``.
 
     Stock loglikelihood computes context and continuation in one pass and never reads a cache back; here the context
     enters the cache, in chunks of ``prefill_chunk`` through the cache itself or else read in full precision first, and
@@ -33,9 +34,6 @@ class KvqExplorer(TemplateLM):
         self,
         model: str = DEFAULT_MODEL,
         revision: str | None = None,
-        method: str = "fp16",
-        prefill_chunk: int | None = None,
-        own_chunk: str = "raw",
         score_chunk: int = 1,
         batch_size: int | str = 1,
         max_batch_size: int | None = None,  # this and the next are lm-eval's defaults, of no meaning here
@@ -47,9 +45,7 @@ class KvqExplorer(TemplateLM):
             raise SpecError(
                 f"batch_size = {excerpt(batch_size)} is not allowed; requests run one after the other: leave it out."
             )
-        chunks = {} if prefill_chunk is None else {"prefill": {"chunk": prefill_chunk, "own_chunk": own_chunk}}
-        fields = {name: more.pop(name) for name in [*more] if name in Lane.model_fields}
-        lane = parse_lane({"method": method, "knobs": more, **chunks, **fields})
+        lane = read_lane(**more)
         loaded = load(model, revision)
         if reason := lane.why_not(loaded.shape):
             raise MethodError(f"{lane.title} cannot run on {loaded.title}: {reason}.")

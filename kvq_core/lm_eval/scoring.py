@@ -10,7 +10,7 @@ from kvq_core.engine.decode import Decode, LaneState
 from kvq_core.engine.prefill import Prefill
 from kvq_core.errors import MethodError, SpecError
 from kvq_core.models import LoadedModel
-from kvq_core.spec import ComparisonSpec, Lane
+from kvq_core.spec import ComparisonSpec, Lane, parse_spec
 
 
 @dataclass
@@ -34,7 +34,7 @@ class LaneScoring:
         self._check(len(context) + len(follow))
         prompt, fed = (context[:-1], context[-1:] + follow) if len(context) > 1 else (context, follow)
         rows = list[Tensor]()
-        decode, state = self._entered(prompt, ComparisonSpec(**self._asked, continuation="-"), fed)
+        decode, state = self._entered(prompt, parse_spec({**self._asked, "continuation": "-"}), fed)
         if len(context) == 1:
             rows.append(decode.prompt_logits(state)[None])
         for _ in decode.steps(lambda _, lanes, __: rows.append(lanes[0].cpu()), None, lambda _: None):
@@ -49,7 +49,7 @@ class LaneScoring:
         Raises what ``likelihoods`` raises.
         """
         self._check(len(prompt) + most)
-        spec = ComparisonSpec(**self._asked, max_new_tokens=most, temperature=temperature, seed=seed)
+        spec = parse_spec({**self._asked, "max_new_tokens": most, "temperature": temperature, "seed": seed})
         decode, state = self._entered(prompt, spec)
         for _ in decode.steps(lambda _, __, ___: None, None, lambda _: None):
             self._check_lane(state)
