@@ -30,6 +30,12 @@ PROMPTS = 20
 AT_ONCE = 10  # prompts in a batch
 
 
+def tokens_a_word(model: LoadedModel) -> float:
+    """Of the filler text with its needles."""
+    texts = [prompt.prompt for prompt in suite("needle", 20)]
+    return sum(len(model.encode(text)) for text in texts) / sum(len(text.split()) for text in texts)
+
+
 def prompt_ids(model: LoadedModel, prompt: Prompt) -> list[int]:
     """As a comparison renders it. Raises SpecError where the model's chat template has no place for it."""
     if prompt.messages is None:
@@ -82,12 +88,12 @@ def main() -> None:
     for id in arguments.model or [DEFAULT_MODEL, second.SECOND_MODEL]:
         model = load(id)
         held = json.loads(arguments.out.read_text(encoding="utf-8")) if arguments.out.is_file() else {}
-        found = held.get(model.id, {}).get("suites", {})
+        found, tokens = held.get(model.id, {}).get("suites", {}), tokens_a_word(model)
         for name in arguments.suite or SUITES:
             found[name] = rate(model, name, arguments.n)
             print(f"{model.title}, {name}: {found[name]}", flush=True)
             ordered = {each: found[each] for each in SUITES if each in found}
-            keep(arguments.out, model.id, {"title": model.title, "suites": ordered})
+            keep(arguments.out, model.id, {"title": model.title, "tokens_a_word": tokens, "suites": ordered})
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from numpy.random import Generator
 from pydantic import Field
 
 from kvq_core.studies.prompts import Prompt
-from kvq_core.studies.tasks.sample import InText
+from kvq_core.studies.tasks.sample import InText, Lengths
 from kvq_core.studies.tasks.words import filler, hidden, words
 
 Person = dict[str, str | int]
@@ -21,9 +21,7 @@ class Extraction(InText):
     source: ClassVar = "made for this project"
     new_tokens: ClassVar = 64
 
-    lengths: tuple[int, ...] = Field(
-        (20,), min_length=1, max_length=64, description="Words of the text around; prompts take these in turn."
-    )
+    lengths: Lengths = Field((20,), description="Words of the text, 20 to 100,000; prompts take these in turn.")
     fields: int = Field(3, ge=2, le=5, description="Fields of the object, of name, age, city, job and color.")
 
     def sample(self, number: int, random: Generator) -> Prompt:

@@ -34,7 +34,7 @@ class Suite(Frozen, ABC):
 
 class InText(Suite):
     """A task in a filler text of chosen lengths. They are counted in words, so that prompts are the same for every
-    model and need none to be made; English words of these texts are about 1.2 tokens each."""
+    model and need none to be made; docs/tasks.md says how many tokens a word has."""
 
     lengths: Lengths = Field((120,), description="Words of the text, 20 to 100,000; prompts take these in turn.")
 

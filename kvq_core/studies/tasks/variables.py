@@ -7,7 +7,7 @@ from numpy.random import Generator
 from pydantic import Field
 
 from kvq_core.studies.prompts import Prompt
-from kvq_core.studies.tasks.sample import InText
+from kvq_core.studies.tasks.sample import InText, Lengths
 from kvq_core.studies.tasks.words import filler, hidden
 
 LETTERS = "ABCDEFGHJKLMNPQRSTUVWXYZ"
@@ -21,9 +21,7 @@ class VariableTracking(InText):
     source: ClassVar = "RULER, arXiv:2404.06654"
     new_tokens: ClassVar = 48
 
-    lengths: tuple[int, ...] = Field(
-        (60,), min_length=1, max_length=64, description="Words of the text; prompts take these in turn."
-    )
+    lengths: Lengths = Field((60,), description="Words of the text, 20 to 100,000; prompts take these in turn.")
     hops: int = Field(2, ge=1, le=16, description="Assignments of a chain after its first.")
     chains: int = Field(1, ge=1, le=8, description="Chains, of which one is asked for.")
 
