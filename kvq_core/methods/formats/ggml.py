@@ -169,6 +169,11 @@ def key_turn_of(block: int, device: torch.device, model: ModelRef | None) -> Tur
     return Interleaved(turn) if model is not None and model.interleaved else turn
 
 
+def order_hash(model: ModelRef) -> str | None:
+    """What tells a lane on a model with channels in another order from one whose keys lie in the order held here."""
+    return "interleaved" if model.interleaved else None
+
+
 def rounded_in(block_of: Callable[[int], int], model: ModelRef | None) -> QueryRounding:
     """Queries (..., query_heads, n, head_dim) rounded to q8_0 in the basis of their keys, which are turned in blocks of
     ``block_of(head_dim)`` channels, 0: not at all."""

@@ -10,7 +10,7 @@ from kvq_core.codecs.hadamard import largest_block
 from kvq_core.codecs.queries import QueryRounding
 from kvq_core.methods.base import Fitted, ModelRef, ModelShape, Prompt
 from kvq_core.methods.deployments import Elsewhere, Home
-from kvq_core.methods.formats.ggml import OWN_ORDER, SignedBlocks, key_turn_of, rounded_in, tiles, turn_of
+from kvq_core.methods.formats.ggml import OWN_ORDER, SignedBlocks, key_turn_of, order_hash, rounded_in, tiles, turn_of
 from kvq_core.methods.formats.tokenwise import OWN_ROTATION, Format, TokenCodec
 
 LEAST_TURN, MOST_TURN = 64, 512  # channels, of heads that are no power of two
@@ -71,6 +71,9 @@ class Q6_0(Format):
 
     def query_rounding(self, model: ModelRef | None = None) -> QueryRounding | None:
         return rounded_in(self._block, model)
+
+    def data_hash(self, model: ModelRef) -> str | None:
+        return order_hash(model)
 
     def why_not(self, shape: ModelShape) -> str | None:
         return tiles(shape.head_dim)

@@ -17,6 +17,7 @@ from kvq_core.methods.formats.ggml import (
     SignedBlocks,
     WholeBlocks,
     key_turn_of,
+    order_hash,
     rounded_in,
     tiles,
     turn_of,
@@ -65,6 +66,9 @@ class LlamaCppType(Format):
 
     def for_tensor(self, tensor: Literal["keys", "values"]) -> Method:
         return self.model_copy(update={"quantize_query": True})
+
+    def data_hash(self, model: ModelRef) -> str | None:
+        return order_hash(model)
 
     def why_not(self, shape: ModelShape) -> str | None:
         return tiles(shape.head_dim)

@@ -151,3 +151,9 @@ def test_flags_are_the_engines() -> None:
     assert [told.differs for told in with_rotation((way,), "none")] == [way.differs]
     assert (with_rotation((way,), "hadamard")[0].differs or "").startswith("Nothing is rotated.")
     assert make("q6_0", rotate=True).elsewhere()[0].how.endswith("-ctk q6_0 -ctv q6_0 -khad -vhad")
+
+
+@pytest.mark.parametrize("name", [*UPSTREAM, "q6_0"])
+def test_a_run_with_channels_in_another_order_has_an_id_of_its_own(name: str) -> None:
+    here, there = (make(name).data_hash(ModelRef("m", "0", interleaved=order)) for order in (False, True))
+    assert here is None and there == "interleaved"
