@@ -253,10 +253,11 @@ def test_compare_prints_exactly_the_record(compared):
     assert sorted(f.name for f in (folder / "out").iterdir()) == ["arrays.safetensors", "manifest.json", "record.json"]
 
 
-def test_show_gives_the_same_record_from_id_and_folder(here, compared):
+def test_show_gives_the_same_record_from_id_and_folder(here, compared, monkeypatch):
     result, folder, store = compared
-    id = json.loads(result.stdout)["id"]
-    for shown in (cli("show", id, "--json", KVQ_STORE=store), here("show", folder / "out", "--json")):
+    monkeypatch.setenv("KVQ_STORE", store)
+    for run in (json.loads(result.stdout)["id"], folder / "out"):
+        shown = here("show", run, "--json")
         assert (shown.returncode, shown.stdout, shown.stderr) == (0, result.stdout, "")
 
 
