@@ -26,8 +26,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Interpreted, with EVERY=n in the environment: one of n cases of every check, so that each value of each parameter
-    has its turn."""
+    """Interpreted, with EVERY=n in the environment: about one of n cases of every check, and the first always. Steps of
+    n alone would meet the same value of a parameter again and again."""
     n = int(os.environ.get("EVERY", 1)) if os.environ.get("TRITON_INTERPRET") == "1" else 1
     seen: Counter[str] = Counter()
     chosen = []
