@@ -68,9 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         interrupt.end_quietly()
         arguments = _parser().parse_args(argv)
-        importlib.import_module("kvq_core.pipeline.compare")  # with it all the libraries, which take seconds
+        if not arguments.at_once(arguments):
+            importlib.import_module("kvq_core.pipeline.compare")  # with it all the libraries, which take seconds
+            own_cli.load_files(arguments)
         interrupt.raise_again()
-        own_cli.load_files(arguments)
         status = arguments.command(arguments)
         sys.stdout.flush()
     except KvqError as error:
@@ -88,6 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m kvq_core", description="Compare KV-cache quantization methods.", **_options(""))
+    parser.set_defaults(at_once=lambda arguments: False)  # a command that can do without libraries says otherwise
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def add(name: str, summary: str, command: Callable[[argparse.Namespace], int | None]) -> argparse.ArgumentParser:
