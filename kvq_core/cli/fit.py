@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from kvq_core.cli.output import columns
 from kvq_core.errors import ModelError, SpecError
-from kvq_core.sizing.fit import Asked, Fit, Reserve, fit, fit_of_folder, memory_of
-from kvq_core.sizing.layers import shape_of
-from kvq_core.sizing.weights import Weights
 
 if TYPE_CHECKING:
     from kvq_core.models import LoadedModel
+    from kvq_core.sizing.fit import Asked, Fit, Reserve
     from kvq_core.sizing.layers import LayerKind
 
 MOST = 2**24  # tokens and sequences that may be asked for
@@ -24,8 +22,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", metavar="N", type=int, default=1, help="sequences at once (1)")
 
 
-def asked_for(arguments: argparse.Namespace) -> Asked:
+def is_at_once(arguments: argparse.Namespace) -> bool:
+    """Whether a configuration is all there is, which no library is needed for."""
+    from kvq_core.sizing.fit import is_configuration
+
+    return is_configuration(arguments.model)
+
+
+def asked_for(arguments: argparse.Namespace) -> "Asked":
     """Raises SpecError for a memory, a context or a batch that cannot be."""
+    from kvq_core.sizing.fit import Asked, memory_of
+
     for name in ("context", "batch"):
         value = getattr(arguments, name)
         if value is not None and not 1 <= value <= MOST:
@@ -34,8 +41,12 @@ def asked_for(arguments: argparse.Namespace) -> Asked:
     return Asked(memory=memory, context=arguments.context, batch=arguments.batch)
 
 
-def fit_of_loaded(model: "LoadedModel", given: str, asked: Asked) -> Fit:
+def fit_of_loaded(model: "LoadedModel", given: str, asked: "Asked") -> "Fit":
     """Of a model in memory, beside its weights as the file that was given holds them, or in 16 bits."""
+    from kvq_core.sizing.fit import fit
+    from kvq_core.sizing.layers import shape_of
+    from kvq_core.sizing.weights import Weights
+
     file = Path(given)
     if file.suffix == ".gguf" and file.is_file():
         weights = Weights(nbytes=file.stat().st_size, how="of the GGUF file")
@@ -45,19 +56,21 @@ def fit_of_loaded(model: "LoadedModel", given: str, asked: Asked) -> Fit:
     return fit(model.title, shape_of(model.model.config.to_dict()), weights, asked)
 
 
-def fit_of_path(given: str, asked: Asked) -> Fit | None:
+def fit_of_path(given: str, asked: "Asked") -> "Fit | None":
     """Of a folder with a configuration; None where there is none that says what its cache takes."""
+    from kvq_core.sizing.fit import fit_of_folder
+
     try:
         return fit_of_folder(Path(given), asked) if (Path(given) / "config.json").is_file() else None
     except (ModelError, OSError):
         return None
 
 
-def as_data(found: Fit) -> dict[str, Any]:
+def as_data(found: "Fit") -> dict[str, Any]:
     return found.model_dump(mode="json")
 
 
-def describe_fit(found: Fit) -> str:
+def describe_fit(found: "Fit") -> str:
     """Layers, weights, and a line for every format in every engine."""
     memories = next((row.contexts for each in found.formats for row in each.engines), {})
     head = ("format", "engine", "tensors", "reserved", "fits", *(f"{memory} GB" for memory in memories))
@@ -67,7 +80,7 @@ def describe_fit(found: Fit) -> str:
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
-def _head(found: Fit) -> list[str]:
+def _head(found: "Fit") -> list[str]:
     layers = "; ".join(f"{each.count} {_layer_words(each.holds)}" for each in found.layers)
     memory = "" if found.memory is None else f", in {found.memory / 1e9:,.1f} GB"
     return [
@@ -84,7 +97,7 @@ def _layer_words(layer: "LayerKind") -> str:
     return kind + heads + (" and a state" if layer.conv or layer.recurrent else "")
 
 
-def _rows(name: str, tensors: int | None, engines: tuple[Reserve, ...]) -> Iterator[tuple[str, ...]]:
+def _rows(name: str, tensors: int | None, engines: "tuple[Reserve, ...]") -> Iterator[tuple[str, ...]]:
     if tensors is None:
         return
     for row in engines:
@@ -95,7 +108,7 @@ def _rows(name: str, tensors: int | None, engines: tuple[Reserve, ...]) -> Itera
         yield name, "-", _size(tensors), "not known", "not known", *["not known"] * 5
 
 
-def _foot(found: Fit) -> list[str]:
+def _foot(found: "Fit") -> list[str]:
     share, spare = found.allowance.share, found.allowance.bytes
     return [
         f"Under a memory's name: the longest context of {found.batch} such sequences that fits beside the weights. "

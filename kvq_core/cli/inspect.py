@@ -10,11 +10,10 @@ from kvq_core.cli import fit as fit_cli
 from kvq_core.cli.bar import Bar
 from kvq_core.cli.output import as_json, columns
 from kvq_core.errors import ModelError
-from kvq_core.sizing.fit import Asked, fit_of_folder, is_configuration
 
 if TYPE_CHECKING:
     from kvq_core.inspection.report import Facts, Inspection, LayerFacts, LayerFigures
-    from kvq_core.sizing.fit import Fit
+    from kvq_core.sizing.fit import Asked, Fit
 
 EXAMPLES = (
     "python -m kvq_core inspect Qwen/Qwen2.5-0.5B-Instruct\n"
@@ -30,13 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--revision", metavar="REV", help="Hub revision of the model")
     parser.add_argument("--no-remedies", action="store_true", help="leave out what takes longest: measuring remedies")
     fit_cli.add_arguments(parser)
-    parser.set_defaults(at_once=lambda arguments: is_configuration(arguments.model))
+    parser.set_defaults(at_once=fit_cli.is_at_once)
 
 
 def inspect(arguments: argparse.Namespace) -> None:
     """Look at a model and print what was found; of one that cannot be run, what its configuration says."""
+    from kvq_core.sizing.fit import fit_of_folder
+
     asked = fit_cli.asked_for(arguments)
-    if is_configuration(arguments.model):
+    if fit_cli.is_at_once(arguments):
         fits = fit_of_folder(Path(arguments.model), asked)
         _print_fit(arguments, fits, "its folder has no weights: what needs them or a run is not known")
         return
@@ -53,7 +54,7 @@ def inspect(arguments: argparse.Namespace) -> None:
         print(f"{describe(found)}\n\n{fit_cli.describe_fit(fits)}")
 
 
-def _looked_at(arguments: argparse.Namespace, asked: Asked) -> "tuple[Inspection, Fit]":
+def _looked_at(arguments: argparse.Namespace, asked: "Asked") -> "tuple[Inspection, Fit]":
     """Raises ModelError where the model cannot be had, or not be run."""
     from kvq_core.inspection import inspect_model
     from kvq_core.models import load

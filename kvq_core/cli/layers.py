@@ -141,8 +141,8 @@ def _last(events: "Iterator[Scored | Result]", bar: Bar, doing: str) -> "Result"
 def _described(id: str, prompts: int, found: "list[Score]") -> str:
     rows = [("format", "tensor", "layer", "KLD", "low", "high")]
     for each in sorted(found, key=lambda score: -score.kld_mean):
-        bounds = ("-" if bound is None else f"{bound:.3g}" for bound in (each.kld_low, each.kld_high))
-        rows.append((each.format, each.tensor, str(each.layer), f"{each.kld_mean:.3g}", *bounds))
+        low, high = ("-" if bound is None else f"{bound:.3g}" for bound in (each.kld_low, each.kld_high))
+        rows.append((each.format, each.tensor, str(each.layer), f"{each.kld_mean:.3g}", low, high))
     return "\n".join([f"Scores {id}, over {prompts} prompts; the costliest first.", "", *columns(rows)])
 
 

@@ -74,11 +74,10 @@ class LayerPlan:
         """A rule for each format and the layers it is for; keys and values together where these are the same."""
         rules: list[dict[str, Any]] = []
         for each in candidates:
-            own = {t: tuple(n for n, name in enumerate(self.of(t)) if name == each.name) for t in TENSORS}
-            if own["keys"] == own["values"]:
-                own = {"both": own["keys"]}
+            keys, values = (tuple(n for n, name in enumerate(self.of(t)) if name == each.name) for t in TENSORS)
+            apart = [("both", keys)] if keys == values else [("keys", keys), ("values", values)]
             whole = tuple(range(len(self.keys)))
-            for tensor, layers in own.items():
+            for tensor, layers in apart:
                 if layers:
                     where = "all" if layers == whole else layers
                     rules.append({**each.data, "tensors": tensor, "layers": where})

@@ -62,10 +62,12 @@ def losses(model: LoadedModel, prompt: Prompt, lanes: Sequence[Lane], follow: st
     Raises MethodError where a lane fails, KvqError where the prompt cannot be run.
     """
     record = _run(model, _spec(model, prompt, continuation=follow, score_chunk=chunk, lanes=tuple(lanes)))
+    found = []
     for lane in record.lanes:
-        if lane.metrics is None:
+        if lane.metrics is None or lane.metrics.kld_mean is None:
             raise MethodError(f"{lane.label}: {lane.error or 'nothing was scored'}")
-    return [lane.metrics.kld_mean for lane in record.lanes if lane.metrics is not None]
+        found.append(lane.metrics.kld_mean)
+    return found
 
 
 def identity(prompt: Prompt) -> str:

@@ -4,11 +4,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kvq_core.sizing.layers import Frozen, LayerKind, Shape, dtype_of, text_config
+from kvq_core.sizing.layers import Frozen, LayerKind, Shape, text_config
 
 FILES = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
 Config = Mapping[str, Any]
-_MXFP4 = 4.25  # bits: a byte of scale for 32 weights
+# bits of a weight (None: those of the dtype) and of an expert's, by how checkpoints say that they are quantized
+_WIDTHS: dict[str, tuple[float | None, float, str]] = {
+    "mxfp4": (None, 4.25, "in {dtype}, experts in mxfp4"),  # a byte of scale for 32 weights
+    "fp8": (8.0, 8.0, "in fp8"),
+}
 
 
 class Weights(Frozen):
@@ -42,12 +46,10 @@ def counted(config: Config, shape: Shape) -> Weights:
 
 def _bits(config: Config, shape: Shape) -> tuple[float, float, str]:
     """Of a weight, of an expert's weight, and in words."""
-    given = config.get("quantization_config") or {}
-    method, plain = given.get("quant_method"), 8.0 * shape.dtype_bytes
-    if method == "mxfp4":
-        return plain, _MXFP4, f"in {dtype_of(config) or 'bfloat16'}, experts in mxfp4"
-    if method == "fp8":
-        return 8.0, 8.0, "in fp8"
+    given, plain = config.get("quantization_config") or {}, 8.0 * shape.dtype_bytes
+    if (named := _WIDTHS.get(str(given.get("quant_method")))) is not None:
+        other, expert, how = named
+        return other or plain, expert, how.format(dtype=shape.dtype)
     if isinstance(given.get("bits"), int):  # GPTQ, AWQ: a scale and a zero-point for a group
         width = given["bits"] + 32 / (given.get("group_size") or 128)
         return width, width, f"at {given['bits']} bits"
