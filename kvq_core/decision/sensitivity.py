@@ -48,7 +48,7 @@ def measured(
         while left:
             some = left[:MAX_LANES]
             lanes = [_lane(named[name], tensor, layer) for name, tensor, layer in some]
-            found = losses(model, prompt, lanes, follow, POSITIONS)
+            found = losses(model, prompt, lanes, follow)
             scores = scores.added(known, {key(*each): loss for each, loss in zip(some, found, strict=True)})
             keep(scores)
             done, left = done + 1, left[MAX_LANES:]
@@ -56,12 +56,13 @@ def measured(
     yield scores
 
 
-def losses(model: LoadedModel, prompt: Prompt, lanes: Sequence[Lane], follow: str, chunk: int = 1) -> list[float]:
-    """Mean KLD in nats of every lane over the answer ``follow``, read ``chunk`` tokens a pass.
+def losses(model: LoadedModel, prompt: Prompt, lanes: Sequence[Lane], follow: str) -> list[float]:
+    """Mean KLD in nats of every lane over the answer ``follow``, read token by token as it would be generated: read at
+    once, its own keys would not be stored, and losses come out too small.
 
     Raises MethodError where a lane fails, KvqError where the prompt cannot be run.
     """
-    record = _run(model, _spec(model, prompt, continuation=follow, score_chunk=chunk, lanes=tuple(lanes)))
+    record = _run(model, _spec(model, prompt, continuation=follow, lanes=tuple(lanes)))
     found = []
     for lane in record.lanes:
         if lane.metrics is None or lane.metrics.kld_mean is None:

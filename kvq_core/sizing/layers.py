@@ -65,7 +65,8 @@ class Shape(Frozen):
 
 
 @cache
-def _families() -> dict[str, Any]:
+def families() -> dict[str, Any]:
+    """What is known of families of models: data of presets."""
     return tomllib.loads((SHIPPED / "families.toml").read_text(encoding="utf-8"))
 
 
@@ -112,7 +113,7 @@ def shape_of(config: Config) -> Shape:
 
 def _kinds(config: Config) -> list[str]:
     """Of every layer."""
-    data, family = _families(), config.get("model_type", "")
+    data, family = families(), config.get("model_type", "")
     names = {name: kind for kind, all in data["kinds"].items() for name in all}
     for field in data["lists"]["fields"]:
         if config.get(field):

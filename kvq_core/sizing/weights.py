@@ -4,15 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kvq_core.sizing.layers import Frozen, LayerKind, Shape, text_config
+from kvq_core.sizing.layers import Frozen, LayerKind, Shape, families, text_config
 
 FILES = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
 Config = Mapping[str, Any]
-# bits of a weight (None: those of the dtype) and of an expert's, by how checkpoints say that they are quantized
-_WIDTHS: dict[str, tuple[float | None, float, str]] = {
-    "mxfp4": (None, 4.25, "in {dtype}, experts in mxfp4"),  # a byte of scale for 32 weights
-    "fp8": (8.0, 8.0, "in fp8"),
-}
 
 
 class Weights(Frozen):
@@ -47,9 +42,8 @@ def counted(config: Config, shape: Shape) -> Weights:
 def _bits(config: Config, shape: Shape) -> tuple[float, float, str]:
     """Of a weight, of an expert's weight, and in words."""
     given, plain = config.get("quantization_config") or {}, 8.0 * shape.dtype_bytes
-    if (named := _WIDTHS.get(str(given.get("quant_method")))) is not None:
-        other, expert, how = named
-        return other or plain, expert, how.format(dtype=shape.dtype)
+    if (named := families()["quantized"].get(str(given.get("quant_method")))) is not None:
+        return named.get("other", plain), named["experts"], named["how"].format(dtype=shape.dtype)
     if isinstance(given.get("bits"), int):  # GPTQ, AWQ: a scale and a zero-point for a group
         width = given["bits"] + 32 / (given.get("group_size") or 128)
         return width, width, f"at {given['bits']} bits"

@@ -70,7 +70,7 @@ def test_a_score_is_that_of_a_run_of_the_lane_alone(model: LoadedModel) -> None:
     found, _ = scored(model)
     prompt, method = Prompt(prompt=TEXTS[0]), Candidate.parse(NAME)
     lane = Lane.model_validate({**method.data, "tensors": "keys", "layers": [BAD]})
-    (alone,) = losses(model, prompt, [lane], answer_of(model, prompt), 32)
+    (alone,) = losses(model, prompt, [lane], answer_of(model, prompt))
     (own,) = found.klds.values()
     assert own[key(NAME, "keys", BAD)] == pytest.approx(alone, rel=0.01)
 
