@@ -6,7 +6,6 @@ A format's name there is its method's ``cache_types``; ``flags`` writes what ``p
 import argparse
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import NoReturn
 
@@ -16,24 +15,17 @@ from kvq_core.decision.solver import Costs, Solved, ends_apart, free, one_each, 
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.methods.deployments import READ_IN
 
-
-@dataclass(frozen=True)
-class Space:
-    """How policies of an engine are found, and what they look like."""
-
-    solve: Callable[[Costs, int], Solved]
-    words: str
-
-
-SPACES = {
-    "vllm": ("vLLM", Space(skip_list, "one format for keys and values, and layers that stay as they are")),
-    "llama.cpp": ("llama.cpp", Space(one_each, "one format for all keys and one for all values")),
-    "ik_llama.cpp": ("ik_llama.cpp", Space(ends_apart, "formats of their own for the first and the last layers")),
+Solve = Callable[[Costs, int], Solved]
+# an engine as the command names it: its name elsewhere, and how its policies are found
+SPACES: dict[str, tuple[str, Solve]] = {
+    "vllm": ("vLLM", skip_list),
+    "llama.cpp": ("llama.cpp", one_each),
+    "ik_llama.cpp": ("ik_llama.cpp", ends_apart),
 }
 
 
-def known(engine: str) -> tuple[str, Space]:
-    """An engine's name and its space. Raises SpecError for one whose policies are not known."""
+def known(engine: str) -> tuple[str, Solve]:
+    """An engine's name and how its policies are found. Raises SpecError for one whose policies are not known."""
     if engine not in SPACES:
         raise SpecError(f"engine = {excerpt(engine)} is not allowed; its policies are known of {', '.join(SPACES)}.")
     return SPACES[engine]
@@ -60,7 +52,7 @@ def solve(costs: Costs, budget: int, engine: str | None, candidates: Sequence[Ca
         raise SpecError(
             f"{known(engine)[0]} has none of the formats {', '.join(costs.names[:-1])}; score some that it has."
         )
-    found = known(engine)[1].solve(costs.only(tuple(own)), budget)
+    found = known(engine)[1](costs.only(tuple(own)), budget)
     return Solved.of(found.plan, costs)
 
 

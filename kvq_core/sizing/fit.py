@@ -5,7 +5,6 @@ import math
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -191,8 +190,3 @@ def _warnings(shape: Shape, context: int) -> tuple[str, ...]:
     if any(layer.kind == "latent" for layer in shape.layers):
         said.append("Its layers cache a latent (MLA); engines that store keys and values instead take many times more.")
     return tuple(said)
-
-
-def by_engine(found: Fit, engine: str) -> Mapping[str, Reserve]:
-    """The formats of an engine by their names."""
-    return {each.name: row for each in found.formats for row in each.engines if row.engine == engine}

@@ -10,7 +10,7 @@ from benchmarks.format_bits import rows
 from kvq_core.errors import ModelError, SpecError
 from kvq_core.models import load
 from kvq_core.packed.measurement import Request, measure
-from kvq_core.sizing.fit import Asked, Cache, Fit, by_engine, fit, fit_of_folder, memory_of
+from kvq_core.sizing.fit import Asked, Cache, Fit, Reserve, fit, fit_of_folder, memory_of
 from kvq_core.sizing.formats import formats
 from kvq_core.sizing.layers import Shape, shape_of
 from kvq_core.sizing.reserve import Stack, allowance, page_tokens
@@ -106,6 +106,11 @@ DEEPSEEK_V3 = {
 def found(config: dict[str, Any], context: int, batch: int = 1, memory: int | None = None) -> Fit:
     shape = shape_of(config)
     return fit("a model", shape, counted(config, shape), Asked(memory=memory, context=context, batch=batch))
+
+
+def by_engine(found: Fit, engine: str) -> dict[str, Reserve]:
+    """The formats of an engine by their names."""
+    return {each.name: row for each in found.formats for row in each.engines if row.engine == engine}
 
 
 def reserved(config: dict[str, Any], engine: str, context: int, batch: int = 1, format: str = "fp16") -> int | None:
