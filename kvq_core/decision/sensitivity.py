@@ -57,8 +57,8 @@ def measured(
 
 
 def losses(model: LoadedModel, prompt: Prompt, lanes: Sequence[Lane], follow: str) -> list[float]:
-    """Mean KLD in nats of every lane over the answer ``follow``, read token by token as it would be generated: read at
-    once, its own keys would not be stored, and losses come out too small.
+    """Mean KLD in nats of every lane over the answer ``follow``, read token by token as it would be generated, so that
+    its own keys are stored before later ones are read, as in the run that verifies a policy.
 
     Raises MethodError where a lane fails, KvqError where the prompt cannot be run.
     """
