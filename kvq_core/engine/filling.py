@@ -68,7 +68,7 @@ class Filling:
         }
         self._stored = StoredTokens(self.caches) if self.stored else None
         self._watches = any(cache.observes for cache in self.caches)
-        self._choosing = Choosing([cache.selects for cache in self.caches])
+        self._choosing = Choosing([cache.selects for cache in self.caches], self.prefill.groups[0].keys.shape[1])
         self._start(self.passes[0].start)
         found = []
         for now in self.passes:
@@ -106,7 +106,10 @@ class Filling:
     def _forward(self) -> Tensor:
         ids = torch.tensor([self.prefill.ids[self._now.start : self._now.end]] * len(self.caches))
         attend = self._attend if self.stress is None else self.stress.wrap(self._attend)
-        return self.model.hidden(ids, self._now.start, attend)
+        hidden = self.model.hidden(ids, self._now.start, attend)
+        for error in self._choosing.failed.values():
+            raise error
+        return hidden
 
     def _attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
         g, i = self._place[layer]
