@@ -14,15 +14,16 @@ class CodebookNeed:
     kind: Kind
     name: str | None
     bits: int
-    levels: int
-    pairs: int | None
-    stages: int | None
+    levels: int = 16
+    pairs: int | None = None
+    stages: int | None = None
+    target: str | None = None  # of rotations: what they are fitted to
 
     def fits(self, info: CodebookInfo) -> bool:
         if info.kind != self.kind or info.name != (self.name or DEFAULT_NAME):
             return False
-        if self.kind == "values":
-            return info.bits == self.bits
+        if self.kind != "keys":
+            return info.bits == self.bits and info.settings.get("target") == self.target
         same = info.levels == self.levels and info.pairs_per_group == (self.pairs or info.head_dim // 2)
         return same and (info.stages or 0) >= self.stages_of(info.head_dim)
 
@@ -32,7 +33,11 @@ class CodebookNeed:
 
     def command(self, model: str) -> str:
         """The command line that trains it."""
-        words = [f"python -m kvq_core codebooks train --model {model} --bits {self.bits}"]
+        words = [f"python -m kvq_core codebooks train --model {model}"]
+        if self.target:
+            words += [f"--only rotations --target {self.target}", f"--name {self.name}" if self.name else ""]
+            return " ".join(filter(None, words))
+        words.append(f"--bits {self.bits}")
         own = {"levels": (self.levels, 16), "pairs": (self.pairs, None), "stages": (self.stages, None)}
         given = {name: value for name, (value, usual) in own.items() if value != usual and self.kind == "keys"}
         words += [f"--{name} {value}" for name, value in given.items()]

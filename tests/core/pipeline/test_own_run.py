@@ -35,7 +35,9 @@ def stored(smollm: object, tmp_path_factory: pytest.TempPathFactory) -> Finished
         (folder / "one_bit.py").write_text(example("one_bit.py"))
         load_method_file(folder / "one_bit.py")
         load_method_file(written(folder, fit="raise ValueError('no')"))
-        late = "return Fitted(Halves(), Halves(), select=lambda layer, q, tokens: q.new_ones(3, tokens) > tokens // 150)"
+        late = (
+            "return Fitted(Halves(), Halves(), select=lambda layer, q, tokens: q.new_ones(3, tokens) > tokens // 150)"
+        )
         load_method_file(written(folder, "late.py", name="late", fit=late))
         odd = "Halves.usage = lambda self, blocks: {'outlier_share': torch.full((3, 2), torch.nan)}"
         load_method_file(written(folder, "odd.py", name="odd", fit=odd))
