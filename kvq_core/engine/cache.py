@@ -124,8 +124,9 @@ class LaneCache:
             select = asked_turned(fitted.select, fit.rotations[g])
             self.selects |= {layer: (select, at) for at, layer in enumerate(layers)}
         if is_key and (rounding := assigned.method.query_rounding(source.model)) is not None:
-            turns = ((layer, fit.turn(g, at)) for at, layer in enumerate(layers))
-            self.roundings |= {layer: rounded_turned(rounding, turn) for layer, turn in turns}
+            each = fitted.roundings or (rounding,) * len(layers)
+            turns = (fit.turn(g, at) for at in range(len(layers)))
+            self.roundings |= dict(zip(layers, map(rounded_turned, each, turns), strict=True))
         codecs = (fitted.key if is_key else fitted.value for fitted in (fit.fitted[g] for _, fit in stack))
         self.model_bytes += sum(codec.model_bytes for codec in codecs if codec is not None)
         rope = source.rope.on(layers) if is_key and any(fit.pre for _, fit in stack) else None
