@@ -18,8 +18,11 @@ Reads = dict[int, Callable[[], Tensor]]  # by row: the keys it reads in a step, 
 Choices = dict[int, tuple[Select, int]]  # by model layer: what chooses, and the layer's place in it
 
 
-def chosen(selection: Selection, layers: tuple[int, ...], source: Source) -> tuple[Choices, tuple[str, ...]]:
-    """A selection fitted on the prompt's true keys and queries of some layers, device by device, and its remarks."""
+def chosen(
+    selection: Selection, layers: tuple[int, ...], source: Source, tokens: int
+) -> tuple[Choices, tuple[str, ...]]:
+    """A selection fitted on the prompt's true keys and queries of some layers, device by device, and its remarks;
+    ``tokens``: of the whole prompt, where the source has its first chunk alone."""
     found, notes = Choices(), dict[str, None]()
     for group in source.groups:
         if inside := within(layers, group):
@@ -28,7 +31,7 @@ def chosen(selection: Selection, layers: tuple[int, ...], source: Source) -> tup
             own = tuple(group.layers[i] for i in inside)
             scaling = tuple(group.scaling[i] for i in inside if group.scaling)
             prompt = Prompt(keys, values, queries, model=source.model, layers=own, rotated=keys, scaling=scaling)
-            fitted = selection.fit(prompt)
+            fitted = selection.fit(prompt, tokens)
             assert fitted.select is not None
             found |= {layer: (fitted.select, at) for at, layer in enumerate(own)}
             notes |= dict.fromkeys(fitted.notes)

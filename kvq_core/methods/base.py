@@ -116,10 +116,16 @@ class Selection(BaseModel):
 
     by: str
     needs_queries: ClassVar[bool] = False
+    decoding: ClassVar[bool] = False  # it chooses once the prompt has been read, which is read the same without it
 
     @abstractmethod
-    def fit(self, prompt: Prompt) -> Fitted:
-        """What chooses on this prompt, with remarks and without codecs: keys and queries are those after RoPE."""
+    def fit(self, prompt: Prompt, tokens: int) -> Fitted:
+        """What chooses on this prompt, with remarks and without codecs: keys and queries are those after RoPE.
+        ``tokens``: of the whole prompt, of which ``prompt`` may be the first chunk."""
+
+    def not_chunked(self, own_chunk: str) -> str | None:
+        """Why it cannot choose for a prompt that enters its cache in chunks; None where it can."""
+        return None
 
     @abstractmethod
     def summary(self) -> str:

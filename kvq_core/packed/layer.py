@@ -192,7 +192,7 @@ class PackedLayer:
         if self.selection is not None:
             asked = queries if self.selection.needs_queries else None
             chosen = _prompt([Waiting(self, replace(self.plan, turns=None), asked, keys, values)])
-            self.select = self.selection.fit(chosen).select
+            self.select = self.selection.fit(chosen, keys.shape[-2]).select
 
     def _enter(self, entering: "Waiting") -> None:
         plan = entering.plan
