@@ -28,6 +28,7 @@ FORMAT = 1
 DEFAULT_NAME = "default"
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,59}$"  # of a set of codebooks: it becomes part of file names
 Kind = Literal["keys", "values", "rotations"]
+Target = Literal["qqt", "ktk"]  # of rotations
 
 
 class CodebookInfo(BaseModel):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvq_core.codebooks.files import DEFAULT_NAME, Codebook, CodebookInfo, Kind, codebooks
+from kvq_core.codebooks.files import DEFAULT_NAME, Codebook, CodebookInfo, Kind, Target, codebooks
 from kvq_core.errors import MethodError
 
 
@@ -17,7 +17,7 @@ class CodebookNeed:
     levels: int = 16
     pairs: int | None = None
     stages: int | None = None
-    target: str | None = None  # of rotations: what they are fitted to
+    target: Target | None = None  # of rotations: what they are fitted to
 
     def fits(self, info: CodebookInfo) -> bool:
         if info.kind != self.kind or info.name != (self.name or DEFAULT_NAME):

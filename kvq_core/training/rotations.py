@@ -2,21 +2,17 @@
 
 import io
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from kvq_core.codebooks.files import Codebook
+from kvq_core.codebooks.files import Codebook, Target
 from kvq_core.errors import KvqError
 from kvq_core.machine import files
 from kvq_core.methods.formats.fitted_rotation import covariances, engine_file, fitted_rotation
 from kvq_core.methods.formats.oscar import Oscar
 from kvq_core.methods.formats.rotated_int2 import RotatedInt2
 from kvq_core.training.collect import Attended
-
-Target = Literal["qqt", "ktk"]
-TARGETS: tuple[Target, ...] = ("qqt", "ktk")
 
 
 def fit_rotations(train: Attended, held_out: Attended, target: Target) -> dict[str, Tensor]:
@@ -55,9 +51,9 @@ def export(book: Codebook, place: Path) -> list[Path]:
     tensors, written = book.tensors(), []
     for kind in ("key", "value"):
         objective = f"{book.info.settings['target']}_{kind}s"
-        own = (tensors[f"{kind}_{part}"] for part in ("rotation", "eigenvalues"))
+        rotation, eigenvalues = tensors[f"{kind}_rotation"], tensors[f"{kind}_eigenvalues"]
         data = io.BytesIO()
-        torch.save(engine_file(*own, tuple(range(book.info.layers)), objective), data)
+        torch.save(engine_file(rotation, eigenvalues, tuple(range(book.info.layers)), objective), data)
         path = place / f"{book.info.file_name}.{kind}s.pt"
         try:
             files.write(path, data.getvalue())

@@ -18,6 +18,7 @@ from kvq_core.codebooks.files import (
     Codebook,
     CodebookInfo,
     Kind,
+    Target,
     codebooks,
     folder,
     save_codebook,
@@ -30,7 +31,7 @@ from kvq_core.training.checkpoints import checkpoints
 from kvq_core.training.collect import Progress, Samples, attended, collect
 from kvq_core.training.em import EmSettings
 from kvq_core.training.keys import KeyPlan, stage_name, train_keys
-from kvq_core.training.rotations import Target, fit_rotations
+from kvq_core.training.rotations import fit_rotations
 from kvq_core.training.texts import Sequences, Texts, read_texts, sequences
 from kvq_core.training.values import ValuePlan, train_values
 
@@ -139,7 +140,8 @@ def _rotations(
     model: LoadedModel, draft: CodebookInfo, request: Request, cut: Sequences, progress: Progress
 ) -> Codebook:
     began = time.perf_counter()
-    tensors = fit_rotations(*(attended(model, part, progress) for part in (cut.train, cut.held_out)), request.target)
+    kept, held_out = (attended(model, part, progress) for part in (cut.train, cut.held_out))
+    tensors = fit_rotations(kept, held_out, request.target)
     seconds = torch.tensor([time.perf_counter() - began])  # most of it is reading
     return _finish(draft, {**tensors, "seconds": seconds})
 

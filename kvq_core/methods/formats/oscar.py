@@ -155,6 +155,7 @@ class Oscar(Method):
         return Fitted(key, value, (note,))
 
     def _wanted(self, name: str) -> CodebookNeed:
+        assert self.target != "hadamard"  # which takes no calibration
         return CodebookNeed("rotations", name, 2, target=self.target)
 
     def data_hash(self, model: ModelRef) -> str | None:
