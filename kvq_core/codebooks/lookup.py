@@ -9,7 +9,8 @@ from kvq_core.errors import MethodError
 
 @dataclass(frozen=True)
 class CodebookNeed:
-    """What a lane asks of a codebook. ``pairs`` and ``stages`` None: half a head, and as many as make ``bits`` bits."""
+    """What a lane asks of a codebook, or of calibrated rotations. ``pairs`` and ``stages`` None: half a head, and as
+    many as make ``bits`` bits."""
 
     kind: Kind
     name: str | None
@@ -74,7 +75,8 @@ def require(
         )
     if book is None:
         id = model or "ID"
-        raise MethodError(f"There are no {wanted.kind} codebooks like this for {id}. Run: {wanted.command(id)}")
+        missing = "rotations" if wanted.kind == "rotations" else f"{wanted.kind} codebooks"
+        raise MethodError(f"There are no {missing} like this for {id}. Run: {wanted.command(id)}")
     info = book.info
     if info.layers <= max(layers) or (info.kv_heads, info.head_dim) != (heads, head_dim):
         raise MethodError(
