@@ -46,11 +46,12 @@ _TABLE = """
     packed: codebooks codecs errors events kernels machine methods models pipeline spec
     claims: analysis capture codebooks codecs divergence engine errors machine methods metrics models pipeline
         presets record settings spec training
-    studies: analysis errors events machine methods metrics models pipeline presets record settings spec store
+    studies: analysis complaints errors events links machine methods metrics models pipeline presets record settings
+        spec store
     cli: analysis claims codebooks errors events external inspection machine methods metrics models packed pipeline
         presets record settings spec store studies training
     __main__: cli
-    __init__: errors inspection methods packed pipeline record spec
+    __init__: errors inspection methods packed pipeline record spec studies
     ui.html: analysis claims events inspection record
     ui.figures: analysis record ui.html
     ui.selection: record ui.figures ui.html
