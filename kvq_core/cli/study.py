@@ -93,7 +93,9 @@ def _kept(planned: "Plan") -> str:
     from kvq_core.store.store import open_store
 
     done = len(held(open_store(), (cell.id for cell in planned.cells)))
-    return f"Interrupted; {done} of {len(planned.cells)} cells are in the store, and the same command goes on from them."
+    return (
+        f"Interrupted; {done} of {len(planned.cells)} cells are in the store, and the same command goes on from them."
+    )
 
 
 class Progress:
@@ -145,4 +147,12 @@ def _line(lane: dict[str, Any]) -> tuple[str, ...]:
     acceptance = "-" if lane["acceptance"] is None else f"{lane['acceptance']:.1%}"
     figures = [f"{lane[name]:.4g}" for name in ("kld_p95", "worst_kld")]
     middle = (str(lane["prompts"]), f"{lane['kld_mean']:.4g}", ends)
-    return lane["model"], lane["label"], *middle, *figures, f"{lane['flips']:.1%}", acceptance, f"{lane['kv_ratio']:.1%}"
+    return (
+        lane["model"],
+        lane["label"],
+        *middle,
+        *figures,
+        f"{lane['flips']:.1%}",
+        acceptance,
+        f"{lane['kv_ratio']:.1%}",
+    )

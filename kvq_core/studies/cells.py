@@ -75,7 +75,9 @@ class Plan:
         for cell in self.cells:
             if cell.prompt.id == prompt and model in (None, cell.model, cell.title):
                 return cell
-        raise SpecError(f"No cell of this study has the prompt {prompt!r}{f' and the model {model!r}' if model else ''}.")
+        raise SpecError(
+            f"No cell of this study has the prompt {prompt!r}{f' and the model {model!r}' if model else ''}."
+        )
 
 
 Progress = Callable[[str, int, int], None]  # what is being done, how much of it is done, and how much there is
@@ -138,4 +140,3 @@ def _asked(shared: ComparisonSpec, prompt: Prompt) -> ComparisonSpec:
         "free_text": shared.free_text or prompt.verifier is not None,
     }
     return shared.model_copy(update=changes)
-

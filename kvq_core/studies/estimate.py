@@ -7,9 +7,9 @@ from typing import Any
 
 from kvq_core.models import outline
 from kvq_core.pipeline.estimate import estimate_on
-from kvq_core.studies.cells import Cell, Plan
 from kvq_core.store.beside import held
 from kvq_core.store.store import open_store
+from kvq_core.studies.cells import Cell, Plan
 
 _LOOKED_AT = 40  # cells of a model; the others are as they are
 

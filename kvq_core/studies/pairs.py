@@ -67,7 +67,9 @@ def _pair(model: str, a: str, b: str, means: "pd.DataFrame") -> tuple[Pair, floa
     spread = float(difference.std(ddof=1)) if n > 1 else 0.0
     if n < FEWEST or not spread > 0:
         same = n >= FEWEST
-        return Pair(model, a, b, n, mean, mean if same else None, mean if same else None, 1.0 if same else None, None), 0
+        return Pair(
+            model, a, b, n, mean, mean if same else None, mean if same else None, 1.0 if same else None, None
+        ), 0
     from scipy.stats import ttest_rel
 
     test = ttest_rel(both[a], both[b])

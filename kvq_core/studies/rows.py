@@ -2,7 +2,7 @@
 
 import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -171,10 +171,6 @@ def read_rows(store: Store, study: str) -> dict[tuple[str, str], list[Row]]:
     held = pq.read_table(pa.BufferReader(data))
     if held.schema != schema():
         return found
-    for row in _plain(held):
+    for row in held.to_pylist():
         found.setdefault((row["run"], row["prompt"]), []).append(row)
     return found
-
-
-def _plain(held: "pa.Table") -> Iterable[Mapping[str, Any]]:
-    return held.to_pylist()

@@ -167,4 +167,3 @@ class _Going:
 
     def result(self) -> StudyResult:
         return StudyResult(self.plan, self._ordered(), dict(self.failed), len(self.rows))
-

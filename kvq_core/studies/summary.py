@@ -47,9 +47,11 @@ def group_lines(frame: "pd.DataFrame") -> list[Line]:
 def task_lines(frame: "pd.DataFrame") -> list[Line]:
     """How many of the tasks that the reference gets right each lane gets right, in all and by group."""
     judged = frame.dropna(subset=["reference_correct"])
-    found = [_task("", *of, rows) for of, rows in judged.groupby(["model", "lane"], sort=False)]
-    named = judged[judged["group"] != ""]
-    return found + [_task(*of, rows) for of, rows in named.groupby(["group", "model", "lane"], sort=False)]
+    whole = judged.groupby(["model", "lane"], sort=False)
+    named = judged[judged["group"] != ""].groupby(["group", "model", "lane"], sort=False)
+    return [_task("", model, lane, rows) for (model, lane), rows in whole] + [
+        _task(group, model, lane, rows) for (group, model, lane), rows in named
+    ]
 
 
 def _kld(rows: "pd.DataFrame") -> Line:
