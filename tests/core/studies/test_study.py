@@ -50,7 +50,11 @@ def test_a_cell_is_the_run_that_the_same_comparison_is_alone(model, store):
     cell = result.plan.cells[1]
     alone = parse_spec(
         {
-            **{"model": str(model), "prompt": prompt(1), "chat": False, "ignore_eos": True, "max_new_tokens": 6},
+            "model": str(model),
+            "prompt": prompt(1),
+            "chat": False,
+            "ignore_eos": True,
+            "max_new_tokens": 6,
             "lanes": LANES,
             "floors": "both",
             "free_text": False,
