@@ -72,11 +72,12 @@ bench: setup
 	$(PY) benchmarks/commvq_scores.py
 	$(PY) benchmarks/captures.py
 	$(PY) benchmarks/many_lanes.py
+	$(PY) benchmarks/prefill.py
 	$(PY) benchmarks/page.py
 
 # The same of the second model, and what its conversion takes.
 bench-second: second-model
-	id=$$($(PY) -m kvq_core.models.second) && $(PY) benchmarks/main_job.py --model $$id && $(PY) benchmarks/methods.py --model $$id
+	id=$$($(PY) -m kvq_core.models.second) && $(PY) benchmarks/main_job.py --model $$id && $(PY) benchmarks/methods.py --model $$id && $(PY) benchmarks/prefill.py --model $$id
 	$(PY) benchmarks/second_model.py
 	$(PY) benchmarks/inspection.py
 

@@ -3,6 +3,7 @@
 
 import inspect
 
+from benchmarks.llama_cpp import FORMATS, pairs
 from benchmarks.measured import figures, table
 from kvq_core.methods import Method, ModelShape, methods
 from kvq_core.methods.sizes import sizes
@@ -35,16 +36,30 @@ def engine_part() -> str:
     parts = []
     for found in (figures("llama_cpp") or {}).values():
         rows = [
-            [f"`{pair}`", f"{row['llama_cpp']:.2g}", f"{row['ours']:.2g}", f"{row['ratio']:.2f}"]
+            [
+                f"`{pair}`",
+                f"{row['llama_cpp']:.2g}",
+                f"{row['ours']:.2g}",
+                f"{row['ratio']:.2f}",
+                _bounds(*row["allowed"]),
+            ]
             for pair, row in found["pairs"].items()
+            if "ratio" in row
         ]
+        left = ", ".join(
+            f"`{pair}`" for pair in map(str, pairs(FORMATS)) if "ratio" not in found["pairs"].get(pair, {})
+        )
         turned = "" if found["rotation"] else ", rotation off in both"
         parts.append(
-            table("Cache K/V | llama.cpp | Here | Ratio", *rows)
+            table("Cache K/V | llama.cpp | Here | Ratio | Asked for", *rows)
             + f"\n\n{found['model']}{turned}, {found['package']}: mean KLD in nats over {found['texts']} texts of "
-            f"{found['scored']} positions."
+            f"{found['scored']} positions.{f' Not measured: {left}.' if left else ''}"
         )
     return "\n\n".join(parts) or "Not measured yet on enough texts to be kept here."
+
+
+def _bounds(low: float, high: float) -> str:
+    return f"{low:g} to {high:g}"
 
 
 def _table(room: str) -> str:
@@ -61,7 +76,7 @@ def _row(cls: type[Method]) -> list[str]:
     rotation = "its own" if method.not_rotated else ""
     if rotate is not None:
         rotation = f"by a knob, {'on' if rotate else 'off'}"
-    query = "rounded" if method.query_rounding is not None else ""
+    query = "rounded" if method.query_rounding() is not None else ""
     return [
         named,
         does,

@@ -15,10 +15,11 @@ import psutil  # noqa: E402
 SIZES = ((64, 16, 2), (2048, 64, 7))  # prompt tokens, new tokens, lanes; about
 
 
-def measured_peaks() -> list[dict[str, float]]:
+def measured_peaks(sizes: tuple[tuple[int, int, int], ...] = SIZES) -> list[dict[str, float]]:
+    """Of runs of these sizes on the bundled model; ``peak_gb`` is the process's, model included."""
     runs = (
         subprocess.run([sys.executable, __file__, *map(str, size)], cwd=ROOT, check=True, stdout=subprocess.PIPE)
-        for size in SIZES
+        for size in sizes
     )
     return [json.loads(run.stdout.splitlines()[-1]) for run in runs]
 
@@ -30,7 +31,7 @@ def peak(prompt: int, new: int, lanes: int) -> None:
     from kvq_core.presets import presets
     from kvq_core.spec import ComparisonSpec, parse_spec
 
-    words = (presets()["long-prompt"].spec.prompt + " ") * 4
+    words = (presets()["long-prompt"].spec.prompt + " ") * 5
 
     def spec(characters: int, new: int) -> ComparisonSpec:
         methods = [{"method": "kivi", "label": str(n), "knobs": {"bits": 2 + 2 * (n % 2)}} for n in range(lanes)]
@@ -46,7 +47,8 @@ def peak(prompt: int, new: int, lanes: int) -> None:
         pass
     most = next(int(line.split()[1]) for line in Path("/proc/self/status").open() if line.startswith("VmHWM"))
     told = {"prompt_tokens": found.prompt_tokens, "new_tokens": new, "lanes": lanes}
-    print(json.dumps({**told, "estimated_mb": found.run_bytes / 1e6, "measured_mb": most * 1.024e-3 - held / 1e6}))
+    measured = {"measured_mb": most * 1.024e-3 - held / 1e6, "peak_gb": most * 1.024e-6}
+    print(json.dumps({**told, "estimated_mb": found.run_bytes / 1e6, **measured}))
 
 
 if __name__ == "__main__":

@@ -43,14 +43,19 @@ def numbers(lane: LaneRecord) -> dict[str, float]:
 
 
 def measured(model: LoadedModel, ids: list[int], names: list[str]) -> list[LaneRecord]:
-    """The noise floor and a lane a method, from one run: the first tokens are the prompt, the others the answer."""
-    prompt = setting().prompt_tokens
+    """The noise floor and a lane a method, from one run."""
+    lanes = [{"label": name, "method": name} for name in names]
+    return lanes_on(model, ids, setting().prompt_tokens, lanes)
+
+
+def lanes_on(model: LoadedModel, ids: list[int], prompt: int, lanes: list[dict[str, Any]]) -> list[LaneRecord]:
+    """The noise floor and these lanes, from one run: the first tokens are the prompt, the others the answer."""
     spec = parse_spec(
         {
             "prompt": "-",
             "chat": False,
             "continuation": model.tokenizer.decode(ids[prompt:]),
-            "lanes": [{"label": name, "method": name} for name in names],
+            "lanes": lanes,
             "capture": {"detail": "off"},
         }
     )

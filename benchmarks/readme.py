@@ -16,8 +16,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.by_format import baselines_part, engine_part, formats_part
+from benchmarks.by_lane import lane_costs, lanes_part, prefill_part
 from benchmarks.by_model import board_part, claims_part, conversion, main_jobs, methods_part
+from benchmarks.by_task import suites_part, tasks_part, verifiers_part
 from benchmarks.measured import HERE, figures, table
+from benchmarks.papers import papers_part
 from kvq_core.analysis.verdict import EXPLAINED
 from kvq_core.pipeline.examples import example_ids, packaged_store
 from kvq_core.presets import presets
@@ -50,7 +53,16 @@ def rewritten(text: str) -> str:
 
 
 def costs_part() -> str:
-    parts = (main_jobs(), conversion(), _captures(), _methods_cost(), _codebook_scores(), _page(), _load())
+    parts = (
+        main_jobs(),
+        lane_costs(),
+        conversion(),
+        _captures(),
+        _methods_cost(),
+        _codebook_scores(),
+        _page(),
+        _load(),
+    )
     rows = [row for part in parts for row in part]
     return table("What | Measured | Target", *rows)
 
@@ -231,6 +243,12 @@ PARTS: dict[str, Callable[[], str]] = {
     "formats": formats_part,
     "engine": engine_part,
     "baselines": baselines_part,
+    "lanes": lanes_part,
+    "prefill": prefill_part,
+    "papers": papers_part,
+    "suites": suites_part,
+    "verifiers": verifiers_part,
+    "tasks": tasks_part,
 }
 
 

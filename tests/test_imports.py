@@ -43,11 +43,12 @@ _TABLE = """
     pipeline: analysis capture codecs engine errors events logs machine methods metrics models presets record
         settings spec store
     inspection: analysis capture engine errors machine methods metrics models presets settings spec
-    packed: codebooks codecs errors events kernels machine methods models pipeline spec
+    packed: codebooks codecs engine errors events kernels machine methods models pipeline spec
     claims: analysis capture codebooks codecs divergence engine errors machine methods metrics models pipeline
         presets record settings spec training
     studies: analysis complaints errors events links machine methods metrics models pipeline presets record settings
         spec store
+    lm_eval: engine errors models spec
     cli: analysis claims codebooks errors events external inspection machine methods metrics models packed pipeline
         presets record settings spec store studies training
     __main__: cli

@@ -123,7 +123,7 @@ class LaneCache:
         if is_key and fitted.select is not None:
             select = asked_turned(fitted.select, fit.rotations[g])
             self.selects |= {layer: (select, at) for at, layer in enumerate(layers)}
-        if is_key and (rounding := assigned.method.query_rounding) is not None:
+        if is_key and (rounding := assigned.method.query_rounding(source.model)) is not None:
             turns = ((layer, fit.turn(g, at)) for at, layer in enumerate(layers))
             self.roundings |= {layer: rounded_turned(rounding, turn) for layer, turn in turns}
         codecs = (fitted.key if is_key else fitted.value for fitted in (fit.fitted[g] for _, fit in stack))
@@ -136,7 +136,7 @@ class LaneCache:
         if not layers:
             return
         group = source.groups[g]
-        x = source.entering(take(group.keys if tensor == "keys" else group.values, layers))
+        x = source.entering(take(group.keys if tensor == "keys" else group.values, layers)).float()
         stream = shared.once((tensor, g, tuple(layers), x.shape[-2]), lambda: Stream.of_prompt(x, UNTOUCHED, None))
         self._add(tensor, g, layers, stream.fork())
 
@@ -233,7 +233,7 @@ def _encoded(stack: Stack, g: int, source: Source) -> Stream | Tiers:
     """The prompt of a device's layers as rules store it, before it belongs to any lane."""
     group, (assigned, fit) = source.groups[g], stack[-1]
     inside = within(assigned.layers, group)
-    x = source.entering(take(group.keys if assigned.tensor == "keys" else group.values, inside))
+    x = source.entering(take(group.keys if assigned.tensor == "keys" else group.values, inside)).float()
     if assigned.tensor == "keys" and any(fit.pre for _, fit in stack):
         x = source.rope.on(tuple(group.layers[i] for i in inside)).unrotate(x, 0)
     if len(stack) == 1 and assigned.rule.tokens == "all":

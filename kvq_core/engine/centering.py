@@ -11,17 +11,25 @@ number, which the softmax does not see. Here first and newest tokens keep theirs
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from kvq_core.codecs.center import Center
 from kvq_core.methods import Prompt
-from kvq_core.models.rope import Rope
 from kvq_core.spec import Centering
 
 
-def center_of(how: Centering, prompt: Prompt, rope: Rope, pre: bool, bias: Tensor | None) -> Center | None:
+class Turning(Protocol):
+    """RoPE of the layers that are centred."""
+
+    def rotate(self, keys: Tensor, start: int) -> Tensor: ...
+
+    def unrotate(self, keys: Tensor, start: int) -> Tensor: ...
+
+
+def center_of(how: Centering, prompt: Prompt, rope: Turning, pre: bool, bias: Tensor | None) -> Center | None:
     """The constant of some layers' keys; None for ``none``.
 
     ``rope`` of these layers; ``pre``: keys are stored before it; ``bias`` (layers, kv_heads, head_dim) of the key
@@ -60,7 +68,7 @@ def _at(constant: Tensor, turn: Callable[[Tensor, int], Tensor] | None) -> Calla
     return at
 
 
-def surviving_share(constant: Tensor, rope: Rope, tokens: int) -> Tensor:
+def surviving_share(constant: Tensor, rope: Turning, tokens: int) -> Tensor:
     """How much of a constant before RoPE its mean after RoPE still is: the squared norm of the mean over the first
     ``tokens`` positions, over the constant's own. constant (layers, kv_heads, head_dim) -> (layers, kv_heads)."""
     turned = rope.rotate(constant[..., None, :].expand(-1, -1, tokens, -1).float().contiguous(), 0).double()

@@ -22,8 +22,8 @@ def chosen(selection: Selection, layers: tuple[int, ...], source: Source) -> tup
     found, notes = Choices(), dict[str, None]()
     for group in source.groups:
         if inside := within(layers, group):
-            keys, values = take(group.keys, inside), take(group.values, inside)
-            queries = take(group.queries, inside) if selection.needs_queries else None
+            keys, values = take(group.keys, inside).float(), take(group.values, inside).float()
+            queries = take(group.queries, inside).float() if selection.needs_queries else None
             own = tuple(group.layers[i] for i in inside)
             scaling = tuple(group.scaling[i] for i in inside if group.scaling)
             prompt = Prompt(keys, values, queries, model=source.model, layers=own, rotated=keys, scaling=scaling)

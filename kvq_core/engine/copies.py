@@ -7,7 +7,8 @@ from torch import Tensor
 
 @dataclass
 class Copies:
-    """On one device: prefix (layers, lanes + 1, kv_heads, tokens, head_dim), tail (layers, rows, ...).
+    """Of a group of layers: prefix (layers, lanes + 1, kv_heads, tokens, head_dim), tail (layers, rows, ...), in its
+    dtype.
 
     The keys of the prefix are held as (..., head_dim, tokens), which small products with them read faster.
     """

@@ -45,10 +45,14 @@ class Decode:
         lanes: list[Lane],
         stress: AppliedStress | None = None,
         given: list[int] | None = None,
+        follow: list[int] | None = None,
     ):
-        """``given``: what the reference answered beside other lanes; here, too, it goes that way and no other."""
+        """``given``: what the reference answered beside other lanes; here, too, it goes that way and no other.
+        ``follow``: the ids of a continuation, where they are known."""
         self.model, self.prefill, self.spec, self.stress = model, prefill, spec, stress
-        self.follow = model.encode(spec.continuation) if spec.continuation is not None else None
+        if follow is None and spec.continuation is not None:
+            follow = model.encode(spec.continuation)
+        self.follow = follow
         self.total = len(self.follow) if self.follow is not None else spec.max_new_tokens
         self.rope: Rope = model.rope(len(prefill.ids) + self.total)
         self.script = Script.of_prompt(prefill.ids)
@@ -134,7 +138,7 @@ class Decode:
     def _begin(self, sampler: Sampler, close: Close) -> None:
         """The first new token: the reference's, and of lanes that read the prompt through their caches their own."""
         chosen = self._chosen(
-            sampler, torch.stack([self.prefill.logits, *map(self._prompt_logits, self.states_running)])
+            sampler, torch.stack([self.prefill.logits, *map(self.prompt_logits, self.states_running)])
         )
         self.token_ids = chosen[:1] if self.follow is None else self.follow[:1]
         self._part_ways(chosen)
@@ -142,7 +146,7 @@ class Decode:
             close(self.rows)
         self._drop_finished()
 
-    def _prompt_logits(self, state: LaneState) -> Tensor:
+    def prompt_logits(self, state: LaneState) -> Tensor:
         """Those that choose a lane's first new token, (vocabulary,)."""
         last = state.last_hidden
         return self.prefill.logits if last is None else self.model.head(last[None, None])[0, 0]

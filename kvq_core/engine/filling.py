@@ -26,8 +26,8 @@ WATCHED = 64  # last queries of a pass whose attention a method may look back on
 
 @dataclass
 class _Working:
-    """Of the layers on one device, float32 (layers, lanes, kv_heads, tokens, head_dim): what the lanes computed, and
-    what attention reads of it."""
+    """Of a group of layers, in its dtype (layers, lanes, kv_heads, tokens, head_dim): what the lanes computed, and what
+    attention reads of it."""
 
     own: dict[Kind, Tensor]
     read: dict[Kind, Tensor]
@@ -35,7 +35,7 @@ class _Working:
     @classmethod
     def of(cls, group: LayerGroup, lanes: int) -> "_Working":
         shape = (group.keys.shape[0], lanes, *group.keys.shape[1:])
-        own = {kind: torch.empty(shape, device=group.device) for kind in KINDS}
+        own = {kind: torch.empty(shape, dtype=group.keys.dtype, device=group.device) for kind in KINDS}
         return cls(own, {kind: torch.empty_like(own[kind]) for kind in KINDS})
 
 
@@ -94,8 +94,10 @@ class Filling:
             self._now = Segment(0, tokens)
             for group in self.prefill.groups:
                 for i, layer in enumerate(group.layers):
-                    queries = group.queries[i : i + 1, :, :tokens].expand(len(self.caches), -1, -1, -1)
-                    keys = group.keys[i : i + 1, :, :tokens].expand(len(self.caches), -1, -1, -1)
+                    queries, keys = (
+                        x[i : i + 1, :, :tokens].float().expand(len(self.caches), -1, -1, -1)
+                        for x in (group.queries, group.keys)
+                    )
                     self._note(
                         layer, queries, keys, group.scaling[i] if group.scaling else queries.shape[-1] ** -0.5, {}
                     )
@@ -114,17 +116,19 @@ class Filling:
             held = x.to(torch.float16) if self.stored or self._now.answered else x
             working.own[kind][i, :, :, now] = held
             working.read[kind][i, :, :, now] = held
-        own, read = ([buffers[kind][i, :, :, :end] for kind in KINDS] for buffers in (working.own, working.read))
+        own, read = ([of[kind][i, :, :, :end] for kind in KINDS] for of in (working.own, working.read))
         met = rounded(queries.float(), [cache.roundings for cache in self.caches], layer)
         if self._stored is not None:
             self._stored.preview(layer, own, read, self._now.start)
+            own, read = ([x.float() for x in tensors] for tensors in (own, read))
             return self._stored.attention(layer, met, own, read, scaling).to(queries.dtype)
+        seen_keys, seen_values = (x.float() for x in read)
         chosen = self._choosing.reads(layer, queries, end)
         if self._watches:
-            self._note(layer, queries.float(), read[0], scaling, chosen)
+            self._note(layer, queries.float(), seen_keys, scaling, chosen)
         if chosen or any(layer in cache.roundings for cache in self.caches):
             out = []
-            for row, given in enumerate(zip(queries.float(), met, read[0], read[1], strict=True)):
+            for row, given in enumerate(zip(queries.float(), met, seen_keys, seen_values, strict=True)):
                 seen = chosen[row]() if row in chosen else None
                 out.append(chunk_attention(*given, scaling, seen, partial(self._choosing.follow, row, layer)))
             return torch.stack(out).to(queries.dtype)
@@ -135,7 +139,7 @@ class Filling:
         now = slice(self._now.start, self._now.end)
         for row, cache in enumerate(self.caches):
             for part in cache.parts:
-                own = self._groups[part.group].own[part.kind][part.layers, row, :, now]
+                own = self._groups[part.group].own[part.kind][part.layers, row, :, now].float()
                 start, values = cache.enter(part, own, self._now.start, prompt=not self._now.answered)
                 if self._stored is None:
                     self._write(row, part, start, values)
@@ -143,7 +147,8 @@ class Filling:
 
     def _write(self, row: int, part: Part, start: int, x: Tensor) -> None:
         """Put x (layers, kv_heads, tokens, head_dim) at positions start, ... of what a lane reads."""
-        self._groups[part.group].read[part.kind][part.layers, row, :, start : start + x.shape[-2]] = x
+        read = self._groups[part.group].read[part.kind]
+        read[part.layers, row, :, start : start + x.shape[-2]] = x.to(read.dtype)
 
     def _note(self, layer: int, queries: Tensor, keys: Tensor, scaling: float, chosen: Reads) -> None:
         """Keep the pass's last queries and their attention, for caches that look back on it."""
@@ -168,7 +173,7 @@ class Filling:
                 patch = part.stream.observe(queries, attention)
                 if patch is not None:
                     read = self._groups[part.group].read[part.kind]
-                    read[part.layers[patch.layer], row, patch.head, patch.token] = patch.values
+                    read[part.layers[patch.layer], row, patch.head, patch.token] = patch.values.to(read.dtype)
 
     def errors(self, row: int, kind: Kind) -> float:
         """Relative error ||read - own||_F / ||own||_F of a lane's cache against the keys or values it was given, mean

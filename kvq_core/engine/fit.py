@@ -75,24 +75,35 @@ class Fit:
         Raises MethodError where the method cannot handle the prompt's tensors.
         """
         fit = cls(method.key_space == "pre")
-        prompts = {}
-        for g, group in enumerate(source.groups):
-            if inside := within(layers, group):
-                prompt = _prompt(method, group, inside, source, fit.pre)
-                bias = None if group.key_bias is None else take(group.key_bias, inside)
-                fit.centers[g] = center_of(center, prompt, source.rope.on(prompt.layers), fit.pre, bias)
-                fit.rotations[g] = turn = rotation_of(*rotation, prompt)
-                prompts[g] = rotated(centred(prompt, fit.centers[g]), turn, keys=not fit.pre)
-                if turn is not None:
-                    fit.notes[rotation_note(turn)] = []
+        inside = {g: own for g, group in enumerate(source.groups) if (own := within(layers, group))}
+        prompts = ((g, fit._seen(method, center, rotation, g, own, source)) for g, own in inside.items())
         if method.spans_layers:
-            method = fit._decide(method, layers, prompts, source)
-        for g in list(prompts):
-            prompt = prompts.pop(g)
+            every = dict(prompts)
+            method, prompts = fit._decide(method, layers, every, source), ((g, every.pop(g)) for g in inside)
+        for g, prompt in prompts:  # one at a time is held
             fit.fitted[g] = method.fit(prompt)
             for note in fit.fitted[g].notes:
                 fit.notes.setdefault(note, []).extend(prompt.layers)
         return fit
+
+    def _seen(
+        self,
+        method: Method,
+        center: Centering,
+        rotation: tuple[Rotation, int | None],
+        g: int,
+        inside: list[int],
+        source: Source,
+    ) -> Prompt:
+        """What the method is fitted on of a group's layers."""
+        group = source.groups[g]
+        prompt = _prompt(method, group, inside, source, self.pre)
+        bias = None if group.key_bias is None else take(group.key_bias, inside)
+        self.centers[g] = center_of(center, prompt, source.rope.on(prompt.layers), self.pre, bias)
+        self.rotations[g] = turn = rotation_of(*rotation, prompt)
+        if turn is not None:
+            self.notes[rotation_note(turn)] = []
+        return rotated(centred(prompt, self.centers[g]), turn, keys=not self.pre)
 
     def storing(self, assigned: Assignment, g: int, source: Source) -> Storing:
         """How a rule stores its tensor on a device."""
@@ -172,10 +183,10 @@ def take(x: Tensor, layers: list[int]) -> Tensor:
 
 def _prompt(method: Method, group: LayerGroup, inside: list[int], source: Source, pre: bool) -> Prompt:
     """What a method is told of some layers of a device."""
-    keys, values = take(group.keys, inside), take(group.values, inside)
+    keys, values = take(group.keys, inside).float(), take(group.values, inside).float()
     layers = tuple(group.layers[i] for i in inside)
     stored = source.rope.on(layers).unrotate(keys, 0) if pre else keys
-    queries = take(group.queries, inside) if method.needs_queries else None
+    queries = take(group.queries, inside).float() if method.needs_queries else None
     gram = take(group.query_gram, inside) if method.needs_queries else None
     scaling = tuple(group.scaling[i] for i in inside if group.scaling)
     return Prompt(stored, values, queries, gram=gram, model=source.model, layers=layers, rotated=keys, scaling=scaling)

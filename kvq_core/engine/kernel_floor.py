@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.prefill import Held, Prefill
 from kvq_core.models import LoadedModel
 from kvq_core.models.rounding import Rounding, round_row
 
@@ -16,10 +16,11 @@ class KernelFloor:
     prefill: Prefill = field(init=False)
 
     def read(
-        self, model: LoadedModel, ids: list[int], scored: Sequence[int], turns: Sequence[int] = ()
+        self, model: LoadedModel, ids: list[int], scored: Sequence[int], turns: Sequence[int], held: Held
     ) -> Iterator[int]:
         """Prefill the prompt, a chunk a turn; yields the number of tokens done."""
-        self.prefill = Prefill(replace(model, model=round_row(model.model, self.rounding, 0)), ids, scored, turns)
+        noisy = replace(model, model=round_row(model.model, self.rounding, 0))
+        self.prefill = Prefill(noisy, ids, scored, turns, held)
         yield from self.prefill.run()
 
     def stepping(self, model: LoadedModel, row: int) -> LoadedModel:

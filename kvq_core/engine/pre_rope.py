@@ -39,7 +39,7 @@ class PreRope:
             return
         there, back = self._at(position, keys.shape[-2], keys.device)
         stored = (keys[rows].transpose(0, 2) @ back[:, None]).to(torch.float16)
-        tails.index_copy_(0, rows, (stored.float() @ there[:, None]).transpose(0, 2))
+        tails.index_copy_(0, rows, (stored.float() @ there[:, None]).transpose(0, 2).to(tails.dtype))
 
     def _at(self, position: int, fresh: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """rope.matrices, made once a step and device."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 
 import torch
@@ -17,11 +17,12 @@ CHUNK = 512  # tokens a forward pass; cancelling waits for one of these at most
 
 @dataclass
 class LayerGroup:
-    """The layers that live on one device, in order, with the prompt's tensors stacked over them.
+    """Layers that live on one device, in order, with the prompt's tensors stacked over them.
 
-    keys, values (layers, kv_heads, tokens, head_dim), queries (layers, query_heads, tokens, head_dim), float32, after
-    RoPE. ``layers`` are indices in the model, ``scaling`` what it multiplies their scores with, ``key_bias``
-    (layers, kv_heads, head_dim) the bias of their key projections, where these have one and no norm follows.
+    keys, values (layers, kv_heads, tokens, head_dim), queries (layers, query_heads, tokens, head_dim; of no tokens
+    where they are not kept), after RoPE, as ``Held`` says. ``layers`` are indices in the model, ``scaling`` what it
+    multiplies their scores with, ``key_bias`` (layers, kv_heads, head_dim) the bias of their key projections, where
+    these have one and no norm follows.
     """
 
     layers: list[int]
@@ -43,6 +44,17 @@ class LayerGroup:
         return query_gram(self.queries, self.keys.shape[1])
 
 
+@dataclass(frozen=True)
+class Held:
+    """How the prompt's tensors are held: in float32, or in the model's ``dtype``, in which it computed them, and so are
+    the working copies of rows then; with ``queries`` or without; stacked over all layers of a device, or over so many
+    ``layers``, which bounds what is encoded and decoded at once."""
+
+    dtype: torch.dtype = torch.float32
+    queries: bool = True
+    layers: int | None = None
+
+
 class Prefill:
     """Full-precision prefill of one prompt. Iterate ``run`` to the end, then read ``groups``, ``logits`` and, where
     positions are ``scored``, ``hidden``: what the head reads there, (positions, hidden size).
@@ -50,13 +62,20 @@ class Prefill:
     Raises ModelError where the model answers something else than numbers.
     """
 
-    def __init__(self, model: LoadedModel, ids: list[int], scored: Sequence[int] = (), turns: Sequence[int] = ()):
+    def __init__(
+        self,
+        model: LoadedModel,
+        ids: list[int],
+        scored: Sequence[int] = (),
+        turns: Sequence[int] = (),
+        held: Held | None = None,
+    ):
         """``turns``: where later turns begin, so that the first is computed as if there were no others."""
         self.model = model
         self.ids = ids
         self.scored = scored
         self.turns = turns
-        self.groups = list(_groups(model, len(ids)))
+        self.groups = list(_groups(model, len(ids), held or Held()))
         self.place = {layer: (g, i) for g in self.groups for i, layer in enumerate(g.layers)}
         self.logits = torch.empty(0)  # (vocabulary,) float32, those that choose the first new token
         self.hidden = torch.empty(0)
@@ -82,21 +101,25 @@ class Prefill:
         group, i = self.place[layer]
         end = self._start + keys.shape[-2]
         now = slice(self._start, end)
-        group.queries[i, :, now] = queries[0]
+        if group.queries.shape[-2]:
+            group.queries[i, :, now] = queries[0]
         group.keys[i, :, now] = keys[0]
         group.values[i, :, now] = values[0]
         past = [t[i : i + 1, :, :end].to(queries.dtype) for t in (group.keys, group.values)]
         return causal_attention(queries, past[0], past[1], scaling)
 
 
-def _groups(model: LoadedModel, tokens: int) -> Iterator[LayerGroup]:
+def _groups(model: LoadedModel, tokens: int, held: Held) -> Iterator[LayerGroup]:
     shape = model.shape
+    most = held.layers or shape.layers
     by_device: dict[torch.device, list[int]] = {}
     for layer, device in enumerate(model.layer_devices):
         by_device.setdefault(device, []).append(layer)
-    for device, layers in by_device.items():
+    stacks = [(device, every[i : i + most]) for device, every in by_device.items() for i in range(0, len(every), most)]
+    for device, layers in stacks:
+        empty = partial(torch.empty, dtype=held.dtype, device=device)
         kv = (len(layers), shape.kv_heads, tokens, shape.head_dim)
-        keys, values = torch.empty(kv, device=device), torch.empty(kv, device=device)
-        queries = torch.empty((len(layers), shape.query_heads, tokens, shape.head_dim), device=device)
+        keys, values = empty(kv), empty(kv)
+        queries = empty((len(layers), shape.query_heads, tokens if held.queries else 0, shape.head_dim))
         bias = None if model.key_bias is None else model.key_bias[layers].to(device)
         yield LayerGroup(layers, device, keys, values, queries, tuple(shape.scaling[i] for i in layers), bias)

@@ -17,6 +17,7 @@ from kvq_core.engine.attention import Hidden, SharedAttention
 from kvq_core.engine.cache import LaneCache, Part
 from kvq_core.engine.choosing import Choices, Choosing
 from kvq_core.engine.copies import Copies
+from kvq_core.engine.places import Places
 from kvq_core.engine.pre_rope import PreRope
 from kvq_core.engine.prefill import LayerGroup
 from kvq_core.engine.query_rounding import Roundings, rounded
@@ -67,7 +68,7 @@ class Rows:
         self.choosing = Choosing([{}, *(cache.selects for cache in caches)])
         self.roundings: list[Roundings] = [{}, *(cache.roundings for cache in caches)]  # by lane
         self._seen: dict[int, tuple[list[int], Tensor, Tensor]] = {}  # by layer, see _note
-        self._index: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._places: list[Places] = []
         self._unseen: list[_Shown] = []  # layers whose scores wait to be shown
         self._looking: list[Future[None]] = []
         self._scratch = Scratch()
@@ -78,7 +79,9 @@ class Rows:
         prefix = (layers, self.lanes + 1, heads, self.prefix, dim)
         tail = (layers, 2 * self.lanes + 1, heads, tokens - self.prefix, dim)
         turned = (*prefix[:-2], dim, self.prefix)
-        new = (torch.empty(shape, device=group.device) for shape in (turned, prefix, tail, tail))
+        new = (
+            torch.empty(shape, dtype=group.keys.dtype, device=group.device) for shape in (turned, prefix, tail, tail)
+        )
         return Copies(*new)
 
     def _fill(self, row: int, cache: LaneCache) -> None:
@@ -89,7 +92,7 @@ class Rows:
     def _write(self, group: int, kind: str, layers: Tensor | slice, row: int, start: int, x: Tensor) -> None:
         """Put x (layers, kv_heads, tokens, head_dim) at positions start, ... of a row."""
         prefix, tail = self.copies[group].of(kind)
-        end = start + x.shape[-2]
+        end, x = start + x.shape[-2], x.to(tail.dtype)
         if isinstance(layers, Tensor) and layers.numel() == prefix.shape[0]:
             layers = slice(None)  # all of them: a plain copy is much faster than an indexed one
         if start < self.prefix:
@@ -100,17 +103,7 @@ class Rows:
             tail[layers, row, :, first - self.prefix : end - self.prefix] = x[..., first - start :, :]
 
     def _reindex(self) -> None:
-        """Where each row sits among the (lane, slot) queries that read one prefix."""
-        at = [self.held.index(lane) for lane in self.lane_of]
-        slots = [at[:row].count(lane) for row, lane in enumerate(at)]
-        rows = torch.zeros(len(self.held), max(slots) + 1, dtype=torch.long)  # a free slot repeats row 0
-        for row, (lane, slot) in enumerate(zip(at, slots, strict=True)):
-            rows[lane, slot] = row
-        slot_of = torch.tensor(slots)
-        self._index = [
-            (rows.to(device), torch.tensor(at, device=device), slot_of.to(device))
-            for device in (copies.tail_keys.device for copies in self.copies)
-        ]
+        self._places = [Places.of(self.lane_of, self.held, copies.tail_keys.device) for copies in self.copies]
         self.pre_rope.reindex(self.lane_of)
 
     def fork(self, row: int, choices: Choices) -> int:
@@ -152,34 +145,37 @@ class Rows:
 
     def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
         g, i = self.place[layer]
-        copies, (rows, lanes, slots) = self.copies[g], self._index[g]
+        copies, places = self.copies[g], self._places[g]
         count, heads, fresh, dim = keys.shape
         held = len(self.held)
         self._enter(copies, layer, i, keys.float(), values.float())
         asked = rounded(queries.float(), [self.roundings[lane] for lane in self.lane_of], layer) * scaling
         q = asked.reshape(count, heads, -1, dim)  # (rows, kv_heads, groups * fresh, head_dim)
         tail = slice(0, self.tokens - self.prefix + fresh)
-        tail_keys, tail_values = copies.tail_keys[i, :count, :, tail], copies.tail_values[i, :count, :, tail]
+        tail_keys, tail_values = (x[i, :count, :, tail].float() for x in (copies.tail_keys, copies.tail_values))
 
-        by_slot, tails = q[rows], (q @ tail_keys.mT)[rows]  # (lanes, slots, kv_heads, n, head_dim | tail)
+        by_slot, tails = (
+            places.by_lane(q),
+            places.by_lane(q @ tail_keys.mT),
+        )  # (lanes, slots, kv_heads, n, head_dim | tail)
         isolates = self.tap is not None and self.tap.isolates(fresh)
         if isolates:  # all lanes are held then, and row l is the forced row of lane l
             by_slot = torch.cat([by_slot, q[:1, None].expand(held, -1, -1, -1, -1)], 1)
             tails = torch.cat([tails, (q[:1] @ tail_keys[:held].mT)[:, None]], 1)
         self._hide_future(tails, fresh)
-        prefix_keys, prefix_values = copies.prefix_keys[i, :held], copies.prefix_values[i, :held]
+        prefix_keys, prefix_values = (x[i, :held].float() for x in (copies.prefix_keys, copies.prefix_values))
         hidden = self._hidden(layer, queries, self.tokens + fresh)
-        step = SharedAttention(by_slot, tails, prefix_keys, prefix_values, rows.shape[1], hidden)
+        step = SharedAttention(by_slot, tails, prefix_keys, prefix_values, places.rows.shape[1], hidden)
         step.compute(self._room(step.every, q.device), self._scratch("weights", step.attending, q.device), self.cores)
         if self.tap is not None:
             self._unseen.append(_Shown(layer, queries[0].float(), hidden))
             if len(self._unseen) == self._layers_shown(step.every) or layer == self.layers[g][-1]:
                 self._show(self.tap, step.every, q.device, isolates)
         if self.watched:
-            self._note(layer, queries, step.weights[lanes, :, slots])
+            self._note(layer, queries, places.by_row(step.weights))
         for row in self.choosing.following(layer):
-            self.choosing.follow(row, layer, step.weights[lanes[row], :, slots[row]].unflatten(1, (-1, fresh)))
-        out = step.out[lanes, :, slots] + step.weights[..., self.prefix :][lanes, :, slots] @ tail_values
+            self.choosing.follow(row, layer, places.of_row(step.weights, row).unflatten(1, (-1, fresh)))
+        out = places.by_row(step.out) + places.by_row(step.weights[..., self.prefix :]) @ tail_values
         return out.reshape(count, -1, fresh, dim).transpose(1, 2)
 
     def _layers_shown(self, shape: tuple[int, ...]) -> int:
@@ -220,6 +216,8 @@ class Rows:
     def _hidden(self, layer: int, queries: Tensor, tokens: int) -> Hidden:
         """The keys that rows read in this step, of the rows whose caches choose."""
         asked = self.choosing.reads(layer, queries, tokens)
+        if not asked:
+            return {}
         places = ((self.held.index(lane), self.lane_of[:row].count(lane)) for row, lane in enumerate(self.lane_of))
         return {place: asked[row] for row, place in enumerate(places) if row in asked}
 
@@ -273,19 +271,19 @@ class Rows:
             _, count, heads, tokens, dim = tail.shape
             at = (part.layers[patch.layer] * count + row) * heads + patch.head
             # rows of a flat view: several times faster than indexing three dimensions
-            tail.view(-1, dim).index_copy_(0, at * tokens + patch.token - self.prefix, patch.values)
+            tail.view(-1, dim).index_copy_(0, at * tokens + patch.token - self.prefix, patch.values.to(tail.dtype))
 
     @staticmethod
     def _rows_of(tail: Tensor, part: Part, row: int, at: int) -> Tensor:
         whole = part.layers.numel() == tail.shape[0]
-        return tail[:, row, :, at : at + 1] if whole else tail[part.layers, row, :, at : at + 1]
+        return (tail[:, row, :, at : at + 1] if whole else tail[part.layers, row, :, at : at + 1]).float()
 
     def working(self, row: int, group: int, kind: str, layer: int) -> Tensor:
         """A row's working copy of one layer (its index in the group), (kv_heads, tokens, head_dim); for captures and
         audits."""
         prefix, tail = self.copies[group].of(kind)
         held = tail[layer, row, :, : self.tokens - self.prefix]
-        parts = [prefix[layer, self.held.index(self.lane_of[row])], held]
+        parts = [prefix[layer, self.held.index(self.lane_of[row])].float(), held.float()]
         if kind == "key":  # in memory as the prefix lies: turning it round takes longer than most that is done with it
             return torch.cat([part.mT for part in parts], -1).mT
         return torch.cat(parts, -2)

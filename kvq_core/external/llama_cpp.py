@@ -59,10 +59,19 @@ class Answer:
 class LlamaCpp:
     """A server in this process, on the CPU, that answers one request at a time; closed by ``with``.
 
-    Raises EngineError where the package is missing, the file cannot be loaded, or a request fails.
+    ``saves``: the folder that ``save`` writes into. Raises EngineError where the package is missing, the file cannot be
+    loaded, or a request fails.
     """
 
-    def __init__(self, file: Path, types: Types, context: int, ubatch: int = UBATCH, threads: int = 2):
+    def __init__(
+        self,
+        file: Path,
+        types: Types,
+        context: int,
+        ubatch: int = UBATCH,
+        threads: int = 2,
+        saves: Path | None = None,
+    ):
         self.types = types
         engine = _package()
         options = engine.CommonParams()
@@ -76,6 +85,8 @@ class LlamaCpp:
         options.flash_attn_type = getattr(engine.llama_flash_attn_type, f"LLAMA_FLASH_ATTN_TYPE_{kernel}")
         options.warmup = options.ctx_shift = False
         options.verbosity = -1
+        if saves is not None:
+            options.slot_save_path = f"{saves}/"
         try:
             self._server = engine.Server(options)
         except RuntimeError as error:
@@ -102,6 +113,11 @@ class LlamaCpp:
         """What follows a prompt, greedily."""
         told = self._complete(ids, count, return_tokens=True)
         return Answer(list(told["tokens"]), str(told["content"]), told.get("timings", {}).get("predicted_per_second"))
+
+    def save(self, ids: list[int], name: str) -> None:
+        """What the cache holds of a text as a file in the folder of saves."""
+        self._complete(ids, 0)
+        self._post("/slots/0?action=save", {"filename": name})
 
     def logprobs(self, ids: list[int], forced: list[int], top: int = EVERY) -> "list[Top]":
         """Of every token of ``forced`` what the engine gave to its ``top`` most probable ones, before it was told the

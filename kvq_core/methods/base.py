@@ -156,9 +156,9 @@ class Method(BaseModel):
         """Whether keys are stored after ("post") or before ("pre") RoPE."""
         return "post"
 
-    @property
-    def query_rounding(self) -> QueryRounding | None:
-        """How a kernel that reads these keys rounds queries first; None where it does not, or a knob turns it off."""
+    def query_rounding(self, model: ModelRef | None = None) -> QueryRounding | None:
+        """How a kernel that reads these keys rounds queries of a model first; None where it does not, or a knob turns
+        it off."""
         return None
 
     @property

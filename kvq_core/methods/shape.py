@@ -41,7 +41,9 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class ModelRef:
-    """Which model a prompt ran on, for methods that bring data learned from its weights."""
+    """Which model a prompt ran on, for methods that bring data learned from its weights. ``interleaved``: whether GGUF
+    files of it hold channels of queries and keys that RoPE pairs side by side, which here are half a head apart."""
 
     id: str
     weights_hash: str
+    interleaved: bool = False

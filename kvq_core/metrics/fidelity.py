@@ -22,10 +22,12 @@ class Fidelity:
         self.floors = min(lanes, floors)
         self._columns: dict[str, list[Tensor]] = {}
         self.lanes = lanes
+        self.n_scored = 0
         self.not_finite = [False] * lanes
 
     def __call__(self, reference: Tensor, lanes: Tensor, targets: list[int]) -> None:
         """reference (n, vocabulary), lanes (lanes, n, vocabulary), the n tokens that follow."""
+        self.n_scored += len(targets)
         p_log = torch.log_softmax(reference, -1)
         q_log = torch.log_softmax(lanes, -1)
         follow = torch.tensor(targets, device=reference.device)[:, None]
@@ -55,10 +57,6 @@ class Fidelity:
 
     def _put(self, name: str, values: Tensor) -> None:
         self._columns.setdefault(name, []).append(values.cpu())
-
-    @property
-    def n_scored(self) -> int:
-        return sum(len(part) for part in self._columns.get("reference/nll", []))
 
     def column(self, name: str, lane: int | None = None) -> Tensor:
         """All positions of a column: (positions, ...), of one lane where it is a lane's."""

@@ -20,7 +20,7 @@ from kvq_core.models.lockstep import ATTENTION, register
 from kvq_core.models.naming import dtype_here, known_by, unreadable
 from kvq_core.models.probe import TOKENS, cached_rotations, probe
 from kvq_core.models.rope import Rope, Rotation
-from kvq_core.models.shape import key_bias_of, rope_of, shape_of
+from kvq_core.models.shape import interleaved_in_gguf, key_bias_of, rope_of, shape_of
 from kvq_core.models.source import files_of, find, found, path_of
 from kvq_core.models.support import (
     attention_modules,
@@ -55,7 +55,7 @@ class LoadedModel:
 
     @property
     def ref(self) -> ModelRef:
-        return ModelRef(self.id, self.weights_hash)
+        return ModelRef(self.id, self.weights_hash, interleaved_in_gguf(self.model))
 
     def again(self, id: str, revision: str | None) -> tuple[str, str | None]:
         """Id and revision for asking again, wherever that is, for this model, which these gave here."""

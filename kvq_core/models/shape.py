@@ -11,6 +11,11 @@ from kvq_core.methods import ModelShape
 from kvq_core.models.rope import Rope
 from kvq_core.models.support import attention_modules, window_of
 
+# transformers rotates them by halves and llama.cpp by neighbours: its converter permutes rows of their query and key
+# projections (conversion/*.py, LlamaModel.permute)
+_INTERLEAVED = frozenset(
+    "arcee granite granitemoe granitemoehybrid granitemoeshared llama ministral3 mistral mixtral olmo smollm3".split()
+)
 _NORMS = ("k_norm", "k_layernorm", "key_layernorm", "qk_norm")  # of the keys, between projection and RoPE
 
 
@@ -33,6 +38,11 @@ def shape_of(model: Any) -> ModelShape:
     scaling = tuple(float(getattr(m, "scaling", None) or head_dim**-0.5) for m in attention_modules(model))
     kind = key_bias_kind(model)
     return ModelShape(config.num_hidden_layers, heads, kv_heads, head_dim, context, scaling, key_bias=kind)
+
+
+def interleaved_in_gguf(model: Any) -> bool:
+    """Whether GGUF files of a transformers model hold the channels of queries and keys that RoPE pairs side by side."""
+    return model.config.model_type in _INTERLEAVED
 
 
 def key_bias_kind(model: Any) -> Literal["none", "bias", "normed"]:

@@ -1,23 +1,25 @@
 """The packed cache as a library: for ``model.generate(past_key_values=...)``."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from kvq_kernels import Path
+from torch import Tensor
 
 from kvq_core.errors import MethodError, ModelError
 from kvq_core.methods import Method, ModelRef, Window, make
 from kvq_core.models.loader import LoadedModel
 from kvq_core.models.probe import TOKENS, probe
 from kvq_core.models.rope import Rotation
-from kvq_core.models.shape import rope_of, shape_of
+from kvq_core.models.shape import key_bias_of, rope_of, shape_of
 from kvq_core.models.support import check_config, check_model, window_of
 from kvq_core.packed.dense import DenseLayer
 from kvq_core.packed.layer import PackedLayer, Plan
 from kvq_core.packed.rope_tables import Turns
-from kvq_core.spec import Lane
+from kvq_core.packed.transforms import Asked
+from kvq_core.spec import Assignment, Lane
 
 UNTOUCHED = Window(step=None)
 
@@ -87,14 +89,17 @@ def lane_layers(
     chosen = {layer: choice for choice, layers in lane.selections(range(shape.layers)) for layer in layers}
     if not assigned and not chosen:
         raise MethodError(f"{lane.title} has no packed execution here: it quantizes nothing.")
-    plans: dict[tuple[Method, tuple[int, ...]], Plan] = {}
+    plans: dict[Hashable, Plan] = {}
     keys, values = dict[int, Plan](), dict[int, Plan]()
-    for method, layers in {(each.method, each.layers): None for each in assigned}:
-        own = {a.tensor: a.window for a in assigned if (a.method, a.layers) == (method, layers)}
-        windows = own.get("keys", UNTOUCHED), own.get("values", UNTOUCHED)
-        plans[method, layers] = Plan(method, windows, path, None, ref, room, shape.scaling, len(layers))
     for each in assigned:
-        (keys if each.tensor == "keys" else values).update(dict.fromkeys(each.layers, plans[each.method, each.layers]))
+        _check(lane, each)
+        own = {a.tensor: a.window for a in assigned if a.fit == each.fit}
+        windows = own.get("keys", UNTOUCHED), own.get("values", UNTOUCHED)
+        asked = Asked(each.center, each.rotation)
+        plan = Plan(each.method, windows, path, None, ref, room, shape.scaling, len(each.layers), asked)
+        plans.setdefault(each.fit, plan)
+    for each in assigned:
+        (keys if each.tensor == "keys" else values).update(dict.fromkeys(each.layers, plans[each.fit]))
     if left := set(chosen) - {*keys, *values}:  # stored in fp16, but read only in part
         untouched = Plan(make("fp16"), (UNTOUCHED, UNTOUCHED), path, None, ref, room, shape.scaling)
         keys.update(dict.fromkeys(left, untouched))
@@ -104,16 +109,35 @@ def lane_layers(
     ]
 
 
+def _check(lane: Lane, each: Assignment) -> None:
+    """Raises MethodError where packed execution cannot store what a rule asks for."""
+    if each.rule.tokens != "all":
+        raise MethodError(
+            f"{lane.title}: packed execution stores all tokens of a layer by one rule; leave tokens of "
+            f"{each.rule.named()} out."
+        )
+    named = Asked(each.center, each.rotation).named
+    if named is not None and each.method.spans_layers:
+        raise MethodError(
+            f"{lane.title}: packed execution decides {each.method.title} over the keys of all layers as they are; "
+            f"leave {named} out, or give what is decided as knobs."
+        )
+
+
 def _layers(
     model: Any, keys: dict[int, Plan], values: dict[int, Plan], room: int, rotations: tuple[Rotation, ...] | None
 ) -> list[PackedLayer | DenseLayer]:
     """Layers by the plans of their keys and of their values, in float16 where a layer is in neither."""
     plans = {id(plan): plan for plan in (*keys.values(), *values.values())}
-    pre = [index for index in {*keys, *values} for plan in (keys.get(index), values.get(index)) if _turned(plan)]
+    pre = [index for index in {*keys, *values} for plan in (keys.get(index), values.get(index)) if _asks_rope(plan)]
     found = (rotations or probe(model, rope_of(model, TOKENS))) if pre else ()
     turns = {kind: Turns(model, max(1024, room), kind) for kind in {found[index] for index in pre}}
+    biased = any(plan.asked.center == "bias" for plan in plans.values())
+    bias = key_bias_of(model) if biased else None
     made = {
-        (of, index): replace(plan, turns=turns.get(found[index])) if _turned(plan) else plan
+        (of, index): _on_layer(plan, turns[found[index]], None if bias is None else bias[index])
+        if _asks_rope(plan) and found[index] in turns
+        else plan
         for of, plan in plans.items()
         for index in {*keys, *values}
     }
@@ -128,6 +152,12 @@ def _layers(
     return [layer(index) for index in range(shape_of(model).layers)]
 
 
-def _turned(plan: Plan | None) -> bool:
-    """Whether a plan's method stores keys before RoPE."""
-    return plan is not None and plan.method.key_space == "pre"
+def _asks_rope(plan: Plan | None) -> bool:
+    """Whether a plan's method stores keys before RoPE, or less a constant."""
+    return plan is not None and (plan.method.key_space == "pre" or plan.asked.center != "none")
+
+
+def _on_layer(plan: Plan, turns: Turns, bias: Tensor | None) -> Plan:
+    """A plan as it is for a layer of that RoPE and bias of the keys."""
+    asked = plan.asked if plan.asked.center == "none" else plan.asked.on(turns, bias)
+    return replace(plan, turns=turns if plan.method.key_space == "pre" else None, asked=asked)

@@ -201,5 +201,5 @@ def _packed(case: _Case, lane: Trial) -> Found:
     except MethodError as error:
         return "skip", str(error)
     off = float((logits - lane.logits).abs().max())
-    most = LOGITS if case.method.query_rounding is None else FLIPPED
+    most = LOGITS if case.method.query_rounding(case.model.ref) is None else FLIPPED
     return ("ok", "") if off <= most else ("FAIL", f"logits are {off:.2g} from the lane's")

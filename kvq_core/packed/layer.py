@@ -9,14 +9,16 @@ from kvq_kernels import Path, Store, decode_attention
 from torch import Tensor
 
 from kvq_core.codecs.queries import QueryRounding
+from kvq_core.engine.rotation import asked_turned, rounded_turned
 from kvq_core.errors import MethodError
 from kvq_core.methods import Method, ModelRef, Prompt, Selection, Window
 from kvq_core.methods.base import Select
 from kvq_core.methods.eviction import Evicting
 from kvq_core.models.lockstep import causal_attention
+from kvq_core.packed import transforms
 from kvq_core.packed.attention import Asked, Fresh, attention
 from kvq_core.packed.rope_tables import Turns
-from kvq_core.packed.tensors import Side, StoreSide, StreamSide, side_of
+from kvq_core.packed.tensors import AS_IT_IS, Side, StoreSide, StreamSide, side_of
 
 
 class Layer(Protocol):
@@ -47,6 +49,7 @@ class Plan:
     room: int = 0
     scaling: tuple[float, ...] = ()
     of: int = 1  # layers of the cache that it is for
+    asked: transforms.Asked = transforms.Asked()
     waiting: "list[Waiting]" = field(default_factory=list)
 
     @property
@@ -82,6 +85,7 @@ class PackedLayer:
     keys_side: Side | None = None
     values_side: Side | None = None
     select: Select | None = None
+    behind: transforms.Transform = AS_IT_IS  # of the keys
 
     @property
     def sides(self) -> tuple[Side, ...]:
@@ -165,12 +169,15 @@ class PackedLayer:
     @property
     def _rounding(self) -> QueryRounding | None:
         """How queries are rounded before they meet the keys; None where they are not, or no key is quantized."""
-        return None if self.plan.windows[0].step is None else self.plan.method.query_rounding
+        return None if self.plan.windows[0].step is None else self.plan.method.query_rounding(self.plan.ref)
 
     def _met(self, queries: Tensor) -> Tensor:
         """queries (rows, query_heads, n, head_dim) as the cache's keys meet them; float32 where they are rounded."""
         rounding = self._rounding
-        return queries if rounding is None else torch.stack([rounding(q.float()) for q in queries])
+        if rounding is None:
+            return queries
+        own = (rounded_turned(rounding, self.behind.of_row(row)) for row in range(len(queries)))
+        return torch.stack([rounds(q.float()) for rounds, q in zip(own, queries, strict=True)])
 
     def fill(self, queries: Tensor | None, keys: Tensor, values: Tensor) -> None:
         """Fit the methods on the prompt and enter it; every row of the batch is fitted by itself.
@@ -201,14 +208,19 @@ class PackedLayer:
 
     def _fill(self, method: Method, entering: "Waiting") -> None:
         plan, prompt = entering.plan, _prompt([entering])
-        fitted = method.fit(prompt)  # a row of the batch stands where a layer does
+        turned, behind = plan.asked.before(prompt, plan.turns is not None)
+        fitted = method.fit(turned)  # a row of the batch stands where a layer does
         if plan is self.plan:
             stored = prompt.keys if plan.stored is not None else entering.keys.float()
-            self.keys_side = side_of(fitted.key, plan.windows[0], stored, plan.stored, plan.path, plan.room)
+            self.keys_side = side_of(fitted.key, plan.windows[0], stored, plan.stored, plan.path, plan.room, behind)
+            self.behind = behind
             if plan.windows[0].step is not None and fitted.select is not None:
-                self.select = fitted.select
+                self.select = asked_turned(fitted.select, behind.rotation)
         if plan is (self.values or self.plan):
-            self.values_side = side_of(fitted.value, plan.windows[1], prompt.values, None, plan.path, plan.room)
+            of_values = transforms.Transform(rotation=behind.rotation)
+            self.values_side = side_of(
+                fitted.value, plan.windows[1], prompt.values, None, plan.path, plan.room, of_values
+            )
 
 
 def _prompt(layers: Sequence[Waiting]) -> Prompt:

@@ -169,13 +169,6 @@ def _maker(model: LoadedModel, lane: Lane | None, path: Path) -> Make:
     reason = lane.why_not(model.shape)
     if reason is not None:
         raise MethodError(f"{lane.label}: {reason}.")
-    for rule in lane.every_rule:
-        if rule.center != "none":
-            raise MethodError(
-                f"{lane.label}: packed execution stores keys as they are; leave center = {rule.center} out."
-            )
-        if rule.rotate != "none":
-            raise MethodError(f"{lane.label}: packed execution turns nothing; leave rotate = {rule.rotate} out.")
     lane_layers(lane, model.model, path, 0, model.ref, rotations)
     return lambda room: lane_layers(lane, model.model, path, room, model.ref, rotations)
 

@@ -12,6 +12,9 @@ from kvq_core.codecs.stream import Stream
 from kvq_core.errors import MethodError
 from kvq_core.methods import Codec, Window
 from kvq_core.packed.rope_tables import Turns
+from kvq_core.packed.transforms import Transform
+
+AS_IT_IS = Transform()
 
 
 class Side(Protocol):
@@ -125,8 +128,10 @@ class StreamSide:
 
     def scores(self, q: Tensor) -> Tensor:
         parts, start = [_against(q, self.stream.sinks, 0, self.turns)], self.stream.sinks.shape[-2]
+        turned = q if self.stream.rotation is None else self.stream.rotation.turned(q.float())
         for read in self._read():
-            parts.append(read.scores(q))
+            scores = read.scores(turned)
+            parts.append(scores if self.stream.center is None else scores + self._constant(q, start, read.block.tokens))
             start += read.block.tokens
         return torch.cat([*parts, _against(q, self.stream.recent, start, self.turns)], -1)
 
@@ -135,8 +140,15 @@ class StreamSide:
         sinks, *packed, recent = p.split([*counts, self.stream.recent.shape[-2]], -1)
         out = _weighted(sinks, self.stream.sinks) + _weighted(recent, self.stream.recent)
         for read, part in zip(self._read(), packed, strict=True):
-            out += read.weigh(part)
+            weighed = read.weigh(part)
+            out += weighed if self.stream.rotation is None else self.stream.rotation.back(weighed)
         return out
+
+    def _constant(self, q: Tensor, start: int, tokens: int) -> Tensor:
+        """Scores of what centred keys are stored without."""
+        assert self.stream.center is not None
+        constant = self.stream.center.at(start, tokens).expand(-1, -1, tokens, -1)
+        return q.float() @ (constant if self.turns is None else self.turns.rotate(constant, start)).mT
 
     def observe(self, queries: Tensor, attention: Tensor) -> None:
         if self.stream.observes:
@@ -155,19 +167,28 @@ class StreamSide:
         return self.reads
 
 
-def side_of(codec: Codec | None, window: Window, x: Tensor, turns: Turns | None, path: Path, room: int = 0) -> Side:
+def side_of(
+    codec: Codec | None,
+    window: Window,
+    x: Tensor,
+    turns: Turns | None,
+    path: Path,
+    room: int = 0,
+    behind: Transform = AS_IT_IS,
+) -> Side:
     """Enter a prompt's x (rows, kv_heads, tokens, head_dim) float32, in the method's key space, into a packed cache.
 
     A store takes groups of codes whose tokens leave the window for good as they age: it grows in place and is what the
-    fused attention reads. All other codecs keep the blocks a comparison's lane keeps. Raises MethodError where the
-    codec has no packed form.
+    fused attention reads. All other codecs, and what is stored ``behind`` a constant or a rotation, keep the blocks a
+    comparison's lane keeps. Raises MethodError where the codec has no packed form.
     """
     if codec is None or window.step is None:
         return StreamSide(Stream.of_prompt(x, window, codec), turns, None)
     try:
         form = codec.packed(path)
-        if form.groups is None or window.prompt_only or window.rewritten:
-            return StreamSide(Stream.of_prompt(x, window, codec), turns, form)
+        if form.groups is None or window.prompt_only or window.rewritten or behind != AS_IT_IS:
+            stream = Stream.of_prompt(x, window, codec, behind.center, behind.rotation)
+            return StreamSide(stream, turns, form)
         groups = form.groups
         layout = Layout(groups.grid, groups.axis, window.sink, window.recent, window.step)
         store = Store.empty(x, layout, room, groups.norms, groups.encode, path)

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from typing import TypeVar
 
+import torch
+
 from kvq_core.capture.scores import MAP_BYTES, POSITION_BINS, SCORE_BYTES, STEP_BINS
-from kvq_core.engine.prefill import CHUNK
+from kvq_core.engine.prefill import CHUNK, Held
 from kvq_core.engine.script import Script
 from kvq_core.machine.memory import free_bytes
 from kvq_core.models import LoadedModel
@@ -13,12 +15,26 @@ from kvq_core.spec import ComparisonSpec, Lane
 
 Each = TypeVar("Each")
 
+STACKED = 1 << 29  # bytes of a prompt's float32 keys and values that are encoded or decoded at once on a GPU
 AT_ONCE = 8  # lanes of a batch; another size would move the last digits of every lane
 LOGIT_COPIES = (
     6  # of the logits scored at once: as computed, in float32, as log-probabilities of both sides and between
 )
 ALLOCATORS = 1.1  # measured peaks are up to 4 % above the sum of what is held: blocks are rounded up and kept
 BASE_BYTES = 60_000_000  # what even the shortest run takes: libraries' buffers, threads' stacks, the tokens' texts
+
+
+def held_of(model: LoadedModel, spec: ComparisonSpec, prompt: int, captured: bool) -> Held:
+    """How a run of so many ``prompt`` tokens holds them. On a CPU in float32; on a GPU, whose memory the weights nearly
+    fill, as the model computes them, some layers at a time, and queries only where they are looked at again. Stressed
+    tensors are no longer those that the model computes."""
+    if model.device.type == "cpu" or spec.stress.active:
+        return Held()
+    asked = any(assigned.method.needs_queries for lane in spec.lanes for assigned in lane.plan(model.shape))
+    chosen = any(lane.selections(range(model.shape.layers)) for lane in spec.lanes)
+    watched = any(lane.chunks is not None for lane in spec.lanes) or spec.messages is not None
+    layer = prompt * model.shape.kv_heads * model.shape.head_dim * 4 * 2
+    return Held(model.dtype, captured or asked or chosen or watched, max(1, STACKED // layer))
 
 
 def batches(lanes: Sequence[Each], size: int) -> list[list[Each]]:
@@ -40,18 +56,21 @@ def run_bytes(model: LoadedModel, spec: ComparisonSpec, read: Script, new: int, 
     float32 working copies of all rows of a batch, and what one stage holds for a moment, see ``_passing``;
     benchmarks/load.py compares it with measured peaks."""
     shape, prompt = model.shape, len(read.ids)
-    token = shape.layers * shape.kv_heads * shape.head_dim * 4 * 2  # keys and values of one row
+    how = held_of(model, spec, prompt, captured=spec.capture.detail != "off")
+    token = shape.layers * shape.kv_heads * shape.head_dim * how.dtype.itemsize * 2  # keys and values of one row
     lanes = min(size, len(spec.lanes)) + spec.forced_rows - len(spec.lanes)
     plans = [assigned for lane in spec.lanes for assigned in lane.plan(shape)]
     prefix = min([assigned.frozen(prompt) for assigned in plans], default=prompt)
     copies = (lanes + 1) * prefix * token + (2 * lanes + 1) * (prompt + new - prefix) * token
-    queries = shape.layers * shape.query_heads * shape.head_dim * 4 * prompt
-    stored = lanes * prompt * token // 4  # at most 8 bits an element for nearly all methods, and their metadata
+    queries = shape.layers * shape.query_heads * shape.head_dim * how.dtype.itemsize * prompt * how.queries
+    # at most 8 bits an element for nearly all methods, and their metadata
+    stored = lanes * prompt * token // how.dtype.itemsize
     read_twice = (prompt * token + queries) * (spec.floors == "both")
     held = copies + prompt * token + queries + stored + read_twice
     if read.through(spec.lanes):  # before there are rows: own and read keys and values of the lanes of a pass
         held = max(held, held - copies + 2 * prompt * token * max(_together(lane, size) for lane in spec.lanes))
-    held += _captured(model, spec, prompt, new, min(size, len(spec.lanes))) + _passing(model, spec, prompt, new, lanes)
+    held += _captured(model, spec, prompt, new, min(size, len(spec.lanes)))
+    held += _passing(model, spec, prompt, new, lanes, how)
     return round(ALLOCATORS * held)
 
 
@@ -74,8 +93,9 @@ def _captured(model: LoadedModel, spec: ComparisonSpec, prompt: int, new: int, l
     return 4 * min(MAP_BYTES, lanes * cells) + (lanes + 1) * statistics + tap_queries + 3 * written
 
 
-def _passing(model: LoadedModel, spec: ComparisonSpec, prompt: int, new: int, lanes: int) -> int:
-    """What a prefill chunk or a decode step computes with, the larger of the two, and the measuring at the end."""
+def _passing(model: LoadedModel, spec: ComparisonSpec, prompt: int, new: int, lanes: int, how: Held) -> int:
+    """What a prefill chunk or a decode step computes with, the larger of the two, and what is encoded, decoded or
+    measured at once."""
     shape, config = model.shape, model.model.config
     chunk = min(CHUNK, prompt)
     width = 4 * config.hidden_size + 3 * getattr(config, "intermediate_size", 4 * config.hidden_size)
@@ -83,6 +103,9 @@ def _passing(model: LoadedModel, spec: ComparisonSpec, prompt: int, new: int, la
     given = spec.continuation is not None  # where it is, no row is free
     rows, fed = (lanes + 1, min(spec.score_chunk, new)) if given else (2 * lanes + 1, 1)
     layer = 4 * rows * fed * (width + shape.query_heads * (prompt + new))
+    if how.dtype != torch.float32:  # attention reads a layer's copies in float32
+        layer += rows * (prompt + new) * shape.kv_heads * shape.head_dim * 4 * 2
     step = layer + LOGIT_COPIES * 4 * rows * min(POSITIONS, fed) * config.vocab_size
-    measuring = 2 * prompt * shape.layers * shape.kv_heads * shape.head_dim * 4 * 2  # a lane's decoded prompt, twice
+    stacked = min(shape.layers, how.layers or shape.layers)
+    measuring = 2 * prompt * stacked * shape.kv_heads * shape.head_dim * 4 * 2  # a lane's decoded prompt, twice
     return BASE_BYTES + measuring + max(prefill, step)

@@ -15,7 +15,7 @@ from kvq_core.events import Prefill as PrefillEvent
 from kvq_core.models import LoadedModel
 from kvq_core.models.rounding import Rounding
 from kvq_core.pipeline.batch import Batch
-from kvq_core.pipeline.footprint import batch_size, batches
+from kvq_core.pipeline.footprint import batch_size, batches, held_of
 from kvq_core.pipeline.lanes import Told, lanes_of
 from kvq_core.pipeline.progress import Progress, waiting
 from kvq_core.pipeline.prompt_scores import prompt_positions, turn_positions
@@ -78,11 +78,12 @@ class Run:
         prompt, turns = prompt_positions(self.spec, self.script), turn_positions(self.spec, self.script)
         later = [segment.start for segment in self.script.segments[1:]]
         scored = sorted({*prompt, *turns})
-        self.prefill = Prefill(self.model, self.ids, scored, later)
+        held = held_of(self.model, self.spec, len(self.ids), captured=self.plan is not None)
+        self.prefill = Prefill(self.model, self.ids, scored, later, held)
         passes, total = [self.prefill.run()], len(self.ids)
         if self.spec.floors == "both":
             self.kernel = KernelFloor(Rounding(self.spec.seed))
-            passes.append(self.kernel.read(self.model, self.ids, scored, later))
+            passes.append(self.kernel.read(self.model, self.ids, scored, later, held))
         follow = self.spec.continuation
         new = self.spec.max_new_tokens if follow is None else len(self.model.encode(follow))
         self.size = batch_size(self.model, self.spec, self.script, new)

@@ -171,6 +171,19 @@ class ComparisonSpec(Frozen):
         object.__setattr__(self, "lanes", named)
         return self
 
+    @model_validator(mode="after")
+    def _exact_passes(self) -> Self:
+        """A pass of several given tokens reads a window as it is at its end, and a lane that stores a token before it
+        is read would see another one at each of them."""
+        for lane in self.lanes if self.continuation is not None and self.score_chunk > 1 else ():
+            if lane.chunks is not None and lane.chunks.own_chunk == "stored" and (kept := lane.newest_kept):
+                raise SpecError(
+                    f"score_chunk = {self.score_chunk}: {lane.label} stores a token before it is read and keeps the "
+                    f"newest {kept} in full precision, which are others for each token of a pass; take "
+                    "score_chunk = 1, or a lane that keeps none."
+                )
+        return self
+
     @property
     def forced_rows(self) -> int:
         """Rows beside the reference's that are fed its tokens: lanes and floors."""

@@ -151,6 +151,13 @@ class Lane(Storing, _Labelled):
         return None if home is None else Chunks(chunk=home.chunk, own_chunk=home.own_chunk)
 
     @property
+    def newest_kept(self) -> int:
+        """At most, how many of the newest tokens it keeps unquantized, of keys or of values."""
+        quantized = ((rule, at) for rule in self.every_rule for at, name in enumerate(TENSORS) if rule.quantizes(name))
+        windows = (rule.windows()[at] for rule, at in quantized)
+        return max((w.recent + (w.step or 1) - 1 for w in windows), default=0)
+
+    @property
     def every_rule(self) -> tuple[Rule, ...]:
         """The rules, of a lane in its short form the one it is."""
         if self.rules is not None:

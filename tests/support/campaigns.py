@@ -28,6 +28,7 @@ CAMPAIGNS = {
         "tests/core/store/test_store_kill.py",
     ),
     "fuzz": ("kvq_core", "ui", "tests/core/test_fuzz.py"),
+    "engine": ("benchmarks/llama_cpp.py", "kvq_core/engine", "kvq_core/methods", "kvq_core/external"),
     "compile": ("kernels/kvq_kernels", "tests/support/kernel_compiler.py", "tests/triton"),
 }
 _TIMES = 100  # as many inputs as a sample has

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from kvq_core.codecs.queries import QueryRounding, rounded_e4m3
-from kvq_core.methods.base import Fitted, ModelShape, Prompt
+from kvq_core.methods.base import Fitted, ModelRef, ModelShape, Prompt
 from kvq_core.methods.deployments import Elsewhere, Home
 from kvq_core.methods.formats.float8 import CALIBRATED, VLLM, ScaledCodec, prompt_scale, to_float8
 from kvq_core.methods.formats.tokenwise import Format, TokenCodec
@@ -123,8 +123,7 @@ class Nvfp4(Format):
     )
     quantize_query: bool = Field(True, title="Round queries", description="To e4m3, as attention on Blackwell does.")
 
-    @property
-    def query_rounding(self) -> QueryRounding | None:
+    def query_rounding(self, model: ModelRef | None = None) -> QueryRounding | None:
         return rounded_e4m3 if self.quantize_query else None
 
     def why_not(self, shape: ModelShape) -> str | None:

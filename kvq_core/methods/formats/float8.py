@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvq_core.codecs.blocks import Block
 from kvq_core.codecs.queries import QueryRounding, rounded_e4m3
-from kvq_core.methods.base import Fitted, Prompt
+from kvq_core.methods.base import Fitted, ModelRef, Prompt
 from kvq_core.methods.deployments import Elsewhere, Home
 from kvq_core.methods.formats.tokenwise import Format, TokenCodec
 
@@ -93,8 +93,7 @@ class Fp8(Format):
         True, title="Round queries", description="To e4m3 as well, as FP8 attention does; of e4m3 with scale 1 only."
     )
 
-    @property
-    def query_rounding(self) -> QueryRounding | None:
+    def query_rounding(self, model: ModelRef | None = None) -> QueryRounding | None:
         return rounded_e4m3 if self.quantize_query and self.format == "e4m3" and self.scale == "one" else None
 
     def fit(self, prompt: Prompt) -> Fitted:
@@ -109,7 +108,7 @@ class Fp8(Format):
     def elsewhere(self) -> tuple[Elsewhere, ...]:
         asked = {"e4m3": "fp8", "e5m2": "fp8_e5m2"}[self.format]
         scaled = "" if self.scale == "one" else "Scales come from the checkpoint, not from the prompt. "
-        vllm = scaled + ("Queries stay." if self.query_rounding is None and self.format == "e4m3" else "")
+        vllm = scaled + ("Queries stay." if self.query_rounding() is None and self.format == "e4m3" else "")
         raw = f"{scaled}A prompt's own chunk is read as computed by the Triton backend; queries stay there."
         ways = [
             Elsewhere("vLLM", f"vllm serve M --kv-cache-dtype {asked}", vllm.strip() or None, AGES[self.format]),
@@ -128,7 +127,7 @@ class Fp8(Format):
 
     def summary(self) -> str:
         scaled = {"one": "scale 1", "tensor": "a scale a layer", "head": "a scale a head"}[self.scale]
-        return f"{self.format} · {scaled}{' · Q e4m3' if self.query_rounding else ''}"
+        return f"{self.format} · {scaled}{' · Q e4m3' if self.query_rounding() else ''}"
 
     def short(self, tensors: Literal["both", "keys", "values"] = "both") -> str:
         return self.name if self.format == "e4m3" else f"{self.name} {self.format}"

@@ -14,10 +14,15 @@ from torch import Tensor
 
 from kvq_core.codecs.hadamard import Hadamard
 from kvq_core.codecs.queries import BLOCK, QueryRounding, inverse, q8_0, rounded_q8_0
+from kvq_core.methods.base import ModelRef
 from kvq_core.methods.formats.planes import pack_planes, unpack_planes
-from kvq_core.methods.formats.tokenwise import TokenCodec, rounded_behind
+from kvq_core.methods.formats.tokenwise import TokenCodec, Turn, rounded_behind
 
 LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # kvalues_iq4nl, ggml-common.h
+OWN_ORDER = (
+    "Keys lie in blocks in the order of channels that GGUF files of the model have: in those of Llama, Mistral, "
+    "Granite and their kin channels that RoPE pairs are neighbours. Tensors without a model keep their own order."
+)
 LEAST = 1e-15  # iq4_nl takes blocks with no larger magnitude for zeros
 
 
@@ -141,12 +146,40 @@ def turn_of(block: int, device: torch.device) -> Hadamard | None:
     return Hadamard.of(block, device) if block else None
 
 
-def rounded_in(block_of: Callable[[int], int]) -> QueryRounding:
+@dataclass(frozen=True)
+class Interleaved:
+    """Channels that RoPE pairs, half a head apart, laid side by side, as GGUF files of some models have them; then
+    turned, where the engine does."""
+
+    turn: Hadamard | None
+
+    def turned(self, x: Tensor) -> Tensor:
+        paired = x.unflatten(-1, (2, -1)).mT.flatten(-2)
+        return paired if self.turn is None else self.turn.turned(paired)
+
+    def back(self, x: Tensor) -> Tensor:
+        paired = x if self.turn is None else self.turn.back(x)
+        return paired.unflatten(-1, (-1, 2)).mT.flatten(-2)
+
+
+def key_turn_of(block: int, device: torch.device, model: ModelRef | None) -> Turn | None:
+    """What keys of a model, and the queries that meet them, are turned by: in the order of channels that its GGUF files
+    have, every ``block`` of them, 0: not at all."""
+    turn = turn_of(block, device)
+    return Interleaved(turn) if model is not None and model.interleaved else turn
+
+
+def order_hash(model: ModelRef) -> str | None:
+    """What tells a lane on a model with channels in another order from one whose keys lie in the order held here."""
+    return "interleaved" if model.interleaved else None
+
+
+def rounded_in(block_of: Callable[[int], int], model: ModelRef | None) -> QueryRounding:
     """Queries (..., query_heads, n, head_dim) rounded to q8_0 in the basis of their keys, which are turned in blocks of
-    ``block_of(head_dim)`` channels, 0: as they are."""
+    ``block_of(head_dim)`` channels, 0: not at all."""
 
     def rounded(queries: Tensor) -> Tensor:
-        turn = turn_of(block_of(queries.shape[-1]), queries.device)
+        turn = key_turn_of(block_of(queries.shape[-1]), queries.device, model)
         return (rounded_q8_0 if turn is None else rounded_behind(rounded_q8_0, turn))(queries)
 
     return rounded

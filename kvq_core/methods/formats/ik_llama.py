@@ -7,10 +7,10 @@ from pydantic import Field
 from torch import Tensor
 
 from kvq_core.codecs.hadamard import largest_block
-from kvq_core.codecs.queries import QueryRounding, rounded_q8_0
-from kvq_core.methods.base import Fitted, ModelShape, Prompt
+from kvq_core.codecs.queries import QueryRounding
+from kvq_core.methods.base import Fitted, ModelRef, ModelShape, Prompt
 from kvq_core.methods.deployments import Elsewhere, Home
-from kvq_core.methods.formats.ggml import SignedBlocks, rounded_in, tiles, turn_of
+from kvq_core.methods.formats.ggml import OWN_ORDER, SignedBlocks, key_turn_of, order_hash, rounded_in, tiles, turn_of
 from kvq_core.methods.formats.tokenwise import OWN_ROTATION, Format, TokenCodec
 
 LEAST_TURN, MOST_TURN = 64, 512  # channels, of heads that are no power of two
@@ -53,6 +53,7 @@ class Q6_0(Format):
     title: ClassVar[str] = "ik_llama.cpp q6_0"
     home: ClassVar[Home | None] = Home("ik_llama.cpp", 512, "stored")
     deviations: ClassVar[tuple[str, ...]] = (
+        OWN_ORDER,
         "Scales are fitted as on a CPU; CUDA keeps the largest magnitude over 32, which is 2 % more error.",
         "Sums are float32 throughout; the engine adds products of 8-bit integers and rounds some sums to fp16.",
     )
@@ -68,19 +69,24 @@ class Q6_0(Format):
     def not_rotated(self) -> str | None:
         return OWN_ROTATION if self.rotate else None
 
-    @property
-    def query_rounding(self) -> QueryRounding | None:
-        return rounded_in(turn_block) if self.rotate else rounded_q8_0
+    def query_rounding(self, model: ModelRef | None = None) -> QueryRounding | None:
+        return rounded_in(self._block, model)
+
+    def data_hash(self, model: ModelRef) -> str | None:
+        return order_hash(model)
 
     def why_not(self, shape: ModelShape) -> str | None:
         return tiles(shape.head_dim)
 
     def fit(self, prompt: Prompt) -> Fitted:
-        dim = prompt.keys.shape[-1]
-        block = turn_block(dim) if self.rotate else 0
-        codec = FittedBlocks(turn_of(block, prompt.keys.device))
+        dim, device = prompt.keys.shape[-1], prompt.keys.device
+        block = self._block(dim)
+        key, value = FittedBlocks(key_turn_of(block, device, prompt.model)), FittedBlocks(turn_of(block, device))
         said = f"no Hadamard transform of 64 channels or more tiles head_dim = {dim}, so nothing is rotated"
-        return Fitted(codec, codec, (said,) if self.rotate and not block else ())
+        return Fitted(key, value, (said,) if self.rotate and not block else ())
+
+    def _block(self, head_dim: int) -> int:
+        return turn_block(head_dim) if self.rotate else 0
 
     def elsewhere(self) -> tuple[Elsewhere, ...]:
         turned = " -khad -vhad" if self.rotate else ""

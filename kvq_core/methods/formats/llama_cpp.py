@@ -7,14 +7,17 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from kvq_core.codecs.hadamard import largest_block
-from kvq_core.codecs.queries import QueryRounding, rounded_q8_0
-from kvq_core.methods.base import Fitted, Method, ModelShape, Prompt
+from kvq_core.codecs.queries import QueryRounding
+from kvq_core.methods.base import Fitted, Method, ModelRef, ModelShape, Prompt
 from kvq_core.methods.deployments import UNROTATED, Elsewhere, Home
 from kvq_core.methods.formats.ggml import (
+    OWN_ORDER,
     LevelBlocks,
     RangeBlocks,
     SignedBlocks,
     WholeBlocks,
+    key_turn_of,
+    order_hash,
     rounded_in,
     tiles,
     turn_of,
@@ -39,6 +42,7 @@ class LlamaCppType(Format):
 
     home: ClassVar[Home | None] = Home("llama.cpp", 512, "stored")
     deviations: ClassVar[tuple[str, ...]] = (
+        OWN_ORDER,
         "Queries are rounded as on a CPU and in CUDA's kernel for one row; CUDA reads prompts by queries in fp16.",
         "Sums are float32 throughout; the engine adds products of 8-bit integers and rounds some sums to fp16.",
     )
@@ -57,14 +61,14 @@ class LlamaCppType(Format):
     def not_rotated(self) -> str | None:
         return OWN_ROTATION if self.rotate else None
 
-    @property
-    def query_rounding(self) -> QueryRounding | None:
-        if not self.quantize_query:
-            return None
-        return rounded_in(key_turn) if self.rotate else rounded_q8_0
+    def query_rounding(self, model: ModelRef | None = None) -> QueryRounding | None:
+        return rounded_in(self._key_block, model) if self.quantize_query else None
 
     def for_tensor(self, tensor: Literal["keys", "values"]) -> Method:
         return self.model_copy(update={"quantize_query": True})
+
+    def data_hash(self, model: ModelRef) -> str | None:
+        return order_hash(model)
 
     def why_not(self, shape: ModelShape) -> str | None:
         return tiles(shape.head_dim)
@@ -75,11 +79,13 @@ class LlamaCppType(Format):
 
     def fit(self, prompt: Prompt) -> Fitted:
         dim, device, plain = prompt.keys.shape[-1], prompt.keys.device, self.codec()
-        if not self.rotate:
-            return Fitted(plain, plain)
-        key, value = (replace(plain, turn=turn_of(turn(dim), device)) for turn in (key_turn, value_turn))
+        key = replace(plain, turn=key_turn_of(self._key_block(dim), device, prompt.model))
+        value = replace(plain, turn=turn_of(value_turn(dim) if self.rotate else 0, device))
         said = f"head_dim = {dim} is no multiple of {LEAST_TURN}, so nothing is rotated, as in llama.cpp"
-        return Fitted(key, value, (said,) if dim % LEAST_TURN else ())
+        return Fitted(key, value, (said,) if self.rotate and dim % LEAST_TURN else ())
+
+    def _key_block(self, head_dim: int) -> int:
+        return key_turn(head_dim) if self.rotate else 0
 
     def _served(self, *more: str) -> tuple[Elsewhere, ...]:
         said = "Builds before April 2026 (PR 21038) rotate nothing." if self.rotate else ""

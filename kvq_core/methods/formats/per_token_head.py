@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvq_core.codecs.hadamard import largest_block
 from kvq_core.codecs.queries import QueryRounding
-from kvq_core.methods.base import Fitted, ModelShape, Prompt
+from kvq_core.methods.base import Fitted, ModelRef, ModelShape, Prompt
 from kvq_core.methods.deployments import Elsewhere, Home
 from kvq_core.methods.formats.float8 import LARGEST, VLLM, to_float8
 from kvq_core.methods.formats.tokenwise import Format, TokenCodec
@@ -168,8 +168,7 @@ class Int4PerTokenHead(PerTokenHead):
     def not_rotated(self) -> str | None:
         return "it rotates what it stores itself"
 
-    @property
-    def query_rounding(self) -> QueryRounding | None:
+    def query_rounding(self, model: ModelRef | None = None) -> QueryRounding | None:
         return lambda queries: _turned_back(_turned(queries.float()))  # to bfloat16, as its keys
 
     def why_not(self, shape: ModelShape) -> str | None:

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from kvq_kernels import Path
@@ -12,13 +12,22 @@ from torch import Tensor
 from kvq_core.codecs.blocks import Block
 from kvq_core.codecs.codec import Codec, layer_slices
 from kvq_core.codecs.forms import Packed
-from kvq_core.codecs.hadamard import Hadamard
 from kvq_core.codecs.queries import QueryRounding
 from kvq_core.codecs.window import Window
 from kvq_core.errors import MethodError
 from kvq_core.methods.base import Method
 
 OWN_ROTATION = "it rotates what it stores itself, by its own knob rotate; give one of the two"
+
+
+class Turn(Protocol):
+    """An orthogonal change of basis of a head's channels, the last dimension."""
+
+    def turned(self, x: Tensor) -> Tensor:
+        """x (layers, heads, n, head_dim) as it is stored."""
+
+    def back(self, x: Tensor) -> Tensor:
+        """The inverse of ``turned``."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +37,7 @@ class TokenCodec(Codec):
     ``turn``: what rows are turned by before they are stored, and back when they are read, as the engine does.
     """
 
-    turn: Hadamard | None = None
+    turn: Turn | None = None
 
     @abstractmethod
     def store(self, x: Tensor) -> dict[str, Tensor]:
@@ -74,9 +83,9 @@ class Format(Method):
         return window, window
 
 
-def rounded_behind(rounding: QueryRounding, turn: Hadamard) -> QueryRounding:
-    """Queries (..., query_heads, n, head_dim) as they are, rounded in the basis that keys are stored in; ``turn`` has
-    no signs."""
+def rounded_behind(rounding: QueryRounding, turn: Turn) -> QueryRounding:
+    """Queries (..., query_heads, n, head_dim) as they are, rounded in the basis that keys are stored in, one for all
+    heads."""
     return lambda queries: turn.back(rounding(turn.turned(queries[None])))[0]
 
 

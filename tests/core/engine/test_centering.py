@@ -16,13 +16,11 @@ from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.centering import surviving_share
 from kvq_core.engine.prefill import LayerGroup, Prefill
 from kvq_core.engine.stress import apply_stress
-from kvq_core.errors import MethodError, SpecError
+from kvq_core.errors import SpecError
 from kvq_core.methods import ModelShape
 from kvq_core.metrics.stored_bytes import measure
 from kvq_core.models.rope import Rope
 from kvq_core.models.shape import shape_of
-from kvq_core.packed.measurement import Request
-from kvq_core.packed.measurement import measure as measure_packed
 from kvq_core.spec import ComparisonSpec, Lane, Stress
 from tests.core.engine.test_device_groups import spread
 from tests.support.engine_runs import run_engine
@@ -218,11 +216,6 @@ def test_a_model_may_have_no_bias_or_a_norm_behind_it() -> None:
     assert (lane(center="mean").why_not(lost) or "").endswith("out of layers, or take center = mean_after_rope")
     assert "a method that stores" in (lane("squat", "mean", knobs={"rope": "pre"}).why_not(lost) or "")
     assert lane(center="mean_after_rope").why_not(lost) is None
-
-
-def test_packed_execution_refuses_it_by_name() -> None:
-    with pytest.raises(MethodError, match="leave center = mean out"):
-        measure_packed(tiny("qwen2"), lane(), prompt_ids(20), Request(new_tokens=8))
 
 
 def test_ids_of_lanes_without_it_stay() -> None:

@@ -11,7 +11,7 @@ from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.query_rounding import chunk_attention
 from kvq_core.engine.rows import Rows
-from kvq_core.methods import Method
+from kvq_core.methods import Method, ModelRef
 from kvq_core.methods.per_token import PerToken
 from kvq_core.spec import Lane, Rule
 from tests.core.engine.test_rotation_dense import dense
@@ -27,8 +27,7 @@ class Rounding(PerToken):
     name: ClassVar[str] = "rounding"
     rounds: bool = True
 
-    @property
-    def query_rounding(self) -> QueryRounding | None:
+    def query_rounding(self, model: ModelRef | None = None) -> QueryRounding | None:
         return rounded_q8_0 if self.rounds else None
 
 

@@ -11,12 +11,10 @@ from kvq_core.codecs.groups import GroupCodec
 from kvq_core.codecs.hadamard import Hadamard
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.prefill import Prefill
-from kvq_core.errors import MethodError, SpecError
+from kvq_core.errors import SpecError
 from kvq_core.methods import Fitted, Prompt
 from kvq_core.methods.per_token import PerToken
 from kvq_core.metrics.stored_bytes import measure
-from kvq_core.packed.measurement import Request
-from kvq_core.packed.measurement import measure as measure_packed
 from kvq_core.spec import ComparisonSpec, Lane, Rule
 from tests.core.engine.test_centering_dense import PROMPT, TOKENS, whole
 from tests.core.engine.test_device_groups import spread
@@ -184,12 +182,6 @@ def test_a_choice_of_keys_is_asked_in_the_basis_it_was_fitted_in(monkeypatch: py
         chosen.append(select(at, group.queries[1, :, -1:], TOKENS))
     assert 0 < chosen[0].double().mean() < 1
     assert all((other == chosen[0]).double().mean() > 0.99 for other in chosen[1:])
-
-
-def test_packed_execution_refuses_it_by_name() -> None:
-    with pytest.raises(MethodError, match="leave rotate = signed out"):
-        lane = Lane(**TURNED["per_token"], rotate="signed")
-        measure_packed(tiny("qwen2"), lane, prompt_ids(20), Request(new_tokens=8))
 
 
 def test_ids_of_lanes_without_it_stay() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvq_core.codecs.hadamard import Hadamard
 from kvq_core.errors import SpecError
-from kvq_core.methods import ModelShape, Prompt, make
+from kvq_core.methods import ModelRef, ModelShape, Prompt, make
 from kvq_core.methods.deployments import with_rotation
 from kvq_core.spec import Lane
 from tests.core.methods.test_formats_llama import BYTES, codecs, plain, stored
@@ -91,20 +91,42 @@ def test_queries_are_rounded_in_the_basis_of_the_keys(name: str, rotate: bool, h
     off = (torch.rand(4, 3, head_dim, generator=g).double() - 0.5) * 0.8
     codes[..., ::32], off[..., ::32] = -127, 0
     matrix = sylvester(block, head_dim)
-    rounding = make(name, rotate=rotate).query_rounding
+    rounding = make(name, rotate=rotate).query_rounding()
     assert rounding is not None
     found = rounding(((codes + off) / 64 @ matrix).float())
     torch.testing.assert_close(found.double(), codes / 64 @ matrix, rtol=0, atol=2e-5)
 
 
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+@pytest.mark.parametrize(("name", "rotate"), [("q8_0", True), ("q4_1", False), ("iq4_nl", True), ("q6_0", False)])
+def test_keys_are_stored_in_the_order_of_the_models_gguf_files(name: str, rotate: bool, head_dim: int) -> None:
+    """As the converter permutes rows of Llama's projections: channels i and i + head_dim / 2 are neighbours there."""
+    g = torch.Generator().manual_seed(head_dim)
+    x = torch.randn(2, 3, 40, head_dim, generator=g) * torch.logspace(-1, 1, head_dim)
+    order = torch.tensor([half * head_dim // 2 + at for at in range(head_dim // 2) for half in (0, 1)])
+    method = make(name, rotate=rotate)
+    alone, of_llama, of_qwen = (
+        method.fit(Prompt(x, x, None, model=model))
+        for model in (None, ModelRef("m", "0", interleaved=True), ModelRef("m", "0"))
+    )
+    assert alone.key is not None and of_llama.key is not None
+    assert torch.equal(stored(of_llama.key, x)[..., order], stored(alone.key, x[..., order]))
+    assert not torch.equal(stored(of_llama.key, x), stored(alone.key, x))
+    assert of_llama.value == alone.value and of_qwen.key == alone.key
+
+    there, here = method.query_rounding(ModelRef("m", "0", interleaved=True)), method.query_rounding()
+    assert there is not None and here is not None
+    assert torch.equal(there(x[0])[..., order], here(x[0][..., order]))
+
+
 def test_a_head_of_80_is_rounded_in_a_smaller_last_block() -> None:
-    rounding = make("q8_0").query_rounding
+    rounding = make("q8_0").query_rounding()
     assert rounding is not None
     assert rounding(torch.randn(4, 1, 80)).shape == (4, 1, 80)
 
 
 def test_queries_stay_where_a_knob_says_so() -> None:
-    assert all(make(name, quantize_query=False).query_rounding is None for name in UPSTREAM)
+    assert all(make(name, quantize_query=False).query_rounding() is None for name in UPSTREAM)
     both = [make("q8_0", quantize_query=on).for_tensor("keys") for on in (True, False)]
     assert both[0] == both[1]  # they store alike
 
@@ -129,3 +151,9 @@ def test_flags_are_the_engines() -> None:
     assert [told.differs for told in with_rotation((way,), "none")] == [way.differs]
     assert (with_rotation((way,), "hadamard")[0].differs or "").startswith("Nothing is rotated.")
     assert make("q6_0", rotate=True).elsewhere()[0].how.endswith("-ctk q6_0 -ctv q6_0 -khad -vhad")
+
+
+@pytest.mark.parametrize("name", [*UPSTREAM, "q6_0"])
+def test_a_run_with_channels_in_another_order_has_an_id_of_its_own(name: str) -> None:
+    here, there = (make(name).data_hash(ModelRef("m", "0", interleaved=order)) for order in (False, True))
+    assert here is None and there == "interleaved"

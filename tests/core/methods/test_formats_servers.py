@@ -163,7 +163,7 @@ def test_int4_is_vllm_s_arithmetic(dim: int) -> None:
 
 
 def test_int4_s_queries_are_turned_in_bfloat16_too() -> None:
-    rounding = make("int4_per_token_head").query_rounding
+    rounding = make("int4_per_token_head").query_rounding()
     assert rounding is not None
     queries = normal(64, 30).view(3, 10, 64)
     found = rounding(queries)

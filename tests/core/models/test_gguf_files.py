@@ -39,6 +39,16 @@ def test_logits_are_those_of_the_model_it_was_written_from(tmp_path, architectur
     assert torch.equal(logits(converted(load(str(file))), IDS), expected)
 
 
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_a_model_knows_whether_its_files_hold_keys_in_another_order(tmp_path, architecture: str) -> None:
+    model = source(architecture)
+    loaded = load(str(write(tmp_path / "m.gguf", model)))
+    reader = gguf.GGUFReader(tmp_path / "m.gguf")
+    held = next(tensor.data for tensor in reader.tensors if tensor.name == "blk.0.attn_k.weight")
+    here = loaded.model.base_model.layers[0].self_attn.k_proj.weight.numpy()
+    assert loaded.ref.interleaved == (not np.array_equal(held, here))
+
+
 @pytest.mark.parametrize("changes", [{"tie_word_embeddings": True}, {"head_dim": 32}, {"num_key_value_heads": 4}])
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_heads_and_embeddings_of_other_shapes(tmp_path, architecture: str, changes: dict) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvq_core.codecs.queries import QueryRounding, rounded_q8_0
-from kvq_core.methods import Method, Prompt, Window, make
+from kvq_core.methods import Method, ModelRef, Prompt, Window, make
 from kvq_core.methods.per_token import PerToken
 from kvq_core.packed.layer import PackedLayer, Plan
 from tests.core.engine.test_query_rounding import by_hand
@@ -21,8 +21,7 @@ class Rounding(PerToken):
 
     name: ClassVar[str] = "rounding"
 
-    @property
-    def query_rounding(self) -> QueryRounding | None:
+    def query_rounding(self, model: ModelRef | None = None) -> QueryRounding | None:
         return rounded_q8_0
 
 

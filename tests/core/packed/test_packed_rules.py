@@ -36,6 +36,14 @@ CASES = {
     "a layer left out": [{**FP16, "layers": [1]}, keys(SQUAT), values(KIVI)],
     "keys of some, values of others": [keys(KIVI, layers=[0, 1]), values(TOKEN, layers=[1, 2])],
     "over layers of its own": [{**FP16, "layers": [0]}, keys(SVDQ), values({"method": "qaq"})],
+    "centred and turned": [keys(TOKEN, center="mean", rotate="signed"), values(KIVI, rotate="hadamard")],
+    "centred after RoPE": [keys(KIVI, center="mean_after_rope"), values(KIVI)],
+    "centred on the bias": [keys(TOKEN, center="bias", rotate="hadamard"), values(TOKEN)],
+    "centred before RoPE": [keys(SQUAT, center="mean"), values(TOKEN, rotate="signed", rotate_block=4)],
+    "turned behind rounded queries": [
+        keys({"method": "q8_0", "knobs": {"rotate": False}}, rotate="signed"),
+        values(TOKEN),
+    ],
     "two over other layers": [keys(SVDQ, layers=[0]), {"method": "qaq"}],
 }
 
@@ -43,7 +51,7 @@ CASES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("case", list(CASES))
 def test_a_packed_run_is_the_engines_forced_row(case: str) -> None:
-    model, ids = tiny("llama"), prompt_ids(120)
+    model, ids = tiny("qwen2" if "bias" in case else "llama"), prompt_ids(120)
     lane = Lane.model_validate({"label": case, "rules": CASES[case]})
     outcome = run_engine(model, ids, [lane], 12, ignore_eos=True)
     state = outcome.state(case)
@@ -71,7 +79,8 @@ def test_layers_in_no_rule_are_kept_in_fp16() -> None:
     ("rules", "said"),
     [
         ([{**FP16, "layers": [0]}, keys(FP16)], "it quantizes nothing"),
-        ([keys(KIVI, center="mean"), values(KIVI)], "leave center = mean out"),
+        ([keys(KIVI, tokens="last:8"), keys(TOKEN), values(KIVI)], "leave tokens of last 8 K kivi 2 out"),
+        ([keys({"method": "qaq"}, center="mean"), values(KIVI)], "leave center = mean out"),
         ([keys(KIVI, layers=[9]), values(KIVI)], "rule 1 (layer 9 K kivi 2): layer 9 does not exist"),
     ],
 )

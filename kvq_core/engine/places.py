@@ -1,0 +1,42 @@
+"""Where each row of a batch sits among the lanes whose prefix it reads."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Places:
+    """Row r reads the prefix of held lane ``lanes[r]`` as its slot ``slots[r]``; ``rows`` (lanes, slots) is the
+    inverse, in which a free slot repeats row 0. ``alone``: every lane has one row, in the order of the lanes, so that
+    nothing has to be gathered."""
+
+    rows: Tensor
+    lanes: Tensor
+    slots: Tensor
+    alone: bool
+
+    @classmethod
+    def of(cls, lane_of: Sequence[int], held: Sequence[int], device: torch.device) -> "Places":
+        """``lane_of[r]`` is row r's lane, ``held`` the lanes whose prefix is held, in order."""
+        at = [held.index(lane) for lane in lane_of]
+        slots = [at[:row].count(lane) for row, lane in enumerate(at)]
+        rows = torch.zeros(len(held), max(slots) + 1, dtype=torch.long)
+        for row, (lane, slot) in enumerate(zip(at, slots, strict=True)):
+            rows[lane, slot] = row
+        alone = at == list(range(len(held)))
+        return cls(rows.to(device), torch.tensor(at, device=device), torch.tensor(slots, device=device), alone)
+
+    def by_lane(self, x: Tensor) -> Tensor:
+        """x (rows, ...) as (lanes, slots, ...)."""
+        return x[:, None] if self.alone else x[self.rows]
+
+    def by_row(self, x: Tensor) -> Tensor:
+        """x (lanes, kv_heads, slots, ...) as (rows, kv_heads, ...)."""
+        return x[:, :, 0] if self.alone else x[self.lanes, :, self.slots]
+
+    def of_row(self, x: Tensor, row: int) -> Tensor:
+        """A row's part of x (lanes, kv_heads, slots, ...): (kv_heads, ...)."""
+        return x[self.lanes[row], :, self.slots[row]]
