@@ -26,14 +26,15 @@ def study(
     workers: int = 1,
     shard: tuple[int, int] | None = None,
     executor: Executor | None = None,
-    progress: Progress = lambda doing, done, total: None,
+    progress: Progress | None = None,
 ) -> StudyResult:
     """Compute what is missing of a study, or of the ``shard`` (i, n) of its cells, and sum up what is there.
 
     ``store`` None: the one that KVQ_STORE names. Raises KvqError where prompts, models or lanes cannot be had, and
     StoreError where the store does not take a run; what was kept until then is there for the next time.
     """
-    return run_plan(plan(spec, progress), store, workers=workers, shard=shard, executor=executor, progress=progress)
+    planned = plan(spec, progress or _silent)
+    return run_plan(planned, store, workers=workers, shard=shard, executor=executor, progress=progress)
 
 
 def run_plan(
@@ -43,13 +44,13 @@ def run_plan(
     workers: int = 1,
     shard: tuple[int, int] | None = None,
     executor: Executor | None = None,
-    progress: Progress = lambda doing, done, total: None,
+    progress: Progress | None = None,
 ) -> StudyResult:
     """``study`` of a plan that is made already."""
     place = open_store() if store is None else store
     if workers > 1 and place.scheme == "memory":
         raise StoreError("A store in memory is this process's alone; take workers = 1, or another store.")
-    going = _Going(planned, place, progress)
+    going = _Going(planned, place, progress or _silent)
     going.begin()
     try:
         own = planned.cells if shard is None else planned.shard(*shard)
@@ -64,7 +65,7 @@ def run_plan(
 
 def stored_study(planned: Plan, store: Store | None = None) -> StudyResult:
     """What the store holds of a study; nothing is computed."""
-    going = _Going(planned, open_store() if store is None else store, lambda doing, done, total: None)
+    going = _Going(planned, open_store() if store is None else store, _silent)
     going.begin()
     going.missing(planned.cells)
     return going.result()
@@ -76,6 +77,10 @@ def study_spec(id: str, store: Store) -> StudySpec:
     if data is None:
         raise StoreError(f"Study {id[:40]!r} is not in this store. Check the link, or run the study again.")
     return parse_study(json.loads(data))
+
+
+def _silent(doing: str, done: int, total: int) -> None:
+    """Tells nobody."""
 
 
 @dataclass
