@@ -46,8 +46,8 @@ _TABLE = """
     packed: codebooks codecs engine errors events kernels machine methods models pipeline spec
     claims: analysis capture codebooks codecs divergence engine errors machine methods metrics models pipeline
         presets record settings spec training
-    studies: analysis complaints errors events links logs machine methods metrics models pipeline presets record settings
-        spec store
+    studies: analysis complaints errors events links logs machine methods metrics models pipeline presets record
+        settings spec store
     lm_eval: engine errors models spec
     cli: analysis claims codebooks errors events external inspection machine methods metrics models packed pipeline
         presets record settings spec store studies training
