@@ -24,6 +24,7 @@ from kvq_core.cli import layers as layers_cli
 from kvq_core.cli import measure as measure_cli
 from kvq_core.cli import own as own_cli
 from kvq_core.cli import store as store_cli
+from kvq_core.cli import study as study_cli
 from kvq_core.cli.bar import Bar
 from kvq_core.cli.comparison import add_comparison, comparison
 from kvq_core.cli.output import as_json
@@ -54,6 +55,7 @@ EXAMPLES = {
     "inspect": inspect_cli.EXAMPLES,
     "layers": layers_cli.EXAMPLES,
     "engine": engine_cli.EXAMPLES,
+    "study": study_cli.EXAMPLES,
 }
 
 
@@ -127,6 +129,10 @@ def _parser() -> argparse.ArgumentParser:
     layers_cli.add_arguments(add("layers", summary, layers_cli.layers), _quiet)
     summary = "Run a GGUF file in the real llama.cpp under its cache types, against its own F32 cache."
     engine_cli.add_arguments(add("engine", summary, engine_cli.engine), _quiet)
+    summary = "Run many prompts through the same lanes, with intervals over prompts."
+    study = add("study", summary, study_cli.study)
+    study_cli.add_arguments(study, _quiet)
+    own_cli.add_method_files(study)
     return parser
 
 
