@@ -227,7 +227,7 @@ LOADED = {
         PIL annotated_doc annotated_types anyio attr attrs brotli certifi click dateutil dotenv fastapi filelock
         fsspec gradio gradio_client groovy h11 hf_gradio httpcore httpcore2 httpx httpx2 httpx_sse huggingface_hub
         idna jinja2 jsonschema jsonschema_specifications markupsafe mcp narwhals numpy opentelemetry orjson
-        packaging pandas plotly psutil pydantic pydantic_core pydantic_settings pydub pygments python_multipart pytz
+        packaging pandas plotly psutil pyarrow pydantic pydantic_core pydantic_settings pydub pygments python_multipart pytz
         rapidfuzz referencing regex rich rpds safehttpx safetensors semantic_version shellingham six sse_starlette
         starlette tokenizers tomlkit torch torchgen tqdm transformers truststore typer typing_extensions
         typing_inspection uvicorn yaml
@@ -257,7 +257,7 @@ def test_every_import_is_a_declared_dependency():
         if line and not line.startswith("#")
     }
     # what a declared library brings by its own promise, and what is imported only where it is present
-    brought = {"triton", "spaces", "optimum", "hqq", "httpx", "xllamacpp", "ray"}
+    brought = {"triton", "spaces", "optimum", "hqq", "httpx", "xllamacpp", "ray", "lm_eval"}
     ours = {"kvq_core", "kvq_kernels", "ui", "app"}
     for file in [ROOT / "app.py", *(f for d in ("kvq_core", "kernels", "ui") for f in (ROOT / d).rglob("*.py"))]:
         tops = set()

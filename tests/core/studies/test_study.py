@@ -151,7 +151,7 @@ def test_workers_give_what_one_process_gives_and_one_that_dies_loses_nothing(mod
     assert killed and two.cells["done"] == 5
     known, found = (each.table.set_index(["prompt", "lane"]) for each in (one, two))
     assert list(found["run"]) == list(known["run"])
-    assert found["kld_mean"].to_numpy() == pytest.approx(known["kld_mean"].to_numpy(), rel=1e-2)  # threads differ
+    assert list(found["kld_mean"]) == list(known["kld_mean"])
 
 
 @pytest.mark.slow
