@@ -227,8 +227,8 @@ LOADED = {
         PIL annotated_doc annotated_types anyio attr attrs brotli certifi click dateutil dotenv fastapi filelock
         fsspec gradio gradio_client groovy h11 hf_gradio httpcore httpcore2 httpx httpx2 httpx_sse huggingface_hub
         idna jinja2 jsonschema jsonschema_specifications markupsafe mcp narwhals numpy opentelemetry orjson
-        packaging pandas plotly psutil pyarrow pydantic pydantic_core pydantic_settings pydub pygments python_multipart pytz
-        rapidfuzz referencing regex rich rpds safehttpx safetensors semantic_version shellingham six sse_starlette
+        packaging pandas plotly psutil pyarrow pydantic pydantic_core pydantic_settings pydub pygments python_multipart
+        pytz rapidfuzz referencing regex rich rpds safehttpx safetensors semantic_version shellingham six sse_starlette
         starlette tokenizers tomlkit torch torchgen tqdm transformers truststore typer typing_extensions
         typing_inspection uvicorn yaml
         """.split()
