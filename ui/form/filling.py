@@ -87,10 +87,10 @@ def _run(asked_for: dict[str, str], services: Services, kept: Any) -> tuple[dict
     detail = f"of {record.created[:10]}"
     if record.results_version < RESULTS_VERSION:
         detail += f", computed by an earlier version of the program (results {record.results_version}). {AGAIN}"
-    return shown, line("Stored run", "done", detail=detail), _form_of(record.spec)
+    return shown, line("Stored run", "done", detail=detail), form_of(record.spec)
 
 
-def _form_of(spec: dict[str, Any]) -> list[Any]:
+def form_of(spec: dict[str, Any]) -> list[Any]:
     """The form of a stored run; a spec of another version leaves it on the first preset."""
     try:
         return fill_form(parse_spec(spec))

@@ -28,11 +28,16 @@ STREAMING: tuple[Stat, ...] = (("K / V bits", "…"), ("size", "…"))
 def cards(*parts: tuple[str, str, str]) -> str:
     """Head, tokens and KLD strip of the reference and of every lane, as one piece of HTML: see ``view.Page``."""
     shown = (
-        f'<div class="card answer {f"lane-{at - 1}" if at else "reference"}" id="card-{at}"><div>{top}</div>'
+        f'<div class="card answer {f"lane-{at - 1}" if at else "reference"}" id="card-{at}"{_of(at)}><div>{top}</div>'
         f'<div class="prose tokens">{body}</div>{f"""<div class="prose strip">{bars}</div>""" if at else ""}</div>'
         for at, (top, body, bars) in enumerate(parts)
     )
     return f'<div class="cards">{"".join(shown)}</div>'
+
+
+def _of(card: int) -> str:
+    """Whose a card is, for the legend; the reference's is no lane's."""
+    return f' data-of="{card - 1}"' if card else ""
 
 
 def head(
@@ -173,14 +178,15 @@ def reference_body(record: Record) -> str:
     return numbered_tokens(spans_of(record, record.reference)) or '<span class="none">The answer is empty.</span>'
 
 
-def lane_body(record: Record, arrays: Arrays, index: int) -> str:
-    """A finished lane's tokens, coloured, each with the top-5 of lane and reference as its tooltip."""
+def lane_body(record: Record, arrays: Arrays, index: int, titled: int = MAX_TITLED) -> str:
+    """A finished lane's tokens, coloured; the first of them, ``titled`` in the whole run, with the top-5 of lane and
+    reference as their tooltips."""
     lane = record.lanes[index]
     if lane.status == "failed":
         return ""
     kld, same = scores(arrays, index)
     divergence = lane.metrics.first_divergence if lane.metrics else None
-    titles = _titles(record, arrays, index, MAX_TITLED // max(1, len(record.lanes)))
+    titles = _titles(record, arrays, index, titled // max(1, len(record.lanes)))
     texts = spans_of(record, record.reference), spans_of(record, lane)
     return lane_tokens(*texts, kld, same, divergence, titles)
 
