@@ -10,7 +10,7 @@ from kvq_core.errors import KvqError
 from ui.api.endpoints import create_api
 from ui.figures.base import canvas
 from ui.form.draft_panel import VISIT_JS, create_draft, restore_form, wire_draft
-from ui.form.filling import NEXT_FOR_A_LINK, form_of, form_outputs, from_preset, open_page, other_run_notice
+from ui.form.filling import NEXT_FOR_A_LINK, form_of, form_outputs, from_preset, looked_at, open_page, other_run_notice
 from ui.form.lanes_panel import Lanes, create_lanes
 from ui.form.setup_panel import Setup, create_setup, wire_presets
 from ui.html.copying import FOLLOW_JS
@@ -258,7 +258,12 @@ def _wire_visit(blocks: gr.Blocks, page: Page, services: Services) -> None:
             shown, learn = place(step), [at_step(step), *show_step(step)]
             message = "" if shown else notice("The tour has no runs to show", NO_EXAMPLES)
         elif not ASKED & set(request.query_params) and (found := home()) is not None:
-            return found, "", learn, form_of(services.records.get(found["run"])[0].spec)
+            return (
+                found | looked_at(dict(request.query_params)),
+                "",
+                learn,
+                form_of(services.records.get(found["run"])[0].spec),
+            )
         return shown, message, learn, form
 
     def bring(kept: Any, request: gr.Request) -> Any:

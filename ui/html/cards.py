@@ -10,6 +10,7 @@ from kvq_core.analysis.reading import read_in_words
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import LaneRecord, Record
 from ui.html.escape import lane_tokens, numbered_tokens, prose, safe, shorten, strip, visible
+from ui.html.glossary import hint
 from ui.html.numbers import ABSENT, both_bits, percent, plural, significant
 from ui.html.pieces import spans_of, words_at
 from ui.html.verdict import cautions, verdict
@@ -22,6 +23,7 @@ CENTRED = {
 }  # a lane's center in words
 ROTATED = {"hadamard": "rotated", "signed": "rotated after random signs"}  # its rotate
 Stat = tuple[str, str]
+EXPLAINED = {"K / V bits": "bits", "size": "bytes", "KLD": "KLD", "flips": "flips"}  # numbers by their glossary's words
 STREAMING: tuple[Stat, ...] = (("K / V bits", "…"), ("size", "…"))
 
 
@@ -52,7 +54,7 @@ def head(
     """Title, badge (word, tone, explanation), numbers, what is said of them, and the method's notes, folded;
     ``answered`` as ``tick`` gives it."""
     word, tone, why = badge
-    cells = "".join(f"<div><span>{safe(name)}</span><b>{safe(value)}</b></div>" for name, value in stats)
+    cells = "".join(f"<div>{_named(name)}<b>{safe(value)}</b></div>" for name, value in stats)
     told = "".join(f"<p class='remark'>{prose(sentence)}</p>" for sentence in said)
     if notes:
         folded = "".join(f"<p class='remark'>{prose(note)}</p>" for note in notes)
@@ -64,6 +66,10 @@ def head(
         f'<div class="top"><h3>{safe(label)}</h3>{answered}{mark}</div><p class="sub">{safe(subtitle)}</p>'
         f'<div class="stats">{cells}</div>{told}'
     )
+
+
+def _named(stat: str) -> str:
+    return hint(EXPLAINED[stat], stat) if stat in EXPLAINED else f"<span>{safe(stat)}</span>"
 
 
 def tick(record: Record, answer: str) -> str:

@@ -66,6 +66,7 @@
     const tab = event.target.closest?.("[data-view]");
     if (tab) {
       window.kvq.open(tab.dataset.view);
+      window.kvqVisit?.remember("view", tab.dataset.view);
       // Told after it is on screen: Gradio keeps the browser busy for a while with any event.
       requestAnimationFrame(() => setTimeout(() => write("#open-view", tab.dataset.view)));
     }

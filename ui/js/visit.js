@@ -19,7 +19,7 @@
     const now = new URL(location);
     if (value) now.searchParams.set(name, value);
     else now.searchParams.delete(name);
-    history.replaceState(null, "", now);
+    if (now.href !== location.href) history.replaceState(null, "", now);
   };
   addEventListener("popstate", () => {
     if (address() !== here) location.reload(); // else within the page

@@ -223,7 +223,7 @@ def fit(
     at, env = start(record, arrays), record.environment
     if asked := shown.get("at"):
         at = read_selection(record, *({**asdict(at), **asked}[name] for name in ("layer", "head", "token")))
-    name = shown.get("view")
+    name = shown.get("view") if shown.get("view") in {view.name for view in panel.views} else None
     on_page.at = record.id, at
     return [
         gr.update(maximum=max(1, env.layers - 1), value=at.layer),
