@@ -7,7 +7,7 @@ from ui.html.escape import safe
 from ui.html.glossary import glossary_html
 
 # Addresses of places, by their names. A place is listed once it is there; with one alone there is nothing to switch.
-PLACES = (("Compare", "?"),)
+PLACES: tuple[tuple[str, str], ...] = (("Compare", "?"),)
 LINKS = (
     ("#where", "Views"),
     ("#scorecard", "Scorecard"),

@@ -98,7 +98,10 @@ def _reason(record: Record, arrays: Arrays, found: Choice) -> str:
 def _closer(record: Record, index: int) -> str:
     lane = record.lanes[index]
     kld = significant(lane.metrics.kld_mean if lane.metrics else None, 2)
-    kept = {("keys",): ", because it leaves values alone", ("values",): ", because it leaves keys alone"}
+    kept: dict[tuple[str, ...], str] = {
+        ("keys",): ", because it leaves values alone",
+        ("values",): ", because it leaves keys alone",
+    }
     return f"{lane.label} is closer still (KLD {kld}){kept.get(tuple(lane.quantized), '')}: {_bytes(record, index)}."
 
 
