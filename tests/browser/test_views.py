@@ -111,6 +111,7 @@ def test_of_many_lanes_those_chosen_in_the_table_are_drawn(many, server, open_pa
     assert page.locator("#view-storage").is_visible(), "the view that was open stays open"
     assert page.locator("#pick-layer input[type=number]").input_value() == "3"
     open_view(page, "Verdicts")
+    page.wait_for_function("document.querySelectorAll('#verdicts .verdict').length == 2")
     assert page.locator("#verdicts .verdict h4").all_inner_texts() == ["Lane 2", "Lane 17"]
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.locator(".lane-table [data-draw=best]").click()

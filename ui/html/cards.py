@@ -31,10 +31,14 @@ def cards(*parts: tuple[str, str, str]) -> str:
     """Head, tokens and KLD strip of the reference and of every lane, as one piece of HTML: see ``view.Page``."""
     shown = (
         f'<div class="card answer {f"lane-{at - 1}" if at else "reference"}" id="card-{at}"{_of(at)}><div>{top}</div>'
-        f'<div class="prose tokens" tabindex="0">{body}</div>{f"""<div class="prose strip">{bars}</div>""" if at else ""}</div>'
+        f'<div class="prose tokens" tabindex="0">{body}</div>{_strip(bars) if at else ""}</div>'
         for at, (top, body, bars) in enumerate(parts)
     )
     return f'<div class="cards">{"".join(shown)}</div>'
+
+
+def _strip(bars: str) -> str:
+    return f'<div class="prose strip">{bars}</div>'
 
 
 def _of(card: int) -> str:

@@ -6,7 +6,6 @@ import gradio as gr
 
 from ui.panels.answer import answer_html
 from ui.panels.answers import AnswerCards, finished_cards
-from ui.panels.header import chip, markup
 from ui.panels.instruments import Instruments, show_instruments
 from ui.panels.welcome import home
 from ui.service.services import Services
@@ -17,7 +16,6 @@ from ui.views.tabs import Views
 class Parts(Protocol):
     """Of the page, what one reads first."""
 
-    header: gr.HTML
     answer: gr.HTML
     cards: AnswerCards
     instruments: Instruments
@@ -30,7 +28,6 @@ def place_home(page: Parts, services: Services) -> None:
     if shown is None:
         return
     (record, arrays), drawn = services.records.get(shown["run"]), services.records.drawn(shown)
-    page.header.value = markup(chip(record), over=True)
     page.answer.value = answer_html(*drawn)
     page.cards.cards.value = finished_cards(*drawn, titled=0)
     for part, html in zip(page.instruments.outputs, show_instruments(record, arrays, shown), strict=True):
