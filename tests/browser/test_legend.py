@@ -50,7 +50,9 @@ def test_a_lane_is_switched_everywhere_at_once_and_the_link_leaves_it_out(stored
     assert "off=1" in page.url
     open_view(page, "Rate–distortion")
     assert page.evaluate(DRAWN) == [0, 2, 3]
-    page = opened(open_page, page.url)
+    page = open_page(page.url, reading=True)  # of the view that was open: its link says that, too
+    page.wait_for_selector("#card-4")
+    page.wait_for_function(f"document.querySelector('#legend [data-run]')?.dataset.run === '{stored}'")
     assert page.evaluate(CARDS) == ["card-0", "card-1", "card-3", "card-4"]
     page.locator("#legend [data-lanes=all]").click()
     assert len(page.evaluate(CARDS)) == 5 and "off=" not in page.url
