@@ -26,7 +26,7 @@ def lanes(page, count: int) -> None:
 def whole(page, count: int) -> None:
     """The link, the cards with their verdicts, the scorecard and the views of a finished run of so many lanes."""
     page.wait_for_selector("#card-0 [data-t]")
-    page.wait_for_function("document.querySelector('#run').innerText == 'Run'")
+    page.wait_for_function("document.querySelector('#run').textContent.trim() == 'Run'")
     page.wait_for_selector("#share textarea", state="attached")
     page.wait_for_function("n => document.querySelectorAll('#verdicts .verdict').length == n", arg=count)
     assert page.locator(".answer .stats").count() == count + 1
