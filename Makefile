@@ -158,7 +158,7 @@ $(VENV)/.installed: requirements.txt | $(PY)
 	@touch $@
 
 # The formats' packages go without their declared dependencies as well, which are compilers and data sets.
-$(VENV)/.installed-dev: requirements-dev.txt requirements-formats.txt | $(VENV)/.installed
-	$(PIP) -r requirements-dev.txt
+$(VENV)/.installed-dev: requirements-dev.txt requirements-studies.txt requirements-formats.txt | $(VENV)/.installed
+	$(PIP) -r requirements-dev.txt -r requirements-studies.txt
 	$(PIP) --no-deps -r requirements-formats.txt
 	@touch $@

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from kvq_core.pipeline.roundtrip import Roundtrip, roundtrip
     from kvq_core.record.fields import Record
     from kvq_core.spec import ComparisonSpec, Lane, from_function, parse_spec
+    from kvq_core.studies.result import StudyResult
+    from kvq_core.studies.spec import StudySpec, parse_study
+    from kvq_core.studies.study import study
 
 _HOMES = {
     "errors": ("KvqError", "MethodError", "ModelError", "SpecError", "StoreError"),
@@ -32,6 +35,9 @@ _HOMES = {
     "pipeline.roundtrip": ("Roundtrip", "roundtrip"),
     "record.fields": ("Record",),
     "spec": ("ComparisonSpec", "Lane", "from_function", "parse_spec"),
+    "studies.result": ("StudyResult",),
+    "studies.spec": ("StudySpec", "parse_study"),
+    "studies.study": ("study",),
 }
 _ROOMS = ("methods", "models")  # reached as attributes: kvq_core.models.load
 
@@ -46,14 +52,18 @@ __all__ = [
     "Roundtrip",
     "SpecError",
     "StoreError",
+    "StudyResult",
+    "StudySpec",
     "compare",
     "from_function",
     "inspect_model",
     "make",
     "packed_cache",
     "parse_spec",
+    "parse_study",
     "roundtrip",
     "run",
+    "study",
 ]
 
 

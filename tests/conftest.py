@@ -35,20 +35,29 @@ _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-sta
 # Workers take whole groups of tests in the order collected: a file each, and all that need the one server with its
 # browser. Those that take longest come first.
 _SERVED = "browser"
+_APART = ("browser/test_form.py", "browser/test_lanes.py", "browser/test_runs.py")  # served by the worker itself
 LONGEST = (
     _SERVED,
+    "core/external/test_llama_cpp.py",
+    "browser/test_form.py",
     "triton/test_kernels_triton.py",
-    "core/pipeline/test_run.py",
-    "core/cli/test_cli.py",
-    "test_docs.py",
-    "core/packed/test_packed.py",
-    "core/analysis/test_explain.py",
-    "ui/server/test_zero_gpu.py",
     "core/packed/test_packed_methods.py",
-    "test_setup.py",
+    "core/packed/test_contract.py",
+    "core/pipeline/test_run.py",
+    "core/packed/test_packed.py",
+    "core/cli/test_cli.py",
+    "ui/api/test_api.py",
+    "ui/server/test_zero_gpu.py",
+    "core/engine/test_chunks.py",
     "core/engine/test_engine.py",
-    "ui/panels/test_share.py",
+    "test_docs.py",
+    "test_setup.py",
+    "browser/test_lanes.py",
+    "browser/test_runs.py",
+    "core/analysis/test_explain.py",
     "core/methods/test_every_method.py",
+    "core/test_presets.py",
+    "ui/panels/test_share.py",
     "benchmarks/test_gpu_benchmark.py",
 )
 
@@ -98,7 +107,7 @@ def pytest_unconfigure() -> None:
 
 def _group(node: str) -> str:
     file = node.split("::")[0].removeprefix("tests/")
-    return _SERVED if file.startswith(f"{_SERVED}/") else file
+    return _SERVED if file.startswith(f"{_SERVED}/") and file not in _APART else file
 
 
 class _Groups(LoadScopeScheduling):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.support.campaigns import CAMPAIGNS, ROOT, hash_of
+from tests.support.campaigns import CAMPAIGNS, ROOT, hash_of, pairs
 
 SUITE = """
 import os
@@ -59,3 +59,11 @@ def test_campaigns_are_written_down_where_all_of_them_ran_and_passed(tmp_path, a
         assert {name: entry["things"] for name, entry in found.items()} == dict.fromkeys(CAMPAIGNS, 7)
         assert found["fuzz"]["inputs"] == 200 and found["fuzz"]["tests"] == 2
         assert all(entry["sources"] == hash_of(CAMPAIGNS[name]) for name, entry in found.items())
+
+
+def test_a_sample_of_pairs_has_every_value(monkeypatch):
+    monkeypatch.delenv("LONG", raising=False)
+    sample = pairs(range(7), "abc")
+    assert [one for one, _ in sample] == list(range(7)) and {other for _, other in sample} == set("abc")
+    monkeypatch.setenv("LONG", "1")
+    assert len(set(pairs(range(7), "abc"))) == 21

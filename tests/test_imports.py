@@ -40,19 +40,21 @@ _TABLE = """
     capture: codecs divergence engine errors machine methods models settings spec
     metrics: capture codecs divergence engine errors methods record
     store: errors logs machine record settings
+    sizing: codecs errors
     pipeline: analysis capture codecs engine errors events logs machine methods metrics models presets record
         settings spec store
     inspection: analysis capture engine errors machine methods metrics models presets settings spec
     packed: codebooks codecs engine errors events kernels machine methods models pipeline spec
     claims: analysis capture codebooks codecs divergence engine errors machine methods metrics models pipeline
         presets record settings spec training
-    studies: analysis complaints errors events machine methods metrics models pipeline presets record settings spec
-        store
+    studies: analysis complaints errors events links logs machine methods metrics models pipeline presets record
+        settings spec store
+    decision: analysis errors events machine methods models pipeline record settings spec studies
     lm_eval: engine errors models spec
-    cli: analysis claims codebooks errors events external inspection machine methods metrics models packed pipeline
-        presets record settings spec store studies training
+    cli: analysis claims codebooks decision errors events external inspection machine methods metrics models packed
+        pipeline presets record settings sizing spec store studies training
     __main__: cli
-    __init__: errors inspection methods packed pipeline record spec
+    __init__: errors inspection methods packed pipeline record spec studies
     ui.html: analysis claims events inspection record
     ui.figures: analysis record ui.html
     ui.selection: record ui.figures ui.html

@@ -257,7 +257,7 @@ def test_every_import_is_a_declared_dependency():
         if line and not line.startswith("#")
     }
     # what a declared library brings by its own promise, and what is imported only where it is present
-    brought = {"triton", "spaces", "optimum", "hqq", "httpx", "xllamacpp"}
+    brought = {"triton", "spaces", "optimum", "hqq", "httpx", "xllamacpp", "ray"}
     ours = {"kvq_core", "kvq_kernels", "ui", "app"}
     for file in [ROOT / "app.py", *(f for d in ("kvq_core", "kernels", "ui") for f in (ROOT / d).rglob("*.py"))]:
         tops = set()
@@ -275,7 +275,7 @@ def test_the_lock_names_a_version_of_everything_and_each_is_in_its_range():
     lines = [line for line in (ROOT / "requirements-lock.txt").read_text().splitlines() if not line.startswith("#")]
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines), "a build, a path or an address of one machine"
     locked = {canonicalize_name(name): held for name, _, held in (line.partition("==") for line in lines)}
-    wanted = [Requirement(line) for name in ("", "-dev") for line in plain(f"requirements{name}.txt")]
+    wanted = [Requirement(line) for name in ("", "-dev", "-studies") for line in plain(f"requirements{name}.txt")]
     seen = set()
     while wanted:
         asked = wanted.pop()

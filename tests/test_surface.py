@@ -108,6 +108,15 @@ SURFACE = {
     ),
     "SpecError": _ERROR,
     "StoreError": _ERROR,
+    "StudyResult": (
+        "(plan: kvq_core.studies.cells.Plan, rows: list[dict[str, typing.Any]], failed: dict[str, str], "
+        "done: int) -> None"
+    ),
+    "StudySpec": {
+        "models": "tuple[str, ...] = ()",
+        "prompts": "kvq_core.studies.sources.Source",
+        "comparison": "kvq_core.spec.comparison.ComparisonSpec",
+    },
     "compare": f"({_RUN}) -> collections.abc.Generator[{_EVENT}]",
     "from_function": (
         "(function: collections.abc.Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]], "
@@ -125,6 +134,7 @@ SURFACE = {
         " -> 'TicketCache'"
     ),
     "parse_spec": "(data: Any) -> kvq_core.spec.comparison.ComparisonSpec",
+    "parse_study": "(data: Any) -> kvq_core.studies.spec.StudySpec",
     "roundtrip": (
         "(method: kvq_core.methods.base.Method, keys: torch.Tensor, values: torch.Tensor, "
         "queries: torch.Tensor | None = None, rope: tuple[torch.Tensor, torch.Tensor] | None = None, "
@@ -132,6 +142,12 @@ SURFACE = {
         " -> kvq_core.pipeline.roundtrip.Roundtrip"
     ),
     "run": f"({_RUN}) -> kvq_core.record.fields.Record",
+    "study": (
+        "(spec: kvq_core.studies.spec.StudySpec, store: kvq_core.store.store.Store | None = None, *, "
+        "workers: int = 1, shard: tuple[int, int] | None = None, executor: "
+        "kvq_core.studies.executors.Executor | None = None, progress: collections.abc.Callable[[str, "
+        "int, int], None] | None = None) -> kvq_core.studies.result.StudyResult"
+    ),
 }
 
 

@@ -24,6 +24,7 @@ from kvq_core.capture.spectra import (
     spectra,
     thin,
 )
+from kvq_core.capture.usage import usage_of
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows
@@ -61,6 +62,7 @@ class Captures:
         self.errors: dict[int, CacheErrors] = {}
         self.truth: ReferenceCache | None = None
         self.others: dict[str, OtherPrompt] = {}
+        self.remarks: dict[int, tuple[str, ...]] = {}  # by lane: what could not be looked at
         self._usage: dict[int, dict[str, Tensor]] = {}
         self._of_prompt: dict[str, Tensor] = {}
         self._at_end: dict[int, dict[str, Tensor]] = {}  # by lane; -1: the reference
@@ -139,22 +141,12 @@ class Captures:
             self.directions[group.layers] = query_directions(group.query_gram).cpu()
 
     def _measure(self, rows: Rows, lane: int, cache: LaneCache, known: Event) -> None:
-        self._usage[lane] = self._used(cache)
+        self._usage[lane], self.remarks[lane] = usage_of(cache, self.model.shape)
         known.wait()
         assert self.truth is not None
         self.errors[lane] = cache_errors(rows, lane + 1, self.truth)
         if lane < self.extent.drawn:  # the noise floor is a number to compare with, not a picture
             self._at_end[lane] = self._of_row(rows, lane + 1)
-
-    def _used(self, cache: LaneCache) -> dict[str, Tensor]:
-        """How a lane's stored codes are used, over all layers of the model; 0 where nothing is quantized."""
-        found: dict[str, Tensor] = {}
-        for part in cache.parts:
-            layers = [self.prefill.groups[part.group].layers[i] for i in part.layers.tolist()]
-            for name, values in part.stream.usage().items():
-                name = f"{part.kind}_{name}"
-                found[name] = _with_layers(found.get(name), values, layers, self.extent.layers)
-        return found
 
     def _of_row(self, rows: Rows, row: int) -> dict[str, Tensor]:
         whole, centred = self._key_grams(rows, row)
@@ -262,15 +254,3 @@ class Captures:
         at_end = self._at_end.get(lane, {})
         arrays |= self._usage.get(lane, {})
         return arrays | {name: x.half() if name.startswith("angles") else x for name, x in at_end.items()}
-
-
-def _with_layers(whole: Tensor | None, values: Tensor, layers: list[int], every: int) -> Tensor:
-    """Values of some layers (layers, ...) put among those of all; rules may count differently many things, and what
-    one does not count is 0."""
-    whole = values.new_zeros(every, *values.shape[1:]) if whole is None else whole
-    size = [max(a, b) for a, b in zip(whole.shape[1:], values.shape[1:], strict=True)]
-    larger = whole.new_zeros(every, *size)
-    larger[tuple(slice(n) for n in whole.shape)] = whole
-    inner = larger[tuple(slice(n) for n in (every, *values.shape[1:]))]
-    inner[layers] = values
-    return larger

@@ -1,9 +1,10 @@
-"""``python -m kvq_core codebooks``: list, look into, train and delete the codebooks of a model."""
+"""``python -m kvq_core codebooks``: list, look into, train, export and delete what was learned from a model."""
 
 import argparse
 import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvq_core.cli.bar import Bar
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "python -m kvq_core codebooks list\n"
     "  python -m kvq_core codebooks train --model Qwen/Qwen3-0.6B --bits 1\n"
-    "  python -m kvq_core codebooks train --bits 2 --text essays.txt --name essays"
+    "  python -m kvq_core codebooks train --bits 2 --text essays.txt --name essays\n"
+    "  python -m kvq_core codebooks train --only rotations --target qqt"
 )
 Add = Callable[..., argparse.ArgumentParser]
 
@@ -34,7 +36,9 @@ def add_commands(parser: argparse.ArgumentParser, quiet: Callable[[], None]) -> 
     add("list", "List the codebooks: the user's and those shipped with the project.", _list)
     show = add("show", "Print what a codebook says about itself.", _show)
     delete = add("delete", "Delete one of the user's codebooks.", _delete)
-    for made in (show, delete):
+    export = add("export", "Write calibrated rotations as files that OSCAR's engine reads.", _export)
+    export.add_argument("--to", type=Path, default=Path(), metavar="FOLDER", help="where they are written (here)")
+    for made in (show, delete, export):
         made.add_argument("codebook", metavar="NAME", help="as the command list prints it")
     _add_training(add("train", "Train codebooks of a model; interrupted, the same command goes on.", _train))
 
@@ -44,7 +48,10 @@ def _add_training(train: argparse.ArgumentParser) -> None:
     train.add_argument("--model", metavar="ID", help="model id or path; the bundled model without it")
     train.add_argument("--revision", metavar="REV", help="Hub revision of the model")
     train.add_argument("--bits", type=int, choices=(1, 2), default=1, help="bits an element (1)")
-    train.add_argument("--only", choices=("keys", "values"), help="train one of the two")
+    kinds = ("keys", "values", "rotations")
+    train.add_argument("--only", choices=kinds, help="train one of the two, or calibrate rotations for oscar")
+    targets = ("qqt", "ktk")
+    train.add_argument("--target", choices=targets, default="qqt", help="what rotations are fitted to (qqt)")
     train.add_argument("--levels", type=int, choices=(4, 8, 16, 32, 64), default=16, help="levels of a key stage (16)")
     train.add_argument("--pairs", type=int, metavar="N", help="channel pairs in a group of keys (half a head)")
     train.add_argument("--stages", type=int, metavar="N", help="key stages (as many as the bits allow)")
@@ -93,6 +100,14 @@ def _delete(arguments: argparse.Namespace) -> None:
     print(as_json({"deleted": str(deleted.path)}) if arguments.json else f"Deleted {deleted.path}")
 
 
+def _export(arguments: argparse.Namespace) -> None:
+    from kvq_core.codebooks.files import get_codebook
+    from kvq_core.training.rotations import export
+
+    written = export(get_codebook(arguments.codebook), arguments.to)
+    print(as_json({"written": list(map(str, written))}) if arguments.json else "\n".join(map(str, written)))
+
+
 def _train(arguments: argparse.Namespace) -> None:
     arguments.quiet()
     from kvq_core.models import load, prepare
@@ -134,7 +149,18 @@ def _request(arguments: argparse.Namespace) -> Any:
     kinds: Any = (arguments.only,) if arguments.only else ("keys", "values")
     given = {
         name: getattr(arguments, name)
-        for name in ("bits", "levels", "pairs", "stages", "text", "name", "train_tokens", "held_out_tokens", "seed")
+        for name in (
+            "bits",
+            "levels",
+            "pairs",
+            "stages",
+            "target",
+            "text",
+            "name",
+            "train_tokens",
+            "held_out_tokens",
+            "seed",
+        )
     }
     return Request(kinds=kinds, value_steps=arguments.value_steps, **given)
 

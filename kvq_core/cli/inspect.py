@@ -3,18 +3,23 @@
 import argparse
 import sys
 from contextlib import redirect_stdout
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvq_core.cli import fit as fit_cli
 from kvq_core.cli.bar import Bar
 from kvq_core.cli.output import as_json, columns
+from kvq_core.errors import ModelError
 
 if TYPE_CHECKING:
     from kvq_core.inspection.report import Facts, Inspection, LayerFacts, LayerFigures
+    from kvq_core.sizing.fit import Asked, Fit
 
 EXAMPLES = (
     "python -m kvq_core inspect Qwen/Qwen2.5-0.5B-Instruct\n"
     "  python -m kvq_core inspect path/to/model.gguf --json\n"
-    "  python -m kvq_core inspect HuggingFaceTB/SmolLM2-135M-Instruct --no-remedies"
+    "  python -m kvq_core inspect HuggingFaceTB/SmolLM2-135M-Instruct --no-remedies\n"
+    "  python -m kvq_core inspect folder/with/config.json --memory 24GB --context 32768 --batch 8"
 )
 _HEADER = ("layer", "key bias", "constant", "key outliers", "key rank", "value rank", "first 4", "score Δ", "centred")
 
@@ -23,15 +28,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="model id, folder, or GGUF file")
     parser.add_argument("--revision", metavar="REV", help="Hub revision of the model")
     parser.add_argument("--no-remedies", action="store_true", help="leave out what takes longest: measuring remedies")
+    fit_cli.add_arguments(parser)
+    parser.set_defaults(at_once=fit_cli.is_at_once)
 
 
 def inspect(arguments: argparse.Namespace) -> None:
-    """Look at a model and print what was found."""
+    """Look at a model and print what was found; of one that cannot be run, what its configuration says."""
+    from kvq_core.sizing.fit import fit_of_folder
+
+    asked = fit_cli.asked_for(arguments)
+    if fit_cli.is_at_once(arguments):
+        fits = fit_of_folder(Path(arguments.model), asked)
+        _print_fit(arguments, fits, "its folder has no weights: what needs them or a run is not known")
+        return
+    try:
+        found, fits = _looked_at(arguments, asked)
+    except ModelError as error:
+        if (known := fit_cli.fit_of_path(arguments.model, asked)) is None:
+            raise
+        _print_fit(arguments, known, str(error))
+        return
+    if arguments.json:
+        print(as_json({**found.model_dump(mode="json"), "fits": fit_cli.as_data(fits)}))
+    else:
+        print(f"{describe(found)}\n\n{fit_cli.describe_fit(fits)}")
+
+
+def _looked_at(arguments: argparse.Namespace, asked: "Asked") -> "tuple[Inspection, Fit]":
+    """Raises ModelError where the model cannot be had, or not be run."""
     from kvq_core.inspection import inspect_model
+    from kvq_core.models import load
 
     with redirect_stdout(sys.stderr), Bar() as bar:
         found = inspect_model(arguments.model, arguments.revision, remedies=not arguments.no_remedies, progress=bar)
-    print(as_json(found.model_dump(mode="json")) if arguments.json else describe(found))
+        return found, fit_cli.fit_of_loaded(load(arguments.model, arguments.revision), arguments.model, asked)
+
+
+def _print_fit(arguments: argparse.Namespace, fits: "Fit", unknown: str) -> None:
+    """What fits alone, and why nothing else is known."""
+    if arguments.json:
+        told = {"model": arguments.model, "title": fits.title, "unknown": unknown, "fits": fit_cli.as_data(fits)}
+        print(as_json(told))
+    else:
+        print(f"{fits.title}\nNot known: {unknown}\n\n{fit_cli.describe_fit(fits)}")
 
 
 def describe(found: "Inspection") -> str:

@@ -20,9 +20,11 @@ from kvq_core.cli import claims as claims_cli
 from kvq_core.cli import codebooks as codebooks_cli
 from kvq_core.cli import engine as engine_cli
 from kvq_core.cli import inspect as inspect_cli
+from kvq_core.cli import layers as layers_cli
 from kvq_core.cli import measure as measure_cli
 from kvq_core.cli import own as own_cli
 from kvq_core.cli import store as store_cli
+from kvq_core.cli import study as study_cli
 from kvq_core.cli.bar import Bar
 from kvq_core.cli.comparison import add_comparison, comparison
 from kvq_core.cli.output import as_json
@@ -51,7 +53,9 @@ EXAMPLES = {
     "store": store_cli.EXAMPLES,
     "measure": measure_cli.EXAMPLES,
     "inspect": inspect_cli.EXAMPLES,
+    "layers": layers_cli.EXAMPLES,
     "engine": engine_cli.EXAMPLES,
+    "study": study_cli.EXAMPLES,
 }
 
 
@@ -68,9 +72,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         interrupt.end_quietly()
         arguments = _parser().parse_args(argv)
-        importlib.import_module("kvq_core.pipeline.compare")  # with it all the libraries, which take seconds
+        if not arguments.at_once(arguments):
+            importlib.import_module("kvq_core.pipeline.compare")  # with it all the libraries, which take seconds
+            own_cli.load_files(arguments)
         interrupt.raise_again()
-        own_cli.load_files(arguments)
         status = arguments.command(arguments)
         sys.stdout.flush()
     except KvqError as error:
@@ -88,6 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m kvq_core", description="Compare KV-cache quantization methods.", **_options(""))
+    parser.set_defaults(at_once=lambda arguments: False)  # a command that can do without libraries says otherwise
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def add(name: str, summary: str, command: Callable[[argparse.Namespace], int | None]) -> argparse.ArgumentParser:
@@ -119,8 +125,14 @@ def _parser() -> argparse.ArgumentParser:
     measure = add("measure", summary, measure_cli.measure_lanes)
     measure_cli.add_arguments(measure, _quiet)
     own_cli.add_method_files(measure)
+    summary = "Measure what each layer costs alone, and find the policy for a budget of bits."
+    layers_cli.add_arguments(add("layers", summary, layers_cli.layers), _quiet)
     summary = "Run a GGUF file in the real llama.cpp under its cache types, against its own F32 cache."
     engine_cli.add_arguments(add("engine", summary, engine_cli.engine), _quiet)
+    summary = "Run many prompts through the same lanes, with intervals over prompts."
+    study = add("study", summary, study_cli.study)
+    study_cli.add_arguments(study, _quiet)
+    own_cli.add_method_files(study)
     return parser
 
 

@@ -1,4 +1,5 @@
-"""Codebook files: what they say about themselves, where they lie, how a lane finds its own.
+"""Codebook files: what they say about themselves, where they lie, how a lane finds its own. Rotations that were
+calibrated on texts are kept the same way.
 
 A codebook is one safetensors file whose header holds a CodebookInfo. Files lie in ``KVQ_HOME/codebooks``, those shipped
 with the project in ``presets/codebooks``.
@@ -26,11 +27,13 @@ SHIPPED = Path(__file__).resolve().parents[2] / "presets" / "codebooks"
 FORMAT = 1
 DEFAULT_NAME = "default"
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,59}$"  # of a set of codebooks: it becomes part of file names
-Kind = Literal["keys", "values"]
+Kind = Literal["keys", "values", "rotations"]
+Target = Literal["qqt", "ktk"]  # of rotations
 
 
 class CodebookInfo(BaseModel):
-    """Everything a reader should know before trusting a codebook. Errors are ||x - x'||^2 / ||x||^2 over all tokens."""
+    """Everything a reader should know before trusting a codebook. Errors are ||x - x'||^2 / ||x||^2 over all tokens;
+    of rotations those of keys and of values at 2 bits, clipped as OSCAR does by default."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -63,7 +66,9 @@ class CodebookInfo(BaseModel):
     def file_name(self) -> str:
         """Name of the file, without its ending: readable, and different for whatever can lie side by side."""
         slug = re.sub(r"[^A-Za-z0-9.]+", "-", self.model).strip("-").lower()[-60:]
-        size = f"l{self.levels}-g{self.pairs_per_group}" if self.kind == "keys" else f"b{self.bits:g}"
+        size = str(self.settings.get("target", f"b{self.bits:g}"))
+        if self.kind == "keys":
+            size = f"l{self.levels}-g{self.pairs_per_group}"
         return f"{slug}-{self.weights_hash[:6]}.{self.name}.{self.kind}-{size}"
 
 

@@ -3,26 +3,28 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvq_core.codebooks.files import DEFAULT_NAME, Codebook, CodebookInfo, Kind, codebooks
+from kvq_core.codebooks.files import DEFAULT_NAME, Codebook, CodebookInfo, Kind, Target, codebooks
 from kvq_core.errors import MethodError
 
 
 @dataclass(frozen=True)
 class CodebookNeed:
-    """What a lane asks of a codebook. ``pairs`` and ``stages`` None: half a head, and as many as make ``bits`` bits."""
+    """What a lane asks of a codebook, or of calibrated rotations. ``pairs`` and ``stages`` None: half a head, and as
+    many as make ``bits`` bits."""
 
     kind: Kind
     name: str | None
     bits: int
-    levels: int
-    pairs: int | None
-    stages: int | None
+    levels: int = 16
+    pairs: int | None = None
+    stages: int | None = None
+    target: Target | None = None  # of rotations: what they are fitted to
 
     def fits(self, info: CodebookInfo) -> bool:
         if info.kind != self.kind or info.name != (self.name or DEFAULT_NAME):
             return False
-        if self.kind == "values":
-            return info.bits == self.bits
+        if self.kind != "keys":
+            return info.bits == self.bits and info.settings.get("target") == self.target
         same = info.levels == self.levels and info.pairs_per_group == (self.pairs or info.head_dim // 2)
         return same and (info.stages or 0) >= self.stages_of(info.head_dim)
 
@@ -32,7 +34,11 @@ class CodebookNeed:
 
     def command(self, model: str) -> str:
         """The command line that trains it."""
-        words = [f"python -m kvq_core codebooks train --model {model} --bits {self.bits}"]
+        words = [f"python -m kvq_core codebooks train --model {model}"]
+        if self.target:
+            words += [f"--only rotations --target {self.target}", f"--name {self.name}" if self.name else ""]
+            return " ".join(filter(None, words))
+        words.append(f"--bits {self.bits}")
         own = {"levels": (self.levels, 16), "pairs": (self.pairs, None), "stages": (self.stages, None)}
         given = {name: value for name, (value, usual) in own.items() if value != usual and self.kind == "keys"}
         words += [f"--{name} {value}" for name, value in given.items()]
@@ -69,7 +75,8 @@ def require(
         )
     if book is None:
         id = model or "ID"
-        raise MethodError(f"There are no {wanted.kind} codebooks like this for {id}. Run: {wanted.command(id)}")
+        missing = "rotations" if wanted.kind == "rotations" else f"{wanted.kind} codebooks"
+        raise MethodError(f"There are no {missing} like this for {id}. Run: {wanted.command(id)}")
     info = book.info
     if info.layers <= max(layers) or (info.kv_heads, info.head_dim) != (heads, head_dim):
         raise MethodError(

@@ -90,11 +90,8 @@ class Watched(Codec):
             return (str(error),)
 
     def usage(self, blocks: list[Block]) -> dict[str, Tensor]:
-        try:
-            with naming(self.whose):
-                return self.inner.usage(blocks)
-        except MethodError:  # views of it are left out
-            return {}
+        with naming(self.whose):
+            return self.inner.usage(blocks)
 
     def decode(self, block: Block) -> Tensor:
         with naming(self.whose):

@@ -15,7 +15,7 @@ from kvq_core.engine.choosing import Choices, chosen, forked
 from kvq_core.engine.fit import Fit, Shared, Source, Stack, take, tiers_of, within
 from kvq_core.engine.prefill import LayerGroup
 from kvq_core.engine.rotation import asked_turned, rounded_turned
-from kvq_core.methods import ModelRef, Window
+from kvq_core.methods import ModelRef, Selection, Window
 from kvq_core.models.rope import Rope
 from kvq_core.spec import TENSORS, Assignment, Lane
 from kvq_core.spec import Tensor as TensorName
@@ -61,6 +61,7 @@ class LaneCache:
     fit_notes: tuple[str, ...] = ()
     prompt_tokens: int = 0
     selects: Choices = field(default_factory=dict)
+    unchosen: tuple[tuple[Selection, tuple[int, ...]], ...] = ()  # to be fitted when the prompt has been read
     roundings: dict[int, QueryRounding] = field(default_factory=dict)  # of queries that meet a model layer's keys
     encoder_bytes: int = 0
     model_bytes: int = 0
@@ -78,9 +79,11 @@ class LaneCache:
         model: ModelRef | None = None,
         shared: Shared | None = None,
         tokens: int | None = None,
+        whole: int | None = None,
     ) -> "LaneCache":
         """Fit the methods of the lane's rules and encode the prompt, of which only the first ``tokens`` where the rest
-        enters later; what other lanes of a run have alike is ``shared`` with them, and their blocks with it.
+        enters later; what other lanes of a run have alike is ``shared`` with them, and their blocks with it. ``whole``:
+        tokens of the first turn, where that is not what ``groups`` hold.
 
         Raises MethodError where a method cannot handle the prompt's tensors.
         """
@@ -106,12 +109,21 @@ class LaneCache:
                 left = [i for i, layer in enumerate(group.layers) if layer not in taken]
                 cache._leave(tensor, g, left, source, shared)
         cache._note(list(fits.values()), several=cache.rules > 1)
+        whole = whole or cache.prompt_tokens
+        read = whole if tokens is None else tokens
+        begun = replace(source, groups=[group.first(read) for group in groups])
         for selection, layers in lane.selections(layer for group in groups for layer in group.layers):
-            choose = partial(chosen, selection, layers, source)
-            choices, said = shared.once(("select", selection, layers, *source.entered), choose)
-            cache.selects |= forked(choices)
-            cache.fit_notes += said
+            if selection.decoding and read < whole:
+                cache.unchosen += ((selection, layers),)
+                continue
+            choose = partial(chosen, selection, layers, begun, whole)
+            cache.choose(*shared.once(("select", selection, layers, *source.entered), choose))
         return cache
+
+    def choose(self, choices: Choices, said: tuple[str, ...]) -> None:
+        """Read chosen keys from now on."""
+        self.selects.update(forked(choices))
+        self.fit_notes += said
 
     def _enter(self, stack: Stack, g: int, source: Source, stream: Stream | Tiers) -> None:
         """Take in what the rules of some layers store of a tensor on a device; the last of them, most of it."""
@@ -124,8 +136,9 @@ class LaneCache:
             select = asked_turned(fitted.select, fit.rotations[g])
             self.selects |= {layer: (select, at) for at, layer in enumerate(layers)}
         if is_key and (rounding := assigned.method.query_rounding(source.model)) is not None:
-            turns = ((layer, fit.turn(g, at)) for at, layer in enumerate(layers))
-            self.roundings |= {layer: rounded_turned(rounding, turn) for layer, turn in turns}
+            each = fitted.roundings or (rounding,) * len(layers)
+            turns = (fit.turn(g, at) for at in range(len(layers)))
+            self.roundings |= dict(zip(layers, map(rounded_turned, each, turns), strict=True))
         codecs = (fitted.key if is_key else fitted.value for fitted in (fit.fitted[g] for _, fit in stack))
         self.model_bytes += sum(codec.model_bytes for codec in codecs if codec is not None)
         rope = source.rope.on(layers) if is_key and any(fit.pre for _, fit in stack) else None

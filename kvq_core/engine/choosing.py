@@ -1,7 +1,7 @@
 """Which keys the rows of a run read: those of most lanes all, the others as their caches choose."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kvq_core.engine.fit import Source, take, within
+from kvq_core.errors import MethodError
 from kvq_core.methods import Prompt, Selection
 from kvq_core.methods.base import Select
 from kvq_core.methods.eviction import Evicting
@@ -17,8 +18,11 @@ Reads = dict[int, Callable[[], Tensor]]  # by row: the keys it reads in a step, 
 Choices = dict[int, tuple[Select, int]]  # by model layer: what chooses, and the layer's place in it
 
 
-def chosen(selection: Selection, layers: tuple[int, ...], source: Source) -> tuple[Choices, tuple[str, ...]]:
-    """A selection fitted on the prompt's true keys and queries of some layers, device by device, and its remarks."""
+def chosen(
+    selection: Selection, layers: tuple[int, ...], source: Source, tokens: int
+) -> tuple[Choices, tuple[str, ...]]:
+    """A selection fitted on the prompt's true keys and queries of some layers, device by device, and its remarks;
+    ``tokens``: of the whole prompt, where the source has its first chunk alone."""
     found, notes = Choices(), dict[str, None]()
     for group in source.groups:
         if inside := within(layers, group):
@@ -27,7 +31,7 @@ def chosen(selection: Selection, layers: tuple[int, ...], source: Source) -> tup
             own = tuple(group.layers[i] for i in inside)
             scaling = tuple(group.scaling[i] for i in inside if group.scaling)
             prompt = Prompt(keys, values, queries, model=source.model, layers=own, rotated=keys, scaling=scaling)
-            fitted = selection.fit(prompt)
+            fitted = selection.fit(prompt, tokens)
             assert fitted.select is not None
             found |= {layer: (fitted.select, at) for at, layer in enumerate(own)}
             notes |= dict.fromkeys(fitted.notes)
@@ -42,9 +46,15 @@ def forked(choices: Choices) -> Choices:
 
 @dataclass
 class Choosing:
-    """The choices of every row, in the order of the rows; of those that read all keys there are none."""
+    """The choices of every row, in the order of the rows; of those that read all keys there are none.
+
+    ``failed``: rows whose choice raised or was none, with the error. They read all keys, so that the other rows go on;
+    whoever leads the step empties it.
+    """
 
     rows: list[Choices]
+    kv_heads: int
+    failed: dict[int, Exception] = field(default_factory=dict)
 
     def fork(self, own: Choices) -> None:
         """One row more."""
@@ -58,7 +68,18 @@ class Choosing:
         """The keys that rows read in a step, bool (kv_heads, tokens), of those that choose; each is asked once.
         queries (rows, query_heads, fresh, head_dim) after RoPE; tokens in the cache with the step's own."""
         asked = ((row, *own[layer]) for row, own in enumerate(self.rows) if layer in own)
-        return {row: cache(partial(select, at, queries[row].float(), tokens)) for row, select, at in asked}
+        return {
+            row: cache(partial(self._read, row, select, at, queries[row].float(), tokens)) for row, select, at in asked
+        }
+
+    def _read(self, row: int, select: Select, at: int, queries: Tensor, tokens: int) -> Tensor:
+        """What a row reads; all keys, (1, tokens), where its choice fails."""
+        try:
+            if row not in self.failed:
+                return _sound(select(at, queries, tokens), self.kv_heads, tokens, queries.shape[1])
+        except Exception as error:  # whatever a method does wrong is its lane's failure, not the run's
+            self.failed[row] = error
+        return torch.ones(1, tokens, dtype=torch.bool, device=queries.device)
 
     def following(self, layer: int) -> list[int]:
         """The rows whose choice depends on the attention of their steps."""
@@ -67,8 +88,12 @@ class Choosing:
     def follow(self, row: int, layer: int, attention: Tensor) -> None:
         """Show a row's choice the attention of its step, (kv_heads, groups, fresh, tokens)."""
         select, at = self.rows[row].get(layer, (None, 0))
-        if isinstance(select, Evicting):
+        if not isinstance(select, Evicting) or row in self.failed:
+            return
+        try:
             select.follow(at, attention)
+        except Exception as error:  # as in _read
+            self.failed[row] = error
 
     def read_by(self, row: int, layer: int, queries: Tensor, seen: Tensor, tokens: int) -> Tensor | None:
         """The keys a row's cache would choose for queries (query_heads, n, head_dim) after RoPE, of which each sees
@@ -76,5 +101,19 @@ class Choosing:
         select, at = self.rows[row].get(layer, (None, 0))
         if select is None:
             return None
-        asked = ((select(at, queries[:, i : i + 1], n), n) for i, n in enumerate(seen.tolist()))
-        return torch.stack([pad(read, (0, tokens - n)) for read, n in asked], 1)
+        asked = ((self._read(row, select, at, queries[:, i : i + 1], n), n) for i, n in enumerate(seen.tolist()))
+        read = [pad(read, (0, tokens - n)) for read, n in asked]
+        return None if row in self.failed else torch.stack(read, 1)
+
+
+def _sound(read: Tensor, kv_heads: int, tokens: int, fresh: int) -> Tensor:
+    """What a step of ``fresh`` queries reads. Raises MethodError for another shape or type, and where a query that
+    sees its own token and those before it would read nothing."""
+    if not isinstance(read, Tensor):
+        raise MethodError(f"select gave {type(read).__name__}, not a tensor")
+    if read.shape != (kv_heads, tokens) or read.dtype != torch.bool:
+        kind = str(read.dtype).removeprefix("torch.")
+        raise MethodError(f"select gave {kind} {tuple(read.shape)}, not bool {(kv_heads, tokens)} (kv_heads, tokens)")
+    if not read[:, : tokens - fresh + 1].any(-1).all():
+        raise MethodError("select left a KV head no key to read")
+    return read

@@ -121,7 +121,7 @@ class Decode:
                 self._score(score, out, hidden, follow)
                 self._part_ways(chosen[:forced])
                 if self._end_reference(follow[-1]):
-                    close(self.rows)
+                    self._close(close)
             self._drop_finished()
             if hidden and self.model.device.type == "cpu":
                 release_memory()  # what a chunk took, the allocator would keep beside what the next one takes
@@ -143,7 +143,7 @@ class Decode:
         self.token_ids = chosen[:1] if self.follow is None else self.follow[:1]
         self._part_ways(chosen)
         if self._end_reference(self.token_ids[0]):
-            close(self.rows)
+            self._close(close)
         self._drop_finished()
 
     def prompt_logits(self, state: LaneState) -> Tensor:
@@ -176,6 +176,17 @@ class Decode:
         new = chosen[:1] if self.follow is None else self.follow[at : at + count]
         self.token_ids += new
         return new
+
+    def _close(self, close: Close) -> None:
+        close(self.rows)
+        self._lose(self._forced_rows())
+
+    def _lose(self, forced: int) -> None:
+        """Lanes whose choice of keys has failed are lost, and no others."""
+        for row, error in self.rows.choosing.failed.items():
+            state = self.states_running[row - 1] if row < forced else self._free[row - forced]
+            state.error = state.error or said(error)
+        self.rows.choosing.failed.clear()
 
     def _over(self) -> bool:
         return self.finish is not None and not self._free
@@ -243,6 +254,7 @@ class Decode:
             attend = self.rows if self.stress is None else self.stress.wrap(self.rows)
             stepping = self._forced if forced else self._stepping
             out = (stepping.hidden if hidden else stepping.forward)(ids, self.rows.tokens, attend)
+        self._lose(forced)
         owners = [(row, s, s.cache) for row, s in enumerate(self.states_running, 1) if row < forced]
         owners += [(forced + i, s, s.free) for i, s in enumerate(self._free)]
         settling = [

@@ -48,7 +48,8 @@ class Entry:
             fitted = [group.first(passes[0].start) for group in groups]
         elif lane.chunks.fit == "first_chunk":
             fitted = [group.first(lane.chunks.chunk) for group in groups]
-        return LaneCache.of_prompt(lane, fitted, self.rope, self.model.ref, self.shared, passes[0].start)
+        ends = passes[0].start, self.script.segments[0].end
+        return LaneCache.of_prompt(lane, fitted, self.rope, self.model.ref, self.shared, *ends)
 
     def fill(self, states: list[LaneState]) -> Iterator[Filled]:
         """Let the rest of the prompt enter the caches of the lanes that read it through them, a pass a turn."""
@@ -72,7 +73,8 @@ class Entry:
     def _fill(self, states: list[LaneState], todo: list[Segment], stored: bool) -> Iterator[Filled]:
         began = time.perf_counter()
         caches = [state.cache for state in states if state.cache is not None]
-        filling = Filling(self.model, self.prefill, caches, todo, stored, list(self.prefill.scored), self.stress)
+        scored, first = list(self.prefill.scored), self.script.segments[0].end
+        filling = Filling(self.model, self.prefill, caches, todo, stored, scored, first, self.stress)
         try:
             for done in filling.run():
                 yield Filled([state.lane.label for state in states], done, len(self.prefill.ids))

@@ -5,14 +5,15 @@ and to its own pass as computed (raw) or as the cache would store it (stored); t
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from kvq_core.engine.cache import KINDS, Kind, LaneCache, Part
-from kvq_core.engine.choosing import Choosing, Reads
+from kvq_core.engine.choosing import Choosing, Reads, chosen
+from kvq_core.engine.fit import Source
 from kvq_core.engine.prefill import LayerGroup, Prefill
 from kvq_core.engine.query_rounding import chunk_attention, rounded
 from kvq_core.engine.script import Segment
@@ -45,7 +46,8 @@ class Filling:
     reads at the ``scored`` positions, (lanes, positions, hidden size), ``last``, what it reads at the last token, and
     ``errors``.
 
-    ``caches`` hold what comes before the first pass; ``stored``: a token is stored before it is read.
+    ``caches`` hold what comes before the first pass; ``stored``: a token is stored before it is read; ``turn``: where
+    the first turn ends, after which all choose the keys they read.
     """
 
     model: LoadedModel
@@ -54,6 +56,7 @@ class Filling:
     passes: list[Segment]
     stored: bool
     scored: list[int]
+    turn: int
     stress: AppliedStress | None = None
     hidden: Tensor = field(init=False)
     last: Tensor = field(init=False)
@@ -68,7 +71,7 @@ class Filling:
         }
         self._stored = StoredTokens(self.caches) if self.stored else None
         self._watches = any(cache.observes for cache in self.caches)
-        self._choosing = Choosing([cache.selects for cache in self.caches])
+        self._choosing = Choosing([cache.selects for cache in self.caches], self.prefill.groups[0].keys.shape[1])
         self._start(self.passes[0].start)
         found = []
         for now in self.passes:
@@ -78,6 +81,8 @@ class Filling:
             found.append(hidden[:, at])
             self.last = hidden[:, -1]
             self._enter()
+            if now.end == self.turn:
+                self._choose()
             yield now.end
         self.hidden = torch.cat(found, 1)
 
@@ -106,7 +111,10 @@ class Filling:
     def _forward(self) -> Tensor:
         ids = torch.tensor([self.prefill.ids[self._now.start : self._now.end]] * len(self.caches))
         attend = self._attend if self.stress is None else self.stress.wrap(self._attend)
-        return self.model.hidden(ids, self._now.start, attend)
+        hidden = self.model.hidden(ids, self._now.start, attend)
+        for error in self._choosing.failed.values():
+            raise error
+        return hidden
 
     def _attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
         g, i = self._place[layer]
@@ -118,18 +126,19 @@ class Filling:
             working.read[kind][i, :, :, now] = held
         own, read = ([of[kind][i, :, :, :end] for kind in KINDS] for of in (working.own, working.read))
         met = rounded(queries.float(), [cache.roundings for cache in self.caches], layer)
+        reads = self._choosing.reads(layer, queries, end)
         if self._stored is not None:
             self._stored.preview(layer, own, read, self._now.start)
             own, read = ([x.float() for x in tensors] for tensors in (own, read))
-            return self._stored.attention(layer, met, own, read, scaling).to(queries.dtype)
+            asked = {row: keys_read() for row, keys_read in reads.items()}
+            return self._stored.attention(layer, met, own, read, scaling, asked).to(queries.dtype)
         seen_keys, seen_values = (x.float() for x in read)
-        chosen = self._choosing.reads(layer, queries, end)
         if self._watches:
-            self._note(layer, queries.float(), seen_keys, scaling, chosen)
-        if chosen or any(layer in cache.roundings for cache in self.caches):
+            self._note(layer, queries.float(), seen_keys, scaling, reads)
+        if reads or any(layer in cache.roundings for cache in self.caches):
             out = []
             for row, given in enumerate(zip(queries.float(), met, seen_keys, seen_values, strict=True)):
-                seen = chosen[row]() if row in chosen else None
+                seen = reads[row]() if row in reads else None
                 out.append(chunk_attention(*given, scaling, seen, partial(self._choosing.follow, row, layer)))
             return torch.stack(out).to(queries.dtype)
         return causal_attention(queries, read[0].to(queries.dtype), read[1].to(queries.dtype), scaling)
@@ -144,6 +153,21 @@ class Filling:
                 if self._stored is None:
                     self._write(row, part, start, values)
         self._look_back()
+
+    def _choose(self) -> None:
+        """Let caches that choose among the tokens of a whole prompt do so, by the keys that their lanes computed."""
+        for row, cache in enumerate(self.caches):
+            for selection, layers in cache.unchosen:
+                source = Source(self._computed_by(row), self.model.rope(self.turn), self.model.ref)
+                cache.choose(*chosen(selection, layers, source, self.turn))
+
+    def _computed_by(self, row: int) -> list[LayerGroup]:
+        """A lane's keys and values of the first turn, as they were before they were stored."""
+        found = []
+        for group, working in zip(self.prefill.groups, self._groups, strict=True):
+            keys, values = (working.own[kind][:, row, :, : self.turn].float() for kind in KINDS)
+            found.append(replace(group.first(self.turn), keys=keys, values=values))
+        return found
 
     def _write(self, row: int, part: Part, start: int, x: Tensor) -> None:
         """Put x (layers, kv_heads, tokens, head_dim) at positions start, ... of what a lane reads."""

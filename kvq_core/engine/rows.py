@@ -65,7 +65,7 @@ class Rows:
         self.tap: Tap | None = None
         self.layers = [group.layers for group in groups]
         self.watched = {lane for lane, cache in enumerate(caches, 1) if cache.observes}
-        self.choosing = Choosing([{}, *(cache.selects for cache in caches)])
+        self.choosing = Choosing([{}, *(cache.selects for cache in caches)], groups[0].keys.shape[1])
         self.roundings: list[Roundings] = [{}, *(cache.roundings for cache in caches)]  # by lane
         self._seen: dict[int, tuple[list[int], Tensor, Tensor]] = {}  # by layer, see _note
         self._places: list[Places] = []

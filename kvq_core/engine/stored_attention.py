@@ -4,6 +4,8 @@ A query at position i sees the cache as it is once its own token has entered: to
 as they are stored, first and newest ones in fp16. So the result does not depend on the chunk.
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -29,30 +31,46 @@ class StoredTokens:
                 if part.plain.window.step is not None and first < x.shape[-2]:
                     out[row, :, first:] = part.plain.preview(x[row, :, first:], index, first)
 
-    def attention(self, layer: int, queries: Tensor, own: list[Tensor], read: list[Tensor], scaling: float) -> Tensor:
+    def attention(
+        self,
+        layer: int,
+        queries: Tensor,
+        own: list[Tensor],
+        read: list[Tensor],
+        scaling: float,
+        chosen: Mapping[int, Tensor],
+    ) -> Tensor:
         """Attention of the last tokens: queries (lanes, query_heads, n, head_dim), the last n of the tokens, float32
-        -> (lanes, n, query_heads, head_dim)."""
+        -> (lanes, n, query_heads, head_dim). ``chosen``: of lanes that leave keys out, those that they read, bool
+        (kv_heads, tokens)."""
         lanes = []
         for row, parts in enumerate(self._parts):
             windows = [parts[layer][kind][0].plain.window for kind in KINDS]
             held = [(x[row], y[row]) for x, y in zip(own, read, strict=True)]
-            lanes.append(_attention(queries[row], held, windows, scaling))
+            lanes.append(_attention(queries[row], held, windows, scaling, chosen.get(row)))
         return torch.stack(lanes).transpose(1, 2)
 
 
-def _attention(queries: Tensor, held: list[tuple[Tensor, Tensor]], windows: list[Window], scaling: float) -> Tensor:
+def _attention(
+    queries: Tensor, held: list[tuple[Tensor, Tensor]], windows: list[Window], scaling: float, chosen: Tensor | None
+) -> Tensor:
     """Of one lane, a few queries at a time: (query_heads, n, head_dim)."""
     n, total = queries.shape[-2], held[0][0].shape[-2]
     out = []
     for start in range(0, n, QUERIES):
         asked = queries[:, start : start + QUERIES]
         seen = torch.arange(total - n + start, total - n + start + asked.shape[-2], device=asked.device) + 1
-        out.append(_attend(asked, seen, held, windows, scaling))
+        out.append(_attend(asked, seen, held, windows, scaling, chosen))
     return torch.cat(out, -2)
 
 
 def _attend(
-    queries: Tensor, seen: Tensor, held: list[tuple[Tensor, Tensor]], windows: list[Window], scaling: float
+    queries: Tensor,
+    seen: Tensor,
+    held: list[tuple[Tensor, Tensor]],
+    windows: list[Window],
+    scaling: float,
+    chosen: Tensor | None,
 ) -> Tensor:
     """queries (query_heads, n, head_dim), of which each sees the first ``seen`` (n,) tokens."""
     total = int(seen[-1])
@@ -64,8 +82,10 @@ def _attend(
     if exact is not None:
         raw = (grouped @ own_keys[:, first:].mT).view(*shape[:-1], total - first)
         scores[..., first:] = torch.where(exact, raw, scores[..., first:])
-    future = torch.arange(total, device=seen.device) >= seen[:, None]
-    weights = (scores * scaling).masked_fill_(future, float("-inf")).softmax(-1)
+    hidden = torch.arange(total, device=seen.device) >= seen[:, None]
+    if chosen is not None:
+        hidden = hidden | ~chosen[:, None, None, :total]
+    weights = (scores * scaling).masked_fill_(hidden, float("-inf")).softmax(-1)
     flat = weights.flatten(1, 2)
     out = flat @ values
     first, exact = _exact(windows[1], seen, total)

@@ -97,13 +97,15 @@ class Fitted:
     """A method fitted on one prompt: a codec each for keys and values, and remarks for the lane's card.
 
     A codec is None only where the method's window never lets a token leave. ``select`` chooses, before every softmax,
-    the keys a row reads.
+    the keys a row reads. ``roundings``: how queries of each layer are rounded, where that depends on what was fitted;
+    else ``Method.query_rounding`` says it.
     """
 
     key: Codec | None
     value: Codec | None
     notes: tuple[str, ...] = ()
     select: Select | None = None
+    roundings: tuple[QueryRounding, ...] | None = None
 
 
 class Selection(BaseModel):
@@ -114,10 +116,16 @@ class Selection(BaseModel):
 
     by: str
     needs_queries: ClassVar[bool] = False
+    decoding: ClassVar[bool] = False  # it chooses once the prompt has been read, which is read the same without it
 
     @abstractmethod
-    def fit(self, prompt: Prompt) -> Fitted:
-        """What chooses on this prompt, with remarks and without codecs: keys and queries are those after RoPE."""
+    def fit(self, prompt: Prompt, tokens: int) -> Fitted:
+        """What chooses on this prompt, with remarks and without codecs: keys and queries are those after RoPE.
+        ``tokens``: of the whole prompt, of which ``prompt`` may be the first chunk."""
+
+    def not_chunked(self, own_chunk: str) -> str | None:
+        """Why it cannot choose for a prompt that enters its cache in chunks; None where it can."""
+        return None
 
     @abstractmethod
     def summary(self) -> str:

@@ -58,16 +58,25 @@ class Eviction(Budget, Selection):
     def summary(self) -> str:
         return f"{self.by} {Budget.summary(self)}"
 
-    def fitted(self, select: "Evicting", prompt: Prompt) -> Fitted:
-        """The choice once the prompt has been read, which all of its queries have read whole."""
+    def not_chunked(self, own_chunk: str) -> str | None:
+        if own_chunk == "raw":
+            return None
+        return (
+            f"{self.by} drops tokens after each chunk, and with own_chunk = stored a result does not depend on the "
+            "chunk; take own_chunk = raw"
+        )
+
+    def fitted(self, select: "Evicting", prompt: Prompt, tokens: int) -> Fitted:
+        """The choice once the prompt, or its first chunk, has been read, which all of its queries have read whole."""
         count = prompt.keys.shape[-2]
         for layer in range(len(prompt.keys)):
             select.drop(layer, count)
-        kept = min(count, select.heavy + select.recent)
+        kept = min(tokens, select.heavy + select.recent)
+        often = "at every step" if count == tokens else "after every chunk and at every step"
         note = (
-            f"{self.by} keeps {kept} of the prompt's {count} tokens a KV head ({kept / count:.0%}): {select.heavy} "
-            f"heavy, {select.recent} recent, and as many at every step; bytes and bits are those of all tokens, for "
-            "what is dropped is still stored here"
+            f"{self.by} keeps {kept} of the prompt's {tokens} tokens a KV head ({kept / tokens:.0%}): {select.heavy} "
+            f"heavy, {select.recent} recent, and as many {often}; bytes and bits are those of all tokens, for what is "
+            "dropped is still stored here"
         )
         return Fitted(None, None, (note,), select)
 
@@ -77,10 +86,6 @@ class EvictionMethod(Budget, Method):
 
     quantizes: ClassVar[bool] = False
     token_local: ClassVar[tuple[bool, bool]] = (True, True)
-
-    @property
-    def not_chunked(self) -> str | None:
-        return f"{self.name} chooses among the tokens of a prompt that has been read whole"
 
     def windows(self) -> tuple[Window, Window]:
         return Window(step=None), Window(step=None)

@@ -6,12 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from pydantic import ValidationError
+from torch import Tensor
 
 from kvq_core.codecs.codec import Codec
 from kvq_core.codecs.watched import Watched, naming
 from kvq_core.codecs.window import Window
 from kvq_core.errors import MethodError, SpecError, abbreviate, excerpt
-from kvq_core.methods.base import Fitted, Method, Prompt
+from kvq_core.methods.base import Fitted, Method, Prompt, Select
+from kvq_core.methods.eviction import Evicting
 from kvq_core.methods.knob import knobs
 from kvq_core.methods.shape import ModelRef, ModelShape
 
@@ -101,6 +103,18 @@ def guarded(cls: type[Method], origin: Origin) -> type[Method]:
     return Guarded
 
 
+@dataclass(frozen=True)
+class _Choice:
+    """A select whose errors name the method it is of; whether it is sound is seen where it is asked."""
+
+    select: Select
+    whose: str
+
+    def __call__(self, layer: int, queries: Tensor, tokens: int) -> Tensor:
+        with naming(self.whose):
+            return self.select(layer, queries, tokens)
+
+
 def _watched(fitted: Fitted, windows: tuple[Window, Window], whose: str) -> Fitted:
     """Raises MethodError where it is not what a lane can be made from."""
     if not isinstance(fitted, Fitted):
@@ -112,7 +126,10 @@ def _watched(fitted: Fitted, windows: tuple[Window, Window], whose: str) -> Fitt
         if codec is not None and not isinstance(codec, Codec):
             raise MethodError(f"fit gave {type(codec).__name__} for {tensor}, not a Codec")
         watched.append(codec if codec is None or isinstance(codec, Watched) else Watched(codec, whose))
-    return replace(fitted, key=watched[0], value=watched[1], notes=tuple(map(str, fitted.notes)))
+    select = fitted.select
+    if select is not None and not isinstance(select, Evicting):  # those are known by their class
+        select = _Choice(select, whose)
+    return replace(fitted, key=watched[0], value=watched[1], notes=tuple(map(str, fitted.notes)), select=select)
 
 
 def origin_of(cls: type[Method]) -> Origin | None:

@@ -6,6 +6,7 @@ Imports methods for the shapes they ask of a model. Start at ``loader``, then ``
 
 from kvq_core.models.choice import ModelChoice, available_models, is_offered, with_model
 from kvq_core.models.loader import LoadedModel, in_memory, load, loaded_model, prepare, wrap
+from kvq_core.models.outline import outline
 from kvq_core.models.source import converting
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "is_offered",
     "load",
     "loaded_model",
+    "outline",
     "prepare",
     "with_model",
     "wrap",

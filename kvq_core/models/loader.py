@@ -13,15 +13,15 @@ from kvq_core.errors import ModelError, SpecError
 from kvq_core.methods import ModelRef, ModelShape
 from kvq_core.models import identity
 from kvq_core.models.chat import conversation
-from kvq_core.models.choice import KNOWN, check_offered
+from kvq_core.models.choice import check_offered
 from kvq_core.models.gguf.folder import Steps
 from kvq_core.models.head import logits_of
 from kvq_core.models.lockstep import ATTENTION, register
+from kvq_core.models.naming import dtype_here, known_by, unreadable
 from kvq_core.models.probe import TOKENS, cached_rotations, probe
 from kvq_core.models.rope import Rope, Rotation
 from kvq_core.models.shape import interleaved_in_gguf, key_bias_of, rope_of, shape_of
-from kvq_core.models.source import files_of, find, found, path_of, portable
-from kvq_core.models.source import title as title_of
+from kvq_core.models.source import files_of, find, found, path_of
 from kvq_core.models.support import (
     attention_modules,
     check_config,
@@ -32,7 +32,7 @@ from kvq_core.models.support import (
 )
 from kvq_core.models.turns import turn_ids
 from kvq_core.settings import settings
-from kvq_core.spec import DEFAULT_MODEL, Message, Tool
+from kvq_core.spec import Message, Tool
 
 
 @dataclass
@@ -197,7 +197,7 @@ def load(id: str, revision: str | None = None) -> LoadedModel:
     process while it reads the weights. Raises ModelError: unknown id, not reachable, not allowed on this instance, or
     not supported, with the reason.
     """
-    _check_allowed(id, revision)
+    check_allowed(id, revision)
     global _held
     with _loading:  # two visitors must not load the same weights twice
         if (asked := _asked(id, revision)) not in _held:
@@ -208,12 +208,13 @@ def load(id: str, revision: str | None = None) -> LoadedModel:
 def prepare(id: str, revision: str | None = None) -> Steps:
     """Convert a GGUF file that ``load`` would have to convert first, yielding weights done and all of them; of other
     models, and of one that is loaded, nothing. Raises what ``load`` raises."""
-    _check_allowed(id, revision)
+    check_allowed(id, revision)
     if _asked(id, revision) not in _held:
         yield from find(id, revision)
 
 
-def _check_allowed(id: str, revision: str | None) -> None:
+def check_allowed(id: str, revision: str | None) -> None:
+    """Raises ModelError where this instance may not load the model."""
     check_offered(id)
     if revision is not None and settings().public:
         raise ModelError(
@@ -255,7 +256,7 @@ def _load(id: str, revision: str | None) -> LoadedModel:
         cuda = torch.cuda.is_available()
         if not cuda:
             check_room(id, config)
-        place = {"device_map": "auto", "dtype": _half()} if cuda else {"dtype": torch.float32}
+        place = {"dtype": dtype_here(), **({"device_map": "auto"} if cuda else {})}
         read: Any = AutoModelForCausalLM.from_pretrained(
             source.place,
             use_safetensors=True,
@@ -269,23 +270,11 @@ def _load(id: str, revision: str | None) -> LoadedModel:
         tokenizer = AutoTokenizer.from_pretrained(source.place, **options)
     except ModelError:
         raise
-    except Exception as error:  # whatever other people's files make their readers raise
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise ModelError(
-            f"Model {id!r} could not be loaded: {said[:200].rstrip(' .:')}. Check its id or folder, and the connection "
-            f"for a model of the Hub; {DEFAULT_MODEL} needs neither."
-        ) from None
+    except Exception as error:
+        raise unreadable(id, error) from None
     check_model(model)
-    file, revision = source.file, commit or source.revision
-    weights = commit or (file.sha256 if file else identity.weights_of(folder))
-    whole = commit or (file.whole if file else identity.whole_of(weights, folder))
-    name, mix = portable(source, id, whole), file.mix if file else None
-    title = dict(KNOWN).get(name, title_of(source, id)).removesuffix(" (bundled)")
-    return _ready(LoadedModel(name, title, revision, model, tokenizer, weights[:16], whole[:16], mix))
-
-
-def _half() -> torch.dtype:
-    return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    known = known_by(source, id, folder, commit)
+    return _ready(LoadedModel(model=model, tokenizer=tokenizer, revision=commit or source.revision, **known))
 
 
 def _ready(loaded: LoadedModel) -> LoadedModel:

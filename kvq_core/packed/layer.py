@@ -86,6 +86,7 @@ class PackedLayer:
     values_side: Side | None = None
     select: Select | None = None
     behind: transforms.Transform = AS_IT_IS  # of the keys
+    roundings: tuple[QueryRounding, ...] | None = None  # of each row's queries, where they depend on what was fitted
 
     @property
     def sides(self) -> tuple[Side, ...]:
@@ -176,7 +177,8 @@ class PackedLayer:
         rounding = self._rounding
         if rounding is None:
             return queries
-        own = (rounded_turned(rounding, self.behind.of_row(row)) for row in range(len(queries)))
+        each = self.roundings or (rounding,) * len(queries)
+        own = (rounded_turned(rounds, self.behind.of_row(row)) for row, rounds in enumerate(each))
         return torch.stack([rounds(q.float()) for rounds, q in zip(own, queries, strict=True)])
 
     def fill(self, queries: Tensor | None, keys: Tensor, values: Tensor) -> None:
@@ -190,7 +192,7 @@ class PackedLayer:
         if self.selection is not None:
             asked = queries if self.selection.needs_queries else None
             chosen = _prompt([Waiting(self, replace(self.plan, turns=None), asked, keys, values)])
-            self.select = self.selection.fit(chosen).select
+            self.select = self.selection.fit(chosen, keys.shape[-2]).select
 
     def _enter(self, entering: "Waiting") -> None:
         plan = entering.plan
@@ -211,6 +213,7 @@ class PackedLayer:
         turned, behind = plan.asked.before(prompt, plan.turns is not None)
         fitted = method.fit(turned)  # a row of the batch stands where a layer does
         if plan is self.plan:
+            self.roundings = fitted.roundings
             stored = prompt.keys if plan.stored is not None else entering.keys.float()
             self.keys_side = side_of(fitted.key, plan.windows[0], stored, plan.stored, plan.path, plan.room, behind)
             self.behind = behind

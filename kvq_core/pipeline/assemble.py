@@ -3,7 +3,9 @@
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,22 +16,29 @@ from kvq_core.models.text import Pieces, alone
 from kvq_core.pipeline.conditions import capture_info, environment, stress_record, timing
 from kvq_core.pipeline.state import Run
 from kvq_core.record.fields import RESULTS_VERSION, LaneRecord, Record, Reference
-from kvq_core.spec import ComparisonSpec
+from kvq_core.spec import ComparisonSpec, Lane
 
 
 def run_id(model: LoadedModel, spec: ComparisonSpec, ids: list[int]) -> str:
     """16 hex characters over everything that decides the result."""
+    return id_of(spec.canonical(), ids, place_of(model, spec.lanes))
+
+
+def place_of(model: LoadedModel, lanes: Sequence[Lane]) -> dict[str, Any]:
+    """What of a run's id is neither the spec nor the prompt: model, device, versions and learned data."""
     parts = {
-        "spec": spec.canonical(),
-        "prompt": ids,
         "model": model.model_hash,
         "dtype": str(model.dtype),
         "device": model.device.type,
         "results_version": RESULTS_VERSION,
     }
-    data = [lane.data_hash(model.ref) for lane in spec.lanes]
-    if any(data):  # learned codebooks, one entry a lane
-        parts["data"] = data
+    data = [lane.data_hash(model.ref) for lane in lanes]
+    return {**parts, "data": data} if any(data) else parts  # learned codebooks, one entry a lane
+
+
+def id_of(canonical: str, ids: list[int], place: dict[str, Any]) -> str:
+    """``run_id`` of a spec's canonical JSON."""
+    parts = {"spec": canonical, "prompt": ids, **place}
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 

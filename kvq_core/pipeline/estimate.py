@@ -56,7 +56,13 @@ def estimate(spec: ComparisonSpec) -> Estimate:
 
     Raises KvqError where the spec cannot be run.
     """
-    spec, model, read, new = _sized(spec)
+    spec = with_model(spec)
+    return estimate_on(load(spec.model, spec.revision), spec)
+
+
+def estimate_on(model: LoadedModel, spec: ComparisonSpec) -> Estimate:
+    """``estimate`` on a model that is at hand, be it without its weights."""
+    read, new = _sized(model, spec)
     prompt = len(read.ids)
     passed = read.through(spec.lanes)
     through = passed + (prompt if spec.floors == "both" else 0)
@@ -108,18 +114,17 @@ def memory_warning(spec: ComparisonSpec) -> str | None:
 
     Raises KvqError where the spec cannot be run.
     """
-    spec, model, read, new = _sized(spec)
+    spec = with_model(spec)
+    model = load(spec.model, spec.revision)
+    read, new = _sized(model, spec)
     needed = run_bytes(model, spec, read, new, batch_size(model, spec, read, new))
     return shortage(needed, free_bytes(model.device), len(read.ids) + new, len(spec.lanes))
 
 
-def _sized(spec: ComparisonSpec) -> tuple[ComparisonSpec, LoadedModel, Script, int]:
-    """The spec with its model's name, the model, the prompt as it reads it, and how many tokens the answer has."""
-    spec = with_model(spec)
-    model = load(spec.model, spec.revision)
-    read = script(model, spec)
+def _sized(model: LoadedModel, spec: ComparisonSpec) -> tuple[Script, int]:
+    """The prompt as the model reads it, and how many tokens the answer has."""
     new = len(model.encode(spec.continuation)) if spec.continuation is not None else spec.max_new_tokens
-    return spec, model, read, new
+    return script(model, spec), new
 
 
 def _lane(lane: Lane, model: LoadedModel, prompt: int, end: int) -> LaneEstimate:

@@ -57,7 +57,8 @@ def _record(batch: Batch, state: LaneState, at: int | None) -> LaneRecord:
     record.memory = measure(state.cache, batch.model.shape)
     chosen = OF_CHOSEN_KEYS if batch.captures and state.cache.selects else None
     read = prefill_note(lane, batch.script)
-    said = [read, host_note(record.memory), kept_note(state.cache, record.memory), chosen]
+    unseen = batch.captures.remarks.get(at, ()) if batch.captures and state.kernel is None else ()
+    said = [read, host_note(record.memory), kept_note(state.cache, record.memory), chosen, *unseen]
     record.notes = [*state.cache.notes, *filter(None, said)]
     record.timing = Timing(encode_prompt_s=state.encode_prompt_s, encode_decode_s=state.encode_decode_s)
     asked = {layer for assigned in lane.plan(batch.model.shape) for layer in assigned.layers}

@@ -17,6 +17,20 @@ def script(model: LoadedModel, spec: ComparisonSpec) -> Script:
     Raises SpecError: longer than the context, or a lane that cannot run on the model; nothing is left to fail later
     that can be known now.
     """
+    read = read_prompt(model, spec)
+    check_places(model, spec)
+    for lane in spec.lanes:
+        for rule in lane.every_rule:
+            if rule.spans and rule.spans[-1][1] > read.segments[0].end:
+                raise SpecError(
+                    f"Lane {lane.label!r}: the span {excerpt(list(rule.spans[-1]))} ends behind the prompt, or its "
+                    f"first turn, which has {read.segments[0].end} tokens; give spans of it."
+                )
+    return read
+
+
+def read_prompt(model: LoadedModel, spec: ComparisonSpec) -> Script:
+    """``script`` without a look at lanes. Raises SpecError where it has no tokens, or more than the context."""
     if spec.messages is None:
         turns = [(model.render(spec.prompt, spec.system, spec.chat), False)]
     else:
@@ -32,6 +46,11 @@ def script(model: LoadedModel, spec: ComparisonSpec) -> Script:
             f"{len(ids)} prompt tokens and {new} {kind} are more than the {model.shape.context} tokens of context of "
             f"{model.title}; shorten the prompt by {len(ids) + new - model.shape.context} tokens."
         )
+    return read
+
+
+def check_places(model: LoadedModel, spec: ComparisonSpec) -> None:
+    """Whether the model has what the spec names of it, whatever the prompt is. Raises SpecError where it has not."""
     shape, stress = model.shape, spec.stress
     pairs = stress.key_outlier_pairs
     for name, asked, there in (
@@ -47,10 +66,3 @@ def script(model: LoadedModel, spec: ComparisonSpec) -> Script:
     for lane in spec.lanes:
         if reason := lane.out_of_place(model.shape):
             raise SpecError(f"Lane {lane.label!r}: {reason}.")
-        for rule in lane.every_rule:
-            if rule.spans and rule.spans[-1][1] > read.segments[0].end:
-                raise SpecError(
-                    f"Lane {lane.label!r}: the span {excerpt(list(rule.spans[-1]))} ends behind the prompt, or its "
-                    f"first turn, which has {read.segments[0].end} tokens; give spans of it."
-                )
-    return read

@@ -5,13 +5,13 @@ Imports methods, errors and complaints. Start at ``comparison``.
 """
 
 from kvq_core.spec.bundles import BUNDLES, bundle_lanes
-from kvq_core.spec.comparison import DEFAULT_MODEL, MAX_LANES, Capture, ComparisonSpec, Stress
+from kvq_core.spec.comparison import DEFAULT_MODEL, MAX_LANES, Capture, ComparisonSpec, Stress, canonical_json
 from kvq_core.spec.conversation import Message, Tool, tool_name
 from kvq_core.spec.functions import from_function
 from kvq_core.spec.lane import LANE_OPTIONS, Lane
 from kvq_core.spec.plan import Assignment
 from kvq_core.spec.prefill import Chunks, in_words
-from kvq_core.spec.read import parse_lane, parse_rule, parse_spec, read_spec, with_bundle
+from kvq_core.spec.read import parse_lane, parse_rule, parse_spec, read_data, read_spec, with_bundle
 from kvq_core.spec.rule import TENSORS, Centering, Rotation, Rule, Tensor, layer_words
 
 __all__ = [
@@ -33,12 +33,14 @@ __all__ = [
     "Tensor",
     "Tool",
     "bundle_lanes",
+    "canonical_json",
     "from_function",
     "in_words",
     "layer_words",
     "parse_lane",
     "parse_rule",
     "parse_spec",
+    "read_data",
     "read_spec",
     "tool_name",
     "with_bundle",

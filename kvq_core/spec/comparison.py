@@ -191,6 +191,10 @@ class ComparisonSpec(Frozen):
 
     def canonical(self) -> str:
         """The spec as canonical JSON, defaults left out, so that a new field with a default keeps old ids."""
+        return canonical_json(self.changed())
+
+    def changed(self) -> dict[str, Any]:
+        """The model, and what differs from the defaults, as plain data."""
         data = self.model_dump(mode="json", exclude_defaults=True)
         data["model"] = self.model
         if not self.stress.active:
@@ -198,10 +202,15 @@ class ComparisonSpec(Frozen):
         for told, lane in zip(data.get("lanes", []), self.lanes, strict=True):
             for said, rule in zip(told.get("rules", [told]), lane.every_rule, strict=True):
                 _leave_out_defaults(said, rule)
-        return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return data
 
     def __hash__(self) -> int:
         return int.from_bytes(hashlib.sha256(self.canonical().encode()).digest()[:8], "big")
+
+
+def canonical_json(data: dict[str, Any]) -> str:
+    """The same text for the same data."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def _leave_out_defaults(said: dict[str, Any], rule: Rule) -> None:

@@ -97,11 +97,9 @@ class Lane(Storing, _Labelled):
                     "of the two."
                 )
         if self.chunks is not None:
-            if self.select is not None:
-                raise SpecError(
-                    f"select by {self.select.by}: it chooses among the tokens of a prompt that has been read whole; "
-                    "take prefill = full."
-                )
+            for choice in (self.select, *(rule.build().selection for _, rule in self._said())):
+                if choice is not None and (reason := choice.not_chunked(self.chunks.own_chunk)):
+                    raise SpecError(f"prefill: {reason}.")
             for said, rule in self._said():
                 if reason := rule.not_chunked(self.chunks.own_chunk) or rule.tier_not_chunked(self.chunks.own_chunk):
                     raise SpecError(f"prefill: {said}{reason}.")

@@ -94,12 +94,16 @@ def read_spec(path: Path) -> ComparisonSpec:
 
     Raises SpecError when the file is missing, unreadable or says something impossible.
     """
+    return parse_spec(read_data(path))
+
+
+def read_data(path: Path) -> Any:
+    """What a ``.toml`` or ``.json`` file holds. Raises SpecError where it cannot be read."""
     try:
         raw = path.read_bytes()
-        data = tomllib.loads(raw.decode()) if path.suffix == ".toml" else json.loads(raw)
+        return tomllib.loads(raw.decode()) if path.suffix == ".toml" else json.loads(raw)
     except OSError as error:
         raise SpecError(f"Cannot read {abbreviate(str(path), PATH)}: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
         kind, reason = "TOML" if path.suffix == ".toml" else "JSON", abbreviate(str(error))
         raise SpecError(f"{path.name} is not valid {kind}: {reason}.") from None
-    return parse_spec(data)

@@ -31,6 +31,9 @@ class Layout(Protocol):
     def put(self, content: dict[str, bytes], manifest: Manifest, intact: Callable[[], bool]) -> None:
         """Commit a run unless another writer was first; ``intact`` tells whether the one that is there can be read."""
 
+    def keep(self, name: str, data: bytes) -> None:
+        """Put a by-product in place, whole."""
+
     def mark(self, run_id: str, name: str, data: bytes) -> None:
         """Put OPENED or SHARED beside a run's manifest. Raises FileNotFoundError where the run's folder is gone."""
 
@@ -67,6 +70,9 @@ class Folders:
                     return
                 with hidden_folder(self.root, target.name, {}) as gone:
                     target.rename(gone / "damaged")
+
+    def keep(self, name: str, data: bytes) -> None:
+        machine.write(self.root / name, data)
 
     def mark(self, run_id: str, name: str, data: bytes) -> None:
         folder = self.root / run_id
@@ -105,6 +111,10 @@ class Objects:
             self.fs.pipe_file(f"{target}/{MANIFEST}", sealed, mode="overwrite" if damaged else "create")
         except FileExistsError:  # another writer was first
             self.fs.rm(f"{target}/{attempt}", recursive=True)
+
+    def keep(self, name: str, data: bytes) -> None:
+        self.fs.makedirs(f"{self.root}/{name}".rpartition("/")[0], exist_ok=True)
+        self.fs.pipe_file(f"{self.root}/{name}", data)
 
     def mark(self, run_id: str, name: str, data: bytes) -> None:
         self.fs.pipe_file(f"{self.root}/{run_id}/{name}", data)

@@ -6,6 +6,7 @@ from pydantic import Field, JsonValue, model_validator
 
 from kvq_core.errors import SpecError
 from kvq_core.spec import Message, Tool
+from kvq_core.spec.conversation import check_conversation
 from kvq_core.spec.rule import Frozen
 
 
@@ -27,6 +28,12 @@ class Prompt(Frozen):
     def _asks_something(self) -> Self:
         if not self.prompt.strip() and not self.messages:
             raise SpecError("neither prompt nor messages are given; give one of them.")
+        if self.messages is not None:
+            if self.prompt or self.system:
+                raise SpecError("messages stand in place of prompt and system; put the text into a message.")
+            check_conversation(self.messages, self.tools)
+        elif self.tools:
+            raise SpecError("tools are given without messages; give the conversation as messages.")
         if (self.answer is None) != (self.verifier is None):
             raise SpecError("answer and verifier go together; give both, or neither.")
         return self

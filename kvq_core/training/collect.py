@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvq_core.methods.base import query_gram
 from kvq_core.models import LoadedModel
 from kvq_core.models.lockstep import causal_attention
 
@@ -20,27 +21,69 @@ class Samples:
     values: Tensor
 
 
+@dataclass(frozen=True)
+class Attended:
+    """``keys`` after RoPE and ``values`` as Samples has them, and ``gram`` (layers, kv_heads, head_dim, head_dim)
+    float64: QᵀQ of all queries that read them, over their rows."""
+
+    keys: Tensor
+    values: Tensor
+    gram: Tensor
+
+
+# what is kept of a layer's step: layer, tokens, queries, keys, values
+_Keep = Callable[[int, slice, Tensor, Tensor, Tensor], None]
+
+
 def collect(model: LoadedModel, sequences: list[list[int]], progress: Progress) -> Samples:
     """Run the model on each sequence by itself and keep what its cache would hold, in order."""
+    samples = Samples(*_empty(model, sequences))
+    rope = model.rope(max(map(len, sequences)))
+
+    def keep(layer: int, now: slice, queries: Tensor, keys: Tensor, values: Tensor) -> None:
+        samples.keys[layer, :, now] = rope.on([layer]).unrotate(keys.float(), 0)[0].cpu()
+        samples.values[layer, :, now] = values[0].cpu()
+
+    _read(model, sequences, progress, keep)
+    return samples
+
+
+def attended(model: LoadedModel, sequences: list[list[int]], progress: Progress) -> Attended:
+    """The same as attention reads it, with what reads it."""
+    shape = model.shape
+    gram = torch.zeros(shape.layers, shape.kv_heads, shape.head_dim, shape.head_dim, dtype=torch.float64)
+    found = Attended(*_empty(model, sequences), gram)
+
+    def keep(layer: int, now: slice, queries: Tensor, keys: Tensor, values: Tensor) -> None:
+        found.keys[layer, :, now], found.values[layer, :, now] = keys[0].cpu(), values[0].cpu()
+        gram[layer] += query_gram(queries.float(), keys.shape[1])[0].cpu()
+
+    _read(model, sequences, progress, keep)
+    gram /= sum(map(len, sequences)) * shape.query_heads // shape.kv_heads
+    return found
+
+
+def _empty(model: LoadedModel, sequences: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """Room for keys and for values."""
     shape, total = model.shape, sum(map(len, sequences))
     size = (shape.layers, shape.kv_heads, total, shape.head_dim)
-    samples = Samples(torch.empty(size, dtype=torch.float16), torch.empty(size, dtype=torch.float16))
-    rope = model.rope(max(map(len, sequences)))
-    done = 0
+    return torch.empty(size, dtype=torch.float16), torch.empty(size, dtype=torch.float16)
+
+
+def _read(model: LoadedModel, sequences: list[list[int]], progress: Progress, keep: _Keep) -> None:
+    done, total = 0, sum(map(len, sequences))
     for ids in sequences:
         now = slice(done, done + len(ids))
 
         def attend(
             layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float, now: slice = now
         ) -> Tensor:
-            samples.keys[layer, :, now] = rope.on([layer]).unrotate(keys.float(), 0)[0].cpu()
-            samples.values[layer, :, now] = values[0].cpu()
+            keep(layer, now, queries, keys, values)
             return causal_attention(queries, keys, values, scaling)
 
         model.checked(model.forward(torch.tensor([ids]), 0, attend, last_only=True))
         done += len(ids)
         progress("Reading text", done, total)
-    return samples
 
 
 def by_layer(samples: Tensor) -> Iterator[Tensor]:

@@ -180,7 +180,7 @@ def _requests(wanted: list[CodebookNeed], head_dim: int, train: int, held_out: i
     """One training for each set of codebooks that can serve: of keys, the longest serves shorter ones as well."""
     chosen: dict[tuple[object, ...], CodebookNeed] = {}
     for each in wanted:
-        size = (each.levels, each.pairs or head_dim // 2) if each.kind == "keys" else (each.bits,)
+        size = (each.levels, each.pairs or head_dim // 2) if each.kind == "keys" else (each.bits, each.target)
         place = (each.kind, each.name, *size)
         known = chosen.get(place)
         if known is None or known.stages_of(head_dim) < each.stages_of(head_dim):
@@ -192,6 +192,7 @@ def _requests(wanted: list[CodebookNeed], head_dim: int, train: int, held_out: i
             levels=w.levels,
             pairs=w.pairs,
             stages=w.stages,
+            target=w.target or "qqt",
             name=w.name or DEFAULT_NAME,
             train_tokens=train,
             held_out_tokens=held_out,
@@ -210,8 +211,10 @@ def _refusal() -> str | None:
 
 
 def _bytes(request: Request, shape: ModelShape) -> int:
-    """Bytes of the file: float16 levels of keys; int8 encoder and float16 codebook of values."""
+    """Bytes of the file: float16 levels of keys; int8 encoder and float16 codebook of values; float32 rotations."""
     channels = shape.kv_heads * shape.head_dim
+    if request.kinds == ("rotations",):
+        return 8 * shape.layers * shape.head_dim * (shape.head_dim + 1)
     if request.kinds == ("keys",):
         return 2 * shape.layers * channels * request.levels * request.stages_on(shape.head_dim)
     return shape.layers * channels**2 * (1 + 4 * request.bits)
@@ -231,7 +234,7 @@ def _seconds(request: Request, shape: ModelShape) -> float:
 
 def _work_of(info: CodebookInfo) -> float:
     shape = ModelShape(info.layers, info.kv_heads, info.kv_heads, info.head_dim, 0)
-    steps = int(info.settings["steps"])
+    steps = int(info.settings.get("steps", 0))
     keys = (info.levels or 0, info.pairs_per_group or 1, info.stages or 0)
     return _work(info.kind, shape, int(info.bits), *keys, info.train_tokens, steps)
 
@@ -240,7 +243,9 @@ def _work(
     kind: Kind, shape: ModelShape, bits: int, levels: int, pairs: int, stages: int, tokens: int, steps: int
 ) -> float:
     """What the time of a training is proportional to, nearly: keys compare every token with levels^2 centres (and 100
-    more is what all else costs), values multiply by matrices of channels^2."""
+    more is what all else costs), values multiply by matrices of channels^2; rotations are a matter of reading."""
+    if kind == "rotations":
+        return float(shape.layers * tokens * shape.head_dim**2 * (shape.query_heads + shape.kv_heads))
     if kind == "keys":
         groups = shape.kv_heads * (shape.head_dim // 2 // pairs)
         return float(shape.layers * groups * stages * tokens * (levels**2 + 100))

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shlex
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -17,33 +18,49 @@ from kvq_core.codebooks.files import (
     Codebook,
     CodebookInfo,
     Kind,
+    Target,
     codebooks,
     folder,
     save_codebook,
 )
 from kvq_core.codebooks.lookup import stages_for
 from kvq_core.errors import SpecError
+from kvq_core.methods.formats.oscar import Oscar
 from kvq_core.models import LoadedModel
 from kvq_core.training.checkpoints import checkpoints
-from kvq_core.training.collect import Progress, Samples, collect
+from kvq_core.training.collect import Progress, Samples, attended, collect
 from kvq_core.training.em import EmSettings
 from kvq_core.training.keys import KeyPlan, stage_name, train_keys
+from kvq_core.training.rotations import fit_rotations
 from kvq_core.training.texts import Sequences, Texts, read_texts, sequences
 from kvq_core.training.values import ValuePlan, train_values
 
 FEWEST_TRAIN, FEWEST_HELD_OUT = 4096, 1024
-_OPTIONS = ("levels", "pairs", "stages", "text", "name", "train_tokens", "held_out_tokens", "seed", "value_steps")
+_OPTIONS = (
+    "levels",
+    "pairs",
+    "stages",
+    "target",
+    "text",
+    "name",
+    "train_tokens",
+    "held_out_tokens",
+    "seed",
+    "value_steps",
+)
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to train. ``pairs`` None: half a head; ``stages`` None: as many as make ``bits`` bits an element."""
+    """What to train. ``pairs`` None: half a head; ``stages`` None: as many as make ``bits`` bits an element. ``target``
+    of rotations, whose codes have 2 bits whatever ``bits`` says."""
 
     bits: int = 1
     kinds: tuple[Kind, ...] = ("keys", "values")
     levels: int = 16
     pairs: int | None = None
     stages: int | None = None
+    target: Target = "qqt"
     text: str | None = None
     name: str = DEFAULT_NAME
     train_tokens: int = 12288
@@ -99,6 +116,8 @@ def train_all(
     made = []
     for request, draft in asked:
         there = _there(draft)  # asked in turn: what was trained just now may serve the next request as well
+        if there is None and draft.kind == "rotations":
+            there = _rotations(model, draft, request, cut, progress)
         if there is None:
             read = read or _read(model, cut, progress)
             there = (_keys if draft.kind == "keys" else _values)(draft, request, *read, progress)
@@ -117,7 +136,19 @@ def _read(model: LoadedModel, cut: Sequences, progress: Progress) -> tuple[Sampl
     return kept, collect(model, cut.held_out, lambda doing, done, _: progress(doing, first + done, first + second))
 
 
+def _rotations(
+    model: LoadedModel, draft: CodebookInfo, request: Request, cut: Sequences, progress: Progress
+) -> Codebook:
+    began = time.perf_counter()
+    kept, held_out = (attended(model, part, progress) for part in (cut.train, cut.held_out))
+    tensors = fit_rotations(kept, held_out, request.target)
+    seconds = torch.tensor([time.perf_counter() - began])  # most of it is reading
+    return _finish(draft, {**tensors, "seconds": seconds})
+
+
 def _check(model: LoadedModel, request: Request, pairs: int) -> None:
+    if "rotations" in request.kinds and (reason := Oscar().why_not(model.shape)):
+        raise SpecError(f"Rotations cannot be calibrated for {model.id}: {reason}.")
     if model.shape.head_dim % (2 * pairs):
         raise SpecError(
             f"pairs = {pairs} does not divide the {model.shape.head_dim // 2} channel pairs of a head of {model.id}."
@@ -135,15 +166,20 @@ def _draft(model: LoadedModel, request: Request, pairs: int, kind: Kind, texts: 
     """All of a codebook's description but its results."""
     keys = kind == "keys"
     stages = request.stages_on(model.shape.head_dim)
-    chosen: dict[str, Any] = {"seed": request.seed}
-    chosen |= asdict(request.em) if keys else {"steps": request.value_steps}
+    own: dict[Kind, dict[str, Any]] = {
+        "keys": asdict(request.em),
+        "values": {"steps": request.value_steps},
+        "rotations": {"target": request.target},
+    }
+    chosen = {"seed": request.seed, **own[kind]}
+    bits = {"keys": stages * (request.levels.bit_length() - 1) / pairs, "values": request.bits, "rotations": 2}[kind]
     decides = {
         "kind": kind,
         "format": FORMAT,
         "weights": model.weights_hash,
         "text": texts.documents,
         "settings": chosen,
-        "size": [request.levels, pairs] if keys else [request.bits],
+        "size": [request.levels, pairs] if keys else [bits],
         "tokens": [request.train_tokens, request.held_out_tokens],
     }
     return CodebookInfo(
@@ -155,7 +191,7 @@ def _draft(model: LoadedModel, request: Request, pairs: int, kind: Kind, texts: 
         kv_heads=model.shape.kv_heads,
         head_dim=model.shape.head_dim,
         settings=chosen,
-        bits=stages * (request.levels.bit_length() - 1) / pairs if keys else request.bits,
+        bits=bits,
         levels=request.levels if keys else None,
         pairs_per_group=pairs if keys else None,
         stages=stages if keys else None,
@@ -209,7 +245,8 @@ def _known(draft: CodebookInfo) -> dict[str, dict[str, Tensor]]:
 def _finish(draft: CodebookInfo, tensors: dict[str, Tensor]) -> Codebook:
     """Save a codebook; its description gets the errors, averaged over layers, and the time of every piece of it."""
     means = {name: tensors[name].double().mean(0).reshape(-1).tolist() for name in ("train_error", "held_out_error")}
-    seconds = tensors.pop("seconds").double()  # (layers, stages), or (layers,) of values; no part of the content
+    # (layers, stages), or (layers,) of values, or one number of rotations; no part of the content
+    seconds = tensors.pop("seconds").double()
     info = draft.model_copy(
         update={
             **{name: [round(error, 6) for error in errors] for name, errors in means.items()},

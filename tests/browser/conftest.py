@@ -112,10 +112,10 @@ def other_server(start_server, home) -> str:
 
 
 @contextmanager
-def served_here(services: Services, port: int | None = None) -> Iterator[str]:
+def served_here(services: Services) -> Iterator[str]:
     """The address of a page served from this process, in which no further model is loaded."""
     with ThreadPoolExecutor(1) as apart:
-        port = port or _free_port()
+        port = _free_port()
         # Playwright's event loop runs in this thread; a server starts one of its own
         blocks = apart.submit(launch, services, Health(services), "127.0.0.1", port).result()
     yield f"http://127.0.0.1:{port}"
@@ -128,23 +128,12 @@ def _free_port() -> int:
         return free.getsockname()[1]
 
 
-@pytest.fixture
-def engine() -> Engine:
-    return Engine()
-
-
 @pytest.fixture(scope="session")
-def quick_port() -> int:
-    """One for all stand-ins: a browser knows the page's scripts by their address."""
-    return _free_port()
-
-
-@pytest.fixture
-def quick(engine, quick_port) -> Iterator[str]:
+def quick(tmp_path_factory) -> Iterator[str]:
     """The address of a page whose runs are the stand-in's."""
-    with served_here(Services(open_store(), engine.compare, estimate), quick_port) as address:
+    store = open_store(str(tmp_path_factory.mktemp("quick")))
+    with served_here(Services(store, Engine().compare, estimate)) as address:
         yield address
-    engine.free.set()
 
 
 @pytest.fixture(scope="module")  # no longer: Playwright keeps an event loop running, and other files run their own

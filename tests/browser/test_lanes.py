@@ -1,6 +1,10 @@
 """Lanes by hand and by keyboard: the editor is where its lane is, in sight, and has the focus."""
 
+from collections.abc import Iterator
+
 import pytest
+
+from tests.browser.conftest import visits
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
 
@@ -12,6 +16,26 @@ CLEAR = """id => {
   return box.top >= top && box.bottom <= Math.min(innerHeight, launch.top > box.top ? launch.top : innerHeight);
 }"""
 FOCUS = "document.activeElement.id"
+
+
+@pytest.fixture(scope="module")
+def form(quick, browser) -> Iterator:
+    """A page that all tests here change."""
+    with visits(browser) as visit:
+        page = visit(quick)
+        page.wait_for_selector("#lane-row-3")
+        yield page
+
+
+def sized(page, width: int, height: int):
+    """The page in a window of that size, at its top with no lane open."""
+    page.set_viewport_size({"width": width, "height": height})
+    page.wait_for_function(f"innerWidth == {width}")
+    if page.locator("#close-lane").is_visible():
+        page.locator("#close-lane").click()
+        page.wait_for_selector("#editor select", state="detached")
+    page.evaluate("scrollTo(0, 0)")
+    return page
 
 
 def opens_at(page, row: int) -> None:
@@ -26,9 +50,8 @@ def opens_at(page, row: int) -> None:
 
 
 @pytest.mark.parametrize("width, height", [(1280, 720), (390, 800)])
-def test_the_editor_opens_at_its_lane_with_the_focus_in_it(quick, open_page, width, height):
-    page = open_page(quick, width=width, height=height)
-    page.wait_for_selector("#lane-row-3")
+def test_the_editor_opens_at_its_lane_with_the_focus_in_it(form, width, height):
+    page = sized(form, width, height)
     for row in (1, 0, 2):
         page.locator(f"#lane-row-{row}").click()
         opens_at(page, row)
@@ -45,9 +68,8 @@ def test_the_editor_opens_at_its_lane_with_the_focus_in_it(quick, open_page, wid
     assert page.evaluate(FOCUS).startswith("lane-row-")
 
 
-def test_what_the_keyboard_reaches_is_not_under_the_card_of_run(quick, open_page):
-    page = open_page(quick, height=620)
-    page.wait_for_selector("#lane-row-3")
+def test_what_the_keyboard_reaches_is_not_under_the_card_of_run(form):
+    page = sized(form, 1280, 620)
     page.locator("#lane-row-0").click()
     opens_at(page, 0)
     reached = []
@@ -60,9 +82,8 @@ def test_what_the_keyboard_reaches_is_not_under_the_card_of_run(quick, open_page
     assert "lane-row-1" in reached and "add-lane" in reached
 
 
-def test_rules_are_added_edited_moved_and_removed(quick, open_page):
-    page = open_page(quick)
-    page.wait_for_selector("#lane-row-3")
+def test_rules_are_added_edited_moved_and_removed(form):
+    page = sized(form, 1280, 900)
     page.locator("#lane-row-0").click()
     opens_at(page, 0)
     assert page.locator(".rule").count() == 0

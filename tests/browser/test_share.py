@@ -17,7 +17,7 @@ from kvq_core.record.fields import Record
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL, parse_spec
 from kvq_core.store.store import open_store
-from tests.browser.conftest import served_here
+from tests.browser.conftest import served_here, visits
 from tests.browser.pages import open_sharing
 from tests.browser.test_page import FACTS, filled_in, run
 from tests.browser.test_training import ask_for_codebooks
@@ -79,54 +79,6 @@ def opened(open_page, address: str, **options):
     # the report last: its figures wait for those of the views, which a new server draws for the first time
     page.wait_for_function("!document.querySelector('#downloads button:disabled')", timeout=120_000)
     return page
-
-
-def test_boxes_hold_links_that_can_be_copied_and_the_card_is_a_picture(server, runs, open_page, tmp_path):
-    page = opened(open_page, f"{server}/?run={ONE}")
-    assert page.locator("#share textarea").input_value() == f"{server}/?run={ONE}"
-    page.locator("#share button.copy").click()
-    page.wait_for_function("document.querySelector('#share button.copy').innerText == 'Copied'")
-    assert page.evaluate("navigator.clipboard.readText()") == f"{server}/?run={ONE}"
-    texts = [box.input_value() for box in page.locator("#copies textarea").all()]
-    link, card, command = texts
-    assert decode(parse_qs(urlsplit(link).query)["c"][0]).canonical() == parse_spec(runs[ONE].spec).canonical()
-    assert f"{server}/?run={ONE}" in card and "KLD" in card and command.startswith("cat > comparison.json <<'EOF'")
-    with page.expect_download() as waiting:
-        page.locator("#copies button.png").click()
-    waiting.value.save_as(tmp_path / "card.png")
-    raw = (tmp_path / "card.png").read_bytes()
-    assert raw[:8] == b"\x89PNG\r\n\x1a\n" and int.from_bytes(raw[16:20]) == 2400 and len(raw) > 20_000
-
-
-def test_files_download_and_parse_and_the_report_opens_offline(server, runs, open_page, browser, tmp_path):
-    page = opened(open_page, f"{server}/?run={ONE}")
-    files = {}
-    for name in NAMES:
-        with page.expect_download() as waiting:
-            page.locator("#downloads").get_by_role("button", name=name).click()
-        files[name] = tmp_path / waiting.value.suggested_filename
-        waiting.value.save_as(files[name])
-        assert files[name].name.startswith(ONE)
-    assert Record.model_validate_json(files["Record (JSON)"].read_bytes()) == runs[ONE]
-    assert "lane/0/kld" in load_file(files["Arrays (safetensors)"])
-    rows = list(csv.DictReader(files["Scorecard (CSV)"].open()))
-    assert [row["lane"] for row in rows] == ["Noise floor", *(lane.label for lane in runs[ONE].lanes)]
-    assert parse_spec(json.loads(files["Comparison (JSON)"].read_bytes())).prompt == runs[ONE].spec["prompt"]
-    for theme, ground in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(23, 28, 39)")):
-        look_at_report(browser, files["Report (HTML)"], theme, ground)
-
-
-def look_at_report(browser, file: Path, theme: str, ground: str) -> None:
-    context = browser.new_context(viewport={"width": 390, "height": 800}, color_scheme=theme, offline=True)
-    page, complaints = context.new_page(), []
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.goto(file.as_uri())
-    assert page.locator("figure svg").count() >= 4
-    assert page.evaluate("document.scrollingElement.scrollWidth") <= 390
-    assert page.evaluate("getComputedStyle(document.querySelector('section')).backgroundColor") == ground
-    assert complaints == []
-    context.close()
 
 
 def test_a_comparison_link_fills_the_form_and_waits(server, open_page):
@@ -192,3 +144,58 @@ def test_a_public_instance_says_that_it_does_not_train(public, open_page):
     page.get_by_text("From a terminal").click()
     assert "codebooks train --model" in page.locator("#training code").inner_text()
     assert page.evaluate("document.scrollingElement.scrollWidth") <= 390
+
+
+@pytest.fixture(scope="module")
+def sharing(server, runs, browser) -> Iterator:
+    """A page with a run of which everything is to be had."""
+    with visits(browser) as visit:
+        yield opened(visit, f"{server}/?run={ONE}")
+
+
+def test_boxes_hold_links_that_can_be_copied_and_the_card_is_a_picture(server, runs, sharing, tmp_path):
+    page = sharing
+    assert page.locator("#share textarea").input_value() == f"{server}/?run={ONE}"
+    page.locator("#share button.copy").click()
+    page.wait_for_function("document.querySelector('#share button.copy').innerText == 'Copied'")
+    assert page.evaluate("navigator.clipboard.readText()") == f"{server}/?run={ONE}"
+    texts = [box.input_value() for box in page.locator("#copies textarea").all()]
+    link, card, command = texts
+    assert decode(parse_qs(urlsplit(link).query)["c"][0]).canonical() == parse_spec(runs[ONE].spec).canonical()
+    assert f"{server}/?run={ONE}" in card and "KLD" in card and command.startswith("cat > comparison.json <<'EOF'")
+    with page.expect_download() as waiting:
+        page.locator("#copies button.png").click()
+    waiting.value.save_as(tmp_path / "card.png")
+    raw = (tmp_path / "card.png").read_bytes()
+    assert raw[:8] == b"\x89PNG\r\n\x1a\n" and int.from_bytes(raw[16:20]) == 2400 and len(raw) > 20_000
+
+
+def test_files_download_and_parse_and_the_report_opens_offline(runs, sharing, browser, tmp_path):
+    page = sharing
+    files = {}
+    for name in NAMES:
+        with page.expect_download() as waiting:
+            page.locator("#downloads").get_by_role("button", name=name).click()
+        files[name] = tmp_path / waiting.value.suggested_filename
+        waiting.value.save_as(files[name])
+        assert files[name].name.startswith(ONE)
+    assert Record.model_validate_json(files["Record (JSON)"].read_bytes()) == runs[ONE]
+    assert "lane/0/kld" in load_file(files["Arrays (safetensors)"])
+    rows = list(csv.DictReader(files["Scorecard (CSV)"].open()))
+    assert [row["lane"] for row in rows] == ["Noise floor", *(lane.label for lane in runs[ONE].lanes)]
+    assert parse_spec(json.loads(files["Comparison (JSON)"].read_bytes())).prompt == runs[ONE].spec["prompt"]
+    for theme, ground in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(23, 28, 39)")):
+        look_at_report(browser, files["Report (HTML)"], theme, ground)
+
+
+def look_at_report(browser, file: Path, theme: str, ground: str) -> None:
+    context = browser.new_context(viewport={"width": 390, "height": 800}, color_scheme=theme, offline=True)
+    page, complaints = context.new_page(), []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(file.as_uri())
+    assert page.locator("figure svg").count() >= 4
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= 390
+    assert page.evaluate("getComputedStyle(document.querySelector('section')).backgroundColor") == ground
+    assert complaints == []
+    context.close()

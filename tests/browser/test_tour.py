@@ -54,23 +54,26 @@ IN_SIGHT = """figure => {
 }"""
 
 
-def test_a_step_is_in_the_address_and_its_figure_in_sight(server, browser):
+def arrived(page, number: int) -> None:
+    """Where the page shows that step: in its words and its address, with the figure in sight."""
+    step = tour()[number - 1]
+    page.wait_for_function("title => document.querySelector('#learn h3')?.innerText === title", arg=step.title)
+    page.wait_for_function(f"location.search === '?learn={number}'")
+    page.wait_for_function(IN_SIGHT, arg=step.figure)
+
+
+def test_back_leads_to_the_step_before_and_closing_to_its_run(server, browser):
+    last = len(tour())
     with visits(browser, reads_console=False) as visit:  # Back leaves a page whose figures may be under way
-        walk(visit(f"{server}/?learn=1"))
-
-
-def walk(page) -> None:
-    for number, step in enumerate(tour(), 1):
-        page.wait_for_function("title => document.querySelector('#learn h3')?.innerText === title", arg=step.title)
-        page.wait_for_function(f"location.search === '?learn={number}'")
-        page.wait_for_function(IN_SIGHT, arg=step.figure)
-        if number < len(tour()):
-            page.locator("#learn-next").click()
-    page.go_back()
-    title = tour()[-2].title
-    page.wait_for_function("title => document.querySelector('#learn h3')?.innerText === title", arg=title)
-    page.locator("#learn-close").click()
-    page.wait_for_function("location.search.startsWith('?run=')")
+        page = visit(f"{server}/?learn={last - 1}")
+        arrived(page, last - 1)
+        page.locator("#learn-next").click()
+        arrived(page, last)
+        page.go_back()
+        title = tour()[-2].title
+        page.wait_for_function("title => document.querySelector('#learn h3')?.innerText === title", arg=title)
+        page.locator("#learn-close").click()
+        page.wait_for_function("location.search.startsWith('?run=')")
 
 
 @pytest.mark.parametrize("number", [5, 9])
@@ -96,12 +99,12 @@ def test_words_sliders_and_figures_agree_at_every_moment_of_the_tour(server, ope
     page = open_page(f"{server}/?learn=1")
     page.emulate_media(reduced_motion="reduce")  # what is hidden is hidden at once
     page.evaluate(WATCH, expected())
-    for number, step in enumerate(tour()):
-        page.wait_for_function("title => document.querySelector('#learn h3')?.innerText === title", arg=step.title)
+    for number, step in enumerate(tour(), 1):
+        arrived(page, number)
         page.wait_for_selector(f"#views [data-view={step.view}][aria-selected=true]")
         if step.view != "verdicts":
             page.wait_for_selector(f"#view-{step.view}:not(.behind) .plot:not(.behind) .main-svg")
-        if number + 1 < len(tour()):
+        if number < len(tour()):
             page.locator("#learn-next").click()
     assert page.evaluate("[...window.disagreements]") == []
     assert page.evaluate("window.looks") > 10 * len(tour())

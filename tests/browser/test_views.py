@@ -1,10 +1,12 @@
 """Every view of a stored run, clicked through; console errors fail a test when it ends."""
 
 import json
+from collections.abc import Iterator
 
 import pytest
 
 from kvq_core.store.store import open_store
+from tests.browser.conftest import visits
 from tests.browser.pages import VIEWS, click_through, open_view
 from tests.support.ui_record_factory import make_run
 
@@ -44,18 +46,59 @@ def takes_views_away(page, stored: str) -> None:
     assert "<svg" in image.value.path().read_text()[:300]
 
 
-@pytest.mark.parametrize("width, theme", [(1280, "light"), (390, "dark")])
-def test_every_view_of_a_stored_run_opens_and_is_taken_away(stored, server, open_page, width, theme):
-    page = open_page(f"{server}/?run={stored}&__theme={theme}", width=width)
+def test_of_many_lanes_those_chosen_in_the_table_are_drawn(many, server, open_page):
+    page = open_page(f"{server}/?run={many}&__theme=dark", width=390)
     page.wait_for_selector(VIEWS["Verdicts"])
-    click_through(page, width)
-    if width == 1280:
-        takes_views_away(page, stored)
+    assert page.locator(".lane-table tbody tr").count() == 20 and page.locator("#cards .answer").count() == 9
+    boxes, choose = page.locator(".lane-table input"), page.locator(".lane-table [data-draw='8']")
+    assert boxes.evaluate_all("boxes => boxes.filter(box => box.checked).length") == 8
+    open_view(page, "Bits")
+    page.locator("#pick-layer input[type=number]").fill("3")
+    page.locator("#pick-layer input[type=number]").press("Enter")
+    for at in range(20):
+        boxes.nth(at).check()
+    choose.click()
+    assert page.locator(".lane-table [role=status]").inner_text() == "20 are chosen; choose 1 to 8."
+    for at in range(20):
+        boxes.nth(at).set_checked(at in (2, 17))
+    choose.click()
+    page.wait_for_function("document.querySelectorAll('#cards .answer').length == 3")
+    assert page.locator("#cards h3").all_inner_texts() == ["Full precision", "Lane 2", "Lane 17"]
+    page.wait_for_function("document.querySelector('#legend .legend-rows')?.innerText.includes('Lane 17')")
+    assert page.locator("#view-storage").is_visible(), "the view that was open stays open"
+    assert page.locator("#pick-layer input[type=number]").input_value() == "3"
+    open_view(page, "Verdicts")
+    page.wait_for_function("document.querySelectorAll('#verdicts .verdict').length == 2")
+    assert page.locator("#verdicts .verdict h4").all_inner_texts() == ["Lane 2", "Lane 17"]
+    for width in (390, 1280):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_function(f"innerWidth == {width}")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.locator(".lane-table [data-draw=best]").click()
+    page.wait_for_function("document.querySelectorAll('#cards .answer').length == 9")
 
 
-def test_a_click_anywhere_selects_everywhere(stored, server, open_page):
-    page = open_page(f"{server}/?run={stored}")
+def test_every_view_of_a_stored_run_opens_on_a_phone_in_the_dark(stored, server, open_page):
+    page = open_page(f"{server}/?run={stored}&__theme=dark", width=390)
     page.wait_for_selector(VIEWS["Verdicts"])
+    click_through(page, 390)
+
+
+@pytest.fixture(scope="module")
+def wide(stored, server, browser) -> Iterator:
+    with visits(browser) as visit:
+        page = visit(f"{server}/?run={stored}&__theme=light")
+        page.wait_for_selector(VIEWS["Verdicts"])
+        yield page
+
+
+def test_every_view_of_a_stored_run_opens_and_is_taken_away(wide, stored):
+    click_through(wide, 1280)
+    takes_views_away(wide, stored)
+
+
+def test_a_click_anywhere_selects_everywhere(wide):
+    page = wide
     open_view(page, "Text")
     page.locator("#text-forced [data-t='4']").click()
     page.wait_for_function("document.querySelector('#top-lists h4')?.innerText == 'Token 4'")
@@ -86,33 +129,3 @@ def test_a_click_anywhere_selects_everywhere(stored, server, open_page):
         }"""
     )
     assert 0 < highest <= 1.001 * end_of_scale  # in score units, not the codes they came as
-
-
-@pytest.mark.parametrize("width, theme", [(1280, "light"), (390, "dark")])
-def test_of_many_lanes_those_chosen_in_the_table_are_drawn(many, server, open_page, width, theme):
-    page = open_page(f"{server}/?run={many}&__theme={theme}", width=width)
-    page.wait_for_selector(VIEWS["Verdicts"])
-    assert page.locator(".lane-table tbody tr").count() == 20 and page.locator("#cards .answer").count() == 9
-    boxes, choose = page.locator(".lane-table input"), page.locator(".lane-table [data-draw='8']")
-    assert boxes.evaluate_all("boxes => boxes.filter(box => box.checked).length") == 8
-    open_view(page, "Bits")
-    page.locator("#pick-layer input[type=number]").fill("3")
-    page.locator("#pick-layer input[type=number]").press("Enter")
-    for at in range(20):
-        boxes.nth(at).check()
-    choose.click()
-    assert page.locator(".lane-table [role=status]").inner_text() == "20 are chosen; choose 1 to 8."
-    for at in range(20):
-        boxes.nth(at).set_checked(at in (2, 17))
-    choose.click()
-    page.wait_for_function("document.querySelectorAll('#cards .answer').length == 3")
-    assert page.locator("#cards h3").all_inner_texts() == ["Full precision", "Lane 2", "Lane 17"]
-    page.wait_for_function("document.querySelector('#legend .legend-rows')?.innerText.includes('Lane 17')")
-    assert page.locator("#view-storage").is_visible(), "the view that was open stays open"
-    assert page.locator("#pick-layer input[type=number]").input_value() == "3"
-    open_view(page, "Verdicts")
-    page.wait_for_function("document.querySelectorAll('#verdicts .verdict').length == 2")
-    assert page.locator("#verdicts .verdict h4").all_inner_texts() == ["Lane 2", "Lane 17"]
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    page.locator(".lane-table [data-draw=best]").click()
-    page.wait_for_function("document.querySelectorAll('#cards .answer').length == 9")

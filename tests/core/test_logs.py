@@ -11,8 +11,9 @@ from kvq_core.events import Finished, Step
 from kvq_core.logs import configure, log_error, log_event
 from kvq_core.pipeline.compare import compare_on
 from kvq_core.settings import settings
-from kvq_core.spec import parse_spec
+from kvq_core.spec import DEFAULT_MODEL, parse_spec
 from kvq_core.store.store import open_store
+from tests.support.tiny_models import tiny
 
 PROMPT = "Where did the purple walrus hide its lantern?"
 LABEL = "walrus lane"
@@ -24,6 +25,11 @@ SPEC = {
     "capture": {"detail": "off"},
     "lanes": [{"method": "per_token", "label": LABEL}],
 }
+
+
+@pytest.fixture(scope="module")
+def model(smollm):
+    return tiny("llama", tokenizer=smollm.tokenizer)
 
 
 @pytest.fixture
@@ -43,14 +49,14 @@ def log(monkeypatch, capsys):
     root.handlers[:], root.level, kvq.level = before
 
 
-def test_a_run_is_told_without_anybodys_words(log, smollm, tmp_path):
+def test_a_run_is_told_without_anybodys_words(log, model, tmp_path):
     lines = log()
     store = open_store(str(tmp_path))
-    record = next(e for e in compare_on(smollm, parse_spec(SPEC), store) if isinstance(e, Finished)).record
-    list(compare_on(smollm, parse_spec(SPEC), store))
+    record = next(e for e in compare_on(model, parse_spec(SPEC), store) if isinstance(e, Finished)).record
+    list(compare_on(model, parse_spec(SPEC), store))
     started, finished, again, reused = lines()
     assert started["event"] == "run started" and started["run"] == record.id and started["level"] == "info"
-    assert started["model"] == smollm.id and started["methods"] == ["per_token"]
+    assert started["model"] == DEFAULT_MODEL and started["methods"] == ["per_token"]
     assert started["prompt_tokens"] == len(record.reference.prompt_token_ids)
     assert finished["event"] == "run finished" and finished["run"] == record.id and finished["reused"] is False
     assert finished["new_tokens"] == 3 and finished["seconds"] > 0
@@ -58,31 +64,31 @@ def test_a_run_is_told_without_anybodys_words(log, smollm, tmp_path):
     assert "walrus" not in json.dumps(lines()) and record.reference.text not in json.dumps(lines())
 
 
-def test_prompts_and_answers_are_told_where_that_is_asked_for(log, smollm):
+def test_prompts_and_answers_are_told_where_that_is_asked_for(log, model):
     lines = log(KVQ_LOG_PROMPTS="1")
-    record = list(compare_on(smollm, parse_spec(SPEC)))[-1].record
+    record = list(compare_on(model, parse_spec(SPEC)))[-1].record
     assert [line.get("prompt") for line in lines()] == [PROMPT, None]
     assert lines()[1]["text"] == record.reference.text
 
 
-def test_a_cancelled_run_says_so(log, smollm):
+def test_a_cancelled_run_says_so(log, model):
     lines = log()
-    events = compare_on(smollm, parse_spec(SPEC))
+    events = compare_on(model, parse_spec(SPEC))
     next(event for event in events if isinstance(event, Step))
     events.close()
     assert [line["event"] for line in lines()] == ["run started", "run cancelled"]
 
 
-def test_a_run_whose_record_was_taken_is_not_cancelled(log, smollm):
+def test_a_run_whose_record_was_taken_is_not_cancelled(log, model):
     lines = log()
-    events = compare_on(smollm, parse_spec(SPEC))
+    events = compare_on(model, parse_spec(SPEC))
     next(event for event in events if isinstance(event, Finished))
     events.close()
     assert [line["event"] for line in lines()] == ["run started", "run finished"]
 
 
 @pytest.mark.parametrize("error", [ValueError(f"bad piece {PROMPT!r}"), SpecError(f"Lane {LABEL!r} is impossible")])
-def test_errors_are_told_by_type_and_place(log, smollm, monkeypatch, error):
+def test_errors_are_told_by_type_and_place(log, model, monkeypatch, error):
     """Messages of errors can quote people; the place of a defect is told, so that it can be found."""
 
     def broken(*_):
@@ -91,7 +97,7 @@ def test_errors_are_told_by_type_and_place(log, smollm, monkeypatch, error):
     monkeypatch.setattr(sys.modules["kvq_core.pipeline.compare"], "assemble", broken)
     lines = log()
     with pytest.raises(type(error)):
-        list(compare_on(smollm, parse_spec(SPEC)))
+        list(compare_on(model, parse_spec(SPEC)))
     failed = lines()[-1]
     assert failed["event"] == "run failed" and failed["error"] == type(error).__name__
     assert "walrus" not in json.dumps(lines())
@@ -113,10 +119,10 @@ def test_what_a_store_says_is_told(log):
     assert lines()[0]["reason"].endswith("No space left on device.") and lines()[0]["run"] == "1"
 
 
-def test_a_store_that_is_full_costs_no_result(log, smollm, monkeypatch, tmp_path):
+def test_a_store_that_is_full_costs_no_result(log, model, monkeypatch, tmp_path):
     lines = log()
     monkeypatch.setenv("KVQ_STORE_LIMIT", "1kB")
-    finished = list(compare_on(smollm, parse_spec(SPEC), open_store()))[-1]
+    finished = list(compare_on(model, parse_spec(SPEC), open_store()))[-1]
     assert "KVQ_STORE_LIMIT" in finished.unkept and finished.record.reference.text
     assert [line["event"] for line in lines()] == ["run started", "run not kept", "run finished"]
 

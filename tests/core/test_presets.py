@@ -4,6 +4,7 @@ import pytest
 
 from kvq_core.errors import SpecError
 from kvq_core.presets import preset, presets
+from tests.support.campaigns import whole
 from tests.support.tiny_models import generate
 
 WANTED = {
@@ -66,7 +67,11 @@ def test_the_needle_is_found_at_full_precision(smollm):
     assert "4718" in smollm.tokenizer.decode(answer(smollm, "needle", 24))
 
 
-@pytest.mark.parametrize("name", sorted(set(WANTED) - {"needle", "long-prompt"}))  # long-prompt runs in the benchmark
+ANSWERED = sorted(set(WANTED) - {"needle", "long-prompt"})  # long-prompt runs in the benchmark
+
+
+@pytest.mark.long("combine")
+@pytest.mark.parametrize("name", ANSWERED if whole() else ["keys-vs-values"])
 def test_answers_are_long_enough_for_a_verdict(smollm, name):
     """At least 50 scored positions: 51 generated tokens, and an answer that is more than one phrase repeated."""
     tokens = answer(smollm, name, 52)

@@ -6,12 +6,14 @@ where every campaign ran whole and passed.
 
 import functools
 import hashlib
+import itertools
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -30,6 +32,8 @@ CAMPAIGNS = {
     "fuzz": ("kvq_core", "ui", "tests/core/test_fuzz.py"),
     "engine": ("benchmarks/llama_cpp.py", "kvq_core/engine", "kvq_core/methods", "kvq_core/external"),
     "compile": ("kernels/kvq_kernels", "tests/support/kernel_compiler.py", "tests/triton"),
+    "interpret": ("kernels/kvq_kernels", "tests/kernels", "tests/triton"),
+    "combine": ("kvq_core", "kernels/kvq_kernels", "tests/support", "tests/core"),
 }
 _TIMES = 100  # as many inputs as a sample has
 
@@ -46,6 +50,11 @@ def inputs(sample: int) -> Callable[[Callable], Callable]:
         return pytest.mark.long("fuzz")(settings(max_examples=sample * (_TIMES if whole() else 1))(test))
 
     return marked
+
+
+def pairs(many: Iterable, few: Iterable) -> list[tuple[Any, Any]]:
+    """Each of ``many`` with each of ``few``; in a sample with one of them, in turn."""
+    return list(itertools.product(many, few)) if whole() else list(zip(many, itertools.cycle(few), strict=False))
 
 
 def hash_of(places: tuple[str, ...]) -> str:

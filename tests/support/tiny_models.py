@@ -21,7 +21,6 @@ _COMMON = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
     "intermediate_size": 96,
-    "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 32,
@@ -45,12 +44,14 @@ SCALED = {  # their scores are not divided by sqrt(head_dim)
 
 
 @cache
-def tiny(name: str, dtype: torch.dtype = torch.float32, tokenizer: Any = None) -> LoadedModel:
+def tiny(name: str, dtype: torch.dtype = torch.float32, tokenizer: Any = None, layers: int = 3) -> LoadedModel:
     """A model of that architecture with random weights; biases are random too, so that a lost one shows."""
     config, changes = {**CONFIGS, **SCALED}[name]
     torch.manual_seed(7)
-    vocabulary = {"vocab_size": len(tokenizer)} if tokenizer is not None else {}
-    model = AutoModelForCausalLM.from_config(config(**{**_COMMON, **changes, **vocabulary}), dtype=dtype)
+    changes = {**changes, "num_hidden_layers": layers}
+    if tokenizer is not None:
+        changes["vocab_size"] = len(tokenizer)
+    model = AutoModelForCausalLM.from_config(config(**{**_COMMON, **changes}), dtype=dtype)
     for parameter_name, parameter in model.named_parameters():
         if parameter_name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.5)

@@ -1,6 +1,7 @@
 """Triton kernels without a GPU: numerics in the interpreter, and every kernel compiled ahead of time."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,14 +47,16 @@ MOST_WORK = {
 
 
 @pytest.mark.compiler
+@pytest.mark.long("interpret")
 @pytest.mark.timeout(900)
-def test_numerics_in_the_interpreter(passed_before):
-    """In a process of its own: Triton reads TRITON_INTERPRET when it is imported."""
+def test_numerics_in_the_interpreter(record_property, passed_before):
+    """In a process of its own: Triton reads TRITON_INTERPRET when it is imported. A sample is every fourth check."""
     command = [sys.executable, "-m", "pytest", "-c", "pytest.ini", "-q", "--timeout=0"]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "EVERY": "1" if whole() else "4"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=CHECKS)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout and "skipped" not in done.stdout
+    assert "skipped" not in done.stdout
+    record_property("checks", int(re.search(r"(\d+) passed", done.stdout)[1]))
     passed_before()
 
 
@@ -71,11 +74,13 @@ def test_every_kernel_is_launched_by_an_operation(recorded):
 
 
 @pytest.mark.compiler
+@pytest.mark.long("compile")
 def test_sizes_of_one_are_constants_on_a_gpu_and_every_kernel_takes_them(recorded, passed_before):
-    """The interpreter makes none of them, so it also takes what would fail there, such as ``tokens.to(tl.int64)``."""
+    """The interpreter makes none of them, so it also takes what would fail there, such as ``tokens.to(tl.int64)``. A
+    sample is one launch of every kernel and every fourth of all."""
     found = smallest_launches()
     assert {entry.kernel.__name__ for entry in found} == {entry.kernel.__name__ for entry in recorded}
-    for entry in found:
+    for entry in found if whole() else [*one_of_each(found), *found[::4]]:
         assert f"@{entry.kernel.__name__}" in parse_for(entry, 90)
     passed_before()
 
@@ -100,10 +105,15 @@ def test_launches_compile_without_spills(capability, recorded, tmp_path, record_
 
 
 def sample(recorded, capability):
-    """All whose work is limited, which is known of one capability; for the other one launch of every kernel."""
+    """All whose work is limited, which is known of one capability; for the other one launch of every other kernel."""
     if capability == 90:
         return [entry for entry in recorded if most_work(entry) is not None]
-    return list({entry.kernel.__name__: entry for entry in recorded}.values())
+    return [entry for entry in one_of_each(recorded) if entry.kernel.__name__ not in MOST_WORK]
+
+
+def one_of_each(found):
+    """A launch of every kernel."""
+    return list({entry.kernel.__name__: entry for entry in found}.values())
 
 
 def most_work(entry):

@@ -158,7 +158,7 @@ def _described(kind: str, request: Any) -> str:
     bits = plural(request.bits, "bit")
     if kind == "keys":
         return f"keys ({request.levels} levels, {plural(request.stages, 'stage') if request.stages else bits})"
-    return f"values ({bits})"
+    return f"values ({bits})" if kind == "values" else f"rotations ({request.target})"
 
 
 def _about(time: float) -> str:

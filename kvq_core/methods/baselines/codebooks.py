@@ -12,7 +12,12 @@ _ROWS = 1024  # vectors searched at once: what fits a CPU's cache
 def nearest(vectors: Tensor, centres: Tensor) -> Tensor:
     """The nearest of centres (count, width) for each of vectors (n, width): (n,) int64; the first among equals."""
     half = centres.square().sum(-1) / -2
-    return torch.cat([torch.addmm(half, part, centres.mT).argmax(-1) for part in vectors.split(_ROWS)])
+    return torch.cat([_first_largest(torch.addmm(half, part, centres.mT)) for part in vectors.split(_ROWS)])
+
+
+def _first_largest(x: Tensor) -> Tensor:
+    """Where each row of x (n, count) is largest, (n,) int64."""
+    return x.argmax(-1) if x.is_cuda else torch.from_numpy(x.numpy().argmax(-1))  # several times faster than torch's
 
 
 def kmeans(vectors: Tensor, count: int, rounds: int = ROUNDS) -> Tensor:

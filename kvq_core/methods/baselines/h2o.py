@@ -17,10 +17,10 @@ class H2oSelection(Eviction):
 
     by: Literal["h2o"]
 
-    def fit(self, prompt: Prompt) -> Fitted:
-        heavy, recent = self.tokens(prompt.keys.shape[-2])
+    def fit(self, prompt: Prompt, tokens: int) -> Fitted:
+        heavy, recent = self.tokens(tokens)
         scores = [_received(prompt, layer) for layer in range(len(prompt.keys))]
-        return self.fitted(Evicting(heavy, recent, scores), prompt)
+        return self.fitted(Evicting(heavy, recent, scores), prompt, tokens)
 
 
 def _received(prompt: Prompt, layer: int) -> Tensor:
@@ -54,7 +54,7 @@ class H2o(EvictionMethod):
         "Attention is summed over the query heads that share a KV head, which keep the same tokens; the authors' code "
         "sums per query head and does not run with grouped queries where it really drops.",
         "Budgets are fractions of the prompt's tokens, as in the authors' masked variant; the prompt itself is read "
-        "whole, as in the variant that drops.",
+        "whole, as in the variant that drops, or in chunks (prefill), after each of which tokens are dropped.",
         "Tokens keep the positions they had; the authors' variant for endless streams moves them together.",
         "Several continuation tokens scored in one pass (score_chunk) read the same tokens, and drop others only after "
         "it.",

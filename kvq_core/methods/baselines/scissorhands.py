@@ -56,9 +56,9 @@ class ScissorhandsSelection(Eviction):
 
     by: Literal["scissorhands"]
 
-    def fit(self, prompt: Prompt) -> Fitted:
+    def fit(self, prompt: Prompt, tokens: int) -> Fitted:
         count = prompt.keys.shape[-2]
-        heavy, recent = self.tokens(count)
+        heavy, recent = self.tokens(tokens)
         window = max(1, recent)
         history = []
         for layer in range(len(prompt.keys)):
@@ -67,7 +67,7 @@ class ScissorhandsSelection(Eviction):
                 rows += below_mean(attention, attention.shape[-1] - attention.shape[-2])
             history.append(tuple(pad(row, (0, count - row.shape[-1])) for row in rows))
         scores = [-torch.stack(rows).float().sum(0) for rows in history]
-        return self.fitted(Counting(heavy, recent, scores, window=window, history=history), prompt)
+        return self.fitted(Counting(heavy, recent, scores, window=window, history=history), prompt, tokens)
 
 
 class Scissorhands(EvictionMethod):

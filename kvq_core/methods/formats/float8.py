@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from kvq_core.codecs.blocks import Block
-from kvq_core.codecs.queries import QueryRounding, rounded_e4m3
+from kvq_core.codecs.queries import QueryRounding, rounded_e4m3, scaled_e4m3
 from kvq_core.methods.base import Fitted, ModelRef, Prompt
 from kvq_core.methods.deployments import Elsewhere, Home
 from kvq_core.methods.formats.tokenwise import Format, TokenCodec
@@ -81,7 +81,8 @@ class Fp8(Format):
     name: ClassVar[str] = "fp8"
     title: ClassVar[str] = "FP8"
     deviations: ClassVar[tuple[str, ...]] = (
-        "Where scales are calibrated, queries are not rounded; servers round them with the keys' scale, or their own.",
+        "Where scales are calibrated, queries are rounded with the keys' scale, as vLLM does where the checkpoint has "
+        "none of the queries' own.",
     )
     home: ClassVar[Home | None] = VLLM
 
@@ -90,11 +91,11 @@ class Fp8(Format):
         "one", title="Scale", description="1, or the prompt's largest magnitude in a layer, or in a KV head."
     )
     quantize_query: bool = Field(
-        True, title="Round queries", description="To e4m3 as well, as FP8 attention does; of e4m3 with scale 1 only."
+        True, title="Round queries", description="To e4m3 as well, with the keys' scale, as FP8 attention does."
     )
 
     def query_rounding(self, model: ModelRef | None = None) -> QueryRounding | None:
-        return rounded_e4m3 if self.quantize_query and self.format == "e4m3" and self.scale == "one" else None
+        return rounded_e4m3 if self.quantize_query and self.format == "e4m3" else None
 
     def fit(self, prompt: Prompt) -> Fitted:
         if self.scale == "one":
@@ -103,7 +104,10 @@ class Fp8(Format):
             Float8Codec(kind=self.format, shared={"scale": prompt_scale(x, LARGEST[self.format], self.scale == "head")})
             for x in (prompt.keys, prompt.values)
         )
-        return Fitted(key, value, (CALIBRATED,))
+        if self.query_rounding() is None:
+            return Fitted(key, value, (CALIBRATED,))
+        said = f"{CALIBRATED}; queries are rounded with the keys'"
+        return Fitted(key, value, (said,), roundings=tuple(map(scaled_e4m3, key.shared["scale"])))
 
     def elsewhere(self) -> tuple[Elsewhere, ...]:
         asked = {"e4m3": "fp8", "e5m2": "fp8_e5m2"}[self.format]

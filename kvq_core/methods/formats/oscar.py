@@ -1,68 +1,22 @@
 """OSCAR: 2-bit codes behind a rotation fitted to what attention reads."""
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
-from pydantic import Field
-from torch import Tensor
+from pydantic import Field, model_validator
 
+from kvq_core.codebooks.files import NAME
+from kvq_core.codebooks.lookup import CodebookNeed, find, require
 from kvq_core.codecs.hadamard import Hadamard
 from kvq_core.codecs.window import Window
-from kvq_core.methods.base import Fitted, Method, ModelShape, Prompt
+from kvq_core.methods.base import Fitted, Method, ModelRef, ModelShape, Prompt
 from kvq_core.methods.deployments import Elsewhere, Home
+from kvq_core.methods.formats.fitted_rotation import covariances, fitted_rotation
 from kvq_core.methods.formats.rotated_int2 import RotatedInt2
 from kvq_core.methods.widths import RECENT, SINK
 
-RIDGE = 1e-6  # of the mean eigenvalue, where too few rows leave directions undecided
 SCALES = {"float16": torch.float16, "float32": torch.float32}
 Target = Literal["qqt", "ktk", "hadamard"]
-
-
-def fitted_rotation(covariance: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Eigenvectors of covariances (layers, d, d) float64 of so many ``rows``, times the Hadamard matrix, in the order
-    of the authors' bit reversal (compute_kv_rotation.py, r_h_pbr), and the eigenvalues, ascending; both float32."""
-    dim = covariance.shape[-1]
-    if rows < dim:
-        mean = covariance.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None]
-        rising = torch.linspace(1, 2, dim, dtype=covariance.dtype, device=covariance.device)
-        covariance = covariance + torch.diag_embed(RIDGE * mean * rising)
-    values, vectors = torch.linalg.eigh((covariance + covariance.mT) / 2)
-    reversed_bits = torch.tensor([int(f"{i:0{dim.bit_length() - 1}b}"[::-1], 2) for i in range(dim)])
-    order = torch.empty(dim, dtype=torch.long)
-    order[reversed_bits] = torch.arange(dim - 1, -1, -1)  # the largest first
-    mixed = vectors.float() @ Hadamard.of(dim, covariance.device).matrix
-    return mixed[..., order.to(mixed.device)].contiguous(), values.float()
-
-
-def covariances(prompt: Prompt, target: Target) -> tuple[Tensor, Tensor]:
-    """Of what keys and values are to be rotated by, float64 (layers, d, d), means over a layer's KV heads.
-
-    qqt: of queries, and of values each weighted by its key's k QᵀQ kᵀ over the mean of these, squared scores before the
-    softmax. ktk: of keys and of values.
-    """
-    keys, values = prompt.keys if prompt.rotated is None else prompt.rotated, prompt.values
-    tokens = keys.shape[-2]
-    if target == "ktk":
-        own = (torch.stack([layer.mT @ layer for layer in map(Tensor.double, x)]) for x in (keys, values))
-        of_keys, of_values = (each.mean(1) / tokens for each in own)
-        return of_keys, of_values
-    assert prompt.queries is not None
-    grams = prompt.query_gram() / (prompt.queries.shape[1] // keys.shape[1] * tokens)
-    weighted = []
-    for k, v, gram in zip(keys, values, grams, strict=True):
-        k, v = k.double(), v.double()
-        weights = ((k @ gram) * k).sum(-1)
-        weights = weights / weights.mean(-1, keepdim=True).clamp_min(1e-12 / tokens)
-        weighted.append((v.mT @ (v * weights[..., None])).mean(0) / tokens)
-    return grams.mean(1), torch.stack(weighted)
-
-
-def engine_file(codec: RotatedInt2, layers: tuple[int, ...], objective: str) -> dict[str, Any]:
-    """The rotations of these layers of a model as SGLang's load_oscar_rotations reads them with torch.load."""
-    assert codec.eigenvalues is not None
-    kept = zip(layers, codec.shared["rotation"], codec.eigenvalues, strict=True)
-    by_layer = {layer: {"layer_id": layer, "rotation": r, "eigenvalues": values} for layer, r, values in kept}
-    return {"format_version": 1, "objective": objective, "source_grouping": "layer", "layers": by_layer}
 
 
 class Oscar(Method):
@@ -70,9 +24,10 @@ class Oscar(Method):
     eigenvectors of what attention reads, mixed by a Hadamard transform.
 
     Keys are rotated by the queries' covariance, values by their own with each token weighted by its squared scores. A
-    rotation takes 4 head_dim bytes for each channel of a layer, keys and values each, and a token a scale and a zero a
-    head: with head_dim 128 and float16 2.25 bits an element, with float32, as the serving recipe has it, 2.5. The first
-    64 tokens and the newest 256 stay in fp16, which at short prompts is most of what is stored.
+    rotation takes 4 head_dim bytes for each channel of a layer, keys and values each; a calibrated one belongs to the
+    model and is in no lane's bits (python -m kvq_core codebooks train --only rotations). A token takes a scale and a
+    zero a head: with head_dim 128 and float16 2.25 bits an element, with float32, as the serving recipe has it, 2.5.
+    The first 64 tokens and the newest 256 stay in fp16, which at short prompts is most of what is stored.
     On normal numbers clipping alone halves the error: compare target = hadamard, and clips of 1, before crediting the
     covariances.
     """
@@ -82,8 +37,8 @@ class Oscar(Method):
     paper: ClassVar[str | None] = "https://arxiv.org/abs/2605.17757"
     home: ClassVar[Home | None] = Home("SGLang", 2048, "raw")
     deviations: ClassVar[tuple[str, ...]] = (
-        "The rotation is fitted on the prompt instead of 30,000 tokens of calibration texts: it has seen the tokens it "
-        "stores, and no query that comes later.",
+        "Without calibration the rotation is fitted on the prompt: it has seen the tokens it stores, and no query that "
+        "comes later. Calibrated ones come from about 12,000 tokens; the authors take 30,000.",
         "Rows are rotated in float32; the engine rotates in bfloat16, and folds the values' rotation into the weights.",
         "Covariances of fewer rows than head_dim get a small ridge, so that all directions are decided.",
         "A row that is constant once rotated is its own scale where float16 cannot hold its zero; there it is lost.",
@@ -93,6 +48,12 @@ class Oscar(Method):
         "qqt",
         title="Target",
         description="Covariances: qqt of queries and score-weighted values; ktk of keys and values; hadamard: none.",
+    )
+    calibration: str | None = Field(
+        None,
+        pattern=NAME,
+        title="Calibration",
+        description="Name of rotations kept for the model, such as default; empty: fitted on this prompt.",
     )
     clip_key: float = Field(
         0.96, ge=0.5, le=1, title="Clip keys", description="Share of a row's magnitudes that is not clipped; 1: all."
@@ -123,9 +84,15 @@ class Oscar(Method):
         description="Newest tokens kept in full precision.",
     )
 
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.calibration is not None and self.target == "hadamard":
+            raise ValueError("target = hadamard is the same for every model; leave calibration out.")
+        return self
+
     @property
     def needs_queries(self) -> bool:
-        return self.target == "qqt"
+        return self.target == "qqt" and self.calibration is None
 
     @property
     def not_rotated(self) -> str | None:
@@ -146,15 +113,17 @@ class Oscar(Method):
             turn = Hadamard.of(prompt.keys.shape[-1], prompt.keys.device)
             fixed = [RotatedInt2(turn, clip, self.lloyd_max, dtype) for clip in clips]
             return Fitted(fixed[0], fixed[1])
+        if self.calibration is not None:
+            return self._calibrated(prompt, self.calibration)
         heads, tokens, dim = prompt.keys.shape[1:]
-        asked = heads if prompt.queries is None else prompt.queries.shape[1]
+        queries = prompt.queries
+        asked = heads if queries is None else queries.shape[1]
+        gram = None if queries is None else prompt.query_gram() / (asked // heads * tokens)
+        own = covariances(prompt.keys if prompt.rotated is None else prompt.rotated, prompt.values, gram)
         codecs = []
-        for clip, covariance, rows in zip(
-            clips, covariances(prompt, self.target), (asked * tokens, heads * tokens), strict=True
-        ):
-            rotation, values = fitted_rotation(covariance, rows)
-            shared = {"rotation": rotation}
-            codecs.append(RotatedInt2(None, clip, self.lloyd_max, dtype, shared, values))
+        for clip, covariance, rows in zip(clips, own, (asked * tokens, heads * tokens), strict=True):
+            rotation, _ = fitted_rotation(covariance, rows)
+            codecs.append(RotatedInt2(None, clip, self.lloyd_max, dtype, {"rotation": rotation}))
         share = 32 * dim / (heads * tokens)
         notes = [
             f"prompt-only: its rotations are fitted on this prompt, where the engine has calibrated ones; they are "
@@ -164,8 +133,42 @@ class Oscar(Method):
             notes.append(f"{heads * tokens} rows of values do not span {dim} channels: the rest is rotated as it falls")
         return Fitted(codecs[0], codecs[1], tuple(notes))
 
+    def _calibrated(self, prompt: Prompt, name: str) -> Fitted:
+        """With the model's kept rotations. Raises MethodError naming the command that makes them."""
+        heads, dim = prompt.keys.shape[1], prompt.keys.shape[-1]
+        layers, model = prompt.layers or tuple(range(len(prompt.keys))), prompt.model
+        id, weights = (model.id, model.weights_hash) if model else (None, None)
+        book = require(self._wanted(name), id, weights, layers, heads, dim)
+        kept, device = book.tensors(), prompt.keys.device
+        key, value = (
+            RotatedInt2(
+                None,
+                clip,
+                self.lloyd_max,
+                SCALES[self.scale_dtype],
+                kept=kept[f"{kind}_rotation"][list(layers)].to(device),
+            )
+            for kind, clip in (("key", self.clip_key), ("value", self.clip_value))
+        )
+        other = "" if book.info.weights_hash == weights else ", through other weights"
+        note = f"calibrated on {book.info.train_tokens} tokens of {book.info.source}{other}: {book.info.file_name}"
+        return Fitted(key, value, (note,))
+
+    def _wanted(self, name: str) -> CodebookNeed:
+        assert self.target != "hadamard"  # which takes no calibration
+        return CodebookNeed("rotations", name, 2, target=self.target)
+
+    def data_hash(self, model: ModelRef) -> str | None:
+        found = self.calibration and find(self._wanted(self.calibration), model.id, model.weights_hash)
+        return found.info.content if found else None
+
+    def lacks(self, model: ModelRef) -> tuple[CodebookNeed, ...]:
+        wanted = () if self.calibration is None else (self._wanted(self.calibration),)
+        return tuple(need for need in wanted if find(need, model.id, model.weights_hash) is None)
+
     def fixed_bytes(self, shape: ModelShape) -> tuple[int, int]:
-        rotation = 0 if self.target == "hadamard" else 4 * shape.head_dim**2
+        fitted = self.target != "hadamard" and self.calibration is None
+        rotation = 4 * shape.head_dim**2 if fitted else 0
         return rotation, rotation
 
     def elsewhere(self) -> tuple[Elsewhere, ...]:
@@ -174,15 +177,17 @@ class Oscar(Method):
             "--decode-attention-backend triton"
         )
         said = (
-            "Pull request 32129, open, with the environment its README lists: rotations come from files calibrated "
-            "beforehand, windows are 32 and 128 tokens unless it says otherwise. Heads of 128."
+            "Pull request 32129, open, with the environment its README lists: rotations come from calibrated files "
+            "(python -m kvq_core codebooks export), windows are 32 and 128 tokens unless it says otherwise. Heads of "
+            "128."
         )
         return (Elsewhere("SGLang", how, said),)
 
     def summary(self) -> str:
         clips = f"clip K {self.clip_key:g} V {self.clip_value:g}"
         levels = " · Lloyd-Max" if self.lloyd_max else ""
-        return f"2 bits · {self.target} · {clips}{levels} · {self.sink_tokens} sinks · window {self.recent_tokens}"
+        target = self.target if self.calibration is None else f"{self.target} calibrated"
+        return f"2 bits · {target} · {clips}{levels} · {self.sink_tokens} sinks · window {self.recent_tokens}"
 
     def short(self, tensors: Literal["both", "keys", "values"] = "both") -> str:
         return self.name if self.target == "qqt" else f"{self.name} {self.target}"

@@ -179,6 +179,13 @@ class Int4PerTokenHead(PerTokenHead):
     def codec(self) -> TokenCodec:
         return RotatedInt4()
 
+    def fit(self, prompt: Prompt) -> Fitted:
+        dim = prompt.keys.shape[-1]
+        if (block := largest_block(dim)) == dim:
+            return super().fit(prompt)
+        note = f"head_dim = {dim} is no power of two: as in the engine, blocks of {block} channels are turned"
+        return Fitted(self.codec(), self.codec(), (note,))
+
     def elsewhere(self) -> tuple[Elsewhere, ...]:
         return self._served()
 

@@ -31,12 +31,11 @@ class QuantoCodec(WholeCodec):
 
     def load(self, tensors: dict[str, Tensor], tokens: int) -> Tensor:
         from optimum.quanto import WeightQBitsTensor, grouped_shape, qint2, qint4
-        from optimum.quanto.tensor.packed import PackedTensor
 
         width = qint4 if self.bits_per_code == 4 else qint2
         size = torch.Size((1, self.kv_heads, tokens, self.head_dim))
-        rows, columns = grouped_shape(size, self.dimension, self.group_size)
-        codes = PackedTensor(tensors["codes"], self.bits_per_code, torch.Size((rows, columns)), (columns, 1))
+        rows, _ = grouped_shape(size, self.dimension, self.group_size)
+        codes = unpacked(tensors["codes"], self.bits_per_code)[:rows]
         strides = torch.empty(size, device="meta").stride()
         scale, shift = tensors["scales"], tensors["zeros"]
         whole = WeightQBitsTensor(width, self.dimension, self.group_size, size, strides, codes, scale, shift)
@@ -52,6 +51,12 @@ class QuantoCodec(WholeCodec):
         )
 
     packed = WholeCodec.packed
+
+
+def unpacked(codes: Tensor, bits: int) -> Tensor:
+    """Codes of a PackedTensor (rows / codes a byte, columns): the first rows in the low bits. The package does the same
+    in C++, which it compiles when it is first asked: that takes a minute and a compiler."""
+    return torch.cat([(codes >> shift) & (2**bits - 1) for shift in range(0, 8, bits)])
 
 
 class Quanto(QuantizedCache):

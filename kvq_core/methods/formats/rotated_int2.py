@@ -18,22 +18,32 @@ class RotatedInt2(TokenCodec):
     """2-bit codes of a token and head over its whole range, clipped: magnitudes above that of rank ``clip`` * head_dim
     become it. Codes of channels i, i + d/4, i + d/2, i + 3d/4 share a byte (oscar_rotation_clip_int2_kv.py).
 
-    ``shared["rotation"]`` (layers, head_dim, head_dim) float32 is what rows are multiplied with; without it ``turn``.
-    ``eigenvalues`` (layers, head_dim), ascending, belong to the rotation and are not read in decoding.
+    ``shared["rotation"]`` (layers, head_dim, head_dim) float32 is what rows are multiplied with, or ``kept``, which
+    belongs to the model; without either ``turn``.
     """
 
     clip: float = 1.0
     lloyd_max: bool = False
     dtype: torch.dtype = torch.float16
     shared: dict[str, Tensor] = field(default_factory=dict)
-    eigenvalues: Tensor | None = None
+    kept: Tensor | None = None
+
+    @property
+    def model_bytes(self) -> int:
+        return 0 if self.kept is None else self.kept.nbytes
+
+    @property
+    def rotation(self) -> Tensor | None:
+        """(layers, 1, head_dim, head_dim), for all heads of a layer."""
+        found = self.shared.get("rotation", self.kept)
+        return None if found is None else found[:, None]
 
     def encode(self, x: Tensor, start: int) -> Block:
-        return super().encode(x.float() @ self.shared["rotation"][:, None] if self.shared else x, start)
+        return super().encode(x if self.rotation is None else x.float() @ self.rotation, start)
 
     def decode(self, block: Block) -> Tensor:
         found = super().decode(block)
-        return found @ self.shared["rotation"].mT[:, None] if self.shared else found
+        return found if self.rotation is None else found @ self.rotation.mT
 
     def store(self, x: Tensor) -> dict[str, Tensor]:
         dim = x.shape[-1]

@@ -1,7 +1,7 @@
 """Sparse attention over a quantized prompt: before every softmax, the chunks of keys worth reading are chosen."""
 
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -60,7 +60,9 @@ class ChunkSelection(Sparsity, Selection):
     """A lane's selection that chooses chunks of the prompt; outlier chunks and the last are stored as the lane stores
     all others."""
 
-    def fit(self, prompt: Prompt) -> Fitted:
+    decoding: ClassVar[bool] = True
+
+    def fit(self, prompt: Prompt, tokens: int) -> Fitted:
         assert prompt.rotated is not None
         selector = Selector.of_prompt(prompt.rotated, self, prompt.scaling)
         return Fitted(None, None, (selector.note(prompt.keys.shape[-2]),), selector.select)

@@ -18,18 +18,20 @@ import pytest
 from kvq_core.claims.board import stored_board
 from kvq_core.cli.main import main
 from kvq_core.cli.tables import describe_record
+from kvq_core.engine.decode import Decode
 from kvq_core.errors import StoreError
 from kvq_core.events import Finished
 from kvq_core.methods import methods
 from kvq_core.presets import presets
 from kvq_core.spec import DEFAULT_MODEL
 from kvq_core.store.store import open_store, read_run, record_json
+from tests.support.tiny_models import tiny
 
 ROOT = Path(__file__).parents[3]
-PROMPT = "Tell me about tides. " + "The sea came up the channel, pushed open the gates and filled the pond. " * 8
+PROMPT = "Tell me about tides. " + "The sea came up the channel, pushed open the gates and filled the pond. " * 5
 SPEC = {
     "prompt": PROMPT,
-    "max_new_tokens": 16,
+    "max_new_tokens": 6,
     "lanes": [{"label": "kivi2", "method": "kivi"}, {"label": "pt8", "method": "per_token", "knobs": {"bits": 8}}],
 }
 
@@ -160,10 +162,10 @@ def test_what_cannot_be_done_is_one_line_and_status_2(here, arguments, named):
     refused(here(*arguments), *named)
 
 
-@pytest.mark.real_model
+@pytest.mark.slow
 def test_the_same_in_a_process_of_its_own(tmp_path, spec_file):
-    """The one that imports most libraries before it is noticed."""
-    refused(cli("compare", "--spec", spec_file({**SPEC, "prompt": "word " * 9000}), "--out", tmp_path / "out"), "8192")
+    lanes = [{"method": "kivi", "knobs": {"bits": 5}}]
+    refused(cli("compare", "--spec", spec_file({**SPEC, "lanes": lanes}), "--out", tmp_path / "out"), "bits", "5")
     assert not (tmp_path / "out").exists()
 
 
@@ -251,10 +253,11 @@ def test_compare_prints_exactly_the_record(compared):
     assert sorted(f.name for f in (folder / "out").iterdir()) == ["arrays.safetensors", "manifest.json", "record.json"]
 
 
-def test_show_gives_the_same_record_from_id_and_folder(here, compared):
+def test_show_gives_the_same_record_from_id_and_folder(here, compared, monkeypatch):
     result, folder, store = compared
-    id = json.loads(result.stdout)["id"]
-    for shown in (cli("show", id, "--json", KVQ_STORE=store), here("show", folder / "out", "--json")):
+    monkeypatch.setenv("KVQ_STORE", store)
+    for run in (json.loads(result.stdout)["id"], folder / "out"):
+        shown = here("show", run, "--json")
         assert (shown.returncode, shown.stdout, shown.stderr) == (0, result.stdout, "")
 
 
@@ -300,30 +303,18 @@ def test_a_damaged_run_is_one_line(here, compared, tmp_path):
     refused(here("show", copy), "damaged", "arrays.safetensors")
 
 
-TELL = "print('ready', file=sys.stderr, flush=True)"
-MOMENTS = {
-    "libraries load": TELL,
-    "the model loads": f"""
-from kvq_core.pipeline import compare as run
-load = run.load
-run.load = lambda *a: ({TELL}, load(*a))[1]
-""",
-    "tokens are decoded": f"""
-from kvq_core.engine.decode import Decode
-steps = Decode.steps
-Decode.steps = lambda *a: ({TELL}, (yield from steps(*a)))[1]
-""",
-}
+def left_nothing(folder: Path) -> bool:
+    """Neither a run nor a part of one."""
+    here = [file.name for file in folder.iterdir()]
+    return "out" not in here and not any((folder / "store").glob("*")) and not any(f.startswith(".out-") for f in here)
 
 
-@pytest.mark.real_model
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_ctrl_c_leaves_nothing_and_exits_130(tmp_path, spec_file, moment):
+def test_ctrl_c_while_libraries_load_ends_the_process_with_130(tmp_path, spec_file):
     """``ready`` when it is that moment, because a busy machine is slow."""
-    spec = spec_file({**SPEC, "max_new_tokens": 2000, "ignore_eos": True})
-    code = f"import sys\nfrom kvq_core.cli.main import main\n{MOMENTS[moment]}\nsys.exit(main())"
+    tell = "print('ready', file=sys.stderr, flush=True)"
+    code = f"import sys\nfrom kvq_core.cli.main import main\n{tell}\nsys.exit(main())"
     process = subprocess.Popen(
-        [sys.executable, "-c", code, "compare", "--spec", str(spec), "--out", str(tmp_path / "out")],
+        [sys.executable, "-c", code, "compare", "--spec", str(spec_file(SPEC)), "--out", str(tmp_path / "out")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -339,9 +330,43 @@ def test_ctrl_c_leaves_nothing_and_exits_130(tmp_path, spec_file, moment):
         finally:
             process.kill()
     assert process.returncode == 130, err
-    assert out == "" and "Traceback" not in err
-    assert not (tmp_path / "out").exists()
-    assert not any((tmp_path / "store").glob("*")) and not any(f.name.startswith(".out-") for f in tmp_path.iterdir())
+    assert out == "" and "Traceback" not in err and left_nothing(tmp_path)
+
+
+@pytest.fixture
+def interruptible():
+    """Workers of xdist ignore the signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("moment", ["the model loads", "tokens are decoded"])
+def test_ctrl_c_leaves_nothing_and_is_status_130(here, smollm, interruptible, tmp_path, spec_file, monkeypatch, moment):
+    model, steps, reached = tiny("llama", tokenizer=smollm.tokenizer), Decode.steps, []
+
+    def interrupt():
+        reached.append(moment)
+        signal.raise_signal(signal.SIGINT)
+
+    def load(*_):
+        if moment == "the model loads":
+            interrupt()
+        return model
+
+    def interrupted(*arguments):
+        for step, found in enumerate(steps(*arguments)):
+            yield found
+            if step == 2:
+                interrupt()
+
+    monkeypatch.setattr("kvq_core.pipeline.compare.load", load)
+    monkeypatch.setattr(Decode, "steps", interrupted)
+    lanes = [{"method": "kivi"}]
+    spec = spec_file({**SPEC, "lanes": lanes, "max_new_tokens": 200, "ignore_eos": True})
+    result = here("compare", "--spec", spec, "--out", tmp_path / "out")
+    assert (result.returncode, result.stdout, reached) == (130, "", [moment])
+    assert "Traceback" not in result.stderr and left_nothing(tmp_path)
 
 
 @pytest.mark.slow

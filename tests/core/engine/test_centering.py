@@ -23,6 +23,7 @@ from kvq_core.models.rope import Rope
 from kvq_core.models.shape import shape_of
 from kvq_core.spec import ComparisonSpec, Lane, Stress
 from tests.core.engine.test_device_groups import spread
+from tests.support.campaigns import pairs
 from tests.support.engine_runs import run_engine
 from tests.support.tiny_models import prompt_ids, tiny
 
@@ -87,8 +88,9 @@ def test_codes_are_those_of_the_keys_without_the_constant(how: str) -> None:
     assert (read - groups[0].keys).abs().mean() < 0.2
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("method", KNOBS)
+@pytest.mark.slow
+@pytest.mark.long("combine")
+@pytest.mark.parametrize(("method", "how"), pairs(KNOBS, HOW))
 def test_every_store_decodes_to_what_attention_reads(method: str, how: str) -> None:
     outcome = run_engine(
         tiny("qwen2"), prompt_ids(TOKENS), [lane(method, how), lane(method, "none")], 40, audit=True, ignore_eos=True

@@ -14,6 +14,7 @@ from kvq_core.engine.prefill import Prefill
 from kvq_core.errors import SpecError
 from kvq_core.models import LoadedModel
 from kvq_core.spec import Lane, parse_lane
+from tests.support.campaigns import pairs
 from tests.support.engine_runs import Outcome, run_engine
 from tests.support.tiny_models import CONFIGS, prompt_ids, tiny
 
@@ -151,8 +152,8 @@ def exact_logits(model: LoadedModel, ids: list[int]) -> Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunk", [1, 7, 64])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.long("combine")
+@pytest.mark.parametrize(("name", "chunk"), pairs(METHODS, (1, 7, 64)))
 def test_raw_chunks_equal_a_plain_loop(name: str, chunk: int) -> None:
     model, ids, follow = tiny("llama"), prompt_ids(100), prompt_ids(10, seed=3)
     lane, axis = METHODS[name]
@@ -164,8 +165,8 @@ def test_raw_chunks_equal_a_plain_loop(name: str, chunk: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunk", [1, 7, 64, 200])
-@pytest.mark.parametrize("name", ["token-8", "token-4", "token-4-window"])
+@pytest.mark.long("combine")
+@pytest.mark.parametrize(("chunk", "name"), pairs((1, 7, 64, 200), ("token-8", "token-4", "token-4-window")))
 def test_tokens_stored_before_they_are_read_equal_a_plain_loop(name: str, chunk: int) -> None:
     """One by one, whatever the chunk."""
     model, ids, follow = tiny("qwen2"), prompt_ids(100, seed=1), prompt_ids(10, seed=3)
@@ -178,8 +179,8 @@ def test_tokens_stored_before_they_are_read_equal_a_plain_loop(name: str, chunk:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("own_chunk", ["raw", "stored"])
+@pytest.mark.long("combine")
+@pytest.mark.parametrize(("name", "own_chunk"), pairs(CONFIGS, ("raw", "stored")))
 def test_an_unquantized_cache_answers_as_the_reference(name: str, own_chunk: str) -> None:
     model, ids, follow = tiny(name), prompt_ids(61), prompt_ids(6, seed=1)
     outcome, found = run(model, ids, follow, {"method": "fp16"}, {"chunk": 16, "own_chunk": own_chunk})
@@ -251,21 +252,16 @@ def test_a_chunk_enters_as_its_tokens_one_by_one_do(name: str) -> None:
         assert first <= start and read.shape[-2] == len(ids) - first
 
 
+TAKEN = ANY | {"svdq": {"method": "svdq", "knobs": {}}, "qaq": {"method": "qaq", "knobs": {}}}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "lane",
-    [
-        *ANY.values(),
-        {"method": "svdq", "knobs": {}},
-        {"method": "qaq", "knobs": {}},
-    ],
-    ids=[*ANY, "svdq", "qaq"],
-)
-@pytest.mark.parametrize("fit", ["prompt", "first_chunk"])
-def test_every_method_takes_chunks(lane: dict[str, Any], fit: str) -> None:
+@pytest.mark.long("combine")
+@pytest.mark.parametrize(("name", "fit"), pairs(TAKEN, ("prompt", "first_chunk")))
+def test_every_method_takes_chunks(name: str, fit: str) -> None:
     """Stores stand as the working copies say after every step, and hold every token of the prompt."""
     model, ids, follow = tiny("qwen2"), prompt_ids(101), prompt_ids(12, seed=2)
-    outcome, found = run(model, ids, follow, lane, {"chunk": 40, "fit": fit})
+    outcome, found = run(model, ids, follow, TAKEN[name], {"chunk": 40, "fit": fit})
     assert torch.isfinite(found).all()
     state = outcome.decode.states[0]
     assert state.cache is not None

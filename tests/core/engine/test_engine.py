@@ -15,6 +15,7 @@ from kvq_core.models import LoadedModel
 from kvq_core.models.lockstep import ATTENTION
 from kvq_core.packed.cache import packed_cache
 from kvq_core.spec import Lane
+from tests.support.campaigns import pairs
 from tests.support.engine_runs import run_engine
 from tests.support.tiny_models import CONFIGS, SCALED, generate, prompt_ids, tiny
 
@@ -31,8 +32,8 @@ LANES = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*CONFIGS, *SCALED])
-@pytest.mark.parametrize("count", [3, 61, 530])  # 530: a second prefill chunk
+@pytest.mark.long("combine")
+@pytest.mark.parametrize(("name", "count"), pairs([*CONFIGS, *SCALED], (3, 61, 530)))  # 530: a second prefill chunk
 def test_reference_row_equals_generate(name: str, count: int) -> None:
     model, ids = tiny(name), prompt_ids(count)
     expected = generate(model, ids, 24)

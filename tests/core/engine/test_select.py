@@ -122,6 +122,52 @@ def test_later_turns_read_what_is_kept_and_drop_what_is_one_too_many(by: str) ->
     torch.testing.assert_close(torch.cat(found), torch.cat(expected), rtol=0, atol=2e-3)
 
 
+@pytest.mark.parametrize("by", ["h2o", "scissorhands"])
+def test_a_prompt_in_chunks_drops_after_each(by: str) -> None:
+    """Budgets are those of the whole prompt; a chunk reads what is kept and itself, and drops what is one too many."""
+    model, follow = tiny("llama"), prompt_ids(6, 4)
+    knobs = {"heavy": 0.2, "recent": 0.1}
+    short = Lane(label="short", method=by, knobs=knobs, prefill="16 raw")
+    long = Lane(label="long", method="fp16", select={"by": by, **knobs}, prefill="16 raw first_chunk")
+    outcome = run_engine(model, IDS, [short, long], 5, follow=follow)
+    dense, at = Dense(14, 7, low=by == "scissorhands"), 0
+    pieces = [*(IDS[start : start + 16] for start in range(0, len(IDS), 16)), *([t] for t in follow[:-1])]
+    expected = []
+    for piece in pieces:
+        expected.append(model.forward(torch.tensor([piece]), at, dense)[0])
+        at += len(piece)
+    found = outcome.logits()[1]
+    torch.testing.assert_close(found[0], torch.cat(expected[5:]), rtol=0, atol=2e-3)
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-4)
+    first = model.head(outcome.state("short").last_hidden[None, None])[0, 0]  # type: ignore[index, union-attr]
+    torch.testing.assert_close(first, expected[4][-1], rtol=0, atol=2e-3)
+    whole = run_engine(model, IDS, [short.model_copy(update={"prefill": "full"})], 5, follow=follow).logits()[1][0]
+    assert (found[0] - whole).abs().max() > 0.05  # chunks matter here
+
+
+@pytest.mark.parametrize("by", ["shadowkv", "svdq"])
+def test_what_chooses_in_decoding_alone_leaves_a_prompt_in_chunks_as_it_is(by: str) -> None:
+    select = {"by": by, "budget_tokens": 16, "outlier_chunks": 1, "local_chunks": 1}
+    follow = prompt_ids(6, 4)
+    given = {
+        "all": {"method": "per_token", "prefill": "16 stored"},
+        "chosen": {"method": "per_token", "prefill": "16 stored", "select": select},
+        "other chunks": {"method": "per_token", "prefill": "9 stored", "select": select},
+        "fp16": {"method": "fp16", "prefill": "16 raw", "select": select},
+        "whole": {"method": "fp16", "select": select},
+    }
+    lanes = [Lane.model_validate({"label": name, **lane}) for name, lane in given.items()]
+    outcome = run_engine(tiny("llama"), IDS, lanes, 5, follow=follow)
+    every, chosen, other, fp16, whole = outcome.logits()[1]
+    torch.testing.assert_close(chosen, other, rtol=0, atol=2e-3)  # the result does not depend on the chunk
+    torch.testing.assert_close(fp16, whole, rtol=0, atol=2e-3)  # what fp16 computes in chunks is what it is at once
+    assert (chosen - every).abs().max() > 0.05
+    read = [outcome.state(name).last_hidden for name in ("all", "chosen")]
+    torch.testing.assert_close(read[0], read[1], rtol=0, atol=0)
+    notes = outcome.state("chosen").cache.notes  # type: ignore[union-attr]
+    assert any("a step touches" in note for note in notes)
+
+
 @pytest.mark.parametrize(
     "select", [{"by": "h2o"}, {"by": "scissorhands", "heavy": 0.3}, {"by": "shadowkv", "outlier_chunks": 1}]
 )
@@ -192,8 +238,8 @@ def test_layers_without_a_rule_read_all() -> None:
         ({"method": "svdq", "knobs": {"sparsity": {}}, "select": {"by": "svdq"}}, "svdq chooses the keys"),
         ({"rules": [{"method": "h2o", "layers": [0]}, {"method": "kivi"}], "select": {"by": "h2o"}}, "rule 1"),
         ({"rules": [{"method": "kivi", "select": {"by": "h2o"}}]}, "Unknown field 'select'"),
-        ({"method": "kivi", "select": {"by": "h2o"}, "prefill": "512"}, "take prefill = full"),
-        ({"method": "scissorhands", "prefill": "512"}, "scissorhands chooses among the tokens of a prompt"),
+        ({"method": "q8_0", "select": {"by": "h2o"}, "prefill": "deployed"}, "take own_chunk = raw"),
+        ({"method": "scissorhands", "prefill": "512 stored"}, "scissorhands drops tokens after each chunk"),
         ({"method": "shadowkv", "prefill": "512"}, "shadowkv chooses among the chunks of a prompt"),
         ({"method": "h2o", "tensors": "keys"}, "leave tensors and tokens out"),
         ({"method": "h2o", "recent_tokens": 4}, "sink_tokens and recent_tokens have no meaning here"),

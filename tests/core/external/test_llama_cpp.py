@@ -118,7 +118,7 @@ def test_the_bundled_gguf_under_two_pairs_of_types(tmp_path: Path, capsys: pytes
     lines = [{"prompt": text}, {"prompt": text, "continuation": "It ground wheat for bread."}]
     prompts.write_text("\n".join(map(json.dumps, lines)))
     given = ["--gguf", str(bundled_gguf()), "--types", "q8_0,q4_0", "--prompts", str(prompts)]
-    assert main(["engine", *given, "--new-tokens", "6", "--threads", "1", "--json"]) == 0
+    assert main(["engine", *given, "--new-tokens", "6", "--top", "2000", "--threads", "1", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     eight, four = told["lanes"]
     assert told["reference"]["kld_mean"] == 0 and told["floor"]["ubatch"] == 48

@@ -36,7 +36,7 @@ def attention(prompt: Prompt, layer: int, head: int) -> np.ndarray:
 def kept_after(prompt: Prompt, select: dict) -> list[list[set[int]]]:
     """What each layer's KV heads read at the first step."""
     tokens = prompt.keys.shape[-2]
-    chosen = selection_from(select).fit(prompt).select
+    chosen = selection_from(select).fit(prompt, prompt.keys.shape[-2]).select
     assert chosen is not None
     reads = [chosen(layer, torch.empty(0), tokens + 1) for layer in range(len(prompt.keys))]
     return [[{*row.nonzero()[:, 0].tolist()} for row in read] for read in reads]
@@ -117,7 +117,9 @@ def test_what_is_kept_is_the_budget_and_what_is_dropped_stays_so(
     heavy = max(1, heavy) if recent == 0 else heavy
     whole = max(tokens, heavy + recent)
     prompt = prompt_of(1, 2, 2, tokens, 4)
-    fitted = selection_from({"by": by, "heavy": heavy / whole, "recent": recent / whole}).fit(prompt)
+    fitted = selection_from({"by": by, "heavy": heavy / whole, "recent": recent / whole}).fit(
+        prompt, prompt.keys.shape[-2]
+    )
     select = fitted.select
     assert isinstance(select, Evicting) and fitted.notes
     budget, held, gone = select.heavy + select.recent, tokens, torch.zeros(2, 0, dtype=torch.bool)

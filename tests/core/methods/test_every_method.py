@@ -1,6 +1,7 @@
 """Every method on every supported architecture: short, odd and long prompts, full and half precision."""
 
 from collections.abc import Iterator
+from itertools import product
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from kvq_core.codebooks.files import CodebookInfo, save_codebook
 from kvq_core.methods import Prompt, methods
 from kvq_core.spec import Lane
 from kvq_core.training.values import start
+from tests.support.campaigns import pairs
 from tests.support.engine_runs import run_engine
 from tests.support.every_lane import EVERY
 from tests.support.tiny_models import prompt_ids, tiny
@@ -76,17 +78,18 @@ def test_a_layer_s_tokens_read_ahead_are_those_it_will_hold(lane: Lane) -> None:
             torch.testing.assert_close(codec.preview(x[layer : layer + 1], layer, 0)[0], whole[layer])
 
 
+PROMPTS = [(5, torch.float32), (43, torch.float32), (43, torch.bfloat16), (96, torch.bfloat16)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("lanes", EVERY.values(), ids=EVERY)
+@pytest.mark.long("combine")
 @pytest.mark.parametrize(
-    ("count", "dtype"),
-    [(5, torch.float32), (43, torch.float32), (43, torch.bfloat16), (96, torch.bfloat16)],
-    ids=["5-fp32", "43-fp32", "43-bf16", "96-bf16"],
+    ("name", "group", "count", "dtype"), [(*one, *prompt) for one, prompt in pairs(product(MODELS, EVERY), PROMPTS)]
 )
-@pytest.mark.parametrize("name", MODELS)
 def test_methods_run_and_their_stores_decode_to_what_is_read(
-    name: str, count: int, dtype: torch.dtype, lanes: list[Lane]
+    name: str, group: str, count: int, dtype: torch.dtype
 ) -> None:
+    lanes = EVERY[group]
     outcome = run_engine(tiny(name, dtype), prompt_ids(count), lanes, 6, audit=True, ignore_eos=True)
     assert [(s.lane.label, s.error) for s in outcome.decode.states if s.error] == []
     assert torch.isfinite(outcome.logits()[1]).all()

@@ -327,3 +327,9 @@ def test_flags_are_those_of_the_format() -> None:
     assert {name for name in methods() if name.endswith("_per_token_head")} == {
         way.how.split()[-1] for name in methods() if name.endswith("_per_token_head") for way in make(name).elsewhere()
     }
+
+
+def test_a_head_that_cannot_be_turned_whole_is_turned_in_the_engines_blocks_and_says_so() -> None:
+    x = torch.randn(1, 2, 5, 80, generator=torch.Generator().manual_seed(1))
+    assert "blocks of 16 channels" in make("int4_per_token_head").fit(Prompt(x, x, None)).notes[0]
+    assert not make("int4_per_token_head").fit(Prompt(x[..., :64], x[..., :64], None)).notes

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvq_core.methods import ModelShape, Prompt, make
-from kvq_core.methods.formats.oscar import engine_file
+from kvq_core.methods.formats.fitted_rotation import covariances, engine_file, fitted_rotation
 
 
 def normal(*shape, seed=1):
@@ -197,10 +197,11 @@ def test_the_rotation_is_of_eigenvectors_a_hadamard_matrix_and_the_bit_reversal(
     weights = [np.einsum("ti,ij,tj->t", k[h], grams[h], k[h]) for h in range(2)]
     of_values = sum((v[h].T * (w / w.mean())) @ v[h] for h, w in enumerate(weights)) / 600
     places = [0, 4, 2, 6, 1, 5, 3, 7]  # bits of 0 .. 7 reversed: of the largest eigenvalue, and so on
-    for codec, covariance in ((own.key, sum(grams) / 2), (own.value, of_values)):
+    found_of = covariances(keys, values, torch.tensor(np.stack(grams))[None])
+    for codec, covariance, theirs in zip((own.key, own.value), (sum(grams) / 2, of_values), found_of, strict=True):
         found = codec.shared["rotation"][0].double().numpy()
         eigenvalues, vectors = np.linalg.eigh(covariance)
-        np.testing.assert_allclose(codec.eigenvalues[0], eigenvalues, rtol=1e-4)
+        np.testing.assert_allclose(fitted_rotation(theirs, 600)[1][0], eigenvalues, rtol=1e-4)
         descending = np.empty((8, 8))
         descending[:, list(range(7, -1, -1))] = found[:, places]
         back = descending @ hadamard(8)  # eigenvectors, each up to its sign
@@ -248,12 +249,14 @@ def test_rotations_are_counted_and_exported_as_the_engine_reads_them(tmp_path):
     assert "prompt-only" in own.notes[0]
     for dtype, bits in (("float16", 3.0), ("float32", 4.0)):
         assert stored(fitted("oscar", keys, keys, queries, scale_dtype=dtype).key, keys)[1] == bits
-    torch.save(engine_file(own.key, (3, 7), "qqt"), tmp_path / "k.pt")
+    torch.save(
+        engine_file(own.key.shared["rotation"], torch.arange(64.0).view(2, 32), (3, 7), "qqt"), tmp_path / "k.pt"
+    )
     read = torch.load(tmp_path / "k.pt", weights_only=True)
     assert list(read["layers"]) == [3, 7] and read["objective"] == "qqt"
     entry = read["layers"][7]
     assert torch.equal(entry["rotation"], own.key.shared["rotation"][1]) and entry["rotation"].dtype == torch.float32
-    assert (entry["eigenvalues"][:-1] <= entry["eigenvalues"][1:]).all()
+    assert entry["eigenvalues"][0] == 32 and entry["layer_id"] == 7
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])

@@ -1,6 +1,7 @@
 """quanto and hqq against transformers' own QuantizedCache, element by element, over several rounds of quantization."""
 
 import importlib.util
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -29,6 +30,19 @@ CASES = [
     ("hqq", {"bits": 2, "axis": 1, "group_size": 32}),
     ("hqq", {"bits": 8, "axis": 1}),
 ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_compiled():
+    """quanto unpacks codes by C++ that it compiles when it is first asked, which takes a minute."""
+    from optimum.quanto.library.extensions.cpp import ext
+
+    def unpack(codes, bits):
+        return torch.cat([codes // 2**shift % 2**bits for shift in range(0, 8, bits)])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ext, "_lib", SimpleNamespace(unpack=unpack))
+        yield
 
 
 def tensors(tokens, layers=2, kv_heads=2, head_dim=32, seed=3):

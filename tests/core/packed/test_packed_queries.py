@@ -2,15 +2,20 @@
 
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from kvq_core.codecs.queries import QueryRounding, rounded_q8_0
+from kvq_core.engine.cache import LaneCache
+from kvq_core.engine.prefill import Prefill
 from kvq_core.methods import Method, ModelRef, Prompt, Window, make
 from kvq_core.methods.per_token import PerToken
 from kvq_core.packed.layer import PackedLayer, Plan
+from kvq_core.spec import Lane
 from tests.core.engine.test_query_rounding import by_hand
+from tests.support.tiny_models import prompt_ids, tiny
 
 SCALING, PROMPT = 0.2, 40
 KEPT = Window(step=None)
@@ -125,3 +130,39 @@ def test_half_precision_rounds_as_float32_does() -> None:
     same = filled(make("q8_0"), 64).attend(half[0].float(), half[1].float(), half[2].float(), SCALING)
     assert out.dtype == torch.bfloat16
     torch.testing.assert_close(out, same.bfloat16(), rtol=0, atol=0)
+
+
+def e4m3(x: np.ndarray) -> np.ndarray:
+    """Three bits of mantissa, exponents from -6 on, halves to even, at most 448: by arithmetic in float64."""
+    exponent = np.maximum(np.floor(np.log2(np.maximum(np.abs(x), 1e-30))), -6)
+    return np.clip(np.round(x / 2.0 ** (exponent - 3)) * 2.0 ** (exponent - 3), -448, 448)
+
+
+@pytest.mark.parametrize("scale", ["tensor", "head"])
+def test_fp8_rounds_queries_with_the_scale_of_the_keys_they_meet(scale: str) -> None:
+    def by_arithmetic(queries: Tensor, keys: Tensor) -> Tensor:
+        """(query_heads, n, head_dim), keys (kv_heads, tokens, head_dim)."""
+        most = keys.abs().amax((1, 2)) if scale == "head" else keys.abs().amax().expand(len(keys))
+        own = (most / 448).repeat_interleave(len(queries) // len(keys))[:, None, None].double().numpy()
+        return torch.tensor(e4m3(queries.double().numpy() / own) * own)
+
+    model, ids = tiny("llama"), prompt_ids(30)
+    prefill = Prefill(model, ids)
+    list(prefill.run())
+    lane = Lane(method="fp8", knobs={"scale": scale}, layers=(0, 2))
+    cache = LaneCache.of_prompt(lane, prefill.groups, model.rope(40))
+    queries = torch.randn(4, 3, 32, generator=torch.Generator().manual_seed(1)) * 3
+    for layer in (0, 2):
+        found = cache.roundings[layer](queries).double()
+        torch.testing.assert_close(found, by_arithmetic(queries, prefill.groups[0].keys[layer]), rtol=1e-6, atol=0)
+    assert set(cache.roundings) == {0, 2}
+
+    method = make("fp8", scale=scale)
+    layer, given = filled(method, 64), tensors(64, PROMPT + 8)
+    queries, keys, values = (x[:, :, PROMPT : PROMPT + 1] for x in given)
+    met = by_arithmetic(queries[0], given[1][0, :, :PROMPT])[None]
+    held = [as_stored(method, x[:, :, :PROMPT], i) for i, x in enumerate(given[1:])]
+    k, v = (torch.cat([x, own.half().float()], -2) for x, own in zip(held, (keys, values), strict=True))
+    out = layer.attend(queries, keys, values, SCALING).double()
+    torch.testing.assert_close(out, expected((met, met), k, v, 1), rtol=0, atol=2e-5)
+    assert (out - expected((queries, queries), k, v, 1)).abs().max() > 1e-4

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from kvq_core.events import Filling, Finished
-from kvq_core.models import load
-from kvq_core.pipeline.compare import compare
+from kvq_core.models import LoadedModel
+from kvq_core.pipeline.compare import compare_on
 from kvq_core.pipeline.estimate import estimate
-from kvq_core.spec import DEFAULT_MODEL, ComparisonSpec, parse_spec
+from kvq_core.spec import ComparisonSpec, parse_spec
+from tests.support.tiny_models import tiny
 
-TOKEN = {"method": "per_token", "knobs": {"residual_length": 0}}
+TOKEN = {"method": "per_token", "knobs": {"group_size": 32, "residual_length": 0}}
 TEXT = "The harbour master wrote down every ship that came in, its port, its cargo and its draught. " * 8
 
 
@@ -28,8 +29,13 @@ def spec_of(**changes: object) -> ComparisonSpec:
 
 
 @pytest.fixture(scope="module")
-def events(smollm: object) -> list[object]:
-    return list(compare(spec_of()))
+def model(smollm: LoadedModel) -> LoadedModel:
+    return tiny("llama", tokenizer=smollm.tokenizer)
+
+
+@pytest.fixture(scope="module")
+def events(model: LoadedModel) -> list[object]:
+    return list(compare_on(model, spec_of()))
 
 
 def finished(events: list[object]) -> Finished:
@@ -77,12 +83,12 @@ def test_cards_say_how_a_lane_read_the_prompt(events: list[object]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("smollm")
-def test_what_fits_into_one_chunk_is_a_full_prefill() -> None:
+def test_what_fits_into_one_chunk_is_a_full_prefill(model: LoadedModel) -> None:
     """Each alone: in one batch, a row's place there may move its last digits."""
     full, raw, _, long, home = ({**lane.model_dump(mode="json"), "label": "one"} for lane in spec_of().lanes)
     whole, *others = (
-        finished(list(compare(spec_of(lanes=[lane])))).arrays["lane/0/kld"] for lane in (full, long, home, raw)
+        finished(list(compare_on(model, spec_of(lanes=[lane])))).arrays["lane/0/kld"]
+        for lane in (full, long, home, raw)
     )
     assert [torch.equal(kld, whole) for kld in others] == [True, True, False]
 
@@ -100,8 +106,9 @@ def test_the_estimate_counts_what_caches_read(smollm: object) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "count"), [("none", 1), ("all", None)])
-def test_how_much_of_the_prompt_is_scored(how: str, count: int | None, smollm: object) -> None:
-    done = finished(list(compare(spec_of(score_prompt=how, max_new_tokens=2, lanes=[{**TOKEN, "prefill": "64"}]))))
+def test_how_much_of_the_prompt_is_scored(how: str, count: int | None, model: LoadedModel) -> None:
+    asked = spec_of(score_prompt=how, max_new_tokens=2, lanes=[{**TOKEN, "prefill": "64"}])
+    done = finished(list(compare_on(model, asked)))
     tokens = len(done.record.reference.prompt_token_ids)
     assert len(done.arrays["prompt/positions"]) == (count or tokens - 64)
-    assert load(DEFAULT_MODEL).id == done.record.environment.model
+    assert model.id == done.record.environment.model

@@ -5,12 +5,12 @@ import torch
 
 from kvq_core.errors import SpecError
 from kvq_core.events import Finished
-from kvq_core.models import load
+from kvq_core.models import LoadedModel, load
 from kvq_core.models.turns import turns
-from kvq_core.pipeline.compare import compare
+from kvq_core.pipeline.compare import compare_on
 from kvq_core.pipeline.prompt import script
 from kvq_core.spec import DEFAULT_MODEL, ComparisonSpec, Message, parse_spec
-from tests.support.tiny_models import generate
+from tests.support.tiny_models import generate, tiny
 
 FIRST = "The harbour keeps its tide tables by hand, and the brass gauge has a paper drum. " * 6
 ANSWER = (
@@ -23,9 +23,14 @@ TALK = [
     {"role": "user", "content": "And what is the drum made of? Answer in one sentence."},
 ]
 LANES = [
-    {"label": "token", "method": "per_token", "knobs": {"bits": 3, "residual_length": 0}},
+    {"label": "token", "method": "per_token", "knobs": {"bits": 3, "group_size": 32, "residual_length": 0}},
     {"label": "kivi", "method": "kivi", "knobs": {"bits": 2}},
-    {"label": "stored", "method": "per_token", "knobs": {"bits": 4, "residual_length": 0}, "prefill": "64 stored"},
+    {
+        "label": "stored",
+        "method": "per_token",
+        "knobs": {"bits": 4, "group_size": 32, "residual_length": 0},
+        "prefill": "64 stored",
+    },
     {"label": "half", "method": "fp16"},
 ]
 
@@ -35,23 +40,29 @@ def spec_of(**changes: object) -> ComparisonSpec:
     return parse_spec(given | changes)
 
 
-def run(spec: ComparisonSpec) -> Finished:
-    *_, last = compare(spec)
+def run(model: LoadedModel, spec: ComparisonSpec) -> Finished:
+    *_, last = compare_on(model, spec)
     assert isinstance(last, Finished)
     return last
 
 
 @pytest.fixture(scope="module")
-def scored(smollm) -> Finished:
-    return run(spec_of(score_turns="all"))
+def model(smollm) -> LoadedModel:
+    """The bundled model's tokenizer and template on a tiny model."""
+    return tiny("llama", tokenizer=smollm.tokenizer)
 
 
-def test_the_reference_answers_as_generate_does_on_the_whole_conversation(smollm, scored: Finished) -> None:
+@pytest.fixture(scope="module")
+def scored(model) -> Finished:
+    return run(model, spec_of(score_turns="all"))
+
+
+def test_the_reference_answers_as_generate_does_on_the_whole_conversation(model, scored: Finished) -> None:
     reference = scored.record.reference
-    ids = smollm.tokenizer.apply_chat_template(TALK, add_generation_prompt=True)
+    ids = model.tokenizer.apply_chat_template(TALK, add_generation_prompt=True)
     ids = list(ids["input_ids"]) if hasattr(ids, "keys") else list(ids)
     assert reference.prompt_token_ids == ids
-    assert reference.token_ids == generate(smollm, ids, 12, ignore_eos=True)
+    assert reference.token_ids == generate(model, ids, 12, ignore_eos=True)
 
 
 def test_an_unquantized_cache_of_several_turns_answers_as_the_reference(scored: Finished) -> None:
@@ -62,11 +73,11 @@ def test_an_unquantized_cache_of_several_turns_answers_as_the_reference(scored: 
     assert floor is not None and floor.kld_max is not None and floor.kld_max < 1e-4
 
 
-def test_a_given_answer_is_scored_as_a_continuation_is(smollm, scored: Finished) -> None:
+def test_a_given_answer_is_scored_as_a_continuation_is(model, scored: Finished) -> None:
     """But for float32 noise, which lanes that store a token at once carry from layer to layer: KIVI does not."""
     asked = spec_of(messages=None, prompt=TALK[0]["content"], continuation=ANSWER + "<|im_end|>", lanes=LANES)
-    alone = run(asked)
-    segments = script(smollm, spec_of()).segments
+    alone = run(model, asked)
+    segments = script(model, spec_of()).segments
     assert [each.answered for each in segments] == [False, True, False]
     assert alone.record.reference.prompt_token_ids == scored.record.reference.prompt_token_ids[: segments[0].end]
     expected, found = alone.arrays["lane/1/kld"], scored.arrays["lane/1/turns_kld"]
@@ -91,8 +102,8 @@ def test_all_answers_are_pooled_and_each_has_its_own_figures(scored: Finished) -
         assert last.kld_mean == pytest.approx(now.double().mean().item(), rel=1e-5)
 
 
-def test_the_last_answer_alone_is_scored_by_default(scored: Finished) -> None:
-    last = run(spec_of())
+def test_the_last_answer_alone_is_scored_by_default(model, scored: Finished) -> None:
+    last = run(model, spec_of())
     for one, other in zip(last.record.lanes[:2], scored.record.lanes[:2], strict=True):
         assert one.metrics is not None and not one.metrics.turns and one.metrics.n_scored == 11
         assert one.token_ids == other.token_ids
@@ -101,23 +112,23 @@ def test_the_last_answer_alone_is_scored_by_default(scored: Finished) -> None:
     assert last.record.id != scored.record.id
 
 
-def test_later_turns_read_the_earlier_ones_from_the_quantized_cache(smollm, scored: Finished) -> None:
+def test_later_turns_read_the_earlier_ones_from_the_quantized_cache(model, scored: Finished) -> None:
     """The same tokens as one prompt, read in full precision, do less damage."""
     lane = scored.record.lanes[1]
     assert any("later turns read the earlier ones from this cache" in note for note in lane.notes)
-    text = smollm.tokenizer.decode(scored.record.reference.prompt_token_ids)
-    whole = run(spec_of(messages=None, prompt=text, chat=False, lanes=LANES[:2]))
+    text = model.tokenizer.decode(scored.record.reference.prompt_token_ids)
+    whole = run(model, spec_of(messages=None, prompt=text, chat=False, lanes=LANES[:2]))
     assert whole.record.reference.prompt_token_ids == scored.record.reference.prompt_token_ids
     assert whole.record.lanes[0].metrics.prompt is None and lane.metrics.prompt is not None
     assert lane.metrics.prompt.kld_mean > 0.01
     assert not torch.equal(whole.arrays["lane/1/kld"], scored.arrays["lane/1/kld"])
 
 
-def test_lanes_of_chunks_shorter_than_the_first_turn_are_scored_from_after_it(smollm) -> None:
+def test_lanes_of_chunks_shorter_than_the_first_turn_are_scored_from_after_it(model) -> None:
     """The floors read turns alone: nothing before the second turn can be scored of every row."""
     spec = spec_of(score_turns="all", floors="both", lanes=[{**lane, "prefill": "16 raw"} for lane in LANES[:2]])
-    found = run(spec)
-    first = script(smollm, spec).segments[0].end
+    found = run(model, spec)
+    first = script(model, spec).segments[0].end
     assert found.arrays["prompt/positions"][0] >= first
     for lane in [*found.record.lanes, found.record.noise_floor, found.record.kernel_floor]:
         assert lane is not None and lane.metrics is not None and len(lane.metrics.turns) == 2

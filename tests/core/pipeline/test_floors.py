@@ -20,7 +20,7 @@ from kvq_core.metrics.fidelity import Fidelity
 from kvq_core.models import LoadedModel
 from kvq_core.models.lockstep import causal_attention
 from kvq_core.models.rounding import SIZE, Rounding, round_row
-from kvq_core.pipeline.compare import compare
+from kvq_core.pipeline.compare import compare_on
 from kvq_core.pipeline.estimate import estimate
 from kvq_core.spec import ComparisonSpec, Lane, parse_spec
 from tests.support.tiny_models import CONFIGS, SCALED, prompt_ids, tiny
@@ -32,7 +32,10 @@ from ui.selection import Selection
 from ui.views.verdicts import compute
 from ui.words import overall
 
-LANES = [{"label": "8", "method": "per_token", "knobs": {"bits": 8}}, {"label": "2", "method": "kivi"}]
+LANES = [
+    {"label": "8", "method": "per_token", "knobs": {"bits": 8, "group_size": 32}},
+    {"label": "2", "method": "kivi"},
+]
 TEXT = "The harbour master wrote down every ship that came in, its port, its cargo and its draught. " * 9
 
 
@@ -131,13 +134,23 @@ def test_the_near_tie_margin_is_the_larger_floors() -> None:
 
 
 @pytest.fixture(scope="module")
-def runs(smollm: object) -> dict[str, Finished]:
-    found = {}
-    for name in ("storage", "both"):
-        *_, last = compare(spec_of(name))
-        assert isinstance(last, Finished)
-        found[name] = last
-    return found
+def model(smollm: LoadedModel) -> LoadedModel:
+    return tiny("llama", tokenizer=smollm.tokenizer)
+
+
+def run(model: LoadedModel, spec: ComparisonSpec) -> Finished:
+    *_, last = compare_on(model, spec)
+    assert isinstance(last, Finished)
+    return last
+
+
+@pytest.fixture(scope="module")
+def runs(smollm: LoadedModel) -> dict[str, Finished]:
+    """On the real model: how large a floor is depends on it."""
+    return {
+        name: run(smollm, spec_of(name, prompt=TEXT[: len(TEXT) // 2], max_new_tokens=7))
+        for name in ("storage", "both")
+    }
 
 
 @pytest.mark.slow
@@ -160,18 +173,18 @@ def test_a_run_has_both_floors_and_its_lanes_as_before(runs: dict[str, Finished]
 
 
 @pytest.mark.slow
-def test_two_threads_compute_what_each_does_alone(runs: dict[str, Finished]) -> None:
+def test_two_threads_compute_what_each_does_alone(model: LoadedModel) -> None:
     specs = [spec_of(capture={"detail": "off"}, seed=seed) for seed in (0, 1)]
     both = Barrier(len(specs))
 
-    def run(spec: ComparisonSpec) -> kvq_core.Record:
+    def start(spec: ComparisonSpec) -> kvq_core.Record:
         both.wait()
-        return kvq_core.run(spec)
+        return run(model, spec).record
 
     with ThreadPoolExecutor(len(specs)) as pool:
-        together = list(pool.map(run, specs))
+        together = list(pool.map(start, specs))
     for record, spec in zip(together, specs, strict=True):
-        alone = kvq_core.run(spec)
+        alone = run(model, spec).record
         for at in floors(record):
             ours, theirs = floors(record)[at], floors(alone)[at]
             assert ours.model_dump(exclude={"timing"}) == theirs.model_dump(exclude={"timing"})

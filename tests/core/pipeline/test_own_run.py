@@ -1,4 +1,4 @@
-"""Lanes of one's own in a comparison on the bundled model, and the stored run once their file is gone."""
+"""Lanes of one's own in a comparison on a tiny model, and the stored run once their file is gone."""
 
 from hashlib import sha256
 
@@ -12,10 +12,12 @@ from kvq_core.cli.tables import describe_record
 from kvq_core.errors import SpecError
 from kvq_core.events import Finished
 from kvq_core.methods import load_method_file, methods
+from kvq_core.models import LoadedModel
 from kvq_core.pipeline.compare import compare
 from kvq_core.spec import parse_spec
 from kvq_core.store.store import open_store
 from tests.support.own_methods import example, forget_afterwards, written
+from tests.support.tiny_models import tiny
 from ui.export.reproduce import command
 from ui.form.filling import _form_of
 from ui.html.cards import lane_head
@@ -26,16 +28,26 @@ PROMPT = "Tell me about the harbour. " + "It keeps its tide tables by hand and t
 
 
 @pytest.fixture(scope="module")
-def stored(smollm: object, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """A finished run of a file's method, a function, a method that fails, and one of the project; from its store."""
+def stored(smollm: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """A finished run of a file's method, a function, three methods that fail somewhere, and one of the project; from
+    its store."""
     folder = tmp_path_factory.mktemp("own")
     with pytest.MonkeyPatch.context() as patch:
         forget_afterwards(patch)
+        model = tiny("llama", tokenizer=smollm.tokenizer)
+        patch.setattr("kvq_core.pipeline.compare.load", lambda *_: model)
         (folder / "one_bit.py").write_text(example("one_bit.py"))
         load_method_file(folder / "one_bit.py")
         load_method_file(written(folder, fit="raise ValueError('no')"))
+        late = (
+            "return Fitted(Halves(), Halves(), select=lambda layer, q, tokens: q.new_ones(2, tokens) > tokens // 150)"
+        )
+        load_method_file(written(folder, "late.py", name="late", fit=late))
+        odd = "Halves.usage = lambda self, blocks: {'outlier_share': torch.full((3, 5), torch.nan)}"
+        load_method_file(written(folder, "odd.py", name="odd", fit=odd))
         lane = kvq_core.from_function(lambda k, v: (k.half(), v.half()), bits=(5, 4), name="declared")
         lanes = [{"method": "one_bit", "knobs": {"window": 8}}, lane, {"method": "mine"}, {"method": "kivi"}]
+        lanes += [{"method": "late"}, {"method": "odd"}]
         spec = parse_spec({"prompt": PROMPT, "max_new_tokens": 52, "ignore_eos": True, "lanes": lanes})
         store = open_store(f"file://{folder}/store")
         *_, finished = compare(spec, store)
@@ -48,10 +60,14 @@ def stored(smollm: object, tmp_path_factory: pytest.TempPathFactory) -> Finished
 
 @pytest.mark.real_model
 def test_own_lanes_run_beside_others_and_fail_alone(stored: Finished) -> None:
-    own, declared, failed, kivi = stored.record.lanes
-    assert [lane.status for lane in stored.record.lanes] == ["done", "done", "failed", "done"]
+    own, declared, failed, kivi, late, odd = stored.record.lanes
+    assert [lane.status for lane in stored.record.lanes] == ["done", "done", "failed", "done", "failed", "done"]
+    assert late.error == "select left a KV head no key to read" and len(late.token_ids) > 1
+    assert odd.notes[-1] == (
+        "how values use their codes is not shown: usage gave outlier_share of shape (3, 5) for 3 layers and 2 KV heads"
+    )
     assert failed.error == "mine (my.py): ValueError: no"
-    assert own.memory is not None and own.memory.key_bits_quantized == 1.25 and not own.memory.declared
+    assert own.memory is not None and own.memory.key_bits_quantized == 1.5 and not own.memory.declared
     assert own.title == "One bit" and own.knobs == {"window": 8}
     assert declared.memory is not None and declared.memory.declared
     assert (declared.memory.key_bits_quantized, declared.memory.value_bits_quantized) == (5, 4)

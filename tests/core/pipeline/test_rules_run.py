@@ -1,4 +1,4 @@
-"""A comparison whose lanes have several rules, on the bundled model: its record, and what is concluded from it."""
+"""A comparison whose lanes have several rules, on a tiny model: its record, and what is concluded from it."""
 
 import pytest
 
@@ -8,10 +8,12 @@ from kvq_core.analysis.plans import plan_of, shape_of
 from kvq_core.analysis.two_runs import versus
 from kvq_core.cli.tables import describe_record
 from kvq_core.events import Finished
-from kvq_core.pipeline.compare import compare
+from kvq_core.models import LoadedModel
+from kvq_core.pipeline.compare import compare_on
 from kvq_core.pipeline.estimate import estimate
 from kvq_core.record.fields import Record
 from kvq_core.spec import ComparisonSpec, parse_spec
+from tests.support.tiny_models import tiny
 from ui.html.cards import lane_head
 from ui.views.storage import by_rule
 from ui.views.verdicts import compute as draw_verdicts
@@ -36,8 +38,8 @@ def spec_of(**changes: object) -> ComparisonSpec:
 
 
 @pytest.fixture(scope="module")
-def finished(smollm: object) -> Finished:
-    *_, last = compare(spec_of())
+def finished(smollm: LoadedModel) -> Finished:
+    *_, last = compare_on(tiny("llama", tokenizer=smollm.tokenizer, layers=6), spec_of())
     assert isinstance(last, Finished)
     return last
 
@@ -50,7 +52,7 @@ def test_the_record_holds_the_rules(finished: Finished) -> None:
     assert one.knobs == one.rules[0].knobs and one.memory is not None and one.memory.by_rule == []
     assert (twice.method, twice.knobs, twice.tensors, twice.layers) == (None, None, "both", "all")
     assert mixed.title == mixed.label == "K per_token 8, V kivi 2; layers 0-1 fp16"
-    assert mixed.layers == list(range(2, 30)) and mixed.flags == []
+    assert mixed.layers == list(range(2, 6)) and mixed.flags == []
     assert [(rule.method, rule.tensors, rule.layers) for rule in mixed.rules] == [
         ("fp16", "both", [0, 1]),
         ("per_token", "keys", "all"),
@@ -91,9 +93,9 @@ def test_bytes_grow_with_the_context_rule_by_rule(finished: Finished) -> None:
         assert growth.nbytes(shape, memory.tokens, 1) == pytest.approx(stored, rel=1e-6), lane.label
     mixed = found[2]
     assert mixed is not None
-    assert mixed.effective_bits(shape, 10**7) == pytest.approx(((28 * 9 + 32) / 30, (28 * 3 + 32) / 30), rel=1e-3)
+    assert mixed.effective_bits(shape, 10**7) == pytest.approx(((4 * 9 + 32) / 6, (4 * 3 + 32) / 6), rel=1e-3)
     plan = plan_of(record, 2)
-    assert plan is not None and {a.layers for a in plan} == {tuple(range(2, 30))}
+    assert plan is not None and {a.layers for a in plan} == {tuple(range(2, 6))}
 
 
 def test_what_is_said_of_a_lane_knows_its_rules(finished: Finished) -> None:

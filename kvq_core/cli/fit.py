@@ -1,0 +1,123 @@
+"""What fits, for a terminal: what ``inspect`` tells from a model's configuration alone."""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvq_core.cli.output import columns
+from kvq_core.errors import ModelError, SpecError
+
+if TYPE_CHECKING:
+    from kvq_core.models import LoadedModel
+    from kvq_core.sizing.fit import Asked, Fit, Reserve
+    from kvq_core.sizing.layers import LayerKind
+
+MOST = 2**24  # tokens and sequences that may be asked for
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--memory", metavar="SIZE", help="memory that weights and cache are to fit into, such as 24GB")
+    parser.add_argument("--context", metavar="TOKENS", type=int, help="tokens of a sequence (at most 8,192 otherwise)")
+    parser.add_argument("--batch", metavar="N", type=int, default=1, help="sequences at once (1)")
+
+
+def is_at_once(arguments: argparse.Namespace) -> bool:
+    """Whether a configuration is all there is, which no library is needed for."""
+    from kvq_core.sizing.fit import is_configuration
+
+    return is_configuration(arguments.model)
+
+
+def asked_for(arguments: argparse.Namespace) -> "Asked":
+    """Raises SpecError for a memory, a context or a batch that cannot be."""
+    from kvq_core.sizing.fit import Asked, memory_of
+
+    for name in ("context", "batch"):
+        value = getattr(arguments, name)
+        if value is not None and not 1 <= value <= MOST:
+            raise SpecError(f"{name} = {value} is not allowed; give a whole number from 1 to {MOST:,}.")
+    memory = memory_of(arguments.memory) if arguments.memory else None
+    return Asked(memory=memory, context=arguments.context, batch=arguments.batch)
+
+
+def fit_of_loaded(model: "LoadedModel", given: str, asked: "Asked") -> "Fit":
+    """Of a model in memory, beside its weights as the file that was given holds them, or in 16 bits."""
+    from kvq_core.sizing.fit import fit
+    from kvq_core.sizing.layers import shape_of
+    from kvq_core.sizing.weights import Weights
+
+    file = Path(given)
+    if file.suffix == ".gguf" and file.is_file():
+        weights = Weights(nbytes=file.stat().st_size, how="of the GGUF file")
+    else:
+        numel = sum(weight.numel() for weight in model.model.parameters())
+        weights = Weights(nbytes=2 * numel, how=f"{numel / 1e9:.3g}B weights in 16 bits")
+    return fit(model.title, shape_of(model.model.config.to_dict()), weights, asked)
+
+
+def fit_of_path(given: str, asked: "Asked") -> "Fit | None":
+    """Of a folder with a configuration; None where there is none that says what its cache takes."""
+    from kvq_core.sizing.fit import fit_of_folder
+
+    try:
+        return fit_of_folder(Path(given), asked) if (Path(given) / "config.json").is_file() else None
+    except (ModelError, OSError):
+        return None
+
+
+def as_data(found: "Fit") -> dict[str, Any]:
+    return found.model_dump(mode="json")
+
+
+def describe_fit(found: "Fit") -> str:
+    """Layers, weights, and a line for every format in every engine."""
+    memories = next((row.contexts for each in found.formats for row in each.engines), {})
+    head = ("format", "engine", "tensors", "reserved", "fits", *(f"{memory} GB" for memory in memories))
+    rows = [row for each in found.formats for row in _rows(each.name, each.tensors, each.engines)]
+    refused = [f"{each.name}: not here: {each.why_not}" for each in found.formats if each.why_not]
+    parts = [_head(found), columns([head, *rows]) if rows else [], refused, _foot(found)]
+    return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def _head(found: "Fit") -> list[str]:
+    layers = "; ".join(f"{each.count} {_layer_words(each.holds)}" for each in found.layers)
+    memory = "" if found.memory is None else f", in {found.memory / 1e9:,.1f} GB"
+    return [
+        f"What fits: {found.batch} x {found.context:,} tokens{memory}",
+        f"{found.architecture}, layers: {layers}",
+        f"weights: {_size(found.weights.nbytes)}, {found.weights.how}",
+    ]
+
+
+def _layer_words(layer: "LayerKind") -> str:
+    kinds = {"full": "that read all tokens", "latent": "with a latent of all tokens", "none": "without keys"}
+    kind = kinds.get(layer.kind) or f"{layer.kind} ({layer.window:,} tokens)"
+    heads = f", {layer.kv_heads} x ({layer.key_dim} + {layer.value_dim}) channels" if layer.elements else ""
+    return kind + heads + (" and a state" if layer.conv or layer.recurrent else "")
+
+
+def _rows(name: str, tensors: int | None, engines: "tuple[Reserve, ...]") -> Iterator[tuple[str, ...]]:
+    if tensors is None:
+        return
+    for row in engines:
+        fits = {None: "not known", True: "yes", False: "no"}[row.fits]
+        longest = ("not known" if tokens is None else f"{tokens:,}" for tokens in row.contexts.values())
+        yield name, f"{row.engine} {row.word}", _size(tensors), _size(row.reserved), fits, *longest
+    if not engines:
+        yield name, "-", _size(tensors), "not known", "not known", *["not known"] * 5
+
+
+def _foot(found: "Fit") -> list[str]:
+    share, spare = found.allowance.share, found.allowance.bytes
+    return [
+        f"Under a memory's name: the longest context of {found.batch} such sequences that fits beside the weights. "
+        f"{share:.0%} of it and {spare / 1e9:g} GB are left for what is no cache; the rest is an assumption: "
+        "docs/inspect.md.",
+        *found.warnings,
+        *(f"Not known: {each}." for each in found.unknown),
+    ]
+
+
+def _size(nbytes: int | None) -> str:
+    return "not known" if nbytes is None else f"{nbytes / 2**30:,.2f} GiB"

@@ -1,0 +1,171 @@
+"""``python -m kvq_core layers``: what each layer costs alone, and the policy for a budget, verified by a run."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from kvq_core.cli.bar import Bar
+from kvq_core.cli.output import as_json, columns
+from kvq_core.errors import SpecError, excerpt
+
+if TYPE_CHECKING:
+    from kvq_core.decision.scores import Score
+    from kvq_core.decision.sensitivity import Scored
+    from kvq_core.decision.verify import Measured, Policy
+    from kvq_core.models import LoadedModel
+    from kvq_core.studies.prompts import Prompt
+
+Result = TypeVar("Result")
+EXAMPLES = (
+    "python -m kvq_core layers --prompts prompts.jsonl --format q4_0 --format q8_0\n"
+    "  python -m kvq_core layers --solve 0123456789abcdef --bits 5.5 --check-prompts others.jsonl\n"
+    "  python -m kvq_core layers --solve 0123456789abcdef --bits 6 --engine vllm --check-prompts others.jsonl --json"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser, quiet: Callable[[], None]) -> None:
+    parser.add_argument("--model", metavar="M", help="model id, folder, or GGUF file; the bundled one otherwise")
+    parser.add_argument("--prompts", metavar="FILE", type=Path, help="prompts to score on, one a line of JSON or text")
+    parser.add_argument(
+        "--format",
+        metavar="NAME[:knob=value,...]",
+        action="append",
+        default=[],
+        help="a candidate; may be given again. fp16 is always one",
+    )
+    parser.add_argument("--solve", metavar="ID", help="find the policy of these scores")
+    parser.add_argument("--bits", type=float, help="its budget, bits an element of keys and values")
+    parser.add_argument("--engine", help="only policies that this engine loads: vllm, llama.cpp or ik_llama.cpp")
+    parser.add_argument("--check-prompts", metavar="FILE", type=Path, help="prompts to verify it on, not scored before")
+    parser.set_defaults(quiet=quiet)
+
+
+def layers(arguments: argparse.Namespace) -> None:
+    """Score layers, or solve for a budget with what was scored."""
+    arguments.quiet()
+    _check(arguments)
+    if arguments.solve is None:
+        _score(arguments)
+    else:
+        _solve(arguments)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Raises SpecError where arguments are missing, or of the other form."""
+    scoring, solving = ("prompts", "format"), ("bits", "check_prompts")
+    needed, idle = (scoring, solving) if arguments.solve is None else (solving, scoring)
+    if missing := [name for name in needed if getattr(arguments, name) in (None, [])]:
+        raise SpecError(f"--{missing[0].replace('_', '-')} is missing. See: python -m kvq_core layers --help")
+    if extra := [name for name in idle if getattr(arguments, name) not in (None, [])]:
+        raise SpecError(
+            f"--{extra[0].replace('_', '-')} does not go {'without' if idle is solving else 'with'} --solve."
+        )
+    if arguments.bits is not None and not 0 < arguments.bits <= 16:
+        raise SpecError(f"bits = {arguments.bits} is not allowed; give a number above 0, at most 16.")
+
+
+def _score(arguments: argparse.Namespace) -> None:
+    from kvq_core.decision.plans import Candidate
+    from kvq_core.decision.sensitivity import measured
+    from kvq_core.spec import DEFAULT_MODEL
+
+    prompts, candidates = read_prompts(arguments.prompts), [Candidate.parse(each) for each in arguments.format]
+    with redirect_stdout(sys.stderr), Bar() as bar:
+        model = _loaded(arguments.model or DEFAULT_MODEL, bar)
+        scores = _last(measured(model, prompts, candidates), bar, "Scoring layers")
+    found = scores.scores()
+    if arguments.json:
+        print(as_json({"id": scores.id, "scores": [each.model_dump(mode="json") for each in found]}))
+    else:
+        print(_described(scores.id, len(scores.whole), found))
+
+
+def _solve(arguments: argparse.Namespace) -> None:
+    from kvq_core.decision.scores import load_scores
+    from kvq_core.decision.sensitivity import checked
+    from kvq_core.decision.spaces import known
+    from kvq_core.decision.verify import verified
+
+    scores, prompts = load_scores(arguments.solve), read_prompts(arguments.check_prompts)
+    if arguments.engine is not None:
+        known(arguments.engine)
+    with redirect_stdout(sys.stderr), Bar() as bar:
+        model = _loaded(arguments.model or scores.model, bar)
+        checked(model, scores)
+        found = _last(verified(model, scores, arguments.bits, arguments.engine, prompts), bar, "Verifying")
+    print(as_json(found.model_dump(mode="json")) if arguments.json else _answered(found))
+
+
+def read_prompts(file: Path) -> "list[Prompt]":
+    """A prompt a line: an object with the fields of a study's prompt, else text. Raises SpecError."""
+    from kvq_core.studies.prompts import Prompt
+
+    try:
+        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{excerpt(str(file))} cannot be read: {error}.") from None
+    if not lines:
+        raise SpecError(f"{excerpt(str(file))} holds no prompt; give one a line.")
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            found.append(Prompt.model_validate(json.loads(line) if line.startswith("{") else {"prompt": line}))
+        except (ValueError, SpecError) as error:
+            raise SpecError(f"{excerpt(str(file))}, line {number}: {str(error).splitlines()[0]}") from None
+    return found
+
+
+def _loaded(id: str, bar: Bar) -> "LoadedModel":
+    from kvq_core.models import load, prepare
+
+    for done, total in prepare(id, None):
+        bar("Converting the model, once", done, total)
+    bar("Loading the model", 0, 1)
+    return load(id)
+
+
+def _last(events: "Iterator[Scored | Result]", bar: Bar, doing: str) -> "Result":
+    from kvq_core.decision.sensitivity import Scored
+
+    for event in events:
+        if not isinstance(event, Scored):
+            return event
+        bar(doing, event.done, event.total)
+    raise AssertionError("it ends with what was found")
+
+
+def _described(id: str, prompts: int, found: "list[Score]") -> str:
+    rows = [("format", "tensor", "layer", "KLD", "low", "high")]
+    for each in sorted(found, key=lambda score: -score.kld_mean):
+        low, high = ("-" if bound is None else f"{bound:.3g}" for bound in (each.kld_low, each.kld_high))
+        rows.append((each.format, each.tensor, str(each.layer), f"{each.kld_mean:.3g}", low, high))
+    return "\n".join([f"Scores {id}, over {prompts} prompts; the costliest first.", "", *columns(rows)])
+
+
+def _answered(found: "Policy") -> str:
+    def row(name: str, told: "Measured") -> tuple[str, ...]:
+        return name, f"{told.bytes:,}", f"{told.predicted:.3g}", f"{told.measured:.3g}"
+
+    verdict = "The policy" if found.beats else "The policy does not beat the best uniform lane, which"
+    where = f"inside what {found.engine} {found.version} loads" if found.engine else "free"
+    rows = [
+        ("lane", "bytes", "KLD predicted", "measured"),
+        row("policy", found.policy),
+        row("best uniform", found.uniform),
+        row("ends in fp16", found.ends),
+    ]
+    return "\n".join(
+        [
+            f"{verdict} is the answer ({where}, {found.prompts} prompts, bytes of 1,024 tokens of at most "
+            f"{found.budget:,}).",
+            "",
+            *columns(rows),
+            "",
+            as_json(found.lane),
+            *([found.flags] if found.flags else []),
+        ]
+    )

@@ -1,0 +1,158 @@
+"""``python -m kvq_core study``: many prompts through the same lanes, with intervals over prompts."""
+
+import argparse
+import re
+import sys
+import time
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvq_core.cli.bar import Bar
+from kvq_core.cli.output import as_json, columns
+from kvq_core.errors import SpecError, excerpt
+
+if TYPE_CHECKING:
+    from kvq_core.studies.cells import Plan
+    from kvq_core.studies.executors import Executor
+    from kvq_core.studies.result import StudyResult
+
+EXAMPLES = (
+    "python -m kvq_core study --spec my.toml --workers 2\n"
+    "  python -m kvq_core study --spec my.toml --shard 1/4\n"
+    "  python -m kvq_core study --spec my.toml --json --out rows.parquet"
+)
+EVERY_S = 30.0  # between two lines of progress where stderr is no terminal
+_HEADER = ("model", "lane", "prompts", "mean KLD", "95 % interval", "p95", "worst", "flips", "acceptance", "cache")
+
+
+def add_arguments(parser: argparse.ArgumentParser, quiet: Callable[[], None]) -> None:
+    """What the command ``study`` takes; ``quiet`` silences libraries."""
+    parser.add_argument("--spec", metavar="FILE", type=Path, required=True, help="a study as .toml or .json")
+    parser.add_argument("--shard", metavar="I/N", type=_shard, help="compute the I-th of N parts alone, from 1/N on")
+    parser.add_argument("--workers", metavar="N", type=_count, default=1, help="processes that compute; default 1")
+    parser.add_argument("--ray", metavar="auto|ADDRESS", help="compute on the actors of a Ray cluster")
+    parser.add_argument("--dry-run", action="store_true", help="tell cells, time and memory, and compute nothing")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="also write the rows into this Parquet file")
+    parser.set_defaults(quiet=quiet)
+
+
+def _shard(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"([1-9][0-9]{0,5})/([1-9][0-9]{0,5})", text)
+    if found is None or int(found[1]) > int(found[2]):
+        raise SpecError(f"--shard {excerpt(text)} is not allowed; give I/N, such as 1/4 for the first of four parts.")
+    return int(found[1]), int(found[2])
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= 256:
+        raise SpecError(f"--workers {excerpt(text)} is not allowed; give a whole number from 1 to 256.")
+    return int(text)
+
+
+def study(arguments: argparse.Namespace) -> int:
+    """Run a study, or what is left of it, and print what it found."""
+    arguments.quiet()
+    from kvq_core.studies.cells import plan
+    from kvq_core.studies.estimate import estimate
+    from kvq_core.studies.spec import read_study
+    from kvq_core.studies.study import run_plan
+
+    if arguments.workers > 1 and arguments.ray:
+        raise SpecError("--workers and --ray are both given; workers are of this machine, Ray has its own.")
+    spec = read_study(arguments.spec)
+    with redirect_stdout(sys.stderr), Progress() as progress:
+        planned = plan(spec, progress)
+        if not arguments.dry_run:
+            progress.went_on = lambda: _kept(planned)
+            asked = {"shard": arguments.shard, "workers": arguments.workers, "executor": _executor(arguments)}
+            result = run_plan(planned, progress=progress, **asked)
+    if arguments.dry_run:
+        told = estimate(planned, arguments.shard, arguments.workers)
+        print(as_json(told.as_dict()) if arguments.json else told.sentence)
+        return 0
+    if arguments.out is not None:
+        result.write_parquet(arguments.out)
+    print(as_json(result.summary()) if arguments.json else describe(result))
+    return int(bool(result.failed))
+
+
+def _executor(arguments: argparse.Namespace) -> "Executor | None":
+    if not arguments.ray:
+        return None
+    from kvq_core.studies.ray_core import RayActors
+
+    return RayActors(arguments.ray)
+
+
+def _kept(planned: "Plan") -> str:
+    """What is told on Ctrl-C."""
+    from kvq_core.store.beside import held
+    from kvq_core.store.store import open_store
+
+    done = len(held(open_store(), (cell.id for cell in planned.cells)))
+    return (
+        f"Interrupted; {done} of {len(planned.cells)} cells are in the store, and the same command goes on from them."
+    )
+
+
+class Progress:
+    """A bar with the time left; where stderr is no terminal, a line now and then. Says on Ctrl-C what is kept."""
+
+    def __init__(self) -> None:
+        self.bar = Bar(timed=True)
+        self.went_on: Callable[[], str] | None = None
+        self.doing, self.began, self.first, self.told = "", 0.0, 0, 0.0
+
+    def __enter__(self) -> "Progress":
+        self.bar.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self.bar.__exit__(kind, *error)
+        if kind is not None and issubclass(kind, KeyboardInterrupt) and self.went_on is not None:
+            raise KeyboardInterrupt(self.went_on())
+
+    def __call__(self, doing: str, done: int, total: int) -> None:
+        self.bar(doing, done, total)
+        if sys.stderr.isatty():
+            return
+        now = time.monotonic()
+        if doing != self.doing:
+            self.doing, self.began, self.first, self.told = doing, now, done, now
+        if now - self.told >= EVERY_S:
+            self.told = now
+            left = (now - self.began) / max(1, done - self.first) * (total - done)
+            rest = f", about {timedelta(seconds=round(left))} left" if done > self.first else ""
+            print(f"{doing}: {done} of {total}{rest}", file=sys.stderr, flush=True)
+
+
+def describe(result: "StudyResult") -> str:
+    """The lanes in columns, what can be said of pairs, and what a reader must know."""
+    told = result.summary()
+    counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in told["cells"].items())
+    parts = [[f"study {told['id']}: cells {counts}"], columns([_HEADER, *map(_line, told["lanes"])])]
+    parts.append([pair["sentence"] for pair in told["pairs"][:40]])
+    parts.append([f"{flip['a']} against {flip['b']} flips with the model." for flip in told["flips_with_model"]])
+    parts.append([*told["notes"], *(f"failed: {each['run']}: {each['why']}" for each in told["failed"][:10])])
+    return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def _line(lane: dict[str, Any]) -> tuple[str, ...]:
+    if lane["kld_mean"] is None:
+        return (lane["model"], lane["label"], "0", *"-" * 7)
+    ends = "-" if lane["kld_low"] is None else f"{lane['kld_low']:.4g} to {lane['kld_high']:.4g}"
+    acceptance = "-" if lane["acceptance"] is None else f"{lane['acceptance']:.1%}"
+    figures = [f"{lane[name]:.4g}" for name in ("kld_p95", "worst_kld")]
+    middle = (str(lane["prompts"]), f"{lane['kld_mean']:.4g}", ends)
+    return (
+        lane["model"],
+        lane["label"],
+        *middle,
+        *figures,
+        f"{lane['flips']:.1%}",
+        acceptance,
+        f"{lane['kv_ratio']:.1%}",
+    )

@@ -1,0 +1,129 @@
+"""What each layer costs alone: one layer's keys, or values, in a format and all else fp16, many lanes on a prefill."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from kvq_core.decision.plans import Candidate
+from kvq_core.decision.scores import VERSION, Sensitivity, id_of, keep, key, stored
+from kvq_core.errors import KvqError, MethodError, SpecError
+from kvq_core.events import Finished
+from kvq_core.models import LoadedModel
+from kvq_core.pipeline.compare import compare_on
+from kvq_core.record.fields import Record
+from kvq_core.spec import MAX_LANES, Capture, ComparisonSpec, Lane, Tensor
+from kvq_core.studies.prompts import Prompt
+
+POSITIONS = 32  # scored of every prompt
+FIELDS = ("prompt", "messages", "system", "tools")  # of a prompt that a comparison has, too
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A part is done: so many comparisons of all."""
+
+    done: int
+    total: int
+
+
+def measured(
+    model: LoadedModel, prompts: Sequence[Prompt], candidates: Sequence[Candidate]
+) -> Iterator[Scored | Sensitivity]:
+    """Score every layer for every candidate on every prompt; what has been scored is kept, and not scored again. The
+    scores come last. Closing it stops, and loses one comparison at most.
+
+    Raises SpecError where a candidate cannot store single layers of the model, KvqError where a prompt cannot be run.
+    """
+    for each in candidates:
+        if reason := each.why_not(model.shape):
+            raise SpecError(f"format = {each.name}: {reason}.")
+    scores = _begun(model, candidates)
+    named = {each.name: each for each in candidates}
+    open_ = [(prompt, identity(prompt)) for prompt in prompts]
+    total = sum(-(-len(scores.missing(known)) // MAX_LANES) for _, known in open_)
+    done = 0
+    for prompt, known in open_:
+        left = scores.missing(known)
+        follow = _answer(model, prompt) if left else ""
+        while left:
+            some = left[:MAX_LANES]
+            lanes = [_lane(named[name], tensor, layer) for name, tensor, layer in some]
+            found = losses(model, prompt, lanes, follow)
+            scores = scores.added(known, {key(*each): loss for each, loss in zip(some, found, strict=True)})
+            keep(scores)
+            done, left = done + 1, left[MAX_LANES:]
+            yield Scored(done, total)
+    yield scores
+
+
+def losses(model: LoadedModel, prompt: Prompt, lanes: Sequence[Lane], follow: str) -> list[float]:
+    """Mean KLD in nats of every lane over the answer ``follow``, read token by token as it would be generated, so that
+    its own keys are stored before later ones are read, as in the run that verifies a policy.
+
+    Raises MethodError where a lane fails, KvqError where the prompt cannot be run.
+    """
+    record = _run(model, _spec(model, prompt, continuation=follow, lanes=tuple(lanes)))
+    found = []
+    for lane in record.lanes:
+        if lane.metrics is None or lane.metrics.kld_mean is None:
+            raise MethodError(f"{lane.label}: {lane.error or 'nothing was scored'}")
+        found.append(lane.metrics.kld_mean)
+    return found
+
+
+def identity(prompt: Prompt) -> str:
+    """Of what is asked and followed, whatever its name."""
+    told = prompt.model_dump_json(include={*FIELDS, "continuation"})
+    return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
+def answer_of(model: LoadedModel, prompt: Prompt) -> str:
+    """What is followed: the prompt's own continuation, else what the model answers."""
+    return _answer(model, prompt)
+
+
+def _answer(model: LoadedModel, prompt: Prompt) -> str:
+    """POSITIONS tokens and the first, which the prefill gives."""
+    if prompt.continuation is not None:
+        ids = model.encode(prompt.continuation)[: POSITIONS + 1]
+        return model.tokenizer.decode(ids)
+    return _run(model, _spec(model, prompt, max_new_tokens=POSITIONS + 1, ignore_eos=True)).reference.text
+
+
+def _spec(model: LoadedModel, prompt: Prompt, **more: object) -> ComparisonSpec:
+    """A prompt is put into the chat template where the model has one."""
+    given = {name: value for name in FIELDS if (value := getattr(prompt, name)) not in (None, "", ())}
+    if prompt.messages is None:
+        given["chat"] = bool(getattr(model.tokenizer, "chat_template", None))
+    return ComparisonSpec.model_validate(
+        {"model": model.id, **given, "free_text": False, "capture": Capture(detail="off"), **more}
+    )
+
+
+def _run(model: LoadedModel, spec: ComparisonSpec) -> Record:
+    for event in compare_on(model, spec):
+        if isinstance(event, Finished):
+            return event.record
+    raise AssertionError("a comparison ends with Finished")
+
+
+def _begun(model: LoadedModel, candidates: Sequence[Candidate]) -> Sensitivity:
+    names = tuple(sorted(each.name for each in candidates))
+    if len(set(names)) < len(names) or not names:
+        raise SpecError("format is given twice, or not at all; give each candidate once.")
+    id = id_of(model.model_hash, names, POSITIONS)
+    begun = Sensitivity(
+        id=id, version=VERSION, model=model.id, layers=model.shape.layers, positions=POSITIONS, formats=names
+    )
+    return stored(id) or begun
+
+
+def _lane(candidate: Candidate, tensor: Tensor, layer: int) -> Lane:
+    label = key(candidate.method.short(), tensor, layer)[-60:]
+    return Lane.model_validate({**candidate.data, "label": label, "tensors": tensor, "layers": (layer,)})
+
+
+def checked(model: LoadedModel, scores: Sensitivity) -> None:
+    """Raises KvqError where scores are of another model than the one that is loaded."""
+    if id_of(model.model_hash, scores.formats, scores.positions) != scores.id:
+        raise KvqError(f"Scores {scores.id} are of other weights than those of {model.title} now; score them again.")

@@ -1,0 +1,122 @@
+"""What policies engines load, in the version that was read, and the flags that say one.
+
+A format's name there is its method's ``cache_types``; ``flags`` writes what ``parsed`` reads back.
+"""
+
+import argparse
+import shlex
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import NoReturn
+
+from kvq_core.analysis.deploy import ENGINES
+from kvq_core.decision.plans import FP16, Candidate, LayerPlan
+from kvq_core.decision.solver import Costs, Solved, ends_apart, free, one_each, skip_list
+from kvq_core.errors import SpecError, excerpt
+from kvq_core.methods.deployments import READ_IN
+
+Solve = Callable[[Costs, int], Solved]
+# an engine as the command names it: its name elsewhere, and how its policies are found
+SPACES: dict[str, tuple[str, Solve]] = {
+    "vllm": ("vLLM", skip_list),
+    "llama.cpp": ("llama.cpp", one_each),
+    "ik_llama.cpp": ("ik_llama.cpp", ends_apart),
+}
+
+
+def known(engine: str) -> tuple[str, Solve]:
+    """An engine's name and how its policies are found. Raises SpecError for one whose policies are not known."""
+    if engine not in SPACES:
+        raise SpecError(f"engine = {excerpt(engine)} is not allowed; its policies are known of {', '.join(SPACES)}.")
+    return SPACES[engine]
+
+
+def version_of(engine: str) -> str:
+    return READ_IN[known(engine)[0]]
+
+
+def words_of(engine: str, candidates: Sequence[Candidate]) -> dict[str, str]:
+    """What the engine calls each candidate that it has, and the unquantized cache."""
+    name, _ = known(engine)
+    found = {each.name: word for each in candidates if (word := each.method.cache_types.get(name))}
+    return {**found, FP16: ENGINES[name].plain or ""}
+
+
+def solve(costs: Costs, budget: int, engine: str | None, candidates: Sequence[Candidate]) -> Solved:
+    """The best policy of an engine's space, or of all. Raises SpecError where the engine has none of the candidates, or
+    none of its policies fits."""
+    if engine is None:
+        return free(costs, budget)
+    own = words_of(engine, candidates)
+    if len(own) == 1:
+        raise SpecError(
+            f"{known(engine)[0]} has none of the formats {', '.join(costs.names[:-1])}; score some that it has."
+        )
+    found = known(engine)[1](costs.only(tuple(own)), budget)
+    return Solved.of(found.plan, costs)
+
+
+def flags(engine: str, plan: LayerPlan, candidates: Sequence[Candidate]) -> str:
+    """The command for a policy of the engine's space."""
+    name, _ = known(engine)
+    words, command = words_of(engine, candidates), ENGINES[name].command
+    if engine == "vllm":
+        stored = [each for each in plan.keys if each != FP16]
+        skipped = [str(layer) for layer, each in enumerate(plan.keys) if each == FP16]
+        said = command.format(both=words[stored[0]] if stored else words[FP16])
+        return f"{said} {ENGINES[name].skip} {' '.join(skipped)}" if stored and skipped else said
+    runs = {letter: _runs(names) for letter, names in (("k", plan.keys), ("v", plan.values))}
+    base = {letter: words[found[1][0]] for letter, found in runs.items()}
+    said = command.format(keys=base["k"], values=base["v"])
+    for letter, (first, _, last) in runs.items():
+        for where, (each, count) in (("first", first), ("last", last)):
+            said += f" -ct{letter}-{where} {words[each]},{count}" if count else ""
+    return said
+
+
+def _runs(names: Sequence[str]) -> list[tuple[str, int]]:
+    """First, middle and last layers: a format and how many; the middle is what most are where there are fewer runs."""
+    found = [(name, len(list(each))) for name, each in groupby(names)]
+    if len(found) == 1:
+        return [("", 0), found[0], ("", 0)]
+    if len(found) == 2:
+        return [found[0], found[1], ("", 0)] if found[0][1] < found[1][1] else [("", 0), *found]
+    return found
+
+
+class _Flags(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise SpecError(f"These flags cannot be read: {message}.")
+
+
+def parsed(engine: str, command: str, candidates: Sequence[Candidate], layers: int) -> LayerPlan:
+    """The policy that a command of ``flags`` says, on a model of so many layers. Raises SpecError."""
+    words = {word: name for name, word in words_of(engine, candidates).items()}
+    reader = _Flags(add_help=False, allow_abbrev=False)
+    reader.add_argument("--kv-cache-dtype")
+    reader.add_argument("--kv-cache-dtype-skip-layers", nargs="*", type=int, default=[])
+    for letter in "kv":
+        for where in ("", "-first", "-last"):
+            reader.add_argument(f"-ct{letter}{where}")
+    given, _ = reader.parse_known_args(shlex.split(command))
+    try:
+        if engine == "vllm":
+            name, skipped = words[given.kv_cache_dtype], set(given.kv_cache_dtype_skip_layers)
+            own = tuple(FP16 if layer in skipped else name for layer in range(layers))
+            return LayerPlan(own, own)
+        return LayerPlan(*(_ends(vars(given), f"ct{letter}", words, layers) for letter in "kv"))
+    except KeyError as error:
+        raise SpecError(f"These flags name the format {error}, which is none of {', '.join(words)}.") from None
+
+
+def _ends(given: dict[str, str | None], flag: str, words: dict[str, str], layers: int) -> tuple[str, ...]:
+    """Formats of keys, or of values, by layer."""
+    names = [words[given[flag] or ""]] * layers
+    for where in ("first", "last"):
+        told = given[f"{flag}_{where}"]
+        if told is not None:
+            word, _, count = told.partition(",")
+            at = range(int(count)) if where == "first" else range(layers - int(count), layers)
+            for layer in at:
+                names[layer] = words[word]
+    return tuple(names)

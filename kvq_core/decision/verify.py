@@ -1,0 +1,151 @@
+"""Whether a policy holds on prompts that it has not seen, beside what is simpler."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvq_core.decision.plans import Candidate, LayerPlan
+from kvq_core.decision.scores import Sensitivity
+from kvq_core.decision.sensitivity import Scored, answer_of, identity, losses
+from kvq_core.decision.solver import Costs, Solved, uniform
+from kvq_core.decision.spaces import flags, known, solve, version_of
+from kvq_core.errors import SpecError
+from kvq_core.models import LoadedModel
+from kvq_core.spec import Lane
+from kvq_core.spec.rule import Frozen
+from kvq_core.studies.prompts import Prompt
+
+ENDS = 2  # first and last layers that stay fp16 in the plainest policy there is
+UNIFORM = 12  # uniform lanes that are measured, those of least predicted loss
+
+
+class Measured(Frozen):
+    """A lane and what it came to: ``nbytes`` of 1,024 tokens, nats predicted by adding up and measured."""
+
+    lane: dict[str, Any]
+    bytes: int
+    predicted: float
+    measured: float
+
+
+class Policy(Frozen):
+    """The answer for a budget of ``budget`` bytes. ``lane``, ``bytes``, ``predicted`` and ``measured`` are those of the
+    policy where it ``beats`` the best ``uniform`` lane of no more bytes, else of that lane; ``policy`` has the policy's
+    in both cases. ``ends``: the best format with first and last layers in fp16, of no more bytes where one fits.
+    ``flags``: of the engine; None where no engine was named, or it has no such lane."""
+
+    id: str
+    engine: str | None
+    version: str | None
+    budget: int
+    prompts: int
+    lane: dict[str, Any]
+    bytes: int
+    predicted: float
+    measured: float
+    beats: bool
+    policy: Measured
+    uniform: Measured
+    ends: Measured
+    flags: str | None
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What is run on the prompts: the policy, uniform lanes, and the ends apart."""
+
+    policy: Solved
+    uniform: tuple[Solved, ...]
+    ends: tuple[Solved, ...]
+
+    @classmethod
+    def of(cls, costs: Costs, budget: int, engine: str | None, candidates: Sequence[Candidate]) -> "Offer":
+        """Raises SpecError where nothing fits the budget."""
+        policy = solve(costs, budget, engine, candidates)
+        whole = uniform(costs, budget)[:UNIFORM]
+        if not whole:
+            raise SpecError(f"No uniform lane takes {budget:,} bytes or fewer, so there is nothing to compare with.")
+        apart = [
+            Solved.of(LayerPlan.uniform(costs.layers, name, name).with_ends(ENDS), costs) for name in costs.names[:-1]
+        ]
+        fitting = [each for each in apart if each.nbytes <= budget]
+        return cls(policy, tuple(whole), tuple(fitting or [min(apart, key=lambda each: each.nbytes)]))
+
+    @property
+    def every(self) -> list[Solved]:
+        """Each plan once, the policy first."""
+        return list({each.plan: each for each in (self.policy, *self.uniform, *self.ends)}.values())
+
+
+def verified(
+    model: LoadedModel, scores: Sensitivity, bits: float, engine: str | None, prompts: Sequence[Prompt]
+) -> Iterator[Scored | Policy]:
+    """The policy of so many bits an element, verified by a run on prompts; it comes last.
+
+    Raises SpecError where the prompts were among those that were scored, or nothing fits.
+    """
+    seen = [prompt.id or str(n) for n, prompt in enumerate(prompts, 1) if identity(prompt) in scores.klds]
+    if seen:
+        raise SpecError(f"Prompts {', '.join(seen[:3])} were scored; a policy is checked on prompts it has not seen.")
+    candidates = [Candidate.parse(name) for name in scores.formats]
+    costs = scores.costs(model.shape)
+    offer = Offer.of(costs, costs.budget(bits), engine, candidates)
+    lanes = [each.plan.lane(candidates, str(n)) for n, each in enumerate(offer.every)]
+    rows = []
+    for done, prompt in enumerate(prompts, 1):
+        rows.append(losses(model, prompt, lanes, answer_of(model, prompt)))
+        yield Scored(done, len(prompts))
+    means = dict(zip((each.plan for each in offer.every), np.mean(rows, 0).tolist(), strict=True))
+    yield _policy(scores.id, engine, costs.budget(bits), len(prompts), offer, means, candidates)
+
+
+def _policy(
+    id: str,
+    engine: str | None,
+    budget: int,
+    prompts: int,
+    offer: Offer,
+    means: dict[LayerPlan, float],
+    candidates: Sequence[Candidate],
+) -> Policy:
+    def least(found: Sequence[Solved]) -> Solved:
+        return min(found, key=lambda each: means[each.plan])
+
+    def told(solved: Solved) -> Measured:
+        lane = _data(solved.plan.lane(candidates))
+        return Measured(lane=lane, bytes=solved.nbytes, predicted=solved.predicted, measured=means[solved.plan])
+
+    simple = least(offer.uniform)
+    beats = means[offer.policy.plan] < means[simple.plan]
+    answer = offer.policy if beats else simple
+    return Policy(
+        **told(answer).model_dump(),
+        id=id,
+        engine=known(engine)[0] if engine else None,
+        version=version_of(engine) if engine else None,
+        budget=budget,
+        prompts=prompts,
+        beats=beats,
+        policy=told(offer.policy),
+        uniform=told(simple),
+        ends=told(least(offer.ends)),
+        flags=_flags(engine, answer.plan, candidates),
+    )
+
+
+def _flags(engine: str | None, plan: LayerPlan, candidates: Sequence[Candidate]) -> str | None:
+    """None for a lane that the engine cannot have, such as a uniform one whose keys and values differ."""
+    if engine is None or (engine == "vllm" and plan.keys != plan.values):
+        return None
+    try:
+        return flags(engine, plan, candidates)
+    except KeyError:
+        return None
+
+
+def _data(lane: Lane) -> dict[str, Any]:
+    return {
+        name: value for name, value in lane.model_dump(mode="json", exclude_defaults=True).items() if name != "label"
+    }

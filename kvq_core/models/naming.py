@@ -1,0 +1,44 @@
+"""What a model that was read from files is known by, in which type it is read, and what is told where it cannot be."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvq_core.errors import ModelError
+from kvq_core.models import identity
+from kvq_core.models.choice import KNOWN
+from kvq_core.models.source import Source, portable
+from kvq_core.models.source import title as title_of
+from kvq_core.spec import DEFAULT_MODEL
+
+
+def known_by(source: Source, id: str, folder: Path, commit: str | None) -> dict[str, Any]:
+    """Fields of a LoadedModel: id and title by which it is known on every machine, and its hashes."""
+    file = source.file
+    weights = commit or (file.sha256 if file else identity.weights_of(folder))
+    whole = commit or (file.whole if file else identity.whole_of(weights, folder))
+    name = portable(source, id, whole)
+    return {
+        "id": name,
+        "title": dict(KNOWN).get(name, title_of(source, id)).removesuffix(" (bundled)"),
+        "weights_hash": weights[:16],
+        "model_hash": whole[:16],
+        "quantization": file.mix if file else None,
+    }
+
+
+def dtype_here() -> torch.dtype:
+    """The type weights are read in: half precision where there is a GPU."""
+    if not torch.cuda.is_available():
+        return torch.float32
+    return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+
+
+def unreadable(id: str, error: Exception) -> ModelError:
+    """Of whatever other people's files make their readers raise."""
+    said = " ".join(str(error).split()) or type(error).__name__
+    return ModelError(
+        f"Model {id!r} could not be loaded: {said[:200].rstrip(' .:')}. Check its id or folder, and the connection "
+        f"for a model of the Hub; {DEFAULT_MODEL} needs neither."
+    )

@@ -1,0 +1,46 @@
+"""A model without its weights: what tells its prompts and the ids of its runs, and computes nothing."""
+
+import torch
+
+from kvq_core.errors import ModelError
+from kvq_core.models.loader import LoadedModel, check_allowed, in_memory
+from kvq_core.models.naming import dtype_here, known_by, unreadable
+from kvq_core.models.source import files_of, found
+from kvq_core.models.support import check_config, check_model
+
+
+class Outline(LoadedModel):
+    """Its modules are on torch's meta device: they have shapes and no numbers."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where token ids would go."""
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def outline(id: str, revision: str | None = None) -> LoadedModel:
+    """The model of that id as ``load`` would give it on this machine, without its weights where it is not in memory.
+
+    Raises ModelError as ``load`` does, but for what only weights show.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    check_allowed(id, revision)
+    if (held := in_memory(id, revision)) is not None:
+        return held
+    source = found(id, revision)
+    try:
+        folder, commit = files_of(source)
+        options = {"revision": commit or source.revision, "trust_remote_code": False}
+        config = AutoConfig.from_pretrained(source.place, **options)
+        check_config(config)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype_here())
+        tokenizer = AutoTokenizer.from_pretrained(source.place, **options)
+    except ModelError:
+        raise
+    except Exception as error:
+        raise unreadable(id, error) from None
+    check_model(model)
+    known = known_by(source, id, folder, commit)
+    return Outline(model=model, tokenizer=tokenizer, revision=commit or source.revision, **known)

@@ -1,0 +1,192 @@
+"""What fits: for every format its tensors' bytes, what engines reserve for them, and the longest contexts that fit
+beside the weights."""
+
+import math
+import re
+from bisect import bisect_right
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvq_core.errors import SpecError, excerpt
+from kvq_core.sizing.formats import FormatBits, formats
+from kvq_core.sizing.layers import Frozen, LayerKind, Shape, read_config, shape_of
+from kvq_core.sizing.reserve import Allowance, Stack, allowance, engines, reserved
+from kvq_core.sizing.weights import Weights, weights_of
+
+MEMORIES = (16, 24, 48, 80, 141)  # GB of common GPUs
+CONTEXT = 8_192  # tokens, where none is asked for
+LONGEST = 2**20  # tokens looked at where a model's own context is not known
+_MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*(GB|GiB|MB|MiB)", re.IGNORECASE)
+_UNITS = {"gb": 10**9, "gib": 2**30, "mb": 10**6, "mib": 2**20}
+
+
+class Reserve(Frozen):
+    """A format in an engine: its ``word`` there, the bytes ``reserved`` (None: not known how), whether weights, cache
+    and allowance ``fit`` the memory asked for, and the longest context of each of MEMORIES, in GB: 0 where not even one
+    page fits, None where the weights or the reserve are not known."""
+
+    engine: str
+    version: str
+    word: str
+    reserved: int | None
+    fits: bool | None
+    contexts: dict[int, int | None]
+
+
+class FormatFit(Frozen):
+    """``tensors``: bytes of keys, values and states; None with ``why_not``."""
+
+    name: str
+    method: str
+    knobs: dict[str, Any]
+    tensors: int | None
+    why_not: str | None
+    engines: tuple[Reserve, ...]
+
+
+class Layers(Frozen):
+    """So many layers that hold the same."""
+
+    count: int
+    holds: LayerKind
+
+
+class Fit(Frozen):
+    """All of it, for ``batch`` sequences of ``context`` tokens. ``memory``: asked for, in bytes; ``unknown``: what the
+    configuration does not say."""
+
+    title: str
+    architecture: str
+    own_context: int | None
+    context: int
+    batch: int
+    memory: int | None
+    layers: tuple[Layers, ...]
+    weights: Weights
+    allowance: Allowance
+    formats: tuple[FormatFit, ...]
+    warnings: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+
+class Asked(Frozen):
+    """What it is to fit. ``memory`` in bytes."""
+
+    memory: int | None = None
+    context: int | None = None
+    batch: int = 1
+
+
+def memory_of(given: str) -> int:
+    """Bytes of ``24GB`` or ``22.5GiB``. Raises SpecError."""
+    read = _MEMORY.fullmatch(given.strip())
+    if read is None or not float(read[1]):
+        raise SpecError(
+            f"memory = {excerpt(given)} is not allowed; give a number with its unit, such as 24GB or 80GiB."
+        )
+    return round(float(read[1]) * _UNITS[read[2].lower()])
+
+
+def is_configuration(place: str) -> bool:
+    """Whether a model is a folder that has a configuration and no weights, so that nothing of it can be run."""
+    try:
+        folder = Path(place)
+        return (folder / "config.json").is_file() and not any(folder.glob("*.safetensors"))
+    except OSError:
+        return False
+
+
+def fit_of_folder(folder: Path, asked: Asked) -> Fit:
+    """What fits, from a folder's configuration. Raises ModelError where that does not say what the cache takes."""
+    config = read_config(folder)
+    shape = shape_of(config)
+    return fit(folder.resolve().name, shape, weights_of(folder, config, shape), asked)
+
+
+def fit(title: str, shape: Shape, weights: Weights, asked: Asked) -> Fit:
+    own = shape.context
+    context = asked.context or min(own or CONTEXT, CONTEXT)
+    return Fit(
+        title=title,
+        architecture=shape.architecture,
+        own_context=own,
+        context=context,
+        batch=asked.batch,
+        memory=asked.memory,
+        layers=tuple(Layers(count=count, holds=layer) for layer, count in Counter(shape.layers).items()),
+        weights=weights,
+        allowance=allowance(),
+        formats=tuple(_format(each, shape, weights, asked, context) for each in formats()),
+        warnings=_warnings(shape, context),
+        unknown=(*shape.stated, *(["bytes of the weights"] if weights.nbytes is None else [])),
+    )
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A model's layers in a format: ``plain`` of them stay fp16, the rest is stored in it."""
+
+    format: FormatBits
+    plain: Stack
+    stored: Stack
+    dtype_bytes: int
+
+    @classmethod
+    def of(cls, format: FormatBits, shape: Shape) -> "Cache":
+        """Boundary layers that the format keeps are fp16, but in models with states."""
+        layers, ends = shape.layers, format.boundary
+        if any(layer.recurrent or layer.conv for layer in layers):
+            ends = 0
+        first, last = ends, len(layers) - ends
+        return cls(format, Stack((*layers[:first], *layers[last:])), Stack(layers[first:last]), shape.dtype_bytes)
+
+    def tensors(self, context: int, batch: int) -> int:
+        """Bytes of keys, values and states."""
+        total = 0.0
+        for own, stack in ((formats()[0], self.plain), (self.format, self.stored)):
+            for layer, count in stack.items():
+                tokens = own.layer_bytes(layer, layer.tokens(context)) if layer.elements else 0.0
+                total += count * (tokens + self.dtype_bytes * (layer.conv + layer.recurrent))
+        return batch * math.ceil(total)
+
+    def reserved(self, engine: str, context: int, batch: int) -> int | None:
+        """Bytes that an engine sets aside; None where it is not known how."""
+        if engines()[engine].tensors:
+            return self.tensors(context, batch)
+        return reserved(engine, self.format, self.stored + self.plain, context, batch, self.dtype_bytes)
+
+
+def _format(format: FormatBits, shape: Shape, weights: Weights, asked: Asked, context: int) -> FormatFit:
+    named = {"name": format.name, "method": format.method, "knobs": format.knobs}
+    if reason := format.why_not(shape.layers):
+        return FormatFit(**named, tensors=None, why_not=reason, engines=())
+    cache = Cache.of(format, shape)
+    longest = shape.context or LONGEST
+    rows = tuple(_reserve(cache, name, weights.nbytes, asked, context, longest) for name in format.engines)
+    return FormatFit(**named, tensors=cache.tensors(context, asked.batch), why_not=None, engines=rows)
+
+
+def _reserve(cache: Cache, name: str, weights: int | None, asked: Asked, context: int, longest: int) -> Reserve:
+    taken, allowed = cache.reserved(name, context, asked.batch), allowance()
+    if taken is None or weights is None:
+        fits, contexts = None, dict.fromkeys(MEMORIES)
+    else:
+        fits = None if asked.memory is None else weights + taken <= allowed.left(asked.memory)
+
+        def most(room: int) -> int:
+            return bisect_right(range(1, longest + 1), room, key=lambda n: cache.reserved(name, n, asked.batch) or 0)
+
+        contexts = {memory: most(allowed.left(memory * 10**9) - weights) for memory in MEMORIES}
+    version, word = engines()[name].version, cache.format.engines[name]
+    return Reserve(engine=name, version=version, word=word, reserved=taken, fits=fits, contexts=contexts)
+
+
+def _warnings(shape: Shape, context: int) -> tuple[str, ...]:
+    said = []
+    if shape.context is not None and context > shape.context:
+        said.append(f"{context:,} tokens are more than the model's own context of {shape.context:,}.")
+    if any(layer.kind == "latent" for layer in shape.layers):
+        said.append("Its layers cache a latent (MLA); engines that store keys and values instead take many times more.")
+    return tuple(said)

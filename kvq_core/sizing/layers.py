@@ -1,0 +1,204 @@
+"""The kinds of a model's layers, as far as they decide what its cache takes, read from its configuration."""
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from kvq_core.errors import ModelError, excerpt
+from kvq_core.sizing.states import state_of
+
+SHIPPED = Path(__file__).resolve().parents[2] / "presets" / "sizing"
+Kind = Literal["full", "sliding", "chunked", "latent", "none"]
+Config = Mapping[str, Any]
+_INNER = ("text_config", "llm_config", "language_config", "thinker_config")  # of models that see or hear as well
+
+
+class Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class LayerKind(Frozen):
+    """What one layer holds. ``kind``: of which tokens keys and values are kept, all, the newest ``window``, those of a
+    chunk of ``window``, or a latent of every token (MLA: ``key_dim`` channels after RoPE and ``value_dim`` of the
+    latent, which all heads share); none: no keys and values. ``index_dim``: channels of a key of its own by which a
+    layer chooses tokens. ``conv``, ``recurrent``: elements of a state, of a sequence whatever its length."""
+
+    kind: Kind
+    window: int | None = None
+    kv_heads: int = 0
+    key_dim: int = 0
+    value_dim: int = 0
+    index_dim: int = 0
+    conv: int = 0
+    conv_width: int = 0  # tokens that ``conv`` spans
+    recurrent: int = 0
+
+    @property
+    def elements(self) -> int:
+        """Of one token."""
+        return self.kv_heads * (self.key_dim + self.value_dim) + self.index_dim
+
+    def tokens(self, context: int) -> int:
+        """How many of a context's tokens it needs."""
+        if self.kind == "none":
+            return 0
+        return context if self.window is None else min(self.window, context)
+
+
+class Shape(Frozen):
+    """A model's cache, from its configuration alone. ``dtype``: of the weights, as the configuration has it."""
+
+    architecture: str
+    layers: tuple[LayerKind, ...]
+    context: int | None
+    dtype: str
+    stated: tuple[str, ...] = ()
+
+    @property
+    def dtype_bytes(self) -> int:
+        return {"float32": 4, "float8_e4m3fn": 1}.get(self.dtype, 2)
+
+
+@cache
+def families() -> dict[str, Any]:
+    """What is known of families of models: data of presets."""
+    return tomllib.loads((SHIPPED / "families.toml").read_text(encoding="utf-8"))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """A folder's config.json. Raises ModelError where it is none."""
+    try:
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"Model {excerpt(str(folder))}: its config.json cannot be read: {error}.") from None
+    if not isinstance(found, dict):
+        raise ModelError(f"Model {excerpt(str(folder))}: its config.json is no object.")
+    return found
+
+
+def text_config(config: Config) -> Config:
+    """The part of a configuration that is of its language model."""
+    inner = next((config[name] for name in _INNER if isinstance(config.get(name), dict)), None)
+    return config if inner is None else text_config({**inner, "torch_dtype": dtype_of(inner) or dtype_of(config)})
+
+
+def dtype_of(config: Config) -> str | None:
+    found = config.get("torch_dtype") or config.get("dtype")
+    return str(found).removeprefix("torch.") if found else None
+
+
+def shape_of(config: Config) -> Shape:
+    """What a configuration says of the cache. Raises ModelError with the field that is missing, or not known here."""
+    whole = config
+    config = text_config(config)
+    try:
+        kinds = _kinds(config)
+        layers = tuple(_layer(config, kind, number) for number, kind in enumerate(kinds))
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        said = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise ModelError(f"This configuration does not say what its cache takes: {said}.") from None
+    return Shape(
+        architecture=str(config.get("model_type") or whole.get("model_type") or "unknown"),
+        layers=_shared(config, layers),
+        context=config.get("max_position_embeddings") or config.get("n_positions"),
+        dtype=dtype_of(config) or "bfloat16",
+        stated=() if dtype_of(config) else ("dtype of the weights (taken: bfloat16)",),
+    )
+
+
+def _kinds(config: Config) -> list[str]:
+    """Of every layer."""
+    data, family = families(), config.get("model_type", "")
+    names = {name: kind for kind, all in data["kinds"].items() for name in all}
+    for field in data["lists"]["fields"]:
+        if config.get(field):
+            return _named(config, field, names)
+    count = int(config["num_hidden_layers"])
+    if family in data["all"]:
+        return [data["all"][family]] * count
+    if family in data["listed"] and config.get(data["listed"][family]["field"]) is not None:
+        rule = data["listed"][family]
+        return ["full" if layer in config[rule["field"]] else rule["others"] for layer in range(count)]
+    if isinstance(config.get("attn_layer_period"), int):
+        period, offset = config["attn_layer_period"], config.get("attn_layer_offset", 0)
+        return ["full" if layer % period == offset else "state" for layer in range(count)]
+    if isinstance(config.get("linear_attn_config"), dict):  # layers are counted from 1 there
+        full = config["linear_attn_config"]["full_attn_layers"]
+        return ["full" if layer + 1 in full else "state" for layer in range(count)]
+    if family in data["period"]:
+        return _periodic(config, data["period"][family], count)
+    return _uniform(config, data["windowed"]["families"], count)
+
+
+def _named(config: Config, field: str, names: Mapping[str, str]) -> list[str]:
+    given = [str(name) for name in config[field]]
+    count = config.get("num_hidden_layers") or len(given)
+    unknown = sorted({name for name in given if name not in names})
+    if unknown:
+        raise ValueError(f"{field} has layers of kind {', '.join(map(excerpt, unknown))}, which are not known here")
+    return [names[given[layer % len(given)]] for layer in range(count)]
+
+
+def _periodic(config: Config, rule: Mapping[str, Any], count: int) -> list[str]:
+    every = next((config[name] for name in rule.get("field", ()) if config.get(name)), rule["every"])
+    if rule["others"] == "chunked" and not config.get("attention_chunk_size"):
+        return ["full"] * count
+    return ["full" if (layer + 1) % every == 0 else rule["others"] for layer in range(count)]
+
+
+def _uniform(config: Config, windowed: Iterable[str], count: int) -> list[str]:
+    window, family = config.get("sliding_window"), str(config.get("model_type"))
+    if window and (family in windowed or config.get("use_sliding_window")):
+        first = config.get("max_window_layers", 0) if config.get("use_sliding_window") else 0
+        return ["full" if layer < first else "sliding" for layer in range(count)]
+    return ["full"] * count
+
+
+def _layer(config: Config, kind: str, number: int) -> LayerKind:
+    config = {**config, **(config.get("per_layer_config") or {}).get(str(number), {})}
+    state = state_of(config) if kind in ("state", "both") else {}
+    if kind in ("state", "none"):
+        return LayerKind(kind="none", **state)
+    if config.get("kv_lora_rank"):
+        rank, rope = int(config["kv_lora_rank"]), int(config["qk_rope_head_dim"])
+        index = int(config.get("index_head_dim") or 0)
+        return LayerKind(kind="latent", kv_heads=1, key_dim=rope, value_dim=rank, index_dim=index)
+    window = {"sliding": "sliding_window", "chunked": "attention_chunk_size"}.get(kind)
+    heads, key_dim, value_dim = _heads(config, windowed=kind == "sliding")
+    return LayerKind(
+        kind="full" if kind == "both" else kind,  # type: ignore[arg-type]
+        window=None if window is None else int(config[window]),
+        kv_heads=heads,
+        key_dim=key_dim,
+        value_dim=value_dim,
+        **state,
+    )
+
+
+def _heads(config: Config, windowed: bool) -> tuple[int, int, int]:
+    """KV heads and channels of a key and of a value of a layer, by whether it has a window: families differ in it."""
+    heads = int(config.get("num_attention_heads") or config["n_head"])
+    hidden = int(config.get("hidden_size") or config["n_embd"])
+    # multi-query GPTs and Falcon say it in words of their own
+    kv = 1 if config.get("multi_query") else int(config.get("num_key_value_heads") or heads)
+    key = int(config.get("attention_head_dim") or config.get("head_dim") or hidden // heads)
+    value = int(config.get("v_head_dim") or key)
+    if windowed:  # MiMo-V2
+        kv, key = int(config.get("swa_num_key_value_heads") or kv), int(config.get("swa_head_dim") or key)
+        return kv, key, int(config.get("swa_v_head_dim") or (value if config.get("v_head_dim") else key))
+    if config.get("global_head_dim"):  # Gemma 4
+        key = value = int(config["global_head_dim"])
+        if config.get("attention_k_eq_v", True):
+            kv = int(config.get("num_global_key_value_heads") or kv)
+    return kv, key, value
+
+
+def _shared(config: Config, layers: tuple[LayerKind, ...]) -> tuple[LayerKind, ...]:
+    """The last layers of some models read the cache of an earlier one, and hold none (Gemma 3n, Gemma 4)."""
+    reuse = int(config.get("num_kv_shared_layers") or 0)
+    return (*layers[: len(layers) - reuse], *[LayerKind(kind="none")] * reuse)

@@ -1,0 +1,53 @@
+"""What lies in a store beside its runs: by-products under names of their own, with a checksum; and questions about many
+runs at once."""
+
+import hashlib
+from collections.abc import Iterable
+
+from kvq_core.record.files import MANIFEST
+from kvq_core.store.folders import as_store_error
+from kvq_core.store.layouts import Folders
+from kvq_core.store.store import Store
+
+_SEAL = hashlib.sha256().digest_size
+
+
+def held(store: Store, run_ids: Iterable[str]) -> frozenset[str]:
+    """Those of many ids that finished runs have in a store: of one listing where asking is slow, as in object stores.
+
+    Raises StoreError.
+    """
+    asked = frozenset(run_ids)
+    with as_store_error("look for runs"):
+        store.fs.invalidate_cache()
+        if isinstance(store.layout, Folders):
+            return frozenset(filter(store.layout.committed, asked))
+        here = store.fs.find(store.root, detail=True) if store.fs.isdir(store.root) else {}
+    manifests = (path.rstrip("/").split("/")[-2] for path, info in here.items() if _is_manifest(path) and info["size"])
+    return asked.intersection(manifests)
+
+
+def _is_manifest(path: str) -> bool:
+    return path.endswith(f"/{MANIFEST}")
+
+
+def keep(store: Store, name: str, data: bytes) -> None:
+    """Keep a by-product in place of what is there under its name. Raises StoreError."""
+    with as_store_error(f"store {name}"):
+        store.layout.keep(name, hashlib.sha256(data).digest() + data)
+
+
+def kept(store: Store, name: str) -> bytes | None:
+    """What ``keep`` kept; None where there is nothing, or anything but that. Raises StoreError."""
+    with as_store_error(f"read {name}"):
+        try:
+            sealed = bytes(store.fs.cat_file(f"{store.root}/{name}"))
+        except FileNotFoundError:
+            return None
+    seal, data = sealed[:_SEAL], sealed[_SEAL:]
+    return data if hashlib.sha256(data).digest() == seal else None
+
+
+def url_of(store: Store) -> str:
+    """What ``open_store`` opens a store by, in another process too."""
+    return str(store.fs.unstrip_protocol(store.root))

@@ -1,0 +1,142 @@
+"""A study's cells: every model x prompt as one comparison with its own id, planned without any model's weights."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from kvq_core.errors import SpecError
+from kvq_core.models import LoadedModel, available_models, outline
+from kvq_core.pipeline.assemble import id_of, place_of
+from kvq_core.pipeline.prompt import check_places, read_prompt, script
+from kvq_core.spec import Capture, ComparisonSpec, canonical_json
+from kvq_core.studies.prompts import Prompt
+from kvq_core.studies.spec import StudySpec
+from kvq_core.studies.suites import check_verifier
+
+# Of a comparison what a prompt decides; the rest, with all its lanes, is the same in all cells.
+_BY_PROMPT = {"model", "revision", "prompt", "system", "messages", "tools", "continuation", "free_text"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One model x prompt. ``id`` is that of its run in the store."""
+
+    id: str
+    model: str
+    title: str  # of the model
+    prompt: Prompt
+    spec: ComparisonSpec
+    tokens: int  # of the prompt
+
+    def full(self) -> ComparisonSpec:
+        """The comparison as somebody would run it alone: with captures and every lane's own text."""
+        return self.spec.model_copy(update={"capture": Capture(), "free_text": True})
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A prompt that a model cannot be asked, and why."""
+
+    model: str
+    prompt: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All cells, model by model, and what is in none. ``broken``: lines of the file that were left out."""
+
+    spec: StudySpec
+    prompts: tuple[Prompt, ...]
+    cells: tuple[Cell, ...]
+    left_out: tuple[LeftOut, ...]
+    broken: tuple[str, ...]
+
+    @cached_property
+    def id(self) -> str:
+        """16 hex characters over all runs and what is asked of them: the same study is the same on every machine."""
+        asked = [prompt.model_dump(mode="json", exclude_defaults=True) for prompt in self.prompts]
+        told = canonical_json({"runs": [cell.id for cell in self.cells], "prompts": asked})
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+    def shard(self, number: int, count: int) -> tuple[Cell, ...]:
+        """Every ``count``-th cell of each model from the ``number``-th on, counted from 1."""
+        by_model = [[cell for cell in self.cells if cell.model == model] for model in self.models]
+        return tuple(cell for cells in by_model for cell in cells[number - 1 :: count])
+
+    @property
+    def models(self) -> list[str]:
+        """Ids of the models that have cells."""
+        return list(dict.fromkeys(cell.model for cell in self.cells))
+
+    def cell(self, prompt: str, model: str | None = None) -> Cell:
+        """The cell of a prompt's id, of the first model unless one is named. Raises SpecError where there is none."""
+        for cell in self.cells:
+            if cell.prompt.id == prompt and model in (None, cell.model, cell.title):
+                return cell
+        raise SpecError(
+            f"No cell of this study has the prompt {prompt!r}{f' and the model {model!r}' if model else ''}."
+        )
+
+
+Progress = Callable[[str, int, int], None]  # what is being done, how much of it is done, and how much there is
+
+
+def plan(spec: StudySpec, progress: Progress = lambda doing, done, total: None) -> Plan:
+    """The cells of a study, with the ids their runs have on this machine. Reads prompts and tokenizers, no weights.
+
+    Raises KvqError where prompts cannot be read, or a model or lane cannot run here.
+    """
+    prompts, broken = spec.prompts.read()
+    for verifier in {prompt.verifier for prompt in prompts if prompt.verifier is not None}:
+        check_verifier(verifier)
+    if not spec.comparison.chat and any(prompt.messages for prompt in prompts):
+        raise SpecError("chat = false and messages are both given; leave chat out, or give prompts.")
+    names = spec.models or (available_models()[0].id,)
+    cells: list[Cell] = []
+    left: list[LeftOut] = []
+    for at, name in enumerate(names):
+        model = outline(name, spec.comparison.revision)
+        for number, found in enumerate(_cells(model, name, spec.comparison, prompts), 1):
+            (cells if isinstance(found, Cell) else left).append(found)  # type: ignore[arg-type]
+            if number % 100 == 0:
+                progress("Planning", at * len(prompts) + number, len(names) * len(prompts))
+    if not cells:
+        raise SpecError(f"None of the prompts can be run. The first: {left[0].why}")
+    return Plan(spec, prompts, tuple(cells), tuple(left), broken)
+
+
+def _cells(
+    model: LoadedModel, name: str, shared: ComparisonSpec, prompts: Sequence[Prompt]
+) -> Iterator[Cell | LeftOut]:
+    known, revision = model.again(name, shared.revision)
+    shared = shared.model_copy(update={"model": known, "revision": revision})
+    check_places(model, shared)
+    place, changed = place_of(model, shared.lanes), shared.changed()
+    same = {field: value for field, value in changed.items() if field not in _BY_PROMPT}
+    read = script if any(rule.spans for lane in shared.lanes for rule in lane.every_rule) else read_prompt
+    for prompt in prompts:
+        spec = _asked(shared, prompt)
+        own = spec.model_dump(mode="json", exclude_defaults=True, include=_BY_PROMPT)
+        try:
+            ids = read(model, spec).ids
+        except SpecError as error:
+            yield LeftOut(known, prompt.id, str(error))
+            continue
+        id = id_of(canonical_json({**same, **own, "model": known}), ids, place)
+        yield Cell(id, known, model.title, prompt, spec, len(ids))
+
+
+def _asked(shared: ComparisonSpec, prompt: Prompt) -> ComparisonSpec:
+    """The comparison of one prompt."""
+    system = shared.system if prompt.system is None and prompt.messages is None else prompt.system
+    changes = {
+        "prompt": prompt.prompt,
+        "system": system,
+        "messages": prompt.messages,
+        "tools": prompt.tools,
+        "continuation": prompt.continuation,
+        "free_text": shared.free_text or prompt.verifier is not None,
+    }
+    return shared.model_copy(update=changes)

@@ -1,0 +1,70 @@
+"""What a study will take, before it is started."""
+
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from statistics import fmean
+from typing import Any
+
+from kvq_core.models import outline
+from kvq_core.pipeline.estimate import estimate_on
+from kvq_core.store.beside import held
+from kvq_core.store.store import open_store
+from kvq_core.studies.cells import Cell, Plan
+
+_LOOKED_AT = 40  # cells of a model; the others are as they are
+
+
+@dataclass(frozen=True)
+class StudyEstimate:
+    """``todo``: cells that are not in the store. ``seconds``: of all of them on these workers of this machine, None
+    where no model was timed here; ``bytes``: the peak of all workers together."""
+
+    id: str
+    cells: int
+    todo: int
+    left_out: int
+    workers: int
+    seconds: float | None
+    bytes: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def sentence(self) -> str:
+        took = "a time that is not known before the first" if self.seconds is None else self._time
+        out = f", {self.left_out} prompts left out" if self.left_out else ""
+        return (
+            f"study {self.id}: {self.cells} cells, {self.todo} of them to compute{out}; on {self.workers} "
+            f"worker{'s' * (self.workers != 1)} {took} and {self.bytes / 1e9:.2f} GB of memory."
+        )
+
+    @property
+    def _time(self) -> str:
+        return f"about {timedelta(seconds=round(self.seconds or 0))}"
+
+
+def estimate(planned: Plan, shard: tuple[int, int] | None = None, workers: int = 1) -> StudyEstimate:
+    """Of what is left to do. Raises KvqError where a model or the store cannot be had."""
+    own = planned.cells if shard is None else planned.shard(*shard)
+    there = held(open_store(), (cell.id for cell in own))
+    todo = list({cell.id: cell for cell in own if cell.id not in there}.values())
+    seconds, most = 0.0, 0
+    known = True
+    for model in planned.models:
+        cells = sorted((cell for cell in todo if cell.model == model), key=lambda cell: cell.tokens)
+        if cells:
+            each, peak = _of_model(cells)
+            known &= each is not None
+            seconds, most = seconds + (each or 0.0) * len(cells), max(most, peak)
+    took = seconds / workers if known else None
+    return StudyEstimate(planned.id, len(own), len(todo), len(planned.left_out), workers, took, most * workers)
+
+
+def _of_model(cells: list[Cell]) -> tuple[float | None, int]:
+    """Mean seconds of a cell, and the largest peak in bytes."""
+    model = outline(cells[0].model, cells[0].spec.revision)
+    looked = [*cells[:: max(1, len(cells) // _LOOKED_AT)], cells[-1]]
+    found = [estimate_on(model, cell.spec) for cell in looked]
+    seconds = [each.seconds for each in found if each.seconds is not None]
+    return fmean(seconds) if seconds else None, max(each.bytes for each in found)

@@ -1,0 +1,169 @@
+"""Where a study's cells are computed: in this process, or in several of this machine.
+
+An executor takes what is to be done and yields what came of each, in any order. It knows nothing of studies.
+"""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Protocol
+
+import torch
+
+from kvq_core.errors import KvqError, ModelError
+from kvq_core.events import Finished
+from kvq_core.logs import log_error
+from kvq_core.machine.memory import release_memory
+from kvq_core.models import load
+from kvq_core.pipeline.compare import compare
+from kvq_core.store.retention import Quota
+from kvq_core.store.store import open_store
+from kvq_core.studies.cells import Cell
+from kvq_core.studies.rows import Row, rows_of
+
+TRIES = 3  # deaths of workers in a row, with nothing finished between, before the cells they were at have failed
+
+
+@dataclass(frozen=True)
+class Work:
+    """A cell, and the store its run goes to."""
+
+    cell: Cell
+    store: str
+    limits: Quota
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a cell: its rows, or why there are none. ``unkept``: why the store did not take the run;
+    ``unfit``: why this worker can compute no cell of that model."""
+
+    id: str
+    rows: list[Row] = field(default_factory=list)
+    error: str | None = None
+    unkept: str | None = None
+    unfit: str | None = None
+
+
+class Executor(Protocol):
+    def run(self, works: Iterable[Work]) -> Generator[Outcome]:
+        """Every work's outcome, in any order. Closing the iterator ends the workers."""
+
+
+def compute(work: Work) -> Outcome:
+    """Compute a cell, or find it in the store. Raises nothing that a cell can be the cause of."""
+    cell = work.cell
+    try:
+        load(cell.model, cell.spec.revision)
+    except ModelError as error:
+        return Outcome(cell.id, unfit=str(error))
+    try:
+        for event in compare(cell.spec, open_store(work.store, work.limits)):
+            if isinstance(event, Finished):
+                return _finished(cell, event)
+    except KvqError as error:
+        return Outcome(cell.id, error=str(error))
+    except Exception as error:  # one cell must not end the others
+        log_error("cell failed", error, run=cell.id)
+        return Outcome(cell.id, error=f"{type(error).__name__}: {error}")
+    finally:
+        release_memory()
+    raise AssertionError("a comparison ends with Finished")
+
+
+def _finished(cell: Cell, event: Finished) -> Outcome:
+    if event.record.id != cell.id:
+        return Outcome(
+            cell.id,
+            error=f"the worker made run {event.record.id} of it: its device, versions or files are not those of where "
+            "the study was planned.",
+        )
+    return Outcome(cell.id, rows_of(cell, event.record, event.arrays), unkept=event.unkept or None)
+
+
+class InProcess:
+    """One cell after the other, here."""
+
+    def run(self, works: Iterable[Work]) -> Generator[Outcome]:
+        yield from map(compute, works)
+
+
+@dataclass
+class Processes:
+    """Worker processes of this machine, each with the model and its share of the threads. A worker that dies is
+    replaced, and what it was at is done again."""
+
+    workers: int
+
+    def run(self, works: Iterable[Work]) -> Generator[Outcome]:
+        left = {work.cell.id: work for work in works}
+        deaths = 0
+        while left:
+            flying: dict[Future[Outcome], Work] = {}
+            try:
+                with self._pool() as pool:
+                    for outcome in self._outcomes(pool, list(left.values()), flying):
+                        del left[outcome.id]
+                        deaths = 0
+                        yield outcome
+            except BrokenProcessPool:
+                deaths += 1
+                if deaths < TRIES:
+                    continue
+                for work in flying.values():
+                    del left[work.cell.id]
+                    yield Outcome(work.cell.id, error=f"its worker died {TRIES} times; memory may be short.")
+                deaths = 0
+
+    def _outcomes(
+        self, pool: ProcessPoolExecutor, works: list[Work], flying: dict[Future[Outcome], Work]
+    ) -> Iterator[Outcome]:
+        """Few are handed out at once, so that a death costs few. ``flying``: those that are."""
+        waiting = iter(works)
+        while True:
+            for work in waiting:
+                flying[pool.submit(compute, work)] = work
+                if len(flying) > self.workers:
+                    break
+            if not flying:
+                return
+            done, _ = wait(flying, return_when=FIRST_COMPLETED)
+            for future in done:
+                outcome = future.result()
+                del flying[future]
+                yield outcome
+
+    @contextmanager
+    def _pool(self) -> Iterator[ProcessPoolExecutor]:
+        """Workers on a leash: they end with this process, however it ends, and when the pool is left early."""
+        context = multiprocessing.get_context("spawn")
+        reader, writer = context.Pipe(duplex=False)
+        threads = max(1, torch.get_num_threads() // self.workers)
+        pool = ProcessPoolExecutor(self.workers, context, _begin, (reader, threads))
+        try:
+            yield pool
+        finally:
+            writer.close()
+            pool.shutdown(cancel_futures=True)
+            reader.close()
+
+
+def _begin(leash: Connection, threads: int) -> None:
+    """In a worker, before its first cell. Ctrl-C is for the process that gives out the work."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(threads)
+    threading.Thread(target=_end_with, args=(leash,), daemon=True).start()
+
+
+def _end_with(leash: Connection) -> None:
+    try:
+        leash.poll(None)
+    finally:
+        os._exit(1)

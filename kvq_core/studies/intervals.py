@@ -1,0 +1,114 @@
+"""Intervals over prompts: a prompt is one sample, its tokens are not. Which kind holds, a simulation decided:
+``benchmarks/intervals.py`` draws studies from log-normals as KLD is, docs/studies.md has its table.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvq_core.analysis.scored import CONFIDENCE, P99, P999, TAIL_FROM
+
+FEWEST = 5  # prompts from which there are intervals
+RESAMPLES = 1999
+_HELD = 4_000_000  # numbers that a batch of resamples holds at once
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A figure with its 95 % interval; no ends where the prompts are too few."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+def mean_interval(values: np.ndarray) -> Interval:
+    """The mean of non-negative values (prompts,), by the studentized bootstrap of its logarithm.
+
+    Efron and Tibshirani 1993, 12.5: t* = (log m* - log m) / (s* / m*), with s the standard error of the mean m, whose
+    quotient is the standard error of log m by the delta method.
+    """
+    mean = float(np.mean(values))
+    if len(values) < FEWEST:
+        return Interval(mean)
+    error = float(np.std(values, ddof=1)) / len(values) ** 0.5
+    if not error > 0 or not mean > 0:
+        return Interval(mean, mean, mean)
+    from scipy.stats import bootstrap
+
+    def studentized(drawn: np.ndarray, axis: int = -1) -> np.ndarray:
+        means = np.maximum(drawn.mean(axis), np.finfo(float).tiny)
+        errors = drawn.std(axis, ddof=1) / drawn.shape[axis] ** 0.5
+        return np.log(means / mean) / np.maximum(errors / means, 1e-9)
+
+    found = bootstrap(
+        (values,),
+        studentized,
+        n_resamples=RESAMPLES,
+        confidence_level=CONFIDENCE,
+        method="percentile",
+        batch=max(1, _HELD // len(values)),
+        rng=np.random.default_rng(0),
+    ).confidence_interval
+    relative = error / mean
+    return Interval(mean, float(mean * np.exp(-found.high * relative)), float(mean * np.exp(-found.low * relative)))
+
+
+@dataclass(frozen=True)
+class Tail:
+    """A high percentile over the tokens of all prompts."""
+
+    rank: float  # in percent
+    value: float
+    low: float | None
+    high: float | None
+
+
+def tail_interval(by_prompt: Sequence[np.ndarray]) -> Tail | None:
+    """The 99.9th percentile of pooled values, or from fewer than TAIL_FROM the 99th; None where there are none.
+
+    Its interval is the percentile bootstrap that draws prompts: tokens of one prompt resemble one another.
+    """
+    pooled = np.concatenate(by_prompt) if by_prompt else np.empty(0)
+    if not len(pooled):
+        return None
+    rank = P999 if len(pooled) >= TAIL_FROM else P99
+    value = float(np.percentile(pooled, rank, method="inverted_cdf"))
+    if len(by_prompt) < FEWEST:
+        return Tail(rank, value, None, None)
+    from scipy.stats import bootstrap
+
+    lengths = np.array([len(values) for values in by_prompt])
+    owners = np.repeat(np.arange(len(by_prompt)), lengths)
+    top = np.argsort(-pooled)[: max(1000, len(pooled) // 10)]  # no draw's tail reaches below the highest tenth
+    highest, owner = pooled[top], owners[top]
+
+    def percentile(drawn: np.ndarray, axis: int = -1) -> np.ndarray:
+        rows = drawn.reshape(-1, drawn.shape[-1])
+        counts = np.stack([np.bincount(row, minlength=len(lengths)) for row in rows])
+        above = counts[:, owner].cumsum(1)
+        allowed = (counts @ lengths) * (1 - rank / 100)
+        at = np.minimum((above <= allowed[:, None] + 1e-9).sum(1), len(highest) - 1)
+        return highest[at].reshape(drawn.shape[:-1])
+
+    found = bootstrap(
+        (np.arange(len(by_prompt)),),
+        percentile,
+        n_resamples=RESAMPLES,
+        confidence_level=CONFIDENCE,
+        method="percentile",
+        batch=max(1, _HELD // len(top)),
+        rng=np.random.default_rng(0),
+    ).confidence_interval
+    return Tail(rank, value, float(found.low), float(found.high))
+
+
+def share_interval(hits: int, of: int) -> Interval | None:
+    """A share with its Wilson interval; None of nothing."""
+    if not of:
+        return None
+    from statsmodels.stats.proportion import proportion_confint
+
+    low, high = proportion_confint(hits, of, alpha=1 - CONFIDENCE, method="wilson")
+    return Interval(hits / of, float(low), float(high))

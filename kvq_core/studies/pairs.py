@@ -1,0 +1,123 @@
+"""Lanes against each other on the same prompts: paired differences, corrected for how many there are."""
+
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvq_core.analysis.scored import CONFIDENCE
+from kvq_core.studies.intervals import FEWEST
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+POWER = 0.8  # with which as many prompts as are told would tell two lanes apart
+MOST = 100_000  # prompts; where more are needed, nobody would ask them
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Mean KLD of lane ``a`` less that of ``b`` over the prompts that both have, in nats, with its interval; ``p`` is
+    corrected by Holm's method over all pairs of the model. ``needed``: prompts that would tell the two apart, None
+    where they are told apart or no number would."""
+
+    model: str
+    a: str
+    b: str
+    prompts: int
+    difference: float
+    low: float | None
+    high: float | None
+    p: float | None
+    needed: int | None
+
+    @property
+    def apart(self) -> bool:
+        return self.p is not None and self.p < 1 - CONFIDENCE
+
+    @property
+    def sentence(self) -> str:
+        """What can be said of the two in a line."""
+        if self.p is None:
+            return f"{self.a} and {self.b}: too few prompts to compare them; give {FEWEST} or more."
+        if self.apart:
+            less, more = (self.a, self.b) if self.difference < 0 else (self.b, self.a)
+            return f"{less} is closer to the reference than {more} (p = {self.p:.2g})."
+        more = f"; about {self.needed:,} would" if self.needed else ""
+        return f"{self.a} and {self.b} cannot be told apart with {self.prompts} prompts{more}."
+
+
+def pairs(frame: "pd.DataFrame") -> list[Pair]:
+    """Every two lanes of every model; ``frame`` has a study's rows."""
+    found: list[Pair] = []
+    for model, rows in frame.groupby("model", sort=False):
+        means = rows.dropna(subset=["kld_mean"]).pivot(index="prompt", columns="lane", values="kld_mean")
+        lanes = [lane for lane in rows["lane"].unique() if lane in means]
+        found += _corrected([_pair(str(model), a, b, means) for a, b in combinations(lanes, 2)])
+    return found
+
+
+def _pair(model: str, a: str, b: str, means: "pd.DataFrame") -> tuple[Pair, float]:
+    """A pair before correction, and its effect: the mean difference over its standard deviation."""
+    both = means[[a, b]].dropna()
+    difference = (both[a] - both[b]).to_numpy()
+    n = len(difference)
+    mean = float(difference.mean()) if n else 0.0
+    spread = float(difference.std(ddof=1)) if n > 1 else 0.0
+    if n < FEWEST or not spread > 0:
+        same = n >= FEWEST
+        return Pair(
+            model, a, b, n, mean, mean if same else None, mean if same else None, 1.0 if same else None, None
+        ), 0
+    from scipy.stats import ttest_rel
+
+    test = ttest_rel(both[a], both[b])
+    ends = test.confidence_interval(CONFIDENCE)
+    return Pair(model, a, b, n, mean, float(ends.low), float(ends.high), float(test.pvalue), None), mean / spread
+
+
+def _corrected(raw: list[tuple[Pair, float]]) -> list[Pair]:
+    from dataclasses import replace
+
+    from statsmodels.stats.multitest import multipletests
+
+    tested = [pair.p for pair, _ in raw if pair.p is not None]
+    corrected = iter(multipletests(tested, method="holm")[1] if tested else ())
+    found = [(replace(pair, p=None if pair.p is None else float(next(corrected))), effect) for pair, effect in raw]
+    return [pair if pair.apart else replace(pair, needed=_needed(effect, len(tested))) for pair, effect in found]
+
+
+def _needed(effect: float, tests: int) -> int | None:
+    """Prompts with which a paired t test finds an effect of that size among so many tests."""
+    from statsmodels.stats.power import TTestPower
+
+    if not tests or abs(effect) < 1e-3:
+        return None
+    found = float(np.max(TTestPower().solve_power(abs(effect), alpha=(1 - CONFIDENCE) / tests, power=POWER)))
+    return round(found) if found <= MOST else None
+
+
+@dataclass(frozen=True)
+class Flip:
+    """Two lanes told apart on two models, and the other way round."""
+
+    a: str
+    b: str
+    a_closer: str  # a model on which lane a is closer to the reference
+    b_closer: str
+
+
+def flips_with_model(found: list[Pair]) -> list[Flip]:
+    """Pairs whose order is another on another model; only what is told apart on both counts."""
+    by_lanes: dict[tuple[str, str], list[Pair]] = {}
+    for pair in found:
+        if pair.apart:
+            by_lanes.setdefault((pair.a, pair.b), []).append(pair)
+    flips = []
+    for (a, b), same in by_lanes.items():
+        below = next((pair.model for pair in same if pair.difference < 0), None)
+        above = next((pair.model for pair in same if pair.difference > 0), None)
+        if below is not None and above is not None:
+            flips.append(Flip(a, b, below, above))
+    return flips

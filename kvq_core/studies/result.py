@@ -1,0 +1,98 @@
+"""What a study found: its table, its figures, and any of its cells as a full run."""
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvq_core.machine import files
+from kvq_core.pipeline.compare import run
+from kvq_core.record.fields import Record
+from kvq_core.store.store import Store, open_store
+from kvq_core.studies.cells import Plan
+from kvq_core.studies.intervals import FEWEST
+from kvq_core.studies.pairs import Pair, flips_with_model, pairs
+from kvq_core.studies.rows import Row, frame, parquet
+from kvq_core.studies.summary import group_lines, lane_lines, task_lines
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """``rows``: of the cells that are done; ``failed``: why others are not, by run."""
+
+    plan: Plan
+    rows: list[Row]
+    failed: dict[str, str]
+    done: int
+
+    @property
+    def id(self) -> str:
+        return self.plan.id
+
+    @property
+    def cells(self) -> dict[str, int]:
+        """Counts of cells; prompts that a model cannot be asked are in none."""
+        counts = {"total": len(self.plan.cells), "done": self.done, "failed": len(self.failed)}
+        return {**counts, "left_out": len(self.plan.left_out)}
+
+    @cached_property
+    def table(self) -> "pd.DataFrame":
+        """A row is model x prompt x lane; columns as ``studies.rows`` lists them."""
+        return frame(self.rows)
+
+    @cached_property
+    def lanes(self) -> "pd.DataFrame":
+        """A row is a lane of a model, with its figures over prompts."""
+        import pandas as pd
+
+        return pd.DataFrame(lane_lines(self.table))
+
+    @cached_property
+    def pairs(self) -> list[Pair]:
+        """Every two lanes of a model."""
+        return pairs(self.table)
+
+    def summary(self) -> dict[str, Any]:
+        """All figures as plain data: what ``--json`` prints."""
+        return {
+            "id": self.id,
+            "cells": self.cells,
+            "lanes": lane_lines(self.table),
+            "groups": group_lines(self.table),
+            "tasks": task_lines(self.table),
+            "pairs": [{**asdict(pair), "sentence": pair.sentence} for pair in self.pairs],
+            "flips_with_model": [asdict(flip) for flip in flips_with_model(self.pairs)],
+            "left_out": [asdict(each) for each in self.plan.left_out],
+            "broken": list(self.plan.broken),
+            "failed": [{"run": run, "why": why} for run, why in self.failed.items()],
+            "notes": self.notes,
+        }
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know before the figures."""
+        found = []
+        counts = {model: len(rows["prompt"].unique()) for model, rows in self.table.groupby("model", sort=False)}
+        if few := [str(model) for model, count in counts.items() if count < FEWEST]:
+            found.append(f"There are no intervals for {', '.join(few)}: they need {FEWEST} prompts or more.")
+        if self.plan.left_out:
+            found.append(f"{len(self.plan.left_out)} prompts were left out. {self.plan.left_out[0].why}")
+        if self.plan.broken:
+            found.append(f"{len(self.plan.broken)} lines of the file were left out. {self.plan.broken[0]}")
+        if missing := len(self.plan.cells) - self.done:
+            found.append(f"{missing} of {len(self.plan.cells)} cells are not done; figures are of the others.")
+        return found
+
+    def write_parquet(self, file: Path) -> None:
+        """The table as a Parquet file. Raises OSError where it cannot be written."""
+        files.write(file, parquet(self.rows))
+
+    def open(self, prompt: str, model: str | None = None, store: Store | None = None) -> Record:
+        """A cell as a full run, with captures and all texts; computed where the store does not hold it.
+
+        Raises SpecError where there is no such cell, and what ``run`` raises.
+        """
+        return run(self.plan.cell(prompt, model).full(), open_store() if store is None else store)

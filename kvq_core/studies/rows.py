@@ -1,0 +1,176 @@
+"""A study's results as a table: a row is model x prompt x lane, which is what its Parquet file holds."""
+
+import io
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvq_core.analysis.verdict import TIERS
+from kvq_core.record.arrays import Arrays, array
+from kvq_core.record.fields import LaneRecord, Metrics, Record
+from kvq_core.spec import tool_name
+from kvq_core.store.beside import keep, kept
+from kvq_core.store.store import Store
+from kvq_core.studies.cells import Cell
+from kvq_core.studies.suites import judge
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+Row = dict[str, Any]
+# Columns with their Arrow types. Lists have an entry for each scored position of the answer; units as in
+# record.arrays.
+COLUMNS = {
+    "run": "string",  # id of the run in the store
+    "model": "string",
+    "prompt": "string",  # id of the prompt
+    "group": "string",
+    "lane": "string",
+    "at": "int32",  # number of the lane, from 0
+    "error": "string",  # of a lane that failed
+    "prompt_tokens": "int32",
+    "scored": "int32",  # positions
+    "kld_mean": "float64",  # nats
+    "kld_p99": "float64",
+    "kld_max": "float64",
+    "flips": "int32",
+    "near_tie_flips": "int32",
+    "acceptance": "float64",
+    "tokens_a_step": "float64",
+    "tier": "string",  # by this prompt's figures alone
+    "key_bits": "float64",  # an element
+    "value_bits": "float64",
+    "cache_bytes": "int64",
+    "kv_ratio": "float64",
+    "storage_floor": "float64",  # mean KLD of an fp16 cache, nats
+    "kernel_floor": "float64",  # of another kernel
+    "correct": "bool",  # of a task: whether the lane's own text is right
+    "reference_correct": "bool",
+    "seconds": "float64",  # of the whole run, all its lanes
+    "kld": "list<float>",
+    "same_top": "list<bool>",
+    "top_prob": "list<float>",  # the reference's largest probability
+    "structural": "list<bool>",  # whether the followed token is one of structure
+}
+_STRUCTURE = re.compile(r"[\s{}\[\]()<>\"'`:,;0-9]*[{}\[\]()<>\"'`:,;0-9][\s{}\[\]()<>\"'`:,;0-9]*")
+_KEPT = "studies/{}/rows"
+
+
+def rows_of(cell: Cell, record: Record, arrays: Arrays) -> list[Row]:
+    """A finished run's rows, a lane each."""
+    floor, kernel = record.noise_floor.metrics, record.kernel_floor and record.kernel_floor.metrics
+    shared = {
+        "run": cell.id,
+        "model": record.environment.model_title,
+        "prompt": cell.prompt.id,
+        "group": cell.prompt.group,
+        "prompt_tokens": len(record.reference.prompt_token_ids),
+        "storage_floor": floor and floor.kld_mean,
+        "kernel_floor": kernel and kernel.kld_mean,
+        "reference_correct": _judged(cell, record.reference.text),
+        "seconds": record.timing.total_s,
+        "top_prob": _top_probs(arrays),
+        "structural": _structural(cell, record, len(arrays.get("reference/nll", ()))),
+    }
+    return [{**shared, **_lane(cell, at, lane, arrays)} for at, lane in enumerate(record.lanes)]
+
+
+def _lane(cell: Cell, at: int, lane: LaneRecord, arrays: Arrays) -> Row:
+    row: Row = {"lane": lane.label, "at": at, "error": lane.error}
+    if lane.memory is not None:
+        row |= {name: getattr(lane.memory, name) for name in ("key_bits", "value_bits", "kv_ratio")}
+        row["cache_bytes"] = sum(lane.memory.bytes_by_part.values())
+    if lane.status == "failed" or lane.metrics is None:
+        return row
+    own, m = array(arrays, f"lane/{at}/kld"), lane.metrics
+    same = array(arrays, f"lane/{at}/same_top")
+    if m.kld_mean is None or own is None or same is None:
+        return row
+    row |= {name: getattr(m, name) for name in ("kld_mean", "kld_p99", "kld_max", "acceptance", "tokens_a_step")}
+    row |= {name: getattr(m, name) for name in ("flips", "near_tie_flips")}
+    row |= {"scored": m.n_scored, "tier": _tier(m), "kld": own, "same_top": same > 0}
+    row["correct"] = _judged(cell, lane.text)
+    return row
+
+
+def _tier(m: Metrics) -> str:
+    """By the figures of one prompt as they are, without their intervals."""
+    share = max(0, m.flips - m.near_tie_flips) / m.n_scored
+    figures = {"kld": m.kld_mean, "p99": m.kld_p99, "flips": share}
+    return next(t.word for t in TIERS if all(v is not None and v <= getattr(t, k) for k, v in figures.items()))
+
+
+def _judged(cell: Cell, text: str) -> bool | None:
+    asked = cell.prompt
+    return None if asked.verifier is None else judge(asked.verifier, asked.answer, text)
+
+
+def _top_probs(arrays: Arrays) -> np.ndarray | None:
+    probs = array(arrays, "reference/topk_probs")
+    return None if probs is None or not len(probs) else probs[:, 0]
+
+
+def _structural(cell: Cell, record: Record, scored: int) -> np.ndarray:
+    """Of every followed token whether it is braces, quotes, digits and what goes with them, or of a tool's name."""
+    tokens = record.reference.tokens
+    names = [re.escape(tool_name(tool)) for tool in cell.prompt.tools]
+    named = [found.span() for found in re.finditer("|".join(names), record.reference.text)] if names else []
+    ends = np.cumsum([len(token) for token in tokens])
+    inside = [any(a < end and end - len(token) < b for a, b in named) for token, end in zip(tokens, ends, strict=True)]
+    marks = [bool(_STRUCTURE.fullmatch(token)) or hit for token, hit in zip(tokens, inside, strict=True)]
+    return np.array(marks[len(marks) - scored :], dtype=bool)  # the first token is the prompt's own prediction
+
+
+def schema() -> "pa.Schema":
+    import pyarrow as pa
+
+    plain = {"string": pa.string(), "bool": pa.bool_(), "int32": pa.int32(), "int64": pa.int64()}
+    lists = {"list<float>": pa.list_(pa.float32()), "list<bool>": pa.list_(pa.bool_())}
+    kinds = {**plain, **lists, "float64": pa.float64()}
+    return pa.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
+
+
+def table(rows: Sequence[Row]) -> "pa.Table":
+    import pyarrow as pa
+
+    return pa.Table.from_pylist([{name: row.get(name) for name in COLUMNS} for row in rows], schema=schema())
+
+
+def parquet(rows: Sequence[Row]) -> bytes:
+    """The rows as the bytes of a Parquet file."""
+    import pyarrow.parquet as pq
+
+    held = io.BytesIO()
+    pq.write_table(table(rows), held, compression="zstd")
+    return held.getvalue()
+
+
+def frame(rows: Sequence[Row]) -> "pd.DataFrame":
+    """The rows for pandas, which are a file's."""
+    found: pd.DataFrame = table(rows).to_pandas()
+    return found
+
+
+def keep_rows(store: Store, study: str, rows: Iterable[Row]) -> None:
+    """Keep a study's rows in the store, so that opening it need not read every run again. Raises StoreError."""
+    keep(store, _KEPT.format(study), parquet(list(rows)))
+
+
+def read_rows(store: Store, study: str) -> dict[tuple[str, str], list[Row]]:
+    """The rows that were kept, by run and prompt; none where there are none of this version."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    data = kept(store, _KEPT.format(study))
+    found: dict[tuple[str, str], list[Row]] = {}
+    if data is None:
+        return found
+    held = pq.read_table(pa.BufferReader(data))
+    if held.schema != schema():
+        return found
+    for row in held.to_pylist():
+        found.setdefault((row["run"], row["prompt"]), []).append(row)
+    return found

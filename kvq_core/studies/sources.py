@@ -1,0 +1,197 @@
+"""Where a study's prompts come from: a file, texts, rows, or a suite that is made from a seed."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, JsonValue, ValidationError, model_validator
+
+from kvq_core.complaints import first_line
+from kvq_core.errors import PATH, SpecError, abbreviate, excerpt
+from kvq_core.spec.rule import Frozen
+from kvq_core.studies.prompts import Prompt
+from kvq_core.studies.suites import suite
+
+READERS = (".jsonl", ".csv", ".parquet", ".txt")
+_NESTED = ("messages", "tools", "facts")  # columns that a CSV file holds as JSON
+_WAYS = ("file", "texts", "rows", "suite")
+
+
+class Source(Frozen):
+    """One of file, texts, rows and suite, and what goes with it."""
+
+    file: str | None = Field(None, max_length=4096, description="A .jsonl, .csv, .parquet or .txt file of prompts.")
+    skip_broken: bool = Field(False, description="Leave out lines of the file that cannot be read, and tell of them.")
+    texts: tuple[str, ...] | None = Field(None, min_length=1, description="Prompts as they are.")
+    rows: tuple[Prompt, ...] | None = Field(None, min_length=1, description="Prompts with their other columns.")
+    suite: str | None = Field(None, max_length=100, description="The name of a suite of prompts.")
+    n: int = Field(40, ge=1, le=100_000, description="Prompts of the suite.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of the suite.")
+    options: dict[str, JsonValue] = Field({}, description="Other options of the suite, which may stand beside n.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_options(cls, data: Any) -> Any:
+        """A suite's own options stand beside ``n``."""
+        if not isinstance(data, dict) or data.get("suite") is None:
+            return data
+        own = {name: value for name, value in data.items() if name not in cls.model_fields}
+        known = {name: value for name, value in data.items() if name in cls.model_fields}
+        return {**known, "options": {**known.get("options", {}), **own}} if own else known
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        given = [way for way in _WAYS if getattr(self, way) is not None]
+        if len(given) != 1:
+            said = f"{' and '.join(given)} are given" if given else "none is given"
+            raise SpecError(f"prompts: {said}; give one of {', '.join(_WAYS)}.")
+        if self.options and self.suite is None:
+            raise SpecError("prompts: options go with a suite.")
+        return self
+
+    def read(self) -> tuple[tuple[Prompt, ...], tuple[str, ...]]:
+        """The prompts, every one with an id, and a line for each that was left out.
+
+        Raises SpecError where there are none, or two have one id.
+        """
+        left: list[str] = []
+        if self.file is not None:
+            found = _of_file(Path(self.file), self.skip_broken, left)
+        elif self.texts is not None:
+            found = [_parsed({"prompt": text}, f"text {at}") for at, text in enumerate(self.texts, 1)]
+        else:
+            found = list(self.rows or ()) if self.suite is None else list(self._suite())
+        if not found:
+            raise SpecError("prompts: there are none; give at least one.")
+        return _with_ids(found), tuple(left)
+
+    def _suite(self) -> tuple[Prompt, ...]:
+        return suite(str(self.suite), n=self.n, seed=self.seed, **self.options)
+
+
+def _with_ids(found: list[Prompt]) -> tuple[Prompt, ...]:
+    """Those without an id get their number. Raises SpecError where two have the same."""
+    named = [each if each.id else each.model_copy(update={"id": str(at)}) for at, each in enumerate(found, 1)]
+    twice = [name for name, times in Counter(each.id for each in named).items() if times > 1]
+    if twice:
+        at = [number for number, each in enumerate(named, 1) if each.id == twice[0]]
+        raise SpecError(
+            f"prompts: the id {excerpt(twice[0])} is given to prompts {', '.join(map(str, at[:5]))}"
+            f"{' and others' if len(at) > 5 else ''}; ids must differ."
+        )
+    return tuple(named)
+
+
+def _of_file(path: Path, skip: bool, left: list[str]) -> list[Prompt]:
+    """Its rows; a row that cannot be read raises SpecError, or with ``skip`` is told in ``left``."""
+    if path.suffix not in READERS:
+        raise SpecError(f"prompts: {excerpt(path.name)} is not allowed; files end in {', '.join(READERS)}.")
+    found = []
+    try:
+        for place, row in _READ[path.suffix](path):
+            try:
+                found.append(_parsed(row, f"{path.name}, {place}"))
+            except SpecError as error:
+                if not skip:
+                    raise
+                left.append(str(error))
+    except OSError as error:
+        raise SpecError(f"Cannot read {abbreviate(str(path), PATH)}: {error.strerror or error}.") from None
+    except UnicodeDecodeError:
+        raise SpecError(f"{path.name} is not text in UTF-8; save it as such.") from None
+    return found
+
+
+def _parsed(row: Any, name: str) -> Prompt:
+    """A row as a prompt. Raises SpecError with one line that begins with its place."""
+    if isinstance(row, SpecError):
+        raise SpecError(f"{name}: {row}")
+    if not isinstance(row, dict):
+        raise SpecError(f"{name}: a prompt is an object with fields such as prompt and id, not {type(row).__name__}.")
+    try:
+        return Prompt.model_validate(row)
+    except SpecError as error:
+        raise SpecError(f"{name}: {error}") from None
+    except ValidationError as error:
+        raise SpecError(first_line(error, Prompt, name)) from None
+
+
+Rows = Iterator[tuple[str, Any]]  # where a row stands, and its data, or the SpecError that it is
+
+
+def _jsonl(path: Path) -> Rows:
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield f"line {number}", _json(line)
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return SpecError(f"this is not valid JSON: {abbreviate(str(error))}.")
+
+
+def _text(path: Path) -> Rows:
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield f"line {number}", {"prompt": line.rstrip("\n")}
+
+
+def _csv(path: Path) -> Rows:
+    import csv
+
+    with path.open(encoding="utf-8-sig", newline="") as lines:
+        reader = csv.DictReader(lines, restkey="", strict=True)
+        _check_columns(path, list(reader.fieldnames or ()))
+        try:
+            for row in reader:
+                yield f"line {reader.line_num}", _cells(row)
+        except csv.Error as error:
+            yield f"line {reader.line_num}", SpecError(f"this is not valid CSV: {error}.")
+
+
+def _cells(row: dict[str, Any]) -> Any:
+    """A row of CSV: empty cells are not given, conversations and tools stand as JSON."""
+    if "" in row:
+        return SpecError("it has more cells than the first line has columns.")
+    given: dict[str, Any] = {name: cell for name, cell in row.items() if cell not in (None, "")}
+    for name in _NESTED:
+        if name in given:
+            given[name] = _json(given[name])
+        if isinstance(given.get(name), SpecError):
+            return SpecError(f"{name}: {given[name]}")
+    return given
+
+
+def _parquet(path: Path) -> Rows:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+    except pa.ArrowException as error:
+        raise SpecError(f"{path.name} is not valid Parquet: {abbreviate(' '.join(str(error).split()), 200)}.") from None
+    _check_columns(path, table.column_names)
+    for number, row in enumerate(table.to_pylist(), 1):
+        yield f"row {number}", _without_nulls(row)
+
+
+def _without_nulls(value: Any) -> Any:
+    """Parquet gives every object all fields that any of them has."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(held) for name, held in value.items() if held is not None}
+    return [_without_nulls(held) for held in value] if isinstance(value, list) else value
+
+
+def _check_columns(path: Path, columns: list[str]) -> None:
+    if not {"prompt", "messages"} & set(columns):
+        there = ", ".join(columns[:12]) or "none"
+        raise SpecError(f"{path.name} has no column prompt or messages; it has {abbreviate(there, 200)}.")
+
+
+_READ = {".jsonl": _jsonl, ".csv": _csv, ".parquet": _parquet, ".txt": _text}

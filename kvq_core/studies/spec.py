@@ -1,0 +1,108 @@
+"""What a study asks: models, prompts, and how each prompt is compared."""
+
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from kvq_core import links
+from kvq_core.complaints import first_line
+from kvq_core.errors import SpecError, excerpt
+from kvq_core.spec import ComparisonSpec, canonical_json, parse_spec, read_data
+from kvq_core.spec.rule import Frozen
+from kvq_core.studies.prompts import Prompt
+from kvq_core.studies.sources import Source
+
+OF_A_PROMPT = ("prompt", "messages", "tools", "continuation", "expect")  # given by each prompt, not by the study
+_OWN = ("models", "prompts", "comparison")
+_ANY = "any prompt"  # in the comparison that a study's prompts are put into
+# What a study has otherwise than a single comparison: small records, both floors, the reference's own answer.
+_DEFAULTS: dict[str, Any] = {"floors": "both", "free_text": False, "capture": {"detail": "off"}}
+
+
+class StudySpec(Frozen):
+    """Models x prompts, each compared under the same lanes. Fields of a comparison stand beside models and prompts."""
+
+    models: tuple[str, ...] = Field((), max_length=64, description="Model ids as in a comparison; empty: the default.")
+    prompts: Source = Field(description="Where the prompts come from.")
+    comparison: ComparisonSpec = Field(description="All other fields, as in a comparison.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather(cls, data: Any) -> Any:
+        """A comparison's fields, and a bundle, stand beside models and prompts."""
+        if not isinstance(data, dict) or "comparison" in data:
+            return data
+        rest = {name: value for name, value in data.items() if name not in _OWN}
+        if "model" in rest and "models" in data:
+            raise SpecError("model and models are both given; give models alone.")
+        if name := next((name for name in OF_A_PROMPT if name in rest), None):
+            raise SpecError(f"{name} is given by each prompt of a study; put it into a column of prompts.")
+        models = [rest.pop("model")] if "model" in rest else data.get("models", ())
+        own = {name: data[name] for name in _OWN if name in data}
+        comparison = parse_spec({**_DEFAULTS, **rest, "prompt": _ANY})
+        return {**own, "models": models, "comparison": comparison}
+
+    @field_validator("models")
+    @classmethod
+    def _each_once(cls, models: tuple[str, ...]) -> tuple[str, ...]:
+        if twice := [model for model in models if models.count(model) > 1]:
+            raise SpecError(f"models: {excerpt(twice[0])} is given twice; give each once.")
+        return models
+
+    @model_validator(mode="after")
+    def _has_lanes(self) -> Self:
+        if not self.comparison.lanes:
+            raise SpecError("A study compares lanes; give lanes, or a bundle.")
+        return self
+
+    def changed(self) -> dict[str, Any]:
+        """It as plain data, flat as it is given; prompts of a file or suite as the file or suite."""
+        told = self.comparison.changed()
+        rest = {name: value for name, value in told.items() if name not in ("model", "prompt")}
+        kept = {name: self.comparison.model_dump(mode="json")[name] for name in _DEFAULTS}
+        prompts = self.prompts.model_dump(mode="json", exclude_defaults=True)
+        return {**kept, **rest, "models": list(self.models), "prompts": prompts}
+
+    def canonical(self) -> str:
+        """Canonical JSON of ``changed``."""
+        return canonical_json(self.changed())
+
+    def whole(self, prompts: tuple[Prompt, ...]) -> "StudySpec":
+        """The same study with its prompts inside, which needs no file."""
+        return self.model_copy(update={"prompts": Source(rows=prompts)})
+
+
+def parse_study(data: Any) -> StudySpec:
+    """A study from plain data. Raises SpecError in one line."""
+    if not isinstance(data, dict):
+        raise SpecError(f"A study is an object with fields such as prompts and lanes, not {type(data).__name__}.")
+    try:
+        return StudySpec.model_validate(data)
+    except ValidationError as error:
+        raise SpecError(first_line(error, StudySpec)) from None
+
+
+def read_study(path: Path) -> StudySpec:
+    """A study from a ``.toml`` or ``.json`` file; a relative path of prompts is relative to it.
+
+    Raises SpecError where the file cannot be read or says something impossible.
+    """
+    data = read_data(path)
+    prompts = data.get("prompts") if isinstance(data, dict) else None
+    if isinstance(prompts, dict) and isinstance(prompts.get("file"), str):
+        data = {**data, "prompts": {**prompts, "file": str(path.absolute().parent / prompts["file"])}}
+    return parse_study(data)
+
+
+def study_link(spec: StudySpec) -> str:
+    """The study as text for a link, prompts inside. Raises SpecError where it is too long for one."""
+    return links.pack(spec.whole(spec.prompts.read()[0]).canonical(), "study")
+
+
+def study_of_link(text: str) -> StudySpec:
+    """The study of a link. Raises SpecError for text that is none, and for one that names a file of this machine."""
+    spec = parse_study(links.unpack(text, "study"))
+    if spec.prompts.file is not None:
+        raise SpecError("prompts: a link cannot name a file; ask for the study with its prompts inside.")
+    return spec

@@ -1,0 +1,121 @@
+"""What a study's rows amount to: a line a lane, by group of prompts, and of tasks with an answer."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvq_core.analysis.confidence import EDGES
+from kvq_core.analysis.verdict import TIERS
+from kvq_core.studies.intervals import mean_interval, share_interval, tail_interval
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Line = dict[str, Any]
+_MEANS = (
+    "acceptance",
+    "tokens_a_step",
+    "key_bits",
+    "value_bits",
+    "cache_bytes",
+    "kv_ratio",
+    "storage_floor",
+    "kernel_floor",
+)
+
+
+def lane_lines(frame: "pd.DataFrame") -> list[Line]:
+    """Every lane of every model, in the order of the study. KLD in nats, shares from 0 to 1; figures are of the prompts
+    that have them, and null where none has."""
+    found = []
+    for (model, label), rows in frame.groupby(["model", "lane"], sort=False):
+        done = rows.dropna(subset=["kld_mean"])
+        line = {"label": label, "model": model, **_kld(done), "failed": int(len(rows) - rows["error"].isna().sum())}
+        found.append({**line, **(_figures(done) if len(done) else {})})
+    return found
+
+
+def group_lines(frame: "pd.DataFrame") -> list[Line]:
+    """The KLD of every lane in every group of prompts, where prompts have groups."""
+    named = frame[frame["group"] != ""].dropna(subset=["kld_mean"])
+    return [
+        {"group": group, "model": model, "label": label, **_kld(rows)}
+        for (group, model, label), rows in named.groupby(["group", "model", "lane"], sort=False)
+    ]
+
+
+def task_lines(frame: "pd.DataFrame") -> list[Line]:
+    """How many of the tasks that the reference gets right each lane gets right, in all and by group."""
+    judged = frame.dropna(subset=["reference_correct"])
+    whole = judged.groupby(["model", "lane"], sort=False)
+    named = judged[judged["group"] != ""].groupby(["group", "model", "lane"], sort=False)
+    return [_task("", model, lane, rows) for (model, lane), rows in whole] + [
+        _task(group, model, lane, rows) for (group, model, lane), rows in named
+    ]
+
+
+def _kld(rows: "pd.DataFrame") -> Line:
+    """Mean over prompts of the mean KLD, with its interval."""
+    if not len(rows):
+        return {"prompts": 0, "kld_mean": None, "kld_low": None, "kld_high": None}
+    found = mean_interval(rows["kld_mean"].to_numpy())
+    return {"prompts": len(rows), "kld_mean": found.value, "kld_low": found.low, "kld_high": found.high}
+
+
+def _figures(rows: "pd.DataFrame") -> Line:
+    worst = rows.loc[rows["kld_mean"].idxmax()]
+    tail = tail_interval([np.asarray(kld, dtype=float) for kld in rows["kld"]])
+    scored = int(rows["scored"].sum())
+    line = {
+        "kld_p95": float(np.percentile(rows["kld_mean"], 95)),
+        "worst_prompt": str(worst["prompt"]),
+        "worst_kld": float(worst["kld_mean"]),
+        "tail_rank": tail and tail.rank,
+        "tail": tail and tail.value,
+        "tail_low": tail and tail.low,
+        "tail_high": tail and tail.high,
+        "scored": scored,
+        "flips": float(rows["flips"].sum() / scored),
+        "near_tie_flips": float(rows["near_tie_flips"].sum() / scored),
+        "tiers": {tier.word: float((rows["tier"] == tier.word).mean()) for tier in TIERS},
+    }
+    means = {name: _mean(rows[name]) for name in _MEANS}
+    return {**line, **means, "confidence": _buckets(rows), **_structure(rows)}
+
+
+def _mean(column: "pd.Series") -> float | None:
+    return None if column.isna().all() else float(column.mean())
+
+
+def _pooled(rows: "pd.DataFrame", name: str) -> np.ndarray:
+    return np.concatenate([np.asarray(values) for values in rows[name]])
+
+
+def _buckets(rows: "pd.DataFrame") -> list[Line]:
+    """Tokens of all prompts by how sure the reference is of its next token."""
+    probs, kld, same = _pooled(rows, "top_prob"), _pooled(rows, "kld"), _pooled(rows, "same_top").astype(bool)
+    of = np.clip(np.searchsorted(EDGES, probs, side="right") - 1, 0, len(EDGES) - 2)
+    found = []
+    for at, (low, high) in enumerate(zip(EDGES, EDGES[1:], strict=False)):
+        own = of == at
+        figures = {"kld_mean": float(kld[own].mean()), "flips": float((~same[own]).mean())} if own.any() else {}
+        found.append({"low": low, "high": high, "share": float(own.mean()), "kld_mean": None, "flips": None, **figures})
+    return found
+
+
+def _structure(rows: "pd.DataFrame") -> Line:
+    """KLD of braces, quotes, digits and names of tools, and of all other tokens."""
+    marked, kld = _pooled(rows, "structural").astype(bool), _pooled(rows, "kld")
+    parts = {"structural_kld": kld[marked], "other_kld": kld[~marked]}
+    means = {name: float(values.mean()) if len(values) else None for name, values in parts.items()}
+    return {"structural_share": float(marked.mean()), **means}
+
+
+def _task(group: str, model: str, label: str, rows: "pd.DataFrame") -> Line:
+    counted = rows[rows["reference_correct"].astype(bool)]
+    base = share_interval(len(counted), len(rows))
+    right = share_interval(int(counted["correct"].fillna(False).astype(bool).sum()), len(counted))
+    line: Line = {"group": group, "model": model, "label": label, "asked": len(rows), "counted": len(counted)}
+    for name, found in (("reference", base), ("right", right)):
+        line |= {name: found and found.value, f"{name}_low": found and found.low, f"{name}_high": found and found.high}
+    return line

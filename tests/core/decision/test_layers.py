@@ -1,0 +1,180 @@
+"""Layers scored one at a time, and a policy verified, on a tiny model of which one layer's keys cannot stand 4 bits."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvq_core.cli.layers import read_prompts
+from kvq_core.cli.main import main
+from kvq_core.decision import scores as kept
+from kvq_core.decision.plans import FP16, TOKENS, Candidate
+from kvq_core.decision.scores import FEWEST, Sensitivity, key
+from kvq_core.decision.sensitivity import Scored, answer_of, losses, measured
+from kvq_core.decision.solver import free
+from kvq_core.decision.verify import Policy, verified
+from kvq_core.errors import SpecError
+from kvq_core.models import LoadedModel
+from kvq_core.spec import Lane
+from kvq_core.studies.prompts import Prompt
+from tests.core.inspection.test_inspection import Letters, small
+
+NAME = "per_token:bits=4,residual_length=0"
+BAD = 1  # the layer whose keys carry a constant
+TEXTS = ["What is kept of a prompt is read again for every token.", "Rivers run to the sea, and the sea is never full."]
+
+
+class Characters(Letters):
+    """As a record asks of a tokenizer."""
+
+    def decode(self, ids: list[int], **options: bool) -> str:
+        return super().decode(ids)
+
+    def convert_ids_to_tokens(self, ids: Any) -> Any:
+        return str(ids) if isinstance(ids, int) else list(map(str, ids))
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "file_of", lambda id: tmp_path / f"{id}.json")
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    return replace(small("qwen2", constant=60, layer=BAD), tokenizer=Characters())
+
+
+def scored(model: LoadedModel, texts: list[str] = TEXTS[:1]) -> tuple[Sensitivity, int]:
+    """And how many comparisons it took."""
+    *done, found = measured(model, [Prompt(prompt=text) for text in texts], [Candidate.parse(NAME)])
+    assert isinstance(found, Sensitivity) and all(isinstance(each, Scored) for each in done)
+    return found, len(done)
+
+
+def test_scores_name_the_layer_that_costs_most_and_are_added_to(model: LoadedModel) -> None:
+    first, runs = scored(model)
+    assert runs == 1 and scored(model)[1] == 0, "what was scored is not scored again"
+    both, more = scored(model, TEXTS)
+    assert more == 1 and both.id == first.id and len(both.whole) == 2
+    told = {(each.tensor, each.layer): each for each in both.scores()}
+    worst = max(told, key=lambda at: told[at].kld_mean)
+    assert worst == ("keys", BAD) and told[worst].kld_low is None
+    own = [klds[key(NAME, *worst)] for klds in both.klds.values()]
+    assert told[worst].kld_mean == pytest.approx(np.mean(own))
+
+
+def test_a_score_is_that_of_a_run_of_the_lane_alone(model: LoadedModel) -> None:
+    found, _ = scored(model)
+    prompt, method = Prompt(prompt=TEXTS[0]), Candidate.parse(NAME)
+    lane = Lane.model_validate({**method.data, "tensors": "keys", "layers": [BAD]})
+    (alone,) = losses(model, prompt, [lane], answer_of(model, prompt))
+    (own,) = found.klds.values()
+    assert own[key(NAME, "keys", BAD)] == pytest.approx(alone, rel=0.01)
+
+
+def test_what_was_cut_short_goes_on_where_it_was(model: LoadedModel) -> None:
+    found, _ = scored(model)
+    (prompt, own), *_ = found.klds.items()
+    lost = key(NAME, "values", 0)
+    kept.keep(found.model_copy(update={"klds": {prompt: {k: v for k, v in own.items() if k != lost}}}))
+    again, runs = scored(model)
+    assert runs == 1 and again.klds[prompt][lost] == pytest.approx(own[lost], rel=0.01)
+
+
+def test_intervals_need_some_prompts() -> None:
+    names = {key("q4_0", tensor, 0): 1.0 for tensor in ("keys", "values")}
+    begun = Sensitivity(id="a", version=1, model="m", layers=1, positions=32, formats=("q4_0",))
+    for n in range(FEWEST):
+        assert all(each.kld_low is None for each in (begun.scores() if n else []))
+        begun = begun.added(str(n), {name: value * (n + 1) for name, value in names.items()})
+    told = begun.scores()[0]
+    assert told.kld_low is not None and told.kld_high is not None
+    assert told.kld_low < told.kld_mean == 3 < told.kld_high
+
+
+def test_a_policy_is_verified_on_prompts_it_has_not_seen(model: LoadedModel) -> None:
+    found, _ = scored(model)
+    costs = found.costs(model.shape)
+    plain = 2 * model.shape.kv_heads * model.shape.head_dim * TOKENS
+    assert set(costs.nbytes[..., -1].ravel().tolist()) == {plain} and costs.names == (NAME, FP16)
+    bits = (costs.nbytes[..., 0].sum() + plain - costs.nbytes[0, 0, 0]) / costs.nbytes[..., -1].sum() * 16
+    assert free(costs, costs.budget(bits + 1e-9)).plan.keys[BAD] == FP16, (
+        "there is room for one tensor, and it is the worst"
+    )
+    *_, policy = verified(model, found, bits + 1e-9, None, [Prompt(prompt=TEXTS[1])])
+    assert isinstance(policy, Policy) and policy.beats and policy.flags is None
+    assert policy.bytes <= policy.budget and policy.uniform.bytes <= policy.budget
+    assert policy.measured == policy.policy.measured < policy.uniform.measured
+    with pytest.raises(SpecError, match="has not seen"):
+        list(verified(model, found, bits, None, [Prompt(prompt=TEXTS[0])]))
+
+
+def test_the_uniform_lane_is_the_answer_where_it_is_not_beaten(model: LoadedModel) -> None:
+    found, _ = scored(model)
+    costs = found.costs(model.shape)
+    least = costs.nbytes[..., 0].sum() / costs.nbytes[..., -1].sum() * 16
+    *_, policy = verified(model, found, float(least) + 1e-9, None, [Prompt(prompt=TEXTS[1])])
+    assert isinstance(policy, Policy) and not policy.beats
+    assert policy.lane == policy.uniform.lane and policy.measured == policy.uniform.measured
+    assert "layers" not in policy.lane and policy.ends.bytes > policy.budget
+
+
+def test_a_budget_that_nothing_fits_and_an_engine_without_the_format_are_refused(model: LoadedModel) -> None:
+    found, _ = scored(model)
+    with pytest.raises(SpecError, match="No policy"):
+        list(verified(model, found, 2.0, None, [Prompt(prompt=TEXTS[1])]))
+    with pytest.raises(SpecError, match="vLLM has none of"):
+        list(verified(model, found, 8.0, "vllm", [Prompt(prompt=TEXTS[1])]))
+
+
+def test_prompts_are_lines_of_text_or_objects(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('A line.\n\n{"id": "b", "prompt": "Another.", "continuation": "Yes."}\n')
+    assert read_prompts(file) == [Prompt(prompt="A line."), Prompt(id="b", prompt="Another.", continuation="Yes.")]
+    file.write_text('{"prompt": ""}\n')
+    with pytest.raises(SpecError, match="line 1"):
+        read_prompts(file)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([], "--prompts is missing"),
+        (["--prompts", "x"], "--format is missing"),
+        (["--solve", "a", "--bits", "4"], "--check-prompts is missing"),
+        (["--solve", "a", "--bits", "40", "--check-prompts", "x"], "bits = 40"),
+        (["--solve", "a", "--bits", "4", "--check-prompts", "x", "--format", "q4_0"], "--format does not go with"),
+        (["--solve", "../a", "--bits", "4", "--check-prompts", "x"], "not kept here"),
+    ],
+)
+def test_the_command_says_what_is_missing(given: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["layers", *given]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_command_prints_scores_and_answers(
+    model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kvq_core.cli.layers._loaded", lambda id, bar: model)
+    for name, text in zip(("scored", "unseen"), TEXTS, strict=True):
+        (tmp_path / name).write_text(text)
+    asked = ["--prompts", str(tmp_path / "scored"), "--format", NAME]
+    assert main(["layers", *asked, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert len(told["scores"]) == 2 * model.shape.layers and set(told["scores"][0]) == {
+        "format",
+        "tensor",
+        "layer",
+        "kld_mean",
+        "kld_low",
+        "kld_high",
+    }
+    check = ["--solve", told["id"], "--bits", "8", "--check-prompts", str(tmp_path / "unseen")]
+    assert main(["layers", *check, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert {"lane", "bytes", "predicted", "measured", "uniform"} <= set(answer)
+    assert main(["layers", *check]) == 0
+    assert "best uniform" in capsys.readouterr().out

@@ -1,0 +1,255 @@
+"""What fits: against figures that engines and others published, each with its source, and against another tool."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.format_bits import rows
+from kvq_core.errors import ModelError, SpecError
+from kvq_core.models import load
+from kvq_core.packed.measurement import Request, measure
+from kvq_core.sizing.fit import Asked, Cache, Fit, Reserve, fit, fit_of_folder, memory_of
+from kvq_core.sizing.formats import formats
+from kvq_core.sizing.layers import Shape, shape_of
+from kvq_core.sizing.reserve import Stack, allowance, page_tokens
+from kvq_core.sizing.weights import Weights, counted
+from kvq_core.spec import Lane
+
+GIB, MIB = 2**30, 2**20
+PLAIN = formats()[0]
+
+
+def gpt_oss(layers: int = 24) -> dict[str, Any]:
+    return {
+        "model_type": "gpt_oss",
+        "num_hidden_layers": layers,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_local_experts": 32,
+        "vocab_size": 201_088,
+        "sliding_window": 128,
+        "max_position_embeddings": 131_072,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "quantization_config": {"quant_method": "mxfp4"},
+    }
+
+
+# 50 sliding layers and 10 that read all, every sixth
+GEMMA_4_31B = {
+    "model_type": "gemma4_text",
+    "num_hidden_layers": 60,
+    "hidden_size": 5376,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 16,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "num_global_key_value_heads": 4,
+    "sliding_window": 1024,
+    "max_position_embeddings": 262_144,
+    "dtype": "bfloat16",
+}
+GEMMA_3_270M = {
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 18,
+    "hidden_size": 640,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "sliding_window": 512,
+    "max_position_embeddings": 32_768,
+    "dtype": "bfloat16",
+}
+NEMOTRON_NANO_9B = {
+    "model_type": "nemotron_h",
+    "hybrid_override_pattern": "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
+    "num_hidden_layers": 56,
+    "hidden_size": 4480,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "mamba_num_heads": 128,
+    "mamba_head_dim": 80,
+    "ssm_state_size": 128,
+    "n_groups": 8,
+    "conv_kernel": 4,
+    "max_position_embeddings": 131_072,
+    "torch_dtype": "bfloat16",
+}
+DEEPSEEK_V3 = {
+    "model_type": "deepseek_v3",
+    "num_hidden_layers": 61,
+    "hidden_size": 7168,
+    "num_attention_heads": 128,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 3,
+    "vocab_size": 129_280,
+    "max_position_embeddings": 163_840,
+    "torch_dtype": "bfloat16",
+    "quantization_config": {"quant_method": "fp8"},
+}
+
+
+def found(config: dict[str, Any], context: int, batch: int = 1, memory: int | None = None) -> Fit:
+    shape = shape_of(config)
+    return fit("a model", shape, counted(config, shape), Asked(memory=memory, context=context, batch=batch))
+
+
+def by_engine(found: Fit, engine: str) -> dict[str, Reserve]:
+    """The formats of an engine by their names."""
+    return {each.name: row for each in found.formats for row in each.engines if row.engine == engine}
+
+
+def reserved(config: dict[str, Any], engine: str, context: int, batch: int = 1, format: str = "fp16") -> int | None:
+    return by_engine(found(config, context, batch), engine)[format].reserved
+
+
+def test_sliding_layers_take_full_pages_in_vllm() -> None:
+    """gpt-oss-20b, 8,192 tokens, 32 sequences, bf16: https://github.com/alvarobartt/hf-mem/pull/70"""
+    tensors = found(gpt_oss(), 8192, 32).formats[0].tensors
+    assert tensors is not None and round(tensors / GIB, 2) == 6.09
+    assert reserved(gpt_oss(), "vLLM", 8192, 32) == 12 * GIB
+
+
+@pytest.mark.parametrize(
+    ("config", "gib", "tokens"),
+    [  # "GPU KV cache size" beside "Available KV cache memory" in vLLM's log
+        (gpt_oss(36), 5.38, 78_384),  # https://github.com/alvarobartt/hf-mem/issues/60
+        (GEMMA_4_31B, 24.54, 26_800),  # https://github.com/alvarobartt/hf-mem/pull/61
+    ],
+)
+def test_vllm_holds_as_many_tokens_as_its_log_says(config: dict[str, Any], gib: float, tokens: int) -> None:
+    assert (taken := reserved(config, "vLLM", tokens)) is not None
+    assert taken / GIB == pytest.approx(gib, abs=0.005)
+
+
+def test_vllm_pages_beside_states_are_as_long_as_they_say() -> None:
+    """NVIDIA-Nemotron-Nano-9B-v2, 672 tokens: https://github.com/vllm-project/vllm/issues/24280"""
+    state, attention = (
+        next(layer for layer in shape_of(NEMOTRON_NANO_9B).layers if getattr(layer, name))
+        for name in ("conv", "kv_heads")
+    )
+    incoming = state.conv // state.conv_width * (state.conv_width - 1)
+    assert page_tokens(2 * (incoming + state.recurrent), 2 * attention.elements) == 672
+    kinds = Stack(shape_of(NEMOTRON_NANO_9B).layers)
+    assert sorted(kinds.values()) == [4, 25, 27], "4 layers attend, 27 have states, 25 neither"
+    page = 672 * 2 * attention.elements
+    # groups of 4 layers: 27 layers with states fill 7 of them
+    assert reserved(NEMOTRON_NANO_9B, "vLLM", 8192, 2) == 2 * (4 * 13 + 28) * page
+
+
+@pytest.mark.parametrize(("slots", "mib"), [(3, 27.0), (4, 18.0)])
+def test_llama_cpp_pads_each_slot(slots: int, mib: float) -> None:
+    """gemma-3-270m, 1,024 tokens shared by slots: https://github.com/unslothai/unsloth/pull/7530"""
+    assert reserved(GEMMA_3_270M, "llama.cpp", -(-1024 // slots), slots) == mib * MIB
+
+
+def test_llama_cpp_gives_sliding_layers_a_window_and_a_batch() -> None:
+    """15 of 18 layers: 512 + 512 cells of 4,096, https://github.com/qualcomm/GenieX/pull/1346 for the rule."""
+    assert reserved(GEMMA_3_270M, "llama.cpp", 4096) == (3 * 4096 + 15 * 1024) * 1024
+    assert reserved(GEMMA_3_270M, "ik_llama.cpp", 4096) == 18 * 4096 * 1024
+
+
+def test_a_latent_is_counted_once_and_in_the_formats_engines_have() -> None:
+    """DeepSeek-V3: (512 + 64) channels x 61 layers x 2 bytes = 70.272 KB a token, arXiv 2505.09343, table 1."""
+    assert reserved(DEEPSEEK_V3, "vLLM", 16_000) == 16_000 * 70_272
+    assert reserved(DEEPSEEK_V3, "vLLM", 16_000, format="nvfp4") is None
+    assert (nbytes := found(DEEPSEEK_V3, 1000).weights.nbytes) is not None
+    assert nbytes / 1e9 == pytest.approx(671, rel=0.01), "671B weights, a byte each: arXiv 2412.19437"
+
+
+def test_weights_of_gpt_oss() -> None:
+    """Checkpoint of 12.8 GiB, arXiv 2508.10925, table 1."""
+    assert (nbytes := found(gpt_oss(), 1000).weights.nbytes) is not None and nbytes / GIB == pytest.approx(
+        12.8, abs=0.05
+    )
+
+
+@pytest.mark.parametrize("config", [gpt_oss(), GEMMA_3_270M, {**gpt_oss(), "layer_types": ["full_attention"] * 24}])
+@pytest.mark.parametrize(("context", "batch"), [(1024, 1), (8192, 32)])
+def test_hf_mem_reserves_the_same(config: dict[str, Any], context: int, batch: int) -> None:
+    hf_mem = pytest.importorskip("hf_mem.safetensors.kv_cache", reason="hf-mem is not installed")
+    pattern = 6 if config is GEMMA_3_270M else 2
+    told = config if "layer_types" in config else {**config, "sliding_window_pattern": pattern}
+    theirs = hf_mem.compute_safetensors_kv_cache_size(told, "BF16", context, batch)
+    assert reserved(config, "vLLM", context, batch) == theirs
+
+
+def test_bits_are_those_of_packed_tensors() -> None:
+    own = {each.name: each for each in formats()}
+    measured = rows((80,))
+    assert {row["name"] for row in measured} == set(own)
+    for row in measured:
+        assert own[row["name"]].bits.get(80) == row["bits"].get(80), row["name"]
+
+
+@pytest.mark.parametrize("which", ["smollm", "second_model"])
+def test_tensors_are_those_of_packed_caches(which: str, request: pytest.FixtureRequest) -> None:
+    """Of both models, through the packed caches that ``generate`` reads."""
+    given = request.getfixturevalue(which)
+    model = load(given) if isinstance(given, str) else given
+    shape = shape_of(model.model.config.to_dict())
+    ids = model.encode("A cache holds keys and values. " * 9)[:40]
+    for name in ("q4_0", "fp8"):
+        format = next(each for each in formats() if each.name == name)
+        held = measure(model, Lane(label=name, method=name), ids, Request(tokens=40, new_tokens=3)).cache_bytes
+        assert Cache.of(format, shape).tensors(42, 1) == held
+
+
+def test_the_longest_context_just_fits() -> None:
+    shape, weights = shape_of(gpt_oss()), Weights(nbytes=10**10, how="")
+    row = by_engine(fit("", shape, weights, Asked(context=1000, batch=4)), "vLLM")["fp8"]
+    longest, left = row.contexts[24], allowance().left(24 * 10**9) - 10**10
+
+    def taken(context: int) -> int:
+        own = by_engine(fit("", shape, weights, Asked(context=context, batch=4)), "vLLM")["fp8"]
+        assert own.reserved is not None
+        return own.reserved
+
+    assert longest is not None and taken(longest) <= left < taken(longest + 1)
+
+
+def test_fits_says_whether_weights_cache_and_allowance_do() -> None:
+    own = by_engine(found(gpt_oss(), 8192, 32, memory_of("24GB")), "vLLM")
+    assert own["fp16"].fits is False and own["fp8"].fits is True
+    assert {row.fits for row in by_engine(found(gpt_oss(), 8192, 32, memory_of("12GB")), "vLLM").values()} == {False}
+
+
+def test_what_is_not_known_is_said(tmp_path: Path) -> None:
+    config = {**NEMOTRON_NANO_9B, "torch_dtype": None}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    told = fit_of_folder(tmp_path, Asked(memory=10**11, context=200_000))
+    assert told.weights.nbytes is None and "bytes of the weights" in told.unknown
+    assert any("dtype" in each for each in told.unknown)
+    assert {row.fits for each in told.formats for row in each.engines} == {None}
+    assert "more than the model's own context" in told.warnings[0]
+    assert by_engine(told, "SGLang")["fp16"].reserved is None, "how it holds states was not read"
+
+
+@pytest.mark.parametrize("given", ["24", "GB", "0GB", "24 apples", "-1GB"])
+def test_a_memory_has_a_number_and_a_unit(given: str) -> None:
+    with pytest.raises(SpecError, match="24GB"):
+        memory_of(given)
+
+
+def test_a_configuration_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(ModelError, match="no object"):
+        fit_of_folder(tmp_path, Asked())
+
+
+def test_shapes_without_a_dtype_are_taken_for_bfloat16() -> None:
+    assert Shape(architecture="x", layers=(), context=None, dtype="bfloat16").dtype_bytes == 2

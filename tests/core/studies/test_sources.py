@@ -1,0 +1,127 @@
+"""Prompts from files: every format, and each bad one in one line."""
+
+import json
+
+import pandas as pd
+import pytest
+
+from kvq_core.errors import SpecError
+from kvq_core.studies.spec import parse_study, read_study, study_link, study_of_link
+from tests.support.study_models import LANES
+
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+ROWS = [
+    {"id": "a", "prompt": "One, and more", "group": "g"},
+    {"prompt": "Two", "system": "Be short.", "continuation": "Yes."},
+    {"id": "c", "messages": [{"role": "user", "content": "Three"}], "tools": TOOLS},
+]
+
+
+def read(tmp_path, name: str, **more: object):
+    data = {"prompts": {"file": name, **more}, "lanes": LANES}
+    (tmp_path / "study.json").write_text(json.dumps(data))
+    return read_study(tmp_path / "study.json").prompts.read()
+
+
+def write(tmp_path, name: str, rows: list[dict]) -> None:
+    file = tmp_path / name
+    table = pd.DataFrame(rows)
+    match file.suffix:
+        case ".jsonl":
+            file.write_text("\n".join(map(json.dumps, rows)))
+        case ".parquet":
+            table.to_parquet(file)
+        case ".csv":
+            for name in ("messages", "tools"):
+                table[name] = [json.dumps(row[name]) if name in row else "" for row in rows]
+            table.to_csv(file, index=False)
+
+
+@pytest.mark.parametrize("name", ["p.jsonl", "p.csv", "p.parquet"])
+def test_every_format_holds_the_same(tmp_path, name):
+    write(tmp_path, name, ROWS)
+    found, left = read(tmp_path, name)  # relative to the study's file
+    first, second, third = found
+    assert (first.id, first.prompt, first.group) == ("a", "One, and more", "g")
+    assert (second.id, second.system, second.continuation) == ("2", "Be short.", "Yes.")
+    assert third.messages[0].content == "Three" and third.tools[0]["function"]["name"] == "look"
+    assert third.prompt == "" and not left
+
+
+def test_a_text_file_has_a_prompt_a_line(tmp_path):
+    (tmp_path / "p.txt").write_text("One\n\nTwo\n")
+    assert [each.prompt for each in read(tmp_path, "p.txt")[0]] == ["One", "Two"]
+
+
+BROKEN = '{"prompt": "One"}\n{"prompt": \n{"promt": "x"}\n\n{"prompt": "Four"}\n'
+
+
+def test_a_broken_line_is_named_and_the_rest_kept_if_asked(tmp_path):
+    (tmp_path / "p.jsonl").write_text(BROKEN)
+    with pytest.raises(SpecError, match=r"p\.jsonl, line 2: this is not valid JSON"):
+        read(tmp_path, "p.jsonl")
+    found, left = read(tmp_path, "p.jsonl", skip_broken=True)
+    assert [each.prompt for each in found] == ["One", "Four"]
+    assert len(left) == 2 and "line 2" in left[0] and "line 3" in left[1] and "promt" in left[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("p.csv", "a,b\n1,2\n", "p.csv has no column prompt or messages; it has a, b"),
+        ("p.csv", "prompt,id\nx,1,2\n", "line 2: it has more cells"),
+        ("p.csv", "id,messages\n1,[\n", "line 2: messages: this is not valid JSON"),
+        ("p.parquet", "no parquet", "p.parquet is not valid Parquet"),
+        ("p.txt", "\n", "there are none"),
+        ("p.jsonl", "[1]", "a prompt is an object"),
+        ("p.jsonl", '{"prompt": "a", "id": "x"}\n{"prompt": "b", "id": "x"}', "the id 'x' is given to prompts 1, 2"),
+        ("p.jsonl", '{"prompt": "a", "answer": 1}', "line 1: answer and verifier go together"),
+        ("p.md", "x", "files end in .jsonl, .csv, .parquet, .txt"),
+        ("p.txt", b"\xff\xfe", "not text in UTF-8"),
+    ],
+)
+def test_bad_files_are_refused_in_a_line(tmp_path, name, text, why):
+    (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(SpecError) as told:
+        read(tmp_path, name)
+    assert why in str(told.value)
+
+
+def test_a_missing_file_is_said(tmp_path):
+    with pytest.raises(SpecError, match="Cannot read .*nowhere.jsonl: No such file"):
+        read(tmp_path, "nowhere.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"prompts": {}}, "none is given; give one of file, texts, rows, suite"),
+        ({"prompts": {"texts": ["a"], "file": "b.txt"}}, "file and texts are given"),
+        ({"prompts": {"texts": ["a"], "n": 2, "depth": 1}}, "depth"),
+        ({"prompt": "x"}, "prompt is given by each prompt of a study"),
+        ({"lanes": []}, "A study compares lanes"),
+        ({"models": ["a", "a"]}, "'a' is given twice"),
+        ({"lanes": [{"method": "kivvi"}]}, "lane 1"),
+        ({"max_new_token": 3}, "max_new_token"),
+        ({"model": "a", "models": ["b"]}, "model and models"),
+    ],
+)
+def test_an_impossible_study_is_refused_in_a_line(changes, why):
+    with pytest.raises(SpecError) as told:
+        parse_study({"prompts": {"texts": ["a"]}, "lanes": LANES, **changes})
+    assert why in str(told.value)
+
+
+def test_a_study_has_small_records_and_both_floors_unless_it_says_otherwise():
+    plain = parse_study({"prompts": {"texts": ["a"]}, "bundle": {"name": "grid", "family": "vllm"}}).comparison
+    assert (plain.floors, plain.free_text, plain.capture.detail) == ("both", False, "off") and len(plain.lanes) > 2
+    asked = parse_study({"prompts": {"texts": ["a"]}, "lanes": LANES, "floors": "storage", "capture": {}})
+    assert (asked.comparison.floors, asked.comparison.capture.detail) == ("storage", "normal")
+
+
+def test_a_link_holds_the_study_with_its_prompts(tmp_path):
+    write(tmp_path, "p.jsonl", ROWS)
+    spec = parse_study({"prompts": {"file": str(tmp_path / "p.jsonl")}, "lanes": LANES, "max_new_tokens": 5})
+    found = study_of_link(study_link(spec))
+    assert found.prompts.read() == spec.prompts.read()
+    assert found.comparison.canonical() == spec.comparison.canonical()

@@ -1,0 +1,128 @@
+"""Figures of a study against other computations of them, and intervals against simulation."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from kvq_core.studies.intervals import mean_interval, share_interval, tail_interval
+from kvq_core.studies.pairs import flips_with_model, pairs
+from kvq_core.studies.summary import group_lines, lane_lines, task_lines
+
+
+def rows(klds: dict[tuple[str, str], np.ndarray], **more: list) -> pd.DataFrame:
+    """By model and lane the mean KLD of every prompt; four tokens each."""
+    found = []
+    for (model, lane), values in klds.items():
+        for at, value in enumerate(values):
+            own = {name: column[at] for name, column in more.items()}
+            tokens = np.array([0.5, 1.5, 1.0, 1.0]) * value
+            lists = {"kld": tokens, "same_top": [True, True, False, True], "top_prob": [0.1, 0.3, 0.6, 1.0]}
+            counts = {"scored": 4, "flips": 1, "near_tie_flips": 0, "tier": "close", "error": None}
+            means = dict.fromkeys(
+                ("acceptance", "tokens_a_step", "key_bits", "value_bits", "cache_bytes", "kv_ratio"), 0.5
+            )
+            floors = {"storage_floor": 1e-7, "kernel_floor": None, "structural": [True, False, False, True]}
+            shared = {"model": model, "lane": lane, "prompt": str(at), "group": "", "kld_mean": value}
+            found.append({**shared, **lists, **counts, **means, **floors, "reference_correct": None, **own})
+    return pd.DataFrame(found)
+
+
+@pytest.mark.parametrize(("n", "spread"), [(12, 0.5), (30, 1.0)])
+def test_the_interval_of_a_mean_covers_it_as_often_as_it_says(n, spread):
+    """A sample of what benchmarks/intervals.py does; 150 studies: 95 % of them within 3.6 standard deviations."""
+    draw = np.random.default_rng(1)
+    mean, hits = np.exp(spread**2 / 2), 0
+    for _ in range(150):
+        found = mean_interval(np.exp(draw.normal(0, spread, n)))
+        hits += found.low <= mean <= found.high
+    assert hits / 150 >= 0.88 and hits < 150
+
+
+def test_the_interval_agrees_with_students_where_that_is_right():
+    values = 5 + 0.1 * np.random.default_rng(2).normal(size=200)
+    found, known = mean_interval(values), stats.ttest_1samp(values, 0).confidence_interval()
+    assert found.low == pytest.approx(known.low, abs=3e-3) and found.high == pytest.approx(known.high, abs=3e-3)
+
+
+def test_under_five_prompts_there_is_no_interval_and_equal_ones_have_no_width():
+    assert mean_interval(np.array([1.0, 2.0, 3.0, 4.0])).low is None
+    same = mean_interval(np.full(6, 0.25))
+    assert (same.low, same.value, same.high) == (0.25, 0.25, 0.25)
+
+
+def test_the_tail_is_that_of_the_pooled_tokens_and_its_interval_draws_prompts():
+    draw = np.random.default_rng(3)
+    prompts = [np.exp(draw.normal(0, 1, 300)) * scale for scale in np.exp(draw.normal(0, 1, 40))]
+    found = tail_interval(prompts)
+    assert found.rank == 99.9
+    assert found.value in np.sort(np.concatenate(prompts))[11_987:11_989]  # 99.9 / 100 is no float
+    drawn = [
+        np.percentile(np.concatenate([prompts[i] for i in draw.integers(0, 40, 40)]), 99.9, method="inverted_cdf")
+        for _ in range(400)
+    ]
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    assert found.low == pytest.approx(low, rel=0.25) and found.high == pytest.approx(high, rel=0.25)
+    assert tail_interval(prompts[:3]).low is None and tail_interval(prompts[:3]).rank == 99.0
+
+
+def test_a_share_has_wilsons_interval():
+    found, known = share_interval(7, 12), stats.binomtest(7, 12).proportion_ci(method="wilson")
+    assert (found.low, found.high) == (pytest.approx(known.low), pytest.approx(known.high))
+    assert share_interval(0, 0) is None
+
+
+def test_pairs_are_scipys_with_holms_correction_and_tell_how_many_prompts_would_do():
+    draw = np.random.default_rng(4)
+    a = np.exp(draw.normal(-3, 0.4, 12))
+    klds = {("m", "a"): a, ("m", "b"): a * np.exp(draw.normal(0.05, 0.3, 12)), ("m", "c"): 3 * a}
+    found = {(pair.a, pair.b): pair for pair in pairs(rows(klds))}
+    raw = {key: stats.ttest_rel(klds["m", key[0]], klds["m", key[1]]) for key in (("a", "b"), ("a", "c"), ("b", "c"))}
+    ordered = sorted(raw, key=lambda key: raw[key].pvalue)
+    highest = 0.0
+    for place, key in enumerate(ordered):  # Holm 1979, by hand
+        highest = max(highest, min(1.0, (3 - place) * raw[key].pvalue))
+        assert found[key].p == pytest.approx(highest)
+        assert found[key].low == pytest.approx(raw[key].confidence_interval().low)
+    assert found["a", "c"].apart and found["a", "c"].sentence.startswith("a is closer to the reference than c")
+    assert "cannot be told apart with 12 prompts; about" in found["a", "b"].sentence and found["a", "b"].needed > 12
+
+
+def test_paired_tests_hold_their_level():
+    """Two lanes that do the same damage on average are told apart in at most one of twenty studies, or nearly."""
+    draw, false = np.random.default_rng(5), 0
+    for _ in range(300):
+        shared = draw.normal(0, 0.5, 12)
+        a, b = (np.exp(shared + draw.normal(0, 0.3, 12)) for _ in range(2))
+        false += stats.ttest_rel(a, b).pvalue < 0.05
+    assert false / 300 <= 0.09
+
+
+def test_an_order_that_flips_with_the_model_is_named():
+    base = np.linspace(1, 2, 8)
+    klds = {("m", "a"): base, ("m", "b"): base + 1 + 0.1 * base, ("n", "a"): 3 * base, ("n", "b"): base}
+    (flip,) = flips_with_model(pairs(rows(klds)))
+    assert (flip.a, flip.b, flip.a_closer, flip.b_closer) == ("a", "b", "m", "n")
+
+
+def test_a_lanes_line_holds_what_its_tokens_say():
+    values = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 3.0])
+    (line,) = lane_lines(rows({("m", "a"): values}))
+    assert line["kld_mean"] == pytest.approx(0.75) and line["kld_low"] < 0.75 < line["kld_high"]
+    assert (line["prompts"], line["worst_prompt"], line["worst_kld"]) == (6, "5", 3.0)
+    assert line["kld_p95"] == pytest.approx(np.percentile(values, 95)) and line["flips"] == 0.25
+    assert line["tiers"] == {"close": 1.0, "marginal": 0.0, "risky": 0.0}
+    assert [bucket["share"] for bucket in line["confidence"]] == [0.25, 0.25, 0.25, 0.0, 0.25]
+    assert line["confidence"][2]["flips"] == 1.0 and line["confidence"][3]["kld_mean"] is None
+    assert line["structural_kld"] == pytest.approx(0.75 * 0.75) and line["other_kld"] == pytest.approx(0.75 * 1.25)
+    assert (line["storage_floor"], line["kernel_floor"]) == (1e-7, None)
+
+
+def test_groups_and_tasks_are_summed_up_apart():
+    columns = {"group": ["x", "x", "y", "y"], "reference_correct": [True, True, False, True]}
+    frame = rows({("m", "a"): np.ones(4)}, **columns, correct=[True, False, True, True])
+    assert [(line["group"], line["prompts"]) for line in group_lines(frame)] == [("x", 2), ("y", 2)]
+    whole, x, y = task_lines(frame)
+    assert (whole["asked"], whole["counted"], whole["reference"], whole["right"]) == (4, 3, 0.75, pytest.approx(2 / 3))
+    assert (x["group"], x["right"], y["counted"], y["right"]) == ("x", 0.5, 1, 1.0)
+    assert whole["right_low"] < 2 / 3 < whole["right_high"]

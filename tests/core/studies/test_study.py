@@ -1,0 +1,250 @@
+"""Studies on a tiny model: shared cells, workers, shards, kills, and stores that fail."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kvq_core.errors import SpecError, StoreError
+from kvq_core.models import load
+from kvq_core.pipeline.compare import compare
+from kvq_core.spec import canonical_json, parse_spec
+from kvq_core.store.beside import held, keep, kept
+from kvq_core.store.store import open_store
+from kvq_core.studies.cells import plan
+from kvq_core.studies.executors import Processes, Work, compute
+from kvq_core.studies.rows import rows_of
+from kvq_core.studies.spec import parse_study
+from kvq_core.studies.study import run_plan, stored_study, study, study_spec
+from tests.support.study_models import LANES, prompt, study_data, write_model, write_study
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def store(tmp_path):
+    return open_store(str(tmp_path / "store"))
+
+
+def command(place: Path, store: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "kvq_core", "study", "--spec", str(place), "--json", *more]
+
+
+def environment(store: Path) -> dict[str, str]:
+    return {**os.environ, "KVQ_STORE": str(store), "OMP_NUM_THREADS": "1", "PYTHONPATH": "."}
+
+
+def test_a_cell_is_the_run_that_the_same_comparison_is_alone(model, store):
+    spec = parse_study(study_data(model, 2))
+    result = study(spec, store)
+    cell = result.plan.cells[1]
+    alone = parse_spec(
+        {
+            "model": str(model),
+            "prompt": prompt(1),
+            "chat": False,
+            "ignore_eos": True,
+            "max_new_tokens": 6,
+            "lanes": LANES,
+            "floors": "both",
+            "free_text": False,
+            "capture": {"detail": "off"},
+        }
+    )
+    *_, event = compare(alone)
+    assert event.record.id == cell.id and event.record.spec == cell.spec.model_dump(mode="json")
+    record, arrays = store.load(cell.id)
+    assert set(arrays) == set(event.arrays) and all(arrays[name].equal(event.arrays[name]) for name in arrays)
+    assert result.cells == {"total": 2, "done": 2, "failed": 0, "left_out": 0}
+    assert list(result.table["kld_mean"][2:]) == [lane.metrics.kld_mean for lane in record.lanes]
+
+
+def test_planning_reads_no_weights_and_gives_the_ids_of_runs(model):
+    spec = parse_study(study_data(model, 3, system=None))
+    planned = plan(spec)
+    loaded = load(str(model))
+    from kvq_core.pipeline.assemble import run_id
+    from kvq_core.pipeline.prompt import script
+
+    for cell in planned.cells:
+        assert cell.id == run_id(loaded, cell.spec, script(loaded, cell.spec).ids)
+        assert canonical_json(cell.spec.changed()) == cell.spec.canonical()
+
+
+def test_what_is_there_is_not_computed_and_studies_that_overlap_share(model, store, monkeypatch):
+    study(parse_study(study_data(model, 3)), store)
+    asked = []
+    monkeypatch.setattr("kvq_core.studies.executors.compute", lambda work: asked.append(work) or compute(work))
+    again = study(parse_study(study_data(model, 4)), store)
+    assert [work.cell.prompt.id for work in asked] == ["p3"] and again.cells["done"] == 4
+    keep(store, f"studies/{again.id}/rows", b"damaged")
+    (Path(store.root) / "studies" / again.id / "rows").write_bytes(b"cut off")
+    assert kept(store, f"studies/{again.id}/rows") is None
+    assert stored_study(again.plan, store).summary() == again.summary(), "rows are read from the runs again"
+    assert len(asked) == 1 and study_spec(again.id, store).canonical()
+
+
+def test_a_damaged_run_is_computed_again(model, store):
+    first = study(parse_study(study_data(model, 2)), store)
+    file = Path(store.root) / first.plan.cells[0].id / "record.json"
+    file.write_bytes(file.read_bytes()[:-9])
+    (Path(store.root) / "studies" / first.id / "rows").unlink()
+    again = study(parse_study(study_data(model, 2)), store)
+    assert again.cells["done"] == 2 and store.load(first.plan.cells[0].id)
+
+
+def test_a_cell_opens_as_a_full_run(model, store):
+    result = study(parse_study(study_data(model, 1)), store)
+    record = result.open("p0", store=store)
+    assert record.capture.detail == "normal" and record.lanes[0].token_ids and store.exists(record.id)
+    with pytest.raises(SpecError, match="No cell of this study has the prompt 'p9'"):
+        result.open("p9", store=store)
+
+
+def test_prompts_over_the_context_are_left_out_and_told(model, store):
+    data = study_data(model, 3)
+    data["prompts"]["rows"].append({"id": "long", "prompt": prompt(1, 300)})
+    result = study(parse_study(data), store)
+    assert result.cells == {"total": 3, "done": 3, "failed": 0, "left_out": 1}
+    told = result.summary()
+    assert told["left_out"][0]["prompt"] == "long" and "256 tokens of context" in told["left_out"][0]["why"]
+    assert any("they need 5 prompts" in note for note in told["notes"])
+    assert all(lane["kld_low"] is None for lane in told["lanes"])
+    data["prompts"]["rows"] = data["prompts"]["rows"][-1:]
+    with pytest.raises(SpecError, match="None of the prompts can be run. The first: 300 prompt tokens"):
+        plan(parse_study(data))
+
+
+def test_prompts_asked_twice_are_one_run_and_two_samples(model, store):
+    data = study_data(model, 2)
+    data["prompts"]["rows"].append({"id": "again", "prompt": prompt(0)})
+    result = study(parse_study(data), store)
+    assert result.cells["done"] == 3 and len({cell.id for cell in result.plan.cells}) == 2
+
+
+@pytest.mark.slow
+def test_workers_give_what_one_process_gives_and_one_that_dies_loses_nothing(model, store, tmp_path):
+    data = study_data(model, 5)
+    one = study(parse_study(data), store)
+    other = open_store(str(tmp_path / "other"))
+    killed = []
+
+    def progress(doing: str, done: int, total: int) -> None:
+        if doing == "Computing" and done == 1 and not killed:
+            import psutil
+
+            workers = [p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline())]
+            killed.append(workers[0].pid)
+            os.kill(workers[0].pid, signal.SIGKILL)
+
+    two = run_plan(plan(parse_study(data)), other, executor=Processes(2), progress=progress)
+    assert killed and two.cells["done"] == 5
+    known, found = (each.table.set_index(["prompt", "lane"]) for each in (one, two))
+    assert list(found["run"]) == list(known["run"])
+    assert found["kld_mean"].to_numpy() == pytest.approx(known["kld_mean"].to_numpy(), rel=1e-2)  # threads differ
+
+
+@pytest.mark.slow
+def test_a_cell_that_always_kills_its_worker_fails_and_the_others_are_done(model, store, monkeypatch):
+    planned = plan(parse_study(study_data(model, 2)))
+    works = [Work(cell, "file:///nowhere", store.limits) for cell in planned.cells]
+    monkeypatch.setattr("kvq_core.studies.executors.compute", die)
+    found = list(Processes(1).run(works))
+    assert {outcome.id for outcome in found} == {cell.id for cell in planned.cells}
+    assert all("its worker died 3 times" in outcome.error for outcome in found)
+
+
+def die(work: Work) -> None:
+    os._exit(9)
+
+
+@pytest.mark.slow
+def test_shards_meet_in_one_store_though_one_was_killed(model, tmp_path):
+    place, place_of_runs = write_study(tmp_path / "s.json", study_data(model, 6)), tmp_path / "store"
+    first = subprocess.Popen(
+        command(place, place_of_runs, "--shard", "1/2"),
+        env=environment(place_of_runs),
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    while not list(place_of_runs.glob("*/manifest.json")) and first.poll() is None:
+        time.sleep(0.05)
+    first.kill()
+    first.wait()
+    for more in (("--shard", "2/2"), ("--shard", "1/2"), ()):
+        done = subprocess.run(
+            command(place, place_of_runs, *more),
+            env=environment(place_of_runs),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["cells"]["total"], told["cells"]["done"]) == (6, 6)
+    assert all(lane["kld_low"] <= lane["kld_mean"] <= lane["kld_high"] for lane in told["lanes"])
+    assert len(list(place_of_runs.glob("*/manifest.json"))) == 6 and len(told["groups"]) == 4
+
+
+def test_a_store_that_takes_nothing_more_stops_the_study_and_loses_nothing(model, store, monkeypatch):
+    from kvq_core.store.layouts import Folders
+
+    put, left = Folders.put, [2]
+
+    def limited(self, *given):
+        if not left[0]:
+            raise OSError(30, "Read-only file system")
+        left[0] -= 1
+        put(self, *given)
+
+    monkeypatch.setattr(Folders, "put", limited)
+    spec = parse_study(study_data(model, 4))
+    with pytest.raises(StoreError, match="Read-only file system. The study stops here"):
+        study(spec, store)
+    assert len(held(store, [cell.id for cell in plan(spec).cells])) == 2
+    monkeypatch.setattr(Folders, "put", put)
+    assert study(spec, store).cells["done"] == 4
+
+
+def test_a_worker_that_is_elsewhere_says_so(model, store):
+    cell = plan(parse_study(study_data(model, 1))).cells[0]
+    *_, event = compare(cell.spec)
+    assert [row["lane"] for row in rows_of(cell, event.record, event.arrays)] == ["four", "two"]
+    other = cell.__class__(**{**vars(cell), "id": "0" * 16})
+    assert "its device, versions or files" in compute(Work(other, store.root, store.limits)).error
+
+
+def test_a_model_that_is_not_here_is_said_in_a_line(store, tmp_path):
+    from kvq_core.errors import ModelError
+
+    with pytest.raises(ModelError, match="not a model directory"):
+        study(parse_study(study_data(tmp_path / "nowhere", 2)), store)
+
+
+def test_the_parquet_file_has_a_row_a_lane(model, store, tmp_path):
+    import pandas as pd
+
+    result = study(parse_study(study_data(model, 2)), store)
+    result.write_parquet(tmp_path / "rows.parquet")
+    table = pd.read_parquet(tmp_path / "rows.parquet")
+    assert len(table) == 4 and set(table["lane"]) == {"four", "two"}
+    assert len(table["kld"][0]) == table["scored"][0] == len(table["structural"][0])
+
+
+def test_followed_tokens_are_those_that_are_scored(model, store):
+    """The last of the reference's tokens, as many as are scored: greedily, each is the most probable one."""
+    result = study(parse_study(study_data(model, 1)), store)
+    record, arrays = store.load(result.plan.cells[0].id)
+    ids = arrays["reference/topk_ids"][:, 0].tolist()
+    assert record.reference.token_ids[-len(ids) :] == ids
