@@ -10,15 +10,18 @@ from kvq_core.errors import KvqError
 from ui.api.endpoints import create_api
 from ui.figures.base import canvas
 from ui.form.draft_panel import VISIT_JS, create_draft, restore_form, wire_draft
-from ui.form.filling import NEXT_FOR_A_LINK, form_outputs, from_preset, open_page, other_run_notice
+from ui.form.filling import NEXT_FOR_A_LINK, form_of, form_outputs, from_preset, looked_at, open_page, other_run_notice
 from ui.form.lanes_panel import Lanes, create_lanes
 from ui.form.setup_panel import Setup, create_setup, wire_presets
 from ui.html.copying import FOLLOW_JS
 from ui.html.status import notice
+from ui.panels.answer import answer_html
 from ui.panels.answers import AnswerCards, all_lanes, create_answers, finished_cards, stage_html, wire_table
 from ui.panels.claims import create_claims
+from ui.panels.first_sight import place_home
 from ui.panels.header import chip, create_header, markup
 from ui.panels.history import create_history, create_shared, history_html, remember
+from ui.panels.instruments import Instruments, create_asked, create_instruments, show_instruments
 from ui.panels.launch import RUN, Launch, create_launch, wire_estimate, wire_run
 from ui.panels.learn import Learn, at_step, create_learn, place, show_step, show_step_of_run, step_number, wire_learn
 from ui.panels.look import LOOKING, LookPanel, create_look, wire_look
@@ -28,10 +31,11 @@ from ui.panels.share import Share, create_share, show_share, wire_share
 from ui.panels.training import TRAINING, Trainer, create_training, wire_training
 from ui.panels.twin import create_twin, wire_twin
 from ui.panels.versus import Beside, create_versus, wire_versus
-from ui.panels.welcome import welcome
+from ui.panels.welcome import home, welcome
 from ui.server.gradio_arguments import Blocks
 from ui.service.access import key_for
 from ui.service.services import QUIET, SWIFT, Services
+from ui.views.selectors import create_selectors
 from ui.views.tabs import (
     DRAWING,
     DRAWING_REST,
@@ -53,6 +57,7 @@ NO_RUN: dict[str, Any] = {"run": None}
 MAX_QUEUE = (
     2000  # events of all pages that wait for a handler; runs have a line of their own, see ui/service/admission.py
 )
+ASKED = {"run", "vs", "c", "preset"}  # what an address may ask for; without any of them a run that ships is shown
 NO_EXAMPLES = "The stored examples are missing from presets/runs; `make examples` computes them again."
 # The answers come into view when Run is pressed; at once, for what arrives meanwhile would end a smooth way there.
 TO_ANSWERS = """() => setTimeout(() => {
@@ -75,10 +80,11 @@ class Page:
     launch: Launch
     draft: gr.Textbox
     other: gr.HTML
+    instruments: Instruments
     history: gr.BrowserState
     runs: gr.HTML
     status: gr.HTML
-    welcome: gr.HTML
+    answer: gr.HTML
     cards: AnswerCards
     share: Share
     beside: Beside
@@ -94,6 +100,7 @@ def build_ui(services: Services) -> gr.Blocks:
     with Blocks(title="KVQ Explorer", fill_width=True, analytics_enabled=False, delete_cache=(3600, 86400)) as blocks:
         create_api(services)  # first: handlers of the page have names too, and the first of a name keeps it
         page = _arrange(services)
+        place_home(page, services)
         wire_presets(page.setup, from_preset, form_outputs(page.setup, page.lanes))
         wire_draft(page.draft, page.setup, page.lanes)
         wire_look(page.look, page.setup, page.lanes, page.launch.estimate, services)
@@ -114,23 +121,27 @@ def _arrange(services: Services) -> Page:
     header = create_header("")
     with gr.Row(elem_id="page"):
         with gr.Column(elem_id="left", min_width=0):
+            asked = create_asked()
             setup, look = create_setup(create_look)
             lanes, trainer, launch = create_lanes(), create_training(), create_launch()
             draft = create_draft()
+            instruments, selectors = create_instruments(asked, create_selectors)
             kept, runs = create_history()
             create_shared(services)
         with gr.Column(elem_id="right", min_width=0):
             status = gr.HTML("", elem_id="status")
             other = gr.HTML("", elem_id="other-run")
             with gr.Column(elem_classes=["card"], elem_id="sharing"):
-                share, beside = create_share(), create_versus()
-            greeting = gr.HTML("", elem_id="welcome")
-            gr.on(None, welcome, None, greeting, **SWIFT)  # whenever the page is opened
+                share = create_share()
+            with gr.Column(elem_classes=["card"], elem_id="beside"):
+                beside = create_versus()
+            answer = gr.HTML("", elem_id="answer")
             cards = create_answers()
             # Never seen: an empty figure in it makes the browser load Plotly (4.6 MB) while the form or cards are read.
             plotly = gr.Plot(visible="hidden", show_label=False, container=False, elem_id="plotly")
             with gr.Column(elem_id="results"):
-                twin, score, learn, views = create_twin(), create_scorecard(), create_learn(), create_views()
+                twin, learn, views, score = create_twin(), create_learn(), create_views(selectors), create_scorecard()
+            gr.HTML(welcome(), elem_id="welcome")
             create_measure(shown, services)
             create_claims()
     return Page(
@@ -143,10 +154,11 @@ def _arrange(services: Services) -> Page:
         launch,
         draft,
         other,
+        instruments,
         kept,
         runs,
         status,
-        greeting,
+        answer,
         cards,
         share,
         beside,
@@ -173,11 +185,12 @@ def _wire_shown(page: Page, services: Services) -> None:
                 notice("The run cannot be shown", str(error), NEXT_FOR_A_LINK),
                 *[gr.skip()] * (len(outputs) - 2),
             ]
+        there = [gr.skip()] * (1 + len(page.instruments.outputs)) if shown.get("home") else None
         found = [
             markup(chip(record), over=True),
             gr.skip(),
-            gr.update(visible=False),
             stage_html(over=True),
+            *(there or [answer_html(*drawn), *show_instruments(record, arrays, shown)]),
             *show_share(record, shown, request, services),
             all_lanes(record, arrays, shown),
             finished_cards(*drawn),
@@ -201,8 +214,9 @@ def _wire_shown(page: Page, services: Services) -> None:
     outputs = [
         page.header,
         page.status,
-        page.welcome,
         page.cards.stage,
+        page.answer,
+        *page.instruments.outputs,
         *page.share.outputs,
         page.cards.table,
         page.cards.cards,
@@ -243,6 +257,13 @@ def _wire_visit(blocks: gr.Blocks, page: Page, services: Services) -> None:
             step = step_number(request.query_params["learn"])
             shown, learn = place(step), [at_step(step), *show_step(step)]
             message = "" if shown else notice("The tour has no runs to show", NO_EXAMPLES)
+        elif not ASKED & set(request.query_params) and (found := home()) is not None:
+            return (
+                found | looked_at(dict(request.query_params)),
+                "",
+                learn,
+                form_of(services.records.get(found["run"])[0].spec),
+            )
         return shown, message, learn, form
 
     def bring(kept: Any, request: gr.Request) -> Any:
@@ -251,8 +272,7 @@ def _wire_visit(blocks: gr.Blocks, page: Page, services: Services) -> None:
     def arrive(kept: Any, draft: str, request: gr.Request) -> list[Any]:
         shown, message, learn, form = visited(kept, request)
         form = restore_form(draft) or form
-        greeting = gr.skip() if shown is None else gr.update(visible=False)
-        return [message, greeting, *learn, *form]
+        return [message, stage_html(None) if shown is None else gr.skip(), *learn, *form]
 
     def leave(request: gr.Request) -> None:
         for name in (job.session(request) for job in (RUN, TRAINING, MEASURING, LOOKING)):
@@ -260,7 +280,7 @@ def _wire_visit(blocks: gr.Blocks, page: Page, services: Services) -> None:
 
     outputs = [
         page.status,
-        page.welcome,
+        page.cards.stage,
         page.learn.at,
         *page.learn.outputs,
         *form_outputs(page.setup, page.lanes),
@@ -272,7 +292,7 @@ def _wire_visit(blocks: gr.Blocks, page: Page, services: Services) -> None:
     blocks.load(None, None, None, js=PAGE_JS)
     blocks.load(history_html, page.history, page.runs, **SWIFT)
     blocks.unload(leave)
-    hidden = [page.welcome, page.share.link, page.share.private, page.share.more, page.beside.more]
+    hidden = [page.share.link, page.share.private, page.share.more, page.beside.more]
     begun = [*[gr.update(visible=False)] * len(hidden), markup("")]
     page.launch.ticket.change(lambda: begun, None, [*hidden, page.header], **SWIFT)
     page.launch.run.click(None, None, None, js=TO_ANSWERS, **SWIFT)

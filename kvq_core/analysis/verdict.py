@@ -80,7 +80,7 @@ def verdict(record: Record, arrays: Arrays, at: At) -> Verdict:
 
 
 def _judged(m: Metrics, kld: np.ndarray, beside: str) -> Verdict:
-    low, high = _interval(kld.tobytes())
+    low, high = mean_interval(kld.tobytes())
     best, worst = (_first(end, "kld") for end in (low, high))
     n, p99 = len(kld), float(np.percentile(kld, 99))
     apart = min(n, max(0, m.flips - m.near_tie_flips))
@@ -106,7 +106,7 @@ def _first(value: float, figure: Literal["kld", "p99", "flips"]) -> int:
 
 
 @lru_cache(maxsize=256)
-def _interval(values: bytes) -> tuple[float, float]:
+def mean_interval(values: bytes) -> tuple[float, float]:
     """The bootstrap interval (BCa) of the mean of float64 values."""
     kld = np.frombuffer(values)
     if np.ptp(kld) == 0:

@@ -24,6 +24,8 @@ from ui.service.services import Services
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 90
+# As a browser keeps it whose visitor left the form unfolded; forbidden on pages that are none of a server.
+FORM_OPEN = "try { localStorage.setItem('kvq-form-open', '1'); } catch {}"
 LEFT = "Failed to fetch dynamically imported module"  # the page was left, or its server was, while a script came
 # What "sooner done" trains on, far less of it.
 BRIEF_TRAINING = """
@@ -154,11 +156,12 @@ def open_page(browser) -> Iterator[Callable]:
 @contextmanager
 def visits(browser, reads_console: bool = True) -> Iterator[Callable]:
     """``open_page`` for a fixture of more than one test. ``reads_console``: not of pages that are left or lose their
-    server while an answer is under way, for Gradio complains of that."""
+    server while an answer is under way, for Gradio complains of that. ``reading``: as one who never unfolded the
+    form."""
     complaints: list[str] = []
     visitors = []
 
-    def visit(url: str, width: int = 1280, height: int = 900):
+    def visit(url: str, width: int = 1280, height: int = 900, reading: bool = False):
         visitors.append(_Visitor.of(browser, usual=not visitors))
         page = visitors[-1].context.new_page()
         page.set_viewport_size({"width": width, "height": height})
@@ -169,8 +172,10 @@ def visits(browser, reads_console: bool = True) -> Iterator[Callable]:
             lambda error: complaints.append(str(error)) if reads_console or LEFT not in str(error) else None,
         )
         page.on("dialog", lambda dialog: (complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        if not reading:
+            page.add_init_script(FORM_OPEN)
         page.goto(url)
-        page.wait_for_selector("#lane-row-0")
+        page.wait_for_selector("#lane-row-0", state="attached")
         return page
 
     yield visit

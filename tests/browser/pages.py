@@ -29,6 +29,18 @@ def filled_in(open_page, server: str, prompt: str, tokens: int = 12):
     return page
 
 
+def unfold(page) -> None:
+    """The form, which is folded while one reads."""
+    if page.locator("#asked [data-form=open]").is_visible():
+        page.locator("#asked [data-form=open]").click()
+
+
+def open_sharing(page) -> None:
+    page.wait_for_selector("#share textarea", state="attached")
+    page.locator("[data-share]").click()
+    page.wait_for_selector("#share textarea")
+
+
 def run(page) -> None:
     page.locator("#run").click()
 

@@ -3,9 +3,11 @@
 import pytest
 
 from tests.browser.conftest import visits
-from tests.browser.pages import run, wait_status
+from tests.browser.pages import run, unfold, wait_status
+from ui.panels.welcome import home
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+HOME = home()["run"]
 PROMPT = "document.querySelector('#prompt textarea')?.value"
 KEEPS = "words => Object.values(localStorage).concat(Object.values(sessionStorage)).some(kept => kept.includes(words))"
 # app.main with the engine that computes nothing; it waits as long as the file named last is there.
@@ -38,6 +40,7 @@ def prompted(page, words: str) -> None:
 
 
 def type_prompt(page, words: str) -> None:
+    unfold(page)
     page.locator("#prompt textarea").fill(words)
     page.wait_for_function(KEEPS, arg=words)
 
@@ -58,7 +61,7 @@ def test_the_form_is_there_after_a_reload(quick, open_page):
     page.get_by_role("button", name="Generation options").click()
     assert page.locator("#max-new-tokens input").input_value() == "7"
     assert page.locator("#lane-row-1").inner_text().split("\n") == ["Mine, and wrong", "needs a change"]
-    assert page.locator("button.lane-row").count() == 5
+    assert page.locator("button.lane-row").count() == 6
     stranger = open_page(quick)
     assert stranger.evaluate(PROMPT) != "Kept for later"
 
@@ -110,18 +113,19 @@ def test_back_leads_to_the_run_before_and_to_the_form(quick, open_page):
     page.wait_for_function("link => document.querySelector('#share textarea')?.value.endsWith(link)", arg=links[0])
     prompted(page, "The second one")  # as it was left there
     page.go_back()
-    page.wait_for_selector("#welcome .welcome")
+    page.wait_for_function("run => document.querySelector('#legend [data-run]')?.dataset.run == run", arg=HOME)
     prompted(page, "The first one")
-    assert not page.locator("#results").is_visible()
+    assert page.evaluate("location.search") == ""
     page.go_forward()
     page.wait_for_function("link => document.querySelector('#share textarea')?.value.endsWith(link)", arg=links[0])
 
 
 def test_a_preset_marks_results_of_another_run(quick, open_page):
-    page = open_page(quick)
+    page = open_page(f"{quick}/?preset=first-look")
     page.wait_for_selector("#lane-row-4")
     run(page)
     page.wait_for_selector("#verdicts .verdict")
+    unfold(page)
     page.locator("#preset-keys-vs-values").click()
     page.wait_for_selector("#other-run .status")
     assert "These results are of another run" in page.locator("#other-run").inner_text()
@@ -153,7 +157,7 @@ def test_a_lost_server_is_told_and_the_page_recovers(start_server, stop_server, 
     page.wait_for_selector("#away .notice.warn", timeout=60_000)
     assert "started again" in page.locator("#away").inner_text()
     prompted(page, "Typed while it was away")
-    assert page.locator("button.lane-row").count() == 5
+    assert page.locator("button.lane-row").count() == 6
     run(page)
     wait_status(page, "Done")
     assert page.locator("#away").count() == 0

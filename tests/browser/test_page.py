@@ -58,7 +58,7 @@ def link_of_a_run(page) -> str:
     # which of the stages before the first step is seen depends on how fast they are
     before = [words for words, _ in seen[: next(i for i, (words, _) in enumerate(seen) if words.startswith("Step"))]]
     assert any(words.startswith(("Starting", "Loading", "Prefill", "Encoding")) for words in before), seen
-    page.wait_for_selector("#share textarea")
+    page.wait_for_selector("#share textarea", state="attached")
     link = page.locator("#share textarea").input_value()
     assert "run=" in link and page.url.endswith(link.split("?")[1])
     page.wait_for_selector("#runs a")
@@ -170,7 +170,7 @@ def test_two_visitors_each_see_their_own_and_markup_stays_text(server, open_page
     for page, other in ((one, "animal"), (two, "colour")):
         wait_status(page, "Done")
         page.wait_for_selector(VIEWS["Verdicts"])
-        page.wait_for_selector("#share textarea")
+        page.wait_for_selector("#share textarea", state="attached")
         links.append(page.locator("#share textarea").input_value())
         assert len(answer(page, 0)) > 3 and page.locator("#runs a").count() == 1
         assert other not in page.locator("#runs").inner_text()

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from tests.browser.pages import run, wait_status
+from tests.browser.pages import run, unfold, wait_status
 from ui.service.jobs import follow
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
 
 def lanes(page, count: int) -> None:
     """Add or remove lanes until there are so many."""
+    unfold(page)
     while (now := page.locator("button.lane-row").count()) != count:
         if now < count:
             page.locator("#add-lane").click()
@@ -25,8 +26,8 @@ def lanes(page, count: int) -> None:
 def whole(page, count: int) -> None:
     """The link, the cards with their verdicts, the scorecard and the views of a finished run of so many lanes."""
     page.wait_for_selector("#card-0 [data-t]")
-    page.wait_for_function("document.querySelector('#run').innerText == 'Run'")
-    page.wait_for_selector("#share textarea")
+    page.wait_for_function("document.querySelector('#run').textContent.trim() == 'Run'")
+    page.wait_for_selector("#share textarea", state="attached")
     page.wait_for_function("n => document.querySelectorAll('#verdicts .verdict').length == n", arg=count)
     assert page.locator(".answer .stats").count() == count + 1
     assert all(page.locator(f"#card-{n + 1} i[title]").count() for n in range(count))

@@ -18,6 +18,7 @@ from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL, parse_spec
 from kvq_core.store.store import open_store
 from tests.browser.conftest import served_here, visits
+from tests.browser.pages import open_sharing
 from tests.browser.test_page import FACTS, filled_in, run
 from tests.browser.test_training import ask_for_codebooks
 from tests.support.ui_record_factory import make_run
@@ -71,7 +72,7 @@ def public(served, variables, monkeypatch) -> tuple[str, str]:
 
 def opened(open_page, address: str, **options):
     page = open_page(address, **options)
-    page.wait_for_selector("#share textarea")
+    open_sharing(page)
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.locator("#share-more button.label-wrap").click()
     page.wait_for_selector("#copies img")
@@ -108,18 +109,21 @@ def test_two_runs_beside_each_other_by_link_and_by_choice(server, runs, open_pag
     page.locator("#versus-run input").press("Enter")
     page.locator("#versus-go").click()
     page.wait_for_selector("#versus-found .notice.bad")
-    assert page.locator("#share textarea").is_visible()
+    assert page.locator("#share textarea").input_value()
 
 
 def test_a_public_run_is_its_makers_until_it_is_shared(public, open_page):
     server, folder = public
     mine = filled_in(open_page, server, FACTS + "Why?", 2)
     run(mine)
-    mine.wait_for_selector("#private >> visible=true", timeout=200_000)
+    mine.wait_for_selector("#share textarea", state="attached", timeout=200_000)
+    open_sharing(mine)
+    assert mine.locator("#private").is_visible()
     link = mine.locator("#share textarea").input_value()
     mine.wait_for_selector("#runs a")
     mine = mine.context.new_page()  # the same browser opens it again
     mine.goto(link)
+    open_sharing(mine)
     mine.wait_for_selector("#private >> visible=true")
     stranger = open_page(link)
     stranger.wait_for_selector("#status .notice.bad")
@@ -128,7 +132,7 @@ def test_a_public_run_is_its_makers_until_it_is_shared(public, open_page):
     mine.locator("#share-run").click()
     mine.wait_for_selector("#private", state="hidden")
     stranger = open_page(link)
-    stranger.wait_for_selector("#share textarea")
+    stranger.wait_for_selector("#share textarea", state="attached")
     assert f"run={link.split('run=')[1]}" in stranger.locator("#shared a").first.get_attribute("href")
     assert open_store(folder).shared(link.split("run=")[1]) == "listed"
 

@@ -64,10 +64,11 @@ def test_of_many_lanes_those_chosen_in_the_table_are_drawn(many, server, open_pa
     choose.click()
     page.wait_for_function("document.querySelectorAll('#cards .answer').length == 3")
     assert page.locator("#cards h3").all_inner_texts() == ["Full precision", "Lane 2", "Lane 17"]
-    page.wait_for_function("document.querySelector('#view-storage .lane-key')?.innerText.includes('Lane 17')")
+    page.wait_for_function("document.querySelector('#legend .legend-rows')?.innerText.includes('Lane 17')")
     assert page.locator("#view-storage").is_visible(), "the view that was open stays open"
     assert page.locator("#pick-layer input[type=number]").input_value() == "3"
     open_view(page, "Verdicts")
+    page.wait_for_function("document.querySelectorAll('#verdicts .verdict').length == 2")
     assert page.locator("#verdicts .verdict h4").all_inner_texts() == ["Lane 2", "Lane 17"]
     for width in (390, 1280):
         page.set_viewport_size({"width": width, "height": 900})

@@ -33,9 +33,14 @@ def label_of(lane: LaneRecord, limit: int = 28) -> str:
 
 
 def of_lane(index: int) -> dict[str, int]:
-    """``meta`` of a trace that is a lane's (the reference's: -1): a view says the lanes' colours once, above its
-    figures, see ui.views.view."""
+    """``meta`` of a trace that is a lane's (the reference's: -1): the page's one legend switches it, see
+    js/legend.js."""
     return {"lane": index}
+
+
+def of_rows(indices: Sequence[int]) -> dict[str, list[int]]:
+    """``meta`` of a trace whose rows are lanes', from the top; -1 is no lane's."""
+    return {"lanes": list(indices)}
 
 
 def lane_of(trace: Any) -> int | None:

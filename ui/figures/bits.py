@@ -14,6 +14,8 @@ from ui.figures.base import (
     label_of,
     lane_rows,
     lanes_with,
+    of_lane,
+    of_rows,
     pool_bins,
     round_values,
     sequential,
@@ -44,7 +46,7 @@ def bit_map(record: Record, arrays: Arrays, kind: Literal["key", "value"], axis:
         [label_of(lane) for _, lane, _ in lanes], 26 if flat else 80, [lane_color(i) for i, _, _ in lanes]
     )
     rows = {"layers": {"layer": "y"}, "heads": {"kv_head": "y"}}.get(axis, {})
-    for row, (_, lane, plane) in enumerate(lanes, 1):
+    for row, (index, lane, plane) in enumerate(lanes, 1):
         values, starts = pool_bins(plane, MAX_BINS, axis=1)
         single = values.shape[0] == 1
         picks = {"position": "x", **({} if single else rows)}
@@ -52,7 +54,7 @@ def bit_map(record: Record, arrays: Arrays, kind: Literal["key", "value"], axis:
             z=round_values(values, 2),
             x=starts,
             coloraxis="coloraxis",
-            meta={"pick": picks},
+            meta={"pick": picks, **of_lane(index)},
             hovertemplate="token %{x}"
             + ("" if single else f", {axis[:-1]} %{{y}}")
             + "<br>%{z:.2f} bits<extra>"
@@ -100,6 +102,7 @@ def stored_bytes(record: Record) -> go.Figure:
                 x=[round(s / 1e6, 4) for s in sizes],
                 name=title,
                 orientation="h",
+                meta=of_rows([i for i, *_ in lanes for _ in range(2)]),
                 marker={"color": colors},
                 hovertemplate="%{x:.3g} MB<extra>" + title + "</extra>",
             )

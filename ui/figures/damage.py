@@ -17,6 +17,7 @@ from ui.figures.base import (
     label_of,
     lane_rows,
     lanes_with,
+    of_lane,
     round_values,
     sequential,
 )
@@ -59,13 +60,14 @@ def damage_grid(record: Record, arrays: Arrays, measure: str, kind: Kind, layer:
     names = [label_of(record.lanes[i]) for i, _ in lanes]
     heads = record.environment.kv_heads
     figure = lane_rows(names, max(34, 13 * min(heads, 16)), [lane_color(i) for i, _ in lanes], gap=26)
-    for row, (name, (_, values)) in enumerate(zip(names, lanes, strict=True), 1):
+    for row, (name, (index, values)) in enumerate(zip(names, lanes, strict=True), 1):
         heat = go.Heatmap(
             z=round_values(values.T),
             coloraxis="coloraxis",
             xgap=1,
             ygap=1,
             name=name,
+            meta=of_lane(index),
             hovertemplate=f"layer %{{x}}, KV head %{{y}}<br>%{{z:.3g}} {unit.rpartition(', ')[2]}<extra>{name}</extra>",
         )
         figure.add_trace(heat, row, 1)
@@ -171,13 +173,14 @@ def score_map(
     info = record.capture
     top = max(float(np.nanquantile(np.abs(delta), 0.999)) for *_, delta in lanes)
     figure = lane_rows([label_of(lane) for _, lane, _ in lanes], 84, [lane_color(i) for i, _, _ in lanes], gap=26)
-    for row, (_, lane, delta) in enumerate(lanes, 1):
+    for row, (index, lane, delta) in enumerate(lanes, 1):
         heat = go.Heatmap(
             z=as_int8(delta, top),
             x=_centres(info.position_edges),
             y=_centres(info.step_edges),
             coloraxis="coloraxis",
             name=label_of(lane),
+            meta=of_lane(index),
             hovertemplate="step %{y:.0f}, position %{x:.0f}<br>Δ %{z:+.2g}<extra>" + label_of(lane) + "</extra>",
         )
         figure.add_trace(heat, row, 1)

@@ -5,7 +5,17 @@ import plotly.graph_objects as go
 
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
-from ui.figures.base import canvas, diverging, label_figure, label_of, lanes_with, of_lane, round_values, sequential
+from ui.figures.base import (
+    canvas,
+    diverging,
+    label_figure,
+    label_of,
+    lanes_with,
+    of_lane,
+    of_rows,
+    round_values,
+    sequential,
+)
 from ui.figures.damage import captured_indices, key_counts
 from ui.html.colors import REFERENCE, lane_color
 
@@ -74,11 +84,13 @@ def channel_errors(record: Record, arrays: Arrays, kind: str, layer: int, kv_hea
     lanes = channel_shares(record, arrays, kind, layer, kv_head)
     if not lanes:
         return None
+    indices = [i for i, _ in lanes]
     names = [label_of(record.lanes[i], 20) for i, _ in lanes]
     rows = [share for _, share in lanes]
     held = array(arrays, f"reference/{kind}_channel_energy")
     if held is not None:
         energy = held[layer, kv_head].astype(np.float64)
+        indices = [-1, *indices]
         names, rows = ["energy held", *names], [100 * energy / max(energy.sum(), 1e-30), *rows]
     figure = canvas(92 + 26 * len(rows))
     figure.add_heatmap(
@@ -87,6 +99,7 @@ def channel_errors(record: Record, arrays: Arrays, kind: str, layer: int, kv_hea
         coloraxis="coloraxis",
         ygap=3,
         name=f"{kind}s",
+        meta=of_rows(indices),
         hovertemplate="channel %{x}: %{z:.2g} %<extra>%{y}</extra>",
     )
     figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)
@@ -97,18 +110,19 @@ def channel_errors(record: Record, arrays: Arrays, kind: str, layer: int, kv_hea
 
 def sink_change(record: Record, arrays: Arrays) -> go.Figure | None:
     """Change of the attention on the first tokens, by layer: mean over heads and steps, a row a lane."""
-    lanes = [(lane, 100 * change.mean((0, 2))) for _, lane, change in lanes_with(record, arrays, "sink_mass")]
+    lanes = [(i, lane, 100 * change.mean((0, 2))) for i, lane, change in lanes_with(record, arrays, "sink_mass")]
     if not lanes:
         return None
-    rows = np.stack([change for _, change in lanes])
+    rows = np.stack([change for *_, change in lanes])
     figure = canvas(92 + 26 * len(lanes))
     figure.add_heatmap(
         z=round_values(rows, 3),
-        y=[label_of(lane, 20) for lane, _ in lanes],
+        y=[label_of(lane, 20) for _, lane, _ in lanes],
         coloraxis="coloraxis",
         xgap=1,
         ygap=3,
         name="sink mass change",
+        meta=of_rows([i for i, *_ in lanes]),
         hovertemplate="layer %{x}: %{z:+.2f} points<extra>%{y}</extra>",
     )
     figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)

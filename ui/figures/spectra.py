@@ -212,11 +212,13 @@ def distributions(record: Record, arrays: Arrays, layer: int, what: str) -> go.F
     if own is None or not info.distribution_layers or len(info.quantiles) < 3:
         return None
     at = info.distribution_layers.index(nearest_layer(record, layer))
-    rows = [("Full precision", REFERENCE, own[at])]
-    rows += [(label_of(lane), lane_color(i), v[at]) for i, lane, v in lanes_with(record, arrays, f"{what}_quantiles")]
-    figure = lane_rows([name for name, *_ in rows], 62, [color for _, color, _ in rows], gap=26)
-    for row, (name, color, levels) in enumerate(rows, 1):
-        _fan(figure, row, name, color, levels, info.quantiles)
+    rows = [(-1, "Full precision", REFERENCE, own[at])]
+    rows += [
+        (i, label_of(lane), lane_color(i), v[at]) for i, lane, v in lanes_with(record, arrays, f"{what}_quantiles")
+    ]
+    figure = lane_rows([name for _, name, *_ in rows], 62, [color for *_, color, _ in rows], gap=26)
+    for row, (index, name, color, levels) in enumerate(rows, 1):
+        _fan(figure, row, index, name, color, levels, info.quantiles)
     low, high = (float(f([v for *_, v in rows])) for f in (np.min, np.max))
     tick = _round_below(max(-low, high))
     figure.update_yaxes(range=[1.05 * low, 1.05 * high], tickvals=[-tick, 0, tick])
@@ -237,7 +239,7 @@ def _round_below(reach: float) -> float:
     return max(step * power for step in (1, 2, 5) if step * power <= (reach or 1.0))
 
 
-def _fan(figure: go.Figure, row: int, name: str, color: str, levels: np.ndarray, at: list[float]) -> None:
+def _fan(figure: go.Figure, row: int, index: int, name: str, color: str, levels: np.ndarray, at: list[float]) -> None:
     """The whole range and the middle half as bands, the median as a line; levels (channels, quantiles)."""
     x = np.arange(1, levels.shape[0] + 1)
     middle = [min(range(len(at)), key=lambda f: abs(at[f] - q)) for q in (0.25, 0.75, 0.5)]
@@ -248,6 +250,7 @@ def _fan(figure: go.Figure, row: int, name: str, color: str, levels: np.ndarray,
                 y=round_values(levels[:, edge], 3),
                 mode="lines",
                 name=f"{name}, quantile {at[edge]:g}",
+                meta=of_lane(index),
                 fill=fill,
                 line={"width": 0, "color": color},
                 fillcolor=with_alpha(color, alpha),
@@ -260,6 +263,7 @@ def _fan(figure: go.Figure, row: int, name: str, color: str, levels: np.ndarray,
         y=round_values(levels[:, middle[2]], 3),
         mode="lines",
         name=f"{name}, median",
+        meta=of_lane(index),
         row=row,
         col=1,
         line={"color": color, "width": 1.2},

@@ -5,7 +5,7 @@ import plotly.graph_objects as go
 
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
-from ui.figures.base import INK, canvas, label_figure, label_of, lanes_with, of_lane, round_values
+from ui.figures.base import INK, canvas, label_figure, label_of, lanes_with, of_lane, of_rows, round_values
 from ui.html.colors import ACCENT, REFERENCE, lane_color
 
 # The four subspaces of SQuat's Figure 2
@@ -85,6 +85,7 @@ def error_split(record: Record, arrays: Arrays, rank: int) -> go.Figure | None:
             x=[round(100 * row[at], 3) for row in rows],
             name=name,
             orientation="h",
+            meta=of_rows([i for i, *_ in rows]),
             marker={"color": colors},
             opacity=opacity,
             hovertemplate="%{y}: %{x:.3g} %<extra>" + name + "</extra>",

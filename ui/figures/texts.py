@@ -5,7 +5,7 @@ import plotly.graph_objects as go
 
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import LaneRecord, Record
-from ui.figures.base import cursor, label_figure, label_of, lane_rows, lanes_with, round_values
+from ui.figures.base import cursor, label_figure, label_of, lane_rows, lanes_with, of_lane, round_values
 from ui.html.colors import lane_color, with_alpha
 
 
@@ -24,6 +24,7 @@ def kld_strips(record: Record, arrays: Arrays, token: int) -> go.Figure | None:
             x=tokens,
             y=round_values(kld),
             name=label_of(lane),
+            meta=of_lane(index),
             marker={"color": with_alpha(lane_color(index), 0.75)},
             hovertemplate="token %{x}: %{y:.3g} nats<extra>" + label_of(lane) + "</extra>",
             row=row,
@@ -35,6 +36,7 @@ def kld_strips(record: Record, arrays: Arrays, token: int) -> go.Figure | None:
                 y=np.full(at.sum(), 1.08 * top),
                 mode="markers",
                 name=f"{label_of(lane)}, {name}",
+                meta=of_lane(index),
                 marker={
                     "size": 7,
                     "color": lane_color(index) if fill else "rgba(0,0,0,0)",

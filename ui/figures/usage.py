@@ -73,13 +73,14 @@ def shares(record: Record, arrays: Arrays, what: str, kind: str) -> go.Figure | 
         return None
     height = max(120 // len(lanes), 13 * record.environment.kv_heads)  # the colour bar's unit needs 120 px
     figure = lane_rows([label_of(lane) for _, lane, _ in lanes], height, [lane_color(i) for i, *_ in lanes], gap=26)
-    for row, (_, lane, values) in enumerate(lanes, 1):
+    for row, (index, lane, values) in enumerate(lanes, 1):
         heat = go.Heatmap(
             z=round_values(values.T, 3),
             coloraxis="coloraxis",
             xgap=1,
             ygap=1,
             name=label_of(lane),
+            meta=of_lane(index),
             hovertemplate="layer %{x}, KV head %{y}: %{z:.2g} %<extra>" + label_of(lane) + "</extra>",
         )
         figure.add_trace(heat, row, 1)

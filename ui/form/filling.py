@@ -1,5 +1,6 @@
 """Filling the form: from a preset, or from the address the page was opened with."""
 
+import re
 from typing import Any
 
 import gradio as gr
@@ -83,14 +84,24 @@ def _run(asked_for: dict[str, str], services: Services, kept: Any) -> tuple[dict
     if "run" not in asked_for:
         raise StoreError("vs= names a second run and needs a first one: ?run=A&vs=B.")
     record, _ = open_run(services, asked_for["run"], kept)
-    shown = {"run": record.id, "ticket": "link"} | ({"vs": asked_for["vs"]} if "vs" in asked_for else {})
+    shown = {"run": record.id, "ticket": "link", **looked_at(asked_for)}
+    shown |= {"vs": asked_for["vs"]} if "vs" in asked_for else {}
     detail = f"of {record.created[:10]}"
     if record.results_version < RESULTS_VERSION:
         detail += f", computed by an earlier version of the program (results {record.results_version}). {AGAIN}"
-    return shown, line("Stored run", "done", detail=detail), _form_of(record.spec)
+    return shown, line("Stored run", "done", detail=detail), form_of(record.spec)
 
 
-def _form_of(spec: dict[str, Any]) -> list[Any]:
+def looked_at(asked_for: dict[str, str]) -> dict[str, Any]:
+    """What of a run an address looks at: its ``view`` and, as ``at=12.6.25``, layer, query head and token."""
+    found: dict[str, Any] = {"view": asked_for["view"]} if "view" in asked_for else {}
+    numbers = re.fullmatch(r"(\d{1,6})\.(\d{1,6})\.(\d{1,6})", asked_for.get("at", ""), re.ASCII)
+    if numbers:
+        found["at"] = dict(zip(("layer", "head", "token"), map(int, numbers.groups()), strict=True))
+    return found
+
+
+def form_of(spec: dict[str, Any]) -> list[Any]:
     """The form of a stored run; a spec of another version leaves it on the first preset."""
     try:
         return fill_form(parse_spec(spec))

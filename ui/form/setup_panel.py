@@ -146,8 +146,13 @@ def _options() -> list[gr.components.Component]:
 
 
 def possible(preset: Preset) -> bool:
-    """Whether this instance offers the preset's model, and has or trains what its lanes learn."""
-    return is_offered(with_model(preset.spec).model) and possible_here(preset.spec)
+    """Whether this instance runs the preset."""
+    return offered(preset.spec)
+
+
+def offered(spec: ComparisonSpec) -> bool:
+    """Whether this instance offers the comparison's model, and has or trains what its lanes learn."""
+    return is_offered(with_model(spec).model) and possible_here(spec)
 
 
 def chip_title(preset: Preset) -> str:

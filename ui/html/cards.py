@@ -10,6 +10,7 @@ from kvq_core.analysis.reading import read_in_words
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import LaneRecord, Record
 from ui.html.escape import lane_tokens, numbered_tokens, prose, safe, shorten, strip, visible
+from ui.html.glossary import hint
 from ui.html.numbers import ABSENT, both_bits, percent, plural, significant
 from ui.html.pieces import spans_of, words_at
 from ui.html.verdict import cautions, verdict
@@ -22,17 +23,27 @@ CENTRED = {
 }  # a lane's center in words
 ROTATED = {"hadamard": "rotated", "signed": "rotated after random signs"}  # its rotate
 Stat = tuple[str, str]
+EXPLAINED = {"K / V bits": "bits", "size": "bytes", "KLD": "KLD", "flips": "flips"}  # numbers by their glossary's words
 STREAMING: tuple[Stat, ...] = (("K / V bits", "…"), ("size", "…"))
 
 
 def cards(*parts: tuple[str, str, str]) -> str:
     """Head, tokens and KLD strip of the reference and of every lane, as one piece of HTML: see ``view.Page``."""
     shown = (
-        f'<div class="card answer {f"lane-{at - 1}" if at else "reference"}" id="card-{at}"><div>{top}</div>'
-        f'<div class="prose tokens">{body}</div>{f"""<div class="prose strip">{bars}</div>""" if at else ""}</div>'
+        f'<div class="card answer {f"lane-{at - 1}" if at else "reference"}" id="card-{at}"{_of(at)}><div>{top}</div>'
+        f'<div class="prose tokens" tabindex="0">{body}</div>{_strip(bars) if at else ""}</div>'
         for at, (top, body, bars) in enumerate(parts)
     )
     return f'<div class="cards">{"".join(shown)}</div>'
+
+
+def _strip(bars: str) -> str:
+    return f'<div class="prose strip">{bars}</div>'
+
+
+def _of(card: int) -> str:
+    """Whose a card is, for the legend; the reference's is no lane's."""
+    return f' data-of="{card - 1}"' if card else ""
 
 
 def head(
@@ -47,7 +58,7 @@ def head(
     """Title, badge (word, tone, explanation), numbers, what is said of them, and the method's notes, folded;
     ``answered`` as ``tick`` gives it."""
     word, tone, why = badge
-    cells = "".join(f"<div><span>{safe(name)}</span><b>{safe(value)}</b></div>" for name, value in stats)
+    cells = "".join(f"<div>{_named(name)}<b>{safe(value)}</b></div>" for name, value in stats)
     told = "".join(f"<p class='remark'>{prose(sentence)}</p>" for sentence in said)
     if notes:
         folded = "".join(f"<p class='remark'>{prose(note)}</p>" for note in notes)
@@ -59,6 +70,10 @@ def head(
         f'<div class="top"><h3>{safe(label)}</h3>{answered}{mark}</div><p class="sub">{safe(subtitle)}</p>'
         f'<div class="stats">{cells}</div>{told}'
     )
+
+
+def _named(stat: str) -> str:
+    return hint(EXPLAINED[stat], stat) if stat in EXPLAINED else f"<span>{safe(stat)}</span>"
 
 
 def tick(record: Record, answer: str) -> str:
@@ -173,14 +188,15 @@ def reference_body(record: Record) -> str:
     return numbered_tokens(spans_of(record, record.reference)) or '<span class="none">The answer is empty.</span>'
 
 
-def lane_body(record: Record, arrays: Arrays, index: int) -> str:
-    """A finished lane's tokens, coloured, each with the top-5 of lane and reference as its tooltip."""
+def lane_body(record: Record, arrays: Arrays, index: int, titled: int = MAX_TITLED) -> str:
+    """A finished lane's tokens, coloured; the first of them, ``titled`` in the whole run, with the top-5 of lane and
+    reference as their tooltips."""
     lane = record.lanes[index]
     if lane.status == "failed":
         return ""
     kld, same = scores(arrays, index)
     divergence = lane.metrics.first_divergence if lane.metrics else None
-    titles = _titles(record, arrays, index, MAX_TITLED // max(1, len(record.lanes)))
+    titles = _titles(record, arrays, index, titled // max(1, len(record.lanes)))
     texts = spans_of(record, record.reference), spans_of(record, lane)
     return lane_tokens(*texts, kld, same, divergence, titles)
 

@@ -21,6 +21,7 @@ HUES = (
     "#1a275f",
     "#131c45",
 )
+SHEETS = ("style.css", "reading.css")
 MONO = ["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace"]
 
 
@@ -76,7 +77,7 @@ def theme() -> gr.themes.Base:
 
 def css() -> str:
     return (
-        (Path(__file__).parents[1] / "style.css").read_text(encoding="utf-8")
+        "".join((Path(__file__).parents[1] / name).read_text(encoding="utf-8") for name in SHEETS)
         + _lanes()
         + shades(SEQUENTIAL, "")
         + shades(SEQUENTIAL_DARK, ".dark ")

@@ -1,5 +1,6 @@
   const arrange = () => {
     tabs();
+    lanes();
     compare();
     tour();
     enter();
@@ -39,6 +40,7 @@
       write("#suggest", `${suggest.dataset.suggest} ${performance.now()}`);
       suggest.disabled = true;
       suggest.textContent = "Added to the lanes; press Run";
+      writeForm(true);
       document.getElementById("lanes")?.scrollIntoView({ block: "center", behavior: "smooth" });
     }
     const draw = event.target.closest?.("[data-draw]");
@@ -64,6 +66,7 @@
     const tab = event.target.closest?.("[data-view]");
     if (tab) {
       window.kvq.open(tab.dataset.view);
+      window.kvqVisit?.remember("view", tab.dataset.view);
       // Told after it is on screen: Gradio keeps the browser busy for a while with any event.
       requestAnimationFrame(() => setTimeout(() => write("#open-view", tab.dataset.view)));
     }
@@ -105,13 +108,50 @@
     for (const { target } of sizes) document.documentElement.style.setProperty(`--${target.id}`, `${target.offsetHeight}px`);
   });
   for (const id of ["header", "launch"]) staying.observe(document.getElementById(id));
+  // The form is folded while one reads; whether it was open outlasts the page.
+  const FORM = "kvq-form-open";
+  let ran = false;
+  const stored = (name) => {
+    try {
+      return localStorage.getItem(name);
+    } catch {
+      return null; // forbidden: it begins folded
+    }
+  };
+  const writeForm = (open) => {
+    document.body.classList.toggle("writing", open);
+    try {
+      localStorage.setItem(FORM, open ? "1" : "0");
+    } catch {} // full or forbidden: the page works without
+  };
+  const share = (open) => {
+    document.body.classList.toggle("sharing", open);
+    document.querySelector("[data-share]")?.setAttribute("aria-expanded", open);
+  };
+  document.addEventListener("click", ({ target }) => {
+    const form = target.closest?.("[data-form]")?.dataset.form;
+    if (form) {
+      writeForm(form === "open");
+      document.querySelector(form === "open" ? "#prompt textarea" : "[data-form=open]")?.focus({ preventScroll: true });
+      document.getElementById("left").scrollIntoView({ block: "nearest" });
+    }
+    if (target.closest?.("[data-share]")) {
+      share(!document.body.classList.contains("sharing"));
+      if (document.body.classList.contains("sharing")) document.getElementById("sharing").scrollIntoView({ block: "nearest" });
+    }
+  });
   const marks = document.head.appendChild(document.createElement("style"));
   const staged = document.head.appendChild(document.createElement("style"));
   const opened = document.head.appendChild(document.createElement("style"));
   window.kvq = {
     stage: (text) => {
-      const parts = { answers: "#answers", results: "#answers, #results" }[text];
+      const parts = { answers: "#answers", home: "#answers", results: "#answers, #results" }[text];
       staged.textContent = parts ? `${parts} { display: flex !important; }` : "";
+      document.body.dataset.stage = text;
+      // A form that somebody is in stays open when a run ends; otherwise the run is what is read now.
+      if (text === "form") writeForm(true);
+      else if (text === "results" && ran && !document.activeElement?.matches("#left :is(textarea, input, select)")) writeForm(false);
+      ran = text === "answers";
     },
     view: "verdicts",
     open: (view) => {
@@ -135,3 +175,7 @@
     },
   };
   window.kvq.open(window.kvq.view);
+  writeForm(["c", "preset"].some((name) => new URLSearchParams(location.search).has(name)) || stored(FORM) === "1");
+  // The run of an empty page came with the page itself.
+  if (!["run", "vs", "c", "preset", "learn"].some((name) => new URLSearchParams(location.search).has(name)) && document.querySelector("#answer section")) window.kvq.stage("home");
+  document.body.classList.toggle("beside", new URLSearchParams(location.search).has("vs"));

@@ -26,11 +26,13 @@
     for (const { target, isIntersecting } of entries) {
       const drawing = kept.get(target.id);
       if (!isIntersecting || !drawing) continue;
-      if (drawing.json !== drawing.drawn) dirty.add(drawing);
+      if (stale(drawing)) dirty.add(drawing);
       else if (drawing.node.clientWidth !== drawing.width) window.Plotly.Plots.resize(drawing.node);
     }
     draw();
   }, { rootMargin: "200px" });
+  // Of an older selection, or drawn with other lanes switched off.
+  const stale = ({ json, drawn, lanes }) => json !== drawn || lanes !== stateOf();
   // First what is in sight, then the rest of the open view, then the others', so that their tabs open drawn.
   let drawing = false;
   const draw = () => {
@@ -40,7 +42,7 @@
   const next = () => {
     if (!window.Plotly) return setTimeout(next, 100);
     const inSight = dirty.size > 0;
-    const waiting = [...kept.values()].filter(({ node, json, drawn }) => json !== drawn && node.isConnected);
+    const waiting = [...kept.values()].filter((drawing) => stale(drawing) && drawing.node.isConnected);
     const [found] = inSight ? dirty : [waiting.find(({ node }) => isOpen(node)) ?? waiting[0]];
     drawing = Boolean(found);
     if (!found) return;
@@ -65,19 +67,36 @@
   const render = async (drawing) => {
     const { node, json } = drawing;
     dirty.delete(drawing);
-    if (drawing.drawn === json) return;
+    if (!stale(drawing)) return;
+    if (drawing.drawn !== json) {
+      drawing.figure = JSON.parse(json);
+      const { data, layout } = drawing.figure;
+      if (layout.meta?.scale) for (const trace of data) widen(trace, layout.meta.scale);
+    }
     drawing.drawn = json;
-    const { data, layout, config } = JSON.parse(json);
-    if (layout.meta?.scale) for (const trace of data) widen(trace, layout.meta.scale);
+    drawing.lanes = stateOf();
+    const { data, layout, config } = filtered(drawing.figure);
     await window.Plotly.react(node, data, { ...layout, autosize: true }, { ...config, responsive: true, displayModeBar: false });
     drawing.width = node.clientWidth;
     await heighten(node);
+    if (node.parentElement) node.parentElement.style.minHeight = `${node._fullLayout.height}px`;
     node.parentElement?.classList.toggle("behind", drawing.json !== drawing.drawn);
     node.setAttribute("role", "img");
     node.setAttribute("aria-label", layout.meta?.label ?? "");
     node.removeListener("plotly_click", clicked);
     node.on("plotly_click", clicked);
     node.classList.toggle("picks", Boolean(layout.meta?.pick || data.some((trace) => trace.meta?.pick)));
+  };
+  // What is taken away says its lanes itself: there is no legend beside it.
+  const named = ({ node }) => {
+    const said = new Set();
+    const data = node.data.map((trace) => {
+      const lane = trace.meta?.lane;
+      if (!Number.isInteger(lane) || trace.visible === false || node.layout.showlegend === false || said.has(lane)) return trace;
+      said.add(lane);
+      return { ...trace, showlegend: true };
+    });
+    return said.size ? { data, layout: node.layout } : node;
   };
   const images = async (format) => {
     const run = new URLSearchParams(location.search).get("run") ?? "run";
@@ -87,6 +106,6 @@
       await render(drawing); // those below the fold wait for this
       const { width, height } = drawing.node.getBoundingClientRect();
       const filename = `${run}-${place.id.slice(5)}`;
-      await window.Plotly.downloadImage(drawing.node, { format, width, height, scale: format === "png" ? 2 : 1, filename });
+      await window.Plotly.downloadImage(named(drawing), { format, width, height, scale: format === "png" ? 2 : 1, filename });
     }
   };

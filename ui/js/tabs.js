@@ -15,8 +15,16 @@
   };
   // What was drawn for another selection than the one that is said is on its way: it is hidden, see style.css.
   const drawnFor = (where) => JSON.parse(document.querySelector(`${where} [data-at]`)?.dataset.at ?? "{}");
+  // A selection that somebody moved is in the link; the one that a run or a step of the tour opens with is not.
+  let said = null;
+  const place = (now) => {
+    const at = `${now.layer}.${now.head}.${now.token}`;
+    if (said?.run === now.run && said.at !== at && !new URLSearchParams(location.search).has("learn")) window.kvqVisit?.remember("at", at);
+    if (now.run) said = { run: now.run, at };
+  };
   const compare = () => {
     const now = drawnFor("#selected");
+    place(now);
     for (const { id, classList } of document.querySelectorAll("#where .view")) {
       const drawn = drawnFor(`#${id} .words`);
       classList.toggle("behind", !drawn.run || Object.keys(drawn).some((name) => drawn[name] !== now[name]));

@@ -14,6 +14,13 @@
     history.pushState(null, "", `?${next}`);
     save();
   };
+  // What of a view is looked at: in the address, but no place to come back to.
+  const remember = (name, value) => {
+    const now = new URL(location);
+    if (value) now.searchParams.set(name, value);
+    else now.searchParams.delete(name);
+    if (now.href !== location.href) history.replaceState(null, "", now);
+  };
   addEventListener("popstate", () => {
     if (address() !== here) location.reload(); // else within the page
   });
@@ -106,6 +113,6 @@
   };
   watch();
 
-  window.kvqVisit = { follow, keep };
+  window.kvqVisit = { follow, keep, remember };
   return [kept, restored];
 }

@@ -10,7 +10,7 @@ from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from kvq_core.record.part import TOGETHER
 from kvq_core.spec import MAX_LANES
-from ui.html.cards import cards, lane_body, lane_head, lane_strip, reference_body, reference_head
+from ui.html.cards import MAX_TITLED, cards, lane_body, lane_head, lane_strip, reference_body, reference_head
 from ui.html.escape import FULL_SHADE_NATS, SHADES
 from ui.html.lane_table import lane_table
 from ui.service.records import drawn_lanes
@@ -76,13 +76,13 @@ def _toolbar() -> None:
         )
 
 
-def stage_html(over: bool) -> str:
-    """What the stage shows: the cards and, once the run is over, its results.
+def stage_html(over: bool | None) -> str:
+    """What the stage shows: the cards and, once the run is over, its results; None: the form, which waits for Run.
 
     The stylesheet hides them, page.js shows them. Setting ``visible`` on a container takes Gradio most of a second: it
     asks every component inside for its value.
     """
-    return "results" if over else "answers"
+    return "form" if over is None else "results" if over else "answers"
 
 
 def all_lanes(record: Record, arrays: Arrays, shown: dict[str, Any]) -> str:
@@ -113,10 +113,10 @@ def wire_table(panel: AnswerCards, shown: gr.State, views: Views) -> None:
     panel.drawn.change(draw, inputs, shown, **SWIFT)
 
 
-def finished_cards(record: Record, arrays: Arrays) -> str:
-    """The cards of a finished run."""
+def finished_cards(record: Record, arrays: Arrays, titled: int = MAX_TITLED) -> str:
+    """The cards of a finished run; ``titled`` tokens of them with tooltips, which are most of their size."""
     lanes = [
-        (lane_head(record, arrays, i), lane_body(record, arrays, i), lane_strip(arrays, i))
+        (lane_head(record, arrays, i), lane_body(record, arrays, i, titled), lane_strip(arrays, i))
         for i in range(len(record.lanes))
     ]
     return cards((reference_head(record), reference_body(record), ""), *lanes)

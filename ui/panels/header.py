@@ -1,14 +1,16 @@
-"""Product name, the model in use, and the way to each part of the page."""
+"""Product name, the places of the page, the model in use, the way to each part, and Share."""
 
 import gradio as gr
 
 from kvq_core.record.fields import Record
 from ui.html.escape import safe
+from ui.html.glossary import glossary_html
 
+# Addresses of places, by their names. A place is listed once it is there; with one alone there is nothing to switch.
+PLACES: tuple[tuple[str, str], ...] = (("Compare", "?"),)
 LINKS = (
-    ("#left", "Compare"),
-    ("#scorecard", "Scorecard"),
     ("#where", "Views"),
+    ("#scorecard", "Scorecard"),
     ("#claims", "Claims"),
     ("#history", "History"),
     ("?learn=1", "Learn"),
@@ -29,11 +31,22 @@ def markup(chip: str, over: bool = False) -> str:
         for target, title in LINKS
     )
     return (
-        f'<header><a class="brand" href="?">KVQ Explorer</a><span class="chip">{safe(chip)}</span>'
-        f'<nav aria-label="Parts of the page">{links}</nav></header>'
+        f'<header><a class="brand" href="?">KVQ Explorer</a>{_places()}<span class="chip">{safe(chip)}</span>'
+        f'<nav aria-label="Parts of the page">{links}</nav><button type="button" class="share-button" data-share '
+        f'aria-controls="sharing" aria-expanded="false"{"" if over else " disabled"}>Share</button></header>'
+        f"{glossary_html()}"
     )
+
+
+def _places() -> str:
+    if len(PLACES) < 2:
+        return ""
+    links = "".join(
+        f'<a href="{target}"{" aria-current=page" if target == "?" else ""}>{name}</a>' for name, target in PLACES
+    )
+    return f'<nav class="places" aria-label="Places">{links}</nav>'
 
 
 def chip(record: Record) -> str:
     env = record.environment
-    return f"{env.model_title} · {env.device} {env.dtype.removeprefix('torch.')}"
+    return f"{env.model_title} · {env.layers} layers · {env.kv_heads} KV heads · {env.device}"

@@ -1,27 +1,23 @@
-"""The welcome of an empty page: what this is, what to press, and stored runs to open."""
+"""A page that was asked for no run: the one that ships is shown at once; others that ship are a click away."""
+
+from typing import Any
 
 from kvq_core.pipeline.examples import examples
+from ui.form.setup_panel import offered
 from ui.html.escape import safe
 from ui.panels.tour import shipped_ids, tour
 
-STEPS = (
-    ("Pick a preset", "or type a prompt. Longer than a lane's full-precision window, or nothing is quantized."),
-    ("Set the lanes", "Each is one way to store the KV cache; all share one prefill and one model."),
-    ("Press Run", "The answers stream side by side; then come the numbers, and where the damage is."),
-)
+HOME = "five-ideas"  # the example that an empty page shows
+
+
+def home() -> dict[str, Any] | None:
+    """What a page shows that was asked for nothing; None where the example is missing or its model is not offered."""
+    run = shipped_ids().get(HOME)
+    return None if run is None or not offered(examples()[HOME].spec) else {"run": run, "ticket": "link", "home": True}
 
 
 def welcome() -> str:
-    steps = "".join(f"<li><b>{safe(title)}</b><span>{safe(text)}</span></li>" for title, text in STEPS)
-    return (
-        '<div class="card welcome"><h1>What does a smaller KV cache change?</h1>'
-        "<p>One prompt, one model, the full-precision cache as the reference, and beside it the same answer under each "
-        f"quantized cache.</p>{_shipped()}<ol>{steps}</ol></div>"
-    )
-
-
-def _shipped() -> str:
-    """The runs that ship with the app, and the tour through them: something to look at before anything runs."""
+    """Above a form that waits for Run, and below the run of an empty page: the tour, and stored runs to open."""
     named = [(examples()[name], run) for name, run in shipped_ids().items()]
     if not named:
         return ""
@@ -31,6 +27,7 @@ def _shipped() -> str:
         for example, run in named
     )
     return (
-        f'<div class="examples"><a class="example tour" href="?learn=1"><b>Take the tour</b>'
-        f"<small>{len(tour())} steps from the KV cache to each method's idea, on stored runs</small></a>{items}</div>"
+        '<div class="card welcome"><h2>What does a smaller KV cache change?</h2><div class="examples">'
+        f'<a class="example tour" href="?learn=1"><b>Take the tour</b><small>{len(tour())} steps from the KV cache to '
+        f"each method's idea, on stored runs</small></a>{items}</div></div>"
     )

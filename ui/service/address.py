@@ -58,7 +58,10 @@ def query(run_id: str, versus: str | None = None) -> str:
 
 
 def own_query(shown: dict[str, Any]) -> str:
-    """What stands in the address bar for what is shown: a step of the tour, or a run."""
+    """What stands in the address bar for what is shown: a step of the tour, or a run; nothing for the run that an
+    empty page shows."""
+    if shown.get("home"):
+        return ""
     if "step" in shown:
         return urlencode({"learn": shown["step"] + 1})
     return query(shown["run"], shown.get("vs"))

@@ -155,7 +155,10 @@ def extrapolation(record: Record, shape: str, context: Any, batch: Any) -> str:
     for index, taken in stored.items():
         label, share = record.lanes[index].label, None if taken is None else taken / full
         dot = f'<span class="dot" style="background:{lane_color(index)}"></span>'
-        rows.append(f'<tr><th scope="row">{dot}{safe(label)}</th><td>{size(taken)}</td><td>{percent(share)}</td></tr>')
+        rows.append(
+            f'<tr data-of="{index}"><th scope="row">{dot}{safe(label)}</th><td>{size(taken)}</td>'
+            f"<td>{percent(share)}</td></tr>"
+        )
     return (
         '<div class="scroll" tabindex="0"><table class="plain"><thead><tr>'
         f'<th scope="col">{safe(shape)} at {tokens:,} × {copies:,}</th>'

@@ -16,6 +16,7 @@ from ui.service.services import QUIET, SWIFT, Services
 from ui.views.damage import create_damage
 from ui.views.export import view_csv, view_json
 from ui.views.rate import create_rate
+from ui.views.selectors import Selectors
 from ui.views.spectra import create_spectra
 from ui.views.storage import create_storage
 from ui.views.subspace import create_subspace
@@ -33,7 +34,10 @@ TABS = (
     ("Query subspace", create_subspace),
 )
 # What a browser does by itself: one function in parts that share their names, and nothing global but window.kvq.
-_PARTS = (Path(__file__).parents[1] / "js" / f"{part}.js" for part in ("plots", "tabs", "tour", "editor", "page"))
+_PARTS = (
+    Path(__file__).parents[1] / "js" / f"{part}.js"
+    for part in ("plots", "rows", "legend", "glossary", "tabs", "tour", "editor", "page")
+)
 PAGE_JS = "\n".join(["() => {", *(part.read_text("utf-8") for part in _PARTS), "}"])
 OPEN = "(view) => window.kvq?.open(view)"
 MARK = "(token) => window.kvq?.mark(token)"
@@ -62,10 +66,7 @@ class OnPage:
 
 @dataclass
 class Views:
-    layer: gr.Slider
-    head: gr.Slider
-    token: gr.Slider
-    words: gr.HTML
+    selectors: Selectors
     pick: gr.Textbox
     suggest: gr.Textbox
     export: tuple[gr.Button, gr.Button, gr.Textbox, gr.Textbox]
@@ -75,7 +76,11 @@ class Views:
 
     @property
     def selection(self) -> list[Any]:  # Component does not declare the events of its classes
-        return [self.layer, self.head, self.token]
+        return [self.selectors.layer, self.selectors.head, self.selectors.token]
+
+    @property
+    def words(self) -> gr.HTML:
+        return self.selectors.words
 
     @property
     def pickers(self) -> list[Any]:
@@ -86,14 +91,8 @@ class Views:
         return [output for view in self.views for output in view.outputs]
 
 
-def create_views() -> Views:
+def create_views(selectors: Selectors) -> Views:
     with gr.Column(elem_classes=["card"], elem_id="where"):
-        with gr.Column(elem_id="selection"):
-            with gr.Row(elem_id="pickers"):
-                layer = _slider("Layer", "pick-layer", 29)
-                head = _slider("Query head", "pick-head", 8)
-                token = _slider("Token", "pick-token", 63)
-            said = gr.HTML("", elem_id="selected")
         pick = gr.Textbox(visible="hidden", elem_id="pick", show_label=False)
         suggest = gr.Textbox(visible="hidden", elem_id="suggest", show_label=False)
         bar, views = gr.HTML(""), []
@@ -104,7 +103,7 @@ def create_views() -> Views:
         bar.value = tab_bar([(view.name, title) for view, (title, _) in zip(views, TABS, strict=True)])
         opened = gr.Textbox(views[0].name, visible="hidden", elem_id="open-view", show_label=False)
         export = _create_export()
-    return Views(layer, head, token, said, pick, suggest, export, views, opened, gr.State(OnPage()))
+    return Views(selectors, pick, suggest, export, views, opened, gr.State(OnPage()))
 
 
 def tab_bar(views: list[tuple[str, str]]) -> str:
@@ -114,10 +113,6 @@ def tab_bar(views: list[tuple[str, str]]) -> str:
         for name, title in views
     )
     return f'<div id="views" role="tablist" aria-label="Views">{tabs}</div>'
-
-
-def _slider(label: str, name: str, high: int) -> gr.Slider:
-    return gr.Slider(0, high, value=0, step=1, label=label, elem_id=name, min_width=170, buttons=[], interactive=True)
 
 
 def _create_export() -> tuple[gr.Button, gr.Button, gr.Textbox, gr.Textbox]:
@@ -143,7 +138,8 @@ def wire_views(panel: Views, shown: gr.State, services: Services) -> None:
     moved = [part.input for part in (*panel.selection, *panel.pickers)]
     gr.on([*moved, panel.open.change], *draw, **DRAWING)
     panel.open.change(None, panel.open, None, js=OPEN, **SWIFT)
-    panel.token.change(None, panel.token, None, js=MARK, **SWIFT)
+    token = panel.selectors.token
+    token.change(None, token, None, js=MARK, **SWIFT)
     chosen = panel.pick.change(_picking(services), [panel.pick, shown, *panel.selection], panel.selection, **SWIFT)
     chosen.then(*draw, **DRAWING)
     _wire_export(panel, shown, services)
@@ -227,7 +223,7 @@ def fit(
     at, env = start(record, arrays), record.environment
     if asked := shown.get("at"):
         at = read_selection(record, *({**asdict(at), **asked}[name] for name in ("layer", "head", "token")))
-    name = shown.get("view")
+    name = shown.get("view") if shown.get("view") in {view.name for view in panel.views} else None
     on_page.at = record.id, at
     return [
         gr.update(maximum=max(1, env.layers - 1), value=at.layer),

@@ -114,7 +114,8 @@ def _card(record: Record, arrays: Arrays, index: int, lane: LaneRecord) -> str:
     told = explain(record, arrays, index)
     because = "".join(f"<li>{prose(said)}</li>" for said in (found.sentence, *told.sentences, *remarks(lane)) if said)
     return (
-        f'<section class="verdict" style="--lane:{lane_color(index)}" aria-label="Verdict of {safe(lane.label)}">'
+        f'<section class="verdict" data-of="{index}" style="--lane:{lane_color(index)}" '
+        f'aria-label="Verdict of {safe(lane.label)}">'
         f'<div class="top"><h4>{safe(lane.label)}</h4>{tick(record, lane.text) if lane.status == "done" else ""}'
         f'<span class="badge {found.tone}" title="{safe(found.why)}">{safe(found.word)}</span></div>'
         f"{table}<ul>{because}</ul>{_suggestion(index, told.suggestion, told.because)}"

@@ -14,7 +14,6 @@ import plotly.graph_objects as go
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from ui.figures.base import lane_of
-from ui.html.colors import REFERENCE, lane_color
 from ui.html.escape import prose, safe
 from ui.selection import Selection
 
@@ -114,28 +113,15 @@ class View:
     def _draw(self, record: Record, arrays: Arrays, at: Selection, picked: Sequence[Any]) -> list[str]:
         found = self.compute(record, arrays, at, *picked)
         drawn_for = json.dumps({"run": record.id, **{name: getattr(at, name) for name in self.uses}})
-        key = legend(record, found)
         return [
             f'<p data-at="{safe(drawn_for)}">{prose(found.words)}</p>',  # js/tabs.js compares it with the selection's
-            *(key * (at == 0) + page.html(found) for at, page in enumerate(self.pages)),
+            *(page.html(found) for page in self.pages),
         ]
 
     def key(self, record: Record, at: Selection, picked: Sequence[Any]) -> list[Any]:
         """What the drawn figures depend on: equal keys need no drawing."""
         lanes = [lane.label for lane in record.lanes]  # of many only some are drawn, see RecordCache.drawn
         return [record.id, lanes, *(getattr(at, name) for name in self.uses), *picked]
-
-
-def legend(record: Record, drawn: Drawing) -> str:
-    """The colours of the lanes whose curves and points a view has, once for all its figures."""
-    figures = [figure for figure in drawn.figures.values() if isinstance(figure, go.Figure)]
-    lanes = {lane for figure in figures for trace in figure.data if (lane := lane_of(trace)) is not None}
-    items = "".join(
-        f'<span><span class="dot" style="background:{REFERENCE if lane < 0 else lane_color(lane)}"></span>'
-        f"{safe('Full precision' if lane < 0 else record.lanes[lane].label)}</span>"
-        for lane in sorted(lanes)
-    )
-    return f'<p class="lane-key">{items}</p>' if items else ""
 
 
 def create_words() -> gr.HTML:

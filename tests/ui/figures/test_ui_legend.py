@@ -1,4 +1,4 @@
-"""The colours of the lanes are said once a view, above its figures, and in none of their legends."""
+"""The page has one legend: no figure says its lanes in one of its own, and what is a lane's says whose it is."""
 
 import json
 import re
@@ -9,16 +9,17 @@ import pytest
 
 from kvq_core.record.part import TOGETHER
 from tests.support.ui_record_factory import make_run
+from ui.html.colors import REFERENCE, lane_color, with_alpha
+from ui.html.legend import legend_html
 from ui.selection import Selection
 from ui.views.tabs import TABS
 
 RECORD, ARRAYS = make_run(lanes=TOGETHER)
 LABELS = [lane.label for lane in RECORD.lanes]
-KEYED = {"damage", "rate", "storage", "spectra", "subspace"}  # the others have no curves of lanes
 
 
-def drawn(create) -> tuple[str, str, list[dict]]:
-    """Name, HTML and figures of a view as the page gets them."""
+def drawn(create) -> tuple[str, list[dict]]:
+    """Name and figures of a view as the page gets them."""
     with gr.Blocks():
         view = create()
     held = [picker.value for picker in view.pickers]
@@ -28,31 +29,58 @@ def drawn(create) -> tuple[str, str, list[dict]]:
         ]
     html = "".join(view.draw(RECORD, ARRAYS, Selection(3, 2, 9), held))
     figures = [json.loads(unescape(found)) for found in re.findall("<div hidden>(.*?)</div>", html, re.S)]
-    return view.name, html, figures
+    return view.name, figures
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("create", [create for _, create in TABS], ids=[title for title, _ in TABS])
-def test_one_legend_a_view(create):
-    name, html, figures = drawn(create)
-    keys = re.findall('<p class="lane-key">(.*?)</p>', html)
-    assert len(keys) == (name in KEYED)
-    assert all(label in key for key in keys for label in LABELS)
+def test_no_figure_has_a_legend_of_lanes(create):
+    name, figures = drawn(create)
+    assert figures or name == "verdicts"
     for figure in figures:
         if figure["layout"].get("showlegend") is False or len(figure["data"]) < 2:
             continue
         named = [t["name"] for t in figure["data"] if t["type"] in ("scatter", "bar") and t.get("showlegend", True)]
         assert not [n for n in named if any(label in n for label in LABELS)], figure["layout"]["meta"]
-    assert figures or name == "verdicts"
+
+
+def rows_of(trace: dict) -> list[int]:
+    """The lanes that a trace says it is of."""
+    meta = trace["meta"] if isinstance(trace.get("meta"), dict) else {}
+    return meta.get("lanes", [meta["lane"]] if "lane" in meta else [])
 
 
 @pytest.mark.slow
-def test_the_legend_says_the_colours_of_the_curves():
+def test_whatever_is_a_lanes_says_whose_it_is_and_has_its_colour():
+    switched = set()
     for create in (create for _, create in TABS):
-        _, html, figures = drawn(create)
-        for trace in (trace for figure in figures for trace in figure["data"]):
-            lane = trace.get("meta", {}).get("lane") if isinstance(trace.get("meta"), dict) else None
-            if lane is not None:
-                color = trace["line"]["color"] if "line" in trace else trace["marker"]["color"]
-                label = LABELS[lane] if lane >= 0 else "Full precision"
-                assert f'style="background:{color}"></span>{label}</span>' in html
+        for figure in drawn(create)[1]:
+            every = [lane for trace in figure["data"] for lane in rows_of(trace)]
+            switched |= set(every)
+            axes = [key for key in figure["layout"] if re.fullmatch(r"yaxis\d+", key)]
+            assert not axes or "overlaying" in figure["layout"][axes[0]] or every, figure["layout"]["meta"]
+            for trace in figure["data"]:
+                if isinstance((trace.get("meta") or {}).get("lane"), int) and "color" in trace.get("line", {}):
+                    lane = trace["meta"]["lane"]
+                    assert trace["line"]["color"] == (REFERENCE if lane < 0 else lane_color(lane))
+                for at, color in enumerate(
+                    trace.get("marker", {}).get("color", []) if "lanes" in (trace.get("meta") or {}) else []
+                ):
+                    own = lane_color(trace["meta"]["lanes"][at])
+                    assert color in {own, *(with_alpha(own, alpha) for alpha in (1.0, 0.6, 0.25))}
+    assert switched >= set(range(TOGETHER))
+
+
+def test_the_legend_has_every_lane_with_its_colour_verdict_and_two_numbers():
+    html = legend_html(RECORD, ARRAYS, range(TOGETHER))
+    rows = re.findall(r'<li data-of="(\d)" style="--lane:(#\w+)">(.*?)</li>', html)
+    assert [(int(at), color) for at, color, _ in rows] == [(at, lane_color(at)) for at in range(TOGETHER)]
+    for (_, _, row), lane in zip(rows, RECORD.lanes, strict=True):
+        assert lane.label in row and 'role="switch" aria-checked="true"' in row
+        assert len(re.findall('<span class="num">[^<]+</span>', row)) == 2 and re.search("risky|marginal|close", row)
+
+
+def test_of_many_lanes_those_without_a_card_stand_below_the_others():
+    record, arrays = make_run(lanes=20, scored=20, tokens=80)
+    html = legend_html(record, arrays, [0, 3, 7])
+    assert html.count("data-switch=") == 3 and html.count("data-add=") == 17 and "17 lanes more" in html

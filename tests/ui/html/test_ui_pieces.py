@@ -68,7 +68,7 @@ def test_a_stream_waits_for_the_whole_character(smollm, name):
         at = 2  # both write the same, but are said to part here
         lane = LaneProgress("one", list(own.extend(ids[:n])), [0.1] * (n - 1), [True] * (n - 1), at if n > at else None)
         board.show(Step(n, len(ids), list(pieces.extend(ids[:n])), [lane]))
-        html = board.html.split('id="card-1"')[1].split('<div class="prose tokens">')[1].split("</div>")[0]
+        html = board.html.split('id="card-1"')[1].split('<div class="prose tokens" tabindex="0">')[1].split("</div>")[0]
         assert html.startswith(whole) and BROKEN not in html and "‹end›" not in html
         whole = html
     same = words(re.sub('<i class="o[^>]*>.*?</i>', "", whole))

@@ -14,6 +14,7 @@ from ui.panels.learn import place
 from ui.panels.tour import tour
 from ui.selection import Selection, selection_html
 from ui.service.services import Services
+from ui.views.selectors import create_selectors
 from ui.views.tabs import OnPage, create_views, draw_open, draw_rest, fit, fit_outputs
 
 RECORD, ARRAYS = make_run(lanes=2)
@@ -24,7 +25,7 @@ SERVICES = SimpleNamespace(records=SimpleNamespace(drawn=lambda shown: (RECORD, 
 @pytest.fixture
 def panel():
     with gr.Blocks():
-        return create_views()
+        return create_views(create_selectors())
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,72 @@
+"""Which lane a run speaks for: the smallest of those with the best verdict, and what stands beside it."""
+
+from dataclasses import dataclass
+
+from kvq_core.analysis.context_growth import growths
+from kvq_core.analysis.plans import shape_of
+from kvq_core.analysis.verdict import TIERS, verdict
+from kvq_core.record.arrays import Arrays
+from kvq_core.record.fields import Record
+
+PLANNED_TOKENS, PLANNED_BATCH = 32_768, 8  # what memory is planned for, until somebody says otherwise
+
+
+@dataclass(frozen=True)
+class Choice:
+    """``tier``: the place in TIERS of the lane's verdict, the lower one where two cannot be told apart; None where too
+    few positions were scored for any verdict. ``closer``: the lane with the least mean KLD, where that is another one.
+    ``beyond``: lanes whose verdict is the last tier, in the run's order."""
+
+    lane: int
+    tier: int | None
+    closer: int | None
+    beyond: tuple[int, ...]
+
+
+def choose(record: Record, arrays: Arrays) -> Choice | None:
+    """None of a run without a lane that was measured and quantized anything."""
+    found = {
+        index: lane.metrics.kld_mean
+        for index, lane in enumerate(record.lanes)
+        if lane.status == "done" and lane.memory and lane.metrics and lane.metrics.kld_mean is not None
+        if not {"never_engaged", "nan"} & set(lane.flags)
+    }
+    if not found:
+        return None
+    tiers = {index: tier_of(verdict(record, arrays, index).word) for index in found}
+    judged = {index: tier for index, tier in tiers.items() if tier is not None}
+    closest = min(found, key=lambda index: (found[index], index))
+    best = min(judged.values(), default=None)
+    last = len(TIERS) - 1
+    lane = closest
+    if best is not None and best < last:
+        lane = min((i for i, tier in judged.items() if tier == best), key=lambda i: (_ratio(record, i), found[i], i))
+    beyond = tuple(index for index, tier in judged.items() if tier == last and verdict_is_sure(record, arrays, index))
+    return Choice(lane, best, closest if closest != lane else None, beyond)
+
+
+def tier_of(word: str) -> int | None:
+    """The last tier a verdict's word names; None of a word that names none."""
+    return max((at for at, tier in enumerate(TIERS) if tier.word in word.split()), default=None)
+
+
+def verdict_is_sure(record: Record, arrays: Arrays, index: int) -> bool:
+    """Whether a lane's verdict is one tier, not several that cannot be told apart."""
+    return verdict(record, arrays, index).word in {tier.word for tier in TIERS}
+
+
+def planned_bytes(record: Record, index: int) -> tuple[float, float] | None:
+    """Bytes of the caches of PLANNED_BATCH contexts of PLANNED_TOKENS as a lane stores them and in fp16, on the run's
+    model; None where the lane's width at other lengths is not known."""
+    growth, shape = growths(record).get(index), shape_of(record)
+    stored = None if growth is None else growth.nbytes(shape, PLANNED_TOKENS, PLANNED_BATCH)
+    if stored is None:
+        return None
+    elements = 2 * shape.layers * shape.kv_heads * shape.head_dim
+    return stored, 2.0 * elements * PLANNED_TOKENS * PLANNED_BATCH
+
+
+def _ratio(record: Record, index: int) -> float:
+    memory = record.lanes[index].memory
+    assert memory is not None
+    return memory.kv_ratio

@@ -1,0 +1,100 @@
+"""What a visitor sees first: an answer with its reason, the lanes beside it, and the form folded to what was asked."""
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+
+from kvq_core.pipeline.examples import packaged_store
+from tests.browser.conftest import visits
+from tests.browser.pages import VIEWS, open_view, run, wait_status
+from ui.html.glossary import MEANINGS
+from ui.panels.welcome import home
+from ui.words.answer import answer
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
+
+RECORD, ARRAYS = packaged_store().load(home()["run"])
+SHIFTS = """window.shifts = 0; new PerformanceObserver(list => {
+  for (const entry of list.getEntries()) if (!entry.hadRecentInput) window.shifts += entry.value;
+}).observe({type: "layout-shift", buffered: true});"""
+TOPS = "ids => ids.map(id => document.getElementById(id).getBoundingClientRect().top)"
+
+
+def test_an_empty_page_answers_with_the_run_that_ships(quick, browser):
+    with visits(browser, reads_console=False) as visit:  # it is loaded again while figures may be under way
+        read(visit(quick, reading=True))
+
+
+def read(page) -> None:
+    told = answer(RECORD, ARRAYS)
+    assert told.sentence.split(" of the bytes")[0] in page.locator("#answer h1").inner_text().replace("\xa0", " ")
+    assert told.facts[0] in page.locator("#answer").inner_text() and "instead of" in told.facts[0]
+    assert page.locator("#answer .point").count() == len(RECORD.lanes)
+    page.wait_for_selector(VIEWS["Verdicts"])
+    assert page.evaluate("location.search") == "" and page.locator("#legend .lane-switch").count() == len(RECORD.lanes)
+    assert not page.locator("#prompt").is_visible() and RECORD.question[:40] in page.locator("#asked").inner_text()
+    page.locator("#asked [data-form=open]").click()
+    assert page.locator("#prompt textarea").input_value() == RECORD.spec["prompt"]
+    assert page.evaluate("document.activeElement.closest('#prompt') !== null")
+    page.reload()
+    page.wait_for_selector("#prompt textarea")  # open as it was left
+    page.locator("#asked [data-form=fold]").click()
+    assert not page.locator("#prompt").is_visible()
+
+
+def test_the_form_folds_when_its_run_is_there(quick, open_page):
+    page = open_page(f"{quick}/?preset=first-look", reading=True)
+    page.wait_for_selector("#lane-row-4")
+    assert not page.locator("#answer").is_visible()
+    run(page)
+    wait_status(page, "Done")
+    page.wait_for_selector(VIEWS["Verdicts"])
+    page.locator("#run").wait_for(state="hidden")
+    assert page.locator("#answer h1").is_visible() and page.locator("#legend .lane-switch").count() == 5
+
+
+def test_a_word_is_explained_for_pointer_and_focus(quick, open_page):
+    page = open_page(quick, reading=True)
+    word = page.locator("#legend [data-term=KLD]")
+    word.focus()
+    page.wait_for_selector("#meaning:not([hidden])")
+    assert page.locator("#meaning").inner_text() == MEANINGS["KLD"]
+    assert word.get_attribute("aria-describedby") == "meaning"
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#meaning", state="hidden")
+    page.locator("#answer [data-term=bytes]").hover()
+    page.wait_for_selector("#meaning:not([hidden])")
+    assert page.locator("#meaning").inner_text() == MEANINGS["bytes"]
+
+
+@pytest.mark.parametrize("width, theme", [(1920, "dark"), (390, "light")])
+def test_nothing_moves_overflows_or_is_out_of_reach(quick, open_page, width, theme):
+    page = open_page(f"{quick}/?__theme={theme}", width=width, reading=True)
+    page.evaluate(SHIFTS)
+    page.wait_for_selector(VIEWS["Verdicts"])
+    page.wait_for_timeout(1000)
+    assert page.evaluate("window.shifts") < 0.05
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= width
+    tops = page.evaluate(TOPS, ["answer", "cards", "where"])
+    assert tops == sorted(tops)
+    if width == 390:
+        assert page.evaluate(TOPS, ["left"]) > tops[-1:], "on a phone the lanes come after the evidence"
+    serious = [
+        (found["id"], [node["target"] for node in found["nodes"]])
+        for found in Axe().run(page).response["violations"]
+        if found["impact"] in ("serious", "critical")
+    ]
+    assert serious == []
+
+
+def test_a_link_looks_at_the_view_and_the_selection_it_was_copied_with(server, open_page):
+    page = open_page(f"{server}/?run={RECORD.id}", reading=True)
+    page.wait_for_selector(VIEWS["Verdicts"])
+    open_view(page, "Where")
+    page.locator("#pick-layer input[type=number]").fill("7")
+    page.locator("#pick-layer input[type=number]").press("Enter")
+    page.wait_for_function("location.search.includes('view=damage') && location.search.includes('at=7.')")
+    page = open_page(page.url, reading=True)
+    page.wait_for_function("document.querySelector('#selected')?.innerText.startsWith('Layer 7 ')")
+    page.wait_for_selector("#views [data-view=damage][aria-selected=true]")
+    page = open_page(f"{server}/?run={RECORD.id}&view=none&at=x", reading=True)
+    page.wait_for_selector(VIEWS["Verdicts"])

@@ -1,0 +1,90 @@
+"""Lanes are switched, shown alone and emphasised in the one legend, for all cards and figures, and the link says so."""
+
+import pytest
+
+from kvq_core.store.store import open_store
+from tests.browser.pages import VIEWS, open_view
+from tests.support.ui_record_factory import make_run
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
+
+ROWS = """() => [...document.querySelectorAll("#plot-grid-key .infolayer .annotation text")]
+  .map(text => text.textContent).filter(text => text.startsWith("Lane"))"""
+# The lanes with anything drawn in the figures of the open view.
+DRAWN = """() => [...new Set([...document.querySelectorAll("#where .js-plotly-plot :is(g.trace, g.hm)")]
+  .filter(trace => trace.checkVisibility({visibilityProperty: true}) && trace.style.display !== "none")
+  .map(trace => trace.__data__[0].trace.meta?.lane).filter(lane => lane >= 0))].sort()"""
+CARDS = "[...document.querySelectorAll('#cards .answer')].filter(card => card.checkVisibility()).map(card => card.id)"
+
+
+@pytest.fixture(scope="module")
+def stored(store_folder) -> str:
+    record, arrays = make_run(lanes=4)
+    record = record.model_copy(update={"id": "1e9e4d001e9e4d00"})
+    open_store(store_folder).save(record, arrays)
+    return record.id
+
+
+def opened(open_page, address: str):
+    page = open_page(address, reading=True)
+    page.wait_for_selector(VIEWS["Verdicts"])
+    return page
+
+
+def switch(page, lane: int):
+    return page.locator(f"#legend [data-switch='{lane}']")
+
+
+def test_a_lane_is_switched_everywhere_at_once_and_the_link_leaves_it_out(stored, server, open_page):
+    page = opened(open_page, f"{server}/?run={stored}")
+    open_view(page, "Where")
+    page.wait_for_function(f"({DRAWN})().join() === '0,1,2,3'")
+    height = page.locator("#plot-grid-key").bounding_box()["height"]
+    page.evaluate("document.querySelector(\"#legend [data-switch='1']\").click()")
+    assert page.evaluate(DRAWN) == [0, 2, 3], "before any figure is drawn again"
+    assert page.evaluate(CARDS) == ["card-0", "card-1", "card-3", "card-4"]
+    assert switch(page, 1).get_attribute("aria-checked") == "false"
+    page.locator("#plot-grid-key").scroll_into_view_if_needed()
+    page.wait_for_function(f"({ROWS})().join() === 'Lane 0,Lane 2,Lane 3'")
+    page.wait_for_function("h => document.querySelector('#plot-grid-key').offsetHeight < h - 40", arg=height)
+    assert "off=1" in page.url
+    open_view(page, "Rate–distortion")
+    assert page.evaluate(DRAWN) == [0, 2, 3]
+    page = open_page(page.url, reading=True)  # of the view that was open: its link says that, too
+    page.wait_for_selector("#card-4")
+    page.wait_for_function(f"document.querySelector('#legend [data-run]')?.dataset.run === '{stored}'")
+    assert page.evaluate(CARDS) == ["card-0", "card-1", "card-3", "card-4"]
+    page.locator("#legend [data-lanes=all]").click()
+    assert len(page.evaluate(CARDS)) == 5 and "off=" not in page.url
+
+
+def test_a_lane_is_shown_alone_and_emphasised_by_mouse_and_keyboard(stored, server, open_page):
+    page = opened(open_page, f"{server}/?run={stored}")
+    open_view(page, "Where")
+    switch(page, 2).dblclick()
+    assert page.evaluate(CARDS) == ["card-0", "card-3"]
+    switch(page, 2).dblclick()
+    assert len(page.evaluate(CARDS)) == 5
+    switch(page, 0).focus()
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate("document.activeElement.dataset.switch") == "1"
+    page.keyboard.press("s")
+    assert page.evaluate(CARDS) == ["card-0", "card-2"]
+    page.keyboard.press("s")
+    page.keyboard.press("Space")
+    assert page.evaluate(CARDS) == ["card-0", "card-1", "card-3", "card-4"]
+    switch(page, 3).hover()
+    opacity = "card => getComputedStyle(document.getElementById(card)).opacity"
+    assert [page.evaluate(opacity, card) for card in ("card-0", "card-1", "card-4")] == ["1", "0.25", "1"]
+
+
+def test_of_many_lanes_one_more_is_drawn_in_place_of_the_last(store_folder, server, open_page):
+    record, arrays = make_run(lanes=12, scored=20, tokens=80)
+    record = record.model_copy(update={"id": "1e9e4d001e9e4d12"})
+    open_store(store_folder).save(record, arrays)
+    page = opened(open_page, f"{server}/?run={record.id}")
+    page.locator("#legend .others summary").click()
+    asked = page.locator("#legend [data-add]").first.locator(".name").evaluate("name => name.firstChild.textContent")
+    page.locator("#legend [data-add]").first.click()
+    page.wait_for_function("name => document.querySelector('#cards').innerText.includes(name + '\\n')", arg=asked)
+    assert page.locator("#cards .answer").count() == 9

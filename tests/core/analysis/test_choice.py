@@ -1,0 +1,58 @@
+"""Which lane a run's answer names: hand-made records, whose verdicts are plain to see."""
+
+import numpy as np
+import pytest
+
+from kvq_core.analysis.choice import PLANNED_BATCH, PLANNED_TOKENS, choose, planned_bytes, tier_of
+from tests.support.ui_record_factory import make_run
+
+
+def of(klds: list[float], ratios: list[float], scored: int = 63):
+    """A run whose lanes have one KLD at every position, and these shares of the bytes."""
+    record, arrays = make_run(lanes=len(klds), scored=scored)
+    for at, (lane, kld, ratio) in enumerate(zip(record.lanes, klds, ratios, strict=True)):
+        arrays[f"lane/{at}/kld"] = np.full(scored, kld, np.float32)
+        lane.metrics = lane.metrics.model_copy(update={"kld_mean": kld, "flips": 0, "near_tie_flips": 0})
+        lane.memory = lane.memory.model_copy(update={"kv_ratio": ratio})
+        lane.flags = []
+    return record, arrays
+
+
+@pytest.mark.parametrize(
+    "klds, ratios, lane, tier, closer, beyond",
+    [
+        ([0.005, 0.05, 0.5], [0.6, 0.3, 0.1], 0, 0, None, (2,)),  # the only close one, whatever it takes
+        ([0.005, 0.002, 0.5], [0.3, 0.6, 0.1], 0, 0, 1, (2,)),  # the smaller of two close ones; the other is closer
+        ([0.05, 0.09, 0.5], [0.6, 0.3, 0.1], 1, 1, 0, (2,)),
+        ([0.5, 0.3], [0.1, 0.2], 1, 2, None, (0, 1)),  # all are risky: the one that moves least
+    ],
+)
+def test_the_smallest_of_the_best_tier_is_named(klds, ratios, lane, tier, closer, beyond):
+    found = choose(*of(klds, ratios))
+    assert (found.lane, found.tier, found.closer, found.beyond) == (lane, tier, closer, beyond)
+
+
+def test_too_few_positions_name_the_least_moved_lane_without_a_tier():
+    found = choose(*of([0.5, 0.3], [0.1, 0.2], scored=20))
+    assert (found.lane, found.tier, found.beyond) == (1, None, ())
+
+
+def test_lanes_that_quantized_nothing_or_failed_are_no_answer():
+    record, arrays = of([0.0, 0.4], [1.0, 0.2])
+    record.lanes[0].flags = ["never_engaged"]
+    assert choose(record, arrays).lane == 1
+    record.lanes[1].status = "failed"
+    assert choose(record, arrays) is None
+
+
+def test_a_verdict_between_tiers_counts_as_the_lower_one():
+    assert [tier_of(word) for word in ("close", "close or marginal", "close to risky", "no verdict")] == [0, 1, 2, None]
+
+
+def test_planned_bytes_are_those_of_the_whole_cache():
+    record, _ = make_run(lanes=2)
+    env = record.environment
+    stored, full = planned_bytes(record, 0)
+    tokens = PLANNED_TOKENS * PLANNED_BATCH
+    assert full == 2 * env.layers * env.kv_heads * env.head_dim * 2 * tokens
+    assert 0.1 * full < stored < 0.5 * full  # two bits with their scales, and windows that hardly count at this length

@@ -1,0 +1,108 @@
+  // Lanes are switched in one place, for all that is theirs: elements by data-of, traces by their meta. What is drawn
+  // of a lane goes or comes at once; then figures in sight close their rows and axes, the others when they come into it.
+  const off = new Set();
+  const switched = document.head.appendChild(document.createElement("style"));
+  const stressed = document.head.appendChild(document.createElement("style"));
+  let run = null; // whose lanes they are
+  const stateOf = () => [...off].sort((one, other) => one - other).join(".");
+  const rowOf = (element) => element?.closest?.("#legend li[data-of]");
+  const apply = () => {
+    switched.textContent = [...off].map((at) => `#right [data-of="${at}"]`).join(", ") + (off.size ? " { display: none !important; }" : "");
+    for (const row of document.querySelectorAll("#legend li[data-of]")) {
+      const on = !off.has(Number(row.dataset.of));
+      row.classList.toggle("off", !on);
+      row.querySelector("[role=switch]").setAttribute("aria-checked", on);
+    }
+    const all = document.querySelector("#legend [data-lanes=all]");
+    if (all) all.hidden = !off.size;
+  };
+  const redraw = () => {
+    apply();
+    for (const [trace, lane] of traces()) trace.style.display = off.has(lane) ? "none" : "";
+    for (const found of kept.values()) if (stale(found) && isOpen(found.node) && inSight(found.node)) dirty.add(found);
+    draw();
+  };
+  // What is drawn of lanes in the figures there are: Plotly binds each to its trace.
+  const traces = () =>
+    [...document.querySelectorAll("#where .js-plotly-plot :is(g.trace, g.hm)")]
+      .map((trace) => [trace, trace.__data__?.[0]?.trace?.meta?.lane])
+      .filter(([, lane]) => Number.isInteger(lane));
+  const inSight = (node) => {
+    const { top, bottom } = node.getBoundingClientRect();
+    return bottom > 0 && top < innerHeight;
+  };
+  const flip = (at) => {
+    if (!off.delete(at)) off.add(at);
+    told();
+  };
+  // Alone, or all of them again where it is alone already.
+  const solo = (at) => {
+    const lanes = [...document.querySelectorAll("#legend li[data-of]")].map((row) => Number(row.dataset.of));
+    const alone = lanes.every((lane) => (lane === at) !== off.has(lane));
+    off.clear();
+    if (!alone) for (const lane of lanes) if (lane !== at) off.add(lane);
+    told();
+  };
+  const told = () => {
+    redraw();
+    window.kvqVisit?.remember("off", stateOf());
+  };
+  // The other lanes fade: what is drawn is left as it is, and no figure is drawn again.
+  const emphasise = (at) => {
+    stressed.textContent = at === null ? "" : `#right [data-of]:not([data-of="${at}"]) { opacity: .25; }`;
+    for (const [trace, lane] of traces()) trace.style.opacity = at === null || lane === at ? "" : ".12";
+  };
+  // Another run, or other lanes of it, begin with all of them, but for those that the link leaves out.
+  const lanes = () => {
+    const legend = document.querySelector("#legend [data-run]");
+    const now = legend ? `${legend.dataset.run} ${legend.dataset.drawn}` : null;
+    if (now === run) return;
+    run = now;
+    off.clear();
+    const address = new URLSearchParams(location.search);
+    const asked = (address.get("run") ?? legend?.dataset.run) === legend?.dataset.run ? address.get("off") : null;
+    const count = legend?.querySelectorAll("li[data-of]").length ?? 0;
+    for (const at of asked?.split(".") ?? []) if (/^\d+$/.test(at) && Number(at) < count) off.add(Number(at));
+    redraw();
+  };
+  document.addEventListener("click", (event) => {
+    const at = event.target.closest?.("#legend [data-switch]")?.dataset.switch;
+    if (at !== undefined) event.altKey ? solo(Number(at)) : flip(Number(at));
+    if (event.target.closest?.("#legend [data-lanes=all]")) {
+      off.clear();
+      told();
+    }
+    const more = event.target.closest?.("#legend [data-add]");
+    if (more) exchange(Number(more.dataset.add));
+  });
+  document.addEventListener("dblclick", (event) => {
+    const row = rowOf(event.target);
+    if (!row) return;
+    off.delete(Number(row.dataset.of)); // both clicks before have switched it
+    solo(Number(row.dataset.of));
+  });
+  document.addEventListener("keydown", (event) => {
+    const row = rowOf(event.target);
+    if (!row || event.altKey || event.ctrlKey || event.metaKey) return;
+    if (event.key.toLowerCase() === "s") solo(Number(row.dataset.of));
+    const next = { ArrowDown: row.nextElementSibling, ArrowUp: row.previousElementSibling }[event.key];
+    if (!next) return;
+    event.preventDefault();
+    next.querySelector("button").focus();
+  });
+  for (const [kind, starts] of [["pointerover", true], ["focusin", true], ["pointerout", false], ["focusout", false]]) {
+    document.addEventListener(kind, (event) => {
+      const row = rowOf(event.target);
+      if (!row || (!starts && row.contains(event.relatedTarget))) return;
+      if (kind === "focusin" && !event.target.matches(":focus-visible")) return;
+      emphasise(starts && !row.classList.contains("off") ? Number(row.dataset.of) : null);
+    });
+  }
+  // Of a run with more lanes than are drawn together: one more, in place of the last.
+  const exchange = (lane) => {
+    const drawn = document.querySelector("#legend [data-drawn]").dataset.drawn.split(" ").map(Number);
+    const shown = drawn.filter((_, at) => !off.has(at));
+    const others = shown.length < drawn.length ? shown : drawn.slice(0, -1);
+    window.kvqVisit?.remember("off", "");
+    write("#drawn", JSON.stringify({ lanes: [...others, lane], at: performance.now() }));
+  };

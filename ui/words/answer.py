@@ -1,0 +1,121 @@
+"""The run's answer in words: which cache to take, why, and what it would take at a planned size."""
+
+from dataclasses import dataclass
+
+from kvq_core.analysis.choice import PLANNED_BATCH, PLANNED_TOKENS, Choice, choose, planned_bytes
+from kvq_core.analysis.explain import explain
+from kvq_core.analysis.floors import floors
+from kvq_core.analysis.verdict import TIERS, verdict
+from kvq_core.record.arrays import Arrays
+from kvq_core.record.fields import Record
+from ui.html.numbers import join_words, percent, plural, significant, size
+
+NUMBERS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight")
+MOST_NAMED = 3  # lanes in one sentence
+NOTHING = "No lane was measured: there is no answer."
+
+
+@dataclass(frozen=True)
+class Answer:
+    """``lane`` is the one the sentence begins with, by its index; ``sentence`` goes on after its name. ``others`` and
+    ``reason`` may be empty, ``facts`` are short."""
+
+    asked: str
+    lane: int | None
+    sentence: str
+    others: str
+    reason: str
+    facts: tuple[str, ...]
+
+
+def answer(record: Record, arrays: Arrays) -> Answer:
+    """Of all lanes of a run."""
+    asked = f"{_count(len(record.lanes))}, one prompt on {record.environment.model_title}"
+    found = choose(record, arrays)
+    if found is None:
+        return Answer(asked, None, NOTHING, "", "", ())
+    said = _verdict(record, found), _beyond(record, found), _reason(record, arrays, found)
+    return Answer(asked, found.lane, *said, tuple(_facts(record, found)))
+
+
+def _count(lanes: int) -> str:
+    named = NUMBERS[lanes] if lanes < len(NUMBERS) else f"{lanes}"
+    return f"{named} cache{'' if lanes == 1 else 's'}"
+
+
+def _verdict(record: Record, found: Choice) -> str:
+    """What is said of the lane, after its name."""
+    several = len(record.lanes) > 1
+    if found.tier is None:
+        return f"moves {'least' if several else 'the text'} so far; too few tokens were scored for a verdict."
+    bytes_of = _bytes(record, found.lane)
+    if found.tier == 0:
+        return f"stays close to full precision at {bytes_of}."
+    if found.tier < len(TIERS) - 1:
+        return (
+            f"is {TIERS[found.tier].word} at {bytes_of}; no cache here is close."
+            if several
+            else (f"is {TIERS[found.tier].word} at {bytes_of}.")
+        )
+    return f"moves least, at {bytes_of}, and is still risky." if several else f"is risky at {bytes_of}."
+
+
+def _bytes(record: Record, index: int) -> str:
+    memory = record.lanes[index].memory
+    return f"{percent(memory.kv_ratio if memory else None)} of the bytes"
+
+
+def _beyond(record: Record, found: Choice) -> str:
+    """The lanes that are surely risky, and how soon their own texts leave the reference's."""
+    others = [record.lanes[index] for index in found.beyond if index != found.lane]
+    if not others or found.tier in (None, len(TIERS) - 1):
+        return ""
+    one = len(others) == 1
+    names = join_words([lane.label for lane in others]) if len(others) <= MOST_NAMED else f"{len(others)} others"
+    parted = [m.matched_prefix for lane in others if (m := lane.metrics) and m.first_divergence is not None]
+    if len(parted) < len(others):
+        return f"{names} {'is' if one else 'are'} risky."
+    leaves = "leaves the reference's text" if one else "leave the reference's text"
+    return f"{names} {leaves} within {plural(max(parted), 'token')}."
+
+
+def _reason(record: Record, arrays: Arrays, found: Choice) -> str:
+    lane = record.lanes[found.lane]
+    assert lane.metrics is not None
+    floor = record.noise_floor.metrics
+    against = f", where rounding to fp16 alone costs {significant(floor.kld_mean, 2)}" if floor else ""
+    told = [
+        f"Its mean KLD is {significant(lane.metrics.kld_mean, 2)} nats over "
+        f"{plural(lane.metrics.n_scored, 'position')}{against}."
+    ]
+    if found.closer is not None:
+        told.append(_closer(record, found.closer))
+    told.append(verdict(record, arrays, found.lane).sentence)
+    told += explain(record, arrays, found.lane).sentences[:1]
+    return " ".join(filter(None, told))
+
+
+def _closer(record: Record, index: int) -> str:
+    lane = record.lanes[index]
+    kld = significant(lane.metrics.kld_mean if lane.metrics else None, 2)
+    kept: dict[tuple[str, ...], str] = {
+        ("keys",): ", because it leaves values alone",
+        ("values",): ", because it leaves keys alone",
+    }
+    return f"{lane.label} is closer still (KLD {kld}){kept.get(tuple(lane.quantized), '')}: {_bytes(record, index)}."
+
+
+def _facts(record: Record, found: Choice) -> list[str]:
+    planned = planned_bytes(record, found.lane)
+    tokens = f"{PLANNED_TOKENS // 1024}K × {PLANNED_BATCH}"
+    facts = [] if planned is None else [f"{tokens}: {size(planned[0])} instead of {size(planned[1])}"]
+    return [*facts, "seen on one prompt"]
+
+
+def floor_words(record: Record) -> str:
+    """The run's floors by name, for the edge of a plot."""
+    named = {"noise": "fp16 storage", "kernel": "another kernel"}
+    costs = [
+        f"{named[str(at)]} {significant(m.kld_mean, 1)}" for at, lane in floors(record).items() if (m := lane.metrics)
+    ]
+    return " · ".join(costs)
