@@ -1,7 +1,8 @@
 """Cells on the actors of a Ray cluster. Nothing but the command line and whoever asks for it knows this module.
 
 An actor is a process with a GPU, where the cluster has any, else with a few cores; it keeps the model it has loaded. An
-actor that is lost, with its node or by itself, is replaced, and its cell goes to another one.
+actor that is lost, with its node or by itself, is replaced where the cluster has room for another, and its cell is done
+again.
 """
 
 import os
@@ -21,6 +22,9 @@ _ROOT = Path(__file__).resolve().parents[2]
 class _Worker:
     """What an actor is: it computes one cell after the other."""
 
+    def ready(self) -> None:
+        """Answers once the actor has a place: cells are given to none that waits for one."""
+
     def compute(self, work: Work) -> Outcome:
         return compute(work)
 
@@ -34,48 +38,56 @@ class RayActors:
     actors: int | None = None
     cores: int = 1
     _waiting: deque[Work] = field(init=False, default_factory=deque)
-    _flying: dict[Any, tuple[Any, Work]] = field(init=False, default_factory=dict)  # actor and work, by its result
+    _asked: dict[Any, tuple[Any, Work | None]] = field(init=False, default_factory=dict)  # of a result; None: ready
     _deaths: dict[str, int] = field(init=False, default_factory=dict)  # of actors, by the cell they were at
-    _unfit: str = field(init=False, default="")  # why the last actor that could not compute at all could not
+    _unborn: int = field(init=False, default=0)  # actors in a row that died before they were ready
+    _unfit: str = field(init=False, default="none of its actors started.")  # why one could compute nothing at all
 
     def run(self, works: Iterable[Work]) -> Generator[Outcome]:
-        """Raises KvqError where there is no Ray, or no cluster at the address."""
+        """Raises KvqError where there is no Ray, no cluster at the address, or no actor that can compute."""
         ray = _ray()
         self._connect(ray)
         self._waiting = deque(works)
-        gpus = ray.cluster_resources().get("GPU", 0)
-        needs: dict[str, Any] = {"num_gpus": 1, "num_cpus": 1} if gpus else {"num_cpus": self.cores}
-        kind = ray.remote(max_restarts=0, **needs)(_Worker)
-        room = int(gpus or ray.cluster_resources().get("CPU", 1) // self.cores)
-        most = max(1, min(self.actors or room, len(self._waiting)))
-        idle = [kind.remote() for _ in range(most)]
+        kind, room = self._kind(ray)
+        idle: list[Any] = []
+        for _ in range(min(self.actors or room, len(self._waiting))):
+            self._hire(kind)
         try:
-            while self._waiting or self._flying:
+            while self._waiting or any(work for _, work in self._asked.values()):
                 while idle and self._waiting:
                     self._give(idle.pop())
-                if not self._flying:
+                if not self._asked:
                     raise KvqError(f"No actor of the cluster can compute: {self._unfit}")
-                done, _ = ray.wait([*self._flying], num_returns=1)
-                actor, work = self._flying.pop(done[0])
+                done, _ = ray.wait([*self._asked], num_returns=1)
+                actor, work = self._asked.pop(done[0])
                 try:
                     outcome = ray.get(done[0])
                 except ray.exceptions.RayActorError:
-                    idle.append(kind.remote())
-                    if failed := self._lost(work):
+                    if failed := self._lost(kind, work):
                         yield failed
                     continue
-                if outcome.unfit is not None:  # such as a node without the model's files: others may have them
+                self._unborn = 0
+                if work is not None and outcome.unfit is not None:  # others may have the model's files
                     self._unfit = outcome.unfit
                     self._waiting.appendleft(work)
                     ray.kill(actor)
                     continue
                 idle.append(actor)
-                yield outcome
+                if work is not None:
+                    yield outcome
         finally:
-            for actor in [*idle, *(actor for actor, _ in self._flying.values())]:
+            for actor in [*idle, *(actor for actor, _ in self._asked.values())]:
                 with suppress(ray.exceptions.RayError):
                     ray.kill(actor)
-            self._flying.clear()
+            self._asked.clear()
+
+    def _kind(self, ray: Any) -> tuple[Any, int]:
+        """What actors are made of, and how many there is room for."""
+        resources = ray.cluster_resources()
+        gpus = resources.get("GPU", 0)
+        needs: dict[str, Any] = {"num_gpus": 1, "num_cpus": 1} if gpus else {"num_cpus": self.cores}
+        room = int(gpus or resources.get("CPU", 1) // self.cores)
+        return ray.remote(max_restarts=0, **needs)(_Worker), max(1, room)
 
     def _connect(self, ray: Any) -> None:
         """With this checkout on the workers' path, for nodes that share its disk."""
@@ -90,12 +102,21 @@ class RayActors:
             said = " ".join(str(error).split())[:200]
             raise KvqError(f"No Ray cluster at {self.address}: {said}. Start one with `ray start --head`.") from None
 
+    def _hire(self, kind: Any) -> None:
+        actor = kind.remote()
+        self._asked[actor.ready.remote()] = actor, None
+
     def _give(self, actor: Any) -> None:
         work = self._waiting.popleft()
-        self._flying[actor.compute.remote(work)] = actor, work
+        self._asked[actor.compute.remote(work)] = actor, work
 
-    def _lost(self, work: Work) -> Outcome | None:
-        """Let another actor do a cell whose actor died; what came of it where that happened too often."""
+    def _lost(self, kind: Any, work: Work | None) -> Outcome | None:
+        """Replace an actor that died, and have its cell done again; what came of it where that happened too often."""
+        self._unborn += work is None
+        if self._unborn < TRIES:
+            self._hire(kind)
+        if work is None:
+            return None
         deaths = self._deaths[work.cell.id] = self._deaths.get(work.cell.id, 0) + 1
         if deaths < TRIES:
             self._waiting.append(work)

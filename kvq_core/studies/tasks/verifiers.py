@@ -6,11 +6,20 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Field, JsonValue, StrictFloat, StrictInt, StrictStr, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    TypeAdapter,
+    ValidationError,
+)
 from rapidfuzz import process
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
-from typing_extensions import TypedDict
 
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.studies.tasks.readings import calls, calls_of, json_values, numbers, same, units
@@ -21,8 +30,10 @@ Allowed = Annotated[list[dict[str, dict[str, list[JsonValue]]]], Field(min_lengt
 Objects = Annotated[list[dict[str, JsonValue]], Field(min_length=1)]
 
 
-class Choice(TypedDict):
+class Choice(BaseModel):
     """Answers of which all and none are to be there."""
+
+    model_config = ConfigDict(extra="forbid")
 
     right: Several
     wrong: list[One]

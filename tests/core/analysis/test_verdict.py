@@ -72,7 +72,7 @@ def test_the_interval_is_scipys_and_always_the_same() -> None:
     expected = bootstrap((values,), np.mean, n_resamples=rule.RESAMPLES, rng=np.random.default_rng(0))
     low, high = expected.confidence_interval
     assert f"interval {low:.2g} to {high:.2g}" in verdict(record, arrays, 0).why
-    rule._interval.cache_clear()
+    rule.mean_interval.cache_clear()
     assert f"interval {low:.2g} to {high:.2g}" in verdict(record, arrays, 0).why
 
 

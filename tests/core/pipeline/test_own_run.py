@@ -19,7 +19,7 @@ from kvq_core.store.store import open_store
 from tests.support.own_methods import example, forget_afterwards, written
 from tests.support.tiny_models import tiny
 from ui.export.reproduce import command
-from ui.form.filling import _form_of
+from ui.form.filling import form_of
 from ui.html.cards import lane_head
 from ui.html.tables import scorecard
 from ui.views.verdicts import compute as draw_verdicts
@@ -95,4 +95,4 @@ def test_a_stored_run_opens_without_the_file(stored: Finished) -> None:
     assert growths(record)
     assert versus(record, record)
     assert '"one_bit"' in command(record)
-    assert _form_of(record.spec)  # the first preset, in place of lanes that nobody can build
+    assert form_of(record.spec)  # the first preset, in place of lanes that nobody can build

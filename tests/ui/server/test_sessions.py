@@ -105,7 +105,8 @@ def test_a_page_holds_what_it_changed_and_once_closed_what_its_events_ask_for(se
             await asyncio.sleep(0.1)
         holder.delete_all_expired_state()
         assert set(changed) == written & asked
-        assert all(page[id] is offered[id] for id in written - asked if not offered[id].stateful)
+        left = written & set(offered) - asked  # Gradio keeps what changes twice under an id that no page has
+        assert all(page[id] is offered[id] for id in left if not offered[id].stateful)
 
     asyncio.run(look())
 

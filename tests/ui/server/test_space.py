@@ -26,7 +26,7 @@ ZERO_GPU_TORCH = ("2.8.0", "2.9.1", "2.10.0", "2.11.0")
 COLORS = ("red", "yellow", "green", "blue", "indigo", "purple", "pink", "gray")
 # of packages that bring others, and what is only there where it is used
 ALSO = {"PIL": "pillow", "fastapi": "gradio", "httpx": "gradio", "triton": "torch", "spaces": "a Space on ZeroGPU"}
-OPTIONAL = {"optimum", "hqq", "xllamacpp"}  # without which their methods and the command engine say what to install
+OPTIONAL = {"optimum", "hqq", "xllamacpp", "ray", "lm_eval"}  # what needs one of them says what to install
 
 
 def pins(file: str) -> dict[str, Requirement]:

@@ -1,0 +1,40 @@
+"""A study on a local Ray cluster of two nodes, one of which is lost."""
+
+import os
+
+import pytest
+
+from kvq_core.store.store import open_store
+from kvq_core.studies.cells import plan
+from kvq_core.studies.ray_core import RayActors
+from kvq_core.studies.spec import parse_study
+from kvq_core.studies.study import run_plan, study
+from tests.support.study_models import study_data, write_model
+
+if not os.environ.get("KVQ_REQUIRE_BROWSER"):
+    pytest.importorskip("ray", reason="needs requirements-studies.txt")
+pytestmark = pytest.mark.slow
+
+
+def test_two_nodes_give_what_one_process_gives_though_one_is_lost(tmp_path):
+    import ray
+    from ray.cluster_utils import Cluster
+
+    data = study_data(write_model(tmp_path / "tiny"), 6)
+    one = study(parse_study(data), open_store(str(tmp_path / "one")))
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    lost = [cluster.add_node(num_cpus=1)]
+
+    def progress(doing: str, done: int, total: int) -> None:
+        if doing == "Computing" and done == 1 and lost:
+            cluster.remove_node(lost.pop(), allow_graceful=False)
+
+    try:
+        actors = RayActors(cluster.address)
+        two = run_plan(plan(parse_study(data)), open_store(str(tmp_path / "two")), executor=actors, progress=progress)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    assert not lost and two.cells == one.cells and two.cells["done"] == 6
+    known, found = (each.table.set_index(["prompt", "lane"]) for each in (one, two))
+    assert list(found["run"]) == list(known["run"]) and list(found["kld_mean"]) == list(known["kld_mean"])
