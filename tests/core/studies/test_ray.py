@@ -13,7 +13,7 @@ from tests.support.study_models import study_data, write_model
 
 if not os.environ.get("KVQ_REQUIRE_BROWSER"):
     pytest.importorskip("ray", reason="needs requirements-studies.txt")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # a node is only missed after a while
 
 
 def test_two_nodes_give_what_one_process_gives_though_one_is_lost(tmp_path):
