@@ -185,8 +185,10 @@ def prompts_kept(store_folder) -> list[str]:
 
 def test_cancel_keeps_what_arrived_and_frees_the_engine(server, store_folder, open_page):
     page = filled_in(open_page, server, "Write a long story. " + FACTS * 2, 200)
+    text = "document.querySelector('#card-0 .prose.tokens')?.innerText ?? ''"
+    before = page.evaluate(text)  # of the run that the page began with
     run(page)
-    page.wait_for_function("document.querySelector('#card-0 .prose.tokens')?.innerText.length > 10")
+    page.wait_for_function(f"before => ({text}) !== before && ({text}).length > 10", arg=before)
     page.locator("#cancel").click()
     wait_status(page, "Cancelled")
     assert len(answer(page, 0)) > 10 and page.locator("#run").is_enabled()
