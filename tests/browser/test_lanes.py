@@ -31,9 +31,8 @@ def sized(page, width: int, height: int):
     """The page in a window of that size, at its top with no lane open."""
     page.set_viewport_size({"width": width, "height": height})
     page.wait_for_function(f"innerWidth == {width}")
-    if page.locator("#close-lane").is_visible():
-        page.locator("#close-lane").click()
-        page.wait_for_selector("#editor select", state="detached")
+    page.evaluate("document.querySelector('#close-lane')?.click()")  # it may be closing already
+    page.wait_for_selector("#editor select", state="detached")
     page.evaluate("scrollTo(0, 0)")
     return page
 
