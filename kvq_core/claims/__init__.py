@@ -4,6 +4,6 @@ Imports the pipeline and everything below it; the page sees ``board`` alone. Sta
 """
 
 from kvq_core.claims.criteria import Paper, Setting, paper, papers, setting
-from kvq_core.claims.measure import measure_board
+from kvq_core.claims.measure import measure_board, measure_missing
 
-__all__ = ["Paper", "Setting", "measure_board", "paper", "papers", "setting"]
+__all__ = ["Paper", "Setting", "measure_board", "measure_missing", "paper", "papers", "setting"]

@@ -107,8 +107,17 @@ class TextInfo(_Frozen):
     tokens: int
 
 
+class Go(_Frozen):
+    """Claims that were measured after the rest of their board."""
+
+    claims: tuple[str, ...]  # ids
+    created: str
+    seconds: Number
+    environment: dict[str, str | int]
+
+
 class Board(_Frozen):
-    """All claims measured in one go, and under what circumstances."""
+    """All claims measured on a model, and under what circumstances."""
 
     format: Literal[1] = 1
     model: str
@@ -124,6 +133,7 @@ class Board(_Frozen):
     codebooks: tuple[str, ...]
     trained_on_demand: tuple[str, ...] | None = None  # those that do not ship with the project; None: not said
     claims: tuple[ClaimResult, ...]
+    goes: tuple[Go, ...] = ()  # later ones; what else this says is of the first
 
 
 def margin(claim: ClaimResult, criterion: Criterion) -> tuple[float, float, float]:
@@ -214,8 +224,13 @@ def _measured(board: Board) -> str:
     machine = ", ".join(f"{name} {env[name]}" for name in ("torch", "device", "dtype", "threads") if name in env)
     return (
         f"{board.model_title}, measured on {board.created[:10]}: {len(board.texts)} texts, {board.prompt_tokens} "
-        f"prompt tokens each and {board.later_tokens} later ones; {machine}{_learned(board)}."
+        f"prompt tokens each and {board.later_tokens} later ones; {machine}{_learned(board)}{_later(board)}."
     )
+
+
+def _later(board: Board) -> str:
+    """How many claims came later, and when; nothing of a board measured in one go."""
+    return "".join(f"; {len(go.claims)} of its claims on {go.created[:10]}" for go in board.goes)
 
 
 def _learned(board: Board) -> str:

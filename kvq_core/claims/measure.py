@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 import torch
 
-from kvq_core.claims.board import Board, ClaimResult, TextInfo, TextResult
+from kvq_core.claims.board import Board, ClaimResult, Go, TextInfo, TextResult
 from kvq_core.claims.criteria import Claim, Paper, Setting
 from kvq_core.claims.measures import Context, Numbers
 from kvq_core.claims.sample import Sample, capture
@@ -72,6 +72,38 @@ def measure_board(
             for c in p.claims
         ),
     )
+
+
+def measure_missing(
+    model: LoadedModel, known: Board, papers: Sequence[Paper], setting: Setting, progress: Progress = lambda *_: None
+) -> Board:
+    """``known`` with those of the papers' claims that it has not measured as they are written today."""
+    if not _same_circumstances(known, model, setting):
+        return measure_board(model, papers, setting, progress)
+    kept = {claim.id: claim for claim in known.claims}
+    left = [p.model_copy(update={"claims": [c for c in p.claims if not _is_known(c, kept.get(c.id))]}) for p in papers]
+    found = measure_board(model, [paper for paper in left if paper.claims], setting, progress)
+    new = {claim.id: claim for claim in found.claims}
+    go = Go(claims=tuple(new), created=found.created, seconds=found.seconds, environment=found.environment)
+    every = kept | new
+    update = {
+        "claims": tuple(every[claim.id] for paper in papers for claim in paper.claims),
+        "texts": tuple({text.name: text for text in (*known.texts, *found.texts)}.values()),
+        "codebooks": found.codebooks,
+        "trained_on_demand": found.trained_on_demand,
+        "goes": (*known.goes, go) if new else known.goes,
+    }
+    return known.model_copy(update=update)
+
+
+def _same_circumstances(known: Board, model: LoadedModel, setting: Setting) -> bool:
+    now = (model.weights_hash, setting.rule.sentence, setting.prompt_tokens, setting.later_tokens)
+    return (known.weights_hash, known.rule, known.prompt_tokens, known.later_tokens) == now
+
+
+def _is_known(claim: Claim, result: ClaimResult | None) -> bool:
+    asked = (claim.setting, claim.holds_if)
+    return result is not None and bool(result.numbers) and (result.setting, result.criterion) == asked
 
 
 def judge(paper: Paper, claim: Claim, by_text: dict[str, Numbers], reason: str, setting: Setting) -> ClaimResult:

@@ -26,6 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stored", action="store_true", help="print the stored or shipped board of --model, or those of both models"
     )
+    parser.add_argument(
+        "--missing", action="store_true", help="measure only claims that the stored board of --model lacks"
+    )
     parser.add_argument("--markdown", action="store_true", help="as --stored, but as a Markdown table")
 
 
@@ -37,12 +40,14 @@ def claims(arguments: argparse.Namespace) -> None:
 
     if arguments.markdown and arguments.json:
         raise SpecError("--markdown and --json are two formats; give one of them.")
+    if arguments.missing and arguments.paper:
+        raise SpecError("--missing adds to the board of all papers; leave --paper out.")
     unkept = None
     if arguments.stored or arguments.markdown:
         boards = _stored(arguments.model, arguments.paper)
     else:
         model = arguments.model or DEFAULT_MODEL
-        boards = [_measured(model, arguments.revision, arguments.paper)]
+        boards = [_measured(model, arguments.revision, arguments.paper, arguments.missing)]
         try:
             save_board(boards[0], board_file(boards[0].model, arguments.paper))
         except StoreError as error:  # what was measured is printed all the same
@@ -72,8 +77,9 @@ def _stored(model: str | None, name: str | None) -> "list[Board]":
     return [b.model_copy(update={"claims": tuple(c for c in b.claims if c.paper == title)}) for b in boards]
 
 
-def _measured(model: str, revision: str | None, name: str | None) -> "Board":
-    from kvq_core.claims import measure_board, paper, papers, setting
+def _measured(model: str, revision: str | None, name: str | None, missing: bool) -> "Board":
+    from kvq_core.claims import measure_board, measure_missing, paper, papers, setting
+    from kvq_core.claims.board import stored_board
 
     chosen = [paper(name)] if name is not None else list(papers().values())
     from kvq_core.models import load, prepare
@@ -82,4 +88,7 @@ def _measured(model: str, revision: str | None, name: str | None) -> "Board":
         bar("Loading the model", 0, 1)
         for done, total in prepare(model, revision):
             bar("Converting the model", done, total)
-        return measure_board(load(model, revision), chosen, setting(), bar)
+        loaded = load(model, revision)
+        if missing:
+            return measure_missing(loaded, stored_board(loaded.id), chosen, setting(), bar)
+        return measure_board(loaded, chosen, setting(), bar)

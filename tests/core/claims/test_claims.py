@@ -9,13 +9,14 @@ import pytest
 import torch
 
 import kvq_core
-from kvq_core.claims import measure_board, papers, setting
+from kvq_core.claims import measure_board, measure_missing, papers, setting
 from kvq_core.claims.board import (
     SHIPPED,
     Board,
     Criterion,
     board_file,
     board_json,
+    circumstances,
     main_figure,
     measurement_lines,
     read_board,
@@ -417,6 +418,25 @@ def test_a_small_board_of_the_real_model(small_board):
     assert (spread.min, spread.max) == (min(each), max(each)) and spread.min < spread.mean < spread.max
     assert learned.verdict == "cannot be tested here" and "codebooks train" in learned.reason
     assert small_board.environment["torch"] == torch.__version__ and len({t.source for t in small_board.texts}) == 5
+
+
+def test_claims_a_board_lacks_are_added_to_it(small_board, monkeypatch, smollm):
+    """And those it has are taken as they are: nothing reads a text again for them."""
+    short = setting().model_copy(update={"prompt_tokens": 128, "later_tokens": 16})
+    whole, (fine, _) = small_paper(), small_board.claims
+    read = []
+    monkeypatch.setattr("kvq_core.claims.measure._measure", lambda found, *_: read.append(found.claim.id))
+    known = small_board.model_copy(update={"claims": (fine,)})
+    board = measure_missing(smollm, known, [whole], short)
+    assert (
+        {*read} == {"x-learned"} and board.claims[0] is fine and [c.id for c in board.claims] == ["x-fine", "x-learned"]
+    )
+    (go,) = board.goes
+    assert go.claims == ("x-learned",) and (board.created, board.seconds) == (known.created, known.seconds)
+    assert f"; 1 of its claims on {go.created[:10]}." in circumstances(board)
+    changed = whole.model_copy(update={"claims": [whole.claims[0].model_copy(update={"holds_if": ("gap > 1",)})]})
+    measure_missing(smollm, known, [changed], short)
+    assert read[-1] == "x-fine"
 
 
 def test_a_context_too_short_is_a_reason():
