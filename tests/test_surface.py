@@ -25,6 +25,7 @@ SURFACE = {
     "ComparisonSpec": {
         "model": "str = 'smollm2-135m-instruct-q4_1'",
         "revision": "str | None = None",
+        "reference": "str | None = None",
         "system": "str | None = None",
         "prompt": "str = ''",
         "messages": "tuple[kvq_core.spec.conversation.Message, ...] | None = None",
@@ -87,12 +88,12 @@ SURFACE = {
     "MethodError": _ERROR,
     "ModelError": _ERROR,
     "Record": {
-        "schema_version": "int = 6",
+        "schema_version": "int = 7",
         "id": "str",
         "results_version": "int",
         "created": "str",
         "spec": "dict[str, typing.Any]",
-        "environment": "kvq_core.record.fields.Environment",
+        "environment": "kvq_core.record.environment.Environment",
         "reference": "kvq_core.record.fields.Reference",
         "noise_floor": "kvq_core.record.fields.LaneRecord",
         "lanes": "list[kvq_core.record.fields.LaneRecord]",

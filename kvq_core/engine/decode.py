@@ -47,8 +47,8 @@ class Decode:
         given: list[int] | None = None,
         follow: list[int] | None = None,
     ):
-        """``given``: what the reference answered beside other lanes; here, too, it goes that way and no other.
-        ``follow``: the ids of a continuation, where they are known."""
+        """``given``: what the reference answered, beside other lanes or in another file; here, too, it goes that way
+        and no other. ``follow``: the ids of a continuation, where they are known."""
         self.model, self.prefill, self.spec, self.stress = model, prefill, spec, stress
         if follow is None and spec.continuation is not None:
             follow = model.encode(spec.continuation)
@@ -202,6 +202,8 @@ class Decode:
             self.finish = "continuation" if len(self.token_ids) == self.total else None
             return self.finish is not None
         self.finish = self._ends(token, len(self.token_ids))
+        if self._given is not None:  # in another file it may end with a token that ends nothing here
+            self.finish = (self.finish or "eos") if len(self.token_ids) == len(self._given) else None
         for state in self.states_running:
             if not state.own_text:
                 state.finish = self.finish

@@ -25,8 +25,9 @@ class Fidelity:
         self.n_scored = 0
         self.not_finite = [False] * lanes
 
-    def __call__(self, reference: Tensor, lanes: Tensor, targets: list[int]) -> None:
-        """reference (n, vocabulary), lanes (lanes, n, vocabulary), the n tokens that follow."""
+    def __call__(self, reference: Tensor, lanes: Tensor, targets: list[int], own: Tensor | None = None) -> None:
+        """reference (n, vocabulary), lanes (lanes, n, vocabulary), the n tokens that follow. ``own`` (n, vocabulary):
+        of the lanes' model in full precision, where the reference is another file."""
         self.n_scored += len(targets)
         p_log = torch.log_softmax(reference, -1)
         q_log = torch.log_softmax(lanes, -1)
@@ -50,7 +51,8 @@ class Fidelity:
         self._put("reference/topk_ids", base.indices.int())
         self._put("reference/topk_probs", base.values.exp())
         # how far what quantizes nothing moves the gap between the reference's two best tokens
-        gap = base.values[..., 0] - base.values[..., 1]
+        best = base.values[..., :2] if own is None else own.gather(-1, base.indices[..., :2])
+        gap = best[..., 0] - best[..., 1]
         pair = q_log[self.lanes - self.floors :].gather(-1, base.indices[None, :, :2].expand(self.floors, -1, -1))
         shift = (pair[..., 0] - pair[..., 1] - gap).abs()
         self._put("floor_shift", shift.amax(0) if self.floors else gap.abs())

@@ -5,8 +5,8 @@ Imports methods for the shapes they ask of a model. Start at ``loader``, then ``
 """
 
 from kvq_core.models.choice import ModelChoice, available_models, is_offered, with_model
-from kvq_core.models.loader import LoadedModel, in_memory, load, loaded_model, prepare, wrap
-from kvq_core.models.outline import outline
+from kvq_core.models.loader import LoadedModel, in_memory, load, loaded_model, prepare, release, wrap
+from kvq_core.models.outline import known, outline
 from kvq_core.models.source import converting
 
 __all__ = [
@@ -16,10 +16,12 @@ __all__ = [
     "converting",
     "in_memory",
     "is_offered",
+    "known",
     "load",
     "loaded_model",
     "outline",
     "prepare",
+    "release",
     "with_model",
     "wrap",
 ]

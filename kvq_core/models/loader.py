@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kvq_core.errors import ModelError, SpecError
+from kvq_core.machine.memory import release_memory
 from kvq_core.methods import ModelRef, ModelShape
 from kvq_core.models import identity
 from kvq_core.models.chat import conversation
@@ -52,6 +53,7 @@ class LoadedModel:
     weights_hash: str
     model_hash: str
     quantization: str | None = None  # how the GGUF file it came from held its weights, such as "Q4_1: Q4_1 210, F32 61"
+    weights_bytes: int | None = None  # of the file that holds them; None: not known
 
     @property
     def ref(self) -> ModelRef:
@@ -182,7 +184,9 @@ def wrap(model: Any, tokenizer: Any, *, id: str, title: str = "", revision: str 
     check_model(model)
     weights = identity.weights_in_memory(model)
     whole = identity.whole_in_memory(weights, model, tokenizer)
-    return _ready(LoadedModel(id, title or id, revision, model, tokenizer, weights[:16], whole[:16]))
+    size = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+    loaded = LoadedModel(id, title or id, revision, model, tokenizer, weights[:16], whole[:16], weights_bytes=size)
+    return _ready(loaded)
 
 
 _loading = threading.Lock()
@@ -240,6 +244,14 @@ def in_memory(id: str, revision: str | None = None) -> LoadedModel | None:
 def loaded_model() -> LoadedModel | None:
     """The model in memory; does not wait for one that is being loaded."""
     return next(iter(_held.values()), None)
+
+
+def release() -> None:
+    """Let go of the model in memory, which is freed once no run is on it: before another one is loaded."""
+    global _held
+    with _loading:
+        _held = {}
+    release_memory()
 
 
 def _load(id: str, revision: str | None) -> LoadedModel:

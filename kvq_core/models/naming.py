@@ -1,12 +1,13 @@
 """What a model that was read from files is known by, in which type it is read, and what is told where it cannot be."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from kvq_core.errors import ModelError
-from kvq_core.models import identity
+from kvq_core.models import bundled, identity
 from kvq_core.models.choice import KNOWN
 from kvq_core.models.source import Source, portable
 from kvq_core.models.source import title as title_of
@@ -25,7 +26,18 @@ def known_by(source: Source, id: str, folder: Path, commit: str | None) -> dict[
         "weights_hash": weights[:16],
         "model_hash": whole[:16],
         "quantization": file.mix if file else None,
+        "weights_bytes": _bytes_of(source, id, folder),
     }
+
+
+def _bytes_of(source: Source, id: str, folder: Path) -> int | None:
+    """Of the file that holds the weights as they are shipped; None of a GGUF file that an older version converted, and
+    of a bundled one whose package is gone."""
+    if source.file is not None:
+        return source.file.size
+    if id == DEFAULT_MODEL:
+        return bundled.bundled_gguf().stat().st_size if find_spec(bundled.PACKAGE) else None
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
 def dtype_here() -> torch.dtype:

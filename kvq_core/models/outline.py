@@ -1,5 +1,7 @@
 """A model without its weights: what tells its prompts and the ids of its runs, and computes nothing."""
 
+from typing import Any
+
 import torch
 
 from kvq_core.errors import ModelError
@@ -44,3 +46,17 @@ def outline(id: str, revision: str | None = None) -> LoadedModel:
     check_model(model)
     known = known_by(source, id, folder, commit)
     return Outline(model=model, tokenizer=tokenizer, revision=commit or source.revision, **known)
+
+
+def known(id: str, revision: str | None = None) -> dict[str, Any]:
+    """What the model of that id is known by, see ``naming.known_by``; neither weights nor tokenizer are read.
+
+    Raises ModelError as ``load`` does for a model that cannot be had.
+    """
+    check_allowed(id, revision)
+    source = found(id, revision)
+    try:
+        folder, commit = files_of(source)
+    except OSError as error:
+        raise unreadable(id, error) from None
+    return known_by(source, id, folder, commit)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kvq_core.metrics.rate import BITS, reference_curve
-from kvq_core.models import LoadedModel
+from kvq_core.models import LoadedModel, known
 from kvq_core.models.text import Pieces, alone
 from kvq_core.pipeline.conditions import capture_info, environment, stress_record, timing
 from kvq_core.pipeline.state import Run
@@ -21,17 +21,20 @@ from kvq_core.spec import ComparisonSpec, Lane
 
 def run_id(model: LoadedModel, spec: ComparisonSpec, ids: list[int]) -> str:
     """16 hex characters over everything that decides the result."""
-    return id_of(spec.canonical(), ids, place_of(model, spec.lanes))
+    return id_of(spec.canonical(), ids, place_of(model, spec.lanes, spec.reference))
 
 
-def place_of(model: LoadedModel, lanes: Sequence[Lane]) -> dict[str, Any]:
-    """What of a run's id is neither the spec nor the prompt: model, device, versions and learned data."""
+def place_of(model: LoadedModel, lanes: Sequence[Lane], reference: str | None = None) -> dict[str, Any]:
+    """What of a run's id is neither the spec nor the prompt: model, device, versions, learned data, and the file that
+    lanes are scored against where it is another."""
     parts = {
         "model": model.model_hash,
         "dtype": str(model.dtype),
         "device": model.device.type,
         "results_version": RESULTS_VERSION,
     }
+    if reference is not None:
+        parts["reference"] = known(reference)["model_hash"]
     data = [lane.data_hash(model.ref) for lane in lanes]
     return {**parts, "data": data} if any(data) else parts  # learned codebooks, one entry a lane
 

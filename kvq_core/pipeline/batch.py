@@ -22,6 +22,7 @@ from kvq_core.events import Encoding, Filling
 from kvq_core.metrics.fidelity import Fidelity
 from kvq_core.metrics.stored_bytes import quantized_keys
 from kvq_core.models import LoadedModel
+from kvq_core.pipeline.answer import Answer
 from kvq_core.pipeline.prompt_scores import Scores, prompt_positions, turn_positions
 from kvq_core.spec import ComparisonSpec, Lane
 
@@ -34,7 +35,8 @@ class Batch:
     """Some lanes of a run; the noise floor rides in its first batch, and what the reference answered there is given to
     the ones after it: the same logits in a batch of another size would choose otherwise at a near-tie.
 
-    Numbers of a lane are against the reference row of its own batch. Its fields are what records are made from.
+    Numbers of a lane are against the reference row of its own batch, or against another file's logits. Its fields are
+    what records are made from.
     """
 
     model: LoadedModel
@@ -47,6 +49,7 @@ class Batch:
     shared: Shared = field(default_factory=Shared)
     first: "Batch | None" = None  # None: this one
     kernel: KernelFloor | None = None  # rides in the first batch
+    answer: Answer | None = None  # of a reference that is another file
     decode: Decode = field(init=False)
     fidelity: Fidelity = field(init=False)
     prompt: Scores | None = field(init=False, default=None)  # of tokens that were read, not answered
@@ -80,6 +83,8 @@ class Batch:
         """Raises MethodError where a floor cannot be set up."""
         began = time.perf_counter()
         given = self.first.decode.token_ids if self.first else None
+        if self.answer is not None and self.spec.continuation is None:
+            given = self.answer.token_ids
         self.decode = Decode(self.model, self.prefill, self.spec, [*self.lanes, *self.floors], self.stress, given)
         self._enter_kernel()
         self.decode.script, self.decode.shared = self.script, self.shared
@@ -117,7 +122,8 @@ class Batch:
     def score_prompt(self) -> None:
         """Score the tokens of the prompt that lanes read through their own caches."""
         new = (self.first or self).decode.token_ids[0]
-        scored = partial(Scores.of, self.model, self.prefill, self.running, first=new)
+        given = None if self.answer is None else self.answer.logits[:1]
+        scored = partial(Scores.of, self.model, self.prefill, self.running, first=new, given=given)
         self.prompt = scored(positions=prompt_positions(self.spec, self.script))
         self.turns = scored(positions=turn_positions(self.spec, self.script))
 
@@ -150,7 +156,12 @@ class Batch:
         self.captures = Captures(model, self.spec, self.prefill, self.decode.rope, sizes, self.plan, first)
 
     def _score(self, reference: torch.Tensor, lanes: torch.Tensor, targets: list[int]) -> None:
-        self.fidelity(reference, lanes, targets)
+        if self.answer is None:
+            self.fidelity(reference, lanes, targets)
+        else:
+            after = self.fidelity.n_scored + 1  # the first token is the prompt's own prediction
+            kept = self.answer.logits[after : after + len(targets)].to(reference.device)
+            self.fidelity(kept, lanes, targets, reference)
         if self.captures is not None:  # before ``_close``, which may come within the same step
             self.captures.advance(len(targets))
 

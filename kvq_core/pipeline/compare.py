@@ -9,7 +9,8 @@ from kvq_core.errors import StoreError
 from kvq_core.events import Event, Finished, Loading
 from kvq_core.logs import log_error, log_run
 from kvq_core.machine.memory import memory_errors_as_limits
-from kvq_core.models import LoadedModel, load, prepare, with_model
+from kvq_core.models import LoadedModel, known, load, outline, prepare, with_model
+from kvq_core.pipeline.answer import Answer, answered, check_kept_here, check_reference
 from kvq_core.pipeline.assemble import assemble, run_id
 from kvq_core.pipeline.estimate import remember
 from kvq_core.pipeline.prompt import script
@@ -44,21 +45,48 @@ def compare(spec: ComparisonSpec, store: Store | None = None) -> Generator[Event
         yield Loading(spec.model)
         for done, total in prepare(spec.model, spec.revision):
             yield Loading(spec.model, done, total)
+        answer = yield from against(spec, store)
         model = load(spec.model, spec.revision)
-        # from here on it is named as it is on every machine: the same file is the same run, wherever it lies
-        id, revision = model.again(spec.model, spec.revision)
-        yield from compare_on(model, spec.model_copy(update={"model": id, "revision": revision}), store)
+        yield from compare_on(model, named(model, spec), store, answer)
 
 
-def compare_on(model: LoadedModel, spec: ComparisonSpec, store: Store | None = None) -> Generator[Event]:
-    """``compare`` on a model that is in memory already."""
+def named(model: LoadedModel, spec: ComparisonSpec) -> ComparisonSpec:
+    """The spec with its models named as they are on every machine: the same file is the same run, wherever it lies."""
+    id, revision = model.again(spec.model, spec.revision)
+    reference = None if spec.reference is None else known(spec.reference)["id"]
+    return spec.model_copy(update={"model": id, "revision": revision, "reference": reference})
+
+
+def against(spec: ComparisonSpec, store: Store | None) -> Generator[Event, None, Answer | None]:
+    """The answer of the spec's reference, before its model is loaded; None where it has no other reference, or the
+    store holds the run. Raises KvqError where the two do not go together."""
+    check_kept_here(spec)
+    if spec.reference is None:
+        return None
+    for done, total in prepare(spec.reference):
+        yield Loading(spec.reference, done, total)
+    model = outline(spec.model, spec.revision)
+    spec = named(model, spec)
+    check_reference(model, spec)
+    read = script(model, spec)
+    if store is not None and store.exists(run_id(model, spec, read.ids)):
+        return None
+    return (yield from answered(model, spec, read, store))
+
+
+def compare_on(
+    model: LoadedModel, spec: ComparisonSpec, store: Store | None = None, answer: Answer | None = None
+) -> Generator[Event]:
+    """``compare`` on a model that is in memory already; ``answer``: of the spec's reference, where it is known."""
     read = script(model, spec)
     id = run_id(model, spec, read.ids)
     methods = [rule.method for lane in spec.lanes for rule in lane.every_rule]
     with log_run(id, spec.question, model=spec.model, methods=methods, prompt_tokens=len(read.ids)) as told:
         finished = _stored(id, store)
         if finished is None:
-            comparison = Run(id, model, spec, read)
+            if spec.reference is not None and answer is None:
+                answer = yield from answered(model, spec, read, store)
+            comparison = Run(id, model, spec, read, answer)
             yield from comparison.stages()
             finished = _kept(*assemble(comparison), store)
             remember(finished.record)

@@ -9,8 +9,10 @@ from kvq_core.capture.attention import SINKS
 from kvq_core.capture.distribution import QUANTILES
 from kvq_core.capture.spectra import RANKS
 from kvq_core.metrics.fidelity import TOPK
+from kvq_core.models import known
 from kvq_core.pipeline.state import Run
-from kvq_core.record.fields import CaptureInfo, Environment, RunTiming, StressRecord
+from kvq_core.record.environment import Environment, ReferenceFile
+from kvq_core.record.fields import CaptureInfo, RunTiming, StressRecord
 
 _LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "gradio")
 
@@ -36,6 +38,8 @@ def environment(run: Run) -> Environment:
         weights_hash=model.weights_hash,
         model_hash=model.model_hash,
         quantization=model.quantization,
+        weights_bytes=model.weights_bytes,
+        reference=None if spec.reference is None else _reference(spec.reference),
         revision=model.revision,
         seed=spec.seed,
         layers=shape.layers,
@@ -44,6 +48,12 @@ def environment(run: Run) -> Environment:
         head_dim=shape.head_dim,
         lanes_at_once=run.size if len(run.batches) > 1 else None,
     )
+
+
+def _reference(id: str) -> ReferenceFile:
+    told = known(id)
+    fields = {name: value for name, value in told.items() if name in ReferenceFile.model_fields}
+    return ReferenceFile(model=told["id"], model_title=told["title"], **fields)
 
 
 def capture_info(run: Run) -> CaptureInfo:

@@ -12,6 +12,7 @@ from kvq_core.events import Loading
 from kvq_core.machine import files
 from kvq_core.machine.memory import free_bytes, shortage
 from kvq_core.models import LoadedModel, converting, load, with_model
+from kvq_core.pipeline.answer import check_reference
 from kvq_core.pipeline.footprint import AT_ONCE, batch_size, batches, run_bytes
 from kvq_core.pipeline.prompt import script
 from kvq_core.record.fields import Record
@@ -123,6 +124,7 @@ def memory_warning(spec: ComparisonSpec) -> str | None:
 
 def _sized(model: LoadedModel, spec: ComparisonSpec) -> tuple[Script, int]:
     """The prompt as the model reads it, and how many tokens the answer has."""
+    check_reference(model, spec)
     new = len(model.encode(spec.continuation)) if spec.continuation is not None else spec.max_new_tokens
     return script(model, spec), new
 

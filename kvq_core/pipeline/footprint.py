@@ -71,6 +71,7 @@ def run_bytes(model: LoadedModel, spec: ComparisonSpec, read: Script, new: int, 
         held = max(held, held - copies + 2 * prompt * token * max(_together(lane, size) for lane in spec.lanes))
     held += _captured(model, spec, prompt, new, min(size, len(spec.lanes)))
     held += _passing(model, spec, prompt, new, lanes, how)
+    held += 4 * new * model.model.config.vocab_size * (spec.reference is not None)  # the kept logits
     return round(ALLOCATORS * held)
 
 

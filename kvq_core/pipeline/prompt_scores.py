@@ -20,7 +20,8 @@ def prompt_positions(spec: ComparisonSpec, script: Script) -> list[int]:
     """Positions of the prompt that are scored: the same for all lanes that read it through their caches, after the
     longest first chunk of any, in a conversation after its first turn; none where no lane does."""
     first = [_first(lane, script) for lane in spec.lanes if script.passes(lane.chunks)]
-    return script.scored(spec.score_prompt, max(first)) if first else []
+    how = spec.score_prompt if spec.reference is None else "none"
+    return script.scored(how, max(first)) if first else []
 
 
 def turn_positions(spec: ComparisonSpec, script: Script) -> list[int]:
@@ -58,9 +59,17 @@ class Scores:
 
     @classmethod
     def of(
-        cls, model: LoadedModel, prefill: Prefill, running: list[LaneState], positions: list[int], first: int
+        cls,
+        model: LoadedModel,
+        prefill: Prefill,
+        running: list[LaneState],
+        positions: list[int],
+        first: int,
+        given: Tensor | None = None,
     ) -> "Scores | None":
-        """Score what the prefills left; ``first`` is the first new token. None where there is nothing to score."""
+        """Score what the prefills left; ``first`` is the first new token, ``given`` the logits (1, vocabulary) of
+        another reference at the last position, the only one that is scored then. None where there is nothing to score.
+        """
         states = [state for state in running if state.prompt_hidden is not None]
         if not states or not positions:
             return None
@@ -71,8 +80,8 @@ class Scores:
         for start in range(0, len(positions), POSITIONS):
             now = positions[start : start + POSITIONS]
             at = [rows[p] for p in now]
-            reference, lanes = model.head(prefill.hidden[None, at])[0], model.head(hidden[:, at])
-            fidelity(reference, lanes, [follow[p] for p in now])
+            own, lanes = model.head(prefill.hidden[None, at])[0], model.head(hidden[:, at])
+            fidelity(own if given is None else given.to(own.device), lanes, [follow[p] for p in now])
         return cls(states, positions, fidelity)
 
     def column(self, name: str, state: LaneState) -> Tensor:

@@ -14,6 +14,7 @@ from kvq_core.events import Encoding, Event, LaneProgress, Step, Summarizing
 from kvq_core.events import Prefill as PrefillEvent
 from kvq_core.models import LoadedModel
 from kvq_core.models.rounding import Rounding
+from kvq_core.pipeline.answer import Answer
 from kvq_core.pipeline.batch import Batch
 from kvq_core.pipeline.footprint import batch_size, batches, held_of
 from kvq_core.pipeline.lanes import Told, lanes_of
@@ -30,6 +31,7 @@ class Run:
     model: LoadedModel
     spec: ComparisonSpec
     script: Script
+    answer: Answer | None = None  # of a reference that is another file
     prefill: Prefill = field(init=False)
     plan: Plan | None = field(init=False, default=None)
     size: int = field(init=False)  # lanes of a batch, at most
@@ -104,7 +106,7 @@ class Run:
     def _batch(self, lanes: list[Lane], count: int) -> Iterator[Event]:
         first = self.first if self.batches else None
         what = self.model, self.spec, self.script, self.prefill
-        batch = Batch(*what, lanes, self.plan, self.stress, self._shared, first, self.kernel)
+        batch = Batch(*what, lanes, self.plan, self.stress, self._shared, first, self.kernel, self.answer)
         encoded = sum(len(earlier.decode.states) for earlier in self.batches)
         self.batches.append(batch)
         for event in batch.encode():

@@ -7,9 +7,10 @@ from typing import Any, Literal
 
 from pydantic import PrivateAttr
 
+from kvq_core.record.environment import Environment
 from kvq_core.record.prompt_fields import Part, PromptMetrics, TurnMetrics
 
-SCHEMA_VERSION = 6  # of record and manifest; raised when a field changes, with a step in migrate.py
+SCHEMA_VERSION = 7  # of record and manifest; raised when a field changes, with a step in migrate.py
 RESULTS_VERSION = 6  # raised whenever a change alters results, so that stored runs are not taken for new ones
 DRAFT_TOKENS = 4  # of Metrics.tokens_a_step
 FULL_PRECISION = ("sinks", "window", "untouched")  # parts of a cache that hold tokens as they are, in fp16
@@ -17,35 +18,6 @@ FULL_PRECISION = ("sinks", "window", "untouched")  # parts of a cache that hold 
 
 # Runs of results version 5 and older have ``spectra/key_pre`` and so on in place of ``centred/key_pre``, and a lane's
 # ``spectrum_key``: singular values of keys and values as they are, the first of which is mostly the mean.
-
-
-class Environment(Part):
-    """Where and with what the run was computed."""
-
-    versions: dict[str, str]
-    device: str
-    dtype: str
-    model: str
-    model_title: str
-    weights_hash: str
-    model_hash: str | None = None  # of weights, configuration, tokenizer and chat template; older runs: unknown
-    quantization: str | None = None  # how a GGUF file held the weights, such as "Q4_1: Q4_1 210, F32 61"; else None
-    revision: str | None
-    seed: int
-    layers: int
-    query_heads: int
-    kv_heads: int
-    head_dim: int
-    attention: str = "kvq lock-step"
-    lanes_at_once: int | None = None  # lanes of a batch, whose size moves the last digits of each; None: all in one
-
-    @property
-    def weights_note(self) -> str | None:
-        """What a reader must know of weights that were quantized before they came here; None for others."""
-        if self.quantization is None:
-            return None
-        kind = self.quantization.partition(":")[0]
-        return f"Weights are the file's ({kind}), dequantized: lanes compare caches of this file."
 
 
 class Reference(Part):

@@ -80,6 +80,13 @@ class ComparisonSpec(Frozen):
         description="Model id, path of a .gguf file or a model directory, or owner/repo:Q4_K_M of the Hub.",
     )
     revision: str | None = Field(None, max_length=100, description="Hub revision (branch, tag or commit).")
+    reference: str | None = Field(
+        None,
+        min_length=1,
+        max_length=400,
+        description="Another file with the same tokenizer, named as a model: lanes follow what it answers in full "
+        "precision and are scored against its logits; null: the model itself.",
+    )
     system: str | None = Field(
         None, max_length=100_000, description='System message; null: the template\'s own, "": none.'
     )
@@ -169,6 +176,17 @@ class ComparisonSpec(Frozen):
             for lane, label in zip(self.lanes, labels, strict=True)
         )
         object.__setattr__(self, "lanes", named)
+        return self
+
+    @model_validator(mode="after")
+    def _scored_by_the_reference(self) -> Self:
+        """Of another file's logits those are kept that choose its answer, and no others."""
+        for name, scored in (("score_turns", self.score_turns == "all"), ("score_prompt", self.score_prompt == "all")):
+            if self.reference is not None and scored:
+                raise SpecError(
+                    f'{name} = "all" and reference are both given: of a reference its answer\'s logits are kept alone. '
+                    "Leave one of them out."
+                )
         return self
 
     @model_validator(mode="after")

@@ -7,7 +7,9 @@ from functools import cached_property
 
 from kvq_core.errors import SpecError
 from kvq_core.models import LoadedModel, available_models, outline
+from kvq_core.pipeline.answer import check_reference
 from kvq_core.pipeline.assemble import id_of, place_of
+from kvq_core.pipeline.compare import named
 from kvq_core.pipeline.prompt import check_places, read_prompt, script
 from kvq_core.spec import Capture, ComparisonSpec, canonical_json
 from kvq_core.studies.prompts import Prompt
@@ -110,10 +112,11 @@ def plan(spec: StudySpec, progress: Progress = lambda doing, done, total: None) 
 def _cells(
     model: LoadedModel, name: str, shared: ComparisonSpec, prompts: Sequence[Prompt]
 ) -> Iterator[Cell | LeftOut]:
-    known, revision = model.again(name, shared.revision)
-    shared = shared.model_copy(update={"model": known, "revision": revision})
+    shared = named(model, shared.model_copy(update={"model": name}))
+    known = shared.model
     check_places(model, shared)
-    place, changed = place_of(model, shared.lanes), shared.changed()
+    check_reference(model, shared)
+    place, changed = place_of(model, shared.lanes, shared.reference), shared.changed()
     same = {field: value for field, value in changed.items() if field not in _BY_PROMPT}
     read = script if any(rule.spans for lane in shared.lanes for rule in lane.every_rule) else read_prompt
     for prompt in prompts:

@@ -22,7 +22,7 @@ from kvq_core.events import Finished
 from kvq_core.logs import log_error
 from kvq_core.machine.memory import release_memory
 from kvq_core.models import load
-from kvq_core.pipeline.compare import compare
+from kvq_core.pipeline.compare import against, compare
 from kvq_core.store.retention import Quota
 from kvq_core.store.store import open_store
 from kvq_core.studies.cells import Cell
@@ -33,11 +33,13 @@ TRIES = 3  # deaths of workers in a row, with nothing finished between, before t
 
 @dataclass(frozen=True)
 class Work:
-    """A cell, and the store its run goes to."""
+    """A cell, and the store its run goes to; with ``answer`` its reference, another file, answers alone, before any
+    cell's own model is loaded."""
 
     cell: Cell
     store: str
     limits: Quota
+    answer: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,13 +63,16 @@ def compute(work: Work) -> Outcome:
     """Compute a cell, or find it in the store. Raises nothing that a cell can be the cause of."""
     cell = work.cell
     try:
-        load(cell.model, cell.spec.revision)
+        load(*((cell.model, cell.spec.revision) if not work.answer else (str(cell.spec.reference), None)))
     except ModelError as error:
         return Outcome(cell.id, unfit=str(error))
     try:
-        for event in compare(cell.spec, open_store(work.store, work.limits)):
+        store = open_store(work.store, work.limits)
+        for event in against(cell.spec, store) if work.answer else compare(cell.spec, store):
             if isinstance(event, Finished):
                 return _finished(cell, event)
+        if work.answer:
+            return Outcome(cell.id)
     except KvqError as error:
         return Outcome(cell.id, error=str(error))
     except Exception as error:  # one cell must not end the others

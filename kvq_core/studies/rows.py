@@ -44,8 +44,9 @@ COLUMNS = {
     "key_bits": "float64",  # an element
     "value_bits": "float64",
     "cache_bytes": "int64",
+    "weights_bytes": "int64",  # of the model's file; null where they are not known
     "kv_ratio": "float64",
-    "storage_floor": "float64",  # mean KLD of an fp16 cache, nats
+    "storage_floor": "float64",  # mean KLD of an fp16 cache, nats; against another file's logits: of the weights
     "kernel_floor": "float64",  # of another kernel
     "correct": "bool",  # of a task: whether the lane's own text is right
     "reference_correct": "bool",
@@ -72,6 +73,7 @@ def rows_of(cell: Cell, record: Record, arrays: Arrays) -> list[Row]:
         "kernel_floor": kernel and kernel.kld_mean,
         "reference_correct": _judged(cell, record.reference.text),
         "seconds": record.timing.total_s,
+        "weights_bytes": record.environment.weights_bytes,
         "top_prob": _top_probs(arrays),
         "structural": _structural(cell, record, len(arrays.get("reference/nll", ()))),
     }

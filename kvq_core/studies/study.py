@@ -131,6 +131,8 @@ class _Going:
         name = _SPEC.format(self.plan.id)
         if kept(self.store, name) is None:
             keep(self.store, name, self.plan.spec.whole(self.plan.prompts).canonical().encode())
+        if self.plan.spec.comparison.reference is not None:
+            self._ask_reference(todo, executor)
         cells, done = {cell.id: cell for cell in todo}, own - len(todo)
         self.progress("Computing", done, own)
         with closing(executor.run(self._works(todo))) as outcomes:
@@ -140,14 +142,23 @@ class _Going:
                 self.progress("Computing", done, own)
         self.missing(self.plan.cells)  # prompts that are asked twice have one run
 
-    def _works(self, todo: list[Cell]) -> list[Work]:
+    def _ask_reference(self, todo: list[Cell], executor: Executor) -> None:
+        """Let a reference that is another file answer all prompts, so that it is loaded once and then no more. Where it
+        cannot, the cell says why. Raises ModelError where no worker has it."""
+        with closing(executor.run(self._works(todo, answer=True))) as outcomes:
+            for number, outcome in enumerate(outcomes, 1):
+                if outcome.unfit is not None:
+                    raise ModelError(outcome.unfit)
+                self.progress("Asking the reference", number, len(todo))
+
+    def _works(self, todo: list[Cell], answer: bool = False) -> list[Work]:
         """Model by model, from another cell in every process on: two that do one study meet in the middle."""
         found: list[Work] = []
         url, limits = url_of(self.store), self.store.limits
         for model in dict.fromkeys(cell.model for cell in todo):
             cells = [cell for cell in todo if cell.model == model]
             first = os.getpid() % len(cells)
-            found += [Work(cell, url, limits) for cell in [*cells[first:], *cells[:first]]]
+            found += [Work(cell, url, limits, answer) for cell in [*cells[first:], *cells[:first]]]
         return found
 
     def _take(self, cell: Cell, outcome: Outcome) -> None:

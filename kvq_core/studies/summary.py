@@ -18,6 +18,7 @@ _MEANS = (
     "key_bits",
     "value_bits",
     "cache_bytes",
+    "weights_bytes",
     "kv_ratio",
     "storage_floor",
     "kernel_floor",
@@ -80,6 +81,8 @@ def _figures(rows: "pd.DataFrame") -> Line:
         "tiers": {tier.word: float((rows["tier"] == tier.word).mean()) for tier in TIERS},
     }
     means = {name: _mean(rows[name]) for name in _MEANS}
+    weights, cache = means["weights_bytes"], means["cache_bytes"]
+    means["total_bytes"] = None if weights is None or cache is None else weights + cache
     return {**line, **means, "confidence": _buckets(rows), **_structure(rows)}
 
 

@@ -2,9 +2,9 @@
 
 import torch
 
+from kvq_core.record.environment import Environment
 from kvq_core.record.fields import (
     CaptureInfo,
-    Environment,
     LaneRecord,
     Memory,
     Metrics,

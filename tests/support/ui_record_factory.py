@@ -3,9 +3,9 @@
 import torch
 
 from kvq_core.methods import make
+from kvq_core.record.environment import Environment
 from kvq_core.record.fields import (
     CaptureInfo,
-    Environment,
     Interval,
     LaneRecord,
     Memory,

@@ -92,5 +92,6 @@ def _fill(
     with (folder / WEIGHTS).open("wb") as stream:
         digest = yield from weights.write(header, model.config, entries, stream)
     told = {"version": VERSION, "sha256": identity.sha256_of(header.path), "file": header.path.name, "mix": header.mix}
+    told["size"] = header.path.stat().st_size
     files.keep_memo(folder / identity.SOURCE, {**told, "files": {**held, WEIGHTS: digest}})
     return digest

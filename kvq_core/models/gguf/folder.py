@@ -21,6 +21,7 @@ class Converted:
     sha256: str  # of the GGUF file
     file: str  # its name
     mix: str  # see Header.mix
+    size: int | None = None  # bytes of the file; None: an older version converted it
 
     @property
     def whole(self) -> str:
@@ -37,7 +38,7 @@ def converted(folder: Path) -> Converted | None:
         whole = all(file_sha256(folder / name) == expected for name, expected in found["files"].items())
     except OSError:
         return None
-    return Converted(folder, found["sha256"], found["file"], found["mix"]) if whole else None
+    return Converted(folder, found["sha256"], found["file"], found["mix"], found.get("size")) if whole else None
 
 
 def file_sha256(file: Path) -> str:

@@ -19,9 +19,8 @@ def rows(klds: dict[tuple[str, str], np.ndarray], **more: list) -> pd.DataFrame:
             tokens = np.array([0.5, 1.5, 1.0, 1.0]) * value
             lists = {"kld": tokens, "same_top": [True, True, False, True], "top_prob": [0.1, 0.3, 0.6, 1.0]}
             counts = {"scored": 4, "flips": 1, "near_tie_flips": 0, "tier": "close", "error": None}
-            means = dict.fromkeys(
-                ("acceptance", "tokens_a_step", "key_bits", "value_bits", "cache_bytes", "kv_ratio"), 0.5
-            )
+            sizes = ("key_bits", "value_bits", "cache_bytes", "weights_bytes", "kv_ratio")
+            means = dict.fromkeys(("acceptance", "tokens_a_step", *sizes), 0.5)
             floors = {"storage_floor": 1e-7, "kernel_floor": None, "structural": [True, False, False, True]}
             shared = {"model": model, "lane": lane, "prompt": str(at), "group": "", "kld_mean": value}
             found.append({**shared, **lists, **counts, **means, **floors, "reference_correct": None, **own})
