@@ -1,6 +1,7 @@
 """How often a model is right on each suite of tasks in full precision: what a quantized cache can lose at most.
 
-A suite of which a model gets less than half right is left out for that model. Prompts are those of seed 0 and the
+A suite of which a model gets less than half right is left out for that model: by studies, which read it from
+presets/tasks. Prompts are those of seed 0 and the
 suites' own options, answers greedy. Intervals are Wilson's, of 95 %.
 """
 
@@ -23,6 +24,7 @@ from kvq_core.errors import SpecError
 from kvq_core.models import LoadedModel, load, second
 from kvq_core.spec import DEFAULT_MODEL
 from kvq_core.studies.prompts import Prompt
+from kvq_core.studies.suites import LEFT_OUT
 from kvq_core.studies.tasks import SUITES, judge, suite
 
 HALF = 0.5  # of the answers right, below which a task is left out
@@ -94,6 +96,8 @@ def main() -> None:
             print(f"{model.title}, {name}: {found[name]}", flush=True)
             ordered = {each: found[each] for each in SUITES if each in found}
             keep(arguments.out, model.id, {"title": model.title, "tokens_a_word": tokens, "suites": ordered})
+            out = {each: told["left_out"] for each, told in ordered.items() if told["left_out"]}
+            keep(LEFT_OUT, model.id, out)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """``python -m kvq_core layers``: what each layer costs alone, and the policy for a budget, verified by a run."""
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kvq_core.cli.bar import Bar
 from kvq_core.cli.output import as_json, columns
-from kvq_core.errors import SpecError, excerpt
+from kvq_core.errors import SpecError
 
 if TYPE_CHECKING:
     from kvq_core.decision.scores import Score
@@ -29,7 +28,7 @@ EXAMPLES = (
 
 def add_arguments(parser: argparse.ArgumentParser, quiet: Callable[[], None]) -> None:
     parser.add_argument("--model", metavar="M", help="model id, folder, or GGUF file; the bundled one otherwise")
-    parser.add_argument("--prompts", metavar="FILE", type=Path, help="prompts to score on, one a line of JSON or text")
+    parser.add_argument("--prompts", metavar="FILE", type=Path, help="prompts to score on, a file as a study has it")
     parser.add_argument(
         "--format",
         metavar="NAME[:knob=value,...]",
@@ -101,22 +100,10 @@ def _solve(arguments: argparse.Namespace) -> None:
 
 
 def read_prompts(file: Path) -> "list[Prompt]":
-    """A prompt a line: an object with the fields of a study's prompt, else text. Raises SpecError."""
-    from kvq_core.studies.prompts import Prompt
+    """The prompts of a file, as a study reads it. Raises SpecError."""
+    from kvq_core.studies.sources import Source
 
-    try:
-        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{excerpt(str(file))} cannot be read: {error}.") from None
-    if not lines:
-        raise SpecError(f"{excerpt(str(file))} holds no prompt; give one a line.")
-    found = []
-    for number, line in enumerate(lines, 1):
-        try:
-            found.append(Prompt.model_validate(json.loads(line) if line.startswith("{") else {"prompt": line}))
-        except (ValueError, SpecError) as error:
-            raise SpecError(f"{excerpt(str(file))}, line {number}: {str(error).splitlines()[0]}") from None
-    return found
+    return list(Source(file=str(file)).read()[0])
 
 
 def _loaded(id: str, bar: Bar) -> "LoadedModel":

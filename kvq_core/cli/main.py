@@ -25,6 +25,7 @@ from kvq_core.cli import measure as measure_cli
 from kvq_core.cli import own as own_cli
 from kvq_core.cli import store as store_cli
 from kvq_core.cli import study as study_cli
+from kvq_core.cli import table as table_cli
 from kvq_core.cli.bar import Bar
 from kvq_core.cli.comparison import add_comparison, comparison
 from kvq_core.cli.output import as_json
@@ -56,6 +57,7 @@ EXAMPLES = {
     "layers": layers_cli.EXAMPLES,
     "engine": engine_cli.EXAMPLES,
     "study": study_cli.EXAMPLES,
+    "table": table_cli.EXAMPLES,
 }
 
 
@@ -133,6 +135,8 @@ def _parser() -> argparse.ArgumentParser:
     study = add("study", summary, study_cli.study)
     study_cli.add_arguments(study, _quiet)
     own_cli.add_method_files(study)
+    summary = "Compute and draw the reference table, or check one that was submitted."
+    table_cli.add_arguments(add("table", summary, table_cli.table), _quiet)
     return parser
 
 

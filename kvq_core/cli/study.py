@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser, quiet: Callable[[], None]) ->
     """What the command ``study`` takes; ``quiet`` silences libraries."""
     parser.add_argument("--spec", metavar="FILE", type=Path, required=True, help="a study as .toml or .json")
     parser.add_argument("--shard", metavar="I/N", type=_shard, help="compute the I-th of N parts alone, from 1/N on")
-    parser.add_argument("--workers", metavar="N", type=_count, default=1, help="processes that compute; default 1")
+    parser.add_argument("--workers", metavar="N", type=count, default=1, help="processes that compute; default 1")
     parser.add_argument("--ray", metavar="auto|ADDRESS", help="compute on the actors of a Ray cluster")
     parser.add_argument("--dry-run", action="store_true", help="tell cells, time and memory, and compute nothing")
     parser.add_argument("--out", metavar="FILE", type=Path, help="also write the rows into this Parquet file")
@@ -46,7 +46,7 @@ def _shard(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
     if not text.isdigit() or not 1 <= int(text) <= 256:
         raise SpecError(f"--workers {excerpt(text)} is not allowed; give a whole number from 1 to 256.")
     return int(text)
@@ -66,7 +66,7 @@ def study(arguments: argparse.Namespace) -> int:
     with redirect_stdout(sys.stderr), Progress() as progress:
         planned = plan(spec, progress)
         if not arguments.dry_run:
-            progress.went_on = lambda: _kept(planned)
+            progress.went_on = lambda: went_on(planned)
             asked = {"shard": arguments.shard, "workers": arguments.workers, "executor": _executor(arguments)}
             result = run_plan(planned, progress=progress, **asked)
     if arguments.dry_run:
@@ -87,7 +87,7 @@ def _executor(arguments: argparse.Namespace) -> "Executor | None":
     return RayActors(arguments.ray)
 
 
-def _kept(planned: "Plan") -> str:
+def went_on(planned: "Plan") -> str:
     """What is told on Ctrl-C."""
     from kvq_core.store.beside import held
     from kvq_core.store.store import open_store

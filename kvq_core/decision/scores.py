@@ -16,9 +16,9 @@ from kvq_core.methods import ModelShape
 from kvq_core.settings import settings
 from kvq_core.spec import TENSORS, Tensor
 from kvq_core.spec.rule import Frozen
+from kvq_core.studies.intervals import mean_interval
 
 VERSION = 1  # raised whenever a change alters scores
-FEWEST = 5  # prompts that an interval needs
 
 
 class Score(Frozen):
@@ -86,14 +86,9 @@ class Sensitivity(Frozen):
 
 
 def _score(of: tuple[str, Tensor, int], klds: np.ndarray) -> Score:
-    low = high = None
-    if len(klds) >= FEWEST:
-        from scipy.stats import bootstrap  # slow to load
-
-        drawn = bootstrap((klds,), np.mean, rng=np.random.default_rng(0), method="percentile", vectorized=True)
-        low, high = float(drawn.confidence_interval.low), float(drawn.confidence_interval.high)
     name, tensor, layer = of
-    return Score(format=name, tensor=tensor, layer=layer, kld_mean=float(klds.mean()), kld_low=low, kld_high=high)
+    found = mean_interval(klds)
+    return Score(format=name, tensor=tensor, layer=layer, kld_mean=found.value, kld_low=found.low, kld_high=found.high)
 
 
 def key(format: str, tensor: Tensor, layer: int) -> str:

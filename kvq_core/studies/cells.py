@@ -14,7 +14,7 @@ from kvq_core.pipeline.prompt import check_places, read_prompt, script
 from kvq_core.spec import Capture, ComparisonSpec, canonical_json
 from kvq_core.studies.prompts import Prompt
 from kvq_core.studies.spec import StudySpec
-from kvq_core.studies.suites import check_verifier
+from kvq_core.studies.suites import check_verifier, left_out
 
 # Of a comparison what a prompt decides; the rest, with all its lanes, is the same in all cells.
 _BY_PROMPT = {"model", "revision", "prompt", "system", "messages", "tools", "continuation", "free_text"}
@@ -100,6 +100,10 @@ def plan(spec: StudySpec, progress: Progress = lambda doing, done, total: None) 
     left: list[LeftOut] = []
     for at, name in enumerate(names):
         model = outline(name, spec.comparison.revision)
+        source = spec.prompts
+        if source.suite is not None and (why := left_out(model.id, source.suite, source.options)):
+            left += [LeftOut(model.id, prompt.id, why) for prompt in prompts]
+            continue
         for number, found in enumerate(_cells(model, name, spec.comparison, prompts), 1):
             (cells if isinstance(found, Cell) else left).append(found)  # type: ignore[arg-type]
             if number % 100 == 0:

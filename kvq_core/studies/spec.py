@@ -69,7 +69,9 @@ class StudySpec(Frozen):
         return canonical_json(self.changed())
 
     def whole(self, prompts: tuple[Prompt, ...]) -> "StudySpec":
-        """The same study with its prompts inside, which needs no file."""
+        """The same study with its prompts inside, which needs no file; a suite's are made again from its seed."""
+        if self.prompts.suite is not None:
+            return self
         return self.model_copy(update={"prompts": Source(rows=prompts)})
 
 

@@ -1,10 +1,15 @@
 """The door to prompts that are made from a seed and to those who judge answers, which live in ``tasks``."""
 
 import importlib
+import json
+from functools import cache
 from typing import Any
 
 from kvq_core.errors import SpecError, excerpt
+from kvq_core.presets import FOLDER
 from kvq_core.studies.prompts import Prompt
+
+LEFT_OUT = FOLDER / "tasks" / "left_out.json"  # by model and suite, why; benchmarks/tasks.py measures and writes it
 
 
 def suite(name: str, **options: Any) -> tuple[Prompt, ...]:
@@ -15,6 +20,19 @@ def suite(name: str, **options: Any) -> tuple[Prompt, ...]:
         raise SpecError(f"Unknown suite {excerpt(name)}. Available: {there}.")
     prompts: tuple[Prompt, ...] = tasks.suite(name, **options)
     return prompts
+
+
+def left_out(model: str, name: str, options: dict[str, Any]) -> str | None:
+    """Why a suite says nothing of a model's caches: in full precision it does not get half of the answers right. None
+    where it does, where that was not measured, and with other options than the suite's own."""
+    reason = None if options else _left_out().get(model, {}).get(name)
+    return reason and f"{name} is left out for {model}: {reason}. Give options that make it easier, or another model."
+
+
+@cache
+def _left_out() -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = json.loads(LEFT_OUT.read_text(encoding="utf-8"))
+    return found
 
 
 def check_verifier(name: str) -> None:

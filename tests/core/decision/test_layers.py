@@ -12,13 +12,14 @@ from kvq_core.cli.layers import read_prompts
 from kvq_core.cli.main import main
 from kvq_core.decision import scores as kept
 from kvq_core.decision.plans import FP16, TOKENS, Candidate
-from kvq_core.decision.scores import FEWEST, Sensitivity, key
+from kvq_core.decision.scores import Sensitivity, key
 from kvq_core.decision.sensitivity import Scored, answer_of, losses, measured
 from kvq_core.decision.solver import free
 from kvq_core.decision.verify import Policy, verified
 from kvq_core.errors import SpecError
 from kvq_core.models import LoadedModel
 from kvq_core.spec import Lane
+from kvq_core.studies.intervals import FEWEST
 from kvq_core.studies.prompts import Prompt
 from tests.core.inspection.test_inspection import Letters, small
 
@@ -130,10 +131,12 @@ def test_a_budget_that_nothing_fits_and_an_engine_without_the_format_are_refused
         list(verified(model, found, 8.0, "vllm", [Prompt(prompt=TEXTS[1])]))
 
 
-def test_prompts_are_lines_of_text_or_objects(tmp_path: Path) -> None:
-    file = tmp_path / "prompts.jsonl"
-    file.write_text('A line.\n\n{"id": "b", "prompt": "Another.", "continuation": "Yes."}\n')
-    assert read_prompts(file) == [Prompt(prompt="A line."), Prompt(id="b", prompt="Another.", continuation="Yes.")]
+def test_prompts_are_those_of_a_study(tmp_path: Path) -> None:
+    file, text = tmp_path / "prompts.jsonl", tmp_path / "prompts.txt"
+    text.write_text("A line.\n\nAnother.\n")
+    assert [prompt.prompt for prompt in read_prompts(text)] == ["A line.", "Another."]
+    file.write_text('{"id": "b", "prompt": "Another.", "continuation": "Yes."}\n')
+    assert read_prompts(file) == [Prompt(id="b", prompt="Another.", continuation="Yes.")]
     file.write_text('{"prompt": ""}\n')
     with pytest.raises(SpecError, match="line 1"):
         read_prompts(file)

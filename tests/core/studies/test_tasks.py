@@ -11,8 +11,15 @@ from typing import Any
 import pytest
 
 from kvq_core.errors import SpecError
+from kvq_core.models import known
+from kvq_core.presets import FOLDER
+from kvq_core.spec import DEFAULT_MODEL
+from kvq_core.studies.cells import plan
 from kvq_core.studies.prompts import Prompt
+from kvq_core.studies.spec import parse_study
+from kvq_core.studies.suites import left_out
 from kvq_core.studies.tasks import SUITES, judge, suite
+from tests.support.study_models import study_data, write_model
 
 N = 12
 HARDER: dict[str, dict[str, Any]] = {
@@ -222,3 +229,30 @@ def test_what_a_suite_cannot_make_is_refused_in_one_line(asked: dict[str, Any], 
     with pytest.raises(SpecError, match=why) as refused:
         suite(**asked)
     assert "\n" not in str(refused.value)
+
+
+def test_studies_leave_out_what_was_measured_to_be_too_hard():
+    """With a suite's own options, for that model alone; with easier ones it is asked."""
+    measured = json.loads((FOLDER.parent / "benchmarks" / "tasks.json").read_text())
+    told = {model: {n: s["left_out"] for n, s in found["suites"].items()} for model, found in measured.items()}
+    for model, found in told.items():
+        assert {name: left_out(model, name, {}) is not None for name in found} == {n: bool(w) for n, w in found.items()}
+        assert sum(why is None for why in found.values()) >= 4, "three kinds and long"
+    assert left_out(DEFAULT_MODEL, "common_words", {"words": 5}) is None
+    assert "fewer than half" in left_out(DEFAULT_MODEL, "common_words", {})
+
+
+def test_a_suite_that_is_left_out_for_one_model_is_asked_of_the_others(tmp_path, monkeypatch):
+    places = [write_model(tmp_path / name, seed) for seed, name in enumerate(("one", "two"))]
+    first = known(str(places[0]))["id"]
+    monkeypatch.setattr("kvq_core.studies.suites._left_out", lambda: {first: {"chain_sums": "1 of 20 right"}})
+    data = study_data(places[0], models=[str(place) for place in places])
+    data["prompts"] = {"suite": "chain_sums", "n": 3}
+    planned = plan(parse_study(data))
+    assert len(planned.cells) == 3 and first not in planned.models
+    assert {each.why.split(":")[0] for each in planned.left_out} == {
+        f"chain_sums is left out for {first.split(':')[0]}"
+    }
+    assert plan(planned.spec.whole(planned.prompts)).id == planned.id, "what is kept of it is the same study"
+    with pytest.raises(SpecError, match="None of the prompts can be run. The first: chain_sums is left out"):
+        plan(parse_study({**data, "models": [str(places[0])]}))

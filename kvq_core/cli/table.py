@@ -1,0 +1,88 @@
+"""``python -m kvq_core table``: the reference table computed, or what is left of it; a submitted one checked."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvq_core.cli.output import as_json
+from kvq_core.cli.study import Progress, count, went_on
+from kvq_core.errors import SpecError
+
+if TYPE_CHECKING:
+    from kvq_core.studies.cells import Plan
+    from kvq_core.studies.result import StudyResult
+    from kvq_core.studies.table import Checked
+
+EXAMPLES = (
+    "python -m kvq_core table --quick\n"
+    "  python -m kvq_core table --workers 2 --out table.md\n"
+    "  python -m kvq_core table --stored --out table.md\n"
+    "  python -m kvq_core table --model owner/name --check their-store"
+)
+PAGE = "http://127.0.0.1:7860"
+
+
+def add_arguments(parser: argparse.ArgumentParser, quiet: Callable[[], None]) -> None:
+    """What the command ``table`` takes; ``quiet`` silences libraries."""
+    parser.add_argument("--quick", action="store_true", help="one prompt of each kind, every method once, 32 tokens")
+    parser.add_argument("--model", metavar="M", help="a row for another model: an id as in a comparison")
+    parser.add_argument("--workers", metavar="N", type=count, default=1, help="processes that compute; default 1")
+    parser.add_argument("--stored", action="store_true", help="draw what the store holds, and compute nothing")
+    parser.add_argument("--check", metavar="STORE", help="compute one cell in twenty of a submitted store again")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="also write the table into this Markdown file")
+    parser.add_argument("--page", metavar="URL", default=PAGE, help=f"where its links open runs; default {PAGE}")
+    parser.set_defaults(quiet=quiet)
+
+
+def table(arguments: argparse.Namespace) -> int:
+    """Compute what is missing of the table and draw it, or check one."""
+    arguments.quiet()
+    from kvq_core.cli.table_text import markdown, runs
+    from kvq_core.machine import files
+    from kvq_core.studies.cells import plan
+    from kvq_core.studies.table import table_spec
+
+    if arguments.check and arguments.stored:
+        raise SpecError("--check and --stored are both given; give one of them.")
+    spec = table_spec(arguments.quick, arguments.model)
+    with redirect_stdout(sys.stderr), Progress() as progress:
+        planned = plan(spec, progress)
+        found = _checked(planned, arguments.check, progress) if arguments.check else []
+        if not arguments.check:
+            progress.went_on = lambda: went_on(planned)
+            result = _result(planned, arguments, progress)
+    if arguments.check:
+        print("\n".join(_line(each) for each in found))
+        return int(any(each.why is not None for each in found))
+    drawn = markdown(result, arguments.page)
+    if arguments.out is not None:
+        files.write(arguments.out, drawn.encode())
+    print(as_json({**result.summary(), "runs": runs(result)}) if arguments.json else drawn)
+    return int(bool(result.failed))
+
+
+def _result(planned: "Plan", arguments: argparse.Namespace, progress: Progress) -> "StudyResult":
+    from kvq_core.studies.study import run_plan, stored_study
+
+    if arguments.stored:
+        return stored_study(planned)
+    return run_plan(planned, workers=arguments.workers, progress=progress)
+
+
+def _checked(planned: "Plan", url: str, progress: Progress) -> "list[Checked]":
+    from kvq_core.store.store import open_store
+    from kvq_core.studies.table import checked, chosen
+
+    found: list[Checked] = []
+    for each in checked(planned, open_store(url)):
+        found.append(each)
+        progress("Computing again", len(found), len(chosen(planned)))
+    return found
+
+
+def _line(found: "Checked") -> str:
+    apart = "" if found.apart is None else f", at most {found.apart:.2g} nats apart"
+    return f"{found.run} {found.prompt}: {found.why or 'agrees'}{apart}"

@@ -1,0 +1,118 @@
+"""The reference table: a study that ships, of every method and format at matched bytes, matched windows and deployed
+settings, on both models.
+
+A row for another model is a store that holds the same study of it; ``checked`` computes one cell in twenty again.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import TypeVar
+
+import numpy as np
+
+from kvq_core.errors import KvqError, ModelError, StoreError
+from kvq_core.events import Finished
+from kvq_core.models import available_models
+from kvq_core.pipeline.compare import compare
+from kvq_core.presets import FOLDER
+from kvq_core.record.arrays import Arrays, array
+from kvq_core.record.fields import Record
+from kvq_core.store.store import Store
+from kvq_core.studies.cells import Cell, Plan
+from kvq_core.studies.spec import StudySpec, read_study
+
+FILE = FOLDER / "table" / "study.toml"
+QUICK_TOKENS = 32
+ONE_IN = 20  # cells, of which one is computed again
+NEAR = 1e-3  # relative, and SMALL absolute in nats: what other threads and processors move the KLD of a token by
+SMALL = 1e-5
+# How labels of lanes begin that are at matched settings, and what the table calls these.
+SETTINGS = {"4.5 bits: ": "matched bytes", "4 + 64: ": "matched windows", "": "as shipped, or as its paper gives it"}
+Each = TypeVar("Each")
+
+
+def table_spec(quick: bool = False, model: str | None = None) -> StudySpec:
+    """The study of the table: of the models that are on this machine, or of another ``model``; ``quick``: the first
+    model, a prompt of each kind, every method once, QUICK_TOKENS new tokens. Its prompts are inside.
+
+    Raises ModelError where none of its models is here.
+    """
+    found = read_study(FILE)
+    prompts, _ = found.prompts.read()
+    here = {choice.id for choice in available_models()}
+    models = (model,) if model is not None else tuple(each for each in found.models if each in here)
+    if not models:
+        raise ModelError(f"None of {', '.join(found.models)} is on this machine; name another with --model.")
+    comparison = found.comparison
+    if quick:
+        models, prompts = models[:1], tuple(_first(prompts, (prompt.group for prompt in prompts)))
+        lanes = tuple(_first(comparison.lanes, (lane.method for lane in comparison.lanes)))
+        comparison = comparison.model_copy(update={"lanes": lanes, "max_new_tokens": QUICK_TOKENS})
+    return found.model_copy(update={"models": models, "comparison": comparison}).whole(prompts)
+
+
+def _first(every: Iterable[Each], kinds: Iterable[object]) -> Iterator[Each]:
+    """Of each kind the first one."""
+    seen = set()
+    for one, kind in zip(every, kinds, strict=True):
+        if kind not in seen:
+            seen.add(kind)
+            yield one
+
+
+def setting(label: str) -> tuple[str, str]:
+    """At what a lane is matched, and its name without that."""
+    begin = next(begin for begin in SETTINGS if label.startswith(begin))
+    return SETTINGS[begin], label.removeprefix(begin)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A cell that was computed again: ``apart`` is the largest difference of the KLD of a token, in nats, where they
+    were compared; ``why``: what does not agree, None where all does."""
+
+    run: str
+    prompt: str
+    apart: float | None
+    why: str | None
+
+
+def chosen(plan: Plan) -> list[Cell]:
+    """One cell in ONE_IN, by the hash of its id and the study's: nobody who submits a table picks them."""
+    order = sorted(plan.cells, key=lambda cell: sha256(f"{plan.id} {cell.id}".encode()).digest())
+    return order[: -(-len(order) // ONE_IN)]
+
+
+def checked(plan: Plan, store: Store) -> Iterator[Checked]:
+    """Every chosen cell of a table that was submitted, computed again beside what the ``store`` holds of it.
+
+    Raises StoreError where a run of the table is not there or damaged: a table is shown as a whole or not at all.
+    """
+    for cell in plan.cells:
+        if not store.exists(cell.id):
+            raise StoreError(f"Prompt {cell.prompt.id!r} of {cell.title}: run {cell.id} is not in this store.")
+    for cell in chosen(plan):
+        known, arrays = store.load(cell.id)
+        yield _compared(cell, known, arrays)
+
+
+def _compared(cell: Cell, known: Record, arrays: Arrays) -> Checked:
+    """What of the followed text and of the lanes' KLD is another when the cell is computed again."""
+    try:
+        fresh = next(event for event in compare(cell.spec) if isinstance(event, Finished))
+    except KvqError as error:
+        return Checked(cell.id, cell.prompt.id, None, str(error))
+    if fresh.record.reference.token_ids != known.reference.token_ids:
+        return Checked(cell.id, cell.prompt.id, None, "the reference's answer is another")
+    most = 0.0
+    for at, lane in enumerate(known.lanes):
+        one, other = (array(each, f"lane/{at}/kld") for each in (fresh.arrays, arrays))
+        if one is None or other is None or one.shape != other.shape:
+            if one is not other:
+                return Checked(cell.id, cell.prompt.id, None, f"{lane.label} is scored otherwise")
+            continue
+        most = max(most, float(np.abs(one - other).max(initial=0.0)))
+        if not np.allclose(one, other, rtol=NEAR, atol=SMALL):
+            return Checked(cell.id, cell.prompt.id, most, f"{lane.label}: the KLD of a token is {most:.2g} nats off")
+    return Checked(cell.id, cell.prompt.id, most, None)

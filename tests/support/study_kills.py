@@ -1,0 +1,145 @@
+"""Kills what computes studies: ``python -m tests.support.study_kills FOLDER SHARDS WORKERS RAY`` prints, for each study
+that was finished in spite of so many kills, what of it is not as it should be.
+
+The three numbers are kills. ``shards``: whole processes that compute a shard. ``workers``: those of local processes,
+forked here from a process that is warm, where the program spawns them. ``ray``: actors of a local cluster.
+"""
+
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from itertools import cycle
+from pathlib import Path
+from unittest.mock import patch
+
+import psutil
+
+from kvq_core.models import load
+from kvq_core.store.beside import held
+from kvq_core.store.store import Store, open_store
+from kvq_core.studies.cells import Plan, plan
+from kvq_core.studies.executors import Processes
+from kvq_core.studies.spec import parse_study
+from kvq_core.studies.study import run_plan, stored_study
+from tests.support.study_models import study_data, write_model
+
+CELLS = 6
+SOON = 0.6  # of the time that a study takes, within which a process is killed
+Attempt = Callable[[Plan, Store, float, random.Random], int]  # kills, 0 where what was begun has ended by itself
+
+
+def forked(work: Callable[[], object]) -> int:
+    """The id of a child that does the work and ends."""
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    return child
+
+
+def ended(child: int) -> bool:
+    """Waits for a child; whether it ended by itself."""
+    status = os.waitpid(child, 0)[1]
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status):
+        raise RuntimeError("a process that was not killed has failed")
+    return os.WIFEXITED(status)
+
+
+def a_shard(turn: cycle) -> Attempt:
+    """Kills the process that computes a shard."""
+
+    def attempt(planned: Plan, store: Store, whole: float, chance: random.Random) -> int:
+        number = next(turn)
+        child = forked(lambda: run_plan(planned, store, shard=(number, 2)))
+        time.sleep(whole * SOON * chance.random())
+        os.kill(child, signal.SIGKILL)
+        return int(not ended(child))
+
+    return attempt
+
+
+def a_worker(planned: Plan, store: Store, whole: float, chance: random.Random) -> int:
+    """Kills workers of a study again and again while it goes on."""
+    fork = multiprocessing.get_context("fork")
+    with patch("kvq_core.studies.executors.multiprocessing.get_context", lambda kind: fork):
+        child = forked(lambda: run_plan(planned, store, executor=Processes(2)))
+    kills = 0
+    while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+        time.sleep(whole * SOON * chance.random())
+        if workers := psutil.Process(child).children():
+            chance.choice(workers).kill()
+            kills += 1
+    ended(child)
+    return kills
+
+
+def an_actor(planned: Plan, store: Store, whole: float, chance: random.Random) -> int:
+    """Kills an actor after every cell."""
+    from kvq_core.studies.ray_core import RayActors
+
+    kills = []
+
+    def progress(doing: str, done: int, total: int) -> None:
+        every = psutil.Process().children(recursive=True)
+        actors = [process for process in every if process.name().startswith("ray::_Worker")]
+        if doing == "Computing" and actors and done < total:
+            chance.choice(actors).kill()
+            kills.append(done)
+
+    run_plan(planned, store, executor=RayActors(actors=2), progress=progress)
+    return len(kills)
+
+
+def wrong(planned: Plan, store: Store, known: list[float]) -> str:
+    """What of a finished study is not as it should be: cells that are lost or doubled, damaged files, other figures."""
+    ids = {cell.id for cell in planned.cells}
+    for id in ids:
+        store.load(id)  # raises StoreError where a file is damaged
+    found = stored_study(planned, store)
+    if held(store, ids) != ids or found.cells["done"] != len(ids):
+        return f"{found.cells} of {len(ids)}"
+    if len(list(Path(store.root).glob("*/manifest.json"))) != len(ids) or len(found.table) != 2 * len(ids):
+        return f"{len(found.table)} rows"
+    return "" if list(found.table["kld_mean"]) == known else "other figures"
+
+
+def campaign(series: str, attempt: Attempt, wanted: int, planned: Plan, folder: Path) -> None:
+    """Studies one after the other, each in a store of its own and killed until it is done."""
+    began = time.monotonic()
+    known = list(run_plan(planned, open_store(str(folder / series / "known"))).table["kld_mean"])
+    whole, chance, kills, number = time.monotonic() - began, random.Random(1), 0, 0
+    while kills < wanted:
+        store = open_store(str(folder / series / str(number)))
+        own = 0
+        while len(held(store, (cell.id for cell in planned.cells))) < len(planned.cells):
+            own += attempt(planned, store, whole, chance)
+        kills, number = kills + own, number + 1
+        print(series, own, wrong(planned, store, known) or "whole", flush=True)
+
+
+def main(folder: Path, shards: int, workers: int, ray: int) -> None:
+    model = write_model(folder / "tiny")
+    load(str(model))
+    planned = plan(parse_study(study_data(model, CELLS)))
+    campaign("shards", a_shard(cycle((1, 2))), shards, planned, folder)
+    campaign("workers", a_worker, workers, planned, folder)
+    if ray:
+        from ray.cluster_utils import Cluster
+
+        cluster = Cluster(initialize_head=True, connect=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+        try:
+            campaign("ray", an_actor, ray, planned, folder)
+        finally:
+            cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
