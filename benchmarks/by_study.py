@@ -1,4 +1,6 @@
-"""For the documents: how often a study's intervals hold what they should, in simulation."""
+"""For the documents: how often a study's intervals hold what they should, in simulation, and what a study costs."""
+
+from collections.abc import Iterator
 
 from benchmarks.measured import figures, table
 
@@ -13,3 +15,32 @@ def intervals_part() -> str:
     ]
     head = "Standard deviation of log KLD | Prompts | Intervals that hold the mean | Equal lanes told apart"
     return f"{table(head, *rows)}\n\n{found['studies']:,} studies a row, {found['resamples']:,} resamples an interval."
+
+
+def study_costs_part() -> str:
+    found = figures("studies")
+    if not found:
+        return "Not measured yet: `python benchmarks/studies.py`."
+    return table("What | Measured | Target", *_costs(found))
+
+
+def _costs(found: dict[str, dict[str, float]]) -> Iterator[tuple[str, ...]]:
+    """What was measured, each where it was."""
+    if part := found.get("plan"):
+        what = f"Planning {part['cells']:,} cells of {part['tokens']} tokens and 3 lanes"
+        yield what, f"{part['cpu_s']:.1f} s", f"{part['target_s']} s"
+    if part := found.get("resume"):
+        what = f"Going on with a study whose {part['cells']:,} cells are done"
+        yield what, f"{part['cpu_s']:.1f} s", f"{part['target_s']} s"
+    if part := found.get("open"):
+        what = f"Opening a study of {part['prompts']} prompts and {part['lanes']} lanes, all its figures"
+        yield what, f"{part['cpu_s']:.1f} s", f"{part['target_s']} s"
+    if part := found.get("memory"):
+        what = f"What a worker's memory grows by from a tenth of {part['cells']} cells to all of them"
+        yield what, f"{part['grown_bytes'] / 1e6:.1f} MB", "0"
+    if part := found.get("workers"):
+        yield (
+            "Two workers of a thread against one, a short study",
+            f"{part['ratio']:.2f} times",
+            f"{part['target']} times",
+        )

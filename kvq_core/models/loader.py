@@ -119,11 +119,27 @@ class LoadedModel:
         ``system`` None keeps the chat template's own system message, "" asks for none. Raises SpecError where the
         model has no chat template, or one that refuses or leaves out what it is given.
         """
+        (found,) = self.render_each([(prompt, system)], chat)
+        if isinstance(found, SpecError):
+            raise found
+        return found
+
+    def render_each(self, prompts: Sequence[tuple[str, str | None]], chat: bool) -> list[list[int] | SpecError]:
+        """``render`` of many prompts, each with its system message, encoded at once; the error where it would raise."""
+        found = [self._rendered(prompt, system, chat) for prompt, system in prompts]
+        texts = [text for text in found if isinstance(text, str)]
+        ids = iter(self.tokenizer(texts, add_special_tokens=not chat)["input_ids"] if texts else ())
+        return [list(next(ids)) if isinstance(each, str) else each for each in found]
+
+    def _rendered(self, prompt: str, system: str | None, chat: bool) -> str | SpecError:
         if not chat:
-            return list(self.tokenizer(prompt)["input_ids"])
+            return prompt
         if not getattr(self.tokenizer, "chat_template", None):
-            raise SpecError(f"{self.id} has no chat template; set chat = false to send the prompt as it is.")
-        return self.encode(conversation(self.tokenizer, self.id, prompt, system))
+            return SpecError(f"{self.id} has no chat template; set chat = false to send the prompt as it is.")
+        try:
+            return conversation(self.tokenizer, self.id, prompt, system)
+        except SpecError as error:
+            return error
 
     def render_turns(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[tuple[list[int], bool]]:
         """A conversation's token ids in turns, each with whether the assistant answered them, see turns.turn_ids.

@@ -11,13 +11,13 @@ def render(model: LoadedModel, spec: ComparisonSpec) -> list[int]:
     return script(model, spec).ids
 
 
-def script(model: LoadedModel, spec: ComparisonSpec) -> Script:
+def script(model: LoadedModel, spec: ComparisonSpec, rendered: list[int] | None = None) -> Script:
     """The prompt, or the conversation, as the model reads it, checked against the model.
 
     Raises SpecError: longer than the context, or a lane that cannot run on the model; nothing is left to fail later
     that can be known now.
     """
-    read = read_prompt(model, spec)
+    read = read_prompt(model, spec, rendered)
     check_places(model, spec)
     for lane in spec.lanes:
         for rule in lane.every_rule:
@@ -29,10 +29,13 @@ def script(model: LoadedModel, spec: ComparisonSpec) -> Script:
     return read
 
 
-def read_prompt(model: LoadedModel, spec: ComparisonSpec) -> Script:
-    """``script`` without a look at lanes. Raises SpecError where it has no tokens, or more than the context."""
+def read_prompt(model: LoadedModel, spec: ComparisonSpec, rendered: list[int] | None = None) -> Script:
+    """``script`` without a look at lanes; ``rendered``: the ids of a prompt that has been rendered already.
+
+    Raises SpecError where it has no tokens, or more than the context.
+    """
     if spec.messages is None:
-        turns = [(model.render(spec.prompt, spec.system, spec.chat), False)]
+        turns = [(model.render(spec.prompt, spec.system, spec.chat) if rendered is None else rendered, False)]
     else:
         turns = model.render_turns(spec.messages, spec.tools)
     read = Script.of_turns(turns)

@@ -123,11 +123,15 @@ def _cells(
     place, changed = place_of(model, shared.lanes, shared.reference), shared.changed()
     same = {field: value for field, value in changed.items() if field not in _BY_PROMPT}
     read = script if any(rule.spans for lane in shared.lanes for rule in lane.every_rule) else read_prompt
-    for prompt in prompts:
-        spec = _asked(shared, prompt)
+    asked = [_asked(shared, prompt) for prompt in prompts]
+    rendered = iter(model.render_each([(s.prompt, s.system) for s in asked if s.messages is None], shared.chat))
+    for prompt, spec in zip(prompts, asked, strict=True):
         own = spec.model_dump(mode="json", exclude_defaults=True, include=_BY_PROMPT)
         try:
-            ids = read(model, spec).ids
+            given = None if spec.messages is not None else next(rendered)
+            if isinstance(given, SpecError):
+                raise given
+            ids = read(model, spec, given).ids
         except SpecError as error:
             yield LeftOut(known, prompt.id, str(error))
             continue

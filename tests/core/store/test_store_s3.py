@@ -15,11 +15,16 @@ import s3fs
 from moto.server import ThreadedMotoServer
 
 from kvq_core.errors import StoreError
+from kvq_core.store.beside import held
 from kvq_core.store.retention import Quota
 from kvq_core.store.store import S3_ATTEMPTS, S3_PATIENCE, open_store
+from kvq_core.studies.cells import plan
+from kvq_core.studies.spec import parse_study
+from kvq_core.studies.study import run_plan, stored_study
 from tests.core.store.test_store import ID, same
 from tests.core.store.test_store_limits import forget_looks, ids, run_id, sample
 from tests.support.sample_record import make_sample
+from tests.support.study_models import study_data, write_model
 
 ROOT = Path(__file__).parents[3]
 
@@ -94,6 +99,16 @@ def test_old_runs_make_way(url):
     assert run_id(8) in left and run_id(1) not in left and store.usage().size <= 200_000
     store.share(left[0])
     assert store.shared(left[0]) == "link" and store.load(left[0])[0].id == left[0]
+
+
+def test_a_study_goes_on_there(url, tmp_path):
+    """A shard, then the whole, which finds what the shard has kept."""
+    planned = plan(parse_study(study_data(write_model(tmp_path / "tiny"), 4)))
+    ids = [cell.id for cell in planned.cells]
+    assert run_plan(planned, open_store(url), shard=(1, 2)).cells["done"] == len(held(open_store(url), ids)) == 2
+    done = run_plan(planned, open_store(url))
+    assert done.cells["done"] == len(held(open_store(url), ids)) == 4
+    assert stored_study(planned, open_store(url)).summary() == done.summary()
 
 
 OTHER = """
