@@ -11,6 +11,7 @@ import random
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
@@ -28,7 +29,7 @@ from kvq_core.studies.study import run_plan, stored_study
 from tests.support.study_models import study_data, write_model
 
 CELLS = 6
-SOON = 0.6  # of the time that a study takes, within which a process is killed
+MOST = 2  # cells that are done before a process is killed, at most
 Attempt = Callable[[Plan, Store, float, random.Random], int]  # kills, 0 where what was begun has ended by itself
 
 
@@ -40,6 +41,8 @@ def forked(work: Callable[[], object]) -> int:
         try:
             work()
             status = 0
+        except Exception:
+            traceback.print_exc()
         finally:
             os._exit(status)
     return child
@@ -53,27 +56,40 @@ def ended(child: int) -> bool:
     return os.WIFEXITED(status)
 
 
+def moment(store: Store, child: int, cell: float, chance: random.Random) -> bool:
+    """Waits for a moment within or between cells; whether the child still goes on then."""
+    root, after = Path(store.root), chance.randint(0, MOST)
+    before = len(list(root.glob("[0-9a-f]*/manifest.json")))
+    while going(child) and len(list(root.glob("[0-9a-f]*/manifest.json"))) < before + after:
+        time.sleep(0.005)
+    time.sleep(cell * chance.random())
+    return going(child)
+
+
+def going(child: int) -> bool:
+    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+
 def a_shard(turn: cycle) -> Attempt:
     """Kills the process that computes a shard."""
 
-    def attempt(planned: Plan, store: Store, whole: float, chance: random.Random) -> int:
+    def attempt(planned: Plan, store: Store, cell: float, chance: random.Random) -> int:
         number = next(turn)
         child = forked(lambda: run_plan(planned, store, shard=(number, 2)))
-        time.sleep(whole * SOON * chance.random())
+        moment(store, child, cell, chance)
         os.kill(child, signal.SIGKILL)
         return int(not ended(child))
 
     return attempt
 
 
-def a_worker(planned: Plan, store: Store, whole: float, chance: random.Random) -> int:
+def a_worker(planned: Plan, store: Store, cell: float, chance: random.Random) -> int:
     """Kills workers of a study again and again while it goes on."""
     fork = multiprocessing.get_context("fork")
     with patch("kvq_core.studies.executors.multiprocessing.get_context", lambda kind: fork):
         child = forked(lambda: run_plan(planned, store, executor=Processes(2)))
     kills = 0
-    while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-        time.sleep(whole * SOON * chance.random())
+    while moment(store, child, cell, chance):
         if workers := psutil.Process(child).children():
             chance.choice(workers).kill()
             kills += 1
@@ -81,7 +97,7 @@ def a_worker(planned: Plan, store: Store, whole: float, chance: random.Random) -
     return kills
 
 
-def an_actor(planned: Plan, store: Store, whole: float, chance: random.Random) -> int:
+def an_actor(planned: Plan, store: Store, cell: float, chance: random.Random) -> int:
     """Kills an actor after every cell."""
     from kvq_core.studies.ray_core import RayActors
 
@@ -106,21 +122,23 @@ def wrong(planned: Plan, store: Store, known: list[float]) -> str:
     found = stored_study(planned, store)
     if held(store, ids) != ids or found.cells["done"] != len(ids):
         return f"{found.cells} of {len(ids)}"
-    if len(list(Path(store.root).glob("*/manifest.json"))) != len(ids) or len(found.table) != 2 * len(ids):
+    if len(list(Path(store.root).glob("[0-9a-f]*/manifest.json"))) != len(ids) or len(found.table) != 2 * len(ids):
         return f"{len(found.table)} rows"
     return "" if list(found.table["kld_mean"]) == known else "other figures"
 
 
 def campaign(series: str, attempt: Attempt, wanted: int, planned: Plan, folder: Path) -> None:
-    """Studies one after the other, each in a store of its own and killed until it is done."""
-    began = time.monotonic()
-    known = list(run_plan(planned, open_store(str(folder / series / "known"))).table["kld_mean"])
-    whole, chance, kills, number = time.monotonic() - began, random.Random(1), 0, 0
+    """Studies one after the other, each in a store of its own and killed until it is done. This process computes
+    nothing before it forks: locks that threads hold then are held for ever."""
+    began, unharmed = time.monotonic(), open_store(str(folder / series / "known"))
+    ended(forked(lambda: run_plan(planned, unharmed)))
+    known = list(stored_study(planned, unharmed).table["kld_mean"])
+    cell, chance, kills, number = (time.monotonic() - began) / CELLS, random.Random(1), 0, 0
     while kills < wanted:
         store = open_store(str(folder / series / str(number)))
         own = 0
         while len(held(store, (cell.id for cell in planned.cells))) < len(planned.cells):
-            own += attempt(planned, store, whole, chance)
+            own += attempt(planned, store, cell, chance)
         kills, number = kills + own, number + 1
         print(series, own, wrong(planned, store, known) or "whole", flush=True)
 
@@ -134,7 +152,8 @@ def main(folder: Path, shards: int, workers: int, ray: int) -> None:
     if ray:
         from ray.cluster_utils import Cluster
 
-        cluster = Cluster(initialize_head=True, connect=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+        node = {"num_cpus": 2, "include_dashboard": False}
+        cluster = Cluster(initialize_head=True, connect=True, head_node_args=node)
         try:
             campaign("ray", an_actor, ray, planned, folder)
         finally:
