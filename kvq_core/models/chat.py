@@ -31,3 +31,15 @@ def conversation(tokenizer: Any, model: str, prompt: str, system: str | None) ->
             f"The chat template of {model} leaves out the {dropped[0]} text or changes it. To go on, {what}."
         )
     return rendered
+
+
+def rendered(tokenizer: Any, model: str, prompt: str, system: str | None, chat: bool) -> str | SpecError:
+    """The text that a model reads, with its template or, without ``chat``, as it is; the error where it reads none."""
+    if not chat:
+        return prompt
+    if not getattr(tokenizer, "chat_template", None):
+        return SpecError(f"{model} has no chat template; set chat = false to send the prompt as it is.")
+    try:
+        return conversation(tokenizer, model, prompt, system)
+    except SpecError as error:
+        return error

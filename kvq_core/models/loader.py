@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from kvq_core.errors import ModelError, SpecError
-from kvq_core.machine.memory import release_memory
 from kvq_core.methods import ModelRef, ModelShape
 from kvq_core.models import identity
-from kvq_core.models.chat import conversation
+from kvq_core.models.chat import rendered
 from kvq_core.models.choice import check_offered
 from kvq_core.models.gguf.folder import Steps
 from kvq_core.models.head import logits_of
@@ -126,20 +125,10 @@ class LoadedModel:
 
     def render_each(self, prompts: Sequence[tuple[str, str | None]], chat: bool) -> list[list[int] | SpecError]:
         """``render`` of many prompts, each with its system message, encoded at once; the error where it would raise."""
-        found = [self._rendered(prompt, system, chat) for prompt, system in prompts]
+        found = [rendered(self.tokenizer, self.id, *each, chat) for each in prompts]
         texts = [text for text in found if isinstance(text, str)]
         ids = iter(self.tokenizer(texts, add_special_tokens=not chat)["input_ids"] if texts else ())
         return [list(next(ids)) if isinstance(each, str) else each for each in found]
-
-    def _rendered(self, prompt: str, system: str | None, chat: bool) -> str | SpecError:
-        if not chat:
-            return prompt
-        if not getattr(self.tokenizer, "chat_template", None):
-            return SpecError(f"{self.id} has no chat template; set chat = false to send the prompt as it is.")
-        try:
-            return conversation(self.tokenizer, self.id, prompt, system)
-        except SpecError as error:
-            return error
 
     def render_turns(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[tuple[list[int], bool]]:
         """A conversation's token ids in turns, each with whether the assistant answered them, see turns.turn_ids.
@@ -200,9 +189,8 @@ def wrap(model: Any, tokenizer: Any, *, id: str, title: str = "", revision: str 
     check_model(model)
     weights = identity.weights_in_memory(model)
     whole = identity.whole_in_memory(weights, model, tokenizer)
-    size = sum(weight.numel() * weight.element_size() for weight in model.parameters())
-    loaded = LoadedModel(id, title or id, revision, model, tokenizer, weights[:16], whole[:16], weights_bytes=size)
-    return _ready(loaded)
+    size = sum(weight.nbytes for weight in model.parameters())
+    return _ready(LoadedModel(id, title or id, revision, model, tokenizer, weights[:16], whole[:16], None, size))
 
 
 _loading = threading.Lock()
@@ -264,10 +252,8 @@ def loaded_model() -> LoadedModel | None:
 
 def release() -> None:
     """Let go of the model in memory, which is freed once no run is on it: before another one is loaded."""
-    global _held
     with _loading:
-        _held = {}
-    release_memory()
+        _held.clear()
 
 
 def _load(id: str, revision: str | None) -> LoadedModel:

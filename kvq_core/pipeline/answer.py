@@ -101,6 +101,7 @@ def answered(
         return found
     if in_memory(spec.reference) is None:
         release()
+        release_memory()
         yield Loading(spec.reference)
     answer = yield from _computed(load(spec.reference), spec, read, follow)
     release_memory()

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Protocol
@@ -68,9 +68,11 @@ def compute(work: Work) -> Outcome:
         return Outcome(cell.id, unfit=str(error))
     try:
         store = open_store(work.store, work.limits)
-        for event in against(cell.spec, store) if work.answer else compare(cell.spec, store):
-            if isinstance(event, Finished):
-                return _finished(cell, event)
+        # closed by hand: a Ctrl-C while the garbage collector closes it would be lost
+        with closing(against(cell.spec, store) if work.answer else compare(cell.spec, store)) as events:
+            for event in events:
+                if isinstance(event, Finished):
+                    return _finished(cell, event)
         if work.answer:
             return Outcome(cell.id)
     except KvqError as error:
