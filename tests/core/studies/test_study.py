@@ -251,25 +251,6 @@ def test_followed_tokens_are_those_that_are_scored(model, store):
     assert record.reference.token_ids[-len(ids) :] == ids
 
 
-@pytest.mark.slow
-def test_ctrl_c_leaves_everything_usable(model, tmp_path):
-    place, store = write_study(tmp_path / "s.json", study_data(model, 100)), tmp_path / "store"
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(command(place, store), env=environment(store), cwd=ROOT, **quiet)
-    while not list(store.glob("[0-9a-f]*/manifest.json")) and process.poll() is None:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    told = process.communicate()[1].splitlines()[-1]
-    assert process.returncode == 130 and "cells are in the store, and the same command goes on from them" in told
-    planned = plan(parse_study(study_data(model, 100)))
-    there = held(open_store(str(store)), [cell.id for cell in planned.cells])
-    assert 0 < len(there) < 100 and told.startswith(f"Interrupted; {len(there)} of 100")
-    assert all(open_store(str(store)).load(id) for id in there)
-    asked = []
-    done = run_plan(planned, open_store(str(store)), progress=lambda *now: asked.append(now))
-    assert done.cells["done"] == 100 and ("Computing", len(there), 100) in asked
-
-
 def test_two_studies_of_one_id_at_once_share_their_cells(model, store):
     planned = plan(parse_study(study_data(model, 12)))
     with ThreadPoolExecutor(2) as both:
