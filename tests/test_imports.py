@@ -35,7 +35,6 @@ _TABLE = """
     analysis: errors methods record spec
     models: errors machine methods settings spec
     engine: codecs divergence errors kernels machine methods models spec
-    external: errors models
     training: codebooks errors kernels machine methods models settings spec
     capture: codecs divergence engine errors machine methods models settings spec
     metrics: capture codecs divergence engine errors methods record
@@ -43,6 +42,7 @@ _TABLE = """
     sizing: codecs errors
     pipeline: analysis capture codecs engine errors events logs machine methods metrics models presets record
         settings spec store
+    external: errors events models pipeline record spec
     inspection: analysis capture engine errors machine methods metrics models presets settings spec
     packed: codebooks codecs engine errors events kernels machine methods models pipeline spec
     claims: analysis capture codebooks codecs divergence engine errors machine methods metrics models pipeline
