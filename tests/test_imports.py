@@ -81,7 +81,7 @@ OPEN_TO_THE_PAGE = {
     "claims": {"board", "side_by_side"},
     "inspection": {"look", "report", "rules"},
     "packed": {"lanes"},
-    "pipeline": {"compare", "estimate", "examples"},
+    "pipeline": {"added", "compare", "estimate", "examples"},
     "training": {"offer"},
     "machine": {"files", "memory"},
 }
