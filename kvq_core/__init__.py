@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kvq_core.inspection import Inspection, inspect_model
     from kvq_core.methods import make
     from kvq_core.packed import packed_cache
-    from kvq_core.pipeline.added import add_lane
+    from kvq_core.pipeline.added import add_lane, capture_lane
     from kvq_core.pipeline.compare import compare, run
     from kvq_core.pipeline.roundtrip import Roundtrip, roundtrip
     from kvq_core.pipeline.why import measure_why
@@ -33,7 +33,7 @@ _HOMES = {
     "inspection": ("Inspection", "inspect_model"),
     "methods": ("make",),
     "packed": ("packed_cache",),
-    "pipeline.added": ("add_lane",),
+    "pipeline.added": ("add_lane", "capture_lane"),
     "pipeline.compare": ("compare", "run"),
     "pipeline.roundtrip": ("Roundtrip", "roundtrip"),
     "pipeline.why": ("measure_why",),
@@ -59,6 +59,7 @@ __all__ = [
     "StudyResult",
     "StudySpec",
     "add_lane",
+    "capture_lane",
     "compare",
     "from_function",
     "inspect_model",

@@ -122,6 +122,10 @@ SURFACE = {
         "(run: kvq_core.record.fields.Record | str, lane: kvq_core.spec.lane.Lane, "
         "store: kvq_core.store.store.Store | None = None) -> kvq_core.record.fields.Record"
     ),
+    "capture_lane": (
+        "(run: kvq_core.record.fields.Record | str, label: str, store: kvq_core.store.store.Store | None = None)"
+        " -> kvq_core.record.fields.Record"
+    ),
     "compare": f"({_RUN}, owner: str = '') -> collections.abc.Generator[{_EVENT}]",
     "from_function": (
         "(function: collections.abc.Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]], "

@@ -58,7 +58,8 @@ def _lane(text: str) -> "Lane":
 
 def why(arguments: argparse.Namespace) -> None:
     """Measure what a lane's damage comes from, and print it."""
-    from kvq_core.pipeline.why import asking_why, index_of, why_of
+    from kvq_core.pipeline.added import index_of
+    from kvq_core.pipeline.why import asking_why, why_of
     from kvq_core.store.store import open_store
 
     store = open_store()

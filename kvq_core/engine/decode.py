@@ -47,10 +47,12 @@ class Decode:
         given: list[int] | None = None,
         follow: list[int] | None = None,
         answered: Tensor | None = None,
+        few: bool = False,
     ):
         """``given``: what the reference answered beside other lanes; here, too, it goes that way and no other.
         ``follow``: the ids of a continuation, where they are known. ``answered``: the reference's logits (positions,
-        vocabulary) by scored position, of a batch of its own; then it has no row beside the lanes."""
+        vocabulary) by scored position, of a batch of its own; then it has no row beside the lanes. ``few``:
+        products are those for few rows."""
         self.model, self.prefill, self.spec, self.stress = model, prefill, spec, stress
         if follow is None and spec.continuation is not None:
             follow = model.encode(spec.continuation)
@@ -59,7 +61,7 @@ class Decode:
         self.rope: Rope = model.rope(len(prefill.ids) + self.total)
         self.script = Script.of_prompt(prefill.ids)
         self.shared = Shared()  # streams that lanes have alike are encoded once
-        self._given, self._answered = given, answered
+        self._given, self._answered, self._few = given, answered, few
         self._first = 1 if answered is None else 0  # row of the first lane
         self.states = [LaneState(lane) for lane in lanes]
         self.token_ids: list[int] = []
@@ -89,7 +91,7 @@ class Decode:
         self._narrow = self.model.widest < threads.NARROW
         self._stepping = replace(
             self.model,
-            model=divide_products(self.model.model, self.rows.cores if self._narrow else 1, self._first == 0),
+            model=divide_products(self.model.model, self.rows.cores if self._narrow else 1, self._few),
         )
         self._forced = self._stepping  # while the forced rows are fed
         for row, state in enumerate(self.states_running, 1):

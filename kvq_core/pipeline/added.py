@@ -46,11 +46,14 @@ def add_lane(run: Record | str, lane: Lane, store: Store | None = None) -> Recor
 
 
 def adding(
-    parent: Record, lanes: Sequence[Lane], store: Store | None = None, owner: str = "", free_text: bool | None = None
+    parent: Record, lanes: Sequence[Lane], store: Store | None = None, owner: str = "", about: str = ""
 ) -> Generator[Event]:
-    """``add_lane`` of several lanes in one batch, as ``compare`` tells of a run; ``free_text`` None: as the parent has
-    it. ``owner``: only what was read for them is looked for in memory."""
-    spec = spec_of(parent, lanes, free_text)
+    """``add_lane`` of several lanes in one batch, as ``compare`` tells of a run. ``owner``: only what was read for them
+    is looked for in memory. ``about``: see ``spec_of``."""
+    return _following(parent, spec_of(parent, lanes, about), store, owner)
+
+
+def _following(parent: Record, spec: ComparisonSpec, store: Store | None, owner: str) -> Generator[Event]:
     with memory_errors_as_limits():
         yield Loading(spec.model)
         for done, total in prepare(spec.model, spec.revision):
@@ -75,15 +78,49 @@ def adding_on(
     yield finished
 
 
-def spec_of(parent: Record, lanes: Sequence[Lane], free_text: bool | None = None) -> ComparisonSpec:
-    """What is asked where lanes are added to a run: its comparison with these lanes alone, nothing captured. Raises
-    SpecError."""
+def capture_lane(run: Record | str, label: str, store: Store | None = None) -> Record:
+    """Look at one lane of a finished run, by its label, in every layer and head, and return the record of it, whose
+    arrays a store holds: score maps, attention at more steps, key distributions. Its KLD stands beside the one that
+    was recorded: the two differ by what another size of the batch moves. Raises SpecError as ``add_lane`` does."""
+    parent = run if isinstance(run, Record) else (store or open_store()).load(run)[0]
+    for event in capturing(parent, index_of(parent, label), store):
+        if isinstance(event, Finished):
+            if event.unkept:
+                raise StoreError(event.unkept)
+            return event.record
+    raise AssertionError("what is captured ends with Finished")
+
+
+def capturing(parent: Record, at: int, store: Store | None = None, owner: str = "") -> Generator[Event]:
+    """``capture_lane`` as ``compare`` tells of a run."""
+    return _following(parent, captures_of(parent, at), store, owner)
+
+
+def captures_of(parent: Record, at: int) -> ComparisonSpec:
+    """What is asked where every layer and head of a run's lane is looked at."""
+    asked = parse_spec(parent.spec)
+    every = Capture(layers="all", detail="deep")
+    changes = {"capture": every, "floors": "storage", "free_text": False, "lanes": (asked.lanes[at],)}
+    return asked.model_copy(update=changes)
+
+
+def index_of(record: Record, label: str) -> int:
+    """Which of a run's lanes has that label. Raises SpecError."""
+    labels = [lane.label for lane in record.lanes]
+    if label not in labels:
+        raise SpecError(f"Run {record.id} has no lane {excerpt(label)}; its lanes: {', '.join(labels)}.")
+    return labels.index(label)
+
+
+def spec_of(parent: Record, lanes: Sequence[Lane], about: str = "") -> ComparisonSpec:
+    """What is asked where lanes are added to a run: its comparison with these lanes alone, nothing captured; ``about``
+    something, which its notes say, they write no text of their own and are not the parent's lanes. Raises SpecError."""
     if not lanes:
         raise SpecError("No lane was given; give at least one.")
     asked = parse_spec({**parent.spec, "lanes": []})
-    text = asked.free_text if free_text is None else free_text
-    changes = {"capture": Capture(detail="off"), "floors": "storage", "free_text": text}
-    given = [lane.model_dump(mode="json", exclude_unset=True) for lane in lanes]
+    changes = {"capture": Capture(detail="off"), "floors": "storage"}
+    changes |= {"notes": about, "free_text": False} if about else {}
+    given = [lane.model_dump(mode="json", exclude_defaults=True) for lane in lanes]
     told = asked.model_copy(update=changes).model_dump(mode="json")
     every = parse_spec({**told, "lanes": [*parent.spec["lanes"], *given]}).lanes  # labels differ from the parent's
     return asked.model_copy(update={**changes, "lanes": every[-len(given) :]})
@@ -123,14 +160,16 @@ class Addition(Run):
         else:
             self._reading = self._found
         began = time.perf_counter()
-        yield from self._answer()
+        assert self.parent is not None
+        tokens, floor = self.parent.reference.token_ids, self.parent.noise_floor.metrics
+        apart = self.spec.capture.detail == "off"  # what is captured is against a reference in the same batch
+        logits = (yield from self._logits(tokens)) if apart else None
+        self.answer = Answer(tokens, floor.near_tie_margin if floor else 0.0, logits)
         self.seconds["encode"] = self.seconds.get("encode", 0.0) + time.perf_counter() - began
 
-    def _answer(self) -> Iterator[Event]:
+    def _logits(self, tokens: list[int]) -> Generator[Event, None, Tensor]:
         """The reference's logits on its own tokens, which are known, so that a pass takes many: read where they are not
         held."""
-        assert self.parent is not None
-        tokens = self.parent.reference.token_ids
         if (key := tuple(tokens)) not in self._reading.answered:
             spec, found = self.spec.model_copy(update={"score_chunk": CHUNK}), list[Tensor]()
             decode = Decode(self.model, self.prefill, spec, [], self.stress, follow=tokens)
@@ -139,5 +178,4 @@ class Addition(Run):
             for _ in decode.steps(lambda reference, _, __: found.append(reference.clone()), None, lambda _: None):
                 yield Prefill(len(self.ids) + len(decode.token_ids), len(self.ids) + len(tokens))
             self._reading.answered[key] = torch.cat(found) if found else torch.empty(0, 0)
-        floor = self.parent.noise_floor.metrics
-        self.answer = Answer(tokens, self._reading.answered[key], floor.near_tie_margin if floor else 0.0)
+        return self._reading.answered[key]

@@ -31,12 +31,12 @@ KERNEL_FLOOR = Lane(label="Another kernel", method="fp16")
 
 @dataclass(frozen=True)
 class Answer:
-    """What a reference answered in a run before: its tokens, its logits (positions, vocabulary) by scored position, of
-    a batch of its own, and up to which of its margins a flip is a near-tie."""
+    """What a reference answered in a run before: its tokens, up to which of its margins a flip is a near-tie, and its
+    logits (positions, vocabulary) by scored position, of a batch of its own; without them it rides beside the lanes."""
 
     token_ids: list[int]
-    logits: torch.Tensor
     near_tie_margin: float
+    logits: torch.Tensor | None = None
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Batch:
     shared: Shared = field(default_factory=Shared)
     first: "Batch | None" = None  # None: this one
     kernel: KernelFloor | None = None  # rides in the first batch
-    answer: Answer | None = None  # of a reference that has no row here
+    answer: Answer | None = None  # that is followed again
     decode: Decode = field(init=False)
     fidelity: Fidelity = field(init=False)
     prompt: Scores | None = field(init=False, default=None)  # of tokens that were read, not answered
@@ -97,7 +97,7 @@ class Batch:
         if self.answer is not None:
             given, logits = self.answer.token_ids, self.answer.logits
         what = self.model, self.prefill, self.spec, [*self.lanes, *self.floors], self.stress
-        self.decode = Decode(*what, given, answered=logits)
+        self.decode = Decode(*what, given, answered=logits, few=self.answer is not None)
         self._enter_kernel()
         self.decode.script, self.decode.shared = self.script, self.shared
         for state in self.decode.states:
@@ -162,7 +162,7 @@ class Batch:
             return
         model, prompt, new = self.model, len(self.script.ids), self.decode.total
         whole = len(self.spec.lanes) + 1 if len(self.lanes) < len(self.spec.lanes) else 0
-        sizes = Extent.of(model.shape, len(self._captured), prompt, new, self.first is None, whole)
+        sizes = Extent.of(model.shape, len(self._captured), prompt, new, bool(self.floors), whole)
         first = self.first.captures if self.first else None
         self.captures = Captures(model, self.spec, self.prefill, self.decode.rope, sizes, self.plan, first)
 

@@ -4,9 +4,9 @@ from collections.abc import Generator, Iterator
 from contextlib import suppress
 
 from kvq_core.analysis.why import Kind, Why, why
-from kvq_core.errors import SpecError, excerpt
+from kvq_core.errors import SpecError
 from kvq_core.events import Event, Finished
-from kvq_core.pipeline.added import adding
+from kvq_core.pipeline.added import adding, index_of
 from kvq_core.record.fields import Record
 from kvq_core.spec import Lane, Rule, parse_spec
 from kvq_core.store.store import Store, open_store
@@ -26,17 +26,10 @@ def measure_why(run: Record | str, lane: str, store: Store | None = None) -> Why
     raise AssertionError("what is added ends with Finished")
 
 
-def index_of(record: Record, label: str) -> int:
-    """Which of a run's lanes has that label. Raises SpecError."""
-    labels = [lane.label for lane in record.lanes]
-    if label not in labels:
-        raise SpecError(f"Run {record.id} has no lane {excerpt(label)}; its lanes: {', '.join(labels)}.")
-    return labels.index(label)
-
-
 def asking_why(parent: Record, at: int, store: Store | None = None, owner: str = "") -> Generator[Event]:
     """The run of it, as ``adding`` tells of one; ``why_of`` reads its end. Raises SpecError."""
-    return adding(parent, [lane for _, lane in _variants(parent, at)], store, owner, free_text=False)
+    about = f"What the damage of {parent.lanes[at].label} comes from"
+    return adding(parent, [lane for _, lane in _variants(parent, at)], store, owner, about)
 
 
 def why_of(parent: Record, at: int, finished: Finished) -> Why:

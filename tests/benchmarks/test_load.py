@@ -35,7 +35,7 @@ class Engine:
         self.at_work = self.most = 0
         self.begun: list[str] = []
 
-    def compare(self, spec, store):
+    def compare(self, spec, store, owner=""):
         self.at_work += 1
         self.most = max(self.most, self.at_work)
         self.begun.append(spec.prompt)

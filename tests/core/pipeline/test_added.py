@@ -10,13 +10,14 @@ from kvq_core.errors import SpecError
 from kvq_core.events import Finished, Prefill
 from kvq_core.machine import memory
 from kvq_core.models.shared_products import FEW, few_rows
-from kvq_core.pipeline.added import adding_on, spec_of
+from kvq_core.pipeline.added import adding_on, captures_of, index_of, spec_of
 from kvq_core.pipeline.compare import compare_on
-from kvq_core.pipeline.why import _variants, index_of, why_of
+from kvq_core.pipeline.why import _variants, why_of
 from kvq_core.spec import Lane, parse_spec
 from kvq_core.store.store import open_store
 from tests.core.pipeline.test_batches import KINDS, PROMPT, same
 from tests.support.tiny_models import tiny
+from ui.service.records import RecordCache
 
 ADDED = Lane(label="added", method="per_token", knobs={"bits": 2, "group_size": 8})
 
@@ -152,13 +153,35 @@ def test_a_quarter_of_free_memory_is_held_at_most_and_of_one_model(model, monkey
     assert len(READINGS._held) == 1 and READINGS._model == other.record.environment.model_hash
 
 
+def test_a_lane_is_looked_at_in_every_layer_and_head_as_a_run_that_captures_them_does(model):
+    parent, _ = told(compare_on(model, spec(capture={"layers": [1]})))
+    asked = captures_of(parent.record, 1)
+    found, read = told(adding_on(model, parent.record, asked))
+    record = found.record
+    assert read == [] and record.parent == parent.record.id and not record.environment.reference_apart
+    every, heads = list(range(model.shape.layers)), list(range(model.shape.query_heads))
+    assert (record.capture.layers, record.capture.heads, record.capture.distribution_layers) == (every, heads, every)
+    one, other = parent.record.lanes[1].metrics, record.lanes[0].metrics
+    assert other.kld_mean == pytest.approx(one.kld_mean, rel=1e-2)
+    assert other.attention_delta_mean == pytest.approx(one.attention_delta_mean, rel=1e-2)
+    maps = [run.arrays[f"lane/{at}/delta_map"].float() for run, at in ((parent, 1), (found, 0))]
+    scales = [run.arrays[f"lane/{at}/delta_scale"][..., None, None] for run, at in ((parent, 1), (found, 0))]
+    kept, seen = maps[0][0] * scales[0][0], maps[1][1] * scales[1][1]
+    assert ((kept - seen).norm() / kept.norm()).item() < 1e-2
+    steps = [record.capture.attention_steps.index(step) for step in parent.record.capture.attention_steps]
+    rows = [run.arrays[f"lane/{at}/attention_rows"].int() for run, at in ((parent, 1), (found, 0))]
+    assert (rows[0][:, 0] - rows[1][steps, 1]).abs().max() <= 1  # of codes of 255
+    errors = [run.arrays[f"lane/{at}/key_error"] for run, at in ((parent, 1), (found, 0))]
+    assert torch.allclose(*errors, rtol=1e-2)
+
+
 def test_causes_are_lanes_of_their_own_and_what_they_leave_is_told(model):
     lane = {**KINDS[3], "recent_tokens": 16, "sink_tokens": 2}
     alone = [{**lane, "tensors": "values"}, {**lane, "tensors": "keys"}]
     whole, _ = told(compare_on(model, spec(lanes=[lane, *alone, {"method": "fp16"}])))
     parent = whole.record
     lanes = [variant for _, variant in _variants(parent, 0)]
-    finished, _ = told(adding_on(model, parent, spec_of(parent, lanes, free_text=False)))
+    finished, _ = told(adding_on(model, parent, spec_of(parent, lanes, "causes")))
     found = why_of(parent, 0, finished)
     assert [(c.kind, c.label.split()[0]) for c in found.causes] == [
         ("tensors", "keys"),
@@ -185,6 +208,23 @@ def test_causes_are_lanes_of_their_own_and_what_they_leave_is_told(model):
         _variants(parent, 3)
     with pytest.raises(SpecError, match="no lane 'none'"):
         index_of(parent, "none")
+
+
+def test_added_lanes_stand_among_the_parents_on_the_page_and_what_is_about_them_does_not(model):
+    store = open_store()
+    parent, _ = told(compare_on(model, spec(), store))
+    child, _ = added(model, parent, store=store)
+    told(adding_on(model, parent.record, spec_of(parent.record, [ADDED], "causes"), store))
+    records = RecordCache(store)
+    record, arrays = records.whole(parent.record.id)
+    assert [lane.label for lane in record.lanes] == ["KIVI", "KIVI (2)", "added"] and record.id == parent.record.id
+    assert torch.equal(arrays["lane/2/kld"], child.arrays["lane/0/kld"]) and len(record.spec["lanes"]) == 3
+    assert records.whole(parent.record.id)[0] is record is records.drawn({"run": record.id})[0]
+    assert len(records.get(parent.record.id)[0].lanes) == 2, "the run itself stays as it is"
+    later, _ = added(model, parent, [Lane(label="added", **KINDS[3])], store=store)
+    records.put(later.record, later.arrays)
+    labels = [lane.label for lane in records.whole(parent.record.id)[0].lanes]
+    assert labels[2:] == ["added", "added (2)"]
 
 
 @pytest.mark.parametrize("rows", range(1, FEW + 2))

@@ -59,7 +59,7 @@ class Engine:
     def __init__(self):
         self.at_work = 0
 
-    def compare(self, spec, store):
+    def compare(self, spec, store, owner=""):
         self.at_work += 1
         try:
             kind, *rest = spec.prompt.split()
