@@ -57,7 +57,8 @@ def with_added(record: Record, arrays: Arrays, added: Sequence[tuple[Record, Arr
                 for name, values in held.items()
                 if name.startswith(f"lane/{at}/")
             }
-            lanes.append(lane.model_copy(update={"label": label}))
+            notes = [*lane.notes, f"added later, as run {child.id}, and computed in a batch of its own"]
+            lanes.append(lane.model_copy(update={"label": label, "notes": notes}))
             asked.append({**spec, "label": label})
         words |= child.vocabulary
     update = {"lanes": lanes, "spec": {**record.spec, "lanes": asked}, "vocabulary": words}
