@@ -1,13 +1,14 @@
 """What a static figure says under the pointer: its marks in the picture's own units, for a small script."""
 
 import html
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import plotly.graph_objects as go
 
 from ui.export.svg import room
-from ui.export.svg_axes import Axis, axes, axis_layout, bar_axis, coordinates, places
+from ui.export.svg_axes import Axis, axes, bar_axis, coordinates, places
 from ui.figures.base import heat
 from ui.html.numbers import significant
 
@@ -23,29 +24,38 @@ def marks(figure: go.Figure) -> list[Mark]:
 def _marks(figure: go.Figure, trace: Any, scales: dict[str, Axis]) -> Iterator[Mark]:
     names = trace.xaxis or "x", trace.yaxis or "y"
     x, y = (scales[name] for name in names)
-    titles = [_plain(axis_layout(figure, name).title.text or "") for name in names]
-    given = coordinates(trace, "x"), coordinates(trace, "y")
+    titles, given = [_title(figure, name) for name in names], (coordinates(trace, "x"), coordinates(trace, "y"))
     across, up = places(x, given[0]), places(y, given[1])
+    name = f"{_plain(trace.name)} · " if trace.name else ""
     if trace.type == "heatmap":
         for row, cells in enumerate(heat(figure, trace)):
             for column, value in enumerate(cells):
-                if value == value:  # not blank
-                    where = f"{titles[0]} {_said(given[0][column])}, {titles[1]} {_said(given[1][row])}".strip()
-                    yield _mark(across[column], up[row], f"{where}: {_said(value)}")
+                if not math.isnan(value):
+                    where = f"{titles[0]} {_said(given[0][column])}, {titles[1]} {_said(given[1][row])}"
+                    yield _mark(across[column], up[row], f"{name}{where}: {_said(value)}")
         return
-    name, vertical = _plain(trace.name or ""), trace.type != "bar" or bar_axis(trace) == "x"
+    vertical = trace.type != "bar" or bar_axis(trace) == "x"
     for at, (px, py) in enumerate(zip(across, up, strict=True)):
         place, value = (given[0][at], given[1][at]) if vertical else (given[1][at], given[0][at])
-        if isinstance(value, str) or value == value:
-            yield _mark(px, py, f"{name} · {titles[not vertical]} {_said(place)}: {_said(value)}".removeprefix(" · "))
+        if isinstance(value, str) or not math.isnan(value):
+            yield _mark(px, py, f"{name}{titles[0 if vertical else 1]} {_said(place)}: {_said(value)}")
+
+
+def _title(figure: go.Figure, name: str) -> str:
+    """Of an axis; of subplots over one another one says it for all."""
+    alike = (axis for axis in figure.layout if axis.startswith(f"{name[0]}axis"))
+    said = (figure.layout[axis].title.text for axis in (f"{name[0]}axis{name[1:]}", *alike))
+    return _plain(next(filter(None, said), ""))
 
 
 def _mark(x: float, y: float, text: str) -> Mark:
-    return round(float(x), 1), round(float(y), 1), text
+    return round(float(x), 1), round(float(y), 1), " ".join(text.split())
 
 
 def _said(value: Any) -> str:
-    return _plain(value) if isinstance(value, str) else significant(float(value), 3)
+    if isinstance(value, str):
+        return _plain(value)
+    return f"{value:.0f}" if float(value).is_integer() else significant(float(value), 3)
 
 
 def _plain(text: str) -> str:

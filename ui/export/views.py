@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import plotly.graph_objects as go
 
@@ -25,11 +26,11 @@ def caption(view: Picture) -> str:
     return f"<figcaption>{safe(view.title)}<small>{safe(view.words)}</small></figcaption>"
 
 
-def _error(kind: str, record: Record, arrays: Arrays) -> go.Figure | None:
+def _error(kind: Literal["key", "value"], record: Record, arrays: Arrays) -> go.Figure | None:
     return damage_grid(record, arrays, "relative", kind, 0, 0)
 
 
-def _error_of(kind: str) -> Picture:
+def _error_of(kind: Literal["key", "value"]) -> Picture:
     return Picture(f"Relative {kind} error", "Layer by KV head, at the end of the run.", partial(_error, kind))
 
 
