@@ -1,4 +1,4 @@
-"""``python -m kvq_core add`` and ``why``: lanes that are added to a stored run."""
+"""``python -m kvq_core add``, ``why`` and ``capture``: lanes of a stored run that are computed again, or anew."""
 
 import argparse
 from collections.abc import Callable, Generator
@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from kvq_core.cli.output import as_json, columns
-from kvq_core.errors import SpecError, excerpt
+from kvq_core.errors import SpecError, StoreError, excerpt
 
 if TYPE_CHECKING:
     from kvq_core.analysis.why import Why
@@ -19,6 +19,7 @@ EXAMPLES = (
     """python -m kvq_core add 0123456789abcdef '{"method": "kivi", "knobs": {"bits": 4}}'\n"""
     """  python -m kvq_core add 0123456789abcdef '{"rules": [{"method": "fp16", "layers": [0]}, {"method": "kivi"}]}'"""
 )
+CAPTURE_EXAMPLES = "python -m kvq_core capture 0123456789abcdef KIVI"
 WHY_EXAMPLES = "python -m kvq_core why 0123456789abcdef KIVI\n  python -m kvq_core why 0123456789abcdef KIVI --json"
 
 
@@ -28,8 +29,8 @@ def add_lane_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("lane", metavar="LANE", help="the lane as JSON, as in a comparison's lanes")
 
 
-def add_why_arguments(parser: argparse.ArgumentParser, finish: "Finish") -> None:
-    """What the command ``why`` takes; ``finish`` shows how far a run is, and returns its end."""
+def add_arguments(parser: argparse.ArgumentParser, finish: "Finish") -> None:
+    """What the commands ``why`` and ``capture`` take; ``finish`` shows how far a run is, and returns its end."""
     parser.add_argument("run", metavar="RUN_ID", help="id of a stored run")
     parser.add_argument("lane", metavar="LABEL", help="label of one of its lanes")
     parser.set_defaults(finish=finish)
@@ -73,6 +74,30 @@ def why(arguments: argparse.Namespace) -> None:
         print(as_json({"run": finished.record.id, **asdict(found), "unexplained": left, "ranked": ranked}))
     else:
         print("\n".join(_lines(found)))
+
+
+def capture(arguments: argparse.Namespace) -> None:
+    """Look at a lane in every layer and head, and say where that is kept."""
+    from kvq_core.pipeline.added import capturing, index_of
+    from kvq_core.store.store import open_store
+
+    store = open_store()
+    parent = store.load(arguments.run)[0]
+    at = index_of(parent, arguments.lane)
+    finished = arguments.finish(capturing(parent, at, store))
+    if finished.unkept:
+        raise StoreError(finished.unkept)
+    record, recorded = finished.record, parent.lanes[at].metrics
+    klds = [None if metrics is None else metrics.kld_mean for metrics in (record.lanes[0].metrics, recorded)]
+    told = {"run": record.id, "kld": klds[0], "recorded": klds[1], "layers": record.capture.layers}
+    if arguments.json:
+        print(as_json(told))
+    else:
+        again, before = ("-" if kld is None else f"{kld:.4g}" for kld in klds)
+        print(
+            f"run {record.id}: {arguments.lane} in {len(record.capture.layers)} layers and {len(record.capture.heads)} "
+            f"heads; mean KLD {again} nats in this batch, {before} as recorded"
+        )
 
 
 def _lines(found: "Why") -> list[str]:

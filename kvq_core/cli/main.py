@@ -50,6 +50,7 @@ EXAMPLES = {
     ),
     "add": added_cli.EXAMPLES,
     "why": added_cli.WHY_EXAMPLES,
+    "capture": added_cli.CAPTURE_EXAMPLES,
     "show": "python -m kvq_core show 0123456789abcdef\n  python -m kvq_core show results/my-run --json",
     "codebooks": codebooks_cli.EXAMPLES,
     "claims": claims_cli.EXAMPLES,
@@ -114,7 +115,9 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--out", metavar="DIR", type=Path, help="also write the run's files into this folder")
     added_cli.add_lane_arguments(add("add", "Add a lane to a stored run, which is not computed again.", _add))
     summary = "Measure what a lane's damage comes from: parts of its cache kept in fp16, one at a time."
-    added_cli.add_why_arguments(add("why", summary, added_cli.why), _finished)
+    added_cli.add_arguments(add("why", summary, added_cli.why), _finished)
+    summary = "Look at one lane of a stored run in every layer and head."
+    added_cli.add_arguments(add("capture", summary, added_cli.capture), _finished)
     show = add("show", "Print a stored run; nothing is computed.", _show)
     show.add_argument("run", metavar="RUN_ID|DIR", help="id of a stored run, or a folder written by --out")
     summary = "List, train and delete the codebooks some methods need."

@@ -256,6 +256,10 @@ def test_a_lane_is_added_to_a_stored_run(compared, here, monkeypatch):
     found = json.loads(here("why", parent.id, "kivi2", "--json").stdout)
     assert found["recorded"] == parent.lanes[0].metrics.kld_mean and len(found["causes"]) >= 5
     refused(here("why", parent.id, "none"), "'none'", "kivi2")
+    seen = json.loads(here("capture", parent.id, "pt8", "--json").stdout)
+    assert seen["layers"] == list(range(30)) and seen["recorded"] == parent.lanes[1].metrics.kld_mean
+    assert seen["kld"] == pytest.approx(seen["recorded"], rel=1e-1)
+    assert "lane/0/delta_map" in open_store().load(seen["run"])[1]
 
 
 def test_compare_prints_exactly_the_record(compared):
