@@ -42,6 +42,7 @@ from ui.api.mcp import answer_in_json  # noqa: E402
 from ui.html.theme import css, theme  # noqa: E402
 from ui.layout import build_ui  # noqa: E402
 from ui.server import zero_gpu  # noqa: E402
+from ui.server.embeds import Embeds  # noqa: E402
 from ui.server.gradio_sessions import install  # noqa: E402
 from ui.server.guard import app_kwargs, blocked_paths  # noqa: E402
 from ui.server.health import Health  # noqa: E402
@@ -122,7 +123,7 @@ def launch(services: Services, health: Health, host: str, port: int, mcp: bool =
         ssr_mode=False,
         max_file_size="1mb",
         quiet=False,
-        app_kwargs=app_kwargs(health),
+        app_kwargs=app_kwargs(health, Embeds(services)),
         blocked_paths=blocked_paths(services.store),
         prevent_thread_lock=True,
         max_threads=limits().line + SPARE,

@@ -59,11 +59,11 @@ _TABLE = """
     ui.figures: analysis record ui.html
     ui.selection: record ui.figures ui.html
     ui.words: analysis record ui.figures ui.html ui.selection
-    ui.export: analysis errors record spec ui.figures ui.html ui.words
+    ui.export: analysis errors pipeline record spec store ui.figures ui.html ui.words
     ui.service: errors events inspection limits links logs machine packed pipeline record settings spec store training
         ui.html
     ui.form: errors links methods models presets record settings spec training ui.html ui.service
-    ui.server: errors events logs models packed pipeline settings spec store ui.html ui.service
+    ui.server: errors events logs models packed pipeline settings spec store ui.export ui.html ui.service
     ui.views: analysis errors methods record spec ui.figures ui.form ui.html ui.selection ui.service ui.words
     ui.panels: analysis claims errors events inspection links logs packed pipeline presets record settings spec store
         training ui.export ui.figures ui.form ui.html ui.selection ui.service ui.views ui.words
@@ -81,7 +81,7 @@ OPEN_TO_THE_PAGE = {
     "claims": {"board", "side_by_side"},
     "inspection": {"look", "report", "rules"},
     "packed": {"lanes"},
-    "pipeline": {"compare", "estimate", "examples"},
+    "pipeline": {"added", "compare", "estimate", "examples"},
     "training": {"offer"},
     "machine": {"files", "memory"},
 }

@@ -87,7 +87,7 @@ SURFACE = {
     "MethodError": _ERROR,
     "ModelError": _ERROR,
     "Record": {
-        "schema_version": "int = 6",
+        "schema_version": "int = 7",
         "id": "str",
         "results_version": "int",
         "created": "str",
@@ -102,6 +102,7 @@ SURFACE = {
         "stress": "kvq_core.record.fields.StressRecord | None = None",
         "vocabulary": "dict[int, str] = {}",
         "notes": "list[str] = []",
+        "parent": "str | None = None",
     },
     "Roundtrip": (
         "(keys: torch.Tensor, values: torch.Tensor, nbytes: dict[str, int], key_bits: float, value_bits: float) -> None"
@@ -117,7 +118,15 @@ SURFACE = {
         "prompts": "kvq_core.studies.sources.Source",
         "comparison": "kvq_core.spec.comparison.ComparisonSpec",
     },
-    "compare": f"({_RUN}) -> collections.abc.Generator[{_EVENT}]",
+    "add_lane": (
+        "(run: kvq_core.record.fields.Record | str, lane: kvq_core.spec.lane.Lane, "
+        "store: kvq_core.store.store.Store | None = None) -> kvq_core.record.fields.Record"
+    ),
+    "capture_lane": (
+        "(run: kvq_core.record.fields.Record | str, label: str, store: kvq_core.store.store.Store | None = None)"
+        " -> kvq_core.record.fields.Record"
+    ),
+    "compare": f"({_RUN}, owner: str = '') -> collections.abc.Generator[{_EVENT}]",
     "from_function": (
         "(function: collections.abc.Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]], "
         "bits: float | tuple[float, float], name: str | None = None, tokens: int = 1, together: bool = False)"
@@ -129,6 +138,10 @@ SURFACE = {
         "-> kvq_core.inspection.report.Inspection"
     ),
     "make": "(name: str, /, **settings: Any) -> kvq_core.methods.base.Method",
+    "measure_why": (
+        "(run: kvq_core.record.fields.Record | str, lane: str, store: kvq_core.store.store.Store | None = None)"
+        " -> kvq_core.analysis.why.Why"
+    ),
     "packed_cache": (
         "(model: Any, method: kvq_core.methods.base.Method, path: Literal['auto', 'triton', 'torch'] = 'auto')"
         " -> 'TicketCache'"

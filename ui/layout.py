@@ -177,7 +177,7 @@ def _wire_shown(page: Page, services: Services) -> None:
         if not shown.get("run"):
             return [gr.skip()] * len(outputs)
         try:
-            record, arrays = services.records.get(shown["run"])
+            record, arrays = services.records.whole(shown["run"])
             drawn = services.records.drawn(shown)
         except KvqError as error:
             return [

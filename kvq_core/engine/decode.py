@@ -46,9 +46,13 @@ class Decode:
         stress: AppliedStress | None = None,
         given: list[int] | None = None,
         follow: list[int] | None = None,
+        answered: Tensor | None = None,
+        few: bool = False,
     ):
         """``given``: what the reference answered beside other lanes; here, too, it goes that way and no other.
-        ``follow``: the ids of a continuation, where they are known."""
+        ``follow``: the ids of a continuation, where they are known. ``answered``: the reference's logits (positions,
+        vocabulary) by scored position, of a batch of its own; then it has no row beside the lanes. ``few``:
+        products are those for few rows."""
         self.model, self.prefill, self.spec, self.stress = model, prefill, spec, stress
         if follow is None and spec.continuation is not None:
             follow = model.encode(spec.continuation)
@@ -57,7 +61,8 @@ class Decode:
         self.rope: Rope = model.rope(len(prefill.ids) + self.total)
         self.script = Script.of_prompt(prefill.ids)
         self.shared = Shared()  # streams that lanes have alike are encoded once
-        self._given = given
+        self._given, self._answered, self._few = given, answered, few
+        self._first = 1 if answered is None else 0  # row of the first lane
         self.states = [LaneState(lane) for lane in lanes]
         self.token_ids: list[int] = []
         self.finish: Finish | None = None
@@ -81,9 +86,12 @@ class Decode:
         self.states_running = [state for state in self.states if state.cache is not None]
         caches = [state.cache for state in self.states_running if state.cache is not None]
         self.rows = Rows(self.prefill.groups, caches, self.rope, prompt, prompt + self.total)
+        if self._first == 0 and caches:
+            self.rows.keep(list(range(1, len(caches) + 1)))
         self._narrow = self.model.widest < threads.NARROW
         self._stepping = replace(
-            self.model, model=divide_products(self.model.model, self.rows.cores if self._narrow else 1)
+            self.model,
+            model=divide_products(self.model.model, self.rows.cores if self._narrow else 1, self._few),
         )
         self._forced = self._stepping  # while the forced rows are fed
         for row, state in enumerate(self.states_running, 1):
@@ -115,11 +123,12 @@ class Decode:
             hidden = len(fed) > 1  # of a chunk the head reads a part at a time
             out = self._forward([fed] * forced + [[state.token_ids[-1]] for state in self._free], hidden)
             chosen = [] if hidden else self._chosen(sampler, out[:, -1])
-            self._extend_free(chosen[forced:])
+            lanes = forced + (1 - self._first if fed else 0)  # the reference's choice leads though it has no row
+            self._extend_free(chosen[lanes:])
             if fed:
                 follow = self._followed(chosen, len(fed))
                 self._score(score, out, hidden, follow)
-                self._part_ways(chosen[:forced])
+                self._part_ways(chosen[:lanes])
                 if self._end_reference(follow[-1]):
                     self._close(close)
             self._drop_finished()
@@ -129,17 +138,20 @@ class Decode:
 
     def _score(self, score: Score, out: Tensor, hidden: bool, follow: list[int]) -> None:
         """Score the forced rows at the positions before ``follow``, from their logits or what the head reads there."""
-        rows = self._forced_rows()
+        rows, scored = self._forced_rows(), len(self.token_ids) - len(follow) - 1
         for start in range(0, len(follow), POSITIONS):
             part = slice(start, start + POSITIONS)
             logits = self._stepping.head(out[:rows, part]) if hidden else out[:rows, part]
-            score(logits[0], logits[1:], follow[part])
+            if self._answered is None:
+                score(logits[0], logits[1:], follow[part])
+            else:
+                known = self._answered[scored + start : scored + start + logits.shape[1]]
+                score(known, logits, follow[part])
 
     def _begin(self, sampler: Sampler, close: Close) -> None:
         """The first new token: the reference's, and of lanes that read the prompt through their caches their own."""
-        chosen = self._chosen(
-            sampler, torch.stack([self.prefill.logits, *map(self.prompt_logits, self.states_running)])
-        )
+        own = [self.prefill.logits] * self._first
+        chosen = self._chosen(sampler, torch.stack([*own, *map(self.prompt_logits, self.states_running)]))
         self.token_ids = chosen[:1] if self.follow is None else self.follow[:1]
         self._part_ways(chosen)
         if self._end_reference(self.token_ids[0]):
@@ -152,13 +164,13 @@ class Decode:
         return self.prefill.logits if last is None else self.model.head(last[None, None])[0, 0]
 
     def _chosen(self, sampler: Sampler, logits: Tensor) -> list[int]:
-        """Each row's choice of its next token; none where all are given."""
+        """Each row's choice of its next token, the reference's first while it answers; none where all are given."""
         if self.follow is not None:
             return []
         sampler.draw(logits.shape[-1])
         chosen = sampler.choose(logits)
-        if self._given is not None and not self.finish:  # its row still stands
-            chosen[0] = self._given[len(self.token_ids)]
+        if self._given is not None and not self.finish:
+            chosen[: self._first] = [self._given[len(self.token_ids)]]
         return chosen
 
     def _fed(self) -> list[int]:
@@ -184,7 +196,7 @@ class Decode:
     def _lose(self, forced: int) -> None:
         """Lanes whose choice of keys has failed are lost, and no others."""
         for row, error in self.rows.choosing.failed.items():
-            state = self.states_running[row - 1] if row < forced else self._free[row - forced]
+            state = self.states_running[row - self._first] if row < forced else self._free[row - forced]
             state.error = state.error or said(error)
         self.rows.choosing.failed.clear()
 
@@ -220,7 +232,7 @@ class Decode:
             free = self.spec.free_text and state.kernel is None
             if state.finish is None and state.cache is not None and free:
                 state.free = state.cache.fork()
-                self.rows.fork(row, state.free.selects)
+                self.rows.fork(row - 1 + self._first, state.free.selects)
                 self._free.append(state)
 
     def _extend_free(self, chosen: list[int]) -> None:
@@ -255,7 +267,7 @@ class Decode:
             stepping = self._forced if forced else self._stepping
             out = (stepping.hidden if hidden else stepping.forward)(ids, self.rows.tokens, attend)
         self._lose(forced)
-        owners = [(row, s, s.cache) for row, s in enumerate(self.states_running, 1) if row < forced]
+        owners = [(row, s, s.cache) for row, s in enumerate(self.states_running, self._first) if row < forced]
         owners += [(forced + i, s, s.free) for i, s in enumerate(self._free)]
         settling = [
             partial(self._settle, row, state, cache, part, ids.shape[1])

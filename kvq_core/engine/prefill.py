@@ -92,6 +92,12 @@ class Prefill:
             yield end
         self.hidden = torch.cat(hidden)
 
+    @property
+    def nbytes(self) -> int:
+        """Of the tensors it holds once it has run."""
+        stacked = [x for group in self.groups for x in (group.keys, group.values, group.queries)]
+        return sum(x.numel() * x.element_size() for x in (*stacked, self.logits, self.hidden))
+
     def _chunks(self) -> Iterator[tuple[int, int]]:
         for first, last in pairwise([0, *self.turns, len(self.ids)]):
             for start in range(first, last, CHUNK):

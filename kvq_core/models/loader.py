@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kvq_core.errors import ModelError, SpecError
+from kvq_core.machine.memory import give_back_spare
 from kvq_core.methods import ModelRef, ModelShape
 from kvq_core.models import identity
 from kvq_core.models.chat import conversation
@@ -201,6 +202,7 @@ def load(id: str, revision: str | None = None) -> LoadedModel:
     global _held
     with _loading:  # two visitors must not load the same weights twice
         if (asked := _asked(id, revision)) not in _held:
+            give_back_spare()  # it is of the model before
             _held = {asked: _load(id, revision)}  # at once, for whoever asks what is loaded meanwhile
         return _held[asked]
 

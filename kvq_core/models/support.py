@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kvq_core.errors import ModelError
-from kvq_core.machine.memory import free_bytes
+from kvq_core.machine.memory import room_for
 from kvq_core.models.lockstep import ATTENTION, ForeignAttention
 from kvq_core.spec import DEFAULT_MODEL
 
@@ -95,8 +95,8 @@ def check_room(id: str, config: Any) -> None:
     with torch.device("meta"):  # shapes alone
         # transformers makes a model's dtype the default of the process meanwhile, which other threads compute in
         model = AutoModelForCausalLM.from_config(deepcopy(config), dtype=torch.float32)
-    needed, free = 4 * sum(weight.numel() for weight in model.parameters()), free_bytes()
-    if needed > free:
+    needed = 4 * sum(weight.numel() for weight in model.parameters())
+    if needed > (free := room_for(needed)):
         raise ModelError(
             f"Model {id!r} needs {needed / 1e9:.1f} GB for its weights in float32, and {free / 1e9:.1f} GB of memory "
             f"are free. Pick a smaller model, such as {DEFAULT_MODEL}."

@@ -29,6 +29,16 @@ NOISE_FLOOR = Lane(label="Noise floor", method="fp16")
 KERNEL_FLOOR = Lane(label="Another kernel", method="fp16")
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What a reference answered in a run before: its tokens, up to which of its margins a flip is a near-tie, and its
+    logits (positions, vocabulary) by scored position, of a batch of its own; without them it rides beside the lanes."""
+
+    token_ids: list[int]
+    near_tie_margin: float
+    logits: torch.Tensor | None = None
+
+
 @dataclass
 class Batch:
     """Some lanes of a run; the noise floor rides in its first batch, and what the reference answered there is given to
@@ -47,6 +57,7 @@ class Batch:
     shared: Shared = field(default_factory=Shared)
     first: "Batch | None" = None  # None: this one
     kernel: KernelFloor | None = None  # rides in the first batch
+    answer: Answer | None = None  # that is followed again
     decode: Decode = field(init=False)
     fidelity: Fidelity = field(init=False)
     prompt: Scores | None = field(init=False, default=None)  # of tokens that were read, not answered
@@ -62,7 +73,7 @@ class Batch:
     @property
     def floors(self) -> list[Lane]:
         """The noise floor, and behind the captured rows that of another kernel, where it is asked for."""
-        if self.first is not None:
+        if self.first is not None or self.answer is not None:
             return []
         return [NOISE_FLOOR] if self.kernel is None else [NOISE_FLOOR, KERNEL_FLOOR]
 
@@ -74,13 +85,19 @@ class Batch:
     @property
     def near_tie_margin(self) -> float:
         """The noise floor decides it, for the lanes of every batch."""
+        if self.answer is not None:
+            return self.answer.near_tie_margin
         return (self.first or self).fidelity.near_tie_margin()
 
     def encode(self) -> Iterator[Encoding | Filling]:
         """Raises MethodError where a floor cannot be set up."""
         began = time.perf_counter()
         given = self.first.decode.token_ids if self.first else None
-        self.decode = Decode(self.model, self.prefill, self.spec, [*self.lanes, *self.floors], self.stress, given)
+        logits = None
+        if self.answer is not None:
+            given, logits = self.answer.token_ids, self.answer.logits
+        what = self.model, self.prefill, self.spec, [*self.lanes, *self.floors], self.stress
+        self.decode = Decode(*what, given, answered=logits, few=self.answer is not None)
         self._enter_kernel()
         self.decode.script, self.decode.shared = self.script, self.shared
         for state in self.decode.states:
@@ -145,7 +162,7 @@ class Batch:
             return
         model, prompt, new = self.model, len(self.script.ids), self.decode.total
         whole = len(self.spec.lanes) + 1 if len(self.lanes) < len(self.spec.lanes) else 0
-        sizes = Extent.of(model.shape, len(self._captured), prompt, new, self.first is None, whole)
+        sizes = Extent.of(model.shape, len(self._captured), prompt, new, bool(self.floors), whole)
         first = self.first.captures if self.first else None
         self.captures = Captures(model, self.spec, self.prefill, self.decode.rope, sizes, self.plan, first)
 

@@ -32,8 +32,9 @@ def run(spec: ComparisonSpec, store: Store | None = None) -> Record:
     raise AssertionError("a comparison ends with Finished")
 
 
-def compare(spec: ComparisonSpec, store: Store | None = None) -> Generator[Event]:
-    """Run a comparison, reporting every stage; the last event is Finished.
+def compare(spec: ComparisonSpec, store: Store | None = None, owner: str = "") -> Generator[Event]:
+    """Run a comparison, reporting every stage; the last event is Finished. The prompt as it was read is held in memory
+    for a while, for lanes that its ``owner`` adds.
 
     A run the store already holds is returned at once. A finished run is saved there, or says why it is not. Closing the
     generator cancels within a step or a prefill chunk and saves nothing. Raises KvqError where the spec cannot be run,
@@ -47,27 +48,29 @@ def compare(spec: ComparisonSpec, store: Store | None = None) -> Generator[Event
         model = load(spec.model, spec.revision)
         # from here on it is named as it is on every machine: the same file is the same run, wherever it lies
         id, revision = model.again(spec.model, spec.revision)
-        yield from compare_on(model, spec.model_copy(update={"model": id, "revision": revision}), store)
+        yield from compare_on(model, spec.model_copy(update={"model": id, "revision": revision}), store, owner)
 
 
-def compare_on(model: LoadedModel, spec: ComparisonSpec, store: Store | None = None) -> Generator[Event]:
+def compare_on(
+    model: LoadedModel, spec: ComparisonSpec, store: Store | None = None, owner: str = ""
+) -> Generator[Event]:
     """``compare`` on a model that is in memory already."""
     read = script(model, spec)
     id = run_id(model, spec, read.ids)
     methods = [rule.method for lane in spec.lanes for rule in lane.every_rule]
     with log_run(id, spec.question, model=spec.model, methods=methods, prompt_tokens=len(read.ids)) as told:
-        finished = _stored(id, store)
+        finished = stored(id, store)
         if finished is None:
-            comparison = Run(id, model, spec, read)
+            comparison = Run(id, model, spec, read, owner)
             yield from comparison.stages()
-            finished = _kept(*assemble(comparison), store)
+            finished = kept(*assemble(comparison), store)
             remember(finished.record)
         reference = finished.record.reference
         told |= {"new_tokens": len(reference.token_ids), "reused": finished.reused, "text": reference.text}
     yield finished
 
 
-def _stored(id: str, store: Store | None) -> Finished | None:
+def stored(id: str, store: Store | None) -> Finished | None:
     """The run, where the store holds it. One that is damaged is computed again: saving replaces it."""
     if store is not None and store.exists(id):
         with suppress(StoreError):
@@ -75,7 +78,7 @@ def _stored(id: str, store: Store | None) -> Finished | None:
     return None
 
 
-def _kept(record: Record, arrays: dict[str, torch.Tensor], store: Store | None) -> Finished:
+def kept(record: Record, arrays: dict[str, torch.Tensor], store: Store | None) -> Finished:
     """The finished run, saved where that is possible: a full store must not cost the result."""
     try:
         if store is not None:

@@ -43,6 +43,7 @@ def environment(run: Run) -> Environment:
         kv_heads=shape.kv_heads,
         head_dim=shape.head_dim,
         lanes_at_once=run.size if len(run.batches) > 1 else None,
+        reference_apart=run.answer is not None and run.answer.logits is not None,
     )
 
 

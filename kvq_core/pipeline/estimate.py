@@ -10,7 +10,7 @@ from kvq_core.capture.plan import MOST_BYTES, plan_of
 from kvq_core.engine.script import Script
 from kvq_core.events import Loading
 from kvq_core.machine import files
-from kvq_core.machine.memory import free_bytes, shortage
+from kvq_core.machine.memory import room_for, shortage
 from kvq_core.models import LoadedModel, converting, load, with_model
 from kvq_core.pipeline.footprint import AT_ONCE, batch_size, batches, run_bytes
 from kvq_core.pipeline.prompt import script
@@ -118,7 +118,7 @@ def memory_warning(spec: ComparisonSpec) -> str | None:
     model = load(spec.model, spec.revision)
     read, new = _sized(model, spec)
     needed = run_bytes(model, spec, read, new, batch_size(model, spec, read, new))
-    return shortage(needed, free_bytes(model.device), len(read.ids) + new, len(spec.lanes))
+    return shortage(needed, room_for(needed, model.device), len(read.ids) + new, len(spec.lanes))
 
 
 def _sized(model: LoadedModel, spec: ComparisonSpec) -> tuple[Script, int]:

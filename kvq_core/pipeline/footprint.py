@@ -8,7 +8,7 @@ import torch
 from kvq_core.capture.scores import MAP_BYTES, POSITION_BINS, SCORE_BYTES, STEP_BINS
 from kvq_core.engine.prefill import CHUNK, Held
 from kvq_core.engine.script import Script
-from kvq_core.machine.memory import free_bytes
+from kvq_core.machine.memory import room_for
 from kvq_core.models import LoadedModel
 from kvq_core.models.head import POSITIONS
 from kvq_core.spec import ComparisonSpec, Lane
@@ -45,9 +45,11 @@ def batches(lanes: Sequence[Each], size: int) -> list[list[Each]]:
 def batch_size(model: LoadedModel, spec: ComparisonSpec, read: Script, new: int) -> int:
     """How many lanes go at once: AT_ONCE, or half as often as needed where memory that is free now is short of them,
     for results that differ in their last digits are better than none."""
-    size, free = AT_ONCE, free_bytes(model.device)
-    while size > 1 and run_bytes(model, spec, read, new, size) > free:
+    size, needed = AT_ONCE, run_bytes(model, spec, read, new, AT_ONCE)
+    free = room_for(needed, model.device)
+    while size > 1 and needed > free:
         size //= 2
+        needed = run_bytes(model, spec, read, new, size)
     return size
 
 

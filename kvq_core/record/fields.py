@@ -9,7 +9,7 @@ from pydantic import PrivateAttr
 
 from kvq_core.record.prompt_fields import Part, PromptMetrics, TurnMetrics
 
-SCHEMA_VERSION = 6  # of record and manifest; raised when a field changes, with a step in migrate.py
+SCHEMA_VERSION = 7  # of record and manifest; raised when a field changes, with a step in migrate.py
 RESULTS_VERSION = 6  # raised whenever a change alters results, so that stored runs are not taken for new ones
 DRAFT_TOKENS = 4  # of Metrics.tokens_a_step
 FULL_PRECISION = ("sinks", "window", "untouched")  # parts of a cache that hold tokens as they are, in fp16
@@ -38,6 +38,7 @@ class Environment(Part):
     head_dim: int
     attention: str = "kvq lock-step"
     lanes_at_once: int | None = None  # lanes of a batch, whose size moves the last digits of each; None: all in one
+    reference_apart: bool = False  # the reference's logits are of a batch of its own, without the lanes
 
     @property
     def weights_note(self) -> str | None:
@@ -275,6 +276,7 @@ class Record(Part):
     # no whole character as <0xE4>, in older runs as U+FFFD.
     vocabulary: dict[int, str] = {}
     notes: list[str] = []
+    parent: str | None = None  # id of the run whose reference's answer the lanes follow, and whose noise floor it tells
     _whole: "Record | None" = PrivateAttr(None)
 
     @property

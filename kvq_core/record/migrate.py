@@ -16,6 +16,8 @@ precision, which was one turn, and only answers were scored. Neither draft accep
 was measured.
 
 Version 5: no lane chose the keys it reads but by its method.
+
+Version 6: no run had a parent; every batch had a reference row.
 """
 
 from collections.abc import Callable
@@ -103,7 +105,18 @@ def _record_5(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "noise_floor": lane(data["noise_floor"]), "kernel_floor": floor, "lanes": lanes}
 
 
-RECORD_STEPS: dict[int, Step] = {1: _record_1, 2: _record_2, 3: _record_3, 4: _record_4, 5: _record_5}
+def _record_6(data: dict[str, Any]) -> dict[str, Any]:
+    return {"parent": None, **data, "environment": {"reference_apart": False, **data["environment"]}}
+
+
+RECORD_STEPS: dict[int, Step] = {
+    1: _record_1,
+    2: _record_2,
+    3: _record_3,
+    4: _record_4,
+    5: _record_5,
+    6: _record_6,
+}
 MANIFEST_STEPS: dict[int, Step] = dict.fromkeys(RECORD_STEPS, _unchanged)
 
 

@@ -24,7 +24,7 @@ class Engine:
         self.free = threading.Event()
         self.free.set()
 
-    def compare(self, spec: ComparisonSpec, store: Store) -> Iterator[Event]:
+    def compare(self, spec: ComparisonSpec, store: Store, owner: str = "") -> Iterator[Event]:
         yield Loading(spec.model)
         yield Prefill(20, 20)
         for done in range(1, STEPS + 1):

@@ -8,15 +8,13 @@ import asyncio
 import inspect
 import json
 import secrets
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from typing import Any, cast, get_args
 
 import gradio as gr
 
 from kvq_core import presets as experiments
-from kvq_core.claims.board import Board, measurement_lines, stored_boards, texts_share, within_noise
-from kvq_core.claims.side_by_side import NOT_MEASURED, Row, joined
 from kvq_core.errors import KvqError, excerpt
 from kvq_core.logs import log_error
 from kvq_core.methods.describe import describe_methods
@@ -24,10 +22,22 @@ from kvq_core.models import available_models, with_model
 from kvq_core.pipeline.examples import packaged_store
 from kvq_core.record.fields import Record
 from kvq_core.record.files import ARRAYS, Summary, record_json, serialize
-from kvq_core.spec import DEFAULT_MODEL, parse_spec
+from kvq_core.spec import DEFAULT_MODEL, parse_lane, parse_spec
 from kvq_core.store import sharing
-from ui.api.schemas import ClaimInfo, Experiment, Forecast, MethodInfo, PresetInfo, Progress, RunInfo, RunRecord, Spec
-from ui.api.stream import run_told
+from ui.api.claims import claims_of
+from ui.api.schemas import (
+    ClaimInfo,
+    Experiment,
+    Forecast,
+    LaneSpec,
+    MethodInfo,
+    PresetInfo,
+    Progress,
+    RunInfo,
+    RunRecord,
+    Spec,
+)
+from ui.api.stream import added_told, run_told
 from ui.html.status import unexpected_error
 from ui.service.address import link
 from ui.service.services import Services
@@ -55,15 +65,30 @@ def _computing(services: Services) -> tuple[Callable[..., Any], ...]:
                 gives complete examples. Optional: model, max_new_tokens,
                 system, continuation, temperature, seed and more; what is left out has its default.
         """
-        session = f"{request.session_hash}/{secrets.token_hex(8)}"  # a client may run several at once
-        try:
-            with _one_line():
-                async with aclosing(run_told(services, parse_spec(spec), session, request)) as updates:
-                    async for update in updates:
-                        yield update
-                        await asyncio.sleep(PACE_S)
-        finally:
-            services.jobs.forget(session)
+        session = _session(request)
+        async for update in _streamed(
+            services, session, lambda: run_told(services, parse_spec(spec), session, request)
+        ):
+            yield update
+
+    async def add_lane(run: str, lane: LaneSpec, request: gr.Request, key: str = "") -> AsyncGenerator[Progress]:
+        """Add one more quantized cache to a stored run: the reference's answer is followed again under it, and nothing
+        else of the run is computed. Progress arrives while it runs; the last item holds the result, a run of its own
+        with an id of its own, whose record names the run it was added to.
+
+        Args:
+            run: The id of the stored run, 16 hexadecimal characters.
+            lane: The lane, as in the lanes of a comparison: {"label", "method", "knobs"}, or {"label", "rules"}.
+            key: The key that came with the run's result; needed on a public instance while the run is not shared.
+        """
+        session = _session(request)
+
+        def told() -> AsyncGenerator[Progress]:
+            parent, asked = _opened(services, run, key)[0], parse_lane(lane, "lane")
+            return added_told(services, parent, asked, session, request)
+
+        async for update in _streamed(services, session, told):
+            yield update
 
     def estimate(spec: Spec) -> Forecast:
         """Tell what a comparison would take before it is run: prompt tokens, seconds, bytes of memory, which lanes
@@ -90,7 +115,26 @@ def _computing(services: Services) -> tuple[Callable[..., Any], ...]:
                 lanes=lanes,
             )
 
-    return compare, estimate
+    return compare, add_lane, estimate
+
+
+def _session(request: gr.Request) -> str:
+    """A client may run several at once."""
+    return f"{request.session_hash}/{secrets.token_hex(8)}"
+
+
+async def _streamed(
+    services: Services, session: str, told: Callable[[], AsyncGenerator[Progress]]
+) -> AsyncGenerator[Progress]:
+    """What is told of a run, at a pace, until it ends or its client leaves."""
+    try:
+        with _one_line():
+            async with aclosing(told()) as updates:
+                async for update in updates:
+                    yield update
+                    await asyncio.sleep(PACE_S)
+    finally:
+        services.jobs.forget(session)
 
 
 def _listing() -> tuple[Callable[..., Any], ...]:
@@ -131,7 +175,7 @@ def _listing() -> tuple[Callable[..., Any], ...]:
         """
         with _one_line():
             _demand(str, paper=paper, model=model)
-            return _claims(paper, model or DEFAULT_MODEL)
+            return claims_of(paper, model or DEFAULT_MODEL)
 
     return methods, models, presets, preset, claims
 
@@ -222,41 +266,6 @@ def _yielded(endpoint: Callable[..., Any]) -> Callable[..., Any]:
         told: Any = endpoint
         told.__signature__ = signature.replace(return_annotation=get_args(signature.return_annotation)[0])
     return endpoint
-
-
-def _claims(paper: str, model: str) -> list[ClaimInfo]:
-    boards = stored_boards()
-    if model not in [board.model for board in boards]:
-        raise KvqError(f"There is no board of {excerpt(model)}; models: {', '.join(b.model for b in boards)}.")
-    boards.sort(key=lambda board: board.model != model)  # the model's own board first
-    rows = joined(boards)
-    papers = {row.claim.paper.lower(): row.claim.paper for row in rows}
-    if paper and paper.lower() not in papers:
-        raise KvqError(f"There are no claims of {excerpt(paper)}; papers: {', '.join(papers.values())}.")
-    return [_claim(row, boards) for row in rows if row.results[0] and paper.lower() in ("", row.claim.paper.lower())]
-
-
-def _claim(row: Row, boards: Sequence[Board]) -> ClaimInfo:
-    claim = row.claim
-    found = zip(boards, row.results, strict=True)
-    return ClaimInfo(
-        paper=claim.paper,
-        arxiv=claim.arxiv,
-        claim=claim.sentence,
-        where=claim.where,
-        quote=claim.quote,
-        quoted_from=claim.quoted_from,
-        less=claim.less,
-        setting=claim.setting,
-        criterion=list(claim.criterion),
-        verdict=claim.verdict,
-        within_noise=within_noise(claim),
-        held=texts_share(claim),
-        measured=measurement_lines(claim),
-        reason=claim.reason,
-        verdicts={board.model: result.verdict if result else NOT_MEASURED for board, result in found},
-        flips_with_the_model=row.flips,
-    )
 
 
 def _summary(found: Summary, request: gr.Request) -> RunInfo:

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from kvq_core.methods import Knob
 from kvq_core.pipeline.estimate import LaneEstimate
 from kvq_core.record.fields import Record
-from kvq_core.spec import ComparisonSpec
+from kvq_core.spec import ComparisonSpec, Lane
 
 
 def _typed(cls: Any, **known: Any) -> Any:
@@ -44,11 +44,13 @@ def _plain(hint: Any) -> Any:
 
 if TYPE_CHECKING:
     Spec: TypeAlias = dict[str, Any]
+    LaneSpec: TypeAlias = dict[str, Any]
     RunRecord: TypeAlias = dict[str, Any]
     LaneForecast: TypeAlias = dict[str, Any]
     KnobInfo: TypeAlias = dict[str, Any]
 else:
     Spec, RunRecord, LaneForecast = _typed(ComparisonSpec), _typed(Record), _typed(LaneEstimate)
+    LaneSpec = _typed(Lane)
     KnobInfo = _typed(Knob, fields=list[dict[str, Any]])  # the knobs of an object, as these
 
 

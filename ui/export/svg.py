@@ -31,11 +31,8 @@ def svg(figure: go.Figure) -> str:
     """The figure as an ``<svg>`` element. Raises TypeError for a kind of trace that no figure here draws."""
     layout = figure.layout
     legend = _legend(figure)
-    left, right = max(62, _label_room(figure)), 70 if layout.coloraxis.colorscale else 14
-    top = max(layout.margin.t or 12, 12) + LEGEND_LINE * (1 + max((line for line, *_ in legend), default=-1))
-    height = (layout.height or 300) + top - (layout.margin.t or 12)
-    inner = (left, top, WIDTH - right, height - max(46, layout.margin.b or 46))
-    scales = axes(figure, inner)
+    inner, height = room(figure)
+    left, scales = inner[0], axes(figure, inner)
     body = [_frame(figure, scales, x, y) for x, y in pairs(figure)]
     stacked: dict[Any, np.ndarray] = {}
     body += [_trace(figure, trace, scales, stacked) for trace in figure.data]
@@ -48,6 +45,15 @@ def svg(figure: go.Figure) -> str:
         f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{label}" xmlns="http://www.w3.org/2000/svg" '
         f'font-size="12" fill="currentColor">{"".join(body)}</svg>'
     )
+
+
+def room(figure: go.Figure) -> tuple[Box, float]:
+    """Where the axes lie in the picture, and its height; it is WIDTH wide."""
+    layout = figure.layout
+    left, right = max(62, _label_room(figure)), 70 if layout.coloraxis.colorscale else 14
+    top = max(layout.margin.t or 12, 12) + LEGEND_LINE * (1 + max((line for line, *_ in _legend(figure)), default=-1))
+    height = (layout.height or 300) + top - (layout.margin.t or 12)
+    return (left, top, WIDTH - right, height - max(46, layout.margin.b or 46)), height
 
 
 def _trace(figure: go.Figure, trace: Any, scales: dict[str, Axis], stacked: dict[Any, np.ndarray]) -> str:

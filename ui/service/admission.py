@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from kvq_core.errors import LimitError
 from kvq_core.limits import limits
-from kvq_core.machine.memory import free_bytes, shortage
+from kvq_core.machine.memory import room_for, shortage
 from kvq_core.pipeline.estimate import Estimate
 from kvq_core.spec import ComparisonSpec
 from ui.html.numbers import plural, seconds
@@ -56,7 +56,7 @@ class Admission:
                 f"{tokens * (lanes + 1):,}; this instance allows {most.work:,}. Shorten to "
                 f"{most.work // (lanes + 1):,} tokens, prompt and answer together{_or_lanes(most.work // tokens - 1)}."
             )
-        free = free_bytes(found.device) + self._line.bytes_at_work()
+        free = room_for(found.run_bytes - self._line.bytes_at_work(), found.device) + self._line.bytes_at_work()
         refusal = refusal or shortage(found.run_bytes, free, tokens, lanes)
         remark = None
         if most.seconds is not None and found.seconds is not None and found.seconds > most.seconds:
@@ -108,7 +108,7 @@ class Admission:
 
 def check_memory(found: Estimate, lanes: int) -> None:
     """When a run's turn has come: raises LimitError where the memory that is free now is not enough."""
-    if reason := shortage(found.run_bytes, free_bytes(found.device), found.tokens, lanes):
+    if reason := shortage(found.run_bytes, room_for(found.run_bytes, found.device), found.tokens, lanes):
         raise LimitError(reason)
 
 

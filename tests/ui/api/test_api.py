@@ -36,6 +36,7 @@ from ui.service.services import Services
 
 ENDPOINTS = {
     "/compare",
+    "/add_lane",
     "/estimate",
     "/methods",
     "/models",
@@ -58,7 +59,7 @@ class Engine:
     def __init__(self):
         self.at_work = 0
 
-    def compare(self, spec, store):
+    def compare(self, spec, store, owner=""):
         self.at_work += 1
         try:
             kind, *rest = spec.prompt.split()
@@ -163,6 +164,17 @@ def test_what_there_is_can_be_read(client):
 
 
 @pytest.mark.real_model
+def test_a_lane_is_added_to_a_run_and_is_a_run_of_its_own(client, updates):
+    parent = updates[-1]["result"]["run"]
+    told = list(client.submit(parent, {"method": "per_token", "label": "8 bits"}, api_name="/add_lane"))
+    found = told[-1]["result"]
+    assert found["run"] != parent and [lane["label"] for lane in found["lanes"]] == ["8 bits"]
+    assert client.predict(found["run"], api_name="/run")["parent"] == parent
+    assert found["reference"] == updates[-1]["result"]["reference"]
+    assert "lane" in refusal(client, parent, {"method": "none such"}, api_name="/add_lane")
+    assert "0" * 16 in refusal(client, "0" * 16, {"method": "kivi"}, api_name="/add_lane")
+
+
 def test_an_estimate_tells_tokens_and_what_would_not_be_quantized(client):
     lane = {"method": "kivi", "knobs": {"residual_length": 128}}
     found = client.predict({"prompt": "Hi", "max_new_tokens": 4, "lanes": [lane]}, api_name="/estimate")
