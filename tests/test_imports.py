@@ -69,8 +69,8 @@ _TABLE = """
         training ui.export ui.figures ui.form ui.html ui.selection ui.service ui.views ui.words
     ui.study: errors events limits logs models record settings spec store studies ui.figures ui.form ui.html ui.panels
         ui.service ui.views ui.words
-    ui.api: analysis claims errors events logs methods models pipeline presets record spec store ui.html ui.panels
-        ui.service
+    ui.api: analysis claims errors events logs methods models pipeline presets record spec store studies ui.html
+        ui.panels ui.service ui.study
     ui.layout: errors ui.api ui.figures ui.form ui.html ui.panels ui.server ui.service ui.study
         ui.views
     ui.__init__:

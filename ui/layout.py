@@ -102,7 +102,7 @@ def build_ui(services: Services) -> gr.Blocks:
     """The page of a server."""
     with Blocks(title="KVQ Explorer", fill_width=True, analytics_enabled=False, delete_cache=(3600, 86400)) as blocks:
         studies = Studies(services)
-        create_api(services)  # first: handlers of the page have names too, and the first of a name keeps it
+        create_api(services, studies)  # first: handlers of the page have names too, and the first of a name keeps it
         page = _arrange(services)
         study = create_study(studies, page.lanes.lanes, page.history)
         place_home(page, services)

@@ -13,7 +13,9 @@ from ui.html.escape import plot_safe, shorten
 from ui.html.numbers import significant
 
 ROW = 34  # px of a lane
+WIDEST = 2.0  # how far beyond the means an axis goes for intervals: of few prompts they can reach far beyond all else
 GROUNDS = {"good": "#0f9d6b", "warn": "#e08a1e", "bad": "#d43d2f"}
+_QUIET: dict[str, Any] = {"showarrow": False, "font": {"size": 11, "color": INK}}
 FLOORS = {"storage_floor": "fp16 cache", "kernel_floor": "another kernel"}
 
 Line = dict[str, Any]
@@ -32,7 +34,7 @@ def forest(result: StudyResult, model: str) -> go.Figure | None:
     if edges is None:
         return None
     low, high = edges
-    figure = canvas(86 + ROW * len(found), margin={"l": 12, "r": 16, "t": 26, "b": 46})
+    figure = canvas(100 + ROW * len(found), margin={"l": 12, "r": 16, "t": 40, "b": 46})
     _bands(figure, low, high)
     for row, (at, line) in enumerate(found):
         mean = max(line["kld_mean"], low)
@@ -70,11 +72,13 @@ def forest(result: StudyResult, model: str) -> go.Figure | None:
 
 def kld_edges(found: list[tuple[int, Line]]) -> tuple[float, float] | None:
     """Ends of a logarithmic axis that holds all means with their intervals and the first thresholds."""
-    names = ("kld_mean", "kld_low", "kld_high", "kld_p95")
+    names = ("kld_mean", "kld_low", "kld_p95")
     values = [line[name] for _, line in found for name in names if line[name] is not None and line[name] > 0]
     if not values:
         return None
-    return min([*values, TIERS[0].kld]) / 1.6, max([*values, TIERS[-2].kld]) * 1.6
+    low, most = min([*values, TIERS[0].kld]) / 1.6, max([*values, TIERS[-2].kld]) * 1.6
+    highs = [line["kld_high"] for _, line in found if line["kld_high"] is not None]
+    return low, max([most, *(min(high * 1.2, most * WIDEST) for high in highs)])
 
 
 def log_axis(low: float, high: float) -> dict[str, Any]:
@@ -103,15 +107,9 @@ def _bands(figure: go.Figure, low: float, high: float) -> None:
         right = min(tier.kld, high)
         if right <= left:
             continue
-        figure.add_vrect(
-            left,
-            right,
-            fillcolor=with_alpha(GROUNDS[tier.tone], 0.09),
-            line_width=0,
-            layer="below",
-            annotation={"text": tier.word, "font": {"size": 11, "color": INK}, "yshift": 18},
-            annotation_position="top left",
-        )
+        figure.add_vrect(left, right, fillcolor=with_alpha(GROUNDS[tier.tone], 0.09), line_width=0, layer="below")
+        at = (math.log10(left) + math.log10(right)) / 2
+        figure.add_annotation(text=tier.word, x=at, y=1, yref="paper", yanchor="bottom", **_QUIET)
         left = right
 
 
@@ -120,25 +118,13 @@ def _floors(figure: go.Figure, line: Line, low: float, high: float) -> None:
     below = []
     for name, words in FLOORS.items():
         floor = line[name]
-        if floor is not None and low < floor < high:
-            figure.add_vline(
-                floor,
-                line={"color": NOISE, "width": 1.5, "dash": "dot"},
-                annotation={"text": words, "font": {"size": 11, "color": INK}},
-                annotation_position="bottom right",
-            )
-        elif floor is not None and not math.isnan(floor):
+        if floor is None or math.isnan(floor):
+            continue
+        if low < floor < high:
+            figure.add_vline(floor, line={"color": NOISE, "width": 1.5, "dash": "dot"})
+            figure.add_annotation(text=words, x=math.log10(floor), y=0, yref="paper", yanchor="bottom", **_QUIET)
+        else:
             below.append(f"{words} {significant(floor, 2)}")
     if below:
-        figure.add_annotation(
-            text=f"← floors: {', '.join(below)}",
-            x=0,
-            y=1,
-            xref="paper",
-            yref="paper",
-            xanchor="left",
-            yanchor="bottom",
-            xshift=58,
-            showarrow=False,
-            font={"size": 11, "color": INK},
-        )
+        place = {"x": 0, "y": 1, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom"}
+        figure.add_annotation(text=f"← floors: {', '.join(below)}", yshift=16, **place, **_QUIET)

@@ -13,7 +13,8 @@ from ui.html.numbers import significant
 
 MOST = 60  # rows; the files hold all of them
 WRITTEN = 8  # lanes up to which cells carry their number
-NAME = 22  # characters of a prompt's id
+DARK = 0.62  # of the scale, from which white is read better
+NAME = 20  # characters of a prompt's name
 
 
 def worst_first(result: StudyResult, model: str) -> list[str]:
@@ -34,20 +35,22 @@ def prompt_map(result: StudyResult, model: str) -> go.Figure | None:
         return None
     low, high = math.log10(known.min()), math.log10(known.max())
     codes = np.log10(np.where(values > 0, values, np.nan))
+    names = [plot_safe(name) for name in prompt_names(result, prompts, NAME)]
     texts = [[_text(value) for value in row] for row in values]
-    figure = canvas(88 + 26 * len(prompts), margin={"l": 12, "r": 12, "t": 64, "b": 12})
+    figure = canvas(102 + 26 * len(prompts), margin={"l": 12, "r": 12, "t": 78, "b": 12})
     figure.add_heatmap(
         x=list(range(len(lanes))),
         y=list(range(len(prompts))),
         z=codes.astype(np.float32),
         text=texts,
-        texttemplate="%{text}" if len(lanes) <= WRITTEN else None,
-        customdata=[[f"{_name(prompt)}, {plot_safe(lane)}" for lane in lanes] for prompt in prompts],
+        customdata=[[f"{name}, {plot_safe(lane)}" for lane in lanes] for name in names],
         hovertemplate="%{customdata}: mean KLD %{text} nats<extra></extra>",
         coloraxis="coloraxis",
         xgap=2,
         ygap=2,
     )
+    if len(lanes) <= WRITTEN:
+        _write(figure, texts, (codes - low) / max(high - low, 0.1))
     ticks = sorted({math.floor(low), *range(math.ceil(low), math.floor(high) + 1)})
     axis = {"tickvals": ticks, "ticktext": [f"{10.0**tick:g}" for tick in ticks]}
     scale = {"colorscale": list(SEQUENTIAL), "cmin": low, "cmax": max(high, low + 0.1)}
@@ -56,15 +59,14 @@ def prompt_map(result: StudyResult, model: str) -> go.Figure | None:
         side="top",
         tickvals=list(range(len(lanes))),
         ticktext=[plot_safe(shorten(lane, 16)) for lane in lanes],
-        tickangle=-30 if len(lanes) > 3 else 0,
+        tickangle=-45 if len(lanes) > 3 else 0,
         showgrid=False,
         zeroline=False,
     )
-    names = [f"{_name(prompt)} " for prompt in prompts]
     figure.update_yaxes(
         autorange="reversed",
         tickvals=list(range(len(prompts))),
-        ticktext=names,
+        ticktext=[f"{name} " for name in names],
         automargin=True,
         showgrid=False,
         zeroline=False,
@@ -72,8 +74,24 @@ def prompt_map(result: StudyResult, model: str) -> go.Figure | None:
     return label_figure(figure, "Heatmap of mean KLD, prompts by lanes, the worst first", {"prompt": "y"})
 
 
-def _name(prompt: str) -> str:
-    return plot_safe(shorten(prompt, NAME))
+def prompt_names(result: StudyResult, ids: list[str], limit: int) -> list[str]:
+    """Prompts' ids; of those that are numbers alone with what is asked behind them."""
+    asked = {prompt.id: prompt.prompt for prompt in result.plan.prompts}
+    return [shorten(f"{id}: {asked.get(id, '')}" if id.isdigit() and asked.get(id) else id, limit) for id in ids]
+
+
+def _write(figure: go.Figure, texts: list[list[str]], shares: np.ndarray) -> None:
+    """The numbers on the cells, each in the ink that can be read there."""
+    rows, columns = shares.shape
+    figure.add_scatter(
+        x=[column for _ in range(rows) for column in range(columns)],
+        y=[row for row in range(rows) for _ in range(columns)],
+        text=[text for row in texts for text in row],
+        mode="text",
+        textfont={"size": 12, "color": ["#ffffff" if share > DARK else "#1b2230" for share in shares.ravel()]},
+        hoverinfo="skip",
+        showlegend=False,
+    )
 
 
 def _text(value: float) -> str:

@@ -14,7 +14,6 @@ HEAD = (
     "Lane",
     "Prompts",
     "Mean KLD",
-    "95 % interval",
     "p95",
     "Worst",
     "Tail of tokens",
@@ -47,11 +46,6 @@ def name_cell(at: int, label: str) -> str:
     return f'<th scope="row"><span class="dot" style="background:{lane_color(at)}"></span>{safe(label)}</th>'
 
 
-def interval(line: Line, name: str) -> str:
-    low, high = line.get(f"{name}_low"), line.get(f"{name}_high")
-    return ABSENT if low is None else f"{significant(low)} to {significant(high)}"
-
-
 def _lane(at: int, line: Line) -> str:
     if line["kld_mean"] is None:
         failed = f"{line['failed']} failed" if line["failed"] else "nothing yet"
@@ -59,8 +53,7 @@ def _lane(at: int, line: Line) -> str:
     tail = f"{significant(line['tail'])} <small>p{line['tail_rank']:g}</small>" if line["tail"] is not None else ABSENT
     cells = [
         f"{line['prompts']:,}{_failed(line)}",
-        significant(line["kld_mean"]),
-        interval(line, "kld"),
+        _with_interval(line, "kld", significant),
         significant(line["kld_p95"]),
         f'<span title="{safe(line["worst_prompt"])}">{significant(line["worst_kld"])}</span>',
         tail,
@@ -110,7 +103,7 @@ def _with_interval(line: Line | None, name: str, shown: Any) -> str:
     if line is None or mean is None:
         return ABSENT
     low, high = line[f"{name}_low"], line[f"{name}_high"]
-    return shown(mean) + ("" if low is None else f" <small>{shown(low)} to {shown(high)}</small>")
+    return f"<b>{shown(mean)}</b>" + ("" if low is None else f"<small>{shown(low)} to {shown(high)}</small>")
 
 
 def tasks_table(lines: Sequence[Line], labels: Sequence[str]) -> str:

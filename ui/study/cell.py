@@ -10,7 +10,7 @@ from kvq_core.errors import KvqError
 from kvq_core.events import Finished
 from kvq_core.studies.prompts import Prompt
 from kvq_core.studies.result import StudyResult
-from ui.figures.prompt_map import worst_first
+from ui.figures.prompt_map import prompt_names, worst_first
 from ui.html.colors import lane_color
 from ui.html.escape import safe, shorten
 from ui.html.numbers import significant
@@ -54,7 +54,8 @@ def create_cell() -> CellPanel:
 def choices(result: StudyResult, model: str) -> Any:
     """The prompts of a model as a picker has them."""
     found = worst_first(result, model)
-    return gr.update(choices=found, value=next(iter(found), None))
+    named = list(zip(prompt_names(result, found, 90), found, strict=True))
+    return gr.update(choices=named, value=next(iter(found), None))
 
 
 def cell_html(result: StudyResult, model: str, prompt: str) -> str:
