@@ -7,6 +7,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from statistics import fmean
 from typing import Any
 
@@ -43,9 +44,9 @@ class Going:
     What is computed lies in the store: a study that is stopped goes on from there when it is begun again.
     """
 
-    def __init__(self, planned: Plan, services: Services, session: str, visitor: str, cost: Cost):
-        """``cost``: of a cell, which others in the line are told."""
-        self.plan, self.session = planned, session
+    def __init__(self, planned: Plan, services: Services, session: str, visitor: str, cost: Cost, number: int = 0):
+        """``cost``: of a cell, which others in the line are told; ``number``: among those of this server."""
+        self.plan, self.session, self.number = planned, session, number
         self.over = self.replaced = False
         self.error: Exception | None = None
         self._services, self._visitor, self._cost = services, visitor, cost
@@ -165,6 +166,7 @@ class Studies:
         self.results = Results(services)
         self._going: dict[str, Going] = {}
         self._lock = threading.Lock()
+        self._numbers = count(1)
 
     def begin(self, planned: Plan, session: str, visitor: str, cost: Cost) -> Going:
         """Begin a study, or go on with it; what the session computed before is cancelled.
@@ -172,7 +174,7 @@ class Studies:
         Raises LimitError where the line has no room, or this visitor asks too much.
         """
         self.forget(session)
-        going = Going(planned, self.services, session, visitor, cost)
+        going = Going(planned, self.services, session, visitor, cost, next(self._numbers))
         with self.services.admission.counted(visitor, session):
             with self._lock:
                 self._going[session] = going

@@ -47,13 +47,13 @@ def wire_start(place: StudyPlace) -> None:
         except Exception as error:
             log_error("study not begun", error)
             return [notice(REFUSED, unexpected_error("Start")), *[gr.skip()] * (len(begun) - 1)]
-        started = {"id": found.plan.id, "number": id(going)}
+        started = {"id": found.plan.id, "number": going.number}
         link = link_html(found.plan.id, request)
         return ["", started, line("Starting", done=0.0), *STUDY.busy(), gr.update(visible=False), link, ""]
 
     async def watch(started: dict[str, Any], request: gr.Request) -> AsyncGenerator[list[Any]]:
         going = studies.of(STUDY.session(request))
-        if going is not None and id(going) == started.get("number"):
+        if going is not None and going.number == started.get("number"):
             async for update in with_empty_end(updates(going, studies.results)):
                 yield update
 
