@@ -7,6 +7,7 @@ from axe_playwright_python.sync_playwright import Axe
 
 from kvq_core.links import encode
 from kvq_core.spec import parse_spec
+from tests.browser.conftest import visits
 
 pytestmark = [pytest.mark.browser, pytest.mark.real_model, pytest.mark.timeout(280)]
 
@@ -28,7 +29,12 @@ def status(page, words: str) -> None:
     )
 
 
-def test_a_file_is_studied_cancelled_gone_on_with_opened_and_shared(server, open_page):
+def test_a_file_is_studied_cancelled_gone_on_with_opened_and_shared(server, browser):
+    with visits(browser, reads_console=False) as visit:  # the page is left for the run of a cell
+        journey(server, visit)
+
+
+def journey(server, open_page) -> None:
     form = encode(parse_spec({"prompt": "-", "lanes": LANES}))
     page = open_page(f"{server}/?study&c={form}")
     page.wait_for_selector("#study-welcome h1")

@@ -91,7 +91,7 @@ def study_endpoints(studies: Studies) -> tuple[Callable[..., Any], ...]:
         session = f"{request.session_hash}/{secrets.token_hex(8)}"  # a client may run several at once
         try:
             with one_line():
-                found = await asyncio.to_thread(admit, _read(spec))
+                found = await asyncio.to_thread(admit, _read(spec), services.store)
                 going = studies.begin(found.plan, session, visitor(request), found.cost)
                 async with aclosing(_told(going, studies, request)) as updates:
                     async for update in updates:
@@ -108,7 +108,7 @@ def study_endpoints(studies: Studies) -> tuple[Callable[..., Any], ...]:
             spec: The study, as for study.
         """
         with one_line():
-            return _forecast(quote(_read(spec)))
+            return _forecast(quote(_read(spec), services.store))
 
     def study_result(study: str, key: str = "") -> dict[str, Any]:
         """Get all figures of a study that was begun here, of the cells that are done: lanes, groups, tasks, recall,
@@ -178,7 +178,7 @@ def _opened(studies: Studies, study: str, key: str) -> StudyResult:
     """Raises KvqError for a study that is not here, or not open to the holder of the key."""
     demand(str, study=study, key=key)
     demand_open(studies.services, study, key)
-    return studies.results.get(study)
+    return studies.results.read(study)
 
 
 async def _told(going: Going, studies: Studies, request: gr.Request) -> AsyncGenerator[StudyProgress]:

@@ -1,6 +1,7 @@
 """The left column of a study: prompts, models and lanes, the estimate, Start and Cancel."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gradio as gr
@@ -9,6 +10,7 @@ from kvq_core.errors import KvqError
 from kvq_core.logs import log_error
 from kvq_core.models import available_models
 from kvq_core.settings import settings
+from kvq_core.store.store import Store
 from kvq_core.studies.tasks import SUITES
 from ui.form.lanes import LaneForm, title
 from ui.form.lanes_panel import bundle_choices
@@ -73,12 +75,12 @@ def create_form() -> FormPanel:
     return FormPanel(prompts, models, lanes, of_compare, tokens, estimate, message, start, cancel)
 
 
-def wire_form(panel: FormPanel, compare_lanes: gr.State) -> None:
+def wire_form(panel: FormPanel, compare_lanes: gr.State, store: Store) -> None:
     """The estimate follows the form; tasks bring their number of new tokens."""
     inputs = [*panel.fields, compare_lanes]
     gr.on(
         [field.change for field in panel.fields],
-        estimate_of,
+        partial(estimate_of, store),
         inputs,
         [panel.estimate, panel.of_compare],
         **QUIET,
@@ -114,7 +116,7 @@ def is_empty(form: Form) -> bool:
     return (form.way == PASTE and not form.text.strip()) or (form.way == FILE and not form.file)
 
 
-def estimate_of(*values: Any) -> list[Any]:
+def estimate_of(store: Store, *values: Any) -> list[Any]:
     """The estimate of the form, and the lanes that it takes from Compare."""
     *fields, compare_lanes = values
     form = form_of(tuple(fields))
@@ -123,7 +125,7 @@ def estimate_of(*values: Any) -> list[Any]:
         return [f'<p class="muted">{NOTHING_YET}</p>', lanes]
     try:
         asked = study_of(form, compare_lanes)
-        return [quote_html(quote(asked.spec), asked.broken), lanes]
+        return [quote_html(quote(asked.spec, store), asked.broken), lanes]
     except KvqError as error:
         return [f'<p class="warning refused">{safe(error)}</p>', lanes]
     except Exception as error:

@@ -40,10 +40,16 @@ class Results:
                 self._held.popitem(last=False)
 
     def get(self, id: str) -> StudyResult:
-        """What is there of a study; one that misses cells is read again. Raises KvqError for one that is not there."""
+        """A study as it was last read here. Raises KvqError for one that is not there."""
         with self._lock:
             found = self._held.get(id) if isinstance(id, str) else None
-        if found is not None and found.done + len(found.failed) >= len(found.plan.cells):
+        return self.read(id) if found is None else found
+
+    def read(self, id: str) -> StudyResult:
+        """A study with what the store holds of it now. Raises KvqError for one that is not there."""
+        with self._lock:
+            found = self._held.get(id) if isinstance(id, str) else None
+        if found is not None and found.done >= len(found.plan.cells):
             return found
         store = self.services.store
         planned = found.plan if found is not None else plan(study_spec(str(id), store))

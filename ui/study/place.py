@@ -39,7 +39,7 @@ def wire_visit(place: StudyPlace, arrived: Any) -> None:
             return [*[gr.skip()] * 5, *own]
         try:
             demand_open(services, id, my_key(mine, id))
-            found = place.studies.results.get(id)
+            found = place.studies.results.read(id)
         except KvqError as error:
             said = notice("The study cannot be opened", str(error), NEXT)
             return [said, *[gr.skip()] * 4, *own]

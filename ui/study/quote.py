@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kvq_core.errors import LimitError
+from kvq_core.store.store import Store
 from kvq_core.studies.cells import Plan, plan
 from kvq_core.studies.estimate import StudyEstimate, estimate
 from kvq_core.studies.intervals import FEWEST
@@ -30,7 +31,7 @@ class StudyQuote:
         return Cost(None if found.seconds is None else found.seconds / max(1, found.todo), found.bytes)
 
 
-def quote(spec: StudySpec) -> StudyQuote:
+def quote(spec: StudySpec, store: Store) -> StudyQuote:
     """Raises LimitError for more prompts, cells, lanes or text than are taken here; KvqError where it cannot be run."""
     models = max(1, len(spec.models))
     count = spec.prompts.n if spec.prompts.suite is not None else len(spec.prompts.rows or spec.prompts.texts or ())
@@ -42,12 +43,12 @@ def quote(spec: StudySpec) -> StudyQuote:
     longest = max(planned.cells, key=lambda cell: cell.tokens)
     refusal = too_much_work(longest.tokens + longest.spec.max_new_tokens, len(longest.spec.lanes))
     said = refusal and f"The longest prompt, {longest.prompt.id}: {refusal}"
-    return StudyQuote(planned, estimate(planned), said)
+    return StudyQuote(planned, estimate(planned, store=store), said)
 
 
-def admit(spec: StudySpec) -> StudyQuote:
+def admit(spec: StudySpec, store: Store) -> StudyQuote:
     """At Start. Raises KvqError where ``quote`` refuses."""
-    found = quote(spec)
+    found = quote(spec, store)
     if found.refusal:
         raise LimitError(found.refusal)
     return found

@@ -40,7 +40,7 @@ def wire_start(place: StudyPlace) -> None:
 
     def begin(spec: Callable[[], StudySpec], request: gr.Request) -> list[Any]:
         try:
-            found = admit(spec())
+            found = admit(spec(), studies.services.store)
             going = studies.begin(found.plan, STUDY.session(request), visitor(request), found.cost)
         except KvqError as error:
             return [notice(REFUSED, str(error)), *[gr.skip()] * (len(begun) - 1)]

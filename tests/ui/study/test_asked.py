@@ -6,6 +6,7 @@ import json
 import pytest
 
 from kvq_core.errors import KvqError
+from kvq_core.store.store import open_store
 from kvq_core.studies.estimate import estimate
 from kvq_core.studies.spec import parse_study
 from tests.support.study_models import LANES, prompt, study_data, write_model
@@ -18,6 +19,11 @@ from ui.study.quote import admit, quote, quote_html
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> str:
     return str(write_model(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+@pytest.fixture
+def store(tmp_path):
+    return open_store(str(tmp_path / "store"))
 
 
 @pytest.fixture(scope="module")
@@ -75,20 +81,20 @@ def test_tasks_take_lengths_depths_and_their_own_number_of_tokens(lanes):
     assert spec.comparison.max_new_tokens == 32
 
 
-def test_the_estimate_is_that_of_the_command_and_warns_of_few_prompts(model):
+def test_the_estimate_is_that_of_the_command_and_warns_of_few_prompts(model, store):
     rows = [{"id": str(at), "prompt": text} for at, text in enumerate((prompt(0), prompt(1), prompt(2, words=400)), 1)]
-    found = quote(parse_study({**study_data(model), "prompts": {"rows": rows}}))
-    assert found.estimate.sentence == estimate(found.plan).sentence
+    found = quote(parse_study({**study_data(model), "prompts": {"rows": rows}}), store)
+    assert found.estimate.sentence == estimate(found.plan, store=store).sentence
     told = quote_html(found, ("p.jsonl, line 9: broken",))
     assert "2 cells" in told and "3 prompts: there will be no intervals" in told and "line 9" in told
     assert "Left out" in told and found.plan.left_out[0].prompt == "3"  # beyond the context of 256
 
 
-def test_an_empty_form_is_asked_for_prompts_and_a_wrong_one_told():
+def test_an_empty_form_is_asked_for_prompts_and_a_wrong_one_told(store):
     values = ["Paste", "", "", False, "needle", 20, 0, "", "", [], "compare", 64, []]
-    assert "Give prompts" in estimate_of(*values)[0]
+    assert "Give prompts" in estimate_of(store, *values)[0]
     values[1] = "one"
-    assert "refused" in estimate_of(*values)[0]  # no lanes
+    assert "refused" in estimate_of(store, *values)[0]  # no lanes
 
 
 @pytest.mark.parametrize(
@@ -100,10 +106,10 @@ def test_an_empty_form_is_asked_for_prompts_and_a_wrong_one_told():
         ("KVQ_MAX_WORK", "20", "The longest prompt, p0: "),
     ],
 )
-def test_limits_refuse_in_one_line(monkeypatch, model, variable, value, said):
+def test_limits_refuse_in_one_line(monkeypatch, model, store, variable, value, said):
     monkeypatch.setenv(variable, value)
     with pytest.raises(KvqError, match=said):
-        admit(parse_study(study_data(model, 2)))
+        admit(parse_study(study_data(model, 2)), store)
 
 
 def test_bytes_and_tasks_are_counted_before_anything_is_read(monkeypatch, lanes):
