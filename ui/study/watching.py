@@ -50,7 +50,7 @@ async def updates(going: Going, results: Results) -> AsyncGenerator[list[Any]]:
     result = going.standing().result
     if result is not None:
         results.put(result)
-    left = len(going.plan.cells) - (0 if result is None else result.done + len(result.failed))
+    left = len(going.plan.cells) - (0 if result is None else result.done)
     shown = gr.skip() if result is None else {"study": going.plan.id, "done": result.done, "own": True}
     yield [end_line(going, left), *STUDY.idle(), gr.update(visible=left > 0), "", shown]
 
