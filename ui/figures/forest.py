@@ -16,7 +16,7 @@ ROW = 34  # px of a lane
 WIDEST = 2.0  # how far beyond the means an axis goes for intervals: of few prompts they can reach far beyond all else
 GROUNDS = {"good": "#0f9d6b", "warn": "#e08a1e", "bad": "#d43d2f"}
 _QUIET: dict[str, Any] = {"showarrow": False, "font": {"size": 11, "color": INK}}
-FLOORS = {"storage_floor": "fp16 cache", "kernel_floor": "another kernel"}
+FLOORS = {"storage_floor": "an fp16 cache", "kernel_floor": "another kernel"}
 
 Line = dict[str, Any]
 
@@ -34,7 +34,7 @@ def forest(result: StudyResult, model: str) -> go.Figure | None:
     if edges is None:
         return None
     low, high = edges
-    figure = canvas(100 + ROW * len(found), margin={"l": 12, "r": 16, "t": 40, "b": 46})
+    figure = canvas(112 + ROW * len(found), margin={"l": 12, "r": 16, "t": 52, "b": 46})
     _bands(figure, low, high)
     for row, (at, line) in enumerate(found):
         mean = max(line["kld_mean"], low)
@@ -124,7 +124,9 @@ def _floors(figure: go.Figure, line: Line, low: float, high: float) -> None:
             figure.add_vline(floor, line={"color": NOISE, "width": 1.5, "dash": "dot"})
             figure.add_annotation(text=words, x=math.log10(floor), y=0, yref="paper", yanchor="bottom", **_QUIET)
         else:
-            below.append(f"{words} {significant(floor, 2)}")
+            below.append(f"floor of {words} {significant(floor, 2)}")
     if below:
         place = {"x": 0, "y": 1, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom"}
-        figure.add_annotation(text=f"← floors: {', '.join(below)}", yshift=16, **place, **_QUIET)
+        figure.add_annotation(
+            text="<br>".join(f"← {words}" for words in below), yshift=16, align="left", **place, **_QUIET
+        )

@@ -12,6 +12,7 @@ from ui.html.escape import plot_safe, shorten
 from ui.html.numbers import significant
 
 MOST = 60  # rows; the files hold all of them
+LEVEL = 3  # lanes up to which their names need no slant
 WRITTEN = 8  # lanes up to which cells carry their number
 DARK = 0.62  # of the scale, from which white is read better
 NAME = 20  # characters of a prompt's name
@@ -37,7 +38,8 @@ def prompt_map(result: StudyResult, model: str) -> go.Figure | None:
     codes = np.log10(np.where(values > 0, values, np.nan))
     names = [plot_safe(name) for name in prompt_names(result, prompts, NAME)]
     texts = [[_text(value) for value in row] for row in values]
-    figure = canvas(102 + 26 * len(prompts), margin={"l": 12, "r": 12, "t": 78, "b": 12})
+    top = 78 if len(lanes) > LEVEL else 34
+    figure = canvas(top + 24 + 26 * len(prompts), margin={"l": 12, "r": 12, "t": top, "b": 12})
     figure.add_heatmap(
         x=list(range(len(lanes))),
         y=list(range(len(prompts))),
@@ -59,7 +61,7 @@ def prompt_map(result: StudyResult, model: str) -> go.Figure | None:
         side="top",
         tickvals=list(range(len(lanes))),
         ticktext=[plot_safe(shorten(lane, 16)) for lane in lanes],
-        tickangle=-45 if len(lanes) > 3 else 0,
+        tickangle=-45 if len(lanes) > LEVEL else 0,
         showgrid=False,
         zeroline=False,
     )

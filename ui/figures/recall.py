@@ -8,13 +8,14 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from kvq_core.studies.result import StudyResult
-from ui.figures.base import apply_style, canvas, decades, label_figure, of_lane, sequential
+from ui.figures.base import LINE, apply_style, canvas, decades, label_figure, of_lane, sequential
 from ui.figures.forest import spread
 from ui.html.colors import REFERENCE, lane_color
 from ui.html.escape import plot_safe, shorten
 from ui.html.numbers import percent
 
 ACROSS = 4  # maps beside each other
+WRITTEN = 4  # lengths up to which cells carry their numbers
 LOST = "lost, %"
 
 Line = dict[str, Any]
@@ -47,7 +48,7 @@ def recall_maps(result: StudyResult, model: str) -> go.Figure | None:
     apply_style(figure, down * height + 62 * (down - 1) + 70, margin={"l": 64, "r": 12, "t": 28, "b": 46})
     for at, note in enumerate(figure.layout.annotations):
         note.update(font={"size": 12, "color": lane_color(at - 1) if at else REFERENCE})
-    figure.update_layout(coloraxis=sequential(100, LOST))
+    figure.update_layout(coloraxis=sequential(100, LOST), plot_bgcolor=LINE)
     figure.update_xaxes(showgrid=False, zeroline=False)
     figure.update_yaxes(showgrid=False, zeroline=False)
     figure.update_xaxes(title_text="words of the text", row=down, col=1)
@@ -66,13 +67,14 @@ def _map(name: str, held: list[Line], lengths: list[int], depths: list[float]) -
                 continue
             z[row, column] = round(100 * (1 - line[name]), 1)
             of = line["asked"] if name == "reference" else line["counted"]
-            said[row][column] = f"{round(line[name] * of)} of {of} right"
+            said[row][column] = f"{round(line[name] * of)} of {of}"
     return go.Heatmap(
         x=list(range(len(lengths))),
         y=list(range(len(depths))),
         z=z,
         text=said,
-        hovertemplate="%{text}<extra></extra>",
+        texttemplate="%{text}" if len(lengths) <= WRITTEN else None,
+        hovertemplate="%{text} right<extra></extra>",
         coloraxis="coloraxis",
         xgap=1,
         ygap=1,

@@ -14,8 +14,7 @@ HEAD = (
     "Lane",
     "Prompts",
     "Mean KLD",
-    "p95",
-    "Worst",
+    "p95 of prompts",
     "Tail of tokens",
     "Flips",
     "Drafts kept",
@@ -50,12 +49,14 @@ def _lane(at: int, line: Line) -> str:
     if line["kld_mean"] is None:
         failed = f"{line['failed']} failed" if line["failed"] else "nothing yet"
         return f'<tr>{name_cell(at, line["label"])}<td class="none" colspan="{len(HEAD) - 1}">{failed}</td></tr>'
-    tail = f"{significant(line['tail'])} <small>p{line['tail_rank']:g}</small>" if line["tail"] is not None else ABSENT
+    worst = f'<small title="{safe(line["worst_prompt"])}">worst {significant(line["worst_kld"])}</small>'
+    tail = (
+        ABSENT if line["tail"] is None else f"<b>{significant(line['tail'])}</b><small>p{line['tail_rank']:g}</small>"
+    )
     cells = [
         f"{line['prompts']:,}{_failed(line)}",
         _with_interval(line, "kld", significant),
-        significant(line["kld_p95"]),
-        f'<span title="{safe(line["worst_prompt"])}">{significant(line["worst_kld"])}</span>',
+        f"<b>{significant(line['kld_p95'])}</b>{worst}",
         tail,
         percent(line["flips"], 1),
         percent(line["acceptance"], 1),

@@ -49,7 +49,7 @@ MORE = (
         Slot(
             "study-recall",
             "Recall by depth and length",
-            "White: all is recalled that full precision recalls; blank: full precision recalls nothing there.",
+            "White: all is recalled that full precision recalls; grey: it recalls nothing there, or nothing is done.",
             600,
         ),
     ),
