@@ -38,7 +38,7 @@ def journey(server, open_page) -> None:
     form = encode(parse_spec({"prompt": "-", "lanes": LANES}))
     page = open_page(f"{server}/?study&c={form}")
     page.wait_for_selector("#study-welcome h1")
-    assert not page.locator("#page").is_visible() and page.locator("[data-place=study][aria-current]").is_visible()
+    assert not page.locator("#page").is_visible() and page.locator("[data-place=study][aria-current=page]").is_visible()
     ask(page)
     run(page)
     shared = page.url

@@ -6,7 +6,7 @@
     enter();
     if (focus && document.activeElement === document.body) document.getElementById(focus)?.focus({ preventScroll: true });
     for (const link of document.querySelectorAll("[data-place]")) {
-      link.toggleAttribute("aria-current", link.dataset.place === document.documentElement.dataset.at);
+      if (link.dataset.place === document.documentElement.dataset.at) link.setAttribute("aria-current", "page");
     }
     for (const place of document.querySelectorAll(":is(#where, #study) .plot")) {
       const json = place.firstElementChild?.textContent;
