@@ -49,7 +49,7 @@ MORE = (
         Slot(
             "study-recall",
             "Recall by depth and length",
-            "White: all is recalled that full precision recalls; grey: it recalls nothing there, or nothing is done.",
+            "Right answers, of those of full precision; grey: it has none there, or nothing is done yet.",
             600,
         ),
     ),
