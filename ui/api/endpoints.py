@@ -8,15 +8,13 @@ import asyncio
 import inspect
 import json
 import secrets
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Any, cast, get_args
 
 import gradio as gr
 
 from kvq_core import presets as experiments
-from kvq_core.errors import KvqError, excerpt
-from kvq_core.logs import log_error
 from kvq_core.methods.describe import describe_methods
 from kvq_core.models import available_models, with_model
 from kvq_core.pipeline.examples import packaged_store
@@ -25,6 +23,7 @@ from kvq_core.record.files import ARRAYS, Summary, record_json, serialize
 from kvq_core.spec import DEFAULT_MODEL, parse_lane, parse_spec
 from kvq_core.store import sharing
 from ui.api.claims import claims_of
+from ui.api.refusals import demand, one_line
 from ui.api.schemas import (
     ClaimInfo,
     Experiment,
@@ -38,17 +37,17 @@ from ui.api.schemas import (
     Spec,
 )
 from ui.api.stream import added_told, run_told
-from ui.html.status import unexpected_error
+from ui.api.studies import study_endpoints
 from ui.service.address import link
 from ui.service.services import Services
+from ui.study.going import Studies
 
 PACE_S = 0.15  # between two updates of a stream
-_KINDS = {str: "text", bool: "true or false"}
 
 
-def create_api(services: Services) -> None:
+def create_api(services: Services, studies: Studies) -> None:
     """Add the endpoints to the page that is being built. Everything else about the page stays private."""
-    for endpoint in (*_computing(services), *_listing(), *_stored(services)):
+    for endpoint in (*_computing(services), *_listing(), *_stored(services), *study_endpoints(studies)):
         most = None if inspect.isasyncgenfunction(endpoint) else 4
         gr.api(_yielded(endpoint), api_name=endpoint.__name__, concurrency_limit=most)
 
@@ -98,7 +97,7 @@ def _computing(services: Services) -> tuple[Callable[..., Any], ...]:
         Args:
             spec: The comparison, as for compare.
         """
-        with _one_line():
+        with one_line():
             comparison = with_model(parse_spec(spec))
             quote = services.admission.quote(comparison)
             found = quote.estimate
@@ -128,7 +127,7 @@ async def _streamed(
 ) -> AsyncGenerator[Progress]:
     """What is told of a run, at a pace, until it ends or its client leaves."""
     try:
-        with _one_line():
+        with one_line():
             async with aclosing(told()) as updates:
                 async for update in updates:
                     yield update
@@ -159,8 +158,8 @@ def _listing() -> tuple[Callable[..., Any], ...]:
         Args:
             name: Its name, such as "first-look"; the tool presets lists them.
         """
-        with _one_line():
-            _demand(str, name=name)
+        with one_line():
+            demand(str, name=name)
             found = experiments.preset(name)
             spec = with_model(found.spec)
             return cast(Experiment, {**found.model_dump(mode="json"), "spec": spec.model_dump(mode="json")})
@@ -173,8 +172,8 @@ def _listing() -> tuple[Callable[..., Any], ...]:
             paper: Only this paper's claims, for instance "SQuat"; empty: those of all papers.
             model: The model's id; empty: the bundled model.
         """
-        with _one_line():
-            _demand(str, paper=paper, model=model)
+        with one_line():
+            demand(str, paper=paper, model=model)
             return claims_of(paper, model or DEFAULT_MODEL)
 
     return methods, models, presets, preset, claims
@@ -183,7 +182,7 @@ def _listing() -> tuple[Callable[..., Any], ...]:
 def _stored(services: Services) -> tuple[Callable[..., Any], ...]:
     def runs(request: gr.Request) -> list[RunInfo]:
         """List the stored runs that are everybody's to see, newest first; the tool run gives one in full."""
-        with _one_line():
+        with one_line():
             found = {run.id: run for run in (*sharing.listed_runs(services.store), *packaged_store().list())}
             return [_summary(run, request) for run in found.values()]
 
@@ -195,7 +194,7 @@ def _stored(services: Services) -> tuple[Callable[..., Any], ...]:
             run: The id of the run, 16 hexadecimal characters; the last part of its link.
             key: The key that came with the run's result; needed on a public instance while the run is not shared.
         """
-        with _one_line():
+        with one_line():
             return json.loads(record_json(_opened(services, run, key)[0]))
 
     def arrays(run: str, key: str = "") -> gr.FileData:
@@ -206,7 +205,7 @@ def _stored(services: Services) -> tuple[Callable[..., Any], ...]:
             run: The id of the run, 16 hexadecimal characters.
             key: As for run.
         """
-        with _one_line():
+        with one_line():
             content, _ = serialize(*_opened(services, run, key))
             name = f"{run}-{ARRAYS}"
             found = gr.FileData(path=services.file(name, content[ARRAYS]), orig_name=name)
@@ -221,8 +220,8 @@ def _stored(services: Services) -> tuple[Callable[..., Any], ...]:
             key: The key that came with the run's result; on a public instance only who has it can share the run.
             listed: Put it on the list of runs as well; false takes it off.
         """
-        with _one_line():
-            _demand(bool, listed=listed)
+        with one_line():
+            demand(bool, listed=listed)
             _opened(services, run, key)
             if not services.records.ships(run):
                 sharing.demand_maker(services.store, run, key)
@@ -234,29 +233,10 @@ def _stored(services: Services) -> tuple[Callable[..., Any], ...]:
 
 def _opened(services: Services, run: str, key: str) -> tuple[Record, dict[str, Any]]:
     """A run that ships with the app, or one that the holder of the key may open. Raises KvqError."""
-    _demand(str, key=key)
+    demand(str, key=key)
     if not services.records.ships(run):
         sharing.demand_open(services.store, run, key)
     return services.records.get(run)
-
-
-def _demand(kind: type, **given: Any) -> None:
-    """Gradio hands on whatever a client sends. Raises KvqError for an argument of another type."""
-    for name, value in given.items():
-        if not isinstance(value, kind):
-            raise KvqError(f"{name} = {excerpt(value)} is not allowed: it must be {_KINDS[kind]}.")
-
-
-@contextmanager
-def _one_line() -> Iterator[None]:
-    """What went wrong as the one line that a client gets, never a trace."""
-    try:
-        yield
-    except KvqError as error:
-        raise gr.Error(str(error), print_exception=False) from None
-    except Exception as error:
-        log_error("request failed", error)
-        raise gr.Error(unexpected_error(), print_exception=False) from None
 
 
 def _yielded(endpoint: Callable[..., Any]) -> Callable[..., Any]:
