@@ -14,11 +14,11 @@ from ui.export.reproduce import command, conditions
 from ui.export.svg import svg
 from ui.figures import damage_grid, distortion_rate, effective_rank, kld_strips, stored_bytes
 from ui.html.cards import scores, settings
-from ui.html.colors import SEQUENTIAL, SEQUENTIAL_DARK, lane_color
+from ui.html.colors import SEQUENTIAL, SEQUENTIAL_DARK
 from ui.html.escape import lane_tokens, reference_tokens, safe
 from ui.html.pieces import spans_of
 from ui.html.tables import COLUMNS, perplexity_rows, scorecard
-from ui.html.theme import shades
+from ui.html.theme import properties, shades
 from ui.html.verdict import EXPLAINED, remarks, verdict
 from ui.words import overall
 
@@ -34,8 +34,9 @@ SHADED = "Shading: KLD of each token up to where the texts part (red bar); after
 
 def report(record: Record, arrays: Arrays, link: str = "") -> str:
     """The whole document, with the run's link where there is one. Every text of prompt, model or label is escaped."""
-    style = Path(__file__).with_name("report.css").read_text(encoding="utf-8") + shades(SEQUENTIAL, "")
-    style += f"@media (prefers-color-scheme: dark) {{ {shades(SEQUENTIAL_DARK, '')} }}"
+    style = properties("@media (prefers-color-scheme: dark){{:root{{{}}}}}") + shades(SEQUENTIAL, "")
+    style += f"@media (prefers-color-scheme: dark){{{shades(SEQUENTIAL_DARK, '')}}}"
+    style += Path(__file__).with_name("report.css").read_text(encoding="utf-8")
     drawn = drawn_of(record, arrays)
     parts = (
         _head(record, arrays, link),
@@ -94,7 +95,7 @@ def _answers(record: Record, arrays: Arrays, some: bool) -> str:
         about = (settings(lane), verdict(record, arrays, index).sentence, *remarks(lane))
         notes = "".join(f'<p class="mute">{safe(note)}</p>' for note in about if note)
         body = f"<h3>{safe(lane.label)}</h3>{notes}{_tokens(record, arrays, index)}"
-        cards += f'<div style="--lane:{lane_color(index)}">{body}</div>'
+        cards += f'<div class="lane-{record.number(index)}">{body}</div>'
     said = f"{SHADED} {expectation_sentence(record)}".strip()
     if some:
         said = f"Answers and figures are those of {TOGETHER} lanes: {BEST}. {said}"

@@ -140,6 +140,11 @@
       if (document.body.classList.contains("sharing")) document.getElementById("sharing").scrollIntoView({ block: "nearest" });
     }
   });
+  // Another ground, by the visitor's system or Gradio's settings: what is in sight is drawn again, the rest when it comes.
+  new MutationObserver(() => {
+    for (const found of kept.values()) if (stale(found) && isOpen(found.node) && inSight(found.node)) dirty.add(found);
+    draw();
+  }).observe(document.body, { attributeFilter: ["class"] });
   const marks = document.head.appendChild(document.createElement("style"));
   const staged = document.head.appendChild(document.createElement("style"));
   const opened = document.head.appendChild(document.createElement("style"));
