@@ -81,7 +81,7 @@ OPEN_TO_THE_PAGE = {
     "claims": {"board", "side_by_side"},
     "inspection": {"look", "report", "rules"},
     "packed": {"lanes"},
-    "pipeline": {"compare", "estimate", "examples"},
+    "pipeline": {"compare", "estimate", "examples", "timings"},
     "training": {"offer"},
     "machine": {"files", "memory"},
 }
