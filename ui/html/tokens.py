@@ -69,3 +69,8 @@ def dark_of() -> dict[str, str]:
     for name in ("sequential", "diverging"):
         pairs += [(one[1], other[1]) for one, other in zip(getattr(light, name), getattr(dark, name), strict=True)]
     return dict(reversed(pairs))
+
+
+def stops(ground: Ground) -> list[str]:
+    """Colours of the signed scale from its lowest to its highest value, at equal distances."""
+    return [color for _, color in TOKENS.scales[ground].diverging]

@@ -61,8 +61,7 @@
       if (action.startsWith("rule")) edits = { uid: null, values: {} }; // the numbers of rules change
     }
     if (event.target.closest?.("#add-lane")) entering = true;
-    const figure = event.target.closest?.("[data-figure]");
-    if (figure) show(figure.dataset.figure);
+    if (event.target.closest?.("[data-show]")) show(event.target.closest("[data-figure]").dataset.figure);
     const tab = event.target.closest?.("[data-view]");
     if (tab) {
       window.kvq.open(tab.dataset.view);
