@@ -64,6 +64,7 @@ def test_a_run_shows_what_it_does_from_prefill_to_cancel(held, engine, open_page
     assert "1 run ahead of yours" in wait_status(waiting, "Waiting for 1 run")
     assert re.search("It starts in (about|a few)", waiting.inner_text("#status"))
     page.locator("#cancel").click()
+    wait_status(page, "Cancelled")
     engine.free.set()
     assert "What had arrived stays below" in wait_status(page, "Cancelled after 1 of 4 tokens")
     assert answer(page, 1).strip() == "word" and page.locator("#run").is_enabled()

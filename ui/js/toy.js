@@ -30,7 +30,7 @@
     paint(document.getElementById("toy-exact"), exact.codes, Number(place.dataset.columns));
     paint(document.getElementById("toy-stored"), now.codes, Number(place.dataset.columns));
     const most = Math.max(...Object.values(table).flatMap(({ attention }) => attention));
-    const bar = (share, at) => `<i style="--exact:${(100 * exact.attention[at]) / most}%;--now:${(100 * share) / most}%"><b>${share}</b></i>`;
+    const bar = (share, at) => `<i style="--exact:${exact.attention[at] / most};--now:${share / most}"><b>${share}</b></i>`;
     place.querySelector(".toy-bars").innerHTML = now.attention.map(bar).join("");
     place.querySelector(".toy-said").textContent = now.said;
   };
