@@ -3,6 +3,7 @@
     lanes();
     compare();
     tour();
+    count();
     enter();
     if (focus && document.activeElement === document.body) document.getElementById(focus)?.focus({ preventScroll: true });
     for (const place of document.querySelectorAll("#where .plot")) {

@@ -6,9 +6,11 @@
     return whole < 90 ? `about ${whole} s left` : `about ${Math.round(whole / 60)} min left`;
   };
   let counted = { said: null, since: 0 };
-  setInterval(() => {
+  const count = () => {
     const place = document.querySelector("#status [data-left]");
     if (!place) return;
     if (counted.said !== place.dataset.left) counted = { said: place.dataset.left, since: performance.now() };
-    else place.textContent = words(Number(counted.said) - (performance.now() - counted.since) / 1000);
-  }, COUNT_MS);
+    const text = words(Number(counted.said) - (performance.now() - counted.since) / 1000);
+    if (place.textContent !== text) place.textContent = text; // else every look would call for another one
+  };
+  setInterval(count, COUNT_MS);
