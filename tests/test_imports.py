@@ -65,8 +65,8 @@ _TABLE = """
     ui.form: errors links methods models presets record settings spec training ui.html ui.service
     ui.server: errors events logs models packed pipeline settings spec store ui.export ui.html ui.service
     ui.views: analysis errors methods record spec ui.figures ui.form ui.html ui.selection ui.service ui.words
-    ui.panels: analysis claims errors events inspection links logs packed pipeline presets record settings spec store
-        training ui.export ui.figures ui.form ui.html ui.selection ui.service ui.views ui.words
+    ui.panels: analysis claims errors events inspection links logs methods packed pipeline presets record settings spec
+        store training ui.export ui.figures ui.form ui.html ui.selection ui.service ui.views ui.words
     ui.study: errors events limits logs models record settings spec store studies ui.figures ui.form ui.html ui.panels
         ui.service ui.views ui.words
     ui.api: analysis claims errors events logs methods models pipeline presets record spec store studies ui.html
@@ -84,7 +84,7 @@ OPEN_TO_THE_PAGE = {
     "claims": {"board", "side_by_side"},
     "inspection": {"look", "report", "rules"},
     "packed": {"lanes"},
-    "pipeline": {"added", "compare", "estimate", "examples"},
+    "pipeline": {"added", "compare", "estimate", "examples", "roundtrip", "timings"},
     "studies": {
         "cells",
         "estimate",

@@ -22,7 +22,7 @@ def lane_of(types: Types, rotate: bool = True) -> dict[str, Any]:
     """The lane of a pair of types, as a spec has it; the prompt is read as llama.cpp reads it."""
     named = {"keys": types.keys, "values": types.values}
     quantized = {tensor: name for tensor, name in named.items() if name not in FULL}
-    rules = [{"method": name, "tensors": tensor, "knobs": _knobs(name, rotate)} for tensor, name in quantized.items()]
+    rules = [{"method": name, "tensors": tensor, **_turned(name, rotate)} for tensor, name in quantized.items()]
     if not rules:
         return {"label": str(types), "method": "fp16"}
     if len(set(named.values())) == 1:
@@ -30,8 +30,9 @@ def lane_of(types: Types, rotate: bool = True) -> dict[str, Any]:
     return {"label": str(types), "rules": rules, "prefill": READ_IN}
 
 
-def _knobs(name: str, rotate: bool) -> dict[str, Any]:
-    return {} if name == "bf16" else {"rotate": rotate}
+def _turned(name: str, rotate: bool) -> dict[str, Any]:
+    """The knob of formats that llama.cpp rotates: those that are stored in blocks."""
+    return {"knobs": {"rotate": rotate}} if any(knob.name == "rotate" for knob in method(name).knobs()) else {}
 
 
 def simulate(

@@ -1,5 +1,6 @@
 """One comparison from spec to record. The page, the CLI, the API and the tests all call this."""
 
+import time
 from collections.abc import Generator
 from contextlib import suppress
 
@@ -11,9 +12,9 @@ from kvq_core.logs import log_error, log_run
 from kvq_core.machine.memory import memory_errors_as_limits
 from kvq_core.models import LoadedModel, load, prepare, with_model
 from kvq_core.pipeline.assemble import assemble, run_id
-from kvq_core.pipeline.estimate import remember
 from kvq_core.pipeline.prompt import script
 from kvq_core.pipeline.state import Run
+from kvq_core.pipeline.timings import remember
 from kvq_core.record.fields import Record
 from kvq_core.spec import ComparisonSpec
 from kvq_core.store.store import Store
@@ -61,10 +62,10 @@ def compare_on(
     with log_run(id, spec.question, model=spec.model, methods=methods, prompt_tokens=len(read.ids)) as told:
         finished = stored(id, store)
         if finished is None:
-            comparison = Run(id, model, spec, read, owner)
+            began, comparison = time.perf_counter(), Run(id, model, spec, read, owner)
             yield from comparison.stages()
             finished = kept(*assemble(comparison), store)
-            remember(finished.record)
+            remember(finished.record, time.perf_counter() - began)
         reference = finished.record.reference
         told |= {"new_tokens": len(reference.token_ids), "reused": finished.reused, "text": reference.text}
     yield finished

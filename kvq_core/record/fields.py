@@ -278,11 +278,16 @@ class Record(Part):
     notes: list[str] = []
     parent: str | None = None  # id of the run whose reference's answer the lanes follow, and whose noise floor it tells
     _whole: "Record | None" = PrivateAttr(None)
+    _numbers: tuple[int, ...] = PrivateAttr(())
 
     @property
     def whole(self) -> "Record":
         """The run with all its lanes, where this is it with some: see record.part."""
         return self._whole or self
+
+    def number(self, index: int) -> int:
+        """The place in the whole run of one of these lanes: its colour and its mark go by that."""
+        return self._numbers[index] if self._numbers else index
 
     @property
     def question(self) -> str:

@@ -41,6 +41,7 @@ def part_of(record: Record, arrays: Arrays, lanes: Sequence[int]) -> tuple[Recor
     spec = {**record.spec, "lanes": [record.spec["lanes"][lane] for lane in lanes]}
     part = record.model_copy(update={"lanes": [record.lanes[lane] for lane in lanes], "spec": spec})
     part._whole = record.whole
+    part._numbers = tuple(record.number(lane) for lane in lanes)
     return part, own
 
 

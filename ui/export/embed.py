@@ -11,7 +11,7 @@ from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from kvq_core.record.part import drawn_of
 from ui.export.card import title
-from ui.export.marks import marks
+from ui.export.hover import marks
 from ui.export.report import style
 from ui.export.svg import svg
 from ui.export.views import VIEWS, caption

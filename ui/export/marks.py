@@ -1,63 +1,64 @@
-"""What a static figure says under the pointer: its marks in the picture's own units, for a small script."""
+"""What tells lanes apart in static pictures beside their hues: symbols of points, dashes of lines, textures of bars."""
 
-import html
-import math
-from collections.abc import Iterator
-from typing import Any
+from math import cos, pi, sin
 
-import plotly.graph_objects as go
-
-from ui.export.svg import room
-from ui.export.svg_axes import Axis, axes, bar_axis, coordinates, places
-from ui.figures.base import heat
-from ui.html.numbers import significant
-
-Mark = tuple[float, float, str]  # x and y in the picture, and what is said there
-
-
-def marks(figure: go.Figure) -> list[Mark]:
-    """Points, ends of bars and middles of cells, in the order of the traces; those that hold no number are left out."""
-    scales = axes(figure, room(figure)[0])
-    return [mark for trace in figure.data for mark in _marks(figure, trace, scales)]
-
-
-def _marks(figure: go.Figure, trace: Any, scales: dict[str, Axis]) -> Iterator[Mark]:
-    names = trace.xaxis or "x", trace.yaxis or "y"
-    x, y = (scales[name] for name in names)
-    titles, given = [_title(figure, name) for name in names], (coordinates(trace, "x"), coordinates(trace, "y"))
-    across, up = places(x, given[0]), places(y, given[1])
-    name = f"{_plain(trace.name)} · " if trace.name else ""
-    if trace.type == "heatmap":
-        for row, cells in enumerate(heat(figure, trace)):
-            for column, value in enumerate(cells):
-                if not math.isnan(value):
-                    where = f"{titles[0]} {_said(given[0][column])}, {titles[1]} {_said(given[1][row])}"
-                    yield _mark(across[column], up[row], f"{name}{where}: {_said(value)}")
-        return
-    vertical = trace.type != "bar" or bar_axis(trace) == "x"
-    for at, (px, py) in enumerate(zip(across, up, strict=True)):
-        place, value = (given[0][at], given[1][at]) if vertical else (given[1][at], given[0][at])
-        if isinstance(value, str) or not math.isnan(value):
-            yield _mark(px, py, f"{name}{titles[0 if vertical else 1]} {_said(place)}: {_said(value)}")
+DASHES = {"dot": "2 3", "dash": "6 4", "dashdot": "6 3 2 3", "longdash": "10 5", "longdashdot": "10 4 2 4"}
+# A tile of 6 px of each of Plotly's patterns; the dot is a line of no length.
+TILES = {
+    "/": "M0 6L6 0",
+    "\\": "M0 0L6 6",
+    "x": "M0 0L6 6M0 6L6 0",
+    "-": "M0 3H6",
+    "|": "M3 0V6",
+    "+": "M0 3H6M3 0V6",
+    ".": "M3 3h.01",
+}
+# Corners of each symbol on the unit circle, in quarter turns from the right, downwards.
+CORNERS: dict[str, tuple[float, ...]] = {
+    "square": (0.5, 1.5, 2.5, 3.5),
+    "diamond": (0, 1, 2, 3),
+    "triangle-up": (3, 0.33, 1.67),
+    "triangle-down": (1, 2.33, 3.67),
+    "hexagon": (0.33, 1, 1.67, 2.33, 3, 3.67),
+}
+ARMS = {"cross": (0, 1, 2, 3), "x": (0.5, 1.5, 2.5, 3.5), "star": (3, 3.8, 0.6, 1.4, 2.2)}
 
 
-def _title(figure: go.Figure, name: str) -> str:
-    """Of an axis; of subplots over one another one says it for all."""
-    alike = (axis for axis in figure.layout if axis.startswith(f"{name[0]}axis"))
-    said = (figure.layout[axis].title.text for axis in (f"{name[0]}axis{name[1:]}", *alike))
-    return _plain(next(filter(None, said), ""))
+def dash(name: str | None) -> str:
+    """``stroke-dasharray`` of a dash by Plotly's name or lengths; nothing of a solid line."""
+    if name in (None, "solid"):
+        return ""
+    return f' stroke-dasharray="{DASHES.get(str(name), str(name).replace("px", "").replace(",", " "))}"'
 
 
-def _mark(x: float, y: float, text: str) -> Mark:
-    return round(float(x), 1), round(float(y), 1), " ".join(text.split())
+def symbol(name: str, x: float, y: float, radius: float, color: str, rim: str = "") -> str:
+    """A point as SVG; ``-open`` names are outlines."""
+    shape, hollow, _ = name.partition("-open")
+    fill = "none" if hollow else color
+    if shape in ARMS:
+        ends = [_turn(at, x, y, 1.15 * radius) for at in ARMS[shape]]
+        path = "".join(f"M{x:.1f} {y:.1f}L{end}" for end in ends)
+        return f'<path d="{path}" stroke="{color}" stroke-width="{radius * 0.7:.1f}"/>'
+    stroke = f' stroke="{rim or color}"' if rim or hollow else ""
+    if shape not in CORNERS:
+        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" fill="{fill}"{stroke}/>'
+    path = "L".join(_turn(at, x, y, 1.15 * radius) for at in CORNERS[shape])
+    return f'<path d="M{path}Z" fill="{fill}"{stroke}/>'
 
 
-def _said(value: Any) -> str:
-    if isinstance(value, str):
-        return _plain(value)
-    return f"{value:.0f}" if float(value).is_integer() else significant(float(value), 3)
+def _turn(quarters: float, x: float, y: float, radius: float) -> str:
+    angle = quarters * pi / 2
+    return f"{x + radius * cos(angle):.1f} {y + radius * sin(angle):.1f}"
 
 
-def _plain(text: str) -> str:
-    """Plotly's texts are escaped already; the script writes text, never markup."""
-    return html.unescape(text)
+def texture(pattern: str) -> tuple[str, str]:
+    """Definition of a texture, and the fill that refers to it; empty where there is none. Ids are the whole page's, and
+    the same texture is the same wherever it is defined."""
+    if pattern not in TILES:
+        return "", ""
+    name = f"texture-{list(TILES).index(pattern)}"
+    tile = f'<path d="{TILES[pattern]}" stroke="#ffffff" stroke-width="1.6" stroke-linecap="round"/>'
+    return (
+        f'<pattern id="{name}" width="6" height="6" patternUnits="userSpaceOnUse">{tile}</pattern>',
+        f"url(#{name})",
+    )

@@ -11,11 +11,11 @@ from ui.export.reproduce import command, conditions
 from ui.export.svg import svg
 from ui.export.views import VIEWS, caption
 from ui.html.cards import scores, settings
-from ui.html.colors import SEQUENTIAL, SEQUENTIAL_DARK, lane_color
+from ui.html.colors import SEQUENTIAL, SEQUENTIAL_DARK
 from ui.html.escape import lane_tokens, reference_tokens, safe
 from ui.html.pieces import spans_of
 from ui.html.tables import COLUMNS, perplexity_rows, scorecard
-from ui.html.theme import shades
+from ui.html.theme import properties, shades
 from ui.html.verdict import EXPLAINED, remarks, verdict
 from ui.words import overall
 
@@ -51,8 +51,9 @@ def report(record: Record, arrays: Arrays, link: str = "") -> str:
 
 def style() -> str:
     """Of every page that leaves this one."""
-    own = Path(__file__).with_name("report.css").read_text(encoding="utf-8") + shades(SEQUENTIAL, "")
-    return own + f"@media (prefers-color-scheme: dark) {{ {shades(SEQUENTIAL_DARK, '')} }}"
+    colors = properties("@media (prefers-color-scheme: dark){{:root{{{}}}}}") + shades(SEQUENTIAL, "")
+    dark = f"@media (prefers-color-scheme: dark){{{shades(SEQUENTIAL_DARK, '')}}}"
+    return colors + dark + Path(__file__).with_name("report.css").read_text(encoding="utf-8")
 
 
 def _head(record: Record, arrays: Arrays, link: str) -> str:
@@ -95,7 +96,7 @@ def _answers(record: Record, arrays: Arrays, some: bool) -> str:
         about = (settings(lane), verdict(record, arrays, index).sentence, *remarks(lane))
         notes = "".join(f'<p class="mute">{safe(note)}</p>' for note in about if note)
         body = f"<h3>{safe(lane.label)}</h3>{notes}{_tokens(record, arrays, index)}"
-        cards += f'<div style="--lane:{lane_color(index)}">{body}</div>'
+        cards += f'<div class="lane-{record.number(index)}">{body}</div>'
     said = f"{SHADED} {expectation_sentence(record)}".strip()
     if some:
         said = f"Answers and figures are those of {TOGETHER} lanes: {BEST}. {said}"

@@ -3,6 +3,7 @@
     lanes();
     compare();
     tour();
+    count();
     enter();
     if (focus && document.activeElement === document.body) document.getElementById(focus)?.focus({ preventScroll: true });
     for (const link of document.querySelectorAll("[data-place]")) {
@@ -64,8 +65,7 @@
       if (action.startsWith("rule")) edits = { uid: null, values: {} }; // the numbers of rules change
     }
     if (event.target.closest?.("#add-lane")) entering = true;
-    const figure = event.target.closest?.("[data-figure]");
-    if (figure) show(figure.dataset.figure);
+    if (event.target.closest?.("[data-show]")) show(event.target.closest("[data-figure]").dataset.figure);
     const tab = event.target.closest?.("[data-view]");
     if (tab) {
       window.kvq.open(tab.dataset.view);
@@ -143,6 +143,11 @@
       if (document.body.classList.contains("sharing")) document.getElementById("sharing").scrollIntoView({ block: "nearest" });
     }
   });
+  // Another ground, by the visitor's system or Gradio's settings: what is in sight is drawn again, the rest when it comes.
+  new MutationObserver(() => {
+    for (const found of kept.values()) if (stale(found) && isOpen(found.node) && inSight(found.node)) dirty.add(found);
+    draw();
+  }).observe(document.body, { attributeFilter: ["class"] });
   const marks = document.head.appendChild(document.createElement("style"));
   const staged = document.head.appendChild(document.createElement("style"));
   const opened = document.head.appendChild(document.createElement("style"));

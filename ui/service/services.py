@@ -81,7 +81,7 @@ class Services:
             check_memory(found, len(spec.lanes))
             yield from run()
 
-        return self.enter(work, session, visitor, Cost(found.seconds, found.run_bytes), limits().seconds)
+        return self.enter(work, session, visitor, Cost(found.seconds, found.run_bytes, found.stages), limits().seconds)
 
     def enter(
         self, work: Work, session: str, visitor: str, cost: Cost = UNKNOWN_COST, seconds: float | None = None

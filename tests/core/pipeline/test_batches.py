@@ -232,7 +232,7 @@ def test_an_estimate_knows_batches_and_that_memory_is_one_batchs(smollm):
 def test_the_time_of_one_batch_alone_is_remembered(model, monkeypatch):
     """A memo knows of no second one."""
     kept: list[list[float]] = []
-    monkeypatch.setattr("kvq_core.pipeline.estimate.files.keep_memo", lambda file, rows: kept.append(rows[-1]))
+    monkeypatch.setattr("kvq_core.pipeline.timings.files.keep_memo", lambda file, rows: kept.append(rows[-1]))
     finished(model, spec_of(20))
     assert not kept
     finished(model, spec_of(2))

@@ -17,7 +17,7 @@ from kvq_core.store.store import open_store
 from tests.support.ui_record_factory import make_run
 from ui.export.__main__ import main
 from ui.export.embed import MOST_BYTES, embed
-from ui.export.marks import marks
+from ui.export.hover import marks
 from ui.export.svg import svg
 from ui.export.views import VIEWS
 from ui.server.embeds import Embeds
