@@ -27,13 +27,13 @@ _TABLE = """
     events: record
     codecs: errors kernels
     codebooks: codecs errors kernels machine settings
-    methods: codebooks codecs errors kernels
+    methods: codebooks codecs errors kernels sizing
     complaints: errors
     spec: complaints errors methods
     presets: errors spec
     links: errors spec
     analysis: errors methods record spec
-    models: errors machine methods settings spec
+    models: errors machine methods settings sizing spec
     engine: codecs divergence errors kernels machine methods models spec
     external: errors models
     training: codebooks errors kernels machine methods models settings spec

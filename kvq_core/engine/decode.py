@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -25,6 +24,7 @@ from kvq_core.models import LoadedModel
 from kvq_core.models.head import POSITIONS
 from kvq_core.models.rope import Rope
 from kvq_core.models.shared_products import divide_products
+from kvq_core.models.states import States
 from kvq_core.spec import ComparisonSpec, Lane
 
 _ADDING = threading.Lock()  # two parts of a lane may end at once
@@ -81,14 +81,22 @@ class Decode:
         self.states_running = [state for state in self.states if state.cache is not None]
         caches = [state.cache for state in self.states_running if state.cache is not None]
         self.rows = Rows(self.prefill.groups, caches, self.rope, prompt, prompt + self.total)
+        self._states = self._joined_states()
         self._narrow = self.model.widest < threads.NARROW
-        self._stepping = replace(
-            self.model, model=divide_products(self.model.model, self.rows.cores if self._narrow else 1)
-        )
+        cores = self.rows.cores if self._narrow else 1
+        self._stepping = self.model.computed_by(divide_products(self.model.model, cores))
         self._forced = self._stepping  # while the forced rows are fed
         for row, state in enumerate(self.states_running, 1):
             if state.kernel is not None:
                 self._forced = state.kernel.stepping(self._forced, row)
+
+    def _joined_states(self) -> States | None:
+        """Those of the rows as they begin: a lane's own where it read the prompt by itself, else the reference's."""
+        first = self.prefill.states
+        if first is None:
+            return None
+        own = (s.states or (first if s.kernel is None else s.kernel.prefill.states) for s in self.states_running)
+        return States.join([first, *filter(None, own)])
 
     def _encode(self, state: LaneState) -> None:
         if state.error:  # known before it was tried
@@ -168,7 +176,8 @@ class Decode:
         if self.follow is None:
             return self.token_ids[-1:]
         at = len(self.token_ids) - 1
-        return self.follow[at : min(at + self.spec.score_chunk, len(self.follow) - 1)]
+        chunk = self.spec.score_chunk if self.model.shape.in_chunks else 1
+        return self.follow[at : min(at + chunk, len(self.follow) - 1)]
 
     def _followed(self, chosen: list[int], count: int) -> list[int]:
         """The ``count`` tokens of the reference that follow those fed."""
@@ -221,6 +230,7 @@ class Decode:
             if state.finish is None and state.cache is not None and free:
                 state.free = state.cache.fork()
                 self.rows.fork(row, state.free.selects)
+                self._take_states([*range(len(self.rows.lane_of) - 1), row])
                 self._free.append(state)
 
     def _extend_free(self, chosen: list[int]) -> None:
@@ -237,9 +247,14 @@ class Decode:
             if self.finish:
                 self.rows.tap = None
             self.rows.keep(keep)
+            self._take_states(keep)
         for state in gone:
             state.free = None
         self._free = [state for state in self._free if state not in gone]
+
+    def _take_states(self, rows: list[int]) -> None:
+        if self._states is not None:
+            self._states = self._states.of_rows(rows)
 
     def _forced_rows(self) -> int:
         """Rows before the free ones: reference and forced lanes ride until the reference ends."""
@@ -253,7 +268,8 @@ class Decode:
         with threads.one_thread(self._narrow):
             attend = self.rows if self.stress is None else self.stress.wrap(self.rows)
             stepping = self._forced if forced else self._stepping
-            out = (stepping.hidden if hidden else stepping.forward)(ids, self.rows.tokens, attend)
+            forward = stepping.hidden if hidden else stepping.forward
+            out = forward(ids, self.rows.tokens, attend, states=self._states)
         self._lose(forced)
         owners = [(row, s, s.cache) for row, s in enumerate(self.states_running, 1) if row < forced]
         owners += [(forced + i, s, s.free) for i, s in enumerate(self._free)]

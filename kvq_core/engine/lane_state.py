@@ -9,6 +9,7 @@ from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.kernel_floor import KernelFloor
 from kvq_core.errors import KvqError
 from kvq_core.machine.memory import is_out_of_memory
+from kvq_core.models.states import States
 from kvq_core.spec import Lane
 
 Finish = Literal["eos", "length", "continuation"]
@@ -30,6 +31,7 @@ class LaneState:
     # of a lane that read the prompt through its cache: what the head reads at Prefill.scored, and at the last token
     prompt_hidden: Tensor | None = None
     last_hidden: Tensor | None = None
+    states: States | None = None  # of layers that are no attention, of a lane that read the prompt through its cache
     kernel: KernelFloor | None = None  # of the floor that reads the prompt, and decodes, as another kernel
     own_errors: tuple[float, float] | None = None  # of its keys and values, see Filling.errors
 
