@@ -15,9 +15,7 @@ def models_part() -> str:
         for kind, told in runs.items()
     )
     ran = table("Kind | Layers | What is special | Reference | fp16 rows", *rows)
-    return "\n\n".join(
-        [ran, "Refused:", table("Kind | Why", *((f"`{kind}`", why) for kind, why in refused.items()))]
-    )
+    return "\n\n".join([ran, "Refused:", table("Kind | Why", *((f"`{kind}`", why) for kind, why in refused.items()))])
 
 
 def _layers(told: dict[str, Any]) -> str:

@@ -116,7 +116,7 @@ class Growth:
         """Of keys and values together, in these layers."""
         return tokens * sum(shape.kinds[layer].elements for layer in self._own(shape))
 
-    def _beside(self, shape: ModelShape, tokens: int) -> int:
+    def _beside(self, shape: ModelShape, tokens: int) -> float:
         """Bytes of windows and states in fp16."""
         left = [shape.kinds[layer] for layer in set(shape.windowed) - set(self._own(shape))]
         states = sum(kind.conv + kind.recurrent for kind in shape.kinds)

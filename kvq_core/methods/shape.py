@@ -72,6 +72,10 @@ class ModelShape:
         main = (self.kv_heads, self.head_dim)
         return (self, *(replace(self, kv_heads=heads, head_dim=dim) for heads, dim in own if (heads, dim) != main))
 
+    def fp16_bytes(self, tokens: int) -> int:
+        """Of a context: keys and values of what each layer keeps, and states."""
+        return sum(2 * (kind.tokens(tokens) * kind.elements + kind.conv + kind.recurrent) for kind in self.kinds)
+
     @property
     def in_chunks(self) -> bool:
         """Whether a prompt can be read in several passes, one after the other."""

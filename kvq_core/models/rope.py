@@ -153,6 +153,7 @@ class LayeredRope(Rope):
         return next(i for i, rope in enumerate(self.each) if rope is self.each[layer])
 
     def _turn(self, x: Tensor, start: int, sign: float) -> Tensor:
-        own: tuple[Rotation, ...] = self.rotations or ("rope",) * len(x)
+        plain: Rotation = "rope"
+        own = self.rotations or (plain,) * len(x)
         each = (replace(rope, rotations=(how,)) for rope, how in zip(self.each, own, strict=False))
         return torch.cat([rope._turn(x[i : i + 1], start, sign) for i, rope in zip(range(len(x)), each, strict=False)])
