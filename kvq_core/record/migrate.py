@@ -103,7 +103,20 @@ def _record_5(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "noise_floor": lane(data["noise_floor"]), "kernel_floor": floor, "lanes": lanes}
 
 
-RECORD_STEPS: dict[int, Step] = {1: _record_1, 2: _record_2, 3: _record_3, 4: _record_4, 5: _record_5}
+def _record_6(data: dict[str, Any]) -> dict[str, Any]:
+    def lane(told: dict[str, Any]) -> dict[str, Any]:
+        rules = [{"sliding": False, **rule} for rule in told["rules"]]
+        beside = {"window_bytes": 0, "state_bytes": 0, "whole_ratio": None}
+        memory = told.get("memory")
+        return {"sliding": False, **told, "rules": rules, "memory": memory and {**beside, **memory}}
+
+    floor = data["kernel_floor"] and lane(data["kernel_floor"])
+    found = {"noise_floor": lane(data["noise_floor"]), "kernel_floor": floor, "lanes": list(map(lane, data["lanes"]))}
+    return {**data, **found, "environment": {"kinds": None, **data["environment"]}}
+
+
+_STEPS = (_record_1, _record_2, _record_3, _record_4, _record_5, _record_6)
+RECORD_STEPS: dict[int, Step] = dict(enumerate(_STEPS, 1))
 MANIFEST_STEPS: dict[int, Step] = dict.fromkeys(RECORD_STEPS, _unchanged)
 
 
