@@ -88,7 +88,7 @@ SURFACE = {
     "MethodError": _ERROR,
     "ModelError": _ERROR,
     "Record": {
-        "schema_version": "int = 6",
+        "schema_version": "int = 7",
         "id": "str",
         "results_version": "int",
         "created": "str",
