@@ -27,13 +27,13 @@ _TABLE = """
     events: record
     codecs: errors kernels
     codebooks: codecs errors kernels machine settings
-    methods: codebooks codecs errors kernels
+    methods: codebooks codecs errors kernels sizing
     complaints: errors
     spec: complaints errors methods
     presets: errors spec
     links: errors spec
     analysis: errors methods record spec
-    models: errors machine methods settings spec
+    models: errors machine methods settings sizing spec
     engine: codecs divergence errors kernels machine methods models spec
     training: codebooks errors kernels machine methods models settings spec
     capture: codecs divergence engine errors machine methods models settings spec
@@ -42,7 +42,7 @@ _TABLE = """
     sizing: codecs errors
     pipeline: analysis capture codecs engine errors events logs machine methods metrics models presets record
         settings spec store
-    external: errors events models pipeline record spec
+    external: errors events methods models pipeline record spec
     inspection: analysis capture engine errors machine methods metrics models presets settings spec
     packed: codebooks codecs engine errors events kernels machine methods models pipeline spec
     claims: analysis capture codebooks codecs divergence engine errors machine methods metrics models pipeline

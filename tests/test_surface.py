@@ -78,6 +78,7 @@ SURFACE = {
         "sink_tokens": "int | None = None",
         "recent_tokens": "int | None = None",
         "center": "Literal['none', 'mean', 'bias', 'mean_after_rope'] = 'none'",
+        "sliding": "bool = False",
         "rotate": "Literal['none', 'hadamard', 'signed'] = 'none'",
         "rotate_block": "int | None = None",
         "prefill": "Union[Literal['full', 'deployed'], kvq_core.spec.prefill.Chunks] = 'full'",

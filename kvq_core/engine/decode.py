@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from kvq_core.engine.cache import LaneCache, Part
 from kvq_core.engine.entry import Entry, Filled
 from kvq_core.engine.fit import Shared
-from kvq_core.engine.lane_state import Finish, LaneState, said
+from kvq_core.engine.lane_state import Finish, LaneState, joined_states, said
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows
 from kvq_core.engine.sampling import Sampler
@@ -86,13 +85,14 @@ class Decode:
         self.states_running = [state for state in self.states if state.cache is not None]
         caches = [state.cache for state in self.states_running if state.cache is not None]
         self.rows = Rows(self.prefill.groups, caches, self.rope, prompt, prompt + self.total)
+        self._states = joined_states(self.prefill.states, self.states_running)
         if self._first == 0 and caches:
-            self.rows.keep(list(range(1, len(caches) + 1)))
+            lanes = list(range(1, len(caches) + 1))
+            self.rows.keep(lanes)
+            self._take_states(lanes)
         self._narrow = self.model.widest < threads.NARROW
-        self._stepping = replace(
-            self.model,
-            model=divide_products(self.model.model, self.rows.cores if self._narrow else 1, self._few),
-        )
+        cores = self.rows.cores if self._narrow else 1
+        self._stepping = self.model.computed_by(divide_products(self.model.model, cores, self._few))
         self._forced = self._stepping  # while the forced rows are fed
         for row, state in enumerate(self.states_running, 1):
             if state.kernel is not None:
@@ -180,7 +180,8 @@ class Decode:
         if self.follow is None:
             return self.token_ids[-1:]
         at = len(self.token_ids) - 1
-        return self.follow[at : min(at + self.spec.score_chunk, len(self.follow) - 1)]
+        chunk = self.spec.score_chunk if self.model.shape.in_chunks else 1
+        return self.follow[at : min(at + chunk, len(self.follow) - 1)]
 
     def _followed(self, chosen: list[int], count: int) -> list[int]:
         """The ``count`` tokens of the reference that follow those fed."""
@@ -232,7 +233,9 @@ class Decode:
             free = self.spec.free_text and state.kernel is None
             if state.finish is None and state.cache is not None and free:
                 state.free = state.cache.fork()
-                self.rows.fork(row - 1 + self._first, state.free.selects)
+                source = row - 1 + self._first
+                self.rows.fork(source, state.free.selects)
+                self._take_states([*range(len(self.rows.lane_of) - 1), source])
                 self._free.append(state)
 
     def _extend_free(self, chosen: list[int]) -> None:
@@ -249,9 +252,14 @@ class Decode:
             if self.finish:
                 self.rows.tap = None
             self.rows.keep(keep)
+            self._take_states(keep)
         for state in gone:
             state.free = None
         self._free = [state for state in self._free if state not in gone]
+
+    def _take_states(self, rows: list[int]) -> None:
+        if self._states is not None:
+            self._states = self._states.of_rows(rows)
 
     def _forced_rows(self) -> int:
         """Rows before the free ones: reference and forced lanes ride until the reference ends."""
@@ -265,7 +273,8 @@ class Decode:
         with threads.one_thread(self._narrow):
             attend = self.rows if self.stress is None else self.stress.wrap(self.rows)
             stepping = self._forced if forced else self._stepping
-            out = (stepping.hidden if hidden else stepping.forward)(ids, self.rows.tokens, attend)
+            forward = stepping.hidden if hidden else stepping.forward
+            out = forward(ids, self.rows.tokens, attend, states=self._states)
         self._lose(forced)
         owners = [(row, s, s.cache) for row, s in enumerate(self.states_running, self._first) if row < forced]
         owners += [(forced + i, s, s.free) for i, s in enumerate(self._free)]

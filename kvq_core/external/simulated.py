@@ -8,6 +8,7 @@ import numpy as np
 from kvq_core.errors import SpecError
 from kvq_core.events import Finished
 from kvq_core.external.llama_cpp import Types
+from kvq_core.methods import methods
 from kvq_core.models import LoadedModel
 from kvq_core.pipeline.compare import compare_on
 from kvq_core.record.fields import Record
@@ -32,7 +33,7 @@ def lane_of(types: Types, rotate: bool = True) -> dict[str, Any]:
 
 def _turned(name: str, rotate: bool) -> dict[str, Any]:
     """The knob of formats that llama.cpp rotates: those that are stored in blocks."""
-    return {"knobs": {"rotate": rotate}} if any(knob.name == "rotate" for knob in method(name).knobs()) else {}
+    return {"knobs": {"rotate": rotate}} if "rotate" in methods()[name].model_fields else {}
 
 
 def simulate(

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,24 +14,21 @@ from kvq_core.errors import ModelError, SpecError
 from kvq_core.machine.memory import give_back_spare
 from kvq_core.methods import ModelRef, ModelShape
 from kvq_core.models import identity
+from kvq_core.models.body import body
 from kvq_core.models.chat import conversation
 from kvq_core.models.choice import check_offered
 from kvq_core.models.gguf.folder import Steps
 from kvq_core.models.head import logits_of
-from kvq_core.models.lockstep import ATTENTION, register
+from kvq_core.models.lockstep import ATTENTION, attending, register
 from kvq_core.models.naming import dtype_here, known_by, unreadable
 from kvq_core.models.probe import TOKENS, cached_rotations, probe
 from kvq_core.models.rope import Rope, Rotation
-from kvq_core.models.shape import interleaved_in_gguf, key_bias_of, rope_of, shape_of
+from kvq_core.models.scoring import Scoring
+from kvq_core.models.shape import interleaved_in_gguf, key_bias_of, rope_of, scoring_of, shape_of
 from kvq_core.models.source import files_of, find, found, path_of
-from kvq_core.models.support import (
-    attention_modules,
-    check_config,
-    check_model,
-    check_pass,
-    check_room,
-    check_weights,
-)
+from kvq_core.models.states import States
+from kvq_core.models.support import check_config, check_model, check_room, check_weights
+from kvq_core.models.survey import attention_modules
 from kvq_core.models.turns import turn_ids
 from kvq_core.settings import settings
 from kvq_core.spec import Message, Tool
@@ -68,8 +66,10 @@ class LoadedModel:
 
     @cached_property
     def layer_devices(self) -> tuple[torch.device, ...]:
-        """The device of each layer's attention; several where the model is larger than one device."""
-        return tuple(next(m.parameters()).device for m in attention_modules(self.model))
+        """The device of each layer's attention; several where the model is larger than one device. Of a layer without
+        attention that of the token ids."""
+        own = attention_modules(self.model)
+        return tuple(next(own[i].parameters()).device if i in own else self.device for i in range(self.shape.layers))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -78,7 +78,7 @@ class LoadedModel:
     @cached_property
     def widest(self) -> int:
         """Weights in the widest matrix of a layer."""
-        layers = self.model.base_model.layers
+        layers = body(self.model).layers
         return max(weight.numel() for weight in layers.parameters() if weight.dim() > 1)
 
     @property
@@ -135,34 +135,51 @@ class LoadedModel:
         """Token ids of text that follows something, no special tokens added."""
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
+    @cached_property
+    def scoring(self) -> tuple[Scoring | None, ...]:
+        """What each layer makes of q·k; None of layers that do not attend."""
+        return scoring_of(self.model)
+
+    def states(self) -> States | None:
+        """Empty states for one forward pass after the other; None of a model whose layers keep none."""
+        return States.empty(self.model.config) if self.shape.stateful else None
+
     @torch.no_grad()
-    def forward(self, ids: Tensor, start: int, attend: Any, last_only: bool = False) -> Tensor:
+    def forward(
+        self, ids: Tensor, start: int, attend: Any, last_only: bool = False, states: States | None = None
+    ) -> Tensor:
         """One forward pass: ids (rows, tokens) at positions start, start+1, ... -> logits (rows, tokens, vocabulary).
 
-        ``attend`` answers every attention call (see lockstep.py). Logits are float32; with ``last_only`` they are those
-        of the last token alone.
+        ``attend`` answers every attention call (see lockstep.py); ``states`` of the rows after the tokens before, which
+        are brought up to date. Logits are float32; with ``last_only`` they are those of the last token alone.
         """
-        positions = torch.arange(start, start + ids.shape[1], device=self.device)[None]
-        out = self.model(
-            input_ids=ids.to(self.device),
-            position_ids=positions,
-            use_cache=False,
-            kvq=attend,
-            logits_to_keep=1 if last_only else 0,
-        )
+        out = self._pass(self.model, ids, start, attend, states, logits_to_keep=1 if last_only else 0)
         return out.logits.float()
 
     @torch.no_grad()
-    def hidden(self, ids: Tensor, start: int, attend: Any) -> Tensor:
+    def hidden(self, ids: Tensor, start: int, attend: Any, states: States | None = None) -> Tensor:
         """What the head reads after ``forward`` of the same: (rows, tokens, hidden size), in the model's dtype."""
+        return self._pass(body(self.model), ids, start, attend, states).last_hidden_state
+
+    def _pass(self, module: Any, ids: Tensor, start: int, attend: Any, states: States | None, **options: Any) -> Any:
         positions = torch.arange(start, start + ids.shape[1], device=self.device)[None]
-        out = self.model.base_model(input_ids=ids.to(self.device), position_ids=positions, use_cache=False, kvq=attend)
-        return out.last_hidden_state
+        if states is None and self.shape.stateful:
+            assert not start, "a model with states goes on from those after the tokens before"
+            states = self.states()
+        options |= {"use_cache": False} if states is None else {"use_cache": True, "past_key_values": states}
+        with attending(attend, self.scoring):
+            return module(input_ids=ids.to(self.device), position_ids=positions, **options)
 
     @torch.no_grad()
     def head(self, hidden: Tensor) -> Tensor:
         """Logits (rows, tokens, vocabulary) float32 of hidden states (rows, tokens, hidden size)."""
         return logits_of(self.model, hidden).float()
+
+    def computed_by(self, model: Any) -> "LoadedModel":
+        """The same model with other modules, which hold the same weights."""
+        twin = copy(self)  # with what is known of it
+        twin.model = model
+        return twin
 
     def checked(self, logits: Tensor) -> Tensor:
         """The logits of a full-precision pass. Raises ModelError where the model does not answer numbers."""
@@ -275,13 +292,11 @@ def _load(id: str, revision: str | None) -> LoadedModel:
     except Exception as error:
         raise unreadable(id, error) from None
     check_model(model)
-    known = known_by(source, id, folder, commit)
-    return _ready(LoadedModel(model=model, tokenizer=tokenizer, revision=commit or source.revision, **known))
+    known = known_by(source, id, folder, commit) | {"revision": commit or source.revision}
+    return _ready(LoadedModel(model=model, tokenizer=tokenizer, **known))
 
 
 def _ready(loaded: LoadedModel) -> LoadedModel:
     register()
-    loaded.model.eval().requires_grad_(False)
-    loaded.model.set_attn_implementation(ATTENTION)
-    check_pass(loaded.model)
+    loaded.model.eval().requires_grad_(False).set_attn_implementation(ATTENTION)
     return loaded

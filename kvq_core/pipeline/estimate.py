@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from kvq_core.capture.attention import STEPS
-from kvq_core.capture.plan import MOST_BYTES, plan_of
+from kvq_core.capture.plan import LOOKED, MOST_BYTES, plan_of
 from kvq_core.engine.script import Script
 from kvq_core.events import Loading
 from kvq_core.machine.memory import room_for, shortage
@@ -80,7 +80,8 @@ def estimate_on(model: LoadedModel, spec: ComparisonSpec) -> Estimate:
         )
     plan = plan_of(model, spec, prompt)
     if plan is None and detail != "off":
-        notes.append(f"Captures of {len(spec.lanes)} lanes do not fit into {MOST_BYTES >> 20} MB: none are kept.")
+        fit = f"Captures of {len(spec.lanes)} lanes do not fit into {MOST_BYTES >> 20} MB: none are kept."
+        notes.append(fit if model.shape.captured else f"No captures are kept: {LOOKED}, and this model has none.")
     if plan is not None and plan.reduced:
         notes.append(f"So that captures fit into {MOST_BYTES >> 20} MB, they keep {'; '.join(plan.reduced)}.")
     weights = sum(p.numel() * p.element_size() for p in model.model.parameters())

@@ -36,6 +36,7 @@ class Environment(Part):
     query_heads: int
     kv_heads: int
     head_dim: int
+    kinds: list[dict[str, Any]] | None = None  # what each layer keeps (LayerKind); None: keys and values of all tokens
     attention: str = "kvq lock-step"
     lanes_at_once: int | None = None  # lanes of a batch, whose size moves the last digits of each; None: all in one
     reference_apart: bool = False  # the reference's logits are of a batch of its own, without the lanes
@@ -122,7 +123,10 @@ class Memory(Part):
     bytes_by_part: dict[str, int]
     shared_bytes: int  # model-wide tensors such as codebooks: beside the cache, in no ratio
     encoder_bytes: int  # state only the encoder reads (SQuat's update matrices): beside the cache, in no ratio
-    kv_ratio: float  # stored bytes over those of the fp16 cache
+    kv_ratio: float  # stored bytes over those of the fp16 cache of the layers that the lane could quantize
+    window_bytes: int = 0  # of layers with a window, left alone: keys and values of the window in fp16
+    state_bytes: int = 0  # of layers without keys: states in fp16
+    whole_ratio: float | None = None  # with windows and states, over all that the model keeps; None: there are none
     tokens: int
     by_rule: list[RuleMemory] = []  # in the rules' order where a lane has several; tensors in no rule are in none
 
@@ -152,6 +156,7 @@ class RuleRecord(Part):
     knobs: dict[str, Any]
     tensors: str
     layers: Any  # "all" or numbers from 0
+    sliding: bool = False  # whether it was for layers with a window, too
     tokens: Any = "all"
     sink_tokens: int | None
     recent_tokens: int | None
@@ -171,6 +176,7 @@ class LaneRecord(Part):
     knobs: dict[str, Any] | None
     tensors: str
     layers: Any
+    sliding: bool = False
     sink_tokens: int | None
     recent_tokens: int | None
     center: str = "none"

@@ -106,17 +106,20 @@ def _record_5(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _record_6(data: dict[str, Any]) -> dict[str, Any]:
-    return {"parent": None, **data, "environment": {"reference_apart": False, **data["environment"]}}
+    def lane(told: dict[str, Any]) -> dict[str, Any]:
+        rules = [{"sliding": False, **rule} for rule in told["rules"]]
+        beside = {"window_bytes": 0, "state_bytes": 0, "whole_ratio": None}
+        memory = told.get("memory")
+        return {"sliding": False, **told, "rules": rules, "memory": memory and {**beside, **memory}}
+
+    floor = data["kernel_floor"] and lane(data["kernel_floor"])
+    found = {"noise_floor": lane(data["noise_floor"]), "kernel_floor": floor, "lanes": list(map(lane, data["lanes"]))}
+    environment = {"kinds": None, "reference_apart": False, **data["environment"]}
+    return {"parent": None, **data, **found, "environment": environment}
 
 
-RECORD_STEPS: dict[int, Step] = {
-    1: _record_1,
-    2: _record_2,
-    3: _record_3,
-    4: _record_4,
-    5: _record_5,
-    6: _record_6,
-}
+_STEPS = (_record_1, _record_2, _record_3, _record_4, _record_5, _record_6)
+RECORD_STEPS: dict[int, Step] = dict(enumerate(_STEPS, 1))
 MANIFEST_STEPS: dict[int, Step] = dict.fromkeys(RECORD_STEPS, _unchanged)
 
 
