@@ -50,8 +50,8 @@ def said(error: Exception) -> str:
 
 
 def joined_states(first: States | None, running: list[LaneState]) -> States | None:
-    """Those of a batch's rows as they begin, the reference's ``first``: a lane's own where it read the prompt by itself,
-    else the reference's. None where the model has none."""
+    """Those of a batch's rows as they begin, the reference's ``first``: a lane's own where it read the prompt by
+    itself, else the reference's. None where the model has none."""
     if first is None:
         return None
     own = (s.states or (first if s.kernel is None else s.kernel.prefill.states) for s in running)
