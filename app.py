@@ -41,7 +41,9 @@ from kvq_core.store.store import Store, open_store  # noqa: E402
 from ui.api.mcp import answer_in_json  # noqa: E402
 from ui.html.theme import css, theme  # noqa: E402
 from ui.layout import build_ui  # noqa: E402
+from ui.panels.header import PLACE_HEAD  # noqa: E402
 from ui.server import zero_gpu  # noqa: E402
+from ui.server.embeds import Embeds  # noqa: E402
 from ui.server.gradio_sessions import install  # noqa: E402
 from ui.server.guard import app_kwargs, blocked_paths  # noqa: E402
 from ui.server.health import Health  # noqa: E402
@@ -116,13 +118,14 @@ def launch(services: Services, health: Health, host: str, port: int, mcp: bool =
         server_port=port,
         theme=theme(),
         css=css(),
+        head=PLACE_HEAD,
         footer_links=["settings"],
         enable_monitoring=False,
         run_history=False,
         ssr_mode=False,
         max_file_size="1mb",
         quiet=False,
-        app_kwargs=app_kwargs(health),
+        app_kwargs=app_kwargs(health, Embeds(services)),
         blocked_paths=blocked_paths(services.store),
         prevent_thread_lock=True,
         max_threads=limits().line + SPARE,

@@ -21,13 +21,12 @@ import numpy as np
 
 from benchmarks.measured import HERE, figures, keep
 from kvq_core.claims.texts import Text, token_ids
-from kvq_core.events import Finished
 from kvq_core.external.llama_cpp import LlamaCpp, Top, Types, version
+from kvq_core.external.simulated import Asked, simulate
 from kvq_core.models import LoadedModel, load
 from kvq_core.models.bundled import bundled_gguf
 from kvq_core.models.second import SECOND_MODEL, local_file
-from kvq_core.pipeline.compare import compare_on
-from kvq_core.spec import DEFAULT_MODEL, parse_spec
+from kvq_core.spec import DEFAULT_MODEL
 
 FORMATS = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 TEXTS = tuple(Text(kind="topics", start=share) for share in (0.05, 0.2, 0.35, 0.5, 0.65, 0.8))
@@ -36,7 +35,6 @@ WITHIN, OF_SECOND, OF_8_BITS = 0.15, 0.30, 0.25  # how far ours may be from thei
 SMALLEST = 1e-4  # nats, below which a factor of 2 is allowed
 # Tokens whose probabilities llama.cpp tells; the others count as one: .4 % less than KLD over all, a tenth of the time.
 TOP = 4096
-Asked = list[tuple[list[int], list[int]]]
 
 
 def pairs(formats: Sequence[str]) -> list[Types]:
@@ -86,38 +84,7 @@ def mean_kld(reference: list[list[Top]], found: list[list[Top]]) -> float:
 
 def ours(model: LoadedModel, asked: Asked, every: list[Types], rotate: bool) -> list[float]:
     """Mean KLD over all positions of every pair's lane, the prompt read as llama.cpp reads it."""
-    lanes = [lane_of(types, rotate) for types in every]
-    pooled: list[list[np.ndarray]] = [[] for _ in lanes]
-    for ids, forced in asked:
-        texts = [model.tokenizer.decode(part) for part in (ids, forced)]
-        spec = parse_spec(
-            {
-                "prompt": texts[0],
-                "continuation": texts[1],
-                "chat": False,
-                "lanes": lanes,
-                "capture": {"detail": "off"},
-                "score_prompt": "none",
-            }
-        )
-        *_, done = compare_on(model, spec)
-        assert isinstance(done, Finished)
-        reference = done.record.reference
-        assert (reference.prompt_token_ids, reference.token_ids) == (ids, forced), "the text is read as other tokens"
-        for at, lane in enumerate(done.record.lanes):
-            assert lane.status == "done", lane.error
-            pooled[at].append(done.arrays[f"lane/{at}/kld"].double().numpy())
-    return [float(np.concatenate(parts).mean()) for parts in pooled]
-
-
-def lane_of(types: Types, rotate: bool) -> dict[str, Any]:
-    named = {"keys": types.keys, "values": types.values}
-    quantized = {tensor: name for tensor, name in named.items() if name != "f16"}
-    rules = [{"method": name, "tensors": tensor, "knobs": {"rotate": rotate}} for tensor, name in quantized.items()]
-    stored = {"chunk": 512, "own_chunk": "stored"}
-    if len(set(named.values())) == 1:
-        rules = [{**rules[0], "tensors": "both"}]
-    return {"label": str(types), "rules": rules, "prefill": stored}
+    return [float(kld.mean()) for kld, _ in simulate(model, every, asked, rotate)]
 
 
 def texts(model: LoadedModel, count: int, scored: int) -> Asked:

@@ -15,6 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.by_architecture import models_part
 from benchmarks.by_format import baselines_part, engine_part, formats_part
 from benchmarks.by_lane import lane_costs, lanes_part, prefill_part
 from benchmarks.by_model import board_part, claims_part, conversion, main_jobs, methods_part
@@ -252,6 +253,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "suites": suites_part,
     "verifiers": verifiers_part,
     "tasks": tasks_part,
+    "models": models_part,
 }
 
 

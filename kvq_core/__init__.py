@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from kvq_core.inspection import Inspection, inspect_model
     from kvq_core.methods import make
     from kvq_core.packed import packed_cache
+    from kvq_core.pipeline.added import add_lane, capture_lane
     from kvq_core.pipeline.compare import compare, run
     from kvq_core.pipeline.roundtrip import Roundtrip, roundtrip
+    from kvq_core.pipeline.why import measure_why
     from kvq_core.record.fields import Record
     from kvq_core.spec import ComparisonSpec, Lane, from_function, parse_spec
     from kvq_core.studies.result import StudyResult
@@ -31,8 +33,10 @@ _HOMES = {
     "inspection": ("Inspection", "inspect_model"),
     "methods": ("make",),
     "packed": ("packed_cache",),
+    "pipeline.added": ("add_lane", "capture_lane"),
     "pipeline.compare": ("compare", "run"),
     "pipeline.roundtrip": ("Roundtrip", "roundtrip"),
+    "pipeline.why": ("measure_why",),
     "record.fields": ("Record",),
     "spec": ("ComparisonSpec", "Lane", "from_function", "parse_spec"),
     "studies.result": ("StudyResult",),
@@ -54,10 +58,13 @@ __all__ = [
     "StoreError",
     "StudyResult",
     "StudySpec",
+    "add_lane",
+    "capture_lane",
     "compare",
     "from_function",
     "inspect_model",
     "make",
+    "measure_why",
     "packed_cache",
     "parse_spec",
     "parse_study",

@@ -74,3 +74,23 @@ class Finished:
 
 
 Event = Loading | Prefill | Encoding | Filling | Step | Summarizing | Finished
+
+STAGES = ("Prefill", "Encode", "Decode", "Measure")
+
+
+def progress(event: Event) -> tuple[int, float]:
+    """The stage of STAGES an event is of, -1 before the first, and the part of that stage which is over."""
+    match event:
+        case Loading():
+            return -1, 0.0
+        case Prefill(done=done, total=total):
+            return 0, done / max(1, total)
+        case Encoding(index=index, total=total):
+            return 1, index / max(1, total)
+        case Filling(done=done, total=total):
+            return 1, done / max(1, total)
+        case Step(done=done, total=total):
+            return 2, done / max(1, total)
+        case Summarizing():
+            return 3, 0.0
+    return 3, 1.0

@@ -27,15 +27,14 @@ _TABLE = """
     events: record
     codecs: errors kernels
     codebooks: codecs errors kernels machine settings
-    methods: codebooks codecs errors kernels
+    methods: codebooks codecs errors kernels sizing
     complaints: errors
     spec: complaints errors methods
     presets: errors spec
     links: errors spec
     analysis: errors methods record spec
-    models: errors machine methods settings spec
+    models: errors machine methods settings sizing spec
     engine: codecs divergence errors kernels machine methods models spec
-    external: errors models
     training: codebooks errors kernels machine methods models settings spec
     capture: codecs divergence engine errors machine methods models settings spec
     metrics: capture codecs divergence engine errors methods record
@@ -43,6 +42,7 @@ _TABLE = """
     sizing: codecs errors
     pipeline: analysis capture codecs engine errors events logs machine methods metrics models presets record
         settings spec store
+    external: errors events methods models pipeline record spec
     inspection: analysis capture engine errors machine methods metrics models presets settings spec
     packed: codebooks codecs engine errors events kernels machine methods models pipeline spec
     claims: analysis capture codebooks codecs divergence engine errors machine methods metrics models pipeline
@@ -56,20 +56,23 @@ _TABLE = """
     __main__: cli
     __init__: errors inspection methods packed pipeline record spec studies
     ui.html: analysis claims events inspection record
-    ui.figures: analysis record ui.html
+    ui.figures: analysis record studies ui.html
     ui.selection: record ui.figures ui.html
-    ui.words: analysis record ui.figures ui.html ui.selection
-    ui.export: analysis errors record spec ui.figures ui.html ui.words
+    ui.words: analysis record studies ui.figures ui.html ui.selection
+    ui.export: analysis errors pipeline record spec store ui.figures ui.html ui.words
     ui.service: errors events inspection limits links logs machine packed pipeline record settings spec store training
         ui.html
     ui.form: errors links methods models presets record settings spec training ui.html ui.service
-    ui.server: errors events logs models packed pipeline settings spec store ui.html ui.service
+    ui.server: errors events logs models packed pipeline settings spec store ui.export ui.html ui.service
     ui.views: analysis errors methods record spec ui.figures ui.form ui.html ui.selection ui.service ui.words
-    ui.panels: analysis claims errors events inspection links logs packed pipeline presets record settings spec store
-        training ui.export ui.figures ui.form ui.html ui.selection ui.service ui.views ui.words
-    ui.api: analysis claims errors events logs methods models pipeline presets record spec store ui.html ui.panels
-        ui.service
-    ui.layout: errors ui.api ui.figures ui.form ui.html ui.panels ui.server ui.service ui.views
+    ui.panels: analysis claims errors events inspection links logs methods packed pipeline presets record settings spec
+        store training ui.export ui.figures ui.form ui.html ui.selection ui.service ui.views ui.words
+    ui.study: errors events limits logs models record settings spec store studies ui.figures ui.form ui.html ui.panels
+        ui.service ui.views ui.words
+    ui.api: analysis claims errors events logs methods models pipeline presets record spec store studies ui.html
+        ui.panels ui.service ui.study
+    ui.layout: errors ui.api ui.figures ui.form ui.html ui.panels ui.server ui.service ui.study
+        ui.views
     ui.__init__:
 """
 ROOMS = {
@@ -81,7 +84,21 @@ OPEN_TO_THE_PAGE = {
     "claims": {"board", "side_by_side"},
     "inspection": {"look", "report", "rules"},
     "packed": {"lanes"},
-    "pipeline": {"compare", "estimate", "examples"},
+    "pipeline": {"added", "compare", "estimate", "examples", "roundtrip", "timings"},
+    "studies": {
+        "cells",
+        "estimate",
+        "executors",
+        "intervals",
+        "pairs",
+        "prompts",
+        "result",
+        "rows",
+        "sources",
+        "spec",
+        "study",
+        "tasks",
+    },
     "training": {"offer"},
     "machine": {"files", "memory"},
 }

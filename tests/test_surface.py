@@ -79,6 +79,7 @@ SURFACE = {
         "sink_tokens": "int | None = None",
         "recent_tokens": "int | None = None",
         "center": "Literal['none', 'mean', 'bias', 'mean_after_rope'] = 'none'",
+        "sliding": "bool = False",
         "rotate": "Literal['none', 'hadamard', 'signed'] = 'none'",
         "rotate_block": "int | None = None",
         "prefill": "Union[Literal['full', 'deployed'], kvq_core.spec.prefill.Chunks] = 'full'",
@@ -103,6 +104,7 @@ SURFACE = {
         "stress": "kvq_core.record.fields.StressRecord | None = None",
         "vocabulary": "dict[int, str] = {}",
         "notes": "list[str] = []",
+        "parent": "str | None = None",
     },
     "Roundtrip": (
         "(keys: torch.Tensor, values: torch.Tensor, nbytes: dict[str, int], key_bits: float, value_bits: float) -> None"
@@ -118,7 +120,15 @@ SURFACE = {
         "prompts": "kvq_core.studies.sources.Source",
         "comparison": "kvq_core.spec.comparison.ComparisonSpec",
     },
-    "compare": f"({_RUN}) -> collections.abc.Generator[{_EVENT}]",
+    "add_lane": (
+        "(run: kvq_core.record.fields.Record | str, lane: kvq_core.spec.lane.Lane, "
+        "store: kvq_core.store.store.Store | None = None) -> kvq_core.record.fields.Record"
+    ),
+    "capture_lane": (
+        "(run: kvq_core.record.fields.Record | str, label: str, store: kvq_core.store.store.Store | None = None)"
+        " -> kvq_core.record.fields.Record"
+    ),
+    "compare": f"({_RUN}, owner: str = '') -> collections.abc.Generator[{_EVENT}]",
     "from_function": (
         "(function: collections.abc.Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]], "
         "bits: float | tuple[float, float], name: str | None = None, tokens: int = 1, together: bool = False)"
@@ -130,6 +140,10 @@ SURFACE = {
         "-> kvq_core.inspection.report.Inspection"
     ),
     "make": "(name: str, /, **settings: Any) -> kvq_core.methods.base.Method",
+    "measure_why": (
+        "(run: kvq_core.record.fields.Record | str, lane: str, store: kvq_core.store.store.Store | None = None)"
+        " -> kvq_core.analysis.why.Why"
+    ),
     "packed_cache": (
         "(model: Any, method: kvq_core.methods.base.Method, path: Literal['auto', 'triton', 'torch'] = 'auto')"
         " -> 'TicketCache'"

@@ -62,8 +62,7 @@ def planned_bytes(record: Record, index: int) -> tuple[float, float] | None:
     stored = None if growth is None else growth.nbytes(shape, PLANNED_TOKENS, PLANNED_BATCH)
     if stored is None:
         return None
-    elements = 2 * shape.layers * shape.kv_heads * shape.head_dim
-    return stored, 2.0 * elements * PLANNED_TOKENS * PLANNED_BATCH
+    return stored, float(shape.fp16_bytes(PLANNED_TOKENS) * PLANNED_BATCH)
 
 
 def _ratio(record: Record, index: int) -> float:

@@ -82,19 +82,23 @@ class Growth:
 
     def shared_bits(self, shape: ModelShape, tokens: int) -> float:
         """What model-wide tensors would add to an element's bits, on the model that was measured."""
-        return 8 * self.shared_bytes / _elements(shape, tokens)
+        return 8 * self.shared_bytes / self._elements(shape, tokens)
 
     def nbytes(self, shape: ModelShape, tokens: int, batch: int) -> float | None:
-        """Bytes of the caches of ``batch`` such prompts; what a lane stores beside the tokens is stored for each."""
+        """Bytes of the caches of ``batch`` such prompts; what a lane stores beside the tokens is stored for each, and
+        so are the windows and the states of layers that it leaves alone."""
         bits = self.mean_bits(shape, tokens)
-        return None if bits is None else batch * _elements(shape, tokens) * bits / 8
+        if bits is None:
+            return None
+        return batch * (self._elements(shape, tokens) * bits / 8 + self._beside(shape, tokens))
 
     def fixed_bytes(self, shape: ModelShape) -> int:
         """Bytes of all layers that are stored whatever the context: a basis, norms, a constant."""
         return sum(layers * share.fixed_bytes(shape) for layers, share in self._there(shape))
 
     def _effective(self, tensor: Tensor, shape: ModelShape, tokens: int) -> float | None:
-        total = FP16 * shape.layers
+        every = len(self._own(shape))
+        total = FP16 * every
         for layers, share in self._there(shape):
             if share.assigned.tensor != tensor:
                 continue
@@ -102,7 +106,21 @@ class Growth:
             if added is None:
                 return None
             total += layers * added
-        return total / shape.layers
+        return total / every if every else FP16
+
+    def _own(self, shape: ModelShape) -> tuple[int, ...]:
+        """Layers that the lane can quantize; bits are those of their elements."""
+        return shape.keyed if any(rule.sliding for rule in self.lane.every_rule) else shape.full
+
+    def _elements(self, shape: ModelShape, tokens: int) -> int:
+        """Of keys and values together, in these layers."""
+        return tokens * sum(shape.kinds[layer].elements for layer in self._own(shape))
+
+    def _beside(self, shape: ModelShape, tokens: int) -> float:
+        """Bytes of windows and states in fp16."""
+        left = [shape.kinds[layer] for layer in set(shape.windowed) - set(self._own(shape))]
+        states = sum(kind.conv + kind.recurrent for kind in shape.kinds)
+        return FP16 // 8 * (sum(kind.tokens(tokens) * kind.elements for kind in left) + states)
 
     def _there(self, shape: ModelShape) -> Iterator[tuple[int, Share]]:
         """The shares with how many layers of a model they are of; rules are taken to mean the same layers anywhere."""
@@ -134,8 +152,3 @@ def _packed_bits(stored: Memory | RuleMemory, tensor: Tensor, fixed: float) -> f
     )
     elements = 8 * packed / width
     return 8 * (packed - fixed) / elements
-
-
-def _elements(shape: ModelShape, tokens: int) -> int:
-    """Elements of keys and values together."""
-    return 2 * shape.layers * shape.kv_heads * shape.head_dim * tokens

@@ -1,7 +1,7 @@
 """Which rule of a lane quantized what in a stored run."""
 
 from kvq_core.errors import KvqError
-from kvq_core.methods import ModelShape
+from kvq_core.methods import LayerKind, ModelShape
 from kvq_core.record.fields import Record
 from kvq_core.spec import Assignment, Lane
 
@@ -9,7 +9,8 @@ from kvq_core.spec import Assignment, Lane
 def shape_of(record: Record) -> ModelShape:
     """The shape of the model a run was on."""
     env = record.environment
-    return ModelShape(env.layers, env.query_heads, env.kv_heads, env.head_dim, 0)
+    kinds = tuple(LayerKind.model_validate(kind) for kind in env.kinds or ())
+    return ModelShape(env.layers, env.query_heads, env.kv_heads, env.head_dim, 0, kinds=kinds)
 
 
 def lane_of(record: Record, index: int) -> Lane | None:

@@ -9,6 +9,7 @@ from torch.nn.functional import pad
 from kvq_core.capture.scores import Extent, weights_of
 from kvq_core.divergence import kl_divergence
 from kvq_core.engine.tap import StepScores
+from kvq_core.models.scoring import Scoring
 
 SINKS = 4  # first tokens whose attention mass is followed
 DEPTHS = 16  # buckets of key position, at most
@@ -68,6 +69,7 @@ class AttentionTap:
         self.by_depth = torch.zeros(e.lanes, e.layers, e.query_heads, self.depths.count)
         self.seen = torch.zeros(self.depths.count)  # keys seen in each bucket, over the steps
         self.rows = torch.zeros(drawn, len(self.steps), len(layers), len(heads), bins.count, dtype=torch.uint8)
+        self.first = min(e.looked, default=0)
         self._row_of = {layer: i for i, layer in enumerate(layers)}
         self._every_head = heads == list(range(e.query_heads))
         self._at = {step: i for i, step in enumerate(self.steps)}
@@ -98,24 +100,27 @@ class AttentionTap:
             weights = weights_of(quantized, tokens, seen.own.device)[:, 0, :, visible]
             for n, layer in enumerate(seen.layers):
                 own, other = (x[n, :, :, i, visible] for x in (seen.own, seen.with_reference_query))
-                self._look(layer, at, own, {row: read[:, visible] for row, read in seen.reads[n].items()})
+                reads = {row: read[:, visible] for row, read in seen.reads[n].items()}
+                self._look(layer, at, own, reads, seen.sinks[n] if seen.sinks else None)
                 isolated = _centred_size(other[1:] - own[:1]).mul_(weights).sum(-1) / weights.sum(-1)
                 self.reference_query[:, at, layer] = isolated.cpu()
 
-    def _look(self, layer: int, at: int, scores: Tensor, reads: dict[int, Tensor]) -> None:
-        """scores (1 + lanes, query_heads, positions), the reference's first."""
-        log = torch.log_softmax(scores, -1)
-        mass = log.exp()
+    def _look(self, layer: int, at: int, scores: Tensor, reads: dict[int, Tensor], sinks: Tensor | None) -> None:
+        """scores (1 + lanes, query_heads, positions), the reference's first; ``sinks`` (query_heads,) stand in the
+        softmax as one more position, which the divergence is over, too."""
+        positions = scores.shape[-1]
+        log = torch.log_softmax(_with_sink(scores, sinks), -1)
+        mass = log.exp()[..., :positions]
         kl = kl_divergence(log[:1], log[1:])
         for row, read in reads.items():
             left_out = ~read.repeat_interleave(scores.shape[1] // len(read), 0)
-            own = torch.log_softmax(scores[row].masked_fill(left_out, float("-inf")), -1)
-            mass[row] = own.exp()
+            own = torch.log_softmax(_with_sink(scores[row].masked_fill(left_out, float("-inf")), sinks), -1)
+            mass[row] = own.exp()[..., :positions]
             kl[row - 1] = kl_divergence(own, log[0])
         self.kl[:, at, layer] = kl.cpu()
         self.sink_mass[:, at, layer] = mass[..., :SINKS].sum(-1).cpu()
         self.by_depth[:, layer] += self.depths.sums(_centred_size(scores[1:] - scores[:1])).cpu()
-        if layer == 0:
+        if layer == self.first:
             self.seen += self.depths.sums(torch.ones(scores.shape[-1]))
         if layer in self._row_of:
             drawn = mass[: len(self.rows)]
@@ -141,16 +146,25 @@ class AttentionTap:
         return found
 
 
+def _with_sink(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """scores (..., query_heads, positions) and, where there are sinks, one position more."""
+    if sinks is None:
+        return scores
+    return torch.cat([scores, sinks.float()[:, None].expand(*scores.shape[:-1], 1)], -1)
+
+
 def _centred_size(delta: Tensor) -> Tensor:
     """|delta less its mean over positions (last)|; changes ``delta``."""
     return delta.sub_(delta.mean(-1, keepdim=True)).abs_()
 
 
-def last_attention(queries: Tensor, keys: Tensor, scaling: float) -> Tensor:
+def last_attention(queries: Tensor, keys: Tensor, how: Scoring) -> Tensor:
     """Attention weights of the newest queries (query_heads, n, head_dim) over all keys (kv_heads, tokens, head_dim),
-    causal: (query_heads, n, tokens)."""
+    causal, as the layer scores: (query_heads, n, tokens)."""
     n, tokens = queries.shape[1], keys.shape[1]
     grouped = queries.unflatten(0, (len(keys), -1))
-    scores = grouped @ keys.unsqueeze(1).transpose(-1, -2) * scaling
+    scores = how.capped_(grouped @ keys.unsqueeze(1).transpose(-1, -2) * how.scaling)
     future = torch.ones(n, tokens, dtype=torch.bool, device=scores.device).triu(tokens - n + 1)
-    return scores.masked_fill(future, -torch.inf).softmax(-1).flatten(0, 1)
+    behind = how.newest_behind(n, tokens, scores.device)
+    future = future if behind is None else future | behind
+    return how.softmax(scores.masked_fill_(future, -torch.inf)).flatten(0, 1)

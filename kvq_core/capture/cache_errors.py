@@ -1,5 +1,6 @@
 """Errors of the caches themselves: a forced row's keys and values against the reference's at the end of a run."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 
 from kvq_core.capture.attention import Buckets
 from kvq_core.engine.rows import Rows
+from kvq_core.models.scoring import Scoring
 
 TOP = 5  # query directions of `in_subspace_error`, the same for every lane
 KINDS = ("key", "value")
@@ -16,16 +18,17 @@ KINDS = ("key", "value")
 class ReferenceCache:
     """The reference at the end of a run, which every lane is measured against.
 
-    ``layers_of``: model layers of each device group; directions (layers, kv_heads, head_dim, head_dim) of the prompt's
-    queries; ``scaling`` of each layer's scores; queries (layers, query_heads, n, head_dim) after RoPE, each of which
-    sees the first ``seen`` (n,) keys: a few and, last, the newest, which sees all. Computed from the working copy:
+    ``places``: of each layer that is looked at, its group and its place there; directions (layers, kv_heads, head_dim,
+    head_dim) of the prompt's queries; ``scoring`` of every layer; queries (layers, query_heads, n, head_dim) after
+    RoPE, each of which sees the first ``seen`` (n,) keys: a few and, last, the newest, which sees all. Computed from
+    the working copy:
     ``energy`` (layers, kv_heads, head_dim) squared size of each channel over all tokens, ``depth``
     (layers, kv_heads, buckets) of each bucket of tokens, outputs (layers, query_heads, n, head_dim).
     """
 
-    layers_of: list[list[int]]
+    places: dict[int, tuple[int, int]]
     directions: Tensor
-    scaling: tuple[float, ...]
+    scoring: Sequence[Scoring | None]
     queries: Tensor
     seen: Tensor
     buckets: Buckets
@@ -37,9 +40,9 @@ class ReferenceCache:
     def of(
         cls,
         rows: Rows,
-        layers_of: list[list[int]],
+        places: dict[int, tuple[int, int]],
         directions: Tensor,
-        scaling: tuple[float, ...],
+        scoring: Sequence[Scoring | None],
         queries: Tensor,
         seen: Tensor,
         buckets: Buckets,
@@ -48,14 +51,14 @@ class ReferenceCache:
         energy = {kind: torch.zeros(count, heads, dim) for kind in KINDS}
         depth = {kind: torch.zeros(count, heads, buckets.count) for kind in KINDS}
         outputs = torch.zeros(queries.shape)
-        for g, layers in enumerate(layers_of):
-            for i, layer in enumerate(layers):
-                held = {kind: rows.working(0, g, kind, i) for kind in KINDS}
-                for kind, x in held.items():
-                    energy[kind][layer], depth[kind][layer] = _squares(x, buckets)
-                own = queries[layer].to(held["key"].device)
-                outputs[layer] = attention_outputs(own, held["key"], held["value"], scaling[layer], seen).cpu()
-        return cls(layers_of, directions, scaling, queries, seen, buckets, energy, depth, outputs)
+        for layer, (g, i) in places.items():
+            held = {kind: rows.working(0, g, kind, i) for kind in KINDS}
+            for kind, x in held.items():
+                energy[kind][layer], depth[kind][layer] = _squares(x, buckets)
+            own, how = queries[layer].to(held["key"].device), scoring[layer]
+            assert how is not None
+            outputs[layer] = attention_outputs(own, held["key"], held["value"], how, seen).cpu()
+        return cls(places, directions, scoring, queries, seen, buckets, energy, depth, outputs)
 
 
 @dataclass
@@ -90,26 +93,27 @@ def cache_errors(rows: Rows, row: int, truth: ReferenceCache) -> CacheErrors:
     depth = {kind: torch.zeros_like(truth.depth[kind]) for kind in KINDS}
     energy = torch.zeros_like(truth.energy["key"])
     changed, bound, selects = torch.zeros_like(truth.outputs), torch.zeros(truth.outputs.shape[:2]), False
-    for g, layers in enumerate(truth.layers_of):
-        for i, layer in enumerate(layers):  # a layer at a time: small intermediates are several times faster on a CPU
-            true, read = ({kind: rows.working(r, g, kind, i) for kind in KINDS} for r in (0, row))
-            delta = {kind: read[kind] - true[kind] for kind in KINDS}
-            for kind in KINDS:
-                channel[kind][layer], depth[kind][layer] = _squares(delta[kind], truth.buckets)
-            device = delta["key"].device
-            # directions first: keys lie in memory channel by channel, and so does what is summed over tokens
-            along = truth.directions[layer].to(device).mT @ delta["key"].mT
-            energy[layer] = along.square_().sum(-1).cpu()
-            queries = truth.queries[layer].to(device)
-            chosen = rows.read_by(row, layer, queries, truth.seen)
-            selects |= chosen is not None
-            factor = truth.scaling[layer]
-            own = attention_outputs(queries, read["key"], read["value"], factor, truth.seen, chosen)
-            changed[layer] = own.cpu() - truth.outputs[layer]
-            bound[layer] = output_bound(queries[:, -1], delta["key"], read["value"], delta["value"], factor).cpu()
+    for layer, (g, i) in truth.places.items():  # one at a time: small intermediates are several times faster on a CPU
+        true, read = ({kind: rows.working(r, g, kind, i) for kind in KINDS} for r in (0, row))
+        delta = {kind: read[kind] - true[kind] for kind in KINDS}
+        for kind in KINDS:
+            channel[kind][layer], depth[kind][layer] = _squares(delta[kind], truth.buckets)
+        device = delta["key"].device
+        # directions first: keys lie in memory channel by channel, and so does what is summed over tokens
+        along = truth.directions[layer].to(device).mT @ delta["key"].mT
+        energy[layer] = along.square_().sum(-1).cpu()
+        queries, how = truth.queries[layer].to(device), truth.scoring[layer]
+        assert how is not None
+        chosen = rows.read_by(row, layer, queries, truth.seen)
+        selects |= chosen is not None
+        own = attention_outputs(queries, read["key"], read["value"], how, truth.seen, chosen)
+        changed[layer] = own.cpu() - truth.outputs[layer]
+        told = output_bound(queries[:, -1], delta["key"], read["value"], delta["value"], how.scaling)
+        bound[layer] = told.cpu()
 
     def whole(part: Tensor, kind: str) -> float:
-        return (part.sum((-1, -2)) / truth.energy[kind].sum((-1, -2))).sqrt().mean().item()
+        own = sorted(truth.places)
+        return (part[own].sum((-1, -2)) / truth.energy[kind][own].sum((-1, -2))).sqrt().mean().item()
 
     relative = {kind: _ratio(channel[kind].sum(-1), truth.energy[kind].sum(-1)) for kind in KINDS}
     return CacheErrors(
@@ -139,22 +143,24 @@ def _ratio(error: Tensor, size: Tensor) -> Tensor:
 
 
 def attention_outputs(
-    queries: Tensor, keys: Tensor, values: Tensor, scaling: float, seen: Tensor, read: Tensor | None = None
+    queries: Tensor, keys: Tensor, values: Tensor, how: Scoring, seen: Tensor, read: Tensor | None = None
 ) -> Tensor:
     """Attention outputs of queries (query_heads, n, head_dim), of which each sees the first ``seen`` (n,) keys, and of
-    these reads those in ``read`` (kv_heads, n, tokens), where given. Scores are multiplied with ``scaling``.
+    these reads those in ``read`` (kv_heads, n, tokens), where given. Scores are what the layer makes of them.
 
     keys, values (kv_heads, tokens, head_dim) -> (query_heads, n, head_dim).
     """
     heads, n, dim = queries.shape
-    q = (queries * scaling).reshape(keys.shape[0], -1, dim)  # (kv_heads, groups * n, head_dim)
-    scores = (q @ keys.mT).unflatten(1, (-1, n))
+    q = (queries * how.scaling).reshape(keys.shape[0], -1, dim)  # (kv_heads, groups * n, head_dim)
+    scores = how.capped_((q @ keys.mT).unflatten(1, (-1, n)))
     first, device = int(seen.min()), keys.device
     unseen = torch.arange(first, keys.shape[1], device=device) >= seen.to(device)[:, None]
     scores[..., first:].masked_fill_(unseen, float("-inf"))
     if read is not None:
         scores.masked_fill_(~read[:, None], float("-inf"))
-    return (torch.softmax(scores, -1).flatten(1, 2) @ values).reshape(heads, n, dim)
+    if (behind := how.behind(seen.to(device), keys.shape[1])) is not None:
+        scores.masked_fill_(behind, float("-inf"))
+    return (how.softmax(scores).flatten(1, 2) @ values).reshape(heads, n, dim)
 
 
 def output_bound(queries: Tensor, key_error: Tensor, values: Tensor, value_error: Tensor, scaling: float) -> Tensor:

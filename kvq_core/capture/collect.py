@@ -26,7 +26,7 @@ from kvq_core.capture.spectra import (
 )
 from kvq_core.capture.usage import usage_of
 from kvq_core.engine.cache import LaneCache
-from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.prefill import LayerGroup, Prefill
 from kvq_core.engine.rows import Rows
 from kvq_core.engine.tap import StepScores
 from kvq_core.machine import threads
@@ -134,10 +134,15 @@ class Captures:
         finally:
             known.set()
 
+    @property
+    def _groups(self) -> list[LayerGroup]:
+        """The prompt's tensors of the layers that are looked at."""
+        return [of for group in self.prefill.groups if (of := group.of(group.captured)) is not None]
+
     def _find_directions(self) -> None:
         dim = self.extent.head_dim
         self.directions = torch.zeros(self.extent.layers, self.model.shape.kv_heads, dim, dim)
-        for group in self.prefill.groups:
+        for group in self._groups:
             self.directions[group.layers] = query_directions(group.query_gram).cpu()
 
     def _measure(self, rows: Rows, lane: int, cache: LaneCache, known: Event) -> None:
@@ -161,16 +166,16 @@ class Captures:
         steps, held, newest = self.attention.captured_steps, len(self.prefill.ids), self.last_queries()[:, :, None]
         queries = torch.cat([self.tap.queries[:, :, steps] if steps else newest, newest], 2)
         seen = torch.tensor([*(held + step + 1 for step in steps or [-1]), rows.tokens])
-        layers = [group.layers for group in self.prefill.groups]
-        scaling = self.model.shape.scaling
-        return ReferenceCache.of(rows, layers, self.directions, scaling, queries, seen, self.attention.depths)
+        places = {layer: rows.place[layer] for group in self._groups for layer in group.layers}
+        scoring = self.model.scoring
+        return ReferenceCache.of(rows, places, self.directions, scoring, queries, seen, self.attention.depths)
 
     def last_queries(self) -> Tensor:
         """The reference's newest queries (layers, query_heads, head_dim): of the last scored step, or of the prompt."""
         if self.tap.step:
             return self.tap.queries[:, :, self.tap.step - 1]
-        queries = torch.empty(self.extent.layers, self.extent.query_heads, self.extent.head_dim)
-        for group in self.prefill.groups:
+        queries = torch.zeros(self.extent.layers, self.extent.query_heads, self.extent.head_dim)
+        for group in self._groups:
             queries[group.layers] = group.queries[:, :, -1].cpu()
         return queries
 
@@ -186,12 +191,11 @@ class Captures:
 
     def _key_grams(self, rows: Rows, row: int) -> tuple[Tensor, Tensor]:
         """KᵀK of all keys a row reads after RoPE, as they are and less their mean: (layers, kv_heads, d, d) float64."""
-        grams, means = [], []
-        for layer in range(self.extent.layers):
+        sizes = self.extent.layers, self.model.shape.kv_heads, self.extent.head_dim
+        whole, mean = (torch.zeros(*sizes[: 2 + more], sizes[2], dtype=torch.float64) for more in (1, 0))
+        for layer in self.extent.looked:
             x = self._key(rows, row, layer)[1].double()
-            grams.append((x.transpose(-1, -2) @ x).cpu())
-            means.append(x.mean(-2).cpu())
-        whole, mean = torch.stack(grams), torch.stack(means)
+            whole[layer], mean[layer] = x.transpose(-1, -2) @ x, x.mean(-2)
         return whole, whole - rows.tokens * mean[..., :, None] * mean[..., None, :]
 
     def _quantiles(self, rows: Rows, row: int) -> dict[str, Tensor]:
@@ -212,11 +216,11 @@ class Captures:
         """Spectra of the prompt's keys and values, and how far its queries lie from each subspace."""
         found: dict[str, list[Tensor]] = {}
         kv_heads = self.model.shape.kv_heads
-        for group in self.prefill.groups:
+        for group in self._groups:
             for name, values in spectra(group, self.rope).items():
                 found.setdefault(name, []).append(values)
         known.wait()
-        for group in self.prefill.groups:
+        for group in self._groups:
             own = self.tap.queries[group.layers, :, : self.tap.step].to(group.device)
             subspaces = {"prompt": self.directions[group.layers]}
             subspaces["all"] = query_directions(group.query_gram + query_gram(own, kv_heads))
@@ -229,8 +233,14 @@ class Captures:
             for name, deviation in zip(subspaces, measured, strict=True):
                 found.setdefault(f"subspace/deviation_{name}", []).append(deviation)
         # groups follow the layers' order on their devices; put them back in the model's order
-        order = torch.tensor([layer for group in self.prefill.groups for layer in group.layers]).argsort()
-        self._of_prompt = {name: torch.cat(values)[order] for name, values in found.items()}
+        order = torch.tensor([layer for group in self._groups for layer in group.layers])
+        self._of_prompt = {name: self._by_layer(torch.cat(values), order) for name, values in found.items()}
+
+    def _by_layer(self, values: Tensor, order: Tensor) -> Tensor:
+        """Values (layers looked at, ...) of the layers in ``order`` among those of all; the others are 0."""
+        whole = values.new_zeros(self.extent.layers, *values.shape[1:])
+        whole[order] = values
+        return whole
 
     def lane_arrays(self, lane: int) -> dict[str, Tensor]:
         """Arrays of a forced row, named as in the record."""

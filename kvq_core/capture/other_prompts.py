@@ -59,8 +59,9 @@ def directions_of(model: LoadedModel, ids: list[int]) -> Tensor:
     for _ in prefill.run():
         pass
     shape = model.shape
-    found = torch.empty(shape.layers, shape.kv_heads, shape.head_dim, shape.head_dim)
-    for group in prefill.groups:
-        found[group.layers] = query_directions(group.query_gram).cpu()
+    found = torch.zeros(shape.layers, shape.kv_heads, shape.head_dim, shape.head_dim)
+    for group in (each.of(each.captured) for each in prefill.groups):
+        if group is not None:
+            found[group.layers] = query_directions(group.query_gram).cpu()
     files.keep_bytes(file, save({"directions": found}))
     return found

@@ -1,5 +1,6 @@
 """What a run's captures keep, decided before it begins, so that all its arrays fit into what a stored run holds."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvq_core.capture.attention import DEPTHS, ROW_BYTES, STEPS
@@ -8,10 +9,11 @@ from kvq_core.capture.scores import MAP_BYTES, POSITION_BINS, STEP_BINS, Extent
 from kvq_core.capture.spectra import RANKS
 from kvq_core.errors import SpecError
 from kvq_core.models import LoadedModel
-from kvq_core.spec import Capture, ComparisonSpec
+from kvq_core.spec import Capture, ComparisonSpec, layer_words
 
 MOST_BYTES = 63 * 2**20  # of all arrays of a run; a stored run holds 64 MB
 DISTRIBUTIONS = {"normal": 6, "deep": 64}  # layers whose key distributions are kept, at most
+LOOKED = "captures are of layers that attend to all tokens, with keys and values of one size"
 MANY_LANES = 8  # more than these are compared without captures where captures do not fit, rather than not at all
 FEWEST_LAYERS = 4  # with score maps, before attention is looked at less often
 
@@ -31,9 +33,15 @@ class Plan:
 
 
 def plan_of(model: LoadedModel, spec: ComparisonSpec, prompt: int) -> Plan | None:
-    """The plan of a run on ``prompt`` tokens; None with captures off, and of MANY_LANES or more whose captures do not
-    fit. Raises SpecError as ``fit_plan`` does."""
+    """The plan of a run on ``prompt`` tokens; None with captures off, of MANY_LANES or more whose captures do not fit,
+    and of a model none of whose layers captures look at. Raises SpecError as ``fit_plan`` does, and where layers are
+    asked for that captures do not look at."""
     if spec.capture.detail == "off":
+        return None
+    asked = () if isinstance(spec.capture.layers, str) else spec.capture.layers
+    if blank := sorted(set(asked) - set(model.shape.captured)):
+        raise SpecError(f"capture.layers: {layer_words(blank)} of this model is not looked at: {LOOKED}.")
+    if not model.shape.captured:
         return None
     new = len(model.encode(spec.continuation)) if spec.continuation is not None else spec.max_new_tokens
     extent = Extent.of(model.shape, len(spec.lanes) + 1, prompt, new)  # an fp16 cache runs along
@@ -54,27 +62,28 @@ def fit_plan(extent: Extent, kv_heads: int, capture: Capture, usage: int) -> Pla
     heads = list(range(e.query_heads)) if isinstance(capture.heads, str) else sorted(set(capture.heads))
     a_row = len(heads) * min(POSITION_BINS, max(1, e.tokens))
     a_layer = max(1, e.drawn) * max(1, min(STEP_BINS, e.steps)) * a_row
-    asked = list(range(e.layers)) if isinstance(capture.layers, str) else sorted(set(capture.layers))
-    whole = min(STEPS[detail], e.steps), min(DISTRIBUTIONS[detail], e.layers)
+    every = list(e.looked or range(e.layers))
+    asked = every if isinstance(capture.layers, str) else sorted(set(capture.layers))
+    whole = min(STEPS[detail], e.steps), min(DISTRIBUTIONS[detail], len(every))
     steps, drawn = whole
     while True:
         rows = min(ROW_BYTES, e.lanes * steps * len(asked) * a_row)
         others = _others(e, kv_heads, steps, drawn) + usage + rows
         room = (min(MAP_BYTES, MOST_BYTES - others) if capture.layers == "auto" else MOST_BYTES - others) // a_layer
-        needed = min(FEWEST_LAYERS if steps > 1 else 1, e.layers) if capture.layers == "auto" else len(asked)
+        needed = min(FEWEST_LAYERS if steps > 1 else 1, len(every)) if capture.layers == "auto" else len(asked)
         if room >= needed:
             break
         if max(steps, drawn) <= 1:
             raise SpecError(_too_much(others + needed * a_layer, capture, needed))
         steps, drawn = max(min(1, steps), steps // 2), max(1, drawn // 2)
-    layers = asked if room >= len(asked) else _spread(e.layers, room)
+    layers = asked if room >= len(asked) else _spread(every, room)
     found = (
         ("score maps and attention rows", "layers", len(layers), len(asked)),
         ("attention", "steps", steps, whole[0]),
         ("key distributions", "layers", drawn, whole[1]),
     )
     reduced = tuple(f"{what} of {kept} of {all} {unit}" for what, unit, kept, all in found if kept < all)
-    return Plan(layers, heads, steps, _spread(e.layers, drawn), others + len(layers) * a_layer, reduced)
+    return Plan(layers, heads, steps, _spread(every, drawn), others + len(layers) * a_layer, reduced)
 
 
 def _of_prompt(spec: ComparisonSpec, prompt: int) -> int:
@@ -113,6 +122,7 @@ def _others(e: Extent, kv_heads: int, steps: int, drawn: int) -> int:
     return prompt + (e.lanes + 1) * scored + e.lanes * (lane + statistics) + e.drawn * shown
 
 
-def _spread(count: int, most: int) -> list[int]:
-    """At most ``most`` of 0 .. count - 1, evenly spaced, ends included."""
-    return sorted({i * (count - 1) // max(1, min(most, count) - 1) for i in range(min(most, count))})
+def _spread(layers: Sequence[int], most: int) -> list[int]:
+    """At most ``most`` of the layers, evenly spaced, ends included."""
+    count = len(layers)
+    return sorted({layers[i * (count - 1) // max(1, min(most, count) - 1)] for i in range(min(most, count))})

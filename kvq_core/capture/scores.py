@@ -36,6 +36,7 @@ class Extent:
     tokens: int  # key positions at the end of the run
     floor: bool = True  # whether the last of them is the noise floor
     whole: int = 0  # forced rows of the run, where it goes in batches and these are one's
+    looked: tuple[int, ...] = ()  # layers that are looked at; the others stay 0
 
     @property
     def drawn(self) -> int:
@@ -46,7 +47,8 @@ class Extent:
     def of(cls, shape: ModelShape, lanes: int, prompt: int, new: int, floor: bool = True, whole: int = 0) -> "Extent":
         """``prompt`` tokens and ``new`` ones: the first comes from the prefill, and the last enters no cache."""
         steps = max(0, new - 1)
-        return cls(shape.layers, shape.query_heads, shape.head_dim, lanes, steps, prompt + steps, floor, whole)
+        sizes = shape.layers, shape.query_heads, shape.head_dim
+        return cls(*sizes, lanes, steps, prompt + steps, floor, whole, shape.captured)
 
 
 class ScoreTap:

@@ -10,8 +10,8 @@ from torch import Tensor
 from kvq_core.engine.prefill import Prefill
 from kvq_core.methods.base import query_gram
 from kvq_core.models import LoadedModel
-from kvq_core.models.lockstep import causal_attention
 from kvq_core.models.rope import Rope
+from kvq_core.models.scoring import Scoring, causal_attention
 
 
 @dataclass
@@ -58,9 +58,9 @@ class Sample:
         tokens go through every layer anew, so errors add up over layers as they do while decoding.
         """
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, how: Scoring) -> Tensor:
             past = [t[layer][None].to(q.device, q.dtype) for t in (keys, values)]
-            return causal_attention(q, torch.cat([past[0], k], -2), torch.cat([past[1], v], -2), scaling)
+            return causal_attention(q, torch.cat([past[0], k], -2), torch.cat([past[1], v], -2), how)
 
         return self.model.forward(torch.tensor([self.ids[self.prompt :]]), self.prompt, attend)[0].cpu()
 

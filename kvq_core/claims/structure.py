@@ -167,7 +167,9 @@ def prompt_attention(sample: Sample, layer: int, window: int) -> Tensor:
     """Attention weights of the prompt's last ``window`` queries: (query_heads, window, prompt)."""
     n = sample.prompt
     queries, keys = sample.queries[layer, :, n - window : n], sample.keys[layer, :, :n]
-    return last_attention(queries, keys, sample.model.shape.scaling[layer])
+    how = sample.model.scoring[layer]
+    assert how is not None
+    return last_attention(queries, keys, how)
 
 
 class GroupSize(BaseModel):

@@ -7,12 +7,14 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvq_core.cli.bar import Bar
 from kvq_core.cli.output import as_json, columns
 from kvq_core.errors import SpecError
 
 if TYPE_CHECKING:
     from kvq_core.external.engine_runs import Measured
     from kvq_core.external.perplexity_log import LoggedRun
+    from kvq_core.models import LoadedModel
 
 EXAMPLES = (
     "python -m kvq_core engine --gguf model.gguf --types q8_0/q8_0,q8_0/q4_0 --prompts prompts.jsonl\n"
@@ -31,6 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser, quiet: Callable[[], None]) ->
     parser.add_argument("--new-tokens", type=int, default=64, metavar="N", help="tokens that are scored (64)")
     parser.add_argument(
         "--top", type=int, metavar="N", help="compare the N most probable tokens, the others as one (every token)"
+    )
+    parser.add_argument(
+        "--simulate", action="store_true", help="also the same types as lanes here, of the same file, converted"
     )
     parser.add_argument("--threads", type=int, default=2, metavar="N", help="of llama.cpp (2)")
     parser.add_argument(
@@ -74,13 +79,23 @@ def _measured(arguments: argparse.Namespace) -> list["Measured"]:
     prompts = read_prompts(arguments.prompts)
     if not arguments.gguf.is_file():
         raise SpecError(f"{arguments.gguf} is no file; give a GGUF file.")
-    found, total = [], len(every) + 2
+    own = _converted(arguments.gguf) if arguments.simulate else None
+    found, total = [], len(every) * (1 + arguments.simulate) + 2
     for done in measure(
-        arguments.gguf, every, prompts, arguments.new_tokens, arguments.top or EVERY, arguments.threads
+        arguments.gguf, every, prompts, arguments.new_tokens, arguments.top or EVERY, arguments.threads, own
     ):
         found.append(done)
-        print(f"measured {done.types}, {len(found)} of {total}", file=sys.stderr, flush=True)
+        print(f"{done.source}: {done.types}, {len(found)} of {total}", file=sys.stderr, flush=True)
     return found
+
+
+def _converted(file: Path) -> "LoadedModel":
+    from kvq_core.models import load, prepare
+
+    with Bar() as bar:
+        for done, total in prepare(str(file)):
+            bar("Converting the model", done, total)
+    return load(str(file))
 
 
 def table(measured: list["Measured"], logs: list["LoggedRun"]) -> str:
@@ -106,7 +121,7 @@ def table(measured: list["Measured"], logs: list["LoggedRun"]) -> str:
                 told,
                 f"{one.bytes_a_token:,}",
                 speed,
-                "measured in llama.cpp",
+                one.source,
             )
         )
     for log in logs:
@@ -121,6 +136,11 @@ def table(measured: list["Measured"], logs: list["LoggedRun"]) -> str:
             "divided otherwise: what cannot be told from it, 95 % bootstrap interval of the paired difference, is "
             "rounding.",
         ]
+    if any(one.source == "simulated" for one in measured):
+        said.append(
+            "Simulated lanes have the file's weights in full precision: the engine's figures hold the noise of "
+            "quantized activations too, where the file is quantized. Theirs leave out each prompt's first token."
+        )
     return "\n".join([*columns(rows), *said])
 
 
@@ -145,7 +165,7 @@ def _data(arguments: argparse.Namespace, measured: list["Measured"], logs: list[
         return {
             "types": str(one.types),
             "flags": one.types.flags,
-            "source": "measured in llama.cpp",
+            "source": one.source,
             "ubatch": one.ubatch,
             "positions": len(one.kld),
             **_numbers(one),

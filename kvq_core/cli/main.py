@@ -10,11 +10,12 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from kvq_core.cli import added as added_cli
 from kvq_core.cli import check as check_cli
 from kvq_core.cli import claims as claims_cli
 from kvq_core.cli import codebooks as codebooks_cli
@@ -48,6 +49,9 @@ EXAMPLES = {
         "  python -m kvq_core compare --spec my.toml --out results/my-run\n"
         "  python -m kvq_core compare --spec my.json --json > record.json"
     ),
+    "add": added_cli.EXAMPLES,
+    "why": added_cli.WHY_EXAMPLES,
+    "capture": added_cli.CAPTURE_EXAMPLES,
     "show": "python -m kvq_core show 0123456789abcdef\n  python -m kvq_core show results/my-run --json",
     "codebooks": codebooks_cli.EXAMPLES,
     "claims": claims_cli.EXAMPLES,
@@ -111,6 +115,11 @@ def _parser() -> argparse.ArgumentParser:
     add_comparison(compare, "a ready experiment; see the command presets")
     own_cli.add_method_files(compare)
     compare.add_argument("--out", metavar="DIR", type=Path, help="also write the run's files into this folder")
+    added_cli.add_lane_arguments(add("add", "Add a lane to a stored run, which is not computed again.", _add))
+    summary = "Measure what a lane's damage comes from: parts of its cache kept in fp16, one at a time."
+    added_cli.add_arguments(add("why", summary, added_cli.why), _finished)
+    summary = "Look at one lane of a stored run in every layer and head."
+    added_cli.add_arguments(add("capture", summary, added_cli.capture), _finished)
     show = add("show", "Print a stored run; nothing is computed.", _show)
     show.add_argument("run", metavar="RUN_ID|DIR", help="id of a stored run, or a folder written by --out")
     summary = "List, train and delete the codebooks some methods need."
@@ -181,6 +190,13 @@ def _compare(arguments: argparse.Namespace) -> None:
         raise StoreError(" ".join(unkept))
 
 
+def _add(arguments: argparse.Namespace) -> None:
+    finished = _finished(added_cli.added(arguments))
+    _print_record(finished.record, finished.arrays, arguments.json)
+    if finished.unkept:
+        raise StoreError(finished.unkept)
+
+
 def _show(arguments: argparse.Namespace) -> None:
     from kvq_core.store.store import open_store, read_run
 
@@ -192,16 +208,23 @@ def _show(arguments: argparse.Namespace) -> None:
 
 
 def _run(spec: "ComparisonSpec") -> "Finished":
-    """The finished run, with a progress bar where a person watches stderr."""
+    """The finished run, after a word where memory may not be enough."""
     _quiet()
-    from kvq_core.events import Finished
     from kvq_core.pipeline.compare import compare
     from kvq_core.pipeline.estimate import memory_warning
     from kvq_core.store.store import open_store
 
     if said := memory_warning(spec):
         print(f"warning: {said}", file=sys.stderr)
-    with redirect_stdout(sys.stderr), closing(compare(spec, store=open_store())) as events, Bar() as bar:
+    return _finished(compare(spec, store=open_store()))
+
+
+def _finished(events: "Generator[Event]") -> "Finished":
+    """How a run ends, with a progress bar where a person watches stderr."""
+    _quiet()
+    from kvq_core.events import Finished
+
+    with redirect_stdout(sys.stderr), closing(events), Bar() as bar:
         for event in events:
             if isinstance(event, Finished):
                 return event

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kvq_core.machine import threads
+from kvq_core.models.scoring import Scoring
 
 # (lane among those held, slot) -> the keys this row reads in this step, (kv_heads, tokens), True where read
 Hidden = dict[tuple[int, int], Callable[[], Tensor]]
@@ -18,6 +19,7 @@ class SharedAttention:
     queries (lanes, slots, kv_heads, n, head_dim), scaled: slot s of a lane is one row that reads its prefix; the first
     ``slots`` of them attend, a further one is only scored. tail (lanes, slots, kv_heads, n, tail tokens): scores over
     the tails. keys (lanes, kv_heads, head_dim, prefix tokens), values (lanes, kv_heads, prefix tokens, head_dim).
+    n: the query heads of a KV head, each with its ``fresh`` tokens, of whose scores the layer makes what ``how`` says.
 
     After ``compute``: scores, of shape ``every``, and weights, of shape ``attending``: (lanes, kv_heads, slots, n,
     tokens); and, of the prefix alone, out (lanes, kv_heads, slots, n, head_dim).
@@ -26,14 +28,25 @@ class SharedAttention:
     scores: Tensor
     weights: Tensor
 
-    def __init__(self, queries: Tensor, tail: Tensor, keys: Tensor, values: Tensor, slots: int, hidden: Hidden):
-        lanes, every, heads, n, dim = queries.shape
+    def __init__(
+        self,
+        queries: Tensor,
+        tail: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        slots: int,
+        hidden: Hidden,
+        how: Scoring,
+        fresh: int,
+    ):
+        lanes, every, heads, n, _ = queries.shape
+        self.how, self.fresh = how, fresh
         self.keys, self.values, self.hidden = keys, values, hidden
         self._queries, self._tail = queries.transpose(1, 2).flatten(2, 3), tail.transpose(1, 2).flatten(2, 3)
         self.prefix = values.shape[-2]
         tokens = self.prefix + tail.shape[-1]
         self.every, self.attending = (lanes, heads, every, n, tokens), (lanes, heads, slots, n, tokens)
-        self.out = queries.new_empty(lanes, heads, slots, n, dim)
+        self.out = queries.new_empty(lanes, heads, slots, n, values.shape[-1])
 
     def compute(self, scores: Tensor, weights: Tensor, cores: int) -> None:
         """All lanes, divided among ``cores``, into memory for ``scores`` and ``weights``."""
@@ -46,8 +59,12 @@ class SharedAttention:
         prefix = scores[..., : self.prefix].flatten(0, 1)  # a view: bmm writes into the scores themselves
         torch.bmm(self._queries[part].flatten(0, 1), self.keys[part].flatten(0, 1), out=prefix)
         scores[..., self.prefix :] = self._tail[part]
+        self.how.capped_(scores)
         weights = self.weights[part]
-        torch.softmax(self._read(part), -1, out=weights)
+        if self.how.sinks is None:
+            torch.softmax(self._read(part), -1, out=weights)
+        else:
+            self.how.softmax(self._of_heads(self._read(part)), self._of_heads(weights))
         attended = weights.flatten(2, 3).flatten(0, 1)[..., : self.prefix]
         torch.bmm(attended, self.values[part].flatten(0, 1), out=self.out[part].flatten(2, 3).flatten(0, 1))
 
@@ -55,8 +72,15 @@ class SharedAttention:
         """Scores of the slots that attend; a copy where a row leaves keys out, for the scores are shown as they are."""
         scores = self.scores[part, :, : self.weights.shape[2]]
         hidden = {at: read for at, read in self.hidden.items() if part.start <= at[0] < part.stop}
-        if hidden:
+        behind = self.how.newest_behind(self.fresh, scores.shape[-1], scores.device)
+        if hidden or behind is not None:
             scores = scores.clone()
+        if behind is not None:
+            scores.unflatten(-2, (-1, self.fresh)).masked_fill_(behind, float("-inf"))
         for (lane, slot), read in hidden.items():
             scores[lane - part.start, :, slot].masked_fill_(~read()[:, None], float("-inf"))
         return scores
+
+    def _of_heads(self, x: Tensor) -> Tensor:
+        """x (lanes, kv_heads, slots, n, tokens) as (lanes, slots, kv_heads, groups, fresh, tokens)."""
+        return x.unflatten(3, (-1, self.fresh)).transpose(1, 2)

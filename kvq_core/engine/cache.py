@@ -91,7 +91,9 @@ class LaneCache:
         cache = cls([], prompt_tokens=groups[0].keys.shape[-2], layers=[group.layers for group in groups])
         cache.rules = len(lane.every_rule)
         cache.stored_first = lane.chunks is not None and lane.chunks.own_chunk == "stored"
-        plan = lane.plan_of(layer for group in groups for layer in group.layers)
+        layers = [layer for group in groups for layer in group.layers]
+        windowed = frozenset[int]().union(*(group.windowed for group in groups))
+        plan = lane.plan_of(layers, windowed)
         cache.quantized_layers = frozenset(layer for assigned in plan for layer in assigned.layers)
         fits: dict[Any, tuple[Assignment, Fit]] = {}
         for assigned in plan:
@@ -107,17 +109,19 @@ class LaneCache:
             for tensor in TENSORS:
                 taken = {layer for assigned in plan if assigned.tensor == tensor for layer in assigned.layers}
                 left = [i for i, layer in enumerate(group.layers) if layer not in taken]
-                cache._leave(tensor, g, left, source, shared)
+                inside = [i for i in left if group.layers[i] in group.windowed]
+                cache._leave(tensor, g, [i for i in left if i not in inside], source, shared)
+                cache._leave(tensor, g, inside, source, shared)
         cache._note(list(fits.values()), several=cache.rules > 1)
         whole = whole or cache.prompt_tokens
         read = whole if tokens is None else tokens
         begun = replace(source, groups=[group.first(read) for group in groups])
-        for selection, layers in lane.selections(layer for group in groups for layer in group.layers):
+        for selection, reading in lane.selections(layers, windowed):
             if selection.decoding and read < whole:
-                cache.unchosen += ((selection, layers),)
+                cache.unchosen += ((selection, reading),)
                 continue
-            choose = partial(chosen, selection, layers, begun, whole)
-            cache.choose(*shared.once(("select", selection, layers, *source.entered), choose))
+            choose = partial(chosen, selection, reading, begun, whole)
+            cache.choose(*shared.once(("select", selection, reading, *source.entered), choose))
         return cache
 
     def choose(self, choices: Choices, said: tuple[str, ...]) -> None:

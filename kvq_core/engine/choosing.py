@@ -53,7 +53,7 @@ class Choosing:
     """
 
     rows: list[Choices]
-    kv_heads: int
+    kv_heads: dict[int, int]  # by model layer
     failed: dict[int, Exception] = field(default_factory=dict)
 
     def fork(self, own: Choices) -> None:
@@ -69,14 +69,15 @@ class Choosing:
         queries (rows, query_heads, fresh, head_dim) after RoPE; tokens in the cache with the step's own."""
         asked = ((row, *own[layer]) for row, own in enumerate(self.rows) if layer in own)
         return {
-            row: cache(partial(self._read, row, select, at, queries[row].float(), tokens)) for row, select, at in asked
+            row: cache(partial(self._read, row, select, at, queries[row].float(), tokens, self.kv_heads[layer]))
+            for row, select, at in asked
         }
 
-    def _read(self, row: int, select: Select, at: int, queries: Tensor, tokens: int) -> Tensor:
+    def _read(self, row: int, select: Select, at: int, queries: Tensor, tokens: int, kv_heads: int) -> Tensor:
         """What a row reads; all keys, (1, tokens), where its choice fails."""
         try:
             if row not in self.failed:
-                return _sound(select(at, queries, tokens), self.kv_heads, tokens, queries.shape[1])
+                return _sound(select(at, queries, tokens), kv_heads, tokens, queries.shape[1])
         except Exception as error:  # whatever a method does wrong is its lane's failure, not the run's
             self.failed[row] = error
         return torch.ones(1, tokens, dtype=torch.bool, device=queries.device)
@@ -101,7 +102,8 @@ class Choosing:
         select, at = self.rows[row].get(layer, (None, 0))
         if select is None:
             return None
-        asked = ((self._read(row, select, at, queries[:, i : i + 1], n), n) for i, n in enumerate(seen.tolist()))
+        heads = self.kv_heads[layer]
+        asked = ((self._read(row, select, at, queries[:, i : i + 1], n, heads), n) for i, n in enumerate(seen.tolist()))
         read = [pad(read, (0, tokens - n)) for read, n in asked]
         return None if row in self.failed else torch.stack(read, 1)
 

@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from kvq_core.engine.cache import LaneCache, Part
 from kvq_core.engine.entry import Entry, Filled
 from kvq_core.engine.fit import Shared
-from kvq_core.engine.lane_state import Finish, LaneState, said
+from kvq_core.engine.lane_state import Finish, LaneState, joined_states, said
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows
 from kvq_core.engine.sampling import Sampler
@@ -46,9 +45,13 @@ class Decode:
         stress: AppliedStress | None = None,
         given: list[int] | None = None,
         follow: list[int] | None = None,
+        answered: Tensor | None = None,
+        few: bool = False,
     ):
-        """``given``: what the reference answered, beside other lanes or in another file; here, too, it goes that way
-        and no other. ``follow``: the ids of a continuation, where they are known."""
+        """``given``: the reference's answer, of other lanes' batch or of another file, which is followed here, too.
+        ``follow``: the ids of a continuation, where they are known. ``answered``: the reference's logits (positions,
+        vocabulary) by scored position, of a batch of its own; then it has no row beside the lanes. ``few``:
+        products are those for few rows."""
         self.model, self.prefill, self.spec, self.stress = model, prefill, spec, stress
         if follow is None and spec.continuation is not None:
             follow = model.encode(spec.continuation)
@@ -57,7 +60,8 @@ class Decode:
         self.rope: Rope = model.rope(len(prefill.ids) + self.total)
         self.script = Script.of_prompt(prefill.ids)
         self.shared = Shared()  # streams that lanes have alike are encoded once
-        self._given = given
+        self._given, self._answered, self._few = given, answered, few
+        self._first = 1 if answered is None else 0  # row of the first lane
         self.states = [LaneState(lane) for lane in lanes]
         self.token_ids: list[int] = []
         self.finish: Finish | None = None
@@ -81,10 +85,14 @@ class Decode:
         self.states_running = [state for state in self.states if state.cache is not None]
         caches = [state.cache for state in self.states_running if state.cache is not None]
         self.rows = Rows(self.prefill.groups, caches, self.rope, prompt, prompt + self.total)
+        self._states = joined_states(self.prefill.states, self.states_running)
+        if self._first == 0 and caches:
+            lanes = list(range(1, len(caches) + 1))
+            self.rows.keep(lanes)
+            self._take_states(lanes)
         self._narrow = self.model.widest < threads.NARROW
-        self._stepping = replace(
-            self.model, model=divide_products(self.model.model, self.rows.cores if self._narrow else 1)
-        )
+        cores = self.rows.cores if self._narrow else 1
+        self._stepping = self.model.computed_by(divide_products(self.model.model, cores, self._few))
         self._forced = self._stepping  # while the forced rows are fed
         for row, state in enumerate(self.states_running, 1):
             if state.kernel is not None:
@@ -115,11 +123,12 @@ class Decode:
             hidden = len(fed) > 1  # of a chunk the head reads a part at a time
             out = self._forward([fed] * forced + [[state.token_ids[-1]] for state in self._free], hidden)
             chosen = [] if hidden else self._chosen(sampler, out[:, -1])
-            self._extend_free(chosen[forced:])
+            lanes = forced + (1 - self._first if fed else 0)  # the reference's choice leads though it has no row
+            self._extend_free(chosen[lanes:])
             if fed:
                 follow = self._followed(chosen, len(fed))
                 self._score(score, out, hidden, follow)
-                self._part_ways(chosen[:forced])
+                self._part_ways(chosen[:lanes])
                 if self._end_reference(follow[-1]):
                     self._close(close)
             self._drop_finished()
@@ -129,17 +138,18 @@ class Decode:
 
     def _score(self, score: Score, out: Tensor, hidden: bool, follow: list[int]) -> None:
         """Score the forced rows at the positions before ``follow``, from their logits or what the head reads there."""
-        rows = self._forced_rows()
+        rows, scored = self._forced_rows(), len(self.token_ids) - len(follow) - 1
         for start in range(0, len(follow), POSITIONS):
             part = slice(start, start + POSITIONS)
             logits = self._stepping.head(out[:rows, part]) if hidden else out[:rows, part]
-            score(logits[0], logits[1:], follow[part])
+            at = slice(scored + start, scored + start + logits.shape[1])
+            known = logits[0] if self._answered is None else self._answered[at]
+            score(known, logits[self._first :], follow[part])
 
     def _begin(self, sampler: Sampler, close: Close) -> None:
         """The first new token: the reference's, and of lanes that read the prompt through their caches their own."""
-        chosen = self._chosen(
-            sampler, torch.stack([self.prefill.logits, *map(self.prompt_logits, self.states_running)])
-        )
+        own = [self.prefill.logits] * self._first
+        chosen = self._chosen(sampler, torch.stack([*own, *map(self.prompt_logits, self.states_running)]))
         self.token_ids = chosen[:1] if self.follow is None else self.follow[:1]
         self._part_ways(chosen)
         if self._end_reference(self.token_ids[0]):
@@ -152,13 +162,13 @@ class Decode:
         return self.prefill.logits if last is None else self.model.head(last[None, None])[0, 0]
 
     def _chosen(self, sampler: Sampler, logits: Tensor) -> list[int]:
-        """Each row's choice of its next token; none where all are given."""
+        """Each row's choice of its next token, the reference's first while it answers; none where all are given."""
         if self.follow is not None:
             return []
         sampler.draw(logits.shape[-1])
         chosen = sampler.choose(logits)
-        if self._given is not None and not self.finish:  # its row still stands
-            chosen[0] = self._given[len(self.token_ids)]
+        if self._given is not None and not self.finish:
+            chosen[: self._first] = [self._given[len(self.token_ids)]]
         return chosen
 
     def _fed(self) -> list[int]:
@@ -168,7 +178,8 @@ class Decode:
         if self.follow is None:
             return self.token_ids[-1:]
         at = len(self.token_ids) - 1
-        return self.follow[at : min(at + self.spec.score_chunk, len(self.follow) - 1)]
+        chunk = self.spec.score_chunk if self.model.shape.in_chunks else 1
+        return self.follow[at : min(at + chunk, len(self.follow) - 1)]
 
     def _followed(self, chosen: list[int], count: int) -> list[int]:
         """The ``count`` tokens of the reference that follow those fed."""
@@ -184,7 +195,7 @@ class Decode:
     def _lose(self, forced: int) -> None:
         """Lanes whose choice of keys has failed are lost, and no others."""
         for row, error in self.rows.choosing.failed.items():
-            state = self.states_running[row - 1] if row < forced else self._free[row - forced]
+            state = self.states_running[row - self._first] if row < forced else self._free[row - forced]
             state.error = state.error or said(error)
         self.rows.choosing.failed.clear()
 
@@ -222,7 +233,9 @@ class Decode:
             free = self.spec.free_text and state.kernel is None
             if state.finish is None and state.cache is not None and free:
                 state.free = state.cache.fork()
-                self.rows.fork(row, state.free.selects)
+                source = row - 1 + self._first
+                self.rows.fork(source, state.free.selects)
+                self._take_states([*range(len(self.rows.lane_of) - 1), source])
                 self._free.append(state)
 
     def _extend_free(self, chosen: list[int]) -> None:
@@ -239,9 +252,14 @@ class Decode:
             if self.finish:
                 self.rows.tap = None
             self.rows.keep(keep)
+            self._take_states(keep)
         for state in gone:
             state.free = None
         self._free = [state for state in self._free if state not in gone]
+
+    def _take_states(self, rows: list[int]) -> None:
+        if self._states is not None:
+            self._states = self._states.of_rows(rows)
 
     def _forced_rows(self) -> int:
         """Rows before the free ones: reference and forced lanes ride until the reference ends."""
@@ -255,9 +273,10 @@ class Decode:
         with threads.one_thread(self._narrow):
             attend = self.rows if self.stress is None else self.stress.wrap(self.rows)
             stepping = self._forced if forced else self._stepping
-            out = (stepping.hidden if hidden else stepping.forward)(ids, self.rows.tokens, attend)
+            forward = stepping.hidden if hidden else stepping.forward
+            out = forward(ids, self.rows.tokens, attend, states=self._states)
         self._lose(forced)
-        owners = [(row, s, s.cache) for row, s in enumerate(self.states_running, 1) if row < forced]
+        owners = [(row, s, s.cache) for row, s in enumerate(self.states_running, self._first) if row < forced]
         owners += [(forced + i, s, s.free) for i, s in enumerate(self._free)]
         settling = [
             partial(self._settle, row, state, cache, part, ids.shape[1])

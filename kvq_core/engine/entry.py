@@ -88,5 +88,6 @@ class Entry:
             return
         for row, state in enumerate(states):
             state.prompt_hidden, state.last_hidden = filling.hidden[row], filling.last[row]
+            state.states = None if filling.states is None else filling.states.of_rows([row])
             state.own_errors = filling.errors(row, "key"), filling.errors(row, "value")
             state.encode_prompt_s += (time.perf_counter() - began) / len(states)

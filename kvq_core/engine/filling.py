@@ -20,7 +20,8 @@ from kvq_core.engine.script import Segment
 from kvq_core.engine.stored_attention import StoredTokens
 from kvq_core.engine.stress import AppliedStress
 from kvq_core.models import LoadedModel
-from kvq_core.models.lockstep import causal_attention
+from kvq_core.models.scoring import Scoring, causal_attention
+from kvq_core.models.states import States
 
 WATCHED = 64  # last queries of a pass whose attention a method may look back on
 
@@ -35,8 +36,9 @@ class _Working:
 
     @classmethod
     def of(cls, group: LayerGroup, lanes: int) -> "_Working":
-        shape = (group.keys.shape[0], lanes, *group.keys.shape[1:])
-        own = {kind: torch.empty(shape, dtype=group.keys.dtype, device=group.device) for kind in KINDS}
+        shapes = ((x.shape[0], lanes, *x.shape[1:]) for x in (group.keys, group.values))
+        made = (torch.empty(shape, dtype=group.keys.dtype, device=group.device) for shape in shapes)
+        own = dict(zip(KINDS, made, strict=True))
         return cls(own, {kind: torch.empty_like(own[kind]) for kind in KINDS})
 
 
@@ -58,6 +60,7 @@ class Filling:
     scored: list[int]
     turn: int
     stress: AppliedStress | None = None
+    states: States | None = field(init=False)  # of the lanes' rows, of layers that are no attention
     hidden: Tensor = field(init=False)
     last: Tensor = field(init=False)
     _now: Segment = field(init=False)
@@ -71,8 +74,10 @@ class Filling:
         }
         self._stored = StoredTokens(self.caches) if self.stored else None
         self._watches = any(cache.observes for cache in self.caches)
-        self._choosing = Choosing([cache.selects for cache in self.caches], self.prefill.groups[0].keys.shape[1])
+        heads = {layer: group.keys.shape[1] for group in self.prefill.groups for layer in group.layers}
+        self._choosing = Choosing([cache.selects for cache in self.caches], heads)
         self._start(self.passes[0].start)
+        self.states = self._states_at(self.passes[0].start)
         found = []
         for now in self.passes:
             self._now = now
@@ -103,20 +108,29 @@ class Filling:
                         x[i : i + 1, :, :tokens].float().expand(len(self.caches), -1, -1, -1)
                         for x in (group.queries, group.keys)
                     )
-                    self._note(
-                        layer, queries, keys, group.scaling[i] if group.scaling else queries.shape[-1] ** -0.5, {}
-                    )
+                    how = self.model.scoring[layer]
+                    assert how is not None
+                    self._note(layer, queries, keys, how, {})
             self._look_back()
+
+    def _states_at(self, tokens: int) -> States | None:
+        """Those that the reference's first tokens leave, for each lane."""
+        states = self.model.states()
+        if states is None or not tokens:
+            return states
+        ids = torch.tensor([self.prefill.ids[:tokens]])
+        self.model.hidden(ids, 0, lambda layer, q, k, v, how: causal_attention(q, k, v, how), states)
+        return states.of_rows([0] * len(self.caches))
 
     def _forward(self) -> Tensor:
         ids = torch.tensor([self.prefill.ids[self._now.start : self._now.end]] * len(self.caches))
         attend = self._attend if self.stress is None else self.stress.wrap(self._attend)
-        hidden = self.model.hidden(ids, self._now.start, attend)
+        hidden = self.model.hidden(ids, self._now.start, attend, self.states)
         for error in self._choosing.failed.values():
             raise error
         return hidden
 
-    def _attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+    def _attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:
         g, i = self._place[layer]
         working, now, end = self._groups[g], slice(self._now.start, self._now.end), self._now.end
         for kind, x in zip(KINDS, (keys, values), strict=True):
@@ -131,17 +145,17 @@ class Filling:
             self._stored.preview(layer, own, read, self._now.start)
             own, read = ([x.float() for x in tensors] for tensors in (own, read))
             asked = {row: keys_read() for row, keys_read in reads.items()}
-            return self._stored.attention(layer, met, own, read, scaling, asked).to(queries.dtype)
+            return self._stored.attention(layer, met, own, read, how, asked).to(queries.dtype)
         seen_keys, seen_values = (x.float() for x in read)
         if self._watches:
-            self._note(layer, queries.float(), seen_keys, scaling, reads)
+            self._note(layer, queries.float(), seen_keys, how, reads)
         if reads or any(layer in cache.roundings for cache in self.caches):
             out = []
             for row, given in enumerate(zip(queries.float(), met, seen_keys, seen_values, strict=True)):
                 seen = reads[row]() if row in reads else None
-                out.append(chunk_attention(*given, scaling, seen, partial(self._choosing.follow, row, layer)))
+                out.append(chunk_attention(*given, how, seen, partial(self._choosing.follow, row, layer)))
             return torch.stack(out).to(queries.dtype)
-        return causal_attention(queries, read[0].to(queries.dtype), read[1].to(queries.dtype), scaling)
+        return causal_attention(queries, read[0].to(queries.dtype), read[1].to(queries.dtype), how)
 
     def _enter(self) -> None:
         """Let the pass's tokens enter the caches, and rewrite what reads differently from now on."""
@@ -174,16 +188,18 @@ class Filling:
         read = self._groups[part.group].read[part.kind]
         read[part.layers, row, :, start : start + x.shape[-2]] = x.to(read.dtype)
 
-    def _note(self, layer: int, queries: Tensor, keys: Tensor, scaling: float, chosen: Reads) -> None:
+    def _note(self, layer: int, queries: Tensor, keys: Tensor, how: Scoring, chosen: Reads) -> None:
         """Keep the pass's last queries and their attention, for caches that look back on it."""
         asked = queries[:, :, -WATCHED:]
         n, total = asked.shape[-2], keys.shape[-2]
         grouped = asked.unflatten(1, (keys.shape[1], -1))  # (lanes, kv_heads, groups, n, head_dim)
-        scores = grouped @ keys.unsqueeze(2).mT * scaling
+        scores = how.capped_(grouped @ keys.unsqueeze(2).mT * how.scaling)
         future = torch.ones(n, total, dtype=torch.bool, device=keys.device).triu(total - n + 1)
+        behind = how.newest_behind(n, total, keys.device)
+        future = future if behind is None else future | behind
         for row, reads in chosen.items():
             scores[row].masked_fill_(~reads()[:, None, None], float("-inf"))
-        weights = scores.masked_fill_(future, float("-inf")).softmax(-1)
+        weights = how.softmax(scores.masked_fill_(future, float("-inf")))
         self._seen[layer] = asked, weights.flatten(1, 2)
 
     def _look_back(self) -> None:

@@ -1,7 +1,7 @@
 """The floor "another kernel": the reference once more, with hidden states rounded as other kernels round them."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from kvq_core.engine.prefill import Held, Prefill
 from kvq_core.models import LoadedModel
@@ -19,10 +19,10 @@ class KernelFloor:
         self, model: LoadedModel, ids: list[int], scored: Sequence[int], turns: Sequence[int], held: Held
     ) -> Iterator[int]:
         """Prefill the prompt, a chunk a turn; yields the number of tokens done."""
-        noisy = replace(model, model=round_row(model.model, self.rounding, 0))
+        noisy = model.computed_by(round_row(model.model, self.rounding, 0))
         self.prefill = Prefill(noisy, ids, scored, turns, held)
         yield from self.prefill.run()
 
     def stepping(self, model: LoadedModel, row: int) -> LoadedModel:
         """The model of decode steps in which this floor is that row."""
-        return replace(model, model=round_row(model.model, self.rounding, row))
+        return model.computed_by(round_row(model.model, self.rounding, row))

@@ -21,7 +21,7 @@ class PreRope:
                 for layer in filter(rope.rotates, layers):
                     self._lanes.setdefault(layer, []).append(lane)
         self._rows: dict[int, Tensor] = {}
-        self._turns: dict[tuple[int, int, torch.device], tuple[Tensor, Tensor]] = {}
+        self._turns: dict[tuple[int, int, torch.device, int], tuple[Tensor, Tensor]] = {}
 
     def reindex(self, lane_of: list[int]) -> None:
         """``lane_of[r]`` is row r's lane from now on."""
@@ -37,14 +37,14 @@ class PreRope:
         rows = self._rows.get(layer)
         if rows is None:
             return
-        there, back = self._at(position, keys.shape[-2], keys.device)
+        there, back = self._at(layer, position, keys.shape[-2], keys.device)
         stored = (keys[rows].transpose(0, 2) @ back[:, None]).to(torch.float16)
         tails.index_copy_(0, rows, (stored.float() @ there[:, None]).transpose(0, 2).to(tails.dtype))
 
-    def _at(self, position: int, fresh: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """rope.matrices, made once a step and device."""
-        at = (position, fresh, device)
+    def _at(self, layer: int, position: int, fresh: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """rope.matrices, made once a step, device and the layers that turn alike."""
+        at = (position, fresh, device, self._rope.number_of(layer))
         if at not in self._turns:
             self._turns = {known: turns for known, turns in self._turns.items() if known[:2] == at[:2]}
-            self._turns[at] = self._rope.matrices(position, fresh, device)
+            self._turns[at] = self._rope.table_of(layer).matrices(position, fresh, device)
         return self._turns[at]

@@ -1,7 +1,7 @@
 """One prefill for all lanes, in chunks, keeping what methods and captures need of it."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
 
@@ -10,7 +10,8 @@ from torch import Tensor
 
 from kvq_core.methods.base import query_gram
 from kvq_core.models import LoadedModel
-from kvq_core.models.lockstep import causal_attention
+from kvq_core.models.scoring import Scoring, causal_attention
+from kvq_core.models.survey import survey
 
 CHUNK = 512  # tokens a forward pass; cancelling waits for one of these at most
 
@@ -20,9 +21,10 @@ class LayerGroup:
     """Layers that live on one device, in order, with the prompt's tensors stacked over them.
 
     keys, values (layers, kv_heads, tokens, head_dim), queries (layers, query_heads, tokens, head_dim; of no tokens
-    where they are not kept), after RoPE, as ``Held`` says. ``layers`` are indices in the model, ``scaling`` what it
-    multiplies their scores with, ``key_bias`` (layers, kv_heads, head_dim) the bias of their key projections, where
-    these have one and no norm follows.
+    where they are not kept), after RoPE, as ``Held`` says; values may have another head_dim. ``layers`` are indices in
+    the model, ``scaling`` what it multiplies their scores with, ``key_bias`` (layers, kv_heads, head_dim) the bias of
+    their key projections, where these have one and no norm follows. ``windowed``: those of them that attend to a window
+    or a chunk of tokens.
     """
 
     layers: list[int]
@@ -32,11 +34,30 @@ class LayerGroup:
     queries: Tensor
     scaling: tuple[float, ...] = ()
     key_bias: Tensor | None = None
+    windowed: frozenset[int] = frozenset()
+    looked: tuple[int, ...] | None = None  # layers that captures look at, see ModelShape.captured; None: all
+
+    @property
+    def captured(self) -> Sequence[int]:
+        """Layers that captures look at."""
+        return self.layers if self.looked is None else self.looked
 
     def first(self, tokens: int) -> "LayerGroup":
         """Of the prompt's first tokens alone."""
         keys, values, queries = (x[..., :tokens, :] for x in (self.keys, self.values, self.queries))
-        return LayerGroup(self.layers, self.device, keys, values, queries, self.scaling, self.key_bias)
+        return replace(self, keys=keys, values=values, queries=queries)
+
+    def of(self, layers: Sequence[int]) -> "LayerGroup | None":
+        """Of some of its layers, in their order; itself where they are all, None where they are none."""
+        if len(layers) == len(self.layers) or not layers:
+            return self if layers else None
+        at = [self.layers.index(layer) for layer in layers]
+        keys, values, queries = self.keys[at], self.values[at], self.queries[at]
+        scaling = tuple(self.scaling[i] for i in at if self.scaling)
+        bias = None if self.key_bias is None else self.key_bias[at]
+        return replace(
+            self, layers=list(layers), keys=keys, values=values, queries=queries, scaling=scaling, key_bias=bias
+        )
 
     @cached_property
     def query_gram(self) -> Tensor:
@@ -57,7 +78,8 @@ class Held:
 
 class Prefill:
     """Full-precision prefill of one prompt. Iterate ``run`` to the end, then read ``groups``, ``logits`` and, where
-    positions are ``scored``, ``hidden``: what the head reads there, (positions, hidden size).
+    positions are ``scored``, ``hidden``: what the head reads there, (positions, hidden size); ``states`` of layers that
+    are no attention, where there are such.
 
     Raises ModelError where the model answers something else than numbers.
     """
@@ -79,6 +101,7 @@ class Prefill:
         self.place = {layer: (g, i) for g in self.groups for i, layer in enumerate(g.layers)}
         self.logits = torch.empty(0)  # (vocabulary,) float32, those that choose the first new token
         self.hidden = torch.empty(0)
+        self.states = model.states()
         self._start = 0
 
     def run(self) -> Iterator[int]:
@@ -86,18 +109,25 @@ class Prefill:
         hidden = []
         for start, end in self._chunks():
             self._start = start
-            held = self.model.hidden(torch.tensor([self.ids[start:end]]), start, self._attend)
+            held = self.model.hidden(torch.tensor([self.ids[start:end]]), start, self._attend, self.states)
             self.logits = self.model.checked(self.model.head(held[:, -1:]))[0, -1]
             hidden.append(held[0, [p - start for p in self.scored if start <= p < end]])
             yield end
         self.hidden = torch.cat(hidden)
 
+    @property
+    def nbytes(self) -> int:
+        """Of the tensors it holds once it has run."""
+        stacked = [x for group in self.groups for x in (group.keys, group.values, group.queries)]
+        return sum(x.numel() * x.element_size() for x in (*stacked, self.logits, self.hidden))
+
     def _chunks(self) -> Iterator[tuple[int, int]]:
         for first, last in pairwise([0, *self.turns, len(self.ids)]):
-            for start in range(first, last, CHUNK):
-                yield start, min(start + CHUNK, last)
+            size = CHUNK if self.model.shape.in_chunks else last - first
+            for start in range(first, last, size):
+                yield start, min(start + size, last)
 
-    def _attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+    def _attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:
         group, i = self.place[layer]
         end = self._start + keys.shape[-2]
         now = slice(self._start, end)
@@ -106,20 +136,25 @@ class Prefill:
         group.keys[i, :, now] = keys[0]
         group.values[i, :, now] = values[0]
         past = [t[i : i + 1, :, :end].to(queries.dtype) for t in (group.keys, group.values)]
-        return causal_attention(queries, past[0], past[1], scaling)
+        return causal_attention(queries, past[0], past[1], how)
 
 
 def _groups(model: LoadedModel, tokens: int, held: Held) -> Iterator[LayerGroup]:
     shape = model.shape
     most = held.layers or shape.layers
-    by_device: dict[torch.device, list[int]] = {}
-    for layer, device in enumerate(model.layer_devices):
-        by_device.setdefault(device, []).append(layer)
-    stacks = [(device, every[i : i + most]) for device, every in by_device.items() for i in range(0, len(every), most)]
-    for device, layers in stacks:
+    alike: dict[tuple[torch.device, int, int, int], list[int]] = {}
+    for layer in shape.keyed:
+        kind = shape.kinds[layer]
+        alike.setdefault((model.layer_devices[layer], kind.kv_heads, kind.key_dim, kind.value_dim), []).append(layer)
+    stacks = [(of, every[i : i + most]) for of, every in alike.items() for i in range(0, len(every), most)]
+    for (device, heads, key_dim, value_dim), layers in stacks:
         empty = partial(torch.empty, dtype=held.dtype, device=device)
-        kv = (len(layers), shape.kv_heads, tokens, shape.head_dim)
-        keys, values = empty(kv), empty(kv)
-        queries = empty((len(layers), shape.query_heads, tokens if held.queries else 0, shape.head_dim))
-        bias = None if model.key_bias is None else model.key_bias[layers].to(device)
-        yield LayerGroup(layers, device, keys, values, queries, tuple(shape.scaling[i] for i in layers), bias)
+        keys, values = (empty((len(layers), heads, tokens, dim)) for dim in (key_dim, value_dim))
+        queries = empty(
+            (len(layers), survey(model.model)[layers[0]].query_heads, tokens if held.queries else 0, key_dim)
+        )
+        same = layers[0] in shape.alike
+        bias = None if model.key_bias is None or not same else model.key_bias[layers].to(device)
+        scaling, windowed = tuple(shape.scaling[i] for i in layers), frozenset(layers) & frozenset(shape.windowed)
+        looked = tuple(layer for layer in layers if layer in shape.captured)
+        yield LayerGroup(layers, device, keys, values, queries, scaling, bias, windowed, looked)

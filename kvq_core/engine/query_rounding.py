@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kvq_core.codecs.queries import QueryRounding
+from kvq_core.models.scoring import Scoring
 
 Roundings = dict[int, QueryRounding]  # by model layer
 
@@ -23,21 +24,23 @@ def chunk_attention(
     met: Tensor,
     keys: Tensor,
     values: Tensor,
-    scaling: float,
+    how: Scoring,
     read: Tensor | None = None,
     look: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
     """Attention of a chunk's n tokens, the last ones, whose own keys are not the cache's yet: those meet ``queries``,
     the cache's meet them as they are ``met``. queries, met (query_heads, n, head_dim); keys, values (kv_heads, tokens,
-    head_dim) -> (n, query_heads, head_dim), all float32. ``read``: bool (kv_heads, tokens), where some keys are left
-    out; ``look`` is shown the weights (kv_heads, groups, n, tokens)."""
+    head_dim) -> (n, query_heads, head_dim), all float32, of a layer that scores so. ``read``: bool (kv_heads, tokens),
+    where some keys are left out; ``look`` is shown the weights (kv_heads, groups, n, tokens)."""
     n, total = queries.shape[-2], keys.shape[-2]
     asked = torch.stack([met, queries]).unflatten(1, (len(keys), -1))  # (2, kv_heads, groups, n, head_dim)
     earlier, own = keys.split([total - n, n], -2)
-    scores = torch.cat([asked[0] @ earlier[:, None].mT, asked[1] @ own[:, None].mT], -1) * scaling
+    scores = torch.cat([asked[0] @ earlier[:, None].mT, asked[1] @ own[:, None].mT], -1) * how.scaling
     hidden = torch.ones(n, total, dtype=torch.bool, device=keys.device).triu(total - n + 1)
+    behind = how.newest_behind(n, total, keys.device)
+    hidden = hidden if behind is None else hidden | behind
     hidden = hidden if read is None else hidden | ~read[:, None, None]
-    weights = scores.masked_fill_(hidden, float("-inf")).softmax(-1)
+    weights = how.softmax(how.capped_(scores).masked_fill_(hidden, float("-inf")))
     if look is not None:
         look(weights)
     return (weights @ values[:, None]).flatten(0, 1).transpose(0, 1)

@@ -26,6 +26,7 @@ from kvq_core.engine.tap import StepScores, Tap
 from kvq_core.machine import threads
 from kvq_core.machine.scratch import Scratch
 from kvq_core.models.rope import Rope
+from kvq_core.models.scoring import Scoring
 
 # Of the scores that are shown to the tap at once: two threads that call small operations in turn wake one another for
 # each of them, and larger memory would not stay in the processor's cache.
@@ -39,6 +40,7 @@ class _Shown:
     layer: int
     queries: Tensor
     hidden: Hidden
+    sinks: Tensor | None
 
 
 class Rows:
@@ -64,8 +66,11 @@ class Rows:
         threads.each([partial(self._fill, row, cache) for row, cache in enumerate(caches, 1)], self.cores)
         self.tap: Tap | None = None
         self.layers = [group.layers for group in groups]
+        self.shown = {layer for group in groups for layer in group.captured}
+        self._last_shown = [max(group.captured, default=-1) for group in groups]
         self.watched = {lane for lane, cache in enumerate(caches, 1) if cache.observes}
-        self.choosing = Choosing([{}, *(cache.selects for cache in caches)], groups[0].keys.shape[1])
+        kv_heads = {layer: group.keys.shape[1] for group in groups for layer in group.layers}
+        self.choosing = Choosing([{}, *(cache.selects for cache in caches)], kv_heads)
         self.roundings: list[Roundings] = [{}, *(cache.roundings for cache in caches)]  # by lane
         self._seen: dict[int, tuple[list[int], Tensor, Tensor]] = {}  # by layer, see _note
         self._places: list[Places] = []
@@ -76,13 +81,10 @@ class Rows:
 
     def _allocate(self, group: LayerGroup, tokens: int) -> Copies:
         layers, heads, _, dim = group.keys.shape
-        prefix = (layers, self.lanes + 1, heads, self.prefix, dim)
-        tail = (layers, 2 * self.lanes + 1, heads, tokens - self.prefix, dim)
-        turned = (*prefix[:-2], dim, self.prefix)
-        new = (
-            torch.empty(shape, dtype=group.keys.dtype, device=group.device) for shape in (turned, prefix, tail, tail)
-        )
-        return Copies(*new)
+        prefix, tail = (layers, self.lanes + 1, heads), (layers, 2 * self.lanes + 1, heads)
+        late, wide = tokens - self.prefix, group.values.shape[-1]
+        shapes = (*prefix, dim, self.prefix), (*prefix, self.prefix, wide), (*tail, late, dim), (*tail, late, wide)
+        return Copies(*(torch.empty(shape, dtype=group.keys.dtype, device=group.device) for shape in shapes))
 
     def _fill(self, row: int, cache: LaneCache) -> None:
         for part in cache.parts:
@@ -143,13 +145,13 @@ class Rows:
             look.result()
         self.tokens += fresh
 
-    def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+    def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:
         g, i = self.place[layer]
         copies, places = self.copies[g], self._places[g]
         count, heads, fresh, dim = keys.shape
         held = len(self.held)
         self._enter(copies, layer, i, keys.float(), values.float())
-        asked = rounded(queries.float(), [self.roundings[lane] for lane in self.lane_of], layer) * scaling
+        asked = rounded(queries.float(), [self.roundings[lane] for lane in self.lane_of], layer) * how.scaling
         q = asked.reshape(count, heads, -1, dim)  # (rows, kv_heads, groups * fresh, head_dim)
         tail = slice(0, self.tokens - self.prefix + fresh)
         tail_keys, tail_values = (x[i, :count, :, tail].float() for x in (copies.tail_keys, copies.tail_values))
@@ -158,33 +160,37 @@ class Rows:
             places.by_lane(q),
             places.by_lane(q @ tail_keys.mT),
         )  # (lanes, slots, kv_heads, n, head_dim | tail)
-        isolates = self.tap is not None and self.tap.isolates(fresh)
+        shown = self.tap is not None and layer in self.shown
+        isolates = shown and self.tap.isolates(fresh)  # type: ignore[union-attr]
         if isolates:  # all lanes are held then, and row l is the forced row of lane l
             by_slot = torch.cat([by_slot, q[:1, None].expand(held, -1, -1, -1, -1)], 1)
             tails = torch.cat([tails, (q[:1] @ tail_keys[:held].mT)[:, None]], 1)
         self._hide_future(tails, fresh)
         prefix_keys, prefix_values = (x[i, :held].float() for x in (copies.prefix_keys, copies.prefix_values))
         hidden = self._hidden(layer, queries, self.tokens + fresh)
-        step = SharedAttention(by_slot, tails, prefix_keys, prefix_values, places.rows.shape[1], hidden)
-        step.compute(self._room(step.every, q.device), self._scratch("weights", step.attending, q.device), self.cores)
-        if self.tap is not None:
-            self._unseen.append(_Shown(layer, queries[0].float(), hidden))
-            if len(self._unseen) == self._layers_shown(step.every) or layer == self.layers[g][-1]:
+        slots = places.rows.shape[1]
+        step = SharedAttention(by_slot, tails, prefix_keys, prefix_values, slots, hidden, how, fresh)
+        step.compute(
+            self._room(step.every, q.device, shown), self._scratch("weights", step.attending, q.device), self.cores
+        )
+        if self.tap is not None and shown:
+            self._unseen.append(_Shown(layer, queries[0].float(), hidden, how.sinks))
+            if len(self._unseen) == self._layers_shown(step.every) or layer == self._last_shown[g]:
                 self._show(self.tap, step.every, q.device, isolates)
         if self.watched:
             self._note(layer, queries, places.by_row(step.weights))
         for row in self.choosing.following(layer):
             self.choosing.follow(row, layer, places.of_row(step.weights, row).unflatten(1, (-1, fresh)))
         out = places.by_row(step.out) + places.by_row(step.weights[..., self.prefix :]) @ tail_values
-        return out.reshape(count, -1, fresh, dim).transpose(1, 2)
+        return out.reshape(count, -1, fresh, out.shape[-1]).transpose(1, 2)
 
     def _layers_shown(self, shape: tuple[int, ...]) -> int:
         """How many layers whose scores have this shape are shown to the tap at once."""
         return max(1, SHOWN_BYTES // (4 * math.prod(shape)))
 
-    def _room(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        """Memory for a layer's scores, beside those of the layers that wait to be shown with it."""
-        if self.tap is None:
+    def _room(self, shape: tuple[int, ...], device: torch.device, shown: bool) -> Tensor:
+        """Memory for a layer's scores, of one that is ``shown`` beside those of the layers that wait with it."""
+        if not shown:
             return self._scratch("scores", shape, device)
         if not self._unseen and len(self._looking) > 1:
             self._looking[-2].result()  # the tap is done with what is lent again
@@ -204,9 +210,8 @@ class Rows:
             own = scores[:, :, :, 0].reshape(of_rows)
             other = scores[:, :, :, -1].reshape(of_rows) if isolates else None
             reads = [{row: read() for (row, slot), read in w.hidden.items() if slot == 0} for w in waiting]
-            tap.scores(
-                StepScores([w.layer for w in waiting], own, other, torch.stack([w.queries for w in waiting]), reads)
-            )
+            queries, sinks = torch.stack([w.queries for w in waiting]), [w.sinks for w in waiting]
+            tap.scores(StepScores([w.layer for w in waiting], own, other, queries, reads, sinks))
 
         if device.type == "cpu":
             self._looking.append(threads.beside(look))

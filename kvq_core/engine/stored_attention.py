@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kvq_core.codecs.window import Window
 from kvq_core.engine.cache import KINDS, LaneCache
+from kvq_core.models.scoring import Scoring
 
 QUERIES = 128  # attended at once, which bounds the scores held
 
@@ -37,7 +38,7 @@ class StoredTokens:
         queries: Tensor,
         own: list[Tensor],
         read: list[Tensor],
-        scaling: float,
+        how: Scoring,
         chosen: Mapping[int, Tensor],
     ) -> Tensor:
         """Attention of the last tokens: queries (lanes, query_heads, n, head_dim), the last n of the tokens, float32
@@ -47,12 +48,12 @@ class StoredTokens:
         for row, parts in enumerate(self._parts):
             windows = [parts[layer][kind][0].plain.window for kind in KINDS]
             held = [(x[row], y[row]) for x, y in zip(own, read, strict=True)]
-            lanes.append(_attention(queries[row], held, windows, scaling, chosen.get(row)))
+            lanes.append(_attention(queries[row], held, windows, how, chosen.get(row)))
         return torch.stack(lanes).transpose(1, 2)
 
 
 def _attention(
-    queries: Tensor, held: list[tuple[Tensor, Tensor]], windows: list[Window], scaling: float, chosen: Tensor | None
+    queries: Tensor, held: list[tuple[Tensor, Tensor]], windows: list[Window], how: Scoring, chosen: Tensor | None
 ) -> Tensor:
     """Of one lane, a few queries at a time: (query_heads, n, head_dim)."""
     n, total = queries.shape[-2], held[0][0].shape[-2]
@@ -60,7 +61,7 @@ def _attention(
     for start in range(0, n, QUERIES):
         asked = queries[:, start : start + QUERIES]
         seen = torch.arange(total - n + start, total - n + start + asked.shape[-2], device=asked.device) + 1
-        out.append(_attend(asked, seen, held, windows, scaling, chosen))
+        out.append(_attend(asked, seen, held, windows, how, chosen))
     return torch.cat(out, -2)
 
 
@@ -69,7 +70,7 @@ def _attend(
     seen: Tensor,
     held: list[tuple[Tensor, Tensor]],
     windows: list[Window],
-    scaling: float,
+    how: Scoring,
     chosen: Tensor | None,
 ) -> Tensor:
     """queries (query_heads, n, head_dim), of which each sees the first ``seen`` (n,) tokens."""
@@ -85,7 +86,9 @@ def _attend(
     hidden = torch.arange(total, device=seen.device) >= seen[:, None]
     if chosen is not None:
         hidden = hidden | ~chosen[:, None, None, :total]
-    weights = (scores * scaling).masked_fill_(hidden, float("-inf")).softmax(-1)
+    behind = how.behind(seen, total)
+    hidden = hidden if behind is None else hidden | behind
+    weights = how.softmax(how.capped_(scores * how.scaling).masked_fill_(hidden, float("-inf")))
     flat = weights.flatten(1, 2)
     out = flat @ values
     first, exact = _exact(windows[1], seen, total)

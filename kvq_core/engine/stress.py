@@ -16,8 +16,9 @@ from kvq_core.divergence import kl_divergence
 from kvq_core.engine.prefill import LayerGroup, Prefill
 from kvq_core.errors import SpecError
 from kvq_core.models import LoadedModel
-from kvq_core.models.lockstep import Attend, causal_attention
+from kvq_core.models.lockstep import Attend
 from kvq_core.models.rope import Rope
+from kvq_core.models.scoring import Scoring, causal_attention
 from kvq_core.spec import Stress
 
 BIASED_PAIRS = 4  # of the slowest ones
@@ -41,9 +42,13 @@ class AppliedStress:
     def of(cls, stress: Stress, groups: list[LayerGroup], rope: Rope) -> "AppliedStress":
         """Raises SpecError where the model's RoPE does not tie channel i to i + head_dim / 2."""
         _check_pairs(rope)
+        groups = [group for group in groups if group.captured]  # heads of one shape, of layers that read all keys
+        if not groups:
+            raise SpecError("stress is for layers that attend to all tokens, and this model has none; leave it out.")
         heads, _, dim = groups[0].keys.shape[1:]
-        count = sum(len(group.layers) for group in groups)
-        layers = list(range(count)) if isinstance(stress.layers, str) else sorted(set(stress.layers))
+        there = sorted(layer for group in groups for layer in group.captured)
+        layers = there if isinstance(stress.layers, str) else sorted(set(stress.layers) & set(there))
+        count = max(there) + 1
         kv_heads = list(range(heads)) if isinstance(stress.kv_heads, str) else sorted(set(stress.kv_heads))
         factors, offsets = torch.ones(count, heads, dim), torch.zeros(count, heads, dim)
         slowest = _slowest(rope)
@@ -65,11 +70,15 @@ class AppliedStress:
 
     def keys(self, layer: int, keys: Tensor) -> Tensor:
         """Keys after RoPE (..., kv_heads, tokens, head_dim) of a layer, stressed, float32."""
+        if layer not in self.layers:
+            return keys.float()
         factor, offset = (t[layer, :, None].to(keys.device) for t in (self.factors, self.offsets))
         return keys.float() * factor + offset
 
     def queries(self, layer: int, queries: Tensor) -> Tensor:
         """Queries after RoPE (..., query_heads, tokens, head_dim) of a layer, float32."""
+        if layer not in self.layers:
+            return queries.float()
         groups = queries.shape[-3] // self.factors.shape[1]
         factor = self.factors[layer].repeat_interleave(groups, 0)[:, None].to(queries.device)
         return queries.float() / factor
@@ -77,8 +86,8 @@ class AppliedStress:
     def wrap(self, attend: Attend) -> Attend:
         """``attend`` as it is, seeing stressed queries and keys."""
 
-        def stressed(layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-            return attend(layer, self.queries(layer, queries), self.keys(layer, keys), values, scaling)
+        def stressed(layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:
+            return attend(layer, self.queries(layer, queries), self.keys(layer, keys), values, how)
 
         return stressed
 
@@ -132,14 +141,14 @@ def apply_stress(model: LoadedModel, prefill: Prefill, stress: Stress) -> tuple[
 
 def _logits(model: LoadedModel, prefill: Prefill, applied: AppliedStress | None) -> Tensor:
     """Logits of the last prompt tokens (positions, vocabulary), attending to the prompt's tensors as they stand."""
-    start = max(0, len(prefill.ids) - CHECKED)
+    start = 0 if model.shape.stateful else max(0, len(prefill.ids) - CHECKED)
 
-    def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+    def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:
         group, i = prefill.place[layer]
         asked = queries.float() if applied is None else applied.queries(layer, queries)
-        return causal_attention(asked, group.keys[i : i + 1], group.values[i : i + 1], scaling)
+        return causal_attention(asked, group.keys[i : i + 1], group.values[i : i + 1], how)
 
-    return model.forward(torch.tensor([prefill.ids[start:]]), start, attend)[0]
+    return model.head(model.hidden(torch.tensor([prefill.ids[start:]]), start, attend)[:, -CHECKED:])[0]
 
 
 def _slowest(rope: Rope) -> Tensor:

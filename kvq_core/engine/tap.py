@@ -1,5 +1,6 @@
 """The door for captures into a decode step: the scores of its layers, passed to a ``Tap``."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -8,13 +9,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class StepScores:
-    """Scores of a decode step in a few ``layers``: q.k * scaling, before the softmax.
+    """Scores of a decode step in a few ``layers``: q.k * scaling, soft-capped where they do so, before the softmax.
 
     own (layers, 1 + lanes, query_heads, tokens, positions): the reference's and the forced rows' scores;
     with_reference_query, the same shape: the reference's query against each row's keys, where ``Tap.isolates`` asked
     for it; queries (layers, query_heads, tokens, head_dim): the reference's, after RoPE. Positions after a query's own
     are -inf. reads, by layer: of the rows that leave keys out of their softmax, the keys they read, bool
-    (kv_heads, positions).
+    (kv_heads, positions). sinks, by layer, where any has them: scores of nothing (query_heads,) beside them.
     """
 
     layers: list[int]
@@ -22,11 +23,12 @@ class StepScores:
     with_reference_query: Tensor | None
     queries: Tensor
     reads: list[dict[int, Tensor]]
+    sinks: Sequence[Tensor | None] = ()
 
     def first(self, rows: int) -> "StepScores":
         """Of the first rows alone, the reference's included; none of the others leaves keys out."""
         other = None if self.with_reference_query is None else self.with_reference_query[:, :rows]
-        return StepScores(self.layers, self.own[:, :rows], other, self.queries, self.reads)
+        return StepScores(self.layers, self.own[:, :rows], other, self.queries, self.reads, self.sinks)
 
 
 class Tap(Protocol):

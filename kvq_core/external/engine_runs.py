@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,15 @@ import numpy as np
 
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.external.llama_cpp import BLOCK_BYTES, EVERY, UBATCH, EngineError, LlamaCpp, Top, Types
+from kvq_core.external.simulated import simulate
+from kvq_core.models import LoadedModel
 from kvq_core.models.gguf.header import read_header
 
 REFERENCE = Types("f32", "f32")
 FLOOR = Types("f16", "f16")
 FLOOR_UBATCHES = (48, 16, 4)  # another division of the prompt rounds otherwise, as another machine does
 RESAMPLED = 2000
+IN_THE_ENGINE = "measured in llama.cpp"
 SPARE = 8  # tokens of context beside those that are asked
 
 
@@ -39,13 +43,18 @@ class Measured:
     same: np.ndarray = field(default_factory=lambda: np.empty(0, bool))
     texts: list[str] = field(default_factory=list)
     tokens_a_second: float | None = None
+    source: str = IN_THE_ENGINE
+    first: list[int] = field(
+        default_factory=list
+    )  # places of each prompt's first position, which simulations leave out
 
     def apart(self, floor: "Measured") -> bool:
         """Whether its mean KLD can be told from the floor's: the 95 % bootstrap interval of the paired difference over
         positions leaves 0 out."""
         from scipy.stats import bootstrap
 
-        difference = self.kld - floor.kld
+        simulated = len(self.kld) < len(floor.kld)
+        difference = self.kld - (np.delete(floor.kld, floor.first) if simulated else floor.kld)
         if len(difference) < 2 or not difference.any():
             return False
         found = bootstrap((difference,), np.mean, n_resamples=RESAMPLED, rng=np.random.default_rng(0))
@@ -87,14 +96,22 @@ def _prompt(line: str, where: str) -> Prompt:
 
 
 def measure(
-    file: Path, every: list[Types], prompts: list[Prompt], new_tokens: int, top: int = EVERY, threads: int = 2
+    file: Path,
+    every: list[Types],
+    prompts: list[Prompt],
+    new_tokens: int,
+    top: int = EVERY,
+    threads: int = 2,
+    simulated: LoadedModel | None = None,
 ) -> Iterator[Measured]:
-    """Every pair of types in turn, the reference's own F32 cache first and the floor second.
+    """Every pair of types in turn, the reference's own F32 cache first and the floor second; then, of the same file as
+    a model of ours, every pair as it is simulated here.
 
-    Raises EngineError and ModelError where the engine or the file cannot be had.
+    Raises EngineError, ModelError and SpecError where the engine, the file or a simulated lane cannot be had.
     """
     element = _elements(file)
-    reference, asked, answers = Measured(REFERENCE, UBATCH, _bytes(REFERENCE, element)), [], []
+    reference, answers = Measured(REFERENCE, UBATCH, _bytes(REFERENCE, element)), []
+    asked: list[tuple[list[int], list[int]]] = []
     room = max(len(p.text) + len(p.continuation or "") for p in prompts) + new_tokens + 512  # a token is a letter
     with LlamaCpp(file, REFERENCE, room, threads=threads) as engine:
         for prompt in prompts:
@@ -117,10 +134,14 @@ def measure(
         measured = Measured(types, ubatch, _bytes(types, element))
         with LlamaCpp(file, types, context, ubatch, threads) as engine:
             found = [_under(engine, measured, ids, forced, new_tokens, top) for ids, forced in asked]
+        measured.first = [0, *accumulate(map(len, found[:-1]))]
         pairs = [pair for one, other in zip(answers, found, strict=True) for pair in zip(one, other, strict=True)]
         measured.kld = np.array([own.kld(theirs) for own, theirs in pairs])
         measured.same = np.array([own.ids[0] == theirs.ids[0] for own, theirs in pairs])
         yield measured
+    if simulated is not None:
+        for types, (kld, same) in zip(every, simulate(simulated, every, asked), strict=True):
+            yield Measured(types, UBATCH, _bytes(types, element), kld, same, source="simulated")
 
 
 def _under(

@@ -4,7 +4,7 @@ from typing import Any
 
 from kvq_core.inspection.report import Facts, LayerFacts
 from kvq_core.models import LoadedModel
-from kvq_core.models.support import attention_modules, window_of
+from kvq_core.models.survey import attention_modules
 
 FP16_BYTES = 2
 
@@ -12,19 +12,16 @@ FP16_BYTES = 2
 def facts_of(model: LoadedModel) -> Facts:
     """Facts of a loaded model; its RoPE is probed with a few tokens where that was not done before."""
     config, shape = model.model.config, model.shape
-    kinds = getattr(config, "layer_types", None) or ["full_attention"] * shape.layers
-    rope = _rope(config)
+    rope, modules = _rope(config), attention_modules(model.model)
     layers = tuple(
         LayerFacts(
             layer=layer,
-            window=window_of(config) if kind == "sliding_attention" else None,
+            window=kind.window,
             rope=rotation,
             key_bias=None if model.key_bias is None else model.key_bias[layer].norm().item(),
-            key_norm_gain=_gain(module),
+            key_norm_gain=_gain(modules.get(layer)),
         )
-        for layer, (module, kind, rotation) in enumerate(
-            zip(attention_modules(model.model), kinds, model.rotations, strict=True)
-        )
+        for layer, (kind, rotation) in enumerate(zip(shape.kinds, model.rotations, strict=True))
     )
     return Facts(
         architecture=config.model_type,
@@ -36,7 +33,7 @@ def facts_of(model: LoadedModel) -> Facts:
         context=shape.context,
         rope=str(rope.get("rope_type", "default")),
         rope_base=rope.get("rope_theta"),
-        token_bytes=2 * FP16_BYTES * shape.layers * shape.kv_heads * shape.head_dim,
+        token_bytes=FP16_BYTES * sum(shape.kinds[layer].elements for layer in shape.keyed),
     )
 
 

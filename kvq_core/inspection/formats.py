@@ -42,10 +42,10 @@ def _growth(model: LoadedModel, lane: Lane) -> Growth:
     """Raises MethodError where the method lacks what it needs of the model, such as codebooks."""
     held = [window.sink + window.recent + (window.step or 0) for window in lane.windows()]
     tokens = max(256, 2 * max(held))  # enough that some leave every window
-    shape = replace(model.shape, layers=1, scaling=model.shape.scaling[:1])
+    shape = replace(model.shape, layers=1, scaling=model.shape.scaling[:1], kinds=())
     random = torch.Generator().manual_seed(0)
     kv, q = (1, shape.kv_heads, tokens, shape.head_dim), (1, shape.query_heads, tokens, shape.head_dim)
     keys, values, queries = (torch.randn(size, generator=random) for size in (kv, kv, q))
     group = LayerGroup([0], torch.device("cpu"), keys, values, queries, shape.scaling)
-    rope = model.rope(tokens).on([0])
+    rope = model.rope(tokens).on(model.shape.full[:1])
     return Growth.of(lane, measure(LaneCache.of_prompt(lane, [group], rope, model.ref), shape), shape)

@@ -172,11 +172,12 @@ class Look:
     @cached_property
     def figures(self) -> tuple[LayerFigures, ...]:
         """Of every layer. Raises ModelError where keys per token cannot be had."""
-        decode = self._encoded([PLAIN, remedy_lanes(self.model.shape.layers)[CENTRED]])
+        decode = self._encoded([PLAIN, remedy_lanes(self.model.shape.full)[CENTRED]])
         rows = {state.lane.label: row for row, state in enumerate(decode.states_running, 1)}
         if PLAIN.label not in rows:
             raise ModelError(f"{self.model.title} cannot be looked at: {decode.states[0].error}.")
-        return tuple(figures_of(self.prefill.groups, decode.rows, decode.rope, rows[PLAIN.label], rows.get(CENTRED)))
+        held = self.prefill.groups, decode.rows, decode.rope, self.model.scoring
+        return tuple(figures_of(*held, rows[PLAIN.label], rows.get(CENTRED)))
 
     def measured(self, lanes: Sequence[Lane]) -> dict[str, Measured | str]:
         """Every lane by its label: its mean KLD over the forced tokens and its bytes, or why it cannot be had."""
@@ -189,7 +190,7 @@ class Look:
     def _remedies(self, at_risk: tuple[int, ...]) -> tuple[float, tuple[Remedy, ...]]:
         """KLD without a remedy, and every remedy."""
         shape = self.model.shape
-        lanes = remedy_lanes(shape.layers, at_risk)
+        lanes = remedy_lanes(shape.full, at_risk)
         found = self.measured([PLAIN, *lanes.values()])
         plain = found[PLAIN.label]
         if isinstance(plain, str):

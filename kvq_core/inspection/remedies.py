@@ -18,7 +18,7 @@ PLAIN = Lane(label="Keys per token, 4 bits", method="per_token", knobs=_KNOBS, t
 CENTRED = "Centre the keys"
 
 
-def remedy_lanes(layers: int, at_risk: Iterable[int] = ()) -> dict[str, Lane]:
+def remedy_lanes(layers: Sequence[int], at_risk: Iterable[int] = ()) -> dict[str, Lane]:
     """Lanes by what they change of PLAIN; exempting layers is one where any are at risk, and any are left."""
     lanes = {
         CENTRED: _changed(center="mean"),
@@ -26,7 +26,7 @@ def remedy_lanes(layers: int, at_risk: Iterable[int] = ()) -> dict[str, Lane]:
         "8-bit keys": _changed(knobs={**_KNOBS, "bits": 8}),
     }
     exempt = sorted(at_risk)
-    if exempt and (left := tuple(layer for layer in range(layers) if layer not in exempt)):
+    if exempt and (left := tuple(layer for layer in layers if layer not in exempt)):
         lanes[f"{named(exempt)} in fp16"] = _changed(layers=left)
     return {name: lane.model_copy(update={"label": name}) for name, lane in lanes.items()}
 

@@ -3,7 +3,7 @@
 import ctypes
 import gc
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from kvq_core.errors import LimitError
 
 CGROUPS = Path("/sys/fs/cgroup")
 UNKNOWN = 1 << 62
+_SPARE: list[Callable[[], None]] = []
 _ARENA_MAX = -8  # M_ARENA_MAX of malloc.h
 # kernel files of the two versions: the limit, what is used, and where in memory.stat stands what of it can be dropped
 _FILES = (
@@ -38,6 +39,27 @@ def free_bytes(device: torch.device | str = "cpu") -> int:
             return UNKNOWN
     left = [psutil.virtual_memory().available, *filter(None, map(_left_in, _groups()))]
     return max(0, min(left))
+
+
+def hold_spare(give_back: Callable[[], None]) -> None:
+    """Say how to give back what is only held to save time: called whenever something else needs the room."""
+    _SPARE.append(give_back)
+
+
+def room_for(needed: int, device: torch.device | str = "cpu") -> int:
+    """``free_bytes``; where they are fewer than needed, after what is only held to save time was given back."""
+    free = free_bytes(device)
+    if needed <= free or not _SPARE:
+        return free
+    give_back_spare()
+    return free_bytes(device)
+
+
+def give_back_spare() -> None:
+    """Give back what is only held to save time."""
+    for give_back in _SPARE:
+        give_back()
+    release_memory()
 
 
 def _groups() -> Iterator[Path]:
@@ -131,6 +153,7 @@ def memory_errors_as_limits() -> Iterator[None]:
         where = "The GPU's memory" if isinstance(error, torch.OutOfMemoryError) else "The machine's memory"
     if not where:
         return
+    give_back_spare()
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -25,7 +25,7 @@ from kvq_core.methods.guard import Origin, origin_of
 from kvq_core.methods.knob import Knob, knobs
 from kvq_core.methods.known import failures, methods
 from kvq_core.methods.own import load_method_file, load_method_files
-from kvq_core.methods.shape import ModelRef, ModelShape
+from kvq_core.methods.shape import LayerKind, ModelRef, ModelShape
 
 __all__ = [
     "OFTEN",
@@ -35,6 +35,7 @@ __all__ = [
     "Fitted",
     "Home",
     "Knob",
+    "LayerKind",
     "Method",
     "ModelRef",
     "ModelShape",

@@ -2,30 +2,41 @@
 
 from dataclasses import replace
 
-from kvq_core.engine.cache import LaneCache, Part
+from kvq_core.engine.cache import KINDS, LaneCache, Part
 from kvq_core.methods import ModelShape
 from kvq_core.methods.eviction import Evicting
 from kvq_core.record.fields import FULL_PRECISION, Memory, RuleMemory
 
+FP16 = 2  # bytes
+
 
 def measure(cache: LaneCache, shape: ModelShape) -> Memory:
-    """Bytes by part, effective bits per element of keys and of values, ratio to an fp16 cache of the same tokens."""
-    parts = _by_name(cache.parts)
+    """Bytes by part, effective bits per element of keys and of values, ratio to an fp16 cache of the same tokens: of
+    the layers that the lane could quantize. What the others hold, windows and states in fp16, is beside that."""
+    own = [part for part in cache.parts if not _left_alone(cache, part, shape)]
+    parts = _by_name(own)
     stored = sum(parts.values())
-    if host := sum(part.stream.host_bytes for part in cache.parts):
+    if host := sum(part.stream.host_bytes for part in own):
         parts["host_copy"] = host  # in host memory, beside the cache: in no bits and no ratio
     tokens = max(part.stream.tokens for part in cache.parts)
-    elements = shape.layers * shape.kv_heads * shape.head_dim * tokens
-    key, value = (_bits(parts, kind, elements) for kind in ("key", "value"))
+    elements = {
+        kind: tokens * sum(_elements(part, cache, shape) for part in own if part.kind == kind) for kind in KINDS
+    }
+    key, value = (_bits(parts, kind, elements[kind]) for kind in KINDS)
+    beside = window_bytes(cache, shape), FP16 * sum(kind.conv + kind.recurrent for kind in shape.kinds)
+    full = FP16 * sum(elements.values())
     return Memory(
         key_bits=key,
         value_bits=value,
-        key_bits_quantized=_quantized_bits(cache.parts, "key", shape),
-        value_bits_quantized=_quantized_bits(cache.parts, "value", shape),
+        key_bits_quantized=_quantized_bits(own, "key", cache, shape),
+        value_bits_quantized=_quantized_bits(own, "value", cache, shape),
         bytes_by_part=parts,
         shared_bytes=cache.model_bytes,
         encoder_bytes=cache.encoder_bytes,
-        kv_ratio=stored / (2 * elements * 2),
+        kv_ratio=stored / full if full else 1.0,
+        window_bytes=beside[0],
+        state_bytes=beside[1],
+        whole_ratio=(stored + sum(beside)) / (full + sum(beside)) if any(beside) else None,
         tokens=tokens,
         by_rule=_by_rule(cache, shape),
     )
@@ -36,9 +47,33 @@ def _by_rule(cache: LaneCache, shape: ModelShape) -> list[RuleMemory]:
     found = []
     for number in range(cache.rules) if cache.rules > 1 else ():
         own = [replace(part, stream=stream) for part in cache.parts for stream in part.stored_by(number)]
-        keys, values = (_quantized_bits(own, kind, shape) for kind in ("key", "value"))
+        keys, values = (_quantized_bits(own, kind, cache, shape) for kind in KINDS)
         found.append(RuleMemory(key_bits_quantized=keys, value_bits_quantized=values, bytes_by_part=_by_name(own)))
     return found
+
+
+def _left_alone(cache: LaneCache, part: Part, shape: ModelShape) -> bool:
+    """Whether a part is of layers with a window that no rule of the lane is for."""
+    return not part.rules and set(_layers(cache, part)) <= set(shape.windowed)
+
+
+def _layers(cache: LaneCache, part: Part) -> list[int]:
+    """Of the model, that a part holds."""
+    return [cache.layers[part.group][i] for i in part.layers.tolist()]
+
+
+def _elements(part: Part, cache: LaneCache, shape: ModelShape) -> int:
+    """Of one token, in all layers of a part."""
+    kinds = [shape.kinds[layer] for layer in _layers(cache, part)]
+    return sum(kind.kv_heads * (kind.key_dim if part.kind == "key" else kind.value_dim) for kind in kinds)
+
+
+def window_bytes(cache: LaneCache, shape: ModelShape) -> int:
+    """What layers with a window hold that are left alone: keys and values of their window alone, in fp16."""
+    left = [part for part in cache.parts if _left_alone(cache, part, shape)]
+    held = ((part, shape.kinds[layer]) for part in left for layer in _layers(cache, part))
+    dims = ((p.stream.tokens, kind, kind.key_dim if p.kind == "key" else kind.value_dim) for p, kind in held)
+    return FP16 * sum(kind.tokens(tokens) * kind.kv_heads * dim for tokens, kind, dim in dims)
 
 
 def _by_name(parts: list[Part]) -> dict[str, int]:
@@ -77,15 +112,16 @@ def kept_note(cache: LaneCache, memory: Memory) -> str | None:
 
 
 def _bits(parts: dict[str, int], kind: str, elements: int) -> float:
-    return 8 * sum(size for name, size in parts.items() if name.startswith(kind + "_")) / elements
+    own = sum(size for name, size in parts.items() if name.startswith(kind + "_"))
+    return 8 * own / elements if elements else 8.0 * FP16
 
 
-def _quantized_bits(parts: list[Part], kind: str, shape: ModelShape) -> float | None:
+def _quantized_bits(parts: list[Part], kind: str, cache: LaneCache, shape: ModelShape) -> float | None:
     """Bits of an element outside the full-precision tokens; None where nothing is quantized."""
     own = [part for part in parts if part.kind == kind]
     size = sum(s for part in own for name, s in part.stream.nbytes().items() if name not in FULL_PRECISION)
-    packed = sum(part.stream.packed_tokens * part.layers.numel() for part in own)
-    return 8 * size / (packed * shape.kv_heads * shape.head_dim) if packed else None
+    packed = sum(part.stream.packed_tokens * _elements(part, cache, shape) for part in own)
+    return 8 * size / packed if packed else None
 
 
 def tokens_quantized(cache: LaneCache) -> int:

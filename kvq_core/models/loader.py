@@ -1,7 +1,7 @@
 """Loading a model once, and what the rest of the project may know about it."""
 
 import threading
-from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -9,34 +9,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvq_core.errors import ModelError, SpecError
+from kvq_core.errors import ModelError
+from kvq_core.machine.memory import give_back_spare
 from kvq_core.methods import ModelRef, ModelShape
 from kvq_core.models import identity
-from kvq_core.models.chat import rendered
+from kvq_core.models.body import body
 from kvq_core.models.choice import check_offered
 from kvq_core.models.gguf.folder import Steps
 from kvq_core.models.head import logits_of
-from kvq_core.models.lockstep import ATTENTION, register
+from kvq_core.models.lockstep import ATTENTION, attending, register
 from kvq_core.models.naming import dtype_here, known_by, unreadable
 from kvq_core.models.probe import TOKENS, cached_rotations, probe
+from kvq_core.models.reader import Reader
 from kvq_core.models.rope import Rope, Rotation
-from kvq_core.models.shape import interleaved_in_gguf, key_bias_of, rope_of, shape_of
+from kvq_core.models.scoring import Scoring
+from kvq_core.models.shape import interleaved_in_gguf, key_bias_of, rope_of, scoring_of, shape_of
 from kvq_core.models.source import files_of, find, found, path_of
-from kvq_core.models.support import (
-    attention_modules,
-    check_config,
-    check_model,
-    check_pass,
-    check_room,
-    check_weights,
-)
-from kvq_core.models.turns import turn_ids
+from kvq_core.models.states import States
+from kvq_core.models.support import check_config, check_model, check_room, check_weights
+from kvq_core.models.survey import attention_modules
 from kvq_core.settings import settings
-from kvq_core.spec import Message, Tool
 
 
 @dataclass
-class LoadedModel:
+class LoadedModel(Reader):
     """A model, its tokenizer and the facts a run records. Neither weights nor modules are ever changed, so that runs in
     several threads may share it.
 
@@ -68,8 +64,10 @@ class LoadedModel:
 
     @cached_property
     def layer_devices(self) -> tuple[torch.device, ...]:
-        """The device of each layer's attention; several where the model is larger than one device."""
-        return tuple(next(m.parameters()).device for m in attention_modules(self.model))
+        """The device of each layer's attention; several where the model is larger than one device. Of a layer without
+        attention that of the token ids."""
+        own = attention_modules(self.model)
+        return tuple(next(own[i].parameters()).device if i in own else self.device for i in range(self.shape.layers))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -78,20 +76,13 @@ class LoadedModel:
     @cached_property
     def widest(self) -> int:
         """Weights in the widest matrix of a layer."""
-        layers = self.model.base_model.layers
+        layers = body(self.model).layers
         return max(weight.numel() for weight in layers.parameters() if weight.dim() > 1)
 
     @property
     def device(self) -> torch.device:
         """Where token ids go."""
         return self.model.get_input_embeddings().weight.device
-
-    @cached_property
-    def eos_ids(self) -> frozenset[int]:
-        """Tokens that end an answer, as ``generate`` knows them."""
-        eos = self.model.generation_config.eos_token_id
-        eos = self.tokenizer.eos_token_id if eos is None and self.tokenizer is not None else eos
-        return frozenset(eos if isinstance(eos, Iterable) else () if eos is None else (eos,))
 
     @cached_property
     def key_bias(self) -> Tensor | None:
@@ -112,63 +103,51 @@ class LoadedModel:
         self.shape = replace(self.shape, unknown_rope=tuple(i for i, kind in enumerate(found) if kind == "unknown"))
         return found
 
-    def render(self, prompt: str, system: str | None, chat: bool) -> list[int]:
-        """Token ids of the prompt as the model sees it.
+    @cached_property
+    def scoring(self) -> tuple[Scoring | None, ...]:
+        """What each layer makes of q·k; None of layers that do not attend."""
+        return scoring_of(self.model)
 
-        ``system`` None keeps the chat template's own system message, "" asks for none. Raises SpecError where the
-        model has no chat template, or one that refuses or leaves out what it is given.
-        """
-        (found,) = self.render_each([(prompt, system)], chat)
-        if isinstance(found, SpecError):
-            raise found
-        return found
-
-    def render_each(self, prompts: Sequence[tuple[str, str | None]], chat: bool) -> list[list[int] | SpecError]:
-        """``render`` of many prompts, each with its system message, encoded at once; the error where it would raise."""
-        found = [rendered(self.tokenizer, self.id, *each, chat) for each in prompts]
-        texts = [text for text in found if isinstance(text, str)]
-        ids = iter(self.tokenizer(texts, add_special_tokens=not chat)["input_ids"] if texts else ())
-        return [list(next(ids)) if isinstance(each, str) else each for each in found]
-
-    def render_turns(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[tuple[list[int], bool]]:
-        """A conversation's token ids in turns, each with whether the assistant answered them, see turns.turn_ids.
-
-        Raises SpecError where the model has no chat template, or one that cannot go on from turn to turn.
-        """
-        return turn_ids(self.tokenizer, self.id, self.eos_ids, messages, tools)
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of text that follows something, no special tokens added."""
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+    def states(self) -> States | None:
+        """Empty states for one forward pass after the other; None of a model whose layers keep none."""
+        return States.empty(self.model.config) if self.shape.stateful else None
 
     @torch.no_grad()
-    def forward(self, ids: Tensor, start: int, attend: Any, last_only: bool = False) -> Tensor:
+    def forward(
+        self, ids: Tensor, start: int, attend: Any, last_only: bool = False, states: States | None = None
+    ) -> Tensor:
         """One forward pass: ids (rows, tokens) at positions start, start+1, ... -> logits (rows, tokens, vocabulary).
 
-        ``attend`` answers every attention call (see lockstep.py). Logits are float32; with ``last_only`` they are those
-        of the last token alone.
+        ``attend`` answers every attention call (see lockstep.py); ``states`` of the rows after the tokens before, which
+        are brought up to date. Logits are float32; with ``last_only`` they are those of the last token alone.
         """
-        positions = torch.arange(start, start + ids.shape[1], device=self.device)[None]
-        out = self.model(
-            input_ids=ids.to(self.device),
-            position_ids=positions,
-            use_cache=False,
-            kvq=attend,
-            logits_to_keep=1 if last_only else 0,
-        )
+        out = self._pass(self.model, ids, start, attend, states, logits_to_keep=1 if last_only else 0)
         return out.logits.float()
 
     @torch.no_grad()
-    def hidden(self, ids: Tensor, start: int, attend: Any) -> Tensor:
+    def hidden(self, ids: Tensor, start: int, attend: Any, states: States | None = None) -> Tensor:
         """What the head reads after ``forward`` of the same: (rows, tokens, hidden size), in the model's dtype."""
+        return self._pass(body(self.model), ids, start, attend, states).last_hidden_state
+
+    def _pass(self, module: Any, ids: Tensor, start: int, attend: Any, states: States | None, **options: Any) -> Any:
         positions = torch.arange(start, start + ids.shape[1], device=self.device)[None]
-        out = self.model.base_model(input_ids=ids.to(self.device), position_ids=positions, use_cache=False, kvq=attend)
-        return out.last_hidden_state
+        if states is None and self.shape.stateful:
+            assert not start, "a model with states goes on from those after the tokens before"
+            states = self.states()
+        options |= {"use_cache": False} if states is None else {"use_cache": True, "past_key_values": states}
+        with attending(attend, self.scoring):
+            return module(input_ids=ids.to(self.device), position_ids=positions, **options)
 
     @torch.no_grad()
     def head(self, hidden: Tensor) -> Tensor:
         """Logits (rows, tokens, vocabulary) float32 of hidden states (rows, tokens, hidden size)."""
         return logits_of(self.model, hidden).float()
+
+    def computed_by(self, model: Any) -> "LoadedModel":
+        """The same model with other modules, which hold the same weights."""
+        twin = copy(self)  # with what is known of it
+        twin.model = model
+        return twin
 
     def checked(self, logits: Tensor) -> Tensor:
         """The logits of a full-precision pass. Raises ModelError where the model does not answer numbers."""
@@ -209,6 +188,7 @@ def load(id: str, revision: str | None = None) -> LoadedModel:
     global _held
     with _loading:  # two visitors must not load the same weights twice
         if (asked := _asked(id, revision)) not in _held:
+            give_back_spare()  # it is of the model before
             _held = {asked: _load(id, revision)}  # at once, for whoever asks what is loaded meanwhile
         return _held[asked]
 
@@ -287,13 +267,11 @@ def _load(id: str, revision: str | None) -> LoadedModel:
     except Exception as error:
         raise unreadable(id, error) from None
     check_model(model)
-    known = known_by(source, id, folder, commit)
-    return _ready(LoadedModel(model=model, tokenizer=tokenizer, revision=commit or source.revision, **known))
+    known = known_by(source, id, folder, commit) | {"revision": commit or source.revision}
+    return _ready(LoadedModel(model=model, tokenizer=tokenizer, **known))
 
 
 def _ready(loaded: LoadedModel) -> LoadedModel:
     register()
-    loaded.model.eval().requires_grad_(False)
-    loaded.model.set_attn_implementation(ATTENTION)
-    check_pass(loaded.model)
+    loaded.model.eval().requires_grad_(False).set_attn_implementation(ATTENTION)
     return loaded

@@ -5,6 +5,7 @@ lets the ticket's layer store the new tokens and attend, is the engine's own for
 transformers' own sdpa for every other cache. Nothing is patched.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -15,7 +16,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from kvq_core.errors import ModelError
-from kvq_core.models.lockstep import ATTENTION, check_asked
+from kvq_core.models.lockstep import attention, check_asked, is_attended
+from kvq_core.models.scoring import Scoring
 
 PACKED = "kvq_packed"
 
@@ -26,7 +28,7 @@ class Attends(Protocol):
     @property
     def tokens(self) -> int: ...
 
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor: ...
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor: ...
 
 
 class Ticket(NamedTuple):
@@ -35,6 +37,7 @@ class Ticket(NamedTuple):
     layer: Attends
     keys: Tensor
     values: Tensor
+    how: Scoring
 
 
 class TicketLayer(CacheLayerMixin):
@@ -42,16 +45,16 @@ class TicketLayer(CacheLayerMixin):
 
     is_sliding = False
 
-    def __init__(self, layer: Attends):
+    def __init__(self, layer: Attends, how: Scoring):
         super().__init__()
-        self.layer = layer
+        self.layer, self.how = layer, how
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         self.is_initialized = True
-        ticket = Ticket(self.layer, key_states, value_states)
+        ticket = Ticket(self.layer, key_states, value_states, self.how)
         return ticket, ticket
 
     def get_seq_length(self) -> int:
@@ -85,8 +88,10 @@ class TicketLayer(CacheLayerMixin):
 class TicketCache(Cache):
     """Layers that attend by themselves, as ``past_key_values``."""
 
-    def __init__(self, layers: list[Attends]):
-        super().__init__(layers=[TicketLayer(layer) for layer in layers])
+    def __init__(self, layers: list[Attends], scoring: Sequence[Scoring | None]):
+        """``scoring`` of each of the layers, all of which attend."""
+        held = zip(layers, scoring, strict=True)
+        super().__init__(layers=[TicketLayer(layer, how) for layer, how in held if how is not None])
 
 
 def register_packed() -> None:
@@ -104,16 +109,14 @@ def _attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    if kwargs.get("kvq") is not None:  # from here on as without this cache
-        attend = AttentionInterface()[ATTENTION]
-        return attend(module, query, key, value, attention_mask, scaling=scaling, **kwargs)  # type: ignore[no-any-return]
+    if is_attended():  # from here on as without this cache
+        return attention(module, query, key, value, None, scaling=scaling, **kwargs)
     if not isinstance(key, Ticket):
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    check_asked(kwargs)
-    if attention_mask is not None and not _causal(attention_mask):
+    check_asked(None, kwargs)
+    if attention_mask is not None and not key.how.windowed and not _causal(attention_mask):
         raise ModelError("A packed cache has no padding; give prompts of one length, or one prompt at a time.")
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out = key.layer.attend(query, key.keys, key.values, scaling)
+    out = key.layer.attend(query, key.keys, key.values, key.how)
     return out.to(query.dtype).contiguous(), None
 
 

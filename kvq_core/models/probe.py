@@ -7,15 +7,21 @@ keys that are equal when rotated back were rotated as the tables say.
 
 import math
 from collections.abc import Callable
+from copy import copy
 from importlib.metadata import version
 from typing import Any, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kvq_core.machine.files import keep_memo, read_memo
-from kvq_core.models.lockstep import ATTENTION, register
+from kvq_core.models.kinds import kinds_of
+from kvq_core.models.lockstep import ATTENTION, attending, register
 from kvq_core.models.rope import Rope, Rotation
+from kvq_core.models.scoring import Scoring
+from kvq_core.models.shape import scoring_of
+from kvq_core.models.shared_products import replace_modules
+from kvq_core.models.survey import attention_modules
 from kvq_core.settings import settings
 
 TOKENS = 12
@@ -38,14 +44,15 @@ def cached_rotations(name: str, layers: int, look: Callable[[], tuple[Rotation, 
 
 @torch.no_grad()
 def probe(model: Any, rope: Rope) -> tuple[Rotation, ...]:
-    """The rotation of each layer of a transformers model; ``rope``: its tables for TOKENS positions or more."""
+    """The rotation of each layer of a transformers model, "none" of those without keys; ``rope``: its tables for TOKENS
+    positions or more."""
     embedding = model.get_input_embeddings().weight
     rows = torch.arange(1, _ROWS + 1, device=embedding.device) * len(embedding) // (_ROWS + 1)
     positions = torch.arange(TOKENS, device=embedding.device)[None]
     found: dict[int, Rotation] = {}
 
-    def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-        found[layer] = _judge(keys.float(), rope, _EQUAL.get(keys.dtype, _EQUAL_HALF))
+    def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:
+        found[layer] = _judge(keys.float(), rope.table_of(layer), _EQUAL.get(keys.dtype, _EQUAL_HALF))
         return values.repeat_interleave(queries.shape[1] // values.shape[1], 1).transpose(1, 2)
 
     held = model.config._attn_implementation
@@ -53,17 +60,36 @@ def probe(model: Any, rope: Rope) -> tuple[Rotation, ...]:
         register()
         model.set_attn_implementation(ATTENTION)
     try:
-        model(
-            input_ids=rows[:, None].expand(-1, TOKENS),
-            position_ids=positions,
-            use_cache=False,
-            kvq=attend,
-            logits_to_keep=1,
-        )
+        with attending(attend, scoring_of(model)):
+            ids = rows[:, None].expand(-1, TOKENS)
+            _alike(model)(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=1)
     finally:
         if held != ATTENTION:
             model.set_attn_implementation(held)
-    return tuple(found[layer] for layer in sorted(found))
+    return tuple(found.get(layer, "none") for layer in range(len(kinds_of(model))))
+
+
+def _alike(model: Any) -> Any:
+    """The model, where states tell positions apart with attention that is handed the same hidden state at all."""
+    if not any(kind.conv or kind.recurrent for kind in kinds_of(model)):
+        return model
+    return replace_modules(model, {module: _at_first(module) for module in attention_modules(model).values()})
+
+
+def _at_first(module: nn.Module) -> nn.Module:
+    """A module that reads the first position's hidden state at all positions."""
+    twin = copy(module)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        args = tuple(_repeated(x) if at == 0 else x for at, x in enumerate(args))
+        return module.forward(*args, **{k: _repeated(x) if k == "hidden_states" else x for k, x in kwargs.items()})
+
+    twin.forward = forward
+    return twin
+
+
+def _repeated(hidden: Tensor) -> Tensor:
+    return hidden[:, :1].expand_as(hidden)
 
 
 def _judge(keys: Tensor, rope: Rope, equal: float) -> Rotation:

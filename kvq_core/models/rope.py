@@ -75,6 +75,14 @@ class Rope:
         """Whether a layer's keys are rotated at all."""
         return not self.rotations or self.rotations[layer] != "none"
 
+    def table_of(self, layer: int) -> "Rope":
+        """The tables that a layer is rotated by."""
+        return self.tables
+
+    def number_of(self, layer: int) -> int:
+        """Which tables these are: the same number for layers that have the same."""
+        return 0
+
     def at(self, positions: Tensor) -> "Rope":
         """Tables of some positions (n,) alone: position i of them is ``positions[i]``."""
         return replace(self, cos=self.cos[positions], sin=self.sin[positions], norm=self.norm[positions])
@@ -117,3 +125,35 @@ class Rope:
         one = torch.eye(self.norm.shape[-1], device=device)[None, :, None].expand(-1, -1, count, -1)
         there, back = (turn(one, start)[0].transpose(0, 1) for turn in (self.tables.rotate, self.tables.unrotate))
         return there, back
+
+
+@dataclass(frozen=True)
+class LayeredRope(Rope):
+    """RoPE of layers that do not all rotate by the same tables: ``each`` layer's. The fields are the first layer's
+    tables, which answers where only one is asked for."""
+
+    each: tuple[Rope, ...] = ()
+
+    @classmethod
+    def by(cls, each: Sequence[Rope], rotations: tuple[Rotation, ...] = ()) -> Rope:
+        """Of layers by their tables, which are one Rope where these are all the same."""
+        first = each[0]
+        if all(rope is first for rope in each):
+            return replace(first, rotations=rotations)
+        return cls(first.cos, first.sin, first.norm, first.channels, first.apply, rotations, tuple(each))
+
+    def on(self, layers: Sequence[int]) -> Rope:
+        rotations = tuple(self.rotations[i] for i in layers) if self.rotations else ()
+        return LayeredRope.by([self.each[i] for i in layers], rotations)
+
+    def table_of(self, layer: int) -> Rope:
+        return self.each[layer]
+
+    def number_of(self, layer: int) -> int:
+        return next(i for i, rope in enumerate(self.each) if rope is self.each[layer])
+
+    def _turn(self, x: Tensor, start: int, sign: float) -> Tensor:
+        plain: Rotation = "rope"
+        own = self.rotations or (plain,) * len(x)
+        each = (replace(rope, rotations=(how,)) for rope, how in zip(self.each, own, strict=False))
+        return torch.cat([rope._turn(x[i : i + 1], start, sign) for i, rope in zip(range(len(x)), each, strict=False)])

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kvq_core.models.body import body
 from kvq_core.models.shared_products import replace_modules
 
 SIZE = 2.0**-9  # relative; half the distance of neighbouring bfloat16 numbers
@@ -37,7 +38,7 @@ def round_row(model: Any, rounding: Rounding, row: int) -> Any:
 
     The model itself stays as it is: only what leads to the layers is copied, see ``replace_modules``.
     """
-    layers = list(model.base_model.layers)[:-1]
+    layers = list(body(model).layers)[:-1]
     return replace_modules(model, {layer: _rounded(layer, rounding, row) for layer in layers})
 
 

@@ -13,8 +13,8 @@ from kvq_core.methods import Method, ModelRef, Window, make
 from kvq_core.models.loader import LoadedModel
 from kvq_core.models.probe import TOKENS, probe
 from kvq_core.models.rope import Rotation
-from kvq_core.models.shape import key_bias_of, rope_of, shape_of
-from kvq_core.models.support import check_config, check_model, window_of
+from kvq_core.models.shape import key_bias_of, rope_of, scoring_of, shape_of
+from kvq_core.models.support import check_config, check_model
 from kvq_core.packed.dense import DenseLayer
 from kvq_core.packed.layer import PackedLayer, Plan
 from kvq_core.packed.rope_tables import Turns
@@ -40,13 +40,16 @@ def packed_cache(model: Any, method: Method, path: Path = "auto") -> "TicketCach
     inner, ref = (model.model, model.ref) if isinstance(model, LoadedModel) else (model, None)
     check_config(inner.config)
     check_model(inner)
-    if window_of(inner.config) is not None:
-        raise ModelError(f"{inner.config.model_type} attends through a sliding window, which a packed cache has not.")
+    if not shape_of(inner).uniform:
+        raise ModelError(
+            f"Layers of {inner.config.model_type} models do not all keep all tokens, which is what a packed cache of "
+            "transformers does here; measure a lane, which runs them as they are."
+        )
     rotations = model.rotations if isinstance(model, LoadedModel) and method.key_space == "pre" else None
     layers = packed_layers(method, inner, method.windows(), path, ref=ref, rotations=rotations)
     register_packed()
     inner.set_attn_implementation(PACKED)
-    return TicketCache(list(layers))
+    return TicketCache(list(layers), scoring_of(inner))
 
 
 def packed_layers(
@@ -72,7 +75,7 @@ def packed_layers(
     if reason is not None:
         raise MethodError(f"{method.title} has no packed execution here: {reason}.")
     kept = method.kept_layers(shape.layers)
-    chosen = tuple(layer for layer in (range(shape.layers) if layers is None else layers) if layer not in kept)
+    chosen = tuple(layer for layer in (shape.full if layers is None else layers) if layer not in kept)
     plan = Plan(method, windows, path, None, ref, room, shape.scaling, len(chosen))
     return _layers(model, dict.fromkeys(chosen, plan), {}, room, rotations)
 
@@ -86,7 +89,7 @@ def lane_layers(
     """
     shape = shape_of(model)
     assigned = lane.plan(shape)
-    chosen = {layer: choice for choice, layers in lane.selections(range(shape.layers)) for layer in layers}
+    chosen = {layer: choice for choice, layers in lane.selections(shape.keyed, shape.windowed) for layer in layers}
     if not assigned and not chosen:
         raise MethodError(f"{lane.title} has no packed execution here: it quantizes nothing.")
     plans: dict[Hashable, Plan] = {}
@@ -131,12 +134,14 @@ def _layers(
     plans = {id(plan): plan for plan in (*keys.values(), *values.values())}
     pre = [index for index in {*keys, *values} for plan in (keys.get(index), values.get(index)) if _asks_rope(plan)]
     found = (rotations or probe(model, rope_of(model, TOKENS))) if pre else ()
-    turns = {kind: Turns(model, max(1024, room), kind) for kind in {found[index] for index in pre}}
+    rope = rope_of(model, TOKENS)
+    tables = {index: (found[index], rope.number_of(index)) for index in pre}
+    turns = {own: Turns(model, max(1024, room), own[0], index) for index, own in tables.items()}
     biased = any(plan.asked.center == "bias" for plan in plans.values())
     bias = key_bias_of(model) if biased else None
     made = {
-        (of, index): _on_layer(plan, turns[found[index]], None if bias is None else bias[index])
-        if _asks_rope(plan) and found[index] in turns
+        (of, index): _on_layer(plan, turns[tables[index]], None if bias is None else bias[index])
+        if _asks_rope(plan) and index in tables
         else plan
         for of, plan in plans.items()
         for index in {*keys, *values}
@@ -146,10 +151,11 @@ def _layers(
         of_keys, of_values = (made.get((id(by.get(index)), index)) for by in (keys, values))
         first = of_keys or of_values
         if first is None:
-            return DenseLayer(torch.float16, room)
+            return DenseLayer(torch.float16, room, window=kinds[index].window)
         return PackedLayer(first, index, None if of_values is first else of_values)
 
-    return [layer(index) for index in range(shape_of(model).layers)]
+    kinds = shape_of(model).kinds
+    return [layer(index) for index in range(len(kinds))]
 
 
 def _asks_rope(plan: Plan | None) -> bool:

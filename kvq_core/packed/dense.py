@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from kvq_core.models.lockstep import causal_attention
+from kvq_core.models.scoring import Scoring, causal_attention
 
 
 @dataclass
@@ -14,28 +14,30 @@ class DenseLayer:
 
     dtype: torch.dtype
     room: int = 0
+    window: int | None = None  # tokens that are read at most; all are held here, and so many counted
     tokens: int = 0
     buffers: list[Tensor] = field(default_factory=list)
     host_bytes: int = 0
 
     @property
     def nbytes(self) -> int:
-        return sum(t[..., : self.tokens, :].numel() * t.element_size() for t in self.buffers)
+        count = self.tokens if self.window is None else min(self.tokens, self.window)
+        return sum(t[..., :count, :].numel() * t.element_size() for t in self.buffers)
 
     @property
     def allocated(self) -> int:
         return sum(t.numel() * t.element_size() for t in self.buffers)
 
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:
         prompt = not self.tokens  # which attends to itself in full precision, whatever is kept of it
         self.fill(None, keys, values)
         if prompt:
-            return causal_attention(queries, keys, values, scaling)
+            return causal_attention(queries, keys, values, how)
         past_keys, past_values = (t[..., : self.tokens, :].to(queries.dtype) for t in self.buffers)
-        if keys.shape[-2] > 1:
-            return causal_attention(queries, past_keys, past_values, scaling)
+        if keys.shape[-2] > 1 or not how.plain:
+            return causal_attention(queries, past_keys, past_values, how)
         out = torch.nn.functional.scaled_dot_product_attention(
-            queries, past_keys, past_values, scale=scaling, enable_gqa=True
+            queries, past_keys, past_values, scale=how.scaling, enable_gqa=True
         )
         return out.transpose(1, 2)
 

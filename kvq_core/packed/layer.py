@@ -14,7 +14,7 @@ from kvq_core.errors import MethodError
 from kvq_core.methods import Method, ModelRef, Prompt, Selection, Window
 from kvq_core.methods.base import Select
 from kvq_core.methods.eviction import Evicting
-from kvq_core.models.lockstep import causal_attention
+from kvq_core.models.scoring import Scoring, causal_attention
 from kvq_core.packed import transforms
 from kvq_core.packed.attention import Asked, Fresh, attention
 from kvq_core.packed.rope_tables import Turns
@@ -24,7 +24,7 @@ from kvq_core.packed.tensors import AS_IT_IS, Side, StoreSide, StreamSide, side_
 class Layer(Protocol):
     """A layer's cache and the attention over it."""
 
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:
         """Store the new tokens and attend: queries (batch, query_heads, n, head_dim), keys and values
         (batch, kv_heads, n, head_dim), all after RoPE -> (batch, n, query_heads, head_dim)."""
 
@@ -119,35 +119,35 @@ class PackedLayer:
         alike = len(grouped) == 2 and grouped[0].layout.sinks == grouped[1].layout.sinks
         return grouped if alike and self.plan.stored is None and self.select is None else []
 
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:
         if not self.sides:
-            out = causal_attention(queries, keys, values, scaling)
+            out = causal_attention(queries, keys, values, how)
             self.fill(queries, keys, values)
             return out
         several = keys.shape[-2] > 1
-        if not self.stores or (several and self._rounding is not None):
-            return self._attend_apart(queries, keys, values, scaling)
+        if not self.stores or not how.plain or (several and self._rounding is not None):
+            return self._attend_apart(queries, keys, values, how)
         if not several:
-            return self._attend_fused(queries, keys, values, scaling)
+            return self._attend_fused(queries, keys, values, how)
         past_keys, past_values = (
             torch.cat([store.dense(), x.half().float()], -2)
             for store, x in zip(self.stores, (keys, values), strict=True)
         )  # several tokens at once read the dequantized cache, which exists while they do
-        out = causal_attention(queries.float(), past_keys, past_values, scaling).to(queries.dtype)
+        out = causal_attention(queries.float(), past_keys, past_values, how).to(queries.dtype)
         for store, x in zip(self.stores, (keys, values), strict=True):
             store.extend(x)
         return out
 
-    def _attend_fused(self, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+    def _attend_fused(self, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:
         held = self.stores
         for store, x in zip(held, (keys, values), strict=True):
             store.append(x)
-        out = decode_attention(self._met(queries), held[0], held[1], scaling, self.plan.path).transpose(1, 2)
+        out = decode_attention(self._met(queries), held[0], held[1], how.scaling, self.plan.path).transpose(1, 2)
         for store in held:
             store.pack_due()
         return out.to(queries.dtype)
 
-    def _attend_apart(self, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+    def _attend_apart(self, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:
         start, turns = self.tokens, self.plan.stored
         stored = (keys.float() if turns is None else turns.unrotate(keys.float(), start)).half()
         read = stored.float() if turns is None else turns.rotate(stored.float(), start)
@@ -158,7 +158,7 @@ class PackedLayer:
             hidden = ~torch.stack([self.select(row, q.float(), total) for row, q in enumerate(queries)])
         met = self._met(queries)
         asked = Asked(queries if keys.shape[-2] > 1 else met, met)
-        out, weights = attention(asked, self.sides[0], self.sides[1], fresh, scaling, hidden)
+        out, weights = attention(asked, self.sides[0], self.sides[1], fresh, how, hidden)
         for side, x in zip(self.sides, (stored, fresh.values), strict=True):
             side.extend(x)
             side.observe(queries.float(), weights)

@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal
 
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from kvq_core.errors import MethodError, ModelError, SpecError
 from kvq_core.models import LoadedModel
+from kvq_core.models.scoring import Scoring
+from kvq_core.models.survey import survey
 from kvq_core.packed.cache import lane_layers
 from kvq_core.packed.dense import DenseLayer
 from kvq_core.packed.layer import PackedLayer
@@ -134,6 +137,7 @@ class _Run:
 
     def __init__(self, model: LoadedModel, layers: Layers):
         self.model, self.layers, self.first = model, layers, 0.0
+        self.states = model.states()
         self.cuda = model.device.type == "cuda"
         if self.cuda:
             torch.cuda.empty_cache()
@@ -142,15 +146,15 @@ class _Run:
     def step(self, ids: Tensor, start: int) -> Tensor:
         """The most probable next token of each row, once it is really there."""
         began = time.perf_counter()
-        logits = self.model.forward(ids, start, self._attend, last_only=True)
+        logits = self.model.forward(ids, start, self._attend, last_only=True, states=self.states)
         chosen = logits[:, -1].argmax(-1).cpu()  # waits for the GPU
         if start == 0:
             self.first = time.perf_counter() - began
             self.model.checked(logits)
         return chosen
 
-    def _attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-        return self.layers[layer].attend(queries, keys, values, scaling)
+    def _attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:
+        return self.layers[layer].attend(queries, keys, values, how)
 
     def peak(self) -> int | None:
         """Most bytes allocated on the GPU since the last call."""
@@ -164,7 +168,7 @@ class _Run:
 def _maker(model: LoadedModel, lane: Lane | None, path: Path) -> Make:
     """What makes a lane's empty layers; refuses lanes without packed execution at once."""
     if lane is None:
-        return lambda room: [DenseLayer(model.dtype, room) for _ in range(model.shape.layers)]
+        return lambda room: [DenseLayer(model.dtype, room, window=kind.window) for kind in model.shape.kinds]
     rotations = model.rotations  # found before the shape is asked: it tells which are not known
     reason = lane.why_not(model.shape)
     if reason is not None:
@@ -193,11 +197,11 @@ def _fill_and_step(model: LoadedModel, make: Make, tokens: int, batch: int) -> N
     """Caches of random tokens, then one step: the memory of decoding at that length, without reading a prompt."""
     shape = model.shape
     layers = make(tokens + 1)
-    for layer, device in zip(layers, model.layer_devices, strict=True):
-        keys, values = (
-            torch.randn(batch, shape.kv_heads, tokens, shape.head_dim, device=device, dtype=model.dtype) for _ in "kv"
-        )
-        queries = torch.randn(batch, shape.query_heads, 64, shape.head_dim, device=device, dtype=model.dtype)
+    for index in shape.keyed:
+        layer, kind, device = layers[index], shape.kinds[index], model.layer_devices[index]
+        random = partial(torch.randn, device=device, dtype=model.dtype)
+        keys, values = (random(batch, kind.kv_heads, tokens, dim) for dim in (kind.key_dim, kind.value_dim))
+        queries = random(batch, survey(model.model)[index].query_heads, 64, kind.key_dim)
         layer.fill(queries, keys, values)
         del keys, values, queries
     _Run(model, layers).step(torch.zeros(batch, 1, dtype=torch.long), tokens)

@@ -24,6 +24,7 @@ class Turns:
     model: Any
     tokens: int = 1024
     rotation: Rotation = "rope"
+    layer: int = 0  # whose tables they are
     rope: Rope = field(init=False)
 
     def __post_init__(self) -> None:
@@ -44,7 +45,7 @@ class Turns:
             )
 
     def _make(self) -> None:
-        self.rope = rope_of(self.model, self.tokens)
+        self.rope = rope_of(self.model, self.tokens).table_of(self.layer)
         if self.rotation == "none":
             still = torch.ones_like(self.rope.norm)
             self.rope = Rope.of(still, torch.zeros_like(still), still.shape[-1])

@@ -37,7 +37,7 @@ _SAMPLED = ("max_new_tokens", "temperature", "seed", "ignore_eos")  # of a spec,
 
 
 @dataclass(frozen=True)
-class Answer:
+class ReferenceAnswer:
     """``logits`` (tokens, vocabulary) float32: those that chose ``token_ids``, the first at the prompt's end."""
 
     token_ids: list[int]
@@ -47,7 +47,7 @@ class Answer:
         return tensors_as_bytes({"token_ids": torch.tensor(self.token_ids), "logits": self.logits.contiguous()})
 
     @classmethod
-    def of_bytes(cls, data: bytes) -> "Answer":
+    def of_bytes(cls, data: bytes) -> "ReferenceAnswer":
         found = read_tensors(data)
         return cls(found["token_ids"].tolist(), found["logits"])
 
@@ -87,7 +87,7 @@ def _other_tokens(id: str, revision: str | None, model_hash: str, reference: str
 
 def answered(
     model: LoadedModel, spec: ComparisonSpec, read: Script, store: Store | None
-) -> Generator[Any, None, Answer]:
+) -> Generator[Any, None, ReferenceAnswer]:
     """What the spec's reference answers to a prompt that ``model`` reads as ``read``: kept, or computed and kept.
 
     Lets go of the model in memory before the reference is loaded, and of the reference afterwards, unless they are one.
@@ -120,17 +120,17 @@ def _name(model: LoadedModel, spec: ComparisonSpec, read: Script, follow: list[i
     return f"references/{hashlib.sha256(json.dumps({**told, **place, **decides}, sort_keys=True).encode()).hexdigest()}"
 
 
-def _kept(store: Store, name: str) -> Answer | None:
+def _kept(store: Store, name: str) -> ReferenceAnswer | None:
     """None where there is nothing, or nothing whole."""
     with suppress(StoreError, SafetensorError, KeyError):
         data = kept(store, name)
-        return None if data is None else Answer.of_bytes(data)
+        return None if data is None else ReferenceAnswer.of_bytes(data)
     return None
 
 
 def _computed(
     model: LoadedModel, spec: ComparisonSpec, read: Script, follow: list[int] | None
-) -> Generator[Prefill, None, Answer]:
+) -> Generator[Prefill, None, ReferenceAnswer]:
     """The reference's own pass, its cache in full precision; a step or a chunk of the prompt a turn."""
     prompt, new = len(read.ids), spec.max_new_tokens if follow is None else len(follow)
     if prompt + new > model.shape.context:
@@ -153,4 +153,4 @@ def _computed(
             pass
     for done, _ in enumerate(decode.steps(score, None, lambda rows: None), 1):
         yield Prefill(prompt + min(new, done), prompt + new)
-    return Answer(decode.token_ids, torch.cat(logits))
+    return ReferenceAnswer(decode.token_ids, torch.cat(logits))

@@ -61,13 +61,14 @@ def assemble(run: Run) -> tuple[Record, dict[str, Tensor]]:
         spec=run.spec.model_dump(mode="json"),
         environment=environment(run),
         reference=reference,
-        noise_floor=floors[0][0],
+        noise_floor=floors[0][0] if run.parent is None else run.parent.noise_floor,
         kernel_floor=floors[1][0] if len(floors) > 1 else None,
         lanes=records,
         capture=capture_info(run),
         timing=timing(run),
         vocabulary=_vocabulary(run, [reference, *records]),
         stress=stress_record(run),
+        parent=None if run.parent is None else run.parent.parent or run.parent.id,
     )
     return record, {name: tensor.contiguous() for name, tensor in arrays.items()}
 

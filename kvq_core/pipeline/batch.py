@@ -22,12 +22,22 @@ from kvq_core.events import Encoding, Filling
 from kvq_core.metrics.fidelity import Fidelity
 from kvq_core.metrics.stored_bytes import quantized_keys
 from kvq_core.models import LoadedModel
-from kvq_core.pipeline.answer import Answer
+from kvq_core.pipeline.answer import ReferenceAnswer
 from kvq_core.pipeline.prompt_scores import Scores, prompt_positions, turn_positions
 from kvq_core.spec import ComparisonSpec, Lane
 
 NOISE_FLOOR = Lane(label="Noise floor", method="fp16")
 KERNEL_FLOOR = Lane(label="Another kernel", method="fp16")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a reference answered in a run before: its tokens, up to which of its margins a flip is a near-tie, and its
+    logits (positions, vocabulary) by scored position, of a batch of its own; without them it rides beside the lanes."""
+
+    token_ids: list[int]
+    near_tie_margin: float
+    logits: torch.Tensor | None = None
 
 
 @dataclass
@@ -49,7 +59,8 @@ class Batch:
     shared: Shared = field(default_factory=Shared)
     first: "Batch | None" = None  # None: this one
     kernel: KernelFloor | None = None  # rides in the first batch
-    answer: Answer | None = None  # of a reference that is another file
+    answer: Answer | None = None  # that is followed again
+    against: ReferenceAnswer | None = None  # of a reference that is another file
     decode: Decode = field(init=False)
     fidelity: Fidelity = field(init=False)
     prompt: Scores | None = field(init=False, default=None)  # of tokens that were read, not answered
@@ -65,7 +76,7 @@ class Batch:
     @property
     def floors(self) -> list[Lane]:
         """The noise floor, and behind the captured rows that of another kernel, where it is asked for."""
-        if self.first is not None:
+        if self.first is not None or self.answer is not None:
             return []
         return [NOISE_FLOOR] if self.kernel is None else [NOISE_FLOOR, KERNEL_FLOOR]
 
@@ -77,15 +88,21 @@ class Batch:
     @property
     def near_tie_margin(self) -> float:
         """The noise floor decides it, for the lanes of every batch."""
+        if self.answer is not None:
+            return self.answer.near_tie_margin
         return (self.first or self).fidelity.near_tie_margin()
 
     def encode(self) -> Iterator[Encoding | Filling]:
         """Raises MethodError where a floor cannot be set up."""
         began = time.perf_counter()
         given = self.first.decode.token_ids if self.first else None
-        if self.answer is not None and self.spec.continuation is None:
-            given = self.answer.token_ids
-        self.decode = Decode(self.model, self.prefill, self.spec, [*self.lanes, *self.floors], self.stress, given)
+        logits = None
+        if self.against is not None and self.spec.continuation is None:
+            given = self.against.token_ids
+        if self.answer is not None:
+            given, logits = self.answer.token_ids, self.answer.logits
+        what = self.model, self.prefill, self.spec, [*self.lanes, *self.floors], self.stress
+        self.decode = Decode(*what, given, answered=logits, few=self.answer is not None)
         self._enter_kernel()
         self.decode.script, self.decode.shared = self.script, self.shared
         for state in self.decode.states:
@@ -122,7 +139,7 @@ class Batch:
     def score_prompt(self) -> None:
         """Score the tokens of the prompt that lanes read through their own caches."""
         new = (self.first or self).decode.token_ids[0]
-        given = None if self.answer is None else self.answer.logits[:1]
+        given = None if self.against is None else self.against.logits[:1]
         scored = partial(Scores.of, self.model, self.prefill, self.running, first=new, given=given)
         self.prompt = scored(positions=prompt_positions(self.spec, self.script))
         self.turns = scored(positions=turn_positions(self.spec, self.script))
@@ -151,16 +168,16 @@ class Batch:
             return
         model, prompt, new = self.model, len(self.script.ids), self.decode.total
         whole = len(self.spec.lanes) + 1 if len(self.lanes) < len(self.spec.lanes) else 0
-        sizes = Extent.of(model.shape, len(self._captured), prompt, new, self.first is None, whole)
+        sizes = Extent.of(model.shape, len(self._captured), prompt, new, bool(self.floors), whole)
         first = self.first.captures if self.first else None
         self.captures = Captures(model, self.spec, self.prefill, self.decode.rope, sizes, self.plan, first)
 
     def _score(self, reference: torch.Tensor, lanes: torch.Tensor, targets: list[int]) -> None:
-        if self.answer is None:
+        if self.against is None:
             self.fidelity(reference, lanes, targets)
         else:
             after = self.fidelity.n_scored + 1  # the first token is the prompt's own prediction
-            kept = self.answer.logits[after : after + len(targets)].to(reference.device)
+            kept = self.against.logits[after : after + len(targets)].to(reference.device)
             self.fidelity(kept, lanes, targets, reference)
         if self.captures is not None:  # before ``_close``, which may come within the same step
             self.captures.advance(len(targets))

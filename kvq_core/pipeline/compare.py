@@ -1,5 +1,6 @@
 """One comparison from spec to record. The page, the CLI, the API and the tests all call this."""
 
+import time
 from collections.abc import Generator
 from contextlib import suppress
 
@@ -10,11 +11,11 @@ from kvq_core.events import Event, Finished, Loading
 from kvq_core.logs import log_error, log_run
 from kvq_core.machine.memory import memory_errors_as_limits
 from kvq_core.models import LoadedModel, known, load, outline, prepare, with_model
-from kvq_core.pipeline.answer import Answer, answered, check_kept_here, check_reference
+from kvq_core.pipeline.answer import ReferenceAnswer, answered, check_kept_here, check_reference
 from kvq_core.pipeline.assemble import assemble, run_id
-from kvq_core.pipeline.estimate import remember
 from kvq_core.pipeline.prompt import script
 from kvq_core.pipeline.state import Run
+from kvq_core.pipeline.timings import remember
 from kvq_core.record.fields import Record
 from kvq_core.spec import ComparisonSpec
 from kvq_core.store.store import Store
@@ -33,8 +34,9 @@ def run(spec: ComparisonSpec, store: Store | None = None) -> Record:
     raise AssertionError("a comparison ends with Finished")
 
 
-def compare(spec: ComparisonSpec, store: Store | None = None) -> Generator[Event]:
-    """Run a comparison, reporting every stage; the last event is Finished.
+def compare(spec: ComparisonSpec, store: Store | None = None, owner: str = "") -> Generator[Event]:
+    """Run a comparison, reporting every stage; the last event is Finished. The prompt as it was read is held in memory
+    for a while, for lanes that its ``owner`` adds.
 
     A run the store already holds is returned at once. A finished run is saved there, or says why it is not. Closing the
     generator cancels within a step or a prefill chunk and saves nothing. Raises KvqError where the spec cannot be run,
@@ -47,7 +49,7 @@ def compare(spec: ComparisonSpec, store: Store | None = None) -> Generator[Event
             yield Loading(spec.model, done, total)
         answer = yield from against(spec, store)
         model = load(spec.model, spec.revision)
-        yield from compare_on(model, named(model, spec), store, answer)
+        yield from compare_on(model, named(model, spec), store, owner, answer)
 
 
 def named(model: LoadedModel, spec: ComparisonSpec) -> ComparisonSpec:
@@ -57,7 +59,7 @@ def named(model: LoadedModel, spec: ComparisonSpec) -> ComparisonSpec:
     return spec.model_copy(update={"model": id, "revision": revision, "reference": reference})
 
 
-def against(spec: ComparisonSpec, store: Store | None) -> Generator[Event, None, Answer | None]:
+def against(spec: ComparisonSpec, store: Store | None) -> Generator[Event, None, ReferenceAnswer | None]:
     """The answer of the spec's reference, before its model is loaded; None where it has no other reference, or the
     store holds the run. Raises KvqError where the two do not go together."""
     check_kept_here(spec)
@@ -75,27 +77,31 @@ def against(spec: ComparisonSpec, store: Store | None) -> Generator[Event, None,
 
 
 def compare_on(
-    model: LoadedModel, spec: ComparisonSpec, store: Store | None = None, answer: Answer | None = None
+    model: LoadedModel,
+    spec: ComparisonSpec,
+    store: Store | None = None,
+    owner: str = "",
+    answer: ReferenceAnswer | None = None,
 ) -> Generator[Event]:
     """``compare`` on a model that is in memory already; ``answer``: of the spec's reference, where it is known."""
     read = script(model, spec)
     id = run_id(model, spec, read.ids)
     methods = [rule.method for lane in spec.lanes for rule in lane.every_rule]
     with log_run(id, spec.question, model=spec.model, methods=methods, prompt_tokens=len(read.ids)) as told:
-        finished = _stored(id, store)
+        finished = stored(id, store)
         if finished is None:
             if spec.reference is not None and answer is None:
                 answer = yield from answered(model, spec, read, store)
-            comparison = Run(id, model, spec, read, answer)
+            began, comparison = time.perf_counter(), Run(id, model, spec, read, owner, against=answer)
             yield from comparison.stages()
-            finished = _kept(*assemble(comparison), store)
-            remember(finished.record)
+            finished = kept(*assemble(comparison), store)
+            remember(finished.record, time.perf_counter() - began)
         reference = finished.record.reference
         told |= {"new_tokens": len(reference.token_ids), "reused": finished.reused, "text": reference.text}
     yield finished
 
 
-def _stored(id: str, store: Store | None) -> Finished | None:
+def stored(id: str, store: Store | None) -> Finished | None:
     """The run, where the store holds it. One that is damaged is computed again: saving replaces it."""
     if store is not None and store.exists(id):
         with suppress(StoreError):
@@ -103,7 +109,7 @@ def _stored(id: str, store: Store | None) -> Finished | None:
     return None
 
 
-def _kept(record: Record, arrays: dict[str, torch.Tensor], store: Store | None) -> Finished:
+def kept(record: Record, arrays: dict[str, torch.Tensor], store: Store | None) -> Finished:
     """The finished run, saved where that is possible: a full store must not cost the result."""
     try:
         if store is not None:

@@ -46,7 +46,9 @@ def environment(run: Run) -> Environment:
         query_heads=shape.query_heads,
         kv_heads=shape.kv_heads,
         head_dim=shape.head_dim,
+        kinds=None if shape.uniform else [kind.model_dump(exclude_defaults=True) for kind in shape.kinds],
         lanes_at_once=run.size if len(run.batches) > 1 else None,
+        reference_apart=run.answer is not None and run.answer.logits is not None,
     )
 
 

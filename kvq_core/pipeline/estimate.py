@@ -1,25 +1,18 @@
 """What a run will take, before it is started: tokens, seconds and bytes."""
 
 from dataclasses import dataclass
-from pathlib import Path
-
-import numpy as np
 
 from kvq_core.capture.attention import STEPS
-from kvq_core.capture.plan import MOST_BYTES, plan_of
+from kvq_core.capture.plan import LOOKED, MOST_BYTES, plan_of
 from kvq_core.engine.script import Script
 from kvq_core.events import Loading
-from kvq_core.machine import files
-from kvq_core.machine.memory import free_bytes, shortage
+from kvq_core.machine.memory import room_for, shortage
 from kvq_core.models import LoadedModel, converting, load, with_model
 from kvq_core.pipeline.answer import check_reference
-from kvq_core.pipeline.footprint import AT_ONCE, batch_size, batches, run_bytes
+from kvq_core.pipeline.footprint import batch_size, batches, run_bytes
 from kvq_core.pipeline.prompt import script
-from kvq_core.record.fields import Record
-from kvq_core.settings import settings
+from kvq_core.pipeline.timings import Stages, Work, known, methods_of, predict
 from kvq_core.spec import TENSORS, Assignment, ComparisonSpec, Lane, Tensor
-
-REMEMBERED = 40  # runs a machine's timing is fitted on
 
 
 @dataclass(frozen=True)
@@ -50,6 +43,7 @@ class Estimate:
     run_bytes: int = 0
     device: str = "cpu"
     batches: int = 1
+    stages: Stages | None = None  # of these seconds
 
 
 def estimate(spec: ComparisonSpec) -> Estimate:
@@ -71,7 +65,8 @@ def estimate_on(model: LoadedModel, spec: ComparisonSpec) -> Estimate:
     detail = spec.capture.detail
     size = batch_size(model, spec, read, new)
     count = len(batches(spec.lanes, size))
-    seconds = _seconds(model.id, detail, prompt, new, spec.forced_rows, through, count)
+    work = Work(prompt, new, spec.forced_rows, methods_of(spec.lanes), through, count)
+    stages = predict(model.id, detail, work)
     notes = []
     if passed:
         notes.append(
@@ -79,14 +74,15 @@ def estimate_on(model: LoadedModel, spec: ComparisonSpec) -> Estimate:
             f"{passed / prompt:.1f} times the prompt."
         )
     if detail == "deep":
-        fitted = "" if _known(_memory_file(model.id, detail)) else "; the time told is that of normal captures"
+        fitted = "" if known(model.id, detail) else "; the time told is that of normal captures"
         notes.append(
             f"Deep captures look at attention at up to {STEPS['deep']} steps instead of {STEPS['normal']} and at key "
             f"distributions in all layers: the run takes longer{fitted}."
         )
     plan = plan_of(model, spec, prompt)
     if plan is None and detail != "off":
-        notes.append(f"Captures of {len(spec.lanes)} lanes do not fit into {MOST_BYTES >> 20} MB: none are kept.")
+        fit = f"Captures of {len(spec.lanes)} lanes do not fit into {MOST_BYTES >> 20} MB: none are kept."
+        notes.append(fit if model.shape.captured else f"No captures are kept: {LOOKED}, and this model has none.")
     if plan is not None and plan.reduced:
         notes.append(f"So that captures fit into {MOST_BYTES >> 20} MB, they keep {'; '.join(plan.reduced)}.")
     weights = sum(p.numel() * p.element_size() for p in model.model.parameters())
@@ -94,7 +90,7 @@ def estimate_on(model: LoadedModel, spec: ComparisonSpec) -> Estimate:
     return Estimate(
         prompt,
         model.shape.context,
-        seconds,
+        None if stages is None else stages.total or None,
         weights + extra,
         lanes,
         tuple(notes),
@@ -102,6 +98,7 @@ def estimate_on(model: LoadedModel, spec: ComparisonSpec) -> Estimate:
         extra,
         str(model.device),
         count,
+        stages,
     )
 
 
@@ -119,7 +116,7 @@ def memory_warning(spec: ComparisonSpec) -> str | None:
     model = load(spec.model, spec.revision)
     read, new = _sized(model, spec)
     needed = run_bytes(model, spec, read, new, batch_size(model, spec, read, new))
-    return shortage(needed, free_bytes(model.device), len(read.ids) + new, len(spec.lanes))
+    return shortage(needed, room_for(needed, model.device), len(read.ids) + new, len(spec.lanes))
 
 
 def _sized(model: LoadedModel, spec: ComparisonSpec) -> tuple[Script, int]:
@@ -155,54 +152,3 @@ def _quantized(plan: tuple[Assignment, ...], tensor: Tensor, prompt: int, end: i
         if a.tensor == tensor and not a.beside:
             found[a.layers] = found.get(a.layers, 0) + a.packed_later(prompt, end)
     return max(found.values(), default=0)
-
-
-def _features(prompt: int, new: int, lanes: int, through: int = 0, batches: int = 1) -> list[float]:
-    """What time grows with: tokens of the prompt read, by the reference and ``through`` the lanes' caches, encoding,
-    steps, rows, of which each batch but the first has a reference more, and the reading of every row's cache."""
-    steps, riding = new * batches, new * (lanes + batches - 1)
-    rows = [steps, riding, riding * prompt / 1e3]
-    return [1.0, (prompt + through) / 1e3, prompt * lanes / 1e3, *rows]
-
-
-def _memory_file(model: str, detail: str) -> Path:
-    name = "".join(c if c.isalnum() else "-" for c in model) + ("" if detail == "normal" else f".{detail}")
-    return settings().home / "timings" / f"{name}.json"
-
-
-def remember(record: Record) -> None:
-    """Keep a finished run's timing for later estimates on this machine, if it can be kept; of runs of one batch and
-    one floor, all of whose lanes read the prompt in full precision: that is what a memo tells of."""
-    steps = record.timing.steps
-    if len(batches(record.lanes, record.environment.lanes_at_once or AT_ONCE)) > 1:
-        return
-    if (
-        not steps
-        or record.kernel_floor is not None
-        or any(lane.metrics is not None and lane.metrics.prompt is not None for lane in record.lanes)
-    ):
-        return
-    file = _memory_file(record.environment.model, record.capture.detail)
-    known = _known(file)
-    prompt = len(record.reference.prompt_token_ids)
-    known.append([prompt, steps + 1, len(record.lanes) + 1, record.timing.total_s])
-    files.keep_memo(file, known[-REMEMBERED:])
-
-
-def _known(file: Path) -> list[list[float]]:
-    found = files.read_memo(file) or []
-    return [row for row in found if len(row) == 4]  # rows of another version say something else
-
-
-def _seconds(model: str, detail: str, *sizes: int) -> float | None:
-    """``sizes``: those of ``_features``."""
-    known = _known(_memory_file(model, detail)) or _known(_memory_file(model, "normal"))
-    if not known:
-        return None
-    from scipy.optimize import nnls  # a second's import that most commands never need
-
-    rows = np.array([_features(int(p), int(n), int(k)) for p, n, k, _ in known])
-    times = np.array([t for *_, t in known])
-    # relative errors: a long run's second is worth less than a short one's
-    weights, _ = nnls(rows / times[:, None], np.ones(len(times)))
-    return float(np.dot(_features(*sizes), weights)) or None

@@ -8,7 +8,7 @@ import torch
 from kvq_core.capture.scores import MAP_BYTES, POSITION_BINS, SCORE_BYTES, STEP_BINS
 from kvq_core.engine.prefill import CHUNK, Held
 from kvq_core.engine.script import Script
-from kvq_core.machine.memory import free_bytes
+from kvq_core.machine.memory import room_for
 from kvq_core.models import LoadedModel
 from kvq_core.models.head import POSITIONS
 from kvq_core.spec import ComparisonSpec, Lane
@@ -31,9 +31,9 @@ def held_of(model: LoadedModel, spec: ComparisonSpec, prompt: int, captured: boo
     if model.device.type == "cpu" or spec.stress.active:
         return Held()
     asked = any(assigned.method.needs_queries for lane in spec.lanes for assigned in lane.plan(model.shape))
-    chosen = any(lane.selections(range(model.shape.layers)) for lane in spec.lanes)
+    chosen = any(lane.selections(model.shape.keyed, model.shape.windowed) for lane in spec.lanes)
     watched = any(lane.chunks is not None for lane in spec.lanes) or spec.messages is not None
-    layer = prompt * model.shape.kv_heads * model.shape.head_dim * 4 * 2
+    layer = prompt * max(kind.elements for kind in model.shape.kinds) * 4
     return Held(model.dtype, captured or asked or chosen or watched, max(1, STACKED // layer))
 
 
@@ -45,9 +45,11 @@ def batches(lanes: Sequence[Each], size: int) -> list[list[Each]]:
 def batch_size(model: LoadedModel, spec: ComparisonSpec, read: Script, new: int) -> int:
     """How many lanes go at once: AT_ONCE, or half as often as needed where memory that is free now is short of them,
     for results that differ in their last digits are better than none."""
-    size, free = AT_ONCE, free_bytes(model.device)
-    while size > 1 and run_bytes(model, spec, read, new, size) > free:
+    size, needed = AT_ONCE, run_bytes(model, spec, read, new, AT_ONCE)
+    free = room_for(needed, model.device)
+    while size > 1 and needed > free:
         size //= 2
+        needed = run_bytes(model, spec, read, new, size)
     return size
 
 
@@ -57,18 +59,19 @@ def run_bytes(model: LoadedModel, spec: ComparisonSpec, read: Script, new: int, 
     benchmarks/load.py compares it with measured peaks."""
     shape, prompt = model.shape, len(read.ids)
     how = held_of(model, spec, prompt, captured=spec.capture.detail != "off")
-    token = shape.layers * shape.kv_heads * shape.head_dim * how.dtype.itemsize * 2  # keys and values of one row
+    token = sum(shape.kinds[i].elements for i in shape.keyed) * how.dtype.itemsize  # keys and values of one row
     lanes = min(size, len(spec.lanes)) + spec.forced_rows - len(spec.lanes)
     plans = [assigned for lane in spec.lanes for assigned in lane.plan(shape)]
     prefix = min([assigned.frozen(prompt) for assigned in plans], default=prompt)
     copies = (lanes + 1) * prefix * token + (2 * lanes + 1) * (prompt + new - prefix) * token
-    queries = shape.layers * shape.query_heads * shape.head_dim * how.dtype.itemsize * prompt * how.queries
+    queries = len(shape.keyed) * shape.query_heads * shape.head_dim * how.dtype.itemsize * prompt * how.queries
     # at most 8 bits an element for nearly all methods, and their metadata
     stored = lanes * prompt * token // how.dtype.itemsize
     read_twice = (prompt * token + queries) * (spec.floors == "both")
     held = copies + prompt * token + queries + stored + read_twice
     if read.through(spec.lanes):  # before there are rows: own and read keys and values of the lanes of a pass
         held = max(held, held - copies + 2 * prompt * token * max(_together(lane, size) for lane in spec.lanes))
+    held += (2 * lanes + 2) * 4 * sum(kind.conv + kind.recurrent for kind in shape.kinds)
     held += _captured(model, spec, prompt, new, min(size, len(spec.lanes)))
     held += _passing(model, spec, prompt, new, lanes, how)
     held += 4 * new * model.model.config.vocab_size * (spec.reference is not None)  # the kept logits
@@ -105,8 +108,8 @@ def _passing(model: LoadedModel, spec: ComparisonSpec, prompt: int, new: int, la
     rows, fed = (lanes + 1, min(spec.score_chunk, new)) if given else (2 * lanes + 1, 1)
     layer = 4 * rows * fed * (width + shape.query_heads * (prompt + new))
     if how.dtype != torch.float32:  # attention reads a layer's copies in float32
-        layer += rows * (prompt + new) * shape.kv_heads * shape.head_dim * 4 * 2
+        layer += rows * (prompt + new) * max(kind.elements for kind in shape.kinds) * 4
     step = layer + LOGIT_COPIES * 4 * rows * min(POSITIONS, fed) * config.vocab_size
     stacked = min(shape.layers, how.layers or shape.layers)
-    measuring = 2 * prompt * stacked * shape.kv_heads * shape.head_dim * 4 * 2  # a lane's decoded prompt, twice
+    measuring = 2 * prompt * stacked * max(kind.elements for kind in shape.kinds) * 4  # a lane's decoded prompt, twice
     return BASE_BYTES + measuring + max(prefill, step)

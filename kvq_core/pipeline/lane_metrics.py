@@ -27,8 +27,9 @@ def lane_metrics(batch: Batch, state: LaneState, at: int) -> Metrics:
         errors = batch.captures.errors[at]
         metrics.key_rmse, metrics.value_rmse = errors.key_rmse, errors.value_rmse
         metrics.in_subspace_error = errors.in_subspace_error
-        metrics.output_error = errors.output.mean().item()
-        metrics.output_bound = None if errors.bound is None else errors.bound.mean().item()
+        own = list(batch.model.shape.captured)
+        metrics.output_error = errors.output[own].mean().item()
+        metrics.output_bound = None if errors.bound is None else errors.bound[own].mean().item()
     if batch.prompt is not None:
         metrics.prompt = batch.prompt.prompt_metrics(state)
     column = partial(_column, batch, state, at)
@@ -50,9 +51,10 @@ def lane_metrics(batch: Batch, state: LaneState, at: int) -> Metrics:
     metrics.rms_dp = metrics.perplexity_block["RMS Δp"].value
     if batch.captures is not None and state.kernel is None:
         tap, looked, scored = batch.captures.tap, batch.captures.attention, slice(0, fidelity.n_scored)
-        metrics.attention_delta_mean = tap.mean[at, ..., scored].mean().item()
+        own, steps = list(batch.model.shape.captured), len(looked.captured_steps)
+        metrics.attention_delta_mean = tap.mean[at, own][..., scored].mean().item()
         metrics.attention_delta_max = tap.max[at, ..., scored].max().item()
-        metrics.attention_delta_reference_query = looked.reference_query[at, : len(looked.captured_steps)].mean().item()
+        metrics.attention_delta_reference_query = looked.reference_query[at, :steps][:, own].mean().item()
     return metrics
 
 

@@ -79,7 +79,8 @@ def _stored_as(lane: Lane, shape: ModelShape) -> dict[str, Any]:
         "method": None,
         "knobs": None,
         "tensors": next(iter(tensors)) if len(tensors) == 1 else "both",
-        "layers": "all" if len(layers) == shape.layers else layers,
+        "layers": "all" if layers == list(shape.full) else layers,
+        "sliding": bool(set(layers) & set(shape.windowed)),
         "sink_tokens": None,
         "recent_tokens": None,
         "rules": rules,
@@ -95,6 +96,7 @@ def _rule(rule: Rule) -> RuleRecord:
         knobs=method.model_dump(mode="json"),
         tensors=rule.tensors,
         layers=rule.layers if isinstance(rule.layers, str) else list(rule.layers),
+        sliding=rule.sliding,
         tokens=rule.tokens,
         sink_tokens=rule.sink_tokens,
         recent_tokens=rule.recent_tokens,
@@ -136,14 +138,18 @@ def _lane_arrays(batch: Batch, state: LaneState, at: int) -> dict[str, Tensor]:
 
 
 def _bit_map(batch: Batch, state: LaneState, kind: str) -> Tensor:
-    """(layers or 1, kv_heads or 1, tokens, channel groups) float16, the parts of all layers put together."""
+    """(layers or 1, kv_heads or 1, tokens, channel groups) float16, the parts of all layers put together; 0 of layers
+    without keys."""
     assert state.cache is not None
     maps = [(part, part.stream.bits().cpu()) for part in state.cache.parts if part.kind == kind]
-    if len(maps) == 1:
+    if len(maps) == 1 and maps[0][0].layers.numel() == batch.model.shape.layers:
         return maps[0][1].half()
     shape = [max(m.shape[d] for _, m in maps) for d in (1, 2, 3)]
-    whole = torch.empty(batch.model.shape.layers, *shape, dtype=torch.float16)
+    whole = torch.zeros(batch.model.shape.layers, *shape, dtype=torch.float16)
     for part, bits in maps:
         layers = [batch.prefill.groups[part.group].layers[i] for i in part.layers.tolist()]
-        whole[layers] = bits.half().expand(len(layers), *shape)
+        # of a size that does not repeat, a layer may have fewer: heads of another shape
+        ends = [most if size == 1 else size for size, most in zip(bits.shape[1:], shape, strict=True)]
+        inner = whole[:, : ends[0], : ends[1], : ends[2]]
+        inner[layers] = bits.half().expand(len(layers), *inner.shape[1:])
     return whole

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from kvq_core.capture.plan import Plan, plan_of
 from kvq_core.engine.fit import Shared
+from kvq_core.engine.held import READINGS, Reading, key_of
 from kvq_core.engine.kernel_floor import KernelFloor
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.script import Script
@@ -14,12 +15,13 @@ from kvq_core.events import Encoding, Event, LaneProgress, Step, Summarizing
 from kvq_core.events import Prefill as PrefillEvent
 from kvq_core.models import LoadedModel
 from kvq_core.models.rounding import Rounding
-from kvq_core.pipeline.answer import Answer
-from kvq_core.pipeline.batch import Batch
+from kvq_core.pipeline.answer import ReferenceAnswer
+from kvq_core.pipeline.batch import Answer, Batch
 from kvq_core.pipeline.footprint import batch_size, batches, held_of
 from kvq_core.pipeline.lanes import Told, lanes_of
 from kvq_core.pipeline.progress import Progress, waiting
 from kvq_core.pipeline.prompt_scores import prompt_positions, turn_positions
+from kvq_core.record.fields import Record
 from kvq_core.spec import ComparisonSpec, Lane
 
 
@@ -31,7 +33,9 @@ class Run:
     model: LoadedModel
     spec: ComparisonSpec
     script: Script
-    answer: Answer | None = None  # of a reference that is another file
+    owner: str = ""  # whose reading of the prompt may be held
+    parent: Record | None = None  # the finished run whose answer is followed
+    against: ReferenceAnswer | None = None  # of a reference that is another file
     prefill: Prefill = field(init=False)
     plan: Plan | None = field(init=False, default=None)
     size: int = field(init=False)  # lanes of a batch, at most
@@ -39,7 +43,10 @@ class Run:
     stress: AppliedStress | None = field(init=False, default=None)
     kernel: KernelFloor | None = field(init=False, default=None)
     unchanged: ReferenceShift | None = field(init=False, default=None)
+    answer: Answer | None = field(init=False, default=None)  # of the parent's reference
     seconds: dict[str, float] = field(init=False, default_factory=dict)
+    _key: str = field(init=False)  # of the reading
+    _reading: Reading = field(init=False)
     _shared: Shared = field(init=False, default_factory=Shared)
     _done: list[LaneProgress] = field(init=False, default_factory=list)  # of lanes whose batch has decoded
     _told: list[Told] = field(init=False, default_factory=list)  # lanes of batches that have given back their caches
@@ -64,7 +71,7 @@ class Run:
         began = time.perf_counter()
         self.plan = plan_of(self.model, self.spec, len(self.ids))  # refuses what could not be stored in the end
         yield from self._prefill()
-        self._stress()
+        yield from self._stress()
         divided = batches(self.spec.lanes, self.size)
         for number, lanes in enumerate(divided, 1):
             yield from self._batch(lanes, len(divided))
@@ -73,40 +80,51 @@ class Run:
         for batch in self.batches:
             for stage, seconds in batch.seconds.items():
                 self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
+        READINGS.keep(self._key, self._reading)
         self.seconds["total"] = time.perf_counter() - began
 
     def _prefill(self) -> Iterator[Event]:
         began = time.perf_counter()
-        prompt, turns = prompt_positions(self.spec, self.script), turn_positions(self.spec, self.script)
-        later = [segment.start for segment in self.script.segments[1:]]
-        scored = sorted({*prompt, *turns})
-        held = held_of(self.model, self.spec, len(self.ids), captured=self.plan is not None)
-        self.prefill = Prefill(self.model, self.ids, scored, later, held)
-        passes, total = [self.prefill.run()], len(self.ids)
-        if self.spec.floors == "both":
-            self.kernel = KernelFloor(Rounding(self.spec.seed))
-            passes.append(self.kernel.read(self.model, self.ids, scored, later, held))
+        passes, total = self._passes(), len(self.ids)
         follow = self.spec.continuation
         new = self.spec.max_new_tokens if follow is None else len(self.model.encode(follow))
         self.size = batch_size(self.model, self.spec, self.script, new)
-        yield PrefillEvent(0, total * len(passes))
+        if passes:
+            yield PrefillEvent(0, total * len(passes))
         for at, reading in enumerate(passes):
             for done in reading:
                 yield PrefillEvent(at * total + done, total * len(passes))
         self.seconds["prefill"] = time.perf_counter() - began
 
-    def _stress(self) -> None:
+    def _passes(self) -> list[Iterator[int]]:
+        """The passes over the prompt that are to be run, the reference's own first."""
+        prompt, turns = prompt_positions(self.spec, self.script), turn_positions(self.spec, self.script)
+        later = [segment.start for segment in self.script.segments[1:]]
+        scored = sorted({*prompt, *turns})
+        held = held_of(self.model, self.spec, len(self.ids), captured=self.plan is not None)
+        self._key = key_of(self.model, self.ids, scored, later, held, self.spec.stress, self.owner)
+        self.prefill = Prefill(self.model, self.ids, scored, later, held)
+        passes = [self.prefill.run()]
+        if self.spec.floors == "both":
+            self.kernel = KernelFloor(Rounding(self.spec.seed))
+            passes.append(self.kernel.read(self.model, self.ids, scored, later, held))
+        return passes
+
+    def _stress(self) -> Iterator[Event]:
         began = time.perf_counter()
         if self.spec.stress.active:
             self.stress, self.unchanged = apply_stress(self.model, self.prefill, self.spec.stress)
             if self.kernel is not None:
                 self.stress.apply(self.kernel.prefill.groups)
+        self._reading = Reading(self.prefill, self.stress, self.unchanged)
         self.seconds["encode"] = time.perf_counter() - began
+        yield from ()
 
     def _batch(self, lanes: list[Lane], count: int) -> Iterator[Event]:
         first = self.first if self.batches else None
         what = self.model, self.spec, self.script, self.prefill
-        batch = Batch(*what, lanes, self.plan, self.stress, self._shared, first, self.kernel, self.answer)
+        followed = self.answer, self.against
+        batch = Batch(*what, lanes, self.plan, self.stress, self._shared, first, self.kernel, *followed)
         encoded = sum(len(earlier.decode.states) for earlier in self.batches)
         self.batches.append(batch)
         for event in batch.encode():

@@ -1,5 +1,7 @@
 """Where and with what a run was computed, as its record says it."""
 
+from typing import Any
+
 from kvq_core.record.prompt_fields import Part
 
 
@@ -33,8 +35,10 @@ class Environment(Part):
     query_heads: int
     kv_heads: int
     head_dim: int
+    kinds: list[dict[str, Any]] | None = None  # what each layer keeps (LayerKind); None: keys and values of all tokens
     attention: str = "kvq lock-step"
     lanes_at_once: int | None = None  # lanes of a batch, whose size moves the last digits of each; None: all in one
+    reference_apart: bool = False  # the reference's logits are of a batch of its own, without the lanes
 
     @property
     def weights_note(self) -> str | None:

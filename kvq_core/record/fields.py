@@ -93,7 +93,10 @@ class Memory(Part):
     bytes_by_part: dict[str, int]
     shared_bytes: int  # model-wide tensors such as codebooks: beside the cache, in no ratio
     encoder_bytes: int  # state only the encoder reads (SQuat's update matrices): beside the cache, in no ratio
-    kv_ratio: float  # stored bytes over those of the fp16 cache
+    kv_ratio: float  # stored bytes over those of the fp16 cache of the layers that the lane could quantize
+    window_bytes: int = 0  # of layers with a window, left alone: keys and values of the window in fp16
+    state_bytes: int = 0  # of layers without keys: states in fp16
+    whole_ratio: float | None = None  # with windows and states, over all that the model keeps; None: there are none
     tokens: int
     by_rule: list[RuleMemory] = []  # in the rules' order where a lane has several; tensors in no rule are in none
 
@@ -123,6 +126,7 @@ class RuleRecord(Part):
     knobs: dict[str, Any]
     tensors: str
     layers: Any  # "all" or numbers from 0
+    sliding: bool = False  # whether it was for layers with a window, too
     tokens: Any = "all"
     sink_tokens: int | None
     recent_tokens: int | None
@@ -142,6 +146,7 @@ class LaneRecord(Part):
     knobs: dict[str, Any] | None
     tensors: str
     layers: Any
+    sliding: bool = False
     sink_tokens: int | None
     recent_tokens: int | None
     center: str = "none"
@@ -247,12 +252,18 @@ class Record(Part):
     # no whole character as <0xE4>, in older runs as U+FFFD.
     vocabulary: dict[int, str] = {}
     notes: list[str] = []
+    parent: str | None = None  # id of the run whose reference's answer the lanes follow, and whose noise floor it tells
     _whole: "Record | None" = PrivateAttr(None)
+    _numbers: tuple[int, ...] = PrivateAttr(())
 
     @property
     def whole(self) -> "Record":
         """The run with all its lanes, where this is it with some: see record.part."""
         return self._whole or self
+
+    def number(self, index: int) -> int:
+        """The place in the whole run of one of these lanes: its colour and its mark go by that."""
+        return self._numbers[index] if self._numbers else index
 
     @property
     def question(self) -> str:

@@ -31,6 +31,7 @@ class Summary:
     model_title: str
     prompt: str  # its first 120 characters
     lanes: tuple[str, ...]  # labels
+    parent: str | None = None  # of a run whose lanes were added to that one
 
 
 class _Strict(BaseModel):
@@ -151,7 +152,7 @@ def _summary(record: Record) -> Summary:
     prompt = " ".join(record.question.split())
     short = prompt if len(prompt) <= 120 else prompt[:119] + "…"
     labels = tuple(lane.label for lane in record.lanes)
-    return Summary(record.id, record.created, record.environment.model_title, short, labels)
+    return Summary(record.id, record.created, record.environment.model_title, short, labels, record.parent)
 
 
 def _sha256(data: bytes) -> str:

@@ -17,7 +17,8 @@ was measured.
 
 Version 5: no lane chose the keys it reads but by its method.
 
-Version 6: lanes were scored against their own model alone, and the bytes of its file were not told.
+Version 6: no run had a parent; every batch had a reference row; lanes were scored against their own model alone; the
+bytes of its file were not told.
 """
 
 from collections.abc import Callable
@@ -106,11 +107,20 @@ def _record_5(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _record_6(data: dict[str, Any]) -> dict[str, Any]:
-    return {**data, "environment": {"weights_bytes": None, "reference": None, **data["environment"]}}
+    def lane(told: dict[str, Any]) -> dict[str, Any]:
+        rules = [{"sliding": False, **rule} for rule in told["rules"]]
+        beside = {"window_bytes": 0, "state_bytes": 0, "whole_ratio": None}
+        memory = told.get("memory")
+        return {"sliding": False, **told, "rules": rules, "memory": memory and {**beside, **memory}}
+
+    floor = data["kernel_floor"] and lane(data["kernel_floor"])
+    found = {"noise_floor": lane(data["noise_floor"]), "kernel_floor": floor, "lanes": list(map(lane, data["lanes"]))}
+    environment = dict.fromkeys(("kinds", "weights_bytes", "reference")) | {"reference_apart": False}
+    return {"parent": None, **data, **found, "environment": environment | data["environment"]}
 
 
-_EVERY = (_record_1, _record_2, _record_3, _record_4, _record_5, _record_6)
-RECORD_STEPS: dict[int, Step] = dict(enumerate(_EVERY, 1))
+_STEPS = (_record_1, _record_2, _record_3, _record_4, _record_5, _record_6)
+RECORD_STEPS: dict[int, Step] = dict(enumerate(_STEPS, 1))
 MANIFEST_STEPS: dict[int, Step] = dict.fromkeys(RECORD_STEPS, _unchanged)
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 from kvq_core.record.arrays import Arrays
@@ -40,7 +41,34 @@ def part_of(record: Record, arrays: Arrays, lanes: Sequence[int]) -> tuple[Recor
     spec = {**record.spec, "lanes": [record.spec["lanes"][lane] for lane in lanes]}
     part = record.model_copy(update={"lanes": [record.lanes[lane] for lane in lanes], "spec": spec})
     part._whole = record.whole
+    part._numbers = tuple(record.number(lane) for lane in lanes)
     return part, own
+
+
+def with_added(record: Record, arrays: Arrays, added: Sequence[tuple[Record, Arrays]]) -> tuple[Record, dict[str, Any]]:
+    """The run with the lanes that were added to it behind its own, in the form of a run, to be drawn: their numbers are
+    of batches of their own, and nothing that is stored changes."""
+    lanes, asked, own = list(record.lanes), list(record.spec["lanes"]), dict(arrays)
+    words = dict(record.vocabulary)
+    for child, held in added:
+        for at, (lane, spec) in enumerate(zip(child.lanes, child.spec["lanes"], strict=True)):
+            label = _unused(lane.label, [known.label for known in lanes])
+            own |= {
+                f"lane/{len(lanes)}/{name.removeprefix(f'lane/{at}/')}": values
+                for name, values in held.items()
+                if name.startswith(f"lane/{at}/")
+            }
+            notes = [*lane.notes, f"added later, as run {child.id}, and computed in a batch of its own"]
+            lanes.append(lane.model_copy(update={"label": label, "notes": notes}))
+            asked.append({**spec, "label": label})
+        words |= child.vocabulary
+    update = {"lanes": lanes, "spec": {**record.spec, "lanes": asked}, "vocabulary": words}
+    return record.model_copy(update=update), own
+
+
+def _unused(label: str, known: Sequence[str]) -> str:
+    free = (name for n in count(1) if (name := label if n == 1 else f"{label} ({n})") not in known)
+    return next(free)
 
 
 def _cost(lane: LaneRecord) -> tuple[float, float]:

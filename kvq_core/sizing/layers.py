@@ -37,6 +37,7 @@ class LayerKind(Frozen):
     conv: int = 0
     conv_width: int = 0  # tokens that ``conv`` spans
     recurrent: int = 0
+    in_chunks: bool = True  # whether a state goes on from what earlier tokens left, where several follow at once
 
     @property
     def elements(self) -> int:

@@ -59,7 +59,10 @@ def _mamba_2(config: Config) -> dict[str, int] | None:
 def _mamba_1(config: Config) -> dict[str, int] | None:
     """Mamba, as in Jamba."""
     size = config.get("mamba_d_state")
-    return _state(_expanded(config), config.get("mamba_d_conv", 4), _expanded(config) * size) if size else None
+    if not size:
+        return None
+    # transformers' scan begins anew with every call of more than one token
+    return {**_state(_expanded(config), config.get("mamba_d_conv", 4), _expanded(config) * size), "in_chunks": False}
 
 
 def _short(config: Config) -> dict[str, int] | None:

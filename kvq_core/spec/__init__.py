@@ -9,10 +9,11 @@ from kvq_core.spec.comparison import DEFAULT_MODEL, MAX_LANES, Capture, Comparis
 from kvq_core.spec.conversation import Message, Tool, tool_name
 from kvq_core.spec.functions import from_function
 from kvq_core.spec.lane import LANE_OPTIONS, Lane
+from kvq_core.spec.layers import layer_words
 from kvq_core.spec.plan import Assignment
 from kvq_core.spec.prefill import Chunks, in_words
 from kvq_core.spec.read import parse_lane, parse_rule, parse_spec, read_data, read_spec, with_bundle
-from kvq_core.spec.rule import TENSORS, Centering, Rotation, Rule, Tensor, layer_words
+from kvq_core.spec.rule import TENSORS, Centering, Rotation, Rule, Tensor
 
 __all__ = [
     "BUNDLES",

@@ -180,18 +180,26 @@ class Lane(Storing, _Labelled):
 
     def plan(self, shape: ModelShape) -> tuple[Assignment, ...]:
         """Which rule quantizes what on a model of that shape, in the rules' order; what is in none stays fp16."""
-        return self.plan_of(range(shape.layers))
+        return self.plan_of(shape.keyed, shape.windowed)
 
-    def plan_of(self, layers: Iterable[int]) -> tuple[Assignment, ...]:
-        """The plan for the layers of a model, given as their numbers."""
+    def plan_of(self, layers: Iterable[int], windowed: Iterable[int] = ()) -> tuple[Assignment, ...]:
+        """The plan for the layers of a model that keep keys, given as their numbers, and which of them attend to a
+        window. What engines keep in fp16 at both ends, they keep of models all of whose layers keep keys."""
         every = set(layers)
-        made = (assigned for stack in stacks_of(self.every_rule, every) for assigned in stack.assignments())
-        left = (assigned.without(assigned.method.kept_layers(len(every))) for assigned in made)
+        stacks = stacks_of(self.every_rule, every, frozenset(windowed))
+        made = (assigned for stack in stacks for assigned in stack.assignments())
+        whole = every == set(range(len(every)))
+        left = (
+            assigned.without(assigned.method.kept_layers(len(every)) if whole else frozenset()) for assigned in made
+        )
         return tuple(sorted(filter(None, left), key=lambda a: (a.number, TENSORS.index(a.tensor), a.layers)))
 
-    def selections(self, layers: Iterable[int]) -> list[tuple[Selection, tuple[int, ...]]]:
-        """What chooses the keys that are read, beside what stores them, each with its layers among those given."""
-        every = set(layers)
+    def selections(
+        self, layers: Iterable[int], windowed: Iterable[int] = ()
+    ) -> list[tuple[Selection, tuple[int, ...]]]:
+        """What chooses the keys that are read, beside what stores them, each with its layers among those given: those
+        that are ``windowed`` read their window."""
+        every = set(layers) - set(windowed)
         if self.select is not None:
             return [(self.select, tuple(sorted(every)))]
         found: dict[Selection, set[int]] = {}
@@ -246,7 +254,8 @@ class Lane(Storing, _Labelled):
         for said, rule in self._said():
             if missing := rule.missing_layer(shape):
                 return said + missing
-        return self._unreached({number for number, *_ in places(self.every_rule, set(range(shape.layers)))})
+        reached = places(self.every_rule, set(shape.keyed), frozenset(shape.windowed))
+        return self._unreached({number for number, *_ in reached})
 
     def why_not(self, shape: ModelShape) -> str | None:
         """Why this lane cannot run on a model of this shape; None when it can."""

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 from kvq_core.errors import SpecError
 from kvq_core.methods import Method, Window
-from kvq_core.spec.rule import TENSORS, Centering, Rotation, Rule, Tensor, layer_words
+from kvq_core.spec.layers import layer_words
+from kvq_core.spec.rule import TENSORS, Centering, Rotation, Rule, Tensor
 
 _ORDER = ("spans", "first", "last", "all")
 
@@ -184,10 +185,10 @@ class Stack:
         return f"rules {names}, {self.tensor}{where}"
 
 
-def stacks_of(rules: tuple[Rule, ...], layers: set[int]) -> list[Stack]:
+def stacks_of(rules: tuple[Rule, ...], layers: set[int], windowed: frozenset[int] = frozenset()) -> list[Stack]:
     """The layers of a model whose keys, or values, the same rules share; layers of no rule are in none."""
     found: dict[tuple[Tensor, tuple[int, ...]], list[int]] = {}
-    fitting = list(places(rules, layers))
+    fitting = list(places(rules, layers, windowed))
     for tensor in TENSORS:
         for layer in sorted(layers):
             numbers = tuple(number for number, of, taken in fitting if of == tensor and layer in taken)
@@ -199,12 +200,16 @@ def stacks_of(rules: tuple[Rule, ...], layers: set[int]) -> list[Stack]:
     ]
 
 
-def places(rules: tuple[Rule, ...], layers: set[int]) -> Iterator[tuple[int, Tensor, set[int]]]:
-    """A rule's number, a tensor, and the layers of those given whose tensor no rule before it takes whole."""
+def places(
+    rules: tuple[Rule, ...], layers: set[int], windowed: frozenset[int] = frozenset()
+) -> Iterator[tuple[int, Tensor, set[int]]]:
+    """A rule's number, a tensor, and the layers of those given whose tensor no rule before it takes whole. ``windowed``
+    ones, which attend to a window of tokens, are taken by rules that say so alone."""
     free = {tensor: set(layers) for tensor in TENSORS}
     for number, rule in enumerate(rules):
         for tensor in filter(rule.covers, TENSORS):
             taken = free[tensor] if isinstance(rule.layers, str) else free[tensor].intersection(rule.layers)
+            taken = taken if rule.sliding else taken - windowed
             if taken:
                 yield number, tensor, taken
             if rule.tokens == "all":

@@ -1,7 +1,6 @@
 """One rule of a lane: a method with its knobs, and what of the cache it is for."""
 
 import re
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
@@ -10,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.methods import Method, ModelShape, Window, largest_block, make, methods
+from kvq_core.spec.layers import layer_words
 
 Centering = Literal["none", "mean", "bias", "mean_after_rope"]
 Rotation = Literal["none", "hadamard", "signed"]
@@ -19,6 +19,7 @@ Spans = tuple[tuple[Count, Count], ...]
 Tier = Literal["all", "first", "last", "spans"]
 
 TENSORS: tuple[Tensor, Tensor] = ("keys", "values")
+_ONLY_WINDOWS = "every layer of this model attends to a window of tokens; set sliding = true to quantize them"
 _TOKENS = re.compile(r"all|(first|last):[1-9][0-9]{0,6}")
 
 
@@ -38,6 +39,10 @@ class Storing(Frozen):
     )
     layers: Literal["all"] | tuple[Count, ...] = Field(
         "all", description='Layers it quantizes, "all" or a list of numbers from 0; the others are fp16.'
+    )
+    sliding: bool = Field(
+        False,
+        description="Whether it quantizes layers that attend to a window of tokens, too; without it they are fp16.",
     )
     sink_tokens: int | None = Field(None, ge=0, le=4096, description="First tokens kept fp16; null: the method's own.")
     recent_tokens: int | None = Field(
@@ -203,10 +208,17 @@ class Rule(Storing):
         return None
 
     def missing_layer(self, shape: ModelShape) -> str | None:
-        """Which layer it names that the model has not; None where all are there."""
-        if isinstance(self.layers, str) or max(self.layers) < shape.layers:
-            return None
-        return f"layer {excerpt(max(self.layers))} does not exist; the model has layers 0 to {shape.layers - 1}"
+        """Which layer it names that the model has not, or that it cannot quantize; None where all are there."""
+        if isinstance(self.layers, str):
+            return None if shape.full or self.sliding else _ONLY_WINDOWS
+        if max(self.layers) >= shape.layers:
+            return f"layer {excerpt(max(self.layers))} does not exist; the model has layers 0 to {shape.layers - 1}"
+        if keyless := set(self.layers) - set(shape.keyed):
+            return f"{layer_words(keyless)} of this model holds no keys and values; name others"
+        if not self.sliding and (windowed := set(self.layers) & set(shape.windowed)):
+            named = layer_words(windowed)
+            return f"{named} of this model attends to a window of tokens; set sliding = true, or name others"
+        return None
 
     def why_not(self, shape: ModelShape) -> str | None:
         """Why this rule cannot run on a model of this shape; None when it can."""
@@ -225,7 +237,11 @@ class Rule(Storing):
             lost = shape.not_before_rope(self.layers, "a method that stores keys after RoPE")
         elif self.center in ("mean", "bias"):
             lost = shape.not_before_rope(self.layers, "center = mean_after_rope")
-        return lost or self._head_not_rotated(shape.head_dim) or method.why_not(shape) or method.keeps_all(shape.layers)
+        if lost:
+            return lost
+        shapes = shape.by_heads(shape.keyed if self.sliding else shape.full)
+        reasons = (self._head_not_rotated(own.head_dim) or method.why_not(own) for own in shapes)
+        return next(filter(None, reasons), None) or method.keeps_all(shape.layers)
 
     def not_chunked(self, own_chunk: str) -> str | None:
         """Why a prompt cannot enter in chunks what this rule stores, on any model; None where it can."""
@@ -273,20 +289,6 @@ class Rule(Storing):
         if self.windows()[0].step is None:
             return "this lane quantizes no keys; leave center out"
         return self.build().not_centred
-
-
-def layer_words(layers: Iterable[int]) -> str:
-    """``layer 3``, ``layers 0-3, 7``."""
-    numbers = sorted(set(layers))
-    spans = [f"{first}-{last}" if last > first else str(first) for first, last in _runs(numbers)]
-    return f"{'layer' if len(numbers) == 1 else 'layers'} {', '.join(spans)}"
-
-
-def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
-    """First and last of each run of consecutive numbers."""
-    ends = [i for i, (a, b) in enumerate(pairwise(numbers), 1) if b != a + 1]
-    for start, end in pairwise([0, *ends, len(numbers)]):
-        yield numbers[start], numbers[end - 1]
 
 
 def _changed(window: Window, changes: dict[str, Any]) -> Window:

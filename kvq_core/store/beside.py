@@ -9,6 +9,7 @@ from kvq_core.store.folders import as_store_error
 from kvq_core.store.layouts import Folders
 from kvq_core.store.store import Store
 
+MANY = 10_000
 _SEAL = hashlib.sha256().digest_size
 
 
@@ -29,6 +30,11 @@ def held(store: Store, run_ids: Iterable[str]) -> frozenset[str]:
 
 def _is_manifest(path: str) -> bool:
     return path.endswith(f"/{MANIFEST}")
+
+
+def added_to(store: Store, run_id: str) -> list[str]:
+    """Ids of the runs whose lanes were added to one, the oldest first. Raises StoreError."""
+    return [run.id for run in reversed(store.list(MANY)) if run.parent == run_id]
 
 
 def keep(store: Store, name: str, data: bytes) -> None:

@@ -72,7 +72,7 @@ def compute(work: Work) -> Outcome:
         with closing(against(cell.spec, store) if work.answer else compare(cell.spec, store)) as events:
             for event in events:
                 if isinstance(event, Finished):
-                    return _finished(cell, event)
+                    return outcome_of(cell, event)
         if work.answer:
             return Outcome(cell.id)
     except KvqError as error:
@@ -85,7 +85,8 @@ def compute(work: Work) -> Outcome:
     raise AssertionError("a comparison ends with Finished")
 
 
-def _finished(cell: Cell, event: Finished) -> Outcome:
+def outcome_of(cell: Cell, event: Finished) -> Outcome:
+    """What came of a cell whose comparison is over."""
     if event.record.id != cell.id:
         return Outcome(
             cell.id,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvq_core.methods.base import query_gram
 from kvq_core.models import LoadedModel
-from kvq_core.models.lockstep import causal_attention
+from kvq_core.models.scoring import Scoring, causal_attention
 
 Progress = Callable[[str, int, int], None]  # what is being done, done, total
 
@@ -75,11 +75,9 @@ def _read(model: LoadedModel, sequences: list[list[int]], progress: Progress, ke
     for ids in sequences:
         now = slice(done, done + len(ids))
 
-        def attend(
-            layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float, now: slice = now
-        ) -> Tensor:
+        def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring, now: slice = now) -> Tensor:
             keep(layer, now, queries, keys, values)
-            return causal_attention(queries, keys, values, scaling)
+            return causal_attention(queries, keys, values, how)
 
         model.checked(model.forward(torch.tensor([ids]), 0, attend, last_only=True))
         done += len(ids)

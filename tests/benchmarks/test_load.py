@@ -15,6 +15,7 @@ from kvq_core.limits import limits
 from kvq_core.pipeline.estimate import Estimate
 from kvq_core.store.store import open_store
 from ui.layout import build_ui
+from ui.server.embeds import Embeds
 from ui.server.guard import app_kwargs
 from ui.server.health import Health
 from ui.server.request_size import MOST_BYTES
@@ -35,7 +36,7 @@ class Engine:
         self.at_work = self.most = 0
         self.begun: list[str] = []
 
-    def compare(self, spec, store):
+    def compare(self, spec, store, owner=""):
         self.at_work += 1
         self.most = max(self.most, self.at_work)
         self.begun.append(spec.prompt)
@@ -81,7 +82,7 @@ def address(services):
         quiet=True,
         ssr_mode=False,
         enable_monitoring=False,
-        app_kwargs=app_kwargs(Health(services)),
+        app_kwargs=app_kwargs(Health(services), Embeds(services)),
         max_threads=limits().line + 100,
         _frontend=False,
     )

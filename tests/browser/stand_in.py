@@ -4,8 +4,9 @@ import hashlib
 import threading
 from collections.abc import Iterator
 
-from kvq_core.events import Event, Finished, LaneProgress, Loading, Prefill, Step
+from kvq_core.events import Encoding, Event, Finished, LaneProgress, Loading, Prefill, Step
 from kvq_core.pipeline.estimate import Estimate
+from kvq_core.pipeline.timings import Stages
 from kvq_core.spec import ComparisonSpec
 from kvq_core.store.store import Store
 from tests.support.ui_record_factory import make_run
@@ -14,19 +15,25 @@ STEPS = 4
 
 
 def estimate(spec: ComparisonSpec) -> Estimate:
-    return Estimate(20, 8192, 0.5, 10**9, [], (), 84, 10**6, "cpu")
+    return Estimate(20, 8192, 40.0, 10**9, [], (), 84, 10**6, "cpu", 1, Stages(5.0, 5.0, 25.0, 5.0))
 
 
 class Engine:
-    """``free`` lets runs past their first step."""
+    """``read`` lets runs past their prefill, ``stored`` past their first lane's encoding, ``free`` past their first
+    step."""
 
     def __init__(self) -> None:
-        self.free = threading.Event()
-        self.free.set()
+        self.read, self.stored, self.free = (threading.Event() for _ in range(3))
+        for gate in (self.read, self.stored, self.free):
+            gate.set()
 
-    def compare(self, spec: ComparisonSpec, store: Store) -> Iterator[Event]:
+    def compare(self, spec: ComparisonSpec, store: Store, owner: str = "") -> Iterator[Event]:
         yield Loading(spec.model)
-        yield Prefill(20, 20)
+        yield Prefill(12, 20)
+        assert self.read.wait(100)
+        for index, lane in enumerate(spec.lanes):
+            yield Encoding(lane.label, index, len(spec.lanes))
+            assert self.stored.wait(100)
         for done in range(1, STEPS + 1):
             words = ["word "] * done
             yield Step(done, STEPS, words, [LaneProgress(x.label, words, [0.1] * done, [], None) for x in spec.lanes])

@@ -185,7 +185,7 @@ def prompts_kept(store_folder) -> list[str]:
 
 def test_cancel_keeps_what_arrived_and_frees_the_engine(server, store_folder, open_page):
     page = filled_in(open_page, server, "Write a long story. " + FACTS * 2, 200)
-    text = "document.querySelector('#card-0 .prose.tokens')?.innerText ?? ''"
+    text = "document.querySelector('#card-0 .prose.tokens:not(:has(.doing))')?.innerText ?? ''"
     before = page.evaluate(text)  # of the run that the page began with
     run(page)
     page.wait_for_function(f"before => ({text}) !== before && ({text}).length > 10", arg=before)
@@ -204,7 +204,7 @@ def test_cancel_keeps_what_arrived_and_frees_the_engine(server, store_folder, op
 def test_closing_the_tab_frees_the_engine(server, store_folder, open_page):
     gone = filled_in(open_page, server, "Write another long story. " + FACTS * 2, 400)
     run(gone)
-    gone.wait_for_function("document.querySelector('#card-0 .prose.tokens')?.innerText.length > 10")
+    gone.wait_for_function("document.querySelector('#card-0 .prose.tokens:not(:has(.doing))')?.innerText.length > 10")
     gone.close()
     page = filled_in(open_page, server, "Name a tree. " + FACTS, 4)
     run(page)

@@ -1,10 +1,15 @@
 """The guided tour: its words, the sliders and the figures in sight say the same at every moment."""
 
+import base64
+
+import numpy as np
 import pytest
 
 from kvq_core.pipeline.examples import packaged_store
 from tests.browser.conftest import visits
-from ui.panels.tour import shipped_ids, tour
+from ui.html.colors import DIVERGING, rgb
+from ui.panels.tour import TOY, shipped_ids, tour
+from ui.panels.toy import BITS, keys, said_of, table
 from ui.selection import read_selection, start
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -47,6 +52,11 @@ def expected() -> dict[str, str]:
     return found
 
 
+PIXELS = """(() => {
+  const canvas = document.getElementById("toy-stored");
+  const { width, height } = canvas;
+  return { width, height, data: [...canvas.getContext("2d").getImageData(0, 0, width, height).data] };
+})()"""
 IN_SIGHT = """figure => {
   const box = document.getElementById(`plot-${figure}`)?.getBoundingClientRect();
   const words = document.getElementById("learn").getBoundingClientRect();
@@ -55,11 +65,46 @@ IN_SIGHT = """figure => {
 
 
 def arrived(page, number: int) -> None:
-    """Where the page shows that step: in its words and its address, with the figure in sight."""
+    """Where the page shows that step: in its words and its address, with the figure in sight and ringed."""
     step = tour()[number - 1]
     page.wait_for_function("title => document.querySelector('#learn h3')?.innerText === title", arg=step.title)
     page.wait_for_function(f"location.search === '?learn={number}'")
+    if step.figure == TOY:
+        page.wait_for_selector("#toy[data-state]")
+        return
     page.wait_for_function(IN_SIGHT, arg=step.figure)
+    page.wait_for_selector(f".slot.ringed #plot-{step.figure}")
+    assert page.locator(".ringed").count() == 1
+
+
+def test_the_toy_draws_what_the_methods_computed_and_its_action_is_ticked_off(server, open_page):
+    page = open_page(f"{server}/?learn=1")
+    arrived(page, 1)
+    assert page.locator(".ringed").count() == 0 and page.locator(".tour-action.tried").count() == 0
+    slider = page.locator("#toy-bits")
+    slider.focus()
+    for way, place in (("per_token", 1), ("per_channel", 1), ("per_channel", 4)):
+        page.locator(f"#toy [value={way}]").check()
+        slider.fill(str(place))
+        setting = table()[f"{way} {BITS[place]}"]
+        assert page.inner_text(".toy-said") == said_of(way, BITS[place]).replace("\xa0", " ")
+        shown = page.evaluate("[...document.querySelectorAll('.toy-bars b')].map(bar => Number(bar.innerText))")
+        assert shown == list(setting.attention)
+        codes = np.frombuffer(base64.b64decode(setting.codes), np.int8).reshape(len(keys().keys), -1)
+        pixels = page.evaluate(PIXELS)
+        assert (pixels["width"], pixels["height"]) == codes.shape[::-1]
+        at = np.unravel_index(np.abs(codes.astype(int)).argmax(), codes.shape)
+        low, high = (DIVERGING[0][1], DIVERGING[-1][1])
+        extreme = pixels["data"][4 * int(np.ravel_multi_index(at, codes.shape)) :][:3]
+        assert np.abs(np.array(extreme) - rgb(high if codes[at] > 0 else low)).max() < 40
+    page.wait_for_selector(".tour-action.tried")
+    page.locator("#learn-next").click()
+    arrived(page, 2)
+    assert page.locator(".tour-action.tried").count() == 0
+    page.locator("#legend [data-switch]").first.click()
+    page.wait_for_selector(".tour-action.tried")
+    page.locator("#learn-close").click()
+    page.wait_for_function("!document.querySelector('.ringed')")
 
 
 def test_back_leads_to_the_step_before_and_closing_to_its_run(server, browser):
@@ -88,7 +133,7 @@ def test_a_link_to_a_step_shows_its_figure(server, open_page, number):
 
 def test_on_a_phone_the_figure_is_a_button_away(server, open_page):
     page = open_page(f"{server}/?learn=4", width=390)
-    page.locator("#learn [data-figure]").click()
+    page.locator("#learn [data-show]").click()
     page.wait_for_function(
         "(box => box && box.top >= 0 && box.top + 100 <= innerHeight)"
         f"(document.querySelector('#plot-{tour()[3].figure}')?.getBoundingClientRect())"

@@ -39,7 +39,10 @@ CONFIGS = {
 }
 SCALED = {  # their scores are not divided by sqrt(head_dim)
     "granite": (GraniteConfig, {"attention_multiplier": 0.6}),
-    "gemma2": (Gemma2Config, {"query_pre_attn_scalar": 4, "attn_logit_softcapping": None}),
+    "gemma2": (
+        Gemma2Config,
+        {"query_pre_attn_scalar": 4, "attn_logit_softcapping": None, "layer_types": ["full_attention"] * 3},
+    ),
 }
 
 

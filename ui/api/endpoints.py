@@ -8,37 +8,46 @@ import asyncio
 import inspect
 import json
 import secrets
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Any, cast, get_args
 
 import gradio as gr
 
 from kvq_core import presets as experiments
-from kvq_core.claims.board import Board, measurement_lines, stored_boards, texts_share, within_noise
-from kvq_core.claims.side_by_side import NOT_MEASURED, Row, joined
-from kvq_core.errors import KvqError, excerpt
-from kvq_core.logs import log_error
 from kvq_core.methods.describe import describe_methods
 from kvq_core.models import available_models, with_model
 from kvq_core.pipeline.examples import packaged_store
 from kvq_core.record.fields import Record
 from kvq_core.record.files import ARRAYS, Summary, record_json, serialize
-from kvq_core.spec import DEFAULT_MODEL, parse_spec
+from kvq_core.spec import DEFAULT_MODEL, parse_lane, parse_spec
 from kvq_core.store import sharing
-from ui.api.schemas import ClaimInfo, Experiment, Forecast, MethodInfo, PresetInfo, Progress, RunInfo, RunRecord, Spec
-from ui.api.stream import run_told
-from ui.html.status import unexpected_error
+from ui.api.claims import claims_of
+from ui.api.refusals import demand, one_line
+from ui.api.schemas import (
+    ClaimInfo,
+    Experiment,
+    Forecast,
+    LaneSpec,
+    MethodInfo,
+    PresetInfo,
+    Progress,
+    RunInfo,
+    RunRecord,
+    Spec,
+)
+from ui.api.stream import added_told, run_told
+from ui.api.studies import study_endpoints
 from ui.service.address import link
 from ui.service.services import Services
+from ui.study.going import Studies
 
 PACE_S = 0.15  # between two updates of a stream
-_KINDS = {str: "text", bool: "true or false"}
 
 
-def create_api(services: Services) -> None:
+def create_api(services: Services, studies: Studies) -> None:
     """Add the endpoints to the page that is being built. Everything else about the page stays private."""
-    for endpoint in (*_computing(services), *_listing(), *_stored(services)):
+    for endpoint in (*_computing(services), *_listing(), *_stored(services), *study_endpoints(studies)):
         most = None if inspect.isasyncgenfunction(endpoint) else 4
         gr.api(_yielded(endpoint), api_name=endpoint.__name__, concurrency_limit=most)
 
@@ -55,15 +64,30 @@ def _computing(services: Services) -> tuple[Callable[..., Any], ...]:
                 gives complete examples. Optional: model, max_new_tokens,
                 system, continuation, temperature, seed and more; what is left out has its default.
         """
-        session = f"{request.session_hash}/{secrets.token_hex(8)}"  # a client may run several at once
-        try:
-            with _one_line():
-                async with aclosing(run_told(services, parse_spec(spec), session, request)) as updates:
-                    async for update in updates:
-                        yield update
-                        await asyncio.sleep(PACE_S)
-        finally:
-            services.jobs.forget(session)
+        session = _session(request)
+        async for update in _streamed(
+            services, session, lambda: run_told(services, parse_spec(spec), session, request)
+        ):
+            yield update
+
+    async def add_lane(run: str, lane: LaneSpec, request: gr.Request, key: str = "") -> AsyncGenerator[Progress]:
+        """Add one more quantized cache to a stored run: the reference's answer is followed again under it, and nothing
+        else of the run is computed. Progress arrives while it runs; the last item holds the result, a run of its own
+        with an id of its own, whose record names the run it was added to.
+
+        Args:
+            run: The id of the stored run, 16 hexadecimal characters.
+            lane: The lane, as in the lanes of a comparison: {"label", "method", "knobs"}, or {"label", "rules"}.
+            key: The key that came with the run's result; needed on a public instance while the run is not shared.
+        """
+        session = _session(request)
+
+        def told() -> AsyncGenerator[Progress]:
+            parent, asked = _opened(services, run, key)[0], parse_lane(lane, "lane")
+            return added_told(services, parent, asked, session, request)
+
+        async for update in _streamed(services, session, told):
+            yield update
 
     def estimate(spec: Spec) -> Forecast:
         """Tell what a comparison would take before it is run: prompt tokens, seconds, bytes of memory, which lanes
@@ -73,7 +97,7 @@ def _computing(services: Services) -> tuple[Callable[..., Any], ...]:
         Args:
             spec: The comparison, as for compare.
         """
-        with _one_line():
+        with one_line():
             comparison = with_model(parse_spec(spec))
             quote = services.admission.quote(comparison)
             found = quote.estimate
@@ -90,7 +114,26 @@ def _computing(services: Services) -> tuple[Callable[..., Any], ...]:
                 lanes=lanes,
             )
 
-    return compare, estimate
+    return compare, add_lane, estimate
+
+
+def _session(request: gr.Request) -> str:
+    """A client may run several at once."""
+    return f"{request.session_hash}/{secrets.token_hex(8)}"
+
+
+async def _streamed(
+    services: Services, session: str, told: Callable[[], AsyncGenerator[Progress]]
+) -> AsyncGenerator[Progress]:
+    """What is told of a run, at a pace, until it ends or its client leaves."""
+    try:
+        with one_line():
+            async with aclosing(told()) as updates:
+                async for update in updates:
+                    yield update
+                    await asyncio.sleep(PACE_S)
+    finally:
+        services.jobs.forget(session)
 
 
 def _listing() -> tuple[Callable[..., Any], ...]:
@@ -115,8 +158,8 @@ def _listing() -> tuple[Callable[..., Any], ...]:
         Args:
             name: Its name, such as "first-look"; the tool presets lists them.
         """
-        with _one_line():
-            _demand(str, name=name)
+        with one_line():
+            demand(str, name=name)
             found = experiments.preset(name)
             spec = with_model(found.spec)
             return cast(Experiment, {**found.model_dump(mode="json"), "spec": spec.model_dump(mode="json")})
@@ -129,9 +172,9 @@ def _listing() -> tuple[Callable[..., Any], ...]:
             paper: Only this paper's claims, for instance "SQuat"; empty: those of all papers.
             model: The model's id; empty: the bundled model.
         """
-        with _one_line():
-            _demand(str, paper=paper, model=model)
-            return _claims(paper, model or DEFAULT_MODEL)
+        with one_line():
+            demand(str, paper=paper, model=model)
+            return claims_of(paper, model or DEFAULT_MODEL)
 
     return methods, models, presets, preset, claims
 
@@ -139,7 +182,7 @@ def _listing() -> tuple[Callable[..., Any], ...]:
 def _stored(services: Services) -> tuple[Callable[..., Any], ...]:
     def runs(request: gr.Request) -> list[RunInfo]:
         """List the stored runs that are everybody's to see, newest first; the tool run gives one in full."""
-        with _one_line():
+        with one_line():
             found = {run.id: run for run in (*sharing.listed_runs(services.store), *packaged_store().list())}
             return [_summary(run, request) for run in found.values()]
 
@@ -151,7 +194,7 @@ def _stored(services: Services) -> tuple[Callable[..., Any], ...]:
             run: The id of the run, 16 hexadecimal characters; the last part of its link.
             key: The key that came with the run's result; needed on a public instance while the run is not shared.
         """
-        with _one_line():
+        with one_line():
             return json.loads(record_json(_opened(services, run, key)[0]))
 
     def arrays(run: str, key: str = "") -> gr.FileData:
@@ -162,7 +205,7 @@ def _stored(services: Services) -> tuple[Callable[..., Any], ...]:
             run: The id of the run, 16 hexadecimal characters.
             key: As for run.
         """
-        with _one_line():
+        with one_line():
             content, _ = serialize(*_opened(services, run, key))
             name = f"{run}-{ARRAYS}"
             found = gr.FileData(path=services.file(name, content[ARRAYS]), orig_name=name)
@@ -177,8 +220,8 @@ def _stored(services: Services) -> tuple[Callable[..., Any], ...]:
             key: The key that came with the run's result; on a public instance only who has it can share the run.
             listed: Put it on the list of runs as well; false takes it off.
         """
-        with _one_line():
-            _demand(bool, listed=listed)
+        with one_line():
+            demand(bool, listed=listed)
             _opened(services, run, key)
             if not services.records.ships(run):
                 sharing.demand_maker(services.store, run, key)
@@ -190,29 +233,10 @@ def _stored(services: Services) -> tuple[Callable[..., Any], ...]:
 
 def _opened(services: Services, run: str, key: str) -> tuple[Record, dict[str, Any]]:
     """A run that ships with the app, or one that the holder of the key may open. Raises KvqError."""
-    _demand(str, key=key)
+    demand(str, key=key)
     if not services.records.ships(run):
         sharing.demand_open(services.store, run, key)
     return services.records.get(run)
-
-
-def _demand(kind: type, **given: Any) -> None:
-    """Gradio hands on whatever a client sends. Raises KvqError for an argument of another type."""
-    for name, value in given.items():
-        if not isinstance(value, kind):
-            raise KvqError(f"{name} = {excerpt(value)} is not allowed: it must be {_KINDS[kind]}.")
-
-
-@contextmanager
-def _one_line() -> Iterator[None]:
-    """What went wrong as the one line that a client gets, never a trace."""
-    try:
-        yield
-    except KvqError as error:
-        raise gr.Error(str(error), print_exception=False) from None
-    except Exception as error:
-        log_error("request failed", error)
-        raise gr.Error(unexpected_error(), print_exception=False) from None
 
 
 def _yielded(endpoint: Callable[..., Any]) -> Callable[..., Any]:
@@ -222,41 +246,6 @@ def _yielded(endpoint: Callable[..., Any]) -> Callable[..., Any]:
         told: Any = endpoint
         told.__signature__ = signature.replace(return_annotation=get_args(signature.return_annotation)[0])
     return endpoint
-
-
-def _claims(paper: str, model: str) -> list[ClaimInfo]:
-    boards = stored_boards()
-    if model not in [board.model for board in boards]:
-        raise KvqError(f"There is no board of {excerpt(model)}; models: {', '.join(b.model for b in boards)}.")
-    boards.sort(key=lambda board: board.model != model)  # the model's own board first
-    rows = joined(boards)
-    papers = {row.claim.paper.lower(): row.claim.paper for row in rows}
-    if paper and paper.lower() not in papers:
-        raise KvqError(f"There are no claims of {excerpt(paper)}; papers: {', '.join(papers.values())}.")
-    return [_claim(row, boards) for row in rows if row.results[0] and paper.lower() in ("", row.claim.paper.lower())]
-
-
-def _claim(row: Row, boards: Sequence[Board]) -> ClaimInfo:
-    claim = row.claim
-    found = zip(boards, row.results, strict=True)
-    return ClaimInfo(
-        paper=claim.paper,
-        arxiv=claim.arxiv,
-        claim=claim.sentence,
-        where=claim.where,
-        quote=claim.quote,
-        quoted_from=claim.quoted_from,
-        less=claim.less,
-        setting=claim.setting,
-        criterion=list(claim.criterion),
-        verdict=claim.verdict,
-        within_noise=within_noise(claim),
-        held=texts_share(claim),
-        measured=measurement_lines(claim),
-        reason=claim.reason,
-        verdicts={board.model: result.verdict if result else NOT_MEASURED for board, result in found},
-        flips_with_the_model=row.flips,
-    )
 
 
 def _summary(found: Summary, request: gr.Request) -> RunInfo:

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from kvq_core.methods import Knob
 from kvq_core.pipeline.estimate import LaneEstimate
 from kvq_core.record.fields import Record
-from kvq_core.spec import ComparisonSpec
+from kvq_core.spec import ComparisonSpec, Lane
 
 
 def _typed(cls: Any, **known: Any) -> Any:
@@ -25,6 +25,13 @@ def _typed(cls: Any, **known: Any) -> Any:
     names = cls.model_fields if issubclass(cls, BaseModel) else cls.__dataclass_fields__
     made: Any = TypedDict  # its fields are known at run time only
     return made(cls.__name__, {name: known.get(name) or _plain(hints[name]) for name in names}, total=False)
+
+
+def typed(name: str, cls: Any, without: tuple[str, ...], own: dict[str, Any]) -> Any:
+    """A model as a TypedDict without some of its fields and with others."""
+    fields = {field: hint for field, hint in get_type_hints(_typed(cls)).items() if field not in without}
+    made: Any = TypedDict
+    return made(name, {**own, **fields}, total=False)
 
 
 def _plain(hint: Any) -> Any:
@@ -44,11 +51,13 @@ def _plain(hint: Any) -> Any:
 
 if TYPE_CHECKING:
     Spec: TypeAlias = dict[str, Any]
+    LaneSpec: TypeAlias = dict[str, Any]
     RunRecord: TypeAlias = dict[str, Any]
     LaneForecast: TypeAlias = dict[str, Any]
     KnobInfo: TypeAlias = dict[str, Any]
 else:
     Spec, RunRecord, LaneForecast = _typed(ComparisonSpec), _typed(Record), _typed(LaneEstimate)
+    LaneSpec = _typed(Lane)
     KnobInfo = _typed(Knob, fields=list[dict[str, Any]])  # the knobs of an object, as these
 
 

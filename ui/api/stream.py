@@ -1,7 +1,7 @@
 """A run as plain data while it goes on and when it is over, for those who ask through the API."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, cast
 
 import gradio as gr
@@ -12,23 +12,33 @@ from kvq_core.analysis.verdict import verdict
 from kvq_core.errors import KvqError
 from kvq_core.events import Encoding, Event, Filling, Finished, Loading, Prefill, Step, Summarizing
 from kvq_core.models import with_model
-from kvq_core.spec import ComparisonSpec
+from kvq_core.record.fields import Record
+from kvq_core.spec import ComparisonSpec, Lane
 from ui.api.schemas import LaneResult, LaneText, Progress, Result
 from ui.service.access import key_for
 from ui.service.address import link
-from ui.service.jobs import follow
+from ui.service.jobs import Job, follow
 from ui.service.line import Place
 from ui.service.services import Services, visitor
 
 
-async def run_told(
-    services: Services, spec: ComparisonSpec, session: str, request: gr.Request
-) -> AsyncGenerator[Progress]:
+def run_told(services: Services, spec: ComparisonSpec, session: str, request: gr.Request) -> AsyncGenerator[Progress]:
     """Submit a comparison and tell how far it is, from its place in line to its result.
 
     ``session`` is what cancels it. Raises KvqError where it may not start, fails or is cancelled.
     """
-    job = await asyncio.to_thread(services.submit, with_model(spec), session, visitor(request))
+    return _told(services, lambda: services.submit(with_model(spec), session, visitor(request)), request)
+
+
+def added_told(
+    services: Services, parent: Record, lane: Lane, session: str, request: gr.Request
+) -> AsyncGenerator[Progress]:
+    """``run_told`` of a lane that is added to a finished run."""
+    return _told(services, lambda: services.extend(parent, lane, session, visitor(request)), request)
+
+
+async def _told(services: Services, submit: Callable[[], Job], request: gr.Request) -> AsyncGenerator[Progress]:
+    job = await asyncio.to_thread(submit)
     services.jobs.watch(job.ticket)
     now = _waiting(services.line.place(job.ticket))
     yield now

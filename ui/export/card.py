@@ -3,15 +3,16 @@
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import LaneRecord, Record
 from kvq_core.record.part import drawn_of
-from ui.html.colors import lane_color
+from ui.export.marks import symbol
+from ui.html.colors import lane_mark
 from ui.html.escape import safe, shorten
 from ui.html.numbers import ABSENT, both_bits, percent, plural, significant
+from ui.html.tokens import TOKENS, font
 from ui.html.verdict import verdict
 
 WIDTH, HEIGHT = 1200, 630
-FONT = "system-ui, Segoe UI, Roboto, DejaVu Sans, sans-serif"
-INK, MUTE, LINE, GROUND = "#1b2230", "#667085", "#e4e7ec", "#ffffff"
-TONES = {"good": "#0f7756", "warn": "#9a4f06", "bad": "#b42318", "quiet": MUTE}
+INK, MUTE, LINE, GROUND = (TOKENS.light[name] for name in ("ink", "mute", "line", "card"))
+TONES = {**{tone: TOKENS.light[tone] for tone in ("good", "warn", "bad")}, "quiet": MUTE}
 COLUMNS = (("K / V bits", 560), ("size", 680), ("KLD", 800), ("flips", 910), ("verdict", 1140))
 EXPLAINED = (
     "K / V bits: stored bits an element, metadata included. Size: of the fp16 cache. KLD: mean distance of the "
@@ -67,21 +68,29 @@ def card(record: Record, arrays: Arrays, link: str) -> str:
         _text(60, 556, words[0], 16, MUTE, limit=160),
         _text(60, 578, f"KLD: {words[1]}", 16, MUTE, limit=160),
         _text(60, 606, scoring_line(record), 16, INK, limit=120),
-        _text(1140, 606, link.removeprefix("https://").removeprefix("http://"), 16, "#3450d1", "end", limit=70),
+        _text(
+            1140,
+            606,
+            link.removeprefix("https://").removeprefix("http://"),
+            16,
+            TOKENS.light["accent"],
+            "end",
+            limit=70,
+        ),
     ]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        f'font-family="{FONT}">{"".join(body)}</svg>'
+        f'font-family="{font("sans")}">{"".join(body)}</svg>'
     )
 
 
 def _row(record: Record, arrays: Arrays, index: int, top: int, step: int) -> list[str]:
     y, lane = top + step // 2 + 8, record.lanes[index]
-    found = verdict(record, arrays, index)
+    found, mark = verdict(record, arrays, index), lane_mark(record.number(index))
     numbers = zip(COLUMNS, figures(lane), strict=False)
     return [
         f'<path d="M60 {top}H1140" stroke="{LINE}"/>',
-        f'<rect x="60" y="{y - 14}" width="14" height="14" rx="4" fill="{lane_color(index)}"/>',
+        symbol(mark.symbol, 67, y - 7, 7.5, mark.color),
         _text(86, y, lane.label, 22, INK, weight=600, limit=30),
         *(_text(x, y, value, 22, INK, "end") for (_, x), value in numbers),
         _text(COLUMNS[-1][1], y, found.word, 22, TONES[found.tone], "end", weight=600, limit=17),

@@ -1,9 +1,6 @@
 """A finished run as one HTML file that opens anywhere: no script, nothing fetched, light and dark."""
 
-from collections.abc import Iterator
 from pathlib import Path
-
-import plotly.graph_objects as go
 
 from kvq_core.analysis.expected import expectation_sentence
 from kvq_core.record.arrays import Arrays
@@ -12,13 +9,13 @@ from kvq_core.record.part import BEST, TOGETHER, drawn_of
 from ui.export.card import title
 from ui.export.reproduce import command, conditions
 from ui.export.svg import svg
-from ui.figures import damage_grid, distortion_rate, effective_rank, kld_strips, stored_bytes
+from ui.export.views import VIEWS, caption
 from ui.html.cards import scores, settings
-from ui.html.colors import SEQUENTIAL, SEQUENTIAL_DARK, lane_color
+from ui.html.colors import SEQUENTIAL, SEQUENTIAL_DARK
 from ui.html.escape import lane_tokens, reference_tokens, safe
 from ui.html.pieces import spans_of
 from ui.html.tables import COLUMNS, perplexity_rows, scorecard
-from ui.html.theme import shades
+from ui.html.theme import properties, shades
 from ui.html.verdict import EXPLAINED, remarks, verdict
 from ui.words import overall
 
@@ -34,8 +31,6 @@ SHADED = "Shading: KLD of each token up to where the texts part (red bar); after
 
 def report(record: Record, arrays: Arrays, link: str = "") -> str:
     """The whole document, with the run's link where there is one. Every text of prompt, model or label is escaped."""
-    style = Path(__file__).with_name("report.css").read_text(encoding="utf-8") + shades(SEQUENTIAL, "")
-    style += f"@media (prefers-color-scheme: dark) {{ {shades(SEQUENTIAL_DARK, '')} }}"
     drawn = drawn_of(record, arrays)
     parts = (
         _head(record, arrays, link),
@@ -49,9 +44,16 @@ def report(record: Record, arrays: Arrays, link: str = "") -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
         'img-src data:">'
-        f"<title>{safe(title(record))}</title><style>{style}</style></head>"
+        f"<title>{safe(title(record))}</title><style>{style()}</style></head>"
         f"<body><main>{''.join(parts)}</main></body></html>"
     )
+
+
+def style() -> str:
+    """Of every page that leaves this one."""
+    colors = properties("@media (prefers-color-scheme: dark){{:root{{{}}}}}") + shades(SEQUENTIAL, "")
+    dark = f"@media (prefers-color-scheme: dark){{{shades(SEQUENTIAL_DARK, '')}}}"
+    return colors + dark + Path(__file__).with_name("report.css").read_text(encoding="utf-8")
 
 
 def _head(record: Record, arrays: Arrays, link: str) -> str:
@@ -94,7 +96,7 @@ def _answers(record: Record, arrays: Arrays, some: bool) -> str:
         about = (settings(lane), verdict(record, arrays, index).sentence, *remarks(lane))
         notes = "".join(f'<p class="mute">{safe(note)}</p>' for note in about if note)
         body = f"<h3>{safe(lane.label)}</h3>{notes}{_tokens(record, arrays, index)}"
-        cards += f'<div style="--lane:{lane_color(index)}">{body}</div>'
+        cards += f'<div class="lane-{record.number(index)}">{body}</div>'
     said = f"{SHADED} {expectation_sentence(record)}".strip()
     if some:
         said = f"Answers and figures are those of {TOGETHER} lanes: {BEST}. {said}"
@@ -111,25 +113,11 @@ def _tokens(record: Record, arrays: Arrays, index: int) -> str:
     return f'<div class="tokens">{lane_tokens(*texts, kld, same, parted)}</div>'
 
 
-def _drawn(record: Record, arrays: Arrays) -> Iterator[tuple[str, str, go.Figure | None]]:
-    yield "KLD of every token", "Dots: flips; rings: flips near a tie of the reference.", kld_strips(record, arrays, 0)
-    yield "Distance against bits", "Low and left is better.", distortion_rate(record, arrays, "kld")
-    yield "Stored bytes", "Keys and values apart, the fp16 cache for scale.", stored_bytes(record)
-    for kind in ("key", "value"):
-        grid = damage_grid(record, arrays, "relative", kind, 0, 0)
-        yield f"Relative {kind} error", "Layer by KV head, at the end of the run.", grid
-    yield (
-        "Effective rank",
-        "How many directions the prompt's keys and values spread over.",
-        effective_rank(record, arrays, 0),
-    )
-
-
 def _figures(record: Record, arrays: Arrays) -> str:
     told = "".join(
-        f'<figure tabindex="0"><figcaption>{safe(name)}<small>{safe(words)}</small></figcaption>{svg(figure)}</figure>'
-        for name, words, figure in _drawn(record, arrays)
-        if figure is not None
+        f'<figure tabindex="0">{caption(view)}{svg(figure)}</figure>'
+        for view in VIEWS.values()
+        if (figure := view.draw(record, arrays)) is not None
     )
     return f"<section><h2>Figures</h2>{told}</section>"
 

@@ -14,6 +14,7 @@ import numpy as np
 import plotly.graph_objects as go
 from PIL import Image
 
+from ui.export.marks import dash, symbol, texture
 from ui.export.svg_axes import Axis, axes, axis_layout, bar_axis, coordinates, pairs, places
 from ui.figures.base import heat
 from ui.html.colors import LANES, SEQUENTIAL, Scale, at, rgb
@@ -23,7 +24,6 @@ from ui.html.numbers import significant
 WIDTH = 760
 LEGEND_LINE = 18
 CHARACTER = 6.3  # mean width of one at 12 px
-DASHES = {"dot": "2 3", "dash": "6 4", "dashdot": "6 3 2 3"}
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
@@ -31,11 +31,8 @@ def svg(figure: go.Figure) -> str:
     """The figure as an ``<svg>`` element. Raises TypeError for a kind of trace that no figure here draws."""
     layout = figure.layout
     legend = _legend(figure)
-    left, right = max(62, _label_room(figure)), 70 if layout.coloraxis.colorscale else 14
-    top = max(layout.margin.t or 12, 12) + LEGEND_LINE * (1 + max((line for line, *_ in legend), default=-1))
-    height = (layout.height or 300) + top - (layout.margin.t or 12)
-    inner = (left, top, WIDTH - right, height - max(46, layout.margin.b or 46))
-    scales = axes(figure, inner)
+    inner, height = room(figure)
+    left, scales = inner[0], axes(figure, inner)
     body = [_frame(figure, scales, x, y) for x, y in pairs(figure)]
     stacked: dict[Any, np.ndarray] = {}
     body += [_trace(figure, trace, scales, stacked) for trace in figure.data]
@@ -48,6 +45,15 @@ def svg(figure: go.Figure) -> str:
         f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{label}" xmlns="http://www.w3.org/2000/svg" '
         f'font-size="12" fill="currentColor">{"".join(body)}</svg>'
     )
+
+
+def room(figure: go.Figure) -> tuple[Box, float]:
+    """Where the axes lie in the picture, and its height; it is WIDTH wide."""
+    layout = figure.layout
+    left, right = max(62, _label_room(figure)), 70 if layout.coloraxis.colorscale else 14
+    top = max(layout.margin.t or 12, 12) + LEGEND_LINE * (1 + max((line for line, *_ in _legend(figure)), default=-1))
+    height = (layout.height or 300) + top - (layout.margin.t or 12)
+    return (left, top, WIDTH - right, height - max(46, layout.margin.b or 46)), height
 
 
 def _trace(figure: go.Figure, trace: Any, scales: dict[str, Axis], stacked: dict[Any, np.ndarray]) -> str:
@@ -79,7 +85,11 @@ def _bars(figure: go.Figure, trace: Any, x: Axis, y: Axis, stacked: dict[Any, np
         low, size = min(a, b), abs(b - a)
         box = (low, p - thick / 2, size, thick) if across is x else (p - thick / 2, low, thick, size)
         color = colors if isinstance(colors, str) else colors[i] if colors is not None else LANES[0]
-        parts.append('<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" '.format(*box) + f'fill="{color}"/>')
+        place = '<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" '.format(*box)
+        parts.append(f'{place}fill="{color}"/>')
+        woven, fill = texture(trace.marker.pattern.shape[i] if trace.marker.pattern.shape else "")
+        if fill:
+            parts.append(f'{woven}{place}fill="{fill}"/>')
     return "".join(parts)
 
 
@@ -95,15 +105,12 @@ def _scatter(trace: Any, x: Axis, y: Axis) -> str:
             + (f"L{px:.1f} {py:.1f}" if steps and i else "")
             for i, (px, py) in enumerate(points)
         )
-        dash = f' stroke-dasharray="{DASHES[trace.line.dash]}"' if trace.line.dash in DASHES else ""
-        out += f'<path d="{path}" fill="none" stroke="{color}" stroke-width="{trace.line.width or 2}"{dash}/>'
+        out += f'<path d="{path}" fill="none" stroke="{color}" stroke-width="{trace.line.width or 2}"'
+        out += f"{dash(trace.line.dash)}/>"
     if "markers" in mode:
         radius = (trace.marker.size or 6) / 2
-        rim = f' stroke="{trace.marker.line.color}"' if trace.marker.line.color else ""
-        out += "".join(
-            f'<circle cx="{px:.1f}" cy="{py:.1f}" r="{radius:.1f}" fill="{trace.marker.color or color}"{rim}/>'
-            for px, py in points
-        )
+        shape, rim = trace.marker.symbol or "circle", trace.marker.line.color or ""
+        out += "".join(symbol(shape, px, py, radius, trace.marker.color or color, rim) for px, py in points)
     return out
 
 

@@ -10,13 +10,13 @@ from plotly.subplots import make_subplots
 
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import LaneRecord, Record
-from ui.html.colors import ACCENT, DIVERGING, SEQUENTIAL, lane_color
+from ui.html.colors import ACCENT, DIVERGING, GRID, INK, LANES, SEQUENTIAL, lane_color, lane_mark, with_alpha
 from ui.html.escape import plot_safe, shorten
+from ui.html.tokens import TOKENS, font
 
-INK = "#667085"  # fallback; the stylesheet recolours text for the theme
-LINE = "rgba(128, 137, 155, 0.25)"
+TICK, TEXT = TOKENS.text["tick"], TOKENS.text["small"]
 BLANK = -128  # the code of a heatmap's cell that stands for nothing
-HOVER = {"font": {"size": 12}, "namelength": -1}
+HOVER = {"font": {"family": font("sans"), "size": TEXT}, "namelength": -1}
 
 
 def lanes_with(record: Record, arrays: Arrays, name: str) -> Iterator[tuple[int, LaneRecord, np.ndarray]]:
@@ -30,6 +30,33 @@ def lanes_with(record: Record, arrays: Arrays, name: str) -> Iterator[tuple[int,
 def label_of(lane: LaneRecord, limit: int = 28) -> str:
     """A lane's label for Plotly: escaped and short."""
     return plot_safe(shorten(lane.label, limit))
+
+
+def color_of(record: Record, index: int) -> str:
+    """A lane's hue: by its place in the whole run, also where some of its lanes are drawn."""
+    return lane_color(record.number(index))
+
+
+def line_of(record: Record, index: int, width: float = 2.0, **options: Any) -> dict[str, Any]:
+    """A lane's line: its hue, and from the ninth lane on its dash, unless ``options`` give one another meaning."""
+    mark = lane_mark(record.number(index))
+    dash = {} if mark.dash == "solid" else {"dash": mark.dash}
+    return {"color": mark.color, "width": width, **dash, **options}
+
+
+def symbols_of(record: Record, index: int, size: float, **options: Any) -> dict[str, Any]:
+    """A lane's points: its hue and its symbol."""
+    mark = lane_mark(record.number(index))
+    return {"color": mark.color, "symbol": mark.symbol, "size": size, **options}
+
+
+def bars_of(record: Record, indices: Sequence[int], alpha: float = 1.0) -> dict[str, Any]:
+    """Bars of lanes, one each: their hues, and the textures of those that have one."""
+    marks = [lane_mark(record.number(index)) for index in indices]
+    found: dict[str, Any] = {"color": [mark.color if alpha == 1.0 else with_alpha(mark.color, alpha) for mark in marks]}
+    if any(mark.pattern for mark in marks):
+        found["pattern"] = {"shape": [mark.pattern for mark in marks], "fillmode": "overlay", "solidity": 0.4}
+    return found
 
 
 def of_lane(index: int) -> dict[str, int]:
@@ -97,7 +124,7 @@ def lane_rows(
         len(titles), 1, shared_xaxes=True, vertical_spacing=spacing, subplot_titles=list(titles), **options
     )
     for note, color in zip(figure.layout.annotations, colors, strict=True):
-        note.update(x=0, xanchor="left", font={"size": 12, "color": color}, yshift=1)
+        note.update(x=0, xanchor="left", font={"size": TEXT, "color": color}, yshift=1)
     return apply_style(figure, inner + 80, margin={"l": 48, "r": 8, "t": 26, "b": 46})
 
 
@@ -109,14 +136,14 @@ def apply_style(figure: go.Figure, height: int, **layout: Any) -> go.Figure:
         margin={"l": 52, "r": 12, "t": 12, "b": 46},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
-        font={"family": "system-ui, Segoe UI, Roboto, DejaVu Sans, sans-serif", "size": 12, "color": INK},
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "font": {"size": 12}},
+        font={"family": font("sans"), "size": TEXT, "color": INK},
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "font": {"size": TEXT}},
         hoverlabel=HOVER,
         dragmode="zoom",
-        colorway=[lane_color(i) for i in range(8)],
+        colorway=list(LANES),
     )
     figure.update_layout(**layout)
-    axis = {"gridcolor": LINE, "zerolinecolor": LINE, "linecolor": LINE, "ticks": "", "title": {"standoff": 8}}
+    axis = {"gridcolor": GRID, "zerolinecolor": GRID, "linecolor": GRID, "ticks": "", "title": {"standoff": 8}}
     figure.update_xaxes(**axis)
     figure.update_yaxes(**axis, exponentformat="none")  # 0.0001, not 100μ
     return figure
@@ -144,10 +171,10 @@ def decades(low: float, high: float) -> dict[str, Any]:
 
 def bar(unit: str) -> dict[str, Any]:
     return {
-        "title": {"text": unit, "side": "right", "font": {"size": 11}},
+        "title": {"text": unit, "side": "right", "font": {"size": TICK}},
         "thickness": 10,
         "outlinewidth": 0,
-        "tickfont": {"size": 11},
+        "tickfont": {"size": TICK},
         "len": 1.0,
         "x": 1.0,
         "xpad": 6,

@@ -8,7 +8,9 @@ import plotly.graph_objects as go
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import FULL_PRECISION, Memory, Record
 from ui.figures.base import (
+    bars_of,
     canvas,
+    color_of,
     cursor,
     label_figure,
     label_of,
@@ -20,7 +22,7 @@ from ui.figures.base import (
     round_values,
     sequential,
 )
-from ui.html.colors import NOISE, lane_color, with_alpha
+from ui.html.colors import NOISE, with_alpha
 
 Axis = Literal["layers", "heads", "channels"]
 MAX_BINS = 256
@@ -43,7 +45,7 @@ def bit_map(record: Record, arrays: Arrays, kind: Literal["key", "value"], axis:
         return None
     flat = all(plane.shape[0] == 1 for *_, plane in lanes)
     figure = lane_rows(
-        [label_of(lane) for _, lane, _ in lanes], 26 if flat else 80, [lane_color(i) for i, _, _ in lanes]
+        [label_of(lane) for _, lane, _ in lanes], 26 if flat else 80, [color_of(record, i) for i, _, _ in lanes]
     )
     rows = {"layers": {"layer": "y"}, "heads": {"kv_head": "y"}}.get(axis, {})
     for row, (index, lane, plane) in enumerate(lanes, 1):
@@ -96,14 +98,13 @@ def stored_bytes(record: Record) -> go.Figure:
             by_group(memory.bytes_by_part, kind).get(title, 0) for *_, memory in lanes for kind in ("key", "value")
         ]
         if any(sizes):
-            colors = [with_alpha(lane_color(i), opacity) for i, *_ in lanes for _ in range(2)]
             figure.add_bar(
                 y=axis,
                 x=[round(s / 1e6, 4) for s in sizes],
                 name=title,
                 orientation="h",
                 meta=of_rows([i for i, *_ in lanes for _ in range(2)]),
-                marker={"color": colors},
+                marker=bars_of(record, [i for i, *_ in lanes for _ in range(2)], opacity),
                 hovertemplate="%{x:.3g} MB<extra>" + title + "</extra>",
             )
     full = [_fp16_bytes(memory) for *_, memory in lanes]

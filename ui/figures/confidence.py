@@ -1,13 +1,15 @@
 """KLD by how sure the reference is of its next token."""
 
+from typing import Any
+
 import plotly.graph_objects as go
 
 from kvq_core.analysis.confidence import Bucket, by_confidence
 from kvq_core.analysis.floors import floors
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
-from ui.figures.base import canvas, decades, label_figure, label_of, of_lane
-from ui.html.colors import REFERENCE, lane_color
+from ui.figures.base import canvas, decades, label_figure, label_of, line_of, of_lane
+from ui.html.colors import REFERENCE
 from ui.html.numbers import percent, significant
 
 DASHES = ("dot", "dash")  # of the floors
@@ -15,9 +17,8 @@ DASHES = ("dot", "dash")  # of the floors
 
 def confidence(record: Record, arrays: Arrays) -> go.Figure | None:
     """Mean KLD in five buckets of the reference's top probability, a line a lane and a dashed one a floor."""
-    shown: list[tuple[str, int | None, dict[str, str], tuple[Bucket, ...]]] = [
-        (label_of(record.lanes[i]), i, {"color": lane_color(i)}, by_confidence(arrays, i))
-        for i in range(len(record.lanes))
+    shown: list[tuple[str, int | None, dict[str, Any], tuple[Bucket, ...]]] = [
+        (label_of(record.lanes[i]), i, line_of(record, i), by_confidence(arrays, i)) for i in range(len(record.lanes))
     ]
     for (at, lane), dash in zip(floors(record).items(), DASHES, strict=False):
         shown.append((label_of(lane), None, {"color": REFERENCE, "dash": dash}, by_confidence(arrays, at)))

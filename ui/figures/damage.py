@@ -10,7 +10,9 @@ from kvq_core.analysis.key_constants import constant_layers
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
 from ui.figures.base import (
+    TICK,
     as_int8,
+    color_of,
     cursor,
     diverging,
     label_figure,
@@ -21,10 +23,10 @@ from ui.figures.base import (
     round_values,
     sequential,
 )
-from ui.html.colors import lane_color
+from ui.html.colors import ACCENT, MARK
 
 Kind = Literal["key", "value"]
-MARK = "▾"  # above layers whose keys carry a constant
+CONSTANT = "▾"  # above layers whose keys carry a constant
 PURE_SINK = 0.9  # of a head's attention, on the first tokens, mean over the steps looked at
 # measure -> (array, unit, factor to the unit, what it is): those of keys and values apart, those of both together
 MEASURES: dict[str, dict[str, tuple[str, str, float, str]]] = {
@@ -59,7 +61,7 @@ def damage_grid(record: Record, arrays: Arrays, measure: str, kind: Kind, layer:
     _, unit, _, what = MEASURES[measure][kind]
     names = [label_of(record.lanes[i]) for i, _ in lanes]
     heads = record.environment.kv_heads
-    figure = lane_rows(names, max(34, 13 * min(heads, 16)), [lane_color(i) for i, _ in lanes], gap=26)
+    figure = lane_rows(names, max(34, 13 * min(heads, 16)), [color_of(record, i) for i, _ in lanes], gap=26)
     for row, (name, (index, values)) in enumerate(zip(names, lanes, strict=True), 1):
         heat = go.Heatmap(
             z=round_values(values.T),
@@ -82,7 +84,7 @@ def damage_grid(record: Record, arrays: Arrays, measure: str, kind: Kind, layer:
         if kind == "key":
             _mark_constants(figure, arrays, row)
         box = {"x0": layer - 0.5, "x1": layer + 0.5, "y0": kv_head - 0.5, "y1": kv_head + 0.5}
-        figure.add_shape(type="rect", **box, line={"color": "#0072b2", "width": 2}, row=row, col=1)
+        figure.add_shape(type="rect", **box, line={"color": ACCENT, "width": 2}, row=row, col=1)
     figure.update_xaxes(showgrid=False)
     figure.update_xaxes(title_text="layer", row=len(lanes), col=1)
     top = max(float(np.quantile(values, 0.995)) for _, values in lanes)
@@ -99,9 +101,9 @@ def _mark_constants(figure: go.Figure, arrays: Arrays, row: int) -> None:
             yref="y domain" if row == 1 else f"y{row} domain",
             xref="x" if row == 1 else f"x{row}",
             yanchor="bottom",
-            text=MARK,
+            text=CONSTANT,
             showarrow=False,
-            font={"size": 11, "color": "#c2410c"},
+            font={"size": TICK, "color": MARK},
         )
 
 
@@ -172,7 +174,7 @@ def score_map(
         return None
     info = record.capture
     top = max(float(np.nanquantile(np.abs(delta), 0.999)) for *_, delta in lanes)
-    figure = lane_rows([label_of(lane) for _, lane, _ in lanes], 84, [lane_color(i) for i, _, _ in lanes], gap=26)
+    figure = lane_rows([label_of(lane) for _, lane, _ in lanes], 84, [color_of(record, i) for i, _, _ in lanes], gap=26)
     for row, (index, lane, delta) in enumerate(lanes, 1):
         heat = go.Heatmap(
             z=as_int8(delta, top),

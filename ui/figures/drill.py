@@ -7,17 +7,20 @@ from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
 from ui.figures.base import (
     canvas,
+    color_of,
     diverging,
     label_figure,
     label_of,
     lanes_with,
+    line_of,
     of_lane,
     of_rows,
     round_values,
     sequential,
+    symbols_of,
 )
 from ui.figures.damage import captured_indices, key_counts
-from ui.html.colors import REFERENCE, lane_color
+from ui.html.colors import REFERENCE
 
 FLOOR = 1e-3  # percent: attention is drawn on a log scale from here
 DEPTHS = {
@@ -40,7 +43,7 @@ def attention_rows(record: Record, arrays: Arrays, layer: int, head: int, step: 
     at, place = nearest_step(record, step), captured_indices(record, layer, head)
     rows = [(-1, "Full precision", REFERENCE, "reference/attention_rows")]
     rows += [
-        (i, label_of(lane), lane_color(i), f"lane/{i}/attention_rows")
+        (i, label_of(lane), color_of(record, i), f"lane/{i}/attention_rows")
         for i, lane in enumerate(record.lanes)
         if lane.status == "done"
     ]
@@ -152,8 +155,8 @@ def depth_error(record: Record, arrays: Arrays, measure: str) -> go.Figure | Non
                 name=label_of(lane, 20),
                 showlegend=dash == "solid",
                 meta=of_lane(index),
-                line={"color": lane_color(index), "width": 1.8, "dash": dash},
-                marker={"size": 4},
+                line=line_of(record, index, 1.8, dash=dash),
+                marker=symbols_of(record, index, 5),
                 hovertemplate=f"position %{{x:.0f}}: %{{y:.3g}}<extra>{label_of(lane)}, {what}</extra>",
             )
             drawn = True

@@ -5,8 +5,7 @@ import plotly.graph_objects as go
 
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
-from ui.figures.base import canvas, decades, label_figure, label_of, lanes_with, of_lane, round_values
-from ui.html.colors import lane_color
+from ui.figures.base import canvas, decades, label_figure, label_of, lanes_with, line_of, of_lane, round_values
 
 BINS = 120  # a lane's line has no more points than these
 
@@ -30,7 +29,7 @@ def prompt_kld(record: Record, arrays: Arrays) -> go.Figure | None:
             mode="lines" if len(bins) > 1 else "markers",
             name=label_of(lane),
             meta=of_lane(index),
-            line={"color": lane_color(index), "width": 1.5},
+            line=line_of(record, index, 1.5),
             hovertemplate="position %{x:.0f}: mean %{y:.3g} nats%{text}<extra>" + label_of(lane) + "</extra>",
         )
     if not drawn:

@@ -7,15 +7,25 @@ import plotly.graph_objects as go
 
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
-from ui.figures.base import canvas, label_figure, label_of, lane_rows, lanes_with, of_lane, round_values
-from ui.html.colors import ACCENT, REFERENCE, lane_color, with_alpha
+from ui.figures.base import (
+    canvas,
+    color_of,
+    label_figure,
+    label_of,
+    lane_rows,
+    lanes_with,
+    line_of,
+    of_lane,
+    round_values,
+)
+from ui.html.colors import ACCENT, BERRY, BRONZE, REFERENCE, with_alpha
 
 Curve = tuple[str, str, str, str]  # array, name, colour, dash
 SPACES: dict[str, tuple[Curve, ...]] = {
-    "key": (("key_pre", "before RoPE", ACCENT, "dash"), ("key_post", "after RoPE", "#b3366f", "solid")),
-    "value": (("value", "values", "#b3366f", "solid"),),
+    "key": (("key_pre", "before RoPE", ACCENT, "dash"), ("key_post", "after RoPE", BERRY, "solid")),
+    "value": (("value", "values", BERRY, "solid"),),
 }
-RANKS: tuple[Curve, ...] = (*SPACES["key"], ("value", "values", "#8a6d00", "dot"))
+RANKS: tuple[Curve, ...] = (*SPACES["key"], ("value", "values", BRONZE, "dot"))
 WITH_MEAN = "mean included"
 
 
@@ -96,7 +106,7 @@ def _schedules(figure: go.Figure, record: Record, arrays: Arrays, layer: int) ->
             name=f"bits, {label_of(lane, 18)}",
             meta=of_lane(index),
             yaxis="y2",
-            line={"color": lane_color(index), "shape": "hv", "width": 1.6},
+            line=line_of(record, index, 1.6, shape="hv"),
             hovertemplate="channel %{x}: %{y:.3g} bits<extra>" + label_of(lane) + "</extra>",
         )
     if lanes:
@@ -189,16 +199,17 @@ def lane_spectra(record: Record, arrays: Arrays, layer: int, kv_head: int) -> go
         return None
     figure = canvas(300, yaxis={"type": "log", "dtick": 1, "title": {"text": "singular value / its largest"}})
     own = spectrum(arrays, "key_post")
-    lines = [] if own is None else [(-1, "full precision, prompt" + told, REFERENCE, own[layer, kv_head])]
-    lines += [(i, label_of(lane, 20) + told, lane_color(i), values[layer, kv_head]) for i, lane, values in lanes]
-    for index, name, color, line in lines:
+    whole = {"color": REFERENCE, "width": 2.4}
+    lines = [] if own is None else [(-1, "full precision, prompt" + told, whole, own[layer, kv_head])]
+    lines += [(i, label_of(lane, 20) + told, line_of(record, i, 1.4), v[layer, kv_head]) for i, lane, v in lanes]
+    for index, name, style, line in lines:
         figure.add_scatter(
             x=np.arange(1, line.size + 1),
             y=_relative(line, float(line.max()) or 1.0),
             mode="lines",
             name=name,
             meta=of_lane(index),
-            line={"color": color, "width": 2.4 if color == REFERENCE else 1.4},
+            line=style,
             hovertemplate="direction %{x}: %{y:.3g}<extra>" + name + "</extra>",
         )
     figure.update_xaxes(title_text=f"direction (layer {layer}, KV head {kv_head}, after RoPE)")
@@ -212,10 +223,8 @@ def distributions(record: Record, arrays: Arrays, layer: int, what: str) -> go.F
     if own is None or not info.distribution_layers or len(info.quantiles) < 3:
         return None
     at = info.distribution_layers.index(nearest_layer(record, layer))
-    rows = [(-1, "Full precision", REFERENCE, own[at])]
-    rows += [
-        (i, label_of(lane), lane_color(i), v[at]) for i, lane, v in lanes_with(record, arrays, f"{what}_quantiles")
-    ]
+    rows, lanes = [(-1, "Full precision", REFERENCE, own[at])], lanes_with(record, arrays, f"{what}_quantiles")
+    rows += [(i, label_of(lane), color_of(record, i), v[at]) for i, lane, v in lanes]
     figure = lane_rows([name for _, name, *_ in rows], 62, [color for *_, color, _ in rows], gap=26)
     for row, (index, name, color, levels) in enumerate(rows, 1):
         _fan(figure, row, index, name, color, levels, info.quantiles)

@@ -5,15 +5,15 @@ import plotly.graph_objects as go
 
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
-from ui.figures.base import INK, canvas, label_figure, label_of, lanes_with, of_lane, of_rows, round_values
-from ui.html.colors import ACCENT, REFERENCE, lane_color
+from ui.figures.base import bars_of, canvas, label_figure, label_of, lanes_with, line_of, of_lane, of_rows, round_values
+from ui.html.colors import ACCENT, BERRY, BRONZE, INK, MOSS, REFERENCE
 
 # The four subspaces of SQuat's Figure 2
 KINDS = (
-    ("all", "all tokens", "#b3366f", "dash"),
+    ("all", "all tokens", BERRY, "dash"),
     ("prompt", "prompt only", ACCENT, "solid"),
-    ("same_kind", "another prompt of its kind", "#009e73", "dashdot"),
-    ("other_kind", "another kind", "#8a6d00", "dot"),
+    ("same_kind", "another prompt of its kind", MOSS, "dashdot"),
+    ("other_kind", "another kind", BRONZE, "dot"),
 )
 
 
@@ -63,7 +63,7 @@ def error_inside(record: Record, arrays: Arrays, layer: int, rank: int) -> go.Fi
             mode="lines",
             name=label_of(lane),
             meta=of_lane(index),
-            line={"color": lane_color(index), "width": 2},
+            line=line_of(record, index),
             hovertemplate="rank %{x}: %{y:.1f} %<extra>" + label_of(lane) + "</extra>",
         )
     _mark(figure, rank)
@@ -77,7 +77,6 @@ def error_split(record: Record, arrays: Arrays, rank: int) -> go.Figure | None:
     if not rows:
         return None
     names = [label_of(record.lanes[i], 22) for i, _, _ in rows]
-    colors = [lane_color(i) for i, _, _ in rows]
     figure = canvas(110 + 46 * len(rows), barmode="group", bargap=0.3)
     for at, (name, opacity) in enumerate(((f"inside the top {rank}", 1.0), ("outside", 0.35)), 1):
         figure.add_bar(
@@ -86,7 +85,7 @@ def error_split(record: Record, arrays: Arrays, rank: int) -> go.Figure | None:
             name=name,
             orientation="h",
             meta=of_rows([i for i, *_ in rows]),
-            marker={"color": colors},
+            marker=bars_of(record, [i for i, *_ in rows]),
             opacity=opacity,
             hovertemplate="%{y}: %{x:.3g} %<extra>" + name + "</extra>",
         )
@@ -123,15 +122,16 @@ def angles(record: Record, arrays: Arrays, layer: int, kv_head: int, rank: int, 
     kept = nearest_rank(record, rank)
     if kept is None:
         return None
-    rows = [(i, label_of(lane, 20), lane_color(i), v) for i, lane, v in lanes_with(record, arrays, f"angles_{pair}")]
+    found = lanes_with(record, arrays, f"angles_{pair}")
+    rows = [(i, label_of(lane, 20), line_of(record, i, 1.4), v) for i, lane, v in found]
     own = array(arrays, f"subspace/angles_{pair}")
     if own is not None:
-        rows.insert(0, (-1, "Full precision", REFERENCE, own))
+        rows.insert(0, (-1, "Full precision", {"color": REFERENCE, "width": 2.4}, own))
     if not rows:
         return None
     r = record.capture.angle_ranks[kept]
     figure = canvas(300, yaxis={"title": {"text": "angle, degrees"}, "range": [0, 92], "dtick": 30})
-    for index, name, color, values in rows:
+    for index, name, style, values in rows:
         line = values[layer, kv_head, kept, :r]
         figure.add_scatter(
             x=np.arange(1, line.size + 1),
@@ -139,7 +139,7 @@ def angles(record: Record, arrays: Arrays, layer: int, kv_head: int, rank: int, 
             mode="lines+markers",
             name=name,
             meta=of_lane(index),
-            line={"color": color, "width": 2.4 if color == REFERENCE else 1.4},
+            line=style,
             marker={"size": 5},
             hovertemplate="angle %{x}: %{y:.1f}°<extra>" + name + "</extra>",
         )

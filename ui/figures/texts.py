@@ -5,8 +5,17 @@ import plotly.graph_objects as go
 
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import LaneRecord, Record
-from ui.figures.base import cursor, label_figure, label_of, lane_rows, lanes_with, of_lane, round_values
-from ui.html.colors import lane_color, with_alpha
+from ui.figures.base import (
+    color_of,
+    cursor,
+    label_figure,
+    label_of,
+    lane_rows,
+    lanes_with,
+    of_lane,
+    round_values,
+)
+from ui.html.colors import with_alpha
 
 
 def kld_strips(record: Record, arrays: Arrays, token: int) -> go.Figure | None:
@@ -16,7 +25,7 @@ def kld_strips(record: Record, arrays: Arrays, token: int) -> go.Figure | None:
     if not lanes:
         return None
     margin = array(arrays, "reference/margin")
-    figure = lane_rows([label_of(lane) for _, lane, _ in lanes], 52, [lane_color(i) for i, *_ in lanes], gap=26)
+    figure = lane_rows([label_of(lane) for _, lane, _ in lanes], 52, [color_of(record, i) for i, *_ in lanes], gap=26)
     top = max(float(kld.max()) for *_, kld in lanes) or 1.0
     for row, (index, lane, kld) in enumerate(lanes, 1):
         tokens = np.arange(1, kld.size + 1)
@@ -25,7 +34,7 @@ def kld_strips(record: Record, arrays: Arrays, token: int) -> go.Figure | None:
             y=round_values(kld),
             name=label_of(lane),
             meta=of_lane(index),
-            marker={"color": with_alpha(lane_color(index), 0.75)},
+            marker={"color": with_alpha(color_of(record, index), 0.75)},
             hovertemplate="token %{x}: %{y:.3g} nats<extra>" + label_of(lane) + "</extra>",
             row=row,
             col=1,
@@ -39,8 +48,8 @@ def kld_strips(record: Record, arrays: Arrays, token: int) -> go.Figure | None:
                 meta=of_lane(index),
                 marker={
                     "size": 7,
-                    "color": lane_color(index) if fill else "rgba(0,0,0,0)",
-                    "line": {"color": lane_color(index), "width": 1.5},
+                    "color": color_of(record, index) if fill else "rgba(0,0,0,0)",
+                    "line": {"color": color_of(record, index), "width": 1.5},
                 },
                 hovertemplate="token %{x}: " + name + "<extra>" + label_of(lane) + "</extra>",
                 row=row,

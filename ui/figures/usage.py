@@ -7,10 +7,22 @@ from kvq_core.analysis.context_growth import growths
 from kvq_core.analysis.plans import shape_of
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
-from ui.figures.base import canvas, label_figure, label_of, lane_rows, lanes_with, of_lane, round_values, sequential
-from ui.html.colors import lane_color
+from ui.figures.base import (
+    canvas,
+    color_of,
+    label_figure,
+    label_of,
+    lane_rows,
+    lanes_with,
+    line_of,
+    of_lane,
+    round_values,
+    sequential,
+)
+from ui.html.colors import NOISE
 
 SHARES = {"symmetric": "symmetric groups, %", "outlier": "outliers, %"}
+THIN = "; thin: model-wide codebooks counted"
 FULL = 16.0  # bits of an fp16 element
 CONTEXTS = np.unique(np.round(np.logspace(2, 6, 49)).astype(int))
 
@@ -31,7 +43,7 @@ def code_usage(record: Record, arrays: Arrays, kind: str, layer: int, kv_head: i
             mode="lines",
             name=label_of(lane),
             meta=of_lane(index),
-            line={"color": lane_color(index), "shape": "hv", "width": 2},
+            line=line_of(record, index, shape="hv"),
             fill="tozeroy",
             hovertemplate="code of rank %{x}: %{y:.2g} %<extra>" + label_of(lane) + "</extra>",
         )
@@ -59,7 +71,7 @@ def latent_bits(record: Record, arrays: Arrays, layer: int) -> go.Figure | None:
             mode="lines",
             name=label_of(lane),
             meta=of_lane(index),
-            line={"color": lane_color(index), "shape": "hv", "width": 2},
+            line=line_of(record, index, shape="hv"),
             hovertemplate="latent channel %{x}: %{y:.3g} bits<extra>" + label_of(lane) + "</extra>",
         )
     figure.update_xaxes(title_text=f"latent channel, strongest first (layer {layer})")
@@ -72,7 +84,9 @@ def shares(record: Record, arrays: Arrays, what: str, kind: str) -> go.Figure | 
     if not lanes:
         return None
     height = max(120 // len(lanes), 13 * record.environment.kv_heads)  # the colour bar's unit needs 120 px
-    figure = lane_rows([label_of(lane) for _, lane, _ in lanes], height, [lane_color(i) for i, *_ in lanes], gap=26)
+    figure = lane_rows(
+        [label_of(lane) for _, lane, _ in lanes], height, [color_of(record, i) for i, *_ in lanes], gap=26
+    )
     for row, (index, lane, values) in enumerate(lanes, 1):
         heat = go.Heatmap(
             z=round_values(values.T, 3),
@@ -93,11 +107,11 @@ def shares(record: Record, arrays: Arrays, what: str, kind: str) -> go.Figure | 
 
 
 def bits_by_length(record: Record) -> go.Figure | None:
-    """Effective bits of keys and values against context length; dashed with model-wide codebooks counted."""
+    """Effective bits of keys and values against context length; thin with model-wide codebooks counted."""
     found = {index: growth for index, growth in growths(record).items() if growth is not None}
     shape, contexts = shape_of(record), CONTEXTS.tolist()
     figure = canvas(320, xaxis={"type": "log"}, yaxis={"title": {"text": "bits an element"}, "range": [0, FULL + 0.6]})
-    drawn = False
+    drawn, shared_too = False, any(growth.shared_bytes for growth in found.values())
     for index, growth in found.items():
         own = [(n, bits) for n in contexts if (bits := growth.mean_bits(shape, n)) is not None]
         for shared in (False, True) if growth.shared_bytes else (False,):
@@ -110,12 +124,12 @@ def bits_by_length(record: Record) -> go.Figure | None:
                 name=name,
                 showlegend=not shared,
                 meta=of_lane(index),
-                line={"color": lane_color(index), "width": 1.8, "dash": "dash" if shared else "solid"},
+                line=line_of(record, index, 1.0 if shared else 2.0),
                 hovertemplate="%{x:,} tokens: %{y:.2f} bits<extra>" + name + "</extra>",
             )
             drawn = True
     if not drawn or (stored := record.lanes[min(found)].memory) is None:
         return None
-    figure.add_vline(stored.tokens, line={"color": "#98a2b3", "width": 1, "dash": "dot"})
-    figure.update_xaxes(title_text="context, tokens (dotted: this run)")
+    figure.add_vline(stored.tokens, line={"color": NOISE, "width": 1, "dash": "dot"})
+    figure.update_xaxes(title_text=f"context, tokens (dotted: this run{THIN if shared_too else ''})")
     return label_figure(figure, "Curves: effective bits against context length, one a lane")

@@ -85,6 +85,7 @@ def _storing(given: dict[str, Any]) -> dict[str, Any]:
         "knobs": {name: _knob(known[name], value) for name, value in given["knobs"].items()},
         "tensors": _one_of(get_args(Lane.model_fields["tensors"].annotation), given["tensors"]),
         "layers": _checked(isinstance(layers, str) or listed, layers),
+        "sliding": bool(given.get("sliding", False)),
         "sink_tokens": _number(given["sink_tokens"]),
         "recent_tokens": _number(given["recent_tokens"]),
         "center": _one_of(get_args(Lane.model_fields["center"].annotation), given.get("center", "none")),

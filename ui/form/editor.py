@@ -31,6 +31,17 @@ OPTIONS = (
         "tensors", "Tensors", "The others stay fp16.", "choice", "both", None, None, ("both", "keys", "values"), False
     ),
     Knob("layers", "Layers", "all, or numbers such as 0, 1, 5-8.", "text", "all", None, None, None, False),
+    Knob(
+        "sliding",
+        "Windows, too",
+        "Quantize layers that attend to a window of tokens as well; without it they stay as they are.",
+        "boolean",
+        False,
+        None,
+        None,
+        None,
+        False,
+    ),
     Knob("sink_tokens", "First tokens kept", "In fp16; empty: the method's own.", "integer", None, 0, None, None, True),
     Knob("recent_tokens", "Newest tokens kept", "The same.", "integer", None, 0, None, None, True),
     Knob(

@@ -50,6 +50,7 @@ def add_lane(lanes: list[LaneForm], method: str | None = None) -> list[LaneForm]
         "knobs": {},
         "tensors": "both",
         "layers": "all",
+        "sliding": False,
         "sink_tokens": None,
         "recent_tokens": None,
         "center": "none",
@@ -137,6 +138,8 @@ def describe_lane(lane: LaneForm) -> tuple[str, str | None]:
         words.append(f"{built.tensors} only")
     if built.layers != "all":
         words.append(f"{len(built.layers)} layers")
+    if built.sliding:
+        words.append("windows, too")
     if built.center in CENTRED:
         words.append(CENTRED[built.center])
     if built.rotate in ROTATED:

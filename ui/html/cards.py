@@ -27,10 +27,12 @@ EXPLAINED = {"K / V bits": "bits", "size": "bytes", "KLD": "KLD", "flips": "flip
 STREAMING: tuple[Stat, ...] = (("K / V bits", "…"), ("size", "…"))
 
 
-def cards(*parts: tuple[str, str, str]) -> str:
-    """Head, tokens and KLD strip of the reference and of every lane, as one piece of HTML: see ``view.Page``."""
+def cards(*parts: tuple[str, str, str], numbers: Sequence[int] = ()) -> str:
+    """Head, tokens and KLD strip of the reference and of every lane, as one piece of HTML: see ``view.Page``.
+    ``numbers``: of the lanes in the whole run, where these are some of them."""
+    kinds = ["reference", *(f"lane-{number}" for number in numbers or range(len(parts)))]
     shown = (
-        f'<div class="card answer {f"lane-{at - 1}" if at else "reference"}" id="card-{at}"{_of(at)}><div>{top}</div>'
+        f'<div class="card answer {kinds[at]}" id="card-{at}"{_of(at)}><div>{top}</div>'
         f'<div class="prose tokens" tabindex="0">{body}</div>{_strip(bars) if at else ""}</div>'
         for at, (top, body, bars) in enumerate(parts)
     )

@@ -1,21 +1,37 @@
-"""Colours with a meaning: a lane keeps its colour everywhere, magnitudes and signed values have one scale each."""
+"""Colours with a meaning: a lane keeps its colour and its mark everywhere, magnitudes and signed values have one scale
+each. Figures are made of the colours of a light ground; the browser draws them in those of a dark one."""
 
-# Okabe-Ito, safe for colour-blind readers; its yellow is darkened so that a line of it can be seen on white.
-LANES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#b5a400", "#8a8a8a")
-REFERENCE = "#5b6472"
-NOISE = "#98a2b3"
-ACCENT = "#3450d1"
+from dataclasses import dataclass
 
-SEQUENTIAL = ((0.0, "#ffffff"), (0.25, "#fde0dd"), (0.5, "#fa9fb5"), (0.75, "#c51b8a"), (1.0, "#49006a"))
-SEQUENTIAL_DARK = ((0.0, "#171c27"), (0.25, "#3b2149"), (0.5, "#7d2a72"), (0.75, "#d14a96"), (1.0, "#fcc5d4"))
-DIVERGING = ((0.0, "#542788"), (0.25, "#998ec3"), (0.5, "#f7f7f7"), (0.75, "#f1a340"), (1.0, "#b35806"))
+from ui.html.tokens import TOKENS, Scale
 
-Scale = tuple[tuple[float, str], ...]
+LANES = TOKENS.lanes.light
+ROUNDS = TOKENS.lanes.rounds
+REFERENCE, NOISE, ACCENT, INK = (TOKENS.light[name] for name in ("reference", "noise", "accent", "mute"))
+GRID, MARK, BERRY, MOSS, BRONZE = (TOKENS.light[name] for name in ("grid", "mark", "berry", "moss", "bronze"))
+SEQUENTIAL, DIVERGING = TOKENS.scales["light"].sequential, TOKENS.scales["light"].diverging
+SEQUENTIAL_DARK = TOKENS.scales["dark"].sequential
 
 
-def lane_color(index: int) -> str:
-    """Colour of lane ``index``, the same in cards, curves, bars and legends."""
-    return LANES[index % len(LANES)]
+@dataclass(frozen=True)
+class LaneMark:
+    """How lane ``number`` of a run, from 0, is told from the others: its hue, and from the ninth lane on also a dash, a
+    symbol of points and a texture of areas, in Plotly's words."""
+
+    color: str
+    dash: str
+    symbol: str
+    pattern: str
+
+
+def lane_mark(number: int) -> LaneMark:
+    found = ROUNDS[number // len(LANES) % len(ROUNDS)]
+    return LaneMark(lane_color(number), found.dash, found.symbol, found.pattern)
+
+
+def lane_color(number: int) -> str:
+    """Hue of lane ``number``, the same in cards, curves, bars and legends."""
+    return LANES[number % len(LANES)]
 
 
 def rgb(color: str) -> tuple[int, int, int]:

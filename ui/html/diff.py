@@ -54,7 +54,8 @@ def top_lists(record: Record, arrays: Arrays, index: int, token: int) -> str:
     title = f"<h4>Token {token}</h4>"
     if step < 0:
         return f'{title}<p class="absent">The first token comes from the shared prefill; no lane is scored on it.</p>'
-    rows = [("Full precision", "ref", "reference"), (record.lanes[index].label, f"lane-{index}", f"lane/{index}")]
+    kind = f"lane-{record.number(index)}"
+    rows = [("Full precision", "ref", "reference"), (record.lanes[index].label, kind, f"lane/{index}")]
     lists = [_top_list(record, arrays, step, *row) for row in rows]
     if not all(lists):
         return f'{title}<p class="absent">Not captured in this run.</p>'

@@ -6,7 +6,6 @@ from kvq_core.analysis.verdict import verdict
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import LaneRecord, Record
 from kvq_core.record.part import BEST, TOGETHER
-from ui.html.colors import lane_color
 from ui.html.escape import safe
 from ui.html.numbers import ABSENT, both_bits, percent, significant
 
@@ -30,11 +29,10 @@ def lane_table(record: Record, arrays: Arrays, drawn: Sequence[int], chosen: boo
 
 def _row(record: Record, arrays: Arrays, index: int, drawn: Sequence[int]) -> str:
     lane, found = record.lanes[index], verdict(record, arrays, index)
-    colour = f' style="background:{lane_color(list(drawn).index(index))}"' if index in drawn else ""
     cells = "".join(f"<td>{safe(value)}</td>" for value in _numbers(lane))
     return (
-        f'<tr><th scope="row"><label><input type="checkbox" value="{index}"{" checked" * bool(colour)}>'
-        f'<span class="dot"{colour}></span>{safe(lane.label)}</label></th>{cells}'
+        f'<tr><th scope="row"><label><input type="checkbox" value="{index}"{" checked" * (index in drawn)}>'
+        f'<span class="dot lane-{record.number(index)}"></span>{safe(lane.label)}</label></th>{cells}'
         f'<td><span class="badge {found.tone}" title="{safe(lane.error or found.why)}">{safe(found.word)}</span></td>'
         "</tr>"
     )

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import LaneRecord, Record
-from ui.html.colors import lane_color
 from ui.html.escape import safe
 from ui.html.glossary import term
 from ui.html.numbers import ABSENT, percent, plural, significant
@@ -32,8 +31,8 @@ def legend_html(record: Record, arrays: Arrays, drawn: Sequence[int]) -> str:
 def _switch(record: Record, arrays: Arrays, index: int, at: int) -> str:
     lane = record.lanes[index]
     return (
-        f'<li data-of="{at}" style="--lane:{lane_color(at)}"><button type="button" class="lane-switch" role="switch" '
-        f'aria-checked="true" data-switch="{at}"><span class="swatch"></span>'
+        f'<li data-of="{at}" class="lane-{record.number(index)}"><button type="button" class="lane-switch" '
+        f'role="switch" aria-checked="true" data-switch="{at}"><span class="swatch"></span>'
         f"{_name(record, arrays, index)}{_numbers(lane)}</button></li>"
     )
 
@@ -45,8 +44,8 @@ def _others(record: Record, arrays: Arrays, drawn: Sequence[int]) -> str:
         return ""
     rows = "".join(
         f'<li><button type="button" class="lane-switch" data-add="{index}" title="Draw this lane in place of the last '
-        f'one"><span class="swatch none"></span>{_name(record, arrays, index)}{_numbers(record.lanes[index])}'
-        "</button></li>"
+        f'one"><span class="swatch lane-{index} none"></span>{_name(record, arrays, index)}'
+        f"{_numbers(record.lanes[index])}</button></li>"
         for index in left
     )
     return (

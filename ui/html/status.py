@@ -1,8 +1,15 @@
 """The status line: what is happening, in words."""
 
-from kvq_core.events import Encoding, Event, Filling, Loading, Prefill, Step, Summarizing
+from kvq_core.events import STAGES, Encoding, Event, Filling, Loading, Prefill, Step, Summarizing, progress
 from ui.html.escape import safe
 from ui.html.numbers import plural
+
+DOES = {
+    "Prefill": "reads the prompt once, for all lanes",
+    "Encode": "each lane stores its keys and values",
+    "Decode": "a token a step, all lanes at once",
+    "Measure": "errors, spectra and scores",
+}
 
 
 def line(text: str, tone: str = "busy", done: float | None = None, detail: str = "") -> str:
@@ -35,27 +42,62 @@ def waiting_line(seconds: int) -> str:
     return f"about {seconds} s" if seconds < 90 else f"about {round(seconds / 60):,} min"
 
 
-def event_line(event: Event) -> str | None:
-    """The line for a progress event; None for the last one."""
+def event_line(event: Event, left: float | None = None) -> str | None:
+    """The line for a progress event, with the seconds that are ``left`` where they are known; None for the last one."""
+    said = _said(event)
+    if said is None:
+        return None
+    counted = "" if left is None else f'<small class="left" data-left="{left:.1f}">{left_line(left)}</small>'
+    stage, done = progress(event)
+    return f'<div class="status busy" role="status"><div><b>{safe(said)}</b>{counted}</div>{_stages(stage, done)}</div>'
+
+
+def event_words(event: Event) -> tuple[str, float] | None:
+    """What a run is doing, and the share of its stages that is done; None for the last event."""
+    said = _said(event)
+    if said is None:
+        return None
+    stage, done = progress(event)
+    return said, (stage + done) / len(STAGES)
+
+
+def left_line(seconds: float) -> str:
+    """``about 12 s left``; js/waiting.js counts down in the same words."""
+    whole = round(seconds)
+    if whole < 2:
+        return "a moment left"
+    return f"about {whole} s left" if whole < 90 else f"about {round(whole / 60)} min left"
+
+
+def _stages(stage: int, done: float) -> str:
+    """The stages of a run, each with its bar, and what it does."""
+    parts = []
+    for at, name in enumerate(STAGES):
+        state, part = ("done", 1.0) if at < stage else ("now", done) if at == stage else ("later", 0.0)
+        parts.append(
+            f'<li class="{state}"{" aria-current=step" * (state == "now")}><b>{name}</b><small>{DOES[name]}</small>'
+            f'<span class="meter"><span style="width:{100 * min(1.0, part):.0f}%"></span></span></li>'
+        )
+    return f'<ol class="stages">{"".join(parts)}</ol>'
+
+
+def _said(event: Event) -> str | None:
     match event:
         case Loading(done=done, total=total) if total:
-            return line(
-                f"Converting the model, once: {done / 1e6:,.0f} of {total / 1e6:,.0f} million weights", done=0.0
-            )
+            return f"Converting the model, once: {done / 1e6:,.0f} of {total / 1e6:,.0f} million weights"
         case Loading():
-            return line("Loading the model", done=0.0)
+            return "Loading the model"
         case Prefill(done=done, total=total):
-            return line(f"Prefill: {done:,} of {total:,} prompt tokens", done=0.25 * done / max(1, total))
-        case Encoding(label=label, index=index, total=total):
-            return line(f"Encoding the cache of {label}", done=0.25 + 0.1 * index / max(1, total))
+            return f"Prefill: {done:,} of {total:,} prompt tokens"
+        case Encoding(label=label):
+            return f"Encoding the cache of {label}"
         case Filling(labels=labels, done=done, total=total):
-            said = f"Reading the prompt through the cache of {' and '.join(labels)}: {done:,} of {total:,} tokens"
-            return line(said, done=0.35)
+            return f"Reading the prompt through the cache of {' and '.join(labels)}: {done:,} of {total:,} tokens"
         case Step(done=done, total=total, batch=batch):
             which = f", lanes {batch.start + 1} to {batch.stop} of {len(event.lanes)}" if batch else ""
-            return line(f"Step {done:,} of {total:,}{which}", done=0.35 + 0.6 * done / max(1, total))
+            return f"Step {done:,} of {total:,}{which}"
         case Summarizing():
-            return line("Measuring: spectra, errors and scores", done=0.96)
+            return "Measuring: spectra, errors and scores"
     return None
 
 

@@ -12,7 +12,6 @@ from kvq_core.analysis.scored import pooled
 from kvq_core.analysis.verdict import TIERS, mean_interval
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
-from ui.html.colors import lane_color
 from ui.html.escape import safe, shorten
 from ui.html.glossary import term
 from ui.html.numbers import percent, significant
@@ -24,7 +23,7 @@ TICKS = (1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0)
 
 @dataclass(frozen=True, order=True)
 class Point:
-    """A lane: its place, label, share of an fp16 cache's bytes, mean KLD in nats with the ends of its interval."""
+    """A lane: its index, label, share of an fp16 cache's bytes, mean KLD in nats with the ends of its interval."""
 
     lane: int
     label: str
@@ -32,6 +31,7 @@ class Point:
     kld: float
     low: float
     high: float
+    number: int  # in the whole run
 
 
 def points(record: Record, arrays: Arrays) -> list[Point]:
@@ -43,7 +43,7 @@ def points(record: Record, arrays: Arrays) -> list[Point]:
             continue
         low, high = mean_interval(kld.tobytes()) if len(kld) > 1 else (mean, mean)
         if mean > 0:
-            found.append(Point(index, lane.label, lane.memory.kv_ratio, mean, low, high))
+            found.append(Point(index, lane.label, lane.memory.kv_ratio, mean, low, high, record.number(index)))
     return found
 
 
@@ -108,10 +108,10 @@ def _bands(scale: _Scale) -> str:
 def _mark(point: Point, scale: _Scale, widest: float) -> str:
     top, end = scale.percent(point.high), scale.percent(max(point.low, 1e-12))
     left = 100 * point.ratio / widest
-    of = f'data-of="{point.lane}" style="--lane:{lane_color(point.lane)};left:{left:.2f}%;'
+    place = f'lane-{point.number}" data-of="{point.lane}" style="left:{left:.2f}%;'
     return (
-        f'<i class="whisker" {of}top:{top:.2f}%;height:{end - top:.2f}%"></i>'
-        f'<i class="point" {of}top:{scale.percent(point.kld):.2f}%"></i>'
+        f'<i class="whisker {place}top:{top:.2f}%;height:{end - top:.2f}%"></i>'
+        f'<i class="point {place}top:{scale.percent(point.kld):.2f}%"></i>'
     )
 
 

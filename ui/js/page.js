@@ -3,9 +3,13 @@
     lanes();
     compare();
     tour();
+    count();
     enter();
     if (focus && document.activeElement === document.body) document.getElementById(focus)?.focus({ preventScroll: true });
-    for (const place of document.querySelectorAll("#where .plot")) {
+    for (const link of document.querySelectorAll("[data-place]")) {
+      if (link.dataset.place === document.documentElement.dataset.at) link.setAttribute("aria-current", "page");
+    }
+    for (const place of document.querySelectorAll(":is(#where, #study) .plot")) {
       const json = place.firstElementChild?.textContent;
       if (!json) continue;
       const drawing = kept.get(place.id) ?? { node: document.createElement("div") };
@@ -61,8 +65,7 @@
       if (action.startsWith("rule")) edits = { uid: null, values: {} }; // the numbers of rules change
     }
     if (event.target.closest?.("#add-lane")) entering = true;
-    const figure = event.target.closest?.("[data-figure]");
-    if (figure) show(figure.dataset.figure);
+    if (event.target.closest?.("[data-show]")) show(event.target.closest("[data-figure]").dataset.figure);
     const tab = event.target.closest?.("[data-view]");
     if (tab) {
       window.kvq.open(tab.dataset.view);
@@ -71,7 +74,7 @@
       requestAnimationFrame(() => setTimeout(() => write("#open-view", tab.dataset.view)));
     }
     const image = event.target.closest?.("[data-image]");
-    if (image) images(image.dataset.image);
+    if (image) images(image.dataset.image, image.closest("#study"));
   });
   // The page's base address would take a link to a part of it away from the run that is shown.
   document.addEventListener("click", (event) => {
@@ -140,6 +143,11 @@
       if (document.body.classList.contains("sharing")) document.getElementById("sharing").scrollIntoView({ block: "nearest" });
     }
   });
+  // Another ground, by the visitor's system or Gradio's settings: what is in sight is drawn again, the rest when it comes.
+  new MutationObserver(() => {
+    for (const found of kept.values()) if (stale(found) && isOpen(found.node) && inSight(found.node)) dirty.add(found);
+    draw();
+  }).observe(document.body, { attributeFilter: ["class"] });
   const marks = document.head.appendChild(document.createElement("style"));
   const staged = document.head.appendChild(document.createElement("style"));
   const opened = document.head.appendChild(document.createElement("style"));
@@ -177,5 +185,5 @@
   window.kvq.open(window.kvq.view);
   writeForm(["c", "preset"].some((name) => new URLSearchParams(location.search).has(name)) || stored(FORM) === "1");
   // The run of an empty page came with the page itself.
-  if (!["run", "vs", "c", "preset", "learn"].some((name) => new URLSearchParams(location.search).has(name)) && document.querySelector("#answer section")) window.kvq.stage("home");
+  if (!["run", "vs", "c", "preset", "learn", "study"].some((name) => new URLSearchParams(location.search).has(name)) && document.querySelector("#answer section")) window.kvq.stage("home");
   document.body.classList.toggle("beside", new URLSearchParams(location.search).has("vs"));

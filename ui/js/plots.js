@@ -5,7 +5,7 @@
     box.value = text; // never twice the same, so that it is an input
     box.dispatchEvent(new Event("input", { bubbles: true }));
   };
-  const send = (pick) => write("#pick", JSON.stringify({ ...pick, at: performance.now() }));
+  const send = (pick, where = "#pick") => write(where, JSON.stringify({ ...pick, at: performance.now() }));
   const clicked = (event) => {
     const point = event.points?.[0];
     const plot = event.event?.target?.closest?.(".js-plotly-plot");
@@ -16,7 +16,7 @@
       const value = typeof source === "number" ? source : point[source];
       if (Number.isFinite(Number(value))) pick[name] = Number(value);
     }
-    if (Object.keys(pick).length) send(pick);
+    if (Object.keys(pick).length) send(pick, plot.closest("#study") ? "#study-pick" : "#pick");
   };
   // Figures arrive as JSON inside their places and are drawn when they come into sight, one at a time. Gradio rewrites
   // a view's HTML in place, so each drawing is kept by its place's id and put back before the browser paints.
@@ -31,8 +31,8 @@
     }
     draw();
   }, { rootMargin: "200px" });
-  // Of an older selection, or drawn with other lanes switched off.
-  const stale = ({ json, drawn, lanes }) => json !== drawn || lanes !== stateOf();
+  // Of an older selection, or drawn with other lanes switched off, or for the other ground.
+  const stale = ({ json, drawn, lanes, dark }) => json !== drawn || lanes !== stateOf() || dark !== isDark();
   // First what is in sight, then the rest of the open view, then the others', so that their tabs open drawn.
   let drawing = false;
   const draw = () => {
@@ -75,7 +75,8 @@
     }
     drawing.drawn = json;
     drawing.lanes = stateOf();
-    const { data, layout, config } = filtered(drawing.figure);
+    drawing.dark = isDark();
+    const { data, layout, config } = onGround(filtered(drawing.figure));
     await window.Plotly.react(node, data, { ...layout, autosize: true }, { ...config, responsive: true, displayModeBar: false });
     drawing.width = node.clientWidth;
     await heighten(node);
@@ -87,21 +88,22 @@
     node.on("plotly_click", clicked);
     node.classList.toggle("picks", Boolean(layout.meta?.pick || data.some((trace) => trace.meta?.pick)));
   };
-  // What is taken away says its lanes itself: there is no legend beside it.
+  // What is taken away says its lanes itself and has its ground: there is no legend nor card beside it.
   const named = ({ node }) => {
     const said = new Set();
+    const layout = { ...node.layout, paper_bgcolor: getComputedStyle(document.body).getPropertyValue("--card").trim() };
     const data = node.data.map((trace) => {
       const lane = trace.meta?.lane;
       if (!Number.isInteger(lane) || trace.visible === false || node.layout.showlegend === false || said.has(lane)) return trace;
       said.add(lane);
       return { ...trace, showlegend: true };
     });
-    return said.size ? { data, layout: node.layout } : node;
+    return { data, layout };
   };
-  const images = async (format) => {
-    const run = new URLSearchParams(location.search).get("run") ?? "run";
-    for (const place of document.querySelectorAll("#where .plot")) {
-      if (!isOpen(place)) continue;
+  const images = async (format, study) => {
+    const run = new URLSearchParams(location.search).get(study ? "study" : "run") ?? "run";
+    for (const place of document.querySelectorAll(study ? "#study .plot" : "#where .plot")) {
+      if (!study && !isOpen(place)) continue;
       const drawing = kept.get(place.id);
       await render(drawing); // those below the fold wait for this
       const { width, height } = drawing.node.getBoundingClientRect();

@@ -24,6 +24,7 @@
     if (trace.z) found.z = left(plain(trace.z));
     else found.x = left(plain(trace.x));
     if (Array.isArray(trace.marker?.color)) found.marker = { ...trace.marker, color: left(trace.marker.color) };
+    if (trace.marker?.pattern) found.marker.pattern = { ...trace.marker.pattern, shape: left(trace.marker.pattern.shape) };
     return found;
   };
   const together = ({ data, layout }) => {

@@ -2,7 +2,6 @@
 
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
-from ui.html.colors import lane_color
 from ui.html.escape import prose, safe, shorten
 from ui.html.tradeoff import tradeoff
 from ui.words.answer import answer, floor_words
@@ -19,7 +18,7 @@ def answer_html(record: Record, arrays: Arrays) -> str:
     head = safe(found.sentence)
     if found.lane is not None:
         label = safe(record.lanes[found.lane].label)
-        head = f'<mark style="--lane:{lane_color(found.lane)}">{label}</mark> {head}'
+        head = f'<mark class="lane-{record.number(found.lane)}">{label}</mark> {head}'
     facts = "".join(f'<span class="pill">{safe(fact)}</span>' for fact in found.facts)
     plot = tradeoff(record, arrays, floor_words(record))
     return (

@@ -119,4 +119,5 @@ def finished_cards(record: Record, arrays: Arrays, titled: int = MAX_TITLED) -> 
         (lane_head(record, arrays, i), lane_body(record, arrays, i, titled), lane_strip(arrays, i))
         for i in range(len(record.lanes))
     ]
-    return cards((reference_head(record), reference_body(record), ""), *lanes)
+    numbers = [record.number(i) for i in range(len(record.lanes))]
+    return cards((reference_head(record), reference_body(record), ""), *lanes, numbers=numbers)

@@ -14,6 +14,7 @@ from kvq_core.errors import KvqError
 from kvq_core.events import Finished, Step
 from kvq_core.logs import log_error
 from kvq_core.pipeline.estimate import loading
+from kvq_core.pipeline.timings import Remaining
 from kvq_core.spec import parse_spec
 from ui.form.lanes_panel import Lanes
 from ui.form.setup_panel import Setup
@@ -172,12 +173,13 @@ async def stream(start: dict[str, Any], services: Services) -> AsyncGenerator[li
     job = services.jobs.watch(start.get("id"))
     if job is None:  # cancelled before it was watched: the page says so already
         return
-    board = LiveCards(parse_spec(start["spec"]))
+    board, remaining = LiveCards(parse_spec(start["spec"])), Remaining(job.stages)
     pacer = Pacer()
 
     def show(news: list[Any]) -> Iterator[list[Any]]:
+        lefts = [remaining.after(event) for event in news]
         for event in pacer.take(news):
-            yield from _updates(event, board, job.ticket, services)
+            yield from _updates(event, board, lefts[-1], job.ticket, services)
 
     async for update in RUN.updates(job, services, 3, show):
         yield update
@@ -185,21 +187,34 @@ async def stream(start: dict[str, Any], services: Services) -> AsyncGenerator[li
         return
     if job.cancelled:
         # Told here too, not by Cancel alone: a step may have been on its way.
-        yield [RUN.cancelled_line(), *RUN.idle(), gr.skip(), gr.skip(), board.html]
+        yield [cancelled_line(board), *RUN.idle(), gr.skip(), gr.skip(), board.stop()]
     elif (error := RUN.failure(job)) is not None:
         yield _stopped(error, board)
 
 
-def _updates(event: Any, board: LiveCards, ticket: str, services: Services) -> Iterator[list[Any]]:
+def _updates(event: Any, board: LiveCards, left: float | None, ticket: str, services: Services) -> Iterator[list[Any]]:
     if isinstance(event, Finished):
         services.records.put(event.record, event.arrays)
         yield [finished_line(event), *RUN.idle(), {"run": event.record.id, "ticket": ticket}, "", board.html]
         return
-    if isinstance(event, Step):
-        if not board.due(event):
-            return
+    due = board.due(event)
+    if isinstance(event, Step) and not due:
+        return
+    if due:
         board.show(event)
-    yield [event_line(event), *RUN.busy(), gr.skip(), gr.skip(), board.html if isinstance(event, Step) else gr.skip()]
+    yield [event_line(event, left), *RUN.busy(), gr.skip(), gr.skip(), board.html if due else gr.skip()]
+
+
+def cancelled_line(board: LiveCards) -> str:
+    """How far a cancelled run came."""
+    if board.reached is None:
+        return line("Cancelled", "warn", detail="Before the first token; nothing was saved.")
+    done, total = board.reached
+    return line(
+        f"Cancelled after {done:,} of {total:,} tokens",
+        "warn",
+        detail="What had arrived stays below; nothing was saved.",
+    )
 
 
 def finished_line(event: Finished) -> str:
@@ -219,4 +234,4 @@ def finished_line(event: Finished) -> str:
 
 def _stopped(error: str, board: LiveCards) -> list[Any]:
     said = notice("The run stopped", error, "The form is as it was; change what is named and run again.")
-    return [line("Stopped", "bad", detail=error), *RUN.idle(), gr.skip(), said, board.html]
+    return [line("Stopped", "bad", detail=error), *RUN.idle(), gr.skip(), said, board.stop()]

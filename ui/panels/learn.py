@@ -7,7 +7,8 @@ from typing import Any
 import gradio as gr
 
 from ui.html.escape import safe
-from ui.panels.tour import shipped_ids, tour
+from ui.panels.tour import TOY, shipped_ids, tour
+from ui.panels.toy import toy_html
 from ui.service.services import SWIFT
 
 # Without the tour the address is that of the run it showed last.
@@ -46,10 +47,13 @@ def show_step(number: int) -> list[Any]:
     if not 0 <= number < len(steps):
         return [gr.update(visible=False), "", gr.skip(), gr.skip()]
     step = steps[number]
+    played = step.figure == TOY
+    to_figure = "" if played else '<button type="button" class="plain-button" data-show>Show the figure</button>'
     words = (
+        f'<div class="tour-step" data-figure="{safe(step.figure)}" data-step="{number}" data-on="{safe(step.on)}">'
         f'<p class="muted">Learn · step {number + 1} of {len(steps)}</p><h3>{safe(step.title)}</h3>'
-        f'<p>{safe(step.text)} <button type="button" class="plain-button" data-figure="{safe(step.figure)}" '
-        f'data-step="{number}">Show the figure</button></p>'
+        f'<p>{safe(step.text)} {to_figure}</p><p class="tour-action"><b>Try it</b> {safe(step.action)}</p>'
+        f"{toy_html() if played else ''}</div>"
     )
     last = number == len(steps) - 1
     return [

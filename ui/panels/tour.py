@@ -3,25 +3,28 @@
 import tomllib
 from functools import cache
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from kvq_core.pipeline.examples import example_ids
 from kvq_core.presets import FOLDER
 
 FILE = FOLDER / "learn" / "tour.toml"
+TOY = "toy"  # the figure of a step that has its own
 
 
 class Step(BaseModel):
     """Where a step looks: an example, a view, the figure in it that the text is about, and what is selected there
     (otherwise where there is most to see)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
     title: str
     text: str
+    action: str = Field(alias="try")  # one thing to do
+    on: str  # what it is done with, as a CSS selector
     example: str
     view: str
-    figure: str
+    figure: str  # "toy": that of ui.panels.toy, in the step itself
     layer: int | None = None
     head: int | None = None
     token: int | None = None

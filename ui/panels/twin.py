@@ -10,7 +10,6 @@ from kvq_core.links import encode
 from kvq_core.record.fields import LaneRecord, Record
 from kvq_core.spec import Stress, parse_spec
 from ui.export.card import figures
-from ui.html.colors import lane_color
 from ui.html.escape import safe
 from ui.html.numbers import significant
 from ui.service.access import open_run
@@ -93,7 +92,7 @@ def _card(body: str) -> str:
 def _row(index: int, plain: LaneRecord, stressed: LaneRecord) -> str:
     (_, _, kld, flips), (_, _, stressed_kld, stressed_flips) = figures(plain), figures(stressed)
     cells = "".join(f"<td>{safe(cell)}</td>" for cell in (kld, stressed_kld, flips, stressed_flips))
-    dot = f'<span class="dot" style="background:{lane_color(index)}"></span>'
+    dot = f'<span class="dot lane-{index}"></span>'
     return f'<tr><th scope="row">{dot}{safe(plain.label)}</th>{cells}</tr>'
 
 

@@ -12,7 +12,6 @@ from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import LaneRecord, Record
 from kvq_core.settings import settings
 from ui.export.card import figures
-from ui.html.colors import lane_color
 from ui.html.copying import COPY_JS, copy_box
 from ui.html.escape import safe, shorten
 from ui.html.numbers import ABSENT, plural
@@ -151,7 +150,7 @@ def _lanes(one: Record, other: Record, found: Versus, arrays: tuple[Arrays, Arra
     head = "".join(f'<th scope="col">{name}</th>' for name in ("", *HEAD))
     rows = ""
     for n, pair in enumerate(found.pairs):
-        label = f'<span class="dot" style="background:{lane_color(n)}"></span>{safe(pair.label)}'
+        label = f'<span class="dot lane-{n}"></span>{safe(pair.label)}'
         rows += (
             f'<tr class="first"><th scope="row" rowspan="2">{label}</th>{_cells("A", one, arrays[0], pair.one)}</tr>'
         )

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kvq_core.logs import log_error
 from kvq_core.settings import settings
 from kvq_core.store.store import Store
+from ui.server.embeds import Embeds
 from ui.server.health import Health
 from ui.server.preview import Preview
 from ui.server.request_size import BoundedBody
@@ -104,10 +105,10 @@ def _unanswered(error: Exception) -> JSONResponse:
     return JSONResponse({"detail": "This request could not be answered; it was logged."}, 500)
 
 
-def app_kwargs(health: Health) -> dict[str, Any]:
+def app_kwargs(health: Health, embeds: Embeds) -> dict[str, Any]:
     """For ``launch``: what the FastAPI app under the page is made with."""
     return {
-        "routes": [Route("/health", health.answer)],
+        "routes": [Route("/health", health.answer), Route("/embed", embeds.answer)],
         "middleware": [Middleware(Guard), Middleware(BoundedBody), Middleware(Preview)],
         "docs_url": None,
         "redoc_url": None,

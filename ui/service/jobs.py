@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 from kvq_core.errors import LimitError
 from kvq_core.events import Finished, Step
 from kvq_core.machine.memory import release_memory
+from kvq_core.pipeline.timings import Stages
 from ui.service.line import UNKNOWN_COST, Cost, Place, WaitingLine
 
 LOOK_S = 0.03  # how often a watcher looks for news of work that has begun
@@ -30,9 +31,16 @@ class Job:
     before it too.
     """
 
-    def __init__(self, line: WaitingLine, ticket: str, work: Work, seconds: float | None = None):
-        """``seconds``: after so many the work is stopped."""
-        self.ticket = ticket
+    def __init__(
+        self,
+        line: WaitingLine,
+        ticket: str,
+        work: Work,
+        seconds: float | None = None,
+        stages: Stages | None = None,
+    ):
+        """``seconds``: after so many the work is stopped; ``stages``: what a run's were estimated at."""
+        self.ticket, self.stages = ticket, stages
         self.error: Exception | None = None
         self.cancelled = self.over = self.began = self.replaced = False
         self.taken = threading.Event()  # somebody has begun to watch
@@ -109,7 +117,7 @@ class Jobs:
         self.forget(session)
         if (older := self._newest.get(session)) is not None:
             older.replaced = True
-        job = Job(self._line, self._line.enter(session, visitor, cost), work, seconds)
+        job = Job(self._line, self._line.enter(session, visitor, cost), work, seconds, cost.stages)
         self._waiting[job.ticket], self._newest[session] = (session, job), job
         run = partial(copy_context().run, self._run, job)  # with the request: ZeroGPU asks who pays
         threading.Thread(target=run, name=f"run-{job.ticket}", daemon=True).start()

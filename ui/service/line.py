@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from kvq_core.pipeline.timings import Stages
+
 CHECK_S = 1.0  # how often a waiting ticket asks whether it is still wanted
 
 
@@ -16,6 +18,7 @@ class Cost:
 
     seconds: float | None = None
     bytes: int = 0
+    stages: Stages | None = None  # of a run's seconds
 
 
 UNKNOWN_COST = Cost()

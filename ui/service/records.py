@@ -4,9 +4,13 @@ import threading
 from collections import OrderedDict
 from typing import Any
 
+from kvq_core.errors import StoreError
+from kvq_core.logs import log_error
 from kvq_core.pipeline.examples import packaged_store
 from kvq_core.record.fields import Record
-from kvq_core.record.part import TOGETHER, best, part_of
+from kvq_core.record.part import TOGETHER, best, part_of, with_added
+from kvq_core.store.beside import added_to
+from kvq_core.store.sharing import may_open
 from kvq_core.store.store import Store
 
 
@@ -21,10 +25,14 @@ class RecordCache:
         self._keep = keep
         self._held: OrderedDict[str, tuple[Record, dict[str, Any]]] = OrderedDict()
         self._parts: OrderedDict[tuple[int, ...], tuple[Record, Record, dict[str, Any]]] = OrderedDict()
+        self._added: dict[str, tuple[str, ...]] = {}  # by run, of those added to it the ones that anybody may open
+        self._joined: OrderedDict[str, tuple[tuple[str, ...], Record, dict[str, Any]]] = OrderedDict()
         self._lock = threading.Lock()
 
     def put(self, record: Record, arrays: dict[str, Any]) -> None:
         with self._lock:
+            if record.parent is not None:
+                self._added.pop(record.parent, None)  # asked for anew
             self._held[record.id] = (record, arrays)
             self._held.move_to_end(record.id)
             while len(self._held) > self._keep:
@@ -48,12 +56,42 @@ class RecordCache:
         self.put(*found)
         return found
 
+    def whole(self, run_id: str) -> tuple[Record, dict[str, Any]]:
+        """``get``, and behind its lanes those that were added to it, as far as anybody may open them."""
+        record, arrays = self.get(run_id)
+        added = self._added_to(record)
+        if not added:
+            return record, arrays
+        with self._lock:
+            ids, whole, own = self._joined.get(run_id, ((), record, arrays))
+        if ids != added:
+            runs = [self._store.load(child) for child in added]
+            about = record.spec.get("notes", "")
+            lanes = [run for run in runs if run[0].spec["capture"]["detail"] == "off" and run[0].spec["notes"] == about]
+            whole, own = with_added(record, arrays, lanes)
+            with self._lock:
+                self._joined[run_id] = added, whole, own
+                while len(self._joined) > self._keep:
+                    self._joined.popitem(last=False)
+        return whole, own
+
+    def _added_to(self, record: Record) -> tuple[str, ...]:
+        """Looked up once; others that this process computes are told by ``put``."""
+        if record.id not in self._added:
+            try:
+                found = [child for child in added_to(self._store, record.id) if may_open(self._store, child)]
+            except StoreError as error:  # that must not cost the run
+                log_error("no added lanes", error, run=record.id)
+                return ()
+            self._added[record.id] = tuple(found)
+        return self._added[record.id]
+
     def drawn(self, shown: dict[str, Any]) -> tuple[Record, dict[str, Any]]:
         """Of the run that a page shows what its cards and figures are drawn from: all of it, or of many lanes some.
 
         Raises StoreError as ``get`` does.
         """
-        record, arrays = self.get(shown["run"])
+        record, arrays = self.whole(shown["run"])
         if len(record.lanes) <= TOGETHER:
             return record, arrays
         lanes = tuple(drawn_lanes(record, shown))

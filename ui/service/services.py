@@ -3,6 +3,7 @@
 import ipaddress
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,11 @@ from kvq_core.limits import limits
 from kvq_core.machine import files
 from kvq_core.packed.lanes import Progress, measure_spec
 from kvq_core.packed.lanes import Request as Measuring
+from kvq_core.pipeline.added import adding, spec_of
 from kvq_core.pipeline.estimate import Estimate
-from kvq_core.spec import ComparisonSpec
+from kvq_core.record.fields import Record
+from kvq_core.settings import settings
+from kvq_core.spec import ComparisonSpec, Lane
 from kvq_core.store.store import Store
 from kvq_core.training.offer import Offer, Training, TrainingResult, offer, train_missing
 from ui.service.admission import Admission, check_memory
@@ -38,8 +42,9 @@ class Services:
     """One a server."""
 
     store: Store
-    compare: Callable[[ComparisonSpec, Store], Generator[Event]]
+    compare: Callable[..., Generator[Event]]  # of spec and store, on a public instance of its owner too
     estimate: Callable[[ComparisonSpec], Estimate]
+    add: Callable[..., Generator[Event]] = adding
     offer: Callable[..., Offer | None] = offer
     train: Callable[[Offer], Generator[Training | TrainingResult]] = train_missing
     measure: Callable[[ComparisonSpec, Measuring], Generator[Progress]] = measure_spec
@@ -62,13 +67,21 @@ class Services:
         ``visitor``. Take the job with ``jobs.watch(job.ticket)`` and ``follow`` it: one that nobody looks at is
         dropped. Raises KvqError with the reason where it may not start; may take as long as loading the model does.
         """
+        return self._admitted(spec, partial(self.compare, spec, self.store, *_owner(visitor)), session, visitor)
+
+    def extend(self, parent: Record, lane: Lane, session: str, visitor: str) -> Job:
+        """``submit`` of a lane that is added to a finished run."""
+        work = partial(self.add, parent, [lane], self.store, *_owner(visitor))
+        return self._admitted(spec_of(parent, [lane]), work, session, visitor)
+
+    def _admitted(self, spec: ComparisonSpec, run: Work, session: str, visitor: str) -> Job:
         found = self.admission.admit(spec)
 
         def work() -> Generator[Event]:
             check_memory(found, len(spec.lanes))
-            yield from self.compare(spec, self.store)
+            yield from run()
 
-        return self.enter(work, session, visitor, Cost(found.seconds, found.run_bytes), limits().seconds)
+        return self.enter(work, session, visitor, Cost(found.seconds, found.run_bytes, found.stages), limits().seconds)
 
     def enter(
         self, work: Work, session: str, visitor: str, cost: Cost = UNKNOWN_COST, seconds: float | None = None
@@ -90,6 +103,11 @@ class Services:
             except OSError as error:
                 raise StoreError(f"The file for the download cannot be made: {error.strerror or error}.") from None
         return str(path)
+
+
+def _owner(visitor: str) -> tuple[str, ...]:
+    """For whom what was read is held in memory; on a private instance for everybody."""
+    return (visitor,) if settings().public else ()
 
 
 def visitor(request: Any) -> str:

@@ -11,7 +11,6 @@ from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from ui.figures.bits import BESIDE, bit_map, stored_bytes
 from ui.figures.usage import bits_by_length, code_usage, dead_codes, latent_bits, shares
-from ui.html.colors import lane_color
 from ui.html.escape import prose, safe
 from ui.html.numbers import join_words, percent, size
 from ui.selection import Selection
@@ -154,7 +153,7 @@ def extrapolation(record: Record, shape: str, context: Any, batch: Any) -> str:
     rows = [f'<tr><th scope="row"><span class="dot ref"></span>FP16 cache</th><td>{size(full)}</td><td>100 %</td></tr>']
     for index, taken in stored.items():
         label, share = record.lanes[index].label, None if taken is None else taken / full
-        dot = f'<span class="dot" style="background:{lane_color(index)}"></span>'
+        dot = f'<span class="dot lane-{record.number(index)}"></span>'
         rows.append(
             f'<tr data-of="{index}"><th scope="row">{dot}{safe(label)}</th><td>{size(taken)}</td>'
             f"<td>{percent(share)}</td></tr>"

@@ -1,5 +1,6 @@
 """The views as tabs under one selection: each drawn when it is opened, kept until what it shows changes."""
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,6 +12,7 @@ import gradio as gr
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from ui.html.escape import safe
+from ui.html.tokens import dark_of, stops
 from ui.selection import Selection, apply_pick, last_token, read_selection, selection_html, start
 from ui.service.services import QUIET, SWIFT, Services
 from ui.views.damage import create_damage
@@ -36,9 +38,11 @@ TABS = (
 # What a browser does by itself: one function in parts that share their names, and nothing global but window.kvq.
 _PARTS = (
     Path(__file__).parents[1] / "js" / f"{part}.js"
-    for part in ("plots", "rows", "legend", "glossary", "tabs", "tour", "editor", "page")
+    for part in "ground plots rows legend glossary tabs tour waiting toy editor study page".split()
 )
-PAGE_JS = "\n".join(["() => {", *(part.read_text("utf-8") for part in _PARTS), "}"])
+_COLORS = {"DARK": dark_of(), "DIVERGING": stops("light"), "DIVERGING_DARK": stops("dark")}
+_GIVEN = [f"  const {name} = {json.dumps(value)};" for name, value in _COLORS.items()]
+PAGE_JS = "\n".join(["() => {", *_GIVEN, *(part.read_text("utf-8") for part in _PARTS), "}"])
 OPEN = "(view) => window.kvq?.open(view)"
 MARK = "(token) => window.kvq?.mark(token)"
 DRAWING_REST = {**QUIET, "concurrency_limit": 4, "trigger_mode": "always_last"}

@@ -15,7 +15,6 @@ from kvq_core.spec import Lane
 from ui.form.lanes import append_lane
 from ui.form.lanes_panel import Lanes, redraw_lanes
 from ui.html.cards import tick
-from ui.html.colors import lane_color
 from ui.html.escape import prose, safe
 from ui.html.numbers import ABSENT, join_words, percent, plural, significant
 from ui.html.verdict import EXPLAINED, remarks, verdict
@@ -114,7 +113,7 @@ def _card(record: Record, arrays: Arrays, index: int, lane: LaneRecord) -> str:
     told = explain(record, arrays, index)
     because = "".join(f"<li>{prose(said)}</li>" for said in (found.sentence, *told.sentences, *remarks(lane)) if said)
     return (
-        f'<section class="verdict" data-of="{index}" style="--lane:{lane_color(index)}" '
+        f'<section class="verdict lane-{record.number(index)}" data-of="{index}" '
         f'aria-label="Verdict of {safe(lane.label)}">'
         f'<div class="top"><h4>{safe(lane.label)}</h4>{tick(record, lane.text) if lane.status == "done" else ""}'
         f'<span class="badge {found.tone}" title="{safe(found.why)}">{safe(found.word)}</span></div>'

@@ -16,6 +16,7 @@ from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows
 from kvq_core.engine.tap import StepScores
 from kvq_core.methods.base import query_gram, stack_queries
+from kvq_core.models.scoring import Scoring
 from kvq_core.spec import Lane
 from tests.support.engine_runs import run_engine
 from tests.support.tiny_models import prompt_ids, tiny
@@ -185,7 +186,7 @@ def test_cache_errors_are_frobenius_norms() -> None:
     queries = prefill.groups[0].queries[:, :, -1]
     asked, seen = prefill.groups[0].queries[:, :, [20, 50, 63]], torch.tensor([21, 51, rows.tokens])
     buckets = Buckets.of(rows.tokens, 5)
-    truth = ReferenceCache.of(rows, [[0, 1, 2]], directions, model.shape.scaling, asked, seen, buckets)
+    truth = ReferenceCache.of(rows, rows.place, directions, model.scoring, asked, seen, buckets)
     errors = cache_errors(rows, 1, truth)
     true = torch.stack([rows.working(0, 0, "key", layer) for layer in range(3)]).double()
     read = torch.stack([rows.working(1, 0, "key", layer) for layer in range(3)]).double()
@@ -247,8 +248,8 @@ def test_output_bound_holds_where_the_printed_one_fails() -> None:
 
     def both(heads: int, key_error: torch.Tensor, value_error: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         queries, seen, read = torch.randn(heads, 1, 8), torch.tensor([30]), values + value_error
-        exact = attention_outputs(queries, keys, values, 0.5, seen)
-        change = attention_outputs(queries, keys + key_error, read, 0.5, seen) - exact
+        exact = attention_outputs(queries, keys, values, Scoring(0.5), seen)
+        change = attention_outputs(queries, keys + key_error, read, Scoring(0.5), seen) - exact
         return change[:, 0].norm(dim=-1), output_bound(queries[:, 0], key_error, read, value_error, 0.5)
 
     actual, bound = both(6, wrong, torch.zeros_like(values))

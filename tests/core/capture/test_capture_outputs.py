@@ -7,6 +7,7 @@ from torch import Tensor
 from kvq_core.engine.rows import Rows
 from kvq_core.events import Finished
 from kvq_core.models import LoadedModel
+from kvq_core.models.scoring import Scoring
 from kvq_core.pipeline.batch import Batch
 from kvq_core.pipeline.compare import compare_on
 from kvq_core.spec import ComparisonSpec, Lane
@@ -29,11 +30,11 @@ class Attention:
         self.scaling: list[float] = []
         model.forward(torch.tensor([ids]), 0, self)
 
-    def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+    def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:
         q, k, v = (x[0].double() for x in (queries, keys, values))
         self.queries.append(q)
-        self.scaling.append(scaling)
-        heads = [attended(q[h], *(x[h // (len(q) // len(k))] for x in (k, v)), scaling) for h in range(len(q))]
+        self.scaling.append(how.scaling)
+        heads = [attended(q[h], *(x[h // (len(q) // len(k))] for x in (k, v)), how.scaling) for h in range(len(q))]
         return torch.stack(heads, 1)[None].float()
 
 

@@ -10,6 +10,7 @@ from kvq_core.capture.scores import Extent
 from kvq_core.capture.spectra import query_directions
 from kvq_core.engine.tap import StepScores
 from kvq_core.events import Finished
+from kvq_core.models.scoring import Scoring
 from kvq_core.pipeline.compare import compare_on
 from kvq_core.spec import ComparisonSpec, Lane
 from tests.support.engine_runs import run_engine
@@ -94,7 +95,9 @@ def test_output_errors_are_over_the_keys_read(watched) -> None:
     directions = query_directions(prefill.groups[0].query_gram)
     queries, seen = prefill.groups[0].queries[:, :, [90, 119, 119]], torch.tensor([120, 122, rows.tokens])
     newest = queries[:, :, -1]
-    truth = ReferenceCache.of(rows, [[0, 1, 2]], directions, (32**-0.5,) * 3, queries, seen, Buckets.of(rows.tokens, 5))
+    truth = ReferenceCache.of(
+        rows, rows.place, directions, (Scoring(32**-0.5),) * 3, queries, seen, Buckets.of(rows.tokens, 5)
+    )
     sparse, dense = (cache_errors(rows, row, truth) for row in (1, 2))
     for layer, head in ((0, 0), (2, 3)):
         select, at = outcome.decode.states[0].cache.selects[layer]

@@ -13,6 +13,7 @@ from kvq_core.methods import ModelShape
 from kvq_core.methods.qaq.method import Qaq
 from kvq_core.methods.qaq.tolerance import query_norms
 from kvq_core.methods.svdq.selection import Selector, Sparsity
+from kvq_core.models.scoring import Scoring
 from kvq_core.packed.cache import packed_layers
 from kvq_core.spec import Lane
 from tests.support.tiny_models import CONFIGS, SCALED, prompt_ids, tiny
@@ -41,8 +42,8 @@ def weights_of(queries: Tensor, keys: Tensor, factor: float) -> Tensor:
 def test_the_shape_says_what_the_model_hands_over(name: str) -> None:
     model, seen = tiny(name), []
 
-    def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
-        seen.append(scaling)
+    def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:
+        seen.append(how.scaling)
         return queries.transpose(1, 2)
 
     model.forward(torch.tensor([[3, 4]]), 0, attend)

@@ -37,7 +37,7 @@ from kvq_core.claims.texts import first_unseen, training_pieces
 from kvq_core.claims.verdict import verdict
 from kvq_core.cli.main import main
 from kvq_core.errors import MethodError, SpecError, StoreError
-from kvq_core.models.lockstep import causal_attention
+from kvq_core.models.scoring import causal_attention
 from kvq_core.spec import DEFAULT_MODEL
 from kvq_core.training.texts import Texts, sequences
 from tests.support.tiny_models import prompt_ids, tiny

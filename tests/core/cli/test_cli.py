@@ -240,6 +240,28 @@ def compared(real_model, tmp_path_factory):
     return result, folder, store
 
 
+def test_a_lane_is_added_to_a_stored_run(compared, here, monkeypatch):
+    _, folder, store = compared
+    monkeypatch.setenv("KVQ_STORE", store)
+    parent = read_run(folder / "out")[0]
+    done = here("add", parent.id, '{"method": "per_token", "knobs": {"bits": 3}}', "--json")
+    record = json.loads(done.stdout)
+    assert done.returncode == 0 and record["parent"] == parent.id and record["lanes"][0]["metrics"]["kld_mean"] > 0
+    assert open_store().load(record["id"])[0].model_dump(mode="json") == record
+    refused(here("add", parent.id, "kivi"), "'kivi'", "JSON")
+    refused(here("add", parent.id, '{"method": "kivi", "knobs": {"bits": 99}}'), "LANE", "99")
+    refused(here("add", "0" * 16, '{"method": "kivi"}'), "0" * 16)
+    told = here("why", parent.id, "kivi2").stdout
+    assert "keys in fp16" in told and "not explained by layers" in told and "Most gained for a byte first" in told
+    found = json.loads(here("why", parent.id, "kivi2", "--json").stdout)
+    assert found["recorded"] == parent.lanes[0].metrics.kld_mean and len(found["causes"]) >= 5
+    refused(here("why", parent.id, "none"), "'none'", "kivi2")
+    seen = json.loads(here("capture", parent.id, "pt8", "--json").stdout)
+    assert seen["layers"] == list(range(30)) and seen["recorded"] == parent.lanes[1].metrics.kld_mean
+    assert seen["kld"] == pytest.approx(seen["recorded"], rel=1e-1)
+    assert "lane/0/delta_map" in open_store().load(seen["run"])[1]
+
+
 def test_compare_prints_exactly_the_record(compared):
     result, folder, store = compared
     assert result.returncode == 0 and result.stderr == ""

@@ -13,6 +13,7 @@ from kvq_core.errors import StoreError
 from kvq_core.methods import make
 from kvq_core.models import LoadedModel
 from kvq_core.models.lockstep import ATTENTION
+from kvq_core.models.scoring import Scoring
 from kvq_core.packed.cache import packed_cache
 from kvq_core.spec import Lane
 from tests.support.campaigns import pairs
@@ -143,14 +144,14 @@ class NaiveKivi:
             values = total - self.residual
         self.done[layer] = [keys, values]
 
-    def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+    def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:
         new = [t[0].half().double() for t in (keys, values)]
         self.keys[layer] = torch.cat([self.keys[layer], new[0]], 1)
         self.values[layer] = torch.cat([self.values[layer], new[1]], 1)
         out = []
         for head in range(queries.shape[1]):
             kv = head // (queries.shape[1] // keys.shape[1])
-            scores = self.keys[layer][kv] @ queries[0, head, 0].double() * scaling
+            scores = self.keys[layer][kv] @ queries[0, head, 0].double() * how.scaling
             out.append(torch.softmax(scores, 0) @ self.values[layer][kv])
         self.settle(layer)
         return torch.stack(out)[None, None].float()

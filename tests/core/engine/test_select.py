@@ -10,6 +10,7 @@ from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.script import Script
 from kvq_core.errors import SpecError
 from kvq_core.methods import selections
+from kvq_core.models.scoring import Scoring
 from kvq_core.spec import ComparisonSpec, Lane, parse_lane, parse_spec
 from tests.support.engine_runs import run_engine
 from tests.support.tiny_models import prompt_ids, tiny
@@ -28,7 +29,7 @@ class Dense:
         self.kept: dict[tuple[int, int], list[int]] = {}  # by layer and KV head: positions
         self.rows: dict[tuple[int, int], list[Tensor]] = {}  # every query's attention, heads summed or counted
 
-    def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+    def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:
         q, k, v = queries[0].double(), keys[0].double(), values[0].double()
         prompt = layer not in self.keys
         if q.shape[1] == 1:  # a prompt's tokens read one another as they are computed
@@ -47,7 +48,7 @@ class Dense:
                     read = sorted({*self.kept[place], *range(own[0], position + 1)})
                 row = torch.zeros(total, dtype=torch.float64)
                 for member in range(groups * head, groups * (head + 1)):
-                    weights = (k[head, read] @ q[member, n] * scaling).softmax(0)
+                    weights = (k[head, read] @ q[member, n] * how.scaling).softmax(0)
                     out[n, member] = weights @ v[head, read]
                     row[read] += (weights < 1 / len(read)).double() if self.low else weights
                 self.rows.setdefault(place, []).append(row)

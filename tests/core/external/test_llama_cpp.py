@@ -118,9 +118,14 @@ def test_the_bundled_gguf_under_two_pairs_of_types(tmp_path: Path, capsys: pytes
     lines = [{"prompt": text}, {"prompt": text, "continuation": "It ground wheat for bread."}]
     prompts.write_text("\n".join(map(json.dumps, lines)))
     given = ["--gguf", str(bundled_gguf()), "--types", "q8_0,q4_0", "--prompts", str(prompts)]
-    assert main(["engine", *given, "--new-tokens", "6", "--top", "2000", "--threads", "1", "--json"]) == 0
+    assert main(["engine", *given, "--new-tokens", "6", "--top", "2000", "--threads", "1", "--simulate", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    eight, four = told["lanes"]
+    eight, four, *ours = told["lanes"]
+    assert [(lane["types"], lane["source"]) for lane in ours] == [
+        ("q8_0/q8_0", "simulated"),
+        ("q4_0/q4_0", "simulated"),
+    ]
+    assert {lane["positions"] for lane in ours} == {10} and 0 < ours[0]["kld_mean"] < ours[1]["kld_mean"] < 1
     assert told["reference"]["kld_mean"] == 0 and told["floor"]["ubatch"] == 48
     assert 0 < eight["kld_mean"] < four["kld_mean"] < 1 and four["told_from_floor"]
     assert eight["positions"] == four["positions"] == 6 + 5 + 1

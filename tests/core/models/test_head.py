@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM, Cohere2Config, CohereConfig, Gemm
 
 from kvq_core.metrics.fidelity import Fidelity
 from kvq_core.models.head import POSITIONS, logits_of
-from kvq_core.models.lockstep import causal_attention
+from kvq_core.models.scoring import causal_attention
 from kvq_core.spec import Lane
 from tests.support.engine_runs import run_engine
 from tests.support.tiny_models import CONFIGS, SCALED, VOCABULARY, prompt_ids, tiny

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig, MistralConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from kvq_core.capture.other_prompts import other_prompts
@@ -25,44 +25,32 @@ def config_of(kind: str, **values: object) -> object:
     ("config", "reason"),
     [
         (lambda: config_of("deepseek_v3", **SMALL, q_lora_rank=8, kv_lora_rank=8), "latent attention"),
-        (lambda: Gemma2Config(**SMALL), "soft-cap"),
         (lambda: config_of("t5", d_model=32, num_layers=1, num_heads=2), "encoder-decoder"),
         (
             lambda: LlamaConfig(**SMALL, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),
             "dyn",
-        ),  # noqa: E501
-        (lambda: config_of("jamba", **SMALL), "layers of type"),
-        (lambda: GPT2Config(n_layer=1, n_head=2, n_embd=32, vocab_size=32), "no rotary position embedding"),
+        ),
+        (lambda: config_of("recurrent_gemma", **SMALL), "its layers are not known"),
+        (lambda: GPT2Config(n_layer=1, n_head=2, n_embd=32, vocab_size=32), "its layers are not known"),
     ],
-    ids=["mla", "soft-cap", "encoder-decoder", "dynamic-rope", "hybrid", "no-rope"],
+    ids=["mla", "encoder-decoder", "dynamic-rope", "unknown-state", "words-of-its-own"],
 )
 def test_models_the_engine_would_change_are_refused(config, reason: str) -> None:
     built = config()
     kind = type("Model", (torch.nn.Module,), {})  # architectures refused by their config need no weights
     model = kind()
     model.config = built  # type: ignore[assignment]
-    if reason.startswith("no rotary"):
-        model = AutoModelForCausalLM.from_config(built)
     with pytest.raises(ModelError, match=reason) as caught:
         wrap(model, None, id="refused")
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("kind", "changes", "reason"),
-    [
-        ("gemma3_text", {"head_dim": 16}, "do not all rotate keys in the same way"),
-        ("stablelm", {}, "does not hand its keys and values"),
-        ("gpt_neox", {}, "0 attention modules of the usual form were found for 2 layers"),
-    ],
-)
-def test_models_whose_keys_are_not_what_the_engine_takes_them_for_are_refused(
-    kind: str, changes: dict[str, object], reason: str
-) -> None:
-    config = config_of(kind, **{**SMALL, "num_hidden_layers": 2, "num_key_value_heads": 1, **changes})
-    with pytest.raises(ModelError, match=reason) as caught:
-        wrap(AutoModelForCausalLM.from_config(config), None, id="refused")
-    assert "Use a model with full attention and RoPE" in str(caught.value)
+def test_a_layer_that_does_something_else_than_its_configuration_says_is_refused() -> None:
+    """One truth for the kinds of layers: what a window, a head or a kind is called elsewhere must be what is done."""
+    model = AutoModelForCausalLM.from_config(config_of("gpt_neox", **{**SMALL, "num_key_value_heads": 1}))
+    with pytest.raises(ModelError, match=r"layer 0 has kv_heads, key and value channels \(2, 16, 16\), and") as caught:
+        wrap(model, None, id="refused")
+    assert "docs/models.md" in str(caught.value)
 
 
 def test_loading_computes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,11 +80,11 @@ def test_what_lies_on_this_machine_has_no_revisions(tmp_path) -> None:
             load(id, "main")
 
 
-def test_a_sliding_window_bounds_the_context() -> None:
+def test_a_sliding_window_is_the_layers_and_no_bound_of_the_context() -> None:
     config = MistralConfig(**SMALL, num_key_value_heads=1, max_position_embeddings=1024, sliding_window=48)
     model = wrap(AutoModelForCausalLM.from_config(config), None, id="window")
-    assert model.shape.context == 48
-    assert tiny("mistral").shape.context == 1024
+    assert model.shape.context == 1024 and model.shape.windowed == (0,) and model.shape.kinds[0].window == 48
+    assert tiny("mistral").shape.full == (0, 1, 2)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.script import Script
 from kvq_core.errors import MethodError, ModelError
 from kvq_core.models import LoadedModel, wrap
+from kvq_core.models.lockstep import attending
 from kvq_core.models.probe import TOKENS, probe
 from kvq_core.packed.cache import packed_cache, packed_layers
 from kvq_core.pipeline.state import Run
@@ -180,7 +181,8 @@ def test_attention_that_would_come_out_wrong_is_refused(kind: str, reason: str) 
 def test_what_an_attention_asks_for_is_not_dropped(asked: dict[str, object]) -> None:
     model = tiny("llama")
     with pytest.raises(ModelError, match=f"uses {next(iter(asked))}, which the engine does not apply"):
-        model.model(torch.tensor([[1, 2]]), use_cache=False, kvq=lambda *_: pytest.fail("answered"), **asked)
+        with attending(lambda *_: pytest.fail("answered"), model.scoring):
+            model.model(torch.tensor([[1, 2]]), use_cache=False, **asked)
 
 
 def test_experts_are_taken() -> None:

@@ -183,11 +183,11 @@ def test_short_memory_makes_batches_smaller_and_the_record_says_so(model, monkey
     new, read = spec.max_new_tokens, script(model)
     needed = {size: footprint.run_bytes(model, spec, read, new, size) for size in (8, 4, 2, 1)}
     assert needed[8] > needed[4] > needed[2] > needed[1]
-    monkeypatch.setattr(footprint, "free_bytes", lambda device: needed[4] - 1)
+    monkeypatch.setattr(footprint, "room_for", lambda asked, device: needed[4] - 1)
     assert footprint.batch_size(model, spec, read, new) == 2
     record = finished(model, spec).record
     assert record.environment.lanes_at_once == 2 and all(lane.status == "done" for lane in record.lanes)
-    monkeypatch.setattr(footprint, "free_bytes", lambda device: 0)
+    monkeypatch.setattr(footprint, "room_for", lambda asked, device: 0)
     assert footprint.batch_size(model, spec, read, new) == 1
 
 
@@ -232,7 +232,7 @@ def test_an_estimate_knows_batches_and_that_memory_is_one_batchs(smollm):
 def test_the_time_of_one_batch_alone_is_remembered(model, monkeypatch):
     """A memo knows of no second one."""
     kept: list[list[float]] = []
-    monkeypatch.setattr("kvq_core.pipeline.estimate.files.keep_memo", lambda file, rows: kept.append(rows[-1]))
+    monkeypatch.setattr("kvq_core.pipeline.timings.files.keep_memo", lambda file, rows: kept.append(rows[-1]))
     finished(model, spec_of(20))
     assert not kept
     finished(model, spec_of(2))

@@ -18,8 +18,9 @@ from kvq_core.engine.prefill import Held, Prefill
 from kvq_core.events import Finished
 from kvq_core.metrics.fidelity import Fidelity
 from kvq_core.models import LoadedModel
-from kvq_core.models.lockstep import causal_attention
+from kvq_core.models.lockstep import attending
 from kvq_core.models.rounding import SIZE, Rounding, round_row
+from kvq_core.models.scoring import causal_attention
 from kvq_core.pipeline.compare import compare_on
 from kvq_core.pipeline.estimate import estimate
 from kvq_core.spec import ComparisonSpec, Lane, parse_spec
@@ -79,7 +80,8 @@ def test_one_row_is_rounded_on_every_architecture(name: str) -> None:
     plain = Prefill(model, prompt_ids(9), range(9))
     list(plain.run())
     with torch.no_grad():
-        out = rounded.base_model(ids, use_cache=False, kvq=_attend).last_hidden_state
+        with attending(_attend, model.scoring):
+            out = rounded.base_model(ids, use_cache=False).last_hidden_state
     assert torch.equal(out[0], out[2]) and 0 < (out[1] - out[0]).abs().max() < 0.2 * out[0].abs().max()
     torch.testing.assert_close(out[0], plain.hidden, atol=1e-4, rtol=1e-4)
     assert before == {n: (id(module), dict(vars(module))) for n, module in model.model.named_modules()}

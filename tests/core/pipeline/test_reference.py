@@ -10,8 +10,9 @@ from kvq_core import links
 from kvq_core.errors import SpecError
 from kvq_core.events import Finished
 from kvq_core.models import in_memory, load
+from kvq_core.pipeline.added import add_lane
 from kvq_core.pipeline.compare import against, compare
-from kvq_core.spec import ComparisonSpec, parse_spec
+from kvq_core.spec import ComparisonSpec, Lane, parse_spec
 from kvq_core.store.store import Store, open_store
 from kvq_core.studies.spec import parse_study, study_link, study_of_link
 from kvq_core.studies.study import study
@@ -127,6 +128,12 @@ def test_ids_without_a_reference_stay_and_with_one_tell_its_content(files, tmp_p
 def test_what_does_not_go_together_is_refused_in_a_line(files, changes, said):
     with pytest.raises(SpecError, match=said):
         finished(spec_of(files, **changes))
+
+
+def test_no_lane_is_added_to_a_run_that_another_file_is_the_reference_of(files):
+    record = finished(spec_of(files)).record
+    with pytest.raises(SpecError, match="is scored against the logits of another file, 'whole'"):
+        add_lane(record, Lane(method="fp16"))
 
 
 def test_a_public_instance_keeps_no_logits(files, monkeypatch):

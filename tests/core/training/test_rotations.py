@@ -12,7 +12,7 @@ from kvq_core.codebooks.files import codebooks, folder
 from kvq_core.errors import KvqError, MethodError, SpecError
 from kvq_core.methods import make
 from kvq_core.methods.base import Prompt
-from kvq_core.models.lockstep import causal_attention
+from kvq_core.models.scoring import causal_attention
 from kvq_core.spec import Lane
 from kvq_core.training.rotations import export
 from kvq_core.training.texts import read_texts, sequences

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
+import pandas as pd
 import pytest
 from gradio_client import Client
 from gradio_client.exceptions import AppError
@@ -36,6 +37,7 @@ from ui.service.services import Services
 
 ENDPOINTS = {
     "/compare",
+    "/add_lane",
     "/estimate",
     "/methods",
     "/models",
@@ -46,6 +48,11 @@ ENDPOINTS = {
     "/run",
     "/arrays",
     "/share",
+    "/study",
+    "/estimate_study",
+    "/study_result",
+    "/study_rows",
+    "/share_study",
 }
 SMALL = {"prompt": "The tide came in. " * 12, "max_new_tokens": 10, "lanes": [{"method": "kivi", "label": "KIVI"}]}
 PAGE = Path(__file__).parents[3] / "docs" / "api.md"
@@ -58,7 +65,7 @@ class Engine:
     def __init__(self):
         self.at_work = 0
 
-    def compare(self, spec, store):
+    def compare(self, spec, store, owner=""):
         self.at_work += 1
         try:
             kind, *rest = spec.prompt.split()
@@ -163,6 +170,17 @@ def test_what_there_is_can_be_read(client):
 
 
 @pytest.mark.real_model
+def test_a_lane_is_added_to_a_run_and_is_a_run_of_its_own(client, updates):
+    parent = updates[-1]["result"]["run"]
+    told = list(client.submit(parent, {"method": "per_token", "label": "8 bits"}, api_name="/add_lane"))
+    found = told[-1]["result"]
+    assert found["run"] != parent and [lane["label"] for lane in found["lanes"]] == ["8 bits"]
+    assert client.predict(found["run"], api_name="/run")["parent"] == parent
+    assert found["reference"] == updates[-1]["result"]["reference"]
+    assert "lane" in refusal(client, parent, {"method": "none such"}, api_name="/add_lane")
+    assert "0" * 16 in refusal(client, "0" * 16, {"method": "kivi"}, api_name="/add_lane")
+
+
 def test_an_estimate_tells_tokens_and_what_would_not_be_quantized(client):
     lane = {"method": "kivi", "knobs": {"residual_length": 128}}
     found = client.predict({"prompt": "Hi", "max_new_tokens": 4, "lanes": [lane]}, api_name="/estimate")
@@ -404,3 +422,29 @@ def test_without_the_package_mcp_is_refused_with_the_command(monkeypatch):
         app.check_mcp(settings())
     monkeypatch.setenv("KVQ_MCP", "0")
     app.check_mcp(settings())
+
+
+@pytest.mark.real_model
+def test_a_study_streams_and_is_there_by_its_id(client):
+    asked = {**SMALL, "max_new_tokens": 4, "prompts": {"texts": ["The tide came in.", "The tide went out."]}}
+    del asked["prompt"]
+    told = client.predict(asked, api_name="/estimate_study")
+    assert (told["cells"], told["todo"], told["refusal"]) == (2, 2, None) and told["study"] in told["sentence"]
+    updates = list(client.submit(asked, api_name="/study"))
+    assert updates[-1]["stage"] == "finished" and {u["stage"] for u in updates} >= {"computing"}
+    last = updates[-1]
+    assert (last["done"], last["total"], last["study"]) == (2, 2, told["study"])
+    (lane,) = last["result"]["lanes"]
+    assert last["lanes"][0]["kld_mean"] == lane["kld_mean"] > 0 and "no intervals" in last["result"]["notes"][0]
+    assert client.predict(last["study"], api_name="/study_result") == last["result"]
+    rows = pd.read_parquet(client.predict(last["study"], api_name="/study_rows"))
+    assert list(rows["lane"]) == ["KIVI", "KIVI"] and rows["kld_mean"].mean() == pytest.approx(lane["kld_mean"])
+    assert client.predict(asked, api_name="/estimate_study")["todo"] == 0
+    assert client.predict(last["study"], api_name="/share_study") == last["link"]
+
+
+def test_a_study_that_cannot_be_is_refused_in_one_line(client):
+    asked = {"lanes": SMALL["lanes"], "prompts": {"file": "/etc/passwd"}}
+    assert "the API takes no file" in refusal(client, asked, api_name="/study")
+    assert "not in this store" in refusal(client, "0" * 16, api_name="/study_result")
+    assert "it must be text" in refusal(client, 5, api_name="/study_rows")

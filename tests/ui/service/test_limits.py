@@ -55,6 +55,9 @@ def test_a_public_instance_has_limits_and_a_private_one_only_what_keeps_it_up(mo
         tools=None,
         characters=2_000_000,
         seconds=None,
+        cells=None,
+        prompts=None,
+        study_bytes=8_000_000,
     )
     monkeypatch.setenv("KVQ_MODELS", "some/model")
     public = limits()
@@ -122,7 +125,7 @@ def test_more_lanes_than_an_instance_takes_are_refused_before_anything_is_loaded
 
 
 def test_memory_is_asked_for_before_the_run(monkeypatch):
-    monkeypatch.setattr("ui.service.admission.free_bytes", lambda device: 3 * 10**9)
+    monkeypatch.setattr("ui.service.admission.room_for", lambda needed, device: 3 * 10**9)
     gate = admission(monkeypatch, estimated(tokens=2000, run_bytes=6 * 10**9))
     said = gate.quote(spec()).refusal
     assert "about 6.00 GB" in said and "3.00 GB are free" in said and "about 1,000 tokens" in said
@@ -135,7 +138,7 @@ def test_memory_is_asked_for_before_the_run(monkeypatch):
 
 def test_when_its_turn_comes_memory_is_looked_at_again(monkeypatch):
     free = [9 * 10**9]
-    monkeypatch.setattr("ui.service.admission.free_bytes", lambda device: free[0])
+    monkeypatch.setattr("ui.service.admission.room_for", lambda needed, device: free[0])
     services = Services(None, lambda spec, store: (word for word in ["ran"]), estimated(run_bytes=6 * 10**9))
     assert finished(services.submit(spec(), "a", "a")).error is None
     line, held = services.line, threading.Event()
@@ -255,7 +258,7 @@ def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_read():
 def test_the_command_line_warns_and_goes_on(monkeypatch, capsys, smollm, tmp_path):
     file = tmp_path / "spec.json"
     file.write_text(spec("Name a tree.", max_new_tokens=2, capture={"detail": "off"}).model_dump_json())
-    monkeypatch.setattr("kvq_core.pipeline.estimate.free_bytes", lambda device: 10**6)
+    monkeypatch.setattr("kvq_core.pipeline.estimate.room_for", lambda needed, device: 10**6)
     assert main(["compare", "--spec", str(file)]) == 0
     said = capsys.readouterr().err
     assert said.startswith("warning: This run needs about 0.") and "0.00 GB are free" in said

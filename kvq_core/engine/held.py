@@ -1,0 +1,94 @@
+"""Prompts that have been read, held in memory for lanes that are added later: only to save time, so a quarter of free
+memory at most, given back whenever something else needs the room, and read again to the same bits."""
+
+import hashlib
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kvq_core.engine.prefill import CHUNK, Held, Prefill
+from kvq_core.engine.stress import AppliedStress, ReferenceShift
+from kvq_core.machine.memory import free_bytes, hold_spare
+from kvq_core.models import LoadedModel
+from kvq_core.spec import Stress
+
+SHARE = 4  # of free memory, one part in so many
+MOST = 8
+
+
+@dataclass
+class Reading:
+    """A prompt as it was read, stressed where that was asked for; ``answered``: the reference's logits (positions,
+    vocabulary) by the tokens it was fed, of a batch of its own."""
+
+    prefill: Prefill
+    stress: AppliedStress | None = None
+    unchanged: ReferenceShift | None = None
+    answered: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        return self.prefill.nbytes + sum(x.numel() * x.element_size() for x in list(self.answered.values()))
+
+
+class Readings:
+    """The last ones read, each of one owner, all of one model. Any thread."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Reading] = {}  # by key, the newest last
+        self._model = ""
+        self._lock = threading.Lock()
+
+    def take(self, key: str) -> Reading | None:
+        """What is held under a key, which counts as new again."""
+        with self._lock:
+            found = self._held.pop(key, None)
+            if found is not None:
+                self._held[key] = found
+            return found
+
+    def keep(self, key: str, reading: Reading) -> None:
+        """Hold a reading, in place of older ones where memory is short and of those of another model."""
+        model = reading.prefill.model
+        with self._lock:
+            if model.model_hash != self._model:
+                self._held.clear()
+            self._held.pop(key, None)
+            self._model, self._held[key] = model.model_hash, reading
+            sizes = {key: held.nbytes for key, held in self._held.items()}
+            most = (free_bytes(model.device) + sum(sizes.values())) // SHARE
+            for oldest in list(self._held):
+                if len(self._held) > MOST or sum(sizes[key] for key in self._held) > most:
+                    del self._held[oldest]
+
+    def clear(self) -> None:
+        with self._lock:
+            self._held.clear()
+
+    @property
+    def nbytes(self) -> int:
+        with self._lock:
+            return sum(held.nbytes for held in self._held.values())
+
+
+READINGS = Readings()
+hold_spare(READINGS.clear)
+
+
+def key_of(
+    model: LoadedModel,
+    ids: Sequence[int],
+    scored: Sequence[int],
+    turns: Sequence[int],
+    held: Held,
+    stress: Stress,
+    owner: str,
+) -> str:
+    """Over all that decides a reading to the last bit, and whose it is."""
+    decides = [model.model_hash, str(model.dtype), str(model.device), torch.__version__, torch.get_num_threads(), CHUNK]
+    read = [list(ids), list(scored), list(turns), str(held), stress.model_dump_json() if stress.active else ""]
+    return hashlib.sha256(json.dumps([*decides, *read, owner]).encode()).hexdigest()

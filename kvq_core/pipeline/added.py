@@ -1,0 +1,183 @@
+"""Lanes added to a finished run: its answer is followed again, on the prompt as it is held in memory or read anew.
+
+An added lane is a run of its own with a parent. Lanes ride without a reference row, whose logits come from a batch of
+its own: so the numbers of a lane do not depend on what else is held, and are those of a full run within what another
+size of the batch moves.
+"""
+
+import time
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kvq_core.engine.decode import Decode
+from kvq_core.engine.held import READINGS, Reading
+from kvq_core.engine.prefill import CHUNK
+from kvq_core.errors import SpecError, StoreError, excerpt
+from kvq_core.events import Event, Finished, Loading, Prefill
+from kvq_core.logs import log_run
+from kvq_core.machine.memory import memory_errors_as_limits
+from kvq_core.models import LoadedModel, load, prepare
+from kvq_core.pipeline.assemble import assemble, id_of, place_of
+from kvq_core.pipeline.batch import Answer
+from kvq_core.pipeline.compare import kept, stored
+from kvq_core.pipeline.prompt import script
+from kvq_core.pipeline.state import Run
+from kvq_core.record.fields import RESULTS_VERSION, Record
+from kvq_core.spec import Capture, ComparisonSpec, Lane, parse_spec
+from kvq_core.store.store import Store, open_store
+
+
+def add_lane(run: Record | str, lane: Lane, store: Store | None = None) -> Record:
+    """Compute one lane more for a finished run, which may be given by its id, and return its record, a run of its own.
+
+    The prompt is not read again where this process read it lately. Captures are off: maps are asked for one by one.
+    Raises SpecError where the run cannot be followed here, StoreError where it, or the new one, cannot be kept.
+    """
+    parent = run if isinstance(run, Record) else (store or open_store()).load(run)[0]
+    for event in adding(parent, [lane], store):
+        if isinstance(event, Finished):
+            if event.unkept:
+                raise StoreError(event.unkept)
+            return event.record
+    raise AssertionError("what is added ends with Finished")
+
+
+def adding(
+    parent: Record, lanes: Sequence[Lane], store: Store | None = None, owner: str = "", about: str = ""
+) -> Generator[Event]:
+    """``add_lane`` of several lanes in one batch, as ``compare`` tells of a run. ``owner``: only what was read for them
+    is looked for in memory. ``about``: see ``spec_of``."""
+    return _following(parent, spec_of(parent, lanes, about), store, owner)
+
+
+def _following(parent: Record, spec: ComparisonSpec, store: Store | None, owner: str) -> Generator[Event]:
+    with memory_errors_as_limits():
+        yield Loading(spec.model)
+        for done, total in prepare(spec.model, spec.revision):
+            yield Loading(spec.model, done, total)
+        yield from adding_on(load(spec.model, spec.revision), parent, spec, store, owner)
+
+
+def adding_on(
+    model: LoadedModel, parent: Record, spec: ComparisonSpec, store: Store | None = None, owner: str = ""
+) -> Generator[Event]:
+    """``adding`` on a model that is in memory already; ``spec``: that of the new run."""
+    _check(model, parent)
+    read = script(model, spec)
+    place = {**place_of(model, spec.lanes), "parent": parent.parent or parent.id}
+    addition = Addition(id_of(spec.canonical(), read.ids, place), model, spec, read, owner, parent)
+    with log_run(addition.id, spec.question, model=spec.model, parent=place["parent"]) as told:
+        finished = stored(addition.id, store)
+        if finished is None:
+            yield from addition.stages()
+            finished = kept(*assemble(addition), store)
+        told |= {"reused": finished.reused}
+    yield finished
+
+
+def capture_lane(run: Record | str, label: str, store: Store | None = None) -> Record:
+    """Look at one lane of a finished run, by its label, in every layer and head, and return the record of it, whose
+    arrays a store holds: score maps, attention at more steps, key distributions. Its KLD stands beside the one that
+    was recorded: the two differ by what another size of the batch moves. Raises SpecError as ``add_lane`` does."""
+    parent = run if isinstance(run, Record) else (store or open_store()).load(run)[0]
+    for event in capturing(parent, index_of(parent, label), store):
+        if isinstance(event, Finished):
+            if event.unkept:
+                raise StoreError(event.unkept)
+            return event.record
+    raise AssertionError("what is captured ends with Finished")
+
+
+def capturing(parent: Record, at: int, store: Store | None = None, owner: str = "") -> Generator[Event]:
+    """``capture_lane`` as ``compare`` tells of a run."""
+    return _following(parent, captures_of(parent, at), store, owner)
+
+
+def captures_of(parent: Record, at: int) -> ComparisonSpec:
+    """What is asked where every layer and head of a run's lane is looked at."""
+    asked = parse_spec(parent.spec)
+    every = Capture(layers="all", detail="deep")
+    changes = {"capture": every, "floors": "storage", "free_text": False, "lanes": (asked.lanes[at],)}
+    return asked.model_copy(update=changes)
+
+
+def index_of(record: Record, label: str) -> int:
+    """Which of a run's lanes has that label. Raises SpecError."""
+    labels = [lane.label for lane in record.lanes]
+    if label not in labels:
+        raise SpecError(f"Run {record.id} has no lane {excerpt(label)}; its lanes: {', '.join(labels)}.")
+    return labels.index(label)
+
+
+def spec_of(parent: Record, lanes: Sequence[Lane], about: str = "") -> ComparisonSpec:
+    """What is asked where lanes are added to a run: its comparison with these lanes alone, nothing captured; ``about``
+    something, which its notes say, they write no text of their own and are not the parent's lanes. Raises SpecError."""
+    if not lanes:
+        raise SpecError("No lane was given; give at least one.")
+    asked = parse_spec({**parent.spec, "lanes": []})
+    changes = {"capture": Capture(detail="off"), "floors": "storage"}
+    changes |= {"notes": about, "free_text": False} if about else {}
+    given = [lane.model_dump(mode="json", exclude_defaults=True) for lane in lanes]
+    told = asked.model_copy(update=changes).model_dump(mode="json")
+    every = parse_spec({**told, "lanes": [*parent.spec["lanes"], *given]}).lanes  # labels differ from the parent's
+    return asked.model_copy(update={**changes, "lanes": every[-len(given) :]})
+
+
+def _check(model: LoadedModel, parent: Record) -> None:
+    """Raises SpecError where this process would compute something else than the parent did."""
+    made, here = parent.environment, str(model.dtype).removeprefix("torch.")
+    reason = None
+    if parent.results_version != RESULTS_VERSION:
+        reason = f"is of results version {parent.results_version}, this program's is {RESULTS_VERSION}"
+    elif made.model_hash != model.model_hash:
+        reason = f"was computed with another {excerpt(made.model)} than the one here"
+    elif made.dtype != here:
+        reason = f"was computed in {made.dtype}, here it would be {here}"
+    elif made.reference is not None:
+        reason = f"is scored against the logits of another file, {excerpt(made.reference.model_title)}"
+    if reason:
+        raise SpecError(f"No lane can be added to run {parent.id}: it {reason}. Run the comparison again.")
+
+
+@dataclass
+class Addition(Run):
+    """Lanes added to ``parent``, in progress."""
+
+    _found: Reading | None = field(init=False, default=None)
+
+    def _passes(self) -> list[Iterator[int]]:
+        passes = super()._passes()
+        self._found = READINGS.take(self._key)
+        if self._found is None:
+            return passes
+        self.prefill, self.stress, self.unchanged = self._found.prefill, self._found.stress, self._found.unchanged
+        return []
+
+    def _stress(self) -> Iterator[Event]:
+        if self._found is None:
+            yield from super()._stress()
+        else:
+            self._reading = self._found
+        began = time.perf_counter()
+        assert self.parent is not None
+        tokens, floor = self.parent.reference.token_ids, self.parent.noise_floor.metrics
+        apart = self.spec.capture.detail == "off"  # what is captured is against a reference in the same batch
+        logits = (yield from self._logits(tokens)) if apart else None
+        self.answer = Answer(tokens, floor.near_tie_margin if floor else 0.0, logits)
+        self.seconds["encode"] = self.seconds.get("encode", 0.0) + time.perf_counter() - began
+
+    def _logits(self, tokens: list[int]) -> Generator[Event, None, Tensor]:
+        """The reference's logits on its own tokens, which are known, so that a pass takes many: read where they are not
+        held."""
+        if (key := tuple(tokens)) not in self._reading.answered:
+            spec, found = self.spec.model_copy(update={"score_chunk": CHUNK}), list[Tensor]()
+            decode = Decode(self.model, self.prefill, spec, [], self.stress, follow=tokens)
+            for _ in (*decode.encode(), *decode.fill()):
+                pass
+            for _ in decode.steps(lambda reference, _, __: found.append(reference.clone()), None, lambda _: None):
+                yield Prefill(len(self.ids) + len(decode.token_ids), len(self.ids) + len(tokens))
+            self._reading.answered[key] = torch.cat(found) if found else torch.empty(0, 0)
+        return self._reading.answered[key]

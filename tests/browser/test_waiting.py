@@ -1,0 +1,72 @@
+"""Waiting is worth watching: each stage is shown as what it is, tokens arrive in the cards, the rest counts down, what
+there is survives Cancel, and whoever waits is told the place in the line."""
+
+import re
+
+import pytest
+
+from kvq_core.store.store import open_store
+from tests.browser.conftest import served_here
+from tests.browser.pages import answer, run, wait_status
+from tests.browser.stand_in import Engine, estimate
+from ui.service.services import Services
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
+COUNTED = (
+    """before => Number(document.querySelector("#status .left").innerText.match(/about (\\d+) s left/)[1]) < before"""
+)
+NOW = "[...document.querySelectorAll('#status .stages .now b')].map(each => each.innerText).join()"
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine()
+
+
+@pytest.fixture(scope="module")
+def held(engine, tmp_path_factory):
+    """The address of a page whose runs stop at the engine's gates."""
+    store = open_store(str(tmp_path_factory.mktemp("held")))
+    with served_here(Services(store, engine.compare, estimate)) as address:
+        yield address
+
+
+def left(page) -> int:
+    return int(re.search(r"about (\d+) s left", page.inner_text("#status .left"))[1])
+
+
+def asking(open_page, address: str, words: str):
+    """A page that is about to run something of its own."""
+    page = open_page(address)
+    page.wait_for_selector("#lane-row-1")
+    page.locator("#prompt textarea").fill(words)
+    page.wait_for_function("document.querySelector('#estimate .facts')?.innerText.includes('20 prompt tokens')")
+    return page
+
+
+def test_a_run_shows_what_it_does_from_prefill_to_cancel(held, engine, open_page):
+    for gate in (engine.read, engine.stored, engine.free):
+        gate.clear()
+    page = asking(open_page, held, "Watched")
+    run(page)
+    wait_status(page, "Prefill: 12 of 20 prompt tokens")
+    assert page.evaluate(NOW) == "Prefill" and 30 <= left(page) <= 40
+    assert "Reads the prompt: 12 of 20 tokens" in answer(page, 0) and "Waits for the prompt" in answer(page, 1)
+    page.wait_for_function(COUNTED, arg=left(page))  # while nothing new is told
+    engine.read.set()
+    wait_status(page, "Encoding the cache of")
+    assert page.evaluate(NOW) == "Encode"
+    assert answer(page, 1) == "Stores keys and values of the prompt" and "turn" in answer(page, 2)
+    engine.stored.set()
+    wait_status(page, "Step 1 of 4")
+    assert page.evaluate(NOW) == "Decode" and answer(page, 1).strip() == "word"
+    waiting = asking(open_page, held, "Behind it")
+    run(waiting)
+    assert "1 run ahead of yours" in wait_status(waiting, "Waiting for 1 run")
+    assert "Keep this page open" in waiting.inner_text("#status")
+    page.locator("#cancel").click()
+    wait_status(page, "Cancelled")
+    engine.free.set()
+    assert "What had arrived stays below" in wait_status(page, "Cancelled after 1 of 4 tokens")
+    assert answer(page, 1).strip() == "word" and page.locator("#run").is_enabled()
+    wait_status(waiting, "Done")

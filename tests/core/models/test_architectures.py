@@ -1,0 +1,159 @@
+"""Every kind of model that transformers builds and the engine takes, tiny and with random weights."""
+
+import json
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.architectures import CONFIGS, RESULTS, SAMPLE, eager, ids_of, tiny_of, wired
+from kvq_core.engine.cache import LaneCache
+from kvq_core.engine.prefill import Prefill
+from kvq_core.errors import ModelError
+from kvq_core.methods import make
+from kvq_core.metrics.stored_bytes import measure
+from kvq_core.models.scoring import Scoring, causal_attention
+from kvq_core.packed.cache import lane_layers
+from kvq_core.spec import Lane
+from tests.support.campaigns import whole
+from tests.support.engine_runs import run_engine
+
+KINDS = sorted(CONFIGS) if whole() else SAMPLE
+TAKEN = [kind for kind in SAMPLE if kind != "deepseek_v3"]
+METHODS = {
+    "per_token": {"group_size": 16, "residual_length": 8},
+    "kivi": {"group_size": 8, "residual_length": 16},
+    "squat": {"group_size": 8, "residual_length": 16, "block_size": 8},
+    "q8_0": {},
+}
+# of a spread of 1: sums in another order; of delta nets, whose chunks round otherwise than single steps, more
+EXACT, CHUNK_RULE = 1e-4, 2e-3
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVQ_HOME", str(tmp_path_factory.getbasetemp() / "architectures"))
+
+
+@pytest.mark.long("combine")
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_reference_is_what_transformers_computes(kind: str) -> None:
+    """Over a prompt in chunks, decoding, a fork and a drop of rows; refused kinds are those that the table names."""
+    told = json.loads(RESULTS.read_text()).get(kind)
+    try:
+        model = tiny_of(kind)
+    except ModelError as error:
+        assert (told or {"refused": kind})["refused"] in str(error) and "\n" not in str(error)
+        return
+    assert told is None or "refused" not in told
+    reference, _ = wired(model)
+    assert reference < (CHUNK_RULE if model.shape.stateful else EXACT)
+
+
+@pytest.mark.slow
+@pytest.mark.long("combine")
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind in TAKEN or whole()])
+def test_lanes_store_what_they_say_on_every_kind(kind: str) -> None:
+    """Full-attention layers are quantized, the others are as they were, byte for byte; windows on request."""
+    try:
+        model = tiny_of(kind)
+    except ModelError:
+        pytest.skip("refused")
+    sliding = bool(model.shape.windowed)
+    lanes = [Lane(label=name, method=name, knobs=knobs, sliding=sliding) for name, knobs in METHODS.items()]
+    if model.shape.full:
+        lanes.append(Lane(label="full", method="per_token", knobs=METHODS["per_token"]))
+    outcome = run_engine(model, ids_of(60), lanes, 6, audit=True, ignore_eos=True)
+    assert [state.error for state in outcome.decode.states] == [None] * len(lanes)
+    assert all(torch.isfinite(x).all() for x in outcome.logits())
+    told = model.shape
+    for state in outcome.decode.states:
+        assert state.cache is not None
+        stored = {layer for part in state.cache.parts if part.rules for layer in _layers(state.cache, part)}
+        assert stored == set(told.full if state.lane.label == "full" else told.keyed)
+    for part in outcome.decode.states[-1].cache.parts:  # type: ignore[union-attr]
+        if not part.rules:
+            group = outcome.decode.prefill.groups[part.group]
+            true = (group.keys if part.kind == "key" else group.values)[part.layers]
+            assert torch.equal(part.plain.decode()[..., : true.shape[-2], :], true.half().float())
+
+
+def _layers(cache: LaneCache, part) -> list[int]:
+    return [cache.layers[part.group][i] for i in part.layers.tolist()]
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "bamba", "llama4_text"])
+def test_windows_and_states_are_counted_as_what_they_hold(kind: str) -> None:
+    model, ids = tiny_of(kind), ids_of(60)
+    prefill = Prefill(model, ids)
+    list(prefill.run())
+    lane = Lane(method="per_token", knobs={"group_size": 16, "residual_length": 0})
+    memory = measure(LaneCache.of_prompt(lane, prefill.groups, model.rope(60), model.ref), model.shape)
+    windows = {"gemma2": 2 * 24, "bamba": 0, "llama4_text": 3 * 24}[kind] * 2 * (32 + 32) * 2
+    assert memory.window_bytes == windows
+    held = 0 if prefill.states is None else prefill.states.nbytes // 4  # float32 here
+    assert memory.state_bytes == 2 * held and memory.tokens == 60
+    full = len(model.shape.full) * 60 * 2 * (32 + 32) * 2
+    own = sum(memory.bytes_by_part.values())
+    beside = memory.window_bytes + memory.state_bytes
+    assert memory.kv_ratio == own / full and memory.whole_ratio == (own + beside) / (full + beside)
+
+
+@pytest.mark.parametrize("how", ["window", "chunk", "softcap", "sinks", "all"])
+def test_attention_is_that_of_a_float64_recomputation(how: str) -> None:
+    generator = torch.Generator().manual_seed(3)
+    queries, keys = (torch.randn(1, n, 19, 8, generator=generator) for n in (4, 2))
+    values, sinks = torch.randn(1, 2, 19, 6, generator=generator), torch.randn(4, generator=generator)
+    every = {"window": {"window": 5}, "chunk": {"chunk": 6}, "softcap": {"softcap": 0.7}, "sinks": {"sinks": sinks}}
+    given = {"window": 5, "softcap": 0.7, "sinks": sinks} if how == "all" else every[how]
+    scoring = Scoring(0.3, **given)  # type: ignore[arg-type]
+    found = causal_attention(queries[:, :, -7:], keys, values, scoring)
+    for head in range(4):
+        for i, position in enumerate(range(12, 19)):
+            first = {"window": position - 4, "chunk": position // 6 * 6}.get(how if how != "all" else "window", 0)
+            seen = slice(first, position + 1)
+            scores = 0.3 * keys[0, head // 2, seen].double() @ queries[0, head, position].double()
+            scores = 0.7 * torch.tanh(scores / 0.7) if how in ("softcap", "all") else scores
+            sink = sinks[head : head + 1].double() if how in ("sinks", "all") else scores[:0]
+            weights = torch.softmax(torch.cat([scores, sink]), 0)[: len(scores)]
+            expected = weights @ values[0, head // 2, seen].double()
+            torch.testing.assert_close(found[0, i, head].double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gemma2", "gpt_oss", "bamba", "gemma3_text"])
+def test_packed_layers_are_the_engines(kind: str) -> None:
+    model, ids = tiny_of(kind), ids_of(60)
+    lane = Lane(label="x", method="per_token", knobs=METHODS["per_token"])
+    outcome = run_engine(model, ids, [lane], 8, ignore_eos=True)
+    layers = lane_layers(lane, model.model, "torch", 0, model.ref, model.rotations)
+    states = model.states()
+
+    def attend(layer: int, *call: Tensor) -> Tensor:
+        return layers[layer].attend(*call)  # type: ignore[arg-type]
+
+    model.forward(torch.tensor([ids]), 0, attend, states=states)
+    found = [
+        model.forward(torch.tensor([[token]]), len(ids) + at, attend, states=states)[0]
+        for at, token in enumerate(outcome.decode.token_ids[:-1])
+    ]
+    torch.testing.assert_close(torch.cat(found), outcome.logits()[1][0], rtol=0, atol=3e-3)
+
+
+def test_what_a_lane_cannot_have_is_said() -> None:
+    gemma, bamba, mistral = (tiny_of(kind).shape for kind in ("gemma2", "bamba", "mistral"))
+    method = {"method": "per_token", "knobs": METHODS["per_token"]}
+    assert "layer 0 of this model attends to a window" in (Lane(**method, layers=(0,)).why_not(gemma) or "")
+    assert Lane(**method, layers=(0,), sliding=True).why_not(gemma) is None
+    assert "layer 0 of this model holds no keys and values" in (Lane(**method, layers=(0,)).why_not(bamba) or "")
+    assert "every layer of this model attends to a window" in (Lane(**method).why_not(mistral) or "")
+    assert {a.layers for a in Lane(**method).plan(gemma)} == {(1, 3)}
+    assert make("turboquant").kept_layers(4)  # an engine's, of models all of whose layers keep keys
+
+
+def test_a_state_that_takes_whole_prompts_is_given_whole_prompts() -> None:
+    model, ids = tiny_of("jamba"), ids_of(600)
+    assert not model.shape.in_chunks
+    prefill = Prefill(model, ids)
+    assert list(prefill.run()) == [600]
+    torch.testing.assert_close(prefill.logits, eager(model, ids), rtol=1e-3, atol=1e-3)

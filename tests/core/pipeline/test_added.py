@@ -1,0 +1,234 @@
+"""Lanes added to a finished run: the same on what is held as on what is read anew, and as in a run of all lanes."""
+
+import pytest
+import torch
+from torch.nn.functional import linear
+
+from kvq_core.engine import held
+from kvq_core.engine.held import READINGS, Readings
+from kvq_core.errors import SpecError
+from kvq_core.events import Finished, Prefill
+from kvq_core.machine import memory
+from kvq_core.models.shared_products import FEW, few_rows
+from kvq_core.pipeline.added import adding_on, captures_of, index_of, spec_of
+from kvq_core.pipeline.compare import compare_on
+from kvq_core.pipeline.why import _variants, why_of
+from kvq_core.spec import Lane, parse_spec
+from kvq_core.store.store import open_store
+from tests.core.pipeline.test_batches import KINDS, PROMPT, same
+from tests.support.tiny_models import tiny
+from ui.service.records import RecordCache
+
+ADDED = Lane(label="added", method="per_token", knobs={"bits": 2, "group_size": 8})
+
+
+@pytest.fixture(scope="module")
+def model(smollm):
+    return tiny("qwen2", tokenizer=smollm.tokenizer)  # with a bias at its projections
+
+
+@pytest.fixture(autouse=True)
+def _nothing_held():
+    READINGS.clear()
+
+
+def spec(**changes: object):
+    told = {"prompt": PROMPT, "chat": False, "max_new_tokens": 24, "ignore_eos": True, "lanes": list(KINDS[:2])}
+    return parse_spec({**told, **changes})
+
+
+def told(events) -> tuple[Finished, list[int]]:
+    """How a run ended, and what it said of the tokens that it had read of the prompt and the reference's answer."""
+    every = list(events)
+    assert isinstance(every[-1], Finished)
+    return every[-1], [event.done for event in every if isinstance(event, Prefill)]
+
+
+def added(model, parent, lanes=(ADDED,), **options) -> tuple[Finished, list[int]]:
+    return told(adding_on(model, parent.record, spec_of(parent.record, lanes), **options))
+
+
+@pytest.mark.parametrize(
+    ("changes", "lane"),
+    [
+        ({}, ADDED),
+        ({"temperature": 0.9}, ADDED),
+        ({"continuation": PROMPT[:60], "score_chunk": 3}, ADDED),
+        ({"stress": {"key_outlier_scale": 8.0}}, ADDED),
+        ({}, Lane(**KINDS[4])),
+        ({}, Lane(method="per_token", knobs={"bits": 3, "group_size": 8}, select={"by": "h2o"})),
+    ],
+    ids=["greedy", "sampled", "continuation", "stress", "chunks", "select"],
+)
+def test_an_added_lane_is_that_of_a_fresh_prefill_bit_for_bit_and_near_that_of_a_whole_run(model, changes, lane):
+    parent, _ = told(compare_on(model, spec(**changes)))
+    first, _ = added(model, parent, [lane])
+    again, read = added(model, parent, [lane])
+    assert read == [], "the prompt and the reference's answer are held"
+    READINGS.clear()
+    fresh, read = added(model, parent, [lane])
+    assert read[0] == 0 and read[-1] > len(parent.record.reference.prompt_token_ids)
+    for other in (again, fresh):
+        assert same(first.arrays, other.arrays) and other.record.lanes[0].metrics == first.record.lanes[0].metrics
+    whole, _ = told(compare_on(model, spec(**changes, lanes=[*KINDS[:2], lane.model_dump(mode="json")])))
+    one, other = first.record.lanes[0], whole.record.lanes[2]
+    assert one.metrics.kld_mean == pytest.approx(other.metrics.kld_mean, rel=1e-2)
+    assert one.metrics.near_tie_margin == pytest.approx(other.metrics.near_tie_margin)
+    assert (one.token_ids, one.memory) == (other.token_ids, other.memory)
+    reference = first.arrays["reference/nll"]
+    assert torch.allclose(reference, whole.arrays["reference/nll"], atol=1e-4) and len(reference)
+
+
+def test_what_is_added_is_a_run_of_its_own_with_a_parent(model):
+    store = open_store()
+    parent, _ = told(compare_on(model, spec(), store))
+    before = store.load(parent.record.id)[0]
+    child, _ = added(model, parent, [ADDED, Lane(label=parent.record.lanes[0].label + "!", **KINDS[2])], store=store)
+    record = child.record
+    assert record.parent == parent.record.id != record.id and len(record.lanes) == 2
+    assert record.environment.reference_apart and not parent.record.environment.reference_apart
+    assert record.reference.token_ids == parent.record.reference.token_ids
+    assert record.noise_floor == parent.record.noise_floor
+    assert store.load(parent.record.id)[0] == before, "nothing is merged into it"
+    assert {run.id: run.parent for run in store.list()} == {parent.record.id: None, record.id: parent.record.id}
+    assert added(model, parent, [ADDED, Lane(label=record.lanes[1].label, **KINDS[2])], store=store)[0].reused
+    grandchild, _ = added(model, child, [Lane(**KINDS[3])], store=store)
+    assert grandchild.record.parent == parent.record.id
+    alike, _ = added(model, parent, [Lane(**KINDS[0])])
+    assert alike.record.lanes[0].label == "KIVI (3)" not in [lane.label for lane in parent.record.lanes]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"results_version": 1}, "is of results version 1"),
+        ({"model_hash": "0" * 16}, "was computed with another .tiny-qwen2. than"),
+        ({"dtype": "bfloat16"}, "was computed in bfloat16, here it would be float32"),
+    ],
+)
+def test_a_run_that_cannot_be_followed_here_is_refused_in_a_line(model, change, reason):
+    parent, _ = told(compare_on(model, spec()))
+    record = parent.record
+    if "results_version" in change:
+        record = record.model_copy(update=change)
+    else:
+        record = record.model_copy(update={"environment": record.environment.model_copy(update=change)})
+    with pytest.raises(SpecError, match=reason):
+        told(adding_on(model, record, spec_of(record, [ADDED])))
+    with pytest.raises(SpecError, match="at least one"):
+        spec_of(record, [])
+
+
+def test_what_is_held_is_its_owners_alone_and_makes_way(model, monkeypatch):
+    parent, _ = told(compare_on(model, spec(), owner="one"))
+    assert added(model, parent, owner="another")[1][0] == 0
+    tokens = len(parent.record.reference.prompt_token_ids)
+    assert min(added(model, parent, owner="one")[1]) > tokens, "the answer alone is read"
+    size = READINGS.nbytes
+    assert size > 0
+    monkeypatch.setattr(memory, "free_bytes", lambda device="cpu": 1000)
+    memory.room_for(500)
+    assert READINGS.nbytes == size
+    memory.room_for(2000)
+    assert READINGS.nbytes == 0
+
+
+def test_a_quarter_of_free_memory_is_held_at_most_and_of_one_model(model, monkeypatch):
+    told(compare_on(model, spec()))
+    (reading,) = READINGS._held.values()
+    readings, free = Readings(), [4 * reading.nbytes * 2]
+    monkeypatch.setattr(held, "free_bytes", lambda device: free[0] - sum(x.nbytes for x in readings._held.values()))
+    for key in "abc":
+        readings.keep(key, reading)
+    assert [key for key in "abc" if readings.take(key)] == ["b", "c"]
+    readings.take("b")
+    readings.keep("d", reading)
+    assert [key for key in "abcd" if readings.take(key)] == ["b", "d"], "the one taken longest ago goes first"
+    free[0] = 0
+    readings.keep("e", reading)
+    assert readings.nbytes == 0
+    free[0] = 1 << 40
+    readings.keep("f", reading)
+    other, _ = told(compare_on(tiny("llama", tokenizer=model.tokenizer), spec()))
+    assert len(READINGS._held) == 1 and READINGS._model == other.record.environment.model_hash
+
+
+def test_a_lane_is_looked_at_in_every_layer_and_head_as_a_run_that_captures_them_does(model):
+    parent, _ = told(compare_on(model, spec(capture={"layers": [1]})))
+    asked = captures_of(parent.record, 1)
+    found, read = told(adding_on(model, parent.record, asked))
+    record = found.record
+    assert read == [] and record.parent == parent.record.id and not record.environment.reference_apart
+    every, heads = list(range(model.shape.layers)), list(range(model.shape.query_heads))
+    assert (record.capture.layers, record.capture.heads, record.capture.distribution_layers) == (every, heads, every)
+    one, other = parent.record.lanes[1].metrics, record.lanes[0].metrics
+    assert other.kld_mean == pytest.approx(one.kld_mean, rel=1e-2)
+    assert other.attention_delta_mean == pytest.approx(one.attention_delta_mean, rel=1e-2)
+    maps = [run.arrays[f"lane/{at}/delta_map"].float() for run, at in ((parent, 1), (found, 0))]
+    scales = [run.arrays[f"lane/{at}/delta_scale"][..., None, None] for run, at in ((parent, 1), (found, 0))]
+    kept, seen = maps[0][0] * scales[0][0], maps[1][1] * scales[1][1]
+    assert ((kept - seen).norm() / kept.norm()).item() < 1e-2
+    steps = [record.capture.attention_steps.index(step) for step in parent.record.capture.attention_steps]
+    rows = [run.arrays[f"lane/{at}/attention_rows"].int() for run, at in ((parent, 1), (found, 0))]
+    assert (rows[0][:, 0] - rows[1][steps, 1]).abs().max() <= 1  # of codes of 255
+    errors = [run.arrays[f"lane/{at}/key_error"] for run, at in ((parent, 1), (found, 0))]
+    assert torch.allclose(*errors, rtol=1e-2)
+
+
+def test_causes_are_lanes_of_their_own_and_what_they_leave_is_told(model):
+    lane = {**KINDS[3], "recent_tokens": 16, "sink_tokens": 2}
+    alone = [{**lane, "tensors": "values"}, {**lane, "tensors": "keys"}]
+    whole, _ = told(compare_on(model, spec(lanes=[lane, *alone, {"method": "fp16"}])))
+    parent = whole.record
+    lanes = [variant for _, variant in _variants(parent, 0)]
+    finished, _ = told(adding_on(model, parent, spec_of(parent, lanes, "causes")))
+    found = why_of(parent, 0, finished)
+    assert [(c.kind, c.label.split()[0]) for c in found.causes] == [
+        ("tensors", "keys"),
+        ("tensors", "values"),
+        *(("layers", third) for third in ("first", "middle", "last")),
+        ("windows", "no"),
+    ]
+    klds = [lane.metrics.kld_mean for lane in parent.lanes]
+    assert found.recorded == klds[0] and [found.kld, *(c.kld for c in found.of("tensors"))] == pytest.approx(
+        klds[:3], rel=2e-2
+    )
+    keys, values = found.of("tensors")
+    differs = finished.arrays["lane/0/kld"].double() - finished.arrays["lane/1/kld"].double()
+    assert keys.gain == pytest.approx(found.kld - keys.kld) == pytest.approx(differs.mean().item())
+    assert keys.se == pytest.approx((differs.std() / len(differs) ** 0.5).item())
+    sizes = [sum(told.memory.bytes_by_part.values()) for told in parent.lanes]
+    assert [keys.more_bytes, values.more_bytes] == [size - sizes[0] for size in sizes[1:3]]
+    assert found.unexplained("tensors") == pytest.approx(found.kld - keys.gain - values.gain)
+    (windows,) = found.of("windows")
+    assert windows.more_bytes > 0 and windows.gain == pytest.approx(windows.kld - found.kld)
+    gains = [cause.per_kib for cause in found.ranked]
+    assert gains == sorted(gains, reverse=True) and windows not in found.ranked
+    with pytest.raises(SpecError, match="quantizes nothing"):
+        _variants(parent, 3)
+    with pytest.raises(SpecError, match="no lane 'none'"):
+        index_of(parent, "none")
+
+
+def test_added_lanes_stand_among_the_parents_on_the_page_and_what_is_about_them_does_not(model):
+    store = open_store()
+    parent, _ = told(compare_on(model, spec(), store))
+    child, _ = added(model, parent, store=store)
+    told(adding_on(model, parent.record, spec_of(parent.record, [ADDED], "causes"), store))
+    records = RecordCache(store)
+    record, arrays = records.whole(parent.record.id)
+    assert [lane.label for lane in record.lanes] == ["KIVI", "KIVI (2)", "added"] and record.id == parent.record.id
+    assert torch.equal(arrays["lane/2/kld"], child.arrays["lane/0/kld"]) and len(record.spec["lanes"]) == 3
+    assert records.whole(parent.record.id)[0] is record is records.drawn({"run": record.id})[0]
+    assert len(records.get(parent.record.id)[0].lanes) == 2, "the run itself stays as it is"
+    later, _ = added(model, parent, [Lane(label="added", **KINDS[3])], store=store)
+    records.put(later.record, later.arrays)
+    labels = [lane.label for lane in records.whole(parent.record.id)[0].lanes]
+    assert labels[2:] == ["added", "added (2)"]
+
+
+@pytest.mark.parametrize("rows", range(1, FEW + 2))
+def test_products_of_few_rows_are_products(rows):
+    x, weight = torch.randn(rows, 1, 24), torch.randn(40, 24)
+    assert torch.allclose(few_rows(x, weight), linear(x, weight), atol=1e-5)
+    assert few_rows(x, weight).shape == (rows, 1, 40)

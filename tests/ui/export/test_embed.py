@@ -1,0 +1,102 @@
+"""One figure as a page of its own: small, sealed, saying what its marks hold, and open where its run is."""
+
+import asyncio
+import base64
+import hashlib
+import html
+import json
+import re
+
+import numpy as np
+import pytest
+from starlette.requests import Request
+
+from kvq_core.errors import SpecError
+from kvq_core.pipeline.examples import packaged_store
+from kvq_core.store.store import open_store
+from tests.support.ui_record_factory import make_run
+from ui.export.__main__ import main
+from ui.export.embed import MOST_BYTES, embed
+from ui.export.hover import marks
+from ui.export.svg import svg
+from ui.export.views import VIEWS
+from ui.server.embeds import Embeds
+from ui.service.services import Services
+
+SHIPPED = [run.id for run in packaged_store().list()]
+
+
+@pytest.mark.parametrize("run", SHIPPED)
+def test_every_view_of_a_shipped_run_is_small_and_fetches_nothing(run):
+    stored = packaged_store().load(run)
+    for view in VIEWS:
+        page = embed(*stored, view)
+        assert len(page.encode()) < MOST_BYTES and "plotly" not in page.lower()
+        script = re.search(r"<script>(.*)</script>", page, re.S)[1]
+        seal = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{seal}'" in page
+        assert not re.search(r"(src|href)=\"(?!data:)", page)
+        assert json.loads(re.search(r'id="marks">(.*?)</script>', page, re.S)[1])
+
+
+def test_what_a_mark_says_is_what_is_drawn_there():
+    record, arrays = make_run(lanes=3)
+    figure = VIEWS["rate"].draw(record, arrays)
+    circles = re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"', svg(figure))
+    found = marks(figure)
+    assert circles and {(float(x), float(y)) for x, y in circles} <= {(x, y) for x, y, _ in found}
+    cells = marks(VIEWS["keys"].draw(record, arrays))
+    heat = arrays["lane/0/key_error"]
+    assert len(cells) == 3 * np.asarray(heat).size
+    for x, y, said in cells[:3]:
+        layer, head, value = re.search(r"layer (\d+), .*?(\d+): (.*)", said).groups()
+        assert float(value) == pytest.approx(100 * float(heat[int(layer), int(head)]), rel=1e-2), (x, y, said)
+
+
+def test_a_label_is_no_markup_and_no_end_of_the_script():
+    record, arrays = make_run(lanes=2)
+    evil = record.lanes[0].model_copy(update={"label": "</script><b>"})
+    page = embed(record.model_copy(update={"lanes": [evil, *record.lanes[1:]]}), arrays, "rate")
+    assert "</script><b>" not in page and html.escape("<b>") in page
+    said = json.loads(re.search(r'id="marks">(.*?)</script>', page, re.S)[1])
+    assert any("</script><b>" in text for *_, text in said), "as text the script writes it"
+
+
+def test_what_cannot_be_drawn_is_refused_in_a_line():
+    record, arrays = make_run(lanes=2)
+    with pytest.raises(SpecError, match="view = 'none' is not allowed; give one of kld, rate"):
+        embed(record, arrays, "none")
+    with pytest.raises(SpecError, match="has nothing for the view keys"):
+        embed(record, {name: x for name, x in arrays.items() if "key_error" not in name}, "keys")
+
+
+def answered(services: Services, query: str):
+    scope = {"type": "http", "method": "GET", "path": "/embed", "query_string": query.encode(), "headers": []}
+    scope |= {"server": ("here", 80), "scheme": "http", "root_path": ""}
+    return asyncio.run(Embeds(services).answer(Request(scope)))
+
+
+def test_the_address_draws_what_may_be_opened(tmp_path, sample_run, monkeypatch):
+    services = Services(open_store(str(tmp_path)), None, None)
+    assert answered(services, f"run={SHIPPED[0]}&view=bytes").body.decode().count("<svg") == 1
+    assert f'href="http://here/?run={SHIPPED[0]}"' in answered(services, f"run={SHIPPED[0]}").body.decode()
+    for query, said in (
+        (f"run={SHIPPED[0]}&view=%3Cb%3E", "&lt;b&gt;"),
+        ("run=%3Cb%3E", "not valid"),
+        ("", "not valid"),
+    ):
+        refused = answered(services, query)
+        assert refused.status_code == 404 and said in refused.body.decode()
+    services.store.save(*sample_run(id="1" * 16))
+    monkeypatch.setenv("KVQ_MODELS", "smollm2-135m-instruct-q4_1")  # a public instance
+    assert answered(services, f"run={'1' * 16}").status_code == 404
+    services.store.share("1" * 16)
+    assert answered(services, f"run={'1' * 16}&view=bytes").status_code == 200
+
+
+def test_the_command_writes_the_page_or_one_line(capsys):
+    assert main([SHIPPED[0], "--view", "bytes"]) == 0
+    assert capsys.readouterr().out.startswith("<!doctype html>")
+    assert main(["0" * 16]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and len(err.splitlines()) == 1

@@ -1,0 +1,30 @@
+"""``python -m ui.export RUN --view V > file.html``: one figure of a stored run as a page that needs no server."""
+
+import argparse
+import sys
+
+from kvq_core.errors import KvqError
+from kvq_core.pipeline.examples import packaged_store
+from kvq_core.store.store import open_store
+from ui.export.embed import embed
+from ui.export.views import VIEWS
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the page. The exit status is 2, with one line on stderr, where there is none."""
+    parser = argparse.ArgumentParser(prog="python -m ui.export", description=__doc__)
+    parser.add_argument("run", metavar="RUN_ID", help="id of a stored run, or of one that ships")
+    parser.add_argument("--view", choices=VIEWS, default="kld", help="which figure (kld)")
+    parser.add_argument("--link", default="", help="address that its title leads to")
+    asked = parser.parse_args(argv)
+    try:
+        store = packaged_store() if packaged_store().exists(asked.run) else open_store()
+        print(embed(*store.load(asked.run), asked.view, asked.link))
+    except KvqError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

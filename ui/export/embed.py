@@ -1,0 +1,47 @@
+"""One figure of a run as a page of its own, for an iframe or a project's site: the report's picture, and a small script
+that says what is under the pointer or, with the arrow keys, at one mark after the other. Nothing is fetched."""
+
+import base64
+import hashlib
+import json
+from pathlib import Path
+
+from kvq_core.errors import SpecError, excerpt
+from kvq_core.record.arrays import Arrays
+from kvq_core.record.fields import Record
+from kvq_core.record.part import drawn_of
+from ui.export.card import title
+from ui.export.hover import marks
+from ui.export.report import style
+from ui.export.svg import svg
+from ui.export.views import VIEWS, caption
+from ui.html.escape import safe
+from ui.words import overall
+
+MOST_BYTES = 400_000
+
+
+def embed(record: Record, arrays: Arrays, view: str, link: str = "") -> str:
+    """The whole document. Raises SpecError for a view there is not, or that the run has nothing for."""
+    if view not in VIEWS:
+        raise SpecError(f"view = {excerpt(view)} is not allowed; give one of {', '.join(VIEWS)}.")
+    figure = VIEWS[view].draw(*drawn_of(record, arrays))
+    if figure is None:
+        raise SpecError(f"Run {record.id} has nothing for the view {view}: its captures are off, or no lane finished.")
+    script = Path(__file__).with_name("embed.js").read_text(encoding="utf-8")
+    seal = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    said = json.dumps(marks(figure), separators=(",", ":")).replace("<", "\\u003c")
+    source = f'<a href="{safe(link)}" target="_blank" rel="noopener">{safe(title(record))}</a>'
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
+        f"img-src data:; script-src 'sha256-{seal}'\">"
+        f"<title>{safe(title(record))}</title>"
+        f'<meta name="description" content="{safe(overall(record, arrays))}">'
+        f"<style>{style()}</style></head>"
+        f'<body class="embed"><main><figure>{caption(VIEWS[view])}{svg(figure)}</figure>'
+        f'<p class="mute" id="said" aria-live="polite">{safe(overall(record, arrays))}</p>'
+        f'<p class="mute">{source if link else safe(title(record))} · run {record.id}</p></main>'
+        f'<script type="application/json" id="marks">{said}</script><script>{script}</script></body></html>'
+    )
