@@ -186,7 +186,7 @@ def test_a_button_of_the_editor_takes_the_last_changes_along():
     sent = {"uid": 1, "values": {"knobs.bits": 4}, "do": "duplicate", "lane": None}
     after, now, rows, error, form, below, _ = told(json.dumps(sent), lanes, opened)
     assert [lane["knobs"] for lane in after] == [{"bits": 4}, {"bits": 4}, {}] and now["uid"] == after[1]["uid"]
-    assert (rows + below).count("lane-row ") == 3 and error == "" and f'data-uid="{now["uid"]}"' in form
+    assert (rows + below).count('class="lane-row') == 3 and error == "" and f'data-uid="{now["uid"]}"' in form
     after, now, _, _, form, *_ = told(json.dumps({**sent, "do": "open", "lane": 1}), lanes, opened)
     assert now["uid"] is None and form == "" and after[0]["knobs"] == {"bits": 4}
     assert len(told(json.dumps({**sent, "do": "remove"}), lanes, opened)[0]) == 1
