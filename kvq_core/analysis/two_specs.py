@@ -7,11 +7,12 @@ from typing import Any, Protocol, TypeVar
 from kvq_core.spec import ComparisonSpec, Lane
 
 ORDER = "order of lanes"
+KNOB = "knobs."
 
 
 @dataclass(frozen=True)
 class Change:
-    """A field with two values; ``place`` as in the spec, e.g. ``capture.detail``, or ``bits`` of the lane ``lane``."""
+    """A field with two values; ``place`` as in the spec, such as ``capture.detail``, or ``knobs.bits`` of a ``lane``."""
 
     place: str
     one: Any
@@ -65,10 +66,20 @@ def paired(one: Sequence[L], other: Sequence[L], cache: Callable[[L], Any]) -> t
 
 
 def _of_lane(one: Lane, other: Lane) -> Iterator[Change]:
-    told = [dict(_flat(lane.model_dump(mode="json"))) for lane in (one, other)]
+    told = [_told(lane) for lane in (one, other)]
     for name in dict.fromkeys([*told[0], *told[1]]):
+        if one.method != other.method and name.startswith(KNOB):
+            continue  # each method has its own
         if told[0].get(name) != told[1].get(name):
-            yield Change(name.removeprefix("knobs."), told[0].get(name), told[1].get(name), one.label)
+            yield Change(name, told[0].get(name), told[1].get(name), one.label)
+
+
+def _told(lane: Lane) -> dict[str, Any]:
+    """All that decides a lane, every knob with its value; several rules are one value, in words."""
+    found = {name: value for name, value in _flat(lane.model_dump(mode="json")) if not name.startswith((KNOB, "rules"))}
+    if lane.rules is not None:
+        return {**found, "rules": lane.title}
+    return {**found, **{f"{KNOB}{name}": value for name, value in _flat(lane.build().model_dump(mode="json"))}}
 
 
 def _both(lane: Lane, pairs: Sequence[tuple[Lane | None, Lane | None]]) -> bool:

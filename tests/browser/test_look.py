@@ -15,7 +15,7 @@ def test_a_model_is_looked_at_and_a_remedy_becomes_a_lane(server, open_page):
         page.locator("[data-look]").click()
     page.wait_for_function(f"document.querySelector('{LINE}').innerText.startsWith('No known risk')", timeout=90_000)
     assert "32K × 8: 6.04 GB in fp16" in line.inner_text()
-    assert page.locator(".fits tr", has_text="q4_0").inner_text().split("\t")[1:3] == ["1.7 GB", "28 %"]
+    assert page.locator(".fits tr", has_text="q4_0").inner_text().split("\t")[1:3] == ["1.70 GB", "8,192"]
     if not page.locator("#look-words details[open]").count():
         line.click()
     page.wait_for_selector(".layer-bars b >> nth=29")

@@ -94,9 +94,14 @@ def editor(lanes: list[LaneForm], opened: dict[str, Any]) -> str:
         f'<{tag} class="editor" style="--lane:{colour_of(lanes, at)}" data-uid="{lane["uid"]}" '
         f'data-revision="{opened["revision"]}">'
         f"{'' if one else label + _rules(listed, number)}{own}"
-        f'<div class="knobs">{_option(READ, lane, "")}{select_controls(lane["select"])}</div>'
+        f'<details class="about"{" open" * _reads_otherwise(lane)}><summary>How it is read</summary>'
+        f'<div class="knobs">{_option(READ, lane, "")}{select_controls(lane["select"])}</div></details>'
         f'<div class="editor-buttons">{_buttons(len(lanes))}</div></{tag}>'
     )
+
+
+def _reads_otherwise(lane: LaneForm) -> bool:
+    return lane["prefill"] != READ.default or lane["select"] is not None
 
 
 def _stored(stored: dict[str, Any], prefix: str, label: str) -> str:

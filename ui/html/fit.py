@@ -2,7 +2,7 @@
 
 from kvq_core.sizing.fit import Fit, FormatFit
 from ui.html.escape import safe
-from ui.html.numbers import ABSENT, percent, size
+from ui.html.numbers import ABSENT, size
 
 MEMORY = 24  # GB, of the GPU that the longest contexts are told for
 
@@ -22,11 +22,12 @@ def planned(found: Fit) -> str:
 def fit_table(found: Fit) -> str:
     """Every format that an engine has, the smallest last."""
     known = sorted((each for each in found.formats if each.engines and each.tensors), key=lambda each: -_bytes(each))
-    rows = "".join(_row(each, _plain(found)) for each in known)
-    head = "".join(f'<th scope="col">{name}</th>' for name in (planned(found), "of fp16", f"in {MEMORY} GB"))
+    rows = "".join(_row(each) for each in known)
+    head = "".join(f'<th scope="col">{name}</th>' for name in (planned(found), f"in {MEMORY} GB"))
     said = [
-        f"Under {MEMORY} GB: the longest context of {found.batch} sequences beside the weights "
-        f"({size(found.weights.nbytes)}, {found.weights.how}), of engines the one that takes least.",
+        f"In {MEMORY} GB: the longest context of {found.batch} sequences, in tokens, beside the weights "
+        f"({size(found.weights.nbytes)}, {found.weights.how}), at most the model's own; of engines the one that takes "
+        "least.",
         *found.warnings,
     ]
     return (
@@ -36,9 +37,9 @@ def fit_table(found: Fit) -> str:
     )
 
 
-def _row(each: FormatFit, plain: int) -> str:
+def _row(each: FormatFit) -> str:
     longest = max((most for row in each.engines if (most := row.contexts[MEMORY]) is not None), default=None)
-    cells = (size(each.tensors), percent(_bytes(each) / plain), ABSENT if longest is None else f"{longest:,}")
+    cells = (size(each.tensors), ABSENT if longest is None else f"{longest:,}")
     engines = ", ".join(f"{row.engine} {row.word}" for row in each.engines)
     told = "".join(f"<td>{safe(cell)}</td>" for cell in cells)
     return f'<tr><th scope="row" title="{safe(engines)}">{safe(each.name)}</th>{told}</tr>'

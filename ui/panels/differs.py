@@ -12,7 +12,7 @@ from kvq_core.methods import Knob
 from kvq_core.models import with_model
 from kvq_core.spec import ComparisonSpec, parse_spec
 from ui.form.controls import titles
-from ui.form.editor import OPTIONS, READ, TOKENS
+from ui.form.editor import LABEL, OPTIONS, READ
 from ui.form.filling import form_of, form_outputs
 from ui.form.lanes_panel import Lanes
 from ui.form.selecting import SELECT
@@ -22,7 +22,7 @@ from ui.html.escape import safe, shorten
 from ui.html.numbers import ABSENT, plural
 from ui.service.services import QUIET, SWIFT, Services
 
-OF_LANES: tuple[Knob, ...] = (*OPTIONS, READ, TOKENS, SELECT)
+OF_LANES: tuple[Knob, ...] = (LABEL, *OPTIONS, READ, SELECT)
 CONTEXT = 18  # characters of two long texts that are shown before the first one that differs
 BACK = '<button type="button" class="plain-button" data-form-back>Back to the run\'s form</button>'
 RUN = '<button type="button" class="plain-button first" data-form-run>Run the form</button>'
@@ -100,7 +100,7 @@ def differs_html(told: list[tuple[str, str, str]], error: str, link: str) -> str
     where = f"in {plural(len(told), 'place')}" if told else "and cannot run"
     listed = f"<ul>{rows}</ul>" if told else f'<p class="error">{safe(error)}</p>'
     return (
-        f'<div class="differs-box" data-draft="{safe(link)}"><details><summary role="status"><b>Form differs from this '
+        f'<div class="differs-box" data-draft="{safe(link)}"><details><summary><b role="status">Form differs from this '
         f'run</b> {where}</summary>{listed}</details><div class="row">{RUN if told else ""}{BACK}</div></div>'
     )
 
@@ -113,10 +113,16 @@ def told(change: Change, named: dict[str, str]) -> tuple[str, str, str]:
             if change.other is None
             else ("Lane", "not in the run", change.lane)
         )
-    place = "no_system" if change.place == "system" and "" in (change.one, change.other) else change.place
-    what = named.get(place) or titles().get(place) or next((k.title for k in OF_LANES if k.name == place), place)
-    values = _values(change.one, change.other)
-    return (f"{change.lane}: {what}" if change.lane else what, *values)
+    what = f"{change.lane}: {_titled(change.place)}" if change.lane else named.get(change.place, change.place)
+    return (what, *_values(change.one, change.other))
+
+
+def _titled(place: str) -> str:
+    """A place in a lane by the title of its control."""
+    knob = place.removeprefix("knobs.")
+    if knob != place:
+        return titles().get(knob, knob)
+    return next((each.title for each in OF_LANES if each.name == place.partition(".")[0]), place)
 
 
 def _values(one: Any, other: Any) -> tuple[str, str]:

@@ -62,13 +62,8 @@ def create_history() -> History:
 
 def wire_history(panel: History) -> None:
     """Search while one types; name and forget runs."""
-    panel.find.input(
-        lambda kept, find: history_html(kept, find),
-        [panel.kept, panel.find],
-        panel.runs,
-        **SWIFT,
-        trigger_mode="always_last",
-    )
+    sought = [panel.kept, panel.find]
+    panel.find.change(history_html, sought, panel.runs, **SWIFT, trigger_mode="always_last")
 
     def change(raw: str, kept: Any, find: str) -> list[Any]:
         kept = changed(kept, raw)
