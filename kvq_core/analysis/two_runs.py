@@ -59,7 +59,8 @@ def _under(one: Record, other: Record) -> Iterator[Change]:
 
 def _of_lane(pair: Pair) -> Iterator[Change]:
     if pair.one is None or pair.other is None:
-        yield Change(f"lane {pair.label}", *(lane and (lane.method or lane.title) for lane in (pair.one, pair.other)))
+        one, other = (lane and (lane.method or lane.title) for lane in (pair.one, pair.other))
+        yield Change(f"lane {pair.label}", one, other)
         return
     told = [_told(lane) for lane in (pair.one, pair.other)]
     for name in dict.fromkeys([*told[0], *told[1]]):

@@ -12,7 +12,7 @@ KNOB = "knobs."
 
 @dataclass(frozen=True)
 class Change:
-    """A field with two values; ``place`` as in the spec, such as ``capture.detail``, or ``knobs.bits`` of a ``lane``."""
+    """A field with two values; ``place`` as in the spec: ``capture.detail``, or of a lane ``knobs.bits``."""
 
     place: str
     one: Any

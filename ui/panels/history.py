@@ -17,7 +17,7 @@ from ui.html.escape import safe, shorten
 from ui.html.numbers import plural
 from ui.service.services import SWIFT, Services
 
-KEPT = 200
+KEPT = 100
 LISTED = 10
 FOUND = 30  # at most, of those that a search finds
 ALIKE = 75  # of 100, how like the best part of an entry a search must be
