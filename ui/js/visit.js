@@ -30,7 +30,19 @@
 
   // The form is kept under the address it was filled in at: without a query in this browser, else in this tab alone and
   // for coming back, since a link that is opened means what it says. So does one that holds a form.
-  const lent = new URLSearchParams(location.search).has("form");
+  const coming = performance.getEntriesByType("navigation")[0]?.type;
+  const LENT = "kvq-lent"; // this tab was opened by such a link
+  const isLent = () => {
+    try {
+      if (coming !== "navigate") return sessionStorage.getItem(LENT) === "1";
+      const asked = new URLSearchParams(location.search).has("form");
+      sessionStorage.setItem(LENT, asked ? "1" : "0");
+      return asked;
+    } catch {
+      return false; // forbidden: nothing is kept anyway
+    }
+  };
+  const lent = isLent();
   const VERSION = 1;
   const root = window.gradio_config?.root ?? location.origin;
   const key = () => `kvq-form ${root}?${here}`;
@@ -51,7 +63,6 @@
     Object.assign(draft, part);
     save();
   };
-  const coming = performance.getEntriesByType("navigation")[0]?.type;
   const restored = (here || lent) && coming === "navigate" ? null : safely((storage) => storage.getItem(key()));
   touched = Boolean(restored);
   // What differs from the run is in the address, too, once somebody has touched the form.
