@@ -165,8 +165,8 @@ def test_flags_that_are_pasted_are_a_lane_and_others_are_refused(form):
     page.wait_for_selector(f"#lane-row-{count}")
     assert page.evaluate(ORDER)[-1] == "K q8_0; V q4_0"
     page.wait_for_function("document.querySelector('#flags :is(textarea, input)').value == ''")
-    page.keyboard.type("--kv-cache-dtype fp9")
-    page.keyboard.press("Enter")
+    page.locator("#flags").locator("textarea, input").fill("--kv-cache-dtype fp9")
+    page.locator("#flags").locator("textarea, input").press("Enter")
     page.wait_for_function("document.querySelector('#lane-error').innerText.includes(\"no format 'fp9'\")")
     assert len(page.evaluate(ORDER)) == count + 1
     page.locator("#flags").locator("textarea, input").fill("")
