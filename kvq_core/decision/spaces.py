@@ -1,13 +1,10 @@
 """What policies engines load, in the version that was read, and the flags that say one.
 
-A format's name there is its method's ``cache_types``; ``flags`` writes what ``parsed`` reads back.
+A format's name there is its method's ``cache_types``; ``flags`` writes what ``pasted.parsed`` reads back.
 """
 
-import argparse
-import shlex
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import NoReturn
 
 from kvq_core.analysis.deploy import ENGINES
 from kvq_core.decision.plans import FP16, Candidate, LayerPlan
@@ -36,8 +33,12 @@ def version_of(engine: str) -> str:
 
 
 def words_of(engine: str, candidates: Sequence[Candidate]) -> dict[str, str]:
-    """What the engine calls each candidate that it has, and the unquantized cache."""
-    name, _ = known(engine)
+    """``words_in`` of an engine as the command names it."""
+    return words_in(known(engine)[0], candidates)
+
+
+def words_in(name: str, candidates: Sequence[Candidate]) -> dict[str, str]:
+    """What an engine calls each candidate that it has, and the unquantized cache."""
     found = {each.name: word for each in candidates if (word := each.method.cache_types.get(name))}
     return {**found, FP16: ENGINES[name].plain or ""}
 
@@ -82,41 +83,3 @@ def _runs(names: Sequence[str]) -> list[tuple[str, int]]:
     if len(found) == 2:
         return [found[0], found[1], ("", 0)] if found[0][1] < found[1][1] else [("", 0), *found]
     return found
-
-
-class _Flags(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise SpecError(f"These flags cannot be read: {message}.")
-
-
-def parsed(engine: str, command: str, candidates: Sequence[Candidate], layers: int) -> LayerPlan:
-    """The policy that a command of ``flags`` says, on a model of so many layers. Raises SpecError."""
-    words = {word: name for name, word in words_of(engine, candidates).items()}
-    reader = _Flags(add_help=False, allow_abbrev=False)
-    reader.add_argument("--kv-cache-dtype")
-    reader.add_argument("--kv-cache-dtype-skip-layers", nargs="*", type=int, default=[])
-    for letter in "kv":
-        for where in ("", "-first", "-last"):
-            reader.add_argument(f"-ct{letter}{where}")
-    given, _ = reader.parse_known_args(shlex.split(command))
-    try:
-        if engine == "vllm":
-            name, skipped = words[given.kv_cache_dtype], set(given.kv_cache_dtype_skip_layers)
-            own = tuple(FP16 if layer in skipped else name for layer in range(layers))
-            return LayerPlan(own, own)
-        return LayerPlan(*(_ends(vars(given), f"ct{letter}", words, layers) for letter in "kv"))
-    except KeyError as error:
-        raise SpecError(f"These flags name the format {error}, which is none of {', '.join(words)}.") from None
-
-
-def _ends(given: dict[str, str | None], flag: str, words: dict[str, str], layers: int) -> tuple[str, ...]:
-    """Formats of keys, or of values, by layer."""
-    names = [words[given[flag] or ""]] * layers
-    for where in ("first", "last"):
-        told = given[f"{flag}_{where}"]
-        if told is not None:
-            word, _, count = told.partition(",")
-            at = range(int(count)) if where == "first" else range(layers - int(count), layers)
-            for layer in at:
-                names[layer] = words[word]
-    return tuple(names)
