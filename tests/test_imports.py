@@ -50,11 +50,12 @@ _TABLE = """
     studies: analysis complaints errors events links logs machine methods metrics models pipeline presets record
         settings spec store
     decision: analysis errors events machine methods models pipeline record settings spec studies
+    advice: analysis codecs decision errors inspection machine methods models pipeline record sizing spec store studies
     lm_eval: engine errors models spec
-    cli: analysis claims codebooks decision errors events external inspection machine methods metrics models packed
-        pipeline presets record settings sizing spec store studies training
+    cli: advice analysis claims codebooks decision errors events external inspection machine methods metrics models
+        packed pipeline presets record settings sizing spec store studies training
     __main__: cli
-    __init__: errors inspection methods packed pipeline record spec studies
+    __init__: advice errors inspection methods packed pipeline record spec studies
     ui.html: analysis claims events inspection record
     ui.figures: analysis record ui.html
     ui.selection: record ui.figures ui.html

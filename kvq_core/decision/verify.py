@@ -18,6 +18,7 @@ from kvq_core.spec.rule import Frozen
 from kvq_core.studies.prompts import Prompt
 
 ENDS = 2  # first and last layers that stay fp16 in the plainest policy there is
+WIN = 2  # times the policy's loss that the best uniform lane has to lose at least, for the policy to be the answer
 UNIFORM = 12  # uniform lanes that are measured, those of least predicted loss
 
 
@@ -118,7 +119,7 @@ def _policy(
         return Measured(lane=lane, bytes=solved.nbytes, predicted=solved.predicted, measured=means[solved.plan])
 
     simple = least(offer.uniform)
-    beats = means[offer.policy.plan] < means[simple.plan]
+    beats = WIN * means[offer.policy.plan] <= means[simple.plan]
     answer = offer.policy if beats else simple
     return Policy(
         **told(answer).model_dump(),
