@@ -68,8 +68,8 @@ _TABLE = """
     ui.views: analysis errors methods record spec ui.figures ui.form ui.html ui.selection ui.service ui.words
     ui.panels: analysis claims errors events inspection links logs packed pipeline presets record settings spec store
         training ui.export ui.figures ui.form ui.html ui.selection ui.service ui.views ui.words
-    ui.api: analysis claims errors events logs methods models pipeline presets record spec store ui.html ui.panels
-        ui.service
+    ui.api: advice analysis claims errors events logs methods models pipeline presets record spec store ui.html
+        ui.panels ui.service
     ui.layout: errors ui.api ui.figures ui.form ui.html ui.panels ui.server ui.service ui.views
     ui.__init__:
 """

@@ -9,10 +9,10 @@ from kvq_core.advice.options import FP16, Place, model_shape, own_weights, weigh
 from kvq_core.advice.placing import in_place
 from kvq_core.advice.policy import Policy, policy_of
 from kvq_core.advice.report import Advice
-from kvq_core.errors import SpecError, StoreError, excerpt
+from kvq_core.errors import KvqError, SpecError, StoreError, excerpt
 from kvq_core.inspection import Inspection, inspect_model
 from kvq_core.inspection.look import stored_inspection
-from kvq_core.models import outline
+from kvq_core.models import LoadedModel, outline
 from kvq_core.sizing.fit import memory_of
 from kvq_core.spec import DEFAULT_MODEL
 from kvq_core.store.store import Store, open_store
@@ -105,7 +105,7 @@ def _from_prompts(
     model: str, prompts: Sequence[Prompt], ask: Ask, weights: Sequence[Path], store: Store, progress: Progress
 ) -> Advice:
     """Inspection, the study of what the engine ships, and a policy of layers where these call for one."""
-    looked = inspect_model(model, remedies=False, progress=progress)
+    looked, unlooked = _looked_at(model, progress)
     rows = [prompt.model_dump(mode="json", exclude_defaults=True) for prompt in prompts]
     spec = parse_study(
         {
@@ -114,24 +114,44 @@ def _from_prompts(
             "bundle": BUNDLES.get(ask.engine or "", "deploy"),
             "max_new_tokens": NEW_TOKENS,
             "floors": "storage",
+            **({} if _has_chat(outline(model)) else {"chat": False}),
         }
     )
     result = run_plan(plan(spec, progress), store, progress=progress)
-    going = _Going(result, _one_model(result, None), ask, weights, looked)
+    going = _Going(result, _one_model(result, None), ask, weights, looked, unlooked)
     found = going.advice()
-    if not (looked.at_risk_layers or found.kind == "none") or found.kind == "few":
+    at_risk = looked is not None and bool(looked.at_risk_layers)
+    if found.kind == "few" or not (at_risk or found.kind == "none"):
         return found
     better = policy_of(result, going.name, ask, store, progress)
     return found if better is None else going.advice(better)
+
+
+def _has_chat(model: LoadedModel) -> bool:
+    return bool(getattr(model.tokenizer, "chat_template", None))
+
+
+def _looked_at(model: str, progress: Progress) -> tuple[Inspection | None, str]:
+    """What inspection finds, or why it cannot look: of a short context, where advice can still be had."""
+    try:
+        return inspect_model(model, remedies=False, progress=progress), ""
+    except KvqError as error:
+        return None, str(error)
 
 
 class _Going:
     """A study and what is asked of it."""
 
     def __init__(
-        self, result: StudyResult, name: str, ask: Ask, weights: Sequence[Path], looked: Inspection | None = None
+        self,
+        result: StudyResult,
+        name: str,
+        ask: Ask,
+        weights: Sequence[Path],
+        looked: Inspection | None = None,
+        unlooked: str = "python -m kvq_core inspect tells of layers at risk.",
     ):
-        self.result, self.name, self.ask = result, name, ask
+        self.result, self.name, self.ask, self.unlooked = result, name, ask, unlooked
         self.model = outline(name, result.plan.spec.comparison.revision)
         self.looked = looked or stored_inspection(self.model)
         self.shape, self.own = model_shape(self.model), own_weights(self.model, name)
@@ -142,7 +162,8 @@ class _Going:
         title = next(cell.title for cell in self.result.plan.cells if cell.model == self.name)
         rows = self.result.table[self.result.table["model"] == title]
         if not len(rows):
-            raise SpecError(f"Study {self.result.id} has no run of {title} yet; run it first.")
+            why = next(iter(self.result.failed.values()), "run it first.")
+            raise SpecError(f"Study {self.result.id} has no run of {title} yet: {why}")
         lanes = self.result.plan.spec.comparison.lanes
         longest = int((rows["prompt_tokens"] + rows["scored"].fillna(0)).max())
         study = Study(
@@ -164,5 +185,5 @@ class _Going:
         beyond = own is not None and self.ask.context > own
         said = [f"{self.ask.context:,} tokens are more than the model's own context of {own:,}."] if beyond else []
         if self.looked is None:
-            return [*said, "The model was not inspected: python -m kvq_core inspect tells of layers at risk."]
+            return [*said, f"The model was not inspected: {self.unlooked}"]
         return [*said, self.looked.sentence] if self.looked.at_risk_layers else said

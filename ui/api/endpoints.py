@@ -10,13 +10,17 @@ import json
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from typing import Any, cast, get_args
 
 import gradio as gr
 
 from kvq_core import presets as experiments
+from kvq_core.advice.advise import advise as advised
+from kvq_core.claims.board import Board, measurement_lines, stored_boards, texts_share, within_noise
+from kvq_core.claims.side_by_side import NOT_MEASURED, Row, joined
 from kvq_core.errors import KvqError, excerpt
-from kvq_core.logs import log_error
 from kvq_core.methods.describe import describe_methods
 from kvq_core.models import available_models, with_model
 from kvq_core.pipeline.examples import packaged_store
@@ -30,6 +34,12 @@ from ui.api.schemas import (
     Experiment,
     Forecast,
     LaneSpec,
+from ui.api.refusals import demand, one_line
+from ui.api.schemas import (
+    AdviceInfo,
+    ClaimInfo,
+    Experiment,
+    Forecast,
     MethodInfo,
     PresetInfo,
     Progress,
@@ -39,11 +49,11 @@ from ui.api.schemas import (
 )
 from ui.api.stream import added_told, run_told
 from ui.html.status import unexpected_error
+from ui.api.stream import run_told
 from ui.service.address import link
 from ui.service.services import Services
 
 PACE_S = 0.15  # between two updates of a stream
-_KINDS = {str: "text", bool: "true or false"}
 
 
 def create_api(services: Services) -> None:
@@ -89,6 +99,15 @@ def _computing(services: Services) -> tuple[Callable[..., Any], ...]:
 
         async for update in _streamed(services, session, told):
             yield update
+        session = f"{request.session_hash}/{secrets.token_hex(8)}"  # a client may run several at once
+        try:
+            with one_line():
+                async with aclosing(run_told(services, parse_spec(spec), session, request)) as updates:
+                    async for update in updates:
+                        yield update
+                        await asyncio.sleep(PACE_S)
+        finally:
+            services.jobs.forget(session)
 
     def estimate(spec: Spec) -> Forecast:
         """Tell what a comparison would take before it is run: prompt tokens, seconds, bytes of memory, which lanes
@@ -98,7 +117,7 @@ def _computing(services: Services) -> tuple[Callable[..., Any], ...]:
         Args:
             spec: The comparison, as for compare.
         """
-        with _one_line():
+        with one_line():
             comparison = with_model(parse_spec(spec))
             quote = services.admission.quote(comparison)
             found = quote.estimate
@@ -159,8 +178,8 @@ def _listing() -> tuple[Callable[..., Any], ...]:
         Args:
             name: Its name, such as "first-look"; the tool presets lists them.
         """
-        with _one_line():
-            _demand(str, name=name)
+        with one_line():
+            demand(str, name=name)
             found = experiments.preset(name)
             spec = with_model(found.spec)
             return cast(Experiment, {**found.model_dump(mode="json"), "spec": spec.model_dump(mode="json")})
@@ -176,6 +195,9 @@ def _listing() -> tuple[Callable[..., Any], ...]:
         with _one_line():
             _demand(str, paper=paper, model=model)
             return claims_of(paper, model or DEFAULT_MODEL)
+        with one_line():
+            demand(str, paper=paper, model=model)
+            return _claims(paper, model or DEFAULT_MODEL)
 
     return methods, models, presets, preset, claims
 
@@ -183,7 +205,7 @@ def _listing() -> tuple[Callable[..., Any], ...]:
 def _stored(services: Services) -> tuple[Callable[..., Any], ...]:
     def runs(request: gr.Request) -> list[RunInfo]:
         """List the stored runs that are everybody's to see, newest first; the tool run gives one in full."""
-        with _one_line():
+        with one_line():
             found = {run.id: run for run in (*sharing.listed_runs(services.store), *packaged_store().list())}
             return [_summary(run, request) for run in found.values()]
 
@@ -195,7 +217,7 @@ def _stored(services: Services) -> tuple[Callable[..., Any], ...]:
             run: The id of the run, 16 hexadecimal characters; the last part of its link.
             key: The key that came with the run's result; needed on a public instance while the run is not shared.
         """
-        with _one_line():
+        with one_line():
             return json.loads(record_json(_opened(services, run, key)[0]))
 
     def arrays(run: str, key: str = "") -> gr.FileData:
@@ -206,7 +228,7 @@ def _stored(services: Services) -> tuple[Callable[..., Any], ...]:
             run: The id of the run, 16 hexadecimal characters.
             key: As for run.
         """
-        with _one_line():
+        with one_line():
             content, _ = serialize(*_opened(services, run, key))
             name = f"{run}-{ARRAYS}"
             found = gr.FileData(path=services.file(name, content[ARRAYS]), orig_name=name)
@@ -221,42 +243,49 @@ def _stored(services: Services) -> tuple[Callable[..., Any], ...]:
             key: The key that came with the run's result; on a public instance only who has it can share the run.
             listed: Put it on the list of runs as well; false takes it off.
         """
-        with _one_line():
-            _demand(bool, listed=listed)
+        with one_line():
+            demand(bool, listed=listed)
             _opened(services, run, key)
             if not services.records.ships(run):
                 sharing.demand_maker(services.store, run, key)
                 services.store.share(run, listed)
             return link(run, request)
 
-    return runs, run, arrays, share
+    def advise(
+        study: str,
+        memory: str = "",
+        context: int = 8192,
+        batch: int = 1,
+        tolerance: str = "close",
+        engine: str = "",
+    ) -> AdviceInfo:
+        """Recommend a KV-cache format from a study that was run on this instance: the smallest lane that fits a memory
+        and stays within a tolerance, how sure that is over the prompts, the engine's flags, and what was not tested.
+
+        Args:
+            study: The id of the study, 16 hexadecimal characters.
+            memory: Memory that weights and cache are to fit into, such as "24GB"; empty: the smallest cache is sought.
+            context: Tokens of a sequence.
+            batch: Sequences at once.
+            tolerance: "close", "marginal", a mean KLD in nats, or "task:" and a share of right answers lost.
+            engine: The engine that flags are for, such as "vllm" or "llama.cpp"; empty: any.
+        """
+        with one_line():
+            demand(str, study=study, memory=memory, tolerance=tolerance, engine=engine)
+            sharing.demand_open(services.store, study)
+            asked: dict[str, Any] = {"memory": memory or None, "engine": engine or None, "tolerance": tolerance}
+            found = advised(study=study, store=services.store, context=context, batch=batch, **asked)
+            return cast(AdviceInfo, found.model_dump(mode="json"))
+
+    return runs, run, arrays, share, advise
 
 
 def _opened(services: Services, run: str, key: str) -> tuple[Record, dict[str, Any]]:
     """A run that ships with the app, or one that the holder of the key may open. Raises KvqError."""
-    _demand(str, key=key)
+    demand(str, key=key)
     if not services.records.ships(run):
         sharing.demand_open(services.store, run, key)
     return services.records.get(run)
-
-
-def _demand(kind: type, **given: Any) -> None:
-    """Gradio hands on whatever a client sends. Raises KvqError for an argument of another type."""
-    for name, value in given.items():
-        if not isinstance(value, kind):
-            raise KvqError(f"{name} = {excerpt(value)} is not allowed: it must be {_KINDS[kind]}.")
-
-
-@contextmanager
-def _one_line() -> Iterator[None]:
-    """What went wrong as the one line that a client gets, never a trace."""
-    try:
-        yield
-    except KvqError as error:
-        raise gr.Error(str(error), print_exception=False) from None
-    except Exception as error:
-        log_error("request failed", error)
-        raise gr.Error(unexpected_error(), print_exception=False) from None
 
 
 def _yielded(endpoint: Callable[..., Any]) -> Callable[..., Any]:
