@@ -10,8 +10,9 @@ from itertools import groupby
 from typing import NoReturn
 
 from kvq_core.analysis.deploy import ENGINES
+from kvq_core.decision import modelopt
 from kvq_core.decision.plans import FP16, Candidate, LayerPlan
-from kvq_core.decision.solver import Costs, Solved, ends_apart, free, one_each, skip_list
+from kvq_core.decision.solver import Costs, Solved, by_layer, ends_apart, free, one_each, skip_list
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.methods.deployments import READ_IN
 
@@ -22,22 +23,31 @@ SPACES: dict[str, tuple[str, Solve]] = {
     "llama.cpp": ("llama.cpp", one_each),
     "ik_llama.cpp": ("ik_llama.cpp", ends_apart),
 }
+MODELOPT = "modelopt"  # whose policies are a file
 
 
-def known(engine: str) -> tuple[str, Solve]:
-    """An engine's name and how its policies are found. Raises SpecError for one whose policies are not known."""
+def known(engine: str) -> str:
+    """An engine's name. Raises SpecError for one whose policies are not known."""
+    if engine == MODELOPT:
+        return "ModelOpt"
     if engine not in SPACES:
-        raise SpecError(f"engine = {excerpt(engine)} is not allowed; its policies are known of {', '.join(SPACES)}.")
-    return SPACES[engine]
+        names = ", ".join([*SPACES, MODELOPT])
+        raise SpecError(f"engine = {excerpt(engine)} is not allowed; policies are known of {names}.")
+    return SPACES[engine][0]
 
 
 def version_of(engine: str) -> str:
-    return READ_IN[known(engine)[0]]
+    """What was read of it."""
+    if engine == MODELOPT:
+        return f"{modelopt.VERSION}; only an open pull request of vLLM reads it, 56116"
+    return READ_IN[known(engine)]
 
 
 def words_of(engine: str, candidates: Sequence[Candidate]) -> dict[str, str]:
     """What the engine calls each candidate that it has, and the unquantized cache."""
-    name, _ = known(engine)
+    name = known(engine)
+    if engine == MODELOPT:
+        return {**modelopt.algorithms(candidates), FP16: ""}
     found = {each.name: word for each in candidates if (word := each.method.cache_types.get(name))}
     return {**found, FP16: ENGINES[name].plain or ""}
 
@@ -50,15 +60,19 @@ def solve(costs: Costs, budget: int, engine: str | None, candidates: Sequence[Ca
     own = words_of(engine, candidates)
     if len(own) == 1:
         raise SpecError(
-            f"{known(engine)[0]} has none of the formats {', '.join(costs.names[:-1])}; score some that it has."
+            f"{known(engine)} has none of the formats {', '.join(costs.names[:-1])}; score some that it has."
         )
-    found = known(engine)[1](costs.only(tuple(own)), budget)
+    if engine == MODELOPT:
+        return by_layer(costs, budget, list(modelopt.pairs(candidates)))
+    found = SPACES[engine][1](costs.only(tuple(own)), budget)
     return Solved.of(found.plan, costs)
 
 
 def flags(engine: str, plan: LayerPlan, candidates: Sequence[Candidate]) -> str:
-    """The command for a policy of the engine's space."""
-    name, _ = known(engine)
+    """The command for a policy of the engine's space, or the file that says it."""
+    name = known(engine)
+    if engine == MODELOPT:
+        return modelopt.exported(plan, candidates)
     words, command = words_of(engine, candidates), ENGINES[name].command
     if engine == "vllm":
         stored = [each for each in plan.keys if each != FP16]
@@ -90,7 +104,9 @@ class _Flags(argparse.ArgumentParser):
 
 
 def parsed(engine: str, command: str, candidates: Sequence[Candidate], layers: int) -> LayerPlan:
-    """The policy that a command of ``flags`` says, on a model of so many layers. Raises SpecError."""
+    """The policy that ``flags`` says, on a model of so many layers. Raises SpecError."""
+    if engine == MODELOPT:
+        return modelopt.parsed(command, candidates, layers)
     words = {word: name for name, word in words_of(engine, candidates).items()}
     reader = _Flags(add_help=False, allow_abbrev=False)
     reader.add_argument("--kv-cache-dtype")
