@@ -275,7 +275,7 @@ def _stored(services: Services) -> tuple[Callable[..., Any], ...]:
             sharing.demand_open(services.store, study)
             asked: dict[str, Any] = {"memory": memory or None, "engine": engine or None, "tolerance": tolerance}
             found = advised(study=study, store=services.store, context=context, batch=batch, **asked)
-            return cast(AdviceInfo, found.model_dump(mode="json"))
+            return found.model_dump(mode="json")
 
     return runs, run, arrays, share, advise
 
