@@ -12,26 +12,24 @@ def policies_part() -> str:
     found = figures("policies")
     if not found:
         return "Not measured yet: `python benchmarks/policies.py`."
-    rows = [
-        _row(part["title"], bits, case) for part in found.values() for bits, case in part.get("budgets", {}).items()
-    ]
-    prompts = next(iter(found.values()))["prompts"]
+    rows = [_row(part, bits, case) for part in found.values() for bits, case in part.get("budgets", {}).items()]
     head = (
-        "Model | Bits | Policy predicted | Measured | Best uniform predicted | Measured | Ends in fp16 | "
+        "Model | Prompts | Bits | Policy predicted | Measured | Best uniform predicted | Measured | Ends in fp16 | "
         "Uniform / policy | Answer"
     )
     said = (
-        f"Mean KLD in nats over {prompts} prompts that were not scored; {prompts} others were. Candidates: q4_0 and "
-        "q8_0 beside fp16. Ends in fp16: first and last two layers, in brackets where that takes more bytes."
+        "Mean KLD in nats over so many prompts that were not scored; as many others were. Candidates: q4_0 and q8_0 "
+        "beside fp16. Ends in fp16: first and last two layers, in brackets where that takes more bytes."
     )
     return "\n\n".join([table(head, *rows), said, *filter(None, (_speed(part) for part in found.values()))])
 
 
-def _row(title: str, bits: str, case: dict[str, Any]) -> tuple[str, ...]:
+def _row(part: dict[str, Any], bits: str, case: dict[str, Any]) -> tuple[str, ...]:
     policy, uniform, ends = case["policy"], case["uniform"], case["ends"]
     apart = f"{ends['measured']:.3g}"
     return (
-        title,
+        part["title"],
+        str(part["prompts"]),
         bits,
         f"{policy['predicted']:.3g}",
         f"{policy['measured']:.3g}",

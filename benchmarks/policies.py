@@ -51,19 +51,19 @@ def texts(model: LoadedModel, count: int, tokens: int) -> list[Prompt]:
 class Case:
     """A model's part of the JSON: CPU seconds that a prompt's scoring took, and by unseen prompt and plan the loss."""
 
-    def __init__(self, model: LoadedModel, out: Path):
-        self.model, self.out = model, out
+    def __init__(self, model: LoadedModel, out: Path, prompts: int = PROMPTS):
+        self.model, self.out, self.prompts = model, out, prompts
         held = (figures(out.stem) if out.parent == HERE else None) or {}
         self.part: dict[str, Any] = held.get(model.id, {"title": model.title, "scoring_cpu_s": [], "unseen": {}})
         every = texts(model, 2 * PROMPTS, TOKENS)
-        self.scored, self.unseen = every[::2], every[1::2]
+        self.scored, self.unseen = every[::2][:prompts], every[1::2][:prompts]
         self.candidates = [Candidate.parse(name) for name in CANDIDATES]
 
     def keep(self) -> None:
         keep(self.out, self.model.id, self.part)
 
     def scores(self) -> Sensitivity:
-        for count in range(1, PROMPTS + 1):
+        for count in range(1, self.prompts + 1):
             began, done = time.process_time(), 0
             for event in measured(self.model, self.scored[:count], self.candidates):
                 done += 1
@@ -72,7 +72,7 @@ class Case:
             if done > 1:  # what was kept takes no time
                 self.part["scoring_cpu_s"].append(round(time.process_time() - began, 1))
                 self.keep()
-            print(f"{self.model.title}: {count} of {PROMPTS} prompts scored", flush=True)
+            print(f"{self.model.title}: {count} of {self.prompts} prompts scored", flush=True)
         return found
 
     def solve(self) -> None:
@@ -84,12 +84,12 @@ class Case:
             self.measure(prompt, plans)
         rows = [[self.part["unseen"][identity(prompt)][words(plan)] for plan in plans] for prompt in self.unseen]
         means = dict(zip(plans, np.mean(rows, 0).tolist(), strict=True))
-        self.part["scores"], self.part["prompts"] = scores.id, PROMPTS
+        self.part["scores"], self.part["prompts"] = scores.id, self.prompts
         self.part["lanes_scored"] = len(scores.keys)
         self.part["budgets"] = {
-            f"{bits:g}": judged(scores.id, None, costs.budget(bits), PROMPTS, offer, means, self.candidates).model_dump(
-                mode="json", exclude={"id", "engine", "version", "flags"}
-            )
+            f"{bits:g}": judged(
+                scores.id, None, costs.budget(bits), self.prompts, offer, means, self.candidates
+            ).model_dump(mode="json", exclude={"id", "engine", "version", "flags"})
             for bits, offer in offers.items()
         }
         self.keep()
@@ -102,7 +102,7 @@ class Case:
             found = losses(self.model, prompt, lanes, answer_of(self.model, prompt))
             held.update(zip(map(words, left), found, strict=True))
             self.keep()
-            print(f"{self.model.title}: {len(self.part['unseen'])} of {PROMPTS} unseen prompts", flush=True)
+            print(f"{self.model.title}: {len(self.part['unseen'])} of {self.prompts} unseen prompts", flush=True)
 
     def speed(self) -> None:
         """CPU seconds of one pass of MAX_LANES lanes over a prompt of SPEED_TOKENS tokens, and what all formats, layers
@@ -137,11 +137,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=(DEFAULT_MODEL, SECOND_MODEL), action="append", help="one of them alone")
     parser.add_argument("--parts", nargs="+", choices=("solve", "speed"), default=("solve", "speed"))
+    parser.add_argument("--prompts", type=int, default=PROMPTS, help=f"scored, and unseen, of {PROMPTS} each")
     parser.add_argument("--out", type=Path, default=HERE / "policies.json")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     for id in arguments.model or (DEFAULT_MODEL, SECOND_MODEL):
-        case = Case(load(id), arguments.out)
+        case = Case(load(id), arguments.out, arguments.prompts)
         for part in arguments.parts:
             getattr(case, part)()
     print(json.dumps(figures(arguments.out.stem), indent=1)[:2000])

@@ -64,7 +64,8 @@ def _figure(found: Advice) -> str:
     scale = _Scale(shown)
     front = sorted((each for each in shown if each.front), key=lambda each: each.bytes)
     line = " ".join(f"{scale.x(each.bytes):.1f},{scale.y(each.kld_mean or 0):.1f}" for each in front)
-    marks = "".join(mark for each in shown for mark in scale.mark(each, each.label == found.label))
+    names = {each.label: at for at, each in enumerate(front)}
+    marks = "".join(mark for each in shown for mark in scale.mark(each, each.label == found.label, names))
     joined = f'<polyline points="{line}" fill="none" stroke="#8a93a0" stroke-dasharray="4 3"/>'
     said = "Mean KLD in nats with 95 % intervals against the bytes of the cache; the line joins the front."
     view = f'viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{said}" font-size="11"'
@@ -101,12 +102,14 @@ class _Scale:
         ]
         return "".join([*rows, *marks])
 
-    def mark(self, each: Candidate, chosen: bool) -> Iterator[str]:
+    def mark(self, each: Candidate, chosen: bool, names: dict[str, int]) -> Iterator[str]:
+        """Its point and interval, and its name where it is on the front: above and below in turn."""
         x, y = self.x(each.bytes), self.y(each.kld_mean or 0)
         color = "#0b62c4" if chosen else "#5b6470" if each.why_not is None else "#b4bac2"
         if each.kld_low is not None and each.kld_high is not None:
             ends = f'y1="{self.y(each.kld_low):.1f}" y2="{self.y(each.kld_high):.1f}"'
             yield f'<line x1="{x:.1f}" x2="{x:.1f}" {ends} stroke="{color}"/>'
         yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{5 if chosen else 3}" fill="{color}"/>'
-        if chosen or each.front:
-            yield f'<text x="{x + 7:.1f}" y="{y - 6:.1f}" fill="{color}">{escape(each.label)}</text>'
+        if each.label in names:
+            below = 15 if names[each.label] % 2 else -6
+            yield f'<text x="{x + 7:.1f}" y="{y + below:.1f}" fill="#3a424c">{escape(each.label)}</text>'

@@ -119,7 +119,7 @@ def reasons_of(told: Told, kind: str) -> Iterator[str]:
         yield f"Over {count} prompts {_loss(told, best)} is within {told.ask.tolerance.words}."
         smaller = [option for option in told.possible if option.nbytes < best.nbytes]
         lost = f"; of {len(smaller)} smaller lanes none will do" if smaller else ", and no lane takes less"
-        room = f" of {told.room}" if told.room else ""
+        room = f", where there are {told.room}" if told.room else ""
         yield f"It takes {_cost(told, best)}{room}{lost}."
     fits = {True: "fits as well", False: "does not fit", None: "was not held against a memory"}[told.fp16.fits]
     yield f"The unquantized cache takes {size(told.fp16.nbytes)} and {fits}."
