@@ -42,9 +42,13 @@ def _row(part: dict[str, Any], bits: str, case: dict[str, Any]) -> tuple[str, ..
 
 
 def _speed(part: dict[str, Any]) -> str:
-    told = part.get("speed")
+    told, spent = part.get("speed"), part["scoring_cpu_s"]
     if told is None:
-        return ""
+        each = sum(spent) / len(spent)
+        return (
+            f"{part['title']}: scoring one prompt of the table took {each:.0f} CPU seconds of one thread for "
+            f"{part['lanes_scored']} lanes, {each / part['lanes_scored']:.2f} a lane."
+        )
     one, whole = told["pass_cpu_s"], told["total_cpu_s"] / 60
     return (
         f"{part['title']}: a pass of {told['lanes']} lanes over a prompt of about 500 tokens with 32 scored positions "

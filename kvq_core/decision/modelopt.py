@@ -15,14 +15,14 @@ from kvq_core.errors import SpecError, excerpt
 VERSION = "schema 1, Model-Optimizer pull request 2272"
 NAME = "model.layers.{}.self_attn"
 APART = "FP8_K_NVFP4_V"
-_ALGORITHMS = {"fp8": "FP8", "nvfp4": "NVFP4"}  # by vLLM's word for the format
+_ALGORITHMS = ("FP8", "NVFP4")  # vLLM's words for the formats, in capitals
 _SCHEMA = 1
 
 
 def algorithms(candidates: Sequence[Candidate]) -> dict[str, str]:
     """What the file calls each candidate that it has."""
-    words = {each.name: _ALGORITHMS.get(each.method.cache_types.get("vLLM", "")) for each in candidates}
-    return {name: word for name, word in words.items() if word is not None}
+    words = {each.name: each.method.cache_types.get("vLLM", "").upper() for each in candidates}
+    return {name: word for name, word in words.items() if word in _ALGORITHMS}
 
 
 def pairs(candidates: Sequence[Candidate]) -> dict[tuple[str, str], str | None]:
@@ -33,7 +33,7 @@ def pairs(candidates: Sequence[Candidate]) -> dict[tuple[str, str], str | None]:
         for value, b in own.items():
             if a == b:
                 found[key, value] = a
-            elif (a, b) == ("FP8", "NVFP4"):
+            elif (a, b) == _ALGORITHMS:
                 found[key, value] = APART
     return found
 
