@@ -164,7 +164,6 @@ SURFACE = {
         "kvq_core.store.store.Store | None = None, progress: collections.abc.Callable[[str, int, int], None] | None "
         "= None) -> kvq_core.advice.report.Advice"
     ),
-    "compare": f"({_RUN}) -> collections.abc.Generator[{_EVENT}]",
     "from_function": (
         "(function: collections.abc.Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]], "
         "bits: float | tuple[float, float], name: str | None = None, tokens: int = 1, together: bool = False)"

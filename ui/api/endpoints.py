@@ -8,9 +8,7 @@ import asyncio
 import inspect
 import json
 import secrets
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any, cast, get_args
 
@@ -18,9 +16,6 @@ import gradio as gr
 
 from kvq_core import presets as experiments
 from kvq_core.advice.advise import advise as advised
-from kvq_core.claims.board import Board, measurement_lines, stored_boards, texts_share, within_noise
-from kvq_core.claims.side_by_side import NOT_MEASURED, Row, joined
-from kvq_core.errors import KvqError, excerpt
 from kvq_core.methods.describe import describe_methods
 from kvq_core.models import available_models, with_model
 from kvq_core.pipeline.examples import packaged_store
@@ -29,17 +24,13 @@ from kvq_core.record.files import ARRAYS, Summary, record_json, serialize
 from kvq_core.spec import DEFAULT_MODEL, parse_lane, parse_spec
 from kvq_core.store import sharing
 from ui.api.claims import claims_of
-from ui.api.schemas import (
-    ClaimInfo,
-    Experiment,
-    Forecast,
-    LaneSpec,
 from ui.api.refusals import demand, one_line
 from ui.api.schemas import (
     AdviceInfo,
     ClaimInfo,
     Experiment,
     Forecast,
+    LaneSpec,
     MethodInfo,
     PresetInfo,
     Progress,
@@ -48,8 +39,6 @@ from ui.api.schemas import (
     Spec,
 )
 from ui.api.stream import added_told, run_told
-from ui.html.status import unexpected_error
-from ui.api.stream import run_told
 from ui.service.address import link
 from ui.service.services import Services
 
@@ -99,15 +88,6 @@ def _computing(services: Services) -> tuple[Callable[..., Any], ...]:
 
         async for update in _streamed(services, session, told):
             yield update
-        session = f"{request.session_hash}/{secrets.token_hex(8)}"  # a client may run several at once
-        try:
-            with one_line():
-                async with aclosing(run_told(services, parse_spec(spec), session, request)) as updates:
-                    async for update in updates:
-                        yield update
-                        await asyncio.sleep(PACE_S)
-        finally:
-            services.jobs.forget(session)
 
     def estimate(spec: Spec) -> Forecast:
         """Tell what a comparison would take before it is run: prompt tokens, seconds, bytes of memory, which lanes
@@ -147,7 +127,7 @@ async def _streamed(
 ) -> AsyncGenerator[Progress]:
     """What is told of a run, at a pace, until it ends or its client leaves."""
     try:
-        with _one_line():
+        with one_line():
             async with aclosing(told()) as updates:
                 async for update in updates:
                     yield update
@@ -192,12 +172,9 @@ def _listing() -> tuple[Callable[..., Any], ...]:
             paper: Only this paper's claims, for instance "SQuat"; empty: those of all papers.
             model: The model's id; empty: the bundled model.
         """
-        with _one_line():
-            _demand(str, paper=paper, model=model)
-            return claims_of(paper, model or DEFAULT_MODEL)
         with one_line():
             demand(str, paper=paper, model=model)
-            return _claims(paper, model or DEFAULT_MODEL)
+            return claims_of(paper, model or DEFAULT_MODEL)
 
     return methods, models, presets, preset, claims
 
