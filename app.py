@@ -41,6 +41,7 @@ from kvq_core.store.store import Store, open_store  # noqa: E402
 from ui.api.mcp import answer_in_json  # noqa: E402
 from ui.html.theme import css, theme  # noqa: E402
 from ui.layout import build_ui  # noqa: E402
+from ui.panels.header import PLACE_HEAD  # noqa: E402
 from ui.server import zero_gpu  # noqa: E402
 from ui.server.embeds import Embeds  # noqa: E402
 from ui.server.gradio_sessions import install  # noqa: E402
@@ -117,6 +118,7 @@ def launch(services: Services, health: Health, host: str, port: int, mcp: bool =
         server_port=port,
         theme=theme(),
         css=css(),
+        head=PLACE_HEAD,
         footer_links=["settings"],
         enable_monitoring=False,
         run_history=False,

@@ -25,6 +25,9 @@ class Limits:
     lanes: int | None  # of a run
     characters: int  # of prompt, system message and continuation together, counted before anything is tokenized
     seconds: int | None  # after which a run is stopped
+    cells: int | None  # of a study
+    prompts: int | None  # of a study
+    study_bytes: int  # of a study's prompts as they are sent, counted before anything is read
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,11 @@ VARIABLES = {
         "KVQ_MAX_CHARACTERS", 2_000_000, 200_000, "characters of prompt, system message and continuation together"
     ),
     "seconds": Variable("KVQ_TIMEOUT", None, 600, "seconds after which a run is stopped"),
+    "cells": Variable("KVQ_MAX_CELLS", None, 60, "cells of a study: models x prompts"),
+    "prompts": Variable("KVQ_MAX_PROMPTS", None, 60, "prompts of a study"),
+    "study_bytes": Variable("KVQ_MAX_STUDY_BYTES", 8_000_000, 1_000_000, "bytes of a study's prompts"),
 }
-_NEEDED = {"line", "characters"}  # without these a server does not stay up: 0 is not a value
+_NEEDED = {"line", "characters", "study_bytes"}  # without these a server does not stay up: 0 is not a value
 
 
 def limits() -> Limits:

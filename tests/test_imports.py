@@ -57,9 +57,9 @@ _TABLE = """
     __main__: cli
     __init__: advice errors inspection methods packed pipeline record spec studies
     ui.html: analysis claims events inspection record
-    ui.figures: analysis record ui.html
+    ui.figures: analysis record studies ui.html
     ui.selection: record ui.figures ui.html
-    ui.words: analysis record ui.figures ui.html ui.selection
+    ui.words: analysis record studies ui.figures ui.html ui.selection
     ui.export: analysis errors pipeline record spec store ui.figures ui.html ui.words
     ui.service: errors events inspection limits links logs machine packed pipeline record settings spec store training
         ui.html
@@ -68,9 +68,12 @@ _TABLE = """
     ui.views: analysis errors methods record spec ui.figures ui.form ui.html ui.selection ui.service ui.words
     ui.panels: analysis claims errors events inspection links logs packed pipeline presets record settings spec store
         training ui.export ui.figures ui.form ui.html ui.selection ui.service ui.views ui.words
-    ui.api: advice analysis claims errors events logs methods models pipeline presets record spec store ui.html
-        ui.panels ui.service
-    ui.layout: errors ui.api ui.figures ui.form ui.html ui.panels ui.server ui.service ui.views
+    ui.study: errors events limits logs models record settings spec store studies ui.figures ui.form ui.html ui.panels
+        ui.service ui.views ui.words
+    ui.api: advice analysis claims errors events logs methods models pipeline presets record spec store studies
+        ui.html ui.panels ui.service ui.study
+    ui.layout: errors ui.api ui.figures ui.form ui.html ui.panels ui.server ui.service ui.study
+        ui.views
     ui.__init__:
 """
 ROOMS = {
@@ -83,6 +86,20 @@ OPEN_TO_THE_PAGE = {
     "inspection": {"look", "report", "rules"},
     "packed": {"lanes"},
     "pipeline": {"added", "compare", "estimate", "examples"},
+    "studies": {
+        "cells",
+        "estimate",
+        "executors",
+        "intervals",
+        "pairs",
+        "prompts",
+        "result",
+        "rows",
+        "sources",
+        "spec",
+        "study",
+        "tasks",
+    },
     "training": {"offer"},
     "machine": {"files", "memory"},
 }

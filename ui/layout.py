@@ -35,6 +35,9 @@ from ui.panels.welcome import home, welcome
 from ui.server.gradio_arguments import Blocks
 from ui.service.access import key_for
 from ui.service.services import QUIET, SWIFT, Services
+from ui.study.going import Studies
+from ui.study.parts import StudyPlace
+from ui.study.place import create_study, wire_visit
 from ui.views.selectors import create_selectors
 from ui.views.tabs import (
     DRAWING,
@@ -57,7 +60,7 @@ NO_RUN: dict[str, Any] = {"run": None}
 MAX_QUEUE = (
     2000  # events of all pages that wait for a handler; runs have a line of their own, see ui/service/admission.py
 )
-ASKED = {"run", "vs", "c", "preset"}  # what an address may ask for; without any of them a run that ships is shown
+ASKED = {"run", "vs", "c", "preset", "study"}  # of an address; without any of them a run that ships is shown
 NO_EXAMPLES = "The stored examples are missing from presets/runs; `make examples` computes them again."
 # The answers come into view when Run is pressed; at once, for what arrives meanwhile would end a smooth way there.
 TO_ANSWERS = """() => setTimeout(() => {
@@ -98,8 +101,10 @@ class Page:
 def build_ui(services: Services) -> gr.Blocks:
     """The page of a server."""
     with Blocks(title="KVQ Explorer", fill_width=True, analytics_enabled=False, delete_cache=(3600, 86400)) as blocks:
-        create_api(services)  # first: handlers of the page have names too, and the first of a name keeps it
+        studies = Studies(services)
+        create_api(services, studies)  # first: handlers of the page have names too, and the first of a name keeps it
         page = _arrange(services)
+        study = create_study(studies, page.lanes.lanes, page.history)
         place_home(page, services)
         wire_presets(page.setup, from_preset, form_outputs(page.setup, page.lanes))
         wire_draft(page.draft, page.setup, page.lanes)
@@ -112,7 +117,7 @@ def build_ui(services: Services) -> gr.Blocks:
         wire_learn(page.learn, page.run)
         wire_suggestions(page.views.suggest, page.lanes, page.run, services)
         _wire_shown(page, services)
-        _wire_visit(blocks, page, services)
+        _wire_visit(blocks, page, study, services)
     return blocks.queue(max_size=MAX_QUEUE, api_open=False, status_update_rate=1)
 
 
@@ -144,30 +149,9 @@ def _arrange(services: Services) -> Page:
             gr.HTML(welcome(), elem_id="welcome")
             create_measure(shown, services)
             create_claims()
-    return Page(
-        shown,
-        header,
-        setup,
-        look,
-        lanes,
-        trainer,
-        launch,
-        draft,
-        other,
-        instruments,
-        kept,
-        runs,
-        status,
-        answer,
-        cards,
-        share,
-        beside,
-        twin,
-        score,
-        learn,
-        views,
-        plotly,
-    )
+    left = (setup, look, lanes, trainer, launch, draft, other, instruments, kept, runs)
+    right = (status, answer, cards, share, beside, twin, score, learn, views, plotly)
+    return Page(shown, header, *left, *right)
 
 
 def _wire_shown(page: Page, services: Services) -> None:
@@ -247,7 +231,7 @@ def _wire_shown(page: Page, services: Services) -> None:
         box.change(None, box, None, js=FOLLOW_JS, **SWIFT)
 
 
-def _wire_visit(blocks: gr.Blocks, page: Page, services: Services) -> None:
+def _wire_visit(blocks: gr.Blocks, page: Page, study: StudyPlace, services: Services) -> None:
     """What happens when the page is opened, when Run is pressed for the first time, and when it is closed."""
 
     def visited(kept: Any, request: gr.Request) -> tuple[dict[str, Any] | None, str, list[Any], list[Any]]:
@@ -272,11 +256,13 @@ def _wire_visit(blocks: gr.Blocks, page: Page, services: Services) -> None:
     def arrive(kept: Any, draft: str, request: gr.Request) -> list[Any]:
         shown, message, learn, form = visited(kept, request)
         form = restore_form(draft) or form
-        return [message, stage_html(None) if shown is None else gr.skip(), *learn, *form]
+        stage = stage_html(None) if shown is None and "study" not in request.query_params else gr.skip()
+        return [message, stage, *learn, *form]
 
     def leave(request: gr.Request) -> None:
         for name in (job.session(request) for job in (RUN, TRAINING, MEASURING, LOOKING)):
             services.jobs.forget(name)
+        study.forget(request)
 
     outputs = [
         page.status,
@@ -288,7 +274,7 @@ def _wire_visit(blocks: gr.Blocks, page: Page, services: Services) -> None:
     # The run by itself: what shows it is asked for at once, not after the browser has filled the whole form.
     brought = blocks.load(bring, page.history, page.run, **SWIFT)
     brought.then(lambda shown: gr.skip() if shown.get("run") else canvas(10), page.run, page.plotly, **SWIFT)
-    blocks.load(arrive, [page.history, page.draft], outputs, js=VISIT_JS, **SWIFT)
+    wire_visit(study, blocks.load(arrive, [page.history, page.draft], outputs, js=VISIT_JS, **SWIFT))
     blocks.load(None, None, None, js=PAGE_JS)
     blocks.load(history_html, page.history, page.runs, **SWIFT)
     blocks.unload(leave)

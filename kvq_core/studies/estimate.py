@@ -8,7 +8,7 @@ from typing import Any
 from kvq_core.models import outline
 from kvq_core.pipeline.estimate import estimate_on
 from kvq_core.store.beside import held
-from kvq_core.store.store import open_store
+from kvq_core.store.store import Store, open_store
 from kvq_core.studies.cells import Cell, Plan
 
 _LOOKED_AT = 40  # cells of a model; the others are as they are
@@ -44,10 +44,15 @@ class StudyEstimate:
         return f"about {timedelta(seconds=round(self.seconds or 0))}"
 
 
-def estimate(planned: Plan, shard: tuple[int, int] | None = None, workers: int = 1) -> StudyEstimate:
-    """Of what is left to do. Raises KvqError where a model or the store cannot be had."""
+def estimate(
+    planned: Plan, shard: tuple[int, int] | None = None, workers: int = 1, store: Store | None = None
+) -> StudyEstimate:
+    """Of what is left to do; ``store`` None: the one that KVQ_STORE names.
+
+    Raises KvqError where a model or the store cannot be had.
+    """
     own = planned.cells if shard is None else planned.shard(*shard)
-    there = held(open_store(), (cell.id for cell in own))
+    there = held(store or open_store(), (cell.id for cell in own))
     todo = list({cell.id: cell for cell in own if cell.id not in there}.values())
     seconds, most = 0.0, 0
     known = True

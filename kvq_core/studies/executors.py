@@ -67,7 +67,7 @@ def compute(work: Work) -> Outcome:
     try:
         for event in compare(cell.spec, open_store(work.store, work.limits)):
             if isinstance(event, Finished):
-                return _finished(cell, event)
+                return outcome_of(cell, event)
     except KvqError as error:
         return Outcome(cell.id, error=str(error))
     except Exception as error:  # one cell must not end the others
@@ -78,7 +78,8 @@ def compute(work: Work) -> Outcome:
     raise AssertionError("a comparison ends with Finished")
 
 
-def _finished(cell: Cell, event: Finished) -> Outcome:
+def outcome_of(cell: Cell, event: Finished) -> Outcome:
+    """What came of a cell whose comparison is over."""
     if event.record.id != cell.id:
         return Outcome(
             cell.id,

@@ -10,10 +10,11 @@ from kvq_core.pipeline.compare import run
 from kvq_core.record.fields import Record
 from kvq_core.store.store import Store, open_store
 from kvq_core.studies.cells import Plan
+from kvq_core.studies.context import position_lines, recall_lines
 from kvq_core.studies.intervals import FEWEST
-from kvq_core.studies.pairs import Pair, flips_with_model, pairs
+from kvq_core.studies.pairs import Flip, Pair, flips_with_model, pairs
 from kvq_core.studies.rows import Row, frame, parquet
-from kvq_core.studies.summary import group_lines, lane_lines, task_lines
+from kvq_core.studies.summary import Line, group_lines, lane_lines, task_lines
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,23 +49,55 @@ class StudyResult:
         """A row is a lane of a model, with its figures over prompts."""
         import pandas as pd
 
-        return pd.DataFrame(lane_lines(self.table))
+        return pd.DataFrame(self.lines)
+
+    @cached_property
+    def lines(self) -> list[Line]:
+        """The same as plain data."""
+        return lane_lines(self.table)
+
+    @cached_property
+    def groups(self) -> list[Line]:
+        """The KLD of every lane in every group of prompts."""
+        return group_lines(self.table)
+
+    @cached_property
+    def tasks(self) -> list[Line]:
+        """How many tasks each lane gets right, in all and by group, see ``summary.task_lines``."""
+        return task_lines(self.table)
+
+    @cached_property
+    def recall(self) -> list[Line]:
+        """Right answers by length and depth of the text, see ``context.recall_lines``."""
+        return recall_lines(self.table, self.plan.prompts)
+
+    @cached_property
+    def positions(self) -> list[Line]:
+        """KLD by position, see ``context.position_lines``."""
+        return position_lines(self.table)
 
     @cached_property
     def pairs(self) -> list[Pair]:
         """Every two lanes of a model."""
         return pairs(self.table)
 
+    @property
+    def flips(self) -> list[Flip]:
+        """Pairs of lanes whose order is another on another model."""
+        return flips_with_model(self.pairs)
+
     def summary(self) -> dict[str, Any]:
         """All figures as plain data: what ``--json`` prints."""
         return {
             "id": self.id,
             "cells": self.cells,
-            "lanes": lane_lines(self.table),
-            "groups": group_lines(self.table),
-            "tasks": task_lines(self.table),
+            "lanes": self.lines,
+            "groups": self.groups,
+            "tasks": self.tasks,
+            "recall": self.recall,
+            "positions": self.positions,
             "pairs": [{**asdict(pair), "sentence": pair.sentence} for pair in self.pairs],
-            "flips_with_model": [asdict(flip) for flip in flips_with_model(self.pairs)],
+            "flips_with_model": [asdict(flip) for flip in self.flips],
             "left_out": [asdict(each) for each in self.plan.left_out],
             "broken": list(self.plan.broken),
             "failed": [{"run": run, "why": why} for run, why in self.failed.items()],

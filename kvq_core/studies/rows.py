@@ -54,6 +54,8 @@ COLUMNS = {
     "same_top": "list<bool>",
     "top_prob": "list<float>",  # the reference's largest probability
     "structural": "list<bool>",  # whether the followed token is one of structure
+    "prompt_at": "list<int32>",  # positions of the prompt that are scored, where it is read through the lane's cache
+    "prompt_kld": "list<float>",
 }
 _STRUCTURE = re.compile(r"[\s{}\[\]()<>\"'`:,;0-9]*[{}\[\]()<>\"'`:,;0-9][\s{}\[\]()<>\"'`:,;0-9]*")
 _KEPT = "studies/{}/rows"
@@ -83,6 +85,8 @@ def _lane(cell: Cell, at: int, lane: LaneRecord, arrays: Arrays) -> Row:
     if lane.memory is not None:
         row |= {name: getattr(lane.memory, name) for name in ("key_bits", "value_bits", "kv_ratio")}
         row["cache_bytes"] = sum(lane.memory.bytes_by_part.values())
+    if (through := array(arrays, f"lane/{at}/prompt_kld")) is not None:
+        row |= {"prompt_at": array(arrays, "prompt/positions"), "prompt_kld": through}
     if lane.status == "failed" or lane.metrics is None:
         return row
     own, m = array(arrays, f"lane/{at}/kld"), lane.metrics
@@ -128,7 +132,8 @@ def schema() -> "pa.Schema":
     import pyarrow as pa
 
     plain = {"string": pa.string(), "bool": pa.bool_(), "int32": pa.int32(), "int64": pa.int64()}
-    lists = {"list<float>": pa.list_(pa.float32()), "list<bool>": pa.list_(pa.bool_())}
+    items = {"float": pa.float32(), "bool": pa.bool_(), "int32": pa.int32()}
+    lists = {f"list<{name}>": pa.list_(kind) for name, kind in items.items()}
     kinds = {**plain, **lists, "float64": pa.float64()}
     return pa.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
 

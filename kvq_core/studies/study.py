@@ -128,9 +128,7 @@ class _Going:
         """Raises ModelError where no worker has the model, StoreError where the store does not take a run."""
         if not todo:
             return
-        name = _SPEC.format(self.plan.id)
-        if kept(self.store, name) is None:
-            keep(self.store, name, self.plan.spec.whole(self.plan.prompts).canonical().encode())
+        self._keep_spec()
         cells, done = {cell.id: cell for cell in todo}, own - len(todo)
         self.progress("Computing", done, own)
         with closing(executor.run(self._works(todo))) as outcomes:
@@ -164,7 +162,13 @@ class _Going:
         """Rows spare reading all runs when the study is opened; a store that cannot be written costs no result."""
         if self.fresh:
             with suppress(StoreError):
+                self._keep_spec()  # of a study all of whose runs were there before, too
                 keep_rows(self.store, self.plan.id, self._ordered())
+
+    def _keep_spec(self) -> None:
+        name = _SPEC.format(self.plan.id)
+        if kept(self.store, name) is None:
+            keep(self.store, name, self.plan.spec.whole(self.plan.prompts).canonical().encode())
 
     def _ordered(self) -> list[Row]:
         keys = ((cell.id, cell.prompt.id) for cell in self.plan.cells)

@@ -39,15 +39,17 @@ from ui.api.schemas import (
     Spec,
 )
 from ui.api.stream import added_told, run_told
+from ui.api.studies import study_endpoints
 from ui.service.address import link
 from ui.service.services import Services
+from ui.study.going import Studies
 
 PACE_S = 0.15  # between two updates of a stream
 
 
-def create_api(services: Services) -> None:
+def create_api(services: Services, studies: Studies) -> None:
     """Add the endpoints to the page that is being built. Everything else about the page stays private."""
-    for endpoint in (*_computing(services), *_listing(), *_stored(services)):
+    for endpoint in (*_computing(services), *_listing(), *_stored(services), *study_endpoints(studies)):
         most = None if inspect.isasyncgenfunction(endpoint) else 4
         gr.api(_yielded(endpoint), api_name=endpoint.__name__, concurrency_limit=most)
 

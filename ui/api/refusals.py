@@ -1,4 +1,4 @@
-"""What a client is told where an endpoint cannot answer."""
+"""What a request is refused with: one line, never a trace."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,14 +10,14 @@ from kvq_core.errors import KvqError, excerpt
 from kvq_core.logs import log_error
 from ui.html.status import unexpected_error
 
-KINDS = {str: "text", bool: "true or false"}
+_KINDS = {str: "text", bool: "true or false"}
 
 
 def demand(kind: type, **given: Any) -> None:
     """Gradio hands on whatever a client sends. Raises KvqError for an argument of another type."""
     for name, value in given.items():
         if not isinstance(value, kind):
-            raise KvqError(f"{name} = {excerpt(value)} is not allowed: it must be {KINDS[kind]}.")
+            raise KvqError(f"{name} = {excerpt(value)} is not allowed: it must be {_KINDS[kind]}.")
 
 
 @contextmanager

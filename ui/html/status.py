@@ -37,25 +37,29 @@ def waiting_line(seconds: int) -> str:
 
 def event_line(event: Event) -> str | None:
     """The line for a progress event; None for the last one."""
+    found = event_words(event)
+    return None if found is None else line(found[0], done=found[1])
+
+
+def event_words(event: Event) -> tuple[str, float] | None:
+    """What a run is doing, and the share of it that is done; None for the last event."""
     match event:
         case Loading(done=done, total=total) if total:
-            return line(
-                f"Converting the model, once: {done / 1e6:,.0f} of {total / 1e6:,.0f} million weights", done=0.0
-            )
+            return f"Converting the model, once: {done / 1e6:,.0f} of {total / 1e6:,.0f} million weights", 0.0
         case Loading():
-            return line("Loading the model", done=0.0)
+            return "Loading the model", 0.0
         case Prefill(done=done, total=total):
-            return line(f"Prefill: {done:,} of {total:,} prompt tokens", done=0.25 * done / max(1, total))
+            return f"Prefill: {done:,} of {total:,} prompt tokens", 0.25 * done / max(1, total)
         case Encoding(label=label, index=index, total=total):
-            return line(f"Encoding the cache of {label}", done=0.25 + 0.1 * index / max(1, total))
+            return f"Encoding the cache of {label}", 0.25 + 0.1 * index / max(1, total)
         case Filling(labels=labels, done=done, total=total):
             said = f"Reading the prompt through the cache of {' and '.join(labels)}: {done:,} of {total:,} tokens"
-            return line(said, done=0.35)
+            return said, 0.35
         case Step(done=done, total=total, batch=batch):
             which = f", lanes {batch.start + 1} to {batch.stop} of {len(event.lanes)}" if batch else ""
-            return line(f"Step {done:,} of {total:,}{which}", done=0.35 + 0.6 * done / max(1, total))
+            return f"Step {done:,} of {total:,}{which}", 0.35 + 0.6 * done / max(1, total)
         case Summarizing():
-            return line("Measuring: spectra, errors and scores", done=0.96)
+            return "Measuring: spectra, errors and scores", 0.96
     return None
 
 

@@ -21,7 +21,7 @@ HUES = (
     "#1a275f",
     "#131c45",
 )
-SHEETS = ("style.css", "reading.css")
+SHEETS = ("style.css", "reading.css", "study.css")
 MONO = ["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace"]
 
 

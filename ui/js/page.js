@@ -5,7 +5,10 @@
     tour();
     enter();
     if (focus && document.activeElement === document.body) document.getElementById(focus)?.focus({ preventScroll: true });
-    for (const place of document.querySelectorAll("#where .plot")) {
+    for (const link of document.querySelectorAll("[data-place]")) {
+      if (link.dataset.place === document.documentElement.dataset.at) link.setAttribute("aria-current", "page");
+    }
+    for (const place of document.querySelectorAll(":is(#where, #study) .plot")) {
       const json = place.firstElementChild?.textContent;
       if (!json) continue;
       const drawing = kept.get(place.id) ?? { node: document.createElement("div") };
@@ -71,7 +74,7 @@
       requestAnimationFrame(() => setTimeout(() => write("#open-view", tab.dataset.view)));
     }
     const image = event.target.closest?.("[data-image]");
-    if (image) images(image.dataset.image);
+    if (image) images(image.dataset.image, image.closest("#study"));
   });
   // The page's base address would take a link to a part of it away from the run that is shown.
   document.addEventListener("click", (event) => {
@@ -177,5 +180,5 @@
   window.kvq.open(window.kvq.view);
   writeForm(["c", "preset"].some((name) => new URLSearchParams(location.search).has(name)) || stored(FORM) === "1");
   // The run of an empty page came with the page itself.
-  if (!["run", "vs", "c", "preset", "learn"].some((name) => new URLSearchParams(location.search).has(name)) && document.querySelector("#answer section")) window.kvq.stage("home");
+  if (!["run", "vs", "c", "preset", "learn", "study"].some((name) => new URLSearchParams(location.search).has(name)) && document.querySelector("#answer section")) window.kvq.stage("home");
   document.body.classList.toggle("beside", new URLSearchParams(location.search).has("vs"));

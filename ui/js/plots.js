@@ -5,7 +5,7 @@
     box.value = text; // never twice the same, so that it is an input
     box.dispatchEvent(new Event("input", { bubbles: true }));
   };
-  const send = (pick) => write("#pick", JSON.stringify({ ...pick, at: performance.now() }));
+  const send = (pick, where = "#pick") => write(where, JSON.stringify({ ...pick, at: performance.now() }));
   const clicked = (event) => {
     const point = event.points?.[0];
     const plot = event.event?.target?.closest?.(".js-plotly-plot");
@@ -16,7 +16,7 @@
       const value = typeof source === "number" ? source : point[source];
       if (Number.isFinite(Number(value))) pick[name] = Number(value);
     }
-    if (Object.keys(pick).length) send(pick);
+    if (Object.keys(pick).length) send(pick, plot.closest("#study") ? "#study-pick" : "#pick");
   };
   // Figures arrive as JSON inside their places and are drawn when they come into sight, one at a time. Gradio rewrites
   // a view's HTML in place, so each drawing is kept by its place's id and put back before the browser paints.
@@ -98,10 +98,10 @@
     });
     return said.size ? { data, layout: node.layout } : node;
   };
-  const images = async (format) => {
-    const run = new URLSearchParams(location.search).get("run") ?? "run";
-    for (const place of document.querySelectorAll("#where .plot")) {
-      if (!isOpen(place)) continue;
+  const images = async (format, study) => {
+    const run = new URLSearchParams(location.search).get(study ? "study" : "run") ?? "run";
+    for (const place of document.querySelectorAll(study ? "#study .plot" : "#where .plot")) {
+      if (!study && !isOpen(place)) continue;
       const drawing = kept.get(place.id);
       await render(drawing); // those below the fold wait for this
       const { width, height } = drawing.node.getBoundingClientRect();

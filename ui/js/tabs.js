@@ -11,7 +11,7 @@
       tab.tabIndex = selected ? 0 : -1;
     }
     const drawn = document.querySelector(`#view-${CSS.escape(window.kvq.view)} .plot`);
-    for (const button of document.querySelectorAll("[data-image]")) button.hidden = !drawn;
+    for (const button of document.querySelectorAll("#where [data-image]")) button.hidden = !drawn;
   };
   // What was drawn for another selection than the one that is said is on its way: it is hidden, see style.css.
   const drawnFor = (where) => JSON.parse(document.querySelector(`${where} [data-at]`)?.dataset.at ?? "{}");

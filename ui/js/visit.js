@@ -69,7 +69,7 @@
     place.innerHTML = `<div class="notice ${tone}" role="alert"><b></b><p></p></div>`;
     place.querySelector("b").textContent = title;
     place.querySelector("p").textContent = text;
-    document.getElementById("right").prepend(place);
+    document.getElementById(document.documentElement.dataset.at === "study" ? "study-right" : "right").prepend(place);
   };
   const went = () => {
     if (away) return;

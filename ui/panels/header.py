@@ -7,7 +7,7 @@ from ui.html.escape import safe
 from ui.html.glossary import glossary_html
 
 # Addresses of places, by their names. A place is listed once it is there; with one alone there is nothing to switch.
-PLACES: tuple[tuple[str, str], ...] = (("Compare", "?"),)
+PLACES: tuple[tuple[str, str], ...] = (("Compare", "?"), ("Study", "?study"))
 LINKS = (
     ("#where", "Views"),
     ("#scorecard", "Scorecard"),
@@ -15,6 +15,10 @@ LINKS = (
     ("#history", "History"),
     ("?learn=1", "Learn"),
 )
+# Before anything is drawn: which place the address is of; style sheets show that one alone.
+PLACE_HEAD = """<script>
+document.documentElement.dataset.at = new URLSearchParams(location.search).has("study") ? "study" : "";
+</script>"""
 OF_RESULTS = ("#scorecard", "#where")
 
 
@@ -41,9 +45,7 @@ def markup(chip: str, over: bool = False) -> str:
 def _places() -> str:
     if len(PLACES) < 2:
         return ""
-    links = "".join(
-        f'<a href="{target}"{" aria-current=page" if target == "?" else ""}>{name}</a>' for name, target in PLACES
-    )
+    links = "".join(f'<a href="{target}" data-place="{target[1:]}">{name}</a>' for name, target in PLACES)
     return f'<nav class="places" aria-label="Places">{links}</nav>'
 
 

@@ -49,13 +49,7 @@ class Admission:
         found = self._estimate(spec)
         most = limits()
         tokens, lanes = found.tokens, len(spec.lanes)
-        refusal = None
-        if most.work is not None and tokens * (lanes + 1) > most.work:
-            refusal = (
-                f"{tokens:,} tokens × {lanes + 1} caches (the reference and {plural(lanes, 'lane')}) are "
-                f"{tokens * (lanes + 1):,}; this instance allows {most.work:,}. Shorten to "
-                f"{most.work // (lanes + 1):,} tokens, prompt and answer together{_or_lanes(most.work // tokens - 1)}."
-            )
+        refusal = too_much_work(tokens, lanes)
         free = room_for(found.run_bytes - self._line.bytes_at_work(), found.device) + self._line.bytes_at_work()
         refusal = refusal or shortage(found.run_bytes, free, tokens, lanes)
         remark = None
@@ -106,6 +100,18 @@ class Admission:
                 del self._started[visitor]
 
 
+def too_much_work(tokens: int, lanes: int) -> str | None:
+    """Why this instance does not run so many tokens, prompt and answer together, through so many lanes."""
+    most = limits().work
+    if most is None or tokens * (lanes + 1) <= most:
+        return None
+    return (
+        f"{tokens:,} tokens × {lanes + 1} caches (the reference and {plural(lanes, 'lane')}) are "
+        f"{tokens * (lanes + 1):,}; this instance allows {most:,}. Shorten to "
+        f"{most // (lanes + 1):,} tokens, prompt and answer together{_or_lanes(most // tokens - 1)}."
+    )
+
+
 def check_memory(found: Estimate, lanes: int) -> None:
     """When a run's turn has come: raises LimitError where the memory that is free now is not enough."""
     if reason := shortage(found.run_bytes, room_for(found.run_bytes, found.device), found.tokens, lanes):
@@ -139,6 +145,24 @@ def check_lanes(spec: ComparisonSpec) -> None:
     most, given = limits().lanes, len(spec.lanes)
     if most is not None and given > most:
         raise LimitError(f"{plural(given, 'lane')} were given; this instance takes {most}. Remove {given - most}.")
+
+
+def check_study_bytes(given: int) -> None:
+    """Counted before prompts are read. Raises LimitError."""
+    if given > (most := limits().study_bytes):
+        raise LimitError(f"The prompts have {given:,} bytes; this instance takes {most:,} of a study.")
+
+
+def check_study(prompts: int, cells: int, models: int) -> None:
+    """Raises LimitError for more prompts, or more cells, than this instance takes of a study."""
+    most = limits()
+    if most.prompts is not None and prompts > most.prompts:
+        raise LimitError(f"{plural(prompts, 'prompt')} were given; this instance takes {most.prompts:,} of a study.")
+    if most.cells is not None and cells > most.cells:
+        raise LimitError(
+            f"{plural(prompts, 'prompt')} on {plural(models, 'model')} are {cells:,} cells; this instance takes "
+            f"{most.cells:,} of a study. Give fewer prompts, or fewer models."
+        )
 
 
 def _or_lanes(lanes: int) -> str:

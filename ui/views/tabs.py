@@ -36,7 +36,7 @@ TABS = (
 # What a browser does by itself: one function in parts that share their names, and nothing global but window.kvq.
 _PARTS = (
     Path(__file__).parents[1] / "js" / f"{part}.js"
-    for part in ("plots", "rows", "legend", "glossary", "tabs", "tour", "editor", "page")
+    for part in ("plots", "rows", "legend", "glossary", "tabs", "tour", "editor", "study", "page")
 )
 PAGE_JS = "\n".join(["() => {", *(part.read_text("utf-8") for part in _PARTS), "}"])
 OPEN = "(view) => window.kvq?.open(view)"

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
+import pandas as pd
 import pytest
 from gradio_client import Client
 from gradio_client.exceptions import AppError
@@ -49,6 +50,11 @@ ENDPOINTS = {
     "/arrays",
     "/share",
     "/advise",
+    "/study",
+    "/estimate_study",
+    "/study_result",
+    "/study_rows",
+    "/share_study",
 }
 SMALL = {"prompt": "The tide came in. " * 12, "max_new_tokens": 10, "lanes": [{"method": "kivi", "label": "KIVI"}]}
 PAGE = Path(__file__).parents[3] / "docs" / "api.md"
@@ -432,3 +438,29 @@ def test_without_the_package_mcp_is_refused_with_the_command(monkeypatch):
         app.check_mcp(settings())
     monkeypatch.setenv("KVQ_MCP", "0")
     app.check_mcp(settings())
+
+
+@pytest.mark.real_model
+def test_a_study_streams_and_is_there_by_its_id(client):
+    asked = {**SMALL, "max_new_tokens": 4, "prompts": {"texts": ["The tide came in.", "The tide went out."]}}
+    del asked["prompt"]
+    told = client.predict(asked, api_name="/estimate_study")
+    assert (told["cells"], told["todo"], told["refusal"]) == (2, 2, None) and told["study"] in told["sentence"]
+    updates = list(client.submit(asked, api_name="/study"))
+    assert updates[-1]["stage"] == "finished" and {u["stage"] for u in updates} >= {"computing"}
+    last = updates[-1]
+    assert (last["done"], last["total"], last["study"]) == (2, 2, told["study"])
+    (lane,) = last["result"]["lanes"]
+    assert last["lanes"][0]["kld_mean"] == lane["kld_mean"] > 0 and "no intervals" in last["result"]["notes"][0]
+    assert client.predict(last["study"], api_name="/study_result") == last["result"]
+    rows = pd.read_parquet(client.predict(last["study"], api_name="/study_rows"))
+    assert list(rows["lane"]) == ["KIVI", "KIVI"] and rows["kld_mean"].mean() == pytest.approx(lane["kld_mean"])
+    assert client.predict(asked, api_name="/estimate_study")["todo"] == 0
+    assert client.predict(last["study"], api_name="/share_study") == last["link"]
+
+
+def test_a_study_that_cannot_be_is_refused_in_one_line(client):
+    asked = {"lanes": SMALL["lanes"], "prompts": {"file": "/etc/passwd"}}
+    assert "the API takes no file" in refusal(client, asked, api_name="/study")
+    assert "not in this store" in refusal(client, "0" * 16, api_name="/study_result")
+    assert "it must be text" in refusal(client, 5, api_name="/study_rows")

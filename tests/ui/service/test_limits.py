@@ -55,6 +55,9 @@ def test_a_public_instance_has_limits_and_a_private_one_only_what_keeps_it_up(mo
         tools=None,
         characters=2_000_000,
         seconds=None,
+        cells=None,
+        prompts=None,
+        study_bytes=8_000_000,
     )
     monkeypatch.setenv("KVQ_MODELS", "some/model")
     public = limits()

@@ -1,0 +1,87 @@
+"""A study's lanes as KLD against bytes, each with its interval, and the Pareto front."""
+
+import math
+
+import plotly.graph_objects as go
+
+from kvq_core.analysis.verdict import TIERS
+from kvq_core.studies.result import StudyResult
+from ui.figures.base import INK, canvas, label_figure, of_lane
+from ui.figures.forest import GROUNDS, kld_edges, log_axis, scored_lanes, spread, told
+from ui.figures.rate import front
+from ui.html.colors import REFERENCE, lane_color, with_alpha
+from ui.html.escape import plot_safe, shorten
+
+HEIGHT, LINE = 340, 15  # px: of the figure, and between two labels
+MARGIN = {"l": 64, "r": 16, "t": 12, "b": 46}
+CLOSE = 0.2  # of the width: a point so near on the right takes the room of a label
+NAMED = 10  # lanes from which on only those on the front carry their names
+
+
+def pareto(result: StudyResult, model: str) -> go.Figure | None:
+    """Mean KLD over prompts against bytes as a share of an fp16 cache's."""
+    found = [(at, line) for at, line in scored_lanes(result, model) if line["kv_ratio"] is not None]
+    edges = kld_edges(found)
+    if edges is None:
+        return None
+    low, high = edges
+    figure = canvas(HEIGHT, margin=MARGIN)
+    bottom = low
+    for tier in TIERS:
+        top = min(tier.kld, high)
+        figure.add_hrect(bottom, top, fillcolor=with_alpha(GROUNDS[tier.tone], 0.09), line_width=0, layer="below")
+        bottom = max(bottom, top)
+    places = [(at, 100 * line["kv_ratio"], max(line["kld_mean"], low)) for at, line in found]
+    best = front(places)
+    figure.add_scatter(
+        x=[bytes for _, bytes, _ in best],
+        y=[kld for *_, kld in best],
+        mode="lines",
+        hoverinfo="skip",
+        line={"color": REFERENCE, "width": 1.2, "shape": "hv", "dash": "dot"},
+    )
+    widest = max(100.0, *(bytes for _, bytes, _ in places))
+    named = {at for at, *_ in best} if len(found) > NAMED else {at for at, *_ in places}
+    for (at, line), (_, bytes, kld) in zip(found, places, strict=True):
+        figure.add_scatter(
+            x=[bytes],
+            y=[kld],
+            error_y={**spread(line, low), "color": lane_color(at), "thickness": 1.5, "width": 4},
+            mode="markers",
+            cliponaxis=False,
+            marker={"size": 10, "color": lane_color(at)},
+            meta=of_lane(at),
+            hovertemplate=f"{told(line)}<br>{bytes:.1f} % of the bytes<extra></extra>",
+        )
+    held = [
+        (bytes / widest, kld, line["label"])
+        for (at, line), (_, bytes, kld) in zip(found, places, strict=True)
+        if at in named
+    ]
+    _labels(figure, held, widest, low, high)
+    figure.update_xaxes(title_text="bytes, % of an fp16 cache", range=[0, 1.04 * widest], zeroline=False)
+    figure.update_yaxes(title_text="mean KLD over prompts, nats", type="log", **log_axis(low, high))
+    figure.update_layout(showlegend=False)
+    return label_figure(figure, "Scatter: mean KLD over prompts against bytes, a point a lane with its 95 % interval")
+
+
+def _labels(figure: go.Figure, held: list[tuple[float, float, str]], widest: float, low: float, high: float) -> None:
+    """Names beside the points, (share of the width, KLD, label) each, those of a side each on a line of its own."""
+    inner = HEIGHT - MARGIN["t"] - MARGIN["b"]
+    placed = [(inner * math.log(high / kld) / math.log(high / low), across, kld, label) for across, kld, label in held]
+    last: dict[str, float] = {}
+    for top, across, kld, label in sorted(placed):
+        crowded = any(0 < x - across < CLOSE and abs(y - top) < LINE for y, x, *_ in placed)
+        side = "right" if across > 0.55 or crowded else "left"  # the end of the label that is at the point
+        free = min(max(top, last.get(side, -LINE) + LINE), inner - 6)
+        last[side] = free
+        figure.add_annotation(
+            text=plot_safe(shorten(label, 22)),
+            x=across * widest,
+            y=math.log10(kld),
+            xanchor=side,
+            xshift=-9 if side == "right" else 9,
+            yshift=top - free,
+            showarrow=False,
+            font={"size": 12, "color": INK},
+        )

@@ -1,0 +1,125 @@
+"""A study's lanes, groups and tasks as tables: names with their colours, means with their intervals."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from kvq_core.analysis.verdict import TIERS
+from ui.html.colors import lane_color
+from ui.html.escape import safe
+from ui.html.glossary import hint
+from ui.html.numbers import ABSENT, percent, significant
+
+Line = dict[str, Any]
+HEAD = (
+    "Lane",
+    "Prompts",
+    "Mean KLD",
+    "p95 of prompts",
+    "Tail of tokens",
+    "Flips",
+    "Drafts kept",
+    "Bytes",
+    "Prompts by tier",
+)
+EXPLAINED = {"Mean KLD": "KLD", "Flips": "flips", "Bytes": "bytes", "Prompts by tier": "tier"}
+
+
+def lanes_table(lines: Sequence[Line], caption: str = "") -> str:
+    """Of one model, in the study's order."""
+    head = [hint(EXPLAINED[name], name) if name in EXPLAINED else safe(name) for name in HEAD]
+    return table(head, (_lane(at, line) for at, line in enumerate(lines)), caption)
+
+
+def table(head: Sequence[str], rows: Iterable[str], caption: str = "") -> str:
+    """Finished cells of a head and finished rows."""
+    titles = "".join(f'<th scope="col">{title}</th>' for title in head)
+    said = f"<caption>{safe(caption)}</caption>" if caption else ""
+    body = "".join(rows)
+    return (
+        f'<div class="scroll" tabindex="0"><table class="plain study-table">{said}<thead><tr>{titles}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def name_cell(at: int, label: str) -> str:
+    return f'<th scope="row"><span class="dot" style="background:{lane_color(at)}"></span>{safe(label)}</th>'
+
+
+def _lane(at: int, line: Line) -> str:
+    if line["kld_mean"] is None:
+        failed = f"{line['failed']} failed" if line["failed"] else "nothing yet"
+        return f'<tr>{name_cell(at, line["label"])}<td class="none" colspan="{len(HEAD) - 1}">{failed}</td></tr>'
+    worst = f'<small title="{safe(line["worst_prompt"])}">worst {significant(line["worst_kld"])}</small>'
+    tail = (
+        ABSENT if line["tail"] is None else f"<b>{significant(line['tail'])}</b><small>p{line['tail_rank']:g}</small>"
+    )
+    cells = [
+        f"{line['prompts']:,}{_failed(line)}",
+        _with_interval(line, "kld", significant),
+        f"<b>{significant(line['kld_p95'])}</b>{worst}",
+        tail,
+        percent(line["flips"], 1),
+        percent(line["acceptance"], 1),
+        percent(line["kv_ratio"]),
+    ]
+    shown = "".join(f"<td>{cell}</td>" for cell in cells)
+    return f"<tr>{name_cell(at, line['label'])}{shown}{_tiers(line)}</tr>"
+
+
+def _failed(line: Line) -> str:
+    return f' <small class="error">{line["failed"]} failed</small>' if line["failed"] else ""
+
+
+def _tiers(line: Line) -> str:
+    """Shares of prompts as a bar of three parts, and in words."""
+    shares = [(tier, line["tiers"][tier.word]) for tier in TIERS]
+    parts = "".join(f'<i class="{tier.tone}" style="width:{100 * share:.1f}%"></i>' for tier, share in shares if share)
+    said = ", ".join(f"{round(share * line['prompts'])} {tier.word}" for tier, share in shares if share)
+    return f'<td class="tiers"><span class="tier-bar" aria-hidden="true">{parts}</span><small>{safe(said)}</small></td>'
+
+
+def groups_table(lines: Sequence[Line], labels: Sequence[str]) -> str:
+    """Mean KLD by group of prompts, a column a lane; nothing where prompts have no groups."""
+    groups = list(dict.fromkeys(line["group"] for line in lines))
+    found = {(line["group"], line["label"]): line for line in lines}
+    if not groups:
+        return ""
+    head = ["Group", "Prompts", *(_lane_head(at, label) for at, label in enumerate(labels))]
+    return table(head, (_group(group, labels, found) for group in groups))
+
+
+def _lane_head(at: int, label: str) -> str:
+    return f'<span class="dot" style="background:{lane_color(at)}"></span>{safe(label)}'
+
+
+def _group(group: str, labels: Sequence[str], found: dict[tuple[str, str], Line]) -> str:
+    own = [found.get((group, label)) for label in labels]
+    count = max((line["prompts"] for line in own if line), default=0)
+    cells = "".join(f"<td>{_with_interval(line, 'kld', significant)}</td>" for line in own)
+    return f'<tr><th scope="row">{safe(group)}</th><td>{count}</td>{cells}</tr>'
+
+
+def _with_interval(line: Line | None, name: str, shown: Any) -> str:
+    mean = line and line.get(f"{name}_mean", line.get(name))
+    if line is None or mean is None:
+        return ABSENT
+    low, high = line[f"{name}_low"], line[f"{name}_high"]
+    return f"<b>{shown(mean)}</b>" + ("" if low is None else f"<small>{shown(low)} to {shown(high)}</small>")
+
+
+def tasks_table(lines: Sequence[Line], labels: Sequence[str]) -> str:
+    """Of the tasks that full precision gets right, how many each lane does; nothing where no prompt has an answer."""
+    if not lines:
+        return ""
+    groups = list(dict.fromkeys(line["group"] for line in lines))
+    found = {(line["group"], line["label"]): line for line in lines}
+    head = ["Tasks", "Asked", "Full precision", *(_lane_head(at, label) for at, label in enumerate(labels))]
+    return table(head, (_tasks(group, labels, found) for group in groups))
+
+
+def _tasks(group: str, labels: Sequence[str], found: dict[tuple[str, str], Line]) -> str:
+    own = [found.get((group, label)) for label in labels]
+    first = next(line for line in own if line)
+    cells = "".join(f"<td>{_with_interval(line, 'right', percent)}</td>" for line in own)
+    base = _with_interval(first, "reference", percent)
+    return f'<tr><th scope="row">{safe(group or "all")}</th><td>{first["asked"]}</td><td>{base}</td>{cells}</tr>'

@@ -1,0 +1,86 @@
+"""The parts of the place Study: its form, the study at work, what it found."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from kvq_core.errors import KvqError
+from kvq_core.studies.result import StudyResult
+from ui.study.cell import OPENING, CellPanel, create_cell
+from ui.study.form import FormPanel, create_form, wire_form
+from ui.study.going import Studies
+from ui.study.opening import mine_html
+from ui.study.results import ResultPanel, create_result
+from ui.study.watching import STUDY
+
+NO_TICKET: dict[str, Any] = {"id": None}
+WELCOME = (
+    '<section class="card study-welcome"><h1>One prompt is one sample</h1><p>A study asks many prompts through the '
+    "same lanes and says of each figure what the prompts leave open: an interval, what cannot be told apart, and how "
+    "many prompts would tell.</p><ol><li><b>Prompts</b> Paste them, choose a file, or take tasks with an answer.</li>"
+    "<li><b>Lanes</b> Those of Compare, or a bundle.</li><li><b>Start</b> Cells take turns with other visitors' runs. "
+    "What is done is kept: a study that is cancelled goes on.</li></ol></section>"
+)
+
+
+@dataclass
+class StudyPlace:
+    """``mine``: this browser's studies; ``ticket`` names the study that the page began last."""
+
+    studies: Studies
+    form: FormPanel
+    compare_lanes: gr.State
+    status: gr.HTML
+    go_on: gr.Button
+    live: gr.HTML
+    welcome: gr.HTML
+    result: ResultPanel
+    cell: CellPanel
+    mine: gr.BrowserState
+    listing: gr.HTML
+    ticket: gr.State
+
+    def found(self, shown: dict[str, Any] | None) -> StudyResult | None:
+        """The study that is shown; None where there is none, or it is gone."""
+        try:
+            return self.studies.results.get(shown["study"]) if shown else None
+        except KvqError:
+            return None
+
+    def forget(self, request: gr.Request) -> None:
+        """The page is closed: its study stops, and so does a cell that was to be opened."""
+        self.studies.forget(STUDY.session(request))
+        self.studies.services.jobs.forget(OPENING.session(request))
+
+
+def arrange_study(studies: Studies, compare_lanes: gr.State) -> StudyPlace:
+    """``compare_lanes``: those of the form of Compare, which a study can take."""
+    with gr.Row(elem_id="study"):
+        with gr.Column(elem_id="study-left", min_width=0):
+            form = create_form()
+            mine = gr.BrowserState([], storage_key="kvq-explorer-studies", secret="kvq-explorer")
+            with gr.Column(elem_classes=["card"], elem_id="study-mine"):
+                gr.HTML("<h2>Your studies</h2>")
+                listing = gr.HTML(mine_html([]))
+        with gr.Column(elem_id="study-right", min_width=0):
+            status = gr.HTML("", elem_id="study-status")
+            go_on = gr.Button("Go on", visible=False, elem_id="study-go-on", size="sm")
+            live = gr.HTML("", elem_id="study-live")
+            result, cell = create_result(create_cell)
+            welcome = gr.HTML(WELCOME, elem_id="study-welcome")
+    wire_form(form, compare_lanes, studies.services.store)
+    return StudyPlace(
+        studies,
+        form,
+        compare_lanes,
+        status,
+        go_on,
+        live,
+        welcome,
+        result,
+        cell,
+        mine,
+        listing,
+        gr.State(NO_TICKET),
+    )

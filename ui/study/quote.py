@@ -1,0 +1,70 @@
+"""What a study will take, and whether it may start here: shown before Start and checked at it, for page and API."""
+
+from dataclasses import dataclass
+
+from kvq_core.errors import LimitError
+from kvq_core.store.store import Store
+from kvq_core.studies.cells import Plan, plan
+from kvq_core.studies.estimate import StudyEstimate, estimate
+from kvq_core.studies.intervals import FEWEST
+from kvq_core.studies.spec import StudySpec
+from ui.html.escape import safe
+from ui.html.numbers import plural
+from ui.service.admission import check_characters, check_lanes, check_study, too_much_work
+from ui.service.line import Cost
+
+MOST_TOLD = 5  # lines of a file that are told one by one
+
+
+@dataclass(frozen=True)
+class StudyQuote:
+    """``estimate`` is what ``--dry-run`` prints of the plan on one worker; ``refusal``: why it may not start here."""
+
+    plan: Plan
+    estimate: StudyEstimate
+    refusal: str | None
+
+    @property
+    def cost(self) -> Cost:
+        """Of a cell, for others in the line."""
+        found = self.estimate
+        return Cost(None if found.seconds is None else found.seconds / max(1, found.todo), found.bytes)
+
+
+def quote(spec: StudySpec, store: Store) -> StudyQuote:
+    """Raises LimitError for more prompts, cells, lanes or text than are taken here; KvqError where it cannot be run."""
+    models = max(1, len(spec.models))
+    count = spec.prompts.n if spec.prompts.suite is not None else len(spec.prompts.rows or spec.prompts.texts or ())
+    check_study(count, count * models, models)
+    check_lanes(spec.comparison)
+    planned = plan(spec)
+    for cell in planned.cells:
+        check_characters(cell.spec)
+    longest = max(planned.cells, key=lambda cell: cell.tokens)
+    refusal = too_much_work(longest.tokens + longest.spec.max_new_tokens, len(longest.spec.lanes))
+    said = refusal and f"The longest prompt, {longest.prompt.id}: {refusal}"
+    return StudyQuote(planned, estimate(planned, store=store), said)
+
+
+def admit(spec: StudySpec, store: Store) -> StudyQuote:
+    """At Start. Raises KvqError where ``quote`` refuses."""
+    found = quote(spec, store)
+    if found.refusal:
+        raise LimitError(found.refusal)
+    return found
+
+
+def quote_html(found: StudyQuote, broken: tuple[str, ...] = ()) -> str:
+    """The estimate's own sentence; why it may not start, and what a reader should know before."""
+    sentence = found.estimate.sentence
+    refused = f'<p class="error refused">{safe(found.refusal)}</p>' if found.refusal else ""
+    said = []
+    if (count := len(found.plan.prompts)) < FEWEST:
+        said.append(f"{plural(count, 'prompt')}: there will be no intervals; they need {FEWEST} or more.")
+    if found.plan.left_out:
+        said.append(f"Left out: {found.plan.left_out[0].why}")
+    said += [f"Left out: {line}" for line in broken[:MOST_TOLD]]
+    if len(broken) > MOST_TOLD:
+        said.append(f"{len(broken) - MOST_TOLD} more lines are left out.")
+    warnings = "".join(f'<p class="warning">{safe(text)}</p>' for text in said)
+    return f'<p class="estimate">{safe(sentence[0].upper() + sentence[1:])}</p>{refused}{warnings}'

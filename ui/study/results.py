@@ -1,0 +1,213 @@
+"""What a study found, on the page: the answer first, then its figures, tables, notes and files."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from kvq_core.errors import KvqError, StoreError
+from kvq_core.studies.result import StudyResult
+from ui.figures.forest import forest
+from ui.figures.pareto import pareto
+from ui.figures.prompt_map import MOST, prompt_map, worst_first
+from ui.figures.recall import kld_by_position, recall_maps
+from ui.html.copying import COPY_JS, copy_box
+from ui.html.escape import prose, safe
+from ui.html.numbers import plural
+from ui.html.study_tables import groups_table, lanes_table, tasks_table
+from ui.service.address import page_address
+from ui.service.services import Services
+from ui.study.files import FILES, name_of
+from ui.study.opening import is_open
+from ui.views.view import Drawing, Page, Slot, create_page, or_absent
+from ui.words.study import study_words
+
+NOT_YET = "Nothing is scored yet."
+IMAGES = (
+    '<div class="images"><button type="button" class="plain-button" data-image="png">Images (PNG)</button>'
+    '<button type="button" class="plain-button" data-image="svg">Images (SVG)</button></div>'
+)
+PRIVATE = "Only this browser can open this study. Share it, and its link opens for everybody who has it."
+ROWS = (
+    (
+        Slot(
+            "study-forest",
+            "Lanes",
+            "Mean over prompts with its 95 % interval; the tick behind it is the 95th percentile of prompts.",
+            380,
+        ),
+        Slot("study-pareto", "KLD against bytes", "Dotted: the Pareto front.", 380),
+    ),
+    ["study-lanes"],
+    (Slot("study-map", "Prompts against lanes", "", 300),),
+)
+MORE = (
+    ["study-groups"],
+    ["study-tasks"],
+    (
+        Slot(
+            "study-recall",
+            "Recall by depth and length",
+            "Right answers, of those of full precision; grey: it has none there, or nothing is done yet.",
+            600,
+        ),
+    ),
+    (Slot("study-positions", "KLD along the text", "Mean over prompts by the power of two a position lies in.", 400),),
+    ["study-pairs"],
+)
+
+
+@dataclass
+class ResultPanel:
+    """``shown`` names the study: {"study", "at"}; ``model`` the one whose lanes are drawn."""
+
+    shown: gr.State
+    link: gr.HTML
+    private: gr.Row
+    share: gr.Button
+    answer: gr.HTML
+    model: gr.Radio
+    figures: Page
+    more: Page
+    below: gr.Column
+    files: list[gr.DownloadButton]
+
+    @property
+    def outputs(self) -> list[Any]:
+        """Outputs of ``draw``."""
+        return [self.answer, self.model, self.figures.place, self.more.place, self.below]
+
+
+def create_result(between: Callable[[], Any]) -> tuple[ResultPanel, Any]:
+    """The panel, and what ``between`` puts below the map of prompts."""
+    with gr.Column(elem_classes=["card"], elem_id="study-sharing"):
+        link = gr.HTML("", js_on_load=COPY_JS, elem_id="study-link")
+        with gr.Row(visible=False, elem_id="study-private") as private:
+            gr.HTML(f'<p class="muted">{PRIVATE}</p>')
+            share = gr.Button("Share this study", size="sm", elem_id="study-share")
+    answer = gr.HTML("", elem_id="study-answer")
+    with gr.Column(visible=False, elem_classes=["card"], elem_id="study-results") as below:
+        model = gr.Radio(
+            [], label="Model", visible=False, interactive=True, elem_classes=["switch"], elem_id="study-model-shown"
+        )
+        figures = create_page(*ROWS)
+        beside = between()
+        more = create_page(*MORE)
+        with gr.Row(elem_id="study-downloads"):
+            files = [gr.DownloadButton(name, size="sm", min_width=90) for name in FILES]
+            gr.HTML(IMAGES)
+    return ResultPanel(gr.State(None), link, private, share, answer, model, figures, more, below, files), beside
+
+
+def models_of(result: StudyResult) -> list[str]:
+    """Titles of the models that have rows."""
+    return list(dict.fromkeys(line["model"] for line in result.lines))
+
+
+def draw(result: StudyResult, asked: str | None) -> list[Any]:
+    """Values of ``ResultPanel.outputs``; ``asked``: the model that was picked."""
+    models = models_of(result)
+    model = asked if asked in models else next(iter(models), "")
+    picker = gr.update(choices=models, value=model or None, visible=len(models) > 1)
+    if not models:
+        return [answer_html(result, model), picker, "", "", gr.update(visible=False)]
+    drawn = drawing(result, model)
+    rows = [create_html(ROWS, drawn), create_html(MORE, drawn)]
+    return [answer_html(result, model), picker, *rows, gr.update(visible=True)]
+
+
+def create_html(rows: Any, drawn: Drawing) -> str:
+    return Page(rows, None).html(drawn)  # type: ignore[arg-type]
+
+
+def drawing(result: StudyResult, model: str) -> Drawing:
+    """Figures and tables of one model's lanes."""
+    lines = [line for line in result.lines if line["model"] == model]
+    labels = [line["label"] for line in lines]
+    figures = {
+        "study-forest": or_absent(forest(result, model), NOT_YET),
+        "study-pareto": or_absent(pareto(result, model), NOT_YET),
+        "study-map": or_absent(prompt_map(result, model), NOT_YET),
+        "study-recall": or_absent(recall_maps(result, model), ""),
+        "study-positions": or_absent(kld_by_position(result, model), ""),
+    }
+    groups = groups_table([line for line in result.groups if line["model"] == model], labels)
+    tasks = tasks_table([line for line in result.tasks if line["model"] == model], labels)
+    html = {
+        "study-lanes": lanes_table(lines),
+        "study-groups": _titled("Groups of prompts", "Mean KLD, nats, with its 95 % interval.", groups),
+        "study-tasks": _titled("Tasks", "Right answers, of those that full precision gets right.", tasks),
+        "study-pairs": _pairs(result, model),
+    }
+    prompts = len(worst_first(result, model))
+    more = f", of {prompts:,} the {MOST} worst" if prompts > MOST else ""
+    titles = {"study-map": f"Prompts against lanes, the worst first{more}; click a row to open it"}
+    return Drawing("", figures, html, titles)
+
+
+def _titled(title: str, note: str, inside: str) -> str:
+    return inside and f'<h3 class="figure-title">{safe(title)}</h3><p class="muted">{safe(note)}</p>{inside}'
+
+
+def _pairs(result: StudyResult, model: str) -> str:
+    """What can be said of every two lanes; those that cannot be told apart first."""
+    pairs = sorted((pair for pair in result.pairs if pair.model == model), key=lambda pair: pair.apart)
+    flips = result.flips
+    if not pairs and not flips:
+        return ""
+    items = "".join(f"<li>{prose(pair.sentence)}</li>" for pair in pairs)
+    flipped = "".join(
+        f"<li>{safe(flip.a)} is closer than {safe(flip.b)} on {safe(flip.a_closer)}, and the other way round on "
+        f"{safe(flip.b_closer)}.</li>"
+        for flip in flips
+    )
+    told = f'<h3 class="figure-title">Flips with the model</h3><ul>{flipped}</ul>' if flipped else ""
+    alike = sum(not pair.apart for pair in pairs)
+    summary = f"{plural(len(pairs), 'pair')} of lanes, {alike} of them not told apart"
+    return f'{told}<details class="about"><summary>{safe(summary)}</summary><ul class="pairs">{items}</ul></details>'
+
+
+def answer_html(result: StudyResult, model: str) -> str:
+    """The answer in a sentence with its reasons; what a reader must know before the figures."""
+    words = study_words(result, model)
+    counts = result.cells
+    spec = result.plan.spec
+    lanes = plural(len(spec.comparison.lanes), "lane")
+    facts = [f"study {result.id}", plural(len(result.plan.prompts), "prompt"), lanes, model]
+    facts.append(f"{counts['done']} of {plural(counts['total'], 'cell')} done")
+    reasons = "".join(f"<p>{prose(reason)}</p>" for reason in words.reasons)
+    failed = [f"{plural(len(result.failed), 'cell')} failed. {why}" for why in list(result.failed.values())[:1]]
+    notes = "".join(f'<p class="warning">{prose(note)}</p>' for note in [*result.notes, *failed])
+    return (
+        f'<section class="study-answer card"><p class="muted">{safe(" · ".join(filter(None, facts)))}</p>'
+        f"<h1>{prose(words.sentence)}</h1>{reasons}{notes}</section>"
+    )
+
+
+def live_html(result: StudyResult) -> str:
+    """The lanes as they stand while the study goes on, a table a model."""
+    blank = [{"label": lane.label, "kld_mean": None, "failed": 0} for lane in result.plan.spec.comparison.lanes]
+    tables = {model: [line for line in result.lines if line["model"] == model] for model in models_of(result)}
+    return "".join(lanes_table(lines, model) for model, lines in (tables or {"": blank}).items())
+
+
+def link_html(id: str, request: gr.Request) -> str:
+    return copy_box("Link of this study", f"{page_address(request)}?study={id}")
+
+
+def hidden(services: Services, id: str) -> bool:
+    """Whether only its maker can open a study."""
+    try:
+        return not is_open(services, id)
+    except KvqError:
+        return False
+
+
+def files_of(result: StudyResult, services: Services) -> list[Any]:
+    """Updates of the download buttons."""
+    try:
+        paths = [services.file(name_of(result, ending), make(result)) for ending, make in FILES.values()]
+    except StoreError:
+        return [gr.update(interactive=False)] * len(FILES)
+    return [gr.update(value=path, interactive=True) for path in paths]
