@@ -50,11 +50,12 @@ _TABLE = """
     studies: analysis complaints errors events links logs machine methods metrics models pipeline presets record
         settings spec store
     decision: analysis errors events machine methods models pipeline record settings sizing spec studies
+    advice: analysis codecs decision errors inspection machine methods models pipeline record sizing spec store studies
     lm_eval: engine errors models spec
-    cli: analysis claims codebooks decision errors events external inspection machine methods metrics models packed
-        pipeline presets record settings sizing spec store studies training
+    cli: advice analysis claims codebooks decision errors events external inspection machine methods metrics models
+        packed pipeline presets record settings sizing spec store studies training
     __main__: cli
-    __init__: errors inspection methods packed pipeline record spec studies
+    __init__: advice errors inspection methods packed pipeline record spec studies
     ui.html: analysis claims events inspection record sizing
     ui.figures: analysis record studies ui.html
     ui.selection: record ui.figures ui.html
@@ -69,8 +70,8 @@ _TABLE = """
         settings spec store training ui.export ui.figures ui.form ui.html ui.selection ui.service ui.views ui.words
     ui.study: errors events limits logs models record settings spec store studies ui.figures ui.form ui.html ui.panels
         ui.service ui.views ui.words
-    ui.api: analysis claims errors events logs methods models pipeline presets record spec store studies ui.html
-        ui.panels ui.service ui.study
+    ui.api: advice analysis claims errors events logs methods models pipeline presets record spec store studies
+        ui.html ui.panels ui.service ui.study
     ui.layout: errors ui.api ui.figures ui.form ui.html ui.panels ui.server ui.service ui.study
         ui.views
     ui.__init__:
