@@ -150,9 +150,29 @@ def _arrange(services: Services) -> Page:
             gr.HTML(welcome(), elem_id="welcome")
             create_measure(shown, services)
             create_claims()
-    left = (setup, look, lanes, trainer, launch, draft, differs, instruments, past)
-    right = (status, answer, cards, share, beside, twin, score, learn, views, plotly)
-    return Page(shown, header, *left, *right)
+    return Page(
+        shown,
+        header,
+        setup,
+        look,
+        lanes,
+        trainer,
+        launch,
+        draft,
+        differs,
+        instruments,
+        past,
+        status,
+        answer,
+        cards,
+        share,
+        beside,
+        twin,
+        score,
+        learn,
+        views,
+        plotly,
+    )
 
 
 def _wire_shown(page: Page, services: Services) -> None:
