@@ -19,6 +19,7 @@ from benchmarks.by_architecture import models_part
 from benchmarks.by_format import baselines_part, engine_part, formats_part
 from benchmarks.by_lane import lane_costs, lanes_part, prefill_part
 from benchmarks.by_model import board_part, claims_part, conversion, main_jobs, methods_part
+from benchmarks.by_policy import policies_part
 from benchmarks.by_study import intervals_part, study_costs_part
 from benchmarks.by_task import suites_part, tasks_part, verifiers_part
 from benchmarks.measured import HERE, figures, table
@@ -249,6 +250,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "prefill": prefill_part,
     "intervals": intervals_part,
     "study-costs": study_costs_part,
+    "policies": policies_part,
     "papers": papers_part,
     "suites": suites_part,
     "verifiers": verifiers_part,

@@ -14,6 +14,8 @@ if importlib.util.find_spec("kvq_kernels") is None:
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "kernels"))
 
 if TYPE_CHECKING:
+    from kvq_core.advice.advise import advise
+    from kvq_core.advice.report import Advice
     from kvq_core.errors import KvqError, MethodError, ModelError, SpecError, StoreError
     from kvq_core.inspection import Inspection, inspect_model
     from kvq_core.methods import make
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from kvq_core.studies.study import study
 
 _HOMES = {
+    "advice.advise": ("advise",),
+    "advice.report": ("Advice",),
     "errors": ("KvqError", "MethodError", "ModelError", "SpecError", "StoreError"),
     "inspection": ("Inspection", "inspect_model"),
     "methods": ("make",),
@@ -46,6 +50,7 @@ _HOMES = {
 _ROOMS = ("methods", "models")  # reached as attributes: kvq_core.models.load
 
 __all__ = [
+    "Advice",
     "ComparisonSpec",
     "Inspection",
     "KvqError",
@@ -59,6 +64,7 @@ __all__ = [
     "StudyResult",
     "StudySpec",
     "add_lane",
+    "advise",
     "capture_lane",
     "compare",
     "from_function",

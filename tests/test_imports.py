@@ -43,34 +43,35 @@ _TABLE = """
     pipeline: analysis capture codecs engine errors events logs machine methods metrics models presets record
         settings spec store
     external: errors events methods models pipeline record spec
-    inspection: analysis capture engine errors machine methods metrics models presets settings spec
+    inspection: analysis capture engine errors machine methods metrics models presets settings sizing spec
     packed: codebooks codecs engine errors events kernels machine methods models pipeline spec
     claims: analysis capture codebooks codecs divergence engine errors machine methods metrics models pipeline
         presets record settings spec training
     studies: analysis complaints errors events links logs machine methods metrics models pipeline presets record
         settings spec store
-    decision: analysis errors events machine methods models pipeline record settings spec studies
+    decision: analysis errors events machine methods models pipeline record settings sizing spec studies
+    advice: analysis codecs decision errors inspection machine methods models pipeline record sizing spec store studies
     lm_eval: engine errors models spec
-    cli: analysis claims codebooks decision errors events external inspection machine methods metrics models packed
-        pipeline presets record settings sizing spec store studies training
+    cli: advice analysis claims codebooks decision errors events external inspection machine methods metrics models
+        packed pipeline presets record settings sizing spec store studies training
     __main__: cli
-    __init__: errors inspection methods packed pipeline record spec studies
-    ui.html: analysis claims events inspection record
+    __init__: advice errors inspection methods packed pipeline record spec studies
+    ui.html: analysis claims events inspection record sizing
     ui.figures: analysis record studies ui.html
     ui.selection: record ui.figures ui.html
     ui.words: analysis record studies ui.figures ui.html ui.selection
     ui.export: analysis errors pipeline record spec store ui.figures ui.html ui.words
     ui.service: errors events inspection limits links logs machine packed pipeline record settings spec store training
         ui.html
-    ui.form: errors links methods models presets record settings spec training ui.html ui.service
+    ui.form: decision errors links methods models presets record settings spec training ui.html ui.service
     ui.server: errors events logs models packed pipeline settings spec store ui.export ui.html ui.service
     ui.views: analysis errors methods record spec ui.figures ui.form ui.html ui.selection ui.service ui.words
-    ui.panels: analysis claims errors events inspection links logs methods packed pipeline presets record settings spec
-        store training ui.export ui.figures ui.form ui.html ui.selection ui.service ui.views ui.words
+    ui.panels: analysis claims errors events inspection links logs methods models packed pipeline presets record
+        settings spec store training ui.export ui.figures ui.form ui.html ui.selection ui.service ui.views ui.words
     ui.study: errors events limits logs models record settings spec store studies ui.figures ui.form ui.html ui.panels
         ui.service ui.views ui.words
-    ui.api: analysis claims errors events logs methods models pipeline presets record spec store studies ui.html
-        ui.panels ui.service ui.study
+    ui.api: advice analysis claims errors events logs methods models pipeline presets record spec store studies
+        ui.html ui.panels ui.service ui.study
     ui.layout: errors ui.api ui.figures ui.form ui.html ui.panels ui.server ui.service ui.study
         ui.views
     ui.__init__:
@@ -82,7 +83,8 @@ ROOMS = {
 # of rooms that are open to the page in part, the modules it sees
 OPEN_TO_THE_PAGE = {
     "claims": {"board", "side_by_side"},
-    "inspection": {"look", "report", "rules"},
+    "decision": {"pasted"},
+    "inspection": {"fits", "look", "report", "rules"},
     "packed": {"lanes"},
     "pipeline": {"added", "compare", "estimate", "examples", "roundtrip", "timings"},
     "studies": {
@@ -99,6 +101,7 @@ OPEN_TO_THE_PAGE = {
         "study",
         "tasks",
     },
+    "sizing": {"fit"},
     "training": {"offer"},
     "machine": {"files", "memory"},
 }

@@ -22,6 +22,35 @@ _ERROR = "(message: str)"
 
 # A function or plain class and its signature; a model and its fields, each with its type and, after =, its default.
 SURFACE = {
+    "Advice": {
+        "answer": "str",
+        "kind": "str",
+        "sure": "bool",
+        "lane": "dict[str, typing.Any] | None",
+        "label": "str | None",
+        "runner_up": "str | None",
+        "separates": "str | None",
+        "flags": "str | None",
+        "agreement": "float | None",
+        "reasons": "tuple[str, ...]",
+        "front": "tuple[kvq_core.advice.report.Candidate, ...]",
+        "worst": "tuple[kvq_core.advice.report.Worst, ...]",
+        "warnings": "tuple[str, ...]",
+        "untested": "tuple[str, ...]",
+        "helps": "tuple[str, ...]",
+        "study": "str",
+        "model": "str",
+        "prompts": "int",
+        "tolerance": "str",
+        "context": "int",
+        "batch": "int",
+        "room": "str | None",
+        "engine": "str | None",
+        "version": "str | None",
+        "weights": "kvq_core.advice.report.WeightsFile",
+        "plain_bytes": "int",
+        "plain_fits": "bool | None",
+    },
     "ComparisonSpec": {
         "model": "str = 'smollm2-135m-instruct-q4_1'",
         "revision": "str | None = None",
@@ -129,6 +158,14 @@ SURFACE = {
         " -> kvq_core.record.fields.Record"
     ),
     "compare": f"({_RUN}, owner: str = '') -> collections.abc.Generator[{_EVENT}]",
+    "advise": (
+        "(*, study: str | kvq_core.studies.result.StudyResult | None = None, model: str | None = None, prompts: "
+        "collections.abc.Sequence[kvq_core.studies.prompts.Prompt] | None = None, memory: str | None = None, cache: "
+        "str | None = None, bits: float | None = None, context: int = 8192, batch: int = 1, tolerance: str | float = "
+        "'close', engine: str | None = None, weights: collections.abc.Sequence[pathlib.Path] = (), store: "
+        "kvq_core.store.store.Store | None = None, progress: collections.abc.Callable[[str, int, int], None] | None "
+        "= None) -> kvq_core.advice.report.Advice"
+    ),
     "from_function": (
         "(function: collections.abc.Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]], "
         "bits: float | tuple[float, float], name: str | None = None, tokens: int = 1, together: bool = False)"

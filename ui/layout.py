@@ -1,7 +1,6 @@
 """The page: panels in their places, and what a finished or linked run sets going. Nothing is drawn here."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import gradio as gr
@@ -10,17 +9,18 @@ from kvq_core.errors import KvqError
 from ui.api.endpoints import create_api
 from ui.figures.base import canvas
 from ui.form.draft_panel import VISIT_JS, create_draft, restore_form, wire_draft
-from ui.form.filling import NEXT_FOR_A_LINK, form_of, form_outputs, from_preset, looked_at, open_page, other_run_notice
-from ui.form.lanes_panel import Lanes, create_lanes
+from ui.form.filling import NEXT_FOR_A_LINK, form_of, form_outputs, from_preset, linked_form, looked_at, open_page
+from ui.form.lanes_panel import Lanes, create_lanes, wire_flags
 from ui.form.setup_panel import Setup, create_setup, wire_presets
 from ui.html.copying import FOLLOW_JS
 from ui.html.status import notice
 from ui.panels.answer import answer_html
 from ui.panels.answers import AnswerCards, all_lanes, create_answers, finished_cards, stage_html, wire_table
 from ui.panels.claims import create_claims
+from ui.panels.differs import create_differs, wire_differs
 from ui.panels.first_sight import place_home
 from ui.panels.header import chip, create_header, markup
-from ui.panels.history import create_history, create_shared, history_html, remember
+from ui.panels.history import History, create_history, create_shared, listed, remember, wire_history
 from ui.panels.instruments import Instruments, create_asked, create_instruments, show_instruments
 from ui.panels.launch import RUN, Launch, create_launch, wire_estimate, wire_run
 from ui.panels.learn import Learn, at_step, create_learn, place, show_step, show_step_of_run, step_number, wire_learn
@@ -82,10 +82,9 @@ class Page:
     trainer: Trainer
     launch: Launch
     draft: gr.Textbox
-    other: gr.HTML
+    differs: tuple[gr.HTML, gr.Textbox]
     instruments: Instruments
-    history: gr.BrowserState
-    runs: gr.HTML
+    past: History
     status: gr.HTML
     answer: gr.HTML
     cards: AnswerCards
@@ -104,9 +103,10 @@ def build_ui(services: Services) -> gr.Blocks:
         studies = Studies(services)
         create_api(services, studies)  # first: handlers of the page have names too, and the first of a name keeps it
         page = _arrange(services)
-        study = create_study(studies, page.lanes.lanes, page.history)
+        study = create_study(studies, page.lanes.lanes, page.past.kept)
         place_home(page, services)
         wire_presets(page.setup, from_preset, form_outputs(page.setup, page.lanes))
+        wire_flags(page.lanes, page.setup["model"], page.setup.rest)
         wire_draft(page.draft, page.setup, page.lanes)
         wire_look(page.look, page.setup, page.lanes, page.launch.estimate, services)
         wire_training(page.trainer, page.setup, page.lanes, services)
@@ -115,6 +115,8 @@ def build_ui(services: Services) -> gr.Blocks:
         wire_views(page.views, page.run, services)
         wire_table(page.cards, page.run, page.views)
         wire_learn(page.learn, page.run)
+        wire_differs(page.differs, page.setup, page.lanes, page.run, page.launch.ticket, services)
+        wire_history(page.past)
         wire_suggestions(page.views.suggest, page.lanes, page.run, services)
         _wire_shown(page, services)
         _wire_visit(blocks, page, study, services)
@@ -126,16 +128,15 @@ def _arrange(services: Services) -> Page:
     header = create_header("")
     with gr.Row(elem_id="page"):
         with gr.Column(elem_id="left", min_width=0):
-            asked = create_asked()
+            asked, differs = create_asked(), create_differs()
             setup, look = create_setup(create_look)
             lanes, trainer, launch = create_lanes(), create_training(), create_launch()
             draft = create_draft()
             instruments, selectors = create_instruments(asked, create_selectors)
-            kept, runs = create_history()
+            past = create_history()
             create_shared(services)
         with gr.Column(elem_id="right", min_width=0):
             status = gr.HTML("", elem_id="status")
-            other = gr.HTML("", elem_id="other-run")
             with gr.Column(elem_classes=["card"], elem_id="sharing"):
                 share = create_share()
             with gr.Column(elem_classes=["card"], elem_id="beside"):
@@ -149,9 +150,29 @@ def _arrange(services: Services) -> Page:
             gr.HTML(welcome(), elem_id="welcome")
             create_measure(shown, services)
             create_claims()
-    left = (setup, look, lanes, trainer, launch, draft, other, instruments, kept, runs)
-    right = (status, answer, cards, share, beside, twin, score, learn, views, plotly)
-    return Page(shown, header, *left, *right)
+    return Page(
+        shown,
+        header,
+        setup,
+        look,
+        lanes,
+        trainer,
+        launch,
+        draft,
+        differs,
+        instruments,
+        past,
+        status,
+        answer,
+        cards,
+        share,
+        beside,
+        twin,
+        score,
+        learn,
+        views,
+        plotly,
+    )
 
 
 def _wire_shown(page: Page, services: Services) -> None:
@@ -190,10 +211,10 @@ def _wire_shown(page: Page, services: Services) -> None:
 
     def keep(shown: dict[str, Any], kept: Any) -> list[Any]:
         if not shown.get("run") or shown.get("ticket") == "link":
-            return [gr.skip(), gr.skip()]
+            return [gr.skip()] * 3
         record = services.records.get(shown["run"])[0]
         kept = remember(kept, record, key_for(services, record.id))
-        return [kept, history_html(kept)]
+        return [kept, *listed(kept)]
 
     outputs = [
         page.header,
@@ -213,20 +234,11 @@ def _wire_shown(page: Page, services: Services) -> None:
     opened = drawn.then(draw_open(page.views, services), inputs, drawing_outputs(page.views), **DRAWING)
     loaded = opened.then(lambda: canvas(10), None, page.plotly, **SWIFT)
     loaded.then(draw_rest(page.views, services), inputs, page.views.outputs, **DRAWING_REST)
-    page.run.change(keep, [page.run, page.history], [page.history, page.runs], **SWIFT)
+    page.run.change(keep, [page.run, page.past.kept], [page.past.kept, *page.past.outputs], **SWIFT)
 
-    def mark(name: str, shown: dict[str, Any], started: dict[str, Any]) -> str:
-        record = services.records.get(shown["run"])[0] if shown.get("run") else None
-        return other_run_notice(name, record, None if shown.get("ticket") == "link" else started.get("spec"))
-
-    page.launch.ticket.change(lambda: "", None, page.other, **SWIFT)
-    on_screen = [page.run, page.launch.ticket]
-    for name, button in page.setup.chips.items():
-        button.click(partial(mark, name), on_screen, page.other, **SWIFT)
-    page.setup.more.input(mark, [page.setup.more, *on_screen], page.other, **SWIFT)
-    wire_share(page.share, page.run, page.history, services)
-    wire_versus(page.beside, page.run, page.history, services)
-    wire_twin(page.twin, page.run, page.history, services)
+    wire_share(page.share, page.run, page.past.kept, services)
+    wire_versus(page.beside, page.run, page.past.kept, services)
+    wire_twin(page.twin, page.run, page.past.kept, services)
     for box in (page.share.link, page.beside.results):
         box.change(None, box, None, js=FOLLOW_JS, **SWIFT)
 
@@ -255,7 +267,7 @@ def _wire_visit(blocks: gr.Blocks, page: Page, study: StudyPlace, services: Serv
 
     def arrive(kept: Any, draft: str, request: gr.Request) -> list[Any]:
         shown, message, learn, form = visited(kept, request)
-        form = restore_form(draft) or form
+        form = restore_form(draft) or linked_form(dict(request.query_params)) or form
         stage = stage_html(None) if shown is None and "study" not in request.query_params else gr.skip()
         return [message, stage, *learn, *form]
 
@@ -272,11 +284,11 @@ def _wire_visit(blocks: gr.Blocks, page: Page, study: StudyPlace, services: Serv
         *form_outputs(page.setup, page.lanes),
     ]
     # The run by itself: what shows it is asked for at once, not after the browser has filled the whole form.
-    brought = blocks.load(bring, page.history, page.run, **SWIFT)
+    brought = blocks.load(bring, page.past.kept, page.run, **SWIFT)
     brought.then(lambda shown: gr.skip() if shown.get("run") else canvas(10), page.run, page.plotly, **SWIFT)
-    wire_visit(study, blocks.load(arrive, [page.history, page.draft], outputs, js=VISIT_JS, **SWIFT))
+    wire_visit(study, blocks.load(arrive, [page.past.kept, page.draft], outputs, js=VISIT_JS, **SWIFT))
     blocks.load(None, None, None, js=PAGE_JS)
-    blocks.load(history_html, page.history, page.runs, **SWIFT)
+    blocks.load(listed, page.past.kept, page.past.outputs, **SWIFT)
     blocks.unload(leave)
     hidden = [page.share.link, page.share.private, page.share.more, page.beside.more]
     begun = [*[gr.update(visible=False)] * len(hidden), markup("")]

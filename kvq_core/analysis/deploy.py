@@ -49,13 +49,18 @@ class Refusal:
 def whole_lane(lane: LaneRecord, layers: int) -> tuple[list[Elsewhere], list[Refusal]]:
     """The engines that can store as the lane does on a model of so many ``layers``, and why others cannot that know
     one of its formats at least."""
-    words = [{tensor: _words(rule, tensor) for tensor in _tensors(rule)} for rule in lane.every_rule]
+    return of_rules(lane.every_rule, layers)
+
+
+def of_rules(rules: Sequence[RuleRecord], layers: int) -> tuple[list[Elsewhere], list[Refusal]]:
+    """``whole_lane`` of a lane's rules."""
+    words = [{tensor: _words(rule, tensor) for tensor in _tensors(rule)} for rule in rules]
     ways, refusals = [], []
     for name, engine in ENGINES.items():
         own = [{tensor: known.get(name) for tensor, known in each.items()} for each in words]
         if not any(word for each in own for word in each.values()):
             continue
-        found = _told(engine, name, lane.every_rule, own, layers)
+        found = _told(engine, name, rules, own, layers)
         if isinstance(found, Refusal):
             refusals.append(found)
         else:

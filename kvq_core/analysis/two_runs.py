@@ -5,21 +5,13 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
+from kvq_core.analysis.two_specs import Change, asked, paired
 from kvq_core.record.fields import LaneRecord, Record
 from kvq_core.spec import LANE_OPTIONS
 
 # Of the environment: what decides a run's figures beside its spec.
 _CONDITIONS = ("weights_hash", "device", "dtype", "attention")
 _LANE = ("label", "method", "prefill", "select", *LANE_OPTIONS)
-
-
-@dataclass(frozen=True)
-class Change:
-    """A field with two values; ``place`` as in the spec, e.g. ``capture.detail`` or ``KIVI: bits``."""
-
-    place: str
-    one: Any
-    other: Any
 
 
 @dataclass(frozen=True)
@@ -50,16 +42,8 @@ def versus(one: Record, other: Record) -> Versus:
     tokens = zip(one.reference.token_ids, other.reference.token_ids, strict=False)
     same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], tokens))
     same_text = one.reference.token_ids == other.reference.token_ids
-    changes = (*_asked(one, other), *_under(one, other), *(c for pair in pairs for c in _of_lane(pair)))
+    changes = (*asked(one.spec, other.spec), *_under(one, other), *(c for pair in pairs for c in _of_lane(pair)))
     return Versus(changes, pairs, same, same_text, tuple(_unfair(one, other, same, same_text)))
-
-
-def _asked(one: Record, other: Record) -> Iterator[Change]:
-    """Fields of the two specs but their lanes."""
-    specs = [{name: value for name, value in _flat(record.spec) if name != "lanes"} for record in (one, other)]
-    for name in dict.fromkeys([*specs[0], *specs[1]]):
-        if specs[0].get(name) != specs[1].get(name):
-            yield Change(name, specs[0].get(name), specs[1].get(name))
 
 
 def _under(one: Record, other: Record) -> Iterator[Change]:
@@ -75,7 +59,8 @@ def _under(one: Record, other: Record) -> Iterator[Change]:
 
 def _of_lane(pair: Pair) -> Iterator[Change]:
     if pair.one is None or pair.other is None:
-        yield Change(f"lane {pair.label}", *(lane and (lane.method or lane.title) for lane in (pair.one, pair.other)))
+        one, other = (lane and (lane.method or lane.title) for lane in (pair.one, pair.other))
+        yield Change(f"lane {pair.label}", one, other)
         return
     told = [_told(lane) for lane in (pair.one, pair.other)]
     for name in dict.fromkeys([*told[0], *told[1]]):
@@ -91,16 +76,7 @@ def _told(lane: LaneRecord) -> dict[str, Any]:
 
 
 def _pairs(one: Record, other: Record) -> tuple[Pair, ...]:
-    left = list(other.lanes)
-    found = {}
-    for same in (lambda a, b: a.label == b.label, lambda a, b: _cache(a) == _cache(b)):
-        for index, lane in enumerate(one.lanes):
-            match = next((b for b in left if index not in found and same(lane, b)), None)
-            if match is not None:
-                found[index] = match
-                left.remove(match)
-    pairs = [Pair(lane, found.get(index)) for index, lane in enumerate(one.lanes)]
-    return (*pairs, *(Pair(None, lane) for lane in left))
+    return tuple(Pair(*lanes) for lanes in paired(one.lanes, other.lanes, _cache))
 
 
 def _cache(lane: LaneRecord) -> list[dict[str, Any]]:
@@ -138,12 +114,3 @@ def _unfair(one: Record, other: Record, same: int, same_text: bool) -> Iterator[
             f"Computed by different versions of the program (results {one.results_version} and "
             f"{other.results_version}): run the older comparison again."
         )
-
-
-def _flat(data: Any, place: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves of nested objects by their dotted place."""
-    for name, value in data.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{place}{name}.")
-        else:
-            yield f"{place}{name}", value

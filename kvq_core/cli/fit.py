@@ -45,14 +45,9 @@ def fit_of_loaded(model: "LoadedModel", given: str, asked: "Asked") -> "Fit":
     """Of a model in memory, beside its weights as the file that was given holds them, or in 16 bits."""
     from kvq_core.sizing.fit import fit
     from kvq_core.sizing.layers import shape_of
-    from kvq_core.sizing.weights import Weights
+    from kvq_core.sizing.weights import held
 
-    file = Path(given)
-    if file.suffix == ".gguf" and file.is_file():
-        weights = Weights(nbytes=file.stat().st_size, how="of the GGUF file")
-    else:
-        numel = sum(weight.numel() for weight in model.model.parameters())
-        weights = Weights(nbytes=2 * numel, how=f"{numel / 1e9:.3g}B weights in 16 bits")
+    weights = held(given, sum(weight.numel() for weight in model.model.parameters()))
     return fit(model.title, shape_of(model.model.config.to_dict()), weights, asked)
 
 

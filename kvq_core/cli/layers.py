@@ -38,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser, quiet: Callable[[], None]) ->
     )
     parser.add_argument("--solve", metavar="ID", help="find the policy of these scores")
     parser.add_argument("--bits", type=float, help="its budget, bits an element of keys and values")
-    parser.add_argument("--engine", help="only policies that this engine loads: vllm, llama.cpp or ik_llama.cpp")
+    parser.add_argument(
+        "--engine", help="only policies that this engine loads: vllm, llama.cpp, ik_llama.cpp, modelopt"
+    )
     parser.add_argument("--check-prompts", metavar="FILE", type=Path, help="prompts to verify it on, not scored before")
     parser.set_defaults(quiet=quiet)
 

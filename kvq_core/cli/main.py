@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from kvq_core.cli import added as added_cli
+from kvq_core.cli import advise as advise_cli
 from kvq_core.cli import check as check_cli
 from kvq_core.cli import claims as claims_cli
 from kvq_core.cli import codebooks as codebooks_cli
@@ -59,6 +60,7 @@ EXAMPLES = {
     "measure": measure_cli.EXAMPLES,
     "inspect": inspect_cli.EXAMPLES,
     "layers": layers_cli.EXAMPLES,
+    "advise": advise_cli.EXAMPLES,
     "engine": engine_cli.EXAMPLES,
     "study": study_cli.EXAMPLES,
     "table": table_cli.EXAMPLES,
@@ -138,6 +140,8 @@ def _parser() -> argparse.ArgumentParser:
     own_cli.add_method_files(measure)
     summary = "Measure what each layer costs alone, and find the policy for a budget of bits."
     layers_cli.add_arguments(add("layers", summary, layers_cli.layers), _quiet)
+    summary = "Which lane to deploy for a memory, a context and a tolerance, how sure that is, and what it rests on."
+    advise_cli.add_arguments(add("advise", summary, advise_cli.advise), _quiet)
     summary = "Run a GGUF file in the real llama.cpp under its cache types, against its own F32 cache."
     engine_cli.add_arguments(add("engine", summary, engine_cli.engine), _quiet)
     summary = "Run many prompts through the same lanes, with intervals over prompts."

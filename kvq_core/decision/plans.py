@@ -28,6 +28,15 @@ class Candidate:
         knobs = dict(_knob(given, each) for each in rest.split(",")) if rest else {}
         return cls(given.strip(), make(name, **knobs))
 
+    @classmethod
+    def of(cls, method: Method) -> "Candidate":
+        """A method under the name that ``parse`` reads."""
+        knobs = method.model_dump(mode="json", exclude_defaults=True)
+        told = ",".join(
+            f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in knobs.items()
+        )
+        return cls(f"{method.name}:{told}" if told else method.name, method)
+
     @property
     def data(self) -> dict[str, Any]:
         """Its method and knobs as a rule has them."""

@@ -1,17 +1,15 @@
 """What policies engines load, in the version that was read, and the flags that say one.
 
-A format's name there is its method's ``cache_types``; ``flags`` writes what ``parsed`` reads back.
+A format's name there is its method's ``cache_types``; ``flags`` writes what ``pasted.parsed`` reads back.
 """
 
-import argparse
-import shlex
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import NoReturn
 
 from kvq_core.analysis.deploy import ENGINES
+from kvq_core.decision import modelopt
 from kvq_core.decision.plans import FP16, Candidate, LayerPlan
-from kvq_core.decision.solver import Costs, Solved, ends_apart, free, one_each, skip_list
+from kvq_core.decision.solver import Costs, Solved, by_layer, ends_apart, free, one_each, skip_list
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.methods.deployments import READ_IN
 
@@ -22,22 +20,35 @@ SPACES: dict[str, tuple[str, Solve]] = {
     "llama.cpp": ("llama.cpp", one_each),
     "ik_llama.cpp": ("ik_llama.cpp", ends_apart),
 }
+MODELOPT = "modelopt"  # whose policies are a file
 
 
-def known(engine: str) -> tuple[str, Solve]:
-    """An engine's name and how its policies are found. Raises SpecError for one whose policies are not known."""
+def known(engine: str) -> str:
+    """An engine's name. Raises SpecError for one whose policies are not known."""
+    if engine == MODELOPT:
+        return "ModelOpt"
     if engine not in SPACES:
-        raise SpecError(f"engine = {excerpt(engine)} is not allowed; its policies are known of {', '.join(SPACES)}.")
-    return SPACES[engine]
+        names = ", ".join([*SPACES, MODELOPT])
+        raise SpecError(f"engine = {excerpt(engine)} is not allowed; policies are known of {names}.")
+    return SPACES[engine][0]
 
 
 def version_of(engine: str) -> str:
-    return READ_IN[known(engine)[0]]
+    """What was read of it."""
+    if engine == MODELOPT:
+        return f"{modelopt.VERSION}; only an open pull request of vLLM reads it, 56116"
+    return READ_IN[known(engine)]
 
 
 def words_of(engine: str, candidates: Sequence[Candidate]) -> dict[str, str]:
-    """What the engine calls each candidate that it has, and the unquantized cache."""
-    name, _ = known(engine)
+    """What the engine, as the command names it, calls each candidate that it has, and the unquantized cache."""
+    if engine == MODELOPT:
+        return {**modelopt.algorithms(candidates), FP16: ""}
+    return words_in(known(engine), candidates)
+
+
+def words_in(name: str, candidates: Sequence[Candidate]) -> dict[str, str]:
+    """``words_of`` of an engine by its name."""
     found = {each.name: word for each in candidates if (word := each.method.cache_types.get(name))}
     return {**found, FP16: ENGINES[name].plain or ""}
 
@@ -50,15 +61,19 @@ def solve(costs: Costs, budget: int, engine: str | None, candidates: Sequence[Ca
     own = words_of(engine, candidates)
     if len(own) == 1:
         raise SpecError(
-            f"{known(engine)[0]} has none of the formats {', '.join(costs.names[:-1])}; score some that it has."
+            f"{known(engine)} has none of the formats {', '.join(costs.names[:-1])}; score some that it has."
         )
-    found = known(engine)[1](costs.only(tuple(own)), budget)
+    if engine == MODELOPT:
+        return by_layer(costs, budget, list(modelopt.pairs(candidates)))
+    found = SPACES[engine][1](costs.only(tuple(own)), budget)
     return Solved.of(found.plan, costs)
 
 
 def flags(engine: str, plan: LayerPlan, candidates: Sequence[Candidate]) -> str:
-    """The command for a policy of the engine's space."""
-    name, _ = known(engine)
+    """The command for a policy of the engine's space, or the file that says it."""
+    name = known(engine)
+    if engine == MODELOPT:
+        return modelopt.exported(plan, candidates)
     words, command = words_of(engine, candidates), ENGINES[name].command
     if engine == "vllm":
         stored = [each for each in plan.keys if each != FP16]
@@ -82,41 +97,3 @@ def _runs(names: Sequence[str]) -> list[tuple[str, int]]:
     if len(found) == 2:
         return [found[0], found[1], ("", 0)] if found[0][1] < found[1][1] else [("", 0), *found]
     return found
-
-
-class _Flags(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise SpecError(f"These flags cannot be read: {message}.")
-
-
-def parsed(engine: str, command: str, candidates: Sequence[Candidate], layers: int) -> LayerPlan:
-    """The policy that a command of ``flags`` says, on a model of so many layers. Raises SpecError."""
-    words = {word: name for name, word in words_of(engine, candidates).items()}
-    reader = _Flags(add_help=False, allow_abbrev=False)
-    reader.add_argument("--kv-cache-dtype")
-    reader.add_argument("--kv-cache-dtype-skip-layers", nargs="*", type=int, default=[])
-    for letter in "kv":
-        for where in ("", "-first", "-last"):
-            reader.add_argument(f"-ct{letter}{where}")
-    given, _ = reader.parse_known_args(shlex.split(command))
-    try:
-        if engine == "vllm":
-            name, skipped = words[given.kv_cache_dtype], set(given.kv_cache_dtype_skip_layers)
-            own = tuple(FP16 if layer in skipped else name for layer in range(layers))
-            return LayerPlan(own, own)
-        return LayerPlan(*(_ends(vars(given), f"ct{letter}", words, layers) for letter in "kv"))
-    except KeyError as error:
-        raise SpecError(f"These flags name the format {error}, which is none of {', '.join(words)}.") from None
-
-
-def _ends(given: dict[str, str | None], flag: str, words: dict[str, str], layers: int) -> tuple[str, ...]:
-    """Formats of keys, or of values, by layer."""
-    names = [words[given[flag] or ""]] * layers
-    for where in ("first", "last"):
-        told = given[f"{flag}_{where}"]
-        if told is not None:
-            word, _, count = told.partition(",")
-            at = range(int(count)) if where == "first" else range(layers - int(count), layers)
-            for layer in at:
-                names[layer] = words[word]
-    return tuple(names)

@@ -18,6 +18,7 @@ from kvq_core.spec.rule import Frozen
 from kvq_core.studies.prompts import Prompt
 
 ENDS = 2  # first and last layers that stay fp16 in the plainest policy there is
+WIN = 2  # times the policy's loss that the best uniform lane has to lose at least, for the policy to be the answer
 UNIFORM = 12  # uniform lanes that are measured, those of least predicted loss
 
 
@@ -98,10 +99,10 @@ def verified(
         rows.append(losses(model, prompt, lanes, answer_of(model, prompt)))
         yield Scored(done, len(prompts))
     means = dict(zip((each.plan for each in offer.every), np.mean(rows, 0).tolist(), strict=True))
-    yield _policy(scores.id, engine, costs.budget(bits), len(prompts), offer, means, candidates)
+    yield judged(scores.id, engine, costs.budget(bits), len(prompts), offer, means, candidates)
 
 
-def _policy(
+def judged(
     id: str,
     engine: str | None,
     budget: int,
@@ -110,6 +111,8 @@ def _policy(
     means: dict[LayerPlan, float],
     candidates: Sequence[Candidate],
 ) -> Policy:
+    """The answer for an offer whose plans lost ``means`` on so many prompts, in nats."""
+
     def least(found: Sequence[Solved]) -> Solved:
         return min(found, key=lambda each: means[each.plan])
 
@@ -118,12 +121,12 @@ def _policy(
         return Measured(lane=lane, bytes=solved.nbytes, predicted=solved.predicted, measured=means[solved.plan])
 
     simple = least(offer.uniform)
-    beats = means[offer.policy.plan] < means[simple.plan]
+    beats = WIN * means[offer.policy.plan] <= means[simple.plan]
     answer = offer.policy if beats else simple
     return Policy(
         **told(answer).model_dump(),
         id=id,
-        engine=known(engine)[0] if engine else None,
+        engine=known(engine) if engine else None,
         version=version_of(engine) if engine else None,
         budget=budget,
         prompts=prompts,
@@ -141,7 +144,7 @@ def _flags(engine: str | None, plan: LayerPlan, candidates: Sequence[Candidate])
         return None
     try:
         return flags(engine, plan, candidates)
-    except KeyError:
+    except (KeyError, SpecError):
         return None
 
 

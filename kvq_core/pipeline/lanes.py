@@ -69,7 +69,7 @@ def _record(batch: Batch, state: LaneState, at: int | None) -> LaneRecord:
 def _stored_as(lane: Lane, shape: ModelShape) -> dict[str, Any]:
     """The rules of a lane, and what its record says beside them: of one rule all that the rule does, of several what
     they quantize together."""
-    rules = [_rule(rule) for rule in lane.every_rule]
+    rules = [rule_record(rule) for rule in lane.every_rule]
     if len(rules) == 1:
         return {**rules[0].model_dump(exclude={"title", "summary", "tokens"}), "rules": rules}
     plan = lane.plan(shape)
@@ -87,7 +87,8 @@ def _stored_as(lane: Lane, shape: ModelShape) -> dict[str, Any]:
     }
 
 
-def _rule(rule: Rule) -> RuleRecord:
+def rule_record(rule: Rule) -> RuleRecord:
+    """A rule with all its knobs, as a record says it."""
     method = rule.build()
     return RuleRecord(
         method=rule.method,

@@ -25,6 +25,14 @@ def weights_of(folder: Path, config: Config, shape: Shape) -> Weights:
     return counted(config, shape)
 
 
+def held(given: str, numel: int) -> Weights:
+    """Of a model that can be run: as the GGUF file that was given holds them, or all ``numel`` of them in 16 bits."""
+    file = Path(given)
+    if file.suffix == ".gguf" and file.is_file():
+        return Weights(nbytes=file.stat().st_size, how="of the GGUF file")
+    return Weights(nbytes=2 * numel, how=f"{numel / 1e9:.3g}B weights in 16 bits")
+
+
 def counted(config: Config, shape: Shape) -> Weights:
     """From a configuration alone: matrices, without norms and biases."""
     try:

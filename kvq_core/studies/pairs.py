@@ -85,10 +85,10 @@ def _corrected(raw: list[tuple[Pair, float]]) -> list[Pair]:
     tested = [pair.p for pair, _ in raw if pair.p is not None]
     corrected = iter(multipletests(tested, method="holm")[1] if tested else ())
     found = [(replace(pair, p=None if pair.p is None else float(next(corrected))), effect) for pair, effect in raw]
-    return [pair if pair.apart else replace(pair, needed=_needed(effect, len(tested))) for pair, effect in found]
+    return [pair if pair.apart else replace(pair, needed=needed_prompts(effect, len(tested))) for pair, effect in found]
 
 
-def _needed(effect: float, tests: int) -> int | None:
+def needed_prompts(effect: float, tests: int) -> int | None:
     """Prompts with which a paired t test finds an effect of that size among so many tests."""
     from statsmodels.stats.power import TTestPower
 

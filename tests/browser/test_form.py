@@ -120,21 +120,20 @@ def test_back_leads_to_the_run_before_and_to_the_form(quick, open_page):
     page.wait_for_function("link => document.querySelector('#share textarea')?.value.endsWith(link)", arg=links[0])
 
 
-def test_a_preset_marks_results_of_another_run(quick, open_page):
+def test_a_preset_differs_from_the_run_until_it_is_run(quick, open_page):
     page = open_page(f"{quick}/?preset=first-look")
     page.wait_for_selector("#lane-row-4")
     run(page)
     page.wait_for_selector("#verdicts .verdict")
     unfold(page)
     page.locator("#preset-keys-vs-values").click()
-    page.wait_for_selector("#other-run .status")
-    assert "These results are of another run" in page.locator("#other-run").inner_text()
+    page.wait_for_selector("#differs .differs-box")
+    assert "Form differs from this run" in page.locator("#differs").inner_text()
     page.locator("#preset-first-look").click()
-    page.wait_for_selector("#other-run .status", state="detached")
+    page.wait_for_selector("#differs .differs-box", state="detached")
     page.locator("#preset-keys-vs-values").click()
-    page.wait_for_selector("#other-run .status")
-    run(page)
-    page.wait_for_selector("#other-run .status", state="detached")
+    page.locator("[data-form-run]").click()
+    page.wait_for_selector("#differs .differs-box", state="detached")
     wait_status(page, "Done")
 
 

@@ -6,6 +6,8 @@ import pytest
 
 from tests.browser.conftest import visits
 
+ORDER = "[...document.querySelectorAll('.lane-row')].map(row => row.innerText.split('\\n')[0])"
+NAMED = "([at, name]) => document.querySelectorAll('.lane-row')[at]?.innerText.startsWith(name)"
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
 
 # Whether an element is on screen, below the header and above the card of Run.
@@ -54,7 +56,8 @@ def test_the_editor_opens_at_its_lane_with_the_focus_in_it(form, width, height):
     for row in (1, 0, 2):
         page.locator(f"#lane-row-{row}").click()
         opens_at(page, row)
-    page.keyboard.press("Shift+Tab")
+    for _ in ("its copy", "itself"):
+        page.keyboard.press("Shift+Tab")
     assert page.evaluate(FOCUS) == "lane-row-2"
     page.keyboard.press("Enter")  # closes it
     page.wait_for_selector("#editor select", state="detached")
@@ -72,7 +75,7 @@ def test_what_the_keyboard_reaches_is_not_under_the_card_of_run(form):
     page.locator("#lane-row-0").click()
     opens_at(page, 0)
     reached = []
-    for _ in range(30):
+    for _ in range(60):
         page.keyboard.press("Tab")
         reached.append(page.evaluate(FOCUS))
         if not page.evaluate("document.activeElement.closest('#lanes')"):
@@ -99,3 +102,74 @@ def test_rules_are_added_edited_moved_and_removed(form):
     page.locator("[data-do=rule-remove]").click()
     page.wait_for_selector(".rule", state="detached")
     assert page.locator("#lane-error").text_content().strip() == ""
+
+
+def test_a_lane_is_dragged_or_moved_by_the_keyboard_with_the_focus(form):
+    page = sized(form, 1280, 1600)
+    first, second, third, *rest = page.evaluate(ORDER)
+    page.locator("#lane-row-2").hover()
+    grip = page.locator(".lane-grip").nth(2)
+    grip.hover()
+    page.mouse.down()
+    top = page.locator("#lane-row-0").bounding_box()
+    page.mouse.move(top["x"] + 20, top["y"] + 4, steps=4)
+    assert page.locator(".lane-item.before .lane-row").inner_text().startswith(first), "a line says where it would go"
+    page.mouse.up()
+    page.wait_for_function(NAMED, arg=[0, third])
+    assert page.evaluate(ORDER) == [third, first, second, *rest]
+    moved = page.locator(".lane-grip").first.get_attribute("id")
+    page.locator(".lane-grip").first.focus()
+    for place, above in ((1, first), (2, first)):
+        page.keyboard.press("ArrowDown")
+        page.wait_for_function(
+            "([id, at]) => document.activeElement.id == id && document.activeElement.dataset.place == at",
+            arg=[moved, str(place)],
+        )
+        assert page.evaluate(ORDER)[0] == above
+    assert page.evaluate(ORDER) == [first, second, third, *rest]
+    page.locator(".lane-grip").nth(1).hover()
+    page.mouse.down()
+    page.mouse.move(top["x"] + 20, top["y"] - 30, steps=2)
+    page.keyboard.press("Escape")
+    page.mouse.up()
+    page.wait_for_timeout(300)
+    assert page.evaluate(ORDER) == [first, second, third, *rest], "Escape moves nothing"
+
+
+def test_a_lane_is_switched_off_and_duplicated_where_it_is(form):
+    page = sized(form, 1280, 1600)
+    names = page.evaluate(ORDER)
+    page.locator("#lane-row-1").focus()
+    page.keyboard.press("Shift+Tab")
+    assert page.evaluate("document.activeElement.ariaChecked") == "true"
+    page.keyboard.press("Space")
+    page.wait_for_function("document.querySelector('#lane-row-1').innerText.includes('off, not in the run')")
+    page.wait_for_function("document.activeElement.ariaChecked == 'false'")
+    page.wait_for_function("name => document.querySelector('#differs')?.textContent.includes(name)", arg=f"{names[1]}")
+    page.keyboard.press("Space")
+    page.wait_for_function("!document.querySelector('#lane-row-1').innerText.includes('off, not')")
+    page.locator(".lane-item").nth(1).get_by_role("button", name="Duplicate").click()
+    opens_at(page, 2)
+    assert page.evaluate(ORDER) == [*names[:2], f"{names[1]} 2", *names[2:]]
+    page.locator("#remove-lane").click()
+    page.wait_for_function("count => document.querySelectorAll('.lane-row').length == count", arg=len(names))
+
+
+def test_flags_that_are_pasted_are_a_lane_and_others_are_refused(form):
+    page = sized(form, 1280, 1600)
+    count = len(page.evaluate(ORDER))
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.evaluate("navigator.clipboard.writeText('llama-server -m M.gguf -fa on -ctk q8_0 -ctv q4_0')")
+    page.locator("#flags").locator("textarea, input").click()
+    page.keyboard.press("Control+V")
+    page.wait_for_selector(f"#lane-row-{count}")
+    assert page.evaluate(ORDER)[-1] == "K q8_0; V q4_0"
+    page.wait_for_function("document.querySelector('#flags :is(textarea, input)').value == ''")
+    page.locator("#flags").locator("textarea, input").fill("--kv-cache-dtype fp9")
+    page.locator("#flags").locator("textarea, input").press("Enter")
+    page.wait_for_function("document.querySelector('#lane-error').innerText.includes(\"no format 'fp9'\")")
+    assert len(page.evaluate(ORDER)) == count + 1
+    page.locator("#flags").locator("textarea, input").fill("")
+    page.locator(f"#lane-row-{count}").click()
+    page.locator("#remove-lane").click()
+    page.wait_for_selector(f"#lane-row-{count}", state="detached")

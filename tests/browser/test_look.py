@@ -2,18 +2,22 @@
 
 import pytest
 
+LINE = "#look-words summary"
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
 
 
 def test_a_model_is_looked_at_and_a_remedy_becomes_a_lane(server, open_page):
     page = open_page(server)
     page.wait_for_selector("#estimate .facts")  # the model is loaded; what is kept of it is shown with that
-    page.wait_for_timeout(1000)
-    if page.locator("#look-run").is_visible():
-        page.locator("#look-run").click()
-    page.wait_for_selector("#look-words details", timeout=90_000)
-    assert page.inner_text("#look-words summary >> nth=0") == "No known risk found; measure."
-    page.locator("#look-words summary").first.click()
+    line = page.locator("#look-words summary").first
+    line.click()
+    if page.locator("[data-look]").is_visible():
+        page.locator("[data-look]").click()
+    page.wait_for_function(f"document.querySelector('{LINE}').innerText.startsWith('No known risk')", timeout=90_000)
+    assert "32K × 8: 6.04 GB in fp16" in line.inner_text()
+    assert page.locator(".fits tr", has_text="q4_0").inner_text().split("\t")[1:3] == ["1.70 GB", "8,192"]
+    if not page.locator("#look-words details[open]").count():
+        line.click()
     page.wait_for_selector(".layer-bars b >> nth=29")
     assert page.locator(".layer-bars b.risk").count() == 0
     for words in ("9 query, 3 KV (GQA 3)", "Remedies, measured", "Keys per channel"):

@@ -15,6 +15,7 @@ from typing import Any, cast, get_args
 import gradio as gr
 
 from kvq_core import presets as experiments
+from kvq_core.advice.advise import advise as advised
 from kvq_core.methods.describe import describe_methods
 from kvq_core.models import available_models, with_model
 from kvq_core.pipeline.examples import packaged_store
@@ -25,6 +26,7 @@ from kvq_core.store import sharing
 from ui.api.claims import claims_of
 from ui.api.refusals import demand, one_line
 from ui.api.schemas import (
+    AdviceInfo,
     ClaimInfo,
     Experiment,
     Forecast,
@@ -228,7 +230,33 @@ def _stored(services: Services) -> tuple[Callable[..., Any], ...]:
                 services.store.share(run, listed)
             return link(run, request)
 
-    return runs, run, arrays, share
+    def advise(
+        study: str,
+        memory: str = "",
+        context: int = 8192,
+        batch: int = 1,
+        tolerance: str = "close",
+        engine: str = "",
+    ) -> AdviceInfo:
+        """Recommend a KV-cache format from a study that was run on this instance: the smallest lane that fits a memory
+        and stays within a tolerance, how sure that is over the prompts, the engine's flags, and what was not tested.
+
+        Args:
+            study: The id of the study, 16 hexadecimal characters.
+            memory: Memory that weights and cache are to fit into, such as "24GB"; empty: the smallest cache is sought.
+            context: Tokens of a sequence.
+            batch: Sequences at once.
+            tolerance: "close", "marginal", a mean KLD in nats, or "task:" and a share of right answers lost.
+            engine: The engine that flags are for, such as "vllm" or "llama.cpp"; empty: any.
+        """
+        with one_line():
+            demand(str, study=study, memory=memory, tolerance=tolerance, engine=engine)
+            sharing.demand_open(services.store, study)
+            asked: dict[str, Any] = {"memory": memory or None, "engine": engine or None, "tolerance": tolerance}
+            found = advised(study=study, store=services.store, context=context, batch=batch, **asked)
+            return found.model_dump(mode="json")
+
+    return runs, run, arrays, share, advise
 
 
 def _opened(services: Services, run: str, key: str) -> tuple[Record, dict[str, Any]]:

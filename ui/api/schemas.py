@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, Union, get
 
 from pydantic import BaseModel
 
+from kvq_core.advice.report import Advice
 from kvq_core.methods import Knob
 from kvq_core.pipeline.estimate import LaneEstimate
 from kvq_core.record.fields import Record
@@ -55,10 +56,12 @@ if TYPE_CHECKING:
     RunRecord: TypeAlias = dict[str, Any]
     LaneForecast: TypeAlias = dict[str, Any]
     KnobInfo: TypeAlias = dict[str, Any]
+    AdviceInfo: TypeAlias = dict[str, Any]
 else:
     Spec, RunRecord, LaneForecast = _typed(ComparisonSpec), _typed(Record), _typed(LaneEstimate)
     LaneSpec = _typed(Lane)
     KnobInfo = _typed(Knob, fields=list[dict[str, Any]])  # the knobs of an object, as these
+    AdviceInfo = _typed(Advice)
 
 
 class LaneText(TypedDict):

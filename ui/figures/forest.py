@@ -11,10 +11,11 @@ from ui.figures.base import INK, canvas, decades, label_figure, of_lane
 from ui.html.colors import NOISE, lane_color, with_alpha
 from ui.html.escape import plot_safe, shorten
 from ui.html.numbers import significant
+from ui.html.tokens import TOKENS
 
 ROW = 34  # px of a lane
 WIDEST = 2.0  # how far beyond the means an axis goes for intervals: of few prompts they can reach far beyond all else
-GROUNDS = {"good": "#0f9d6b", "warn": "#e08a1e", "bad": "#d43d2f"}
+GROUNDS = {tone: TOKENS.light[tone] for tone in ("good", "warn", "bad")}
 _QUIET: dict[str, Any] = {"showarrow": False, "font": {"size": 11, "color": INK}}
 FLOORS = {"storage_floor": "an fp16 cache", "kernel_floor": "another kernel"}
 

@@ -8,11 +8,12 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from kvq_core.studies.result import StudyResult
-from ui.figures.base import LINE, apply_style, canvas, decades, label_figure, of_lane, sequential
+from ui.figures.base import apply_style, canvas, decades, label_figure, of_lane, sequential
 from ui.figures.forest import spread
 from ui.html.colors import REFERENCE, lane_color
 from ui.html.escape import plot_safe, shorten
 from ui.html.numbers import percent
+from ui.html.tokens import TOKENS
 
 ACROSS = 4  # maps beside each other
 WRITTEN = 4  # lengths up to which cells carry their numbers
@@ -48,7 +49,7 @@ def recall_maps(result: StudyResult, model: str) -> go.Figure | None:
     apply_style(figure, down * height + 62 * (down - 1) + 70, margin={"l": 64, "r": 12, "t": 28, "b": 46})
     for at, note in enumerate(figure.layout.annotations):
         note.update(font={"size": 12, "color": lane_color(at - 1) if at else REFERENCE})
-    figure.update_layout(coloraxis=sequential(100, LOST), plot_bgcolor=LINE)
+    figure.update_layout(coloraxis=sequential(100, LOST), plot_bgcolor=TOKENS.light["line"])
     figure.update_xaxes(showgrid=False, zeroline=False)
     figure.update_yaxes(showgrid=False, zeroline=False)
     figure.update_xaxes(title_text="words of the text", row=down, col=1)

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from kvq_core.errors import SpecError, excerpt
@@ -21,6 +22,12 @@ def places(method: type[Method]) -> list[tuple[str, Knob]]:
     for knob in knobs(method):
         found += [(knob.name, knob), *((f"{knob.name}.{inner.name}", inner) for inner in knob.fields)]
     return found
+
+
+@cache
+def titles() -> dict[str, str]:
+    """Titles of all methods' knobs by place."""
+    return {place: knob.title for method in methods().values() for place, knob in places(method)}
 
 
 def current(given: dict[str, Any], place: str, knob: Knob) -> Any:

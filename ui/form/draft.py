@@ -62,6 +62,7 @@ def _lane(uid: int, lane: dict[str, Any]) -> LaneForm:
     label = _checked(isinstance(lane["label"], str), lane["label"])
     read = lane.get("prefill", "full")
     of_lane = {"prefill": _checked(isinstance(read, str), read), "select": _select(lane.get("select"))}
+    of_lane["off"] = _one_of((False, True), lane.get("off", False))
     return {"uid": uid, "label": label, **stored, "rules": ruled, **of_lane}
 
 

@@ -6,6 +6,7 @@ from kvq_core.errors import KvqError
 from kvq_core.methods import OFTEN, Knob, Method, methods, origin_of
 from kvq_core.spec import MAX_LANES, Lane
 from ui.form.controls import control, current, places
+from ui.form.lane_list import colour_of
 from ui.form.lanes import LaneForm, describe_lane, index, parse_layers, title, update_lane, with_knob
 from ui.form.rules import describe_rule, parse_tokens, rules_of, tokens_text
 from ui.form.selecting import is_select, select_controls, set_select
@@ -101,11 +102,17 @@ def editor(lanes: list[LaneForm], opened: dict[str, Any]) -> str:
     one = lane["rules"] is None
     own = _stored(listed[number], "" if one else f"{RULES}{number}.", "" if not one else label)
     return (
-        f'<{tag} class="editor lane-{at}" data-uid="{lane["uid"]}" data-revision="{opened["revision"]}">'
+        f'<{tag} class="editor" style="--lane:{colour_of(lanes, at)}" data-uid="{lane["uid"]}" '
+        f'data-revision="{opened["revision"]}">'
         f"{'' if one else label + _rules(listed, number)}{own}"
-        f'<div class="knobs">{_option(READ, lane, "")}{select_controls(lane["select"])}</div>'
+        f'<details class="about"{" open" * _reads_otherwise(lane)}><summary>How it is read</summary>'
+        f'<div class="knobs">{_option(READ, lane, "")}{select_controls(lane["select"])}</div></details>'
         f'<div class="editor-buttons">{_buttons(len(lanes))}</div></{tag}>'
     )
+
+
+def _reads_otherwise(lane: LaneForm) -> bool:
+    return lane["prefill"] != READ.default or lane["select"] is not None
 
 
 def _stored(stored: dict[str, Any], prefix: str, label: str) -> str:
@@ -247,7 +254,7 @@ def _set_in_rule(lanes: list[LaneForm], lane: LaneForm, place: str, value: Any) 
     if inner == TOKENS.name:
         rule = {**rules[at], "tokens": parse_tokens(str(value or ""))}
         return update_lane(lanes, lane["uid"], rules=[*rules[:at], rule, *rules[at + 1 :]])
-    of_lane = {"uid": 0, "label": "", "rules": None, "prefill": "full", "select": None}
+    of_lane = {"uid": 0, "label": "", "rules": None, "prefill": "full", "select": None, "off": False}
     (changed,) = _set([alone := {**rules[at], **of_lane}], alone, inner, value)
     rule = {name: changed[name] for name in rules[at]}
     return update_lane(lanes, lane["uid"], rules=[*rules[:at], rule, *rules[at + 1 :]])

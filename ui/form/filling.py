@@ -9,7 +9,7 @@ from kvq_core.errors import KvqError, StoreError
 from kvq_core.links import decode
 from kvq_core.models import with_model
 from kvq_core.presets import preset, presets
-from kvq_core.record.fields import RESULTS_VERSION, Record
+from kvq_core.record.fields import RESULTS_VERSION
 from kvq_core.spec import ComparisonSpec, parse_spec
 from ui.form.lanes_panel import Lanes, redraw_lanes
 from ui.form.setup_panel import Setup, question_html
@@ -45,18 +45,14 @@ def from_preset(name: str) -> list[Any]:
     return fill_form(found.spec, question_html(found))
 
 
-def other_run_notice(name: str, record: Record | None, started: dict[str, Any] | None) -> str:
-    """What stands above answers that are not the chosen preset's: those of the run ``started`` last, else of the run
-    shown."""
-    told = started or (record.spec if record is not None else None)
+def linked_form(asked_for: dict[str, str]) -> list[Any] | None:
+    """The form that an address holds beside the run it opens; None where there is none, or what is there is none."""
+    if "form" not in asked_for:
+        return None
     try:
-        if told is None or parse_spec(told).canonical() == with_model(preset(name).spec).canonical():
-            return ""
+        return fill_form(decode(asked_for["form"]))
     except KvqError:
-        pass  # of another version: no preset of today's
-    return line(
-        "These results are of another run", "warn", detail="The form holds a preset now: press Run for its own."
-    )
+        return None
 
 
 def open_page(

@@ -1,4 +1,5 @@
-"""The lanes of the form as plain dicts with a uid, and what can be done to them. No Gradio here."""
+"""The lanes of the form as plain dicts with a uid and whether they are off, and what can be done to them. No Gradio
+here."""
 
 from typing import Any
 
@@ -20,16 +21,16 @@ def from_spec(lanes: tuple[Lane, ...]) -> list[LaneForm]:
 
 def _dumped(lane: Lane) -> dict[str, Any]:
     """A lane's fields as the form has them: how it reads the prompt as one types it."""
-    return {**lane.model_dump(mode="json"), "prefill": in_words(lane.prefill)}
+    return {**lane.model_dump(mode="json"), "prefill": in_words(lane.prefill), "off": False}
 
 
 def to_spec(lanes: list[LaneForm]) -> list[dict[str, Any]]:
-    """Plain data for parse_spec; options at their defaults are left out."""
-    return [_plain(lane) for lane in lanes]
+    """Plain data for parse_spec, of the lanes that are not off; options at their defaults are left out."""
+    return [_plain(lane) for lane in lanes if not lane["off"]]
 
 
 def _plain(lane: LaneForm) -> dict[str, Any]:
-    said = _given({k: v for k, v in lane.items() if k != "uid"})
+    said = _given({k: v for k, v in lane.items() if k not in ("uid", "off")})
     if isinstance(said.get("rules"), list):
         said["rules"] = [_given(rule) for rule in said["rules"]]
     return said
@@ -59,6 +60,7 @@ def add_lane(lanes: list[LaneForm], method: str | None = None) -> list[LaneForm]
         "rules": None,
         "prefill": "full",
         "select": None,
+        "off": False,
     }
     return [*lanes, {"uid": _next(lanes), "method": method, **blank}]
 
@@ -90,6 +92,20 @@ def duplicate_lane(lanes: list[LaneForm], uid: int | None) -> list[LaneForm]:
 
 def remove_lane(lanes: list[LaneForm], uid: int | None) -> list[LaneForm]:
     return [lane for lane in lanes if lane["uid"] != uid]
+
+
+def switch_lane(lanes: list[LaneForm], uid: int | None) -> list[LaneForm]:
+    """A lane off, so that it is kept and not run, or on again."""
+    return [{**lane, "off": not lane["off"]} if lane["uid"] == uid else lane for lane in lanes]
+
+
+def move_lane(lanes: list[LaneForm], uid: int | None, to: Any) -> list[LaneForm]:
+    """A lane at another place of the list, counted from 0 among the others; beyond an end it stays at that end."""
+    at = index(lanes, uid)
+    if at is None or type(to) is not int:
+        return lanes
+    others, place = [*lanes[:at], *lanes[at + 1 :]], min(max(0, to), len(lanes) - 1)
+    return [*others[:place], lanes[at], *others[place:]]
 
 
 def update_lane(lanes: list[LaneForm], uid: int, **changes: Any) -> list[LaneForm]:
@@ -130,7 +146,7 @@ def title(lane: LaneForm) -> str:
 def describe_lane(lane: LaneForm) -> tuple[str, str | None]:
     """The lane's settings in words, and its error if it is not possible."""
     try:
-        built = parse_lane(to_spec([lane])[0])
+        built = parse_lane(_plain(lane))
         words = [built.title if built.rules else built.summary]
     except KvqError as error:
         return "", str(error)

@@ -1,4 +1,4 @@
-"""The lanes card: the list of lanes, and one editor that is put on the lane chosen."""
+"""The lanes card: the list of lanes, and one editor that opens in it below the lane chosen."""
 
 import json
 import secrets
@@ -7,15 +7,27 @@ from typing import Any
 
 import gradio as gr
 
+from kvq_core.decision.pasted import pasted
 from kvq_core.errors import KvqError
 from kvq_core.methods import methods
+from kvq_core.models import layers_of
 from kvq_core.spec import BUNDLES, MAX_LANES, ComparisonSpec, with_bundle
 from ui.form.controls import places
 from ui.form.editor import KNOB, RULES, apply_edits, complaint, editor
-from ui.form.lanes import LaneForm, add_lane, describe_lane, duplicate_lane, from_spec, index, remove_lane, title
+from ui.form.lane_list import lane_rows_html
+from ui.form.lanes import (
+    LaneForm,
+    add_lane,
+    append_lane,
+    duplicate_lane,
+    from_spec,
+    index,
+    move_lane,
+    remove_lane,
+    switch_lane,
+)
 from ui.form.rules import add_rule, move_rule_up, remove_rule, rules_of
 from ui.form.selecting import SELECT
-from ui.html.escape import safe, shorten
 from ui.service.services import SWIFT
 
 
@@ -31,6 +43,7 @@ class Lanes:
     editor: gr.HTML
     below: gr.HTML
     add: gr.Button
+    flags: gr.Textbox
     sent: gr.Textbox
 
     @property
@@ -50,6 +63,14 @@ def create_lanes() -> Lanes:
         form = gr.HTML("", elem_id="editor")
         below = gr.HTML("", elem_id="lane-rows-below")
         add = gr.Button("Add lane", size="sm", elem_id="add-lane")
+        flags = gr.Textbox(
+            label="Paste an engine's flags",
+            placeholder="-ctk q8_0 -ctv q4_0",
+            max_lines=1,
+            elem_id="flags",
+            info="llama.cpp, vLLM, SGLang, TensorRT-LLM, ExLlamaV3; a whole command will do.",
+            interactive=True,
+        )
         bundle = gr.Dropdown(
             bundle_choices(),
             value=None,
@@ -59,12 +80,29 @@ def create_lanes() -> Lanes:
             min_width=180,
         )
         sent = gr.Textbox(visible="hidden", elem_id="lanes-sent", show_label=False)
-    panel = Lanes(gr.State([]), gr.State(place_editor(None)), rows, said, form, below, add, sent)
+    panel = Lanes(gr.State([]), gr.State(place_editor(None)), rows, said, form, below, add, flags, sent)
     both = [panel.lanes, panel.open]
     sent.change(apply_change, [sent, *both], panel.outputs, **SWIFT, trigger_mode="always_last")
     add.click(insert_lane, panel.lanes, panel.outputs, **SWIFT)
     bundle.input(take_bundle, [bundle, panel.lanes], [*panel.outputs, bundle], **SWIFT)
     return panel
+
+
+def wire_flags(panel: Lanes, model: gr.components.Component, rest: gr.State) -> None:
+    """Flags that are pasted, or typed and entered, are a lane more, on the form's model."""
+    inputs, outputs = [panel.flags, panel.lanes, panel.open, model, rest], [*panel.outputs, panel.flags]
+    panel.flags.submit(take_flags, inputs, outputs, **SWIFT)  # js/editor.js enters what is pasted
+
+
+def take_flags(
+    words: Any, lanes: list[LaneForm], opened: dict[str, Any], model: Any, rest: dict[str, Any]
+) -> list[Any]:
+    """The lane that an engine's flags say, at the end, and their box free; anybody's text."""
+    try:
+        taken = pasted(str(words), layers_of(str(model or "").strip(), rest.get("revision")))
+    except KvqError as error:
+        return [*redraw_lanes(lanes, opened["uid"], str(error), opened["rule"]), gr.skip()]
+    return [*redraw_lanes(append_lane(lanes, taken), None), ""]
 
 
 def bundle_choices() -> list[tuple[str, str]]:
@@ -84,25 +122,6 @@ def take_bundle(words: Any, lanes: list[LaneForm]) -> list[Any]:
     except KvqError as error:
         return [*redraw_lanes(lanes, None, str(error)), None]
     return [*redraw_lanes(taken, None), None]
-
-
-def lane_rows_html(lanes: list[LaneForm], opened: dict[str, Any]) -> tuple[str, str]:
-    """The lanes as rows: title, settings, whether something is wrong; a click opens the editor. Those down to the open
-    one, and those below it."""
-    rows = [_row(at, lane, lane["uid"] == opened["uid"]) for at, lane in enumerate(lanes)]
-    at = index(lanes, opened["uid"])
-    end = len(rows) if at is None else at + 1
-    return "".join(rows[:end]), "".join(rows[end:])
-
-
-def _row(at: int, lane: LaneForm, is_open: bool) -> str:
-    summary, error = describe_lane(lane)
-    classes = " ".join(["lane-row", f"lane-{at}"] + ["wrong"] * bool(error) + ["open"] * is_open)
-    return (
-        f'<button type="button" class="{classes}" id="lane-row-{at}" data-do="open" data-lane="{lane["uid"]}" '
-        f'aria-expanded="{str(is_open).lower()}">{safe(shorten(title(lane), 40))}\n'
-        f"{'needs a change' if error else safe(summary)}</button>"
-    )
 
 
 def redraw_lanes(lanes: list[LaneForm], uid: int | None, said: str | None = None, rule: int = 0) -> list[Any]:
@@ -146,6 +165,9 @@ def apply_change(raw: str, lanes: list[LaneForm], opened: dict[str, Any]) -> lis
         return _shown(lanes, opened, said, gr.skip())  # the editor stays as the person left it
     if isinstance(do, str) and do.startswith("rule"):
         return _ruled(lanes, opened["uid"], do, target)
+    if do in ("switch", "move"):
+        lanes = switch_lane(lanes, target) if do == "switch" else move_lane(lanes, target, told.get("to"))
+        return redraw_lanes(lanes, opened["uid"], said, opened["rule"])
     return _done(lanes, opened["uid"], do, target)
 
 
@@ -182,6 +204,6 @@ def _done(lanes: list[LaneForm], uid: int | None, do: Any, target: Any) -> list[
         return redraw_lanes(lanes, None if target == uid else target)
     if do == "duplicate":
         before = {lane["uid"] for lane in lanes}
-        lanes = duplicate_lane(lanes, uid)
+        lanes = duplicate_lane(lanes, uid if target is None else target)
         return redraw_lanes(lanes, next((lane["uid"] for lane in lanes if lane["uid"] not in before), uid))
     return redraw_lanes(remove_lane(lanes, uid) if do == "remove" else lanes, None)

@@ -24,7 +24,7 @@ def legend_html(record: Record, arrays: Arrays, drawn: Sequence[int]) -> str:
         f'<h2>Lanes <span class="heads"><span>{term("KLD")}</span><span>{term("bits")}</span></span></h2>'
         f'<ul class="legend-rows" aria-label="Lanes">{rows}</ul>{_others(record, arrays, drawn)}'
         f'<p class="muted legend-foot"><span>{HINT}</span><button type="button" class="link-button" data-lanes="all" '
-        "hidden>Show all</button></p></div>"
+        'hidden>Show all</button></p><button type="button" class="plain-button" data-lane-more>+ Lane</button></div>'
     )
 
 

@@ -1,23 +1,40 @@
-"""What looking at a model found, as markup: one sentence, and behind it the layers, the remedies and the formats."""
+"""What is known of a model before any run, as markup: one line of what a look found and of what fits, and behind it the
+layers, the remedies and the formats."""
 
 from kvq_core.inspection.report import Format, Inspection, LayerFigures, Remedy
 from kvq_core.inspection.rules import rules
+from kvq_core.sizing.fit import Fit
 from ui.html.escape import safe
+from ui.html.fit import fit_table, fit_words
 from ui.html.numbers import ABSENT, plural, significant, size
 
-NOT_YET = "Not looked at yet. A look takes seconds and tells which layers are at risk before anything is run."
+NOT_YET = "Not looked at yet"
+A_LOOK = "A look takes seconds and tells which layers are at risk before anything is run."
+LOOK = '<button type="button" class="plain-button" data-look>Look at this model</button>'
 
 
-def look_html(found: Inspection | None) -> str:
-    """The line under the model, with a disclosure."""
-    if found is None:
-        return f'<p class="muted look">{NOT_YET}</p>'
-    tone = "risk" if found.at_risk_layers else "muted"
-    parts = [_facts(found), _layers(found), _remedies(found), _formats(found), _published(found)]
-    return (
-        f'<details class="about look"><summary class="{tone}">{safe(found.sentence)}</summary>'
-        f"{''.join(parts)}</details>"
-    )
+def look_html(found: Inspection | None, fits: Fit | None = None, again: bool = False) -> str:
+    """The line under the model, with a disclosure; ``again``: whether it can be looked at now, for more is to be
+    found."""
+    said = [_sentence(found, again), *([fit_words(fits)] if fits is not None else [])]
+    tone = "risk" if found is not None and found.at_risk_layers else "muted"
+    parts = [f"<p>{A_LOOK}</p>{LOOK}" if again else ""]
+    if found is not None:
+        parts += [_facts(found), _layers(found), _remedies(found)]
+    if fits is not None:
+        parts.append(fit_table(fits))
+    if found is not None:
+        parts += [_formats(found), _published(found)]
+    line = safe(" ".join(filter(None, said)))
+    if not any(parts):
+        return f'<p class="muted look">{line}</p>' if line else ""
+    return f'<details class="about look"><summary class="{tone}">{line}</summary>{"".join(parts)}</details>'
+
+
+def _sentence(found: Inspection | None, again: bool) -> str:
+    if found is not None:
+        return found.sentence
+    return f"{NOT_YET}." if again else ""
 
 
 def _facts(found: Inspection) -> str:

@@ -34,3 +34,67 @@
   });
 
   document.addEventListener("pointerdown", () => (focus = null), true);
+
+  // A lane is moved by its grip: dragged, or with the arrow keys, in which case the focus goes with it.
+  let carried = null;
+  const moves = (uid, to) => tell({ do: "move", lane: Number(uid), to });
+  const carry = () => {
+    const grip = carried && document.getElementById(carried.id);
+    if (!grip || Number(grip.dataset.place) !== carried.to) return;
+    grip.focus({ preventScroll: true });
+    grip.closest("li").scrollIntoView({ block: "nearest" });
+    carried = null;
+  };
+  document.addEventListener("keydown", (event) => {
+    const row = event.target.closest?.(".lane-item");
+    const step = { ArrowUp: -1, ArrowDown: 1 }[event.key];
+    const grip = row?.querySelector(".lane-grip");
+    if (!step || !grip || !(event.altKey || event.target === grip)) return;
+    event.preventDefault();
+    const to = Number(grip.dataset.place) + step;
+    if (to < 0 || to >= document.querySelectorAll(".lane-item").length) return;
+    carried = { id: grip.id, to };
+    moves(grip.dataset.grip, to);
+  });
+  // Where it would go is a line between two lanes. A drag that ends elsewhere, or by Escape, moves nothing.
+  let drag = null;
+  const items = () => [...document.querySelectorAll(".lane-item")];
+  const drop = (event) => {
+    const others = items().filter((item) => item !== drag.item);
+    const below = others.findIndex((item) => {
+      const { top, height } = item.getBoundingClientRect();
+      return event.clientY < top + height / 2;
+    });
+    drag.to = below < 0 ? others.length : below;
+    for (const item of items()) item.classList.remove("before", "after");
+    if (below < 0) others.at(-1)?.classList.add("after");
+    else others[below].classList.add("before");
+  };
+  const letGo = () => {
+    drag?.item.classList.remove("dragged");
+    for (const item of items()) item.classList.remove("before", "after");
+    drag = null;
+  };
+  document.addEventListener("pointerdown", (event) => {
+    const grip = event.target.closest?.(".lane-grip");
+    if (!grip || event.button) return;
+    grip.setPointerCapture(event.pointerId);
+    drag = { grip, item: grip.closest("li"), to: null };
+  });
+  document.addEventListener("pointermove", (event) => {
+    if (!drag) return;
+    drag.item.classList.add("dragged");
+    drop(event);
+  });
+  document.addEventListener("pointerup", () => {
+    if (drag && drag.to !== null && drag.to !== Number(drag.grip.dataset.place)) moves(drag.grip.dataset.grip, drag.to);
+    letGo();
+  });
+  document.addEventListener("pointercancel", letGo);
+  document.addEventListener("keydown", ({ key }) => key === "Escape" && letGo());
+
+  // Flags that are pasted are a lane at once.
+  document.addEventListener("paste", ({ target }) => {
+    if (!target.closest?.("#flags")) return;
+    setTimeout(() => target.dispatchEvent(new KeyboardEvent("keypress", { key: "Enter", bubbles: true })), 60);
+  });

@@ -58,10 +58,12 @@
     const now = legend ? `${legend.dataset.run} ${legend.dataset.drawn}` : null;
     if (now === run) return;
     run = now;
-    off.clear();
     const address = new URLSearchParams(location.search);
-    const asked = (address.get("run") ?? legend?.dataset.run) === legend?.dataset.run ? address.get("off") : null;
-    const count = legend?.querySelectorAll("li[data-of]").length ?? 0;
+    readOff((address.get("run") ?? legend?.dataset.run) === legend?.dataset.run ? address.get("off") : null);
+  };
+  const readOff = (asked) => {
+    off.clear();
+    const count = document.querySelectorAll("#legend li[data-of]").length;
     for (const at of asked?.split(".") ?? []) if (/^\d+$/.test(at) && Number(at) < count) off.add(Number(at));
     redraw();
   };

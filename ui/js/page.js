@@ -4,7 +4,9 @@
     compare();
     tour();
     count();
+    drafted();
     enter();
+    carry();
     if (focus && document.activeElement === document.body) document.getElementById(focus)?.focus({ preventScroll: true });
     for (const link of document.querySelectorAll("[data-place]")) {
       if (link.dataset.place === document.documentElement.dataset.at) link.setAttribute("aria-current", "page");
@@ -24,6 +26,14 @@
   };
   new MutationObserver(arrange).observe(document.body, { subtree: true, childList: true, characterData: true });
 
+  // The form as the server read it last, for the address.
+  let formed = null;
+  const drafted = () => {
+    const form = document.querySelector("#differs [data-draft]")?.dataset.draft;
+    if (form === undefined || form === formed) return;
+    formed = form;
+    window.kvqVisit?.write(form);
+  };
   // A character of several tokens stands for all of them; a click selects the first, the arrow keys walk them.
   const numbers = (element) => element.dataset.t.split(" ").map(Number);
   const select = (token) => send({ token });
@@ -55,27 +65,41 @@
       remedy.disabled = true;
       remedy.textContent = "Added";
     }
+    if (event.target.closest?.("[data-look]")) document.getElementById("look-run").click();
     const button = event.target.closest?.("[data-do]");
     if (button) {
       const { do: action, lane } = button.dataset;
       const closes = action === "close" || button.ariaExpanded === "true";
-      focus = closes ? document.querySelector(".lane-row.open")?.id : action === "remove" ? "add-lane" : "in-lane-method";
+      if (action === "switch") focus = button.id;
+      else focus = closes ? document.querySelector(".lane-row.open")?.id : action === "remove" ? "add-lane" : "in-lane-method";
       entering = action === "duplicate" || (action === "open" && !closes);
       tell({ do: action, lane: Number(lane) || null });
       if (action.startsWith("rule")) edits = { uid: null, values: {} }; // the numbers of rules change
     }
     if (event.target.closest?.("#add-lane")) entering = true;
+    if (event.target.closest?.("[data-lane-more]")) {
+      writeForm(true);
+      document.getElementById("add-lane").click();
+    }
+    if (event.target.closest?.("[data-form-run]")) document.getElementById("run").click();
+    if (event.target.closest?.("[data-form-back]")) write("#form-back", String(performance.now()));
+    const forget = event.target.closest?.("[data-run-forget]")?.dataset.runForget;
+    if (forget) toldRun({ run: forget });
     if (event.target.closest?.("[data-show]")) show(event.target.closest("[data-figure]").dataset.figure);
     const tab = event.target.closest?.("[data-view]");
     if (tab) {
       window.kvq.open(tab.dataset.view);
-      window.kvqVisit?.remember("view", tab.dataset.view);
+      window.kvqVisit?.remember("view", tab.dataset.view, true);
       // Told after it is on screen: Gradio keeps the browser busy for a while with any event.
       requestAnimationFrame(() => setTimeout(() => write("#open-view", tab.dataset.view)));
     }
     const image = event.target.closest?.("[data-image]");
     if (image) images(image.dataset.image, image.closest("#study"));
   });
+  // Runs of this browser are named where they are listed.
+  const toldRun = (told) => write("#history-told", JSON.stringify({ ...told, at: performance.now() }));
+  const nameRun = ({ target }) => target.dataset?.runName && toldRun({ run: target.dataset.runName, name: target.value });
+  document.addEventListener("change", nameRun);
   // The page's base address would take a link to a part of it away from the run that is shown.
   document.addEventListener("click", (event) => {
     const part = document.getElementById(event.target.closest?.('header nav a[href^="#"]')?.hash.slice(1) ?? "");
@@ -127,9 +151,20 @@
       localStorage.setItem(FORM, open ? "1" : "0");
     } catch {} // full or forbidden: the page works without
   };
-  const share = (open) => {
+  // What is shared is what one sees: the run with its view, selection, lanes and form. It is copied at once where others
+  // can open it.
+  const SEEN = ["view", "at", "off", "form"];
+  const share = async (open) => {
     document.body.classList.toggle("sharing", open);
     document.querySelector("[data-share]")?.setAttribute("aria-expanded", open);
+    const box = document.querySelector("#share textarea");
+    if (!open || !box) return;
+    const link = new URL(box.value);
+    const here = new URLSearchParams(location.search);
+    for (const name of SEEN) link.searchParams.delete(name);
+    for (const name of SEEN.filter((name) => here.has(name))) link.searchParams.set(name, here.get(name));
+    box.value = link.href;
+    if (!document.querySelector("#private")?.checkVisibility()) box.closest(".copybox").querySelector(".copy").click();
   };
   document.addEventListener("click", ({ target }) => {
     const form = target.closest?.("[data-form]")?.dataset.form;
@@ -152,6 +187,18 @@
   const staged = document.head.appendChild(document.createElement("style"));
   const opened = document.head.appendChild(document.createElement("style"));
   window.kvq = {
+    // As an address says, of the run that is shown: on the way back to a view, or forth.
+    look: (asked) => {
+      const view = asked.get("view") ?? document.querySelector("[data-view]")?.dataset.view;
+      if (view && view !== window.kvq.view) {
+        window.kvq.open(view);
+        write("#open-view", view);
+      }
+      const at = asked.get("at") ?? opening;
+      const [layer, head, token] = at?.split(".").map(Number) ?? [];
+      if (at && at !== said?.at) send({ layer, head, token });
+      readOff(asked.get("off"));
+    },
     stage: (text) => {
       const parts = { answers: "#answers", home: "#answers", results: "#answers, #results" }[text];
       staged.textContent = parts ? `${parts} { display: flex !important; }` : "";

@@ -17,9 +17,11 @@
   const drawnFor = (where) => JSON.parse(document.querySelector(`${where} [data-at]`)?.dataset.at ?? "{}");
   // A selection that somebody moved is in the link; the one that a run or a step of the tour opens with is not.
   let said = null;
+  let opening = null; // where the run was opened
   const place = (now) => {
     const at = `${now.layer}.${now.head}.${now.token}`;
     if (said?.run === now.run && said.at !== at && !new URLSearchParams(location.search).has("learn")) window.kvqVisit?.remember("at", at);
+    if (now.run && said?.run !== now.run) opening = at;
     if (now.run) said = { run: now.run, at };
   };
   const compare = () => {

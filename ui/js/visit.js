@@ -1,32 +1,48 @@
 (kept) => {
   // What outlasts a page: its address, the form as it was left, and a server that went away.
   const NAMES = ["run", "vs", "c", "preset", "learn"];
-  const address = () => {
-    const asked = new URLSearchParams(location.search);
+  const named = (query) => {
+    const asked = new URLSearchParams(query);
     return new URLSearchParams(NAMES.filter((name) => asked.has(name)).map((name) => [name, asked.get(name)])).toString();
   };
+  const address = () => named(location.search);
   let here = address();
   // A run or a step that comes into view on this page is a place to come back to.
   const follow = (query) => {
-    const next = new URLSearchParams(query).toString();
-    if (next === here) return;
-    here = next;
-    history.pushState(null, "", `?${next}`);
+    if (named(query) === here) return;
+    here = named(query);
+    history.pushState(null, "", `?${new URLSearchParams(query)}`);
     save();
   };
-  // What of a view is looked at: in the address, but no place to come back to.
-  const remember = (name, value) => {
+  // What of a run is looked at: in the address; a view is a place to come back to, a selection is not.
+  const remember = (name, value, place = false) => {
     const now = new URL(location);
     if (value) now.searchParams.set(name, value);
     else now.searchParams.delete(name);
-    if (now.href !== location.href) history.replaceState(null, "", now);
+    if (now.href === location.href) return;
+    if (place) history.pushState(null, "", now);
+    else history.replaceState(null, "", now);
   };
   addEventListener("popstate", () => {
-    if (address() !== here) location.reload(); // else within the page
+    if (address() !== here) return location.reload();
+    window.kvq?.look(new URLSearchParams(location.search));
   });
 
   // The form is kept under the address it was filled in at: without a query in this browser, else in this tab alone and
-  // for coming back, since a link that is opened means what it says.
+  // for coming back, since a link that is opened means what it says. So does one that holds a form.
+  const coming = performance.getEntriesByType("navigation")[0]?.type;
+  const LENT = "kvq-lent"; // this tab was opened by such a link
+  const isLent = () => {
+    try {
+      if (coming !== "navigate") return sessionStorage.getItem(LENT) === "1";
+      const asked = new URLSearchParams(location.search).has("form");
+      sessionStorage.setItem(LENT, asked ? "1" : "0");
+      return asked;
+    } catch {
+      return false; // forbidden: nothing is kept anyway
+    }
+  };
+  const lent = isLent();
   const VERSION = 1;
   const root = window.gradio_config?.root ?? location.origin;
   const key = () => `kvq-form ${root}?${here}`;
@@ -34,7 +50,7 @@
   let touched = false;
   const safely = (work) => {
     try {
-      return work(here ? sessionStorage : localStorage);
+      return work(here || lent ? sessionStorage : localStorage);
     } catch {
       return null; // storage is full or forbidden: the page works without
     }
@@ -47,9 +63,10 @@
     Object.assign(draft, part);
     save();
   };
-  const coming = performance.getEntriesByType("navigation")[0]?.type;
-  const restored = here && coming === "navigate" ? null : safely((storage) => storage.getItem(key()));
+  const restored = (here || lent) && coming === "navigate" ? null : safely((storage) => storage.getItem(key()));
   touched = Boolean(restored);
+  // What differs from the run is in the address, too, once somebody has touched the form.
+  const write = (form) => touched && remember("form", form);
   const touch = ({ target }) => {
     if (target.closest?.("#left, [data-suggest]")) touched = true;
     // While the server is away Gradio tells nothing: of the form only the prompt can be changed then.
@@ -113,6 +130,6 @@
   };
   watch();
 
-  window.kvqVisit = { follow, keep, remember };
+  window.kvqVisit = { follow, keep, remember, write };
   return [kept, restored];
 }

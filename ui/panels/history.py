@@ -1,9 +1,12 @@
-"""A visitor's own runs, kept in their browser, and the link of the run shown."""
+"""A visitor's own runs, kept in their browser under names that they give: listed, found, named and forgotten."""
 
+import json
 import re
+from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
+from rapidfuzz import fuzz, process, utils
 
 from kvq_core.errors import KvqError
 from kvq_core.record.fields import Record
@@ -14,18 +17,59 @@ from ui.html.escape import safe, shorten
 from ui.html.numbers import plural
 from ui.service.services import SWIFT, Services
 
-KEPT = 30
+KEPT = 100
 LISTED = 10
+FOUND = 30  # at most, of those that a search finds
+ALIKE = 75  # of 100, how like the best part of an entry a search must be
+NAMED = 60  # characters of a name
+SEARCHED = ("name", "prompt", "titles", "model", "when", "id")
 _ID = re.compile(r"[0-9a-f]{8,64}")
 
 
-def create_history() -> tuple[gr.BrowserState, gr.HTML]:
+@dataclass
+class History:
+    """``told`` is written by js/page.js: which run is named, or forgotten."""
+
+    kept: gr.BrowserState
+    find: gr.Textbox
+    runs: gr.HTML
+    told: gr.Textbox
+
+    @property
+    def outputs(self) -> list[Any]:
+        """What ``listed`` sets."""
+        return [self.find, self.runs]
+
+
+def create_history() -> History:
     # Fixed key and secret: with Gradio's random ones a restart of the server would forget everybody's runs.
     kept = gr.BrowserState([], storage_key="kvq-explorer-runs", secret="kvq-explorer")
     with gr.Column(elem_classes=["card"], elem_id="history"):
         gr.HTML("<h2>Your runs</h2>")
+        find = gr.Textbox(
+            "",
+            label="Find",
+            placeholder="name, prompt, lane, model or id",
+            max_lines=1,
+            visible=False,
+            elem_id="history-find",
+            interactive=True,
+        )
         listing = gr.HTML(history_html([]), elem_id="runs")
-    return kept, listing
+        told = gr.Textbox(visible="hidden", elem_id="history-told", show_label=False)
+    return History(kept, find, listing, told)
+
+
+def wire_history(panel: History) -> None:
+    """Search while one types; name and forget runs."""
+    sought = [panel.kept, panel.find]
+    panel.find.change(history_html, sought, panel.runs, **SWIFT, trigger_mode="always_last")
+
+    def change(raw: str, kept: Any, find: str) -> list[Any]:
+        kept = changed(kept, raw)
+        return [kept, history_html(kept, find)]
+
+    panel.told.change(change, [panel.told, panel.kept, panel.find], [panel.kept, panel.runs], **SWIFT)
 
 
 def create_shared(services: Services) -> None:
@@ -50,35 +94,88 @@ def shared_runs(store: Store) -> str:
 
 
 def remember(kept: Any, record: Record, key: str = "") -> list[dict[str, str]]:
-    """The newest run first; an entry is small and holds what the list shows, and what opens the run."""
+    """The newest run first, under the name it had; an entry is small and holds what the list shows and finds, and what
+    opens the run."""
     entry = {
         "id": record.id,
         "when": record.created[:16].replace("T", " "),
         "prompt": shorten(record.question, 70),
         "model": record.environment.model_title,
         "lanes": plural(len(record.lanes), "lane"),
+        "titles": shorten(", ".join(lane.label for lane in record.lanes), 200),
         "key": key,
     }
-    return [entry, *(e for e in entries_of(kept) if e["id"] != record.id)][:KEPT]
+    entries = entries_of(kept)
+    entry["name"] = next((e["name"] for e in entries if e["id"] == record.id), "")
+    return [entry, *(e for e in entries if e["id"] != record.id)][:KEPT]
 
 
-def history_html(kept: Any) -> str:
-    entries = entries_of(kept)[:LISTED]
+def changed(kept: Any, raw: str) -> list[dict[str, str]]:
+    """The runs after one was named or forgotten; what a browser sends is anybody's text."""
+    entries = entries_of(kept)
+    try:
+        told = json.loads(raw)
+        run, name = told["run"], told.get("name")
+    except (TypeError, ValueError, KeyError, AttributeError, RecursionError):
+        return entries
+    if name is None:
+        return [entry for entry in entries if entry["id"] != run]
+    return [{**entry, "name": shorten(str(name), NAMED)} if entry["id"] == run else entry for entry in entries]
+
+
+def listed(kept: Any) -> list[Any]:
+    """Updates of ``History.outputs``: the search is there once there is something to search."""
+    return [gr.update(visible=len(entries_of(kept)) > 1, value=""), history_html(kept)]
+
+
+def history_html(kept: Any, find: str = "") -> str:
+    """The newest runs, the older ones folded; of a search those it finds, the best first."""
+    entries = entries_of(kept)
     if not entries:
         return '<p class="muted">Runs you finish are listed here, in this browser alone.</p>'
-    items = "".join(
-        f'<li><a href="?run={e["id"]}">{safe(e["prompt"] or e["id"])}</a>'
-        f"<small>{safe(e['when'])} · {safe(e['lanes'])} · {safe(e['model'])}</small></li>"
-        for e in entries
+    if str(find or "").strip():
+        found = search(entries, str(find))
+        return _list(found) if found else f'<p class="muted">No run of yours is like “{safe(shorten(find, 40))}”.</p>'
+    older = entries[LISTED:]
+    folded = f"<details><summary>{plural(len(older), 'older run')}</summary>{_list(older)}</details>" if older else ""
+    return _list(entries[:LISTED]) + folded
+
+
+def search(entries: list[dict[str, str]], find: str) -> list[dict[str, str]]:
+    """Entries with a part that is like what is sought."""
+    texts = {at: " ".join(entry[name] for name in SEARCHED) for at, entry in enumerate(entries)}
+    found = process.extract(
+        find,
+        texts,
+        scorer=fuzz.partial_ratio,
+        processor=utils.default_process,
+        limit=FOUND,
+        score_cutoff=ALIKE,
     )
-    return f'<ul class="runs">{items}</ul>'
+    return [entries[at] for _, _, at in found]
+
+
+def _list(entries: list[dict[str, str]]) -> str:
+    return f'<ul class="runs">{"".join(_entry(e) for e in entries)}</ul>'
+
+
+def _entry(e: dict[str, str]) -> str:
+    shown = e["name"] or e["prompt"] or e["id"]
+    below = [e["prompt"]] * bool(e["name"]) + [e["when"], e["lanes"], e["model"]]
+    return (
+        f'<li><a href="?run={e["id"]}">{safe(shown)}</a><small>{safe(" · ".join(below))}</small>'
+        f'<details class="naming"><summary aria-label="Name or forget {safe(shown)}">Name</summary><input type="text" '
+        f'aria-label="Name of the run" maxlength="{NAMED}" data-run-name="{e["id"]}" value="{safe(e["name"])}" '
+        f'placeholder="a name, then Enter"><button type="button" class="link-button" data-run-forget="{e["id"]}">Forget'
+        "</button></details></li>"
+    )
 
 
 def entries_of(kept: Any) -> list[dict[str, str]]:
     """The runs of a history. What came back from the browser is anybody's text."""
     if not isinstance(kept, list):
         return []
-    names = ("id", "when", "prompt", "model", "lanes", "key")
+    names = ("id", "when", "prompt", "model", "lanes", "titles", "name", "key")
     return [
         {name: str(entry.get(name, ""))[:200] for name in names}
         for entry in kept[:KEPT]

@@ -1,4 +1,4 @@
-"""The line under the model: what a look at it found before any run, and the look as it goes."""
+"""The line under the model: what a look at it found before any run and what fits, and the look as it goes."""
 
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import astuple, dataclass
@@ -8,6 +8,7 @@ from typing import Any
 import gradio as gr
 
 from kvq_core.errors import KvqError
+from kvq_core.inspection.fits import fit_here
 from kvq_core.inspection.look import Looking, kept_inspection
 from kvq_core.inspection.report import Inspection
 from kvq_core.settings import settings
@@ -32,7 +33,8 @@ LOOKING = JobPanel(
 
 @dataclass
 class LookPanel:
-    """``chosen`` is written by js/page.js: the number of the remedy whose lane is to be added."""
+    """``look`` is out of sight: js/page.js presses it for the button in the words. ``chosen`` is written by it: the
+    number of the remedy whose lane is to be added."""
 
     words: gr.HTML
     status: gr.HTML
@@ -49,9 +51,9 @@ class LookPanel:
 
 def create_look() -> LookPanel:
     with gr.Column(elem_id="look"):
-        words = gr.HTML(look_html(None), elem_id="look-words")
+        words = gr.HTML("", elem_id="look-words")
         status = gr.HTML("", elem_id="look-status")
-        look = gr.Button(LOOKING.start, size="sm", elem_id="look-run", visible=not settings().zero_gpu)
+        look = gr.Button(LOOKING.start, size="sm", elem_id="look-run")
         cancel = gr.Button("Cancel the look", size="sm", visible=False, elem_id="look-cancel")
         chosen = gr.Textbox(visible="hidden", elem_id="remedy", show_label=False)
     return LookPanel(words, status, look, cancel, chosen, gr.State(None))
@@ -63,12 +65,12 @@ def wire_look(panel: LookPanel, setup: Setup, lanes: Lanes, estimate: gr.HTML, s
     form = [setup["model"], setup.rest]
 
     def show(model: str, rest: dict[str, Any], shown: str | None) -> list[Any]:
-        found = kept_inspection(str(model or "").strip(), rest.get("revision"))
-        told = None if found is None else found.model_hash
+        asked = str(model or "").strip(), rest.get("revision")
+        found = kept_inspection(*asked)
+        told = f"{asked} {found and found.model_hash}"
         if told == shown:
-            return [gr.skip()] * 4
-        again = not settings().zero_gpu and (found is None or not found.remedies)
-        return ["", gr.update(visible=again), look_html(found), told]
+            return [gr.skip()] * 3
+        return ["", look_html(found, fit_here(*asked), _can_look(found)), told]
 
     async def work(model: str, rest: dict[str, Any], request: gr.Request) -> AsyncGenerator[list[Any]]:
         asked = str(model or "").strip(), rest.get("revision")
@@ -86,7 +88,7 @@ def wire_look(panel: LookPanel, setup: Setup, lanes: Lanes, estimate: gr.HTML, s
             return [gr.skip()] * len(lanes.outputs)
         return redraw_lanes(append_lane(form, parse_lane(found.remedies[int(number)].lane)), None)
 
-    shown = [panel.status, panel.look, panel.words, panel.shown]
+    shown = [panel.status, panel.words, panel.shown]
     changed = [setup["model"].change, estimate.change]
     gr.on(changed, show, [*form, panel.shown], shown, **QUIET, trigger_mode="always_last", concurrency_limit=2)
     panel.look.click(work, form, panel.outputs, **SWIFT)
@@ -115,14 +117,18 @@ async def stream(
     async for update in LOOKING.updates(job, services, 2, show):
         yield update
     if not job.replaced:
-        yield _end(job, found)
+        yield _end(job, found, (model, revision))
 
 
-def _end(job: Job, found: list[Inspection]) -> list[Any]:
+def _can_look(found: Inspection | None) -> bool:
+    return not settings().zero_gpu and (found is None or not found.remedies)
+
+
+def _end(job: Job, found: list[Inspection], asked: tuple[str, str | None]) -> list[Any]:
     """How it ended."""
     if found:
-        done = [gr.update(value=LOOKING.start, interactive=True, visible=False), gr.update(visible=False)]
-        return ["", *done, look_html(found[-1]), found[-1].model_hash]
+        words = look_html(found[-1], fit_here(*asked), _can_look(found[-1]))
+        return ["", *LOOKING.idle(), words, f"{asked} {found[-1].model_hash}"]
     error = LOOKING.failure(job)
     said = LOOKING.cancelled_line() if error is None else notice("The model cannot be looked at", error)
     return [said, *LOOKING.idle(), gr.skip(), gr.skip()]

@@ -110,9 +110,9 @@ def wire_training(panel: Trainer, setup: Setup, lanes: Lanes, services: Services
 def _found(services: Services, model: str, rest: dict[str, Any], lanes: list[LaneForm], budget: str) -> Offer | None:
     """The offer for the form as it stands; an impossible lane, or a model that cannot be loaded, says so elsewhere."""
     possible = []
-    for lane in lanes:
+    for lane in to_spec(lanes):
         try:
-            possible.append(parse_lane(to_spec([lane])[0]))
+            possible.append(parse_lane(lane))
         except KvqError:
             continue
     try:

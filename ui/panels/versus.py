@@ -89,7 +89,7 @@ def parse_run_id(text: Any) -> str:
 
 def _choices(run: str | None, kept: Any, services: Services) -> list[tuple[str, str]]:
     """This browser's runs, and on a private instance what else is stored."""
-    found = {e["id"]: f"{e['when']} · {e['prompt']} · {e['lanes']}" for e in entries_of(kept)}
+    found = {e["id"]: f"{e['when']} · {e['name'] or e['prompt']} · {e['lanes']}" for e in entries_of(kept)}
     if not settings().public:
         try:
             for stored in services.store.list(LISTED):

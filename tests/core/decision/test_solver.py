@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvq_core.decision.plans import FP16, LayerPlan
-from kvq_core.decision.solver import Costs, Solved, ends_apart, free, one_each, skip_list
+from kvq_core.decision.solver import Costs, Solved, by_layer, ends_apart, free, one_each, skip_list
 from kvq_core.errors import SpecError
 
 NAMES = ("a", "b", FP16)
+PAIRS = [("a", "a"), ("a", "b"), (FP16, FP16)]
 
 
 @st.composite
@@ -45,7 +46,21 @@ def in_ik(plan: LayerPlan) -> bool:
     return all(sum(a != b for a, b in zip(names, names[1:], strict=False)) <= 2 for names in (plan.keys, plan.values))
 
 
-SPACES = {free: lambda plan: True, skip_list: in_vllm, one_each: in_llama_cpp, ends_apart: in_ik}
+def in_modelopt(plan: LayerPlan) -> bool:
+    return set(zip(plan.keys, plan.values, strict=True)) <= set(PAIRS)
+
+
+def layerwise(costs: Costs, budget: int) -> Solved:
+    return by_layer(costs, budget, PAIRS)
+
+
+SPACES = {
+    free: lambda plan: True,
+    skip_list: in_vllm,
+    one_each: in_llama_cpp,
+    ends_apart: in_ik,
+    layerwise: in_modelopt,
+}
 
 
 @pytest.mark.parametrize("solve", SPACES, ids=lambda solve: solve.__name__)

@@ -1,11 +1,15 @@
 """Policies as lanes, and as flags that are read back."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvq_core.decision import modelopt
+from kvq_core.decision.pasted import parsed, pasted
 from kvq_core.decision.plans import FP16, Candidate, LayerPlan
-from kvq_core.decision.spaces import SPACES, flags, parsed
+from kvq_core.decision.spaces import MODELOPT, SPACES, flags, words_of
 from kvq_core.errors import SpecError
 from kvq_core.methods import ModelShape
 from kvq_core.spec import TENSORS, parse_lane
@@ -16,6 +20,7 @@ CANDIDATES = {
     "vllm": [Candidate.parse(name) for name in ("fp8", "int4_per_token_head", "turboquant:boundary_layers=2")],
     "llama.cpp": [Candidate.parse(name) for name in ("q8_0", "q4_0", "iq4_nl")],
     "ik_llama.cpp": [Candidate.parse(name) for name in ("q8_0:rotate=false", "q4_0:rotate=false")],
+    "modelopt": [Candidate.parse(name) for name in ("fp8", "nvfp4")],
 }
 
 
@@ -27,6 +32,9 @@ def policies(draw: st.DrawFn, engine: str) -> LayerPlan:
         name = draw(st.sampled_from(names))
         own = tuple(draw(st.lists(st.sampled_from([name, FP16]), min_size=LAYERS, max_size=LAYERS)))
         return LayerPlan(own, own)
+    if engine == "modelopt":
+        both = st.sampled_from([("fp8", "fp8"), ("nvfp4", "nvfp4"), ("fp8", "nvfp4"), (FP16, FP16)])
+        return LayerPlan(*zip(*draw(st.lists(both, min_size=LAYERS, max_size=LAYERS)), strict=True))
     return LayerPlan(*(draw(runs([*names, FP16], 3 if engine == "ik_llama.cpp" else 1)) for _ in TENSORS))
 
 
@@ -38,12 +46,13 @@ def runs(draw: st.DrawFn, names: list[str], most: int) -> tuple[str, ...]:
     return tuple(name for n in lengths for name in (draw(st.sampled_from(names)),) * n)
 
 
-@pytest.mark.parametrize("engine", SPACES)
+@pytest.mark.parametrize("engine", [*SPACES, MODELOPT])
 @given(data=st.data())
 def test_flags_say_the_policy_that_made_them(engine: str, data: st.DataObject) -> None:
     plan = data.draw(policies(engine))
     command = flags(engine, plan, CANDIDATES[engine])
-    read = parsed(engine, command, CANDIDATES[engine], LAYERS)
+    given = command, CANDIDATES[engine], LAYERS
+    read = modelopt.parsed(*given) if engine == MODELOPT else parsed(SPACES[engine][0], *given)
     assert read == plan, command
     assert read.lane(CANDIDATES[engine]) == plan.lane(CANDIDATES[engine])
 
@@ -91,5 +100,86 @@ def test_layers_one_at_a_time_are_not_for_every_method() -> None:
 
 
 def test_flags_of_another_engine_are_refused() -> None:
-    with pytest.raises(SpecError, match="none of"):
-        parsed("vllm", "vllm serve M --kv-cache-dtype q4_0", CANDIDATES["vllm"], LAYERS)
+    with pytest.raises(SpecError, match="vLLM has no format 'q4_0'"):
+        parsed("vLLM", "vllm serve M --kv-cache-dtype q4_0", CANDIDATES["vllm"], LAYERS)
+
+
+@pytest.mark.parametrize(
+    ("command", "titled"),
+    [
+        ("-ctk q8_0 -ctv q4_0", "K q8_0, V q4_0"),
+        ("llama-server -m M.gguf -fa on --cache-type-k=q8_0", "K q8_0"),
+        ("vllm serve M --kv-cache-dtype fp8", "fp8"),
+        ("--kv-cache-dtype fp8_e4m3", "fp8"),
+        ("trtllm-serve M --kv_cache_dtype nvfp4", "nvfp4"),
+        ("-cq 8,4", "K exl3 8, V exl3 4"),
+        ("LLAMA_ATTN_ROT_DISABLE=1 llama-server -ctk q4_0 -ctv q4_0", "q4_0 unrotated"),
+        ("-ctk q6_0 -ctv q6_0", "q6_0"),
+        ("-ctk q8_0 -ctv f16 -ctk-first f16,2", "layers 2-29 K q8_0 unrotated"),
+        ("--kv-cache-dtype fp8 --kv-cache-dtype-skip-layers 0 29", "layers 1-28 fp8"),
+        ("-ctk f16 -ctv f16", "fp16"),
+    ],
+)
+def test_flags_as_people_paste_them_are_a_lane(command: str, titled: str) -> None:
+    lane = pasted(command, 30)
+    assert ", ".join(rule.named() for rule in lane.every_rule) == titled
+    assert lane.why_not(ModelShape(30, 9, 3, 64, 2048)) is None
+
+
+@pytest.mark.parametrize(
+    ("command", "layers", "said"),
+    [
+        ("hello", 30, "holds no flags of a KV cache"),
+        ("-ctk 'q8_0", 30, "No closing quotation"),
+        ("-ctk", 30, "expected one argument"),
+        ("-ctk q9_9", 30, "llama.cpp has no format 'q9_9'"),
+        ("--kv-cache-dtype fp8 --kv-cache-dtype-skip-layers 0", None, "not known before it is loaded"),
+        ("-ctk q8_0 -ctk-first f16,31", 30, "at most 30"),
+        ("-ctk q8_0 -ctk-last f16,x", 30, "give TYPE,LAYERS"),
+    ],
+)
+def test_what_is_no_flag_of_a_cache_is_refused_in_one_line(command: str, layers: int | None, said: str) -> None:
+    with pytest.raises(SpecError, match=said) as refused:
+        pasted(command, layers)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_file_of_modelopt_is_the_one_it_writes():
+    """Its own names, as its tests have them; an unquantized layer is not named."""
+    plan = LayerPlan(("fp8", "nvfp4", "fp8", FP16), ("fp8", "nvfp4", "nvfp4", FP16))
+    told = json.loads(flags(MODELOPT, plan, CANDIDATES[MODELOPT]))["quantization"]
+    names = [f"model.layers.{number}.self_attn" for number in range(3)]
+    assert told == {
+        "kv_cache_quant_algo": "MIXED_PRECISION",
+        "kv_cache_quantized_layers": {
+            name: {"quant_algo": word} for name, word in zip(names, ("FP8", "NVFP4", "FP8_K_NVFP4_V"), strict=True)
+        },
+        "kv_cache_schema_version": 1,
+    }
+    assert (
+        json.loads(flags(MODELOPT, LayerPlan.uniform(4, "fp8", "nvfp4"), CANDIDATES[MODELOPT]))["quantization"][
+            "kv_cache_quant_algo"
+        ]
+        == "FP8_K_NVFP4_V"
+    )
+    assert words_of(MODELOPT, CANDIDATES["llama.cpp"]) == {FP16: ""}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"quantization": {"kv_cache_schema_version": 2}}',
+        '{"quantization": {"kv_cache_schema_version": 1, '
+        '"kv_cache_quantized_layers": {"model.layers.9.self_attn": {"quant_algo": "FP8"}}}}',
+    ],
+)
+def test_another_file_is_refused(text):
+    with pytest.raises(SpecError, match="This"):
+        modelopt.parsed(text, CANDIDATES[MODELOPT], LAYERS)
+
+
+def test_modelopt_cannot_have_other_pairs():
+    with pytest.raises(SpecError, match="layer 0"):
+        flags(MODELOPT, LayerPlan.uniform(2, "nvfp4", "fp8"), CANDIDATES[MODELOPT])

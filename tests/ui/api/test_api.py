@@ -31,6 +31,7 @@ from kvq_core.presets import presets
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL, ComparisonSpec, Lane
 from kvq_core.store.store import open_store
+from tests.core.advice.test_advice import asked, noisy, option, rows
 from tests.support.sample_record import make_sample
 from ui.server.health import Health
 from ui.service.services import Services
@@ -48,6 +49,7 @@ ENDPOINTS = {
     "/run",
     "/arrays",
     "/share",
+    "/advise",
     "/study",
     "/estimate_study",
     "/study_result",
@@ -257,6 +259,9 @@ def test_an_unknown_run_is_refused_in_one_line(client, endpoint, run, said):
         ("/run", [{"a": 1}, ""], "not valid"),
         ("/arrays", [[], ""], "not valid"),
         ("/share", ["f" * 16, "", "false"], "it must be true or false"),
+        ("/advise", ["f" * 16, "", 8192, 1, "close", ""], "is not in this store"),
+        ("/advise", ["f" * 16, "", "many", 1, "close", ""], "context = 'many' is not allowed"),
+        ("/advise", ["f" * 16, "much", 8192, 1, "close", ""], "memory = 'much' is not allowed"),
         ("/estimate", [{**SMALL, "temperature": math.nan}], "temperature = nan is not allowed"),
         ("/estimate", [{**SMALL, "seed": 1e400}], "seed = inf is not allowed"),
         ("/compare", [{**SMALL, "prompt": "\ud800"}], "prompt = '\\ud800' is not allowed"),
@@ -343,6 +348,17 @@ def test_a_connection_that_closes_cancels_its_run(server, engine):
         assert any('"stage": "decoding"' in line for line in stream.iter_lines())
         assert engine.at_work == 1
     until(lambda: engine.at_work == 0)
+
+
+def test_advice_is_answered_as_json_with_what_was_asked(client, monkeypatch):
+    given = {}
+    found = asked(rows("small", noisy(0.002)), [option("small")])
+    monkeypatch.setattr("ui.api.endpoints.advised", lambda **more: given.update(more) or found)
+    told = client.predict("a" * 16, "24GB", 4096, 2, "marginal", "vllm", api_name="/advise")
+    assert told == found.model_dump(mode="json") and told["label"] == "small"
+    assert isinstance(given.pop("store").root, str)
+    shape = {"context": 4096, "batch": 2, "memory": "24GB"}
+    assert given == {"study": "a" * 16, **shape, "tolerance": "marginal", "engine": "vllm"}
 
 
 @pytest.mark.slow

@@ -13,20 +13,25 @@ from kvq_core.presets import presets
 from kvq_core.spec import MAX_LANES, parse_spec
 from ui.form.controls import control, control_value, current, describe, places, read, set_knob
 from ui.form.editor import apply_edits, editor
+from ui.form.lane_list import OFF
 from ui.form.lanes import (
     add_lane,
     describe_lane,
     duplicate_lane,
     from_spec,
+    move_lane,
     parse_layers,
     remove_lane,
+    switch_lane,
     title,
+    to_spec,
     update_lane,
     with_knob,
 )
 from ui.form.lanes_panel import apply_change as told
 from ui.form.lanes_panel import lane_rows_html, place_editor
 from ui.form.values import FIELDS, from_comparison, to_comparison
+from ui.html.colors import lane_color
 
 EVERY_KNOB = [pytest.param(m, place, k, id=f"{n}-{place}") for n, m in methods().items() for place, k in places(m)]
 
@@ -186,7 +191,7 @@ def test_a_button_of_the_editor_takes_the_last_changes_along():
     sent = {"uid": 1, "values": {"knobs.bits": 4}, "do": "duplicate", "lane": None}
     after, now, rows, error, form, below, _ = told(json.dumps(sent), lanes, opened)
     assert [lane["knobs"] for lane in after] == [{"bits": 4}, {"bits": 4}, {}] and now["uid"] == after[1]["uid"]
-    assert (rows + below).count("lane-row ") == 3 and error == "" and f'data-uid="{now["uid"]}"' in form
+    assert (rows + below).count('class="lane-row') == 3 and error == "" and f'data-uid="{now["uid"]}"' in form
     after, now, _, _, form, *_ = told(json.dumps({**sent, "do": "open", "lane": 1}), lanes, opened)
     assert now["uid"] is None and form == "" and after[0]["knobs"] == {"bits": 4}
     assert len(told(json.dumps({**sent, "do": "remove"}), lanes, opened)[0]) == 1
@@ -253,3 +258,32 @@ def test_a_wrong_lane_is_named_by_its_number_and_label():
         with pytest.raises(SpecError) as refused:
             to_comparison(form, [add_lane([])[0], {**wrong, "label": label}], rest)
         assert str(refused.value).startswith(said) and "lanes[" not in str(refused.value)
+
+
+def test_a_lane_that_is_off_is_kept_and_not_asked_for():
+    lanes = add_lane(add_lane(add_lane([], "kivi"), "svdq"), "fp16")
+    off = switch_lane(lanes, 2)
+    assert [lane["method"] for lane in to_spec(off)] == ["kivi", "fp16"] and len(off) == 3
+    assert switch_lane(off, 2) == lanes and switch_lane(lanes, 9) == lanes
+    html = "".join(lane_rows_html(off, place_editor(None)))
+    colours = re.findall(r"--lane:([^\"]+)\"", html)
+    assert colours == [lane_color(0), "var(--mute)", lane_color(1)], "the colours that they have in the run"
+    assert html.count('aria-checked="false"') == 1 and OFF in html
+
+
+@pytest.mark.parametrize(
+    "uid, to, order",
+    [
+        (3, 0, [3, 1, 2]),
+        (1, 2, [2, 3, 1]),
+        (1, 99, [2, 3, 1]),
+        (2, -5, [2, 1, 3]),
+        (9, 0, [1, 2, 3]),
+        (1, "0", [1, 2, 3]),
+    ],
+)
+def test_a_lane_goes_where_it_is_put(uid, to, order):
+    lanes = add_lane(add_lane(add_lane([])))
+    assert [lane["uid"] for lane in move_lane(lanes, uid, to)] == order
+    sent = {"uid": None, "values": {}, "do": "move", "lane": uid, "to": to}
+    assert [lane["uid"] for lane in told(json.dumps(sent), lanes, place_editor(None))[0]] == order

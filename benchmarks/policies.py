@@ -1,0 +1,152 @@
+"""Whether policies of layers hold on prompts they have not seen: for each model and three budgets the policy of least
+predicted KLD, the best uniform lane of no more bytes, and the first and last two layers in fp16. Also what it takes to
+score layers, in CPU seconds of one thread.
+
+Prompts are stretches of the standard library's help topics, in turn scored and unseen. What is done is kept prompt by
+prompt, so that a script that was stopped goes on. Losses are no times: it can run on a busy machine.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import torch
+
+from benchmarks.measured import HERE, figures, keep
+from kvq_core.decision.plans import FP16, Candidate, LayerPlan
+from kvq_core.decision.scores import Sensitivity
+from kvq_core.decision.sensitivity import answer_of, identity, losses, measured
+from kvq_core.decision.verify import Offer, judged
+from kvq_core.models import LoadedModel, load
+from kvq_core.models.second import SECOND_MODEL
+from kvq_core.spec import DEFAULT_MODEL, MAX_LANES, TENSORS, Lane
+from kvq_core.studies.prompts import Prompt
+from kvq_core.training.texts import read_texts
+
+CANDIDATES = ("q4_0", "q8_0")
+BITS = (5.0, 5.5, 6.5)
+PROMPTS, TOKENS = 5, 64  # scored, and as many unseen; of a text
+SPEED = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+SPEED_PROMPTS, SPEED_TOKENS = 8, 500
+ASKED = "Explain the following text in your own words: "
+
+
+def texts(model: LoadedModel, count: int, tokens: int) -> list[Prompt]:
+    """Stretches that lie equally far apart."""
+    ids = model.encode("\n\n".join(read_texts(None).documents))
+    step = len(ids) // (count + 1)
+    cut = (ids[at * step : at * step + tokens] for at in range(1, count + 1))
+    return [Prompt(prompt=ASKED + model.tokenizer.decode(each)) for each in cut]
+
+
+class Case:
+    """A model's part of the JSON: CPU seconds that a prompt's scoring took, and by unseen prompt and plan the loss."""
+
+    def __init__(self, model: LoadedModel, out: Path, prompts: int = PROMPTS):
+        self.model, self.out, self.prompts = model, out, prompts
+        held = (figures(out.stem) if out.parent == HERE else None) or {}
+        self.part: dict[str, Any] = held.get(model.id, {"title": model.title, "scoring_cpu_s": [], "unseen": {}})
+        every = texts(model, 2 * PROMPTS, TOKENS)
+        self.scored, self.unseen = every[::2][:prompts], every[1::2][:prompts]
+        self.candidates = [Candidate.parse(name) for name in CANDIDATES]
+
+    def keep(self) -> None:
+        keep(self.out, self.model.id, self.part)
+
+    def scores(self) -> Sensitivity:
+        for count in range(1, self.prompts + 1):
+            began, done = time.process_time(), 0
+            for event in measured(self.model, self.scored[:count], self.candidates):
+                done += 1
+                if isinstance(event, Sensitivity):
+                    found = event
+            if done > 1:  # what was kept takes no time
+                self.part["scoring_cpu_s"].append(round(time.process_time() - began, 1))
+                self.keep()
+            print(f"{self.model.title}: {count} of {self.prompts} prompts scored", flush=True)
+        return found
+
+    def solve(self) -> None:
+        scores = self.scores()
+        costs = scores.costs(self.model.shape)
+        offers = {bits: Offer.of(costs, costs.budget(bits), None, self.candidates) for bits in BITS}
+        plans = list({each.plan: each for offer in offers.values() for each in offer.every})
+        for prompt in self.unseen:
+            self.measure(prompt, plans)
+        rows = [[self.part["unseen"][identity(prompt)][words(plan)] for plan in plans] for prompt in self.unseen]
+        means = dict(zip(plans, np.mean(rows, 0).tolist(), strict=True))
+        self.part["scores"], self.part["prompts"] = scores.id, self.prompts
+        self.part["lanes_scored"] = len(scores.keys)
+        self.part["budgets"] = {
+            f"{bits:g}": judged(
+                scores.id, None, costs.budget(bits), self.prompts, offer, means, self.candidates
+            ).model_dump(mode="json", exclude={"id", "engine", "version", "flags"})
+            for bits, offer in offers.items()
+        }
+        self.keep()
+
+    def measure(self, prompt: Prompt, plans: Sequence[LayerPlan]) -> None:
+        """Of an unseen prompt the plans that it lacks."""
+        held = self.part["unseen"].setdefault(identity(prompt), {})
+        if left := [plan for plan in plans if words(plan) not in held]:
+            lanes = [plan.lane(self.candidates, str(at)) for at, plan in enumerate(left)]
+            found = losses(self.model, prompt, lanes, answer_of(self.model, prompt))
+            held.update(zip(map(words, left), found, strict=True))
+            self.keep()
+            print(f"{self.model.title}: {len(self.part['unseen'])} of {self.prompts} unseen prompts", flush=True)
+
+    def speed(self) -> None:
+        """CPU seconds of one pass of MAX_LANES lanes over a prompt of SPEED_TOKENS tokens, and what all formats, layers
+        and prompts come to."""
+        (prompt,) = texts(self.model, 1, SPEED_TOKENS)
+        layers = self.model.shape.layers
+        every = [(name, tensor, layer) for name in SPEED for tensor in TENSORS for layer in range(layers)]
+        some = every[:: len(every) // MAX_LANES][:MAX_LANES]
+        lanes = [
+            Lane.model_validate({"method": name, "tensors": t, "layers": [at], "label": f"{name} {t} {at}"})
+            for name, t, at in some
+        ]
+        began = time.process_time()
+        follow = answer_of(self.model, prompt)
+        answered = time.process_time() - began
+        losses(self.model, prompt, lanes, follow)
+        took = time.process_time() - began - answered
+        passes = -(-len(every) // MAX_LANES)
+        total = SPEED_PROMPTS * (answered + passes * took)
+        found = {"answer_cpu_s": answered, "pass_cpu_s": took, "lanes": len(lanes), "all_lanes": len(every)}
+        self.part["speed"] = {**found, "passes": passes, "prompts": SPEED_PROMPTS, "total_cpu_s": total}
+        self.keep()
+
+
+def words(plan: LayerPlan) -> str:
+    """A plan by the first letters of its formats, keys and values: ``4`` and ``8`` bits, ``-`` fp16."""
+    short = {"q4_0": "4", "q8_0": "8", FP16: "-"}
+    return " ".join("".join(short[name] for name in plan.of(tensor)) for tensor in TENSORS)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=(DEFAULT_MODEL, SECOND_MODEL), action="append", help="one of them alone")
+    parser.add_argument("--parts", nargs="+", choices=("solve", "speed"), default=("solve", "speed"))
+    parser.add_argument("--prompts", type=int, default=PROMPTS, help=f"scored, and unseen, of {PROMPTS} each")
+    parser.add_argument("--out", type=Path, default=HERE / "policies.json")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    for id in arguments.model or (DEFAULT_MODEL, SECOND_MODEL):
+        case = Case(load(id), arguments.out, arguments.prompts)
+        for part in arguments.parts:
+            getattr(case, part)()
+    print(json.dumps(figures(arguments.out.stem), indent=1)[:2000])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""From evidence to the advice: the answer in a line, its reasons, and what was not tested."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvq_core.advice.asked import Ask
+from kvq_core.advice.choice import Choice, Option, choose
+from kvq_core.advice.evidence import Evidence, evidence
+from kvq_core.advice.report import Advice, Candidate, WeightsFile, Worst
+from kvq_core.advice.sentences import Told, answer_of, helps_of, reasons_of, untested_of
+from kvq_core.methods.deployments import READ_IN
+from kvq_core.studies.intervals import mean_interval
+from kvq_core.studies.pairs import pairs
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+WORST = 3  # prompts that are named
+
+
+@dataclass(frozen=True)
+class Study:
+    """What the advice is computed from: ``table`` has one model's rows, ``longest`` the tokens of the longest sequence
+    that was run, ``own_context`` those that the model was made for, ``fp16`` the cache as it is."""
+
+    id: str
+    model: str
+    table: "pd.DataFrame"
+    options: Sequence[Option]
+    fp16: Option
+    weights: WeightsFile
+    longest: int = 0
+    own_context: int | None = None
+    warnings: Sequence[str] = field(default_factory=tuple)
+    nearest_context: int | None = None  # the longest that a lane which holds would fit
+
+
+def advice_of(study: Study, ask: Ask) -> Advice:
+    """Raises SpecError where the study has no figures, or no tasks that are asked for."""
+    found = evidence(study.table, [option.label for option in study.options], ask.tolerance)
+    choice = choose(found, study.options)
+    candidates = _candidates(found, study.options)
+    told = Told(study.options, found, choice, ask, study.fp16, study.weights, study.longest, study.own_context)
+    kind = _kind(found, choice)
+    option = next((each for each in study.options if each.label == choice.best), None)
+    shown = option if kind != "few" else None
+    return Advice(
+        answer=answer_of(told, kind),
+        kind=kind,
+        sure=choice.sure,
+        lane=None if shown is None else dict(shown.lane),
+        label=None if shown is None else shown.label,
+        runner_up=choice.second if shown is not None else None,
+        separates=_separates(study, choice) if shown is not None else None,
+        flags=None if shown is None else shown.flags,
+        agreement=choice.agreement,
+        reasons=tuple(reasons_of(told, kind)),
+        front=tuple(candidates),
+        worst=tuple(_worst(study.table, choice.best)) if shown is not None else (),
+        warnings=tuple(study.warnings),
+        untested=tuple(untested_of(told)),
+        helps=tuple(helps_of(told, kind, study.nearest_context)),
+        study=study.id,
+        model=study.model,
+        prompts=len(found.prompts),
+        tolerance=ask.tolerance.words,
+        context=ask.context,
+        batch=ask.batch,
+        room=told.room,
+        engine=ask.engine,
+        version=READ_IN.get(ask.engine) if ask.engine else None,
+        weights=study.weights,
+        plain_bytes=study.fp16.nbytes,
+        plain_fits=study.fp16.fits,
+    )
+
+
+def _kind(found: Evidence, choice: Choice) -> str:
+    """``few`` prompts; ``none`` will do; ``unsure``; or ``one``."""
+    if not found.enough:
+        return "few"
+    if choice.best is None and choice.sure:
+        return "none"
+    return "one" if choice.sure else "unsure"
+
+
+def _candidates(found: Evidence, options: Sequence[Option]) -> list[Candidate]:
+    """Smallest first."""
+    holding = found.holding
+    means = dict(zip(found.lanes, found.kld.mean(0).tolist(), strict=True))
+    made = []
+    for option in sorted(options, key=lambda each: (each.nbytes, means.get(each.label, np.inf))):
+        label, done = option.label, option.label in means
+        interval = mean_interval(found.kld[:, found.at(label)]) if done else None
+        beaten = any(
+            other.label in means
+            and (other.nbytes, means[other.label]) != (option.nbytes, means.get(label))
+            and other.nbytes <= option.nbytes
+            and means[other.label] <= means.get(label, np.inf)
+            for other in options
+        )
+        made.append(
+            Candidate(
+                label=label,
+                bytes=option.nbytes,
+                reserved=option.reserved,
+                kld_mean=interval and interval.value,
+                kld_low=interval and interval.low,
+                kld_high=interval and interval.high,
+                fits=option.fits,
+                holds=label in holding,
+                front=done and not beaten,
+                policy=option.policy,
+                flags=option.flags,
+                why_not=_why_not(option, found, label in holding),
+            )
+        )
+    return made
+
+
+def _why_not(option: Option, found: Evidence, holds: bool) -> str | None:
+    if option.label in found.failed:
+        return found.failed[option.label]
+    if option.refused is not None:
+        return option.refused
+    if option.fits is False:
+        return "it does not fit"
+    return None if holds else "it loses more than is tolerated"
+
+
+def _separates(study: Study, choice: Choice) -> str | None:
+    """Bytes of both, and what a paired test says of their losses."""
+    if choice.best is None or choice.second is None:
+        return None
+    sizes = {option.label: option.nbytes for option in study.options}
+    two = study.table[study.table["lane"].isin([choice.best, choice.second])]
+    (pair,) = pairs(two)
+    ratio = sizes[choice.second] / sizes[choice.best]
+    return f"{choice.second} takes {ratio:.2f} times the bytes of {choice.best}. {pair.sentence}"
+
+
+def _worst(table: "pd.DataFrame", label: str | None) -> list[Worst]:
+    rows = table[table["lane"] == label].nlargest(WORST, "kld_mean")
+    return [
+        Worst(prompt=str(row.prompt), kld=float(row.kld_mean), run=str(row.run), link=f"?run={row.run}")
+        for row in rows.itertuples()
+    ]

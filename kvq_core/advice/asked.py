@@ -1,0 +1,93 @@
+"""What is asked of the advice: room, context, batch, tolerance and engine."""
+
+from dataclasses import dataclass
+from math import inf, isfinite
+from typing import Literal
+
+from kvq_core.analysis.deploy import ENGINES
+from kvq_core.analysis.verdict import TIERS
+from kvq_core.errors import SpecError, excerpt
+
+CONTEXT = 8_192  # tokens, where none is asked for
+MOST = 2**24  # tokens and sequences that may be asked for
+_TASK = "task:"
+_ALLOWED = ", ".join(tier.word for tier in TIERS[:-1])
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """What a lane may lose at most: mean KLD in nats; of a tier also the share of positions that flip without a near
+    tie and the 99th percentile of KLD; or the share ``task`` of what the model gets right that the lane gets wrong."""
+
+    words: str
+    kld: float = inf
+    p99: float = inf
+    flips: float = inf
+    task: float | None = None
+
+    @classmethod
+    def parse(cls, given: str | float) -> "Tolerance":
+        """A tier's name, nats, or ``task:`` and a share. Raises SpecError."""
+        text = str(given).strip().lower()
+        for tier in TIERS[:-1]:
+            if text == tier.word:
+                return cls(tier.word, tier.kld, tier.p99, tier.flips)
+        if text.startswith(_TASK):
+            share = _number(text.removeprefix(_TASK))
+            if share is not None and 0 <= share < 1:
+                return cls(f"a loss of {share:.3g} of the tasks", task=share)
+        elif (nats := _number(text)) is not None and nats > 0:
+            return cls(f"a mean KLD of {nats:.3g} nats", kld=nats)
+        raise SpecError(
+            f"tolerance = {excerpt(given)} is not allowed; give {_ALLOWED}, a mean KLD in nats above 0, or task: and "
+            "a share of right answers that may be lost, such as task:0.02."
+        )
+
+
+def _number(text: str) -> float | None:
+    try:
+        found = float(text)
+    except ValueError:
+        return None
+    return found if isfinite(found) else None
+
+
+@dataclass(frozen=True)
+class Ask:
+    """At most one of ``memory`` (bytes that weights and cache share), ``cache`` (bytes of the cache alone) and ``bits``
+    (an element of keys and values) limits the room; None of them: the smallest cache is sought."""
+
+    tolerance: Tolerance
+    context: int = CONTEXT
+    batch: int = 1
+    memory: int | None = None
+    cache: int | None = None
+    bits: float | None = None
+    engine: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("context", "batch"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or not 1 <= value <= MOST:
+                raise SpecError(f"{name} = {excerpt(value)} is not allowed; give a whole number from 1 to {MOST:,}.")
+        given = [name for name in ("memory", "cache", "bits") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise SpecError(f"{' and '.join(given)} are given; give one of memory, cache and bits.")
+        if self.bits is not None and not 0 < self.bits <= 16:
+            raise SpecError(f"bits = {self.bits} is not allowed; give a number above 0, at most 16.")
+
+    @property
+    def room(self) -> Literal["memory", "cache", "bits"] | None:
+        """What limits it."""
+        names: tuple[Literal["memory", "cache", "bits"], ...] = ("memory", "cache", "bits")
+        return next((name for name in names if getattr(self, name) is not None), None)
+
+
+def engine_of(given: str | None) -> str | None:
+    """An engine's name as it is written elsewhere. Raises SpecError for one whose flags are not known."""
+    if given is None:
+        return None
+    known = {name.lower(): name for name in ENGINES}
+    if given.strip().lower() not in known:
+        raise SpecError(f"engine = {excerpt(given)} is not allowed; flags are known of {', '.join(known)}.")
+    return known[given.strip().lower()]

@@ -1,0 +1,102 @@
+"""Which lane is the answer, and in how many resamples of the prompts it still is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvq_core.advice.evidence import Array, Evidence
+from kvq_core.analysis.scored import CONFIDENCE
+from kvq_core.studies.pairs import needed_prompts
+
+RESAMPLES = 2000
+SAME = 0.02  # lanes whose bytes differ by no more are alike in size; of these the one that loses least is the answer
+
+
+@dataclass(frozen=True)
+class Option:
+    """A lane as it would be deployed. ``nbytes``: of its cache for all sequences; ``reserved``: whether these are what
+    the engine sets aside, else what the tensors take; ``fits``: None where no room was given, or the weights are not
+    known; ``flags``: the command of the engine named, of the first that has it where none is; ``refused``: why the
+    engine named cannot have it. ``policy``: whether layers differ in it."""
+
+    label: str
+    lane: dict[str, object]
+    nbytes: int
+    reserved: bool = False
+    fits: bool | None = None
+    flags: str | None = None
+    refused: str | None = None
+    policy: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """``best``: the answer, None where no lane will do; ``agreement``: the share of resamples of the prompts with the
+    same answer, None of too few prompts; ``rival``: what most of the others say, None where they say that none will do,
+    or there are no others; ``second``: the answer without the best; ``more``: prompts that would tell best and rival
+    apart, None where they are told apart, or no number that anybody asks would."""
+
+    best: str | None
+    agreement: float | None
+    rival: str | None
+    second: str | None
+    more: int | None
+
+    @property
+    def sure(self) -> bool:
+        return self.agreement is not None and self.agreement >= CONFIDENCE
+
+
+def choose(found: Evidence, options: Sequence[Option]) -> Choice:
+    """The smallest lane that fits, that the engine has and that holds on the prompts; of lanes alike in size the one
+    that loses least. ``agreement`` counts how often prompts drawn with replacement give the same."""
+    by_label = {option.label: option for option in options}
+    own = [by_label[lane] for lane in found.lanes]
+    usable = np.array([o.fits is not False and o.refused is None and o.label not in found.failed for o in own])
+    sizes = np.array([float(option.nbytes) for option in own])
+    count = len(found.prompts)
+    (best,) = _best(found, np.full((1, count), 1 / count), usable, sizes)
+    others = usable.copy()
+    others[best] &= best < 0
+    (second,) = _best(found, np.full((1, count), 1 / count), others, sizes)
+    if not found.enough:
+        return Choice(_name(found, best), None, None, _name(found, second), None)
+    draws = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), RESAMPLES)
+    drawn = _best(found, draws / count, usable, sizes)
+    agreement = float((drawn == best).mean())
+    rest = drawn[drawn != best]
+    names, times = np.unique(rest, return_counts=True)
+    rival = int(names[times.argmax()]) if len(rest) else -1
+    sure = agreement >= CONFIDENCE
+    more = None if sure else _more(found, best, rival, sizes)
+    return Choice(_name(found, best), agreement, _name(found, rival), _name(found, second), more)
+
+
+def _best(found: Evidence, weights: Array, usable: Array, sizes: Array) -> Array:
+    """(draws): the number of the lane that is the answer, -1 where none will do."""
+    allowed = found.holds(weights) & usable
+    bytes_ = np.where(allowed, sizes, np.inf)
+    least = bytes_.min(1, keepdims=True)
+    near = allowed & (bytes_ <= least * (1 + SAME))
+    loss = np.where(near, weights @ found.kld, np.inf)
+    return np.where(allowed.any(1), loss.argmin(1), -1)
+
+
+def _name(found: Evidence, at: int) -> str | None:
+    return None if at < 0 else found.lanes[at]
+
+
+def _more(found: Evidence, best: int, rival: int, sizes: Array) -> int | None:
+    """Prompts beside those there are that a paired t test would take to tell what keeps the two apart: of two lanes
+    alike in size their KLD, else whether the smaller one holds."""
+    if best >= 0 and rival >= 0 and abs(sizes[best] - sizes[rival]) <= SAME * sizes[[best, rival]].min():
+        what = found.kld[:, best] - found.kld[:, rival]
+    else:
+        smaller = min((at for at in (best, rival) if at >= 0), key=lambda at: sizes[at], default=None)
+        if smaller is None:
+            return None
+        what = found.tightest(found.lanes[smaller])
+    spread = float(what.std(ddof=1))
+    needed = needed_prompts(float(what.mean()) / spread, 1) if spread > 0 else None
+    return None if needed is None else max(1, needed - len(what))

@@ -1,0 +1,105 @@
+"""What a lane's cache takes for a context and a batch, as tensors and as an engine sets it aside."""
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+from kvq_core.errors import MethodError
+from kvq_core.methods import Method, ModelShape, Window
+from kvq_core.methods.sizes import sizes
+from kvq_core.sizing.fit import Cache
+from kvq_core.sizing.formats import FormatBits
+from kvq_core.sizing.layers import LayerKind, Shape
+from kvq_core.spec import TENSORS, Lane, Tensor
+from kvq_core.spec.plan import Assignment
+
+MEASURED = 1024  # tokens of the random tensors whose bits are taken
+
+
+class Taken(NamedTuple):
+    nbytes: int
+    reserved: bool  # whether it is what the engine sets aside
+
+
+class Cost:
+    """Of a lane on a model's shape, in an engine where one is named."""
+
+    def __init__(self, lane: Lane, shape: Shape, engine: str | None):
+        self.lane, self.shape, self.engine = lane, shape, engine
+        self.plan: Sequence[Assignment] = lane.plan_of(range(len(shape.layers)))
+
+    def of(self, context: int, batch: int) -> Taken:
+        """Bytes of ``batch`` sequences of ``context`` tokens."""
+        if self.engine is not None and self._format is not None:
+            cache = Cache.of(self._format, self.shape)
+            if (found := cache.reserved(self.engine, context, batch)) is not None:
+                return Taken(found, True)
+        return Taken(batch * self._tensors(context), False)
+
+    def bits(self, context: int) -> float:
+        """An element of keys and values."""
+        elements = sum(layer.elements * layer.tokens(context) for layer in self.shape.layers)
+        return 8 * self._tensors(context) / elements
+
+    def _tensors(self, context: int) -> int:
+        whole = sum(2.0 * layer.elements * layer.tokens(context) for layer in self.shape.layers)
+        states = sum(self.shape.dtype_bytes * (layer.conv + layer.recurrent) for layer in self.shape.layers)
+        saved = sum(self._saved(part, self.shape.layers[at], context) for part in self.plan for at in part.layers)
+        return math.ceil(whole + states - saved)
+
+    def _saved(self, part: Assignment, layer: LayerKind, context: int) -> float:
+        """Bytes that a layer takes less than in fp16; what is kept beside other tokens is added."""
+        dim = _channels(layer, part.tensor)
+        if not dim:
+            return 0.0
+        at, tokens = TENSORS.index(part.tensor), layer.tokens(context)
+        bits, packed = _bits(part.method, dim)[at], part.packed(tokens)
+        once = part.method.fixed_bytes(ModelShape(1, layer.kv_heads, layer.kv_heads, dim, max(tokens, 1)))[at]
+        per_element = -bits if part.beside else 16 - bits
+        return layer.kv_heads * dim * packed * per_element / 8 - once
+
+    @cached_property
+    def _format(self) -> FormatBits | None:
+        """The lane as one format of all layers; None where layers or tokens differ in it, or it is fp16."""
+        by_tensor = {part.tensor: part for part in self.plan}
+        last = len(self.shape.layers)
+        boundary = {(part.layers[0], last - 1 - part.layers[-1]) for part in self.plan}
+        whole = all(part.layers == tuple(range(part.layers[0], part.layers[-1] + 1)) for part in self.plan)
+        plain = all(part.rule.tokens == "all" and not part.rule.spans for part in self.plan)
+        if not by_tensor or len(by_tensor) < len(self.plan) or len(boundary) > 1 or not (whole and plain):
+            return None
+        (ends,) = boundary
+        kept = {len(part.method.kept_layers(last)) // 2 for part in self.plan}
+        if kept != {ends[0]} or ends[0] != ends[1]:
+            return None
+        return self._of(by_tensor, ends[0])
+
+    def _of(self, parts: dict[Tensor, Assignment], boundary: int) -> FormatBits | None:
+        windows, bits = [], {}
+        for tensor in TENSORS:
+            window = parts[tensor].window if tensor in parts else None
+            windows.append((0, 0, 1, False) if window is None else _window(window))
+        for dim in {dim for layer in self.shape.layers for dim in (layer.key_dim, layer.value_dim) if dim}:
+            own = [_bits(parts[t].method, dim)[at] if t in parts else 16.0 for at, t in enumerate(TENSORS)]
+            bits[dim] = (own[0], own[1])
+        first = next(iter(parts.values())).method
+        engines = {self.engine: first.cache_types.get(self.engine, "")} if self.engine else {}
+        told = {"name": self.lane.label, "method": first.name, "knobs": {}, "engines": engines, "windows": windows}
+        return FormatBits.model_validate({**told, "boundary": boundary, "bits": bits})
+
+
+def _window(window: Window) -> tuple[int, int, int, bool]:
+    return window.sink, window.recent, window.step or 1, window.whole_prompt
+
+
+def _channels(layer: LayerKind, tensor: Tensor) -> int:
+    return layer.key_dim if tensor == "keys" else layer.value_dim
+
+
+def _bits(method: Method, dim: int) -> tuple[float, float]:
+    """Of an encoded element of keys and of values; 16 where the method cannot store such heads."""
+    try:
+        return sizes(method, MEASURED, dim).encoded
+    except MethodError:
+        return 16.0, 16.0

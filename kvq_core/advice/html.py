@@ -1,0 +1,115 @@
+"""The advice on one page, as HTML that needs nothing beside itself: the answer, its figure, and what it rests on."""
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from math import floor, log10
+
+from kvq_core.advice.markdown import HEADER, cells
+from kvq_core.advice.report import Advice, Candidate
+from kvq_core.advice.sentences import size
+
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 720, 300, 70, 40, 12
+STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:2rem auto;padding:0 1rem;color:#1b1f24;"
+    "background:#fff}h1{font-size:1.5rem}pre{background:#f2f4f6;padding:.7rem;overflow-x:auto}"
+    "table{border-collapse:collapse;font-size:.85rem}td,th{padding:.2rem .6rem;text-align:left;"
+    "border-bottom:1px solid #d5d9de}figure{margin:1rem 0}svg{max-width:100%}"
+)
+
+
+def as_html(found: Advice) -> str:
+    parts = [f"<h1>{escape(found.answer)}</h1>"]
+    if found.flags:
+        parts.append(f"<pre>{escape(found.flags)}</pre>")
+    parts += [_list("", found.reasons), _paragraph(found.separates), _figure(found)]
+    parts += [_list("Warnings", found.warnings), _list("What would help", found.helps), _table(found.front)]
+    worst = [f"{each.prompt}: {each.kld:.3g} nats, run {each.run}" for each in found.worst]
+    parts += [_list("Worst prompts", worst), _list("Not tested", found.untested), _paragraph(_asked(found))]
+    title = escape(f"Which KV cache for {found.model}")
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
+    body = "\n".join(filter(None, parts))
+    return f'<!doctype html><html lang="en"><head>{head}<style>{STYLE}</style></head><body>\n{body}\n</body></html>\n'
+
+
+def _asked(found: Advice) -> str:
+    engine = f", {found.engine} {found.version}" if found.engine else ""
+    room = f", {found.room}" if found.room else ""
+    return (
+        f"{found.model}, {found.batch} x {found.context:,} tokens{room}{engine}; study {found.study}, {found.prompts} "
+        f"prompts; tolerated: {found.tolerance}."
+    )
+
+
+def _paragraph(text: str | None) -> str:
+    return f"<p>{escape(text)}</p>" if text else ""
+
+
+def _list(title: str, lines: Sequence[str]) -> str:
+    told = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    head = f"<h2>{escape(title)}</h2>" if title else ""
+    return f"{head}<ul>{told}</ul>" if told else ""
+
+
+def _table(front: Sequence[Candidate]) -> str:
+    head = "".join(f'<th scope="col">{escape(each)}</th>' for each in HEADER)
+    rows = ("".join(f"<td>{escape(cell)}</td>" for cell in cells(each)) for each in front)
+    return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
+
+
+def _figure(found: Advice) -> str:
+    """Mean KLD with its interval against bytes, the front joined; nothing where no lane has a loss above 0."""
+    shown = [each for each in found.front if each.kld_mean]
+    if not shown:
+        return ""
+    scale = _Scale(shown)
+    front = sorted((each for each in shown if each.front), key=lambda each: each.bytes)
+    line = " ".join(f"{scale.x(each.bytes):.1f},{scale.y(each.kld_mean or 0):.1f}" for each in front)
+    names = {each.label: at for at, each in enumerate(front)}
+    marks = "".join(mark for each in shown for mark in scale.mark(each, each.label == found.label, names))
+    joined = f'<polyline points="{line}" fill="none" stroke="#8a93a0" stroke-dasharray="4 3"/>'
+    said = "Mean KLD in nats with 95 % intervals against the bytes of the cache; the line joins the front."
+    view = f'viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{said}" font-size="11"'
+    return f"<figure><svg {view}>{scale.axes()}{joined}{marks}</svg><figcaption>{said}</figcaption></figure>"
+
+
+class _Scale:
+    """Bytes to the right, KLD up on a logarithmic axis."""
+
+    def __init__(self, shown: Sequence[Candidate]):
+        self.most = max(each.bytes for each in shown) * 1.05
+        lows = [each.kld_low or each.kld_mean or 0 for each in shown]
+        highs = [each.kld_high or each.kld_mean or 0 for each in shown]
+        self.low = floor(log10(min(low for low in lows if low > 0)))
+        self.high = floor(log10(max(highs))) + 1
+
+    def x(self, nbytes: float) -> float:
+        return LEFT + nbytes / self.most * (WIDTH - LEFT - 90)
+
+    def y(self, kld: float) -> float:
+        place = (log10(max(kld, 10.0**self.low)) - self.low) / (self.high - self.low)
+        return HEIGHT - BOTTOM - place * (HEIGHT - BOTTOM - TOP)
+
+    def axes(self) -> str:
+        rows = [
+            f'<line x1="{LEFT}" x2="{WIDTH - 90}" y1="{self.y(10.0**e):.1f}" y2="{self.y(10.0**e):.1f}" '
+            f'stroke="#e3e6ea"/><text x="{LEFT - 8}" y="{self.y(10.0**e) + 4:.1f}" text-anchor="end">1e{e}</text>'
+            for e in range(self.low, self.high + 1)
+        ]
+        marks = [
+            f'<text x="{self.x(self.most * part / 4):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">'
+            f"{size(round(self.most * part / 4))}</text>"
+            for part in range(5)
+        ]
+        return "".join([*rows, *marks])
+
+    def mark(self, each: Candidate, chosen: bool, names: dict[str, int]) -> Iterator[str]:
+        """Its point and interval, and its name where it is on the front: above and below in turn."""
+        x, y = self.x(each.bytes), self.y(each.kld_mean or 0)
+        color = "#0b62c4" if chosen else "#5b6470" if each.why_not is None else "#b4bac2"
+        if each.kld_low is not None and each.kld_high is not None:
+            ends = f'y1="{self.y(each.kld_low):.1f}" y2="{self.y(each.kld_high):.1f}"'
+            yield f'<line x1="{x:.1f}" x2="{x:.1f}" {ends} stroke="{color}"/>'
+        yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{5 if chosen else 3}" fill="{color}"/>'
+        if each.label in names:
+            below = 15 if names[each.label] % 2 else -6
+            yield f'<text x="{x + 7:.1f}" y="{y + below:.1f}" fill="#3a424c">{escape(each.label)}</text>'

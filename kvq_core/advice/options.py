@@ -1,0 +1,90 @@
+"""A study's lanes as they would be deployed: what each takes for what was asked, whether that fits, and its flags."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kvq_core.advice.asked import Ask
+from kvq_core.advice.choice import Option
+from kvq_core.advice.cost import Cost
+from kvq_core.advice.report import WeightsFile
+from kvq_core.analysis.deploy import of_rules
+from kvq_core.errors import SpecError, excerpt
+from kvq_core.models import LoadedModel
+from kvq_core.pipeline.lanes import rule_record
+from kvq_core.sizing.layers import Shape, shape_of
+from kvq_core.sizing.reserve import allowance, engines
+from kvq_core.sizing.weights import held
+from kvq_core.spec import Lane
+
+FP16 = Lane(label="fp16", method="fp16")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where lanes are to fit: a model's shape and weights, and what was asked."""
+
+    shape: Shape
+    weights: WeightsFile
+    ask: Ask
+
+    def option(self, lane: Lane) -> Option:
+        cost = Cost(lane, self.shape, self.ask.engine if self.ask.engine in engines() else None)
+        taken = cost.of(self.ask.context, self.ask.batch)
+        option = Option(lane.label, lane_data(lane), *taken, fits=self._fits(taken.nbytes, cost))
+        flags, refused = self._flags(lane)
+        return replace(option, flags=flags, refused=refused)
+
+    def longest(self, lane: Lane) -> int:
+        """The longest context, in tokens, at which a lane fits; 0 where none does."""
+        low, high = 0, self.ask.context
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = replace(self, ask=replace(self.ask, context=middle)).option(lane).fits
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low
+
+    def _fits(self, taken: int, cost: Cost) -> bool | None:
+        ask = self.ask
+        if ask.memory is not None:
+            held = self.weights.bytes
+            return None if held is None else held + taken <= allowance().left(ask.memory)
+        if ask.cache is not None:
+            return taken <= ask.cache
+        return None if ask.bits is None else cost.bits(ask.context) <= ask.bits + 1e-9
+
+    def _flags(self, lane: Lane) -> tuple[str | None, str | None]:
+        """The command of the engine named, or why it has none; of the first that has the lane where none is named."""
+        ways, refusals = of_rules([rule_record(rule) for rule in lane.every_rule], len(self.shape.layers))
+        if self.ask.engine is None:
+            return (ways[0].how if ways else None), None
+        found = next((way.how for way in ways if way.tool == self.ask.engine), None)
+        why = next((each.reason for each in refusals if each.engine == self.ask.engine), "it has no such format")
+        return found, None if found else f"{self.ask.engine} cannot have it: {why}"
+
+
+def lane_data(lane: Lane) -> dict[str, object]:
+    """A lane as a spec has it, without its label."""
+    told = lane.model_dump(mode="json", exclude_defaults=True)
+    return {name: value for name, value in told.items() if name != "label"}
+
+
+def own_weights(model: LoadedModel, given: str) -> WeightsFile:
+    found = held(given, sum(weight.numel() for weight in model.model.parameters()))
+    return WeightsFile(file=given, bytes=found.nbytes, how=found.how, chosen=False)
+
+
+def weights_files(files: Sequence[Path]) -> list[WeightsFile]:
+    """Files or folders of weights to choose from, the largest first. Raises SpecError for one that is not there."""
+    found = []
+    for file in files:
+        parts = [file] if file.is_file() else sorted(file.glob("*.safetensors")) or sorted(file.glob("*.gguf"))
+        if not parts:
+            raise SpecError(f"weights = {excerpt(str(file))} is no file, and no folder with weights.")
+        nbytes = sum(part.stat().st_size for part in parts)
+        found.append(WeightsFile(file=str(file), bytes=nbytes, how="of its files", chosen=True))
+    return sorted(found, key=lambda each: -(each.bytes or 0))
+
+
+def model_shape(model: LoadedModel) -> Shape:
+    return shape_of(model.model.config.to_dict())

@@ -1,0 +1,173 @@
+"""The advice in sentences."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvq_core.advice.asked import Ask
+from kvq_core.advice.choice import Choice, Option
+from kvq_core.advice.evidence import Evidence
+from kvq_core.advice.report import WeightsFile
+from kvq_core.analysis.verdict import TIERS
+from kvq_core.sizing.reserve import allowance
+from kvq_core.studies.intervals import FEWEST, mean_interval
+
+ADVISED = 12  # prompts that are advised where there are too few
+
+
+@dataclass(frozen=True)
+class Told:
+    """All that sentences are made of."""
+
+    options: Sequence[Option]
+    found: Evidence
+    choice: Choice
+    ask: Ask
+    fp16: Option
+    weights: WeightsFile
+    longest: int
+    own_context: int | None
+
+    def option(self, label: str | None) -> Option:
+        return next(option for option in self.options if option.label == label)
+
+    @property
+    def sequences(self) -> str:
+        return f"{self.ask.batch} x {self.ask.context:,} tokens"
+
+    @property
+    def room(self) -> str | None:
+        """What limits the cache."""
+        if self.ask.memory is not None:
+            return f"{size(self.ask.memory)} for weights and cache"
+        if self.ask.cache is not None:
+            return f"{size(self.ask.cache)} for the cache"
+        return None if self.ask.bits is None else f"{self.ask.bits:g} bits an element"
+
+    @property
+    def too_small(self) -> bool:
+        """Whether the weights alone fill the memory."""
+        held = self.weights.bytes
+        return self.ask.memory is not None and held is not None and held >= allowance().left(self.ask.memory)
+
+    @property
+    def possible(self) -> list[Option]:
+        """Those that the engine has and that have figures."""
+        return [option for option in self.options if option.refused is None and option.label in self.found.lanes]
+
+
+def answer_of(told: Told, kind: str) -> str:
+    """In a line."""
+    best, rival, choice = told.choice.best, told.choice.rival, told.choice
+    if kind == "few":
+        return f"Too few prompts to recommend a lane: the study has {len(told.found.prompts)}, and {FEWEST} are needed."
+    if kind == "none":
+        return f"None of these: {_none(told)}."
+    said = "none of these" if best is None else f"{best}"
+    if kind == "one":
+        return f"{said}: {_cost(told, told.option(best))}, within {told.ask.tolerance.words}; {_agree(choice)}."
+    more = f": {choice.more:,} more prompts would" if choice.more else ", and no number of prompts anybody asks would"
+    other = rival or "none of these"
+    return f"Cannot tell {said} from {other}{more}; {_agree(choice)}."
+
+
+def _agree(choice: Choice) -> str:
+    return f"{choice.agreement:.0%} of the resamples of the prompts say the same"
+
+
+def _cost(told: Told, option: Option) -> str:
+    share = option.nbytes / told.fp16.nbytes
+    return f"{size(option.nbytes)} for {told.sequences}, {share:.0%} of fp16"
+
+
+def _none(told: Told) -> str:
+    """Why, in the order of what would help first."""
+    if not any(option.refused is None for option in told.options):
+        return f"the study has none of {told.ask.engine}'s formats"
+    if not told.possible:
+        return "no lane that the engine has was run to its end"
+    if told.too_small:
+        return f"the weights alone take {size(told.weights.bytes or 0)} of {size(told.ask.memory or 0)}"
+    holding = [option for option in told.possible if _holds(told, option)]
+    if holding:
+        least = min(holding, key=lambda option: option.nbytes)
+        return f"{least.label} is within {told.ask.tolerance.words}, but {_cost(told, least)}, does not fit"
+    if failed := [option for option in told.possible if _holds(told, option, groups=False)]:
+        return f"{failed[0].label} would be within {told.ask.tolerance.words}, but {told.found.failed[failed[0].label]}"
+    nearest = min(told.possible, key=lambda option: told.found.kld[:, told.found.at(option.label)].mean())
+    return f"no lane is within {told.ask.tolerance.words}; {_loss(told, nearest)} is the nearest"
+
+
+def _holds(told: Told, option: Option, groups: bool = True) -> bool:
+    return option.label in told.found.holding and not (groups and option.label in told.found.failed)
+
+
+def _loss(told: Told, option: Option) -> str:
+    found = mean_interval(told.found.kld[:, told.found.at(option.label)])
+    ends = "" if found.low is None else f" ({found.low:.2g} to {found.high:.2g})"
+    return f"{option.label} with a mean KLD of {found.value:.2g} nats{ends}"
+
+
+def reasons_of(told: Told, kind: str) -> Iterator[str]:
+    """Three sentences at most: what it loses, what it takes, what else there is."""
+    count = len(told.found.prompts)
+    if kind in ("few", "none") or told.choice.best is None:
+        yield f"{len(told.found.lanes)} lanes were run on {count} prompts."
+    else:
+        best = told.option(told.choice.best)
+        yield f"Over {count} prompts {_loss(told, best)} is within {told.ask.tolerance.words}."
+        smaller = [option for option in told.possible if option.nbytes < best.nbytes]
+        lost = f"; of {len(smaller)} smaller lanes none will do" if smaller else ", and no lane takes less"
+        room = f", where there are {told.room}" if told.room else ""
+        yield f"It takes {_cost(told, best)}{room}{lost}."
+    fits = {True: "fits as well", False: "does not fit", None: "was not held against a memory"}[told.fp16.fits]
+    yield f"The unquantized cache takes {size(told.fp16.nbytes)} and {fits}."
+
+
+def helps_of(told: Told, kind: str, nearest_context: int | None) -> Iterator[str]:
+    """What would change the answer."""
+    if kind == "few":
+        yield f"Run the study on {FEWEST} prompts or more; {ADVISED} give intervals that are of use."
+    if kind == "unsure" and told.choice.more:
+        yield f"Add {told.choice.more:,} prompts to the study; what was run is not run again."
+    if kind not in ("none", "few") and told.choice.best is not None:
+        return
+    if not any(option.refused is None for option in told.options):
+        yield f"Run a study of the engine's formats, or name another engine than {told.ask.engine}."
+        return
+    if told.too_small:
+        yield "Give more memory, or a smaller file of the weights with --weights."
+        return
+    holding = [option for option in told.possible if _holds(told, option)]
+    if holding and nearest_context:
+        yield f"Ask for at most {nearest_context:,} tokens at a batch of {told.ask.batch}, or fewer sequences."
+    elif not holding:
+        yield from _looser(told)
+    if told.fp16.fits:
+        yield f"Leave the cache unquantized: {size(told.fp16.nbytes)} fit."
+
+
+def _looser(told: Told) -> Iterator[str]:
+    """The next tier that a lane would reach, and layers that stay fp16."""
+    best = min(told.found.kld.mean(0), default=np.inf)
+    words = [tier.word for tier in TIERS[:-1] if best <= tier.kld and tier.kld > told.ask.tolerance.kld]
+    if words:
+        yield f"A tolerance of {words[0]} would have an answer."
+    yield "Find the layers that cost most, and leave these in fp16: python -m kvq_core layers."
+
+
+def untested_of(told: Told) -> Iterator[str]:
+    ask = told.ask
+    yield "Speed: nothing was timed."
+    yield f"Other prompts than the study's {len(told.found.prompts)}, and other weights."
+    if told.longest and ask.context > told.longest:
+        yield f"Contexts beyond {told.longest:,} tokens, the longest that was run; {ask.context:,} were asked for."
+    if any(not option.reserved for option in told.options) and ask.engine is not None:
+        yield f"What {ask.engine} reserves beyond tensors, for the lanes where that is not known."
+    if told.weights.chosen:
+        yield "What the file of the weights loses itself: loss is that of the cache alone."
+
+
+def size(nbytes: int) -> str:
+    return f"{nbytes / 2**30:,.2f} GiB" if nbytes >= 2**26 else f"{nbytes / 2**20:,.1f} MiB"

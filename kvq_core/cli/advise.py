@@ -1,0 +1,92 @@
+"""``python -m kvq_core advise``: which lane to deploy, how sure that is, and what it rests on."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvq_core.cli.output import as_json, columns
+from kvq_core.cli.study import Progress
+from kvq_core.errors import SpecError
+
+if TYPE_CHECKING:
+    from kvq_core.advice.report import Advice
+
+EXAMPLES = (
+    "python -m kvq_core advise --study 0123456789abcdef --memory 24GB --context 32768 --batch 8 --engine vllm\n"
+    "  python -m kvq_core advise smollm2-135m-instruct-q4_1 --prompts prompts.jsonl --engine llama.cpp --json\n"
+    "  python -m kvq_core advise --study 0123456789abcdef --bits 5 --tolerance marginal --out advice.md"
+)
+KINDS = (".md", ".html")
+
+
+def add_arguments(parser: argparse.ArgumentParser, quiet: Callable[[], None]) -> None:
+    """What the command ``advise`` takes; ``quiet`` silences libraries."""
+    parser.add_argument(
+        "model", metavar="MODEL", nargs="?", help="model id, folder, or GGUF file; of a study with several, which"
+    )
+    parser.add_argument("--study", metavar="ID", help="advise from this study, which was run before")
+    parser.add_argument("--prompts", metavar="FILE", type=Path, help="run what the engine ships on these prompts first")
+    parser.add_argument("--memory", metavar="SIZE", help="memory of weights and cache together, such as 24GB")
+    parser.add_argument("--cache", metavar="SIZE", help="memory of the cache alone, in its place")
+    parser.add_argument("--bits", type=float, help="bits an element of keys and values, in its place")
+    parser.add_argument("--context", metavar="TOKENS", type=int, default=8192, help="tokens of a sequence (8,192)")
+    parser.add_argument("--batch", metavar="N", type=int, default=1, help="sequences at once (1)")
+    parser.add_argument(
+        "--tolerance", default="close", help="close, marginal, a mean KLD in nats, or task:SHARE of tasks lost (close)"
+    )
+    parser.add_argument("--engine", help="the engine that flags are for, such as vllm or llama.cpp")
+    parser.add_argument(
+        "--weights",
+        metavar="FILE",
+        type=Path,
+        action="append",
+        default=[],
+        help="weights to choose from under the memory; may be given again",
+    )
+    parser.add_argument("--out", metavar="FILE", type=Path, help="also write the report, as .md or .html")
+    parser.set_defaults(quiet=quiet)
+
+
+def advise(arguments: argparse.Namespace) -> None:
+    """Advise from a study, or run one first; what was computed is there for the next time."""
+    arguments.quiet()
+    if arguments.out is not None and arguments.out.suffix not in KINDS:
+        raise SpecError(f"--out {arguments.out.name} is not allowed; give a name that ends in {' or '.join(KINDS)}.")
+    with redirect_stdout(sys.stderr), Progress() as progress:
+        found = _found(arguments, progress)
+    if arguments.out is not None:
+        _write(found, arguments.out)
+    print(as_json(found.model_dump(mode="json")) if arguments.json else _described(found))
+
+
+def _found(arguments: argparse.Namespace, progress: Progress) -> "Advice":
+    from kvq_core.advice.advise import advise as computed
+    from kvq_core.cli.layers import read_prompts
+
+    names = ("study", "model", "memory", "cache", "bits", "context", "batch", "tolerance", "engine", "weights")
+    given = {name: getattr(arguments, name) for name in names}
+    prompts = None if arguments.prompts is None else read_prompts(arguments.prompts)
+    return computed(**given, prompts=prompts, progress=progress)
+
+
+def _write(found: "Advice", file: Path) -> None:
+    from kvq_core.advice.html import as_html
+    from kvq_core.advice.markdown import as_markdown
+    from kvq_core.machine import files
+
+    text = as_markdown(found) if file.suffix == ".md" else as_html(found)
+    files.write(file, text.encode())
+
+
+def _described(found: "Advice") -> str:
+    from kvq_core.advice.markdown import HEADER, cells
+
+    parts = [[found.answer], [found.flags or ""], [*found.reasons, found.separates or ""]]
+    parts.append([f"warning: {each}" for each in found.warnings])
+    parts += [[*found.helps], columns([HEADER, *map(cells, found.front)])]
+    parts.append([f"worst: {each.prompt}, {each.kld:.3g} nats: show {each.run}" for each in found.worst])
+    parts.append([f"not tested: {each}" for each in found.untested])
+    return "\n\n".join("\n".join(filter(None, lines)) for lines in parts if any(lines))

@@ -1,0 +1,117 @@
+"""Nothing is lost: the form's own changes are told, kept and in the link; views are places; runs have names."""
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+
+from tests.browser.conftest import visits
+from tests.browser.pages import VIEWS, open_view, run, unfold
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
+
+SELECTED = "words => document.querySelector('#selected')?.innerText.startsWith(words)"
+
+
+def changed(page) -> None:
+    """New tokens 7, and the second lane off."""
+    page.wait_for_selector(VIEWS["Verdicts"])
+    unfold(page)
+    page.get_by_role("button", name="Generation options").click()
+    page.locator("#max-new-tokens input").fill("7")
+    page.locator("#max-new-tokens input").press("Tab")
+    page.locator(".lane-power").nth(1).click()
+    page.wait_for_function("document.querySelectorAll('#differs li').length == 2")
+
+
+def serious(page) -> list:
+    return [
+        (found["id"], [node["target"] for node in found["nodes"]])
+        for found in Axe().run(page).response["violations"]
+        if found["impact"] in ("serious", "critical")
+    ]
+
+
+def test_what_differs_is_told_kept_and_in_the_link(quick, browser):
+    with visits(browser, reads_console=False) as visit:  # it is loaded again while figures may be under way
+        page = visit(quick, reading=True)
+        changed(page)
+        told = page.locator("#differs").inner_text()
+        assert "Form differs from this run in 2 places" in told
+        page.locator("#differs summary").focus()
+        page.keyboard.press("Enter")
+        lines = page.locator("#differs li").all_inner_texts()
+        assert [line.split() for line in lines] == [
+            ["New", "tokens", "64", "7"],
+            ["Lane", "SQuat_pre", "2-bit", "not", "in", "the", "form"],
+        ]
+        page.wait_for_function("location.search.includes('form=1.')")
+        assert serious(page) == []
+        link = page.url
+        page.reload()
+        page.wait_for_function("document.querySelectorAll('#differs li').length == 2")
+        assert page.locator(".lane-row").nth(1).inner_text().endswith("off, not in the run")
+        stranger = visit(link, reading=True)
+        stranger.wait_for_function("document.querySelectorAll('#differs li').length == 2")
+        assert "64 7" in " ".join(stranger.locator("#differs li").first.text_content().split())
+        assert stranger.locator(".lane-row").count() == 5, "what is off is not asked for"
+        page.locator("[data-form-back]").focus()
+        page.keyboard.press("Enter")
+        page.wait_for_function("!location.search.includes('form=')")
+        page.wait_for_selector("#differs .differs-box", state="detached")
+        assert page.locator(".lane-row").count() == 6
+
+
+def test_back_and_forward_walk_views_with_their_selection(server, open_page):
+    page = open_page(server, reading=True)
+    page.wait_for_selector(VIEWS["Verdicts"])
+    opening = page.locator("#selected").inner_text().split(" ·")[0]
+    open_view(page, "Where")
+    page.locator("#pick-layer input[type=number]").fill("7")
+    page.locator("#pick-layer input[type=number]").press("Enter")
+    page.wait_for_function(SELECTED, arg="Layer 7 ")
+    page.locator("#legend .lane-switch").first.click()
+    open_view(page, "Bits")
+    for press, view, off in (
+        (page.go_back, "damage", 1),
+        (page.go_back, "verdicts", 0),
+        (page.go_forward, "damage", 1),
+    ):
+        press()
+        page.wait_for_selector(f"#views [data-view={view}][aria-selected=true]")
+        page.wait_for_function("off => document.querySelectorAll('#legend li.off').length == off", arg=off)
+        page.wait_for_function(SELECTED, arg="Layer 7 " if off else f"{opening} ")
+    assert "view=damage" in page.url and "at=7." in page.url
+
+
+def test_runs_are_named_found_and_forgotten_and_what_is_seen_is_shared(quick, open_page):
+    page = open_page(f"{quick}/?preset=first-look")
+    page.wait_for_selector("#lane-row-3")
+    for words in ("The first of them", "Another one"):
+        page.locator("#prompt textarea").fill(words)
+        run(page)
+        page.wait_for_function("words => document.querySelector('#runs a')?.innerText == words", arg=words)
+        page.wait_for_selector(VIEWS["Verdicts"])
+        unfold(page)
+    page.locator(".naming summary").nth(1).focus()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    page.keyboard.type("Baseline <i>")
+    page.keyboard.press("Enter")
+    page.wait_for_function("[...document.querySelectorAll('#runs a')].map(a => a.innerText)[1] == 'Baseline <i>'")
+    page.locator("#history-find").locator("textarea, input").fill("basline")
+    page.wait_for_function("document.querySelectorAll('#runs a').length == 1")
+    assert page.locator("#runs a").inner_text() == "Baseline <i>"
+    page.locator("#history-find").locator("textarea, input").fill("zzzzzz")
+    page.wait_for_function("document.querySelector('#runs').innerText.includes('No run of yours')")
+    page.locator("#history-find").locator("textarea, input").fill("")
+    page.wait_for_function("document.querySelectorAll('#runs a').length == 2")
+    page.locator(".naming summary").first.click()
+    page.locator("[data-run-forget]").first.click()
+    page.wait_for_function("document.querySelectorAll('#runs a').length == 1")
+    page.wait_for_function("Object.values(localStorage).some(kept => kept.length)")
+    open_view(page, "Text")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.locator("[data-share]").click()
+    shared = page.locator("#share textarea").input_value()
+    assert "run=" in shared and "view=texts" in shared
+    if not page.locator("#private").is_visible():
+        page.wait_for_function("link => navigator.clipboard.readText().then(text => text == link)", arg=shared)

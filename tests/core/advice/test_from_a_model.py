@@ -1,0 +1,183 @@
+"""Advice from a model and prompts, from a study's id, and what its lanes take, on a tiny model."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvq_core.advice.advise import advise
+from kvq_core.advice.asked import Ask, Tolerance
+from kvq_core.advice.cost import Cost
+from kvq_core.advice.options import Place, model_shape, own_weights
+from kvq_core.advice.report import Advice, WeightsFile
+from kvq_core.cli.main import main
+from kvq_core.decision import scores, sensitivity
+from kvq_core.errors import SpecError, StoreError
+from kvq_core.models import load
+from kvq_core.sizing.fit import Cache
+from kvq_core.sizing.formats import formats
+from kvq_core.sizing.layers import LayerKind, Shape
+from kvq_core.sizing.reserve import allowance
+from kvq_core.spec import Lane, bundle_lanes
+from kvq_core.spec.bundles import BUNDLES
+from kvq_core.store.store import Store, open_store
+from kvq_core.studies.prompts import Prompt
+from kvq_core.studies.spec import parse_study
+from kvq_core.studies.study import study
+from tests.support.study_models import prompt, study_data, write_model
+
+PROMPTS = [Prompt(prompt=prompt(at)) for at in range(10)]
+SHAPE = Shape(
+    architecture="llama",
+    layers=(LayerKind(kind="full", kv_heads=8, key_dim=128, value_dim=128),) * 32,
+    context=131_072,
+    dtype="bfloat16",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short() -> Iterator[None]:
+    """Fewer tokens and lanes than are advised on."""
+    lanes = [lane for lane in bundle_lanes("deploy-llama-cpp") if lane["method"] in ("q8_0", "q4_0", "iq4_nl")]
+    bundle = replace(BUNDLES["deploy-llama-cpp"], lanes=lambda: lanes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvq_core.advice.advise.NEW_TOKENS", 8)
+        patch.setitem(BUNDLES, "deploy-llama-cpp", bundle)
+        patch.setattr(sensitivity, "POSITIONS", 4)
+        yield
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_model(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return open_store(str(tmp_path_factory.mktemp("store")))
+
+
+@pytest.fixture(autouse=True)
+def _own_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scores, "file_of", lambda id: tmp_path / f"{id}.json")
+
+
+@pytest.fixture(scope="module")
+def found(model: str, store: Store) -> Advice:
+    asked = {"engine": "llama.cpp", "context": 200, "batch": 8, "cache": "50MB", "tolerance": 0.5}
+    return advise(model=model, prompts=PROMPTS, store=store, **asked)
+
+
+def test_a_model_and_prompts_give_the_engines_flags(found: Advice) -> None:
+    assert found.kind in ("one", "unsure") and found.lane is not None and found.flags is not None
+    word = found.lane["method"]
+    assert found.flags == f"llama-server -m M.gguf -fa on -ctk {word} -ctv {word}"
+    assert {each.label.split()[-1] for each in found.front} == {"q8_0", "q4_0", "iq4_nl"}
+    assert found.prompts == 10 and found.version and all(each.fits for each in found.front)
+    assert any("not inspected" in each for each in found.warnings), "its context is shorter than what is read of models"
+
+
+def test_the_study_that_was_run_gives_the_same_by_its_id(found: Advice, store: Store) -> None:
+    again = advise(
+        study=found.study, store=store, engine="llama.cpp", context=200, batch=8, cache="50MB", tolerance=0.5
+    )
+    assert again.model_dump(exclude={"warnings"}) == found.model_dump(exclude={"warnings"})
+    longer = advise(study=found.study, store=store, context=4096)
+    assert any("own context of 256" in each for each in longer.warnings)
+
+
+def test_layers_are_tried_where_no_lane_will_do(model: str, store: Store, found: Advice) -> None:
+    least = min(each.kld_mean or 1.0 for each in found.front)
+    told: list[str] = []
+    asked = {"context": 200, "tolerance": 0.8 * least, "store": store, "engine": "llama.cpp"}
+    better = advise(model=model, prompts=PROMPTS, progress=lambda doing, done, total: told.append(doing), **asked)
+    assert "Scoring layers" in told and better.prompts == 5, "the policy is run on prompts that were not scored"
+    (policy,) = [each for each in better.front if each.policy]
+    uniform = [each.kld_mean or 1.0 for each in better.front if not each.policy and each.bytes <= policy.bytes]
+    gains = not uniform or 2 * (policy.kld_mean or 0.0) <= min(uniform)
+    assert gains or "loses over 1/2" in (policy.why_not or "")
+
+
+def test_a_study_of_another_model_or_an_unknown_one_is_refused(found: Advice, store: Store) -> None:
+    with pytest.raises(SpecError, match="not of 'other'"):
+        advise(study=found.study, model="other", store=store)
+    with pytest.raises(StoreError, match="is not in this store"):
+        advise(study="0" * 16, store=store)
+    with pytest.raises(SpecError, match="a study that was run, or a model"):
+        advise(store=store)
+    with pytest.raises(SpecError, match="chosen under a memory"):
+        advise(study=found.study, weights=[Path("x")], store=store)
+
+
+def test_the_command_answers_in_json_and_writes_a_report(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = open_store(str(tmp_path / "store"))
+    monkeypatch.setattr("kvq_core.advice.advise.open_store", lambda: place)
+    done = study(parse_study(study_data(model, 6)), place)
+    assert not done.failed, done.failed
+    own = done.id
+    page = tmp_path / "advice.html"
+    assert main(["advise", "--study", own, "--tolerance", "100", "--context", "128", "--json", "--out", str(page)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {"answer", "lane", "runner_up", "flags", "agreement"} <= set(told)
+    assert told["label"] == "two" and told["runner_up"] == "four" and told["study"] == own
+    assert "<h1>two:" in page.read_text()
+    assert main(["advise", "--study", own, "--engine", "vllm"]) == 0
+    assert "none of vLLM's formats" in capsys.readouterr().out
+    assert main(["advise", "--study", own, "--out", "advice.pdf"]) == 2
+
+
+def test_bytes_are_those_of_what_fits() -> None:
+    """The same formats through both ways, in tensors and in what llama.cpp reserves."""
+    by_name = {each.name: each for each in formats()}
+    for name in ("q8_0", "q4_0", "iq4_nl"):
+        lane, cache = Lane(label=name, method=name), Cache.of(by_name[name], SHAPE)
+        assert Cost(lane, SHAPE, None).of(5000, 3) == (cache.tensors(5000, 3), False)
+        assert Cost(lane, SHAPE, "llama.cpp").of(5000, 3) == (cache.reserved("llama.cpp", 5000, 3), True)
+    for data in bundle_lanes("deploy-vllm"):
+        lane = Lane(**data)
+        mine, known = Cost(lane, SHAPE, "vLLM").of(4096, 2), lane.every_rule[0].build()
+        same = [
+            f
+            for f in formats()
+            if f.method == known.name and f.knobs == known.model_dump(mode="json", exclude_defaults=True)
+        ]
+        for format in same:
+            assert mine == (Cache.of(format, SHAPE).reserved("vLLM", 4096, 2), True), lane.label
+
+
+def test_layers_that_stay_fp16_are_counted_by_themselves() -> None:
+    lane = Lane(label="a", method="q8_0", layers=tuple(range(2, 32)))
+    q8, fp16 = (Cost(Lane(label="b", method=name), SHAPE, None).of(1000, 1).nbytes for name in ("q8_0", "fp16"))
+    assert Cost(lane, SHAPE, "llama.cpp").of(1000, 1) == ((30 * q8 + 2 * fp16) // 32, False)
+    keys = Lane(label="c", method="q8_0", tensors="keys")
+    assert Cost(keys, SHAPE, None).of(1000, 1).nbytes == (q8 + fp16) // 2
+    assert Cost(keys, SHAPE, None).bits(1000) == pytest.approx((8.5 + 16) / 2)
+
+
+def test_under_a_memory_the_largest_weights_that_leave_room_are_chosen(
+    found: Advice, store: Store, tmp_path: Path
+) -> None:
+    share, spare = allowance().share, allowance().bytes
+    memory = round((spare + 40_000_000) / (1 - share))
+    for name, size in (("large.gguf", 60_000_000), ("middle.gguf", 30_000_000), ("small.gguf", 10_000_000)):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(size)
+    files = [tmp_path / name for name in ("small.gguf", "large.gguf", "middle.gguf")]
+    asked = {"memory": f"{memory / 1e9:.6f}GB", "tolerance": 0.5, "context": 200, "weights": files}
+    told = advise(study=found.study, store=store, engine="llama.cpp", **asked)
+    assert told.weights.file.endswith("middle.gguf") and told.weights.chosen and told.lane is not None
+    assert any("weights loses itself" in each for each in told.untested)
+
+
+def test_the_longest_context_that_fits_is_found(model: str) -> None:
+    loaded = load(model)
+    weights, lane = own_weights(loaded, model), Lane(label="q8", method="q8_0")
+    assert weights == WeightsFile(file=model, bytes=weights.bytes, how=weights.how, chosen=False)
+    place = Place(model_shape(loaded), weights, Ask(Tolerance.parse("close"), context=10_000, batch=2, cache=1_000_000))
+    longest = place.longest(lane)
+    cost = Cost(lane, model_shape(loaded), None)
+    assert cost.of(longest, 2).nbytes <= 1_000_000 < cost.of(longest + 1, 2).nbytes

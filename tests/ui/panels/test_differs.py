@@ -1,0 +1,30 @@
+"""What differs between form and run, in the words of the form."""
+
+from kvq_core.analysis.two_specs import Change
+from ui.panels.differs import differs_html, told
+
+NAMED = {"prompt": "Prompt", "capture.detail": "Arrays kept", "no_system": "No system prompt at all"}
+
+
+def test_changes_are_told_in_the_words_of_the_form() -> None:
+    assert told(Change("capture.detail", "normal", "deep"), NAMED) == ("Arrays kept", "normal", "deep")
+    assert told(Change("knobs.bits", 2, 4, "KIVI"), NAMED) == ("KIVI: Bits", "2", "4")
+    assert told(Change("label", "A", "B", "A"), NAMED) == ("A: Label", "A", "B")
+    assert told(Change("layers", "all", [0, 1], "KIVI"), NAMED) == ("KIVI: Layers", "all", "0, 1")
+    assert told(Change("sink_tokens", None, 4, "KIVI"), NAMED) == ("KIVI: First tokens kept", "–", "4")
+    assert told(Change("", "KIVI 2-bit", None, "KIVI"), NAMED) == ("Lane", "KIVI", "not in the form")
+    assert told(Change("ignore_eos", False, True), NAMED) == ("ignore_eos", "off", "on")
+
+
+def test_long_texts_are_told_from_where_they_part() -> None:
+    same = "word " * 40
+    _, one, other = told(Change("prompt", f"{same}ends here", f"{same}goes on there"), NAMED)
+    assert one.endswith("ends here") and other.endswith("goes on there") and one.startswith("…")
+    assert max(len(one), len(other)) <= 60
+
+
+def test_text_of_a_link_is_escaped() -> None:
+    html = differs_html([("<i>", '"one"', "<script>")], "", "1.abc")
+    assert "<script>" not in html and "<i>" not in html and 'data-draft="1.abc"' in html
+    assert "in 1 place<" in html and "data-form-run" in html
+    assert "data-form-run" not in differs_html([], "It cannot run.", ""), "what cannot run is not offered to be run"
