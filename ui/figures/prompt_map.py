@@ -10,6 +10,7 @@ from ui.figures.base import bar, canvas, label_figure
 from ui.html.colors import SEQUENTIAL
 from ui.html.escape import plot_safe, shorten
 from ui.html.numbers import significant
+from ui.html.tokens import TOKENS
 
 MOST = 60  # rows; the files hold all of them
 LEVEL = 3  # lanes up to which their names need no slant
@@ -90,7 +91,7 @@ def _write(figure: go.Figure, texts: list[list[str]], shares: np.ndarray) -> Non
         y=[row for row in range(rows) for _ in range(columns)],
         text=[text for row in texts for text in row],
         mode="text",
-        textfont={"size": 12, "color": ["#ffffff" if share > DARK else "#1b2230" for share in shares.ravel()]},
+        textfont={"size": 12, "color": [TOKENS.light["card" if share > DARK else "ink"] for share in shares.ravel()]},
         hoverinfo="skip",
         showlegend=False,
     )
