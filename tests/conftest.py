@@ -35,11 +35,15 @@ _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-sta
 # Workers take whole groups of tests in the order collected: a file each, and all that need the one server with its
 # browser. Those that take longest come first.
 _SERVED = "browser"
-_APART = ("browser/test_form.py", "browser/test_lanes.py", "browser/test_runs.py")  # served by the worker itself
+# served by the worker itself
+_APART = tuple(f"browser/test_{name}.py" for name in ("form", "keeping", "lanes", "runs", "study", "waiting"))
 LONGEST = (
     _SERVED,
     "core/external/test_llama_cpp.py",
     "browser/test_form.py",
+    "browser/test_keeping.py",
+    "browser/test_study.py",
+    "browser/test_waiting.py",
     "triton/test_kernels_triton.py",
     "core/packed/test_packed_methods.py",
     "core/packed/test_contract.py",
