@@ -162,9 +162,9 @@ def test_the_command_prints_scores_and_answers(
     model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("kvq_core.cli.layers._loaded", lambda id, bar: model)
-    for name, text in zip(("scored", "unseen"), TEXTS, strict=True):
+    for name, text in zip(("scored.txt", "unseen.txt"), TEXTS, strict=True):
         (tmp_path / name).write_text(text)
-    asked = ["--prompts", str(tmp_path / "scored"), "--format", NAME]
+    asked = ["--prompts", str(tmp_path / "scored.txt"), "--format", NAME]
     assert main(["layers", *asked, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert len(told["scores"]) == 2 * model.shape.layers and set(told["scores"][0]) == {
@@ -175,7 +175,7 @@ def test_the_command_prints_scores_and_answers(
         "kld_low",
         "kld_high",
     }
-    check = ["--solve", told["id"], "--bits", "8", "--check-prompts", str(tmp_path / "unseen")]
+    check = ["--solve", told["id"], "--bits", "8", "--check-prompts", str(tmp_path / "unseen.txt")]
     assert main(["layers", *check, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert {"lane", "bytes", "predicted", "measured", "uniform"} <= set(answer)
