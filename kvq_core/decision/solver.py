@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_array, vstack
 
 from kvq_core.decision.plans import FP16, LayerPlan
 from kvq_core.errors import SpecError
@@ -156,6 +154,9 @@ def _front(costs: Costs, tensor: int) -> tuple[Array, list[tuple[str, ...]]]:
 def _choose(loss: Array, size: Array, budget: int) -> list[int]:
     """For every row one column: the least sum of losses with at most ``budget`` bytes in all, of these the fewest
     bytes. Raises SpecError where there is none."""
+    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import csr_array, vstack
+
     rows, count = loss.shape
     loss, size = np.maximum(loss, 0.0), size.astype(float)
     if size.min(1).sum() > budget:

@@ -7,6 +7,7 @@ and to its own pass as computed (raw) or as the cache would store it (stored); t
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,7 +22,9 @@ from kvq_core.engine.stored_attention import StoredTokens
 from kvq_core.engine.stress import AppliedStress
 from kvq_core.models import LoadedModel
 from kvq_core.models.scoring import Scoring, causal_attention
-from kvq_core.models.states import States
+
+if TYPE_CHECKING:
+    from kvq_core.models.states import States
 
 WATCHED = 64  # last queries of a pass whose attention a method may look back on
 
@@ -60,7 +63,7 @@ class Filling:
     scored: list[int]
     turn: int
     stress: AppliedStress | None = None
-    states: States | None = field(init=False)  # of the lanes' rows, of layers that are no attention
+    states: "States | None" = field(init=False)  # of the lanes' rows, of layers that are no attention
     hidden: Tensor = field(init=False)
     last: Tensor = field(init=False)
     _now: Segment = field(init=False)
@@ -113,7 +116,7 @@ class Filling:
                     self._note(layer, queries, keys, how, {})
             self._look_back()
 
-    def _states_at(self, tokens: int) -> States | None:
+    def _states_at(self, tokens: int) -> "States | None":
         """Those that the reference's first tokens leave, for each lane."""
         states = self.model.states()
         if states is None or not tokens:

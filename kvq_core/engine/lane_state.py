@@ -1,7 +1,7 @@
 """What a run knows of one of its lanes."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
@@ -9,8 +9,10 @@ from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.kernel_floor import KernelFloor
 from kvq_core.errors import KvqError
 from kvq_core.machine.memory import is_out_of_memory
-from kvq_core.models.states import States
 from kvq_core.spec import Lane
+
+if TYPE_CHECKING:
+    from kvq_core.models.states import States
 
 Finish = Literal["eos", "length", "continuation"]
 
@@ -31,7 +33,7 @@ class LaneState:
     # of a lane that read the prompt through its cache: what the head reads at Prefill.scored, and at the last token
     prompt_hidden: Tensor | None = None
     last_hidden: Tensor | None = None
-    states: States | None = None  # of layers that are no attention, of a lane that read the prompt through its cache
+    states: "States | None" = None  # of layers that are no attention, of a lane that read the prompt through its cache
     kernel: KernelFloor | None = None  # of the floor that reads the prompt, and decodes, as another kernel
     own_errors: tuple[float, float] | None = None  # of its keys and values, see Filling.errors
 
@@ -49,10 +51,10 @@ def said(error: Exception) -> str:
     return " ".join([f"{type(error).__name__}:", *str(error).splitlines()[:1]])[:200]
 
 
-def joined_states(first: States | None, running: list[LaneState]) -> States | None:
+def joined_states(first: "States | None", running: list[LaneState]) -> "States | None":
     """Those of a batch's rows as they begin, the reference's ``first``: a lane's own where it read the prompt by
     itself, else the reference's. None where the model has none."""
     if first is None:
         return None
     own = (s.states or (first if s.kernel is None else s.kernel.prefill.states) for s in running)
-    return States.join([first, *filter(None, own)])
+    return first.join([first, *filter(None, own)])

@@ -4,7 +4,7 @@ import threading
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,10 +25,12 @@ from kvq_core.models.rope import Rope, Rotation
 from kvq_core.models.scoring import Scoring
 from kvq_core.models.shape import interleaved_in_gguf, key_bias_of, rope_of, scoring_of, shape_of
 from kvq_core.models.source import files_of, find, found, path_of
-from kvq_core.models.states import States
 from kvq_core.models.support import check_config, check_model, check_room, check_weights
 from kvq_core.models.survey import attention_modules
 from kvq_core.settings import settings
+
+if TYPE_CHECKING:
+    from kvq_core.models.states import States
 
 
 @dataclass
@@ -108,13 +110,17 @@ class LoadedModel(Reader):
         """What each layer makes of q·k; None of layers that do not attend."""
         return scoring_of(self.model)
 
-    def states(self) -> States | None:
+    def states(self) -> "States | None":
         """Empty states for one forward pass after the other; None of a model whose layers keep none."""
-        return States.empty(self.model.config) if self.shape.stateful else None
+        if not self.shape.stateful:
+            return None
+        from kvq_core.models.states import States  # takes transformers' caches, and with them much of torch
+
+        return States.empty(self.model.config)
 
     @torch.no_grad()
     def forward(
-        self, ids: Tensor, start: int, attend: Any, last_only: bool = False, states: States | None = None
+        self, ids: Tensor, start: int, attend: Any, last_only: bool = False, states: "States | None" = None
     ) -> Tensor:
         """One forward pass: ids (rows, tokens) at positions start, start+1, ... -> logits (rows, tokens, vocabulary).
 
@@ -125,11 +131,11 @@ class LoadedModel(Reader):
         return out.logits.float()
 
     @torch.no_grad()
-    def hidden(self, ids: Tensor, start: int, attend: Any, states: States | None = None) -> Tensor:
+    def hidden(self, ids: Tensor, start: int, attend: Any, states: "States | None" = None) -> Tensor:
         """What the head reads after ``forward`` of the same: (rows, tokens, hidden size), in the model's dtype."""
         return self._pass(body(self.model), ids, start, attend, states).last_hidden_state
 
-    def _pass(self, module: Any, ids: Tensor, start: int, attend: Any, states: States | None, **options: Any) -> Any:
+    def _pass(self, module: Any, ids: Tensor, start: int, attend: Any, states: "States | None", **options: Any) -> Any:
         positions = torch.arange(start, start + ids.shape[1], device=self.device)[None]
         if states is None and self.shape.stateful:
             assert not start, "a model with states goes on from those after the tokens before"

@@ -102,22 +102,24 @@ def test_what_is_no_draft_is_ignored_and_a_link_means_what_it_says(quick, open_p
 def test_back_leads_to_the_run_before_and_to_the_form(quick, open_page):
     page = open_page(quick)
     page.wait_for_selector("#lane-row-4")
-    links = []
+    runs = []
+    shown = "run => document.querySelector('#share textarea')?.value.includes(run)"
     for words in ("The first one", "The second one"):
         type_prompt(page, words)
         run(page)
-        page.wait_for_function("links => location.search && !links.includes(location.search)", arg=links)
+        own = "new URLSearchParams(location.search).get('run')"
+        page.wait_for_function(f"runs => {own} && !runs.includes({own})", arg=runs)
         page.wait_for_selector("#verdicts .verdict")
-        links.append(page.evaluate("location.search"))
+        runs.append(page.evaluate(own))
     page.go_back()
-    page.wait_for_function("link => document.querySelector('#share textarea')?.value.endsWith(link)", arg=links[0])
+    page.wait_for_function(shown, arg=runs[0])
     prompted(page, "The second one")  # as it was left there
     page.go_back()
     page.wait_for_function("run => document.querySelector('#legend [data-run]')?.dataset.run == run", arg=HOME)
     prompted(page, "The first one")
-    assert page.evaluate("location.search") == ""
+    assert page.evaluate("new URLSearchParams(location.search).get('run')") is None
     page.go_forward()
-    page.wait_for_function("link => document.querySelector('#share textarea')?.value.endsWith(link)", arg=links[0])
+    page.wait_for_function(shown, arg=runs[0])
 
 
 def test_a_preset_differs_from_the_run_until_it_is_run(quick, open_page):
