@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy.stats import sem
 
 from kvq_core.errors import SpecError
 from kvq_core.record.arrays import Arrays
@@ -71,6 +70,8 @@ def why(parent: LaneRecord, record: Record, arrays: Arrays, kinds: Sequence[Kind
 
     Raises SpecError where the lane itself failed, or nothing was scored.
     """
+    from scipy.stats import sem
+
     itself, *parts = record.lanes
     if itself.metrics is None or itself.memory is None or not itself.metrics.n_scored or parent.metrics is None:
         raise SpecError(f"Nothing was measured of {parent.label}: {itself.error or 'no position was scored'}.")

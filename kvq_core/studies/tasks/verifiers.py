@@ -18,8 +18,6 @@ from pydantic import (
     ValidationError,
 )
 from rapidfuzz import process
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.studies.tasks.readings import calls, calls_of, json_values, numbers, same, units
@@ -137,6 +135,9 @@ def _paired(wanted: Sequence[Any], given: Sequence[Any], fits: Callable[[Any, An
     """Whether each of ``wanted`` can have one of ``given`` for itself that fits, and none is left over."""
     if len(wanted) != len(given):
         return False
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import maximum_bipartite_matching
+
     pairs = csr_array(np.array([[fits(a, b) for b in given] for a in wanted], dtype=np.int8).reshape(len(wanted), -1))
     return bool((maximum_bipartite_matching(pairs, perm_type="column") >= 0).all())
 
