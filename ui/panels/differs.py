@@ -56,7 +56,7 @@ def wire_differs(
         found = [] if run is None else list(changes(run, with_model(form)))
         return differs_html([told(each, named) for each in found], "", _link(form) if found or run is None else "")
 
-    def fill(shown: dict[str, Any], started: dict[str, Any]) -> list[Any]:
+    def tell(shown: dict[str, Any], started: dict[str, Any]) -> list[Any]:
         run = _asked(shown, started, services)
         return [gr.skip()] * len(filled) if run is None else form_of(run.model_dump(mode="json"))
 
@@ -64,7 +64,7 @@ def wire_differs(
     changed = [*[setup[name].change for name in FIELDS], lanes.lanes.change, setup.rest.change, shown.change]
     inputs = [*on_page, *setup.fields, lanes.lanes, setup.rest]
     gr.on(changed, compare, inputs, said, **QUIET, trigger_mode="always_last", concurrency_limit=2)
-    back.change(fill, on_page, filled, **SWIFT)
+    back.change(tell, on_page, filled, **SWIFT)
 
 
 def _asked(shown: dict[str, Any], started: dict[str, Any], services: Services) -> ComparisonSpec | None:

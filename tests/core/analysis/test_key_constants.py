@@ -8,7 +8,7 @@ from kvq_core.capture.spectra import spectra
 from kvq_core.engine.prefill import LayerGroup
 from kvq_core.pipeline.examples import example_ids, packaged_store
 from tests.support.tiny_models import tiny
-from ui.figures.damage import MARK, damage_grid
+from ui.figures.damage import CONSTANT, damage_grid
 from ui.selection import Selection
 from ui.words.damage import damage
 
@@ -42,7 +42,7 @@ def test_the_shipped_runs_show_whose_keys_carry_one() -> None:
     assert "Keys of layers 0, 1, 2, 4 and 8 carry a constant" in said
     figure = damage_grid(record, arrays, "relative", "key", 0, 0)
     assert figure is not None
-    marked = [note.x for note in figure.layout.annotations if note.text == MARK]
+    marked = [note.x for note in figure.layout.annotations if note.text == CONSTANT]
     assert marked == len(record.lanes) * list(found["qwen-keys"])
     values = damage_grid(record, arrays, "relative", "value", 0, 0)
-    assert values is None or MARK not in [note.text for note in values.layout.annotations]
+    assert values is None or CONSTANT not in [note.text for note in values.layout.annotations]

@@ -13,6 +13,7 @@ from kvq_core.engine.query_rounding import chunk_attention
 from kvq_core.engine.rows import Rows
 from kvq_core.methods import Method, ModelRef
 from kvq_core.methods.per_token import PerToken
+from kvq_core.models.scoring import Scoring
 from kvq_core.spec import Lane, Rule
 from tests.core.engine.test_rotation_dense import dense
 from tests.support.engine_runs import run_engine
@@ -92,7 +93,7 @@ def test_rows_of_such_keys_alone_read_by_rounded_queries(fresh: int) -> None:
     for layer in range(shape.layers):
         queries = torch.randn(count, shape.query_heads, fresh, shape.head_dim, generator=generator)
         keys, values = (torch.randn(count, shape.kv_heads, fresh, shape.head_dim, generator=generator) for _ in "kv")
-        out = rows(layer, queries, keys, values, SCALING)
+        out = rows(layer, queries, keys, values, Scoring(SCALING))
         for row in range(count):
             q = queries[row].double()
             if row == 1:
@@ -130,7 +131,7 @@ def test_a_chunks_own_keys_meet_queries_as_they_are() -> None:
     generator = torch.Generator().manual_seed(3)
     queries = torch.randn(4, 5, 32, generator=generator)
     keys, values = (torch.randn(2, 12, 32, generator=generator) for _ in "kv")
-    found = chunk_attention(queries, rounded_q8_0(queries), keys, values, SCALING)
+    found = chunk_attention(queries, rounded_q8_0(queries), keys, values, Scoring(SCALING))
     met = by_hand(queries)
     for head in range(4):
         for t in range(5):

@@ -175,7 +175,7 @@ def test_a_divided_model_answers_as_the_whole_one(name, monkeypatch) -> None:
             parts = shared(ids).logits
     finally:
         model.set_attn_implementation(ATTENTION)
-    assert sorted(widths) == 3 * 3 * 2 * [32] + [32, 32, 32]
+    assert sorted(widths) == 3 * 3 * 2 * [32] + [32, 32, 32] + 9 * [64]
     assert {id(weight) for weight in shared.parameters()} == {id(weight) for weight in model.parameters()}
     torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-5)
 

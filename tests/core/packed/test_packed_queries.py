@@ -12,6 +12,7 @@ from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.prefill import Prefill
 from kvq_core.methods import Method, ModelRef, Prompt, Window, make
 from kvq_core.methods.per_token import PerToken
+from kvq_core.models.scoring import Scoring
 from kvq_core.packed.layer import PackedLayer, Plan
 from kvq_core.spec import Lane
 from tests.core.engine.test_query_rounding import by_hand
@@ -80,7 +81,7 @@ def test_a_step_reads_by_rounded_queries(method: Method, dim: int, new: int) -> 
     """A new token meets every key so; of several, the cache's alone."""
     layer, given = filled(method, dim), tensors(dim, PROMPT + 8)
     queries, keys, values = (x[:, :, PROMPT : PROMPT + new] for x in given)
-    out = layer.attend(queries, keys, values, SCALING)
+    out = layer.attend(queries, keys, values, Scoring(SCALING))
     met = by_hand(queries)
     held = [as_stored(method, x, i) for i, x in enumerate(given[1:])]
     k, v = (torch.cat([x, own.half().float()], -2) for x, own in zip(held, (keys, values), strict=True))
@@ -100,7 +101,7 @@ def test_rounding_happens_behind_the_rotation(dim: int) -> None:
     met = by_hand(queries.double() @ matrix) @ matrix
     held = [as_stored(method, x, i) for i, x in enumerate(given[1:])]
     k, v = (torch.cat([x, own.half().float()], -2) for x, own in zip(held, (keys, values), strict=True))
-    out = layer.attend(queries, keys, values, SCALING).double()
+    out = layer.attend(queries, keys, values, Scoring(SCALING)).double()
     torch.testing.assert_close(out, expected((met, met), k, v, 1), rtol=0, atol=2e-5)
     wrong = by_hand(queries)
     assert (out - expected((wrong, wrong), k, v, 1)).abs().max() > 1e-4
@@ -118,7 +119,7 @@ def test_queries_of_other_keys_stay(method: Method, windows: tuple[Window, Windo
     if windows is not None:
         held[0] = given[1][:, :, :PROMPT].half().float()
     k, v = (torch.cat([x, own.half().float()], -2) for x, own in zip(held, (keys, values), strict=True))
-    out = layer.attend(queries, keys, values, SCALING)
+    out = layer.attend(queries, keys, values, Scoring(SCALING))
     torch.testing.assert_close(out.double(), expected((queries, queries), k, v, 1), rtol=0, atol=2e-5)
 
 
@@ -126,8 +127,8 @@ def test_half_precision_rounds_as_float32_does() -> None:
     """A model in bfloat16: queries are rounded from what it computed, and its answer comes back in its dtype."""
     layer, given = filled(make("q8_0"), 64), tensors(64, PROMPT + 8)
     half = [x[:, :, PROMPT : PROMPT + 1].bfloat16() for x in given]
-    out = layer.attend(half[0], half[1], half[2], SCALING)
-    same = filled(make("q8_0"), 64).attend(half[0].float(), half[1].float(), half[2].float(), SCALING)
+    out = layer.attend(half[0], half[1], half[2], Scoring(SCALING))
+    same = filled(make("q8_0"), 64).attend(half[0].float(), half[1].float(), half[2].float(), Scoring(SCALING))
     assert out.dtype == torch.bfloat16
     torch.testing.assert_close(out, same.bfloat16(), rtol=0, atol=0)
 
@@ -163,6 +164,6 @@ def test_fp8_rounds_queries_with_the_scale_of_the_keys_they_meet(scale: str) -> 
     met = by_arithmetic(queries[0], given[1][0, :, :PROMPT])[None]
     held = [as_stored(method, x[:, :, :PROMPT], i) for i, x in enumerate(given[1:])]
     k, v = (torch.cat([x, own.half().float()], -2) for x, own in zip(held, (keys, values), strict=True))
-    out = layer.attend(queries, keys, values, SCALING).double()
+    out = layer.attend(queries, keys, values, Scoring(SCALING)).double()
     torch.testing.assert_close(out, expected((met, met), k, v, 1), rtol=0, atol=2e-5)
     assert (out - expected((queries, queries), k, v, 1)).abs().max() > 1e-4
