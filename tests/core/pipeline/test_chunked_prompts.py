@@ -99,8 +99,8 @@ def test_the_estimate_counts_what_caches_read(smollm: object) -> None:
     through = estimate(spec_of(lanes=[TOKEN, {**TOKEN, "label": "two", "prefill": "64"}]))
     assert any(f"computes {through.prompt_tokens - 64:,} tokens more" in note for note in through.notes)
     assert not any("computes" in note for note in plain.notes)
-    assert replace(through, notes=(), seconds=None, bytes=0, run_bytes=0, lanes=[]) == replace(
-        plain, notes=(), seconds=None, bytes=0, run_bytes=0, lanes=[]
+    assert replace(through, notes=(), seconds=None, stages=None, bytes=0, run_bytes=0, lanes=[]) == replace(
+        plain, notes=(), seconds=None, stages=None, bytes=0, run_bytes=0, lanes=[]
     )
 
 
