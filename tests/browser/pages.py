@@ -93,5 +93,6 @@ def click_through(page, width: int) -> None:
         assert page.locator("#where .words p:visible").first.inner_text().strip(), name
         assert page.evaluate(f"{SHOWN_FIGURES}.length") <= MOST_FIGURES, name
         assert page.evaluate("document.scrollingElement.scrollWidth") <= width, name
-        assert page.evaluate(CLIPPED) == [], name
+        clipped = page.evaluate(CLIPPED)
+        assert clipped == [], (name, clipped)
     assert page.evaluate(f"{SHOWN_FIGURES}.every(p => p.getAttribute('aria-label'))")

@@ -143,7 +143,13 @@ def apply_style(figure: go.Figure, height: int, **layout: Any) -> go.Figure:
         colorway=list(LANES),
     )
     figure.update_layout(**layout)
-    axis = {"gridcolor": GRID, "zerolinecolor": GRID, "linecolor": GRID, "ticks": "", "title": {"standoff": 8}}
+    axis = {
+        "gridcolor": GRID,
+        "zerolinecolor": GRID,
+        "linecolor": GRID,
+        "ticks": "",
+        "title": {"standoff": 8, "font": {"size": TICK}},
+    }
     figure.update_xaxes(**axis)
     figure.update_yaxes(**axis, exponentformat="none")  # 0.0001, not 100μ
     return figure

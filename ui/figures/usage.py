@@ -47,7 +47,7 @@ def code_usage(record: Record, arrays: Arrays, kind: str, layer: int, kv_head: i
             fill="tozeroy",
             hovertemplate="code of rank %{x}: %{y:.2g} %<extra>" + label_of(lane) + "</extra>",
         )
-    figure.update_xaxes(title_text=f"code, most used first (layer {layer}, KV head {kv_head})")
+    figure.update_xaxes(title_text=f"code by use (layer {layer}, KV head {kv_head})")
     return label_figure(figure, f"Curves: how often each {kind} code is used, one a lane")
 
 

@@ -26,7 +26,7 @@ def _dumped(lane: Lane) -> dict[str, Any]:
 
 def to_spec(lanes: list[LaneForm]) -> list[dict[str, Any]]:
     """Plain data for parse_spec, of the lanes that are not off; options at their defaults are left out."""
-    return [_plain(lane) for lane in lanes if not lane["off"]]
+    return [_plain(lane) for lane in lanes if not lane.get("off")]
 
 
 def _plain(lane: LaneForm) -> dict[str, Any]:
