@@ -133,6 +133,10 @@
   // What stays in sight while the page scrolls; style.css keeps what is scrolled to clear of it.
   const staying = new ResizeObserver((sizes) => {
     for (const { target } of sizes) document.documentElement.style.setProperty(`--${target.id}`, `${target.offsetHeight}px`);
+    // The card of Run grows with what it says; what is edited at its edge goes on standing above it.
+    const edited = document.querySelector("#lanes :focus-visible");
+    const { top, bottom } = edited?.getBoundingClientRect() ?? {};
+    if (top < innerHeight && bottom > document.getElementById("launch").getBoundingClientRect().top) edited.scrollIntoView({ block: "nearest" });
   });
   for (const id of ["header", "launch"]) staying.observe(document.getElementById(id));
   // The form is folded while one reads; whether it was open outlasts the page.
