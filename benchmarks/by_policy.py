@@ -41,8 +41,11 @@ def _row(part: dict[str, Any], bits: str, case: dict[str, Any]) -> tuple[str, ..
     )
 
 
-def _speed(part: dict[str, Any]) -> str:
+def _speed(part: dict[str, Any]) -> str | None:
+    """Nothing for a part whose scores were kept before this script ran."""
     told, spent = part.get("speed"), part["scoring_cpu_s"]
+    if told is None and not spent:
+        return None
     if told is None:
         each = sum(spent) / len(spent)
         return (
