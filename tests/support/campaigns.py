@@ -34,7 +34,7 @@ CAMPAIGNS = {
     ),
     "fuzz": ("kvq_core", "ui", "tests/core/test_fuzz.py"),
     "engine": ("benchmarks/llama_cpp.py", "kvq_core/engine", "kvq_core/methods", "kvq_core/external"),
-    "compile": ("kernels/kvq_kernels", "tests/support/kernel_compiler.py", "tests/triton"),
+    "compile": ("kernels/kvq_kernels", "benchmarks/aot", "tests/support/kernel_launches.py", "tests/triton"),
     "interpret": ("kernels/kvq_kernels", "tests/kernels", "tests/triton"),
     "combine": ("kvq_core", "kernels/kvq_kernels", "tests/support", "tests/core"),
 }

@@ -20,7 +20,7 @@ def passed_before(request: pytest.FixtureRequest) -> Iterator[Callable[[], None]
     versions = [f"{name} {version(name)}" for name in ("torch", "triton", "numpy", "pytest")]
     machine = f"{platform.machine()}, Python {sys.version}, {', '.join(versions)}"
     read = (ROOT / "tests" / name for name in ("kernels", "triton", "support"))
-    mark = fingerprint(machine, [ROOT / "kernels", *read])
+    mark = fingerprint(machine, [ROOT / "kernels", ROOT / "benchmarks" / "aot", *read])
     cache, key = request.config.cache, f"kvq/{request.node.nodeid.replace('/', '.')}"
     if not whole() and cache.get(key, None) == mark:
         pytest.skip("passed before with the same kernels, tests and versions")

@@ -14,15 +14,9 @@ from kvq_kernels.grouped import MODES, Grid, quantize_pack
 from kvq_kernels.launch import Launch, record_launches, run
 from kvq_kernels.store import Layout, Store
 
+from benchmarks.aot.compiler import compile_for, parse_for
 from tests.support.campaigns import whole
-from tests.support.kernel_compiler import (
-    called_by_kernels,
-    compile_for,
-    kernels,
-    launches,
-    parse_for,
-    smallest_launches,
-)
+from tests.support.kernel_launches import called_by_kernels, kernels, launches, smallest_launches
 
 ROOT = Path(__file__).parents[2]
 CHECKS = ROOT / "tests" / "kernels"
@@ -89,12 +83,12 @@ def test_sizes_of_one_are_constants_on_a_gpu_and_every_kernel_takes_them(recorde
 @pytest.mark.long("compile")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("capability", sorted(SHARED))
-def test_launches_compile_without_spills(capability, recorded, tmp_path, record_property, passed_before):
+def test_launches_compile_without_spills(capability, recorded, record_property, passed_before):
     chosen = recorded if whole() else sample(recorded, capability)
     record_property("launches", len(chosen))
     for entry in chosen:
         most = most_work(entry) if capability == 90 else None
-        used = compile_for(entry, capability, tmp_path, work=most is not None)
+        used = compile_for(entry, capability)
         record_property(f"{entry.kernel.__name__}-{capability}", str(used))
         print(f"sm_{capability} {entry.kernel.__name__}: {used}")
         assert used.shared <= SHARED[capability] and used.registers <= 255, (entry.kernel.__name__, used)

@@ -1,13 +1,9 @@
-"""Compile every kernel for GPUs this machine does not have, from the launches the operations really make."""
+"""The launches that operations really make, recorded so that every kernel can be compiled without a GPU."""
 
 import inspect
 import pkgutil
 import re
-import subprocess
-from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
-from typing import Any
 
 import torch
 from kvq_kernels import launch
@@ -182,108 +178,3 @@ def _different(found: list[launch.LaunchRecord]) -> list[launch.LaunchRecord]:
         return f"{entry.kernel.__name__} {entry.constants} {ones}"
 
     return list({form(entry): entry for entry in found}.values())
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """What a compiled kernel needs: shared memory a program and stack a thread in bytes, registers a thread.
-
-    ``work``: instructions of a thread in the longest loop, or of a kernel that quantizes, which has none, in all of it;
-    for each element that the thread has of the tile of one turn. 0 where ``elements`` does not know the tile, or nobody
-    asked.
-    """
-
-    shared: int
-    registers: int
-    stack: int
-    work: float
-
-
-def compile_for(recorded: launch.LaunchRecord, capability: int, folder: Path, work: bool = True) -> Compiled:
-    """Compile one launch for a compute capability such as 80 or 90 and read what the assembler made of it. Its
-    instructions are read only for its ``work``, since that takes as long as compiling some."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-
-    options = {"num_warps": recorded.warps, "num_stages": recorded.stages}
-    made = triton.compile(_source(recorded), target=GPUTarget("cuda", capability, 32), options=options)
-    cubin = folder / f"{recorded.kernel.__name__}-{capability}.cubin"
-    cubin.write_bytes(made.asm["cubin"])
-    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-
-    def shown(*command: str | Path) -> str:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-    numbers = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", shown(tools / "cuobjdump", "--dump-resource-usage", cubin)))
-    stack = int(numbers["STACK"]) + int(numbers["LOCAL"])
-    per_thread = elements(recorded.constants) / (32 * recorded.warps)
-    count = _work(shown(tools / "nvdisasm", "-c", cubin), "PART" in recorded.constants) if work and per_thread else 0
-    return Compiled(made.metadata.shared, int(numbers["REG"]), stack, round(count / (per_thread or 1), 2))
-
-
-def elements(constants: dict[str, Any]) -> int:
-    """Elements of the cache that one turn of a kernel's main loop reads, keys and values in decode attention; or that a
-    program quantizes."""
-    if "PART" in constants:
-        return constants["R"] * constants["N"]
-    if "K_BITS" in constants:
-        return 2 * (constants["PLACED"] or constants["BT"]) * constants["DP"]
-    return constants["BT"] * constants["DP"] if "BITS" in constants and "BT" in constants else 0
-
-
-def _work(assembly: str, whole: bool) -> int:
-    """Instructions, of the ``whole`` or between a label and the last jump back to it, of the loop with the most."""
-    labels: dict[str, int] = {}
-    count = longest = 0
-    for line in assembly.splitlines():
-        if label := re.match(r"\s*(\.L_x_\d+):", line):
-            labels[label[1]] = count
-        elif re.match(r"\s+/\*[0-9a-f]{4,}\*/\s+\S", line):
-            count += 1
-            jump = re.search(r"\bBRA\b.*`\((\.L_x_\d+)\)", line)
-            if jump and jump[1] in labels:
-                longest = max(longest, count - labels[jump[1]])
-    return count if whole else longest
-
-
-def parse_for(recorded: launch.LaunchRecord, capability: int) -> str:
-    """Only what Triton's front end makes of one launch, which is where code that only its interpreter takes fails."""
-    from triton._C.libtriton import ir
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import make_backend
-
-    target = GPUTarget("cuda", capability, 32)
-    backend, context = make_backend(target), ir.context()
-    options = backend.parse_options({"num_warps": recorded.warps, "num_stages": recorded.stages})
-    ir.load_dialects(context)
-    backend.load_dialects(context)
-    calls = backend.get_codegen_implementation(options)
-    return str(_source(recorded).make_ir(target, options, calls, backend.get_module_map(), context))
-
-
-def _source(recorded: launch.LaunchRecord) -> Any:
-    """The kernel as a launch on a GPU specialises it: None and the integer 1 are constants, but for sizes that it takes
-    as they come."""
-    from triton.compiler import ASTSource
-
-    names = recorded.kernel.arg_names
-    plain = {param.name for param in recorded.kernel.params if param.do_not_specialize}
-    arguments = {
-        name: value
-        for name, value in recorded.arguments.items()
-        if value is not None and (name in plain or not (isinstance(value, int) and value == 1))
-    }
-    found = {name: _type(arguments[name]) if name in arguments else ("constexpr", False) for name in names}
-    found |= dict.fromkeys(plain, ("i32", False))
-    signature = {name: kind for name, (kind, _) in found.items()}
-    attributes = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if found[name][1]}
-    constants = {n: v for n, v in {**recorded.arguments, **recorded.constants}.items() if n not in arguments}
-    return ASTSource(recorded.kernel, signature, {(names.index(n),): v for n, v in constants.items()}, attributes)
-
-
-def _type(value: object) -> tuple[str, bool]:
-    """Triton's name of an argument's type, and whether it is specialised as divisible by 16."""
-    if isinstance(value, torch.Tensor):
-        names = {torch.float16: "fp16", torch.float32: "fp32", torch.uint8: "u8", torch.int32: "i32"}
-        return "*" + (names | {torch.int64: "i64", torch.int16: "i16"})[value.dtype], True
-    return ("fp32", False) if isinstance(value, float) else ("i32", value % 16 == 0)
