@@ -39,6 +39,7 @@ class QuantoCodec(WholeCodec):
         strides = torch.empty(size, device="meta").stride()
         scale, shift = tensors["scales"], tensors["zeros"]
         whole = WeightQBitsTensor(width, self.dimension, self.group_size, size, strides, codes, scale, shift)
+        whole._data = codes  # it packs what it is given, and would unpack it by C++
         return whole.dequantize()
 
     def refused(self, tokens: int) -> str | None:

@@ -129,6 +129,18 @@ def test_quantos_error_on_a_normal_distribution(bits, expected):
     assert error.item() == pytest.approx(expected, rel=0.03)
 
 
+@pytest.mark.parametrize("bits", [4, 2])
+def test_quantos_codes_are_read_without_its_compiler(bits, monkeypatch):
+    from optimum.quanto.library.extensions.cpp import ext
+
+    keys, values = tensors(64)
+    codec = fitted("quanto", {"bits": bits}, keys, values).key
+    block = codec.encode_prompt(keys.float(), 0)
+    expected = codec.decode(block)
+    monkeypatch.setattr(ext, "_lib", SimpleNamespace())  # has no unpack
+    assert torch.equal(codec.decode(block), expected)
+
+
 def drift(name, knobs, rounds):
     """Relative squared error of a prompt's tokens after so many rounds of quantization."""
     prompt, residual = 128, 16
