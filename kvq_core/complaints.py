@@ -1,10 +1,10 @@
 """pydantic's validation errors as one line for people."""
 
 import re
-from itertools import takewhile
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from kvq_core.errors import excerpt
 
@@ -15,27 +15,58 @@ _PLAIN = {
     "dict_type": "it must be an object",
     "string_type": "it must be text",
 }
+_Place = tuple[tuple[int | str, ...], list[type[BaseModel]]]
 _SHOULD = re.compile(r"^[A-Z][a-z]+ should")
 
 
 def first_line(error: ValidationError, model: type[BaseModel], name: str = "") -> str:
     """The first complaint: the place, what was given, what is allowed. ``name`` is what the whole data is called."""
-    first = error.errors()[0]
-    # behind the field, pydantic names the branch of a union it tried, which says nothing to people
-    loc = tuple(takewhile(lambda p: isinstance(p, int) or p.isidentifier(), first["loc"]))
+    first, (loc, models) = _chosen(error, model)
     place = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in loc).removeprefix(".")
-    start, fields = f"{name}: " if name and place else "", _fields(model, loc)
+    start = f"{name}: " if name and place else ""
+    fields = {field: info for each in models for field, info in each.model_fields.items()}
     if first["type"] == "extra_forbidden":
         return f"{start}Unknown field {excerpt(place)}; allowed: {', '.join(fields)}."
     if first["type"] == "missing":
         return f"{start}{place or 'A field'} is missing."
     reason = _PLAIN.get(first["type"], _SHOULD.sub("it must", first["msg"]))
-    if loc != first["loc"]:
-        reason = fields[str(loc[-1])].description or reason
+    if loc and len(loc) < len(first["loc"]) and (field := fields.get(str(loc[-1]))):
+        reason = field.description or reason  # none of several forms: what the field is says them all
     return f"{start}{place or name or 'A name'} = {excerpt(first['input'])} is not allowed: {reason.rstrip('.')}."
 
 
-def _fields(model: type[BaseModel], loc: tuple[int | str, ...]) -> dict[str, Any]:
-    """The fields beside the one that ``loc`` ends with."""
-    outer = model.model_fields[str(loc[0])].annotation if len(loc) > 1 else model
-    return (outer if isinstance(outer, type) and issubclass(outer, BaseModel) else model).model_fields
+def _chosen(error: ValidationError, model: type[BaseModel]) -> tuple[ErrorDetails, _Place]:
+    """The first complaint and its place. Of a field that takes several forms, the form that the data got farthest in:
+    what is wrong inside it says more than that it is none of the others."""
+    every = [(each, _place(model, each)) for each in error.errors()]
+    first, (loc, _) = every[0]
+    if len(loc) == len(first["loc"]):
+        return every[0]
+    rivals = [each for each in every if each[1][0][: len(loc)] == loc]
+    found, (place, models) = max(rivals, key=lambda each: len(each[1][0]))
+    if len(place) > len(loc):  # a form is named; which of them it was says nothing to people
+        return {**found, "loc": place}, (place, models)
+    return every[0]
+
+
+def _place(model: type[BaseModel], error: ErrorDetails) -> _Place:
+    """The fields and numbers that a complaint's place leads through, and the models that may hold the last of the
+    fields: behind a field pydantic names the branch of a union it tried, which says nothing to people."""
+    kept: list[int | str] = []
+    holders, models = [model], [model]
+    for part in error["loc"]:
+        found = [each for each in models if part in each.model_fields]
+        if isinstance(part, int) or found:
+            kept.append(part)
+        if found:
+            holders, models = found, [m for each in found for m in _models(each.model_fields[str(part)].annotation)]
+    if error["type"] == "extra_forbidden":
+        return (*kept, error["loc"][-1]), models
+    return tuple(kept), holders
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    """The models that data of such a type may be."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for each in get_args(annotation) for model in _models(each)]

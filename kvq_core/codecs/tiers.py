@@ -156,7 +156,7 @@ class Tiers:
     def _with_spans(self, values: Tensor, start: int) -> Tensor:
         """Values from position ``start`` on, those of spans as they are held beside."""
         end = start + values.shape[-2]
-        for span in self.beside:
+        for span in reversed(self.beside):  # of several that hold a token the first is read
             a, b = max(start, span.first), min(end, span.first + span.tokens)
             if a < b:
                 values = values.clone()

@@ -16,6 +16,7 @@ class Fp16(Method):
     name: ClassVar[str] = "fp16"
     title: ClassVar[str] = "FP16 cache"
     quantizes: ClassVar[bool] = False
+    anywhere: ClassVar[bool] = True
     token_local = (True, True)
 
     def windows(self) -> tuple[Window, Window]:

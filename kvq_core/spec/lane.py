@@ -138,7 +138,8 @@ class Lane(Storing, _Labelled):
             return None
         if isinstance(self.prefill, Chunks):
             return self.prefill
-        homes = {rule.build().home: rule for rule in self.every_rule if rule.build().quantizes}
+        built = ((rule.build(), rule) for rule in self.every_rule)
+        homes = {method.home: rule for method, rule in built if method.quantizes and not method.anywhere}
         if len(homes) > 1:
             (one, a), (other, b) = list(homes.items())[:2]
             raise SpecError(

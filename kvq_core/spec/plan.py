@@ -142,6 +142,7 @@ class Stack:
             return
         if kinds != sorted(kinds, key=_ORDER.index):
             raise SpecError(f"{self._named()}: rules of spans come first, then first:n, last:n, and all; reorder them.")
+        self._check_spans()
         for kind in ("first", "last"):
             own = [rule for _, rule in self.rules if rule.tier[0] == kind]
             self._check_ends([(rule.quantizes(self.tensor), rule.tier[1]) for rule in own], kind)
@@ -149,6 +150,17 @@ class Stack:
         apart = [a for a in made if a.rule.tier[0] != "all" and a.rule.quantizes(self.tensor)]
         if apart or any(a.beside for a in made):
             self._check_codecs(made)
+
+    def _check_spans(self) -> None:
+        """Raises SpecError where the spans of a rule lie within those of the rules before it."""
+        taken: list[tuple[int, int]] = []
+        for number, rule in self.rules:
+            if rule.spans and all(_within(span, taken) for span in rule.spans):
+                raise SpecError(
+                    f"rule {number + 1} ({rule.named()}) can never be reached: the spans of rules before it hold all "
+                    "its own; move it up or remove it."
+                )
+            taken.extend(rule.spans)
 
     def _check_ends(self, ends: list[tuple[bool, int]], kind: str) -> None:
         quantized = [whether for whether, _ in ends]
@@ -183,6 +195,15 @@ class Stack:
         names = " and ".join(f"{number + 1} ({rule.named()})" for number, rule in self.rules)
         where = "" if self.layers in ((), (-1,)) or -1 in self.layers else f" of {layer_words(self.layers)}"
         return f"rules {names}, {self.tensor}{where}"
+
+
+def _within(span: tuple[int, int], others: list[tuple[int, int]]) -> bool:
+    """Whether every token of a span [start, end) is one of the others'."""
+    reached = span[0]
+    for start, end in sorted(others):
+        if start <= reached:
+            reached = max(reached, end)
+    return reached >= span[1]
 
 
 def stacks_of(rules: tuple[Rule, ...], layers: set[int], windowed: frozenset[int] = frozenset()) -> list[Stack]:

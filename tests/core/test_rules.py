@@ -94,6 +94,20 @@ BAD = [
     ({"rules": [KEYS, {**VALUES, "tokens": "first:0"}]}, ["rule 2", "first:0", "is not allowed"]),
     ({"rules": [KEYS, {**VALUES, "tokens": [[60, 40]]}]}, ["rule 2", "tokens", "is not allowed"]),
     ({"rules": [{"method": "kivi"}] * 257}, ["rules", "256"]),
+    ({"rules": [KEYS, {**VALUES, "tokens": [[-5, 10]]}]}, ["rule 2", "tokens[0][0] = -5", "equal to 0"]),
+    ({"rules": [KEYS, {**VALUES, "tokens": [[0.5, 10]]}]}, ["rule 2", "tokens[0][0] = 0.5", "integer"]),
+    ({"rules": [KEYS, VALUES], "prefill": {"chunk": 0}}, ["prefill.chunk = 0", "equal to 1"]),
+    ({"rules": [KEYS, VALUES], "prefill": "0 raw"}, ["prefill.chunk = 0", "equal to 1"]),
+    ({"rules": [KEYS, VALUES], "prefill": {"size": 5}}, ["Unknown field 'prefill.size'", "chunk, own_chunk, fit"]),
+    ({"rules": [KEYS, VALUES], "prefill": "often"}, ["prefill = 'often'", "deployed, as the method's first engine"]),
+    (
+        {"rules": [{"method": "q8_0", "tensors": "keys"}, {"method": "fp8"}], "prefill": "deployed"},
+        ["K q8_0 is read by llama.cpp", "fp8 by vLLM"],
+    ),
+    (
+        {"rules": [{"method": "q8_0", "tensors": "keys"}, VALUES], "prefill": "deployed"},
+        ["K q8_0 is read by llama.cpp", "V kivi 2 by no engine"],
+    ),
 ]
 
 
@@ -105,6 +119,14 @@ def test_what_is_impossible_is_refused_in_one_line(lane, named):
         message = str(caught.value)
         assert "\n" not in message and len(message) < 500
         assert all(word in message for word in named), message
+
+
+@pytest.mark.parametrize("other", ["fp16", "bf16"])
+def test_what_is_not_quantized_fits_every_home(other):
+    rules = [{"method": "q8_0", "tensors": "keys"}, {"method": other, "tensors": "values"}]
+    chunks = parse_lane({"rules": rules, "prefill": "deployed"}).chunks
+    assert (chunks.chunk, chunks.own_chunk) == (512, "stored")
+    assert parse_lane({"method": other, "prefill": "deployed"}).chunks is None
 
 
 def test_layers_that_are_not_there_are_named():

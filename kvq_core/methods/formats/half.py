@@ -32,6 +32,7 @@ class Bf16(Format):
 
     name: ClassVar[str] = "bf16"
     title: ClassVar[str] = "BF16 cache"
+    anywhere: ClassVar[bool] = True
     deviations: ClassVar[tuple[str, ...]] = (
         "Tokens that are decoded are rounded to fp16 first, as every lane's are: beyond 65504 they are infinite.",
     )

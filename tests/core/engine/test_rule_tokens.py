@@ -180,6 +180,10 @@ REFUSED = [
     ([{**Q8, "tokens": "last:8"}, {"method": "squat", "knobs": {"rope": "pre"}}], "keys before RoPE, "),
     ([{**Q8, "tokens": [[9, 12], [4, 6]]}, Q4], "spans come in order and do not overlap"),
     ([Q4, {**Q8, "tokens": "last:8"}], "can never be reached"),
+    (
+        [{**FP16, "tokens": [[0, 9], [9, 20]]}, {**Q8, "tokens": [[2, 6], [8, 20]]}, Q4],
+        "rule 2 (16 tokens of spans per_token 8) can never be reached: the spans of rules before it",
+    ),
 ]
 
 
@@ -190,6 +194,11 @@ def test_what_cannot_be_split_says_why(rules: list[Given], said: str) -> None:
     assert said in str(caught.value)
     if isinstance(caught.value, SpecError):
         assert "\n" not in str(caught.value)
+
+
+def test_spans_that_reach_beyond_earlier_ones_are_allowed() -> None:
+    drawn = lane({**FP16, "tokens": [[0, 9]]}, {**Q8, "tokens": [[2, 6], [8, 10]]}, Q4)
+    assert [rule.spans for rule in drawn.every_rule] == [((0, 9),), ((2, 6), (8, 10)), ()]
 
 
 def test_names_say_which_tokens() -> None:

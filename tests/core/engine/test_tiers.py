@@ -102,7 +102,7 @@ class Simulation:
 
     def seen(self, tokens: int) -> Tensor:
         out = self.read.clone()
-        for (a, b), storing in self.plan.spans:
+        for (a, b), storing in reversed(self.plan.spans):
             for start in range(a, b, self._step(storing)):
                 end = start + self._step(storing)
                 out[..., start:end, :] = read_back(storing, self.raw[..., start:end, :], start)
@@ -216,6 +216,15 @@ def test_a_span_is_kept_beside_what_the_body_stores() -> None:
     assert tiers.nbytes()["spans"] == 2 * LAYERS * HEADS * 8 * DIM
     alone = Tiers.of_prompt(tensor(45)[..., :30, :], Plan(COARSE))
     assert tiers.bits()[0, 0, 10].mean() - alone.bits()[0, 0, 10].mean() == pytest.approx(16)
+
+
+def test_where_spans_overlap_the_first_is_read() -> None:
+    plan = Plan(COARSE, spans=(((8, 16), FP16), ((12, 20), FINE)))
+    compare(plan, 24, 30)
+    x = tensor(24)
+    read = Tiers.of_prompt(x, plan).decode()
+    assert torch.equal(read[..., 8:16, :], x[..., 8:16, :].half().float())
+    assert not torch.equal(read[..., 16:20, :], x[..., 16:20, :].half().float())
 
 
 def test_a_fork_goes_its_own_way() -> None:
