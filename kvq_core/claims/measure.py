@@ -181,7 +181,7 @@ def _stop(found: Iterable[_Found], text: str, setting: Setting, reason: str) -> 
 def _codebooks(model: LoadedModel) -> list[Codebook]:
     """What CommVQ had to work with."""
     own = (book for book in codebooks() if book.info.weights_hash == model.weights_hash)
-    return [book for book in own if book.info.kind != "rotations"]
+    return [book for book in own if book.info.kind in ("keys", "values")]
 
 
 def _environment(model: LoadedModel) -> dict[str, str | int]:

@@ -18,7 +18,8 @@ EXAMPLES = (
     "python -m kvq_core codebooks list\n"
     "  python -m kvq_core codebooks train --model Qwen/Qwen3-0.6B --bits 1\n"
     "  python -m kvq_core codebooks train --bits 2 --text essays.txt --name essays\n"
-    "  python -m kvq_core codebooks train --only rotations --target qqt"
+    "  python -m kvq_core codebooks train --only rotations --target qqt\n"
+    "  python -m kvq_core codebooks train --only ranges --outlier-fraction 0.01"
 )
 Add = Callable[..., argparse.ArgumentParser]
 
@@ -48,10 +49,13 @@ def _add_training(train: argparse.ArgumentParser) -> None:
     train.add_argument("--model", metavar="ID", help="model id or path; the bundled model without it")
     train.add_argument("--revision", metavar="REV", help="Hub revision of the model")
     train.add_argument("--bits", type=int, choices=(1, 2), default=1, help="bits an element (1)")
-    kinds = ("keys", "values", "rotations")
-    train.add_argument("--only", choices=kinds, help="train one of the two, or calibrate rotations for oscar")
+    kinds = ("keys", "values", "rotations", "ranges")
+    calibrated = "rotations for oscar or ranges for kvquant"
+    train.add_argument("--only", choices=kinds, help=f"train one of the two, or calibrate {calibrated}")
     targets = ("qqt", "ktk")
     train.add_argument("--target", choices=targets, default="qqt", help="what rotations are fitted to (qqt)")
+    left_out = "share of the elements that ranges leave out (0.01)"
+    train.add_argument("--outlier-fraction", type=float, default=0.01, metavar="F", help=left_out)
     train.add_argument("--levels", type=int, choices=(4, 8, 16, 32, 64), default=16, help="levels of a key stage (16)")
     train.add_argument("--pairs", type=int, metavar="N", help="channel pairs in a group of keys (half a head)")
     train.add_argument("--stages", type=int, metavar="N", help="key stages (as many as the bits allow)")
@@ -155,6 +159,7 @@ def _request(arguments: argparse.Namespace) -> Any:
             "pairs",
             "stages",
             "target",
+            "outlier_fraction",
             "text",
             "name",
             "train_tokens",

@@ -1,5 +1,5 @@
-"""Codebook files: what they say about themselves, where they lie, how a lane finds its own. Rotations that were
-calibrated on texts are kept the same way.
+"""Codebook files: what they say about themselves, where they lie, how a lane finds its own. Rotations, and ranges with
+levels, that were calibrated on texts are kept the same way.
 
 A codebook is one safetensors file whose header holds a CodebookInfo. Files lie in ``KVQ_HOME/codebooks``, those shipped
 with the project in ``presets/codebooks``.
@@ -27,13 +27,14 @@ SHIPPED = Path(__file__).resolve().parents[2] / "presets" / "codebooks"
 FORMAT = 1
 DEFAULT_NAME = "default"
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,59}$"  # of a set of codebooks: it becomes part of file names
-Kind = Literal["keys", "values", "rotations"]
+Kind = Literal["keys", "values", "rotations", "ranges"]
 Target = Literal["qqt", "ktk"]  # of rotations
 
 
 class CodebookInfo(BaseModel):
     """Everything a reader should know before trusting a codebook. Errors are ||x - x'||^2 / ||x||^2 over all tokens;
-    of rotations those of keys and of values at 2 bits, clipped as OSCAR does by default."""
+    of rotations those of keys and of values at 2 bits, clipped as OSCAR does by default, of ranges those of KVQuant's
+    codes of 2 bits, outliers kept."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -69,6 +70,8 @@ class CodebookInfo(BaseModel):
         size = str(self.settings.get("target", f"b{self.bits:g}"))
         if self.kind == "keys":
             size = f"l{self.levels}-g{self.pairs_per_group}"
+        elif self.kind == "ranges":
+            size = f"o{self.settings['outlier_fraction']:g}"
         return f"{slug}-{self.weights_hash[:6]}.{self.name}.{self.kind}-{size}"
 
 

@@ -9,7 +9,7 @@ from kvq_core.errors import MethodError
 
 @dataclass(frozen=True)
 class CodebookNeed:
-    """What a lane asks of a codebook, or of calibrated rotations. ``pairs`` and ``stages`` None: half a head, and as
+    """What a lane asks of a codebook, or of what was calibrated. ``pairs`` and ``stages`` None: half a head, and as
     many as make ``bits`` bits."""
 
     kind: Kind
@@ -19,12 +19,14 @@ class CodebookNeed:
     pairs: int | None = None
     stages: int | None = None
     target: Target | None = None  # of rotations: what they are fitted to
+    outlier_fraction: float | None = None  # of ranges: what they leave out
 
     def fits(self, info: CodebookInfo) -> bool:
         if info.kind != self.kind or info.name != (self.name or DEFAULT_NAME):
             return False
         if self.kind != "keys":
-            return info.bits == self.bits and info.settings.get("target") == self.target
+            decided = {"target": self.target, "outlier_fraction": self.outlier_fraction}
+            return info.bits == self.bits and all(info.settings.get(name) == asked for name, asked in decided.items())
         same = info.levels == self.levels and info.pairs_per_group == (self.pairs or info.head_dim // 2)
         return same and (info.stages or 0) >= self.stages_of(info.head_dim)
 
@@ -35,8 +37,9 @@ class CodebookNeed:
     def command(self, model: str) -> str:
         """The command line that trains it."""
         words = [f"python -m kvq_core codebooks train --model {model}"]
-        if self.target:
-            words += [f"--only rotations --target {self.target}", f"--name {self.name}" if self.name else ""]
+        if self.kind in ("rotations", "ranges"):
+            of = f"--target {self.target}" if self.target else f"--outlier-fraction {self.outlier_fraction:g}"
+            words += [f"--only {self.kind} {of}", f"--name {self.name}" if self.name else ""]
             return " ".join(filter(None, words))
         words.append(f"--bits {self.bits}")
         own = {"levels": (self.levels, 16), "pairs": (self.pairs, None), "stages": (self.stages, None)}
@@ -75,7 +78,7 @@ def require(
         )
     if book is None:
         id = model or "ID"
-        missing = "rotations" if wanted.kind == "rotations" else f"{wanted.kind} codebooks"
+        missing = f"{wanted.kind} codebooks" if wanted.kind in ("keys", "values") else wanted.kind
         raise MethodError(f"There are no {missing} like this for {id}. Run: {wanted.command(id)}")
     info = book.info
     if info.layers <= max(layers) or (info.kv_heads, info.head_dim) != (heads, head_dim):

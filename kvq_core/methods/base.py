@@ -161,6 +161,11 @@ class Method(BaseModel):
             cls.elsewhere = Method.elsewhere  # type: ignore[method-assign]
 
     @property
+    def lane_title(self) -> str:
+        """What a lane of it is called: the title, unless a knob makes it another thing."""
+        return self.title
+
+    @property
     def key_space(self) -> Space:
         """Whether keys are stored after ("post") or before ("pre") RoPE."""
         return "post"

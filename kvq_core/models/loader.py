@@ -130,6 +130,11 @@ class LoadedModel(Reader):
         out = self._pass(self.model, ids, start, attend, states, logits_to_keep=1 if last_only else 0)
         return out.logits.float()
 
+    def answers(self, ids: Tensor, attend: Any) -> Tensor:
+        """``forward`` of whole texts, whose logits, in the model's dtype, have gradients where gradients are on."""
+        logits: Tensor = self._pass(self.model, ids, 0, attend, None).logits
+        return logits
+
     @torch.no_grad()
     def hidden(self, ids: Tensor, start: int, attend: Any, states: "States | None" = None) -> Tensor:
         """What the head reads after ``forward`` of the same: (rows, tokens, hidden size), in the model's dtype."""

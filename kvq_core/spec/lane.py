@@ -221,7 +221,7 @@ class Lane(Storing, _Labelled):
         chooses the keys that are read."""
         rules = self.every_rule
         whole, some = ([r.named() for r in rules if isinstance(r.layers, str) is w] for w in (True, False))
-        stored = rules[0].build().title if len(rules) == 1 else "; ".join(filter(None, [", ".join(whole), *some]))
+        stored = rules[0].build().lane_title if len(rules) == 1 else "; ".join(filter(None, [", ".join(whole), *some]))
         return stored if self.select is None else f"{stored} + {self.select.by}"
 
     @property

@@ -1,4 +1,4 @@
-"""Keys before RoPE and values of a model over real text."""
+"""Keys before RoPE and values of a model over real text, and what each of their elements matters to it."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kvq_core.methods.base import query_gram
 from kvq_core.models import LoadedModel
+from kvq_core.models.gradients import gradients
 from kvq_core.models.scoring import Scoring, causal_attention
 
 Progress = Callable[[str, int, int], None]  # what is being done, done, total
@@ -29,6 +30,17 @@ class Attended:
     keys: Tensor
     values: Tensor
     gram: Tensor
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """Samples with the squared gradients of the texts' own loss by each of their elements: ``key_weights`` and
+    ``value_weights``, float32."""
+
+    keys: Tensor
+    values: Tensor
+    key_weights: Tensor
+    value_weights: Tensor
 
 
 # what is kept of a layer's step: layer, tokens, queries, keys, values
@@ -60,6 +72,24 @@ def attended(model: LoadedModel, sequences: list[list[int]], progress: Progress)
 
     _read(model, sequences, progress, keep)
     gram /= sum(map(len, sequences)) * shape.query_heads // shape.kv_heads
+    return found
+
+
+def weighed(model: LoadedModel, sequences: list[list[int]], progress: Progress) -> Weighed:
+    """What ``collect`` keeps, with what each element matters to the texts' own loss."""
+    keys, values = _empty(model, sequences)
+    found = Weighed(keys, values, *(torch.zeros(x.shape) for x in (keys, values)))
+    rope, done = model.rope(max(map(len, sequences))), 0
+    for ids in sequences:
+        now = slice(done, done + len(ids))
+        for layer, (key, value) in gradients(model, ids).items():
+            turn = rope.on([layer])  # which keeps lengths: a gradient is turned back as its key is
+            found.keys[layer, :, now] = turn.unrotate(key.x[None].float(), 0)[0].cpu()
+            found.key_weights[layer, :, now] = turn.unrotate(key.gradient[None].float(), 0)[0].square().cpu()
+            found.values[layer, :, now] = value.x.cpu()
+            found.value_weights[layer, :, now] = value.gradient.float().square().cpu()
+        done += len(ids)
+        progress("Reading text, and its gradients", done, sum(map(len, sequences)))
     return found
 
 

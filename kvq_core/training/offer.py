@@ -15,7 +15,8 @@ from kvq_core.methods import ModelRef, ModelShape
 from kvq_core.models import LoadedModel, load, with_model
 from kvq_core.settings import settings
 from kvq_core.spec import ComparisonSpec, Lane
-from kvq_core.training.train import Request, train_all
+from kvq_core.training.ranges import WIDTHS
+from kvq_core.training.train import LEFT_OUT, Request, train_all
 from kvq_core.training.values import ValuePlan
 
 Budget = Literal["full", "quick"]
@@ -180,7 +181,11 @@ def _requests(wanted: list[CodebookNeed], head_dim: int, train: int, held_out: i
     """One training for each set of codebooks that can serve: of keys, the longest serves shorter ones as well."""
     chosen: dict[tuple[object, ...], CodebookNeed] = {}
     for each in wanted:
-        size = (each.levels, each.pairs or head_dim // 2) if each.kind == "keys" else (each.bits, each.target)
+        size = (
+            (each.levels, each.pairs or head_dim // 2)
+            if each.kind == "keys"
+            else (each.bits, each.target, each.outlier_fraction)
+        )
         place = (each.kind, each.name, *size)
         known = chosen.get(place)
         if known is None or known.stages_of(head_dim) < each.stages_of(head_dim):
@@ -193,6 +198,7 @@ def _requests(wanted: list[CodebookNeed], head_dim: int, train: int, held_out: i
             pairs=w.pairs,
             stages=w.stages,
             target=w.target or "qqt",
+            outlier_fraction=LEFT_OUT if w.outlier_fraction is None else w.outlier_fraction,
             name=w.name or DEFAULT_NAME,
             train_tokens=train,
             held_out_tokens=held_out,
@@ -211,10 +217,13 @@ def _refusal() -> str | None:
 
 
 def _bytes(request: Request, shape: ModelShape) -> int:
-    """Bytes of the file: float16 levels of keys; int8 encoder and float16 codebook of values; float32 rotations."""
+    """Bytes of the file: float16 levels of keys; int8 encoder and float16 codebook of values; float32 rotations;
+    float16 ranges, beside which levels are few."""
     channels = shape.kv_heads * shape.head_dim
     if request.kinds == ("rotations",):
         return 8 * shape.layers * shape.head_dim * (shape.head_dim + 1)
+    if request.kinds == ("ranges",):
+        return 4 * shape.layers * (channels + sum(1 << bits for bits in WIDTHS))
     if request.kinds == ("keys",):
         return 2 * shape.layers * channels * request.levels * request.stages_on(shape.head_dim)
     return shape.layers * channels**2 * (1 + 4 * request.bits)
@@ -243,8 +252,9 @@ def _work(
     kind: Kind, shape: ModelShape, bits: int, levels: int, pairs: int, stages: int, tokens: int, steps: int
 ) -> float:
     """What the time of a training is proportional to, nearly: keys compare every token with levels^2 centres (and 100
-    more is what all else costs), values multiply by matrices of channels^2; rotations are a matter of reading."""
-    if kind == "rotations":
+    more is what all else costs), values multiply by matrices of channels^2; what is calibrated is a matter of reading.
+    """
+    if kind in ("rotations", "ranges"):
         return float(shape.layers * tokens * shape.head_dim**2 * (shape.query_heads + shape.kv_heads))
     if kind == "keys":
         groups = shape.kv_heads * (shape.head_dim // 2 // pairs)

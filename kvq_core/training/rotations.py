@@ -47,7 +47,7 @@ def export(book: Codebook, place: Path) -> list[Path]:
     Raises KvqError for codebooks that are no rotations, and where nothing can be written.
     """
     if book.info.kind != "rotations":
-        raise KvqError(f"{book.info.file_name} holds {book.info.kind} of CommVQ; only rotations are exported.")
+        raise KvqError(f"{book.info.file_name} holds {book.info.kind}; only rotations are exported.")
     tensors, written = book.tensors(), []
     for kind in ("key", "value"):
         objective = f"{book.info.settings['target']}_{kind}s"

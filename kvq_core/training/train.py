@@ -28,19 +28,22 @@ from kvq_core.errors import SpecError
 from kvq_core.methods.formats.oscar import Oscar
 from kvq_core.models import LoadedModel
 from kvq_core.training.checkpoints import checkpoints
-from kvq_core.training.collect import Progress, Samples, attended, collect
+from kvq_core.training.collect import Progress, Samples, attended, collect, weighed
 from kvq_core.training.em import EmSettings
 from kvq_core.training.keys import KeyPlan, stage_name, train_keys
+from kvq_core.training.ranges import TOLD, fit_ranges
 from kvq_core.training.rotations import fit_rotations
 from kvq_core.training.texts import Sequences, Texts, read_texts, sequences
 from kvq_core.training.values import ValuePlan, train_values
 
+LEFT_OUT = 0.01  # of the elements by ranges, as the paper has it
 FEWEST_TRAIN, FEWEST_HELD_OUT = 4096, 1024
 _OPTIONS = (
     "levels",
     "pairs",
     "stages",
     "target",
+    "outlier_fraction",
     "text",
     "name",
     "train_tokens",
@@ -53,7 +56,8 @@ _OPTIONS = (
 @dataclass(frozen=True)
 class Request:
     """What to train. ``pairs`` None: half a head; ``stages`` None: as many as make ``bits`` bits an element. ``target``
-    of rotations, whose codes have 2 bits whatever ``bits`` says."""
+    of rotations, whose codes have 2 bits whatever ``bits`` says; ``outlier_fraction`` of ranges, which serve all
+    widths."""
 
     bits: int = 1
     kinds: tuple[Kind, ...] = ("keys", "values")
@@ -61,6 +65,7 @@ class Request:
     pairs: int | None = None
     stages: int | None = None
     target: Target = "qqt"
+    outlier_fraction: float = LEFT_OUT
     text: str | None = None
     name: str = DEFAULT_NAME
     train_tokens: int = 12288
@@ -116,8 +121,9 @@ def train_all(
     made = []
     for request, draft in asked:
         there = _there(draft)  # asked in turn: what was trained just now may serve the next request as well
-        if there is None and draft.kind == "rotations":
-            there = _rotations(model, draft, request, cut, progress)
+        if there is None and draft.kind in ("rotations", "ranges"):
+            calibrate = _rotations if draft.kind == "rotations" else _ranges
+            there = calibrate(model, draft, request, cut, progress)
         if there is None:
             read = read or _read(model, cut, progress)
             there = (_keys if draft.kind == "keys" else _values)(draft, request, *read, progress)
@@ -146,9 +152,22 @@ def _rotations(
     return _finish(draft, {**tensors, "seconds": seconds})
 
 
+def _ranges(model: LoadedModel, draft: CodebookInfo, request: Request, cut: Sequences, progress: Progress) -> Codebook:
+    began = time.perf_counter()
+    kept, held_out = weighed(model, cut.train, progress), collect(model, cut.held_out, progress)
+    tensors = fit_ranges(kept, held_out, request.outlier_fraction)
+    return _finish(draft, {**tensors, "seconds": torch.tensor([time.perf_counter() - began])})
+
+
 def _check(model: LoadedModel, request: Request, pairs: int) -> None:
     if "rotations" in request.kinds and (reason := Oscar().why_not(model.shape)):
         raise SpecError(f"Rotations cannot be calibrated for {model.id}: {reason}.")
+    if not 0 <= request.outlier_fraction <= 0.5:
+        raise SpecError(f"outlier_fraction = {request.outlier_fraction:g} is not allowed; give a number from 0 to 0.5.")
+    if "ranges" in request.kinds and model.shape.unknown_rope:
+        raise SpecError(
+            f"Ranges of keys before RoPE cannot be calibrated for {model.id}: how it rotates them is not known."
+        )
     if model.shape.head_dim % (2 * pairs):
         raise SpecError(
             f"pairs = {pairs} does not divide the {model.shape.head_dim // 2} channel pairs of a head of {model.id}."
@@ -170,9 +189,15 @@ def _draft(model: LoadedModel, request: Request, pairs: int, kind: Kind, texts: 
         "keys": asdict(request.em),
         "values": {"steps": request.value_steps},
         "rotations": {"target": request.target},
+        "ranges": {"outlier_fraction": request.outlier_fraction},
     }
     chosen = {"seed": request.seed, **own[kind]}
-    bits = {"keys": stages * (request.levels.bit_length() - 1) / pairs, "values": request.bits, "rotations": 2}[kind]
+    bits = {
+        "keys": stages * (request.levels.bit_length() - 1) / pairs,
+        "values": request.bits,
+        "rotations": 2,
+        "ranges": TOLD,
+    }[kind]
     decides = {
         "kind": kind,
         "format": FORMAT,

@@ -2,17 +2,18 @@
 
 from typing import ClassVar, Literal
 
-import torch
 from pydantic import Field
 
-from kvq_core.codecs.codec import layer_slices
+from kvq_core.codebooks.files import NAME
+from kvq_core.codebooks.lookup import CodebookNeed, find, require
 from kvq_core.codecs.window import Window
-from kvq_core.methods.base import Fitted, Method, ModelShape, Prompt, Space
-from kvq_core.methods.baselines.heads import joined
-from kvq_core.methods.baselines.level_codecs import ChannelLevels, TokenLevels, ranges
-from kvq_core.methods.baselines.levels import fitted_levels
+from kvq_core.methods.base import Fitted, Method, ModelRef, ModelShape, Prompt, Space
+from kvq_core.methods.baselines.level_codecs import ChannelLevels, TokenLevels
+from kvq_core.methods.baselines.level_tables import Tables, key_tables, levels_name, value_tables
 from kvq_core.methods.deployments import Elsewhere
 from kvq_core.methods.widths import Bits
+
+CALIBRATED_BITS = 2  # at which a calibration tells its errors; it has levels of all widths
 
 
 class KvQuant(Method):
@@ -24,16 +25,18 @@ class KvQuant(Method):
     positions (of keys as many as lie beyond the channel's range, with a 16-bit count a token); once a layer, the
     levels and the keys' ranges. An element costs about bits + 32 outlier_fraction, values 32/channels more.
 
-    Calibrated on this prompt alone: the paper takes ranges, levels and their weights from other texts. A short prompt
-    tells little of the range of later keys, and those beyond it are stored as outliers, each at 32 bits.
+    Ranges of keys, and levels, are calibrated once per model on other texts (calibration), as in the paper, each
+    element weighed by the squared gradient of the text's loss; or on this prompt alone, all weighed alike. A short
+    prompt tells little of the range of later keys, and those beyond it are stored as outliers, each at 32 bits.
     """
 
     name: ClassVar[str] = "kvquant"
     title: ClassVar[str] = "KVQuant (prompt-only calibration)"
     paper: ClassVar[str | None] = "https://arxiv.org/abs/2401.18079"
     deviations: ClassVar[tuple[str, ...]] = (
-        "Calibrated on the prompt: key ranges, and levels of keys and of values. The paper calibrates offline and "
-        "weighs k-means by squared gradients (Fisher information); here every element weighs the same.",
+        "Without calibration key ranges, and levels of keys and of values, are fitted on the prompt, where every "
+        "element weighs the same. The paper calibrates on other texts and weighs k-means by squared gradients (Fisher "
+        "information), as calibration does, on fewer tokens than the authors' 16 texts of 2,048.",
         "ceil(outlier_fraction/2 x size) elements at either end of the prompt's channel, or of a value's token, are "
         "outliers. The authors' interpolated quantiles take more of few: 1.56% for 1% of 256.",
         "Ranges are rounded to fp16 before coding, outward; the authors' key offsets are not rounded.",
@@ -49,6 +52,12 @@ class KvQuant(Method):
         title="Outlier fraction",
         description="Share of a channel's keys and of a token's values kept exactly, half at either end.",
     )
+    calibration: str | None = Field(
+        None,
+        pattern=NAME,
+        title="Calibration",
+        description="Name of ranges and levels kept for the model, such as default; empty: fitted on this prompt.",
+    )
 
     @property
     def key_space(self) -> Space:
@@ -59,30 +68,66 @@ class KvQuant(Method):
         return window, window
 
     def fit(self, prompt: Prompt) -> Fitted:
-        _, heads, tokens, dim = prompt.keys.shape
-        fraction, count = self.outlier_fraction, 1 << self.bits
-        parts, value_levels, beyond = [], [], 0.0
-        for layers in layer_slices(prompt.keys):
-            keys, values = prompt.keys[layers].mT, joined(prompt.values[layers])
-            middle, half, _ = ranges(keys, fraction, prompt.metadata)
-            unit = ((keys - middle.float()) / half.float()).flatten(1)
-            inside = unit.abs() <= 1
-            beyond += (~inside).float().mean(1).sum().item() / len(prompt.keys)
-            parts.append((fitted_levels(unit, inside, count).half(), middle[..., 0], half[..., 0]))
-            middle, half, at = ranges(values, fraction, prompt.metadata)
-            inside = torch.ones_like(values, dtype=torch.bool).scatter_(-1, at, False).flatten(1)
-            unit = ((values - middle.float()) / half.float()).flatten(1)
-            value_levels.append(fitted_levels(unit, inside, count).half())
-        shared = dict(zip(("levels", "middles", "halves"), map(torch.cat, zip(*parts, strict=True)), strict=True))
-        key = ChannelLevels(self.bits, heads, dim, shared, sparse=fraction > 0)
-        shared = {"levels": torch.cat(value_levels)}
-        value = TokenLevels(self.bits, heads, dim, shared, fraction, prompt.metadata)
+        if self.calibration is not None:
+            return self._calibrated(prompt, self.calibration)
+        fraction, own = self.outlier_fraction, (self.bits,)
+        keys, beyond = key_tables(prompt.keys, fraction, own, prompt.metadata)
+        values = value_tables(prompt.values, fraction, own, prompt.metadata)
+        tokens = prompt.keys.shape[2]
         notes = [f"prompt-only calibration: ranges and levels from these {tokens} tokens, all weighed alike"]
         if fraction:
             notes.append(f"{beyond:.2%} of the prompt's key elements are outliers")
-        return Fitted(key, value, tuple(notes))
+        return Fitted(*self._codecs(prompt, (keys, values), kept=False), tuple(notes))
+
+    def _codecs(self, prompt: Prompt, tables: tuple[Tables, Tables], kept: bool) -> tuple[ChannelLevels, TokenLevels]:
+        """Of keys and of values, with tables that belong to the prompt, or are ``kept`` with the model."""
+        _, heads, _, dim = prompt.keys.shape
+        keys, values = ({**own, "levels": own[levels_name(self.bits)]} for own in tables)
+        of_keys = {name: keys[name] for name in ("levels", "middles", "halves")}
+        of_values = {"levels": values["levels"]}
+        size, fraction = (self.bits, heads, dim), self.outlier_fraction
+        key, value = (({}, own) if kept else (own, {}) for own in (of_keys, of_values))
+        return (
+            ChannelLevels(*size, *key, sparse=fraction > 0),
+            TokenLevels(*size, *value, fraction, prompt.metadata),
+        )
+
+    def _calibrated(self, prompt: Prompt, name: str) -> Fitted:
+        """With the model's kept tables. Raises MethodError naming the command that makes them."""
+        heads, dim = prompt.keys.shape[1], prompt.keys.shape[-1]
+        layers, model = prompt.layers or tuple(range(len(prompt.keys))), prompt.model
+        id, weights = (model.id, model.weights_hash) if model else (None, None)
+        book = require(self._wanted(name), id, weights, layers, heads, dim)
+        device, tables = prompt.keys.device, book.tensors()
+        keys, values = (
+            {own.removeprefix(kind): tables[own][list(layers)].to(device) for own in tables if own.startswith(kind)}
+            for kind in ("key_", "value_")
+        )
+        other = "" if book.info.weights_hash == weights else ", through other weights"
+        note = (
+            f"calibrated on {book.info.train_tokens} tokens of {book.info.source}{other}, weighed by squared "
+            f"gradients: {book.info.file_name}"
+        )
+        return Fitted(*self._codecs(prompt, (keys, values), kept=True), (note,))
+
+    def _wanted(self, name: str) -> CodebookNeed:
+        return CodebookNeed("ranges", name, CALIBRATED_BITS, outlier_fraction=self.outlier_fraction)
+
+    def data_hash(self, model: ModelRef) -> str | None:
+        found = self.calibration and find(self._wanted(self.calibration), model.id, model.weights_hash)
+        return found.info.content if found else None
+
+    def lacks(self, model: ModelRef) -> tuple[CodebookNeed, ...]:
+        wanted = () if self.calibration is None else (self._wanted(self.calibration),)
+        return tuple(need for need in wanted if find(need, model.id, model.weights_hash) is None)
+
+    @property
+    def lane_title(self) -> str:
+        return self.title if self.calibration is None else "KVQuant"
 
     def fixed_bytes(self, shape: ModelShape) -> tuple[int, int]:
+        if self.calibration is not None:  # they belong to the model
+            return 0, 0
         levels = 2 << self.bits
         return levels + 4 * shape.kv_heads * shape.head_dim, levels
 
@@ -92,7 +137,9 @@ class KvQuant(Method):
 
     def summary(self) -> str:
         outliers = f"{self.outlier_fraction:.3g} outliers" if self.outlier_fraction else "no outliers"
-        return f"K{self.bits} V{self.bits} levels · {outliers} · calibrated on the prompt"
+        return f"K{self.bits} V{self.bits} levels · {outliers} · calibrated" + (
+            " on the prompt" if self.calibration is None else ""
+        )
 
     def short(self, tensors: Literal["both", "keys", "values"] = "both") -> str:
         return f"{self.name} {self.bits}"

@@ -34,13 +34,24 @@ def ranges(rows: Tensor, fraction: float, metadata: torch.dtype) -> tuple[Tensor
 
 @dataclass(frozen=True)
 class LevelCodec(Codec):
-    """Codes of levels along the channels. ``shared``: levels (layers, 2^bits) in fp16."""
+    """Codes of levels along the channels. ``shared``: levels (layers, 2^bits) in fp16; or ``kept``, the same where it
+    belongs to the model and not to the prompt."""
 
     axis: ClassVar[Literal["tokens", "channels"]]  # of the elements that share a range
     bits_per_code: int
     kv_heads: int
     head_dim: int
     shared: dict[str, Tensor] = field()  # the class has one by default, a field has none
+    kept: dict[str, Tensor]
+
+    @property
+    def model_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.kept.values())
+
+    @property
+    def tables(self) -> dict[str, Tensor]:
+        """What codes are read by, wherever it belongs."""
+        return self.kept or self.shared
 
     def encode(self, x: Tensor, start: int) -> Block:
         parts = [self._part(x[layers].float(), layers) for layers in layer_slices(x)]
@@ -57,10 +68,10 @@ class LevelCodec(Codec):
 
     def _codes(self, unit: Tensor, layers: slice) -> Tensor:
         """Packed codes of unit (layers, ..., channels)."""
-        return pack(nearest_level(unit, self.shared["levels"][layers].float()), self.bits_per_code)
+        return pack(nearest_level(unit, self.tables["levels"][layers].float()), self.bits_per_code)
 
     def _units(self, codes: Tensor, layers: slice) -> Tensor:
-        return level_of(unpack(codes, self.bits_per_code, self._along), self.shared["levels"][layers])
+        return level_of(unpack(codes, self.bits_per_code, self._along), self.tables["levels"][layers])
 
     def usage(self, blocks: list[Block]) -> dict[str, Tensor]:
         """How often each level is used, and the share of outliers."""
@@ -78,7 +89,7 @@ class LevelCodec(Codec):
 
 @dataclass(frozen=True)
 class ChannelLevels(LevelCodec):
-    """Keys. ``shared`` has the channels' ``middles`` and ``halves``, too, (layers, kv_heads, head_dim); ``sparse``:
+    """Keys. The tables have the channels' ``middles`` and ``halves``, too, (layers, kv_heads, head_dim); ``sparse``:
     what lies beyond them is kept, else clipped."""
 
     sparse: bool
@@ -87,7 +98,7 @@ class ChannelLevels(LevelCodec):
     packed = LevelCodec.packed
 
     def _part(self, x: Tensor, layers: slice) -> dict[str, Tensor]:
-        middles, halves = (self.shared[name][layers].float()[..., None, :] for name in ("middles", "halves"))
+        middles, halves = (self.tables[name][layers].float()[..., None, :] for name in ("middles", "halves"))
         unit = (x - middles) / halves
         tensors = {"codes": self._codes(unit, layers)}
         if not self.sparse:
@@ -104,8 +115,8 @@ class ChannelLevels(LevelCodec):
 
     def decode(self, block: Block) -> Tensor:
         t, parts = block.tensors, []
-        for layers in layer_slices(self.shared["middles"], (1 << 20) // max(1, block.tokens)):
-            middles, halves = (self.shared[name][layers].float()[..., None, :] for name in ("middles", "halves"))
+        for layers in layer_slices(self.tables["middles"], (1 << 20) // max(1, block.tokens)):
+            middles, halves = (self.tables[name][layers].float()[..., None, :] for name in ("middles", "halves"))
             parts.append(self._units(t["codes"][layers], layers) * halves + middles)
         read = joined(torch.cat(parts))
         if self.sparse:

@@ -60,7 +60,7 @@ def test_only_what_is_missing_is_offered_and_offering_trains_nothing(model):
     assert found.lanes == ("small",) and [r.kinds for r in found.requests] == [("keys",), ("values",)]
     assert found.refusal is None and found.seconds > 0 and not own() and not folder().exists()
     assert offer("tiny-llama", None, [lane(pairs_per_group=5)]) is None  # cannot run on this model at all
-    known = {"commvq": {}, "oscar": {"calibration": "mine"}}
+    known = {"commvq": {}, "oscar": {"calibration": "mine"}, "kvquant": {"calibration": "mine"}}
     asking = {name: cls for name, cls in methods().items() if cls.lacks is not Method.lacks}
     assert set(asking) == set(known) and all(make(name, **known[name]).lacks(model.ref) for name in asking)
 
