@@ -61,8 +61,8 @@ _TABLE = """
     ui.selection: record ui.figures ui.html
     ui.words: analysis record studies ui.figures ui.html ui.selection
     ui.export: analysis errors pipeline record spec store ui.figures ui.html ui.words
-    ui.service: errors events inspection limits links logs machine packed pipeline record settings spec store training
-        ui.html
+    ui.service: analysis errors events inspection limits links logs machine packed pipeline record settings spec store
+        training ui.html
     ui.form: decision errors links methods models presets record settings spec training ui.html ui.service
     ui.server: errors events logs models packed pipeline settings spec store ui.export ui.html ui.service
     ui.views: analysis errors methods record spec ui.figures ui.form ui.html ui.selection ui.service ui.words
@@ -86,7 +86,7 @@ OPEN_TO_THE_PAGE = {
     "decision": {"pasted"},
     "inspection": {"fits", "look", "report", "rules"},
     "packed": {"lanes"},
-    "pipeline": {"added", "compare", "estimate", "examples", "roundtrip", "timings"},
+    "pipeline": {"added", "compare", "estimate", "examples", "roundtrip", "timings", "why"},
     "studies": {
         "cells",
         "estimate",

@@ -14,6 +14,7 @@ from ui.form.lanes_panel import Lanes, create_lanes, wire_flags
 from ui.form.setup_panel import Setup, create_setup, wire_presets
 from ui.html.copying import FOLLOW_JS
 from ui.html.status import notice
+from ui.panels.act import ACTING, ActPanel, create_act, wire_act
 from ui.panels.answer import answer_html
 from ui.panels.answers import AnswerCards, all_lanes, create_answers, finished_cards, stage_html, wire_table
 from ui.panels.claims import create_claims
@@ -84,6 +85,7 @@ class Page:
     draft: gr.Textbox
     differs: tuple[gr.HTML, gr.Textbox]
     instruments: Instruments
+    act: ActPanel
     past: History
     status: gr.HTML
     answer: gr.HTML
@@ -117,6 +119,7 @@ def build_ui(services: Services) -> gr.Blocks:
         wire_learn(page.learn, page.run)
         wire_differs(page.differs, page.setup, page.lanes, page.run, page.launch.ticket, services)
         wire_history(page.past)
+        wire_act(page.act, page.views, page.run, services)
         wire_suggestions(page.views.suggest, page.lanes, page.run, services)
         _wire_shown(page, services)
         _wire_visit(blocks, page, study, services)
@@ -132,7 +135,7 @@ def _arrange(services: Services) -> Page:
             setup, look = create_setup(create_look)
             lanes, trainer, launch = create_lanes(), create_training(), create_launch()
             draft = create_draft()
-            instruments, selectors = create_instruments(asked, create_selectors)
+            instruments, (selectors, act) = create_instruments(asked, lambda: (create_selectors(), create_act()))
             past = create_history()
             create_shared(services)
         with gr.Column(elem_id="right", min_width=0):
@@ -150,29 +153,9 @@ def _arrange(services: Services) -> Page:
             gr.HTML(welcome(), elem_id="welcome")
             create_measure(shown, services)
             create_claims()
-    return Page(
-        shown,
-        header,
-        setup,
-        look,
-        lanes,
-        trainer,
-        launch,
-        draft,
-        differs,
-        instruments,
-        past,
-        status,
-        answer,
-        cards,
-        share,
-        beside,
-        twin,
-        score,
-        learn,
-        views,
-        plotly,
-    )
+    lower = (status, answer, cards, share, beside, twin, score, learn, views, plotly)
+    upper = (shown, header, setup, look, lanes, trainer, launch, draft, differs, instruments, act, past)
+    return Page(*upper, *lower)
 
 
 def _wire_shown(page: Page, services: Services) -> None:
@@ -182,7 +165,7 @@ def _wire_shown(page: Page, services: Services) -> None:
         if not shown.get("run"):
             return [gr.skip()] * len(outputs)
         try:
-            record, arrays = services.records.whole(shown["run"])
+            record, arrays = services.records.whole(shown)
             drawn = services.records.drawn(shown)
         except KvqError as error:
             return [
@@ -272,7 +255,7 @@ def _wire_visit(blocks: gr.Blocks, page: Page, study: StudyPlace, services: Serv
         return [message, stage, *learn, *form]
 
     def leave(request: gr.Request) -> None:
-        for name in (job.session(request) for job in (RUN, TRAINING, MEASURING, LOOKING)):
+        for name in (job.session(request) for job in (RUN, TRAINING, MEASURING, LOOKING, ACTING)):
             services.jobs.forget(name)
         study.forget(request)
 

@@ -1,17 +1,14 @@
 """The run that tells what a lane's damage comes from: the lane as it is, and once for each part kept in fp16."""
 
-from collections.abc import Generator, Iterator
-from contextlib import suppress
+from collections.abc import Generator
 
+from kvq_core.analysis.causes import about_why, variants
 from kvq_core.analysis.why import Kind, Why, why
-from kvq_core.errors import SpecError
 from kvq_core.events import Event, Finished
-from kvq_core.pipeline.added import adding, index_of
+from kvq_core.pipeline.added import adding, index_of, spec_of
 from kvq_core.record.fields import Record
-from kvq_core.spec import Lane, Rule, parse_spec
+from kvq_core.spec import ComparisonSpec, Lane, parse_spec
 from kvq_core.store.store import Store, open_store
-
-THIRDS = ("first", "middle", "last")
 
 
 def measure_why(run: Record | str, lane: str, store: Store | None = None) -> Why:
@@ -28,7 +25,7 @@ def measure_why(run: Record | str, lane: str, store: Store | None = None) -> Why
 
 def asking_why(parent: Record, at: int, store: Store | None = None, owner: str = "") -> Generator[Event]:
     """The run of it, as ``adding`` tells of one; ``why_of`` reads its end. Raises SpecError."""
-    about = f"What the damage of {parent.lanes[at].label} comes from"
+    about = about_why(parent.lanes[at].label)
     return adding(parent, [lane for _, lane in _variants(parent, at)], store, owner, about)
 
 
@@ -37,30 +34,10 @@ def why_of(parent: Record, at: int, finished: Finished) -> Why:
     return why(parent.lanes[at], finished.record, finished.arrays, kinds)
 
 
+def spec_of_why(parent: Record, at: int) -> ComparisonSpec:
+    """What is asked where the causes of a lane's damage are measured. Raises SpecError as ``asking_why`` does."""
+    return spec_of(parent, [lane for _, lane in _variants(parent, at)], about_why(parent.lanes[at].label))
+
+
 def _variants(parent: Record, at: int) -> list[tuple[Kind | None, Lane]]:
-    """The lane as it is, and with each cause taken out that can be; of what kind it is."""
-    lane = parse_spec(parent.spec).lanes[at]
-    if not lane.quantizes:
-        raise SpecError(f"{lane.label} quantizes nothing, so nothing can be taken out of it.")
-    found: list[tuple[Kind | None, Lane]] = [(None, lane.model_copy(update={"label": "as it is"}))]
-    for kind, label, rules in _causes(lane, parent.environment.layers):
-        kept = lane.model_dump(mode="json", include={"prefill", "select"})
-        with suppress(SpecError):  # a rule that nothing would be left for: the whole lane is in fp16 then
-            found.append((kind, Lane(label=label, rules=tuple(rules), **kept)))
-    return found
-
-
-def _causes(lane: Lane, layers: int) -> Iterator[tuple[Kind, str, list[Rule]]]:
-    rules = list(lane.every_rule)
-    for tensor in ("keys", "values"):
-        yield "tensors", f"{tensor} in fp16", [Rule(method="fp16", tensors=tensor), *rules]
-    for third, name in enumerate(THIRDS if layers >= len(THIRDS) else ()):
-        some = tuple(range(layers * third // 3, layers * (third + 1) // 3))
-        words = f"{name} third in fp16 ({some[0]}-{some[-1]})"
-        yield "layers", words, [Rule(method="fp16", layers=some), *rules]
-    with suppress(SpecError):  # a method that has no such windows
-        yield "windows", "no full-precision windows", [_without_windows(rule) for rule in rules]
-
-
-def _without_windows(rule: Rule) -> Rule:
-    return rule.with_options(sink_tokens=0, recent_tokens=0) if rule.build().quantizes else rule
+    return variants(parse_spec(parent.spec).lanes[at], parent.environment.layers)

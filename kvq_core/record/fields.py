@@ -3,6 +3,7 @@
 Arrays too large for JSON lie beside it, see ``arrays``.
 """
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import PrivateAttr
@@ -255,6 +256,9 @@ class Record(Part):
     parent: str | None = None  # id of the run whose reference's answer the lanes follow, and whose noise floor it tells
     _whole: "Record | None" = PrivateAttr(None)
     _numbers: tuple[int, ...] = PrivateAttr(())
+    _added: tuple[tuple[str, int], ...] = PrivateAttr(())
+    _beside: tuple[str, ...] = PrivateAttr(())
+    _causes: Mapping[int, Any] = PrivateAttr(default_factory=dict)
 
     @property
     def whole(self) -> "Record":
@@ -264,6 +268,20 @@ class Record(Part):
     def number(self, index: int) -> int:
         """The place in the whole run of one of these lanes: its colour and its mark go by that."""
         return self._numbers[index] if self._numbers else index
+
+    def added(self, index: int) -> tuple[str, int] | None:
+        """Of a lane that was added to a run: the run of its own, and which of that one's lanes it is."""
+        own, at = len(self.whole.lanes) - len(self.whole._added), self.number(index)
+        return self.whole._added[at - own] if at >= own else None
+
+    def causes(self, index: int) -> Any:
+        """What a lane's damage comes from, an analysis.why.Why; None where that was not measured."""
+        return self.whole._causes.get(self.number(index))
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """Ids of the runs beside this one that are drawn with it: see record.part.with_added."""
+        return self.whole._beside
 
     @property
     def question(self) -> str:

@@ -49,7 +49,7 @@ def with_added(record: Record, arrays: Arrays, added: Sequence[tuple[Record, Arr
     """The run with the lanes that were added to it behind its own, in the form of a run, to be drawn: their numbers are
     of batches of their own, and nothing that is stored changes."""
     lanes, asked, own = list(record.lanes), list(record.spec["lanes"]), dict(arrays)
-    words = dict(record.vocabulary)
+    words, origins = dict(record.vocabulary), []
     for child, held in added:
         for at, (lane, spec) in enumerate(zip(child.lanes, child.spec["lanes"], strict=True)):
             label = _unused(lane.label, [known.label for known in lanes])
@@ -59,11 +59,14 @@ def with_added(record: Record, arrays: Arrays, added: Sequence[tuple[Record, Arr
                 if name.startswith(f"lane/{at}/")
             }
             notes = [*lane.notes, f"added later, as run {child.id}, and computed in a batch of its own"]
+            origins.append((child.id, at))
             lanes.append(lane.model_copy(update={"label": label, "notes": notes}))
             asked.append({**spec, "label": label})
         words |= child.vocabulary
     update = {"lanes": lanes, "spec": {**record.spec, "lanes": asked}, "vocabulary": words}
-    return record.model_copy(update=update), own
+    whole = record.model_copy(update=update)
+    whole._added = tuple(origins)
+    return whole, own
 
 
 def _unused(label: str, known: Sequence[str]) -> str:

@@ -37,6 +37,13 @@ def added_to(store: Store, run_id: str) -> list[str]:
     return [run.id for run in reversed(store.list(MANY)) if run.parent == run_id]
 
 
+def take_back(store: Store, run_id: str) -> None:
+    """Remove a run that nobody else was told of; it may be gone already. Raises StoreError."""
+    if store.exists(run_id):  # it raises for what cannot be an id
+        with as_store_error(f"remove run {run_id}"):
+            store.layout.remove(run_id)
+
+
 def keep(store: Store, name: str, data: bytes) -> None:
     """Keep a by-product in place of what is there under its name. Raises StoreError."""
     with as_store_error(f"store {name}"):

@@ -2,12 +2,15 @@
 
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from kvq_core.events import Encoding, Event, Finished, LaneProgress, Loading, Prefill, Step
+from kvq_core.pipeline.added import spec_of
 from kvq_core.pipeline.estimate import Estimate
 from kvq_core.pipeline.timings import Stages
-from kvq_core.spec import ComparisonSpec
+from kvq_core.pipeline.why import spec_of_why
+from kvq_core.record.fields import Record
+from kvq_core.spec import ComparisonSpec, Lane
 from kvq_core.store.store import Store
 from tests.support.ui_record_factory import make_run
 
@@ -38,8 +41,26 @@ class Engine:
             words = ["word "] * done
             yield Step(done, STEPS, words, [LaneProgress(x.label, words, [0.1] * done, [], None) for x in spec.lanes])
             assert self.free.wait(100)
+        yield self._finished(spec, store)
+
+    def add(self, parent: Record, lanes: Sequence[Lane], store: Store, owner: str = "") -> Iterator[Event]:
+        """A lane that is added."""
+        yield from self._beside(parent, spec_of(parent, lanes), store)
+
+    def ask_why(self, parent: Record, at: int, store: Store, owner: str = "") -> Iterator[Event]:
+        yield from self._beside(parent, spec_of_why(parent, at), store)
+
+    def _beside(self, parent: Record, spec: ComparisonSpec, store: Store) -> Iterator[Event]:
+        words = ["word "]
+        yield Step(1, STEPS, words, [LaneProgress(lane.label, words, [0.1], [], None) for lane in spec.lanes])
+        assert self.free.wait(100)
+        yield self._finished(spec, store, parent.id)
+
+    def _finished(self, spec: ComparisonSpec, store: Store, parent: str | None = None) -> Finished:
         record, arrays = make_run(len(spec.lanes), labels=tuple(lane.label for lane in spec.lanes))
         id = hashlib.sha256(spec.canonical().encode()).hexdigest()[:16]
-        record = record.model_copy(update={"id": id, "spec": spec.model_dump(mode="json")})
+        if parent is not None:
+            id = hashlib.sha256(f"{parent}{id}".encode()).hexdigest()[:16]
+        record = record.model_copy(update={"id": id, "spec": spec.model_dump(mode="json"), "parent": parent})
         store.save(record, arrays)
-        yield Finished(record, arrays)
+        return Finished(record, arrays)

@@ -196,7 +196,10 @@ def score_map(
     figure.update_layout(coloraxis=diverging(top, "Δ score" + ("" if centred else ", uncentred")))
     cursor(figure, step, len(lanes), axis="y")
     return label_figure(
-        figure, "Heatmaps of signed score deltas, step by key position, one a lane", {"step": "y"}, scale=top / 127
+        figure,
+        "Heatmaps of signed score deltas, step by key position, one a lane",
+        {"step": "y", "key": "x"},
+        scale=top / 127,
     )
 
 

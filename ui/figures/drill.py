@@ -69,7 +69,7 @@ def attention_rows(record: Record, arrays: Arrays, layer: int, head: int, step: 
     where = f"layer {info.layers[place[0]]}, head {info.heads[place[1]]}, step {info.attention_steps[at]}"
     # a head that reads little but the first token is a line along this edge
     figure.update_xaxes(title_text=f"key position ({where})", range=[-0.02 * edges[-1], edges[-1]])
-    return label_figure(figure, f"Attention over key positions, {where}: reference and lanes")
+    return label_figure(figure, f"Attention over key positions, {where}: reference and lanes", {"key": "x"})
 
 
 def channel_shares(record: Record, arrays: Arrays, kind: str, layer: int, kv_head: int) -> list[tuple[int, np.ndarray]]:
@@ -108,7 +108,8 @@ def channel_errors(record: Record, arrays: Arrays, kind: str, layer: int, kv_hea
     figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)
     figure.update_xaxes(title_text=f"channel (layer {layer}, KV head {kv_head})", showgrid=False)
     figure.update_layout(coloraxis=sequential(float(np.stack(rows).max()), "share, %"))
-    return label_figure(figure, f"Heatmap: share of the squared {kind} error of each channel, one row a lane")
+    said = f"Heatmap: share of the squared {kind} error of each channel, one row a lane"
+    return label_figure(figure, said, {"channel": "x"})
 
 
 def sink_change(record: Record, arrays: Arrays) -> go.Figure | None:

@@ -50,10 +50,12 @@ class Job:
         self._looked = time.monotonic()
 
     def run(self) -> None:
-        """Wait for the turn, work, end. For a thread of its own."""
+        """Wait for the turn, work, end; where it gave way, all of that again. For a thread of its own."""
         try:
-            with self._line.turn(self.ticket, self._wanted) as flag:
-                self._follow(flag)
+            waits = True
+            while waits:
+                with self._line.turn(self.ticket, self._wanted) as flag:
+                    waits = self._follow(flag)
         except Exception as error:
             self.error = error
         finally:
@@ -70,15 +72,19 @@ class Job:
     def _wanted(self) -> bool:
         return time.monotonic() - self._looked < PATIENCE_S
 
-    def _follow(self, flag: threading.Event) -> None:
+    def _follow(self, flag: threading.Event) -> bool:
+        """Work to the end; whether it gave way before that."""
         if self._gave_up(flag):
-            return
+            return False
         self.began = True
         started = time.monotonic()
         with closing(self._work()) as events:
             for event in events:
                 if self._gave_up(flag):
-                    return
+                    return False
+                if not isinstance(event, Finished) and self._line.gives_way(self.ticket):
+                    self.began = False
+                    return True
                 self._tell(event)
                 late = self._most is not None and time.monotonic() - started > self._most
                 if late and not isinstance(event, Finished):
@@ -86,6 +92,7 @@ class Job:
                         f"It was stopped after {self._most:g} s, the most a run may take here. Shorten the prompt, ask "
                         "for fewer new tokens, or remove lanes."
                     )
+        return False
 
     def _gave_up(self, flag: threading.Event) -> bool:
         self.cancelled = flag.is_set() or not self._wanted()
@@ -107,17 +114,24 @@ class Jobs:
         self._newest: WeakValueDictionary[str, Job] = WeakValueDictionary()  # by session, as long as anybody watches
 
     def start(
-        self, session: str, work: Work, visitor: str = "", cost: Cost = UNKNOWN_COST, seconds: float | None = None
+        self,
+        session: str,
+        work: Work,
+        visitor: str = "",
+        cost: Cost = UNKNOWN_COST,
+        seconds: float | None = None,
+        aside: bool = False,
     ) -> Job:
         """Begin work for a session; what the same session ran or waited for is cancelled, and nothing more is told of
         it.
 
-        Others in the line are told what its ``cost`` says; after ``seconds`` it is stopped.
+        Others in the line are told what its ``cost`` says; after ``seconds`` it is stopped. ``aside``: it holds up
+        nobody whose work is not.
         """
         self.forget(session)
         if (older := self._newest.get(session)) is not None:
             older.replaced = True
-        job = Job(self._line, self._line.enter(session, visitor, cost), work, seconds, cost.stages)
+        job = Job(self._line, self._line.enter(session, visitor, cost, aside), work, seconds, cost.stages)
         self._waiting[job.ticket], self._newest[session] = (session, job), job
         run = partial(copy_context().run, self._run, job)  # with the request: ZeroGPU asks who pays
         threading.Thread(target=run, name=f"run-{job.ticket}", daemon=True).start()

@@ -36,6 +36,8 @@ class Ticket:
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     cancelled: threading.Event = field(default_factory=threading.Event)
     began: float | None = None
+    aside: bool = False  # behind all that are not, and gives way to them while it is at work
+    gave_way: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,8 @@ class Place:
 
 class WaitingLine:
     """Tickets in rounds: a visitor's first ticket is in the current round, the next one in the round after it, so that
-    it waits behind the first tickets of others; within a round they go in the order they were taken. The only thing
-    sessions share, and all it holds is ids, flags and times.
+    it waits behind the first tickets of others; within a round they go in the order they were taken. Tickets that
+    stand aside come after all others. The only thing sessions share, and all it holds is ids, flags and times.
 
     Whoever enters a ticket serves it with ``turn`` in a thread that lives until it is over: a ticket nobody serves
     would hold up the line for ever.
@@ -62,20 +64,32 @@ class WaitingLine:
         self._taken = 0
         self._engine = threading.Lock()
 
-    def enter(self, session: str, visitor: str = "", cost: Cost = UNKNOWN_COST) -> str:
-        """A ticket; an older one of the same session is cancelled."""
+    def enter(self, session: str, visitor: str = "", cost: Cost = UNKNOWN_COST, aside: bool = False) -> str:
+        """A ticket; an older one of the same session is cancelled. ``aside``: it never holds up one that is not, see
+        ``gives_way``."""
         self.cancel(session)
         with self._changed:
-            line = self._line()
+            line = [ticket for ticket in self._line() if ticket.aside == aside]
             own = [ticket.round + 1 for ticket in line if ticket.visitor == visitor]
             self._taken += 1
-            ticket = Ticket(session, visitor, cost, max([line[0].round if line else 0, *own]), self._taken)
+            ticket = Ticket(session, visitor, cost, max([line[0].round if line else 0, *own]), self._taken, aside=aside)
             self._open[ticket.id] = ticket
         return ticket.id
 
     def _line(self) -> list[Ticket]:
         """Open tickets in the order they are served, the one at work first: later ones are in its round or after it."""
-        return sorted(self._open.values(), key=lambda ticket: (ticket.round, ticket.number))
+        return sorted(self._open.values(), key=lambda ticket: (ticket.aside, ticket.round, ticket.number))
+
+    def gives_way(self, ticket: str) -> bool:
+        """Whether a ticket at work stands aside and another one waits that does not. Whoever serves it ends its turn
+        then, and takes another: it waits until the others are over, and begins anew."""
+        with self._changed:
+            held = self._open.get(ticket)
+            waits = any(not other.aside for other in self._open.values())
+            if held is None or not held.aside or not waits:
+                return False
+            held.gave_way = True
+            return True
 
     def place(self, ticket: str) -> Place:
         """What is in front of this ticket."""
@@ -123,7 +137,7 @@ class WaitingLine:
                 held.began = time.monotonic()
                 yield held.cancelled
         finally:
-            self.leave(ticket)
+            self._put_back(held)
 
     def _is_over(self, ticket: str) -> bool:
         return ticket not in self._open
@@ -133,6 +147,15 @@ class WaitingLine:
         with self._changed:
             for ticket in [t for t in self._open.values() if t.session == session]:
                 self._open.pop(ticket.id).cancelled.set()
+            self._changed.notify_all()
+
+    def _put_back(self, held: Ticket) -> None:
+        """A turn is over: the ticket leaves, but for one that gave way, which waits again."""
+        if not held.gave_way:
+            self.leave(held.id)
+            return
+        with self._changed:
+            held.gave_way, held.began = False, None
             self._changed.notify_all()
 
     def leave(self, ticket: str) -> None:

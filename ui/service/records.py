@@ -2,14 +2,17 @@
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
+from kvq_core.analysis.causes import told_of
 from kvq_core.errors import StoreError
 from kvq_core.logs import log_error
 from kvq_core.pipeline.examples import packaged_store
 from kvq_core.record.fields import Record
 from kvq_core.record.part import TOGETHER, best, part_of, with_added
-from kvq_core.store.beside import added_to
+from kvq_core.store.beside import added_to, take_back
 from kvq_core.store.sharing import may_open
 from kvq_core.store.store import Store
 
@@ -26,7 +29,7 @@ class RecordCache:
         self._held: OrderedDict[str, tuple[Record, dict[str, Any]]] = OrderedDict()
         self._parts: OrderedDict[tuple[int, ...], tuple[Record, Record, dict[str, Any]]] = OrderedDict()
         self._added: dict[str, tuple[str, ...]] = {}  # by run, of those added to it the ones that anybody may open
-        self._joined: OrderedDict[str, tuple[tuple[str, ...], Record, dict[str, Any]]] = OrderedDict()
+        self._joined: OrderedDict[tuple[str, ...], tuple[Record, Record, dict[str, Any]]] = OrderedDict()
         self._lock = threading.Lock()
 
     def put(self, record: Record, arrays: dict[str, Any]) -> None:
@@ -56,42 +59,65 @@ class RecordCache:
         self.put(*found)
         return found
 
-    def whole(self, run_id: str) -> tuple[Record, dict[str, Any]]:
-        """``get``, and behind its lanes those that were added to it, as far as anybody may open them."""
-        record, arrays = self.get(run_id)
-        added = self._added_to(record)
-        if not added:
+    def whole(self, shown: dict[str, Any]) -> tuple[Record, dict[str, Any]]:
+        """Of the run that a page shows all its lanes, and behind them those that were added to it: as far as anybody
+        may open them, and those of the page's ``own``; ``without`` those it has taken back. What their damage comes
+        from is told where it was measured. Raises StoreError as ``get`` does."""
+        record, arrays = self.get(shown["run"])
+        wanted = dict.fromkeys([*self._added_to(record), *shown.get("own", ())])
+        beside = tuple(run for run in wanted if run not in shown.get("without", ()))
+        if not beside:
             return record, arrays
+        key = record.id, *beside
         with self._lock:
-            ids, whole, own = self._joined.get(run_id, ((), record, arrays))
-        if ids != added:
-            runs = [self._store.load(child) for child in added]
-            about = record.spec.get("notes", "")
-            lanes = [run for run in runs if run[0].spec["capture"]["detail"] == "off" and run[0].spec["notes"] == about]
-            whole, own = with_added(record, arrays, lanes)
-            with self._lock:
-                self._joined[run_id] = added, whole, own
-                while len(self._joined) > self._keep:
-                    self._joined.popitem(last=False)
+            of, whole, own = self._joined.get(key, (None, record, arrays))
+        if of is not record:
+            whole, own = joined(record, arrays, [found for run in beside for found in self._found(run)])
+        with self._lock:
+            self._joined[key] = record, whole, own
+            self._joined.move_to_end(key)
+            while len(self._joined) > self._keep:
+                self._joined.popitem(last=False)
         return whole, own
+
+    def _found(self, run_id: str) -> list[tuple[Record, dict[str, Any]]]:
+        """A run beside another; none where it is gone by now."""
+        with suppress(StoreError):
+            return [self._store.load(run_id)]
+        return []
+
+    def take_back(self, run_id: str, parent: str) -> None:
+        """Remove a run that was added to another, as far as nobody else knows of it: one that is shared stays. Raises
+        StoreError."""
+        if self._store.shared(run_id) is None:
+            take_back(self._store, run_id)
+        with self._lock:
+            self._held.pop(run_id, None)
+            self._added.pop(parent, None)
+            for beside in [key for key in self._joined if run_id in key]:
+                del self._joined[beside]
 
     def _added_to(self, record: Record) -> tuple[str, ...]:
         """Looked up once; others that this process computes are told by ``put``."""
-        if record.id not in self._added:
-            try:
-                found = [child for child in added_to(self._store, record.id) if may_open(self._store, child)]
-            except StoreError as error:  # that must not cost the run
-                log_error("no added lanes", error, run=record.id)
-                return ()
+        with self._lock:
+            known = self._added.get(record.id)
+        if known is not None:
+            return known
+        try:
+            found = [child for child in added_to(self._store, record.id) if may_open(self._store, child)]
+        except StoreError as error:  # that must not cost the run
+            log_error("no added lanes", error, run=record.id)
+            return ()
+        with self._lock:
             self._added[record.id] = tuple(found)
-        return self._added[record.id]
+        return tuple(found)
 
     def drawn(self, shown: dict[str, Any]) -> tuple[Record, dict[str, Any]]:
         """Of the run that a page shows what its cards and figures are drawn from: all of it, or of many lanes some.
 
         Raises StoreError as ``get`` does.
         """
-        record, arrays = self.whole(shown["run"])
+        record, arrays = self.whole(shown)
         if len(record.lanes) <= TOGETHER:
             return record, arrays
         lanes = tuple(drawn_lanes(record, shown))
@@ -105,6 +131,18 @@ class RecordCache:
             while len(self._parts) > self._keep:
                 self._parts.popitem(last=False)
         return part, own
+
+
+def joined(
+    record: Record, arrays: dict[str, Any], beside: Sequence[tuple[Record, dict[str, Any]]]
+) -> tuple[Record, dict[str, Any]]:
+    """A run with the lanes that were added to it, and with what their damage comes from, of the runs beside it."""
+    about = record.spec.get("notes", "")
+    lanes = [run for run in beside if run[0].spec["capture"]["detail"] == "off" and run[0].spec["notes"] == about]
+    whole, own = with_added(record, arrays, lanes)
+    whole._beside = tuple(run.id for run, _ in beside)
+    whole._causes = dict(filter(None, (told_of(whole, *run) for run in beside)))
+    return whole, own
 
 
 def drawn_lanes(record: Record, shown: dict[str, Any]) -> list[int]:

@@ -17,6 +17,7 @@ from kvq_core.packed.lanes import Progress, measure_spec
 from kvq_core.packed.lanes import Request as Measuring
 from kvq_core.pipeline.added import adding, spec_of
 from kvq_core.pipeline.estimate import Estimate
+from kvq_core.pipeline.why import asking_why, spec_of_why
 from kvq_core.record.fields import Record
 from kvq_core.settings import settings
 from kvq_core.spec import ComparisonSpec, Lane
@@ -45,6 +46,7 @@ class Services:
     compare: Callable[..., Generator[Event]]  # of spec and store, on a public instance of its owner too
     estimate: Callable[[ComparisonSpec], Estimate]
     add: Callable[..., Generator[Event]] = adding
+    ask_why: Callable[..., Generator[Event]] = asking_why
     offer: Callable[..., Offer | None] = offer
     train: Callable[[Offer], Generator[Training | TrainingResult]] = train_missing
     measure: Callable[[ComparisonSpec, Measuring], Generator[Progress]] = measure_spec
@@ -69,26 +71,38 @@ class Services:
         """
         return self._admitted(spec, partial(self.compare, spec, self.store, *_owner(visitor)), session, visitor)
 
-    def extend(self, parent: Record, lane: Lane, session: str, visitor: str) -> Job:
-        """``submit`` of a lane that is added to a finished run."""
+    def extend(self, parent: Record, lane: Lane, session: str, visitor: str, aside: bool = False) -> Job:
+        """``submit`` of a lane that is added to a finished run; ``aside``: see ``Jobs.start``."""
         work = partial(self.add, parent, [lane], self.store, *_owner(visitor))
-        return self._admitted(spec_of(parent, [lane]), work, session, visitor)
+        return self._admitted(spec_of(parent, [lane]), work, session, visitor, aside)
 
-    def _admitted(self, spec: ComparisonSpec, run: Work, session: str, visitor: str) -> Job:
+    def explain(self, parent: Record, at: int, session: str, visitor: str) -> Job:
+        """``submit`` of the run that tells what the damage of a finished run's lane comes from; it stands aside."""
+        work = partial(self.ask_why, parent, at, self.store, *_owner(visitor))
+        return self._admitted(spec_of_why(parent, at), work, session, visitor, aside=True)
+
+    def _admitted(self, spec: ComparisonSpec, run: Work, session: str, visitor: str, aside: bool = False) -> Job:
         found = self.admission.admit(spec)
 
         def work() -> Generator[Event]:
             check_memory(found, len(spec.lanes))
             yield from run()
 
-        return self.enter(work, session, visitor, Cost(found.seconds, found.run_bytes, found.stages), limits().seconds)
+        cost = Cost(found.seconds, found.run_bytes, found.stages)
+        return self.enter(work, session, visitor, cost, limits().seconds, aside)
 
     def enter(
-        self, work: Work, session: str, visitor: str, cost: Cost = UNKNOWN_COST, seconds: float | None = None
+        self,
+        work: Work,
+        session: str,
+        visitor: str,
+        cost: Cost = UNKNOWN_COST,
+        seconds: float | None = None,
+        aside: bool = False,
     ) -> Job:
         """Put other work that needs the machine to itself in line. Raises LimitError where there is no room."""
         with self.admission.counted(visitor, session):
-            return self.jobs.start(session, work, visitor, cost, seconds)
+            return self.jobs.start(session, work, visitor, cost, seconds, aside)
 
     def file(self, name: str, data: bytes) -> str:
         """The path of a file to download, whole from the moment it is there; made once: its name says all about it.

@@ -18,6 +18,7 @@ from ui.html.cards import tick
 from ui.html.escape import prose, safe
 from ui.html.numbers import ABSENT, join_words, percent, plural, significant
 from ui.html.verdict import EXPLAINED, remarks, verdict
+from ui.html.waterfall import ask_html, waterfall_html
 from ui.selection import Selection
 from ui.service.services import SWIFT, Services
 from ui.views.take_away import take_away
@@ -59,6 +60,10 @@ def _rows(record: Record, arrays: Arrays) -> list[list[Any]]:
         for at in (*floors(record), *range(len(record.lanes)))
         for word in [verdict(record, arrays, at).word if isinstance(at, int) else ""]
         for name, value, _, unit in measured(record, arrays, at)
+    ] + [
+        [lane.label, cause.label, "of its KLD", cause.gain, "cause", "", "nats"]
+        for index, lane in enumerate(record.lanes)
+        for cause in getattr(record.causes(index), "causes", ())
     ]
 
 
@@ -117,7 +122,7 @@ def _card(record: Record, arrays: Arrays, index: int, lane: LaneRecord) -> str:
         f'aria-label="Verdict of {safe(lane.label)}">'
         f'<div class="top"><h4>{safe(lane.label)}</h4>{tick(record, lane.text) if lane.status == "done" else ""}'
         f'<span class="badge {found.tone}" title="{safe(found.why)}">{safe(found.word)}</span></div>'
-        f"{table}<ul>{because}</ul>{_suggestion(index, told.suggestion, told.because)}"
+        f"{table}<ul>{because}</ul>{_why(record, index)}{_suggestion(index, told.suggestion, told.because)}"
         f"{take_away(lane, record.environment.layers)}</section>"
     )
 
@@ -134,6 +139,15 @@ def _table(record: Record, arrays: Arrays, index: int) -> str:
         rows += f'<tr><th scope="row">{figures[0][0]}</th>{cells}</tr>'
     table = f'<table class="plain floors"><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>'
     return f'<div class="scroll" tabindex="0">{table}</div>'
+
+
+def _why(record: Record, index: int) -> str:
+    """What its damage comes from, or the button that has that measured."""
+    lane, found = record.lanes[index], record.causes(index)
+    if found is not None:
+        return waterfall_html(index, found)
+    measured = lane.status == "done" and lane.quantized and lane.metrics is not None and lane.metrics.n_scored
+    return ask_html(index, lane.label) if measured else ""
 
 
 def _suggestion(index: int, lane: Lane | None, because: str) -> str:

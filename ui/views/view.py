@@ -121,7 +121,7 @@ class View:
     def key(self, record: Record, at: Selection, picked: Sequence[Any]) -> list[Any]:
         """What the drawn figures depend on: equal keys need no drawing."""
         lanes = [lane.label for lane in record.lanes]  # of many only some are drawn, see RecordCache.drawn
-        return [record.id, lanes, *(getattr(at, name) for name in self.uses), *picked]
+        return [record.id, lanes, *record.beside, *(getattr(at, name) for name in self.uses), *picked]
 
 
 def create_words() -> gr.HTML:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
+from kvq_core.analysis.causes import variants
 from kvq_core.engine import held
 from kvq_core.engine.held import READINGS, Readings
 from kvq_core.errors import SpecError
@@ -12,7 +13,8 @@ from kvq_core.machine import memory
 from kvq_core.models.shared_products import FEW, few_rows
 from kvq_core.pipeline.added import adding_on, captures_of, index_of, spec_of
 from kvq_core.pipeline.compare import compare_on
-from kvq_core.pipeline.why import _variants, why_of
+from kvq_core.pipeline.why import _variants, spec_of_why, why_of
+from kvq_core.record.part import part_of
 from kvq_core.spec import Lane, parse_spec
 from kvq_core.store.store import open_store
 from tests.core.pipeline.test_batches import KINDS, PROMPT, same
@@ -216,15 +218,49 @@ def test_added_lanes_stand_among_the_parents_on_the_page_and_what_is_about_them_
     child, _ = added(model, parent, store=store)
     told(adding_on(model, parent.record, spec_of(parent.record, [ADDED], "causes"), store))
     records = RecordCache(store)
-    record, arrays = records.whole(parent.record.id)
+    record, arrays = records.whole({"run": parent.record.id})
     assert [lane.label for lane in record.lanes] == ["KIVI", "KIVI (2)", "added"] and record.id == parent.record.id
     assert torch.equal(arrays["lane/2/kld"], child.arrays["lane/0/kld"]) and len(record.spec["lanes"]) == 3
-    assert records.whole(parent.record.id)[0] is record is records.drawn({"run": record.id})[0]
+    assert records.whole({"run": parent.record.id})[0] is record is records.drawn({"run": record.id})[0]
     assert len(records.get(parent.record.id)[0].lanes) == 2, "the run itself stays as it is"
     later, _ = added(model, parent, [Lane(label="added", **KINDS[3])], store=store)
     records.put(later.record, later.arrays)
-    labels = [lane.label for lane in records.whole(parent.record.id)[0].lanes]
+    labels = [lane.label for lane in records.whole({"run": parent.record.id})[0].lanes]
     assert labels[2:] == ["added", "added (2)"]
+
+
+def test_a_page_has_its_own_lanes_beside_a_run_and_takes_them_back(model, monkeypatch):
+    store = open_store()
+    parent, _ = told(compare_on(model, spec(), store))
+    child, _ = added(model, parent, store=store)
+    run, tried = parent.record.id, child.record.id
+    monkeypatch.setenv("KVQ_MODELS", "one-of-mine")
+    records = RecordCache(store)
+    assert len(records.whole({"run": run})[0].lanes) == 2, "nobody else's, until it is shared"
+    record = records.whole({"run": run, "own": [tried]})[0]
+    assert len(record.lanes) == 3 and record.added(2) == (tried, 0) and record.added(1) is None
+    assert records.whole({"run": run, "own": [tried], "without": [tried]})[0].beside == ()
+    records.take_back(tried, run)
+    assert not store.exists(tried) and len(records.whole({"run": run, "own": [tried]})[0].lanes) == 2
+    again, _ = added(model, parent, store=store)
+    store.share(again.record.id)
+    records.take_back(again.record.id, run)
+    assert store.exists(again.record.id), "whoever has its link still opens it"
+
+
+def test_causes_that_were_measured_stand_with_the_run_at_their_lane(model):
+    store = open_store()
+    parent, _ = told(compare_on(model, spec(), store))
+    assert RecordCache(store).whole({"run": parent.record.id})[0].causes(1) is None
+    finished, _ = told(adding_on(model, parent.record, spec_of_why(parent.record, 1), store))
+    record, arrays = RecordCache(store).whole({"run": parent.record.id})
+    assert len(record.lanes) == 2 and record.causes(0) is None
+    assert record.causes(1) == why_of(parent.record, 1, finished)
+    part = part_of(record, arrays, [1])[0]
+    assert part.causes(0) == record.causes(1) and part.beside == (finished.record.id,)
+    alone = [Lane(**{**KINDS[1], "tensors": "values", "label": "values"})]
+    kinds = [kind for kind, _ in variants(alone[0], model.shape.layers)]
+    assert "tensors" not in kinds, "of a lane of values alone nothing is left without them"
 
 
 @pytest.mark.parametrize("rows", range(1, FEW + 2))

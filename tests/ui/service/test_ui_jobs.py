@@ -229,3 +229,40 @@ def test_a_watcher_is_told_its_place_then_what_happens(engine, monkeypatch):
     seen = asyncio.run(watch())
     assert [news for news in seen if isinstance(news, Place)] == [Place(2, 1800), Place(1, 900)]
     assert seen[-1][-1].done == 3 and second.over and first.over and between.cancelled
+
+
+def test_what_stands_aside_gives_way_to_others_and_begins_anew(engine):
+    line = WaitingLine()
+    jobs = Jobs(line)
+    tried = jobs.start("a/acting", engine.run("tried"), "one", aside=True)
+    until(lambda: engine.order == ["tried"])
+    run = jobs.start("b", engine.run("run"), "two")
+    assert line.place(run.ticket).ahead == 0 and line.place(tried.ticket).ahead == 1
+    engine.gates["tried"].set()  # the step it was in ends, and no other begins
+    until(lambda: engine.order == ["tried", "run"])
+    assert not tried.over and not tried.began and engine.most == 1
+    later = jobs.start("a", engine.run("later"), "one")
+    engine.gates["run"].set()
+    until(lambda: engine.order[2:] == ["later"])
+    engine.gates["later"].set()
+    until(lambda: engine.order[3:] == ["tried"])
+    engine.gates["tried"].set()
+    until(lambda: tried.over)
+    assert tried.error is None and not tried.cancelled and later.over and line.count() == 0
+    assert [type(event) for event in tried.news()][-1] is Step
+
+
+def test_what_stands_aside_waits_for_nobody_who_does_so_too_and_is_cancelled_while_it_waits(engine):
+    line = WaitingLine()
+    jobs = Jobs(line)
+    first, second = (jobs.start(name, engine.run(name), name, aside=True) for name in ("a", "b"))
+    until(lambda: engine.order == ["a"])
+    engine.gates["a"].set()
+    until(lambda: first.over and engine.order == ["a", "b"])
+    run = jobs.start("c", engine.run("c"))
+    engine.gates["b"].set()
+    until(lambda: engine.order[-1] == "c")
+    jobs.forget("b")
+    engine.gates["c"].set()
+    until(lambda: run.over and second.over)
+    assert second.cancelled and engine.order == ["a", "b", "c"]

@@ -1,0 +1,87 @@
+"""Acting where one looks: a lane that is offered is computed beside the run, joins it, says what it came to, and is
+undone; and what a lane's damage comes from is asked on its card. With a stand-in that computes nothing."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from kvq_core.store.store import open_store
+from tests.browser.conftest import served_here
+from tests.browser.pages import VIEWS, open_view
+from tests.browser.stand_in import Engine, estimate
+from tests.support.ui_record_factory import make_run
+from ui.service.services import Services
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
+RUN = "ac7ac7ac7ac7ac7a"
+LEGEND = "document.querySelectorAll('#legend li[data-of]').length"
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine()
+
+
+@pytest.fixture(scope="module")
+def acting(engine, tmp_path_factory) -> Iterator[str]:
+    store = open_store(str(tmp_path_factory.mktemp("acting")))
+    record, arrays = make_run(lanes=3, labels=("KIVI", "SQuat", "Tokens"))
+    store.save(record.model_copy(update={"id": RUN}), arrays)
+    with served_here(Services(store, engine.compare, estimate, engine.add, engine.ask_why)) as address:
+        yield address
+
+
+def opened(open_page, address: str, **size: int):
+    page = open_page(f"{address}/?run={RUN}&at=5.4.9", reading=True, **size)
+    page.wait_for_selector(VIEWS["Verdicts"])
+    page.wait_for_function("document.querySelector('#act-offers h2')?.textContent.includes('layer 5')")
+    return page
+
+
+def test_a_lane_is_tried_by_the_keyboard_joins_the_run_says_what_changed_and_is_undone(acting, engine, open_page):
+    page = opened(open_page, acting)
+    page.locator("#act-lane").select_option(label="KIVI")
+    page.wait_for_function("document.querySelector('#act-lane')?.selectedOptions[0].text === 'KIVI'")
+    engine.free.clear()
+    page.locator("#act-layer-fp16").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#act-status [data-act=cancel]")
+    assert page.locator("#act-status").inner_text().startswith("Step 1 of 4")
+    engine.free.set()
+    page.wait_for_selector("#act-tried [data-tried]")
+    page.wait_for_function(f"{LEGEND} === 4")
+    told = page.locator("#act-tried [data-tried]").inner_text()
+    assert "KIVI + layer 5 fp16" in told and "→" in told and "±" in told
+    assert page.locator("#card-4").is_visible() and "at=5.4.9" in page.url
+    assert "Keep layer 5 in fp16" not in page.locator("#act-offers").inner_text(), "the run has it now"
+    open_view(page, "Where")
+    page.wait_for_function("document.querySelector('#plot-grid-key').textContent.includes('layer 5 fp16')")
+    page.locator("#act-tried [data-act=undo]").click()
+    page.wait_for_function(f"{LEGEND} === 3")
+    assert page.locator("#act-tried [data-tried]").count() == 0
+    page.wait_for_selector("#act-layer-fp16")
+    page = opened(open_page, acting)
+    assert page.evaluate(LEGEND) == 3
+
+
+def test_what_is_under_way_is_cancelled_and_the_run_stays_as_it_was(acting, engine, open_page):
+    page = opened(open_page, acting, width=390)
+    engine.free.clear()
+    page.locator("#act-sinks").click()
+    page.locator("#act-status [data-act=cancel]").click()
+    page.wait_for_function("document.querySelector('#act-status').textContent.includes('Cancelled')")
+    engine.free.set()
+    assert page.evaluate(LEGEND) == 3 and page.locator("#act-tried [data-tried]").count() == 0
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= 390
+
+
+def test_what_damage_comes_from_is_asked_on_a_card_and_what_gains_most_is_one_click_away(acting, open_page):
+    page = opened(open_page, acting)
+    card, lanes = page.locator("section.verdict").nth(2), page.evaluate(LEGEND)
+    card.locator("[data-act=why]").click()
+    card.locator("table.waterfall").first.wait_for()
+    rows = card.locator("table.waterfall th").all_inner_texts()
+    assert rows[:4] == ["as it is", "keys in fp16", "values in fp16", "not explained"]
+    assert page.locator("table.waterfall").count() == 2 and page.evaluate(LEGEND) == lanes
+    page = opened(open_page, acting)
+    page.wait_for_selector("section.verdict table.waterfall")  # it is kept with the run

@@ -1,0 +1,59 @@
+"""What one can do where one looks: the lanes that are offered there, and what came of those that were tried."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvq_core.analysis.acts import Act, Effect
+from kvq_core.record.fields import Record
+from ui.html.escape import safe
+from ui.html.numbers import percent, significant, size
+
+CANCEL = '<button type="button" class="link-button" data-act="cancel">Cancel</button>'
+
+
+def offers_html(record: Record, index: int, layer: int, offered: Sequence[Act]) -> str:
+    """The lanes offered for lane ``index`` of those drawn, each computed with one click; which lane can be chosen."""
+    lanes = [at for at, lane in enumerate(record.lanes) if lane.quantized and lane.status == "done"]
+    if not lanes:
+        return ""
+    choices = "".join(
+        f'<option value="{at}"{" selected" * (at == index)}>{safe(record.lanes[at].label)}</option>' for at in lanes
+    )
+    buttons = "".join(
+        f'<button type="button" class="try-lane" id="act-{act.name}" data-act="{act.name}" data-lane="{index}">'
+        f"<span>{safe(act.says)}</span>"
+        f"<small>{safe(act.because)}</small></button>"
+        for act in offered
+    )
+    none = '<p class="muted">Every change that is known to help here is a lane of this run.</p>'
+    return (
+        f'<div class="acts-box"><h2>What if <span>at layer {layer}</span></h2><label class="act-lane">'
+        '<span>one thing changes in</span> <select id="act-lane" data-act-lane aria-label="Lane that is changed">'
+        f"{choices}</select></label>{buttons or none}</div>"
+    )
+
+
+def tried_html(tried: Sequence[tuple[Mapping[str, Any], Effect | None]]) -> str:
+    """What came of each lane that was tried, the newest first, with a link of its own and a way back."""
+    items = "".join(_tried(told, found) for told, found in reversed(tried))
+    return f'<ul class="tried" aria-label="Tried">{items}</ul>' if items else ""
+
+
+def before_after(found: Effect | None) -> str:
+    """``mean KLD 0.36 → 0.21 (−0.15 ± 0.02), +4 KB``, or that there is nothing to compare."""
+    if found is None:
+        return "not scored on the same tokens"
+    sure = "" if found.sure else ", within what chance moves"
+    flips = "" if None in found.flips else f" · flips {percent(found.flips[0])} → {percent(found.flips[1])}"
+    more = f"{'+' if found.more_bytes >= 0 else '−'}{size(abs(found.more_bytes))}"
+    change = f"{'−' if found.gain >= 0 else '+'}{significant(abs(found.gain), 2)} ± {2 * found.se:.1g}"
+    klds = f"{significant(found.before, 2)} → {significant(found.after, 2)}"
+    return f"mean KLD {klds} ({change}{sure}){flips} · {more}"
+
+
+def _tried(told: Mapping[str, Any], found: Effect | None) -> str:
+    return (
+        f'<li data-tried="{safe(told["run"])}"><b>{safe(told["label"])}</b><small>{safe(before_after(found))}</small>'
+        f'<span><a href="?run={safe(told["run"])}">As a run of its own</a> <button type="button" class="link-button" '
+        f'data-act="undo" data-run="{safe(told["run"])}">Undo</button></span></li>'
+    )

@@ -1,0 +1,270 @@
+"""Act where one looks: lanes that change one thing there are computed beside the run, join it, and can be undone."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextvars import copy_context
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import gradio as gr
+
+from kvq_core.analysis.acts import Act, Place, acts, effect
+from kvq_core.analysis.causes import variants
+from kvq_core.analysis.plans import lane_of
+from kvq_core.errors import KvqError, SpecError
+from kvq_core.events import Finished
+from kvq_core.record.arrays import Arrays, array
+from kvq_core.record.fields import Record
+from kvq_core.record.part import TOGETHER
+from kvq_core.spec import Lane
+from ui.html.acts import CANCEL, offers_html, tried_html
+from ui.html.status import event_line, line, notice, place_line
+from ui.panels.job_panel import JobPanel
+from ui.selection import Selection, read_selection
+from ui.service.jobs import Job, follow
+from ui.service.line import Place as InLine
+from ui.service.records import drawn_lanes
+from ui.service.services import QUIET, SWIFT, Services, visitor
+from ui.service.streams import with_empty_end
+from ui.views.tabs import Views
+
+ACTING = JobPanel("acting", "Try", "Computing", ("Cancelled", "warn", None, "The run is as it was."))
+MOST = 20  # lanes that are added to a run from one page
+
+
+@dataclass
+class ActPanel:
+    told: gr.Textbox  # what a person does; js/act.js writes it
+    status: gr.HTML
+    tried: gr.HTML
+    offers: gr.HTML
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a page has in view when something is done."""
+
+    shown: dict[str, Any]
+    opened: str
+    at: tuple[Any, Any, Any]
+    pick: Any
+
+
+def create_act() -> ActPanel:
+    """Between the selection and what to try next."""
+    told = gr.Textbox(visible="hidden", elem_id="act", show_label=False)
+    with gr.Column(elem_id="acts", elem_classes=["instrument"]):
+        return ActPanel(
+            told,
+            gr.HTML("", elem_id="act-status"),
+            gr.HTML("", elem_id="act-tried"),
+            gr.HTML("", elem_id="act-offers"),
+        )
+
+
+def wire_act(panel: ActPanel, views: Views, shown: gr.State, services: Services) -> None:
+    """Offer what may help at the selection; compute what is chosen, show it among the run's lanes, take it back."""
+
+    def offer(raw: str, pick: str, shown: dict[str, Any], *at: Any) -> list[Any]:
+        if not shown.get("run"):
+            return ["", ""]
+        try:
+            record, arrays = services.records.drawn(shown)
+        except KvqError:  # said where the run would be
+            return ["", ""]
+        now = read_selection(record, *at)
+        index = _lane(record, arrays, now, read(raw).get("lane"))
+        offered = () if index is None else acts(record, arrays, index, place_of(record, now, pick))
+        made = offers_html(record, -1 if index is None else index, now.layer, offered)
+        return [made, tried_html(_came(services, shown))]
+
+    async def act(
+        raw: str, pick: str, shown: dict[str, Any], opened: str, layer: Any, head: Any, token: Any, request: gr.Request
+    ) -> AsyncGenerator[list[Any]]:
+        asked = _Asked(shown, opened, (layer, head, token), pick)
+        session, who = ACTING.session(request), visitor(request)
+        async for update in with_empty_end(stream(read(raw), asked, session, who, services)):
+            yield update
+
+    inputs = [panel.told, views.pick, shown, *views.selection]
+    places = [*(part.change for part in (*views.selection, views.pick, panel.told)), shown.change]
+    gr.on(places, offer, inputs, [panel.offers, panel.tried], **QUIET, trigger_mode="always_last", concurrency_limit=4)
+    done = [panel.told, views.pick, shown, views.open, *views.selection]
+    panel.told.change(act, done, [panel.status, shown], **SWIFT, trigger_mode="multiple")
+
+
+def read(raw: Any) -> dict[str, Any]:
+    """What a browser sent, which is anybody's text."""
+    try:
+        told = json.loads(raw)
+    except (TypeError, ValueError, RecursionError):
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def place_of(record: Record, at: Selection, pick: Any) -> Place:
+    """Where one looks: the selection, and key positions or a channel that were clicked last."""
+    clicked = read(pick)
+    key, channel = clicked.get("key", clicked.get("position")), clicked.get("channel")
+    span = (round(key), round(key) + 1) if isinstance(key, int | float) and 0 <= key < 1e9 else None
+    at_channel = round(channel) if isinstance(channel, int | float) and 0 <= channel < 1e9 else None
+    return Place(at.layer, at.head, at.kv_head(record), span, at_channel)
+
+
+async def stream(
+    told: dict[str, Any], asked: _Asked, session: str, visitor: str, services: Services
+) -> AsyncGenerator[list[Any]]:
+    """Updates of the status and of the run shown."""
+    do, shown = told.get("do"), asked.shown
+    if do == "cancel":
+        services.jobs.forget(session)
+        yield [ACTING.cancelled_line(), gr.skip()]
+        return
+    if not shown.get("run") or do in (None, "lane"):
+        return
+    try:
+        if do == "undo":
+            without = await asyncio.to_thread(_undone, told, asked, services)
+            yield [line("Undone", "done", detail="The lane is gone from the run."), without]
+            return
+        work = partial(copy_context().run, _begin, told, asked, session, visitor, services)
+        job, label = await asyncio.to_thread(work)
+    except KvqError as error:
+        yield [notice("This cannot be tried", str(error)), gr.skip()]
+        return
+    async for update in _followed(job, label, do == "why", asked, services):
+        yield update
+
+
+async def _followed(job: Job, label: str, why: bool, asked: _Asked, services: Services) -> AsyncGenerator[list[Any]]:
+    async for news in follow(job, services.line):
+        if isinstance(news, InLine):
+            yield [place_line(news.ahead, news.seconds) + CANCEL, gr.skip()]
+            continue
+        event = news[-1]
+        if isinstance(event, Finished):
+            services.records.put(event.record, event.arrays)
+            yield await asyncio.to_thread(_joined, event, label, why, asked, services)
+        else:
+            yield [(event_line(event) or "") + CANCEL, gr.skip()]
+    if job.replaced:
+        return
+    if job.cancelled:
+        yield [ACTING.cancelled_line(), gr.skip()]
+    elif (error := ACTING.failure(job)) is not None:
+        yield [notice("It was not computed", error), gr.skip()]
+
+
+def _begin(told: dict[str, Any], asked: _Asked, session: str, visitor: str, services: Services) -> tuple[Job, str]:
+    """The job of what was chosen, and the label of the lane it is about. Raises KvqError where it may not start."""
+    record, arrays = services.records.drawn(asked.shown)
+    index = told.get("lane")
+    if not isinstance(index, int) or not 0 <= index < len(record.lanes):
+        raise SpecError("That lane is not drawn any more; choose another one.")
+    label = record.lanes[index].label
+    if told["do"] == "why":
+        added = record.added(index)
+        parent, at = (asked.shown["run"], record.number(index)) if added is None else added
+        job = services.explain(services.records.get(parent)[0], at, session, visitor)
+    else:
+        if len(asked.shown.get("tried", ())) >= MOST:
+            raise SpecError(f"{MOST} lanes were tried here; undo one, or run them as a comparison.")
+        lane = _chosen(told, record, arrays, index, asked)
+        job = services.extend(services.records.get(asked.shown["run"])[0], lane, session, visitor, aside=True)
+    services.jobs.watch(job.ticket)
+    return job, label
+
+
+def _chosen(told: dict[str, Any], record: Record, arrays: Arrays, index: int, asked: _Asked) -> Lane:
+    """The lane that was offered under that name. Raises SpecError where it is offered no more."""
+    if told["do"] == "cause":
+        own = lane_of(record, index)
+        named = {} if own is None else {lane.label: lane for _, lane in variants(own, record.environment.layers)}
+        if isinstance(cause := told.get("cause"), str) and cause in named and own is not None:
+            short = own.label[: 57 - len(cause)].rstrip()
+            return named[cause].model_copy(update={"label": f"{short} + {cause}"})
+    place = place_of(record, read_selection(record, *asked.at), asked.pick)
+    found: dict[str, Act] = {act.name: act for act in acts(record, arrays, index, place)}
+    if told["do"] not in found:
+        raise SpecError("That is not offered here any more: the run has such a lane, or the selection has moved.")
+    return found[told["do"]].lane
+
+
+def _joined(event: Finished, label: str, why: bool, asked: _Asked, services: Services) -> list[Any]:
+    """The run with what was computed: its lanes are drawn anew, at the selection and the view in sight."""
+    if event.unkept:
+        return [notice("It was computed, but not kept", event.unkept), gr.skip()]
+    run, shown = event.record.id, _in_sight(asked)
+    shown["own"] = list(dict.fromkeys([*shown.get("own", ()), run]))
+    shown["without"] = [gone for gone in shown.get("without", ()) if gone != run]
+    if why:
+        said = line(f"What the damage of {label} comes from is measured", "done", detail="Its card says it.")
+        return [said, {**shown, "view": "verdicts"}]
+    lane = event.record.lanes[0]
+    entry = {"run": run, "of": label, "label": lane.label, "made": not event.reused}
+    shown["tried"] = [*(told for told in shown.get("tried", ()) if told["run"] != run), entry]
+    shown = _drawn_too(shown, run, services)
+    if lane.status != "done":
+        return [notice(f"{lane.label} failed", lane.error or "It was not computed."), shown]
+    return [line("Computed", "done", detail=f"{lane.label} stands among the lanes now."), shown]
+
+
+def _in_sight(asked: _Asked) -> dict[str, Any]:
+    """The run shown, as it will be shown again: at its selection and view."""
+    layer, head, token = asked.at
+    kept = {name: value for name, value in asked.shown.items() if name != "home"}
+    return {**kept, "view": asked.opened, "at": {"layer": layer, "head": head, "token": token}}
+
+
+def _drawn_too(shown: dict[str, Any], run: str, services: Services) -> dict[str, Any]:
+    """Of a run with many lanes the new one is drawn, in place of the last."""
+    whole = services.records.whole(shown)[0]
+    if len(whole.lanes) <= TOGETHER:
+        return shown
+    new = [at for at in range(len(whole.lanes)) if (whole.added(at) or ("", 0))[0] == run]
+    others = [at for at in drawn_lanes(whole, shown) if at not in new]
+    return {**shown, "lanes": [*others[: TOGETHER - len(new)], *new]}
+
+
+def _undone(told: dict[str, Any], asked: _Asked, services: Services) -> dict[str, Any]:
+    """The run without a lane that was tried here, which is removed where this page made it. Raises KvqError."""
+    entry = next((tried for tried in asked.shown.get("tried", ()) if tried["run"] == told.get("run")), None)
+    if entry is None:
+        raise SpecError("That lane was not tried on this page.")
+    if entry["made"]:
+        services.records.take_back(entry["run"], asked.shown["run"])
+    shown = _in_sight(asked)
+    shown.pop("lanes", None)
+    shown["tried"] = [tried for tried in shown["tried"] if tried is not entry]
+    shown["own"] = [run for run in shown.get("own", ()) if run != entry["run"]]
+    return {**shown, "without": [*shown.get("without", ()), entry["run"]]}
+
+
+def _came(services: Services, shown: dict[str, Any]) -> list[tuple[dict[str, Any], Any]]:
+    """What was tried on this page of the run shown, with what each came to beside the lane it changes."""
+    if not shown.get("tried"):
+        return []
+    whole, arrays = services.records.whole(shown)
+    labels = [lane.label for lane in whole.lanes]
+    at = {(whole.added(index) or ("",))[0]: index for index in range(len(labels))}
+    found = []
+    for told in shown["tried"]:
+        both = told["of"] in labels and told["run"] in at
+        found.append((told, effect(whole, arrays, labels.index(told["of"]), at[told["run"]]) if both else None))
+    return found
+
+
+def _lane(record: Record, arrays: Arrays, at: Selection, asked: Any) -> int | None:
+    """The lane that is changed: the one chosen, else the one whose keys and values lose most in the layer."""
+    found: list[tuple[float, int]] = []
+    for index, lane in enumerate(record.lanes):
+        if not lane.quantized or lane.status != "done":
+            continue
+        if index == asked:
+            return index
+        errors = [array(arrays, f"lane/{index}/{kind}_error") for kind in ("key", "value")]
+        lost = sum(float(e[at.layer].mean()) for e in errors if e is not None and at.layer < len(e))
+        found.append((lost or (lane.metrics.kld_mean or 0.0) if lane.metrics else lost, index))
+    return max(found)[1] if found else None
