@@ -46,6 +46,8 @@ _COMMON = {
 }
 _WINDOW = {"sliding_window": 24}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_ROUTED = {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16}
 _DELTA = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -55,21 +57,28 @@ _DELTA = {
 _MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 16, "mamba_chunk_size": 8}
 _WIDE = {"hidden_size": 128}  # of kinds whose head_dim is hidden_size / heads
 _PLAIN = (
-    "apertus arcee cohere ernie4_5 flex_olmo gemma glm glm4 granite granitemoe granitemoeshared hunyuan_v1_dense "
-    "hunyuan_v1_moe hyperclovax jais2 llama ministral3 mixtral nanochat olmo olmo2 phimoe qwen2 qwen3 seed_oss"
+    "apertus arcee aria_text bitnet cohere ernie4_5 flex_olmo gemma glm glm4 gpt2 granite granitemoe granitemoeshared "
+    "hunyuan_v1_dense hunyuan_v1_moe hyperclovax internlm3 iquestcoder jais2 lfm3 llama minimax_m2 minimax_m3_vl_text "
+    "ministral3 mixtral nanochat olmo olmo2 phimoe qwen2 qwen3 seed_oss"
 )
 _ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"] * 2}
 CONFIGS: dict[str, dict[str, Any]] = {
     **{kind: {} for kind in _PLAIN.split()},
-    **dict.fromkeys("afmoe cohere2 cwm exaone4 gemma2 granite_swa mistral olmo3 phi3 vaultgemma".split(), _WINDOW),
+    **dict.fromkeys("afmoe cohere2 cohere2_moe cwm exaone4 gemma2 granite_swa granitemoe_swa mistral".split(), _WINDOW),
+    **dict.fromkeys("olmo3 phi3 starcoder2 vaultgemma".split(), _WINDOW),
+    **dict.fromkeys("hy_v3 qwen2_moe qwen3_moe".split(), _EXPERTS),
+    **dict.fromkeys("dots1 glm4_moe solar_open".split(), _ROUTED),
+    **dict.fromkeys("axk1 deepseek_v2 deepseek_v3 glm4_moe_lite minicpm3 youtu".split(), {**_LATENT, **_ROUTED}),
     **dict.fromkeys("helium nemotron olmoe phi stablelm".split(), _WIDE),
     "bamba": {**_MAMBA, "attn_layer_indices": [1, 3]},
-    "deepseek_v3": {"q_lora_rank": 8, "kv_lora_rank": 8},
     "diffllama": {},
     "doge": {},
+    "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32},
+    "exaone_moe": {**_EXPERTS, **_WINDOW},
     "falcon_h1": {**_MAMBA, "mamba_d_ssm": 128},
     "gemma3_text": {**_WINDOW, **_ALTERNATING},
     "gemma4_text": {**_WINDOW, "global_head_dim": 64, "num_kv_shared_layers": 0, "vocab_size_per_layer_input": 96},
+    "gemma4_unified_text": {**_WINDOW, **_ALTERNATING, "global_head_dim": 64, "num_kv_shared_layers": 2},
     "gpt_neox": {**_WIDE, "num_key_value_heads": 4},
     "gpt_oss": {**_WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2},
     "granitemoehybrid": {
@@ -80,9 +89,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "shared_intermediate_size": 64,
     },
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "mamba_d_state": 8, "mamba_dt_rank": 4},
+    "kolibri1": {**_EXPERTS, **_WINDOW},
+    "laguna": {**_EXPERTS, **_WINDOW, **_ALTERNATING, "num_attention_heads_per_layer": [4, 6, 4, 6]},
     "lfm2": {"full_attn_idxs": [1, 3]},
     "llama4_text": {"attention_chunk_size": 24, "num_local_experts": 4, "intermediate_size_mlp": 64},
+    "lfm2_moe": {**_EXPERTS, "layer_types": ["conv", "full_attention"] * 2},
+    "mellum": {**_EXPERTS, **_WINDOW, **_ALTERNATING},
+    "mimo_v2_flash": {**_ROUTED, **_WINDOW, "v_head_dim": 16},
+    "minimax": {**_EXPERTS, "layer_types": ["linear_attention", "full_attention"] * 2},
     "ministral": _WINDOW,
+    "opt": {**_WIDE, "num_key_value_heads": 4},
     "nemotron_h": {
         "layers_block_type": ["mamba", "attention", "mlp", "attention"],
         "mamba_num_heads": 4,
@@ -94,18 +110,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "olmo_hybrid": _DELTA,
     "persimmon": {**_WIDE, "num_key_value_heads": 4},
     "qwen3_5_text": _DELTA,
-    "qwen3_moe": _EXPERTS,
+    "qwen3_5_moe_text": {**_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 32},
     "qwen3_next": {**_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 32},
     "recurrent_gemma": {},
     "smollm3": {"no_rope_layer_interval": 2},
-    "starcoder2": _WINDOW,
 }
 # one kind of each mechanism: soft-cap beside windows, RoPE by layer type, sinks, chunks, heads of two shapes, fused
 # projections, dropped arguments, partial rotary, no RoPE, delta net, Mamba-2, attention beside a state, convolution,
-# a state that takes whole prompts, and what is refused
+# a state that takes whole prompts, query heads by layer, values of other channels, and what is refused
 SAMPLE = (
     "gemma2 gemma3_text gpt_oss llama4_text gemma4_text gpt_neox stablelm phi smollm3 mistral qwen3_next bamba "
-    "falcon_h1 lfm2 jamba deepseek_v3"
+    "falcon_h1 lfm2 jamba laguna mimo_v2_flash deepseek_v3"
 ).split()
 
 

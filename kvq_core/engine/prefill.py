@@ -142,17 +142,17 @@ class Prefill:
 def _groups(model: LoadedModel, tokens: int, held: Held) -> Iterator[LayerGroup]:
     shape = model.shape
     most = held.layers or shape.layers
-    alike: dict[tuple[torch.device, int, int, int], list[int]] = {}
+    alike: dict[tuple[torch.device, int, int, int, int], list[int]] = {}
+    calls = survey(model.model)
     for layer in shape.keyed:
-        kind = shape.kinds[layer]
-        alike.setdefault((model.layer_devices[layer], kind.kv_heads, kind.key_dim, kind.value_dim), []).append(layer)
-    stacks = [(of, every[i : i + most]) for of, every in alike.items() for i in range(0, len(every), most)]
-    for (device, heads, key_dim, value_dim), layers in stacks:
+        kind, asking = shape.kinds[layer], calls[layer].query_heads
+        of = model.layer_devices[layer], asking, kind.kv_heads, kind.key_dim, kind.value_dim
+        alike.setdefault(of, []).append(layer)
+    stacks = [(how, every[i : i + most]) for how, every in alike.items() for i in range(0, len(every), most)]
+    for (device, asking, heads, key_dim, value_dim), layers in stacks:
         empty = partial(torch.empty, dtype=held.dtype, device=device)
         keys, values = (empty((len(layers), heads, tokens, dim)) for dim in (key_dim, value_dim))
-        queries = empty(
-            (len(layers), survey(model.model)[layers[0]].query_heads, tokens if held.queries else 0, key_dim)
-        )
+        queries = empty((len(layers), asking, tokens if held.queries else 0, key_dim))
         same = layers[0] in shape.alike
         bias = None if model.key_bias is None or not same else model.key_bias[layers].to(device)
         scaling, windowed = tuple(shape.scaling[i] for i in layers), frozenset(layers) & frozenset(shape.windowed)

@@ -34,6 +34,11 @@ def kinds_of(model: Any) -> tuple[LayerKind, ...]:
     for layer, kind in enumerate(kinds):
         if reason := _apart(kind, calls.get(layer)):
             raise unsupported(model.config, f"layer {layer} {reason}")
+    asking = {calls[layer].query_heads for layer, kind in enumerate(kinds) if kind.kind == "full"}
+    if len(asking) > 1:
+        raise unsupported(
+            model.config, f"its layers of full attention have {' and '.join(map(str, sorted(asking)))} query heads"
+        )
     if beyond := [layer for layer in calls if layer >= len(kinds)]:
         raise unsupported(model.config, f"it attends in layer {beyond[0]} of {len(kinds)}")
     return kinds
@@ -44,7 +49,7 @@ def _apart(kind: LayerKind, call: Call | None) -> str | None:
     if call is None:
         return f"is of kind {kind.kind} and does not attend" if kind.kv_heads else None
     if not kind.kv_heads:
-        return "attends, and its configuration says that it keeps no keys"
+        return "attends and keeps no keys of its own: layers that read those of an earlier one are not reproduced here"
     told = (kind.kv_heads, kind.key_dim, kind.value_dim)
     done = (call.kv_heads, call.key_dim, call.value_dim)
     if told != done:

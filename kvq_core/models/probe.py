@@ -25,6 +25,7 @@ from kvq_core.models.survey import attention_modules
 from kvq_core.settings import settings
 
 TOKENS = 12
+VERSION = 2  # raised when a look may find something else: what was found before is looked at again
 _ROWS = 4  # tokens that are looked at: that of padding may be zeros
 # of the mean change of a channel from position to position, relative to the channel: rounding stays below, turns above
 _EQUAL = {torch.float32: 1e-3}
@@ -33,7 +34,7 @@ _EQUAL_HALF = 5e-2
 
 def cached_rotations(name: str, layers: int, look: Callable[[], tuple[Rotation, ...]]) -> tuple[Rotation, ...]:
     """What ``look`` found for a model of that name and of as many layers when it was used first, under KVQ_HOME."""
-    memo = settings().home / "rotations" / f"{name}-{version('transformers')}.json"
+    memo = settings().home / "rotations" / f"{name}-{version('transformers')}-{VERSION}.json"
     held = read_memo(memo)
     if isinstance(held, list) and len(held) == layers and all(kind in get_args(Rotation) for kind in held):
         return tuple(held)

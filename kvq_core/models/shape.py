@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvq_core.methods import ModelShape
-from kvq_core.models.body import body
+from kvq_core.models.body import rotary_of
 from kvq_core.models.kinds import kinds_of
 from kvq_core.models.rope import Apply, LayeredRope, Rope
 from kvq_core.models.scoring import Scoring
@@ -27,7 +27,7 @@ _NORMS = ("k_norm", "k_layernorm", "key_layernorm", "qk_norm")  # of the keys, b
 def rope_of(model: Any, tokens: int) -> Rope:
     """RoPE tables of a transformers model for positions 0 .. tokens-1, by layer, applied by the model's own function;
     tables that turn nothing where it has none that are cosines and sines."""
-    kinds, rotary = kinds_of(model), getattr(body(model), "rotary_emb", None)
+    kinds, rotary = kinds_of(model), rotary_of(model)
     types = list(getattr(model.config, "layer_types", None) or [])
     typed = rotary is not None and "layer_type" in inspect.signature(rotary.forward).parameters
     tables: dict[tuple[str | None, int], Rope] = {}

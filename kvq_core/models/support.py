@@ -7,7 +7,7 @@ import torch
 
 from kvq_core.errors import ModelError
 from kvq_core.machine.memory import room_for
-from kvq_core.models.body import body
+from kvq_core.models.body import rotary_of
 from kvq_core.models.kinds import configured, kinds_of, unsupported
 from kvq_core.spec import DEFAULT_MODEL
 
@@ -28,8 +28,6 @@ def _reason(config: Any) -> str | None:
         return "multi-head latent attention (MLA) caches a compressed latent, not keys and values"
     if getattr(config, "is_encoder_decoder", False):
         return "it is an encoder-decoder, and only the caches of decoders are compared"
-    if config.model_type == "laguna":  # by 7e-3 of its logits, on a tiny one
-        return "what is computed here differs from transformers' own by more than rounding, for a reason not yet found"
     told = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     if not isinstance(told, dict):
         return None
@@ -54,7 +52,7 @@ def check_model(model: Any) -> None:
     Raises ModelError with the reason.
     """
     kinds = kinds_of(model)
-    if not hasattr(body(model), "rotary_emb") and not any(kind.conv or kind.recurrent for kind in kinds):
+    if rotary_of(model) is None and not any(kind.conv or kind.recurrent for kind in kinds):
         raise unsupported(model.config, "no rotary position embedding was found")
 
 

@@ -190,7 +190,8 @@ def _heads(config: Config, windowed: bool) -> tuple[int, int, int]:
     key = int(config.get("attention_head_dim") or config.get("head_dim") or hidden // heads)
     value = int(config.get("v_head_dim") or key)
     if windowed:  # MiMo-V2
-        kv, key = int(config.get("swa_num_key_value_heads") or kv), int(config.get("swa_head_dim") or key)
+        times = families()["windowed_kv_heads"].get(config.get("model_type"), 1)
+        kv, key = int(config.get("swa_num_key_value_heads") or times * kv), int(config.get("swa_head_dim") or key)
         return kv, key, int(config.get("swa_v_head_dim") or (value if config.get("v_head_dim") else key))
     if config.get("global_head_dim"):  # Gemma 4
         key = value = int(config["global_head_dim"])
