@@ -130,15 +130,24 @@
     select(next.number);
   });
 
-  // What stays in sight while the page scrolls; style.css keeps what is scrolled to clear of it.
+  // What stays in sight while the page scrolls; style.css keeps what is scrolled to clear of it. Whatever grows around a
+  // lane that has the focus, it goes on standing between the header and the card of Run, until somebody scrolls it away.
+  let holding = false;
+  const clear = (element) => {
+    const { top, bottom } = element.getBoundingClientRect();
+    const edge = (id) => document.getElementById(id).getBoundingClientRect();
+    return top >= edge("header").bottom && bottom <= Math.min(innerHeight, edge("launch").top > top ? edge("launch").top : innerHeight);
+  };
   const staying = new ResizeObserver((sizes) => {
-    for (const { target } of sizes) document.documentElement.style.setProperty(`--${target.id}`, `${target.offsetHeight}px`);
-    // The card of Run grows with what it says; what is edited at its edge goes on standing above it.
-    const edited = document.querySelector("#lanes :focus-visible");
-    const { top, bottom } = edited?.getBoundingClientRect() ?? {};
-    if (top < innerHeight && bottom > document.getElementById("launch").getBoundingClientRect().top) edited.scrollIntoView({ block: "nearest" });
+    for (const { target } of sizes) {
+      if (["header", "launch"].includes(target.id)) document.documentElement.style.setProperty(`--${target.id}`, `${target.offsetHeight}px`);
+    }
+    const edited = holding && document.querySelector("#lanes :focus-visible");
+    if (edited && !clear(edited)) edited.scrollIntoView({ block: "nearest" });
   });
-  for (const id of ["header", "launch"]) staying.observe(document.getElementById(id));
+  for (const part of [document.getElementById("header"), ...document.getElementById("left").children]) staying.observe(part);
+  document.addEventListener("focusin", () => (holding = true));
+  for (const kind of ["wheel", "touchmove", "pointerdown"]) addEventListener(kind, () => (holding = false), { capture: true, passive: true });
   // The form is folded while one reads; whether it was open outlasts the page.
   const FORM = "kvq-form-open";
   let ran = false;
