@@ -9,7 +9,7 @@
       return value.startsWith("rgba(") ? value.replace(/\d+, \d+, \d+/, (found) => DARK_PARTS[found] ?? found) : value;
     }
     if (value === null || typeof value !== "object" || ArrayBuffer.isView(value)) return value;
-    if (Array.isArray(value)) return typeof value[0] === "number" ? value : value.map(onDark);
+    if (Array.isArray(value)) return typeof value[0] === "number" && typeof value[1] !== "string" ? value : value.map(onDark);
     return Object.fromEntries(Object.entries(value).map(([name, of]) => [name, onDark(of)]));
   };
   const onGround = (figure) => (isDark() ? onDark(figure) : figure);
