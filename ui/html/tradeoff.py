@@ -17,7 +17,9 @@ from ui.html.glossary import term
 from ui.html.numbers import percent, significant
 
 HEIGHT, LINE = 236, 15  # px: of the plot, and between two labels
-CLOSE = 6  # percent of the width: a point so near on the right takes the room of a label
+NUDGES = (0, -6, 6, -11, 11)  # px that a label may stand below its point
+DOT, DOT_WIDE, GAP, LETTER = 5, 1.2, 1.4, 1.9  # half a point in px; it, its space and a letter in percent of the width
+OVER = 10  # percent of the width that a label may stand out: over the ticks of the axis
 TICKS = (1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0)
 
 
@@ -111,24 +113,61 @@ def _mark(point: Point, scale: _Scale, widest: float) -> str:
     place = f'lane-{point.number}" data-of="{point.lane}" style="left:{left:.2f}%;'
     return (
         f'<i class="whisker {place}top:{top:.2f}%;height:{end - top:.2f}%"></i>'
-        f'<i class="point {place}top:{scale.percent(point.kld):.2f}%"></i>'
+        f'<i class="point {place}top:{scale.percent(point.kld):.2f}%" title="{safe(point.label)}"></i>'
     )
 
 
 def _labels(found: list[Point], scale: _Scale, widest: float) -> str:
-    """Beside the points, on the side with room, those of a side each on a line of their own."""
-    placed = sorted((scale.percent(p.kld) * HEIGHT / 100, 100 * p.ratio / widest, p) for p in found)
-    last: dict[str, float] = {}
-    shown = ""
-    for top, left, point in placed:
-        crowded = any(0 < x - left < CLOSE and abs(y - top) < LINE for y, x, _ in placed)
-        side = "left" if left > 55 or crowded else "right"
-        last[side] = min(max(top, last.get(side, -LINE) + LINE), HEIGHT - LINE)
+    """Beside their points, where they cover neither a point nor another label; least KLD first. In a crowd the others
+    go without: their colours are in the legend, and the pointer tells their names."""
+    dots = [_Box.around(scale.percent(p.kld) * HEIGHT / 100, 100 * p.ratio / widest) for p in found]
+    taken, shown = list(dots), ""
+    for point, dot in sorted(zip(found, dots, strict=True), key=lambda pair: pair[0].kld):
+        name = shorten(point.label, 24)
+        sides = ("left", "right") if dot.middle > 55 else ("right", "left")
+        places = [(side, dot.beside(side, by, len(name))) for by in NUDGES for side in sides]
+        free = ((side, box) for side, box in places if box.inside and not any(map(box.meets, taken)))
+        if (place := next(free, None)) is None:
+            continue
+        side, box = place
+        taken.append(box)
         shown += (
-            f'<span class="point-label {side}" data-of="{point.lane}" style="left:{left:.2f}%;top:{last[side]:.0f}px">'
-            f"{safe(shorten(point.label, 24))}</span>"
+            f'<span class="point-label {side}" data-of="{point.lane}" style="left:{dot.middle:.2f}%;'
+            f'top:{box.top + LINE / 2:.0f}px">{safe(name)}</span>'
         )
     return shown
+
+
+@dataclass(frozen=True)
+class _Box:
+    """What a point or a label takes: px from the top, percent of the width."""
+
+    top: float
+    bottom: float
+    left: float
+    right: float
+
+    @classmethod
+    def around(cls, top: float, left: float) -> "_Box":
+        return cls(top - DOT, top + DOT, left - DOT_WIDE, left + DOT_WIDE)
+
+    @property
+    def middle(self) -> float:
+        return (self.left + self.right) / 2
+
+    @property
+    def inside(self) -> bool:
+        return self.top >= 0 and self.bottom <= HEIGHT and self.left >= -OVER and self.right <= 100 + OVER / 2
+
+    def beside(self, side: str, by: float, letters: int) -> "_Box":
+        """A label so far below its point, and as long as its letters."""
+        middle, wide = (self.top + self.bottom) / 2 + by, letters * LETTER
+        left = self.right + GAP if side == "right" else self.left - GAP - wide
+        return _Box(middle - LINE / 2, middle + LINE / 2, left, left + wide)
+
+    def meets(self, other: "_Box") -> bool:
+        across = self.left < other.right and other.left < self.right
+        return across and self.top < other.bottom and other.top < self.bottom
 
 
 def _floors(record: Record, scale: _Scale, words: str) -> str:
