@@ -160,6 +160,14 @@ def sequential(high: float, unit: str) -> dict[str, Any]:
     return {"colorscale": list(SEQUENTIAL), "cmin": 0, "cmax": high or 1.0, "colorbar": bar(unit)}
 
 
+def decade_scale(unit: str, low: float, high: float) -> dict[str, Any]:
+    """A shared white-to-purple colour axis of decimal logarithms, with the values themselves at its ticks."""
+    first, last = round(math.log10(low)), round(math.log10(high))
+    ticks = list(range(first, last + 1))
+    named = {"tickvals": ticks, "ticktext": [f"{10.0**tick:g}" for tick in ticks]}
+    return {"colorscale": list(SEQUENTIAL), "cmin": first, "cmax": last, "colorbar": {**bar(unit), **named}}
+
+
 def diverging(high: float, unit: str) -> dict[str, Any]:
     """A shared purple-to-orange colour axis, white at 0."""
     return {"colorscale": list(DIVERGING), "cmin": -(high or 1.0), "cmax": high or 1.0, "colorbar": bar(unit)}

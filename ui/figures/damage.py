@@ -26,7 +26,7 @@ from ui.figures.base import (
 from ui.html.colors import ACCENT, MARK
 
 Kind = Literal["key", "value"]
-CONSTANT = "▾"  # above layers whose keys carry a constant
+CONSTANT = "▴"  # below layers whose keys carry a constant
 PURE_SINK = 0.9  # of a head's attention, on the first tokens, mean over the steps looked at
 # measure -> (array, unit, factor to the unit, what it is): those of keys and values apart, those of both together
 MEASURES: dict[str, dict[str, tuple[str, str, float, str]]] = {
@@ -93,14 +93,15 @@ def damage_grid(record: Record, arrays: Arrays, measure: str, kind: Kind, layer:
 
 
 def _mark_constants(figure: go.Figure, arrays: Arrays, row: int) -> None:
-    """A mark above every layer whose keys carry a constant; what it means stands above the figure."""
+    """A mark below every layer whose keys carry a constant, clear of the lane's name above; what it means is in the
+    view's words."""
     for layer in constant_layers(arrays):
         figure.add_annotation(
             x=layer,
-            y=1,
+            y=0,
             yref="y domain" if row == 1 else f"y{row} domain",
             xref="x" if row == 1 else f"x{row}",
-            yanchor="bottom",
+            yanchor="top",
             text=CONSTANT,
             showarrow=False,
             font={"size": TICK, "color": MARK},

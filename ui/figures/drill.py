@@ -7,7 +7,7 @@ from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
 from ui.figures.base import (
     canvas,
-    color_of,
+    decade_scale,
     diverging,
     label_figure,
     label_of,
@@ -20,7 +20,6 @@ from ui.figures.base import (
     symbols_of,
 )
 from ui.figures.damage import captured_indices, key_counts
-from ui.html.colors import REFERENCE
 
 FLOOR = 1e-3  # percent: attention is drawn on a log scale from here
 DEPTHS = {
@@ -41,35 +40,37 @@ def nearest_step(record: Record, step: int) -> int | None:
 def attention_rows(record: Record, arrays: Arrays, layer: int, head: int, step: int) -> go.Figure | None:
     """Attention of one head at a step: the reference's row and every lane's, mass in each bin of positions."""
     at, place = nearest_step(record, step), captured_indices(record, layer, head)
-    rows = [(-1, "Full precision", REFERENCE, "reference/attention_rows")]
+    rows = [(-1, "Full precision", "reference/attention_rows")]
     rows += [
-        (i, label_of(lane), color_of(record, i), f"lane/{i}/attention_rows")
+        (i, label_of(lane, 20), f"lane/{i}/attention_rows")
         for i, lane in enumerate(record.lanes)
         if lane.status == "done"
     ]
-    held = [(index, name, color, arrays[key]) for index, name, color, key in rows if key in arrays]
+    held = [(index, name, arrays[key]) for index, name, key in rows if key in arrays]
     if at is None or place is None or len(held) < 2:
         return None
     edges = np.asarray(record.capture.position_edges)
     there = edges[:-1] < key_counts(record, [record.capture.attention_steps[at] + 1])  # nobody reads what is to come
-    centres = ((edges[:-1] + edges[1:] - 1) / 2)[there]
-    figure = canvas(330, yaxis={"type": "log", "dtick": 1, "title": {"text": "attention, % (log)"}})
-    for index, name, color, codes in held:
-        mass = 100 * (np.asarray(codes[at, place[0], place[1]], dtype=np.float32)[there] / 255) ** 2
-        figure.add_scatter(
-            x=round_values(centres, 1),
-            y=round_values(np.maximum(mass, FLOOR), 5),
-            mode="lines",
-            name=name,
-            meta=of_lane(index),
-            line={"color": color, "width": 2.4 if color == REFERENCE else 1.3},
-            hovertemplate="position %{x:.0f}: %{y:.3g} %<extra>" + name + "</extra>",
-        )
+    mass = [100 * (np.asarray(codes[at, place[0], place[1]], np.float32)[there] / 255) ** 2 for *_, codes in held]
+    figure = canvas(92 + 26 * len(held))
+    figure.add_heatmap(
+        x=round_values(((edges[:-1] + edges[1:] - 1) / 2)[there], 1),
+        y=[name for _, name, _ in held],
+        z=round_values(np.log10(np.maximum(np.stack(mass), FLOOR)), 2),
+        customdata=[[float(f"{share:.2g}") for share in row] for row in mass],
+        coloraxis="coloraxis",
+        ygap=3,
+        name="attention",
+        meta=of_rows([index for index, *_ in held]),
+        hovertemplate="position %{x:.0f}: %{customdata} %<extra>%{y}</extra>",
+    )
     info = record.capture
     where = f"layer {info.layers[place[0]]}, head {info.heads[place[1]]}, step {info.attention_steps[at]}"
-    # a head that reads little but the first token is a line along this edge
-    figure.update_xaxes(title_text=f"key position ({where})", range=[-0.02 * edges[-1], edges[-1]])
-    return label_figure(figure, f"Attention over key positions, {where}: reference and lanes", {"key": "x"})
+    figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)
+    figure.update_xaxes(title_text=f"key position ({where})", showgrid=False)
+    figure.update_layout(coloraxis=decade_scale("attention, %", FLOOR, 100))
+    said = f"Heatmap: attention over key positions, {where}, the reference and a row a lane"
+    return label_figure(figure, said, {"key": "x"})
 
 
 def channel_shares(record: Record, arrays: Arrays, kind: str, layer: int, kv_head: int) -> list[tuple[int, np.ndarray]]:

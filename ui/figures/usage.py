@@ -44,7 +44,6 @@ def code_usage(record: Record, arrays: Arrays, kind: str, layer: int, kv_head: i
             name=label_of(lane),
             meta=of_lane(index),
             line=line_of(record, index, shape="hv"),
-            fill="tozeroy",
             hovertemplate="code of rank %{x}: %{y:.2g} %<extra>" + label_of(lane) + "</extra>",
         )
     figure.update_xaxes(title_text=f"code by use (layer {layer}, KV head {kv_head})")

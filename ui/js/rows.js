@@ -21,6 +21,7 @@
     const y = plain(trace.y);
     const nested = Array.isArray(y?.[0]);
     const found = { ...trace, y: nested ? y.map(left) : left(y) };
+    if (trace.customdata) found.customdata = left(trace.customdata);
     if (trace.z) found.z = left(plain(trace.z));
     else found.x = left(plain(trace.x));
     if (Array.isArray(trace.marker?.color)) found.marker = { ...trace.marker, color: left(trace.marker.color) };

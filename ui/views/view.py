@@ -50,15 +50,15 @@ class Slot:
             return ABSENT
         head = f'<h3 class="figure-title">{safe(drawn.titles.get(self.name, self.title))}</h3>'
         if isinstance(found, str):
-            body = f'<p class="absent">{safe(found)}</p>'
+            note, body = "", f'<p class="absent">{safe(found)}</p>'
         else:
             found.for_each_trace(lambda trace: trace.update(showlegend=False), lambda trace: lane_of(trace) is not None)
-            note = f'<p class="muted">{safe(self.note)}</p>' if self.note else ""
+            note = safe(self.note)
             body = (
-                f'{note}<div class="plot" id="plot-{self.name}" style="min-height:{found.layout.height:.0f}px">'
+                f'<div class="plot" id="plot-{self.name}" style="min-height:{found.layout.height:.0f}px">'
                 f"<div hidden>{escape(found.to_json() or '', quote=False)}</div></div>"
             )
-        return f'<div class="slot" style="--least:{self.min_width}px">{head}{body}</div>'
+        return f'<div class="slot" style="--least:{self.min_width}px">{head}<p class="muted">{note}</p>{body}</div>'
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Page:
     place: gr.HTML
 
     def html(self, drawn: Drawing) -> str:
-        return "".join(_row([_part(part, drawn) for part in row]) for row in self.rows)
+        return "".join(_row(row, drawn) for row in self.rows)
 
 
 def create_page(*rows: Sequence[Slot | str]) -> Page:
@@ -132,8 +132,12 @@ def or_absent(found: "go.Figure | None", absent: str) -> "go.Figure | str":
     return absent if found is None else found
 
 
-def _row(parts: Sequence[str]) -> str:
-    return f'<div class="plots"{" hidden" * (set(parts) == {ABSENT})}>{"".join(parts)}</div>'
+def _row(row: Sequence[Slot | str], drawn: Drawing) -> str:
+    """Titles, notes and figures of a row that has figures alone stand on lines of their own."""
+    parts = [_part(part, drawn) for part in row]
+    widths = [part.min_width for part in row if isinstance(part, Slot)]
+    even = f' even" style="--least:{max(widths)}px' if len(widths) == len(row) else ""
+    return f'<div class="plots{even}"{" hidden" * (set(parts) == {ABSENT})}>{"".join(parts)}</div>'
 
 
 def _part(part: Slot | str, drawn: Drawing) -> str:
