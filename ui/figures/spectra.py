@@ -27,6 +27,7 @@ SPACES: dict[str, tuple[Curve, ...]] = {
 }
 RANKS: tuple[Curve, ...] = (*SPACES["key"], ("value", "values", BRONZE, "dot"))
 WITH_MEAN = "mean included"
+DECADES = {"type": "log", "dtick": 1, "automargin": True}
 
 
 def is_centred(arrays: Arrays) -> bool:
@@ -53,9 +54,7 @@ def head_spectra(record: Record, arrays: Arrays, layer: int, kind: str = "key") 
     curves = _curves(arrays, kind)
     if not curves:
         return None
-    figure = canvas(
-        300, yaxis={"type": "log", "dtick": 1, "automargin": True, "title": {"text": "singular value / largest"}}
-    )
+    figure = canvas(300, yaxis={**DECADES, "title": {"text": "singular value / largest"}})
     top = max(float(values[layer].max()) for values, *_ in curves) or 1.0
     for values, name, color, dash in curves:
         for head, line in enumerate(values[layer]):
@@ -78,9 +77,7 @@ def joint_spectra(record: Record, arrays: Arrays, layer: int, kind: str = "key")
     curves = _curves(arrays, kind, "_concat")
     if not curves:
         return None
-    figure = canvas(
-        300, yaxis={"type": "log", "dtick": 1, "automargin": True, "title": {"text": "singular value / largest"}}
-    )
+    figure = canvas(300, yaxis={**DECADES, "title": {"text": "singular value / largest"}})
     top = max(float(values[layer].max()) for values, *_ in curves) or 1.0
     for values, name, color, dash in curves:
         line = values[layer]
@@ -201,9 +198,7 @@ def lane_spectra(record: Record, arrays: Arrays, layer: int, kv_head: int) -> go
     lanes = list(lanes_with(record, arrays, "centred_key" if is_centred(arrays) else "spectrum_key"))
     if not lanes:
         return None
-    figure = canvas(
-        300, yaxis={"type": "log", "dtick": 1, "automargin": True, "title": {"text": "singular value / its largest"}}
-    )
+    figure = canvas(300, yaxis={**DECADES, "title": {"text": "singular value / its largest"}})
     own = spectrum(arrays, "key_post")
     whole = {"color": REFERENCE, "width": 2.4}
     lines = [] if own is None else [(-1, "full precision, prompt" + told, whole, own[layer, kv_head])]
