@@ -35,8 +35,8 @@ def hadamard(n):
 
 # KVarN
 
-# Sums in another order, which processors have, may round a row's fp16 numbers the other way: by a unit in the last place
-# of a step, a smallest element and a column's scale. A code that is another one is further off.
+# Sums in another order, which processors have, may round a row's fp16 numbers the other way: by a unit in the last
+# place of a step, a smallest element and a column's scale. A code that is another one is further off.
 ONE_UNIT = 3 * 2.0**-11
 
 

