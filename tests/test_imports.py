@@ -50,14 +50,15 @@ _TABLE = """
     studies: analysis complaints errors events links logs machine methods metrics models pipeline presets record
         settings spec store
     decision: analysis errors events machine methods models pipeline record settings sizing spec studies
-    advice: analysis codecs decision errors inspection machine methods models pipeline record sizing spec store studies
+    advice: analysis codecs complaints decision errors inspection machine methods models pipeline record sizing spec
+        store studies
     lm_eval: engine errors models spec
     cli: advice analysis claims codebooks decision errors events external inspection machine methods metrics models
         packed pipeline presets record settings sizing spec store studies training
     __main__: cli
     __init__: advice errors inspection methods packed pipeline record spec studies
     ui.html: analysis claims events inspection record sizing
-    ui.figures: analysis record studies ui.html
+    ui.figures: advice analysis record studies ui.html
     ui.selection: record ui.figures ui.html
     ui.words: analysis record studies ui.figures ui.html ui.selection
     ui.export: analysis errors pipeline record spec store ui.figures ui.html ui.words
@@ -70,9 +71,11 @@ _TABLE = """
         settings spec store training ui.export ui.figures ui.form ui.html ui.selection ui.service ui.views ui.words
     ui.study: errors events limits logs models record settings spec store studies ui.figures ui.form ui.html ui.panels
         ui.service ui.views ui.words
-    ui.api: advice analysis claims errors events logs methods models pipeline presets record spec store studies
-        ui.html ui.panels ui.service ui.study
-    ui.layout: errors ui.api ui.figures ui.form ui.html ui.panels ui.server ui.service ui.study
+    ui.decide: advice analysis decision errors events limits links logs models settings sizing spec store studies
+        ui.figures ui.html ui.panels ui.service ui.study ui.views
+    ui.api: advice analysis claims errors events inspection logs methods models pipeline presets record sizing spec
+        store studies ui.decide ui.html ui.panels ui.service ui.study
+    ui.layout: errors ui.api ui.decide ui.figures ui.form ui.html ui.panels ui.server ui.service ui.study
         ui.views
     ui.__init__:
 """
@@ -83,7 +86,7 @@ ROOMS = {
 # of rooms that are open to the page in part, the modules it sees
 OPEN_TO_THE_PAGE = {
     "claims": {"board", "side_by_side"},
-    "decision": {"pasted"},
+    "decision": {"pasted", "plans", "scores", "verify"},
     "inspection": {"fits", "look", "report", "rules"},
     "packed": {"lanes"},
     "pipeline": {"added", "compare", "estimate", "examples", "roundtrip", "timings", "why"},
@@ -101,7 +104,7 @@ OPEN_TO_THE_PAGE = {
         "study",
         "tasks",
     },
-    "sizing": {"fit"},
+    "sizing": {"fit", "reserve"},
     "training": {"offer"},
     "machine": {"files", "memory"},
 }

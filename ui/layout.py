@@ -7,6 +7,8 @@ import gradio as gr
 
 from kvq_core.errors import KvqError
 from ui.api.endpoints import create_api
+from ui.decide.going import Decisions
+from ui.decide.place import DecidePlace, create_decide
 from ui.figures.base import canvas
 from ui.form.draft_panel import VISIT_JS, create_draft, restore_form, wire_draft
 from ui.form.filling import NEXT_FOR_A_LINK, form_of, form_outputs, from_preset, linked_form, looked_at, open_page
@@ -20,7 +22,7 @@ from ui.panels.answers import AnswerCards, all_lanes, create_answers, finished_c
 from ui.panels.claims import create_claims
 from ui.panels.differs import create_differs, wire_differs
 from ui.panels.first_sight import place_home
-from ui.panels.header import chip, create_header, markup
+from ui.panels.header import OTHERS, chip, create_header, markup
 from ui.panels.history import History, create_history, create_shared, listed, remember, wire_history
 from ui.panels.instruments import Instruments, create_asked, create_instruments, show_instruments
 from ui.panels.launch import RUN, Launch, create_launch, wire_estimate, wire_run
@@ -58,10 +60,8 @@ from ui.views.tabs import (
 from ui.views.verdicts import wire_suggestions
 
 NO_RUN: dict[str, Any] = {"run": None}
-MAX_QUEUE = (
-    2000  # events of all pages that wait for a handler; runs have a line of their own, see ui/service/admission.py
-)
-ASKED = {"run", "vs", "c", "preset", "study"}  # of an address; without any of them a run that ships is shown
+MAX_QUEUE = 2000  # events of all pages that wait for a handler; runs have a line of their own, see service/admission
+ASKED = {"run", "vs", "c", "preset", *OTHERS}  # of an address; without any of them a run that ships is shown
 NO_EXAMPLES = "The stored examples are missing from presets/runs; `make examples` computes them again."
 # The answers come into view when Run is pressed; at once, for what arrives meanwhile would end a smooth way there.
 TO_ANSWERS = """() => setTimeout(() => {
@@ -102,10 +102,11 @@ class Page:
 def build_ui(services: Services) -> gr.Blocks:
     """The page of a server."""
     with Blocks(title="KVQ Explorer", fill_width=True, analytics_enabled=False, delete_cache=(3600, 86400)) as blocks:
-        studies = Studies(services)
-        create_api(services, studies)  # first: handlers of the page have names too, and the first of a name keeps it
+        studies, decisions = Studies(services), Decisions(services)
+        create_api(services, studies, decisions)  # before all others: of handlers of one name the first keeps it
         page = _arrange(services)
         study = create_study(studies, page.lanes.lanes, page.past.kept)
+        places = study, create_decide(decisions, studies.results, study.mine)
         place_home(page, services)
         wire_presets(page.setup, from_preset, form_outputs(page.setup, page.lanes))
         wire_flags(page.lanes, page.setup["model"], page.setup.rest)
@@ -122,7 +123,7 @@ def build_ui(services: Services) -> gr.Blocks:
         wire_act(page.act, page.views, page.run, services)
         wire_suggestions(page.views.suggest, page.lanes, page.run, services)
         _wire_shown(page, services)
-        _wire_visit(blocks, page, study, services)
+        _wire_visit(blocks, page, places, services)
     return blocks.queue(max_size=MAX_QUEUE, api_open=False, status_update_rate=1)
 
 
@@ -226,7 +227,7 @@ def _wire_shown(page: Page, services: Services) -> None:
         box.change(None, box, None, js=FOLLOW_JS, **SWIFT)
 
 
-def _wire_visit(blocks: gr.Blocks, page: Page, study: StudyPlace, services: Services) -> None:
+def _wire_visit(blocks: gr.Blocks, page: Page, places: tuple[StudyPlace, DecidePlace], services: Services) -> None:
     """What happens when the page is opened, when Run is pressed for the first time, and when it is closed."""
 
     def visited(kept: Any, request: gr.Request) -> tuple[dict[str, Any] | None, str, list[Any], list[Any]]:
@@ -251,13 +252,14 @@ def _wire_visit(blocks: gr.Blocks, page: Page, study: StudyPlace, services: Serv
     def arrive(kept: Any, draft: str, request: gr.Request) -> list[Any]:
         shown, message, learn, form = visited(kept, request)
         form = restore_form(draft) or linked_form(dict(request.query_params)) or form
-        stage = stage_html(None) if shown is None and "study" not in request.query_params else gr.skip()
+        stage = stage_html(None) if shown is None and not OTHERS & set(request.query_params) else gr.skip()
         return [message, stage, *learn, *form]
 
     def leave(request: gr.Request) -> None:
-        for name in (job.session(request) for job in (RUN, TRAINING, MEASURING, LOOKING, ACTING)):
-            services.jobs.forget(name)
-        study.forget(request)
+        for job in (RUN, TRAINING, MEASURING, LOOKING, ACTING):
+            services.jobs.forget(job.session(request))
+        for each in places:
+            each.forget(request)
 
     outputs = [
         page.status,
@@ -269,7 +271,9 @@ def _wire_visit(blocks: gr.Blocks, page: Page, study: StudyPlace, services: Serv
     # The run by itself: what shows it is asked for at once, not after the browser has filled the whole form.
     brought = blocks.load(bring, page.past.kept, page.run, **SWIFT)
     brought.then(lambda shown: gr.skip() if shown.get("run") else canvas(10), page.run, page.plotly, **SWIFT)
-    wire_visit(study, blocks.load(arrive, [page.past.kept, page.draft], outputs, js=VISIT_JS, **SWIFT))
+    arrived = blocks.load(arrive, [page.past.kept, page.draft], outputs, js=VISIT_JS, **SWIFT)
+    wire_visit(places[0], arrived)
+    places[1].wire_visit(arrived)
     blocks.load(None, None, None, js=PAGE_JS)
     blocks.load(listed, page.past.kept, page.past.outputs, **SWIFT)
     blocks.unload(leave)

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from math import floor, log10
 
-from kvq_core.advice.markdown import HEADER, cells
+from kvq_core.advice.grounds import Grounds
+from kvq_core.advice.markdown import HEADER, cells, sections
 from kvq_core.advice.report import Advice, Candidate
 from kvq_core.advice.sentences import size
 
@@ -17,12 +18,14 @@ STYLE = (
 )
 
 
-def as_html(found: Advice) -> str:
+def as_html(found: Advice, grounds: Grounds | None = None) -> str:
+    """``grounds``: what it rests on, where that is at hand."""
     parts = [f"<h1>{escape(found.answer)}</h1>"]
     if found.flags:
         parts.append(f"<pre>{escape(found.flags)}</pre>")
     parts += [_list("", found.reasons), _paragraph(found.separates), _figure(found)]
     parts += [_list("Warnings", found.warnings), _list("What would help", found.helps), _table(found.front)]
+    parts += [_grounds(title, head, rows) for title, head, rows in sections(grounds)]
     worst = [f"{each.prompt}: {each.kld:.3g} nats, run {each.run}" for each in found.worst]
     parts += [_list("Worst prompts", worst), _list("Not tested", found.untested), _paragraph(_asked(found))]
     title = escape(f"Which KV cache for {found.model}")
@@ -51,9 +54,17 @@ def _list(title: str, lines: Sequence[str]) -> str:
 
 
 def _table(front: Sequence[Candidate]) -> str:
-    head = "".join(f'<th scope="col">{escape(each)}</th>' for each in HEADER)
-    rows = ("".join(f"<td>{escape(cell)}</td>" for cell in cells(each)) for each in front)
-    return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
+    return _rows(HEADER, [cells(each) for each in front])
+
+
+def _grounds(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return f"<h2>{escape(title)}</h2>{_rows(head, rows)}"
+
+
+def _rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    titles = "".join(f'<th scope="col">{escape(each)}</th>' for each in head)
+    told = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
+    return f"<table><tr>{titles}</tr>{''.join(f'<tr>{row}</tr>' for row in told)}</table>"
 
 
 def _figure(found: Advice) -> str:

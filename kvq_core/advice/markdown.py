@@ -1,21 +1,25 @@
 """The advice on one page, as Markdown for a pull request."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from kvq_core.advice.grounds import Compared, Grounds
 from kvq_core.advice.report import Advice, Candidate
 from kvq_core.advice.sentences import size
 
+COSTLIEST = 6  # layers that are named
 HEADER = ("lane", "cache", "mean KLD", "95 % interval", "fits", "why not")
 
 
-def as_markdown(found: Advice) -> str:
+def as_markdown(found: Advice, grounds: Grounds | None = None) -> str:
+    """``grounds``: what it rests on, where that is at hand."""
     parts = [f"# Which KV cache: {_escaped(found.answer)}", _asked(found)]
     if found.flags:
         parts.append(f"```sh\n{found.flags}\n```")
     parts += [_list("", found.reasons), found.separates or "", _list("Warnings", found.warnings)]
     parts.append(_list("What would help", found.helps))
-    parts.append("\n".join([_row(HEADER), _row(["---"] * len(HEADER)), *(_row(cells(each)) for each in found.front)]))
+    parts.append(_table(HEADER, [cells(each) for each in found.front]))
+    parts += [f"## {title}\n\n{_table(head, rows)}" for title, head, rows in sections(grounds)]
     worst = [f"{each.prompt}: {each.kld:.3g} nats, run `{each.run}`" for each in found.worst]
     parts += [_list("Worst prompts", worst), _list("Not tested", found.untested)]
     return "\n\n".join(filter(None, parts)) + "\n"
@@ -44,6 +48,37 @@ def _asked(found: Advice) -> str:
 def _list(title: str, lines: Sequence[str]) -> str:
     told = "\n".join(f"- {_escaped(line)}" for line in lines)
     return f"## {title}\n\n{told}" if title and told else told
+
+
+def sections(found: Grounds | None) -> Iterator[tuple[str, Sequence[str], list[Sequence[str]]]]:
+    """What an answer rests on as tables: title, head and rows."""
+    if found is None:
+        return
+    if found.policy is not None:
+        held = found.policy
+        title = f"The policy of layers, scored on {held.scored} prompts and run on {held.unseen} others"
+        yield title, ("", "cache", "predicted", "measured"), [_compared(each) for each in held.lanes]
+    if found.scores:
+        worst = sorted(found.scores, key=lambda each: -each.kld_mean)[:COSTLIEST]
+        rows = [(each.format, each.tensor, str(each.layer), f"{each.kld_mean:.3g}") for each in worst]
+        yield f"The costliest layers alone, over {found.scored} prompts", ("format", "", "layer", "KLD"), list(rows)
+    if found.fits:
+        sizes = list(found.fits[0].contexts)
+        told = [(each.label, *(_tokens(each.contexts[size]) for size in sizes)) for each in found.fits]
+        yield "Longest context that fits, in tokens", ("lane", *(f"{size} GB" for size in sizes)), list(told)
+
+
+def _compared(each: Compared) -> tuple[str, ...]:
+    predicted = "-" if each.predicted is None else f"{each.predicted:.3g}"
+    return f"{each.what}: {each.label}", size(each.bytes), predicted, f"{each.measured:.3g}"
+
+
+def _tokens(count: int | None) -> str:
+    return "-" if count is None else f"{count:,}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join([_row(head), _row(["---"] * len(head)), *map(_row, rows)])
 
 
 def _row(told: Sequence[str]) -> str:

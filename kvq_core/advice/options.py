@@ -12,6 +12,7 @@ from kvq_core.analysis.deploy import of_rules
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.models import LoadedModel
 from kvq_core.pipeline.lanes import rule_record
+from kvq_core.sizing.fit import LONGEST, MEMORIES
 from kvq_core.sizing.layers import Shape, shape_of
 from kvq_core.sizing.reserve import allowance, engines
 from kvq_core.sizing.weights import held
@@ -29,7 +30,7 @@ class Place:
     ask: Ask
 
     def option(self, lane: Lane) -> Option:
-        cost = Cost(lane, self.shape, self.ask.engine if self.ask.engine in engines() else None)
+        cost = self._cost(lane)
         taken = cost.of(self.ask.context, self.ask.batch)
         option = Option(lane.label, lane_data(lane), *taken, fits=self._fits(taken.nbytes, cost))
         flags, refused = self._flags(lane)
@@ -37,10 +38,25 @@ class Place:
 
     def longest(self, lane: Lane) -> int:
         """The longest context, in tokens, at which a lane fits; 0 where none does."""
-        low, high = 0, self.ask.context
+        return self._longest(self._cost(lane), self.ask.context)
+
+    def contexts(self, lane: Lane) -> dict[int, int | None]:
+        """The longest context that a lane fits with in each of MEMORIES, in GB, at most the model's own; None where the
+        weights are not known."""
+        if self.weights.bytes is None:
+            return dict.fromkeys(MEMORIES)
+        cost, most = self._cost(lane), self.shape.context or LONGEST
+        given = {memory: replace(self.ask, memory=memory * 10**9, cache=None, bits=None) for memory in MEMORIES}
+        return {memory: replace(self, ask=ask)._longest(cost, most) for memory, ask in given.items()}
+
+    def _cost(self, lane: Lane) -> Cost:
+        return Cost(lane, self.shape, self.ask.engine if self.ask.engine in engines() else None)
+
+    def _longest(self, cost: Cost, most: int) -> int:
+        low, high = 0, most
         while low < high:
             middle = (low + high + 1) // 2
-            fits = replace(self, ask=replace(self.ask, context=middle)).option(lane).fits
+            fits = self._fits(cost.of(middle, self.ask.batch).nbytes, cost)
             low, high = (middle, high) if fits else (low, middle - 1)
         return low
 

@@ -1,9 +1,10 @@
 """The advice under a memory: which file of the weights leaves room for a lane that will do."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from kvq_core.advice.answer import Study, advice_of
+from kvq_core.advice.choice import Option
 from kvq_core.advice.evidence import evidence
 from kvq_core.advice.options import FP16, Place
 from kvq_core.advice.policy import Policy
@@ -11,7 +12,16 @@ from kvq_core.advice.report import Advice
 from kvq_core.spec import Lane
 
 
-def in_place(study: Study, lanes: Sequence[Lane], places: Sequence[Place], policy: Policy | None = None) -> Advice:
+@dataclass(frozen=True)
+class Placed:
+    """The advice, and the place and the options that it is of."""
+
+    advice: Advice
+    place: Place
+    options: Sequence[Option]
+
+
+def in_place(study: Study, lanes: Sequence[Lane], places: Sequence[Place], policy: Policy | None = None) -> Placed:
     """The advice with the first weights with which a lane will do, else with the last. Raises SpecError as
     ``advice_of`` does, and where there is no place."""
     for place in places:
@@ -22,7 +32,7 @@ def in_place(study: Study, lanes: Sequence[Lane], places: Sequence[Place], polic
         here = replace(study, options=options, fp16=fp16, weights=place.weights)
         found = advice_of(replace(here, nearest_context=_nearest(here, lanes, place)), place.ask)
         if found.lane is not None or found.kind == "few" or place is places[-1]:
-            return found
+            return Placed(found, place, options)
     raise AssertionError("there is a place at least")
 
 

@@ -27,10 +27,10 @@ class Scored:
 
 
 def measured(
-    model: LoadedModel, prompts: Sequence[Prompt], candidates: Sequence[Candidate]
+    model: LoadedModel, prompts: Sequence[Prompt], candidates: Sequence[Candidate], at_once: int = MAX_LANES
 ) -> Iterator[Scored | Sensitivity]:
     """Score every layer for every candidate on every prompt; what has been scored is kept, and not scored again. The
-    scores come last. Closing it stops, and loses one comparison at most.
+    scores come last. Closing it stops, and loses one comparison, of ``at_once`` lanes, at most.
 
     Raises SpecError where a candidate cannot store single layers of the model, KvqError where a prompt cannot be run.
     """
@@ -40,18 +40,18 @@ def measured(
     scores = _begun(model, candidates)
     named = {each.name: each for each in candidates}
     open_ = [(prompt, identity(prompt)) for prompt in prompts]
-    total = sum(-(-len(scores.missing(known)) // MAX_LANES) for _, known in open_)
+    total = sum(-(-len(scores.missing(known)) // at_once) for _, known in open_)
     done = 0
     for prompt, known in open_:
         left = scores.missing(known)
         follow = _answer(model, prompt) if left else ""
         while left:
-            some = left[:MAX_LANES]
+            some = left[:at_once]
             lanes = [_lane(named[name], tensor, layer) for name, tensor, layer in some]
             found = losses(model, prompt, lanes, follow)
             scores = scores.added(known, {key(*each): loss for each, loss in zip(some, found, strict=True)})
             keep(scores)
-            done, left = done + 1, left[MAX_LANES:]
+            done, left = done + 1, left[at_once:]
             yield Scored(done, total)
     yield scores
 

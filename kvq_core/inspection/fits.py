@@ -7,15 +7,16 @@ from kvq_core.sizing.fit import Asked, Fit, fit
 from kvq_core.sizing.layers import shape_of
 from kvq_core.sizing.weights import weights_of
 
+PLANNED = Asked(context=PLANNED_TOKENS, batch=PLANNED_BATCH)
 
-def fit_here(id: str, revision: str | None = None) -> Fit | None:
+
+def fit_here(id: str, revision: str | None = None, asked: Asked = PLANNED) -> Fit | None:
     """None of a model whose configuration is not here, or does not say what its cache takes."""
     found = configuration_of(id, revision)
     if found is None:
         return None
     try:
         shape = shape_of(found.config)
-        asked = Asked(context=PLANNED_TOKENS, batch=PLANNED_BATCH)
         return fit(id, shape, weights_of(found.folder, found.config, shape), asked)
     except ModelError:
         return None

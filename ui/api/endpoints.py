@@ -15,7 +15,6 @@ from typing import Any, cast, get_args
 import gradio as gr
 
 from kvq_core import presets as experiments
-from kvq_core.advice.advise import advise as advised
 from kvq_core.methods.describe import describe_methods
 from kvq_core.models import available_models, with_model
 from kvq_core.pipeline.examples import packaged_store
@@ -24,9 +23,9 @@ from kvq_core.record.files import ARRAYS, Summary, record_json, serialize
 from kvq_core.spec import DEFAULT_MODEL, parse_lane, parse_spec
 from kvq_core.store import sharing
 from ui.api.claims import claims_of
+from ui.api.decisions import decision_endpoints
 from ui.api.refusals import demand, one_line
 from ui.api.schemas import (
-    AdviceInfo,
     ClaimInfo,
     Experiment,
     Forecast,
@@ -40,6 +39,7 @@ from ui.api.schemas import (
 )
 from ui.api.stream import added_told, run_told
 from ui.api.studies import study_endpoints
+from ui.decide.going import Decisions
 from ui.service.address import link
 from ui.service.services import Services
 from ui.study.going import Studies
@@ -47,9 +47,10 @@ from ui.study.going import Studies
 PACE_S = 0.15  # between two updates of a stream
 
 
-def create_api(services: Services, studies: Studies) -> None:
+def create_api(services: Services, studies: Studies, decisions: Decisions) -> None:
     """Add the endpoints to the page that is being built. Everything else about the page stays private."""
-    for endpoint in (*_computing(services), *_listing(), *_stored(services), *study_endpoints(studies)):
+    own = (*_computing(services), *_listing(), *_stored(services))
+    for endpoint in (*own, *study_endpoints(studies), *decision_endpoints(studies, decisions)):
         most = None if inspect.isasyncgenfunction(endpoint) else 4
         gr.api(_yielded(endpoint), api_name=endpoint.__name__, concurrency_limit=most)
 
@@ -230,33 +231,7 @@ def _stored(services: Services) -> tuple[Callable[..., Any], ...]:
                 services.store.share(run, listed)
             return link(run, request)
 
-    def advise(
-        study: str,
-        memory: str = "",
-        context: int = 8192,
-        batch: int = 1,
-        tolerance: str = "close",
-        engine: str = "",
-    ) -> AdviceInfo:
-        """Recommend a KV-cache format from a study that was run on this instance: the smallest lane that fits a memory
-        and stays within a tolerance, how sure that is over the prompts, the engine's flags, and what was not tested.
-
-        Args:
-            study: The id of the study, 16 hexadecimal characters.
-            memory: Memory that weights and cache are to fit into, such as "24GB"; empty: the smallest cache is sought.
-            context: Tokens of a sequence.
-            batch: Sequences at once.
-            tolerance: "close", "marginal", a mean KLD in nats, or "task:" and a share of right answers lost.
-            engine: The engine that flags are for, such as "vllm" or "llama.cpp"; empty: any.
-        """
-        with one_line():
-            demand(str, study=study, memory=memory, tolerance=tolerance, engine=engine)
-            sharing.demand_open(services.store, study)
-            asked: dict[str, Any] = {"memory": memory or None, "engine": engine or None, "tolerance": tolerance}
-            found = advised(study=study, store=services.store, context=context, batch=batch, **asked)
-            return found.model_dump(mode="json")
-
-    return runs, run, arrays, share, advise
+    return runs, run, arrays, share
 
 
 def _opened(services: Services, run: str, key: str) -> tuple[Record, dict[str, Any]]:

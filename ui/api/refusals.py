@@ -10,7 +10,7 @@ from kvq_core.errors import KvqError, excerpt
 from kvq_core.logs import log_error
 from ui.html.status import unexpected_error
 
-_KINDS = {str: "text", bool: "true or false"}
+_KINDS = {str: "text", int: "a whole number", bool: "true or false"}
 
 
 def demand(kind: type, **given: Any) -> None:

@@ -11,7 +11,7 @@
     for (const link of document.querySelectorAll("[data-place]")) {
       if (link.dataset.place === document.documentElement.dataset.at) link.setAttribute("aria-current", "page");
     }
-    for (const place of document.querySelectorAll(":is(#where, #study) .plot")) {
+    for (const place of document.querySelectorAll(":is(#where, #study, #decide) .plot")) {
       const json = place.firstElementChild?.textContent;
       if (!json) continue;
       const drawing = kept.get(place.id) ?? { node: document.createElement("div") };
@@ -94,7 +94,7 @@
       requestAnimationFrame(() => setTimeout(() => write("#open-view", tab.dataset.view)));
     }
     const image = event.target.closest?.("[data-image]");
-    if (image) images(image.dataset.image, image.closest("#study"));
+    if (image) images(image.dataset.image, image.closest("#study, #decide")?.id);
   });
   // Runs of this browser are named where they are listed.
   const toldRun = (told) => write("#history-told", JSON.stringify({ ...told, at: performance.now() }));
@@ -245,5 +245,5 @@
   window.kvq.open(window.kvq.view);
   writeForm(["c", "preset"].some((name) => new URLSearchParams(location.search).has(name)) || stored(FORM) === "1");
   // The run of an empty page came with the page itself.
-  if (!["run", "vs", "c", "preset", "learn", "study"].some((name) => new URLSearchParams(location.search).has(name)) && document.querySelector("#answer section")) window.kvq.stage("home");
+  if (!["run", "vs", "c", "preset", "learn", "study", "decide"].some((name) => new URLSearchParams(location.search).has(name)) && document.querySelector("#answer section")) window.kvq.stage("home");
   document.body.classList.toggle("beside", new URLSearchParams(location.search).has("vs"));

@@ -100,10 +100,10 @@
     });
     return { data, layout };
   };
-  const images = async (format, study) => {
-    const run = new URLSearchParams(location.search).get(study ? "study" : "run") ?? "run";
-    for (const place of document.querySelectorAll(study ? "#study .plot" : "#where .plot")) {
-      if (!study && !isOpen(place)) continue;
+  const images = async (format, of) => {
+    const run = new URLSearchParams(location.search).get(of ?? "run") ?? "run";
+    for (const place of document.querySelectorAll(of ? `#${of} .plot` : "#where .plot")) {
+      if (!of && !isOpen(place)) continue;
       const drawing = kept.get(place.id);
       await render(drawing); // those below the fold wait for this
       const { width, height } = drawing.node.getBoundingClientRect();

@@ -86,7 +86,7 @@
     place.innerHTML = `<div class="notice ${tone}" role="alert"><b></b><p></p></div>`;
     place.querySelector("b").textContent = title;
     place.querySelector("p").textContent = text;
-    document.getElementById(document.documentElement.dataset.at === "study" ? "study-right" : "right").prepend(place);
+    document.getElementById(`${document.documentElement.dataset.at}-right`.replace(/^-/, "")).prepend(place);
   };
   const went = () => {
     if (away) return;

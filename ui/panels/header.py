@@ -7,7 +7,8 @@ from ui.html.escape import safe
 from ui.html.glossary import glossary_html
 
 # Addresses of places, by their names. A place is listed once it is there; with one alone there is nothing to switch.
-PLACES: tuple[tuple[str, str], ...] = (("Compare", "?"), ("Study", "?study"))
+PLACES: tuple[tuple[str, str], ...] = (("Compare", "?"), ("Study", "?study"), ("Decide", "?decide"))
+OTHERS = {target[1:] for _, target in PLACES if target != "?"}  # as an address has them
 LINKS = (
     ("#where", "Views"),
     ("#scorecard", "Scorecard"),
@@ -17,7 +18,8 @@ LINKS = (
 )
 # Before anything is drawn: which place the address is of; style sheets show that one alone.
 PLACE_HEAD = """<script>
-document.documentElement.dataset.at = new URLSearchParams(location.search).has("study") ? "study" : "";
+const asked = new URLSearchParams(location.search);
+document.documentElement.dataset.at = ["study", "decide"].find((place) => asked.has(place)) ?? "";
 </script>"""
 OF_RESULTS = ("#scorecard", "#where")
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import gradio as gr
 
@@ -21,8 +21,23 @@ LOOK_S = 0.25  # between two looks at a study
 SHARE = 4.0  # of the time between two drawings of the table that drawing may take: one in so many
 
 
-async def follow(going: Going) -> AsyncGenerator[Standing]:
-    """How far a study is, whenever that changes, until it is over; nothing more once the session has begun another."""
+S = TypeVar("S", covariant=True)
+
+
+class Followed(Protocol[S]):
+    """Work that tells how far it is."""
+
+    @property
+    def over(self) -> bool: ...
+
+    @property
+    def replaced(self) -> bool: ...
+
+    def standing(self) -> S: ...
+
+
+async def follow(going: Followed[S]) -> AsyncGenerator[S]:
+    """How far work is, whenever that changes, until it is over; nothing more once the session has begun another."""
     last = None
     while not going.replaced:
         over = going.over  # asked before: what is told after this is seen by the next look

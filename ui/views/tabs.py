@@ -38,7 +38,7 @@ TABS = (
 # What a browser does by itself: one function in parts that share their names, and nothing global but window.kvq.
 _PARTS = (
     Path(__file__).parents[1] / "js" / f"{part}.js"
-    for part in "ground plots rows legend glossary tabs tour waiting toy editor act study page".split()
+    for part in "ground plots rows legend glossary tabs tour waiting toy editor act study decide page".split()
 )
 _COLORS = {"DARK": dark_of(), "DIVERGING": stops("light"), "DIVERGING_DARK": stops("dark")}
 _GIVEN = [f"  const {name} = {json.dumps(value)};" for name, value in _COLORS.items()]

@@ -43,7 +43,7 @@ def _short() -> Iterator[None]:
     lanes = [lane for lane in bundle_lanes("deploy-llama-cpp") if lane["method"] in ("q8_0", "q4_0", "iq4_nl")]
     bundle = replace(BUNDLES["deploy-llama-cpp"], lanes=lambda: lanes)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kvq_core.advice.advise.NEW_TOKENS", 8)
+        patch.setattr("kvq_core.advice.deciding.NEW_TOKENS", 8)
         patch.setitem(BUNDLES, "deploy-llama-cpp", bundle)
         patch.setattr(sensitivity, "POSITIONS", 4)
         yield

@@ -50,6 +50,10 @@ ENDPOINTS = {
     "/arrays",
     "/share",
     "/advise",
+    "/decide",
+    "/estimate_decision",
+    "/decision",
+    "/fits",
     "/study",
     "/estimate_study",
     "/study_result",
@@ -353,7 +357,7 @@ def test_a_connection_that_closes_cancels_its_run(server, engine):
 def test_advice_is_answered_as_json_with_what_was_asked(client, monkeypatch):
     given = {}
     found = asked(rows("small", noisy(0.002)), [option("small")])
-    monkeypatch.setattr("ui.api.endpoints.advised", lambda **more: given.update(more) or found)
+    monkeypatch.setattr("ui.api.decisions.advised", lambda **more: given.update(more) or found)
     told = client.predict("a" * 16, "24GB", 4096, 2, "marginal", "vllm", api_name="/advise")
     assert told == found.model_dump(mode="json") and told["label"] == "small"
     assert isinstance(given.pop("store").root, str)

@@ -1,0 +1,114 @@
+"""A study and what is asked of it: the answer, and what it rests on."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvq_core.advice.answer import Study
+from kvq_core.advice.decision import Asked, Decision
+from kvq_core.advice.grounds import Grounds, LaneFit, signs_of
+from kvq_core.advice.options import FP16, Place, model_shape, own_weights, weights_files
+from kvq_core.advice.placing import Placed, in_place
+from kvq_core.advice.policy import Policy
+from kvq_core.decision.fronts import fronts
+from kvq_core.errors import SpecError, excerpt
+from kvq_core.inspection import Inspection
+from kvq_core.inspection.look import stored_inspection
+from kvq_core.models import outline
+from kvq_core.spec import Lane
+from kvq_core.studies.result import StudyResult
+
+NOT_LOOKED = "python -m kvq_core inspect tells of layers at risk."
+
+
+class Answering:
+    """``looked``: what inspection found, else what is kept of it; ``unlooked``: why it did not look."""
+
+    def __init__(
+        self,
+        result: StudyResult,
+        name: str,
+        asked: Asked,
+        weights: Sequence[Path] = (),
+        looked: Inspection | None = None,
+        unlooked: str = NOT_LOOKED,
+    ):
+        self.result, self.name, self.asked, self.unlooked = result, name, asked, unlooked
+        self.ask = asked.ask()
+        self.model = outline(name, result.plan.spec.comparison.revision)
+        self.looked = looked or stored_inspection(self.model)
+        self.shape, self.own = model_shape(self.model), own_weights(self.model, name)
+        self.files = weights_files(weights) or [self.own]
+
+    @property
+    def at_risk(self) -> bool:
+        """Whether inspection names layers."""
+        return self.looked is not None and bool(self.looked.at_risk_layers)
+
+    def decision(self, policy: Policy | None = None, without: str = "") -> Decision:
+        """``without``: why there is no policy of layers, where one was called for. Raises SpecError where the study has
+        no run of the model yet."""
+        title = next(cell.title for cell in self.result.plan.cells if cell.model == self.name)
+        rows = self.result.table[self.result.table["model"] == title]
+        if not len(rows):
+            why = next(iter(self.result.failed.values()), "run it first.")
+            raise SpecError(f"Study {self.result.id} has no run of {title} yet: {why}")
+        longest = int((rows["prompt_tokens"] + rows["scored"].fillna(0)).max())
+        study = Study(
+            id=self.result.id,
+            model=self.name,
+            table=rows if policy is None else policy.beside(rows),
+            options=(),
+            fp16=Place(self.shape, self.own, self.ask).option(FP16),
+            weights=self.own,
+            longest=longest,
+            own_context=self.shape.context,
+            warnings=tuple(self._warnings(without)),
+        )
+        places = [Place(self.shape, each, self.ask) for each in self.files]
+        lanes = self.result.plan.spec.comparison.lanes
+        placed = in_place(study, lanes if policy is None else [*lanes, policy.lane], places, policy)
+        return Decision(asked=self.asked, advice=placed.advice, grounds=self._grounds(study, lanes, placed, policy))
+
+    def _grounds(self, study: Study, lanes: Sequence[Lane], placed: Placed, policy: Policy | None) -> Grounds:
+        scores = None if policy is None else policy.scores
+        return Grounds(
+            scores_id=scores and scores.id,
+            scored=0 if scores is None else len(scores.whole),
+            scores=() if scores is None else tuple(scores.scores()),
+            signs=() if self.looked is None else signs_of(self.looked),
+            inspected=self.looked and self.looked.sentence,
+            fronts=() if policy is None else fronts(policy.scores.costs(self.model.shape), policy.candidates),
+            policy=None if policy is None else policy.grounds(placed.options, study.table, placed.place),
+            fits=tuple(self._fits(lanes, placed)),
+            own_context=self.shape.context,
+        )
+
+    def _fits(self, lanes: Sequence[Lane], placed: Placed) -> list[LaneFit]:
+        """Of fp16, the front and the lanes that the answer names."""
+        found = placed.advice
+        named = {each.label for each in found.front if each.front} | {found.label, found.runner_up}
+        shown = [FP16, *(lane for lane in lanes if lane.label in named and lane.label != FP16.label)]
+        return [LaneFit(label=lane.label, contexts=placed.place.contexts(lane)) for lane in shown]
+
+    def _warnings(self, without: str) -> list[str]:
+        own = self.shape.context
+        beyond = own is not None and self.ask.context > own
+        said = [f"{self.ask.context:,} tokens are more than the model's own context of {own:,}."] if beyond else []
+        if self.looked is None:
+            said.append(f"The model was not inspected: {self.unlooked}")
+        elif self.at_risk:
+            said.append(self.looked.sentence)
+        return [*said, f"Layers were not tried one by one: {without}."] if without else said
+
+
+def one_model(result: StudyResult, given: str | None) -> str:
+    """The id of the model that is advised on. Raises SpecError for one that the study has not, or several."""
+    names = {cell.model: cell.title for cell in result.plan.cells}
+    known = ", ".join(names)
+    if given is not None:
+        if name := next((name for name, title in names.items() if given in (name, title)), None):
+            return name
+        raise SpecError(f"Study {result.id} is of {known}, not of {excerpt(given)}; run one of that model.")
+    if len(names) > 1:
+        raise SpecError(f"Study {result.id} has several models; name one of {known}.")
+    return next(iter(names))

@@ -1,0 +1,101 @@
+"""From a plan of a study to a decision, stage by stage: the model is looked at, the study run, layers tried."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvq_core.advice.answering import NOT_LOOKED, Answering
+from kvq_core.advice.asked import engine_of
+from kvq_core.advice.decision import Asked, Decision
+from kvq_core.advice.policy import Scoring, policy_of
+from kvq_core.advice.turns import Here, Turns
+from kvq_core.errors import KvqError
+from kvq_core.inspection import Inspection
+from kvq_core.inspection.look import Looking, looking
+from kvq_core.models import LoadedModel, outline
+from kvq_core.store.store import Store
+from kvq_core.studies.cells import Plan, Progress
+from kvq_core.studies.prompts import Prompt
+from kvq_core.studies.spec import StudySpec, parse_study
+from kvq_core.studies.study import run_plan
+
+NEW_TOKENS = 48  # of each prompt's answer
+# the bundle of an engine's formats; of all engines where none is named, or it has no bundle of its own
+BUNDLES = {
+    "vLLM": "deploy-vllm",
+    "SGLang": "deploy-sglang",
+    "llama.cpp": "deploy-llama-cpp",
+    "ExLlamaV3": "deploy-exllamav3",
+}
+
+
+def silent(doing: str, done: int, total: int) -> None:
+    """Tells nobody."""
+
+
+def study_for(model: str, prompts: Sequence[Prompt], engine: str | None) -> StudySpec:
+    """The study that an answer for an engine rests on. Raises KvqError where the model or the engine is not known."""
+    return parse_study(
+        {
+            "model": model,
+            "prompts": {"rows": [prompt.model_dump(mode="json", exclude_defaults=True) for prompt in prompts]},
+            "bundle": BUNDLES.get(engine_of(engine) or "", "deploy"),
+            "max_new_tokens": NEW_TOKENS,
+            "floors": "storage",
+            **({} if _has_chat(outline(model)) else {"chat": False}),
+        }
+    )
+
+
+def _has_chat(model: LoadedModel) -> bool:
+    return bool(getattr(model.tokenizer, "chat_template", None))
+
+
+@dataclass
+class Deciding:
+    """A decision on the model ``name`` of a study that is planned. ``looks``: whether the model may be looked at;
+    ``layers``: whether a policy of layers is tried where the model has layers at risk, or no lane will do."""
+
+    plan: Plan
+    name: str
+    asked: Asked
+    store: Store
+    weights: Sequence[Path] = ()
+    turns: Turns = field(default_factory=Here)
+    progress: Progress = silent
+    looks: bool = True
+    layers: bool = True
+    scoring: Scoring = field(default_factory=Scoring)
+
+    def decisions(self) -> Iterator[Decision]:
+        """The study's answer, then the one with a policy of layers where that was called for. What is computed is kept,
+        and goes on where it stopped; stopped, it answers from the prompts that are done.
+
+        Raises KvqError as studies and scoring do.
+        """
+        looked, unlooked = self._looked() if self.looks else (None, NOT_LOOKED)
+        result = run_plan(self.plan, self.store, executor=self.turns, progress=self.progress)
+        going = Answering(result, self.name, self.asked, self.weights, looked, unlooked)
+        first = going.decision()
+        yield first
+        called = first.advice.kind != "few" and (going.at_risk or first.advice.kind == "none")
+        if not (self.layers and called and self.turns.wanted):
+            return
+        found = policy_of(result, self.name, going.ask, self.store, self.turns, self.progress, self.scoring)
+        if found is not None:
+            yield going.decision(without=found) if isinstance(found, str) else going.decision(found)
+
+    def _looked(self) -> tuple[Inspection | None, str]:
+        """What inspection finds, or why it cannot look: of a short context, where advice can still be had."""
+
+        def at_once() -> Iterator[Inspection]:
+            for event in looking(self.name, self.plan.spec.comparison.revision, remedies=False):
+                if isinstance(event, Looking):
+                    self.progress(event.doing, event.done, event.total)
+                else:
+                    yield event
+
+        try:
+            return next(iter(self.turns.each(at_once())), None), NOT_LOOKED
+        except KvqError as error:
+            return None, str(error)

@@ -1,0 +1,31 @@
+"""Whose turn the machine is: a server gives it out step by step, a command has it to itself."""
+
+from collections.abc import Generator, Iterable, Iterator
+from typing import Protocol, TypeVar
+
+from kvq_core.studies.executors import InProcess, Outcome, Work
+
+T = TypeVar("T")
+
+
+class Turns(Protocol):
+    """An executor of studies' cells that also has other work done."""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether what is computed is still waited for."""
+
+    def run(self, works: Iterable[Work]) -> Generator[Outcome]:
+        """As an executor of studies."""
+
+    def each(self, work: Iterator[T]) -> Iterator[T]:
+        """Every step of some work in a turn of its own; ends early where it is wanted no more."""
+
+
+class Here(InProcess):
+    """The whole machine, until all is done."""
+
+    wanted = True
+
+    def each(self, work: Iterator[T]) -> Iterator[T]:
+        yield from work

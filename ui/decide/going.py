@@ -1,0 +1,162 @@
+"""A decision at work: its looks, runs and passes take their turns with other visitors' runs, one ticket a step."""
+
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any, TypeVar
+
+from kvq_core.advice.deciding import Deciding
+from kvq_core.advice.decision import Asked, Decision, keep_decision
+from kvq_core.advice.policy import Scoring
+from kvq_core.errors import KvqError, StoreError
+from kvq_core.logs import log_error
+from kvq_core.settings import settings
+from kvq_core.studies.cells import Plan
+from kvq_core.studies.executors import Outcome, Work
+from ui.service.line import Cost, Place
+from ui.service.services import Services
+from ui.study.going import cell_in_turn, failure_words
+from ui.study.turns import Sessions, Turns, in_a_thread
+
+T = TypeVar("T")
+PASSES = "Scoring layers"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What is being done, ``done`` of ``total`` parts of it; ``beside``: the place in line, or what a run is at;
+    ``left``: seconds of this stage, waiting not counted, None before its first part. ``decision``: the last one."""
+
+    doing: str = "Reading what is there"
+    done: int = 0
+    total: int = 0
+    prompt: str = ""
+    beside: Any = None
+    left: float | None = None
+    decision: Decision | None = None
+
+
+@dataclass(frozen=True)
+class Question:
+    """All that a decision is begun with. ``cost``: of a run, as others in the line are told; ``scoring`` None: layers
+    are not tried."""
+
+    plan: Plan
+    model: str
+    asked: Asked
+    weights: tuple[Path, ...] = ()
+    scoring: Scoring | None = None
+    cost: Cost = Cost()
+
+
+class GoingDecision:
+    """One decision of a page or a client. It stops when its watcher stops looking; what is computed lies in the store,
+    so that it goes on from there when it is begun again."""
+
+    def __init__(self, question: Question, services: Services, session: str, visitor: str, number: int = 0):
+        self.question, self.session, self.number = question, session, number
+        self.over = self.replaced = False
+        self.error: Exception | None = None
+        self.unkept: str | None = None
+        self._services = services
+        self._turns = Turns(services, session, visitor)
+        self._stage = Stage()
+
+    @property
+    def cancelled(self) -> bool:
+        return self._turns.stopped
+
+    @property
+    def wanted(self) -> bool:
+        return self._turns.wanted
+
+    @property
+    def decision(self) -> Decision | None:
+        return self._stage.decision
+
+    def begin(self) -> None:
+        in_a_thread(self._work, f"decide-{self.question.plan.id}")
+
+    def stop(self) -> None:
+        self._turns.stop()
+
+    def standing(self) -> Stage:
+        """How far it is now. Who stops asking gives it up."""
+        self._turns.looked()
+        return self._stage
+
+    def failure(self) -> str | None:
+        """Why it ended without an answer, for people; None where it did not."""
+        return None if self.cancelled and isinstance(self.error, KvqError) else failure_words(self.error)
+
+    def _work(self) -> None:
+        asked = self.question
+        going = Deciding(
+            asked.plan,
+            asked.model,
+            asked.asked,
+            self._services.store,
+            asked.weights,
+            turns=self,
+            progress=self._progress,
+            looks=not settings().zero_gpu,
+            layers=asked.scoring is not None,
+            scoring=asked.scoring or Scoring(),
+        )
+        try:
+            for decision in going.decisions():
+                self._keep(decision)
+                self._stage = replace(self._stage, decision=decision)
+        except Exception as error:
+            self.error = error
+            if not isinstance(error, KvqError):
+                log_error("decision failed", error)
+        finally:
+            self.over = True
+
+    def _keep(self, decision: Decision) -> None:
+        """A store that takes nothing more costs no answer."""
+        try:
+            keep_decision(decision, self._services.store)
+        except StoreError as error:
+            self.unkept = str(error)
+
+    def run(self, works: Iterable[Work]) -> Generator[Outcome]:
+        """Cells of a study, each when its turn has come."""
+        waiting, self._turns.took = list(works), []
+        for work in waiting:
+            tell = partial(self._tell, prompt=work.cell.prompt.id)
+            outcome = cell_in_turn(self._turns, work, self.question.cost, tell)
+            if outcome is None:
+                return
+            yield outcome
+
+    def each(self, work: Iterator[T]) -> Iterator[T]:
+        """Every step in a turn of its own."""
+        self._turns.took = []
+        yield from self._turns.each(work, self._tell)
+
+    def _tell(self, beside: Any, prompt: str = "") -> None:
+        self._stage = replace(self._stage, beside=beside, prompt=prompt)
+
+    def _progress(self, doing: str, done: int, total: int) -> None:
+        took = self._turns.took
+        left = (total - done) * fmean(took) if took else None
+        self._stage = Stage(doing, done, total, left=left, decision=self._stage.decision)
+
+
+class Decisions(Sessions[GoingDecision]):
+    """The decisions at work, by session."""
+
+    def begin(self, question: Question, session: str, visitor: str) -> GoingDecision:
+        """Begin a decision, or go on with it. Raises LimitError where the line has no room, or this visitor asks too
+        much."""
+        going = GoingDecision(question, self.services, session, visitor, self.number())
+        return self.enter(going, session, visitor)
+
+
+def waits(stage: Stage) -> Place | None:
+    """The place in line, where it waits."""
+    return stage.beside if isinstance(stage.beside, Place) and stage.beside.ahead else None

@@ -1,0 +1,93 @@
+"""What a decision will take, and whether it may start here: shown before Start and checked at it, for page and API."""
+
+from dataclasses import dataclass
+
+from kvq_core.advice.answering import one_model
+from kvq_core.advice.decision import Asked
+from kvq_core.advice.forecast import DecisionForecast, forecast
+from kvq_core.advice.policy import Scoring
+from kvq_core.errors import LimitError, SpecError
+from kvq_core.studies.intervals import FEWEST
+from kvq_core.studies.result import StudyResult
+from kvq_core.studies.spec import StudySpec
+from ui.decide.asked import STUDY, DecideForm, demand_lanes, new_study, scoring
+from ui.decide.going import Question
+from ui.html.escape import safe
+from ui.html.numbers import plural
+from ui.service.services import Services
+from ui.study.opening import Results, demand_open
+from ui.study.quote import StudyQuote, quote
+
+
+@dataclass(frozen=True)
+class DecisionQuote:
+    """``refusal``: why it may not start here; ``warnings``: what a reader should know before."""
+
+    question: Question
+    forecast: DecisionForecast
+    refusal: str | None
+    warnings: tuple[str, ...] = ()
+
+
+def quote_form(form: DecideForm, key: str, results: Results) -> DecisionQuote:
+    """Of the form's prompts, or of the study that it names, which ``key`` opens on a public instance. Raises KvqError
+    where it cannot be decided."""
+    asked = form.asked
+    files = form.files
+    if form.source == STUDY:
+        demand_open(results.services, form.study.strip(), key)
+        found = quote_study(results.get(form.study.strip()), asked, form.layers, results.services)
+    else:
+        spec, broken = new_study(form)
+        found = quote_spec(spec, asked, form.layers, results.services)
+        found = DecisionQuote(found.question, found.forecast, found.refusal, (*found.warnings, *_left_out(broken)))
+    question = Question(**{**vars(found.question), "weights": files})
+    return DecisionQuote(question, found.forecast, found.refusal, found.warnings)
+
+
+def quote_spec(spec: StudySpec, asked: Asked, layers: bool, services: Services) -> DecisionQuote:
+    """Of a study that is to be run. Raises KvqError."""
+    demand_lanes(spec)
+    told = quote(spec, services.store)
+    return _quoted(told, told.plan.cells[0].model, asked, layers, services)
+
+
+def quote_study(result: StudyResult, asked: Asked, layers: bool, services: Services) -> DecisionQuote:
+    """Of a study that was run; what is missing of it is computed first. Raises KvqError."""
+    asked.ask()
+    return _quoted(quote(result.plan.spec, services.store), one_model(result, None), asked, layers, services)
+
+
+def admit(found: DecisionQuote) -> Question:
+    """At Start. Raises LimitError where ``quote`` refuses."""
+    if found.refusal:
+        raise LimitError(found.refusal)
+    return found.question
+
+
+def _quoted(told: StudyQuote, model: str, asked: Asked, layers: bool, services: Services) -> DecisionQuote:
+    if not told.plan.cells:
+        raise SpecError("None of these prompts fits the model's context; give shorter ones.")
+    allowed: Scoring | None = scoring() if layers else None
+    question = Question(told.plan, model, asked, scoring=allowed, cost=told.cost)
+    said = []
+    if (count := len(told.plan.prompts)) < FEWEST:
+        said.append(f"{plural(count, 'prompt')}: no lane will be recommended; that takes {FEWEST} or more.")
+    if told.plan.left_out:
+        said.append(f"Left out: {told.plan.left_out[0].why}")
+    if layers and allowed is None:
+        said.append("Layers are not tried one by one on this instance.")
+    refusal = told.refusal if told.estimate.todo else None
+    return DecisionQuote(question, forecast(told.plan, services.store, allowed), refusal, tuple(said))
+
+
+def _left_out(broken: tuple[str, ...]) -> list[str]:
+    more = [f"{len(broken) - 5} more lines are left out."] if len(broken) > 5 else []
+    return [*(f"Left out: {line}" for line in broken[:5]), *more]
+
+
+def quote_html(found: DecisionQuote) -> str:
+    """The forecast's own sentence; why it may not start, and what a reader should know before."""
+    refused = f'<p class="error refused">{safe(found.refusal)}</p>' if found.refusal else ""
+    warnings = "".join(f'<p class="warning">{safe(text)}</p>' for text in found.warnings)
+    return f'<p class="estimate">{safe(found.forecast.sentence)}</p>{refused}{warnings}'

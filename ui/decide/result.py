@@ -1,0 +1,117 @@
+"""What a decision shows on the page: the answer, its figure, what it rests on, and its files."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from kvq_core.advice.decision import Decision
+from kvq_core.errors import KvqError, StoreError
+from ui.decide.answer import answer_html, lanes_html, untested_html, worst_html
+from ui.decide.cell import CellPart, create_cell
+from ui.decide.evidence import fits_html, layers_html, policy_html
+from ui.decide.files import FILES, name_of
+from ui.figures.decision import decision_front, policy_fronts
+from ui.html.copying import COPY_JS, copy_box
+from ui.service.address import page_address
+from ui.service.services import Services
+from ui.study.opening import is_open
+from ui.views.view import Drawing, Page, Slot, create_page, or_absent
+
+NOTE = "Mean over prompts with its 95 % interval; dotted: the front. Hollow: it cannot be the answer, a hover says why."
+NO_FIGURE = "No lane has a loss above 0 to draw."
+FRONTS = "Solid: a released version loads such policies. Dashed: only an open pull request reads the map."
+PRIVATE = "Only this browser can open this decision and its study. Share them, and the link opens for everybody."
+ROWS = (
+    (Slot("decide-front", "KLD against bytes", NOTE, 380),),
+    ["decide-lanes"],
+    ["decide-worst", "decide-untested"],
+)
+LAYERS = (["decide-layers-map"],)
+BELOW = (["decide-policy"], (Slot("decide-fronts", "Policies by budget", FRONTS, 380),), ["decide-fits"])
+
+
+@dataclass
+class ResultPart:
+    """``shown`` names the decision: {"decision", "own"}."""
+
+    shown: gr.State
+    link: gr.HTML
+    private: gr.Row
+    share: gr.Button
+    answer: gr.HTML
+    first: Page
+    layers: Page
+    below: Page
+    evidence: gr.Column
+    cell: CellPart
+    files: list[gr.DownloadButton]
+
+    @property
+    def outputs(self) -> list[Any]:
+        """Outputs of ``draw``."""
+        pages = (self.first.place, self.layers.place, self.below.place)
+        return [self.answer, *pages, self.evidence, *self.files, self.cell.words]
+
+
+def create_result() -> ResultPart:
+    answer = gr.HTML("", js_on_load=COPY_JS, elem_id="decide-answer")
+    with gr.Column(visible=False, elem_id="decide-evidence") as evidence:
+        with gr.Row(elem_id="decide-downloads"):
+            files = [gr.DownloadButton(name, size="sm", min_width=90) for name in FILES]
+        with gr.Column(elem_classes=["card"], elem_id="decide-sharing"):
+            link = gr.HTML("", js_on_load=COPY_JS, elem_id="decide-link")
+            with gr.Row(visible=False, elem_id="decide-private") as private:
+                gr.HTML(f'<p class="muted">{PRIVATE}</p>')
+                share = gr.Button("Share this decision", size="sm", elem_id="decide-share")
+        with gr.Column(elem_classes=["card"]):
+            first = create_page(*ROWS)
+        with gr.Column(elem_classes=["card"]):
+            layers = create_page(*LAYERS)
+            cell = create_cell()
+        with gr.Column(elem_classes=["card"]):
+            below = create_page(*BELOW)
+    return ResultPart(gr.State(None), link, private, share, answer, first, layers, below, evidence, cell, files)
+
+
+def draw(decision: Decision, services: Services, unkept: str = "") -> list[Any]:
+    """Values of ``ResultPart.outputs``."""
+    found, grounds = decision.advice, decision.grounds
+    drawn = Drawing(
+        "",
+        {
+            "decide-front": or_absent(decision_front(found), NO_FIGURE),
+            "decide-fronts": or_absent(policy_fronts(grounds), ""),
+        },
+        {
+            "decide-lanes": lanes_html(found),
+            "decide-worst": worst_html(found),
+            "decide-untested": untested_html(found),
+            "decide-layers-map": layers_html(grounds),
+            "decide-policy": policy_html(grounds),
+            "decide-fits": fits_html(decision),
+        },
+    )
+    pages = [Page(rows, gr.HTML()).html(drawn) for rows in (ROWS, LAYERS, BELOW)]  # type: ignore[arg-type]
+    shown = gr.update(visible=True)
+    return [answer_html(decision, unkept), *pages, shown, *_files(decision, services), ""]
+
+
+def _files(decision: Decision, services: Services) -> list[Any]:
+    try:
+        paths = [services.file(name_of(decision, ending), make(decision).encode()) for ending, make in FILES.values()]
+    except StoreError:
+        return [gr.update(interactive=False)] * len(FILES)
+    return [gr.update(value=path, interactive=True) for path in paths]
+
+
+def link_html(id: str, request: gr.Request) -> str:
+    return copy_box("Link of this decision", f"{page_address(request)}?decide={id}")
+
+
+def hidden(services: Services, study: str) -> bool:
+    """Whether only its maker can open a decision: it opens with its study."""
+    try:
+        return not is_open(services, study)
+    except KvqError:
+        return False

@@ -1,0 +1,62 @@
+"""Updates of a decision at work: the status line, the buttons, and the decision at its end, or before its layers."""
+
+from collections.abc import AsyncGenerator
+from datetime import timedelta
+from typing import Any
+
+import gradio as gr
+
+from ui.decide.going import GoingDecision, Stage, waits
+from ui.html.status import event_words, line, notice, place_line
+from ui.panels.job_panel import JobPanel
+from ui.service.line import Place
+from ui.study.watching import follow
+
+DECIDE = JobPanel(
+    "decide", "Start", "Deciding", ("Cancelled", "warn", None, "What is done is kept; Go on computes what is left.")
+)
+WORDS = {"Computing": "Runs", "Scoring layers": "Scoring layers, passes"}
+
+
+async def updates(going: GoingDecision) -> AsyncGenerator[list[Any]]:
+    """Status, Start, Cancel, Go on, and the decision shown."""
+    drawn, hidden = None, gr.update(visible=False)
+    async for now in follow(going):
+        shown: Any = gr.skip()
+        if now.decision is not None and now.decision is not drawn:
+            drawn, shown = now.decision, {"decision": now.decision.id, "own": True}
+        yield [stage_line(now), *DECIDE.busy(), hidden, shown]
+    if going.replaced:
+        return
+    last = going.decision
+    shown = gr.skip() if last is None or last is drawn else {"decision": last.id, "own": True}
+    left = going.cancelled or going.error is not None
+    yield [end_line(going), *DECIDE.idle(), gr.update(visible=left), shown]
+
+
+def stage_line(now: Stage) -> str:
+    """The place in line, or what is being done and how much is left of it."""
+    if (place := waits(now)) is not None:
+        return place_line(place.ahead, place.seconds)
+    left = "" if now.left is None else f"About {timedelta(seconds=round(now.left))} left of this without waiting. "
+    named = WORDS.get(now.doing, now.doing)
+    if not now.total:
+        return line(named, done=0.0, detail=left)
+    said = f"{named}: {now.done:,} of {now.total:,} done" + (f", at {now.prompt}" if now.prompt else "")
+    after = "The answer below stands without layers so far." if now.decision is not None else ""
+    return line(said, done=now.done / now.total, detail=" ".join(filter(None, [left.strip(), _beside(now), after])))
+
+
+def _beside(now: Stage) -> str:
+    """What is done with the run at work."""
+    found = None if now.beside is None or isinstance(now.beside, Place) else event_words(now.beside)
+    return "" if found is None else f"{found[0]}."
+
+
+def end_line(going: GoingDecision) -> str:
+    """How it ended."""
+    if (error := going.failure()) is not None:
+        return notice("There is no answer", error, "What is done is kept; Go on computes what is left.")
+    if going.cancelled:
+        return DECIDE.cancelled_line()
+    return line("Decided", "done")
