@@ -8,7 +8,7 @@ from kvq_core.advice.decision import Asked, Decision
 from kvq_core.advice.grounds import Grounds, LaneFit, signs_of
 from kvq_core.advice.options import FP16, Place, model_shape, own_weights, weights_files
 from kvq_core.advice.placing import Placed, in_place
-from kvq_core.advice.policy import Policy
+from kvq_core.advice.policy import Policy, Without
 from kvq_core.decision.fronts import fronts
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.inspection import Inspection
@@ -44,9 +44,10 @@ class Answering:
         """Whether inspection names layers."""
         return self.looked is not None and bool(self.looked.at_risk_layers)
 
-    def decision(self, policy: Policy | None = None, without: str = "") -> Decision:
-        """``without``: why there is no policy of layers, where one was called for. Raises SpecError where the study has
-        no run of the model yet."""
+    def decision(self, tried: Policy | Without | None = None) -> Decision:
+        """``tried``: the policy of layers, or why there is none, where one was called for. Raises SpecError where the
+        study has no run of the model yet."""
+        policy = tried if isinstance(tried, Policy) else None
         title = next(cell.title for cell in self.result.plan.cells if cell.model == self.name)
         rows = self.result.table[self.result.table["model"] == title]
         if not len(rows):
@@ -62,22 +63,23 @@ class Answering:
             weights=self.own,
             longest=longest,
             own_context=self.shape.context,
-            warnings=tuple(self._warnings(without)),
+            warnings=tuple(self._warnings(tried.why if isinstance(tried, Without) else "")),
         )
         places = [Place(self.shape, each, self.ask) for each in self.files]
         lanes = self.result.plan.spec.comparison.lanes
         placed = in_place(study, lanes if policy is None else [*lanes, policy.lane], places, policy)
-        return Decision(asked=self.asked, advice=placed.advice, grounds=self._grounds(study, lanes, placed, policy))
+        return Decision(asked=self.asked, advice=placed.advice, grounds=self._grounds(study, lanes, placed, tried))
 
-    def _grounds(self, study: Study, lanes: Sequence[Lane], placed: Placed, policy: Policy | None) -> Grounds:
-        scores = None if policy is None else policy.scores
+    def _grounds(self, study: Study, lanes: Sequence[Lane], placed: Placed, tried: Policy | Without | None) -> Grounds:
+        scores = None if tried is None else tried.scores
+        policy = tried if isinstance(tried, Policy) else None
         return Grounds(
             scores_id=scores and scores.id,
             scored=0 if scores is None else len(scores.whole),
             scores=() if scores is None else tuple(scores.scores()),
             signs=() if self.looked is None else signs_of(self.looked),
             inspected=self.looked and self.looked.sentence,
-            fronts=() if policy is None else fronts(policy.scores.costs(self.model.shape), policy.candidates),
+            fronts=() if scores is None or tried is None else fronts(scores.costs(self.model.shape), tried.candidates),
             policy=None if policy is None else policy.grounds(placed.options, study.table, placed.place),
             fits=tuple(self._fits(lanes, placed)),
             own_context=self.shape.context,
@@ -98,7 +100,7 @@ class Answering:
             said.append(f"The model was not inspected: {self.unlooked}")
         elif self.at_risk:
             said.append(self.looked.sentence)
-        return [*said, f"Layers were not tried one by one: {without}."] if without else said
+        return [*said, f"There is no policy of layers: {without}."] if without else said
 
 
 def one_model(result: StudyResult, given: str | None) -> str:

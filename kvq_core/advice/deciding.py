@@ -83,7 +83,7 @@ class Deciding:
             return
         found = policy_of(result, self.name, going.ask, self.store, self.turns, self.progress, self.scoring)
         if found is not None:
-            yield going.decision(without=found) if isinstance(found, str) else going.decision(found)
+            yield going.decision(found)
 
     def _looked(self) -> tuple[Inspection | None, str]:
         """What inspection finds, or why it cannot look: of a short context, where advice can still be had."""

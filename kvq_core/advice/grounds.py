@@ -22,8 +22,8 @@ class LayerSigns(Frozen):
 
 
 class Compared(Frozen):
-    """A lane of the policy's comparison: ``what`` is policy, one format (the best of the study's lanes that take no more
-    bytes) or ends (first and last two layers in fp16); nats predicted by adding up, None of lanes that are no
+    """A lane of the policy's comparison: ``what`` is policy, one format (the best of the study's lanes that take no
+    more bytes) or ends (first and last two layers in fp16); nats predicted by adding up, None of lanes that are no
     candidate's, and measured on prompts that were not scored; ``bytes`` of the cache that was asked for."""
 
     what: str

@@ -107,6 +107,15 @@ class Policy:
         )
 
 
+@dataclass(frozen=True)
+class Without:
+    """Why there is no policy; the ``scores`` and their ``candidates`` where layers were scored all the same."""
+
+    why: str
+    scores: Sensitivity | None = None
+    candidates: tuple[Candidate, ...] = ()
+
+
 def _rival(own: Option, options: Sequence[Option], losses: "pd.Series") -> Option | None:
     """The uniform lane of no more bytes that loses least; None where there is none."""
     others = [o for o in options if o.label != own.label and o.nbytes <= own.nbytes and o.label in losses]
@@ -121,7 +130,7 @@ def policy_of(
     turns: Turns,
     progress: Progress,
     scoring: Scoring,
-) -> Policy | str | None:
+) -> Policy | Without | None:
     """Why there is none where the prompts are too few, the engine's policies are not known, or none is predicted to
     hold; None where it is wanted no more.
 
@@ -130,18 +139,18 @@ def policy_of(
     engine = ask.engine.lower() if ask.engine else None
     prompts, lanes = result.plan.prompts, result.plan.spec.comparison.lanes
     if len(prompts) < 2 * FEWEST:
-        return f"a policy of layers takes {2 * FEWEST} prompts, {FEWEST} to score layers and {FEWEST} to verify it"
+        return Without(f"it takes {2 * FEWEST} prompts, {FEWEST} to score layers and {FEWEST} to verify it")
     if engine is not None and engine not in SPACES:
-        return f"what {ask.engine} loads of single layers is not known"
+        return Without(f"what {ask.engine} loads of single layers is not known")
     model = outline(name, result.plan.spec.comparison.revision)
     taken = _candidates(result.table, lanes, engine, model)
     if not taken:
-        return "no lane of the study is one format that single layers can have"
+        return Without("no lane of the study is one format that single layers can have")
     candidates = [candidate for candidate, _ in taken]
     needed = scoring.needed(len(candidates), model.shape.layers)
     most = len(prompts) if scoring.passes is None else scoring.passes // needed
     if most < 1:
-        return f"scoring layers takes {needed} passes for each prompt, more than this instance allows"
+        return Without(f"scoring layers takes {needed} passes for each prompt, more than this instance allows")
     scores = _scored(model, prompts[::2][:most], candidates, turns, progress, scoring)
     return None if scores is None else _verified(result, model, ask, store, turns, progress, scores, taken)
 
@@ -155,14 +164,14 @@ def _verified(
     progress: Progress,
     scores: Sensitivity,
     taken: Sequence[tuple[Candidate, Lane]],
-) -> Policy | str | None:
+) -> Policy | Without | None:
     """The policy for these scores, run on the prompts between those that were scored."""
     engine = ask.engine.lower() if ask.engine else None
     candidates, costs = [candidate for candidate, _ in taken], scores.costs(model.shape)
     limit = ask.tolerance.kld if np.isfinite(ask.tolerance.kld) else TIERS[0].kld
     solved = _smallest(costs, limit, engine, candidates)
     if solved is None:
-        return "no policy of layers is predicted to hold"
+        return Without("none is predicted to hold", scores, tuple(candidates))
     formats = [lane for _, lane in taken]
     lane = _read_as(solved.plan.lane(candidates, LABEL), formats)
     plain = _plainest(costs, solved.nbytes)

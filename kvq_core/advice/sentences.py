@@ -170,4 +170,5 @@ def untested_of(told: Told) -> Iterator[str]:
 
 
 def size(nbytes: int) -> str:
-    return f"{nbytes / 2**30:,.2f} GiB" if nbytes >= 2**26 else f"{nbytes / 2**20:,.1f} MiB"
+    """In powers of 1000, as memories are sold."""
+    return f"{nbytes / 1e9:,.2f} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:,.1f} MB"

@@ -20,7 +20,7 @@ def answer_html(decision: Decision, unkept: str = "") -> str:
     found = decision.advice
     head, rest = _split(found)
     parts = [
-        f'<p class="muted">{safe(" · ".join(_facts(found)))}</p>',
+        f'<p class="muted">{safe(" · ".join(_facts(decision)))}</p>',
         f'<p class="kind"><span class="chip {TONES[found.kind]}">{WORDS[found.kind]}</span></p>',
         f"<h1>{prose(head)}</h1>",
         f'<p class="lead">{prose(rest)}</p>' if rest else "",
@@ -53,9 +53,11 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:].rstrip('.')}." if text else ""
 
 
-def _facts(found: Advice) -> list[str]:
+def _facts(decision: Decision) -> list[str]:
+    found, asked = decision.advice, decision.asked
     engine = f"{found.engine} {found.version or ''}".strip() if found.engine else "any engine"
-    room = found.room or "the smallest cache"
+    given = asked.memory and f"{asked.memory} for weights and cache" or asked.cache and f"{asked.cache} for the cache"
+    room = given or found.room or "the smallest cache"
     shape = f"{found.batch} × {found.context:,} tokens"
     tolerated = f"tolerated: {found.tolerance}"
     return [found.model, plural(found.prompts, "prompt"), shape, room, tolerated, engine, f"study {found.study}"]

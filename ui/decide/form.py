@@ -1,6 +1,5 @@
 """The left column of a decision: three questions, the estimate, Start and Cancel."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ from kvq_core.logs import log_error
 from kvq_core.models import available_models
 from kvq_core.settings import settings
 from ui.decide.asked import ANY, BITS, CACHE, LEAST, MEMORY, PROMPTS, ROOMS, SOURCES, DecideForm
+from ui.decide.fitting import fitting_html
 from ui.decide.quote import quote_form, quote_html
 from ui.html.escape import safe
 from ui.service.services import QUIET, SWIFT
@@ -151,28 +151,37 @@ def _size_of(room: str) -> Any:
     return gr.update(value=size, info=info, visible=True)
 
 
-def wire_form(panel: DecidePanel, mine: gr.BrowserState, results: Results) -> None:
-    """The estimate follows the form."""
+def wire_form(panel: DecidePanel, fitting: gr.HTML, mine: gr.BrowserState, results: Results) -> None:
+    """The estimate follows the form, and what fits of its model."""
 
-    def estimate(*values: Any) -> str:
+    def estimate(*values: Any) -> list[str]:
         *fields, own = values
-        return estimate_html(lambda: form_of(fields), own, results)
+        held = form_of(fields)
+        return [estimate_html(held, own, results), fits_of(held)]
 
     gr.on(
         [field.change for field in panel.fields],
         estimate,
         [*panel.fields, mine],
-        panel.estimate,
+        [panel.estimate, fitting],
         **QUIET,
         trigger_mode="always_last",
         concurrency_limit=2,
     )
 
 
-def estimate_html(form: Callable[[], DecideForm], mine: Any, results: Results) -> str:
+def fits_of(held: DecideForm) -> str:
+    """What fits of the form's model before anything is run; nothing of what cannot be read yet."""
+    try:
+        engine = None if held.engine in ("", ANY) else held.engine
+        return fitting_html(held.model, held.context, held.batch, engine) if held.source == PROMPTS else ""
+    except KvqError:
+        return ""
+
+
+def estimate_html(held: DecideForm, mine: Any, results: Results) -> str:
     """What stands above Start."""
     try:
-        held = form()
         if held.is_empty:
             return f'<p class="muted">{NOTHING_YET}</p>'
         return quote_html(quote_form(held, my_key(mine, held.study.strip()), results))

@@ -143,7 +143,7 @@ class GoingDecision:
 
     def _progress(self, doing: str, done: int, total: int) -> None:
         took = self._turns.took
-        left = (total - done) * fmean(took) if took else None
+        left = (total - done) * fmean(took) if took and 0 < done < total else None
         self._stage = Stage(doing, done, total, left=left, decision=self._stage.decision)
 
 

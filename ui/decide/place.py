@@ -11,7 +11,7 @@ from kvq_core.errors import KvqError
 from kvq_core.logs import log_error
 from ui.decide.asked import ANY, BITS, CACHE, LEAST, MEMORY, STUDY, DecideForm
 from ui.decide.cell import cell_html, picked
-from ui.decide.form import DecidePanel, choices, create_form, form_of, wire_form
+from ui.decide.form import DecidePanel, choices, create_form, fits_of, form_of, wire_form
 from ui.decide.going import Decisions
 from ui.decide.quote import admit, quote_form
 from ui.decide.result import ResultPart, create_result, draw, hidden, link_html
@@ -46,6 +46,7 @@ class DecidePlace:
     decisions: Decisions
     results: Results
     form: DecidePanel
+    fitting: gr.HTML
     status: gr.HTML
     go_on: gr.Button
     welcome: gr.HTML
@@ -72,9 +73,10 @@ def create_decide(decisions: Decisions, results: Results, mine: gr.BrowserState)
             go_on = gr.Button("Go on", visible=False, elem_id="decide-go-on", size="sm")
             result = create_result()
             welcome = gr.HTML(WELCOME, elem_id="decide-welcome")
-    wire_form(form, mine, results)
+            fitting = gr.HTML("", elem_id="decide-fitting")
+    wire_form(form, fitting, mine, results)
     place = DecidePlace(
-        decisions, results, form, status, go_on, welcome, result, mine, gr.State(NO_TICKET), gr.State(None)
+        decisions, results, form, fitting, status, go_on, welcome, result, mine, gr.State(NO_TICKET), gr.State(None)
     )
     _wire_start(place)
     _wire_shown(place)
@@ -193,20 +195,27 @@ def _wire_visit(place: DecidePlace, arrived: Any) -> None:
         if not (id := asked["decide"]):
             of = asked.get("of", "")
             source = STUDY if of else gr.skip()
-            return [*[gr.skip()] * 3, source, gr.update(choices=listed, value=of or None), *[gr.skip()] * 6]
+            study = gr.update(choices=listed, value=of or None)
+            return [*[gr.skip()] * 3, source, study, *[gr.skip()] * 6, "" if of else fits_of(_first(place))]
         try:
             decision = _opened(place, id, mine, request)
         except KvqError as error:
             said = notice("The decision cannot be opened", str(error), NEXT)
-            return [said, *[gr.skip()] * 3, gr.update(choices=listed), *[gr.skip()] * 6]
+            return [said, *[gr.skip()] * 3, gr.update(choices=listed), *[gr.skip()] * 7]
         shown = {"decision": id, "own": False}
         study = gr.update(choices=listed, value=decision.advice.study)
-        return ["", "", shown, STUDY, study, *_asked(decision.asked)]
+        return ["", "", shown, STUDY, study, *_asked(decision.asked), ""]
 
     names = ("room", "size", "context", "batch", "tolerance", "engine")
     fields = dict(zip(names, place.form.rest[2:8], strict=True))
-    outputs = [place.status, place.welcome, place.result.shown, place.form.source, place.form.study, *fields.values()]
+    opened = [place.status, place.welcome, place.result.shown, place.form.source, place.form.study]
+    outputs = [*opened, *fields.values(), place.fitting]
     arrived.then(arrive, place.mine, outputs, **SWIFT)
+
+
+def _first(place: DecidePlace) -> DecideForm:
+    """The form as it is before anybody touched it."""
+    return DecideForm(model=str(place.form.rest[0].value or ""))
 
 
 def _asked(asked: Asked) -> list[Any]:

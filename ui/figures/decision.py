@@ -16,7 +16,7 @@ from ui.html.numbers import significant, size
 
 HEIGHT, LINE = 360, 15  # px: of the figure, and between two labels
 MARGIN = {"l": 64, "r": 20, "t": 14, "b": 48}
-GB = 1e9
+UNITS = (("GB", 1e9), ("MB", 1e6), ("KB", 1e3))
 NAMED = 8  # lanes on the front that carry their names
 HUES = (ACCENT, BERRY, MOSS, BRONZE, MARK)
 
@@ -28,28 +28,34 @@ def decision_front(found: Advice) -> go.Figure | None:
     if not shown:
         return None
     low, high = _edges(shown)
+    word, unit = _unit(found.plain_bytes)
     figure = canvas(HEIGHT, margin=MARGIN)
     _bands(figure, low, high)
     front = [each for each in shown if each.front]
     figure.add_scatter(
-        x=[each.bytes / GB for each in front],
+        x=[each.bytes / unit for each in front],
         y=[max(each.kld_mean or 0, low) for each in front],
         mode="lines",
         hoverinfo="skip",
         line={"color": REFERENCE, "width": 1.2, "shape": "hv", "dash": "dot"},
     )
     for each in sorted(shown, key=lambda one: one.label in (found.label, found.runner_up)):
-        _point(figure, each, found, low)
-    widest = max(found.plain_bytes, *(each.bytes for each in shown)) / GB
-    _labels(figure, [each for each in front if _named(each, front, found)], widest, low, high)
-    figure.add_vline(found.plain_bytes / GB, line={"color": NOISE, "width": 1.2, "dash": "dash"})
-    place = {"x": found.plain_bytes / GB, "y": 0, "yref": "paper", "yanchor": "bottom", "xanchor": "right"}
+        _point(figure, each, found, low, unit)
+    widest = max(found.plain_bytes, *(each.bytes for each in shown)) / unit
+    _labels(figure, [each for each in front if _named(each, front, found)], unit, widest, low, high)
+    figure.add_vline(found.plain_bytes / unit, line={"color": NOISE, "width": 1.2, "dash": "dash"})
+    place = {"x": found.plain_bytes / unit, "y": 0, "yref": "paper", "yanchor": "bottom", "xanchor": "right"}
     figure.add_annotation(text="fp16 ", showarrow=False, font={"size": 11, "color": INK}, **place)
-    title = f"bytes of the cache, GB, for {found.batch} x {found.context:,} tokens"
+    title = f"{word} of the cache for {found.batch} x {found.context:,} tokens"
     figure.update_xaxes(title_text=title, range=[0, 1.04 * widest], zeroline=False)
     figure.update_yaxes(title_text="mean KLD over prompts, nats", type="log", **log_axis(low, high))
     figure.update_layout(showlegend=False)
     return label_figure(figure, "Scatter: mean KLD of every lane with its 95 % interval against its cache's bytes")
+
+
+def _unit(nbytes: float) -> tuple[str, float]:
+    """A unit in which the axis has numbers that people read."""
+    return next((each for each in UNITS if nbytes >= each[1]), UNITS[-1])
 
 
 def _edges(shown: Sequence[Candidate]) -> tuple[float, float]:
@@ -69,10 +75,11 @@ def _bands(figure: go.Figure, low: float, high: float) -> None:
         figure.add_hrect(bottom, top, fillcolor=with_alpha(GROUNDS[tier.tone], 0.09), line_width=0, layer="below")
         figure.add_annotation(
             text=tier.word,
-            x=1,
+            x=0,
             xref="paper",
             y=math.log10(top),
-            xanchor="right",
+            xanchor="left",
+            xshift=4,
             yanchor="top",
             showarrow=False,
             font={"size": 11, "color": INK},
@@ -80,7 +87,7 @@ def _bands(figure: go.Figure, low: float, high: float) -> None:
         bottom = top
 
 
-def _point(figure: go.Figure, each: Candidate, found: Advice, low: float) -> None:
+def _point(figure: go.Figure, each: Candidate, found: Advice, low: float, unit: float) -> None:
     best, second = each.label == found.label, each.label == found.runner_up
     color = ACCENT if best else BERRY if second else REFERENCE if each.why_not is None else NOISE
     mean = max(each.kld_mean or 0, low)
@@ -90,7 +97,7 @@ def _point(figure: go.Figure, each: Candidate, found: Advice, low: float) -> Non
     why = f"<br>{plot_safe(shorten(each.why_not, 90))}" if each.why_not else ""
     interval = f" ({significant(each.kld_low)} to {significant(each.kld_high)})" if each.kld_low is not None else ""
     figure.add_scatter(
-        x=[each.bytes / GB],
+        x=[each.bytes / unit],
         y=[mean],
         error_y={
             "type": "data",
@@ -120,19 +127,19 @@ def _named(each: Candidate, front: Sequence[Candidate], found: Advice) -> bool:
     return each.label in (found.label, found.runner_up) or len(front) <= NAMED or each.why_not is None
 
 
-def _labels(figure: go.Figure, named: Sequence[Candidate], widest: float, low: float, high: float) -> None:
+def _labels(figure: go.Figure, named: Sequence[Candidate], unit: float, widest: float, low: float, high: float) -> None:
     """Names beside the points, each on a line of its own."""
     inner = HEIGHT - MARGIN["t"] - MARGIN["b"]
     last: dict[str, float] = {}
     for each in sorted(named, key=lambda one: -(one.kld_mean or 0)):
         kld = max(each.kld_mean or 0, low)
         top = inner * math.log(high / kld) / math.log(high / low)
-        side = "right" if each.bytes / GB > 0.6 * widest else "left"  # the end of the label that is at the point
+        side = "right" if each.bytes / unit > 0.6 * widest else "left"  # the end of the label that is at the point
         free = min(max(top - 8, last.get(side, -LINE) + LINE), inner - 6)
         last[side] = free
         figure.add_annotation(
             text=plot_safe(shorten(each.label, 24)),
-            x=each.bytes / GB,
+            x=each.bytes / unit,
             y=math.log10(kld),
             xanchor=side,
             xshift=-10 if side == "right" else 10,

@@ -181,7 +181,8 @@ def answer_html(result: StudyResult, model: str) -> str:
     notes = "".join(f'<p class="warning">{prose(note)}</p>' for note in [*result.notes, *failed])
     return (
         f'<section class="study-answer card"><p class="muted">{safe(" · ".join(filter(None, facts)))}</p>'
-        f"<h1>{prose(words.sentence)}</h1>{reasons}{notes}</section>"
+        f"<h1>{prose(words.sentence)}</h1>{reasons}{notes}"
+        f'<p><a href="?decide&amp;of={result.id}">Decide from this study</a></p></section>'
     )
 
 

@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from kvq_core.advice.advise import advise
+from kvq_core.advice.advise import advise, decide
 from kvq_core.advice.asked import Ask, Tolerance
 from kvq_core.advice.cost import Cost
+from kvq_core.advice.decision import Asked, Decision, keep_decision, stored_decision
 from kvq_core.advice.options import Place, model_shape, own_weights
 from kvq_core.advice.report import Advice, WeightsFile
 from kvq_core.cli.main import main
 from kvq_core.decision import scores, sensitivity
 from kvq_core.errors import SpecError, StoreError
 from kvq_core.models import load
-from kvq_core.sizing.fit import Cache
+from kvq_core.sizing.fit import MEMORIES, Cache
 from kvq_core.sizing.formats import formats
 from kvq_core.sizing.layers import LayerKind, Shape
 from kvq_core.sizing.reserve import allowance
@@ -92,12 +93,36 @@ def test_layers_are_tried_where_no_lane_will_do(model: str, store: Store, found:
     least = min(each.kld_mean or 1.0 for each in found.front)
     told: list[str] = []
     asked = {"context": 200, "tolerance": 0.8 * least, "store": store, "engine": "llama.cpp"}
-    better = advise(model=model, prompts=PROMPTS, progress=lambda doing, done, total: told.append(doing), **asked)
+    store, question = asked.pop("store"), Asked.of(**asked)
+    tell = {"store": store, "progress": lambda doing, done, total: told.append(doing)}
+    whole = decide(question, model=model, prompts=PROMPTS, **tell)
+    better = whole.advice
     assert "Scoring layers" in told and better.prompts == 5, "the policy is run on prompts that were not scored"
+    _check_grounds(whole)
+    assert keep_decision(whole, store) == whole.id and stored_decision(whole.id, store) == whole
     (policy,) = [each for each in better.front if each.policy]
     uniform = [each.kld_mean or 1.0 for each in better.front if not each.policy and each.bytes <= policy.bytes]
     gains = not uniform or 2 * (policy.kld_mean or 0.0) <= min(uniform)
     assert gains or "loses over 1/2" in (policy.why_not or "")
+
+
+def _check_grounds(whole: Decision) -> None:
+    """The policy beside what is simpler, every layer's score, what fits, and one front free and one of the engine."""
+    grounds = whole.grounds
+    assert grounds.policy is not None and (grounds.policy.scored, grounds.policy.unseen) == (5, 5)
+    by_what = {each.what: each for each in grounds.policy.lanes}
+    assert {"policy", "ends"} <= set(by_what) and by_what["policy"].predicted is not None
+    (own,) = [each for each in whole.advice.front if each.policy]
+    assert by_what["policy"].measured == pytest.approx(own.kld_mean) and by_what["policy"].bytes == own.bytes
+    if "one format" in by_what:
+        best = by_what["one format"]
+        assert best.bytes <= own.bytes and grounds.policy.beats == (2 * (own.kld_mean or 0) <= best.measured)
+    formats = {score.format for score in grounds.scores}
+    assert len(grounds.scores) == len(formats) * 2 * 2, "a score a format, tensor and layer"
+    assert [front.engine for front in grounds.fronts][:2] == [None, "llama.cpp"]
+    assert all(front.version for front in grounds.fronts[1:])
+    assert {"fp16", own.label} - {"policy"} <= {each.label for each in grounds.fits}
+    assert all(set(each.contexts) == set(MEMORIES) for each in grounds.fits)
 
 
 def test_a_study_of_another_model_or_an_unknown_one_is_refused(found: Advice, store: Store) -> None:
