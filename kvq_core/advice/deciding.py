@@ -78,7 +78,7 @@ class Deciding:
         going = Answering(result, self.name, self.asked, self.weights, looked, unlooked)
         first = going.decision()
         yield first
-        called = first.advice.kind != "few" and (going.at_risk or first.advice.kind == "none")
+        called = first.advice.kind != "few" and (going.at_risk or first.advice.label is None)
         if not (self.layers and called and self.turns.wanted):
             return
         found = policy_of(result, self.name, going.ask, self.store, self.turns, self.progress, self.scoring)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import floor
 
 import numpy as np
 
@@ -64,16 +65,17 @@ def answer_of(told: Told, kind: str) -> str:
         return f"Too few prompts to recommend a lane: the study has {len(told.found.prompts)}, and {FEWEST} are needed."
     if kind == "none":
         return f"None of these: {_none(told)}."
-    said = "none of these" if best is None else f"{best}"
     if kind == "one":
-        return f"{said}: {_cost(told, told.option(best))}, within {told.ask.tolerance.words}; {_agree(choice)}."
+        return f"{best}: {_cost(told, told.option(best))}, within {told.ask.tolerance.words}; {_agree(choice)}."
     more = f": {choice.more:,} more prompts would" if choice.more else ", and no number of prompts anybody asks would"
-    other = rival or "none of these"
-    return f"Cannot tell {said} from {other}{more}; {_agree(choice)}."
+    asked = (
+        f"{best} from {rival}" if best and rival else f"whether {best or rival} is within {told.ask.tolerance.words}"
+    )
+    return f"Cannot tell {asked}{more}; {_agree(choice)}."
 
 
 def _agree(choice: Choice) -> str:
-    return f"{choice.agreement:.0%} of the resamples of the prompts say the same"
+    return f"{whole_percent(choice.agreement or 0.0)} of the resamples of the prompts say the same"
 
 
 def _cost(told: Told, option: Option) -> str:
@@ -167,6 +169,11 @@ def untested_of(told: Told) -> Iterator[str]:
         yield f"What {ask.engine} reserves beyond tensors, for the lanes where that is not known."
     if told.weights.chosen:
         yield "What the file of the weights loses itself: loss is that of the cache alone."
+
+
+def whole_percent(share: float) -> str:
+    """Rounded down: 94.9 % of resamples are not the 95 % from which on an answer is sure."""
+    return f"{floor(100 * share + 1e-9)}%"
 
 
 def size(nbytes: int) -> str:

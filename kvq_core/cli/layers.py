@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser, quiet: Callable[[], None]) ->
         help="a candidate; may be given again. fp16 is always one",
     )
     parser.add_argument("--solve", metavar="ID", help="find the policy of these scores")
+    parser.add_argument("--front", metavar="ID", help="print policies of these scores by budget, free and by engine")
     parser.add_argument("--bits", type=float, help="its budget, bits an element of keys and values")
     parser.add_argument(
         "--engine", help="only policies that this engine loads: vllm, llama.cpp, ik_llama.cpp, modelopt"
@@ -49,7 +50,9 @@ def layers(arguments: argparse.Namespace) -> None:
     """Score layers, or solve for a budget with what was scored."""
     arguments.quiet()
     _check(arguments)
-    if arguments.solve is None:
+    if arguments.front is not None:
+        _front(arguments)
+    elif arguments.solve is None:
         _score(arguments)
     else:
         _solve(arguments)
@@ -57,6 +60,11 @@ def layers(arguments: argparse.Namespace) -> None:
 
 def _check(arguments: argparse.Namespace) -> None:
     """Raises SpecError where arguments are missing, or of the other form."""
+    if arguments.front is not None:
+        names = ("prompts", "format", "solve", "bits", "engine", "check_prompts")
+        if extra := [name for name in names if getattr(arguments, name) not in (None, [])]:
+            raise SpecError(f"--{extra[0].replace('_', '-')} does not go with --front.")
+        return
     scoring, solving = ("prompts", "format"), ("bits", "check_prompts")
     needed, idle = (scoring, solving) if arguments.solve is None else (solving, scoring)
     if missing := [name for name in needed if getattr(arguments, name) in (None, [])]:
@@ -99,6 +107,28 @@ def _solve(arguments: argparse.Namespace) -> None:
         checked(model, scores)
         found = _last(verified(model, scores, arguments.bits, arguments.engine, prompts), bar, "Verifying")
     print(as_json(found.model_dump(mode="json")) if arguments.json else _answered(found))
+
+
+def _front(arguments: argparse.Namespace) -> None:
+    from kvq_core.decision.fronts import fronts
+    from kvq_core.decision.plans import Candidate
+    from kvq_core.decision.scores import load_scores
+    from kvq_core.decision.sensitivity import checked
+    from kvq_core.models import outline
+
+    scores = load_scores(arguments.front)
+    with redirect_stdout(sys.stderr):
+        model = outline(arguments.model or scores.model)
+        checked(model, scores)
+    found = fronts(scores.costs(model.shape), [Candidate.parse(name) for name in scores.formats])
+    if arguments.json:
+        print(as_json({"id": scores.id, "fronts": [each.model_dump(mode="json") for each in found]}))
+        return
+    for each in found:
+        print(f"{each.title} {each.version or ''}".strip() + (" (in review)" if each.in_review else ""))
+        rows = [("bits", "bytes", "KLD predicted")]
+        rows += [(f"{point.bits:.2f}", f"{point.bytes:,}", f"{point.predicted:.3g}") for point in each.points]
+        print("\n".join([*columns(rows), ""]))
 
 
 def read_prompts(file: Path) -> "list[Prompt]":

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from kvq_core.advice.choice import RESAMPLES
 from kvq_core.advice.decision import Decision
 from kvq_core.advice.report import Advice, Candidate
+from kvq_core.advice.sentences import whole_percent
 from kvq_core.analysis.scored import CONFIDENCE
 from ui.html.copying import copy_box
 from ui.html.escape import prose, safe
@@ -68,7 +69,7 @@ def _sure(found: Advice) -> str:
     if found.agreement is None:
         return ""
     share = 100 * found.agreement
-    said = f"{found.agreement:.0%} of {RESAMPLES:,} resamples of the prompts say the same"
+    said = f"{whole_percent(found.agreement)} of {RESAMPLES:,} resamples of the prompts say the same"
     need = f"sure from {percent(CONFIDENCE)} on"
     return (
         f'<div class="sure" role="img" aria-label="{safe(said)}; {need}"><div><b>{prose(said)}</b>'

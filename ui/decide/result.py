@@ -56,14 +56,14 @@ class ResultPart:
 
 def create_result() -> ResultPart:
     answer = gr.HTML("", js_on_load=COPY_JS, elem_id="decide-answer")
+    with gr.Column(elem_classes=["card"], elem_id="decide-sharing"):
+        link = gr.HTML("", js_on_load=COPY_JS, elem_id="decide-link")
+        with gr.Row(visible=False, elem_id="decide-private") as private:
+            gr.HTML(f'<p class="muted">{PRIVATE}</p>')
+            share = gr.Button("Share this decision", size="sm", elem_id="decide-share")
     with gr.Column(visible=False, elem_id="decide-evidence") as evidence:
         with gr.Row(elem_id="decide-downloads"):
             files = [gr.DownloadButton(name, size="sm", min_width=90) for name in FILES]
-        with gr.Column(elem_classes=["card"], elem_id="decide-sharing"):
-            link = gr.HTML("", js_on_load=COPY_JS, elem_id="decide-link")
-            with gr.Row(visible=False, elem_id="decide-private") as private:
-                gr.HTML(f'<p class="muted">{PRIVATE}</p>')
-                share = gr.Button("Share this decision", size="sm", elem_id="decide-share")
         with gr.Column(elem_classes=["card"]):
             first = create_page(*ROWS)
         with gr.Column(elem_classes=["card"]):

@@ -171,6 +171,43 @@ def test_a_latent_is_counted_once_and_in_the_formats_engines_have() -> None:
     assert nbytes / 1e9 == pytest.approx(671, rel=0.01), "671B weights, a byte each: arXiv 2412.19437"
 
 
+def plain(layers: int, kv_heads: int, head_dim: int) -> dict[str, Any]:
+    """Of a model whose layers all attend to all tokens."""
+    return {
+        "model_type": "qwen3",
+        "num_hidden_layers": layers,
+        "num_attention_heads": 8 * kv_heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "hidden_size": 8 * kv_heads * head_dim,
+        "max_position_embeddings": 2**24,
+        "torch_dtype": "bfloat16",
+    }
+
+
+def test_sglang_takes_what_its_log_says() -> None:
+    """Qwen3-235B-A22B on 4 GPUs, so one of its 4 KV heads on each: 367,404 tokens, 8.23 GB of keys and as many of
+    values, https://github.com/vllm-project/vllm/issues/21348"""
+    taken = reserved(plain(94, 1, 128), "SGLang", 367_404)
+    assert taken is not None and round(taken / 2 / GIB, 2) == 8.23
+
+
+def test_tensorrt_llm_takes_blocks_of_32_tokens() -> None:
+    """116,617 blocks of 32 tokens, 3,731,744 in all, take 78.30 GiB: of 22 layers with 4 KV heads of 64, TinyLlama's,
+    https://github.com/triton-inference-server/tutorials/pull/150"""
+    taken = reserved(plain(22, 4, 64), "TensorRT-LLM", 3_731_744 - 31)
+    assert taken is not None and 116_617 * 32 == 3_731_744 and round(taken / GIB, 2) == 78.3
+
+
+@pytest.mark.parametrize(("bits", "tokens"), [(6, 1000), (8, 256)])
+def test_exllamav3_takes_whole_pages_of_codes_and_scales(bits: int, tokens: int) -> None:
+    """Pages of 256 tokens, for 32 channels ``bits`` words of 32 bits and a scale of 16, of keys and of values:
+    ``storage_size`` of exllamav3/cache/quant.py at 32da457, PAGE_SIZE of constants.py at 543c4b2"""
+    layers, channels, pages = 16, 8 * 128, -(-tokens // 256)
+    each = pages * 256 * (channels // 32) * (4 * bits + 2)
+    assert reserved(plain(layers, 8, 128), "ExLlamaV3", tokens, format=f"exl3 {bits}") == 2 * layers * each
+
+
 def test_weights_of_gpt_oss() -> None:
     """Checkpoint of 12.8 GiB, arXiv 2508.10925, table 1."""
     assert (nbytes := found(gpt_oss(), 1000).weights.nbytes) is not None and nbytes / GIB == pytest.approx(
