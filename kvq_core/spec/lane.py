@@ -1,6 +1,7 @@
 """One lane: the rules by which a cache is stored, under one label."""
 
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
@@ -238,8 +239,12 @@ class Lane(Storing, _Labelled):
         return stored if self.select is None else f"{stored} · reads {self.select.summary()}"
 
     def data_hash(self, model: ModelRef) -> str | list[str | None] | None:
-        """``Method.data_hash`` of its method, of several rules a list; None where no rule has such data."""
+        """``Method.data_hash`` of its method, of several rules a list; None where no rule has such data. Rules whose
+        spans overlap are told from what they were while the last of them was read."""
         hashes = [rule.build().data_hash(model) for rule in self.every_rule]
+        spans = sorted(span for rule in self.every_rule for span in rule.spans)
+        if any(start < end for (_, end), (start, _) in pairwise(spans)):
+            hashes.append("first of spans")
         return hashes[0] if len(hashes) == 1 else hashes if any(hashes) else None
 
     def lacks(self, model: ModelRef) -> tuple[CodebookNeed, ...]:

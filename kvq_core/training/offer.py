@@ -232,9 +232,9 @@ def _bytes(request: Request, shape: ModelShape) -> int:
 def _seconds(request: Request, shape: ModelShape) -> float:
     """What the training takes at the pace of the largest one known: of the user's own, else of the shipped ones."""
     (kind,) = request.kinds
-    done = [(_work_of(b.info), b.info.seconds) for b in codebooks() if b.info.kind == kind and not b.shipped]
-    done = done or [(_work_of(b.info), b.info.seconds) for b in codebooks() if b.info.kind == kind]
-    most, seconds = max(done)
+    known = [book for book in codebooks() if book.info.kind == kind]
+    done = [book for book in known if not book.shipped] or known
+    most, seconds = max((_work_of(book.info), book.info.seconds) for book in done)
     stages = request.stages_on(shape.head_dim)
     pairs = request.pairs or shape.head_dim // 2
     tokens, steps = request.train_tokens, request.value_steps

@@ -109,6 +109,10 @@ class Fp8(Format):
         said = f"{CALIBRATED}; queries are rounded with the keys'"
         return Fitted(key, value, (said,), roundings=tuple(map(scaled_e4m3, key.shared["scale"])))
 
+    def data_hash(self, model: ModelRef) -> str | None:
+        """What tells runs whose queries are rounded with the keys' scale from earlier ones, where it was 1."""
+        return "queries scaled" if self.scale != "one" and self.query_rounding() is not None else None
+
     def elsewhere(self) -> tuple[Elsewhere, ...]:
         asked = {"e4m3": "fp8", "e5m2": "fp8_e5m2"}[self.format]
         scaled = "" if self.scale == "one" else "Scales come from the checkpoint, not from the prompt. "

@@ -14,6 +14,7 @@ from kvq_core.codecs.window import Window
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.prefill import LayerGroup, Prefill
 from kvq_core.errors import SpecError
+from kvq_core.methods import ModelRef
 from kvq_core.metrics.stored_bytes import measure
 from kvq_core.spec import Lane
 from tests.core.engine.test_centering_dense import PROMPT, TOKENS, first, whole
@@ -194,6 +195,12 @@ def test_what_cannot_be_split_says_why(rules: list[Given], said: str) -> None:
     assert said in str(caught.value)
     if isinstance(caught.value, SpecError):
         assert "\n" not in str(caught.value)
+
+
+def test_runs_of_overlapping_spans_have_ids_of_their_own() -> None:
+    model = ModelRef("m", "0")
+    apart, over = (lane({**FP16, "tokens": [[0, 9]]}, {**Q8, "tokens": [[at, 20]]}, Q4) for at in (9, 8))
+    assert apart.data_hash(model) is None and over.data_hash(model) is not None
 
 
 def test_spans_that_reach_beyond_earlier_ones_are_allowed() -> None:

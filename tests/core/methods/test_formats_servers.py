@@ -1,6 +1,8 @@
 """Formats of vLLM, SGLang and TensorRT-LLM: hand-worked blocks, the servers' arithmetic written again in NumPy, and the
 errors that other implementations have on normal variables."""
 
+from typing import Any
+
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from torch import Tensor
 
 from kvq_core.codecs.codec import Codec
 from kvq_core.errors import MethodError, SpecError
-from kvq_core.methods import Prompt, make, methods
+from kvq_core.methods import ModelRef, Prompt, make, methods
 from kvq_core.methods.formats.float4 import e2m1, from_e2m1
 from kvq_core.methods.formats.turboquant import centroids
 from kvq_core.methods.shape import ModelShape
@@ -100,6 +102,20 @@ def test_fp8_s_scale_is_the_layer_s_or_the_head_s_and_is_stored() -> None:
     assert key.shared["scale"].numel() == 6
     zeros, _ = codecs("fp8", torch.zeros(1, 1, 4, 64), scale="head")
     assert (zeros.decode(zeros.encode(torch.zeros(1, 1, 4, 64), 0)) == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("knobs", "told"),
+    [
+        ({}, False),
+        ({"scale": "tensor"}, True),
+        ({"scale": "head"}, True),
+        ({"scale": "head", "quantize_query": False}, False),
+        ({"scale": "tensor", "format": "e5m2"}, False),
+    ],
+)
+def test_runs_of_fp8_whose_queries_are_scaled_have_ids_of_their_own(knobs: dict[str, Any], told: bool) -> None:
+    assert (make("fp8", **knobs).data_hash(ModelRef("m", "0")) is not None) == told
 
 
 def symmetric(x: Array, largest: int) -> Array:
