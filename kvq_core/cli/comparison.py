@@ -23,3 +23,16 @@ def comparison(arguments: argparse.Namespace) -> "ComparisonSpec":
 
     spec = preset(arguments.preset).spec if arguments.preset is not None else read_spec(arguments.spec)
     return spec if arguments.bundle is None else with_bundle(spec, arguments.bundle)
+
+
+def losses(arguments: argparse.Namespace) -> tuple[float, ...]:
+    """The mean KLD within which each family's fewest bits are told: the usual ones, and that of a bundle equal-loss.
+    Of a comparison that has been read."""
+    from kvq_core.analysis.within import LOSSES
+    from kvq_core.spec import bundle_of, read_data
+
+    bundle = None if arguments.bundle is None else bundle_of(arguments.bundle)
+    if bundle is None and arguments.spec is not None:
+        bundle = read_data(arguments.spec).get("bundle")
+    asked = bundle.get("kld") if isinstance(bundle, dict) else None
+    return LOSSES if asked is None else tuple(sorted({*LOSSES, float(asked)}))

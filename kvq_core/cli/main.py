@@ -29,7 +29,7 @@ from kvq_core.cli import store as store_cli
 from kvq_core.cli import study as study_cli
 from kvq_core.cli import table as table_cli
 from kvq_core.cli.bar import Bar
-from kvq_core.cli.comparison import add_comparison, comparison
+from kvq_core.cli.comparison import add_comparison, comparison, losses
 from kvq_core.cli.output import as_json
 from kvq_core.errors import KvqError, SpecError, StoreError, abbreviate
 from kvq_core.machine import interrupt
@@ -180,6 +180,7 @@ def _compare(arguments: argparse.Namespace) -> None:
     from kvq_core.store.store import check_folder, write_run
 
     spec = comparison(arguments)
+    within = losses(arguments)  # now: the file may be another one when the run is over
     if arguments.out:
         check_folder(arguments.out)
     finished = _run(spec)
@@ -189,7 +190,7 @@ def _compare(arguments: argparse.Namespace) -> None:
             write_run(arguments.out, finished.record, finished.arrays)
         except StoreError as error:  # what was computed is printed all the same
             unkept.append(str(error) if finished.unkept else f"{error} The run is stored as {finished.record.id}.")
-    _print_record(finished.record, finished.arrays, arguments.json)
+    _print_record(finished.record, finished.arrays, arguments.json, within)
     if unkept:
         raise StoreError(" ".join(unkept))
 
@@ -268,8 +269,10 @@ def _quiet() -> None:
         warnings.simplefilter("ignore")
 
 
-def _print_record(record: "Record", arrays: "Arrays", as_json: bool) -> None:
+def _print_record(record: "Record", arrays: "Arrays", as_json: bool, within: tuple[float, ...] = ()) -> None:
+    """``within``: the losses whose fewest bits are told; the usual ones where there are none."""
+    from kvq_core.analysis.within import LOSSES
     from kvq_core.cli.tables import describe_record
     from kvq_core.record.files import record_json
 
-    print(record_json(record) if as_json else describe_record(record, arrays))
+    print(record_json(record) if as_json else describe_record(record, arrays, within or LOSSES))

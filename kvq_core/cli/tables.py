@@ -3,13 +3,14 @@
 import inspect
 import shutil
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from kvq_core.analysis.confidence import by_confidence
 from kvq_core.analysis.expected import expectation_sentence
 from kvq_core.analysis.floors import above_floor, floors, lane_of
 from kvq_core.analysis.scored import At, pooled, tail
 from kvq_core.analysis.verdict import MIN_SCORED
+from kvq_core.analysis.within import LOSSES, fewest
 from kvq_core.methods import Method, knobs, methods, origin_of
 from kvq_core.presets import Preset
 from kvq_core.record.arrays import Arrays
@@ -60,8 +61,9 @@ def list_presets(found: Iterable[Preset]) -> str:
     )
 
 
-def describe_record(record: Record, arrays: Arrays) -> str:
-    """A finished run as a table, one line a lane, with what a reader must know about the numbers below it."""
+def describe_record(record: Record, arrays: Arrays, losses: Sequence[float] = LOSSES) -> str:
+    """A finished run as a table, one line a lane, with what a reader must know about the numbers below it; ``losses``:
+    within which each family's fewest bits are told."""
     env = record.environment
     scored = record.noise_floor.metrics.n_scored if record.noise_floor.metrics else 0
     head = f"run {record.id}  {env.model_title}  {env.dtype} on {env.device}  "
@@ -79,7 +81,7 @@ def describe_record(record: Record, arrays: Arrays) -> str:
         notes.append(_plain(env.weights_note))
     if expected := expectation_sentence(record):
         notes.append(_plain(expected))
-    parts = [[head], _align(rows), _by_confidence(record, arrays), notes]
+    parts = [[head], _align(rows), _by_confidence(record, arrays), _within(record, losses), notes]
     return "\n\n".join("\n".join(part) for part in parts if part)
 
 
@@ -93,6 +95,16 @@ def _by_confidence(record: Record, arrays: Arrays) -> list[str]:
     rows = [("KLD where the reference's top probability is", *head, "")]
     rows += [(label, *(_kld(bucket.mean) for bucket in buckets), "") for label, buckets in found]
     return [line.rstrip() for line in _align(rows)]
+
+
+def _within(record: Record, losses: Sequence[float]) -> list[str]:
+    """Of each family with several widths the lane of the fewest bits within each loss."""
+    found = fewest(record, losses)
+    rows = [("fewest bits with a mean KLD within", *(f"{loss:g} nats" for loss in losses), "")]
+    for family, kept in found.items():
+        named = (f"{record.lanes[one.lane].label} ({one.bits:.2f})" if one else "none" for one in kept)
+        rows.append((family, *named, ""))
+    return [line.rstrip() for line in _align(rows)] if found else []
 
 
 def _row(record: Record, arrays: Arrays, at: At) -> tuple[str, ...]:

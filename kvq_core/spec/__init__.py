@@ -12,7 +12,7 @@ from kvq_core.spec.lane import LANE_OPTIONS, Lane
 from kvq_core.spec.layers import layer_words
 from kvq_core.spec.plan import Assignment
 from kvq_core.spec.prefill import Chunks, in_words
-from kvq_core.spec.read import parse_lane, parse_rule, parse_spec, read_data, read_spec, with_bundle
+from kvq_core.spec.read import bundle_of, parse_lane, parse_rule, parse_spec, read_data, read_spec, with_bundle
 from kvq_core.spec.rule import TENSORS, Centering, Rotation, Rule, Tensor
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "Tensor",
     "Tool",
     "bundle_lanes",
+    "bundle_of",
     "canonical_json",
     "from_function",
     "in_words",

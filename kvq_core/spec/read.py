@@ -44,10 +44,15 @@ def parse_spec(data: Any) -> ComparisonSpec:
 def with_bundle(spec: ComparisonSpec, words: str) -> ComparisonSpec:
     """A spec with a bundle's lanes instead of its own; ``words``: its name, and its option behind a colon, as in
     ``grid:vllm``. Raises SpecError as ``bundle_lanes`` does."""
+    told = bundle_of(words)
+    return parse_spec({**spec.model_dump(mode="json", exclude_defaults=True, exclude={"lanes"}), "bundle": told})
+
+
+def bundle_of(words: str) -> dict[str, str]:
+    """A bundle as specs have it, from its name, behind which its first option may stand, as in ``equal-loss:0.02``."""
     name, _, value = words.partition(":")
     options = BUNDLES[name].options if name in BUNDLES else {}
-    told = {"name": name, **({next(iter(options), "option"): value} if value else {})}
-    return parse_spec({**spec.model_dump(mode="json", exclude_defaults=True, exclude={"lanes"}), "bundle": told})
+    return {"name": name, **({next(iter(options), "option"): value} if value else {})}
 
 
 def _unbundled(data: dict[str, Any]) -> dict[str, Any]:
