@@ -125,6 +125,11 @@ def layer_slices(x: Tensor, elements: int = 1 << 20) -> Iterator[slice]:
     return (slice(start, min(start + step, x.shape[0])) for start in range(0, x.shape[0], step))
 
 
+def of_layer(tensors: dict[str, Tensor], layer: int) -> dict[str, Tensor]:
+    """Of tensors whose first dimension is layers, those of one."""
+    return {name: tensor[layer : layer + 1] for name, tensor in tensors.items()}
+
+
 def count_codes(codes: Tensor, count: int) -> Tensor:
     """How often each of ``count`` codes occurs in the last dimension of integer codes (..., n): (..., count) int32."""
     rows = codes.reshape(-1, codes.shape[-1])  # each by itself and as it is: wider copies cost ten times the counting

@@ -43,6 +43,15 @@ class Part:
         assert isinstance(self.stream, Stream), "a lane of tiers is refused where only streams can be read"
         return self.stream
 
+    def preview(self, x: Tensor, index: int, start: int) -> Tensor:
+        """What attention will read of tokens x (kv_heads, tokens, head_dim) of one of the layers, after RoPE, at
+        ``start`` once they are held packed; of codecs whose codes are a token's alone."""
+        if self.rope is None:
+            return self.plain.preview(x, index, start)
+        rope = self.rope.on([index])
+        stored = rope.unrotate(x[None].float(), start)[0]
+        return rope.rotate(self.plain.preview(stored, index, start)[None], start)[0]
+
     def stored_by(self, rule: int) -> list[Stream]:
         """What of it one rule stores."""
         if isinstance(self.stream, Tiers):

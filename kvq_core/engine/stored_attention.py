@@ -30,7 +30,7 @@ class StoredTokens:
                 part, index = parts[layer][kind]
                 first = max(start, part.plain.window.sink)
                 if part.plain.window.step is not None and first < x.shape[-2]:
-                    out[row, :, first:] = part.plain.preview(x[row, :, first:], index, first)
+                    out[row, :, first:] = part.preview(x[row, :, first:], index, first)
 
     def attention(
         self,

@@ -32,15 +32,19 @@ class StoredFirst:
                 continue
             for kind, x, tail in zip(KINDS, new, tails, strict=True):
                 part, index = self._parts[lane][layer][kind]
-                self._own[layer, row, kind] = x[row].to(torch.float16)
+                now = slice(tokens - prefix, tokens - prefix + x.shape[-2])
+                # keys that are stored before RoPE lie in the tail as they are rounded there
+                self._own[layer, row, kind] = (
+                    x[row].to(torch.float16) if part.rope is None else tail[row, :, now].clone()
+                )
                 window = part.plain.window
                 first, end = (window.sink + window.packed(n) for n in (tokens, tokens + x.shape[-2]))
                 if first < end:
                     leaving = tail[row, :, first - prefix : end - prefix]
-                    leaving.copy_(part.plain.preview(leaving, index, first))
+                    leaving.copy_(part.preview(leaving, index, first))
 
     def own(self, lane: int, row: int, part: Part, at: int) -> Tensor | None:
-        """The step's token ``at`` as the row computed it, fp16 (layers, kv_heads, 1, head_dim); None for a row that
+        """The step's token ``at`` as the row computed it, rounded (layers, kv_heads, 1, head_dim); None for a row that
         reads it so, too."""
         if lane not in self._caches:
             return None

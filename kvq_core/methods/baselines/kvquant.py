@@ -44,6 +44,8 @@ class KvQuant(Method):
         "With outlier_fraction = 0 later keys beyond the prompt's range are clipped to it.",
     )
 
+    token_local = (True, True)
+
     bits: Bits = Field(2, title="Bits", description="Bits of a code: 2^bits levels a layer.")
     outlier_fraction: float = Field(
         0.01,
@@ -120,6 +122,14 @@ class KvQuant(Method):
     def lacks(self, model: ModelRef) -> tuple[CodebookNeed, ...]:
         wanted = () if self.calibration is None else (self._wanted(self.calibration),)
         return tuple(need for need in wanted if find(need, model.id, model.weights_hash) is None)
+
+    @property
+    def not_centred(self) -> str | None:
+        return None if self.calibration is None else "its ranges were calibrated on keys as they are"
+
+    @property
+    def not_rotated(self) -> str | None:
+        return None if self.calibration is None else "its levels were calibrated on values as they are"
 
     @property
     def lane_title(self) -> str:

@@ -1,7 +1,7 @@
 """Codes of non-uniform levels, and outliers beside them: keys with a range a channel, values with one a token."""
 
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import ClassVar, Literal
 
@@ -10,7 +10,7 @@ from kvq_kernels import Path, pack, unpack
 from torch import Tensor
 
 from kvq_core.codecs.blocks import Block
-from kvq_core.codecs.codec import Codec, count_codes, layer_slices
+from kvq_core.codecs.codec import Codec, count_codes, layer_slices, of_layer
 from kvq_core.codecs.forms import Packed
 from kvq_core.methods.baselines.heads import joined, parted
 from kvq_core.methods.baselines.levels import level_of, nearest_level
@@ -56,6 +56,10 @@ class LevelCodec(Codec):
     def encode(self, x: Tensor, start: int) -> Block:
         parts = [self._part(x[layers].float(), layers) for layers in layer_slices(x)]
         return Block(x.shape[-2], {name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+
+    def preview(self, x: Tensor, layer: int, start: int) -> Tensor:
+        own = replace(self, shared=of_layer(self.shared, layer), kept=of_layer(self.kept, layer))
+        return own.decode(own.encode(x, start))
 
     @abstractmethod
     def _part(self, x: Tensor, layers: slice) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
 """Residual vector quantization of groups of channels (VQLLM)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from kvq_core.codecs.blocks import Block
-from kvq_core.codecs.codec import Codec, count_codes
+from kvq_core.codecs.codec import Codec, count_codes, of_layer
 from kvq_core.codecs.forms import Packed
 from kvq_core.codecs.window import Window
 from kvq_core.methods.base import Fitted, Method, ModelShape, Prompt, Space
@@ -46,6 +46,8 @@ class Rvq(Method):
         "Vectors are 32 consecutive channels as they are, met by squared distance; the authors' code knows cosine "
         "distance, too, and, by recollection alone, scales vectors first and groups key channels that lie apart.",
     )
+
+    token_local = (True, True)
 
     entries: Literal[2, 4, 8, 16, 32, 64, 128, 256] = Field(
         256, title="Entries", description="Entries of each step's codebook."
@@ -124,6 +126,10 @@ class RvqCodec(Codec):
         found = [coded(z, books) for z, books in zip(vectors_of(x.float()), self.shared["codebooks"], strict=True)]
         codes = torch.stack(found).unflatten(1, (x.shape[-2], -1)).flatten(2)  # (layers, tokens, vectors * steps)
         return Block(x.shape[-2], {"codes": pack(codes, self.width)})
+
+    def preview(self, x: Tensor, layer: int, start: int) -> Tensor:
+        own = replace(self, shared=of_layer(self.shared, layer))
+        return own.decode(own.encode(x, start))
 
     def _codes(self, block: Block) -> Tensor:
         """(layers, tokens * vectors, steps)."""

@@ -1,6 +1,6 @@
 """What CommVQ stores: levels of codebooks that commute with RoPE for keys, learned binary digits for values."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 
@@ -42,6 +42,10 @@ class KeyCodec(Codec):
             found = encode_pairs(split_pairs(unit, self.theta.shape[-2]), self.theta[layers].float())
             codes.append(pack(found.flatten(2), self._width()))  # (layers, kv_heads, bytes)
         return Block(x.shape[-2], {"codes": torch.cat(codes), "prescale": norms})
+
+    def preview(self, x: Tensor, layer: int, start: int) -> Tensor:
+        own = replace(self, theta=self.theta[layer : layer + 1])
+        return own.decode(own.encode(x, start))
 
     def decode(self, block: Block) -> Tensor:
         groups, stages = self.theta.shape[2:4]
@@ -102,6 +106,10 @@ class ValueCodec(Codec):
             codes.append(pack(self._of(layers).digits(self._of(layers).logits(inputs)), 1))
             norms.append(norm[..., 0].to(self.metadata))
         return Block(x.shape[-2], {"codes": torch.cat(codes), "prescale": torch.cat(norms)})
+
+    def preview(self, x: Tensor, layer: int, start: int) -> Tensor:
+        own = replace(self, encoder=self._of(slice(layer, layer + 1)))
+        return own.decode(own.encode(x, start))
 
     def decode(self, block: Block) -> Tensor:
         codes, norms = block.tensors["codes"], block.tensors["prescale"]

@@ -41,6 +41,8 @@ class CommVQ(BitsMethod):
         "with a ridge of 1e-6; unused levels move to where the error is (k-means++).",
     )
 
+    token_local = (True, True)
+
     bits: Literal[1, 2] = Field(1, title="Bits", description="Bits an element, for keys and values alike.")
     key_bits: Literal[1, 2] | None = Field(None, title="Key bits", description="Bits of keys; empty means Bits.")
     value_bits: Literal[1, 2] | None = Field(None, title="Value bits", description="Bits of values; empty means Bits.")

@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from kvq_core.codecs.blocks import Block
+from kvq_core.codecs.codec import of_layer
 from kvq_core.codecs.queries import QueryRounding, rounded_e4m3, scaled_e4m3
 from kvq_core.methods.base import Fitted, ModelRef, Prompt
 from kvq_core.methods.deployments import Elsewhere, Home
@@ -49,8 +50,8 @@ class ScaledCodec(TokenCodec):
         return found * self.shared["scale"] if self.shared else found
 
     def preview(self, x: Tensor, layer: int, start: int) -> Tensor:
-        of_layer = replace(self, shared={name: t[layer : layer + 1] for name, t in self.shared.items()})
-        return of_layer.decode(of_layer.encode(x, start))
+        own = replace(self, shared=of_layer(self.shared, layer))
+        return own.decode(own.encode(x, start))
 
     packed = TokenCodec.packed
 

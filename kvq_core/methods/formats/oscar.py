@@ -44,6 +44,8 @@ class Oscar(Method):
         "A row that is constant once rotated is its own scale where float16 cannot hold its zero; there it is lost.",
     )
 
+    token_local = (True, True)
+
     target: Target = Field(
         "qqt",
         title="Target",

@@ -1,12 +1,13 @@
 """2-bit codes of clipped rows behind a rotation of their layer: the store of OSCAR."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from kvq_kernels import pack, unpack
 from torch import Tensor
 
 from kvq_core.codecs.blocks import Block
+from kvq_core.codecs.codec import of_layer
 from kvq_core.methods.formats.tokenwise import TokenCodec
 
 BITS, LAST, LEAST_RANGE = 2, 3, 1e-8
@@ -44,6 +45,11 @@ class RotatedInt2(TokenCodec):
     def decode(self, block: Block) -> Tensor:
         found = super().decode(block)
         return found if self.rotation is None else found @ self.rotation.mT
+
+    def preview(self, x: Tensor, layer: int, start: int) -> Tensor:
+        kept = None if self.kept is None else self.kept[layer : layer + 1]
+        own = replace(self, shared=of_layer(self.shared, layer), kept=kept)
+        return own.decode(own.encode(x, start))
 
     def store(self, x: Tensor) -> dict[str, Tensor]:
         dim = x.shape[-1]

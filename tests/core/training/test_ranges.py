@@ -164,6 +164,22 @@ def test_other_widths_are_served_and_other_fractions_are_not(made):
         make("kvquant", calibration="mine").fit(Prompt(keys, keys, keys, model=ref, layers=(0,)))
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"center": "mean"}, "center = mean: its ranges were calibrated on keys as they are"),
+        (
+            {"rotate": "hadamard", "tensors": "values"},
+            "rotate = hadamard: its levels were calibrated on values as they",
+        ),
+    ],
+)
+def test_tensors_in_another_basis_than_the_texts_are_refused(given, said):
+    Lane(method="kvquant", **given)  # what is fitted on the prompt is fitted on them
+    with pytest.raises(SpecError, match=said):
+        Lane(method="kvquant", knobs={"calibration": "mine"}, **given)
+
+
 def test_what_cannot_be_calibrated_is_said_in_one_line(capsys):
     with pytest.raises(SpecError, match="outlier_fraction = 0.7 is not allowed; give a number from 0 to 0.5"):
         train(replace(tiny("llama"), tokenizer=Letters()), replace(ASKED, outlier_fraction=0.7), QUIET)
