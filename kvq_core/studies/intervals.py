@@ -11,7 +11,7 @@ from kvq_core.analysis.scored import CONFIDENCE, P99, P999, TAIL_FROM
 
 FEWEST = 5  # prompts from which there are intervals
 RESAMPLES = 1999
-_HELD = 4_000_000  # numbers that a batch of resamples holds at once
+_HELD = 250_000  # numbers that a batch of resamples holds at once: in a processor's cache
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,9 @@ def tail_interval(by_prompt: Sequence[np.ndarray]) -> Tail | None:
     def percentile(drawn: np.ndarray, axis: int = -1) -> np.ndarray:
         rows = drawn.reshape(-1, drawn.shape[-1])
         counts = np.stack([np.bincount(row, minlength=len(lengths)) for row in rows])
-        above = counts[:, owner].cumsum(1)
-        allowed = (counts @ lengths) * (1 - rank / 100)
-        at = np.minimum((above <= allowed[:, None] + 1e-9).sum(1), len(highest) - 1)
+        above = counts.astype(np.int32)[:, owner].cumsum(1, dtype=np.int32)
+        allowed = np.floor((counts @ lengths) * (1 - rank / 100) + 1e-9).astype(np.int32)
+        at = np.minimum((above <= allowed[:, None]).sum(1), len(highest) - 1)
         return highest[at].reshape(drawn.shape[:-1])
 
     found = bootstrap(

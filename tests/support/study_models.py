@@ -39,7 +39,7 @@ def write_model(place: Path, seed: int = 7) -> Path:
 
 
 def prompt(number: int, words: int = 40) -> str:
-    return " ".join(WORDS[(7 * at * at + 11 * number + at) % 90 + 3 - 3] for at in range(words))
+    return " ".join(WORDS[(7 * at * at + 11 * number + at * (1 + number // 90)) % 90] for at in range(words))
 
 
 def study_data(model: Path, prompts: int = 6, **changes: object) -> dict:
