@@ -170,6 +170,7 @@ def test_paths_in_the_documents_of_the_code_exist(name):
     assert named and [path for path in named if not (ROOT / path).exists()] == []
 
 
+@pytest.mark.slow
 def test_the_picture_of_the_rooms_is_what_the_imports_say():
     assert PICTURE.read_text(encoding="utf-8") == draw(), "run: python scripts/architecture.py"
 

@@ -89,6 +89,7 @@ def test_the_study_that_was_run_gives_the_same_by_its_id(found: Advice, store: S
     assert any("own context of 256" in each for each in longer.warnings)
 
 
+@pytest.mark.slow
 def test_layers_are_tried_where_no_lane_will_do(model: str, store: Store, found: Advice) -> None:
     least = min(each.kld_mean or 1.0 for each in found.front)
     told: list[str] = []

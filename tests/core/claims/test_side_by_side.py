@@ -239,6 +239,7 @@ def test_a_board_of_before_that_is_read(shipped, tmp_path):
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_stored_boards_are_printed_side_by_side(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("KVQ_HOME", str(tmp_path))
     both = shipped_boards()

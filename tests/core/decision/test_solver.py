@@ -63,6 +63,7 @@ SPACES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solve", SPACES, ids=lambda solve: solve.__name__)
 @given(costs=costs(), budget=st.integers(4, 50))
 def test_a_policy_is_the_best_that_its_space_has(

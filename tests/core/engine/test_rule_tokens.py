@@ -100,6 +100,7 @@ def test_the_first_tokens_in_fp16_are_sink_tokens(method: str, knobs: Given) -> 
         assert torch.equal(one.stream.decode(), other.stream.decode()) and one.stream.nbytes() == other.stream.nbytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*CONFIGS, *SCALED])
 def test_every_store_decodes_to_what_attention_reads(name: str) -> None:
     lanes = [

@@ -75,6 +75,7 @@ def test_two_rules_of_one_method_are_that_methods_lane(name: str) -> None:
     assert sum(sum(rule.bytes_by_part.values()) for rule in both.by_rule) == sum(alone.bytes_by_part.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_two_rules_of_one_method_read_as_that_methods_lane(name: str) -> None:
     """Bit by bit, in a batch of the same size: another one would round the model's products otherwise."""
@@ -200,6 +201,7 @@ def test_a_grid_of_widths_of_one_method_is_eight_encodings_too(name: str, monkey
             same(store(state.cache, tensor), store(own_cache, tensor))
 
 
+@pytest.mark.slow
 def test_a_cell_of_a_grid_is_the_lane_alone() -> None:
     """Steps that shared streams take are their own: each cell decodes as it does with nothing to share."""
     model, ids = tiny("llama"), prompt_ids(53)

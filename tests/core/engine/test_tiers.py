@@ -140,6 +140,7 @@ PAIRS = Storing(Window(step=2), Rounded(2.0**-5, group=2))
 SOME = st.sampled_from([FINE, COARSE, GROUPS, PAIRS])
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(st.data(), st.integers(1, 50), st.integers(0, 40), st.integers(0, 2**31))
 def test_every_token_is_where_its_tier_says(data: st.DataObject, prompt: int, new: int, seed: int) -> None:

@@ -123,6 +123,7 @@ def test_below_a_spread_of_about_a_third_the_shipped_floor_undoes_the_normalizat
     assert max(free) == pytest.approx(min(free), rel=0.01) and max(free) < 0.26
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     tokens=st.integers(1, 150),

@@ -61,6 +61,7 @@ def eight_billion() -> LoadedModel:
     return replace(tiny("llama"), id="8b", title="8B", model=model, weights_hash="0", model_hash="0")
 
 
+@pytest.mark.slow
 def test_eight_lanes_of_an_8b_fit_on_24_gb_in_batches(eight_billion: LoadedModel, monkeypatch) -> None:
     """By formula, and of what is allocated: the prompt's tensors, the packed stores, the working copies."""
     spec = spec_of([{"method": name} for name in KINDS], capture={"detail": "off"})

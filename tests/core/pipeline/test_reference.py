@@ -62,6 +62,7 @@ def plain_logits(model: Path, ids: list[int]) -> torch.Tensor:
         return loaded(torch.tensor([ids])).logits[0]
 
 
+@pytest.mark.slow
 def test_lanes_of_two_files_are_scored_against_the_same_logits(files, store):
     """The floor's KLD, whose cache is whole, is that of two plain forward passes over the reference's own answer."""
     found = {model: finished(spec_of(files, model), store).record for model in ("6", "4")}
@@ -153,6 +154,7 @@ def test_a_lane_that_reads_the_prompt_through_its_cache_is_scored_at_the_first_t
     ), "the weights' distance, and the cache's on top"
 
 
+@pytest.mark.slow
 def test_the_reference_survives_links_the_form_and_a_study(files, store):
     spec = spec_of(files)
     assert links.decode(links.encode(spec)).reference == spec.reference

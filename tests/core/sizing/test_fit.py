@@ -233,6 +233,7 @@ def test_bits_are_those_of_packed_tensors() -> None:
         assert own[row["name"]].bits.get(80) == row["bits"].get(80), row["name"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["smollm", "second_model"])
 def test_tensors_are_those_of_packed_caches(which: str, request: pytest.FixtureRequest) -> None:
     """Of both models, through the packed caches that ``generate`` reads."""

@@ -101,6 +101,7 @@ def test_old_runs_make_way(url):
     assert store.shared(left[0]) == "link" and store.load(left[0])[0].id == left[0]
 
 
+@pytest.mark.slow
 def test_a_study_goes_on_there(url, tmp_path):
     """A shard, then the whole, which finds what the shard has kept."""
     planned = plan(parse_study(study_data(write_model(tmp_path / "tiny"), 4)))

@@ -251,6 +251,7 @@ def test_followed_tokens_are_those_that_are_scored(model, store):
     assert record.reference.token_ids[-len(ids) :] == ids
 
 
+@pytest.mark.slow
 def test_two_studies_of_one_id_at_once_share_their_cells(model, store):
     planned = plan(parse_study(study_data(model, 12)))
     with ThreadPoolExecutor(2) as both:

@@ -97,6 +97,7 @@ JSON = st.recursive(
 OBJECTS = st.dictionaries(st.text(max_size=4), JSON, max_size=4)
 
 
+@pytest.mark.slow
 @given(OBJECTS, st.sampled_from(["{}", "Here it is:\n{}\nDone.", "```json\n{}\n```"]))
 def test_json_is_found_wherever_it_stands(value: dict[str, Any], frame: str) -> None:
     assert judge("json", value, frame.replace("{}", json.dumps(value, ensure_ascii=False), 1))

@@ -26,6 +26,7 @@ from ui.service.services import Services
 SHIPPED = [run.id for run in packaged_store().list()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", SHIPPED)
 def test_every_view_of_a_shipped_run_is_small_and_fetches_nothing(run):
     stored = packaged_store().load(run)

@@ -76,6 +76,7 @@ def watched(going: Going) -> Going:
     return going
 
 
+@pytest.mark.slow
 def test_a_study_finds_what_the_command_finds(place, planned, tmp_path):
     going = watched(begin(place, planned))
     assert going.error is None and not going.cancelled
@@ -133,6 +134,7 @@ def test_cells_that_fail_are_told_and_the_page_says_so(place, planned):
     assert "No cell could be computed" in draw(result, None)[0] and "no luck" in draw(result, None)[0]
 
 
+@pytest.mark.slow
 def test_a_result_is_drawn_with_figures_tables_and_files(place, planned):
     result = watched(begin(place, planned)).standing().result
     answer, _, figures, more, _ = draw(result, None)
