@@ -15,7 +15,7 @@ export KVQ_HOME ?= $(HOME)/.cache/kvq-explorer
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONPATH := .
 
-.PHONY: setup setup-dev second-model lock run test test-fast test-long test-gpu bench-gpu check bench bench-second load readme picture examples space-check audit fmt clean
+.PHONY: setup setup-dev second-model lock run test test-fast test-long test-gpu bench-gpu check bench bench-second load readme picture examples space-check kernels-report audit fmt clean
 
 setup: $(VENV)/.installed
 	@test -f "$(KVQ_HOME)/models/$(MODEL)/model.safetensors" || \
@@ -116,6 +116,11 @@ audit: setup
 	$(PY) -m venv $(VENV)/audit
 	$(VENV)/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
 	$(PY) scripts/audit.py $(VENV)/audit $$($(PY) -c "import sysconfig; print(sysconfig.get_path('purelib'))")
+
+# What the kernels are compiled to for GPUs that are not here: instructions an element, registers, spills, loads. Into
+# benchmarks/kernels.json, told in docs/gpu.md. REPORT_ARGS="--triton 3.4" compiles with another version, beside.
+kernels-report: setup-dev
+	$(PY) benchmarks/aot/report.py $(REPORT_ARGS)
 
 fmt: setup-dev
 	$(PY) -m ruff format .

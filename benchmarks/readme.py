@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.by_architecture import models_part
 from benchmarks.by_format import baselines_part, engine_part, formats_part
+from benchmarks.by_kernel import kernels_part, slow_part
 from benchmarks.by_lane import lane_costs, lanes_part, prefill_part
 from benchmarks.by_model import board_part, claims_part, conversion, main_jobs, methods_part
 from benchmarks.by_policy import policies_part
@@ -256,6 +257,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "verifiers": verifiers_part,
     "tasks": tasks_part,
     "models": models_part,
+    "kernels": kernels_part,
+    "slow-methods": slow_part,
 }
 
 

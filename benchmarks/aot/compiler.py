@@ -32,7 +32,7 @@ class Compiled:
 
     ``loop``: what a thread does in one turn of the main loop, or of a kernel that quantizes, which has none, in all of
     it. ``work``: instructions of that for each ``elements`` (of a thread and turn); 0 where they are not known.
-    ``spills``: reads and writes of local memory, anywhere.
+    ``spills``: reads and writes of local memory, anywhere. ``outside``: instructions before and after the loop.
     """
 
     shared: int
@@ -41,6 +41,7 @@ class Compiled:
     work: float
     elements: float = 0
     spills: int = 0
+    outside: int = 0
     loop: Counts = field(default_factory=Counts)
 
 
@@ -51,7 +52,7 @@ def compile_for(recorded: LaunchRecord, capability: int, tile: int | None = None
     numbers = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", shown["usage"]))
     tile = elements(recorded.constants) if tile is None else tile
     each = tile / (32 * recorded.warps)
-    loop = counted(shown["assembly"], "PART" in recorded.constants)
+    loop, whole = (counted(shown["assembly"], all_of_it) for all_of_it in ("PART" in recorded.constants, True))
     return Compiled(
         shared=int(shown["shared"]),
         registers=int(numbers["REG"]),
@@ -59,6 +60,7 @@ def compile_for(recorded: LaunchRecord, capability: int, tile: int | None = None
         work=round(loop.instructions / each, 2) if each else 0,
         elements=each,
         spills=spills(shown["assembly"]),
+        outside=whole.instructions - loop.instructions,
         loop=loop,
     )
 
@@ -68,6 +70,8 @@ def elements(constants: dict[str, Any]) -> int:
     program quantizes."""
     if "PART" in constants:
         return constants["R"] * constants["N"]
+    if "TAILS" in constants:  # a block of 128 keys and 128 values, of so many cells of 16 channels
+        return 2 * 128 * 16 * constants["C"]
     if "K_BITS" in constants:
         return 2 * (constants["PLACED"] or constants["BT"]) * constants["DP"]
     return constants["BT"] * constants["DP"] if "BITS" in constants and "BT" in constants else 0

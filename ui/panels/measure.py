@@ -10,6 +10,7 @@ import gradio as gr
 from kvq_core.errors import KvqError
 from kvq_core.events import Loading
 from kvq_core.packed.lanes import Begins, LaneMeasurement, Progress, Request, SkippedLane, gpu, unquantized_bytes
+from kvq_core.packed.slow import chips, slow_methods
 from kvq_core.spec import parse_spec
 from ui.html.escape import safe
 from ui.html.numbers import ABSENT, percent
@@ -69,13 +70,26 @@ def explanation(device: str | None) -> str:
         "cache in packed form only, and is timed and weighed."
     )
     if device is not None:
-        return f'<p>{what}</p><p class="muted">{safe(device)}, {NEW_TOKENS} new tokens a lane.</p>'
+        return f'<p>{what}</p><p class="muted">{safe(device)}, {NEW_TOKENS} new tokens a lane.</p>{not_paying()}'
     why = (
         "This machine has no GPU. The plain-torch reference would run, which dequantizes the cache at every step: its "
         "times would say nothing about GPUs, and there is no GPU memory to watch. What a command can tell here is how "
         "many bytes each packed cache holds:"
     )
-    return f"<p>{what}</p><p>{why}</p><p><code>{safe(COMMAND)}</code></p>"
+    return f"<p>{what}</p><p>{why}</p><p><code>{safe(COMMAND)}</code></p>{not_paying()}"
+
+
+def not_paying() -> str:
+    """Which methods, as published, save memory and no time; nothing where it was not counted."""
+    if not (slow := slow_methods()):
+        return ""
+    each = "; ".join(f"{m.method} {m.least:.0f} to {m.most:.0f} times ({m.operation})" for m in slow)
+    return (
+        f'<p id="measure-slow">As published, {safe(", ".join(m.method for m in slow))} save memory and do not pay in '
+        f"time on GPUs such as {safe(', '.join(chips()))}: reading such a cache takes longer than fp16 attention takes "
+        f"to read the original. {safe(each)}. <em>Derived by count, not measured</em>: instructions that the compiled "
+        "kernels need for an element, against what a GPU has time for.</p>"
+    )
 
 
 async def stream(

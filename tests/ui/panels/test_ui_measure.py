@@ -11,6 +11,7 @@ from kvq_core.errors import ModelError
 from kvq_core.events import Loading
 from kvq_core.packed import Request, measure
 from kvq_core.packed.lanes import Begins, SkippedLane, measure_spec
+from kvq_core.packed.slow import chips, slow_methods
 from kvq_core.spec import ComparisonSpec, Lane
 from kvq_core.store.store import open_store
 from tests.support.tiny_models import prompt_ids, tiny
@@ -47,6 +48,23 @@ def test_without_a_gpu_it_says_why_and_names_the_command():
     text = panel.explanation(None)
     assert "This machine has no GPU" in text and "bytes each packed cache holds" in text and panel.COMMAND in text
     assert "NVIDIA &lt;b&gt;" in panel.explanation("NVIDIA <b>")
+
+
+def test_methods_that_do_not_pay_are_told_with_the_count_that_says_so():
+    """On machines with a GPU and without; the figures are those of the file that ships."""
+    slow = {each.method: each for each in slow_methods()}
+    assert set(slow) == {"SVDq", "CommVQ", "QAQ"} and all(1 < each.least <= each.most for each in slow.values())
+    for device in (None, "NVIDIA H100"):
+        text = panel.explanation(device)
+        assert "Derived by count, not measured" in text and "A100, H100, H200" in text
+        for each in slow.values():
+            assert f"{each.method} {each.least:.0f} to {each.most:.0f} times ({each.operation})" in text
+
+
+def test_nothing_is_said_of_speed_that_was_not_counted(monkeypatch, tmp_path):
+    assert slow_methods(tmp_path / "none.json") == chips(tmp_path / "none.json") == []
+    monkeypatch.setattr(panel, "slow_methods", list)
+    assert "do not pay" not in panel.explanation(None)
 
 
 def button_of(device, services, monkeypatch):

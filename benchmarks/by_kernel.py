@@ -1,0 +1,100 @@
+"""The parts of docs/gpu.md that benchmarks/kernels.json gives: what the kernels were compiled to, by count."""
+
+from typing import Any
+
+from benchmarks.measured import figures, table
+
+Row = dict[str, Any]
+NAMES = {"kivi-2": "KIVI, 2 bits", "kivi-4": "KIVI, 4 bits", "innerq-hybrid-2": "InnerQ hybrid, 2 bits"}
+DERIVED = "*Derived by count, not measured*"
+CHIPS = "A100 · H100 · H200"
+HEAD = (
+    "Method | head_dim | Query heads a KV head | Instructions an element, sm_80 · sm_90 | At most | Registers | "
+    f"Spills | Bytes a load | Of a copy's bandwidth, %: {CHIPS} | Times fp16: {CHIPS}"
+)
+HEAD_QUANTIZED = (
+    f"Groups | Instructions an element, sm_80 · sm_90 | Registers | Spills | Of a copy's bandwidth, %: {CHIPS}"
+)
+HEAD_METHODS = f"Operation | Method | Instructions an element, sm_80 · sm_90 | Times as long as fp16: {CHIPS}"
+
+
+def kernels_part() -> str:
+    """Reading a packed cache, by method and head_dim, forms that differ in their query heads alone in one row."""
+    if not (found := figures("kernels")):
+        return "Not counted yet: `make kernels-report`."
+    decode = [row for row in found["forms"] if row["operation"] == "decode_attention"]
+    keys = dict.fromkeys((row["method"], row["head_dim"]) for row in decode)
+    made = [_decode([row for row in decode if (row["method"], row["head_dim"]) == key]) for key in keys]
+    quantized = [row for row in found["forms"] if row["operation"] == "quantize_pack"]
+    pairs = zip(quantized[::2], quantized[1::2], strict=True)
+    return "\n\n".join(
+        (
+            f"{DERIVED}, on {found['date']} with Triton {found['triton']}, of the kernels {found['fingerprint']}: "
+            f"{found['counted']}. {_assumptions(found['assumed'])}",
+            table(HEAD, *made),
+            f"`quantize_pack`, 2 bits, head_dim 128; {DERIVED.lower().strip('*')}:",
+            table(HEAD_QUANTIZED, *(_quantized(*pair) for pair in pairs)),
+        )
+    )
+
+
+def slow_part() -> str:
+    """The methods that do not pay, and the count that says so."""
+    if not (found := figures("kernels")):
+        return "Not counted yet: `make kernels-report`."
+    rows = [row for row in found["forms"] if row["operation"].split("_")[0] in ("latent", "codebook", "mixed")]
+    return f"{DERIVED}, {found['date']}:\n\n" + table(
+        HEAD_METHODS, *(_method(*pair) for pair in zip(rows[::2], rows[1::2], strict=True))
+    )
+
+
+def _assumptions(assumed: dict[str, Any]) -> str:
+    return (
+        f"Speeds assume that {assumed['issued']:.0%} of the issue slots are used, that a copy reaches "
+        f"{assumed['copied']:.0%} of the memory's peak, and the best fp16 attention {assumed['attended']:.0%} of "
+        "a copy."
+    ).replace("%", " %")
+
+
+def _decode(rows: list[Row]) -> list[str]:
+    by = [[row for row in rows if row["capability"] == capability] for capability in (80, 90)]
+    heads = sorted({row["query_heads"] for row in rows})
+    return [
+        NAMES[rows[0]["method"]],
+        str(rows[0]["head_dim"]),
+        ", ".join(map(str, heads)),
+        " · ".join(_span([row["instructions"] for row in one], 1) for one in by),
+        f"{rows[0]['most']:g}",
+        _span([row["registers"] for row in rows], 0),
+        _span([row["spills"] for row in rows], 0),
+        _span([row["bytes_a_load"] for row in rows], 1),
+        _chips(by, "share", 100, 0),
+        _chips(by, "gain", 1, 1),
+    ]
+
+
+def _quantized(one: Row, other: Row) -> list[str]:
+    by = [[one], [other]]
+    return [
+        one["method"].replace("-", ", along "),
+        " · ".join(f"{row['instructions']:.1f}" for row in (one, other)),
+        _span([one["registers"], other["registers"]], 0),
+        _span([one["spills"], other["spills"]], 0),
+        _chips(by, "share", 100, 0),
+    ]
+
+
+def _method(one: Row, other: Row) -> list[str]:
+    slower = (1 / gain for row in (one, other) for gain in row["gain"].values())
+    counts = " · ".join(f"{row['instructions']:.0f}" for row in (one, other))
+    return [f"`{one['operation']}`", one["method"], counts, " · ".join(f"{times:.1f}" for times in slower)]
+
+
+def _chips(by: list[list[Row]], what: str, unit: float, digits: int) -> str:
+    """The least and the most on every chip."""
+    chips = [[row[what][chip] * unit for row in rows] for rows in by for chip in rows[0][what]]
+    return " · ".join(_span(found, digits) for found in chips)
+
+
+def _span(values: list[float], digits: int) -> str:
+    return " to ".join(dict.fromkeys(f"{value:.{digits}f}" for value in (min(values), max(values))))
