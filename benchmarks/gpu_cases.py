@@ -1,9 +1,10 @@
-"""What the GPU benchmark measures, case by case; a case is a few seconds to a minute and is stored by itself.
+"""What the GPU benchmark measures beside decode steps (gpu_decode_cases.py), case by case; a case is a few seconds to a
+minute and is stored by itself.
 
 A function named after an operation, with _case behind it, measures that operation.
 
 Inputs are random in the models' real shapes; every fused row stands beside what a user could do instead and beside the
-roofline, the bytes it must read over the measured copy bandwidth.
+roofline, the bytes it must move over the measured copy bandwidth.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,13 +12,12 @@ from functools import partial
 from typing import Any
 
 import torch
+from gpu_decode_cases import FULL, LAYOUTS, stores
 from gpu_method_cases import METHOD_CASES
 from gpu_setting import Numbers, Setting, Shape
 from kvq_kernels import (
     Grid,
-    Layout,
     PackedGroups,
-    Store,
     decode_attention,
     packed_scores,
     packed_values,
@@ -27,39 +27,24 @@ from kvq_kernels import (
 from kvq_kernels.grouped import MODES, Axis
 from kvq_kernels.launch import CANDIDATES
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-MODELS = {"Llama-3.2-1B": Shape(8, 32, 64), "Llama-3.1-8B": Shape(8, 32, 128), "Llama-2-13B": Shape(40, 40, 128)}
-TOKENS = tuple(512 << i for i in range(9))  # 512 to 131,072
+TOKENS = (8192, 32768, 131072)
 AXES: tuple[Axis, ...] = ("channels", "tokens")
-GRID, SIGNED, FULL = Grid(2), Grid(2, 32, "symmetric"), Grid(2, 32, "hybrid", torch.float32)
-LAYOUTS = {
-    "kivi": (Layout(Grid(2), "tokens", 0, 0, 128), Layout(Grid(2), "channels", 0, 128, 1)),
-    "innerq": (Layout(FULL, "channels", 32, 96, 1), Layout(FULL, "tokens", 32, 96, 32)),
-}
+GRID, SIGNED = Grid(2), Grid(2, 32, "symmetric")
 Case = tuple[str, Callable[[Setting], Numbers]]
 
 
-def cases(models: dict[str, Shape], tokens: tuple[int, ...]) -> Iterator[Case]:
-    """Every case with its name, operation/model/length, shortest first within an operation."""
-    for model, shape in models.items():
-        for n in tokens:
-            for measure in (
-                packed_scores_case,
-                packed_values_case,
-                quantize_pack_case,
-                unpack_dequantize_case,
-                decode_attention_case,
-            ):
+def cases(models: dict[str, Shape], tokens: tuple[int, ...] = TOKENS) -> Iterator[Case]:
+    """Every case with its name, operation/model/length: quantizing first, then single products and methods."""
+    for measure in (quantize_pack_case, packed_scores_case, packed_values_case, unpack_dequantize_case):
+        for model, shape in models.items():
+            for n in tokens:
                 yield _named(measure, model, shape, n)
-    large = "Llama-3.1-8B"
-    for n in tokens[4::2]:  # 8K, 32K and 128K
-        for measure in METHOD_CASES:
-            yield _named(measure, large, models[large], n)
-    for n in tokens:
-        yield _named(graph_case, large, models[large], n)
-    for n in tokens[4:8:3]:
-        yield _named(launch_case, large, models[large], n)
+    for model, shape in list(models.items())[:1]:
+        for n in tokens:
+            for other in METHOD_CASES:
+                yield _named(other, model, shape, n)
+        yield _named(launch_case, model, shape, tokens[-1])
 
 
 def _named(measure: Callable[[Setting, Shape, int], Numbers], model: str, shape: Shape, n: int) -> Case:
@@ -139,63 +124,12 @@ def unpack_dequantize_case(s: Setting, shape: Shape, n: int) -> Numbers:
     return found
 
 
-def stores(s: Setting, shape: Shape, n: int, name: str) -> tuple[Store, Store]:
-    """Keys and values of n tokens, the newest not settled, as in a decode step."""
-    made = []
-    for layout in LAYOUTS[name]:
-        x = s.random(1, shape.kv_heads, n - 1, shape.head_dim)
-        store = Store.empty(x, layout, n)
-        store.fill(x)
-        store.append(x[..., :1, :])
-        made.append(store)
-    return made[0], made[1]
-
-
-def decode_attention_case(s: Setting, shape: Shape, n: int) -> Numbers:
-    """One step of attention in one layer, batch 1, beside torch's flash decoding and what dequantizing first costs."""
-    q, x = s.random(1, shape.query_heads, 1, shape.head_dim), s.random(1, shape.kv_heads, n, shape.head_dim)
-    attention, scaling = torch.nn.functional.scaled_dot_product_attention, shape.head_dim**-0.5
-    y, asked = s.random(1, shape.kv_heads, n, shape.head_dim), q.view(1, shape.kv_heads, -1, shape.head_dim)
-    found: Numbers = {
-        "sdpa": s.ms(lambda: attention(q, x, y, enable_gqa=True)),
-        **s.beside("flash", lambda: _flash(q, x, y)),
-        "matmul": s.ms(lambda: torch.softmax(asked @ x.transpose(-1, -2) * scaling, -1) @ y),
-        "fp16_roofline": s.roofline(2 * x.numel() * 2),
-    }
-    for name in LAYOUTS:
-        keys, values = stores(s, shape, n, name)
-        found[name] = s.ms(lambda k=keys, v=values: decode_attention(q, k, v, scaling))
-        found[f"{name}_roofline"] = s.roofline(keys.nbytes + values.nbytes)
-        found[f"{name}_dequantize_sdpa"] = s.ms(
-            lambda k=keys, v=values: attention(q, k.dense().half(), v.dense().half(), enable_gqa=True)
-        )
-    return found
-
-
-def _flash(q: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Torch's flash attention, which splits the tokens of one query among the processors, and no other kernel."""
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        return torch.nn.functional.scaled_dot_product_attention(q, x, y, enable_gqa=True)
-
-
-def graph_case(s: Setting, shape: Shape, n: int) -> Numbers:
-    """The same step replayed from a CUDA graph, so that nothing but the GPU is between its kernels."""
-    q, x = s.random(1, shape.query_heads, 1, shape.head_dim), s.random(1, shape.kv_heads, n, shape.head_dim)
-    attention = torch.nn.functional.scaled_dot_product_attention
-    found: Numbers = {"sdpa": s.ms(lambda: attention(q, x, x, enable_gqa=True), graph=True)}
-    for name in LAYOUTS:
-        keys, values = stores(s, shape, n, name)
-        found[name] = s.ms(lambda k=keys, v=values: decode_attention(q, k, v, shape.head_dim**-0.5), graph=True)
-        found[f"{name}_roofline"] = s.roofline(keys.nbytes + values.nbytes)
-    return found
-
-
 def launch_case(s: Setting, shape: Shape, n: int) -> Numbers:
     """The candidate launch settings of the decode kernel."""
     q = s.random(1, shape.query_heads, 1, shape.head_dim)
     found: Numbers = {}
     for name in LAYOUTS:
-        keys, values = stores(s, shape, n, name)
+        keys, values = stores(s, (1, shape.kv_heads, n, shape.head_dim), name)
         for how in CANDIDATES:
             label = f"{name}_t{how.tokens}_w{how.warps}_s{how.stages}"
             found[label] = s.ms(lambda k=keys, v=values, how=how: decode_attention(q, k, v, 0.1, how=how))

@@ -5,6 +5,7 @@ A function named after an operation, with _case behind it, measures that operati
 
 import torch
 from gpu_setting import Numbers, Setting, Shape
+from gpu_timing import Timing
 from kvq_kernels import Grid, Turn, quantize_pack, rotate, squat_quantize, unpack
 from kvq_kernels.commuted import codebook_scores, codebook_values
 from kvq_kernels.latent import LatentKeys, latent_dense, latent_scores
@@ -126,7 +127,7 @@ METHOD_CASES = (
 )
 
 
-def _scores_ms(s: Setting, q: Tensor, n: int) -> float:
+def _scores_ms(s: Setting, q: Tensor, n: int) -> Timing:
     """The product with float16 keys (kv_heads, n, head_dim)."""
     x = s.random(q.shape[0], n, q.shape[-1])
     return s.ms(lambda: q @ x.transpose(-1, -2))
