@@ -29,7 +29,8 @@ def kernels_part() -> str:
     pairs = zip(quantized[::2], quantized[1::2], strict=True)
     return "\n\n".join(
         (
-            f"{DERIVED}, on {found['date']} with Triton {found['triton']}, of the kernels {found['fingerprint']}: "
+            f"{DERIVED}, on {found['date']} with Triton {found['triton']}, of the kernels "
+            f"{found['fingerprint'][:8]}: "
             f"{found['counted']}. {_assumptions(found['assumed'])}",
             table(HEAD, *made),
             f"`quantize_pack`, 2 bits, head_dim 128; {DERIVED.lower().strip('*')}:",

@@ -47,7 +47,7 @@ def latent_scores_case(s: Setting, shape: Shape, n: int) -> Numbers:
 
 
 def codebook_scores_case(s: Setting, shape: Shape, n: int, stages: int = 11, levels: int = 64) -> Numbers:
-    """Scores of one layer's 1-bit CommVQ keys, through the commuted tables or decoded first: CommVQ's Table 5."""
+    """Scores of one layer's 1-bit CommVQ keys, fused or decoded first: CommVQ's Table 5."""
     heads, half = shape.kv_heads, shape.head_dim // 2
     theta = s.random(heads, 1, stages, levels, half, 2)
     codes = torch.randint(0, 256, (heads, n * stages * 2 * 6 // 8), dtype=torch.uint8, device=s.device)

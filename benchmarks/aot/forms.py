@@ -50,7 +50,7 @@ QUANTIZED = {"asymmetric": Grid(2), "hybrid": FULL}
 @dataclass(frozen=True)
 class Form:
     """One launch. ``tile``: elements of the cache that a program has in a turn of its main loop; ``nbytes``: how many
-    bytes an element is held in; ``turns`` of the loop are made over the same elements by each of ``readers``."""
+    bytes an element is held in; ``turns`` of the loop are made over the same elements."""
 
     operation: str
     method: str
@@ -61,7 +61,6 @@ class Form:
     nbytes: float
     most: float | None = None
     turns: int = 1
-    readers: int = 1
 
     @property
     def name(self) -> str:

@@ -53,7 +53,7 @@ def _latent() -> Form:
 
 
 def _codebooks() -> Iterator[Form]:
-    """Scores: a program for each query, in turns over the stages. Values: one product of all queries of a layer."""
+    """Scores: a program sums its keys up in turns over the stages. Values: one product of all queries of a layer."""
     q, p = _asked()
     theta = torch.zeros(KV_HEADS, 1, STAGES, LEVELS, DIM // 2, 2)
     stream = torch.zeros(KV_HEADS, TOKENS * STAGES * 2 * 6 // 8, dtype=torch.uint8)
@@ -62,8 +62,8 @@ def _codebooks() -> Iterator[Form]:
         codebook_scores(q, theta, stream, torch.zeros(TOKENS).half(), TURN, "triton")
         codebook_values(p, digits, torch.zeros(TOKENS), book, torch.zeros(KV_HEADS * DIM), "triton")
     scores, values = found
-    tile, nbytes = scores.constants["BT"] * scores.constants["WIDE"], stream.numel() / (TOKENS * KV_HEADS * DIM)
-    yield _form("codebook_scores", "CommVQ", scores, tile, nbytes, turns=STAGES, readers=SHARED)
+    tile, nbytes = scores.constants["BT"] * 2 * scores.constants["HP"], stream.numel() / (TOKENS * KV_HEADS * DIM)
+    yield _form("codebook_scores", "CommVQ", scores, tile, nbytes, turns=STAGES)
     yield _form("codebook_values", "CommVQ", values, values.constants["BT"] * values.constants["N"], 1 / 8)
 
 

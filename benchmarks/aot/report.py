@@ -45,9 +45,9 @@ def row(form: Form, capability: int) -> dict[str, Any]:
 
 
 def instructions(form: Form, made: Compiled) -> float:
-    """For each element of the cache, all of its readers together; what lies around a loop of several turns included."""
+    """For each element of the cache; what lies around a loop of several turns included."""
     count = made.loop.instructions * form.turns + (made.outside if form.turns > 1 else 0)
-    return count * form.readers / made.elements
+    return count / made.elements
 
 
 def rows(forms: Iterable[Form]) -> Iterator[dict[str, Any]]:

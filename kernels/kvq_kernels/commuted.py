@@ -1,4 +1,9 @@
-"""CommVQ at decode time: q . RoPE(K)ᵀ from tables of the query (Eq. 19), and p . V as (p . S) . C (Eqs. 9 and 22)."""
+"""CommVQ at decode time: q . RoPE(K)ᵀ, and p . V as (p . S) . C (Eqs. 9 and 22).
+
+The reference finds scores in tables of the query (Eq. 19). The kernel sums a key up from the codebook, once for all
+queries of its KV head, and multiplies on tensor cores: a look-up costs it what adding costs, and each query has tables
+of its own.
+"""
 
 import torch
 from kvq_kernels.dispatch import Path, use_triton
@@ -13,7 +18,7 @@ from torch import Tensor
 def codebook_scores(
     q: Tensor, theta: Tensor, codes: Tensor, prescale: Tensor, turn: Turn, path: Path = "auto"
 ) -> Tensor:
-    """q (..., kv_heads, n, head_dim) after RoPE . RoPE(keys)ᵀ: float32 (..., kv_heads, n, tokens), no key decoded.
+    """q (..., kv_heads, n, head_dim) after RoPE . RoPE(keys)ᵀ: float32 (..., kv_heads, n, tokens).
 
     theta (kv_heads, groups, stages, levels, P, 2); codes (..., kv_heads, bytes) uint8, the levels packed in
     log2(levels) bits in the order (groups, tokens, stages, 2); prescale (..., tokens).
@@ -21,11 +26,11 @@ def codebook_scores(
     *lead, heads, queries, _ = q.shape
     _, groups, stages, levels, pairs, _ = theta.shape
     tokens, width = prescale.shape[-1], levels.bit_length() - 1
-    # (..., kv_heads, n, groups, 2P): every query asks every group of its head's pairs
-    asked = split_pairs(q.float(), pairs).transpose(-3, -2)
-    tables = score_tables(asked, theta.float()[:, None])  # (..., kv_heads, n, groups, stages, 2, levels, 2P)
     wide = None if levels == 1 << width and levels <= 128 else f"levels = {levels} is not a power of two up to 128"
     if not use_triton("codebook_scores", path, q, wide):
+        # (..., kv_heads, n, groups, 2P): every query asks every group of its head's pairs
+        asked = split_pairs(q.float(), pairs).transpose(-3, -2)
+        tables = score_tables(asked, theta.float()[:, None])  # (..., kv_heads, n, groups, stages, 2, levels, 2P)
         found = unpack(codes, width, groups * tokens * stages * 2).unflatten(-1, (groups, tokens, stages, 2))
         turns = (t.unflatten(-1, (groups, pairs)).transpose(0, 1) for t in turn)  # (groups, tokens, P)
         each = found.unsqueeze(-5).expand(*lead, heads, queries, -1, -1, -1, -1)
@@ -34,16 +39,21 @@ def codebook_scores(
 
     out = torch.empty(*lead, heads, queries, tokens, dtype=torch.float32, device=q.device)
     sizes = {"queries": queries, "heads": heads, "tokens": tokens, "groups": groups, "stages": stages}
+    exact = q.dtype == torch.float32
+    rows = theta.transpose(-1, -2).to(torch.float32 if exact else torch.float16).contiguous()  # (..., levels, 2, P)
     run(
         codebook_scores_kernel,
-        (out.shape[:-1].numel() * -(-tokens // COMMUTED.tokens),),
+        (out.shape[:-2].numel() * -(-tokens // COMMUTED.tokens),),
         COMMUTED,
         {
-            "tables": tables.contiguous(), "codes": codes.contiguous(), "prescale": prescale.contiguous(),
+            "q": q.contiguous(), "theta": rows, "codes": codes.contiguous(), "prescale": prescale.contiguous(),
             **turn.contiguous()._asdict(), "out": out, **sizes, "levels": levels, "pairs": pairs,
             "stream": codes.shape[-1],
         },
-        {"BT": COMMUTED.tokens, "WIDE": power_of_two(2 * pairs), "WIDTH": width},
+        {
+            "M": max(16, power_of_two(queries)), "BT": COMMUTED.tokens, "HP": max(16, power_of_two(pairs)),
+            "WIDTH": width, "DTYPE": compute_type(q),
+        },
     )  # fmt: skip
     return out
 

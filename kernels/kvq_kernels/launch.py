@@ -38,7 +38,7 @@ PLACES = Launch(tokens=128, warps=4, stages=3)  # codes that stay in their words
 PLACES_HYBRID, PLACES_WIDE = Launch(tokens=128, warps=8, stages=2), Launch(tokens=64, warps=4, stages=3)
 SQUAT = Launch(tokens=32, warps=8, stages=1)  # tokens are the group's
 LATENT = Launch(tokens=64, warps=8, stages=2)  # both halves of the rebuilt keys stay in registers
-COMMUTED = Launch(tokens=32, stages=2)
+COMMUTED = Launch(tokens=64, stages=2)  # rows of a KV head's codebook come from L1, which they fit
 MIXED = Launch(tokens=32, warps=8, stages=1)
 COMBINE = Launch(tokens=32)  # splits a turn
 

@@ -88,10 +88,10 @@ def test_latent_scores(tokens, rows, dtype, per_head, device):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "groups", "stages", "levels", "rows", "heads"),
-    [(63, 1, 8, 16, 1, 2), (63, 2, 3, 64, 2, 2), (1, 1, 2, 8, 1, 2), (1000, 1, 2, 4, 1, 1)],
+    ("tokens", "groups", "stages", "levels", "rows", "heads", "dtype"),
+    [*in_both((63, 1, 8, 16, 1, 2), (63, 2, 3, 64, 2, 2), (1, 1, 2, 8, 1, 2)), (1000, 1, 2, 4, 1, 1, torch.float16)],
 )
-def test_codebook_scores(tokens, groups, stages, levels, rows, heads, device):
+def test_codebook_scores(tokens, groups, stages, levels, rows, heads, dtype, device):
     dim, width = 32, levels.bit_length() - 1
     pairs = dim // 2 // groups
     theta = torch.randn(heads, groups, stages, levels, pairs, 2, device=device)
@@ -106,11 +106,11 @@ def test_codebook_scores(tokens, groups, stages, levels, rows, heads, device):
                 dense[:, h, :, g * pairs : (g + 1) * pairs] += a[..., 0] - b[..., 1]
                 dense[:, h, :, dim // 2 + g * pairs : dim // 2 + (g + 1) * pairs] += a[..., 1] + b[..., 0]
     keys = rotated(dense * prescale.double()[:, None, :, None], turn)
-    q = torch.randn(rows, heads, heads, dim, device=device).half()
+    q = torch.randn(rows, heads, heads, dim, device=device).to(dtype)
     packed = pack(codes.to(torch.uint8).flatten(2), width)
     for path in ("torch", "triton"):
         found = codebook_scores(q, theta, packed, prescale, turn, path)
-        assert_close(found, q.double() @ keys.transpose(-1, -2), torch.float32)
+        assert_close(found, q.double() @ keys.transpose(-1, -2), dtype)
 
 
 @pytest.mark.parametrize(("tokens", "rows", "dtype"), [*in_both((1, 1), (63, 2)), (1000, 1, torch.float16)])

@@ -1,4 +1,4 @@
-"""CommVQ: scores through commuted tables, and values as sums of chosen binary digits."""
+"""CommVQ: scores of keys summed up from a codebook, and values as sums of chosen binary digits."""
 
 import triton
 import triton.language as tl
@@ -8,38 +8,50 @@ from kvq_kernels.triton_ops.tiles import as_float, code_at, locate, read_codes
 
 @triton.jit
 def codebook_scores_kernel(
-    tables, codes, prescale, cos, sin, out, queries, heads, tokens, groups, stages, levels, pairs, stream,
-    BT: tl.constexpr, WIDE: tl.constexpr, WIDTH: tl.constexpr,
+    q, theta, codes, prescale, cos, sin, out, queries, heads, tokens, groups, stages, levels, pairs, stream,
+    M: tl.constexpr, BT: tl.constexpr, HP: tl.constexpr, WIDTH: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """tables (rows, kv_heads, queries, groups, stages, 2, levels, 2 pairs); out (rows, kv_heads, queries, tokens).
+    """q (rows, kv_heads, queries, 2 * groups * pairs) after RoPE; out (rows, kv_heads, queries, tokens) float32. Grid
+    (rows * kv_heads * token tiles,).
 
-    Grid (rows * kv_heads * queries * token tiles,). The codes of a head are one bit stream of WIDTH bits a level,
+    A tile of keys is summed up once for all queries of its KV head. theta (kv_heads, groups, stages, levels, 2, pairs):
+    a code (a, b) stands for (x_a - y_b, y_a + x_b). The codes of a head are one bit stream of WIDTH bits a level,
     ordered (groups, tokens, stages, 2). prescale (rows, tokens); cos, sin (tokens, groups * pairs).
     """
-    line, first = locate(tl.program_id(0), tokens, BT)
+    matrix, first = locate(tl.program_id(0), tokens, BT)
     token = first + tl.arange(0, BT)
     token_mask = token < tokens
-    base = codes + (line // queries).to(tl.int64) * stream
-    prescale += (line // (queries * heads)).to(tl.int64) * tokens
-    line = line.to(tl.int64)
-    column = tl.arange(0, WIDE)
-    wanted = token_mask[:, None] & (column < 2 * pairs)[None, :]
-    scores = tl.zeros((BT,), tl.float32)
+    prescale += (matrix // heads).to(tl.int64) * tokens
+    theta += (matrix % heads).to(tl.int64) * groups * stages * levels * (2 * pairs)
+    matrix = matrix.to(tl.int64)
+    codes += matrix * stream
+    query, channel = tl.arange(0, M), tl.arange(0, HP)
+    inside = channel < pairs
+    wanted = inside[:, None] & token_mask[None, :]
+    asked = (query < queries)[:, None] & inside[None, :]
+    scores = tl.zeros((M, BT), tl.float32)
     for group in tl.range(0, groups):
-        sums = tl.zeros((BT, WIDE), tl.float32)
+        x = tl.zeros((HP, BT), tl.float32)
+        y = tl.zeros((HP, BT), tl.float32)
         for stage in tl.range(0, stages):
-            table = tables + (((line * groups + group) * stages + stage) * 2) * levels * (2 * pairs)
-            for place in tl.static_range(2):  # first and second level of the code
-                index = ((group * tokens + token).to(tl.int64) * stages + stage) * 2 + place
-                level = code_at(base, index, WIDTH, token_mask) + place * levels
-                sums += tl.load(table + level[:, None] * (2 * pairs) + column[None, :], mask=wanted, other=0.0)
-        pair = column % pairs
-        at = token.to(tl.int64)[:, None] * (groups * pairs) + (group * pairs + pair)[None, :]
-        turn = tl.load(cos + at, mask=wanted & (column < pairs)[None, :], other=0.0)
-        turn += tl.load(sin + at, mask=wanted & (column >= pairs)[None, :], other=0.0)
-        scores += tl.sum(sums * turn, 1)
+            table = theta + (group * stages + stage) * levels * (2 * pairs) + channel[:, None]
+            index = ((group * tokens + token).to(tl.int64) * stages + stage) * 2
+            one = table + code_at(codes, index, WIDTH, token_mask)[None, :] * (2 * pairs)
+            two = table + code_at(codes, index + 1, WIDTH, token_mask)[None, :] * (2 * pairs)
+            left, right = tl.load(one, mask=wanted, other=0.0), tl.load(two + pairs, mask=wanted, other=0.0)
+            x += (left - right).to(tl.float32)
+            left, right = tl.load(one + pairs, mask=wanted, other=0.0), tl.load(two, mask=wanted, other=0.0)
+            y += (left + right).to(tl.float32)
+        at = token.to(tl.int64)[None, :] * (groups * pairs) + (group * pairs + channel)[:, None]
+        c = tl.load(cos + at, mask=wanted, other=0.0)
+        s = tl.load(sin + at, mask=wanted, other=0.0)
+        line = q + (matrix * queries + query)[:, None] * (2 * groups * pairs) + (group * pairs + channel)[None, :]
+        lower = tl.load(line, mask=asked, other=0.0)
+        upper = tl.load(line + groups * pairs, mask=asked, other=0.0)
+        scores += product(lower, x * c - y * s, DTYPE) + product(upper, y * c + x * s, DTYPE)
     scale = tl.load(prescale + token, mask=token_mask, other=0.0).to(tl.float32)
-    tl.store(out + line * tokens + token, scores * scale, mask=token_mask)
+    at = out + (matrix * queries + query)[:, None] * tokens + token[None, :]
+    tl.store(at, scores * scale[None, :], mask=(query < queries)[:, None] & token_mask[None, :])
 
 
 @triton.jit
