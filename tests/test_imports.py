@@ -88,7 +88,7 @@ OPEN_TO_THE_PAGE = {
     "claims": {"board", "side_by_side"},
     "decision": {"pasted", "plans", "scores", "verify"},
     "inspection": {"fits", "look", "report", "rules"},
-    "packed": {"lanes"},
+    "packed": {"lanes", "slow"},
     "pipeline": {"added", "compare", "estimate", "examples", "roundtrip", "timings", "why"},
     "studies": {
         "cells",
