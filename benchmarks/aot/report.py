@@ -34,14 +34,28 @@ def row(form: Form, capability: int) -> dict[str, Any]:
     loop, count = made.loop, instructions(form, made)
     speed = {"share": share(count, form.nbytes, capability), "gain": gain(count, form.nbytes, capability)}
     return {
-        "form": form.name, "operation": form.operation, "method": form.method, "head_dim": form.head_dim,
-        "query_heads": form.shared, "capability": capability, "kernel": form.launch.kernel.__name__,
-        "instructions": round(count, 2), "most": form.most, "spills": made.spills, "stack_bytes": made.stack,
-        "registers": made.registers, "shared_bytes": made.shared, "bytes_a_load": round(loop.bytes_a_load, 1),
-        "copies": loop.copies, "loads": loop.loads, "asynchronous": loop.asynchronous,
-        "products": loop.products, "barriers": loop.barriers,
-        "bytes_an_element": form.nbytes, **speed,
-    }  # fmt: skip
+        "form": form.name,
+        "operation": form.operation,
+        "method": form.method,
+        "head_dim": form.head_dim,
+        "query_heads": form.shared,
+        "capability": capability,
+        "kernel": form.launch.kernel.__name__,
+        "instructions": round(count, 2),
+        "most": form.most,
+        "spills": made.spills,
+        "stack_bytes": made.stack,
+        "registers": made.registers,
+        "shared_bytes": made.shared,
+        "bytes_a_load": round(loop.bytes_a_load, 1),
+        "copies": loop.copies,
+        "loads": loop.loads,
+        "asynchronous": loop.asynchronous,
+        "products": loop.products,
+        "barriers": loop.barriers,
+        "bytes_an_element": form.nbytes,
+        **speed,
+    }
 
 
 def instructions(form: Form, made: Compiled) -> float:
@@ -60,10 +74,15 @@ def line(found: dict[str, Any]) -> str:
     copies, loads = found["copies"], found["loads"]
     other = sum(count for size, count in copies.items() if size != 16)
     cells = (
-        f"{found['form']}/sm_{found['capability']}", f"{found['instructions']:.2f}", str(found["spills"]),
-        str(found["registers"]), f"{found['bytes_a_load']:.1f}", str(copies.get(16, 0)), str(other),
+        f"{found['form']}/sm_{found['capability']}",
+        f"{found['instructions']:.2f}",
+        str(found["spills"]),
+        str(found["registers"]),
+        f"{found['bytes_a_load']:.1f}",
+        str(copies.get(16, 0)),
+        str(other),
         str(sum(loads.values())),
-    )  # fmt: skip
+    )
     return "| " + " | ".join(cells) + " |"
 
 

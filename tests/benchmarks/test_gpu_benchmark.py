@@ -172,10 +172,14 @@ def timing(*rounds):
 def test_targets_are_held_missed_or_open_by_their_error_bars(ours, word):
     """Numbers made for the purpose: a read takes 0.1 ms, the fastest fp16 attention 0.5."""
     numbers = {
-        "kivi-2": timing(*ours), "kivi-2_read": timing(0.1, 0.1, 0.1), "kivi-2_bytes": 200e6,
-        "fp16_sdpa": timing(0.9, 0.9, 0.9), "fp16_flash": timing(0.5, 0.5, 0.5), "fp16_read": timing(0.3, 0.3, 0.3),
+        "kivi-2": timing(*ours),
+        "kivi-2_read": timing(0.1, 0.1, 0.1),
+        "kivi-2_bytes": 200e6,
+        "fp16_sdpa": timing(0.9, 0.9, 0.9),
+        "fp16_flash": timing(0.5, 0.5, 0.5),
+        "fp16_read": timing(0.3, 0.3, 0.3),
         "fp16_bytes": 900e6,
-    }  # fmt: skip
+    }
     told = imported("gpu_verdicts").verdicts("NVIDIA H100", {"decode/m/b1/65536": numbers})
     assert [line.split(":")[0] for line in told] == [f"- {word}", f"- {word}"]
     assert "times as fast as fp16_flash, the fastest in fp16" in told[1] and "at least 4" in told[1]
@@ -184,9 +188,12 @@ def test_targets_are_held_missed_or_open_by_their_error_bars(ours, word):
 def test_targets_follow_the_gpu_and_leave_small_caches_out():
     verdicts = imported("gpu_verdicts").verdicts
     numbers = {
-        "kivi-2": timing(0.14), "kivi-2_read": timing(0.1), "kivi-2_bytes": 200e6, "fp16_flash": timing(0.5),
+        "kivi-2": timing(0.14),
+        "kivi-2_read": timing(0.1),
+        "kivi-2_bytes": 200e6,
+        "fp16_flash": timing(0.5),
         "fp16_bytes": 900e6,
-    }  # fmt: skip
+    }
     case = {"layers/m/b1/65536": numbers}
     assert [line[2:6] for line in verdicts("NVIDIA H200", case)] == ["held", "held"]  # 71 % and 3.6 times
     assert [line[2:6] for line in verdicts("NVIDIA H100", case)] == ["miss", "miss"]
