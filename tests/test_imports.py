@@ -71,8 +71,8 @@ _TABLE = """
         settings spec store training ui.export ui.figures ui.form ui.html ui.selection ui.service ui.views ui.words
     ui.study: errors events limits logs models record settings spec store studies ui.figures ui.form ui.html ui.panels
         ui.service ui.views ui.words
-    ui.decide: advice analysis decision errors events limits links logs models settings sizing spec store studies
-        ui.figures ui.html ui.panels ui.service ui.study ui.views
+    ui.decide: advice analysis decision errors events inspection limits links logs models settings sizing spec store
+        studies ui.figures ui.html ui.panels ui.service ui.study ui.views
     ui.api: advice analysis claims errors events inspection logs methods models pipeline presets record sizing spec
         store studies ui.decide ui.html ui.panels ui.service ui.study
     ui.layout: errors ui.api ui.decide ui.figures ui.form ui.html ui.panels ui.server ui.service ui.study
