@@ -6,12 +6,41 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+_WINDOW = {"sliding_window": 24, "num_hidden_layers": 4}
+FAMILIES: dict[str, dict[str, Any]] = {  # architectures with keys of their own: what is unlike SIZES
+    "gemma": {},
+    "gemma2": {**_WINDOW, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 9.0},
+    "gemma3_text": {
+        "sliding_window": 24,
+        "num_hidden_layers": 7,
+        "query_pre_attn_scalar": 16,
+        "layer_types": ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 100000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    },
+    "phi3": {"sliding_window": 24, "head_dim": None},
+    "starcoder2": {"sliding_window": None, "head_dim": None},
+    "granite": {
+        "attention_multiplier": 0.4,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.5,
+        "logits_scaling": 2.0,
+    },
+    "lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False, "head_dim": None},
+    "smollm3": {"num_hidden_layers": 5},
+    "olmo2": {},
+    "stablelm": {"use_qkv_bias": True, "head_dim": None},
+    "nemotron": {},
+}
 MERGES = ["d e", "de f", "1 2"]
-TOKENS = [*bytes_to_unicode().values(), "de", "def", "12", "<|start|>", "<|end|>", "<|turn|>"]
+BYTES = list(bytes_to_unicode().values())
+TOKENS = [*BYTES, "de", "def", "12", "<|start|>", "<|end|>", "<|turn|>"]
 BOS, EOS, EOT = (TOKENS.index(f"<|{name}|>") for name in ("start", "end", "turn"))
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 SIZES = {
@@ -30,8 +59,11 @@ SIZES = {
 def source(architecture: str, **changes: Any) -> Any:
     """A transformers model with random weights and biases: what a file is written from."""
     torch.manual_seed(3)
-    sizes = {"tie_word_embeddings": False, **SIZES, **changes}
-    model = AutoModelForCausalLM.from_config(CONFIGS[architecture](**sizes), dtype=torch.float32).eval()
+    sizes = {"tie_word_embeddings": "gemma" in architecture, **SIZES, **FAMILIES.get(architecture, {}), **changes}
+    sizes = {name: value for name, value in sizes.items() if name != "head_dim" or value is not None}
+    ids = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": None}
+    config = AutoConfig.for_model(architecture, **ids, **sizes)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     for name, parameter in model.named_parameters():
         if name.endswith("bias") or "norm" in name:
             torch.nn.init.normal_(parameter, 1.0, 0.3)
@@ -47,11 +79,11 @@ def write(
 ) -> Path:
     """A file of the model. ``values`` are keys of the header with ``__`` for every dot, ``a__`` for the architecture's;
     None leaves a key out. ``tensors`` are written beside the model's, or in place of those."""
-    config, name = model.config, model.config.model_type
+    config, name = model.config, model.config.model_type.removesuffix("_text")
     writer = gguf.GGUFWriter(path, name)
     for key, value in {**_header(config), **_vocabulary(), **_named(values, name)}.items():
         if value is not None:
-            writer.add_key_value(key, value, _type(value), _type(value[0]) if isinstance(value, list) else None)
+            writer.add_key_value(key, value, _type(value), _inner(value))
     held = {**_tensors(model), **(tensors or {})}
     for tensor, data in held.items():
         if data.ndim > 1 and kind != gguf.GGMLQuantizationType.F32:
@@ -103,7 +135,7 @@ def logits(model: Any, ids: list[int]) -> torch.Tensor:
 
 
 def _header(config: Any) -> dict[str, Any]:
-    name, heads = config.model_type, config.num_attention_heads
+    name, heads = config.model_type.removesuffix("_text"), config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     told = {
         "context_length": config.max_position_embeddings,
@@ -112,12 +144,49 @@ def _header(config: Any) -> dict[str, Any]:
         "feed_forward_length": config.intermediate_size,
         "attention.head_count": heads,
         "attention.head_count_kv": config.num_key_value_heads,
-        "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
-        "rope.freq_base": float(config.rope_parameters["rope_theta"]),
+        "rope.freq_base": float(_rope(config)["rope_theta"]),
     }
     if head_dim != config.hidden_size // heads:
         told |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
+    told |= _epsilon(config) | _own(config)
     return {"general.file_type": 0, **{f"{name}.{key}": value for key, value in told.items()}}
+
+
+def _rope(config: Any) -> dict[str, Any]:
+    told = config.rope_parameters
+    return told.get("full_attention", told)
+
+
+def _epsilon(config: Any) -> dict[str, float]:
+    fields = ("rms_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_eps")
+    epsilon = next(getattr(config, field) for field in fields if getattr(config, field, None) is not None)
+    plain = config.model_type in ("starcoder2", "stablelm", "nemotron")
+    return {f"attention.layer_norm{'' if plain else '_rms'}_epsilon": float(epsilon)}
+
+
+def _own(config: Any) -> dict[str, Any]:
+    """Keys that are an architecture's own, as conversion/*.py of llama.cpp write them."""
+    kind, rope = config.model_type, _rope(config)
+    own: dict[str, Any] = {}
+    if kind in ("gemma2", "gemma3_text", "phi3"):
+        own["attention.sliding_window"] = config.sliding_window
+    if kind == "gemma2":
+        own["attn_logit_softcapping"] = config.attn_logit_softcapping
+        own["final_logit_softcapping"] = config.final_logit_softcapping
+    if kind == "granite":
+        own["attention.scale"], own["logit_scale"] = config.attention_multiplier, config.logits_scaling
+        own["embedding_scale"], own["residual_scale"] = config.embedding_multiplier, config.residual_multiplier
+    if kind == "lfm2":
+        held = [config.num_key_value_heads if of == "full_attention" else 0 for of in config.layer_types]
+        own["attention.head_count_kv"], own["shortconv.l_cache"] = held, config.conv_L_cache
+    if kind == "stablelm":
+        own["use_parallel_residual"] = config.use_parallel_residual
+    if "partial_rotary_factor" in rope:
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        own["rope.dimension_count"] = int(head_dim * rope["partial_rotary_factor"])
+    if rope.get("factor"):
+        own["rope.scaling.type"], own["rope.scaling.factor"] = rope["rope_type"], rope["factor"]
+    return own
 
 
 def _vocabulary() -> dict[str, Any]:
@@ -152,22 +221,33 @@ def _type(value: Any) -> gguf.GGUFValueType:
     return kinds[type(value)]
 
 
+def _inner(value: Any) -> gguf.GGUFValueType | None:
+    """Of a list; llama.cpp reads whole numbers in lists as signed ones alone."""
+    if not isinstance(value, list):
+        return None
+    return gguf.GGUFValueType.INT32 if type(value[0]) is int else _type(value[0])
+
+
 def _tensors(model: Any) -> dict[str, np.ndarray]:
     config, names = model.config, gguf.get_tensor_name_map(_architecture(model), model.config.num_hidden_layers)
-    found = {}
+    kind, found = config.model_type, {}
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         data, stem = tensor.numpy(), name.rpartition(".")[0]
-        if config.model_type == "llama" and stem.endswith(("q_proj", "k_proj")):
+        if kind in ("llama", "granite", "smollm3") and stem.endswith(("q_proj", "k_proj")):
             heads = config.num_attention_heads if stem.endswith("q_proj") else config.num_key_value_heads
             halves = data.reshape(
                 heads, 2, data.shape[0] // heads // 2, -1
             )  # convert_hf_to_gguf.py, LlamaModel.permute
             data = halves.swapaxes(1, 2).reshape(data.shape)
+        if ("gemma" in kind or kind == "nemotron") and name.endswith("norm.weight"):
+            data = data + 1
+        data = data.squeeze(1) if name.endswith("conv.conv.weight") else data
         found[f"{names.get_name(stem)}.{name.rpartition('.')[2]}"] = np.ascontiguousarray(data)
     return found
 
 
 def _architecture(model: Any) -> gguf.MODEL_ARCH:
-    return next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == model.config.model_type)
+    kind = model.config.model_type.removesuffix("_text")
+    return next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == kind)

@@ -78,10 +78,10 @@ class Kvarn(BitsMethod):
 
     def fit(self, prompt: Prompt) -> Fitted:
         dim = prompt.keys.shape[-1]
-        turn = Hadamard.of(dim, prompt.keys.device)
+        turns = (Hadamard.of(x.shape[-1], x.device) for x in (prompt.keys, prompt.values))
         key, value = (
             TileCodec(self.width(tensor), self.tile, tensor == "key", self.iterations, self.floor, turn)
-            for tensor in KINDS
+            for tensor, turn in zip(KINDS, turns, strict=True)
         )
         said = f"no engine deploys this: vLLM's kernels take heads of {', '.join(map(str, DEPLOYED))}, not of {dim}"
         return Fitted(key, value, () if dim in DEPLOYED else (said,))

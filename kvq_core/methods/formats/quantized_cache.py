@@ -122,8 +122,8 @@ class QuantizedCache(Method):
         return None if reason is None else f"residual_length = {self.residual_length}: {reason}"
 
     def fit(self, prompt: Prompt) -> Fitted:
-        codec = self.codec(prompt.keys.shape[1], prompt.keys.shape[-1], prompt.metadata)
-        return Fitted(codec, codec)
+        key, value = (self.codec(x.shape[1], x.shape[-1], prompt.metadata) for x in (prompt.keys, prompt.values))
+        return Fitted(key, value)
 
     def _offered(self, axis: int, bits: int) -> tuple[Elsewhere, ...]:
         """transformers' own cache with these settings."""

@@ -151,9 +151,9 @@ class TurboQuant(Format):
     def fit(self, prompt: Prompt) -> Fitted:
         (key, value), dim, device = WIDTHS[self.preset], prompt.keys.shape[-1], prompt.keys.device
         if self.preset == "paper":
-            basis = random_rotation(dim, device)
-            sphere = partial(SphereCodec, corrected=False, basis=basis)
-            return Fitted(sphere(bits_per_code=key), sphere(bits_per_code=value))
+            bases = (random_rotation(x.shape[-1], device) for x in (prompt.keys, prompt.values))
+            sphere = partial(SphereCodec, corrected=False)
+            return Fitted(sphere(bits_per_code=key, basis=next(bases)), sphere(bits_per_code=value, basis=next(bases)))
         values = RangeHeads(bits_per_code=value)
         if key == 8:
             return Fitted(Float8Codec(), values)

@@ -120,10 +120,10 @@ class Qaq(Method):
         return self.model_copy(update={"key_tolerance": key.tolerance, "value_tolerance": value.tolerance})
 
     def fit(self, prompt: Prompt) -> Fitted:
-        layers, heads, tokens, dim = prompt.keys.shape
+        layers, heads, tokens, _ = prompt.keys.shape
         rows = self._rows(prompt)
         rules = self._rules(prompt, rows)
-        outliers, size = self._outliers(prompt)
+        outliers, size = self._outliers(prompt.keys)
         notes = [f"{2 * outliers} of {size} elements of a unit are outliers ({2 * outliers / size:.1%})"]
         for rule, kind, given in zip(rules, ("key", "value"), (self.key_tolerance, self.value_tolerance), strict=True):
             if given is None:
@@ -133,22 +133,22 @@ class Qaq(Method):
             RaggedCodec(
                 layers,
                 heads,
-                dim,
+                x.shape[-1],
                 self.unit,
-                outliers,
+                self._outliers(x)[0],
                 prompt.metadata,
                 rule,
                 tokens,
                 seen,
                 self.update == "every_step",
             )
-            for rule, seen in zip(rules, ((), rows), strict=True)
+            for x, rule, seen in zip((prompt.keys, prompt.values), rules, ((), rows), strict=True)
         ]
         return Fitted(codecs[0], codecs[1], tuple(notes))
 
-    def _outliers(self, prompt: Prompt) -> tuple[int, int]:
-        """Outliers at either end of a unit, and the unit's elements."""
-        size = prompt.keys.shape[-1] * (prompt.keys.shape[1] if self.unit == "layer" else 1)
+    def _outliers(self, x: Tensor) -> tuple[int, int]:
+        """Outliers at either end of a unit of keys or of values, and the unit's elements."""
+        size = x.shape[-1] * (x.shape[1] if self.unit == "layer" else 1)
         return min(ceil(self.outlier_fraction / 2 * size), (size - 1) // 2), size
 
     def _rows(self, prompt: Prompt) -> tuple[Tensor, ...]:
@@ -159,13 +159,14 @@ class Qaq(Method):
     def _rules(self, prompt: Prompt, rows: tuple[Tensor, ...]) -> tuple[Rule, Rule]:
         """Of keys and of values; tolerances that are not given are solved on the prompt."""
         assert prompt.queries is not None
-        heads, outliers = prompt.keys.shape[1], self._outliers(prompt)[0]
+        heads = prompt.keys.shape[1]
         bounds = self.bits_min, self.bits_max, self.attention_window, heads, self.unit
         norms = query_norms(prompt.queries, heads, self.unit, prompt.scaling)
 
         def solved(rule: Rule, x: Tensor, given: float | None, seen: tuple[Tensor, ...]) -> Rule:
             if given is None:
-                given = rule.solve(extents(x, self.unit, outliers, prompt.metadata), seen, self.target_bits)
+                ranges = extents(x, self.unit, self._outliers(x)[0], prompt.metadata)
+                given = rule.solve(ranges, seen, self.target_bits)
             return replace(rule, tolerance=given)
 
         key = solved(Rule(*bounds, norms), prompt.keys, self.key_tolerance, ())

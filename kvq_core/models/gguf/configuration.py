@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from kvq_core.errors import ModelError, excerpt
+from kvq_core.models.gguf.families import FAMILIES, Facts, Family
 from kvq_core.models.gguf.header import Entry, Header
 from kvq_core.models.gguf.scaling import rope_parameters
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3")  # by the name both llama.cpp and transformers give them
 _SIZES = {  # behind "{architecture}.": numbers a file must give -> transformers' field
     "context_length": "max_position_embeddings",
     "block_count": "num_hidden_layers",
@@ -18,7 +18,6 @@ _SIZES = {  # behind "{architecture}.": numbers a file must give -> transformers
     "feed_forward_length": "intermediate_size",
     "attention.head_count": "num_attention_heads",
 }
-_EPSILON = "attention.layer_norm_rms_epsilon"
 _HEAD = ("attention.head_count_kv", "attention.key_length", "attention.value_length", "rope.dimension_count")
 _ROPE = (
     "rope.freq_base",
@@ -32,8 +31,11 @@ _ROPE = (
     "rope.scaling.yarn_beta_fast",
     "rope.scaling.yarn_beta_slow",
 )
-_USED = {*_SIZES, _EPSILON, *_HEAD, *_ROPE, "vocab_size"}
-_HARMLESS = {"rope.scaling.finetuned"}  # it only says how the file came to be
+_USED = {*_SIZES, *_HEAD, *_ROPE, "vocab_size"}
+_HARMLESS = {  # how the file came to be, and of pictures
+    "rope.scaling.finetuned",
+    "mm.tokens_per_image",
+}
 _IF = {  # allowed with one value, with which they change nothing
     "attention.causal": True,
     "attention.sliding_window": 0,
@@ -52,13 +54,16 @@ def check_architecture(header: Header) -> None:
     if kind != "model":
         raise refused(header, f"general.type is {excerpt(kind)}, not 'model'")
     name = header.architecture
-    if name not in ARCHITECTURES:
-        raise refused(header, f"its architecture is {excerpt(name)}; read are {', '.join(ARCHITECTURES)}")
+    if (family := FAMILIES.get(name)) is None:
+        raise refused(header, f"its architecture is {excerpt(name)}; read are {', '.join(FAMILIES)}")
+    allowed = {**_IF, **family.allowed}
+    used = {*_USED, family.epsilon[0], *family.keys} | (_HARMLESS - family.allowed.keys())
     for key, value in header.values.items():
         prefix, _, rest = key.partition(".")
-        if prefix != name or rest in _USED | _HARMLESS or (rest in _IF and value == _IF[rest]):
-            continue
-        raise refused(header, f"{excerpt(key)} = {excerpt(value)} is not known here and may change what it computes")
+        if prefix == name and rest not in used and not (rest in allowed and value == allowed[rest]):
+            raise refused(
+                header, f"{excerpt(key)} = {excerpt(value)} is not known here and may change what it computes"
+            )
 
 
 def configuration(header: Header, frequencies: np.ndarray | None) -> Any:
@@ -68,29 +73,50 @@ def configuration(header: Header, frequencies: np.ndarray | None) -> Any:
     """
     from transformers import AutoConfig
 
-    at = _lookup(header)
+    at, family = _lookup(header), FAMILIES[header.architecture]
     sizes = {field: _whole(header, key, at(key, None)) for key, field in _SIZES.items()}
     heads, context = sizes["num_attention_heads"], sizes["max_position_embeddings"]
-    head_dim = _head_dim(header, at, sizes["hidden_size"] // heads)
-    kv_heads = _whole(header, "attention.head_count_kv", at("attention.head_count_kv", heads))
+    head_dim, rotated = _head_dim(header, at, family, sizes["hidden_size"] // heads)
+    kv_heads = _kv_heads(header, at("attention.head_count_kv", heads), family, sizes)
     entries = {entry.name: entry for entry in header.entries}
     _check_counts(header, entries, sizes, kv_heads)
     try:
-        rope = rope_parameters(lambda key, default: _rope(header, key, default), head_dim, context, frequencies)
+        rope = rope_parameters(lambda key, default: _rope(header, key, default), rotated, context, frequencies)
     except ValueError as error:
         raise refused(header, str(error)) from None
-    return AutoConfig.for_model(
-        header.architecture,
-        **sizes,
-        _model_name_or_path=header.values.get("general.name", ""),
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
-        rms_norm_eps=_number(header, _EPSILON, at(_EPSILON, None)),
-        rope_parameters=rope,
-        vocab_size=entries["token_embd.weight"].shape[0],
-        tie_word_embeddings="output.weight" not in entries,
+    if rotated != head_dim:
+        rope["partial_rotary_factor"] = rotated / head_dim
+    facts = Facts(at, entries, sizes["num_hidden_layers"], sizes["hidden_size"], heads, head_dim, rope)
+    key, epsilon = family.epsilon
+    told = {
+        "num_key_value_heads": kv_heads,
+        epsilon: _number(header, key, at(key, None)),
+        "rope_parameters": rope,
+        "vocab_size": entries["token_embd.weight"].shape[0],
+        "tie_word_embeddings": "output.weight" not in entries,
+        **({"head_dim": head_dim} if family.wide else {}),
         **{f"{field}_token_id": token_id(header, name) for field, name in _IDS.items()},
-    )
+    }
+    name = header.values.get("general.name", "")
+    told |= sizes | _own(header, family, facts)
+    return AutoConfig.for_model(family.model_type, _model_name_or_path=name, **told)
+
+
+def _own(header: Header, family: Family, facts: Facts) -> dict[str, Any]:
+    """Fields of the family. Raises ModelError for a key that is no number."""
+    for key in family.keys:
+        if isinstance(value := facts.key(key, 0), str | list):
+            raise refused(header, f"{header.architecture}.{key} = {excerpt(value)} is not one number")
+    return family.fields(facts)
+
+
+def _kv_heads(header: Header, held: Any, family: Family, sizes: dict[str, int]) -> int:
+    """KV heads of the layers that have any."""
+    if not family.kv_by_layer or not isinstance(held, list):
+        return _whole(header, "attention.head_count_kv", held)
+    if len(held) != sizes["num_hidden_layers"] or len(set(held) - {0}) != 1:
+        raise refused(header, f"{header.architecture}.attention.head_count_kv = {excerpt(held)} is not known here")
+    return _whole(header, "attention.head_count_kv", max(held))
 
 
 def end_ids(header: Header) -> list[int]:
@@ -136,16 +162,21 @@ def _rope(header: Header, key: str, default: Any) -> Any:
     return value if isinstance(default, str) else _number(header, f"rope.{key}", value)
 
 
-def _head_dim(header: Header, at: Callable[[str, Any], Any], usual: int) -> int:
-    """Channels of a head. transformers' reader takes hidden / heads for it, whatever the file says."""
+def _head_dim(header: Header, at: Callable[[str, Any], Any], family: Family, usual: int) -> tuple[int, int]:
+    """Channels of a head, and those that are rotated. transformers' reader takes hidden / heads, whatever the file
+    says."""
     found = {key: _whole(header, key, at(key, None)) for key in _HEAD[1:] if at(key, None) is not None}
+    rotated = found.pop(_HEAD[-1], None) if family.partial else None
     head_dim = found.get("attention.key_length", found.get("rope.dimension_count", usual))
     for key, value in found.items():
         if value != head_dim:
             raise refused(header, f"{header.architecture}.{key} is {value}, and a head has {head_dim} channels")
-    if head_dim < 2 or head_dim % 2:
-        raise refused(header, f"a head of {head_dim} channels cannot be rotated in pairs")
-    return head_dim
+    if not family.wide and head_dim != usual:
+        raise refused(header, f"a head has {head_dim} channels, and models of this kind have hidden / heads, {usual}")
+    rotated = head_dim if rotated is None else rotated
+    if rotated < 2 or rotated % 2 or rotated > head_dim:
+        raise refused(header, f"{rotated} of {head_dim} channels of a head cannot be rotated in pairs")
+    return head_dim, rotated
 
 
 def _check_counts(header: Header, entries: dict[str, Entry], sizes: dict[str, int], kv_heads: int) -> None:

@@ -34,6 +34,11 @@ def rope_parameters(
         raise ValueError(f"rope.freq_base = {base:g} and rope.scaling.factor = {factor:g} must be above 0")
     if kind == "none":
         factor = 1.0
+    attention = float(value("scaling.attn_factor", 1.0)) * float(value("scaling.yarn_attn_factor", 1.0))
+    if kind != "yarn" and attention != 1:
+        raise ValueError(
+            f"rope.scaling.attn_factor = {attention:g} is known with yarn alone, and its scaling is {kind}"
+        )
     if factors is not None and bool((factors != 1).any()):
         if factor != 1:
             raise ValueError(f"it has both rope.scaling.type = {kind} and the tensor {FREQUENCIES}")

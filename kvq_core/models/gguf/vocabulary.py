@@ -8,6 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
+
 from kvq_core.errors import excerpt
 from kvq_core.models.gguf.configuration import refused, token_id
 from kvq_core.models.gguf.header import Header
@@ -16,10 +18,15 @@ _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 _CUTS: dict[str, tuple[str, ...]] = {  # expressions that transformers does not have, applied one after the other
     "gpt-2": (_GPT2,),
     "smollm": (r"\p{N}", _GPT2),
+    **dict.fromkeys(("refact", "starcoder", "command-r", "exaone"), (r"\p{N}", _GPT2)),
+    **dict.fromkeys(("olmo", "jais"), (_GPT2,)),
+    "stablelm2": (PRETOKENIZE_REGEX,),
     "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
 }
-_WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3")  # a word the vocabulary holds is one token, whatever the merges say
-_KNOWN = (*_CUTS, *_WHOLE_WORDS, "qwen2", "deepseek-r1-qwen")
+# a word the vocabulary holds is one token, whatever the merges say
+_WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "lfm2")
+_KNOWN = (*_CUTS, *_WHOLE_WORDS, "qwen2", "deepseek-r1-qwen", "smaug-bpe", "dbrx", "gpt-4o", "llama4")
+_NO_BLANK_FIRST = ("gemma", "gemma2", "gemma3")  # transformers puts none before a text of these, and before others one
 _USED = {
     *("model", "pre", "tokens", "scores", "token_type", "merges", "add_bos_token", "add_eos_token"),
     *(f"{name}_token_id" for name in ("bos", "eos", "eot", "eom", "unknown", "padding")),
@@ -47,11 +54,13 @@ def check_vocabulary(header: Header) -> None:
     if model == "gpt2" and pre not in _KNOWN:
         raise refused(header, f"tokenizer.ggml.pre = {excerpt(pre)} is not known here; known are {', '.join(_KNOWN)}")
     prefix = values.get("tokenizer.ggml.add_space_prefix", True)
+    if model == "llama" and prefix is not (expected := header.architecture not in _NO_BLANK_FIRST):
+        raise refused(header, f"tokenizer.ggml.add_space_prefix is {excerpt(prefix)}, and only {expected} is read")
     for key, value in values.items():
         kind, _, rest = key.removeprefix("tokenizer.").partition(".")
         harmless = not key.startswith("tokenizer.") or kind in ("chat_template", "chat_templates", "huggingface")
         harmless |= kind == "ggml" and rest in _USED | _HARMLESS
-        harmless |= rest == "add_space_prefix" and (model == "gpt2" or prefix is True)  # BPE here adds none
+        harmless |= rest == "add_space_prefix"  # BPE here adds none
         harmless |= rest in ("remove_extra_whitespaces", "add_sep_token") and value is False
         if not harmless:
             raise refused(header, f"{excerpt(key)} = {excerpt(value)} is not known here and may change the tokens")

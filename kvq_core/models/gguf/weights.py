@@ -8,6 +8,7 @@ to the bit.
 import hashlib
 import json
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from kvq_core.errors import ModelError, excerpt
 from kvq_core.models.gguf.configuration import refused
+from kvq_core.models.gguf.families import FAMILIES
 from kvq_core.models.gguf.header import Entry, Header
 from kvq_core.models.gguf.scaling import FREQUENCIES
 
@@ -44,9 +46,9 @@ def named(header: Header, model: Any) -> dict[str, Entry]:
 
     Raises ModelError where they are not those, in name and shape, that the configuration asks for.
     """
-    from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
+    from transformers.modeling_gguf_pytorch_utils import TensorProcessor, get_gguf_hf_weights_map
 
-    names = get_gguf_hf_weights_map(model, _processor(header, model.config))
+    names = get_gguf_hf_weights_map(model, TensorProcessor())
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     if model.config.tie_word_embeddings:
         del shapes["lm_head.weight"]
@@ -55,15 +57,22 @@ def named(header: Header, model: Any) -> dict[str, Entry]:
         name = names.get(entry.name)
         if name is None and entry.name == FREQUENCIES:
             continue
+        if entry.name.startswith("rope_factors_"):
+            raise refused(header, "its RoPE (longrope) changes with the length of the text, which is not read here")
         if name is None or name not in shapes:
             raise refused(header, f"{header.architecture} has no tensor {excerpt(entry.name)}")
-        if shapes[name] != entry.shape:
+        if _apart_from_ones(shapes[name]) != _apart_from_ones(entry.shape):
             told = f"{list(entry.shape)}, and its header asks for {list(shapes[name])}"
             raise refused(header, f"tensor {excerpt(entry.name)} has the shape {told}")
-        found[name] = entry
+        found[name] = replace(entry, shape=shapes[name])
     if lacking := sorted(shapes.keys() - found.keys()):
         raise refused(header, f"it lacks {lacking[0]}" + (f" and {len(lacking) - 1} more" if lacking[1:] else ""))
     return dict(sorted(found.items()))
+
+
+def _apart_from_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Sizes of a tensor without those of one, which llama.cpp leaves out."""
+    return tuple(size for size in shape if size != 1)
 
 
 def write(header: Header, config: Any, entries: dict[str, Entry], file: IO[bytes]) -> Written:
@@ -83,10 +92,10 @@ def write(header: Header, config: Any, entries: dict[str, Entry], file: IO[bytes
 def _pieces(header: Header, config: Any, entries: dict[str, Entry]) -> Iterator[tuple[Any, int]]:
     """The bytes of a safetensors file and, after each piece, how many weights are done."""
     yield _described(entries), 0
-    processor, done = _processor(header, config), 0
+    family, done = FAMILIES[header.architecture], 0
     for entry in entries.values():
         for part in _parts(entry):
-            weights = processor.process(weights=_read(header.path, part), name=part.name).weights
+            weights = family.weights(part.name, _read(header.path, part), config)
             if not np.isfinite(weights).all():
                 raise refused(header, f"tensor {excerpt(part.name)} holds NaN or infinity: its weights are damaged")
             done += part.numel
@@ -102,13 +111,6 @@ def _described(entries: dict[str, Entry]) -> bytes:
     head = json.dumps(described, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
     return len(head).to_bytes(8, "little") + head
-
-
-def _processor(header: Header, config: Any) -> Any:
-    """transformers' way with an architecture's tensors: llama.cpp keeps rows of Llama's queries and keys reordered."""
-    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
-
-    return TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)(config=config.to_dict())
 
 
 def _parts(entry: Entry) -> Iterator[Entry]:

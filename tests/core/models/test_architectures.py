@@ -17,8 +17,10 @@ from kvq_core.packed.cache import lane_layers
 from kvq_core.spec import Lane
 from tests.support.campaigns import whole
 from tests.support.engine_runs import run_engine
+from tests.support.every_lane import EVERY
 
 KINDS = sorted(CONFIGS) if whole() else SAMPLE
+FEW = ("gpt_oss", "mimo_v2_flash", "llama4_text")  # of which a sample runs every method
 TAKEN = [kind for kind in SAMPLE if kind != "deepseek_v3"]
 METHODS = {
     "per_token": {"group_size": 16, "residual_length": 8},
@@ -84,6 +86,40 @@ def test_lanes_store_what_they_say_on_every_kind(kind: str) -> None:
 
 def _layers(cache: LaneCache, part) -> list[int]:
     return [cache.layers[part.group][i] for i in part.layers.tolist()]
+
+
+# Why a method may not run on a model: mechanisms it would need, and nothing else. Kinds beside them are those that have
+# it; "any" where a lane's own settings or learned data decide.
+ALLOWED = {
+    "how the model rotates those of layers": ["llama4_text"],  # no RoPE to undo
+    "is no multiple of 32": ["mimo_v2_flash"],  # channels of a head
+    "is no multiple of its blocks of 32": ["mimo_v2_flash"],
+    "choose a divisor": ["mimo_v2_flash"],  # groups of more channels than its heads have
+    "There are no keys codebooks like this": "any",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.long("combine")
+@pytest.mark.parametrize("kind", KINDS if whole() else FEW)
+def test_every_method_runs_or_lacks_a_mechanism(kind: str) -> None:
+    """Every lane of every method's main variants; a refusal for any other reason than those above is a failure."""
+    try:
+        model = tiny_of(kind)
+    except ModelError:
+        pytest.skip("refused")
+    sliding = not model.shape.full
+    for lanes in EVERY.values():
+        lanes = [lane.model_copy(update={"sliding": sliding}) for lane in lanes]
+        why = {lane.label: lane.why_not(model.shape) for lane in lanes}
+        taken = [lane for lane in lanes if why[lane.label] is None]
+        outcome = run_engine(model, ids_of(140), taken, 3, ignore_eos=True) if taken else None
+        states = [] if outcome is None else outcome.decode.states
+        why |= {state.lane.label: state.error for state in states if state.error is not None}
+        for reason in filter(None, why.values()):
+            kinds = next((kinds for told, kinds in ALLOWED.items() if told in reason), ())
+            assert kinds == "any" or kind in kinds, reason
+        assert outcome is None or torch.isfinite(outcome.logits()[1]).all()
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "bamba", "llama4_text"])

@@ -59,7 +59,7 @@ def refusal(id: str, home: Path) -> str:
         ({"a__embedding_length": 128}, "has the shape"),
         ({"a__feed_forward_length": 2**30}, "asks for larger tensors"),
         ({"general__type": "adapter"}, "general.type is 'adapter'"),
-        ({"general__architecture": "gemma2"}, "its architecture is 'gemma2'; read are llama, qwen2, qwen3"),
+        ({"general__architecture": "deci"}, "its architecture is 'deci'; read are llama, qwen2, qwen3, gemma"),
         ({"general__architecture": "nonesuch"}, "its architecture is 'nonesuch'"),
         ({"split__count": 3}, "is one of 3 parts"),
         ({"tokenizer__ggml__pre": "deepseek-coder"}, "tokenizer.ggml.pre = 'deepseek-coder' is not known here"),
@@ -105,7 +105,7 @@ def normal(*shape: int) -> np.ndarray:
     [
         Tensors({"blk.0.attn_k.weight": normal(48, 64)}, "tensor 'blk.0.attn_k.weight' has the shape [48, 64]"),
         Tensors({"blk.0.attn_k.bias": normal(32)}, "llama has no tensor 'blk.0.attn_k.bias'"),
-        Tensors({"rope_factors_long.weight": normal(8)}, "llama has no tensor 'rope_factors_long.weight'"),
+        Tensors({"rope_factors_long.weight": normal(8)}, "its RoPE (longrope) changes with the length of the text"),
         Tensors({"rope_freqs.weight": normal(5) * 2}, "does not hold 8 factors above 0"),
         Tensors({"rope_freqs.weight": normal(8) * -2}, "does not hold 8 factors above 0"),
         Tensors({"blk.1.ffn_up.weight": normal(96, 64) * np.nan}, "'blk.1.ffn_up.weight' holds NaN or infinity"),

@@ -1,0 +1,178 @@
+"""What llama.cpp takes a file of each architecture for, beside what all architectures have in common: further keys of
+its header, what stands for a key that is missing, and what no key says.
+
+Source: llama.cpp, src/llama-model.cpp (load_hparams) and src/models/; conversion/*.py for the order of weights.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Key = Callable[[str, Any], Any]  # a key behind "{architecture}.", and what it is where the file lacks it
+Fields = dict[str, Any]  # of transformers' configuration
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a file of any architecture says: ``key`` looks up the others; ``tensors`` are the names it holds, ``rope``
+    transformers' rope_parameters."""
+
+    key: Key
+    tensors: Collection[str]
+    layers: int
+    hidden: int
+    heads: int
+    head_dim: int
+    rope: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Family:
+    """One architecture. ``keys``: those of its own; ``allowed``: keys that may have one value, with which they change
+    nothing; ``epsilon``: key of the norms' epsilon and transformers' field; ``fields``: of the configuration;
+    ``halves``: whether llama.cpp keeps rows of queries and keys in another order; ``one_more``: whether it adds one to
+    the weights of norms; ``partial``: whether fewer channels may be rotated than a head has; ``wide``: whether a head
+    may have other channels than hidden_size / heads; ``kv_by_layer``: whether it counts KV heads for every layer."""
+
+    model_type: str
+    keys: tuple[str, ...] = ()
+    allowed: Mapping[str, Any] = field(default_factory=dict)
+    epsilon: tuple[str, str] = ("attention.layer_norm_rms_epsilon", "rms_norm_eps")
+    fields: Callable[[Facts], Fields] = lambda facts: {}
+    halves: bool = False
+    one_more: bool = False
+    partial: bool = False
+    wide: bool = True
+    kv_by_layer: bool = False
+
+    def weights(self, name: str, held: np.ndarray, config: Any) -> np.ndarray:
+        """A tensor of the file as transformers has it."""
+        if self.halves and name.endswith((".attn_q.weight", ".attn_k.weight")):
+            heads = config.num_attention_heads if ".attn_q." in name else config.num_key_value_heads
+            pairs = held.reshape(heads, held.shape[0] // heads // 2, 2, *held.shape[1:])
+            return pairs.swapaxes(1, 2).reshape(held.shape)
+        return held - 1 if self.one_more and name.endswith("norm.weight") else held
+
+
+def alternating(layers: int, every: int) -> list[str]:
+    """llama.cpp's set_swa_pattern: of so many layers the last one attends to all tokens."""
+    return ["full_attention" if layer % every == every - 1 else "sliding_attention" for layer in range(layers)]
+
+
+def _gemma2(facts: Facts) -> Fields:
+    return {
+        "sliding_window": int(facts.key("attention.sliding_window", 4096)),
+        "layer_types": alternating(facts.layers, 2),
+        "attn_logit_softcapping": float(facts.key("attn_logit_softcapping", 50.0)),
+        "final_logit_softcapping": float(facts.key("final_logit_softcapping", 30.0)),
+        # of the model of 27 billion parameters alone, which llama.cpp knows by its layers
+        "query_pre_attn_scalar": facts.hidden // facts.heads if facts.layers == 46 else facts.head_dim,
+    }
+
+
+def _gemma3(facts: Facts) -> Fields:
+    window, every = int(facts.key("attention.sliding_window", 0)), facts.key("attention.sliding_window_pattern", 6)
+    kinds = alternating(facts.layers, int(every)) if window else ["full_attention"] * facts.layers
+    local = {"rope_type": "default", "rope_theta": float(facts.key("rope.freq_base_swa", 10000.0))}
+    return {
+        "sliding_window": window or None,
+        "layer_types": kinds,
+        "rope_parameters": {"full_attention": dict(facts.rope), "sliding_attention": local},
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": float(facts.key("final_logit_softcapping", 0.0)) or None,
+        "query_pre_attn_scalar": facts.hidden // facts.heads if facts.layers == 62 else facts.head_dim,
+    }
+
+
+def _phi3(facts: Facts) -> Fields:
+    return {"sliding_window": int(facts.key("attention.sliding_window", 0)) or None}
+
+
+def _starcoder2(facts: Facts) -> Fields:
+    return {"sliding_window": None, "use_bias": "blk.0.attn_q.bias" in facts.tensors}
+
+
+def _granite(facts: Facts) -> Fields:
+    return {
+        "attention_multiplier": float(facts.key("attention.scale", 0.0)) or facts.head_dim**-0.5,
+        "embedding_multiplier": float(facts.key("embedding_scale", 0.0)) or 1.0,
+        "residual_multiplier": float(facts.key("residual_scale", 0.0)) or 1.0,
+        "logits_scaling": float(facts.key("logit_scale", 0.0)) or 1.0,
+    }
+
+
+def _lfm2(facts: Facts) -> Fields:
+    held = facts.key("attention.head_count_kv", [])
+    return {
+        "layer_types": ["full_attention" if heads else "conv" for heads in held],
+        "conv_L_cache": int(facts.key("shortconv.l_cache", 3)),
+        "conv_bias": any(name.endswith("shortconv.conv.bias") for name in facts.tensors),
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
+def _smollm3(facts: Facts) -> Fields:
+    return {"no_rope_layer_interval": 4, "no_rope_layers": None}
+
+
+def _stablelm(facts: Facts) -> Fields:
+    return {
+        "use_qkv_bias": "blk.0.attn_q.bias" in facts.tensors,
+        "use_parallel_residual": bool(facts.key("use_parallel_residual", False)),
+    }
+
+
+_LAYER_NORM = "attention.layer_norm_epsilon"
+FAMILIES: dict[str, Family] = {
+    "llama": Family("llama", halves=True),
+    "qwen2": Family("qwen2"),
+    "qwen3": Family("qwen3"),
+    "gemma": Family("gemma", one_more=True),
+    "gemma2": Family(
+        "gemma2",
+        ("attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping"),
+        fields=_gemma2,
+        one_more=True,
+    ),
+    "gemma3": Family(
+        "gemma3_text",
+        (
+            "attention.sliding_window",
+            "attention.sliding_window_pattern",
+            "rope.freq_base_swa",
+            "final_logit_softcapping",
+        ),
+        fields=_gemma3,
+        one_more=True,
+    ),
+    "phi3": Family("phi3", ("attention.sliding_window",), fields=_phi3, partial=True, wide=False),
+    "starcoder2": Family("starcoder2", epsilon=(_LAYER_NORM, "norm_epsilon"), fields=_starcoder2, wide=False),
+    "granite": Family(
+        "granite",
+        ("attention.scale", "embedding_scale", "residual_scale", "logit_scale"),
+        {"rope.scaling.finetuned": True},  # False: there is no RoPE
+        fields=_granite,
+        halves=True,
+    ),
+    "lfm2": Family(
+        "lfm2",
+        ("shortconv.l_cache",),
+        epsilon=("attention.layer_norm_rms_epsilon", "norm_eps"),
+        fields=_lfm2,
+        wide=False,
+        kv_by_layer=True,
+    ),
+    "smollm3": Family("smollm3", fields=_smollm3, halves=True),
+    "olmo2": Family("olmo2"),
+    "stablelm": Family(
+        "stablelm",
+        ("use_parallel_residual",),
+        epsilon=(_LAYER_NORM, "layer_norm_eps"),
+        fields=_stablelm,
+        partial=True,
+        wide=False,
+    ),
+    "nemotron": Family("nemotron", epsilon=(_LAYER_NORM, "norm_eps"), one_more=True, partial=True),
+}

@@ -1,0 +1,181 @@
+"""GGUF files of architectures that say more than Llama's: windows, soft-caps, scalings, states, tokens of their own."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from kvq_core.errors import ModelError
+from kvq_core.models import LoadedModel, load
+from kvq_core.models.gguf.header import read_header
+from kvq_core.models.gguf.vocabulary import _KNOWN, tokenizer
+from kvq_core.settings import settings
+from kvq_core.spec import Lane
+from tests.support.engine_runs import run_engine
+from tests.support.gguf_files import BYTES, CONFIGS, FAMILIES, TOKENS, logits, sentencepiece, source, write
+
+IDS = [(7 * i * i + i) % len(TOKENS) for i in range(60)]
+# of a spread of 1: norms to whose weights one is added and taken away again; llama.cpp's GELU from a table in fp16
+EXACT, TABLE = 5e-5, 1e-2
+GELU = ("gemma", "gemma2", "gemma3_text", "starcoder2")
+TEXT = "def 1234 12  a+=b's B'S\n\n  def\n x_def f12 AbC defdef abc é 東京 🙂 ./\n+ += ...\n\t\tdef    12345"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KVQ_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("kvq_core.models.loader._held", {})
+    return tmp_path / "home"
+
+
+def converted(loaded: LoadedModel) -> torch.nn.Module:
+    return AutoModelForCausalLM.from_pretrained(settings().home / "models" / loaded.id.replace(":", "-")).eval()
+
+
+def apart(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).abs().max() / expected.std())
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_logits_are_those_of_the_model_it_was_written_from(tmp_path, kind: str) -> None:
+    """Over more tokens than a window has, and in the engine."""
+    model = source(kind)
+    loaded = load(str(write(tmp_path / "m.gguf", model)))
+    expected = logits(model, IDS)
+    assert apart(logits(converted(loaded), IDS), expected) < EXACT
+    outcome = run_engine(loaded, IDS[:50], [Lane(label="x", method="fp16")], 1, follow=IDS[50:52])
+    assert apart(outcome.logits()[0], expected[50 : 50 + len(outcome.logits()[0])]) < EXACT
+    windowed = kind in ("gemma2", "gemma3_text", "phi3")
+    assert bool(loaded.shape.windowed) == windowed and bool(loaded.shape.stateful) == (kind == "lfm2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [*CONFIGS, *FAMILIES])
+def test_llama_cpp_computes_the_same_of_the_file(tmp_path, kind: str) -> None:
+    pytest.importorskip("xllamacpp")
+    from kvq_core.external.llama_cpp import LlamaCpp, Types
+
+    model = source(kind, vocab_size=len(TOKENS))
+    file = write(tmp_path / "m.gguf", model)
+    own = logits(model, IDS)
+    ends = range(20, 24) if kind == "phi3" else range(40, 60)  # llama.cpp leaves Phi-3's window out
+    at = [end for end in ends if own[end - 1].argmax() < 0x80][:2]  # tokens that it sends as text
+    assert at, "no position is asked about"
+    with LlamaCpp(file, Types("f32", "f32"), 128, threads=1) as engine:
+        tops = [engine.logprobs(IDS[:end], [0])[0] for end in at]
+    for end, top in zip(at, tops, strict=True):
+        expected = torch.log_softmax(own[end - 1], -1).numpy()
+        assert np.abs(expected[top.ids] - top.logprobs).max() < (TABLE if kind in GELU else EXACT) * own[end - 1].std()
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "fields"),
+    [
+        ("gemma2", {"a__attention__sliding_window": None}, {"sliding_window": 4096}),
+        ("gemma2", {"a__attn_logit_softcapping": None}, {"attn_logit_softcapping": 50.0}),
+        ("gemma2", {"a__final_logit_softcapping": None}, {"final_logit_softcapping": 30.0}),
+        ("gemma3_text", {"a__attention__sliding_window": None}, {"layer_types": ["full_attention"] * 7}),
+        (
+            "gemma3_text",
+            {"a__attention__sliding_window_pattern": 3},
+            {"layer_types": (["sliding_attention"] * 2 + ["full_attention"]) * 2 + ["sliding_attention"]},
+        ),
+        ("gemma3_text", {"a__final_logit_softcapping": 7.0}, {"final_logit_softcapping": 7.0}),
+        ("granite", {"a__attention__scale": None}, {"attention_multiplier": 0.25}),
+        ("granite", {"a__rope__scaling__finetuned": True}, {}),
+        ("phi3", {"a__attention__sliding_window": 0}, {"sliding_window": None}),
+        ("stablelm", {"a__use_parallel_residual": None}, {"use_parallel_residual": False}),
+    ],
+)
+def test_what_a_file_does_not_say_is_what_llama_cpp_takes(tmp_path, kind: str, keys: dict, fields: dict) -> None:
+    config = load(str(write(tmp_path / "m.gguf", source(kind), **keys))).model.config
+    assert {name: getattr(config, name) for name in fields} == fields
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "said"),
+    [
+        ("gemma2", {"a__attention__scale": 0.5}, "'gemma2.attention.scale' = 0.5 is not known here"),
+        (
+            "gemma2",
+            {"a__attention__sliding_window": "all"},
+            "gemma2.attention.sliding_window = 'all' is not one number",
+        ),
+        ("granite", {"a__rope__scaling__finetuned": False}, "'granite.rope.scaling.finetuned' = False is not known"),
+        ("olmo2", {"a__attention__sliding_window": 24}, "'olmo2.attention.sliding_window' = 24 is not known here"),
+        ("lfm2", {"a__attention__head_count_kv": [0, 3]}, "4 query heads cannot share 3 KV heads"),
+        ("lfm2", {"a__attention__head_count_kv": [1, 2]}, "lfm2.attention.head_count_kv = [1, 2] is not known here"),
+        ("starcoder2", {"a__attention__key_length": 32, "a__attention__value_length": 32}, "a head has 32 channels"),
+        ("stablelm", {"a__rope__dimension_count": 3}, "3 of 16 channels of a head cannot be rotated in pairs"),
+        ("phi3", {"a__rope__scaling__attn_factor": 1.2}, "rope.scaling.attn_factor = 1.2 is known with yarn alone"),
+        ("gemma2", sentencepiece(), "tokenizer.ggml.add_space_prefix is True, and only False is read"),
+        ("phi3", {**sentencepiece(), "tokenizer__ggml__add_space_prefix": False}, "only True is read"),
+    ],
+)
+def test_what_would_be_computed_otherwise_is_refused(tmp_path, home: Path, kind: str, keys: dict, said: str) -> None:
+    vocabulary = keys.get("tokenizer__ggml__tokens")
+    changes = {"vocab_size": len(vocabulary)} if vocabulary else {}
+    with pytest.raises(ModelError) as error:
+        load(str(write(tmp_path / "m.gguf", source(kind, **changes), **keys)))
+    assert said in str(error.value) and "\n" not in str(error.value)
+    assert not list((home / "models").glob("*"))
+
+
+def test_rope_that_changes_with_the_length_of_a_text_is_refused(tmp_path) -> None:
+    factors = {f"rope_factors_{of}.weight": np.ones(8, np.float32) for of in ("long", "short")}
+    with pytest.raises(ModelError, match=r"RoPE \(longrope\) changes with the length of the text"):
+        load(str(write(tmp_path / "m.gguf", source("phi3"), tensors=factors)))
+
+
+def byte_pairs() -> dict[str, Any]:
+    """Keys of a vocabulary whose merges reach over every place where some kind of files cuts a text."""
+    pairs = (
+        "1 2,2 3,3 4,12 34,d e,de f,Ġ Ġ,Ġ 1,Ġ d,' s,' S,Ċ Ċ,a +,+ =,s .,. Ċ,Ġ +,ĠĠ ĠĠ,A b,b C,f 1,Ġ Ċ,_ d,/ Ċ".split(
+            ","
+        )
+    )
+    tokens = [*BYTES, *dict.fromkeys(pair.replace(" ", "") for pair in pairs), "defdef", "abc", "<|start|>", "<|end|>"]
+    kinds = [gguf.TokenType.CONTROL if token.startswith("<|") else gguf.TokenType.NORMAL for token in tokens]
+    return {
+        "tokenizer__ggml__tokens": tokens,
+        "tokenizer__ggml__merges": pairs,
+        "tokenizer__ggml__token_type": [int(kind) for kind in kinds],
+        "tokenizer__ggml__bos_token_id": len(tokens) - 2,
+        "tokenizer__ggml__eos_token_id": len(tokens) - 1,
+    }
+
+
+def both(file: Path) -> tuple[list[int], list[int]]:
+    """Ids of TEXT, here and of llama.cpp."""
+    from kvq_core.external.llama_cpp import LlamaCpp, Types
+
+    with LlamaCpp(file, Types("f16", "f16"), 128, threads=1) as engine:
+        theirs = engine.tokens(TEXT, special=False)
+    return tokenizer(read_header(file))(TEXT, add_special_tokens=False)["input_ids"], theirs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pre", _KNOWN)
+def test_text_is_cut_as_llama_cpp_cuts_it(tmp_path, pre: str) -> None:
+    pytest.importorskip("xllamacpp")
+    keys = byte_pairs()
+    model = source("qwen2", vocab_size=len(keys["tokenizer__ggml__tokens"]))
+    own, theirs = both(write(tmp_path / "m.gguf", model, tokenizer__ggml__pre=pre, **keys))
+    assert own == theirs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["llama", "phi3", "gemma2", "gemma3_text"])
+def test_pieces_are_those_of_llama_cpp(tmp_path, kind: str) -> None:
+    """Of vocabularies with scores: a blank before the text, or none."""
+    pytest.importorskip("xllamacpp")
+    keys = sentencepiece()
+    if "gemma" in kind:
+        keys["tokenizer__ggml__add_space_prefix"] = False
+    model = source(kind, vocab_size=len(keys["tokenizer__ggml__tokens"]))
+    own, theirs = both(write(tmp_path / "m.gguf", model, **keys))
+    assert own == theirs
