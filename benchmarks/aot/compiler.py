@@ -70,8 +70,6 @@ def elements(constants: dict[str, Any]) -> int:
     program quantizes."""
     if "PART" in constants:
         return constants["R"] * constants["N"]
-    if "TAILS" in constants:  # a block of 128 keys and 128 values, of so many cells of 16 channels
-        return 2 * 128 * 16 * constants["C"]
     if "K_BITS" in constants:
         return 2 * (constants["PLACED"] or constants["BT"]) * constants["DP"]
     return constants["BT"] * constants["DP"] if "BITS" in constants and "BT" in constants else 0
