@@ -233,6 +233,8 @@ class Rows:
     def _note(self, layer: int, queries: Tensor, weights: Tensor) -> None:
         """Keep the queries and attention weights of the rows whose caches look back on a step, until they settle."""
         rows = [row for row, lane in enumerate(self.lane_of) if lane in self.watched]
+        if not rows:  # they ended before the others
+            return
         attention = weights[rows].reshape(len(rows), queries.shape[1], queries.shape[2], -1)
         self._seen[layer] = (rows, queries[rows].float(), attention)
 

@@ -225,6 +225,23 @@ def test_rows_end_at_their_own_eos() -> None:
         assert outcome.closed == 1
 
 
+def test_rows_go_on_when_the_last_row_that_looks_back_has_ended() -> None:
+    """QAQ's cache looks back on every step's attention; its text ends while the reference's and another's go on."""
+    model, ids = tiny("llama"), prompt_ids(90)
+    plain = Lane(label="token", method="per_token", knobs={"bits": 2, "residual_length": 0})
+    lanes = [Lane(label="qaq", method="qaq"), plain]
+    endless = run_engine(model, ids, lanes, 24, ignore_eos=True)
+    texts = [endless.decode.token_ids, *(state.token_ids for state in endless.decode.states)]
+    eos = next(token for token in texts[0] if token in texts[1] and token not in texts[2])
+    model.eos_ids = frozenset({eos})
+    try:
+        outcome = run_engine(model, ids, lanes, 24)
+    finally:
+        del model.eos_ids
+    got = [outcome.decode.token_ids, *(state.token_ids for state in outcome.decode.states)]
+    assert got == [text[: text.index(eos) + 1] if eos in text else text for text in texts]
+
+
 @pytest.mark.slow
 def test_sampled_rows_share_their_random_numbers() -> None:
     model, ids = tiny("mistral"), prompt_ids(30)
