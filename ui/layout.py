@@ -237,6 +237,7 @@ def _wire_visit(blocks: gr.Blocks, page: Page, places: tuple[StudyPlace, DecideP
             step = step_number(request.query_params["learn"])
             shown, learn = place(step), [at_step(step), *show_step(step)]
             message = "" if shown else notice("The tour has no runs to show", NO_EXAMPLES)
+            form = form_of(services.records.get(shown["run"])[0].spec) if shown else form
         elif not ASKED & set(request.query_params) and (found := home()) is not None:
             return (
                 found | looked_at(dict(request.query_params)),

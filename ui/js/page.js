@@ -11,6 +11,7 @@
     for (const link of document.querySelectorAll("[data-place]")) {
       if (link.dataset.place === document.documentElement.dataset.at) link.setAttribute("aria-current", "page");
     }
+    swipeable();
     for (const place of document.querySelectorAll(":is(#where, #study, #decide) .plot")) {
       const json = place.firstElementChild?.textContent;
       if (!json) continue;
@@ -25,6 +26,18 @@
     }
   };
   new MutationObserver(arrange).observe(document.body, { subtree: true, childList: true, characterData: true });
+
+  // Rows of figures that are swiped on a phone are scrolled by the arrow keys there.
+  const phone = matchMedia("(max-width: 640px)");
+  const swipeable = () => {
+    for (const row of document.querySelectorAll(":is(#where, #study, #decide) .plots")) {
+      const scrolls = phone.matches && row.children.length > 1;
+      if (scrolls === row.hasAttribute("tabindex")) continue;
+      const said = { tabindex: "0", role: "group", "aria-label": "Figures side by side" };
+      for (const [name, value] of Object.entries(said)) scrolls ? row.setAttribute(name, value) : row.removeAttribute(name);
+    }
+  };
+  phone.addEventListener("change", swipeable);
 
   // The form as the server read it last, for the address.
   let formed = null;

@@ -6,6 +6,7 @@
     const learn = document.getElementById("learn");
     const now = learn?.checkVisibility() && learn.querySelector("[data-step]");
     ring(now ? now.dataset.figure : null);
+    document.body.classList.toggle("touring", Boolean(now));
     toy();
     if (!now) {
       step = null;
