@@ -20,6 +20,7 @@ from benchmarks.by_format import baselines_part, engine_part, formats_part
 from benchmarks.by_kernel import kernels_part, slow_part
 from benchmarks.by_lane import lane_costs, lanes_part, prefill_part
 from benchmarks.by_model import board_part, claims_part, conversion, main_jobs, methods_part
+from benchmarks.by_page import newcomers_part, visits_part
 from benchmarks.by_policy import policies_part
 from benchmarks.by_study import intervals_part, study_costs_part
 from benchmarks.by_task import suites_part, tasks_part, verifiers_part
@@ -254,6 +255,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "policies": policies_part,
     "papers": papers_part,
     "suites": suites_part,
+    "visits": visits_part,
+    "newcomers": newcomers_part,
     "verifiers": verifiers_part,
     "tasks": tasks_part,
     "models": models_part,

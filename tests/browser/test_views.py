@@ -4,12 +4,20 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 
 from kvq_core.store.store import open_store
 from tests.browser.conftest import visits
 from tests.browser.pages import VIEWS, click_through, open_view
 from tests.support.ui_record_factory import make_run
+from ui.html.colors import SEQUENTIAL_DARK
 
+# How far apart the tops of figures are that stand beside each other, in px: the most of any row in sight.
+UNEVEN = """Math.max(0, ...[...document.querySelectorAll("#where .plots.even")].flatMap((row) => {
+  const tops = [...row.querySelectorAll(".slot:not([hidden]) .plot")].filter((plot) => plot.checkVisibility())
+    .map((plot) => plot.getBoundingClientRect().top);
+  return tops.map((top) => Math.abs(top - tops[0])).filter((apart) => apart < 120); // farther: on the next line
+}))"""
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 
@@ -82,6 +90,13 @@ def test_every_view_of_a_stored_run_opens_on_a_phone_in_the_dark(stored, server,
     page = open_page(f"{server}/?run={stored}&__theme=dark", width=390)
     page.wait_for_selector(VIEWS["Verdicts"])
     click_through(page, 390)
+    drawn = page.evaluate("document.querySelector('#plot-grid-key .js-plotly-plot').layout.coloraxis.colorscale[0][1]")
+    assert drawn == SEQUENTIAL_DARK[0][1]
+    for name in VIEWS:  # a row of figures that is swiped is reached and scrolled by the keyboard, too
+        open_view(page, name)
+        found = Axe().run(page, context="#where").response["violations"]
+        serious = [each["id"] for each in found if each["impact"] in ("serious", "critical")]
+        assert serious == [], name
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +109,9 @@ def wide(stored, server, browser) -> Iterator:
 
 def test_every_view_of_a_stored_run_opens_and_is_taken_away(wide, stored):
     click_through(wide, 1280)
+    for name in ("Where", "Rate–distortion", "Spectra"):
+        open_view(wide, name)
+        assert wide.evaluate(UNEVEN) < 1, name
     takes_views_away(wide, stored)
 
 

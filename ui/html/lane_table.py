@@ -7,15 +7,19 @@ from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import LaneRecord, Record
 from kvq_core.record.part import BEST, TOGETHER
 from ui.html.escape import safe
+from ui.html.glossary import hint
 from ui.html.numbers import ABSENT, both_bits, percent, significant
 
 HEADS = ("Lane", "K / V bits", "Size", "KLD mean", "p99", "Flips", "Verdict")
+EXPLAINED = {"K / V bits": "bits", "Size": "bytes", "KLD mean": "KLD", "Flips": "flips", "Verdict": "tier"}
 
 
 def lane_table(record: Record, arrays: Arrays, drawn: Sequence[int], chosen: bool) -> str:
     """``drawn``: lanes with cards and figures, in that order of colours; ``chosen``: by the reader."""
     rows = "".join(_row(record, arrays, index, drawn) for index in range(len(record.lanes)))
-    heads = "".join(f'<th scope="col">{safe(head)}</th>' for head in HEADS)
+    heads = "".join(
+        f'<th scope="col">{hint(EXPLAINED[head], head) if head in EXPLAINED else safe(head)}</th>' for head in HEADS
+    )
     which = "the lanes chosen here" if chosen else f"{TOGETHER} lanes: {BEST}"
     return (
         f'<div class="lane-table"><h2>{len(record.lanes)} lanes</h2><p class="muted">Cards and figures show {which}. '

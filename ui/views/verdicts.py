@@ -16,6 +16,7 @@ from ui.form.lanes import append_lane
 from ui.form.lanes_panel import Lanes, redraw_lanes
 from ui.html.cards import tick
 from ui.html.escape import prose, safe
+from ui.html.glossary import hint
 from ui.html.numbers import ABSENT, join_words, percent, plural, significant
 from ui.html.verdict import EXPLAINED, remarks, verdict
 from ui.html.waterfall import ask_html, waterfall_html
@@ -35,6 +36,7 @@ MEASURES: tuple[tuple[str, str, Shown, str], ...] = (
     ("acceptance", "drafts kept", lambda v: percent(v, 1), "share of drafted tokens"),
     ("tokens_a_step", "tokens a step", lambda v: f"{v:.2f}", f"tokens a pass, {DRAFT_TOKENS} drafted"),
 )
+WORDS = {"KLD mean": "KLD", "flips": "flips", "above the floor": "noise floor"}  # by their glossary's words
 DRAFTING = (
     "Drafts kept: the share of its drafted tokens that the full-precision cache would keep if this one drafted for it "
     f"(speculative sampling at temperature 1). Tokens a step: what one pass of it then yields, {DRAFT_TOKENS} drafted."
@@ -136,7 +138,8 @@ def _table(record: Record, arrays: Arrays, index: int) -> str:
     rows = ""
     for figures in zip(*(measured(record, arrays, at) for at in shown), strict=True):
         cells = "".join(f"<td>{ABSENT if value is None else show(value)}</td>" for _, value, show, _ in figures)
-        rows += f'<tr><th scope="row">{figures[0][0]}</th>{cells}</tr>'
+        name = figures[0][0]
+        rows += f'<tr><th scope="row">{hint(WORDS[name], name) if name in WORDS else name}</th>{cells}</tr>'
     table = f'<table class="plain floors"><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>'
     return f'<div class="scroll" tabindex="0">{table}</div>'
 

@@ -1,0 +1,58 @@
+"""The parts of docs/page.md that are written from what visits and a newcomer's tasks were measured to cost."""
+
+from typing import Any
+
+from benchmarks.measured import figures, table
+
+# A budget -> what it is of, and how its values are written.
+TOLD: dict[str, tuple[str, str, float]] = {
+    "answer_s": ("an answer on the screen after the first byte", "{:.1f} s", 1),
+    "first_paint_s": ("first paint", "{:.2f} s", 1),
+    "layout_shift": ("layout shift", "{:.3f}", 1),
+    "bytes": ("before any view is opened", "{:.2f} MB", 1e6),
+    "view_bytes": ("the largest view more", "{:.0f} KB", 1e3),
+    "switch_ms": ("switching a lane, in the slowest view", "{:.0f} ms", 1),
+    "heap_mb": ("JavaScript heap, every view opened", "{:.0f} MB", 1),
+}
+APART = ("budgets", "load", "slow line")
+
+
+def visits_part() -> str:
+    """A column a page: the empty one, then runs by their names."""
+    found = figures("page_first")
+    if not found:
+        return "Not measured yet."
+    pages = {name: of for name, of in found.items() if name not in APART}
+    rows = [
+        [what, form.format(found["budgets"][name] / unit), *(_told(of, name, form, unit) for of in pages.values())]
+        for name, (what, form, unit) in TOLD.items()
+    ]
+    slow = found["slow line"]
+    return (
+        table(" | ".join(["What", "At most", *pages]), *rows)
+        + f"\n\nOver a line of 400 ms and 1.6 Mbit/s an empty page shows its answer {slow['answer_s']:.1f} s after the "
+        f"first byte, all of it is there after {slow['usable_s']:.0f} s, and a view that is opened then is drawn "
+        f"{slow['view_drawn_s'] - slow['usable_s']:.0f} s later. Measured beside other work on two cores: on average "
+        f"{found['load']:.0f} processes wanted them, so that times are upper bounds."
+    )
+
+
+def _told(of: dict[str, Any], name: str, form: str, unit: float) -> str:
+    return form.format(of[name] / unit) if name in of else "-"
+
+
+def newcomers_part() -> str:
+    """A row a task: acts and seconds on the page before its redesign and on today's."""
+    found = figures("page_tasks")
+    if not found:
+        return "Not measured yet."
+    before = found.get("before", {})
+    rows = [[task, _walked(before.get(task)), _walked(now)] for task, now in found["now"].items()]
+    return (
+        table("Task | Before | Now", *rows)
+        + f"\n\nSeconds of the machine alone, on two cores that {found['load']:.0f} other processes wanted as well."
+    )
+
+
+def _walked(one: dict[str, float] | None) -> str:
+    return "-" if one is None else f"{one['acts']}, {one['seconds']:.1f} s"
