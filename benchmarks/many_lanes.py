@@ -30,9 +30,9 @@ from kvq_core.models.second import SECOND_MODEL
 from kvq_core.pipeline.assemble import assemble
 from kvq_core.pipeline.prompt import render
 from kvq_core.presets import presets
-from kvq_core.spec import DEFAULT_MODEL, ComparisonSpec, parse_spec
+from kvq_core.spec import DEFAULT_MODEL, ComparisonSpec, bundle_lanes, parse_spec
 
-TARGETS = {"forced": 1.9, "floors": 0.7, "16": 1.85, "64": 6.9, "raw": 1.1, "stored": 1.4}
+TARGETS = {"forced": 1.9, "floors": 0.7, "16": 1.85, "64": 6.9, "raw": 1.1, "stored": 1.4, "full": 9, "deployed": 0.4}
 MOST = {"arrays_mb": 64, "memory": 1.2, "longest_gb": 10}
 PROMPT_TOKENS, CHUNK = 1000, 512
 KINDS = (  # a batch; later ones differ in their first tokens, so that nothing is encoded once for two of them
@@ -113,6 +113,26 @@ class Measuring:
         ratio = {name: took / seconds["8"] for name, took in seconds.items() if name != "8"}
         return {"new_tokens": self.new, "cpu_s": seconds, "ratio": ratio, "arrays_mb": arrays}
 
+    def deploy(self) -> dict[str, Any]:
+        """The lanes of the bundle ``deploy``, forced rows alone: all with the prompt read in full precision, in
+        generates; and what a lane adds that reads it as its engine does."""
+        lanes = bundle_lanes("deploy")
+        read = [lane for lane in lanes if lane.get("prefill", "full") != "full"]
+        given = {"prompt": presets()["long-prompt"].spec.prompt, "max_new_tokens": self.new, "ignore_eos": True, **BARE}
+
+        def run(every: list[dict[str, Any]]) -> float:
+            return taken(lambda: comparison(self.model, parse_spec({**given, "lanes": every}), self.ids))
+
+        found = [
+            (run([{**lane, "prefill": "full"} for lane in lanes]), run(lanes), self._plain())
+            for _ in range(self.repeats)
+        ]
+        ratio = {
+            "full": median(full / plain for full, _, plain in found),
+            "deployed": median((both - full) / len(read) / plain for full, both, plain in found),
+        }
+        return {"new_tokens": self.new, "lanes": len(lanes), "read_through": len(read), "cpu_s": found, "ratio": ratio}
+
     def prefill(self) -> dict[str, Any]:
         """What a lane adds that reads the prompt through its cache, in prefills of the same prompt, by own chunk."""
         found: dict[str, list[tuple[float, ...]]] = {"raw": [], "stored": []}
@@ -137,7 +157,7 @@ class Measuring:
         return measured_peaks((LONGEST,))[0]
 
 
-PARTS = ("forced", "floors", "counts", "prefill", "memory", "longest")
+PARTS = ("forced", "floors", "counts", "deploy", "prefill", "memory", "longest")
 
 
 def main() -> None:
