@@ -70,6 +70,17 @@ def _ratios(found: dict[str, Any]) -> Iterator[tuple[str, ...]]:
             )
     if floors := found.get("floors"):
         yield f"{title}: a second floor", f"{floors['ratio']:.2f} generates", f"{targets['floors']:g} generates"
+    if deploy := found.get("deploy"):
+        yield (
+            f"{title}: the {deploy['lanes']} lanes of the bundle deploy, forced rows, prompt read in full precision",
+            f"{deploy['ratio']['full']:.2f} generates",
+            f"{targets['full']:g} generates",
+        )
+        yield (
+            f"{title}: one of the {deploy['read_through']} that read the prompt as their engines do adds",
+            f"{deploy['ratio']['deployed']:.2f} generates",
+            f"{targets['deployed']:g} generates",
+        )
     if prefill := found.get("prefill"):
         for own, ratio in prefill["ratio"].items():
             yield (

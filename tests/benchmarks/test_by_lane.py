@@ -33,6 +33,9 @@ def test_what_was_measured_has_a_row_and_what_was_not_has_none(monkeypatch) -> N
     text = shown(monkeypatch, by_lane.lanes_part, many_lanes={"one": more})
     assert "0.75 (150 MB) | under 1.2" in text and "508 tokens | 1.5 GB" in text and "0.50 generates" in text
     assert len(shown(monkeypatch, by_lane.lane_costs, many_lanes={"one": more}).splitlines()) == 4
+    deploy = {"lanes": 30, "read_through": 26, "ratio": {"full": 8.5, "deployed": 0.31}}
+    text = shown(monkeypatch, by_lane.lanes_part, many_lanes={"one": LANES | {"deploy": deploy}})
+    assert "the 30 lanes" in text and "8.50 generates | 9 generates" in text and "0.31 generates | 0.4" in text
     assert "Not measured yet" in shown(monkeypatch, by_lane.lanes_part)
 
 
