@@ -19,7 +19,8 @@ def policies_part() -> str:
     )
     said = (
         "Mean KLD in nats over so many prompts that were not scored; as many others were. Candidates: q4_0 and q8_0 "
-        "beside fp16. Ends in fp16: first and last two layers, in brackets where that takes more bytes."
+        "beside fp16; uniform lanes are of these alone, keys and values apart. Ends in fp16: first and last two "
+        "layers, in brackets where that takes more bytes."
     )
     return "\n\n".join([table(head, *rows), said, *filter(None, (_speed(part) for part in found.values()))])
 
@@ -57,5 +58,5 @@ def _speed(part: dict[str, Any]) -> str | None:
         f"{part['title']}: a pass of {told['lanes']} lanes over a prompt of about 500 tokens with 32 scored positions "
         f"took {one:.0f} CPU seconds of one thread, {one / told['lanes']:.2f} a lane. Six formats, all layers, keys "
         f"and values apart over {told['prompts']} prompts are {told['passes']} such passes a prompt, {whole:.0f} CPU "
-        f"minutes in all: {whole / 2:.0f} minutes on two idle cores, of {TARGET_MIN} that were aimed at."
+        f"minutes in all: {whole / 2:.1f} minutes on two idle cores, of {TARGET_MIN} that were aimed at."
     )

@@ -121,13 +121,15 @@ def _row(each: Candidate, found: Advice) -> str:
     )
 
 
-def worst_html(found: Advice) -> str:
-    """The prompts on which the answer loses most, each a link to its run."""
+def worst_html(found: Advice, public: bool = False) -> str:
+    """The prompts on which the answer loses most, each a link to its run; on a public instance, where runs are their
+    maker's, to the study."""
     if not found.worst:
         return ""
+    runs = [(f"?study={found.study}" if public else each.link, each) for each in found.worst]
     items = "".join(
-        f'<li><a href="{safe(each.link)}">{safe(each.prompt)}</a><b>{significant(each.kld)} nats</b></li>'
-        for each in found.worst
+        f'<li><a href="{safe(link)}">{safe(each.prompt)}</a><b>{significant(each.kld)} nats</b></li>'
+        for link, each in runs
     )
     return f'<h3 class="figure-title">Where it loses most</h3><ul class="worst">{items}</ul>'
 

@@ -7,6 +7,7 @@ import gradio as gr
 
 from kvq_core.advice.decision import Decision
 from kvq_core.errors import KvqError, StoreError
+from kvq_core.settings import settings
 from ui.decide.answer import answer_html, lanes_html, untested_html, worst_html
 from ui.decide.cell import CellPart, create_cell
 from ui.decide.evidence import fits_html, layers_html, policy_html
@@ -85,7 +86,7 @@ def draw(decision: Decision, services: Services, unkept: str = "") -> list[Any]:
         },
         {
             "decide-lanes": lanes_html(found),
-            "decide-worst": worst_html(found),
+            "decide-worst": worst_html(found, settings().public),
             "decide-untested": untested_html(found),
             "decide-layers-map": layers_html(grounds),
             "decide-policy": policy_html(grounds),

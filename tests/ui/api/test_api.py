@@ -33,6 +33,7 @@ from kvq_core.spec import DEFAULT_MODEL, ComparisonSpec, Lane
 from kvq_core.store.store import open_store
 from tests.core.advice.test_advice import asked, noisy, option, rows
 from tests.support.sample_record import make_sample
+from tests.support.study_models import prompt, write_model
 from ui.server.health import Health
 from ui.service.services import Services
 
@@ -468,3 +469,47 @@ def test_a_study_that_cannot_be_is_refused_in_one_line(client):
     assert "the API takes no file" in refusal(client, asked, api_name="/study")
     assert "not in this store" in refusal(client, "0" * 16, api_name="/study_result")
     assert "it must be text" in refusal(client, 5, api_name="/study_rows")
+
+
+def test_a_decision_streams_and_is_there_by_its_id(client, tmp_path, monkeypatch):
+    monkeypatch.setattr("kvq_core.advice.deciding.NEW_TOKENS", 3)
+    model = str(write_model(tmp_path / "tiny"))
+    asked = {"model": model, "prompts": {"texts": [prompt(at) for at in range(5)]}, "context": 200}
+    asked |= {"engine": "llama.cpp", "tolerance": "100"}
+    told = client.predict(asked, api_name="/estimate_decision")
+    assert (told["runs"], told["todo"], told["passes"], told["refusal"]) == (5, 5, 0, None)
+    updates = list(client.submit(asked, api_name="/decide"))
+    last = updates[-1]
+    assert last["stage"] == "finished" and last["study"] == told["study"] and updates[0]["decision"] is None
+    found = last["decision"]
+    assert found["advice"]["flags"].startswith("llama-server") and found["link"].endswith(f"?decide={found['id']}")
+    assert {each["label"] for each in found["grounds"]["fits"]} >= {"fp16", found["advice"]["label"]}
+    assert client.predict(found["id"], api_name="/decision") == found
+    again = {"study": last["study"], "context": 200, "engine": "llama.cpp", "tolerance": "100"}
+    assert client.predict(again, api_name="/estimate_decision")["todo"] == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("x", "it must be an object"),
+        ({}, "give study, or model and prompts"),
+        ({"study": "0" * 16}, "is not in this store"),
+        ({"study": "0" * 16, "memory": "24"}, "memory = '24' is not allowed"),
+        ({"study": 5}, "it must be text"),
+        ({"prompts": {"file": "/etc/passwd"}}, "the API takes no file"),
+        ({"prompts": {"texts": ["a"]}, "room": 1}, "Unknown field 'room'"),
+    ],
+)
+def test_a_question_that_cannot_be_is_refused_in_one_line(client, asked, said):
+    assert said in refusal(client, asked, api_name="/estimate_decision")
+
+
+def test_what_fits_is_told_of_an_offered_model_alone(client):
+    found = client.predict("", "24GB", 4096, 2, api_name="/fits")
+    assert (found["context"], found["batch"], found["memory"]) == (4096, 2, 24 * 10**9)
+    plain = next(each for each in found["formats"] if each["name"] == "fp16")
+    assert plain["tensors"] == 2 * 4096 * 2 * 30 * 3 * 64 * 2 and all(row["fits"] for row in plain["engines"])
+    assert "is not offered here" in refusal(client, "/etc", api_name="/fits")
+    assert "numbers from 1" in refusal(client, "", "", 0, api_name="/fits")
+    assert "is not in this store" in refusal(client, "f" * 16, api_name="/decision")
