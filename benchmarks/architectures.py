@@ -125,11 +125,12 @@ SAMPLE = (
 
 
 @cache
-def tiny_of(kind: str) -> LoadedModel:
+def tiny_of(kind: str, tokenizer: Any = None) -> LoadedModel:
     """A model of that kind with random weights. Raises ModelError where the engine does not take it."""
     torch.manual_seed(7)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**_COMMON, **CONFIGS[kind]})).float()
-    return wrap(model, None, id=f"tiny-{kind}")
+    told = {**_COMMON, **CONFIGS[kind], **({} if tokenizer is None else {"vocab_size": len(tokenizer)})}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **told)).float()
+    return wrap(model, tokenizer, id=f"tiny-{kind}")
 
 
 def ids_of(count: int, seed: int = 1) -> list[int]:
