@@ -75,23 +75,47 @@ def measure_board(
 
 
 def measure_missing(
-    model: LoadedModel, known: Board, papers: Sequence[Paper], setting: Setting, progress: Progress = lambda *_: None
+    model: LoadedModel,
+    known: Board,
+    papers: Sequence[Paper],
+    setting: Setting,
+    progress: Progress = lambda *_: None,
+    keep: Callable[[Board], None] = lambda _: None,
 ) -> Board:
-    """``known`` with those of the papers' claims that it has not measured as they are written today."""
+    """``known`` with those of the papers' claims that it has not measured as they are written today. ``keep`` gets the
+    board after every paper, so that whoever stops it loses one paper's at most."""
     if not _same_circumstances(known, model, setting):
         return measure_board(model, papers, setting, progress)
     kept = {claim.id: claim for claim in known.claims}
-    left = [p.model_copy(update={"claims": [c for c in p.claims if not _is_known(c, kept.get(c.id))]}) for p in papers]
-    found = measure_board(model, [paper for paper in left if paper.claims], setting, progress)
-    new = {claim.id: claim for claim in found.claims}
-    go = Go(claims=tuple(new), created=found.created, seconds=found.seconds, environment=found.environment)
-    every = kept | new
+    board = known
+    done: tuple[Board, ...] = ()
+    for paper in papers:
+        left = [claim for claim in paper.claims if not _is_known(claim, kept.get(claim.id))]
+        if not left:
+            continue
+        found = measure_board(model, [paper.model_copy(update={"claims": left})], setting, progress)
+        done = (*done, found)
+        board = _with(known, done, papers)
+        keep(board)
+    return board
+
+
+def _with(known: Board, found: Sequence[Board], papers: Sequence[Paper]) -> Board:
+    """A board with the claims of others beside its own, all of them one later go."""
+    every = {claim.id: claim for board in (known, *found) for claim in board.claims}
+    last = found[-1]
+    go = Go(
+        claims=tuple(claim.id for board in found for claim in board.claims),
+        created=last.created,
+        seconds=round(sum(board.seconds for board in found), 1),
+        environment=last.environment,
+    )
     update = {
-        "claims": tuple(every[claim.id] for paper in papers for claim in paper.claims),
-        "texts": tuple({text.name: text for text in (*known.texts, *found.texts)}.values()),
-        "codebooks": found.codebooks,
-        "trained_on_demand": found.trained_on_demand,
-        "goes": (*known.goes, go) if new else known.goes,
+        "claims": tuple(every[claim.id] for paper in papers for claim in paper.claims if claim.id in every),
+        "texts": tuple({text.name: text for board in (known, *found) for text in board.texts}.values()),
+        "codebooks": last.codebooks,
+        "trained_on_demand": last.trained_on_demand,
+        "goes": (*known.goes, go),
     }
     return known.model_copy(update=update)
 

@@ -79,7 +79,7 @@ def _stored(model: str | None, name: str | None) -> "list[Board]":
 
 def _measured(model: str, revision: str | None, name: str | None, missing: bool) -> "Board":
     from kvq_core.claims import measure_board, measure_missing, paper, papers, setting
-    from kvq_core.claims.board import stored_board
+    from kvq_core.claims.board import board_file, save_board, stored_board
 
     chosen = [paper(name)] if name is not None else list(papers().values())
     from kvq_core.models import load, prepare
@@ -90,5 +90,6 @@ def _measured(model: str, revision: str | None, name: str | None, missing: bool)
             bar("Converting the model", done, total)
         loaded = load(model, revision)
         if missing:
-            return measure_missing(loaded, stored_board(loaded.id), chosen, setting(), bar)
+            known = stored_board(loaded.id)
+            return measure_missing(loaded, known, chosen, setting(), bar, lambda b: save_board(b, board_file(b.model)))
         return measure_board(loaded, chosen, setting(), bar)

@@ -439,6 +439,30 @@ def test_claims_a_board_lacks_are_added_to_it(small_board, monkeypatch, smollm):
     assert read[-1] == "x-fine"
 
 
+def test_what_was_measured_before_somebody_stops_it_is_kept(small_board, monkeypatch, smollm):
+    """A paper at a time; of a board that has none of them, those that are not measured yet stay away."""
+    short = setting().model_copy(update={"prompt_tokens": 128, "later_tokens": 16})
+    first, second = (
+        small_paper().model_copy(
+            update={"name": name, "claims": [small_paper().claims[at].model_copy(update={"id": name})]}
+        )
+        for at, name in enumerate(("y-one", "y-two"))
+    )
+    one = small_board.claims[0].model_copy(update={"id": "y-one"})
+
+    def measured(model, papers, *_):
+        if papers[0].name == "y-two":
+            raise KeyboardInterrupt
+        return small_board.model_copy(update={"claims": (one,)})
+
+    monkeypatch.setattr("kvq_core.claims.measure.measure_board", measured)
+    kept = []
+    with pytest.raises(KeyboardInterrupt):
+        measure_missing(smollm, small_board.model_copy(update={"claims": ()}), [first, second], short, keep=kept.append)
+    (board,) = kept
+    assert board.claims == (one,) and board.goes[-1].claims == ("y-one",)
+
+
 def test_a_context_too_short_is_a_reason():
     long = setting().model_copy(update={"prompt_tokens": 5000})
     board = measure_board(tiny("llama"), list(papers().values()), long)
