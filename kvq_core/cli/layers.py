@@ -167,7 +167,8 @@ def _described(id: str, prompts: int, found: "list[Score]") -> str:
 
 def _answered(found: "Policy") -> str:
     def row(name: str, told: "Measured") -> tuple[str, ...]:
-        return name, f"{told.bytes:,}", f"{told.predicted:.3g}", f"{told.measured:.3g}"
+        predicted = "-" if told.predicted is None else f"{told.predicted:.3g}"
+        return name, f"{told.bytes:,}", predicted, f"{told.measured:.3g}"
 
     verdict = "The policy" if found.beats else "The policy does not beat the best uniform lane, which"
     where = f"inside what {found.engine} {found.version} loads" if found.engine else "free"

@@ -71,6 +71,13 @@ def losses(model: LoadedModel, prompt: Prompt, lanes: Sequence[Lane], follow: st
     return found
 
 
+def losses_of_some(model: LoadedModel, prompt: Prompt, lanes: Sequence[Lane], follow: str) -> dict[str, float]:
+    """``losses`` by label, of the lanes that can be had there; others are left out."""
+    record = _run(model, _spec(model, prompt, continuation=follow, lanes=tuple(lanes)))
+    found = {lane.label: lane.metrics.kld_mean for lane in record.lanes if lane.metrics is not None}
+    return {label: loss for label, loss in found.items() if loss is not None}
+
+
 def identity(prompt: Prompt) -> str:
     """Of what is asked and followed, whatever its name."""
     told = prompt.model_dump_json(include={*FIELDS, "continuation"})

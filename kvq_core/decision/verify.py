@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from kvq_core.decision.offered import flags_of, measured_of, offered
 from kvq_core.decision.plans import Candidate, LayerPlan
 from kvq_core.decision.scores import Sensitivity
-from kvq_core.decision.sensitivity import Scored, answer_of, identity, losses
+from kvq_core.decision.sensitivity import Scored, answer_of, identity, losses, losses_of_some
 from kvq_core.decision.solver import Costs, Solved, uniform
 from kvq_core.decision.spaces import flags, known, solve, version_of
 from kvq_core.errors import SpecError
@@ -23,19 +24,21 @@ UNIFORM = 12  # uniform lanes that are measured, those of least predicted loss
 
 
 class Measured(Frozen):
-    """A lane and what it came to: ``nbytes`` of 1,024 tokens, nats predicted by adding up and measured."""
+    """A lane and what it came to: ``bytes`` of 1,024 tokens, nats predicted by adding up, None of lanes that are of no
+    candidate, and measured."""
 
     lane: dict[str, Any]
     bytes: int
-    predicted: float
+    predicted: float | None
     measured: float
 
 
 class Policy(Frozen):
     """The answer for a budget of ``budget`` bytes. ``lane``, ``bytes``, ``predicted`` and ``measured`` are those of the
     policy where it ``beats`` the best ``uniform`` lane of no more bytes, else of that lane; ``policy`` has the policy's
-    in both cases. ``ends``: the best format with first and last layers in fp16, of no more bytes where one fits.
-    ``flags``: of the engine; None where no engine was named, or it has no such lane."""
+    in both cases; the uniform lane is of any format that engines ship, as it is or transformed. ``ends``: the best
+    format with first and last layers in fp16, of no more bytes where one fits. ``flags``: of the engine; None where no
+    engine was named, or it has no such lane."""
 
     id: str
     engine: str | None
@@ -44,7 +47,7 @@ class Policy(Frozen):
     prompts: int
     lane: dict[str, Any]
     bytes: int
-    predicted: float
+    predicted: float | None
     measured: float
     beats: bool
     policy: Measured
@@ -94,12 +97,20 @@ def verified(
     costs = scores.costs(model.shape)
     offer = Offer.of(costs, costs.budget(bits), engine, candidates)
     lanes = [each.plan.lane(candidates, str(n)) for n, each in enumerate(offer.every)]
-    rows = []
+    others = offered(model.shape, costs.budget(bits), known(engine) if engine else None, candidates)
+    rows, beside = [], []
     for done, prompt in enumerate(prompts, 1):
-        rows.append(losses(model, prompt, lanes, answer_of(model, prompt)))
+        follow = answer_of(model, prompt)
+        rows.append(losses(model, prompt, lanes, follow))
+        if others:
+            beside.append(losses_of_some(model, prompt, [each.lane for each in others], follow))
         yield Scored(done, len(prompts))
     means = dict(zip((each.plan for each in offer.every), np.mean(rows, 0).tolist(), strict=True))
-    yield judged(scores.id, engine, costs.budget(bits), len(prompts), offer, means, candidates)
+    shipped = [
+        Measured(lane=_data(each.lane), bytes=each.nbytes, predicted=None, measured=loss)
+        for each, loss in measured_of(beside, others)
+    ]
+    yield judged(scores.id, engine, costs.budget(bits), len(prompts), offer, means, candidates, shipped)
 
 
 def judged(
@@ -110,8 +121,10 @@ def judged(
     offer: Offer,
     means: dict[LayerPlan, float],
     candidates: Sequence[Candidate],
+    shipped: Sequence[Measured] = (),
 ) -> Policy:
-    """The answer for an offer whose plans lost ``means`` on so many prompts, in nats."""
+    """The answer for an offer whose plans lost ``means`` on so many prompts, in nats; ``shipped``: other uniform lanes
+    of no more bytes."""
 
     def least(found: Sequence[Solved]) -> Solved:
         return min(found, key=lambda each: means[each.plan])
@@ -120,11 +133,13 @@ def judged(
         lane = _data(solved.plan.lane(candidates))
         return Measured(lane=lane, bytes=solved.nbytes, predicted=solved.predicted, measured=means[solved.plan])
 
-    simple = least(offer.uniform)
-    beats = WIN * means[offer.policy.plan] <= means[simple.plan]
-    answer = offer.policy if beats else simple
+    own = least(offer.uniform)
+    uniform = min([told(own), *shipped], key=lambda each: each.measured)
+    beats = WIN * means[offer.policy.plan] <= uniform.measured
+    answer = told(offer.policy) if beats else uniform
+    layers = len(offer.policy.plan.keys)
     return Policy(
-        **told(answer).model_dump(),
+        **answer.model_dump(),
         id=id,
         engine=known(engine) if engine else None,
         version=version_of(engine) if engine else None,
@@ -132,9 +147,11 @@ def judged(
         prompts=prompts,
         beats=beats,
         policy=told(offer.policy),
-        uniform=told(simple),
+        uniform=uniform,
         ends=told(least(offer.ends)),
-        flags=_flags(engine, answer.plan, candidates),
+        flags=_flags(engine, offer.policy.plan if beats else own.plan, candidates)
+        if answer is not uniform or uniform not in shipped
+        else _shipped_flags(engine, answer, layers),
     )
 
 
@@ -146,6 +163,10 @@ def _flags(engine: str | None, plan: LayerPlan, candidates: Sequence[Candidate])
         return flags(engine, plan, candidates)
     except (KeyError, SpecError):
         return None
+
+
+def _shipped_flags(engine: str | None, answer: Measured, layers: int) -> str | None:
+    return None if engine is None else flags_of(Lane.model_validate(answer.lane), known(engine), layers)
 
 
 def _data(lane: Lane) -> dict[str, Any]:

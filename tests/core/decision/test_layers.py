@@ -11,6 +11,7 @@ import pytest
 from kvq_core.cli.layers import read_prompts
 from kvq_core.cli.main import main
 from kvq_core.decision import scores as kept
+from kvq_core.decision.offered import flags_of, offered
 from kvq_core.decision.plans import FP16, TOKENS, Candidate
 from kvq_core.decision.scores import Sensitivity, key
 from kvq_core.decision.sensitivity import Scored, answer_of, losses, measured
@@ -96,6 +97,13 @@ def test_intervals_need_some_prompts() -> None:
     assert told.kld_low < told.kld_mean == 3 < told.kld_high
 
 
+@pytest.fixture
+def candidates_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No lanes beside those of the candidates."""
+    monkeypatch.setattr("kvq_core.decision.offered.FORMATS", 0)
+
+
+@pytest.mark.usefixtures("candidates_alone")
 def test_a_policy_is_verified_on_prompts_it_has_not_seen(model: LoadedModel) -> None:
     found, _ = scored(model)
     costs = found.costs(model.shape)
@@ -113,6 +121,7 @@ def test_a_policy_is_verified_on_prompts_it_has_not_seen(model: LoadedModel) -> 
         list(verified(model, found, bits, None, [Prompt(prompt=TEXTS[0])]))
 
 
+@pytest.mark.usefixtures("candidates_alone")
 def test_the_uniform_lane_is_the_answer_where_it_is_not_beaten(model: LoadedModel) -> None:
     found, _ = scored(model)
     costs = found.costs(model.shape)
@@ -121,6 +130,24 @@ def test_the_uniform_lane_is_the_answer_where_it_is_not_beaten(model: LoadedMode
     assert isinstance(policy, Policy) and not policy.beats
     assert policy.lane == policy.uniform.lane and policy.measured == policy.uniform.measured
     assert "layers" not in policy.lane and policy.ends.bytes > policy.budget
+
+
+def test_a_policy_must_beat_what_engines_ship_too(model: LoadedModel) -> None:
+    """Of few bits of the candidate, where a shipped format of no more bytes loses far less."""
+    found, _ = scored(model)
+    budget = found.costs(model.shape).budget(6.0)
+    others = offered(model.shape, budget, None)
+    assert len({each.lane.label for each in others}) == len(others) > 3
+    assert all(each.nbytes <= budget for each in others)
+    assert {each.lane.every_rule[0].center for each in others} == {"none", "mean"}
+    assert "kvarn" not in {each.lane.every_rule[0].method for each in others}, "it has a window"
+    own = offered(model.shape, budget, "llama.cpp")
+    assert own and {each.lane.every_rule[0].center for each in own} == {"none"}
+    assert all(flags_of(each.lane, "llama.cpp", model.shape.layers) for each in own)
+    *_, policy = verified(model, found, 6.0, None, [Prompt(prompt=TEXTS[1])])
+    assert isinstance(policy, Policy) and policy.uniform.bytes <= policy.budget
+    assert policy.uniform.predicted is None and policy.uniform.measured < policy.policy.measured
+    assert not policy.beats and policy.lane == policy.uniform.lane
 
 
 def test_a_budget_that_nothing_fits_and_an_engine_without_the_format_are_refused(model: LoadedModel) -> None:

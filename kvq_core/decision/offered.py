@@ -1,0 +1,78 @@
+"""Uniform lanes that a policy must beat beside those of its own candidates: every format that engines ship, as it is
+and with each transform."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvq_core.analysis.deploy import of_rules
+from kvq_core.decision.pasted import deployed
+from kvq_core.decision.plans import TOKENS, Candidate
+from kvq_core.errors import SpecError
+from kvq_core.methods import Method, ModelShape
+from kvq_core.methods.sizes import sizes
+from kvq_core.pipeline.lanes import rule_record
+from kvq_core.spec import TENSORS, Lane
+
+FORMATS = 10  # that are measured, those of the most bytes that fit
+TRANSFORMS: tuple[dict[str, Any], ...] = ({}, {"center": "mean"}, {"rotate": "hadamard"})
+
+
+@dataclass(frozen=True)
+class Offered:
+    """``nbytes`` of TOKENS tokens, means of centred keys included."""
+
+    lane: Lane
+    nbytes: int
+
+
+def offered(shape: ModelShape, budget: int, engine: str | None, but: Sequence[Candidate] = ()) -> list[Offered]:
+    """Of at most ``budget`` bytes, labelled by their numbers; of an engine that is named only what its flags can say.
+    ``but``: formats that are candidates, which are left out as they are."""
+    every = [each for each in deployed() if each.why_not(shape) is None and not _windowed(each.method, shape)]
+    own = [each for each in every if _bytes(each, shape) <= budget]
+    own = sorted(own, key=lambda each: -_bytes(each, shape))[:FORMATS]
+    plain = {each.method for each in but}
+    found: list[Offered] = []
+    for candidate in own:
+        for transform in TRANSFORMS:
+            more = shape.layers * shape.kv_heads * shape.head_dim * 2 if "center" in transform else 0
+            lane = _lane(candidate, transform, f"offered {len(found)}")
+            known = not transform and candidate.method in plain
+            if lane is None or known or _bytes(candidate, shape) + more > budget or lane.why_not(shape):
+                continue
+            if engine is None or flags_of(lane, engine, shape.layers) is not None:
+                found.append(Offered(lane, _bytes(candidate, shape) + more))
+    return found
+
+
+def flags_of(lane: Lane, engine: str, layers: int) -> str | None:
+    """The command of an engine by its name; None where it cannot have the lane."""
+    ways, _ = of_rules([rule_record(rule) for rule in lane.every_rule], layers)
+    return next((way.how for way in ways if way.tool == engine), None)
+
+
+def _windowed(method: Method, shape: ModelShape) -> bool:
+    """Whether some tokens stay in full precision, as on short prompts all of them would, at bytes of longer ones."""
+    found = sizes(method, TOKENS, shape.head_dim)
+    return found.whole != found.encoded
+
+
+def _bytes(candidate: Candidate, shape: ModelShape) -> int:
+    return shape.layers * sum(candidate.layer_bytes(tensor, shape) for tensor in TENSORS)
+
+
+def _lane(candidate: Candidate, transform: dict[str, Any], label: str) -> Lane | None:
+    """None where the method refuses the transform."""
+    try:
+        return Lane.model_validate({**candidate.data, **transform, "label": label})
+    except (SpecError, ValueError):
+        return None
+
+
+def measured_of(losses: Sequence[dict[str, float]], some: Sequence[Offered]) -> Iterator[tuple[Offered, float]]:
+    """Those that ran on every prompt, with their mean loss in nats."""
+    for each in some:
+        own = [found[each.lane.label] for found in losses if each.lane.label in found]
+        if len(own) == len(losses):
+            yield each, sum(own) / len(own)
