@@ -14,6 +14,7 @@ from kvq_core.spec import ComparisonSpec, parse_spec
 from ui.form.controls import titles
 from ui.form.editor import LABEL, OPTIONS, READ
 from ui.form.filling import form_of, form_outputs
+from ui.form.lanes import LaneForm
 from ui.form.lanes_panel import Lanes
 from ui.form.selecting import SELECT
 from ui.form.setup_panel import Setup
@@ -48,13 +49,9 @@ def wire_differs(
 
     def compare(shown: dict[str, Any], started: dict[str, Any], *values: Any) -> str:
         *fields, form_lanes, rest = values
-        run = _asked(shown, started, services)
-        try:
-            form = to_comparison(dict(zip(FIELDS, fields, strict=True)), form_lanes, rest)
-        except KvqError as error:
-            return "" if run is None else differs_html([], str(error), "")
-        found = [] if run is None else list(changes(run, with_model(form)))
-        return differs_html([told(each, named) for each in found], "", _link(form) if found or run is None else "")
+        return compared(
+            _asked(shown, started, services), dict(zip(FIELDS, fields, strict=True)), form_lanes, rest, named
+        )
 
     def tell(shown: dict[str, Any], started: dict[str, Any]) -> list[Any]:
         run = _asked(shown, started, services)
@@ -65,6 +62,25 @@ def wire_differs(
     inputs = [*on_page, *setup.fields, lanes.lanes, setup.rest]
     gr.on(changed, compare, inputs, said, **QUIET, trigger_mode="always_last", concurrency_limit=2)
     back.change(tell, on_page, filled, **SWIFT)
+
+
+def compared(
+    run: ComparisonSpec | None,
+    form: dict[str, Any],
+    lanes: list[LaneForm],
+    rest: dict[str, Any],
+    named: dict[str, str],
+) -> str:
+    """What the form's values, by FIELDS, say otherwise than ``run``; ``named``: titles of their controls. Nothing of a
+    form as the page begins with it: a run is shown before the form has been filled."""
+    if not (form["prompt"] or form["conversation"] or lanes):
+        return ""
+    try:
+        asked = to_comparison(form, lanes, rest)
+    except KvqError as error:
+        return "" if run is None else differs_html([], str(error), "")
+    found = [] if run is None else list(changes(run, with_model(asked)))
+    return differs_html([told(each, named) for each in found], "", _link(asked) if found or run is None else "")
 
 
 def _asked(shown: dict[str, Any], started: dict[str, Any], services: Services) -> ComparisonSpec | None:

@@ -1,7 +1,10 @@
 """What differs between form and run, in the words of the form."""
 
 from kvq_core.analysis.two_specs import Change
-from ui.panels.differs import differs_html, told
+from kvq_core.models import with_model
+from kvq_core.spec import parse_spec
+from ui.form.values import FIELDS, from_comparison
+from ui.panels.differs import compared, differs_html, told
 
 NAMED = {"prompt": "Prompt", "capture.detail": "Arrays kept", "no_system": "No system prompt at all"}
 
@@ -28,3 +31,12 @@ def test_text_of_a_link_is_escaped() -> None:
     assert "<script>" not in html and "<i>" not in html and 'data-draft="1.abc"' in html
     assert "in 1 place<" in html and "data-form-run" in html
     assert "data-form-run" not in differs_html([], "It cannot run.", ""), "what cannot run is not offered to be run"
+
+
+def test_a_form_that_has_not_been_filled_differs_from_no_run() -> None:
+    run = with_model(parse_spec({"prompt": "Say hi.", "lanes": [{"method": "kivi"}]}))
+    values, lanes, rest = from_comparison(run)
+    form = dict(zip(FIELDS, values, strict=True))
+    assert "differs-box" not in compared(run, form, lanes, rest, NAMED)
+    assert compared(run, {**form, "prompt": "", "conversation": ""}, [], rest, NAMED) == ""
+    assert "and cannot run" in compared(run, {**form, "prompt": ""}, lanes, rest, NAMED)
