@@ -52,6 +52,10 @@ def test_the_reference_is_what_transformers_computes(kind: str) -> None:
     assert reference < (CHUNK_RULE if model.shape.stateful else EXACT)
 
 
+def test_the_table_holds_every_kind() -> None:
+    assert set(json.loads(RESULTS.read_text())) == set(CONFIGS)
+
+
 @pytest.mark.slow
 @pytest.mark.long("combine")
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind in TAKEN or whole()])

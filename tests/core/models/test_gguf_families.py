@@ -1,5 +1,6 @@
 """GGUF files of architectures that say more than Llama's: windows, soft-caps, scalings, states, tokens of their own."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from kvq_core.errors import ModelError
 from kvq_core.models import LoadedModel, load
+from kvq_core.models.gguf.families import FAMILIES as READ
 from kvq_core.models.gguf.header import read_header
 from kvq_core.models.gguf.vocabulary import _KNOWN, tokenizer
 from kvq_core.settings import settings
@@ -51,6 +53,12 @@ def test_logits_are_those_of_the_model_it_was_written_from(tmp_path, kind: str) 
     assert apart(outcome.logits()[0], expected[50 : 50 + len(outcome.logits()[0])]) < EXACT
     windowed = kind in ("gemma2", "gemma3_text", "phi3")
     assert bool(loaded.shape.windowed) == windowed and bool(loaded.shape.stateful) == (kind == "lfm2")
+
+
+def test_the_document_names_every_architecture_that_is_read() -> None:
+    told = (Path(__file__).parents[3] / "docs" / "models.md").read_text(encoding="utf-8")
+    told = told[told.index("GGUF files are read") : told.index("of others by")]
+    assert set(re.findall(r"`(\w+)`", told)) == set(READ)
 
 
 @pytest.mark.slow
