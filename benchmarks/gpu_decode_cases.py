@@ -13,6 +13,7 @@ import torch
 from gpu_baselines import fp16_calls
 from gpu_setting import Numbers, Setting, Shape
 from kvq_kernels import Grid, Layout, Store, decode_attention
+from kvq_kernels.store import SIDES
 
 MODELS = {
     "Llama-3.1-8B": Shape(8, 32, 128),
@@ -95,9 +96,9 @@ def stores(s: Setting, size: tuple[int, ...], name: str) -> tuple[Store, Store]:
     made as a cache makes it that grows, and not to fit."""
     made = []
     batch, heads, tokens, dim = size
-    for layout in LAYOUTS[name]:
+    for layout, side in zip(LAYOUTS[name], SIDES, strict=True):
         x = s.random(batch, heads, tokens - 1, dim)
-        store = Store.empty(x, layout)
+        store = Store.empty(x, layout, side)
         store.fill(x)
         store.append(x[..., :1, :])
         made.append(store)

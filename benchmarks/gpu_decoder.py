@@ -89,7 +89,10 @@ class Packed:
         half = keys.shape[-1] // 2
         update = torch.randn(keys.shape[1], half, half, device=keys.device) * 0.05
         encode = (lambda x, prompt: squat_quantize(x, (update,), half, KEYS.grid)) if squat else None
-        self.stores = [Store.empty(keys, KEYS, room, encode=encode), Store.empty(values, VALUES, room)]
+        self.stores = [
+            Store.empty(keys, KEYS, "keys", room, encode=encode),
+            Store.empty(values, VALUES, "values", room),
+        ]
         for store, x in zip(self.stores, (keys, values), strict=True):
             store.fill(x)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from kvq_kernels.blocks import CELL, PART
 from kvq_kernels.launch import LaunchRecord
 
 from benchmarks.aot.assembly import Counts, counted, spills
@@ -71,7 +72,7 @@ def elements(constants: dict[str, Any]) -> int:
     if "PART" in constants:
         return constants["R"] * constants["N"]
     if "K_BITS" in constants:
-        return 2 * (constants["PLACED"] or constants["BT"]) * constants["DP"]
+        return 2 * PART * CELL * constants["C"]
     return constants["BT"] * constants["DP"] if "BITS" in constants and "BT" in constants else 0
 
 

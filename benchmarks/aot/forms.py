@@ -12,7 +12,7 @@ import torch
 from kvq_kernels.attention import decode_attention
 from kvq_kernels.grouped import Axis, Grid, quantize_pack
 from kvq_kernels.launch import LaunchRecord, record_launches
-from kvq_kernels.store import Layout, Store
+from kvq_kernels.store import SIDES, Layout, Store
 
 from benchmarks.aot.compiler import elements
 
@@ -72,7 +72,7 @@ def decode_form(method: str, head_dim: int, shared: int) -> Form:
     _, *layouts, most = METHODS[method]
     x = torch.zeros(1, KV_HEADS, TOKENS, head_dim)
     norms = torch.ones(1, KV_HEADS, 1, head_dim).half() if layouts[0].sinks else None
-    stores = [Store.empty(x, layout, path="torch") for layout in layouts]
+    stores = [Store.empty(x, layout, side, path="torch") for layout, side in zip(layouts, SIDES, strict=True)]
     stores[0].norms = norms
     for store in stores:
         store.fill(x)

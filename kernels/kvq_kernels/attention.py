@@ -1,115 +1,125 @@
 """Fused decode attention over a packed cache."""
 
-from math import e, log2
+from math import ceil, e, log2
 from typing import Any
 
 import torch
+from kvq_kernels.blocks import CELL, BlockForm
 from kvq_kernels.dispatch import KernelError, Path, use_triton
-from kvq_kernels.gemv import compute_type
-from kvq_kernels.grouped import Axis, grid_constants, row_strides
-from kvq_kernels.launch import (
-    COMBINE,
-    DECODE,
-    PLACES,
-    Launch,
-    power_of_two,
-    run,
-    split_tokens,
-    tile_of,
-)
-from kvq_kernels.placing import Operand, place_tiles
-from kvq_kernels.store import Store
+from kvq_kernels.grouped import MODES
+from kvq_kernels.launch import COMBINE, DECODE, Launch, power_of_two, processors, run
+from kvq_kernels.store import Layout, Store
 from torch import Tensor
+
+ROWS = 16  # query heads of a program
+WARPS = 8  # programs of one warp that a processor is to be given
 
 
 def decode_attention(
-    q: Tensor, keys: Store, values: Store, scaling: float, path: Path = "auto", how: Launch | None = None
-) -> Tensor:
+    q: Tensor, keys: Store, values: Store, scaling: float, path: Path = "auto", how: Launch | None = None,
+    out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Attention of one new token a row over the whole cache, which already holds that token.
 
-    q (batch, query_heads, 1, head_dim) after RoPE -> the same shape and dtype. Query head h reads KV head
-    h // (query_heads / kv_heads). The reference dequantizes the cache into float32 and multiplies. Keys that are far
-    from zero (Store.far) are multiplied with float32 queries.
+    q (batch, query_heads, 1, head_dim) after RoPE -> the same shape and dtype, in ``out`` where it is given. Query head
+    h reads KV head h // (query_heads / kv_heads). The reference dequantizes the cache into float32 and multiplies. With
+    Triton, q and ``out`` in the same memory make a step the same two launches as the last, however long the cache is.
     """
     _check(q, keys, values)
-    if keys.far and q.dtype != torch.float32:
-        return decode_attention(q.float(), keys, values, scaling, path, how).to(q.dtype)
     batch, heads, _, dim = q.shape
     kv_heads = keys.sink.shape[1]
-    if not use_triton("decode_attention", path, q, _obstacle(keys, values, heads // kv_heads)):
+    if not use_triton("decode_attention", path, q, obstacle(keys.form) or obstacle(values.form)):
         grouped = q.float().reshape(batch, kv_heads, -1, dim)
-        weights = torch.softmax(grouped @ keys.dense("torch").transpose(-1, -2) * scaling, -1)
-        return (weights @ values.dense("torch")).reshape(q.shape).to(q.dtype)
-    return _decode_triton(q, keys, values, scaling, how)
+        weights = torch.softmax(grouped @ keys.dense().transpose(-1, -2) * scaling, -1)
+        found = (weights @ values.dense()).reshape(q.shape).to(q.dtype)
+        return found if out is None else out.copy_(found)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
+    _decode_triton(q, keys, values, scaling, how or DECODE, out)
+    return out
 
 
-def _decode_triton(q: Tensor, keys: Store, values: Store, scaling: float, how: Launch | None) -> Tensor:
-    from kvq_kernels.triton_ops.attention import combine_splits_kernel, decode_attention_kernel
+def _decode_triton(q: Tensor, keys: Store, values: Store, scaling: float, how: Launch, out: Tensor) -> None:
+    from kvq_kernels.triton_ops.decode import combine_splits_kernel, decode_blocks_kernel
 
     batch, query_heads, _, dim = q.shape
     matrices, heads = batch * keys.sink.shape[1], query_heads // keys.sink.shape[1]
-    fits = place_tiles(q, heads, dim, how or PLACES, _operand(keys, "channels"), _operand(values, "tokens"))
-    how = how or (PLACES if fits else DECODE)
-    small, wide = tile_of(how, dim, max(keys.layout.grid.group_size, values.layout.grid.group_size))
-    tile = small
-    if fits:
-        tile, small, wide = how.tokens, 32, fits.channels
-    bulk = min(keys.packed_tokens, values.packed_tokens) // tile * tile
-    chunk, whole = split_tokens(bulk, tile, matrices, q)
-    tails = sum(-(-tokens // small) for tokens in (keys.sink_tokens, keys.later_tokens - bulk))
-    splits = tails + whole
-    acc = torch.empty(matrices, splits, heads, dim, dtype=torch.float32, device=q.device)
-    top, total = torch.empty(2, matrices, splits, heads, dtype=torch.float32, device=q.device)
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    tiles = matrices * ceil(heads / ROWS)
+    sinks, tails = _tails(keys.layout, values.layout)
+    splits = max(1, ceil(WARPS * processors(q) / tiles))
+    parts = tails + splits
+    acc, top, total = _scratch(keys, (matrices, parts, heads, dim))
     run(
-        decode_attention_kernel,
-        (matrices, splits),
+        decode_blocks_kernel,
+        (tiles, parts),
         how,
         {
             "q": q.contiguous(), "norms": None if keys.norms is None else keys.norms.contiguous(), "acc_out": acc,
             "top_out": top, "total_out": total, **_tensors("k", keys), **_tensors("v", values),
-            "v_largest": values.largest,
-            "factor": scaling * log2(e), "heads": heads, "dim": dim, "bulk": bulk, "chunk": chunk, "splits": splits,
-            "tails": tails, "sinks": keys.sink_tokens, "sink_room": keys.sink.shape[-2], "held": keys.later_tokens,
+            "factor": scaling * log2(e), "heads": heads, "dim": dim, "splits": splits, "matrices": matrices,
         },
         {
-            "M": max(16, power_of_two(heads)), "BT": small, "DP": wide, "HAS_NORMS": keys.norms is not None,
-            "DTYPE": compute_type(q), **_constants("K", keys), **_constants("V", values),
-            "PLACED": tile if fits else 0, "H": fits.rows if fits else 0, "EXACT": dim == wide,
+            "C": keys.form.channels // CELL, "TERMS": 2 if q.dtype == torch.float32 else 1,
+            "HAS_NORMS": keys.norms is not None, "TAILS": tails, "SINKS": keys.layout.sinks, "SINK_TILES": sinks,
+            **form_constants("K", keys.form), **form_constants("V", values.form),
         },
     )  # fmt: skip
     run(
         combine_splits_kernel,
         (matrices, heads),
         COMBINE,
-        {"acc_in": acc, "top_in": top, "total_in": total, "out": out, "heads": heads, "dim": dim, "splits": splits},
-        {"STEP": COMBINE.tokens, "DP": wide},
+        {"acc_in": acc, "top_in": top, "total_in": total, "out": out, "heads": heads, "dim": dim, "splits": parts},
+        {"STEP": COMBINE.tokens, "DP": max(16, power_of_two(dim))},
     )
-    return out
 
 
-def _operand(store: Store, inner: Axis) -> Operand:
-    return Operand(store.packed, store.layout.grid, store.layout.axis, inner)
+def _scratch(store: Store, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Room for what splits find, kept with the store: sums of ``shape``, and a top and a total for each row of them."""
+    if shape not in store.scratch:
+        acc = torch.empty(shape, dtype=torch.float32, device=store.ring.device)
+        top, total = torch.empty(2, *shape[:-1], dtype=torch.float32, device=store.ring.device)
+        store.scratch[shape] = acc, top, total
+    return store.scratch[shape]
+
+
+def _tails(keys: Layout, values: Layout) -> tuple[int, int]:
+    """Tiles of 16 tokens: those of the sinks, and those with all that may lie outside of whole blocks."""
+    sinks = ceil(keys.sinks / CELL)
+    return sinks, sinks + ceil((63 + max(keys.recent + keys.step, values.recent + values.step)) / CELL)
 
 
 def _tensors(name: str, store: Store) -> dict[str, Any]:
-    tensors = {**store.packed._asdict(), "sink": store.sink, "ring": store.ring, **row_strides(store.packed)}
-    counts = {"packed": store.packed_tokens, "room": store.ring.shape[-2]}
-    return {f"{name}_{key}": value for key, value in {**tensors, **counts}.items()}
+    pool = store.pool
+    tensors = {
+        "records": pool.records.view(torch.int16), "table": pool.table, "widest": store.widest,
+        "lengths": store.lengths, "sink": store.sink, "ring": store.ring, "room": store.ring.shape[-2],
+        "size": pool.form.nbytes // 16,
+    }  # fmt: skip
+    return {f"{name}_{key}": value for key, value in tensors.items()}
 
 
-def _constants(name: str, store: Store) -> dict[str, Any]:
-    grid = store.layout.grid
-    constants = {**grid_constants(grid), "BY_TOKEN": store.layout.axis == "channels", "WIDTH": grid.places}
+def form_constants(name: str, form: BlockForm) -> dict[str, Any]:
+    """What a kernel that reads blocks of a form is compiled for."""
+    grid, (scale, second) = form.grid, form.meta[:2]
+    constants = {
+        "BITS": grid.bits, "GROUP": grid.group_size, "MODE": MODES.index(grid.mode),
+        "HALF_ZERO": grid.zero_point == torch.float16, "INNER": form.inner, "META": scale.start,
+        "ROW": second.end - scale.start, "STEP": form.step,
+    }  # fmt: skip
     return {f"{name}_{key}": value for key, value in constants.items()}
 
 
-def _obstacle(keys: Store, values: Store, heads: int) -> str | None:
-    if keys.sink.shape[-1] > 256:
-        return f"head_dim = {keys.sink.shape[-1]} is larger than 256"
-    if heads > 64:
-        return f"{heads} query heads share a KV head, and a program holds 64"
-    return keys.layout.grid.obstacle or values.layout.grid.obstacle
+def obstacle(form: BlockForm) -> str | None:
+    """Why the kernels cannot read blocks of a form."""
+    grid = form.grid
+    if form.dim > 256:
+        return f"head_dim = {form.dim} is larger than 256"
+    if grid.group_size % CELL or form.tokens != 128:
+        return f"group_size = {grid.group_size} is not a multiple of {CELL} that blocks of 128 tokens hold whole"
+    if grid.mode != "asymmetric" and not form.inner:
+        return f"groups in mode {grid.mode} are read along the sum only"
+    if grid.scale != torch.float16 or (not form.inner and grid.zero_point != torch.float16):
+        return "scales, and zero-points of groups across the sum, are read in float16"
+    return None
 
 
 def _check(q: Tensor, keys: Store, values: Store) -> None:

@@ -56,15 +56,6 @@ class Grid:
         return self.group_size // WORD
 
     @property
-    def places(self) -> int:
-        """Codes in a word that products leave them in (triton_ops/places.py): a byte, or 8 codes with a byte of signs.
-        0: there is no such word, because codes straddle two bytes, fill one by themselves (a tile of these spills) or
-        are too wide beside their signs."""
-        if self.mode == "asymmetric":
-            return 0 if self.bits in (3, 8) else 8 // self.bits
-        return 8 if self.bits <= 2 else 0
-
-    @property
     def obstacle(self) -> str | None:
         """Why the kernels cannot read this grid."""
         if self.group_size != power_of_two(self.group_size) or not 8 <= self.group_size <= 256:
@@ -116,21 +107,23 @@ def unpack_dequantize(
     """Inverse of :func:`quantize_pack`: (..., tokens, channels); ``count`` is the length of the grouped dimension."""
     if use_triton("unpack_dequantize", path, packed.codes, grid.obstacle):
         return _dequantize_triton(packed, grid, axis, count, dtype)
-    groups = -(-count // grid.group_size)
     codes = unpack(packed.codes, grid.bits, count)
-    scales, words = packed.scales[..., :groups], packed.words
-    if grid.mode == "asymmetric":
-        rows = dequantize_groups(GroupCodes(codes, scales, words[..., :groups]), grid.group_size)
-    else:
-        octets = (
-            words[..., : groups * grid.words].contiguous().view(torch.uint8).unflatten(-1, (groups, grid.words * 4))
-        )
-        if grid.mode == "symmetric":
-            rows = dequantize_signed(SignedCodes(codes, octets, scales), grid.group_size)
-        else:
-            hybrid = HybridCodes(codes, octets, scales.abs(), torch.signbit(scales))
-            rows = dequantize_hybrid(hybrid, grid.group_size, grid.zero_point)
+    rows = dequantize_codes(codes, packed.scales, packed.words, grid)
     return (rows.transpose(-1, -2) if axis == "tokens" else rows).to(dtype)
+
+
+def dequantize_codes(codes: Tensor, scales: Tensor, words: Tensor, grid: Grid) -> Tensor:
+    """Codes (..., count) uint8 of groups along the last dimension, with scales and words of at least as many groups as
+    PackedGroups has them: float32."""
+    groups = -(-codes.shape[-1] // grid.group_size)
+    scales = scales[..., :groups]
+    if grid.mode == "asymmetric":
+        return dequantize_groups(GroupCodes(codes, scales, words[..., :groups]), grid.group_size)
+    octets = words[..., : groups * grid.words].contiguous().view(torch.uint8).unflatten(-1, (groups, grid.words * 4))
+    if grid.mode == "symmetric":
+        return dequantize_signed(SignedCodes(codes, octets, scales), grid.group_size)
+    hybrid = HybridCodes(codes, octets, scales.abs(), torch.signbit(scales))
+    return dequantize_hybrid(hybrid, grid.group_size, grid.zero_point)
 
 
 def _as_words(octets: Tensor) -> Tensor:

@@ -32,22 +32,15 @@ QUANTIZE = Launch(tokens=128, warps=4, stages=1)
 DEQUANTIZE = Launch(tokens=64, stages=1)  # rows a program, of as many elements
 SCORES = Launch(tokens=64, warps=8, stages=1)  # one tile a program, of registers for two programs a processor
 VALUES = Launch(tokens=64, warps=8, stages=3)
-DECODE = Launch(tokens=64, warps=8, stages=3)
-PLACES = Launch(tokens=128, warps=4, stages=3)  # codes that stay in their words: 32 bytes of one, 8 for each warp
-# The same for values in groups as long as that, which would spill: hybrid ones, and those of 4-bit codes.
-PLACES_HYBRID, PLACES_WIDE = Launch(tokens=128, warps=8, stages=2), Launch(tokens=64, warps=4, stages=3)
+DECODE = Launch(tokens=64, warps=1, stages=2)  # a part of a block a turn
 SQUAT = Launch(tokens=32, warps=8, stages=1)  # tokens are the group's
 LATENT = Launch(tokens=64, warps=8, stages=2)  # both halves of the rebuilt keys stay in registers
 COMMUTED = Launch(tokens=64, stages=2)  # rows of a KV head's codebook come from L1, which they fit
 MIXED = Launch(tokens=32, warps=8, stages=1)
 COMBINE = Launch(tokens=32)  # splits a turn
 
-# A deeper pipeline helps where loads take longer than the products they feed; a shallower one takes less shared memory;
-# fewer warps take fewer instructions an element, but spill. Registers let 8 warps run on a processor of compute
-# capability 9.0 with each of these; tiles of 64 or 256 tokens, or 8 warps a program, take more instructions an element.
-CANDIDATES = (PLACES, Launch(128, 4, 4), Launch(128, 4, 2), Launch(128, 2, 3))
-SHORTEST = 16  # no side of a matrix product is shorter
-MOST_ROWS = 32  # query heads times the groups of a tile; more spill
+# A deeper pipeline helps where loads take longer than the products they feed, and takes more shared memory.
+CANDIDATES = (DECODE, Launch(64, 1, 3), Launch(64, 2, 2))
 MOST_CODES = 8192  # of a tile that is read
 MOST_QUANTIZED = 4096  # of a tile that is written: its elements are float32 in several registers each
 

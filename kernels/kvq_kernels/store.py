@@ -1,23 +1,23 @@
 """A growing packed cache of one tensor (keys or values) of one layer: [sinks fp16 | packed | recent fp16].
 
-This is the cache itself, not a record of one: nothing dequantized is kept. Capacity grows ahead of the tokens, so that
-appending is a write into place; ``nbytes`` are the bytes of the tokens held, ``allocated`` those of the buffers.
+This is the cache itself, not a record of one: nothing dequantized is kept. Appending is a write into place, and what is
+there never moves; ``nbytes`` are the bytes of the tokens held, ``allocated`` those of the buffers.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 import torch
+from kvq_kernels.blocks import BlockForm, Dense
 from kvq_kernels.dispatch import KernelError, Path
-from kvq_kernels.grouped import Axis, Grid, PackedGroups, quantize_pack, unpack_dequantize
-from kvq_kernels.packing import packed_bytes
+from kvq_kernels.grouped import Axis, Grid, PackedGroups, dequantize_codes, quantize_pack
+from kvq_kernels.packing import pack, unpack
+from kvq_kernels.pool import BlockPool
 from torch import Tensor
 
-# Root mean square of a head's keys above which float16 queries cost more than some 1 % of the output, by grouped axis:
-# what they lose in rounding is multiplied by offsets that softmax does not see.
-FAR = {"tokens": 512.0, "channels": 32.0}
-
+Side = Literal["keys", "values"]
+SIDES: tuple[Side, Side] = ("keys", "values")
 Encode = Callable[[Tensor, bool], PackedGroups]  # x (batch, kv_heads, tokens, head_dim), whether it is the prompt's
 
 
@@ -44,28 +44,28 @@ class Store:
 
     ``encode`` replaces quantize_pack where a method rounds in its own way. ``sink`` (batch, kv_heads, sinks, head_dim);
     ``ring`` (batch, kv_heads, recent + step, head_dim): the token after the sinks that has number n is in slot
-    n mod (recent + step). ``packed`` has room for more than ``packed_tokens``. ``largest``, float32: the size of the
-    largest number packed, kept on the device; ``far``: the prompt was far from zero (FAR), found as it entered, because
-    a step reads nothing back.
+    n mod (recent + step). On the device, for kernels: ``widest`` float32 (batch * kv_heads,), the largest scale packed,
+    and ``lengths`` int32 (batch * kv_heads, 4): sinks, packed tokens, tokens after the sinks.
     """
 
     layout: Layout
-    packed: PackedGroups
+    pool: BlockPool
     sink: Tensor
     ring: Tensor
-    largest: Tensor
+    widest: Tensor
+    lengths: Tensor
     norms: Tensor | None = None
     encode: Encode | None = None
     path: Path = "auto"
     sink_tokens: int = 0
     packed_tokens: int = 0
     later_tokens: int = 0  # tokens after the sinks, packed or not
-    far: bool = False
+    scratch: dict[tuple[int, ...], tuple[Tensor, ...]] = field(default_factory=dict)  # of kernels, by its shape
 
     @classmethod
     def empty(
-        cls, like: Tensor, layout: Layout, room: int = 0, norms: Tensor | None = None, encode: Encode | None = None,
-        path: Path = "auto",
+        cls, like: Tensor, layout: Layout, side: Side, room: int = 0, norms: Tensor | None = None,
+        encode: Encode | None = None, path: Path = "auto",
     ) -> "Store":  # fmt: skip
         """For tensors like ``like`` (batch, kv_heads, any, head_dim), with room for ``room`` packed tokens."""
         if layout.axis == "tokens" and layout.step % layout.grid.group_size:
@@ -73,10 +73,17 @@ class Store:
                 f"step = {layout.step} packs parts of a group of {layout.grid.group_size} tokens; use a multiple of it."
             )
         batch, heads, _, dim = like.shape
+        form = BlockForm(layout.grid, layout.axis, "channels" if side == "keys" else "tokens", dim)
         sink = torch.empty(batch, heads, layout.sinks, dim, dtype=torch.float16, device=like.device)
         ring = sink.new_empty(batch, heads, layout.recent + layout.step, dim)
-        packed = _buffers(like, layout, room)
-        return cls(layout, packed, sink, ring, torch.zeros((), device=like.device), norms, encode, path)
+        pool = BlockPool(form, batch * heads, like.device, room)
+        widest = torch.zeros(batch * heads, device=like.device)
+        lengths = torch.zeros(batch * heads, 4, dtype=torch.int32, device=like.device)
+        return cls(layout, pool, sink, ring, widest, lengths, norms, encode, path)
+
+    @property
+    def form(self) -> BlockForm:
+        return self.pool.form
 
     @property
     def tokens(self) -> int:
@@ -86,8 +93,6 @@ class Store:
         """Enter the prompt: sinks, one packed block of everything due, and the window; the store must be empty."""
         if self.tokens:
             raise KernelError("fill is for an empty store; append to this one.")
-        sizes = torch.linalg.vector_norm(x.float(), dim=(-1, -2)) / (x.shape[-1] * x.shape[-2]) ** 0.5
-        self.far = not x.is_meta and bool((sizes > FAR[self.layout.axis]).any())
         self._take_sinks(x)
         rest = x[..., self.sink_tokens :, :]
         due = self.layout.due(rest.shape[-2])
@@ -95,6 +100,7 @@ class Store:
             self._pack(rest[..., :due, :], prompt=True)
         self.later_tokens = due
         self._write_ring(rest[..., due:, :])
+        self._tell()
 
     def append(self, x: Tensor) -> None:
         """Enter new tokens x (batch, kv_heads, n, head_dim) without packing any, which ``pack_due`` does. They must fit
@@ -104,12 +110,14 @@ class Store:
             self._take_sinks(x)
             x = x[..., self.sink_tokens - before :, :]
         self._write_ring(x)
+        self._tell()
 
     def pack_due(self) -> int:
         """Pack what is due and return how many tokens that were."""
         due = self.layout.due(self.later_tokens - self.packed_tokens)
         if due:
             self._pack(self._read_ring(self.packed_tokens, self.packed_tokens + due))
+            self._tell()
         return due
 
     def extend(self, x: Tensor) -> None:
@@ -120,11 +128,11 @@ class Store:
             self.pack_due()
             x = x[..., room:, :]
 
-    def dense(self, path: Path | None = None) -> Tensor:
+    def dense(self) -> Tensor:
         """The whole cache as attention reads it: float32 (batch, kv_heads, tokens, head_dim)."""
-        layout = self.layout
-        count = self.packed_tokens if layout.axis == "tokens" else self.sink.shape[-1]
-        packed = unpack_dequantize(self.view(), layout.grid, layout.axis, count, path or self.path)
+        held = self.pool.read(self.packed_tokens)
+        rows = dequantize_codes(*held, self.layout.grid)
+        packed = (rows.mT if self.layout.axis == "tokens" else rows).unflatten(0, self.sink.shape[:2])
         if self.norms is not None:
             packed = packed * self.norms.float()
         return torch.cat([self.sinks().float(), packed, self.recent().float()], -2)
@@ -137,32 +145,32 @@ class Store:
         """The newest tokens, which are not packed yet, float16."""
         return self._read_ring(self.packed_tokens, self.later_tokens)
 
-    def view(self) -> PackedGroups:
-        """The packed tokens alone, without the room after them."""
-        grid, n = self.layout.grid, self.packed_tokens
-        if self.layout.axis == "channels":
-            return PackedGroups(*(t[..., :n, :] for t in self.packed))
-        groups = -(-n // grid.group_size)
-        words = groups if grid.mode == "asymmetric" else groups * grid.words
-        sizes = (packed_bytes(n, grid.bits), groups, words)
-        return PackedGroups(*(t[..., :size] for t, size in zip(self.packed, sizes, strict=True)))
+    def groups(self) -> PackedGroups:
+        """The packed tokens as the operations on groups take them: a copy."""
+        held = self.pool.read(self.packed_tokens)
+        packed = Dense(pack(held.codes, self.layout.grid.bits), held.scales, held.words)
+        return PackedGroups(*(part.contiguous().unflatten(0, self.sink.shape[:2]) for part in packed))
 
     @property
     def nbytes(self) -> int:
         """Bytes of the tokens held, norms included."""
-        parts = [
-            *self.view(),
-            self.sinks(),
-            self.ring[..., : self.later_tokens - self.packed_tokens, :],
-        ]
+        parts = [self.sinks(), self.ring[..., : self.later_tokens - self.packed_tokens, :]]
         parts += [] if self.norms is None else [self.norms]
-        return sum(t.numel() * t.element_size() for t in parts)
+        return self.pool.matrices * self.form.held(self.packed_tokens) + sum(
+            t.numel() * t.element_size() for t in parts
+        )
 
     @property
     def allocated(self) -> int:
         """Bytes of the buffers, room for more tokens included."""
-        parts = [*self.packed, self.sink, self.ring, self.largest] + ([] if self.norms is None else [self.norms])
-        return sum(t.numel() * t.element_size() for t in parts)
+        parts = [self.sink, self.ring, self.widest, self.lengths] + ([] if self.norms is None else [self.norms])
+        parts += [tensor for each in self.scratch.values() for tensor in each]
+        return self.pool.nbytes + sum(t.numel() * t.element_size() for t in parts)
+
+    def _tell(self) -> None:
+        """The lengths to the device."""
+        for at, count in enumerate((self.sink_tokens, self.packed_tokens, self.later_tokens)):
+            self.lengths[:, at] = count
 
     def _take_sinks(self, x: Tensor) -> None:
         n = min(self.layout.sinks - self.sink_tokens, x.shape[-2])
@@ -189,50 +197,17 @@ class Store:
     def _pack(self, x: Tensor, prompt: bool = False) -> None:
         """Pack x behind the packed tokens. Window tokens were rounded to float16 when they entered, the prompt's were
         not, and are encoded from the values given."""
-        if self.layout.axis == "channels":  # fmax passes over NaN, which stays where it is
-            torch.fmax(self.largest, torch.linalg.vector_norm(x.float(), torch.inf), out=self.largest)
         if self.norms is not None:
             x = x.float() / self.norms.float()
         if self.encode is not None:
             fresh = self.encode(x, prompt)
         else:
             fresh = quantize_pack(x, self.layout.grid, self.layout.axis, self.path)
-        self._reserve(self.packed_tokens + x.shape[-2])
-        dim = -1 if self.layout.axis == "tokens" else -2
-        before = self.view()
-        for buffer, old, new in zip(self.packed, before, fresh, strict=True):
-            buffer.narrow(dim, old.shape[dim], new.shape[dim]).copy_(new)
+        sizes = fresh.scales.float().abs().amax((-1, -2)).flatten()
+        torch.fmax(self.widest, sizes, out=self.widest)  # passes over NaN, which stays where it is
+        count = x.shape[-2] if self.layout.axis == "tokens" else x.shape[-1]
+        codes = unpack(fresh.codes, self.layout.grid.bits, count)
+        self.pool.reserve(self.packed_tokens + x.shape[-2])
+        parts = (codes, fresh.scales, fresh.words)
+        self.pool.write(self.packed_tokens, Dense(*(part.flatten(0, 1) for part in parts)))
         self.packed_tokens += x.shape[-2]
-
-    def _reserve(self, tokens: int) -> None:
-        if tokens <= self._room:
-            return
-        room = tokens + max(256, tokens // 8)
-        held = self.view()
-        grown = _buffers(self.sink, self.layout, room)
-        for buffer, old in zip(grown, held, strict=True):
-            buffer[tuple(slice(0, n) for n in old.shape)] = old
-        self.packed = grown
-
-    @property
-    def _room(self) -> int:
-        if self.layout.axis == "channels":
-            return self.packed.codes.shape[-2]
-        return self.packed.scales.shape[-1] * self.layout.grid.group_size
-
-
-def _buffers(like: Tensor, layout: Layout, room: int) -> PackedGroups:
-    """Uninitialised packed tensors for ``room`` tokens, whole groups of them."""
-    grid = layout.grid
-    batch, heads, dim = like.shape[0], like.shape[1], like.shape[3]
-    room = -(-max(room, 1) // grid.group_size) * grid.group_size
-    rows, count = (dim, room) if layout.axis == "tokens" else (room, dim)
-    groups = -(-count // grid.group_size)
-    plain = grid.mode == "asymmetric"
-    words, kind = (groups, grid.zero_point) if plain else (groups * grid.words, torch.int32)
-    lead, device = (batch, heads, rows), like.device
-    return PackedGroups(
-        torch.empty(*lead, packed_bytes(count, grid.bits), dtype=torch.uint8, device=device),
-        torch.empty(*lead, groups, dtype=grid.scale, device=device),
-        torch.empty(*lead, words, dtype=kind, device=device),
-    )

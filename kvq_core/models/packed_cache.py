@@ -28,13 +28,22 @@ class Attends(Protocol):
     @property
     def tokens(self) -> int: ...
 
+    @property
+    def nbytes(self) -> int: ...
+
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor: ...
+
+
+class Batched(Attends, Protocol):
+    """One for rows of one length, which can be taken apart while it is empty."""
+
+    def apart(self, padding: Sequence[int]) -> Attends: ...
 
 
 class Ticket(NamedTuple):
     """New tokens on their way to the layer that keeps them."""
 
-    layer: Attends
+    layer: "TicketLayer"
     keys: Tensor
     values: Tensor
     how: Scoring
@@ -45,17 +54,27 @@ class TicketLayer(CacheLayerMixin):
 
     is_sliding = False
 
-    def __init__(self, layer: Attends, how: Scoring):
+    def __init__(self, layer: Batched, how: Scoring):
         super().__init__()
-        self.layer, self.how = layer, how
+        self.layer: Attends = layer
+        self.empty, self.how = layer, how
+        self.padding: list[int] = []  # before each row's prompt, where a batch has any
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         self.is_initialized = True
-        ticket = Ticket(self.layer, key_states, value_states, self.how)
+        ticket = Ticket(self, key_states, value_states, self.how)
         return ticket, ticket
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, padding: list[int]) -> Tensor:
+        """Store new tokens and attend; ``padding``: tokens before each row's own that nothing may see."""
+        if any(padding) and not self.layer.tokens:
+            self.layer, self.padding = self.empty.apart(padding), padding
+        if any(padding) and padding != self.padding:
+            raise ModelError("A packed cache hides padding before the prompt, and nothing that has entered already.")
+        return self.layer.attend(queries, keys, values, self.how)
 
     def get_seq_length(self) -> int:
         return self.layer.tokens
@@ -88,10 +107,15 @@ class TicketLayer(CacheLayerMixin):
 class TicketCache(Cache):
     """Layers that attend by themselves, as ``past_key_values``."""
 
-    def __init__(self, layers: list[Attends], scoring: Sequence[Scoring | None]):
+    def __init__(self, layers: list[Batched], scoring: Sequence[Scoring | None]):
         """``scoring`` of each of the layers, all of which attend."""
         held = zip(layers, scoring, strict=True)
         super().__init__(layers=[TicketLayer(layer, how) for layer, how in held if how is not None])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tokens held, from the tensors."""
+        return sum(held.layer.nbytes for held in self.layers if isinstance(held, TicketLayer))
 
 
 def register_packed() -> None:
@@ -113,15 +137,27 @@ def _attention(
         return attention(module, query, key, value, None, scaling=scaling, **kwargs)
     if not isinstance(key, Ticket):
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    if kwargs.pop("output_attentions", None):
+        raise ModelError("A packed cache gives no attention weights; leave out output_attentions.")
     check_asked(None, kwargs)
-    if attention_mask is not None and not key.how.windowed and not _causal(attention_mask):
-        raise ModelError("A packed cache has no padding; give prompts of one length, or one prompt at a time.")
-    out = key.layer.attend(query, key.keys, key.values, key.how)
+    padding = [] if attention_mask is None or key.how.windowed else _padding(attention_mask)
+    out = key.layer.attend(query, key.keys, key.values, padding)
     return out.to(query.dtype).contiguous(), None
 
 
-def _causal(mask: Tensor) -> bool:
-    """Whether a bool mask (batch, 1, n, tokens) hides nothing but the future."""
+def _padding(mask: Tensor) -> list[int]:
+    """Tokens of padding before each row of a bool mask (batch, 1, n, tokens).
+
+    Raises ModelError where it hides anything else from a token than the future and padding on the left."""
     n, tokens = mask.shape[-2:]
-    plain = torch.ones(n, tokens, dtype=torch.bool, device=mask.device).tril(tokens - n)
-    return mask.dtype == torch.bool and bool((mask == plain).all())
+    place = torch.arange(tokens, device=mask.device)
+    seen = mask[:, 0, -1]
+    pads = tokens - seen.sum(-1)
+    real = place >= pads[:, None]
+    expected = torch.ones(n, tokens, dtype=torch.bool, device=mask.device).tril(tokens - n) & real[:, None, :]
+    differs = (mask[:, 0] != expected) & real[:, -n:, None]  # what padding sees is read by nobody
+    if mask.dtype != torch.bool or bool(differs.any()):
+        raise ModelError(
+            "A packed cache reads prompts padded on the left, each token all before it; mask nothing else."
+        )
+    return pads.tolist()

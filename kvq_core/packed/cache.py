@@ -32,8 +32,8 @@ def packed_cache(model: Any, method: Method, path: Path = "auto") -> "TicketCach
 
     A model of ``kvq_core.models.load`` may be given itself, which methods with learned data ask for. Switches the model
     for good to the attention ``kvq_packed``, which behaves as ``sdpa`` with every other cache; comparisons do not feel
-    it. All rows of a batch must be equally long. ``path``: "auto" runs Triton on GPUs and plain torch elsewhere. Raises
-    ModelError or MethodError where the two do not go together.
+    it. Rows of a batch may be padded on the left. ``path``: "auto" runs Triton on GPUs and plain torch elsewhere.
+    Raises ModelError or MethodError where the two do not go together.
     """
     from kvq_core.models.packed_cache import PACKED, TicketCache, register_packed
 

@@ -1,11 +1,13 @@
 """The unquantized cache of one attention layer, which packed ones are compared with."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from kvq_core.models.scoring import Scoring, causal_attention
+from kvq_core.packed.ragged import RaggedLayer
 
 
 @dataclass
@@ -27,6 +29,10 @@ class DenseLayer:
     @property
     def allocated(self) -> int:
         return sum(t.numel() * t.element_size() for t in self.buffers)
+
+    def apart(self, padding: Sequence[int]) -> RaggedLayer:
+        """Rows of their own for prompts with so many tokens of padding before them; nothing may have entered yet."""
+        return RaggedLayer.of(lambda: DenseLayer(self.dtype, self.room, self.window), padding)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:
         prompt = not self.tokens  # which attends to itself in full precision, whatever is kept of it

@@ -17,6 +17,7 @@ from kvq_core.methods.eviction import Evicting
 from kvq_core.models.scoring import Scoring, causal_attention
 from kvq_core.packed import transforms
 from kvq_core.packed.attention import Asked, Fresh, attention
+from kvq_core.packed.ragged import RaggedLayer
 from kvq_core.packed.rope_tables import Turns
 from kvq_core.packed.tensors import AS_IT_IS, Side, StoreSide, StreamSide, side_of
 
@@ -110,6 +111,13 @@ class PackedLayer:
     def host_bytes(self) -> int:
         """Bytes of copies in host memory that re-encoding reads."""
         return sum(side.host_bytes for side in self.sides if isinstance(side, StreamSide))
+
+    def apart(self, padding: Sequence[int]) -> RaggedLayer:
+        """Rows of their own for prompts with so many tokens of padding before them; nothing may have entered yet."""
+        for plan in (self.plan, self.values):
+            if plan is not None and plan.method.spans_layers:
+                raise MethodError(f"{plan.method.title} decides over all layers of one prompt; use a batch of 1.")
+        return RaggedLayer.of(lambda: replace(self), padding)
 
     @property
     def stores(self) -> list[Store]:
@@ -222,7 +230,7 @@ class PackedLayer:
         if plan is (self.values or self.plan):
             of_values = transforms.Transform(rotation=behind.rotation)
             self.values_side = side_of(
-                fitted.value, plan.windows[1], prompt.values, None, plan.path, plan.room, of_values
+                fitted.value, plan.windows[1], prompt.values, None, plan.path, plan.room, of_values, "values"
             )
 
 

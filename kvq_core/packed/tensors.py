@@ -1,7 +1,7 @@
 """One tensor of a layer, keys or values, held packed and read packed: what attention asks of it."""
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from kvq_kernels import KernelError, Layout, Path, Store, packed_scores, packed_values
@@ -73,10 +73,10 @@ class StoreSide:
         turn = self.turns.turn(first, first + n, q.device) if self.turns is not None else None
         parts = [_against(q, store.sinks(), 0, self.turns)]
         if n:
-            asked = q.float() if store.far else q
+            asked = q.float()  # rounded queries would add what they lose times a constant of the keys
             if store.norms is not None:
-                asked = asked * store.norms.to(asked.dtype)  # packed keys are stored divided by them
-            parts.append(packed_scores(asked, store.view(), layout.grid, layout.axis, n, self.path, turn=turn))
+                asked = asked * store.norms.float()  # packed keys are stored divided by them
+            parts.append(packed_scores(asked, store.groups(), layout.grid, layout.axis, n, self.path, turn=turn))
         return torch.cat([*parts, _against(q, store.recent(), first + n, self.turns)], -1)
 
     def weigh(self, p: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class StoreSide:
         out = _weighted(sinks, store.sinks()) + _weighted(recent, store.recent())
         if store.packed_tokens:
             dim = store.sink.shape[-1]
-            out += packed_values(packed, store.view(), layout.grid, layout.axis, dim, self.path, store.largest)
+            out += packed_values(packed, store.groups(), layout.grid, layout.axis, dim, self.path)
         return out
 
     def observe(self, queries: Tensor, attention: Tensor) -> None:
@@ -175,6 +175,7 @@ def side_of(
     path: Path,
     room: int = 0,
     behind: Transform = AS_IT_IS,
+    side: Literal["keys", "values"] = "keys",
 ) -> Side:
     """Enter a prompt's x (rows, kv_heads, tokens, head_dim) float32, in the method's key space, into a packed cache.
 
@@ -191,7 +192,7 @@ def side_of(
             return StreamSide(stream, turns, form)
         groups = form.groups
         layout = Layout(groups.grid, groups.axis, window.sink, window.recent, window.step)
-        store = Store.empty(x, layout, room, groups.norms, groups.encode, path)
+        store = Store.empty(x, layout, side, room, groups.norms, groups.encode, path)
     except KernelError as error:
         raise MethodError(f"packed execution: {error}") from None
     store.fill(x)

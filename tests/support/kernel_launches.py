@@ -17,6 +17,7 @@ from kvq_kernels.rotation import Turn
 from kvq_kernels.squat import squat_quantize
 from kvq_kernels.store import Layout, Store
 
+SIDES = ("keys", "values")
 HEADS, DIM, TOKENS = 8, 128, 512  # the shapes of Llama-3.1-8B
 TURN = Turn(torch.zeros(TOKENS, DIM // 2), torch.zeros(TOKENS, DIM // 2))
 
@@ -88,7 +89,7 @@ def attention_launches() -> None:
     for layouts in (kivi, innerq, large, spread):
         x = torch.zeros(1, HEADS, 700, DIM)
         norms = torch.ones(1, HEADS, 1, DIM).half() if layouts[0].sinks else None
-        stores = [Store.empty(x, layout, path="torch") for layout in layouts]
+        stores = [Store.empty(x, layout, side, path="torch") for layout, side in zip(layouts, SIDES, strict=True)]
         stores[0].norms = norms
         for store in stores:
             store.fill(x)
@@ -131,7 +132,7 @@ def smallest_grouped_launches() -> None:
             packed_scores(q, packed, grid, axis, 1, "triton")
             packed_values(p, packed, grid, axis, 32, "triton")
         layouts = Layout(grid, "channels", 1, 0, 1), Layout(grid, "tokens", 1, 1, 32)
-        stores = [Store.empty(x[None], layout, path="torch") for layout in layouts]
+        stores = [Store.empty(x[None], layout, side, path="torch") for layout, side in zip(layouts, SIDES, strict=True)]
         for store in stores:
             store.fill(x[None])
         decode_attention(q[None], *stores, 0.1, "triton")

@@ -2,22 +2,11 @@
 
 Grouped along the dimension a product reduces over ("inner"), scale and zero-point meet the sum over a group instead of
 every element: sum_c q_c (s code_c + z) = s (q . code) + z sum_c q_c (InnerQ, Section 4.4). Grouped along the other
-dimension ("outer"), every element is scaled by itself before the product. Where codes and groups allow it
-(kvq_kernels.placing), neither: the last two kernels leave codes in their words.
+dimension ("outer"), every element is scaled by itself before the product.
 """
 
 import triton
 import triton.language as tl
-from kvq_kernels.triton_ops.places import (
-    inner_queries,
-    inner_scores,
-    inner_values,
-    outer_result,
-    outer_scores,
-    outer_values,
-    read_query,
-    spare_exponent,
-)
 from kvq_kernels.triton_ops.products import product, rotated_product
 from kvq_kernels.triton_ops.tiles import locate, read_grid, read_tile, signed_codes
 
@@ -123,81 +112,3 @@ def packed_values_kernel(
             sums += product(weights, values, DTYPE)
     at = out + ((split.to(tl.int64) * matrices + matrix) * queries + query)[:, None] * dim + channel[None, :]
     tl.store(at, sums, mask=(query < queries)[:, None] & (channel < dim)[None, :])
-
-
-@triton.jit
-def placed_scores_kernel(
-    q, codes, scales, words, out, queries, tokens, dim, chunk, splits, code_stride, scale_stride, word_stride, capacity,
-    H: tl.constexpr, BT: tl.constexpr, DP: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, MODE: tl.constexpr,
-    HALF_ZERO: tl.constexpr, INNER: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr,
-):  # fmt: skip
-    """What packed_scores_kernel computes, ``chunk`` tokens a program. Grid (matrices * splits,)."""
-    matrix = (tl.program_id(0) // splits).to(tl.int64)
-    start = tl.program_id(0) % splits * chunk
-    query, channel = tl.arange(0, H), tl.arange(0, DP)
-    base = q + matrix * queries * dim
-    if INNER:
-        asked, sums = inner_queries(base, base, 1.0, queries, dim, H, DP, WIDTH, GROUP, False)
-    else:
-        asked = read_query(base, base, 1.0, queries, dim, query, channel, False).to(tl.float16)
-    for first in tl.range(start, tl.minimum(start + chunk, tokens), BT):
-        token = first + tl.arange(0, BT)
-        if INNER:
-            scores = inner_scores(
-                asked, sums, codes, scales, words, matrix * capacity + token, token < tokens, dim, code_stride,
-                scale_stride, word_stride, H, BT, DP, WIDTH, BITS, GROUP, MODE, HALF_ZERO, WHOLE,
-            )  # fmt: skip
-        else:
-            scores = outer_scores(
-                asked, codes, scales, words, matrix * capacity + channel, channel < dim, first, tokens, code_stride,
-                scale_stride, word_stride, H, BT, DP, WIDTH, BITS, GROUP, WHOLE,
-            )  # fmt: skip
-        at = out + (matrix * queries + query)[:, None] * tokens + token[None, :]
-        tl.store(at, scores, mask=(query < queries)[:, None] & (token < tokens)[None, :])
-
-
-@triton.jit
-def placed_values_kernel(
-    p, codes, scales, words, largest, out, queries, tokens, dim, chunk, matrices, code_stride, scale_stride,
-    word_stride, capacity, H: tl.constexpr, BT: tl.constexpr, DP: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
-    MODE: tl.constexpr, HALF_ZERO: tl.constexpr, INNER: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr,
-):  # fmt: skip
-    """What packed_values_kernel computes. Grid (matrices, splits).
-
-    Weights are multiplied by 64 on the way: divided by the length of a long text, they would lose digits as float16.
-    By less where values beyond 511 would be too large for one then.
-    """
-    matrix = tl.program_id(0).to(tl.int64)
-    split = tl.program_id(1)
-    query, channel = tl.arange(0, H), tl.arange(0, DP)
-    base = p + (matrix * queries + query)[:, None] * tokens
-    SPAN: tl.constexpr = BT if INNER else DP
-    G: tl.constexpr = SPAN // GROUP if GROUP < SPAN else 1
-    if INNER:
-        acc = tl.zeros((G * H, DP), tl.float32)
-    else:
-        acc = ()
-        for _ in tl.static_range(WIDTH):
-            acc = acc + (tl.zeros((G * H, DP // WIDTH), tl.float32),)
-        moved = tl.zeros((G * H, 16), tl.float32)
-    more = 64.0 if INNER else tl.exp2(spare_exponent(largest, 6))
-    for first in tl.range(split * chunk, tl.minimum(split * chunk + chunk, tokens), BT):
-        token = first + tl.arange(0, BT)
-        mask = (query < queries)[:, None] & (token < tokens)[None, :]
-        weights = tl.load(base + token[None, :], mask=mask, other=0.0).to(tl.float32) * more
-        if INNER:
-            acc += inner_values(
-                weights, codes, scales, words, matrix * capacity + channel, channel < dim, first, tokens, code_stride,
-                scale_stride, word_stride, H, BT, DP, WIDTH, BITS, GROUP, MODE, HALF_ZERO, WHOLE,
-            )  # fmt: skip
-        else:
-            acc, moved = outer_values(
-                weights, acc, moved, codes, scales, words, matrix * capacity + token, token < tokens, dim, code_stride,
-                scale_stride, word_stride, H, BT, DP, WIDTH, BITS, GROUP, WHOLE,
-            )  # fmt: skip
-    if INNER:
-        sums = tl.sum(tl.reshape(acc, (G, H, DP)), 0)
-    else:
-        sums = outer_result(acc, moved, H, DP, WIDTH, GROUP)
-    at = out + ((split.to(tl.int64) * matrices + matrix) * queries + query)[:, None] * dim + channel[None, :]
-    tl.store(at, sums / more, mask=(query < queries)[:, None] & (channel < dim)[None, :])

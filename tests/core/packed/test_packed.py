@@ -147,6 +147,50 @@ def test_generate_takes_a_batch_and_goes_on_with_more_text():
         model.model.set_attn_implementation(held)
 
 
+@pytest.mark.parametrize("name", ["kivi", "innerq"])
+def test_prompts_of_different_length_answer_as_each_alone(name):
+    """Padded on the left, and none of the padding is stored."""
+    knobs = {"residual_length": 32} if name == "kivi" else {"sink_tokens": 4, "recent_tokens": 8}
+    model, method = tiny("llama"), lane(name, **knobs).build()
+    prompts = [prompt_ids(length, seed) for seed, length in enumerate((90, 41, 3))]
+    alone = [generated(model, ids, method, 12) for ids in prompts]
+    held = model.model.config._attn_implementation
+    padded = torch.tensor([[0] * (90 - len(ids)) + ids for ids in prompts])
+    mask = torch.tensor([[0] * (90 - len(ids)) + [1] * len(ids) for ids in prompts])
+    try:
+        caches = [kvq_core.packed_cache(model.model, method) for _ in range(4)]
+        options = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 12}
+        out = model.model.generate(padded, attention_mask=mask, past_key_values=caches[0], **options)
+        assert out[:, 90:].tolist() == alone and caches[0].get_seq_length() == 101
+        for ids, cache in zip(prompts, caches[1:], strict=True):
+            one = torch.tensor([ids])
+            model.model.generate(one, attention_mask=torch.ones_like(one), past_key_values=cache, **options)
+        assert caches[0].nbytes == sum(cache.nbytes for cache in caches[1:]) > 0
+    finally:
+        model.model.set_attn_implementation(held)
+
+
+def test_a_mask_that_hides_more_than_padding_is_refused():
+    model, method = tiny("llama"), lane("kivi").build()
+    held = model.model.config._attn_implementation
+    ids, mask = torch.tensor([prompt_ids(20)] * 2), torch.ones(2, 20, dtype=torch.long)
+    try:
+        cache, other = (kvq_core.packed_cache(model.model, method) for _ in range(2))
+        for hidden in (slice(5, 7), slice(17, 20)):
+            with pytest.raises(ModelError, match="padded on the left"):
+                model.model(ids, attention_mask=mask.index_fill(1, torch.arange(20)[hidden], 0), past_key_values=cache)
+        model.model(ids, past_key_values=other)
+        late = torch.ones(2, 21, dtype=torch.long)
+        late[1, :4] = 0
+        with pytest.raises(ModelError, match="nothing that has entered"):
+            model.model(ids[:, :1], attention_mask=late, past_key_values=other)
+        spanning = kvq_core.packed_cache(model.model, kvq_core.make("qaq"))
+        with pytest.raises(MethodError, match="batch of 1"):
+            model.model(ids, attention_mask=late[:, :20], past_key_values=spanning)
+    finally:
+        model.model.set_attn_implementation(held)
+
+
 def test_the_first_chunk_of_a_chunked_prefill_is_the_prompt():
     """The method is fitted on it, and later chunks enter as later text does."""
     model, method, ids = tiny("llama"), lane("kivi").build(), torch.tensor([prompt_ids(150)])
@@ -182,6 +226,7 @@ def test_what_a_packed_cache_cannot_do_is_refused_in_one_line():
             )
         for act, words in (
             (lambda: cache.crop(-1), "cannot be cut back"),
+            (lambda: model.model(ids, past_key_values=cache, output_attentions=True), "leave out output_attentions"),
             (lambda: cache.batch_repeat_interleave(2), "cannot be repeated"),
             (lambda: cache.batch_select_indices(torch.tensor([0])), "cannot be chosen"),
         ):
@@ -201,10 +246,8 @@ def test_the_packed_attention_is_sdpa_for_every_other_cache():
     try:
         model.model.set_attn_implementation("sdpa")
         expected = model.model.generate(prompt, past_key_values=DynamicCache(), **options)
-        cache = kvq_core.packed_cache(model.model, lane("kivi").build())
+        kvq_core.packed_cache(model.model, lane("kivi").build())
         assert torch.equal(model.model.generate(prompt, past_key_values=DynamicCache(), **options), expected)
-        with pytest.raises(ModelError, match="no padding"):
-            model.model.generate(prompt, past_key_values=cache, **options)
     finally:
         model.model.set_attn_implementation(held)
 

@@ -1,0 +1,135 @@
+"""One decode step of attention over [sinks | packed | recent], split over the tokens (flash decoding).
+
+Up to 16 query heads that share a KV head are the rows of one product; where there are more, several programs read the
+block. Blocks that keys and values have both packed are shared out among the programs of a KV head, one warp each; a few
+more take 16 tokens each of the sinks and of everything after those blocks, which keys and values may have packed up to
+different tokens. They come first, so that a GPU does not end with them alone. All lengths are read from the device and
+the grid is fixed, so that a step can be repeated from a CUDA graph.
+"""
+
+import triton
+import triton.language as tl
+from kvq_kernels.triton_ops.blocks import spare_exponent
+from kvq_kernels.triton_ops.parts import (
+    as_sums,
+    as_terms,
+    cell_sums,
+    empty_cells,
+    part_scores,
+    part_values,
+    read_query,
+    softmax_step,
+    store_cells,
+)
+from kvq_kernels.triton_ops.tails import tail_tile
+
+
+@triton.jit
+def decode_blocks_kernel(
+    q, norms, acc_out, top_out, total_out, k_records, k_table, k_widest, k_lengths, k_sink, k_ring, v_records, v_table,
+    v_widest, v_lengths, v_sink, v_ring, factor, heads, dim, splits, k_room, v_room, k_size, v_size, matrices,
+    C: tl.constexpr, TERMS: tl.constexpr, HAS_NORMS: tl.constexpr, TAILS: tl.constexpr, SINKS: tl.constexpr,
+    SINK_TILES: tl.constexpr,
+    K_BITS: tl.constexpr, K_GROUP: tl.constexpr, K_MODE: tl.constexpr, K_HALF_ZERO: tl.constexpr,
+    K_INNER: tl.constexpr, K_META: tl.constexpr, K_ROW: tl.constexpr, K_STEP: tl.constexpr,
+    V_BITS: tl.constexpr, V_GROUP: tl.constexpr, V_MODE: tl.constexpr, V_HALF_ZERO: tl.constexpr,
+    V_INNER: tl.constexpr, V_META: tl.constexpr, V_ROW: tl.constexpr, V_STEP: tl.constexpr,
+):  # fmt: skip
+    """q (matrices, heads, dim), a matrix being one KV head of one row of the batch. Grid (matrices * ceil(heads / 16),
+    TAILS + splits); the first TAILS take 16 tokens each, of them SINK_TILES of the sinks.
+
+    records: int16, of which block b of matrix m lies 8 * (table[b] + m * size) after the first. lengths int32
+    (matrices, 4): sinks, packed tokens, tokens after the sinks. Writes sums weighted by exp2(score - top), the tops and
+    the totals of each split, top -inf where it had nothing to do; scores carry ``factor`` = scaling * log2(e).
+    """
+    H: tl.constexpr = 16
+    tile = tl.program_id(0)
+    matrix = (tile % matrices).to(tl.int64)
+    split = tl.program_id(1)
+    row = tl.arange(0, H)
+    head = tile // matrices * H + row
+    mask = head < heads
+    part = (matrix * (splits + TAILS) + split) * heads
+    top_out, total_out, acc_out = top_out + part, total_out + part, acc_out + part * dim
+    k_packed, v_packed = tl.load(k_lengths + matrix * 4 + 1), tl.load(v_lengths + matrix * 4 + 1)
+    bulk = tl.minimum(k_packed, v_packed) // 64
+    q += matrix * heads * dim
+    if split < TAILS:
+        tail_tile(
+            q, norms, acc_out, top_out, total_out, k_records + k_size * 8 * matrix, k_table, k_sink, k_ring,
+            v_records + v_size * 8 * matrix, v_table, v_sink, v_ring, factor, head, mask, matrix, split, bulk,
+            k_packed, v_packed, tl.load(k_lengths + matrix * 4), tl.load(k_lengths + matrix * 4 + 2), dim,
+            k_room, v_room, H, C, TERMS, HAS_NORMS, SINKS, SINK_TILES, K_BITS, K_GROUP, K_MODE, K_HALF_ZERO,
+            K_INNER, K_META, K_ROW, K_STEP, V_BITS, V_GROUP, V_MODE, V_HALF_ZERO, V_INNER, V_META, V_ROW, V_STEP,
+        )  # fmt: skip
+    else:
+        K_LOW: tl.constexpr = 2 if K_BITS == 3 else K_BITS
+        V_LOW: tl.constexpr = 2 if V_BITS == 3 else V_BITS
+        chunk = tl.cdiv(bulk, splits)
+        begin = (split - TAILS) * chunk
+        end = tl.minimum(begin + chunk, bulk)
+        # q meets keys as it is, for what rounding it loses would be multiplied by constants that softmax does not see
+        K_TERMS: tl.constexpr = 2 if HAS_NORMS else TERMS
+        if HAS_NORMS:
+            norms += matrix * dim
+        cells, power = read_query(q, norms, head, mask, dim, C, HAS_NORMS)
+        if K_INNER:
+            held = tl.full((H,), 7.0 + K_LOW, tl.float32)
+        else:
+            held = spare_exponent(tl.load(k_widest + matrix), K_BITS) + tl.zeros((H,), tl.float32)
+        asked = as_sums(as_terms(cells, held - power, C, K_BITS, K_TERMS), K_TERMS * C)
+        undo, whole = tl.exp2(16 + K_LOW - held + power) * factor, tl.exp2(power - held) * factor
+        if K_INNER:
+            sums = cell_sums(cells, factor, C, K_GROUP)
+        else:
+            sums = cells
+        if V_INNER:
+            spare = 7.0 + V_LOW
+        else:
+            spare = spare_exponent(tl.load(v_widest + matrix), V_BITS)
+        top, total = tl.full((H,), float("-inf"), tl.float32), tl.zeros((H,), tl.float32)
+        acc, moved = empty_cells(H, C), tl.zeros((H, 16), tl.float32)
+        k_records, v_records = k_records + k_size * 8 * matrix, v_records + v_size * 8 * matrix
+        for half in tl.range(begin, end):
+            k_at, v_at = tl.load(k_table + half // 2), tl.load(v_table + half // 2)
+            scores = part_scores(
+                asked, sums, undo, whole, k_records + k_at * 8, half % 2, H, C, K_BITS, K_GROUP, K_MODE, K_HALF_ZERO,
+                K_INNER, K_META, K_ROW, K_STEP, K_TERMS,
+            )  # fmt: skip
+            weights, top, total, fade = softmax_step(scores, top, total, spare, H)
+            acc, moved = part_values(
+                weights, acc, moved, fade, v_records + v_at * 8, half % 2, H, C, V_BITS, V_GROUP, V_MODE, V_HALF_ZERO,
+                V_INNER, V_META, V_ROW, V_STEP, TERMS,
+            )  # fmt: skip
+        tl.store(top_out + head, top, mask=mask)
+        tl.store(total_out + head, total, mask=mask)
+        store_cells(acc_out, acc, moved, head, mask, dim, C, V_BITS, V_GROUP, V_INNER)
+
+
+@triton.jit
+def combine_splits_kernel(acc_in, top_in, total_in, out, heads, dim, splits, STEP: tl.constexpr, DP: tl.constexpr):
+    """Weigh the splits of one head by their softmax totals, STEP at a time, for a GPU makes hundreds of them. Those
+    with a top of -inf had nothing to do.
+
+    out (matrices, heads, dim). Grid (matrices, heads).
+    """
+    matrix, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    channel = tl.arange(0, DP)
+    highest = tl.full((1,), float("-inf"), tl.float32)
+    total = tl.zeros((1,), tl.float32)
+    sums = tl.zeros((DP,), tl.float32)
+    for first in tl.range(0, splits, STEP):
+        split = first + tl.arange(0, STEP)
+        part = (matrix * splits + split) * heads + head
+        top = tl.load(top_in + part, mask=split < splits, other=float("-inf"))
+        some = top != float("-inf")  # a NaN is something, and stays
+        higher = tl.maximum(highest, tl.max(top, 0))
+        base = tl.where(higher > float("-inf"), higher, 0.0)
+        weight, fade = tl.where(some, tl.exp2(top - base), 0.0), tl.exp2(highest - base)
+        mask = some[:, None] & (channel < dim)[None, :]
+        acc = tl.load(acc_in + part[:, None] * dim + channel[None, :], mask=mask, other=0.0)
+        total = total * fade + tl.sum(weight * tl.load(total_in + part, mask=some, other=0.0), 0)
+        sums = sums * fade + tl.sum(acc * weight[:, None], 0)
+        highest = higher
+    at = out + (matrix * heads + head) * dim + channel
+    tl.store(at, (sums / total).to(out.dtype.element_ty), mask=channel < dim)

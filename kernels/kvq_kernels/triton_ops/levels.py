@@ -1,0 +1,109 @@
+"""Codes of a block's words as float16 numbers without taking them out: one mask for a pair, and what it costs in powers
+of two is made up for by what they are multiplied with.
+
+A code at bit s of a float16's pattern is a subnormal number, code * 2^(s - 24), and tensor cores multiply subnormals
+exactly. Pairs of words are handled as one register, which only assembly says: plain Triton takes them one by one. Its
+interpreter runs no assembly and gets the same from plain operations.
+"""
+
+import os
+
+import triton
+import triton.language as tl
+
+ASYMMETRIC = tl.constexpr(0)
+SYMMETRIC = tl.constexpr(1)
+HYBRID = tl.constexpr(2)
+PAIRS = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
+
+
+@triton.jit
+def high_bytes(words):
+    """Words (uint16) with their high byte in the low one; what is above is not defined."""
+    if PAIRS:
+        return tl.inline_asm_elementwise("shr.u32 $0, $1, 8;", "=r,r", [words], dtype=tl.uint16, is_pure=True, pack=2)
+    else:
+        return words >> 8
+
+
+@triton.jit
+def masked(words, MASK: tl.constexpr):
+    """words & MASK as the bits of float16 numbers."""
+    if PAIRS:
+        mask = tl.full(words.shape, MASK, tl.uint16)
+        return tl.inline_asm_elementwise(
+            "and.b32 $0, $1, $2;", "=r,r,r", [words, mask], dtype=tl.float16, is_pure=True, pack=2
+        )
+    else:
+        return (words & MASK).to(tl.uint16).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def with_bits(words, MASK: tl.constexpr, more, BY: tl.constexpr, BIT: tl.constexpr):
+    """(words & MASK) | bit BIT of words ``more`` shifted left by BY, as the bits of float16 numbers."""
+    if PAIRS:
+        mask, bit = tl.full(words.shape, MASK, tl.uint16), tl.full(words.shape, BIT, tl.uint16)
+        if BY >= 0:
+            by = tl.full(words.shape, BY, tl.uint16)
+            return tl.inline_asm_elementwise(
+                "{ .reg .b32 n, t; and.b32 n, $4, 31; shl.b32 t, $2, n; and.b32 t, t, $5; and.b32 $0, $1, $3; "
+                "or.b32 $0, $0, t; }",
+                "=&r,r,r,r,r,r", [words, more, mask, by, bit], dtype=tl.float16, is_pure=True, pack=2,
+            )  # fmt: skip
+        else:
+            by = tl.full(words.shape, -BY, tl.uint16)
+            return tl.inline_asm_elementwise(
+                "{ .reg .b32 n, t; and.b32 n, $4, 31; shr.u32 t, $2, n; and.b32 t, t, $5; and.b32 $0, $1, $3; "
+                "or.b32 $0, $0, t; }",
+                "=&r,r,r,r,r,r", [words, more, mask, by, bit], dtype=tl.float16, is_pure=True, pack=2,
+            )  # fmt: skip
+    else:
+        moved = (more << BY) if BY >= 0 else (more >> -BY)
+        return ((words & MASK) | (moved & BIT)).to(tl.uint16).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def with_signs(words, MASK: tl.constexpr, signs, shift):
+    """(words & MASK) with the bit of ``signs`` that ``shift`` brings to bit 15 as its sign, as float16."""
+    if PAIRS:
+        mask = tl.full(words.shape, MASK, tl.uint16)
+        return tl.inline_asm_elementwise(
+            "{ .reg .b32 n, t; and.b32 n, $3, 31; shl.b32 t, $2, n; and.b32 t, t, 0x80008000; and.b32 $0, $1, $4; "
+            "or.b32 $0, $0, t; }",
+            "=&r,r,r,r,r", [words, signs, shift, mask], dtype=tl.float16, is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        minus = (signs << shift).to(tl.uint16) & 0x8000
+        return ((words & MASK) | minus).to(tl.uint16).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def plain_level(words, high, extra, CELL: tl.constexpr, BITS: tl.constexpr):
+    """Codes of a cell times 2^(their lowest bit - 24). ``high``: high_bytes of the words; ``extra``: the third bits."""
+    LOW: tl.constexpr = 2 if BITS == 3 else BITS
+    SHIFT: tl.constexpr = (CELL * LOW) % 8
+    MASK: tl.constexpr = ((1 << LOW) - 1) << SHIFT
+    if BITS == 3:
+        BIT: tl.constexpr = SHIFT + 2
+        if (CELL * LOW) % 16 >= 8:
+            return with_bits(high, MASK, extra, BIT - CELL % 16, 1 << BIT)
+        else:
+            return with_bits(words, MASK, extra, BIT - CELL % 16, 1 << BIT)
+    elif (CELL * LOW) % 16 >= 8:
+        return masked(high, MASK)
+    else:
+        return masked(words, MASK)
+
+
+@triton.jit
+def signed_level(words, high, extra, signs, shift, CELL: tl.constexpr, BITS: tl.constexpr):
+    """The same with signs."""
+    SHIFT: tl.constexpr = (CELL * BITS) % 8
+    MASK: tl.constexpr = ((1 << BITS) - 1) << SHIFT
+    if BITS == 3:
+        level = plain_level(words, high, extra, CELL, BITS).to(tl.uint16, bitcast=True)
+        return with_signs(level, 0x7FFF, signs, shift)
+    elif (CELL * BITS) % 16 >= 8:
+        return with_signs(high, MASK, signs, shift)
+    else:
+        return with_signs(words, MASK, signs, shift)

@@ -1,0 +1,59 @@
+"""``generate`` through interpreted Triton kernels answers as through the reference, which others hold to the lane."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.campaigns import whole
+
+ROOT = Path(__file__).parents[2]
+CASES = {
+    "kivi": {"residual_length": 32},
+    "innerq": {"sink_tokens": 4, "recent_tokens": 8},
+    "per_token": {"bits": 4, "residual_length": 8},
+    "per_channel": {"residual_length": 32},
+    "squat": {"residual_length": 32},
+    "squat pre": {"residual_length": 32, "rope": "pre"},
+    "innerq symmetric": {"mode": "symmetric", "sink_tokens": 4, "recent_tokens": 8},
+    "innerq asymmetric": {"mode": "asymmetric", "sink_tokens": 4, "recent_tokens": 8},
+    "innerq hybrid_prefill": {"mode": "hybrid_prefill", "sink_tokens": 4, "recent_tokens": 8},
+}
+SCRIPT = """
+import json, sys, torch
+sys.path.insert(0, "tests/kernels")
+import conftest
+conftest.patch_once(), conftest.round_fma_once()
+import kvq_core
+from kvq_kernels import paths_taken
+from tests.support.tiny_models import prompt_ids, tiny
+model, ids = tiny("llama"), torch.tensor([prompt_ids(90)])
+for name, knobs in json.loads(sys.argv[1]).items():
+    method, found = kvq_core.make(name.split()[0], **knobs), []
+    for path in ("torch", "triton"):
+        with paths_taken() as taken:
+            found.append(model.model.generate(
+                ids, attention_mask=torch.ones_like(ids), do_sample=False, eos_token_id=None, max_new_tokens=7,
+                past_key_values=kvq_core.packed_cache(model.model, method, path),
+            ).tolist())
+    assert taken and all(paths == {"triton"} for paths in taken.values()), (name, taken)
+    assert found[0] == found[1], (name, found)
+    print(name)
+"""
+
+
+@pytest.mark.compiler
+@pytest.mark.long("interpret")
+@pytest.mark.timeout(900)
+def test_generate_answers_as_the_reference(passed_before):
+    """In a process of its own: Triton reads TRITON_INTERPRET when it is imported. A sample is the first two."""
+    cases = CASES if whole() else dict(list(CASES.items())[:2])
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", SCRIPT, json.dumps(cases)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert done.stdout.split("\n")[:-1] == list(cases)
+    passed_before()
