@@ -14,6 +14,7 @@ from ui.form.draft_panel import VISIT_JS, create_draft, restore_form, wire_draft
 from ui.form.filling import NEXT_FOR_A_LINK, form_of, form_outputs, from_preset, linked_form, looked_at, open_page
 from ui.form.lanes_panel import Lanes, create_lanes, wire_flags
 from ui.form.setup_panel import Setup, create_setup, wire_presets
+from ui.html.along import along_html
 from ui.html.copying import FOLLOW_JS
 from ui.html.status import notice
 from ui.panels.act import ACTING, ActPanel, create_act, wire_act
@@ -95,6 +96,7 @@ class Page:
     twin: gr.HTML
     score: Scorecard
     learn: Learn
+    along: gr.HTML
     views: Views
     plotly: gr.Plot
 
@@ -150,11 +152,12 @@ def _arrange(services: Services) -> Page:
             # Never seen: an empty figure in it makes the browser load Plotly (4.6 MB) while the form or cards are read.
             plotly = gr.Plot(visible="hidden", show_label=False, container=False, elem_id="plotly")
             with gr.Column(elem_id="results"):
-                twin, learn, views, score = create_twin(), create_learn(), create_views(selectors), create_scorecard()
+                twin, learn, along = create_twin(), create_learn(), gr.HTML("", elem_id="along")
+                views, score = create_views(selectors), create_scorecard()
             gr.HTML(welcome(), elem_id="welcome")
             create_measure(shown, services)
             create_claims()
-    lower = (status, answer, cards, share, beside, twin, score, learn, views, plotly)
+    lower = (status, answer, cards, share, beside, twin, score, learn, along, views, plotly)
     upper = (shown, header, setup, look, lanes, trainer, launch, draft, differs, instruments, act, past)
     return Page(*upper, *lower)
 
@@ -183,6 +186,7 @@ def _wire_shown(page: Page, services: Services) -> None:
             *show_share(record, shown, request, services),
             all_lanes(record, arrays, shown),
             finished_cards(*drawn),
+            along_html(*drawn),
             *show_scorecard(record, arrays, services),
             *show_step_of_run(shown),
             *fit(page.views, *drawn, shown, on_page, opened, values[len(page.views.selection) :]),
@@ -209,6 +213,7 @@ def _wire_shown(page: Page, services: Services) -> None:
         *page.share.outputs,
         page.cards.table,
         page.cards.cards,
+        page.along,
         *page.score.outputs,
         *page.learn.outputs,
         *fit_outputs(page.views),

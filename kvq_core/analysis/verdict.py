@@ -3,14 +3,14 @@
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, floor, inf, log10
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from kvq_core.analysis.floors import floor_title, floors, lane_of, larger
 from kvq_core.analysis.scored import CONFIDENCE, At, pooled, tail
 from kvq_core.record.arrays import Arrays
-from kvq_core.record.fields import Metrics, Record
+from kvq_core.record.fields import LaneRecord, Metrics, Record
 
 Tone = Literal["good", "warn", "bad", "quiet"]
 
@@ -32,6 +32,8 @@ TIERS = (Tier("close", "good", 0.01, 0.1, 0.01), Tier("marginal", "warn", 0.1, 1
 MIN_SCORED = 50  # positions below which there is no verdict
 P99_FROM = 200  # positions from which the 99th percentile is more than one or the other token
 RESAMPLES = 2000  # of the bootstrap
+SEED = 0  # of numpy's default generator, which draws them
+UNJUDGED = ("not a number", "never engaged", "no verdict")  # beside "failed", words of lanes that have no tier
 MOST_MORE = 10_000  # positions; where more are needed, the mean lies on the threshold
 
 EXPLAINED = (
@@ -62,24 +64,30 @@ class Verdict:
 
 def verdict(record: Record, arrays: Arrays, at: At) -> Verdict:
     """The verdict of a lane, by its index, or of a floor; ``why`` holds the numbers."""
-    lane = lane_of(record, at)
+    lane, kld = lane_of(record, at), pooled(arrays, at, "kld")
+    m = lane.metrics
+    found = judged(lane, m or Metrics(n_scored=0), kld, _beside(record, arrays))
+    judges = m is not None and lane.status != "failed" and found.word not in UNJUDGED
+    return _beside_kernel(found, record, kld) if judges and at != "kernel" else found
+
+
+def judged(lane: LaneRecord, m: Metrics, kld: np.ndarray, beside: str = "") -> Verdict:
+    """The verdict on ``kld`` (positions,) of a lane, all of them or some: of ``m`` the positions, flips and near ties
+    count. ``beside``: what stands beside the numbers in ``why``."""
     if lane.status == "failed":
         return Verdict("failed", "bad", lane.error or "")
-    kld = pooled(arrays, at, "kld")
     if "nan" in lane.flags or not np.isfinite(kld).all():
         return Verdict("not a number", "bad", "The lane's logits hold NaN or infinity.")
     if "never_engaged" in lane.flags:
         return Verdict("never engaged", "warn", "Nothing was quantized: this lane equals the noise floor.")
-    m = lane.metrics
-    scored = min(m.n_scored, len(kld)) if m else 0
-    if m is None or scored < MIN_SCORED:
+    scored = min(m.n_scored, len(kld))
+    if scored < MIN_SCORED:
         positions = "position" if scored == 1 else "positions"
         return Verdict("no verdict", "quiet", f"{scored} scored {positions}; a verdict needs {MIN_SCORED}.")
-    found = _judged(m, kld, _beside(record, arrays))
-    return found if at == "kernel" else _beside_kernel(found, record, kld)
+    return _tiered(m, kld, beside)
 
 
-def _judged(m: Metrics, kld: np.ndarray, beside: str) -> Verdict:
+def _tiered(m: Metrics, kld: np.ndarray, beside: str) -> Verdict:
     low, high = mean_interval(kld.tobytes())
     best, worst = (_first(end, "kld") for end in (low, high))
     n, p99 = len(kld), float(np.percentile(kld, 99))
@@ -105,6 +113,18 @@ def _first(value: float, figure: Literal["kld", "p99", "flips"]) -> int:
     return next(at for at, tier in enumerate(TIERS) if value <= getattr(tier, figure))
 
 
+def resampling() -> dict[str, Any]:
+    """What draws the resamples, as data: numpy's PCG64, 128 bits as hexadecimal text, from which each index below n is
+    drawn as ``Generator.integers`` draws it (Lemire's method on 32 bits, the low half of each output first)."""
+    state = np.random.default_rng(SEED).bit_generator.state["state"]
+    return {
+        "state": f"{state['state']:032x}",
+        "increment": f"{state['inc']:032x}",
+        "multiplier": "2360ed051fc65da44385df649fccf645",
+        "resamples": RESAMPLES,
+    }
+
+
 @lru_cache(maxsize=256)
 def mean_interval(values: bytes) -> tuple[float, float]:
     """The bootstrap interval (BCa) of the mean of float64 values."""
@@ -114,7 +134,7 @@ def mean_interval(values: bytes) -> tuple[float, float]:
     from scipy.stats import bootstrap  # a second's import that most commands never need
 
     found = bootstrap(
-        (kld,), np.mean, n_resamples=RESAMPLES, confidence_level=CONFIDENCE, batch=256, rng=np.random.default_rng(0)
+        (kld,), np.mean, n_resamples=RESAMPLES, confidence_level=CONFIDENCE, batch=256, rng=np.random.default_rng(SEED)
     ).confidence_interval
     return float(found.low), float(found.high)
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from kvq_core.analysis.worst import PURE_SINK
 from kvq_core.pipeline.examples import packaged_store
 from tests.support.ui_record_factory import make_run
-from ui.figures.damage import PURE_SINK
 from ui.panels.tour import shipped_ids
 from ui.selection import Selection, apply_pick, read_selection, selection_html, start
 

@@ -26,6 +26,7 @@ from ui.html.colors import NOISE, with_alpha
 
 Axis = Literal["layers", "heads", "channels"]
 MAX_BINS = 256
+OVER = {"axis": "x", "of": "position"}  # what is marked in the figure, see js/along.js
 # Parts of the store by what they are for, from the strongest to the faintest shade of the lane's colour.
 GROUPS = (
     ("codes", 1.0, ("codes",)),
@@ -76,7 +77,9 @@ def bit_map(record: Record, arrays: Arrays, kind: Literal["key", "value"], axis:
     figure.update_xaxes(title_text="token of the cache: prompt, then answer", row=len(lanes), col=1)
     figure.update_layout(coloraxis=sequential(16.0, "bits"))
     cursor(figure, len(record.reference.prompt_token_ids) + token, len(lanes))
-    return label_figure(figure, f"Heatmaps: stored bits of {kind}s, {axis} by token, one a lane", {"position": "x"})
+    return label_figure(
+        figure, f"Heatmaps: stored bits of {kind}s, {axis} by token, one a lane", {"position": "x"}, span=OVER
+    )
 
 
 def _plane(bits: np.ndarray, axis: Axis) -> np.ndarray:

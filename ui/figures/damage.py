@@ -7,6 +7,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from kvq_core.analysis.key_constants import constant_layers
+from kvq_core.analysis.worst import PURE_SINK
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
 from ui.figures.base import (
@@ -23,11 +24,12 @@ from ui.figures.base import (
     round_values,
     sequential,
 )
+from ui.figures.steps import by_steps
 from ui.html.colors import ACCENT, MARK
 
 Kind = Literal["key", "value"]
+OVER = {"axis": "y", "of": "step"}  # what is marked in the score map, see js/along.js
 CONSTANT = "▴"  # below layers whose keys carry a constant
-PURE_SINK = 0.9  # of a head's attention, on the first tokens, mean over the steps looked at
 # measure -> (array, unit, factor to the unit, what it is): those of keys and values apart, those of both together
 MEASURES: dict[str, dict[str, tuple[str, str, float, str]]] = {
     "relative": {
@@ -69,7 +71,7 @@ def damage_grid(record: Record, arrays: Arrays, measure: str, kind: Kind, layer:
             xgap=1,
             ygap=1,
             name=name,
-            meta=of_lane(index),
+            meta={**of_lane(index), **by_steps(record, arrays, measure, index, len(lanes))},
             hovertemplate=f"layer %{{x}}, KV head %{{y}}<br>%{{z:.3g}} {unit.rpartition(', ')[2]}<extra>{name}</extra>",
         )
         figure.add_trace(heat, row, 1)
@@ -201,6 +203,7 @@ def score_map(
         "Heatmaps of signed score deltas, step by key position, one a lane",
         {"step": "y", "key": "x"},
         scale=top / 127,
+        span=OVER,
     )
 
 

@@ -20,6 +20,7 @@ from ui.figures.base import (
     symbols_of,
 )
 from ui.figures.damage import captured_indices, key_counts
+from ui.figures.steps import sink_steps
 
 FLOOR = 1e-3  # percent: attention is drawn on a log scale from here
 DEPTHS = {
@@ -127,7 +128,7 @@ def sink_change(record: Record, arrays: Arrays) -> go.Figure | None:
         xgap=1,
         ygap=3,
         name="sink mass change",
-        meta=of_rows([i for i, *_ in lanes]),
+        meta={**of_rows([i for i, *_ in lanes]), **sink_steps(record, arrays, [i for i, *_ in lanes])},
         hovertemplate="layer %{x}: %{z:+.2f} points<extra>%{y}</extra>",
     )
     figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)

@@ -17,6 +17,8 @@ from ui.figures.base import (
 )
 from ui.html.colors import with_alpha
 
+OVER = {"axis": "x", "of": "token"}  # what is marked in the figure, see js/along.js
+
 
 def kld_strips(record: Record, arrays: Arrays, token: int) -> go.Figure | None:
     """KLD of every scored token, a lane below the other on one scale; flips as dots, hollow where the reference itself
@@ -61,7 +63,7 @@ def kld_strips(record: Record, arrays: Arrays, token: int) -> go.Figure | None:
     figure.update_xaxes(title_text="token of the followed text", row=len(lanes), col=1)
     figure.update_layout(showlegend=False, bargap=0.15)
     cursor(figure, token, len(lanes))
-    return label_figure(figure, "Bars: KLD of every token, one row a lane; dots mark flips", {"token": "x"})
+    return label_figure(figure, "Bars: KLD of every token, one row a lane; dots mark flips", {"token": "x"}, span=OVER)
 
 
 def flips(

@@ -24,6 +24,7 @@ CENTRED = {
 ROTATED = {"hadamard": "rotated", "signed": "rotated after random signs"}  # its rotate
 Stat = tuple[str, str]
 EXPLAINED = {"K / V bits": "bits", "size": "bytes", "KLD": "KLD", "flips": "flips"}  # numbers by their glossary's words
+NUMBERS = {"K / V bits": "bits", "size": "size", "KLD": "kld", "flips": "flips"}  # as js/along.js names them
 STREAMING: tuple[Stat, ...] = (("K / V bits", "…"), ("size", "…"))
 
 
@@ -60,18 +61,24 @@ def head(
     """Title, badge (word, tone, explanation), numbers, what is said of them, and the method's notes, folded;
     ``answered`` as ``tick`` gives it."""
     word, tone, why = badge
-    cells = "".join(f"<div>{_named(name)}<b>{safe(value)}</b></div>" for name, value in stats)
+    cells = "".join(f"<div>{_named(name)}<b{_number(name)}>{safe(value)}</b></div>" for name, value in stats)
     told = "".join(f"<p class='remark'>{prose(sentence)}</p>" for sentence in said)
     if notes:
         folded = "".join(f"<p class='remark'>{prose(note)}</p>" for note in notes)
         told += (
             f"<details><summary class='remark'>{plural(len(notes), 'note')} of the method</summary>{folded}</details>"
         )
-    mark = f'<span class="badge {tone}" title="{safe(why)}">{safe(word)}</span>' if word else ""
+    badge_of = f'class="badge {tone}" data-number="verdict" title="{safe(why)}"'
+    mark = f"<span {badge_of}>{safe(word)}</span>" if word else ""
     return (
         f'<div class="top"><h3>{safe(label)}</h3>{answered}{mark}</div><p class="sub">{safe(subtitle)}</p>'
         f'<div class="stats">{cells}</div>{told}'
     )
+
+
+def _number(stat: str) -> str:
+    """What js/along.js writes anew there while some tokens are brushed."""
+    return f' data-number="{NUMBERS[stat]}"' if stat in NUMBERS else ""
 
 
 def _named(stat: str) -> str:

@@ -25,6 +25,11 @@ def safe(text: object) -> str:
     return html.escape(_INVISIBLE.sub("\ufffd", str(text)), quote=True).translate(_TEMPLATE)
 
 
+def bare(text: object) -> str:
+    """Text for scripts, which put it into the page as text and never as markup."""
+    return _INVISIBLE.sub("\ufffd", str(text))
+
+
 def prose(text: object) -> str:
     """Sentences for the inside of an element, every percent sign on the line of its number."""
     return _PERCENT.sub("\u00a0%", safe(text))

@@ -56,15 +56,14 @@ def _others(record: Record, arrays: Arrays, drawn: Sequence[int]) -> str:
 
 def _name(record: Record, arrays: Arrays, index: int) -> str:
     lane, found = record.lanes[index], verdict(record, arrays, index)
-    size = f" · {percent(lane.memory.kv_ratio)} bytes" if lane.memory else ""
-    return (
-        f'<span class="name">{safe(lane.label)}<small><i class="tone {found.tone}"></i>{safe(found.word)}{size}'
-        "</small></span>"
-    )
+    stored = f'<span data-number="size">{percent(lane.memory.kv_ratio)}</span>' if lane.memory else ""
+    size = f" · {stored} bytes" if stored else ""
+    word = f'<i class="tone {found.tone}"></i><span data-number="verdict">{safe(found.word)}</span>'
+    return f'<span class="name">{safe(lane.label)}<small>{word}{size}</small></span>'
 
 
 def _numbers(lane: LaneRecord) -> str:
     """Mean KLD, and stored bits of an element, keys and values together."""
     kld = significant(lane.metrics.kld_mean, 2) if lane.metrics else ABSENT
     width = bits_text((lane.memory.key_bits + lane.memory.value_bits) / 2) if lane.memory else ABSENT
-    return f'<span class="num">{kld}</span><span class="num">{width}</span>'
+    return f'<span class="num" data-number="kld">{kld}</span><span class="num" data-number="width">{width}</span>'

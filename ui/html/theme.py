@@ -22,7 +22,7 @@ HUES = (
     "#131c45",
 )  # Gradio's primary hue, from its lightest to its darkest
 KNOWN = len(LANES) * len(ROUNDS)  # lanes that can be told apart
-SHEETS = ("style.css", "reading.css", "form.css", "study.css", "decide.css")
+SHEETS = ("style.css", "reading.css", "along.css", "form.css", "study.css", "decide.css")
 
 
 def theme() -> gr.themes.Base:

@@ -71,6 +71,6 @@ def dark_of() -> dict[str, str]:
     return dict(reversed(pairs))
 
 
-def stops(ground: Ground) -> list[str]:
-    """Colours of the signed scale from its lowest to its highest value, at equal distances."""
-    return [color for _, color in TOKENS.scales[ground].diverging]
+def stops(ground: Ground, scale: Literal["sequential", "diverging"] = "diverging") -> list[str]:
+    """Colours of a scale from its lowest to its highest value, at equal distances."""
+    return [color for _, color in getattr(TOKENS.scales[ground], scale)]

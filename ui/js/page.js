@@ -7,6 +7,7 @@
     drafted();
     enter();
     carry();
+    along();
     if (focus && document.activeElement === document.body) document.getElementById(focus)?.focus({ preventScroll: true });
     for (const link of document.querySelectorAll("[data-place]")) {
       if (link.dataset.place === document.documentElement.dataset.at) link.setAttribute("aria-current", "page");
@@ -61,7 +62,8 @@
   };
   document.addEventListener("click", (event) => {
     const token = event.target.closest?.("[data-t]");
-    if (token) select(numbers(token)[0]);
+    if (token && event.shiftKey) reach(numbers(token)[0]);
+    else if (token) select(numbers(token)[0]);
     const suggest = event.target.closest?.("[data-suggest]");
     if (suggest) {
       write("#suggest", `${suggest.dataset.suggest} ${performance.now()}`);
@@ -138,8 +140,11 @@
     if (!next) return;
     event.preventDefault();
     focus = text.id; // the server writes the text anew
+    if (event.shiftKey) spanStart ??= tokens[Math.max(0, now)].number;
     window.kvq.mark(next.number);
     next.element.scrollIntoView({ block: "nearest", inline: "nearest" });
+    if (event.shiftKey) reach(next.number);
+    else spanStart = null;
     select(next.number);
   });
 
@@ -179,7 +184,7 @@
   };
   // What is shared is what one sees: the run with its view, selection, lanes and form. It is copied at once where others
   // can open it.
-  const SEEN = ["view", "at", "off", "form"];
+  const SEEN = ["view", "at", "off", "span", "form"];
   const share = async (open) => {
     document.body.classList.toggle("sharing", open);
     document.querySelector("[data-share]")?.setAttribute("aria-expanded", open);
@@ -224,6 +229,7 @@
       const [layer, head, token] = at?.split(".").map(Number) ?? [];
       if (at && at !== said?.at) send({ layer, head, token });
       readOff(asked.get("off"));
+      if (read && asked.get("span") !== (spanOf() || null)) readSpan(asked.get("span"));
     },
     stage: (text) => {
       const parts = { answers: "#answers", home: "#answers", results: "#answers, #results" }[text];
@@ -233,6 +239,7 @@
       if (text === "form") writeForm(true);
       else if (text === "results" && ran && !document.activeElement?.matches("#left :is(textarea, input, select)")) writeForm(false);
       ran = text === "answers";
+      if (ran && span) unbrush(); // they were of the run before
     },
     view: "verdicts",
     open: (view) => {
@@ -245,6 +252,7 @@
     mark: (token) => {
       window.kvq.token = String(token);
       marks.textContent = Number.isInteger(Number(token)) ? `[data-t~="${Number(token)}"] { outline: 2px solid var(--accent); outline-offset: 0; }` : "";
+      if (read) outline();
     },
     save: (text, name) => {
       if (!text || !name) return;

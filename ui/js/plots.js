@@ -31,8 +31,8 @@
     }
     draw();
   }, { rootMargin: "200px" });
-  // Of an older selection, or drawn with other lanes switched off, or for the other ground.
-  const stale = ({ json, drawn, lanes, dark }) => json !== drawn || lanes !== stateOf() || dark !== isDark();
+  // Of an older selection, or drawn with other lanes switched off, of other tokens, or for the other ground.
+  const stale = ({ json, drawn, lanes, tokens, dark }) => json !== drawn || lanes !== stateOf() || tokens !== spanOf() || dark !== isDark();
   // First what is in sight, then the rest of the open view, then the others', so that their tabs open drawn.
   let drawing = false;
   const draw = () => {
@@ -75,17 +75,22 @@
     }
     drawing.drawn = json;
     drawing.lanes = stateOf();
+    drawing.tokens = spanOf();
     drawing.dark = isDark();
-    const { data, layout, config } = onGround(filtered(drawing.figure));
+    const { data, layout, config } = onGround(spanned(filtered(drawing.figure)));
     await window.Plotly.react(node, data, { ...layout, autosize: true }, { ...config, responsive: true, displayModeBar: false });
     drawing.width = node.clientWidth;
     await heighten(node);
     if (node.parentElement) node.parentElement.style.minHeight = `${node._fullLayout.height}px`;
     node.parentElement?.classList.toggle("behind", drawing.json !== drawing.drawn);
+    const follows = layout.meta?.span || data.some((trace) => trace.meta?.steps);
+    node.parentElement?.classList.toggle("of-whole", Boolean(span) && !follows);
     node.setAttribute("role", "img");
     node.setAttribute("aria-label", layout.meta?.label ?? "");
     node.removeListener("plotly_click", clicked);
     node.on("plotly_click", clicked);
+    node.removeAllListeners("plotly_selected");
+    if (layout.meta?.span) node.on("plotly_selected", (found) => found && brushFigure(found, layout.meta.span));
     node.classList.toggle("picks", Boolean(layout.meta?.pick || data.some((trace) => trace.meta?.pick)));
   };
   // What is taken away says its lanes itself and has its ground: there is no legend nor card beside it.

@@ -38,9 +38,18 @@ TABS = (
 # What a browser does by itself: one function in parts that share their names, and nothing global but window.kvq.
 _PARTS = (
     Path(__file__).parents[1] / "js" / f"{part}.js"
-    for part in "ground plots rows legend glossary tabs tour waiting toy editor act study decide page".split()
+    for part in (
+        "ground plots rows legend glossary tabs tour waiting toy editor act study decide "
+        "numbers interval span along worst page"
+    ).split()
 )
-_COLORS = {"DARK": dark_of(), "DIVERGING": stops("light"), "DIVERGING_DARK": stops("dark")}
+_COLORS = {
+    "DARK": dark_of(),
+    "DIVERGING": stops("light"),
+    "DIVERGING_DARK": stops("dark"),
+    "SEQUENTIAL": stops("light", "sequential"),
+    "SEQUENTIAL_DARK": stops("dark", "sequential"),
+}
 _GIVEN = [f"  const {name} = {json.dumps(value)};" for name, value in _COLORS.items()]
 PAGE_JS = "\n".join(["() => {", *_GIVEN, *(part.read_text("utf-8") for part in _PARTS), "}"])
 OPEN = "(view) => window.kvq?.open(view)"

@@ -123,7 +123,8 @@ def _card(record: Record, arrays: Arrays, index: int, lane: LaneRecord) -> str:
         f'<section class="verdict lane-{record.number(index)}" data-of="{index}" '
         f'aria-label="Verdict of {safe(lane.label)}">'
         f'<div class="top"><h4>{safe(lane.label)}</h4>{tick(record, lane.text) if lane.status == "done" else ""}'
-        f'<span class="badge {found.tone}" title="{safe(found.why)}">{safe(found.word)}</span></div>'
+        f'<span class="badge {found.tone}" data-number="verdict" title="{safe(found.why)}">{safe(found.word)}</span>'
+        "</div>"
         f"{table}<ul>{because}</ul>{_why(record, index)}{_suggestion(index, told.suggestion, told.because)}"
         f"{take_away(lane, record.environment.layers)}</section>"
     )
@@ -136,8 +137,16 @@ def _table(record: Record, arrays: Arrays, index: int) -> str:
         f'<th scope="col">{name}</th>' for name in ("this lane", *(floor_title(record, at) for at in floors(record)))
     )
     rows = ""
-    for figures in zip(*(measured(record, arrays, at) for at in shown), strict=True):
-        cells = "".join(f"<td>{ABSENT if value is None else show(value)}</td>" for _, value, show, _ in figures)
+    told = zip(*(measured(record, arrays, at) for at in shown), strict=True)
+    for (field, *_), figures in zip(MEASURES, told, strict=True):
+        places = [
+            f'data-number="{field}"',
+            *(f'data-number="{field}" data-floor="{at}"' for at in range(len(shown) - 1)),
+        ]
+        cells = "".join(
+            f"<td {place}>{ABSENT if value is None else show(value)}</td>"
+            for place, (_, value, show, _) in zip(places, figures, strict=True)
+        )
         name = figures[0][0]
         rows += f'<tr><th scope="row">{hint(WORDS[name], name) if name in WORDS else name}</th>{cells}</tr>'
     table = f'<table class="plain floors"><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>'

@@ -1,0 +1,77 @@
+  // The worst tokens of a lane, one after the other: each is selected with the layer and head that its damage is
+  // largest in, and a line says why. n and p go on and back.
+  const WHERE = { 1: ["attention KL", "nats"], 0: ["mean |Δ score|", ""] };
+  let rank = null; // { of, at }: which list, and the place in it
+  const worstLane = () => Number(document.getElementById("worst-lane")?.value);
+  // Opens with the lane that lost most.
+  const worstReady = () => {
+    rank = null;
+    const pick = document.getElementById("worst-lane");
+    const { lanes } = figuresNow();
+    const options = [...(pick?.options ?? [])];
+    options.sort((one, other) => (lanes[other.value].kld_mean ?? -1) - (lanes[one.value].kld_mean ?? -1));
+    if (options.length) pick.value = options[0].value;
+  };
+  const worstTokens = (lane, kind) => {
+    const { kld, same, tie } = read.lanes[lane];
+    const flipped = (token) => !same[token - 1];
+    const kinds = read.kinds[kind] && new Set(read.kinds[kind]);
+    const counts = {
+      flip: flipped,
+      sure: (token) => flipped(token) && read.margin[token - 1] > Math.fround(tie),
+    };
+    const counted = counts[kind] ?? (kinds ? (token) => kinds.has(token) : () => true);
+    const inside = (token) => !span || (token >= span[0] && token <= span[1]);
+    const found = Array.from(kld, (_, at) => at + 1).filter((token) => Number.isFinite(kld[token - 1]) && inside(token) && counted(token));
+    return found.sort((one, other) => kld[other - 1] - kld[one - 1] || one - other);
+  };
+  const ordinal = (at) => `${at}${at % 100 > 10 && at % 100 < 14 ? "th" : (["th", "st", "nd", "rd"][at % 10] ?? "th")}`;
+  const quoted = (text) => `“${text}”`;
+  // Why a token is here: its loss, what it flips to, and where in the model.
+  const whyWorst = (lane, token, place, of) => {
+    const { label, kld, same, tie, tops, where } = read.lanes[lane];
+    const total = kld.reduce((sum, value) => sum + value, 0);
+    const first = `${ordinal(place)} worst of ${of} in ${label}: token ${token} ${quoted(read.tokens[token])}, KLD ${significant(kld[token - 1], 2)} nats, ${percent(total ? kld[token - 1] / total : null)} of the answer's sum`;
+    const parts = [first];
+    if (!same[token - 1] && tops[token]) {
+      const [own, p, theirs, q] = tops[token];
+      const near = read.margin[token - 1] <= Math.fround(tie) ? ", which was near a tie" : "";
+      parts.push(`it would write ${quoted(own)} (${percent(p)}) for the reference's ${quoted(theirs)} (${percent(q)}${near})`);
+    }
+    if (where) {
+      const [what, unit] = WHERE[where.looked[token - 1]];
+      parts.push(`most moved is layer ${where.layer[token - 1]}, query head ${where.head[token - 1]}: ${[what, significant(where.value[token - 1], 2), unit].filter(Boolean).join(" ")}`);
+    } else parts.push("where in the model was not kept");
+    return `${parts.join("; ")}.`;
+  };
+  const goWorst = (by) => {
+    if (!read) return;
+    const [lane, kind] = [worstLane(), document.getElementById("worst-kind").value];
+    const list = worstTokens(lane, kind);
+    const told = document.querySelector(".along-why");
+    if (!list.length) {
+      told.textContent = `No such token in ${read.lanes[lane].label}${span ? ` from ${tokenWords(...span)}` : ""}: choose others.`;
+      return;
+    }
+    const of = `${read.run} ${lane} ${kind} ${spanOf()}`;
+    const at = rank?.of === of ? (rank.at + by + list.length) % list.length : by > 0 ? 0 : list.length - 1;
+    rank = { of, at };
+    const token = list[at];
+    const { where } = read.lanes[lane];
+    told.textContent = whyWorst(lane, token, at + 1, list.length);
+    window.kvq.mark(token);
+    outline();
+    send(where ? { layer: where.layer[token - 1], head: where.head[token - 1], token } : { token });
+  };
+  document.addEventListener("click", (event) => {
+    const by = event.target.closest?.("[data-worst]")?.dataset.worst;
+    if (by) goWorst(Number(by));
+  });
+  const WRITES = "input:not([type=range], [type=radio], [type=checkbox]), textarea, select, [contenteditable=true], [role=combobox]";
+  document.addEventListener("keydown", (event) => {
+    const by = { n: 1, p: -1 }[event.key];
+    if (!by || event.altKey || event.ctrlKey || event.metaKey || event.target.matches?.(WRITES)) return;
+    if (!document.querySelector("#along [data-worst]")?.checkVisibility()) return;
+    event.preventDefault();
+    goWorst(by);
+  });
