@@ -42,11 +42,11 @@ from ui.service.services import QUIET, SWIFT, Services
 from ui.study.going import Studies
 from ui.study.parts import StudyPlace
 from ui.study.place import create_study, wire_visit
+from ui.views.scripts import PAGE_JS
 from ui.views.selectors import create_selectors
 from ui.views.tabs import (
     DRAWING,
     DRAWING_REST,
-    PAGE_JS,
     OnPage,
     Views,
     create_views,

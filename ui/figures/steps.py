@@ -9,7 +9,8 @@ from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
 from ui.html.along_data import packed
 
-MOST_BYTES = 140_000  # of all lanes' values in a figure
+MOST_BYTES = 64_000  # of all lanes' values in a figure, at two a value
+CODES = 65_535
 BY_STEP = {"score": "delta_mean", "attention": "attention_kl"}  # measures of which the run keeps steps
 
 
@@ -25,7 +26,7 @@ def by_steps(record: Record, arrays: Arrays, measure: str, index: int, lanes: in
     grouped = by_step.astype(np.float64).reshape(steps, layers, kv_heads, -1).mean(-1).transpose(0, 2, 1)
     if measure == "attention":
         return of_steps(grouped, [(step, step + 1) for step in record.capture.attention_steps[:steps]])
-    edges = _bins(steps, MOST_BYTES // (4 * lanes * layers * kv_heads))
+    edges = _bins(steps, MOST_BYTES // (2 * lanes * layers * kv_heads))
     return of_steps(np.stack([grouped[start:end].mean(0) for start, end in edges]), edges)
 
 
@@ -37,8 +38,11 @@ def sink_steps(record: Record, arrays: Arrays, lanes: Sequence[int]) -> dict[str
 
 
 def of_steps(values: np.ndarray, edges: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """``values`` (bins, rows, columns), each the mean of the steps from one edge to the other."""
-    return {"steps": {"edges": list(edges), "shape": list(values.shape), "values": packed(values, "f4")}}
+    """``values`` (bins, rows, columns), each the mean of the steps from one edge to the other, as codes of ``scale``;
+    signed ones as they are."""
+    scale = float(values.max()) / CODES if values.size and values.min() >= 0 and values.max() > 0 else None
+    held = packed(values, "f4") if scale is None else packed(np.round(values / scale), "u2")
+    return {"steps": {"edges": list(edges), "shape": list(values.shape), "scale": scale or 1.0, "values": held}}
 
 
 def _bins(steps: int, most: int) -> list[tuple[int, int]]:

@@ -26,7 +26,7 @@
   };
   // Mean over a span's steps of values (bins, rows, columns), each bin of the steps between two edges; a bin that the span
   // cuts counts whole. null where no bin is in it.
-  const meanOfSteps = ({ edges, shape, values }, first, last) => {
+  const meanOfSteps = ({ edges, shape, scale, values }, first, last) => {
     const [from, to] = [Math.max(0, first - 1), Math.max(0, last)];
     const [, rows, columns] = shape;
     const sums = Array.from({ length: rows }, () => new Float64Array(columns));
@@ -37,7 +37,7 @@
       weight += end - start;
       for (let row = 0, at = bin * rows * columns; row < rows; row += 1) for (let column = 0; column < columns; column += 1, at += 1) sums[row][column] += values[at] * (end - start);
     }
-    return weight ? sums.map((row) => Array.from(row, (sum) => sum / weight)) : null;
+    return weight ? sums.map((row) => Array.from(row, (sum) => (sum * scale) / weight)) : null;
   };
   const meanOrNull = (values) => (values.length ? meanOf(values) : null);
   const tierOf = (value, figure, { tiers }) => tiers.findIndex((tier) => value <= (tier[figure] ?? Infinity));

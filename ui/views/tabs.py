@@ -1,10 +1,8 @@
 """The views as tabs under one selection: each drawn when it is opened, kept until what it shows changes."""
 
-import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -12,7 +10,6 @@ import gradio as gr
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from ui.html.escape import safe
-from ui.html.tokens import dark_of, stops
 from ui.selection import Selection, apply_pick, last_token, read_selection, selection_html, start
 from ui.service.services import QUIET, SWIFT, Services
 from ui.views.damage import create_damage
@@ -35,23 +32,6 @@ TABS = (
     ("Spectra", create_spectra),
     ("Query subspace", create_subspace),
 )
-# What a browser does by itself: one function in parts that share their names, and nothing global but window.kvq.
-_PARTS = (
-    Path(__file__).parents[1] / "js" / f"{part}.js"
-    for part in (
-        "ground plots rows legend glossary tabs tour waiting toy editor act study decide "
-        "numbers interval span along worst page"
-    ).split()
-)
-_COLORS = {
-    "DARK": dark_of(),
-    "DIVERGING": stops("light"),
-    "DIVERGING_DARK": stops("dark"),
-    "SEQUENTIAL": stops("light", "sequential"),
-    "SEQUENTIAL_DARK": stops("dark", "sequential"),
-}
-_GIVEN = [f"  const {name} = {json.dumps(value)};" for name, value in _COLORS.items()]
-PAGE_JS = "\n".join(["() => {", *_GIVEN, *(part.read_text("utf-8") for part in _PARTS), "}"])
 OPEN = "(view) => window.kvq?.open(view)"
 MARK = "(token) => window.kvq?.mark(token)"
 DRAWING_REST = {**QUIET, "concurrency_limit": 4, "trigger_mode": "always_last"}

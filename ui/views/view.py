@@ -137,7 +137,8 @@ def _row(row: Sequence[Slot | str], drawn: Drawing) -> str:
     parts = [_part(part, drawn) for part in row]
     widths = [part.min_width for part in row if isinstance(part, Slot)]
     even = f' even" style="--least:{max(widths)}px' if len(widths) == len(row) else ""
-    return f'<div class="plots{even}"{" hidden" * (set(parts) == {ABSENT})}>{"".join(parts)}</div>'
+    moves = ' tabindex="0" role="group"' * (len(parts) > 1)  # on a phone the row is swiped, by the arrow keys too
+    return f'<div class="plots{even}"{moves}{" hidden" * (set(parts) == {ABSENT})}>{"".join(parts)}</div>'
 
 
 def _part(part: Slot | str, drawn: Drawing) -> str:
