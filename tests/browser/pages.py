@@ -12,6 +12,7 @@ FACTS = (
 VIEWS = {
     "Verdicts": "#verdicts .verdict",
     "Text": "#plot-kld-strips",
+    "Attention": "#reading",
     "Where": "#plot-score-map",
     "Rate–distortion": "#plot-rate-kld",
     "Bits": "#plot-bits",
@@ -66,7 +67,7 @@ def open_view(page, name: str) -> None:
     page.locator("#views").get_by_role("tab", name=name, exact=True).click()
     place = page.locator(VIEWS[name]).first
     place.scroll_into_view_if_needed()  # figures are drawn when they come into sight
-    if name != "Verdicts":
+    if name not in ("Verdicts", "Attention"):
         place.locator(".main-svg").first.wait_for()
 
 

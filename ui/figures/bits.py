@@ -78,7 +78,11 @@ def bit_map(record: Record, arrays: Arrays, kind: Literal["key", "value"], axis:
     figure.update_layout(coloraxis=sequential(16.0, "bits"))
     cursor(figure, len(record.reference.prompt_token_ids) + token, len(lanes))
     return label_figure(
-        figure, f"Heatmaps: stored bits of {kind}s, {axis} by token, one a lane", {"position": "x"}, span=OVER
+        figure,
+        f"Heatmaps: stored bits of {kind}s, {axis} by token, one a lane",
+        {"position": "x"},
+        span=OVER,
+        words={"x": "position"},
     )
 
 

@@ -204,6 +204,7 @@ def score_map(
         {"step": "y", "key": "x"},
         scale=top / 127,
         span=OVER,
+        words={"x": "position", "y": "step"},
     )
 
 

@@ -71,7 +71,7 @@ def attention_rows(record: Record, arrays: Arrays, layer: int, head: int, step: 
     figure.update_xaxes(title_text=f"key position ({where})", showgrid=False)
     figure.update_layout(coloraxis=decade_scale("attention, %", FLOOR, 100))
     said = f"Heatmap: attention over key positions, {where}, the reference and a row a lane"
-    return label_figure(figure, said, {"key": "x"})
+    return label_figure(figure, said, {"key": "x"}, words={"x": "position"})
 
 
 def channel_shares(record: Record, arrays: Arrays, kind: str, layer: int, kv_head: int) -> list[tuple[int, np.ndarray]]:

@@ -36,7 +36,9 @@ def prompt_kld(record: Record, arrays: Arrays) -> go.Figure | None:
         return None
     figure.update_xaxes(title_text="position in the prompt")
     figure.update_yaxes(title_text="KLD, nats", type="log", **decades(min(drawn), max(drawn) * 1.01))
-    return label_figure(figure, "Mean KLD along the prompt, a line a lane that read it through its own cache")
+    return label_figure(
+        figure, "Mean KLD along the prompt, a line a lane that read it through its own cache", words={"x": "position"}
+    )
 
 
 def _worst(positions: np.ndarray, kld: np.ndarray) -> str:

@@ -63,7 +63,13 @@ def kld_strips(record: Record, arrays: Arrays, token: int) -> go.Figure | None:
     figure.update_xaxes(title_text="token of the followed text", row=len(lanes), col=1)
     figure.update_layout(showlegend=False, bargap=0.15)
     cursor(figure, token, len(lanes))
-    return label_figure(figure, "Bars: KLD of every token, one row a lane; dots mark flips", {"token": "x"}, span=OVER)
+    return label_figure(
+        figure,
+        "Bars: KLD of every token, one row a lane; dots mark flips",
+        {"token": "x"},
+        span=OVER,
+        words={"x": "token"},
+    )
 
 
 def flips(

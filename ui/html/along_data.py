@@ -97,7 +97,7 @@ def _row(record: Record, arrays: Arrays, at: At) -> dict[str, Any]:
     metrics, memory = lane.metrics, lane.memory
     first, count = len(record.reference.prompt_token_ids), len(record.reference.token_ids)
     bits = {
-        f"{kind}_bits": _runs(token_bits(arrays, at, kind)[first : first + max(0, count - 1)])
+        f"{kind}_bits": equal_runs(token_bits(arrays, at, kind)[first : first + max(0, count - 1)])
         for kind in ("key", "value")
     }
     return {
@@ -145,6 +145,6 @@ def _numbers(values: Any) -> dict[str, str] | None:
     return packed(found, "u1" if found.dtype == np.uint8 else "f4")
 
 
-def _runs(values: np.ndarray) -> list[float]:
+def equal_runs(values: np.ndarray) -> list[float]:
     """Equal neighbours once, with their number: value, count, value, count."""
     return [part for value, of in itertools.groupby(values.tolist()) for part in (value, len(list(of)))]

@@ -5,6 +5,8 @@
   let spanStart = null; // where a span began that the keyboard widens
   const spanOf = () => (span ? span.join("-") : "");
   const lastToken = () => read.count - 1;
+  // Of a page that came with its run nothing has marked one yet.
+  const tokenSelected = () => window.kvq.token ?? document.querySelector("#pick-token input")?.value;
   const within = (token) => Math.min(Math.max(0, Math.round(token)), lastToken());
   const VERDICT = "verdict";
   const SAID = {
@@ -79,7 +81,7 @@
     const [brush, token] = ["brush", "token"].map((name) => document.querySelector(`.along-${name}`));
     brush.hidden = !span;
     if (span) placeOver(brush, ...span);
-    const now = Number(window.kvq.token);
+    const now = Number(tokenSelected());
     token.hidden = !(now >= 1 && now <= lastToken());
     if (!token.hidden) placeOver(token, now, now);
   };
@@ -217,7 +219,7 @@
   };
   // From the token that is selected to another one.
   const reach = (token) => {
-    spanStart ??= Number(window.kvq.token ?? token);
+    spanStart ??= Number(tokenSelected() ?? token);
     brush(spanStart, token);
   };
   // A figure over tokens, steps or places in the cache: what is marked in it.

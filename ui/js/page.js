@@ -8,6 +8,7 @@
     enter();
     carry();
     along();
+    readWords();
     if (focus && document.activeElement === document.body) document.getElementById(focus)?.focus({ preventScroll: true });
     for (const link of document.querySelectorAll("[data-place]")) {
       if (link.dataset.place === document.documentElement.dataset.at) link.setAttribute("aria-current", "page");
@@ -253,6 +254,7 @@
       window.kvq.token = String(token);
       marks.textContent = Number.isInteger(Number(token)) ? `[data-t~="${Number(token)}"] { outline: 2px solid var(--accent); outline-offset: 0; }` : "";
       if (read) outline();
+      if (reading) renderReading();
     },
     save: (text, name) => {
       if (!text || !name) return;

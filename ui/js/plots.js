@@ -91,6 +91,8 @@
     node.on("plotly_click", clicked);
     node.removeAllListeners("plotly_selected");
     if (layout.meta?.span) node.on("plotly_selected", (found) => found && brushFigure(found, layout.meta.span));
+    node.removeAllListeners("plotly_hover");
+    if (layout.meta?.words) node.on("plotly_hover", (found) => sayWords(node, found.points?.[0], layout.meta.words));
     node.classList.toggle("picks", Boolean(layout.meta?.pick || data.some((trace) => trace.meta?.pick)));
   };
   // What is taken away says its lanes itself and has its ground: there is no legend nor card beside it.

@@ -3,14 +3,16 @@
   const WHERE = { 1: ["attention KL", "nats"], 0: ["mean |Δ score|", ""] };
   let rank = null; // { of, at }: which list, and the place in it
   const worstLane = () => Number(document.getElementById("worst-lane")?.value);
-  // Opens with the lane that lost most.
+  // Of some lanes the one that lost most: what is opened with.
+  const worstOf = (lanes) => {
+    if (!read) return lanes[0];
+    const found = figuresNow().lanes;
+    return lanes.reduce((worst, lane) => ((found[lane]?.kld_mean ?? -1) > (found[worst]?.kld_mean ?? -1) ? lane : worst), lanes[0]);
+  };
   const worstReady = () => {
     rank = null;
     const pick = document.getElementById("worst-lane");
-    const { lanes } = figuresNow();
-    const options = [...(pick?.options ?? [])];
-    options.sort((one, other) => (lanes[other.value].kld_mean ?? -1) - (lanes[one.value].kld_mean ?? -1));
-    if (options.length) pick.value = options[0].value;
+    if (pick?.options.length) pick.value = worstOf([...pick.options].map(({ value }) => Number(value)));
   };
   const worstTokens = (lane, kind) => {
     const { kld, same, tie } = read.lanes[lane];

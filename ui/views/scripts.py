@@ -6,8 +6,8 @@ from pathlib import Path
 from ui.html.tokens import dark_of, stops
 
 PARTS = (
-    *("ground", "plots", "rows", "legend", "glossary", "tabs", "tour", "waiting", "toy", "editor", "act", "study", "decide"),
-    *("numbers", "interval", "span", "along", "worst", "page"),
+    *("ground", "plots", "rows", "legend", "glossary", "tabs", "tour", "waiting", "toy", "editor", "act", "study"),
+    *("decide", "numbers", "interval", "span", "along", "worst", "words", "replay", "page"),
 )
 _COLORS = {
     "DARK": dark_of(),

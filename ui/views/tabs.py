@@ -12,6 +12,7 @@ from kvq_core.record.fields import Record
 from ui.html.escape import safe
 from ui.selection import Selection, apply_pick, last_token, read_selection, selection_html, start
 from ui.service.services import QUIET, SWIFT, Services
+from ui.views.attention import create_attention
 from ui.views.damage import create_damage
 from ui.views.export import view_csv, view_json
 from ui.views.rate import create_rate
@@ -26,6 +27,7 @@ from ui.views.view import View
 TABS = (
     ("Verdicts", create_verdicts),
     ("Text", create_texts),
+    ("Attention", create_attention),
     ("Where", create_damage),
     ("Rate–distortion", create_rate),
     ("Bits", create_storage),

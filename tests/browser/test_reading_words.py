@@ -1,0 +1,87 @@
+"""What a token reads, on the prompt's own words, and the answer replayed: both as the run kept them."""
+
+import numpy as np
+import pytest
+
+from kvq_core.analysis.replay import movement
+from kvq_core.pipeline.examples import packaged_store
+from tests.browser.test_span import serious
+from ui.html.reading import reading_data
+from ui.panels.welcome import home
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+RECORD, ARRAYS = packaged_store().load(home()["run"])
+LAYER, HEAD = RECORD.capture.layers[0], RECORD.capture.heads[1]
+STEP = RECORD.capture.attention_steps[5]
+READY = "document.querySelector('.reading-said')?.textContent.startsWith('Choosing token ')"
+
+
+def opened(open_page, address: str, token: int, width: int = 1280, theme: str = "light"):
+    at = f"&view=attention&at={LAYER}.{HEAD}.{token}&__theme={theme}"
+    page = open_page(f"{address}/?run={RECORD.id}{at}", width=width, reading=True)
+    page.wait_for_function(READY)
+    page.wait_for_function("t => document.querySelector('#replay-token').value == t", arg=str(token))
+    return page
+
+
+def changes(lane: int, look: int) -> np.ndarray:
+    """(bins,) of the attention, lane less reference, of the selected head."""
+    rows = [ARRAYS[f"{name}/attention_rows"][look, 0, 1].double().numpy() for name in (f"lane/{lane}", "reference")]
+    own, base = ((row / 255) ** 2 for row in rows)
+    return own - base
+
+
+def test_the_prompts_words_are_tinted_and_the_most_lost_are_named(quick, open_page):
+    page = opened(open_page, quick, STEP + 1)
+    lane = 1
+    page.locator("#reading-lane").select_option(str(lane))
+    found, texts = changes(lane, 5), reading_data(RECORD, ARRAYS, LAYER, HEAD, [lane])["texts"]
+    lost = next(at for at in np.argsort(found) if texts[at].strip())
+    said = page.locator(".reading-said").inner_text()
+    assert "nearest kept" not in said, "this step was looked at"
+    assert f"{RECORD.lanes[lane].label} reads less of “{texts[lost].strip(' ').replace(chr(10), '⏎')}”" in said
+    grounds = page.locator(".reading-text i").evaluate_all("is => is.map(i => i.style.getPropertyValue('--ground'))")
+    assert (
+        len(grounds) == len(texts)
+        and grounds[lost]
+        and {at for at, of in enumerate(grounds) if of} == set(np.flatnonzero(np.abs(found) >= 5e-4).tolist())
+    )
+    title = page.locator(".reading-text i").nth(lost).get_attribute("title")
+    assert title.startswith("“") and "points" in title and RECORD.lanes[lane].label in title
+    assert "The mill at Carrow Point" in page.locator(".reading-text").inner_text(), "text, not a tokenizer's spelling"
+    page.locator("#reading-mode").select_option("reference")
+    base = (ARRAYS["reference/attention_rows"][5, 0, 1].double().numpy() / 255) ** 2
+    tinted = page.locator(".reading-text i").evaluate_all(
+        "is => is.filter(i => i.style.getPropertyValue('--ground')).length"
+    )
+    assert tinted == int((base >= 5e-4).sum())
+    assert serious(page) == []
+
+
+def test_the_answer_is_replayed_by_keys_and_pauses_where_it_is(quick, open_page):
+    page = opened(open_page, quick, 20, width=390, theme="dark")
+    slider = page.locator("#replay-token")
+    slider.focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function("document.querySelector('#pick-token input[type=number]').value == '21'")
+    assert "nearest kept" in page.locator(".reading-said").inner_text() or 20 in RECORD.capture.attention_steps
+    keys, values = (movement(RECORD, ARRAYS, 0, kind) for kind in ("key", "value"))
+    there = len(RECORD.reference.prompt_token_ids) + 21
+    windows = " / ".join(str(there - moved.sink - moved.packed[20]) for moved in (keys, values))
+    assert f"window {windows}" in page.locator(".replay-row[data-of='0'] .replay-numbers").inner_text()
+    page.locator("[data-replay=play]").press("Enter")
+    assert page.locator("[data-replay=play]").inner_text() == "Pause"
+    page.wait_for_function("Number(document.querySelector('#replay-token').value) >= 24")
+    page.keyboard.press("Escape")
+    stopped = slider.input_value()
+    page.wait_for_function("t => document.querySelector('#pick-token input[type=number]').value == t", arg=stopped)
+    page.wait_for_timeout(1500)
+    assert slider.input_value() == stopped and page.locator("[data-replay=play]").inner_text() == "Play"
+    page.emulate_media(reduced_motion="reduce")
+    page.wait_for_function("document.querySelector('[data-replay=play]').innerText === 'Next token'")
+    page.locator("[data-replay=play]").press("Enter")
+    page.wait_for_timeout(1500)
+    assert slider.input_value() == str(int(stopped) + 1), "nothing moves by itself where motion is not wanted"
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= 390
+    assert serious(page) == []
