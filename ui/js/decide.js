@@ -11,7 +11,7 @@
     const map = cell?.parentElement;
     const row = Number(map && getComputedStyle(map).getPropertyValue("--layers"));
     const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: row, ArrowUp: -row }[event.key];
-    if (!step) return;
+    if (!cell || !step) return;
     const cells = cellsOf(map);
     const next = cells[cells.indexOf(cell) + step];
     if (!next) return;
