@@ -6,8 +6,8 @@ import pytest
 from kvq_core.analysis.replay import movement
 from kvq_core.pipeline.examples import packaged_store
 from tests.browser.test_span import serious
-from ui.html.reading import reading_data
 from ui.panels.welcome import home
+from ui.views.reading import reading_data
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 

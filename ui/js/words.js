@@ -1,6 +1,6 @@
   // The prompt's words, tinted by the attention that the selected token gains and loses under a lane. Where its own step
   // was not looked at the nearest one is shown, and said.
-  let reading = null; // what ui/html/reading.py sent, with the element it came in
+  let reading = null; // what ui/views/reading.py sent, with the element it came in
   const readReading = (place) => {
     const found = { ...JSON.parse(place.textContent), place };
     for (const row of [found, ...found.lanes]) for (const name of ["reference", "rows"]) if (row[name]) row[name] = unpacked(row[name]);

@@ -3,8 +3,8 @@
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from ui.figures.damage import captured_head
-from ui.html.reading import reading_html
 from ui.selection import Selection
+from ui.views.reading import reading_html
 from ui.views.view import Drawing, View, create_page, create_words
 
 
