@@ -21,6 +21,7 @@ PROMPT = (
 FLAGS = "-ctk q8_0 -ctv f16"
 DONE = "document.querySelector('#status .status b')?.innerText.startsWith('Done')"
 RUN = [("type", "#prompt textarea", PROMPT), ("click", "#run"), ("until", DONE)]
+READY = ("until", "document.querySelector('#estimate .facts')")  # what is typed before is overwritten there
 EXAMPLE = [("click", ".example:nth-of-type(2)"), ("see", "#verdicts .verdict")]
 # A task's name -> its steps.
 Steps = list[tuple[str, ...]]
@@ -46,13 +47,19 @@ NOW: dict[str, Steps] = {
     "what would it take at 32K x 8?": [("see", "#answer .pill")],
 }
 BEFORE: dict[str, Steps] = {
-    "which of these caches is safest for my prompt?": [*RUN, ("see", "#verdicts .verdict"), ("see", "#score-table")],
+    "which of these caches is safest for my prompt?": [
+        READY,
+        *RUN,
+        ("see", "#verdicts .verdict"),
+        ("see", "#score-table"),
+    ],
     "where does it break?": [
         *EXAMPLE,
         ("click", "#views [role=tab]:has-text('Where')"),
         ("see", "#plot-grid-key svg"),
     ],
     "add a lane with 8-bit keys": [
+        READY,
         ("click", "#add-lane"),
         ("choose", "#in-lane-method", '"per_token"'),
         ("choose", "#in-per_token-bits", "8"),
