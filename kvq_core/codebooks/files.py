@@ -25,6 +25,7 @@ from kvq_core.settings import settings
 
 SHIPPED = Path(__file__).resolve().parents[2] / "presets" / "codebooks"
 FORMAT = 1
+NAMED = 5  # of the codebooks there are, in a message
 DEFAULT_NAME = "default"
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,59}$"  # of a set of codebooks: it becomes part of file names
 Kind = Literal["keys", "values", "rotations", "ranges"]
@@ -149,7 +150,9 @@ def get_codebook(file_name: str) -> Codebook:
     """The codebook of that file name, as ``list`` prints it. Raises KvqError naming those there are."""
     known = {c.info.file_name: c for c in reversed(codebooks())}
     if file_name not in known:
-        raise KvqError(f"Unknown codebook {excerpt(file_name)}. Available: {', '.join(known) or 'none'}.")
+        names = [*known][:NAMED]
+        more = f" and {len(known) - NAMED} more, which python -m kvq_core codebooks list lists" * (len(known) > NAMED)
+        raise KvqError(f"Unknown codebook {excerpt(file_name)}. Available: {', '.join(names) or 'none'}{more}.")
     return known[file_name]
 
 
