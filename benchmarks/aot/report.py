@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.aot.compiler import Compiled, compile_for
 from benchmarks.aot.fingerprint import kernels_fingerprint
-from benchmarks.aot.forms import CAPABILITIES, DIMS, SHARED, Form, decode_forms, quantize_forms
+from benchmarks.aot.forms import CAPABILITIES, DIMS, METHODS, SHARED, Form, decode_forms, quantize_forms
 from benchmarks.aot.limits import ASSUMED, gain, share
 from benchmarks.aot.method_forms import METHOD_OPERATIONS, method_forms
 from benchmarks.aot.versions import under
@@ -88,6 +88,7 @@ def line(found: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), metavar="NAME", help="only these, at all sizes")
     parser.add_argument("--dims", nargs="+", type=int, default=DIMS, metavar="D", help="only these head_dims")
     parser.add_argument("--heads", nargs="+", type=int, default=SHARED, metavar="N", help="only so many query heads")
     parser.add_argument("--rows", action="store_true", help="print decode attention's rows as JSON, and write nothing")
@@ -95,7 +96,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.triton:
         sys.exit(under(arguments.triton, [a for a in sys.argv[1:] if a not in ("--triton", arguments.triton)]))
-    decode = decode_forms(dims=arguments.dims, shared=arguments.heads)
+    decode = decode_forms(arguments.methods, dims=arguments.dims, shared=arguments.heads)
     if arguments.rows:
         print(json.dumps(list(rows(decode))))
         return
