@@ -3,11 +3,16 @@
 import json
 import re
 from html import unescape
+from pathlib import Path
 
+import pytest
+
+from kvq_core.record.files import deserialize
 from tests.support.ui_record_factory import make_run
 from ui.html.along import along_html
 from ui.html.along_data import MOST
-from ui.selection import Selection
+from ui.selection import Selection, start
+from ui.views.attention import compute as attention
 from ui.views.damage import compute
 
 VIEW_BYTES = 400_000  # of data in a view, at most
@@ -66,3 +71,12 @@ def test_runs_without_scores_or_lanes_draw_nothing():
         found["lanes"][0]["where"] is None and found["lanes"][0]["key_bits"] == [] and found["lanes"][0]["tops"] == {}
     )
     assert along_html(record.model_copy(update={"lanes": []}), {}) == ""
+
+
+@pytest.mark.parametrize(
+    "folder", sorted((Path(__file__).parents[2] / "data").iterdir()), ids=lambda folder: folder.name
+)
+def test_old_runs_are_brushed_and_replayed_as_far_as_they_were_kept(folder):
+    record, arrays = deserialize(lambda name: (folder / name).read_bytes(), folder.name)
+    assert data_of(along_html(record, arrays))["count"] == len(record.reference.token_ids)
+    assert 'id="reading"' in attention(record, arrays, start(record, arrays)).html["words-read"]
