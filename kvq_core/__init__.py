@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kvq_core.packed import packed_cache
     from kvq_core.pipeline.added import add_lane, capture_lane
     from kvq_core.pipeline.compare import compare, run
+    from kvq_core.pipeline.looked import look_at
     from kvq_core.pipeline.roundtrip import Roundtrip, roundtrip
     from kvq_core.pipeline.why import measure_why
     from kvq_core.record.fields import Record
@@ -39,6 +40,7 @@ _HOMES = {
     "packed": ("packed_cache",),
     "pipeline.added": ("add_lane", "capture_lane"),
     "pipeline.compare": ("compare", "run"),
+    "pipeline.looked": ("look_at",),
     "pipeline.roundtrip": ("Roundtrip", "roundtrip"),
     "pipeline.why": ("measure_why",),
     "record.fields": ("Record",),
@@ -69,6 +71,7 @@ __all__ = [
     "compare",
     "from_function",
     "inspect_model",
+    "look_at",
     "make",
     "measure_why",
     "packed_cache",

@@ -89,7 +89,7 @@ OPEN_TO_THE_PAGE = {
     "decision": {"pasted", "plans", "scores", "verify"},
     "inspection": {"fits", "look", "report", "rules"},
     "packed": {"lanes", "slow"},
-    "pipeline": {"added", "compare", "estimate", "examples", "roundtrip", "timings", "why"},
+    "pipeline": {"added", "compare", "estimate", "examples", "looked", "roundtrip", "timings", "why"},
     "studies": {
         "cells",
         "estimate",

@@ -50,10 +50,11 @@ def adding(
 ) -> Generator[Event]:
     """``add_lane`` of several lanes in one batch, as ``compare`` tells of a run. ``owner``: only what was read for them
     is looked for in memory. ``about``: see ``spec_of``."""
-    return _following(parent, spec_of(parent, lanes, about), store, owner)
+    return following(parent, spec_of(parent, lanes, about), store, owner)
 
 
-def _following(parent: Record, spec: ComparisonSpec, store: Store | None, owner: str) -> Generator[Event]:
+def following(parent: Record, spec: ComparisonSpec, store: Store | None, owner: str) -> Generator[Event]:
+    """``adding`` of what ``spec`` asks for."""
     with memory_errors_as_limits():
         yield Loading(spec.model)
         for done, total in prepare(spec.model, spec.revision):
@@ -93,7 +94,7 @@ def capture_lane(run: Record | str, label: str, store: Store | None = None) -> R
 
 def capturing(parent: Record, at: int, store: Store | None = None, owner: str = "") -> Generator[Event]:
     """``capture_lane`` as ``compare`` tells of a run."""
-    return _following(parent, captures_of(parent, at), store, owner)
+    return following(parent, captures_of(parent, at), store, owner)
 
 
 def captures_of(parent: Record, at: int) -> ComparisonSpec:

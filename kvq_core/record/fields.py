@@ -259,6 +259,7 @@ class Record(Part):
     _added: tuple[tuple[str, int], ...] = PrivateAttr(())
     _beside: tuple[str, ...] = PrivateAttr(())
     _causes: Mapping[int, Any] = PrivateAttr(default_factory=dict)
+    _looks: "tuple[tuple[Record, Mapping[str, Any]], ...]" = PrivateAttr(())
 
     @property
     def whole(self) -> "Record":
@@ -277,6 +278,11 @@ class Record(Part):
     def causes(self, index: int) -> Any:
         """What a lane's damage comes from, an analysis.why.Why; None where that was not measured."""
         return self.whole._causes.get(self.number(index))
+
+    @property
+    def looks(self) -> "tuple[tuple[Record, Mapping[str, Any]], ...]":
+        """Runs that looked at this one's lanes in one layer, with their arrays: see analysis.looks."""
+        return self.whole._looks
 
     @property
     def beside(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from kvq_core.events import Encoding, Event, Finished, LaneProgress, Loading, Prefill, Step
 from kvq_core.pipeline.added import spec_of
 from kvq_core.pipeline.estimate import Estimate
+from kvq_core.pipeline.looked import spec_of_look
 from kvq_core.pipeline.timings import Stages
 from kvq_core.pipeline.why import spec_of_why
 from kvq_core.record.fields import Record
@@ -49,6 +50,11 @@ class Engine:
 
     def ask_why(self, parent: Record, at: int, store: Store, owner: str = "") -> Iterator[Event]:
         yield from self._beside(parent, spec_of_why(parent, at), store)
+
+    def look_again(
+        self, parent: Record, lanes: Sequence[Lane], layer: int, store: Store, owner: str = ""
+    ) -> Iterator[Event]:
+        yield from self._beside(parent, spec_of_look(parent, lanes, layer), store)
 
     def _beside(self, parent: Record, spec: ComparisonSpec, store: Store) -> Iterator[Event]:
         words = ["word "]

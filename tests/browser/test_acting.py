@@ -14,6 +14,7 @@ from ui.service.services import Services
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
 RUN = "ac7ac7ac7ac7ac7a"
+FEW = "ac7ac7ac7ac7ac7b"  # with maps of its first layer alone
 LEGEND = "document.querySelectorAll('#legend li[data-of]').length"
 
 
@@ -27,12 +28,15 @@ def acting(engine, tmp_path_factory) -> Iterator[str]:
     store = open_store(str(tmp_path_factory.mktemp("acting")))
     record, arrays = make_run(lanes=3, labels=("KIVI", "SQuat", "Tokens"))
     store.save(record.model_copy(update={"id": RUN}), arrays)
-    with served_here(Services(store, engine.compare, estimate, engine.add, engine.ask_why)) as address:
+    kept = record.capture.model_copy(update={"layers": [0]})
+    store.save(record.model_copy(update={"id": FEW, "capture": kept}), arrays)
+    services = Services(store, engine.compare, estimate, engine.add, engine.ask_why, engine.look_again)
+    with served_here(services) as address:
         yield address
 
 
-def opened(open_page, address: str, **size: int):
-    page = open_page(f"{address}/?run={RUN}&at=5.4.9", reading=True, **size)
+def opened(open_page, address: str, run: str = RUN, **size: int):
+    page = open_page(f"{address}/?run={run}&at=5.4.9", reading=True, **size)
     page.wait_for_selector(VIEWS["Verdicts"])
     page.wait_for_function("document.querySelector('#act-offers h2')?.textContent.includes('layer 5')")
     return page
@@ -85,3 +89,21 @@ def test_what_damage_comes_from_is_asked_on_a_card_and_what_gains_most_is_one_cl
     assert page.locator("table.waterfall").count() == 2 and page.evaluate(LEGEND) == lanes
     page = opened(open_page, acting)
     page.wait_for_selector("section.verdict table.waterfall")  # it is kept with the run
+
+
+def test_maps_of_a_layer_that_was_not_kept_are_computed_and_stay_with_the_run(acting, open_page):
+    page = opened(open_page, acting, FEW)
+    open_view_at_maps(page)
+    assert "Layer 5, query head 4 was not kept in this run." in page.locator("#view-damage").inner_text()
+    page.locator("#look [data-act=map]").click()
+    page.locator("#plot-score-map .xtitle", has_text="layer 5, query head 4").wait_for()
+    assert "recorded" in page.locator("#look").inner_text() and page.evaluate(LEGEND) == 3
+    page = opened(open_page, acting, FEW)
+    open_view_at_maps(page)
+    page.locator("#plot-score-map .main-svg").first.wait_for()
+
+
+def open_view_at_maps(page) -> None:
+    page.locator("#views").get_by_role("tab", name="Where", exact=True).click()
+    page.locator("#plot-grid-key .main-svg").first.wait_for()
+    page.locator("#look").scroll_into_view_if_needed()

@@ -134,11 +134,11 @@ async def stream(
     except KvqError as error:
         yield [notice("This cannot be tried", str(error)), gr.skip()]
         return
-    async for update in _followed(job, label, do == "why", asked, services):
+    async for update in _followed(job, label, str(do), asked, services):
         yield update
 
 
-async def _followed(job: Job, label: str, why: bool, asked: _Asked, services: Services) -> AsyncGenerator[list[Any]]:
+async def _followed(job: Job, label: str, do: str, asked: _Asked, services: Services) -> AsyncGenerator[list[Any]]:
     async for news in follow(job, services.line):
         if isinstance(news, InLine):
             yield [place_line(news.ahead, news.seconds) + CANCEL, gr.skip()]
@@ -146,7 +146,7 @@ async def _followed(job: Job, label: str, why: bool, asked: _Asked, services: Se
         event = news[-1]
         if isinstance(event, Finished):
             services.records.put(event.record, event.arrays)
-            yield await asyncio.to_thread(_joined, event, label, why, asked, services)
+            yield await asyncio.to_thread(_joined, event, label, do, asked, services)
         else:
             yield [(event_line(event) or "") + CANCEL, gr.skip()]
     if job.replaced:
@@ -164,7 +164,9 @@ def _begin(told: dict[str, Any], asked: _Asked, session: str, visitor: str, serv
     if not isinstance(index, int) or not 0 <= index < len(record.lanes):
         raise SpecError("That lane is not drawn any more; choose another one.")
     label = record.lanes[index].label
-    if told["do"] == "why":
+    if told["do"] == "map":
+        job = _looking(record, asked, session, visitor, services)
+    elif told["do"] == "why":
         added = record.added(index)
         parent, at = (asked.shown["run"], record.number(index)) if added is None else added
         job = services.explain(services.records.get(parent)[0], at, session, visitor)
@@ -175,6 +177,14 @@ def _begin(told: dict[str, Any], asked: _Asked, session: str, visitor: str, serv
         job = services.extend(services.records.get(asked.shown["run"])[0], lane, session, visitor, aside=True)
     services.jobs.watch(job.ticket)
     return job, label
+
+
+def _looking(record: Record, asked: _Asked, session: str, visitor: str, services: Services) -> Job:
+    """The job of a look at the selected layer, of the lanes that are drawn."""
+    done = (at for at, lane in enumerate(record.lanes) if lane.status == "done")
+    lanes = [lane for at in done if (lane := lane_of(record, at)) is not None]
+    layer = read_selection(record, *asked.at).layer
+    return services.look_at(services.records.get(asked.shown["run"])[0], lanes, layer, session, visitor)
 
 
 def _chosen(told: dict[str, Any], record: Record, arrays: Arrays, index: int, asked: _Asked) -> Lane:
@@ -192,14 +202,16 @@ def _chosen(told: dict[str, Any], record: Record, arrays: Arrays, index: int, as
     return found[told["do"]].lane
 
 
-def _joined(event: Finished, label: str, why: bool, asked: _Asked, services: Services) -> list[Any]:
+def _joined(event: Finished, label: str, do: str, asked: _Asked, services: Services) -> list[Any]:
     """The run with what was computed: its lanes are drawn anew, at the selection and the view in sight."""
     if event.unkept:
         return [notice("It was computed, but not kept", event.unkept), gr.skip()]
     run, shown = event.record.id, _in_sight(asked)
     shown["own"] = list(dict.fromkeys([*shown.get("own", ()), run]))
     shown["without"] = [gone for gone in shown.get("without", ()) if gone != run]
-    if why:
+    if do == "map":
+        return [line("Looked at", "done", detail="The maps of that layer are kept with the run."), shown]
+    if do == "why":
         said = line(f"What the damage of {label} comes from is measured", "done", detail="Its card says it.")
         return [said, {**shown, "view": "verdicts"}]
     lane = event.record.lanes[0]

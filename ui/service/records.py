@@ -141,6 +141,7 @@ def joined(
     lanes = [run for run in beside if run[0].spec["capture"]["detail"] == "off" and run[0].spec["notes"] == about]
     whole, own = with_added(record, arrays, lanes)
     whole._beside = tuple(run.id for run, _ in beside)
+    whole._looks = tuple(run for run in beside if run[0].capture.layers)
     whole._causes = dict(filter(None, (told_of(whole, *run) for run in beside)))
     return whole, own
 

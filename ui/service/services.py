@@ -1,7 +1,7 @@
 """What the panels are given: the engine, the store, and what sessions share."""
 
 import ipaddress
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from kvq_core.packed.lanes import Progress, measure_spec
 from kvq_core.packed.lanes import Request as Measuring
 from kvq_core.pipeline.added import adding, spec_of
 from kvq_core.pipeline.estimate import Estimate
+from kvq_core.pipeline.looked import looking_at, spec_of_look
 from kvq_core.pipeline.why import asking_why, spec_of_why
 from kvq_core.record.fields import Record
 from kvq_core.settings import settings
@@ -47,6 +48,7 @@ class Services:
     estimate: Callable[[ComparisonSpec], Estimate]
     add: Callable[..., Generator[Event]] = adding
     ask_why: Callable[..., Generator[Event]] = asking_why
+    look_again: Callable[..., Generator[Event]] = looking_at
     offer: Callable[..., Offer | None] = offer
     train: Callable[[Offer], Generator[Training | TrainingResult]] = train_missing
     measure: Callable[[ComparisonSpec, Measuring], Generator[Progress]] = measure_spec
@@ -80,6 +82,11 @@ class Services:
         """``submit`` of the run that tells what the damage of a finished run's lane comes from; it stands aside."""
         work = partial(self.ask_why, parent, at, self.store, *_owner(visitor))
         return self._admitted(spec_of_why(parent, at), work, session, visitor, aside=True)
+
+    def look_at(self, parent: Record, lanes: Sequence[Lane], layer: int, session: str, visitor: str) -> Job:
+        """``submit`` of a look at some lanes of a finished run in one layer; it stands aside."""
+        work = partial(self.look_again, parent, lanes, layer, self.store, *_owner(visitor))
+        return self._admitted(spec_of_look(parent, lanes, layer), work, session, visitor, aside=True)
 
     def _admitted(self, spec: ComparisonSpec, run: Work, session: str, visitor: str, aside: bool = False) -> Job:
         found = self.admission.admit(spec)

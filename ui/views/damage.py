@@ -4,6 +4,7 @@ from typing import Any
 
 import gradio as gr
 
+from kvq_core.analysis.looks import looked_at, steps_at
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from ui.figures import (
@@ -14,7 +15,8 @@ from ui.figures import (
     score_map,
     sink_change,
 )
-from ui.figures.damage import MEASURES, captured_head
+from ui.figures.damage import MEASURES
+from ui.html.looks import look_html
 from ui.selection import Selection
 from ui.views.view import Drawing, Slot, View, create_page, create_words, or_absent
 from ui.words.damage import damage
@@ -36,13 +38,14 @@ ROWS = (
         Slot("grid-key", "Keys: layer × KV head", "Click a cell to select its layer and head."),
         Slot("grid-value", "Values: layer × KV head"),
     ),
+    ["look"],
     (
         Slot(
             "score-map",
             "Score deltas of the selected head, step by step",
             "The strongest value of each bin with its sign. Centred per row: softmax ignores a shift.",
         ),
-        Slot("attention-rows", "Attention at the selected token", "The step nearest to it that was kept."),
+        Slot("attention-rows", "Attention at the selected token", "At the step that its axis names."),
     ),
     (
         Slot("channels-key", "Key channels that carry the error", "Of the selected layer and KV head."),
@@ -76,29 +79,25 @@ def compute(record: Record, arrays: Arrays, at: Selection, measure: str, uncentr
         for kind in ("key", "value")
     }
     shift = "" if not uncentred else " What centring took away was not kept in this run."
+    shift = "" if not uncentred else " What centring took away was not kept in this run."
+    maps, rows = (
+        looked_at(record, arrays, at.layer, at.head),
+        steps_at(record, arrays, at.layer, at.head, at.step),
+    )
+    not_kept = f"Layer {at.layer}, query head {at.head} was not kept in this run." if record.capture.layers else MISSING
     figures = {
         **grids,
         "score-map": or_absent(
-            score_map(record, arrays, at.layer, at.head, at.step, not uncentred), f"{MISSING}{shift}"
+            maps and score_map(*maps, at.layer, at.head, at.step, not uncentred),
+            not_kept if maps is None else f"{MISSING}{shift}",
         ),
-        "attention-rows": or_absent(attention_rows(record, arrays, at.layer, at.head, at.step), MISSING),
+        "attention-rows": or_absent(rows and attention_rows(*rows, at.layer, at.head, at.step), not_kept),
         "channels-key": or_absent(channel_errors(record, arrays, "key", at.layer, kv_head), MISSING),
         "channels-value": or_absent(channel_errors(record, arrays, "value", at.layer, kv_head), MISSING),
         "sinks": or_absent(sink_change(record, arrays), MISSING),
         "depth": or_absent(depth_error(record, arrays, measure), MISSING),
     }
     titles = dict.fromkeys(grids, TITLES[measure]) if measure in TITLES else {}
-    return Drawing(
-        damage(record, arrays, at),
-        figures,
-        titles=titles | _nearest(record, at),
-    )
-
-
-def _nearest(record: Record, at: Selection) -> dict[str, str]:
-    """Titles of what was kept of another head, where not all were: the nearest is shown."""
-    kept = captured_head(record, at.layer, at.head)
-    if kept in (None, (at.layer, at.head)):
-        return {}
-    where = "layer {}, query head {}, the nearest kept".format(*kept)
-    return {"score-map": f"Score deltas of {where}", "attention-rows": f"Attention of {where}"}
+    exact = rows is not None and at.step in rows[0].capture.attention_steps
+    html = {"look": look_html(record, at.layer, at.head, at.token, maps is not None, exact)}
+    return Drawing(damage(record, arrays, at), figures, html, titles=titles)

@@ -2,6 +2,7 @@
 
 import gradio as gr
 
+from kvq_core.analysis.looks import distributions_at
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from ui.figures.spectra import (
@@ -14,8 +15,8 @@ from ui.figures.spectra import (
     joint_spectra,
     lane_spectra,
     mean_shares,
-    nearest_layer,
 )
+from ui.html.looks import look_html
 from ui.selection import Selection
 from ui.views.view import Drawing, Slot, View, create_page, create_words, or_absent
 from ui.words import spectra
@@ -33,6 +34,7 @@ ROWS = (
         Slot("means", "The mean's share of the energy", "Over the prompt's tokens, channel by channel."),
         Slot("lane-spectra", f"Keys as each lane reads them back{CENTRED}"),
     ),
+    ["look-keys"],
     (
         Slot("key-channels", "Original key channels", "Band: whole range; dark band: middle half; line: median."),
         Slot("latent-channels", "Latent key channels", "Along the layer's singular vectors, centred."),
@@ -54,7 +56,9 @@ def create_spectra() -> View:
 
 
 def compute(record: Record, arrays: Arrays, at: Selection, kind: str) -> Drawing:
-    kv_head = at.kv_head(record)
+    kv_head, spread = at.kv_head(record), distributions_at(record, arrays, at.layer)
+    kept = record.capture.distribution_layers
+    not_kept = f"The keys of layer {at.layer} were not kept in this run." if kept else MISSING
     figures = {
         "head-spectra": or_absent(head_spectra(record, arrays, at.layer, kind), MISSING),
         "joint-spectra": or_absent(joint_spectra(record, arrays, at.layer, kind), MISSING),
@@ -62,17 +66,12 @@ def compute(record: Record, arrays: Arrays, at: Selection, kind: str) -> Drawing
         "ranks": or_absent(effective_rank(record, arrays, at.layer), MISSING),
         "means": or_absent(mean_shares(record, arrays, at.layer), MISSING),
         "lane-spectra": or_absent(lane_spectra(record, arrays, at.layer, kv_head), MISSING),
-        "key-channels": or_absent(distributions(record, arrays, at.layer, "key"), MISSING),
-        "latent-channels": or_absent(distributions(record, arrays, at.layer, "latent"), MISSING),
+        "key-channels": or_absent(spread and distributions(*spread, at.layer, "key"), not_kept),
+        "latent-channels": or_absent(spread and distributions(*spread, at.layer, "latent"), not_kept),
     }
     titles = {}
     if not is_centred(arrays):
-        slots = (slot for row in ROWS for slot in row if slot.title.endswith(CENTRED))
+        slots = (slot for row in ROWS for slot in row if isinstance(slot, Slot) and slot.title.endswith(CENTRED))
         titles = {slot.name: slot.title.replace(CENTRED, f", {WITH_MEAN}") for slot in slots}
-    kept = nearest_layer(record, at.layer)
-    if kept != at.layer:
-        titles |= {
-            f"{what}-channels": f"{name} key channels of layer {kept}, the nearest kept"
-            for what, name in (("key", "Original"), ("latent", "Latent"))
-        }
-    return Drawing(spectra(record, arrays, at.layer), figures, titles=titles)
+    html = {"look-keys": look_html(record, at.layer, at.head, at.token, spread is not None, True)}
+    return Drawing(spectra(record, arrays, at.layer), figures, html, titles=titles)

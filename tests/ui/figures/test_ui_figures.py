@@ -337,17 +337,18 @@ def test_dead_codes_are_counted_and_said(run):
 
 
 @pytest.mark.slow
-def test_what_was_kept_of_another_place_says_so(run):
+def test_what_was_not_kept_of_a_place_is_not_drawn_and_offered(run):
     record, arrays = run
     kept = {"layers": [2, 9], "heads": [0, 4], "distribution_layers": [9], "angle_ranks": [5]}
     few = record.model_copy(update={"capture": record.capture.model_copy(update=kept)})
-    titles = damage.compute(few, arrays, Selection(8, 3, 9), "relative", False).titles
-    assert titles["score-map"] == "Score deltas of layer 9, query head 4, the nearest kept"
-    assert "score-map" not in damage.compute(few, arrays, Selection(9, 4, 9), "relative", False).titles
-    assert (
-        "of layer 9, the nearest kept" in spectra.compute(few, arrays, Selection(8, 3, 9), "key").titles["key-channels"]
-    )
-    assert not spectra.compute(few, arrays, Selection(9, 3, 9), "key").titles
+    drawn = damage.compute(few, arrays, Selection(8, 3, 9), "relative", False)
+    assert drawn.figures["score-map"] == "Layer 8, query head 3 was not kept in this run."
+    assert "Compute layer 8, every head and step" in drawn.html["look"] and 'data-act="map"' in drawn.html["look"]
+    assert "attention at token 9" not in damage.compute(few, arrays, Selection(9, 4, 9), "relative", False).html["look"]
+    assert "attention at token 11" in damage.compute(few, arrays, Selection(9, 4, 11), "relative", False).html["look"]
+    drawn = spectra.compute(few, arrays, Selection(8, 3, 9), "key")
+    assert drawn.figures["key-channels"] == "The keys of layer 8 were not kept in this run." and drawn.html["look-keys"]
+    assert spectra.compute(few, arrays, Selection(9, 3, 9), "key").html["look-keys"] == ""
     assert "top 5: the nearest kept" in subspace.compute(few, arrays, Selection(8, 3, 9), 20).titles["angles-key"]
     assert not subspace.compute(few, arrays, Selection(8, 3, 9), 5).titles
 
