@@ -15,7 +15,7 @@ export KVQ_HOME ?= $(HOME)/.cache/kvq-explorer
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONPATH := .
 
-.PHONY: setup setup-dev second-model lock run test test-fast test-long test-gpu bench-gpu check bench bench-second load readme picture examples space-check kernels-report audit fmt clean
+.PHONY: setup setup-dev second-model lock run test test-fast test-long test-gpu bench-gpu check bench bench-second load readme picture site examples space-check kernels-report audit fmt clean
 
 setup: $(VENV)/.installed
 	@test -f "$(KVQ_HOME)/models/$(MODEL)/model.safetensors" || \
@@ -92,6 +92,10 @@ readme: setup
 # The picture of the README, of the stored run it names. Needs Chromium.
 picture: setup-dev
 	$(PY) benchmarks/picture.py
+
+# Three runs that ship as pages for a project's site, docs/site; they need no server.
+site: setup
+	$(PY) scripts/project_site.py
 
 # The stored runs that ship with the app, again.
 examples: setup

@@ -20,6 +20,7 @@ from kvq_core.cli import advise as advise_cli
 from kvq_core.cli import check as check_cli
 from kvq_core.cli import claims as claims_cli
 from kvq_core.cli import codebooks as codebooks_cli
+from kvq_core.cli import embed as embed_cli
 from kvq_core.cli import engine as engine_cli
 from kvq_core.cli import inspect as inspect_cli
 from kvq_core.cli import layers as layers_cli
@@ -53,6 +54,7 @@ EXAMPLES = {
     "add": added_cli.EXAMPLES,
     "why": added_cli.WHY_EXAMPLES,
     "capture": added_cli.CAPTURE_EXAMPLES,
+    "embed": embed_cli.EXAMPLES,
     "show": "python -m kvq_core show 0123456789abcdef\n  python -m kvq_core show results/my-run --json",
     "codebooks": codebooks_cli.EXAMPLES,
     "claims": claims_cli.EXAMPLES,
@@ -122,6 +124,8 @@ def _parser() -> argparse.ArgumentParser:
     added_cli.add_arguments(add("why", summary, added_cli.why), _finished)
     summary = "Look at one lane of a stored run in every layer and head."
     added_cli.add_arguments(add("capture", summary, added_cli.capture), _finished)
+    summary = "Write one figure of a stored run as a page that needs no server."
+    embed_cli.add_arguments(commands.add_parser("embed", help=summary, description=summary, **_options("embed")))
     show = add("show", "Print a stored run; nothing is computed.", _show)
     show.add_argument("run", metavar="RUN_ID|DIR", help="id of a stored run, or a folder written by --out")
     summary = "List, train and delete the codebooks some methods need."

@@ -58,8 +58,10 @@ class Engine:
 
     def _beside(self, parent: Record, spec: ComparisonSpec, store: Store) -> Iterator[Event]:
         words = ["word "]
-        yield Step(1, STEPS, words, [LaneProgress(lane.label, words, [0.1], [], None) for lane in spec.lanes])
+        told = [LaneProgress(lane.label, words, [0.1], [], None) for lane in spec.lanes]
+        yield Step(1, STEPS, words, told)
         assert self.free.wait(100)
+        yield Step(2, STEPS, words, told)  # what was cancelled meanwhile ends here
         yield self._finished(spec, store, parent.id)
 
     def _finished(self, spec: ComparisonSpec, store: Store, parent: str | None = None) -> Finished:

@@ -95,9 +95,9 @@ def test_maps_of_a_layer_that_was_not_kept_are_computed_and_stay_with_the_run(ac
     page = opened(open_page, acting, FEW)
     open_view_at_maps(page)
     assert "Layer 5, query head 4 was not kept in this run." in page.locator("#view-damage").inner_text()
-    page.locator("#look [data-act=map]").click()
+    page.locator("#look-maps [data-act=map]").click()
     page.locator("#plot-score-map .xtitle", has_text="layer 5, query head 4").wait_for()
-    assert "recorded" in page.locator("#look").inner_text() and page.evaluate(LEGEND) == 3
+    assert "recorded" in page.locator("#look-maps").inner_text() and page.evaluate(LEGEND) == 3
     page = opened(open_page, acting, FEW)
     open_view_at_maps(page)
     page.locator("#plot-score-map .main-svg").first.wait_for()
@@ -106,4 +106,4 @@ def test_maps_of_a_layer_that_was_not_kept_are_computed_and_stay_with_the_run(ac
 def open_view_at_maps(page) -> None:
     page.locator("#views").get_by_role("tab", name="Where", exact=True).click()
     page.locator("#plot-grid-key .main-svg").first.wait_for()
-    page.locator("#look").scroll_into_view_if_needed()
+    page.locator("#look-maps").scroll_into_view_if_needed()

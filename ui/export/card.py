@@ -9,6 +9,7 @@ from ui.html.escape import safe, shorten
 from ui.html.numbers import ABSENT, both_bits, percent, plural, significant
 from ui.html.tokens import TOKENS, font
 from ui.html.verdict import verdict
+from ui.words.answer import answer
 
 WIDTH, HEIGHT = 1200, 630
 INK, MUTE, LINE, GROUND = (TOKENS.light[name] for name in ("ink", "mute", "line", "card"))
@@ -23,6 +24,13 @@ EXPLAINED = (
 def title(record: Record) -> str:
     """What was compared, in a line."""
     return f"{record.environment.model_title}: {plural(len(record.lanes), 'quantized KV cache')} against full precision"
+
+
+def answer_line(record: Record, arrays: Arrays) -> str:
+    """The run's answer in one sentence."""
+    found = answer(record, arrays)
+    named = "" if found.lane is None else f"{record.lanes[found.lane].label} "
+    return named + found.sentence
 
 
 def scoring_line(record: Record) -> str:
@@ -53,16 +61,17 @@ def figures(lane: LaneRecord) -> tuple[str, str, str, str]:
 def card(record: Record, arrays: Arrays, link: str) -> str:
     """The picture as SVG, 1200 x 630, the size that links are previewed at."""
     few, own = drawn_of(record, arrays)
-    step = min(72, 328 // max(1, len(few.lanes)))
+    step = min(72, 326 // max(1, len(few.lanes)))
     prompt = record.question
     body = [
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="{GROUND}"/>',
-        _text(60, 72, title(record), 25, INK, weight=700, limit=76),
-        _text(60, 110, f"“{shorten(prompt, 100)}”", 20, MUTE, limit=104),
+        _text(60, 66, title(record), 25, INK, weight=700, limit=70),
+        _text(60, 106, answer_line(record, arrays), 21, INK, weight=600, limit=92),
+        _text(60, 137, f"“{shorten(prompt, 100)}”", 18, MUTE, limit=104),
         *(_text(x, 166, name, 18, MUTE, "end") for name, x in COLUMNS),
     ]
     for n in range(len(few.lanes)):
-        body += _row(few, own, n, 182 + n * step, step)
+        body += _row(few, own, n, 184 + n * step, step)
     words = EXPLAINED.split(" KLD: ")
     body += [
         _text(60, 556, words[0], 16, MUTE, limit=160),

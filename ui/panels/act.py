@@ -1,7 +1,6 @@
 """Act where one looks: lanes that change one thing there are computed beside the run, join it, and can be undone."""
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from ui.service.records import drawn_lanes
 from ui.service.services import QUIET, SWIFT, Services, visitor
 from ui.service.streams import with_empty_end
 from ui.views.tabs import Views
+from ui.views.taking import read
 
 ACTING = JobPanel("acting", "Try", "Computing", ("Cancelled", "warn", None, "The run is as it was."))
 MOST = 20  # lanes that are added to a run from one page
@@ -93,15 +93,6 @@ def wire_act(panel: ActPanel, views: Views, shown: gr.State, services: Services)
     gr.on(places, offer, inputs, [panel.offers, panel.tried], **QUIET, trigger_mode="always_last", concurrency_limit=4)
     done = [panel.told, views.pick, shown, views.open, *views.selection]
     panel.told.change(act, done, [panel.status, shown], **SWIFT, trigger_mode="multiple")
-
-
-def read(raw: Any) -> dict[str, Any]:
-    """What a browser sent, which is anybody's text."""
-    try:
-        told = json.loads(raw)
-    except (TypeError, ValueError, RecursionError):
-        return {}
-    return told if isinstance(told, dict) else {}
 
 
 def place_of(record: Record, at: Selection, pick: Any) -> Place:

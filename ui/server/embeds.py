@@ -1,13 +1,15 @@
-"""``/embed?run=...&view=...``: one figure of a run without the page around it."""
+"""``/embed?run=...&view=...``: one figure of a run without the page around it; ``/card.png?run=...``, its card."""
 
 from functools import partial
 
 import anyio
 from starlette.requests import Request
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 from kvq_core.errors import KvqError
+from ui.export.card import answer_line, title
 from ui.export.embed import embed
+from ui.export.picture import png_card
 from ui.html.escape import safe
 from ui.service.access import open_run
 from ui.service.services import Services
@@ -29,6 +31,27 @@ class Embeds:
             return HTMLResponse(
                 f'<!doctype html><html lang="en"><title>No figure</title><p>{safe(str(error))}</p>', 404
             )
+
+    async def picture(self, request: Request) -> Response:
+        """``/card.png?run=...``: the run's card, for previews of its link; 404 with one line where it is not open."""
+        run = request.query_params.get("run", "")
+        link = str(request.base_url.replace(query=f"run={run}"))
+        try:
+            made = await anyio.to_thread.run_sync(partial(self._card, run, link))
+        except KvqError as error:
+            return PlainTextResponse(str(error), 404)
+        return Response(made, media_type="image/png", headers={"Cache-Control": "public, max-age=3600"})
+
+    def told(self, run: str) -> tuple[str, str] | None:
+        """Title and one-sentence answer of a run that anybody may open; None of any other."""
+        try:
+            record, arrays = open_run(self._services, run, None)
+        except KvqError:
+            return None
+        return title(record), answer_line(record, arrays)
+
+    def _card(self, run: str, link: str) -> bytes:
+        return png_card(*open_run(self._services, run, None), link)
 
     def _page(self, run: str, view: str, link: str) -> str:
         return embed(*open_run(self._services, run, None), view, link)

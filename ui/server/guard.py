@@ -108,8 +108,12 @@ def _unanswered(error: Exception) -> JSONResponse:
 def app_kwargs(health: Health, embeds: Embeds) -> dict[str, Any]:
     """For ``launch``: what the FastAPI app under the page is made with."""
     return {
-        "routes": [Route("/health", health.answer), Route("/embed", embeds.answer)],
-        "middleware": [Middleware(Guard), Middleware(BoundedBody), Middleware(Preview)],
+        "routes": [
+            Route("/health", health.answer),
+            Route("/embed", embeds.answer),
+            Route("/card.png", embeds.picture),
+        ],
+        "middleware": [Middleware(Guard), Middleware(BoundedBody), Middleware(Preview, told=embeds.told)],
         "docs_url": None,
         "redoc_url": None,
         "openapi_url": None,

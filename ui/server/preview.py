@@ -1,9 +1,13 @@
 """The tags other sites preview a link by: Gradio's template describes Gradio, and no option of it changes that."""
 
 import re
+from collections.abc import Callable
+from functools import partial
 from html import escape
 
+import anyio
 from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 TITLE = "KVQ Explorer"
@@ -13,30 +17,39 @@ DESCRIPTION = (
 )
 _TAGS = re.compile(rb"""<meta\s+(?:property="og:|name="twitter:)[^>]*>\s*""")
 _HEAD = re.compile(rb"<head[^>]*>")
-OWN = "".join(
-    f'<meta {kind}="{name}" content="{escape(content)}">'
-    for kind, name, content in (
-        ("name", "description", DESCRIPTION),
-        ("property", "og:title", TITLE),
-        ("property", "og:type", "website"),
-        ("property", "og:description", DESCRIPTION),
-        ("name", "twitter:card", "summary"),
-        ("name", "twitter:title", TITLE),
-        ("name", "twitter:description", DESCRIPTION),
+Told = Callable[[str], tuple[str, str] | None]  # title and sentence of a run that anybody may open
+
+
+def tags(title: str = TITLE, description: str = DESCRIPTION, image: str = "") -> bytes:
+    """What sites that show a link read of it; ``image``: an address, of a picture of 1200 x 630."""
+    picture = (
+        ("property", "og:image", image),
+        ("property", "og:image:width", "1200"),
+        ("name", "twitter:image", image),
     )
-).encode()
+    told = (
+        ("name", "description", description),
+        ("property", "og:title", title),
+        ("property", "og:type", "website"),
+        ("property", "og:description", description),
+        ("name", "twitter:card", "summary_large_image" if image else "summary"),
+        ("name", "twitter:title", title),
+        ("name", "twitter:description", description),
+        *(picture if image else ()),
+    )
+    return "".join(f'<meta {kind}="{name}" content="{escape(content)}">' for kind, name, content in told).encode()
 
 
-def with_preview_tags(page: bytes) -> bytes:
+def with_preview_tags(page: bytes, own: bytes = b"") -> bytes:
     """Gradio's page with this project's tags for previews instead of its own."""
-    return _HEAD.sub(lambda head: head[0] + OWN, _TAGS.sub(b"", page), count=1)
+    return _HEAD.sub(lambda head: head[0] + (own or tags()), _TAGS.sub(b"", page), count=1)
 
 
 class Preview:
     """Rewrites the page itself; everything else passes as it is, files to download above all."""
 
-    def __init__(self, app: ASGIApp):
-        self.app = app
+    def __init__(self, app: ASGIApp, told: Told = lambda run: None):
+        self.app, self._told = app, told
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         asked = scope["type"] == "http" and scope["method"] == "GET"
@@ -57,12 +70,22 @@ class Preview:
             body += message.get("body", b"")
             if message.get("more_body"):
                 return
-            page, begun, start = with_preview_tags(body), start, None
+            own = await anyio.to_thread.run_sync(partial(self._own, scope))
+            page, begun, start = with_preview_tags(body, own), start, None
             MutableHeaders(raw=begun["headers"])["content-length"] = str(len(page))
             await send(begun)
             await send({"type": "http.response.body", "body": page})
 
         await self.app(scope, receive, rewritten)
+
+    def _own(self, scope: Scope) -> bytes:
+        """Those of the run that an address names, with its card as the picture."""
+        request = Request(scope)
+        run = request.query_params.get("run", "")
+        told = self._told(run) if run else None
+        return (
+            tags() if told is None else tags(*told, str(request.base_url.replace(path="/card.png", query=f"run={run}")))
+        )
 
 
 def _is_page(start: Message) -> bool:

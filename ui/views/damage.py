@@ -38,7 +38,7 @@ ROWS = (
         Slot("grid-key", "Keys: layer × KV head", "Click a cell to select its layer and head."),
         Slot("grid-value", "Values: layer × KV head"),
     ),
-    ["look"],
+    ["look-maps"],
     (
         Slot(
             "score-map",
@@ -99,5 +99,5 @@ def compute(record: Record, arrays: Arrays, at: Selection, measure: str, uncentr
     }
     titles = dict.fromkeys(grids, TITLES[measure]) if measure in TITLES else {}
     exact = rows is not None and at.step in rows[0].capture.attention_steps
-    html = {"look": look_html(record, at.layer, at.head, at.token, maps is not None, exact)}
+    html = {"look-maps": look_html(record, at.layer, at.head, at.token, maps is not None, exact)}
     return Drawing(damage(record, arrays, at), figures, html, titles=titles)

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import gradio as gr
@@ -14,12 +15,12 @@ from ui.selection import Selection, apply_pick, last_token, read_selection, sele
 from ui.service.services import QUIET, SWIFT, Services
 from ui.views.attention import create_attention
 from ui.views.damage import create_damage
-from ui.views.export import view_csv, view_json
 from ui.views.rate import create_rate
 from ui.views.selectors import Selectors
 from ui.views.spectra import create_spectra
 from ui.views.storage import create_storage
 from ui.views.subspace import create_subspace
+from ui.views.taking import Export, create_export, wire_export
 from ui.views.texts import create_texts
 from ui.views.verdicts import create_verdicts
 from ui.views.view import View
@@ -39,7 +40,6 @@ MARK = "(token) => window.kvq?.mark(token)"
 DRAWING_REST = {**QUIET, "concurrency_limit": 4, "trigger_mode": "always_last"}
 DRAWING = {**DRAWING_REST, "concurrency_id": "drawing"}  # one line: they begin in the order asked for
 CLAIMING = threading.Lock()  # of all pages, held for a moment
-SAVE = "(text, name) => window.kvq?.save(text, name)"
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Views:
     selectors: Selectors
     pick: gr.Textbox
     suggest: gr.Textbox
-    export: tuple[gr.Button, gr.Button, gr.Textbox, gr.Textbox]
+    export: Export
     views: list[View]
     open: gr.Textbox  # the name of the view in sight; js/page.js writes it, and shows what the server writes
     on_page: gr.State
@@ -97,7 +97,7 @@ def create_views(selectors: Selectors) -> Views:
             area.elem_id = f"view-{views[-1].name}"
         bar.value = tab_bar([(view.name, title) for view, (title, _) in zip(views, TABS, strict=True)])
         opened = gr.Textbox(views[0].name, visible="hidden", elem_id="open-view", show_label=False)
-        export = _create_export()
+        export = create_export()
     return Views(selectors, pick, suggest, export, views, opened, gr.State(OnPage()))
 
 
@@ -108,20 +108,6 @@ def tab_bar(views: list[tuple[str, str]]) -> str:
         for name, title in views
     )
     return f'<div id="views" role="tablist" aria-label="Views">{tabs}</div>'
-
-
-def _create_export() -> tuple[gr.Button, gr.Button, gr.Textbox, gr.Textbox]:
-    with gr.Row(elem_id="export"):
-        gr.HTML(
-            '<p class="muted">Export this view</p>'
-            '<button type="button" class="plain-button" data-image="png">PNG</button>'
-            '<button type="button" class="plain-button" data-image="svg">SVG</button>'
-        )
-        csv = gr.Button("CSV", size="sm", elem_id="view-csv", min_width=50)
-        json = gr.Button("JSON", size="sm", elem_id="view-json", min_width=50)
-        text = gr.Textbox(visible=False)
-        name = gr.Textbox(visible=False)
-    return csv, json, text, name
 
 
 def wire_views(panel: Views, shown: gr.State, services: Services) -> None:
@@ -137,11 +123,16 @@ def wire_views(panel: Views, shown: gr.State, services: Services) -> None:
     token.change(None, token, None, js=MARK, **SWIFT)
     chosen = panel.pick.change(_picking(services), [panel.pick, shown, *panel.selection], panel.selection, **SWIFT)
     chosen.then(*draw, **DRAWING)
-    _wire_export(panel, shown, services)
+    wire_export(panel.export, drawing_inputs_of_view(panel, shown), partial(_with_pickers, panel), services)
 
 
 def drawing_inputs(panel: Views, shown: gr.State) -> list[Any]:
     return [shown, panel.open, panel.on_page, *panel.selection, *panel.pickers]
+
+
+def drawing_inputs_of_view(panel: Views, shown: gr.State) -> list[Any]:
+    """``drawing_inputs`` of one that draws nothing on the page."""
+    return [shown, panel.open, *panel.selection, *panel.pickers]
 
 
 def drawing_outputs(panel: Views) -> list[Any]:
@@ -268,24 +259,3 @@ def _drawn(
 
 def _kept(view: View) -> list[Any]:
     return [gr.skip()] * len(view.outputs)
-
-
-def _wire_export(panel: Views, shown: gr.State, services: Services) -> None:
-    csv, json, text, name = panel.export
-    inputs = [shown, panel.open, *panel.selection, *panel.pickers]
-    for button, write, suffix in ((csv, view_csv, "csv"), (json, view_json, "json")):
-
-        def file(shown: dict[str, Any], opened: str, *values: Any, write: Any = write, to: str = suffix) -> list[Any]:
-            if not shown.get("run"):
-                return [gr.skip()] * 2
-            record, arrays = services.records.drawn(shown)
-            at = read_selection(record, *values[:3])
-            for view, held in _with_pickers(panel, values[3:]):
-                if view.name == opened:
-                    return [
-                        write(record, at, view.name, view.compute(record, arrays, at, *held)),
-                        f"{record.id}-{opened}.{to}",
-                    ]
-            return [gr.skip()] * 2
-
-        button.click(file, inputs, [text, name], **SWIFT).then(None, [text, name], None, js=SAVE, **SWIFT)

@@ -15,6 +15,7 @@ from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from ui.figures.base import lane_of
 from ui.html.escape import prose, safe
+from ui.html.figure_menu import menu_html
 from ui.selection import Selection
 
 KEPT = 8  # drawings of a view; one takes at most some 400 kB
@@ -48,12 +49,14 @@ class Slot:
         found = drawn.figures[self.name]
         if found == "":  # nothing to say either
             return ABSENT
-        head = f'<h3 class="figure-title">{safe(drawn.titles.get(self.name, self.title))}</h3>'
+        title = drawn.titles.get(self.name, self.title)
+        head = f'<h3 class="figure-title">{safe(title)}</h3>'
         if isinstance(found, str):
             note, body = "", f'<p class="absent">{safe(found)}</p>'
         else:
             found.for_each_trace(lambda trace: trace.update(showlegend=False), lambda trace: lane_of(trace) is not None)
             note = safe(self.note)
+            head += menu_html(self.name, title)
             body = (
                 f'<div class="plot" id="plot-{self.name}" style="min-height:{found.layout.height:.0f}px">'
                 f"<div hidden>{escape(found.to_json() or '', quote=False)}</div></div>"

@@ -6,18 +6,24 @@ import hashlib
 import html
 import json
 import re
+from io import BytesIO
 
 import numpy as np
 import pytest
+from PIL import Image
 from starlette.requests import Request
 
+from kvq_core.cli.main import main as cli
 from kvq_core.errors import SpecError
 from kvq_core.pipeline.examples import packaged_store
 from kvq_core.store.store import open_store
+from scripts.project_site import SITE, site
 from tests.support.ui_record_factory import make_run
 from ui.export.__main__ import main
+from ui.export.card import answer_line, card
 from ui.export.embed import MOST_BYTES, embed
 from ui.export.hover import marks
+from ui.export.picture import png_card
 from ui.export.svg import svg
 from ui.export.views import VIEWS
 from ui.server.embeds import Embeds
@@ -101,3 +107,23 @@ def test_the_command_writes_the_page_or_one_line(capsys):
     assert main(["0" * 16]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("error: ") and len(err.splitlines()) == 1
+
+
+def test_the_command_embed_hands_over_to_the_pages_program(capfd):
+    assert cli(["embed", SHIPPED[0], "--view", "rate", "--link", "https://example.org"]) == 0
+    page = capfd.readouterr().out
+    assert page == embed(*packaged_store().load(SHIPPED[0]), "rate", "https://example.org") + "\n"
+    assert cli(["embed", SHIPPED[0], "--view", "none"]) == 2 and "choose from" in capfd.readouterr().err
+
+
+def test_the_card_as_png_has_every_shape_of_the_card():
+    record, arrays = make_run(lanes=8)
+    image = Image.open(BytesIO(png_card(record, arrays, "https://example.org")))
+    assert image.size == (1200, 630) and len(image.getcolors(1 << 20)) > 20
+    assert answer_line(record, arrays) in card(record, arrays, "").replace("&#x27;", "'")
+
+
+def test_the_projects_site_is_what_embed_writes_now():
+    for name, text in site().items():
+        assert (SITE / name).read_text(encoding="utf-8") == text + "\n", f"{name} is old: run make site"
+        assert len(text.encode()) < MOST_BYTES and "http" not in re.sub(r"http://www\.w3\.org/2000/svg", "", text)

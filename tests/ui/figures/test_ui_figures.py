@@ -343,9 +343,11 @@ def test_what_was_not_kept_of_a_place_is_not_drawn_and_offered(run):
     few = record.model_copy(update={"capture": record.capture.model_copy(update=kept)})
     drawn = damage.compute(few, arrays, Selection(8, 3, 9), "relative", False)
     assert drawn.figures["score-map"] == "Layer 8, query head 3 was not kept in this run."
-    assert "Compute layer 8, every head and step" in drawn.html["look"] and 'data-act="map"' in drawn.html["look"]
-    assert "attention at token 9" not in damage.compute(few, arrays, Selection(9, 4, 9), "relative", False).html["look"]
-    assert "attention at token 11" in damage.compute(few, arrays, Selection(9, 4, 11), "relative", False).html["look"]
+    offered = drawn.html["look-maps"]
+    assert "Compute layer 8, every head and step" in offered and 'data-act="map"' in offered
+    at_steps = [damage.compute(few, arrays, Selection(9, 4, token), "relative", False).html for token in (9, 11)]
+    assert "attention at token" not in at_steps[0]["look-maps"]
+    assert "attention at token 11" in at_steps[1]["look-maps"]
     drawn = spectra.compute(few, arrays, Selection(8, 3, 9), "key")
     assert drawn.figures["key-channels"] == "The keys of layer 8 were not kept in this run." and drawn.html["look-keys"]
     assert spectra.compute(few, arrays, Selection(9, 3, 9), "key").html["look-keys"] == ""

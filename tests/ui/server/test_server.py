@@ -7,14 +7,17 @@ import threading
 import urllib.error
 import urllib.parse
 import urllib.request
+from io import BytesIO
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from app import launch, warm_up
 from kvq_core.errors import StoreError
 from kvq_core.events import Loading
 from kvq_core.models import loaded_model
+from kvq_core.pipeline.examples import packaged_store
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL
 from kvq_core.store.retention import Quota
@@ -70,13 +73,27 @@ def patient(server):
 
 @pytest.mark.slow
 def test_previews_of_a_link_speak_of_this_page(server):
-    _, headers, body = server("/?run=0123456789abcdef")
+    _, headers, body = server("/?run=00000000deadbeef")
     page = body.decode()
     assert int(headers["content-length"]) == len(body)
     tags = dict(re.findall(r'<meta (?:property|name)="((?:og|twitter):[a-z:]+)" content="([^"]*)"', page))
     assert tags["og:title"] == tags["twitter:title"] == "KVQ Explorer" and "KV cache" in tags["og:description"]
     assert len(re.findall("og:title", page)) == 1 and "{url}" not in page and "try out the app" not in page
     assert "@Gradio" not in page and 'gradio.app/"' not in page.split("</head>")[0].split("<script")[0]
+
+
+@pytest.mark.slow
+def test_previews_of_a_runs_link_are_its_answer_and_its_card(server):
+    run = packaged_store().list()[0].id
+    page = server(f"/?run={run}")[2].decode()
+    tags = dict(re.findall(r'<meta (?:property|name)="((?:og|twitter):[a-z:]+)" content="([^"]*)"', page))
+    assert "KV cache" in tags["og:title"] and tags["og:title"] != "KVQ Explorer" and " bytes" in tags["og:description"]
+    assert tags["og:image"].endswith(f"/card.png?run={run}") and tags["twitter:card"] == "summary_large_image"
+    status, headers, body = server(f"/card.png?run={run}")
+    assert status == 200 and headers["Content-Type"] == "image/png"
+    assert Image.open(BytesIO(body)).size == (1200, 630)
+    status, _, body = server("/card.png?run=00000000deadbeef")
+    assert status == 404 and b"not in this store" in body
 
 
 def test_health(patient):

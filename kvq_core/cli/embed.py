@@ -1,0 +1,38 @@
+"""``python -m kvq_core embed``: one figure of a stored run as a page that needs no server.
+
+The page's own program draws it (``python -m ui.export``): the core knows no figures, so it hands over.
+"""
+
+import argparse
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from kvq_core.errors import SpecError
+
+EXAMPLES = (
+    "python -m kvq_core embed 0123456789abcdef --view kld > kld.html\n"
+    "  python -m kvq_core embed 0123456789abcdef --view rate --link https://example.org > rate.html"
+)
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN_ID", help="id of a stored run, or of one that ships")
+    parser.add_argument("--view", default="kld", help="which figure: kld, rate, bytes, keys, values or rank (kld)")
+    parser.add_argument("--link", default="", help="address that its title leads to")
+    parser.set_defaults(command=embed, at_once=lambda arguments: True)
+
+
+def embed(arguments: argparse.Namespace) -> int:
+    """Hand over to the page's program, whose output and exit status are the command's. Raises SpecError where the page
+    is not installed."""
+    if importlib.util.find_spec("ui") is None:
+        raise SpecError("The folder ui, which draws figures, is not here: run embed in a copy of the whole project.")
+    given = [arguments.run, "--view", arguments.view, "--link", arguments.link]
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return subprocess.run(
+        [sys.executable, "-m", "ui.export", *given], check=False, env={**os.environ, "PYTHONPATH": paths}
+    ).returncode
