@@ -226,7 +226,7 @@ def _wire_shown(page: Page, services: Services) -> None:
     page.run.change(keep, [page.run, page.past.kept], [page.past.kept, *page.past.outputs], **SWIFT)
 
     wire_share(page.share, page.run, page.past.kept, services)
-    wire_versus(page.beside, page.run, page.past.kept, services)
+    wire_versus(page.beside, page.run, page.past.kept, page.views.selection, services)
     wire_twin(page.twin, page.run, page.past.kept, services)
     for box in (page.share.link, page.beside.results):
         box.change(None, box, None, js=FOLLOW_JS, **SWIFT)

@@ -4,6 +4,7 @@ undone; and what a lane's damage comes from is asked on its card. With a stand-i
 from collections.abc import Iterator
 
 import pytest
+from pyarrow.parquet import read_table
 
 from kvq_core.store.store import open_store
 from tests.browser.conftest import served_here
@@ -96,10 +97,13 @@ def test_maps_of_a_layer_that_was_not_kept_are_computed_and_stay_with_the_run(ac
     open_view_at_maps(page)
     assert "Layer 5, query head 4 was not kept in this run." in page.locator("#view-damage").inner_text()
     page.locator("#look-maps [data-act=map]").click()
+    page.wait_for_function("document.querySelector('#act-status').textContent.includes('Looked at')")
+    page.locator("#plot-score-map").scroll_into_view_if_needed()  # drawn when it comes into sight
     page.locator("#plot-score-map .xtitle", has_text="layer 5, query head 4").wait_for()
     assert "recorded" in page.locator("#look-maps").inner_text() and page.evaluate(LEGEND) == 3
     page = opened(open_page, acting, FEW)
     open_view_at_maps(page)
+    page.locator("#plot-score-map").scroll_into_view_if_needed()
     page.locator("#plot-score-map .main-svg").first.wait_for()
 
 
@@ -107,3 +111,28 @@ def open_view_at_maps(page) -> None:
     page.locator("#views").get_by_role("tab", name="Where", exact=True).click()
     page.locator("#plot-grid-key .main-svg").first.wait_for()
     page.locator("#look-maps").scroll_into_view_if_needed()
+
+
+def test_a_point_opens_its_lanes_card_and_a_figure_is_taken_away_by_its_menu(acting, open_page, tmp_path):
+    page = opened(open_page, acting)
+    open_view(page, "Rate–distortion")
+    page.locator("#plot-rate-kld .scatterlayer .points path").last.click(force=True)
+    page.wait_for_function("document.activeElement.id.startsWith('card-')")
+    place = page.evaluate("document.activeElement.getBoundingClientRect().top")
+    assert 0 <= place < 900 and page.evaluate("document.activeElement.id") != "card-0"
+    menu = page.locator("[data-figure-menu=rate-kld]")
+    menu.locator("summary").focus()
+    page.keyboard.press("Enter")
+    with page.expect_download() as found:
+        menu.get_by_text("Parquet").click()
+    found.value.save_as(tmp_path / "rate.parquet")
+    table = read_table(tmp_path / "rate.parquet")
+    assert set(table["figure"].to_pylist()) == {"rate-kld"} and "KIVI" in table["series"].to_pylist()
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    menu.locator("summary").click()
+    menu.locator("[data-take=embed]").click()
+    page.wait_for_function(
+        "document.querySelector('[data-figure-menu=rate-kld] [data-take=embed]').textContent === 'Copied'"
+    )
+    code = page.evaluate("navigator.clipboard.readText()")
+    assert f'src="{acting}/embed?run={RUN}&view=rate"' in code

@@ -32,6 +32,11 @@ def label_of(lane: LaneRecord, limit: int = 28) -> str:
     return plot_safe(shorten(lane.label, limit))
 
 
+def plot_label(text: str, limit: int = 28) -> str:
+    """Any text for Plotly as ``label_of`` gives a lane's."""
+    return plot_safe(shorten(text, limit))
+
+
 def color_of(record: Record, index: int) -> str:
     """A lane's hue: by its place in the whole run, also where some of its lanes are drawn."""
     return lane_color(record.number(index))

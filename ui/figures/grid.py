@@ -7,7 +7,8 @@ import plotly.graph_objects as go
 
 from kvq_core.analysis.grid import grid_of
 from kvq_core.record.fields import LaneRecord, Record
-from ui.figures.base import bar, canvas, label_figure
+from ui.figures.base import bar, canvas, label_figure, label_of
+from ui.figures.text_differs import differs
 from ui.html.colors import SEQUENTIAL
 from ui.html.numbers import percent, significant
 
@@ -41,7 +42,7 @@ def format_grid(record: Record) -> go.Figure | None:
     figure.update_layout(coloraxis={**scale, "colorbar": {**bar("nats"), **axis}})
     figure.update_yaxes(autorange="reversed", showgrid=False)
     figure.update_xaxes(showgrid=False)
-    return label_figure(figure, "Heatmap of mean KLD, key formats by value formats")
+    return label_figure(figure, "Heatmap of mean KLD, key formats by value formats", opens=True, cells=grid.cells)
 
 
 def _kld(record: Record, at: int | None) -> float | None:
@@ -56,4 +57,5 @@ def _told(record: Record, at: int | None) -> str:
     assert lane.memory is not None and lane.metrics is not None
     declared = " (declared)" if lane.memory.declared else ""
     flips = "" if lane.metrics.flip_rate is None else f", flips {percent(lane.metrics.flip_rate, 1)}"
-    return f"{lane.label}: {(lane.memory.key_bits + lane.memory.value_bits) / 2:.2f} bits an element{declared}{flips}"
+    width = f"{(lane.memory.key_bits + lane.memory.value_bits) / 2:.2f} bits an element{declared}{flips}"
+    return f"{label_of(lane)}: {width}<br>{differs(record, at)}"

@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import LaneRecord, Record
 from ui.figures.base import canvas, decades, label_figure, label_of, of_lane, round_values, symbols_of
+from ui.figures.text_differs import differs
 from ui.html.colors import LANES, NOISE, REFERENCE
 
 SYMBOLS: dict[tuple[str, ...], str] = {
@@ -108,12 +109,13 @@ def distortion_rate(record: Record, arrays: Arrays, what: str) -> go.Figure | No
             meta=of_lane(index),
             # points on top of one another stay visible as rings
             marker=symbols_of(record, index, 17 - 7 * rank / max(1, len(found) - 1), **_symbol(record, index)),
-            hovertemplate=f"%{{x:.2f}} bits{declared}: {value:.3g}<extra>{label_of(lane)}</extra>",
+            customdata=[differs(record, index)],
+            hovertemplate=f"%{{x:.2f}} bits{declared}: {value:.3g}<br>%{{customdata}}<extra>{label_of(lane)}</extra>",
         )
     whose = {"whole": "an element", "key": "a key element", "value": "a value element"}[asked.of]
     figure.update_xaxes(title_text=f"stored bits {whose}", range=[max(0, low - margin), high + margin])
     figure.update_layout(margin_l=72)  # ticks as long as 0.00001
-    return label_figure(figure, f"Scatter: {asked.title} against stored bits, one point a lane")
+    return label_figure(figure, f"Scatter: {asked.title} against stored bits, one point a lane", opens=True)
 
 
 def _symbol(record: Record, index: int) -> dict[str, str]:

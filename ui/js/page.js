@@ -9,12 +9,13 @@
     carry();
     along();
     readWords();
+    if (opensCard !== null) toCard();
     if (focus && document.activeElement === document.body) document.getElementById(focus)?.focus({ preventScroll: true });
     for (const link of document.querySelectorAll("[data-place]")) {
       if (link.dataset.place === document.documentElement.dataset.at) link.setAttribute("aria-current", "page");
     }
     swipeable();
-    for (const place of document.querySelectorAll(":is(#where, #study, #decide) .plot")) {
+    for (const place of document.querySelectorAll(":is(#where, #study, #decide, #versus-figures) .plot")) {
       const json = place.firstElementChild?.textContent;
       if (!json) continue;
       const drawing = kept.get(place.id) ?? { node: document.createElement("div") };

@@ -10,6 +10,7 @@
     const point = event.points?.[0];
     const plot = event.event?.target?.closest?.(".js-plotly-plot");
     const meta = point && { ...plot?.layout?.meta, ...(point.fullData ?? point.data)?.meta };
+    if (meta?.opens) return openCard(meta.cells ? meta.cells[point.pointIndex[0]][point.pointIndex[1]] : drawnLanes()[meta.lane]);
     if (!meta?.pick) return;
     const pick = {};
     for (const [name, source] of Object.entries(meta.pick)) {
@@ -93,7 +94,7 @@
     if (layout.meta?.span) node.on("plotly_selected", (found) => found && brushFigure(found, layout.meta.span));
     node.removeAllListeners("plotly_hover");
     if (layout.meta?.words) node.on("plotly_hover", (found) => sayWords(node, found.points?.[0], layout.meta.words));
-    node.classList.toggle("picks", Boolean(layout.meta?.pick || data.some((trace) => trace.meta?.pick)));
+    node.classList.toggle("picks", Boolean(layout.meta?.pick || layout.meta?.opens || data.some((trace) => trace.meta?.pick)));
   };
   // What is taken away says its lanes itself and has its ground: there is no legend nor card beside it.
   const named = ({ node }) => {

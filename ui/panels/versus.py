@@ -1,26 +1,32 @@
 """Two runs beside each other: chosen from the history or given as a link, told in tables."""
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
+import plotly.graph_objects as go
 
 from kvq_core.analysis.two_runs import Versus, versus
 from kvq_core.errors import KvqError, StoreError
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import LaneRecord, Record
+from kvq_core.record.part import drawn_of
 from kvq_core.settings import settings
 from ui.export.card import figures
+from ui.figures.two_runs import Run, grids_of, rates_of, strips_of, there
 from ui.html.copying import COPY_JS, copy_box
 from ui.html.escape import safe, shorten
 from ui.html.numbers import ABSENT, plural
 from ui.html.status import notice
 from ui.html.verdict import verdict
 from ui.panels.history import entries_of
+from ui.selection import Selection, read_selection
 from ui.service.access import open_run
 from ui.service.address import link, query
-from ui.service.services import SWIFT, Services
+from ui.service.services import QUIET, SWIFT, Services
+from ui.views.view import Drawing, Slot
 
 FAIR = "Same model, prompt and reference text: the figures of the two may be ranked against each other."
 HEAD = ("K / V bits", "size", "KLD", "flips", "verdict")
@@ -34,6 +40,7 @@ class Beside:
     other: gr.Dropdown
     compare: gr.Button
     results: gr.HTML
+    figures: gr.HTML
 
 
 def create_versus() -> Beside:
@@ -49,11 +56,15 @@ def create_versus() -> Beside:
             )
             compare = gr.Button("Compare", size="sm", elem_id="versus-go", scale=0, min_width=100)
         found = gr.HTML("", js_on_load=COPY_JS, elem_id="versus-found")
-    return Beside(more, other, compare, found)
+        both = gr.HTML("", elem_id="versus-figures")
+    return Beside(more, other, compare, found, both)
 
 
-def wire_versus(panel: Beside, shown: gr.State, kept: gr.BrowserState, services: Services) -> None:
-    """Offer runs when the panel opens; compare when asked to, or when the address says so."""
+def wire_versus(
+    panel: Beside, shown: gr.State, kept: gr.BrowserState, selection: Sequence[Any], services: Services
+) -> None:
+    """Offer runs when the panel opens; compare when asked to, or when the address says so; figures of both follow the
+    page's selection."""
 
     def offer(shown: dict[str, Any], kept: Any) -> Any:
         return gr.update(choices=_choices(shown.get("run"), kept, services))
@@ -70,9 +81,44 @@ def wire_versus(panel: Beside, shown: gr.State, kept: gr.BrowserState, services:
         told = _told(shown["run"], other, kept, request, services)
         return [gr.update(visible=True, open=True), gr.update(value=str(other)[:200]), told]
 
+    def draw(results: str, shown: dict[str, Any], other: Any, kept: Any, *at: Any) -> str:
+        if not results or not shown.get("run"):
+            return ""
+        try:
+            runs = services.records.drawn(shown), open_run(services, parse_run_id(other), kept)
+        except KvqError:  # the table says so
+            return ""
+        return figures_html(*runs, read_selection(runs[0][0], *at))
+
+    inputs = [panel.results, shown, panel.other, kept, *selection]
+    moved = [panel.results.change, *(part.change for part in selection)]
+    gr.on(moved, draw, inputs, panel.figures, **QUIET, trigger_mode="always_last", concurrency_limit=2)
     panel.more.expand(offer, [shown, kept], panel.other, **SWIFT)
     panel.compare.click(compare, [shown, panel.other, kept], panel.results, **SWIFT)
     shown.change(linked, [shown, kept], [panel.more, panel.other, panel.results], **SWIFT)
+
+
+def figures_html(one: Run, other: Run, at: Selection) -> str:
+    """Both runs on the same scales, at one selection: of a model of another depth, at the layer that lies as deep."""
+    one, other = drawn_of(*one), drawn_of(*other)
+    kv_head, layer = at.kv_head(one[0]), there(at.layer, one[0], other[0])
+    rows = (
+        (f"KLD of every token, token {at.token}",) * 2,
+        strips_of(one, other, at.token),
+        tuple(f"Keys, relative error: layer {where}" for where in (at.layer, layer)),
+        grids_of(one, other, at.layer, kv_head),
+    )
+    rate = rates_of((one, other))
+    parts = [] if rate is None else [_figures({"versus-rate": ("KLD against bits: A full, B hollow", rate)})]
+    for number, (titles, pair) in enumerate(zip(rows[::2], rows[1::2], strict=True)):
+        told = ((n, f"{n}: {title}", figure) for n, title, figure in zip("AB", titles, pair, strict=True))
+        parts.append(_figures({f"versus-{number}{n}": (title, f) for n, title, f in told if isinstance(f, go.Figure)}))
+    return "".join(parts)
+
+
+def _figures(drawn: Mapping[str, tuple[str, go.Figure]]) -> str:
+    held = Drawing("", {name: figure for name, (_, figure) in drawn.items()})
+    return f'<div class="plots">{"".join(Slot(name, title).html(held) for name, (title, _) in drawn.items())}</div>'
 
 
 def parse_run_id(text: Any) -> str:
