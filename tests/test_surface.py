@@ -176,6 +176,10 @@ SURFACE = {
         "progress: collections.abc.Callable[[str, int, int], None] | None = None) "
         "-> kvq_core.inspection.report.Inspection"
     ),
+    "look_at": (
+        "(run: kvq_core.record.fields.Record | str, layer: int, store: kvq_core.store.store.Store | None = None)"
+        " -> kvq_core.record.fields.Record"
+    ),
     "make": "(name: str, /, **settings: Any) -> kvq_core.methods.base.Method",
     "measure_why": (
         "(run: kvq_core.record.fields.Record | str, lane: str, store: kvq_core.store.store.Store | None = None)"

@@ -99,7 +99,7 @@ def test_maps_of_a_layer_that_was_not_kept_are_computed_and_stay_with_the_run(ac
     page.locator("#look-maps [data-act=map]").click()
     page.wait_for_function("document.querySelector('#act-status').textContent.includes('Looked at')")
     page.locator("#plot-score-map").scroll_into_view_if_needed()  # drawn when it comes into sight
-    page.locator("#plot-score-map .xtitle", has_text="layer 5, query head 4").wait_for()
+    page.locator("#plot-score-map text", has_text="layer 5, query head 4").wait_for()
     assert "recorded" in page.locator("#look-maps").inner_text() and page.evaluate(LEGEND) == 3
     page = opened(open_page, acting, FEW)
     open_view_at_maps(page)

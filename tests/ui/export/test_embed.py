@@ -7,6 +7,7 @@ import html
 import json
 import re
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from kvq_core.cli.main import main as cli
 from kvq_core.errors import SpecError
 from kvq_core.pipeline.examples import packaged_store
 from kvq_core.store.store import open_store
-from scripts.project_site import SITE, site
+from scripts.project_site import PAGES, SITE
 from tests.support.ui_record_factory import make_run
 from ui.export.__main__ import main
 from ui.export.card import answer_line, card
@@ -123,7 +124,10 @@ def test_the_card_as_png_has_every_shape_of_the_card():
     assert answer_line(record, arrays) in card(record, arrays, "").replace("&#x27;", "'")
 
 
-def test_the_projects_site_is_what_embed_writes_now():
-    for name, text in site().items():
-        assert (SITE / name).read_text(encoding="utf-8") == text + "\n", f"{name} is old: run make site"
-        assert len(text.encode()) < MOST_BYTES and "http" not in re.sub(r"http://www\.w3\.org/2000/svg", "", text)
+def test_the_projects_site_shows_three_runs_that_ship_and_fetches_nothing():
+    index = (SITE / "index.html").read_text(encoding="utf-8")
+    for run, view in PAGES:
+        page = (SITE / f"{run}-{view}.html").read_text(encoding="utf-8")
+        assert run in SHIPPED and f'src="{run}-{view}.html"' in index and f"run {run}" in page
+        assert len(page.encode()) < MOST_BYTES and not re.search(r"(src|href)=\"(?!data:)", page)
+    assert len(PAGES) == 3 and "docs/site/index.html" in Path("README.md").read_text(encoding="utf-8").split("## ")[0]
