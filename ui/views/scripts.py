@@ -6,7 +6,22 @@ from pathlib import Path
 from ui.html.tokens import dark_of, stops
 
 PARTS = (
-    *("ground", "plots", "rows", "legend", "glossary", "tabs", "tour", "waiting", "toy", "editor", "act", "take", "cards", "study"),
+    *(
+        "ground",
+        "plots",
+        "rows",
+        "legend",
+        "glossary",
+        "tabs",
+        "tour",
+        "waiting",
+        "toy",
+        "editor",
+        "act",
+        "take",
+        "cards",
+        "study",
+    ),
     *("decide", "numbers", "interval", "span", "along", "worst", "words", "replay", "page"),
 )
 _COLORS = {
