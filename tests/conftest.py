@@ -36,7 +36,10 @@ _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-sta
 # browser. Those that take longest come first.
 _SERVED = "browser"
 # served by the worker itself
-_APART = tuple(f"browser/test_{name}.py" for name in ("form", "keeping", "lanes", "runs", "study", "waiting"))
+_APART = tuple(
+    f"browser/test_{name}.py"
+    for name in ("acting", "form", "keeping", "lanes", "reading_words", "runs", "span", "study", "waiting")
+)
 LONGEST = (
     _SERVED,
     "core/external/test_llama_cpp.py",
@@ -45,6 +48,11 @@ LONGEST = (
     "browser/test_study.py",
     "browser/test_waiting.py",
     "triton/test_kernels_triton.py",
+    "triton/test_kernels_aot.py",
+    "browser/test_acting.py",
+    "browser/test_span.py",
+    "browser/test_reading_words.py",
+    "triton/test_kernels_generate.py",
     "core/packed/test_packed_methods.py",
     "core/packed/test_contract.py",
     "core/pipeline/test_run.py",
