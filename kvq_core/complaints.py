@@ -4,7 +4,6 @@ import re
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
 from kvq_core.errors import excerpt
 
@@ -35,10 +34,11 @@ def first_line(error: ValidationError, model: type[BaseModel], name: str = "") -
     return f"{start}{place or name or 'A name'} = {excerpt(first['input'])} is not allowed: {reason.rstrip('.')}."
 
 
-def _chosen(error: ValidationError, model: type[BaseModel]) -> tuple[ErrorDetails, _Place]:
+def _chosen(error: ValidationError, model: type[BaseModel]) -> tuple[dict[str, Any], _Place]:
     """The first complaint and its place. Of a field that takes several forms, the form that the data got farthest in:
     what is wrong inside it says more than that it is none of the others."""
-    every = [(each, _place(model, each)) for each in error.errors()]
+    details: list[Any] = list(error.errors())
+    every = [(each, _place(model, each)) for each in details]
     first, (loc, _) = every[0]
     if len(loc) == len(first["loc"]):
         return every[0]
@@ -49,7 +49,7 @@ def _chosen(error: ValidationError, model: type[BaseModel]) -> tuple[ErrorDetail
     return every[0]
 
 
-def _place(model: type[BaseModel], error: ErrorDetails) -> _Place:
+def _place(model: type[BaseModel], error: dict[str, Any]) -> _Place:
     """The fields and numbers that a complaint's place leads through, and the models that may hold the last of the
     fields: behind a field pydantic names the branch of a union it tried, which says nothing to people."""
     kept: list[int | str] = []

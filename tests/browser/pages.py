@@ -92,7 +92,7 @@ def click_through(page, width: int) -> None:
     for name in VIEWS:
         open_view(page, name)
         assert page.locator("#where .words p:visible").first.inner_text().strip(), name
-        assert page.evaluate(f"{SHOWN_FIGURES}.length") <= MOST_FIGURES, name
+        page.wait_for_function(f"{SHOWN_FIGURES}.length <= {MOST_FIGURES}")  # those of the view before go
         assert page.evaluate("document.scrollingElement.scrollWidth") <= width, name
         clipped = page.evaluate(CLIPPED)
         assert clipped == [], (name, clipped)

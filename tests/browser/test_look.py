@@ -3,6 +3,7 @@
 import pytest
 
 LINE = "#look-words summary"
+REMEDIES = "document.querySelector('#look-words').innerText.includes('Remedies, measured')"
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
 
 
@@ -11,8 +12,10 @@ def test_a_model_is_looked_at_and_a_remedy_becomes_a_lane(server, open_page):
     page.wait_for_selector("#estimate .facts")  # the model is loaded; what is kept of it is shown with that
     line = page.locator("#look-words summary").first
     line.click()
-    if page.locator("[data-look]").is_visible():
+    page.wait_for_selector("#look-words details[open]")
+    if page.locator("[data-look]").count():  # nobody has looked yet, or not at remedies
         page.locator("[data-look]").click()
+        page.wait_for_function(REMEDIES, timeout=90_000)
     page.wait_for_function(f"document.querySelector('{LINE}').innerText.startsWith('No known risk')", timeout=90_000)
     assert "32K × 8: 6.04 GB in fp16" in line.inner_text()
     assert page.locator(".fits tr", has_text="q4_0").inner_text().split("\t")[1:3] == ["1.70 GB", "8,192"]

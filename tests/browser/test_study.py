@@ -57,7 +57,7 @@ def ask(page) -> None:
     page.wait_for_selector("#study-estimate .refused")
     assert "line 3" in page.locator("#study-estimate").inner_text()
     page.locator("#study-new-tokens input").fill("8")
-    page.get_by_label("Leave out lines that cannot be read").check()
+    page.locator("#study").get_by_label("Leave out lines that cannot be read").check()
     page.wait_for_selector("#study-estimate .estimate")
     told = page.locator("#study-estimate").inner_text()
     assert "5 cells" in told and "Left out: prompts.jsonl, line 3" in told and "GB of memory" in told

@@ -79,7 +79,7 @@ def create_decide(decisions: Decisions, results: Results, mine: gr.BrowserState)
         decisions, results, form, fitting, status, go_on, welcome, result, mine, gr.State(NO_TICKET), gr.State(None)
     )
     _wire_start(place)
-    _wire_shown(place)
+    _wire_result(place)
     return place
 
 
@@ -133,7 +133,7 @@ def _wire_start(place: DecidePlace) -> None:
     form.cancel.click(stop, None, place.status, **SWIFT)
 
 
-def _wire_shown(place: DecidePlace) -> None:
+def _wire_result(place: DecidePlace) -> None:
     """Draw a decision; open a cell of its map; share it."""
     result, services = place.result, place.decisions.services
 

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from kvq_core.methods import make, methods
 from kvq_core.methods.deployments import with_center
 from kvq_core.methods.kivi import Kivi
+from tests.support.quanto import compile_nothing
 from tests.support.tiny_models import prompt_ids, tiny
 
 PROGRAMS = ("llama-server", "vllm serve", "python -m sglang.launch_server", "trtllm-serve")
@@ -46,9 +47,11 @@ def saved(tmp_path_factory):
 
 
 @pytest.mark.parametrize("way", [way for way in ways() if is_code(way.values[0])])
-def test_code_runs_or_lacks_nothing_but_a_package_that_it_names(way, saved):
+def test_code_runs_or_lacks_nothing_but_a_package_that_it_names(way, saved, monkeypatch):
     from transformers import AutoModelForCausalLM
 
+    if importlib.util.find_spec(BACKENDS["optimum-quanto"]):
+        compile_nothing(monkeypatch)
     ids = torch.tensor([prompt_ids(71)])  # odd: some packings need whole bytes
     names = {
         "name": saved,

@@ -12,6 +12,7 @@ from kvq_core.errors import MethodError
 from kvq_core.methods import ModelShape, Prompt, make
 from kvq_core.spec import Lane
 from tests.support.engine_runs import run_engine
+from tests.support.quanto import compile_nothing
 from tests.support.tiny_models import prompt_ids, tiny
 
 SHAPE = ModelShape(layers=2, query_heads=4, kv_heads=2, head_dim=32, context=1024)
@@ -34,14 +35,8 @@ CASES = [
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_is_compiled():
-    """quanto unpacks codes by C++ that it compiles when it is first asked, which takes a minute."""
-    from optimum.quanto.library.extensions.cpp import ext
-
-    def unpack(codes, bits):
-        return torch.cat([codes // 2**shift % 2**bits for shift in range(0, 8, bits)])
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ext, "_lib", SimpleNamespace(unpack=unpack))
+        compile_nothing(patch)
         yield
 
 

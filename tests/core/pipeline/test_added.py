@@ -303,5 +303,5 @@ def test_a_layer_looked_at_afterwards_shows_what_a_run_that_captures_it_shows(mo
     assert steps_at(run, arrays, 0, 1, 5)[0] is run, "of a layer that the run kept its own"
     part, of_part = part_of(run, arrays, [1])
     assert torch.equal(looked_at(part, of_part, 1, 2)[1]["lane/0/delta_map"], own["lane/1/delta_map"])
-    with pytest.raises(SpecError, match="layer = 9 does not exist; the model has layers 0 to 1"):
+    with pytest.raises(SpecError, match="layer = 9 does not exist; the model has layers 0 to 2"):
         spec_of_look(parent.record, asked.lanes, 9)

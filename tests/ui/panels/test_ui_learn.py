@@ -11,7 +11,7 @@ from ui.panels.learn import CLOSED, at_step, place, show_step, step_number
 from ui.panels.tour import Step, shipped_ids, tour
 from ui.views.tabs import TABS
 
-VIEWS = {"verdicts", "texts", "damage", "rate", "storage", "spectra", "subspace"}
+VIEWS = {"verdicts", "texts", "attention", "damage", "rate", "storage", "spectra", "subspace"}
 
 
 @pytest.mark.parametrize("number", range(len(tour())))

@@ -108,7 +108,13 @@ def test_views_in_the_background_stop_for_another_selection(panel):
     assert [sent(panel, found) for found in rest] == [{}] * (len(panel.views) - 2 + 1)
     rest = draw_rest(panel, SERVICES)(SHOWN, "damage", on_page, 7, 1, 5, *held(panel))
     drawn = [name for found in rest for name in sent(panel, found)]
-    assert drawn == ["rate", "storage", "spectra", "subspace"]  # verdicts and texts do not depend on the layer
+    assert drawn == [
+        "attention",
+        "rate",
+        "storage",
+        "spectra",
+        "subspace",
+    ]  # verdicts and texts do not depend on the layer
 
 
 def test_a_new_run_overtakes_what_is_drawn_of_the_one_before(panel):
