@@ -3,6 +3,7 @@
 A part lies between ``<!-- name -->`` and ``<!-- /name -->``; PARTS says what belongs there. Figures come from the JSON
 files beside this script, which ``make bench`` and ``make load`` write, and from the shipped boards of claims. A figure
 whose file is missing has no row: nothing here is typed by hand. A test compares the documents with what this writes.
+The reference table's picture is drawn, too, once ``python benchmarks/table.py`` has kept its figures.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from benchmarks.by_model import board_part, claims_part, conversion, main_jobs, 
 from benchmarks.by_page import newcomers_part, visits_part
 from benchmarks.by_policy import policies_part
 from benchmarks.by_study import intervals_part, study_costs_part
+from benchmarks.by_table import draw, table_part
 from benchmarks.by_task import suites_part, tasks_part, verifiers_part
 from benchmarks.measured import HERE, figures, table
 from benchmarks.papers import papers_part
@@ -262,6 +264,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "models": models_part,
     "kernels": kernels_part,
     "slow-methods": slow_part,
+    "reference-table": table_part,
 }
 
 
@@ -272,6 +275,7 @@ def main() -> None:
         if (new := rewritten(text)) != text:
             file.write_text(new, encoding="utf-8")
             print(f"{file.relative_to(ROOT)}: written")
+    draw()
 
 
 if __name__ == "__main__":

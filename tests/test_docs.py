@@ -15,6 +15,7 @@ import yaml
 from PIL import Image
 from pydantic import BaseModel
 
+from benchmarks import by_table
 from benchmarks.by_format import is_format
 from benchmarks.readme import PART, PARTS, documents, rewritten
 from kvq_core.cli.main import _parser
@@ -47,6 +48,12 @@ def readme() -> str:
 @pytest.mark.parametrize("file", documents(), ids=lambda f: f.name)
 def test_generated_parts_are_what_the_script_writes(file):
     assert rewritten(read(file)) == read(file), "run: make readme"
+
+
+def test_the_reference_tables_picture_is_the_one_of_its_figures():
+    """None while none are stored."""
+    there = by_table.PICTURE.read_text(encoding="utf-8") if by_table.PICTURE.is_file() else None
+    assert there == by_table.drawn(), "run: make readme"
 
 
 def test_every_generated_part_has_its_one_place():

@@ -24,6 +24,8 @@ EXAMPLES = (
     "  python -m kvq_core study --spec my.toml --shard 1/4\n"
     "  python -m kvq_core study --spec my.toml --json --out rows.parquet"
 )
+PAGE = "http://127.0.0.1:7860"
+WORKERS = "processes that compute; default: one a core, as many as memory allows"
 EVERY_S = 30.0  # between two lines of progress where stderr is no terminal
 _HEADER = ("model", "lane", "prompts", "mean KLD", "95 % interval", "p95", "worst", "flips", "acceptance", "cache")
 

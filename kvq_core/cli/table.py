@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvq_core.cli.output import as_json
-from kvq_core.cli.study import Progress, count, went_on
+from kvq_core.cli.study import PAGE, WORKERS, Progress, count, went_on
 from kvq_core.errors import SpecError
 
 if TYPE_CHECKING:
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "python -m kvq_core table --quick\n"
     "  python -m kvq_core table --workers 2 --out table.md\n"
-    "  python -m kvq_core table --stored --out table.md\n"
+    "  python -m kvq_core table --stored --out table.md --picture table.svg\n"
     "  python -m kvq_core table --model owner/name --check their-store"
 )
-PAGE = "http://127.0.0.1:7860"
 
 
 def add_arguments(parser: argparse.ArgumentParser, quiet: Callable[[], None]) -> None:
     """What the command ``table`` takes; ``quiet`` silences libraries."""
     parser.add_argument("--quick", action="store_true", help="one prompt of each kind, every method once, 32 tokens")
     parser.add_argument("--model", metavar="M", help="a row for another model: an id as in a comparison")
-    parser.add_argument("--workers", metavar="N", type=count, default=1, help="processes that compute; default 1")
+    parser.add_argument("--workers", metavar="N", type=count, help=WORKERS)
     parser.add_argument("--stored", action="store_true", help="draw what the store holds, and compute nothing")
     parser.add_argument("--check", metavar="STORE", help="compute one cell in twenty of a submitted store again")
     parser.add_argument("--out", metavar="FILE", type=Path, help="also write the table into this Markdown file")
+    parser.add_argument("--picture", metavar="FILE", type=Path, help="also draw it into this SVG file")
     parser.add_argument("--page", metavar="URL", default=PAGE, help=f"where its links open runs; default {PAGE}")
     parser.set_defaults(quiet=quiet)
 
@@ -60,16 +60,27 @@ def table(arguments: argparse.Namespace) -> int:
     drawn = markdown(result, arguments.page)
     if arguments.out is not None:
         files.write(arguments.out, drawn.encode())
+    if arguments.picture is not None:
+        files.write(arguments.picture, _picture(result).encode())
     print(as_json({**result.summary(), "runs": runs(result)}) if arguments.json else drawn)
     return int(bool(result.failed))
 
 
 def _result(planned: "Plan", arguments: argparse.Namespace, progress: Progress) -> "StudyResult":
+    from kvq_core.studies.estimate import workers_here
     from kvq_core.studies.study import run_plan, stored_study
 
     if arguments.stored:
         return stored_study(planned)
-    return run_plan(planned, workers=arguments.workers, progress=progress)
+    return run_plan(planned, workers=arguments.workers or workers_here(planned), progress=progress)
+
+
+def _picture(result: "StudyResult") -> str:
+    from kvq_core.cli.table_picture import picture
+
+    summary = result.summary()
+    cells = summary["cells"]
+    return picture(summary["lanes"], f"Mean KLD in nats with 95 % intervals, {cells['done']} of {cells['total']} cells")
 
 
 def _checked(planned: "Plan", url: str, progress: Progress) -> "list[Checked]":

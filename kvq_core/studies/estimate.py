@@ -5,12 +5,16 @@ from datetime import timedelta
 from statistics import fmean
 from typing import Any
 
+import torch
+
+from kvq_core.machine.memory import free_bytes
 from kvq_core.models import outline
 from kvq_core.pipeline.estimate import estimate_on
 from kvq_core.store.beside import held
 from kvq_core.store.store import Store, open_store
 from kvq_core.studies.cells import Cell, Plan
 
+SHARE = 0.8  # of the free memory that workers may take
 _LOOKED_AT = 40  # cells of a model; the others are as they are
 
 
@@ -64,6 +68,17 @@ def estimate(
             seconds, most = seconds + (each or 0.0) * len(cells), max(most, peak)
     took = seconds / workers if known else None
     return StudyEstimate(planned.id, len(own), len(todo), len(planned.left_out), workers, took, most * workers)
+
+
+def workers_here(planned: Plan, store: Store | None = None) -> int:
+    """Processes that compute what is left of a study soonest: one a core, as many as memory and cells allow. One where
+    a GPU is, which they would share, and where the store is this process's alone."""
+    place = store or open_store()
+    if torch.cuda.is_available() or place.scheme == "memory":
+        return 1
+    told = estimate(planned, store=place)
+    fitting = int(SHARE * free_bytes() // max(1, told.bytes))
+    return max(1, min(torch.get_num_threads(), told.todo, fitting))
 
 
 def _of_model(cells: list[Cell]) -> tuple[float | None, int]:

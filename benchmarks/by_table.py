@@ -1,0 +1,63 @@
+"""For the README: the reference table's picture and its best lanes, once it was computed; nothing while it was not."""
+
+from typing import Any
+
+from benchmarks.measured import HERE, figures, table
+from kvq_core.cli.table_picture import picture
+from kvq_core.studies.table import setting
+
+PICTURE = HERE.parent / "docs" / "table.svg"
+BEST = 3  # lanes of a setting that the text names
+
+
+def table_part() -> str:
+    """The picture, and of each setting the lanes that lose least on the first model."""
+    found = figures("table")
+    if not found:
+        return ""
+    first = next(iter(found.values()))
+    settings: dict[str, list[dict[str, Any]]] = {}
+    for line in sorted(_shown(first), key=lambda each: each["kld_mean"]):
+        settings.setdefault(setting(line["label"])[0], []).append(line)
+    rows = [
+        (title, setting(line["label"])[1], f"{(line['key_bits'] + line['value_bits']) / 2:.2f}", *_losses(line, found))
+        for title, lines in settings.items()
+        for line in lines[:BEST]
+    ]
+    head = " | ".join(["Setting", "Lane", "Bits", *(part["title"] for part in found.values())])
+    said = f"{caption(found)} [How it is made, and rows for other models](docs/table.md). Of each setting {BEST}:"
+    parts = ["## The reference table", f"![Mean KLD of every lane](docs/{PICTURE.name})", said, table(head, *rows)]
+    return "\n\n".join(parts)
+
+
+def caption(found: dict[str, Any]) -> str:
+    first = next(iter(found.values()))
+    return (
+        f"Mean KLD in nats with 95 % intervals over {first['prompts']} prompts of 500 tokens or more, "
+        f"{first['tokens']} new tokens each."
+    )
+
+
+def drawn() -> str | None:
+    """The picture, None while nothing is stored."""
+    found = figures("table")
+    if not found:
+        return None
+    lines = [{**line, "model": part["title"]} for part in found.values() for line in part["lanes"]]
+    return picture(lines, caption(found))
+
+
+def draw() -> None:
+    """Write the picture beside the documents."""
+    if (svg := drawn()) is not None:
+        PICTURE.write_text(svg, encoding="utf-8")
+
+
+def _shown(part: dict[str, Any]) -> list[dict[str, Any]]:
+    return [line for line in part["lanes"] if line["kld_mean"] is not None]
+
+
+def _losses(line: dict[str, Any], found: dict[str, Any]) -> list[str]:
+    """Of the lane on every model."""
+    own = ([each for each in part["lanes"] if each["label"] == line["label"]] for part in found.values())
+    return ["-" if not some or some[0]["kld_mean"] is None else f"{some[0]['kld_mean']:.3g}" for some in own]

@@ -1,0 +1,80 @@
+"""The reference table in the README: drawn from stored figures, and absent while there are none."""
+
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from benchmarks import by_table
+from benchmarks import table as stored
+from kvq_core.cli.table_picture import picture
+from kvq_core.store.store import open_store
+from kvq_core.studies.cells import plan
+from kvq_core.studies.spec import parse_study
+from kvq_core.studies.study import stored_study, study
+from tests.support.study_models import study_data, write_model
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    """Of a study on a tiny model, six of whose prompts are done, and then all."""
+    lanes = [
+        {"method": "per_token", "label": label, "knobs": {"bits": bits}}
+        for label, bits in (("A & B", 4), ("4.5 bits: two", 2), ("4 + 64: three", 3))
+    ]
+    model = write_model(tmp_path_factory.mktemp("models") / "tiny")
+    store = open_store(str(tmp_path_factory.mktemp("store")))
+    planned = plan(parse_study(study_data(model, 6, lanes=lanes)))
+    before = stored.parts(stored_study(planned, store))
+    study(planned.spec, store)
+    return before, stored.parts(stored_study(planned, store))
+
+
+def test_a_model_is_kept_once_all_its_cells_are_stored(parts):
+    before, after = parts
+    assert before == {}
+    (part,) = after.values()
+    assert part["prompts"] == 6 and [line["label"] for line in part["lanes"]] == [
+        "A & B",
+        "4.5 bits: two",
+        "4 + 64: three",
+    ]
+    assert all(line["kld_low"] < line["kld_mean"] < line["kld_high"] for line in part["lanes"])
+
+
+def test_the_readme_has_a_picture_and_rows_only_of_what_is_stored(parts, monkeypatch):
+    monkeypatch.setattr(by_table, "figures", lambda name: None)
+    assert by_table.table_part() == "" and by_table.drawn() is None
+    found = parts[1]
+    monkeypatch.setattr(by_table, "figures", lambda name: found)
+    (part,) = found.values()
+    told, svg = by_table.table_part(), by_table.drawn()
+    assert told.startswith("## The reference table\n") and "docs/table.svg" in told and "over 6 prompts" in told
+    assert f"{part['lanes'][0]['kld_mean']:.3g}" in told and "| matched bytes | two |" in told
+    root = ET.fromstring(svg)
+    assert len(root.findall(f"{SVG}circle")) == 3 + 1, "a dot a lane, and one in the legend"
+    words = [each.text for each in root.findall(f"{SVG}text")]
+    assert {"A & B", "two", "three", "Matched windows", part["title"]} <= set(words)
+
+
+def test_dots_lie_within_their_intervals_on_the_axis():
+    line = {
+        "model": "M",
+        "label": "a",
+        "kld_mean": 0.01,
+        "kld_low": 0.005,
+        "kld_high": 0.02,
+        "key_bits": 4,
+        "value_bits": 2,
+    }
+    alone = {**line, "label": "b", "kld_low": None, "kld_high": None}
+    failed = {"model": "M", "label": "c", "kld_mean": None}
+    root = ET.fromstring(picture([line, alone, failed], "said"))
+    dots = [float(each.get("cx")) for each in root.findall(f"{SVG}circle")][1:]
+    (low, high, *_), ends = [
+        [float(each.get(at)) for at in ("x1", "x2")]
+        for each in root.findall(f"{SVG}line")
+        if each.get("stroke") == "#0b62c4"
+    ]
+    assert low < dots[0] < high and ends == [dots[1]] * 2 and len(dots) == 2
