@@ -1,9 +1,11 @@
 """Whether policies of layers hold on prompts they have not seen: for each model and three budgets the policy of least
-predicted KLD, the best uniform lane of no more bytes, and the first and last two layers in fp16. Also what it takes to
-score layers, in CPU seconds of one thread.
+predicted KLD, the best uniform lane of no more bytes, of the candidates and of all that engines ship (as it is, with
+centred keys, rotated), and the first and last two layers in fp16. Also what it takes to score layers, in CPU seconds of
+one thread.
 
 Prompts are stretches of the standard library's help topics, in turn scored and unseen. What is done is kept prompt by
-prompt, so that a script that was stopped goes on. Losses are no times: it can run on a busy machine.
+prompt, and offered lanes in parts of PART, so that a script that was stopped goes on. Losses are no times: it can run
+on a busy machine. Policies need scores, which are kept under KVQ_HOME; ``--parts offered`` needs none.
 """
 
 import argparse
@@ -22,10 +24,11 @@ import numpy as np
 import torch
 
 from benchmarks.measured import HERE, figures, keep
+from kvq_core.decision.offered import Offered, offered
 from kvq_core.decision.plans import FP16, Candidate, LayerPlan
 from kvq_core.decision.scores import Sensitivity
-from kvq_core.decision.sensitivity import answer_of, identity, losses, measured
-from kvq_core.decision.verify import Offer, judged
+from kvq_core.decision.sensitivity import answer_of, identity, losses, losses_of_some, measured
+from kvq_core.decision.verify import WIN, Offer, judged
 from kvq_core.models import LoadedModel, load
 from kvq_core.models.second import SECOND_MODEL
 from kvq_core.spec import DEFAULT_MODEL, MAX_LANES, TENSORS, Lane
@@ -35,6 +38,8 @@ from kvq_core.training.texts import read_texts
 CANDIDATES = ("q4_0", "q8_0")
 BITS = (5.0, 5.5, 6.5)
 PROMPTS, TOKENS = 5, 64  # scored, and as many unseen; of a text
+PARTS = ("solve", "offered", "speed")
+PART = 12  # offered lanes that are run at once
 SPEED = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 SPEED_PROMPTS, SPEED_TOKENS = 8, 500
 ASKED = "Explain the following text in your own words: "
@@ -104,6 +109,35 @@ class Case:
             self.keep()
             print(f"{self.model.title}: {len(self.part['unseen'])} of {self.prompts} unseen prompts", flush=True)
 
+    def offered(self) -> None:
+        """The uniform lanes that engines ship, of each budget, on the unseen prompts, and every case judged by them."""
+        shape, held = self.model.shape, self.part["budgets"]
+        of = {bits: offered(shape, case["budget"], None, self.candidates) for bits, case in held.items()}
+        every = list({each.title: each for some in of.values() for each in some}.values())
+        found = self.part.setdefault("offered", {})
+        for prompt in self.unseen:
+            own = found.setdefault(identity(prompt), {})
+            left = [each for each in every if each.title not in own]
+            follow = answer_of(self.model, prompt) if left else ""
+            for at in range(0, len(left), PART):
+                own |= self._losses(prompt, left[at : at + PART], follow)
+                self.keep()
+                print(f"{self.model.title}: {len(own)} of {len(every)} lanes, {len(found)} prompts", flush=True)
+        for bits, some in of.items():
+            held[bits] = beside(held[bits], [self._measured(each) for each in some])
+        self.keep()
+
+    def _losses(self, prompt: Prompt, some: Sequence[Offered], follow: str) -> dict[str, float | None]:
+        """By title; None where it cannot be had."""
+        got = losses_of_some(self.model, prompt, [each.titled for each in some], follow)
+        return {each.title: got.get(each.title) for each in some}
+
+    def _measured(self, each: Offered) -> dict[str, Any]:
+        own = [self.part["offered"][identity(prompt)][each.title] for prompt in self.unseen]
+        mean = None if None in own else float(np.mean(own))
+        lane = each.lane.model_dump(mode="json", exclude_defaults=True, exclude={"label"})
+        return {"title": each.title, "lane": lane, "bytes": each.nbytes, "predicted": None, "measured": mean}
+
     def speed(self) -> None:
         """CPU seconds of one pass of MAX_LANES lanes over a prompt of SPEED_TOKENS tokens, and what all formats, layers
         and prompts come to."""
@@ -127,6 +161,19 @@ class Case:
         self.keep()
 
 
+def beside(case: dict[str, Any], shipped: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A case judged by uniform lanes of the candidates, ``of_candidates``, and of what engines ship, ``of_shipped``."""
+    of_candidates = case.get("of_candidates", case["uniform"])
+    done = [each for each in shipped if each["measured"] is not None]
+    best = min(done, key=lambda each: each["measured"], default=None)
+    uniform = min([of_candidates, *filter(None, [best])], key=lambda each: each["measured"])
+    beats = WIN * case["policy"]["measured"] <= uniform["measured"]
+    answer = case["policy"] if beats else uniform
+    told = {name: answer[name] for name in ("lane", "bytes", "predicted", "measured")}
+    own = {"beats": beats, "uniform": uniform, "of_candidates": of_candidates, "of_shipped": best, "lanes": len(done)}
+    return {**case, **told, **own}
+
+
 def words(plan: LayerPlan) -> str:
     """A plan by the first letters of its formats, keys and values: ``4`` and ``8`` bits, ``-`` fp16."""
     short = {"q4_0": "4", "q8_0": "8", FP16: "-"}
@@ -136,7 +183,7 @@ def words(plan: LayerPlan) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=(DEFAULT_MODEL, SECOND_MODEL), action="append", help="one of them alone")
-    parser.add_argument("--parts", nargs="+", choices=("solve", "speed"), default=("solve", "speed"))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--prompts", type=int, default=PROMPTS, help=f"scored, and unseen, of {PROMPTS} each")
     parser.add_argument("--out", type=Path, default=HERE / "policies.json")
     arguments = parser.parse_args()

@@ -15,15 +15,26 @@ from kvq_core.pipeline.lanes import rule_record
 from kvq_core.spec import TENSORS, Lane
 
 FORMATS = 10  # that are measured, those of the most bytes that fit
-TRANSFORMS: tuple[dict[str, Any], ...] = ({}, {"center": "mean"}, {"rotate": "hadamard"})
+# words for each transform of a format, and what a rule says of it
+TRANSFORMS: dict[str, dict[str, Any]] = {
+    "": {},
+    ", keys centred": {"center": "mean"},
+    ", rotated": {"rotate": "hadamard"},
+}
 
 
 @dataclass(frozen=True)
 class Offered:
-    """``nbytes`` of TOKENS tokens, means of centred keys included."""
+    """``nbytes`` of TOKENS tokens, means of centred keys included; ``title``: the format and its transform."""
 
     lane: Lane
     nbytes: int
+    title: str
+
+    @property
+    def titled(self) -> Lane:
+        """The lane under its title."""
+        return self.lane.model_copy(update={"label": self.title})
 
 
 def offered(shape: ModelShape, budget: int, engine: str | None, but: Sequence[Candidate] = ()) -> list[Offered]:
@@ -35,14 +46,14 @@ def offered(shape: ModelShape, budget: int, engine: str | None, but: Sequence[Ca
     plain = {each.method for each in but}
     found: list[Offered] = []
     for candidate in own:
-        for transform in TRANSFORMS:
+        for words, transform in TRANSFORMS.items():
             more = shape.layers * shape.kv_heads * shape.head_dim * 2 if "center" in transform else 0
             lane = _lane(candidate, transform, f"offered {len(found)}")
             known = not transform and candidate.method in plain
             if lane is None or known or _bytes(candidate, shape) + more > budget or lane.why_not(shape):
                 continue
             if engine is None or flags_of(lane, engine, shape.layers) is not None:
-                found.append(Offered(lane, _bytes(candidate, shape) + more))
+                found.append(Offered(lane, _bytes(candidate, shape) + more, f"{candidate.name}{words}"))
     return found
 
 
