@@ -53,7 +53,10 @@ def layers(arguments: argparse.Namespace) -> None:
     if arguments.front is not None:
         _front(arguments)
     elif arguments.solve is None:
-        _score(arguments)
+        try:
+            _score(arguments)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("Interrupted; scores are kept, and the same command goes on from there.") from None
     else:
         _solve(arguments)
 

@@ -208,3 +208,15 @@ def test_the_command_prints_scores_and_answers(
     assert {"lane", "bytes", "predicted", "measured", "uniform"} <= set(answer)
     assert main(["layers", *check]) == 0
     assert "best uniform" in capsys.readouterr().out
+
+
+def test_ctrl_c_says_that_scores_are_kept(
+    model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kvq_core.cli.layers._loaded", interrupted)
+    (tmp_path / "scored.txt").write_text(TEXTS[0])
+    assert main(["layers", "--prompts", str(tmp_path / "scored.txt"), "--format", NAME]) == 130
+    assert "scores are kept, and the same command goes on from there" in capsys.readouterr().err

@@ -218,6 +218,37 @@ def test_a_store_that_takes_nothing_more_stops_the_study_and_loses_nothing(model
     assert study(spec, store).cells["done"] == 4
 
 
+@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_ctrl_c_leaves_everything_usable_and_the_same_command_goes_on(model, store, tmp_path, workers):
+    place = write_study(tmp_path / "study.json", study_data(model, 40))
+    process = subprocess.Popen(
+        command(place, store.root, "--workers", workers),
+        env=environment(store.root),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # in the background: ignored
+    )
+    manifests = Path(store.root).glob
+    with process:
+        try:
+            end = time.monotonic() + 120
+            while len(list(manifests("[0-9a-f]*/manifest.json"))) < 2:
+                assert process.poll() is None and time.monotonic() < end
+                time.sleep(0.02)
+            process.send_signal(signal.SIGINT)
+            out, told = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 130 and not out and "Traceback" not in told
+    done = stored_study(plan(parse_study(study_data(model, 40))), store).done
+    assert 2 <= done < 40
+    assert "cells are in the store, and the same command goes on from them" in told
+    went_on = study(parse_study(study_data(model, 40)), store)
+    assert went_on.cells["done"] == 40 and not went_on.failed
+
+
 def test_a_worker_that_is_elsewhere_says_so(model, store):
     cell = plan(parse_study(study_data(model, 1))).cells[0]
     *_, event = compare(cell.spec)
