@@ -7,10 +7,12 @@ from kvq_core.advice.answering import Answering, one_model
 from kvq_core.advice.deciding import Deciding, silent, study_for
 from kvq_core.advice.decision import Asked, Decision
 from kvq_core.advice.report import Advice
+from kvq_core.advice.turns import Here
 from kvq_core.errors import SpecError, StoreError
 from kvq_core.spec import DEFAULT_MODEL
 from kvq_core.store.store import Store, open_store
 from kvq_core.studies.cells import Progress, plan
+from kvq_core.studies.estimate import workers_here
 from kvq_core.studies.prompts import Prompt
 from kvq_core.studies.result import StudyResult
 from kvq_core.studies.study import stored_study, study_spec
@@ -31,13 +33,15 @@ def advise(
     weights: Sequence[Path] = (),
     store: Store | None = None,
     progress: Progress | None = None,
+    workers: int | None = 1,
 ) -> Advice:
     """Which lane to deploy. ``study``: one that was run, or its id; else the engine's formats are run on ``prompts``
     (and, where the model has layers at risk or no lane will do, a policy of layers), which goes on where it stopped.
 
     ``memory``, of weights and cache together, or ``cache``, of the cache alone, such as ``24GB``; or ``bits`` of an
     element. ``tolerance``: a tier, a mean KLD in nats, or ``task:`` and a share. ``weights``: files to choose from
-    under a memory. Raises SpecError for what cannot be, and what a study raises.
+    under a memory. ``workers``: processes that run prompts; None: one a core, as many as memory allows. Raises
+    SpecError for what cannot be, and what a study raises.
     """
     asked = Asked.of(
         memory=memory,
@@ -49,7 +53,14 @@ def advise(
         engine=engine,
     )
     return decide(
-        asked, study=study, model=model, prompts=prompts, weights=weights, store=store, progress=progress
+        asked,
+        study=study,
+        model=model,
+        prompts=prompts,
+        weights=weights,
+        store=store,
+        progress=progress,
+        workers=workers,
     ).advice
 
 
@@ -62,6 +73,7 @@ def decide(
     weights: Sequence[Path] = (),
     store: Store | None = None,
     progress: Progress | None = None,
+    workers: int | None = 1,
 ) -> Decision:
     """``advise`` with all that the advice rests on."""
     ask = asked.ask()
@@ -76,7 +88,8 @@ def decide(
         return Answering(result, one_model(result, model), asked, weights).decision()
     told = progress or silent
     planned = plan(study_for(model or DEFAULT_MODEL, prompts, asked.engine), told)
-    going = Deciding(planned, planned.cells[0].model, asked, place, weights, progress=told)
+    turns = Here(workers_here(planned, place) if workers is None else workers)
+    going = Deciding(planned, planned.cells[0].model, asked, place, weights, turns, told)
     *_, last = going.decisions()
     return last
 

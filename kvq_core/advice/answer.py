@@ -45,8 +45,9 @@ def advice_of(study: Study, ask: Ask) -> Advice:
     candidates = _candidates(found, study.options)
     told = Told(study.options, found, choice, ask, study.fp16, study.weights, study.longest, study.own_context)
     kind = _kind(found, choice)
-    option = next((each for each in study.options if each.label == choice.best), None)
-    shown = option if kind != "few" else None
+    by_label = {each.label: each for each in study.options}
+    shown = by_label.get(choice.best or "") if kind != "few" else None
+    second = by_label.get(choice.second or "") if shown is not None else None
     return Advice(
         answer=answer_of(told, kind),
         kind=kind,
@@ -54,6 +55,7 @@ def advice_of(study: Study, ask: Ask) -> Advice:
         lane=None if shown is None else dict(shown.lane),
         label=None if shown is None else shown.label,
         runner_up=choice.second if shown is not None else None,
+        runner_up_lane=None if second is None else dict(second.lane),
         separates=_separates(study, choice) if shown is not None else None,
         flags=None if shown is None else shown.flags,
         agreement=choice.agreement,

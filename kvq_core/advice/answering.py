@@ -67,7 +67,7 @@ class Answering:
         )
         places = [Place(self.shape, each, self.ask) for each in self.files]
         lanes = self.result.plan.spec.comparison.lanes
-        placed = in_place(study, lanes if policy is None else [*lanes, policy.lane], places, policy)
+        placed = in_place(study, lanes if policy is None else [*lanes, *policy.lanes], places, policy)
         return Decision(asked=self.asked, advice=placed.advice, grounds=self._grounds(study, lanes, placed, tried))
 
     def _grounds(self, study: Study, lanes: Sequence[Lane], placed: Placed, tried: Policy | Without | None) -> Grounds:

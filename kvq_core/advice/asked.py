@@ -25,13 +25,20 @@ class Tolerance:
     flips: float = inf
     task: float | None = None
 
+    @property
+    def told(self) -> str:
+        """``words``, and of a tier its thresholds."""
+        if not isfinite(self.p99):
+            return self.words
+        return f"{self.words} (mean KLD up to {self.kld:g} nats, flips {self.flips:.0%}, p99 {self.p99:g} nats)"
+
     @classmethod
     def parse(cls, given: str | float) -> "Tolerance":
         """A tier's name, nats, or ``task:`` and a share. Raises SpecError."""
         text = str(given).strip().lower()
         for tier in TIERS[:-1]:
             if text == tier.word:
-                return cls(tier.word, tier.kld, tier.p99, tier.flips)
+                return cls(f"the tier {tier.word}", tier.kld, tier.p99, tier.flips)
         if text.startswith(_TASK):
             share = _number(text.removeprefix(_TASK))
             if share is not None and 0 <= share < 1:

@@ -7,7 +7,8 @@ from pathlib import Path
 from kvq_core.advice.answering import NOT_LOOKED, Answering
 from kvq_core.advice.asked import engine_of
 from kvq_core.advice.decision import Asked, Decision
-from kvq_core.advice.policy import Scoring, policy_of
+from kvq_core.advice.policy import Scoring
+from kvq_core.advice.trying import Trying
 from kvq_core.advice.turns import Here, Turns
 from kvq_core.errors import KvqError
 from kvq_core.inspection import Inspection
@@ -81,8 +82,9 @@ class Deciding:
         called = first.advice.kind != "few" and (going.at_risk or first.advice.label is None)
         if not (self.layers and called and self.turns.wanted):
             return
-        found = policy_of(result, self.name, going.ask, self.store, self.turns, self.progress, self.scoring)
-        if found is not None:
+        model = outline(self.name, self.plan.spec.comparison.revision)
+        trying = Trying(result, model, going.ask, self.store, self.turns, self.progress, self.scoring)
+        if (found := trying.found()) is not None:
             yield going.decision(found)
 
     def _looked(self) -> tuple[Inspection | None, str]:

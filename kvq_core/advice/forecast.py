@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from datetime import timedelta
 
-from kvq_core.advice.policy import CANDIDATES, Scoring
+from kvq_core.advice.candidates import CANDIDATES
+from kvq_core.advice.policy import Scoring
 from kvq_core.decision.sensitivity import POSITIONS
 from kvq_core.models import outline
 from kvq_core.pipeline.estimate import estimate_on

@@ -5,6 +5,7 @@ from html import escape
 from math import floor, log10
 
 from kvq_core.advice.grounds import Grounds
+from kvq_core.advice.layers_figure import layers_figure
 from kvq_core.advice.markdown import HEADER, cells, sections
 from kvq_core.advice.report import Advice, Candidate
 from kvq_core.advice.sentences import size
@@ -18,16 +19,16 @@ STYLE = (
 )
 
 
-def as_html(found: Advice, grounds: Grounds | None = None) -> str:
-    """``grounds``: what it rests on, where that is at hand."""
+def as_html(found: Advice, grounds: Grounds | None = None, page: str | None = None) -> str:
+    """``grounds``: what it rests on, where that is at hand; ``page``: where links open runs."""
     parts = [f"<h1>{escape(found.answer)}</h1>"]
     if found.flags:
         parts.append(f"<pre>{escape(found.flags)}</pre>")
     parts += [_list("", found.reasons), _paragraph(found.separates), _figure(found)]
     parts += [_list("Warnings", found.warnings), _list("What would help", found.helps), _table(found.front)]
     parts += [_grounds(title, head, rows) for title, head, rows in sections(grounds)]
-    worst = [f"{each.prompt}: {each.kld:.3g} nats, run {each.run}" for each in found.worst]
-    parts += [_list("Worst prompts", worst), _list("Not tested", found.untested), _paragraph(_asked(found))]
+    parts.append("" if grounds is None else layers_figure(grounds))
+    parts += [_worst(found, page), _list("Not tested", found.untested), _paragraph(_asked(found))]
     title = escape(f"Which KV cache for {found.model}")
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
     body = "\n".join(filter(None, parts))
@@ -51,6 +52,16 @@ def _list(title: str, lines: Sequence[str]) -> str:
     told = "".join(f"<li>{escape(line)}</li>" for line in lines)
     head = f"<h2>{escape(title)}</h2>" if title else ""
     return f"{head}<ul>{told}</ul>" if told else ""
+
+
+def _worst(found: Advice, page: str | None) -> str:
+    """Each the link of its run, where the page's address is known."""
+
+    def run(link: str, id: str) -> str:
+        return f"run {id}" if page is None else f'<a href="{escape(f"{page}/{link}")}">run {id}</a>'
+
+    told = (f"<li>{escape(e.prompt)}: {e.kld:.3g} nats, {run(e.link, escape(e.run))}</li>" for e in found.worst)
+    return f"<h2>Worst prompts</h2><ul>{''.join(told)}</ul>" if found.worst else ""
 
 
 def _table(front: Sequence[Candidate]) -> str:

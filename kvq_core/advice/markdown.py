@@ -11,8 +11,8 @@ COSTLIEST = 6  # layers that are named
 HEADER = ("lane", "cache", "mean KLD", "95 % interval", "fits", "why not")
 
 
-def as_markdown(found: Advice, grounds: Grounds | None = None) -> str:
-    """``grounds``: what it rests on, where that is at hand."""
+def as_markdown(found: Advice, grounds: Grounds | None = None, page: str | None = None) -> str:
+    """``grounds``: what it rests on, where that is at hand; ``page``: where links open runs."""
     parts = [f"# Which KV cache: {_escaped(found.answer)}", _asked(found)]
     if found.flags:
         parts.append(f"```sh\n{found.flags}\n```")
@@ -20,8 +20,7 @@ def as_markdown(found: Advice, grounds: Grounds | None = None) -> str:
     parts.append(_list("What would help", found.helps))
     parts.append(_table(HEADER, [cells(each) for each in found.front]))
     parts += [f"## {title}\n\n{_table(head, rows)}" for title, head, rows in sections(grounds)]
-    worst = [f"{each.prompt}: {each.kld:.3g} nats, run `{each.run}`" for each in found.worst]
-    parts += [_list("Worst prompts", worst), _list("Not tested", found.untested)]
+    parts += [_worst(found, page), _list("Not tested", found.untested)]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -48,6 +47,14 @@ def _asked(found: Advice) -> str:
 def _list(title: str, lines: Sequence[str]) -> str:
     told = "\n".join(f"- {_escaped(line)}" for line in lines)
     return f"## {title}\n\n{told}" if title and told else told
+
+
+def _worst(found: Advice, page: str | None) -> str:
+    def run(link: str, id: str) -> str:
+        return f"run `{id}`" if page is None else f"[run {id}]({page}/{link})"
+
+    told = [f"- {_escaped(e.prompt)}: {e.kld:.3g} nats, {run(e.link, e.run)}" for e in found.worst]
+    return "\n".join(["## Worst prompts", "", *told]) if told else ""
 
 
 def sections(found: Grounds | None) -> Iterator[tuple[str, Sequence[str], list[Sequence[str]]]]:

@@ -46,9 +46,9 @@ class WeightsFile(Frozen):
 class Advice(Frozen):
     """The answer and what it rests on. ``kind``: one lane is the answer and prompts drawn anew say so (``sure``); it
     cannot be told from another; none will do; or there are too few prompts. ``lane``: the recommended one as a lane has
-    it, None where there is none; ``separates``: what it has over ``runner_up``; ``agreement``: the share of resamples
-    of the prompts with the same recommendation; ``flags`` of the ``engine``, in the ``version`` that was read;
-    ``helps``: what would change the answer; ``untested``: what nothing here says."""
+    it, None where there is none; ``separates``: what it has over ``runner_up``, whose lane is ``runner_up_lane``;
+    ``agreement``: the share of resamples of the prompts with the same recommendation; ``flags`` of the ``engine``, in
+    the ``version`` that was read; ``helps``: what would change the answer; ``untested``: what nothing here says."""
 
     answer: str
     kind: str
@@ -56,6 +56,7 @@ class Advice(Frozen):
     lane: dict[str, Any] | None
     label: str | None
     runner_up: str | None
+    runner_up_lane: dict[str, Any] | None = None
     separates: str | None
     flags: str | None
     agreement: float | None

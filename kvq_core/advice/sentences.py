@@ -118,7 +118,7 @@ def reasons_of(told: Told, kind: str) -> Iterator[str]:
         yield f"{len(told.found.lanes)} lanes were run on {count} prompts."
     else:
         best = told.option(told.choice.best)
-        yield f"Over {count} prompts {_loss(told, best)} is within {told.ask.tolerance.words}."
+        yield f"Over {count} prompts {_loss(told, best)} is within {told.ask.tolerance.told}."
         smaller = [option for option in told.possible if option.nbytes < best.nbytes]
         lost = f"; of {len(smaller)} smaller lanes none will do" if smaller else ", and no lane takes less"
         room = f", where there are {told.room}" if told.room else ""

@@ -1,9 +1,10 @@
 """Whose turn the machine is: a server gives it out step by step, a command has it to itself."""
 
 from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from kvq_core.studies.executors import InProcess, Outcome, Work
+from kvq_core.studies.executors import InProcess, Outcome, Processes, Work
 
 T = TypeVar("T")
 
@@ -22,10 +23,15 @@ class Turns(Protocol):
         """Every step of some work in a turn of its own; ends early where it is wanted no more."""
 
 
-class Here(InProcess):
-    """The whole machine, until all is done."""
+@dataclass
+class Here:
+    """The whole machine, until all is done; cells of studies on so many ``workers``."""
 
+    workers: int = 1
     wanted = True
+
+    def run(self, works: Iterable[Work]) -> Generator[Outcome]:
+        yield from (InProcess() if self.workers == 1 else Processes(self.workers)).run(works)
 
     def each(self, work: Iterator[T]) -> Iterator[T]:
         yield from work

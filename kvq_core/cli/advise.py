@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvq_core.cli.output import as_json, columns
-from kvq_core.cli.study import Progress
-from kvq_core.errors import SpecError
+from kvq_core.cli.study import PAGE, WORKERS, Progress, count
+from kvq_core.errors import SpecError, StoreError
 
 if TYPE_CHECKING:
-    from kvq_core.advice.report import Advice
+    from kvq_core.advice.decision import Decision
 
 EXAMPLES = (
     "python -m kvq_core advise --study 0123456789abcdef --memory 24GB --context 32768 --batch 8 --engine vllm\n"
@@ -20,6 +20,7 @@ EXAMPLES = (
     "  python -m kvq_core advise --study 0123456789abcdef --bits 5 --tolerance marginal --out advice.md"
 )
 KINDS = (".md", ".html")
+ASKED = ("memory", "cache", "bits", "context", "batch", "tolerance", "engine")
 
 
 def add_arguments(parser: argparse.ArgumentParser, quiet: Callable[[], None]) -> None:
@@ -46,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser, quiet: Callable[[], None]) ->
         default=[],
         help="weights to choose from under the memory; may be given again",
     )
+    parser.add_argument("--workers", metavar="N", type=count, help=WORKERS)
     parser.add_argument("--out", metavar="FILE", type=Path, help="also write the report, as .md or .html")
+    parser.add_argument("--page", metavar="URL", default=PAGE, help=f"where its links open runs; default {PAGE}")
     parser.set_defaults(quiet=quiet)
 
 
@@ -56,37 +59,50 @@ def advise(arguments: argparse.Namespace) -> None:
     if arguments.out is not None and arguments.out.suffix not in KINDS:
         raise SpecError(f"--out {arguments.out.name} is not allowed; give a name that ends in {' or '.join(KINDS)}.")
     with redirect_stdout(sys.stderr), Progress() as progress:
-        found = _found(arguments, progress)
+        progress.went_on = lambda: "Interrupted; what is done is kept, and the same command goes on from there."
+        found, id = _found(arguments, progress)
     if arguments.out is not None:
-        _write(found, arguments.out)
-    print(as_json(found.model_dump(mode="json")) if arguments.json else _described(found))
+        _write(found, arguments.out, arguments.page)
+    told = {**found.advice.model_dump(mode="json"), "decision": id}
+    print(as_json(told) if arguments.json else _described(found, id, arguments.page))
 
 
-def _found(arguments: argparse.Namespace, progress: Progress) -> "Advice":
-    from kvq_core.advice.advise import advise as computed
+def _found(arguments: argparse.Namespace, progress: Progress) -> "tuple[Decision, str | None]":
+    """The decision, and its id in the store, None where the store does not take it."""
+    from kvq_core.advice.advise import decide
+    from kvq_core.advice.decision import Asked, keep_decision
     from kvq_core.cli.layers import read_prompts
+    from kvq_core.store.store import open_store
 
-    names = ("study", "model", "memory", "cache", "bits", "context", "batch", "tolerance", "engine", "weights")
-    given = {name: getattr(arguments, name) for name in names}
+    asked = Asked.of(**{name: getattr(arguments, name) for name in ASKED})
+    given = {name: getattr(arguments, name) for name in ("study", "model", "weights", "workers")}
     prompts = None if arguments.prompts is None else read_prompts(arguments.prompts)
-    return computed(**given, prompts=prompts, progress=progress)
+    store = open_store()
+    found = decide(asked, **given, prompts=prompts, store=store, progress=progress)
+    try:
+        return found, keep_decision(found, store)
+    except StoreError:  # costs the link, not the answer
+        return found, None
 
 
-def _write(found: "Advice", file: Path) -> None:
+def _write(found: "Decision", file: Path, page: str) -> None:
     from kvq_core.advice.html import as_html
     from kvq_core.advice.markdown import as_markdown
     from kvq_core.machine import files
 
-    text = as_markdown(found) if file.suffix == ".md" else as_html(found)
-    files.write(file, text.encode())
+    make = as_markdown if file.suffix == ".md" else as_html
+    files.write(file, make(found.advice, found.grounds, page).encode())
 
 
-def _described(found: "Advice") -> str:
-    from kvq_core.advice.markdown import HEADER, cells
+def _described(decision: "Decision", id: str | None, page: str) -> str:
+    from kvq_core.advice.markdown import HEADER, cells, sections
 
+    found = decision.advice
     parts = [[found.answer], [found.flags or ""], [*found.reasons, found.separates or ""]]
     parts.append([f"warning: {each}" for each in found.warnings])
     parts += [[*found.helps], columns([HEADER, *map(cells, found.front)])]
-    parts.append([f"worst: {each.prompt}, {each.kld:.3g} nats: show {each.run}" for each in found.worst])
+    parts += [[title, *columns([head, *rows])] for title, head, rows in sections(decision.grounds)]
+    parts.append([f"worst: {each.prompt}, {each.kld:.3g} nats: {page}/{each.link}" for each in found.worst])
     parts.append([f"not tested: {each}" for each in found.untested])
+    parts.append([f"All of it on the page: {page}/?decide={id}" if id else ""])
     return "\n\n".join("\n".join(filter(None, lines)) for lines in parts if any(lines))

@@ -16,8 +16,8 @@ WORDS = {"one": "the answer", "unsure": "not sure", "none": "no lane will do", "
 NONE, PLOT = "None of these", "Mean over prompts with its 95 % interval; dotted: the front. Hover tells why not."
 
 
-def answer_html(decision: Decision, unkept: str = "") -> str:
-    """The card that is read first."""
+def answer_html(decision: Decision, unkept: str = "", beside: str = "") -> str:
+    """The card that is read first; ``beside``: markup that opens its lanes in Compare."""
     found = decision.advice
     head, rest = _split(found)
     parts = [
@@ -30,6 +30,7 @@ def answer_html(decision: Decision, unkept: str = "") -> str:
         _no_flags(found),
         _list("Why", found.reasons, numbered=True),
         f"<h3>Runner-up</h3><p>{prose(found.separates)}</p>" if found.separates else "",
+        beside,
         _list("What would help", found.helps),
         "".join(f'<p class="warning">{prose(each)}</p>' for each in [*found.warnings, *filter(None, [unkept])]),
     ]

@@ -11,13 +11,11 @@ from kvq_core.decision.scores import Score
 from kvq_core.errors import KvqError
 from kvq_core.links import encode
 from kvq_core.spec import ComparisonSpec
-from kvq_core.studies.prompts import Prompt
 from kvq_core.studies.result import StudyResult
+from ui.decide.beside import comparison_of
 from ui.html.escape import safe
 from ui.html.numbers import significant
 from ui.study.opening import Results
-
-FIELDS = ("prompt", "messages", "system", "tools")  # of a prompt that a comparison has, too
 
 
 @dataclass
@@ -68,12 +66,8 @@ def spec_of(score: Score, result: StudyResult, model: str) -> ComparisonSpec:
     """The layer alone, and the format in all layers, on the first prompt that was scored. Raises KvqError."""
     candidate = Candidate.parse(score.format)
     one = {**candidate.data, "tensors": score.tensor, "layers": [score.layer]}
-    lanes = [{**one, "label": f"{score.tensor} of layer {score.layer}"}, {**candidate.data, "label": "all layers"}]
-    base = result.plan.spec.comparison
-    shared = {"model": model, "max_new_tokens": base.max_new_tokens, "chat": base.chat}
-    return ComparisonSpec.model_validate({**shared, **_asked(result.plan.prompts[0]), "lanes": lanes})
-
-
-def _asked(prompt: Prompt) -> dict[str, object]:
-    given = {name: value for name in FIELDS if (value := getattr(prompt, name)) not in (None, "", ())}
-    return given if prompt.messages is None else {**given, "chat": True}
+    lanes: list[dict[str, object]] = [
+        {**one, "label": f"{score.tensor} of layer {score.layer}"},
+        {**candidate.data, "label": "all layers"},
+    ]
+    return comparison_of(result.plan.prompts[0], result, model, lanes)

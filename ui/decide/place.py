@@ -152,7 +152,13 @@ def _wire_result(place: DecidePlace) -> None:
             kept = remember(mine, place.results.read(study), key_for(services, study))
         link = link_html(decision.id, request)
         listed = gr.update(choices=choices(kept))
-        return [*draw(decision, services), link, gr.update(visible=hidden(services, study)), kept, listed]
+        return [
+            *draw(decision, services, place.results),
+            link,
+            gr.update(visible=hidden(services, study)),
+            kept,
+            listed,
+        ]
 
     def cell(raw: str, shown: dict[str, Any] | None, mine: Any, request: gr.Request) -> Any:
         decision = found(shown, mine, request)

@@ -9,6 +9,7 @@ from kvq_core.advice.decision import Decision
 from kvq_core.errors import KvqError, StoreError
 from kvq_core.settings import settings
 from ui.decide.answer import answer_html, lanes_html, untested_html, worst_html
+from ui.decide.beside import beside_html
 from ui.decide.cell import CellPart, create_cell
 from ui.decide.evidence import fits_html, layers_html, policy_html
 from ui.decide.files import FILES, name_of
@@ -16,7 +17,7 @@ from ui.figures.decision import decision_front, policy_fronts
 from ui.html.copying import COPY_JS, copy_box
 from ui.service.address import page_address
 from ui.service.services import Services
-from ui.study.opening import is_open
+from ui.study.opening import Results, is_open
 from ui.views.view import Drawing, Page, Slot, create_page, or_absent
 
 NOTE = "Mean over prompts with its 95 % interval; dotted: the front. Hollow: it cannot be the answer, a hover says why."
@@ -75,7 +76,7 @@ def create_result() -> ResultPart:
     return ResultPart(gr.State(None), link, private, share, answer, first, layers, below, evidence, cell, files)
 
 
-def draw(decision: Decision, services: Services, unkept: str = "") -> list[Any]:
+def draw(decision: Decision, services: Services, results: Results, unkept: str = "") -> list[Any]:
     """Values of ``ResultPart.outputs``."""
     found, grounds = decision.advice, decision.grounds
     drawn = Drawing(
@@ -95,7 +96,8 @@ def draw(decision: Decision, services: Services, unkept: str = "") -> list[Any]:
     )
     pages = [Page(rows, gr.HTML()).html(drawn) for rows in (ROWS, LAYERS, BELOW)]  # type: ignore[arg-type]
     shown = gr.update(visible=True)
-    return [answer_html(decision, unkept), *pages, shown, *_files(decision, services), ""]
+    answer = answer_html(decision, unkept, beside_html(decision, results))
+    return [answer, *pages, shown, *_files(decision, services), ""]
 
 
 def _files(decision: Decision, services: Services) -> list[Any]:

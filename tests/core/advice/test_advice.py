@@ -63,6 +63,7 @@ def test_a_clear_winner_is_the_smallest_lane_within_the_tolerance():
     worst = noisy(0.002, seed=1)
     assert found.worst[0].prompt == f"p{worst.argmax()}" and found.worst[0].link == f"?run=r{worst.argmax()}"
     assert len(found.reasons) == 3 and "0.002 nats" in found.reasons[0]
+    assert "mean KLD up to 0.01 nats, flips 1%, p99 0.1 nats" in found.reasons[0], "what the tier is"
     assert any("8,192 were asked for" in each for each in found.untested)
 
 
@@ -92,7 +93,7 @@ def test_agreement_is_the_share_of_resamples_in_which_the_threshold_is_kept():
 def test_none_of_these_says_what_is_nearest_and_what_would_help():
     found = asked([*rows("small", noisy(0.5)), *rows("large", noisy(0.03, seed=1))], [option("small"), option("large")])
     assert (found.kind, found.lane, found.flags, found.runner_up) == ("none", None, None, None) and found.sure
-    assert found.answer.startswith("None of these: no lane is within close; large with a mean KLD of 0.03 nats")
+    assert found.answer.startswith("None of these: no lane is within the tier close; large with a mean KLD of 0.03 n")
     assert any("tolerance of marginal" in each for each in found.helps)
     assert any("unquantized" in each for each in found.helps)
 
@@ -146,7 +147,8 @@ def test_a_winner_that_does_not_fit_is_told_with_the_context_that_would():
         memory=24 * GB,
         nearest_context=4_000,
     )
-    assert found.kind == "none" and "middle is within close, but" in found.answer and "does not fit" in found.answer
+    assert found.kind == "none" and "does not fit" in found.answer
+    assert "middle is within the tier close, but" in found.answer
     assert any("at most 4,000 tokens" in each for each in found.helps)
 
 

@@ -132,5 +132,9 @@ def test_the_report_has_the_grounds_where_they_are_at_hand() -> None:
     for text in (as_html(ADVICE, grounds), as_markdown(ADVICE, grounds)):
         assert "The costliest layers alone, over 6 prompts" in text
         assert text.index("q4") < text.index("Not tested")
-    assert "costliest" not in as_html(ADVICE)
+    page = as_html(ADVICE, grounds, "https://here")
+    assert page.count("<rect") == page.count("<title>layer ") == len(grounds.scores), "a cell a score"
+    assert "darkest" in page and f'href="https://here/{ADVICE.worst[0].link}"' in page
+    assert f"(https://here/{ADVICE.worst[0].link})" in as_markdown(ADVICE, grounds, "https://here")
+    assert "costliest" not in as_html(ADVICE) and "<rect" not in as_html(ADVICE) and "href" not in as_html(ADVICE)
     assert json.loads(Decision(asked=Asked(), advice=ADVICE, grounds=grounds).canonical)["grounds"]["scored"] == 6

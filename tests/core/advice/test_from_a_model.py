@@ -141,7 +141,7 @@ def test_the_command_answers_in_json_and_writes_a_report(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = open_store(str(tmp_path / "store"))
-    monkeypatch.setattr("kvq_core.advice.advise.open_store", lambda: place)
+    monkeypatch.setenv("KVQ_STORE", place.root)
     done = study(parse_study(study_data(model, 6)), place)
     assert not done.failed, done.failed
     own = done.id
@@ -150,10 +150,24 @@ def test_the_command_answers_in_json_and_writes_a_report(
     told = json.loads(capsys.readouterr().out)
     assert {"answer", "lane", "runner_up", "flags", "agreement"} <= set(told)
     assert told["label"] == "two" and told["runner_up"] == "four" and told["study"] == own
-    assert "<h1>two:" in page.read_text()
+    assert "<h1>two:" in page.read_text() and f'/?run={told["worst"][0]["run"]}">' in page.read_text()
+    assert stored_decision(told["decision"], place).advice.label == "two", "as the page opens it"
     assert main(["advise", "--study", own, "--engine", "vllm"]) == 0
     assert "none of vLLM's formats" in capsys.readouterr().out
     assert main(["advise", "--study", own, "--out", "advice.pdf"]) == 2
+
+
+def test_ctrl_c_says_that_what_is_done_is_kept(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*given: object, **more: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kvq_core.advice.advise.decide", interrupted)
+    file = tmp_path / "prompts.txt"
+    file.write_text("\n".join(each.prompt for each in PROMPTS))
+    assert main(["advise", model, "--prompts", str(file)]) == 130
+    assert "what is done is kept, and the same command goes on from there" in capsys.readouterr().err
 
 
 def test_bytes_are_those_of_what_fits() -> None:

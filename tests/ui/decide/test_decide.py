@@ -110,8 +110,11 @@ def test_three_questions_give_an_answer_that_is_kept_with_its_link(place, model)
     found = going.decision
     assert found.advice.kind in ("one", "unsure") and found.advice.flags.startswith("llama-server")
     assert stored_decision(found.id, place.services.store) == found
-    answer, first, layers, below, shown, *_ = draw(found, place.services)
+    answer, first, layers, below, shown, *_ = draw(found, place.services, place.studies.results)
     assert found.advice.flags in answer and "resamples" in answer and 'id="plot-decide-front"' in first
+    spec = decode(re.search(r'href="\?c=([^"]+)"', answer)[1])
+    assert [lane.label for lane in spec.lanes] == [found.advice.label, found.advice.runner_up], "both side by side"
+    assert spec.prompt in TEXT and f"on the prompt {found.advice.worst[0].prompt}" in answer
     assert "Not tested" in first and "were not scored one by one" in layers and "What fits" in below
     again = watched(begin(place, form(model, source=STUDY, study=found.advice.study)))
     assert again.decision.advice.answer == found.advice.answer and len(place.engine.asked) == 10, "nothing runs again"
