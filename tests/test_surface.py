@@ -29,6 +29,7 @@ SURFACE = {
         "lane": "dict[str, typing.Any] | None",
         "label": "str | None",
         "runner_up": "str | None",
+        "runner_up_lane": "dict[str, typing.Any] | None = None",
         "separates": "str | None",
         "flags": "str | None",
         "agreement": "float | None",
@@ -164,7 +165,7 @@ SURFACE = {
         "str | None = None, bits: float | None = None, context: int = 8192, batch: int = 1, tolerance: str | float = "
         "'close', engine: str | None = None, weights: collections.abc.Sequence[pathlib.Path] = (), store: "
         "kvq_core.store.store.Store | None = None, progress: collections.abc.Callable[[str, int, int], None] | None "
-        "= None) -> kvq_core.advice.report.Advice"
+        "= None, workers: int | None = 1) -> kvq_core.advice.report.Advice"
     ),
     "from_function": (
         "(function: collections.abc.Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]], "
