@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hf_mem.safetensors.kv_cache import compute_safetensors_kv_cache_size
 
 from benchmarks.format_bits import rows
 from kvq_core.errors import ModelError, SpecError
@@ -218,10 +219,10 @@ def test_weights_of_gpt_oss() -> None:
 @pytest.mark.parametrize("config", [gpt_oss(), GEMMA_3_270M, {**gpt_oss(), "layer_types": ["full_attention"] * 24}])
 @pytest.mark.parametrize(("context", "batch"), [(1024, 1), (8192, 32)])
 def test_hf_mem_reserves_the_same(config: dict[str, Any], context: int, batch: int) -> None:
-    hf_mem = pytest.importorskip("hf_mem.safetensors.kv_cache", reason="hf-mem is not installed")
+    """Its arithmetic, called on a local config: https://github.com/alvarobartt/hf-mem"""
     pattern = 6 if config is GEMMA_3_270M else 2
     told = config if "layer_types" in config else {**config, "sliding_window_pattern": pattern}
-    theirs = hf_mem.compute_safetensors_kv_cache_size(told, "BF16", context, batch)
+    theirs = compute_safetensors_kv_cache_size(told, "BF16", context, batch)
     assert reserved(config, "vLLM", context, batch) == theirs
 
 
