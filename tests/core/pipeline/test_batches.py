@@ -41,6 +41,11 @@ def spec_of(count: int, **changes: object):
     )
 
 
+@pytest.fixture
+def by_eight(monkeypatch):
+    monkeypatch.setattr(footprint, "AT_ONCE", 8)
+
+
 @pytest.fixture(scope="module")
 def model(smollm):
     return tiny("llama", tokenizer=smollm.tokenizer)
@@ -70,7 +75,7 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     [{}, {"temperature": 0.9}, {"continuation": PROMPT[:60]}, {"capture": {"detail": "off"}}],
     ids=["greedy", "sampled", "continuation", "no captures"],
 )
-def test_twenty_lanes_are_three_runs_of_the_same_batches_bit_for_bit(model, changes):
+def test_twenty_lanes_are_three_runs_of_the_same_batches_bit_for_bit(model, changes, by_eight):
     spec = spec_of(20, **changes)
     run = run_of(model, spec)
     lanes, floors = run.lanes()
@@ -94,7 +99,7 @@ def test_twenty_lanes_are_three_runs_of_the_same_batches_bit_for_bit(model, chan
         first = first or batch
 
 
-def test_the_first_eight_of_twenty_lanes_are_what_they_are_without_the_others(model):
+def test_the_first_eight_of_twenty_lanes_are_what_they_are_without_the_others(model, by_eight):
     alone, together = (finished(model, spec_of(count, capture={"detail": "off"})) for count in (8, 20))
     shared = {name: values for name, values in together.arrays.items() if name in alone.arrays}
     assert same(shared, alone.arrays)
@@ -102,7 +107,7 @@ def test_the_first_eight_of_twenty_lanes_are_what_they_are_without_the_others(mo
     assert (alone.record.environment.lanes_at_once, together.record.environment.lanes_at_once) == (None, 8)
 
 
-def test_a_lane_of_a_later_batch_is_the_lane_alone_within_the_noise_of_batch_sizes(model):
+def test_a_lane_of_a_later_batch_is_the_lane_alone_within_the_noise_of_batch_sizes(model, by_eight):
     together = finished(model, spec_of(20)).record.lanes
     for index in (8, 12, 16, 19):
         spec = spec_of(20)
@@ -111,7 +116,7 @@ def test_a_lane_of_a_later_batch_is_the_lane_alone_within_the_noise_of_batch_siz
         assert (alone.token_ids, alone.memory) == (together[index].token_ids, together[index].memory)
 
 
-def test_all_batches_score_the_tokens_the_first_one_chose(model, monkeypatch):
+def test_all_batches_score_the_tokens_the_first_one_chose(model, monkeypatch, by_eight):
     """A later batch in which the reference would choose otherwise is given what it chose first."""
     spec = spec_of(12)
     run = run_of(model, spec)
@@ -129,6 +134,16 @@ def test_all_batches_score_the_tokens_the_first_one_chose(model, monkeypatch):
     assert parted.count(0) >= 3, "lanes part from the given text where they choose otherwise"
 
 
+def test_twenty_lanes_at_once_are_the_lanes_of_three_batches_within_the_noise_of_batch_sizes(model, monkeypatch):
+    at_once = finished(model, spec_of(20)).record
+    monkeypatch.setattr(footprint, "AT_ONCE", 8)
+    divided = finished(model, spec_of(20)).record
+    assert (at_once.environment.lanes_at_once, divided.environment.lanes_at_once) == (None, 8)
+    for one, other in zip(at_once.lanes, divided.lanes, strict=True):
+        assert math.isclose(one.metrics.kld_mean, other.metrics.kld_mean, rel_tol=1e-2)
+        assert one.memory == other.memory
+
+
 def test_sixty_four_lanes_run_and_are_kept(model, tmp_path):
     store = open_store(str(tmp_path))
     events = list(compare_on(model, spec_of(MAX_LANES), store))
@@ -137,6 +152,7 @@ def test_sixty_four_lanes_run_and_are_kept(model, tmp_path):
     assert [lane.label for lane in last.record.lanes] == [f"lane {i}" for i in range(64)]
     assert all(lane.status == "done" and lane.metrics for lane in last.record.lanes)
     assert sum(values.nbytes for values in last.arrays.values()) <= MAX_ARRAY_BYTES
+    assert last.record.environment.lanes_at_once == 32
     assert last.record.capture.layers and "lane/63/delta_map" in last.arrays
     record, arrays = store.load(last.record.id)
     assert same(dict(arrays), last.arrays) and record == last.record
@@ -154,7 +170,7 @@ def test_one_lane_more_is_refused_in_one_line():
         spec_of(65)
 
 
-def test_cancelling_in_a_later_batch_keeps_nothing(model, tmp_path):
+def test_cancelling_in_a_later_batch_keeps_nothing(model, tmp_path, by_eight):
     store = open_store(str(tmp_path))
     going = compare_on(model, spec_of(20), store)
     for event in going:
@@ -164,7 +180,7 @@ def test_cancelling_in_a_later_batch_keeps_nothing(model, tmp_path):
     assert store.list() == []
 
 
-def test_a_lane_that_fails_does_not_hurt_the_others(model):
+def test_a_lane_that_fails_does_not_hurt_the_others(model, by_eight):
     """One lane of each of the first batches, and every one of the last."""
     failing = {3, 9, 16, 17, 18, 19}
     given = lanes(20)
@@ -191,7 +207,7 @@ def test_short_memory_makes_batches_smaller_and_the_record_says_so(model, monkey
     assert footprint.batch_size(model, spec, read, new) == 1
 
 
-def test_equal_streams_are_encoded_once_over_all_batches(model, monkeypatch):
+def test_equal_streams_are_encoded_once_over_all_batches(model, monkeypatch, by_eight):
     """A grid of four formats of keys and of values: eight encodings, though its batches are two."""
     rules = [{"method": "per_token", "knobs": {"bits": bits, "group_size": 8}} for bits in (2, 3, 4, 8)]
     cells = [
@@ -210,7 +226,7 @@ def test_equal_streams_are_encoded_once_over_all_batches(model, monkeypatch):
     assert encoded["packed"] == 8 and all(lane.status == "done" for lane in record.lanes)
 
 
-def test_what_a_batch_held_is_given_back(model):
+def test_what_a_batch_held_is_given_back(model, by_eight):
     run = run_of(model, spec_of(20))
     for batch in run.batches[:-1]:
         assert not hasattr(batch.decode, "rows")
@@ -223,17 +239,18 @@ def test_no_noise_floor_is_no_run(model, monkeypatch):
         run_of(model, spec_of(2))
 
 
-def test_an_estimate_knows_batches_and_that_memory_is_one_batchs(smollm):
+def test_an_estimate_knows_batches_and_that_memory_is_one_batchs(smollm, by_eight):
     few, many = (estimate(spec_of(count, capture={"detail": "off"})) for count in (8, 64))
     assert (few.batches, many.batches) == (1, 8)
     assert many.run_bytes == few.run_bytes
 
 
-def test_the_time_of_one_batch_alone_is_remembered(model, monkeypatch):
+def test_the_time_of_one_batch_alone_is_remembered(model, monkeypatch, by_eight):
     """A memo knows of no second one."""
     kept: list[list[float]] = []
     monkeypatch.setattr("kvq_core.pipeline.timings.files.keep_memo", lambda file, rows: kept.append(rows[-1]))
-    finished(model, spec_of(20))
-    assert not kept
+    full = [lane for lane in lanes(12) if "prefill" not in lane]
+    finished(model, spec_of(0, lanes=full))
+    assert len(full) > 8 and not kept
     finished(model, spec_of(2))
     assert len(kept) == 1 and kept[0][2] == 3
