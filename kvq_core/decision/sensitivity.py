@@ -15,7 +15,6 @@ from kvq_core.spec import MAX_LANES, Capture, ComparisonSpec, Lane, Tensor
 from kvq_core.studies.prompts import Prompt
 
 POSITIONS = 32  # scored of every prompt
-BATCH = 32  # lanes that decode at once: a step reads the model's weights once for all of them
 FIELDS = ("prompt", "messages", "system", "tools")  # of a prompt that a comparison has, too
 
 
@@ -109,7 +108,7 @@ def _spec(model: LoadedModel, prompt: Prompt, **more: object) -> ComparisonSpec:
 
 
 def _run(model: LoadedModel, spec: ComparisonSpec) -> Record:
-    for event in compare_on(model, spec, at_once=BATCH):
+    for event in compare_on(model, spec):
         if isinstance(event, Finished):
             return event.record
     raise AssertionError("a comparison ends with Finished")

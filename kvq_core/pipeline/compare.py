@@ -13,7 +13,6 @@ from kvq_core.machine.memory import memory_errors_as_limits
 from kvq_core.models import LoadedModel, known, load, outline, prepare, with_model
 from kvq_core.pipeline.answer import ReferenceAnswer, answered, check_kept_here, check_reference
 from kvq_core.pipeline.assemble import assemble, run_id
-from kvq_core.pipeline.footprint import AT_ONCE
 from kvq_core.pipeline.prompt import script
 from kvq_core.pipeline.state import Run
 from kvq_core.pipeline.timings import remember
@@ -83,10 +82,8 @@ def compare_on(
     store: Store | None = None,
     owner: str = "",
     answer: ReferenceAnswer | None = None,
-    at_once: int = AT_ONCE,
 ) -> Generator[Event]:
-    """``compare`` on a model that is in memory already; ``answer``: of the spec's reference, where it is known;
-    ``at_once``: lanes of a batch, where the run is not kept: another size moves last digits."""
+    """``compare`` on a model that is in memory already; ``answer``: of the spec's reference, where it is known."""
     read = script(model, spec)
     id = run_id(model, spec, read.ids)
     methods = [rule.method for lane in spec.lanes for rule in lane.every_rule]
@@ -95,7 +92,7 @@ def compare_on(
         if finished is None:
             if spec.reference is not None and answer is None:
                 answer = yield from answered(model, spec, read, store)
-            began, comparison = time.perf_counter(), Run(id, model, spec, read, owner, against=answer, at_once=at_once)
+            began, comparison = time.perf_counter(), Run(id, model, spec, read, owner, against=answer)
             yield from comparison.stages()
             finished = kept(*assemble(comparison), store)
             remember(finished.record, time.perf_counter() - began)

@@ -44,10 +44,10 @@ def batches(lanes: Sequence[Each], size: int) -> list[list[Each]]:
     return [list(lanes[first : first + size]) for first in range(0, max(1, len(lanes)), size)]
 
 
-def batch_size(model: LoadedModel, spec: ComparisonSpec, read: Script, new: int, most: int = AT_ONCE) -> int:
-    """How many lanes go at once: ``most``, or half as often as needed where memory that is free now is short of them,
+def batch_size(model: LoadedModel, spec: ComparisonSpec, read: Script, new: int) -> int:
+    """How many lanes go at once: AT_ONCE, or half as often as needed where memory that is free now is short of them,
     for results that differ in their last digits are better than none."""
-    size, needed = most, run_bytes(model, spec, read, new, most)
+    size, needed = AT_ONCE, run_bytes(model, spec, read, new, AT_ONCE)
     free = room_for(needed, model.device)
     while size > 1 and needed > free:
         size //= 2

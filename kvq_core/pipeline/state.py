@@ -17,7 +17,7 @@ from kvq_core.models import LoadedModel
 from kvq_core.models.rounding import Rounding
 from kvq_core.pipeline.answer import ReferenceAnswer
 from kvq_core.pipeline.batch import Answer, Batch
-from kvq_core.pipeline.footprint import AT_ONCE, batch_size, batches, held_of
+from kvq_core.pipeline.footprint import batch_size, batches, held_of
 from kvq_core.pipeline.lanes import Told, lanes_of
 from kvq_core.pipeline.progress import Progress, waiting
 from kvq_core.pipeline.prompt_scores import prompt_positions, turn_positions
@@ -36,7 +36,6 @@ class Run:
     owner: str = ""  # whose reading of the prompt may be held
     parent: Record | None = None  # the finished run whose answer is followed
     against: ReferenceAnswer | None = None  # of a reference that is another file
-    at_once: int = AT_ONCE  # lanes of a batch, where memory allows
     prefill: Prefill = field(init=False)
     plan: Plan | None = field(init=False, default=None)
     size: int = field(init=False)  # lanes of a batch, at most
@@ -89,7 +88,7 @@ class Run:
         passes, total = self._passes(), len(self.ids)
         follow = self.spec.continuation
         new = self.spec.max_new_tokens if follow is None else len(self.model.encode(follow))
-        self.size = batch_size(self.model, self.spec, self.script, new, self.at_once)
+        self.size = batch_size(self.model, self.spec, self.script, new)
         if passes:
             yield PrefillEvent(0, total * len(passes))
         for at, reading in enumerate(passes):
