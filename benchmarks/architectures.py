@@ -26,6 +26,7 @@ from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows
 from kvq_core.errors import ModelError
 from kvq_core.models import LoadedModel, wrap
+from kvq_core.sizing.layers import LayerKind
 from kvq_core.spec import Lane
 
 RESULTS = Path(__file__).with_suffix(".json")
@@ -62,6 +63,15 @@ _PLAIN = (
     "ministral3 mixtral nanochat olmo olmo2 phimoe qwen2 qwen3 seed_oss"
 )
 _ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"] * 2}
+# three layers that hold no keys and values: two read layer 1, one reads layer 2
+_SHARING = {
+    **_WINDOW,
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 3,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "hidden_size_per_layer_input": 16,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     **{kind: {} for kind in _PLAIN.split()},
     **dict.fromkeys("afmoe cohere2 cohere2_moe cwm exaone4 gemma2 granite_swa granitemoe_swa mistral".split(), _WINDOW),
@@ -77,7 +87,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "exaone_moe": {**_EXPERTS, **_WINDOW},
     "falcon_h1": {**_MAMBA, "mamba_d_ssm": 128},
     "gemma3_text": {**_WINDOW, **_ALTERNATING},
-    "gemma4_text": {**_WINDOW, "global_head_dim": 64, "num_kv_shared_layers": 0, "vocab_size_per_layer_input": 96},
+    "gemma3n_text": {
+        **_SHARING,
+        "altup_num_inputs": 2,
+        "laurel_rank": 8,
+        "activation_sparsity_pattern": [0.5, *[0.0] * 5],
+    },
+    "gemma4_text": {**_SHARING, "global_head_dim": 64, "use_double_wide_mlp": True},
     "gemma4_unified_text": {**_WINDOW, **_ALTERNATING, "global_head_dim": 64, "num_kv_shared_layers": 2},
     "gpt_neox": {**_WIDE, "num_key_value_heads": 4},
     "gpt_oss": {**_WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2},
@@ -117,18 +133,25 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 # one kind of each mechanism: soft-cap beside windows, RoPE by layer type, sinks, chunks, heads of two shapes, fused
 # projections, dropped arguments, partial rotary, no RoPE, delta net, Mamba-2, attention beside a state, convolution,
-# a state that takes whole prompts, query heads by layer, values of other channels, and what is refused
+# a state that takes whole prompts, query heads by layer, values of other channels, layers that read another's keys and
+# values, and what is refused
 SAMPLE = (
-    "gemma2 gemma3_text gpt_oss llama4_text gemma4_text gpt_neox stablelm phi smollm3 mistral qwen3_next bamba "
-    "falcon_h1 lfm2 jamba laguna mimo_v2_flash deepseek_v3"
+    "gemma2 gemma3_text gemma3n_text gpt_oss llama4_text gemma4_text gpt_neox stablelm phi smollm3 mistral qwen3_next "
+    "bamba falcon_h1 lfm2 jamba laguna mimo_v2_flash deepseek_v3"
 ).split()
+
+
+def sized(kind: str, vocabulary: int = VOCABULARY) -> dict[str, Any]:
+    """The configuration of that kind, for a vocabulary."""
+    told = {**_COMMON, **CONFIGS[kind]}
+    return told | dict.fromkeys({"vocab_size", "vocab_size_per_layer_input"} & told.keys(), vocabulary)
 
 
 @cache
 def tiny_of(kind: str, tokenizer: Any = None) -> LoadedModel:
     """A model of that kind with random weights. Raises ModelError where the engine does not take it."""
     torch.manual_seed(7)
-    told = {**_COMMON, **CONFIGS[kind], **({} if tokenizer is None else {"vocab_size": len(tokenizer)})}
+    told = sized(kind) if tokenizer is None else sized(kind, len(tokenizer))
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **told)).float()
     return wrap(model, tokenizer, id=f"tiny-{kind}")
 
@@ -197,6 +220,14 @@ def _prefilled(model: LoadedModel, ids: list[int]) -> Prefill:
         prefills.CHUNK = held
 
 
+def _named(held: LayerKind) -> str:
+    if held.kv_heads:
+        return held.kind
+    if held.reads is not None:
+        return "reading"
+    return "state" if held.conv or held.recurrent else "none"
+
+
 def looked_at(kind: str) -> dict[str, Any]:
     """What benchmarks/architectures.json says of a kind."""
     try:
@@ -206,9 +237,7 @@ def looked_at(kind: str) -> dict[str, Any]:
     reference, others = wired(model)
     shape = model.shape
     return {
-        "layers": [
-            held.kind if held.kv_heads else "state" if held.conv or held.recurrent else "none" for held in shape.kinds
-        ],
+        "layers": [_named(held) for held in shape.kinds],
         "states": shape.stateful,
         "chunks": shape.in_chunks,
         "softcap": any(how is not None and how.softcap is not None for how in model.scoring),

@@ -32,6 +32,8 @@ def _special(told: dict[str, Any]) -> str:
         "no RoPE in some layers": "none" in kinds,
         "RoPE that cannot be undone": "unknown" in kinds,
         "attention beside a state": both,
+        "layers that read an earlier one's keys and values": "reading" in told["layers"],
+        "values of other channels than keys": any(key != value for key, value in told["heads"]),
         "heads of several sizes": len(told["heads"]) > 1,
         "prompt in one pass": not told["chunks"],
     }

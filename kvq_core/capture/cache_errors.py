@@ -23,7 +23,8 @@ class ReferenceCache:
     RoPE, each of which sees the first ``seen`` (n,) keys: a few and, last, the newest, which sees all. Computed from
     the working copy:
     ``energy`` (layers, kv_heads, head_dim) squared size of each channel over all tokens, ``depth``
-    (layers, kv_heads, buckets) of each bucket of tokens, outputs (layers, query_heads, n, head_dim).
+    (layers, kv_heads, buckets) of each bucket of tokens, outputs (layers, query_heads, n, head_dim). Values, and with
+    them outputs, may have another head_dim than keys.
     """
 
     places: dict[int, tuple[int, int]]
@@ -48,9 +49,11 @@ class ReferenceCache:
         buckets: Buckets,
     ) -> "ReferenceCache":
         count, heads, dim = directions.shape[:3]
-        energy = {kind: torch.zeros(count, heads, dim) for kind in KINDS}
+        g, i = next(iter(places.values()))
+        wide = rows.working(0, g, "value", i).shape[-1]
+        energy = {"key": torch.zeros(count, heads, dim), "value": torch.zeros(count, heads, wide)}
         depth = {kind: torch.zeros(count, heads, buckets.count) for kind in KINDS}
-        outputs = torch.zeros(queries.shape)
+        outputs = torch.zeros(*queries.shape[:-1], wide)
         for layer, (g, i) in places.items():
             held = {kind: rows.working(0, g, kind, i) for kind in KINDS}
             for kind, x in held.items():
@@ -148,7 +151,7 @@ def attention_outputs(
     """Attention outputs of queries (query_heads, n, head_dim), of which each sees the first ``seen`` (n,) keys, and of
     these reads those in ``read`` (kv_heads, n, tokens), where given. Scores are what the layer makes of them.
 
-    keys, values (kv_heads, tokens, head_dim) -> (query_heads, n, head_dim).
+    keys, values (kv_heads, tokens, head_dim) -> (query_heads, n, head_dim of the values).
     """
     heads, n, dim = queries.shape
     q = (queries * how.scaling).reshape(keys.shape[0], -1, dim)  # (kv_heads, groups * n, head_dim)
@@ -160,7 +163,7 @@ def attention_outputs(
         scores.masked_fill_(~read[:, None], float("-inf"))
     if (behind := how.behind(seen.to(device), keys.shape[1])) is not None:
         scores.masked_fill_(behind, float("-inf"))
-    return (how.softmax(scores).flatten(1, 2) @ values).reshape(heads, n, dim)
+    return (how.softmax(scores).flatten(1, 2) @ values).reshape(heads, n, -1)
 
 
 def output_bound(queries: Tensor, key_error: Tensor, values: Tensor, value_error: Tensor, scaling: float) -> Tensor:

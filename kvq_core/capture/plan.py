@@ -13,7 +13,7 @@ from kvq_core.spec import Capture, ComparisonSpec, layer_words
 
 MOST_BYTES = 63 * 2**20  # of all arrays of a run; a stored run holds 64 MB
 DISTRIBUTIONS = {"normal": 6, "deep": 64}  # layers whose key distributions are kept, at most
-LOOKED = "captures are of layers that attend to all tokens, with keys and values of one size"
+LOOKED = "captures are of layers that attend to all tokens, with heads of one size"
 MANY_LANES = 8  # more than these are compared without captures where captures do not fit, rather than not at all
 FEWEST_LAYERS = 4  # with score maps, before attention is looked at less often
 
@@ -110,7 +110,7 @@ def _others(e: Extent, kv_heads: int, steps: int, drawn: int) -> int:
     """Bytes of all arrays but score maps, attention rows and Method.usage_bytes, at most; the arrays are those of
     record.ARRAYS."""
     heads, queries = e.layers * kv_heads, e.layers * e.query_heads
-    channels, angles = heads * e.head_dim, 2 * heads * len(RANKS) * max(RANKS)
+    channels, angles = heads * max(e.head_dim, e.value_dim), 2 * heads * len(RANKS) * max(RANKS)
     quantiles = 2 * 2 * drawn * kv_heads * e.head_dim * len(QUANTILES)
     scored = e.steps * 4 * (3 + 1 + 2 * 5)
     prompt = (

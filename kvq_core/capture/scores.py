@@ -37,6 +37,7 @@ class Extent:
     floor: bool = True  # whether the last of them is the noise floor
     whole: int = 0  # forced rows of the run, where it goes in batches and these are one's
     looked: tuple[int, ...] = ()  # layers that are looked at; the others stay 0
+    value_dim: int = 0  # channels of a value, where they are others than head_dim
 
     @property
     def drawn(self) -> int:
@@ -48,7 +49,7 @@ class Extent:
         """``prompt`` tokens and ``new`` ones: the first comes from the prefill, and the last enters no cache."""
         steps = max(0, new - 1)
         sizes = shape.layers, shape.query_heads, shape.head_dim
-        return cls(*sizes, lanes, steps, prompt + steps, floor, whole, shape.captured)
+        return cls(*sizes, lanes, steps, prompt + steps, floor, whole, shape.captured, shape.value_dim)
 
 
 class ScoreTap:

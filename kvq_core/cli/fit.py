@@ -87,6 +87,8 @@ def _head(found: "Fit") -> list[str]:
 
 def _layer_words(layer: "LayerKind") -> str:
     kinds = {"full": "that read all tokens", "latent": "with a latent of all tokens", "none": "without keys"}
+    if layer.reads is not None:
+        return f"without keys that read those of layer {layer.reads}"
     kind = kinds.get(layer.kind) or f"{layer.kind} ({layer.window:,} tokens)"
     heads = f", {layer.kv_heads} x ({layer.key_dim} + {layer.value_dim}) channels" if layer.elements else ""
     return kind + heads + (" and a state" if layer.conv or layer.recurrent else "")

@@ -134,25 +134,27 @@ class Filling:
         return hidden
 
     def _attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:
-        g, i = self._place[layer]
+        held_by = how.holder(layer)
+        g, i = self._place[held_by]
         working, now, end = self._groups[g], slice(self._now.start, self._now.end), self._now.end
-        for kind, x in zip(KINDS, (keys, values), strict=True):
+        for kind, x in zip(KINDS, (keys, values), strict=True) if how.reads is None else ():
             # a token that is decoded is read as a cache holds it, and so is one that is stored first
             held = x.to(torch.float16) if self.stored or self._now.answered else x
             working.own[kind][i, :, :, now] = held
             working.read[kind][i, :, :, now] = held
         own, read = ([of[kind][i, :, :, :end] for kind in KINDS] for of in (working.own, working.read))
-        met = rounded(queries.float(), [cache.roundings for cache in self.caches], layer)
-        reads = self._choosing.reads(layer, queries, end)
+        met = rounded(queries.float(), [cache.roundings for cache in self.caches], held_by)
+        reads = self._choosing.reads(held_by, queries, end)
         if self._stored is not None:
-            self._stored.preview(layer, own, read, self._now.start)
+            if how.reads is None:
+                self._stored.preview(layer, own, read, self._now.start)
             own, read = ([x.float() for x in tensors] for tensors in (own, read))
             asked = {row: keys_read() for row, keys_read in reads.items()}
-            return self._stored.attention(layer, met, own, read, how, asked).to(queries.dtype)
+            return self._stored.attention(held_by, met, own, read, how, asked).to(queries.dtype)
         seen_keys, seen_values = (x.float() for x in read)
-        if self._watches:
+        if self._watches and how.reads is None:
             self._note(layer, queries.float(), seen_keys, how, reads)
-        if reads or any(layer in cache.roundings for cache in self.caches):
+        if reads or any(held_by in cache.roundings for cache in self.caches):
             out = []
             for row, given in enumerate(zip(queries.float(), met, seen_keys, seen_values, strict=True)):
                 seen = reads[row]() if row in reads else None

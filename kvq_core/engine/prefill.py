@@ -128,14 +128,15 @@ class Prefill:
                 yield start, min(start + size, last)
 
     def _attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:
-        group, i = self.place[layer]
+        group, i = self.place[how.holder(layer)]
         end = self._start + keys.shape[-2]
         now = slice(self._start, end)
-        if group.queries.shape[-2]:
-            group.queries[i, :, now] = queries[0]
-        group.keys[i, :, now] = keys[0]
-        group.values[i, :, now] = values[0]
-        past = [t[i : i + 1, :, :end].to(queries.dtype) for t in (group.keys, group.values)]
+        if how.reads is None:
+            if group.queries.shape[-2]:
+                group.queries[i, :, now] = queries[0]
+            group.keys[i, :, now] = keys[0]
+            group.values[i, :, now] = values[0]
+        past = [t[i : i + 1, :, :end].to(queries) for t in (group.keys, group.values)]
         return causal_attention(queries, past[0], past[1], how)
 
 

@@ -146,12 +146,15 @@ class Rows:
         self.tokens += fresh
 
     def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:
-        g, i = self.place[layer]
+        held_by = how.holder(layer)
+        g, i = self.place[held_by]
         copies, places = self.copies[g], self._places[g]
+        queries = queries.to(copies.tail_keys.device)
         count, heads, fresh, dim = keys.shape
         held = len(self.held)
-        self._enter(copies, layer, i, keys.float(), values.float())
-        asked = rounded(queries.float(), [self.roundings[lane] for lane in self.lane_of], layer) * how.scaling
+        if how.reads is None:
+            self._enter(copies, layer, i, keys.float(), values.float())
+        asked = rounded(queries.float(), [self.roundings[lane] for lane in self.lane_of], held_by) * how.scaling
         q = asked.reshape(count, heads, -1, dim)  # (rows, kv_heads, groups * fresh, head_dim)
         tail = slice(0, self.tokens - self.prefix + fresh)
         tail_keys, tail_values = (x[i, :count, :, tail].float() for x in (copies.tail_keys, copies.tail_values))
@@ -167,7 +170,7 @@ class Rows:
             tails = torch.cat([tails, (q[:1] @ tail_keys[:held].mT)[:, None]], 1)
         self._hide_future(tails, fresh)
         prefix_keys, prefix_values = (x[i, :held].float() for x in (copies.prefix_keys, copies.prefix_values))
-        hidden = self._hidden(layer, queries, self.tokens + fresh)
+        hidden = self._hidden(held_by, queries, self.tokens + fresh)
         slots = places.rows.shape[1]
         step = SharedAttention(by_slot, tails, prefix_keys, prefix_values, slots, hidden, how, fresh)
         step.compute(
@@ -177,7 +180,7 @@ class Rows:
             self._unseen.append(_Shown(layer, queries[0].float(), hidden, how.sinks))
             if len(self._unseen) == self._layers_shown(step.every) or layer == self._last_shown[g]:
                 self._show(self.tap, step.every, q.device, isolates)
-        if self.watched:
+        if self.watched and how.reads is None:
             self._note(layer, queries, places.by_row(step.weights))
         for row in self.choosing.following(layer):
             self.choosing.follow(row, layer, places.of_row(step.weights, row).unflatten(1, (-1, fresh)))

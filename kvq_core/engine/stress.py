@@ -87,7 +87,8 @@ class AppliedStress:
         """``attend`` as it is, seeing stressed queries and keys."""
 
         def stressed(layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:
-            return attend(layer, self.queries(layer, queries), self.keys(layer, keys), values, how)
+            held = how.holder(layer)  # whose keys queries meet
+            return attend(layer, self.queries(held, queries), self.keys(held, keys), values, how)
 
         return stressed
 
@@ -144,8 +145,9 @@ def _logits(model: LoadedModel, prefill: Prefill, applied: AppliedStress | None)
     start = 0 if model.shape.stateful else max(0, len(prefill.ids) - CHECKED)
 
     def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:
-        group, i = prefill.place[layer]
-        asked = queries.float() if applied is None else applied.queries(layer, queries)
+        held = how.holder(layer)
+        group, i = prefill.place[held]
+        asked = queries.float() if applied is None else applied.queries(held, queries)
         return causal_attention(asked, group.keys[i : i + 1], group.values[i : i + 1], how)
 
     return model.head(model.hidden(torch.tensor([prefill.ids[start:]]), start, attend)[:, -CHECKED:])[0]

@@ -57,10 +57,15 @@ class ModelShape:
         own = self.kv_heads, self.head_dim
         return tuple(i for i in self.keyed if (self.kinds[i].kv_heads, self.kinds[i].key_dim) == own)
 
+    @property
+    def value_dim(self) -> int:
+        """Channels of a head's value, in the first layer of full attention; of its key as a rule."""
+        return self.kinds[self.full[0]].value_dim if self.full else self.head_dim
+
     @cached_property
     def captured(self) -> tuple[int, ...]:
-        """Layers that captures look at: full attention, keys and values in heads of this shape."""
-        own = (self.kv_heads, self.head_dim, self.head_dim)
+        """Layers that captures look at: full attention, keys in heads of this shape and values of ``value_dim``."""
+        own = (self.kv_heads, self.head_dim, self.value_dim)
         told = ((k.kv_heads, k.key_dim, k.value_dim) for k in self.kinds)
         return tuple(i for i, heads in enumerate(told) if i in self.full and heads == own)
 

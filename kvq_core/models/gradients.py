@@ -21,17 +21,18 @@ class Held:
 
 
 def gradients(model: "LoadedModel", ids: list[int]) -> dict[int, tuple[Held, Held]]:
-    """Of each layer that attends keys and values of a text, with the gradients of the sum of -log p of its tokens.
+    """The keys and values of a text, of each layer that keeps any, with gradients of the sum of -log p of its tokens.
 
     The model's weights stay as they are, and no gradients are kept with them.
     """
     held: dict[int, tuple[Tensor, Tensor]] = {}
 
     def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:
-        for x in (keys, values):
-            if not x.requires_grad:  # the first layer of a model whose weights are not learned
-                x.requires_grad_()
-        held[layer] = keys, values
+        if how.reads is None:  # else they are those of an earlier layer, the tensors themselves
+            for x in (keys, values):
+                if not x.requires_grad:  # the first layer of a model whose weights are not learned
+                    x.requires_grad_()
+            held[layer] = keys, values
         return causal_attention(queries, keys, values, how)
 
     with torch.enable_grad():

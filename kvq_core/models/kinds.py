@@ -32,7 +32,7 @@ def kinds_of(model: Any) -> tuple[LayerKind, ...]:
     if not calls:
         raise unsupported(model.config, "its attention does not hand its keys and values to another implementation")
     for layer, kind in enumerate(kinds):
-        if reason := _apart(kind, calls.get(layer)):
+        if reason := _apart(kind if kind.reads is None else kinds[kind.reads], calls.get(layer)):
             raise unsupported(model.config, f"layer {layer} {reason}")
     asking = {calls[layer].query_heads for layer, kind in enumerate(kinds) if kind.kind == "full"}
     if len(asking) > 1:
@@ -49,7 +49,7 @@ def _apart(kind: LayerKind, call: Call | None) -> str | None:
     if call is None:
         return f"is of kind {kind.kind} and does not attend" if kind.kv_heads else None
     if not kind.kv_heads:
-        return "attends and keeps no keys of its own: layers that read those of an earlier one are not reproduced here"
+        return "attends and keeps no keys of its own, and its configuration does not say whose it reads"
     told = (kind.kv_heads, kind.key_dim, kind.value_dim)
     done = (call.kv_heads, call.key_dim, call.value_dim)
     if told != done:

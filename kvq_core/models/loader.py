@@ -127,8 +127,9 @@ class LoadedModel(Reader):
         ``attend`` answers every attention call (see lockstep.py); ``states`` of the rows after the tokens before, which
         are brought up to date. Logits are float32; with ``last_only`` they are those of the last token alone.
         """
-        out = self._pass(self.model, ids, start, attend, states, logits_to_keep=1 if last_only else 0)
-        return out.logits.float()
+        if last_only:  # some models would ask layers that keep nothing of the last token alone
+            return self.head(self.hidden(ids, start, attend, states)[:, -1:])
+        return self._pass(self.model, ids, start, attend, states).logits.float()
 
     def answers(self, ids: Tensor, attend: Any) -> Tensor:
         """``forward`` of whole texts, whose logits, in the model's dtype, have gradients where gradients are on."""
@@ -140,12 +141,12 @@ class LoadedModel(Reader):
         """What the head reads after ``forward`` of the same: (rows, tokens, hidden size), in the model's dtype."""
         return self._pass(body(self.model), ids, start, attend, states).last_hidden_state
 
-    def _pass(self, module: Any, ids: Tensor, start: int, attend: Any, states: "States | None", **options: Any) -> Any:
+    def _pass(self, module: Any, ids: Tensor, start: int, attend: Any, states: "States | None") -> Any:
         positions = torch.arange(start, start + ids.shape[1], device=self.device)[None]
         if states is None and self.shape.stateful:
             assert not start, "a model with states goes on from those after the tokens before"
             states = self.states()
-        options |= {"use_cache": False} if states is None else {"use_cache": True, "past_key_values": states}
+        options = {"use_cache": False} if states is None else {"use_cache": True, "past_key_values": states}
         with attending(attend, self.scoring):
             return module(input_ids=ids.to(self.device), position_ids=positions, **options)
 

@@ -34,7 +34,8 @@ class Attend(Protocol):
         """Store the new keys and values, attend, return the output.
 
         queries (rows, query_heads, tokens, head_dim), keys and values (rows, kv_heads, tokens, head_dim), all after
-        RoPE -> (rows, tokens, query_heads, head_dim of the values).
+        RoPE -> (rows, tokens, query_heads, head_dim of the values). A layer whose scoring ``reads``
+        those of an earlier one hands on what that one handed on in this pass, and nothing of it is stored again.
         """
 
 
@@ -74,7 +75,7 @@ def attention(
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     how = scoring[layer]
     assert how is not None, "a layer that the survey did not see attends"
-    return attend(layer, query, key, value, how).to(query.dtype).contiguous(), None
+    return attend(layer, query, key, value, how).to(query).contiguous(), None
 
 
 def check_asked(mask: Tensor | None, kwargs: dict[str, Any]) -> None:

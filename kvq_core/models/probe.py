@@ -53,8 +53,10 @@ def probe(model: Any, rope: Rope) -> tuple[Rotation, ...]:
     found: dict[int, Rotation] = {}
 
     def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:
-        found[layer] = _judge(keys.float(), rope.table_of(layer), _EQUAL.get(keys.dtype, _EQUAL_HALF))
-        return values.repeat_interleave(queries.shape[1] // values.shape[1], 1).transpose(1, 2)
+        if how.reads is None:
+            found[layer] = _judge(keys.float(), rope.table_of(layer), _EQUAL.get(keys.dtype, _EQUAL_HALF))
+        newest = values[..., -queries.shape[-2] :, :]  # layers that keep nothing may be asked of the last token alone
+        return newest.repeat_interleave(queries.shape[1] // values.shape[1], 1).transpose(1, 2)
 
     held = model.config._attn_implementation
     if held != ATTENTION:

@@ -11,6 +11,7 @@ class Scoring:
     """Of one layer. Scores are q·k times ``scaling``, then ``softcap`` * tanh(score / softcap) where there is one. A
     query at position p sees the newest ``window`` keys, its own among them, or, of a ``chunk`` of c positions, those
     from c * (p // c) on. ``sinks`` (query_heads,): scores of nothing, which take their share of the softmax.
+    ``reads``: the earlier layer whose keys and values are read, of one that holds none.
     """
 
     scaling: float
@@ -18,6 +19,11 @@ class Scoring:
     window: int | None = None
     chunk: int | None = None
     sinks: Tensor | None = None
+    reads: int | None = None
+
+    def holder(self, layer: int) -> int:
+        """The layer that holds what a layer of this scoring reads: as a rule itself."""
+        return layer if self.reads is None else self.reads
 
     @property
     def plain(self) -> bool:

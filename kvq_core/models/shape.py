@@ -91,13 +91,19 @@ def shape_of(model: Any) -> ModelShape:
 def scoring_of(model: Any) -> tuple[Scoring | None, ...]:
     """What each layer makes of q·k; None of layers that do not attend."""
     kinds, calls = kinds_of(model), survey(model)
-    return tuple(_scoring(model, kind, calls[layer]) if layer in calls else None for layer, kind in enumerate(kinds))
+    return tuple(
+        _scoring(model, kind if kind.reads is None else kinds[kind.reads], calls[layer], kind.reads)
+        if layer in calls
+        else None
+        for layer, kind in enumerate(kinds)
+    )
 
 
-def _scoring(model: Any, kind: LayerKind, call: Call) -> Scoring:
+def _scoring(model: Any, kind: LayerKind, call: Call, reads: int | None) -> Scoring:
+    """Of a layer that attends to what one of this kind holds."""
     sinks = None if call.sinks is None else getattr(model.get_submodule(call.module), call.sinks).detach()
     window, chunk = (kind.window if kind.kind == name else None for name in ("sliding", "chunked"))
-    return Scoring(call.scaling, call.softcap, window, chunk, sinks)
+    return Scoring(call.scaling, call.softcap, window, chunk, sinks, reads)
 
 
 def _first_keyed(kinds: tuple[LayerKind, ...]) -> LayerKind:
@@ -111,7 +117,8 @@ def interleaved_in_gguf(model: Any) -> bool:
 
 def key_bias_kind(model: Any) -> Literal["none", "bias", "normed"]:
     """Whether the key projections of a model have a bias, and whether a norm or a bound follows it."""
-    modules = list(attention_modules(model).values())
+    kinds = kinds_of(model)
+    modules = [module for layer, module in attention_modules(model).items() if kinds[layer].reads is None]
     if any(_bias(module) is None for module in modules):
         return "none"
     bounded = getattr(model.config, "clip_qkv", None) is not None

@@ -17,6 +17,7 @@ from kvq_core.models.shape import key_bias_of, rope_of, scoring_of, shape_of
 from kvq_core.models.support import check_config, check_model
 from kvq_core.packed.dense import DenseLayer
 from kvq_core.packed.layer import PackedLayer, Plan
+from kvq_core.packed.reading import ReadingLayer, shared
 from kvq_core.packed.rope_tables import Turns
 from kvq_core.packed.transforms import Asked
 from kvq_core.spec import Assignment, Lane
@@ -82,7 +83,7 @@ def packed_layers(
 
 def lane_layers(
     lane: Lane, model: Any, path: Path, room: int, ref: ModelRef, rotations: tuple[Rotation, ...]
-) -> list[PackedLayer | DenseLayer]:
+) -> list[PackedLayer | DenseLayer | ReadingLayer]:
     """Empty layers as ``packed_layers`` makes them, by the rules of a lane: one plan for each method and its layers.
 
     Raises MethodError where the lane, or a method of it, has no packed execution on the model.
@@ -107,9 +108,10 @@ def lane_layers(
         untouched = Plan(make("fp16"), (UNTOUCHED, UNTOUCHED), path, None, ref, room, shape.scaling)
         keys.update(dict.fromkeys(left, untouched))
     made = _layers(model, keys, values, room, rotations)
-    return [
+    choosing = [
         replace(layer, selection=chosen.get(layer.index)) if isinstance(layer, PackedLayer) else layer for layer in made
     ]
+    return shared(choosing, shape)
 
 
 def _check(lane: Lane, each: Assignment) -> None:

@@ -39,8 +39,17 @@ class DenseLayer:
         self.fill(None, keys, values)
         if prompt:
             return causal_attention(queries, keys, values, how)
+        return self._over(queries, how)
+
+    def read(self, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:
+        """Attention of a layer that holds nothing, over what this one holds; ``keys`` and ``values`` entered last."""
+        if self.tokens == keys.shape[-2]:  # the prompt
+            return causal_attention(queries, keys, values, how)
+        return self._over(queries, how)
+
+    def _over(self, queries: Tensor, how: Scoring) -> Tensor:
         past_keys, past_values = (t[..., : self.tokens, :].to(queries.dtype) for t in self.buffers)
-        if keys.shape[-2] > 1 or not how.plain:
+        if queries.shape[-2] > 1 or not how.plain:
             return causal_attention(queries, past_keys, past_values, how)
         out = torch.nn.functional.scaled_dot_product_attention(
             queries, past_keys, past_values, scale=how.scaling, enable_gqa=True

@@ -70,6 +70,17 @@ class Waiting:
     values: Tensor
 
 
+@dataclass(frozen=True)
+class Entering:
+    """Tokens that a layer has attended to and not stored: ``keys`` and ``values`` as they will be; its ``queries`` and
+    ``weights`` over all tokens."""
+
+    keys: Tensor
+    fresh: Fresh
+    queries: Tensor
+    weights: Tensor
+
+
 @dataclass
 class PackedLayer:
     """The first tokens it sees are the prompt: they attend to themselves in full precision, and the method is fitted on
@@ -88,6 +99,8 @@ class PackedLayer:
     select: Select | None = None
     behind: transforms.Transform = AS_IT_IS  # of the keys
     roundings: tuple[QueryRounding, ...] | None = None  # of each row's queries, where they depend on what was fitted
+    readers: int = 0  # later layers that read what it holds, in the pass in which it takes tokens in
+    entering: Entering | None = None
 
     @property
     def sides(self) -> tuple[Side, ...]:
@@ -133,7 +146,7 @@ class PackedLayer:
             self.fill(queries, keys, values)
             return out
         several = keys.shape[-2] > 1
-        if not self.stores or not how.plain or (several and self._rounding is not None):
+        if self.readers or not self.stores or not how.plain or (several and self._rounding is not None):
             return self._attend_apart(queries, keys, values, how)
         if not several:
             return self._attend_fused(queries, keys, values, how)
@@ -160,20 +173,40 @@ class PackedLayer:
         stored = (keys.float() if turns is None else turns.unrotate(keys.float(), start)).half()
         read = stored.float() if turns is None else turns.rotate(stored.float(), start)
         fresh = Fresh(read, values.half())
-        hidden = None
+        out, weights = self._over(queries, fresh, how)
+        self.entering = Entering(stored, fresh, queries.float(), weights)
+        if not self.readers:
+            self.settle()
+        return out.to(queries.dtype)
+
+    def _over(self, queries: Tensor, fresh: Fresh, how: Scoring) -> tuple[Tensor, Tensor]:
+        """Attention over what is held and the tokens that enter: the output and the weights."""
+        hidden, count = None, fresh.keys.shape[-2]
         if self.select is not None:
-            total = start + keys.shape[-2]
+            total = self.tokens + count
             hidden = ~torch.stack([self.select(row, q.float(), total) for row, q in enumerate(queries)])
         met = self._met(queries)
-        asked = Asked(queries if keys.shape[-2] > 1 else met, met)
-        out, weights = attention(asked, self.sides[0], self.sides[1], fresh, how, hidden)
-        for side, x in zip(self.sides, (stored, fresh.values), strict=True):
+        asked = Asked(queries if count > 1 else met, met)
+        return attention(asked, self.sides[0], self.sides[1], fresh, how, hidden)
+
+    def read(self, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:
+        """Attention of a layer that holds nothing, over what this one holds and takes in in this pass: in that of the
+        prompt over keys and values as they are."""
+        if self.entering is None:
+            return causal_attention(queries, keys, values, how)
+        return self._over(queries, self.entering.fresh, how)[0].to(queries.dtype)
+
+    def settle(self) -> None:
+        """Store the tokens that have been attended to."""
+        if (new := self.entering) is None:
+            return
+        self.entering = None
+        for side, x in zip(self.sides, (new.keys, new.fresh.values), strict=True):
             side.extend(x)
-            side.observe(queries.float(), weights)
+            side.observe(new.queries, new.weights)
         if isinstance(self.select, Evicting):
-            for row, each in enumerate(weights):
-                self.select.follow(row, each.unflatten(0, (keys.shape[1], -1)))
-        return out.to(queries.dtype)
+            for row, each in enumerate(new.weights):
+                self.select.follow(row, each.unflatten(0, (new.keys.shape[1], -1)))
 
     @property
     def _rounding(self) -> QueryRounding | None:

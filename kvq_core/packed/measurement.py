@@ -19,6 +19,7 @@ from kvq_core.models.survey import survey
 from kvq_core.packed.cache import lane_layers
 from kvq_core.packed.dense import DenseLayer
 from kvq_core.packed.layer import PackedLayer
+from kvq_core.packed.reading import ReadingLayer, shared
 from kvq_core.spec import Lane
 
 WARM_UP = 2  # steps left out of the median: they compile kernels and make allocations
@@ -67,7 +68,7 @@ class LaneMeasurement(BaseModel):
         return "+".join(sorted({path for paths in self.paths.values() for path in paths}) or ["torch"])
 
 
-Layers = Sequence[PackedLayer | DenseLayer]
+Layers = Sequence[PackedLayer | DenseLayer | ReadingLayer]
 Make = Callable[[int], Layers]  # tokens to allocate room for -> empty layers
 
 
@@ -168,7 +169,8 @@ class _Run:
 def _maker(model: LoadedModel, lane: Lane | None, path: Path) -> Make:
     """What makes a lane's empty layers; refuses lanes without packed execution at once."""
     if lane is None:
-        return lambda room: [DenseLayer(model.dtype, room, window=kind.window) for kind in model.shape.kinds]
+        shape = model.shape
+        return lambda room: shared([DenseLayer(model.dtype, room, window=kind.window) for kind in shape.kinds], shape)
     rotations = model.rotations  # found before the shape is asked: it tells which are not known
     reason = lane.why_not(model.shape)
     if reason is not None:
@@ -202,6 +204,7 @@ def _fill_and_step(model: LoadedModel, make: Make, tokens: int, batch: int) -> N
         random = partial(torch.randn, device=device, dtype=model.dtype)
         keys, values = (random(batch, kind.kv_heads, tokens, dim) for dim in (kind.key_dim, kind.value_dim))
         queries = random(batch, survey(model.model)[index].query_heads, 64, kind.key_dim)
+        assert not isinstance(layer, ReadingLayer), "such a layer keeps no keys"
         layer.fill(queries, keys, values)
         del keys, values, queries
     _Run(model, layers).step(torch.zeros(batch, 1, dtype=torch.long), tokens)

@@ -104,7 +104,8 @@ def _passing(model: LoadedModel, spec: ComparisonSpec, prompt: int, new: int, la
     measured at once."""
     shape, config = model.shape, model.model.config
     chunk = min(CHUNK, prompt)
-    width = 4 * config.hidden_size + 3 * getattr(config, "intermediate_size", 4 * config.hidden_size)
+    inner = getattr(config, "intermediate_size", 4 * config.hidden_size)
+    width = 4 * config.hidden_size + 3 * (max(inner) if isinstance(inner, list) else inner)  # some say it by layer
     prefill = 4 * chunk * (width + shape.query_heads * prompt)
     given = spec.continuation is not None  # where it is, no row is free
     rows, fed = (lanes + 1, min(spec.score_chunk, new)) if given else (2 * lanes + 1, 1)

@@ -26,7 +26,8 @@ class LayerKind(Frozen):
     """What one layer holds. ``kind``: of which tokens keys and values are kept, all, the newest ``window``, those of a
     chunk of ``window``, or a latent of every token (MLA: ``key_dim`` channels after RoPE and ``value_dim`` of the
     latent, which all heads share); none: no keys and values. ``index_dim``: channels of a key of its own by which a
-    layer chooses tokens. ``conv``, ``recurrent``: elements of a state, of a sequence whatever its length."""
+    layer chooses tokens. ``conv``, ``recurrent``: elements of a state, of a sequence whatever its length. ``reads``:
+    the earlier layer whose keys and values a layer without any reads."""
 
     kind: Kind
     window: int | None = None
@@ -38,6 +39,7 @@ class LayerKind(Frozen):
     conv_width: int = 0  # tokens that ``conv`` spans
     recurrent: int = 0
     in_chunks: bool = True  # whether a state goes on from what earlier tokens left, where several follow at once
+    reads: int | None = None
 
     @property
     def elements(self) -> int:
@@ -99,13 +101,13 @@ def shape_of(config: Config) -> Shape:
     config = text_config(config)
     try:
         kinds = _kinds(config)
-        layers = tuple(_layer(config, kind, number) for number, kind in enumerate(kinds))
+        layers = _sharing(config, tuple(_layer(config, kind, number) for number, kind in enumerate(kinds)))
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         said = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         raise ModelError(f"This configuration does not say what its cache takes: {said}.") from None
     return Shape(
         architecture=str(config.get("model_type") or whole.get("model_type") or "unknown"),
-        layers=_shared(config, layers),
+        layers=layers,
         context=config.get("max_position_embeddings") or config.get("n_positions"),
         dtype=dtype_of(config) or "bfloat16",
         stated=() if dtype_of(config) else ("dtype of the weights (taken: bfloat16)",),
@@ -200,7 +202,11 @@ def _heads(config: Config, windowed: bool) -> tuple[int, int, int]:
     return kv, key, value
 
 
-def _shared(config: Config, layers: tuple[LayerKind, ...]) -> tuple[LayerKind, ...]:
-    """The last layers of some models read the cache of an earlier one, and hold none (Gemma 3n, Gemma 4)."""
-    reuse = int(config.get("num_kv_shared_layers") or 0)
-    return (*layers[: len(layers) - reuse], *[LayerKind(kind="none")] * reuse)
+def _sharing(config: Config, layers: tuple[LayerKind, ...]) -> tuple[LayerKind, ...]:
+    """The last layers of some models hold no keys and values: each reads those of the last layer before them that is of
+    its own kind (Gemma 3n, Gemma 4). Raises ValueError where there is none."""
+    own = len(layers) - int(config.get("num_kv_shared_layers") or 0)
+    last = {kind.kind: layer for layer, kind in enumerate(layers[:own])}
+    if lone := next((kind.kind for kind in layers[own:] if kind.kind not in last), None):
+        raise ValueError(f"num_kv_shared_layers leaves no {lone} layer that keeps what {lone} layers read")
+    return (*layers[:own], *(LayerKind(kind="none", reads=last[kind.kind]) for kind in layers[own:]))

@@ -62,10 +62,9 @@ def parameters(config: Config, layers: tuple[LayerKind, ...]) -> tuple[int, int]
     """Weights of matrices outside of experts, and in experts. Raises KeyError for a field that is missing."""
     hidden, vocabulary = int(config["hidden_size"]), int(config["vocab_size"])
     dense, experts = vocabulary * hidden * (1 if _tied(config) else 2), 0
-    shared = int(config.get("num_kv_shared_layers") or 0)
+    if config.get("num_kv_shared_layers"):
+        raise ValueError("its last layers share keys and values")
     for number, layer in enumerate(layers):
-        if shared and number >= len(layers) - shared:
-            raise ValueError("its last layers share keys and values")
         dense += _attention(config, layer, hidden) + _mixer(config, layer, hidden)
         own, of_experts = _feed_forward(config, number, hidden)
         dense, experts = dense + own, experts + of_experts

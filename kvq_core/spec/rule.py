@@ -214,7 +214,9 @@ class Rule(Storing):
         if max(self.layers) >= shape.layers:
             return f"layer {excerpt(max(self.layers))} does not exist; the model has layers 0 to {shape.layers - 1}"
         if keyless := set(self.layers) - set(shape.keyed):
-            return f"{layer_words(keyless)} of this model holds no keys and values; name others"
+            holders = [held for layer in keyless if (held := shape.kinds[layer].reads) is not None]
+            read = f" and reads those of {layer_words(holders)}" if holders else ""
+            return f"{layer_words(keyless)} of this model holds no keys and values{read}; name others"
         if not self.sliding and (windowed := set(self.layers) & set(shape.windowed)):
             named = layer_words(windowed)
             return f"{named} of this model attends to a window of tokens; set sliding = true, or name others"

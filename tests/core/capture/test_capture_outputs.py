@@ -23,8 +23,13 @@ CONTINUATIONS = {"generated": None, "one token": None, "forced": " since the har
 ARCHITECTURES = ("llama", "granite", "gemma2")
 
 
-# windows with a soft-cap beside full attention, sinks, RoPE by layer, no RoPE, query heads by layer, linear attention
-MECHANISMS = ("gemma2", "gpt_oss", "gemma3_text", "smollm3", "laguna", "qwen3_next")
+# windows with a soft-cap beside full attention, sinks, RoPE by layer, no RoPE, query heads by layer, linear attention,
+# a state space, attention beside one, convolution, chunks, heads of two sizes and layers that read another's keys and
+# values, the same with heads of one size, values of other channels, fused projections, dropped arguments
+MECHANISMS = (
+    "gemma2 gpt_oss gemma3_text smollm3 laguna qwen3_next bamba falcon_h1 lfm2 llama4_text gemma4_text gemma3n_text "
+    "mimo_v2_flash gpt_neox stablelm"
+).split()
 
 
 class Attention:
@@ -47,7 +52,9 @@ def attended(queries: Tensor, keys: Tensor, values: Tensor, how: Scoring, head: 
     n, total = len(queries), len(keys)
     found = []
     for i, q in enumerate(queries):
-        seen = slice(max(0, total - n + 1 + i - how.window) if how.window else 0, total - n + 1 + i)
+        end = total - n + 1 + i
+        first = max(0, end - how.window) if how.window else (end - 1) // how.chunk * how.chunk if how.chunk else 0
+        seen = slice(first, end)
         scores = how.scaling * keys[seen] @ q
         scores = scores if how.softcap is None else how.softcap * torch.tanh(scores / how.softcap)
         sink = scores[:0] if how.sinks is None else how.sinks[head : head + 1].double()
@@ -127,5 +134,16 @@ def test_output_errors_are_those_of_plain_attention(finished) -> None:
                 )
                 expected = ((read - true).norm() / true.norm()).item()
                 assert of_lane["relative"].item() == pytest.approx(expected, rel=2e-3)
+                if head % groups == 0:
+                    for kind, x, true in (("key", k, k0), ("value", v, v0)):
+                        error = arrays[f"lane/{lane}/{kind}_error"][layer, head // groups].item()
+                        assert error == pytest.approx(((x - true).norm() / true.norm()).item(), rel=1e-4)
+            for at, step in enumerate(steps):
+                end = prompt + step + 1
+                mass = attended(q[end - 1 : end], k0[:end], torch.eye(end, 4).double(), how, head).sum()
+                assert arrays["reference/sink_mass"][at, layer, head].item() == pytest.approx(mass.item(), abs=1e-5)
+    for name in ("lane/0/output_error", "lane/0/key_error", "reference/sink_mass"):
+        blank = sorted(set(range(env.layers)) - set(looked))
+        assert not arrays[name].movedim(1, 0)[blank].any() if "mass" in name else not arrays[name][blank].any()
     metrics = record.lanes[0].metrics
     assert metrics.output_error == pytest.approx(arrays["lane/0/output_error"][looked].mean().item())

@@ -20,7 +20,7 @@ from tests.support.engine_runs import run_engine
 from tests.support.every_lane import EVERY
 
 KINDS = sorted(CONFIGS) if whole() else SAMPLE
-FEW = ("gpt_oss", "mimo_v2_flash", "llama4_text")  # of which a sample runs every method
+FEW = ("gpt_oss", "mimo_v2_flash", "llama4_text", "gemma3n_text")  # of which a sample runs every method
 TAKEN = [kind for kind in SAMPLE if kind != "deepseek_v3"]
 METHODS = {
     "per_token": {"group_size": 16, "residual_length": 8},
@@ -126,14 +126,14 @@ def test_every_method_runs_or_lacks_a_mechanism(kind: str) -> None:
         assert outcome is None or torch.isfinite(outcome.logits()[1]).all()
 
 
-@pytest.mark.parametrize("kind", ["gemma2", "bamba", "llama4_text"])
+@pytest.mark.parametrize("kind", ["gemma2", "bamba", "llama4_text", "gemma3n_text"])
 def test_windows_and_states_are_counted_as_what_they_hold(kind: str) -> None:
     model, ids = tiny_of(kind), ids_of(60)
     prefill = Prefill(model, ids)
     list(prefill.run())
     lane = Lane(method="per_token", knobs={"group_size": 16, "residual_length": 0})
     memory = measure(LaneCache.of_prompt(lane, prefill.groups, model.rope(60), model.ref), model.shape)
-    windows = {"gemma2": 2 * 24, "bamba": 0, "llama4_text": 3 * 24}[kind] * 2 * (32 + 32) * 2
+    windows = {"gemma2": 2 * 24, "bamba": 0, "llama4_text": 3 * 24, "gemma3n_text": 2 * 24}[kind] * 2 * (32 + 32) * 2
     assert memory.window_bytes == windows
     held = 0 if prefill.states is None else prefill.states.nbytes // 4  # float32 here
     assert memory.state_bytes == 2 * held and memory.tokens == 60
@@ -165,10 +165,11 @@ def test_attention_is_that_of_a_float64_recomputation(how: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gemma2", "gpt_oss", "bamba", "gemma3_text"])
-def test_packed_layers_are_the_engines(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["gemma2", "gpt_oss", "bamba", "gemma3_text", "gemma3n_text", "gemma4_text"])
+@pytest.mark.parametrize("sliding", [False, True])
+def test_packed_layers_are_the_engines(kind: str, sliding: bool) -> None:
     model, ids = tiny_of(kind), ids_of(60)
-    lane = Lane(label="x", method="per_token", knobs=METHODS["per_token"])
+    lane = Lane(label="x", method="per_token", knobs=METHODS["per_token"], sliding=sliding)
     outcome = run_engine(model, ids, [lane], 8, ignore_eos=True)
     layers = lane_layers(lane, model.model, "torch", 0, model.ref, model.rotations)
     states = model.states()
