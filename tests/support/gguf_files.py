@@ -11,6 +11,8 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
 _WINDOW = {"sliding_window": 24, "num_hidden_layers": 4}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "rope_theta": 10000.0}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 FAMILIES: dict[str, dict[str, Any]] = {  # architectures with keys of their own: what is unlike SIZES
     "gemma": {},
     "gemma2": {**_WINDOW, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 9.0},
@@ -37,7 +39,16 @@ FAMILIES: dict[str, dict[str, Any]] = {  # architectures with keys of their own:
     "olmo2": {},
     "stablelm": {"use_qkv_bias": True, "head_dim": None},
     "nemotron": {},
+    "qwen2_moe": {**_EXPERTS, "shared_expert_intermediate_size": 48, "head_dim": None},
+    "qwen3_moe": {**_EXPERTS, "norm_topk_prob": True},
+    "gpt_oss": {
+        **_WINDOW,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "rope_parameters": _YARN,
+    },
 }
+_NAMES = {"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"}  # of architectures, in files
 MERGES = ["d e", "de f", "1 2"]
 BYTES = list(bytes_to_unicode().values())
 TOKENS = [*BYTES, "de", "def", "12", "<|start|>", "<|end|>", "<|turn|>"]
@@ -79,7 +90,7 @@ def write(
 ) -> Path:
     """A file of the model. ``values`` are keys of the header with ``__`` for every dot, ``a__`` for the architecture's;
     None leaves a key out. ``tensors`` are written beside the model's, or in place of those."""
-    config, name = model.config, model.config.model_type.removesuffix("_text")
+    config, name = model.config, named(model.config)
     writer = gguf.GGUFWriter(path, name)
     for key, value in {**_header(config), **_vocabulary(), **_named(values, name)}.items():
         if value is not None:
@@ -135,7 +146,7 @@ def logits(model: Any, ids: list[int]) -> torch.Tensor:
 
 
 def _header(config: Any) -> dict[str, Any]:
-    name, heads = config.model_type.removesuffix("_text"), config.num_attention_heads
+    name, heads = named(config), config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     told = {
         "context_length": config.max_position_embeddings,
@@ -168,7 +179,7 @@ def _own(config: Any) -> dict[str, Any]:
     """Keys that are an architecture's own, as conversion/*.py of llama.cpp write them."""
     kind, rope = config.model_type, _rope(config)
     own: dict[str, Any] = {}
-    if kind in ("gemma2", "gemma3_text", "phi3"):
+    if kind in ("gemma2", "gemma3_text", "gpt_oss", "phi3"):
         own["attention.sliding_window"] = config.sliding_window
     if kind == "gemma2":
         own["attn_logit_softcapping"] = config.attn_logit_softcapping
@@ -181,11 +192,19 @@ def _own(config: Any) -> dict[str, Any]:
         own["attention.head_count_kv"], own["shortconv.l_cache"] = held, config.conv_L_cache
     if kind == "stablelm":
         own["use_parallel_residual"] = config.use_parallel_residual
+    if kind in _NAMES:
+        count = "num_local_experts" if kind == "gpt_oss" else "num_experts"
+        own["expert_count"], own["expert_used_count"] = getattr(config, count), config.num_experts_per_tok
+        own["expert_feed_forward_length"] = getattr(config, "moe_intermediate_size", config.intermediate_size)
+    if kind == "qwen2_moe":
+        own["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
     if "partial_rotary_factor" in rope:
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         own["rope.dimension_count"] = int(head_dim * rope["partial_rotary_factor"])
     if rope.get("factor"):
         own["rope.scaling.type"], own["rope.scaling.factor"] = rope["rope_type"], rope["factor"]
+    if rope["rope_type"] == "yarn":
+        own["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
     return own
 
 
@@ -235,6 +254,13 @@ def _tensors(model: Any) -> dict[str, np.ndarray]:
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         data, stem = tensor.numpy(), name.rpartition(".")[0]
+        if ".mlp.experts." in name:
+            found |= _experts(name, data, interleaved=kind == "gpt_oss")
+            continue
+        if name.endswith("sinks"):
+            found[f"{names.get_name(name)}.weight"] = data
+            continue
+        data = data[0] if name.endswith("shared_expert_gate.weight") else data
         if kind in ("llama", "granite", "smollm3") and stem.endswith(("q_proj", "k_proj")):
             heads = config.num_attention_heads if stem.endswith("q_proj") else config.num_key_value_heads
             halves = data.reshape(
@@ -248,6 +274,25 @@ def _tensors(model: Any) -> dict[str, np.ndarray]:
     return found
 
 
+def _experts(name: str, data: np.ndarray, interleaved: bool) -> dict[str, np.ndarray]:
+    """All experts' tensors of a layer: gate and up are apart there, and matrices have a row for each output."""
+    block, end = f"blk.{name.split('.')[2]}", "bias" if name.endswith("_bias") else "weight"
+    rows = data.swapaxes(1, 2) if interleaved and end == "weight" else data
+    if "down_proj" in name:
+        parts = {"down": rows}
+    elif interleaved:
+        parts = {"gate": rows[:, ::2], "up": rows[:, 1::2]}
+    else:
+        parts = dict(zip(("gate", "up"), np.split(rows, 2, 1), strict=True))
+    return {f"{block}.ffn_{part}_exps.{end}": np.ascontiguousarray(x) for part, x in parts.items()}
+
+
+def named(config: Any) -> str:
+    """What files call an architecture."""
+    kind = str(config.model_type)
+    return _NAMES.get(kind, kind.removesuffix("_text"))
+
+
 def _architecture(model: Any) -> gguf.MODEL_ARCH:
-    kind = model.config.model_type.removesuffix("_text")
+    kind = named(model.config)
     return next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == kind)

@@ -107,7 +107,10 @@ def _own(header: Header, family: Family, facts: Facts) -> dict[str, Any]:
     for key in family.keys:
         if isinstance(value := facts.key(key, 0), str | list):
             raise refused(header, f"{header.architecture}.{key} = {excerpt(value)} is not one number")
-    return family.fields(facts)
+    try:
+        return family.fields(facts)
+    except ValueError as error:
+        raise refused(header, str(error)) from None
 
 
 def _kv_heads(header: Header, held: Any, family: Family, sizes: dict[str, int]) -> int:

@@ -4,8 +4,9 @@ its header, what stands for a key that is missing, and what no key says.
 Source: llama.cpp, src/llama-model.cpp (load_hparams) and src/models/; conversion/*.py for the order of weights.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,8 @@ class Family:
     nothing; ``epsilon``: key of the norms' epsilon and transformers' field; ``fields``: of the configuration;
     ``halves``: whether llama.cpp keeps rows of queries and keys in another order; ``one_more``: whether it adds one to
     the weights of norms; ``partial``: whether fewer channels may be rotated than a head has; ``wide``: whether a head
-    may have other channels than hidden_size / heads; ``kv_by_layer``: whether it counts KV heads for every layer."""
+    may have other channels than hidden_size / heads; ``kv_by_layer``: whether it counts KV heads for every layer;
+    ``expert``: what transformers makes of one expert's matrices, or biases, of the file: gate and up, or down alone."""
 
     model_type: str
     keys: tuple[str, ...] = ()
@@ -46,6 +48,7 @@ class Family:
     partial: bool = False
     wide: bool = True
     kv_by_layer: bool = False
+    expert: Callable[[Sequence[np.ndarray]], np.ndarray] | None = None
 
     def weights(self, name: str, held: np.ndarray, config: Any) -> np.ndarray:
         """A tensor of the file as transformers has it."""
@@ -124,6 +127,41 @@ def _stablelm(facts: Facts) -> Fields:
     }
 
 
+def side_by_side(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Rows of the gate, then rows of up."""
+    return np.concatenate(parts)
+
+
+def interleaved(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """Rows of gate and up in turn, as columns."""
+    return np.stack(parts, 1).reshape(-1, *parts[0].shape[1:]).T
+
+
+def _routed(facts: Facts, count: str) -> Fields:
+    """Experts, and how many of them a token takes. Raises ValueError where there are not so many."""
+    experts, used = (int(facts.key(key, 0)) for key in ("expert_count", "expert_used_count"))
+    if not 0 < used <= experts:
+        raise ValueError(f"a token cannot take {used} of {experts} experts")
+    return {count: experts, "num_experts_per_tok": used}
+
+
+def _qwen_moe(facts: Facts, normed: bool, shared: bool) -> Fields:
+    """llama.cpp weighs a token's experts so that they sum to one in Qwen3 MoE, and as they are in Qwen2 MoE."""
+    own = {"shared_expert_intermediate_size": int(facts.key("expert_shared_feed_forward_length", 0))} if shared else {}
+    size = int(facts.key("expert_feed_forward_length", 0))
+    return {**_routed(facts, "num_experts"), "moe_intermediate_size": size, "norm_topk_prob": normed, **own}
+
+
+def _gpt_oss(facts: Facts) -> Fields:
+    return {
+        **_routed(facts, "num_local_experts"),
+        "intermediate_size": int(facts.key("expert_feed_forward_length", 0)),
+        "sliding_window": int(facts.key("attention.sliding_window", 0)),
+        "layer_types": alternating(facts.layers, 2),
+    }
+
+
+_ROUTED = ("expert_count", "expert_used_count", "expert_feed_forward_length")
 _LAYER_NORM = "attention.layer_norm_epsilon"
 FAMILIES: dict[str, Family] = {
     "llama": Family("llama", halves=True),
@@ -174,5 +212,13 @@ FAMILIES: dict[str, Family] = {
         partial=True,
         wide=False,
     ),
+    "qwen2moe": Family(
+        "qwen2_moe",
+        (*_ROUTED, "expert_shared_feed_forward_length"),
+        fields=partial(_qwen_moe, normed=False, shared=True),
+        expert=side_by_side,
+    ),
+    "qwen3moe": Family("qwen3_moe", _ROUTED, fields=partial(_qwen_moe, normed=True, shared=False), expert=side_by_side),
+    "gpt-oss": Family("gpt_oss", (*_ROUTED, "attention.sliding_window"), fields=_gpt_oss, expert=interleaved),
     "nemotron": Family("nemotron", epsilon=(_LAYER_NORM, "norm_eps"), one_more=True, partial=True),
 }

@@ -7,8 +7,10 @@ to the bit.
 
 import hashlib
 import json
-from collections.abc import Generator, Iterator
-from dataclasses import replace
+import re
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,9 +23,24 @@ from kvq_core.models.gguf.families import FAMILIES
 from kvq_core.models.gguf.header import Entry, Header
 from kvq_core.models.gguf.scaling import FREQUENCIES
 
+# of layers with experts: all experts' matrices, or biases, of one kind in one tensor
+_EXPERTS = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_bias)?")
 _PER_TOKEN = ("token_embd.weight", "output.weight")  # the largest tensors; nothing changes the order of their rows
 _CHUNK = 1 << 24  # weights of those that are dequantized at a time
 Written = Generator[tuple[int, int], None, str]
+
+
+@dataclass(frozen=True)
+class Made:
+    """A tensor as transformers has it: its shape, and those of the file it is made of. ``experts``: of them all."""
+
+    shape: tuple[int, ...]
+    entries: tuple[Entry, ...]
+    experts: bool = False
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
 
 
 def check_kinds(header: Header) -> None:
@@ -41,10 +58,10 @@ def frequencies(header: Header) -> np.ndarray | None:
     return None if entry is None else _read(header.path, entry)
 
 
-def named(header: Header, model: Any) -> dict[str, Entry]:
-    """The file's tensors by transformers' names for them.
+def named(header: Header, model: Any) -> dict[str, Made]:
+    """Tensors by transformers' names for them.
 
-    Raises ModelError where they are not those, in name and shape, that the configuration asks for.
+    Raises ModelError where the file's are not those, in name and shape, that the configuration asks for.
     """
     from transformers.modeling_gguf_pytorch_utils import TensorProcessor, get_gguf_hf_weights_map
 
@@ -52,9 +69,10 @@ def named(header: Header, model: Any) -> dict[str, Entry]:
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     if model.config.tie_word_embeddings:
         del shapes["lm_head.weight"]
-    found: dict[str, Entry] = {}
-    for entry in header.entries:
-        name = names.get(entry.name)
+    found = _experts(header, shapes)
+    taken = {entry.name for made in found.values() for entry in made.entries}
+    for entry in (entry for entry in header.entries if entry.name not in taken):
+        name = names.get(entry.name) or names.get(entry.name.removesuffix(".weight"))
         if name is None and entry.name == FREQUENCIES:
             continue
         if entry.name.startswith("rope_factors_"):
@@ -62,12 +80,37 @@ def named(header: Header, model: Any) -> dict[str, Entry]:
         if name is None or name not in shapes:
             raise refused(header, f"{header.architecture} has no tensor {excerpt(entry.name)}")
         if _apart_from_ones(shapes[name]) != _apart_from_ones(entry.shape):
-            told = f"{list(entry.shape)}, and its header asks for {list(shapes[name])}"
-            raise refused(header, f"tensor {excerpt(entry.name)} has the shape {told}")
-        found[name] = replace(entry, shape=shapes[name])
+            raise _misshapen(header, entry, shapes[name])
+        found[name] = Made(shapes[name], (replace(entry, shape=shapes[name]),))
     if lacking := sorted(shapes.keys() - found.keys()):
         raise refused(header, f"it lacks {lacking[0]}" + (f" and {len(lacking) - 1} more" if lacking[1:] else ""))
     return dict(sorted(found.items()))
+
+
+def _experts(header: Header, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Made]:
+    """The tensors that hold all experts of a layer. Raises ModelError where the file's have other shapes."""
+    expert, held = FAMILIES[header.architecture].expert, {entry.name: entry for entry in header.entries}
+    found: dict[str, Made] = {}
+    for name, shape in shapes.items():
+        told = _EXPERTS.fullmatch(name)
+        if expert is None or told is None:
+            continue
+        kinds = ("gate", "up") if told[2] == "gate_up" else ("down",)
+        names = [f"blk.{told[1]}.ffn_{kind}_exps.{'bias' if told[3] else 'weight'}" for kind in kinds]
+        if not held.keys() >= set(names):
+            continue  # what is lacking is told with all else that is
+        entries = [held[name] for name in names]
+        blank = [np.broadcast_to(np.int8(0), entry.shape[1:]) for entry in entries]
+        alike = len({entry.shape for entry in entries}) == 1
+        if not alike or (entries[0].shape[0], *expert(blank).shape) != shape:
+            raise _misshapen(header, entries[0], shape)
+        found[name] = Made(shape, tuple(entries), experts=True)
+    return found
+
+
+def _misshapen(header: Header, entry: Entry, shape: tuple[int, ...]) -> ModelError:
+    told = f"{list(entry.shape)}, and its header asks for {list(shape)}"
+    return refused(header, f"tensor {excerpt(entry.name)} has the shape {told}")
 
 
 def _apart_from_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -75,7 +118,7 @@ def _apart_from_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(size for size in shape if size != 1)
 
 
-def write(header: Header, config: Any, entries: dict[str, Entry], file: IO[bytes]) -> Written:
+def write(header: Header, config: Any, entries: dict[str, Made], file: IO[bytes]) -> Written:
     """The weights as safetensors, byte for byte as ``save_pretrained`` would write them; yields how many of how many
     are done and returns the file's sha256.
 
@@ -89,20 +132,38 @@ def write(header: Header, config: Any, entries: dict[str, Entry], file: IO[bytes
     return digest.hexdigest()
 
 
-def _pieces(header: Header, config: Any, entries: dict[str, Entry]) -> Iterator[tuple[Any, int]]:
+def _pieces(header: Header, config: Any, entries: dict[str, Made]) -> Iterator[tuple[Any, int]]:
     """The bytes of a safetensors file and, after each piece, how many weights are done."""
     yield _described(entries), 0
-    family, done = FAMILIES[header.architecture], 0
-    for entry in entries.values():
-        for part in _parts(entry):
-            weights = family.weights(part.name, _read(header.path, part), config)
+    done = 0
+    for made in entries.values():
+        for weights in _numbers(header, made, config):
             if not np.isfinite(weights).all():
-                raise refused(header, f"tensor {excerpt(part.name)} holds NaN or infinity: its weights are damaged")
-            done += part.numel
+                name = excerpt(made.entries[0].name)
+                raise refused(header, f"tensor {name} holds NaN or infinity: its weights are damaged")
+            done += weights.size
             yield np.ascontiguousarray(weights, np.float32).data.cast("B"), done
 
 
-def _described(entries: dict[str, Entry]) -> bytes:
+def _numbers(header: Header, made: Made, config: Any) -> Iterator[np.ndarray]:
+    """The numbers of a tensor, in parts."""
+    family = FAMILIES[header.architecture]
+    if not made.experts:
+        for part in _parts(made.entries[0]):
+            yield family.weights(part.name, _read(header.path, part), config)
+        return
+    assert family.expert is not None
+    for number in range(made.shape[0]):
+        yield family.expert([_read(header.path, _expert(entry, number)) for entry in made.entries])
+
+
+def _expert(entry: Entry, number: int) -> Entry:
+    """Of all experts' tensor the part that is one's."""
+    size = entry.size // entry.shape[0]
+    return replace(entry, shape=entry.shape[1:], start=entry.start + number * size, size=size)
+
+
+def _described(entries: dict[str, Made]) -> bytes:
     """What a safetensors file begins with: names, shapes and places."""
     ends = np.cumsum([4 * entry.numel for entry in entries.values()]).tolist()
     described: dict[str, Any] = {"__metadata__": {"format": "pt"}}

@@ -51,14 +51,14 @@ def test_logits_are_those_of_the_model_it_was_written_from(tmp_path, kind: str) 
     assert apart(logits(converted(loaded), IDS), expected) < EXACT
     outcome = run_engine(loaded, IDS[:50], [Lane(label="x", method="fp16")], 1, follow=IDS[50:52])
     assert apart(outcome.logits()[0], expected[50 : 50 + len(outcome.logits()[0])]) < EXACT
-    windowed = kind in ("gemma2", "gemma3_text", "phi3")
+    windowed = kind in ("gemma2", "gemma3_text", "phi3", "gpt_oss")
     assert bool(loaded.shape.windowed) == windowed and bool(loaded.shape.stateful) == (kind == "lfm2")
 
 
 def test_the_document_names_every_architecture_that_is_read() -> None:
     told = (Path(__file__).parents[3] / "docs" / "models.md").read_text(encoding="utf-8")
     told = told[told.index("GGUF files are read") : told.index("of others by")]
-    assert set(re.findall(r"`(\w+)`", told)) == set(READ)
+    assert set(re.findall(r"`([\w-]+)`", told)) == set(READ)
 
 
 @pytest.mark.slow
@@ -118,6 +118,15 @@ def test_what_a_file_does_not_say_is_what_llama_cpp_takes(tmp_path, kind: str, k
         ("lfm2", {"a__attention__head_count_kv": [0, 3]}, "4 query heads cannot share 3 KV heads"),
         ("lfm2", {"a__attention__head_count_kv": [1, 2]}, "lfm2.attention.head_count_kv = [1, 2] is not known here"),
         ("starcoder2", {"a__attention__key_length": 32, "a__attention__value_length": 32}, "a head has 32 channels"),
+        ("qwen3_moe", {"a__expert_used_count": 5}, "a token cannot take 5 of 4 experts"),
+        ("qwen3_moe", {"a__expert_count": 8}, "tensor 'blk.0.ffn_gate_exps.weight' has the shape [4, 32, 64]"),
+        (
+            "qwen3_moe",
+            {"a__expert_feed_forward_length": 64},
+            "has the shape [4, 32, 64], and its header asks for [4, 1",
+        ),
+        ("qwen3_moe", {"a__expert_weights_scale": 2.5}, "'qwen3moe.expert_weights_scale' = 2.5 is not known here"),
+        ("gpt_oss", {"a__expert_gating_func": 2}, "'gpt-oss.expert_gating_func' = 2 is not known here"),
         ("stablelm", {"a__rope__dimension_count": 3}, "3 of 16 channels of a head cannot be rotated in pairs"),
         ("phi3", {"a__rope__scaling__attn_factor": 1.2}, "rope.scaling.attn_factor = 1.2 is known with yarn alone"),
         ("gemma2", sentencepiece(), "tokenizer.ggml.add_space_prefix is True, and only False is read"),
