@@ -37,12 +37,13 @@ def download() -> Path:
 
     Raises ModelError where it cannot be had.
     """
-    from huggingface_hub import hf_hub_download
     from huggingface_hub.utils import logging
+
+    from kvq_core.models.gguf.fetching import fetched_to
 
     logging.set_verbosity_error()  # it warns of each try, and the last error says it all
     try:
-        return _checked(Path(hf_hub_download(REPO, NAME, local_dir=settings().home / "downloads")))
+        return _checked(fetched_to(REPO, NAME, settings().home / "downloads"))
     except ModelError:
         raise
     except Exception as error:  # no connection, no room, no permission

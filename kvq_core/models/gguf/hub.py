@@ -3,9 +3,15 @@
 import re
 from pathlib import Path
 
-from kvq_core.errors import ModelError, excerpt
+from kvq_core.errors import ModelError, abbreviate, excerpt
+from kvq_core.models.gguf.fetching import fetched
 
+_PART = re.compile(r"[-.]\d+-of-\d+\.gguf$", re.IGNORECASE)
 _ID = re.compile(r"([\w.-]+/[\w.-]+):([^:]+)")
+_PARTS = (
+    "models in parts are not read. Merge them with llama.cpp's llama-gguf-split --merge and give the file's path, or "
+    "pick a quantization in one file."
+)
 MOST = 12  # names that a message lists
 
 
@@ -20,14 +26,16 @@ def download(repo: str, wanted: str, revision: str | None) -> Path:
 
     Raises ModelError where the repository cannot be had, or none or several of its files are meant.
     """
-    from huggingface_hub import hf_hub_download, list_repo_files
+    from huggingface_hub import list_repo_files
 
     try:
         if wanted.lower().endswith(".gguf"):
             name = wanted
         else:
             name = chosen(repo, wanted, list_repo_files(repo, revision=revision))
-        return Path(hf_hub_download(repo, name, revision=revision))
+        if _PART.search(name):
+            raise ModelError(f"{repo}:{abbreviate(name)} is one of the parts of a model, and {_PARTS}")
+        return fetched(repo, name, revision)
     except ModelError:
         raise
     except Exception as error:  # no connection, no such repository or file, no permission, no room
@@ -48,6 +56,10 @@ def chosen(repo: str, quantization: str, names: list[str]) -> str:
     found = [name for name in models if pattern.search(name)]
     if len(found) == 1:
         return found[0]
+    if found and all(map(_PART.search, found)):
+        raise ModelError(
+            f"{repo} has the quantization {excerpt(quantization)} in {len(found)} parts alone, and {_PARTS}"
+        )
     shown = found or models
     listed = ", ".join(shown[:MOST]) + (f" and {len(shown) - MOST} more" if len(shown) > MOST else "")
     how = "has several files" if found else "has no .gguf file"

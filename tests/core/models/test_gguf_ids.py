@@ -267,7 +267,7 @@ def test_codebooks_are_trained_for_the_file_wherever_it_lies(fake_hub) -> None:
     [
         ("Q5_K_M", "owner/repo has no .gguf file of the quantization 'Q5_K_M'; there are: IQ4_XS/model-iq4_xs.gguf, "),
         ("Q4_K", "has no .gguf file of the quantization 'Q4_K'"),
-        ("F16", "several files of the quantization 'F16'; there are: model-F16-00001-of-00002.gguf, model-F16-00002"),
+        ("F16", "has the quantization 'F16' in 2 parts alone, and models in parts are not read"),
         ("other.gguf", "could not be had from the Hub: 404: no other.gguf in owner/repo"),
     ],
 )

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import huggingface_hub
 import pytest
 import torch
 
@@ -50,12 +49,12 @@ def test_another_file_is_refused(home: Path, content: bytes, said: str) -> None:
 
 
 def test_it_is_fetched_into_the_downloads(home: Path, monkeypatch) -> None:
-    def fetch(repo: str, name: str, local_dir: Path) -> str:
-        assert (repo, name, local_dir) == (second.REPO, second.NAME, home / "downloads")
-        (local_dir / name).write_bytes(b"GGUF")
-        return str(local_dir / name)
+    def fetch(repo: str, name: str, folder: Path) -> Path:
+        assert (repo, name, folder) == (second.REPO, second.NAME, home / "downloads")
+        (folder / name).write_bytes(b"GGUF")
+        return folder / name
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetch)
+    monkeypatch.setattr("kvq_core.models.gguf.fetching.fetched_to", fetch)
     assert second.download() == home / "downloads" / second.NAME == second.local_file()
 
 
@@ -63,7 +62,7 @@ def test_where_it_cannot_be_had_one_line_says_what_to_do(home: Path, monkeypatch
     def fetch(*_: object, **__: object) -> str:
         raise ConnectionError("no route\nto the host")
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetch)
+    monkeypatch.setattr("kvq_core.models.gguf.fetching.fetched_to", fetch)
     with pytest.raises(ModelError, match="could not be had from the Hub: no route to the host") as caught:
         second.download()
     assert "KVQ_SECOND_MODEL=file" in str(caught.value) and "\n" not in str(caught.value)
