@@ -17,6 +17,7 @@ from kvq_kernels.mixed import MixedTokens, mixed_dense, mixed_scores, mixed_valu
 from kvq_kernels.packing import pack, packed_bytes, unpack
 from kvq_kernels.quantize import GroupCodes, dequantize_groups, quantize_groups
 from kvq_kernels.rotation import Turn, rotate
+from kvq_kernels.rows import join
 from kvq_kernels.signed import (
     HybridCodes,
     SignedCodes,
@@ -26,7 +27,8 @@ from kvq_kernels.signed import (
     quantize_signed,
 )
 from kvq_kernels.squat import squat_codes, squat_quantize
-from kvq_kernels.store import Layout, Store
+from kvq_kernels.step import decode_step, same_launches, uncounted
+from kvq_kernels.store import Layout, Mark, Store
 
 __all__ = [
     "Grid",
@@ -35,6 +37,7 @@ __all__ = [
     "KernelError",
     "LatentKeys",
     "Layout",
+    "Mark",
     "MixedTokens",
     "PackedGroups",
     "Path",
@@ -44,9 +47,11 @@ __all__ = [
     "codebook_scores",
     "codebook_values",
     "decode_attention",
+    "decode_step",
     "dequantize_groups",
     "dequantize_hybrid",
     "dequantize_signed",
+    "join",
     "latent_dense",
     "latent_scores",
     "midpoint_codes",
@@ -64,8 +69,10 @@ __all__ = [
     "quantize_pack",
     "quantize_signed",
     "rotate",
+    "same_launches",
     "squat_codes",
     "squat_quantize",
+    "uncounted",
     "unit_values",
     "unpack",
     "unpack_dequantize",

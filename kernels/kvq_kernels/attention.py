@@ -1,7 +1,7 @@
 """Fused decode attention over a packed cache."""
 
 from math import ceil, e, log2
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from kvq_kernels.blocks import CELL, BlockForm
@@ -25,51 +25,84 @@ def decode_attention(
     h reads KV head h // (query_heads / kv_heads). The reference dequantizes the cache into float32 and multiplies. With
     Triton, q and ``out`` in the same memory make a step the same two launches as the last, however long the cache is.
     """
-    _check(q, keys, values)
-    batch, heads, _, dim = q.shape
-    kv_heads = keys.sink.shape[1]
+    check(q, keys, values)
     if not use_triton("decode_attention", path, q, obstacle(keys.form) or obstacle(values.form)):
-        grouped = q.float().reshape(batch, kv_heads, -1, dim)
-        weights = torch.softmax(grouped @ keys.dense().transpose(-1, -2) * scaling, -1)
-        found = (weights @ values.dense()).reshape(q.shape).to(q.dtype)
+        found = attend_dense(q, keys, values, scaling)
         return found if out is None else out.copy_(found)
+    from kvq_kernels.triton_ops.decode import combine_splits_kernel
+
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
-    _decode_triton(q, keys, values, scaling, how or DECODE, out)
+    splits = attend_splits(q, keys, values, scaling, how or DECODE)
+    run(combine_splits_kernel, (splits.matrices, splits.heads), COMBINE, splits.arguments(out), splits.constants())
     return out
 
 
-def _decode_triton(q: Tensor, keys: Store, values: Store, scaling: float, how: Launch, out: Tensor) -> None:
-    from kvq_kernels.triton_ops.decode import combine_splits_kernel, decode_blocks_kernel
+def attend_dense(q: Tensor, keys: Store, values: Store, scaling: float) -> Tensor:
+    """The reference: each row by itself, for rows may hold different numbers of tokens."""
+    parts = []
+    for row, key, value in zip(q.split(len(q) // len(keys.members)), keys.members, values.members, strict=True):
+        grouped = row.float().reshape(len(row), key.sink.shape[1], -1, q.shape[-1])
+        weights = torch.softmax(grouped @ key.dense().transpose(-1, -2) * scaling, -1)
+        parts.append((weights @ value.dense()).reshape(row.shape))
+    return torch.cat(parts).to(q.dtype)
+
+
+class Splits(NamedTuple):
+    """What the programs of a KV head found, to be combined: sums (matrices, parts, heads, dim), tops and totals."""
+
+    acc: Tensor
+    top: Tensor
+    total: Tensor
+
+    @property
+    def matrices(self) -> int:
+        return self.acc.shape[0]
+
+    @property
+    def heads(self) -> int:
+        return self.acc.shape[2]
+
+    def arguments(self, out: Tensor) -> dict[str, Any]:
+        """Of the kernels that combine them."""
+        _, parts, heads, dim = self.acc.shape
+        found = {"acc_in": self.acc, "top_in": self.top, "total_in": self.total}
+        return {**found, "out": out, "heads": heads, "dim": dim, "splits": parts}
+
+    def constants(self) -> dict[str, Any]:
+        return {"STEP": COMBINE.tokens, "DP": max(16, power_of_two(self.acc.shape[-1]))}
+
+
+def attend_splits(
+    q: Tensor, keys: Store, values: Store, scaling: float, how: Launch, fresh: tuple[Tensor, Tensor] | None = None
+) -> Splits:
+    """The launch that reads the cache. ``fresh``: key and value (batch, kv_heads, 1, head_dim) of a token that comes
+    after all that is held."""
+    from kvq_kernels.triton_ops.decode import decode_blocks_kernel
 
     batch, query_heads, _, dim = q.shape
     matrices, heads = batch * keys.sink.shape[1], query_heads // keys.sink.shape[1]
     tiles = matrices * ceil(heads / ROWS)
     sinks, tails = _tails(keys.layout, values.layout)
     splits = max(1, ceil(WARPS * processors(q) / tiles))
-    parts = tails + splits
-    acc, top, total = _scratch(keys, (matrices, parts, heads, dim))
+    acc, top, total = _scratch(keys, (matrices, tails + splits, heads, dim))
+    newest = fresh or (q, q)
     run(
         decode_blocks_kernel,
-        (tiles, parts),
+        (tiles, tails + splits),
         how,
         {
             "q": q.contiguous(), "norms": None if keys.norms is None else keys.norms.contiguous(), "acc_out": acc,
-            "top_out": top, "total_out": total, **_tensors("k", keys), **_tensors("v", values),
+            "top_out": top, "total_out": total, **tensors_of("k", keys, newest[0]),
+            **tensors_of("v", values, newest[1]),
             "factor": scaling * log2(e), "heads": heads, "dim": dim, "splits": splits, "matrices": matrices,
         },
         {
             "C": keys.form.channels // CELL, "TERMS": 2 if q.dtype == torch.float32 else 1,
             "HAS_NORMS": keys.norms is not None, "TAILS": tails, "SINKS": keys.layout.sinks, "SINK_TILES": sinks,
-            **form_constants("K", keys.form), **form_constants("V", values.form),
+            "FRESH": fresh is not None, **form_constants("K", keys.form), **form_constants("V", values.form),
         },
     )  # fmt: skip
-    run(
-        combine_splits_kernel,
-        (matrices, heads),
-        COMBINE,
-        {"acc_in": acc, "top_in": top, "total_in": total, "out": out, "heads": heads, "dim": dim, "splits": parts},
-        {"STEP": COMBINE.tokens, "DP": max(16, power_of_two(dim))},
-    )
+    return Splits(acc, top, total)
 
 
 def _scratch(store: Store, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
@@ -87,12 +120,13 @@ def _tails(keys: Layout, values: Layout) -> tuple[int, int]:
     return sinks, sinks + ceil((63 + max(keys.recent + keys.step, values.recent + values.step)) / CELL)
 
 
-def _tensors(name: str, store: Store) -> dict[str, Any]:
+def tensors_of(name: str, store: Store, fresh: Tensor) -> dict[str, Any]:
+    """Arguments by which kernels find what a store holds, and its token that is new."""
     pool = store.pool
     tensors = {
         "records": pool.records.view(torch.int16), "table": pool.table, "widest": store.widest,
-        "lengths": store.lengths, "sink": store.sink, "ring": store.ring, "room": store.ring.shape[-2],
-        "size": pool.form.nbytes // 16,
+        "lengths": store.lengths, "sink": store.sink, "ring": store.ring, "fresh": fresh.contiguous(),
+        "room": store.ring.shape[-2], "size": pool.form.nbytes // 16,
     }  # fmt: skip
     return {f"{name}_{key}": value for key, value in tensors.items()}
 
@@ -122,7 +156,8 @@ def obstacle(form: BlockForm) -> str | None:
     return None
 
 
-def _check(q: Tensor, keys: Store, values: Store) -> None:
+def check(q: Tensor, keys: Store, values: Store) -> None:
+    """Raises KernelError where queries, keys and values do not go together."""
     batch, heads, tokens, dim = q.shape
     if tokens != 1:
         raise KernelError(f"q has {tokens} tokens a row; decode attention takes one.")
@@ -131,10 +166,11 @@ def _check(q: Tensor, keys: Store, values: Store) -> None:
             f"q {tuple(q.shape)} does not fit caches of (batch, kv_heads) = {tuple(keys.sink.shape[:2])} and "
             f"{tuple(values.sink.shape[:2])}."
         )
-    if (keys.sink_tokens, keys.later_tokens) != (values.sink_tokens, values.later_tokens) or not keys.tokens:
-        raise KernelError(
-            f"keys hold {keys.sink_tokens} sinks and {keys.later_tokens} more tokens, values {values.sink_tokens} and "
-            f"{values.later_tokens}; both need the same sinks and at least one token."
-        )
+    for key, value in zip(keys.members, values.members, strict=True):
+        if (key.sink_tokens, key.later_tokens) != (value.sink_tokens, value.later_tokens) or not key.tokens:
+            raise KernelError(
+                f"keys hold {key.sink_tokens} sinks and {key.later_tokens} more tokens, values {value.sink_tokens} and "
+                f"{value.later_tokens}; both need the same sinks and at least one token."
+            )
     if dim != keys.sink.shape[-1]:
         raise KernelError(f"q has head_dim {dim}, the cache {keys.sink.shape[-1]}.")

@@ -38,6 +38,7 @@ LATENT = Launch(tokens=64, warps=8, stages=2)  # both halves of the rebuilt keys
 COMMUTED = Launch(tokens=64, stages=2)  # rows of a KV head's codebook come from L1, which they fit
 MIXED = Launch(tokens=32, warps=8, stages=1)
 COMBINE = Launch(tokens=32)  # splits a turn
+ENTER = Launch(tokens=2048, stages=1)  # elements at once, combining splits as COMBINE does meanwhile
 
 # A deeper pipeline helps where loads take longer than the products they feed, and takes more shared memory.
 CANDIDATES = (DECODE, Launch(64, 1, 3), Launch(64, 2, 2))

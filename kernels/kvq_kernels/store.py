@@ -13,7 +13,7 @@ from kvq_kernels.blocks import BlockForm, Dense
 from kvq_kernels.dispatch import KernelError, Path
 from kvq_kernels.grouped import Axis, Grid, PackedGroups, dequantize_codes, quantize_pack
 from kvq_kernels.packing import pack, unpack
-from kvq_kernels.pool import BlockPool
+from kvq_kernels.pool import BlockPool, Blocks
 from torch import Tensor
 
 Side = Literal["keys", "values"]
@@ -38,6 +38,15 @@ class Layout(NamedTuple):
         return 0 if held < self.recent + self.step else (held - self.recent) // self.step * self.step
 
 
+class Mark(NamedTuple):
+    """A store as it was: the windows, the largest scale, and the counts of tokens."""
+
+    sink: Tensor
+    ring: Tensor
+    widest: Tensor
+    counts: tuple[int, int, int]
+
+
 @dataclass
 class Store:
     """``norms`` (batch, kv_heads, 1, head_dim): packed tokens are stored divided by them, the others as given.
@@ -49,7 +58,7 @@ class Store:
     """
 
     layout: Layout
-    pool: BlockPool
+    pool: Blocks
     sink: Tensor
     ring: Tensor
     widest: Tensor
@@ -61,6 +70,7 @@ class Store:
     packed_tokens: int = 0
     later_tokens: int = 0  # tokens after the sinks, packed or not
     scratch: dict[tuple[int, ...], tuple[Tensor, ...]] = field(default_factory=dict)  # of kernels, by its shape
+    rows: list["Store"] = field(default_factory=list)  # of which this one is the memory (kvq_kernels.rows); they count
 
     @classmethod
     def empty(
@@ -84,6 +94,16 @@ class Store:
     @property
     def form(self) -> BlockForm:
         return self.pool.form
+
+    @property
+    def members(self) -> list["Store"]:
+        """The stores that count what is held: the rows that share this memory, else itself."""
+        return self.rows or [self]
+
+    @property
+    def packs_itself(self) -> bool:
+        """Whether a step on the device packs what is due, rather than ``encode``."""
+        return self.encode is None and all(row.encode is None for row in self.rows)
 
     @property
     def tokens(self) -> int:
@@ -119,6 +139,37 @@ class Store:
             self._pack(self._read_ring(self.packed_tokens, self.packed_tokens + due))
             self._tell()
         return due
+
+    def reserve_step(self) -> None:
+        """Have room for what a step may pack."""
+        most = max(row.packed_tokens for row in self.members)
+        self.pool.reserve(most + self.layout.recent + self.layout.step)
+
+    def count_step(self) -> None:
+        """Count a token that a step on the device has entered, and what it packed; an encoder packs it here."""
+        for row in self.members:
+            if row.sink_tokens < self.layout.sinks:
+                row.sink_tokens += 1
+            else:
+                row.later_tokens += 1
+            if self.packs_itself:
+                row.packed_tokens += self.layout.due(row.later_tokens - row.packed_tokens)
+            else:
+                row.pack_due()
+
+    def mark(self) -> Mark:
+        """What ``rewind`` needs. Codes need no copy, because they are only added to."""
+        counts = (self.sink_tokens, self.packed_tokens, self.later_tokens)
+        return Mark(self.sink.clone(), self.ring.clone(), self.widest.clone(), counts)
+
+    def rewind(self, mark: Mark) -> None:
+        """Forget all that entered since the mark."""
+        for held, then in zip((self.sink, self.ring, self.widest), mark[:3], strict=True):
+            held.copy_(then)
+        if self.packed_tokens > mark.counts[1]:
+            self.pool.cut(mark.counts[1], self.packed_tokens)
+        self.sink_tokens, self.packed_tokens, self.later_tokens = mark.counts
+        self._tell()
 
     def extend(self, x: Tensor) -> None:
         """Enter any number of tokens, packing them as they become due."""

@@ -15,6 +15,7 @@ from kvq_kernels.latent import LatentKeys, latent_scores
 from kvq_kernels.mixed import MixedTokens, mixed_scores, mixed_values
 from kvq_kernels.rotation import Turn
 from kvq_kernels.squat import squat_quantize
+from kvq_kernels.step import decode_step
 from kvq_kernels.store import Layout, Store
 
 SIDES = ("keys", "values")
@@ -94,7 +95,9 @@ def attention_launches() -> None:
         for store in stores:
             store.fill(x)
             store.append(x[..., :1, :])
-        decode_attention(torch.zeros(1, 4 * HEADS, 1, DIM, dtype=torch.float16), *stores, 0.1, "triton")
+        q = torch.zeros(1, 4 * HEADS, 1, DIM, dtype=torch.float16)
+        decode_attention(q, *stores, 0.1, "triton")
+        decode_step(q, q[:, :HEADS], q[:, :HEADS], *stores, 0.1, "triton")
 
 
 def method_launches() -> None:
@@ -136,6 +139,7 @@ def smallest_grouped_launches() -> None:
         for store in stores:
             store.fill(x[None])
         decode_attention(q[None], *stores, 0.1, "triton")
+        decode_step(q[None], q[None], q[None], *stores, 0.1, "triton")
 
 
 def smallest_method_launches(dtype: torch.dtype) -> None:

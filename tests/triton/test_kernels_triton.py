@@ -12,6 +12,7 @@ from kvq_kernels.attention import decode_attention
 from kvq_kernels.dispatch import KernelError, paths_taken
 from kvq_kernels.grouped import MODES, Grid, quantize_pack
 from kvq_kernels.launch import Launch, record_launches, run
+from kvq_kernels.step import decode_step
 from kvq_kernels.store import Layout, Store
 
 from benchmarks.aot.compiler import compile_for, parse_for
@@ -21,13 +22,14 @@ from tests.support.kernel_launches import called_by_kernels, kernels, launches, 
 ROOT = Path(__file__).parents[2]
 CHECKS = ROOT / "tests" / "kernels"
 SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes a program may use
-HOT = {"packed_scores_kernel", "packed_values_kernel", "quantize_pack_kernel"}
+HOT = {"packed_scores_kernel", "packed_values_kernel", "quantize_pack_kernel", "quantize_columns_kernel"}
 MOST_STACK = (64, 768)  # bytes of decode attention put aside, asymmetric and hybrid: two queries of each head spill
 # Instructions an element as compiled for compute capability 9.0: (asymmetric or symmetric, hybrid). Quantizing took 88
 # and 177 with IEEE divisions and groups spread over threads.
 MOST_WORK = {
     "decode_blocks_kernel": (4.5, 8.6),
     "quantize_pack_kernel": (23, 35),
+    "quantize_columns_kernel": (23, 35),
 }
 
 
@@ -120,36 +122,33 @@ def test_a_decode_step_reads_nothing_back_from_the_device():
         stores = [Store.empty(x, layout, side) for layout, side in zip(layouts, ("keys", "values"), strict=True)]
         for store in stores:
             store.fill(x)
-            for _ in range(40):
-                store.append(x[..., :1, :])
-                store.pack_due()
-        decode_attention(torch.empty(1, 4, 1, 64, device="meta"), *stores, 0.1)
+        q = torch.empty(1, 4, 1, 64, device="meta")
+        for _ in range(40):
+            decode_step(q, q[:, :2], q[:, :2], *stores, 0.1)
+        decode_attention(q, *stores, 0.1)
     launched = {entry.kernel.__name__ for entry in found}
-    assert launched == {"quantize_pack_kernel", "decode_blocks_kernel", "combine_splits_kernel"}
+    assert launched >= {"decode_blocks_kernel", "combine_splits_kernel", "finish_step_kernel"}
 
 
-def test_attention_is_the_same_launches_over_300_steps():
-    """No argument, pointer or constant changes while the cache grows and packs, so that a captured step stays true."""
+def test_a_step_is_the_same_two_launches_300_times():
+    """Of attention, and of what enters the token and packs: no argument, pointer or constant changes while the cache
+    grows, so that a captured step stays true."""
     layouts = Layout(Grid(2), "tokens", 0, 0, 32), Layout(Grid(2), "channels", 0, 32, 1)
-    x, q = torch.randn(1, 2, 400, 64), torch.randn(1, 4, 1, 64).half()
+    x, q = torch.randn(1, 2, 100, 64), torch.randn(1, 4, 1, 64).half()
     stores = [
         Store.empty(x, layout, side, path="torch") for layout, side in zip(layouts, ("keys", "values"), strict=True)
     ]
     for store in stores:
-        store.fill(x[..., :100, :])
-    out, forms = torch.empty_like(q), set()
-    for step in range(100, 400):
-        for store in stores:
-            store.append(x[..., step : step + 1, :])
+        store.fill(x)
+    out, fresh, forms = torch.empty_like(q), q[:, :2].clone(), set()
+    for _ in range(300):
         with record_launches() as found:
-            decode_attention(q, *stores, 0.1, "triton", out=out)
+            decode_step(q, fresh, fresh, *stores, 0.1, "triton", out=out)
         for entry in found:
             given = [(name, getattr(v, "data_ptr", lambda v=v: v)()) for name, v in entry.arguments.items()]
             forms.add((entry.kernel.__name__, str(given), str(entry.constants), entry.warps, entry.stages))
-        for store in stores:
-            store.pack_due()
-    assert {name for name, *_ in forms} == {"decode_blocks_kernel", "combine_splits_kernel"} and len(forms) == 2
-    assert stores[0].pool.segments[1:] and stores[0].lengths[0].tolist() == [0, 384, 400, 0]
+    assert {name for name, *_ in forms} == {"decode_blocks_kernel", "finish_step_kernel"} and len(forms) == 2
+    assert stores[0].pool.segments[1:] and [store.packed_tokens for store in stores] == [384, 368]
 
 
 def test_a_kernel_runs_on_the_gpu_that_its_tensors_are_on(monkeypatch):

@@ -26,28 +26,28 @@ from kvq_kernels.triton_ops.tails import tail_tile
 
 @triton.jit
 def decode_blocks_kernel(
-    q, norms, acc_out, top_out, total_out, k_records, k_table, k_widest, k_lengths, k_sink, k_ring, v_records, v_table,
-    v_widest, v_lengths, v_sink, v_ring, factor, heads, dim, splits, k_room, v_room, k_size, v_size, matrices,
+    q, norms, acc_out, top_out, total_out, k_records, k_table, k_widest, k_lengths, k_sink, k_ring, k_fresh, v_records,
+    v_table, v_widest, v_lengths, v_sink, v_ring, v_fresh, factor, heads, dim, splits, k_room,
+    v_room, k_size, v_size, matrices,
     C: tl.constexpr, TERMS: tl.constexpr, HAS_NORMS: tl.constexpr, TAILS: tl.constexpr, SINKS: tl.constexpr,
-    SINK_TILES: tl.constexpr,
+    SINK_TILES: tl.constexpr, FRESH: tl.constexpr,
     K_BITS: tl.constexpr, K_GROUP: tl.constexpr, K_MODE: tl.constexpr, K_HALF_ZERO: tl.constexpr,
     K_INNER: tl.constexpr, K_META: tl.constexpr, K_ROW: tl.constexpr, K_STEP: tl.constexpr,
     V_BITS: tl.constexpr, V_GROUP: tl.constexpr, V_MODE: tl.constexpr, V_HALF_ZERO: tl.constexpr,
     V_INNER: tl.constexpr, V_META: tl.constexpr, V_ROW: tl.constexpr, V_STEP: tl.constexpr,
 ):  # fmt: skip
     """q (matrices, heads, dim), a matrix being one KV head of one row of the batch. Grid (matrices * ceil(heads / 16),
-    TAILS + splits); the first TAILS take 16 tokens each, of them SINK_TILES of the sinks.
+    TAILS + splits); the first TAILS take 16 tokens each, of them SINK_TILES of the sinks. FRESH: the newest token lies
+    in k_fresh and v_fresh (matrices, dim), and is not counted by the lengths.
 
     records: int16, of which block b of matrix m lies 8 * (table[b] + m * size) after the first. lengths int32
     (matrices, 4): sinks, packed tokens, tokens after the sinks. Writes sums weighted by exp2(score - top), the tops and
     the totals of each split, top -inf where it had nothing to do; scores carry ``factor`` = scaling * log2(e).
     """
     H: tl.constexpr = 16
-    tile = tl.program_id(0)
+    tile, split = tl.program_id(0), tl.program_id(1)
     matrix = (tile % matrices).to(tl.int64)
-    split = tl.program_id(1)
-    row = tl.arange(0, H)
-    head = tile // matrices * H + row
+    head = tile // matrices * H + tl.arange(0, H)
     mask = head < heads
     part = (matrix * (splits + TAILS) + split) * heads
     top_out, total_out, acc_out = top_out + part, total_out + part, acc_out + part * dim
@@ -57,9 +57,9 @@ def decode_blocks_kernel(
     if split < TAILS:
         tail_tile(
             q, norms, acc_out, top_out, total_out, k_records + k_size * 8 * matrix, k_table, k_sink, k_ring,
-            v_records + v_size * 8 * matrix, v_table, v_sink, v_ring, factor, head, mask, matrix, split, bulk,
-            k_packed, v_packed, tl.load(k_lengths + matrix * 4), tl.load(k_lengths + matrix * 4 + 2), dim,
-            k_room, v_room, H, C, TERMS, HAS_NORMS, SINKS, SINK_TILES, K_BITS, K_GROUP, K_MODE, K_HALF_ZERO,
+            k_fresh, v_records + v_size * 8 * matrix, v_table, v_sink, v_ring, v_fresh, factor, head, mask, matrix,
+            split, bulk, k_packed, v_packed, tl.load(k_lengths + matrix * 4), tl.load(k_lengths + matrix * 4 + 2), dim,
+            k_room, v_room, H, C, TERMS, HAS_NORMS, SINKS, SINK_TILES, FRESH, K_BITS, K_GROUP, K_MODE, K_HALF_ZERO,
             K_INNER, K_META, K_ROW, K_STEP, V_BITS, V_GROUP, V_MODE, V_HALF_ZERO, V_INNER, V_META, V_ROW, V_STEP,
         )  # fmt: skip
     else:
@@ -114,6 +114,12 @@ def combine_splits_kernel(acc_in, top_in, total_in, out, heads, dim, splits, STE
     out (matrices, heads, dim). Grid (matrices, heads).
     """
     matrix, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    combine_head(acc_in, top_in, total_in, out, matrix, head, heads, dim, splits, STEP, DP)
+
+
+@triton.jit
+def combine_head(acc_in, top_in, total_in, out, matrix, head, heads, dim, splits, STEP: tl.constexpr, DP: tl.constexpr):
+    """What combine_splits_kernel does for one head."""
     channel = tl.arange(0, DP)
     highest = tl.full((1,), float("-inf"), tl.float32)
     total = tl.zeros((1,), tl.float32)

@@ -67,6 +67,12 @@ def dense_rows(base, slot, channel, mask, dim):
 
 
 @triton.jit
+def fresh_row(base, channel, mask):
+    """A row of any dtype at channels, where the mask says, as a window that is float16 will give it: float32."""
+    return tl.load(base + channel, mask=mask, other=0.0).to(tl.float32).to(tl.float16).to(tl.float32)
+
+
+@triton.jit
 def product(a, b, TERMS: tl.constexpr):
     """a @ b (float32) with both rounded to float16, or to two of them each."""
     high_a, high_b = a.to(tl.float16), b.to(tl.float16)
@@ -80,22 +86,26 @@ def product(a, b, TERMS: tl.constexpr):
 
 @triton.jit
 def tail_tile(
-    q, norms, acc_out, top_out, total_out, k_records, k_table, k_sink, k_ring, v_records, v_table, v_sink, v_ring,
-    factor, head, mask, matrix, split, bulk, k_packed, v_packed, sinks, held, dim, k_room, v_room,
+    q, norms, acc_out, top_out, total_out, k_records, k_table, k_sink, k_ring, k_fresh, v_records, v_table, v_sink,
+    v_ring, v_fresh, factor, head, mask, matrix, split, bulk, k_packed, v_packed, sinks, held, dim, k_room, v_room,
     H: tl.constexpr, C: tl.constexpr, TERMS: tl.constexpr, HAS_NORMS: tl.constexpr,
-    SINKS: tl.constexpr, SINK_TILES: tl.constexpr,
+    SINKS: tl.constexpr, SINK_TILES: tl.constexpr, FRESH: tl.constexpr,
     K_BITS: tl.constexpr, K_GROUP: tl.constexpr, K_MODE: tl.constexpr, K_HALF_ZERO: tl.constexpr,
     K_INNER: tl.constexpr, K_META: tl.constexpr, K_ROW: tl.constexpr, K_STEP: tl.constexpr,
     V_BITS: tl.constexpr, V_GROUP: tl.constexpr, V_MODE: tl.constexpr, V_HALF_ZERO: tl.constexpr,
     V_INNER: tl.constexpr, V_META: tl.constexpr, V_ROW: tl.constexpr, V_STEP: tl.constexpr,
 ):  # fmt: skip
     """Tile ``split`` of the tokens outside the ``bulk`` parts of blocks, q (heads, dim) as for the kernel: 16 tokens,
-    of which some may be packed and others not, and not the same of keys and values. 16 channels at a time."""
+    of which some may be packed and others not, and not the same of keys and values. 16 channels at a time.
+
+    FRESH: one more token comes last, which lies in ``k_fresh`` and ``v_fresh`` (matrices, dim) and is read as a
+    window holds it."""
     i = tl.arange(0, 16)
     first = bulk * 64 + (split - SINK_TILES) * 16
     token = tl.where(split < SINK_TILES, split * 16, first) + i
-    there = token < tl.where(split < SINK_TILES, sinks, held)
-    left = tl.where(split < SINK_TILES, sinks - split * 16, held - first)
+    count = held + 1 if FRESH else held
+    there = token < tl.where(split < SINK_TILES, sinks, count)
+    left = tl.where(split < SINK_TILES, sinks - split * 16, count - first)
     scores = tl.zeros((H, 16), tl.float32)
     for c in tl.range(0, C, num_stages=1):
         channel = c * 16 + i
@@ -113,8 +123,10 @@ def tail_tile(
             )  # fmt: skip
             if HAS_NORMS:
                 keys *= tl.load(norms + matrix * dim + channel, mask=real, other=0.0).to(tl.float32)[:, None]
-            recent = both & (token >= k_packed)[None, :]
+            recent = both & ((token >= k_packed) & (token < held))[None, :]
             keys += dense_rows(k_ring + matrix * k_room * dim, (token % k_room)[None, :], channel[:, None], recent, dim)
+            if FRESH:
+                keys += fresh_row(k_fresh + matrix * dim, channel[:, None], both & (token == held)[None, :])
         # keys may be far from zero: what rounding would lose of them is kept
         scores += product(query.to(tl.float32), keys, 2)
     scores = tl.where(there[None, :], scores * factor, float("-inf"))
@@ -135,9 +147,11 @@ def tail_tile(
                 record, (token % 128)[:, None], channel[None, :], packed, C * 16, False, V_BITS, V_GROUP, V_MODE,
                 V_HALF_ZERO, V_INNER, V_META, V_ROW, V_STEP,
             )  # fmt: skip
-            recent = both & (token >= v_packed)[:, None]
+            recent = both & ((token >= v_packed) & (token < held))[:, None]
             values += dense_rows(
                 v_ring + matrix * v_room * dim, (token % v_room)[:, None], channel[None, :], recent, dim
             )
+            if FRESH:
+                values += fresh_row(v_fresh + matrix * dim, channel[None, :], both & (token == held)[:, None])
         acc = product(weights, values, TERMS)
         tl.store(acc_out + head[:, None] * dim + channel[None, :], acc, mask=mask[:, None] & real[None, :])
