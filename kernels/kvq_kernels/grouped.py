@@ -29,6 +29,7 @@ Mode = Literal["asymmetric", "symmetric", "hybrid"]
 MODES: tuple[Mode, ...] = ("asymmetric", "symmetric", "hybrid")
 BITS = (1, 2, 3, 4, 8)
 WORD = 32  # elements whose signs share an int32
+MOST_IN_THREAD = 64  # elements of a group that a thread holds without spilling
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,7 @@ def _by_rows(x: Tensor, axis: Axis) -> Tensor:
 def _quantize_triton(x: Tensor, grid: Grid, axis: Axis) -> PackedGroups:
     import triton.language as tl
     from kvq_kernels.triton_ops.pack import quantize_pack_kernel
+    from kvq_kernels.triton_ops.pack_columns import quantize_columns_kernel
 
     flat = _by_rows(x, axis)
     matrices, rows, count = flat.shape
@@ -172,8 +174,14 @@ def _quantize_triton(x: Tensor, grid: Grid, axis: Axis) -> PackedGroups:
     )  # fmt: skip
     wide = max(grid.group_size, min(QUANTIZE.tokens, power_of_two(count)))
     tile = min(max(1, MOST_QUANTIZED // wide), power_of_two(rows))
+    columns = flat.stride(2) != 1 and grid.group_size <= MOST_IN_THREAD
+    constants = {
+        "R": tile, "N": wide, "PART": grid.group_size if columns else min(grid.group_size, WORD),
+        "STRIDE": flat.stride(2), "WHOLE": count % wide == 0, **grid_constants(grid),
+        "META": tl.float16 if grid.scale == torch.float16 else tl.float32,
+    }  # fmt: skip
     run(
-        quantize_pack_kernel,
+        quantize_columns_kernel if columns else quantize_pack_kernel,
         (matrices * -(-rows // tile) * -(-count // wide),),
         QUANTIZE,
         {
@@ -181,11 +189,7 @@ def _quantize_triton(x: Tensor, grid: Grid, axis: Axis) -> PackedGroups:
             "rows": rows, "matrix_stride": flat.stride(0), "row_stride": flat.stride(1), **row_strides(packed),
             "size": size,
         },
-        {
-            "R": tile, "N": wide, "PART": min(grid.group_size, WORD), "STRIDE": flat.stride(2),
-            "WHOLE": count % wide == 0, **grid_constants(grid),
-            "META": tl.float16 if grid.scale == torch.float16 else tl.float32,
-        },
+        constants,
     )  # fmt: skip
     return packed
 
