@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kvq_core.errors import KvqError, MethodError, ModelError, SpecError, StoreError
     from kvq_core.inspection import Inspection, inspect_model
     from kvq_core.methods import make
+    from kvq_core.models.captured import captured_steps
     from kvq_core.packed import packed_cache
     from kvq_core.pipeline.added import add_lane, capture_lane
     from kvq_core.pipeline.compare import compare, run
@@ -37,6 +38,7 @@ _HOMES = {
     "errors": ("KvqError", "MethodError", "ModelError", "SpecError", "StoreError"),
     "inspection": ("Inspection", "inspect_model"),
     "methods": ("make",),
+    "models.captured": ("captured_steps",),
     "packed": ("packed_cache",),
     "pipeline.added": ("add_lane", "capture_lane"),
     "pipeline.compare": ("compare", "run"),
@@ -68,6 +70,7 @@ __all__ = [
     "add_lane",
     "advise",
     "capture_lane",
+    "captured_steps",
     "compare",
     "from_function",
     "inspect_model",

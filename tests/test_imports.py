@@ -33,7 +33,7 @@ _TABLE = """
     presets: errors spec
     links: errors spec
     analysis: errors methods record spec
-    models: errors machine methods settings sizing spec
+    models: errors kernels machine methods settings sizing spec
     engine: codecs divergence errors kernels machine methods models spec
     training: codebooks errors kernels machine methods models settings spec
     capture: codecs divergence engine errors machine methods models settings spec
@@ -56,7 +56,7 @@ _TABLE = """
     cli: advice analysis claims codebooks decision errors events external inspection machine methods metrics models
         packed pipeline presets record settings sizing spec store studies training
     __main__: cli
-    __init__: advice errors inspection methods packed pipeline record spec studies
+    __init__: advice errors inspection methods models packed pipeline record spec studies
     ui.html: analysis claims events inspection record sizing
     ui.figures: advice analysis record studies ui.html
     ui.selection: record ui.figures ui.html

@@ -177,6 +177,10 @@ SURFACE = {
         "progress: collections.abc.Callable[[str, int, int], None] | None = None) "
         "-> kvq_core.inspection.report.Inspection"
     ),
+    "captured_steps": (
+        "(model: Any, input_ids: torch.Tensor, logits_processor: Any, stopping_criteria: Any, "
+        "generation_config: Any, **kwargs: Any) -> Any"
+    ),
     "look_at": (
         "(run: kvq_core.record.fields.Record | str, layer: int, store: kvq_core.store.store.Store | None = None)"
         " -> kvq_core.record.fields.Record"

@@ -5,10 +5,11 @@ lets the ticket's layer store the new tokens and attend, is the engine's own for
 transformers' own sdpa for every other cache. Nothing is patched.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
+from kvq_kernels import Store
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -31,7 +32,17 @@ class Attends(Protocol):
     @property
     def nbytes(self) -> int: ...
 
+    @property
+    def whole(self) -> list[Store]:
+        """Keys and values of a layer whose every step is the same launches; none where it is not."""
+
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor: ...
+
+    def mark(self) -> list[Hashable]:
+        """What ``rewind`` needs to forget what enters from now on."""
+
+    def rewind(self, marks: Sequence[Hashable]) -> None:
+        """Be as when the marks were made."""
 
 
 class Batched(Attends, Protocol):
@@ -49,6 +60,15 @@ class Ticket(NamedTuple):
     how: Scoring
 
 
+class Call(NamedTuple):
+    """The tokens that entered last, and what the layer was before."""
+
+    marks: list[Hashable]
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+
+
 class TicketLayer(CacheLayerMixin):
     """A layer of the cache as transformers sees it."""
 
@@ -59,6 +79,7 @@ class TicketLayer(CacheLayerMixin):
         self.layer: Attends = layer
         self.empty, self.how = layer, how
         self.padding: list[int] = []  # before each row's prompt, where a batch has any
+        self.record_past, self.last = False, cast("Call | None", None)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.is_initialized = True
@@ -74,7 +95,31 @@ class TicketLayer(CacheLayerMixin):
             self.layer, self.padding = self.empty.apart(padding), padding
         if any(padding) and padding != self.padding:
             raise ModelError("A packed cache hides padding before the prompt, and nothing that has entered already.")
+        self.last = Call(self.layer.mark(), queries, keys, values) if self.record_past else None
         return self.layer.attend(queries, keys, values, self.how)
+
+    def activate_past_recording(self) -> None:
+        """From the next call on, keep what is needed to cut it back."""
+        self.record_past = True
+
+    def crop(self, tokens: int) -> None:
+        """Remove -``tokens`` of the last call's tokens, or all but ``tokens`` of the cache, as older versions ask. What
+        stays enters again, so that nothing is left of the others, not even in what was fitted on a prompt."""
+        out = -tokens if tokens <= 0 else max(0, self.layer.tokens - tokens)
+        if not out:
+            return
+        most = 0 if self.last is None else self.last.keys.shape[-2]
+        if self.last is None or out > most:
+            raise ModelError(
+                f"A packed cache can be cut back by the tokens of its last call, once activate_past_recording() has "
+                f"been called: {out} to be removed, {most} kept for it."
+            )
+        marks, *entered = self.last
+        self.layer.rewind(marks)
+        if out < most:
+            self.last = None
+            kept = [x[..., : most - out, :] for x in entered]
+            self.attend(kept[0], kept[1], kept[2], self.padding if not marks else [])
 
     def get_seq_length(self) -> int:
         return self.layer.tokens
@@ -90,12 +135,6 @@ class TicketLayer(CacheLayerMixin):
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         raise ModelError("A packed cache cannot be reordered: beam search is not supported; use num_beams = 1.")
-
-    def crop(self, *args: Any) -> None:
-        raise ModelError(
-            "A packed cache cannot be cut back: assisted generation is not supported; leave out assistant_model and "
-            "prompt_lookup_num_tokens."
-        )
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         raise ModelError("The rows of a packed cache cannot be repeated; repeat the prompts instead.")
@@ -113,9 +152,20 @@ class TicketCache(Cache):
         super().__init__(layers=[TicketLayer(layer, how) for layer, how in held if how is not None])
 
     @property
+    def held(self) -> list[Attends]:
+        """What its layers hold."""
+        return [each.layer for each in self.layers if isinstance(each, TicketLayer)]
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all tokens held, from the tensors."""
-        return sum(held.layer.nbytes for held in self.layers if isinstance(held, TicketLayer))
+        return sum(layer.nbytes for layer in self.held)
+
+    def activate_past_recording(self) -> None:
+        """Make it possible to cut the last call back, as assisted generation does."""
+        for each in self.layers:
+            if isinstance(each, TicketLayer):
+                each.activate_past_recording()
 
 
 def register_packed() -> None:

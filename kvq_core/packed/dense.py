@@ -1,9 +1,10 @@
 """The unquantized cache of one attention layer, which packed ones are compared with."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from kvq_kernels import Store
 from torch import Tensor
 
 from kvq_core.models.scoring import Scoring, causal_attention
@@ -29,6 +30,21 @@ class DenseLayer:
     @property
     def allocated(self) -> int:
         return sum(t.numel() * t.element_size() for t in self.buffers)
+
+    @property
+    def whole(self) -> list[Store]:
+        """Steps of torch's own attention are not the same launches."""
+        return []
+
+    def mark(self) -> list[Hashable]:
+        """What ``rewind`` needs to forget what enters from now on."""
+        return [self.tokens]
+
+    def rewind(self, marks: Sequence[Hashable]) -> None:
+        """Be as when the mark was made, or empty."""
+        (count,) = marks or (0,)
+        assert isinstance(count, int)
+        self.tokens = count
 
     def apart(self, padding: Sequence[int]) -> RaggedLayer:
         """Rows of their own for prompts with so many tokens of padding before them; nothing may have entered yet."""

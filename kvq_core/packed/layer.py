@@ -1,11 +1,11 @@
 """One attention layer whose cache exists in packed form only."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
-from kvq_kernels import Path, Store, decode_attention
+from kvq_kernels import Path, Store
 from torch import Tensor
 
 from kvq_core.codecs.queries import QueryRounding
@@ -17,7 +17,7 @@ from kvq_core.methods.eviction import Evicting
 from kvq_core.models.scoring import Scoring, causal_attention
 from kvq_core.packed import transforms
 from kvq_core.packed.attention import Asked, Fresh, attention
-from kvq_core.packed.ragged import RaggedLayer
+from kvq_core.packed.ragged import FEW, RaggedLayer, in_steps
 from kvq_core.packed.rope_tables import Turns
 from kvq_core.packed.tensors import AS_IT_IS, Side, StoreSide, StreamSide, side_of
 
@@ -84,11 +84,11 @@ class Entering:
 @dataclass
 class PackedLayer:
     """The first tokens it sees are the prompt: they attend to themselves in full precision, and the method is fitted on
-    them. Later tokens read the packed cache: one by one through the fused attention where keys and values are groups of
-    codes, else through scores of the packed keys and weighted sums of the packed values. Where the method's kernels
-    round queries, those of a single new token are, and those of several before they meet earlier keys. ``values``: the
-    plan of the values, where that is another one than of the keys. ``selection``: what chooses the keys that are read,
-    beside what stores them; of a layer whose keys are chosen nothing is fused."""
+    them. Later tokens read the packed cache: a few one by one through the fused attention where keys and values are
+    groups of codes, else through scores of the packed keys and weighted sums of the packed values. Where the method's
+    kernels round queries, those of a single new token are, and those of several before they meet earlier keys.
+    ``values``: the plan of the values, where that is another one than of the keys. ``selection``: what chooses the keys
+    that are read, beside what stores them; of a layer whose keys are chosen nothing is fused."""
 
     plan: Plan
     index: int = 0
@@ -148,7 +148,7 @@ class PackedLayer:
         several = keys.shape[-2] > 1
         if self.readers or not self.stores or not how.plain or (several and self._rounding is not None):
             return self._attend_apart(queries, keys, values, how)
-        if not several:
+        if keys.shape[-2] <= FEW:
             return self._attend_fused(queries, keys, values, how)
         past_keys, past_values = (
             torch.cat([store.dense(), x.half().float()], -2)
@@ -160,13 +160,29 @@ class PackedLayer:
         return out
 
     def _attend_fused(self, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:
-        held = self.stores
-        for store, x in zip(held, (keys, values), strict=True):
-            store.append(x)
-        out = decode_attention(self._met(queries), held[0], held[1], how.scaling, self.plan.path).transpose(1, 2)
-        for store in held:
-            store.pack_due()
-        return out.to(queries.dtype)
+        return in_steps(self._met(queries), keys, values, self.stores, how, self.plan.path).to(queries.dtype)
+
+    @property
+    def whole(self) -> list[Store]:
+        """The stores of a layer whose every step is the same launches; none where it is not."""
+        return self.stores if self._rounding is None else []
+
+    def mark(self) -> list[Hashable]:
+        """What ``rewind`` needs to forget what enters from now on."""
+        if self.select is not None or any(side.observes for side in self.sides):
+            raise MethodError(
+                f"{self.plan.method.title} changes what it holds by what is asked, and cannot be cut back: leave out "
+                "assistant_model and prompt_lookup_num_tokens."
+            )
+        return [side.mark() for side in self.sides]
+
+    def rewind(self, marks: Sequence[Hashable]) -> None:
+        """Be as when the marks were made."""
+        if not marks:  # the prompt had not come
+            self.keys_side = self.values_side = self.select = self.roundings = None
+            self.behind = AS_IT_IS
+        for side, mark in zip(self.sides, marks, strict=True):
+            side.rewind(mark)
 
     def _attend_apart(self, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:
         start, turns = self.tokens, self.plan.stored

@@ -1,10 +1,10 @@
 """One tensor of a layer, keys or values, held packed and read packed: what attention asks of it."""
 
-from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
 
 import torch
-from kvq_kernels import KernelError, Layout, Path, Store, packed_scores, packed_values
+from kvq_kernels import KernelError, Layout, Mark, Path, Store, packed_scores, packed_values
 from torch import Tensor
 
 from kvq_core.codecs.forms import Packed, Read
@@ -40,8 +40,18 @@ class Side(Protocol):
     def weigh(self, p: Tensor) -> Tensor:
         """Of values: p (rows, kv_heads, n, tokens) -> float32 (rows, kv_heads, n, head_dim)."""
 
+    @property
+    def observes(self) -> bool:
+        """Whether ``observe`` changes anything."""
+
     def observe(self, queries: Tensor, attention: Tensor) -> None:
         """See a step's queries and attention weights, both with all query heads, over the tokens held now."""
+
+    def mark(self) -> Any:
+        """What ``rewind`` needs to forget what enters from now on."""
+
+    def rewind(self, mark: Any) -> None:
+        """Be as when the mark was made."""
 
 
 @dataclass
@@ -90,8 +100,16 @@ class StoreSide:
             out += packed_values(packed, store.groups(), layout.grid, layout.axis, dim, self.path)
         return out
 
+    observes = False
+
     def observe(self, queries: Tensor, attention: Tensor) -> None:
         """Groups of codes stay as they are."""
+
+    def mark(self) -> Mark:
+        return self.store.mark()
+
+    def rewind(self, mark: Mark) -> None:
+        self.store.rewind(mark)
 
 
 @dataclass
@@ -149,6 +167,16 @@ class StreamSide:
         assert self.stream.center is not None
         constant = self.stream.center.at(start, tokens).expand(-1, -1, tokens, -1)
         return q.float() @ (constant if self.turns is None else self.turns.rotate(constant, start)).mT
+
+    @property
+    def observes(self) -> bool:
+        return self.stream.observes
+
+    def mark(self) -> Stream:
+        return replace(self.stream, _recent=list(self.stream._recent), blocks=list(self.stream.blocks))
+
+    def rewind(self, mark: Stream) -> None:
+        self.stream, self.reads = mark, []
 
     def observe(self, queries: Tensor, attention: Tensor) -> None:
         if self.stream.observes:

@@ -28,8 +28,19 @@ sys.path.insert(0, "tests/kernels")
 import conftest
 conftest.patch_once(), conftest.round_fma_once()
 import kvq_core
-from kvq_kernels import paths_taken
+import kvq_core.models.captured as captured
+from kvq_kernels import attention, paths_taken
 from tests.support.tiny_models import prompt_ids, tiny
+attention.WARPS = 1  # as many programs less are interpreted
+
+
+class Step(captured.Step):
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.capture = lambda forward: forward  # what a CUDA graph is, without one: the launches, and nothing else
+
+
+captured.Step = Step
 model, ids = tiny("llama"), torch.tensor([prompt_ids(90)])
 for name, knobs in json.loads(sys.argv[1]).items():
     method, found = kvq_core.make(name.split()[0], **knobs), []
@@ -41,6 +52,18 @@ for name, knobs in json.loads(sys.argv[1]).items():
             ).tolist())
     assert taken and all(paths == {"triton"} for paths in taken.values()), (name, taken)
     assert found[0] == found[1], (name, found)
+    if name in ("kivi", "innerq"):  # rows of several lengths, and steps that are played again
+        short = prompt_ids(33, 1)
+        given = torch.tensor([ids[0].tolist(), [0] * (90 - len(short)) + short])
+        mask = torch.tensor([[1] * 90, [0] * (90 - len(short)) + [1] * len(short)])
+        answers = [
+            model.model.generate(
+                given, attention_mask=mask, do_sample=False, eos_token_id=None, max_new_tokens=4,
+                past_key_values=kvq_core.packed_cache(model.model, method, path), **how,
+            ).tolist()
+            for path, how in (("torch", {}), ("triton", {"custom_generate": kvq_core.captured_steps}))
+        ]
+        assert answers[0] == answers[1], (name, answers)
     print(name)
 """
 
