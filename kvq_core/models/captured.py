@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from kvq_kernels import same_launches, uncounted
+from kvq_kernels import Store, same_launches, uncounted
 from torch import Tensor
 from transformers import GenerationConfig
 from transformers.generation import GenerateDecoderOnlyOutput
@@ -106,16 +106,17 @@ class Step:
         self.ids = torch.zeros_like(self.positions)
         self.ran = False
         self.play: Forward | None = None
+        self.tables: list[int] = []  # where blocks were found when the step was captured
         self.capture = cuda_graph if self.positions.is_cuda else None
 
     def __call__(self, chosen: Tensor) -> Tensor:
         """Tokens (batch,) -> logits (batch, vocabulary) after them, which the next call writes over."""
         self.ids.copy_(chosen[:, None])
-        if self.play is None and self.ran and self.capture is not None and self.alike:
-            with uncounted():
-                self.play = self.capture(self._forward)
-        found = self._forward() if self.play is None else self._played(self.play)
-        self.ran = True
+        stores = [store for layer in self.cache.held for store in layer.whole]
+        if self.ran and self.capture is not None and self.alike:
+            found = self._played(self.capture, stores)
+        else:
+            found, self.ran = self._forward(), True
         self.positions.add_(1)
         return found
 
@@ -123,10 +124,14 @@ class Step:
     def alike(self) -> bool:
         """Whether all that a step launches is the same at every step."""
         rope = getattr(self.model.config, "rope_parameters", None) or {}
-        if rope.get("rope_type") in READS_LENGTHS:
+        if rope.get("rope_type") in READS_LENGTHS or not self.cache.plain:
             return False
-        stores = [layer.whole for layer in self.cache.held]
-        return all(held and same_launches(held[0], held[1], self.positions, held[0].path) for held in stores)
+        return all(
+            len(held) == 2
+            and held[0].ring.device == self.positions.device
+            and same_launches(held[0], held[1], self.positions, held[0].path)
+            for held in (layer.whole for layer in self.cache.held)
+        )
 
     def _forward(self) -> Tensor:
         found = self.model(
@@ -135,12 +140,14 @@ class Step:
         assert isinstance(found, Tensor)
         return found
 
-    def _played(self, play: Forward) -> Tensor:
-        stores = [store for layer in self.cache.held for store in layer.whole]
+    def _played(self, capture: Callable[[Forward], Forward], stores: list[Store]) -> Tensor:
         for store in stores:
             store.reserve_step()
+        tables = [store.pool.table.data_ptr() for store in stores]
         with uncounted():
-            found = play()
+            if self.play is None or tables != self.tables:  # a table is outgrown after a million tokens
+                self.play, self.tables = capture(self._forward), tables
+            found = self.play()
         for store in stores:
             store.count_step()
         return found

@@ -157,6 +157,11 @@ class TicketCache(Cache):
         return [each.layer for each in self.layers if isinstance(each, TicketLayer)]
 
     @property
+    def plain(self) -> bool:
+        """Whether all layers are softmax attention over all keys, and nothing else."""
+        return all(each.how.plain for each in self.layers if isinstance(each, TicketLayer))
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all tokens held, from the tensors."""
         return sum(layer.nbytes for layer in self.held)

@@ -95,14 +95,16 @@ def test_what_captured_steps_do_not_do_is_refused(model):
 
 
 @pytest.mark.parametrize("lengths", [(60,), (60, 33)])
-def test_300_steps_are_the_same_launches_in_the_same_memory(model, lengths):
-    """While the cache grows by segments and packs; of a graph's own memory the kinds are the same."""
+def test_300_steps_are_the_same_launches_in_the_same_memory(model, lengths, monkeypatch):
+    """While the cache grows by segments and packs; of a graph's own memory the kinds are the same. No mask is made,
+    whose reading would wait for the device."""
     cache, given = cache_of(model, path="triton"), padded(*lengths)
     own = {"q", "out", "k_fresh", "v_fresh"}
     with record_launches() as found, torch.no_grad():
         model(**given, past_key_values=cache, use_cache=True)
         segments = [len(store.pool.segments) for layer in cache.held for store in layer.whole]
         step = Step(model, cache, torch.tensor([[n] for n in lengths]))
+        monkeypatch.setattr("kvq_core.models.packed_cache._padding", lambda mask: pytest.fail("a mask was read"))
         step.capture, forms, at = again, list[set[str]](), step.ids.data_ptr()
         for _ in range(300):
             del found[:]
