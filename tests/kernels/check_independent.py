@@ -51,7 +51,7 @@ def quantized(x, grid, axis):
 def held(x, layout, prompt, norms):
     """Tokens (tokens, channels) as attention reads them right after the last one has entered, and how many of them
     have been packed."""
-    window, out, packed = [], [x[i].astype(np.float16).astype(np.float64) for i in range(layout.sinks)], []
+    window, out, packed = [], [x[i].astype(np.float16).astype(np.float64) for i in range(min(layout.sinks, len(x)))], []
     for at in range(layout.sinks, len(x)):
         window.append(x[at] if at < prompt else x[at].astype(np.float16).astype(np.float32))
         due = len(window) - layout.recent
