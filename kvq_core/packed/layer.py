@@ -2,7 +2,6 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import torch
 from kvq_kernels import Path, Store
@@ -20,20 +19,6 @@ from kvq_core.packed.attention import Asked, Fresh, attention
 from kvq_core.packed.ragged import FEW, RaggedLayer, in_steps
 from kvq_core.packed.rope_tables import Turns
 from kvq_core.packed.tensors import AS_IT_IS, Side, StoreSide, StreamSide, side_of
-
-
-class Layer(Protocol):
-    """A layer's cache and the attention over it."""
-
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:
-        """Store the new tokens and attend: queries (batch, query_heads, n, head_dim), keys and values
-        (batch, kv_heads, n, head_dim), all after RoPE -> (batch, n, query_heads, head_dim)."""
-
-    @property
-    def tokens(self) -> int: ...
-
-    @property
-    def nbytes(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -149,7 +134,7 @@ class PackedLayer:
         if self.readers or not self.stores or not how.plain or (several and self._rounding is not None):
             return self._attend_apart(queries, keys, values, how)
         if keys.shape[-2] <= FEW:
-            return self._attend_fused(queries, keys, values, how)
+            return in_steps(self._met(queries), keys, values, self.stores, how, self.plan.path).to(queries.dtype)
         past_keys, past_values = (
             torch.cat([store.dense(), x.half().float()], -2)
             for store, x in zip(self.stores, (keys, values), strict=True)
@@ -159,13 +144,10 @@ class PackedLayer:
             store.extend(x)
         return out
 
-    def _attend_fused(self, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:
-        return in_steps(self._met(queries), keys, values, self.stores, how, self.plan.path).to(queries.dtype)
-
     @property
     def whole(self) -> list[Store]:
         """The stores of a layer whose every step is the same launches; none where it is not."""
-        return self.stores if self._rounding is None else []
+        return self.stores if self._rounding is None and not self.readers else []
 
     def mark(self) -> list[Hashable]:
         """What ``rewind`` needs to forget what enters from now on."""
