@@ -15,7 +15,7 @@ from measures import keys_with_traps
 
 KIVI = Layout(Grid(2), "tokens", 0, 0, 32), Layout(Grid(2, 16), "channels", 0, 16, 1)
 INNERQ = Layout(FULL, "channels", 5, 12, 1), Layout(FULL, "tokens", 5, 12, 32)
-NARROW = Layout(Grid(4, 16), "tokens", 0, 0, 16), Layout(Grid(2, 8), "channels", 0, 8, 1)
+NARROW = Layout(Grid(4, 16), "tokens", 0, 0, 16), Layout(Grid(2, 16), "tokens", 0, 0, 16)  # no groups of channels
 LENGTHS = (1, 2, 3, 4, 5, 6, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 385)
 SHARED = (3, 5, 6, 7, 9, 12, 15, 17, 24, 33, 48, 64)
 DIMS = (40, 48, 72, 80, 96, 112, 160, 192, 224)
@@ -43,7 +43,8 @@ def errors(layouts, tokens, dim, heads, device):
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     expected = weights / weights.sum(-1, keepdims=True) @ dense[1]
     found = decode_attention(q, *stores, 0.125, "triton")[0, :, 0].double().cpu().numpy()
-    return np.linalg.norm(found - expected, axis=-1) / np.linalg.norm(expected, axis=-1)
+    # of a single token, which is zeros, nothing is left
+    return np.linalg.norm(found - expected, axis=-1) / np.linalg.norm(expected, axis=-1).clip(1e-6)
 
 
 @pytest.mark.parametrize("layouts", [KIVI, INNERQ], ids=["kivi", "innerq"])
