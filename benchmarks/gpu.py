@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "kernels"))
 from aot.fingerprint import kernels_fingerprint
 from gpu_cases import TOKENS, cases
 from gpu_decode_cases import MODELS, STEPS, Step, step_cases
-from gpu_decoder import LLAMA_2_7B, Decoder, Weights, decoding
+from gpu_decoder import LLAMA_2_7B, LLAMA_3_8B, Decoder, Weights, decoding
 from gpu_results import Results, mark
 from gpu_setting import Numbers, Setting, Shape
 from gpu_tables import head, step_rows, tables
@@ -34,9 +34,24 @@ TINY = {"Llama-3.1-8B": Shape(2, 4, 32, 2)}
 TINY_TOKENS = (64, 160)
 TINY_STEPS = tuple(Step(part, "Llama-3.1-8B", batch, 197) for part in ("decode", "layers", "eager") for batch in (1, 2))
 TINY_DECODER = Decoder(2, 64, 4, 2, 32, 96, 128)
-BATCHES = (1, 8, 32, 64, 128, 256)
-KINDS = ("fp16", "kivi", "squat", "kivi_dequantized")
-PROMPT, NEW = 1024, 48
+
+
+class Whole(NamedTuple):
+    """A part in which a whole model decodes: its shape, kinds of caches, batches, prompt and new tokens."""
+
+    part: str
+    shape: Decoder
+    kinds: tuple[str, ...]
+    batches: tuple[int, ...]
+    prompt: int
+    new: int
+
+
+# What a user waits for; and SQuat's Figure 3, each kind of cache at growing batches until memory runs out.
+WHOLE = (
+    Whole("generate", LLAMA_3_8B, ("fp16", "kivi", "innerq"), (1, 8), 32768, 96),
+    Whole("batch", LLAMA_2_7B, ("fp16", "kivi", "squat", "kivi_dequantized"), (1, 8, 32, 64, 128, 256), 1024, 48),
+)
 
 Case = tuple[str, Callable[[Setting], Numbers]]
 
@@ -76,7 +91,8 @@ def chosen(dry: bool, arguments: argparse.Namespace) -> list[Case]:
     """The cases in order, those that were asked for."""
     models = {name: shape for name, shape in MODELS.items() if not arguments.models or name in arguments.models}
     models, tokens, steps = (TINY, TINY_TOKENS, TINY_STEPS) if dry else (models, TOKENS, STEPS)
-    every = [*step_cases(models, steps), *cases(models, tokens), *_batches(dry)]
+    generate, batch = (list(_wholes(whole, dry)) for whole in WHOLE)
+    every = [*step_cases(models, steps), *generate, *cases(models, tokens), *batch]
     return [case for case in every if not arguments.parts or case[0].split("/")[0] in arguments.parts]
 
 
@@ -106,23 +122,26 @@ def measure(file: Path, facts: dict[str, Any], todo: list[Case], seconds: float)
     return failed
 
 
-def _batches(dry: bool) -> Iterator[Case]:
-    """SQuat's Figure 3: each kind of cache at growing batches until memory runs out; the weights are made once."""
-    shape, batches = (TINY_DECODER, (1, 2)) if dry else (LLAMA_2_7B, BATCHES)
-    prompt, new = (70, 3) if dry else (PROMPT, NEW)
+def _wholes(whole: Whole, dry: bool) -> Iterator[Case]:
+    """Each kind of cache at each batch; weights are made once."""
+    if dry:
+        whole = whole._replace(shape=TINY_DECODER, batches=whole.batches[:2], prompt=70, new=3)
     made: list[Weights] = []
 
     def run(s: Setting, kind: str, batch: int) -> Numbers:
         if not made:
-            made.append(Weights.random(shape, s.device, torch.float32 if dry else torch.float16))
+            made.append(Weights.random(whole.shape, s.device, torch.float32 if dry else torch.float16))
         try:
-            return decoding(made[0], shape, kind, batch, prompt, new, s.bandwidth)
+            return decoding(made[0], whole.shape, kind, batch, whole.prompt, whole.new, s.bandwidth)
         except torch.OutOfMemoryError:
             return {"out_of_memory": 1.0}
+        finally:
+            if (kind, batch) == (whole.kinds[-1], whole.batches[-1]):
+                made.clear()  # room for the next part's
 
-    for kind in KINDS:
-        for batch in batches:
-            yield f"batch/{kind}/{batch}", lambda s, kind=kind, batch=batch: run(s, kind, batch)
+    for batch in whole.batches:
+        for kind in whole.kinds:
+            yield f"{whole.part}/{kind}/{batch}", lambda s, kind=kind, batch=batch: run(s, kind, batch)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 import time
 from dataclasses import dataclass
-from typing import NamedTuple
+from statistics import median, quantiles
+from typing import Any, NamedTuple
 
 import torch
 from kvq_kernels import Grid, Layout, Store, decode_attention, squat_quantize
@@ -20,6 +21,9 @@ class Decoder(NamedTuple):
 
 
 LLAMA_2_7B = Decoder(32, 4096, 32, 32, 128, 11008, 32000)
+LLAMA_3_8B = Decoder(32, 4096, 32, 8, 128, 14336, 128256)
+FULL = Grid(2, 32, "hybrid", torch.float32)
+INNERQ = Layout(FULL, "channels", 32, 96, 1), Layout(FULL, "tokens", 32, 96, 32)
 KEYS = Layout(Grid(2), "tokens", 0, 0, 32)
 VALUES = Layout(Grid(2), "channels", 0, 32, 1)
 
@@ -81,17 +85,19 @@ class Dense:
 
 
 class Packed:
-    """KIVI's cache, or SQuat's, which differs in how keys are rounded; read packed or, ``fused`` False, dequantized
-    first."""
+    """KIVI's cache, SQuat's, which differs in how keys are rounded, or InnerQ's; read packed or, with
+    ``kivi_dequantized``, dequantized first."""
 
-    def __init__(self, keys: Tensor, values: Tensor, room: int, squat: bool, fused: bool):
-        self.fused = fused
+    def __init__(self, keys: Tensor, values: Tensor, room: int, kind: str):
+        self.fused = kind != "kivi_dequantized"
+        held = INNERQ if kind == "innerq" else (KEYS, VALUES)
+        norms = keys.abs().amax(-2, keepdim=True).clamp_min(1e-4).sqrt().half() if kind == "innerq" else None
         half = keys.shape[-1] // 2
         update = torch.randn(keys.shape[1], half, half, device=keys.device) * 0.05
-        encode = (lambda x, prompt: squat_quantize(x, (update,), half, KEYS.grid)) if squat else None
+        encode = (lambda x, prompt: squat_quantize(x, (update,), half, KEYS.grid)) if kind == "squat" else None
         self.stores = [
-            Store.empty(keys, KEYS, "keys", room, encode=encode),
-            Store.empty(values, VALUES, "values", room),
+            Store.empty(keys, held[0], "keys", room, norms, encode=encode),
+            Store.empty(values, held[1], "values", room),
         ]
         for store, x in zip(self.stores, (keys, values), strict=True):
             store.fill(x)
@@ -116,14 +122,15 @@ class Packed:
 def cache(kind: str, keys: Tensor, values: Tensor, room: int) -> Dense | Packed:
     if kind == "fp16":
         return Dense(keys, values, room)
-    return Packed(keys, values, room, kind == "squat", kind != "kivi_dequantized")
+    return Packed(keys, values, room, kind)
 
 
 def decoding(
     weights: Weights, shape: Decoder, kind: str, batch: int, prompt: int, new: int, bandwidth: float
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Fill the caches with a random prompt, decode ``new`` tokens, and report the peak, ms a token and tokens a second,
-    and what reading weights and cache once takes at ``bandwidth`` bytes a second.
+    and what reading weights and cache once takes at ``bandwidth`` bytes a second. ``step``: ms of a step, its
+    quartiles, and the median of each third of them.
 
     RoPE and norms are left out: they cost the same whatever the cache. Raises torch.OutOfMemoryError where it ends.
     """
@@ -146,7 +153,8 @@ def decoding(
         if cuda:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
-    ms = 1e3 * sorted(seconds)[len(seconds) // 2]
+    step = _spread([1e3 * each for each in seconds])
+    ms = step["ms"]
     peak = torch.cuda.max_memory_allocated() / 1e9 if cuda else 0.0
     read = weights.nbytes + sum(held.nbytes for held in caches)
     return {
@@ -154,7 +162,16 @@ def decoding(
         "ms_per_token": ms,
         "tokens_per_second": 1e3 * batch / ms,
         "roofline": 1e3 * read / bandwidth,
+        "step": step,
     }
+
+
+def _spread(times: list[float]) -> dict[str, Any]:
+    """Median and quartiles, and the medians of the first, second and last third."""
+    third = max(1, len(times) // 3)
+    rounds = [median(times[i : i + third]) for i in range(0, 3 * third, third) if times[i:]]
+    low, middle, high = quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
+    return {"ms": middle, "q1": low, "q3": high, "rounds": rounds}
 
 
 def _step(weights: Weights, shape: Decoder, caches: list[Dense | Packed], x: Tensor) -> Tensor:

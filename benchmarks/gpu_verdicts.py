@@ -9,6 +9,7 @@ LARGE = 100e6  # bytes: smaller caches are read in less time than two launches t
 READ = {"H200": 0.65}  # of a read of the same size; 80 % elsewhere
 GAIN = {"H200": 3.5}  # times the fastest fp16 attention, at 64K tokens and more; 4 elsewhere
 INNERQ_GAIN = 2.5
+GENERATED = {1: 1.0, 8: 1.3}  # tokens a second of an 8B shape at 32K, times fp16's, by the batch
 QUANTIZED = 0.7  # of a copy's bandwidth
 
 
@@ -52,6 +53,8 @@ def verdicts(device: str, cases: dict[str, Numbers]) -> list[str]:
             found += _decode(device, case, numbers)
         if part == "quantize_pack":
             found += _quantize(case, numbers)
+        if part == "generate":
+            found += _generate(case, numbers, cases)
     return found
 
 
@@ -65,6 +68,15 @@ def _decode(device: str, case: str, numbers: Numbers) -> Iterator[str]:
         least = {"kivi-2": _of(GAIN, device, 4.0), "innerq-hybrid-2": INNERQ_GAIN}.get(name)
         if best and least and tokens >= 65536:
             yield _line(ratio(best[1], ours), least, f"{case}, {name}: times as fast as {best[0]}, the fastest in fp16")
+
+
+def _generate(case: str, numbers: Numbers, cases: dict[str, Numbers]) -> Iterator[str]:
+    part, kind, batch = case.split("/")
+    plain = cases.get(f"{part}/fp16/{batch}", {})
+    if kind == "kivi" and "step" in numbers and "step" in plain:
+        yield _line(
+            ratio(plain["step"], numbers["step"]), GENERATED[int(batch)], f"{case}: tokens a second, times fp16"
+        )
 
 
 def _quantize(case: str, numbers: Numbers) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """Fused decode attention over a packed cache."""
 
+from functools import cache
 from math import ceil, e, log2
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from kvq_kernels.launch import COMBINE, DECODE, Launch, power_of_two, processors
 from kvq_kernels.store import Layout, Store
 from torch import Tensor
 
-ROWS = 16  # query heads of a program
+ROWS = 16  # query heads of a program, or half as many where they are columns and no more are needed
 WARPS = 8  # programs of one warp that a processor is to be given
 
 
@@ -81,6 +82,7 @@ def attend_splits(
 
     batch, query_heads, _, dim = q.shape
     matrices, heads = batch * keys.sink.shape[1], query_heads // keys.sink.shape[1]
+    few = heads <= ROWS // 2 and keys.form.inner and values.form.inner
     tiles = matrices * ceil(heads / ROWS)
     sinks, tails = _tails(keys.layout, values.layout)
     splits = max(1, ceil(WARPS * processors(q) / tiles))
@@ -91,18 +93,25 @@ def attend_splits(
         (tiles, tails + splits),
         how,
         {
-            "q": q.contiguous(), "norms": None if keys.norms is None else keys.norms.contiguous(), "acc_out": acc,
-            "top_out": top, "total_out": total, **tensors_of("k", keys, newest[0]),
-            **tensors_of("v", values, newest[1]),
+            "q": q.contiguous(), "norms": None if keys.norms is None else keys.norms.contiguous(),
+            "picks": _picks(q.device), "acc_out": acc, "top_out": top, "total_out": total,
+            **tensors_of("k", keys, newest[0]), **tensors_of("v", values, newest[1]),
             "factor": scaling * log2(e), "heads": heads, "dim": dim, "splits": splits, "matrices": matrices,
         },
         {
-            "C": keys.form.channels // CELL, "TERMS": 2 if q.dtype == torch.float32 else 1,
+            "H": ROWS // 2 if few else ROWS, "C": keys.form.channels // CELL,
+            "TERMS": 2 if q.dtype == torch.float32 else 1,
             "HAS_NORMS": keys.norms is not None, "TAILS": tails, "SINKS": keys.layout.sinks, "SINK_TILES": sinks,
             "FRESH": fresh is not None, **form_constants("K", keys.form), **form_constants("V", values.form),
         },
     )  # fmt: skip
     return Splits(acc, top, total)
+
+
+@cache
+def _picks(device: torch.device) -> Tensor:
+    """Which bit of a byte says of each of 16 elements along the sum that its code is negative: int32 (16,)."""
+    return (1 << torch.arange(16, device=device) // 2).to(torch.int32)
 
 
 def _scratch(store: Store, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
@@ -133,11 +142,11 @@ def tensors_of(name: str, store: Store, fresh: Tensor) -> dict[str, Any]:
 
 def form_constants(name: str, form: BlockForm) -> dict[str, Any]:
     """What a kernel that reads blocks of a form is compiled for."""
-    grid, (scale, second) = form.grid, form.meta[:2]
+    grid = form.grid
     constants = {
         "BITS": grid.bits, "GROUP": grid.group_size, "MODE": MODES.index(grid.mode),
-        "HALF_ZERO": grid.zero_point == torch.float16, "INNER": form.inner, "META": scale.start,
-        "ROW": second.end - scale.start, "STEP": form.step,
+        "HALF_ZERO": grid.zero_point == torch.float16, "INNER": form.inner, "META": form.parts * form.step,
+        "ROW": form.row, "STEP": form.step,
     }  # fmt: skip
     return {f"{name}_{key}": value for key, value in constants.items()}
 

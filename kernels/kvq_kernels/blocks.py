@@ -1,10 +1,11 @@
 """Packed groups as products read them: codes lie along the dimension that is summed over, in blocks of whole tokens.
 
 A block is one record of bytes: codes, 64 tokens after the others, then for each group a row of scales and one of
-zero-points (or of signs). Codes of 64 tokens are cut into cells of 16 x 16, ``summed`` by other elements, and a word of
-16 bits holds the codes of as many cells as fit at one place of the cell. A matrix product over 16 summed elements
-therefore finds its operand in the words by one mask, in the order in which tensor cores want it, whatever the width of
-the codes and the size of a head.
+zero-points; of groups along the sum, whose signs lie there too, scales beside zero-points or beside those of the next
+group, so that no number that a kernel loads is of 2 bytes. Codes of 64 tokens are cut into cells of 16 x 16, ``summed``
+by other elements, and a word of 16 bits holds the codes of as many cells as fit at one place of the cell. A matrix
+product over 16 summed elements therefore finds its operand in the words by one mask, in the order in which tensor cores
+want it, whatever the width of the codes and the size of a head.
 """
 
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import NamedTuple
 import torch
 from kvq_kernels.grouped import Axis, Grid
 from kvq_kernels.packing import packed_bytes
+from kvq_kernels.signs import complemented, signed
 from torch import Tensor
 
 CELL = 16  # elements along either side of a cell: what a matrix product sums over at once
@@ -27,20 +29,24 @@ PLANES = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 8: (8,)}  # widths that fill wor
 
 
 class Section(NamedTuple):
-    """Where a part of a record lies: its first byte, and its rows of so many elements of a type."""
+    """Where a part of a record lies: its first byte, and its rows of so many elements of a type, each at ``place`` of
+    ``every`` such elements."""
 
     start: int
     rows: int
     columns: int
     dtype: torch.dtype
+    place: int = 0
+    every: int = 1
 
     @property
     def end(self) -> int:
-        return self.start + self.rows * self.columns * self.dtype.itemsize
+        return self.start + self.rows * self.columns * self.every * self.dtype.itemsize
 
     def of(self, records: Tensor) -> Tensor:
         """Its elements in records (..., bytes) uint8: a view (..., rows, columns)."""
-        return records[..., self.start : self.end].view(self.dtype).unflatten(-1, (self.rows, self.columns))
+        elements = records[..., self.start : self.end].view(self.dtype)
+        return elements.unflatten(-1, (self.rows, self.columns, self.every))[..., self.place]
 
 
 class Dense(NamedTuple):
@@ -122,11 +128,26 @@ class BlockForm:
         start, signed = self.parts * self.step, self.grid.mode != "asymmetric"
         rows, kind = (self.grid.words, torch.int32) if signed else (1, self.grid.zero_point)
         found = []
-        for _ in range(self.groups):
-            scale = Section(start, 1, columns, self.grid.scale)
-            found += [scale, Section(scale.end, rows, columns, kind)]
+        for g in range(self.groups):
+            if not self.inner:
+                scale = Section(start, 1, columns, self.grid.scale)
+                found += [scale, Section(scale.end, rows, columns, kind)]
+            elif not signed and kind == self.grid.scale:
+                found += [Section(start, 1, columns, kind, place, 2) for place in (0, 1)]
+            elif g % 2:  # scales of the group before have left place for these
+                found += [found[-2]._replace(place=1), Section(start, rows, columns, kind)]
+            else:
+                scale = Section(start, 1, columns, self.grid.scale, 0, 2)
+                found += [scale, Section(scale.end, rows, columns, kind)]
             start = found[-1].end
         return tuple(found)
+
+    @property
+    def row(self) -> int:
+        """Bytes from the scales of a group to those of the next; of groups along the sum whose scales lie beside each
+        other, of two groups."""
+        wide = self.meta[0].every == 2 and self.meta[1].every == 1
+        return (1 + wide) * (self.meta[1].end - self.meta[0].start) - wide * (self.meta[0].end - self.meta[0].start)
 
     @property
     def nbytes(self) -> int:
@@ -139,6 +160,7 @@ class BlockForm:
         ``fresh`` (matrices, ...): whole groups of tokens, or whole tokens, whose places hold nothing yet.
         """
         by_token = self.axis == "channels"
+        fresh = Dense(*complemented(*fresh, self.grid))
         codes = fresh.codes.mT if self.axis == "tokens" else fresh.codes  # (matrices, tokens, dim)
         n, blocks = codes.shape[-2], len(records)
         whole = codes.new_zeros(len(codes), blocks * self.tokens, self.channels)
@@ -146,7 +168,6 @@ class BlockForm:
         whole = whole.unflatten(1, (blocks, self.tokens)).transpose(0, 1)
         self._or_codes(records, whole)
         per = 1 if by_token else self.grid.group_size
-        ordered = Dense(fresh.codes, *self._ordered(fresh))
         spans = [(b, max(first, b * self.tokens), min(first + n, (b + 1) * self.tokens)) for b in range(blocks)]
         for block, begin, end in spans:
             at, taken = begin - block * self.tokens, begin - first
@@ -154,7 +175,7 @@ class BlockForm:
                 slice(at // per, -(-(at + end - begin) // per)),
                 slice(taken // per, -(-(taken + end - begin) // per)),
             )
-            self._put(records[block], *here, ordered)
+            self._put(records[block], *here, fresh)
 
     def cut(self, fresh: Dense, begin: int, end: int) -> Dense:
         """Tokens ``begin`` to ``end``, whole groups or the last ones."""
@@ -186,8 +207,8 @@ class BlockForm:
             found = [torch.cat(part, -2).transpose(0, 1).flatten(1, 2).mT[:, :columns] for part in (scales, words)]
             groups = -(-tokens // self.grid.group_size)
             found = [found[0][..., :groups], found[1][..., : groups * self.meta[1].rows]]
-        dense = Dense(codes if by_token else codes.mT, *(part.contiguous() for part in found))
-        return Dense(dense.codes, dense.scales, self._ordered(dense, back=True)[1])
+        scale, word = (part.contiguous() for part in found)
+        return Dense(*signed(codes if by_token else codes.mT, scale, word, self.grid))
 
     def _put(self, record: Tensor, into: slice, taken: slice, fresh: Dense) -> None:
         """Scales and words of tokens (or groups of them) ``taken`` into those of one block's record."""
@@ -202,16 +223,6 @@ class BlockForm:
             scale, word = self.meta[2 * g : 2 * g + 2]
             scale.of(record)[:, 0, : self.dim] = fresh.scales[..., source]
             word.of(record)[:, :, : self.dim] = fresh.words[..., source * rows : (source + 1) * rows].mT
-
-    def _ordered(self, fresh: Dense, back: bool = False) -> tuple[Tensor, Tensor]:
-        """Scales, and words with the signs of even elements in the low half, those of odd ones in the high half."""
-        if self.grid.mode == "asymmetric":
-            return fresh.scales, fresh.words
-        turned = (shuffled if back else unshuffled)(fresh.words)
-        if self.grid.mode == "symmetric":
-            return fresh.scales, turned
-        signed = torch.signbit(fresh.scales).repeat_interleave(self.grid.words, -1)
-        return fresh.scales, torch.where(signed, turned, fresh.words)
 
     def _cells(self, x: Tensor) -> Tensor:
         """(..., tokens, channels) -> (..., parts, cells, 16 across, 16 along): cells along the sum first."""
@@ -252,20 +263,3 @@ class BlockForm:
         pieces = cells.unflatten(-1, (CELL, CELL)).unflatten(-3, (across // CELL, along // CELL))
         rows = pieces.transpose(-3, -2).flatten(-4, -3).flatten(-2)
         return (rows if self.summed == "channels" else rows.mT).flatten(-3, -2)
-
-
-def unshuffled(words: Tensor) -> Tensor:
-    """int32 words with their even bits in the low half and their odd ones in the high half: a pair of elements that
-    tensor cores take together has its signs 16 bits apart then."""
-    for step, mask in ((1, 0x22222222), (2, 0x0C0C0C0C), (4, 0x00F000F0), (8, 0x0000FF00)):
-        swap = (words ^ (words >> step)) & mask
-        words = words ^ swap ^ (swap << step)
-    return words
-
-
-def shuffled(words: Tensor) -> Tensor:
-    """Inverse of :func:`unshuffled`."""
-    for step, mask in ((8, 0x0000FF00), (4, 0x00F000F0), (2, 0x0C0C0C0C), (1, 0x22222222)):
-        swap = (words ^ (words >> step)) & mask
-        words = words ^ swap ^ (swap << step)
-    return words

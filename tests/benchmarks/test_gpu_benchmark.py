@@ -81,7 +81,9 @@ def test_the_dry_run_goes_on_where_it_was_and_never_passes_for_a_measurement(tmp
     (file,) = tmp_path.iterdir()
     first, *lines = file.read_text().splitlines()
     found = {line["case"]: line["numbers"] for line in map(json.loads, lines)}
-    assert {case.split("/")[0] for case in found} == {*operations(), *STEPS, "launch", "batch"} - {"decode_attention"}
+    assert {case.split("/")[0] for case in found} == {*operations(), *STEPS, "launch", "generate", "batch"} - {
+        "decode_attention"
+    }
     for operation, names in ROWS.items():
         parts = STEPS if operation == "decode_attention" else {operation}
         for part in parts:

@@ -1,19 +1,12 @@
 """Products with the codes of one part of a block (kvq_kernels.blocks), which stay in their words.
 
 ``q`` are tuples of float16 (H, 16), a head a row, 16 elements of the sum each. Groups across the sum ("outer") scale
-what the codes are multiplied with; groups along it ("inner") scale the sums of their own cells.
+what the codes are multiplied with. Those along it are read by kvq_kernels.triton_ops.inner.
 """
 
 import triton
 import triton.language as tl
-from kvq_kernels.triton_ops.levels import (
-    ASYMMETRIC,
-    HYBRID,
-    SYMMETRIC,
-    high_bytes,
-    plain_level,
-    signed_level,
-)
+from kvq_kernels.triton_ops.levels import high_bytes, plain_level
 
 
 @triton.jit
@@ -25,19 +18,14 @@ def spare_exponent(widest, BITS: tl.constexpr):
 
 
 @triton.jit
-def part_of(record, part, GROUP: tl.constexpr, MODE: tl.constexpr, HALF_ZERO: tl.constexpr, BY_TOKEN: tl.constexpr,
-            META: tl.constexpr, ROW: tl.constexpr, STEP: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
-    """Where codes, scales, zero-points and signs of a part of a record begin: four pointers to int16. A group of tokens
-    longer than a part has its zero-point in front of all of its signs."""
-    WIDE: tl.constexpr = 1 if MODE == ASYMMETRIC and HALF_ZERO else 2
-    meta = record + META // 2
-    if BY_TOKEN:
-        others = meta + COLUMNS + part * (64 * WIDE)
-        return record + part * (STEP // 2), meta + part * 64, others, others
+def outer_part(record, part, KEYS: tl.constexpr, GROUP: tl.constexpr, META: tl.constexpr, ROW: tl.constexpr,
+               STEP: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+    """Where codes, scales and zero-points of a part of a record begin: three pointers to int16."""
+    if KEYS:
+        scales = record + META // 2 + part * 64 // GROUP * (ROW // 2)
     else:
-        row = meta + part * 64 // GROUP * (ROW // 2)
-        lines = row + COLUMNS + part * 64 % GROUP // 32 * (2 * COLUMNS)
-        return record + part * (STEP // 2), row, row + COLUMNS, lines
+        scales = record + META // 2 + part * 64
+    return record + part * (STEP // 2), scales, scales + COLUMNS
 
 
 @triton.jit
@@ -57,37 +45,28 @@ def further_bits(codes, words, TILE: tl.constexpr, CELLS: tl.constexpr, BITS: tl
 
 
 @triton.jit
-def read_signs(lines, AT: tl.constexpr, scale, MODE: tl.constexpr):
-    """Signs of 32 elements along the sum for each of 16 across it: uint16 (16, 16), the even ones in even rows. Words
-    of groups that are not symmetric are zero-points, and read as no signs."""
-    half, i = tl.arange(0, 2), tl.arange(0, 16)
-    found = tl.load(lines.to(tl.pointer_type(tl.uint16)) + AT * 2 + half[:, None] + i[None, :] * 2)
-    if MODE == HYBRID:
-        found = tl.where((scale < 0)[None, :], found, 0).to(tl.uint16)
-    return tl.reshape(tl.broadcast_to(found[None, :, :], (8, 2, 16)), (16, 16))
-
-
-@triton.jit
-def outer_zeros(q, zeros, H: tl.constexpr, C: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr,
-                ROW: tl.constexpr, TERMS: tl.constexpr):  # fmt: skip
-    """Sums of q, less what it carries for its places, times zero-points: (H, 16), a column a group. Products of
-    float16 numbers, and exact."""
+def outer_zeros(q, zeros, found, total, N: tl.constexpr, C: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr,
+                ROW: tl.constexpr, TERMS: tl.constexpr, TOTAL: tl.constexpr):  # fmt: skip
+    """Sums of q, less what it carries for its places, times zero-points, added to ``found`` (H, N): column i is for
+    group i % GROUPS. Products of float16 numbers, and exact. TOTAL: sums of q alone, added
+    to all of ``total`` (H, 8)."""
     LOW: tl.constexpr = 2 if BITS == 3 else BITS
-    i = tl.arange(0, 16)
+    i, n = tl.arange(0, 16), tl.arange(0, N)
     half = zeros.to(tl.pointer_type(tl.float16))
-    found = tl.zeros((H, 16), tl.float32)
     for c in tl.static_range(C):
-        zero = tl.load(half + (i % GROUPS)[None, :] * (ROW // 2) + (16 * c + i)[:, None])
+        zero = tl.load(half + (n % GROUPS)[None, :] * (ROW // 2) + (16 * c + i)[:, None])
         for t in tl.static_range(TERMS):
             vector = q[t * C + c] * (2.0 ** (((c * LOW) % 8) - 8 + LOW))
             found = tl.dot(vector, zero, found)
-    return found
+            if TOTAL:
+                total = tl.dot(vector, tl.full((16, 8), 1.0, tl.float16), total)
+    return found, total
 
 
 @triton.jit
 def column(x, G: tl.constexpr):
-    """Column G of x (H, 16)."""
-    return tl.sum(tl.where((tl.arange(0, 16) == G)[None, :], x, 0.0), 1)
+    """Column G of x."""
+    return tl.sum(tl.where((tl.arange(0, x.shape[1]) == G)[None, :], x, 0.0), 1)
 
 
 @triton.jit
@@ -148,86 +127,3 @@ def outer_sums(q, codes, scales, one, two, S: tl.constexpr, TWO: tl.constexpr, G
                 further = further_bits(codes, other, (S * C + C + c) // 16, CELLS, BITS)
             two = add_cell(asked, plain_level(other, upper, further, S * C + C + c, BITS), two, c, S * C + C + c, LOW)
     return one, two
-
-
-@triton.jit
-def inner_grid(scales, others, S: tl.constexpr, G: tl.constexpr, ROW: tl.constexpr, MODE: tl.constexpr,
-               HALF_ZERO: tl.constexpr):  # fmt: skip
-    """Scales and zero-points (16,) of group G for the elements of cells S; scales of symmetric groups are negative in a
-    hybrid tensor."""
-    i = tl.arange(0, 16)
-    scale = tl.load((scales + G * (ROW // 2)).to(tl.pointer_type(tl.float16)) + S * 16 + i)
-    line = others + G * (ROW // 2)
-    if MODE == ASYMMETRIC:
-        if HALF_ZERO:
-            zero = tl.load(line.to(tl.pointer_type(tl.float16)) + S * 16 + i).to(tl.float32)
-        else:
-            zero = tl.load(line.to(tl.pointer_type(tl.float32)) + S * 16 + i)
-    elif MODE == HYBRID:
-        word = tl.load(line.to(tl.pointer_type(tl.int32)) + S * 16 + i)
-        if HALF_ZERO:
-            zero = (word & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
-        else:
-            zero = word.to(tl.float32, bitcast=True)
-        zero = tl.where(scale < 0, 0.0, zero)
-    else:
-        zero = tl.zeros((16,), tl.float32)
-    return scale, zero
-
-
-@triton.jit
-def one_cell(q, C: tl.constexpr, CELLS: tl.constexpr, TERMS: tl.constexpr):
-    """The terms of cell C."""
-    if TERMS == 1:
-        return (q[C],)
-    else:
-        return q[C], q[CELLS + C]
-
-
-@triton.jit
-def group_sums(q, codes, lines, scale, S: tl.constexpr, G: tl.constexpr, H: tl.constexpr, C: tl.constexpr,
-               CELLS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, MODE: tl.constexpr, ROW: tl.constexpr,
-               COLUMNS: tl.constexpr, TERMS: tl.constexpr):  # fmt: skip
-    """q times cells S across the sum, over group G along it alone, of codes with their signs: (H, 16)."""
-    LOW: tl.constexpr = 2 if BITS == 3 else BITS
-    EACH: tl.constexpr = 16 // LOW
-    SPAN: tl.constexpr = GROUP // 16
-    BEGIN: tl.constexpr = S * C + G * SPAN
-    half = tl.arange(0, 16)[:, None] // 2 + tl.zeros((16, 16), tl.int32)
-    part = tl.zeros((H, 16), tl.float32)
-    for k in tl.static_range(SPAN):
-        if G * SPAN + k < C:
-            if (BEGIN + k) % EACH == 0 or k == 0:
-                word = read_cells(codes, (BEGIN + k) // EACH)
-                high = high_bytes(word)
-            if (BEGIN + k) % 16 == 0 or k == 0:
-                extra = further_bits(codes, word, (BEGIN + k) // 16, CELLS, BITS)
-            if MODE == ASYMMETRIC:
-                level = plain_level(word, high, extra, BEGIN + k, BITS)
-            else:
-                if k % 2 == 0:
-                    signs = read_signs(lines, G * (ROW // 4) + k // 2 * COLUMNS + S * 16, scale, MODE)
-                level = signed_level(word, high, extra, signs, (15 - 8 * (k % 2) - half).to(tl.uint16), BEGIN + k, BITS)
-            part = add_cell(one_cell(q, G * SPAN + k, C, TERMS), level, part, G * SPAN + k, BEGIN + k, LOW)
-    return part
-
-
-@triton.jit
-def inner_sums(q, sums, undo, codes, scales, others, lines, S: tl.constexpr, H: tl.constexpr, C: tl.constexpr,
-               CELLS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, MODE: tl.constexpr,
-               HALF_ZERO: tl.constexpr, ROW: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr):  # fmt: skip
-    """Products of q (C cells along the sum) with cells S across it, in groups along the sum: (H, 16).
-
-    ``undo`` (H,): the units of sums over codes; ``sums``: of q over each group, in the units of the result."""
-    SPAN: tl.constexpr = GROUP // 16
-    found = tl.zeros((H, 16), tl.float32)
-    moved = tl.zeros((H, 16), tl.float32)
-    for g in tl.static_range((C + SPAN - 1) // SPAN):
-        scale, zero = inner_grid(scales, others, S, g, ROW, MODE, HALF_ZERO)
-        part = group_sums(q, codes, lines, scale, S, g, H, C, CELLS, BITS, GROUP, MODE, ROW, COLUMNS, TERMS)
-        if MODE == HYBRID:
-            scale = tl.abs(scale)
-        found += part * scale.to(tl.float32)[None, :]
-        if MODE != SYMMETRIC:
-            moved += zero[None, :] * sums[g][:, None]
-    return found * undo[:, None] + moved

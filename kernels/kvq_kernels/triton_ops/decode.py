@@ -1,15 +1,17 @@
 """One decode step of attention over [sinks | packed | recent], split over the tokens (flash decoding).
 
-Up to 16 query heads that share a KV head are the rows of one product; where there are more, several programs read the
-block. Blocks that keys and values have both packed are shared out among the programs of a KV head, one warp each; a few
-more take 16 tokens each of the sinks and of everything after those blocks, which keys and values may have packed up to
-different tokens. They come first, so that a GPU does not end with them alone. All lengths are read from the device and
-the grid is fixed, so that a step can be repeated from a CUDA graph.
+Up to 16 query heads that share a KV head are the rows of one product, or its columns; where there are more, several
+programs read the block. Blocks that keys and values have both packed are shared out among the programs of a KV head,
+one warp each; a few more take 16 tokens each of the sinks and of everything after those blocks, which keys and values
+may have packed up to different tokens. They come first, so that a GPU does not end with them alone. All lengths are
+read from the device and the grid is fixed, so that a step can be repeated from a CUDA graph.
 """
 
 import triton
 import triton.language as tl
 from kvq_kernels.triton_ops.blocks import spare_exponent
+from kvq_kernels.triton_ops.inner import minus_terms
+from kvq_kernels.triton_ops.levels import ASYMMETRIC
 from kvq_kernels.triton_ops.parts import (
     as_sums,
     as_terms,
@@ -17,6 +19,7 @@ from kvq_kernels.triton_ops.parts import (
     empty_cells,
     part_scores,
     part_values,
+    placed,
     read_query,
     softmax_step,
     store_cells,
@@ -24,27 +27,29 @@ from kvq_kernels.triton_ops.parts import (
 from kvq_kernels.triton_ops.tails import tail_tile
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["heads", "splits", "matrices", "k_room", "v_room", "k_size", "v_size"])
 def decode_blocks_kernel(
-    q, norms, acc_out, top_out, total_out, k_records, k_table, k_widest, k_lengths, k_sink, k_ring, k_fresh, v_records,
-    v_table, v_widest, v_lengths, v_sink, v_ring, v_fresh, factor, heads, dim, splits, k_room,
-    v_room, k_size, v_size, matrices,
-    C: tl.constexpr, TERMS: tl.constexpr, HAS_NORMS: tl.constexpr, TAILS: tl.constexpr, SINKS: tl.constexpr,
-    SINK_TILES: tl.constexpr, FRESH: tl.constexpr,
+    q, norms, picks, acc_out, top_out, total_out, k_records, k_table, k_widest, k_lengths, k_sink, k_ring, k_fresh,
+    v_records, v_table, v_widest, v_lengths, v_sink, v_ring, v_fresh, factor, heads, dim, splits, k_room, v_room,
+    k_size, v_size, matrices,
+    H: tl.constexpr, C: tl.constexpr, TERMS: tl.constexpr, HAS_NORMS: tl.constexpr, TAILS: tl.constexpr,
+    SINKS: tl.constexpr, SINK_TILES: tl.constexpr, FRESH: tl.constexpr,
     K_BITS: tl.constexpr, K_GROUP: tl.constexpr, K_MODE: tl.constexpr, K_HALF_ZERO: tl.constexpr,
     K_INNER: tl.constexpr, K_META: tl.constexpr, K_ROW: tl.constexpr, K_STEP: tl.constexpr,
     V_BITS: tl.constexpr, V_GROUP: tl.constexpr, V_MODE: tl.constexpr, V_HALF_ZERO: tl.constexpr,
     V_INNER: tl.constexpr, V_META: tl.constexpr, V_ROW: tl.constexpr, V_STEP: tl.constexpr,
 ):  # fmt: skip
-    """q (matrices, heads, dim), a matrix being one KV head of one row of the batch. Grid (matrices * ceil(heads / 16),
+    """q (matrices, heads, dim), a matrix being one KV head of one row of the batch. Grid (matrices * ceil(heads / H),
     TAILS + splits); the first TAILS take 16 tokens each, of them SINK_TILES of the sinks. FRESH: the newest token lies
     in k_fresh and v_fresh (matrices, dim), and is not counted by the lengths.
 
-    records: int16, of which block b of matrix m lies 8 * (table[b] + m * size) after the first. lengths int32
-    (matrices, 4): sinks, packed tokens, tokens after the sinks. Writes sums weighted by exp2(score - top), the tops and
-    the totals of each split, top -inf where it had nothing to do; scores carry ``factor`` = scaling * log2(e).
+    picks: int32 (16,), bit number i // 2 of element i: only what is loaded becomes an operand without a way through
+    shared memory. records: int16, of which block b of matrix m lies 8 * (table[b] + m * size) after the first.
+    lengths int32 (matrices, 4): sinks, packed tokens, tokens after the sinks.
+
+    Writes sums weighted by exp2(score - top), the tops and the totals of each split, top -inf where it had nothing to
+    do; scores carry ``factor`` = scaling * log2(e).
     """
-    H: tl.constexpr = 16
     tile, split = tl.program_id(0), tl.program_id(1)
     matrix = (tile % matrices).to(tl.int64)
     head = tile // matrices * H + tl.arange(0, H)
@@ -55,55 +60,65 @@ def decode_blocks_kernel(
     bulk = tl.minimum(k_packed, v_packed) // 64
     q += matrix * heads * dim
     if split < TAILS:
+        rows = tile // matrices * H + tl.arange(0, 16)
         tail_tile(
             q, norms, acc_out, top_out, total_out, k_records + k_size * 8 * matrix, k_table, k_sink, k_ring,
-            k_fresh, v_records + v_size * 8 * matrix, v_table, v_sink, v_ring, v_fresh, factor, head, mask, matrix,
-            split, bulk, k_packed, v_packed, tl.load(k_lengths + matrix * 4), tl.load(k_lengths + matrix * 4 + 2), dim,
-            k_room, v_room, H, C, TERMS, HAS_NORMS, SINKS, SINK_TILES, FRESH, K_BITS, K_GROUP, K_MODE, K_HALF_ZERO,
-            K_INNER, K_META, K_ROW, K_STEP, V_BITS, V_GROUP, V_MODE, V_HALF_ZERO, V_INNER, V_META, V_ROW, V_STEP,
+            k_fresh, v_records + v_size * 8 * matrix, v_table, v_sink, v_ring, v_fresh, factor, rows, rows < heads,
+            matrix, split, bulk, k_packed, v_packed, tl.load(k_lengths + matrix * 4),
+            tl.load(k_lengths + matrix * 4 + 2), dim, k_room, v_room, 16, C, TERMS, HAS_NORMS, SINKS, SINK_TILES, FRESH,
+            K_BITS, K_GROUP, K_MODE, K_HALF_ZERO, K_INNER, K_META, K_ROW, K_STEP, V_BITS, V_GROUP, V_MODE, V_HALF_ZERO,
+            V_INNER, V_META, V_ROW, V_STEP,
         )  # fmt: skip
     else:
-        K_LOW: tl.constexpr = 2 if K_BITS == 3 else K_BITS
-        V_LOW: tl.constexpr = 2 if V_BITS == 3 else V_BITS
         chunk = tl.cdiv(bulk, splits)
         begin = (split - TAILS) * chunk
         end = tl.minimum(begin + chunk, bulk)
-        # q meets keys as it is, for what rounding it loses would be multiplied by constants that softmax does not see
-        K_TERMS: tl.constexpr = 2 if HAS_NORMS else TERMS
         if HAS_NORMS:
             norms += matrix * dim
-        cells, power = read_query(q, norms, head, mask, dim, C, HAS_NORMS)
+        cells, power = read_query(q, norms, head, mask, dim, C, HAS_NORMS, TERMS, K_INNER)
+        held = room_for(k_widest + matrix, K_BITS, K_MODE, K_INNER)
+        asked = as_terms(placed(cells, held - power, C, K_BITS, K_INNER), C, TERMS)
+        K_LOW: tl.constexpr = 2 if K_BITS == 3 else K_BITS
+        undo = tl.exp2(16 + K_LOW - held + power) * factor
+        minus = asked
+        bits = tl.load(picks + tl.arange(0, 16))
         if K_INNER:
-            held = tl.full((H,), 7.0 + K_LOW, tl.float32)
+            if K_MODE != ASYMMETRIC:
+                minus = minus_terms(asked, C, K_BITS, TERMS)
+            sums = cell_sums(asked, H, C, (C * 16 + K_GROUP - 1) // K_GROUP, K_BITS, K_GROUP, TERMS)
         else:
-            held = spare_exponent(tl.load(k_widest + matrix), K_BITS) + tl.zeros((H,), tl.float32)
-        asked = as_sums(as_terms(cells, held - power, C, K_BITS, K_TERMS), K_TERMS * C)
-        undo, whole = tl.exp2(16 + K_LOW - held + power) * factor, tl.exp2(power - held) * factor
-        if K_INNER:
-            sums = cell_sums(cells, factor, C, K_GROUP)
-        else:
+            asked = as_sums(asked, TERMS * C)
             sums = cells
-        if V_INNER:
-            spare = 7.0 + V_LOW
-        else:
-            spare = spare_exponent(tl.load(v_widest + matrix), V_BITS)
-        top, total = tl.full((H,), float("-inf"), tl.float32), tl.zeros((H,), tl.float32)
-        acc, moved = empty_cells(H, C), tl.zeros((H, 16), tl.float32)
+        spare = room_for(v_widest + matrix, V_BITS, V_MODE, V_INNER)
+        top = tl.full((H,), float("-inf"), tl.float32)
+        acc, moved = empty_cells(H, C, V_INNER), tl.zeros((H, 16), tl.float32)
+        total = tl.zeros((16, H) if V_INNER else (H, 8), tl.float32)  # the same in all rows, or columns
         k_records, v_records = k_records + k_size * 8 * matrix, v_records + v_size * 8 * matrix
         for half in tl.range(begin, end):
             k_at, v_at = tl.load(k_table + half // 2), tl.load(v_table + half // 2)
             scores = part_scores(
-                asked, sums, undo, whole, k_records + k_at * 8, half % 2, H, C, K_BITS, K_GROUP, K_MODE, K_HALF_ZERO,
-                K_INNER, K_META, K_ROW, K_STEP, K_TERMS,
+                asked, minus, bits, sums, k_records + k_at * 8, half % 2, H, C, V_INNER, K_BITS, K_GROUP, K_MODE,
+                K_HALF_ZERO, K_INNER, K_META, K_ROW, K_STEP, TERMS,
             )  # fmt: skip
-            weights, top, total, fade = softmax_step(scores, top, total, spare, H)
-            acc, moved = part_values(
-                weights, acc, moved, fade, v_records + v_at * 8, half % 2, H, C, V_BITS, V_GROUP, V_MODE, V_HALF_ZERO,
-                V_INNER, V_META, V_ROW, V_STEP, TERMS,
+            weights, top, fade = softmax_step(scores, undo, top, spare, V_BITS, V_INNER)
+            acc, moved, total = part_values(
+                weights, bits, acc, moved, total, fade, v_records + v_at * 8, half % 2, H, C, V_BITS, V_GROUP, V_MODE,
+                V_HALF_ZERO, V_INNER, V_META, V_ROW, V_STEP, TERMS,
             )  # fmt: skip
         tl.store(top_out + head, top, mask=mask)
-        tl.store(total_out + head, total, mask=mask)
-        store_cells(acc_out, acc, moved, head, mask, dim, C, V_BITS, V_GROUP, V_INNER)
+        store_cells(acc_out, total_out, acc, moved, total, head, mask, dim, C, V_BITS, V_GROUP, V_INNER)
+
+
+@triton.jit
+def room_for(widest, BITS: tl.constexpr, MODE: tl.constexpr, INNER: tl.constexpr):
+    """x for which numbers up to 2^x stay float16 where they meet codes, whatever a place asks for."""
+    LOW: tl.constexpr = 2 if BITS == 3 else BITS
+    if not INNER:
+        return spare_exponent(tl.load(widest), BITS)
+    elif MODE == ASYMMETRIC:
+        return 7.0 + LOW
+    else:
+        return 7.0 + LOW - BITS  # the bits of negative codes weigh more than codes do
 
 
 @triton.jit

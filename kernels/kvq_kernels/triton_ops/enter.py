@@ -9,6 +9,7 @@ import triton.language as tl
 from kvq_kernels.triton_ops.decode import combine_head
 from kvq_kernels.triton_ops.levels import ASYMMETRIC, HYBRID, SYMMETRIC
 from kvq_kernels.triton_ops.pack import MAGIC, group_scale, nearest_code
+from kvq_kernels.triton_ops.records import scale_at, word_at
 
 
 @triton.jit
@@ -114,18 +115,24 @@ def pack_tile(
     element = tl.expand_dims(element, 1 - AXIS)
     code, scale, zero, minus = grid_of(values, valid, AXIS, BITS, MODE, HALF_ZERO)
     COLUMNS: tl.constexpr = 128 if BY_TOKEN else CHANNELS
-    line = row + META // 2
-    tl.store((line + other).to(tl.pointer_type(tl.float16)) + group * (ROW // 2), scale.to(tl.float16), mask=kept)
-    rest = line + COLUMNS
+    INNER: tl.constexpr = BY_TOKEN == KEYS
+    at = scale_at(row, group, other, COLUMNS, MODE, HALF_ZERO, INNER, META, ROW)
+    tl.store(at, scale.to(tl.float16), mask=kept)
+    rest = word_at(row, group, other, COLUMNS, GROUP, MODE, HALF_ZERO, INNER, META, ROW)
     if MODE == ASYMMETRIC:
         if HALF_ZERO:
-            tl.store(rest.to(tl.pointer_type(tl.float16)) + group * (ROW // 2) + other, zero.to(tl.float16), mask=kept)
+            tl.store(rest.to(tl.pointer_type(tl.float16)), zero.to(tl.float16), mask=kept)
         else:
-            tl.store(rest.to(tl.pointer_type(tl.float32)) + group * (ROW // 4) + other, zero, mask=kept)
+            tl.store(rest.to(tl.pointer_type(tl.float32)), zero, mask=kept)
     else:
-        words = rest.to(tl.pointer_type(tl.int32)) + group * (ROW // 4) + other
+        # codes of symmetric groups are in two's complement, and words say which are negative
+        minus = minus & (code > 0)
+        if MODE == HYBRID:
+            minus = minus & tl.expand_dims(scale < 0, AXIS)
+        code = tl.where(minus, (1 << BITS) - code, code)
+        words = rest.to(tl.pointer_type(tl.int32))
         for w in tl.static_range(GROUP // 32):
-            # signs of even elements in the low half of a word, of odd ones in the high half
+            # those of even elements in the low half of a word, those of odd ones in the high half
             place = (tl.full(element.shape, 1, tl.int32) << (element % 32 // 2 + element % 2 * 16)) + tl.zeros(
                 (T, N), tl.int32
             )

@@ -27,15 +27,41 @@ def high_bytes(words):
 
 
 @triton.jit
-def masked(words, MASK: tl.constexpr):
-    """words & MASK as the bits of float16 numbers."""
+def picked(words, mask):
+    """words & mask (uint16, of which those that lie beside each other are handled together) as float16 numbers."""
     if PAIRS:
-        mask = tl.full(words.shape, MASK, tl.uint16)
         return tl.inline_asm_elementwise(
             "and.b32 $0, $1, $2;", "=r,r,r", [words, mask], dtype=tl.float16, is_pure=True, pack=2
         )
     else:
-        return (words & MASK).to(tl.uint16).to(tl.float16, bitcast=True)
+        return (words & mask).to(tl.uint16).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def negative_bits(signs, picks, BYTE: tl.constexpr):
+    """Of words of signs (16,) int32, whose low halves are those of even elements, the bit that ``picks`` (16,) names in
+    byte BYTE of either half, as float16 (16, 16), the sum across: a word is both elements of a pair as it is."""
+    zero = tl.zeros((16, 16), tl.int32)
+    words, pick = signs[:, None] + zero, picks.to(tl.uint16)[None, :] + zero.to(tl.uint16)
+    if PAIRS:
+        if BYTE == 0:
+            return tl.inline_asm_elementwise(
+                "and.b32 $0, $1, $3;", "=r,r,r,r", [words, pick], dtype=tl.float16, is_pure=True, pack=2
+            )
+        else:
+            return tl.inline_asm_elementwise(
+                "{ .reg .b32 t; shr.u32 t, $1, 8; and.b32 $0, t, $3; }",
+                "=r,r,r,r", [words, pick], dtype=tl.float16, is_pure=True, pack=2,
+            )  # fmt: skip
+    else:
+        half = (tl.arange(0, 16) % 2 * 16)[None, :]
+        return (((words >> (half + 8 * BYTE)) & 0xFFFF).to(tl.uint16) & pick).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def masked(words, MASK: tl.constexpr):
+    """words & MASK as the bits of float16 numbers."""
+    return picked(words, tl.full(words.shape, MASK, tl.uint16))
 
 
 @triton.jit
@@ -63,21 +89,6 @@ def with_bits(words, MASK: tl.constexpr, more, BY: tl.constexpr, BIT: tl.constex
 
 
 @triton.jit
-def with_signs(words, MASK: tl.constexpr, signs, shift):
-    """(words & MASK) with the bit of ``signs`` that ``shift`` brings to bit 15 as its sign, as float16."""
-    if PAIRS:
-        mask = tl.full(words.shape, MASK, tl.uint16)
-        return tl.inline_asm_elementwise(
-            "{ .reg .b32 n, t; and.b32 n, $3, 31; shl.b32 t, $2, n; and.b32 t, t, 0x80008000; and.b32 $0, $1, $4; "
-            "or.b32 $0, $0, t; }",
-            "=&r,r,r,r,r", [words, signs, shift, mask], dtype=tl.float16, is_pure=True, pack=2,
-        )  # fmt: skip
-    else:
-        minus = (signs << shift).to(tl.uint16) & 0x8000
-        return ((words & MASK) | minus).to(tl.uint16).to(tl.float16, bitcast=True)
-
-
-@triton.jit
 def plain_level(words, high, extra, CELL: tl.constexpr, BITS: tl.constexpr):
     """Codes of a cell times 2^(their lowest bit - 24). ``high``: high_bytes of the words; ``extra``: the third bits."""
     LOW: tl.constexpr = 2 if BITS == 3 else BITS
@@ -93,17 +104,3 @@ def plain_level(words, high, extra, CELL: tl.constexpr, BITS: tl.constexpr):
         return masked(high, MASK)
     else:
         return masked(words, MASK)
-
-
-@triton.jit
-def signed_level(words, high, extra, signs, shift, CELL: tl.constexpr, BITS: tl.constexpr):
-    """The same with signs."""
-    SHIFT: tl.constexpr = (CELL * BITS) % 8
-    MASK: tl.constexpr = ((1 << BITS) - 1) << SHIFT
-    if BITS == 3:
-        level = plain_level(words, high, extra, CELL, BITS).to(tl.uint16, bitcast=True)
-        return with_signs(level, 0x7FFF, signs, shift)
-    elif (CELL * BITS) % 16 >= 8:
-        return with_signs(high, MASK, signs, shift)
-    else:
-        return with_signs(words, MASK, signs, shift)

@@ -1,40 +1,77 @@
-"""What one turn over 64 tokens of a block does in attention: scores of queries, softmax, weighted sums of values."""
+"""What one turn over 64 tokens of a block does in attention: scores of queries, softmax, weighted sums of values.
+
+Scores and weights are 4 tensors of 16 tokens, with a head a row (H, 16), or BY_HEAD a head a column (16, H), as values
+are read. Sums over codes are in units of 2^-(16 + LOW) of what they stand for.
+"""
 
 import triton
 import triton.language as tl
-from kvq_kernels.triton_ops.blocks import column, inner_sums, outer_sums, outer_zeros, part_of
+from kvq_kernels.triton_ops.blocks import column, outer_part, outer_sums, outer_zeros
+from kvq_kernels.triton_ops.inner import inner_part, inner_sums, minus_terms
+from kvq_kernels.triton_ops.levels import ASYMMETRIC
 
 
 @triton.jit
-def read_query(q, norms, row, mask, dim, C: tl.constexpr, HAS_NORMS: tl.constexpr):
-    """Rows of q (times norms) as C cells (H, 16) float32, and the exponent of a power of two above each."""
+def beside(x, BY_HEAD: tl.constexpr):
+    """A number for each head beside what is read with a head a row, or a column."""
+    if BY_HEAD:
+        return x[None, :]
+    else:
+        return x[:, None]
+
+
+@triton.jit
+def rounded(x):
+    """x (float32) to the 11 bits of a float16, whatever its size."""
+    bits = x.to(tl.int32, bitcast=True)
+    bits = (bits + 0xFFF + ((bits >> 13) & 1)) & -8192
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def read_query(q, norms, row, mask, dim, C: tl.constexpr, HAS_NORMS: tl.constexpr, TERMS: tl.constexpr,
+               BY_HEAD: tl.constexpr):  # fmt: skip
+    """Rows of q (times norms) as C cells float32, and the exponent of a power of two above each. With norms and one
+    term they are rounded here, and for the tokens outside of blocks alike."""
     i = tl.arange(0, 16)
     largest = tl.zeros(row.shape, tl.float32)
     cells = ()
     for c in tl.static_range(C):
         channel = c * 16 + i
-        inside = mask[:, None] & (channel < dim)[None, :]
-        cell = tl.load(q + row[:, None] * dim + channel[None, :], mask=inside, other=0.0).to(tl.float32)
+        inside = beside(mask, BY_HEAD) & beside(channel < dim, not BY_HEAD)
+        cell = tl.load(q + beside(row * dim, BY_HEAD) + beside(channel, not BY_HEAD), mask=inside, other=0.0)
+        cell = cell.to(tl.float32)
         if HAS_NORMS:
-            cell *= tl.load(norms + channel, mask=channel < dim, other=0.0).to(tl.float32)[None, :]
+            norm = tl.load(norms + channel, mask=channel < dim, other=0.0).to(tl.float32)
+            cell *= beside(norm, not BY_HEAD)
+            if TERMS == 1:
+                cell = rounded(cell)
         cells = cells + (cell,)
-        largest = tl.maximum(largest, tl.max(tl.abs(cell), 1))
+        largest = tl.maximum(largest, tl.max(tl.abs(cell), 0 if BY_HEAD else 1))
     return cells, tl.ceil(tl.log2(tl.maximum(largest, 1e-30)))
 
 
 @triton.jit
-def as_terms(cells, power, C: tl.constexpr, BITS: tl.constexpr, TERMS: tl.constexpr):
-    """Cells times 2^power (a number a row), and what their places ask for, as TERMS * C float16 that add up to them."""
-    LOW: tl.constexpr = 2 if BITS == 3 else BITS
+def as_terms(cells, N: tl.constexpr, TERMS: tl.constexpr):
+    """N cells as TERMS * N float16 that add up to them."""
     first = ()
     rest = ()
-    for c in tl.static_range(C):
-        whole = cells[c] * (tl.exp2(power) * 2.0 ** (8 - LOW - (c * LOW) % 8))[:, None]
-        part = whole.to(tl.float16)
+    for c in tl.static_range(N):
+        part = cells[c].to(tl.float16)
         first = first + (part,)
         if TERMS == 2:
-            rest = rest + ((whole - part.to(tl.float32)).to(tl.float16),)
+            rest = rest + ((cells[c] - part.to(tl.float32)).to(tl.float16),)
     return first + rest
+
+
+@triton.jit
+def placed(cells, power, C: tl.constexpr, BITS: tl.constexpr, BY_HEAD: tl.constexpr):
+    """Cells times 2^power (a number a head), and what their places ask for."""
+    LOW: tl.constexpr = 2 if BITS == 3 else BITS
+    found = ()
+    for c in tl.static_range(C):
+        found = found + (cells[c] * beside(tl.exp2(power + (8 - LOW - (c * LOW) % 8)), BY_HEAD),)
+    return found
 
 
 @triton.jit
@@ -49,93 +86,106 @@ def as_sums(cells, N: tl.constexpr):
 
 
 @triton.jit
-def cell_sums(cells, factor, C: tl.constexpr, GROUP: tl.constexpr):
-    """Sums of the cells (H, 16) over the groups along them, times a factor."""
+def cell_sums(q, H: tl.constexpr, C: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+              TERMS: tl.constexpr):  # fmt: skip
+    """Sums of q, C cells (16, H), over the groups along them, as products with codes of 1: tensors (16, H) whose rows
+    are the same."""
+    LOW: tl.constexpr = 2 if BITS == 3 else BITS
     SPAN: tl.constexpr = GROUP // 16
-    GROUPS: tl.constexpr = (C + SPAN - 1) // SPAN
     sums = ()
     for g in tl.static_range(GROUPS):
-        found = tl.sum(cells[g * SPAN], 1)
-        for k in tl.static_range(1, SPAN):
+        found = tl.zeros((16, H), tl.float32)
+        for k in tl.static_range(SPAN):
             if g * SPAN + k < C:
-                found += tl.sum(cells[g * SPAN + k], 1)
-        sums = sums + (found * factor,)
+                one = tl.full((16, 16), 2.0 ** (((g * SPAN + k) * LOW) % 8 - 24), tl.float16)
+                for t in tl.static_range(TERMS):
+                    found = tl.dot(one, q[t * C + g * SPAN + k], found)
+        sums = sums + (found,)
     return sums
 
 
 @triton.jit
-def part_scores(q, sums, undo, whole, record, part, H: tl.constexpr, C: tl.constexpr, BITS: tl.constexpr,
-                GROUP: tl.constexpr, MODE: tl.constexpr, HALF_ZERO: tl.constexpr, INNER: tl.constexpr,
-                META: tl.constexpr, ROW: tl.constexpr, STEP: tl.constexpr, TERMS: tl.constexpr):  # fmt: skip
-    """q times 64 keys of a block: 4 tensors (H, 16). ``undo`` and ``whole`` (H,): the units of sums over codes and over
-    zero-points."""
-    COLUMNS: tl.constexpr = 128 if INNER else C * 16
-    codes, scales, others, lines = part_of(record, part, GROUP, MODE, HALF_ZERO, INNER, META, ROW, STEP, COLUMNS)
+def part_scores(q, minus, picks, sums, record, part, H: tl.constexpr, C: tl.constexpr, BY_HEAD: tl.constexpr,
+                BITS: tl.constexpr, GROUP: tl.constexpr, MODE: tl.constexpr, HALF_ZERO: tl.constexpr,
+                INNER: tl.constexpr, META: tl.constexpr, ROW: tl.constexpr, STEP: tl.constexpr,
+                TERMS: tl.constexpr):  # fmt: skip
+    """q times 64 keys of a block: 4 tensors."""
+    LOW: tl.constexpr = 2 if BITS == 3 else BITS
     scores = ()
     if INNER:
-        for s in tl.static_range(4):
-            found = inner_sums(
-                q, sums, undo, codes, scales, others, lines, s, H, C, C * 4, BITS, GROUP, MODE, HALF_ZERO, ROW, COLUMNS,
-                TERMS,
+        codes, meta, base, skip = inner_part(record, part, True, GROUP, META, ROW, STEP)
+        empty = tl.zeros((16, H), tl.float32)
+        for s in tl.static_range(0, 4, 2):
+            one, two = inner_sums(
+                q, minus, picks, sums, empty, empty, codes, meta, base, skip, s, True, H, C, C * 4,
+                (C * 16 + GROUP - 1) // GROUP, BITS, GROUP, MODE, HALF_ZERO, True, ROW, 128, TERMS,
             )  # fmt: skip
-            scores = scores + (found,)
+            scores = scores + ((one, two) if BY_HEAD else (tl.trans(one), tl.trans(two)))
     else:
-        GROUPS: tl.constexpr = 64 // GROUP if GROUP < 64 else 1
         TWO: tl.constexpr = GROUP >= 32
-        moved = outer_zeros(q, others, H, C, GROUPS, BITS, ROW, TERMS)
+        nothing = tl.zeros((H, 16), tl.float32)
+        codes, scales, zeros = outer_part(record, part, True, GROUP, META, ROW, STEP, C * 16)
         for s in tl.static_range(0, 4, 2 if TWO else 1):
-            one, two = outer_sums(
-                q, codes, scales, tl.zeros((H, 16), tl.float32), tl.zeros((H, 16), tl.float32), s, TWO, s * 16 // GROUP,
-                H, C, C * 4, BITS, ROW, TERMS,
-            )  # fmt: skip
-            zero = (column(moved, s * 16 // GROUP) * whole)[:, None]
-            scores = scores + (one * undo[:, None] + zero,)
+            if s * 16 % GROUP == 0:
+                # of one group in all columns, which costs a thread less than looking for a column would
+                at = zeros + s * 16 // GROUP * (ROW // 2)
+                zero, _ = outer_zeros(q, at, nothing, 0, 16, C, 1, BITS, ROW, TERMS, False)
+                zero *= 2.0 ** -(16 + LOW)
+            one, two = outer_sums(q, codes, scales, zero, zero, s, TWO, s * 16 // GROUP, H, C, C * 4, BITS, ROW, TERMS)
+            scores = scores + (tl.trans(one) if BY_HEAD else one,)
             if TWO:
-                scores = scores + (two * undo[:, None] + zero,)
+                scores = scores + (tl.trans(two) if BY_HEAD else two,)
     return scores
 
 
 @triton.jit
-def softmax_step(scores, top, total, spare, H: tl.constexpr):
-    """Running softmax in base 2 over 4 tensors (H, 16): weights, which end at 2^spare, the new top and total, and what
-    older sums are multiplied by."""
+def softmax_step(scores, undo, top, spare, BITS: tl.constexpr, BY_HEAD: tl.constexpr):
+    """Running softmax in base 2 over 4 tensors of scores, of which ``undo`` is the unit: weights, which end at 2^spare
+    and carry what the places of values of so many bits ask for, the new top, and what older sums are multiplied by."""
+    LOW: tl.constexpr = 2 if BITS == 3 else BITS
     best = scores[0]
     for s in tl.static_range(1, 4):
         best = tl.maximum(best, scores[s])
-    higher = tl.maximum(top, tl.max(best, 1) - spare)
-    fade = tl.exp2(top - higher)
-    sums = tl.zeros((H, 16), tl.float32)
+    higher = tl.maximum(top, tl.max(best, 0 if BY_HEAD else 1) * undo - spare)
     weights = ()
     for s in tl.static_range(4):
-        weight = tl.exp2(scores[s] - higher[:, None])
-        sums += weight
-        weights = weights + (weight,)
-    return weights, higher, total * fade + tl.sum(sums, 1), fade
+        less = higher - (8 - LOW - (s * LOW) % 8)
+        weights = weights + (tl.exp2(scores[s] * beside(undo, BY_HEAD) - beside(less, BY_HEAD)),)
+    return weights, higher, tl.exp2(top - higher)
 
 
 @triton.jit
-def part_values(weights, acc, moved, fade, record, part, H: tl.constexpr, C: tl.constexpr, BITS: tl.constexpr,
-                GROUP: tl.constexpr, MODE: tl.constexpr, HALF_ZERO: tl.constexpr, INNER: tl.constexpr,
-                META: tl.constexpr, ROW: tl.constexpr, STEP: tl.constexpr, TERMS: tl.constexpr):  # fmt: skip
-    """weights, 4 tensors (H, 16), times 64 values of a block, added to acc * fade, C tensors (H, 16), and to moved *
-    fade, the sums of zero-points of groups across the sum. acc of those groups is in units of 2^(LOW + 16)."""
-    LOW: tl.constexpr = 2 if BITS == 3 else BITS
+def part_values(weights, picks, acc, moved, total, fade, record, part, H: tl.constexpr, C: tl.constexpr,
+                BITS: tl.constexpr, GROUP: tl.constexpr, MODE: tl.constexpr, HALF_ZERO: tl.constexpr,
+                INNER: tl.constexpr, META: tl.constexpr, ROW: tl.constexpr, STEP: tl.constexpr,
+                TERMS: tl.constexpr):  # fmt: skip
+    """weights times 64 values of a block, added to acc * fade, C tensors, their sums, to total * fade, and of groups
+    across the sum the sums of zero-points, to moved * fade."""
     SPAN: tl.constexpr = GROUP // 16
-    COLUMNS: tl.constexpr = C * 16 if INNER else 128
-    codes, scales, others, lines = part_of(record, part, GROUP, MODE, HALF_ZERO, not INNER, META, ROW, STEP, COLUMNS)
-    p = as_terms(weights, tl.zeros((H,), tl.float32), 4, BITS, TERMS)
+    total *= beside(fade, INNER)
+    p = as_terms(weights, 4, TERMS)
     made = ()
     if INNER:
-        sums = cell_sums(weights, 1.0, 4, GROUP)
-        undo = tl.full((H,), 2.0 ** (16 + LOW), tl.float32)
-        for s in tl.static_range(C):
-            found = inner_sums(
-                p, sums, undo, codes, scales, others, lines, s, H, 4, C * 4, BITS, GROUP, MODE, HALF_ZERO, ROW, COLUMNS,
-                TERMS,
+        GROUPS: tl.constexpr = 64 // GROUP if GROUP < 64 else 1
+        codes, meta, base, skip = inner_part(record, part, False, GROUP, META, ROW, STEP)
+        sums = cell_sums(p, H, 4, GROUPS, BITS, GROUP, TERMS)
+        for g in tl.static_range(GROUPS):
+            total += sums[g]
+        if MODE == ASYMMETRIC:
+            minus = p
+        else:
+            minus = minus_terms(p, 4, BITS, TERMS)
+        for s in tl.static_range(0, C, 2):
+            one, two = inner_sums(
+                p, minus, picks, sums, acc[s] * fade[None, :], acc[min(s + 1, C - 1)] * fade[None, :], codes, meta,
+                base, skip, s, s + 1 < C, H, 4, C * 4, GROUPS, BITS, GROUP, MODE, HALF_ZERO, False, ROW, C * 16, TERMS,
             )  # fmt: skip
-            made = made + (acc[s] * fade[:, None] + found,)
+            made = made + ((one, two) if s + 1 < C else (one,))
     else:
-        moved = moved * fade[:, None] + outer_zeros(p, others, H, 4, (C + SPAN - 1) // SPAN, BITS, ROW, TERMS)
+        codes, scales, zeros = outer_part(record, part, False, GROUP, META, ROW, STEP, 128)
+        GROUPS: tl.constexpr = (C + SPAN - 1) // SPAN
+        moved *= fade[:, None]
+        moved, total = outer_zeros(p, zeros, moved, total, 16, 4, GROUPS, BITS, ROW, TERMS, True)
         for s in tl.static_range(0, C, 2 if SPAN > 1 else 1):
             one = acc[s] * fade[:, None]
             if SPAN > 1 and s + 1 < C:
@@ -145,27 +195,33 @@ def part_values(weights, acc, moved, fade, record, part, H: tl.constexpr, C: tl.
             else:
                 one, _ = outer_sums(p, codes, scales, one, one, s, False, s // SPAN, H, 4, C * 4, BITS, ROW, TERMS)
                 made = made + (one,)
-    return made, moved
+    return made, moved, total
 
 
 @triton.jit
-def empty_cells(H: tl.constexpr, C: tl.constexpr):
-    """C tensors (H, 16) of zeros."""
+def empty_cells(H: tl.constexpr, C: tl.constexpr, BY_HEAD: tl.constexpr):
+    """C tensors of zeros."""
     cells = ()
     for _ in tl.static_range(C):
-        cells = cells + (tl.zeros((H, 16), tl.float32),)
+        cells = cells + (tl.zeros((16, H) if BY_HEAD else (H, 16), tl.float32),)
     return cells
 
 
 @triton.jit
-def store_cells(acc_out, acc, moved, at, mask, dim, C: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
-                INNER: tl.constexpr):  # fmt: skip
-    """What part_values added up, as rows ``at`` of (rows, dim)."""
+def store_cells(acc_out, total_out, acc, moved, total, at, mask, dim, C: tl.constexpr, BITS: tl.constexpr,
+                GROUP: tl.constexpr, INNER: tl.constexpr):  # fmt: skip
+    """What part_values added up, as rows ``at`` of (rows, dim) and of (rows,)."""
     LOW: tl.constexpr = 2 if BITS == 3 else BITS
+    UNIT: tl.constexpr = 2.0 ** (16 + LOW)
     i = tl.arange(0, 16)
     for s in tl.static_range(C):
-        found = acc[s]
+        found = acc[s] * UNIT
         if not INNER:
-            found = found * (2.0 ** (16 + LOW)) + column(moved, s * 16 // GROUP)[:, None]
+            found += column(moved, s * 16 // GROUP)[:, None]
         channel = s * 16 + i
-        tl.store(acc_out + at[:, None] * dim + channel[None, :], found, mask=mask[:, None] & (channel < dim)[None, :])
+        inside = beside(mask, INNER) & beside(channel < dim, not INNER)
+        tl.store(acc_out + beside(at * dim, INNER) + beside(channel, not INNER), found, mask=inside)
+    if INNER:
+        tl.store(total_out + at, tl.max(total, 0) * UNIT, mask=mask)
+    else:
+        tl.store(total_out + at, tl.max(total, 1), mask=mask)

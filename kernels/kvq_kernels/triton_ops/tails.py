@@ -2,7 +2,9 @@
 
 import triton
 import triton.language as tl
-from kvq_kernels.triton_ops.levels import ASYMMETRIC, SYMMETRIC
+from kvq_kernels.triton_ops.levels import ASYMMETRIC, HYBRID, SYMMETRIC
+from kvq_kernels.triton_ops.parts import rounded
+from kvq_kernels.triton_ops.records import scale_at, word_at
 
 
 @triton.jit
@@ -33,30 +35,22 @@ def one_by_one(record, token, channel, mask, CHANNELS: tl.constexpr, KEYS: tl.co
     else:
         element, other = token, channel
     group = element // GROUP
-    scale = tl.load(
-        (record + META // 2).to(tl.pointer_type(tl.float16)) + group * (ROW // 2) + other, mask=mask, other=0
-    )
+    scale = tl.load(scale_at(record, group, other, COLUMNS, MODE, HALF_ZERO, INNER, META, ROW), mask=mask, other=0)
     scale = scale.to(tl.float32)
-    rest = record + META // 2 + COLUMNS
+    rest = word_at(record, group, other, COLUMNS, GROUP, MODE, HALF_ZERO, INNER, META, ROW)
+    if HALF_ZERO:
+        zero = tl.load(rest.to(tl.pointer_type(tl.float16)), mask=mask, other=0).to(tl.float32)
+    elif MODE == ASYMMETRIC or MODE == HYBRID:
+        zero = tl.load(rest.to(tl.pointer_type(tl.float32)), mask=mask, other=0)
     if MODE == ASYMMETRIC:
-        if HALF_ZERO:
-            zero = tl.load(rest.to(tl.pointer_type(tl.float16)) + group * (ROW // 2) + other, mask=mask, other=0)
-        else:
-            zero = tl.load(rest.to(tl.pointer_type(tl.float32)) + group * (ROW // 4) + other, mask=mask, other=0)
-        return level * scale + zero.to(tl.float32)
+        return level * scale + zero
     else:
-        line = rest.to(tl.pointer_type(tl.int32)) + group * (ROW // 4) + other
         bit = element % 32
-        signs = tl.load(line + element % GROUP // 32 * COLUMNS, mask=mask, other=0)
-        minus = ((signs >> (bit // 2 + bit % 2 * 16)) & 1) == 1
-        signed = tl.where(minus, -level, level)
+        line = rest.to(tl.pointer_type(tl.int32)) + element % GROUP // 32 * COLUMNS
+        minus = ((tl.load(line, mask=mask, other=0) >> (bit // 2 + bit % 2 * 16)) & 1) == 1
+        signed = tl.where(minus, level - (1 << BITS), level)
         if MODE == SYMMETRIC:
             return signed * scale
-        word = tl.load(line, mask=mask, other=0)
-        if HALF_ZERO:
-            zero = (word & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
-        else:
-            zero = word.to(tl.float32, bitcast=True)
         return tl.where(scale < 0, signed * -scale, level * scale + tl.where(scale < 0, 0.0, zero))
 
 
@@ -111,6 +105,11 @@ def tail_tile(
         channel = c * 16 + i
         real = channel < dim
         query = tl.load(q + head[:, None] * dim + channel[None, :], mask=mask[:, None] & real[None, :], other=0.0)
+        query = query.to(tl.float32)
+        if HAS_NORMS and TERMS == 1:
+            # as packed keys meet it, for what rounding it changes is as large as what keys have in common
+            norm = tl.load(norms + matrix * dim + channel, mask=real, other=1.0).to(tl.float32)
+            query = rounded(query * norm[None, :]) / norm[None, :]
         both = real[:, None] & there[None, :]
         if split < SINK_TILES:
             keys = dense_rows(k_sink + matrix * SINKS * dim, token[None, :], channel[:, None], both, dim)
@@ -128,7 +127,7 @@ def tail_tile(
             if FRESH:
                 keys += fresh_row(k_fresh + matrix * dim, channel[:, None], both & (token == held)[None, :])
         # keys may be far from zero: what rounding would lose of them is kept
-        scores += product(query.to(tl.float32), keys, 2)
+        scores += product(query, keys, 2)
     scores = tl.where(there[None, :], scores * factor, float("-inf"))
     top = tl.max(scores, 1)
     weights = tl.where(there[None, :], tl.exp2(scores - tl.where(left > 0, top, 0.0)[:, None]), 0.0)

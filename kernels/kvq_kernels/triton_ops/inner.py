@@ -1,0 +1,196 @@
+"""Products with codes of groups along the sum: scales and zero-points meet the sums over their groups.
+
+Cells across the sum are the rows of a product here and query heads its columns (16, H), for then a thread needs the
+scales of two rows for all it has. ``q`` are tuples of float16 (16, H), 16 elements of the sum each. What the codes of a
+symmetric group are, its negative ones in two's complement, adds up in two exact products: of the codes, and of the bits
+that say which are negative and weigh -2^bits.
+"""
+
+import triton
+import triton.language as tl
+from kvq_kernels.triton_ops.blocks import times
+from kvq_kernels.triton_ops.levels import ASYMMETRIC, HYBRID, high_bytes, negative_bits, plain_level
+
+
+@triton.jit
+def inner_part(record, part, KEYS: tl.constexpr, GROUP: tl.constexpr, META: tl.constexpr, ROW: tl.constexpr,
+               STEP: tl.constexpr):  # fmt: skip
+    """Where codes and grids of a part of a record begin (pointers to int16), the number of its first group, and of the
+    first of that group's words of signs. Grids of keys lie token by token, those of values group by group."""
+    if KEYS:
+        return record + part * (STEP // 2), record + META // 2 + part * 128, 0, 0
+    else:
+        return record + part * (STEP // 2), record + META // 2, part * 64 // GROUP, part * 64 % GROUP // 32
+
+
+@triton.jit
+def read_rows(codes, TILE: tl.constexpr):
+    """Words of a tile of cells: uint16 (16 across the sum, 16 along it)."""
+    i = tl.arange(0, 16)
+    return tl.load(codes.to(tl.pointer_type(tl.uint16)) + TILE * 256 + i[:, None] * 16 + i[None, :])
+
+
+@triton.jit
+def read_line(meta, at):
+    """16 int32, two float16 each or a word of signs, ``at`` int16 behind ``meta``."""
+    return tl.load((meta + at).to(tl.pointer_type(tl.int32)) + tl.arange(0, 16))
+
+
+@triton.jit
+def read_lines(meta, row, first: tl.constexpr, COLUMNS: tl.constexpr, WORDS: tl.constexpr, SECOND: tl.constexpr):
+    """Of 32 elements across the sum from ``first`` on, the pairs of scales of two groups, which begin ``row`` int16
+    behind ``meta``, and the first words of both: three pairs of int32 (16,), which one load brings, 16 bytes a thread.
+
+    Fewer elements than threads would be loaded anew for every use, and not ahead of it."""
+    line, i = tl.arange(0, 4), tl.arange(0, 32)
+    # the fourth line is the first again, as is the third where there is no second group
+    at = tl.where(line == 1, 1, tl.where(line == 2, 1 + WORDS if SECOND else 0, 0)) * COLUMNS
+    place = (meta + row).to(tl.pointer_type(tl.int32)) + first + at[:, None] + i[None, :]
+    if first + 32 <= COLUMNS:
+        tile = tl.load(place)
+    else:
+        tile = tl.load(place, mask=(first + i < COLUMNS)[None, :], other=0)
+    even, odd = tl.split(tl.permute(tl.reshape(tile, (2, 2, 2, 16)), (3, 2, 0, 1)))
+    pairs, second = tl.split(even)
+    one, _ = tl.split(odd)
+    return tl.split(pairs), tl.split(one), tl.split(second)
+
+
+@triton.jit
+def half_of(pair, second):
+    """The first or second float16 of int32: float32."""
+    return ((pair >> (second * 16)) & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def minus_terms(q, C: tl.constexpr, BITS: tl.constexpr, TERMS: tl.constexpr):
+    """The terms of C cells, which carry what their places ask for, with what the bits of negative codes ask for: of a
+    pair of elements, bit number pair of a byte, which counts -2^BITS."""
+    LOW: tl.constexpr = 2 if BITS == 3 else BITS
+    pair = tl.arange(0, 16) // 2
+    found = ()
+    for t in tl.static_range(TERMS):
+        for c in tl.static_range(C):
+            weight = -tl.exp2((BITS + (c * LOW) % 8 - pair).to(tl.float32))
+            found = found + (q[t * C + c] * weight.to(tl.float16)[:, None],)
+    return found
+
+
+@triton.jit
+def add_rows(level, q, part, C: tl.constexpr, CELLS: tl.constexpr, CELL: tl.constexpr, LOW: tl.constexpr,
+             TERMS: tl.constexpr):  # fmt: skip
+    """part + the codes of cell CELL times the terms of cell C."""
+    for t in tl.static_range(TERMS):
+        part = tl.dot(level, times(q[t * CELLS + C], C, CELL, LOW), part)
+    return part
+
+
+@triton.jit
+def group_products(q, minus, picks, codes, signs, signed, meta, lines, S: tl.constexpr, G: tl.constexpr,
+                   H: tl.constexpr, C: tl.constexpr, CELLS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+                   MODE: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr):  # fmt: skip
+    """Codes of cells S across the sum times q over group G along it alone: (16, H). ``signs``: its first words of
+    signs (16,), which lie ``lines`` behind ``meta``; ``signed``: where they are that."""
+    LOW: tl.constexpr = 2 if BITS == 3 else BITS
+    EACH: tl.constexpr = 16 // LOW
+    SPAN: tl.constexpr = GROUP // 16
+    BEGIN: tl.constexpr = S * C + G * SPAN
+    part = tl.zeros((16, H), tl.float32)
+    for k in tl.static_range(SPAN):
+        if G * SPAN + k < C:
+            if (BEGIN + k) % EACH == 0 or k == 0:
+                words = read_rows(codes, (BEGIN + k) // EACH)
+                high = high_bytes(words)
+            if BITS == 3 and ((BEGIN + k) % 16 == 0 or k == 0):
+                extra = read_rows(codes + (CELLS + 7) // 8 * 256, (BEGIN + k) // 16)
+            elif k == 0:
+                extra = words
+            level = plain_level(words, high, extra, BEGIN + k, BITS)
+            part = add_rows(level, q, part, G * SPAN + k, C, BEGIN + k, LOW, TERMS)
+            if MODE != ASYMMETRIC:
+                if k % 2 == 0 and k > 0:
+                    signs = read_line(meta, lines + k // 2 * (2 * COLUMNS))
+                if MODE == HYBRID and k % 2 == 0:
+                    signs = tl.where(signed, signs, 0)
+                bits = negative_bits(signs, picks, k % 2)
+                for t in tl.static_range(TERMS):
+                    part = tl.dot(bits, minus[t * C + G * SPAN + k], part)
+    return part
+
+
+@triton.jit
+def scaled_sums(part, found, scale, zero, sum, MODE: tl.constexpr):
+    """found + part, sums over a group, times its scales, + its zero-points times what they meet."""
+    found += part * (tl.abs(scale) if MODE == HYBRID else scale)[:, None]
+    if MODE == ASYMMETRIC:
+        found += zero[:, None] * sum
+    elif MODE == HYBRID:
+        found += tl.where(scale < 0, 0.0, zero)[:, None] * sum
+    return found
+
+
+@triton.jit
+def half_zero_sums(q, sums, found, codes, meta, base, S: tl.constexpr, H: tl.constexpr, C: tl.constexpr,
+                   CELLS: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
+                   ROW: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr):  # fmt: skip
+    """As inner_sums, of cells S of asymmetric groups whose zero-points are float16 and lie beside their scales."""
+    for g in tl.static_range(GROUPS):
+        pair = read_line(meta, (base + g) * (ROW // 2) + S * 32)
+        part = group_products(
+            q, q, 0, codes, pair, pair, meta, 0, S, g, H, C, CELLS, BITS, GROUP, ASYMMETRIC, COLUMNS, TERMS
+        )
+        found = scaled_sums(part, found, half_of(pair, 0), half_of(pair, 1), sums[g], ASYMMETRIC)
+    return found
+
+
+@triton.jit
+def inner_sums(q, minus, picks, sums, one, two, codes, meta, base, skip, S: tl.constexpr, TWO: tl.constexpr,
+               H: tl.constexpr, C: tl.constexpr, CELLS: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr,
+               GROUP: tl.constexpr, MODE: tl.constexpr, HALF_ZERO: tl.constexpr, KEYS: tl.constexpr,
+               ROW: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr):  # fmt: skip
+    """one, two (16, H) + cells S and, TWO, S + 1 across the sum times q (C cells along it), in GROUPS groups from
+    number ``base`` on.
+
+    ``minus``: q as minus_terms has it; ``picks`` (16,) int32: for each of 16 elements along the sum its bit of a byte;
+    ``sums``: of q over each group, times codes of 1. ``skip``: words of signs that the part before has."""
+    if MODE == ASYMMETRIC and HALF_ZERO:
+        one = half_zero_sums(q, sums, one, codes, meta, base, S, H, C, CELLS, GROUPS, BITS, GROUP, ROW, COLUMNS, TERMS)
+        if TWO:
+            two = half_zero_sums(
+                q, sums, two, codes, meta, base, S + 1, H, C, CELLS, GROUPS, BITS, GROUP, ROW, COLUMNS, TERMS
+            )
+    else:
+        EVEN: tl.constexpr = KEYS or GROUP < 64
+        WORDS: tl.constexpr = 1 if MODE == ASYMMETRIC else GROUP // 32
+        for g in tl.static_range(GROUPS):
+            row = (base + g) // 2 * (ROW // 2)
+            second = g % 2 if EVEN else base % 2
+            if g % 2 == 0:
+                SECOND: tl.constexpr = g + 1 < GROUPS or not EVEN and GROUP == 64
+                pairs, first_words, second_words = read_lines(meta, row, S * 16, COLUMNS, WORDS, SECOND)
+            if not EVEN:
+                words = (
+                    tl.where(second == 0, first_words[0], second_words[0]),
+                    tl.where(second == 0, first_words[1], second_words[1]),
+                )
+            elif g % 2 == 0:
+                words = first_words
+            else:
+                words = second_words
+            lines = row + (1 + second * WORDS) * (COLUMNS * 2)
+            for s in tl.static_range(2 if TWO else 1):
+                scale = half_of(pairs[s], second)
+                zero = half_of(words[s], 0) if HALF_ZERO else words[s].to(tl.float32, bitcast=True)
+                signs, at = words[s], lines + (S + s) * 32
+                if MODE != ASYMMETRIC and GROUP > 64 and not KEYS:
+                    at += skip * (2 * COLUMNS)
+                    signs = read_line(meta, at)
+                part = group_products(
+                    q, minus, picks, codes, signs, scale < 0, meta, at, S + s, g, H, C, CELLS, BITS, GROUP, MODE,
+                    COLUMNS, TERMS,
+                )  # fmt: skip
+                if s == 0:
+                    one = scaled_sums(part, one, scale, zero, sums[g], MODE)
+                else:
+                    two = scaled_sums(part, two, scale, zero, sums[g], MODE)
+    return one, two
