@@ -166,8 +166,9 @@ def inner_sums(q, minus, picks, sums, one, two, codes, meta, base, skip, S: tl.c
             row = (base + g) // 2 * (ROW // 2)
             second = g % 2 if EVEN else base % 2
             if g % 2 == 0:
-                SECOND: tl.constexpr = g + 1 < GROUPS or not EVEN and GROUP == 64
-                pairs, first_words, second_words = read_lines(meta, row, S * 16, COLUMNS, WORDS, SECOND)
+                pairs, first_words, second_words = read_lines(
+                    meta, row, S * 16, COLUMNS, WORDS, g + 1 < GROUPS or (not EVEN and GROUP == 64)
+                )
             if not EVEN:
                 words = (
                     tl.where(second == 0, first_words[0], second_words[0]),
