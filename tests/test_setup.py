@@ -13,7 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.conftest import LONGEST
+from tests.conftest import LONGEST, find_chromium
 
 ROOT = Path(__file__).parent.parent
 
@@ -179,6 +179,17 @@ def test_continuous_integration_runs_both_and_insists_on_the_browser():
     text = (ROOT / ".ci" / "run").read_text()
     assert "make check" in text and "make test" in text and "KVQ_REQUIRE_BROWSER=1" in text
     assert subprocess.run(["bash", "-n", str(ROOT / ".ci" / "run")]).returncode == 0
+
+
+def test_chromium_without_windows_is_taken_where_both_are_installed(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CHROMIUM", raising=False)
+    assert find_chromium() is None
+    for name in ("chromium", "chromium-headless-shell"):
+        (tmp_path / name).touch(0o755)
+        assert find_chromium() == str(tmp_path / name)
+    monkeypatch.setenv("CHROMIUM", "/one/of/my/own")
+    assert find_chromium() == "/one/of/my/own"
 
 
 BROWSER_TEST = """

@@ -9,24 +9,20 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from app import launch
 from kvq_core.settings import settings
-from kvq_core.store.store import open_store
+from kvq_core.store.store import Store, open_store
 from tests.browser.stand_in import Engine, estimate
+from tests.browser.visitors import Playing, visits
 from ui.server.health import Health
 from ui.service.services import Services
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 90
-# As a browser keeps it whose visitor left the form unfolded; forbidden on pages that are none of a server.
-FORM_OPEN = "try { localStorage.setItem('kvq-form-open', '1'); } catch {}"
-LEFT = "Failed to fetch dynamically imported module"  # the page was left, or its server was, while a script came
 # What "sooner done" trains on, far less of it.
 BRIEF_TRAINING = """
 import sys
@@ -129,21 +125,42 @@ def _free_port() -> int:
 
 
 @pytest.fixture(scope="session")
-def quick(tmp_path_factory) -> Iterator[str]:
+def standing_in() -> Engine:
+    return Engine()
+
+
+@pytest.fixture
+def engine(standing_in) -> Iterator[Engine]:
+    """The stand-in, whose gates are open again afterwards."""
+    yield standing_in
+    standing_in.open()
+
+
+@pytest.fixture(scope="session")
+def quick_store(tmp_path_factory) -> Store:
+    return open_store(str(tmp_path_factory.mktemp("quick")))
+
+
+@pytest.fixture(scope="session")
+def quick(standing_in, quick_store) -> Iterator[str]:
     """The address of a page whose runs are the stand-in's."""
-    store = open_store(str(tmp_path_factory.mktemp("quick")))
-    with served_here(Services(store, Engine().compare, estimate)) as address:
+    does = standing_in
+    with served_here(Services(quick_store, does.compare, estimate, does.add, does.ask_why, does.look_again)) as address:
         yield address
 
 
-@pytest.fixture(scope="module")  # no longer: Playwright keeps an event loop running, and other files run their own
-def browser(chromium):
-    from playwright.sync_api import sync_playwright
+@pytest.fixture(scope="session")
+def playing(chromium) -> Iterator[Playing]:
+    started = Playing(chromium)
+    yield started
+    started.stop()
 
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+
+@pytest.fixture(scope="module")
+def browser(playing):
+    """The worker's browser, while a file needs it."""
+    with playing.at_work() as started:
         yield started
-        started.close()
 
 
 @pytest.fixture
@@ -151,62 +168,3 @@ def open_page(browser) -> Iterator[Callable]:
     """Opens an address as a new visitor. Console errors, exceptions and dialogs fail the test when it ends."""
     with visits(browser) as visit:
         yield visit
-
-
-@contextmanager
-def visits(browser, reads_console: bool = True) -> Iterator[Callable]:
-    """``open_page`` for a fixture of more than one test. ``reads_console``: not of pages that are left or lose their
-    server while an answer is under way, for Gradio complains of that. ``reading``: as one who never unfolded the
-    form."""
-    complaints: list[str] = []
-    visitors = []
-
-    def visit(url: str, width: int = 1280, height: int = 900, reading: bool = False):
-        visitors.append(_Visitor.of(browser, usual=not visitors))
-        page = visitors[-1].context.new_page()
-        page.set_viewport_size({"width": width, "height": height})
-        page.set_default_timeout(60_000)
-        page.on("console", lambda m: complaints.append(m.text) if m.type == "error" and reads_console else None)
-        page.on(
-            "pageerror",
-            lambda error: complaints.append(str(error)) if reads_console or LEFT not in str(error) else None,
-        )
-        page.on("dialog", lambda dialog: (complaints.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        if not reading:
-            page.add_init_script(FORM_OPEN)
-        page.goto(url)
-        page.wait_for_selector("#lane-row-0", state="attached")
-        return page
-
-    yield visit
-    for visitor in visitors:
-        visitor.leave()
-    assert complaints == []
-
-
-@dataclass
-class _Visitor:
-    """A browser profile. The first visitor of every test is the same one, who has forgotten all but Gradio's scripts:
-    fetching and compiling them anew took half of what a page costs."""
-
-    context: Any
-    returns: bool
-
-    @classmethod
-    def of(cls, browser, usual: bool) -> "_Visitor":
-        if not usual or any(context.pages for context in browser.contexts):
-            return cls(browser.new_context(), returns=False)
-        return cls(browser.contexts[0] if browser.contexts else browser.new_context(), returns=True)
-
-    def leave(self) -> None:
-        if not self.returns:
-            self.context.close()
-            return
-        self.context.set_offline(False)
-        self.context.clear_permissions()
-        self.context.clear_cookies()
-        for page in self.context.pages:
-            if page.url.startswith("http"):
-                site = {"origin": "/".join(page.url.split("/")[:3]), "storageTypes": "local_storage,indexeddb"}
-                self.context.new_cdp_session(page).send("Storage.clearDataForOrigin", site)
-            page.close()

@@ -20,6 +20,8 @@ VIEWS = {
     "Query subspace": "#plot-error-split",
 }
 MOST_FIGURES = 8
+# Whether the browser keeps words of the form.
+KEEPS = "words => Object.values(localStorage).concat(Object.values(sessionStorage)).some(kept => kept.includes(words))"
 
 
 def filled_in(open_page, server: str, prompt: str, tokens: int = 12):

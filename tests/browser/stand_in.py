@@ -28,6 +28,10 @@ class Engine:
 
     def __init__(self) -> None:
         self.read, self.stored, self.free = (threading.Event() for _ in range(3))
+        self.open()
+
+    def open(self) -> None:
+        """All gates."""
         for gate in (self.read, self.stored, self.free):
             gate.set()
 

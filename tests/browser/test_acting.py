@@ -6,12 +6,9 @@ from collections.abc import Iterator
 import pytest
 from pyarrow.parquet import read_table
 
-from kvq_core.store.store import open_store
-from tests.browser.conftest import served_here
+from tests.browser.conftest import visits
 from tests.browser.pages import VIEWS, open_view
-from tests.browser.stand_in import Engine, estimate
 from tests.support.ui_record_factory import make_run
-from ui.service.services import Services
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
 RUN = "ac7ac7ac7ac7ac7a"
@@ -20,20 +17,13 @@ LEGEND = "document.querySelectorAll('#legend li[data-of]').length"
 
 
 @pytest.fixture(scope="module")
-def engine() -> Engine:
-    return Engine()
-
-
-@pytest.fixture(scope="module")
-def acting(engine, tmp_path_factory) -> Iterator[str]:
-    store = open_store(str(tmp_path_factory.mktemp("acting")))
+def acting(quick, quick_store) -> str:
+    """The address of a page that knows both runs."""
     record, arrays = make_run(lanes=3, labels=("KIVI", "SQuat", "Tokens"))
-    store.save(record.model_copy(update={"id": RUN}), arrays)
+    quick_store.save(record.model_copy(update={"id": RUN}), arrays)
     kept = record.capture.model_copy(update={"layers": [0]})
-    store.save(record.model_copy(update={"id": FEW, "capture": kept}), arrays)
-    services = Services(store, engine.compare, estimate, engine.add, engine.ask_why, engine.look_again)
-    with served_here(services) as address:
-        yield address
+    quick_store.save(record.model_copy(update={"id": FEW, "capture": kept}), arrays)
+    return quick
 
 
 def opened(open_page, address: str, run: str = RUN, **size: int):
@@ -43,8 +33,14 @@ def opened(open_page, address: str, run: str = RUN, **size: int):
     return page
 
 
-def test_a_lane_is_tried_by_the_keyboard_joins_the_run_says_what_changed_and_is_undone(acting, engine, open_page):
-    page = opened(open_page, acting)
+@pytest.fixture(scope="module")
+def page(acting, browser) -> Iterator:
+    """The run of three lanes, which tests leave as it was."""
+    with visits(browser) as visit:
+        yield opened(visit, acting)
+
+
+def test_a_lane_is_tried_by_the_keyboard_joins_the_run_says_what_changed_and_is_undone(page, acting, engine, open_page):
     page.locator("#act-lane").select_option(label="KIVI")
     page.wait_for_function("document.querySelector('#act-lane')?.selectedOptions[0].text === 'KIVI'")
     engine.free.clear()
@@ -65,12 +61,12 @@ def test_a_lane_is_tried_by_the_keyboard_joins_the_run_says_what_changed_and_is_
     page.wait_for_function(f"{LEGEND} === 3")
     assert page.locator("#act-tried [data-tried]").count() == 0
     page.wait_for_selector("#act-layer-fp16")
-    page = opened(open_page, acting)
-    assert page.evaluate(LEGEND) == 3
+    assert opened(open_page, acting).evaluate(LEGEND) == 3
 
 
-def test_what_is_under_way_is_cancelled_and_the_run_stays_as_it_was(acting, engine, open_page):
-    page = opened(open_page, acting, width=390)
+def test_what_is_under_way_is_cancelled_and_the_run_stays_as_it_was(page, engine):
+    page.set_viewport_size({"width": 390, "height": 900})
+    page.wait_for_function("innerWidth == 390")
     engine.free.clear()
     page.locator("#act-sinks").click()
     page.locator("#act-status [data-act=cancel]").click()
@@ -78,18 +74,18 @@ def test_what_is_under_way_is_cancelled_and_the_run_stays_as_it_was(acting, engi
     engine.free.set()
     assert page.evaluate(LEGEND) == 3 and page.locator("#act-tried [data-tried]").count() == 0
     assert page.evaluate("document.scrollingElement.scrollWidth") <= 390
+    page.set_viewport_size({"width": 1280, "height": 900})
 
 
-def test_what_damage_comes_from_is_asked_on_a_card_and_what_gains_most_is_one_click_away(acting, open_page):
-    page = opened(open_page, acting)
+def test_what_damage_comes_from_is_asked_on_a_card_and_what_gains_most_is_one_click_away(page, acting, open_page):
+    open_view(page, "Verdicts")
     card, lanes = page.locator("section.verdict").nth(2), page.evaluate(LEGEND)
     card.locator("[data-act=why]").click()
     card.locator("table.waterfall").first.wait_for()
     rows = card.locator("table.waterfall th").all_inner_texts()
     assert rows[:4] == ["as it is", "keys in fp16", "values in fp16", "not explained"]
     assert page.locator("table.waterfall").count() == 2 and page.evaluate(LEGEND) == lanes
-    page = opened(open_page, acting)
-    page.wait_for_selector("section.verdict table.waterfall")  # it is kept with the run
+    opened(open_page, acting).wait_for_selector("section.verdict table.waterfall")  # it is kept with the run
 
 
 def test_maps_of_a_layer_that_was_not_kept_are_computed_and_stay_with_the_run(acting, open_page):
@@ -113,8 +109,7 @@ def open_view_at_maps(page) -> None:
     page.locator("#look-maps").scroll_into_view_if_needed()
 
 
-def test_a_point_opens_its_lanes_card_and_a_figure_is_taken_away_by_its_menu(acting, open_page, tmp_path):
-    page = opened(open_page, acting)
+def test_a_point_opens_its_lanes_card_and_a_figure_is_taken_away_by_its_menu(page, acting, tmp_path):
     open_view(page, "Rate–distortion")
     page.locator("#plot-rate-kld .scatterlayer .points path").last.click(force=True)
     page.wait_for_function("document.activeElement.id.startsWith('card-')")

@@ -1,5 +1,7 @@
 """What a visitor sees first: an answer with its reason, the lanes beside it, and the form folded to what was asked."""
 
+from collections.abc import Iterator
+
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
@@ -52,26 +54,21 @@ def test_the_form_folds_when_its_run_is_there(quick, open_page):
     assert page.locator("#answer h1").is_visible() and page.locator("#legend .lane-switch").count() == 5
 
 
-def test_a_word_is_explained_for_pointer_and_focus(quick, open_page):
-    page = open_page(quick, reading=True)
-    word = page.locator("#legend [data-term=KLD]")
-    word.focus()
-    page.wait_for_selector("#meaning:not([hidden])")
-    assert page.locator("#meaning").inner_text() == MEANINGS["KLD"]
-    assert word.get_attribute("aria-describedby") == "meaning"
-    page.keyboard.press("Escape")
-    page.wait_for_selector("#meaning", state="hidden")
-    page.wait_for_selector(VIEWS["Verdicts"])  # what is drawn under the pointer takes its word away
-    page.locator("#answer [data-term=bytes]").hover()
-    page.wait_for_function("said => document.querySelector('#meaning').innerText === said", arg=MEANINGS["bytes"])
+@pytest.fixture(scope="module")
+def seen(request, quick, browser) -> Iterator:
+    """The page as a first visitor sees it, of that width and theme, and that width."""
+    width, theme = request.param
+    with visits(browser) as visit:
+        page = visit(f"{quick}/?__theme={theme}", width=width, reading=True)
+        page.evaluate(SHIFTS)
+        page.wait_for_selector(VIEWS["Verdicts"])
+        page.wait_for_timeout(1000)
+        yield page, width
 
 
-@pytest.mark.parametrize("width, theme", [(1920, "dark"), (390, "light")])
-def test_nothing_moves_overflows_or_is_out_of_reach(quick, open_page, width, theme):
-    page = open_page(f"{quick}/?__theme={theme}", width=width, reading=True)
-    page.evaluate(SHIFTS)
-    page.wait_for_selector(VIEWS["Verdicts"])
-    page.wait_for_timeout(1000)
+@pytest.mark.parametrize("seen", [(1920, "dark"), (390, "light")], indirect=True)
+def test_nothing_moves_overflows_or_is_out_of_reach(seen):
+    page, width = seen
     assert page.evaluate("window.shifts") < 0.05
     assert page.evaluate("document.scrollingElement.scrollWidth") <= width
     tops = page.evaluate(TOPS, ["answer", "cards", "where"])
@@ -86,8 +83,23 @@ def test_nothing_moves_overflows_or_is_out_of_reach(quick, open_page, width, the
     assert serious == []
 
 
-def test_a_link_looks_at_the_view_and_the_selection_it_was_copied_with(server, open_page):
-    page = open_page(f"{server}/?run={RECORD.id}", reading=True)
+@pytest.mark.parametrize("seen", [(1920, "dark")], indirect=True)
+def test_a_word_is_explained_for_pointer_and_focus(seen):
+    page, _ = seen
+    word = page.locator("#legend [data-term=KLD]")
+    word.focus()
+    page.wait_for_selector("#meaning:not([hidden])")
+    assert page.locator("#meaning").inner_text() == MEANINGS["KLD"]
+    assert word.get_attribute("aria-describedby") == "meaning"
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#meaning", state="hidden")
+    page.wait_for_selector(VIEWS["Verdicts"])  # what is drawn under the pointer takes its word away
+    page.locator("#answer [data-term=bytes]").hover()
+    page.wait_for_function("said => document.querySelector('#meaning').innerText === said", arg=MEANINGS["bytes"])
+
+
+def test_a_link_looks_at_the_view_and_the_selection_it_was_copied_with(quick, open_page):
+    page = open_page(f"{quick}/?run={RECORD.id}", reading=True)
     page.wait_for_selector(VIEWS["Verdicts"])
     open_view(page, "Where")
     page.locator("#pick-layer input[type=number]").fill("7")
@@ -96,5 +108,5 @@ def test_a_link_looks_at_the_view_and_the_selection_it_was_copied_with(server, o
     page = open_page(page.url, reading=True)
     page.wait_for_function("document.querySelector('#selected')?.innerText.startsWith('Layer 7 ')")
     page.wait_for_selector("#views [data-view=damage][aria-selected=true]")
-    page = open_page(f"{server}/?run={RECORD.id}&view=none&at=x", reading=True)
+    page = open_page(f"{quick}/?run={RECORD.id}&view=none&at=x", reading=True)
     page.wait_for_selector(VIEWS["Verdicts"])

@@ -3,13 +3,12 @@
 import pytest
 
 from tests.browser.conftest import visits
-from tests.browser.pages import run, unfold, wait_status
+from tests.browser.pages import KEEPS, run, unfold, wait_status
 from ui.panels.welcome import home
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 HOME = home()["run"]
 PROMPT = "document.querySelector('#prompt textarea')?.value"
-KEEPS = "words => Object.values(localStorage).concat(Object.values(sessionStorage)).some(kept => kept.includes(words))"
 # app.main with the engine that computes nothing; it waits as long as the file named last is there.
 STAND_IN = """
 import sys, threading, time
@@ -64,17 +63,6 @@ def test_the_form_is_there_after_a_reload(quick, open_page):
     assert page.locator("button.lane-row").count() == 6
     stranger = open_page(quick)
     assert stranger.evaluate(PROMPT) != "Kept for later"
-
-
-def test_the_keys_of_a_lane_are_centred_in_its_editor(quick, open_page):
-    page = open_page(quick)
-    page.wait_for_selector("#lane-row-4")
-    page.locator("#lane-row-1").click()
-    chosen = page.locator("#in-lane-center")
-    chosen.evaluate("e => { e.closest('details').open = true }")
-    chosen.select_option(label="mean")
-    page.wait_for_function(KEEPS, arg='"center":"mean"')
-    page.wait_for_function("document.querySelector('#lane-row-1').innerText.includes('keys centred on their mean')")
 
 
 def test_what_is_no_draft_is_ignored_and_a_link_means_what_it_says(quick, open_page):

@@ -60,8 +60,8 @@ def test_what_differs_is_told_kept_and_in_the_link(quick, browser):
         assert page.locator(".lane-row").count() == 6
 
 
-def test_back_and_forward_walk_views_with_their_selection(server, open_page):
-    page = open_page(server, reading=True)
+def test_back_and_forward_walk_views_with_their_selection(quick, open_page):
+    page = open_page(quick, reading=True)
     page.wait_for_selector(VIEWS["Verdicts"])
     opening = page.locator("#selected").inner_text().split(" ·")[0]
     open_view(page, "Where")

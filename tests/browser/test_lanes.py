@@ -5,8 +5,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.browser.conftest import visits
+from tests.browser.pages import KEEPS
 
 ORDER = "[...document.querySelectorAll('.lane-row')].map(row => row.innerText.split('\\n')[0])"
+ROW = "document.querySelector('#lane-row-1').innerText"
 NAMED = "([at, name]) => document.querySelectorAll('.lane-row')[at]?.innerText.startsWith(name)"
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
 
@@ -102,6 +104,20 @@ def test_rules_are_added_edited_moved_and_removed(form):
     page.locator("[data-do=rule-remove]").click()
     page.wait_for_selector(".rule", state="detached")
     assert page.locator("#lane-error").text_content().strip() == ""
+
+
+def test_the_keys_of_a_lane_are_centred_in_its_editor(form):
+    page = sized(form, 1280, 900)
+    page.locator("#lane-row-1").click()
+    opens_at(page, 1)
+    chosen = page.locator("#in-lane-center")
+    before = chosen.input_value()
+    chosen.evaluate("e => { e.closest('details').open = true }")
+    chosen.select_option(label="mean")
+    page.wait_for_function(KEEPS, arg='"center":"mean"')
+    page.wait_for_function(f"{ROW}.includes('keys centred on their mean')")
+    chosen.select_option(value=before)
+    page.wait_for_function(f"!{ROW}.includes('centred')")
 
 
 def test_a_lane_is_dragged_or_moved_by_the_keyboard_with_the_focus(form):

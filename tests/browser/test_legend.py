@@ -1,8 +1,11 @@
 """Lanes are switched, shown alone and emphasised in the one legend, for all cards and figures, and the link says so."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from kvq_core.store.store import open_store
+from tests.browser.conftest import visits
 from tests.browser.pages import VIEWS, open_view
 from tests.support.ui_record_factory import make_run
 
@@ -35,9 +38,16 @@ def switch(page, lane: int):
     return page.locator(f"#legend [data-switch='{lane}']")
 
 
-def test_a_lane_is_switched_everywhere_at_once_and_the_link_leaves_it_out(stored, server, open_page):
-    page = opened(open_page, f"{server}/?run={stored}")
-    open_view(page, "Where")
+@pytest.fixture(scope="module")
+def page(stored, server, browser) -> Iterator:
+    """Of all lanes, which tests leave as they found it."""
+    with visits(browser) as visit:
+        page = opened(visit, f"{server}/?run={stored}")
+        open_view(page, "Where")
+        yield page
+
+
+def test_a_lane_is_switched_everywhere_at_once_and_the_link_leaves_it_out(stored, page, open_page):
     page.wait_for_function(f"({DRAWN})().join() === '0,1,2,3'")
     height = page.locator("#plot-grid-key").bounding_box()["height"]
     page.evaluate("document.querySelector(\"#legend [data-switch='1']\").click()")
@@ -50,16 +60,16 @@ def test_a_lane_is_switched_everywhere_at_once_and_the_link_leaves_it_out(stored
     assert "off=1" in page.url
     open_view(page, "Rate–distortion")
     assert page.evaluate(DRAWN) == [0, 2, 3]
-    page = open_page(page.url, reading=True)  # of the view that was open: its link says that, too
-    page.wait_for_selector("#card-4")
-    page.wait_for_function(f"document.querySelector('#legend [data-run]')?.dataset.run === '{stored}'")
-    assert page.evaluate(CARDS) == ["card-0", "card-1", "card-3", "card-4"]
-    page.locator("#legend [data-lanes=all]").click()
-    assert len(page.evaluate(CARDS)) == 5 and "off=" not in page.url
+    other = open_page(page.url, reading=True)  # of the view that was open: its link says that, too
+    other.wait_for_selector("#card-4")
+    other.wait_for_function(f"document.querySelector('#legend [data-run]')?.dataset.run === '{stored}'")
+    assert other.evaluate(CARDS) == ["card-0", "card-1", "card-3", "card-4"]
+    for each in (other, page):
+        each.locator("#legend [data-lanes=all]").click()
+        assert len(each.evaluate(CARDS)) == 5 and "off=" not in each.url
 
 
-def test_a_lane_is_shown_alone_and_emphasised_by_mouse_and_keyboard(stored, server, open_page):
-    page = opened(open_page, f"{server}/?run={stored}")
+def test_a_lane_is_shown_alone_and_emphasised_by_mouse_and_keyboard(page):
     open_view(page, "Where")
     switch(page, 2).dblclick()
     assert page.evaluate(CARDS) == ["card-0", "card-3"]

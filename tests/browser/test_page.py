@@ -1,5 +1,7 @@
 """The page in a real browser, on the real model."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from kvq_core.links import encode
@@ -114,8 +116,34 @@ def said(page, words: str) -> list[str]:
     )
 
 
-def test_bad_input_is_answered_where_the_person_is(server, open_page):
-    page = open_page(server)
+def test_lanes_can_be_added_up_to_sixty_four(server, open_page):
+    lanes = [{"method": "per_token", "label": f"lane {number}"} for number in range(62)]
+    page = open_page(f"{server}/?c={encode(parse_spec({'prompt': FACTS, 'lanes': lanes}))}")
+    for rows in (63, 64):
+        page.locator("#add-lane").click()
+        page.wait_for_function(f"document.querySelectorAll('button.lane-row').length == {rows}")
+    page.wait_for_function("document.querySelector('#add-lane').disabled")
+    assert "64 of 64" in page.locator("#add-lane").inner_text()
+
+
+@pytest.fixture(scope="module")
+def astray(server, browser) -> Iterator:
+    """A page that a link of nonsense led to."""
+    with visits(browser) as visit:
+        yield visit(f"{server}/?run=%00%ff%fe{'9' * 3000}")
+
+
+def test_a_link_that_names_nothing_is_a_clear_card(astray):
+    """More of them without a browser."""
+    page = astray
+    page.wait_for_selector("#status .notice.bad")
+    words = page.locator("#status").inner_text()
+    assert "This link" in words and "Traceback" not in words
+    assert page.locator("#prompt textarea").input_value() and page.locator("#run").is_enabled()
+
+
+def test_bad_input_is_answered_where_the_person_is(astray):
+    page = astray
     page.locator("#prompt textarea").fill("")
     run(page)
     page.wait_for_selector("#notice .notice")
@@ -136,25 +164,6 @@ def test_bad_input_is_answered_where_the_person_is(server, open_page):
     assert said(page, "group_size = 5000") == ["notice"]
     assert page.locator("#prompt textarea").input_value() == FACTS
     assert page.locator("#kivi-group_size input").input_value() == "5000"
-
-
-def test_lanes_can_be_added_up_to_sixty_four(server, open_page):
-    lanes = [{"method": "per_token", "label": f"lane {number}"} for number in range(62)]
-    page = open_page(f"{server}/?c={encode(parse_spec({'prompt': FACTS, 'lanes': lanes}))}")
-    for rows in (63, 64):
-        page.locator("#add-lane").click()
-        page.wait_for_function(f"document.querySelectorAll('button.lane-row').length == {rows}")
-    page.wait_for_function("document.querySelector('#add-lane').disabled")
-    assert "64 of 64" in page.locator("#add-lane").inner_text()
-
-
-def test_a_link_that_names_nothing_is_a_clear_card(server, open_page):
-    """More of them without a browser."""
-    page = open_page(f"{server}/?run=%00%ff%fe{'9' * 3000}")
-    page.wait_for_selector("#status .notice.bad")
-    words = page.locator("#status").inner_text()
-    assert "This link" in words and "Traceback" not in words
-    assert page.locator("#prompt textarea").input_value() and page.locator("#run").is_enabled()
 
 
 def test_two_visitors_each_see_their_own_and_markup_stays_text(server, open_page):

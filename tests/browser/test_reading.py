@@ -49,16 +49,21 @@ def opened(open_page, server, stored, width=1280, theme="light"):
     return page
 
 
-def test_links_to_results_wait_for_them(server, open_page):
-    page = open_page(f"{server}/?preset=first-look")
+@pytest.fixture(scope="module")
+def unrun(server, browser) -> Iterator:
+    """A page on which nothing was run."""
+    with visits(browser) as visit:
+        yield visit(f"{server}/?preset=first-look")
+
+
+def test_links_to_results_wait_for_them(unrun):
     for name in ("Scorecard", "Views"):
-        link = page.locator("header nav a", has_text=name)
+        link = unrun.locator("header nav a", has_text=name)
         assert link.get_attribute("aria-disabled") == "true" and link.get_attribute("href") is None
 
 
-def test_claims_of_both_models_stand_side_by_side_and_flips_alone(server, open_page):
-    rows = joined(shipped_boards())
-    page = open_page(server)
+def test_claims_of_both_models_stand_side_by_side_and_flips_alone(unrun):
+    rows, page = joined(shipped_boards()), unrun
     page.get_by_role("button", name="What the papers claim").click()
     page.wait_for_selector("table.claims")
     shown = page.locator("table.claims tbody tr:visible")

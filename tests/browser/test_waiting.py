@@ -5,30 +5,13 @@ import re
 
 import pytest
 
-from kvq_core.store.store import open_store
-from tests.browser.conftest import served_here
 from tests.browser.pages import answer, run, wait_status
-from tests.browser.stand_in import Engine, estimate
-from ui.service.services import Services
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
 COUNTED = (
     """before => Number(document.querySelector("#status .left").innerText.match(/about (\\d+) s left/)[1]) < before"""
 )
 NOW = "[...document.querySelectorAll('#status .stages .now b')].map(each => each.innerText).join()"
-
-
-@pytest.fixture(scope="module")
-def engine() -> Engine:
-    return Engine()
-
-
-@pytest.fixture(scope="module")
-def held(engine, tmp_path_factory):
-    """The address of a page whose runs stop at the engine's gates."""
-    store = open_store(str(tmp_path_factory.mktemp("held")))
-    with served_here(Services(store, engine.compare, estimate)) as address:
-        yield address
 
 
 def left(page) -> int:
@@ -44,10 +27,10 @@ def asking(open_page, address: str, words: str):
     return page
 
 
-def test_a_run_shows_what_it_does_from_prefill_to_cancel(held, engine, open_page):
+def test_a_run_shows_what_it_does_from_prefill_to_cancel(quick, engine, open_page):
     for gate in (engine.read, engine.stored, engine.free):
         gate.clear()
-    page = asking(open_page, held, "Watched")
+    page = asking(open_page, quick, "Watched")
     run(page)
     wait_status(page, "Prefill: 12 of 20 prompt tokens")
     assert page.evaluate(NOW) == "Prefill" and 30 <= left(page) <= 40
@@ -60,7 +43,7 @@ def test_a_run_shows_what_it_does_from_prefill_to_cancel(held, engine, open_page
     engine.stored.set()
     wait_status(page, "Step 1 of 4")
     assert page.evaluate(NOW) == "Decode" and answer(page, 1).strip() == "word"
-    waiting = asking(open_page, held, "Behind it")
+    waiting = asking(open_page, quick, "Behind it")
     run(waiting)
     assert "1 run ahead of yours" in wait_status(waiting, "Waiting for 1 run")
     assert "Keep this page open" in waiting.inner_text("#status")

@@ -71,6 +71,7 @@ def found(model: str, store: Store) -> Advice:
     return advise(model=model, prompts=PROMPTS, store=store, **asked)
 
 
+@pytest.mark.slow
 def test_a_model_and_prompts_give_the_engines_flags(found: Advice) -> None:
     assert found.kind in ("one", "unsure") and found.lane is not None and found.flags is not None
     word = found.lane["method"]

@@ -88,12 +88,17 @@ def test_a_claim_holds_by_more_or_less_than_nothing():
     assert Criterion.parse("a <= b").holds({"a": 1, "b": 1}) and not Criterion.parse("a < b").holds({"a": 1, "b": 1})
 
 
-@pytest.mark.slow
+@pytest.fixture(scope="module")
+def written(shipped) -> tuple[str, str, str]:
+    """The board as the page, the documents and the command line write it."""
+    return claims_table([shipped]), markdown_table([shipped]), plain_table([shipped])
+
+
 @pytest.mark.parametrize("claim", ALL, ids=lambda claim: claim.id)
-def test_the_papers_own_sentence_stands_beside_what_is_tested(claim, shipped):
+def test_the_papers_own_sentence_stands_beside_what_is_tested(claim, written):
     assert len(claim.quote.split()) > 5 and claim.quote != claim.sentence and claim.less.endswith(".")
     assert re.search(r"Section|Table|Figure|Appendix|Abstract|Footnote", claim.quoted_from)
-    html, page, text = claims_table([shipped]), markdown_table([shipped]), plain_table([shipped])
+    html, page, text = written
     for words in (claim.quote, claim.quoted_from, claim.less, claim.sentence):
         assert safe(words) in html and words in page and words in text
 

@@ -132,6 +132,7 @@ def test_the_uniform_lane_is_the_answer_where_it_is_not_beaten(model: LoadedMode
     assert "layers" not in policy.lane and policy.ends.bytes > policy.budget
 
 
+@pytest.mark.slow
 def test_a_policy_must_beat_what_engines_ship_too(model: LoadedModel) -> None:
     """Of few bits of the candidate, where a shipped format of no more bytes loses far less."""
     found, _ = scored(model)
@@ -185,6 +186,7 @@ def test_the_command_says_what_is_missing(given: list[str], said: str, capsys: p
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_command_prints_scores_and_answers(
     model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,7 @@
 """Studies on a tiny model: shared cells, workers, shards, kills, and stores that fail."""
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kvq_core.cli.main import main
 from kvq_core.errors import SpecError, StoreError
 from kvq_core.models import load
 from kvq_core.pipeline.compare import compare
@@ -35,14 +37,6 @@ def model(tmp_path_factory) -> Path:
 @pytest.fixture
 def store(tmp_path):
     return open_store(str(tmp_path / "store"))
-
-
-def command(place: Path, store: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "kvq_core", "study", "--spec", str(place), "--json", *more]
-
-
-def environment(store: Path) -> dict[str, str]:
-    return {**os.environ, "KVQ_STORE": str(store), "OMP_NUM_THREADS": "1", "PYTHONPATH": "."}
 
 
 def test_a_cell_is_the_run_that_the_same_comparison_is_alone(model, store):
@@ -135,6 +129,7 @@ def test_prompts_asked_twice_are_one_run_and_two_samples(model, store):
 
 @pytest.mark.slow
 def test_workers_give_what_one_process_gives_and_one_that_dies_loses_nothing(model, store, tmp_path):
+    """One worker after the other, for each that is spawned imports everything; test_study_kill.py has two at once."""
     data = study_data(model, 5)
     one = study(parse_study(data), store)
     other = open_store(str(tmp_path / "other"))
@@ -148,7 +143,7 @@ def test_workers_give_what_one_process_gives_and_one_that_dies_loses_nothing(mod
             killed.append(workers[0].pid)
             os.kill(workers[0].pid, signal.SIGKILL)
 
-    two = run_plan(plan(parse_study(data)), other, executor=Processes(2), progress=progress)
+    two = run_plan(plan(parse_study(data)), other, executor=Processes(1), progress=progress)
     assert killed and two.cells["done"] == 5
     known, found = (each.table.set_index(["prompt", "lane"]) for each in (one, two))
     assert list(found["run"]) == list(known["run"])
@@ -157,6 +152,9 @@ def test_workers_give_what_one_process_gives_and_one_that_dies_loses_nothing(mod
 
 @pytest.mark.slow
 def test_a_cell_that_always_kills_its_worker_fails_and_the_others_are_done(model, store, monkeypatch):
+    """In workers that are forked: each that is spawned imports everything first."""
+    fork = multiprocessing.get_context("fork")
+    monkeypatch.setattr("kvq_core.studies.executors.multiprocessing.get_context", lambda kind: fork)
     planned = plan(parse_study(study_data(model, 2)))
     works = [Work(cell, "file:///nowhere", store.limits) for cell in planned.cells]
     monkeypatch.setattr("kvq_core.studies.executors.compute", die)
@@ -170,11 +168,11 @@ def die(work: Work) -> None:
 
 
 @pytest.mark.slow
-def test_shards_meet_in_one_store_though_one_was_killed(model, tmp_path):
+def test_shards_meet_in_one_store_though_one_was_killed(model, tmp_path, monkeypatch, capsys):
     place, place_of_runs = write_study(tmp_path / "s.json", study_data(model, 6)), tmp_path / "store"
     first = subprocess.Popen(
-        command(place, place_of_runs, "--shard", "1/2"),
-        env=environment(place_of_runs),
+        [sys.executable, "-m", "kvq_core", "study", "--spec", str(place), "--json", "--shard", "1/2"],
+        env={**os.environ, "KVQ_STORE": str(place_of_runs), "OMP_NUM_THREADS": "1", "PYTHONPATH": "."},
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -183,16 +181,10 @@ def test_shards_meet_in_one_store_though_one_was_killed(model, tmp_path):
         time.sleep(0.05)
     first.kill()
     first.wait()
+    monkeypatch.setenv("KVQ_STORE", str(place_of_runs))
     for more in (("--shard", "2/2"), ("--shard", "1/2"), ()):
-        done = subprocess.run(
-            command(place, place_of_runs, *more),
-            env=environment(place_of_runs),
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+        assert main(["study", "--spec", str(place), "--json", *more]) == 0
+        told = json.loads(capsys.readouterr().out)
     assert (told["cells"]["total"], told["cells"]["done"]) == (6, 6)
     assert all(lane["kld_low"] <= lane["kld_mean"] <= lane["kld_high"] for lane in told["lanes"])
     assert len(list(place_of_runs.glob("[0-9a-f]*/manifest.json"))) == 6 and len(told["groups"]) == 4

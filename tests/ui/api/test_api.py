@@ -471,6 +471,7 @@ def test_a_study_that_cannot_be_is_refused_in_one_line(client):
     assert "it must be text" in refusal(client, 5, api_name="/study_rows")
 
 
+@pytest.mark.slow
 def test_a_decision_streams_and_is_there_by_its_id(client, tmp_path, monkeypatch):
     monkeypatch.setattr("kvq_core.advice.deciding.NEW_TOKENS", 3)
     model = str(write_model(tmp_path / "tiny"))

@@ -104,6 +104,7 @@ def watched(going: GoingDecision) -> GoingDecision:
     return going
 
 
+@pytest.mark.slow
 def test_three_questions_give_an_answer_that_is_kept_with_its_link(place, model):
     going = watched(begin(place, form(model)))
     assert going.failure() is None and not going.cancelled
@@ -120,6 +121,7 @@ def test_three_questions_give_an_answer_that_is_kept_with_its_link(place, model)
     assert again.decision.advice.answer == found.advice.answer and len(place.engine.asked) == 10, "nothing runs again"
 
 
+@pytest.mark.slow
 def test_layers_are_tried_where_no_lane_will_do_and_the_map_is_drawn(place, model):
     told: list[str] = []
     going = begin(place, form(model, tolerance="0.00001"))
@@ -143,6 +145,7 @@ def test_layers_are_tried_where_no_lane_will_do_and_the_map_is_drawn(place, mode
     assert without.decision.advice.kind == "none" and not without.decision.grounds.scores
 
 
+@pytest.mark.slow
 def test_turns_are_taken_with_another_visitors_run(place, model):
     place.engine.free.clear()
     going = begin(place, form(model))
@@ -156,6 +159,7 @@ def test_turns_are_taken_with_another_visitors_run(place, model):
     watched(going)
 
 
+@pytest.mark.slow
 def test_what_is_cancelled_is_kept_and_goes_on(place, model):
     going = begin(place, form(model))
     until(lambda: going.standing().done >= 2)
@@ -211,6 +215,7 @@ def test_the_forecast_is_told_before_start(place, model, monkeypatch):
     assert "chooses none of its files" in estimate_html(form(model, weights="/etc"), [], place.studies.results)
 
 
+@pytest.mark.slow
 def test_on_a_public_instance_another_visitors_study_is_closed(place, model, monkeypatch):
     found = watched(begin(place, form(model))).decision
     monkeypatch.setenv("KVQ_MODELS", model)

@@ -10,7 +10,6 @@ import pytest
 from kvq_core.record.files import deserialize
 from tests.support.ui_record_factory import make_run
 from ui.html.along import along_html
-from ui.html.along_data import MOST
 from ui.selection import Selection, start
 from ui.views.attention import compute as attention
 from ui.views.damage import compute
@@ -43,12 +42,14 @@ def test_text_of_prompts_and_models_is_text():
     assert data_of(html)["pieces"][0][0] == "</div><script>alert(1)</script>\ufffd"
 
 
-def test_what_is_sent_stays_small_and_too_long_answers_say_so():
+def test_what_is_sent_stays_small_and_too_long_answers_say_so(monkeypatch):
     record, arrays = make_run(8, scored=500, tokens=900)
-    assert len(along_html(record, arrays)) < VIEW_BYTES
-    record, arrays = make_run(1, scored=MOST + 1, tokens=MOST + 80)
+    monkeypatch.setattr("ui.html.along.MOST", 8 * 500)
     html = along_html(record, arrays)
-    assert "along-data" not in html and f"up to {MOST:,} can be brushed" in html
+    assert "along-data" in html and len(html) < VIEW_BYTES
+    monkeypatch.setattr("ui.html.along.MOST", 8 * 500 - 1)
+    html = along_html(record, arrays)
+    assert "along-data" not in html and "up to 3,999 can be brushed" in html
 
 
 def test_a_view_with_maps_of_every_step_stays_within_its_data():

@@ -1,6 +1,7 @@
 """Runs of many lanes on the page: a table of all, and cards and figures of those chosen in it."""
 
 import re
+from functools import cache
 
 import pytest
 
@@ -18,32 +19,36 @@ from ui.selection import Selection
 from ui.service.records import RecordCache, drawn_lanes
 from ui.views.verdicts import create_verdicts
 
-RUN = make_run(MAX_LANES, scored=9, tokens=60)
+
+@cache
+def many():
+    """Made when a test asks: to collect the tests needs none."""
+    return make_run(MAX_LANES, scored=9, tokens=60)
 
 
 @pytest.fixture
 def records(tmp_path) -> RecordCache:
     cache = RecordCache(open_store(str(tmp_path)))
-    cache.put(*RUN)
+    cache.put(*many())
     return cache
 
 
 def shown(*lanes: object) -> dict[str, object]:
-    return {"run": RUN[0].id, "lanes": list(lanes)}
+    return {"run": many()[0].id, "lanes": list(lanes)}
 
 
 def test_the_best_lanes_are_drawn_until_others_are_chosen(records):
-    record, _ = records.drawn({"run": RUN[0].id})
-    assert [lane.label for lane in record.lanes] == [f"Lane {i}" for i in best(RUN[0])]
+    record, _ = records.drawn({"run": many()[0].id})
+    assert [lane.label for lane in record.lanes] == [f"Lane {i}" for i in best(many()[0])]
     chosen, arrays = records.drawn(shown(40, 2, 2))
     assert [lane.label for lane in chosen.lanes] == ["Lane 2", "Lane 40"]
-    assert arrays["lane/1/kld"] is RUN[1]["lane/40/kld"]
+    assert arrays["lane/1/kld"] is many()[1]["lane/40/kld"]
     assert records.drawn(shown(2, 40))[0] is chosen, "a page's views are drawn from one object, which they compare"
 
 
 @pytest.mark.parametrize("asked", [["x"], [-1, 64], [True], [], None, "best"])
 def test_what_is_no_lane_chooses_nothing(asked):
-    assert drawn_lanes(RUN[0], {"lanes": asked}) == best(RUN[0])
+    assert drawn_lanes(many()[0], {"lanes": asked}) == best(many()[0])
 
 
 def test_never_more_are_drawn_than_there_are_colours(records):
@@ -60,11 +65,11 @@ def test_views_are_drawn_anew_for_other_lanes(records):
 
 
 def test_the_table_has_a_row_a_lane_and_says_which_are_drawn():
-    table = all_lanes(*RUN, {"lanes": [5, 9]})
+    table = all_lanes(*many(), {"lanes": [5, 9]})
     assert table.count("<tr>") == 1 + MAX_LANES and "the lanes chosen here" in table
     assert re.findall(r'value="(\d+)" checked', table) == ["5", "9"]
     assert re.findall(r'class="dot (lane-\d+)"', table) == [f"lane-{number}" for number in range(MAX_LANES)]
-    assert "that no other lane beats" in all_lanes(*RUN, {})
+    assert "that no other lane beats" in all_lanes(*many(), {})
 
 
 def test_a_run_of_eight_lanes_has_no_table():
@@ -72,7 +77,7 @@ def test_a_run_of_eight_lanes_has_no_table():
 
 
 def test_a_stream_shows_the_cards_of_the_lanes_that_decode_now():
-    spec = parse_spec(RUN[0].spec)
+    spec = parse_spec(many()[0].spec)
     board = LiveCards(spec)
     assert board.html.count('class="card answer') == 9
     lanes = [LaneProgress(lane.label, ["a"], [0.1], [True], None) for lane in spec.lanes]
@@ -83,7 +88,7 @@ def test_a_stream_shows_the_cards_of_the_lanes_that_decode_now():
 
 
 def test_what_is_taken_away_shows_the_best_and_scores_all():
-    record, arrays = RUN
+    record, arrays = many()
     page = report(record, arrays)
     assert all(f'<th scope="row">Lane {i}</th>' in page for i in range(MAX_LANES))
     assert page.count("<h3>Lane") == 8 and "Answers and figures are those of 8 lanes" in page
