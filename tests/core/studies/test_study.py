@@ -39,6 +39,14 @@ def store(tmp_path):
     return open_store(str(tmp_path / "store"))
 
 
+def command(place: Path, store: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "kvq_core", "study", "--spec", str(place), "--json", *more]
+
+
+def environment(store: Path) -> dict[str, str]:
+    return {**os.environ, "KVQ_STORE": str(store), "OMP_NUM_THREADS": "1", "PYTHONPATH": "."}
+
+
 def test_a_cell_is_the_run_that_the_same_comparison_is_alone(model, store):
     spec = parse_study(study_data(model, 2))
     result = study(spec, store)
@@ -171,8 +179,8 @@ def die(work: Work) -> None:
 def test_shards_meet_in_one_store_though_one_was_killed(model, tmp_path, monkeypatch, capsys):
     place, place_of_runs = write_study(tmp_path / "s.json", study_data(model, 6)), tmp_path / "store"
     first = subprocess.Popen(
-        [sys.executable, "-m", "kvq_core", "study", "--spec", str(place), "--json", "--shard", "1/2"],
-        env={**os.environ, "KVQ_STORE": str(place_of_runs), "OMP_NUM_THREADS": "1", "PYTHONPATH": "."},
+        command(place, place_of_runs, "--shard", "1/2"),
+        env=environment(place_of_runs),
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -210,7 +218,8 @@ def test_a_store_that_takes_nothing_more_stops_the_study_and_loses_nothing(model
     assert study(spec, store).cells["done"] == 4
 
 
-@pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["1", "2"])
 def test_ctrl_c_leaves_everything_usable_and_the_same_command_goes_on(model, store, tmp_path, workers):
     place = write_study(tmp_path / "study.json", study_data(model, 40))
     process = subprocess.Popen(
