@@ -70,6 +70,22 @@ def column(x, G: tl.constexpr):
 
 
 @triton.jit
+def group_columns(x, G: tl.constexpr, GROUPS: tl.constexpr, H: tl.constexpr):
+    """x (H, 16), whose columns repeat every GROUPS, with column G in all of them. Two groups lie beside each other in
+    the registers of a thread."""
+    if GROUPS == 1:
+        return x
+    elif GROUPS == 2:
+        even, odd = tl.split(tl.reshape(x, (H, 8, 2)))
+        if G == 0:
+            return tl.reshape(tl.join(even, even), (H, 16))
+        else:
+            return tl.reshape(tl.join(odd, odd), (H, 16))
+    else:
+        return tl.broadcast_to(column(x, G)[:, None], (H, 16))
+
+
+@triton.jit
 def scaled(q, scales, c: tl.constexpr, G: tl.constexpr, H: tl.constexpr, C: tl.constexpr, ROW: tl.constexpr,
            TERMS: tl.constexpr):  # fmt: skip
     """Cell c of q times the scales of group G, in TERMS float16 that add up to it.

@@ -6,7 +6,7 @@ are read. Sums over codes are in units of 2^-(16 + LOW) of what they stand for.
 
 import triton
 import triton.language as tl
-from kvq_kernels.triton_ops.blocks import column, outer_part, outer_sums, outer_zeros
+from kvq_kernels.triton_ops.blocks import column, group_columns, outer_part, outer_sums, outer_zeros
 from kvq_kernels.triton_ops.inner import inner_part, inner_sums, minus_terms
 from kvq_kernels.triton_ops.levels import ASYMMETRIC
 
@@ -123,14 +123,13 @@ def part_scores(q, minus, picks, sums, record, part, H: tl.constexpr, C: tl.cons
             scores = scores + ((one, two) if BY_HEAD else (tl.trans(one), tl.trans(two)))
     else:
         TWO: tl.constexpr = GROUP >= 32
+        GROUPS: tl.constexpr = 64 // GROUP if GROUP < 64 else 1
         nothing = tl.zeros((H, 16), tl.float32)
         codes, scales, zeros = outer_part(record, part, True, GROUP, META, ROW, STEP, C * 16)
+        moved, _ = outer_zeros(q, zeros, nothing, 0, 16, C, GROUPS, BITS, ROW, TERMS, False)
+        moved *= 2.0 ** -(16 + LOW)
         for s in tl.static_range(0, 4, 2 if TWO else 1):
-            if s * 16 % GROUP == 0:
-                # of one group in all columns, which costs a thread less than looking for a column would
-                at = zeros + s * 16 // GROUP * (ROW // 2)
-                zero, _ = outer_zeros(q, at, nothing, 0, 16, C, 1, BITS, ROW, TERMS, False)
-                zero *= 2.0 ** -(16 + LOW)
+            zero = group_columns(moved, s * 16 // GROUP, GROUPS, H)
             one, two = outer_sums(q, codes, scales, zero, zero, s, TWO, s * 16 // GROUP, H, C, C * 4, BITS, ROW, TERMS)
             scores = scores + (tl.trans(one) if BY_HEAD else one,)
             if TWO:
