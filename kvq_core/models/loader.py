@@ -27,6 +27,7 @@ from kvq_core.models.shape import interleaved_in_gguf, key_bias_of, rope_of, sco
 from kvq_core.models.source import files_of, find, found, path_of
 from kvq_core.models.support import check_config, check_model, check_room, check_weights
 from kvq_core.models.survey import attention_modules
+from kvq_core.models.text_part import of_text, text_part
 from kvq_core.settings import settings
 
 if TYPE_CHECKING:
@@ -257,7 +258,7 @@ def _load(id: str, revision: str | None) -> LoadedModel:
     try:
         folder, commit = files_of(source)
         options = {"revision": commit or source.revision, "trust_remote_code": False}
-        config = AutoConfig.from_pretrained(source.place, **options)
+        config, renamed = text_part(AutoConfig.from_pretrained(source.place, **options))
         check_config(config)
         cuda = torch.cuda.is_available()
         if not cuda:
@@ -265,6 +266,8 @@ def _load(id: str, revision: str | None) -> LoadedModel:
         place = {"dtype": dtype_here(), **({"device_map": "auto"} if cuda else {})}
         read: Any = AutoModelForCausalLM.from_pretrained(
             source.place,
+            config=config,
+            key_mapping=renamed,
             use_safetensors=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
@@ -272,7 +275,7 @@ def _load(id: str, revision: str | None) -> LoadedModel:
             **options,
         )
         model, report = read
-        check_weights(id, report)
+        check_weights(id, report if renamed is None else of_text(report, model))
         tokenizer = AutoTokenizer.from_pretrained(source.place, **options)
     except ModelError:
         raise

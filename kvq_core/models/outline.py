@@ -9,6 +9,7 @@ from kvq_core.models.loader import LoadedModel, check_allowed, in_memory
 from kvq_core.models.naming import dtype_here, known_by, unreadable
 from kvq_core.models.source import files_of, found
 from kvq_core.models.support import check_config, check_model
+from kvq_core.models.text_part import text_part
 
 
 class Outline(LoadedModel):
@@ -34,7 +35,7 @@ def outline(id: str, revision: str | None = None) -> LoadedModel:
     try:
         folder, commit = files_of(source)
         options = {"revision": commit or source.revision, "trust_remote_code": False}
-        config = AutoConfig.from_pretrained(source.place, **options)
+        config, _ = text_part(AutoConfig.from_pretrained(source.place, **options))
         check_config(config)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype_here())
