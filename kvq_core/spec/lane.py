@@ -260,6 +260,8 @@ class Lane(Storing, _Labelled):
         for said, rule in self._said():
             if missing := rule.missing_layer(shape):
                 return said + missing
+        if len(self.every_rule) == 1:  # one that quantizes nothing fits a model of windows alone
+            return None
         reached = places(self.every_rule, set(shape.keyed), frozenset(shape.windowed))
         return self._unreached({number for number, *_ in reached})
 

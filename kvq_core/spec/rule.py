@@ -210,7 +210,7 @@ class Rule(Storing):
     def missing_layer(self, shape: ModelShape) -> str | None:
         """Which layer it names that the model has not, or that it cannot quantize; None where all are there."""
         if isinstance(self.layers, str):
-            return None if shape.full or self.sliding else _ONLY_WINDOWS
+            return None if shape.full or self.sliding or not self.build().quantizes else _ONLY_WINDOWS
         if max(self.layers) >= shape.layers:
             return f"layer {excerpt(max(self.layers))} does not exist; the model has layers 0 to {shape.layers - 1}"
         if keyless := set(self.layers) - set(shape.keyed):

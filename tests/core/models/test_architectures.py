@@ -10,11 +10,13 @@ from benchmarks.architectures import CONFIGS, RESULTS, SAMPLE, eager, ids_of, ti
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.prefill import Prefill
 from kvq_core.errors import ModelError
+from kvq_core.events import Finished
 from kvq_core.methods import make
 from kvq_core.metrics.stored_bytes import measure
 from kvq_core.models.scoring import Scoring, causal_attention
 from kvq_core.packed.cache import lane_layers
-from kvq_core.spec import Lane
+from kvq_core.pipeline.compare import compare_on
+from kvq_core.spec import ComparisonSpec, Lane
 from tests.support.campaigns import whole
 from tests.support.engine_runs import run_engine
 from tests.support.every_lane import EVERY
@@ -194,6 +196,19 @@ def test_what_a_lane_cannot_have_is_said() -> None:
     assert "every layer of this model attends to a window" in (Lane(**method).why_not(mistral) or "")
     assert {a.layers for a in Lane(**method).plan(gemma)} == {(1, 3)}
     assert make("turboquant").kept_layers(4)  # an engine's, of models all of whose layers keep keys
+
+
+@pytest.mark.parametrize("kind", ["mistral", "phi3"])
+def test_models_of_windows_alone_are_compared(smollm, kind: str) -> None:
+    """The noise floor, which quantizes nothing, is one of the lanes; nothing is looked at."""
+    lanes = tuple(Lane(label=name, method=name, knobs=METHODS[name], sliding=True) for name in ("per_token", "q8_0"))
+    spec = ComparisonSpec(prompt="word " * 40, chat=False, max_new_tokens=6, ignore_eos=True, lanes=lanes)
+    model = tiny_of(kind, smollm.tokenizer)
+    finished = next(event for event in compare_on(model, spec) if isinstance(event, Finished))
+    first, second = (lane.metrics for lane in finished.record.lanes)
+    assert first is not None and second is not None and min(first.kld_mean, second.kld_mean) > 0
+    assert Lane(method="fp16").why_not(model.shape) is None
+    assert "every layer of this model attends to a window" in (Lane(method="q8_0").why_not(model.shape) or "")
 
 
 def test_a_state_that_takes_whole_prompts_is_given_whole_prompts() -> None:
