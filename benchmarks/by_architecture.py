@@ -1,6 +1,7 @@
 """The table of docs/models.md: which kinds of models run, of what benchmarks/architectures.py wrote."""
 
 from collections import Counter
+from statistics import median
 from typing import Any
 
 from benchmarks.measured import figures, table
@@ -15,7 +16,22 @@ def models_part() -> str:
         for kind, told in runs.items()
     )
     ran = table("Kind | Layers | What is special | Reference | fp16 rows", *rows)
-    return "\n\n".join([ran, "Refused:", table("Kind | Why", *((f"`{kind}`", why) for kind, why in refused.items()))])
+    why = table("Kind | Why", *((f"`{kind}`", why) for kind, why in refused.items()))
+    return "\n\n".join([*filter(None, [_times()]), ran, "Refused:", why])
+
+
+def _times() -> str | None:
+    """How long loading and running takes; None where it was not measured."""
+    found = figures("architecture_times")
+    if not found:
+        return None
+    seconds = {kind: told["load_s"] + told["run_s"] for kind, told in found.items()}
+    slowest = max(seconds, key=lambda kind: seconds[kind])
+    return (
+        f"A tiny model of each kind is read from its folder, looked at and compared in four lanes with captures in "
+        f"{median(seconds.values()):.1f} CPU seconds of one core, median of {len(seconds)} kinds; in "
+        f"{seconds[slowest]:.1f} at most (`{slowest}`). `python benchmarks/architecture_times.py` measures it."
+    )
 
 
 def _layers(told: dict[str, Any]) -> str:
