@@ -10,7 +10,7 @@ from kvq_core.advice.asked import Ask
 from kvq_core.advice.choice import Choice, Option, choose
 from kvq_core.advice.evidence import Evidence, evidence
 from kvq_core.advice.report import Advice, Candidate, WeightsFile, Worst
-from kvq_core.advice.sentences import Told, answer_of, helps_of, reasons_of, untested_of
+from kvq_core.advice.sentences import Told, answer_of, helps_of, reasons_of, size, untested_of
 from kvq_core.methods.deployments import READ_IN
 from kvq_core.studies.intervals import mean_interval
 from kvq_core.studies.pairs import pairs
@@ -56,7 +56,7 @@ def advice_of(study: Study, ask: Ask) -> Advice:
         label=None if shown is None else shown.label,
         runner_up=choice.second if shown is not None else None,
         runner_up_lane=None if second is None else dict(second.lane),
-        separates=_separates(study, choice) if shown is not None else None,
+        separates=_separates(study, choice, found) if shown is not None else None,
         flags=None if shown is None else shown.flags,
         agreement=choice.agreement,
         reasons=tuple(reasons_of(told, kind)),
@@ -133,15 +133,28 @@ def _why_not(option: Option, found: Evidence, holds: bool) -> str | None:
     return None if holds else "it loses more than is tolerated"
 
 
-def _separates(study: Study, choice: Choice) -> str | None:
-    """Bytes of both, and what a paired test says of their losses."""
-    if choice.best is None or choice.second is None:
+def _separates(study: Study, choice: Choice, found: Evidence) -> str | None:
+    """Bytes of both, and what a paired test says of their losses; without a second lane, what comes nearest."""
+    if choice.best is None:
         return None
     sizes = {option.label: option.nbytes for option in study.options}
+    if choice.second is None:
+        return _nearest(study, choice.best, found)
     two = study.table[study.table["lane"].isin([choice.best, choice.second])]
     (pair,) = pairs(two)
     ratio = sizes[choice.second] / sizes[choice.best]
     return f"{choice.second} takes {ratio:.2f} times the bytes of {choice.best}. {pair.sentence}"
+
+
+def _nearest(study: Study, best: str, found: Evidence) -> str:
+    """Of the other lanes that could be had the one that loses least, and why it is none."""
+    others = [o for o in study.options if o.label != best and o.label in found.lanes and o.refused is None]
+    least = min(others, key=lambda each: found.kld[:, found.at(each.label)].mean(), default=None)
+    if least is None:
+        return "No other lane was run that could be had."
+    mean = found.kld[:, found.at(least.label)].mean()
+    why = _why_not(least, found, least.label in found.holding) or "it is no answer"
+    return f"No other lane will do. The nearest is {least.label}, {size(least.nbytes)}, {mean:.2g} nats: {why}."
 
 
 def _worst(table: "pd.DataFrame", label: str | None) -> list[Worst]:

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 from kvq_core.advice.candidates import CANDIDATES
 from kvq_core.advice.policy import Scoring
-from kvq_core.decision.sensitivity import POSITIONS
+from kvq_core.decision.sensitivity import BATCH, POSITIONS
 from kvq_core.models import outline
 from kvq_core.pipeline.estimate import estimate_on
 from kvq_core.spec import Capture
@@ -55,12 +55,13 @@ def forecast(planned: Plan, store: Store, scoring: Scoring | None) -> DecisionFo
 
 
 def _pass_seconds(planned: Plan, lanes: int) -> float | None:
-    """Of a pass of so many lanes, in formats of the study's, over a prompt of middle length."""
+    """Of a pass of so many lanes, in formats of the study's, over a prompt of middle length, which is read in full
+    precision."""
     cell = sorted(planned.cells, key=lambda each: each.tokens)[len(planned.cells) // 2]
     own = cell.spec.lanes
-    like = tuple(own[at % len(own)].model_copy(update={"label": f"{at}"}) for at in range(lanes))
+    like = tuple(own[at % len(own)].model_copy(update={"label": f"{at}", "prefill": "full"}) for at in range(lanes))
     new = {"max_new_tokens": POSITIONS, "capture": Capture(detail="off"), "free_text": False}
-    return estimate_on(outline(cell.model), cell.spec.model_copy(update={**new, "lanes": like})).seconds
+    return estimate_on(outline(cell.model), cell.spec.model_copy(update={**new, "lanes": like}), BATCH).seconds
 
 
 def _time(seconds: float | None) -> str:

@@ -67,6 +67,17 @@ def test_a_clear_winner_is_the_smallest_lane_within_the_tolerance():
     assert any("8,192 were asked for" in each for each in found.untested)
 
 
+def test_where_no_other_lane_will_do_the_nearest_is_told():
+    lanes = [*rows("small", noisy(0.05)), *rows("middle", noisy(0.02, seed=1)), *rows("large", noisy(0.0001, seed=2))]
+    found = asked(lanes, [option("large"), option("small"), option("middle")])
+    assert (found.label, found.runner_up, found.runner_up_lane) == ("large", None, None)
+    assert found.separates == (
+        "No other lane will do. The nearest is middle, 0.0 MB, 0.02 nats: it loses more than is tolerated."
+    )
+    alone = asked(rows("large", noisy(0.0001)), [option("large")])
+    assert alone.separates == "No other lane was run that could be had."
+
+
 def test_two_lanes_of_one_size_that_lose_alike_cannot_be_told_apart():
     a, b = noisy(0.003, seed=3), noisy(0.00302, seed=4)
     found = asked([*rows("small", a), *rows("middle", b)], [option("small"), option("middle", nbytes=SIZES["small"])])
