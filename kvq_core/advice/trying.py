@@ -109,7 +109,8 @@ class Trying:
             return Without("none is predicted to hold", scores, candidates)
         plain = plainest(costs, tried[-1].nbytes)
         there = [each for each, _ in plain_formats(self._lanes)]
-        others = offered(self.model.shape, tried[-1].nbytes, self.ask.engine, there)
+        room = max(0, self.scoring.at_once - len(tried) - 1)  # what a run may hold here
+        others = offered(self.model.shape, tried[-1].nbytes, self.ask.engine, there)[:room]
         own = [each.plan.lane(candidates, f"{LABEL} {at}") for at, each in enumerate(tried)]
         every = [*own, plain.plan.lane(candidates, ENDS_LABEL), *(each.titled for each in others)]
         lanes = [read_as(lane, [each for _, each in taken]) for lane in every]

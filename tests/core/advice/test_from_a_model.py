@@ -7,16 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from kvq_core.advice.advise import advise, decide
+from kvq_core.advice.advise import advise, decide, stored
 from kvq_core.advice.asked import Ask, Tolerance
 from kvq_core.advice.cost import Cost
+from kvq_core.advice.deciding import silent
 from kvq_core.advice.decision import Asked, Decision, keep_decision, stored_decision
 from kvq_core.advice.options import Place, model_shape, own_weights
+from kvq_core.advice.policy import Policy, Scoring
 from kvq_core.advice.report import Advice, WeightsFile
+from kvq_core.advice.trying import Trying
+from kvq_core.advice.turns import Here
 from kvq_core.cli.main import main
 from kvq_core.decision import scores, sensitivity
 from kvq_core.errors import SpecError, StoreError
-from kvq_core.models import load
+from kvq_core.models import load, outline
 from kvq_core.sizing.fit import MEMORIES, Cache
 from kvq_core.sizing.formats import formats
 from kvq_core.sizing.layers import LayerKind, Shape
@@ -125,6 +129,19 @@ def _check_grounds(whole: Decision) -> None:
     assert all(front.version for front in grounds.fronts[1:])
     assert {"fp16", own.label} - {"policy"} <= {each.label for each in grounds.fits}
     assert all(set(each.contexts) == set(MEMORIES) for each in grounds.fits)
+
+
+@pytest.mark.slow
+def test_without_an_engine_all_that_engines_ship_runs_beside(model: str, store: Store, found: Advice) -> None:
+    least = min(each.kld_mean or 1.0 for each in found.front)
+    ask, result = Asked.of(context=200, tolerance=str(0.8 * least)).ask(), stored(found.study, store)
+    made = Trying(result, outline(model), ask, store, Here(), silent, Scoring()).found()
+    assert isinstance(made, Policy)
+    ran = {*made.rows["lane"]}
+    assert {"q5_0, keys centred", "policy", "first and last two fp16"} <= ran and "q8_0" not in ran, "the study has it"
+    assert made.offered and {lane.label for lane in made.lanes} <= ran
+    few = Trying(result, outline(model), ask, store, Here(), silent, Scoring(at_once=6)).found()
+    assert isinstance(few, Policy) and few.rows["lane"].nunique() <= 6, "as many lanes as a run may hold"
 
 
 def test_a_study_of_another_model_or_an_unknown_one_is_refused(found: Advice, store: Store) -> None:
