@@ -5,7 +5,7 @@ from datetime import timedelta
 
 from kvq_core.advice.candidates import CANDIDATES
 from kvq_core.advice.policy import Scoring
-from kvq_core.decision.sensitivity import BATCH, POSITIONS
+from kvq_core.decision.sensitivity import POSITIONS
 from kvq_core.models import outline
 from kvq_core.pipeline.estimate import estimate_on
 from kvq_core.spec import Capture
@@ -61,7 +61,7 @@ def _pass_seconds(planned: Plan, lanes: int) -> float | None:
     own = cell.spec.lanes
     like = tuple(own[at % len(own)].model_copy(update={"label": f"{at}", "prefill": "full"}) for at in range(lanes))
     new = {"max_new_tokens": POSITIONS, "capture": Capture(detail="off"), "free_text": False}
-    return estimate_on(outline(cell.model), cell.spec.model_copy(update={**new, "lanes": like}), BATCH).seconds
+    return estimate_on(outline(cell.model), cell.spec.model_copy(update={**new, "lanes": like})).seconds
 
 
 def _time(seconds: float | None) -> str:

@@ -9,7 +9,7 @@ from kvq_core.events import Loading
 from kvq_core.machine.memory import room_for, shortage
 from kvq_core.models import LoadedModel, converting, load, with_model
 from kvq_core.pipeline.answer import check_reference
-from kvq_core.pipeline.footprint import AT_ONCE, batch_size, batches, run_bytes
+from kvq_core.pipeline.footprint import batch_size, batches, run_bytes
 from kvq_core.pipeline.prompt import script
 from kvq_core.pipeline.timings import Stages, Work, known, methods_of, predict
 from kvq_core.spec import TENSORS, Assignment, ComparisonSpec, Lane, Tensor
@@ -55,15 +55,15 @@ def estimate(spec: ComparisonSpec) -> Estimate:
     return estimate_on(load(spec.model, spec.revision), spec)
 
 
-def estimate_on(model: LoadedModel, spec: ComparisonSpec, at_once: int = AT_ONCE) -> Estimate:
-    """``estimate`` on a model that is at hand, be it without its weights; ``at_once``: lanes of a batch."""
+def estimate_on(model: LoadedModel, spec: ComparisonSpec) -> Estimate:
+    """``estimate`` on a model that is at hand, be it without its weights."""
     read, new = _sized(model, spec)
     prompt = len(read.ids)
     passed = read.through(spec.lanes)
     through = passed + (prompt if spec.floors == "both" else 0)
     lanes = [_lane(lane, model, prompt, prompt + new - 1) for lane in spec.lanes]
     detail = spec.capture.detail
-    size = batch_size(model, spec, read, new, at_once)
+    size = batch_size(model, spec, read, new)
     count = len(batches(spec.lanes, size))
     work = Work(prompt, new, spec.forced_rows, methods_of(spec.lanes), through, count)
     stages = predict(model.id, detail, work)
