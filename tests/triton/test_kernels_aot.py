@@ -99,7 +99,7 @@ def test_aot_an_unchanged_kernel_is_not_compiled_twice(tmp_path, monkeypatch):
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("method", METHODS)
 def test_aot_decode_forms_keep_to_their_limits(method, capability, record_property):
-    """Few instructions an element, few spills, and no load of KIVI that is waited for, whatever the model's shape."""
+    """Few instructions an element, few spills, and no load that is waited for, whatever the model's shape."""
     chosen = [decode_form(*form) for form in (EVERY if whole() else SAMPLE) if form[0] == method]
     record_property("forms", len(chosen))
     found = [row(form, capability) for form in chosen]
@@ -133,10 +133,11 @@ def test_aot_limits_hold_with_other_versions_of_triton(version, record_property)
     assert [told for each in found for told in complaints(each)] == []
 
 
-# What misses its limit as it is: bytes that registers have no room for, of numbers read outside of the loop in KIVI and
-# of two queries a head in InnerQ, whose scales are loaded one by one, too; and at head_dim 64 the softmax of 16 rows.
+# What misses its limit as it is: bytes that registers have no room for, mostly of numbers read outside of the loop; at
+# head_dim 64 KIVI's softmax of 16 rows; and InnerQ where more than 8 query heads share a KV head, or head_dim is no
+# multiple of 64.
 SPILLED = {"kivi-2": 64, "kivi-4": 64, "innerq-hybrid-2": 1024}
-MORE = {("kivi-2", 64): 3.1}
+MORE = {("kivi-2", 64): 2.8}
 
 
 def complaints(found):
@@ -144,10 +145,12 @@ def complaints(found):
     name = f"{found['form']}/sm_{found['capability']}"
     copies, loads = ({int(size): count for size, count in found[kind].items()} for kind in ("copies", "loads"))
     method, dim = found["form"].split("/")[1:3]
-    most = MORE.get((method, int(dim[1:])), 8.6 if method.startswith("innerq") else found["most"])
+    most = MORE.get((method, int(dim[1:])), found["most"])
+    if method.startswith("innerq") and (found["query_heads"] > 8 or found["head_dim"] % 64):
+        most = 8.6
     if found["instructions"] > most:
         yield f"{name}: {found['instructions']} instructions an element, at most {most}"
     if found["stack_bytes"] > SPILLED[method]:
         yield f"{name}: {found['spills']} spills, {found['stack_bytes']} bytes of stack"
-    if not found["asynchronous"] and not method.startswith("innerq"):
+    if not found["asynchronous"]:
         yield f"{name}: copies {copies}, loads {loads}, where all are to be copies of 16 bytes"
