@@ -16,6 +16,7 @@ CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq
 BLOCK_BYTES = dict(zip(CACHE_TYPES, (128, 64, 64, 34, 24, 22, 20, 18, 18), strict=True))
 UBATCH = 512  # tokens of a prompt that llama.cpp computes at once, unless it is told otherwise
 LEAST_REST = 1e-7
+FAVOUR = 1000.0  # more than any logit
 EVERY = 1 << 24  # more tokens than any vocabulary has
 
 
@@ -121,10 +122,14 @@ class LlamaCpp:
 
     def logprobs(self, ids: list[int], forced: list[int], top: int = EVERY) -> "list[Top]":
         """Of every token of ``forced`` what the engine gave to its ``top`` most probable ones, before it was told the
-        token; one at a time, as it decodes."""
-        found = []
+        token; one at a time, as it decodes.
+
+        It tells nothing where the token that it would write itself is part of a character only, so a plain one is
+        favoured: what it tells is of the logits before they are biased.
+        """
+        found, favoured = [], [[self.tokens("a", special=False)[0], FAVOUR]]
         for at in range(len(forced)):
-            told = self._complete([*ids, *forced[:at]], 1, n_probs=top)
+            told = self._complete([*ids, *forced[:at]], 1, n_probs=top, logit_bias=favoured)
             listed = told["completion_probabilities"][0]["top_logprobs"]
             found.append(Top.of([entry["id"] for entry in listed], [entry["logprob"] for entry in listed]))
         return found

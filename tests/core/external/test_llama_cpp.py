@@ -134,6 +134,23 @@ def test_the_bundled_gguf_under_two_pairs_of_types(tmp_path: Path, capsys: pytes
     assert len(four["texts"]) == 2 and four["flags"] == "-fa on -ctk q4_0 -ctv q4_0"
 
 
+@pytest.mark.slow
+@pytest.mark.real_model
+def test_tokens_that_end_within_a_character_and_those_that_end_a_text_are_scored_as_well() -> None:
+    """The server tells no probabilities beside a text that ends within a character."""
+    with LlamaCpp(bundled_gguf(), Types("f16", "f16"), 96, threads=1) as engine:
+        ids = engine.tokens("Emoji: 😀😀😀😀 漢字漢字<|im_end|>")
+        found = engine.logprobs(ids[:3], ids[3:], 20)
+        assert len(found) == len(ids) - 3 and not any(
+            top.ids[0] == engine.tokens("a", special=False)[0] for top in found
+        )
+        plain = [engine._complete(ids[: 3 + at], 1, n_probs=20) for at in range(len(found))]
+    told = [answer.get("completion_probabilities") for answer in plain]
+    assert None in told and any(told)
+    for top, each in zip(found, told, strict=True):
+        assert not each or [entry["id"] for entry in each[0]["top_logprobs"]] == top.ids.tolist()
+
+
 @pytest.fixture(scope="module")
 def float32(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundled model's file with its weights in float32."""
