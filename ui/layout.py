@@ -46,12 +46,10 @@ from ui.views.scripts import PAGE_JS
 from ui.views.selectors import create_selectors
 from ui.views.tabs import (
     DRAWING,
-    DRAWING_REST,
     OnPage,
     Views,
     create_views,
     draw_open,
-    draw_rest,
     drawing_inputs,
     drawing_outputs,
     fit,
@@ -221,8 +219,7 @@ def _wire_shown(page: Page, services: Services) -> None:
     inputs = drawing_inputs(page.views, page.run)
     drawn = page.run.change(show, inputs, outputs, **QUIET, concurrency_limit=4)
     opened = drawn.then(draw_open(page.views, services), inputs, drawing_outputs(page.views), **DRAWING)
-    loaded = opened.then(lambda: canvas(10), None, page.plotly, **SWIFT)
-    loaded.then(draw_rest(page.views, services), inputs, page.views.outputs, **DRAWING_REST)
+    opened.then(lambda: canvas(10), None, page.plotly, **SWIFT)
     page.run.change(keep, [page.run, page.past.kept], [page.past.kept, *page.past.outputs], **SWIFT)
 
     wire_share(page.share, page.run, page.past.kept, services)

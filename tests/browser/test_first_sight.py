@@ -69,7 +69,7 @@ def seen(request, quick, browser) -> Iterator:
 @pytest.mark.parametrize("seen", [(1920, "dark"), (390, "light")], indirect=True)
 def test_nothing_moves_overflows_or_is_out_of_reach(seen):
     page, width = seen
-    assert page.evaluate("window.shifts") < 0.05
+    assert page.evaluate("window.shifts") < 0.01
     assert page.evaluate("document.scrollingElement.scrollWidth") <= width
     tops = page.evaluate(TOPS, ["answer", "cards", "where"])
     assert tops == sorted(tops)

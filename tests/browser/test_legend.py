@@ -38,11 +38,19 @@ def switch(page, lane: int):
     return page.locator(f"#legend [data-switch='{lane}']")
 
 
+def fetches_a_view_that_is_pointed_at(page) -> None:
+    assert page.locator("#where .view.behind").count() == len(VIEWS) - 1, "a view is fetched when somebody wants it"
+    page.locator("#views [data-view=damage]").hover()
+    page.wait_for_selector("#view-damage:not(.behind)", state="attached")
+    assert page.locator("#views [data-view=verdicts]").get_attribute("aria-selected") == "true"
+
+
 @pytest.fixture(scope="module")
 def page(stored, server, browser) -> Iterator:
     """Of all lanes, which tests leave as they found it."""
     with visits(browser) as visit:
         page = opened(visit, f"{server}/?run={stored}")
+        fetches_a_view_that_is_pointed_at(page)
         open_view(page, "Where")
         yield page
 

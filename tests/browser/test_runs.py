@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from tests.browser.pages import run, unfold, wait_status
+from tests.browser.pages import open_view, run, unfold, wait_status
 from ui.service.jobs import follow
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
@@ -51,8 +51,9 @@ def test_a_run_with_lanes_after_one_without_is_shown_whole(quick, open_page):
     page.wait_for_function(
         "link => ![link, undefined].includes(document.querySelector('#share textarea')?.value)", arg=link
     )
-    whole(page, 1)
     page.wait_for_selector("#view-texts:not(.behind) .plot:not(.behind) .main-svg")
+    open_view(page, "Verdicts")  # drawn when it is opened again
+    whole(page, 1)
 
 
 def test_what_comes_after_a_finished_run_leaves_its_cards_as_they_are(quick, open_page, monkeypatch):

@@ -12,7 +12,7 @@ from axe_playwright_python.sync_playwright import Axe
 from kvq_core.analysis.span import Span, span_figures, span_mean
 from kvq_core.pipeline.examples import packaged_store
 from kvq_core.record.arrays import array
-from tests.browser.pages import VIEWS, open_view
+from tests.browser.pages import open_view
 from tests.support.ui_record_factory import make_run
 from ui.figures.damage import damage_grid
 from ui.html.along_data import along_data, as_json
@@ -130,7 +130,7 @@ def grid_of(lane: int, measure: str) -> tuple[np.ndarray, list[tuple[int, int]]]
 
 def opened(open_page, address: str, width: int = 1280):
     page = open_page(address, width=width, reading=True)
-    page.wait_for_selector(VIEWS["Verdicts"], state="attached")
+    page.wait_for_selector("#where .view:not(.behind) .words", state="attached")  # whichever the link opens
     page.wait_for_function("document.querySelector('.along .num[data-number=kld]')?.textContent")
     return page
 
@@ -185,6 +185,7 @@ def test_a_span_is_brushed_everywhere_and_the_link_carries_it(quick, open_page):
     drawn = "document.querySelector('#plot-grid-key .js-plotly-plot').data[0].z.flat()"
     page.wait_for_function(f"top => Math.abs(Math.max(...{drawn}) - top) < 1e-6", arg=float(grid.max()))
     page = opened(open_page, page.url)  # the link
+    open_view(page, "Verdicts")  # not drawn before, for the link opens another
     says(page, 20, 40)
 
 

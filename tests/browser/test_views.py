@@ -77,7 +77,7 @@ def test_of_many_lanes_those_chosen_in_the_table_are_drawn(many, server, open_pa
     assert page.locator("#pick-layer input[type=number]").input_value() == "3"
     open_view(page, "Verdicts")
     page.wait_for_function("document.querySelectorAll('#verdicts .verdict').length == 2")
-    assert page.locator("#verdicts .verdict h4").all_inner_texts() == ["Lane 2", "Lane 17"]
+    assert page.locator("#verdicts .verdict h3").all_inner_texts() == ["Lane 2", "Lane 17"]
     for width in (390, 1280):
         page.set_viewport_size({"width": width, "height": 900})
         page.wait_for_function(f"innerWidth == {width}")

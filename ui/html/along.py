@@ -7,7 +7,7 @@ from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from ui.html.along_data import MOST, along_data, as_json
 from ui.html.escape import FULL_SHADE_NATS, SHADES, safe
-from ui.html.glossary import hint
+from ui.html.glossary import hint, term
 from ui.html.numbers import plural
 
 FILTERS = (
@@ -22,7 +22,7 @@ HINT = (
     "Drag over tokens here, in a text or in a figure: numbers, verdicts and maps are of these then. "
     "Shift and the arrow keys do the same in a text; Escape is the whole answer again."
 )
-NUMBERS = (("kld", hint("KLD", "KLD")), ("flips", hint("flips", "flips")), ("size", hint("bytes", "bytes")))
+NUMBERS = (("kld", hint("KLD", "KLD")), ("flips", hint("flips", "flips")), ("size", term("own bytes")))
 
 
 def along_html(record: Record, arrays: Arrays) -> str:

@@ -9,6 +9,8 @@ MEANINGS = {
     "bits": "Stored bits of an element, keys and values together: codes, scales, zero-points and what stays in full "
     "precision, counted from the tensors held. An fp16 cache has 16.",
     "bytes": "What the cache holds of this run's tokens, metadata included, as a share of an fp16 cache.",
+    "own bytes": "What these tokens of the answer take by themselves, as a share of fp16. The newest stand in a lane's "
+    "full-precision window, so that it is more than the share of the whole cache, which is mostly the prompt.",
     "noise floor": "The same cache rounded to fp16, or computed by another kernel: differences below it are no damage.",
     "tier": "Close, marginal or risky: where the mean KLD with its interval stands against fixed thresholds; flips and "
     "the 99th percentile can only lower it.",

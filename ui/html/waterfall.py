@@ -15,7 +15,7 @@ def waterfall_html(index: int, found: Why) -> str:
     windows = "".join(f"<p>{safe(_window(cause))}</p>" for cause in found.of("windows"))
     noise = NOISE.format(here=significant(found.kld, 3), recorded=significant(found.recorded, 3))
     return (
-        f'<div class="why"><h5>What it comes from</h5>{groups}{windows}{_ranked(index, found)}'
+        f'<div class="why"><h4>What it comes from</h4>{groups}{windows}{_ranked(index, found)}'
         f'<p class="muted">{safe(noise)}</p></div>'
     )
 

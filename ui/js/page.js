@@ -42,6 +42,15 @@
   };
   phone.addEventListener("change", swipeable);
 
+  // In one column what is selected, and what may help there, stand below the views in which one selects.
+  const column = matchMedia("(max-width: 900px)");
+  const settle = () => {
+    const [where, legend, ...looked] = ["where", "legend", "selection", "acts"].map((id) => document.getElementById(id));
+    (column.matches ? where : legend).after(...looked);
+  };
+  column.addEventListener("change", settle);
+  settle();
+
   // The form as the server read it last, for the address.
   let formed = null;
   const drafted = () => {
@@ -94,6 +103,7 @@
       if (action.startsWith("rule")) edits = { uid: null, values: {} }; // the numbers of rules change
     }
     if (event.target.closest?.("#add-lane")) entering = true;
+    if (event.target.closest?.("#run") && !event.detail) focus = "cancel"; // by the keyboard, which Run leaves
     if (event.target.closest?.("[data-lane-more]")) {
       writeForm(true);
       document.getElementById("add-lane").click();
@@ -241,6 +251,7 @@
       // A form that somebody is in stays open when a run ends; otherwise the run is what is read now.
       if (text === "form") writeForm(true);
       else if (text === "results" && ran && !document.activeElement?.matches("#left :is(textarea, input, select)")) writeForm(false);
+      if (ran && text === "results" && focus === "cancel") focus = "answer-said";
       ran = text === "answers";
       if (ran && span) unbrush(); // they were of the run before
     },

@@ -43,3 +43,21 @@
     next.focus();
     next.click();
   });
+  // A view that somebody points at, or comes to by the keyboard, is asked for before it is opened: once a selection.
+  const POINTED_MS = 80; // a pointer that only passes asks for nothing
+  let pointed = null;
+  const wanted = new Map(); // view -> the selection it was asked for
+  const askAhead = (name) => {
+    const now = document.querySelector("#selected [data-at]")?.dataset.at;
+    const missing = document.getElementById(`view-${name}`)?.classList.contains("behind");
+    if (!now || !missing || name === window.kvq.view || wanted.get(name) === now) return;
+    wanted.set(name, now);
+    write("#ahead-view", `${name} ${performance.now()}`);
+  };
+  for (const kind of ["pointerover", "focusin"]) {
+    document.addEventListener(kind, ({ target }) => {
+      clearTimeout(pointed);
+      const name = target.closest?.("[data-view]")?.dataset.view;
+      if (name) pointed = setTimeout(() => askAhead(name), POINTED_MS);
+    });
+  }

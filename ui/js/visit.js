@@ -64,11 +64,17 @@
     save();
   };
   const restored = (here || lent) && coming === "navigate" ? null : safely((storage) => storage.getItem(key()));
-  touched = Boolean(restored);
+  // Until somebody has, the form is the run's own and is still being filled: nothing is said to differ.
+  const begin = () => {
+    touched = true;
+    document.body.classList.add("touched");
+  };
+  if (restored) begin();
+  else if (lent) document.body.classList.add("touched");
   // What differs from the run is in the address, too, once somebody has touched the form.
   const write = (form) => touched && remember("form", form);
   const touch = ({ target }) => {
-    if (target.closest?.("#left, [data-suggest]")) touched = true;
+    if (target.closest?.("#left, [data-suggest]")) begin();
     // While the server is away Gradio tells nothing: of the form only the prompt can be changed then.
     if (away && target.closest?.("#prompt") && draft.values) keep({ values: { ...draft.values, prompt: target.value } });
   };

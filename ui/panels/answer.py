@@ -23,7 +23,8 @@ def answer_html(record: Record, arrays: Arrays) -> str:
     plot = tradeoff(record, arrays, floor_words(record))
     return (
         f'<section class="card answer-first" aria-label="The answer"><div><p class="asked">{safe(found.asked)} · '
-        f"<q>{safe(shorten(record.question, 64))}</q> · {safe(where)}</p><h1>{head}</h1>"
+        f"<q>{safe(shorten(record.question, 64))}</q> · {safe(where)}</p>"
+        f'<h1 id="answer-said" tabindex="-1">{head}</h1>'
         f"{_beyond(found.others)}"
         f'<p class="reason">{prose(found.reason)}</p><p class="pills">{facts}</p></div>{plot}</section>'
     )

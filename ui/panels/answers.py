@@ -49,6 +49,7 @@ def _toolbar() -> None:
     # The switches are read by the stylesheet alone (:has(:checked)): no round trip, also while a run streams.
     with gr.Row(elem_id="toolbar"):
         gr.HTML(
+            '<h2 class="sr-only">Answers</h2>'
             '<div class="legend"><div class="of-kld"><span>KLD, nats</span><div class="scale">'
             f'<div class="steps">{SCALE}</div><div class="ticks">{TICKS}</div></div></div>'
             '<div class="of-flips"><span class="flip-key">another most probable token</span></div>'

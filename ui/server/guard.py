@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kvq_core.logs import log_error
 from kvq_core.settings import settings
 from kvq_core.store.store import Store
+from ui.server.compressed import Compressed
 from ui.server.embeds import Embeds
 from ui.server.health import Health
 from ui.server.preview import Preview
@@ -113,7 +114,12 @@ def app_kwargs(health: Health, embeds: Embeds) -> dict[str, Any]:
             Route("/embed", embeds.answer),
             Route("/card.png", embeds.picture),
         ],
-        "middleware": [Middleware(Guard), Middleware(BoundedBody), Middleware(Preview, told=embeds.told)],
+        "middleware": [
+            Middleware(Guard),
+            Middleware(BoundedBody),
+            Middleware(Compressed),
+            Middleware(Preview, told=embeds.told),
+        ],
         "docs_url": None,
         "redoc_url": None,
         "openapi_url": None,

@@ -37,8 +37,8 @@ TABS = (
 )
 OPEN = "(view) => window.kvq?.open(view)"
 MARK = "(token) => window.kvq?.mark(token)"
-DRAWING_REST = {**QUIET, "concurrency_limit": 4, "trigger_mode": "always_last"}
-DRAWING = {**DRAWING_REST, "concurrency_id": "drawing"}  # one line: they begin in the order asked for
+DRAWING_AHEAD = {**QUIET, "concurrency_limit": 4, "trigger_mode": "always_last"}
+DRAWING = {**DRAWING_AHEAD, "concurrency_id": "drawing"}  # one line: they begin in the order asked for
 CLAIMING = threading.Lock()  # of all pages, held for a moment
 
 
@@ -67,6 +67,7 @@ class Views:
     export: Export
     views: list[View]
     open: gr.Textbox  # the name of the view in sight; js/page.js writes it, and shows what the server writes
+    ahead: gr.Textbox  # the name of one that somebody points at and may open; js/tabs.js writes it
     on_page: gr.State
 
     @property
@@ -97,8 +98,9 @@ def create_views(selectors: Selectors) -> Views:
             area.elem_id = f"view-{views[-1].name}"
         bar.value = tab_bar([(view.name, title) for view, (title, _) in zip(views, TABS, strict=True)])
         opened = gr.Textbox(views[0].name, visible="hidden", elem_id="open-view", show_label=False)
+        ahead = gr.Textbox(visible="hidden", elem_id="ahead-view", show_label=False)
         export = create_export()
-    return Views(selectors, pick, suggest, export, views, opened, gr.State(OnPage()))
+    return Views(selectors, pick, suggest, export, views, opened, ahead, gr.State(OnPage()))
 
 
 def tab_bar(views: list[tuple[str, str]]) -> str:
@@ -107,7 +109,7 @@ def tab_bar(views: list[tuple[str, str]]) -> str:
         f'<button type="button" role="tab" data-view="{name}" aria-controls="view-{name}">{safe(title)}</button>'
         for name, title in views
     )
-    return f'<div id="views" role="tablist" aria-label="Views">{tabs}</div>'
+    return f'<h2 class="sr-only">Views</h2><div id="views" role="tablist" aria-label="Views">{tabs}</div>'
 
 
 def wire_views(panel: Views, shown: gr.State, services: Services) -> None:
@@ -119,6 +121,8 @@ def wire_views(panel: Views, shown: gr.State, services: Services) -> None:
     moved = [part.input for part in (*panel.selection, *panel.pickers)]
     gr.on([*moved, panel.open.change], *draw, **DRAWING)
     panel.open.change(None, panel.open, None, js=OPEN, **SWIFT)
+    inputs = [shown, panel.ahead, *draw[1][2:]]
+    panel.ahead.change(draw_ahead(panel, services), inputs, panel.outputs, **DRAWING_AHEAD)
     token = panel.selectors.token
     token.change(None, token, None, js=MARK, **SWIFT)
     chosen = panel.pick.change(_picking(services), [panel.pick, shown, *panel.selection], panel.selection, **SWIFT)
@@ -156,20 +160,20 @@ def draw_open(panel: Views, services: Services) -> Callable[..., list[Any]]:
     return draw
 
 
-def draw_rest(panel: Views, services: Services) -> Callable[..., Iterator[list[Any]]]:
-    """Draws the views that are not open, one at a time, so that their tabs open at once; until another selection is
-    asked for."""
+def draw_ahead(panel: Views, services: Services) -> Callable[..., list[Any]]:
+    """Draws a view that somebody points at, so that it opens at once; not over another selection."""
 
-    def draw(shown: dict[str, Any], opened: str, on_page: OnPage, *values: Any) -> Iterator[list[Any]]:
+    def draw(shown: dict[str, Any], told: str, on_page: OnPage, *values: Any) -> list[Any]:
         if not shown.get("run"):
-            return
+            return [gr.skip()] * len(panel.outputs)
         record, arrays = services.records.drawn(shown)
         at = read_selection(record, *values[:3])
-        for view, held in _with_pickers(panel, values[3:]):
-            if view.name != opened:
-                now = _drawn(view, record, arrays, on_page, at, held)
-                yield [part for v in panel.views for part in (now if v is view else _kept(v))]
-        yield [gr.skip()] * len(panel.outputs)  # see ui/service/streams.py
+        name, _, _ = told.partition(" ")
+        return [
+            part
+            for view, held in _with_pickers(panel, values[3:])
+            for part in (_drawn(view, record, arrays, on_page, at, held) if view.name == name else _kept(view))
+        ]
 
     return draw
 

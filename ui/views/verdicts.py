@@ -107,7 +107,7 @@ def _stress(record: Record) -> str:
     if told is None:
         return ""
     return (
-        f'<div class="verdict stress"><h4>Stress</h4><p>{safe(told.sentence)}</p><p class="muted">Full precision, '
+        f'<div class="verdict stress"><h3>Stress</h3><p>{safe(told.sentence)}</p><p class="muted">Full precision, '
         f"stressed against unstressed, at {plural(told.positions, 'position')}: KLD at most "
         f"{significant(told.kld_max, 2)} nats (a larger one than {significant(told.tolerance, 2)} refuses the run), "
         f"{'the same' if told.same_tokens else 'not always the same'} most probable token.</p></div>"
@@ -122,7 +122,7 @@ def _card(record: Record, arrays: Arrays, index: int, lane: LaneRecord) -> str:
     return (
         f'<section class="verdict lane-{record.number(index)}" data-of="{index}" '
         f'aria-label="Verdict of {safe(lane.label)}">'
-        f'<div class="top"><h4>{safe(lane.label)}</h4>{tick(record, lane.text) if lane.status == "done" else ""}'
+        f'<div class="top"><h3>{safe(lane.label)}</h3>{tick(record, lane.text) if lane.status == "done" else ""}'
         f'<span class="badge {found.tone}" data-number="verdict" title="{safe(found.why)}">{safe(found.word)}</span>'
         "</div>"
         f"{table}<ul>{because}</ul>{_why(record, index)}{_suggestion(index, told.suggestion, told.because)}"
@@ -139,6 +139,8 @@ def _table(record: Record, arrays: Arrays, index: int) -> str:
     rows = ""
     told = zip(*(measured(record, arrays, at) for at in shown), strict=True)
     for (field, *_), figures in zip(MEASURES, told, strict=True):
+        if all(value is None for _, value, *_ in figures):
+            continue  # the run is too old, which is said below; or too short
         places = [
             f'data-number="{field}"',
             *(f'data-number="{field}" data-floor="{at}"' for at in range(len(shown) - 1)),
@@ -149,7 +151,7 @@ def _table(record: Record, arrays: Arrays, index: int) -> str:
         )
         name = figures[0][0]
         rows += f'<tr><th scope="row">{hint(WORDS[name], name) if name in WORDS else name}</th>{cells}</tr>'
-    table = f'<table class="plain floors"><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>'
+    table = f'<table class="plain floors"><thead><tr><td></td>{head}</tr></thead><tbody>{rows}</tbody></table>'
     return f'<div class="scroll" tabindex="0">{table}</div>'
 
 

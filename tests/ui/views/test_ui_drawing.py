@@ -15,7 +15,7 @@ from ui.panels.tour import tour
 from ui.selection import Selection, selection_html
 from ui.service.services import Services
 from ui.views.selectors import create_selectors
-from ui.views.tabs import OnPage, create_views, draw_open, draw_rest, fit, fit_outputs
+from ui.views.tabs import OnPage, create_views, draw_ahead, draw_open, fit, fit_outputs
 
 RECORD, ARRAYS = make_run(lanes=2)
 SHOWN = {"run": RECORD.id}
@@ -96,25 +96,18 @@ def test_the_same_view_asked_for_twice_is_drawn_once(panel):
 
 
 @pytest.mark.slow
-def test_views_in_the_background_stop_for_another_selection(panel):
-    """They are drawn one by one; what is opened or moved in the meantime is not drawn over."""
-    draw, on_page = draw_open(panel, SERVICES), OnPage()
+def test_a_view_that_is_pointed_at_is_drawn_ahead_for_the_selection_there_is(panel):
+    """Once, and not over what was opened or moved in the meantime."""
+    draw, ahead, on_page = draw_open(panel, SERVICES), draw_ahead(panel, SERVICES), OnPage()
     draw(SHOWN, "verdicts", on_page, 3, 1, 5, *held(panel))
-    rest = draw_rest(panel, SERVICES)(SHOWN, "verdicts", on_page, 3, 1, 5, *held(panel))
-    assert list(sent(panel, next(rest))) == ["texts"]
-    moved = sent(panel, draw(SHOWN, "damage", on_page, 7, 1, 5, *held(panel)))
-    assert "layer 7" in moved["damage"]
-    # of the views that are left, and what ends the stream
-    assert [sent(panel, found) for found in rest] == [{}] * (len(panel.views) - 2 + 1)
-    rest = draw_rest(panel, SERVICES)(SHOWN, "damage", on_page, 7, 1, 5, *held(panel))
-    drawn = [name for found in rest for name in sent(panel, found)]
-    assert drawn == [
-        "attention",
-        "rate",
-        "storage",
-        "spectra",
-        "subspace",
-    ]  # verdicts and texts do not depend on the layer
+    asked = ahead(SHOWN, "damage 1234.5", on_page, 3, 1, 5, *held(panel))
+    assert list(sent(panel, asked)) == ["damage"] and "layer 3, KV head 0" in sent(panel, asked)["damage"]
+    opened = draw(SHOWN, "damage", on_page, 3, 1, 5, *held(panel))
+    assert sent(panel, opened) == {}, "it is there already"
+    draw(SHOWN, "damage", on_page, 7, 1, 5, *held(panel))
+    assert sent(panel, ahead(SHOWN, "spectra 1300.5", on_page, 3, 1, 5, *held(panel))) == {}
+    assert list(sent(panel, ahead(SHOWN, "spectra 1400.5", on_page, 7, 1, 5, *held(panel)))) == ["spectra"]
+    assert sent(panel, ahead({"run": None}, "damage 1500.5", OnPage(), 0, 0, 0, *held(panel))) == {}
 
 
 def test_a_new_run_overtakes_what_is_drawn_of_the_one_before(panel):
@@ -134,7 +127,7 @@ def test_no_drawing_is_left_out_while_another_is_at_work(page):
     drawings = handlers(page, "draw_open.<locals>.draw")
     assert len(drawings) == 3  # a run is shown; something is moved or opened; something is clicked
     assert {(fn.trigger_mode, fn.concurrency_id) for fn in drawings} == {("always_last", "drawing")}
-    assert [fn.trigger_mode for fn in handlers(page, "draw_rest.<locals>.draw")] == ["always_last"]
+    assert [fn.trigger_mode for fn in handlers(page, "draw_ahead.<locals>.draw")] == ["always_last"]
 
 
 @pytest.mark.slow
