@@ -74,6 +74,7 @@ bench: setup
 	$(PY) benchmarks/many_lanes.py
 	$(PY) benchmarks/prefill.py
 	$(PY) benchmarks/page.py
+	$(PY) benchmarks/acting.py
 
 # The same of the second model, and what its conversion takes.
 bench-second: second-model

@@ -16,6 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.by_acting import acting_part
 from benchmarks.by_architecture import models_part
 from benchmarks.by_format import baselines_part, engine_part, formats_part
 from benchmarks.by_kernel import kernels_part, slow_part
@@ -259,6 +260,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "suites": suites_part,
     "visits": visits_part,
     "newcomers": newcomers_part,
+    "acting": acting_part,
     "verifiers": verifiers_part,
     "tasks": tasks_part,
     "models": models_part,

@@ -61,6 +61,15 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Replaying:
+    """Lanes of a finished run are led along its answer again, as far up the model as one ``layer``."""
+
+    done: int  # tokens
+    total: int
+    layer: int
+
+
+@dataclass(frozen=True)
 class Summarizing:
     """Decoding is over; captures and metrics are being computed."""
 
@@ -73,7 +82,7 @@ class Finished:
     unkept: str = ""  # why the store could not keep it
 
 
-Event = Loading | Prefill | Encoding | Filling | Step | Summarizing | Finished
+Event = Loading | Prefill | Encoding | Filling | Step | Replaying | Summarizing | Finished
 
 STAGES = ("Prefill", "Encode", "Decode", "Measure")
 
@@ -89,7 +98,7 @@ def progress(event: Event) -> tuple[int, float]:
             return 1, index / max(1, total)
         case Filling(done=done, total=total):
             return 1, done / max(1, total)
-        case Step(done=done, total=total):
+        case Step(done=done, total=total) | Replaying(done=done, total=total):
             return 2, done / max(1, total)
         case Summarizing():
             return 3, 0.0

@@ -37,7 +37,7 @@ from ui.panels.twin import create_twin, wire_twin
 from ui.panels.versus import Beside, create_versus, wire_versus
 from ui.panels.welcome import home, welcome
 from ui.server.gradio_arguments import Blocks
-from ui.service.access import key_for
+from ui.service.access import added_here, key_for
 from ui.service.services import QUIET, SWIFT, Services
 from ui.study.going import Studies
 from ui.study.parts import StudyPlace
@@ -196,10 +196,12 @@ def _wire_shown(page: Page, services: Services) -> None:
         return [gr.skip()] * len(outputs) if late else found
 
     def keep(shown: dict[str, Any], kept: Any) -> list[Any]:
-        if not shown.get("run") or shown.get("ticket") == "link":
+        linked, own = shown.get("ticket") == "link", shown.get("own", ())
+        if not shown.get("run") or (linked and not own):
             return [gr.skip()] * 3
         record = services.records.get(shown["run"])[0]
-        kept = remember(kept, record, key_for(services, record.id))
+        beside = {run: key for run in own if (key := key_for(services, run))}
+        kept = remember(kept, record, "" if linked else key_for(services, record.id), beside, shown.get("without", ()))
         return [kept, *listed(kept)]
 
     outputs = [
@@ -250,7 +252,9 @@ def _wire_visit(blocks: gr.Blocks, page: Page, places: tuple[StudyPlace, DecideP
         return shown, message, learn, form
 
     def bring(kept: Any, request: gr.Request) -> Any:
-        return visited(kept, request)[0] or gr.skip()
+        shown = visited(kept, request)[0]
+        own = added_here(services, shown["run"], kept) if shown else []
+        return {**shown, "own": own} if shown and own else shown or gr.skip()
 
     def arrive(kept: Any, draft: str, request: gr.Request) -> list[Any]:
         shown, message, learn, form = visited(kept, request)

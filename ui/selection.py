@@ -49,10 +49,12 @@ def last_token(record: Record) -> int:
 
 def start(record: Record, arrays: Arrays) -> Selection:
     """Where a run is opened, of what it captured: the head where damage is best seen, the token with the highest KLD of
-    any lane."""
+    any lane, of those whose attention was looked at where some were."""
     layer, head = clearest_head(record, arrays)
     worst = [array(arrays, f"lane/{i}/kld") for i in range(len(record.lanes))]
-    peaks = [(float(kld.max()), int(kld.argmax()) + 1) for kld in worst if kld is not None and kld.size]
+    scored = [kld for kld in worst if kld is not None and kld.size]
+    looked = {step for step in record.capture.attention_steps if all(step < kld.size for kld in scored)}
+    peaks = [max((float(kld[step]), step + 1) for step in looked or range(kld.size)) for kld in scored]
     return read_selection(record, layer, head, max(peaks)[1] if peaks else 0)
 
 

@@ -1,16 +1,29 @@
 """What a run shows of a layer and head: as its captures kept it, or as a look at that layer afterwards found it."""
 
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from kvq_core.analysis.plans import lane_of
-from kvq_core.record.arrays import Arrays
+from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
 from kvq_core.spec import Lane
 
 LOOKED_AT = "The lanes of a run in one layer"  # notes of such a run
+REPLAYED = "Maps of one layer, of the very rows of the run"
 _OF_LANES = ("delta_map", "delta_scale", "delta_offset", "attention_rows", "key_quantiles", "latent_quantiles")
 _OF_RUN = ("reference/attention_rows", "spectra/key_quantiles", "spectra/latent_quantiles")
 Look = tuple[Record, Arrays]
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How far a look's own batch is from what was recorded: ``of`` what, and of each lane its label, the mean there and
+    as recorded."""
+
+    of: str
+    lanes: list[tuple[str, float, float]]
 
 
 def keeps(record: Record, layer: int, head: int) -> bool:
@@ -19,11 +32,10 @@ def keeps(record: Record, layer: int, head: int) -> bool:
 
 
 def looked_at(record: Record, arrays: Arrays, layer: int, head: int) -> Look | None:
-    """The run with the maps of a layer and head: its own, else those of a look at that layer, of the lanes it had; None
-    where nobody has looked. Its other captures are those of its own: see ``distributions_at``."""
-    if keeps(record, layer, head):
-        return record, arrays
-    return next((_seen(record, arrays, look) for look in record.looks if keeps(look[0], layer, head)), None)
+    """The run with the maps of a layer and head: its own, else those of a look at that layer, of the lanes it had, and
+    where lanes were added whichever has most of them; None where nobody has looked. Its other captures are those of its
+    own: see ``distributions_at``."""
+    return max(_each(record, arrays, layer, head), key=_mapped, default=None)
 
 
 def distributions_at(record: Record, arrays: Arrays, layer: int) -> Look | None:
@@ -35,25 +47,77 @@ def distributions_at(record: Record, arrays: Arrays, layer: int) -> Look | None:
 
 
 def steps_at(record: Record, arrays: Arrays, layer: int, head: int, step: int) -> Look | None:
-    """``looked_at`` of attention at a step: of a look that has the step, where the run's own captures have not."""
-    own = looked_at(record, arrays, layer, head)
-    if own is not None and step in own[0].capture.attention_steps:
-        return own
-    for look in record.looks:
-        if keeps(look[0], layer, head) and step in look[0].capture.attention_steps:
-            return _seen(record, arrays, look)
-    return own
+    """``looked_at`` of attention at a step: of whatever looked at that step; None where nothing did."""
+    found = [look for look in _each(record, arrays, layer, head) if step in look[0].capture.attention_steps]
+    return max(found, key=_mapped, default=None)
 
 
-def noise(record: Record, layer: int, head: int) -> list[tuple[str, float, float]]:
-    """Of the look that shows a layer and head: the label of each lane, its mean KLD there and as it was recorded."""
+def most_steps_at(record: Record, arrays: Arrays, layer: int, head: int) -> Look | None:
+    """``looked_at`` of attention at as many steps as any look has."""
+    found = [look for look in _each(record, arrays, layer, head) if "reference/attention_rows" in look[1]]
+    return max(found, key=lambda look: (len(look[0].capture.attention_steps), _mapped(look)), default=None)
+
+
+def has_every_lane(look: Look) -> bool:
+    """Whether what was seen is of all lanes that were scored, those that were added included."""
+    return _mapped(look) == sum(lane.status == "done" for lane in look[0].lanes)
+
+
+def cosines_at(record: Record, layer: int, pair: str, lane: int | None) -> np.ndarray | None:
+    """(kv_heads, head_dim, head_dim) cosines between the directions of two subspaces of a layer, of the reference or of
+    a lane, as a look found them."""
+    for look, found in record.looks:
+        if layer in look.capture.layers:
+            other = None if lane is None else _pairs(record, look).get(lane)
+            name = f"reference/looked_cosines_{pair}" if lane is None else f"lane/{other}/looked_cosines_{pair}"
+            if (cosines := array(found, name)) is not None:
+                return cosines
+    return None
+
+
+def noise(record: Record, arrays: Arrays, layer: int, head: int) -> Noise | None:
+    """Of the look that shows a layer and head, where that is of a batch of its own: KL of the attention there; of looks
+    that went up to the logits, as older ones did, KLD."""
     if keeps(record, layer, head):
-        return []
-    look = next((look for look, _ in record.looks if keeps(look, layer, head)), None)
-    if look is None:
-        return []
-    klds = ((at, _kld(look, other), _kld(record, at)) for at, other in _pairs(record, look).items())
-    return [(record.lanes[at].label, here, own) for at, here, own in klds if here is not None and own is not None]
+        return None
+    look = next((look for look in record.looks if keeps(look[0], layer, head)), None)
+    if look is None or REPLAYED in look[0].notes:
+        return None
+    seen, found = look
+    pairs = _pairs(record, seen)
+    if any(name.endswith("/looked_kl") for name in found):
+        told = {at: _attention_kls(record, arrays, look, at, other, layer, head) for at, other in pairs.items()}
+        of = f"KL of the attention of layer {layer}, query head {head}"
+    else:
+        told = {at: (_kld(seen, other), _kld(record, at)) for at, other in pairs.items()}
+        of = "mean KLD"
+    lanes = [(record.lanes[at].label, *both) for at, both in told.items() if both is not None and None not in both]
+    return Noise(of, lanes) if lanes else None  # type: ignore[arg-type]
+
+
+def _attention_kls(
+    record: Record, arrays: Arrays, look: Look, at: int, other: int, layer: int, head: int
+) -> tuple[float, float] | None:
+    """Means over the steps that both the look and the run looked at."""
+    seen, found = look
+    own, here = array(arrays, f"lane/{at}/attention_kl"), array(found, f"lane/{other}/looked_kl")
+    there, steps = record.capture.attention_steps, seen.capture.attention_steps
+    both = [step for step in there if step in steps]
+    if own is None or here is None or not both:
+        return None
+    recorded = own[[there.index(step) for step in both], layer, head].mean()
+    return float(here[[steps.index(step) for step in both], head].mean()), float(recorded)
+
+
+def _each(record: Record, arrays: Arrays, layer: int, head: int) -> list[Look]:
+    """The run's own captures of a layer and head, where it has them, and those of every look."""
+    own: list[Look] = [(record, arrays)] if keeps(record, layer, head) else []
+    return [*own, *(_seen(record, arrays, look) for look in record.looks if keeps(look[0], layer, head))]
+
+
+def _mapped(look: Look) -> int:
+    """Lanes whose maps are there."""
+    return sum(f"lane/{at}/delta_map" in look[1] for at in range(len(look[0].lanes)))
 
 
 def _kld(record: Record, index: int) -> float | None:
@@ -70,6 +134,10 @@ def _seen(record: Record, arrays: Arrays, look: Look) -> Look:
     for at, other in pairs.items():
         there = ((name, f"lane/{other}/{name}") for name in _OF_LANES)
         own |= {f"lane/{at}/{name}": found[key] for name, key in there if key in found}
+        if (offset := array(found, f"lane/{other}/looked_offset")) is not None:
+            every = np.zeros((record.environment.layers, *offset.shape), np.float32)
+            every[seen.capture.layers] = offset
+            own[f"lane/{at}/delta_offset"] = every
     return record.model_copy(update={"capture": seen.capture}), own
 
 

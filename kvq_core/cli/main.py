@@ -255,6 +255,8 @@ def _show_progress(event: "Event", bar: Bar) -> None:
             bar(f"Reading the prompt through {', '.join(labels)}", done, total)
         case events.Step(done=done, total=total):
             bar("Decoding", done, total)
+        case events.Replaying(done=done, total=total, layer=layer):
+            bar(f"Up to layer {layer}", done, total)
         case events.Summarizing():
             bar("Summarizing", 1, 1)
 

@@ -84,3 +84,10 @@ class SharedAttention:
     def _of_heads(self, x: Tensor) -> Tensor:
         """x (lanes, kv_heads, slots, n, tokens) as (lanes, slots, kv_heads, groups, fresh, tokens)."""
         return x.unflatten(3, (-1, self.fresh)).transpose(1, 2)
+
+
+def hide_future(scores: Tensor, fresh: int) -> None:
+    """Scores (..., n, tokens) of the last ``fresh`` tokens, in place: none of those after a query's own."""
+    if fresh > 1:
+        own = torch.ones(fresh, fresh, dtype=torch.bool, device=scores.device).triu(1)
+        scores.unflatten(-2, (-1, fresh))[..., -fresh:].masked_fill_(own, float("-inf"))

@@ -1,6 +1,5 @@
 """Lock-step decoding: one batched forward a step for the reference, the forced lanes and the free lanes."""
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -8,7 +7,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kvq_core.engine.cache import LaneCache, Part
 from kvq_core.engine.entry import Entry, Filled
 from kvq_core.engine.fit import Shared
 from kvq_core.engine.lane_state import Finish, LaneState, joined_states, said
@@ -16,6 +14,7 @@ from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows
 from kvq_core.engine.sampling import Sampler
 from kvq_core.engine.script import Script
+from kvq_core.engine.settling import settle_part
 from kvq_core.engine.stress import AppliedStress
 from kvq_core.engine.tap import Tap
 from kvq_core.machine import threads
@@ -25,8 +24,6 @@ from kvq_core.models.head import POSITIONS
 from kvq_core.models.rope import Rope
 from kvq_core.models.shared_products import divide_products
 from kvq_core.spec import ComparisonSpec, Lane
-
-_ADDING = threading.Lock()  # two parts of a lane may end at once
 
 # logits of the reference (n, vocabulary) and of the forced lanes (lanes, n, vocabulary), and the n tokens that follow
 Score = Callable[[Tensor, Tensor, list[int]], None]
@@ -269,32 +266,31 @@ class Decode:
         """One batched forward of all rows and the upkeep of their caches: logits (rows, tokens, vocabulary), or what
         the head reads, (rows, tokens, hidden size)."""
         began = time.perf_counter()
-        ids, forced = torch.tensor(inputs), self._forced_rows()
+        out = self.passed(torch.tensor(inputs), hidden)
+        self.settle(len(inputs[0]))
+        self.step_seconds.append(time.perf_counter() - began)
+        self.step_rows.append(len(inputs))
+        return out
+
+    def passed(self, ids: Tensor, hidden: bool = False) -> Tensor:
+        """The forward of all rows' next tokens, which are in no store yet; the first half of ``_forward``."""
         with threads.one_thread(self._narrow):
             attend = self.rows if self.stress is None else self.stress.wrap(self.rows)
-            stepping = self._forced if forced else self._stepping
+            stepping = self._forced if self._forced_rows() else self._stepping
             forward = stepping.hidden if hidden else stepping.forward
-            out = forward(ids, self.rows.tokens, attend, states=self._states)
+            return forward(ids, self.rows.tokens, attend, states=self._states)
+
+    def settle(self, fresh: int) -> None:
+        """Let the ``fresh`` tokens of a pass enter the stores of all rows."""
+        forced = self._forced_rows()
         self._lose(forced)
         owners = [(row, s, s.cache) for row, s in enumerate(self.states_running, self._first) if row < forced]
         owners += [(forced + i, s, s.free) for i, s in enumerate(self._free)]
         settling = [
-            partial(self._settle, row, state, cache, part, ids.shape[1])
+            partial(settle_part, self.rows, row, state, cache, part, fresh)
             for row, state, cache in owners
             if state.error is None and cache is not None
             for part in cache.parts  # keys and values know nothing of each other: a lane alone still fills two cores
         ]
         threads.each(settling, self.rows.cores)
-        self.rows.advance(ids.shape[1])
-        self.step_seconds.append(time.perf_counter() - began)
-        self.step_rows.append(len(inputs))
-        return out
-
-    def _settle(self, row: int, state: LaneState, cache: LaneCache, part: Part, fresh: int) -> None:
-        began = time.perf_counter()
-        try:
-            self.rows.store_tokens(row, cache, part, fresh)
-        except Exception as error:  # whatever a method does wrong is its lane's failure, not the run's
-            state.error = said(error)
-        with _ADDING:
-            state.encode_decode_s += time.perf_counter() - began
+        self.rows.advance(fresh)

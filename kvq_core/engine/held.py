@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from kvq_core.engine.key_log import Replay
 from kvq_core.engine.prefill import CHUNK, Held, Prefill
 from kvq_core.engine.stress import AppliedStress, ReferenceShift
 from kvq_core.machine.memory import free_bytes, hold_spare
@@ -23,16 +24,19 @@ MOST = 8
 @dataclass
 class Reading:
     """A prompt as it was read, stressed where that was asked for; ``answered``: the reference's logits (positions,
-    vocabulary) by the tokens it was fed, of a batch of its own."""
+    vocabulary) by the tokens it was fed, of a batch of its own; ``replays``: what rows of runs on it can be computed
+    again from, by the run's id."""
 
     prefill: Prefill
     stress: AppliedStress | None = None
     unchanged: ReferenceShift | None = None
     answered: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
+    replays: dict[str, Replay] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
-        return self.prefill.nbytes + sum(x.numel() * x.element_size() for x in list(self.answered.values()))
+        answered = sum(x.numel() * x.element_size() for x in list(self.answered.values()))
+        return self.prefill.nbytes + answered + sum(replay.nbytes for replay in list(self.replays.values()))
 
 
 class Readings:
@@ -57,13 +61,26 @@ class Readings:
         with self._lock:
             if model.model_hash != self._model:
                 self._held.clear()
-            self._held.pop(key, None)
+            before = self._held.pop(key, None)
+            if before is not None and before is not reading:  # the same prompt, read again to the same bits
+                reading.answered = {**before.answered, **reading.answered}
+                reading.replays = {**before.replays, **reading.replays}
             self._model, self._held[key] = model.model_hash, reading
             sizes = {key: held.nbytes for key, held in self._held.items()}
             most = (free_bytes(model.device) + sum(sizes.values())) // SHARE
+            for oldest in list(self._held):  # what only maps are made from goes before what every lane begins with
+                if sum(sizes[key] for key in self._held) > most:
+                    self._held[oldest].replays.clear()
+                    sizes[oldest] = self._held[oldest].nbytes
             for oldest in list(self._held):
                 if len(self._held) > MOST or sum(sizes[key] for key in self._held) > most:
                     del self._held[oldest]
+
+    def replay(self, run_id: str) -> Replay | None:
+        """What the rows of a run can be computed again from, where that is held."""
+        with self._lock:
+            found = (held.replays.get(run_id) for held in reversed(self._held.values()))
+            return next((replay for replay in found if replay is not None), None)
 
     def clear(self) -> None:
         with self._lock:

@@ -13,10 +13,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kvq_core.engine.attention import Hidden, SharedAttention
+from kvq_core.engine.attention import Hidden, SharedAttention, hide_future
 from kvq_core.engine.cache import LaneCache, Part
 from kvq_core.engine.choosing import Choices, Choosing
-from kvq_core.engine.copies import Copies
+from kvq_core.engine.copies import Copies, tokens_at, tokens_of
+from kvq_core.engine.key_log import KeyLog, Reached
 from kvq_core.engine.places import Places
 from kvq_core.engine.pre_rope import PreRope
 from kvq_core.engine.prefill import LayerGroup
@@ -59,12 +60,14 @@ class Rows:
         self.stored_first = StoredFirst(caches)
         self.place = {layer: (g, i) for g, group in enumerate(groups) for i, layer in enumerate(group.layers)}
         self.cores = torch.get_num_threads() if all(group.device.type == "cpu" for group in groups) else 1
-        self.copies = [self._allocate(group, tokens) for group in groups]
+        self.copies = [Copies.of_group(group, self.lanes, self.prefix, tokens) for group in groups]
         for g, group in enumerate(groups):
             self._write(g, "key", slice(None), 0, 0, group.keys)
             self._write(g, "value", slice(None), 0, 0, group.values)
         threads.each([partial(self._fill, row, cache) for row, cache in enumerate(caches, 1)], self.cores)
         self.tap: Tap | None = None
+        self.log: KeyLog | None = None
+        self.until: int | None = None  # the last layer of a pass
         self.layers = [group.layers for group in groups]
         self.shown = {layer for group in groups for layer in group.captured}
         self._last_shown = [max(group.captured, default=-1) for group in groups]
@@ -78,13 +81,6 @@ class Rows:
         self._looking: list[Future[None]] = []
         self._scratch = Scratch()
         self._reindex()
-
-    def _allocate(self, group: LayerGroup, tokens: int) -> Copies:
-        layers, heads, _, dim = group.keys.shape
-        prefix, tail = (layers, self.lanes + 1, heads), (layers, 2 * self.lanes + 1, heads)
-        late, wide = tokens - self.prefix, group.values.shape[-1]
-        shapes = (*prefix, dim, self.prefix), (*prefix, self.prefix, wide), (*tail, late, dim), (*tail, late, wide)
-        return Copies(*(torch.empty(shape, dtype=group.keys.dtype, device=group.device) for shape in shapes))
 
     def _fill(self, row: int, cache: LaneCache) -> None:
         for part in cache.parts:
@@ -144,6 +140,8 @@ class Rows:
         for look in looking:
             look.result()
         self.tokens += fresh
+        if self.log is not None:
+            self.log.advance(fresh)
 
     def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:
         held_by = how.holder(layer)
@@ -168,9 +166,11 @@ class Rows:
         if isolates:  # all lanes are held then, and row l is the forced row of lane l
             by_slot = torch.cat([by_slot, q[:1, None].expand(held, -1, -1, -1, -1)], 1)
             tails = torch.cat([tails, (q[:1] @ tail_keys[:held].mT)[:, None]], 1)
-        self._hide_future(tails, fresh)
+        hide_future(tails, fresh)
         prefix_keys, prefix_values = (x[i, :held].float() for x in (copies.prefix_keys, copies.prefix_values))
         hidden = self._hidden(held_by, queries, self.tokens + fresh)
+        if self.log is not None:
+            self.log.asked(layer, asked, {row: read for (row, slot), read in hidden.items() if slot == 0})
         slots = places.rows.shape[1]
         step = SharedAttention(by_slot, tails, prefix_keys, prefix_values, slots, hidden, how, fresh)
         step.compute(
@@ -184,6 +184,8 @@ class Rows:
             self._note(layer, queries, places.by_row(step.weights))
         for row in self.choosing.following(layer):
             self.choosing.follow(row, layer, places.of_row(step.weights, row).unflatten(1, (-1, fresh)))
+        if layer == self.until:
+            raise Reached
         out = places.by_row(step.out) + places.by_row(step.weights[..., self.prefix :]) @ tail_values
         return out.reshape(count, -1, fresh, out.shape[-1]).transpose(1, 2)
 
@@ -253,40 +255,42 @@ class Rows:
         both = copies.tail_keys[i], copies.tail_values[i]
         self.stored_first.enter(layer, self.lane_of, (keys, values), self.tokens, both, self.prefix)
 
-    def _hide_future(self, scores: Tensor, fresh: int) -> None:
-        if fresh > 1:
-            own = torch.ones(fresh, fresh, dtype=torch.bool, device=scores.device).triu(1)
-            scores.unflatten(-2, (-1, fresh))[..., -fresh:].masked_fill_(own, float("-inf"))
-
     def store_tokens(self, row: int, cache: LaneCache, part: Part, fresh: int) -> None:
         """Let a row's new tokens enter a part of its packed store one by one, and rewrite what the store changed."""
         tail = self.copies[part.group].of(part.kind)[1]
         for position in range(self.tokens, self.tokens + fresh):
             at = position - self.prefix
             own = self.stored_first.own(self.lane_of[row], row, part, position - self.tokens)
-            cache.append(part, self._rows_of(tail, part, row, at) if own is None else own, position)
+            cache.append(part, tokens_of(tail, part.layers, row, slice(at, at + 1)) if own is None else own, position)
             for start, values in cache.flush(part):
+                self._tell_log(part, row, start, values.shape[-2], fresh)
                 self._write(part.group, part.kind, part.layers, row, start, values)
         if part.stream.observes:
-            self._look_back(row, part)
+            self._look_back(row, part, fresh)
 
-    def _look_back(self, row: int, part: Part) -> None:
+    def _tell_log(self, part: Part, row: int, start: int, count: int, fresh: int) -> None:
+        """Before ``count`` tokens are written anew from ``start`` on, after a pass of ``fresh`` has read them."""
+        if self.log is not None and part.kind == "key":
+            at = slice(start - self.prefix, start - self.prefix + count)
+            old = tokens_of(self.copies[part.group].tail_keys, part.layers, row, at)
+            self.log.replace(row, self._of_model(part), self.tokens + fresh - self.prompt_tokens, start, old)
+
+    def _of_model(self, part: Part) -> list[int]:
+        return [self.layers[part.group][i] for i in part.layers.tolist()]
+
+    def _look_back(self, row: int, part: Part, fresh: int) -> None:
         """Show a part the step's attention and rewrite the tokens it stores anew."""
-        seen = [self._seen[self.layers[part.group][i]] for i in part.layers.tolist()]
+        seen = [self._seen[layer] for layer in self._of_model(part)]
         queries = torch.stack([own[rows.index(row)] for rows, own, _ in seen])
         attention = torch.stack([own[rows.index(row)] for rows, _, own in seen])
         patch = part.stream.observe(queries, attention)
         if patch is not None:
             tail = self.copies[part.group].of(part.kind)[1]
-            _, count, heads, tokens, dim = tail.shape
-            at = (part.layers[patch.layer] * count + row) * heads + patch.head
-            # rows of a flat view: several times faster than indexing three dimensions
-            tail.view(-1, dim).index_copy_(0, at * tokens + patch.token - self.prefix, patch.values.to(tail.dtype))
-
-    @staticmethod
-    def _rows_of(tail: Tensor, part: Part, row: int, at: int) -> Tensor:
-        whole = part.layers.numel() == tail.shape[0]
-        return (tail[:, row, :, at : at + 1] if whole else tail[part.layers, row, :, at : at + 1]).float()
+            flat, at = tokens_at(tail, part.layers[patch.layer], row, patch.head, patch.token - self.prefix)
+            if self.log is not None and part.kind == "key":
+                where, until = (patch.layer, patch.head, patch.token), self.tokens + fresh - self.prompt_tokens
+                self.log.patch(row, self._of_model(part), until, where, flat[at].float())
+            flat.index_copy_(0, at, patch.values.to(tail.dtype))
 
     def working(self, row: int, group: int, kind: str, layer: int) -> Tensor:
         """A row's working copy of one layer (its index in the group), (kv_heads, tokens, head_dim); for captures and

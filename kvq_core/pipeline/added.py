@@ -66,7 +66,7 @@ def adding_on(
     model: LoadedModel, parent: Record, spec: ComparisonSpec, store: Store | None = None, owner: str = ""
 ) -> Generator[Event]:
     """``adding`` on a model that is in memory already; ``spec``: that of the new run."""
-    _check(model, parent)
+    check_followed(model, parent)
     read = script(model, spec)
     place = {**place_of(model, spec.lanes), "parent": parent.parent or parent.id}
     addition = Addition(id_of(spec.canonical(), read.ids, place), model, spec, read, owner, parent)
@@ -127,7 +127,7 @@ def spec_of(parent: Record, lanes: Sequence[Lane], about: str = "") -> Compariso
     return asked.model_copy(update={**changes, "lanes": every[-len(given) :]})
 
 
-def _check(model: LoadedModel, parent: Record) -> None:
+def check_followed(model: LoadedModel, parent: Record) -> None:
     """Raises SpecError where this process would compute something else than the parent did."""
     made, here = parent.environment, str(model.dtype).removeprefix("torch.")
     reason = None

@@ -13,7 +13,9 @@ from kvq_core.capture.scores import Extent
 from kvq_core.engine.decode import Decode, LaneState
 from kvq_core.engine.fit import Shared
 from kvq_core.engine.kernel_floor import KernelFloor
+from kvq_core.engine.key_log import Kit, Place
 from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.replaying import kit_of, log_of
 from kvq_core.engine.rows import Rows
 from kvq_core.engine.script import Script
 from kvq_core.engine.stress import AppliedStress
@@ -61,6 +63,8 @@ class Batch:
     kernel: KernelFloor | None = None  # rides in the first batch
     answer: Answer | None = None  # that is followed again
     against: ReferenceAnswer | None = None  # of a reference that is another file
+    replayed: bool = False  # whether what maps can be computed from later is to be kept
+    kit: Kit | None = field(init=False, default=None)
     decode: Decode = field(init=False)
     fidelity: Fidelity = field(init=False)
     prompt: Scores | None = field(init=False, default=None)  # of tokens that were read, not answered
@@ -133,6 +137,9 @@ class Batch:
         self.fidelity = Fidelity(len(self.running), len(self.floors))
         if self.running:
             self._set_up_captures()
+            if self.replayed:
+                looked = frozenset(self.model.shape.captured)
+                self.decode.rows.log = log_of(self.decode.rows, len(self.script.ids) + self.decode.total, looked)
             yield from self._observed(self.decode.steps(self._score, self.captures, self._close))
         self._lap("decode", began)
 
@@ -182,7 +189,18 @@ class Batch:
         if self.captures is not None:  # before ``_close``, which may come within the same step
             self.captures.advance(len(targets))
 
+    def places(self) -> list[Place | None]:
+        """Where its reference and each of its lanes can be computed again; None of those that cannot."""
+        if self.kit is None:
+            return [None] * (1 + len(self.lanes))
+        kit, first = self.kit, 0 if self.answer is not None and self.answer.logits is not None else 1
+        rows = {id(state): row for row, state in enumerate(self.running, first) if state.error is None}
+        own = (rows.get(id(state)) for state in self.decode.states[: len(self.lanes)])
+        return [(kit, 0) if first else None, *(None if row is None else (kit, row) for row in own)]
+
     def _close(self, rows: Rows) -> None:
+        if rows.log is not None:
+            self.kit, rows.log = kit_of(rows, rows.log, self.prefill, self.model.scoring), None
         if self.captures is not None:
             held = {at: s.cache for at, s in enumerate(self._captured) if s.error is None and s.cache is not None}
             self.captures.close(rows, held)

@@ -8,6 +8,7 @@ from kvq_core.capture.plan import Plan, plan_of
 from kvq_core.engine.fit import Shared
 from kvq_core.engine.held import READINGS, Reading, key_of
 from kvq_core.engine.kernel_floor import KernelFloor
+from kvq_core.engine.key_log import Replay
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.script import Script
 from kvq_core.engine.stress import AppliedStress, ReferenceShift, apply_stress
@@ -80,8 +81,21 @@ class Run:
         for batch in self.batches:
             for stage, seconds in batch.seconds.items():
                 self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
-        READINGS.keep(self._key, self._reading)
+        self._keep_reading()
         self.seconds["total"] = time.perf_counter() - began
+
+    def _keep_reading(self) -> None:
+        """Hold the prompt for lanes that are added, and the rows of the lanes for maps that are asked for."""
+        places = [batch.places() for batch in self.batches]
+        lanes = tuple(lane for own in places for lane in own[1:])
+        if any(lanes):
+            self._reading.replays[self.id] = Replay(places[0][0], lanes)
+        READINGS.keep(self._key, self._reading)
+
+    @property
+    def _replayed(self) -> bool:
+        """Whether maps may be asked for later: of runs that have some, and of lanes that are drawn beside such."""
+        return self.plan is not None if self.parent is None else self.spec.free_text
 
     def _prefill(self) -> Iterator[Event]:
         began = time.perf_counter()
@@ -124,7 +138,7 @@ class Run:
         first = self.first if self.batches else None
         what = self.model, self.spec, self.script, self.prefill
         followed = self.answer, self.against
-        batch = Batch(*what, lanes, self.plan, self.stress, self._shared, first, self.kernel, *followed)
+        batch = Batch(*what, lanes, self.plan, self.stress, self._shared, first, self.kernel, *followed, self._replayed)
         encoded = sum(len(earlier.decode.states) for earlier in self.batches)
         self.batches.append(batch)
         for event in batch.encode():

@@ -83,6 +83,13 @@ ARRAYS = {
     "lane/{i}/delta_offset": "(L, Q, S) mean score delta that centring took from each row; centred + this = uncentred",
     "lane/{i}/delta_map": "(M, Q', steps, P) int8, signed extreme of the centred delta in each bin of step x position",
     "lane/{i}/delta_scale": "(M, Q') multiply the int8 map by this",
+    "lane/{i}/looked_offset": "(Q, S) delta_offset of the one layer that was looked at after the run",
+    "reference/looked_cosines_query_key": "(H, D, D) of that layer: cosines between the right singular directions of "
+    "the prompt's queries and of all keys after RoPE, strongest first; singular values of its first r rows and columns "
+    "are the cosines of the principal angles at rank r",
+    "lane/{i}/looked_cosines_query_key": "(H, D, D) the same with the lane's keys",
+    "lane/{i}/looked_cosines_key_key": "(H, D, D) the same of the reference's keys and the lane's",
+    "lane/{i}/looked_kl": "(A, Q) nats, attention_kl of the one layer that was looked at after the run",
     "lane/{i}/key_error": "(L, H) ||dK||_F / ||K||_F after RoPE at the end of the run",
     "lane/{i}/value_error": "(L, H)",
     "lane/{i}/key_channel_error": "(L, H, D) squared key error of each channel after RoPE, summed over T; sums to "
@@ -125,6 +132,8 @@ OF_SOME_METHODS = ("code_counts", "symmetric_share", "outlier_share", "latent_bi
 OF_CHUNKED_PROMPTS = tuple(
     f"{kind}{name}" for kind in ("prompt", "turns") for name in ("/positions", "/nll", "_kld", "_nll", "_same_top")
 )
+# And those of one layer that was looked at after a run.
+OF_LOOKS = ("looked_offset", "looked_kl", "looked_cosines_query_key", "looked_cosines_key_key")
 
 
 Arrays = Mapping[str, Any]

@@ -260,6 +260,7 @@ class Record(Part):
     _beside: tuple[str, ...] = PrivateAttr(())
     _causes: Mapping[int, Any] = PrivateAttr(default_factory=dict)
     _looks: "tuple[tuple[Record, Mapping[str, Any]], ...]" = PrivateAttr(())
+    _replayed: "tuple[tuple[Record, Mapping[str, Any]], ...]" = PrivateAttr(())
 
     @property
     def whole(self) -> "Record":
@@ -281,8 +282,9 @@ class Record(Part):
 
     @property
     def looks(self) -> "tuple[tuple[Record, Mapping[str, Any]], ...]":
-        """Runs that looked at this one's lanes in one layer, with their arrays: see analysis.looks."""
-        return self.whole._looks
+        """Runs that looked at this one's lanes in one layer, with their arrays, see analysis.looks; first those drawn
+        from memory and kept nowhere, which have no id."""
+        return (*self._replayed, *self.whole._looks)
 
     @property
     def beside(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 RECORD, ARRAYS = packaged_store().load(home()["run"])
 LAYER, HEAD = RECORD.capture.layers[0], RECORD.capture.heads[1]
 STEP = RECORD.capture.attention_steps[5]
-READY = "document.querySelector('.reading-said')?.textContent.startsWith('Choosing token ')"
+READY = "document.querySelector('.reading-said')?.textContent"
 
 DRAWN = "!document.querySelector('.reading-said').closest('.view.behind')"
 
@@ -42,7 +42,7 @@ def test_the_prompts_words_are_tinted_and_the_most_lost_are_named(quick, open_pa
     found, texts = changes(lane, 5), reading_data(RECORD, ARRAYS, LAYER, HEAD, [lane])["texts"]
     lost = next(at for at in np.argsort(found) if texts[at].strip())
     said = page.locator(".reading-said").inner_text()
-    assert "nearest kept" not in said, "this step was looked at"
+    assert said.startswith(f"Choosing token {STEP + 1} "), "this step was looked at"
     assert f"{RECORD.lanes[lane].label} reads less of “{texts[lost].strip(' ').replace(chr(10), '⏎')}”" in said
     grounds = page.locator(".reading-text i").evaluate_all("is => is.map(i => i.style.getPropertyValue('--ground'))")
     assert (
@@ -67,7 +67,10 @@ def test_the_answer_is_replayed_by_keys_and_pauses_where_it_is(quick, open_page)
     slider = page.locator("#replay-token")
     slider.press("ArrowRight")
     page.wait_for_function("document.querySelector('#pick-token input[type=number]').value == '21'")
-    assert "nearest kept" in page.locator(".reading-said").inner_text() or 20 in RECORD.capture.attention_steps
+    missed, said = 20 not in RECORD.capture.attention_steps, page.locator(".reading-said").inner_text()
+    assert said.startswith("Attention at token 21 was not kept" if missed else "Choosing token 21 ")
+    assert missed == (page.locator(".reading-text i[style]").count() == 0), "no other step stands in for it"
+    assert page.locator("#look-words [data-act=map]").inner_text() == "Compute attention at every token"
     keys, values = (movement(RECORD, ARRAYS, 0, kind) for kind in ("key", "value"))
     there = len(RECORD.reference.prompt_token_ids) + 21
     windows = " / ".join(str(there - moved.sink - moved.packed[20]) for moved in (keys, values))

@@ -10,7 +10,7 @@ from kvq_core.analysis.floors import above_floor, lane_of
 from kvq_core.analysis.scored import At
 from kvq_core.analysis.verdict import verdict
 from kvq_core.errors import KvqError
-from kvq_core.events import Encoding, Event, Filling, Finished, Loading, Prefill, Step, Summarizing
+from kvq_core.events import Encoding, Event, Filling, Finished, Loading, Prefill, Replaying, Step, Summarizing
 from kvq_core.models import with_model
 from kvq_core.record.fields import Record
 from kvq_core.spec import ComparisonSpec, Lane
@@ -98,6 +98,8 @@ def _after(now: Progress, event: Event) -> Progress:
                 "reference": "".join(tokens),
                 "lanes": texts,
             }
+        case Replaying(done=done, total=total):
+            return {**now, "stage": "decoding", "done": done, "total": total}
         case Summarizing():
             return {**now, "stage": "measuring", "done": 0, "total": 1}
         case Finished():

@@ -7,6 +7,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from kvq_core.analysis.key_constants import constant_layers
+from kvq_core.analysis.looks import keeps
 from kvq_core.analysis.worst import PURE_SINK
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
@@ -146,18 +147,9 @@ def clearest_head(record: Record, arrays: Arrays) -> tuple[int, int]:
 
 
 def captured_indices(record: Record, layer: int, head: int) -> tuple[int, int] | None:
-    """Indices into the maps of the captured layer and query head nearest to those asked for; None without maps."""
+    """Indices into the maps of a layer and query head; None where theirs were not kept."""
     info = record.capture
-    if not info.layers or not info.heads:
-        return None
-    nearest = (min(kept, key=lambda k: abs(k - asked)) for kept, asked in ((info.layers, layer), (info.heads, head)))
-    return info.layers.index(next(nearest)), info.heads.index(next(nearest))
-
-
-def captured_head(record: Record, layer: int, head: int) -> tuple[int, int] | None:
-    """The captured layer and query head themselves."""
-    place = captured_indices(record, layer, head)
-    return place and (record.capture.layers[place[0]], record.capture.heads[place[1]])
+    return (info.layers.index(layer), info.heads.index(head)) if keeps(record, layer, head) else None
 
 
 def score_map(

@@ -32,15 +32,11 @@ DEPTHS = {
 }
 
 
-def nearest_step(record: Record, step: int) -> int | None:
-    """Index into capture.attention_steps of the captured step nearest to ``step``."""
-    steps = record.capture.attention_steps
-    return min(range(len(steps)), key=lambda a: abs(steps[a] - step)) if steps else None
-
-
 def attention_rows(record: Record, arrays: Arrays, layer: int, head: int, step: int) -> go.Figure | None:
-    """Attention of one head at a step: the reference's row and every lane's, mass in each bin of positions."""
-    at, place = nearest_step(record, step), captured_indices(record, layer, head)
+    """Attention of one head at a step: the reference's row and every lane's, mass in each bin of positions; None of a
+    step that was not looked at."""
+    steps, place = record.capture.attention_steps, captured_indices(record, layer, head)
+    at = steps.index(step) if step in steps else None
     rows = [(-1, "Full precision", "reference/attention_rows")]
     rows += [
         (i, label_of(lane, 20), f"lane/{i}/attention_rows")

@@ -221,9 +221,9 @@ def distributions(record: Record, arrays: Arrays, layer: int, what: str) -> go.F
     """Spread of every original or latent key channel, at full precision and in each lane, on one scale."""
     info = record.capture
     own = array(arrays, f"spectra/{what}_quantiles")
-    if own is None or not info.distribution_layers or len(info.quantiles) < 3:
+    if own is None or layer not in info.distribution_layers or len(info.quantiles) < 3:
         return None
-    at = info.distribution_layers.index(nearest_layer(record, layer))
+    at = info.distribution_layers.index(layer)
     rows, lanes = [(-1, "Full precision", REFERENCE, own[at])], lanes_with(record, arrays, f"{what}_quantiles")
     rows += [(i, label_of(lane), color_of(record, i), v[at]) for i, lane, v in lanes]
     figure = lane_rows([name for _, name, *_ in rows], 62, [color for *_, color, _ in rows], gap=26)
@@ -236,11 +236,6 @@ def distributions(record: Record, arrays: Arrays, layer: int, what: str) -> go.F
     figure.update_xaxes(title_text=f"{named} (layer {info.distribution_layers[at]})", row=len(rows), col=1)
     figure.update_layout(showlegend=False)
     return label_figure(figure, f"Bands: spread of every {named.split(',')[0]}, full precision and lanes")
-
-
-def nearest_layer(record: Record, layer: int) -> int:
-    """The layer nearest to the one asked for whose key distributions were kept; itself where none were."""
-    return min(record.capture.distribution_layers, key=lambda kept: abs(kept - layer), default=layer)
 
 
 def _round_below(reach: float) -> float:

@@ -3,6 +3,7 @@
 import numpy as np
 import plotly.graph_objects as go
 
+from kvq_core.analysis.looks import cosines_at
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
 from ui.figures.base import bars_of, canvas, label_figure, label_of, lanes_with, line_of, of_lane, of_rows, round_values
@@ -119,20 +120,15 @@ def inside_share(spread: np.ndarray) -> np.ndarray:
 
 def angles(record: Record, arrays: Arrays, layer: int, kv_head: int, rank: int, pair: str) -> go.Figure | None:
     """Principal angles between two top-r subspaces of a head: of queries and keys, or of keys and a lane's keys."""
-    kept = nearest_rank(record, rank)
-    if kept is None:
-        return None
-    found = lanes_with(record, arrays, f"angles_{pair}")
-    rows = [(i, label_of(lane, 20), line_of(record, i, 1.4), v) for i, lane, v in found]
-    own = array(arrays, f"subspace/angles_{pair}")
-    if own is not None:
-        rows.insert(0, (-1, "Full precision", {"color": REFERENCE, "width": 2.4}, own))
+    own = _angles(record, arrays, layer, kv_head, rank, pair, None)
+    rows = [] if own is None else [(-1, "Full precision", {"color": REFERENCE, "width": 2.4}, own)]
+    for index, lane in enumerate(record.lanes):
+        if (found := _angles(record, arrays, layer, kv_head, rank, pair, index)) is not None:
+            rows.append((index, label_of(lane, 20), line_of(record, index, 1.4), found))
     if not rows:
         return None
-    r = record.capture.angle_ranks[kept]
     figure = canvas(300, yaxis={"title": {"text": "angle, degrees"}, "range": [0, 92], "dtick": 30})
-    for index, name, style, values in rows:
-        line = values[layer, kv_head, kept, :r]
+    for index, name, style, line in rows:
         figure.add_scatter(
             x=np.arange(1, line.size + 1),
             y=round_values(line, 2),
@@ -143,14 +139,23 @@ def angles(record: Record, arrays: Arrays, layer: int, kv_head: int, rank: int, 
             marker={"size": 5},
             hovertemplate="angle %{x}: %{y:.1f}°<extra>" + name + "</extra>",
         )
-    figure.update_xaxes(title_text=f"angle of the top {r} (layer {layer}, KV head {kv_head})")
-    return label_figure(figure, f"Curves: principal angles of the top-{r} subspaces, one a lane")
+    figure.update_xaxes(title_text=f"angle of the top {rank} (layer {layer}, KV head {kv_head})")
+    return label_figure(figure, f"Curves: principal angles of the top-{rank} subspaces, one a lane")
 
 
-def nearest_rank(record: Record, rank: int) -> int | None:
-    """Index of the captured rank nearest to ``rank``."""
+def _angles(
+    record: Record, arrays: Arrays, layer: int, kv_head: int, rank: int, pair: str, lane: int | None
+) -> np.ndarray | None:
+    """(rank,) degrees of the reference or of a lane: as the run kept them, or of a look at that layer; else None."""
     ranks = record.capture.angle_ranks
-    return min(range(len(ranks)), key=lambda i: abs(ranks[i] - rank)) if ranks else None
+    kept = array(arrays, f"subspace/angles_{pair}" if lane is None else f"lane/{lane}/angles_{pair}")
+    if kept is not None and rank in ranks:
+        return kept[layer, kv_head, ranks.index(rank), :rank]
+    cosines = cosines_at(record, layer, pair, lane)
+    if cosines is None:
+        return None
+    found = np.linalg.svd(cosines[kv_head, :rank, :rank].astype(np.float64), compute_uv=False)
+    return np.rad2deg(np.arccos(np.clip(found, 0, 1)))
 
 
 def _mark(figure: go.Figure, rank: int) -> None:

@@ -1,35 +1,52 @@
 """Maps that a run did not keep: how they are had, and how far a look afterwards is from what was recorded."""
 
 from kvq_core.analysis.looks import noise
+from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from ui.html.escape import safe
 from ui.html.numbers import significant
 
-LESS = 0.01  # of a lane's recorded KLD: further apart than this a look is told to be so
+LESS = 0.01  # of a lane's recorded KL: further apart than this a look is told to be so
 
 
-def look_html(record: Record, layer: int, head: int, token: int, seen: bool, exact: bool) -> str:
-    """The button that has a layer looked at, where the run kept nothing of it, or not that token's step; after a look
-    the lanes' KLD in its batch beside the recorded one."""
-    if not record.lanes or not record.capture.layers:
+def look_html(record: Record, arrays: Arrays, layer: int, head: int, missing: str, own: bool) -> str:
+    """What is ``missing`` of a layer, with the button that has it computed; how the rest was had, where it is not the
+    run's ``own``."""
+    if not record.lanes:
         return ""
-    told = "".join(_noise(*found) for found in noise(record, layer, head))
-    said = (
-        f'<p class="muted">Looked at afterwards, in a batch of its own: mean KLD {told.rstrip("; ")}.</p>'
-        if told
-        else ""
-    )
-    if seen and exact:
-        return said
-    what = f"attention at token {token}" if seen else f"layer {layer}, every head and step"
+    told = "" if own else _from_memory(record, layer) or _noise(record, arrays, layer, head)
+    if not missing:
+        return told
     return (
-        f'{said}<p class="look-again"><button type="button" class="plain-button" data-act="map" data-lane="0">'
-        f"Compute {safe(what)}</button> <small>The lanes follow the answer once more, which takes about as long as the "
-        "run did; it is kept with the run.</small></p>"
+        f'{told}<p class="look-again"><button type="button" class="plain-button" data-act="map" data-lane="0">Compute '
+        f"{safe(missing)}</button> <small>The lanes follow the answer once more, up to this layer; it is kept with the "
+        "run.</small></p>"
     )
 
 
-def _noise(label: str, here: float, recorded: float) -> str:
+def whole_layer(layer: int) -> str:
+    return f"layer {layer}, every head and step"
+
+
+def _from_memory(record: Record, layer: int) -> str:
+    """Of maps that are drawn from memory, and kept nowhere yet."""
+    if not any(not look.id and layer in look.capture.layers for look, _ in record.looks):
+        return ""
+    return (
+        '<p class="look-again"><small>Computed from the keys and queries of this very run, which are still in memory.'
+        '</small> <button type="button" class="link-button" data-act="map" data-lane="0">Keep with the run</button></p>'
+    )
+
+
+def _noise(record: Record, arrays: Arrays, layer: int, head: int) -> str:
+    found = noise(record, arrays, layer, head)
+    if found is None:
+        return ""
+    told = "; ".join(_apart(*lane) for lane in found.lanes)
+    return f'<p class="muted">Looked at afterwards, in a batch of its own: {safe(found.of)}: {told}.</p>'
+
+
+def _apart(label: str, here: float, recorded: float) -> str:
     apart = abs(here - recorded) > LESS * abs(recorded)
     far = ", further apart than batches usually are" if apart else ""
-    return f"{safe(label)} {significant(here, 3)} (recorded {significant(recorded, 3)}{far}); "
+    return f"{safe(label)} {significant(here, 3)} (recorded {significant(recorded, 3)}{far})"

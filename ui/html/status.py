@@ -1,6 +1,6 @@
 """The status line: what is happening, in words."""
 
-from kvq_core.events import STAGES, Encoding, Event, Filling, Loading, Prefill, Step, Summarizing, progress
+from kvq_core.events import STAGES, Encoding, Event, Filling, Loading, Prefill, Replaying, Step, Summarizing, progress
 from ui.html.escape import safe
 from ui.html.numbers import plural
 
@@ -96,6 +96,8 @@ def _said(event: Event) -> str | None:
         case Step(done=done, total=total, batch=batch):
             which = f", lanes {batch.start + 1} to {batch.stop} of {len(event.lanes)}" if batch else ""
             return f"Step {done:,} of {total:,}{which}"
+        case Replaying(done=done, total=total, layer=layer):
+            return f"Following the answer up to layer {layer}: {done:,} of {total:,} tokens"
         case Summarizing():
             return "Measuring: spectra, errors and scores"
     return None

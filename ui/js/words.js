@@ -1,5 +1,5 @@
-  // The prompt's words, tinted by the attention that the selected token gains and loses under a lane. Where its own step
-  // was not looked at the nearest one is shown, and said.
+  // The prompt's words, tinted by the attention that the selected token gains and loses under a lane; plain where its
+  // own step was not looked at.
   let reading = null; // what ui/views/reading.py sent, with the element it came in
   const readReading = (place) => {
     const found = { ...JSON.parse(place.textContent), place };
@@ -15,7 +15,6 @@
   };
   const readingLane = () => reading.lanes.find(({ of }) => of === Number(document.getElementById("reading-lane").value)) ?? reading.lanes[0];
   const tokenNow = () => Math.min(Math.max(1, Number(tokenSelected()) || 1), Number(document.getElementById("replay-token").max));
-  const nearestLook = (step) => reading.steps.reduce((best, at, place) => (best === null || Math.abs(at - step) < Math.abs(reading.steps[best] - step) ? place : best), null);
   // Shares of the attention in each bin of positions, by the step that was looked at.
   const massOf = (rows, look) => {
     const bins = reading.edges.length - 1;
@@ -53,23 +52,26 @@
     found.sort((one, other) => (other.value - one.value) * sign);
     return found.slice(0, 3).map(({ value, at }) => `${quoted(shownAs(reading.texts[at]))} (${points(value)})`);
   };
-  const saidOfWords = (lane, token, look, changes) => {
+  const saidOfWords = (lane, token, changes) => {
     const [lost, gained] = [mostNamed(changes, -1), mostNamed(changes, 1)];
     const parts = [lost.length ? `reads less of ${lost.join(", ")}` : "", gained.length ? `more of ${gained.join(", ")}` : ""].filter(Boolean);
     const whole = read ? ` ${quoted(read.tokens[token])}` : "";
-    const near = reading.steps[look] + 1 === token ? "" : ` Attention was looked at for token ${reading.steps[look] + 1}, the nearest kept.`;
-    return `Choosing token ${token}${whole}, ${lane.label} ${parts.length ? parts.join(" and ") : "reads as full precision does"}.${near}`;
+    return `Choosing token ${token}${whole}, ${lane.label} ${parts.length ? parts.join(" and ") : "reads as full precision does"}.`;
   };
   const tintWords = (token) => {
     const [lane, mode] = [readingLane(), document.getElementById("reading-mode").value];
     const told = document.querySelector(".reading-said");
-    const look = nearestLook(token - 1);
+    const look = reading.steps.indexOf(token - 1);
     const parts = [...document.querySelector(".reading-text").children];
     const there = reading.prompt + token - 1; // tokens that this step reads, its own place among them
     parts.forEach((part, at) => part.classList.toggle("to-come", reading.edges[at] > there));
-    if (look === null || !lane.rows) {
-      told.textContent = look === null ? "Attention was not kept in this run: the words stay plain." : `Attention of ${lane.label} was not kept.`;
-      for (const part of parts) part.removeAttribute("style");
+    if (look < 0 || !lane.rows) {
+      const what = reading.steps.length && look < 0 ? ` at token ${token}` : reading.steps.length ? ` of ${lane.label}` : "";
+      told.textContent = `Attention${what} was not kept in this run: the words stay plain.`;
+      for (const part of parts) {
+        part.removeAttribute("style");
+        part.removeAttribute("title");
+      }
       return;
     }
     const [own, base] = [massOf(lane.rows, look), massOf(reading.reference, look)];
@@ -82,7 +84,7 @@
       part.style.setProperty("--ground", `rgb(${tints[at].join(" ")})`);
       part.style.setProperty("--ink", inkOn(tints[at]));
     });
-    told.textContent = saidOfWords(lane, token, look, changes);
+    told.textContent = saidOfWords(lane, token, changes);
   };
   const renderReading = () => {
     const token = tokenNow();

@@ -116,6 +116,10 @@ async def stream(
     if not shown.get("run") or do in (None, "lane"):
         return
     try:
+        if do == "map" and (found := await asyncio.to_thread(_seen_at_once, asked, services)) is not None:
+            services.records.put(found.record, found.arrays)
+            yield await asyncio.to_thread(_joined, found, "", "map", asked, services)
+            return
         if do == "undo":
             without = await asyncio.to_thread(_undone, told, asked, services)
             yield [line("Undone", "done", detail="The lane is gone from the run."), without]
@@ -170,12 +174,20 @@ def _begin(told: dict[str, Any], asked: _Asked, session: str, visitor: str, serv
     return job, label
 
 
+def _seen_at_once(asked: _Asked, services: Services) -> Finished | None:
+    """Maps of the selected layer where memory holds what they are made of. Raises KvqError."""
+    record, _ = services.records.drawn(asked.shown)
+    return services.look_held(record, _done(record), read_selection(record, *asked.at).layer)
+
+
+def _done(record: Record) -> list[int]:
+    return [at for at, lane in enumerate(record.lanes) if lane.status == "done" and lane_of(record, at) is not None]
+
+
 def _looking(record: Record, asked: _Asked, session: str, visitor: str, services: Services) -> Job:
     """The job of a look at the selected layer, of the lanes that are drawn."""
-    done = (at for at, lane in enumerate(record.lanes) if lane.status == "done")
-    lanes = [lane for at in done if (lane := lane_of(record, at)) is not None]
     layer = read_selection(record, *asked.at).layer
-    return services.look_at(services.records.get(asked.shown["run"])[0], lanes, layer, session, visitor)
+    return services.look_at(record, _done(record), layer, session, visitor)
 
 
 def _chosen(told: dict[str, Any], record: Record, arrays: Arrays, index: int, asked: _Asked) -> Lane:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ FOUND = 30  # at most, of those that a search finds
 ALIKE = 75  # of 100, how like the best part of an entry a search must be
 NAMED = 60  # characters of a name
 SEARCHED = ("name", "prompt", "titles", "model", "when", "id")
+MOST_BESIDE = 2_000  # characters of the runs beside one
 _ID = re.compile(r"[0-9a-f]{8,64}")
 
 
@@ -93,9 +95,15 @@ def shared_runs(store: Store) -> str:
     return f'<ul class="runs">{items}</ul>' if items else '<p class="muted">Nobody has listed a run yet.</p>'
 
 
-def remember(kept: Any, record: Record, key: str = "") -> list[dict[str, str]]:
+def remember(
+    kept: Any,
+    record: Record,
+    key: str = "",
+    beside: Mapping[str, str] | None = None,
+    gone: Collection[str] = (),
+) -> list[dict[str, str]]:
     """The newest run first, under the name it had; an entry is small and holds what the list shows and finds, and what
-    opens the run."""
+    opens the run. ``beside``: keys of the runs that this browser added to it, by id; ``gone``: those it took back."""
     entry = {
         "id": record.id,
         "when": record.created[:16].replace("T", " "),
@@ -106,7 +114,10 @@ def remember(kept: Any, record: Record, key: str = "") -> list[dict[str, str]]:
         "key": key,
     }
     entries = entries_of(kept)
-    entry["name"] = next((e["name"] for e in entries if e["id"] == record.id), "")
+    before = next((e for e in entries if e["id"] == record.id), {"name": "", "key": "", "beside": ""})
+    entry["name"], entry["key"] = before["name"], key or before["key"]  # a run that is opened by its link tells none
+    added = dict(pair.split(":") for pair in before["beside"].split() if pair.count(":") == 1) | dict(beside or {})
+    entry["beside"] = " ".join(f"{run}:{own}" for run, own in added.items() if run not in gone)
     return [entry, *(e for e in entries if e["id"] != record.id)][:KEPT]
 
 
@@ -175,9 +186,9 @@ def entries_of(kept: Any) -> list[dict[str, str]]:
     """The runs of a history. What came back from the browser is anybody's text."""
     if not isinstance(kept, list):
         return []
-    names = ("id", "when", "prompt", "model", "lanes", "titles", "name", "key")
+    names = ("id", "when", "prompt", "model", "lanes", "titles", "name", "key", "beside")
     return [
-        {name: str(entry.get(name, ""))[:200] for name in names}
+        {name: str(entry.get(name, ""))[: MOST_BESIDE if name == "beside" else 200] for name in names}
         for entry in kept[:KEPT]
         if isinstance(entry, dict) and _ID.fullmatch(str(entry.get("id", "")))
     ]

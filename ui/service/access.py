@@ -1,13 +1,17 @@
 """Opening a run for one browser, which holds the keys of the runs it made beside its history."""
 
+import re
 from typing import Any
 
 from kvq_core.errors import StoreError
 from kvq_core.logs import log_error
 from kvq_core.record.fields import Record
 from kvq_core.settings import settings
-from kvq_core.store.sharing import demand_open, key_of
+from kvq_core.store.sharing import demand_open, holds_key, key_of
 from ui.service.services import Services
+
+MOST_ADDED = 40
+_ID = re.compile(r"[0-9a-f]{16}")
 
 
 def open_run(services: Services, run_id: str, kept: Any) -> tuple[Record, dict[str, Any]]:
@@ -21,10 +25,31 @@ def open_run(services: Services, run_id: str, kept: Any) -> tuple[Record, dict[s
 
 
 def key_in(kept: Any, run_id: str) -> str:
-    """The key of a run in a browser's history, which is anybody's text; "" where there is none."""
-    entries = kept if isinstance(kept, list) else []
-    keys = (e.get("key") for e in entries if isinstance(e, dict) and e.get("id") == run_id)
-    return next((key for key in keys if isinstance(key, str)), "")
+    """The key of a run in a browser's history, which is anybody's text, of one it made or added to another; "" where
+    there is none."""
+    keys = [entry.get("key") for entry in _entries(kept) if entry.get("id") == run_id]
+    keys += [key for entry in _entries(kept) for run, key in _beside(entry) if run == run_id]
+    return next((key for key in keys if isinstance(key, str) and key), "")
+
+
+def added_here(services: Services, run_id: str, kept: Any) -> list[str]:
+    """The runs that this browser added to one, by their keys in its history, so that they are drawn with it again. On a
+    private instance none: there every run beside one is."""
+    if not settings().public:
+        return []
+    pairs = (pair for entry in _entries(kept) if entry.get("id") == run_id for pair in _beside(entry))
+    return [run for run, key in pairs if holds_key(services.store, run, key)]
+
+
+def _entries(kept: Any) -> list[dict[str, Any]]:
+    return [entry for entry in kept if isinstance(entry, dict)] if isinstance(kept, list) else []
+
+
+def _beside(entry: dict[str, Any]) -> list[tuple[str, str]]:
+    """Ids and keys of the runs that were added to one."""
+    text = entry.get("beside")
+    pairs = (pair.partition(":") for pair in text.split()[:MOST_ADDED]) if isinstance(text, str) else ()
+    return [(run, key) for run, _, key in pairs if _ID.fullmatch(run)]
 
 
 def key_for(services: Services, run_id: str) -> str:

@@ -72,7 +72,9 @@ class RecordCache:
         with self._lock:
             of, whole, own = self._joined.get(key, (None, record, arrays))
         if of is not record:
-            whole, own = joined(record, arrays, [found for run in beside for found in self._found(run)])
+            whole, own = joined(
+                record, arrays, [found for run in beside for found in self._found(run, record.parent or record.id)]
+            )
         with self._lock:
             self._joined[key] = record, whole, own
             self._joined.move_to_end(key)
@@ -80,10 +82,11 @@ class RecordCache:
                 self._joined.popitem(last=False)
         return whole, own
 
-    def _found(self, run_id: str) -> list[tuple[Record, dict[str, Any]]]:
-        """A run beside another; none where it is gone by now."""
+    def _found(self, run_id: str, parent: str) -> list[tuple[Record, dict[str, Any]]]:
+        """A run beside another; none where it is gone by now, or is another's."""
         with suppress(StoreError):
-            return [self._store.load(run_id)]
+            found = self._store.load(run_id)
+            return [found] if found[0].parent == parent else []
         return []
 
     def take_back(self, run_id: str, parent: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvq_core.errors import StoreError
-from kvq_core.events import Event
+from kvq_core.events import Event, Finished
 from kvq_core.inspection.look import Looking, looking
 from kvq_core.inspection.report import Inspection
 from kvq_core.limits import limits
@@ -17,7 +17,7 @@ from kvq_core.packed.lanes import Progress, measure_spec
 from kvq_core.packed.lanes import Request as Measuring
 from kvq_core.pipeline.added import adding, spec_of
 from kvq_core.pipeline.estimate import Estimate
-from kvq_core.pipeline.looked import looking_at, spec_of_look
+from kvq_core.pipeline.looked import look_held, looking_at, spec_of_look
 from kvq_core.pipeline.why import asking_why, spec_of_why
 from kvq_core.record.fields import Record
 from kvq_core.settings import settings
@@ -83,10 +83,14 @@ class Services:
         work = partial(self.ask_why, parent, at, self.store, *_owner(visitor))
         return self._admitted(spec_of_why(parent, at), work, session, visitor, aside=True)
 
-    def look_at(self, parent: Record, lanes: Sequence[Lane], layer: int, session: str, visitor: str) -> Job:
-        """``submit`` of a look at some lanes of a finished run in one layer; it stands aside."""
-        work = partial(self.look_again, parent, lanes, layer, self.store, *_owner(visitor))
-        return self._admitted(spec_of_look(parent, lanes, layer), work, session, visitor, aside=True)
+    def look_at(self, whole: Record, lanes: Sequence[int], layer: int, session: str, visitor: str) -> Job:
+        """``submit`` of a look at some lanes of a finished run, as it is drawn, in one layer; it stands aside."""
+        work = partial(self.look_again, whole, lanes, layer, self.store, *_owner(visitor))
+        return self._admitted(spec_of_look(whole, lanes, layer), work, session, visitor, aside=True)
+
+    def look_held(self, whole: Record, lanes: Sequence[int], layer: int) -> Finished | None:
+        """``look_at`` of what memory holds, at once; None where it does not. Raises KvqError."""
+        return look_held(whole, lanes, layer, self.store) if lanes else None
 
     def _admitted(self, spec: ComparisonSpec, run: Work, session: str, visitor: str, aside: bool = False) -> Job:
         found = self.admission.admit(spec)

@@ -4,7 +4,7 @@ from typing import Any
 
 import gradio as gr
 
-from kvq_core.analysis.looks import looked_at, steps_at
+from kvq_core.analysis.looks import has_every_lane, keeps, looked_at, steps_at
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from ui.figures import (
@@ -16,7 +16,7 @@ from ui.figures import (
     sink_change,
 )
 from ui.figures.damage import MEASURES
-from ui.html.looks import look_html
+from ui.html.looks import look_html, whole_layer
 from ui.selection import Selection
 from ui.views.view import Drawing, Slot, View, create_page, create_words, or_absent
 from ui.words.damage import damage
@@ -45,7 +45,7 @@ ROWS = (
             "Score deltas of the selected head, step by step",
             "The strongest value of each bin with its sign. Centred per row: softmax ignores a shift.",
         ),
-        Slot("attention-rows", "Attention at the selected token", "At the step that its axis names."),
+        Slot("attention-rows", "Attention at the selected token"),
     ),
     (
         Slot("channels-key", "Key channels that carry the error", "Of the selected layer and KV head."),
@@ -79,25 +79,27 @@ def compute(record: Record, arrays: Arrays, at: Selection, measure: str, uncentr
         for kind in ("key", "value")
     }
     shift = "" if not uncentred else " What centring took away was not kept in this run."
-    shift = "" if not uncentred else " What centring took away was not kept in this run."
     maps, rows = (
         looked_at(record, arrays, at.layer, at.head),
         steps_at(record, arrays, at.layer, at.head, at.step),
     )
     not_kept = f"Layer {at.layer}, query head {at.head} was not kept in this run." if record.capture.layers else MISSING
+    no_rows = f"Attention at token {at.token} was not kept in this run." if maps is not None else not_kept
     figures = {
         **grids,
         "score-map": or_absent(
             maps and score_map(*maps, at.layer, at.head, at.step, not uncentred),
             not_kept if maps is None else f"{MISSING}{shift}",
         ),
-        "attention-rows": or_absent(rows and attention_rows(*rows, at.layer, at.head, at.step), not_kept),
+        "attention-rows": or_absent(rows and attention_rows(*rows, at.layer, at.head, at.step), no_rows),
         "channels-key": or_absent(channel_errors(record, arrays, "key", at.layer, kv_head), MISSING),
         "channels-value": or_absent(channel_errors(record, arrays, "value", at.layer, kv_head), MISSING),
         "sinks": or_absent(sink_change(record, arrays), MISSING),
         "depth": or_absent(depth_error(record, arrays, measure), MISSING),
     }
     titles = dict.fromkeys(grids, TITLES[measure]) if measure in TITLES else {}
-    exact = rows is not None and at.step in rows[0].capture.attention_steps
-    html = {"look-maps": look_html(record, at.layer, at.head, at.token, maps is not None, exact)}
+    missing = f"attention at token {at.token}" if rows is None else ""
+    missing = whole_layer(at.layer) if maps is None or not has_every_lane(maps) else missing
+    own = keeps(record, at.layer, at.head) and at.step in record.capture.attention_steps and len(record.looks) == 0
+    html = {"look-maps": look_html(record, arrays, at.layer, at.head, missing, own)}
     return Drawing(damage(record, arrays, at), figures, html, titles=titles)

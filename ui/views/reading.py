@@ -9,7 +9,7 @@ from kvq_core.analysis.prompt_text import prompt_texts
 from kvq_core.analysis.replay import Kind, Movement, movement
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
-from ui.figures.damage import captured_head, captured_indices
+from ui.figures.damage import captured_indices
 from ui.html.along_data import as_json, equal_runs, packed
 from ui.html.escape import bare, safe
 
@@ -18,12 +18,11 @@ MODES = (
     ("lane", "what the lane reads"),
     ("reference", "what full precision reads"),
 )
-NO_ROWS = "Attention was not kept in this run: the words stay plain."
 KEYS = "Arrow keys move the scrubber; p and n go to the worst tokens."
 
 
 def reading_html(record: Record, arrays: Arrays, layer: int, head: int) -> str:
-    """Of one layer and query head, or the nearest that was kept; nothing of a run without lanes that were scored."""
+    """Of one layer and query head, plain where they were not looked at; nothing of a run without scored lanes."""
     lanes = [at for at, lane in enumerate(record.lanes) if lane.status == "done"]
     last = len(record.reference.token_ids) - 1
     if not lanes or last < 1:
@@ -65,7 +64,6 @@ def reading_data(record: Record, arrays: Arrays, layer: int, head: int, lanes: l
     return {
         "run": record.id,
         "asked": [layer, head],
-        "kept": captured_head(record, layer, head) if place else None,
         "prompt": len(record.reference.prompt_token_ids),
         "steps": record.capture.attention_steps if place else [],
         "edges": record.capture.position_edges if place else _even(record),

@@ -16,7 +16,7 @@ from ui.figures.spectra import (
     lane_spectra,
     mean_shares,
 )
-from ui.html.looks import look_html
+from ui.html.looks import look_html, whole_layer
 from ui.selection import Selection
 from ui.views.view import Drawing, Slot, View, create_page, create_words, or_absent
 from ui.words import spectra
@@ -73,5 +73,6 @@ def compute(record: Record, arrays: Arrays, at: Selection, kind: str) -> Drawing
     if not is_centred(arrays):
         slots = (slot for row in ROWS for slot in row if isinstance(slot, Slot) and slot.title.endswith(CENTRED))
         titles = {slot.name: slot.title.replace(CENTRED, f", {WITH_MEAN}") for slot in slots}
-    html = {"look-keys": look_html(record, at.layer, at.head, at.token, spread is not None, True)}
+    missing = whole_layer(at.layer) if spread is None else ""
+    html = {"look-keys": look_html(record, arrays, at.layer, at.head, missing, at.layer in kept)}
     return Drawing(spectra(record, arrays, at.layer), figures, html, titles=titles)

@@ -50,7 +50,7 @@ def wire_export(export: Export, inputs: list[Any], held: Held, services: Service
         for view, picked in held(values[3:]):
             if view.name != opened:
                 continue
-            drawn = view.compute(record, arrays, at, *picked)
+            drawn = view.drawn(record, arrays, at, picked)
             if figure is not None and figure not in drawn.figures:
                 break
             drawn = drawn if figure is None else Drawing(drawn.words, {figure: drawn.figures[figure]})

@@ -17,6 +17,7 @@ from ui.figures.base import lane_of
 from ui.html.escape import prose, safe
 from ui.html.figure_menu import menu_html
 from ui.selection import Selection
+from ui.service.replays import with_maps
 
 KEPT = 8  # drawings of a view; one takes at most some 400 kB
 ABSENT = '<div class="slot" hidden></div>'
@@ -113,8 +114,13 @@ class View:
                 self._drawings.popitem(last=False)
         return list(drawn)
 
+    def drawn(self, record: Record, arrays: Arrays, at: Selection, picked: Sequence[Any]) -> Drawing:
+        """``compute`` of the run, and of maps of the selected layer that can be had from memory."""
+        seen = with_maps(record, at.layer) if "layer" in self.uses else record
+        return self.compute(seen, arrays, at, *picked)
+
     def _draw(self, record: Record, arrays: Arrays, at: Selection, picked: Sequence[Any]) -> list[str]:
-        found = self.compute(record, arrays, at, *picked)
+        found = self.drawn(record, arrays, at, picked)
         drawn_for = json.dumps({"run": record.id, **{name: getattr(at, name) for name in self.uses}})
         return [
             f'<p data-at="{safe(drawn_for)}">{prose(found.words)}</p>',  # js/tabs.js compares it with the selection's

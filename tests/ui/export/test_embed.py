@@ -18,7 +18,7 @@ from kvq_core.cli.main import main as cli
 from kvq_core.errors import SpecError
 from kvq_core.pipeline.examples import packaged_store
 from kvq_core.store.store import open_store
-from scripts.project_site import PAGES, SITE
+from scripts.project_site import PAGES, SITE, site
 from tests.support.ui_record_factory import make_run
 from ui.export.__main__ import main
 from ui.export.card import answer_line, card
@@ -131,4 +131,6 @@ def test_the_projects_site_shows_three_runs_that_ship_and_fetches_nothing():
         page = (SITE / f"{run}-{view}.html").read_text(encoding="utf-8")
         assert run in SHIPPED and f'src="{run}-{view}.html"' in index and f"run {run}" in page
         assert len(page.encode()) < MOST_BYTES and not re.search(r"(src|href)=\"(?!data:)", page)
+    for name, text in site().items():
+        assert (SITE / name).read_text(encoding="utf-8") == text + "\n", f"{name}: make site writes it again"
     assert len(PAGES) == 3 and "docs/site/index.html" in Path("README.md").read_text(encoding="utf-8").split("## ")[0]

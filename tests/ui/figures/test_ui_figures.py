@@ -23,7 +23,7 @@ from ui.figures.usage import dead_codes
 from ui.html.colors import lane_color
 from ui.html.tables import COLUMNS, perplexity_rows, scorecard, to_csv
 from ui.selection import Selection
-from ui.views import damage, spectra, subspace
+from ui.views import attention, damage, spectra, subspace
 from ui.views.storage import dead, extrapolation
 
 PAYLOAD = 2.5e6
@@ -36,7 +36,7 @@ def all_figures(record, arrays):
         "grid_value": f.damage_grid(record, arrays, "relative", "value", 3, 1),
         "score_map": f.score_map(record, arrays, 3, 2),
         "strips": f.kld_strips(record, arrays, 9),
-        "attention": f.attention_rows(record, arrays, 3, 2, 9),
+        "attention": f.attention_rows(record, arrays, 3, 2, 8),
         "sinks": f.sink_change(record, arrays),
         "channels": f.channel_errors(record, arrays, "key", 3, 1),
         "depth": f.depth_error(record, arrays, "score"),
@@ -48,8 +48,8 @@ def all_figures(record, arrays):
         "ranks": f.effective_rank(record, arrays, 3),
         "means": f.mean_shares(record, arrays, 3),
         "lane_spectra": f.lane_spectra(record, arrays, 3, 1),
-        "channels_key": f.distributions(record, arrays, 3, "key"),
-        "channels_latent": f.distributions(record, arrays, 3, "latent"),
+        "channels_key": f.distributions(record, arrays, 0, "key"),
+        "channels_latent": f.distributions(record, arrays, 0, "latent"),
         "angles_query": f.angles(record, arrays, 3, 1, 5, "query_key"),
         "angles_key": f.angles(record, arrays, 3, 1, 5, "key_key"),
         "head_spectra": f.head_spectra(record, arrays, 3),
@@ -94,7 +94,7 @@ def test_axis_titles_fit_a_phone(run):
 
 
 def test_channel_bands_tell_their_scale(run):
-    for axis in f.distributions(*run, 3, "key").select_yaxes():
+    for axis in f.distributions(*run, 0, "key").select_yaxes():
         low, high = axis.range
         assert [value for value in axis.tickvals if low <= value <= high and value != 0], axis
 
@@ -138,7 +138,7 @@ def test_score_map_shows_the_head_asked_for_in_score_units(run):
         expected = expected.clamp(-127 * scale, 127 * scale)
         assert z.dtype == "int8" and torch.allclose(drawn[there], expected[there], atol=scale)
     few = record.model_copy(update={"capture": record.capture.model_copy(update={"layers": [2, 9], "heads": [0, 4]})})
-    assert captured_indices(few, 8, 3) == (1, 1) and captured_indices(few, 0, 1) == (0, 0)
+    assert captured_indices(few, 9, 4) == (1, 1) and captured_indices(few, 8, 4) is captured_indices(few, 9, 3) is None
 
 
 @pytest.mark.slow
@@ -345,14 +345,24 @@ def test_what_was_not_kept_of_a_place_is_not_drawn_and_offered(run):
     assert drawn.figures["score-map"] == "Layer 8, query head 3 was not kept in this run."
     offered = drawn.html["look-maps"]
     assert "Compute layer 8, every head and step" in offered and 'data-act="map"' in offered
+    at = Selection(9, 4, 11)
     at_steps = [damage.compute(few, arrays, Selection(9, 4, token), "relative", False).html for token in (9, 11)]
     assert "attention at token" not in at_steps[0]["look-maps"]
     assert "attention at token 11" in at_steps[1]["look-maps"]
     drawn = spectra.compute(few, arrays, Selection(8, 3, 9), "key")
     assert drawn.figures["key-channels"] == "The keys of layer 8 were not kept in this run." and drawn.html["look-keys"]
     assert spectra.compute(few, arrays, Selection(9, 3, 9), "key").html["look-keys"] == ""
-    assert "top 5: the nearest kept" in subspace.compute(few, arrays, Selection(8, 3, 9), 20).titles["angles-key"]
-    assert not subspace.compute(few, arrays, Selection(8, 3, 9), 5).titles
+    assert "at token 11 was not kept" in damage.compute(few, arrays, at, "relative", False).figures["attention-rows"]
+    drawn = subspace.compute(few, arrays, Selection(8, 3, 9), 20)
+    assert drawn.figures["angles-key"] == "Angles at rank 20 were not kept: of this run rank 5 is."
+    assert "Compute layer 8" in drawn.html["look-angles"]
+    kept = subspace.compute(few, arrays, Selection(8, 3, 9), 5)
+    assert kept.html["look-angles"] == "" and not isinstance(kept.figures["angles-key"], str)
+    drawn = attention.compute(few, arrays, Selection(8, 3, 9))
+    assert "Attention of layer 8, query head 3 was not kept" in drawn.words and "layer 8" in drawn.html["look-words"]
+    assert '"steps":[]' in drawn.html["words-read"]
+    drawn = attention.compute(few, arrays, Selection(9, 4, 9))
+    assert "Compute attention at every token" in drawn.html["look-words"] and "looked at in 8 of 63" in drawn.words
 
 
 def test_the_prompts_figure_has_the_lanes_that_read_it_through_their_caches():

@@ -1,11 +1,15 @@
 """Runs of one browser: named, found, forgotten; what the browser sends is anybody's text."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
+from kvq_core.store.sharing import key_of
+from kvq_core.store.store import open_store
 from tests.support.ui_record_factory import make_run
 from ui.panels.history import KEPT, LISTED, changed, entries_of, history_html, remember, search
+from ui.service.access import added_here, key_in
 
 
 def made(*prompts: str) -> list[dict[str, str]]:
@@ -51,3 +55,21 @@ def test_older_runs_are_folded_and_the_oldest_given_up() -> None:
     html = history_html(kept)
     assert "3 older runs" in html and html.count("<li>") == LISTED + 3
     assert len(entries_of(kept * KEPT)) == KEPT
+
+
+def test_a_browser_keeps_what_it_added_to_a_run_and_draws_that_again(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("KVQ_MODELS", "one-of-mine")
+    store = open_store(f"file://{tmp_path}/store")
+    services = SimpleNamespace(store=store)
+    record, _ = make_run(2)
+    one, two = "1" * 16, "2" * 16
+    kept = remember([], record, "its key", {one: key_of(store, one), two: "not the key of that one"})
+    assert added_here(services, record.id, kept) == [one] and added_here(services, "f" * 16, kept) == []
+    assert key_in(kept, one) == key_of(store, one) and key_in(kept, record.id) == "its key", "its own link opens"
+    again = remember(kept, record, "", {two: key_of(store, two)})
+    assert again[0]["key"] == "its key" and added_here(services, record.id, again) == [one, two]
+    assert added_here(services, record.id, remember(again, record, gone=[one])) == [two]
+    for nonsense in (5, [{"id": record.id, "beside": "../x:y a:b:c"}], [{"id": record.id, "beside": {"a": 1}}]):
+        assert added_here(services, record.id, nonsense) == []
+    monkeypatch.delenv("KVQ_MODELS")
+    assert added_here(services, record.id, kept) == [], "every run beside one is drawn there"

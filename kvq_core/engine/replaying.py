@@ -1,0 +1,81 @@
+"""A finished run's rows once more: kept as they stand when its reference has ended, or led along its answer, as far up
+the model as is asked for."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+import torch
+
+from kvq_core.engine.decode import Decode
+from kvq_core.engine.key_log import KeyLog, Kit, Reached
+from kvq_core.engine.prefill import Prefill
+from kvq_core.engine.rows import Rows
+from kvq_core.machine.memory import free_bytes
+from kvq_core.models.scoring import Scoring
+
+SHARE = 8  # of free memory, one part in so many
+
+
+def log_of(rows: Rows, tokens: int, layers: frozenset[int]) -> KeyLog | None:
+    """A log of all rows as they stand, in some layers, up to so many ``tokens``; None where what would be kept of them
+    takes more than a SHARE of free memory."""
+    layers = layers.intersection(rows.place)  # others read the keys of an earlier one
+    count, new = len(rows.lane_of), tokens - rows.prompt_tokens
+    needed = 0
+    for copies, held in zip(rows.copies, rows.layers, strict=True):
+        _, _, heads, _, dim = copies.tail_keys.shape
+        # queries of a few query heads a KV head come on top, and keys that were replaced: at most as many again
+        needed += 4 * count * len(layers.intersection(held)) * heads * dim * (tokens + 16 * new)
+    most = free_bytes(rows.copies[0].tail_keys.device) // SHARE
+    return KeyLog(count, layers, most) if needed <= most else None
+
+
+def kit_of(rows: Rows, log: KeyLog, prefill: Prefill, scoring: Sequence[Scoring | None]) -> Kit | None:
+    """What the log and the rows that it is of hold, while they still stand; None where it gave up."""
+    if log.full:
+        return None
+    late = slice(0, rows.tokens - rows.prefix)
+    at = torch.tensor([rows.held.index(lane) for lane in rows.lane_of[: log.rows]])
+    keys = {}
+    for layer in sorted(log.queries):
+        group, i = rows.place[layer]
+        copies = rows.copies[group]
+        parts = copies.prefix_keys[i][at.to(copies.prefix_keys.device)], copies.tail_keys[i, : log.rows, :, late].mT
+        keys[layer] = torch.cat([part.float() for part in parts], -1)
+    queries = {layer: torch.cat(every, 2) for layer, every in log.queries.items()}
+    asked = {layer: group.queries[i] for layer, (group, i) in prefill.place.items() if layer in queries}
+    told = log.replaced, log.reads, tuple(scoring), rows.rope
+    return Kit(rows.prompt_tokens, tuple(log.passes), keys, queries, asked, *told)
+
+
+def stops_at(decode: Decode, layer: int) -> int:
+    """Up to which layer lanes are led for what they hold in one: there are caches that ask all of a step at once."""
+    caches = [state.cache for state in decode.states_running if state.cache is not None]
+    whole = any(cache.observes or cache.stored_first for cache in caches)
+    return decode.model.shape.layers - 1 if whole else layer
+
+
+def follow(decode: Decode, tokens: Sequence[int], until: int) -> Iterator[int]:
+    """Feed the forced rows ``tokens`` up to the layer ``until``, for nothing above it is wanted, nor logits; yields how
+    many of them were fed."""
+    rows, last = decode.rows, len(tokens) - 1
+    rows.until = until
+    _stand_in(rows, until)
+    size = decode.spec.score_chunk if decode.follow is not None and decode.model.shape.in_chunks else 1
+    for start in range(0, last, size):
+        fed = list(tokens[start : min(start + size, last)])
+        with suppress(Reached):
+            decode.passed(torch.tensor([fed] * len(rows.lane_of)), hidden=True)
+        decode.settle(len(fed))
+        yield start + len(fed)
+
+
+def _stand_in(rows: Rows, until: int) -> None:
+    """Layers above ``until`` store tokens that nobody reads: each the last of the prompt once more."""
+    for copies, held in zip(rows.copies, rows.layers, strict=True):
+        above = [i for i, layer in enumerate(held) if layer > until]
+        for kind in ("key", "value") if above else ():
+            prefix, tail = copies.of(kind)
+            now = rows.prompt_tokens - rows.prefix
+            last = tail[:, :, :, now - 1 : now] if now else prefix[:, :1, :, -1:]
+            tail[above, :, :, now:] = last[above]
