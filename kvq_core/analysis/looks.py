@@ -89,10 +89,10 @@ def noise(record: Record, arrays: Arrays, layer: int, head: int) -> Noise | None
         told = {at: _attention_kls(record, arrays, look, at, other, layer, head) for at, other in pairs.items()}
         of = f"KL of the attention of layer {layer}, query head {head}"
     else:
-        told = {at: (_kld(seen, other), _kld(record, at)) for at, other in pairs.items()}
+        told = {at: _klds(record, at, seen, other) for at, other in pairs.items()}
         of = "mean KLD"
-    lanes = [(record.lanes[at].label, *both) for at, both in told.items() if both is not None and None not in both]
-    return Noise(of, lanes) if lanes else None  # type: ignore[arg-type]
+    lanes = [(record.lanes[at].label, *both) for at, both in told.items() if both is not None]
+    return Noise(of, lanes) if lanes else None
 
 
 def _attention_kls(
@@ -120,9 +120,12 @@ def _mapped(look: Look) -> int:
     return sum(f"lane/{at}/delta_map" in look[1] for at in range(len(look[0].lanes)))
 
 
-def _kld(record: Record, index: int) -> float | None:
-    metrics = record.lanes[index].metrics
-    return None if metrics is None else metrics.kld_mean
+def _klds(record: Record, at: int, look: Record, other: int) -> tuple[float, float] | None:
+    """Mean KLD of a lane in a look and as recorded."""
+    here, own = look.lanes[other].metrics, record.lanes[at].metrics
+    if here is None or own is None or here.kld_mean is None or own.kld_mean is None:
+        return None
+    return here.kld_mean, own.kld_mean
 
 
 def _seen(record: Record, arrays: Arrays, look: Look) -> Look:

@@ -89,7 +89,7 @@ def _distributions(reference: Place, lanes: Sequence[Place], layer: int) -> dict
     """How the prompt's keys spread over their own channels and over latent ones."""
     kit, _ = reference
     basis = KeyBasis.of(_keys(kit.prompt, reference, layer), kit.rope.on([layer]))
-    found = {}
+    found: dict[str, Tensor] = {}
     for name, place in [("spectra", reference), *((f"lane/{at}", place) for at, place in enumerate(lanes))]:
         own, latent = basis.quantiles(_keys(kit.prompt, place, layer))
         found |= {f"{name}/key_quantiles": own[None], f"{name}/latent_quantiles": latent[None]}

@@ -36,8 +36,7 @@ def with_maps(record: Record, layer: int) -> Record:
 
 def _has_all(record: Record, layer: int) -> bool:
     """Whether attention of a layer's every head is there at every step, and the spread of its keys and all angles."""
-    steps = max(0, len(record.reference.token_ids) - 1)
-    return any(
-        keeps(look, layer, record.environment.query_heads - 1) and len(look.capture.attention_steps) == steps
-        for look, _ in record.looks
-    )
+    steps, last = max(0, len(record.reference.token_ids) - 1), record.environment.query_heads - 1
+    lanes = sum(lane.status == "done" for lane in record.lanes)
+    seen = (look for look, _ in record.looks if keeps(look, layer, last) and len(look.lanes) >= lanes)
+    return any(len(look.capture.attention_steps) == steps for look in seen)

@@ -81,6 +81,17 @@ def test_an_added_lane_is_that_of_a_fresh_prefill_bit_for_bit_and_near_that_of_a
     assert torch.allclose(reference, whole.arrays["reference/nll"], atol=1e-4) and len(reference)
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2"])
+def test_so_it_is_on_models_of_other_shapes(smollm, name):
+    model = tiny(name, tokenizer=smollm.tokenizer)
+    parent, _ = told(compare_on(model, spec()))
+    first, read = added(model, parent)
+    assert min(read) > len(parent.record.reference.prompt_token_ids), "the prompt was held"
+    READINGS.clear()
+    fresh, _ = added(model, parent)
+    assert same(first.arrays, fresh.arrays) and first.record.lanes[0].metrics == fresh.record.lanes[0].metrics
+
+
 def test_what_is_added_is_a_run_of_its_own_with_a_parent(model):
     store = open_store()
     parent, _ = told(compare_on(model, spec(), store))

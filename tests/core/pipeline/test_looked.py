@@ -119,6 +119,8 @@ def test_so_it_does_of_every_kind_of_run(model, changes):
 def test_a_layer_is_looked_at_by_passes_that_stop_there(smollm, name):
     model = tiny(name, tokenizer=smollm.tokenizer)
     whole = run(model, capture={"layers": "all", "detail": "deep"})
+    for lane in (0, 1):
+        check_same(held_maps(whole.record, [0, 1], 1).arrays, whole, lane, lane, 1, None)
     READINGS.clear()
     called: list[int] = []
     layers = model.model.model.layers
