@@ -302,7 +302,7 @@ def test_what_failed_work_held_is_free_when_the_message_arrives(monkeypatch):
 def test_a_run_that_runs_out_of_memory_stops_and_the_next_one_works(monkeypatch, place, smollm):
     given = spec("Name a tree.", max_new_tokens=4, capture={"detail": "off"})
     where = {
-        "encode": "kvq_core.engine.decode.LaneCache.of_prompt",
+        "encode": "kvq_core.engine.cache.LaneCache.of_prompt",
         "settle": "kvq_core.engine.rows.Rows.store_tokens",
         "forward": "kvq_core.engine.rows.Rows.__call__",
     }[place]
