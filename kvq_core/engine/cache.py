@@ -52,6 +52,10 @@ class Part:
         stored = rope.unrotate(x[None].float(), start)[0]
         return rope.rotate(self.plain.preview(stored, index, start)[None], start)[0]
 
+    def of_model(self, groups: list[list[int]]) -> list[int]:
+        """Its layers in the model, of the layers of every group."""
+        return [groups[self.group][i] for i in self.layers.tolist()]
+
     def stored_by(self, rule: int) -> list[Stream]:
         """What of it one rule stores."""
         if isinstance(self.stream, Tiers):

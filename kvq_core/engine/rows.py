@@ -157,10 +157,8 @@ class Rows:
         tail = slice(0, self.tokens - self.prefix + fresh)
         tail_keys, tail_values = (x[i, :count, :, tail].float() for x in (copies.tail_keys, copies.tail_values))
 
-        by_slot, tails = (
-            places.by_lane(q),
-            places.by_lane(q @ tail_keys.mT),
-        )  # (lanes, slots, kv_heads, n, head_dim | tail)
+        # (lanes, slots, kv_heads, n, head_dim | tail)
+        by_slot, tails = places.by_lane(q), places.by_lane(q @ tail_keys.mT)
         shown = self.tap is not None and layer in self.shown
         isolates = shown and self.tap.isolates(fresh)  # type: ignore[union-attr]
         if isolates:  # all lanes are held then, and row l is the forced row of lane l
@@ -273,14 +271,11 @@ class Rows:
         if self.log is not None and part.kind == "key":
             at = slice(start - self.prefix, start - self.prefix + count)
             old = tokens_of(self.copies[part.group].tail_keys, part.layers, row, at)
-            self.log.replace(row, self._of_model(part), self.tokens + fresh - self.prompt_tokens, start, old)
-
-    def _of_model(self, part: Part) -> list[int]:
-        return [self.layers[part.group][i] for i in part.layers.tolist()]
+            self.log.replace(row, part.of_model(self.layers), self.tokens + fresh - self.prompt_tokens, start, old)
 
     def _look_back(self, row: int, part: Part, fresh: int) -> None:
         """Show a part the step's attention and rewrite the tokens it stores anew."""
-        seen = [self._seen[layer] for layer in self._of_model(part)]
+        seen = [self._seen[layer] for layer in part.of_model(self.layers)]
         queries = torch.stack([own[rows.index(row)] for rows, own, _ in seen])
         attention = torch.stack([own[rows.index(row)] for rows, _, own in seen])
         patch = part.stream.observe(queries, attention)
@@ -289,7 +284,7 @@ class Rows:
             flat, at = tokens_at(tail, part.layers[patch.layer], row, patch.head, patch.token - self.prefix)
             if self.log is not None and part.kind == "key":
                 where, until = (patch.layer, patch.head, patch.token), self.tokens + fresh - self.prompt_tokens
-                self.log.patch(row, self._of_model(part), until, where, flat[at].float())
+                self.log.patch(row, part.of_model(self.layers), until, where, flat[at].float())
             flat.index_copy_(0, at, patch.values.to(tail.dtype))
 
     def working(self, row: int, group: int, kind: str, layer: int) -> Tensor:
