@@ -15,7 +15,7 @@ from pydantic import BaseModel
 import kvq_core
 from tests.test_imports import ROOT
 
-_EVENTS = ("Loading", "Prefill", "Encoding", "Filling", "Step", "Summarizing", "Finished")
+_EVENTS = ("Loading", "Prefill", "Encoding", "Filling", "Step", "Replaying", "Summarizing", "Finished")
 _EVENT = " | ".join(f"kvq_core.events.{name}" for name in _EVENTS)
 _RUN = "spec: kvq_core.spec.comparison.ComparisonSpec, store: kvq_core.store.store.Store | None = None"
 _ERROR = "(message: str)"
