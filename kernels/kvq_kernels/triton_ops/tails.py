@@ -51,7 +51,8 @@ def one_by_one(record, token, channel, mask, CHANNELS: tl.constexpr, KEYS: tl.co
         signed = tl.where(minus, level - (1 << BITS), level)
         if MODE == SYMMETRIC:
             return signed * scale
-        return tl.where(scale < 0, signed * -scale, level * scale + tl.where(scale < 0, 0.0, zero))
+        else:  # what follows a return is compiled as well
+            return tl.where(scale < 0, signed * -scale, level * scale + tl.where(scale < 0, 0.0, zero))
 
 
 @triton.jit
