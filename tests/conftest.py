@@ -31,7 +31,7 @@ gc.disable()
 hypothesis_settings.register_profile("repeatable", deadline=None, derandomize=True)
 hypothesis_settings.load_profile("repeatable")
 
-# The first is Chromium without its windows, which takes a quarter less of a core for the same page.
+# The first is Chromium without its windows, which takes a tenth less of a core for the same page.
 _BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 # Workers take whole groups of tests in the order collected: a file each, and all that need the one server with its
 # browser. Those that take longest come first.
