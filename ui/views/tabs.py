@@ -163,8 +163,8 @@ def draw_open(panel: Views, services: Services) -> Callable[..., list[Any]]:
 def draw_ahead(panel: Views, services: Services) -> Callable[..., list[Any]]:
     """Draws a view that somebody points at, so that it opens at once; not over another selection."""
 
-    def draw(shown: dict[str, Any], told: str, on_page: OnPage, *values: Any) -> list[Any]:
-        if not shown.get("run"):
+    def draw(shown: dict[str, Any], told: str | None, on_page: OnPage, *values: Any) -> list[Any]:
+        if not shown.get("run") or not told:
             return [gr.skip()] * len(panel.outputs)
         record, arrays = services.records.drawn(shown)
         at = read_selection(record, *values[:3])
