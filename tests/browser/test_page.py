@@ -188,16 +188,18 @@ def test_two_visitors_each_see_their_own_and_markup_stays_text(server, open_page
     assert one.evaluate("window.__pwned") is None and one.locator(".answer img, #score-table img").count() == 0
 
 
+WRITTEN = "document.querySelector('#card-0 .prose.tokens:not(:has(.doing))')?.innerText ?? ''"
+
+
 def prompts_kept(store_folder) -> list[str]:
     return [summary.prompt for summary in open_store(store_folder).list(500)]
 
 
 def test_cancel_keeps_what_arrived_and_frees_the_engine(server, store_folder, open_page):
     page = filled_in(open_page, server, "Write a long story. " + FACTS * 2, 200)
-    text = "document.querySelector('#card-0 .prose.tokens:not(:has(.doing))')?.innerText ?? ''"
-    before = page.evaluate(text)  # of the run that the page began with
+    before = page.evaluate(WRITTEN)  # of the run that the page began with
     run(page)
-    page.wait_for_function(f"before => ({text}) !== before && ({text}).length > 10", arg=before)
+    page.wait_for_function(f"before => ({WRITTEN}) !== before && ({WRITTEN}).length > 10", arg=before)
     page.locator("#cancel").click()
     wait_status(page, "Cancelled")
     assert len(answer(page, 0)) > 10 and page.locator("#run").is_enabled()
@@ -212,8 +214,9 @@ def test_cancel_keeps_what_arrived_and_frees_the_engine(server, store_folder, op
 
 def test_closing_the_tab_frees_the_engine(server, store_folder, open_page):
     gone = filled_in(open_page, server, "Write another long story. " + FACTS * 2, 400)
+    before = gone.evaluate(WRITTEN)  # of the run that the page began with
     run(gone)
-    gone.wait_for_function("document.querySelector('#card-0 .prose.tokens:not(:has(.doing))')?.innerText.length > 10")
+    gone.wait_for_function(f"before => ({WRITTEN}) !== before && ({WRITTEN}).length > 10", arg=before)
     gone.close()
     page = filled_in(open_page, server, "Name a tree. " + FACTS, 4)
     run(page)
