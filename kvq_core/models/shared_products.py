@@ -12,21 +12,21 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from kvq_core.machine import threads
+from kvq_core.machine.blas import weights_first
 
 # transformers' modules that compute down_proj(act_fn(gate_proj(x)) * up_proj(x)) and nothing else
 GATED = {"LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP"}
 
-# Rows up to which the weights times the rows are faster than the rows times the weights: BLAS takes two or three rows
-# one by one then, and a single row as two (measured on one core: 24 ms instead of 66 for SmolLM2's matrices).
-FEW = 3
+FEW = 3  # rows up to which the weights times the rows may be faster than the rows times the weights
 
 Product = Callable[[Tensor, Tensor], Tensor]
 
 
 def few_rows(x: Tensor, weight: Tensor) -> Tensor:
-    """``linear`` of x (..., inputs) with weight (outputs, inputs), whose sums it takes in another order."""
+    """``linear`` of x (..., inputs) with weight (outputs, inputs), in the order that is faster for FEW rows on this
+    processor, of sums too."""
     rows = x.flatten(0, -2)
-    if len(rows) > FEW or x.device.type != "cpu":
+    if len(rows) > FEW or x.device.type != "cpu" or not weights_first():
         return linear(x, weight)
     taken = rows.repeat(2, 1) if len(rows) == 1 else rows
     return (weight @ taken.T).T[: len(rows)].reshape(*x.shape[:-1], -1)

@@ -275,8 +275,10 @@ def test_causes_that_were_measured_stand_with_the_run_at_their_lane(model):
     assert "tensors" not in kinds, "of a lane of values alone nothing is left without them"
 
 
+@pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("rows", range(1, FEW + 2))
-def test_products_of_few_rows_are_products(rows):
+def test_products_of_few_rows_are_products(rows, first, monkeypatch):
+    monkeypatch.setattr("kvq_core.models.shared_products.weights_first", lambda: first)
     x, weight = torch.randn(rows, 1, 24), torch.randn(40, 24)
     assert torch.allclose(few_rows(x, weight), linear(x, weight), atol=1e-5)
     assert few_rows(x, weight).shape == (rows, 1, 40)
