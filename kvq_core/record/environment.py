@@ -37,7 +37,7 @@ class Environment(Part):
     head_dim: int
     kinds: list[dict[str, Any]] | None = None  # what each layer keeps (LayerKind); None: keys and values of all tokens
     attention: str = "kvq lock-step"
-    lanes_at_once: int | None = None  # lanes of a batch, whose size moves the last digits of each; None: all in one
+    lanes_at_once: int | None = None  # lanes of a batch, whose size moves the KLD of each a little; None: all in one
     reference_apart: bool = False  # the reference's logits are of a batch of its own, without the lanes
 
     @property
