@@ -28,13 +28,14 @@ def visits_part() -> str:
         [what, form.format(found["budgets"][name] / unit), *(_told(of, name, form, unit) for of in pages.values())]
         for name, (what, form, unit) in TOLD.items()
     ]
-    slow = found["slow line"]
+    slow, load = found["slow line"], found["load"]
+    beside = f"beside other work, {load:.1f} processes on average, so that times are upper bounds"
     return (
         table(" | ".join(["What", "At most", *pages]), *rows)
         + f"\n\nOver a line of 400 ms and 1.6 Mbit/s an empty page shows its answer {slow['answer_s']:.1f} s after the "
         f"first byte, all of it is there after {slow['usable_s']:.0f} s, and a view that is opened then is drawn "
-        f"{slow['view_drawn_s'] - slow['usable_s']:.0f} s later. Measured beside other work on two cores: on average "
-        f"{found['load']:.0f} processes wanted them, so that times are upper bounds."
+        f"{slow['view_drawn_s'] - slow['usable_s']:.0f} s later. Measured on two cores, "
+        f"{'idle before' if load < 1 else beside}."
     )
 
 

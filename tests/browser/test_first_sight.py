@@ -18,6 +18,7 @@ RECORD, ARRAYS = packaged_store().load(home()["run"])
 SHIFTS = """window.shifts = 0; new PerformanceObserver(list => {
   for (const entry of list.getEntries()) if (!entry.hadRecentInput) window.shifts += entry.value;
 }).observe({type: "layout-shift", buffered: true});"""
+HEIGHTS = "(which) => [...new Set([...document.querySelectorAll(which)].map((e) => e.getBoundingClientRect().top))]"
 TOPS = "ids => ids.map(id => document.getElementById(id).getBoundingClientRect().top)"
 
 
@@ -75,6 +76,8 @@ def test_nothing_moves_overflows_or_is_out_of_reach(seen):
     assert tops == sorted(tops)
     if width == 390:
         assert page.evaluate(TOPS, ["left"]) > tops[-1:], "on a phone the lanes come after the evidence"
+        for swiped in ("#views [role=tab]", ".verdicts > .verdict"):
+            assert len(page.evaluate(HEIGHTS, swiped)) == 1, f"{swiped} are not in one line"
     serious = [
         (found["id"], [node["target"] for node in found["nodes"]])
         for found in Axe().run(page).response["violations"]
