@@ -9,6 +9,8 @@
       if (tab.getAttribute("aria-selected") === String(selected)) continue;
       tab.setAttribute("aria-selected", selected);
       tab.tabIndex = selected ? 0 : -1;
+      const line = tab.parentElement; // on a phone it is swiped: the open view's name is in its middle
+      if (selected) line.scrollLeft = tab.offsetLeft - line.offsetLeft - (line.clientWidth - tab.offsetWidth) / 2;
     }
     const drawn = document.querySelector(`#view-${CSS.escape(window.kvq.view)} .plot`);
     for (const button of document.querySelectorAll("#where [data-image]")) button.hidden = !drawn;
