@@ -22,7 +22,6 @@ from kvq_core.machine.memory import release_memory
 from kvq_core.models import LoadedModel
 from kvq_core.models.head import POSITIONS
 from kvq_core.models.rope import Rope
-from kvq_core.models.shared_products import divide_products
 from kvq_core.spec import ComparisonSpec, Lane
 
 # logits of the reference (n, vocabulary) and of the forced lanes (lanes, n, vocabulary), and the n tokens that follow
@@ -43,12 +42,10 @@ class Decode:
         given: list[int] | None = None,
         follow: list[int] | None = None,
         answered: Tensor | None = None,
-        few: bool = False,
     ):
         """``given``: the reference's answer, of other lanes' batch or of another file, which is followed here, too.
         ``follow``: the ids of a continuation, where they are known. ``answered``: the reference's logits (positions,
-        vocabulary) by scored position, of a batch of its own; then it has no row beside the lanes. ``few``:
-        products are those for few rows."""
+        vocabulary) by scored position, of a batch of its own; then it has no row beside the lanes."""
         self.model, self.prefill, self.spec, self.stress = model, prefill, spec, stress
         if follow is None and spec.continuation is not None:
             follow = model.encode(spec.continuation)
@@ -57,7 +54,7 @@ class Decode:
         self.rope: Rope = model.rope(len(prefill.ids) + self.total)
         self.script = Script.of_prompt(prefill.ids)
         self.shared = Shared()  # streams that lanes have alike are encoded once
-        self._given, self._answered, self._few = given, answered, few
+        self._given, self._answered = given, answered
         self._first = 1 if answered is None else 0  # row of the first lane
         self.states = [LaneState(lane) for lane in lanes]
         self.token_ids: list[int] = []
@@ -89,7 +86,7 @@ class Decode:
             self._take_states(lanes)
         self._narrow = self.model.widest < threads.NARROW
         cores = self.rows.cores if self._narrow else 1
-        self._stepping = self.model.computed_by(divide_products(self.model.model, cores, self._few))
+        self._stepping = self.model.stepping(cores)
         self._forced = self._stepping  # while the forced rows are fed
         for row, state in enumerate(self.states_running, 1):
             if state.kernel is not None:

@@ -2,7 +2,7 @@
 
 import threading
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kvq_core.errors import ModelError
-from kvq_core.machine.memory import give_back_spare
+from kvq_core.machine.memory import give_back_spare, hold_spare
 from kvq_core.methods import ModelRef, ModelShape
 from kvq_core.models import identity
 from kvq_core.models.body import body
@@ -25,6 +25,7 @@ from kvq_core.models.rope import Rope, Rotation
 from kvq_core.models.scoring import Scoring
 from kvq_core.models.shape import interleaved_in_gguf, key_bias_of, rope_of, scoring_of, shape_of
 from kvq_core.models.source import files_of, find, found, path_of
+from kvq_core.models.stepping import Stepping
 from kvq_core.models.support import check_config, check_model, check_room, check_weights
 from kvq_core.models.survey import attention_modules
 from kvq_core.models.text_part import of_text, text_part
@@ -52,6 +53,10 @@ class LoadedModel(Reader):
     model_hash: str
     quantization: str | None = None  # how the GGUF file it came from held its weights, such as "Q4_1: Q4_1 210, F32 61"
     weights_bytes: int | None = None  # of the file that holds them; None: not known
+    _stepping: Stepping = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._stepping = Stepping(self.model)
 
     @property
     def ref(self) -> ModelRef:
@@ -160,7 +165,12 @@ class LoadedModel(Reader):
         """The same model with other modules, which hold the same weights."""
         twin = copy(self)  # with what is known of it
         twin.model = model
+        twin._stepping = Stepping(model)
         return twin
+
+    def stepping(self, cores: int) -> "LoadedModel":
+        """The same model as decode steps compute it, see models/stepping.py."""
+        return self.computed_by(self._stepping.by(cores))
 
     def checked(self, logits: Tensor) -> Tensor:
         """The logits of a full-precision pass. Raises ModelError where the model does not answer numbers."""
@@ -241,6 +251,14 @@ def in_memory(id: str, revision: str | None = None) -> LoadedModel | None:
 def loaded_model() -> LoadedModel | None:
     """The model in memory; does not wait for one that is being loaded."""
     return next(iter(_held.values()), None)
+
+
+def _forget_steps() -> None:
+    for model in _held.values():
+        model._stepping.forget()
+
+
+hold_spare(_forget_steps)
 
 
 def release() -> None:

@@ -20,7 +20,7 @@ from kvq_core.models.lockstep import ATTENTION, attending, register
 from kvq_core.models.rope import Rope, Rotation
 from kvq_core.models.scoring import Scoring
 from kvq_core.models.shape import scoring_of
-from kvq_core.models.shared_products import replace_modules
+from kvq_core.models.stepping import replace_modules
 from kvq_core.models.survey import attention_modules
 from kvq_core.settings import settings
 

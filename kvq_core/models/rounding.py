@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from kvq_core.models.body import body
-from kvq_core.models.shared_products import replace_modules
+from kvq_core.models.stepping import replace_modules
 
 SIZE = 2.0**-9  # relative; half the distance of neighbouring bfloat16 numbers
 

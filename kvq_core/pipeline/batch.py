@@ -106,7 +106,7 @@ class Batch:
         if self.answer is not None:
             given, logits = self.answer.token_ids, self.answer.logits
         what = self.model, self.prefill, self.spec, [*self.lanes, *self.floors], self.stress
-        self.decode = Decode(*what, given, answered=logits, few=self.answer is not None)
+        self.decode = Decode(*what, given, answered=logits)
         self._enter_kernel()
         self.decode.script, self.decode.shared = self.script, self.shared
         for state in self.decode.states:

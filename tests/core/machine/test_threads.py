@@ -15,12 +15,10 @@ from kvq_core.engine.rows import Rows
 from kvq_core.events import Encoding
 from kvq_core.machine import threads
 from kvq_core.models.loader import check_room
-from kvq_core.models.lockstep import ATTENTION
-from kvq_core.models.shared_products import DividedHead, DividedMLP, divide_products
 from kvq_core.pipeline.compare import compare
 from kvq_core.spec import Lane, parse_spec
 from tests.support.engine_runs import run_engine
-from tests.support.tiny_models import CONFIGS, prompt_ids, tiny
+from tests.support.tiny_models import prompt_ids, tiny
 
 CORES = 3
 LANES = [
@@ -49,10 +47,6 @@ def limits() -> set[str]:
     names = ("at::get_num_threads", "omp_get_max_threads", "mkl_get_max_threads")
     told = torch.__config__.parallel_info()
     return {count for name in names for count in re.findall(rf"{name}\(\) : (\d+)", told)}
-
-
-def replaced(model: torch.nn.Module) -> int:
-    return sum(isinstance(module, DividedHead | DividedMLP) for module in model.modules())
 
 
 def test_one_thread_is_one_threads_own(cores: None) -> None:
@@ -153,43 +147,3 @@ def test_a_model_of_half_precision_is_measured_in_the_dtype_others_compute_in(mo
     monkeypatch.setattr(torch, "set_default_dtype", noted)
     check_room("a-model", config)
     assert set(defaults) == {torch.float32}
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_a_divided_model_answers_as_the_whole_one(name, monkeypatch) -> None:
-    model, product, widths = tiny(name).model, torch.nn.functional.linear, []
-    ids = torch.tensor([prompt_ids(5), prompt_ids(5, seed=1)])
-
-    def noted(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        widths.append(len(weight))
-        return product(x, weight)
-
-    monkeypatch.setattr("kvq_core.models.shared_products.linear", noted)
-    shared = divide_products(model, 3)
-    assert replaced(shared) == 1 + 3 and not replaced(model)  # the head and each layer's MLP
-    model.set_attn_implementation("sdpa")
-    try:
-        with torch.no_grad():
-            whole = model(ids).logits
-            assert not widths
-            parts = shared(ids).logits
-    finally:
-        model.set_attn_implementation(ATTENTION)
-    assert sorted(widths) == 3 * 3 * 2 * [32] + [32, 32, 32] + 9 * [64]
-    assert {id(weight) for weight in shared.parameters()} == {id(weight) for weight in model.parameters()}
-    torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-5)
-
-
-def test_what_is_not_known_is_left_whole() -> None:
-    model = tiny("llama").model
-    assert divide_products(model, 1) is model
-    mlp = model.model.layers[1].mlp
-    mlp.up_proj.bias = torch.nn.Parameter(torch.zeros(96))
-    try:
-        assert replaced(divide_products(model, 2)) == 1 + 2
-    finally:
-        mlp.up_proj.bias = None
-    other = torch.nn.Module()
-    other.get_output_embeddings = lambda: None  # type: ignore[assignment]
-    other.mlp = torch.nn.Sequential(torch.nn.Linear(4, 8, bias=False), torch.nn.Linear(8, 4, bias=False))
-    assert divide_products(other, 2) is other

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.nn.functional import linear
 
 from kvq_core.analysis.causes import variants
 from kvq_core.engine import held
@@ -10,7 +9,6 @@ from kvq_core.engine.held import READINGS, Readings
 from kvq_core.errors import SpecError
 from kvq_core.events import Finished, Prefill
 from kvq_core.machine import memory
-from kvq_core.models.shared_products import FEW, few_rows
 from kvq_core.pipeline.added import adding_on, captures_of, index_of, spec_of
 from kvq_core.pipeline.compare import compare_on
 from kvq_core.pipeline.why import _variants, spec_of_why, why_of
@@ -273,12 +271,3 @@ def test_causes_that_were_measured_stand_with_the_run_at_their_lane(model):
     alone = [Lane(**{**KINDS[1], "tensors": "values", "label": "values"})]
     kinds = [kind for kind, _ in variants(alone[0], model.shape.layers)]
     assert "tensors" not in kinds, "of a lane of values alone nothing is left without them"
-
-
-@pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize("rows", range(1, FEW + 2))
-def test_products_of_few_rows_are_products(rows, first, monkeypatch):
-    monkeypatch.setattr("kvq_core.models.shared_products.weights_first", lambda: first)
-    x, weight = torch.randn(rows, 1, 24), torch.randn(40, 24)
-    assert torch.allclose(few_rows(x, weight), linear(x, weight), atol=1e-5)
-    assert few_rows(x, weight).shape == (rows, 1, 40)
