@@ -173,7 +173,7 @@ SURFACE = {
         " -> kvq_core.spec.lane.Lane"
     ),
     "inspect_model": (
-        "(model: str | kvq_core.models.loader.LoadedModel, revision: str | None = None, *, remedies: bool = True, "
+        "(model: str | kvq_core.models.loaded.LoadedModel, revision: str | None = None, *, remedies: bool = True, "
         "progress: collections.abc.Callable[[str, int, int], None] | None = None) "
         "-> kvq_core.inspection.report.Inspection"
     ),

@@ -6,7 +6,8 @@ Imports methods for the shapes they ask of a model. Start at ``loader``, then ``
 
 from kvq_core.models.choice import ModelChoice, available_models, is_offered, with_model
 from kvq_core.models.configuration import configuration_of, layers_of
-from kvq_core.models.loader import LoadedModel, in_memory, load, loaded_model, prepare, release, wrap
+from kvq_core.models.loaded import LoadedModel
+from kvq_core.models.loader import in_memory, load, loaded_model, prepare, release, wrap
 from kvq_core.models.outline import known, outline
 from kvq_core.models.source import converting
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from kvq_core.models.scoring import Scoring, causal_attention
 
 if TYPE_CHECKING:
-    from kvq_core.models.loader import LoadedModel
+    from kvq_core.models.loaded import LoadedModel
 
 
 @dataclass(frozen=True)

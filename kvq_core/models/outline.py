@@ -5,7 +5,8 @@ from typing import Any
 import torch
 
 from kvq_core.errors import ModelError
-from kvq_core.models.loader import LoadedModel, check_allowed, in_memory
+from kvq_core.models.loaded import LoadedModel
+from kvq_core.models.loader import check_allowed, in_memory
 from kvq_core.models.naming import dtype_here, known_by, unreadable
 from kvq_core.models.source import files_of, found
 from kvq_core.models.support import check_config, check_model

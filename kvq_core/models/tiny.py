@@ -4,7 +4,8 @@ from functools import cache
 
 import torch
 
-from kvq_core.models.loader import LoadedModel, wrap
+from kvq_core.models.loaded import LoadedModel
+from kvq_core.models.loader import wrap
 
 VOCABULARY = 96
 CONTEXT = 4096

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvq_core.errors import MethodError, ModelError
 from kvq_core.methods import Method, ModelRef, Window, make
-from kvq_core.models.loader import LoadedModel
+from kvq_core.models.loaded import LoadedModel
 from kvq_core.models.probe import TOKENS, probe
 from kvq_core.models.rope import Rotation
 from kvq_core.models.shape import key_bias_of, rope_of, scoring_of, shape_of

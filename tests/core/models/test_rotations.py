@@ -132,7 +132,7 @@ def test_the_look_is_taken_once_and_kept(monkeypatch: pytest.MonkeyPatch, home) 
         calls.append(1)
         return probe(model, rope)
 
-    monkeypatch.setattr(sys.modules["kvq_core.models.loader"], "probe", look)
+    monkeypatch.setattr(sys.modules["kvq_core.models.loaded"], "probe", look)
     for _ in range(2):
         assert held("cohere2").rotations[3] == "none"
     assert len(calls) == 1
