@@ -31,7 +31,7 @@ def peak(prompt: int, new: int, lanes: int) -> None:
     from kvq_core.presets import presets
     from kvq_core.spec import ComparisonSpec, parse_spec
 
-    words = (presets()["long-prompt"].spec.prompt + " ") * 5
+    words = (presets()["long-prompt"].spec.prompt + " ") * 6
 
     def spec(characters: int, new: int) -> ComparisonSpec:
         methods = [{"method": "kivi", "label": str(n), "knobs": {"bits": 2 + 2 * (n % 2)}} for n in range(lanes)]
@@ -42,6 +42,7 @@ def peak(prompt: int, new: int, lanes: int) -> None:
     held = psutil.Process().memory_info().rss
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here on
     given = spec(4 * prompt, new)
+    given = spec(4 * prompt * prompt // estimate(given).prompt_tokens, new)
     found = estimate(given)
     for _ in compare(given):
         pass

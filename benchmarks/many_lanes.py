@@ -52,7 +52,7 @@ LOCAL = tuple(  # whose codes are a token's alone, which stored chunks take
 )
 BARE: dict[str, Any] = {"capture": {"detail": "off"}, "free_text": False}
 SIZES = ((512, 8, 8), (2048, 8, 8))  # of memory: prompt tokens, new tokens, lanes; about
-LONGEST = (8192, 8, 8)
+LONGEST = (8150, 8, 8)  # of a context of 8,192: the last words are found by length alone
 
 
 def spec_of(count: int, new: int, kinds: tuple[dict[str, Any], ...] = KINDS, **more: Any) -> ComparisonSpec:
