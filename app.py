@@ -60,17 +60,19 @@ SESSIONS = 500  # pages whose state is kept; closed ones for an hour, see ui/ser
 
 
 def warm_up(health: Health, store: Store) -> None:
-    """Load the model offered first and read its weights once, so that the first Run waits for neither, and what the
-    first verdict needs; then ask the store something, so that the first link does not wait for an object store's client
-    to set itself up."""
+    """Load the model offered first, read its weights once and lay them out for steps, so that the first Run waits for
+    none of it, and what the first verdict needs; then ask the store something, so that the first link does not wait for
+    an object store's client to set itself up."""
     import scipy.stats  # noqa: F401
 
     from kvq_core.engine.prefill import Prefill
     from kvq_core.models import available_models, load
 
     try:
-        for _ in Prefill(load(available_models()[0].id), [0] * 16).run():
+        model = load(available_models()[0].id)
+        for _ in Prefill(model, [0] * 16).run():
             pass
+        model.stepping()
     except Exception as error:  # whatever it is, the page is served and /health tells
         health.model_error = error
         log_error("model not loaded", error)

@@ -84,9 +84,7 @@ class Decode:
             lanes = list(range(1, len(caches) + 1))
             self.rows.keep(lanes)
             self._take_states(lanes)
-        self._narrow = self.model.widest < threads.NARROW
-        cores = self.rows.cores if self._narrow else 1
-        self._stepping = self.model.stepping(cores)
+        self._stepping = self.model.stepping()
         self._forced = self._stepping  # while the forced rows are fed
         for row, state in enumerate(self.states_running, 1):
             if state.kernel is not None:
@@ -271,7 +269,7 @@ class Decode:
 
     def passed(self, ids: Tensor, hidden: bool = False) -> Tensor:
         """The forward of all rows' next tokens, which are in no store yet; the first half of ``_forward``."""
-        with threads.one_thread(self._narrow):
+        with threads.one_thread(self.model.narrow):
             attend = self.rows if self.stress is None else self.stress.wrap(self.rows)
             stepping = self._forced if self._forced_rows() else self._stepping
             forward = stepping.hidden if hidden else stepping.forward

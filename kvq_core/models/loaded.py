@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kvq_core.errors import ModelError
+from kvq_core.machine import threads
 from kvq_core.methods import ModelRef, ModelShape
 from kvq_core.models.body import body
 from kvq_core.models.head import logits_of
@@ -158,9 +159,15 @@ class LoadedModel(Reader):
         twin._stepping = Stepping(model)
         return twin
 
-    def stepping(self, cores: int) -> "LoadedModel":
+    @property
+    def narrow(self) -> bool:
+        """Whether a product of a few rows gains nothing from being divided by torch."""
+        return self.widest < threads.NARROW
+
+    def stepping(self) -> "LoadedModel":
         """The same model as decode steps compute it, see models/stepping.py."""
-        return self.computed_by(self._stepping.by(cores))
+        divides = self.narrow and self.device.type == "cpu"
+        return self.computed_by(self._stepping.by(torch.get_num_threads() if divides else 1))
 
     def checked(self, logits: Tensor) -> Tensor:
         """The logits of a full-precision pass. Raises ModelError where the model does not answer numbers."""
