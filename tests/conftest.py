@@ -33,9 +33,10 @@ hypothesis_settings.load_profile("repeatable")
 
 # The first is Chromium without its windows, which takes a tenth less of a core for the same page.
 _BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-# Workers take whole groups of tests in the order collected: a file each, and all that need the one server with its
-# browser. Those that take longest come first.
+# Workers take whole groups of tests in the order collected: a file each, and all files that share a server, a browser
+# or a run. Those that take longest come first.
 _SERVED = "browser"
+_TOGETHER = ("ui/api/",)  # how the names of files begin that share what their conftest makes once
 # served by the worker itself
 _APART = tuple(
     f"browser/test_{name}.py"
@@ -56,20 +57,24 @@ LONGEST = (
     "core/packed/test_packed_methods.py",
     "core/packed/test_contract.py",
     "core/pipeline/test_run.py",
+    "core/packed/test_packed_generate.py",
     "core/packed/test_packed.py",
-    "core/cli/test_cli.py",
-    "ui/api/test_api.py",
+    "core/cli/test_cli_interrupts.py",
+    "core/cli/test_cli_runs.py",
+    "ui/api/",
     "ui/server/test_zero_gpu.py",
     "core/engine/test_chunks.py",
     "core/engine/test_engine.py",
     "test_docs.py",
-    "test_setup.py",
+    "test_docs_methods.py",
+    "test_dependencies.py",
     "browser/test_lanes.py",
     "browser/test_runs.py",
     "core/analysis/test_explain.py",
     "core/methods/test_every_method.py",
     "core/test_presets.py",
-    "ui/panels/test_share.py",
+    "ui/panels/test_share_files.py",
+    "ui/service/test_memory.py",
     "benchmarks/test_gpu_benchmark.py",
 )
 
@@ -119,7 +124,9 @@ def pytest_unconfigure() -> None:
 
 def _group(node: str) -> str:
     file = node.split("::")[0].removeprefix("tests/")
-    return _SERVED if file.startswith(f"{_SERVED}/") and file not in _APART else file
+    if file.startswith(f"{_SERVED}/") and file not in _APART:
+        return _SERVED
+    return next((start for start in _TOGETHER if file.startswith(start)), file)
 
 
 class _Groups(LoadScopeScheduling):
