@@ -13,7 +13,7 @@ from kvq_core.pipeline.compare import compare_on
 from kvq_core.pipeline.timings import Work, memory_file, predict, remember
 from kvq_core.spec import parse_spec
 from kvq_core.training.checkpoints import Checkpoints
-from tests.core.codebooks.test_codebooks import info
+from tests.support.codebook_samples import info
 from tests.support.tiny_models import prompt_ids, tiny
 
 DAMAGE = [b"", b"{", b"[[1]]", b"null", b"\x00" * 9]

@@ -17,7 +17,7 @@ from kvq_core.spec import Lane
 from kvq_core.training.rotations import export
 from kvq_core.training.texts import read_texts, sequences
 from kvq_core.training.train import Request, train
-from tests.core.codebooks.test_codebooks import QUIET, Letters
+from tests.support.codebook_samples import QUIET, Letters
 from tests.support.engine_runs import run_engine
 from tests.support.tiny_models import prompt_ids, tiny
 

@@ -17,7 +17,7 @@ from kvq_core.training import offer as training
 from kvq_core.training.em import EmSettings, train_stage
 from kvq_core.training.offer import Offer, Training, TrainingResult, offer, train_missing
 from kvq_core.training.texts import Texts
-from tests.core.codebooks.test_codebooks import Letters
+from tests.support.codebook_samples import Letters
 from tests.support.tiny_models import tiny
 from ui.panels.training import TrainingRequest, offer_html, offering, progress_line, stream
 from ui.service.services import Services
