@@ -21,9 +21,9 @@ from kvq_core.store.store import S3_ATTEMPTS, S3_PATIENCE, open_store
 from kvq_core.studies.cells import plan
 from kvq_core.studies.spec import parse_study
 from kvq_core.studies.study import run_plan, stored_study
-from tests.core.store.test_store import ID, same
 from tests.core.store.test_store_limits import forget_looks, ids, run_id, sample
 from tests.support.sample_record import make_sample
+from tests.support.stored_runs import ID, same
 from tests.support.study_models import study_data, write_model
 
 ROOT = Path(__file__).parents[3]
