@@ -8,43 +8,12 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from numpy.typing import NDArray
-from torch import Tensor
 
-from kvq_core.codecs.codec import Codec
 from kvq_core.errors import MethodError, SpecError
 from kvq_core.methods import ModelRef, Prompt, make, methods
-from kvq_core.methods.formats.float4 import e2m1, from_e2m1
-from kvq_core.methods.formats.turboquant import centroids
 from kvq_core.methods.shape import ModelShape
 from kvq_core.spec import parse_lane
-from tests.support.engine_runs import run_engine
-from tests.support.tiny_models import prompt_ids, tiny
-
-Array = NDArray[np.float32]
-
-
-def codecs(name: str, keys: Tensor, **knobs: object) -> tuple[Codec, Codec]:
-    """Of a format fitted on keys that are its values as well: (layers, kv_heads, tokens, head_dim)."""
-    fitted = make(name, **knobs).fit(Prompt(keys, keys, None))
-    assert fitted.key is not None and fitted.value is not None
-    return fitted.key, fitted.value
-
-
-def read(name: str, x: Tensor, **knobs: object) -> tuple[Tensor, Tensor]:
-    """x (tokens, head_dim) as a cache's keys and as its values are read."""
-    key, value = codecs(name, x[None, None], **knobs)
-    keys, values = (codec.decode(codec.encode(x[None, None], 0))[0, 0] for codec in (key, value))
-    return keys, values
-
-
-def row(*channels: float, dim: int = 64) -> Tensor:
-    return torch.tensor([[*channels, *[0.0] * (dim - len(channels))]])
-
-
-def normal(dim: int, rows: int = 8192) -> Tensor:
-    return torch.randn(rows, dim, generator=torch.Generator().manual_seed(dim))
-
+from tests.support.format_blocks import Array, bfloat16, butterflies, codecs, normal, read, row
 
 FORMATS = ("fp8", "int8_per_token_head", "fp8_per_token_head", "int4_per_token_head", "nvfp4", "mxfp4", "turboquant")
 # keys and values at head_dim 64 and 128: relative squared error of N(0, 1), and bits an element
@@ -142,20 +111,6 @@ def test_int8_rounds_halves_away_from_zero() -> None:
     torch.testing.assert_close(read("int8_per_token_head", x)[0], row(127.0, 1.0, -1.0, 2.0, 2.0), rtol=0, atol=0)
 
 
-def bfloat16(x: NDArray) -> Array:
-    return torch.from_numpy(np.ascontiguousarray(x, np.float32)).bfloat16().float().numpy()
-
-
-def butterflies(x: Array) -> Array:
-    """The unnormalised Walsh-Hadamard transform along the last axis, by butterflies in float64."""
-    found, half = x.astype(np.float64), 1
-    while half < x.shape[-1]:
-        pairs = found.reshape(*x.shape[:-1], -1, 2, half)
-        found = np.stack([pairs[..., 0, :] + pairs[..., 1, :], pairs[..., 0, :] - pairs[..., 1, :]], -2)
-        found, half = found.reshape(x.shape), half * 2
-    return found.astype(np.float32)
-
-
 @pytest.mark.parametrize("dim", [64, 80, 128])
 def test_int4_is_vllm_s_arithmetic(dim: int) -> None:
     block = dim & -dim
@@ -187,109 +142,10 @@ def test_int4_s_queries_are_turned_in_bfloat16_too() -> None:
     assert 5e-4 < float(error) < 4e-3  # 2^-9 is what bfloat16 leaves
 
 
-def test_nvfp4_s_block_worked_by_hand() -> None:
-    block = row(3.0, 1.3, 0.26, 0.25)  # scale .5: 6, 2.6, .52, .5 become 6, 3, .5, .5
-    torch.testing.assert_close(read("nvfp4", block)[0], row(3.0, 1.5, 0.25, 0.25), rtol=0, atol=0)
-    four = read("nvfp4", row(4.0, 3.0, 2.0, 1.0), four_over_six=True)[0]  # 6 would give 4, 2.66, 2, 1.33 or so
-    torch.testing.assert_close(four, row(4.0, 3.0, 2.0, 1.0), rtol=0, atol=0)
-
-
-def test_mxfp4_s_block_worked_by_hand() -> None:
-    block = row(3.1, 1.3, 0.26, 0.25)
-    torch.testing.assert_close(read("mxfp4", block)[0], row(3.0, 1.5, 0.5, 0.5), rtol=0, atol=0)
-    assert float(read("mxfp4", row(6.0))[0][0, 0]) == 6.0 and float(read("mxfp4", row(6.1))[0][0, 0]) == 6.0
-    # OCP takes the largest element's own exponent: 7 is beyond 6 and is cut, where SGLang doubles the step
-    assert float(read("mxfp4", row(7.0), block=32)[0][0, 0]) == 6.0
-    assert float(read("mxfp4", row(7.0))[0][0, 0]) == 8.0
-
-
-def test_ultraquant_s_steps_are_powers_of_two_near_a_share_of_the_largest() -> None:
-    x = normal(64, 100)
-    found = read("ultraquant_4bit", x, boundary_layers=0)[1].numpy()
-    blocks = x.numpy().reshape(-1, 32)
-    steps = 2.0 ** np.round(np.log2(0.156 * np.abs(blocks).max(1, keepdims=True)))
-    levels = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-    expected = levels[np.abs(np.abs(blocks / steps)[..., None] - levels).argmin(-1)] * np.sign(blocks) * steps
-    np.testing.assert_allclose(found.reshape(-1, 32), expected, atol=1e-6)
-    turned = torch.from_numpy(butterflies(x.numpy()) / 8)
-    keys = read("ultraquant_4bit", x, boundary_layers=0)[0]
-    behind = butterflies(read("ultraquant_4bit", turned, boundary_layers=0)[1].numpy()) / 8
-    assert np.isclose(keys.numpy(), behind, atol=1e-5).mean() > 0.99
-    key, _ = codecs("ultraquant_4bit", x[None, None])
-    assert key.bits(key.encode(x[None, None], 0)).item() == 4.25
-
-
 def test_names_of_vllm_that_are_not_built_are_refused_with_the_reason() -> None:
     for name in ("octave_k3v4", "fp8_ds_mla", "nvfp4_ds_mla"):
         with pytest.raises(SpecError, match=f"^{name} is vLLM's name of a format that is not built: [^\n]+$"):
             make(name)
-
-
-def test_e2m1_takes_the_nearest_level_and_breaks_ties_as_each_engine_does() -> None:
-    halves = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 9.0])
-    assert from_e2m1(e2m1(halves, "even")).tolist() == [0, 1, 1, 2, 2, 4, 4, 6]
-    assert from_e2m1(e2m1(halves, "up")).tolist() == [0.5, 1, 1.5, 2, 3, 4, 6, 6]
-    x = torch.linspace(-7, 7, 4001)
-    levels = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-    nearest = levels[(x.abs()[:, None] - levels).abs().argmin(1)] * x.sign()
-    for ties in ("even", "up"):
-        found = from_e2m1(e2m1(x, ties))
-        same = (found == nearest) | ((found - x).abs() == (nearest - x).abs())
-        assert same.all()
-
-
-def test_nvfp4_tries_four_only_where_it_is_closer() -> None:
-    x = normal(64, 500)
-    six, best = read("nvfp4", x)[0], read("nvfp4", x, four_over_six=True)[0]
-    errors = [(found - x).unflatten(-1, (-1, 16)).square().sum(-1) for found in (best, six)]
-    assert (errors[0] <= errors[1]).all() and (errors[0] < errors[1]).float().mean() > 0.3
-    layer = codecs("nvfp4", x[None, None], scale="tensor")[0]
-    assert layer.shared["scale"].item() == pytest.approx(float(x.abs().max()) / (6 * 448))
-
-
-def test_turboquant_s_levels_are_the_solver_s() -> None:
-    """vLLM's centroids.py as printed, and not the exact Lloyd-Max levels, which lie .001 further out."""
-    printed = {2: [0.4526, 1.5096], 3: [0.2450, 0.7556, 1.3432, 2.1503]}
-    printed[4] = [0.1284, 0.3881, 0.6569, 0.9424, 1.2563, 1.6179, 2.0684, 2.7309]
-    for bits, levels in printed.items():
-        found = centroids(bits)
-        np.testing.assert_allclose(found[len(found) // 2 :], levels, atol=1e-4)
-        np.testing.assert_allclose(found, [-level for level in found[::-1]], atol=1e-9)
-
-
-def test_turboquant_s_key_is_a_norm_and_the_nearest_levels_of_its_direction() -> None:
-    x = normal(64, 200).double().numpy() * np.linspace(0.2, 4, 64)
-    levels = np.array(centroids(4)) / 8
-    norms = np.linalg.norm(x, axis=1, keepdims=True)
-    turned = butterflies((x / (norms + 1e-8)).astype(np.float32)) / 8
-    chosen = levels[np.abs(turned[..., None] - levels).argmin(-1)]
-    chosen = chosen / np.linalg.norm(chosen, axis=1, keepdims=True)
-    expected = butterflies(chosen.astype(np.float32)) / 8 * norms.astype(np.float16).astype(np.float32)
-    found = read("turboquant", torch.from_numpy(x).float(), preset="4bit_nc")[0].numpy()
-    close = np.abs(found - expected).max(1) < 1e-3 * norms[:, 0]
-    assert close.mean() > 0.99  # a coordinate on the edge of two levels may go either way
-    np.testing.assert_allclose(np.linalg.norm(found, axis=1), norms[:, 0], rtol=1e-3)  # what "nc" is for
-    paper = read("turboquant", torch.from_numpy(x).float(), preset="paper")[0].norm(dim=1).numpy()
-    assert 0.01 < np.abs(paper / norms[:, 0] - 1).mean() < 0.1
-
-
-def test_turboquant_s_values_are_not_rotated() -> None:
-    x = row(15.0, 1.4, 0.6, 0.0)
-    torch.testing.assert_close(read("turboquant", x)[1], row(15.0, 1.0, 1.0, 0.0), rtol=0, atol=0)
-    assert (read("turboquant", row(0.0) + 3)[1] == 3).all() and (read("turboquant", row(0.0))[0] == 0).all()
-
-
-def test_turboquant_keeps_the_outer_layers_in_fp16_and_counts_them() -> None:
-    lanes = [
-        parse_lane({"method": "turboquant", "label": "own", "knobs": {"boundary_layers": 1}}),
-        parse_lane({"method": "turboquant", "label": "all", "knobs": {"boundary_layers": 0}}),
-    ]
-    outcome = run_engine(tiny("llama", torch.float32), prompt_ids(40), lanes, 3, audit=True, ignore_eos=True)
-    layers = tiny("llama").shape.layers
-    quantized = [set(state.cache.quantized_layers) for state in outcome.decode.states if state.cache]
-    assert quantized == [set(range(1, layers - 1)), set(range(layers))]
-    assert make("turboquant", preset="paper").kept_layers(30) == frozenset()
-    assert make("turboquant").kept_layers(30) == {0, 1, 28, 29}
 
 
 @pytest.mark.parametrize("name", FORMATS)
