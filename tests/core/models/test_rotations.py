@@ -16,7 +16,7 @@ from kvq_core.models.probe import TOKENS, probe
 from kvq_core.packed.cache import packed_cache, packed_layers
 from kvq_core.pipeline.state import Run
 from kvq_core.spec import ComparisonSpec, Lane
-from tests.core.packed.test_packed import generated
+from tests.core.packed.test_packed_generate import generated
 from tests.core.packed.test_packed_methods import forced_logits
 from tests.support.engine_runs import run_engine
 from tests.support.tiny_models import generate, prompt_ids, tiny

@@ -14,7 +14,7 @@ from kvq_core.packed import Request, measure
 from kvq_core.packed.cache import packed_layers
 from kvq_core.packed.layer import PackedLayer
 from kvq_core.spec import Lane
-from tests.core.packed.test_packed import generated
+from tests.core.packed.test_packed_generate import generated
 from tests.support.campaigns import whole
 from tests.support.engine_runs import run_engine
 from tests.support.tiny_models import prompt_ids, tiny
