@@ -4,23 +4,18 @@ runs."""
 import ast
 import re
 import shlex
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 from PIL import Image
-from pydantic import BaseModel
 
 from benchmarks import by_table
 from benchmarks.by_format import is_format
 from benchmarks.readme import PART, PARTS, documents, rewritten
 from kvq_core.cli.main import _parser
-from kvq_core.codecs.codec import Codec
-from kvq_core.methods import OFTEN, Method, methods
+from kvq_core.methods import OFTEN, methods
 from kvq_core.pipeline.examples import packaged_store
 from kvq_core.presets import preset, presets
 from scripts.architecture import PICTURE, draw
@@ -40,9 +35,6 @@ def read(name: str | Path) -> str:
 @pytest.fixture(scope="module")
 def readme() -> str:
     return read("README.md")
-
-
-# --- what was measured ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("file", documents(), ids=lambda f: f.name)
@@ -66,9 +58,6 @@ def test_the_script_replaces_nothing_but_its_parts():
     new = rewritten(text)
     assert new.startswith("a\n<!-- presets -->\n| Preset") and "old" not in new
     assert new.endswith("<!-- /presets -->\nb\n<!-- mine -->\nkept\n<!-- /mine -->\n")
-
-
-# --- what is named exists -------------------------------------------------------------------------------------------
 
 
 def anchors(text: str) -> set[str]:
@@ -182,9 +171,6 @@ def test_the_picture_of_the_rooms_is_what_the_imports_say():
     assert PICTURE.read_text(encoding="utf-8") == draw(), "run: python scripts/architecture.py"
 
 
-# --- README ---------------------------------------------------------------------------------------------------------
-
-
 def test_the_first_screen_says_what_it_is_and_how_to_start(readme):
     after = readme.split("---", 2)[2].strip().splitlines()
     assert after[0] == "# KVQ Explorer"
@@ -220,53 +206,6 @@ def test_every_preset_has_its_question(name):
     assert f"[`{name}`](http://127.0.0.1:7860/?preset={name}) | {presets()[name].question} |" in read("docs/presets.md")
 
 
-# --- the table of members ------------------------------------------------------------------------------------------
-
-
-def public(cls: type) -> set[str]:
-    """What a class itself declares, pydantic's own members left out."""
-    pydantics = set(dir(BaseModel))
-    return {name for name in {**vars(cls), **cls.__annotations__} if not name.startswith("_")} - pydantics
-
-
-@pytest.mark.parametrize("cls", [Method, Codec], ids=lambda cls: cls.__name__)
-def test_every_member_of_the_contract_has_its_row(cls):
-    part = read("docs/methods.md").split(f"### {cls.__name__}\n")[1].split("\n#")[0]
-    assert sorted(re.findall(r"^\| `(\w+)` \|", part, re.M)) == sorted(public(cls))
-
-
-# --- the example method ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.real_model
-def test_the_example_method_works_as_its_page_says(tmp_path):
-    """The page's files in a copy of the project, its commands one after the other."""
-    shutil.copytree(ROOT / "kvq_core", tmp_path / "kvq_core")
-    for name in ("kernels", "presets"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    page = read("docs/methods.md")
-    files = re.findall(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", page, re.S)
-    assert len(files) == 3
-    for name, content in files:
-        assert not (ROOT / name).exists(), f"{name} is part of the project: choose another name for the example"
-        (tmp_path / name).write_text(content, encoding="utf-8")
-    said = []
-    for line in re.findall(r"```sh\n(.*?)```", page, re.S):
-        for command in line.strip().splitlines():
-            program, *arguments = shlex.split(command)
-            assert program == "python"
-            done = subprocess.run([sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True)
-            assert done.returncode == 0, f"{command}\n{done.stderr[-2000:]}"
-            said.append(done.stdout)
-    tensors, listing, comparison = said
-    plain, centred = (float(error) for error in re.findall(r"key error ([\d.]+)", tensors))
-    assert centred < plain
-    plain, centred = (float(bits) for bits in re.findall(r"at ([\d.]+) bits", tensors))
-    assert plain < centred < plain + 0.5
-    assert "centred - Centred\n  Keys are quantized per token around the prompt's mean key" in listing
-    assert re.search(r"^Per token +\d", comparison, re.M) and re.search(r"^Centred +\d", comparison, re.M)
-
-
 def test_python_in_the_documents_compiles_and_names_what_there_is():
     import kvq_core
 
@@ -275,9 +214,6 @@ def test_python_in_the_documents_compiles_and_names_what_there_is():
             for node in ast.walk(ast.parse(block)):
                 if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "kvq_core":
                     assert hasattr(kvq_core, node.attr), f"{name}: kvq_core.{node.attr}"
-
-
-# --- the papers -----------------------------------------------------------------------------------------------------
 
 
 def test_the_citation_names_every_paper_of_the_claims():
