@@ -55,7 +55,8 @@ test: setup-dev
 test-fast: setup-dev
 	$(PYTEST) --session-timeout=300 -m "not (browser or compiler or real_model or second_model or slow)" $(TEST_ARGS)
 
-# The campaigns of which the others run a sample: what came of them goes into benchmarks/campaigns.json.
+# The campaigns of which the others run a sample: what came of them goes into benchmarks/campaigns.json. CAMPAIGN="kill
+# fuzz" runs these alone.
 test-long: setup-dev
 	$(PYTEST) --timeout=7200 -m long $(TEST_ARGS)
 

@@ -39,19 +39,24 @@ def pytest_configure(config):
 """
 
 
+def ran(folder, *arguments, **env):
+    """``SUITE``, by itself."""
+    (folder / "here").mkdir(exist_ok=True)
+    (folder / "here" / "test_it.py").write_text(SUITE)
+    (folder / "conftest.py").write_text(PLUGIN)
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = long: x\ntestpaths = here\n")
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "LONG": "1", "CAMPAIGN": "", **env}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "long", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=env, cwd=folder)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "fails", "written"),
     [((), "", True), (("-n", "2"), "", True), ((), "kill", False), (("-k", "fuzz"), "", False), (("here",), "", False)],
 )
 def test_campaigns_are_written_down_where_all_of_them_ran_and_passed(tmp_path, arguments, fails, written):
-    (tmp_path / "here").mkdir()
-    (tmp_path / "here" / "test_it.py").write_text(SUITE)
-    (tmp_path / "conftest.py").write_text(PLUGIN)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = long: x\ntestpaths = here\n")
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "LONG": "1", "FAILS": fails}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "long", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path)
+    done = ran(tmp_path, *arguments, FAILS=fails)
     assert done.returncode == bool(fails), done.stdout
     assert (tmp_path / "campaigns.json").exists() == written
     if written:
@@ -59,6 +64,18 @@ def test_campaigns_are_written_down_where_all_of_them_ran_and_passed(tmp_path, a
         assert {name: entry["things"] for name, entry in found.items()} == dict.fromkeys(CAMPAIGNS, 7)
         assert found["fuzz"]["inputs"] == 200 and found["fuzz"]["tests"] == 2
         assert all(entry["sources"] == hash_of(CAMPAIGNS[name]) for name, entry in found.items())
+
+
+@pytest.mark.slow
+def test_a_campaign_alone_is_written_beside_what_stood_there(tmp_path):
+    stood = {"kill": {"date": "2020-01-01", "kills": 3}, "fuzz": {"date": "2020-01-01"}}
+    (tmp_path / "campaigns.json").write_text(json.dumps(stood))
+    assert ran(tmp_path, CAMPAIGN="fuzz engine").returncode == 0
+    found = json.loads((tmp_path / "campaigns.json").read_text())
+    assert list(found) == ["kill", "fuzz", "engine"] and found["kill"] == stood["kill"]
+    assert (found["fuzz"]["inputs"], found["fuzz"]["tests"], found["engine"]["tests"]) == (200, 2, 1)
+    refused = ran(tmp_path, CAMPAIGN="fuzz flood")
+    assert refused.returncode and "CAMPAIGN = flood is none of kill, fuzz" in refused.stderr
 
 
 def test_a_sample_of_pairs_has_every_value(monkeypatch):

@@ -1,7 +1,8 @@
 """Campaigns: tests marked ``long``, of which ``make test`` runs a sample and ``make test-long`` everything.
 
 ``make test-long`` writes what came of it, with the day and a hash of the sources, into benchmarks/campaigns.json: only
-where every campaign ran whole and passed.
+where every campaign ran whole and passed. ``CAMPAIGN=kill``, or several names, runs and writes these alone; what stands
+there of the others stays.
 """
 
 import functools
@@ -75,8 +76,18 @@ class Ledger:
 
     def __init__(self, config: pytest.Config, file: Path = RESULTS):
         self.config, self.file = config, file
+        self.chosen = os.environ.get("CAMPAIGN", "").split() or list(CAMPAIGNS)
+        if unknown := set(self.chosen) - set(CAMPAIGNS):
+            raise pytest.UsageError(f"CAMPAIGN = {' '.join(sorted(unknown))} is none of {', '.join(CAMPAIGNS)}.")
         self.done: dict[str, Counter[str]] = {}
         self.left_out = False
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        campaigns = [item.get_closest_marker("long") for item in items]
+        items[:] = [
+            item for item, found in zip(items, campaigns, strict=True) if found and found.args[0] in self.chosen
+        ]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
@@ -101,9 +112,11 @@ class Ledger:
         fewer = option.keyword or option.deselect or option.ignore or option.ignore_glob or getattr(option, "lf", False)
         if hasattr(self.config, "workerinput") or exitstatus or self.left_out or fewer or not everything:
             return
-        if set(self.done) == set(CAMPAIGNS):
+        if set(self.done) == set(self.chosen):
             day = datetime.now(UTC).date().isoformat()
-            found = {name: {"date": day, "sources": hash_of(CAMPAIGNS[name]), **self.done[name]} for name in CAMPAIGNS}
+            before = json.loads(self.file.read_text()) if self.file.exists() else {}
+            new = {name: {"date": day, "sources": hash_of(CAMPAIGNS[name]), **self.done[name]} for name in self.done}
+            found = {name: (before | new)[name] for name in CAMPAIGNS if name in before | new}
             self.file.write_text(json.dumps(found, indent=2) + "\n")
 
 
