@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
+from types import SimpleNamespace
 from urllib.parse import unquote, urlsplit
 
 import huggingface_hub
@@ -118,4 +119,6 @@ def use(monkeypatch: pytest.MonkeyPatch, endpoint: str, cache: str) -> None:
     monkeypatch.setattr(told, "HF_HUB_CACHE", cache)
     monkeypatch.setattr(told, "DOWNLOAD_CHUNK_SIZE", 1 << 12)  # of a file that is tiny
     monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", endpoint)
+    for module in ("file_download", "utils._http"):  # tries as often as ever, without the waits between
+        monkeypatch.setattr(f"huggingface_hub.{module}.time", SimpleNamespace(sleep=lambda seconds: None))
     huggingface_hub.close_session()
