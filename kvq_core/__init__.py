@@ -1,6 +1,7 @@
 """KVQ Explorer's core: one prompt, one model, many KV caches side by side.
 
-The public names are those of ``__all__``. Start at ``pipeline.compare``; docs/architecture.md shows the rooms.
+The public names are those of ``__all__``, imported from the rooms when asked for. Start at ``pipeline.compare``;
+docs/architecture.md shows the rooms.
 """
 
 import importlib

@@ -148,6 +148,7 @@ def rooms(names: set[str] | frozenset[str]) -> dict[str, set[str]]:
     return found
 
 
+@cache
 def parse(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"))
 
@@ -206,7 +207,10 @@ def test_few_modules_lie_outside_the_rooms(folder):
 )
 def test_every_room_says_what_lives_there(file):
     said = ast.get_docstring(parse(file)) or ""
-    assert 2 <= len(said.splitlines()) <= 20, "what lives there, what it may import, where to start reading"
+    paper = file.parent.parent == CORE / "methods" and "arXiv" in said  # a map of the paper instead
+    asks = "what lives there, what it may import, where to start reading"
+    assert 2 <= len(said.splitlines()) <= (15 if paper else 5), asks
+    assert paper or ("import" in said.lower() and "Start" in said), asks
 
 
 def test_kernels_import_nothing_of_ours():
@@ -281,12 +285,10 @@ def test_sizes():
         limit = 200 if file.is_relative_to(CORE / "methods") and file.stem in methods() else 300
         assert len(text.splitlines()) <= limit, file
         assert file.stem not in ("utils", "helpers", "misc"), file
-        lengths = [
-            node.end_lineno - node.lineno + 1
-            for node in ast.walk(ast.parse(text))
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        ]
-        assert max(lengths, default=0) <= 80, file
+        functions = [n for n in ast.walk(parse(file)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+        lengths = {function.name: function.end_lineno - function.lineno + 1 for function in functions}
+        assert max(lengths.values(), default=0) <= 80, file
+        assert not file.is_relative_to(CORE / "methods") or lengths.get("fit", 0) <= 40, file
 
 
 def test_only_kernels_are_laid_out_by_hand():

@@ -2,7 +2,7 @@
 by anything else.
 
 Imports errors, machine, spec and ``studies.prompts``. ``bfcl`` reads the JSON of bfcl-eval without importing it,
-``reasoning_gym`` asks that package for questions, ``write_jsonl`` writes what either gives. docs/tasks.md shows how.
+``reasoning_gym`` asks that package for questions, ``write_jsonl`` writes what either gives. Start at docs/tasks.md.
 """
 
 from kvq_core.studies.imports.bfcl import bfcl
