@@ -112,6 +112,15 @@ def test_no_private_name_of_gradio_is_used_beside_the_table():
     assert not {str(file): names - known for file, names in used.items() if names - known}
 
 
+def test_the_page_on_the_inside_tells_of_all_of_it():
+    rows = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").splitlines()
+    used = [(name.rpartition(":")[2].split(".")[0], name.rpartition(".")[2], at) for name, (_, at) in CALLED.items()]
+    used += [(path.split(".")[0], path.rpartition(".")[2], at) for path, (_, at) in HELD.items()]
+    used += [(name, name, at) for name, at in PRIVATE_ARGUMENTS.items()]
+    told = {at: " ".join(row for row in rows if row.startswith(f"| `{at}` |")) for *_, at in used}
+    assert [name for *name, at in used if not any(each.rpartition(":")[2] in told[at] for each in name)] == []
+
+
 def test_every_place_in_the_table_still_uses_it():
     places = [(name.rpartition(".")[2], at) for name, (_, at) in CALLED.items() if not name.endswith("__")]
     places = [(name.rpartition(":")[2], at) for name, at in places]
