@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import os
 import shutil
 from collections.abc import Callable
@@ -166,8 +167,13 @@ def _tell_of_the_second_model(terminalreporter: pytest.TerminalReporter) -> None
 
 
 @pytest.fixture(autouse=True)
-def _own_store(tmp_path, monkeypatch):
-    monkeypatch.setenv("KVQ_STORE", str(tmp_path / "store"))
+def _own_store(request, monkeypatch, tmp_path_factory):
+    """In the test's folder where it has one: most have none, and making one for each took seconds."""
+    if "tmp_path" in request.fixturenames:
+        place = request.getfixturevalue("tmp_path")
+    else:
+        place = tmp_path_factory.getbasetemp() / f"of-{hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16]}"
+    monkeypatch.setenv("KVQ_STORE", str(place / "store"))
 
 
 @pytest.fixture(scope="session")
