@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.test_setup import ROOT
+from tests.test_imports import ROOT
 
 # What comes with gradio, transformers, plotly and pandas is heavy enough: what joins it costs every start and every
 # visitor of a Space. The core's names are imported when they are asked for, so that `kvq --help` answers at once.
