@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ gc.disable()
 # the same examples every time: a test that fails only on some days teaches people to run it again
 hypothesis_settings.register_profile("repeatable", deadline=None, derandomize=True)
 hypothesis_settings.load_profile("repeatable")
+hypothesis_settings.register_profile("quick", hypothesis_settings.get_profile("repeatable"), max_examples=20)
 
 # The first is Chromium without its windows, which takes a tenth less of a core for the same page.
 _BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -94,6 +96,8 @@ def chromium() -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if re.match(r"not \(.*\bslow\b", config.option.markexpr):  # make test-fast: a fifth of what make test tries
+        hypothesis_settings.load_profile("quick")
     if config.option.markexpr == "long":
         os.environ["LONG"] = "1"  # before tests are imported, and for the workers
         from tests.support.campaigns import Ledger
