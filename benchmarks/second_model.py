@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.measured import HERE, keep
 from kvq_core.models import second
+from kvq_core.models.gguf.folder import last
 from kvq_core.models.gguf.published import TITLE
 
 TARGETS = {"conversion_s": 240, "conversion_gb": 5, "first_token_s": 15}
@@ -41,7 +42,7 @@ def timed(command: list[str], home: Path, file: Path) -> tuple[float, float]:
 
 
 def measure(repeats: int) -> dict[str, Any]:
-    file = second.local_file() or second.download()
+    file = second.local_file() or last(second.download())
     with tempfile.TemporaryDirectory(prefix="kvq-home-") as folder:
         home = Path(folder)
         seconds, memory = timed(["-m", "kvq_core.models.second"], home, file)

@@ -1,6 +1,7 @@
 """What a running comparison reports, in the order it happens."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from torch import Tensor
 
@@ -9,9 +10,13 @@ from kvq_core.record.fields import Record
 
 @dataclass(frozen=True)
 class Loading:
+    """``total`` 0: it is being loaded. Else it is on its way: bytes are downloaded, or weights of a GGUF file
+    converted."""
+
     model: str
-    done: int = 0  # weights converted, of a GGUF file that is converted first
+    done: int = 0
     total: int = 0
+    doing: Literal["converting", "downloading"] = "converting"
 
 
 @dataclass(frozen=True)

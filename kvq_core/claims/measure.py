@@ -17,7 +17,7 @@ from kvq_core.claims.sample import Sample, capture
 from kvq_core.claims.texts import token_ids
 from kvq_core.claims.verdict import satisfies, spreads, verdict
 from kvq_core.codebooks.files import Codebook, codebooks
-from kvq_core.errors import KvqError, MethodError
+from kvq_core.errors import KvqError, MethodError, SpecError
 from kvq_core.models import LoadedModel
 
 Progress = Callable[[str, int, int], None]  # what is being done, done, total
@@ -83,26 +83,41 @@ def measure_missing(
     keep: Callable[[Board], None] = lambda _: None,
 ) -> Board:
     """``known`` with those of the papers' claims that it has not measured as they are written today. ``keep`` gets the
-    board after every paper, so that whoever stops it loses one paper's at most."""
+    board after every measurement, those of the fewest claims first, so that whoever stops it loses one's at most.
+
+    Raises SpecError where ``known`` is of other weights or another setting and the papers are not all it has.
+    """
     if not _same_circumstances(known, model, setting):
+        if missing := {claim.paper for claim in known.claims} - {paper.title for paper in papers}:
+            raise SpecError(
+                f"The stored board of {known.model} is of other weights or another setting: measure all of its papers "
+                f"again, {', '.join(sorted(missing))} as well."
+            )
         return measure_board(model, papers, setting, progress)
-    kept = {claim.id: claim for claim in known.claims}
     board = known
     done: tuple[Board, ...] = ()
-    for paper in papers:
-        left = [claim for claim in paper.claims if not _is_known(claim, kept.get(claim.id))]
-        if not left:
-            continue
-        found = measure_board(model, [paper.model_copy(update={"claims": left})], setting, progress)
-        done = (*done, found)
+    for part in _parts(known, papers):
+        done = (*done, measure_board(model, [part], setting, progress))
         board = _with(known, done, papers)
         keep(board)
     return board
 
 
+def _parts(known: Board, papers: Sequence[Paper]) -> list[Paper]:
+    """Each paper's claims that a board lacks, those of one measurement together, the fewest first."""
+    kept = {claim.id: claim for claim in known.claims}
+    parts: list[Paper] = []
+    for paper in papers:
+        by_measure: dict[str, list[Claim]] = {}
+        for claim in paper.claims:
+            if not _is_known(claim, kept.get(claim.id)):
+                by_measure.setdefault(claim.measure, []).append(claim)
+        parts += [paper.model_copy(update={"claims": claims}) for claims in by_measure.values()]
+    return sorted(parts, key=lambda part: len(part.claims))
+
+
 def _with(known: Board, found: Sequence[Board], papers: Sequence[Paper]) -> Board:
     """A board with the claims of others beside its own, all of them one later go."""
-    every = {claim.id: claim for board in (known, *found) for claim in board.claims}
     last = found[-1]
     go = Go(
         claims=tuple(claim.id for board in found for claim in board.claims),
@@ -111,13 +126,23 @@ def _with(known: Board, found: Sequence[Board], papers: Sequence[Paper]) -> Boar
         environment=last.environment,
     )
     update = {
-        "claims": tuple(every[claim.id] for paper in papers for claim in paper.claims if claim.id in every),
+        "claims": _in_order(known, found, papers),
         "texts": tuple({text.name: text for board in (known, *found) for text in board.texts}.values()),
         "codebooks": last.codebooks,
         "trained_on_demand": last.trained_on_demand,
         "goes": (*known.goes, go),
     }
     return known.model_copy(update=update)
+
+
+def _in_order(known: Board, found: Sequence[Board], papers: Sequence[Paper]) -> tuple[ClaimResult, ...]:
+    """The claims of all these boards: of the papers as these have them today, of others as they stood there."""
+    every = {claim.id: claim for board in (known, *found) for claim in board.claims}
+    by_paper = {claim.paper: [c for c in known.claims if c.paper == claim.paper] for claim in known.claims}
+    by_paper |= {paper.title: [] for paper in papers}
+    for paper in papers:
+        by_paper[paper.title] += [every[claim.id] for claim in paper.claims if claim.id in every]
+    return tuple(claim for claims in by_paper.values() for claim in claims)
 
 
 def _same_circumstances(known: Board, model: LoadedModel, setting: Setting) -> bool:

@@ -27,5 +27,5 @@ class Bar:
         if self.timed and doing != self.doing:
             self.bar.reset(total)
         self.doing = doing
-        self.bar.total, self.bar.n = total, done
+        self.bar.total, self.bar.n, self.bar.unit_scale = total, done, total >= 1_000_000
         self.bar.set_description_str(doing)

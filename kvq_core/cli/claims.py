@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "python -m kvq_core claims\n"
     "  python -m kvq_core claims --paper squat --model Qwen/Qwen3-0.6B\n"
+    "  python -m kvq_core claims --missing --paper svdq --model gguf:1d9614638d18024d\n"
     "  python -m kvq_core claims --stored\n"
     "  python -m kvq_core claims --stored --json --model smollm2-135m-instruct-q4_1"
 )
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--stored", action="store_true", help="print the stored or shipped board of --model, or those of both models"
     )
     parser.add_argument(
-        "--missing", action="store_true", help="measure only claims that the stored board of --model lacks"
+        "--missing", action="store_true", help="measure what the stored board of --model lacks, of --paper or all"
     )
     parser.add_argument("--markdown", action="store_true", help="as --stored, but as a Markdown table")
 
@@ -40,8 +41,6 @@ def claims(arguments: argparse.Namespace) -> None:
 
     if arguments.markdown and arguments.json:
         raise SpecError("--markdown and --json are two formats; give one of them.")
-    if arguments.missing and arguments.paper:
-        raise SpecError("--missing adds to the board of all papers; leave --paper out.")
     unkept = None
     if arguments.stored or arguments.markdown:
         boards = _stored(arguments.model, arguments.paper)
@@ -49,9 +48,11 @@ def claims(arguments: argparse.Namespace) -> None:
         model = arguments.model or DEFAULT_MODEL
         boards = [_measured(model, arguments.revision, arguments.paper, arguments.missing)]
         try:
-            save_board(boards[0], board_file(boards[0].model, arguments.paper))
+            whole = arguments.missing or arguments.paper is None
+            save_board(boards[0], board_file(boards[0].model, None if whole else arguments.paper))
         except StoreError as error:  # what was measured is printed all the same
             unkept = error
+        boards = _of(boards, arguments.paper)
     if arguments.json:
         print(boards_json(boards), end="")
     else:
@@ -62,7 +63,6 @@ def claims(arguments: argparse.Namespace) -> None:
 
 def _stored(model: str | None, name: str | None) -> "list[Board]":
     """The board of one model, or those of all models that have one side by side; of one paper where it is named."""
-    from kvq_core.claims import paper
     from kvq_core.claims.board import stored_board, stored_boards
 
     if model is None:
@@ -71,6 +71,13 @@ def _stored(model: str | None, name: str | None) -> "list[Board]":
         from kvq_core.models.source import known_as
 
         boards = [stored_board(known_as(model))]
+    return _of(boards, name)
+
+
+def _of(boards: "list[Board]", name: str | None) -> "list[Board]":
+    """Boards with the claims of one paper alone, where it is named."""
+    from kvq_core.claims import paper
+
     if name is None:
         return boards
     title = paper(name).title
@@ -86,8 +93,8 @@ def _measured(model: str, revision: str | None, name: str | None, missing: bool)
 
     with redirect_stdout(sys.stderr), Bar() as bar:
         bar("Loading the model", 0, 1)
-        for done, total in prepare(model, revision):
-            bar("Converting the model", done, total)
+        for step in prepare(model, revision):
+            bar(step.said, step.done, step.total)
         loaded = load(model, revision)
         if missing:
             known = stored_board(loaded.id)

@@ -124,8 +124,8 @@ def _train(arguments: argparse.Namespace) -> None:
     with redirect_stdout(sys.stderr), Bar(timed=True) as bar:
         bar("Loading the model", 0, 1)
         model, revision = arguments.model or DEFAULT_MODEL, arguments.revision
-        for done, total in prepare(model, revision):
-            bar("Converting the model", done, total)
+        for step in prepare(model, revision):
+            bar(step.said, step.done, step.total)
         try:
             books = train(load(model, revision), request, bar, texts)
         except KeyboardInterrupt:

@@ -93,8 +93,8 @@ def _converted(file: Path) -> "LoadedModel":
     from kvq_core.models import load, prepare
 
     with Bar() as bar:
-        for done, total in prepare(str(file)):
-            bar("Converting the model", done, total)
+        for step in prepare(str(file)):
+            bar(step.said, step.done, step.total)
     return load(str(file))
 
 

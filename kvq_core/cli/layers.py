@@ -144,8 +144,8 @@ def read_prompts(file: Path) -> "list[Prompt]":
 def _loaded(id: str, bar: Bar) -> "LoadedModel":
     from kvq_core.models import load, prepare
 
-    for done, total in prepare(id, None):
-        bar("Converting the model, once", done, total)
+    for step in prepare(id, None):
+        bar(step.said, step.done, step.total)
     bar("Loading the model", 0, 1)
     return load(id)
 

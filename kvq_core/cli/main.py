@@ -245,8 +245,8 @@ def _show_progress(event: "Event", bar: Bar) -> None:
     from kvq_core import events
 
     match event:
-        case events.Loading(model=model, done=done, total=total):
-            bar(f"Converting {model}" if total else f"Loading {model}", done, total or 1)
+        case events.Loading(model=model, done=done, total=total, doing=doing):
+            bar(f"{doing.capitalize() if total else 'Loading'} {model}", done, total or 1)
         case events.Prefill(done=done, total=total):
             bar("Reading the prompt", done, total)
         case events.Encoding(label=label, index=index, total=total):

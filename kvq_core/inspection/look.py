@@ -67,8 +67,8 @@ def looking(
     """``inspect_model``, telling what is being done; what was found comes last. Closing it stops the look."""
     with memory_errors_as_limits():
         if isinstance(model, str):
-            for done, total in prepare(model, revision):
-                yield Looking("Converting the model, once", done, total)
+            for step in prepare(model, revision):
+                yield Looking(step.said, step.done, step.total)
             yield Looking("Loading the model", 0, 1)
             model = load(model, revision)
         kept = stored_inspection(model)

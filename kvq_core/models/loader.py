@@ -54,8 +54,8 @@ def load(id: str, revision: str | None = None) -> LoadedModel:
 
 
 def prepare(id: str, revision: str | None = None) -> Steps:
-    """Convert a GGUF file that ``load`` would have to convert first, yielding weights done and all of them; of other
-    models, and of one that is loaded, nothing. Raises what ``load`` raises."""
+    """Download what ``load`` would have to download first, and convert a GGUF file that it would have to convert,
+    telling how far; of other models, and of one that is loaded, nothing. Raises what ``load`` raises."""
     check_allowed(id, revision)
     if _asked(id, revision) not in _held:
         yield from find(id, revision)

@@ -4,11 +4,13 @@
 """
 
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
 from kvq_core.errors import KvqError, ModelError
 from kvq_core.models import identity
-from kvq_core.models.gguf.folder import converted
+from kvq_core.models.gguf.fetching import Fetched, fetched_to
+from kvq_core.models.gguf.folder import Step, converted
 from kvq_core.models.gguf.published import NAME, REPO, SECOND_MODEL, SHA256, SIZE
 from kvq_core.models.source import find, path_of
 from kvq_core.settings import settings
@@ -32,18 +34,17 @@ def local_file() -> Path | None:
     return _checked(file) if file.is_file() else None
 
 
-def download() -> Path:
-    """The file from the Hub, in the downloads of KVQ_HOME; an interrupted download goes on where it stopped.
+def download() -> Fetched:
+    """The file from the Hub, in the downloads of KVQ_HOME, telling how far it is; an interrupted download goes on where
+    it stopped.
 
     Raises ModelError where it cannot be had.
     """
     from huggingface_hub.utils import logging
 
-    from kvq_core.models.gguf.fetching import fetched_to
-
     logging.set_verbosity_error()  # it warns of each try, and the last error says it all
     try:
-        return _checked(fetched_to(REPO, NAME, settings().home / "downloads"))
+        return _checked((yield from fetched_to(REPO, NAME, settings().home / "downloads")))
     except ModelError:
         raise
     except Exception as error:  # no connection, no room, no permission
@@ -63,15 +64,23 @@ def _checked(file: Path) -> Path:
     raise ModelError(f"{file} is not {NAME} of {REPO}: it has {found}. Put the published file there.")
 
 
+def _steps() -> Generator[Step, None, None]:
+    if not is_converted():
+        file = local_file() or (yield from download())
+        yield from find(str(file.resolve()), None)
+
+
 def _main() -> None:
     from tqdm import tqdm
 
-    if not is_converted():
-        file = local_file() or download()
-        with tqdm(desc="Converting", unit=" weights", unit_scale=True, disable=None, leave=False) as bar:
-            for done, total in find(str(file.resolve()), None):
-                bar.total, bar.n = total, done
-                bar.refresh()
+    with tqdm(unit_scale=True, disable=None, leave=False) as bar:
+        for step in _steps():
+            if bar.desc != f"{step.said}: ":
+                bar.unit = "B" if step.doing == "downloading" else " weights"
+                bar.reset(step.total)
+                bar.set_description(step.said)
+            bar.n = step.done
+            bar.refresh()
     print(SECOND_MODEL)
 
 

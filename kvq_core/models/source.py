@@ -11,7 +11,8 @@ from kvq_core.errors import PATH, ModelError, abbreviate, excerpt
 from kvq_core.machine import files
 from kvq_core.models import bundled, identity
 from kvq_core.models.gguf import hub
-from kvq_core.models.gguf.folder import Converted, Steps, converted
+from kvq_core.models.gguf.fetching import fetched_weights
+from kvq_core.models.gguf.folder import Converted, Found, Step, converted, last
 from kvq_core.models.gguf.published import PREFIX, SECOND_MODEL, TITLE
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL
@@ -28,13 +29,13 @@ class Source:
     file: Converted | None = None  # of a converted GGUF file
 
 
-def find(id: str, revision: str | None) -> Generator[tuple[int, int], None, Source]:
-    """What an id stands for; a GGUF file is converted where it is not yet, yielding weights done and all of them.
+def find(id: str, revision: str | None) -> Generator[Step, None, Source]:
+    """What an id stands for. What is not on this machine yet is downloaded, and a GGUF file converted, telling how far.
 
     Raises ModelError for ids that are none of these, or not allowed on this instance.
     """
     if (named := hub.parts(id)) is not None:
-        file = yield from _converted(hub.download(*named, revision))
+        file = yield from _converted((yield from _seen(hub.download(*named, revision))))
         return Source(str(file.folder), file=file)
     path = path_of(id)
     if revision is not None and (path is not None or id == DEFAULT_MODEL):
@@ -44,7 +45,8 @@ def find(id: str, revision: str | None) -> Generator[tuple[int, int], None, Sour
     if id == DEFAULT_MODEL:
         return Source(str(bundled_folder()))
     if path is None:
-        return Source(_checked_hub_id(id), revision)
+        yield from _seen(fetched_weights(_checked_hub_id(id), revision))
+        return Source(id, revision)
     if id.startswith(FILE):
         if (held := converted(path)) is None:
             known = f" It is {TITLE}: make second-model fetches and converts it." if id == SECOND_MODEL else ""
@@ -66,13 +68,7 @@ def find(id: str, revision: str | None) -> Generator[tuple[int, int], None, Sour
 
 def found(id: str, revision: str | None) -> Source:
     """``find``, to its end."""
-    steps = find(id, revision)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            source: Source = end.value
-            return source
+    return last(find(id, revision))
 
 
 def files_of(source: Source) -> tuple[Path, str | None]:
@@ -134,7 +130,7 @@ def bundled_folder() -> Path:
     return bundled.convert(bundled.folder())
 
 
-def _converted(path: Path) -> Generator[tuple[int, int], None, Converted]:
+def _converted(path: Path) -> Generator[Step, None, Converted]:
     """A GGUF file's conversion, kept under the file's hash; one process converts while others wait."""
     from kvq_core.models.gguf.conversion import convert  # with it the reader of files, which most models never need
     from kvq_core.models.gguf.header import read_header
@@ -149,7 +145,7 @@ def _converted(path: Path) -> Generator[tuple[int, int], None, Converted]:
             if (found := converted(target)) is None:
                 for left in target.parent.glob(f".{target.name}-*"):  # by a killed process: no other is in here
                     shutil.rmtree(left, ignore_errors=True)
-                yield from _told(convert(header, target))
+                yield from _seen(convert(header, target))
                 found = converted(target)
     except OSError as error:
         raise ModelError(f"KVQ_HOME = {settings().home} cannot be written: {error.strerror}.") from None
@@ -158,18 +154,24 @@ def _converted(path: Path) -> Generator[tuple[int, int], None, Converted]:
     return found
 
 
-def converting() -> tuple[int, int] | None:
-    """Weights done and all of them, of the file that is being converted; None where none is. Does not wait."""
+def converting() -> Step | None:
+    """How far the file is that is being downloaded or converted; None where none is. Does not wait."""
     return next(iter(_now.values()), None)
 
 
-_now: dict[str, tuple[int, int]] = {}  # of the one conversion in this process
+_now: dict[str, Step] = {}  # of the one file that is on its way in this process
 
 
-def _told(steps: Steps) -> Steps:
+def _seen(steps: Generator[Step, None, Found]) -> Generator[Step, None, Found]:
+    """The same steps, which others may ask for meanwhile."""
     try:
-        for step in steps:
-            _now["steps"] = step
+        while True:
+            try:
+                step = next(steps)
+            except StopIteration as end:
+                found: Found = end.value
+                return found
+            _now["step"] = step
             yield step
     finally:
         _now.clear()

@@ -41,8 +41,8 @@ def measure_spec(spec: ComparisonSpec, request: Request) -> Generator[Progress]:
     """
     spec = with_model(spec)
     yield Loading(spec.model)
-    for done, total in prepare(spec.model, spec.revision):
-        yield Loading(spec.model, done, total)
+    for step in prepare(spec.model, spec.revision):
+        yield Loading(spec.model, *step)
     model = load(spec.model, spec.revision)
     ids = render(model, spec)
     lanes = [None, *spec.lanes]

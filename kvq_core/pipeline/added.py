@@ -57,8 +57,8 @@ def following(parent: Record, spec: ComparisonSpec, store: Store | None, owner: 
     """``adding`` of what ``spec`` asks for."""
     with memory_errors_as_limits():
         yield Loading(spec.model)
-        for done, total in prepare(spec.model, spec.revision):
-            yield Loading(spec.model, done, total)
+        for step in prepare(spec.model, spec.revision):
+            yield Loading(spec.model, *step)
         yield from adding_on(load(spec.model, spec.revision), parent, spec, store, owner)
 
 

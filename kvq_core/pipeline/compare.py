@@ -45,8 +45,8 @@ def compare(spec: ComparisonSpec, store: Store | None = None, owner: str = "") -
     spec = with_model(spec)
     with memory_errors_as_limits():
         yield Loading(spec.model)
-        for done, total in prepare(spec.model, spec.revision):
-            yield Loading(spec.model, done, total)
+        for step in prepare(spec.model, spec.revision):
+            yield Loading(spec.model, *step)
         answer = yield from against(spec, store)
         model = load(spec.model, spec.revision)
         yield from compare_on(model, named(model, spec), store, owner, answer)
@@ -65,8 +65,8 @@ def against(spec: ComparisonSpec, store: Store | None) -> Generator[Event, None,
     check_kept_here(spec)
     if spec.reference is None:
         return None
-    for done, total in prepare(spec.reference):
-        yield Loading(spec.reference, done, total)
+    for step in prepare(spec.reference):
+        yield Loading(spec.reference, *step)
     model = outline(spec.model, spec.revision)
     spec = named(model, spec)
     check_reference(model, spec)

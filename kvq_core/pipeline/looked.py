@@ -94,8 +94,8 @@ def looking_at(
     spec = spec_of_look(whole, lanes, layer)
     with memory_errors_as_limits():
         yield Loading(spec.model)
-        for done, total in prepare(spec.model, spec.revision):
-            yield Loading(spec.model, done, total)
+        for step in prepare(spec.model, spec.revision):
+            yield Loading(spec.model, *step)
         yield from looking_on(load(spec.model, spec.revision), whole, lanes, layer, store, owner)
 
 

@@ -83,6 +83,8 @@ def _stages(stage: int, done: float) -> str:
 
 def _said(event: Event) -> str | None:
     match event:
+        case Loading(done=done, total=total, doing="downloading") if total:
+            return f"Downloading the model: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB"
         case Loading(done=done, total=total) if total:
             return f"Converting the model, once: {done / 1e6:,.0f} of {total / 1e6:,.0f} million weights"
         case Loading():

@@ -1,16 +1,43 @@
-"""A converted GGUF file: its folder, what it came from, and whether it is whole. Loads no reader of files."""
+"""A converted GGUF file: its folder, what it came from, and whether it is whole; and the steps that lead to it. Loads
+no reader of files."""
 
 import hashlib
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, NamedTuple, TypeVar
 
 from kvq_core.machine import files
 from kvq_core.models import identity
 
 VERSION = 1  # raised when a file would be converted into something else: what was converted before is done again
 WEIGHTS = "model.safetensors"
-Steps = Generator[tuple[int, int], None, None]  # weights done so far, and all of them
+
+
+class Step(NamedTuple):
+    """How far a model is on its way: weights that are converted so far, or bytes downloaded, and all of them."""
+
+    done: int
+    total: int
+    doing: Literal["converting", "downloading"] = "converting"
+
+    @property
+    def said(self) -> str:
+        return "Downloading the model" if self.doing == "downloading" else "Converting the model, once"
+
+
+Steps = Generator[Step, None, None]
+Found = TypeVar("Found")
+
+
+def last(steps: Generator[Step, None, Found]) -> Found:
+    """What steps lead to, without anybody who is told of them."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: Found = end.value
+            return found
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,9 @@
 """GGUF files of the Hub, named as llama.cpp's ``-hf`` names them: ``owner/repo:Q4_K_M`` or ``owner/repo:file.gguf``."""
 
 import re
-from pathlib import Path
 
 from kvq_core.errors import ModelError, abbreviate, excerpt
-from kvq_core.models.gguf.fetching import fetched
+from kvq_core.models.gguf.fetching import Fetched, fetched
 
 _PART = re.compile(r"[-.]\d+-of-\d+\.gguf$", re.IGNORECASE)
 _ID = re.compile(r"([\w.-]+/[\w.-]+):([^:]+)")
@@ -21,8 +20,8 @@ def parts(id: str) -> tuple[str, str] | None:
     return (found[1], found[2]) if found else None
 
 
-def download(repo: str, wanted: str, revision: str | None) -> Path:
-    """The file in the Hub's cache, fetched where it is not there; an interrupted download goes on.
+def download(repo: str, wanted: str, revision: str | None) -> Fetched:
+    """The file in the Hub's cache, fetched where it is not there, telling bytes; an interrupted download goes on.
 
     Raises ModelError where the repository cannot be had, or none or several of its files are meant.
     """
@@ -35,7 +34,7 @@ def download(repo: str, wanted: str, revision: str | None) -> Path:
             name = chosen(repo, wanted, list_repo_files(repo, revision=revision))
         if _PART.search(name):
             raise ModelError(f"{repo}:{abbreviate(name)} is one of the parts of a model, and {_PARTS}")
-        return fetched(repo, name, revision)
+        return (yield from fetched(repo, name, revision))
     except ModelError:
         raise
     except Exception as error:  # no connection, no such repository or file, no permission, no room

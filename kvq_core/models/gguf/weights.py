@@ -20,6 +20,7 @@ import numpy as np
 from kvq_core.errors import ModelError, excerpt
 from kvq_core.models.gguf.configuration import refused
 from kvq_core.models.gguf.families import FAMILIES
+from kvq_core.models.gguf.folder import Step
 from kvq_core.models.gguf.header import Entry, Header
 from kvq_core.models.gguf.scaling import FREQUENCIES
 
@@ -27,7 +28,7 @@ from kvq_core.models.gguf.scaling import FREQUENCIES
 _EXPERTS = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_bias)?")
 _PER_TOKEN = ("token_embd.weight", "output.weight")  # the largest tensors; nothing changes the order of their rows
 _CHUNK = 1 << 24  # weights of those that are dequantized at a time
-Written = Generator[tuple[int, int], None, str]
+Written = Generator[Step, None, str]
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def write(header: Header, config: Any, entries: dict[str, Made], file: IO[bytes]
     for data, done in _pieces(header, config, entries):
         file.write(data)
         digest.update(data)
-        yield done, total
+        yield Step(done, total)
     return digest.hexdigest()
 
 

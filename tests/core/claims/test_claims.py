@@ -28,7 +28,7 @@ from kvq_core.claims.side_by_side import joined
 from kvq_core.claims.tables import markdown_table, plain_table, verdict_markdown
 from kvq_core.claims.verdict import verdict
 from kvq_core.cli.main import main
-from kvq_core.errors import StoreError
+from kvq_core.errors import SpecError, StoreError
 from kvq_core.spec import DEFAULT_MODEL
 from tests.support.tiny_models import tiny
 from ui.html.claims_table import claims_summary, claims_table
@@ -108,7 +108,7 @@ def test_claims_a_board_lacks_are_added_to_it(small_board, monkeypatch, smollm):
 
 
 def test_what_was_measured_before_somebody_stops_it_is_kept(small_board, monkeypatch, smollm):
-    """A paper at a time; of a board that has none of them, those that are not measured yet stay away."""
+    """A measurement at a time; of a board that has none of them, those that are not measured yet stay away."""
     short = setting().model_copy(update={"prompt_tokens": 128, "later_tokens": 16})
     first, second = (
         small_paper().model_copy(
@@ -129,6 +129,22 @@ def test_what_was_measured_before_somebody_stops_it_is_kept(small_board, monkeyp
         measure_missing(smollm, small_board.model_copy(update={"claims": ()}), [first, second], short, keep=kept.append)
     (board,) = kept
     assert board.claims == (one,) and board.goes[-1].claims == ("y-one",)
+
+
+def test_of_one_paper_the_smallest_measurement_comes_first_and_other_papers_stay(small_board, monkeypatch, smollm):
+    short = setting().model_copy(update={"prompt_tokens": 128, "later_tokens": 16})
+    other = small_board.claims[0].model_copy(update={"paper": "Another", "id": "z"})
+    known = small_board.model_copy(update={"claims": (other,)})
+    (lane, second), sizes = small_paper().claims, papers()["commvq"].claims
+    size = next(claim for claim in sizes if claim.measure == "codebook_sizes")
+    asked = small_paper().model_copy(update={"claims": [lane, second, size]})
+    monkeypatch.setattr("kvq_core.claims.measure._measure", lambda *_: None)
+    kept = []
+    board = measure_missing(smollm, known, [asked], short, keep=kept.append)
+    assert [[c.id for c in each.claims] for each in kept] == [["z", size.id], ["z", lane.id, second.id, size.id]]
+    assert board == kept[-1] and board.goes[-1].claims == (size.id, lane.id, second.id)
+    with pytest.raises(SpecError, match="all of its papers again, Another as well"):
+        measure_missing(smollm, known.model_copy(update={"weights_hash": "other"}), [asked], short)
 
 
 def test_a_context_too_short_is_a_reason():

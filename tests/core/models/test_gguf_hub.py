@@ -10,9 +10,12 @@ from types import SimpleNamespace
 import pytest
 
 from kvq_core.errors import ModelError
-from kvq_core.models import load, second
+from kvq_core.events import Loading
+from kvq_core.models import converting, load, prepare, second
+from kvq_core.models.gguf.folder import last
 from tests.support.gguf_files import source, write
 from tests.support.hub_server import COMMIT, Hub, serving, use
+from ui.html.status import event_line
 
 REPO = "owner/repo-GGUF"
 PARTS = ("m-F16-00001-of-00002.gguf", "m-F16-00002-of-00002.gguf")
@@ -69,6 +72,46 @@ def test_a_download_that_broke_goes_on_where_it_was(hub: Hub, content: bytes, tm
     assert hub.ranges == [f"bytes={size}-"] and not list((tmp_path / "cache").rglob("*.part"))
 
 
+def test_how_far_a_download_is_can_be_seen(hub: Hub, content: bytes) -> None:
+    """By whoever started it, and by others meanwhile; then the conversion tells."""
+    seen = [(step, converting()) for step in prepare(f"{REPO}:Q4_K_M")]
+    assert all(step == told for step, told in seen) and converting() is None
+    came = [step for step, _ in seen if step.doing == "downloading"]
+    assert len(came) > 3 and [step.done for step in came] == sorted({step.done for step in came})
+    assert came[-1].done == came[0].total == len(content) and seen[len(came)][0].doing == "converting"
+    said = event_line(Loading("m", 120_000_000, 491_400_064, "downloading"))
+    assert "Downloading the model: 120 of 491 MB" in said
+    assert not list(prepare(f"{REPO}:Q4_K_M"))
+
+
+def test_a_download_that_somebody_stops_goes_on(hub: Hub, content: bytes, tmp_path) -> None:
+    steps = prepare(f"{REPO}:Q4_K_M")
+    next(steps), next(steps)
+    steps.close()
+    (part,) = (tmp_path / "cache").rglob("*.part")
+    size = part.stat().st_size
+    assert 0 < size < len(content) and converting() is None
+    assert load(f"{REPO}:Q4_K_M").shape.layers == 2 and hub.ranges == [None, f"bytes={size}-"]
+
+
+@pytest.mark.parametrize("size", ["1GB", "100KB"])
+def test_weights_of_a_model_that_is_no_gguf_file_tell_as_well(hub: Hub, tmp_path, size: str) -> None:
+    """In one file, or in several with an index."""
+    (tmp_path / "m.gguf").write_bytes(hub.files["m-Q8_0.gguf"])
+    model, folder = load(str(tmp_path / "m.gguf")), tmp_path / "m"
+    model.tokenizer.save_pretrained(folder)
+    model.model.save_pretrained(folder, max_shard_size=size)
+    hub.files = {file.name: file.read_bytes() for file in folder.iterdir()}
+    steps = list(prepare(REPO))
+    held = sum(len(held) for name, held in hub.files.items() if name.endswith(".safetensors"))
+    assert steps[-1] == (held, held, "downloading") and [s.done for s in steps] == sorted({s.done for s in steps})
+    asked = len(hub.ranges)
+    assert load(REPO).shape.layers == model.shape.layers
+    weights = [path for method, path, _ in hub.asked if method == "GET" and path.endswith(".safetensors")]
+    assert len(weights) == len(set(weights)) and len(hub.ranges) > asked, "what is small comes afterwards"
+    assert list(prepare(REPO)) == []
+
+
 def test_what_is_not_the_hubs_is_removed(hub: Hub, content: bytes, tmp_path) -> None:
     part = broken(hub, content, tmp_path)
     part.write_bytes(b"x" * part.stat().st_size)
@@ -88,9 +131,9 @@ def test_the_second_model_goes_on_too(hub: Hub, content: bytes, tmp_path, monkey
         monkeypatch.setattr(second, name, value)
     hub.breaks = len(content) // 2
     with pytest.raises(ModelError, match="could not be had from the Hub"):
-        second.download()
+        last(second.download())
     hub.breaks, hub.broken, hub.asked = None, False, []
-    assert second.download() == tmp_path / "home" / "downloads" / told["NAME"]
+    assert last(second.download()) == tmp_path / "home" / "downloads" / told["NAME"]
     (asked,) = hub.ranges
     assert asked is not None
 

@@ -11,6 +11,8 @@ import torch
 
 from kvq_core.errors import ModelError
 from kvq_core.models import load, second
+from kvq_core.models.gguf.fetching import Fetched
+from kvq_core.models.gguf.folder import Step, last
 from kvq_core.models.gguf.published import TITLE
 from kvq_core.models.identity import sha256_of
 from kvq_core.pipeline.compare import run
@@ -49,22 +51,23 @@ def test_another_file_is_refused(home: Path, content: bytes, said: str) -> None:
 
 
 def test_it_is_fetched_into_the_downloads(home: Path, monkeypatch) -> None:
-    def fetch(repo: str, name: str, folder: Path) -> Path:
+    def fetch(repo: str, name: str, folder: Path) -> Fetched:
         assert (repo, name, folder) == (second.REPO, second.NAME, home / "downloads")
         (folder / name).write_bytes(b"GGUF")
+        yield Step(4, 4, "downloading")
         return folder / name
 
-    monkeypatch.setattr("kvq_core.models.gguf.fetching.fetched_to", fetch)
-    assert second.download() == home / "downloads" / second.NAME == second.local_file()
+    monkeypatch.setattr(second, "fetched_to", fetch)
+    assert last(second.download()) == home / "downloads" / second.NAME == second.local_file()
 
 
 def test_where_it_cannot_be_had_one_line_says_what_to_do(home: Path, monkeypatch) -> None:
     def fetch(*_: object, **__: object) -> str:
         raise ConnectionError("no route\nto the host")
 
-    monkeypatch.setattr("kvq_core.models.gguf.fetching.fetched_to", fetch)
+    monkeypatch.setattr(second, "fetched_to", fetch)
     with pytest.raises(ModelError, match="could not be had from the Hub: no route to the host") as caught:
-        second.download()
+        last(second.download())
     assert "KVQ_SECOND_MODEL=file" in str(caught.value) and "\n" not in str(caught.value)
 
 
