@@ -9,6 +9,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from tests.support import gguf_delta
+
 CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
 _WINDOW = {"sliding_window": 24, "num_hidden_layers": 4}
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "rope_theta": 10000.0}
@@ -47,8 +49,16 @@ FAMILIES: dict[str, dict[str, Any]] = {  # architectures with keys of their own:
         "num_experts_per_tok": 2,
         "rope_parameters": _YARN,
     },
+    "qwen3_5_text": gguf_delta.SIZES,
+    "qwen3_5_moe_text": {**gguf_delta.SIZES, **_EXPERTS, "shared_expert_intermediate_size": 48},
 }
-_NAMES = {"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss"}  # of architectures, in files
+_NAMES = {  # of architectures, in files
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+    "gpt_oss": "gpt-oss",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
+}
 MERGES = ["d e", "de f", "1 2"]
 BYTES = list(bytes_to_unicode().values())
 TOKENS = [*BYTES, "de", "def", "12", "<|start|>", "<|end|>", "<|turn|>"]
@@ -152,7 +162,7 @@ def _header(config: Any) -> dict[str, Any]:
         "context_length": config.max_position_embeddings,
         "block_count": config.num_hidden_layers,
         "embedding_length": config.hidden_size,
-        "feed_forward_length": config.intermediate_size,
+        "feed_forward_length": getattr(config, "intermediate_size", None),
         "attention.head_count": heads,
         "attention.head_count_kv": config.num_key_value_heads,
         "rope.freq_base": float(_rope(config)["rope_theta"]),
@@ -160,7 +170,7 @@ def _header(config: Any) -> dict[str, Any]:
     if head_dim != config.hidden_size // heads:
         told |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
     told |= _epsilon(config) | _own(config)
-    return {"general.file_type": 0, **{f"{name}.{key}": value for key, value in told.items()}}
+    return {"general.file_type": 0, **{f"{name}.{key}": value for key, value in told.items() if value is not None}}
 
 
 def _rope(config: Any) -> dict[str, Any]:
@@ -192,11 +202,13 @@ def _own(config: Any) -> dict[str, Any]:
         own["attention.head_count_kv"], own["shortconv.l_cache"] = held, config.conv_L_cache
     if kind == "stablelm":
         own["use_parallel_residual"] = config.use_parallel_residual
-    if kind in _NAMES:
+    if kind.startswith("qwen3_5"):
+        own |= gguf_delta.keys(config)
+    if "moe" in kind or kind == "gpt_oss":
         count = "num_local_experts" if kind == "gpt_oss" else "num_experts"
         own["expert_count"], own["expert_used_count"] = getattr(config, count), config.num_experts_per_tok
-        own["expert_feed_forward_length"] = getattr(config, "moe_intermediate_size", config.intermediate_size)
-    if kind == "qwen2_moe":
+        own["expert_feed_forward_length"] = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
+    if hasattr(config, "shared_expert_intermediate_size"):
         own["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
     if "partial_rotary_factor" in rope:
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -254,6 +266,9 @@ def _tensors(model: Any) -> dict[str, np.ndarray]:
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         data, stem = tensor.numpy(), name.rpartition(".")[0]
+        if kind.startswith("qwen3_5") and (told := gguf_delta.tensor(name, data, config)) is not None:
+            found |= {told[0]: told[1]}
+            continue
         if ".mlp.experts." in name:
             found |= _experts(name, data, interleaved=kind == "gpt_oss")
             continue

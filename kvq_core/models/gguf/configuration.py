@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from kvq_core.errors import ModelError, excerpt
-from kvq_core.models.gguf.families import FAMILIES, Facts, Family
+from kvq_core.models.gguf.families import FAMILIES
+from kvq_core.models.gguf.family import Facts, Family
 from kvq_core.models.gguf.header import Entry, Header
 from kvq_core.models.gguf.scaling import rope_parameters
 
@@ -74,7 +75,7 @@ def configuration(header: Header, frequencies: np.ndarray | None) -> Any:
     from transformers import AutoConfig
 
     at, family = _lookup(header), FAMILIES[header.architecture]
-    sizes = {field: _whole(header, key, at(key, None)) for key, field in _SIZES.items()}
+    sizes = _sizes(header, at, family)
     heads, context = sizes["num_attention_heads"], sizes["max_position_embeddings"]
     head_dim, rotated = _head_dim(header, at, family, sizes["hidden_size"] // heads)
     kv_heads = _kv_heads(header, at("attention.head_count_kv", heads), family, sizes)
@@ -102,10 +103,20 @@ def configuration(header: Header, frequencies: np.ndarray | None) -> Any:
     return AutoConfig.for_model(family.model_type, _model_name_or_path=name, **told)
 
 
+def _sizes(header: Header, at: Callable[[str, Any], Any], family: Family) -> dict[str, int]:
+    """The numbers a file must give, by transformers' fields."""
+    asked = {key: field for key, field in _SIZES.items() if key not in family.absent or at(key, None) is not None}
+    sizes = {field: _whole(header, key, at(key, None)) for key, field in asked.items()}
+    if family.drafts is not None and (drafts := at(family.drafts, 0)):
+        layers = sizes["num_hidden_layers"] - _whole(header, family.drafts, drafts)
+        sizes["num_hidden_layers"] = _whole(header, "block_count", layers)
+    return sizes
+
+
 def _own(header: Header, family: Family, facts: Facts) -> dict[str, Any]:
     """Fields of the family. Raises ModelError for a key that is no number."""
     for key in family.keys:
-        if isinstance(value := facts.key(key, 0), str | list):
+        if isinstance(value := facts.key(key, 0), str if key in family.lists else str | list):
             raise refused(header, f"{header.architecture}.{key} = {excerpt(value)} is not one number")
     try:
         return family.fields(facts)
@@ -190,7 +201,7 @@ def _check_counts(header: Header, entries: dict[str, Entry], sizes: dict[str, in
     if sizes["num_hidden_layers"] > len(entries):
         raise refused(header, f"it holds {len(entries)} tensors for {sizes['num_hidden_layers']} layers")
     largest = max(entry.numel for entry in entries.values())
-    if max(sizes["hidden_size"], sizes["intermediate_size"], sizes["num_attention_heads"]) > largest:
+    if max(sizes["hidden_size"], sizes.get("intermediate_size", 0), sizes["num_attention_heads"]) > largest:
         raise refused(header, "its header asks for larger tensors than it holds")
     if sizes["num_attention_heads"] % kv_heads:
         raise refused(header, f"{sizes['num_attention_heads']} query heads cannot share {kv_heads} KV heads")

@@ -4,59 +4,13 @@ its header, what stands for a key that is missing, and what no key says.
 Source: llama.cpp, src/llama-model.cpp (load_hparams) and src/models/; conversion/*.py for the order of weights.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-Key = Callable[[str, Any], Any]  # a key behind "{architecture}.", and what it is where the file lacks it
-Fields = dict[str, Any]  # of transformers' configuration
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What a file of any architecture says: ``key`` looks up the others; ``tensors`` are the names it holds, ``rope``
-    transformers' rope_parameters."""
-
-    key: Key
-    tensors: Collection[str]
-    layers: int
-    hidden: int
-    heads: int
-    head_dim: int
-    rope: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Family:
-    """One architecture. ``keys``: those of its own; ``allowed``: keys that may have one value, with which they change
-    nothing; ``epsilon``: key of the norms' epsilon and transformers' field; ``fields``: of the configuration;
-    ``halves``: whether llama.cpp keeps rows of queries and keys in another order; ``one_more``: whether it adds one to
-    the weights of norms; ``partial``: whether fewer channels may be rotated than a head has; ``wide``: whether a head
-    may have other channels than hidden_size / heads; ``kv_by_layer``: whether it counts KV heads for every layer;
-    ``expert``: what transformers makes of one expert's matrices, or biases, of the file: gate and up, or down alone."""
-
-    model_type: str
-    keys: tuple[str, ...] = ()
-    allowed: Mapping[str, Any] = field(default_factory=dict)
-    epsilon: tuple[str, str] = ("attention.layer_norm_rms_epsilon", "rms_norm_eps")
-    fields: Callable[[Facts], Fields] = lambda facts: {}
-    halves: bool = False
-    one_more: bool = False
-    partial: bool = False
-    wide: bool = True
-    kv_by_layer: bool = False
-    expert: Callable[[Sequence[np.ndarray]], np.ndarray] | None = None
-
-    def weights(self, name: str, held: np.ndarray, config: Any) -> np.ndarray:
-        """A tensor of the file as transformers has it."""
-        if self.halves and name.endswith((".attn_q.weight", ".attn_k.weight")):
-            heads = config.num_attention_heads if ".attn_q." in name else config.num_key_value_heads
-            pairs = held.reshape(heads, held.shape[0] // heads // 2, 2, *held.shape[1:])
-            return pairs.swapaxes(1, 2).reshape(held.shape)
-        return held - 1 if self.one_more and name.endswith("norm.weight") else held
+from kvq_core.models.gguf import delta
+from kvq_core.models.gguf.family import Facts, Family, Fields
 
 
 def alternating(layers: int, every: int) -> list[str]:
@@ -145,11 +99,15 @@ def _routed(facts: Facts, count: str) -> Fields:
     return {count: experts, "num_experts_per_tok": used}
 
 
-def _qwen_moe(facts: Facts, normed: bool, shared: bool) -> Fields:
-    """llama.cpp weighs a token's experts so that they sum to one in Qwen3 MoE, and as they are in Qwen2 MoE."""
-    own = {"shared_expert_intermediate_size": int(facts.key("expert_shared_feed_forward_length", 0))} if shared else {}
+def _qwen_moe(facts: Facts, normed: bool | None, shared: bool) -> Fields:
+    """llama.cpp weighs a token's experts so that they sum to one in Qwen3 MoE, and as they are in Qwen2 MoE; None where
+    transformers knows one way alone."""
+    own: Fields = (
+        {"shared_expert_intermediate_size": int(facts.key("expert_shared_feed_forward_length", 0))} if shared else {}
+    )
     size = int(facts.key("expert_feed_forward_length", 0))
-    return {**_routed(facts, "num_experts"), "moe_intermediate_size": size, "norm_topk_prob": normed, **own}
+    own |= {} if normed is None else {"norm_topk_prob": normed}
+    return {**_routed(facts, "num_experts"), "moe_intermediate_size": size, **own}
 
 
 def _gpt_oss(facts: Facts) -> Fields:
@@ -220,5 +178,13 @@ FAMILIES: dict[str, Family] = {
     ),
     "qwen3moe": Family("qwen3_moe", _ROUTED, fields=partial(_qwen_moe, normed=True, shared=False), expert=side_by_side),
     "gpt-oss": Family("gpt_oss", (*_ROUTED, "attention.sliding_window"), fields=_gpt_oss, expert=interleaved),
+    "qwen35": delta.family("qwen3_5_text"),
+    "qwen35moe": delta.family(
+        "qwen3_5_moe_text",
+        (*_ROUTED, "expert_shared_feed_forward_length"),
+        fields=partial(_qwen_moe, normed=None, shared=True),
+        absent=("feed_forward_length",),
+        expert=side_by_side,
+    ),
     "nemotron": Family("nemotron", epsilon=(_LAYER_NORM, "norm_eps"), one_more=True, partial=True),
 }

@@ -25,7 +25,7 @@ _CUTS: dict[str, tuple[str, ...]] = {  # expressions that transformers does not 
 }
 # a word the vocabulary holds is one token, whatever the merges say
 _WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "lfm2")
-_KNOWN = (*_CUTS, *_WHOLE_WORDS, "qwen2", "deepseek-r1-qwen", "smaug-bpe", "dbrx", "gpt-4o", "llama4")
+_KNOWN = (*_CUTS, *_WHOLE_WORDS, "qwen2", "qwen35", "deepseek-r1-qwen", "smaug-bpe", "dbrx", "gpt-4o", "llama4")
 _NO_BLANK_FIRST = ("gemma", "gemma2", "gemma3")  # transformers puts none before a text of these, and before others one
 _USED = {
     *("model", "pre", "tokens", "scores", "token_type", "merges", "add_bos_token", "add_eos_token"),

@@ -52,7 +52,9 @@ def test_logits_are_those_of_the_model_it_was_written_from(tmp_path, kind: str) 
     outcome = run_engine(loaded, IDS[:50], [Lane(label="x", method="fp16")], 1, follow=IDS[50:52])
     assert apart(outcome.logits()[0], expected[50 : 50 + len(outcome.logits()[0])]) < EXACT
     windowed = kind in ("gemma2", "gemma3_text", "phi3", "gpt_oss")
-    assert bool(loaded.shape.windowed) == windowed and bool(loaded.shape.stateful) == (kind == "lfm2")
+    assert bool(loaded.shape.windowed) == windowed and bool(loaded.shape.stateful) == (
+        kind == "lfm2" or "qwen3_5" in kind
+    )
 
 
 def test_the_document_names_every_architecture_that_is_read() -> None:
@@ -127,6 +129,10 @@ def test_what_a_file_does_not_say_is_what_llama_cpp_takes(tmp_path, kind: str, k
         ),
         ("qwen3_moe", {"a__expert_weights_scale": 2.5}, "'qwen3moe.expert_weights_scale' = 2.5 is not known here"),
         ("gpt_oss", {"a__expert_gating_func": 2}, "'gpt-oss.expert_gating_func' = 2 is not known here"),
+        ("qwen3_5_text", {"a__ssm__time_step_rank": 5}, "5 value heads of 96 channels in all cannot share 2 key heads"),
+        ("qwen3_5_text", {"a__ssm__state_size": None}, "ssm.state_size = 0 is not one number above 0"),
+        ("qwen3_5_text", {"a__nextn_predict_layers": 3}, "qwen35.block_count = 0 is not one number above 0"),
+        ("qwen3_5_text", {"a__attention__recurrent_layers": [1, 0]}, "'qwen35.attention.recurrent_layers' = [1, 0]"),
         ("stablelm", {"a__rope__dimension_count": 3}, "3 of 16 channels of a head cannot be rotated in pairs"),
         ("phi3", {"a__rope__scaling__attn_factor": 1.2}, "rope.scaling.attn_factor = 1.2 is known with yarn alone"),
         ("gemma2", sentencepiece(), "tokenizer.ggml.add_space_prefix is True, and only False is read"),
@@ -140,6 +146,14 @@ def test_what_would_be_computed_otherwise_is_refused(tmp_path, home: Path, kind:
         load(str(write(tmp_path / "m.gguf", source(kind, **changes), **keys)))
     assert said in str(error.value) and "\n" not in str(error.value)
     assert not list((home / "models").glob("*"))
+
+
+def test_layers_that_guess_ahead_are_left_out(tmp_path) -> None:
+    """Files of Qwen3.5 count them among their layers; llama.cpp runs them for drafts alone."""
+    model = source("qwen3_5_text")
+    ahead = {f"blk.3.{name}.weight": np.ones(64, np.float32) for name in ("attn_norm", "nextn.enorm")}
+    file = write(tmp_path / "m.gguf", model, tensors=ahead, a__block_count=4, a__nextn_predict_layers=1)
+    assert apart(logits(converted(load(str(file))), IDS), logits(model, IDS)) < EXACT
 
 
 def test_rope_that_changes_with_the_length_of_a_text_is_refused(tmp_path) -> None:
