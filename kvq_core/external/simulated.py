@@ -45,15 +45,21 @@ def simulate(
 
     Raises SpecError where a text reads as other tokens here than there, or a lane cannot run on the model.
     """
-    found: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in every]
+    found = kld_of(model, [lane_of(types, rotate) for types in every], asked)
+    return [tuple(np.concatenate(parts) for parts in zip(*of, strict=True)) for of in found]  # type: ignore[misc]
+
+
+def kld_of(model: LoadedModel, lanes: list[dict[str, Any]], asked: Asked) -> list[list[tuple[np.ndarray, np.ndarray]]]:
+    """What ``simulate`` finds, of any lanes as a spec has them, a prompt apart from the other."""
+    found: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in lanes]
     for ids, forced in asked:
-        record, arrays = _compared(model, [lane_of(types, rotate) for types in every], ids, forced)
+        record, arrays = _compared(model, lanes, ids, forced)
         for at, lane in enumerate(record.lanes):
             if lane.status != "done":
                 raise SpecError(f"The lane {lane.label} cannot be simulated: {lane.error}")
             kld, same = (arrays[f"lane/{at}/{name}"] for name in ("kld", "same_top"))
             found[at].append((kld.double().numpy(), same.bool().numpy()))
-    return [tuple(np.concatenate(parts) for parts in zip(*of, strict=True)) for of in found]  # type: ignore[misc]
+    return found
 
 
 def _compared(

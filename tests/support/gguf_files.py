@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from tests.support import gguf_delta
+from tests.support import gguf_delta, gguf_gemma4
 
 CONFIGS = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
 _WINDOW = {"sliding_window": 24, "num_hidden_layers": 4}
@@ -28,6 +28,7 @@ FAMILIES: dict[str, dict[str, Any]] = {  # architectures with keys of their own:
             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
         },
     },
+    "gemma4_text": gguf_gemma4.SIZES,
     "phi3": {"sliding_window": 24, "head_dim": None},
     "starcoder2": {"sliding_window": None, "head_dim": None},
     "granite": {
@@ -81,6 +82,8 @@ def source(architecture: str, **changes: Any) -> Any:
     """A transformers model with random weights and biases: what a file is written from."""
     torch.manual_seed(3)
     sizes = {"tie_word_embeddings": "gemma" in architecture, **SIZES, **FAMILIES.get(architecture, {}), **changes}
+    if architecture == "gemma4_text":
+        sizes["vocab_size_per_layer_input"] = sizes["vocab_size"]
     sizes = {name: value for name, value in sizes.items() if name != "head_dim" or value is not None}
     ids = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": None}
     config = AutoConfig.for_model(architecture, **ids, **sizes)
@@ -88,6 +91,9 @@ def source(architecture: str, **changes: Any) -> Any:
     for name, parameter in model.named_parameters():
         if name.endswith("bias") or "norm" in name:
             torch.nn.init.normal_(parameter, 1.0, 0.3)
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            buffer.fill_(float(torch.rand(())) + 0.5)
     return model
 
 
@@ -157,6 +163,8 @@ def logits(model: Any, ids: list[int]) -> torch.Tensor:
 
 def _header(config: Any) -> dict[str, Any]:
     name, heads = named(config), config.num_attention_heads
+    if name == "gemma4":
+        return {"general.file_type": 0, **{f"{name}.{key}": value for key, value in gguf_gemma4.keys(config).items()}}
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     told = {
         "context_length": config.max_position_embeddings,
@@ -272,7 +280,7 @@ def _tensors(model: Any) -> dict[str, np.ndarray]:
         if ".mlp.experts." in name:
             found |= _experts(name, data, interleaved=kind == "gpt_oss")
             continue
-        if name.endswith("sinks"):
+        if name.endswith(("sinks", "layer_scalar")):
             found[f"{names.get_name(name)}.weight"] = data
             continue
         data = data[0] if name.endswith("shared_expert_gate.weight") else data
@@ -282,11 +290,11 @@ def _tensors(model: Any) -> dict[str, np.ndarray]:
                 heads, 2, data.shape[0] // heads // 2, -1
             )  # convert_hf_to_gguf.py, LlamaModel.permute
             data = halves.swapaxes(1, 2).reshape(data.shape)
-        if ("gemma" in kind or kind == "nemotron") and name.endswith("norm.weight"):
+        if (("gemma" in kind and kind != "gemma4_text") or kind == "nemotron") and name.endswith("norm.weight"):
             data = data + 1
         data = data.squeeze(1) if name.endswith("conv.conv.weight") else data
         found[f"{names.get_name(stem)}.{name.rpartition('.')[2]}"] = np.ascontiguousarray(data)
-    return found
+    return found | ({"rope_freqs.weight": gguf_gemma4.factors(config)} if kind == "gemma4_text" else {})
 
 
 def _experts(name: str, data: np.ndarray, interleaved: bool) -> dict[str, np.ndarray]:

@@ -58,7 +58,8 @@ def check_architecture(header: Header) -> None:
     if (family := FAMILIES.get(name)) is None:
         raise refused(header, f"its architecture is {excerpt(name)}; read are {', '.join(FAMILIES)}")
     allowed = {**_IF, **family.allowed}
-    used = {*_USED, family.epsilon[0], *family.keys} | (_HARMLESS - family.allowed.keys())
+    shared = set() if family.whole else {*_USED, family.epsilon[0]} | (_HARMLESS - family.allowed.keys())
+    used = shared.union(family.keys)
     for key, value in header.values.items():
         prefix, _, rest = key.partition(".")
         if prefix == name and rest not in used and not (rest in allowed and value == allowed[rest]):
@@ -72,14 +73,14 @@ def configuration(header: Header, frequencies: np.ndarray | None) -> Any:
 
     Raises ModelError, naming the key, where the header lacks what it needs or says something impossible.
     """
-    from transformers import AutoConfig
-
     at, family = _lookup(header), FAMILIES[header.architecture]
+    entries = {entry.name: entry for entry in header.entries}
+    if family.whole is not None:
+        return _made(header, family, entries, _whole_of(header, family, entries, frequencies))
     sizes = _sizes(header, at, family)
     heads, context = sizes["num_attention_heads"], sizes["max_position_embeddings"]
     head_dim, rotated = _head_dim(header, at, family, sizes["hidden_size"] // heads)
     kv_heads = _kv_heads(header, at("attention.head_count_kv", heads), family, sizes)
-    entries = {entry.name: entry for entry in header.entries}
     _check_counts(header, entries, sizes, kv_heads)
     try:
         rope = rope_parameters(lambda key, default: _rope(header, key, default), rotated, context, frequencies)
@@ -93,14 +94,39 @@ def configuration(header: Header, frequencies: np.ndarray | None) -> Any:
         "num_key_value_heads": kv_heads,
         epsilon: _number(header, key, at(key, None)),
         "rope_parameters": rope,
+        **({"head_dim": head_dim} if family.wide else {}),
+    }
+    return _made(header, family, entries, told | sizes | _own(header, family, facts))
+
+
+def _made(header: Header, family: Family, entries: dict[str, Entry], told: dict[str, Any]) -> Any:
+    """The configuration of these fields, and of those that all architectures have alike."""
+    from transformers import AutoConfig
+
+    common = {
         "vocab_size": entries["token_embd.weight"].shape[0],
         "tie_word_embeddings": "output.weight" not in entries,
-        **({"head_dim": head_dim} if family.wide else {}),
         **{f"{field}_token_id": token_id(header, name) for field, name in _IDS.items()},
     }
     name = header.values.get("general.name", "")
-    told |= sizes | _own(header, family, facts)
-    return AutoConfig.for_model(family.model_type, _model_name_or_path=name, **told)
+    return AutoConfig.for_model(family.model_type, _model_name_or_path=name, **common, **told)
+
+
+def _whole_of(
+    header: Header, family: Family, entries: dict[str, Entry], frequencies: np.ndarray | None
+) -> dict[str, Any]:
+    """Fields of an architecture that shares none of the others' rules."""
+    assert family.whole is not None
+    if (embedding := entries.get("token_embd.weight")) is None or len(embedding.shape) != 2:
+        raise refused(header, "it holds no tensor 'token_embd.weight' of two dimensions")
+    try:
+        told = family.whole(_lookup(header), entries, frequencies)
+    except (ValueError, TypeError) as error:
+        raise refused(header, str(error)) from None
+    counts = {key: told[key] for key in ("num_hidden_layers", "hidden_size", "intermediate_size")}
+    for kv_heads in (told["num_key_value_heads"], told["num_global_key_value_heads"] or told["num_key_value_heads"]):
+        _check_counts(header, entries, counts | {"num_attention_heads": told["num_attention_heads"]}, kv_heads)
+    return told
 
 
 def _sizes(header: Header, at: Callable[[str, Any], Any], family: Family) -> dict[str, int]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvq_core.models.gguf.family import Facts, Family, Fields
+from kvq_core.models.gguf.family import Facts, Family, Fields, block_of
 
 _STATE = ("ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank", "ssm.inner_size")
 _KEYS = (*_STATE, "full_attention_interval", "rope.dimension_sections", "nextn_predict_layers")
@@ -30,6 +30,7 @@ def family(
         names={".ssm_dt.bias": ".linear_attn.dt_bias"},
         undo=_undo,
         drafts="nextn_predict_layers",
+        unused=lambda name, config: (block_of(name) or 0) >= config.num_hidden_layers,
         **own,
     )
 

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from kvq_core.models.gguf import delta
+from kvq_core.models.gguf import delta, gemma4
 from kvq_core.models.gguf.family import Facts, Family, Fields
 
 
@@ -143,6 +143,7 @@ FAMILIES: dict[str, Family] = {
         fields=_gemma3,
         one_more=True,
     ),
+    "gemma4": gemma4.family(),
     "phi3": Family("phi3", ("attention.sliding_window",), fields=_phi3, partial=True, wide=False),
     "starcoder2": Family("starcoder2", epsilon=(_LAYER_NORM, "norm_epsilon"), fields=_starcoder2, wide=False),
     "granite": Family(

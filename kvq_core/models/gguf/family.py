@@ -1,13 +1,17 @@
 """What an architecture of GGUF files is told by: see ``families``, which lists them."""
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from kvq_core.models.gguf.header import Entry
+
 Key = Callable[[str, Any], Any]  # a key behind "{architecture}.", and what it is where the file lacks it
 Fields = dict[str, Any]  # of transformers' configuration
+BLOCK = re.compile(r"blk\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,9 @@ class Family:
     ``expert``: what transformers makes of one expert's matrices, or biases, of the file: gate and up, or down alone;
     ``lists``: those of ``keys`` that hold several numbers; ``absent``: numbers that a file need not give; ``names``:
     ends of tensors' names, in the file and in transformers; ``undo``: what else is done to tensors; ``drafts``: the key
-    of layers at the end that are counted, and guess tokens ahead, which nothing here does."""
+    of layers at the end that are counted, and guess tokens ahead, which nothing here does; ``unused``: whether a tensor
+    is left out; ``whole``: all fields by keys, tensors and RoPE's factors, where what others have in common does not
+    hold, and then ``keys`` are all there are."""
 
     model_type: str
     keys: tuple[str, ...] = ()
@@ -52,6 +58,8 @@ class Family:
     names: Mapping[str, str] = field(default_factory=dict)
     undo: Callable[[str, np.ndarray, Any], np.ndarray] | None = None
     drafts: str | None = None
+    unused: Callable[[str, Any], bool] = lambda name, config: False
+    whole: Callable[[Key, Mapping[str, Entry], np.ndarray | None], Fields] | None = None
 
     def weights(self, name: str, held: np.ndarray, config: Any) -> np.ndarray:
         """A tensor of the file as transformers has it."""
@@ -62,3 +70,9 @@ class Family:
             pairs = held.reshape(heads, held.shape[0] // heads // 2, 2, *held.shape[1:])
             return pairs.swapaxes(1, 2).reshape(held.shape)
         return held - 1 if self.one_more and name.endswith("norm.weight") else held
+
+
+def block_of(name: str) -> int | None:
+    """The layer a tensor of a file belongs to."""
+    found = BLOCK.match(name)
+    return None if found is None else int(found[1])

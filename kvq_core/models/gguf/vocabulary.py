@@ -26,7 +26,13 @@ _CUTS: dict[str, tuple[str, ...]] = {  # expressions that transformers does not 
 # a word the vocabulary holds is one token, whatever the merges say
 _WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "lfm2")
 _KNOWN = (*_CUTS, *_WHOLE_WORDS, "qwen2", "qwen35", "deepseek-r1-qwen", "smaug-bpe", "dbrx", "gpt-4o", "llama4")
-_NO_BLANK_FIRST = ("gemma", "gemma2", "gemma3")  # transformers puts none before a text of these, and before others one
+_NEEDED = {"gpt2": "merges", "llama": "scores", "gemma4": "merges"}  # of each kind of vocabulary
+_NO_BLANK_FIRST = (
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "gemma4",
+)  # transformers puts none before a text of these, and before others one
 _USED = {
     *("model", "pre", "tokens", "scores", "token_type", "merges", "add_bos_token", "add_eos_token"),
     *(f"{name}_token_id" for name in ("bos", "eos", "eot", "eom", "unknown", "padding")),
@@ -44,9 +50,12 @@ def check_vocabulary(header: Header) -> None:
     values = header.values
     model, pre = values.get("tokenizer.ggml.model"), values.get("tokenizer.ggml.pre", "default")
     tokens = values.get("tokenizer.ggml.tokens")
-    if model not in ("gpt2", "llama") or not isinstance(tokens, list) or not tokens:
-        raise refused(header, f"its tokenizer is {excerpt(model)}; read are gpt2 (byte-level BPE) and llama")
-    needed = "merges" if model == "gpt2" else "scores"
+    if model not in _NEEDED or not isinstance(tokens, list) or not tokens:
+        raise refused(
+            header,
+            f"its tokenizer is {excerpt(model)}; read are gpt2 (byte-level BPE), llama and gemma4 (SentencePiece)",
+        )
+    needed = _NEEDED[model]
     if not isinstance(values.get(f"tokenizer.ggml.{needed}"), list):
         raise refused(header, f"tokenizer.ggml.{needed} is missing")
     if len(tokens) > next((e.shape[0] for e in header.entries if e.name == "token_embd.weight"), 0):
@@ -54,7 +63,7 @@ def check_vocabulary(header: Header) -> None:
     if model == "gpt2" and pre not in _KNOWN:
         raise refused(header, f"tokenizer.ggml.pre = {excerpt(pre)} is not known here; known are {', '.join(_KNOWN)}")
     prefix = values.get("tokenizer.ggml.add_space_prefix", True)
-    if model == "llama" and prefix is not (expected := header.architecture not in _NO_BLANK_FIRST):
+    if model != "gpt2" and prefix is not (expected := header.architecture not in _NO_BLANK_FIRST):
         raise refused(header, f"tokenizer.ggml.add_space_prefix is {excerpt(prefix)}, and only {expected} is read")
     for key, value in values.items():
         kind, _, rest = key.removeprefix("tokenizer.").partition(".")
@@ -86,6 +95,8 @@ def tokenizer(header: Header, pre: str | None = None) -> Any:
         if pre in _WHOLE_WORDS:
             backend.model.ignore_merges = True
             built.add_bos_token = header.values.get("tokenizer.ggml.add_bos_token", True)  # llama.cpp's default for it
+    if header.values["tokenizer.ggml.model"] == "gemma4":
+        built.add_bos_token = header.values.get("tokenizer.ggml.add_bos_token", True)  # transformers' reader says no
     _check_round_trip(header, built)
     return built
 

@@ -20,15 +20,18 @@ import numpy as np
 from kvq_core.errors import ModelError, excerpt
 from kvq_core.models.gguf.configuration import refused
 from kvq_core.models.gguf.families import FAMILIES
-from kvq_core.models.gguf.family import Family
+from kvq_core.models.gguf.family import BLOCK, Family
 from kvq_core.models.gguf.folder import Step
 from kvq_core.models.gguf.header import Entry, Header
 from kvq_core.models.gguf.scaling import FREQUENCIES
 
 # of layers with experts: all experts' matrices, or biases, of one kind in one tensor
 _EXPERTS = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up|down)_proj(_bias)?")
-_BLOCK = re.compile(r"blk\.(\d+)\.")
-_PER_TOKEN = ("token_embd.weight", "output.weight")  # the largest tensors; nothing changes the order of their rows
+_PER_TOKEN = (
+    "token_embd.weight",
+    "output.weight",
+    "per_layer_token_embd.weight",
+)  # the largest tensors; nothing changes the order of their rows
 _CHUNK = 1 << 24  # weights of those that are dequantized at a time
 Written = Generator[Step, None, str]
 
@@ -69,14 +72,14 @@ def named(header: Header, model: Any) -> dict[str, Made]:
     from transformers.modeling_gguf_pytorch_utils import TensorProcessor, get_gguf_hf_weights_map
 
     names = get_gguf_hf_weights_map(model, TensorProcessor(), header.architecture)
-    family, layers = FAMILIES[header.architecture], model.config.num_hidden_layers
+    family = FAMILIES[header.architecture]
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     if model.config.tie_word_embeddings:
         del shapes["lm_head.weight"]
     found = _experts(header, shapes)
     taken = {entry.name for made in found.values() for entry in made.entries}
     for entry in (entry for entry in header.entries if entry.name not in taken):
-        if family.drafts is not None and (block := _BLOCK.match(entry.name)) and int(block[1]) >= layers:
+        if family.unused(entry.name, model.config):
             continue
         name = names.get(entry.name) or names.get(entry.name.removesuffix(".weight")) or _named(family, entry.name)
         if name is None and entry.name == FREQUENCIES:
@@ -95,7 +98,7 @@ def named(header: Header, model: Any) -> dict[str, Made]:
 
 def _named(family: Family, name: str) -> str | None:
     """A tensor of a layer whose name is the architecture's own."""
-    block = _BLOCK.match(name)
+    block = BLOCK.match(name)
     known = None if block is None else family.names.get(name[block.end() - 1 :])
     return None if block is None or known is None else f"model.layers.{block[1]}{known}"
 

@@ -17,13 +17,14 @@ from kvq_core.models.gguf.header import read_header
 from kvq_core.models.gguf.vocabulary import _KNOWN, tokenizer
 from kvq_core.settings import settings
 from kvq_core.spec import Lane
+from tests.support import gguf_gemma4
 from tests.support.engine_runs import run_engine
 from tests.support.gguf_files import BYTES, CONFIGS, FAMILIES, TOKENS, logits, sentencepiece, source, write
 
 IDS = [(7 * i * i + i) % len(TOKENS) for i in range(60)]
 # of a spread of 1: norms to whose weights one is added and taken away again; llama.cpp's GELU from a table in fp16
 EXACT, TABLE = 5e-5, 1e-2
-GELU = ("gemma", "gemma2", "gemma3_text", "starcoder2")
+GELU = ("gemma", "gemma2", "gemma3_text", "gemma4_text", "starcoder2")
 TEXT = "def 1234 12  a+=b's B'S\n\n  def\n x_def f12 AbC defdef abc é 東京 🙂 ./\n+ += ...\n\t\tdef    12345"
 
 
@@ -51,7 +52,7 @@ def test_logits_are_those_of_the_model_it_was_written_from(tmp_path, kind: str) 
     assert apart(logits(converted(loaded), IDS), expected) < EXACT
     outcome = run_engine(loaded, IDS[:50], [Lane(label="x", method="fp16")], 1, follow=IDS[50:52])
     assert apart(outcome.logits()[0], expected[50 : 50 + len(outcome.logits()[0])]) < EXACT
-    windowed = kind in ("gemma2", "gemma3_text", "phi3", "gpt_oss")
+    windowed = kind in ("gemma2", "gemma3_text", "gemma4_text", "phi3", "gpt_oss")
     assert bool(loaded.shape.windowed) == windowed and bool(loaded.shape.stateful) == (
         kind == "lfm2" or "qwen3_5" in kind
     )
@@ -129,6 +130,21 @@ def test_what_a_file_does_not_say_is_what_llama_cpp_takes(tmp_path, kind: str, k
         ),
         ("qwen3_moe", {"a__expert_weights_scale": 2.5}, "'qwen3moe.expert_weights_scale' = 2.5 is not known here"),
         ("gpt_oss", {"a__expert_gating_func": 2}, "'gpt-oss.expert_gating_func' = 2 is not known here"),
+        ("gemma4_text", {"a__attention__shared_kv_layers": 6}, "attention.shared_kv_layers = 6 of 6 layers"),
+        ("gemma4_text", {"a__attention__sliding_window_pattern": 6}, "does not say of 6 layers which have windows"),
+        ("gemma4_text", {"a__rope__dimension_count_swa": 8}, "rope.dimension_count_swa = 8 is not"),
+        (
+            "gemma4_text",
+            {"a__feed_forward_length": [96] * 5 + [192]},
+            "feed_forward_length = [96, 96, 96, 96, 96, 192]",
+        ),
+        (
+            "gemma4_text",
+            {"a__attention__head_count_kv": [2, 2, 1] * 2},
+            "1 KV heads in layers of full attention beside",
+        ),
+        ("gemma4_text", {"a__expert_count": 8}, "'gemma4.expert_count' = 8 is not known here"),
+        ("gemma4_text", {"a__rope__scaling__type": "linear"}, "'gemma4.rope.scaling.type' = 'linear' is not known"),
         ("qwen3_5_text", {"a__ssm__time_step_rank": 5}, "5 value heads of 96 channels in all cannot share 2 key heads"),
         ("qwen3_5_text", {"a__ssm__state_size": None}, "ssm.state_size = 0 is not one number above 0"),
         ("qwen3_5_text", {"a__nextn_predict_layers": 3}, "qwen35.block_count = 0 is not one number above 0"),
@@ -146,6 +162,18 @@ def test_what_would_be_computed_otherwise_is_refused(tmp_path, home: Path, kind:
         load(str(write(tmp_path / "m.gguf", source(kind, **changes), **keys)))
     assert said in str(error.value) and "\n" not in str(error.value)
     assert not list((home / "models").glob("*"))
+
+
+def test_gemma_4_in_its_larger_form_and_with_keys_that_nothing_reads(tmp_path) -> None:
+    """Its keys of full attention are its values; others' files hold keys for layers that read another's."""
+    large = source("gemma4_text", **gguf_gemma4.LARGE)
+    found = load(str(write(tmp_path / "large.gguf", large)))
+    assert apart(logits(converted(found), IDS), logits(large, IDS)) < EXACT and found.shape.kinds[2].kv_heads == 1
+    model = source("gemma4_text")
+    left = {f"blk.5.attn_{of}.weight": np.ones((64, 64), np.float32) for of in "kv"}
+    found = load(str(write(tmp_path / "m.gguf", model, tensors=left)))
+    assert apart(logits(converted(found), IDS), logits(model, IDS)) < EXACT
+    assert [kind.reads for kind in found.shape.kinds] == [None] * 3 + [1, 1, 2]
 
 
 def test_layers_that_guess_ahead_are_left_out(tmp_path) -> None:
