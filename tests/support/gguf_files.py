@@ -50,6 +50,11 @@ FAMILIES: dict[str, dict[str, Any]] = {  # architectures with keys of their own:
         "num_experts_per_tok": 2,
         "rope_parameters": _YARN,
     },
+    "minimax_m2": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    },
     "qwen3_5_text": gguf_delta.SIZES,
     "qwen3_5_moe_text": {**gguf_delta.SIZES, **_EXPERTS, "shared_expert_intermediate_size": 48},
 }
@@ -57,6 +62,7 @@ _NAMES = {  # of architectures, in files
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
     "gpt_oss": "gpt-oss",
+    "minimax_m2": "minimax-m2",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
 }
@@ -92,8 +98,8 @@ def source(architecture: str, **changes: Any) -> Any:
         if name.endswith("bias") or "norm" in name:
             torch.nn.init.normal_(parameter, 1.0, 0.3)
     for name, buffer in model.named_buffers():
-        if name.endswith("layer_scalar"):
-            buffer.fill_(float(torch.rand(())) + 0.5)
+        if name.endswith(("layer_scalar", "e_score_correction_bias")):
+            buffer.copy_(torch.rand_like(buffer) + 0.5)
     return model
 
 
@@ -212,10 +218,12 @@ def _own(config: Any) -> dict[str, Any]:
         own["use_parallel_residual"] = config.use_parallel_residual
     if kind.startswith("qwen3_5"):
         own |= gguf_delta.keys(config)
-    if "moe" in kind or kind == "gpt_oss":
-        count = "num_local_experts" if kind == "gpt_oss" else "num_experts"
+    if "moe" in kind or kind in ("gpt_oss", "minimax_m2"):
+        count = "num_experts" if "moe" in kind else "num_local_experts"
         own["expert_count"], own["expert_used_count"] = getattr(config, count), config.num_experts_per_tok
         own["expert_feed_forward_length"] = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
+    if kind == "minimax_m2":
+        own["expert_gating_func"] = 2
     if hasattr(config, "shared_expert_intermediate_size"):
         own["expert_shared_feed_forward_length"] = config.shared_expert_intermediate_size
     if "partial_rotary_factor" in rope:
@@ -279,6 +287,9 @@ def _tensors(model: Any) -> dict[str, np.ndarray]:
             continue
         if ".mlp.experts." in name:
             found |= _experts(name, data, interleaved=kind == "gpt_oss")
+            continue
+        if name.endswith("e_score_correction_bias"):
+            found[f"blk.{name.split('.')[2]}.exp_probs_b.bias"] = data
             continue
         if name.endswith(("sinks", "layer_scalar")):
             found[f"{names.get_name(name)}.weight"] = data

@@ -179,6 +179,15 @@ FAMILIES: dict[str, Family] = {
     ),
     "qwen3moe": Family("qwen3_moe", _ROUTED, fields=partial(_qwen_moe, normed=True, shared=False), expert=side_by_side),
     "gpt-oss": Family("gpt_oss", (*_ROUTED, "attention.sliding_window"), fields=_gpt_oss, expert=interleaved),
+    "minimax-m2": Family(
+        "minimax_m2",
+        _ROUTED,
+        {"expert_gating_func": 2},  # sigmoid
+        fields=lambda facts: _routed(facts, "num_local_experts"),
+        partial=True,
+        expert=side_by_side,
+        names={".exp_probs_b.bias": ".mlp.e_score_correction_bias"},
+    ),
     "qwen35": delta.family("qwen3_5_text"),
     "qwen35moe": delta.family(
         "qwen3_5_moe_text",

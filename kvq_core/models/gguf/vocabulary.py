@@ -25,7 +25,18 @@ _CUTS: dict[str, tuple[str, ...]] = {  # expressions that transformers does not 
 }
 # a word the vocabulary holds is one token, whatever the merges say
 _WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "lfm2")
-_KNOWN = (*_CUTS, *_WHOLE_WORDS, "qwen2", "qwen35", "deepseek-r1-qwen", "smaug-bpe", "dbrx", "gpt-4o", "llama4")
+_KNOWN = (
+    *_CUTS,
+    *_WHOLE_WORDS,
+    "qwen2",
+    "qwen35",
+    "deepseek-r1-qwen",
+    "smaug-bpe",
+    "dbrx",
+    "gpt-4o",
+    "llama4",
+    "minimax-m2",
+)
 _NEEDED = {"gpt2": "merges", "llama": "scores", "gemma4": "merges"}  # of each kind of vocabulary
 _NO_BLANK_FIRST = (
     "gemma",
