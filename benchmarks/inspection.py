@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
+from benchmarks.architectures import tiny_of
 from kvq_core.inspection.look import Look
 from kvq_core.inspection.remedies import Measured
 from kvq_core.models import LoadedModel, load, second
@@ -27,6 +29,7 @@ from kvq_core.spec import DEFAULT_MODEL, Lane, Stress
 HARMFUL = 0.02  # nats of mean KLD that a layer's keys alone cost
 BITS = 3
 LANES = 10  # measured at a time
+TINY = "llama qwen2 qwen3 granite gemma2 gemma3_text gpt_oss phi stablelm smollm3 qwen3_next lfm2".split()
 TWINS = {
     "as it is": None,
     "key bias 20, layers 1 and 5": Stress(key_bias=20, layers=(1, 5)),
@@ -34,15 +37,14 @@ TWINS = {
 }
 
 
-def harm(look: Look) -> dict[int, float]:
+def harm(look: Look, layers: Sequence[int]) -> dict[int, float]:
     """Mean KLD that each layer's keys per token at BITS bits cost alone."""
-    layers = look.model.shape.layers
     lanes = [
         Lane(label=str(n), method="per_token", knobs={"bits": BITS, "residual_length": 0}, tensors="keys", layers=(n,))
-        for n in range(layers)
+        for n in layers
     ]
     found: dict[int, float] = {}
-    for start in range(0, layers, LANES):
+    for start in range(0, len(lanes), LANES):
         for name, each in look.measured(lanes[start : start + LANES]).items():
             assert isinstance(each, Measured), each
             found[int(name)] = each.kld
@@ -53,7 +55,7 @@ def measure(model: LoadedModel) -> list[dict[str, Any]]:
     cases = []
     for twin, stress in TWINS.items():
         look = Look(model, stress=stress)
-        named, costs = set(look.inspection(with_remedies=False).at_risk_layers), harm(look)
+        named, costs = set(look.inspection(with_remedies=False).at_risk_layers), harm(look, range(model.shape.layers))
         harmful = {layer for layer, kld in costs.items() if kld >= HARMFUL}
         cases.append(
             {
@@ -71,11 +73,30 @@ def measure(model: LoadedModel) -> list[dict[str, Any]]:
     return cases
 
 
+def measure_tiny() -> dict[str, Any]:
+    """Tiny models with random weights, of which no layer is at risk by its making."""
+    tokenizer = load(DEFAULT_MODEL).tokenizer
+    found: dict[str, Any] = {"models": list(TINY), "layers": 0, "named": 0, "harmful": 0}
+    for kind in TINY:
+        look = Look(tiny_of(kind, tokenizer))
+        layers = look.model.shape.captured
+        found["layers"] += len(layers)
+        found["named"] += len(look.inspection(with_remedies=False).at_risk_layers)
+        found["harmful"] += sum(kld >= HARMFUL for kld in harm(look, layers).values())
+    print(found, flush=True)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", action="append", default=[], help="a model id or file; may be given several times")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
+    parser.add_argument("--tiny", action="store_true", help="the tiny models alone; the others stay as they were")
     arguments = parser.parse_args()
+    if arguments.tiny:
+        held = json.loads(arguments.out.read_text(encoding="utf-8"))
+        arguments.out.write_text(json.dumps({**held, "tiny": measure_tiny()}, indent=1) + "\n")
+        return
     cases = [case for id in arguments.model or [DEFAULT_MODEL, second.SECOND_MODEL] for case in measure(load(id))]
     found = {
         "date": datetime.now(UTC).date().isoformat(),
@@ -87,6 +108,7 @@ def main() -> None:
         "named_of_harmful": sum(len(case["harmful"]) - len(case["missed"]) for case in cases),
         "false_alarms": sum(len(case["false_alarms"]) for case in cases),
         "cases": cases,
+        "tiny": measure_tiny(),
     }
     arguments.out.write_text(json.dumps(found, indent=1) + "\n")
 

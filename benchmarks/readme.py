@@ -209,7 +209,16 @@ def inspection_part() -> str:
         + f"\n\nMeasured on {found['date']}. The last column: layers whose keys per token at {found['bits']} bits "
         f"alone cost {found['harmful_kld']:g} nats of KLD or more. Of {found['harmful']} such layers among "
         f"{found['layers']}, {found['named_of_harmful']} were named; {found['false_alarms']} others were, too. The "
-        "thresholds were set on the two models without stress."
+        "thresholds were set on the two models without stress." + _tiny(found.get("tiny"))
+    )
+
+
+def _tiny(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return ""
+    return (
+        f" Of {found['layers']} layers of {len(found['models'])} tiny models with random weights {found['named']} were "
+        f"named, and {found['harmful']} cost as much."
     )
 
 

@@ -10,6 +10,7 @@ from kvq_core.cli import fit as fit_cli
 from kvq_core.cli.bar import Bar
 from kvq_core.cli.output import as_json, columns
 from kvq_core.errors import ModelError
+from kvq_core.inspection.remedies import spans
 
 if TYPE_CHECKING:
     from kvq_core.inspection.report import Facts, Inspection, LayerFacts, LayerFigures
@@ -78,7 +79,9 @@ def describe(found: "Inspection") -> str:
     parts = [
         [found.title, *facts_lines(found.facts)],
         [found.sentence],
-        columns([_HEADER, *map(_layer, found.facts.layers, found.figures)]),
+        columns([_HEADER, *(_layer(found.facts.layers[own.layer], own) for own in found.figures)])
+        if found.figures
+        else [],
         _remedies(found),
         _formats(found),
         [f"published, not measured here: {said}" for said in found.published],
@@ -89,13 +92,8 @@ def describe(found: "Inspection") -> str:
 def facts_lines(facts: "Facts") -> list[str]:
     """What weights and configuration say, in two lines, and a third where layers differ."""
     base = "" if facts.rope_base is None else f" with base {facts.rope_base:,.0f}"
-    kinds = {
-        "windowed": [f.layer for f in facts.layers if f.window is not None],
-        "without RoPE": [f.layer for f in facts.layers if f.rope == "none"],
-        "rotated in an unknown way": [f.layer for f in facts.layers if f.rope == "unknown"],
-    }
     normed = any(layer.key_norm_gain is not None for layer in facts.layers)
-    unlike = "; ".join(f"layers {', '.join(map(str, layers))}: {kind}" for kind, layers in kinds.items() if layers)
+    unlike = "; ".join(f"layers {spans(layers)}: {what}" for what, layers in facts.unlike.items())
     return [
         f"{facts.architecture}: {len(facts.layers)} layers, {facts.query_heads} query heads on {facts.kv_heads} KV "
         f"heads (GQA {facts.query_groups}), head_dim {facts.head_dim}, context {facts.context:,}",

@@ -2,8 +2,11 @@
 
 from typing import Any
 
+import torch
+
 from kvq_core.inspection.report import Facts, LayerFacts
 from kvq_core.models import LoadedModel
+from kvq_core.models.shape import NORMS
 from kvq_core.models.survey import attention_modules
 
 FP16_BYTES = 2
@@ -12,17 +15,24 @@ FP16_BYTES = 2
 def facts_of(model: LoadedModel) -> Facts:
     """Facts of a loaded model; its RoPE is probed with a few tokens where that was not done before."""
     config, shape = model.model.config, model.shape
-    rope, modules = _rope(config), attention_modules(model.model)
+    rope, modules, scoring = _ropes(config), attention_modules(model.model), model.scoring
     layers = tuple(
         LayerFacts(
             layer=layer,
+            kind=kind.kind,
             window=kind.window,
+            state=bool(kind.conv or kind.recurrent),
+            reads=kind.reads,
+            sinks=how is not None and how.sinks is not None,
+            softcap=None if how is None else how.softcap,
             rope=rotation,
+            rope_base=rope[layer].get("rope_theta"),
             key_bias=None if model.key_bias is None else model.key_bias[layer].norm().item(),
             key_norm_gain=_gain(modules.get(layer)),
         )
-        for layer, (kind, rotation) in enumerate(zip(shape.kinds, model.rotations, strict=True))
+        for layer, (kind, rotation, how) in enumerate(zip(shape.kinds, model.rotations, scoring, strict=True))
     )
+    main = rope[shape.full[0] if shape.full else shape.keyed[0]]
     return Facts(
         architecture=config.model_type,
         layers=layers,
@@ -31,18 +41,30 @@ def facts_of(model: LoadedModel) -> Facts:
         query_groups=shape.query_groups,
         head_dim=shape.head_dim,
         context=shape.context,
-        rope=str(rope.get("rope_type", "default")),
-        rope_base=rope.get("rope_theta"),
+        rope=str(main.get("rope_type", "default")),
+        rope_base=main.get("rope_theta"),
         token_bytes=FP16_BYTES * sum(shape.kinds[layer].elements for layer in shape.keyed),
     )
 
 
-def _rope(config: Any) -> dict[str, Any]:
+def _ropes(config: Any) -> list[dict[str, Any]]:
+    """The parameters of RoPE by layer: some models have others for each kind of layer."""
     told = getattr(config, "rope_parameters", None) or {}
-    return {"rope_theta": getattr(config, "rope_theta", None), **told}
+    base = {"rope_theta": getattr(config, "rope_theta", None)}
+    kinds = getattr(config, "layer_types", None) or [""] * config.num_hidden_layers
+    own = (told.get(kind) for kind in kinds)
+    return [base | (of if isinstance(of, dict) else told) for of in own]
 
 
+@torch.no_grad()
 def _gain(module: Any) -> float | None:
-    """Root mean square of the weights of the norm a layer's keys pass after their projection."""
-    weight = getattr(getattr(module, "k_norm", None), "weight", None)
-    return None if weight is None else weight.float().square().mean().sqrt().item()
+    """Root mean square of what the norm multiplies with that a layer's keys pass after their projection. It is asked,
+    for some norms multiply with one more than their weights."""
+    norm = next((found for name in NORMS if (found := getattr(module, name, None)) is not None), None)
+    weight = getattr(norm, "weight", None)
+    if norm is None or weight is None:
+        return None
+    signs = torch.ones_like(weight)
+    signs[..., ::2] = -1  # of mean 0 and rms 1
+    gain: float = norm(signs).float().square().mean().sqrt().item()
+    return gain

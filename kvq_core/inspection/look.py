@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from kvq_core.capture.plan import LOOKED
 from kvq_core.engine.decode import Decode
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.stress import AppliedStress, apply_stress
@@ -24,9 +25,10 @@ from kvq_core.presets import preset
 from kvq_core.settings import settings
 from kvq_core.spec import ComparisonSpec, Lane, Stress
 
-VERSION = 1  # raised whenever a change alters figures, so that kept ones are measured again
+VERSION = 2  # raised whenever a change alters figures, so that kept ones are measured again
 TEXT = "long-prompt"  # the preset whose prompt is read, as it is
 TOKENS, FORCED = 256, 64
+NOT_LOOKED = f"No layer was looked at: {LOOKED}, and this model has none; measure."
 CHUNK = 16  # forced tokens a forward pass
 Progress = Callable[[str, int, int], None]  # what is being done, done, total
 
@@ -124,8 +126,11 @@ class Look:
         model, steps = self.model, 3 if with_remedies else 2
         yield Looking("Reading weights and configuration", 0, steps)
         facts, formats = facts_of(model), formats_of(model)
-        yield Looking(f"Reading {TOKENS} tokens", 1, steps)
-        figures = self.figures
+        with_remedies &= bool(model.shape.captured)
+        figures: tuple[LayerFigures, ...] = ()
+        if model.shape.captured:
+            yield Looking(f"Reading {TOKENS} tokens", 1, steps)
+            figures = self.figures
         reasons = reasons_of(facts, figures, rules())
         at_risk = tuple(reason.layer for reason in reasons)
         plain: float | None = None
@@ -141,13 +146,13 @@ class Look:
             dtype=_dtype(model),
             facts=facts,
             formats=formats,
-            sentence=sentence_of(facts, reasons, told, plain, rules()),
+            sentence=sentence_of(facts, reasons, told, plain, rules()) if figures else NOT_LOOKED,
             at_risk_layers=at_risk,
             reasons=reasons,
             figures=figures,
             remedies=told,
             plain_kld=plain,
-            tokens=TOKENS,
+            tokens=TOKENS if figures else 0,
             forced_tokens=FORCED if with_remedies else 0,
             bytes_at=BYTES_AT,
             published=known_of(model.id, model.title, facts.architecture),

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AllowInfNan, BaseModel, ConfigDict
 
 from kvq_core.models.rope import Rotation
+from kvq_core.sizing.layers import Kind
 
 Number = Annotated[float, AllowInfNan(False)]
 Cause = Literal["constant", "outlier channels"]
@@ -15,18 +16,48 @@ class _Frozen(BaseModel):
 
 
 class LayerFacts(_Frozen):
-    """One layer, from weights and configuration. ``key_bias``: norm of the key projection's bias, over all KV heads;
-    ``key_norm_gain``: rms of the weights of the norm that follows the projection; None where there is none."""
+    """One layer, from weights and configuration. ``kind``: of which tokens it keeps keys and values, see LayerKind;
+    ``state``: whether it keeps a state of linear attention, a state space or a convolution; ``reads``: the layer whose
+    keys and values it reads instead of its own; ``sinks``: whether its softmax counts weights that are of no token;
+    ``softcap``: the bound of its scores; ``rope_base``: None where there is none, or it is not known. ``key_bias``:
+    norm of the key projection's bias, over all KV heads; ``key_norm_gain``: rms of what the norm that follows the
+    projection multiplies with; None where there is none."""
 
     layer: int
+    kind: Kind
     window: int | None
+    state: bool
+    reads: int | None
+    sinks: bool
+    softcap: Number | None
     rope: Rotation
+    rope_base: Number | None
     key_bias: Number | None
     key_norm_gain: Number | None
 
+    def unlike(self, base: float | None) -> list[str]:
+        """What it is instead of full attention with RoPE of that base over keys of its own."""
+        keyed = self.kind != "none"
+        told = {
+            f"windows of {self.window} tokens": self.kind == "sliding",
+            f"chunks of {self.window} tokens": self.kind == "chunked",
+            "state": self.state,
+            "no attention": not keyed and not self.state and self.reads is None,
+            f"reading the keys of layer {self.reads}": self.reads is not None,
+            "without RoPE": keyed and self.rope == "none",
+            "rotated in an unknown way": keyed and self.rope == "unknown",
+            f"RoPE base {self.rope_base or 0:,.0f}": keyed
+            and self.rope == "rope"
+            and self.rope_base not in (None, base),
+            "attention sinks": self.sinks,
+            f"soft-cap {self.softcap or 0:g}": self.softcap is not None,
+        }
+        return [name for name, holds in told.items() if holds]
+
 
 class Facts(_Frozen):
-    """A model's cache, from weights and configuration alone. ``token_bytes``: of one token in fp16, all layers."""
+    """A model's cache, from weights and configuration alone. ``rope`` and ``rope_base``: of its layers of full
+    attention, where kinds of layers differ. ``token_bytes``: of one token in fp16, all layers."""
 
     architecture: str
     layers: tuple[LayerFacts, ...]
@@ -38,6 +69,15 @@ class Facts(_Frozen):
     rope: str
     rope_base: Number | None
     token_bytes: int
+
+    @property
+    def unlike(self) -> dict[str, list[int]]:
+        """Layers that are not full attention with RoPE over keys of their own, by what they are instead."""
+        found: dict[str, list[int]] = {}
+        for layer in self.layers:
+            for name in layer.unlike(self.rope_base):
+                found.setdefault(name, []).append(layer.layer)
+        return found
 
     @property
     def usual_bias(self) -> float | None:

@@ -21,7 +21,7 @@ from kvq_core.sizing.layers import LayerKind
 _INTERLEAVED = frozenset(
     "arcee granite granitemoe granitemoehybrid granitemoeshared llama ministral3 mistral mixtral olmo smollm3".split()
 )
-_NORMS = ("k_norm", "k_layernorm", "key_layernorm", "qk_norm")  # of the keys, between projection and RoPE
+NORMS = ("k_norm", "k_layernorm", "key_layernorm", "qk_norm")  # of the keys, between projection and RoPE
 
 
 def rope_of(model: Any, tokens: int) -> Rope:
@@ -122,7 +122,7 @@ def key_bias_kind(model: Any) -> Literal["none", "bias", "normed"]:
     if any(_bias(module) is None for module in modules):
         return "none"
     bounded = getattr(model.config, "clip_qkv", None) is not None
-    normed = any(getattr(module, name, None) is not None for module in modules for name in _NORMS)
+    normed = any(getattr(module, name, None) is not None for module in modules for name in NORMS)
     return "normed" if bounded or normed else "bias"
 
 

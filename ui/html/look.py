@@ -1,6 +1,7 @@
 """What is known of a model before any run, as markup: one line of what a look found and of what fits, and behind it the
 layers, the remedies and the formats."""
 
+from kvq_core.inspection.remedies import spans
 from kvq_core.inspection.report import Format, Inspection, LayerFigures, Remedy
 from kvq_core.inspection.rules import rules
 from kvq_core.sizing.fit import Fit
@@ -51,11 +52,7 @@ def _facts(found: Inspection) -> str:
         "A token in fp16": size(facts.token_bytes),
         "Context": f"{facts.context:,} tokens",
     }
-    unlike = {
-        "Windowed": [layer.layer for layer in facts.layers if layer.window is not None],
-        "Without RoPE": [layer.layer for layer in facts.layers if layer.rope == "none"],
-    }
-    rows |= {name: f"layers {', '.join(map(str, layers))}" for name, layers in unlike.items() if layers}
+    rows |= {what[0].upper() + what[1:]: f"layers {spans(layers)}" for what, layers in facts.unlike.items()}
     cells = "".join(f'<tr><th scope="row">{name}</th><td>{safe(told)}</td></tr>' for name, told in rows.items())
     return f'<table class="plain facts-table"><tbody>{cells}</tbody></table>'
 

@@ -10,11 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.architectures import tiny_of
+from kvq_core.cli.inspect import describe
 from kvq_core.cli.main import main
 from kvq_core.errors import ModelError
 from kvq_core.inspection import inspect_model, look
 from kvq_core.inspection.figures import QUERIES, effective_rank
-from kvq_core.inspection.look import FORCED, TOKENS, Look, stored_inspection
+from kvq_core.inspection.look import FORCED, NOT_LOOKED, TOKENS, Look, stored_inspection
 from kvq_core.inspection.remedies import PLAIN, Measured, remedy_lanes, spans
 from kvq_core.inspection.report import Remedy
 from kvq_core.inspection.risk import NOTHING, known_of, sentence_of
@@ -201,6 +203,40 @@ def test_a_model_of_a_short_context_is_refused_in_words() -> None:
     model.shape = replace(model.shape, context=200)
     with pytest.raises(ModelError, match=f"takes 200 tokens .* {TOKENS + FORCED + 1} are needed"):
         inspect_model(model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "unlike"),
+    [
+        ("gemma3_text", {"windows of 24 tokens": [0, 2], "RoPE base 10,000": [0, 2]}),
+        ("gemma2", {"windows of 24 tokens": [0, 2], "soft-cap 50": [0, 1, 2, 3]}),
+        ("gpt_oss", {"windows of 24 tokens": [0, 2], "attention sinks": [0, 1, 2, 3]}),
+        ("qwen3_next", {"state": [0, 1, 2]}),
+        ("smollm3", {"without RoPE": [1, 3]}),
+        ("gemma3n_text", {"reading the keys of layer 1": [3, 4], "reading the keys of layer 2": [5]}),
+        ("mistral", {"windows of 24 tokens": [0, 1, 2, 3]}),
+    ],
+)
+def test_layers_are_told_by_what_they_are(kind: str, unlike: dict[str, list[int]]) -> None:
+    """And a model none of whose layers attends to all tokens is told apart from one at no risk."""
+    model = replace(tiny_of(kind), tokenizer=Letters(), model_hash=f"kinds-{kind}")
+    found = inspect_model(model, remedies=False)
+    assert unlike.items() <= found.facts.unlike.items()
+    assert [own.layer for own in found.figures] == list(model.shape.captured)
+    assert (found.sentence == NOT_LOOKED) == (kind == "mistral")
+    said = describe(found)
+    for what, layers in unlike.items():
+        assert f"layers {spans(layers)}: {what}" in said
+    rows = [line.split()[0] for line in said.splitlines() if line[:1].isdigit()]
+    assert [row for row in rows if row.isdigit()][: len(found.figures)] == [str(own.layer) for own in found.figures]
+
+
+def test_the_gain_of_a_norm_is_what_it_does() -> None:
+    """Gemma's norms multiply with one more than their weights."""
+    model = replace(tiny_of("gemma3_text"), tokenizer=Letters(), model_hash="gain")
+    weight = model.model.model.layers[1].self_attn.k_norm.weight
+    gain = inspect_model(model, remedies=False).facts.layers[1].key_norm_gain
+    assert gain == pytest.approx((1 + weight).square().mean().sqrt().item(), rel=1e-4)
 
 
 def test_exempting_every_layer_is_no_remedy() -> None:
