@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kvq_core.models import LoadedModel, load
 from kvq_core.settings import settings
+from tests.support import llama_answers
 from tests.support.gguf_files import BOS, CONFIGS, EOS, EOT, TOKENS, logits, rounded, sentencepiece, source, write
 
 IDS = [(7 * i * i + i) % len(TOKENS) for i in range(60)]
@@ -139,6 +140,18 @@ def test_rope_is_scaled_as_the_file_says(tmp_path, architecture: str, name: str)
     angles = torch.outer(torch.arange(POSITIONS, dtype=torch.float64), torch.tensor(inverse, dtype=torch.float64))
     for table, expected in ((cos, angles.cos()), (sin, angles.sin())):
         assert torch.allclose(table[0].double(), attention * expected.repeat(1, 2), rtol=0, atol=2e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCALINGS)
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_llama_cpp_scales_rope_alike(tmp_path, architecture: str, name: str) -> None:
+    """Of the same file, its two orders of channels both."""
+    pytest.importorskip("xllamacpp")
+    keys, tensors, *_ = SCALINGS[name]
+    file = write(tmp_path / "m.gguf", source(architecture, vocab_size=len(TOKENS)), tensors=tensors, **keys)
+    own = logits(converted(load(str(file))), IDS)
+    assert llama_answers.apart(file, IDS, own, range(40, 60)) < 1e-4
 
 
 def test_llama_3_is_called_by_its_name(tmp_path) -> None:

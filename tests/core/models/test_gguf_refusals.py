@@ -45,6 +45,11 @@ def refusal(id: str, home: Path) -> str:
         ({"a__rope__scaling__type": "longrope"}, "rope.scaling.type = 'longrope' is not known here; known are none"),
         ({"a__rope__scaling__type": "yarn", "a__rope__scaling__yarn_ext_factor": 0.5}, "yarn_ext_factor"),
         ({"a__rope__scaling__alpha": 2.0}, "'llama.rope.scaling.alpha'"),
+        ({"a__rope__scaling__type": "dynamic"}, "rope.scaling.type = 'dynamic' is not known here"),
+        ({"a__rope__scaling__type": "su"}, "rope.scaling.type = 'su' is not known here"),
+        ({"a__rope__scaling__yarn_log_multiplier": 0.1}, "'llama.rope.scaling.yarn_log_multiplier'"),
+        ({"a__rope__scaling__attn_factor": 1.2}, "rope.scaling.attn_factor = 1.2 is known with yarn alone"),
+        ({"a__rope__dimension_sections": [4, 2, 2, 0]}, "'llama.rope.dimension_sections' = [4, 2, 2, 0]"),
         ({"a__rope__scaling__factor": -4.0}, "must be above 0"),
         ({"a__rope__scaling__factor": math.inf}, "llama.rope.scaling.factor = inf is not a number"),
         ({"a__rope__freq_base": "high"}, "llama.rope.freq_base = 'high' is not a number"),
@@ -202,7 +207,7 @@ def test_a_conversion_that_is_given_up_leaves_nothing(tmp_path, home: Path) -> N
     from kvq_core.models import prepare
 
     steps = prepare(str(write(tmp_path / "m.gguf", source("llama"))))
-    done, total = next(steps)
+    done, total, _ = next(steps)
     assert done == 0 < total and list((home / "models").iterdir())
     steps.close()
     assert not list((home / "models").iterdir())
