@@ -25,7 +25,8 @@ from kvq_core.models.survey import attention_modules
 from kvq_core.settings import settings
 
 TOKENS = 12
-VERSION = 2  # raised when a look may find something else: what was found before is looked at again
+VERSION = 3  # raised when a look may find something else: what was found before is looked at again
+LEAST = 1e-2
 _ROWS = 4  # tokens that are looked at: that of padding may be zeros
 # of the mean change of a channel from position to position, relative to the channel: rounding stays below, turns above
 _EQUAL = {torch.float32: 1e-3}
@@ -105,6 +106,7 @@ def _judge(keys: Tensor, rope: Rope, equal: float) -> Rotation:
 
 def _change(x: Tensor) -> float:
     """Mean over channels of the largest change from the first position on, relative to each channel's size; NaN where
-    there is nothing but zeros."""
+    there is nothing but zeros. A channel that a norm switches off (some of Gemma 3's) holds no more than rounding of
+    the one it is rotated with, so that sizes are LEAST of the largest at least."""
     size, change = x.abs().amax((0, 2)), (x - x[..., :1, :]).abs().amax((0, 2))
-    return (change / size.clamp_min(1e-30)).mean().item() if size.any() else math.nan
+    return (change / size.clamp_min(LEAST * size.max())).mean().item() if size.any() else math.nan

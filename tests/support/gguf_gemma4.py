@@ -32,8 +32,8 @@ LARGE = {  # as 31B: keys of full attention are values too
 def keys(config: Any) -> dict[str, Any]:
     """The header, without the architecture's name before each key."""
     layers, sliding = config.num_hidden_layers, [of == "sliding_attention" for of in config.layer_types]
-    full = config.per_layer_config[sliding.index(False)]
-    heads = [config.num_key_value_heads if own else full.num_key_value_heads for own in sliding]
+    windowed, full = config.per_layer_config[0], config.per_layer_config[sliding.index(False)]
+    heads = [windowed.num_key_value_heads if own else full.num_key_value_heads for own in sliding]
     own = layers - config.num_kv_shared_layers
     widths = [config.intermediate_size * (1 if i < own or not config.use_double_wide_mlp else 2) for i in range(layers)]
     rope = config.rope_parameters
@@ -43,12 +43,12 @@ def keys(config: Any) -> dict[str, Any]:
         "embedding_length": config.hidden_size,
         "feed_forward_length": widths if config.use_double_wide_mlp else config.intermediate_size,
         "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": heads if config.attention_k_eq_v else config.num_key_value_heads,
+        "attention.head_count_kv": heads if config.attention_k_eq_v else windowed.num_key_value_heads,
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
         "attention.key_length": full.head_dim,
         "attention.value_length": full.head_dim,
-        "attention.key_length_swa": config.per_layer_config[0].head_dim,
-        "attention.value_length_swa": config.per_layer_config[0].head_dim,
+        "attention.key_length_swa": windowed.head_dim,
+        "attention.value_length_swa": windowed.head_dim,
         "attention.sliding_window": config.sliding_window,
         "attention.sliding_window_pattern": sliding,
         "attention.shared_kv_layers": config.num_kv_shared_layers,
@@ -56,7 +56,7 @@ def keys(config: Any) -> dict[str, Any]:
         "rope.freq_base": rope["full_attention"]["rope_theta"],
         "rope.freq_base_swa": rope["sliding_attention"]["rope_theta"],
         "rope.dimension_count": full.head_dim,
-        "rope.dimension_count_swa": config.per_layer_config[0].head_dim,
+        "rope.dimension_count_swa": windowed.head_dim,
         "final_logit_softcapping": config.final_logit_softcapping,
     }
 

@@ -34,7 +34,7 @@ def rope_parameters(
         raise ValueError(f"rope.freq_base = {base:g} and rope.scaling.factor = {factor:g} must be above 0")
     if kind == "none":
         factor = 1.0
-    attention = float(value("scaling.attn_factor", 1.0)) * float(value("scaling.yarn_attn_factor", 1.0))
+    attention = float(value("scaling.attn_factor", 1.0))
     if kind != "yarn" and attention != 1:
         raise ValueError(
             f"rope.scaling.attn_factor = {attention:g} is known with yarn alone, and its scaling is {kind}"
@@ -51,10 +51,15 @@ def rope_parameters(
 
 
 def _yarn(value: Callable[[str, Any], Any], factor: float, context: int) -> dict[str, Any]:
-    """Queries and keys are multiplied by ``attn_factor * (1 + 0.1 ln factor)``: one number for transformers."""
-    if float(value("scaling.yarn_ext_factor", 1.0)) != 1:
-        raise ValueError("rope.scaling.yarn_ext_factor other than 1 is not known here")
-    attention = float(value("scaling.attn_factor", 1.0)) * float(value("scaling.yarn_attn_factor", 1.0))
+    """Queries and keys are multiplied by ``attn_factor * (1 + 0.1 ln factor)``: one number for transformers.
+
+    Where a file says how many turns bound the blend (beta_fast and beta_slow) it is believed; llama.cpp takes 32 and 1
+    for most architectures, whatever their files say, and passes over two more keys, which are refused.
+    """
+    for name in ("yarn_ext_factor", "yarn_attn_factor"):
+        if float(value(f"scaling.{name}", 1.0)) != 1:
+            raise ValueError(f"rope.scaling.{name} other than 1 is not known here")
+    attention = float(value("scaling.attn_factor", 1.0))
     return {
         "rope_type": "yarn",
         "factor": factor,

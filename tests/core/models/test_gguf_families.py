@@ -22,8 +22,9 @@ from tests.support.engine_runs import run_engine
 from tests.support.gguf_files import BYTES, CONFIGS, FAMILIES, TOKENS, logits, sentencepiece, source, write
 
 IDS = [(7 * i * i + i) % len(TOKENS) for i in range(60)]
-# of a spread of 1: norms to whose weights one is added and taken away again; llama.cpp's GELU from a table in fp16
-EXACT, TABLE = 5e-5, 1e-2
+# of a spread of 1: norms to whose weights one is added and taken away again; llama.cpp's GELU from a table in fp16;
+# delta nets, whose chunks round otherwise
+EXACT, TABLE, DELTA = 5e-5, 1e-2, 5e-4
 GELU = ("gemma", "gemma2", "gemma3_text", "gemma4_text", "starcoder2")
 TEXT = "def 1234 12  a+=b's B'S\n\n  def\n x_def f12 AbC defdef abc é 東京 🙂 ./\n+ += ...\n\t\tdef    12345"
 
@@ -71,7 +72,7 @@ def test_llama_cpp_computes_the_same_of_the_file(tmp_path, kind: str) -> None:
     model = source(kind, vocab_size=len(TOKENS))
     ends = range(20, 24) if kind == "phi3" else range(40, 60)  # llama.cpp leaves Phi-3's window out
     found = llama_answers.apart(write(tmp_path / "m.gguf", model), IDS, logits(model, IDS), ends)
-    assert found < (TABLE if kind in GELU else EXACT)
+    assert found < (TABLE if kind in GELU else DELTA if "qwen3_5" in kind else EXACT)
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,10 @@ def refusal(id: str, home: Path) -> str:
         ({"a__expert_count": 8}, "'llama.expert_count' = 8"),
         ({"a__rope__scaling__type": "longrope"}, "rope.scaling.type = 'longrope' is not known here; known are none"),
         ({"a__rope__scaling__type": "yarn", "a__rope__scaling__yarn_ext_factor": 0.5}, "yarn_ext_factor"),
+        (
+            {"a__rope__scaling__type": "yarn", "a__rope__scaling__yarn_attn_factor": 0.5},
+            "yarn_attn_factor other than 1",
+        ),
         ({"a__rope__scaling__alpha": 2.0}, "'llama.rope.scaling.alpha'"),
         ({"a__rope__scaling__type": "dynamic"}, "rope.scaling.type = 'dynamic' is not known here"),
         ({"a__rope__scaling__type": "su"}, "rope.scaling.type = 'su' is not known here"),

@@ -64,6 +64,15 @@ def home(tmp_path, monkeypatch: pytest.MonkeyPatch):
     return tmp_path / "home"
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_a_channel_that_a_norm_switches_off_hides_no_rotation(dtype: torch.dtype) -> None:
+    """Some of Gemma 3's norms multiply channels of keys with 0: what is there is rounding of the channel beside it."""
+    model = small("gemma3_text", layer_types=["sliding_attention", "full_attention"] * 2).to(dtype)
+    for layer in model.model.layers:
+        layer.self_attn.k_norm.weight.data[:3] = -1  # it adds one
+    assert wrap(model, None, id="switched-off").rotations == ("rope",) * 4
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("kind", list(WITHOUT))
