@@ -2,6 +2,7 @@
 ``readme.py`` writes it."""
 
 import inspect
+from typing import Any
 
 from benchmarks.llama_cpp import FORMATS, pairs
 from benchmarks.measured import figures, table
@@ -55,7 +56,24 @@ def engine_part() -> str:
             + f"\n\n{found['model']}{turned}, {found['package']}: mean KLD in nats over {found['texts']} texts of "
             f"{found['scored']} positions.{f' Not measured: {left}.' if left else ''}"
         )
+    parts += [_noise(keys, found) for keys, found in (figures("llama_cpp_noise") or {}).items()]
     return "\n\n".join(parts) or "Not measured yet on enough texts to be kept here."
+
+
+def _noise(keys: str, found: dict[str, Any]) -> str:
+    """How far a row of these keys scatters by rounding alone."""
+    ours, theirs = found["ours"], found.get("llama_cpp")
+    engine = f", and llama.cpp with other chunks of the prompt {_range(theirs)}" if theirs else ""
+    return (
+        f"Rounding alone: `{keys}` keys beside values in {len(ours)} formats, none of which costs more than "
+        f"{found['values_alone']:.1g} nats by itself, give {_range(ours)} here{engine}, on the same {found['texts']} "
+        "texts. A single row of such keys can be so far off without another arithmetic behind it "
+        "(`python benchmarks/llama_cpp_noise.py`)."
+    )
+
+
+def _range(values: list[float]) -> str:
+    return f"{min(values):.2g} to {max(values):.2g}"
 
 
 def _bounds(low: float, high: float) -> str:

@@ -1,6 +1,7 @@
 """How far a mean KLD of ``llama_cpp.py`` scatters by rounding alone: the same keys again, with values of formats that
-cost next to nothing by themselves here, and with other chunks of the prompt in llama.cpp, which change no sum but its
-order. Writes ``llama_cpp_noise.json``; keys' types that are in it already are left out. Needs xllamacpp.
+cost next to nothing by themselves here, and, with --engine, with other chunks of the prompt in llama.cpp, which change
+no sum but its order. Writes ``llama_cpp_noise.json``; keys' types that are in it already are left out. Texts are those
+of ``llama_cpp.py``; --engine needs xllamacpp.
 """
 
 import argparse
@@ -44,7 +45,11 @@ def lanes(keys: str) -> list[dict[str, Any]]:
 def here(model: LoadedModel, keys: str, asked: Asked) -> dict[str, Any]:
     """Mean KLD of the same keys beside each of the values, and of these values alone."""
     told = lanes(keys)
-    means = [float(np.mean(np.concatenate([kld for kld, _ in of]))) for of in kld_of(model, told, asked)]
+    return summed(told, [np.concatenate([kld for kld, _ in of]) for of in kld_of(model, told, asked)])
+
+
+def summed(told: list[dict[str, Any]], klds: list[np.ndarray]) -> dict[str, Any]:
+    means = [float(kld.mean()) for kld in klds]
     found = {lane["label"]: mean for lane, mean in zip(told, means, strict=True)}
     return {"ours": means[: len(VALUES)], "values_alone": max(means[len(VALUES) :]), "lanes": found}
 
@@ -54,11 +59,13 @@ def theirs(file: Path, types: Types, asked: Asked, ubatch: int) -> list[list[Top
         return [engine.logprobs(ids, forced, TOP)[1:] for ids, forced in asked]
 
 
-def measure(keys: str, count: int) -> dict[str, Any]:
+def measure(keys: str, count: int, engine: bool) -> dict[str, Any]:
     model = load(DEFAULT_MODEL)
     asked = texts(model, count, SCORED + 1)
-    found = here(model, keys, asked)
+    found = {**here(model, keys, asked), "texts": count, "scored": SCORED}
     print(found, flush=True)
+    if not engine:
+        return found
     with tempfile.TemporaryDirectory() as folder:
         file = written_in_float32(bundled_gguf(), Path(folder) / "float32.gguf")
         reference = theirs(file, Types("f32", "f32"), asked, CHUNKS[0])
@@ -66,17 +73,18 @@ def measure(keys: str, count: int) -> dict[str, Any]:
         for ubatch in CHUNKS:
             found["llama_cpp"].append(mean_kld(reference, theirs(file, Types(keys, "f16"), asked, ubatch)))
             print(ubatch, found["llama_cpp"][-1], flush=True)
-    return {**found, "chunks": CHUNKS, "texts": count, "scored": SCORED, "package": f"xllamacpp {version()}"}
+    return {**found, "chunks": CHUNKS, "package": f"xllamacpp {version()}"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keys", default="q4_1", help="types, with commas (q4_1)")
     parser.add_argument("--texts", type=int, default=len(TEXTS), help="how many (6)")
+    parser.add_argument("--engine", action="store_true", help="llama.cpp as well")
     args = parser.parse_args()
     for keys in args.keys.split(","):
         if keys not in (figures("llama_cpp_noise") or {}):
-            keep(HERE / "llama_cpp_noise.json", keys, measure(keys, args.texts))
+            keep(HERE / "llama_cpp_noise.json", keys, measure(keys, args.texts, args.engine))
 
 
 if __name__ == "__main__":
