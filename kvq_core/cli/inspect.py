@@ -10,7 +10,6 @@ from kvq_core.cli import fit as fit_cli
 from kvq_core.cli.bar import Bar
 from kvq_core.cli.output import as_json, columns
 from kvq_core.errors import ModelError
-from kvq_core.inspection.remedies import spans
 
 if TYPE_CHECKING:
     from kvq_core.inspection.report import Facts, Inspection, LayerFacts, LayerFigures
@@ -91,6 +90,8 @@ def describe(found: "Inspection") -> str:
 
 def facts_lines(facts: "Facts") -> list[str]:
     """What weights and configuration say, in two lines, and a third where layers differ."""
+    from kvq_core.inspection.report import spans
+
     base = "" if facts.rope_base is None else f" with base {facts.rope_base:,.0f}"
     normed = any(layer.key_norm_gain is not None for layer in facts.layers)
     unlike = "; ".join(f"layers {spans(layers)}: {what}" for what, layers in facts.unlike.items())

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from kvq_core.analysis.context_growth import Growth
 from kvq_core.engine.decode import Decode, LaneState
-from kvq_core.inspection.report import Remedy
+from kvq_core.inspection.report import Remedy, spans
 from kvq_core.methods import ModelShape
 from kvq_core.metrics.fidelity import Fidelity
 from kvq_core.metrics.stored_bytes import measure
@@ -38,17 +38,6 @@ def _changed(**changes: object) -> Lane:
 def named(layers: Sequence[int]) -> str:
     """``Layers 0-2, 8`` or ``Layer 4``."""
     return f"{'Layer' if len(layers) == 1 else 'Layers'} {spans(layers)}"
-
-
-def spans(layers: Sequence[int]) -> str:
-    """``0-2, 8`` of sorted layer numbers."""
-    runs: list[list[int]] = []
-    for layer in layers:
-        if runs and layer == runs[-1][-1] + 1:
-            runs[-1].append(layer)
-        else:
-            runs.append([layer])
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 @dataclass(frozen=True)

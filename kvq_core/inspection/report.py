@@ -1,5 +1,6 @@
 """What looking at a model found, as data: facts, figures of a short prefill, remedies, and which layers are at risk."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AllowInfNan, BaseModel, ConfigDict
@@ -157,3 +158,14 @@ class Inspection(_Frozen):
     forced_tokens: int = 0
     bytes_at: int = 0
     published: tuple[str, ...] = ()
+
+
+def spans(layers: Sequence[int]) -> str:
+    """``0-2, 8`` of sorted layer numbers."""
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and layer == runs[-1][-1] + 1:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

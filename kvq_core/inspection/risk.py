@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from kvq_core.inspection.remedies import spans
-from kvq_core.inspection.report import Cause, Facts, LayerFigures, Reason, Remedy
+from kvq_core.inspection.report import Cause, Facts, LayerFigures, Reason, Remedy, spans
 from kvq_core.inspection.rules import Rules, published
 
 NOTHING = "No known risk found; measure."

@@ -1,8 +1,7 @@
 """What is known of a model before any run, as markup: one line of what a look found and of what fits, and behind it the
 layers, the remedies and the formats."""
 
-from kvq_core.inspection.remedies import spans
-from kvq_core.inspection.report import Format, Inspection, LayerFigures, Remedy
+from kvq_core.inspection.report import Format, Inspection, LayerFigures, Remedy, spans
 from kvq_core.inspection.rules import rules
 from kvq_core.sizing.fit import Fit
 from ui.html.escape import safe

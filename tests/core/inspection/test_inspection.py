@@ -17,8 +17,8 @@ from kvq_core.errors import ModelError
 from kvq_core.inspection import inspect_model, look
 from kvq_core.inspection.figures import QUERIES, effective_rank
 from kvq_core.inspection.look import FORCED, NOT_LOOKED, TOKENS, Look, stored_inspection
-from kvq_core.inspection.remedies import PLAIN, Measured, remedy_lanes, spans
-from kvq_core.inspection.report import Remedy
+from kvq_core.inspection.remedies import PLAIN, Measured, remedy_lanes
+from kvq_core.inspection.report import Remedy, spans
 from kvq_core.inspection.risk import NOTHING, known_of, sentence_of
 from kvq_core.inspection.rules import published, rules
 from kvq_core.models import LoadedModel, load
