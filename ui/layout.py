@@ -264,7 +264,7 @@ def _wire_visit(blocks: gr.Blocks, page: Page, places: tuple[StudyPlace, DecideP
 
     def leave(request: gr.Request) -> None:
         for job in (RUN, TRAINING, MEASURING, LOOKING, ACTING):
-            services.jobs.forget(job.session(request))
+            services.jobs.leave(job.session(request))
         for each in places:
             each.forget(request)
 

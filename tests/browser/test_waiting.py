@@ -27,6 +27,21 @@ def asking(open_page, address: str, words: str):
     return page
 
 
+def test_a_tab_that_is_closed_as_run_is_pressed_leaves_no_run(quick, quick_store, engine, open_page):
+    engine.read.clear()
+    gone = asking(open_page, quick, "Gone at once")
+    run(gone)
+    gone.close()
+    page = asking(open_page, quick, "Still here")
+    run(page)
+    page.wait_for_selector("#status .status")
+    engine.read.set()
+    wait_status(page, "Done")
+    kept = [summary.prompt for summary in quick_store.list(500)]
+    assert any(prompt.startswith("Still here") for prompt in kept)
+    assert not any(prompt.startswith("Gone at once") for prompt in kept)
+
+
 def test_a_run_shows_what_it_does_from_prefill_to_cancel(quick, engine, open_page):
     for gate in (engine.read, engine.stored, engine.free):
         gate.clear()

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import closing
 from contextvars import copy_context
 from functools import partial
+from math import inf
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -20,7 +21,9 @@ from ui.service.line import UNKNOWN_COST, Cost, Place, WaitingLine
 LOOK_S = 0.03  # how often a watcher looks for news of work that has begun
 WAIT_S = 0.2  # and whether it has begun
 PLACE_S = 1.0  # how often its place is looked up while it waits
-PATIENCE_S = 60.0  # work nobody has looked at for so long is dropped: its page is gone, or it never watched
+PATIENCE_S = 60.0  # work nobody has looked at for so long is dropped: its page is gone
+UNSEEN_S = 15.0  # and after so long work that nobody ever looked at: its page was closed before it could watch
+LEFT_S = 600.0  # how long a session that left is known: a press of its button may wait so long for a model
 
 Work = Callable[[], Generator[Any]]
 
@@ -70,7 +73,7 @@ class Job:
         return news
 
     def _wanted(self) -> bool:
-        return time.monotonic() - self._looked < PATIENCE_S
+        return time.monotonic() - self._looked < (PATIENCE_S if self.taken.is_set() else UNSEEN_S)
 
     def _follow(self, flag: threading.Event) -> bool:
         """Work to the end; whether it gave way before that."""
@@ -112,6 +115,7 @@ class Jobs:
         self._line = line
         self._waiting: dict[str, tuple[str, Job]] = {}
         self._newest: WeakValueDictionary[str, Job] = WeakValueDictionary()  # by session, as long as anybody watches
+        self._left: dict[str, float] = {}  # when sessions left
 
     def start(
         self,
@@ -160,6 +164,16 @@ class Jobs:
         self._line.cancel(session)
         for ticket in [t for t, (owner, _) in list(self._waiting.items()) if owner == session]:
             self.watch(ticket)
+
+    def leave(self, session: str) -> None:
+        """``forget`` a session whose page is closed, and what it asked for just before, which is not at work yet."""
+        now = time.monotonic()
+        self._left = {other: at for other, at in list(self._left.items()) if now - at < LEFT_S} | {session: now}
+        self.forget(session)
+
+    def has_left(self, session: str, since: float) -> bool:
+        """Whether the page of a session was closed after that time, in seconds of ``time.monotonic``."""
+        return self._left.get(session, -inf) >= since
 
 
 async def follow(job: Job, line: WaitingLine) -> AsyncGenerator[Place | list[Any]]:

@@ -1,6 +1,7 @@
 """What the panels are given: the engine, the store, and what sessions share."""
 
 import ipaddress
+import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -93,6 +94,7 @@ class Services:
         return look_held(whole, lanes, layer, self.store) if lanes else None
 
     def _admitted(self, spec: ComparisonSpec, run: Work, session: str, visitor: str, aside: bool = False) -> Job:
+        asked = time.monotonic()
         found = self.admission.admit(spec)
 
         def work() -> Generator[Event]:
@@ -100,7 +102,10 @@ class Services:
             yield from run()
 
         cost = Cost(found.seconds, found.run_bytes, found.stages)
-        return self.enter(work, session, visitor, cost, limits().seconds, aside)
+        job = self.enter(work, session, visitor, cost, limits().seconds, aside)
+        if self.jobs.has_left(session, asked):  # closed while it was looked at: nobody was there to be forgotten yet
+            self.jobs.forget(session)
+        return job
 
     def enter(
         self,

@@ -3,14 +3,20 @@
 import asyncio
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from kvq_core.errors import LimitError, MethodError
 from kvq_core.events import Finished, Loading, Step
+from kvq_core.spec import parse_spec
+from kvq_core.store.store import open_store
+from tests.browser.stand_in import Engine as Standing
+from tests.browser.stand_in import estimate
 from ui.service import jobs as jobs_module
 from ui.service.jobs import Jobs, follow
 from ui.service.line import Cost, Place, WaitingLine
+from ui.service.services import Services
 
 
 def until(true, seconds: float = 20) -> None:
@@ -194,6 +200,45 @@ def test_work_nobody_looks_at_is_dropped(engine, monkeypatch):
     until(lambda: looked_at.over and line.count() == 0)
     names = {f"run-{job.ticket}" for job in (running, waiting, looked_at)}
     until(lambda: not names & {thread.name for thread in threading.enumerate()})
+
+
+def test_what_a_page_asked_for_as_it_was_closed_is_dropped(tmp_path):
+    looked, closed = threading.Event(), threading.Event()
+
+    def slow(spec):  # the press waits, as for a model
+        looked.set()
+        assert closed.wait(20)
+        return estimate(spec)
+
+    services = Services(open_store(str(tmp_path)), Standing().compare, slow)
+    spec = parse_spec({"prompt": "A tree.", "lanes": [{"method": "kivi"}]})
+    with ThreadPoolExecutor(1) as apart:
+        pressed = apart.submit(services.submit, spec, "page", "")
+        assert looked.wait(20)
+        services.jobs.leave("page")
+        closed.set()
+        job = pressed.result()
+    until(lambda: job.over)
+    assert job.cancelled and services.line.count() == 0
+    again = services.submit(spec, "page", "")  # its connection is back, and Run is pressed anew
+    services.jobs.watch(again.ticket)
+    until(lambda: again.over)
+    assert not again.cancelled and again.error is None
+
+
+def test_work_that_was_never_watched_is_waited_for_less_long(engine, monkeypatch):
+    monkeypatch.setattr("ui.service.line.CHECK_S", 0.02)
+    jobs = Jobs(WaitingLine())
+    _, unseen, watched = (jobs.start(name, engine.run(name)) for name in "abc")
+    jobs.watch(watched.ticket)
+    for job in (unseen, watched):
+        job._looked -= jobs_module.UNSEEN_S
+    until(lambda: unseen.over)
+    assert unseen.cancelled and not watched.over
+    for name in "ac":
+        jobs.forget(name)
+        engine.gates[name].set()
+    until(lambda: watched.over)
 
 
 def test_what_finished_unseen_is_not_kept_for_ever(engine, monkeypatch):
