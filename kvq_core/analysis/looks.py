@@ -75,24 +75,33 @@ def cosines_at(record: Record, layer: int, pair: str, lane: int | None) -> np.nd
     return None
 
 
-def noise(record: Record, arrays: Arrays, layer: int, head: int) -> Noise | None:
-    """Of the look that shows a layer and head, where that is of a batch of its own: KL of the attention there; of looks
-    that went up to the logits, as older ones did, KLD."""
+def noise(record: Record, arrays: Arrays, layer: int, head: int) -> list[Noise]:
+    """Of the look that shows a layer and head, where that is of a batch of its own: KL of the attention there, and KLD
+    where it went up to the logits, as older ones always did."""
     if keeps(record, layer, head):
-        return None
+        return []
     look = next((look for look in record.looks if keeps(look[0], layer, head)), None)
     if look is None or REPLAYED in look[0].notes:
-        return None
+        return []
     seen, found = look
     pairs = _pairs(record, seen)
-    if any(name.endswith("/looked_kl") for name in found):
-        told = {at: _attention_kls(record, arrays, look, at, other, layer, head) for at, other in pairs.items()}
-        of = f"KL of the attention of layer {layer}, query head {head}"
-    else:
-        told = {at: _klds(record, at, seen, other) for at, other in pairs.items()}
-        of = "mean KLD"
+    if not any(name.endswith("/looked_kl") for name in found):
+        return _noise(record, "mean KLD", {at: _klds(record, at, seen, other) for at, other in pairs.items()})
+    of = f"KL of the attention of layer {layer}, query head {head}"
+    kls = {at: _attention_kls(record, arrays, look, at, other, layer, head) for at, other in pairs.items()}
+    klds = {at: _scored_klds(arrays, found, at, other) for at, other in pairs.items()}
+    return [*_noise(record, "mean KLD", klds), *_noise(record, of, kls)]
+
+
+def _noise(record: Record, of: str, told: dict[int, tuple[float, float] | None]) -> list[Noise]:
     lanes = [(record.lanes[at].label, *both) for at, both in told.items() if both is not None]
-    return Noise(of, lanes) if lanes else None
+    return [Noise(of, lanes)] if lanes else []
+
+
+def _scored_klds(arrays: Arrays, found: Arrays, at: int, other: int) -> tuple[float, float] | None:
+    """Mean KLD of a lane over the positions that a look scored, and as recorded."""
+    here, own = array(found, f"lane/{other}/looked_kld"), array(arrays, f"lane/{at}/kld")
+    return None if here is None or own is None or not here.size else (float(here.mean()), float(own.mean()))
 
 
 def _attention_kls(

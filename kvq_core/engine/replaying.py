@@ -5,12 +5,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import torch
+from torch import Tensor
 
+from kvq_core.divergence import kl_divergence
 from kvq_core.engine.decode import Decode
 from kvq_core.engine.key_log import KeyLog, Kit, Reached
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows
 from kvq_core.machine.memory import free_bytes
+from kvq_core.models import LoadedModel
+from kvq_core.models.head import POSITIONS
 from kvq_core.models.scoring import Scoring
 
 SHARE = 8  # of free memory, one part in so many
@@ -55,17 +59,46 @@ def stops_at(decode: Decode, layer: int) -> int:
     return decode.model.shape.layers - 1 if whole else layer
 
 
-def follow(decode: Decode, tokens: Sequence[int], until: int) -> Iterator[int]:
-    """Feed the forced rows ``tokens`` up to the layer ``until``, for nothing above it is wanted, nor logits; yields how
-    many of them were fed."""
+class Divergences:
+    """KLD of forced rows from the first one's next-token distributions, in nats, of what the head reads."""
+
+    def __init__(self, model: LoadedModel):
+        self._model = model
+        self._waiting: list[Tensor] = []
+        self._found: list[Tensor] = []
+
+    def __call__(self, hidden: Tensor) -> None:
+        """hidden (rows, tokens, hidden size) of a pass. The head reads POSITIONS of them at once: of one it would take
+        as long."""
+        self._waiting.append(hidden)
+        if sum(part.shape[1] for part in self._waiting) >= POSITIONS:
+            self._read()
+
+    def of_lanes(self) -> Tensor:
+        """(rows - 1, positions) nats; empty where nothing was seen."""
+        self._read()
+        return torch.cat(self._found, 1) if self._found else torch.empty(0, 0)
+
+    def _read(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for part in torch.cat(waiting, 1).split(POSITIONS, 1) if waiting else ():
+            told = self._model.head(part).float().log_softmax(-1)
+            self._found.append(kl_divergence(told[0], told[1:]).cpu())
+
+
+def follow(decode: Decode, tokens: Sequence[int], until: int, seen: Divergences | None = None) -> Iterator[int]:
+    """Feed the forced rows ``tokens`` up to the layer ``until``, for nothing above it is wanted; yields how many of
+    them were fed. Where that is the last layer, ``seen`` is shown what comes of it, too."""
     rows, last = decode.rows, len(tokens) - 1
-    rows.until = until
+    rows.until = until if seen is None else None
     _stand_in(rows, until)
     size = decode.spec.score_chunk if decode.follow is not None and decode.model.shape.in_chunks else 1
     for start in range(0, last, size):
         fed = list(tokens[start : min(start + size, last)])
         with suppress(Reached):
-            decode.passed(torch.tensor([fed] * len(rows.lane_of)), hidden=True)
+            hidden = decode.passed(torch.tensor([fed] * len(rows.lane_of)), hidden=True)
+            if seen is not None:
+                seen(hidden)
         decode.settle(len(fed))
         yield start + len(fed)
 

@@ -4,7 +4,7 @@ gone, the lanes follow the answer once more, and every pass stops at that layer.
 
 import time
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from torch import Tensor
@@ -17,7 +17,7 @@ from kvq_core.capture.plan import LOOKED
 from kvq_core.capture.replay import Replayed, replayed
 from kvq_core.engine.held import READINGS
 from kvq_core.engine.key_log import Place, Replay
-from kvq_core.engine.replaying import follow, kit_of, log_of, stops_at
+from kvq_core.engine.replaying import Divergences, follow, kit_of, log_of, stops_at
 from kvq_core.errors import LimitError, SpecError, StoreError
 from kvq_core.events import Event, Finished, Loading, Replaying
 from kvq_core.logs import log_run
@@ -40,7 +40,8 @@ AGAIN = "its figures are those of run {run}; its maps were computed afterwards, 
 def look_at(run: Record | str, layer: int, store: Store | None = None) -> Record:
     """Look at all lanes of a finished run in one layer, and return the record of it, a run of its own, whose arrays a
     store holds. Where this process holds what the run's rows left, nothing is computed but the maps; else the KL of the
-    layer's attention there stands beside the one that was recorded. Raises SpecError as ``add_lane`` does, and for a
+    layer's attention there stands beside the one that was recorded, and of the last layer, whose passes come to the
+    logits, the KLD. Raises SpecError as ``add_lane`` does, and for a
     layer that the model has not."""
     parent = run if isinstance(run, Record) else (store or open_store()).load(run)[0]
     lanes = [at for at, lane in enumerate(parent.lanes) if lane.status == "done"]
@@ -143,6 +144,7 @@ class Looking(Addition):
     layer: int = 0
     at: tuple[int, ...] = ()
     found: Replayed | None = None
+    _klds: list[Tensor] = field(init=False, default_factory=list)  # of each lane, where passes went up to the logits
 
     def stages(self) -> Iterator[Event]:
         began = time.perf_counter()
@@ -160,6 +162,7 @@ class Looking(Addition):
                 "Memory is too short for these maps, or a lane failed on the way. Look at fewer lanes, or free memory."
             )
         self.found = replayed(reference, lanes_at, self.layer)
+        self.found.arrays.update({f"lane/{at}/looked_kld": kld for at, kld in enumerate(self._klds)})
         self._hold(reference, lanes_at)
         self.seconds["total"] = time.perf_counter() - began
 
@@ -174,8 +177,10 @@ class Looking(Addition):
         layers = frozenset(layer for layer in self.model.shape.captured if layer <= until)
         rows.log = log_of(rows, len(self.ids) + len(tokens), layers)
         if rows.log is not None:
-            for done in follow(batch.decode, tokens, until):
+            seen = Divergences(self.model) if until == self.model.shape.layers - 1 else None
+            for done in follow(batch.decode, tokens, until, seen):
                 yield Replaying(done, len(tokens), until)
+            self._klds += [] if seen is None else list(seen.of_lanes())
             batch.kit = kit_of(rows, rows.log, self.prefill, self.model.scoring)
 
     def _hold(self, reference: Place, lanes: Sequence[Place]) -> None:

@@ -90,6 +90,7 @@ ARRAYS = {
     "lane/{i}/looked_cosines_query_key": "(H, D, D) the same with the lane's keys",
     "lane/{i}/looked_cosines_key_key": "(H, D, D) the same of the reference's keys and the lane's",
     "lane/{i}/looked_kl": "(A, Q) nats, attention_kl of the one layer that was looked at after the run",
+    "lane/{i}/looked_kld": "(S,) nats, kld as it came out when the last layer was looked at after the run",
     "lane/{i}/key_error": "(L, H) ||dK||_F / ||K||_F after RoPE at the end of the run",
     "lane/{i}/value_error": "(L, H)",
     "lane/{i}/key_channel_error": "(L, H, D) squared key error of each channel after RoPE, summed over T; sums to "

@@ -6,7 +6,7 @@ from kvq_core.record.fields import Record
 from ui.html.escape import safe
 from ui.html.numbers import significant
 
-LESS = 0.01  # of a lane's recorded KL: further apart than this a look is told to be so
+LESS = 0.2  # of a lane's recorded KL, about what another size of the batch moves at most: docs/numbers.md
 
 
 def look_html(record: Record, arrays: Arrays, layer: int, head: int, missing: str, own: bool) -> str:
@@ -39,11 +39,17 @@ def _from_memory(record: Record, layer: int) -> str:
 
 
 def _noise(record: Record, arrays: Arrays, layer: int, head: int) -> str:
-    found = noise(record, arrays, layer, head)
-    if found is None:
+    found = [
+        f"{safe(one.of)}: {'; '.join(_apart(*lane) for lane in one.lanes)}."
+        for one in noise(record, arrays, layer, head)
+    ]
+    if not found:
         return ""
-    told = "; ".join(_apart(*lane) for lane in found.lanes)
-    return f'<p class="muted">Looked at afterwards, in a batch of its own: {safe(found.of)}: {told}.</p>'
+    return f'<p class="muted">Looked at afterwards, in a batch of its own. {" ".join(map(_begun, found))}</p>'
+
+
+def _begun(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
 
 
 def _apart(label: str, here: float, recorded: float) -> str:

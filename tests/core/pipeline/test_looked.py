@@ -141,6 +141,10 @@ def test_a_layer_is_looked_at_by_passes_that_stop_there(smollm, name):
     assert look_held(whole.record, [0, 1], 2) is None
     again = list(looking_on(model, whole.record, [0, 1], 2))
     assert not [event for event in again if isinstance(event, Prefill)], "the prompt is held"
+    assert not any("looked_kld" in name for name in look.arrays), "its passes came to no logits"
+    for lane in (0, 1):
+        here, recorded = again[-1].arrays[f"lane/{lane}/looked_kld"], whole.arrays[f"lane/{lane}/kld"]
+        assert here.shape == recorded.shape and here.mean().item() == pytest.approx(recorded.mean().item(), rel=0.05)
     assert look_held(whole.record, [1], 1) is not None
 
 
@@ -161,7 +165,7 @@ def test_maps_stand_beside_the_run_with_how_far_they_are_from_what_was_recorded(
     parent = run(model, store, capture={"layers": [0], "heads": [1]})
     record, arrays = RecordCache(store).whole({"run": parent.record.id})
     assert looked_at(record, arrays, 0, 1) == (record, arrays)
-    assert looked_at(record, arrays, 1, 2) is None and noise(record, arrays, 1, 2) is None
+    assert looked_at(record, arrays, 1, 2) is None and not noise(record, arrays, 1, 2)
     (missed, *_) = set(range(STEPS)) - set(record.capture.attention_steps)
     assert steps_at(record, arrays, 0, 1, missed) is None, "exactly that step, or nothing"
     READINGS.clear()
@@ -171,7 +175,7 @@ def test_maps_stand_beside_the_run_with_how_far_they_are_from_what_was_recorded(
     seen, own = looked_at(record, arrays, 1, 2)
     assert seen.capture.layers == [1] and len(seen.capture.heads) == model.shape.query_heads
     assert seen.capture.attention_steps == list(range(STEPS)), "every step"
-    told = noise(record, arrays, 1, 2)
+    (told,) = noise(record, arrays, 1, 2)
     steps = record.capture.attention_steps
     kept = [float(arrays[f"lane/{lane}/attention_kl"][:, 1, 2].mean()) for lane in (0, 1)]
     here = [float(found.arrays[f"lane/{lane}/looked_kl"][steps, 2].mean()) for lane in (0, 1)]
@@ -179,6 +183,13 @@ def test_maps_stand_beside_the_run_with_how_far_they_are_from_what_was_recorded(
     assert [recorded for *_, recorded in told.lanes] == pytest.approx(kept)
     assert [now for _, now, _ in told.lanes] == pytest.approx(here)
     assert here == pytest.approx(kept, rel=5e-2)
+    *_, last = looking_on(model, record, [0, 1], 2, store)
+    record, arrays = RecordCache(store).whole({"run": parent.record.id})
+    kld, _ = noise(record, arrays, 2, 0)
+    assert kld.of == "mean KLD" and [label for label, *_ in kld.lanes] == ["KIVI", "KIVI (2)"]
+    assert kld.lanes[0][1:] == pytest.approx(
+        [float(x["lane/0/" + n].mean()) for x, n in ((last.arrays, "looked_kld"), (parent.arrays, "kld"))]
+    )
     part, of_part = part_of(record, arrays, [1])
     assert torch.equal(looked_at(part, of_part, 1, 2)[1]["lane/0/delta_map"], own["lane/1/delta_map"])
     with pytest.raises(SpecError, match="layer = 9 does not exist; the model has layers 0 to 2"):
@@ -194,7 +205,7 @@ def test_maps_from_memory_are_drawn_unasked_and_kept_when_that_is_asked(model):
     drawn = with_maps(record, 2)
     assert with_maps(record, 2) is drawn is not record, "made once"
     seen, own = most_steps_at(drawn, arrays, 2, 3)
-    assert len(seen.capture.attention_steps) == STEPS and noise(drawn, arrays, 2, 3) is None
+    assert len(seen.capture.attention_steps) == STEPS and not noise(drawn, arrays, 2, 3)
     assert [run.id for run in store.list()] == [parent.record.id], "nothing is kept of it"
     kept = look_at(parent.record.id, 2, store)
     assert kept.notes == [REPLAYED] and {run.id for run in store.list()} == {parent.record.id, kept.id}
