@@ -23,7 +23,9 @@ METHODS = ("kivi", "squat", "per_token", "per_channel")
 
 
 def make_run(lanes: int = 3, scored: int = 63, tokens: int = 480, labels: tuple[str, ...] = (), text: str = " word"):
-    """A record and its arrays; ``text`` is every token of every answer."""
+    """A record and its arrays; ``text`` is every token of every answer. Of long ones attention is kept at few steps,
+    and maps have bins of steps, as runs that a store takes have them."""
+    attended, bins = list(range(0, scored, max(8, scored // 16))), min(64, scored)
     random = torch.Generator().manual_seed(lanes * 1000 + scored)
     names = labels or tuple(f"Lane {i}" for i in range(lanes))
     spec = parse_spec(
@@ -32,7 +34,7 @@ def make_run(lanes: int = 3, scored: int = 63, tokens: int = 480, labels: tuple[
     arrays = _run_arrays(scored, random)
     for at in ("noise", *range(len(names))):
         arrays |= _lane_arrays(at, scored, tokens, random)
-    arrays |= _deep_arrays(len(names), len(range(0, scored, 8)), random)
+    arrays |= _deep_arrays(len(names), scored, len(attended), random)
     pieces = [text] * (scored + 1)
     record = Record(
         id="feedfacefeedface",
@@ -69,9 +71,9 @@ def make_run(lanes: int = 3, scored: int = 63, tokens: int = 480, labels: tuple[
             layers=list(range(LAYERS)),
             heads=list(range(QUERY_HEADS)),
             topk=5,
-            step_edges=list(range(scored + 1)),
+            step_edges=[round(i * scored / bins) for i in range(bins + 1)],
             position_edges=[round(i * tokens / 240) for i in range(241)],
-            attention_steps=list(range(0, scored, 8)),
+            attention_steps=attended,
             sink_tokens=4,
             depth_edges=[round(i * tokens / 16) for i in range(17)],
             distribution_layers=[0, LAYERS // 2, LAYERS - 1],
@@ -130,7 +132,7 @@ def _lane_arrays(at: object, scored: int, tokens: int, random: torch.Generator) 
     return {f"lane/{at}/{name}": tensor for name, tensor in found.items()}
 
 
-def _deep_arrays(lanes: int, steps: int, random: torch.Generator) -> dict[str, torch.Tensor]:
+def _deep_arrays(lanes: int, scored: int, steps: int, random: torch.Generator) -> dict[str, torch.Tensor]:
     """What the deeper captures add; lane 0 alone has codebooks, latent channels and outliers."""
     rand = lambda *shape: torch.rand(*shape, generator=random)  # noqa: E731
     masses = lambda: (rand(steps, LAYERS, QUERY_HEADS, 240) * 255).to(torch.uint8)  # noqa: E731
@@ -156,7 +158,7 @@ def _deep_arrays(lanes: int, steps: int, random: torch.Generator) -> dict[str, t
     }
     for i in range(lanes):
         lane = {
-            "delta_offset": rand(LAYERS, QUERY_HEADS, 63) - 0.5,
+            "delta_offset": rand(LAYERS, QUERY_HEADS, scored) - 0.5,
             "key_channel_error": rand(LAYERS, HEADS, DIM),
             "value_channel_error": rand(LAYERS, HEADS, DIM),
             "depth_key_error": rand(LAYERS, HEADS, 16),
