@@ -14,6 +14,9 @@ export KVQ_HOME ?= $(HOME)/.cache/kvq-explorer
 # Threads that spin while they wait make one another slow when several processes share few cores.
 export OMP_WAIT_POLICY ?= PASSIVE
 export PYTHONPATH := .
+# Compiled modules, and tests with their rewritten asserts, are kept whatever the machine says: else each of many
+# processes compiles all of them again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: setup setup-dev second-model lock run test test-fast test-long test-gpu bench-gpu check bench bench-second load readme picture site examples space-check kernels-report audit fmt clean
 

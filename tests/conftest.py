@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import hashlib
 import os
@@ -121,10 +122,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # extension modules tell of what outlives the interpreter
+    # extension modules tell of what outlives the interpreter; not earlier, as pytest collects ten times when it ends
+    atexit.register(gc.unfreeze)
 
 
 def _group(node: str) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from kvq_core.advice.grounds import Grounds, LayerSigns
 from kvq_core.advice.html import as_html
 from kvq_core.advice.markdown import as_markdown
 from kvq_core.advice.predicts import predicts
+from kvq_core.advice.report import Advice
 from kvq_core.decision.fronts import fronts
 from kvq_core.decision.plans import Candidate
 from kvq_core.decision.scores import Score
@@ -21,7 +23,11 @@ from kvq_core.store.store import Store, open_store
 from tests.core.advice.test_advice import asked, noisy, option, rows
 
 LAYERS = 6
-ADVICE = asked([*rows("small", noisy(0.002)), *rows("large", noisy(1e-4))], [option("small"), option("large")])
+
+
+@cache
+def advice() -> Advice:
+    return asked([*rows("small", noisy(0.002)), *rows("large", noisy(1e-4))], [option("small"), option("large")])
 
 
 def scored(formats: tuple[str, ...] = ("q4_0", "q8_0")) -> tuple[Score, ...]:
@@ -45,7 +51,7 @@ def store(tmp_path) -> Store:
 
 
 def test_a_decision_is_there_by_the_hash_of_what_it_says(store: Store) -> None:
-    decision = Decision(asked=Asked.of(memory="24GB"), advice=ADVICE, grounds=Grounds(scores=scored()))
+    decision = Decision(asked=Asked.of(memory="24GB"), advice=advice(), grounds=Grounds(scores=scored()))
     id = keep_decision(decision, store)
     assert stored_decision(id, store) == decision
     other = decision.model_copy(update={"asked": Asked.of(memory="48GB")})
@@ -129,12 +135,12 @@ def _free_at(costs: Costs, budget: int, candidates: list[Candidate]) -> float:
 
 def test_the_report_has_the_grounds_where_they_are_at_hand() -> None:
     grounds = Grounds(scores=scored(), scored=6)
-    for text in (as_html(ADVICE, grounds), as_markdown(ADVICE, grounds)):
+    for text in (as_html(advice(), grounds), as_markdown(advice(), grounds)):
         assert "The costliest layers alone, over 6 prompts" in text
         assert text.index("q4") < text.index("Not tested")
-    page = as_html(ADVICE, grounds, "https://here")
+    page = as_html(advice(), grounds, "https://here")
     assert page.count("<rect") == page.count("<title>layer ") == len(grounds.scores), "a cell a score"
-    assert "darkest" in page and f'href="https://here/{ADVICE.worst[0].link}"' in page
-    assert f"(https://here/{ADVICE.worst[0].link})" in as_markdown(ADVICE, grounds, "https://here")
-    assert "costliest" not in as_html(ADVICE) and "<rect" not in as_html(ADVICE) and "href" not in as_html(ADVICE)
-    assert json.loads(Decision(asked=Asked(), advice=ADVICE, grounds=grounds).canonical)["grounds"]["scored"] == 6
+    assert "darkest" in page and f'href="https://here/{advice().worst[0].link}"' in page
+    assert f"(https://here/{advice().worst[0].link})" in as_markdown(advice(), grounds, "https://here")
+    assert "costliest" not in as_html(advice()) and "<rect" not in as_html(advice()) and "href" not in as_html(advice())
+    assert json.loads(Decision(asked=Asked(), advice=advice(), grounds=grounds).canonical)["grounds"]["scored"] == 6
