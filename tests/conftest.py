@@ -113,10 +113,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for name in ("real_model", "second_model"):
             if name in getattr(item, "fixturenames", ()):
                 item.add_marker(name)
+    _mark_all_but_few(items)
     if find_chromium() is None and not os.environ.get("KVQ_REQUIRE_BROWSER"):
         for item in items:
             if item.get_closest_marker("browser"):
                 item.add_marker(pytest.mark.skip(reason="no Chromium found"))
+
+
+def _mark_all_but_few(items: list[pytest.Item]) -> None:
+    """As slow, but for as many cases of a test as its mark ``few`` says, spread over all of them."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("few"):
+            cases.setdefault(item.nodeid.split("[")[0], []).append(item)
+    for same in cases.values():
+        count = same[0].get_closest_marker("few").args[0]
+        kept = {at * len(same) // count for at in range(count)}
+        for at, item in enumerate(same):
+            if at not in kept:
+                item.add_marker("slow")
 
 
 def pytest_collection_finish() -> None:

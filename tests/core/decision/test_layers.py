@@ -77,6 +77,7 @@ def test_a_score_is_that_of_a_run_of_the_lane_alone(model: LoadedModel) -> None:
     assert own[key(NAME, "keys", BAD)] == pytest.approx(alone, rel=0.01)
 
 
+@pytest.mark.slow
 def test_what_was_cut_short_goes_on_where_it_was(model: LoadedModel) -> None:
     found, _ = scored(model)
     (prompt, own), *_ = found.klds.items()
@@ -103,6 +104,7 @@ def candidates_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvq_core.decision.offered.FORMATS", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("candidates_alone")
 def test_a_policy_is_verified_on_prompts_it_has_not_seen(model: LoadedModel) -> None:
     found, _ = scored(model)
@@ -121,6 +123,7 @@ def test_a_policy_is_verified_on_prompts_it_has_not_seen(model: LoadedModel) -> 
         list(verified(model, found, bits, None, [Prompt(prompt=TEXTS[0])]))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("candidates_alone")
 def test_the_uniform_lane_is_the_answer_where_it_is_not_beaten(model: LoadedModel) -> None:
     found, _ = scored(model)

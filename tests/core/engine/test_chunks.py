@@ -176,6 +176,7 @@ def test_every_method_takes_chunks(name: str, fit: str) -> None:
     assert state.own_errors is not None and max(state.own_errors) > 0
 
 
+@pytest.mark.slow
 def test_lanes_of_all_kinds_stand_beside_each_other() -> None:
     model, ids = tiny("llama"), prompt_ids(90)
     lane, kivi = METHODS["token-4"][0], METHODS["kivi"][0]

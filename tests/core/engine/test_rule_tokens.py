@@ -222,6 +222,7 @@ def test_a_short_prompt_fills_its_first_tokens_later() -> None:
     assert outcome.decode.states[0].error is None
 
 
+@pytest.mark.slow
 def test_tiers_take_a_prompt_in_chunks() -> None:
     """Read from the cache, chunk by chunk; what they cannot do is refused."""
     rules = ({**FP16, "tokens": "first:2"}, {**Q8, "tokens": "first:10"}, {**Q8, "tokens": "last:12"}, KIVI)

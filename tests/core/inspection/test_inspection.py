@@ -185,6 +185,7 @@ def test_a_remedys_bytes_are_those_of_its_lane() -> None:
     assert [Lane.model_validate(remedy.lane).label for remedy in found.remedies] == list(by_name)
 
 
+@pytest.mark.slow
 def test_what_was_found_is_kept_by_the_models_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small("llama")
     assert stored_inspection(model) is None

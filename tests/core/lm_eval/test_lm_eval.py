@@ -90,6 +90,7 @@ def test_a_continuation_of_one_token_reads_the_cache(small: LoadedModel) -> None
     assert lane.likelihoods(context, follow)[0] != pytest.approx(exact.likelihoods(context, follow)[0].item(), abs=1e-2)
 
 
+@pytest.mark.slow
 def test_what_is_likeliest_is_greedy(small: LoadedModel) -> None:
     scoring = LaneScoring(small, parse_lane(KIVI))
     context = small.encode(TEXT)

@@ -39,6 +39,7 @@ def home(tmp_path_factory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVQ_HOME", str(tmp_path_factory.getbasetemp() / "architectures"))
 
 
+@pytest.mark.few(4)
 @pytest.mark.long("combine")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_reference_is_what_transformers_computes(kind: str) -> None:

@@ -50,6 +50,7 @@ def test_a_model_knows_whether_its_files_hold_keys_in_another_order(tmp_path, ar
     assert loaded.ref.interleaved == (not np.array_equal(held, here))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("changes", [{"tie_word_embeddings": True}, {"head_dim": 32}, {"num_key_value_heads": 4}])
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_heads_and_embeddings_of_other_shapes(tmp_path, architecture: str, changes: dict) -> None:
@@ -129,6 +130,7 @@ SCALINGS = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", SCALINGS)
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_rope_is_scaled_as_the_file_says(tmp_path, architecture: str, name: str) -> None:

@@ -234,6 +234,7 @@ def fake_hub(file: Path, monkeypatch) -> list[tuple[str, str | None]]:
     return asked
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("wanted", "name"),
     [

@@ -66,6 +66,7 @@ def test_generate_takes_a_batch_and_goes_on_with_more_text():
         model.model.set_attn_implementation(held)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["kivi", "innerq"])
 def test_prompts_of_different_length_answer_as_each_alone(name):
     """Padded on the left, and none of the padding is stored."""

@@ -76,6 +76,7 @@ def test_what_is_saved_is_loaded(url, sample_run):
     assert ids(store) == [ID]
 
 
+@pytest.mark.slow
 def test_damage_is_noticed_and_healed(url, sample_run):
     store = open_store(url)
     store.save(*sample_run())

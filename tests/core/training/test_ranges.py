@@ -102,6 +102,7 @@ def book(made, monkeypatch) -> Codebook:
     return made[1]
 
 
+@pytest.mark.slow
 def test_ranges_leave_out_the_outliers_and_levels_fit_by_gradients(made, book):
     model, _ = made
     cut = sequences(model, read_texts(None), TRAINED, HELD_OUT, 0).train

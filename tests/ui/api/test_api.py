@@ -59,6 +59,7 @@ def test_what_there_is_can_be_read(client):
     assert "Did you mean 'first-look'" in refusal(client, "first-lok", api_name="/preset")
 
 
+@pytest.mark.slow
 def test_an_estimate_tells_tokens_and_what_would_not_be_quantized(client):
     lane = {"method": "kivi", "knobs": {"residual_length": 128}}
     found = client.predict({"prompt": "Hi", "max_new_tokens": 4, "lanes": [lane]}, api_name="/estimate")

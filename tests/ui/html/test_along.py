@@ -52,6 +52,7 @@ def test_what_is_sent_stays_small_and_too_long_answers_say_so(monkeypatch):
     assert "along-data" not in html and "up to 3,999 can be brushed" in html
 
 
+@pytest.mark.slow
 def test_a_view_with_maps_of_every_step_stays_within_its_data():
     record, arrays = make_run(8)
     for measure in ("relative", "score", "attention"):
