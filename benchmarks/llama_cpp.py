@@ -22,7 +22,7 @@ import numpy as np
 from benchmarks.measured import HERE, figures, keep
 from kvq_core.claims.texts import Text, token_ids
 from kvq_core.external.llama_cpp import LlamaCpp, Top, Types, version
-from kvq_core.external.simulated import Asked, simulate
+from kvq_core.external.simulated import PromptPairs, simulate
 from kvq_core.models import LoadedModel, load
 from kvq_core.models.bundled import bundled_gguf
 from kvq_core.models.second import SECOND_MODEL, local_file
@@ -70,7 +70,7 @@ def written_in_float32(source: Path, target: Path) -> Path:
     return target
 
 
-def theirs(file: Path, types: Types, asked: Asked) -> list[list[Top]]:
+def theirs(file: Path, types: Types, asked: PromptPairs) -> list[list[Top]]:
     """llama.cpp's answers to every forced token but the first, whose logits are the prefill's own. One thread: more of
     them spin while they wait for one another."""
     with LlamaCpp(file, types, PROMPT + SCORED + 48, threads=1) as engine:
@@ -82,12 +82,12 @@ def mean_kld(reference: list[list[Top]], found: list[list[Top]]) -> float:
     return float(np.mean([own.kld(other) for one, theirs in both for own, other in zip(one, theirs, strict=True)]))
 
 
-def ours(model: LoadedModel, asked: Asked, every: list[Types], rotate: bool) -> list[float]:
+def ours(model: LoadedModel, asked: PromptPairs, every: list[Types], rotate: bool) -> list[float]:
     """Mean KLD over all positions of every pair's lane, the prompt read as llama.cpp reads it."""
     return [float(kld.mean()) for kld, _ in simulate(model, every, asked, rotate)]
 
 
-def texts(model: LoadedModel, count: int, scored: int) -> Asked:
+def texts(model: LoadedModel, count: int, scored: int) -> PromptPairs:
     """Prompts and what follows them, cut where their text reads as the same tokens again."""
     found = []
     for text in TEXTS[:count]:
@@ -104,7 +104,7 @@ def _splits(model: LoadedModel, ids: list[int], at: int, scored: int) -> bool:
 
 
 def measure(
-    model: LoadedModel, file: Path, asked: Asked, rows: dict[str, dict[str, Any]], rotate: bool
+    model: LoadedModel, file: Path, asked: PromptPairs, rows: dict[str, dict[str, Any]], rotate: bool
 ) -> Iterator[dict[str, dict[str, Any]]]:
     """Our and their mean KLD of every pair in ``rows``, which holds what is known already; all of them after ours were
     measured, in one comparison a text, and after each of theirs."""

@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.llama_cpp import PROMPT, SCORED, TEXTS, TOP, mean_kld, texts, written_in_float32
 from benchmarks.measured import HERE, figures, keep
 from kvq_core.external.llama_cpp import LlamaCpp, Top, Types, version
-from kvq_core.external.simulated import READ_IN, Asked, kld_of
+from kvq_core.external.simulated import READ_IN, PromptPairs, kld_of
 from kvq_core.models import LoadedModel, load
 from kvq_core.models.bundled import bundled_gguf
 from kvq_core.spec import DEFAULT_MODEL
@@ -42,7 +42,7 @@ def lanes(keys: str) -> list[dict[str, Any]]:
     return both + [{"label": name, "rules": rules, "prefill": READ_IN} for name, rules in of.items() if rules]
 
 
-def here(model: LoadedModel, keys: str, asked: Asked) -> dict[str, Any]:
+def here(model: LoadedModel, keys: str, asked: PromptPairs) -> dict[str, Any]:
     """Mean KLD of the same keys beside each of the values, and of these values alone."""
     told = lanes(keys)
     return summed(told, [np.concatenate([kld for kld, _ in of]) for of in kld_of(model, told, asked)])
@@ -54,7 +54,7 @@ def summed(told: list[dict[str, Any]], klds: list[np.ndarray]) -> dict[str, Any]
     return {"ours": means[: len(VALUES)], "values_alone": max(means[len(VALUES) :]), "lanes": found}
 
 
-def theirs(file: Path, types: Types, asked: Asked, ubatch: int) -> list[list[Top]]:
+def theirs(file: Path, types: Types, asked: PromptPairs, ubatch: int) -> list[list[Top]]:
     with LlamaCpp(file, types, PROMPT + SCORED + 48, ubatch, threads=1) as engine:
         return [engine.logprobs(ids, forced, TOP)[1:] for ids, forced in asked]
 

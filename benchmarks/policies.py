@@ -24,11 +24,11 @@ import numpy as np
 import torch
 
 from benchmarks.measured import HERE, figures, keep
-from kvq_core.decision.offered import Offered, offered
+from kvq_core.decision.offered import DeployedLane, deployed_lanes
 from kvq_core.decision.plans import FP16, Candidate, LayerPlan
 from kvq_core.decision.scores import Sensitivity
 from kvq_core.decision.sensitivity import answer_of, identity, losses, losses_of_some, measured
-from kvq_core.decision.verify import WIN, Offer, judged
+from kvq_core.decision.verify import WIN, Offer, verification
 from kvq_core.models import LoadedModel, load
 from kvq_core.models.second import SECOND_MODEL
 from kvq_core.spec import DEFAULT_MODEL, MAX_LANES, TENSORS, Lane
@@ -92,7 +92,7 @@ class Case:
         self.part["scores"], self.part["prompts"] = scores.id, self.prompts
         self.part["lanes_scored"] = len(scores.keys)
         self.part["budgets"] = {
-            f"{bits:g}": judged(
+            f"{bits:g}": verification(
                 scores.id, None, costs.budget(bits), self.prompts, offer, means, self.candidates
             ).model_dump(mode="json", exclude={"id", "engine", "version", "flags"})
             for bits, offer in offers.items()
@@ -112,7 +112,7 @@ class Case:
     def offered(self) -> None:
         """The uniform lanes that engines ship, of each budget, on the unseen prompts, and every case judged by them."""
         shape, held = self.model.shape, self.part["budgets"]
-        of = {bits: offered(shape, case["budget"], None, self.candidates) for bits, case in held.items()}
+        of = {bits: deployed_lanes(shape, case["budget"], None, self.candidates) for bits, case in held.items()}
         every = list({each.title: each for some in of.values() for each in some}.values())
         found = self.part.setdefault("offered", {})
         for prompt in self.unseen:
@@ -127,12 +127,12 @@ class Case:
             held[bits] = beside(held[bits], [self._measured(each) for each in some])
         self.keep()
 
-    def _losses(self, prompt: Prompt, some: Sequence[Offered], follow: str) -> dict[str, float | None]:
+    def _losses(self, prompt: Prompt, some: Sequence[DeployedLane], follow: str) -> dict[str, float | None]:
         """By title; None where it cannot be had."""
         got = losses_of_some(self.model, prompt, [each.titled for each in some], follow)
         return {each.title: got.get(each.title) for each in some}
 
-    def _measured(self, each: Offered) -> dict[str, Any]:
+    def _measured(self, each: DeployedLane) -> dict[str, Any]:
         own = [self.part["offered"][identity(prompt)][each.title] for prompt in self.unseen]
         mean = None if None in own else float(np.mean(own))
         lane = each.lane.model_dump(mode="json", exclude_defaults=True, exclude={"label"})

@@ -17,7 +17,7 @@ from kvq_core.spec.plan import Assignment
 MEASURED = 1024  # tokens of the random tensors whose bits are taken
 
 
-class Taken(NamedTuple):
+class CacheBytes(NamedTuple):
     nbytes: int
     reserved: bool  # whether it is what the engine sets aside
 
@@ -29,13 +29,13 @@ class Cost:
         self.lane, self.shape, self.engine = lane, shape, engine
         self.plan: Sequence[Assignment] = lane.plan_of(range(len(shape.layers)))
 
-    def of(self, context: int, batch: int) -> Taken:
+    def of(self, context: int, batch: int) -> CacheBytes:
         """Bytes of ``batch`` sequences of ``context`` tokens."""
         if self.engine is not None and self._format is not None:
             cache = Cache.of(self._format, self.shape)
             if (found := cache.reserved(self.engine, context, batch)) is not None:
-                return Taken(found, True)
-        return Taken(batch * self._tensors(context), False)
+                return CacheBytes(found, True)
+        return CacheBytes(batch * self._tensors(context), False)
 
     def bits(self, context: int) -> float:
         """An element of keys and values."""

@@ -15,7 +15,7 @@ from kvq_core.pipeline.lanes import rule_record
 from kvq_core.sizing.fit import LONGEST, MEMORIES
 from kvq_core.sizing.layers import Shape, shape_of
 from kvq_core.sizing.reserve import allowance, engines
-from kvq_core.sizing.weights import held
+from kvq_core.sizing.weights import weights_in_memory
 from kvq_core.spec import Lane
 
 FP16 = Lane(label="fp16", method="fp16")
@@ -86,7 +86,7 @@ def lane_data(lane: Lane) -> dict[str, object]:
 
 
 def own_weights(model: LoadedModel, given: str) -> WeightsFile:
-    found = held(given, sum(weight.numel() for weight in model.model.parameters()))
+    found = weights_in_memory(given, sum(weight.numel() for weight in model.model.parameters()))
     return WeightsFile(file=given, bytes=found.nbytes, how=found.how, chosen=False)
 
 

@@ -11,7 +11,7 @@ from kvq_core.advice.candidates import candidates_of, plain_formats
 from kvq_core.advice.policy import Policy, Scoring, Without
 from kvq_core.advice.turns import Turns
 from kvq_core.analysis.verdict import TIERS
-from kvq_core.decision.offered import Offered, offered
+from kvq_core.decision.offered import DeployedLane, deployed_lanes
 from kvq_core.decision.plans import Candidate, LayerPlan
 from kvq_core.decision.scores import Sensitivity
 from kvq_core.decision.sensitivity import Scored, measured
@@ -110,7 +110,7 @@ class Trying:
         plain = plainest(costs, tried[-1].nbytes)
         there = [each for each, _ in plain_formats(self._lanes)]
         room = max(0, self.scoring.at_once - len(tried) - 1)  # what a run may hold here
-        others = offered(self.model.shape, tried[-1].nbytes, self.ask.engine, there)[:room]
+        others = deployed_lanes(self.model.shape, tried[-1].nbytes, self.ask.engine, there)[:room]
         own = [each.plan.lane(candidates, f"{LABEL} {at}") for at, each in enumerate(tried)]
         every = [*own, plain.plan.lane(candidates, ENDS_LABEL), *(each.titled for each in others)]
         lanes = [read_as(lane, [each for _, each in taken]) for lane in every]
@@ -173,7 +173,7 @@ def plainest(costs: Costs, budget: int) -> Solved:
     return min(fitting, key=lambda each: each.predicted) if fitting else min(every, key=lambda each: each.nbytes)
 
 
-def undominated(lanes: Sequence[Lane], rows: "pd.DataFrame", beside: Sequence[Offered]) -> tuple[Lane, ...]:
+def undominated(lanes: Sequence[Lane], rows: "pd.DataFrame", beside: Sequence[DeployedLane]) -> tuple[Lane, ...]:
     """The lanes that ran on every prompt and that none of the others beats in bytes and loss."""
     means = rows.groupby("lane")["kld_mean"].agg(lambda klds: klds.mean(skipna=False)).dropna()
     each_of = zip(lanes, beside, strict=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from kvq_core.analysis.floors import lane_of, larger
 from kvq_core.analysis.scored import At, Tail, tail
-from kvq_core.analysis.verdict import Verdict, judged, mean_interval
+from kvq_core.analysis.verdict import Verdict, mean_interval, verdict_on
 from kvq_core.errors import SpecError
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import DRAFT_TOKENS, LaneRecord, Memory, Metrics, Record
@@ -101,7 +101,7 @@ def span_figures(record: Record, arrays: Arrays, at: At, span: Span) -> SpanFigu
         value_bits=_mean(values),
         stored_bytes=stored,
         fp16_bytes=plain,
-        verdict=judged(lane, Metrics(n_scored=len(kld), flips=flips, near_tie_flips=ties), kld),
+        verdict=verdict_on(lane, Metrics(n_scored=len(kld), flips=flips, near_tie_flips=ties), kld),
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from kvq_core.analysis.two_specs import Change, asked, paired
+from kvq_core.analysis.two_specs import Change, field_changes, paired
 from kvq_core.record.fields import LaneRecord, Record
 from kvq_core.spec import LANE_OPTIONS
 
@@ -42,7 +42,11 @@ def versus(one: Record, other: Record) -> Versus:
     tokens = zip(one.reference.token_ids, other.reference.token_ids, strict=False)
     same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], tokens))
     same_text = one.reference.token_ids == other.reference.token_ids
-    changes = (*asked(one.spec, other.spec), *_under(one, other), *(c for pair in pairs for c in _of_lane(pair)))
+    changes = (
+        *field_changes(one.spec, other.spec),
+        *_under(one, other),
+        *(c for pair in pairs for c in _of_lane(pair)),
+    )
     return Versus(changes, pairs, same, same_text, tuple(_unfair(one, other, same, same_text)))
 
 

@@ -30,7 +30,7 @@ L = TypeVar("L", bound=Labelled)
 
 def changes(one: ComparisonSpec, other: ComparisonSpec) -> Iterator[Change]:
     """What tells two comparisons apart; of a lane that only one of them has, the other's value is None."""
-    yield from asked(one.model_dump(mode="json"), other.model_dump(mode="json"))
+    yield from field_changes(one.model_dump(mode="json"), other.model_dump(mode="json"))
     pairs = paired(one.lanes, other.lanes, lambda lane: lane.model_dump(exclude={"label"}))
     for a, b in pairs:
         if a is not None and b is not None:
@@ -42,7 +42,7 @@ def changes(one: ComparisonSpec, other: ComparisonSpec) -> Iterator[Change]:
         yield Change(ORDER, *(", ".join(order) for order in orders))
 
 
-def asked(one: dict[str, Any], other: dict[str, Any]) -> Iterator[Change]:
+def field_changes(one: dict[str, Any], other: dict[str, Any]) -> Iterator[Change]:
     """Fields of two specs but their lanes."""
     specs = [{name: value for name, value in _flat(spec) if name != "lanes"} for spec in (one, other)]
     for name in dict.fromkeys([*specs[0], *specs[1]]):

@@ -66,12 +66,12 @@ def verdict(record: Record, arrays: Arrays, at: At) -> Verdict:
     """The verdict of a lane, by its index, or of a floor; ``why`` holds the numbers."""
     lane, kld = lane_of(record, at), pooled(arrays, at, "kld")
     m = lane.metrics
-    found = judged(lane, m or Metrics(n_scored=0), kld, _beside(record, arrays))
+    found = verdict_on(lane, m or Metrics(n_scored=0), kld, _beside(record, arrays))
     judges = m is not None and lane.status != "failed" and found.word not in UNJUDGED
     return _beside_kernel(found, record, kld) if judges and at != "kernel" else found
 
 
-def judged(lane: LaneRecord, m: Metrics, kld: np.ndarray, beside: str = "") -> Verdict:
+def verdict_on(lane: LaneRecord, m: Metrics, kld: np.ndarray, beside: str = "") -> Verdict:
     """The verdict on ``kld`` (positions,) of a lane, all of them or some: of ``m`` the positions, flips and near ties
     count. ``beside``: what stands beside the numbers in ``why``."""
     if lane.status == "failed":

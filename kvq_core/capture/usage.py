@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from kvq_core.engine.cache import LaneCache, Part
-from kvq_core.engine.lane_state import said
+from kvq_core.engine.lane_state import failure_line
 from kvq_core.errors import MethodError
 from kvq_core.methods import ModelShape
 
@@ -19,7 +19,7 @@ def usage_of(cache: LaneCache, shape: ModelShape) -> tuple[dict[str, Tensor], tu
         try:
             given = _sound(part, shape)
         except Exception as error:
-            remarks[f"how {part.kind}s use their codes is not shown: {said(error)}"] = None
+            remarks[f"how {part.kind}s use their codes is not shown: {failure_line(error)}"] = None
             continue
         for name, values in given.items():
             name = f"{part.kind}_{name}"

@@ -45,9 +45,9 @@ def fit_of_loaded(model: "LoadedModel", given: str, asked: "Asked") -> "Fit":
     """Of a model in memory, beside its weights as the file that was given holds them, or in 16 bits."""
     from kvq_core.sizing.fit import fit
     from kvq_core.sizing.layers import shape_of
-    from kvq_core.sizing.weights import held
+    from kvq_core.sizing.weights import weights_in_memory
 
-    weights = held(given, sum(weight.numel() for weight in model.model.parameters()))
+    weights = weights_in_memory(given, sum(weight.numel() for weight in model.model.parameters()))
     return fit(model.title, shape_of(model.model.config.to_dict()), weights, asked)
 
 

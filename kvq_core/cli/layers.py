@@ -99,12 +99,12 @@ def _score(arguments: argparse.Namespace) -> None:
 def _solve(arguments: argparse.Namespace) -> None:
     from kvq_core.decision.scores import load_scores
     from kvq_core.decision.sensitivity import checked
-    from kvq_core.decision.spaces import known
+    from kvq_core.decision.spaces import engine_title
     from kvq_core.decision.verify import verified
 
     scores, prompts = load_scores(arguments.solve), read_prompts(arguments.check_prompts)
     if arguments.engine is not None:
-        known(arguments.engine)
+        engine_title(arguments.engine)
     with redirect_stdout(sys.stderr), Bar() as bar:
         model = _loaded(arguments.model or scores.model, bar)
         checked(model, scores)

@@ -6,7 +6,7 @@ import numpy as np
 
 from kvq_core.decision.plans import Candidate
 from kvq_core.decision.solver import Costs, Solved
-from kvq_core.decision.spaces import MODELOPT, SPACES, known, solve, version_of, words_of
+from kvq_core.decision.spaces import MODELOPT, SPACES, engine_title, solve, version_of, words_of
 from kvq_core.errors import SpecError
 from kvq_core.spec.rule import Frozen
 
@@ -53,7 +53,7 @@ def _front(costs: Costs, candidates: Sequence[Candidate], engine: str | None) ->
             bits = 16 * solved.nbytes / costs.budget(16.0)
             points.append(FrontPoint(bits=bits, bytes=solved.nbytes, predicted=solved.predicted))
     return PolicyFront(
-        engine=known(engine) if engine else None,
+        engine=engine_title(engine) if engine else None,
         version=version_of(engine) if engine else None,
         in_review=engine == MODELOPT,
         points=tuple(points),

@@ -24,7 +24,7 @@ TRANSFORMS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Offered:
+class DeployedLane:
     """``nbytes`` of TOKENS tokens, means of centred keys included; ``title``: the format and its transform."""
 
     lane: Lane
@@ -37,14 +37,16 @@ class Offered:
         return self.lane.model_copy(update={"label": self.title})
 
 
-def offered(shape: ModelShape, budget: int, engine: str | None, but: Sequence[Candidate] = ()) -> list[Offered]:
+def deployed_lanes(
+    shape: ModelShape, budget: int, engine: str | None, but: Sequence[Candidate] = ()
+) -> list[DeployedLane]:
     """Of at most ``budget`` bytes, labelled by their numbers; of an engine that is named only what its flags can say.
     ``but``: formats that are candidates, which are left out as they are."""
     every = [each for each in deployed() if each.why_not(shape) is None and not _windowed(each.method, shape)]
     own = [each for each in every if _bytes(each, shape) <= budget]
     own = sorted(own, key=lambda each: -_bytes(each, shape))[:FORMATS]
     plain = {each.method for each in but}
-    found: list[Offered] = []
+    found: list[DeployedLane] = []
     for candidate in own:
         for words, transform in TRANSFORMS.items():
             more = shape.layers * shape.kv_heads * shape.head_dim * 2 if "center" in transform else 0
@@ -53,7 +55,7 @@ def offered(shape: ModelShape, budget: int, engine: str | None, but: Sequence[Ca
             if lane is None or known or _bytes(candidate, shape) + more > budget or lane.why_not(shape):
                 continue
             if engine is None or flags_of(lane, engine, shape.layers) is not None:
-                found.append(Offered(lane, _bytes(candidate, shape) + more, f"{candidate.name}{words}"))
+                found.append(DeployedLane(lane, _bytes(candidate, shape) + more, f"{candidate.name}{words}"))
     return found
 
 
@@ -81,7 +83,9 @@ def _lane(candidate: Candidate, transform: dict[str, Any], label: str) -> Lane |
         return None
 
 
-def measured_of(losses: Sequence[dict[str, float]], some: Sequence[Offered]) -> Iterator[tuple[Offered, float]]:
+def measured_of(
+    losses: Sequence[dict[str, float]], some: Sequence[DeployedLane]
+) -> Iterator[tuple[DeployedLane, float]]:
     """Those that ran on every prompt, with their mean loss in nats."""
     for each in some:
         own = [found[each.lane.label] for found in losses if each.lane.label in found]

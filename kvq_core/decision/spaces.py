@@ -23,7 +23,7 @@ SPACES: dict[str, tuple[str, Solve]] = {
 MODELOPT = "modelopt"  # whose policies are a file
 
 
-def known(engine: str) -> str:
+def engine_title(engine: str) -> str:
     """An engine's name. Raises SpecError for one whose policies are not known."""
     if engine == MODELOPT:
         return "ModelOpt"
@@ -37,14 +37,14 @@ def version_of(engine: str) -> str:
     """What was read of it."""
     if engine == MODELOPT:
         return f"{modelopt.VERSION}; only an open pull request of vLLM reads it, 56116"
-    return READ_IN[known(engine)]
+    return READ_IN[engine_title(engine)]
 
 
 def words_of(engine: str, candidates: Sequence[Candidate]) -> dict[str, str]:
     """What the engine, as the command names it, calls each candidate that it has, and the unquantized cache."""
     if engine == MODELOPT:
         return {**modelopt.algorithms(candidates), FP16: ""}
-    return words_in(known(engine), candidates)
+    return words_in(engine_title(engine), candidates)
 
 
 def words_in(name: str, candidates: Sequence[Candidate]) -> dict[str, str]:
@@ -61,7 +61,7 @@ def solve(costs: Costs, budget: int, engine: str | None, candidates: Sequence[Ca
     own = words_of(engine, candidates)
     if len(own) == 1:
         raise SpecError(
-            f"{known(engine)} has none of the formats {', '.join(costs.names[:-1])}; score some that it has."
+            f"{engine_title(engine)} has none of the formats {', '.join(costs.names[:-1])}; score some that it has."
         )
     if engine == MODELOPT:
         return by_layer(costs, budget, list(modelopt.pairs(candidates)))
@@ -71,7 +71,7 @@ def solve(costs: Costs, budget: int, engine: str | None, candidates: Sequence[Ca
 
 def flags(engine: str, plan: LayerPlan, candidates: Sequence[Candidate]) -> str:
     """The command for a policy of the engine's space, or the file that says it."""
-    name = known(engine)
+    name = engine_title(engine)
     if engine == MODELOPT:
         return modelopt.exported(plan, candidates)
     words, command = words_of(engine, candidates), ENGINES[name].command

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from kvq_core.decision.offered import flags_of, measured_of, offered
+from kvq_core.decision.offered import deployed_lanes, flags_of, measured_of
 from kvq_core.decision.plans import Candidate, LayerPlan
 from kvq_core.decision.scores import Sensitivity
 from kvq_core.decision.sensitivity import Scored, answer_of, identity, losses, losses_of_some
 from kvq_core.decision.solver import Costs, Solved, uniform
-from kvq_core.decision.spaces import flags, known, solve, version_of
+from kvq_core.decision.spaces import engine_title, flags, solve, version_of
 from kvq_core.errors import SpecError
 from kvq_core.models import LoadedModel
 from kvq_core.spec import Lane
@@ -97,7 +97,7 @@ def verified(
     costs = scores.costs(model.shape)
     offer = Offer.of(costs, costs.budget(bits), engine, candidates)
     lanes = [each.plan.lane(candidates, str(n)) for n, each in enumerate(offer.every)]
-    others = offered(model.shape, costs.budget(bits), known(engine) if engine else None, candidates)
+    others = deployed_lanes(model.shape, costs.budget(bits), engine_title(engine) if engine else None, candidates)
     rows, beside = [], []
     for done, prompt in enumerate(prompts, 1):
         follow = answer_of(model, prompt)
@@ -110,10 +110,10 @@ def verified(
         Measured(lane=_data(each.lane), bytes=each.nbytes, predicted=None, measured=loss)
         for each, loss in measured_of(beside, others)
     ]
-    yield judged(scores.id, engine, costs.budget(bits), len(prompts), offer, means, candidates, shipped)
+    yield verification(scores.id, engine, costs.budget(bits), len(prompts), offer, means, candidates, shipped)
 
 
-def judged(
+def verification(
     id: str,
     engine: str | None,
     budget: int,
@@ -141,7 +141,7 @@ def judged(
     return Policy(
         **answer.model_dump(),
         id=id,
-        engine=known(engine) if engine else None,
+        engine=engine_title(engine) if engine else None,
         version=version_of(engine) if engine else None,
         budget=budget,
         prompts=prompts,
@@ -166,7 +166,7 @@ def _flags(engine: str | None, plan: LayerPlan, candidates: Sequence[Candidate])
 
 
 def _shipped_flags(engine: str | None, answer: Measured, layers: int) -> str | None:
-    return None if engine is None else flags_of(Lane.model_validate(answer.lane), known(engine), layers)
+    return None if engine is None else flags_of(Lane.model_validate(answer.lane), engine_title(engine), layers)
 
 
 def _data(lane: Lane) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvq_core.engine.entry import Entry, Filled
 from kvq_core.engine.fit import Shared
-from kvq_core.engine.lane_state import Finish, LaneState, joined_states, said
+from kvq_core.engine.lane_state import Finish, LaneState, failure_line, joined_states
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows
 from kvq_core.engine.sampling import Sampler
@@ -97,7 +97,7 @@ class Decode:
         try:
             state.cache = self._entry.cache(state)
         except Exception as error:  # whatever a method does wrong is its lane's failure, not the run's
-            state.error = said(error)
+            state.error = failure_line(error)
         state.encode_prompt_s = time.perf_counter() - began
 
     def steps(self, score: Score, tap: Tap | None, close: Close) -> Iterator[None]:
@@ -188,7 +188,7 @@ class Decode:
         """Lanes whose choice of keys has failed are lost, and no others."""
         for row, error in self.rows.choosing.failed.items():
             state = self.states_running[row - self._first] if row < forced else self._free[row - forced]
-            state.error = state.error or said(error)
+            state.error = state.error or failure_line(error)
         self.rows.choosing.failed.clear()
 
     def _over(self) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.filling import Filling
 from kvq_core.engine.fit import Shared
-from kvq_core.engine.lane_state import LaneState, said
+from kvq_core.engine.lane_state import LaneState, failure_line
 from kvq_core.engine.prefill import CHUNK, Prefill
 from kvq_core.engine.script import Script, Segment
 from kvq_core.engine.stress import AppliedStress
@@ -80,7 +80,7 @@ class Entry:
                 yield Filled([state.lane.label for state in states], done, len(self.prefill.ids))
         except Exception as error:  # whatever a method does wrong is its lane's failure, not the run's
             if len(states) == 1:
-                states[0].error, states[0].cache = said(error), None
+                states[0].error, states[0].cache = failure_line(error), None
                 return
             for state in states:  # which of them it was shows when each is filled by itself
                 state.cache = self.cache(state)

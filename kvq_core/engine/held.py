@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kvq_core.engine.key_log import Replay
-from kvq_core.engine.prefill import CHUNK, Held, Prefill
+from kvq_core.engine.prefill import CHUNK, Precision, Prefill
 from kvq_core.engine.stress import AppliedStress, ReferenceShift
 from kvq_core.machine.memory import free_bytes, hold_spare
 from kvq_core.models import LoadedModel
@@ -101,7 +101,7 @@ def key_of(
     ids: Sequence[int],
     scored: Sequence[int],
     turns: Sequence[int],
-    held: Held,
+    held: Precision,
     stress: Stress,
     owner: str,
 ) -> str:

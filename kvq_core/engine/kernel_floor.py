@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from kvq_core.engine.prefill import Held, Prefill
+from kvq_core.engine.prefill import Precision, Prefill
 from kvq_core.models import LoadedModel
 from kvq_core.models.rounding import Rounding, round_row
 
@@ -16,7 +16,7 @@ class KernelFloor:
     prefill: Prefill = field(init=False)
 
     def read(
-        self, model: LoadedModel, ids: list[int], scored: Sequence[int], turns: Sequence[int], held: Held
+        self, model: LoadedModel, ids: list[int], scored: Sequence[int], turns: Sequence[int], held: Precision
     ) -> Iterator[int]:
         """Prefill the prompt, a chunk a turn; yields the number of tokens done."""
         noisy = model.computed_by(round_row(model.model, self.rounding, 0))

@@ -42,7 +42,7 @@ class LaneState:
         return self.first_divergence is not None
 
 
-def said(error: Exception) -> str:
+def failure_line(error: Exception) -> str:
     """What a failed lane shows. Memory that ran out is no lane's own failure: the run ends with it."""
     if is_out_of_memory(error):
         raise error

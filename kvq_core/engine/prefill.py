@@ -21,10 +21,10 @@ class LayerGroup:
     """Layers that live on one device, in order, with the prompt's tensors stacked over them.
 
     keys, values (layers, kv_heads, tokens, head_dim), queries (layers, query_heads, tokens, head_dim; of no tokens
-    where they are not kept), after RoPE, as ``Held`` says; values may have another head_dim. ``layers`` are indices in
-    the model, ``scaling`` what it multiplies their scores with, ``key_bias`` (layers, kv_heads, head_dim) the bias of
-    their key projections, where these have one and no norm follows. ``windowed``: those of them that attend to a window
-    or a chunk of tokens.
+    where they are not kept), after RoPE, as ``Precision`` says; values may have another head_dim. ``layers`` are
+    indices in the model, ``scaling`` what it multiplies their scores with, ``key_bias`` (layers, kv_heads, head_dim)
+    the bias of their key projections, where these have one and no norm follows. ``windowed``: those of them that attend
+    to a window or a chunk of tokens.
     """
 
     layers: list[int]
@@ -66,7 +66,7 @@ class LayerGroup:
 
 
 @dataclass(frozen=True)
-class Held:
+class Precision:
     """How the prompt's tensors are held: in float32, or in the model's ``dtype``, in which it computed them, and so are
     the working copies of rows then; with ``queries`` or without; stacked over all layers of a device, or over so many
     ``layers``, which bounds what is encoded and decoded at once."""
@@ -90,14 +90,14 @@ class Prefill:
         ids: list[int],
         scored: Sequence[int] = (),
         turns: Sequence[int] = (),
-        held: Held | None = None,
+        held: Precision | None = None,
     ):
         """``turns``: where later turns begin, so that the first is computed as if there were no others."""
         self.model = model
         self.ids = ids
         self.scored = scored
         self.turns = turns
-        self.groups = list(_groups(model, len(ids), held or Held()))
+        self.groups = list(_groups(model, len(ids), held or Precision()))
         self.place = {layer: (g, i) for g in self.groups for i, layer in enumerate(g.layers)}
         self.logits = torch.empty(0)  # (vocabulary,) float32, those that choose the first new token
         self.hidden = torch.empty(0)
@@ -140,7 +140,7 @@ class Prefill:
         return causal_attention(queries, past[0], past[1], how)
 
 
-def _groups(model: LoadedModel, tokens: int, held: Held) -> Iterator[LayerGroup]:
+def _groups(model: LoadedModel, tokens: int, held: Precision) -> Iterator[LayerGroup]:
     shape = model.shape
     most = held.layers or shape.layers
     alike: dict[tuple[torch.device, int, int, int, int], list[int]] = {}

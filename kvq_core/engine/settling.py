@@ -4,7 +4,7 @@ import threading
 import time
 
 from kvq_core.engine.cache import LaneCache, Part
-from kvq_core.engine.lane_state import LaneState, said
+from kvq_core.engine.lane_state import LaneState, failure_line
 from kvq_core.engine.rows import Rows
 
 _ADDING = threading.Lock()  # two parts of a lane may end at once
@@ -16,6 +16,6 @@ def settle_part(rows: Rows, row: int, state: LaneState, cache: LaneCache, part: 
     try:
         rows.store_tokens(row, cache, part, fresh)
     except Exception as error:  # whatever a method does wrong is its lane's failure, not the run's
-        state.error = said(error)
+        state.error = failure_line(error)
     with _ADDING:
         state.encode_decode_s += time.perf_counter() - began

@@ -16,7 +16,7 @@ from kvq_core.spec import parse_spec
 
 FULL = ("f32", "f16")  # what ours are measured against
 READ_IN = {"chunk": 512, "own_chunk": "stored"}  # llama-server's own n_ubatch, and what it reads of it
-Asked = Sequence[tuple[list[int], list[int]]]  # a prompt's token ids, and those that are scored after it
+PromptPairs = Sequence[tuple[list[int], list[int]]]  # a prompt's token ids, and those that are scored after it
 
 
 def lane_of(types: Types, rotate: bool = True) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def _turned(name: str, rotate: bool) -> dict[str, Any]:
 
 
 def simulate(
-    model: LoadedModel, every: Sequence[Types], asked: Asked, rotate: bool = True
+    model: LoadedModel, every: Sequence[Types], asked: PromptPairs, rotate: bool = True
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Of every pair of types ``kld`` (positions,) in nats against full precision and whether the most probable token is
     the same (positions,), over all that was asked: all scored tokens of a prompt but the first, which the prefill's
@@ -49,7 +49,9 @@ def simulate(
     return [tuple(np.concatenate(parts) for parts in zip(*of, strict=True)) for of in found]  # type: ignore[misc]
 
 
-def kld_of(model: LoadedModel, lanes: list[dict[str, Any]], asked: Asked) -> list[list[tuple[np.ndarray, np.ndarray]]]:
+def kld_of(
+    model: LoadedModel, lanes: list[dict[str, Any]], asked: PromptPairs
+) -> list[list[tuple[np.ndarray, np.ndarray]]]:
     """What ``simulate`` finds, of any lanes as a spec has them, a prompt apart from the other."""
     found: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in lanes]
     for ids, forced in asked:

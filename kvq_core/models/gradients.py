@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Held:
+class LayerGradients:
     """Of one layer's keys or values (kv_heads, tokens, head_dim), keys after RoPE: themselves and their gradients."""
 
     x: Tensor
     gradient: Tensor
 
 
-def gradients(model: "LoadedModel", ids: list[int]) -> dict[int, tuple[Held, Held]]:
+def gradients(model: "LoadedModel", ids: list[int]) -> dict[int, tuple[LayerGradients, LayerGradients]]:
     """The keys and values of a text, of each layer that keeps any, with gradients of the sum of -log p of its tokens.
 
     The model's weights stay as they are, and no gradients are kept with them.
@@ -42,6 +42,6 @@ def gradients(model: "LoadedModel", ids: list[int]) -> dict[int, tuple[Held, Hel
         found = torch.autograd.grad(loss, [x for both in held.values() for x in both])
     pairs = zip(found[::2], found[1::2], strict=True)
     return {
-        layer: (Held(keys[0].detach(), of_keys[0]), Held(values[0].detach(), of_values[0]))
+        layer: (LayerGradients(keys[0].detach(), of_keys[0]), LayerGradients(values[0].detach(), of_values[0]))
         for (layer, (keys, values)), (of_keys, of_values) in zip(held.items(), pairs, strict=True)
     }

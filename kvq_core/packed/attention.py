@@ -18,7 +18,7 @@ class Fresh(NamedTuple):
     values: Tensor
 
 
-class Asked(NamedTuple):
+class StepQueries(NamedTuple):
     """A step's queries (rows, query_heads, n, head_dim) after RoPE as they meet the keys of its own tokens, and as they
     meet the cache's, for which a kernel may have rounded them."""
 
@@ -27,7 +27,7 @@ class Asked(NamedTuple):
 
 
 def attention(
-    asked: Asked, keys: Side, values: Side, fresh: Fresh, how: Scoring, hidden: Tensor | None = None
+    asked: StepQueries, keys: Side, values: Side, fresh: Fresh, how: Scoring, hidden: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Attention of n new tokens over the cache and over themselves, causally.
 
@@ -37,13 +37,15 @@ def attention(
     heads, count = asked.own.shape[1:3]
     step = max(1, ROWS // (heads // fresh.keys.shape[1]))
     spans = [slice(first, first + step) for first in range(0, count, step)]
-    parts = [_part(Asked(*(q[..., at, :] for q in asked)), at.start, keys, values, fresh, how, hidden) for at in spans]
+    parts = [
+        _part(StepQueries(*(q[..., at, :] for q in asked)), at.start, keys, values, fresh, how, hidden) for at in spans
+    ]
     out, weights = (torch.cat(tensors, 2) for tensors in zip(*parts, strict=True))
     return out.transpose(1, 2), weights
 
 
 def _part(
-    asked: Asked, first: int, keys: Side, values: Side, fresh: Fresh, how: Scoring, hidden: Tensor | None
+    asked: StepQueries, first: int, keys: Side, values: Side, fresh: Fresh, how: Scoring, hidden: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The queries of some of the new tokens, from the ``first`` on: output and weights (rows, query_heads, n, ...)."""
     rows, heads, n, dim = asked.own.shape

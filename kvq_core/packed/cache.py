@@ -19,7 +19,7 @@ from kvq_core.packed.dense import DenseLayer
 from kvq_core.packed.layer import PackedLayer, Plan
 from kvq_core.packed.reading import ReadingLayer, shared
 from kvq_core.packed.rope_tables import Turns
-from kvq_core.packed.transforms import Asked
+from kvq_core.packed.transforms import TransformOptions
 from kvq_core.spec import Assignment, Lane
 
 UNTOUCHED = Window(step=None)
@@ -99,7 +99,7 @@ def lane_layers(
         _check(lane, each)
         own = {a.tensor: a.window for a in assigned if a.fit == each.fit}
         windows = own.get("keys", UNTOUCHED), own.get("values", UNTOUCHED)
-        asked = Asked(each.center, each.rotation)
+        asked = TransformOptions(each.center, each.rotation)
         plan = Plan(each.method, windows, path, None, ref, room, shape.scaling, len(each.layers), asked)
         plans.setdefault(each.fit, plan)
     for each in assigned:
@@ -121,7 +121,7 @@ def _check(lane: Lane, each: Assignment) -> None:
             f"{lane.title}: packed execution stores all tokens of a layer by one rule; leave tokens of "
             f"{each.rule.named()} out."
         )
-    named = Asked(each.center, each.rotation).named
+    named = TransformOptions(each.center, each.rotation).named
     if named is not None and each.method.spans_layers:
         raise MethodError(
             f"{lane.title}: packed execution decides {each.method.title} over the keys of all layers as they are; "

@@ -15,7 +15,7 @@ from kvq_core.methods.base import Select
 from kvq_core.methods.eviction import Evicting
 from kvq_core.models.scoring import Scoring, causal_attention
 from kvq_core.packed import transforms
-from kvq_core.packed.attention import Asked, Fresh, attention
+from kvq_core.packed.attention import Fresh, StepQueries, attention
 from kvq_core.packed.ragged import FEW, RaggedLayer, in_steps
 from kvq_core.packed.rope_tables import Turns
 from kvq_core.packed.tensors import AS_IT_IS, Side, StoreSide, StreamSide, side_of
@@ -35,7 +35,7 @@ class Plan:
     room: int = 0
     scaling: tuple[float, ...] = ()
     of: int = 1  # layers of the cache that it is for
-    asked: transforms.Asked = transforms.Asked()
+    asked: transforms.TransformOptions = transforms.TransformOptions()
     waiting: "list[Waiting]" = field(default_factory=list)
 
     @property
@@ -184,7 +184,7 @@ class PackedLayer:
             total = self.tokens + count
             hidden = ~torch.stack([self.select(row, q.float(), total) for row, q in enumerate(queries)])
         met = self._met(queries)
-        asked = Asked(queries if count > 1 else met, met)
+        asked = StepQueries(queries if count > 1 else met, met)
         return attention(asked, self.sides[0], self.sides[1], fresh, how, hidden)
 
     def read(self, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:

@@ -26,7 +26,7 @@ class Transform:
 
 
 @dataclass(frozen=True)
-class Asked:
+class TransformOptions:
     """What a rule asks for. ``turns``: the layer's RoPE, on whose other side a constant may be taken; ``bias``
     (kv_heads, head_dim) of its key projection."""
 
@@ -50,6 +50,6 @@ class Asked:
         rotation = rotation_of(*self.rotation, prompt)
         return rotated(centred(prompt, center), rotation, keys=not pre), Transform(center, rotation)
 
-    def on(self, turns: Turns, bias: Tensor | None) -> "Asked":
+    def on(self, turns: Turns, bias: Tensor | None) -> "TransformOptions":
         """Of a layer that is centred."""
         return replace(self, turns=turns, bias=bias)

@@ -22,7 +22,7 @@ from kvq_core.machine.memory import memory_errors_as_limits
 from kvq_core.models import LoadedModel, load, prepare
 from kvq_core.pipeline.assemble import assemble, id_of, place_of
 from kvq_core.pipeline.batch import Answer
-from kvq_core.pipeline.compare import kept, stored
+from kvq_core.pipeline.compare import save_finished, stored
 from kvq_core.pipeline.prompt import script
 from kvq_core.pipeline.state import Run
 from kvq_core.record.fields import RESULTS_VERSION, Record
@@ -74,7 +74,7 @@ def adding_on(
         finished = stored(addition.id, store)
         if finished is None:
             yield from addition.stages()
-            finished = kept(*assemble(addition), store)
+            finished = save_finished(*assemble(addition), store)
         told |= {"reused": finished.reused}
     yield finished
 

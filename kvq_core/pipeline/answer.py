@@ -20,7 +20,7 @@ from safetensors.torch import save as tensors_as_bytes
 from torch import Tensor
 
 from kvq_core.engine.decode import Decode
-from kvq_core.engine.prefill import Held
+from kvq_core.engine.prefill import Precision
 from kvq_core.engine.prefill import Prefill as Reading
 from kvq_core.engine.script import Script
 from kvq_core.errors import ModelError, SpecError, StoreError, excerpt
@@ -139,7 +139,7 @@ def _computed(
             f"{model.shape.context} tokens of context."
         )
     later = [segment.start for segment in read.segments[1:]]
-    reading = Reading(model, read.ids, (), later, Held())
+    reading = Reading(model, read.ids, (), later, Precision())
     for done in reading.run():
         yield Prefill(done, prompt + new)
     logits = [reading.logits[None].cpu()]

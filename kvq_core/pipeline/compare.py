@@ -94,7 +94,7 @@ def compare_on(
                 answer = yield from answered(model, spec, read, store)
             began, comparison = time.perf_counter(), Run(id, model, spec, read, owner, against=answer)
             yield from comparison.stages()
-            finished = kept(*assemble(comparison), store)
+            finished = save_finished(*assemble(comparison), store)
             remember(finished.record, time.perf_counter() - began)
         reference = finished.record.reference
         told |= {"new_tokens": len(reference.token_ids), "reused": finished.reused, "text": reference.text}
@@ -109,7 +109,7 @@ def stored(id: str, store: Store | None) -> Finished | None:
     return None
 
 
-def kept(record: Record, arrays: dict[str, torch.Tensor], store: Store | None) -> Finished:
+def save_finished(record: Record, arrays: dict[str, torch.Tensor], store: Store | None) -> Finished:
     """The finished run, saved where that is possible: a full store must not cost the result."""
     try:
         if store is not None:

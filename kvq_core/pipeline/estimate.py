@@ -11,7 +11,7 @@ from kvq_core.models import LoadedModel, converting, load, with_model
 from kvq_core.pipeline.answer import check_reference
 from kvq_core.pipeline.footprint import batch_size, batches, run_bytes
 from kvq_core.pipeline.prompt import script
-from kvq_core.pipeline.timings import Stages, Work, known, methods_of, predict
+from kvq_core.pipeline.timings import Stages, Work, methods_of, predict, read_timings
 from kvq_core.spec import TENSORS, Assignment, ComparisonSpec, Lane, Tensor
 
 
@@ -74,7 +74,7 @@ def estimate_on(model: LoadedModel, spec: ComparisonSpec) -> Estimate:
             f"{passed / prompt:.1f} times the prompt."
         )
     if detail == "deep":
-        fitted = "" if known(model.id, detail) else "; the time told is that of normal captures"
+        fitted = "" if read_timings(model.id, detail) else "; the time told is that of normal captures"
         notes.append(
             f"Deep captures look at attention at up to {STEPS['deep']} steps instead of {STEPS['normal']} and at key "
             f"distributions in all layers: the run takes longer{fitted}."

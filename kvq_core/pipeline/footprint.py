@@ -6,7 +6,7 @@ from typing import TypeVar
 import torch
 
 from kvq_core.capture.scores import MAP_BYTES, POSITION_BINS, SCORE_BYTES, STEP_BINS
-from kvq_core.engine.prefill import CHUNK, Held
+from kvq_core.engine.prefill import CHUNK, Precision
 from kvq_core.engine.script import Script
 from kvq_core.machine.memory import room_for
 from kvq_core.models import LoadedModel
@@ -27,17 +27,17 @@ ALLOCATORS = 1.1  # measured peaks are up to 4 % above the sum of what is held: 
 BASE_BYTES = 60_000_000  # what even the shortest run takes: libraries' buffers, threads' stacks, the tokens' texts
 
 
-def held_of(model: LoadedModel, spec: ComparisonSpec, prompt: int, captured: bool) -> Held:
+def held_of(model: LoadedModel, spec: ComparisonSpec, prompt: int, captured: bool) -> Precision:
     """How a run of so many ``prompt`` tokens holds them. On a CPU in float32; on a GPU, whose memory the weights nearly
     fill, as the model computes them, some layers at a time, and queries only where they are looked at again. Stressed
     tensors are no longer those that the model computes."""
     if model.device.type == "cpu" or spec.stress.active:
-        return Held()
+        return Precision()
     asked = any(assigned.method.needs_queries for lane in spec.lanes for assigned in lane.plan(model.shape))
     chosen = any(lane.selections(model.shape.keyed, model.shape.windowed) for lane in spec.lanes)
     watched = any(lane.chunks is not None for lane in spec.lanes) or spec.messages is not None
     layer = prompt * max(kind.elements for kind in model.shape.kinds) * 4
-    return Held(model.dtype, captured or asked or chosen or watched, max(1, STACKED // layer))
+    return Precision(model.dtype, captured or asked or chosen or watched, max(1, STACKED // layer))
 
 
 def batches(lanes: Sequence[Each], size: int) -> list[list[Each]]:
@@ -100,7 +100,7 @@ def _captured(model: LoadedModel, spec: ComparisonSpec, prompt: int, new: int, l
     return 4 * min(MAP_BYTES, lanes * cells) + (lanes + 1) * statistics + tap_queries + 3 * written
 
 
-def _passing(model: LoadedModel, spec: ComparisonSpec, prompt: int, new: int, lanes: int, how: Held) -> int:
+def _passing(model: LoadedModel, spec: ComparisonSpec, prompt: int, new: int, lanes: int, how: Precision) -> int:
     """What a prefill chunk or a decode step computes with, the larger of the two, and what is encoded, decoded or
     measured at once."""
     shape, config = model.shape, model.model.config

@@ -22,10 +22,10 @@ OF_CHOSEN_KEYS = (
     "key that is left out makes the other infinite, and the bound of the output error does not apply"
 )
 
-Told = tuple[LaneRecord, dict[str, Tensor]]
+LaneResult = tuple[LaneRecord, dict[str, Tensor]]
 
 
-def lanes_of(batch: Batch) -> list[Told]:
+def lanes_of(batch: Batch) -> list[LaneResult]:
     """Each of its lanes, the noise floor last where it is the first batch: the record, and arrays where it is done."""
     found = []
     for state in batch.decode.states:

@@ -27,7 +27,7 @@ from kvq_core.models import LoadedModel, load, prepare
 from kvq_core.pipeline.added import Addition, check_followed
 from kvq_core.pipeline.assemble import id_of, place_of
 from kvq_core.pipeline.batch import Batch
-from kvq_core.pipeline.compare import kept, stored
+from kvq_core.pipeline.compare import save_finished, stored
 from kvq_core.pipeline.footprint import batches
 from kvq_core.pipeline.prompt import script
 from kvq_core.record.fields import CaptureInfo, LaneRecord, Record
@@ -84,7 +84,7 @@ def look_held(whole: Record, lanes: Sequence[int], layer: int, store: Store | No
         return None
     place = {"parent": whole.parent or whole.id, "looked": REPLAYED, "of": _of(whole, lanes)}
     id = id_of(spec.canonical(), whole.reference.prompt_token_ids, place)
-    return stored(id, store) or kept(*_record(whole, lanes, layer, spec, id, found, REPLAYED), store)
+    return stored(id, store) or save_finished(*_record(whole, lanes, layer, spec, id, found, REPLAYED), store)
 
 
 def looking_at(
@@ -118,7 +118,7 @@ def looking_on(
         if finished is None:
             yield from look.stages()
             assert look.found is not None
-            finished = kept(*_record(whole, lanes, layer, spec, look.id, look.found, LOOKED_AT), store)
+            finished = save_finished(*_record(whole, lanes, layer, spec, look.id, look.found, LOOKED_AT), store)
         told |= {"reused": finished.reused}
     yield finished
 

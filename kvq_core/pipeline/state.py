@@ -19,7 +19,7 @@ from kvq_core.models.rounding import Rounding
 from kvq_core.pipeline.answer import ReferenceAnswer
 from kvq_core.pipeline.batch import Answer, Batch
 from kvq_core.pipeline.footprint import batch_size, batches, held_of
-from kvq_core.pipeline.lanes import Told, lanes_of
+from kvq_core.pipeline.lanes import LaneResult, lanes_of
 from kvq_core.pipeline.progress import Progress, waiting
 from kvq_core.pipeline.prompt_scores import prompt_positions, turn_positions
 from kvq_core.record.fields import Record
@@ -50,7 +50,9 @@ class Run:
     _reading: Reading = field(init=False)
     _shared: Shared = field(init=False, default_factory=Shared)
     _done: list[LaneProgress] = field(init=False, default_factory=list)  # of lanes whose batch has decoded
-    _told: list[Told] = field(init=False, default_factory=list)  # lanes of batches that have given back their caches
+    _told: list[LaneResult] = field(
+        init=False, default_factory=list
+    )  # lanes of batches that have given back their caches
 
     @property
     def ids(self) -> list[int]:
@@ -62,7 +64,7 @@ class Run:
         """The batch that has the noise floor, and whose reference is the run's."""
         return self.batches[0]
 
-    def lanes(self) -> tuple[list[Told], list[Told]]:
+    def lanes(self) -> tuple[list[LaneResult], list[LaneResult]]:
         """Every lane of a finished run, as the spec has them, and its floors."""
         told = [*self._told, *lanes_of(self.batches[-1])]
         floors = slice(len(self.first.lanes), len(self.first.decode.states))

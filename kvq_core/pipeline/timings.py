@@ -64,7 +64,7 @@ def memory_file(model: str, detail: str) -> Path:
     return settings().home / "timings" / f"{name}.json"
 
 
-def known(model: str, detail: str) -> list[tuple[Work, Stages]]:
+def read_timings(model: str, detail: str) -> list[tuple[Work, Stages]]:
     """Runs of a model that were remembered, the newest last; rows of another version say something else."""
     rows = files.read_memo(memory_file(model, detail)) or []
     return [(Work(p, n, k, methods), Stages(*spent)) for p, n, k, methods, *spent in rows if len(spent) == 4]
@@ -87,7 +87,7 @@ def remember(record: Record, seconds: float) -> None:
     stepping = spent.steps * (spent.ms_per_step or 0.0) / 1e3  # decode_s ends when captures have measured the caches
     measured = max(0.0, seconds - spent.prefill_s - spent.encode_s - stepping)
     row = [len(record.reference.prompt_token_ids), spent.steps + 1, len(record.lanes) + 1, methods_of(record.lanes)]
-    kept = [[w.prompt, w.new, w.rows, w.methods, *astuple(stages)] for w, stages in known(model, detail)]
+    kept = [[w.prompt, w.new, w.rows, w.methods, *astuple(stages)] for w, stages in read_timings(model, detail)]
     kept.append([*row, spent.prefill_s, spent.encode_s, stepping, measured])
     files.keep_memo(file, kept[-REMEMBERED:])
 
@@ -95,7 +95,7 @@ def remember(record: Record, seconds: float) -> None:
 def predict(model: str, detail: str, work: Work) -> Stages | None:
     """None before a machine's first run of the model. Runs of normal captures stand in for those of a level that was
     not seen yet."""
-    runs = known(model, detail) or known(model, "normal")
+    runs = read_timings(model, detail) or read_timings(model, "normal")
     if not runs:
         return None
     from scipy.optimize import nnls  # a second's import that most commands never need

@@ -10,7 +10,7 @@ from kvq_core.codecs.codec import Codec
 from kvq_core.codecs.stream import Stream
 from kvq_core.engine.cache import LaneCache, Part
 from kvq_core.engine.decode import Decode
-from kvq_core.engine.lane_state import said
+from kvq_core.engine.lane_state import failure_line
 from kvq_core.engine.prefill import Prefill
 from kvq_core.models import LoadedModel
 from kvq_core.spec import ComparisonSpec, Lane
@@ -52,7 +52,7 @@ def trial(model: LoadedModel, lane: Lane, ids: list[int], new: int) -> Trial:
             for _ in decode.steps(lambda _, lanes, __: rows.append(lanes[0]), None, lambda _: None):
                 found.unlike = found.unlike or _unlike(decode)
     except Exception as error:  # whatever a method does wrong
-        state.error = said(error)
+        state.error = failure_line(error)
     found.error, found.cache, found.fed = state.error, state.cache, decode.token_ids[:-1]
     if rows:
         found.logits = torch.cat(rows)

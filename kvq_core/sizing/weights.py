@@ -25,7 +25,7 @@ def weights_of(folder: Path, config: Config, shape: Shape) -> Weights:
     return counted(config, shape)
 
 
-def held(given: str, numel: int) -> Weights:
+def weights_in_memory(given: str, numel: int) -> Weights:
     """Of a model that can be run: as the GGUF file that was given holds them, or all ``numel`` of them in 16 bits."""
     file = Path(given)
     if file.suffix == ".gguf" and file.is_file():

@@ -46,7 +46,7 @@ def forest(result: StudyResult, model: str) -> go.Figure | None:
             mode="markers",
             marker={"size": 10, "color": lane_color(at)},
             meta=of_lane(at),
-            hovertemplate=f"{told(line)}<extra></extra>",
+            hovertemplate=f"{hover_text(line)}<extra></extra>",
         )
         figure.add_scatter(
             x=[min(max(line["kld_p95"], low), high)],
@@ -95,7 +95,7 @@ def spread(line: Line, low: float, of: str = "kld") -> dict[str, Any]:
     return {"type": "data", "symmetric": False, "array": ends[0], "arrayminus": ends[1]}
 
 
-def told(line: Line) -> str:
+def hover_text(line: Line) -> str:
     """A lane's mean with its interval and worst prompt, for a hover."""
     ends = "" if line["kld_low"] is None else f" ({significant(line['kld_low'])} to {significant(line['kld_high'])})"
     worst = f"worst {plot_safe(shorten(line['worst_prompt'], 30))}: {significant(line['worst_kld'])}"

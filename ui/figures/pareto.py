@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from kvq_core.analysis.verdict import TIERS
 from kvq_core.studies.result import StudyResult
 from ui.figures.base import INK, canvas, label_figure, of_lane
-from ui.figures.forest import GROUNDS, kld_edges, log_axis, scored_lanes, spread, told
+from ui.figures.forest import GROUNDS, hover_text, kld_edges, log_axis, scored_lanes, spread
 from ui.figures.rate import front
 from ui.html.colors import REFERENCE, lane_color, with_alpha
 from ui.html.escape import plot_safe, shorten
@@ -51,7 +51,7 @@ def pareto(result: StudyResult, model: str) -> go.Figure | None:
             cliponaxis=False,
             marker={"size": 10, "color": lane_color(at)},
             meta=of_lane(at),
-            hovertemplate=f"{told(line)}<br>{bytes:.1f} % of the bytes<extra></extra>",
+            hovertemplate=f"{hover_text(line)}<br>{bytes:.1f} % of the bytes<extra></extra>",
         )
     held = [
         (bytes / widest, kld, line["label"])

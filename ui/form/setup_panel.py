@@ -147,10 +147,10 @@ def _options() -> list[gr.components.Component]:
 
 def possible(preset: Preset) -> bool:
     """Whether this instance runs the preset."""
-    return offered(preset.spec)
+    return runs_here(preset.spec)
 
 
-def offered(spec: ComparisonSpec) -> bool:
+def runs_here(spec: ComparisonSpec) -> bool:
     """Whether this instance offers the comparison's model, and has or trains what its lanes learn."""
     return is_offered(with_model(spec).model) and possible_here(spec)
 

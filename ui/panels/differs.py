@@ -80,7 +80,9 @@ def compared(
     except KvqError as error:
         return "" if run is None else differs_html([], str(error), "")
     found = [] if run is None else list(changes(run, with_model(asked)))
-    return differs_html([told(each, named) for each in found], "", _link(asked) if found or run is None else "")
+    return differs_html(
+        [change_in_words(each, named) for each in found], "", _link(asked) if found or run is None else ""
+    )
 
 
 def _asked(shown: dict[str, Any], started: dict[str, Any], services: Services) -> ComparisonSpec | None:
@@ -121,7 +123,7 @@ def differs_html(told: list[tuple[str, str, str]], error: str, link: str) -> str
     )
 
 
-def told(change: Change, named: dict[str, str]) -> tuple[str, str, str]:
+def change_in_words(change: Change, named: dict[str, str]) -> tuple[str, str, str]:
     """A change in the words of the form: what it is of, the run's value, the form's."""
     if change.lane and not change.place:
         return (

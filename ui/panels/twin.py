@@ -15,7 +15,7 @@ from ui.html.numbers import significant
 from ui.service.access import open_run
 from ui.service.address import query
 from ui.service.services import SWIFT, Services
-from ui.words.views import done
+from ui.words.views import finished_lanes
 
 SEARCHED = 500  # newest runs of the store that are looked through
 HEAD = ("lane", "KLD without", "KLD stressed", "flips without", "flips stressed")
@@ -98,10 +98,10 @@ def _row(index: int, plain: LaneRecord, stressed: LaneRecord) -> str:
 
 def _worst(plain: Record, stressed: Record) -> str:
     """The lane that stress moved furthest, in a sentence."""
-    scored = {lane.label: lane.metrics.kld_mean for lane in done(plain) if lane.metrics}
+    scored = {lane.label: lane.metrics.kld_mean for lane in finished_lanes(plain) if lane.metrics}
     moved = [
         (lane.metrics.kld_mean - before, lane.label, before, lane.metrics.kld_mean)
-        for lane in done(stressed)
+        for lane in finished_lanes(stressed)
         if lane.metrics and lane.metrics.kld_mean is not None and (before := scored.get(lane.label)) is not None
     ]
     if not moved:

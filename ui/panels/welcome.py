@@ -3,7 +3,7 @@
 from typing import Any
 
 from kvq_core.pipeline.examples import examples
-from ui.form.setup_panel import offered
+from ui.form.setup_panel import runs_here
 from ui.html.escape import safe
 from ui.panels.tour import shipped_ids, tour
 
@@ -13,7 +13,7 @@ HOME = "five-ideas"  # the example that an empty page shows
 def home() -> dict[str, Any] | None:
     """What a page shows that was asked for nothing; None where the example is missing or its model is not offered."""
     run = shipped_ids().get(HOME)
-    return None if run is None or not offered(examples()[HOME].spec) else {"run": run, "ticket": "link", "home": True}
+    return None if run is None or not runs_here(examples()[HOME].spec) else {"run": run, "ticket": "link", "home": True}
 
 
 def welcome() -> str:

@@ -44,14 +44,14 @@ class Form:
 
 
 @dataclass(frozen=True)
-class Asked:
+class StudyRequest:
     """A study with its prompts inside, or with the suite that makes them; ``broken``: lines that were left out."""
 
     spec: StudySpec
     broken: tuple[str, ...] = ()
 
 
-def study_of(form: Form, compare_lanes: list[LaneForm]) -> Asked:
+def study_of(form: Form, compare_lanes: list[LaneForm]) -> StudyRequest:
     """Raises KvqError with one line: what is wrong with prompts, lanes or limits."""
     shared = {
         "models": list(form.models),
@@ -59,7 +59,7 @@ def study_of(form: Form, compare_lanes: list[LaneForm]) -> Asked:
         "lanes": _lanes(form.lanes, compare_lanes),
     }
     if form.way == TASKS:
-        return Asked(parse_study({**shared, "prompts": _suite(form)}))
+        return StudyRequest(parse_study({**shared, "prompts": _suite(form)}))
     name, data = _given(form)
     check_study_bytes(len(data))
     return _with_file(shared, name, data, form.skip)
@@ -87,14 +87,14 @@ def _sent(raw: str) -> tuple[str, bytes]:
         raise SpecError("The file could not be read; choose it again.") from None
 
 
-def _with_file(shared: dict[str, Any], name: str, data: bytes, skip: bool) -> Asked:
+def _with_file(shared: dict[str, Any], name: str, data: bytes, skip: bool) -> StudyRequest:
     """Read as the command line reads a file, from a folder that is gone afterwards."""
     with TemporaryDirectory(prefix="kvq-prompts-") as folder:
         path = Path(folder) / (re.sub(r"[^\w.()+ -]", "_", Path(name).name)[-100:] or "prompts")
         path.write_bytes(data)
         spec = parse_study({**shared, "prompts": {"file": str(path), "skip_broken": bool(skip)}})
         prompts, broken = spec.prompts.read()
-    return Asked(spec.whole(prompts), broken)
+    return StudyRequest(spec.whole(prompts), broken)
 
 
 def _suite(form: Form) -> dict[str, Any]:

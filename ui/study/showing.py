@@ -16,7 +16,7 @@ from ui.study.opening import key_for, mine_html, my_key, remember, share
 from ui.study.parts import StudyPlace
 from ui.study.results import draw, files_of, hidden, link_html, models_of
 
-Shown = dict[str, Any] | None
+StudyShown = dict[str, Any] | None
 GO_JS = "(query) => { if (query) location.assign(query); }"
 
 
@@ -24,7 +24,7 @@ def wire_shown(place: StudyPlace) -> None:
     """Draw the study, or another of its models; share it."""
     result, services = place.result, place.studies.services
 
-    def show(shown: Shown, model: str | None, mine: Any) -> list[Any]:
+    def show(shown: StudyShown, model: str | None, mine: Any) -> list[Any]:
         found = place.found(shown)
         if shown is None or found is None:
             return [gr.skip()] * len(outputs)
@@ -34,13 +34,13 @@ def wire_shown(place: StudyPlace) -> None:
         closed = gr.update(visible=hidden(services, found.id))
         return [*drawn(shown, model), *files_of(found, services), closed, kept, mine_html(kept)]
 
-    def drawn(shown: Shown, model: str | None) -> list[Any]:
+    def drawn(shown: StudyShown, model: str | None) -> list[Any]:
         found = place.found(shown)
         if found is None:
             return [gr.skip()] * (len(result.outputs) + 1)
         return [*draw(found, model), choices(found, _model(place, shown, model))]
 
-    def publish(shown: Shown, mine: Any, request: gr.Request) -> list[Any]:
+    def publish(shown: StudyShown, mine: Any, request: gr.Request) -> list[Any]:
         id = (shown or {}).get("study", "")
         try:
             share(services, id, my_key(mine, id))
@@ -61,11 +61,11 @@ def wire_cell(place: StudyPlace, history: gr.BrowserState) -> None:
     result, cell, services = place.result, place.cell, place.studies.services
     at = [result.shown, result.model, cell.prompt]
 
-    def words(shown: Shown, model: str | None, prompt: str | None) -> str:
+    def words(shown: StudyShown, model: str | None, prompt: str | None) -> str:
         found = place.found(shown)
         return cell_html(found, _model(place, shown, model), prompt) if found is not None and prompt else ""
 
-    def pick(raw: str, shown: Shown, model: str | None) -> Any:
+    def pick(raw: str, shown: StudyShown, model: str | None) -> Any:
         found = place.found(shown)
         try:
             number = int(json.loads(raw)["prompt"])
@@ -74,7 +74,7 @@ def wire_cell(place: StudyPlace, history: gr.BrowserState) -> None:
             return gr.skip()
 
     async def open_it(
-        shown: Shown, model: str | None, prompt: str | None, kept: Any, request: gr.Request
+        shown: StudyShown, model: str | None, prompt: str | None, kept: Any, request: gr.Request
     ) -> AsyncGenerator[list[Any]]:
         found = place.found(shown)
         if found is not None:
@@ -94,7 +94,7 @@ def wire_cell(place: StudyPlace, history: gr.BrowserState) -> None:
     cell.go.change(None, cell.go, None, js=GO_JS, **SWIFT)
 
 
-def _model(place: StudyPlace, shown: Shown, asked: str | None) -> str:
+def _model(place: StudyPlace, shown: StudyShown, asked: str | None) -> str:
     """The model that is drawn: the one that was picked, else the first."""
     found = place.found(shown)
     models = [] if found is None else models_of(found)

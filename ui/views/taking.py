@@ -20,7 +20,7 @@ WRITERS: dict[str, Callable[[Record, Selection, str, Drawing], str | bytes]] = {
     "json": view_json,
     "parquet": view_parquet,
 }
-Held = Callable[[Sequence[Any]], Iterator[tuple[View, Sequence[Any]]]]
+ViewValues = Callable[[Sequence[Any]], Iterator[tuple[View, Sequence[Any]]]]
 Export = tuple[gr.Button, gr.Button, gr.Textbox, gr.Textbox, gr.Textbox]
 
 
@@ -38,7 +38,7 @@ def create_export() -> Export:
     return csv, json, text, name, take
 
 
-def wire_export(export: Export, inputs: list[Any], held: Held, services: Services) -> None:
+def wire_export(export: Export, inputs: list[Any], held: ViewValues, services: Services) -> None:
     """``inputs``: the run shown, the open view, the selection, then what the pickers hold, which ``held`` divides."""
     csv, json, text, name, take = export
 

@@ -25,10 +25,10 @@ from ui.service.services import SWIFT, Services
 from ui.views.take_away import take_away
 from ui.views.view import Drawing, View, create_page, create_words
 
-Shown = Callable[[float], str]
+NumberText = Callable[[float], str]
 # field, name, how it is shown, unit of the raw value
-NATS: tuple[Shown, str] = (lambda v: significant(v, 2), "nats")
-MEASURES: tuple[tuple[str, str, Shown, str], ...] = (
+NATS: tuple[NumberText, str] = (lambda v: significant(v, 2), "nats")
+MEASURES: tuple[tuple[str, str, NumberText, str], ...] = (
     ("kld_mean", "KLD mean", *NATS),
     ("tail", "", *NATS),  # its name says which percentile it is
     ("flip_rate", "flips", lambda v: percent(v, 1), "share of positions"),
@@ -69,7 +69,7 @@ def _rows(record: Record, arrays: Arrays) -> list[list[Any]]:
     ]
 
 
-def measured(record: Record, arrays: Arrays, at: At) -> list[tuple[str, float | None, Shown, str]]:
+def measured(record: Record, arrays: Arrays, at: At) -> list[tuple[str, float | None, NumberText, str]]:
     """The figures of a lane or a floor: name, raw value, how it is shown, unit."""
     m, high = lane_of(record, at).metrics, tail(pooled(arrays, at, "kld"))
     named = {"tail": f"KLD {high.name if high else 'tail'}"}

@@ -18,14 +18,14 @@ def nothing(record: Record) -> str:
     return NOTHING if record.spec.get("capture", {}).get("detail") == "off" else NOT_FITTING
 
 
-def done(record: Record) -> list[LaneRecord]:
+def finished_lanes(record: Record) -> list[LaneRecord]:
     return [lane for lane in record.lanes if lane.status == "done"]
 
 
 def overall(record: Record, arrays: Arrays) -> str:
     """The scorecard in a sentence: best and worst lane, read against the noise floor; why the best one's verdict is not
     the best, where flips or p99 lower it."""
-    scored = [(m.kld_mean, lane) for lane in done(record) if (m := lane.metrics) and m.kld_mean is not None]
+    scored = [(m.kld_mean, lane) for lane in finished_lanes(record) if (m := lane.metrics) and m.kld_mean is not None]
     if not scored:
         return "No lane finished with scored positions; there is nothing to rank."
     ranked = [lane for _, lane in sorted(scored, key=lambda found: found[0])]
@@ -85,7 +85,7 @@ def subspace(record: Record, arrays: Arrays, rank: int) -> str:
 
 def storage(record: Record) -> str:
     """Effective bits and how much of them is windows."""
-    stored = [(lane.memory, lane) for lane in done(record) if lane.memory]
+    stored = [(lane.memory, lane) for lane in finished_lanes(record) if lane.memory]
     if not stored:
         return "No lane finished; nothing was stored."
     memory, small = min(stored, key=lambda found: found[0].kv_ratio)

@@ -46,7 +46,7 @@ def convert(header: Header, target: Path, pre: str | None = None) -> Steps:
         raise refused(header, " ".join(str(error).split())[:200] or type(error).__name__) from None
 
 
-def _planned(header: Header) -> tuple[Any, dict[str, weights.Made]]:
+def _planned(header: Header) -> tuple[Any, dict[str, weights.TargetTensor]]:
     """transformers' model, with shapes and no numbers, and the file's tensors by its names: everything about a file
     that can be judged before a weight is read."""
     from transformers import AutoModelForCausalLM
@@ -81,7 +81,7 @@ def _check_room(header: Header, target: Path) -> None:
 
 
 def _fill(
-    header: Header, model: Any, entries: dict[str, weights.Made], folder: Path, pre: str | None
+    header: Header, model: Any, entries: dict[str, weights.TargetTensor], folder: Path, pre: str | None
 ) -> Generator[Step, None, str]:
     """All files of a model, the last of which says what they came from; returns the sha256 of the weights."""
     tokenizer(header, pre).save_pretrained(folder)

@@ -37,7 +37,7 @@ Written = Generator[Step, None, str]
 
 
 @dataclass(frozen=True)
-class Made:
+class TargetTensor:
     """A tensor as transformers has it: its shape, and those of the file it is made of. ``experts``: of them all."""
 
     shape: tuple[int, ...]
@@ -64,7 +64,7 @@ def frequencies(header: Header) -> np.ndarray | None:
     return None if entry is None else _read(header.path, entry)
 
 
-def named(header: Header, model: Any) -> dict[str, Made]:
+def named(header: Header, model: Any) -> dict[str, TargetTensor]:
     """Tensors by transformers' names for them.
 
     Raises ModelError where the file's are not those, in name and shape, that the configuration asks for.
@@ -90,7 +90,7 @@ def named(header: Header, model: Any) -> dict[str, Made]:
             raise refused(header, f"{header.architecture} has no tensor {excerpt(entry.name)}")
         if _apart_from_ones(shapes[name]) != _apart_from_ones(entry.shape):
             raise _misshapen(header, entry, shapes[name])
-        found[name] = Made(shapes[name], (replace(entry, shape=shapes[name]),))
+        found[name] = TargetTensor(shapes[name], (replace(entry, shape=shapes[name]),))
     if lacking := sorted(shapes.keys() - found.keys()):
         raise refused(header, f"it lacks {lacking[0]}" + (f" and {len(lacking) - 1} more" if lacking[1:] else ""))
     return dict(sorted(found.items()))
@@ -103,10 +103,10 @@ def _named(family: Family, name: str) -> str | None:
     return None if block is None or known is None else f"model.layers.{block[1]}{known}"
 
 
-def _experts(header: Header, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Made]:
+def _experts(header: Header, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, TargetTensor]:
     """The tensors that hold all experts of a layer. Raises ModelError where the file's have other shapes."""
     expert, held = FAMILIES[header.architecture].expert, {entry.name: entry for entry in header.entries}
-    found: dict[str, Made] = {}
+    found: dict[str, TargetTensor] = {}
     for name, shape in shapes.items():
         told = _EXPERTS.fullmatch(name)
         if expert is None or told is None:
@@ -120,7 +120,7 @@ def _experts(header: Header, shapes: Mapping[str, tuple[int, ...]]) -> dict[str,
         alike = len({entry.shape for entry in entries}) == 1
         if not alike or (entries[0].shape[0], *expert(blank).shape) != shape:
             raise _misshapen(header, entries[0], shape)
-        found[name] = Made(shape, tuple(entries), experts=True)
+        found[name] = TargetTensor(shape, tuple(entries), experts=True)
     return found
 
 
@@ -134,7 +134,7 @@ def _apart_from_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(size for size in shape if size != 1)
 
 
-def write(header: Header, config: Any, entries: dict[str, Made], file: IO[bytes]) -> Written:
+def write(header: Header, config: Any, entries: dict[str, TargetTensor], file: IO[bytes]) -> Written:
     """The weights as safetensors, byte for byte as ``save_pretrained`` would write them; yields how many of how many
     are done and returns the file's sha256.
 
@@ -148,7 +148,7 @@ def write(header: Header, config: Any, entries: dict[str, Made], file: IO[bytes]
     return digest.hexdigest()
 
 
-def _pieces(header: Header, config: Any, entries: dict[str, Made]) -> Iterator[tuple[Any, int]]:
+def _pieces(header: Header, config: Any, entries: dict[str, TargetTensor]) -> Iterator[tuple[Any, int]]:
     """The bytes of a safetensors file and, after each piece, how many weights are done."""
     yield _described(entries), 0
     done = 0
@@ -161,7 +161,7 @@ def _pieces(header: Header, config: Any, entries: dict[str, Made]) -> Iterator[t
             yield np.ascontiguousarray(weights, np.float32).data.cast("B"), done
 
 
-def _numbers(header: Header, made: Made, config: Any) -> Iterator[np.ndarray]:
+def _numbers(header: Header, made: TargetTensor, config: Any) -> Iterator[np.ndarray]:
     """The numbers of a tensor, in parts."""
     family = FAMILIES[header.architecture]
     if not made.experts:
@@ -179,7 +179,7 @@ def _expert(entry: Entry, number: int) -> Entry:
     return replace(entry, shape=entry.shape[1:], start=entry.start + number * size, size=size)
 
 
-def _described(entries: dict[str, Made]) -> bytes:
+def _described(entries: dict[str, TargetTensor]) -> bytes:
     """What a safetensors file begins with: names, shapes and places."""
     ends = np.cumsum([4 * entry.numel for entry in entries.values()]).tolist()
     described: dict[str, Any] = {"__metadata__": {"format": "pt"}}

@@ -11,7 +11,7 @@ import pytest
 from kvq_core.cli.layers import read_prompts
 from kvq_core.cli.main import main
 from kvq_core.decision import scores as kept
-from kvq_core.decision.offered import flags_of, offered
+from kvq_core.decision.offered import deployed_lanes, flags_of
 from kvq_core.decision.plans import FP16, TOKENS, Candidate
 from kvq_core.decision.scores import Sensitivity, key
 from kvq_core.decision.sensitivity import Scored, answer_of, losses, measured
@@ -140,12 +140,12 @@ def test_a_policy_must_beat_what_engines_ship_too(model: LoadedModel) -> None:
     """Of few bits of the candidate, where a shipped format of no more bytes loses far less."""
     found, _ = scored(model)
     budget = found.costs(model.shape).budget(6.0)
-    others = offered(model.shape, budget, None)
+    others = deployed_lanes(model.shape, budget, None)
     assert len({each.lane.label for each in others}) == len(others) > 3
     assert all(each.nbytes <= budget for each in others)
     assert {each.lane.every_rule[0].center for each in others} == {"none", "mean"}
     assert "kvarn" not in {each.lane.every_rule[0].method for each in others}, "it has a window"
-    own = offered(model.shape, budget, "llama.cpp")
+    own = deployed_lanes(model.shape, budget, "llama.cpp")
     assert own and {each.lane.every_rule[0].center for each in own} == {"none"}
     assert all(flags_of(each.lane, "llama.cpp", model.shape.layers) for each in own)
     *_, policy = verified(model, found, 6.0, None, [Prompt(prompt=TEXTS[1])])

@@ -14,7 +14,7 @@ from kvq_core.analysis.verdict import verdict
 from kvq_core.cli.tables import describe_record
 from kvq_core.engine.decode import Decode
 from kvq_core.engine.kernel_floor import KernelFloor
-from kvq_core.engine.prefill import Held, Prefill
+from kvq_core.engine.prefill import Precision, Prefill
 from kvq_core.events import Finished
 from kvq_core.metrics.fidelity import Fidelity
 from kvq_core.models import LoadedModel
@@ -65,7 +65,7 @@ def test_noise_is_seeded_and_that_of_the_definition() -> None:
     model, ids = tiny("llama"), prompt_ids(30)
     first, again, other = (KernelFloor(Rounding(seed)) for seed in (3, 3, 4))
     for floor in (first, again, other):
-        assert list(floor.read(model, ids, range(30), (), Held())) == [30]
+        assert list(floor.read(model, ids, range(30), (), Precision())) == [30]
     assert torch.equal(first.prefill.hidden, again.prefill.hidden)
     assert not torch.equal(first.prefill.hidden, other.prefill.hidden)
     torch.testing.assert_close(first.prefill.hidden, by_hand(model, ids, 3)[0], atol=2e-4, rtol=2e-4)
@@ -105,7 +105,7 @@ def decoded(with_kernel: bool) -> tuple[Decode, list[torch.Tensor]]:
     )
     if with_kernel:
         decode.states[-1].kernel = KernelFloor(Rounding(0))
-        list(decode.states[-1].kernel.read(model, ids, (), (), Held()))
+        list(decode.states[-1].kernel.read(model, ids, (), (), Precision()))
     list(decode.encode())
     list(decode.fill())
     logits: list[torch.Tensor] = []

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvq_core.engine.cache import LaneCache
-from kvq_core.engine.prefill import Held, Prefill
+from kvq_core.engine.prefill import Precision, Prefill
 from kvq_core.engine.rows import Rows
 from kvq_core.engine.script import Script
 from kvq_core.models import LoadedModel
@@ -73,7 +73,7 @@ def test_eight_lanes_of_an_8b_fit_on_24_gb_in_batches(eight_billion: LoadedModel
     formula = partial(footprint.run_bytes, eight_billion, spec, Script.of_prompt(ids), NEW)
     assert size == 2 and formula(size) <= CARD - weights
     held = footprint.held_of(eight_billion, spec, PROMPT, captured=False)
-    assert held == Held(torch.bfloat16, queries=False, layers=8)
+    assert held == Precision(torch.bfloat16, queries=False, layers=8)
     prefill = Prefill(eight_billion, ids, held=held)
     rope = rope_of(eight_billion.model, PROMPT + NEW)
     lanes = [Lane(method="fp16"), *spec.lanes[:size]]
@@ -93,7 +93,7 @@ def test_what_is_held_in_the_models_dtype_answers_as_what_is_held_in_float32(smo
     model.model = deepcopy(model.model).to(torch.bfloat16)
     spec, ids = spec_of(ROWS, floors="both").model_copy(update={"max_new_tokens": 16}), prompt_ids(96)
 
-    def kld(held: Held) -> list[float]:
+    def kld(held: Precision) -> list[float]:
         monkeypatch.setattr(state, "held_of", lambda *_, **__: held)
         run = Run("0" * 16, model, spec, Script.of_prompt(ids))
         for _ in run.stages():
@@ -104,5 +104,5 @@ def test_what_is_held_in_the_models_dtype_answers_as_what_is_held_in_float32(smo
         assert any("channel_error" in name for name in arrays)
         return [lane.metrics.kld_mean for lane in record.lanes]
 
-    as_computed, in_float32 = kld(Held(torch.bfloat16, layers=2)), kld(Held())
+    as_computed, in_float32 = kld(Precision(torch.bfloat16, layers=2)), kld(Precision())
     assert as_computed == pytest.approx(in_float32, rel=0.5, abs=2e-3)

@@ -4,24 +4,24 @@ from kvq_core.analysis.two_specs import Change
 from kvq_core.models import with_model
 from kvq_core.spec import parse_spec
 from ui.form.values import FIELDS, from_comparison
-from ui.panels.differs import compared, differs_html, told
+from ui.panels.differs import change_in_words, compared, differs_html
 
 NAMED = {"prompt": "Prompt", "capture.detail": "Arrays kept", "no_system": "No system prompt at all"}
 
 
 def test_changes_are_told_in_the_words_of_the_form() -> None:
-    assert told(Change("capture.detail", "normal", "deep"), NAMED) == ("Arrays kept", "normal", "deep")
-    assert told(Change("knobs.bits", 2, 4, "KIVI"), NAMED) == ("KIVI: Bits", "2", "4")
-    assert told(Change("label", "A", "B", "A"), NAMED) == ("A: Label", "A", "B")
-    assert told(Change("layers", "all", [0, 1], "KIVI"), NAMED) == ("KIVI: Layers", "all", "0, 1")
-    assert told(Change("sink_tokens", None, 4, "KIVI"), NAMED) == ("KIVI: First tokens kept", "–", "4")
-    assert told(Change("", "KIVI 2-bit", None, "KIVI"), NAMED) == ("Lane", "KIVI", "not in the form")
-    assert told(Change("ignore_eos", False, True), NAMED) == ("ignore_eos", "off", "on")
+    assert change_in_words(Change("capture.detail", "normal", "deep"), NAMED) == ("Arrays kept", "normal", "deep")
+    assert change_in_words(Change("knobs.bits", 2, 4, "KIVI"), NAMED) == ("KIVI: Bits", "2", "4")
+    assert change_in_words(Change("label", "A", "B", "A"), NAMED) == ("A: Label", "A", "B")
+    assert change_in_words(Change("layers", "all", [0, 1], "KIVI"), NAMED) == ("KIVI: Layers", "all", "0, 1")
+    assert change_in_words(Change("sink_tokens", None, 4, "KIVI"), NAMED) == ("KIVI: First tokens kept", "–", "4")
+    assert change_in_words(Change("", "KIVI 2-bit", None, "KIVI"), NAMED) == ("Lane", "KIVI", "not in the form")
+    assert change_in_words(Change("ignore_eos", False, True), NAMED) == ("ignore_eos", "off", "on")
 
 
 def test_long_texts_are_told_from_where_they_part() -> None:
     same = "word " * 40
-    _, one, other = told(Change("prompt", f"{same}ends here", f"{same}goes on there"), NAMED)
+    _, one, other = change_in_words(Change("prompt", f"{same}ends here", f"{same}goes on there"), NAMED)
     assert one.endswith("ends here") and other.endswith("goes on there") and one.startswith("…")
     assert max(len(one), len(other)) <= 60
 
