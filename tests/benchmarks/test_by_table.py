@@ -31,6 +31,7 @@ def parts(tmp_path_factory):
     return before, stored.parts(stored_study(planned, store))
 
 
+@pytest.mark.slow
 def test_a_model_is_kept_once_all_its_cells_are_stored(parts):
     before, after = parts
     assert before == {}

@@ -78,6 +78,7 @@ def test_where_no_other_lane_will_do_the_nearest_is_told():
     assert alone.separates == "No other lane was run that could be had."
 
 
+@pytest.mark.slow
 def test_two_lanes_of_one_size_that_lose_alike_cannot_be_told_apart():
     a, b = noisy(0.003, seed=3), noisy(0.00302, seed=4)
     found = asked([*rows("small", a), *rows("middle", b)], [option("small"), option("middle", nbytes=SIZES["small"])])
@@ -91,6 +92,7 @@ def test_two_lanes_of_one_size_that_lose_alike_cannot_be_told_apart():
     assert told == [pytest.approx(float(np.max(needed)) - 12, abs=1)]
 
 
+@pytest.mark.slow
 def test_agreement_is_the_share_of_resamples_in_which_the_threshold_is_kept():
     """Against a plain loop over draws of its own."""
     klds = noisy(0.0098, seed=5, spread=0.5)
@@ -136,6 +138,7 @@ def test_a_winner_that_loses_one_group_of_prompts_is_not_the_answer():
     assert "in group code its mean KLD is 0.05 nats" in (found.front[0].why_not or "")
 
 
+@pytest.mark.slow
 def test_a_tolerance_of_tasks_counts_what_the_model_gets_right():
     reference = [True] * 20 + [False] * 5
     one_lost = [False] + [True] * 19 + [False] * 5
@@ -193,6 +196,7 @@ def test_a_lane_that_failed_on_a_prompt_is_no_answer():
     assert next(each for each in found.front if each.label == "small").why_not == "it failed on a prompt"
 
 
+@pytest.mark.slow
 def test_flips_and_the_tail_of_a_tier_count():
     flips = {"flips": [3] * 12, "near_tie_flips": [0] * 12}
     calm, flipping = rows("large", noisy(0.002)), rows("small", noisy(0.001), **flips)

@@ -33,6 +33,8 @@ from kvq_core.studies.spec import parse_study
 from kvq_core.studies.study import study
 from tests.support.study_models import prompt, study_data, write_model
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [Prompt(prompt=prompt(at)) for at in range(10)]
 SHAPE = Shape(
     architecture="llama",
@@ -75,7 +77,6 @@ def found(model: str, store: Store) -> Advice:
     return advise(model=model, prompts=PROMPTS, store=store, **asked)
 
 
-@pytest.mark.slow
 def test_a_model_and_prompts_give_the_engines_flags(found: Advice) -> None:
     assert found.kind in ("one", "unsure") and found.lane is not None and found.flags is not None
     word = found.lane["method"]
@@ -94,7 +95,6 @@ def test_the_study_that_was_run_gives_the_same_by_its_id(found: Advice, store: S
     assert any("own context of 256" in each for each in longer.warnings)
 
 
-@pytest.mark.slow
 def test_layers_are_tried_where_no_lane_will_do(model: str, store: Store, found: Advice) -> None:
     least = min(each.kld_mean or 1.0 for each in found.front)
     told: list[str] = []
@@ -131,7 +131,6 @@ def _check_grounds(whole: Decision) -> None:
     assert all(set(each.contexts) == set(MEMORIES) for each in grounds.fits)
 
 
-@pytest.mark.slow
 def test_without_an_engine_all_that_engines_ship_runs_beside(model: str, store: Store, found: Advice) -> None:
     least = min(each.kld_mean or 1.0 for each in found.front)
     ask, result = Asked.of(context=200, tolerance=str(0.8 * least)).ask(), stored(found.study, store)

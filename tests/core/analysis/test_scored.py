@@ -56,6 +56,7 @@ def test_the_interval_holds_the_percentile_as_often_as_it_says() -> None:
     assert np.mean([each.low <= true <= each.high for each in found]) > 0.925
 
 
+@pytest.mark.slow
 def test_pages_and_tables_tell_the_tail_the_positions_allow() -> None:
     record, arrays = make_run(1, scored=64)
     assert '<th scope="row">KLD p99</th>' in compute(record, arrays, Selection()).html["verdicts"]

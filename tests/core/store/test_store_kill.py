@@ -14,7 +14,7 @@ from tests.support.campaigns import whole
 from tests.support.kill_points import store_at
 from tests.support.sample_record import make_sample
 
-pytestmark = pytest.mark.long("kill")
+pytestmark = [pytest.mark.long("kill"), pytest.mark.slow]
 ROUNDS = 250 if whole() else 5
 
 
@@ -56,7 +56,6 @@ def whole_or_nothing(store, run_id: str) -> bool:
     return there
 
 
-@pytest.mark.slow
 def test_the_layouts_are_both_exercised(killed, record_property):
     layout, folder, names = killed
     record_property("kills", len(names))
@@ -65,7 +64,6 @@ def test_the_layouts_are_both_exercised(killed, record_property):
         assert sum(name.rpartition("-")[0] == series for name in names) >= least, series
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("series", ["save", "remove"])
 def test_killed_at_every_operation(killed, series):
     layout, folder, names = killed
@@ -95,7 +93,6 @@ def test_killed_halfway_through_a_file(killed):
         assert whole_or_nothing(store, run[0].id)
 
 
-@pytest.mark.slow
 def test_killed_while_the_secret_is_made(killed):
     """The next process makes one, and all others have the same from then on."""
     layout, folder, names = killed

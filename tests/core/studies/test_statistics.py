@@ -97,6 +97,7 @@ def test_paired_tests_hold_their_level():
     assert false / 300 <= 0.09
 
 
+@pytest.mark.slow
 def test_an_order_that_flips_with_the_model_is_named():
     base = np.linspace(1, 2, 8)
     klds = {("m", "a"): base, ("m", "b"): base + 1 + 0.1 * base, ("n", "a"): 3 * base, ("n", "b"): base}

@@ -18,6 +18,8 @@ from kvq_core.studies.spec import parse_study, read_study
 from kvq_core.studies.study import study
 from tests.support.study_models import study_data, write_model
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory) -> dict:
@@ -63,7 +65,6 @@ def test_only_models_that_are_here_are_in_it(monkeypatch):
 
 
 @pytest.mark.real_model
-@pytest.mark.slow
 @pytest.mark.parametrize("model", [DEFAULT_MODEL, pytest.param(SECOND_MODEL, marks=pytest.mark.second_model)])
 def test_every_prompt_has_500_tokens_on_both_models(model):
     cells = plan(table.table_spec(model=model)).cells

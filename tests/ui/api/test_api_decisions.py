@@ -8,6 +8,7 @@ from tests.support.api_server import SMALL, refusal
 from tests.support.study_models import prompt, write_model
 
 
+@pytest.mark.slow
 def test_advice_is_answered_as_json_with_what_was_asked(client, monkeypatch):
     given = {}
     found = asked(rows("small", noisy(0.002)), [option("small")])
@@ -57,6 +58,7 @@ def test_a_decision_streams_and_is_there_by_its_id(client, tmp_path, monkeypatch
     assert client.predict(again, api_name="/estimate_decision")["todo"] == 0
 
 
+@pytest.mark.slow
 def test_what_fits_is_told_of_an_offered_model_alone(client):
     found = client.predict("", "24GB", 4096, 2, api_name="/fits")
     assert (found["context"], found["batch"], found["memory"]) == (4096, 2, 24 * 10**9)

@@ -87,6 +87,7 @@ def test_an_error_nobody_thought_of_tells_nothing_of_the_server(client, engine, 
     assert "should not have" in line and "secret" not in line
 
 
+@pytest.mark.slow
 def test_a_study_that_cannot_be_is_refused_in_one_line(client):
     asked = {"lanes": SMALL["lanes"], "prompts": {"file": "/etc/passwd"}}
     assert "the API takes no file" in refusal(client, asked, api_name="/study")
@@ -94,6 +95,7 @@ def test_a_study_that_cannot_be_is_refused_in_one_line(client):
     assert "it must be text" in refusal(client, 5, api_name="/study_rows")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "said"),
     [

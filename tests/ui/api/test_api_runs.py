@@ -98,6 +98,7 @@ def test_a_program_that_ends_cancels_its_run(server, engine):
     until(lambda: engine.at_work == 0)
 
 
+@pytest.mark.slow
 def test_a_connection_that_closes_cancels_its_run(server, engine):
     spec = {"prompt": "endless", "lanes": []}
     event = httpx.post(f"{server}/gradio_api/call/compare", json={"data": [spec]}).json()["event_id"]

@@ -67,6 +67,7 @@ def test_what_is_no_json_is_ignored(raw):
     assert read_draft(raw) is None and restore_form(raw) is None
 
 
+@pytest.mark.slow
 @given(name=st.sampled_from(FIELDS), value=JSON)
 def test_any_value_of_a_field_is_kept_or_refused(name, value):
     values, lanes, rest = from_comparison(presets()["first-look"].spec)

@@ -87,6 +87,7 @@ def test_a_stream_shows_the_cards_of_the_lanes_that_decode_now():
     assert "Step 20 of 72, lanes 17 to 24 of 64" in event_line(step)
 
 
+@pytest.mark.slow
 def test_what_is_taken_away_shows_the_best_and_scores_all():
     record, arrays = many()
     page = report(record, arrays)

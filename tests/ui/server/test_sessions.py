@@ -82,6 +82,7 @@ def test_answers_nobody_fetches_make_way_and_those_that_are_fetched_come(served,
         assert f'"id": "{run}"' in http.get(f"/call/run/{event}").text
 
 
+@pytest.mark.slow
 def test_a_page_holds_what_it_changed_and_once_closed_what_its_events_ask_for(served):
     blocks, address, run = served
     holder, offered = blocks.app.state_holder, blocks.default_config.blocks

@@ -148,6 +148,7 @@ def test_a_step_sets_its_words_and_the_selection_at_once(page, number):
     assert all(getattr(at, name) == value for name, value in tour()[number].selection.items())
 
 
+@pytest.mark.slow
 def test_next_says_nothing_before_its_run_is_shown(page):
     _, forth = handlers(page, "wire_learn.<locals>.go.<locals>.going")
     answer = forth.fn({"step": 3})
