@@ -6,7 +6,7 @@ from statistics import median, quantiles
 from typing import Any, NamedTuple
 
 import torch
-from kvq_kernels import Grid, Layout, Store, decode_attention, squat_quantize
+from kvq_kernels import Grid, Layout, Store, decode_step, squat_quantize
 from torch import Tensor
 
 
@@ -103,13 +103,12 @@ class Packed:
             store.fill(x)
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        if self.fused:
+            return decode_step(q, keys, values, *self.stores, scaling=q.shape[-1] ** -0.5)
         for store, x in zip(self.stores, (keys, values), strict=True):
             store.append(x)
-        if self.fused:
-            out = decode_attention(q, *self.stores, scaling=q.shape[-1] ** -0.5)
-        else:
-            k, v = (store.dense().to(q.dtype) for store in self.stores)
-            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        k, v = (store.dense().to(q.dtype) for store in self.stores)
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
         for store in self.stores:
             store.pack_due()
         return out

@@ -34,6 +34,7 @@ class Compiled:
     ``loop``: what a thread does in one turn of the main loop, or of a kernel that quantizes, which has none, in all of
     it. ``work``: instructions of that for each ``elements`` (of a thread and turn); 0 where they are not known.
     ``spills``: reads and writes of local memory, anywhere. ``outside``: instructions before and after the loop.
+    ``exchanged``: of Triton's code the lines in which threads exchange blocks of 8 x 8, and the layouts of products.
     """
 
     shared: int
@@ -44,6 +45,7 @@ class Compiled:
     spills: int = 0
     outside: int = 0
     loop: Counts = field(default_factory=Counts)
+    exchanged: str = ""
 
 
 def compile_for(recorded: LaunchRecord, capability: int, tile: int | None = None) -> Compiled:
@@ -63,6 +65,7 @@ def compile_for(recorded: LaunchRecord, capability: int, tile: int | None = None
         spills=spills(shown["assembly"]),
         outside=whole.instructions - loop.instructions,
         loop=loop,
+        exchanged=shown.get("exchanged", ""),
     )
 
 
@@ -72,7 +75,7 @@ def elements(constants: dict[str, Any]) -> int:
     if "PART" in constants:
         return constants["R"] * constants["N"]
     if "K_BITS" in constants:
-        return 2 * PART * CELL * constants["C"]
+        return 2 * constants["PARTS"] * PART * CELL * constants["C"]
     return constants["BT"] * constants["DP"] if "BITS" in constants and "BT" in constants else 0
 
 
@@ -82,7 +85,8 @@ def kept_in() -> Path:
 
 
 def _assembled(recorded: LaunchRecord, capability: int) -> dict[str, str]:
-    """What the assembler's own tools tell: ``usage`` of resources, ``assembly``, and bytes of ``shared`` memory."""
+    """What the assembler's own tools tell: ``usage`` of resources, ``assembly``, and bytes of ``shared`` memory; and
+    what of Triton's code ``exchanged`` is."""
     file = kept_in() / f"{recorded.kernel.__name__}-{_mark(recorded, capability)}.json.gz"
     if file.is_file():
         return json.loads(gzip.decompress(file.read_bytes()))
@@ -119,7 +123,8 @@ def _compile(recorded: LaunchRecord, capability: int) -> dict[str, str]:
             return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
         usage, assembly = shown("cuobjdump", "--dump-resource-usage"), shown("nvdisasm", "-c")
-    return {"usage": usage, "assembly": assembly, "shared": str(made.metadata.shared)}
+    exchanged = "\n".join(line for line in made.asm["ttgir"].splitlines() if "movmatrix" in line or line[:4] == "#mma")
+    return {"usage": usage, "assembly": assembly, "shared": str(made.metadata.shared), "exchanged": exchanged}
 
 
 def parse_for(recorded: LaunchRecord, capability: int) -> str:

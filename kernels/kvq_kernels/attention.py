@@ -5,7 +5,7 @@ from math import ceil, e, log2
 from typing import Any, NamedTuple
 
 import torch
-from kvq_kernels.blocks import CELL, BlockForm
+from kvq_kernels.blocks import CELL, PART, BlockForm
 from kvq_kernels.dispatch import KernelError, Path, use_triton
 from kvq_kernels.grouped import MODES
 from kvq_kernels.launch import COMBINE, DECODE, Launch, power_of_two, processors, run
@@ -13,6 +13,7 @@ from kvq_kernels.store import Layout, Store
 from torch import Tensor
 
 ROWS = 16  # query heads of a program, or half as many where they are columns and no more are needed
+FEW, TURN = 64, 2  # channels for which a program's registers have room for so many parts of a block a turn, else one
 WARPS = 8  # programs of one warp that a processor is to be given
 
 
@@ -84,7 +85,8 @@ def attend_splits(
     matrices, heads = batch * keys.sink.shape[1], query_heads // keys.sink.shape[1]
     few = heads <= ROWS // 2 and keys.form.inner and values.form.inner
     tiles = matrices * ceil(heads / ROWS)
-    sinks, tails = _tails(keys.layout, values.layout)
+    parts = TURN if keys.form.channels <= FEW and keys.form.inner and values.form.inner else 1
+    sinks, tails = _tails(keys.layout, values.layout, parts * PART)
     splits = max(1, ceil(WARPS * processors(q) / tiles))
     acc, top, total = _scratch(keys, (matrices, tails + splits, heads, dim))
     newest = fresh or (q, q)
@@ -102,7 +104,8 @@ def attend_splits(
             "H": ROWS // 2 if few else ROWS, "C": keys.form.channels // CELL,
             "TERMS": 2 if q.dtype == torch.float32 else 1,
             "HAS_NORMS": keys.norms is not None, "TAILS": tails, "SINKS": keys.layout.sinks, "SINK_TILES": sinks,
-            "FRESH": fresh is not None, **form_constants("K", keys.form), **form_constants("V", values.form),
+            "FRESH": fresh is not None, "PARTS": parts, **form_constants("K", keys.form),
+            **form_constants("V", values.form),
         },
     )  # fmt: skip
     return Splits(acc, top, total)
@@ -123,10 +126,10 @@ def _scratch(store: Store, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
     return store.scratch[shape]
 
 
-def _tails(keys: Layout, values: Layout) -> tuple[int, int]:
-    """Tiles of 16 tokens: those of the sinks, and those with all that may lie outside of whole blocks."""
+def _tails(keys: Layout, values: Layout, turn: int) -> tuple[int, int]:
+    """Tiles of 16 tokens: those of the sinks, and those with all that turns over ``turn`` tokens may not read."""
     sinks = ceil(keys.sinks / CELL)
-    return sinks, sinks + ceil((63 + max(keys.recent + keys.step, values.recent + values.step)) / CELL)
+    return sinks, sinks + ceil((turn - 1 + max(keys.recent + keys.step, values.recent + values.step)) / CELL)
 
 
 def tensors_of(name: str, store: Store, fresh: Tensor) -> dict[str, Any]:

@@ -86,18 +86,35 @@ def group_columns(x, G: tl.constexpr, GROUPS: tl.constexpr, H: tl.constexpr):
 
 
 @triton.jit
-def scaled(q, scales, c: tl.constexpr, G: tl.constexpr, H: tl.constexpr, C: tl.constexpr, ROW: tl.constexpr,
-           TERMS: tl.constexpr):  # fmt: skip
-    """Cell c of q times the scales of group G, in TERMS float16 that add up to it.
-
-    Every head's row is loaded: the same 32 bytes, but as a tile that is copied 16 bytes at a time."""
-    i = tl.arange(0, 16)
-    at = scales.to(tl.pointer_type(tl.float16)) + G * (ROW // 2) + c * 16
-    scale = tl.load(at + i[None, :] + tl.arange(0, H)[:, None] * 0)
-    if TERMS == 1:
-        return (q[c] * scale,)
+def cells_of(tile, N: tl.constexpr):
+    """Rows of a tile (N, 16), N tensors (16,)."""
+    if N == 1:
+        return (tl.reshape(tile, (16,)),)
     else:
-        whole = (q[c].to(tl.float32) + q[C + c].to(tl.float32)) * scale.to(tl.float32)
+        first, second = tl.split(tl.permute(tl.reshape(tile, (2, N // 2, 16)), (1, 2, 0)))
+        return cells_of(first, N // 2) + cells_of(second, N // 2)
+
+
+@triton.jit
+def read_scales(scales, GROUPS: tl.constexpr, CELLS: tl.constexpr, ROW: tl.constexpr):
+    """Scales of GROUPS groups over CELLS cells along the sum, a power of two of them: (16,) each, by group and cell.
+    One load of at least 512 bytes brings them, 16 a thread; zero-points follow scales, so that cells that are not there
+    lie in the record, too."""
+    LEAST: tl.constexpr = 16 // CELLS
+    EACH: tl.constexpr = GROUPS if GROUPS <= 2 else 4 if GROUPS <= 4 else 8 if GROUPS <= 8 else 16
+    ROWS: tl.constexpr = EACH if EACH > LEAST else LEAST
+    group, i = tl.arange(0, ROWS), tl.arange(0, CELLS * 16)
+    at = tl.minimum(group, GROUPS - 1)[:, None] * (ROW // 2) + i[None, :]
+    return cells_of(tl.reshape(tl.load(scales.to(tl.pointer_type(tl.float16)) + at), (ROWS * CELLS, 16)), ROWS * CELLS)
+
+
+@triton.jit
+def scaled(q, scale, c: tl.constexpr, C: tl.constexpr, TERMS: tl.constexpr):
+    """Cell c of q times scales (16,), in TERMS float16 that add up to it."""
+    if TERMS == 1:
+        return (q[c] * scale[None, :],)
+    else:
+        whole = (q[c].to(tl.float32) + q[C + c].to(tl.float32)) * scale.to(tl.float32)[None, :]
         first = whole.to(tl.float16)
         return first, (whole - first.to(tl.float32)).to(tl.float16)
 
@@ -120,15 +137,14 @@ def add_cell(vector, level, part, C: tl.constexpr, CELL: tl.constexpr, LOW: tl.c
 
 
 @triton.jit
-def outer_sums(q, codes, scales, one, two, S: tl.constexpr, TWO: tl.constexpr, G: tl.constexpr, H: tl.constexpr,
-               C: tl.constexpr, CELLS: tl.constexpr, BITS: tl.constexpr, ROW: tl.constexpr,
-               TERMS: tl.constexpr):  # fmt: skip
-    """q (C cells) times the scales of group G times cells S across the sum, added to ``one`` (H, 16), and TWO: times
-    cells S + 1 of the same group, added to ``two``."""
+def outer_sums(q, codes, scales, one, two, S: tl.constexpr, TWO: tl.constexpr, G: tl.constexpr, C: tl.constexpr,
+               WIDE: tl.constexpr, CELLS: tl.constexpr, BITS: tl.constexpr, TERMS: tl.constexpr):  # fmt: skip
+    """q (C cells) times the scales of group G, as read_scales has them of WIDE cells, times cells S across the sum,
+    added to ``one`` (H, 16), and TWO: times cells S + 1 of the same group, added to ``two``."""
     LOW: tl.constexpr = 2 if BITS == 3 else BITS
     EACH: tl.constexpr = 16 // LOW
     for c in tl.static_range(C):
-        asked = scaled(q, scales, c, G, H, C, ROW, TERMS)
+        asked = scaled(q, scales[G * WIDE + c], c, C, TERMS)
         if (S * C + c) % EACH == 0 or c == 0:
             word = read_cells(codes, (S * C + c) // EACH)
             high = high_bytes(word)

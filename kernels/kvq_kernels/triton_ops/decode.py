@@ -15,8 +15,10 @@ from kvq_kernels.triton_ops.levels import ASYMMETRIC
 from kvq_kernels.triton_ops.parts import (
     as_sums,
     as_terms,
+    beside,
     cell_sums,
     empty_cells,
+    faded,
     part_scores,
     part_values,
     placed,
@@ -33,7 +35,7 @@ def decode_blocks_kernel(
     v_records, v_table, v_widest, v_lengths, v_sink, v_ring, v_fresh, factor, heads, dim, splits, k_room, v_room,
     k_size, v_size, matrices,
     H: tl.constexpr, C: tl.constexpr, TERMS: tl.constexpr, HAS_NORMS: tl.constexpr, TAILS: tl.constexpr,
-    SINKS: tl.constexpr, SINK_TILES: tl.constexpr, FRESH: tl.constexpr,
+    SINKS: tl.constexpr, SINK_TILES: tl.constexpr, FRESH: tl.constexpr, PARTS: tl.constexpr,
     K_BITS: tl.constexpr, K_GROUP: tl.constexpr, K_MODE: tl.constexpr, K_HALF_ZERO: tl.constexpr,
     K_INNER: tl.constexpr, K_META: tl.constexpr, K_ROW: tl.constexpr, K_STEP: tl.constexpr,
     V_BITS: tl.constexpr, V_GROUP: tl.constexpr, V_MODE: tl.constexpr, V_HALF_ZERO: tl.constexpr,
@@ -41,7 +43,7 @@ def decode_blocks_kernel(
 ):  # fmt: skip
     """q (matrices, heads, dim), a matrix being one KV head of one row of the batch. Grid (matrices * ceil(heads / H),
     TAILS + splits); the first TAILS take 16 tokens each, of them SINK_TILES of the sinks. FRESH: the newest token lies
-    in k_fresh and v_fresh (matrices, dim), and is not counted by the lengths.
+    in k_fresh and v_fresh (matrices, dim), and is not counted by the lengths. PARTS: of a block, are read in a turn.
 
     picks: int32 (16,), bit number i // 2 of element i: only what is loaded becomes an operand without a way through
     shared memory. records: int16, of which block b of matrix m lies 8 * (table[b] + m * size) after the first.
@@ -57,14 +59,14 @@ def decode_blocks_kernel(
     part = (matrix * (splits + TAILS) + split) * heads
     top_out, total_out, acc_out = top_out + part, total_out + part, acc_out + part * dim
     k_packed, v_packed = tl.load(k_lengths + matrix * 4 + 1), tl.load(v_lengths + matrix * 4 + 1)
-    bulk = tl.minimum(k_packed, v_packed) // 64
+    bulk = tl.minimum(k_packed, v_packed) // (64 * PARTS)
     q += matrix * heads * dim
     if split < TAILS:
         rows = tile // matrices * H + tl.arange(0, 16)
         tail_tile(
             q, norms, acc_out, top_out, total_out, k_records + k_size * 8 * matrix, k_table, k_sink, k_ring,
             k_fresh, v_records + v_size * 8 * matrix, v_table, v_sink, v_ring, v_fresh, factor, rows, rows < heads,
-            matrix, split, bulk, k_packed, v_packed, tl.load(k_lengths + matrix * 4),
+            matrix, split, bulk * PARTS, k_packed, v_packed, tl.load(k_lengths + matrix * 4),
             tl.load(k_lengths + matrix * 4 + 2), dim, k_room, v_room, 16, C, TERMS, HAS_NORMS, SINKS, SINK_TILES, FRESH,
             K_BITS, K_GROUP, K_MODE, K_HALF_ZERO, K_INNER, K_META, K_ROW, K_STEP, V_BITS, V_GROUP, V_MODE, V_HALF_ZERO,
             V_INNER, V_META, V_ROW, V_STEP,
@@ -92,19 +94,27 @@ def decode_blocks_kernel(
         spare = room_for(v_widest + matrix, V_BITS, V_MODE, V_INNER)
         top = tl.full((H,), float("-inf"), tl.float32)
         acc, moved = empty_cells(H, C, V_INNER), tl.zeros((H, 16), tl.float32)
-        total = tl.zeros((16, H) if V_INNER else (H, 8), tl.float32)  # the same in all rows, or columns
+        total = tl.zeros((8, H) if V_INNER else (H, 8), tl.float32)  # the same in all rows, or columns
         k_records, v_records = k_records + k_size * 8 * matrix, v_records + v_size * 8 * matrix
-        for half in tl.range(begin, end):
-            k_at, v_at = tl.load(k_table + half // 2), tl.load(v_table + half // 2)
-            scores = part_scores(
-                asked, minus, bits, sums, k_records + k_at * 8, half % 2, H, C, V_INNER, K_BITS, K_GROUP, K_MODE,
-                K_HALF_ZERO, K_INNER, K_META, K_ROW, K_STEP, TERMS,
-            )  # fmt: skip
+        for turn in tl.range(begin, end):
+            k_at, v_at = tl.load(k_table + turn * PARTS // 2), tl.load(v_table + turn * PARTS // 2)
+            scores = ()
+            for n in tl.static_range(PARTS):
+                scores = scores + part_scores(
+                    asked, minus, bits, sums, k_records + k_at * 8, turn % 2 if PARTS == 1 else n, H, C, V_INNER,
+                    K_BITS, K_GROUP, K_MODE, K_HALF_ZERO, K_INNER, K_META, K_ROW, K_STEP, TERMS,
+                )  # fmt: skip
+            tl.debug_barrier()
             weights, top, fade = softmax_step(scores, undo, top, spare, V_BITS, V_INNER)
-            acc, moved, total = part_values(
-                weights, bits, acc, moved, total, fade, v_records + v_at * 8, half % 2, H, C, V_BITS, V_GROUP, V_MODE,
-                V_HALF_ZERO, V_INNER, V_META, V_ROW, V_STEP, TERMS,
-            )  # fmt: skip
+            acc = faded(acc, fade, V_INNER)
+            total *= beside(fade, V_INNER)
+            if not V_INNER:
+                moved *= fade[:, None]
+            for n in tl.static_range(PARTS):
+                acc, moved, total = part_values(
+                    weights, bits, acc, moved, total, v_records + v_at * 8, turn % 2 if PARTS == 1 else n, n * 4,
+                    K_INNER, H, C, V_BITS, V_GROUP, V_MODE, V_HALF_ZERO, V_INNER, V_META, V_ROW, V_STEP, TERMS,
+                )  # fmt: skip
         tl.store(top_out + head, top, mask=mask)
         store_cells(acc_out, total_out, acc, moved, total, head, mask, dim, C, V_BITS, V_GROUP, V_INNER)
 

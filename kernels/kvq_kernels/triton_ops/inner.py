@@ -1,6 +1,6 @@
 """Products with codes of groups along the sum: scales and zero-points meet the sums over their groups.
 
-Cells across the sum are the rows of a product here and query heads its columns (16, H), for then a thread needs the
+Elements across the sum are the rows of a product here and query heads its columns (16, H), for then a thread needs the
 scales of two rows for all it has. ``q`` are tuples of float16 (16, H), 16 elements of the sum each. What the codes of a
 symmetric group are, its negative ones in two's complement, adds up in two exact products: of the codes, and of the bits
 that say which are negative and weigh -2^bits.
@@ -9,7 +9,7 @@ that say which are negative and weigh -2^bits.
 import triton
 import triton.language as tl
 from kvq_kernels.triton_ops.blocks import times
-from kvq_kernels.triton_ops.levels import ASYMMETRIC, HYBRID, high_bytes, negative_bits, plain_level
+from kvq_kernels.triton_ops.levels import ASYMMETRIC, HYBRID, high_bytes, negative_bits, plain_level, sign_mask
 
 
 @triton.jit
@@ -24,21 +24,33 @@ def inner_part(record, part, KEYS: tl.constexpr, GROUP: tl.constexpr, META: tl.c
 
 
 @triton.jit
-def read_rows(codes, TILE: tl.constexpr):
-    """Words of a tile of cells: uint16 (16 across the sum, 16 along it)."""
+def element_of(row, KEYS: tl.constexpr):
+    """Which of 16 elements across the sum a row of a product is: of values every second one, so that what a thread
+    needs for its two rows, 8 apart, lies side by side. Keys stay in order, in which weights meet the values."""
+    if KEYS:
+        return row
+    else:
+        return row % 8 * 2 + row // 8
+
+
+@triton.jit
+def read_rows(codes, TILE: tl.constexpr, KEYS: tl.constexpr):
+    """Words of a tile of cells: uint16 (16 rows, 16 along the sum)."""
     i = tl.arange(0, 16)
-    return tl.load(codes.to(tl.pointer_type(tl.uint16)) + TILE * 256 + i[:, None] * 16 + i[None, :])
+    return tl.load(codes.to(tl.pointer_type(tl.uint16)) + TILE * 256 + element_of(i, KEYS)[:, None] * 16 + i[None, :])
 
 
 @triton.jit
-def read_line(meta, at):
-    """16 int32, two float16 each or a word of signs, ``at`` int16 behind ``meta``."""
-    return tl.load((meta + at).to(tl.pointer_type(tl.int32)) + tl.arange(0, 16))
+def read_line(meta, at, KEYS: tl.constexpr):
+    """Of 16 rows an int32, two float16 or a word of signs, ``at`` int16 behind ``meta``."""
+    line = tl.load((meta + at).to(tl.pointer_type(tl.int32)) + tl.arange(0, 16))
+    return line if KEYS else tl.reshape(tl.trans(tl.reshape(line, (8, 2))), (16,))
 
 
 @triton.jit
-def read_lines(meta, row, first: tl.constexpr, COLUMNS: tl.constexpr, WORDS: tl.constexpr, SECOND: tl.constexpr):
-    """Of 32 elements across the sum from ``first`` on, the pairs of scales of two groups, which begin ``row`` int16
+def read_lines(meta, row, first: tl.constexpr, COLUMNS: tl.constexpr, WORDS: tl.constexpr, SECOND: tl.constexpr,
+               KEYS: tl.constexpr):  # fmt: skip
+    """Of 32 rows from element ``first`` across the sum on, the pairs of scales of two groups, which begin ``row`` int16
     behind ``meta``, and the first words of both: three pairs of int32 (16,), which one load brings, 16 bytes a thread.
 
     Fewer elements than threads would be loaded anew for every use, and not ahead of it."""
@@ -50,7 +62,11 @@ def read_lines(meta, row, first: tl.constexpr, COLUMNS: tl.constexpr, WORDS: tl.
         tile = tl.load(place)
     else:
         tile = tl.load(place, mask=(first + i < COLUMNS)[None, :], other=0)
-    even, odd = tl.split(tl.permute(tl.reshape(tile, (2, 2, 2, 16)), (3, 2, 0, 1)))
+    if KEYS:
+        by_row = tl.permute(tl.reshape(tile, (2, 2, 2, 16)), (3, 2, 0, 1))
+    else:
+        by_row = tl.reshape(tl.permute(tl.reshape(tile, (2, 2, 2, 8, 2)), (4, 3, 2, 0, 1)), (16, 2, 2, 2))
+    even, odd = tl.split(by_row)
     pairs, second = tl.split(even)
     one, _ = tl.split(odd)
     return tl.split(pairs), tl.split(one), tl.split(second)
@@ -88,9 +104,10 @@ def add_rows(level, q, part, C: tl.constexpr, CELLS: tl.constexpr, CELL: tl.cons
 @triton.jit
 def group_products(q, minus, picks, codes, signs, signed, meta, lines, S: tl.constexpr, G: tl.constexpr,
                    H: tl.constexpr, C: tl.constexpr, CELLS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
-                   MODE: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr):  # fmt: skip
+                   MODE: tl.constexpr, KEYS: tl.constexpr, COLUMNS: tl.constexpr,
+                   TERMS: tl.constexpr):  # fmt: skip
     """Codes of cells S across the sum times q over group G along it alone: (16, H). ``signs``: its first words of
-    signs (16,), which lie ``lines`` behind ``meta``; ``signed``: where they are that."""
+    signs (16,), which lie ``lines`` behind ``meta``; ``signed``: all bits where they are that, else none."""
     LOW: tl.constexpr = 2 if BITS == 3 else BITS
     EACH: tl.constexpr = 16 // LOW
     SPAN: tl.constexpr = GROUP // 16
@@ -99,19 +116,19 @@ def group_products(q, minus, picks, codes, signs, signed, meta, lines, S: tl.con
     for k in tl.static_range(SPAN):
         if G * SPAN + k < C:
             if (BEGIN + k) % EACH == 0 or k == 0:
-                words = read_rows(codes, (BEGIN + k) // EACH)
+                words = read_rows(codes, (BEGIN + k) // EACH, KEYS)
                 high = high_bytes(words)
             if BITS == 3 and ((BEGIN + k) % 16 == 0 or k == 0):
-                extra = read_rows(codes + (CELLS + 7) // 8 * 256, (BEGIN + k) // 16)
+                extra = read_rows(codes + (CELLS + 7) // 8 * 256, (BEGIN + k) // 16, KEYS)
             elif k == 0:
                 extra = words
             level = plain_level(words, high, extra, BEGIN + k, BITS)
             part = add_rows(level, q, part, G * SPAN + k, C, BEGIN + k, LOW, TERMS)
             if MODE != ASYMMETRIC:
                 if k % 2 == 0 and k > 0:
-                    signs = read_line(meta, lines + k // 2 * (2 * COLUMNS))
+                    signs = read_line(meta, lines + k // 2 * (2 * COLUMNS), KEYS)
                 if MODE == HYBRID and k % 2 == 0:
-                    signs = tl.where(signed, signs, 0)
+                    signs &= signed
                 bits = negative_bits(signs, picks, k % 2)
                 for t in tl.static_range(TERMS):
                     part = tl.dot(bits, minus[t * C + G * SPAN + k], part)
@@ -120,24 +137,25 @@ def group_products(q, minus, picks, codes, signs, signed, meta, lines, S: tl.con
 
 @triton.jit
 def scaled_sums(part, found, scale, zero, sum, MODE: tl.constexpr):
-    """found + part, sums over a group, times its scales, + its zero-points times what they meet."""
+    """found + part, sums over a group, times its scales, + its zero-points, where it has any, times what they meet:
+    ``sum`` (8, H), of which all rows are the same."""
     found += part * (tl.abs(scale) if MODE == HYBRID else scale)[:, None]
-    if MODE == ASYMMETRIC:
-        found += zero[:, None] * sum
-    elif MODE == HYBRID:
-        found += tl.where(scale < 0, 0.0, zero)[:, None] * sum
+    if MODE == ASYMMETRIC or MODE == HYBRID:
+        both = tl.reshape(tl.permute(tl.join(sum, sum), (2, 0, 1)), part.shape)
+        found += zero[:, None] * both
     return found
 
 
 @triton.jit
 def half_zero_sums(q, sums, found, codes, meta, base, S: tl.constexpr, H: tl.constexpr, C: tl.constexpr,
                    CELLS: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
-                   ROW: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr):  # fmt: skip
+                   KEYS: tl.constexpr, ROW: tl.constexpr, COLUMNS: tl.constexpr,
+                   TERMS: tl.constexpr):  # fmt: skip
     """As inner_sums, of cells S of asymmetric groups whose zero-points are float16 and lie beside their scales."""
     for g in tl.static_range(GROUPS):
-        pair = read_line(meta, (base + g) * (ROW // 2) + S * 32)
+        pair = read_line(meta, (base + g) * (ROW // 2) + S * 32, KEYS)
         part = group_products(
-            q, q, 0, codes, pair, pair, meta, 0, S, g, H, C, CELLS, BITS, GROUP, ASYMMETRIC, COLUMNS, TERMS
+            q, q, 0, codes, pair, pair, meta, 0, S, g, H, C, CELLS, BITS, GROUP, ASYMMETRIC, KEYS, COLUMNS, TERMS
         )
         found = scaled_sums(part, found, half_of(pair, 0), half_of(pair, 1), sums[g], ASYMMETRIC)
     return found
@@ -152,12 +170,14 @@ def inner_sums(q, minus, picks, sums, one, two, codes, meta, base, skip, S: tl.c
     number ``base`` on.
 
     ``minus``: q as minus_terms has it; ``picks`` (16,) int32: for each of 16 elements along the sum its bit of a byte;
-    ``sums``: of q over each group, times codes of 1. ``skip``: words of signs that the part before has."""
+    ``sums`` (8, H): of q over each group, times codes of 1. ``skip``: words of signs that the part before has."""
     if MODE == ASYMMETRIC and HALF_ZERO:
-        one = half_zero_sums(q, sums, one, codes, meta, base, S, H, C, CELLS, GROUPS, BITS, GROUP, ROW, COLUMNS, TERMS)
+        one = half_zero_sums(
+            q, sums, one, codes, meta, base, S, H, C, CELLS, GROUPS, BITS, GROUP, KEYS, ROW, COLUMNS, TERMS
+        )
         if TWO:
             two = half_zero_sums(
-                q, sums, two, codes, meta, base, S + 1, H, C, CELLS, GROUPS, BITS, GROUP, ROW, COLUMNS, TERMS
+                q, sums, two, codes, meta, base, S + 1, H, C, CELLS, GROUPS, BITS, GROUP, KEYS, ROW, COLUMNS, TERMS
             )
     else:
         EVEN: tl.constexpr = KEYS or GROUP < 64
@@ -167,7 +187,7 @@ def inner_sums(q, minus, picks, sums, one, two, codes, meta, base, skip, S: tl.c
             second = g % 2 if EVEN else base % 2
             if g % 2 == 0:
                 pairs, first_words, second_words = read_lines(
-                    meta, row, S * 16, COLUMNS, WORDS, g + 1 < GROUPS or (not EVEN and GROUP == 64)
+                    meta, row, S * 16, COLUMNS, WORDS, g + 1 < GROUPS or (not EVEN and GROUP == 64), KEYS
                 )
             if not EVEN:
                 words = (
@@ -180,15 +200,20 @@ def inner_sums(q, minus, picks, sums, one, two, codes, meta, base, skip, S: tl.c
                 words = second_words
             lines = row + (1 + second * WORDS) * (COLUMNS * 2)
             for s in tl.static_range(2 if TWO else 1):
-                scale = half_of(pairs[s], second)
-                zero = half_of(words[s], 0) if HALF_ZERO else words[s].to(tl.float32, bitcast=True)
+                scale, signed = half_of(pairs[s], second), sign_mask(pairs[s], second, EVEN)
+                if HALF_ZERO:
+                    zero = half_of(words[s], 0)
+                elif MODE == HYBRID:
+                    zero = (words[s] & ~signed).to(tl.float32, bitcast=True)
+                else:
+                    zero = words[s].to(tl.float32, bitcast=True)
                 signs, at = words[s], lines + (S + s) * 32
                 if MODE != ASYMMETRIC and GROUP > 64 and not KEYS:
                     at += skip * (2 * COLUMNS)
-                    signs = read_line(meta, at)
+                    signs = read_line(meta, at, KEYS)
                 part = group_products(
-                    q, minus, picks, codes, signs, scale < 0, meta, at, S + s, g, H, C, CELLS, BITS, GROUP, MODE,
-                    COLUMNS, TERMS,
+                    q, minus, picks, codes, signs, signed, meta, at, S + s, g, H, C, CELLS, BITS, GROUP, MODE,
+                    KEYS, COLUMNS, TERMS,
                 )  # fmt: skip
                 if s == 0:
                     one = scaled_sums(part, one, scale, zero, sums[g], MODE)

@@ -38,6 +38,20 @@ def picked(words, mask):
 
 
 @triton.jit
+def sign_mask(pair, second, KNOWN: tl.constexpr):
+    """The sign of the first or second float16 of int32 in all of 32 bits, where KNOWN which when it is compiled: no
+    predicate has to be kept then, into which compilers make what they see of it."""
+    if PAIRS and KNOWN:
+        if second == 0:
+            found = tl.inline_asm_elementwise("prmt.b32 $0, $1, $1, 0x9999;", "=r,r", [pair], tl.int32, True, 1)
+        else:
+            found = tl.inline_asm_elementwise("prmt.b32 $0, $1, $1, 0xbbbb;", "=r,r", [pair], tl.int32, True, 1)
+        return found
+    else:
+        return (pair << (16 - second * 16)) >> 31
+
+
+@triton.jit
 def negative_bits(signs, picks, BYTE: tl.constexpr):
     """Of words of signs (16,) int32, whose low halves are those of even elements, the bit that ``picks`` (16,) names in
     byte BYTE of either half, as float16 (16, 16), the sum across: a word is both elements of a pair as it is."""
@@ -56,6 +70,20 @@ def negative_bits(signs, picks, BYTE: tl.constexpr):
     else:
         half = (tl.arange(0, 16) % 2 * 16)[None, :]
         return (((words >> (half + 8 * BYTE)) & 0xFFFF).to(tl.uint16) & pick).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def turned(x, H: tl.constexpr):
+    """x, float16 (16, H) as a product leaves it, for a product that sums over its rows: threads exchange what is in a
+    block of 8 x 8 by one instruction, which puts columns where rows were. What the shapes say after it undoes that, so
+    that x is what it was."""
+    if PAIRS:
+        blocks = tl.inline_asm_elementwise(
+            "movmatrix.sync.aligned.m8n8.trans.b16 $0, $1;", "=r,r", [x], dtype=tl.float16, is_pure=True, pack=2
+        )
+        return tl.reshape(tl.permute(tl.reshape(blocks, (2, 8, H // 8, 8)), (0, 3, 2, 1)), (16, H))
+    else:
+        return x
 
 
 @triton.jit

@@ -6,9 +6,9 @@ are read. Sums over codes are in units of 2^-(16 + LOW) of what they stand for.
 
 import triton
 import triton.language as tl
-from kvq_kernels.triton_ops.blocks import column, group_columns, outer_part, outer_sums, outer_zeros
-from kvq_kernels.triton_ops.inner import inner_part, inner_sums, minus_terms
-from kvq_kernels.triton_ops.levels import ASYMMETRIC
+from kvq_kernels.triton_ops.blocks import column, group_columns, outer_part, outer_sums, outer_zeros, read_scales
+from kvq_kernels.triton_ops.inner import element_of, inner_part, inner_sums, minus_terms
+from kvq_kernels.triton_ops.levels import ASYMMETRIC, turned
 
 
 @triton.jit
@@ -52,11 +52,11 @@ def read_query(q, norms, row, mask, dim, C: tl.constexpr, HAS_NORMS: tl.constexp
 
 
 @triton.jit
-def as_terms(cells, N: tl.constexpr, TERMS: tl.constexpr):
-    """N cells as TERMS * N float16 that add up to them."""
+def as_terms(cells, N: tl.constexpr, TERMS: tl.constexpr, FIRST: tl.constexpr = 0):
+    """N cells from FIRST on as TERMS * N float16 that add up to them."""
     first = ()
     rest = ()
-    for c in tl.static_range(N):
+    for c in tl.static_range(FIRST, FIRST + N):
         part = cells[c].to(tl.float16)
         first = first + (part,)
         if TERMS == 2:
@@ -75,6 +75,15 @@ def placed(cells, power, C: tl.constexpr, BITS: tl.constexpr, BY_HEAD: tl.conste
 
 
 @triton.jit
+def as_operands(cells, H: tl.constexpr):
+    """Float16 (16, H), as products leave them, for products that sum over their rows."""
+    found = ()
+    for n in tl.static_range(len(cells)):
+        found = found + (turned(cells[n], H),)
+    return found
+
+
+@triton.jit
 def as_sums(cells, N: tl.constexpr):
     """The same float16 numbers as tensor cores leave their sums: scaling them then needs no exchange of registers."""
     i = tl.arange(0, 16)
@@ -88,7 +97,7 @@ def as_sums(cells, N: tl.constexpr):
 @triton.jit
 def cell_sums(q, H: tl.constexpr, C: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
               TERMS: tl.constexpr):  # fmt: skip
-    """Sums of q, C cells (16, H), over the groups along them, as products with codes of 1: tensors (16, H) whose rows
+    """Sums of q, C cells (16, H), over the groups along them, as products with codes of 1: tensors (8, H) of rows that
     are the same."""
     LOW: tl.constexpr = 2 if BITS == 3 else BITS
     SPAN: tl.constexpr = GROUP // 16
@@ -100,7 +109,7 @@ def cell_sums(q, H: tl.constexpr, C: tl.constexpr, GROUPS: tl.constexpr, BITS: t
                 one = tl.full((16, 16), 2.0 ** (((g * SPAN + k) * LOW) % 8 - 24), tl.float16)
                 for t in tl.static_range(TERMS):
                     found = tl.dot(one, q[t * C + g * SPAN + k], found)
-        sums = sums + (found,)
+        sums = sums + (tl.split(tl.permute(tl.reshape(found, (2, 8, H)), (1, 2, 0)))[0],)
     return sums
 
 
@@ -128,9 +137,11 @@ def part_scores(q, minus, picks, sums, record, part, H: tl.constexpr, C: tl.cons
         codes, scales, zeros = outer_part(record, part, True, GROUP, META, ROW, STEP, C * 16)
         moved, _ = outer_zeros(q, zeros, nothing, 0, 16, C, GROUPS, BITS, ROW, TERMS, False)
         moved *= 2.0 ** -(16 + LOW)
+        WIDE: tl.constexpr = C if C <= 2 else 4 if C <= 4 else 8 if C <= 8 else 16
+        scale = read_scales(scales, GROUPS, WIDE, ROW)
         for s in tl.static_range(0, 4, 2 if TWO else 1):
             zero = group_columns(moved, s * 16 // GROUP, GROUPS, H)
-            one, two = outer_sums(q, codes, scales, zero, zero, s, TWO, s * 16 // GROUP, H, C, C * 4, BITS, ROW, TERMS)
+            one, two = outer_sums(q, codes, scale, zero, zero, s, TWO, s * 16 // GROUP, C, WIDE, C * 4, BITS, TERMS)
             scores = scores + (tl.trans(one) if BY_HEAD else one,)
             if TWO:
                 scores = scores + (tl.trans(two) if BY_HEAD else two,)
@@ -139,32 +150,43 @@ def part_scores(q, minus, picks, sums, record, part, H: tl.constexpr, C: tl.cons
 
 @triton.jit
 def softmax_step(scores, undo, top, spare, BITS: tl.constexpr, BY_HEAD: tl.constexpr):
-    """Running softmax in base 2 over 4 tensors of scores, of which ``undo`` is the unit: weights, which end at 2^spare
-    and carry what the places of values of so many bits ask for, the new top, and what older sums are multiplied by."""
+    """Running softmax in base 2 over tensors of scores, 4 a part, of which ``undo`` is the unit: weights, which end at
+    2^spare and carry what the places of values of so many bits ask for, the new top, and what older sums are multiplied
+    by."""
     LOW: tl.constexpr = 2 if BITS == 3 else BITS
     best = scores[0]
-    for s in tl.static_range(1, 4):
+    for s in tl.static_range(1, len(scores)):
         best = tl.maximum(best, scores[s])
     higher = tl.maximum(top, tl.max(best, 0 if BY_HEAD else 1) * undo - spare)
     weights = ()
-    for s in tl.static_range(4):
-        less = higher - (8 - LOW - (s * LOW) % 8)
+    for s in tl.static_range(len(scores)):
+        less = higher - (8 - LOW - (s % 4 * LOW) % 8)
         weights = weights + (tl.exp2(scores[s] * beside(undo, BY_HEAD) - beside(less, BY_HEAD)),)
     return weights, higher, tl.exp2(top - higher)
 
 
 @triton.jit
-def part_values(weights, picks, acc, moved, total, fade, record, part, H: tl.constexpr, C: tl.constexpr,
-                BITS: tl.constexpr, GROUP: tl.constexpr, MODE: tl.constexpr, HALF_ZERO: tl.constexpr,
-                INNER: tl.constexpr, META: tl.constexpr, ROW: tl.constexpr, STEP: tl.constexpr,
-                TERMS: tl.constexpr):  # fmt: skip
-    """weights times 64 values of a block, added to acc * fade, C tensors, their sums, to total * fade, and of groups
-    across the sum the sums of zero-points, to moved * fade."""
+def faded(cells, fade, BY_HEAD: tl.constexpr):
+    """Sums so far, times what is left of them under a higher top."""
+    found = ()
+    for c in tl.static_range(len(cells)):
+        found = found + (cells[c] * beside(fade, BY_HEAD),)
+    return found
+
+
+@triton.jit
+def part_values(weights, picks, acc, moved, total, record, part, FIRST: tl.constexpr, TURN: tl.constexpr,
+                H: tl.constexpr, C: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, MODE: tl.constexpr,
+                HALF_ZERO: tl.constexpr, INNER: tl.constexpr, META: tl.constexpr, ROW: tl.constexpr,
+                STEP: tl.constexpr, TERMS: tl.constexpr):  # fmt: skip
+    """4 tensors of weights, from FIRST on, times 64 values of a block, added to acc, C tensors, their sums, to total,
+    and of groups across the sum the sums of zero-points, to moved. TURN: weights are as products leave them."""
     SPAN: tl.constexpr = GROUP // 16
-    total *= beside(fade, INNER)
-    p = as_terms(weights, 4, TERMS)
+    p = as_terms(weights, 4, TERMS, FIRST)
     made = ()
     if INNER:
+        if TURN:
+            p = as_operands(p, H)
         GROUPS: tl.constexpr = 64 // GROUP if GROUP < 64 else 1
         codes, meta, base, skip = inner_part(record, part, False, GROUP, META, ROW, STEP)
         sums = cell_sums(p, H, 4, GROUPS, BITS, GROUP, TERMS)
@@ -176,24 +198,21 @@ def part_values(weights, picks, acc, moved, total, fade, record, part, H: tl.con
             minus = minus_terms(p, 4, BITS, TERMS)
         for s in tl.static_range(0, C, 2):
             one, two = inner_sums(
-                p, minus, picks, sums, acc[s] * fade[None, :], acc[min(s + 1, C - 1)] * fade[None, :], codes, meta,
-                base, skip, s, s + 1 < C, H, 4, C * 4, GROUPS, BITS, GROUP, MODE, HALF_ZERO, False, ROW, C * 16, TERMS,
+                p, minus, picks, sums, acc[s], acc[min(s + 1, C - 1)], codes, meta, base, skip, s, s + 1 < C, H, 4,
+                C * 4, GROUPS, BITS, GROUP, MODE, HALF_ZERO, False, ROW, C * 16, TERMS,
             )  # fmt: skip
             made = made + ((one, two) if s + 1 < C else (one,))
     else:
         codes, scales, zeros = outer_part(record, part, False, GROUP, META, ROW, STEP, 128)
         GROUPS: tl.constexpr = (C + SPAN - 1) // SPAN
-        moved *= fade[:, None]
         moved, total = outer_zeros(p, zeros, moved, total, 16, 4, GROUPS, BITS, ROW, TERMS, True)
+        scale = read_scales(scales, GROUPS, 4, ROW)
         for s in tl.static_range(0, C, 2 if SPAN > 1 else 1):
-            one = acc[s] * fade[:, None]
-            if SPAN > 1 and s + 1 < C:
-                two = acc[s + 1] * fade[:, None]
-                one, two = outer_sums(p, codes, scales, one, two, s, True, s // SPAN, H, 4, C * 4, BITS, ROW, TERMS)
-                made = made + (one, two)
-            else:
-                one, _ = outer_sums(p, codes, scales, one, one, s, False, s // SPAN, H, 4, C * 4, BITS, ROW, TERMS)
-                made = made + (one,)
+            one, two = outer_sums(
+                p, codes, scale, acc[s], acc[min(s + 1, C - 1)], s, SPAN > 1 and s + 1 < C, s // SPAN, 4, 4, C * 4,
+                BITS, TERMS,
+            )  # fmt: skip
+            made = made + ((one, two) if SPAN > 1 and s + 1 < C else (one,))
     return made, moved, total
 
 
@@ -217,7 +236,7 @@ def store_cells(acc_out, total_out, acc, moved, total, at, mask, dim, C: tl.cons
         found = acc[s] * UNIT
         if not INNER:
             found += column(moved, s * 16 // GROUP)[:, None]
-        channel = s * 16 + i
+        channel = s * 16 + element_of(i, not INNER)
         inside = beside(mask, INNER) & beside(channel < dim, not INNER)
         tl.store(acc_out + beside(at * dim, INNER) + beside(channel, not INNER), found, mask=inside)
     if INNER:
