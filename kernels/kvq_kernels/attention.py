@@ -9,6 +9,7 @@ from kvq_kernels.blocks import CELL, PART, BlockForm
 from kvq_kernels.dispatch import KernelError, Path, use_triton
 from kvq_kernels.grouped import MODES
 from kvq_kernels.launch import COMBINE, DECODE, Launch, power_of_two, processors, run
+from kvq_kernels.signs import sign_places
 from kvq_kernels.store import Layout, Store
 from torch import Tensor
 
@@ -96,7 +97,7 @@ def attend_splits(
         how,
         {
             "q": q.contiguous(), "norms": None if keys.norms is None else keys.norms.contiguous(),
-            "picks": _picks(q.device), "acc_out": acc, "top_out": top, "total_out": total,
+            "places": _places(q.device), "acc_out": acc, "top_out": top, "total_out": total,
             **tensors_of("k", keys, newest[0]), **tensors_of("v", values, newest[1]),
             "factor": scaling * log2(e), "heads": heads, "dim": dim, "splits": splits, "matrices": matrices,
         },
@@ -112,9 +113,10 @@ def attend_splits(
 
 
 @cache
-def _picks(device: torch.device) -> Tensor:
-    """Which bit of a byte says of each of 16 elements along the sum that its code is negative: int32 (16,)."""
-    return (1 << torch.arange(16, device=device) // 2).to(torch.int32)
+def _places(device: torch.device) -> Tensor:
+    """Where words of signs have each of 16 elements along the sum, those of a pair as the even one: int32 (16,)."""
+    even = torch.arange(16) // 2 * 2
+    return sign_places()[even].to(device)
 
 
 def _scratch(store: Store, shape: tuple[int, ...]) -> tuple[Tensor, ...]:

@@ -12,8 +12,7 @@ Parts = tuple[Tensor, Tensor, Tensor]
 
 
 def complemented(codes: Tensor, scales: Tensor, words: Tensor, grid: Grid) -> Parts:
-    """From magnitudes. The bits of even elements are in the low half of a word then, those of odd ones in the high
-    half: a pair of elements that tensor cores take together has them 16 bits apart."""
+    """From magnitudes. Bits lie in words where ``sign_places`` says."""
     if grid.mode == "asymmetric":
         return codes, scales, words
     minus = _bits(words, codes, scales, grid) & (codes > 0)
@@ -56,9 +55,16 @@ def whole_words(bits: Tensor, group_size: int) -> Tensor:
     return torch.where(sums < 1 << 31, sums, sums - (1 << 32)).to(torch.int32)
 
 
+def sign_places() -> Tensor:
+    """Which bit of its word each of 32 elements has: int32 (32,). The bits of even elements are in the low half, those
+    of odd ones in the high half: a pair of elements that tensor cores take together has them 16 bits apart. Elements i
+    and i + 16 have them 2 bits apart, as the 2-bit codes of neighbouring cells lie in their words."""
+    return unshuffled((1 << torch.arange(32)).to(torch.int32)).to(torch.int64).bitwise_and(0xFFFFFFFF).log2().int()
+
+
 def unshuffled(words: Tensor) -> Tensor:
-    """int32 words with their even bits in the low half and their odd ones in the high half."""
-    for step, mask in ((1, 0x22222222), (2, 0x0C0C0C0C), (4, 0x00F000F0), (8, 0x0000FF00)):
+    """int32 words, the first element in the lowest bit, with their bits where ``sign_places`` says."""
+    for step, mask in ((15, 0x0000AAAA), (1, 0x22222222)):
         swap = (words ^ (words >> step)) & mask
         words = words ^ swap ^ (swap << step)
     return words
@@ -66,7 +72,7 @@ def unshuffled(words: Tensor) -> Tensor:
 
 def shuffled(words: Tensor) -> Tensor:
     """Inverse of :func:`unshuffled`."""
-    for step, mask in ((8, 0x0000FF00), (4, 0x00F000F0), (2, 0x0C0C0C0C), (1, 0x22222222)):
+    for step, mask in ((1, 0x22222222), (15, 0x0000AAAA)):
         swap = (words ^ (words >> step)) & mask
         words = words ^ swap ^ (swap << step)
     return words

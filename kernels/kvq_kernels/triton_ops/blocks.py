@@ -45,16 +45,18 @@ def further_bits(codes, words, TILE: tl.constexpr, CELLS: tl.constexpr, BITS: tl
 
 
 @triton.jit
-def outer_zeros(q, zeros, found, total, N: tl.constexpr, C: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr,
-                ROW: tl.constexpr, TERMS: tl.constexpr, TOTAL: tl.constexpr):  # fmt: skip
-    """Sums of q, less what it carries for its places, times zero-points, added to ``found`` (H, N): column i is for
-    group i % GROUPS. Products of float16 numbers, and exact. TOTAL: sums of q alone, added
-    to all of ``total`` (H, 8)."""
+def outer_zeros(q, zeros, found, total, C: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr, ROW: tl.constexpr,
+                TERMS: tl.constexpr, TOTAL: tl.constexpr):  # fmt: skip
+    """Sums of q, less what it carries for its places, times zero-points, added to ``found`` (H, 8), or (H, 16) of more
+    than 8 groups: column i is for group i % GROUPS. Products of float16 numbers, and exact. TOTAL: sums of q alone,
+    added to all of ``total`` (H, 8)."""
     LOW: tl.constexpr = 2 if BITS == 3 else BITS
-    i, n = tl.arange(0, 16), tl.arange(0, N)
+    i = tl.arange(0, 16)
     half = zeros.to(tl.pointer_type(tl.float16))
     for c in tl.static_range(C):
-        zero = tl.load(half + (n % GROUPS)[None, :] * (ROW // 2) + (16 * c + i)[:, None])
+        zero = tl.load(half + (i % GROUPS)[None, :] * (ROW // 2) + (16 * c + i)[:, None])
+        if GROUPS <= 8:
+            zero, _ = tl.split(tl.permute(tl.reshape(zero, (16, 2, 8)), (0, 2, 1)))
         for t in tl.static_range(TERMS):
             vector = q[t * C + c] * (2.0 ** (((c * LOW) % 8) - 8 + LOW))
             found = tl.dot(vector, zero, found)
@@ -71,16 +73,15 @@ def column(x, G: tl.constexpr):
 
 @triton.jit
 def group_columns(x, G: tl.constexpr, GROUPS: tl.constexpr, H: tl.constexpr):
-    """x (H, 16), whose columns repeat every GROUPS, with column G in all of them. Two groups lie beside each other in
-    the registers of a thread."""
+    """x (H, 8), whose columns repeat every GROUPS, as (H, 16) with column G in all of them. Two groups lie beside each
+    other in the registers of a thread."""
     if GROUPS == 1:
-        return x
+        return tl.reshape(tl.permute(tl.join(x, x), (0, 2, 1)), (H, 16))
     elif GROUPS == 2:
-        even, odd = tl.split(tl.reshape(x, (H, 8, 2)))
-        if G == 0:
-            return tl.reshape(tl.join(even, even), (H, 16))
-        else:
-            return tl.reshape(tl.join(odd, odd), (H, 16))
+        even, odd = tl.split(tl.reshape(x, (H, 4, 2)))
+        one = even if G == 0 else odd
+        pair = tl.reshape(tl.join(one, one), (H, 8))
+        return tl.reshape(tl.permute(tl.join(pair, pair), (0, 2, 1)), (H, 16))
     else:
         return tl.broadcast_to(column(x, G)[:, None], (H, 16))
 

@@ -10,8 +10,6 @@ read from the device and the grid is fixed, so that a step can be repeated from 
 import triton
 import triton.language as tl
 from kvq_kernels.triton_ops.blocks import spare_exponent
-from kvq_kernels.triton_ops.inner import minus_terms
-from kvq_kernels.triton_ops.levels import ASYMMETRIC
 from kvq_kernels.triton_ops.parts import (
     as_sums,
     as_terms,
@@ -31,7 +29,7 @@ from kvq_kernels.triton_ops.tails import tail_tile
 
 @triton.jit(do_not_specialize=["heads", "splits", "matrices", "k_room", "v_room", "k_size", "v_size"])
 def decode_blocks_kernel(
-    q, norms, picks, acc_out, top_out, total_out, k_records, k_table, k_widest, k_lengths, k_sink, k_ring, k_fresh,
+    q, norms, places, acc_out, top_out, total_out, k_records, k_table, k_widest, k_lengths, k_sink, k_ring, k_fresh,
     v_records, v_table, v_widest, v_lengths, v_sink, v_ring, v_fresh, factor, heads, dim, splits, k_room, v_room,
     k_size, v_size, matrices,
     H: tl.constexpr, C: tl.constexpr, TERMS: tl.constexpr, HAS_NORMS: tl.constexpr, TAILS: tl.constexpr,
@@ -45,8 +43,8 @@ def decode_blocks_kernel(
     TAILS + splits); the first TAILS take 16 tokens each, of them SINK_TILES of the sinks. FRESH: the newest token lies
     in k_fresh and v_fresh (matrices, dim), and is not counted by the lengths. PARTS: of a block, are read in a turn.
 
-    picks: int32 (16,), bit number i // 2 of element i: only what is loaded becomes an operand without a way through
-    shared memory. records: int16, of which block b of matrix m lies 8 * (table[b] + m * size) after the first.
+    places: int32 (16,), as add_signs asks for them: only what is loaded becomes an operand without a way through shared
+    memory. records: int16, of which block b of matrix m lies 8 * (table[b] + m * size) after the first.
     lengths int32 (matrices, 4): sinks, packed tokens, tokens after the sinks.
 
     Writes sums weighted by exp2(score - top), the tops and the totals of each split, top -inf where it had nothing to
@@ -78,22 +76,20 @@ def decode_blocks_kernel(
         if HAS_NORMS:
             norms += matrix * dim
         cells, power = read_query(q, norms, head, mask, dim, C, HAS_NORMS, TERMS, K_INNER)
-        held = room_for(k_widest + matrix, K_BITS, K_MODE, K_INNER)
+        held = room_for(k_widest + matrix, K_BITS, K_INNER)
         asked = as_terms(placed(cells, held - power, C, K_BITS, K_INNER), C, TERMS)
         K_LOW: tl.constexpr = 2 if K_BITS == 3 else K_BITS
         undo = tl.exp2(16 + K_LOW - held + power) * factor
-        minus = asked
-        bits = tl.load(picks + tl.arange(0, 16))
+        sign_places = tl.load(places + tl.arange(0, 16))
         if K_INNER:
-            if K_MODE != ASYMMETRIC:
-                minus = minus_terms(asked, C, K_BITS, TERMS)
             sums = cell_sums(asked, H, C, (C * 16 + K_GROUP - 1) // K_GROUP, K_BITS, K_GROUP, TERMS)
         else:
             asked = as_sums(asked, TERMS * C)
             sums = cells
-        spare = room_for(v_widest + matrix, V_BITS, V_MODE, V_INNER)
+        spare = room_for(v_widest + matrix, V_BITS, V_INNER)
         top = tl.full((H,), float("-inf"), tl.float32)
-        acc, moved = empty_cells(H, C, V_INNER), tl.zeros((H, 16), tl.float32)
+        GROUPS: tl.constexpr = (C * 16 + V_GROUP - 1) // V_GROUP
+        acc, moved = empty_cells(H, C, V_INNER), tl.zeros((H, 8 if GROUPS <= 8 else 16), tl.float32)
         total = tl.zeros((8, H) if V_INNER else (H, 8), tl.float32)  # the same in all rows, or columns
         k_records, v_records = k_records + k_size * 8 * matrix, v_records + v_size * 8 * matrix
         for turn in tl.range(begin, end):
@@ -101,10 +97,9 @@ def decode_blocks_kernel(
             scores = ()
             for n in tl.static_range(PARTS):
                 scores = scores + part_scores(
-                    asked, minus, bits, sums, k_records + k_at * 8, turn % 2 if PARTS == 1 else n, H, C, V_INNER,
+                    asked, sign_places, sums, k_records + k_at * 8, turn % 2 if PARTS == 1 else n, H, C, V_INNER,
                     K_BITS, K_GROUP, K_MODE, K_HALF_ZERO, K_INNER, K_META, K_ROW, K_STEP, TERMS,
                 )  # fmt: skip
-            tl.debug_barrier()
             weights, top, fade = softmax_step(scores, undo, top, spare, V_BITS, V_INNER)
             acc = faded(acc, fade, V_INNER)
             total *= beside(fade, V_INNER)
@@ -112,7 +107,7 @@ def decode_blocks_kernel(
                 moved *= fade[:, None]
             for n in tl.static_range(PARTS):
                 acc, moved, total = part_values(
-                    weights, bits, acc, moved, total, v_records + v_at * 8, turn % 2 if PARTS == 1 else n, n * 4,
+                    weights, sign_places, acc, moved, total, v_records + v_at * 8, turn % 2 if PARTS == 1 else n, n * 4,
                     K_INNER, H, C, V_BITS, V_GROUP, V_MODE, V_HALF_ZERO, V_INNER, V_META, V_ROW, V_STEP, TERMS,
                 )  # fmt: skip
         tl.store(top_out + head, top, mask=mask)
@@ -120,15 +115,13 @@ def decode_blocks_kernel(
 
 
 @triton.jit
-def room_for(widest, BITS: tl.constexpr, MODE: tl.constexpr, INNER: tl.constexpr):
+def room_for(widest, BITS: tl.constexpr, INNER: tl.constexpr):
     """x for which numbers up to 2^x stay float16 where they meet codes, whatever a place asks for."""
     LOW: tl.constexpr = 2 if BITS == 3 else BITS
-    if not INNER:
-        return spare_exponent(tl.load(widest), BITS)
-    elif MODE == ASYMMETRIC:
+    if INNER:
         return 7.0 + LOW
     else:
-        return 7.0 + LOW - BITS  # the bits of negative codes weigh more than codes do
+        return spare_exponent(tl.load(widest), BITS)
 
 
 @triton.jit

@@ -7,7 +7,7 @@ window are quantized into their block's record by the same program. So a step is
 import triton
 import triton.language as tl
 from kvq_kernels.triton_ops.decode import combine_head
-from kvq_kernels.triton_ops.levels import ASYMMETRIC, HYBRID, SYMMETRIC
+from kvq_kernels.triton_ops.levels import ASYMMETRIC, HYBRID, SYMMETRIC, sign_place
 from kvq_kernels.triton_ops.pack import MAGIC, group_scale, nearest_code
 from kvq_kernels.triton_ops.records import scale_at, word_at
 
@@ -132,10 +132,7 @@ def pack_tile(
         code = tl.where(minus, (1 << BITS) - code, code)
         words = rest.to(tl.pointer_type(tl.int32))
         for w in tl.static_range(GROUP // 32):
-            # those of even elements in the low half of a word, those of odd ones in the high half
-            place = (tl.full(element.shape, 1, tl.int32) << (element % 32 // 2 + element % 2 * 16)) + tl.zeros(
-                (T, N), tl.int32
-            )
+            place = (tl.full(element.shape, 1, tl.int32) << sign_place(element % 32)) + tl.zeros((T, N), tl.int32)
             signs = tl.sum(tl.where(minus & (element // 32 == w), place, 0), AXIS)
             if MODE == HYBRID:
                 signs = tl.where(scale < 0, signs, zero_word(zero, HALF_ZERO) if w == 0 else 0)

@@ -1,15 +1,15 @@
 """Products with codes of groups along the sum: scales and zero-points meet the sums over their groups.
 
 Elements across the sum are the rows of a product here and query heads its columns (16, H), for then a thread needs the
-scales of two rows for all it has. ``q`` are tuples of float16 (16, H), 16 elements of the sum each. What the codes of a
-symmetric group are, its negative ones in two's complement, adds up in two exact products: of the codes, and of the bits
-that say which are negative and weigh -2^bits.
+scales of two rows for all it has. ``q`` are tuples of float16 (16, H), 16 elements of the sum each. Codes of a
+symmetric group, its negative ones in two's complement, are read with 2^bits added to what they stand for, and -2^bits
+times its scale is its zero-point.
 """
 
 import triton
 import triton.language as tl
 from kvq_kernels.triton_ops.blocks import times
-from kvq_kernels.triton_ops.levels import ASYMMETRIC, HYBRID, high_bytes, negative_bits, plain_level, sign_mask
+from kvq_kernels.triton_ops.levels import ASYMMETRIC, HYBRID, SYMMETRIC, add_signs, high_bytes, plain_level, sign_mask
 
 
 @triton.jit
@@ -79,20 +79,6 @@ def half_of(pair, second):
 
 
 @triton.jit
-def minus_terms(q, C: tl.constexpr, BITS: tl.constexpr, TERMS: tl.constexpr):
-    """The terms of C cells, which carry what their places ask for, with what the bits of negative codes ask for: of a
-    pair of elements, bit number pair of a byte, which counts -2^BITS."""
-    LOW: tl.constexpr = 2 if BITS == 3 else BITS
-    pair = tl.arange(0, 16) // 2
-    found = ()
-    for t in tl.static_range(TERMS):
-        for c in tl.static_range(C):
-            weight = -tl.exp2((BITS + (c * LOW) % 8 - pair).to(tl.float32))
-            found = found + (q[t * C + c] * weight.to(tl.float16)[:, None],)
-    return found
-
-
-@triton.jit
 def add_rows(level, q, part, C: tl.constexpr, CELLS: tl.constexpr, CELL: tl.constexpr, LOW: tl.constexpr,
              TERMS: tl.constexpr):  # fmt: skip
     """part + the codes of cell CELL times the terms of cell C."""
@@ -102,7 +88,7 @@ def add_rows(level, q, part, C: tl.constexpr, CELLS: tl.constexpr, CELL: tl.cons
 
 
 @triton.jit
-def group_products(q, minus, picks, codes, signs, signed, meta, lines, S: tl.constexpr, G: tl.constexpr,
+def group_products(q, places, codes, signs, signed, meta, lines, S: tl.constexpr, G: tl.constexpr,
                    H: tl.constexpr, C: tl.constexpr, CELLS: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
                    MODE: tl.constexpr, KEYS: tl.constexpr, COLUMNS: tl.constexpr,
                    TERMS: tl.constexpr):  # fmt: skip
@@ -123,27 +109,37 @@ def group_products(q, minus, picks, codes, signs, signed, meta, lines, S: tl.con
             elif k == 0:
                 extra = words
             level = plain_level(words, high, extra, BEGIN + k, BITS)
-            part = add_rows(level, q, part, G * SPAN + k, C, BEGIN + k, LOW, TERMS)
             if MODE != ASYMMETRIC:
                 if k % 2 == 0 and k > 0:
                     signs = read_line(meta, lines + k // 2 * (2 * COLUMNS), KEYS)
-                if MODE == HYBRID and k % 2 == 0:
-                    signs &= signed
-                bits = negative_bits(signs, picks, k % 2)
-                for t in tl.static_range(TERMS):
-                    part = tl.dot(bits, minus[t * C + G * SPAN + k], part)
+                if k % 2 == 0:
+                    above = ~signs & signed
+                level = add_signs(level, above, places, k % 2, (BEGIN + k) * LOW % 8, BITS)
+            part = add_rows(level, q, part, G * SPAN + k, C, BEGIN + k, LOW, TERMS)
     return part
 
 
 @triton.jit
 def scaled_sums(part, found, scale, zero, sum, MODE: tl.constexpr):
-    """found + part, sums over a group, times its scales, + its zero-points, where it has any, times what they meet:
-    ``sum`` (8, H), of which all rows are the same."""
+    """found + part, sums over a group, times its scales, + its zero-points times what they meet: ``sum`` (8, H), of
+    which all rows are the same."""
     found += part * (tl.abs(scale) if MODE == HYBRID else scale)[:, None]
-    if MODE == ASYMMETRIC or MODE == HYBRID:
-        both = tl.reshape(tl.permute(tl.join(sum, sum), (2, 0, 1)), part.shape)
-        found += zero[:, None] * both
+    found += zero[:, None] * tl.reshape(tl.permute(tl.join(sum, sum), (2, 0, 1)), part.shape)
     return found
+
+
+@triton.jit
+def zero_points(word, scale, signed, BITS: tl.constexpr, MODE: tl.constexpr, HALF_ZERO: tl.constexpr):
+    """Of words (16,) of zero-points, or of signs where ``signed`` has all bits set: what codes of 0 are, float32."""
+    below = tl.abs(scale) * (-1.0 * (1 << BITS))  # of a symmetric group
+    if MODE == SYMMETRIC:
+        return below
+    elif MODE == ASYMMETRIC:
+        return half_of(word, 0) if HALF_ZERO else word.to(tl.float32, bitcast=True)
+    elif HALF_ZERO:
+        return tl.where(scale < 0, below, half_of(word, 0))
+    else:
+        return ((word & ~signed) | (below.to(tl.int32, bitcast=True) & signed)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -155,21 +151,21 @@ def half_zero_sums(q, sums, found, codes, meta, base, S: tl.constexpr, H: tl.con
     for g in tl.static_range(GROUPS):
         pair = read_line(meta, (base + g) * (ROW // 2) + S * 32, KEYS)
         part = group_products(
-            q, q, 0, codes, pair, pair, meta, 0, S, g, H, C, CELLS, BITS, GROUP, ASYMMETRIC, KEYS, COLUMNS, TERMS
+            q, 0, codes, pair, pair, meta, 0, S, g, H, C, CELLS, BITS, GROUP, ASYMMETRIC, KEYS, COLUMNS, TERMS
         )
         found = scaled_sums(part, found, half_of(pair, 0), half_of(pair, 1), sums[g], ASYMMETRIC)
     return found
 
 
 @triton.jit
-def inner_sums(q, minus, picks, sums, one, two, codes, meta, base, skip, S: tl.constexpr, TWO: tl.constexpr,
+def inner_sums(q, places, sums, one, two, codes, meta, base, skip, S: tl.constexpr, TWO: tl.constexpr,
                H: tl.constexpr, C: tl.constexpr, CELLS: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr,
                GROUP: tl.constexpr, MODE: tl.constexpr, HALF_ZERO: tl.constexpr, KEYS: tl.constexpr,
                ROW: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr):  # fmt: skip
     """one, two (16, H) + cells S and, TWO, S + 1 across the sum times q (C cells along it), in GROUPS groups from
     number ``base`` on.
 
-    ``minus``: q as minus_terms has it; ``picks`` (16,) int32: for each of 16 elements along the sum its bit of a byte;
+    ``places`` (16,) int32: where words of signs have 16 elements along the sum, as add_signs asks for them;
     ``sums`` (8, H): of q over each group, times codes of 1. ``skip``: words of signs that the part before has."""
     if MODE == ASYMMETRIC and HALF_ZERO:
         one = half_zero_sums(
@@ -201,18 +197,15 @@ def inner_sums(q, minus, picks, sums, one, two, codes, meta, base, skip, S: tl.c
             lines = row + (1 + second * WORDS) * (COLUMNS * 2)
             for s in tl.static_range(2 if TWO else 1):
                 scale, signed = half_of(pairs[s], second), sign_mask(pairs[s], second, EVEN)
-                if HALF_ZERO:
-                    zero = half_of(words[s], 0)
-                elif MODE == HYBRID:
-                    zero = (words[s] & ~signed).to(tl.float32, bitcast=True)
-                else:
-                    zero = words[s].to(tl.float32, bitcast=True)
+                if MODE == SYMMETRIC:
+                    signed |= -1
+                zero = zero_points(words[s], scale, signed, BITS, MODE, HALF_ZERO)
                 signs, at = words[s], lines + (S + s) * 32
                 if MODE != ASYMMETRIC and GROUP > 64 and not KEYS:
                     at += skip * (2 * COLUMNS)
                     signs = read_line(meta, at, KEYS)
                 part = group_products(
-                    q, minus, picks, codes, signs, signed, meta, at, S + s, g, H, C, CELLS, BITS, GROUP, MODE,
+                    q, places, codes, signs, signed, meta, at, S + s, g, H, C, CELLS, BITS, GROUP, MODE,
                     KEYS, COLUMNS, TERMS,
                 )  # fmt: skip
                 if s == 0:

@@ -52,24 +52,29 @@ def sign_mask(pair, second, KNOWN: tl.constexpr):
 
 
 @triton.jit
-def negative_bits(signs, picks, BYTE: tl.constexpr):
-    """Of words of signs (16,) int32, whose low halves are those of even elements, the bit that ``picks`` (16,) names in
-    byte BYTE of either half, as float16 (16, 16), the sum across: a word is both elements of a pair as it is."""
-    zero = tl.zeros((16, 16), tl.int32)
-    words, pick = signs[:, None] + zero, picks.to(tl.uint16)[None, :] + zero.to(tl.uint16)
+def sign_place(element):
+    """Where a word of signs (kvq_kernels.signs) has the bit of element 0 to 31."""
+    of_eight = element // 2 % 2 + element // 4 % 2 * 4 + element // 8 % 2 * 8
+    return of_eight + element // 16 * 2 + element % 2 * 16
+
+
+@triton.jit
+def add_signs(level, above, places, SECOND: tl.constexpr, SHIFT: tl.constexpr, BITS: tl.constexpr):
+    """Codes (16, 16) at bit SHIFT + 2^BITS where ``above`` (16,) int32 has a bit for it. places (16,) int32:
+    ``sign_place`` of the first 16 elements, of both of a pair that of the even one; SECOND: these are the second 16."""
+    words = above[:, None] + tl.zeros((16, 16), tl.int32)
     if PAIRS:
-        if BYTE == 0:
-            return tl.inline_asm_elementwise(
-                "and.b32 $0, $1, $3;", "=r,r,r,r", [words, pick], dtype=tl.float16, is_pure=True, pack=2
-            )
-        else:
-            return tl.inline_asm_elementwise(
-                "{ .reg .b32 t; shr.u32 t, $1, 8; and.b32 $0, t, $3; }",
-                "=r,r,r,r", [words, pick], dtype=tl.float16, is_pure=True, pack=2,
-            )  # fmt: skip
+        # what a thread has of both elements of a pair comes to where it is wanted by one turn of the word
+        turn = (places + (2 * SECOND - SHIFT - BITS))[None, :] + tl.zeros((16, 16), tl.int32)
+        bits = tl.inline_asm_elementwise(
+            "{ .reg .b32 t; shf.r.wrap.b32 t, $1, $1, $3; and.b32 $0, t, $5; }", "=r,r,r,r,r,r",
+            [words, turn, tl.full((16, 16), 1 << (SHIFT + BITS), tl.uint16)], tl.float16, True, 2,
+        )  # fmt: skip
+        return tl.inline_asm_elementwise("or.b32 $0, $1, $2;", "=r,r,r", [level, bits], tl.float16, True, 2)
     else:
         half = (tl.arange(0, 16) % 2 * 16)[None, :]
-        return (((words >> (half + 8 * BYTE)) & 0xFFFF).to(tl.uint16) & pick).to(tl.float16, bitcast=True)
+        bit = ((words >> (places[None, :] + 2 * SECOND + half)) & 1) << (SHIFT + BITS)
+        return (level.to(tl.uint16, bitcast=True) | bit.to(tl.uint16)).to(tl.float16, bitcast=True)
 
 
 @triton.jit

@@ -7,8 +7,8 @@ are read. Sums over codes are in units of 2^-(16 + LOW) of what they stand for.
 import triton
 import triton.language as tl
 from kvq_kernels.triton_ops.blocks import column, group_columns, outer_part, outer_sums, outer_zeros, read_scales
-from kvq_kernels.triton_ops.inner import element_of, inner_part, inner_sums, minus_terms
-from kvq_kernels.triton_ops.levels import ASYMMETRIC, turned
+from kvq_kernels.triton_ops.inner import element_of, inner_part, inner_sums
+from kvq_kernels.triton_ops.levels import turned
 
 
 @triton.jit
@@ -114,7 +114,7 @@ def cell_sums(q, H: tl.constexpr, C: tl.constexpr, GROUPS: tl.constexpr, BITS: t
 
 
 @triton.jit
-def part_scores(q, minus, picks, sums, record, part, H: tl.constexpr, C: tl.constexpr, BY_HEAD: tl.constexpr,
+def part_scores(q, places, sums, record, part, H: tl.constexpr, C: tl.constexpr, BY_HEAD: tl.constexpr,
                 BITS: tl.constexpr, GROUP: tl.constexpr, MODE: tl.constexpr, HALF_ZERO: tl.constexpr,
                 INNER: tl.constexpr, META: tl.constexpr, ROW: tl.constexpr, STEP: tl.constexpr,
                 TERMS: tl.constexpr):  # fmt: skip
@@ -126,16 +126,15 @@ def part_scores(q, minus, picks, sums, record, part, H: tl.constexpr, C: tl.cons
         empty = tl.zeros((16, H), tl.float32)
         for s in tl.static_range(0, 4, 2):
             one, two = inner_sums(
-                q, minus, picks, sums, empty, empty, codes, meta, base, skip, s, True, H, C, C * 4,
+                q, places, sums, empty, empty, codes, meta, base, skip, s, True, H, C, C * 4,
                 (C * 16 + GROUP - 1) // GROUP, BITS, GROUP, MODE, HALF_ZERO, True, ROW, 128, TERMS,
             )  # fmt: skip
             scores = scores + ((one, two) if BY_HEAD else (tl.trans(one), tl.trans(two)))
     else:
         TWO: tl.constexpr = GROUP >= 32
         GROUPS: tl.constexpr = 64 // GROUP if GROUP < 64 else 1
-        nothing = tl.zeros((H, 16), tl.float32)
         codes, scales, zeros = outer_part(record, part, True, GROUP, META, ROW, STEP, C * 16)
-        moved, _ = outer_zeros(q, zeros, nothing, 0, 16, C, GROUPS, BITS, ROW, TERMS, False)
+        moved, _ = outer_zeros(q, zeros, tl.zeros((H, 8), tl.float32), 0, C, GROUPS, BITS, ROW, TERMS, False)
         moved *= 2.0 ** -(16 + LOW)
         WIDE: tl.constexpr = C if C <= 2 else 4 if C <= 4 else 8 if C <= 8 else 16
         scale = read_scales(scales, GROUPS, WIDE, ROW)
@@ -175,7 +174,7 @@ def faded(cells, fade, BY_HEAD: tl.constexpr):
 
 
 @triton.jit
-def part_values(weights, picks, acc, moved, total, record, part, FIRST: tl.constexpr, TURN: tl.constexpr,
+def part_values(weights, places, acc, moved, total, record, part, FIRST: tl.constexpr, TURN: tl.constexpr,
                 H: tl.constexpr, C: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, MODE: tl.constexpr,
                 HALF_ZERO: tl.constexpr, INNER: tl.constexpr, META: tl.constexpr, ROW: tl.constexpr,
                 STEP: tl.constexpr, TERMS: tl.constexpr):  # fmt: skip
@@ -192,20 +191,16 @@ def part_values(weights, picks, acc, moved, total, record, part, FIRST: tl.const
         sums = cell_sums(p, H, 4, GROUPS, BITS, GROUP, TERMS)
         for g in tl.static_range(GROUPS):
             total += sums[g]
-        if MODE == ASYMMETRIC:
-            minus = p
-        else:
-            minus = minus_terms(p, 4, BITS, TERMS)
         for s in tl.static_range(0, C, 2):
             one, two = inner_sums(
-                p, minus, picks, sums, acc[s], acc[min(s + 1, C - 1)], codes, meta, base, skip, s, s + 1 < C, H, 4,
+                p, places, sums, acc[s], acc[min(s + 1, C - 1)], codes, meta, base, skip, s, s + 1 < C, H, 4,
                 C * 4, GROUPS, BITS, GROUP, MODE, HALF_ZERO, False, ROW, C * 16, TERMS,
             )  # fmt: skip
             made = made + ((one, two) if s + 1 < C else (one,))
     else:
         codes, scales, zeros = outer_part(record, part, False, GROUP, META, ROW, STEP, 128)
         GROUPS: tl.constexpr = (C + SPAN - 1) // SPAN
-        moved, total = outer_zeros(p, zeros, moved, total, 16, 4, GROUPS, BITS, ROW, TERMS, True)
+        moved, total = outer_zeros(p, zeros, moved, total, 4, GROUPS, BITS, ROW, TERMS, True)
         scale = read_scales(scales, GROUPS, 4, ROW)
         for s in tl.static_range(0, C, 2 if SPAN > 1 else 1):
             one, two = outer_sums(

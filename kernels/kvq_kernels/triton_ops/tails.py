@@ -2,7 +2,7 @@
 
 import triton
 import triton.language as tl
-from kvq_kernels.triton_ops.levels import ASYMMETRIC, HYBRID, SYMMETRIC
+from kvq_kernels.triton_ops.levels import ASYMMETRIC, HYBRID, SYMMETRIC, sign_place
 from kvq_kernels.triton_ops.parts import rounded
 from kvq_kernels.triton_ops.records import scale_at, word_at
 
@@ -47,7 +47,7 @@ def one_by_one(record, token, channel, mask, CHANNELS: tl.constexpr, KEYS: tl.co
     else:
         bit = element % 32
         line = rest.to(tl.pointer_type(tl.int32)) + element % GROUP // 32 * COLUMNS
-        minus = ((tl.load(line, mask=mask, other=0) >> (bit // 2 + bit % 2 * 16)) & 1) == 1
+        minus = ((tl.load(line, mask=mask, other=0) >> sign_place(bit)) & 1) == 1
         signed = tl.where(minus, level - (1 << BITS), level)
         if MODE == SYMMETRIC:
             return signed * scale
