@@ -1,6 +1,7 @@
 """Kernels compiled ahead of time for GPUs that are not here: what their code does for an element of the cache."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -91,6 +92,17 @@ def test_aot_an_unchanged_kernel_is_not_compiled_twice(tmp_path, monkeypatch):
     for other, capability in ((launch, 80), (replace(launch, warps=8), 90)):
         with pytest.raises(pytest.fail.Exception, match="compiled again"):
             compile_for(other, capability)
+
+
+@pytest.mark.compiler
+def test_aot_threads_exchange_what_they_have_of_a_product():
+    """The instruction that turns a block of 8 x 8 around means what it is to mean only where threads have what tensor
+    cores leave them, which its operand's layout says."""
+    made = compile_for(decode_form("innerq-hybrid-2", 64, 4).launch, 90)
+    named, *used = made.exchanged.splitlines()
+    assert named.startswith("#mma = ") and "instrShape = [16, 8]" in named and "warpsPerCTA = [1, 1]" in named
+    assert used and all(re.search(r"tensor<16x8xf16, #mma> -> tensor<16x8xf16, #mma>", line) for line in used)
+    assert made.loop.barriers <= 2, "nothing goes through shared memory but copies of the cache"
 
 
 @pytest.mark.compiler

@@ -21,6 +21,10 @@ CASES = {
     "innerq symmetric": {"mode": "symmetric", "sink_tokens": 4, "recent_tokens": 8},
     "innerq asymmetric": {"mode": "asymmetric", "sink_tokens": 4, "recent_tokens": 8},
     "innerq hybrid_prefill": {"mode": "hybrid_prefill", "sink_tokens": 4, "recent_tokens": 8},
+    "svdq": {"schedule": [8, 4, 2, 1, 1, 0, 0, 0]},
+    "svdq V4": {"value_bits": 4, "per_head": True},
+    "qaq once": {"update": "once", "key_tolerance": 0.01, "value_tolerance": 0.01},
+    "qaq every step": {"update": "every_step", "key_tolerance": 0.01, "value_tolerance": 0.01},
 }
 SCRIPT = """
 import json, sys, torch
