@@ -92,13 +92,14 @@ def _attend(q: torch.Tensor, caches: list[tuple[Store, Store]]) -> Callable[[], 
 
 
 def stores(s: Setting, size: tuple[int, ...], name: str) -> tuple[Store, Store]:
-    """Keys and values (batch, kv_heads, tokens, head_dim), the newest token not settled, as in a decode step. Room is
-    made as a cache makes it that grows, and not to fit."""
+    """Keys and values (batch, kv_heads, tokens, head_dim), the newest token not settled, as in a decode step; InnerQ's
+    keys with norms. Room is made as a cache makes it that grows, and not to fit."""
     made = []
     batch, heads, tokens, dim = size
     for layout, side in zip(LAYOUTS[name], SIDES, strict=True):
         x = s.random(batch, heads, tokens - 1, dim)
-        store = Store.empty(x, layout, side)
+        norms = x.abs().amax(-2, keepdim=True).sqrt().half() if side == "keys" and layout.sinks else None
+        store = Store.empty(x, layout, side, norms=norms)
         store.fill(x)
         store.append(x[..., :1, :])
         made.append(store)
