@@ -13,7 +13,6 @@ from kvq_kernels.triton_ops.blocks import spare_exponent
 from kvq_kernels.triton_ops.parts import (
     as_sums,
     as_terms,
-    beside,
     cell_sums,
     empty_cells,
     faded,
@@ -88,8 +87,7 @@ def decode_blocks_kernel(
             sums = cells
         spare = room_for(v_widest + matrix, V_BITS, V_INNER)
         top = tl.full((H,), float("-inf"), tl.float32)
-        GROUPS: tl.constexpr = (C * 16 + V_GROUP - 1) // V_GROUP
-        acc, moved = empty_cells(H, C, V_INNER), tl.zeros((H, 8 if GROUPS <= 8 else 16), tl.float32)
+        acc, moved = empty_cells(H, C, V_INNER), tl.zeros((H, 8 if C * 16 <= V_GROUP * 8 else 16), tl.float32)
         total = tl.zeros((8, H) if V_INNER else (H, 8), tl.float32)  # the same in all rows, or columns
         k_records, v_records = k_records + k_size * 8 * matrix, v_records + v_size * 8 * matrix
         for turn in tl.range(begin, end):
@@ -101,10 +99,7 @@ def decode_blocks_kernel(
                     K_BITS, K_GROUP, K_MODE, K_HALF_ZERO, K_INNER, K_META, K_ROW, K_STEP, TERMS,
                 )  # fmt: skip
             weights, top, fade = softmax_step(scores, undo, top, spare, V_BITS, V_INNER)
-            acc = faded(acc, fade, V_INNER)
-            total *= beside(fade, V_INNER)
-            if not V_INNER:
-                moved *= fade[:, None]
+            acc, moved, total = faded(acc, moved, total, fade, V_INNER)
             for n in tl.static_range(PARTS):
                 acc, moved, total = part_values(
                     weights, sign_places, acc, moved, total, v_records + v_at * 8, turn % 2 if PARTS == 1 else n, n * 4,

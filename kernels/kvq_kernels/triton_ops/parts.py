@@ -165,12 +165,12 @@ def softmax_step(scores, undo, top, spare, BITS: tl.constexpr, BY_HEAD: tl.const
 
 
 @triton.jit
-def faded(cells, fade, BY_HEAD: tl.constexpr):
-    """Sums so far, times what is left of them under a higher top."""
+def faded(acc, moved, total, fade, BY_HEAD: tl.constexpr):
+    """Sums so far, as part_values has them, times what is left of them under a higher top."""
     found = ()
-    for c in tl.static_range(len(cells)):
-        found = found + (cells[c] * beside(fade, BY_HEAD),)
-    return found
+    for c in tl.static_range(len(acc)):
+        found = found + (acc[c] * beside(fade, BY_HEAD),)
+    return found, moved if BY_HEAD else moved * fade[:, None], total * beside(fade, BY_HEAD)
 
 
 @triton.jit
