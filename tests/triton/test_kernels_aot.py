@@ -116,6 +116,8 @@ def test_aot_decode_forms_keep_to_their_limits(method, capability, record_proper
     record_property("forms", len(chosen))
     found = [row(form, capability) for form in chosen]
     assert [told for each in found for told in complaints(each)] == []
+    few = [each for each in found if method.startswith("innerq") and each["query_heads"] <= 8]
+    assert all(each["stack_bytes"] == 0 for each in few), "up to 8 query heads have room for all they need"
 
 
 @pytest.mark.compiler
@@ -145,11 +147,10 @@ def test_aot_limits_hold_with_other_versions_of_triton(version, record_property)
     assert [told for each in found for told in complaints(each)] == []
 
 
-# What misses its limit as it is: bytes that registers have no room for, mostly of numbers read outside of the loop; at
-# head_dim 64 KIVI's softmax of 16 rows; and InnerQ where more than 8 query heads share a KV head, or head_dim is no
-# multiple of 64.
-SPILLED = {"kivi-2": 64, "kivi-4": 64, "innerq-hybrid-2": 1024}
-MORE = {("kivi-2", 64): 2.8}
+# What misses its limit as it is: bytes that registers have no room for, mostly of addresses read outside of the loop;
+# KIVI at head_dim 80; and InnerQ where more than 8 query heads share a KV head, or head_dim is no multiple of 64.
+SPILLED = {"kivi-2": 64, "kivi-4": 128, "innerq-hybrid-2": 1024}
+MORE = {("kivi-2", 64): 2.7, ("kivi-2", 80): 2.7}
 
 
 def complaints(found):
