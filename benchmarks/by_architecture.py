@@ -17,7 +17,31 @@ def models_part() -> str:
     )
     ran = table("Kind | Layers | What is special | Reference | fp16 rows", *rows)
     why = table("Kind | Why", *((f"`{kind}`", why) for kind, why in refused.items()))
-    return "\n\n".join([*filter(None, [_times()]), ran, "Refused:", why])
+    return "\n\n".join([*_published(), *filter(None, [_times()]), ran, "Refused:", why])
+
+
+def _published() -> list[str]:
+    """Models with windows as they are published, of what benchmarks/windowed.py wrote."""
+    parts = []
+    for told in (figures("windowed") or {}).values():
+        rows = [
+            (
+                label,
+                f"{of['kld']:.2g}",
+                f"{of['ratio']:.3g}",
+                "-" if of["whole_ratio"] is None else f"{of['whole_ratio']:.3g}",
+            )
+            for label, of in told["lanes"].items()
+        ]
+        tokens, whole = ("the same" if told["same_tokens"] else "others"), told["tokens"] + told["later"]
+        parts.append(
+            f"{told['model']} ({told['windowed']} layers with windows of {told['window']} tokens, {told['full']} with "
+            f"all), `python benchmarks/windowed.py`: a text of {whole} tokens reads as {tokens} in llama.cpp "
+            f"({told['package']}), whose log probabilities on these weights in float32 differ by {told['logprob']:.1g} "
+            f"at most, up to {told['tokens']} tokens. One text of {told['later']} scored tokens:"
+        )
+        parts.append(table("Lane | KLD | Bytes over fp16, what it quantizes | The whole cache", *rows))
+    return parts
 
 
 def _times() -> str | None:
