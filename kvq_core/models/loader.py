@@ -1,6 +1,7 @@
 """Loading a model once."""
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,11 +10,12 @@ from kvq_core.errors import ModelError
 from kvq_core.machine.memory import give_back_spare, hold_spare
 from kvq_core.models import identity
 from kvq_core.models.choice import check_offered
-from kvq_core.models.gguf.folder import Steps
+from kvq_core.models.gguf.fetching import fetched_weights
+from kvq_core.models.gguf.folder import Steps, last
 from kvq_core.models.loaded import LoadedModel
 from kvq_core.models.lockstep import ATTENTION, register
 from kvq_core.models.naming import dtype_here, known_by, unreadable
-from kvq_core.models.source import files_of, find, found, path_of
+from kvq_core.models.source import Source, files_of, find, found, path_of, seen
 from kvq_core.models.support import check_config, check_model, check_room, check_weights
 from kvq_core.models.text_part import of_text, text_part
 from kvq_core.settings import settings
@@ -58,7 +60,9 @@ def prepare(id: str, revision: str | None = None) -> Steps:
     telling how far; of other models, and of one that is loaded, nothing. Raises what ``load`` raises."""
     check_allowed(id, revision)
     if _asked(id, revision) not in _held:
-        yield from find(id, revision)
+        source = yield from find(id, revision)
+        if not Path(source.place).is_dir():
+            yield from seen(fetched_weights(source.place, source.revision, lambda: _checked(id, source)))
 
 
 def check_allowed(id: str, revision: str | None) -> None:
@@ -105,20 +109,17 @@ def release() -> None:
 
 
 def _load(id: str, revision: str | None) -> LoadedModel:
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # of the process, for good: progress is told through events
     source = found(id, revision)
     try:
-        folder, commit = files_of(source)
+        folder, commit, config, renamed = _checked(id, source)
         options = {"revision": commit or source.revision, "trust_remote_code": False}
-        config, renamed = text_part(AutoConfig.from_pretrained(source.place, **options))
-        check_config(config)
-        cuda = torch.cuda.is_available()
-        if not cuda:
-            check_room(id, config)
-        place = {"dtype": dtype_here(), **({"device_map": "auto"} if cuda else {})}
+        if not Path(source.place).is_dir():  # whoever loads without preparing: others may see how far it is
+            last(seen(fetched_weights(source.place, commit or source.revision, lambda: None)))
+        place = {"dtype": dtype_here(), **({"device_map": "auto"} if torch.cuda.is_available() else {})}
         read: Any = AutoModelForCausalLM.from_pretrained(
             source.place,
             config=config,
@@ -139,6 +140,22 @@ def _load(id: str, revision: str | None) -> LoadedModel:
     check_model(model)
     known = known_by(source, id, folder, commit) | {"revision": commit or source.revision}
     return _ready(LoadedModel(model=model, tokenizer=tokenizer, **known))
+
+
+def _checked(id: str, source: Source) -> tuple[Path, str | None, Any, dict[str, str] | None]:
+    """The folder of a model's files and the commit they are of, its configuration, and how names of weights change.
+
+    Raises ModelError where the engine, or this machine's memory, cannot take it, and what transformers raises.
+    """
+    from transformers import AutoConfig
+
+    folder, commit = files_of(source)
+    options = {"revision": commit or source.revision, "trust_remote_code": False}
+    config, renamed = text_part(AutoConfig.from_pretrained(source.place, **options))
+    check_config(config)
+    if not torch.cuda.is_available():
+        check_room(id, config)
+    return folder, commit, config, renamed
 
 
 def _ready(loaded: LoadedModel) -> LoadedModel:

@@ -11,7 +11,6 @@ from kvq_core.errors import PATH, ModelError, abbreviate, excerpt
 from kvq_core.machine import files
 from kvq_core.models import bundled, identity
 from kvq_core.models.gguf import hub
-from kvq_core.models.gguf.fetching import fetched_weights
 from kvq_core.models.gguf.folder import Converted, Found, Step, converted, last
 from kvq_core.models.gguf.published import PREFIX, SECOND_MODEL, TITLE
 from kvq_core.settings import settings
@@ -30,12 +29,12 @@ class Source:
 
 
 def find(id: str, revision: str | None) -> Generator[Step, None, Source]:
-    """What an id stands for. What is not on this machine yet is downloaded, and a GGUF file converted, telling how far.
+    """What an id stands for. A GGUF file that is not on this machine yet is downloaded, and converted, telling how far.
 
     Raises ModelError for ids that are none of these, or not allowed on this instance.
     """
     if (named := hub.parts(id)) is not None:
-        file = yield from _converted((yield from _seen(hub.download(*named, revision))))
+        file = yield from _converted((yield from seen(hub.download(*named, revision))))
         return Source(str(file.folder), file=file)
     path = path_of(id)
     if revision is not None and (path is not None or id == DEFAULT_MODEL):
@@ -45,8 +44,7 @@ def find(id: str, revision: str | None) -> Generator[Step, None, Source]:
     if id == DEFAULT_MODEL:
         return Source(str(bundled_folder()))
     if path is None:
-        yield from _seen(fetched_weights(_checked_hub_id(id), revision))
-        return Source(id, revision)
+        return Source(_checked_hub_id(id), revision)
     if id.startswith(FILE):
         if (held := converted(path)) is None:
             known = f" It is {TITLE}: make second-model fetches and converts it." if id == SECOND_MODEL else ""
@@ -145,7 +143,7 @@ def _converted(path: Path) -> Generator[Step, None, Converted]:
             if (found := converted(target)) is None:
                 for left in target.parent.glob(f".{target.name}-*"):  # by a killed process: no other is in here
                     shutil.rmtree(left, ignore_errors=True)
-                yield from _seen(convert(header, target))
+                yield from seen(convert(header, target))
                 found = converted(target)
     except OSError as error:
         raise ModelError(f"KVQ_HOME = {settings().home} cannot be written: {error.strerror}.") from None
@@ -162,7 +160,7 @@ def converting() -> Step | None:
 _now: dict[str, Step] = {}  # of the one file that is on its way in this process
 
 
-def _seen(steps: Generator[Step, None, Found]) -> Generator[Step, None, Found]:
+def seen(steps: Generator[Step, None, Found]) -> Generator[Step, None, Found]:
     """The same steps, which others may ask for meanwhile."""
     try:
         while True:

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -40,12 +40,15 @@ def fetched(repo: str, name: str, revision: str | None) -> Fetched:
     return Path(hf_hub_download(repo, name, revision=revision))
 
 
-def fetched_weights(repo: str, revision: str | None) -> Steps:
+def fetched_weights(repo: str, revision: str | None, check: Callable[[], object]) -> Steps:
     """The weights of a model into the Hub's cache, from which transformers takes them: it would fetch them without a
-    word. What cannot be had is left for it to tell. Raises ModelError for a disk that is too small, and for content
-    that is not the Hub's."""
+    word. What cannot be had is left for it to tell. ``check`` is called before anything large comes. Raises ModelError
+    as that does, for a disk that is too small, and for content that is not the Hub's."""
     try:
-        tolds = {name: _told(repo, name, revision) for name in _lacking(repo, revision)}
+        if not (names := _lacking(repo, revision)):
+            return
+        check()
+        tolds = {name: _told(repo, name, revision) for name in names}
         total, before = sum(told.size for told in tolds.values()), 0
         for name, told in tolds.items():
             for step in fetched(repo, name, revision):

@@ -11,7 +11,7 @@ import pytest
 
 from kvq_core.errors import ModelError
 from kvq_core.events import Loading
-from kvq_core.models import converting, load, prepare, second
+from kvq_core.models import converting, load, outline, prepare, second
 from kvq_core.models.gguf.folder import last
 from tests.support.gguf_files import source, write
 from tests.support.hub_server import COMMIT, Hub, serving, use
@@ -110,6 +110,20 @@ def test_weights_of_a_model_that_is_no_gguf_file_tell_as_well(hub: Hub, tmp_path
     weights = [path for method, path, _ in hub.asked if method == "GET" and path.endswith(".safetensors")]
     assert len(weights) == len(set(weights)) and len(hub.ranges) > asked, "what is small comes afterwards"
     assert list(prepare(REPO)) == []
+
+
+def test_what_no_machine_holds_is_not_downloaded(hub: Hub, tmp_path, monkeypatch) -> None:
+    """Nor for what needs no weights: only the configuration and the tokenizer come then."""
+    (tmp_path / "m.gguf").write_bytes(hub.files["m-Q8_0.gguf"])
+    model, folder = load(str(tmp_path / "m.gguf")), tmp_path / "m"
+    model.tokenizer.save_pretrained(folder)
+    model.model.save_pretrained(folder)
+    hub.files = {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert outline(REPO).shape.layers == model.shape.layers
+    monkeypatch.setattr("kvq_core.models.support.room_for", lambda needed: 1)
+    with pytest.raises(ModelError, match="needs .* GB for its weights"):
+        list(prepare(REPO))
+    assert not [path for method, path, _ in hub.asked if method == "GET" and path.endswith(".safetensors")]
 
 
 def test_what_is_not_the_hubs_is_removed(hub: Hub, content: bytes, tmp_path) -> None:
