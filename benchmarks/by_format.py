@@ -66,9 +66,9 @@ def _noise(keys: str, found: dict[str, Any]) -> str:
     engine = f", and llama.cpp with other chunks of the prompt {_range(theirs)}" if theirs else ""
     return (
         f"Rounding alone: `{keys}` keys beside values in {len(ours)} formats, none of which costs more than "
-        f"{found['values_alone']:.1g} nats by itself, give {_range(ours)} here{engine}, on the same {found['texts']} "
-        "texts. A single row of such keys can be so far off without another arithmetic behind it "
-        "(`python benchmarks/llama_cpp_noise.py`)."
+        f"{found['values_alone']:.1g} nats by itself, give {_range(ours)} here on the same {found['texts']} "
+        f"texts{engine}; on one of them they are up to {found['apart']:.2g} times apart. So a row above may be off by "
+        "a tenth by rounding; what is beyond that is not explained by it. `python benchmarks/llama_cpp_noise.py`."
     )
 
 

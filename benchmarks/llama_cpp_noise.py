@@ -45,13 +45,17 @@ def lanes(keys: str) -> list[dict[str, Any]]:
 def here(model: LoadedModel, keys: str, asked: PromptPairs) -> dict[str, Any]:
     """Mean KLD of the same keys beside each of the values, and of these values alone."""
     told = lanes(keys)
-    return summed(told, [np.concatenate([kld for kld, _ in of]) for of in kld_of(model, told, asked)])
+    return summed(told, [[kld for kld, _ in of] for of in kld_of(model, told, asked)])
 
 
-def summed(told: list[dict[str, Any]], klds: list[np.ndarray]) -> dict[str, Any]:
-    means = [float(kld.mean()) for kld in klds]
+def summed(told: list[dict[str, Any]], klds: list[list[np.ndarray]]) -> dict[str, Any]:
+    """``klds`` of every lane and text. ``apart``: the largest quotient that lanes of the same keys have on one text."""
+    means = [float(np.concatenate(of).mean()) for of in klds]
+    by_text = [[float(kld.mean()) for kld in text] for text in zip(*klds[: len(VALUES)], strict=True)]
     found = {lane["label"]: mean for lane, mean in zip(told, means, strict=True)}
-    return {"ours": means[: len(VALUES)], "values_alone": max(means[len(VALUES) :]), "lanes": found}
+    return {"ours": means[: len(VALUES)], "values_alone": max(means[len(VALUES) :]), "lanes": found} | {
+        "apart": max(max(of) / min(of) for of in by_text)
+    }
 
 
 def theirs(file: Path, types: Types, asked: PromptPairs, ubatch: int) -> list[list[Top]]:
