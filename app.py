@@ -41,6 +41,7 @@ from kvq_core.store.store import Store, open_store  # noqa: E402
 from ui.api.mcp import answer_in_json  # noqa: E402
 from ui.html.theme import css, theme  # noqa: E402
 from ui.layout import build_ui  # noqa: E402
+from ui.panels.first_sight import early_html  # noqa: E402
 from ui.panels.header import PLACE_HEAD  # noqa: E402
 from ui.server import zero_gpu  # noqa: E402
 from ui.server.embeds import Embeds  # noqa: E402
@@ -127,7 +128,7 @@ def launch(services: Services, health: Health, host: str, port: int, mcp: bool =
         ssr_mode=False,
         max_file_size="1mb",
         quiet=False,
-        app_kwargs=app_kwargs(health, Embeds(services)),
+        app_kwargs=app_kwargs(health, Embeds(services), early_html(services)),
         blocked_paths=blocked_paths(services.store),
         prevent_thread_lock=True,
         max_threads=limits().line + SPARE,

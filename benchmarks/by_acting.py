@@ -31,6 +31,11 @@ def acting_part() -> str:
             f"{engine['spent']['run']['cpu_s']:.1f} CPU seconds. Measured beside other work: on average "
             f"{engine['load']:.0f} processes wanted the machine's two cores, so that what passed is an upper bound."
         )
+    if brush:
+        told += (
+            f" Brushes: {brush['load']:.0f} processes wanted the two cores beside the browser; the fastest and the "
+            "slowest of 20 are in brackets."
+        )
     return told
 
 
@@ -54,7 +59,7 @@ def _brush(brush: dict[str, Any], aims: dict[str, dict[str, float]]) -> list[lis
             f"A span brushed in the browser, {brush['tokens']} tokens and {brush['lanes']} lanes, {of} in sight",
             "-",
             "-",
-            f"{brush[view]['median_ms']:.0f} ms (slowest {brush[view]['slowest_ms']:.0f})",
+            f"{brush[view]['median_ms']:.0f} ms ({brush[view]['fastest_ms']:.0f} to {brush[view]['slowest_ms']:.0f})",
             most,
         ]
         for view, of in VIEWS.items()

@@ -63,6 +63,7 @@ BEFORE: dict[str, Steps] = {
         ("click", "#add-lane"),
         ("choose", "#in-lane-method", '"per_token"'),
         ("choose", "#in-per_token-bits", "8"),
+        ("click", ".editor summary:has-text('Where it applies')"),
         ("choose", "#in-lane-tensors", '"keys"'),
         ("until", "[...document.querySelectorAll('.lane-row')].at(-1).innerText.includes('K8')"),
     ],

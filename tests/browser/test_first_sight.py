@@ -19,12 +19,38 @@ SHIFTS = """window.shifts = 0; new PerformanceObserver(list => {
   for (const entry of list.getEntries()) if (!entry.hadRecentInput) window.shifts += entry.value;
 }).observe({type: "layout-shift", buffered: true});"""
 HEIGHTS = "(which) => [...new Set([...document.querySelectorAll(which)].map((e) => e.getBoundingClientRect().top))]"
+FOCUSED = "(({ top, bottom }) => [top, bottom])(document.activeElement.getBoundingClientRect())"
 TOPS = "ids => ids.map(id => document.getElementById(id).getBoundingClientRect().top)"
 
 
 def test_an_empty_page_answers_with_the_run_that_ships(quick, browser):
     with visits(browser, reads_console=False) as visit:  # it is loaded again while figures may be under way
         read(visit(quick, reading=True))
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_answer_is_there_before_any_script_and_stays_where_it_is(quick, browser, width):
+    context = browser.new_context(viewport={"width": width, "height": 900})
+    page = context.new_page()
+    held, over = [], []
+    page.route("**/assets/**", lambda route: route.continue_() if over else held.append(route))  # the line is slow
+    page.goto(quick, wait_until="commit")
+    page.locator("#early h1").wait_for()
+    assert answer(RECORD, ARRAYS).facts[0] in page.locator("#early .answer-first").inner_text()
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= width
+    before = places(page, "#early")
+    over.append(True)
+    for route in held:
+        route.continue_()
+    page.wait_for_selector("#early", state="detached")
+    assert places(page, "#answer") == pytest.approx(before, abs=6)
+    context.close()
+
+
+def places(page, which: str) -> list[float]:
+    """Where the answer's headline, its last fact and its plot are."""
+    found = [page.locator(f"{which} {part}").last.bounding_box() for part in ("h1", ".pill", ".tradeoff")]
+    return [box[side] for box in found for side in ("x", "y", "width", "height")]
 
 
 def read(page) -> None:
@@ -57,25 +83,27 @@ def test_the_form_folds_when_its_run_is_there(quick, open_page):
 
 @pytest.fixture(scope="module")
 def seen(request, quick, browser) -> Iterator:
-    """The page as a first visitor sees it, of that width and theme, and that width."""
+    """The page as a first visitor sees it, of that width and theme, and that width; 640 is a desk at 200 %."""
     width, theme = request.param
     with visits(browser) as visit:
-        page = visit(f"{quick}/?__theme={theme}", width=width, reading=True)
+        page = visit(f"{quick}/?__theme={theme}", width=width, height=450 if width == 640 else 900, reading=True)
+        page.emulate_media(reduced_motion="reduce" if width == 640 else "no-preference")
         page.evaluate(SHIFTS)
         page.wait_for_selector(VIEWS["Verdicts"])
         page.wait_for_timeout(1000)
         yield page, width
 
 
-@pytest.mark.parametrize("seen", [(1920, "dark"), (390, "light")], indirect=True)
+@pytest.mark.parametrize("seen", [(1920, "dark"), (640, "light"), (390, "light")], indirect=True)
 def test_nothing_moves_overflows_or_is_out_of_reach(seen):
     page, width = seen
     assert page.evaluate("window.shifts") < 0.01
     assert page.evaluate("document.scrollingElement.scrollWidth") <= width
     tops = page.evaluate(TOPS, ["answer", "cards", "where"])
     assert tops == sorted(tops)
+    if width < 900:
+        assert page.evaluate(TOPS, ["left"]) > tops[-1:], "in one column the lanes come after the evidence"
     if width == 390:
-        assert page.evaluate(TOPS, ["left"]) > tops[-1:], "on a phone the lanes come after the evidence"
         for swiped in ("#views [role=tab]", ".verdicts > .verdict"):
             assert len(page.evaluate(HEIGHTS, swiped)) == 1, f"{swiped} are not in one line"
     serious = [
@@ -84,6 +112,12 @@ def test_nothing_moves_overflows_or_is_out_of_reach(seen):
         if found["impact"] in ("serious", "critical")
     ]
     assert serious == []
+    if width == 640:
+        page.locator("#legend [data-switch]").first.focus()
+        page.keyboard.press("Space")
+        page.wait_for_selector("#card-1", state="hidden")
+        top, bottom = page.evaluate(FOCUSED)
+        assert 0 <= top < bottom <= 450, "what has the focus is in sight"
 
 
 @pytest.mark.parametrize("seen", [(1920, "dark")], indirect=True)

@@ -1,16 +1,38 @@
-"""The run of an empty page, as part of the page itself: it is read before anything is asked of the server."""
+"""The run of an empty page, as part of the page itself: it is read before anything is asked of the server, and its
+answer before any script is there."""
 
 from typing import Any, Protocol
 
 import gradio as gr
 
+from ui.html.theme import css
 from ui.panels.answer import answer_html
 from ui.panels.answers import AnswerCards, finished_cards
+from ui.panels.header import chip, header_html
 from ui.panels.instruments import Instruments, show_instruments
 from ui.panels.welcome import home
 from ui.service.services import Services
 from ui.views.selectors import place_selectors
 from ui.views.tabs import Views
+
+# Of the page's style what Gradio's own, which is not there yet, undoes or adds.
+UNDONE = ".gradio-container .prose, .gradio-container .prose * { color: inherit; font-size: inherit; }"
+COVER = """:host { position: absolute; inset: 0 0 auto; z-index: 1000; } * { box-sizing: border-box; }
+.gradio-container { min-height: 100vh; background: var(--page); font: 13px/1.4 var(--sans); } p { line-height: 1.625; }
+.early-page { margin-top: 12px !important; } header { line-height: 1.4; }
+.answer-first { line-height: 1.4; } @media (max-width: 900px) { .early-left { display: none; } }"""
+GO = """(() => {
+  const own = document.getElementById("early");
+  const theme = new URLSearchParams(location.search).get("__theme");
+  const dark = theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  own.shadowRoot?.firstElementChild.classList.toggle("dark", dark);
+  const look = () => {
+    if (document.querySelector("#answer h1")?.checkVisibility()) own.remove();
+    else requestAnimationFrame(look);
+  };
+  look();
+})()"""
+ON_ITS_WAY = "The lanes, their texts and every view are on their way."
 
 
 class Parts(Protocol):
@@ -33,3 +55,22 @@ def place_home(page: Parts, services: Services) -> None:
     for part, html in zip(page.instruments.outputs, show_instruments(record, arrays, shown), strict=True):
         part.value = html
     place_selectors(page.views.selectors, *drawn)
+
+
+def early_html(services: Services) -> str:
+    """What stands in the body of an empty page: the header and the answer, with the style they need, apart from the
+    rest, whose styles come later. Gradio puts the page together in the browser from half a megabyte of scripts, which
+    takes long on a slow line."""
+    shown = home()
+    if shown is None:
+        return ""
+    record, _ = services.records.get(shown["run"])
+    answer = answer_html(*services.records.drawn(shown)).replace(' id="answer-said" tabindex="-1"', "")
+    header = header_html(chip(record), over=True).replace(' data-place=""', ' aria-current="page"')
+    style = css().replace(":root{", ":host{").replace(UNDONE, "") + COVER
+    left = f'<div class="early-left"><p class="card muted">{ON_ITS_WAY}</p></div>'
+    page = f'<div inert>{header}</div><div class="early-page">{left}<div class="prose">{answer}</div></div>'
+    return (
+        f'<div id="early"><template shadowrootmode="open"><div><style>{style}</style><div class="gradio-container">'
+        f"{page}</div></div></template></div><script>{GO}</script>"
+    )

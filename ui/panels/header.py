@@ -29,6 +29,11 @@ def create_header(model: str) -> gr.HTML:
 
 
 def markup(chip: str, over: bool = False) -> str:
+    """The header with the words that are explained in it."""
+    return f"{header_html(chip, over)}{glossary_html()}"
+
+
+def header_html(chip: str, over: bool = False) -> str:
     """The header; before a run is over its results are nowhere to go to."""
     links = "".join(
         f'<a role="link" aria-disabled="true" title="There once a run is done">{title}</a>'
@@ -40,7 +45,6 @@ def markup(chip: str, over: bool = False) -> str:
         f'<header><a class="brand" href="?">KVQ Explorer</a>{_places()}<span class="chip">{safe(chip)}</span>'
         f'<nav aria-label="Parts of the page">{links}</nav><button type="button" class="share-button" data-share '
         f'aria-controls="sharing" aria-expanded="false"{"" if over else " disabled"}>Share</button></header>'
-        f"{glossary_html()}"
     )
 
 

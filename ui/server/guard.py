@@ -106,8 +106,8 @@ def _unanswered(error: Exception) -> JSONResponse:
     return JSONResponse({"detail": "This request could not be answered; it was logged."}, 500)
 
 
-def app_kwargs(health: Health, embeds: Embeds) -> dict[str, Any]:
-    """For ``launch``: what the FastAPI app under the page is made with."""
+def app_kwargs(health: Health, embeds: Embeds, early: str = "") -> dict[str, Any]:
+    """For ``launch``: what the FastAPI app under the page is made with; ``early``: see ``Preview``."""
     return {
         "routes": [
             Route("/health", health.answer),
@@ -118,7 +118,7 @@ def app_kwargs(health: Health, embeds: Embeds) -> dict[str, Any]:
             Middleware(Guard),
             Middleware(BoundedBody),
             Middleware(Compressed),
-            Middleware(Preview, told=embeds.told),
+            Middleware(Preview, told=embeds.told, early=early),
         ],
         "docs_url": None,
         "redoc_url": None,

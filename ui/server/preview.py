@@ -1,4 +1,5 @@
-"""The tags other sites preview a link by: Gradio's template describes Gradio, and no option of it changes that."""
+"""The page as it is sent: the tags other sites preview a link by, for Gradio's template describes Gradio, and what an
+empty page shows before its scripts are there. No option of Gradio changes either."""
 
 import re
 from collections.abc import Callable
@@ -17,6 +18,7 @@ DESCRIPTION = (
 )
 _TAGS = re.compile(rb"""<meta\s+(?:property="og:|name="twitter:)[^>]*>\s*""")
 _HEAD = re.compile(rb"<head[^>]*>")
+_BODY = re.compile(rb"<body[^>]*>")
 Told = Callable[[str], tuple[str, str] | None]  # title and sentence of a run that anybody may open
 
 
@@ -46,10 +48,11 @@ def with_preview_tags(page: bytes, own: bytes = b"") -> bytes:
 
 
 class Preview:
-    """Rewrites the page itself; everything else passes as it is, files to download above all."""
+    """Rewrites the page itself; everything else passes as it is, files to download above all. ``early``: what comes
+    first in the body of an empty page."""
 
-    def __init__(self, app: ASGIApp, told: Told = lambda run: None):
-        self.app, self._told = app, told
+    def __init__(self, app: ASGIApp, told: Told = lambda run: None, early: str = ""):
+        self.app, self._told, self._early = app, told, early.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         asked = scope["type"] == "http" and scope["method"] == "GET"
@@ -72,6 +75,8 @@ class Preview:
                 return
             own = await anyio.to_thread.run_sync(partial(self._own, scope))
             page, begun, start = with_preview_tags(body, own), start, None
+            if self._early and asks_nothing(scope):
+                page = _BODY.sub(lambda tag: tag[0] + self._early, page, count=1)
             MutableHeaders(raw=begun["headers"])["content-length"] = str(len(page))
             await send(begun)
             await send({"type": "http.response.body", "body": page})
@@ -86,6 +91,11 @@ class Preview:
         return (
             tags() if told is None else tags(*told, str(request.base_url.replace(path="/card.png", query=f"run={run}")))
         )
+
+
+def asks_nothing(scope: Scope) -> bool:
+    """Whether an address names no run, form or place; a ground alone is none."""
+    return set(Request(scope).query_params) <= {"__theme"}
 
 
 def _is_page(start: Message) -> bool:

@@ -28,6 +28,16 @@ def test_previews_of_a_link_speak_of_this_page(server):
 
 
 @pytest.mark.slow
+def test_an_empty_page_has_its_answer_inside_and_an_address_of_a_run_has_not(server):
+    page = server("/?__theme=dark")[2].decode()
+    early, _, rest = page.partition("<body")[2].partition("<gradio-app")
+    assert 'id="early"' in early and "<h1>" in early and "instead of" in early and 'id="answer-said"' not in early
+    assert 'id="early"' not in rest
+    for query in ("run=00000000deadbeef", "study", "preset=first-look", "learn=1"):
+        assert b'id="early"' not in server(f"/?{query}")[2]
+
+
+@pytest.mark.slow
 def test_previews_of_a_runs_link_are_its_answer_and_its_card(server):
     run = packaged_store().list()[0].id
     page = server(f"/?run={run}")[2].decode()
