@@ -39,6 +39,18 @@ def rgb(color: str) -> tuple[int, int, int]:
     return int(color[1:3], 16), int(color[3:5], 16), int(color[5:7], 16)
 
 
+def contrast(one: str, other: str) -> float:
+    """Contrast of two colours, 1 to 21, as WCAG 2.2 defines it."""
+    low, high = sorted((_luminance(one), _luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def _luminance(color: str) -> float:
+    shares = (value / 255 for value in rgb(color))
+    linear = [x / 12.92 if x <= 0.03928 else ((x + 0.055) / 1.055) ** 2.4 for x in shares]
+    return sum(weight * x for weight, x in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
 def with_alpha(color: str, alpha: float) -> str:
     """The colour at an opacity, as CSS and Plotly both read it."""
     return "rgba({}, {}, {}, {:g})".format(*rgb(color), alpha)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import gradio as gr
 
-from ui.html.colors import LANES, ROUNDS, SEQUENTIAL, SEQUENTIAL_DARK, Scale, at, rgb
+from ui.html.colors import LANES, ROUNDS, SEQUENTIAL, SEQUENTIAL_DARK, Scale, at, contrast
 from ui.html.escape import SHADES
 from ui.html.tokens import TOKENS, Ground, font
 
@@ -21,6 +21,7 @@ HUES = (
     "#1a275f",
     "#131c45",
 )  # Gradio's primary hue, from its lightest to its darkest
+READABLE = 4.5  # contrast of small text, WCAG 2.2, 1.4.3
 KNOWN = len(LANES) * len(ROUNDS)  # lanes that can be told apart
 SHEETS = ("style.css", "reading.css", "along.css", "form.css", "study.css", "decide.css")
 
@@ -124,11 +125,11 @@ def shades(scale: Scale, where: str) -> str:
     rules = []
     for k in range(SHADES + 1):
         ground = at(scale, k / SHADES)
-        ink = TOKENS.light["ink"] if _lightness(ground) > 0.45 else "#ffffff"
-        rules.append(f"{where}.k{k}{{--ground:{ground};--ink:{ink}}}")
+        rules.append(f"{where}.k{k}{{--ground:{ground};--ink:{ink_on(ground)}}}")
     return "".join(rules)
 
 
-def _lightness(color: str) -> float:
-    red, green, blue = rgb(color)
-    return (0.299 * red + 0.587 * green + 0.114 * blue) / 255
+def ink_on(ground: str) -> str:
+    """The page's ink, or white, where it can be read there; grounds between the two take black."""
+    inks = (TOKENS.light["ink"], "#ffffff", "#000000")
+    return next((ink for ink in inks if contrast(ink, ground) >= READABLE), inks[-1])

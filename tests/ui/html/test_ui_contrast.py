@@ -8,6 +8,8 @@ import pytest
 import ui
 from ui.export.card import GROUND, TONES
 from ui.html.colors import rgb
+from ui.html.escape import SHADES
+from ui.html.theme import css
 from ui.html.tokens import TOKENS
 
 FOLDER = Path(ui.__file__).parent
@@ -42,6 +44,12 @@ def test_every_badge_can_be_read(ground):
     assert {tone for tone, *_ in BADGES} == {"good", "warn", "bad", "quiet"}
     found = {tone: contrast(known[ink], known[ground]) for tone, ink, ground in BADGES}
     assert min(found.values()) >= LEAST, found
+
+
+def test_tokens_can_be_read_on_every_shade_of_both_grounds():
+    found = re.findall(r"((?:\.dark )?\.k\d+)\{--ground:(#\w+);--ink:(#\w+)\}", css())
+    assert len(found) == 2 * (SHADES + 1)
+    assert {shade: ratio for shade, *pair in found if (ratio := contrast(*pair)) < LEAST} == {}
 
 
 @pytest.mark.parametrize("ground", GROUNDS)
