@@ -8,11 +8,14 @@ from pyarrow.parquet import read_table
 
 from tests.browser.conftest import visits
 from tests.browser.pages import VIEWS, open_view
+from tests.browser.test_span import serious
 from tests.support.ui_record_factory import make_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(200)]
 RUN = "ac7ac7ac7ac7ac7a"
 FEW = "ac7ac7ac7ac7ac7b"  # with maps of its first layer alone
+PAINTED = """[...document.querySelectorAll("#along .along-row")].filter((row) =>
+    row.querySelector("canvas").hasAttribute("width") && row.querySelector("[data-number=kld]").textContent).length"""
 LEGEND = "document.querySelectorAll('#legend li[data-of]').length"
 
 
@@ -54,6 +57,7 @@ def test_a_lane_is_tried_by_the_keyboard_joins_the_run_says_what_changed_and_is_
     told = page.locator("#act-tried [data-tried]").inner_text()
     assert "KIVI + layer 5 fp16" in told and "→" in told and "±" in told
     assert page.locator("#card-4").is_visible() and "at=5.4.9" in page.url
+    page.wait_for_function(f"{PAINTED} === 4")
     assert "Keep layer 5 in fp16" not in page.locator("#act-offers").inner_text(), "the run has it now"
     open_view(page, "Where")
     page.wait_for_function("document.querySelector('#plot-grid-key').textContent.includes('layer 5 fp16')")
@@ -67,13 +71,15 @@ def test_a_lane_is_tried_by_the_keyboard_joins_the_run_says_what_changed_and_is_
 def test_what_is_under_way_is_cancelled_and_the_run_stays_as_it_was(page, engine):
     page.set_viewport_size({"width": 390, "height": 900})
     page.wait_for_function("innerWidth == 390")
+    page.emulate_media(reduced_motion="reduce")
     engine.free.clear()
-    page.locator("#act-sinks").click()
-    page.locator("#act-status [data-act=cancel]").click()
+    for control in ("#act-sinks", "#act-status [data-act=cancel]"):
+        page.locator(control).press("Enter")
     page.wait_for_function("document.querySelector('#act-status').textContent.includes('Cancelled')")
     engine.free.set()
     assert page.evaluate(LEGEND) == 3 and page.locator("#act-tried [data-tried]").count() == 0
     assert page.evaluate("document.scrollingElement.scrollWidth") <= 390
+    assert serious(page) == []
     page.set_viewport_size({"width": 1280, "height": 900})
 
 
@@ -85,6 +91,7 @@ def test_what_damage_comes_from_is_asked_on_a_card_and_what_gains_most_is_one_cl
     rows = card.locator("table.waterfall th").all_inner_texts()
     assert rows[:4] == ["as it is", "keys in fp16", "values in fp16", "not explained"]
     assert page.locator("table.waterfall").count() == 2 and page.evaluate(LEGEND) == lanes
+    assert serious(page) == []
     opened(open_page, acting).wait_for_selector("section.verdict table.waterfall")  # it is kept with the run
 
 

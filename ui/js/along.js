@@ -153,9 +153,11 @@
       read = null;
       return;
     }
-    if (read?.place !== place) {
+    // Gradio may write the same element anew: its strips are blank then.
+    const blank = document.querySelector("#along [data-strip]:not([width])");
+    if (blank || read?.place !== place || read.text !== place.textContent) {
       const same = read?.run;
-      read = { ...readAlong(place.textContent), place };
+      read = { ...readAlong(place.textContent), place, text: place.textContent };
       paintStrips();
       const address = new URLSearchParams(location.search);
       const mine = (address.get("run") ?? read.run) === read.run;
