@@ -29,7 +29,7 @@ def answer_html(decision: Decision, unkept: str = "", beside: str = "") -> str:
         copy_box(_where(found), found.flags) if found.flags else "",
         _no_flags(found),
         _list("Why", found.reasons, numbered=True),
-        f"<h3>Runner-up</h3><p>{prose(found.separates)}</p>" if found.separates else "",
+        f"<h2>Runner-up</h2><p>{prose(found.separates)}</p>" if found.separates else "",
         beside,
         _list("What would help", found.helps),
         "".join(f'<p class="warning">{prose(each)}</p>' for each in [*found.warnings, *filter(None, [unkept])]),
@@ -92,7 +92,7 @@ def _no_flags(found: Advice) -> str:
 def _list(title: str, lines: Sequence[str], numbered: bool = False) -> str:
     kind = "ol" if numbered else "ul"
     told = "".join(f"<li>{prose(line)}</li>" for line in lines)
-    return f"<h3>{title}</h3><{kind}>{told}</{kind}>" if told else ""
+    return f"<h2>{title}</h2><{kind}>{told}</{kind}>" if told else ""
 
 
 def lanes_html(found: Advice) -> str:

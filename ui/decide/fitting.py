@@ -30,7 +30,7 @@ def fitting_html(model: str, context: float | None, batch: float | None, engine:
     )
     warnings = "".join(f'<p class="warning">{safe(each)}</p>' for each in found.warnings)
     return (
-        f'<section class="card"><h3 class="figure-title">What fits, from the configuration alone</h3>'
+        f'<section class="card"><h2 class="figure-title">What fits, from the configuration alone</h2>'
         f'<p class="muted">{safe(said)}</p>{warnings}{table([safe(each) for each in head], [body])}</section>'
     )
 

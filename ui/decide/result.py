@@ -64,6 +64,7 @@ def create_result() -> ResultPart:
             gr.HTML(f'<p class="muted">{PRIVATE}</p>')
             share = gr.Button("Share this decision", size="sm", elem_id="decide-share")
     with gr.Column(visible=False, elem_id="decide-evidence") as evidence:
+        gr.HTML('<h2 class="sr-only">What it rests on</h2>')
         with gr.Row(elem_id="decide-downloads"):
             files = [gr.DownloadButton(name, size="sm", min_width=90) for name in FILES]
         with gr.Column(elem_classes=["card"]):
