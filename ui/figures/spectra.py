@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import Record
 from ui.figures.base import (
+    TICK,
     canvas,
     color_of,
     label_figure,
@@ -112,7 +113,9 @@ def _schedules(figure: go.Figure, record: Record, arrays: Arrays, layer: int) ->
         )
     if lanes:
         axis = {"overlaying": "y", "side": "right", "rangemode": "tozero", "showgrid": False}
-        figure.update_layout(yaxis2={**axis, "title": {"text": "code bits"}}, margin={"r": 46})
+        figure.update_layout(
+            yaxis2={**axis, "title": {"text": "code bits", "standoff": 8, "font": {"size": TICK}}}, margin={"r": 46}
+        )
 
 
 def cumulative_energy(record: Record, arrays: Arrays, layer: int, kind: str = "key") -> go.Figure | None:

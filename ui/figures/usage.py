@@ -22,7 +22,7 @@ from ui.figures.base import (
 from ui.html.colors import NOISE
 
 SHARES = {"symmetric": "symmetric groups, %", "outlier": "outliers, %"}
-THIN = "; thin: model-wide codebooks counted"
+THIN = "; thin: codebooks counted"
 FULL = 16.0  # bits of an fp16 element
 CONTEXTS = np.unique(np.round(np.logspace(2, 6, 49)).astype(int))
 

@@ -18,7 +18,7 @@ from ui.figures import (
 from ui.figures.damage import MEASURES
 from ui.html.looks import look_html, whole_layer
 from ui.selection import Selection
-from ui.views.view import Drawing, Slot, View, create_page, create_words, or_absent
+from ui.views.view import Drawing, Slot, Stacked, View, create_page, create_words, or_absent
 from ui.words.damage import damage
 
 CHOICES = [
@@ -45,16 +45,18 @@ ROWS = (
             "Score deltas of the selected head, step by step",
             "The strongest value of each bin with its sign. Centred per row: softmax ignores a shift.",
         ),
-        Slot("attention-rows", "Attention at the selected token"),
+        Stacked(
+            (
+                Slot("attention-rows", "Attention at the selected token"),
+                Slot("sinks", "Attention on the first tokens", "Lane minus reference, mean over heads and steps."),
+            )
+        ),
     ),
     (
         Slot("channels-key", "Key channels that carry the error", "Of the selected layer and KV head."),
         Slot("channels-value", "Value channels that carry the error"),
     ),
-    (
-        Slot("sinks", "Attention on the first tokens", "Lane minus reference, mean over heads and steps."),
-        Slot("depth", "Error against context depth", "Mean over all layers and heads."),
-    ),
+    (Slot("depth", "Error against context depth", "Mean over all layers and heads."),),
 )
 
 

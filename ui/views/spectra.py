@@ -30,9 +30,9 @@ ROWS = (
         Slot("energy", f"Energy held{CENTRED}", "Thick: per head. Thin: heads concatenated.", 270),
     ),
     (
-        Slot("ranks", f"Effective rank by layer{CENTRED}", "exp of the entropy of the energy, mean over heads."),
-        Slot("means", "The mean's share of the energy", "Over the prompt's tokens, channel by channel."),
-        Slot("lane-spectra", f"Keys as each lane reads them back{CENTRED}"),
+        Slot("ranks", f"Effective rank by layer{CENTRED}", "exp of the entropy of the energy, mean over heads.", 270),
+        Slot("means", "The mean's share of the energy", "Over the prompt's tokens, channel by channel.", 270),
+        Slot("lane-spectra", f"Keys as each lane reads them back{CENTRED}", "", 270),
     ),
     ["look-keys"],
     (

@@ -66,18 +66,34 @@ class Slot:
 
 
 @dataclass(frozen=True)
+class Stacked:
+    """Figures below each other, beside one that is about as tall as they are together."""
+
+    slots: tuple[Slot, ...]
+
+    def html(self, drawn: Drawing) -> str:
+        least = max(slot.min_width for slot in self.slots)
+        return (
+            f'<div class="stacked" style="--least:{least}px">{"".join(slot.html(drawn) for slot in self.slots)}</div>'
+        )
+
+
+Part = Slot | Stacked | str
+
+
+@dataclass(frozen=True)
 class Page:
     """Rows of slots and of finished HTML by name, as one component. A component a figure would cost the browser
     seconds: Gradio searches its whole tree for every output of an event."""
 
-    rows: Sequence[Sequence[Slot | str]]
+    rows: Sequence[Sequence[Part]]
     place: gr.HTML
 
     def html(self, drawn: Drawing) -> str:
         return "".join(_row(row, drawn) for row in self.rows)
 
 
-def create_page(*rows: Sequence[Slot | str]) -> Page:
+def create_page(*rows: Sequence[Part]) -> Page:
     return Page(rows, gr.HTML(""))
 
 
@@ -141,7 +157,7 @@ def or_absent(found: "go.Figure | None", absent: str) -> "go.Figure | str":
     return absent if found is None else found
 
 
-def _row(row: Sequence[Slot | str], drawn: Drawing) -> str:
+def _row(row: Sequence[Part], drawn: Drawing) -> str:
     """Titles, notes and figures of a row that has figures alone stand on lines of their own."""
     parts = [_part(part, drawn) for part in row]
     widths = [part.min_width for part in row if isinstance(part, Slot)]
@@ -150,5 +166,5 @@ def _row(row: Sequence[Slot | str], drawn: Drawing) -> str:
     return f'<div class="plots{even}"{moves}{" hidden" * (set(parts) == {ABSENT})}>{"".join(parts)}</div>'
 
 
-def _part(part: Slot | str, drawn: Drawing) -> str:
-    return part.html(drawn) if isinstance(part, Slot) else f'<div class="slot" id="{part}">{drawn.html[part]}</div>'
+def _part(part: Part, drawn: Drawing) -> str:
+    return f'<div class="slot" id="{part}">{drawn.html[part]}</div>' if isinstance(part, str) else part.html(drawn)

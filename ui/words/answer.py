@@ -85,13 +85,13 @@ def _reason(record: Record, arrays: Arrays, found: Choice) -> str:
     floor = record.noise_floor.metrics
     against = f", where rounding to fp16 alone costs {significant(floor.kld_mean, 2)}" if floor else ""
     told = [
-        f"Its mean KLD is {significant(lane.metrics.kld_mean, 2)} nats over "
+        f"{lane.label}'s mean KLD is {significant(lane.metrics.kld_mean, 2)} nats over "
         f"{plural(lane.metrics.n_scored, 'position')}{against}."
     ]
-    if found.closer is not None:
-        told.append(_closer(record, found.closer))
     told.append(verdict(record, arrays, found.lane).sentence)
     told += explain(record, arrays, found.lane).sentences[:1]
+    if found.closer is not None:  # last: what is said before is of the answer's own lane
+        told.append(_closer(record, found.closer))
     return " ".join(filter(None, told))
 
 
