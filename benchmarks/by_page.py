@@ -36,7 +36,8 @@ def visits_part() -> str:
         + f"\n\nOver a line of 400 ms and 1.6 Mbit/s an empty page shows its answer {slow['answer_s']:.1f} s after the "
         f"first byte, all of it is there after {slow['usable_s']:.0f} s, and a view that is opened then is drawn "
         f"{slow['view_drawn_s'] - slow['usable_s']:.0f} s later"
-        f"{f' (beside {busy:.0f} other processes)' if busy >= 1 else ''}. Measured on two cores, "
+        f"{f' (beside {busy:.0f} other processes)' if busy >= 1 else ''}. "
+        f"{'All else was measured' if busy >= 1 > load else 'Measured'} on two cores, "
         f"{'idle before' if load < 1 else beside}."
     )
 
