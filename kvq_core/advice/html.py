@@ -6,7 +6,7 @@ from math import floor, log10
 
 from kvq_core.advice.grounds import Grounds
 from kvq_core.advice.layers_figure import layers_figure
-from kvq_core.advice.markdown import HEADER, cells, sections
+from kvq_core.advice.markdown import HEADER, address, cells, sections
 from kvq_core.advice.report import Advice, Candidate
 from kvq_core.advice.sentences import size
 
@@ -19,8 +19,9 @@ STYLE = (
 )
 
 
-def as_html(found: Advice, grounds: Grounds | None = None, page: str | None = None) -> str:
-    """``grounds``: what it rests on, where that is at hand; ``page``: where links open runs."""
+def as_html(found: Advice, grounds: Grounds | None = None, page: str | None = None, decision: str | None = None) -> str:
+    """``grounds``: what it rests on, where that is at hand; ``page``: where links open runs, and the ``decision`` of
+    that id."""
     parts = [f"<h1>{escape(found.answer)}</h1>"]
     if found.flags:
         parts.append(f"<pre>{escape(found.flags)}</pre>")
@@ -29,6 +30,7 @@ def as_html(found: Advice, grounds: Grounds | None = None, page: str | None = No
     parts += [_grounds(title, head, rows) for title, head, rows in sections(grounds)]
     parts.append("" if grounds is None else layers_figure(grounds))
     parts += [_worst(found, page), _list("Not tested", found.untested), _paragraph(_asked(found))]
+    parts.append(_whole(page, decision))
     title = escape(f"Which KV cache for {found.model}")
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
     body = "\n".join(filter(None, parts))
@@ -58,10 +60,16 @@ def _worst(found: Advice, page: str | None) -> str:
     """Each the link of its run, where the page's address is known."""
 
     def run(link: str, id: str) -> str:
-        return f"run {id}" if page is None else f'<a href="{escape(f"{page}/{link}")}">run {id}</a>'
+        return f"run {id}" if page is None else f'<a href="{escape(address(page, link))}">run {id}</a>'
 
     told = (f"<li>{escape(e.prompt)}: {e.kld:.3g} nats, {run(e.link, escape(e.run))}</li>" for e in found.worst)
     return f"<h2>Worst prompts</h2><ul>{''.join(told)}</ul>" if found.worst else ""
+
+
+def _whole(page: str | None, decision: str | None) -> str:
+    if page is None or decision is None:
+        return ""
+    return f'<p><a href="{escape(address(page, f"?decide={decision}"))}">All of it on the page</a></p>'
 
 
 def _table(front: Sequence[Candidate]) -> str:

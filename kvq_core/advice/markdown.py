@@ -11,8 +11,11 @@ COSTLIEST = 6  # layers that are named
 HEADER = ("lane", "cache", "mean KLD", "95 % interval", "fits", "why not")
 
 
-def as_markdown(found: Advice, grounds: Grounds | None = None, page: str | None = None) -> str:
-    """``grounds``: what it rests on, where that is at hand; ``page``: where links open runs."""
+def as_markdown(
+    found: Advice, grounds: Grounds | None = None, page: str | None = None, decision: str | None = None
+) -> str:
+    """``grounds``: what it rests on, where that is at hand; ``page``: where links open runs, and the ``decision`` of
+    that id."""
     parts = [f"# Which KV cache: {_escaped(found.answer)}", _asked(found)]
     if found.flags:
         parts.append(f"```sh\n{found.flags}\n```")
@@ -21,7 +24,14 @@ def as_markdown(found: Advice, grounds: Grounds | None = None, page: str | None 
     parts.append(_table(HEADER, [cells(each) for each in found.front]))
     parts += [f"## {title}\n\n{_table(head, rows)}" for title, head, rows in sections(grounds)]
     parts += [_worst(found, page), _list("Not tested", found.untested)]
+    if page is not None and decision is not None:
+        parts.append(f"[All of it on the page]({address(page, f'?decide={decision}')})")
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def address(page: str, link: str) -> str:
+    """Where a link of the advice leads, on a page whose address may end in a slash."""
+    return f"{page.rstrip('/')}/{link}"
 
 
 def cells(each: Candidate) -> tuple[str, ...]:
@@ -51,7 +61,7 @@ def _list(title: str, lines: Sequence[str]) -> str:
 
 def _worst(found: Advice, page: str | None) -> str:
     def run(link: str, id: str) -> str:
-        return f"run `{id}`" if page is None else f"[run {id}]({page}/{link})"
+        return f"run `{id}`" if page is None else f"[run {id}]({address(page, link)})"
 
     told = [f"- {_escaped(e.prompt)}: {e.kld:.3g} nats, {run(e.link, e.run)}" for e in found.worst]
     return "\n".join(["## Worst prompts", "", *told]) if told else ""

@@ -62,7 +62,7 @@ def advise(arguments: argparse.Namespace) -> None:
         progress.went_on = lambda: "Interrupted; what is done is kept, and the same command goes on from there."
         found, id = _found(arguments, progress)
     if arguments.out is not None:
-        _write(found, arguments.out, arguments.page)
+        _write(found, arguments.out, arguments.page, id)
     told = {**found.advice.model_dump(mode="json"), "decision": id}
     print(as_json(told) if arguments.json else _described(found, id, arguments.page))
 
@@ -85,24 +85,24 @@ def _found(arguments: argparse.Namespace, progress: Progress) -> "tuple[Decision
         return found, None
 
 
-def _write(found: "Decision", file: Path, page: str) -> None:
+def _write(found: "Decision", file: Path, page: str, id: str | None) -> None:
     from kvq_core.advice.html import as_html
     from kvq_core.advice.markdown import as_markdown
     from kvq_core.machine import files
 
     make = as_markdown if file.suffix == ".md" else as_html
-    files.write(file, make(found.advice, found.grounds, page).encode())
+    files.write(file, make(found.advice, found.grounds, page, id).encode())
 
 
 def _described(decision: "Decision", id: str | None, page: str) -> str:
-    from kvq_core.advice.markdown import HEADER, cells, sections
+    from kvq_core.advice.markdown import HEADER, address, cells, sections
 
     found = decision.advice
     parts = [[found.answer], [found.flags or ""], [*found.reasons, found.separates or ""]]
     parts.append([f"warning: {each}" for each in found.warnings])
     parts += [[*found.helps], columns([HEADER, *map(cells, found.front)])]
     parts += [[title, *columns([head, *rows])] for title, head, rows in sections(decision.grounds)]
-    parts.append([f"worst: {each.prompt}, {each.kld:.3g} nats: {page}/{each.link}" for each in found.worst])
+    parts.append([f"worst: {each.prompt}, {each.kld:.3g} nats: {address(page, each.link)}" for each in found.worst])
     parts.append([f"not tested: {each}" for each in found.untested])
-    parts.append([f"All of it on the page: {page}/?decide={id}" if id else ""])
+    parts.append([f"All of it on the page: {address(page, f'?decide={id}')}" if id else ""])
     return "\n\n".join("\n".join(filter(None, lines)) for lines in parts if any(lines))

@@ -1,5 +1,6 @@
 """The place Decide with a tiny model: from a file of prompts to the flags, cancelled, gone on with, opened again."""
 
+import html
 import json
 import re
 
@@ -94,6 +95,7 @@ def read(page) -> None:
         page.locator("#decide-downloads").get_by_text("Report (HTML)").click()
     text = report.value.path().read_text(encoding="utf-8")
     assert "<!doctype html>" in text and "Not tested" in text
+    assert f'href="{html.escape(page.url.partition("?")[0])}?decide=' in text, "links lead to where the page is"
     found = Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa"]})
     assert found.violations_count == 0, found.generate_report()
     loosen(page)

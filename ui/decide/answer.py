@@ -122,15 +122,22 @@ def _row(each: Candidate, found: Advice) -> str:
     )
 
 
+def linked(found: Advice, public: bool) -> Advice:
+    """With links that whoever has the decision can follow: on a public instance, where runs are their maker's, from the
+    prompts to the study."""
+    if not public:
+        return found
+    worst = tuple(each.model_copy(update={"link": f"?study={found.study}"}) for each in found.worst)
+    return found.model_copy(update={"worst": worst})
+
+
 def worst_html(found: Advice, public: bool = False) -> str:
-    """The prompts on which the answer loses most, each a link to its run; on a public instance, where runs are their
-    maker's, to the study."""
+    """The prompts on which the answer loses most, each a link to its run, or to the study."""
     if not found.worst:
         return ""
-    runs = [(f"?study={found.study}" if public else each.link, each) for each in found.worst]
     items = "".join(
-        f'<li><a href="{safe(link)}">{safe(each.prompt)}</a><b>{significant(each.kld)} nats</b></li>'
-        for link, each in runs
+        f'<li><a href="{safe(each.link)}">{safe(each.prompt)}</a><b>{significant(each.kld)} nats</b></li>'
+        for each in linked(found, public).worst
     )
     return f'<h3 class="figure-title">Where it loses most</h3><ul class="worst">{items}</ul>'
 

@@ -1,18 +1,29 @@
 """A decision as files: the one-page report as HTML and as Markdown, all of it as JSON."""
 
+import hashlib
 from collections.abc import Callable
 
 from kvq_core.advice.decision import Decision
 from kvq_core.advice.html import as_html
 from kvq_core.advice.markdown import as_markdown
+from kvq_core.settings import settings
+from ui.decide.answer import linked
 
-FILES: dict[str, tuple[str, Callable[[Decision], str]]] = {
-    "Report (HTML)": ("report.html", lambda decision: as_html(decision.advice, decision.grounds)),
-    "Report (Markdown)": ("report.md", lambda decision: as_markdown(decision.advice, decision.grounds)),
-    "Decision (JSON)": ("decision.json", lambda decision: decision.canonical),
+Made = Callable[[Decision, str], str]  # of a decision and the page's address, for links
+
+
+def _report(make: Callable[..., str]) -> Made:
+    return lambda decision, page: make(linked(decision.advice, settings().public), decision.grounds, page, decision.id)
+
+
+FILES: dict[str, tuple[str, Made]] = {
+    "Report (HTML)": ("report.html", _report(as_html)),
+    "Report (Markdown)": ("report.md", _report(as_markdown)),
+    "Decision (JSON)": ("decision.json", lambda decision, page: decision.canonical),
 }
 
 
-def name_of(decision: Decision, ending: str) -> str:
-    """Says all that decides the contents."""
-    return f"decision-{decision.id}-{ending}"
+def name_of(decision: Decision, page: str, ending: str) -> str:
+    """Says all that decides the contents: what a visitor's request says of the page's address is for that address
+    alone."""
+    return f"decision-{decision.id}-{hashlib.sha256(page.encode()).hexdigest()[:8]}-{ending}"

@@ -17,6 +17,7 @@ from ui.decide.quote import admit, quote_form
 from ui.decide.result import ResultPart, create_result, draw, hidden, link_html
 from ui.decide.watching import DECIDE, updates
 from ui.html.status import line, notice, unexpected_error
+from ui.service.address import page_address
 from ui.service.services import QUIET, SWIFT, visitor
 from ui.service.streams import with_empty_end
 from ui.study.opening import Results, demand_open, key_for, my_key, remember, share
@@ -153,7 +154,7 @@ def _wire_result(place: DecidePlace) -> None:
         link = link_html(decision.id, request)
         listed = gr.update(choices=choices(kept))
         return [
-            *draw(decision, services, place.results),
+            *draw(decision, services, place.results, page_address(request), _unkept(place, decision, request)),
             link,
             gr.update(visible=hidden(services, study)),
             kept,
@@ -178,6 +179,14 @@ def _wire_result(place: DecidePlace) -> None:
     result.cell.pick.change(cell, [result.cell.pick, result.shown, place.mine], result.cell.words, **SWIFT)
     result.share.click(publish, [result.shown, place.mine], [result.link, result.private], **SWIFT)
     result.link.change(None, result.link, None, js=FOLLOW_JS, **SWIFT)
+
+
+def _unkept(place: DecidePlace, decision: Decision, request: gr.Request) -> str:
+    """Why the store does not hold the decision that this page has just made; "" where it does."""
+    going = place.decisions.of(DECIDE.session(request))
+    if going is None or going.unkept is None or going.decision is None or going.decision.id != decision.id:
+        return ""
+    return f"{going.unkept} Its link will not open it again; the files below hold all of it."
 
 
 def _opened(place: DecidePlace, id: str, mine: Any, request: gr.Request) -> Decision:

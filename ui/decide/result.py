@@ -77,8 +77,8 @@ def create_result() -> ResultPart:
     return ResultPart(gr.State(None), link, private, share, answer, first, layers, below, evidence, cell, files)
 
 
-def draw(decision: Decision, services: Services, results: Results, unkept: str = "") -> list[Any]:
-    """Values of ``ResultPart.outputs``."""
+def draw(decision: Decision, services: Services, results: Results, page: str, unkept: str = "") -> list[Any]:
+    """Values of ``ResultPart.outputs``; ``page``: its address, for links in files."""
     found, grounds = decision.advice, decision.grounds
     drawn = Drawing(
         "",
@@ -98,12 +98,15 @@ def draw(decision: Decision, services: Services, results: Results, unkept: str =
     pages = [Page(rows, gr.HTML()).html(drawn) for rows in (ROWS, LAYERS, BELOW)]  # type: ignore[arg-type]
     shown = gr.update(visible=True)
     answer = answer_html(decision, unkept, beside_html(decision, results))
-    return [answer, *pages, shown, *_files(decision, services), ""]
+    return [answer, *pages, shown, *_files(decision, services, page), ""]
 
 
-def _files(decision: Decision, services: Services) -> list[Any]:
+def _files(decision: Decision, services: Services, page: str) -> list[Any]:
     try:
-        paths = [services.file(name_of(decision, ending), make(decision).encode()) for ending, make in FILES.values()]
+        paths = [
+            services.file(name_of(decision, page, ending), make(decision, page).encode())
+            for ending, make in FILES.values()
+        ]
     except StoreError:
         return [gr.update(interactive=False)] * len(FILES)
     return [gr.update(value=path, interactive=True) for path in paths]

@@ -27,7 +27,7 @@ from ui.decide.answer import answer_html, lanes_html
 from ui.decide.asked import ANY, BITS, LEAST, STUDY, DecideForm
 from ui.decide.cell import cell_html, picked
 from ui.decide.evidence import fits_html, layers_html
-from ui.decide.files import FILES
+from ui.decide.files import FILES, name_of
 from ui.decide.fitting import fitting_html
 from ui.decide.form import estimate_html
 from ui.decide.going import Decisions, GoingDecision, Stage
@@ -111,7 +111,7 @@ def test_three_questions_give_an_answer_that_is_kept_with_its_link(place, model)
     found = going.decision
     assert found.advice.kind in ("one", "unsure") and found.advice.flags.startswith("llama-server")
     assert stored_decision(found.id, place.services.store) == found
-    answer, first, layers, below, shown, *_ = draw(found, place.services, place.studies.results)
+    answer, first, layers, below, shown, *_ = draw(found, place.services, place.studies.results, "https://here/")
     assert found.advice.flags in answer and "resamples" in answer and 'id="plot-decide-front"' in first
     spec = decode(re.search(r'href="\?c=([^"]+)"', answer)[1])
     assert [lane.label for lane in spec.lanes] == [found.advice.label, found.advice.runner_up], "both side by side"
@@ -283,10 +283,16 @@ def test_stages_tell_the_place_in_line_and_what_is_left():
     assert "Runs: 3 of 12 done, at p4" in told and "0:01:05 left" in told and "width:25%" in told
 
 
-def test_files_and_an_unknown_decision(place):
+def test_files_and_an_unknown_decision(place, monkeypatch):
     whole = kinds()["one"]
-    files = {name: make(whole) for name, (_, make) in FILES.items()}
+    files = {name: make(whole, "https://here/") for name, (_, make) in FILES.items()}
     assert files["Report (HTML)"].startswith("<!doctype html>") and files["Report (Markdown)"].startswith("# Which KV")
+    for link in (f"https://here/?run={whole.advice.worst[0].run}", f"https://here/?decide={whole.id}"):
+        assert f'href="{link}"' in files["Report (HTML)"] and f"({link})" in files["Report (Markdown)"]
+    assert name_of(whole, "https://here/", "report.md") != name_of(whole, "https://there/", "report.md")
+    monkeypatch.setenv("KVQ_MODELS", "tiny")
+    shared = FILES["Report (HTML)"][1](whole, "https://here/")
+    assert f"?study={whole.advice.study}" in shared and "?run=" not in shared, "runs are their maker's"
     assert Decision.model_validate_json(files["Decision (JSON)"]) == whole
     with pytest.raises(StoreError, match="not in this store"):
         stored_decision("f" * 16, place.services.store)
