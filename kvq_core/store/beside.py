@@ -61,6 +61,17 @@ def kept(store: Store, name: str) -> bytes | None:
     return data if hashlib.sha256(data).digest() == seal else None
 
 
+def names(store: Store, folder: str) -> tuple[str, ...]:
+    """What by-products of a folder are there, by their names in the store. Raises StoreError."""
+    with as_store_error(f"list {folder}"):
+        store.fs.invalidate_cache()
+        try:
+            paths = store.fs.ls(f"{store.root}/{folder}", detail=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return ()
+    return tuple(sorted(f"{folder}/{path.rstrip('/').rsplit('/', 1)[-1]}" for path in paths))
+
+
 def url_of(store: Store) -> str:
     """What ``open_store`` opens a store by, in another process too."""
     return str(store.fs.unstrip_protocol(store.root))

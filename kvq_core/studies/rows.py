@@ -11,7 +11,7 @@ from kvq_core.analysis.verdict import TIERS
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import LaneRecord, Metrics, Record
 from kvq_core.spec import tool_name
-from kvq_core.store.beside import keep, kept
+from kvq_core.store.beside import keep, kept, names
 from kvq_core.store.store import Store
 from kvq_core.studies.cells import Cell
 from kvq_core.studies.suites import judge
@@ -59,7 +59,7 @@ COLUMNS = {
     "prompt_kld": "list<float>",
 }
 _STRUCTURE = re.compile(r"[\s{}\[\]()<>\"'`:,;0-9]*[{}\[\]()<>\"'`:,;0-9][\s{}\[\]()<>\"'`:,;0-9]*")
-_KEPT = "studies/{}/rows"
+_FOLDER, _ROWS = "studies/{}", "rows"
 
 
 def rows_of(cell: Cell, record: Record, arrays: Arrays) -> list[Row]:
@@ -161,22 +161,30 @@ def frame(rows: Sequence[Row]) -> "pd.DataFrame":
     return found
 
 
-def keep_rows(store: Store, study: str, rows: Iterable[Row]) -> None:
-    """Keep a study's rows in the store, so that opening it need not read every run again. Raises StoreError."""
-    keep(store, _KEPT.format(study), parquet(list(rows)))
+def keep_rows(store: Store, study: str, rows: Iterable[Row], part: str = "") -> None:
+    """Keep a study's rows in the store, so that opening it need not read every run again; those of a ``part`` of it
+    apart, so that parts that are computed at once keep theirs beside one another. Raises StoreError."""
+    keep(store, "/".join([_FOLDER.format(study), _ROWS + part]), parquet(list(rows)))
 
 
 def read_rows(store: Store, study: str) -> dict[tuple[str, str], list[Row]]:
-    """The rows that were kept, by run and prompt; none where there are none of this version."""
+    """The rows that were kept of it and of its parts, by run and prompt; none where there are none of this version.
+    Raises StoreError."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    folder = _FOLDER.format(study)
+    for name in names(store, folder):
+        if name.startswith(f"{folder}/{_ROWS}"):
+            found |= _read(kept(store, name))
+    return found
+
+
+def _read(data: bytes | None) -> dict[tuple[str, str], list[Row]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    data = kept(store, _KEPT.format(study))
     found: dict[tuple[str, str], list[Row]] = {}
-    if data is None:
-        return found
-    held = pq.read_table(pa.BufferReader(data))
-    if held.schema != schema():
+    held = None if data is None else pq.read_table(pa.BufferReader(data))
+    if held is None or held.schema != schema():
         return found
     for row in held.to_pylist():
         found.setdefault((row["run"], row["prompt"]), []).append(row)

@@ -2,9 +2,11 @@
 
 import json
 import os
+import time
 from collections.abc import Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from math import inf
 
 from kvq_core.errors import ModelError, StoreError
 from kvq_core.store.beside import held, keep, kept, url_of
@@ -17,6 +19,8 @@ from kvq_core.studies.spec import StudySpec, parse_study
 
 _SPEC = "studies/{}/study.json"
 Key = tuple[str, str]  # run and prompt
+KEPT_EVERY_S = 60.0  # rows of a study at work, so that one that is killed need not read all its runs again
+KEEPING = 0.02  # of the time, at most, that keeping them may take
 
 
 def study(
@@ -50,13 +54,14 @@ def run_plan(
     place = open_store() if store is None else store
     if workers > 1 and place.scheme == "memory":
         raise StoreError("A store in memory is this process's alone; take workers = 1, or another store.")
-    going = _Going(planned, place, progress or _silent)
+    going = _Going(planned, place, progress or _silent, shard)
     going.begin()
     try:
         own = planned.cells if shard is None else planned.shard(*shard)
         todo = going.missing(own)
         going.compute(todo, executor or (InProcess() if workers == 1 else Processes(workers)), len(own))
         if len(own) < len(planned.cells):
+            going.begin()
             going.missing(planned.cells)  # what others have done meanwhile
     finally:
         going.keep()
@@ -90,14 +95,17 @@ class _Going:
     plan: Plan
     store: Store
     progress: Progress
+    shard: tuple[int, int] | None = None
     rows: dict[Key, list[Row]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)  # by run
     fresh: bool = False  # whether there are rows that are not kept
+    due: float = field(default_factory=lambda: time.monotonic() + KEPT_EVERY_S)  # when they are to be
 
     def begin(self) -> None:
-        """Read what was summed up before."""
+        """Read what was summed up before, here and elsewhere."""
         wanted = {(cell.id, cell.prompt.id) for cell in self.plan.cells}
-        self.rows = {key: rows for key, rows in read_rows(self.store, self.plan.id).items() if key in wanted}
+        kept = read_rows(self.store, self.plan.id).items()
+        self.rows |= {key: rows for key, rows in kept if key in wanted and key not in self.rows}
 
     def missing(self, cells: Iterable[Cell]) -> list[Cell]:
         """The cells without rows, after reading those whose runs the store holds; each run once."""
@@ -138,6 +146,7 @@ class _Going:
                 self._take(cells[outcome.id], outcome)
                 done += 1
                 self.progress("Computing", done, own)
+                self.keep(time.monotonic())
         self.missing(self.plan.cells)  # prompts that are asked twice have one run
 
     def _ask_reference(self, todo: list[Cell], executor: Executor) -> None:
@@ -169,20 +178,28 @@ class _Going:
         if outcome.unkept is not None:
             raise StoreError(f"{outcome.unkept} The study stops here; what was kept before is there for the next time.")
 
-    def keep(self) -> None:
-        """Rows spare reading all runs when the study is opened; a store that cannot be written costs no result."""
-        if self.fresh:
-            with suppress(StoreError):
-                self._keep_spec()  # of a study all of whose runs were there before, too
-                keep_rows(self.store, self.plan.id, self._ordered())
+    def keep(self, now: float = inf) -> None:
+        """Rows spare reading all runs when the study is opened, or gone on with after it was killed; they are kept when
+        that is due, in the end whatever the time. A store that cannot be written costs no result."""
+        if not self.fresh or now < self.due:
+            return
+        began = time.monotonic()
+        with suppress(StoreError):
+            self._keep_spec()  # of a study all of whose runs were there before, too
+            part = "" if self.shard is None else "-{}-of-{}".format(*self.shard)
+            keep_rows(self.store, self.plan.id, self._ordered(self.shard), part)
+            self.fresh = False
+        ended = time.monotonic()
+        self.due = ended + max(KEPT_EVERY_S, (ended - began) / KEEPING)
 
     def _keep_spec(self) -> None:
         name = _SPEC.format(self.plan.id)
         if kept(self.store, name) is None:
             keep(self.store, name, self.plan.spec.whole(self.plan.prompts).canonical().encode())
 
-    def _ordered(self) -> list[Row]:
-        keys = ((cell.id, cell.prompt.id) for cell in self.plan.cells)
+    def _ordered(self, shard: tuple[int, int] | None = None) -> list[Row]:
+        cells = self.plan.cells if shard is None else self.plan.shard(*shard)
+        keys = ((cell.id, cell.prompt.id) for cell in cells)
         return [row for key in keys for row in self.rows.get(key, ())]
 
     def result(self) -> StudyResult:
