@@ -90,7 +90,10 @@ def _none(told: Told) -> str:
     if not told.possible:
         return "no lane that the engine has was run to its end"
     if told.too_small:
-        return f"the weights alone take {size(told.weights.bytes or 0)} of {size(told.ask.memory or 0)}"
+        memory = told.ask.memory or 0
+        left = size(max(0, allowance().left(memory)))
+        taken = size(told.weights.bytes or 0)
+        return f"the weights alone take {taken}, and of {size(memory)} weights and cache may have {left}"
     holding = [option for option in told.possible if _holds(told, option)]
     if holding:
         least = min(holding, key=lambda option: option.nbytes)

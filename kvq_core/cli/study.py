@@ -26,6 +26,8 @@ EXAMPLES = (
 )
 PAGE = "http://127.0.0.1:7860"
 WORKERS = "processes that compute; default: one a core, as many as memory allows"
+LEFT_OUT = 10  # prompts and lines that are named before a study is run
+PAIRS = 40  # of lanes that are printed
 EVERY_S = 30.0  # between two lines of progress where stderr is no terminal
 _HEADER = ("model", "lane", "prompts", "mean KLD", "95 % interval", "p95", "worst", "flips", "acceptance", "cache")
 
@@ -73,7 +75,9 @@ def study(arguments: argparse.Namespace) -> int:
             result = run_plan(planned, progress=progress, **asked)
     if arguments.dry_run:
         told = estimate(planned, arguments.shard, arguments.workers)
-        print(as_json(told.as_dict()) if arguments.json else told.sentence)
+        out = [*planned.broken, *(f"{each.prompt}: {each.why}" for each in planned.left_out)]
+        left = [f"left out: {each}" for each in out]
+        print(as_json(told.as_dict()) if arguments.json else "\n".join([told.sentence, *left[:LEFT_OUT]]))
         return 0
     if arguments.out is not None:
         result.write_parquet(arguments.out)
@@ -136,7 +140,9 @@ def describe(result: "StudyResult") -> str:
     told = result.summary()
     counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in told["cells"].items())
     parts = [[f"study {told['id']}: cells {counts}"], columns([_HEADER, *map(_line, told["lanes"])])]
-    parts.append([pair["sentence"] for pair in told["pairs"][:40]])
+    compared = [pair["sentence"] for pair in told["pairs"] if pair["p"] is not None]
+    rest = len(compared) - PAIRS
+    parts.append([*compared[:PAIRS], *([f"and {rest} more pairs of lanes: --json has all."] if rest > 0 else [])])
     parts.append([f"{flip['a']} against {flip['b']} flips with the model." for flip in told["flips_with_model"]])
     parts.append([*told["notes"], *(f"failed: {each['run']}: {each['why']}" for each in told["failed"][:10])])
     return "\n\n".join("\n".join(lines) for lines in parts if lines)

@@ -37,7 +37,7 @@ class StudyEstimate:
     @property
     def sentence(self) -> str:
         took = "a time that is not known before the first" if self.seconds is None else self._time
-        out = f", {self.left_out} prompts left out" if self.left_out else ""
+        out = f", {self.left_out} prompt{'s' * (self.left_out != 1)} left out" if self.left_out else ""
         return (
             f"study {self.id}: {self.cells} cells, {self.todo} of them to compute{out}; on {self.workers} "
             f"worker{'s' * (self.workers != 1)} {took} and {self.bytes / 1e9:.2f} GB of memory."

@@ -110,11 +110,12 @@ class StudyResult:
         found = []
         counts = {model: len(rows["prompt"].unique()) for model, rows in self.table.groupby("model", sort=False)}
         if few := [str(model) for model, count in counts.items() if count < FEWEST]:
-            found.append(f"There are no intervals for {', '.join(few)}: they need {FEWEST} prompts or more.")
-        if self.plan.left_out:
-            found.append(f"{len(self.plan.left_out)} prompts were left out. {self.plan.left_out[0].why}")
+            need = f"they need {FEWEST} prompts or more"
+            found.append(f"There are no intervals for {', '.join(few)}, and no lanes are compared: {need}.")
+        if left := self.plan.left_out:
+            found.append(f"Prompts left out: {len(left)}. {left[0].prompt}: {left[0].why}")
         if self.plan.broken:
-            found.append(f"{len(self.plan.broken)} lines of the file were left out. {self.plan.broken[0]}")
+            found.append(f"Lines of the file left out: {len(self.plan.broken)}. {self.plan.broken[0]}")
         if missing := len(self.plan.cells) - self.done:
             found.append(f"{missing} of {len(self.plan.cells)} cells are not done; figures are of the others.")
         return found

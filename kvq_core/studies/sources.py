@@ -95,7 +95,9 @@ def _of_file(path: Path, skip: bool, left: list[str]) -> list[Prompt]:
                 found.append(_parsed(row, f"{path.name}, {place}"))
             except SpecError as error:
                 if not skip:
-                    raise
+                    raise SpecError(
+                        f"{error} In a study, skip_broken = true beside file leaves such lines out."
+                    ) from None
                 left.append(str(error))
     except OSError as error:
         raise SpecError(f"Cannot read {abbreviate(str(path), PATH)}: {error.strerror or error}.") from None
@@ -131,6 +133,8 @@ def _jsonl(path: Path) -> Rows:
 def _json(text: str) -> Any:
     try:
         return json.loads(text)
+    except json.JSONDecodeError as error:
+        return SpecError(f"this is not valid JSON: {abbreviate(error.msg)} at character {error.pos + 1}.")
     except (ValueError, RecursionError) as error:
         return SpecError(f"this is not valid JSON: {abbreviate(str(error))}.")
 

@@ -152,7 +152,9 @@ def _titled(title: str, note: str, inside: str) -> str:
 
 def _pairs(result: StudyResult, model: str) -> str:
     """What can be said of every two lanes; those that cannot be told apart first."""
-    pairs = sorted((pair for pair in result.pairs if pair.model == model), key=lambda pair: pair.apart)
+    pairs = sorted(
+        (pair for pair in result.pairs if pair.model == model and pair.p is not None), key=lambda pair: pair.apart
+    )
     flips = result.flips
     if not pairs and not flips:
         return ""

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvq_core.cli.main import main
+from kvq_core.cli.study import describe
 from kvq_core.errors import SpecError, StoreError
 from kvq_core.models import load
 from kvq_core.pipeline.compare import compare
@@ -21,7 +22,7 @@ from kvq_core.store.beside import held, keep, kept
 from kvq_core.store.store import open_store
 from kvq_core.studies.cells import plan
 from kvq_core.studies.executors import Processes, Work, compute
-from kvq_core.studies.rows import rows_of
+from kvq_core.studies.rows import read_rows, rows_of
 from kvq_core.studies.spec import parse_study
 from kvq_core.studies.study import run_plan, stored_study, study, study_spec
 from tests.support.study_models import LANES, prompt, study_data, write_model, write_study
@@ -95,6 +96,31 @@ def test_what_is_there_is_not_computed_and_studies_that_overlap_share(model, sto
     assert kept(store, f"studies/{again.id}/rows") is None
     assert stored_study(again.plan, store).summary() == again.summary(), "rows are read from the runs again"
     assert len(asked) == 1 and study_spec(again.id, store).canonical()
+
+
+def test_rows_of_a_study_at_work_and_of_shards_spare_reading_runs(model, store, monkeypatch):
+    """Whoever is killed, or goes on where shards have been, need not read what was summed up."""
+    monkeypatch.setattr("kvq_core.studies.study.KEPT_EVERY_S", 0.0)
+    monkeypatch.setattr("kvq_core.studies.study.KEEPING", 1e9)
+    planned, there = plan(parse_study(study_data(model, 4))), []
+    run_plan(planned, store, shard=(1, 2), progress=lambda *told: there.append(len(read_rows(store, planned.id))))
+    assert there[-2:] == [0, 1] and len(read_rows(store, planned.id)) == 2, "kept while it was at work"
+    monkeypatch.setattr(type(store), "load", lambda self, id: pytest.fail("a run is read"))
+    assert run_plan(planned, store, shard=(2, 2)).cells["done"] == 4
+    assert run_plan(planned, store).cells["done"] == 4
+
+
+def test_what_is_left_out_and_few_prompts_are_told_once(model, store, tmp_path, monkeypatch, capsys):
+    data = study_data(model, 2)
+    data["prompts"]["rows"].append({"id": "long", "prompt": "w1 " * 300})
+    spec = write_study(tmp_path / "s.json", data)
+    assert main(["study", "--spec", str(spec), "--dry-run"]) == 0
+    before = capsys.readouterr().out
+    assert "2 of them to compute, 1 prompt left out" in before and "\nleft out: long: 300 prompt tokens" in before
+    few = describe(study(parse_study(study_data(model, 2)), store))
+    assert few.count("no lanes are compared: they need 5 prompts or more") == 1 and "too few" not in few
+    monkeypatch.setattr("kvq_core.cli.study.PAIRS", 0)
+    assert "and 1 more pairs of lanes: --json has all." in describe(study(parse_study(study_data(model, 6)), store))
 
 
 def test_a_damaged_run_is_computed_again(model, store):
