@@ -38,6 +38,9 @@ def _costs(found: dict[str, dict[str, float]]) -> Iterator[tuple[str, ...]]:
     if part := found.get("memory"):
         what = f"What a worker's memory grows by from a tenth of {part['cells']} cells to all of them"
         yield what, f"{part['grown_bytes'] / 1e6:.1f} MB", "0"
+    if part := found.get("coordinator"):
+        what = f"Share of the work of the process that gives out cells, of {part['cells']} cells on two workers"
+        yield what, f"{part['share']:.1%}", f"{part['target']:.0%}"
     if part := found.get("workers"):
         yield (
             "Two workers of a thread against one, a short study",

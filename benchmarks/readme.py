@@ -23,7 +23,7 @@ from benchmarks.by_kernel import kernels_part, slow_part
 from benchmarks.by_lane import lane_costs, lanes_part, prefill_part
 from benchmarks.by_model import board_part, claims_part, conversion, main_jobs, methods_part
 from benchmarks.by_page import newcomers_part, visits_part
-from benchmarks.by_policy import policies_part
+from benchmarks.by_policy import advice_part, policies_part
 from benchmarks.by_study import intervals_part, study_costs_part
 from benchmarks.by_table import draw, table_part
 from benchmarks.by_task import suites_part, tasks_part, verifiers_part
@@ -265,6 +265,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "intervals": intervals_part,
     "study-costs": study_costs_part,
     "policies": policies_part,
+    "advice": advice_part,
     "papers": papers_part,
     "suites": suites_part,
     "visits": visits_part,

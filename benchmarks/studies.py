@@ -1,12 +1,13 @@
 """What a study costs beside its cells, into benchmarks/studies.json: planning, going on, opening, what workers bring.
 
-``python benchmarks/studies.py [--parts plan resume open memory workers]``. All but ``workers`` are CPU seconds, or
-bytes, of this process and may run on a busy machine; ``workers`` is a ratio of wall times and needs two idle cores.
+``python benchmarks/studies.py [--parts plan resume open memory coordinator workers]``. All but ``workers`` are CPU
+seconds, or bytes, and may run on a busy machine; ``workers`` is a ratio of wall times and needs two idle cores.
 """
 
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,7 @@ from tests.support.study_models import study_data, write_model
 ROOT = Path(__file__).resolve().parent.parent
 FILE = Path(__file__).with_name("studies.json")
 CELLS, PROMPT_WORDS = 10_000, 68  # about 100 tokens with the chat template's own
+SHORT = 16  # cells of a short study
 LANES = [{"method": "kivi"}, {"method": "per_token"}, {"method": "squat"}]
 WORDS = "the river moved and an old bridge stood on dry stones while people crossed by rope in the morning".split()
 
@@ -115,12 +117,27 @@ def of_memory() -> dict[str, Any]:
     return {"cells": 200, "bytes": [held[20], held[200]], "grown_bytes": held[200] - held[20]}
 
 
+def of_coordinator() -> dict[str, float]:
+    """CPU seconds of the process that gives out cells, once it has planned, and of its two workers."""
+    rows = [{"id": str(at), "prompt": f"Tell me about {word} and {at}."} for at, word in enumerate(WORDS[:SHORT])]
+    study = plan(parse_study({"prompts": {"rows": rows}, "max_new_tokens": 64, "lanes": LANES}))
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with tempfile.TemporaryDirectory() as place:
+        own, result = cpu(lambda: run_plan(study, open_store(place), workers=2))
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    theirs = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert result.cells["done"] == SHORT
+    return {"cells": SHORT, "own_cpu_s": own, "workers_cpu_s": theirs, "share": own / (own + theirs), "target": 0.05}
+
+
 def of_workers() -> dict[str, float]:
     """Wall seconds of the same study with one worker and with two, one thread each."""
     seconds = {}
     for workers in (1, 2):
         with tempfile.TemporaryDirectory() as place:
-            rows = [{"id": str(at), "prompt": f"Tell me about {word} and {at}."} for at, word in enumerate(WORDS[:16])]
+            rows = [
+                {"id": str(at), "prompt": f"Tell me about {word} and {at}."} for at, word in enumerate(WORDS[:SHORT])
+            ]
             file = Path(place) / "study.json"
             file.write_text(json.dumps({"prompts": {"rows": rows}, "max_new_tokens": 64, "lanes": LANES}))
             env = {**os.environ, "KVQ_STORE": f"{place}/store", "OMP_NUM_THREADS": "1"}
@@ -131,7 +148,14 @@ def of_workers() -> dict[str, float]:
     return {"one_s": seconds[1], "two_s": seconds[2], "ratio": seconds[1] / seconds[2], "target": 1.6}
 
 
-PARTS = {"plan": of_plan, "resume": of_resume, "open": of_open, "memory": of_memory, "workers": of_workers}
+PARTS = {
+    "plan": of_plan,
+    "resume": of_resume,
+    "open": of_open,
+    "memory": of_memory,
+    "coordinator": of_coordinator,
+    "workers": of_workers,
+}
 
 
 def main() -> None:
