@@ -75,7 +75,7 @@ def elements(constants: dict[str, Any]) -> int:
     if "PART" in constants:
         return constants["R"] * constants["N"]
     if "K_BITS" in constants:
-        return 2 * constants["PARTS"] * PART * CELL * constants["C"]
+        return 2 * constants.get("PARTS", 1) * PART * CELL * constants["C"]
     return constants["BT"] * constants["DP"] if "BITS" in constants and "BT" in constants else 0
 
 
