@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from benchmarks.measured import HERE, figures, table
 from kvq_core.cli.table_picture import picture
 from kvq_core.studies.table import setting
@@ -58,6 +60,15 @@ def _shown(part: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _losses(line: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    """Of the lane on every model."""
+    """Of the lane on every model, with its interval."""
     own = ([each for each in part["lanes"] if each["label"] == line["label"]] for part in found.values())
-    return ["-" if not some or some[0]["kld_mean"] is None else f"{some[0]['kld_mean']:.3g}" for some in own]
+    return ["-" if not some or some[0]["kld_mean"] is None else _interval(some[0]) for some in own]
+
+
+def _interval(line: dict[str, Any]) -> str:
+    low, high = line["kld_low"], line["kld_high"]
+    return _number(line["kld_mean"]) + ("" if low is None else f" ({_number(low)} to {_number(high)})")
+
+
+def _number(value: float) -> str:
+    return str(np.format_float_positional(value, 2, fractional=False, trim="-"))

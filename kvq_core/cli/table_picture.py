@@ -69,7 +69,7 @@ class _Picture:
             x = self._x(10.0**power)
             yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{self.height - BOTTOM}" stroke="{LINE}"/>'
             yield _text(x, self.height - 16, f"{10.0**power:g}", MUTE, "middle")
-        yield _text(LEFT + BITS - 16, self.height - 16, "mean KLD, nats", MUTE)
+        yield _text(LEFT - 8, self.height - 16, "mean KLD, nats", MUTE)
 
     def _row(self, label: str, y: float) -> Iterator[str]:
         lines = self.by_label[label]

@@ -134,7 +134,7 @@ OF_CHUNKED_PROMPTS = tuple(
     f"{kind}{name}" for kind in ("prompt", "turns") for name in ("/positions", "/nll", "_kld", "_nll", "_same_top")
 )
 # And those of one layer that was looked at after a run.
-OF_LOOKS = ("looked_offset", "looked_kl", "looked_cosines_query_key", "looked_cosines_key_key")
+OF_LOOKS = ("looked_offset", "looked_kl", "looked_kld", "looked_cosines_query_key", "looked_cosines_key_key")
 
 
 Arrays = Mapping[str, Any]

@@ -52,7 +52,8 @@ def test_the_readme_has_a_picture_and_rows_only_of_what_is_stored(parts, monkeyp
     (part,) = found.values()
     told, svg = by_table.table_part(), by_table.drawn()
     assert told.startswith("## The reference table\n") and "docs/table.svg" in told and "over 6 prompts" in told
-    assert f"{part['lanes'][0]['kld_mean']:.3g}" in told and "| matched bytes | two |" in told
+    mean, low, high = (f"{part['lanes'][0][name]:.2g}" for name in ("kld_mean", "kld_low", "kld_high"))
+    assert f"| {mean} ({low} to {high}) |" in told and "| matched bytes | two |" in told
     root = ET.fromstring(svg)
     assert len(root.findall(f"{SVG}circle")) == 3 + 1, "a dot a lane, and one in the legend"
     words = [each.text for each in root.findall(f"{SVG}text")]
