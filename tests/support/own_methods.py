@@ -4,10 +4,17 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
-from kvq_core.methods import known
+from kvq_core.methods import ModelRef, known
 
+REF = ModelRef("some/model", "0" * 16)
 PAGE = Path(__file__).parents[2] / "docs" / "own_method.md"
+
+
+def tensors(tokens: int = 20, dim: int = 32) -> torch.Tensor:
+    """(2, 2, tokens, dim)."""
+    return torch.randn(2, 2, tokens, dim, generator=torch.Generator().manual_seed(0))
 
 
 def example(name: str) -> str:

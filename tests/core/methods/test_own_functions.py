@@ -10,24 +10,18 @@ from hypothesis import strategies as st
 
 import kvq_core
 from kvq_core.errors import MethodError, SpecError
-from kvq_core.methods import ModelRef, known, load_method_file, methods, origin_of
+from kvq_core.methods import known, load_method_file, methods, origin_of
 from kvq_core.methods.fingerprint import fingerprint
 from kvq_core.packed import Request, measure
 from kvq_core.spec import Lane
 from tests.support.engine_runs import run_engine
-from tests.support.own_methods import forget_afterwards
+from tests.support.own_methods import REF, forget_afterwards, tensors
 from tests.support.tiny_models import prompt_ids, tiny
-
-REF = ModelRef("some/model", "0" * 16)
 
 
 @pytest.fixture(autouse=True)
 def registry(monkeypatch):
     forget_afterwards(monkeypatch)
-
-
-def tensors(tokens=20, dim=32, seed=0):
-    return torch.randn(2, 2, tokens, dim, generator=torch.Generator().manual_seed(seed))
 
 
 def per_token(keys, values):

@@ -10,23 +10,17 @@ import torch
 
 import kvq_core
 from kvq_core.errors import MethodError, SpecError
-from kvq_core.methods import Method, ModelRef, failures, known, load_method_file, make, methods, origin_of
+from kvq_core.methods import Method, failures, known, load_method_file, make, methods, origin_of
 from kvq_core.pipeline.assemble import run_id
 from kvq_core.spec import ComparisonSpec, Lane, parse_spec
 from tests.support.engine_runs import run_engine
-from tests.support.own_methods import example, forget_afterwards, written
+from tests.support.own_methods import REF, example, forget_afterwards, tensors, written
 from tests.support.tiny_models import prompt_ids, tiny
-
-REF = ModelRef("some/model", "0" * 16)
 
 
 @pytest.fixture(autouse=True)
 def registry(monkeypatch):
     forget_afterwards(monkeypatch)
-
-
-def tensors(tokens=20, dim=32, seed=0):
-    return torch.randn(2, 2, tokens, dim, generator=torch.Generator().manual_seed(seed))
 
 
 def test_a_file_offers_its_method_under_its_name_and_hash(tmp_path):
