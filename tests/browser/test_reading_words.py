@@ -75,6 +75,11 @@ def test_the_answer_is_replayed_by_keys_and_pauses_where_it_is(quick, open_page)
     there = len(RECORD.reference.prompt_token_ids) + 21
     windows = " / ".join(str(there - moved.sink - moved.packed[20]) for moved in (keys, values))
     assert f"window {windows}" in page.locator(".replay-row[data-of='0'] .replay-numbers").inner_text()
+    slider.evaluate(
+        "s => { s.value = 22; s.dispatchEvent(new Event('input', { bubbles: true })); window.kvq.told('21'); }"
+    )
+    assert slider.input_value() == "22", "an answer of the token before does not take the move back"
+    page.wait_for_function("document.querySelector('#pick-token input[type=number]').value == '22'")
     page.locator("[data-replay=play]").press("Enter")
     assert page.locator("[data-replay=play]").inner_text() == "Pause"
     page.wait_for_function("Number(document.querySelector('#replay-token').value) >= 24")

@@ -269,6 +269,10 @@
       if (read) outline();
       if (reading) renderReading();
     },
+    // As the server says, unless the replay is on its way to another one.
+    told: (token) => {
+      if (!moving()) window.kvq.mark(token);
+    },
     save: (text, name) => {
       if (!text || !name) return;
       const link = document.createElement("a");

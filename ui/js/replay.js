@@ -59,12 +59,21 @@
     const kept = notKept();
     if (note.textContent !== kept) note.textContent = kept;
   };
+  // An answer that was under way when somebody moved on is of a token that is left: it must not take the move back.
+  const moving = () => playing !== null || settling !== null;
   // What is looked at moves at once; the server, and with it the other views, follow when it rests.
   const goTo = (token, rests = true) => {
     const last = Number(document.getElementById("replay-token").max);
-    window.kvq.mark(Math.min(Math.max(1, token), last));
+    const now = Math.min(Math.max(1, token), last);
+    window.kvq.mark(now);
     clearTimeout(settling);
-    if (rests) settling = setTimeout(() => select(tokenNow()), 300);
+    settling = null;
+    if (rests) {
+      settling = setTimeout(() => {
+        settling = null;
+        select(now);
+      }, 300);
+    }
     return token >= last;
   };
   const pause = () => {

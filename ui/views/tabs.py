@@ -36,7 +36,7 @@ TABS = (
     ("Query subspace", create_subspace),
 )
 OPEN = "(view) => window.kvq?.open(view)"
-MARK = "(token) => window.kvq?.mark(token)"
+MARK = "(token) => window.kvq?.told(token)"
 DRAWING_AHEAD = {**QUIET, "concurrency_limit": 4, "trigger_mode": "always_last"}
 DRAWING = {**DRAWING_AHEAD, "concurrency_id": "drawing"}  # one line: they begin in the order asked for
 CLAIMING = threading.Lock()  # of all pages, held for a moment
