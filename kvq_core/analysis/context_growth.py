@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from kvq_core.analysis.plans import lane_of, shape_of
 from kvq_core.methods import Method, ModelShape
 from kvq_core.record.fields import FULL_PRECISION, Memory, Record, RuleMemory
-from kvq_core.spec import Assignment, Lane, Tensor
+from kvq_core.spec import TENSORS, Assignment, Lane, Tensor
 
 FP16 = 16.0
 
@@ -77,56 +77,65 @@ class Growth:
 
     def mean_bits(self, shape: ModelShape, tokens: int) -> float | None:
         """Bits of an element, keys and values together; None where those of either are not known."""
-        key, value = self.effective_bits(shape, tokens)
-        return None if key is None or value is None else (key + value) / 2
+        held = {tensor: sum(self._held(shape, tokens, tensor).values()) for tensor in TENSORS}
+        stored = self._stored_bits(shape, tokens)
+        return None if stored is None else stored / sum(held.values()) if any(held.values()) else FP16
 
     def shared_bits(self, shape: ModelShape, tokens: int) -> float:
         """What model-wide tensors would add to an element's bits, on the model that was measured."""
-        return 8 * self.shared_bytes / self._elements(shape, tokens)
+        return 8 * self.shared_bytes / sum(sum(self._held(shape, tokens, tensor).values()) for tensor in TENSORS)
 
     def nbytes(self, shape: ModelShape, tokens: int, batch: int) -> float | None:
         """Bytes of the caches of ``batch`` such prompts; what a lane stores beside the tokens is stored for each, and
-        so are the windows and the states of layers that it leaves alone."""
-        bits = self.mean_bits(shape, tokens)
-        if bits is None:
-            return None
-        return batch * (self._elements(shape, tokens) * bits / 8 + self._beside(shape, tokens))
+        so are the windows and the states of layers that it leaves alone. Of a window that it quantizes, the tokens in
+        it."""
+        stored = self._stored_bits(shape, tokens)
+        return None if stored is None else batch * (stored / 8 + self._beside(shape, tokens))
 
     def fixed_bytes(self, shape: ModelShape) -> int:
         """Bytes of all layers that are stored whatever the context: a basis, norms, a constant."""
-        return sum(layers * share.fixed_bytes(shape) for layers, share in self._there(shape))
+        return sum(len(layers) * share.fixed_bytes(shape) for layers, share in self._there(shape))
+
+    def _stored_bits(self, shape: ModelShape, tokens: int) -> float | None:
+        """Of the layers that the lane can quantize, all together; None where unknown."""
+        bits = {tensor: self._effective(tensor, shape, tokens) for tensor in TENSORS}
+        held = {tensor: sum(self._held(shape, tokens, tensor).values()) for tensor in TENSORS}
+        return None if None in bits.values() else sum(held[tensor] * (bits[tensor] or 0.0) for tensor in TENSORS)
 
     def _effective(self, tensor: Tensor, shape: ModelShape, tokens: int) -> float | None:
-        every = len(self._own(shape))
+        held = self._held(shape, tokens, tensor)
+        every = sum(held.values())
         total = FP16 * every
         for layers, share in self._there(shape):
             if share.assigned.tensor != tensor:
                 continue
-            added = share.added(shape, tokens)
-            if added is None:
+            needed = {layer: shape.kinds[layer].tokens(tokens) for layer in layers}
+            added = {count: share.added(shape, count) for count in set(needed.values())}
+            if None in added.values():
                 return None
-            total += layers * added
+            total += sum(held[layer] * (added[count] or 0.0) for layer, count in needed.items())
         return total / every if every else FP16
 
-    def _own(self, shape: ModelShape) -> tuple[int, ...]:
-        """Layers that the lane can quantize; bits are those of their elements."""
-        return shape.keyed if any(rule.sliding for rule in self.lane.every_rule) else shape.full
-
-    def _elements(self, shape: ModelShape, tokens: int) -> int:
-        """Of keys and values together, in these layers."""
-        return tokens * sum(shape.kinds[layer].elements for layer in self._own(shape))
+    def _held(self, shape: ModelShape, tokens: int, tensor: Tensor) -> dict[int, int]:
+        """Elements of keys, or of values, that each layer needs of which the lane can quantize any; bits are those of
+        these elements."""
+        own = shape.keyed if any(rule.sliding for rule in self.lane.every_rule) else shape.full
+        kinds = {layer: shape.kinds[layer] for layer in own}
+        dims = {layer: kind.key_dim if tensor == "keys" else kind.value_dim for layer, kind in kinds.items()}
+        return {layer: kind.tokens(tokens) * kind.kv_heads * dims[layer] for layer, kind in kinds.items()}
 
     def _beside(self, shape: ModelShape, tokens: int) -> float:
         """Bytes of windows and states in fp16."""
-        left = [shape.kinds[layer] for layer in set(shape.windowed) - set(self._own(shape))]
+        left = [shape.kinds[layer] for layer in set(shape.windowed) - set(self._held(shape, tokens, "keys"))]
         states = sum(kind.conv + kind.recurrent for kind in shape.kinds)
         return FP16 // 8 * (sum(kind.tokens(tokens) * kind.elements for kind in left) + states)
 
-    def _there(self, shape: ModelShape) -> Iterator[tuple[int, Share]]:
-        """The shares with how many layers of a model they are of; rules are taken to mean the same layers anywhere."""
+    def _there(self, shape: ModelShape) -> Iterator[tuple[list[int], Share]]:
+        """The shares with the layers of a model that they are of; rules are taken to mean the same layers anywhere."""
         plan = self.lane.plan(shape)
         for share in self.shares:
-            yield sum(len(assigned.layers) for assigned in plan if assigned.alike(share.assigned)), share
+            alike = (assigned for assigned in plan if assigned.alike(share.assigned))
+            yield [layer for assigned in alike for layer in assigned.layers], share
 
 
 def growths(record: Record) -> dict[int, Growth | None]:

@@ -12,7 +12,8 @@ FP16 = 2  # bytes
 
 def measure(cache: LaneCache, shape: ModelShape) -> Memory:
     """Bytes by part, effective bits per element of keys and of values, ratio to an fp16 cache of the same tokens: of
-    the layers that the lane could quantize. What the others hold, windows and states in fp16, is beside that."""
+    the layers that the lane could quantize. What the others hold, windows and states in fp16, is beside that; the ratio
+    of everything is of what a cache needs, which drops what windows have left behind."""
     own = [part for part in cache.parts if not _left_alone(cache, part, shape)]
     parts = _by_name(own)
     stored = sum(parts.values())
@@ -24,7 +25,8 @@ def measure(cache: LaneCache, shape: ModelShape) -> Memory:
     }
     key, value = (_bits(parts, kind, elements[kind]) for kind in KINDS)
     beside = window_bytes(cache, shape), FP16 * sum(kind.conv + kind.recurrent for kind in shape.kinds)
-    full = FP16 * sum(elements.values())
+    full, past = FP16 * sum(elements.values()), _past_windows(own, cache, shape)
+    others = sum(beside)
     return Memory(
         key_bits=key,
         value_bits=value,
@@ -36,7 +38,7 @@ def measure(cache: LaneCache, shape: ModelShape) -> Memory:
         kv_ratio=stored / full if full else 1.0,
         window_bytes=beside[0],
         state_bytes=beside[1],
-        whole_ratio=(stored + sum(beside)) / (full + sum(beside)) if any(beside) else None,
+        whole_ratio=(stored - past[0] + others) / (full - past[1] + others) if shape.windowed or others else None,
         tokens=tokens,
         by_rule=_by_rule(cache, shape),
     )
@@ -76,6 +78,34 @@ def window_bytes(cache: LaneCache, shape: ModelShape) -> int:
     return FP16 * sum(kind.tokens(tokens) * kind.kv_heads * dim for tokens, kind, dim in dims)
 
 
+def _past_windows(own: list[Part], cache: LaneCache, shape: ModelShape) -> tuple[float, int]:
+    """Bytes that parts store of tokens which a layer's window has left behind, and what these take in fp16: tokens are
+    all held here, and the oldest are the quantized ones."""
+    stored, full = 0.0, 0
+    for part in own:
+        layers, tokens, sizes = _layers(cache, part), part.stream.tokens, part.stream.nbytes()
+        packed = part.stream.packed_tokens
+        of_packed = sum(size for name, size in sizes.items() if name not in FULL_PRECISION)
+        of_rest = sum(sizes.values()) - of_packed
+        for kind in map(shape.kinds.__getitem__, layers):
+            dim, gone = kind.key_dim if part.kind == "key" else kind.value_dim, tokens - kind.tokens(tokens)
+            full += FP16 * gone * kind.kv_heads * dim
+            first = min(gone, packed)
+            rest = of_rest * (gone - first) / (tokens - packed) if gone > first else 0.0
+            stored += ((of_packed * first / packed if packed else 0.0) + rest) / len(layers)
+    return stored, full
+
+
+def whole_note(memory: Memory) -> str | None:
+    """The size of everything that the model keeps; None where its layers keep all tokens, and nothing else."""
+    if memory.whole_ratio is None:
+        return None
+    held = (("windows", memory.window_bytes), ("states", memory.state_bytes))
+    beside = " and ".join(f"{name} ({size / 1e6:.3g} MB)" for name, size in held if size)
+    counted = f"with {beside} as they are" if beside else "with windows at the tokens that they need"
+    return f"{counted}, the whole cache is {memory.whole_ratio:.1%} of its fp16 size"
+
+
 def _by_name(parts: list[Part]) -> dict[str, int]:
     """Bytes of some parts of a cache, by tensor and what they are."""
     found: dict[str, int] = {}
@@ -98,12 +128,14 @@ def host_note(memory: Memory) -> str | None:
     )
 
 
-def kept_note(cache: LaneCache, memory: Memory) -> str | None:
-    """What the cache takes where tokens that are dropped really go; None of one that drops none."""
+def kept_note(cache: LaneCache, memory: Memory, shape: ModelShape) -> str | None:
+    """What the cache takes where tokens that are dropped really go, of the layers that the lane could quantize; None of
+    one that drops none."""
     shares = [select.share(at) for select, at in cache.selects.values() if isinstance(select, Evicting)]
     if not shares:
         return None
-    layers = sum(len(group) for group in cache.layers)
+    own = [part for part in cache.parts if not _left_alone(cache, part, shape)]
+    layers = len({layer for part in own for layer in _layers(cache, part)})
     kept = (sum(shares) + layers - len(shares)) / layers
     return (
         f"{kept:.1%} of the {memory.tokens} tokens are still read at the end: {kept * memory.kv_ratio:.1%} of the fp16 "

@@ -9,7 +9,7 @@ from kvq_core.analysis.verdict import MIN_SCORED
 from kvq_core.engine.decode import LaneState
 from kvq_core.methods import ModelShape
 from kvq_core.metrics.fidelity import Fidelity
-from kvq_core.metrics.stored_bytes import host_note, kept_note, measure
+from kvq_core.metrics.stored_bytes import host_note, kept_note, measure, whole_note
 from kvq_core.models.text import Pieces
 from kvq_core.pipeline.batch import Batch
 from kvq_core.pipeline.lane_metrics import lane_metrics
@@ -53,15 +53,16 @@ def _record(batch: Batch, state: LaneState, at: int | None) -> LaneRecord:
     record.text = "".join(record.tokens)
     if at is None or state.error or state.cache is None:
         return record
-    record.metrics = lane_metrics(batch, state, at)
-    record.memory = measure(state.cache, batch.model.shape)
+    record.metrics, shape = lane_metrics(batch, state, at), batch.model.shape
+    record.memory = measure(state.cache, shape)
     chosen = OF_CHOSEN_KEYS if batch.captures and state.cache.selects else None
     read = prefill_note(lane, batch.script)
     unseen = batch.captures.remarks.get(at, ()) if batch.captures and state.kernel is None else ()
-    said = [read, host_note(record.memory), kept_note(state.cache, record.memory), chosen, *unseen]
+    sizes = [whole_note(record.memory), host_note(record.memory), kept_note(state.cache, record.memory, shape)]
+    said = [read, *sizes, chosen, *unseen]
     record.notes = [*state.cache.notes, *filter(None, said)]
     record.timing = Timing(encode_prompt_s=state.encode_prompt_s, encode_decode_s=state.encode_decode_s)
-    asked = {layer for assigned in lane.plan(batch.model.shape) for layer in assigned.layers}
+    asked = {layer for assigned in lane.plan(shape) for layer in assigned.layers}
     record.flags = _flags(batch.fidelity, record, at, lane.quantizes, len(asked))
     return record
 

@@ -51,6 +51,7 @@ COLUMNS = (
     Column("p99.9", "kld_p999"),
     Column("p99.9 from", "kld_p999_low"),
     Column("p99.9 to", "kld_p999_high"),
+    Column("size of all", "whole_ratio", percent),
 )
 
 

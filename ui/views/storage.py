@@ -169,9 +169,9 @@ def extrapolation(record: Record, shape: str, context: Any, batch: Any) -> str:
 
 
 def _bytes(record: Record, name: str, tokens: int, copies: int) -> tuple[int, dict[int, float | None]]:
-    """Of an fp16 cache, keys and values at two bytes an element; and of every lane's by its index, None if unknown."""
+    """Of an fp16 cache, with what windows and states take; and of every lane's by its index, None if unknown."""
     shape = SHAPES.get(name) or shape_of(record)
-    full = 2 * 2 * shape.layers * shape.kv_heads * shape.head_dim * tokens * copies
+    full = shape.fp16_bytes(tokens) * copies
     found = growths(record).items()
     return full, {index: None if growth is None else growth.nbytes(shape, tokens, copies) for index, growth in found}
 

@@ -1,5 +1,7 @@
 """Bits against context length: exact where it can be measured, and the known limits elsewhere."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,8 +9,9 @@ from kvq_core.analysis.context_growth import Growth
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.prefill import LayerGroup
 from kvq_core.methods import ModelShape
-from kvq_core.metrics.stored_bytes import measure
+from kvq_core.metrics.stored_bytes import measure, whole_note
 from kvq_core.models.rope import Rope
+from kvq_core.sizing.layers import LayerKind
 from kvq_core.spec import Lane
 
 SHAPE = ModelShape(layers=2, query_heads=4, kv_heads=2, head_dim=32, context=4096)
@@ -30,7 +33,8 @@ def memory_at(lane: Lane, tokens: int, shape: ModelShape = SHAPE):
     torch.manual_seed(0)
     kv = (shape.layers, shape.kv_heads, tokens, shape.head_dim)
     queries = torch.randn(shape.layers, shape.query_heads, tokens, shape.head_dim)
-    group = LayerGroup(list(range(shape.layers)), torch.device("cpu"), torch.randn(kv), torch.randn(kv), queries)
+    keys, values, windowed = torch.randn(kv), torch.randn(kv), frozenset(shape.windowed)
+    group = LayerGroup(list(range(shape.layers)), torch.device("cpu"), keys, values, queries, windowed=windowed)
     angles = torch.arange(tokens)[:, None] * torch.logspace(0, -3, shape.head_dim // 2).repeat(2)
     rope = Rope.of(angles.cos(), angles.sin(), shape.head_dim)
     return measure(LaneCache.of_prompt(lane, [group], rope), shape)
@@ -82,3 +86,38 @@ def test_what_does_not_grow_is_as_declared(lane: Lane) -> None:
     packed = [lane.windows()[0].packed(tokens) for tokens in (512, 1024)]
     if packed[0] and lane.layers == "all":
         assert growing[1] / packed[1] == pytest.approx(growing[0] / packed[0], rel=1e-3)
+
+
+def windowed(window: int) -> ModelShape:
+    full = LayerKind(kind="full", kv_heads=2, key_dim=32, value_dim=32)
+    kinds = (full, full.model_copy(update={"kind": "sliding", "window": window}))
+    return replace(SHAPE, kinds=kinds)
+
+
+@pytest.mark.parametrize("name", ["per_token", "kivi"])
+def test_a_quantized_window_takes_the_tokens_in_it(name: str) -> None:
+    """At any context: full layers grow, a window stops at what one of that many tokens stores."""
+    shape, window = windowed(200), 200
+    lane = Lane(method=name, label=name, sliding=True, knobs={"group_size": 32})
+    growth = Growth.of(lane, memory_at(lane, 320, shape), shape)
+    for tokens in (100, 320, 2000):
+        a_layer = [sum(memory_at(lane, held).bytes_by_part.values()) / 2 for held in (tokens, min(tokens, window))]
+        assert growth.nbytes(shape, tokens, 3) == pytest.approx(3 * sum(a_layer), rel=0.02)
+        assert growth.nbytes(shape, tokens, 1) <= shape.fp16_bytes(tokens)
+    alone = Lane(method=name, label=name, knobs={"group_size": 32})
+    growth = Growth.of(alone, memory_at(alone, 320), shape)
+    stored = sum(memory_at(alone, 2000).bytes_by_part.values()) / 2
+    assert growth.nbytes(shape, 2000, 1) == pytest.approx(stored + window * 2 * 2 * 32 * 2, rel=0.02)
+
+
+def test_what_windows_have_left_behind_is_not_in_the_size_of_all() -> None:
+    shape = windowed(200)
+    lane = Lane(method="per_token", sliding=True, knobs={"group_size": 32, "residual_length": 32})
+    long, short = memory_at(lane, 320, shape), memory_at(lane, 200)
+    held = sum(long.bytes_by_part.values()) / 2 + sum(short.bytes_by_part.values()) / 2
+    assert long.whole_ratio == pytest.approx(held / shape.fp16_bytes(320))
+    assert memory_at(lane, 150, shape).whole_ratio == pytest.approx(memory_at(lane, 150).kv_ratio)
+    assert memory_at(lane, 150).whole_ratio is None
+    told = whole_note(long)
+    assert told is not None and f"the whole cache is {long.whole_ratio:.1%}" in told
+    assert whole_note(memory_at(lane, 150)) is None

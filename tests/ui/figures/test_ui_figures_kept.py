@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from kvq_core.analysis.plans import shape_of
 from kvq_core.analysis.within import fewest
 from kvq_core.capture.cache_errors import TOP
 from kvq_core.pipeline.examples import packaged_store
@@ -17,7 +18,7 @@ from ui.figures.subspace import inside_share, split_errors
 from ui.figures.usage import dead_codes
 from ui.selection import Selection
 from ui.views import attention, damage, spectra, subspace
-from ui.views.storage import dead, extrapolation
+from ui.views.storage import OWN, _bytes, dead, extrapolation
 
 
 def test_score_map_shows_the_head_asked_for_in_score_units(run):
@@ -237,3 +238,15 @@ def test_lanes_that_are_a_grid_are_drawn_as_one():
     assert fewest(record) == {}  # keys of one method and values of another are of no family
     record.lanes.pop()
     assert np.isnan(np.asarray(f.format_grid(record).data[0].z, float)).sum() == 1
+
+
+def test_a_model_with_windows_is_counted_by_what_its_layers_need(run):
+    """Layers of full attention grow with the context, windows do not: in the fp16 cache as in every lane's."""
+    record, shape = run[0], shape_of(run[0])
+    window = shape.kinds[0].model_copy(update={"kind": "sliding", "window": 64})
+    kinds = [window.model_dump(), *(kind.model_dump() for kind in shape.kinds[1:])]
+    record = record.model_copy(update={"environment": record.environment.model_copy(update={"kinds": kinds})})
+    a_token = 2 * shape.kinds[0].elements
+    full, lanes = _bytes(record, OWN, 10_000, 3)
+    assert full == 3 * a_token * (64 + 10_000 * (shape.layers - 1))
+    assert all(taken is not None and taken < full for taken in lanes.values())
