@@ -10,10 +10,17 @@ def intervals_part() -> str:
     if not found:
         return "Not measured yet: `python benchmarks/intervals.py`."
     rows = [
-        (f"{each['log_sd']:g}", str(each["prompts"]), f"{each['covered']:.1%}", f"{each['apart']:.1%}")
+        (
+            f"{each['log_sd']:g}",
+            str(each["prompts"]),
+            f"{each['covered']:.1%}",
+            f"{each['apart']:.1%}",
+            f"{each['upper']:.2g}",
+        )
         for each in found["rows"]
     ]
-    head = "Standard deviation of log KLD | Prompts | Intervals that hold the mean | Equal lanes told apart"
+    ends = "Upper end over mean that 5 % exceed"
+    head = f"Standard deviation of log KLD | Prompts | Intervals that hold the mean | Equal lanes told apart | {ends}"
     return f"{table(head, *rows)}\n\n{found['studies']:,} studies a row, {found['resamples']:,} resamples an interval."
 
 

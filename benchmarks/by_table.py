@@ -6,6 +6,7 @@ import numpy as np
 
 from benchmarks.measured import HERE, figures, table
 from kvq_core.cli.table_picture import picture
+from kvq_core.studies.summary import WIDE, is_wide
 from kvq_core.studies.table import setting
 
 PICTURE = HERE.parent / "docs" / "table.svg"
@@ -27,7 +28,8 @@ def table_part() -> str:
         for line in lines[:BEST]
     ]
     head = " | ".join(["Setting", "Lane", "Bits", *(part["title"] for part in found.values())])
-    said = f"{caption(found)} [How it is made, and rows for other models](docs/table.md). Of each setting {BEST}:"
+    how = "[How it is made, and rows for other models](docs/table.md)."
+    said = f"{caption(found)}{_wide(found)} {how} Of each setting {BEST}:"
     parts = ["## The reference table", f"![Mean KLD of every lane](docs/{PICTURE.name})", said, table(head, *rows)]
     return "\n\n".join(parts)
 
@@ -38,6 +40,14 @@ def caption(found: dict[str, Any]) -> str:
         f"Mean KLD in nats with 95 % intervals over {first['prompts']} prompts of 500 tokens or more, "
         f"{first['tokens']} new tokens each."
     )
+
+
+def _wide(found: dict[str, Any]) -> str:
+    """How many intervals of all say only that there are too few prompts."""
+    lines = [line for part in found.values() for line in _shown(part)]
+    if not (count := sum(map(is_wide, lines))):
+        return ""
+    return f" {count} of {len(lines)} intervals reach beyond {WIDE} times the mean (dashed): of too few prompts."
 
 
 def drawn() -> str | None:

@@ -14,20 +14,24 @@ from scipy.stats import ttest_rel
 from kvq_core.studies import intervals
 
 FILE = Path(__file__).with_name("intervals.json")
-SPREADS, PROMPTS = (0.1, 0.3, 0.5, 1.0), (12, 30, 100)
+SPREADS, PROMPTS = (0.1, 0.3, 0.5, 1.0, 2.0), (12, 30, 100)
 
 
 def coverage(spread: float, prompts: int, studies: int) -> dict[str, float]:
-    """Shares of studies: whose interval of the mean holds it, and whose paired test tells two equal lanes apart."""
+    """Shares of studies: whose interval of the mean holds it, and whose paired test tells two equal lanes apart; and
+    the upper end over the true mean that one study in twenty exceeds."""
     draw, mean = np.random.default_rng([prompts, round(100 * spread)]), np.exp(spread**2 / 2)
     held = apart = 0
+    upper = []
     for _ in range(studies):
         found = intervals.mean_interval(np.exp(draw.normal(0, spread, prompts)))
         held += (found.low or 0.0) <= mean <= (found.high or 0.0)
+        upper.append((found.high or 0.0) / mean)
         shared = draw.normal(0, spread, prompts)  # what makes a prompt hard for any lane
         a, b = (np.exp(shared + draw.normal(0, spread / 2, prompts)) for _ in range(2))
         apart += bool(ttest_rel(a, b).pvalue < 0.05)
-    return {"log_sd": spread, "prompts": prompts, "covered": held / studies, "apart": apart / studies}
+    shares = {"covered": held / studies, "apart": apart / studies, "upper": float(np.percentile(upper, 95))}
+    return {"log_sd": spread, "prompts": prompts, **shares}
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from html import escape
 from math import ceil, floor, log10
 from typing import Any
 
+from kvq_core.studies.summary import is_wide
 from kvq_core.studies.table import setting
 
 WIDTH, LEFT, BITS, RIGHT = 860, 236, 58, 24
@@ -62,6 +63,8 @@ class _Picture:
         for color, model in zip(COLORS, self.models, strict=False):
             yield f'<circle cx="{x}" cy="37" r="4" fill="{color}"/>{_text(x + 9, 41, model, MUTE, "start")}'
             x += 26 + 6 * len(model)
+        if any(is_wide(line) for lines in self.by_label.values() for line in lines.values()):
+            yield _text(WIDTH - RIGHT, 41, "dashed: too few prompts", MUTE)
         yield _text(LEFT + BITS - 16, 41, "bits", MUTE)
 
     def _axis(self) -> Iterator[str]:
@@ -82,7 +85,9 @@ class _Picture:
                 color, beside = COLORS[at % len(COLORS)], (at - (len(self.models) - 1) / 2) * 5
                 low, mean, high = (self._x(value) for value in _ends(line))
                 yield f'<line x1="{low:.1f}" x2="{high:.1f}" y1="{y + beside:.1f}" y2="{y + beside:.1f}" '
-                yield f'stroke="{color}"/><circle cx="{mean:.1f}" cy="{y + beside:.1f}" r="2.6" fill="{color}"/>'
+                dashed = ' stroke-dasharray="2 3"' if is_wide(line) else ""
+                yield f'stroke="{color}"{dashed}/>'
+                yield f'<circle cx="{mean:.1f}" cy="{y + beside:.1f}" r="2.6" fill="{color}"/>'
 
     def _x(self, kld: float) -> float:
         place = (log10(max(kld, 10.0**self.low)) - self.low) / (self.high - self.low)

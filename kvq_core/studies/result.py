@@ -14,7 +14,7 @@ from kvq_core.studies.context import position_lines, recall_lines
 from kvq_core.studies.intervals import FEWEST
 from kvq_core.studies.pairs import Flip, Pair, flips_with_model, pairs
 from kvq_core.studies.rows import Row, frame, parquet
-from kvq_core.studies.summary import Line, group_lines, lane_lines, task_lines
+from kvq_core.studies.summary import Line, group_lines, lane_lines, task_lines, wide_note
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -112,6 +112,8 @@ class StudyResult:
         if few := [str(model) for model, count in counts.items() if count < FEWEST]:
             need = f"they need {FEWEST} prompts or more"
             found.append(f"There are no intervals for {', '.join(few)}, and no lanes are compared: {need}.")
+        if wide := wide_note(self.lines):
+            found.append(wide)
         if left := self.plan.left_out:
             found.append(f"Prompts left out: {len(left)}. {left[0].prompt}: {left[0].why}")
         if self.plan.broken:

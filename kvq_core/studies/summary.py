@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Line = dict[str, Any]
+WIDE = 10  # times its mean: an interval that reaches beyond it says only that there are too few prompts
 _MEANS = (
     "acceptance",
     "tokens_a_step",
@@ -34,6 +35,25 @@ def lane_lines(frame: "pd.DataFrame") -> list[Line]:
         line = {"label": label, "model": model, **_kld(done), "failed": int(len(rows) - rows["error"].isna().sum())}
         found.append({**line, **(_figures(done) if len(done) else {})})
     return found
+
+
+def is_wide(line: Line) -> bool:
+    """Whether a line's interval ends beyond WIDE times its mean."""
+    return line["kld_high"] is not None and line["kld_high"] > WIDE * line["kld_mean"]
+
+
+def wide_note(lines: list[Line]) -> str | None:
+    """Lines of ``lane_lines`` whose intervals are wide, and why; None where there are none."""
+    found = sorted(filter(is_wide, lines), key=lambda line: line["kld_mean"] / line["kld_high"])
+    if not found:
+        return None
+    first, count = found[0], len(found)
+    share = first["worst_kld"] / (first["kld_mean"] * first["prompts"])
+    reach = "1 interval reaches" if count == 1 else f"{count} intervals reach"
+    return (
+        f"{reach} beyond {WIDE} times the mean: {first['prompts']} prompts are too few there, since one carries most "
+        f"of it ({first['label']} on {first['model']}: {share:.0%} from {first['worst_prompt']!r})."
+    )
 
 
 def group_lines(frame: "pd.DataFrame") -> list[Line]:

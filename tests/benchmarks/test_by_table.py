@@ -80,3 +80,17 @@ def test_dots_lie_within_their_intervals_on_the_axis():
         if each.get("stroke") == "#0b62c4"
     ]
     assert low < dots[0] < high and ends == [dots[1]] * 2 and len(dots) == 2
+
+
+def test_intervals_of_too_few_prompts_are_dashed_and_counted(monkeypatch):
+    line = {"kld_mean": 0.01, "kld_low": 0.005, "kld_high": 0.02, "key_bits": 4, "value_bits": 2}
+    lanes = [{**line, "label": "a"}, {**line, "label": "b", "kld_high": 5.0}]
+    found = {"m": {"title": "M", "prompts": 12, "tokens": 48, "lanes": lanes}}
+    monkeypatch.setattr(by_table, "figures", lambda name: found)
+    assert "1 of 2 intervals reach beyond 10 times the mean (dashed): of too few prompts." in by_table.table_part()
+    root = ET.fromstring(by_table.drawn())
+    assert [each.get("stroke-dasharray") for each in root.findall(f"{SVG}line") if each.get("stroke") == "#0b62c4"] == [
+        None,
+        "2 3",
+    ]
+    assert "dashed: too few prompts" in [each.text for each in root.findall(f"{SVG}text")]

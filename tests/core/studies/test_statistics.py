@@ -7,7 +7,7 @@ from scipy import stats
 
 from kvq_core.studies.intervals import mean_interval, share_interval, tail_interval
 from kvq_core.studies.pairs import flips_with_model, pairs
-from kvq_core.studies.summary import group_lines, lane_lines, task_lines
+from kvq_core.studies.summary import group_lines, is_wide, lane_lines, task_lines, wide_note
 
 
 def rows(klds: dict[tuple[str, str], np.ndarray], **more: list) -> pd.DataFrame:
@@ -48,6 +48,19 @@ def test_under_five_prompts_there_is_no_interval_and_equal_ones_have_no_width():
     assert mean_interval(np.array([1.0, 2.0, 3.0, 4.0])).low is None
     same = mean_interval(np.full(6, 0.25))
     assert (same.low, same.value, same.high) == (0.25, 0.25, 0.25)
+
+
+def test_one_prompt_that_carries_the_mean_leaves_a_finite_interval_and_is_told():
+    """Of every third draw it is missing, and the others are nearly alike: their own error would send the end to 1e5."""
+    values = np.append(np.full(11, 2e-4) * np.linspace(0.9, 1.1, 11), 0.024)
+    found = mean_interval(values)
+    assert 10 * found.value < found.high < 1e4 * found.value and found.low < found.value / 2
+    lines = lane_lines(rows({("m", "calm"): np.linspace(1, 2, 12), ("m", "wild"): values}))
+    assert [is_wide(line) for line in lines] == [False, True]
+    said = wide_note(lines)
+    assert said.startswith("1 interval reaches beyond 10 times the mean: 12 prompts are too few")
+    assert f"wild on m: {0.024 / values.sum():.0%} from '11'" in said
+    assert wide_note(lines[:1]) is None and wide_note(lane_lines(rows({("m", "a"): values[-3:]}))) is None
 
 
 def test_the_tail_is_that_of_the_pooled_tokens_and_its_interval_draws_prompts():
