@@ -19,6 +19,7 @@ from ui.figures.base import (
     of_lane,
     round_values,
 )
+from ui.figures.by_layer import every_layer, of_layers
 from ui.html.colors import ACCENT, BERRY, BRONZE, REFERENCE, with_alpha
 
 Curve = tuple[str, str, str, str]  # array, name, colour, dash
@@ -151,15 +152,13 @@ def effective_rank(record: Record, arrays: Arrays, layer: int) -> go.Figure | No
         drawn = True
         title = (f"keys {name}" if key.startswith("key") else name) + ("" if is_centred(arrays) else f", {WITH_MEAN}")
         figure.add_scatter(
-            x=np.arange(values.shape[0]),
-            y=round_values(ranks(values).mean(-1), 2),
-            mode="lines",
+            **of_layers(record, ranks(values).mean(-1)),
             name=title,
             line={"color": color, "width": 2, "dash": dash},
             hovertemplate="layer %{x}: %{y:.1f} directions<extra>" + title + "</extra>",
         )
     figure.add_vline(layer, line={"color": ACCENT, "width": 1.5, "dash": "dot"})
-    figure.update_xaxes(title_text=f"layer (of {record.environment.head_dim} directions a head)")
+    figure.update_xaxes(title_text=f"layer (of {record.environment.head_dim} directions a head)", **every_layer(record))
     return label_figure(figure, "Curves: effective rank by layer", {"layer": "x"}) if drawn else None
 
 
@@ -174,15 +173,13 @@ def mean_shares(record: Record, arrays: Arrays, layer: int) -> go.Figure | None:
         drawn = True
         title = f"keys {name}" if key.startswith("key") else name
         figure.add_scatter(
-            x=np.arange(share.size),
-            y=round_values(100 * share, 2),
-            mode="lines",
+            **of_layers(record, 100 * share),
             name=title,
             line={"color": color, "width": 2, "dash": dash},
             hovertemplate="layer %{x}: %{y:.1f} %<extra>" + title + "</extra>",
         )
     figure.add_vline(layer, line={"color": ACCENT, "width": 1.5, "dash": "dot"})
-    figure.update_xaxes(title_text="layer")
+    figure.update_xaxes(title_text="layer", **every_layer(record))
     return label_figure(figure, "Curves: the mean's share of the energy by layer", {"layer": "x"}) if drawn else None
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from kvq_core.analysis.blank import blank_layers
 from kvq_core.analysis.key_constants import constant_layers
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
@@ -23,7 +24,9 @@ def damage(record: Record, arrays: Arrays, at: Selection) -> str:
         _scores(record, arrays),
         _selected(record, arrays, at),
     ]
-    return " ".join(filter(None, found)) or nothing(record)
+    if not any(found):
+        return nothing(record)
+    return " ".join(filter(None, [*found, blank_layers(record)]))
 
 
 def _keys_and_values(record: Record, arrays: Arrays) -> str:

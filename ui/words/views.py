@@ -1,5 +1,6 @@
 """One sentence a view, generated from the record: what the measurement means here."""
 
+from kvq_core.analysis.blank import blank_layers, none_looked_at
 from kvq_core.analysis.floors import floors
 from kvq_core.analysis.verdict import verdict
 from kvq_core.record.arrays import Arrays
@@ -15,7 +16,9 @@ NOT_FITTING = "Captures of this many lanes do not fit into a stored run, so none
 
 def nothing(record: Record) -> str:
     """Why a view of captures is empty."""
-    return NOTHING if record.spec.get("capture", {}).get("detail") == "off" else NOT_FITTING
+    if record.spec.get("capture", {}).get("detail") == "off":
+        return NOTHING
+    return f"This run has no captures. {blank_layers(record)}" if none_looked_at(record) else NOT_FITTING
 
 
 def finished_lanes(record: Record) -> list[LaneRecord]:
@@ -60,7 +63,8 @@ def spectra(record: Record, arrays: Arrays, layer: int) -> str:
     share = mean_share(arrays, "key_pre")
     if share is None:
         return sentence + ". This run's version did not take the mean out, which SVDq does not encode."
-    return sentence + f". The mean, which SVDq stores once, is {percent(share[layer])} of all energy before RoPE."
+    sentence += f". The mean, which SVDq stores once, is {percent(share[layer])} of all energy before RoPE."
+    return f"{sentence} {blank_layers(record)}".strip()
 
 
 def subspace(record: Record, arrays: Arrays, rank: int) -> str:
@@ -80,7 +84,8 @@ def subspace(record: Record, arrays: Arrays, rank: int) -> str:
     )
     if high[1] is not low[1]:
         sentence += f" and {percent(high[0])} of {high[1].label}'s"
-    return sentence + f"; an error spread evenly would leave {chance} there. Few queries ever read the rest."
+    sentence += f"; an error spread evenly would leave {chance} there. Few queries ever read the rest."
+    return f"{sentence} {blank_layers(record)}".strip()
 
 
 def storage(record: Record) -> str:

@@ -8,7 +8,8 @@ def test_scorecard_has_the_noise_floor_first_and_every_column(run):
     rows = scorecard(*run)
     assert [row["lane"] for row in rows] == ["Noise floor", "Lane 0", "Lane 1", "Lane 2"]
     absent = {column.name for row in rows[1:] for column in COLUMNS if row[column.name] is None}
-    assert absent == {"kld_p999", "kld_p999_low", "kld_p999_high"}  # of too few positions
+    # of too few positions; of a model whose layers keep all tokens, and nothing else
+    assert absent == {"kld_p999", "kld_p999_low", "kld_p999_high", "whole_ratio"}
     assert rows[0]["above_floor"] is None and rows[0]["verdict"] == ""
 
 

@@ -1,0 +1,55 @@
+"""Layers that captures do not look at: blank at their own numbers, and said why."""
+
+import numpy as np
+import pytest
+
+from kvq_core.analysis.blank import blank_layers
+from kvq_core.analysis.plans import shape_of
+from ui.figures import effective_rank, mean_shares
+from ui.selection import Selection
+from ui.words.damage import damage
+from ui.words.views import NOT_FITTING, nothing, spectra
+
+
+def of_kinds(record, **changed):
+    """The record of a model whose layers of these numbers are of other kinds."""
+    kinds = [kind.model_dump() for kind in shape_of(record).kinds]
+    for layer, change in changed.items():
+        kinds[int(layer[1:])] |= change
+    return record.model_copy(update={"environment": record.environment.model_copy(update={"kinds": kinds})})
+
+
+WINDOW = {"kind": "sliding", "window": 64}
+EMPTY = {"kind": "none", "kv_heads": 0, "key_dim": 0, "value_dim": 0}
+
+
+@pytest.mark.parametrize("figure", [effective_rank, mean_shares])
+def test_values_by_layer_stand_at_their_own_numbers(run, figure) -> None:
+    record, arrays = run
+    whole, some = (figure(told, arrays, 3) for told in (record, of_kinds(record, _0=WINDOW, _2=EMPTY)))
+    layers = record.environment.layers
+    looked = [layer for layer in range(layers) if layer not in (0, 2)]
+    for every, left in zip(whole.data, some.data, strict=True):
+        assert every.mode == "lines" and list(every.x) == list(range(layers))
+        assert left.mode == "markers" and list(left.x) == looked
+        assert np.array_equal(np.asarray(every.y)[looked], left.y)
+    assert tuple(some.layout.xaxis.range) == (-0.5, layers - 0.5)
+
+
+def test_views_say_which_layers_are_blank_and_why(run) -> None:
+    record, arrays = run
+    assert blank_layers(record) == ""
+    told = of_kinds(record, _0=WINDOW, _1=WINDOW, _4=EMPTY, _6={**EMPTY, "reads": 0})
+    said = blank_layers(told)
+    assert said == (
+        "Not looked at, and blank: layers 0-1 attend to a window; layer 4 keeps no keys; layer 6 reads an earlier "
+        "layer's keys, whose errors stand there."
+    )
+    assert damage(told, arrays, Selection(3, 2, 0)).endswith(said) and spectra(told, arrays, 3).endswith(said)
+
+
+def test_a_model_of_windows_alone_is_not_said_to_have_too_many_lanes(run) -> None:
+    record = run[0]
+    windows = of_kinds(record, **{f"_{layer}": WINDOW for layer in range(record.environment.layers)})
+    assert nothing(record) == NOT_FITTING
+    assert "attend to a window" in nothing(windows) and "lanes" not in nothing(windows)
