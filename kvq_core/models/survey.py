@@ -59,7 +59,7 @@ def attention_modules(model: Any) -> dict[int, nn.Module]:
 
 def _surveyed(model: Any) -> dict[int, Call]:
     calls: list[tuple[nn.Module, int, dict[str, Any]]] = []
-    with torch.device("meta"), torch.no_grad(), _listening(calls):
+    with torch.device("meta"), torch.no_grad(), _unchecked_distributions(), _listening(calls):
         try:
             twin = type(model)(deepcopy(model.config)).to(torch.bfloat16).eval()  # experts have no float32 on meta
             twin.set_attn_implementation(_NAME)
@@ -74,6 +74,17 @@ def _surveyed(model: Any) -> dict[int, Call]:
         raise Unlike("its layers do not all attend once a token")
     names = {id(module): name for name, module in twin.named_modules()}
     return {layer: Call(module=names[id(module)], **told) for module, layer, told in sorted(calls, key=lambda c: c[1])}
+
+
+@contextmanager
+def _unchecked_distributions() -> Iterator[None]:
+    """Gemma 3n takes a quantile of a normal distribution, whose check of its arguments reads numbers of tensors."""
+    before = torch.distributions.Distribution._validate_args
+    torch.distributions.Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(before)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import cache_utils
 from transformers.cache_utils import HQQQuantizedLayer, QuantoQuantizedLayer
 
 from kvq_core.codecs.stream import Stream
@@ -35,8 +36,13 @@ CASES = [
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_is_compiled():
+    from hqq.core.quantize import Quantizer
+
     with pytest.MonkeyPatch.context() as patch:
         compile_nothing(patch)
+        # what it imports where nobody spares it that, see kvq_core.models.lean_import
+        patch.setattr(cache_utils, "HQQQuantizer", Quantizer, raising=False)
+        patch.setattr(cache_utils, "is_hqq_available", lambda: True)
         yield
 
 
@@ -63,6 +69,7 @@ def held(layer, stored, window):
     return torch.cat(parts, -2)[0]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("name", "knobs"), CASES, ids=lambda x: x if isinstance(x, str) else str(x))
 def test_every_step_reads_what_transformers_reads(name, knobs):
     prompt, residual, steps = 64, 16, 52

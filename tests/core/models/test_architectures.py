@@ -55,6 +55,18 @@ def test_the_reference_is_what_transformers_computes(kind: str) -> None:
     assert reference < (CHUNK_RULE if model.shape.stateful else EXACT)
 
 
+def test_what_checks_numbers_is_taken_whatever_was_imported_before() -> None:
+    """torch._dynamo switches checks of distributions off, which on the meta device cannot be made."""
+    from torch.distributions import Distribution
+
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(True)
+    try:
+        assert tiny_of("gemma3n_text").shape.layers == 6 and Distribution._validate_args
+    finally:
+        Distribution.set_default_validate_args(before)
+
+
 def test_the_table_holds_every_kind() -> None:
     assert set(json.loads(RESULTS.read_text())) == set(CONFIGS)
 
