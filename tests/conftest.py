@@ -8,7 +8,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -33,7 +33,7 @@ gc.disable()
 # the same examples every time: a test that fails only on some days teaches people to run it again
 hypothesis_settings.register_profile("repeatable", deadline=None, derandomize=True)
 hypothesis_settings.load_profile("repeatable")
-hypothesis_settings.register_profile("quick", hypothesis_settings.get_profile("repeatable"), max_examples=20)
+hypothesis_settings.register_profile("quick", hypothesis_settings.get_profile("repeatable"), max_examples=12)
 
 # The first is Chromium without its windows, which takes a tenth less of a core for the same page.
 _BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -97,13 +97,21 @@ def chromium() -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if re.match(r"not \(.*\bslow\b", config.option.markexpr):  # make test-fast: a fifth of what make test tries
+    if re.match(r"not \(.*\bslow\b", config.option.markexpr):  # make test-fast: an eighth of what make test tries
         hypothesis_settings.load_profile("quick")
     if config.option.markexpr == "long":
         os.environ["LONG"] = "1"  # before tests are imported, and for the workers
         from tests.support.campaigns import Ledger
 
         config.pluginmanager.register(Ledger(config))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    from ui.server.gradio_interfaces import no_interfaces
+
+    with no_interfaces():
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
