@@ -90,20 +90,7 @@ OPEN_TO_THE_PAGE = {
     "inspection": {"fits", "look", "report", "rules"},
     "packed": {"lanes", "slow"},
     "pipeline": {"added", "compare", "estimate", "examples", "looked", "roundtrip", "timings", "why"},
-    "studies": {
-        "cells",
-        "estimate",
-        "executors",
-        "intervals",
-        "pairs",
-        "prompts",
-        "result",
-        "rows",
-        "sources",
-        "spec",
-        "study",
-        "tasks",
-    },
+    "studies": set("cells estimate executors intervals pairs prompts result rows sources spec study tasks".split()),
     "sizing": {"fit", "reserve"},
     "training": {"offer"},
     "machine": {"files", "memory"},
@@ -142,10 +129,14 @@ def rooms(names: set[str] | frozenset[str]) -> dict[str, set[str]]:
         elif top in ("app", "tests", "benchmarks", "scripts"):
             found.setdefault(top, set())
         elif top in ("kvq_core", "ui") and rest:
-            inside = (ROOT / top / rest[0]).is_dir() or (ROOT / top / f"{rest[0]}.py").is_file()
-            here = rest[0] if inside else "__init__"
+            here = rest[0] if is_room(top, rest[0]) else "__init__"
             found.setdefault(here if top == "kvq_core" else f"ui.{here}", set()).update(rest[1:2])
     return found
+
+
+@cache
+def is_room(top: str, name: str) -> bool:
+    return (ROOT / top / name).is_dir() or (ROOT / top / f"{name}.py").is_file()
 
 
 @cache
@@ -159,6 +150,7 @@ def imports(file: Path) -> frozenset[str]:
 
 
 MODULES = sorted([*CORE.rglob("*.py"), *(ROOT / "ui").rglob("*.py")])
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 
 def test_imports_point_one_way():
@@ -289,6 +281,10 @@ def test_sizes():
         lengths = {function.name: function.end_lineno - function.lineno + 1 for function in functions}
         assert max(lengths.values(), default=0) <= 80, file
         assert not file.is_relative_to(CORE / "methods") or lengths.get("fit", 0) <= 40, file
+
+
+def test_files_of_tests_are_no_longer_than_those_they_test():
+    assert not [file for file in TESTS if len(file.read_text(encoding="utf-8").splitlines()) > 300]
 
 
 def test_only_kernels_are_laid_out_by_hand():

@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binom
 
 from kvq_core.analysis.confidence import EDGES, by_confidence
 from kvq_core.analysis.floors import above_floor, larger
@@ -42,6 +41,8 @@ def test_nothing_has_no_tail_and_few_positions_have_no_upper_end() -> None:
 @given(count=st.integers(1, 12_000))
 def test_the_interval_covers_and_is_the_narrowest_of_its_kind(count: int) -> None:
     """Values that are their own ranks, so that the ends are the order statistics."""
+    from scipy.stats import binom
+
     found = tail(np.arange(1.0, count + 1))
     below = binom(count, found.rank / 100)
     if found.low is not None:

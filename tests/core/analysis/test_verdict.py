@@ -5,7 +5,6 @@ import re
 import numpy as np
 import pytest
 import torch
-from scipy.stats import bootstrap, gamma
 
 from kvq_core.analysis import verdict as rule
 from kvq_core.analysis.verdict import EXPLAINED, MIN_SCORED, P99_FROM, TIERS, verdict
@@ -21,6 +20,8 @@ from ui.words import overall
 
 def made(record, arrays, index, mean, flips=0, near=0, shape=1.0):
     """The lane with KLD of a given mean, skewed as real ones are, and so many flips."""
+    from scipy.stats import gamma  # half a second, in the process that runs these tests alone
+
     n = record.lanes[index].metrics.n_scored
     values = gamma.ppf((np.arange(n) + 0.5) / n, shape)
     kld = values * mean / values.mean()
@@ -66,6 +67,8 @@ def test_a_very_uneven_lane_may_be_anything() -> None:
 
 
 def test_the_interval_is_scipys_and_always_the_same() -> None:
+    from scipy.stats import bootstrap
+
     record, arrays = make_run(1)
     made(record, arrays, 0, 0.009)
     values = arrays["lane/0/kld"].double().numpy()

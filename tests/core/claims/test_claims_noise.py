@@ -4,7 +4,6 @@ import json
 import re
 
 import pytest
-from scipy.stats import ttest_1samp
 
 from kvq_core.claims import papers, setting
 from kvq_core.claims.board import (
@@ -58,6 +57,8 @@ def pairs(*margins):
     ],
 )
 def test_a_verdict_whose_margin_may_be_0_is_within_noise(shipped, margins, word, noise):
+    from scipy.stats import ttest_1samp
+
     claim = found_on(shipped, ("a < b",), *pairs(*margins))
     assert claim.verdict == word and within_noise(claim) == noise
     found = [t["b"] - t["a"] for t in pairs(*margins)]
@@ -94,6 +95,7 @@ def written(shipped) -> tuple[str, str, str]:
     return claims_table([shipped]), markdown_table([shipped]), plain_table([shipped])
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("claim", ALL, ids=lambda claim: claim.id)
 def test_the_papers_own_sentence_stands_beside_what_is_tested(claim, written):
     assert len(claim.quote.split()) > 5 and claim.quote != claim.sentence and claim.less.endswith(".")

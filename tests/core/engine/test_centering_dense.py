@@ -137,7 +137,7 @@ def compare(lane: Lane, how: str, prompt: int, tokens: int) -> LaneCache:
     return cache
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("name", LANES)
 def test_what_is_read_is_the_formula(name: str, how: str) -> None:

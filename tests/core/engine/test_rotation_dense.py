@@ -122,7 +122,7 @@ def compare(lane: Lane, group: LayerGroup, rope: Rope, prompt: int, tokens: int)
     return cache
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("center", ["none", "mean"])
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("name", TURNED)

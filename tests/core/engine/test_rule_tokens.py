@@ -78,6 +78,7 @@ SIX = [
 ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("method", "knobs"), SIX)
 def test_the_newest_tokens_in_fp16_are_recent_tokens(method: str, knobs: Given) -> None:
     group, _ = whole()

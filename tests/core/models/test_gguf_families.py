@@ -19,7 +19,8 @@ from kvq_core.settings import settings
 from kvq_core.spec import Lane
 from tests.support import gguf_gemma4, llama_answers
 from tests.support.engine_runs import run_engine
-from tests.support.gguf_files import BYTES, CONFIGS, FAMILIES, TOKENS, logits, sentencepiece, source, write
+from tests.support.gguf_files import CONFIGS, FAMILIES, logits, source, write
+from tests.support.gguf_keys import BYTES, TOKENS, sentencepiece
 
 IDS = [(7 * i * i + i) % len(TOKENS) for i in range(60)]
 # of a spread of 1: norms to whose weights one is added and taken away again; llama.cpp's GELU from a table in fp16;

@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from kvq_core.models import LoadedModel, load
 from kvq_core.settings import settings
 from tests.support import llama_answers
-from tests.support.gguf_files import BOS, CONFIGS, EOS, EOT, TOKENS, logits, rounded, sentencepiece, source, write
+from tests.support.gguf_files import CONFIGS, logits, rounded, source, write
+from tests.support.gguf_keys import BOS, EOS, EOT, TOKENS, sentencepiece
 
 IDS = [(7 * i * i + i) % len(TOKENS) for i in range(60)]
 POSITIONS, HEAD_DIM, BASE = 400, 16, 10000.0
@@ -31,6 +32,7 @@ def converted(loaded: LoadedModel) -> torch.nn.Module:
     return AutoModelForCausalLM.from_pretrained(folder).eval()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
 @pytest.mark.parametrize("architecture", CONFIGS)
 def test_logits_are_those_of_the_model_it_was_written_from(tmp_path, architecture: str, kind: str) -> None:
@@ -197,6 +199,7 @@ def test_a_text_begins_as_the_file_says(tmp_path, keys: dict, first: int | None)
     assert again("def")["input_ids"] == loaded.render("def", None, False)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("pre", "text", "pieces"),
     [

@@ -14,7 +14,8 @@ import torch
 from kvq_core.errors import ModelError
 from kvq_core.models import load
 from tests.core.models.test_model_identity import written
-from tests.support.gguf_files import TOKENS, source, write
+from tests.support.gguf_files import source, write
+from tests.support.gguf_keys import TOKENS
 
 FREQUENCIES = {"rope_freqs.weight": np.full(8, 2.0, np.float32)}
 

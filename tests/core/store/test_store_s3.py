@@ -12,7 +12,6 @@ from pathlib import Path
 import fsspec
 import pytest
 import s3fs
-from moto.server import ThreadedMotoServer
 
 from kvq_core.errors import StoreError
 from kvq_core.store.beside import held
@@ -32,6 +31,8 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture(scope="module")
 def bucket():
     """A bucket of a server of its own, reached as a replica would: by the environment alone."""
+    from moto.server import ThreadedMotoServer
+
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

@@ -3,7 +3,6 @@
 import numpy as np
 import pandas as pd
 import pytest
-from scipy import stats
 
 from kvq_core.studies.intervals import mean_interval, share_interval, tail_interval
 from kvq_core.studies.pairs import flips_with_model, pairs
@@ -39,6 +38,8 @@ def test_the_interval_of_a_mean_covers_it_as_often_as_it_says(n, spread):
 
 
 def test_the_interval_agrees_with_students_where_that_is_right():
+    from scipy import stats
+
     values = 5 + 0.1 * np.random.default_rng(2).normal(size=200)
     found, known = mean_interval(values), stats.ttest_1samp(values, 0).confidence_interval()
     assert found.low == pytest.approx(known.low, abs=3e-3) and found.high == pytest.approx(known.high, abs=3e-3)
@@ -79,12 +80,16 @@ def test_the_tail_is_that_of_the_pooled_tokens_and_its_interval_draws_prompts():
 
 
 def test_a_share_has_wilsons_interval():
+    from scipy import stats
+
     found, known = share_interval(7, 12), stats.binomtest(7, 12).proportion_ci(method="wilson")
     assert (found.low, found.high) == (pytest.approx(known.low), pytest.approx(known.high))
     assert share_interval(0, 0) is None
 
 
 def test_pairs_are_scipys_with_holms_correction_and_tell_how_many_prompts_would_do():
+    from scipy import stats
+
     draw = np.random.default_rng(4)
     a = np.exp(draw.normal(-3, 0.4, 12))
     klds = {("m", "a"): a, ("m", "b"): a * np.exp(draw.normal(0.05, 0.3, 12)), ("m", "c"): 3 * a}
@@ -102,6 +107,8 @@ def test_pairs_are_scipys_with_holms_correction_and_tell_how_many_prompts_would_
 
 def test_paired_tests_hold_their_level():
     """Two lanes that do the same damage on average are told apart in at most one of twenty studies, or nearly."""
+    from scipy import stats
+
     draw, false = np.random.default_rng(5), 0
     for _ in range(300):
         shared = draw.normal(0, 0.5, 12)

@@ -1,13 +1,5 @@
-"""Studies on a tiny model: shared cells, workers, shards, kills, and stores that fail."""
+"""Studies on a tiny model: shared cells, what is left out, damaged runs, and stores that fail."""
 
-import json
-import multiprocessing
-import os
-import signal
-import subprocess
-import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,33 +11,12 @@ from kvq_core.models import load
 from kvq_core.pipeline.compare import compare
 from kvq_core.spec import canonical_json, parse_spec
 from kvq_core.store.beside import held, keep, kept
-from kvq_core.store.store import open_store
 from kvq_core.studies.cells import plan
-from kvq_core.studies.executors import Processes, Work, compute
-from kvq_core.studies.rows import read_rows, rows_of
+from kvq_core.studies.executors import compute
+from kvq_core.studies.rows import read_rows
 from kvq_core.studies.spec import parse_study
 from kvq_core.studies.study import run_plan, stored_study, study, study_spec
-from tests.support.study_models import LANES, prompt, study_data, write_model, write_study
-
-ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture
-def store(tmp_path):
-    return open_store(str(tmp_path / "store"))
-
-
-def command(place: Path, store: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "kvq_core", "study", "--spec", str(place), "--json", *more]
-
-
-def environment(store: Path) -> dict[str, str]:
-    return {**os.environ, "KVQ_STORE": str(store), "OMP_NUM_THREADS": "1", "PYTHONPATH": "."}
+from tests.support.study_models import LANES, prompt, study_data, write_study
 
 
 def test_a_cell_is_the_run_that_the_same_comparison_is_alone(model, store):
@@ -161,69 +132,6 @@ def test_prompts_asked_twice_are_one_run_and_two_samples(model, store):
     assert result.cells["done"] == 3 and len({cell.id for cell in result.plan.cells}) == 2
 
 
-@pytest.mark.slow
-def test_workers_give_what_one_process_gives_and_one_that_dies_loses_nothing(model, store, tmp_path):
-    """One worker after the other, for each that is spawned imports everything; test_study_kill.py has two at once."""
-    data = study_data(model, 5)
-    one = study(parse_study(data), store)
-    other = open_store(str(tmp_path / "other"))
-    killed = []
-
-    def progress(doing: str, done: int, total: int) -> None:
-        if doing == "Computing" and done == 1 and not killed:
-            import psutil
-
-            workers = [p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline())]
-            killed.append(workers[0].pid)
-            os.kill(workers[0].pid, signal.SIGKILL)
-
-    two = run_plan(plan(parse_study(data)), other, executor=Processes(1), progress=progress)
-    assert killed and two.cells["done"] == 5
-    known, found = (each.table.set_index(["prompt", "lane"]) for each in (one, two))
-    assert list(found["run"]) == list(known["run"])
-    assert list(found["kld_mean"]) == list(known["kld_mean"])
-
-
-@pytest.mark.slow
-def test_a_cell_that_always_kills_its_worker_fails_and_the_others_are_done(model, store, monkeypatch):
-    """In workers that are forked: each that is spawned imports everything first."""
-    fork = multiprocessing.get_context("fork")
-    monkeypatch.setattr("kvq_core.studies.executors.multiprocessing.get_context", lambda kind: fork)
-    planned = plan(parse_study(study_data(model, 2)))
-    works = [Work(cell, "file:///nowhere", store.limits) for cell in planned.cells]
-    monkeypatch.setattr("kvq_core.studies.executors.compute", die)
-    found = list(Processes(1).run(works))
-    assert {outcome.id for outcome in found} == {cell.id for cell in planned.cells}
-    assert all("its worker died 3 times" in outcome.error for outcome in found)
-
-
-def die(work: Work) -> None:
-    os._exit(9)
-
-
-@pytest.mark.slow
-def test_shards_meet_in_one_store_though_one_was_killed(model, tmp_path, monkeypatch, capsys):
-    place, place_of_runs = write_study(tmp_path / "s.json", study_data(model, 6)), tmp_path / "store"
-    first = subprocess.Popen(
-        command(place, place_of_runs, "--shard", "1/2"),
-        env=environment(place_of_runs),
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    while not list(place_of_runs.glob("[0-9a-f]*/manifest.json")) and first.poll() is None:
-        time.sleep(0.05)
-    first.kill()
-    first.wait()
-    monkeypatch.setenv("KVQ_STORE", str(place_of_runs))
-    for more in (("--shard", "2/2"), ("--shard", "1/2"), ()):
-        assert main(["study", "--spec", str(place), "--json", *more]) == 0
-        told = json.loads(capsys.readouterr().out)
-    assert (told["cells"]["total"], told["cells"]["done"]) == (6, 6)
-    assert all(lane["kld_low"] <= lane["kld_mean"] <= lane["kld_high"] for lane in told["lanes"])
-    assert len(list(place_of_runs.glob("[0-9a-f]*/manifest.json"))) == 6 and len(told["groups"]) == 4
-
-
 def test_a_store_that_takes_nothing_more_stops_the_study_and_loses_nothing(model, store, monkeypatch):
     from kvq_core.store.layouts import Folders
 
@@ -242,46 +150,6 @@ def test_a_store_that_takes_nothing_more_stops_the_study_and_loses_nothing(model
     assert len(held(store, [cell.id for cell in plan(spec).cells])) == 2
     monkeypatch.setattr(Folders, "put", put)
     assert study(spec, store).cells["done"] == 4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_ctrl_c_leaves_everything_usable_and_the_same_command_goes_on(model, store, tmp_path, workers):
-    place = write_study(tmp_path / "study.json", study_data(model, 40))
-    process = subprocess.Popen(
-        command(place, store.root, "--workers", workers),
-        env=environment(store.root),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # in the background: ignored
-    )
-    manifests = Path(store.root).glob
-    with process:
-        try:
-            end = time.monotonic() + 120
-            while len(list(manifests("[0-9a-f]*/manifest.json"))) < 2:
-                assert process.poll() is None and time.monotonic() < end
-                time.sleep(0.02)
-            process.send_signal(signal.SIGINT)
-            out, told = process.communicate(timeout=60)
-        finally:
-            process.kill()
-    assert process.returncode == 130 and not out and "Traceback" not in told
-    done = stored_study(plan(parse_study(study_data(model, 40))), store).done
-    assert 2 <= done < 40
-    assert "cells are in the store, and the same command goes on from them" in told
-    went_on = study(parse_study(study_data(model, 40)), store)
-    assert went_on.cells["done"] == 40 and not went_on.failed
-
-
-def test_a_worker_that_is_elsewhere_says_so(model, store):
-    cell = plan(parse_study(study_data(model, 1))).cells[0]
-    *_, event = compare(cell.spec)
-    assert [row["lane"] for row in rows_of(cell, event.record, event.arrays)] == ["four", "two"]
-    other = cell.__class__(**{**vars(cell), "id": "0" * 16})
-    assert "its device, versions or files" in compute(Work(other, store.root, store.limits)).error
 
 
 def test_a_model_that_is_not_here_is_said_in_a_line(store, tmp_path):
@@ -307,13 +175,3 @@ def test_followed_tokens_are_those_that_are_scored(model, store):
     record, arrays = store.load(result.plan.cells[0].id)
     ids = arrays["reference/topk_ids"][:, 0].tolist()
     assert record.reference.token_ids[-len(ids) :] == ids
-
-
-@pytest.mark.slow
-def test_two_studies_of_one_id_at_once_share_their_cells(model, store):
-    planned = plan(parse_study(study_data(model, 12)))
-    with ThreadPoolExecutor(2) as both:
-        one, other = both.map(lambda _: run_plan(planned, open_store(store.root)), range(2))
-    assert one.summary() == other.summary() and one.cells["done"] == 12
-    assert len(list(Path(store.root).glob("[0-9a-f]*/manifest.json"))) == 12
-    assert stored_study(planned, store).summary() == one.summary()

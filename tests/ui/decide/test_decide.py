@@ -4,6 +4,7 @@ import re
 import threading
 import time
 from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +23,7 @@ from kvq_core.spec.bundles import BUNDLES
 from kvq_core.store.store import open_store
 from tests.core.advice.test_advice import asked, noisy, option, rows
 from tests.core.advice.test_decision import scored
+from tests.support.gated_runs import until
 from tests.support.study_models import prompt, write_model
 from ui.decide.answer import answer_html, lanes_html
 from ui.decide.asked import ANY, BITS, LEAST, STUDY, DecideForm
@@ -90,13 +92,6 @@ def form(of: str, **changes: Any) -> DecideForm:
 
 def begin(place, held: DecideForm, session: str = "page/decide", visitor: str = "one") -> GoingDecision:
     return place.decisions.begin(admit(quote_form(held, "", place.studies.results)), session, visitor)
-
-
-def until(true, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def watched(going: GoingDecision) -> GoingDecision:
@@ -223,6 +218,7 @@ def test_on_a_public_instance_another_visitors_study_is_closed(place, model, mon
     assert "has not shared it" in closed
 
 
+@cache
 def kinds() -> dict[str, Decision]:
     """One of every kind of answer, made by hand."""
     none = asked([*rows("small", noisy(0.5)), *rows("large", noisy(0.03, seed=1))], [option("small"), option("large")])
