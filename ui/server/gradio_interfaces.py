@@ -20,7 +20,7 @@ def no_interfaces() -> Iterator[None]:
             raise OSError("no interface is written")
         return getfile(of)
 
-    inspect.getfile = told
+    inspect.getfile = told  # type: ignore[assignment]
     try:
         yield
     finally:
