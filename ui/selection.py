@@ -60,13 +60,7 @@ def start(record: Record, arrays: Arrays) -> Selection:
 
 def apply_pick(raw: Any, now: Selection, record: Record) -> Selection:
     """The selection after a click in a figure or on a token; what a browser sends is anybody's text."""
-    try:
-        asked = json.loads(raw)
-    except (TypeError, ValueError, RecursionError):
-        return now
-    if not isinstance(asked, dict):
-        return now
-    values = {k: v for k, v in asked.items() if isinstance(v, int | float) and math.isfinite(v)}
+    values = _numbers(raw)
     layer, token = values.get("layer", now.layer), values.get("token", now.token)
     if "step" in values:
         token = values["step"] + 1
@@ -76,6 +70,26 @@ def apply_pick(raw: Any, now: Selection, record: Record) -> Selection:
     if "kv_head" in values and round(values["kv_head"]) != now.kv_head(record):
         head = round(values["kv_head"]) * group_of(record)
     return replace(now, **vars(read_selection(record, layer, head, token)))
+
+
+PARTS = {"layer": "layer", "head": "head", "kv_head": "head", "token": "token", "step": "token", "position": "token"}
+
+
+def parts_picked(raw: Any) -> dict[str, float]:
+    """What of layer, head and token a click picks, each with when that was, in ms on the page's clock."""
+    values = _numbers(raw)
+    return {PARTS[name]: values.get("at", 0.0) for name in values if name in PARTS}
+
+
+def _numbers(raw: Any) -> dict[str, float]:
+    """The finite numbers of a click; what a browser sends is anybody's text."""
+    try:
+        asked = json.loads(raw)
+    except (TypeError, ValueError, RecursionError):
+        return {}
+    if not isinstance(asked, dict):
+        return {}
+    return {k: v for k, v in asked.items() if isinstance(v, int | float) and math.isfinite(v)}
 
 
 def selection_html(record: Record, arrays: Arrays, at: Selection) -> str:

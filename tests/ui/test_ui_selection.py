@@ -8,7 +8,7 @@ from kvq_core.analysis.worst import PURE_SINK
 from kvq_core.pipeline.examples import packaged_store
 from tests.support.ui_record_factory import make_run
 from ui.panels.tour import shipped_ids
-from ui.selection import Selection, apply_pick, read_selection, selection_html, start
+from ui.selection import Selection, apply_pick, parts_picked, read_selection, selection_html, start
 
 RECORD, ARRAYS = make_run(lanes=2)  # 30 layers, 9 query heads on 3 KV heads, 64 tokens
 PROMPT = len(RECORD.reference.prompt_token_ids)
@@ -95,3 +95,9 @@ def test_the_selection_is_said_with_the_head_it_reads_and_the_token_s_probabilit
     assert "query head <b>4</b> of KV head <b>1</b>, one of 3 that read it" in words
     assert "“&lt;b&gt;”" in words and "gives 50 %" in words
     assert "not scored" in selection_html(record, arrays, Selection(0, 0, 0))
+
+
+def test_a_click_says_what_it_picks_and_when():
+    assert parts_picked('{"layer": 3, "kv_head": 1, "at": 12.5}') == {"layer": 12.5, "head": 12.5}
+    assert parts_picked('{"step": 4, "at": 2}') == parts_picked('{"position": 900, "at": 2}') == {"token": 2}
+    assert parts_picked("[1]") == parts_picked("nan") == parts_picked(None) == {}

@@ -15,7 +15,7 @@ from ui.decide.asked import ANY, BITS, CACHE, LEAST, MEMORY, PROMPTS, ROOMS, SOU
 from ui.decide.fitting import fitting_html
 from ui.decide.quote import quote_form, quote_html
 from ui.html.escape import safe
-from ui.service.services import QUIET, SWIFT
+from ui.service.services import LATEST, QUIET
 from ui.study.asked import Form as PromptsForm
 from ui.study.opening import Results, mine_of, my_key
 from ui.study.prompts import PromptsPanel, create_prompts
@@ -115,7 +115,7 @@ def _room() -> list[Any]:
             elem_id="decide-weights",
             interactive=True,
         )
-    room.input(_size_of, room, given, **SWIFT)
+    room.input(_size_of, room, given, **LATEST)
     return [room, given, context, batch, weights]
 
 

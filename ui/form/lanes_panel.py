@@ -28,7 +28,7 @@ from ui.form.lanes import (
 )
 from ui.form.rules import add_rule, move_rule_up, remove_rule, rules_of
 from ui.form.selecting import SELECT
-from ui.service.services import SWIFT
+from ui.service.services import LATEST, SWIFT
 
 
 @dataclass
@@ -82,9 +82,9 @@ def create_lanes() -> Lanes:
         sent = gr.Textbox(visible="hidden", elem_id="lanes-sent", show_label=False)
     panel = Lanes(gr.State([]), gr.State(place_editor(None)), rows, said, form, below, add, flags, sent)
     both = [panel.lanes, panel.open]
-    sent.change(apply_change, [sent, *both], panel.outputs, **SWIFT, trigger_mode="always_last")
+    sent.change(apply_change, [sent, *both], panel.outputs, **LATEST)
     add.click(insert_lane, panel.lanes, panel.outputs, **SWIFT)
-    bundle.input(take_bundle, [bundle, panel.lanes], [*panel.outputs, bundle], **SWIFT)
+    bundle.input(take_bundle, [bundle, panel.lanes], [*panel.outputs, bundle], **LATEST)
     return panel
 
 

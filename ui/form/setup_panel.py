@@ -14,7 +14,7 @@ from kvq_core.training.offer import possible_here
 from ui.form.stress_panel import create_stress
 from ui.form.values import FIELDS
 from ui.html.escape import safe
-from ui.service.services import SWIFT
+from ui.service.services import LATEST, SWIFT
 
 
 @dataclass
@@ -171,4 +171,4 @@ def wire_presets(setup: Setup, pick: Callable[[str], list[Any]], outputs: list[g
     """``pick(name)`` fills the form; the question stands above the prompt from then on."""
     for name, button in setup.chips.items():
         button.click(lambda chosen=name: pick(chosen), None, outputs, **SWIFT)
-    setup.more.input(pick, setup.more, outputs, **SWIFT)
+    setup.more.input(pick, setup.more, outputs, **LATEST)

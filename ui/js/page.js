@@ -115,10 +115,8 @@
     if (event.target.closest?.("[data-show]")) show(event.target.closest("[data-figure]").dataset.figure);
     const tab = event.target.closest?.("[data-view]");
     if (tab) {
-      window.kvq.open(tab.dataset.view);
+      goView(tab.dataset.view);
       window.kvqVisit?.remember("view", tab.dataset.view, true);
-      // Told after it is on screen: Gradio keeps the browser busy for a while with any event.
-      requestAnimationFrame(() => setTimeout(() => write("#open-view", tab.dataset.view)));
     }
     const image = event.target.closest?.("[data-image]");
     if (image) images(image.dataset.image, image.closest("#study, #decide")?.id);
@@ -234,13 +232,10 @@
     // As an address says, of the run that is shown: on the way back to a view, or forth.
     look: (asked) => {
       const view = asked.get("view") ?? document.querySelector("[data-view]")?.dataset.view;
-      if (view && view !== window.kvq.view) {
-        window.kvq.open(view);
-        write("#open-view", view);
-      }
+      if (view && view !== window.kvq.view) goView(view);
       const at = asked.get("at") ?? opening;
       const [layer, head, token] = at?.split(".").map(Number) ?? [];
-      if (at && at !== said?.at) send({ layer, head, token });
+      if (at) send({ layer, head, token }); // the one that is said may be left already
       readOff(asked.get("off"));
       if (read && asked.get("span") !== (spanOf() || null)) readSpan(asked.get("span"));
     },
@@ -269,9 +264,16 @@
       if (read) outline();
       if (reading) renderReading();
     },
-    // As the server says, unless the replay is on its way to another one.
+    // As the server says, unless somebody is on the way to another one.
     told: (token) => {
-      if (!moving()) window.kvq.mark(token);
+      if (moving() || isLate(token)) return;
+      awaited = null;
+      window.kvq.mark(token);
+    },
+    toldView: (view) => {
+      if (awaitedView !== null && awaitedView !== view) return;
+      awaitedView = null;
+      window.kvq.open(view);
     },
     save: (text, name) => {
       if (!text || !name) return;

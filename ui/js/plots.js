@@ -5,7 +5,10 @@
     box.value = text; // never twice the same, so that it is an input
     box.dispatchEvent(new Event("input", { bubbles: true }));
   };
-  const send = (pick, where = "#pick") => write(where, JSON.stringify({ ...pick, at: performance.now() }));
+  const send = (pick, where = "#pick") => {
+    if (where === "#pick") awaitPick(pick);
+    write(where, JSON.stringify({ ...pick, at: performance.now() }));
+  };
   const clicked = (event) => {
     const point = event.points?.[0];
     const plot = event.event?.target?.closest?.(".js-plotly-plot");

@@ -26,8 +26,33 @@
     if (now.run && said?.run !== now.run) opening = at;
     if (now.run) said = { run: now.run, at };
   };
+  // What somebody chose and the server has not answered yet. Its answer to what was chosen before is late: it must not
+  // take the page back.
+  let awaited = null; // { run, token }
+  const awaitPick = ({ token, step, position }) => {
+    const next = token ?? (Number.isFinite(step) ? step + 1 : read && position >= read.prompt ? position - read.prompt : undefined);
+    if (next === undefined) return;
+    const there = awaited === null && document.querySelector("#pick-token input")?.value === String(next);
+    awaited = there ? null : { run: drawnFor("#selected").run, token: next };
+  };
+  const isLate = (token) => awaited !== null && awaited.token !== Number(token) && awaited.run === drawnFor("#selected").run;
+  document.addEventListener("input", ({ target }) => {
+    if (target.closest?.("#pick-token")) awaited = null; // moved by hand
+  });
+  let awaitedView = null;
+  const goView = (view) => {
+    window.kvq.open(view);
+    awaitedView = view;
+    // Told after it is on screen: Gradio keeps the browser busy for a while with any event.
+    requestAnimationFrame(() => setTimeout(() => {
+      if (awaitedView !== view) return; // another one was chosen since
+      if (document.querySelector("#open-view :is(textarea, input)")?.value === view) awaitedView = null;
+      else write("#open-view", view);
+    }));
+  };
   const compare = () => {
     const now = drawnFor("#selected");
+    if (awaited && (awaited.run !== now.run || awaited.token === now.token)) awaited = null;
     place(now);
     for (const { id, classList } of document.querySelectorAll("#where .view")) {
       const drawn = drawnFor(`#${id} .words`);

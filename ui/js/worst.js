@@ -1,7 +1,7 @@
   // The worst tokens of a lane, one after the other: each is selected with the layer and head that its damage is
   // largest in, and a line says why. n and p go on and back.
   const WHERE = { 1: ["attention KL", "nats"], 0: ["mean |Δ score|", ""] };
-  let rank = null; // { of, at }: which list, and the place in it
+  let rank = null; // { of, at, said }: which list, the place in it, and the line about it
   const worstLane = () => Number(document.getElementById("worst-lane")?.value);
   // Of some lanes the one that lost most: what is opened with.
   const worstOf = (lanes) => {
@@ -9,11 +9,21 @@
     const found = figuresNow().lanes;
     return lanes.reduce((worst, lane) => ((found[lane]?.kld_mean ?? -1) > (found[worst]?.kld_mean ?? -1) ? lane : worst), lanes[0]);
   };
+  // Its choices are written anew with every lane that joins the run: what was chosen stays.
+  let worstChosen = null; // { run, lane, kind }
   const worstReady = () => {
-    rank = null;
-    const pick = document.getElementById("worst-lane");
-    if (pick?.options.length) pick.value = worstOf([...pick.options].map(({ value }) => Number(value)));
+    const [pick, kind] = ["worst-lane", "worst-kind"].map((id) => document.getElementById(id));
+    if (!pick?.options.length) return;
+    const lanes = [...pick.options].map(({ value }) => Number(value));
+    const chosen = worstChosen?.run === read.run && lanes.includes(worstChosen.lane) ? worstChosen : null;
+    pick.value = chosen?.lane ?? worstOf(lanes);
+    if (chosen) kind.value = chosen.kind;
+    if (rank?.of.startsWith(`${read.run} `)) document.querySelector(".along-why").textContent = rank.said;
   };
+  document.addEventListener("change", ({ target }) => {
+    if (!read || !target.matches?.("#worst-lane, #worst-kind")) return;
+    worstChosen = { run: read.run, lane: worstLane(), kind: document.getElementById("worst-kind").value };
+  });
   const worstTokens = (lane, kind) => {
     const { kld, same, tie } = read.lanes[lane];
     const flipped = (token) => !same[token - 1];
@@ -57,10 +67,10 @@
     }
     const of = `${read.run} ${lane} ${kind} ${spanOf()}`;
     const at = rank?.of === of ? (rank.at + by + list.length) % list.length : by > 0 ? 0 : list.length - 1;
-    rank = { of, at };
     const token = list[at];
     const { where } = read.lanes[lane];
-    told.textContent = whyWorst(lane, token, at + 1, list.length);
+    rank = { of, at, said: whyWorst(lane, token, at + 1, list.length) };
+    told.textContent = rank.said;
     window.kvq.mark(token);
     outline();
     send(where ? { layer: where.layer[token - 1], head: where.head[token - 1], token } : { token });

@@ -38,6 +38,10 @@ QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden",
 # Short handlers answer at once, beside a run that holds the engine. They are queued all the same: only queued events
 # report changes of a gr.State to its listeners.
 SWIFT = {**QUIET, "concurrency_limit": None}
+# What somebody chooses anew before the last choice is answered is asked for after it: Gradio passes over it else.
+LATEST = {**SWIFT, "trigger_mode": "always_last"}
+# Each of several lanes that are added joins those before it.
+ADDING = {**QUIET, "concurrency_limit": 1, "concurrency_id": "adding lanes", "trigger_mode": "multiple"}
 
 
 @dataclass

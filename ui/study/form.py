@@ -16,7 +16,7 @@ from ui.form.lanes import LaneForm, title
 from ui.form.lanes_panel import bundle_choices
 from ui.html.colors import lane_color
 from ui.html.escape import safe, shorten
-from ui.service.services import QUIET, SWIFT
+from ui.service.services import LATEST, QUIET
 from ui.study.asked import FILE, OF_COMPARE, PASTE, TASKS, Form, study_of
 from ui.study.prompts import PromptsPanel, create_prompts
 from ui.study.quote import quote, quote_html
@@ -88,7 +88,7 @@ def wire_form(panel: FormPanel, compare_lanes: gr.State, store: Store) -> None:
         concurrency_limit=2,
     )
     way, suite = panel.prompts.fields[0], panel.prompts.suite
-    gr.on([way.input, suite.input], tokens_of, [way, suite], panel.new_tokens, **SWIFT)
+    gr.on([way.input, suite.input], tokens_of, [way, suite], panel.new_tokens, **LATEST)
 
 
 def form_of(values: tuple[Any, ...]) -> Form:

@@ -11,7 +11,7 @@ from kvq_core.studies.sources import READERS
 from kvq_core.studies.tasks import SUITES
 from ui.html.escape import safe
 from ui.html.numbers import size
-from ui.service.services import SWIFT
+from ui.service.services import LATEST
 from ui.study.asked import NUMBERS, PASTE, WAYS
 
 PLACEHOLDER = "A prompt a line, or JSON objects, one a line:\n" + '{"prompt": "...", "id": "...", "group": "..."}'
@@ -71,7 +71,7 @@ def create_prompts(name: str = "study") -> PromptsPanel:
                 seed = gr.Number(0, label="Seed", precision=0, min_width=80, interactive=True)
             options = [_option(first, option) for option in NUMBERS]
     panel = PromptsPanel([way, text, file, skip, suite, n, seed, *options], about)
-    suite.input(_suite_chosen, suite, [about, *options], **SWIFT)
+    suite.input(_suite_chosen, suite, [about, *options], **LATEST)
     return panel
 
 

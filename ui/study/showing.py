@@ -52,7 +52,7 @@ def wire_shown(place: StudyPlace) -> None:
     figures = [*result.outputs, place.cell.prompt]
     outputs = [*figures, *result.files, result.private, place.mine, place.listing]
     result.shown.change(show, [*picked, place.mine], outputs, **QUIET, concurrency_limit=4)
-    result.model.input(drawn, picked, figures, **QUIET, concurrency_limit=4)
+    result.model.input(drawn, picked, figures, **QUIET, concurrency_limit=4, trigger_mode="always_last")
     result.share.click(publish, [result.shown, place.mine], [result.link, result.private], **SWIFT)
 
 

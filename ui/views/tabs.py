@@ -11,7 +11,7 @@ import gradio as gr
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import Record
 from ui.html.escape import safe
-from ui.selection import Selection, apply_pick, last_token, read_selection, selection_html, start
+from ui.selection import Selection, apply_pick, last_token, parts_picked, read_selection, selection_html, start
 from ui.service.services import QUIET, SWIFT, Services
 from ui.views.attention import create_attention
 from ui.views.damage import create_damage
@@ -35,7 +35,7 @@ TABS = (
     ("Spectra", create_spectra),
     ("Query subspace", create_subspace),
 )
-OPEN = "(view) => window.kvq?.open(view)"
+OPEN = "(view) => window.kvq?.toldView(view)"
 MARK = "(token) => window.kvq?.told(token)"
 DRAWING_AHEAD = {**QUIET, "concurrency_limit": 4, "trigger_mode": "always_last"}
 DRAWING = {**DRAWING_AHEAD, "concurrency_id": "drawing"}  # one line: they begin in the order asked for
@@ -49,6 +49,9 @@ class OnPage:
 
     at: tuple[str, Selection] | None = None  # run and selection asked for last
     keys: dict[str, list[Any]] = field(default_factory=dict)  # what each view is or is being drawn for, see View.key
+    picks: dict[str, float] = field(
+        default_factory=dict
+    )  # layer, head, token: when each was picked, on the page's clock
 
     def claim(self, view: str, key: list[Any], at: tuple[str, Selection]) -> bool:
         """Whether to draw a view: not where it is or is being drawn like this, or where ``at`` is no longer wanted."""
@@ -56,6 +59,14 @@ class OnPage:
             if self.at != at or self.keys.get(view) == key:
                 return False
             self.keys[view] = key
+            return True
+
+    def picked(self, part: str, at: float) -> bool:
+        """Whether a pick of layer, head or token holds: not where a later one was answered already."""
+        with CLAIMING:
+            if at < self.picks.get(part, at):
+                return False
+            self.picks[part] = at
             return True
 
 
@@ -125,7 +136,10 @@ def wire_views(panel: Views, shown: gr.State, services: Services) -> None:
     panel.ahead.change(draw_ahead(panel, services), inputs, panel.outputs, **DRAWING_AHEAD)
     token = panel.selectors.token
     token.change(None, token, None, js=MARK, **SWIFT)
-    chosen = panel.pick.change(_picking(services), [panel.pick, shown, *panel.selection], panel.selection, **SWIFT)
+    inputs = [panel.pick, shown, panel.on_page, *panel.selection]
+    # All of them: a click on a layer and one on a token right after it are two picks of one selection.
+    picking = {**SWIFT, "trigger_mode": "multiple"}
+    chosen = panel.pick.change(_picking(services), inputs, panel.selection, **picking)
     chosen.then(*draw, **DRAWING)
     wire_export(panel.export, drawing_inputs_of_view(panel, shown), partial(_with_pickers, panel), services)
 
@@ -240,12 +254,14 @@ def _draw_one(
 
 
 def _picking(services: Services) -> Callable[..., list[Any]]:
-    def picking(raw: str, shown: dict[str, Any], layer: Any, head: Any, token: Any) -> list[Any]:
+    def picking(raw: str, shown: dict[str, Any], on_page: OnPage, layer: Any, head: Any, token: Any) -> list[Any]:
+        """Moves what was picked and leaves the rest, which may be on its way to elsewhere."""
         if not shown.get("run"):
             return [gr.skip()] * 3
         record, _ = services.records.drawn(shown)
-        at = apply_pick(raw, read_selection(record, layer, head, token), record)
-        return [at.layer, at.head, at.token]
+        at = asdict(apply_pick(raw, read_selection(record, layer, head, token), record))
+        moved = {part for part, sent in parts_picked(raw).items() if on_page.picked(part, sent)}
+        return [at[part] if part in moved else gr.skip() for part in ("layer", "head", "token")]
 
     return picking
 

@@ -1,0 +1,87 @@
+"""What somebody chooses while the answer to the choice before is under way: it stays, whatever comes late."""
+
+import pytest
+
+from tests.browser.pages import VIEWS
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
+LATENCY = {"offline": False, "latency": 250, "downloadThroughput": -1, "uploadThroughput": -1}
+KEEPS_MARKS = """() => {
+  window.marks = [];
+  const { mark, open } = window.kvq;
+  window.kvq.mark = (token) => { window.marks.push(Number(token)); mark(token); };
+  window.kvq.open = (view) => { window.marks.push(view); open(view); };
+}"""
+PICKS = """(picks) => {
+  const box = document.querySelector("#pick textarea");
+  picks.forEach((pick, at) => setTimeout(() => {
+    box.value = JSON.stringify({ ...pick, at: performance.now() });
+    box.dispatchEvent(new Event("input", { bubbles: true }));
+  }, 40 * at));
+}"""
+PICKERS = "['layer', 'head', 'token'].map(name => document.querySelector(`#pick-${name} input[type=number]`).value)"
+REST_MS = 1200  # several times the latency: whatever is under way has come
+
+
+@pytest.fixture
+def page(quick, open_page):
+    """A page whose server answers after a quarter of a second."""
+    page = open_page(quick)
+    page.wait_for_selector(VIEWS["Verdicts"])
+    page.wait_for_selector("#along [data-worst]")
+    page.wait_for_selector("#selected [data-at]", state="attached")
+    session = page.context.new_cdp_session(page)
+    session.send("Network.enable")
+    session.send("Network.emulateNetworkConditions", LATENCY)
+    page.evaluate(KEEPS_MARKS)
+    yield page
+    session.send("Network.emulateNetworkConditions", {**LATENCY, "latency": 0})
+    session.detach()
+
+
+def rest(page) -> list:
+    """What was marked and opened since the last time, once all answers came."""
+    page.wait_for_timeout(REST_MS)
+    return page.evaluate("window.marks.splice(0)")
+
+
+def test_the_next_worst_is_not_taken_back(page):
+    page.locator("#worst-lane").select_option(index=1)
+    page.locator("#worst-lane").blur()
+    for _ in range(3):
+        page.keyboard.press("n")
+    third = int(page.evaluate("window.kvq.token"))
+    marks = rest(page)
+    assert len(set(marks)) == 3 and set(marks[marks.index(third) :]) == {third}, marks
+    assert page.evaluate(PICKERS)[2] == str(third)
+    assert page.locator(".along-why").inner_text().startswith("3rd worst")
+
+
+def test_of_several_picks_each_holds(page):
+    page.evaluate(PICKS, [{"layer": 1}, {"token": 5}, {"head": 2}, {"token": 6}])
+    rest(page)
+    assert page.evaluate(PICKERS) == ["1", "2", "6"]
+    page.wait_for_function("JSON.parse(document.querySelector('#selected [data-at]').dataset.at).token == 6")
+
+
+def test_a_view_that_was_left_does_not_come_back(page):
+    page.evaluate(
+        "['texts', 'damage', 'storage'].forEach((name, at) => "
+        "setTimeout(() => document.querySelector(`[data-view=${name}]`).click(), 10 * at))"
+    )
+    opened = rest(page)
+    assert opened[:3] == ["texts", "damage", "storage"] and set(opened[2:]) == {"storage"}
+    page.wait_for_selector("#view-storage:not(.behind)")
+
+
+def test_back_and_forth_ends_where_one_is(page):
+    page.evaluate(PICKS, [{"token": 3}])
+    page.wait_for_function("/at=\\d+\\.\\d+\\.3(&|$)/.test(location.search)")
+    page.locator("[data-view=texts]").click()
+    page.evaluate(PICKS, [{"token": 7}])
+    page.wait_for_function("/at=\\d+\\.\\d+\\.7(&|$)/.test(location.search)")
+    rest(page)
+    page.evaluate("() => { history.back(); setTimeout(() => history.forward(), 150); }")
+    rest(page)
+    assert page.evaluate(PICKERS)[2] == "7" and "view=texts" in page.url
+    page.wait_for_function("/at=\\d+\\.\\d+\\.7(&|$)/.test(location.search)")
