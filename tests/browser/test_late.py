@@ -20,7 +20,6 @@ PICKS = """(picks) => {
   }, 40 * at));
 }"""
 PICKERS = "['layer', 'head', 'token'].map(name => document.querySelector(`#pick-${name} input[type=number]`).value)"
-REST_MS = 1200  # several times the latency: whatever is under way has come
 
 
 @pytest.fixture
@@ -40,8 +39,12 @@ def page(quick, open_page):
 
 
 def rest(page) -> list:
-    """What was marked and opened since the last time, once all answers came."""
-    page.wait_for_timeout(REST_MS)
+    """What was marked and opened since the last time, once all answers came: picks are answered in their order, and
+    the one of another head is the last."""
+    heads = [page.evaluate(f"{PICKERS}[1]"), "0", "1"]
+    page.evaluate(PICKS, [{"head": int(next(head for head in heads[1:] if head != heads[0]))}])
+    page.wait_for_function(f"before => {PICKERS}[1] != before", arg=heads[0])
+    page.evaluate("() => new Promise(done => requestAnimationFrame(() => setTimeout(done, 50)))")
     return page.evaluate("window.marks.splice(0)")
 
 
@@ -59,13 +62,12 @@ def test_the_next_worst_is_not_taken_back(page):
 
 def test_of_several_picks_each_holds(page):
     page.evaluate(PICKS, [{"layer": 1}, {"token": 5}, {"head": 2}, {"token": 6}])
-    rest(page)
-    assert page.evaluate(PICKERS) == ["1", "2", "6"]
+    page.wait_for_function(f"{PICKERS}.join() == '1,2,6'", timeout=20_000)
     page.wait_for_function("JSON.parse(document.querySelector('#selected [data-at]').dataset.at).token == 6")
 
 
 def test_a_view_that_was_left_does_not_come_back(page):
-    page.evaluate(
+    page.evaluate(  # one after the other, while the page is busy with the one before
         "['texts', 'damage', 'storage'].forEach((name, at) => "
         "setTimeout(() => document.querySelector(`[data-view=${name}]`).click(), 10 * at))"
     )
@@ -81,7 +83,10 @@ def test_back_and_forth_ends_where_one_is(page):
     page.evaluate(PICKS, [{"token": 7}])
     page.wait_for_function("/at=\\d+\\.\\d+\\.7(&|$)/.test(location.search)")
     rest(page)
-    page.evaluate("() => { history.back(); setTimeout(() => history.forward(), 150); }")
+    page.evaluate(
+        "() => new Promise(done => { history.back(); "
+        "setTimeout(() => { history.forward(); setTimeout(done, 100); }, 150); })"
+    )
     rest(page)
     assert page.evaluate(PICKERS)[2] == "7" and "view=texts" in page.url
     page.wait_for_function("/at=\\d+\\.\\d+\\.7(&|$)/.test(location.search)")

@@ -52,7 +52,8 @@ def _verdict(held: PolicyGrounds) -> str:
 
 def _compared(each: Compared) -> str:
     rules = each.lane.get("rules")
-    what = f"<small>{len(rules)} rules</small>" if isinstance(rules, list) else f"<small>{safe(each.label)}</small>"
+    what = f"{len(rules)} rules" if isinstance(rules, list) else safe(each.label)
+    what = "" if what.lower() == NAMES[each.what].lower() else f"<small>{what}</small>"
     predicted = ABSENT if each.predicted is None else significant(each.predicted)
     return (
         f'<tr><th scope="row">{NAMES[each.what]} {what}</th><td>{size(each.bytes)}</td><td>{predicted}</td>'

@@ -111,11 +111,8 @@ def _signs_alone(found: Grounds) -> str:
         return ""
     rows = _signs(found.signs)
     layers = len(found.signs)
-    return (
-        f'<div class="scroll"><div class="layer-map" style="--layers:{layers}">{rows}{_axis(layers)}</div></div>'
-        if rows
-        else ""
-    )
+    inside = f'<div class="layer-map" style="--layers:{layers}">{rows}{_axis(layers)}</div>'
+    return f'<div class="scroll" tabindex="0">{inside}</div>' if rows else ""
 
 
 def _predicts(found: Grounds) -> str:

@@ -13,7 +13,7 @@ from ui.html.escape import plot_safe, shorten
 from ui.html.numbers import significant
 from ui.html.tokens import TOKENS
 
-ROW = 34  # px of a lane
+ROW, LOW_ROW, MANY = 34, 24, 12  # px of a lane, of one of many, and lanes that are not yet many
 WIDEST = 2.0  # how far beyond the means an axis goes for intervals: of few prompts they can reach far beyond all else
 GROUNDS = {tone: TOKENS.light[tone] for tone in ("good", "warn", "bad")}
 _QUIET: dict[str, Any] = {"showarrow": False, "font": {"size": 11, "color": INK}}
@@ -35,7 +35,9 @@ def forest(result: StudyResult, model: str) -> go.Figure | None:
     if edges is None:
         return None
     low, high = edges
-    figure = canvas(112 + ROW * len(found), margin={"l": 12, "r": 16, "t": 52, "b": 46})
+    figure = canvas(
+        112 + (ROW if len(found) <= MANY else LOW_ROW) * len(found), margin={"l": 12, "r": 16, "t": 52, "b": 46}
+    )
     _bands(figure, low, high)
     for row, (at, line) in enumerate(found):
         mean = max(line["kld_mean"], low)

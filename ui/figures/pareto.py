@@ -15,7 +15,9 @@ from ui.html.escape import plot_safe, shorten
 HEIGHT, LINE = 340, 15  # px: of the figure, and between two labels
 MARGIN = {"l": 64, "r": 16, "t": 12, "b": 46}
 CLOSE = 0.2  # of the width: a point so near on the right takes the room of a label
-NAMED = 10  # lanes from which on only those on the front carry their names
+AXIS = 0.3  # of the width, up to which a label on the left would stand on the axis
+NAMED = 10  # lanes from which on only those on the front carry their names, where these have room
+WIDE, LETTER = 560, 6.4  # px: of the points' ground on a narrow page, and of a letter
 
 
 def pareto(result: StudyResult, model: str) -> go.Figure | None:
@@ -58,11 +60,25 @@ def pareto(result: StudyResult, model: str) -> go.Figure | None:
         for (at, line), (_, bytes, kld) in zip(found, places, strict=True)
         if at in named
     ]
+    if len(found) > NAMED:
+        dots = [(bytes / widest, kld) for _, bytes, kld in places]
+        held = [each for each in held if _has_room(each, dots, low, high)]
     _labels(figure, held, widest, low, high)
     figure.update_xaxes(title_text="bytes, % of an fp16 cache", range=[0, 1.04 * widest], zeroline=False)
     figure.update_yaxes(title_text="mean KLD over prompts, nats", type="log", **log_axis(low, high))
     figure.update_layout(showlegend=False)
     return label_figure(figure, "Scatter: mean KLD over prompts against bytes, a point a lane with its 95 % interval")
+
+
+def _has_room(held: tuple[float, float, str], dots: list[tuple[float, float]], low: float, high: float) -> bool:
+    """Whether a name fits on the side of its point that ``_labels`` takes, and on none of the other points."""
+    across, kld, label = held
+    px = (HEIGHT - MARGIN["t"] - MARGIN["b"]) / math.log(high / low)
+    width = (9 + LETTER * len(shorten(label, 22))) / WIDE
+    near = [x - across for x, other in dots if abs(math.log(other / kld)) * px < LINE and (x, other) != (across, kld)]
+    if _side(across, any(0 < apart < CLOSE for apart in near)) == "right":
+        return across - width >= 0 and not any(-width < apart < 0 for apart in near)
+    return across + width <= 1.04 and not any(0 < apart < width for apart in near)
 
 
 def _labels(figure: go.Figure, held: list[tuple[float, float, str]], widest: float, low: float, high: float) -> None:
@@ -72,8 +88,8 @@ def _labels(figure: go.Figure, held: list[tuple[float, float, str]], widest: flo
     last: dict[str, float] = {}
     for top, across, kld, label in sorted(placed):
         crowded = any(0 < x - across < CLOSE and abs(y - top) < LINE for y, x, *_ in placed)
-        side = "right" if across > 0.55 or crowded else "left"  # the end of the label that is at the point
-        free = min(max(top, last.get(side, -LINE) + LINE), inner - 6)
+        side = _side(across, crowded)  # the end of the label that is at the point
+        free = min(max(top - 8, last.get(side, -LINE) + LINE), inner - 6)
         last[side] = free
         figure.add_annotation(
             text=plot_safe(shorten(label, 22)),
@@ -85,3 +101,7 @@ def _labels(figure: go.Figure, held: list[tuple[float, float, str]], widest: flo
             showarrow=False,
             font={"size": 12, "color": INK},
         )
+
+
+def _side(across: float, crowded: bool) -> str:
+    return "right" if across > 0.55 or (crowded and across > AXIS) else "left"

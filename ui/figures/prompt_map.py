@@ -14,6 +14,7 @@ from ui.html.tokens import TOKENS
 
 MOST = 60  # rows; the files hold all of them
 LEVEL = 3  # lanes up to which their names need no slant
+SLANTED = 24  # lanes up to which their names have room
 WRITTEN = 8  # lanes up to which cells carry their number
 DARK = 0.62  # of the scale, from which white is read better
 NAME = 20  # characters of a prompt's name
@@ -39,7 +40,7 @@ def prompt_map(result: StudyResult, model: str) -> go.Figure | None:
     codes = np.log10(np.where(values > 0, values, np.nan))
     names = [plot_safe(name) for name in prompt_names(result, prompts, NAME)]
     texts = [[_text(value) for value in row] for row in values]
-    top = 78 if len(lanes) > LEVEL else 34
+    top = 34 if len(lanes) <= LEVEL else 92 if len(lanes) <= SLANTED else 12
     figure = canvas(top + 24 + 26 * len(prompts), margin={"l": 12, "r": 12, "t": top, "b": 12})
     figure.add_heatmap(
         x=list(range(len(lanes))),
@@ -63,6 +64,7 @@ def prompt_map(result: StudyResult, model: str) -> go.Figure | None:
         tickvals=list(range(len(lanes))),
         ticktext=[plot_safe(shorten(lane, 16)) for lane in lanes],
         tickangle=-45 if len(lanes) > LEVEL else 0,
+        showticklabels=len(lanes) <= SLANTED,
         showgrid=False,
         zeroline=False,
     )

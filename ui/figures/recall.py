@@ -8,14 +8,15 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from kvq_core.studies.result import StudyResult
-from ui.figures.base import apply_style, canvas, decades, label_figure, of_lane, sequential
-from ui.figures.forest import spread
+from ui.figures.base import apply_style, canvas, label_figure, of_lane, sequential
+from ui.figures.forest import log_axis, spread
 from ui.html.colors import REFERENCE, lane_color
 from ui.html.escape import plot_safe, shorten
 from ui.html.numbers import percent
 from ui.html.tokens import TOKENS
 
 ACROSS = 4  # maps beside each other
+HEIGHT, NAME = 320, 14  # px: of the curves, and of a name at the end of one
 WRITTEN = 4  # lengths up to which cells carry their numbers
 LOST = "lost, %"
 
@@ -89,7 +90,8 @@ def kld_by_position(result: StudyResult, model: str) -> go.Figure | None:
     if not known:
         return None
     low, high = min(known) / 2, max(known) * 2
-    figure = canvas(320, margin={"l": 64, "r": 130, "t": 12, "b": 46})
+    figure = canvas(HEIGHT, margin={"l": 64, "r": 130, "t": 12, "b": 46})
+    named = _with_room(lines, (HEIGHT - 58) / math.log(high / low))
     for at, label in enumerate(dict.fromkeys(line["label"] for line in lines)):
         own = [line for line in lines if line["label"] == label and line["kld_mean"] > 0]
         bars = [spread(line, low) for line in own]
@@ -105,7 +107,7 @@ def kld_by_position(result: StudyResult, model: str) -> go.Figure | None:
                 "width": 4,
             },
             mode="lines+markers+text",
-            text=["" for _ in own[:-1]] + [plot_safe(shorten(label, 18))] * bool(own),
+            text=["" for _ in own[:-1]] + [plot_safe(shorten(label, 18)) if label in named else ""] * bool(own),
             textposition="middle right",
             cliponaxis=False,
             line={"color": lane_color(at), "width": 1.8},
@@ -117,6 +119,17 @@ def kld_by_position(result: StudyResult, model: str) -> go.Figure | None:
         )
     firsts = sorted({line["first"] for line in lines})
     figure.update_xaxes(title_text="position, from", type="log", tickvals=firsts, ticktext=[f"{at:,}" for at in firsts])
-    figure.update_yaxes(title_text="mean KLD over prompts, nats", type="log", **decades(low, high))
+    figure.update_yaxes(title_text="mean KLD over prompts, nats", type="log", **log_axis(low, high))
     figure.update_layout(showlegend=False)
     return label_figure(figure, "Mean KLD by log2 of the position, a line a lane")
+
+
+def _with_room(lines: list[Line], px: float) -> set[str]:
+    """Lanes whose names fit at the end of their curves, the closest first; a hover names the others. ``px``: a unit of
+    ln KLD."""
+    ends = {line["label"]: math.log(line["kld_mean"]) for line in lines if line["kld_mean"] > 0}
+    named: dict[str, float] = {}
+    for label, end in sorted(ends.items(), key=lambda held: held[1]):
+        if all(abs(end - other) * px >= NAME for other in named.values()):
+            named[label] = end
+    return set(named)

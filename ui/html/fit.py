@@ -31,7 +31,7 @@ def fit_table(found: Fit) -> str:
         *found.warnings,
     ]
     return (
-        '<h4>What fits</h4><div class="scroll fits" tabindex="0"><table class="plain"><thead><tr>'
+        '<h3>What fits</h3><div class="scroll fits" tabindex="0"><table class="plain"><thead><tr>'
         f'<th scope="col">Format</th>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
         f'<p class="muted">{safe(" ".join(said))}</p>'
     )

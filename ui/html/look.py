@@ -65,7 +65,7 @@ def _layers(found: Inspection) -> str:
     bars = "".join(_bar(layer, most, layer.layer in found.at_risk_layers) for layer in found.figures)
     said = "; ".join(f"layer {layer.layer}: {significant(layer.score_error, 2)}" for layer in found.figures)
     return (
-        "<h4>Layers</h4><p>What keys per token at 4 bits do to each layer's attention scores, in nats. From the line "
+        "<h3>Layers</h3><p>What keys per token at 4 bits do to each layer's attention scores, in nats. From the line "
         "upwards a layer is at risk.</p>"
         f'<div class="layer-bars" role="img" aria-label="{safe(said)}"><i style="bottom:{_height(limit, most)}%"></i>'
         f"{bars}</div><p class='muted axis'><span>layer 0</span><span>largest {significant(most, 2)} nats, root scale"
@@ -94,7 +94,7 @@ def _remedies(found: Inspection) -> str:
         return ""
     rows = "".join(_remedy(number, each) for number, each in enumerate(found.remedies))
     return (
-        f"<h4>Remedies, measured</h4><p>Mean KLD over {plural(found.forced_tokens, 'token')} after {found.tokens}, and "
+        f"<h3>Remedies, measured</h3><p>Mean KLD over {plural(found.forced_tokens, 'token')} after {found.tokens}, and "
         f"bytes more for {found.bytes_at:,} tokens. One text: large differences count, small ones do not.</p>"
         f'<ul class="remedies"><li><div>None: keys per token, 4 bits<small>KLD {significant(found.plain_kld, 2)} nats'
         f"</small></div></li>{rows}</ul>"
@@ -133,4 +133,4 @@ def _published(found: Inspection) -> str:
     if not found.published:
         return ""
     said = "".join(f"<li>{safe(each)}</li>" for each in found.published)
-    return f"<h4>Published by others, not measured here</h4><ul>{said}</ul>"
+    return f"<h3>Published by others, not measured here</h3><ul>{said}</ul>"

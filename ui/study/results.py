@@ -10,7 +10,7 @@ from kvq_core.errors import KvqError, StoreError
 from kvq_core.studies.result import StudyResult
 from ui.figures.forest import forest
 from ui.figures.pareto import pareto
-from ui.figures.prompt_map import MOST, prompt_map, worst_first
+from ui.figures.prompt_map import MOST, SLANTED, prompt_map, worst_first
 from ui.figures.recall import kld_by_position, recall_maps
 from ui.html.copying import COPY_JS, copy_box
 from ui.html.escape import prose, safe
@@ -29,19 +29,17 @@ IMAGES = (
     '<button type="button" class="plain-button" data-image="svg">Images (SVG)</button></div>'
 )
 PRIVATE = "Only this browser can open this study. Share it, and its link opens for everybody who has it."
-ROWS = (
-    (
-        Slot(
-            "study-forest",
-            "Lanes",
-            "Mean over prompts with its 95 % interval; the tick behind it is the 95th percentile of prompts.",
-            380,
-        ),
-        Slot("study-pareto", "KLD against bytes", "Dotted: the Pareto front.", 380),
-    ),
-    ["study-lanes"],
-    (Slot("study-map", "Prompts against lanes", "", 300),),
+FOREST = Slot(
+    "study-forest",
+    "Lanes",
+    "Mean over prompts with its 95 % interval; the tick behind it is the 95th percentile of prompts.",
+    380,
 )
+PARETO = Slot("study-pareto", "KLD against bytes", "Dotted: the Pareto front.", 380)
+BELOW = (["study-lanes"], (Slot("study-map", "Prompts against lanes", "", 300),))
+ROWS = ((FOREST, PARETO), *BELOW)
+LONG = ((PARETO,), (FOREST,), *BELOW)  # a forest of many lanes is far taller than what could stand beside it
+TALL = 12  # lanes up to which they are about as tall as each other
 MORE = (
     ["study-groups"],
     ["study-tasks"],
@@ -88,6 +86,7 @@ def create_result(between: Callable[[], Any]) -> tuple[ResultPanel, Any]:
             share = gr.Button("Share this study", size="sm", elem_id="study-share")
     answer = gr.HTML("", elem_id="study-answer")
     with gr.Column(visible=False, elem_classes=["card"], elem_id="study-results") as below:
+        gr.HTML('<h2 class="sr-only">What it rests on</h2>')
         model = gr.Radio(
             [], label="Model", visible=False, interactive=True, elem_classes=["switch"], elem_id="study-model-shown"
         )
@@ -113,8 +112,14 @@ def draw(result: StudyResult, asked: str | None) -> list[Any]:
     if not models:
         return [answer_html(result, model), picker, "", "", gr.update(visible=False)]
     drawn = drawing(result, model)
-    rows = [create_html(ROWS, drawn), create_html(MORE, drawn)]
+    lanes = sum(line["model"] == model for line in result.lines)
+    rows = [create_html(rows_for(lanes), drawn), create_html(MORE, drawn)]
     return [answer_html(result, model), picker, *rows, gr.update(visible=True)]
+
+
+def rows_for(lanes: int) -> Any:
+    """Rows of figures and tables, as so many lanes are read best."""
+    return ROWS if lanes <= TALL else LONG
 
 
 def create_html(rows: Any, drawn: Drawing) -> str:
@@ -142,7 +147,8 @@ def drawing(result: StudyResult, model: str) -> Drawing:
     }
     prompts = len(worst_first(result, model))
     more = f", of {prompts:,} the {MOST} worst" if prompts > MOST else ""
-    titles = {"study-map": f"Prompts against lanes, the worst first{more}; click a row to open it"}
+    order = "" if len(labels) <= SLANTED else "; lanes in the order of the table, each named by a hover"
+    titles = {"study-map": f"Prompts against lanes, the worst first{more}{order}; click a row to open it"}
     return Drawing("", figures, html, titles)
 
 

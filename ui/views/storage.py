@@ -18,6 +18,7 @@ from ui.views.view import Drawing, Slot, View, create_page, create_words, or_abs
 from ui.words import storage
 
 MISSING = "Not captured in this run."
+TALLEST = 760  # px
 ROWS = (
     (
         Slot(
@@ -106,6 +107,8 @@ def compute(
         "bytes": stored_bytes(record),
         "length": or_absent(bits_by_length(record), "No lane stored anything."),
     }
+    if not isinstance(figures["length"], str):  # as tall as what it stands beside
+        figures["length"].update_layout(height=min(TALLEST, max(320, figures["bytes"].layout.height)))
     without = [name for slot, name in SPENT if own[slot] is None]
     said = f"No lane here stores its {kind}s with {join_words(without, 'or')}." if without else ""
     html = {

@@ -23,8 +23,8 @@ ROWS = (
             "KLD of every token",
             "A dot is a flip, a hollow one a flip where the reference was near a tie. Click a bar to select the token.",
         ),
-        "top-lists",
     ),
+    ("top-lists",),
     (
         Slot(
             "prompt-kld",
