@@ -135,6 +135,20 @@ class Stream:
         """Length of the prefix of a prompt of so many ``tokens`` that no later step changes."""
         return self.window.frozen(tokens)
 
+    def boundaries(self, tokens: int) -> list[int]:
+        """Where the encoded tokens end, or will begin, now and once 1, 2, ... ``tokens`` new ones have entered one by
+        one."""
+        if self.window.step is None:
+            return [self.tokens] * (tokens + 1)
+        end, held = self.first + self.window.sink + self.packed_tokens, self.recent_tokens
+        found, room = [end], self.window.sink - self.sinks.shape[-2]
+        for entered in range(1, tokens + 1):
+            held += entered > room
+            due = 0 if self.window.prompt_only else self.window.leaving(held)
+            end, held = end + due, held - due
+            found.append(end)
+        return found
+
     def enter(self, x: Tensor, prompt: bool) -> tuple[int, Tensor]:
         """Add tokens x at once, as if one by one; ``prompt``: they are the prompt's, and encoded as those are.
 

@@ -36,6 +36,7 @@ class Part:
     stream: Stream | Tiers
     rope: Rope | None = None
     rules: tuple[int, ...] = ()  # numbers of the lane's rules that store it
+    local: bool = True  # whether its codes are a token's and layer's alone
 
     @property
     def plain(self) -> Stream:
@@ -159,7 +160,8 @@ class LaneCache:
         codecs = (fitted.key if is_key else fitted.value for fitted in (fit.fitted[g] for _, fit in stack))
         self.model_bytes += sum(codec.model_bytes for codec in codecs if codec is not None)
         rope = source.rope.on(layers) if is_key and any(fit.pre for _, fit in stack) else None
-        self._add(assigned.tensor, g, inside, stream, rope, tuple(assigned.number for assigned, _ in stack))
+        local = assigned.method.token_local[0 if is_key else 1]
+        self._add(assigned.tensor, g, inside, stream, rope, tuple(assigned.number for assigned, _ in stack), local)
 
     def _leave(self, tensor: TensorName, g: int, layers: list[int], source: Source, shared: Shared) -> None:
         """Enter what of a device no rule quantizes of a tensor."""
@@ -178,10 +180,11 @@ class LaneCache:
         stream: Stream | Tiers,
         rope: Rope | None = None,
         rules: tuple[int, ...] = (),
+        local: bool = True,
     ) -> None:
         kind: Kind = "key" if tensor == "keys" else "value"
         index = torch.tensor(layers, device=stream.device)
-        self.parts.append(Part(kind, group, index, stream, rope, rules))
+        self.parts.append(Part(kind, group, index, stream, rope, rules, local))
 
     def _note(self, fits: list[tuple[Assignment, Fit]], several: bool) -> None:
         """Keep what the fits say, of ``several`` rules with the one that each is of, and the size of their encoders."""

@@ -2,26 +2,21 @@
 
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from kvq_core.engine.entry import Entry, Filled
-from kvq_core.engine.fit import Shared
-from kvq_core.engine.lane_state import Finish, LaneState, failure_line, joined_states
+from kvq_core.engine.ahead import Ahead
+from kvq_core.engine.lane_state import Finish
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows
 from kvq_core.engine.sampling import Sampler
-from kvq_core.engine.script import Script
-from kvq_core.engine.settling import settle_part
+from kvq_core.engine.standing import Standing
 from kvq_core.engine.stress import AppliedStress
 from kvq_core.engine.tap import Tap
-from kvq_core.machine import threads
 from kvq_core.machine.memory import release_memory
 from kvq_core.models import LoadedModel
 from kvq_core.models.head import POSITIONS
-from kvq_core.models.rope import Rope
 from kvq_core.spec import ComparisonSpec, Lane
 
 # logits of the reference (n, vocabulary) and of the forced lanes (lanes, n, vocabulary), and the n tokens that follow
@@ -29,7 +24,7 @@ Score = Callable[[Tensor, Tensor, list[int]], None]
 Close = Callable[[Rows], None]
 
 
-class Decode:
+class Decode(Standing):
     """A run after its prefill: encode the lanes, then step. Public fields are results once iteration is over."""
 
     def __init__(
@@ -46,59 +41,18 @@ class Decode:
         """``given``: the reference's answer, of other lanes' batch or of another file, which is followed here, too.
         ``follow``: the ids of a continuation, where they are known. ``answered``: the reference's logits (positions,
         vocabulary) by scored position, of a batch of its own; then it has no row beside the lanes."""
-        self.model, self.prefill, self.spec, self.stress = model, prefill, spec, stress
         if follow is None and spec.continuation is not None:
             follow = model.encode(spec.continuation)
         self.follow = follow
-        self.total = len(self.follow) if self.follow is not None else spec.max_new_tokens
-        self.rope: Rope = model.rope(len(prefill.ids) + self.total)
-        self.script = Script.of_prompt(prefill.ids)
-        self.shared = Shared()  # streams that lanes have alike are encoded once
+        total = len(follow) if follow is not None else spec.max_new_tokens
+        super().__init__(model, prefill, spec, lanes, stress, total, answered is None)
         self._given, self._answered = given, answered
-        self._first = 1 if answered is None else 0  # row of the first lane
-        self.states = [LaneState(lane) for lane in lanes]
+        self._lead: Decode | None = None  # the reference by itself, where its answer is written before lanes are fed
+        self._passes: list[int] = []  # how many tokens each pass takes, where the answer is known beforehand
         self.token_ids: list[int] = []
         self.finish: Finish | None = None
         self.step_seconds: list[float] = []
         self.step_rows: list[int] = []
-        self.states_running: list[LaneState] = []
-        self.rows: Rows
-        self._free: list[LaneState] = []  # owners of the rows after the forced ones
-
-    def encode(self) -> Iterator[int]:
-        """Encode the prompt under each lane; yields the index of the lane that is waited for."""
-        self._entry = Entry(self.model, self.prefill, self.rope, self.script, self.stress, self.shared)
-        cores = torch.get_num_threads() if self.model.device.type == "cpu" else 1
-        yield from threads.in_order([partial(self._encode, state) for state in self.states], cores)
-
-    def fill(self) -> Iterator[Filled]:
-        """Let the rest of the prompt enter the caches of the lanes that read it through them, a pass a turn; then all
-        lanes stand in their rows."""
-        yield from self._entry.fill(self.states)
-        prompt = len(self.prefill.ids)
-        self.states_running = [state for state in self.states if state.cache is not None]
-        caches = [state.cache for state in self.states_running if state.cache is not None]
-        self.rows = Rows(self.prefill.groups, caches, self.rope, prompt, prompt + self.total)
-        self._states = joined_states(self.prefill.states, self.states_running)
-        if self._first == 0 and caches:
-            lanes = list(range(1, len(caches) + 1))
-            self.rows.keep(lanes)
-            self._take_states(lanes)
-        self._stepping = self.model.stepping()
-        self._forced = self._stepping  # while the forced rows are fed
-        for row, state in enumerate(self.states_running, 1):
-            if state.kernel is not None:
-                self._forced = state.kernel.stepping(self._forced, row)
-
-    def _encode(self, state: LaneState) -> None:
-        if state.error:  # known before it was tried
-            return
-        began = time.perf_counter()
-        try:
-            state.cache = self._entry.cache(state)
-        except Exception as error:  # whatever a method does wrong is its lane's failure, not the run's
-            state.error = failure_line(error)
-        state.encode_prompt_s = time.perf_counter() - began
 
     def steps(self, score: Score, tap: Tap | None, close: Close) -> Iterator[None]:
         """Decode to the end, a turn a step: the reference's answer is given or chosen token by token.
@@ -107,6 +61,7 @@ class Decode:
         and the forced rows still stand.
         """
         self.rows.tap = tap
+        yield from self._know()
         sampler = Sampler(self.spec.temperature, self.spec.seed)
         self._begin(sampler, close)
         while not self._over():
@@ -119,8 +74,8 @@ class Decode:
             self._extend_free(chosen[lanes:])
             if fed:
                 follow = self._followed(chosen, len(fed))
-                self._score(score, out, hidden, follow)
-                self._part_ways(chosen[:lanes])
+                self._score(score, out, hidden, follow, sampler)
+                self._part_ways(chosen[:lanes], len(self.token_ids) - 1)
                 if self._end_reference(follow[-1]):
                     self._close(close)
             self._drop_finished()
@@ -128,68 +83,93 @@ class Decode:
                 release_memory()  # what a chunk took, the allocator would keep beside what the next one takes
             yield
 
-    def _score(self, score: Score, out: Tensor, hidden: bool, follow: list[int]) -> None:
-        """Score the forced rows at the positions before ``follow``, from their logits or what the head reads there."""
+    def _know(self) -> Iterator[None]:
+        """Where nothing but the forced rows' logits is wanted of the lanes, let the reference answer first, a turn a
+        step: then its tokens are fed many at once, which reads the weights once a pass; see engine/ahead.py."""
+        rows = self.rows
+        alone = self.follow is not None or rows.tap is not None or rows.log is not None or self.spec.free_text
+        if alone or not self.states_running or not self.model.shape.in_chunks:
+            return
+        ahead = Ahead([state.cache for state in self.states_running if state.cache is not None], self._first)
+        passes = ahead.passes(self.total - 1) if self.total > 1 else None
+        if passes is None:
+            return
+        rows.ahead, self._passes = ahead, passes
+        self._forced = self._noisy(self.model)  # whose layout is for many rows
+        if self._given is None:
+            self._lead = Decode(self.model, self.prefill, self.spec, [], self.stress)
+            for stage in (self._lead.encode(), self._lead.fill()):
+                for _ in stage:
+                    pass
+            yield from self._lead.steps(lambda reference, lanes, follow: None, None, lambda rows: None)
+            self._given = self._lead.token_ids
+            self.step_seconds += self._lead.step_seconds
+            self.step_rows += self._lead.step_rows
+            del self._lead.rows
+
+    @property
+    def written(self) -> list[int]:
+        """The reference's answer so far, be it that lanes have not followed it yet."""
+        return self.token_ids if self._lead is None else self._lead.token_ids
+
+    def _score(self, score: Score, out: Tensor, hidden: bool, follow: list[int], sampler: Sampler) -> None:
+        """Score the forced rows at the positions before ``follow``, from their logits or what the head reads there; of
+        a pass's positions their choices are taken then, too."""
         rows, scored = self._forced_rows(), len(self.token_ids) - len(follow) - 1
         for start in range(0, len(follow), POSITIONS):
             part = slice(start, start + POSITIONS)
-            logits = self._stepping.head(out[:rows, part]) if hidden else out[:rows, part]
+            logits = self._forced.head(out[:rows, part]) if hidden else out[:rows, part]
             at = slice(scored + start, scored + start + logits.shape[1])
             known = logits[0] if self._answered is None else self._answered[at]
             score(known, logits[self._first :], follow[part])
+            for new, each in enumerate(logits.unbind(1) if hidden else (), scored + start + 1):
+                self._part_ways(self._chosen(sampler, each, new), new)
 
     def _begin(self, sampler: Sampler, close: Close) -> None:
         """The first new token: the reference's, and of lanes that read the prompt through their caches their own."""
         own = [self.prefill.logits] * self._first
         chosen = self._chosen(sampler, torch.stack([*own, *map(self.prompt_logits, self.states_running)]))
         self.token_ids = chosen[:1] if self.follow is None else self.follow[:1]
-        self._part_ways(chosen)
+        self._part_ways(chosen, 0)
         if self._end_reference(self.token_ids[0]):
             self._close(close)
         self._drop_finished()
 
-    def prompt_logits(self, state: LaneState) -> Tensor:
-        """Those that choose a lane's first new token, (vocabulary,)."""
-        last = state.last_hidden
-        return self.prefill.logits if last is None else self.model.head(last[None, None])[0, 0]
-
-    def _chosen(self, sampler: Sampler, logits: Tensor) -> list[int]:
-        """Each row's choice of its next token, the reference's first while it answers; none where all are given."""
+    def _chosen(self, sampler: Sampler, logits: Tensor, at: int | None = None) -> list[int]:
+        """Each row's choice of its next token, of the answer's token ``at``, the reference's first while it answers;
+        none where all are given."""
         if self.follow is not None:
             return []
         sampler.draw(logits.shape[-1])
         chosen = sampler.choose(logits)
         if self._given is not None and not self.finish:
-            chosen[: self._first] = [self._given[len(self.token_ids)]]
+            chosen[: self._first] = [self._given[len(self.token_ids) if at is None else at]]
         return chosen
 
     def _fed(self) -> list[int]:
         """The tokens that forced rows read in the coming step; none once the reference has ended."""
         if self.finish:
             return []
+        at = len(self.token_ids) - 1
+        if self._passes:
+            assert self._given is not None
+            return self._given[at : min(at + self._passes.pop(0), len(self._given) - 1)]
         if self.follow is None:
             return self.token_ids[-1:]
-        at = len(self.token_ids) - 1
         chunk = self.spec.score_chunk if self.model.shape.in_chunks else 1
         return self.follow[at : min(at + chunk, len(self.follow) - 1)]
 
     def _followed(self, chosen: list[int], count: int) -> list[int]:
         """The ``count`` tokens of the reference that follow those fed."""
         at = len(self.token_ids)
-        new = chosen[:1] if self.follow is None else self.follow[at : at + count]
+        known = self.follow or (self._given if self.rows.ahead is not None else None)
+        new = known[at : at + count] if known is not None else chosen[:1]
         self.token_ids += new
         return new
 
     def _close(self, close: Close) -> None:
         close(self.rows)
         self._lose(self._forced_rows())
-
-    def _lose(self, forced: int) -> None:
-        """Lanes whose choice of keys has failed are lost, and no others."""
-        for row, error in self.rows.choosing.failed.items():
-            state = self.states_running[row - self._first] if row < forced else self._free[row - forced]
-            state.error = state.error or failure_line(error)
-        self.rows.choosing.failed.clear()
 
     def _over(self) -> bool:
         return self.finish is not None and not self._free
@@ -212,15 +192,16 @@ class Decode:
                 state.finish = self.finish
         return self.finish is not None
 
-    def _part_ways(self, chosen: list[int]) -> None:
-        """Give every lane whose choice differs from the reference's for the first time a row of its own."""
+    def _part_ways(self, chosen: list[int], at: int) -> None:
+        """Give every lane whose choice of the token ``at`` differs from the reference's for the first time a row of its
+        own."""
         for row, state in enumerate(self.states_running if chosen else (), 1):
             if state.own_text or state.error:
                 continue
             state.token_ids.append(chosen[row])
             if chosen[row] == chosen[0]:
                 continue
-            state.first_divergence = len(self.token_ids) - 1
+            state.first_divergence = at
             state.finish = self._ends(chosen[row], len(state.token_ids))
             free = self.spec.free_text and state.kernel is None
             if state.finish is None and state.cache is not None and free:
@@ -249,14 +230,6 @@ class Decode:
             state.free = None
         self._free = [state for state in self._free if state not in gone]
 
-    def _take_states(self, rows: list[int]) -> None:
-        if self._states is not None:
-            self._states = self._states.of_rows(rows)
-
-    def _forced_rows(self) -> int:
-        """Rows before the free ones: reference and forced lanes ride until the reference ends."""
-        return len(self.rows.lane_of) - len(self._free)
-
     def _forward(self, inputs: list[list[int]], hidden: bool = False) -> Tensor:
         """One batched forward of all rows and the upkeep of their caches: logits (rows, tokens, vocabulary), or what
         the head reads, (rows, tokens, hidden size)."""
@@ -266,26 +239,3 @@ class Decode:
         self.step_seconds.append(time.perf_counter() - began)
         self.step_rows.append(len(inputs))
         return out
-
-    def passed(self, ids: Tensor, hidden: bool = False) -> Tensor:
-        """The forward of all rows' next tokens, which are in no store yet; the first half of ``_forward``."""
-        with threads.one_thread(self.model.narrow):
-            attend = self.rows if self.stress is None else self.stress.wrap(self.rows)
-            stepping = self._forced if self._forced_rows() else self._stepping
-            forward = stepping.hidden if hidden else stepping.forward
-            return forward(ids, self.rows.tokens, attend, states=self._states)
-
-    def settle(self, fresh: int) -> None:
-        """Let the ``fresh`` tokens of a pass enter the stores of all rows."""
-        forced = self._forced_rows()
-        self._lose(forced)
-        owners = [(row, s, s.cache) for row, s in enumerate(self.states_running, self._first) if row < forced]
-        owners += [(forced + i, s, s.free) for i, s in enumerate(self._free)]
-        settling = [
-            partial(settle_part, self.rows, row, state, cache, part, fresh)
-            for row, state, cache in owners
-            if state.error is None and cache is not None
-            for part in cache.parts  # keys and values know nothing of each other: a lane alone still fills two cores
-        ]
-        threads.each(settling, self.rows.cores)
-        self.rows.advance(fresh)

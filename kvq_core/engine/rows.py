@@ -5,14 +5,13 @@ per lane (``prefix``) and read once for both; only the rest is held per row (``t
 1 .. lanes the forced rows in lane order, free rows follow.
 """
 
-import math
-from concurrent.futures import Future
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from kvq_core.engine.ahead import Ahead, Reread
 from kvq_core.engine.attention import Hidden, SharedAttention, hide_future
 from kvq_core.engine.cache import LaneCache, Part
 from kvq_core.engine.choosing import Choices, Choosing
@@ -22,26 +21,12 @@ from kvq_core.engine.places import Places
 from kvq_core.engine.pre_rope import PreRope
 from kvq_core.engine.prefill import LayerGroup
 from kvq_core.engine.query_rounding import Roundings, rounded
+from kvq_core.engine.showing import Showing, Shown
 from kvq_core.engine.stored_first import StoredFirst
-from kvq_core.engine.tap import StepScores, Tap
+from kvq_core.engine.tap import Tap
 from kvq_core.machine import threads
-from kvq_core.machine.scratch import Scratch
 from kvq_core.models.rope import Rope
 from kvq_core.models.scoring import Scoring
-
-# Of the scores that are shown to the tap at once: two threads that call small operations in turn wake one another for
-# each of them, and larger memory would not stay in the processor's cache.
-SHOWN_BYTES = 10_000_000
-
-
-@dataclass
-class _Shown:
-    """What the tap will be told of a layer beside its scores."""
-
-    layer: int
-    queries: Tensor
-    hidden: Hidden
-    sinks: Tensor | None
 
 
 class Rows:
@@ -67,19 +52,16 @@ class Rows:
         threads.each([partial(self._fill, row, cache) for row, cache in enumerate(caches, 1)], self.cores)
         self.tap: Tap | None = None
         self.log: KeyLog | None = None
+        self.ahead: Ahead | None = None  # while several known tokens are fed as if they came one by one
         self.until: int | None = None  # the last layer of a pass
         self.layers = [group.layers for group in groups]
-        self.shown = {layer for group in groups for layer in group.captured}
-        self._last_shown = [max(group.captured, default=-1) for group in groups]
+        self._showing = Showing(groups)
         self.watched = {lane for lane, cache in enumerate(caches, 1) if cache.observes}
         kv_heads = {layer: group.keys.shape[1] for group in groups for layer in group.layers}
         self.choosing = Choosing([{}, *(cache.selects for cache in caches)], kv_heads)
         self.roundings: list[Roundings] = [{}, *(cache.roundings for cache in caches)]  # by lane
         self._seen: dict[int, tuple[list[int], Tensor, Tensor]] = {}  # by layer, see _note
         self._places: list[Places] = []
-        self._unseen: list[_Shown] = []  # layers whose scores wait to be shown
-        self._looking: list[Future[None]] = []
-        self._scratch = Scratch()
         self._reindex()
 
     def _fill(self, row: int, cache: LaneCache) -> None:
@@ -136,9 +118,7 @@ class Rows:
 
     def advance(self, fresh: int) -> None:
         """The step is over: its tokens are part of every row, and the tap has seen it."""
-        looking, self._looking = self._looking, []
-        for look in looking:
-            look.result()
+        self._showing.done()
         self.tokens += fresh
         if self.log is not None:
             self.log.advance(fresh)
@@ -155,11 +135,16 @@ class Rows:
         asked = rounded(queries.float(), [self.roundings[lane] for lane in self.lane_of], held_by) * how.scaling
         q = asked.reshape(count, heads, -1, dim)  # (rows, kv_heads, groups * fresh, head_dim)
         tail = slice(0, self.tokens - self.prefix + fresh)
-        tail_keys, tail_values = (x[i, :count, :, tail].float() for x in (copies.tail_keys, copies.tail_values))
+        own_tails = [x[i, :count, :, tail].float() for x in (copies.tail_keys, copies.tail_values)]
+        tail_keys, tail_values = own_tails
+        of_tails = q @ tail_keys.mT
+        anew = self._reread(held_by, own_tails, fresh)
+        if anew[0] is not None:
+            anew[0].scores_(of_tails, q)
 
         # (lanes, slots, kv_heads, n, head_dim | tail)
-        by_slot, tails = places.by_lane(q), places.by_lane(q @ tail_keys.mT)
-        shown = self.tap is not None and layer in self.shown
+        by_slot, tails = places.by_lane(q), places.by_lane(of_tails)
+        shown = self.tap is not None and layer in self._showing.layers
         isolates = shown and self.tap.isolates(fresh)  # type: ignore[union-attr]
         if isolates:  # all lanes are held then, and row l is the forced row of lane l
             by_slot = torch.cat([by_slot, q[:1, None].expand(held, -1, -1, -1, -1)], 1)
@@ -171,55 +156,27 @@ class Rows:
             self.log.asked(layer, asked, {row: read for (row, slot), read in hidden.items() if slot == 0})
         slots = places.rows.shape[1]
         step = SharedAttention(by_slot, tails, prefix_keys, prefix_values, slots, hidden, how, fresh)
-        step.compute(
-            self._room(step.every, q.device, shown), self._scratch("weights", step.attending, q.device), self.cores
-        )
+        room = self._showing.room(step.every, q.device, shown)
+        step.compute(room, self._showing.lent("weights", step.attending, q.device), self.cores)
         if self.tap is not None and shown:
-            self._unseen.append(_Shown(layer, queries[0].float(), hidden, how.sinks))
-            if len(self._unseen) == self._layers_shown(step.every) or layer == self._last_shown[g]:
-                self._show(self.tap, step.every, q.device, isolates)
+            self._showing.show(self.tap, Shown(layer, queries[0].float(), hidden, how.sinks), step.every, isolates)
         if self.watched and how.reads is None:
             self._note(layer, queries, places.by_row(step.weights))
         for row in self.choosing.following(layer):
             self.choosing.follow(row, layer, places.of_row(step.weights, row).unflatten(1, (-1, fresh)))
         if layer == self.until:
             raise Reached
-        out = places.by_row(step.out) + places.by_row(step.weights[..., self.prefix :]) @ tail_values
+        of_tails = places.by_row(step.weights[..., self.prefix :])
+        out = places.by_row(step.out) + of_tails @ tail_values
+        if anew[1] is not None:
+            out += anew[1].output(of_tails, tail_values)
         return out.reshape(count, -1, fresh, out.shape[-1]).transpose(1, 2)
 
-    def _layers_shown(self, shape: tuple[int, ...]) -> int:
-        """How many layers whose scores have this shape are shown to the tap at once."""
-        return max(1, SHOWN_BYTES // (4 * math.prod(shape)))
-
-    def _room(self, shape: tuple[int, ...], device: torch.device, shown: bool) -> Tensor:
-        """Memory for a layer's scores, of one that is ``shown`` beside those of the layers that wait with it."""
-        if not shown:
-            return self._scratch("scores", shape, device)
-        if not self._unseen and len(self._looking) > 1:
-            self._looking[-2].result()  # the tap is done with what is lent again
-        return self._shown(shape, device)[len(self._unseen)]
-
-    def _shown(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        """Memory for the scores of the layers shown at once: one while the tap looks at the other."""
-        return self._scratch(f"shown {len(self._looking) % 2}", (self._layers_shown(shape), *shape), device)
-
-    def _show(self, tap: Tap, shape: tuple[int, ...], device: torch.device, isolates: bool) -> None:
-        """Let the tap look at the forced rows' scores of the layers that wait, while the model goes on."""
-        waiting, self._unseen = self._unseen, []
-        scores = self._shown(shape, device)[: len(waiting)]
-        of_rows = (len(waiting), len(self.held), *waiting[0].queries.shape[:2], -1)
-
-        def look() -> None:
-            own = scores[:, :, :, 0].reshape(of_rows)
-            other = scores[:, :, :, -1].reshape(of_rows) if isolates else None
-            reads = [{row: read() for (row, slot), read in w.hidden.items() if slot == 0} for w in waiting]
-            queries, sinks = torch.stack([w.queries for w in waiting]), [w.sinks for w in waiting]
-            tap.scores(StepScores([w.layer for w in waiting], own, other, queries, reads, sinks))
-
-        if device.type == "cpu":
-            self._looking.append(threads.beside(look))
-        else:
-            look()
+    def _reread(self, layer: int, tails: Sequence[Tensor], fresh: int) -> list[Reread | None]:
+        """What is read otherwise of a layer's tails of keys and of values, where tokens are fed ahead."""
+        if self.ahead is None or fresh == 1:
+            return [None, None]
+        return [self.ahead.reread(layer, kind, own, self.prefix, fresh) for kind, own in enumerate(tails)]
 
     def _hidden(self, layer: int, queries: Tensor, tokens: int) -> Hidden:
         """The keys that rows read in this step, of the rows whose caches choose."""
@@ -251,7 +208,8 @@ class Rows:
                 tails[0, :, at] = new[0]
         self.pre_rope.enter(layer, keys, self.tokens, copies.tail_keys[i, :, :, at])
         both = copies.tail_keys[i], copies.tail_values[i]
-        self.stored_first.enter(layer, self.lane_of, (keys, values), self.tokens, both, self.prefix)
+        ahead = self.ahead is not None and keys.shape[-2] > 1
+        self.stored_first.enter(layer, self.lane_of, (keys, values), self.tokens, both, self.prefix, not ahead)
 
     def store_tokens(self, row: int, cache: LaneCache, part: Part, fresh: int) -> None:
         """Let a row's new tokens enter a part of its packed store one by one, and rewrite what the store changed."""

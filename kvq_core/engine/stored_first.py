@@ -24,9 +24,11 @@ class StoredFirst:
         tokens: int,
         tails: tuple[Tensor, Tensor],
         prefix: int,
+        leaves: bool = True,
     ) -> None:
-        """Rewrite in the tails (rows, kv_heads, tokens after ``prefix``, head_dim) of keys and of values what leaves
-        the window when the ``new`` ones (rows, kv_heads, fresh, head_dim) follow the ``tokens`` held."""
+        """Keep the ``new`` tokens (rows, kv_heads, fresh, head_dim) for the store and, unless each query is told what
+        it reads (``leaves`` False), rewrite in the tails (rows, kv_heads, tokens after ``prefix``, head_dim) of keys
+        and of values what leaves the window when they follow the ``tokens`` held."""
         for row, lane in enumerate(lane_of):
             if lane not in self._parts:
                 continue
@@ -39,7 +41,7 @@ class StoredFirst:
                 )
                 window = part.plain.window
                 first, end = (window.sink + window.packed(n) for n in (tokens, tokens + x.shape[-2]))
-                if first < end:
+                if leaves and first < end:
                     leaving = tail[row, :, first - prefix : end - prefix]
                     leaving.copy_(part.preview(leaving, index, first))
 

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvq_core.analysis.context_growth import Growth
-from kvq_core.engine.decode import Decode, LaneState
+from kvq_core.engine.decode import Decode
+from kvq_core.engine.lane_state import LaneState
 from kvq_core.inspection.report import Remedy, spans
 from kvq_core.methods import ModelShape
 from kvq_core.metrics.fidelity import Fidelity

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from kvq_core.engine.decode import Decode, LaneState
+from kvq_core.engine.decode import Decode
+from kvq_core.engine.lane_state import LaneState
 from kvq_core.engine.prefill import Prefill
 from kvq_core.errors import MethodError, SpecError
 from kvq_core.models import LoadedModel

@@ -26,7 +26,7 @@ from kvq_kernels.grouped import Mode as GridMode
 from torch import Tensor
 
 from kvq_core.codecs.blocks import Block
-from kvq_core.codecs.codec import Codec, layer_slices
+from kvq_core.codecs.codec import Codec, layer_slices, of_layer
 from kvq_core.codecs.forms import Groups, Packed
 
 Mode = Literal["hybrid", "symmetric", "asymmetric", "hybrid_prefill"]
@@ -65,6 +65,10 @@ class InnerCodec(Codec):
 
     def encode(self, x: Tensor, start: int) -> Block:
         return self._encode(x, "symmetric" if self.mode == "hybrid_prefill" else self.mode)
+
+    def preview(self, x: Tensor, layer: int, start: int) -> Tensor:
+        own = replace(self, shared=of_layer(self.shared, layer))
+        return own.decode(own.encode(x, start))
 
     def _encode(self, x: Tensor, mode: Mode) -> Block:
         parts = []

@@ -73,6 +73,11 @@ class InnerQ(BitsMethod):
         "float32", title="Zero-point", description="Precision of an asymmetric group's minimum; the paper's is float32."
     )
 
+    @property
+    def token_local(self) -> tuple[bool, bool]:  # type: ignore[override]  # the mode decides it
+        """A key's groups are its own channels; with hybrid_prefill how they are coded hangs on whose token it is."""
+        return self.mode != "hybrid_prefill", False
+
     def windows(self) -> tuple[Window, Window]:
         key = Window(sink=self.sink_tokens, recent=self.recent_tokens, step=1)
         return key, Window(sink=self.sink_tokens, recent=self.recent_tokens, step=self.group_size)

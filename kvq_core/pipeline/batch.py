@@ -10,10 +10,11 @@ import torch
 from kvq_core.capture.collect import Captures
 from kvq_core.capture.plan import Plan
 from kvq_core.capture.scores import Extent
-from kvq_core.engine.decode import Decode, LaneState
+from kvq_core.engine.decode import Decode
 from kvq_core.engine.fit import Shared
 from kvq_core.engine.kernel_floor import KernelFloor
 from kvq_core.engine.key_log import Kit, Place
+from kvq_core.engine.lane_state import LaneState
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.replaying import kit_of, log_of
 from kvq_core.engine.rows import Rows

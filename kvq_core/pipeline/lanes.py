@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kvq_core.analysis.verdict import MIN_SCORED
-from kvq_core.engine.decode import LaneState
+from kvq_core.engine.lane_state import LaneState
 from kvq_core.methods import ModelShape
 from kvq_core.metrics.fidelity import Fidelity
 from kvq_core.metrics.stored_bytes import host_note, kept_note, measure, whole_note

@@ -26,12 +26,12 @@ class Progress:
     def reached(self) -> int:
         """Tokens of the longest text."""
         decode = self._batch.decode
-        return max([len(decode.token_ids), *(len(state.token_ids) for state in decode.states)])
+        return max([len(decode.written), *(len(state.token_ids) for state in decode.states)])
 
     @property
     def reference(self) -> list[str]:
         """Pieces of the reference's text; all of it from the second batch on."""
-        return list(self._reference.extend((self._batch.first or self._batch).decode.token_ids))
+        return list(self._reference.extend((self._batch.first or self._batch).decode.written))
 
     def lanes(self) -> list[LaneProgress]:
         """Of every lane of the batch, the noise floor left out."""

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from kvq_core.engine.decode import Decode, LaneState
+from kvq_core.engine.decode import Decode
+from kvq_core.engine.lane_state import LaneState
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows
 from kvq_core.engine.tap import Tap

@@ -1,0 +1,92 @@
+"""Tokens that are known beforehand, fed in passes of several: every query reads what it would read one by one.
+
+What the forced rows of a finished answer read depends on the layer's own tokens alone where codecs do: a layer's keys
+and values of a whole pass are known before it attends, and with them what each query's step would find encoded. So the
+weights are read once a pass in place of once a token. Codecs whose codes are a token's alone (``Part.local``) tell what
+is read of each; others' passes end where tokens leave their window, so that a pass's queries find the cache as it is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvq_core.codecs.stream import Stream
+from kvq_core.engine.cache import KINDS, LaneCache
+
+MOST = 64  # tokens of a pass: more of them would read the weights hardly less often
+FEWEST = 4  # tokens of a pass on average, below which one by one is as fast
+
+
+@dataclass
+class Reread:
+    """Of a layer's tails from ``start`` on: what is read there in place of tokens that leave their window during the
+    pass, ``stored`` (rows, kv_heads, n, head_dim), by the queries for which they have, ``left`` (rows, fresh, n)."""
+
+    start: int
+    stored: Tensor
+    left: Tensor
+
+    def scores_(self, scores: Tensor, queries: Tensor) -> None:
+        """Correct scores (rows, kv_heads, groups * fresh, tail) of queries (rows, kv_heads, groups * fresh, head_dim),
+        in place."""
+        at = scores.unflatten(2, (-1, self.left.shape[1]))[..., self.start : self.start + self.left.shape[2]]
+        anew = (queries @ self.stored.mT).unflatten(2, (-1, self.left.shape[1]))
+        at.copy_(torch.where(self.left[:, None, None], anew, at))
+
+    def output(self, weights: Tensor, tails: Tensor) -> Tensor:
+        """What to add to weights @ tails, weights (rows, kv_heads, groups * fresh, tail)."""
+        now = slice(self.start, self.start + self.left.shape[2])
+        of_left = weights[..., now].unflatten(2, (-1, self.left.shape[1])) * self.left[:, None, None]
+        return of_left.flatten(2, 3) @ (self.stored - tails[:, :, now])
+
+
+class Ahead:
+    """The forced rows of some caches, in the order of their rows from ``first`` on."""
+
+    def __init__(self, caches: Sequence[LaneCache], first: int):
+        self._caches, self._first = caches, first
+        self._parts = [cache.by_layer() for cache in caches]
+        self.failed: dict[int, Exception] = {}  # rows of which could not be told what they read
+
+    def passes(self, tokens: int) -> list[int] | None:
+        """How many of so many known ``tokens`` each pass may take; None where one by one is as fast."""
+        ends = {*range(MOST, tokens, MOST), tokens}
+        for cache in self._caches:
+            for part in cache.parts:
+                if cache.observes or cache.selects or not isinstance(part.stream, Stream):
+                    return None
+                if not part.local:
+                    left = part.stream.boundaries(tokens)
+                    ends |= {at for at in range(1, tokens) if left[at] != left[at - 1]}
+        starts = [0, *sorted(ends)]
+        sizes = [end - start for start, end in zip(starts, starts[1:], strict=False)]
+        return sizes if len(sizes) * FEWEST <= tokens else None
+
+    def reread(self, layer: int, kind: int, tails: Tensor, prefix: int, fresh: int) -> Reread | None:
+        """What is read of a layer's tails (rows, kv_heads, tokens, head_dim) of keys (``kind`` 0) or values (1), which
+        begin after ``prefix`` tokens and end with the ``fresh`` ones of the pass; None where no token leaves."""
+        found = dict[int, list[int]]()  # by row: where the encoded tokens end before the pass, and for each query
+        for row, parts in enumerate(self._parts, self._first):
+            part = parts[layer][KINDS[kind]][0]
+            ends = part.plain.boundaries(fresh)
+            after = int(self._caches[row - self._first].stored_first)  # its own token has entered when it is read
+            if part.local and ends[fresh - 1 + after] > ends[0] and row not in self.failed:
+                found[row] = [ends[0], *ends[after : after + fresh]]
+        if not found:
+            return None
+        start, end = min(ends[0] for ends in found.values()), max(ends[-1] for ends in found.values())
+        stored = tails[:, :, start - prefix : end - prefix].clone()
+        left = torch.zeros(len(tails), fresh, end - start, dtype=torch.bool, device=tails.device)
+        for row, (first, *ends) in found.items():
+            part, index = self._parts[row - self._first][layer][KINDS[kind]]
+            now = slice(first - start, ends[-1] - start)
+            try:
+                stored[row, :, now] = part.preview(stored[row, :, now], index, first).to(stored.dtype)
+            except Exception as error:  # whatever a method does wrong is its lane's failure, not the run's
+                self.failed[row] = error
+                continue
+            at, until = (torch.tensor(x, device=left.device) for x in (range(start, end), ends))
+            left[row] = (at >= first) & (at < until[:, None])
+        return Reread(start - prefix, stored, left)
