@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kvq_core.engine.ahead import Ahead
+from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.lane_state import Finish
 from kvq_core.engine.prefill import Prefill
 from kvq_core.engine.rows import Rows
@@ -48,6 +49,7 @@ class Decode(Standing):
         super().__init__(model, prefill, spec, lanes, stress, total, answered is None)
         self._given, self._answered = given, answered
         self._lead: Decode | None = None  # the reference by itself, where its answer is written before lanes are fed
+        self._begun: LaneCache | None = None  # of a lane that writes its own text afterwards, the prompt's alone
         self._passes: list[int] = []  # how many tokens each pass takes, where the answer is known beforehand
         self.token_ids: list[int] = []
         self.finish: Finish | None = None
@@ -78,34 +80,65 @@ class Decode(Standing):
                 self._part_ways(chosen[:lanes], len(self.token_ids) - 1)
                 if self._end_reference(follow[-1]):
                     self._close(close)
+                    sampler = self._go_on_alone() or sampler
             self._drop_finished()
             if hidden and self.model.device.type == "cpu":
                 release_memory()  # what a chunk took, the allocator would keep beside what the next one takes
             yield
 
     def _know(self) -> Iterator[None]:
-        """Where nothing but the forced rows' logits is wanted of the lanes, let the reference answer first, a turn a
-        step: then its tokens are fed many at once, which reads the weights once a pass; see engine/ahead.py."""
-        rows = self.rows
-        alone = self.follow is not None or rows.tap is not None or rows.log is not None or self.spec.free_text
-        if alone or not self.states_running or not self.model.shape.in_chunks:
+        """Where nothing but the forced rows' logits is wanted of the lanes, or of one lane alone, let the reference
+        answer first, a turn a step: then its tokens are fed many at once, which reads the weights once a pass; see
+        engine/ahead.py."""
+        running = [state.cache for state in self.states_running if state.cache is not None]
+        alone = self._first == 0 and len(running) == 1
+        asked = self.follow is not None or self.rows.tap is not None or (self.spec.free_text and not alone)
+        if asked or not running or not self.model.shape.in_chunks:
             return
-        ahead = Ahead([state.cache for state in self.states_running if state.cache is not None], self._first)
+        ahead = Ahead(running, self._first)
         passes = ahead.passes(self.total - 1) if self.total > 1 else None
         if passes is None:
             return
-        rows.ahead, self._passes = ahead, passes
+        self.rows.ahead, self._passes = ahead, passes
         self._forced = self._noisy(self.model)  # whose layout is for many rows
+        if self.spec.free_text:
+            self._begun = running[0].fork()
         if self._given is None:
-            self._lead = Decode(self.model, self.prefill, self.spec, [], self.stress)
-            for stage in (self._lead.encode(), self._lead.fill()):
-                for _ in stage:
-                    pass
-            yield from self._lead.steps(lambda reference, lanes, follow: None, None, lambda rows: None)
-            self._given = self._lead.token_ids
-            self.step_seconds += self._lead.step_seconds
-            self.step_rows += self._lead.step_rows
-            del self._lead.rows
+            yield from self._led()
+
+    def _led(self) -> Iterator[None]:
+        """The reference answers by itself."""
+        self._lead = Decode(self.model, self.prefill, self.spec, [], self.stress)
+        for stage in (self._lead.encode(), self._lead.fill()):
+            for _ in stage:
+                pass
+        yield from self._lead.steps(lambda reference, lanes, follow: None, None, lambda rows: None)
+        self._given = self._lead.token_ids
+        self.step_seconds += self._lead.step_seconds
+        self.step_rows += self._lead.step_rows
+        del self._lead.rows
+
+    def _go_on_alone(self) -> Sampler | None:
+        """A lane that was fed ahead writes its own text from where it parts, on its cache of the prompt, which is fed
+        the answer up to there; the sampler of its next token. None where there is no such lane."""
+        cache, self._begun = self._begun, None
+        parted = [state for state in self.states_running if state.own_text and not state.finish and not state.error]
+        if cache is None or not parted:
+            return None
+        state, prompt = parted[0], len(self.prefill.ids)
+        del self.rows
+        self._stand([cache], prompt)
+        self.rows.ahead = Ahead([cache], 0)
+        state.free, self._free = cache, [state]
+        fed = self.token_ids[: state.first_divergence]
+        for size in self.rows.ahead.passes(len(fed)) or [1] * len(fed):
+            self.passed(torch.tensor([fed[:size]]), hidden=True)
+            self.settle(size)
+            fed = fed[size:]
+        sampler = Sampler(self.spec.temperature, self.spec.seed)
+        for _ in state.token_ids:
+            sampler.draw(self.prefill.logits.shape[-1])
+        return sampler
 
     @property
     def written(self) -> list[int]:
@@ -203,7 +236,7 @@ class Decode(Standing):
                 continue
             state.first_divergence = at
             state.finish = self._ends(chosen[row], len(state.token_ids))
-            free = self.spec.free_text and state.kernel is None
+            free = self.spec.free_text and state.kernel is None and self.rows.ahead is None
             if state.finish is None and state.cache is not None and free:
                 state.free = state.cache.fork()
                 source = row - 1 + self._first

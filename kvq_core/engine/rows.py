@@ -219,7 +219,8 @@ class Rows:
             own = self.stored_first.own(self.lane_of[row], row, part, position - self.tokens)
             cache.append(part, tokens_of(tail, part.layers, row, slice(at, at + 1)) if own is None else own, position)
             for start, values in cache.flush(part):
-                self._tell_log(part, row, start, values.shape[-2], fresh)
+                told = fresh if self.ahead is None else position - self.tokens + 1
+                self._tell_log(part, row, start, values.shape[-2], told)
                 self._write(part.group, part.kind, part.layers, row, start, values)
         if part.stream.observes:
             self._look_back(row, part, fresh)

@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.entry import Entry, Filled
 from kvq_core.engine.fit import Shared
 from kvq_core.engine.lane_state import LaneState, failure_line, joined_states
@@ -59,14 +60,18 @@ class Standing:
         prompt = len(self.prefill.ids)
         self.states_running = [state for state in self.states if state.cache is not None]
         caches = [state.cache for state in self.states_running if state.cache is not None]
+        self._stand(caches, prompt)
+        self._stepping = self.model.stepping()
+        self._forced = self._noisy(self._stepping)  # while the forced rows are fed
+
+    def _stand(self, caches: list[LaneCache], prompt: int) -> None:
+        """Give each cache, of so many ``prompt`` tokens, a row, beside the reference's where that has one."""
         self.rows = Rows(self.prefill.groups, caches, self.rope, prompt, prompt + self.total)
         self._states = joined_states(self.prefill.states, self.states_running)
         if self._first == 0 and caches:
             lanes = list(range(1, len(caches) + 1))
             self.rows.keep(lanes)
             self._take_states(lanes)
-        self._stepping = self.model.stepping()
-        self._forced = self._noisy(self._stepping)  # while the forced rows are fed
 
     def _noisy(self, model: LoadedModel) -> LoadedModel:
         """The model with the floor of another kernel in its row, where one rides."""
@@ -110,7 +115,7 @@ class Standing:
         """The forward of all rows' next tokens, which are in no store yet; the first half of ``_forward``."""
         with threads.one_thread(self.model.narrow):
             attend = self.rows if self.stress is None else self.stress.wrap(self.rows)
-            stepping = self._forced if self._forced_rows() else self._stepping
+            stepping = self._forced if self._forced_rows() or ids.shape[1] > 1 else self._stepping
             forward = stepping.hidden if hidden else stepping.forward
             return forward(ids, self.rows.tokens, attend, states=self._states)
 

@@ -24,9 +24,10 @@ class Progress:
 
     @property
     def reached(self) -> int:
-        """Tokens of the longest text."""
+        """Tokens of the longest text; where the reference answers first, of its answer and of the lanes' half each."""
         decode = self._batch.decode
-        return max([len(decode.written), *(len(state.token_ids) for state in decode.states)])
+        own = max([len(decode.token_ids), *(len(state.token_ids) for state in decode.states)])
+        return own if decode.written is decode.token_ids else (len(decode.written) + own) // 2
 
     @property
     def reference(self) -> list[str]:

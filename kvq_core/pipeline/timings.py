@@ -86,7 +86,12 @@ def remember(record: Record, seconds: float) -> None:
     file, spent = memory_file(model, detail), record.timing
     stepping = spent.steps * (spent.ms_per_step or 0.0) / 1e3  # decode_s ends when captures have measured the caches
     measured = max(0.0, seconds - spent.prefill_s - spent.encode_s - stepping)
-    row = [len(record.reference.prompt_token_ids), spent.steps + 1, len(record.lanes) + 1, methods_of(record.lanes)]
+    row = [
+        len(record.reference.prompt_token_ids),
+        len(record.reference.token_ids),
+        len(record.lanes) + 1,
+        methods_of(record.lanes),
+    ]
     kept = [[w.prompt, w.new, w.rows, w.methods, *astuple(stages)] for w, stages in read_timings(model, detail)]
     kept.append([*row, spent.prefill_s, spent.encode_s, stepping, measured])
     files.keep_memo(file, kept[-REMEMBERED:])

@@ -41,6 +41,8 @@ def run_engine(
     tap: Tap | None = None,
     audit: bool = False,
     scored: tuple[int, ...] = (),
+    given: list[int] | None = None,
+    answered: Tensor | None = None,
     **options: object,
 ) -> Outcome:
     """Prefill, encode, decode. ``follow``: score these tokens instead of generating; ``audit``: check after every step
@@ -48,7 +50,7 @@ def run_engine(
     prefill = Prefill(model, ids, scored)
     list(prefill.run())
     spec = ComparisonSpec(prompt="-", max_new_tokens=new, lanes=tuple(lanes), **options)  # type: ignore[arg-type]
-    decode = Decode(model, prefill, spec, list(spec.lanes))
+    decode = Decode(model, prefill, spec, list(spec.lanes), given=given, answered=answered)
     if follow is not None:
         decode.follow, decode.total = follow, len(follow)
         decode.rope = model.rope(len(ids) + len(follow))

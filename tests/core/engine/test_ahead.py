@@ -119,3 +119,20 @@ def test_ends_of_what_is_encoded_are_those_that_appending_gives() -> None:
                 full = stream.sinks.shape[-2] >= window.sink
                 found.append(stream.packed_range[1] if full else window.sink)
             assert told == found, window
+
+
+@pytest.mark.parametrize("bits", [1, 2, 8])
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_a_lane_alone_writes_its_own_text_from_where_it_parts(bits: int, temperature: float) -> None:
+    model, ids = tiny("llama"), prompt_ids(90, seed=3)
+    lane = Lane(label="one", method="per_token", knobs={"bits": bits, "group_size": 8, "residual_length": 4})
+    how = {"ignore_eos": True, "temperature": temperature, "seed": 5}
+    beside = run_engine(model, ids, [lane], 24, **how)
+    assert beside.decode.rows.ahead is None
+    given = beside.decode.token_ids
+    alone = run_engine(model, ids, [lane], 24, given=given, answered=beside.logits()[0], audit=True, **how)
+    assert alone.decode.rows.ahead is not None
+    one, other = alone.decode.states[0], beside.decode.states[0]
+    assert (one.first_divergence, one.token_ids) == (other.first_divergence, other.token_ids)
+    assert len(one.token_ids) == 24 and (bits == 8) == (one.first_divergence is None)
+    torch.testing.assert_close(alone.logits()[1], beside.logits()[1], rtol=0, atol=0.05)
