@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kvq_core.divergence import kl_divergence
+from kvq_core.engine.ahead import Ahead
 from kvq_core.engine.decode import Decode
 from kvq_core.engine.key_log import KeyLog, Kit, Reached
 from kvq_core.engine.prefill import Prefill
@@ -92,15 +93,31 @@ def follow(decode: Decode, tokens: Sequence[int], until: int, seen: Divergences 
     rows, last = decode.rows, len(tokens) - 1
     rows.until = until if seen is None else None
     _stand_in(rows, until)
-    size = decode.spec.score_chunk if decode.follow is not None and decode.model.shape.in_chunks else 1
-    for start in range(0, last, size):
-        fed = list(tokens[start : min(start + size, last)])
+    start = 0
+    for size in _sizes(decode, last):
+        fed = list(tokens[start : start + size])
         with suppress(Reached):
             hidden = decode.passed(torch.tensor([fed] * len(rows.lane_of)), hidden=True)
             if seen is not None:
                 seen(hidden)
         decode.settle(len(fed))
-        yield start + len(fed)
+        start += size
+        yield start
+
+
+def _sizes(decode: Decode, tokens: int) -> list[int]:
+    """How many of so many tokens each pass takes: as many as the run's own took where it was given its answer, else
+    as many as read the same as one by one."""
+    if decode.follow is not None and decode.model.shape.in_chunks:
+        size = decode.spec.score_chunk
+        return [min(size, tokens - start) for start in range(0, tokens, size)]
+    caches = [state.cache for state in decode.states_running if state.cache is not None]
+    ahead = Ahead(caches, len(decode.rows.lane_of) - len(caches))
+    passes = ahead.passes(tokens) if decode.model.shape.in_chunks and tokens else None
+    if passes is None:
+        return [1] * tokens
+    decode.rows.ahead = ahead
+    return passes
 
 
 def _stand_in(rows: Rows, until: int) -> None:

@@ -130,9 +130,11 @@ def test_a_layer_is_looked_at_by_passes_that_stop_there(smollm, name):
     finally:
         for hook in hooks:
             hook.remove()
-    assert [event.done for event in events if isinstance(event, Replaying)] == list(range(1, STEPS + 1))
+    passes = [event.done for event in events if isinstance(event, Replaying)]
+    assert passes == sorted(set(passes)) and passes[-1] == STEPS
     assert [event.done for event in events if isinstance(event, Prefill)], "it was read again"
-    assert called.count(0) > STEPS and called.count(2) == called.count(0) - STEPS, "no pass went beyond layer 1"
+    above = called.count(0) - called.count(2)
+    assert called.count(2) and above == len(passes), "no pass went beyond layer 1"
     look = events[-1]
     assert look.record.parent == whole.record.id and look.record.capture.layers == [1]
     for lane in (0, 1):
