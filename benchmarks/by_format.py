@@ -57,6 +57,7 @@ def engine_part() -> str:
             f"{found['scored']} positions.{f' Not measured: {left}.' if left else ''}"
         )
     parts += [_noise(keys, found) for keys, found in (figures("llama_cpp_noise") or {}).items()]
+    parts += [_many(pair, found) for pair, found in (figures("llama_cpp_texts") or {}).items()]
     return "\n\n".join(parts) or "Not measured yet on enough texts to be kept here."
 
 
@@ -70,6 +71,21 @@ def _noise(keys: str, found: dict[str, Any]) -> str:
         f"texts{engine}; on one of them they are up to {found['apart']:.2g} times apart. So a row above may be off by "
         "a tenth by rounding; what is beyond that is not explained by it. `python benchmarks/llama_cpp_noise.py`."
     )
+
+
+def _many(pair: str, found: dict[str, Any]) -> str:
+    """A row again on other texts, with what they leave open."""
+    low, high = min(a / b for a, b in _both(found)), max(a / b for a, b in _both(found))
+    return (
+        f"`{pair}` again on {found['done']} other texts of {found['scored']} positions: {found['llama_cpp']:.2g} in "
+        f"llama.cpp, {found['ours']:.2g} here, a ratio of {found['ratio']:.2f} (95 % interval over texts "
+        f"{found['low']:.2f} to {found['high']:.2f}); on single texts {low:.2f} to {high:.2f}. "
+        "`python benchmarks/llama_cpp_texts.py`."
+    )
+
+
+def _both(found: dict[str, Any]) -> list[tuple[float, float]]:
+    return list(zip(found["by_text"], found["by_text_there"], strict=True))
 
 
 def _range(values: list[float]) -> str:

@@ -88,9 +88,14 @@ def ours(model: LoadedModel, asked: PromptPairs, every: list[Types], rotate: boo
 
 
 def texts(model: LoadedModel, count: int, scored: int) -> PromptPairs:
+    """Prompts and what follows them, of the first texts."""
+    return texts_from(model, TEXTS[:count], scored)
+
+
+def texts_from(model: LoadedModel, every: Sequence[Text], scored: int) -> PromptPairs:
     """Prompts and what follows them, cut where their text reads as the same tokens again."""
     found = []
-    for text in TEXTS[:count]:
+    for text in every:
         ids = token_ids(model, text, PROMPT + scored + 40)[0]
         end = next(n for n in range(PROMPT, PROMPT + 40) if _splits(model, ids, n, scored))
         found.append((ids[:end], ids[end : end + scored]))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy.special import log_softmax, rel_entr
 
 from benchmarks import llama_cpp as against
+from benchmarks.llama_cpp_texts import ratio
 from kvq_core.cli.main import main
 from kvq_core.errors import SpecError
 from kvq_core.external.engine_runs import read_prompts
@@ -49,6 +50,14 @@ def test_divergence_of_whole_lists_is_exact_and_of_their_tops_no_more(seed: int,
     exact = rel_entr(np.exp(log_softmax(p)), np.exp(log_softmax(q))).sum()
     assert listed(p, 60).kld(listed(q, 60)) == pytest.approx(exact, rel=1e-9, abs=1e-12)
     assert listed(p, top).kld(listed(q, top)) <= exact + 1e-9
+
+
+def test_a_ratio_over_texts_has_an_interval_that_draws_texts_with_both_figures() -> None:
+    theirs = np.exp(np.random.default_rng(0).normal(size=24))
+    same = ratio((0.8 * theirs).tolist(), theirs.tolist())
+    assert same["ratio"] == pytest.approx(0.8)
+    wild = ratio((0.8 * theirs * np.where(np.arange(24) % 2, 1.5, 0.5)).tolist(), theirs.tolist())
+    assert wild["low"] < wild["ratio"] < wild["high"] and wild["high"] - wild["low"] > 0.1
 
 
 def test_cache_types_are_llama_cpps() -> None:
@@ -159,7 +168,7 @@ def float32(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.real_model
-@pytest.mark.parametrize(("name", "rotate"), [("q4_0", True), ("iq4_nl", False)])
+@pytest.mark.parametrize(("name", "rotate"), [("q4_0", True), ("q4_1", True), ("iq4_nl", False)])
 def test_what_we_store_is_what_llama_cpp_stores(
     tmp_path: Path, float32: Path, smollm: LoadedModel, monkeypatch: pytest.MonkeyPatch, name: str, rotate: bool
 ) -> None:
