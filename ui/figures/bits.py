@@ -5,6 +5,7 @@ from typing import Literal
 import numpy as np
 import plotly.graph_objects as go
 
+from kvq_core.analysis.plans import shape_of
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import FULL_PRECISION, Memory, Record
 from ui.figures.base import (
@@ -102,7 +103,9 @@ def stored_bytes(record: Record) -> go.Figure:
     axis = [[name for pair in rows[0] for name in pair], rows[1] * len(names)]
     for title, opacity, _ in GROUPS:
         sizes = [
-            by_group(memory.bytes_by_part, kind).get(title, 0) for *_, memory in lanes for kind in ("key", "value")
+            _needed(record, memory) * by_group(memory.bytes_by_part, kind).get(title, 0)
+            for *_, memory in lanes
+            for kind in ("key", "value")
         ]
         if any(sizes):
             figure.add_bar(
@@ -114,20 +117,41 @@ def stored_bytes(record: Record) -> go.Figure:
                 marker=bars_of(record, [i for i, *_ in lanes for _ in range(2)], opacity),
                 hovertemplate="%{x:.3g} MB<extra>" + title + "</extra>",
             )
-    full = [_fp16_bytes(memory) for *_, memory in lanes]
-    if full:
-        figure.add_bar(
-            y=[["FP16 cache"] * 2, ["K", "V"]],
-            x=[round(max(full) / 2e6, 4)] * 2,
-            orientation="h",
-            name="fp16",
-            showlegend=False,
-            marker={"color": with_alpha(NOISE, 0.5)},
-            hovertemplate="%{x:.3g} MB<extra>fp16</extra>",
-        )
+    memories = [memory for *_, memory in lanes]
+    if any(map(_as_they_are, memories)):
+        _add_left_alone(figure, axis, memories, of_rows([i for i, *_ in lanes for _ in range(2)]))
+    if memories:
+        _add_fp16(figure, max(_fp16_bytes(record, memory) for memory in memories))
     figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)
     figure.update_xaxes(title_text="stored, MB")
     return label_figure(figure, "Stacked bars: stored megabytes of keys and values, one pair a lane")
+
+
+def _add_left_alone(
+    figure: go.Figure, axis: list[list[str]], memories: list[Memory], rows: dict[str, list[int]]
+) -> None:
+    """Windows and states, of which it is not said what is of keys and what of values."""
+    figure.add_bar(
+        y=axis,
+        x=[round(_as_they_are(memory) / 2e6, 4) for memory in memories for _ in range(2)],
+        name="windows and states as they are, half on each",
+        orientation="h",
+        meta=rows,
+        marker={"color": with_alpha(NOISE, 0.25)},
+        hovertemplate="%{x:.3g} MB<extra>half of windows and states</extra>",
+    )
+
+
+def _add_fp16(figure: go.Figure, size: float) -> None:
+    figure.add_bar(
+        y=[["FP16 cache"] * 2, ["K", "V"]],
+        x=[round(size / 2e6, 4)] * 2,
+        orientation="h",
+        name="fp16",
+        showlegend=False,
+        marker={"color": with_alpha(NOISE, 0.5)},
+        hovertemplate="%{x:.3g} MB<extra>fp16</extra>",
+    )
 
 
 def by_group(parts: dict[str, int], kind: str) -> dict[str, int]:
@@ -148,6 +172,23 @@ def group_of(part: str) -> str:
     return GROUPS[1][0]
 
 
-def _fp16_bytes(memory: Memory) -> float:
+def _as_they_are(memory: Memory) -> int:
+    """Bytes of windows and states that a lane leaves alone."""
+    return memory.window_bytes + memory.state_bytes
+
+
+def _needed(record: Record, memory: Memory) -> float:
+    """The share of what a lane stores that a cache needs, which drops what a window has left behind; 1 without
+    windows."""
+    stored = sum(size for name, size in memory.bytes_by_part.items() if name != BESIDE)
+    if memory.whole_ratio is None or not stored:
+        return 1.0
+    return (memory.whole_ratio * _fp16_bytes(record, memory) - _as_they_are(memory)) / stored
+
+
+def _fp16_bytes(record: Record, memory: Memory) -> float:
+    """Of all that the model keeps of the tokens."""
+    if memory.whole_ratio is not None:
+        return shape_of(record).fp16_bytes(memory.tokens)
     stored = sum(size for name, size in memory.bytes_by_part.items() if name != BESIDE)
     return stored / memory.kv_ratio if memory.kv_ratio else 0.0

@@ -5,7 +5,7 @@ import pytest
 
 from kvq_core.analysis.blank import blank_layers
 from kvq_core.analysis.plans import shape_of
-from ui.figures import effective_rank, mean_shares
+from ui.figures import effective_rank, mean_shares, stored_bytes
 from ui.selection import Selection
 from ui.words.damage import damage
 from ui.words.views import NOT_FITTING, nothing, spectra
@@ -53,3 +53,19 @@ def test_a_model_of_windows_alone_is_not_said_to_have_too_many_lanes(run) -> Non
     windows = of_kinds(record, **{f"_{layer}": WINDOW for layer in range(record.environment.layers)})
     assert nothing(record) == NOT_FITTING
     assert "attend to a window" in nothing(windows) and "lanes" not in nothing(windows)
+
+
+def test_bars_of_bytes_are_the_whole_cache_where_there_are_windows(run) -> None:
+    """A lane's bars are its share of the fp16 cache's, whether windows are left alone or quantized."""
+    record = of_kinds(run[0], _0=WINDOW, _2=EMPTY)
+    full = shape_of(record).fp16_bytes(record.lanes[0].memory.tokens)
+    alone, quantized = record.lanes[0].memory, record.lanes[1].memory
+    stored = sum(alone.bytes_by_part.values())
+    changes = [{"window_bytes": 1000, "state_bytes": 500, "whole_ratio": (stored + 1500) / full}, {"whole_ratio": 0.25}]
+    changed = zip(record.lanes, (alone, quantized), changes, strict=False)
+    lanes = [lane.model_copy(update={"memory": held.model_copy(update=told)}) for lane, held, told in changed]
+    figure = stored_bytes(record.model_copy(update={"lanes": lanes}))
+    *parts, fp16 = figure.data
+    assert sum(fp16.x) == pytest.approx(full / 1e6, rel=1e-3)
+    drawn = [sum(sum(part.x[2 * lane : 2 * lane + 2]) for part in parts) for lane in range(2)]
+    assert drawn == pytest.approx([(stored + 1500) / 1e6, 0.25 * full / 1e6], rel=1e-3, abs=2e-3)
