@@ -22,7 +22,7 @@ from kvq_core.models import LoadedModel
 from kvq_core.spec import Lane
 from kvq_core.studies.intervals import FEWEST
 from kvq_core.studies.prompts import Prompt
-from tests.core.inspection.test_inspection import Letters, small
+from tests.support.reading_models import Letters, small
 
 NAME = "per_token:bits=4,residual_length=0"
 BAD = 1  # the layer whose keys carry a constant
