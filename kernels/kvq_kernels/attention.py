@@ -13,7 +13,7 @@ from kvq_kernels.signs import sign_places
 from kvq_kernels.store import Layout, Store
 from torch import Tensor
 
-ROWS = 16  # query heads of a program, or half as many where they are columns and no more are needed
+ROWS = 16  # query heads of a program, or NARROW where they are columns and no more are needed
 FEW, TURN = 64, 2  # channels for which a program's registers have room for so many parts of a block a turn, else one
 WARPS = 8  # programs of one warp that a processor is to be given
 
@@ -81,10 +81,11 @@ def attend_splits(
     """The launch that reads the cache. ``fresh``: key and value (batch, kv_heads, 1, head_dim) of a token that comes
     after all that is held."""
     from kvq_kernels.triton_ops.decode import decode_blocks_kernel
+    from kvq_kernels.triton_ops.levels import NARROW
 
     batch, query_heads, _, dim = q.shape
     matrices, heads = batch * keys.sink.shape[1], query_heads // keys.sink.shape[1]
-    few = heads <= ROWS // 2 and keys.form.inner and values.form.inner
+    few = heads <= NARROW.value and keys.form.inner and values.form.inner
     tiles = matrices * ceil(heads / ROWS)
     parts = TURN if keys.form.channels <= FEW and keys.form.inner and values.form.inner else 1
     sinks, tails = _tails(keys.layout, values.layout, parts * PART)
@@ -102,7 +103,7 @@ def attend_splits(
             "factor": scaling * log2(e), "heads": heads, "dim": dim, "splits": splits, "matrices": matrices,
         },
         {
-            "H": ROWS // 2 if few else ROWS, "C": keys.form.channels // CELL,
+            "H": NARROW.value if few else ROWS, "C": keys.form.channels // CELL,
             "TERMS": 2 if q.dtype == torch.float32 else 1,
             "HAS_NORMS": keys.norms is not None, "TAILS": tails, "SINKS": keys.layout.sinks, "SINK_TILES": sinks,
             "FRESH": fresh is not None, "PARTS": parts, **form_constants("K", keys.form),

@@ -102,6 +102,13 @@ class BlockForm:
         return along * across // CELL**2
 
     @property
+    def main(self) -> int:
+        """Cells along the sum that come first: as many as use all places of a byte alike, so that an element of the sum
+        has one place whatever it is multiplied with, and what meets it one power of two."""
+        places = 8 // PLANES[self.grid.bits][0]
+        return self.sides[0] // CELL // places * places
+
+    @property
     def groups(self) -> int:
         """Groups along the grouped dimension of a block."""
         return ceil((self.tokens if self.axis == "tokens" else self.dim) / self.grid.group_size)
@@ -225,12 +232,14 @@ class BlockForm:
             word.of(record)[:, :, : self.dim] = fresh.words[..., source * rows : (source + 1) * rows].mT
 
     def _cells(self, x: Tensor) -> Tensor:
-        """(..., tokens, channels) -> (..., parts, cells, 16 across, 16 along): cells along the sum first."""
+        """(..., tokens, channels) -> (..., parts, cells, 16 across, 16 along): cells along the sum first, ``main`` of
+        them, and the rest after all of these."""
         by_part = x.unflatten(-2, (self.parts, -1))
         rows = by_part if self.summed == "channels" else by_part.mT  # (..., across, along)
         along, across = self.sides
         pieces = rows.unflatten(-1, (along // CELL, CELL)).unflatten(-3, (across // CELL, CELL))
-        return pieces.transpose(-3, -2).flatten(-4, -3)
+        pieces = pieces.transpose(-3, -2)
+        return torch.cat([part.flatten(-4, -3) for part in pieces.tensor_split([self.main], -3)], -3)
 
     def _words(self, records: Tensor, plane: Section) -> Tensor:
         """A plane of all parts: a view (..., parts, rows, 256)."""
@@ -260,6 +269,8 @@ class BlockForm:
             cells = part if cells is None else cells | part
             below += bits
         assert cells is not None
-        pieces = cells.unflatten(-1, (CELL, CELL)).unflatten(-3, (across // CELL, along // CELL))
+        parts = cells.unflatten(-1, (CELL, CELL)).tensor_split([self.main * across // CELL], -3)
+        sizes = (self.main, along // CELL - self.main)
+        pieces = torch.cat([x.unflatten(-3, (across // CELL, n)) for x, n in zip(parts, sizes, strict=True)], -3)
         rows = pieces.transpose(-3, -2).flatten(-4, -3).flatten(-2)
         return (rows if self.summed == "channels" else rows.mT).flatten(-3, -2)

@@ -6,7 +6,7 @@ what the codes are multiplied with. Those along it are read by kvq_kernels.trito
 
 import triton
 import triton.language as tl
-from kvq_kernels.triton_ops.levels import high_bytes, plain_level
+from kvq_kernels.triton_ops.levels import NARROW, high_bytes, plain_level
 
 
 @triton.jit
@@ -47,21 +47,21 @@ def further_bits(codes, words, TILE: tl.constexpr, CELLS: tl.constexpr, BITS: tl
 @triton.jit
 def outer_zeros(q, zeros, found, total, C: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr, ROW: tl.constexpr,
                 TERMS: tl.constexpr, TOTAL: tl.constexpr):  # fmt: skip
-    """Sums of q, less what it carries for its places, times zero-points, added to ``found`` (H, 8), or (H, 16) of more
+    """Sums of q, less what it carries for its places, times zero-points, added to ``found`` (H, NARROW), or (H, 16) of more
     than 8 groups: column i is for group i % GROUPS. Products of float16 numbers, and exact. TOTAL: sums of q alone,
-    added to all of ``total`` (H, 8)."""
+    added to all of ``total`` (H, NARROW)."""
     LOW: tl.constexpr = 2 if BITS == 3 else BITS
     i = tl.arange(0, 16)
     half = zeros.to(tl.pointer_type(tl.float16))
     for c in tl.static_range(C):
         zero = tl.load(half + (i % GROUPS)[None, :] * (ROW // 2) + (16 * c + i)[:, None])
-        if GROUPS <= 8:
+        if GROUPS <= 8 and NARROW == 8:
             zero, _ = tl.split(tl.permute(tl.reshape(zero, (16, 2, 8)), (0, 2, 1)))
         for t in tl.static_range(TERMS):
             vector = q[t * C + c] * (2.0 ** (((c * LOW) % 8) - 8 + LOW))
             found = tl.dot(vector, zero, found)
             if TOTAL:
-                total = tl.dot(vector, tl.full((16, 8), 1.0, tl.float16), total)
+                total = tl.dot(vector, tl.full((16, NARROW), 1.0, tl.float16), total)
     return found, total
 
 
@@ -73,27 +73,36 @@ def column(x, G: tl.constexpr):
 
 @triton.jit
 def group_columns(x, G: tl.constexpr, GROUPS: tl.constexpr, H: tl.constexpr):
-    """x (H, 8), whose columns repeat every GROUPS, as (H, 16) with column G in all of them. Two groups lie beside each
+    """x (H, NARROW), whose columns repeat every GROUPS, as (H, 16) with column G in all of them. Two groups lie beside each
     other in the registers of a thread."""
     if GROUPS == 1:
-        return tl.reshape(tl.permute(tl.join(x, x), (0, 2, 1)), (H, 16))
+        return x if NARROW == 16 else tl.reshape(tl.permute(tl.join(x, x), (0, 2, 1)), (H, 16))
     elif GROUPS == 2:
-        even, odd = tl.split(tl.reshape(x, (H, 4, 2)))
+        even, odd = tl.split(tl.reshape(x, (H, NARROW // 2, 2)))
         one = even if G == 0 else odd
-        pair = tl.reshape(tl.join(one, one), (H, 8))
-        return tl.reshape(tl.permute(tl.join(pair, pair), (0, 2, 1)), (H, 16))
+        pair = tl.reshape(tl.join(one, one), (H, NARROW))
+        return pair if NARROW == 16 else tl.reshape(tl.permute(tl.join(pair, pair), (0, 2, 1)), (H, 16))
     else:
         return tl.broadcast_to(column(x, G)[:, None], (H, 16))
 
 
 @triton.jit
 def cells_of(tile, N: tl.constexpr):
-    """Rows of a tile (N, 16), N tensors (16,)."""
-    if N == 1:
-        return (tl.reshape(tile, (16,)),)
-    else:
-        first, second = tl.split(tl.permute(tl.reshape(tile, (2, N // 2, 16)), (1, 2, 0)))
-        return cells_of(first, N // 2) + cells_of(second, N // 2)
+    """Rows of a tile (N, 16), a power of two of them up to 64, as N tensors (16,).
+
+    Halved in turns: versions of Triton before 3.6 know no function that calls itself."""
+    TURNS: tl.constexpr = 0 if N == 1 else 1 if N == 2 else 2 if N == 4 else 3 if N == 8 else 4 if N == 16 else 5
+    cells = (tile,)
+    for turn in tl.static_range(TURNS if N <= 32 else 6):
+        halves = ()
+        for i in tl.static_range(1 << turn):
+            first, second = tl.split(tl.permute(tl.reshape(cells[i], (2, N >> (turn + 1), 16)), (1, 2, 0)))
+            halves = halves + (first, second)
+        cells = halves
+    rows = ()
+    for i in tl.static_range(N):
+        rows = rows + (tl.reshape(cells[i], (16,)),)
+    return rows
 
 
 @triton.jit
@@ -130,8 +139,13 @@ def times(vector, C: tl.constexpr, CELL: tl.constexpr, LOW: tl.constexpr):
 
 
 @triton.jit
-def add_cell(vector, level, part, C: tl.constexpr, CELL: tl.constexpr, LOW: tl.constexpr):
-    """part + the terms of cell C times the codes of cell CELL."""
+def add_cell(vector, codes, part, C: tl.constexpr, CELL: tl.constexpr, CELLS: tl.constexpr,
+             BITS: tl.constexpr):  # fmt: skip
+    """part + the terms of cell C times the codes of cell CELL, whose words are loaded once for all cells they hold."""
+    LOW: tl.constexpr = 2 if BITS == 3 else BITS
+    words = read_cells(codes, CELL // (16 // LOW))
+    extra = further_bits(codes, words, CELL // 16, CELLS, BITS)
+    level = plain_level(words, high_bytes(words), extra, CELL, BITS)
     for t in tl.static_range(len(vector)):
         part = tl.dot(times(vector[t], C, CELL, LOW), level, part)
     return part
@@ -143,20 +157,11 @@ def outer_sums(q, codes, scales, one, two, S: tl.constexpr, TWO: tl.constexpr, G
     """q (C cells) times the scales of group G, as read_scales has them of WIDE cells, times cells S across the sum,
     added to ``one`` (H, 16), and TWO: times cells S + 1 of the same group, added to ``two``."""
     LOW: tl.constexpr = 2 if BITS == 3 else BITS
-    EACH: tl.constexpr = 16 // LOW
+    MAIN: tl.constexpr = C // (8 // LOW) * (8 // LOW)  # cells of the sum that come first, as BlockForm.main says
+    REST: tl.constexpr = CELLS // C * MAIN + S * (C - MAIN) - MAIN
     for c in tl.static_range(C):
         asked = scaled(q, scales[G * WIDE + c], c, C, TERMS)
-        if (S * C + c) % EACH == 0 or c == 0:
-            word = read_cells(codes, (S * C + c) // EACH)
-            high = high_bytes(word)
-        if (S * C + c) % 16 == 0 or c == 0:
-            extra = further_bits(codes, word, (S * C + c) // 16, CELLS, BITS)
-        one = add_cell(asked, plain_level(word, high, extra, S * C + c, BITS), one, c, S * C + c, LOW)
+        one = add_cell(asked, codes, one, c, S * MAIN + c if c < MAIN else REST + c, CELLS, BITS)
         if TWO:
-            if (S * C + C + c) % EACH == 0 or c == 0:
-                other = read_cells(codes, (S * C + C + c) // EACH)
-                upper = high_bytes(other)
-            if (S * C + C + c) % 16 == 0 or c == 0:
-                further = further_bits(codes, other, (S * C + C + c) // 16, CELLS, BITS)
-            two = add_cell(asked, plain_level(other, upper, further, S * C + C + c, BITS), two, c, S * C + C + c, LOW)
+            two = add_cell(asked, codes, two, c, S * MAIN + MAIN + c if c < MAIN else REST + C - MAIN + c, CELLS, BITS)
     return one, two

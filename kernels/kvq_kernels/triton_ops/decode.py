@@ -10,6 +10,7 @@ read from the device and the grid is fixed, so that a step can be repeated from 
 import triton
 import triton.language as tl
 from kvq_kernels.triton_ops.blocks import spare_exponent
+from kvq_kernels.triton_ops.levels import NARROW
 from kvq_kernels.triton_ops.parts import (
     as_sums,
     as_terms,
@@ -87,8 +88,8 @@ def decode_blocks_kernel(
             sums = cells
         spare = room_for(v_widest + matrix, V_BITS, V_INNER)
         top = tl.full((H,), float("-inf"), tl.float32)
-        acc, moved = empty_cells(H, C, V_INNER), tl.zeros((H, 8 if C * 16 <= V_GROUP * 8 else 16), tl.float32)
-        total = tl.zeros((8, H) if V_INNER else (H, 8), tl.float32)  # the same in all rows, or columns
+        acc, moved = empty_cells(H, C, V_INNER), tl.zeros((H, NARROW if C * 16 <= V_GROUP * 8 else 16), tl.float32)
+        total = tl.zeros((8, H) if V_INNER else (H, NARROW), tl.float32)  # the same in all rows, or columns
         k_records, v_records = k_records + k_size * 8 * matrix, v_records + v_size * 8 * matrix
         for turn in tl.range(begin, end):
             k_at, v_at = tl.load(k_table + turn * PARTS // 2), tl.load(v_table + turn * PARTS // 2)

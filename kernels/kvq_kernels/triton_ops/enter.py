@@ -9,7 +9,7 @@ import triton.language as tl
 from kvq_kernels.triton_ops.decode import combine_head
 from kvq_kernels.triton_ops.levels import ASYMMETRIC, HYBRID, SYMMETRIC, sign_place
 from kvq_kernels.triton_ops.pack import MAGIC, group_scale, nearest_code
-from kvq_kernels.triton_ops.records import scale_at, word_at
+from kvq_kernels.triton_ops.records import cell_at, scale_at, word_at
 
 
 @triton.jit
@@ -197,7 +197,7 @@ def enter_codes(record, token, channel, code, mask, CHANNELS: tl.constexpr, KEYS
         along, across = channel + token * 0, token % 64 + channel * 0
     else:
         along, across = token % 64 + channel * 0, channel + token * 0
-    cell = across // 16 * C + along // 16
+    cell = cell_at(across, along, C, 4 if KEYS else CHANNELS // 16, LOW)
     inside = across % 16 * 16 + along % 16
     words = record.to(tl.pointer_type(tl.int32)) + token // 64 * (STEP // 4)
     half = inside % 2 * 16  # of a pair of words, which is changed as one

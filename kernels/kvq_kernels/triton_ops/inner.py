@@ -79,9 +79,19 @@ def half_of(pair, second):
 
 
 @triton.jit
-def add_rows(level, q, part, C: tl.constexpr, CELLS: tl.constexpr, CELL: tl.constexpr, LOW: tl.constexpr,
+def add_rows(codes, signs, places, q, part, SECOND: tl.constexpr, C: tl.constexpr, CELLS: tl.constexpr,
+             CELL: tl.constexpr, ALL: tl.constexpr, BITS: tl.constexpr, MODE: tl.constexpr, KEYS: tl.constexpr,
              TERMS: tl.constexpr):  # fmt: skip
-    """part + the codes of cell CELL times the terms of cell C."""
+    """part + the codes of cell CELL of ALL, whose words are loaded once for all cells they hold, times the terms of
+    cell C of CELLS. ``signs``, ``places`` and SECOND as add_signs asks for them."""
+    LOW: tl.constexpr = 2 if BITS == 3 else BITS
+    words = read_rows(codes, CELL // (16 // LOW), KEYS)
+    extra = words
+    if BITS == 3:
+        extra = read_rows(codes + (ALL + 7) // 8 * 256, CELL // 16, KEYS)
+    level = plain_level(words, high_bytes(words), extra, CELL, BITS)
+    if MODE != ASYMMETRIC:
+        level = add_signs(level, signs, places, SECOND, CELL * LOW % 8, BITS)
     for t in tl.static_range(TERMS):
         part = tl.dot(level, times(q[t * CELLS + C], C, CELL, LOW), part)
     return part
@@ -95,27 +105,23 @@ def group_products(q, places, codes, signs, signed, meta, lines, S: tl.constexpr
     """Codes of cells S across the sum times q over group G along it alone: (16, H). ``signs``: its first words of
     signs (16,), which lie ``lines`` behind ``meta``; ``signed``: all bits where they are that, else none."""
     LOW: tl.constexpr = 2 if BITS == 3 else BITS
-    EACH: tl.constexpr = 16 // LOW
     SPAN: tl.constexpr = GROUP // 16
-    BEGIN: tl.constexpr = S * C + G * SPAN
+    MAIN: tl.constexpr = C // (8 // LOW) * (8 // LOW)  # cells of the sum that come first, as BlockForm.main says
+    FIRST: tl.constexpr = G * SPAN + S * MAIN
+    REST: tl.constexpr = G * SPAN + CELLS // C * MAIN + S * (C - MAIN) - MAIN
     part = tl.zeros((16, H), tl.float32)
+    above = signs
     for k in tl.static_range(SPAN):
         if G * SPAN + k < C:
-            if (BEGIN + k) % EACH == 0 or k == 0:
-                words = read_rows(codes, (BEGIN + k) // EACH, KEYS)
-                high = high_bytes(words)
-            if BITS == 3 and ((BEGIN + k) % 16 == 0 or k == 0):
-                extra = read_rows(codes + (CELLS + 7) // 8 * 256, (BEGIN + k) // 16, KEYS)
-            elif k == 0:
-                extra = words
-            level = plain_level(words, high, extra, BEGIN + k, BITS)
             if MODE != ASYMMETRIC:
                 if k % 2 == 0 and k > 0:
                     signs = read_line(meta, lines + k // 2 * (2 * COLUMNS), KEYS)
                 if k % 2 == 0:
                     above = ~signs & signed
-                level = add_signs(level, above, places, k % 2, (BEGIN + k) * LOW % 8, BITS)
-            part = add_rows(level, q, part, G * SPAN + k, C, BEGIN + k, LOW, TERMS)
+            part = add_rows(
+                codes, above, places, q, part, k % 2, G * SPAN + k, C, FIRST + k if G * SPAN + k < MAIN else REST + k,
+                CELLS, BITS, MODE, KEYS, TERMS,
+            )  # fmt: skip
     return part
 
 
@@ -177,13 +183,14 @@ def inner_sums(q, places, sums, one, two, codes, meta, base, skip, S: tl.constex
             )
     else:
         EVEN: tl.constexpr = KEYS or GROUP < 64
+        BACK: tl.constexpr = 0 if TWO or S == 0 else 1  # of a last cell alone, so that no load reaches beyond the rows
         WORDS: tl.constexpr = 1 if MODE == ASYMMETRIC else GROUP // 32
         for g in tl.static_range(GROUPS):
             row = (base + g) // 2 * (ROW // 2)
             second = g % 2 if EVEN else base % 2
             if g % 2 == 0:
                 pairs, first_words, second_words = read_lines(
-                    meta, row, S * 16, COLUMNS, WORDS, g + 1 < GROUPS or (not EVEN and GROUP == 64), KEYS
+                    meta, row, (S - BACK) * 16, COLUMNS, WORDS, g + 1 < GROUPS or (not EVEN and GROUP == 64), KEYS
                 )
             if not EVEN:
                 words = (
@@ -196,11 +203,12 @@ def inner_sums(q, places, sums, one, two, codes, meta, base, skip, S: tl.constex
                 words = second_words
             lines = row + (1 + second * WORDS) * (COLUMNS * 2)
             for s in tl.static_range(2 if TWO else 1):
-                scale, signed = half_of(pairs[s], second), sign_mask(pairs[s], second, EVEN)
+                word, pair = words[s + BACK], pairs[s + BACK]
+                scale, signed = half_of(pair, second), sign_mask(pair, second, EVEN)
                 if MODE == SYMMETRIC:
                     signed |= -1
-                zero = zero_points(words[s], scale, signed, BITS, MODE, HALF_ZERO)
-                signs, at = words[s], lines + (S + s) * 32
+                zero = zero_points(word, scale, signed, BITS, MODE, HALF_ZERO)
+                signs, at = word, lines + (S + s) * 32
                 if MODE != ASYMMETRIC and GROUP > 64 and not KEYS:
                     at += skip * (2 * COLUMNS)
                     signs = read_line(meta, at, KEYS)

@@ -15,6 +15,8 @@ ASYMMETRIC = tl.constexpr(0)
 SYMMETRIC = tl.constexpr(1)
 HYBRID = tl.constexpr(2)
 PAIRS = tl.constexpr(os.environ.get("TRITON_INTERPRET") != "1")
+# Fewest columns of a product: Triton 3.4, which torch 2.8 ships, has none of 8.
+NARROW = tl.constexpr(16 if triton.__version__.startswith("3.4.") else 8)
 
 
 @triton.jit

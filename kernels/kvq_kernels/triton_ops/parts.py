@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from kvq_kernels.triton_ops.blocks import column, group_columns, outer_part, outer_sums, outer_zeros, read_scales
 from kvq_kernels.triton_ops.inner import element_of, inner_part, inner_sums
-from kvq_kernels.triton_ops.levels import turned
+from kvq_kernels.triton_ops.levels import NARROW, turned
 
 
 @triton.jit
@@ -134,7 +134,7 @@ def part_scores(q, places, sums, record, part, H: tl.constexpr, C: tl.constexpr,
         TWO: tl.constexpr = GROUP >= 32
         GROUPS: tl.constexpr = 64 // GROUP if GROUP < 64 else 1
         codes, scales, zeros = outer_part(record, part, True, GROUP, META, ROW, STEP, C * 16)
-        moved, _ = outer_zeros(q, zeros, tl.zeros((H, 8), tl.float32), 0, C, GROUPS, BITS, ROW, TERMS, False)
+        moved, _ = outer_zeros(q, zeros, tl.zeros((H, NARROW), tl.float32), 0, C, GROUPS, BITS, ROW, TERMS, False)
         moved *= 2.0 ** -(16 + LOW)
         WIDE: tl.constexpr = C if C <= 2 else 4 if C <= 4 else 8 if C <= 8 else 16
         scale = read_scales(scales, GROUPS, WIDE, ROW)
@@ -193,7 +193,7 @@ def part_values(weights, places, acc, moved, total, record, part, FIRST: tl.cons
             total += sums[g]
         for s in tl.static_range(0, C, 2):
             one, two = inner_sums(
-                p, places, sums, acc[s], acc[min(s + 1, C - 1)], codes, meta, base, skip, s, s + 1 < C, H, 4,
+                p, places, sums, acc[s], acc[s + 1 if s + 1 < C else s], codes, meta, base, skip, s, s + 1 < C, H, 4,
                 C * 4, GROUPS, BITS, GROUP, MODE, HALF_ZERO, False, ROW, C * 16, TERMS,
             )  # fmt: skip
             made = made + ((one, two) if s + 1 < C else (one,))
@@ -204,7 +204,7 @@ def part_values(weights, places, acc, moved, total, record, part, FIRST: tl.cons
         scale = read_scales(scales, GROUPS, 4, ROW)
         for s in tl.static_range(0, C, 2 if SPAN > 1 else 1):
             one, two = outer_sums(
-                p, codes, scale, acc[s], acc[min(s + 1, C - 1)], s, SPAN > 1 and s + 1 < C, s // SPAN, 4, 4, C * 4,
+                p, codes, scale, acc[s], acc[s + 1 if s + 1 < C else s], s, SPAN > 1 and s + 1 < C, s // SPAN, 4, 4, C * 4,
                 BITS, TERMS,
             )  # fmt: skip
             made = made + ((one, two) if SPAN > 1 and s + 1 < C else (one,))

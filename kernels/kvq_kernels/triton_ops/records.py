@@ -6,6 +6,18 @@ from kvq_kernels.triton_ops.levels import ASYMMETRIC
 
 
 @triton.jit
+def cell_at(across, along, C: tl.constexpr, ACROSS: tl.constexpr, LOW: tl.constexpr):
+    """Number of the cell that has an element of a part, which has C cells along the sum and ACROSS across it, as
+    ``BlockForm.main`` says. Codes take LOW bits of a word."""
+    MAIN: tl.constexpr = C // (8 // LOW) * (8 // LOW)
+    row, c = across // 16, along // 16
+    if MAIN == C:
+        return row * C + c
+    else:
+        return tl.where(c < MAIN, row * MAIN + c, (ACROSS - 1) * MAIN + row * (C - MAIN) + c)
+
+
+@triton.jit
 def scale_at(record, group, other, COLUMNS: tl.constexpr, MODE: tl.constexpr, HALF_ZERO: tl.constexpr,
              INNER: tl.constexpr, META: tl.constexpr, ROW: tl.constexpr):  # fmt: skip
     """Pointers to the scales (float16) of groups at elements ``other`` of the other dimension, of which there are

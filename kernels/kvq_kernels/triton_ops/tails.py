@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from kvq_kernels.triton_ops.levels import ASYMMETRIC, HYBRID, SYMMETRIC, sign_place
 from kvq_kernels.triton_ops.parts import rounded
-from kvq_kernels.triton_ops.records import scale_at, word_at
+from kvq_kernels.triton_ops.records import cell_at, scale_at, word_at
 
 
 @triton.jit
@@ -19,7 +19,7 @@ def one_by_one(record, token, channel, mask, CHANNELS: tl.constexpr, KEYS: tl.co
         along, across = channel, token % 64
     else:
         along, across = token % 64, channel
-    cell = across // 16 * C + along // 16
+    cell = cell_at(across, along, C, 4 if KEYS else CHANNELS // 16, LOW)
     inside = across % 16 * 16 + along % 16
     words = (record + token // 64 * (STEP // 2)).to(tl.pointer_type(tl.uint16))
     word = tl.load(words + cell // EACH * 256 + inside, mask=mask, other=0).to(tl.int32)
