@@ -12,6 +12,10 @@ HEAD = (
     "Method | head_dim | Query heads a KV head | Instructions an element, sm_80 · sm_90 | At most | Registers | "
     f"Spills | Bytes a load | Of a copy's bandwidth, %: {CHIPS} | Times fp16: {CHIPS}"
 )
+HEAD_OTHERS = (
+    "Triton | Method | Query heads a KV head | "
+    "Instructions an element at head_dim 64 · 80 · 96 · 128 | At most | Spills"
+)
 HEAD_QUANTIZED = (
     f"Groups | Instructions an element, sm_80 · sm_90 | Registers | Spills | Of a copy's bandwidth, %: {CHIPS}"
 )
@@ -27,16 +31,19 @@ def kernels_part() -> str:
     made = [_decode([row for row in decode if (row["method"], row["head_dim"]) == key]) for key in keys]
     quantized = [row for row in found["forms"] if row["operation"] == "quantize_pack"]
     pairs = zip(quantized[::2], quantized[1::2], strict=True)
-    return "\n\n".join(
-        (
-            f"{DERIVED}, on {found['date']} with Triton {found['triton']}, of the kernels "
-            f"{found['fingerprint'][:8]}: "
-            f"{found['counted']}. {_assumptions(found['assumed'])}",
-            table(HEAD, *made),
-            f"`quantize_pack`, 2 bits, head_dim 128; {DERIVED.lower().strip('*')}:",
-            table(HEAD_QUANTIZED, *(_quantized(*pair) for pair in pairs)),
-        )
-    )
+    told = [
+        f"{DERIVED}, on {found['date']} with Triton {found['triton']}, of the kernels {found['fingerprint'][:8]}: "
+        f"{found['counted']}. {_assumptions(found['assumed'])}",
+        table(HEAD, *made),
+        f"`quantize_pack`, 2 bits, head_dim 128; {DERIVED.lower().strip('*')}:",
+        table(HEAD_QUANTIZED, *(_quantized(*pair) for pair in pairs)),
+    ]
+    if others := found.get("others"):
+        told += [
+            f"Reading with other versions of Triton, the most of sm_80 and sm_90; {DERIVED.lower().strip('*')}:",
+            table(HEAD_OTHERS, *_others(others)),
+        ]
+    return "\n\n".join(told)
 
 
 def slow_part() -> str:
@@ -72,6 +79,27 @@ def _decode(rows: list[Row]) -> list[str]:
         _chips(by, "share", 100, 0),
         _chips(by, "gain", 1, 1),
     ]
+
+
+def _others(found: dict[str, list[Row]]) -> list[list[str]]:
+    """By version and method, up to 8 query heads apart from more where that makes a difference."""
+    made = []
+    for version, rows in found.items():
+        for method in dict.fromkeys(row["method"] for row in rows):
+            mine = [row for row in rows if row["method"] == method]
+            halves = [[row for row in mine if (row["query_heads"] > 8) is more] for more in (False, True)]
+            same = _by_dim(halves[0]) == _by_dim(halves[1])
+            for part in [mine] if same else filter(None, halves):
+                heads = ", ".join(map(str, sorted({row["query_heads"] for row in part})))
+                spills = _span([row["spills"] for row in part], 0)
+                made.append([version, NAMES[method], heads, _by_dim(part), f"{part[0]['most']:g}", spills])
+    return made
+
+
+def _by_dim(rows: list[Row]) -> str:
+    """The most instructions an element at every head_dim."""
+    dims = sorted({row["head_dim"] for row in rows})
+    return " · ".join(f"{max(row['instructions'] for row in rows if row['head_dim'] == dim):.1f}" for dim in dims)
 
 
 def _quantized(one: Row, other: Row) -> list[str]:

@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 import warnings
 from dataclasses import dataclass, field
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,9 @@ def parse_for(recorded: LaunchRecord, capability: int) -> str:
     ir.load_dialects(context)
     backend.load_dialects(context)
     calls = backend.get_codegen_implementation(options)
-    return str(_source(recorded).make_ir(target, options, calls, backend.get_module_map(), context))
+    source, rest = _source(recorded), (options, calls, backend.get_module_map(), context)
+    targeted = "target" in signature(source.make_ir).parameters  # not with Triton 3.4
+    return str(source.make_ir(target, *rest) if targeted else source.make_ir(*rest))
 
 
 def _source(recorded: LaunchRecord) -> Any:
@@ -156,10 +159,10 @@ def _source(recorded: LaunchRecord) -> Any:
     }
     found = {name: _type(arguments[name]) if name in arguments else ("constexpr", False) for name in names}
     found |= dict.fromkeys(plain, ("i32", False))
-    signature = {name: kind for name, (kind, _) in found.items()}
+    kinds = {name: kind for name, (kind, _) in found.items()}
     attributes = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if found[name][1]}
     constants = {n: v for n, v in {**recorded.arguments, **recorded.constants}.items() if n not in arguments}
-    return ASTSource(recorded.kernel, signature, {(names.index(n),): v for n, v in constants.items()}, attributes)
+    return ASTSource(recorded.kernel, kinds, {(names.index(n),): v for n, v in constants.items()}, attributes)
 
 
 def _type(value: object) -> tuple[str, bool]:

@@ -7,6 +7,7 @@ what is said of speed follows from the counts, a GPU's issue slots and its bandw
 
 import argparse
 import json
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
@@ -21,10 +22,12 @@ from benchmarks.aot.fingerprint import kernels_fingerprint
 from benchmarks.aot.forms import CAPABILITIES, DIMS, METHODS, SHARED, Form, decode_forms, quantize_forms
 from benchmarks.aot.limits import ASSUMED, gain, share
 from benchmarks.aot.method_forms import METHOD_OPERATIONS, method_forms
-from benchmarks.aot.versions import under
+from benchmarks.aot.versions import Unavailable, environment, under
 
 RESULT = Path(__file__).resolve().parents[1] / "kernels.json"
 SLOW = RESULT.parents[1] / "presets" / "kernels" / "slow.json"  # what of it the page tells
+OTHERS = ("3.6", "3.4")  # the newest and the oldest that torch 2.8 to 2.11 ship
+KEPT = ("method", "head_dim", "query_heads", "capability", "instructions", "most", "spills", "registers")  # of others
 HEAD = ("form", "instr/el", "spills", "registers", "bytes a load", "16-byte copies", "other copies", "waiting loads")
 
 
@@ -93,6 +96,7 @@ def main() -> None:
     parser.add_argument("--heads", nargs="+", type=int, default=SHARED, metavar="N", help="only so many query heads")
     parser.add_argument("--rows", action="store_true", help="print decode attention's rows as JSON, and write nothing")
     parser.add_argument("--triton", metavar="VERSION", help="of this version, taken from pip once: 3.4, newest, ...")
+    parser.add_argument("--others", nargs="*", default=OTHERS, metavar="VERSION", help="told beside, decode alone")
     arguments = parser.parse_args()
     if arguments.triton:
         sys.exit(under(arguments.triton, [a for a in sys.argv[1:] if a not in ("--triton", arguments.triton)]))
@@ -105,9 +109,31 @@ def main() -> None:
     for each in rows([*decode, *quantize_forms(), *method_forms()]):
         print(line(each), flush=True)
         found.append(each)
-    written = _result(found)
+    chosen = [
+        "--methods",
+        *arguments.methods,
+        "--dims",
+        *map(str, arguments.dims),
+        "--heads",
+        *map(str, arguments.heads),
+    ]
+    written = _result(found) | {"others": dict(_others(arguments.others, chosen))}
     RESULT.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
     SLOW.write_text(json.dumps(slow(written), indent=1) + "\n", encoding="utf-8")
+
+
+def _others(versions: Iterable[str], chosen: list[str]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """What decode attention is with other versions of Triton, each in a process of its own; what pip does not give is
+    left out, and told."""
+    for version in versions:
+        try:
+            env = environment(version)
+        except Unavailable as reason:
+            print(f"Triton {version} cannot be had: {reason}")
+            continue
+        command = [sys.executable, __file__, "--rows", *chosen]
+        done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
+        yield version, [{name: each[name] for name in KEPT} for each in json.loads(done.stdout.splitlines()[-1])]
 
 
 def _result(found: list[dict[str, Any]]) -> dict[str, Any]:

@@ -6,8 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from kvq_kernels import pack, packed_bytes, unpack
+from kvq_kernels.blocks import BlockForm, Dense
+from kvq_kernels.grouped import Grid
 
 WIDTHS = range(1, 9)
+EACH = {1: 8, 2: 4, 3: 4, 4: 2}  # places of a byte that codes of so many bits can have
 
 
 @st.composite
@@ -79,3 +82,22 @@ def test_codes_may_lie_anyhow_in_memory(bits):
     codes = torch.arange(48).remainder(2**bits).to(torch.uint8).view(3, 16)
     packed = pack(codes, bits)
     assert torch.equal(unpack(packed.T.contiguous().T, bits, 16), codes)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 4])
+@pytest.mark.parametrize("dim", [64, 80, 96, 112])
+def test_a_channel_has_one_place_in_the_words_of_all_tokens(dim, bits):
+    """So that a query is multiplied by one power of two for all keys; but for the last channels of heads that are no
+    multiple of what fills all places."""
+    form = BlockForm(Grid(bits), "tokens", "channels", dim)
+    none = torch.zeros(1, dim, 4, dtype=torch.float16)
+    places = []
+    for channel in range(0, dim, 16):
+        codes = torch.zeros(1, dim, 128, dtype=torch.uint8)
+        codes[:, channel + 3] = 1
+        records = torch.zeros(1, 1, form.nbytes, dtype=torch.uint8)
+        form.write(records, 0, Dense(codes, none, none))
+        assert torch.equal(form.read(records, 128).codes, codes)
+        places.append(len(records[..., : form.meta[0].start].unique()) - 1)
+    whole = dim // 16 // EACH[bits] * EACH[bits]
+    assert places[:whole] == [1] * whole

@@ -1,5 +1,6 @@
 """Triton kernels without a GPU: numerics in the interpreter, and every kernel compiled ahead of time."""
 
+import inspect
 import os
 import re
 import subprocess
@@ -59,6 +60,12 @@ def test_every_kernel_is_launched_by_an_operation(recorded):
     assert len(launched) >= 12
     assert launched == {name for name in functions if name.endswith("_kernel")}
     assert set(functions) - launched <= called_by_kernels(functions), "compiled by nobody: record a launch of it"
+
+
+def test_no_function_calls_itself():
+    """Triton 3.4 would look for what it calls forever."""
+    sources = {name: inspect.getsource(found.fn) for name, found in kernels().items()}
+    assert [name for name, text in sources.items() if len(re.findall(rf"(?<![\w.]){name}\(", text)) > 1] == []
 
 
 @pytest.mark.compiler

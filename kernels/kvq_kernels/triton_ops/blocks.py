@@ -47,9 +47,9 @@ def further_bits(codes, words, TILE: tl.constexpr, CELLS: tl.constexpr, BITS: tl
 @triton.jit
 def outer_zeros(q, zeros, found, total, C: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr, ROW: tl.constexpr,
                 TERMS: tl.constexpr, TOTAL: tl.constexpr):  # fmt: skip
-    """Sums of q, less what it carries for its places, times zero-points, added to ``found`` (H, NARROW), or (H, 16) of more
-    than 8 groups: column i is for group i % GROUPS. Products of float16 numbers, and exact. TOTAL: sums of q alone,
-    added to all of ``total`` (H, NARROW)."""
+    """Sums of q, less what it carries for its places, times zero-points, added to ``found`` (H, NARROW), or (H, 16) of
+    more than 8 groups: column i is for group i % GROUPS. Products of float16 numbers, and exact. TOTAL: sums of q
+    alone, added to all of ``total`` (H, NARROW)."""
     LOW: tl.constexpr = 2 if BITS == 3 else BITS
     i = tl.arange(0, 16)
     half = zeros.to(tl.pointer_type(tl.float16))
@@ -73,8 +73,8 @@ def column(x, G: tl.constexpr):
 
 @triton.jit
 def group_columns(x, G: tl.constexpr, GROUPS: tl.constexpr, H: tl.constexpr):
-    """x (H, NARROW), whose columns repeat every GROUPS, as (H, 16) with column G in all of them. Two groups lie beside each
-    other in the registers of a thread."""
+    """x (H, NARROW), whose columns repeat every GROUPS, as (H, 16) with column G in all of them. Two groups lie beside
+    each other in the registers of a thread."""
     if GROUPS == 1:
         return x if NARROW == 16 else tl.reshape(tl.permute(tl.join(x, x), (0, 2, 1)), (H, 16))
     elif GROUPS == 2:
@@ -90,10 +90,9 @@ def group_columns(x, G: tl.constexpr, GROUPS: tl.constexpr, H: tl.constexpr):
 def cells_of(tile, N: tl.constexpr):
     """Rows of a tile (N, 16), a power of two of them up to 64, as N tensors (16,).
 
-    Halved in turns: versions of Triton before 3.6 know no function that calls itself."""
-    TURNS: tl.constexpr = 0 if N == 1 else 1 if N == 2 else 2 if N == 4 else 3 if N == 8 else 4 if N == 16 else 5
+    Halved in turns: Triton 3.4 knows no function that calls itself."""
     cells = (tile,)
-    for turn in tl.static_range(TURNS if N <= 32 else 6):
+    for turn in tl.static_range((N > 1) + (N > 2) + (N > 4) + (N > 8) + (N > 16) + (N > 32)):
         halves = ()
         for i in tl.static_range(1 << turn):
             first, second = tl.split(tl.permute(tl.reshape(cells[i], (2, N >> (turn + 1), 16)), (1, 2, 0)))

@@ -204,8 +204,8 @@ def part_values(weights, places, acc, moved, total, record, part, FIRST: tl.cons
         scale = read_scales(scales, GROUPS, 4, ROW)
         for s in tl.static_range(0, C, 2 if SPAN > 1 else 1):
             one, two = outer_sums(
-                p, codes, scale, acc[s], acc[s + 1 if s + 1 < C else s], s, SPAN > 1 and s + 1 < C, s // SPAN, 4, 4, C * 4,
-                BITS, TERMS,
+                p, codes, scale, acc[s], acc[s + 1 if s + 1 < C else s], s, SPAN > 1 and s + 1 < C, s // SPAN, 4, 4,
+                C * 4, BITS, TERMS,
             )  # fmt: skip
             made = made + ((one, two) if SPAN > 1 and s + 1 < C else (one,))
     return made, moved, total

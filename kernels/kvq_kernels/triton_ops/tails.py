@@ -64,7 +64,8 @@ def dense_rows(base, slot, channel, mask, dim):
 @triton.jit
 def fresh_row(base, channel, mask):
     """A row of any dtype at channels, where the mask says, as a window that is float16 will give it: float32."""
-    return tl.load(base + channel, mask=mask, other=0.0).to(tl.float32).to(tl.float16).to(tl.float32)
+    at = base + tl.broadcast_to(channel, mask.shape)  # Triton 3.4 broadcasts masks alone
+    return tl.load(at, mask=mask, other=0.0).to(tl.float32).to(tl.float16).to(tl.float32)
 
 
 @triton.jit
