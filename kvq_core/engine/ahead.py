@@ -14,9 +14,22 @@ from torch import Tensor
 
 from kvq_core.codecs.stream import Stream
 from kvq_core.engine.cache import KINDS, LaneCache
+from kvq_core.models.head import POSITIONS
 
 MOST = 64  # tokens of a pass: more of them would read the weights hardly less often
+SCORES = 1 << 27  # bytes that a layer's scores of a pass may take
+READ = 64  # hidden states that the head reads at once, of all rows: of more it takes as long for each
 FEWEST = 4  # tokens of a pass on average, below which one by one is as fast
+
+
+def pass_tokens(rows: int, query_heads: int, positions: int) -> int:
+    """The most tokens of a pass of so many rows, which see so many positions."""
+    return max(1, min(MOST, SCORES // (4 * rows * query_heads * positions)))
+
+
+def read_at_once(rows: int) -> int:
+    """Tokens of each of so many rows that the head reads at once."""
+    return max(1, min(POSITIONS, READ // rows))
 
 
 @dataclass
@@ -50,9 +63,9 @@ class Ahead:
         self._parts = [cache.by_layer() for cache in caches]
         self.failed: dict[int, Exception] = {}  # rows of which could not be told what they read
 
-    def passes(self, tokens: int) -> list[int] | None:
-        """How many of so many known ``tokens`` each pass may take; None where one by one is as fast."""
-        ends = {*range(MOST, tokens, MOST), tokens}
+    def passes(self, tokens: int, most: int = MOST) -> list[int] | None:
+        """How many of so many known ``tokens`` each pass takes, at ``most``; None where one by one is as fast."""
+        ends = {*range(most, tokens, most), tokens}
         for cache in self._caches:
             for part in cache.parts:
                 if cache.observes or cache.selects or not isinstance(part.stream, Stream):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from kvq_core.engine.ahead import Ahead
+from kvq_core.engine.ahead import Ahead, pass_tokens, read_at_once
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.lane_state import Finish
 from kvq_core.engine.prefill import Prefill
@@ -96,7 +96,9 @@ class Decode(Standing):
         if asked or not running or not self.model.shape.in_chunks:
             return
         ahead = Ahead(running, self._first)
-        passes = ahead.passes(self.total - 1) if self.total > 1 else None
+        total = len(self.prefill.ids) + self.total
+        most = pass_tokens(len(self.rows.lane_of), self.model.shape.query_heads, total)
+        passes = ahead.passes(self.total - 1, most) if self.total > 1 else None
         if passes is None:
             return
         self.rows.ahead, self._passes = ahead, passes
@@ -149,8 +151,9 @@ class Decode(Standing):
         """Score the forced rows at the positions before ``follow``, from their logits or what the head reads there; of
         a pass's positions their choices are taken then, too."""
         rows, scored = self._forced_rows(), len(self.token_ids) - len(follow) - 1
-        for start in range(0, len(follow), POSITIONS):
-            part = slice(start, start + POSITIONS)
+        at_once = POSITIONS if self.rows.ahead is None else read_at_once(rows)
+        for start in range(0, len(follow), at_once):
+            part = slice(start, start + at_once)
             logits = self._forced.head(out[:rows, part]) if hidden else out[:rows, part]
             at = slice(scored + start, scored + start + logits.shape[1])
             known = logits[0] if self._answered is None else self._answered[at]

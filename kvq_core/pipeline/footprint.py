@@ -6,6 +6,7 @@ from typing import TypeVar
 import torch
 
 from kvq_core.capture.scores import MAP_BYTES, POSITION_BINS, SCORE_BYTES, STEP_BINS
+from kvq_core.engine.ahead import pass_tokens, read_at_once
 from kvq_core.engine.prefill import CHUNK, Precision
 from kvq_core.engine.script import Script
 from kvq_core.machine.memory import room_for
@@ -109,11 +110,14 @@ def _passing(model: LoadedModel, spec: ComparisonSpec, prompt: int, new: int, la
     width = 4 * config.hidden_size + 3 * (max(inner) if isinstance(inner, list) else inner)  # some say it by layer
     prefill = 4 * chunk * (width + shape.query_heads * prompt)
     given = spec.continuation is not None  # where it is, no row is free
-    rows, fed = (lanes + 1, min(spec.score_chunk, new)) if given else (2 * lanes + 1, 1)
+    rows, fed, read = (lanes + 1, min(spec.score_chunk, new), POSITIONS) if given else (2 * lanes + 1, 1, 1)
+    if not given and not spec.free_text and spec.capture.detail == "off":  # an answer that is known is fed in passes
+        rows, fed = lanes + 1, min(new, pass_tokens(lanes + 1, shape.query_heads, prompt + new))
+        read = read_at_once(rows)
     layer = 4 * rows * fed * (width + shape.query_heads * (prompt + new))
     if how.dtype != torch.float32:  # attention reads a layer's copies in float32
         layer += rows * (prompt + new) * max(kind.elements for kind in shape.kinds) * 4
-    step = layer + LOGIT_COPIES * 4 * rows * min(POSITIONS, fed) * config.vocab_size
+    step = layer + LOGIT_COPIES * 4 * rows * min(read, fed) * config.vocab_size
     stacked = min(shape.layers, how.layers or shape.layers)
     measuring = 2 * prompt * stacked * max(kind.elements for kind in shape.kinds) * 4  # a lane's decoded prompt, twice
     return BASE_BYTES + measuring + max(prefill, step)
