@@ -27,7 +27,7 @@ import torch
 from benchmarks.measured import HERE
 from benchmarks.policies import texts
 from kvq_core.advice.advise import decide
-from kvq_core.advice.decision import Asked
+from kvq_core.advice.decision import DecisionRequest
 from kvq_core.models import load
 from kvq_core.settings import settings
 from kvq_core.spec import DEFAULT_MODEL
@@ -71,7 +71,12 @@ def measured(part: str, prompts: int, tokens: int) -> dict[str, Any]:
         os.environ |= {"KVQ_HOME": place, "KVQ_STORE": f"{place}/store"}
         stages, began, cpu = Stages(), time.perf_counter(), _cpu()
         found = decide(
-            Asked.of(**asked), model=DEFAULT_MODEL, prompts=given, store=open_store(), progress=stages, workers=None
+            DecisionRequest.of(**asked),
+            model=DEFAULT_MODEL,
+            prompts=given,
+            store=open_store(),
+            progress=stages,
+            workers=None,
         )
         ended = time.perf_counter()
     return {

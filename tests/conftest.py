@@ -221,14 +221,14 @@ def second_model() -> str:
     """Id of the second model, converted here where only its file is there."""
     from kvq_core.errors import ModelError
     from kvq_core.models import second
-    from kvq_core.models.source import found
+    from kvq_core.models.source import resolve
 
     try:
         if not second.is_converted():
             file = second.local_file()
             if file is None:
                 pytest.skip("the second model is not here: make second-model")
-            found(str(file.resolve()), None)
+            resolve(str(file.resolve()), None)
     except ModelError as error:
         pytest.skip(f"the second model cannot be had: {error}")
     return second.SECOND_MODEL

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from kvq_core.advice.answering import Answering, one_model
 from kvq_core.advice.deciding import Deciding, silent, study_for
-from kvq_core.advice.decision import Asked, Decision
+from kvq_core.advice.decision import Decision, DecisionRequest
 from kvq_core.advice.report import Advice
 from kvq_core.advice.turns import Here
 from kvq_core.errors import SpecError, StoreError
@@ -43,7 +43,7 @@ def advise(
     under a memory. ``workers``: processes that run prompts; None: one a core, as many as memory allows. Raises
     SpecError for what cannot be, and what a study raises.
     """
-    asked = Asked.of(
+    asked = DecisionRequest.of(
         memory=memory,
         cache=cache,
         bits=bits,
@@ -65,7 +65,7 @@ def advise(
 
 
 def decide(
-    asked: Asked,
+    asked: DecisionRequest,
     *,
     study: str | StudyResult | None = None,
     model: str | None = None,

@@ -10,7 +10,7 @@ from kvq_core.advice.asked import Ask
 from kvq_core.advice.choice import Choice, Option, choose
 from kvq_core.advice.evidence import Evidence, evidence
 from kvq_core.advice.report import Advice, Candidate, WeightsFile, Worst
-from kvq_core.advice.sentences import Told, answer_of, helps_of, reasons_of, size, untested_of
+from kvq_core.advice.sentences import Findings, answer_of, helps_of, reasons_of, size, untested_of
 from kvq_core.methods.deployments import READ_IN
 from kvq_core.studies.intervals import mean_interval
 from kvq_core.studies.pairs import pairs
@@ -43,7 +43,7 @@ def advice_of(study: Study, ask: Ask) -> Advice:
     found = evidence(study.table, [option.label for option in study.options], ask.tolerance)
     choice = choose(found, study.options)
     candidates = _candidates(found, study.options)
-    told = Told(study.options, found, choice, ask, study.fp16, study.weights, study.longest, study.own_context)
+    told = Findings(study.options, found, choice, ask, study.fp16, study.weights, study.longest, study.own_context)
     kind = _kind(found, choice)
     by_label = {each.label: each for each in study.options}
     shown = by_label.get(choice.best or "") if kind != "few" else None

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvq_core.advice.answer import Study
-from kvq_core.advice.decision import Asked, Decision
+from kvq_core.advice.decision import Decision, DecisionRequest
 from kvq_core.advice.grounds import Grounds, LaneFit, signs_of
 from kvq_core.advice.options import FP16, Place, model_shape, own_weights, weights_files
 from kvq_core.advice.placing import Placed, in_place
@@ -27,7 +27,7 @@ class Answering:
         self,
         result: StudyResult,
         name: str,
-        asked: Asked,
+        asked: DecisionRequest,
         weights: Sequence[Path] = (),
         looked: Inspection | None = None,
         unlooked: str = NOT_LOOKED,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kvq_core.advice.answering import NOT_LOOKED, Answering
 from kvq_core.advice.asked import engine_of
-from kvq_core.advice.decision import Asked, Decision
+from kvq_core.advice.decision import Decision, DecisionRequest
 from kvq_core.advice.policy import Scoring
 from kvq_core.advice.trying import Trying
 from kvq_core.advice.turns import Here, Turns
@@ -59,7 +59,7 @@ class Deciding:
 
     plan: Plan
     name: str
-    asked: Asked
+    asked: DecisionRequest
     store: Store
     weights: Sequence[Path] = ()
     turns: Turns = field(default_factory=Here)

@@ -14,14 +14,14 @@ from kvq_core.errors import SpecError, StoreError, excerpt
 from kvq_core.sizing.fit import memory_of
 from kvq_core.spec import canonical_json
 from kvq_core.spec.rule import Frozen
-from kvq_core.store.beside import keep, kept
+from kvq_core.store.beside import read_beside, write_beside
 from kvq_core.store.store import Store
 
 VERSION = 1  # raised whenever what is kept changes its form
 _NAME = "decisions/{}.json"
 
 
-class Asked(Frozen):
+class DecisionRequest(Frozen):
     """What was asked, in the words it was given in: at most one of ``memory``, ``cache`` and ``bits``."""
 
     memory: str | None = None
@@ -33,7 +33,7 @@ class Asked(Frozen):
     engine: str | None = None
 
     @classmethod
-    def of(cls, **given: Any) -> "Asked":
+    def of(cls, **given: Any) -> "DecisionRequest":
         """Raises SpecError for a value of another kind, and for what cannot be asked."""
         told = {name: value for name, value in given.items() if value not in (None, "")}
         try:
@@ -60,7 +60,7 @@ class Decision(Frozen):
     """``asked`` of a study and what came of it."""
 
     version: int = VERSION
-    asked: Asked
+    asked: DecisionRequest
     advice: Advice
     grounds: Grounds
 
@@ -76,13 +76,13 @@ class Decision(Frozen):
 
 def keep_decision(decision: Decision, store: Store) -> str:
     """Its id, under which it is there from now on. Raises StoreError where the store takes nothing more."""
-    keep(store, _NAME.format(decision.id), decision.canonical.encode())
+    write_beside(store, _NAME.format(decision.id), decision.canonical.encode())
     return decision.id
 
 
 def stored_decision(id: str, store: Store) -> Decision:
     """Raises StoreError where there is none of that id."""
-    data = kept(store, _NAME.format(id)) if id.isalnum() else None
+    data = read_beside(store, _NAME.format(id)) if id.isalnum() else None
     try:
         held: Any = None if data is None else json.loads(data)
         if isinstance(held, dict) and held.get("version") == VERSION:

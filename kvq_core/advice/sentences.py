@@ -18,7 +18,7 @@ ADVISED = 12  # prompts that are advised where there are too few
 
 
 @dataclass(frozen=True)
-class Told:
+class Findings:
     """All that sentences are made of."""
 
     options: Sequence[Option]
@@ -58,7 +58,7 @@ class Told:
         return [option for option in self.options if option.refused is None and option.label in self.found.lanes]
 
 
-def answer_of(told: Told, kind: str) -> str:
+def answer_of(told: Findings, kind: str) -> str:
     """In a line."""
     best, rival, choice = told.choice.best, told.choice.rival, told.choice
     if kind == "few":
@@ -78,12 +78,12 @@ def _agree(choice: Choice) -> str:
     return f"{whole_percent(choice.agreement or 0.0)} of the resamples of the prompts say the same"
 
 
-def _cost(told: Told, option: Option) -> str:
+def _cost(told: Findings, option: Option) -> str:
     share = option.nbytes / told.fp16.nbytes
     return f"{size(option.nbytes)} for {told.sequences}, {share:.0%} of fp16"
 
 
-def _none(told: Told) -> str:
+def _none(told: Findings) -> str:
     """Why, in the order of what would help first."""
     if not any(option.refused is None for option in told.options):
         return f"the study has none of {told.ask.engine}'s formats"
@@ -104,17 +104,17 @@ def _none(told: Told) -> str:
     return f"no lane is within {told.ask.tolerance.words}; {_loss(told, nearest)} is the nearest"
 
 
-def _holds(told: Told, option: Option, groups: bool = True) -> bool:
+def _holds(told: Findings, option: Option, groups: bool = True) -> bool:
     return option.label in told.found.holding and not (groups and option.label in told.found.failed)
 
 
-def _loss(told: Told, option: Option) -> str:
+def _loss(told: Findings, option: Option) -> str:
     found = mean_interval(told.found.kld[:, told.found.at(option.label)])
     ends = "" if found.low is None else f" ({found.low:.2g} to {found.high:.2g})"
     return f"{option.label} with a mean KLD of {found.value:.2g} nats{ends}"
 
 
-def reasons_of(told: Told, kind: str) -> Iterator[str]:
+def reasons_of(told: Findings, kind: str) -> Iterator[str]:
     """Three sentences at most: what it loses, what it takes, what else there is."""
     count = len(told.found.prompts)
     if kind in ("few", "none") or told.choice.best is None:
@@ -130,7 +130,7 @@ def reasons_of(told: Told, kind: str) -> Iterator[str]:
     yield f"The unquantized cache takes {size(told.fp16.nbytes)} and {fits}."
 
 
-def helps_of(told: Told, kind: str, nearest_context: int | None) -> Iterator[str]:
+def helps_of(told: Findings, kind: str, nearest_context: int | None) -> Iterator[str]:
     """What would change the answer."""
     if kind == "few":
         yield f"Run the study on {FEWEST} prompts or more; {ADVISED} give intervals that are of use."
@@ -153,7 +153,7 @@ def helps_of(told: Told, kind: str, nearest_context: int | None) -> Iterator[str
         yield f"Leave the cache unquantized: {size(told.fp16.nbytes)} fit."
 
 
-def _looser(told: Told) -> Iterator[str]:
+def _looser(told: Findings) -> Iterator[str]:
     """The next tier that a lane would reach, and layers that stay fp16."""
     best = min(told.found.kld.mean(0), default=np.inf)
     words = [tier.word for tier in TIERS[:-1] if best <= tier.kld and tier.kld > told.ask.tolerance.kld]
@@ -162,7 +162,7 @@ def _looser(told: Told) -> Iterator[str]:
     yield "Find the layers that cost most, and leave these in fp16: python -m kvq_core layers."
 
 
-def untested_of(told: Told) -> Iterator[str]:
+def untested_of(told: Findings) -> Iterator[str]:
     ask = told.ask
     yield "Speed: nothing was timed."
     yield f"Other prompts than the study's {len(told.found.prompts)}, and other weights."

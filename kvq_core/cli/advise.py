@@ -70,11 +70,11 @@ def advise(arguments: argparse.Namespace) -> None:
 def _found(arguments: argparse.Namespace, progress: Progress) -> "tuple[Decision, str | None]":
     """The decision, and its id in the store, None where the store does not take it."""
     from kvq_core.advice.advise import decide
-    from kvq_core.advice.decision import Asked, keep_decision
+    from kvq_core.advice.decision import DecisionRequest, keep_decision
     from kvq_core.cli.layers import read_prompts
     from kvq_core.store.store import open_store
 
-    asked = Asked.of(**{name: getattr(arguments, name) for name in ASKED})
+    asked = DecisionRequest.of(**{name: getattr(arguments, name) for name in ASKED})
     given = {name: getattr(arguments, name) for name in ("study", "model", "weights", "workers")}
     prompts = None if arguments.prompts is None else read_prompts(arguments.prompts)
     store = open_store()

@@ -10,7 +10,7 @@ from kvq_core.errors import ModelError, SpecError
 
 if TYPE_CHECKING:
     from kvq_core.models import LoadedModel
-    from kvq_core.sizing.fit import Asked, Fit, Reserve
+    from kvq_core.sizing.fit import Fit, FitRequest, Reserve
     from kvq_core.sizing.layers import LayerKind
 
 MOST = 2**24  # tokens and sequences that may be asked for
@@ -29,19 +29,19 @@ def is_at_once(arguments: argparse.Namespace) -> bool:
     return is_configuration(arguments.model)
 
 
-def asked_for(arguments: argparse.Namespace) -> "Asked":
+def asked_for(arguments: argparse.Namespace) -> "FitRequest":
     """Raises SpecError for a memory, a context or a batch that cannot be."""
-    from kvq_core.sizing.fit import Asked, memory_of
+    from kvq_core.sizing.fit import FitRequest, memory_of
 
     for name in ("context", "batch"):
         value = getattr(arguments, name)
         if value is not None and not 1 <= value <= MOST:
             raise SpecError(f"{name} = {value} is not allowed; give a whole number from 1 to {MOST:,}.")
     memory = memory_of(arguments.memory) if arguments.memory else None
-    return Asked(memory=memory, context=arguments.context, batch=arguments.batch)
+    return FitRequest(memory=memory, context=arguments.context, batch=arguments.batch)
 
 
-def fit_of_loaded(model: "LoadedModel", given: str, asked: "Asked") -> "Fit":
+def fit_of_loaded(model: "LoadedModel", given: str, asked: "FitRequest") -> "Fit":
     """Of a model in memory, beside its weights as the file that was given holds them, or in 16 bits."""
     from kvq_core.sizing.fit import fit
     from kvq_core.sizing.layers import shape_of
@@ -51,7 +51,7 @@ def fit_of_loaded(model: "LoadedModel", given: str, asked: "Asked") -> "Fit":
     return fit(model.title, shape_of(model.model.config.to_dict()), weights, asked)
 
 
-def fit_of_path(given: str, asked: "Asked") -> "Fit | None":
+def fit_of_path(given: str, asked: "FitRequest") -> "Fit | None":
     """Of a folder with a configuration; None where there is none that says what its cache takes."""
     from kvq_core.sizing.fit import fit_of_folder
 

@@ -13,7 +13,7 @@ from kvq_core.errors import ModelError
 
 if TYPE_CHECKING:
     from kvq_core.inspection.report import Facts, Inspection, LayerFacts, LayerFigures
-    from kvq_core.sizing.fit import Asked, Fit
+    from kvq_core.sizing.fit import Fit, FitRequest
 
 EXAMPLES = (
     "python -m kvq_core inspect Qwen/Qwen2.5-0.5B-Instruct\n"
@@ -54,7 +54,7 @@ def inspect(arguments: argparse.Namespace) -> None:
         print(f"{describe(found)}\n\n{fit_cli.describe_fit(fits)}")
 
 
-def _looked_at(arguments: argparse.Namespace, asked: "Asked") -> "tuple[Inspection, Fit]":
+def _looked_at(arguments: argparse.Namespace, asked: "FitRequest") -> "tuple[Inspection, Fit]":
     """Raises ModelError where the model cannot be had, or not be run."""
     from kvq_core.inspection import inspect_model
     from kvq_core.models import load

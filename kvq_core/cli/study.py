@@ -95,10 +95,10 @@ def _executor(arguments: argparse.Namespace) -> "Executor | None":
 
 def went_on(planned: "Plan") -> str:
     """What is told on Ctrl-C."""
-    from kvq_core.store.beside import held
+    from kvq_core.store.beside import present_in
     from kvq_core.store.store import open_store
 
-    done = len(held(open_store(), (cell.id for cell in planned.cells)))
+    done = len(present_in(open_store(), (cell.id for cell in planned.cells)))
     return (
         f"Interrupted; {done} of {len(planned.cells)} cells are in the store, and the same command goes on from them."
     )

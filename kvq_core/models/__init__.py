@@ -9,7 +9,7 @@ from kvq_core.models.choice import ModelChoice, available_models, is_offered, wi
 from kvq_core.models.configuration import configuration_of, layers_of
 from kvq_core.models.loaded import LoadedModel
 from kvq_core.models.loader import in_memory, load, loaded_model, prepare, release, wrap
-from kvq_core.models.outline import known, outline
+from kvq_core.models.outline import identity_of, outline
 from kvq_core.models.source import converting
 
 __all__ = [
@@ -20,7 +20,7 @@ __all__ = [
     "converting",
     "in_memory",
     "is_offered",
-    "known",
+    "identity_of",
     "layers_of",
     "load",
     "loaded_model",

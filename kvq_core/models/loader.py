@@ -15,7 +15,7 @@ from kvq_core.models.gguf.folder import Steps, last
 from kvq_core.models.loaded import LoadedModel
 from kvq_core.models.lockstep import ATTENTION, register
 from kvq_core.models.naming import dtype_here, known_by, unreadable
-from kvq_core.models.source import Source, files_of, find, found, path_of, seen
+from kvq_core.models.source import Source, announce, files_of, find, path_of, resolve
 from kvq_core.models.support import check_config, check_model, check_room, check_weights
 from kvq_core.models.text_part import of_text, text_part
 from kvq_core.settings import settings
@@ -62,7 +62,7 @@ def prepare(id: str, revision: str | None = None) -> Steps:
     if _asked(id, revision) not in _held:
         source = yield from find(id, revision)
         if not Path(source.place).is_dir():
-            yield from seen(fetched_weights(source.place, source.revision, lambda: _checked(id, source)))
+            yield from announce(fetched_weights(source.place, source.revision, lambda: _checked(id, source)))
 
 
 def check_allowed(id: str, revision: str | None) -> None:
@@ -113,12 +113,12 @@ def _load(id: str, revision: str | None) -> LoadedModel:
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # of the process, for good: progress is told through events
-    source = found(id, revision)
+    source = resolve(id, revision)
     try:
         folder, commit, config, renamed = _checked(id, source)
         options = {"revision": commit or source.revision, "trust_remote_code": False}
         if not Path(source.place).is_dir():  # whoever loads without preparing: others may see how far it is
-            last(seen(fetched_weights(source.place, commit or source.revision, lambda: None)))
+            last(announce(fetched_weights(source.place, commit or source.revision, lambda: None)))
         place = {"dtype": dtype_here(), **({"device_map": "auto"} if torch.cuda.is_available() else {})}
         read: Any = AutoModelForCausalLM.from_pretrained(
             source.place,

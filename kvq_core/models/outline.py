@@ -8,7 +8,7 @@ from kvq_core.errors import ModelError
 from kvq_core.models.loaded import LoadedModel
 from kvq_core.models.loader import check_allowed, in_memory
 from kvq_core.models.naming import dtype_here, known_by, unreadable
-from kvq_core.models.source import files_of, found
+from kvq_core.models.source import files_of, resolve
 from kvq_core.models.support import check_config, check_model
 from kvq_core.models.text_part import text_part
 
@@ -32,7 +32,7 @@ def outline(id: str, revision: str | None = None) -> LoadedModel:
     check_allowed(id, revision)
     if (held := in_memory(id, revision)) is not None:
         return held
-    source = found(id, revision)
+    source = resolve(id, revision)
     try:
         folder, commit = files_of(source)
         options = {"revision": commit or source.revision, "trust_remote_code": False}
@@ -50,13 +50,13 @@ def outline(id: str, revision: str | None = None) -> LoadedModel:
     return Outline(model=model, tokenizer=tokenizer, revision=commit or source.revision, **known)
 
 
-def known(id: str, revision: str | None = None) -> dict[str, Any]:
+def identity_of(id: str, revision: str | None = None) -> dict[str, Any]:
     """What the model of that id is known by, see ``naming.known_by``; neither weights nor tokenizer are read.
 
     Raises ModelError as ``load`` does for a model that cannot be had.
     """
     check_allowed(id, revision)
-    source = found(id, revision)
+    source = resolve(id, revision)
     try:
         folder, commit = files_of(source)
     except OSError as error:

@@ -34,7 +34,7 @@ def find(id: str, revision: str | None) -> Generator[Step, None, Source]:
     Raises ModelError for ids that are none of these, or not allowed on this instance.
     """
     if (named := hub.parts(id)) is not None:
-        file = yield from _converted((yield from seen(hub.download(*named, revision))))
+        file = yield from _converted((yield from announce(hub.download(*named, revision))))
         return Source(str(file.folder), file=file)
     path = path_of(id)
     if revision is not None and (path is not None or id == DEFAULT_MODEL):
@@ -64,7 +64,7 @@ def find(id: str, revision: str | None) -> Generator[Step, None, Source]:
     return Source(str(path))
 
 
-def found(id: str, revision: str | None) -> Source:
+def resolve(id: str, revision: str | None) -> Source:
     """``find``, to its end."""
     return last(find(id, revision))
 
@@ -111,7 +111,7 @@ def known_as(id: str) -> str:
     converted yet is. Raises ModelError for ids that are no model's."""
     if id.startswith((FILE, FOLDER)) or (path_of(id) is None and hub.parts(id) is None):
         return id
-    source = found(id, None)
+    source = resolve(id, None)
     folder = Path(source.place)
     return portable(source, id, "" if source.file else identity.whole_of(identity.weights_of(folder), folder))
 
@@ -143,7 +143,7 @@ def _converted(path: Path) -> Generator[Step, None, Converted]:
             if (found := converted(target)) is None:
                 for left in target.parent.glob(f".{target.name}-*"):  # by a killed process: no other is in here
                     shutil.rmtree(left, ignore_errors=True)
-                yield from seen(convert(header, target))
+                yield from announce(convert(header, target))
                 found = converted(target)
     except OSError as error:
         raise ModelError(f"KVQ_HOME = {settings().home} cannot be written: {error.strerror}.") from None
@@ -160,7 +160,7 @@ def converting() -> Step | None:
 _now: dict[str, Step] = {}  # of the one file that is on its way in this process
 
 
-def seen(steps: Generator[Step, None, Found]) -> Generator[Step, None, Found]:
+def announce(steps: Generator[Step, None, Found]) -> Generator[Step, None, Found]:
     """The same steps, which others may ask for meanwhile."""
     try:
         while True:

@@ -26,11 +26,11 @@ from kvq_core.engine.script import Script
 from kvq_core.errors import ModelError, SpecError, StoreError, excerpt
 from kvq_core.events import Loading, Prefill
 from kvq_core.machine.memory import release_memory
-from kvq_core.models import LoadedModel, in_memory, known, load, outline, release
+from kvq_core.models import LoadedModel, identity_of, in_memory, load, outline, release
 from kvq_core.record.fields import RESULTS_VERSION
 from kvq_core.settings import settings
 from kvq_core.spec import ComparisonSpec
-from kvq_core.store.beside import keep, kept
+from kvq_core.store.beside import read_beside, write_beside
 from kvq_core.store.store import Store
 
 _SAMPLED = ("max_new_tokens", "temperature", "seed", "ignore_eos")  # of a spec, what decides an answer that is written
@@ -107,7 +107,7 @@ def answered(
     release_memory()
     if store is not None:
         with suppress(StoreError):  # a store that cannot be written costs no result
-            keep(store, name, answer.to_bytes())
+            write_beside(store, name, answer.to_bytes())
     return answer
 
 
@@ -116,14 +116,14 @@ def _name(model: LoadedModel, spec: ComparisonSpec, read: Script, follow: list[i
     decides: dict[str, Any] = {name: getattr(spec, name) for name in _SAMPLED} if follow is None else {"follow": follow}
     place = {"dtype": str(model.dtype), "device": model.device.type, "results_version": RESULTS_VERSION}
     segments = [(each.start, each.end) for each in read.segments]
-    told = {"reference": known(str(spec.reference))["model_hash"], "prompt": read.ids, "segments": segments}
+    told = {"reference": identity_of(str(spec.reference))["model_hash"], "prompt": read.ids, "segments": segments}
     return f"references/{hashlib.sha256(json.dumps({**told, **place, **decides}, sort_keys=True).encode()).hexdigest()}"
 
 
 def _kept(store: Store, name: str) -> ReferenceAnswer | None:
     """None where there is nothing, or nothing whole."""
     with suppress(StoreError, SafetensorError, KeyError):
-        data = kept(store, name)
+        data = read_beside(store, name)
         return None if data is None else ReferenceAnswer.of_bytes(data)
     return None
 

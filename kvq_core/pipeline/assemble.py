@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kvq_core.metrics.rate import BITS, reference_curve
-from kvq_core.models import LoadedModel, known
+from kvq_core.models import LoadedModel, identity_of
 from kvq_core.models.text import Pieces, alone
 from kvq_core.pipeline.conditions import capture_info, environment, stress_record, timing
 from kvq_core.pipeline.state import Run
@@ -34,7 +34,7 @@ def place_of(model: LoadedModel, lanes: Sequence[Lane], reference: str | None = 
         "results_version": RESULTS_VERSION,
     }
     if reference is not None:
-        parts["reference"] = known(reference)["model_hash"]
+        parts["reference"] = identity_of(reference)["model_hash"]
     data = [lane.data_hash(model.ref) for lane in lanes]
     return {**parts, "data": data} if any(data) else parts  # learned codebooks, one entry a lane
 

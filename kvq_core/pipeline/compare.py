@@ -10,7 +10,7 @@ from kvq_core.errors import StoreError
 from kvq_core.events import Event, Finished, Loading
 from kvq_core.logs import log_error, log_run
 from kvq_core.machine.memory import memory_errors_as_limits
-from kvq_core.models import LoadedModel, known, load, outline, prepare, with_model
+from kvq_core.models import LoadedModel, identity_of, load, outline, prepare, with_model
 from kvq_core.pipeline.answer import ReferenceAnswer, answered, check_kept_here, check_reference
 from kvq_core.pipeline.assemble import assemble, run_id
 from kvq_core.pipeline.prompt import script
@@ -55,7 +55,7 @@ def compare(spec: ComparisonSpec, store: Store | None = None, owner: str = "") -
 def named(model: LoadedModel, spec: ComparisonSpec) -> ComparisonSpec:
     """The spec with its models named as they are on every machine: the same file is the same run, wherever it lies."""
     id, revision = model.again(spec.model, spec.revision)
-    reference = None if spec.reference is None else known(spec.reference)["id"]
+    reference = None if spec.reference is None else identity_of(spec.reference)["id"]
     return spec.model_copy(update={"model": id, "revision": revision, "reference": reference})
 
 

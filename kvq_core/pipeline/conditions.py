@@ -9,7 +9,7 @@ from kvq_core.capture.attention import SINKS
 from kvq_core.capture.distribution import QUANTILES
 from kvq_core.capture.spectra import RANKS
 from kvq_core.metrics.fidelity import TOPK
-from kvq_core.models import known
+from kvq_core.models import identity_of
 from kvq_core.pipeline.state import Run
 from kvq_core.record.environment import Environment, ReferenceFile
 from kvq_core.record.fields import CaptureInfo, RunTiming, StressRecord
@@ -53,7 +53,7 @@ def environment(run: Run) -> Environment:
 
 
 def _reference(id: str) -> ReferenceFile:
-    told = known(id)
+    told = identity_of(id)
     fields = {name: value for name, value in told.items() if name in ReferenceFile.model_fields}
     return ReferenceFile(model=told["id"], model_title=told["title"], **fields)
 

@@ -71,7 +71,7 @@ class Fit(Frozen):
     unknown: tuple[str, ...] = ()
 
 
-class Asked(Frozen):
+class FitRequest(Frozen):
     """What it is to fit. ``memory`` in bytes."""
 
     memory: int | None = None
@@ -98,14 +98,14 @@ def is_configuration(place: str) -> bool:
         return False
 
 
-def fit_of_folder(folder: Path, asked: Asked) -> Fit:
+def fit_of_folder(folder: Path, asked: FitRequest) -> Fit:
     """What fits, from a folder's configuration. Raises ModelError where that does not say what the cache takes."""
     config = read_config(folder)
     shape = shape_of(config)
     return fit(folder.resolve().name, shape, weights_of(folder, config, shape), asked)
 
 
-def fit(title: str, shape: Shape, weights: Weights, asked: Asked) -> Fit:
+def fit(title: str, shape: Shape, weights: Weights, asked: FitRequest) -> Fit:
     own = shape.context
     context = asked.context or min(own or CONTEXT, CONTEXT)
     return Fit(
@@ -158,7 +158,7 @@ class Cache:
         return reserved(engine, self.format, self.stored + self.plain, context, batch, self.dtype_bytes)
 
 
-def _format(format: FormatBits, shape: Shape, weights: Weights, asked: Asked, context: int) -> FormatFit:
+def _format(format: FormatBits, shape: Shape, weights: Weights, asked: FitRequest, context: int) -> FormatFit:
     named = {"name": format.name, "method": format.method, "knobs": format.knobs}
     if reason := format.why_not(shape.layers):
         return FormatFit(**named, tensors=None, why_not=reason, engines=())
@@ -168,7 +168,7 @@ def _format(format: FormatBits, shape: Shape, weights: Weights, asked: Asked, co
     return FormatFit(**named, tensors=cache.tensors(context, asked.batch), why_not=None, engines=rows)
 
 
-def _reserve(cache: Cache, name: str, weights: int | None, asked: Asked, context: int, longest: int) -> Reserve:
+def _reserve(cache: Cache, name: str, weights: int | None, asked: FitRequest, context: int, longest: int) -> Reserve:
     taken, allowed = cache.reserved(name, context, asked.batch), allowance()
     if taken is None or weights is None:
         fits, contexts = None, dict.fromkeys(MEMORIES)

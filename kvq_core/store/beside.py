@@ -13,7 +13,7 @@ MANY = 10_000
 _SEAL = hashlib.sha256().digest_size
 
 
-def held(store: Store, run_ids: Iterable[str]) -> frozenset[str]:
+def present_in(store: Store, run_ids: Iterable[str]) -> frozenset[str]:
     """Those of many ids that finished runs have in a store: of one listing where asking is slow, as in object stores.
 
     Raises StoreError.
@@ -44,14 +44,14 @@ def take_back(store: Store, run_id: str) -> None:
             store.layout.remove(run_id)
 
 
-def keep(store: Store, name: str, data: bytes) -> None:
+def write_beside(store: Store, name: str, data: bytes) -> None:
     """Keep a by-product in place of what is there under its name. Raises StoreError."""
     with as_store_error(f"store {name}"):
         store.layout.keep(name, hashlib.sha256(data).digest() + data)
 
 
-def kept(store: Store, name: str) -> bytes | None:
-    """What ``keep`` kept; None where there is nothing, or anything but that. Raises StoreError."""
+def read_beside(store: Store, name: str) -> bytes | None:
+    """What ``write_beside`` wrote; None where there is nothing, or anything but that. Raises StoreError."""
     with as_store_error(f"read {name}"):
         try:
             sealed = bytes(store.fs.cat_file(f"{store.root}/{name}"))

@@ -10,7 +10,7 @@ import torch
 from kvq_core.machine.memory import free_bytes
 from kvq_core.models import outline
 from kvq_core.pipeline.estimate import estimate_on
-from kvq_core.store.beside import held
+from kvq_core.store.beside import present_in
 from kvq_core.store.store import Store, open_store
 from kvq_core.studies.cells import Cell, Plan
 
@@ -56,7 +56,7 @@ def estimate(
     Raises KvqError where a model or the store cannot be had.
     """
     own = planned.cells if shard is None else planned.shard(*shard)
-    there = held(store or open_store(), (cell.id for cell in own))
+    there = present_in(store or open_store(), (cell.id for cell in own))
     todo = list({cell.id: cell for cell in own if cell.id not in there}.values())
     seconds, most = 0.0, 0
     known = True

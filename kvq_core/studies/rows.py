@@ -11,7 +11,7 @@ from kvq_core.analysis.verdict import TIERS
 from kvq_core.record.arrays import Arrays, array
 from kvq_core.record.fields import LaneRecord, Metrics, Record
 from kvq_core.spec import tool_name
-from kvq_core.store.beside import keep, kept, names
+from kvq_core.store.beside import names, read_beside, write_beside
 from kvq_core.store.store import Store
 from kvq_core.studies.cells import Cell
 from kvq_core.studies.suites import judge
@@ -164,7 +164,7 @@ def frame(rows: Sequence[Row]) -> "pd.DataFrame":
 def keep_rows(store: Store, study: str, rows: Iterable[Row], part: str = "") -> None:
     """Keep a study's rows in the store, so that opening it need not read every run again; those of a ``part`` of it
     apart, so that parts that are computed at once keep theirs beside one another. Raises StoreError."""
-    keep(store, "/".join([_FOLDER.format(study), _ROWS + part]), parquet(list(rows)))
+    write_beside(store, "/".join([_FOLDER.format(study), _ROWS + part]), parquet(list(rows)))
 
 
 def read_rows(store: Store, study: str) -> dict[tuple[str, str], list[Row]]:
@@ -174,7 +174,7 @@ def read_rows(store: Store, study: str) -> dict[tuple[str, str], list[Row]]:
     folder = _FOLDER.format(study)
     for name in names(store, folder):
         if name.startswith(f"{folder}/{_ROWS}"):
-            found |= _read(kept(store, name))
+            found |= _read(read_beside(store, name))
     return found
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from kvq_core.errors import ModelError, StoreError
-from kvq_core.store.beside import held, keep, kept, url_of
+from kvq_core.store.beside import present_in, read_beside, url_of, write_beside
 from kvq_core.store.store import Store, open_store
 from kvq_core.studies.cells import Cell, Plan, Progress, plan
 from kvq_core.studies.executors import Executor, InProcess, Outcome, Processes, Work
@@ -78,7 +78,7 @@ def stored_study(planned: Plan, store: Store | None = None) -> StudyResult:
 
 def study_spec(id: str, store: Store) -> StudySpec:
     """The study of an id that was begun in this store. Raises StoreError where there is none."""
-    data = kept(store, _SPEC.format(id)) if id.isalnum() else None
+    data = read_beside(store, _SPEC.format(id)) if id.isalnum() else None
     if data is None:
         raise StoreError(f"Study {id[:40]!r} is not in this store. Check the link, or run the study again.")
     return parse_study(json.loads(data))
@@ -110,7 +110,7 @@ class _Going:
     def missing(self, cells: Iterable[Cell]) -> list[Cell]:
         """The cells without rows, after reading those whose runs the store holds; each run once."""
         without = [cell for cell in cells if (cell.id, cell.prompt.id) not in self.rows]
-        there = held(self.store, (cell.id for cell in without))
+        there = present_in(self.store, (cell.id for cell in without))
         todo: dict[str, Cell] = {}
         for number, cell in enumerate(without, 1):
             if cell.id not in there or not self._read(cell):
@@ -194,8 +194,8 @@ class _Going:
 
     def _keep_spec(self) -> None:
         name = _SPEC.format(self.plan.id)
-        if kept(self.store, name) is None:
-            keep(self.store, name, self.plan.spec.whole(self.plan.prompts).canonical().encode())
+        if read_beside(self.store, name) is None:
+            write_beside(self.store, name, self.plan.spec.whole(self.plan.prompts).canonical().encode())
 
     def _ordered(self, shard: tuple[int, int] | None = None) -> list[Row]:
         cells = self.plan.cells if shard is None else self.plan.shard(*shard)

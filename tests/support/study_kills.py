@@ -20,7 +20,7 @@ from unittest.mock import patch
 import psutil
 
 from kvq_core.models import load
-from kvq_core.store.beside import held
+from kvq_core.store.beside import present_in
 from kvq_core.store.store import Store, open_store
 from kvq_core.studies.cells import Plan, plan
 from kvq_core.studies.executors import Processes
@@ -120,7 +120,7 @@ def wrong(planned: Plan, store: Store, known: list[float]) -> str:
     for id in ids:
         store.load(id)  # raises StoreError where a file is damaged
     found = stored_study(planned, store)
-    if held(store, ids) != ids or found.cells["done"] != len(ids):
+    if present_in(store, ids) != ids or found.cells["done"] != len(ids):
         return f"{found.cells} of {len(ids)}"
     if len(list(Path(store.root).glob("[0-9a-f]*/manifest.json"))) != len(ids) or len(found.table) != 2 * len(ids):
         return f"{len(found.table)} rows"
@@ -137,7 +137,7 @@ def campaign(series: str, attempt: Attempt, wanted: int, planned: Plan, folder: 
     while kills < wanted:
         store = open_store(str(folder / series / str(number)))
         own = 0
-        while len(held(store, (cell.id for cell in planned.cells))) < len(planned.cells):
+        while len(present_in(store, (cell.id for cell in planned.cells))) < len(planned.cells):
             own += attempt(planned, store, cell, chance)
         kills, number = kills + own, number + 1
         print(series, own, wrong(planned, store, known) or "whole", flush=True)

@@ -10,12 +10,11 @@ import gradio as gr
 
 from kvq_core.advice.advise import advise as advised
 from kvq_core.advice.deciding import study_for
-from kvq_core.advice.decision import Asked, Decision, stored_decision
+from kvq_core.advice.decision import Decision, DecisionRequest, stored_decision
 from kvq_core.errors import KvqError, ModelError, SpecError, excerpt
 from kvq_core.inspection.fits import fit_here
 from kvq_core.models import available_models
-from kvq_core.sizing.fit import Asked as AskedOfFit
-from kvq_core.sizing.fit import Fit, memory_of
+from kvq_core.sizing.fit import Fit, FitRequest, memory_of
 from kvq_core.spec import DEFAULT_MODEL
 from kvq_core.studies.spec import parse_study
 from ui.api.refusals import demand, one_line
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     DecisionInfo: TypeAlias = dict[str, Any]
     FitInfo: TypeAlias = dict[str, Any]
 else:
-    Question = typed("Question", Asked, without=(), own=_OWN)
+    Question = typed("Question", DecisionRequest, without=(), own=_OWN)
     DecisionInfo = typed("DecisionInfo", Decision, without=("version",), own={"id": str, "link": str})
     FitInfo = typed("FitInfo", Fit, without=(), own={})
 
@@ -185,7 +184,7 @@ def _fits(model: str, memory: str, context: int, batch: int) -> Any:
         raise ModelError(f"Model {excerpt(model)} is not offered here; offered are {', '.join(offered)}.")
     if min(context, batch) < 1:
         raise SpecError("context and batch are whole numbers from 1.")
-    asked = AskedOfFit(memory=memory_of(memory) if memory else None, context=context, batch=batch)
+    asked = FitRequest(memory=memory_of(memory) if memory else None, context=context, batch=batch)
     found = fit_here(model, asked=asked)
     if found is None:
         raise ModelError(f"The configuration of {excerpt(model)} is not here yet; run it once.")
@@ -198,7 +197,7 @@ def _quoted(question: Any, studies: Studies) -> DecisionQuote:
         raise SpecError("question: it must be an object with a study, or a model and prompts.")
     told = dict(question)
     own = {name: told.pop(name, None) for name in _OWN}
-    asked, layers = Asked.of(**told), own["layers"] is not False
+    asked, layers = DecisionRequest.of(**told), own["layers"] is not False
     if (own["study"] is None) == (own["prompts"] is None):
         raise SpecError("question: give study, or model and prompts.")
     if own["study"] is not None:

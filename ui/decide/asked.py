@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvq_core.advice.deciding import BUNDLES, study_for
-from kvq_core.advice.decision import Asked
+from kvq_core.advice.decision import DecisionRequest
 from kvq_core.advice.policy import Scoring
 from kvq_core.errors import KvqError, SpecError
 from kvq_core.limits import limits
@@ -39,7 +39,7 @@ class DecideForm:
     weights: str = ""
 
     @property
-    def asked(self) -> Asked:
+    def asked(self) -> DecisionRequest:
         """Raises SpecError in one line."""
         told = self.size.strip()
         if self.room != LEAST and not told:
@@ -48,7 +48,7 @@ class DecideForm:
         given = {} if name is None else {name: _number(told) if self.room == BITS else told}
         engine = None if self.engine in ("", ANY) else self.engine
         numbers = {"context": _whole("Context", self.context), "batch": _whole("Sequences", self.batch)}
-        return Asked.of(**given, **numbers, tolerance=self.tolerance.strip() or "close", engine=engine)
+        return DecisionRequest.of(**given, **numbers, tolerance=self.tolerance.strip() or "close", engine=engine)
 
     @property
     def files(self) -> tuple[Path, ...]:

@@ -1,7 +1,7 @@
 """What fits before anything is run, from the model's configuration alone: shown where an answer will stand."""
 
 from kvq_core.inspection.fits import fit_here
-from kvq_core.sizing.fit import MEMORIES, Asked, Fit, FormatFit, Reserve
+from kvq_core.sizing.fit import MEMORIES, Fit, FitRequest, FormatFit, Reserve
 from ui.html.escape import safe
 from ui.html.numbers import ABSENT, plural, size
 from ui.html.study_tables import table
@@ -14,7 +14,7 @@ def fitting_html(model: str, context: float | None, batch: float | None, engine:
     the configuration is not here."""
     if not (context and batch and context >= 1 and batch >= 1):
         return ""
-    found = fit_here(model, asked=Asked(context=int(context), batch=int(batch)))
+    found = fit_here(model, asked=FitRequest(context=int(context), batch=int(batch)))
     if found is None:
         return ""
     rows = sorted(_kept(found, engine), key=lambda pair: -(pair[1].reserved or pair[0].tensors or 0))[:MOST]

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any, TypeVar
 
 from kvq_core.advice.deciding import Deciding
-from kvq_core.advice.decision import Asked, Decision, keep_decision
+from kvq_core.advice.decision import Decision, DecisionRequest, keep_decision
 from kvq_core.advice.policy import Scoring
 from kvq_core.errors import KvqError, StoreError
 from kvq_core.logs import log_error
@@ -45,7 +45,7 @@ class Question:
 
     plan: Plan
     model: str
-    asked: Asked
+    asked: DecisionRequest
     weights: tuple[Path, ...] = ()
     scoring: Scoring | None = None
     cost: Cost = Cost()

@@ -6,7 +6,7 @@ from typing import Any
 
 import gradio as gr
 
-from kvq_core.advice.decision import Asked, Decision, stored_decision
+from kvq_core.advice.decision import Decision, DecisionRequest, stored_decision
 from kvq_core.errors import KvqError
 from kvq_core.logs import log_error
 from ui.decide.asked import ANY, BITS, CACHE, LEAST, MEMORY, STUDY, DecideForm
@@ -233,7 +233,7 @@ def _first(place: DecidePlace) -> DecideForm:
     return DecideForm(model=str(place.form.rest[0].value or ""))
 
 
-def _asked(asked: Asked) -> list[Any]:
+def _asked(asked: DecisionRequest) -> list[Any]:
     """The questions as they were asked: room, size, context, sequences, tolerance, engine."""
     rooms = ((MEMORY, asked.memory), (CACHE, asked.cache), (BITS, asked.bits))
     room, size = next(((name, value) for name, value in rooms if value), (LEAST, ""))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from kvq_core.advice.answering import one_model
-from kvq_core.advice.decision import Asked
+from kvq_core.advice.decision import DecisionRequest
 from kvq_core.advice.forecast import DecisionForecast, forecast
 from kvq_core.advice.policy import Scoring
 from kvq_core.errors import LimitError, SpecError
@@ -45,14 +45,14 @@ def quote_form(form: DecideForm, key: str, results: Results) -> DecisionQuote:
     return DecisionQuote(question, found.forecast, found.refusal, found.warnings)
 
 
-def quote_spec(spec: StudySpec, asked: Asked, layers: bool, services: Services) -> DecisionQuote:
+def quote_spec(spec: StudySpec, asked: DecisionRequest, layers: bool, services: Services) -> DecisionQuote:
     """Of a study that is to be run. Raises KvqError."""
     demand_lanes(spec)
     told = quote(spec, services.store)
     return _quoted(told, told.plan.cells[0].model, asked, layers, services)
 
 
-def quote_study(result: StudyResult, asked: Asked, layers: bool, services: Services) -> DecisionQuote:
+def quote_study(result: StudyResult, asked: DecisionRequest, layers: bool, services: Services) -> DecisionQuote:
     """Of a study that was run; what is missing of it is computed first. Raises KvqError."""
     asked.ask()
     return _quoted(quote(result.plan.spec, services.store), one_model(result, None), asked, layers, services)
@@ -65,7 +65,7 @@ def admit(found: DecisionQuote) -> Question:
     return found.question
 
 
-def _quoted(told: StudyQuote, model: str, asked: Asked, layers: bool, services: Services) -> DecisionQuote:
+def _quoted(told: StudyQuote, model: str, asked: DecisionRequest, layers: bool, services: Services) -> DecisionQuote:
     if not told.plan.cells:
         raise SpecError("None of these prompts fits the model's context; give shorter ones.")
     allowed: Scoring | None = scoring() if layers else None

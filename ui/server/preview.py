@@ -19,7 +19,7 @@ DESCRIPTION = (
 _TAGS = re.compile(rb"""<meta\s+(?:property="og:|name="twitter:)[^>]*>\s*""")
 _HEAD = re.compile(rb"<head[^>]*>")
 _BODY = re.compile(rb"<body[^>]*>")
-Told = Callable[[str], tuple[str, str] | None]  # title and sentence of a run that anybody may open
+TitleOf = Callable[[str], tuple[str, str] | None]  # title and sentence of a run that anybody may open
 
 
 def tags(title: str = TITLE, description: str = DESCRIPTION, image: str = "") -> bytes:
@@ -51,7 +51,7 @@ class Preview:
     """Rewrites the page itself; everything else passes as it is, files to download above all. ``early``: what comes
     first in the body of an empty page."""
 
-    def __init__(self, app: ASGIApp, told: Told = lambda run: None, early: str = ""):
+    def __init__(self, app: ASGIApp, told: TitleOf = lambda run: None, early: str = ""):
         self.app, self._told, self._early = app, told, early.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

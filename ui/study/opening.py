@@ -9,7 +9,7 @@ from typing import Any
 
 from kvq_core.errors import KvqError, StoreError
 from kvq_core.settings import settings
-from kvq_core.store.beside import keep, kept
+from kvq_core.store.beside import read_beside, write_beside
 from kvq_core.store.sharing import holds_key, key_of
 from kvq_core.studies.cells import plan
 from kvq_core.studies.result import StudyResult
@@ -71,7 +71,7 @@ def demand_open(services: Services, id: str, key: str) -> None:
 
 def is_open(services: Services, id: str) -> bool:
     """Whether everybody who has the link may open a study."""
-    return not settings().public or (id.isalnum() and kept(services.store, _SHARED.format(id)) is not None)
+    return not settings().public or (id.isalnum() and read_beside(services.store, _SHARED.format(id)) is not None)
 
 
 def share(services: Services, id: str, key: str) -> None:
@@ -79,7 +79,7 @@ def share(services: Services, id: str, key: str) -> None:
     if settings().public and not holds_key(services.store, id, key):
         raise StoreError(f"Study {id[:40]} can be shared by its maker alone: give the key that came with its result.")
     if settings().public:
-        keep(services.store, _SHARED.format(id), b"link")
+        write_beside(services.store, _SHARED.format(id), b"link")
 
 
 def key_for(services: Services, id: str) -> str:

@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from kvq_core.advice.decision import Asked, Decision, keep_decision, stored_decision
+from kvq_core.advice.decision import Decision, DecisionRequest, keep_decision, stored_decision
 from kvq_core.advice.grounds import Grounds, LayerSigns
 from kvq_core.advice.html import as_html
 from kvq_core.advice.markdown import as_markdown
@@ -18,7 +18,7 @@ from kvq_core.decision.plans import Candidate
 from kvq_core.decision.scores import Score
 from kvq_core.decision.solver import Costs
 from kvq_core.errors import SpecError, StoreError
-from kvq_core.store.beside import keep
+from kvq_core.store.beside import write_beside
 from kvq_core.store.store import Store, open_store
 from tests.core.advice.test_advice import asked, noisy, option, rows
 
@@ -51,16 +51,16 @@ def store(tmp_path) -> Store:
 
 
 def test_a_decision_is_there_by_the_hash_of_what_it_says(store: Store) -> None:
-    decision = Decision(asked=Asked.of(memory="24GB"), advice=advice(), grounds=Grounds(scores=scored()))
+    decision = Decision(asked=DecisionRequest.of(memory="24GB"), advice=advice(), grounds=Grounds(scores=scored()))
     id = keep_decision(decision, store)
     assert stored_decision(id, store) == decision
-    other = decision.model_copy(update={"asked": Asked.of(memory="48GB")})
+    other = decision.model_copy(update={"asked": DecisionRequest.of(memory="48GB")})
     assert other.id != id
 
 
 @pytest.mark.parametrize("held", [b"not json", b"{}", b'{"version": 999}', b'{"version": 1, "advice": 3}'])
 def test_what_is_no_decision_is_refused_in_one_line(held: bytes, store: Store) -> None:
-    keep(store, "decisions/abc.json", held)
+    write_beside(store, "decisions/abc.json", held)
     for id in ("abc", "0" * 16, "../secret"):
         with pytest.raises(StoreError, match="is not in this store") as caught:
             stored_decision(id, store)
@@ -82,7 +82,7 @@ def test_what_is_no_decision_is_refused_in_one_line(held: bytes, store: Store) -
 )
 def test_what_cannot_be_asked_is_one_line(given: dict, said: str) -> None:
     with pytest.raises(SpecError) as caught:
-        Asked.of(**given)
+        DecisionRequest.of(**given)
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -143,4 +143,7 @@ def test_the_report_has_the_grounds_where_they_are_at_hand() -> None:
     assert "darkest" in page and f'href="https://here/{advice().worst[0].link}"' in page
     assert f"(https://here/{advice().worst[0].link})" in as_markdown(advice(), grounds, "https://here")
     assert "costliest" not in as_html(advice()) and "<rect" not in as_html(advice()) and "href" not in as_html(advice())
-    assert json.loads(Decision(asked=Asked(), advice=advice(), grounds=grounds).canonical)["grounds"]["scored"] == 6
+    assert (
+        json.loads(Decision(asked=DecisionRequest(), advice=advice(), grounds=grounds).canonical)["grounds"]["scored"]
+        == 6
+    )

@@ -11,7 +11,7 @@ from kvq_core.advice.advise import advise, decide, stored
 from kvq_core.advice.asked import Ask, Tolerance
 from kvq_core.advice.cost import Cost
 from kvq_core.advice.deciding import silent
-from kvq_core.advice.decision import Asked, Decision, keep_decision, stored_decision
+from kvq_core.advice.decision import Decision, DecisionRequest, keep_decision, stored_decision
 from kvq_core.advice.options import Place, model_shape, own_weights
 from kvq_core.advice.policy import Policy, Scoring
 from kvq_core.advice.report import Advice, WeightsFile
@@ -99,7 +99,7 @@ def test_layers_are_tried_where_no_lane_will_do(model: str, store: Store, found:
     least = min(each.kld_mean or 1.0 for each in found.front)
     told: list[str] = []
     asked = {"context": 200, "tolerance": 0.8 * least, "store": store, "engine": "llama.cpp"}
-    store, question = asked.pop("store"), Asked.of(**asked)
+    store, question = asked.pop("store"), DecisionRequest.of(**asked)
     tell = {"store": store, "progress": lambda doing, done, total: told.append(doing)}
     whole = decide(question, model=model, prompts=PROMPTS, **tell)
     better = whole.advice
@@ -133,7 +133,7 @@ def _check_grounds(whole: Decision) -> None:
 
 def test_without_an_engine_all_that_engines_ship_runs_beside(model: str, store: Store, found: Advice) -> None:
     least = min(each.kld_mean or 1.0 for each in found.front)
-    ask, result = Asked.of(context=200, tolerance=str(0.8 * least)).ask(), stored(found.study, store)
+    ask, result = DecisionRequest.of(context=200, tolerance=str(0.8 * least)).ask(), stored(found.study, store)
     made = Trying(result, outline(model), ask, store, Here(), silent, Scoring()).found()
     assert isinstance(made, Policy)
     ran = {*made.rows["lane"]}

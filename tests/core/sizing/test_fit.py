@@ -11,7 +11,7 @@ from benchmarks.format_bits import rows
 from kvq_core.errors import ModelError, SpecError
 from kvq_core.models import load
 from kvq_core.packed.measurement import Request, measure
-from kvq_core.sizing.fit import Asked, Cache, Fit, Reserve, fit, fit_of_folder, memory_of
+from kvq_core.sizing.fit import Cache, Fit, FitRequest, Reserve, fit, fit_of_folder, memory_of
 from kvq_core.sizing.formats import formats
 from kvq_core.sizing.layers import Shape, shape_of
 from kvq_core.sizing.reserve import Stack, allowance, page_tokens
@@ -106,7 +106,7 @@ DEEPSEEK_V3 = {
 
 def found(config: dict[str, Any], context: int, batch: int = 1, memory: int | None = None) -> Fit:
     shape = shape_of(config)
-    return fit("a model", shape, counted(config, shape), Asked(memory=memory, context=context, batch=batch))
+    return fit("a model", shape, counted(config, shape), FitRequest(memory=memory, context=context, batch=batch))
 
 
 def by_engine(found: Fit, engine: str) -> dict[str, Reserve]:
@@ -250,11 +250,11 @@ def test_tensors_are_those_of_packed_caches(which: str, request: pytest.FixtureR
 
 def test_the_longest_context_just_fits() -> None:
     shape, weights = shape_of(gpt_oss()), Weights(nbytes=10**10, how="")
-    row = by_engine(fit("", shape, weights, Asked(context=1000, batch=4)), "vLLM")["fp8"]
+    row = by_engine(fit("", shape, weights, FitRequest(context=1000, batch=4)), "vLLM")["fp8"]
     longest, left = row.contexts[24], allowance().left(24 * 10**9) - 10**10
 
     def taken(context: int) -> int:
-        own = by_engine(fit("", shape, weights, Asked(context=context, batch=4)), "vLLM")["fp8"]
+        own = by_engine(fit("", shape, weights, FitRequest(context=context, batch=4)), "vLLM")["fp8"]
         assert own.reserved is not None
         return own.reserved
 
@@ -270,7 +270,7 @@ def test_fits_says_whether_weights_cache_and_allowance_do() -> None:
 def test_what_is_not_known_is_said(tmp_path: Path) -> None:
     config = {**NEMOTRON_NANO_9B, "torch_dtype": None}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    told = fit_of_folder(tmp_path, Asked(memory=10**11, context=200_000))
+    told = fit_of_folder(tmp_path, FitRequest(memory=10**11, context=200_000))
     assert told.weights.nbytes is None and "bytes of the weights" in told.unknown
     assert any("dtype" in each for each in told.unknown)
     assert {row.fits for each in told.formats for row in each.engines} == {None}
@@ -287,7 +287,7 @@ def test_a_memory_has_a_number_and_a_unit(given: str) -> None:
 def test_a_configuration_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[1]")
     with pytest.raises(ModelError, match="no object"):
-        fit_of_folder(tmp_path, Asked())
+        fit_of_folder(tmp_path, FitRequest())
 
 
 def test_shapes_without_a_dtype_are_taken_for_bfloat16() -> None:

@@ -14,7 +14,7 @@ import pytest
 import s3fs
 
 from kvq_core.errors import StoreError
-from kvq_core.store.beside import held
+from kvq_core.store.beside import present_in
 from kvq_core.store.retention import Quota
 from kvq_core.store.store import S3_ATTEMPTS, S3_PATIENCE, open_store
 from kvq_core.studies.cells import plan
@@ -108,9 +108,9 @@ def test_a_study_goes_on_there(url, tmp_path):
     """A shard, then the whole, which finds what the shard has kept."""
     planned = plan(parse_study(study_data(write_model(tmp_path / "tiny"), 4)))
     ids = [cell.id for cell in planned.cells]
-    assert run_plan(planned, open_store(url), shard=(1, 2)).cells["done"] == len(held(open_store(url), ids)) == 2
+    assert run_plan(planned, open_store(url), shard=(1, 2)).cells["done"] == len(present_in(open_store(url), ids)) == 2
     done = run_plan(planned, open_store(url))
-    assert done.cells["done"] == len(held(open_store(url), ids)) == 4
+    assert done.cells["done"] == len(present_in(open_store(url), ids)) == 4
     assert stored_study(planned, open_store(url)).summary() == done.summary()
 
 

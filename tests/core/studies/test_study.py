@@ -10,7 +10,7 @@ from kvq_core.errors import SpecError, StoreError
 from kvq_core.models import load
 from kvq_core.pipeline.compare import compare
 from kvq_core.spec import canonical_json, parse_spec
-from kvq_core.store.beside import held, keep, kept
+from kvq_core.store.beside import present_in, read_beside, write_beside
 from kvq_core.studies.cells import plan
 from kvq_core.studies.executors import compute
 from kvq_core.studies.rows import read_rows
@@ -62,9 +62,9 @@ def test_what_is_there_is_not_computed_and_studies_that_overlap_share(model, sto
     monkeypatch.setattr("kvq_core.studies.executors.compute", lambda work: asked.append(work) or compute(work))
     again = study(parse_study(study_data(model, 4)), store)
     assert [work.cell.prompt.id for work in asked] == ["p3"] and again.cells["done"] == 4
-    keep(store, f"studies/{again.id}/rows", b"damaged")
+    write_beside(store, f"studies/{again.id}/rows", b"damaged")
     (Path(store.root) / "studies" / again.id / "rows").write_bytes(b"cut off")
-    assert kept(store, f"studies/{again.id}/rows") is None
+    assert read_beside(store, f"studies/{again.id}/rows") is None
     assert stored_study(again.plan, store).summary() == again.summary(), "rows are read from the runs again"
     assert len(asked) == 1 and study_spec(again.id, store).canonical()
 
@@ -147,7 +147,7 @@ def test_a_store_that_takes_nothing_more_stops_the_study_and_loses_nothing(model
     spec = parse_study(study_data(model, 4))
     with pytest.raises(StoreError, match="Read-only file system. The study stops here"):
         study(spec, store)
-    assert len(held(store, [cell.id for cell in plan(spec).cells])) == 2
+    assert len(present_in(store, [cell.id for cell in plan(spec).cells])) == 2
     monkeypatch.setattr(Folders, "put", put)
     assert study(spec, store).cells["done"] == 4
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvq_core.errors import SpecError
-from kvq_core.models import known
+from kvq_core.models import identity_of
 from kvq_core.presets import FOLDER
 from kvq_core.spec import DEFAULT_MODEL
 from kvq_core.studies.cells import plan
@@ -244,7 +244,7 @@ def test_studies_leave_out_what_was_measured_to_be_too_hard():
 
 def test_a_suite_that_is_left_out_for_one_model_is_asked_of_the_others(tmp_path, monkeypatch):
     places = [write_model(tmp_path / name, seed) for seed, name in enumerate(("one", "two"))]
-    first = known(str(places[0]))["id"]
+    first = identity_of(str(places[0]))["id"]
     monkeypatch.setattr("kvq_core.studies.suites._left_out", lambda: {first: {"chain_sums": "1 of 20 right"}})
     data = study_data(places[0], models=[str(place) for place in places])
     data["prompts"] = {"suite": "chain_sums", "n": 3}

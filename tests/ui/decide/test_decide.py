@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvq_core.advice.decision import Asked, Decision, stored_decision
+from kvq_core.advice.decision import Decision, DecisionRequest, stored_decision
 from kvq_core.advice.grounds import Grounds, LaneFit, LayerSigns
 from kvq_core.decision import scores, sensitivity
 from kvq_core.decision.scores import Score
@@ -227,7 +227,7 @@ def kinds() -> dict[str, Decision]:
     few = asked(rows("small", [0.002, 0.003, 0.002]), [option("small")])
     one = asked([*rows("small", noisy(0.002)), *rows("large", noisy(1e-4))], [option("small"), option("large")])
     found = {"none": none, "unsure": unsure, "few": few, "one": one}
-    return {kind: Decision(asked=Asked(), advice=each, grounds=Grounds()) for kind, each in found.items()}
+    return {kind: Decision(asked=DecisionRequest(), advice=each, grounds=Grounds()) for kind, each in found.items()}
 
 
 def test_every_kind_of_answer_is_a_state_of_its_own():
@@ -245,7 +245,7 @@ def test_labels_and_prompts_of_anybody_are_escaped():
     found = asked([*rows(label, noisy(0.002)), *rows("large", noisy(1e-4))], [hostile, option("large")])
     bad = tuple(score.model_copy(update={"format": label}) for score in scored(("q4_0",)))
     grounds = Grounds(scores=bad, fits=(LaneFit(label=label, contexts={16: 5}),), inspected=label, own_context=9)
-    whole = Decision(asked=Asked(), advice=found, grounds=grounds)
+    whole = Decision(asked=DecisionRequest(), advice=found, grounds=grounds)
     for page in (answer_html(whole), lanes_html(found), layers_html(grounds), fits_html(whole)):
         assert "<script" not in page and "${" not in page and "&lt;script&gt;" in page
 
@@ -261,7 +261,7 @@ def test_signs_stand_under_the_map_and_risk_is_marked():
 
 @pytest.mark.parametrize("raw", ["", "x", "[]", '{"cell": -1}', '{"cell": 10000}', '{"cell": null}'])
 def test_a_cell_that_is_none_is_passed_over(raw):
-    whole = Decision(asked=Asked(), advice=kinds()["one"].advice, grounds=Grounds(scores=scored()))
+    whole = Decision(asked=DecisionRequest(), advice=kinds()["one"].advice, grounds=Grounds(scores=scored()))
     assert picked(raw, whole) is None and isinstance(picked('{"cell": 0}', whole), Score)
 
 
