@@ -51,9 +51,12 @@ def code_usage(record: Record, arrays: Arrays, kind: str, layer: int, kv_head: i
 
 
 def dead_codes(arrays: Arrays, lane: int, kind: str) -> float | None:
-    """Share of a lane's codes that nothing uses, over all layers, heads and codebooks."""
+    """Share of a lane's codes that nothing uses, over all heads and codebooks of the layers that have any."""
     counts = array(arrays, f"lane/{lane}/{kind}_code_counts")
-    return None if counts is None or not counts.size else float((counts == 0).mean())
+    if counts is None or not counts.any():
+        return None
+    coded = counts[counts.any((1, 2, 3))]  # a layer that the lane leaves alone has no codes
+    return float((coded == 0).mean())
 
 
 def latent_bits(record: Record, arrays: Arrays, layer: int) -> go.Figure | None:

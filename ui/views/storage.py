@@ -126,7 +126,7 @@ def dead(record: Record, arrays: Arrays, kind: str) -> str:
     """How many of its codes each lane never uses, where lanes count them."""
     found = [(lane.label, dead_codes(arrays, i, kind)) for i, lane in enumerate(record.lanes)]
     told = [f"{label} {percent(share, 1)}" for label, share in found if share is not None]
-    return f"Dead {kind} codes, over all layers and heads: {join_words(told)}." if told else ""
+    return f"Dead {kind} codes, over all heads of the layers that have any: {join_words(told)}." if told else ""
 
 
 def by_rule(record: Record) -> list[str]:

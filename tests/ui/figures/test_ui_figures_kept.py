@@ -159,6 +159,7 @@ def test_dead_codes_are_counted_and_said(run):
     record, arrays = run
     counts = torch.ones(LAYERS, 3, 2, 10)
     counts[..., :3] = 0
+    counts[0] = 0  # a layer that is left alone
     held = {**arrays, "lane/1/key_code_counts": counts}
     assert dead_codes(held, 1, "key") == pytest.approx(0.3) and dead_codes({}, 1, "key") is None
     assert "Lane 1 30.0 %" in dead(record, held, "key") and dead(record, {}, "key") == ""
