@@ -27,10 +27,7 @@ if os.environ.get("SPACE_ID"):  # visitors' addresses are what the Space's proxy
 
 gc.disable()  # what imports make lives to the end; looking for garbage in it is a sixth of the time to start
 
-from ui.server.gradio_interfaces import no_interfaces  # noqa: E402
-
-with no_interfaces():
-    from gradio import Blocks
+from gradio import Blocks  # noqa: E402
 
 from kvq_core.errors import KvqError, StoreError  # noqa: E402
 from kvq_core.limits import limits  # noqa: E402

@@ -8,7 +8,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -104,14 +104,6 @@ def pytest_configure(config: pytest.Config) -> None:
         from tests.support.campaigns import Ledger
 
         config.pluginmanager.register(Ledger(config))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
-    from ui.server.gradio_interfaces import no_interfaces
-
-    with no_interfaces():
-        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,7 +4,6 @@ Imports methods for the shapes they ask of a model. Start at ``loader``, then ``
 ``gguf`` for files that are converted, ``lockstep`` for attention.
 """
 
-from kvq_core.models import lean_import  # noqa: F401 - before transformers
 from kvq_core.models.choice import ModelChoice, available_models, is_offered, with_model
 from kvq_core.models.configuration import configuration_of, layers_of
 from kvq_core.models.loaded import LoadedModel

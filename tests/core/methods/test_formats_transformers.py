@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import cache_utils
 from transformers.cache_utils import HQQQuantizedLayer, QuantoQuantizedLayer
 
 from kvq_core.codecs.stream import Stream
@@ -36,13 +35,8 @@ CASES = [
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_is_compiled():
-    from hqq.core.quantize import Quantizer
-
     with pytest.MonkeyPatch.context() as patch:
         compile_nothing(patch)
-        # what it imports where nobody spares it that, see kvq_core.models.lean_import
-        patch.setattr(cache_utils, "HQQQuantizer", Quantizer, raising=False)
-        patch.setattr(cache_utils, "is_hqq_available", lambda: True)
         yield
 
 

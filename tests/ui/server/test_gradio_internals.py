@@ -26,10 +26,6 @@ CALLED = {
     "gradio.utils:LRUCache.__init__": (["self", "max_size"], "ui/server/gradio_answers.py"),
     "gradio.utils:get_upload_folder": ([], "ui/server/guard.py"),
     "gradio.route_utils:get_request_origin": (["request", "route_path"], "ui/service/address.py"),
-    "gradio.component_meta:create_or_modify_pyi": (
-        ["component_class", "class_name", "events"],
-        "ui/server/gradio_interfaces.py",
-    ),
     "gradio.mcp:GradioMCPServer.postprocess_output_data": (["self", "data", "root_url"], "ui/api/mcp.py"),
 }
 # what is read or set of a page that is built, by the path to it: its kind, and where that is
