@@ -13,11 +13,7 @@ KEEPS_MARKS = """() => {
   window.kvq.open = (view) => { window.marks.push(view); open(view); };
 }"""
 PICKS = """(picks) => {
-  const box = document.querySelector("#pick textarea");
-  picks.forEach((pick, at) => setTimeout(() => {
-    box.value = JSON.stringify({ ...pick, at: performance.now() });
-    box.dispatchEvent(new Event("input", { bubbles: true }));
-  }, 40 * at));
+  picks.forEach((pick, at) => setTimeout(() => window.kvq.pick(pick), 40 * at));
 }"""
 PICKERS = "['layer', 'head', 'token'].map(name => document.querySelector(`#pick-${name} input[type=number]`).value)"
 

@@ -264,6 +264,7 @@
       if (read) outline();
       if (reading) renderReading();
     },
+    pick: (pick) => send(pick),
     // As the server says, unless somebody is on the way to another one.
     told: (token) => {
       if (moving() || isLate(token)) return;

@@ -5,9 +5,26 @@
     box.value = text; // never twice the same, so that it is an input
     box.dispatchEvent(new Event("input", { bubbles: true }));
   };
+  // Of picks that Gradio has not handed on yet it hands on the last one only: so each says again what those shortly before
+  // it picked, part by part, until somebody moves a picker by hand.
+  const PART_OF = { layer: "layer", head: "head", kv_head: "head", token: "token", step: "token", position: "token" };
+  const AGAIN_MS = 3000;
+  let recent = {}; // part -> { at, run, pick }
+  const withRecent = (pick) => {
+    const [now, run] = [performance.now(), drawnFor("#selected").run];
+    recent = Object.fromEntries(Object.entries(recent).filter(([, found]) => found.run === run && now - found.at < AGAIN_MS));
+    for (const part of new Set(Object.keys(pick).map((name) => PART_OF[name]))) {
+      const own = Object.entries(pick).filter(([name]) => PART_OF[name] === part);
+      if (part) recent[part] = { at: now, run, pick: Object.fromEntries(own) };
+    }
+    return Object.assign({}, ...Object.values(recent).map((found) => found.pick));
+  };
+  document.addEventListener("input", ({ target }) => {
+    if (target.closest?.("#pick-layer, #pick-head, #pick-token")) recent = {};
+  });
   const send = (pick, where = "#pick") => {
     if (where === "#pick") awaitPick(pick);
-    write(where, JSON.stringify({ ...pick, at: performance.now() }));
+    write(where, JSON.stringify({ ...(where === "#pick" ? withRecent(pick) : pick), at: performance.now() }));
   };
   const clicked = (event) => {
     const point = event.points?.[0];
