@@ -7,6 +7,7 @@ import re
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
+from tests.browser.visitors import visits
 from tests.support.study_models import prompt, write_model
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(280)]
@@ -31,7 +32,12 @@ def status(page, words: str) -> None:
     )
 
 
-def test_from_an_upload_to_the_flags(server, open_page, model):
+def test_from_an_upload_to_the_flags(server, browser, model):
+    with visits(browser, reads_console=False) as visit:  # Back leaves a page whose answer may be under way
+        journey(server, visit, model)
+
+
+def journey(server, open_page, model: str) -> None:
     page = open_page(f"{server}/?decide")
     page.wait_for_selector("#decide-welcome h1")
     page.wait_for_selector("#decide-fitting table")

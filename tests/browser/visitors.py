@@ -69,7 +69,7 @@ def visits(browser, reads_console: bool = True) -> Iterator[Callable]:
     finally:
         for visitor in visitors:
             visitor.leave()
-    assert complaints == []
+    assert complaints == [], complaints
 
 
 @dataclass
