@@ -5,8 +5,8 @@ from typing import Any
 from benchmarks.measured import figures, table
 
 WHAT = {
-    "added": "A lane added, its prompt held in memory",
-    "added, logits held": "A lane added, the reference's logits held, too",
+    "added": "A lane added that parts from the answer at once, its prompt held in memory",
+    "added, logits held": "A lane added that never parts, the reference's logits held, too",
     "map from memory": "Maps of a layer from what the run's rows left, all lanes",
     "map by rerun, middle layer": "Maps of the middle layer where that is gone, one lane",
     "map by rerun, middle layer, all lanes": "The same, all lanes",
