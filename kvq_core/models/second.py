@@ -73,9 +73,10 @@ def _steps() -> Generator[Step, None, None]:
 def _main() -> None:
     from tqdm import tqdm
 
+    said = None
     with tqdm(unit_scale=True, disable=None, leave=False) as bar:
         for step in _steps():
-            if bar.desc != f"{step.said}: ":
+            if said != (said := step.said):
                 bar.unit = "B" if step.doing == "downloading" else " weights"
                 bar.reset(step.total)
                 bar.set_description(step.said)

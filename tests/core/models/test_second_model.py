@@ -1,5 +1,6 @@
 """The second model: where its file may come from, and what it says once it is converted."""
 
+import io
 import os
 import re
 import subprocess
@@ -69,6 +70,14 @@ def test_where_it_cannot_be_had_one_line_says_what_to_do(home: Path, monkeypatch
     with pytest.raises(ModelError, match="could not be had from the Hub: no route to the host") as caught:
         last(second.download())
     assert "KVQ_SECOND_MODEL=file" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_where_no_terminal_is_the_command_gives_the_id_alone(home: Path, monkeypatch, capsys) -> None:
+    steps = [Step(1, 2, "reading"), Step(2, 2, "reading"), Step(4, 4, "converting")]
+    monkeypatch.setattr(second, "_steps", lambda: iter(steps))
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    second._main()
+    assert capsys.readouterr().out == f"{second.SECOND_MODEL}\n"
 
 
 @pytest.mark.slow
