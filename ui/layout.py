@@ -189,10 +189,10 @@ def _wire_shown(page: Page, services: Services) -> None:
             *show_step_of_run(shown),
             *fit(page.views, *drawn, shown, on_page, opened, values[len(page.views.selection) :]),
         ]
-        # Run was pressed again while this one was drawn: its results would stand over the next one's answers.
-        late = shown.get("ticket", "link") != "link" and not services.jobs.is_newest(
-            request.session_hash or "", shown["ticket"]
-        )
+        # Run was pressed while this one was drawn, whether a run of this page or the one that an address or an empty
+        # page opens: its results would stand over the next one's answers. A step of the tour is asked for afterwards.
+        ticket = None if shown.get("ticket", "link") == "link" else shown["ticket"]
+        late = "step" not in shown and not services.jobs.is_newest(request.session_hash or "", ticket)
         return [gr.skip()] * len(outputs) if late else found
 
     def keep(shown: dict[str, Any], kept: Any) -> list[Any]:

@@ -1,8 +1,11 @@
 """What somebody chooses while the answer to the choice before is under way: it stays, whatever comes late."""
 
+import threading
+
 import pytest
 
-from tests.browser.pages import VIEWS
+from tests.browser.pages import VIEWS, run, unfold, wait_status
+from ui import layout
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
 LATENCY = {"offline": False, "latency": 250, "downloadThroughput": -1, "uploadThroughput": -1}
@@ -85,3 +88,29 @@ def test_back_and_forth_ends_where_one_is(page):
         f"{PICKERS}[2] == '7' && /view=texts/.test(location.search) && /at=\\d+\\.\\d+\\.7(&|$)/.test(location.search)",
         timeout=20_000,
     )
+
+
+def test_the_run_of_an_empty_page_does_not_come_over_one_that_was_begun(quick, engine, open_page, monkeypatch):
+    draw, drawn, free = layout.finished_cards, threading.Event(), threading.Event()
+
+    def held(*given, **how):
+        assert free.wait(60)
+        drawn.set()
+        return draw(*given, **how)
+
+    monkeypatch.setattr(layout, "finished_cards", held)
+    engine.free.clear()
+    page = open_page(quick)
+    page.wait_for_selector("#lane-row-4")
+    unfold(page)
+    page.locator("#prompt textarea").fill("Typed before")
+    run(page)
+    wait_status(page, "Step 1")
+    free.set()
+    assert drawn.wait(60)
+    page.wait_for_timeout(1000)
+    assert page.evaluate("document.body.dataset.stage") == "answers"
+    page.locator("#prompt textarea").fill("Typed while it runs")
+    engine.free.set()
+    wait_status(page, "Done")
+    page.wait_for_function("document.body.dataset.stage == 'results'")
