@@ -113,6 +113,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for name in ("real_model", "second_model"):
             if name in getattr(item, "fixturenames", ()):
                 item.add_marker(name)
+        if item.get_closest_marker("browser") and os.environ.get("KVQ_REQUIRE_BROWSER"):
+            # A page on a busy machine: once more, and the end of the tests names it. Elsewhere the first try counts.
+            item.add_marker(pytest.mark.flaky(reruns=1))
     _mark_all_but_few(items)
     if find_chromium() is None and not os.environ.get("KVQ_REQUIRE_BROWSER"):
         for item in items:
@@ -164,6 +167,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     _tell_of_the_second_model(terminalreporter)
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.write_line(f"{report.nodeid} was tried twice:\n{report.longreprtext}", yellow=True)
     skipped = [r for r in terminalreporter.stats.get("skipped", []) if "no Chromium found" in str(r.longrepr)]
     if skipped:
         terminalreporter.write_line(
