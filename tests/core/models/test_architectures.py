@@ -13,6 +13,7 @@ from kvq_core.errors import ModelError
 from kvq_core.events import Finished
 from kvq_core.methods import make
 from kvq_core.metrics.stored_bytes import measure
+from kvq_core.models import LoadedModel
 from kvq_core.models.scoring import Scoring, causal_attention
 from kvq_core.packed.cache import lane_layers
 from kvq_core.pipeline.compare import compare_on
@@ -39,18 +40,25 @@ def home(tmp_path_factory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVQ_HOME", str(tmp_path_factory.getbasetemp() / "architectures"))
 
 
-@pytest.mark.few(4)
-@pytest.mark.long("combine")
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_reference_is_what_transformers_computes(kind: str) -> None:
-    """Over a prompt in chunks, decoding, a fork and a drop of rows; refused kinds are those that the table names."""
+def model_of(kind: str) -> LoadedModel | None:
+    """None where it is refused, which are the kinds that the table names, and in its words."""
     told = json.loads(RESULTS.read_text()).get(kind)
     try:
         model = tiny_of(kind)
     except ModelError as error:
         assert (told or {"refused": kind})["refused"] in str(error) and "\n" not in str(error)
-        return
+        return None
     assert told is None or "refused" not in told
+    return model
+
+
+@pytest.mark.few(4)
+@pytest.mark.long("combine")
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_reference_is_what_transformers_computes(kind: str) -> None:
+    """Over a prompt in chunks, decoding, a fork and a drop of rows."""
+    if (model := model_of(kind)) is None:
+        return
     reference, _ = wired(model)
     assert reference < (CHUNK_RULE if model.shape.stateful else EXACT)
 
@@ -76,10 +84,8 @@ def test_the_table_holds_every_kind() -> None:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind in TAKEN or whole()])
 def test_lanes_store_what_they_say_on_every_kind(kind: str) -> None:
     """Full-attention layers are quantized, the others are as they were, byte for byte; windows on request."""
-    try:
-        model = tiny_of(kind)
-    except ModelError:
-        pytest.skip("refused")
+    if (model := model_of(kind)) is None:
+        return
     sliding = bool(model.shape.windowed)
     lanes = [Lane(label=name, method=name, knobs=knobs, sliding=sliding) for name, knobs in METHODS.items()]
     if model.shape.full:
@@ -123,10 +129,8 @@ ALLOWED = {
 @pytest.mark.parametrize("kind", KINDS if whole() else FEW)
 def test_every_method_runs_or_lacks_a_mechanism(kind: str) -> None:
     """Every lane of every method's main variants; a refusal for any other reason than those above is a failure."""
-    try:
-        model = tiny_of(kind)
-    except ModelError:
-        pytest.skip("refused")
+    if (model := model_of(kind)) is None:
+        return
     sliding = not model.shape.full
     for lanes in EVERY.values():
         lanes = [lane.model_copy(update={"sliding": sliding}) for lane in lanes]
