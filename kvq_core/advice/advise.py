@@ -44,13 +44,7 @@ def advise(
     SpecError for what cannot be, and what a study raises.
     """
     asked = DecisionRequest.of(
-        memory=memory,
-        cache=cache,
-        bits=bits,
-        context=context,
-        batch=batch,
-        tolerance=tolerance,
-        engine=engine,
+        memory=memory, cache=cache, bits=bits, context=context, batch=batch, tolerance=tolerance, engine=engine
     )
     return decide(
         asked,

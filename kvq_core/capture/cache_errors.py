@@ -90,6 +90,12 @@ class CacheErrors:
     in_subspace_error: float
 
 
+def _whole(truth: ReferenceCache, part: Tensor, kind: str) -> float:
+    """Relative error of all tokens and channels, the mean over the layers that are looked at."""
+    own = sorted(truth.places)
+    return (part[own].sum((-1, -2)) / truth.energy[kind][own].sum((-1, -2))).sqrt().mean().item()
+
+
 def cache_errors(rows: Rows, row: int, truth: ReferenceCache) -> CacheErrors:
     """Compare a forced row's working copy with the reference's."""
     channel = {kind: torch.zeros_like(truth.energy[kind]) for kind in KINDS}
@@ -114,10 +120,6 @@ def cache_errors(rows: Rows, row: int, truth: ReferenceCache) -> CacheErrors:
         told = output_bound(queries[:, -1], delta["key"], read["value"], delta["value"], how.scaling)
         bound[layer] = told.cpu()
 
-    def whole(part: Tensor, kind: str) -> float:
-        own = sorted(truth.places)
-        return (part[own].sum((-1, -2)) / truth.energy[kind][own].sum((-1, -2))).sqrt().mean().item()
-
     relative = {kind: _ratio(channel[kind].sum(-1), truth.energy[kind].sum(-1)) for kind in KINDS}
     return CacheErrors(
         key=relative["key"],
@@ -128,9 +130,9 @@ def cache_errors(rows: Rows, row: int, truth: ReferenceCache) -> CacheErrors:
         output=changed[:, :, -1].norm(dim=-1),
         bound=None if selects else bound,
         output_relative=_ratio(*(x[:, :, :-1].square().sum((-1, -2)) for x in (changed, truth.outputs))),
-        key_rmse=whole(channel["key"], "key"),
-        value_rmse=whole(channel["value"], "value"),
-        in_subspace_error=whole(energy[..., :TOP], "key"),
+        key_rmse=_whole(truth, channel["key"], "key"),
+        value_rmse=_whole(truth, channel["value"], "value"),
+        in_subspace_error=_whole(truth, energy[..., :TOP], "key"),
     )
 
 

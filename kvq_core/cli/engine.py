@@ -128,6 +128,11 @@ def table(measured: list["Measured"], logs: list["LoggedRun"]) -> str:
         same = "-" if log.same_top is None else f"{log.same_top:.1%}"
         p99 = "-" if log.kld_p99 is None else f"{log.kld_p99:.3g}"
         rows.append((log.name, f"{log.kld_mean:.3g}", p99, same, "", "-", "-", "llama-perplexity"))
+    return "\n".join([*columns(rows), *_below(measured)])
+
+
+def _below(measured: list["Measured"]) -> list[str]:
+    """What the figures are against, and what simulated ones lack."""
     said = []
     if measured:
         said = [
@@ -141,7 +146,7 @@ def table(measured: list["Measured"], logs: list["LoggedRun"]) -> str:
             "Simulated lanes have the file's weights in full precision: the engine's figures hold the noise of "
             "quantized activations too, where the file is quantized. Theirs leave out each prompt's first token."
         )
-    return "\n".join([*columns(rows), *said])
+    return said
 
 
 def _numbers(one: "Measured") -> dict[str, float]:

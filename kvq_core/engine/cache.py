@@ -109,12 +109,8 @@ class LaneCache:
         windowed = frozenset[int]().union(*(group.windowed for group in groups))
         plan = lane.plan_of(layers, windowed)
         cache.quantized_layers = frozenset(layer for assigned in plan for layer in assigned.layers)
-        fits: dict[Any, tuple[Assignment, Fit]] = {}
-        for assigned in plan:
-            make = partial(Fit.of, assigned.method, assigned.center, assigned.layers, source, assigned.rotation)
-            fit = shared.once((*assigned.fit, source.entered[0]), make)
-            fits.setdefault(assigned.fit, (assigned, fit))
-        for g, group in enumerate(groups):
+        fits = _fits(plan, source, shared)
+        for g in range(len(groups)):
             for stack in _stacks(plan):
                 own = [(assigned, fits[assigned.fit][1]) for assigned in stack]
                 if g in own[0][1].fitted:
@@ -122,26 +118,33 @@ class LaneCache:
                     cache._enter(own, g, source, shared.once(key, partial(_encoded, own, g, source)).fork())
             for tensor in TENSORS:
                 taken = {layer for assigned in plan if assigned.tensor == tensor for layer in assigned.layers}
-                left = [i for i, layer in enumerate(group.layers) if layer not in taken]
-                inside = [i for i in left if group.layers[i] in group.windowed]
-                cache._leave(tensor, g, [i for i in left if i not in inside], source, shared)
-                cache._leave(tensor, g, inside, source, shared)
+                cache._leave(tensor, g, taken, source, shared)
         cache._note(list(fits.values()), several=cache.rules > 1)
         whole = whole or cache.prompt_tokens
-        read = whole if tokens is None else tokens
-        begun = replace(source, groups=[group.first(read) for group in groups])
-        for selection, reading in lane.selections(layers, windowed):
-            if selection.decoding and read < whole:
-                cache.unchosen += ((selection, reading),)
-                continue
-            choose = partial(chosen, selection, reading, begun, whole)
-            cache.choose(*shared.once(("select", selection, reading, *source.entered), choose))
+        cache._choose_all(lane.selections(layers, windowed), source, shared, whole if tokens is None else tokens, whole)
         return cache
 
     def choose(self, choices: Choices, said: tuple[str, ...]) -> None:
         """Read chosen keys from now on."""
         self.selects.update(forked(choices))
         self.fit_notes += said
+
+    def _choose_all(
+        self,
+        selections: list[tuple[Selection, tuple[int, ...]]],
+        source: Source,
+        shared: Shared,
+        read: int,
+        whole: int,
+    ) -> None:
+        """Choose keys in the first ``read`` tokens, of which ``whole`` are the first turn's."""
+        begun = replace(source, groups=[group.first(read) for group in source.groups])
+        for selection, reading in selections:
+            if selection.decoding and read < whole:
+                self.unchosen += ((selection, reading),)
+                continue
+            choose = partial(chosen, selection, reading, begun, whole)
+            self.choose(*shared.once(("select", selection, reading, *source.entered), choose))
 
     def _enter(self, stack: Stack, g: int, source: Source, stream: Stream | Tiers) -> None:
         """Take in what the rules of some layers store of a tensor on a device; the last of them, most of it."""
@@ -163,14 +166,15 @@ class LaneCache:
         local = assigned.method.token_local[0 if is_key else 1]
         self._add(assigned.tensor, g, inside, stream, rope, tuple(assigned.number for assigned, _ in stack), local)
 
-    def _leave(self, tensor: TensorName, g: int, layers: list[int], source: Source, shared: Shared) -> None:
-        """Enter what of a device no rule quantizes of a tensor."""
-        if not layers:
-            return
+    def _leave(self, tensor: TensorName, g: int, taken: set[int], source: Source, shared: Shared) -> None:
+        """Enter what of a device no rule quantizes of a tensor: layers that are not ``taken``, windowed ones apart."""
         group = source.groups[g]
-        x = source.entering(take(group.keys if tensor == "keys" else group.values, layers)).float()
-        stream = shared.once((tensor, g, tuple(layers), x.shape[-2]), lambda: Stream.of_prompt(x, UNTOUCHED, None))
-        self._add(tensor, g, layers, stream.fork())
+        left = [i for i, layer in enumerate(group.layers) if layer not in taken]
+        inside = [i for i in left if group.layers[i] in group.windowed]
+        for layers in filter(None, ([i for i in left if i not in inside], inside)):
+            x = source.entering(take(group.keys if tensor == "keys" else group.values, layers)).float()
+            enter = partial(Stream.of_prompt, x, UNTOUCHED, None)
+            self._add(tensor, g, layers, shared.once((tensor, g, tuple(layers), x.shape[-2]), enter).fork())
 
     def _add(
         self,
@@ -252,6 +256,16 @@ class LaneCache:
 
     def of(self, kind: Kind) -> Iterator[Part]:
         return (part for part in self.parts if part.kind == kind)
+
+
+def _fits(plan: tuple[Assignment, ...], source: Source, shared: Shared) -> dict[Any, tuple[Assignment, Fit]]:
+    """Every fit of a plan once, with the first of the rules that have it."""
+    fits: dict[Any, tuple[Assignment, Fit]] = {}
+    for assigned in plan:
+        make = partial(Fit.of, assigned.method, assigned.center, assigned.layers, source, assigned.rotation)
+        fit = shared.once((*assigned.fit, source.entered[0]), make)
+        fits.setdefault(assigned.fit, (assigned, fit))
+    return fits
 
 
 def _stacks(plan: tuple[Assignment, ...]) -> list[list[Assignment]]:

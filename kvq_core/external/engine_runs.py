@@ -48,6 +48,13 @@ class Measured:
         default_factory=list
     )  # places of each prompt's first position, which simulations leave out
 
+    def compare(self, answers: list[list[Top]], found: list[list[Top]]) -> None:
+        """Take in what was found at every position of every prompt, against the reference's answers."""
+        self.first = [0, *accumulate(map(len, found[:-1]))]
+        pairs = [pair for one, other in zip(answers, found, strict=True) for pair in zip(one, other, strict=True)]
+        self.kld = np.array([own.kld(theirs) for own, theirs in pairs])
+        self.same = np.array([own.ids[0] == theirs.ids[0] for own, theirs in pairs])
+
     def apart(self, floor: "Measured") -> bool:
         """Whether its mean KLD can be told from the floor's: the 95 % bootstrap interval of the paired difference over
         positions leaves 0 out."""
@@ -110,20 +117,10 @@ def measure(
     Raises EngineError, ModelError and SpecError where the engine, the file or a simulated lane cannot be had.
     """
     element = _elements(file)
-    reference, answers = Measured(REFERENCE, UBATCH, _bytes(REFERENCE, element)), []
-    asked: list[tuple[list[int], list[int]]] = []
+    reference = Measured(REFERENCE, UBATCH, _bytes(REFERENCE, element))
     room = max(len(p.text) + len(p.continuation or "") for p in prompts) + new_tokens + 512  # a token is a letter
     with LlamaCpp(file, REFERENCE, room, threads=threads) as engine:
-        for prompt in prompts:
-            ids = engine.tokens(engine.chat(prompt.text))
-            said = engine.answer(ids, new_tokens)
-            forced = said.ids if prompt.continuation is None else engine.tokens(prompt.continuation, special=False)
-            if not forced:
-                raise EngineError("The model answers nothing to a prompt: there is nothing to score.")
-            asked.append((ids, forced))
-            answers.append(engine.logprobs(ids, forced, top))
-            reference.texts.append(said.text)
-            reference.tokens_a_second = said.tokens_a_second
+        asked, answers = _asked(engine, reference, prompts, new_tokens, top)
     context = max(len(ids) + max(len(forced), new_tokens) for ids, forced in asked) + SPARE
     count = sum(map(len, answers))
     reference.kld, reference.same = np.zeros(count), np.ones(count, bool)
@@ -134,14 +131,29 @@ def measure(
         measured = Measured(types, ubatch, _bytes(types, element))
         with LlamaCpp(file, types, context, ubatch, threads) as engine:
             found = [_under(engine, measured, ids, forced, new_tokens, top) for ids, forced in asked]
-        measured.first = [0, *accumulate(map(len, found[:-1]))]
-        pairs = [pair for one, other in zip(answers, found, strict=True) for pair in zip(one, other, strict=True)]
-        measured.kld = np.array([own.kld(theirs) for own, theirs in pairs])
-        measured.same = np.array([own.ids[0] == theirs.ids[0] for own, theirs in pairs])
+        measured.compare(answers, found)
         yield measured
     if simulated is not None:
         for types, (kld, same) in zip(every, simulate(simulated, every, asked), strict=True):
             yield Measured(types, UBATCH, _bytes(types, element), kld, same, source="simulated")
+
+
+def _asked(
+    engine: LlamaCpp, reference: Measured, prompts: list[Prompt], new_tokens: int, top: int
+) -> tuple[list[tuple[list[int], list[int]]], list[list[Top]]]:
+    """Of every prompt its tokens and those that are scored after it, and what the reference gives to these."""
+    asked, answers = [], []
+    for prompt in prompts:
+        ids = engine.tokens(engine.chat(prompt.text))
+        said = engine.answer(ids, new_tokens)
+        forced = said.ids if prompt.continuation is None else engine.tokens(prompt.continuation, special=False)
+        if not forced:
+            raise EngineError("The model answers nothing to a prompt: there is nothing to score.")
+        asked.append((ids, forced))
+        answers.append(engine.logprobs(ids, forced, top))
+        reference.texts.append(said.text)
+        reference.tokens_a_second = said.tokens_a_second
+    return asked, answers
 
 
 def _under(

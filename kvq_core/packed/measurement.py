@@ -80,30 +80,16 @@ def measure(model: LoadedModel, lane: Lane | None, ids: list[int], request: Requ
     """
     ids = _sized(ids, request.tokens)
     total = len(ids) + request.new_tokens
-    if total > model.shape.context:
-        raise SpecError(f"{total} tokens exceed the {model.shape.context} of {model.id}; lower tokens or new_tokens.")
-    try:
-        use_triton("measure", request.path, torch.empty(0, device=model.device))
-    except KernelError as error:
-        raise ModelError(str(error)) from None
-    make = _maker(model, lane, request.path)
-    if request.limits and model.device.type != "cuda":
-        raise ModelError("How much fits into memory is measured on GPUs only; leave the limits out here.")
+    make = _checked(model, lane, request, total)
     layers = make(total)
     run = _Run(model, layers)
     with paths_taken() as taken:
-        prompt = torch.tensor([ids] * request.batch)
-        chosen = run.step(prompt, 0)
+        chosen = run.step(torch.tensor([ids] * request.batch), 0)
         prefill_peak = run.peak()
-        produced, seconds = [chosen], []
-        for position in range(len(ids), total - 1):
-            began = time.perf_counter()
-            produced.append(run.step(produced[-1][:, None], position))
-            seconds.append(time.perf_counter() - began)
+        produced, seconds = run.decode(chosen, len(ids), total - 1)
     decode_peak = run.peak()
-    held, allocated, host = (
-        sum(getattr(layer, name) for layer in layers) for name in ("nbytes", "allocated", "host_bytes")
-    )
+    sizes = ("nbytes", "allocated", "host_bytes")
+    held, allocated, host = (sum(getattr(layer, name) for layer in layers) for name in sizes)
     tokens = [int(step[0]) for step in produced]
     prefill = run.first
     del run, layers
@@ -126,6 +112,20 @@ def measure(model: LoadedModel, lane: Lane | None, ids: list[int], request: Requ
         peak_decode_bytes=decode_peak,
         limits={what: _limit(model, make, what, len(ids), request.batch) for what in request.limits},
     )
+
+
+def _checked(model: LoadedModel, lane: Lane | None, request: Request, total: int) -> Make:
+    """What makes the layers of a lane that can be run with so many tokens, on this machine."""
+    if total > model.shape.context:
+        raise SpecError(f"{total} tokens exceed the {model.shape.context} of {model.id}; lower tokens or new_tokens.")
+    try:
+        use_triton("measure", request.path, torch.empty(0, device=model.device))
+    except KernelError as error:
+        raise ModelError(str(error)) from None
+    make = _maker(model, lane, request.path)
+    if request.limits and model.device.type != "cuda":
+        raise ModelError("How much fits into memory is measured on GPUs only; leave the limits out here.")
+    return make
 
 
 def label_of(lane: Lane | None, model: LoadedModel) -> str:
@@ -153,6 +153,15 @@ class _Run:
             self.first = time.perf_counter() - began
             self.model.checked(logits)
         return chosen
+
+    def decode(self, chosen: Tensor, start: int, end: int) -> tuple[list[Tensor], list[float]]:
+        """The next tokens from ``chosen`` at ``start`` on, with it, and the seconds of each step."""
+        produced, seconds = [chosen], []
+        for position in range(start, end):
+            began = time.perf_counter()
+            produced.append(self.step(produced[-1][:, None], position))
+            seconds.append(time.perf_counter() - began)
+        return produced, seconds
 
     def _attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:
         return self.layers[layer].attend(queries, keys, values, how)

@@ -62,12 +62,30 @@ def estimate_on(model: LoadedModel, spec: ComparisonSpec) -> Estimate:
     passed = read.through(spec.lanes)
     through = passed + (prompt if spec.floors == "both" else 0)
     lanes = [_lane(lane, model, prompt, prompt + new - 1) for lane in spec.lanes]
-    detail = spec.capture.detail
     size = batch_size(model, spec, read, new)
     count = len(batches(spec.lanes, size))
     work = Work(prompt, new, spec.forced_rows, methods_of(spec.lanes), through, count)
-    stages = predict(model.id, detail, work)
-    notes = []
+    stages = predict(model.id, spec.capture.detail, work)
+    weights = sum(p.numel() * p.element_size() for p in model.model.parameters())
+    extra = run_bytes(model, spec, read, new, size)
+    return Estimate(
+        prompt,
+        model.shape.context,
+        None if stages is None else stages.total or None,
+        weights + extra,
+        lanes,
+        tuple(_notes(model, spec, prompt, passed)),
+        prompt + new,
+        extra,
+        str(model.device),
+        count,
+        stages,
+    )
+
+
+def _notes(model: LoadedModel, spec: ComparisonSpec, prompt: int, passed: int) -> list[str]:
+    """What makes the run cost more than others like it: ``passed`` tokens computed again by lanes, and captures."""
+    notes, detail = [], spec.capture.detail
     if passed:
         notes.append(
             f"Reading the prompt through the lanes' own caches computes {passed:,} tokens more, "
@@ -85,21 +103,7 @@ def estimate_on(model: LoadedModel, spec: ComparisonSpec) -> Estimate:
         notes.append(fit if model.shape.captured else f"No captures are kept: {LOOKED}, and this model has none.")
     if plan is not None and plan.reduced:
         notes.append(f"So that captures fit into {MOST_BYTES >> 20} MB, they keep {'; '.join(plan.reduced)}.")
-    weights = sum(p.numel() * p.element_size() for p in model.model.parameters())
-    extra = run_bytes(model, spec, read, new, size)
-    return Estimate(
-        prompt,
-        model.shape.context,
-        None if stages is None else stages.total or None,
-        weights + extra,
-        lanes,
-        tuple(notes),
-        prompt + new,
-        extra,
-        str(model.device),
-        count,
-        stages,
-    )
+    return notes
 
 
 def loading(model: str) -> Loading:

@@ -5,6 +5,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from kvq_core.capture.cache_errors import CacheErrors
 from kvq_core.engine.lane_state import LaneState
 from kvq_core.metrics.drafting import tokens_a_step
 from kvq_core.metrics.fidelity import perplexity_block
@@ -24,12 +25,7 @@ def lane_metrics(batch: Batch, state: LaneState, at: int) -> Metrics:
         metrics.layers_quantized = layers_quantized(state.cache)
         metrics.tokens_quantized = tokens_quantized(state.cache)
     if batch.captures is not None and at in batch.captures.errors:
-        errors = batch.captures.errors[at]
-        metrics.key_rmse, metrics.value_rmse = errors.key_rmse, errors.value_rmse
-        metrics.in_subspace_error = errors.in_subspace_error
-        own = list(batch.model.shape.captured)
-        metrics.output_error = errors.output[own].mean().item()
-        metrics.output_bound = None if errors.bound is None else errors.bound[own].mean().item()
+        _note_errors(metrics, batch.captures.errors[at], list(batch.model.shape.captured))
     if batch.prompt is not None:
         metrics.prompt = batch.prompt.prompt_metrics(state)
     column = partial(_column, batch, state, at)
@@ -56,6 +52,14 @@ def lane_metrics(batch: Batch, state: LaneState, at: int) -> Metrics:
         metrics.attention_delta_max = tap.max[at, ..., scored].max().item()
         metrics.attention_delta_reference_query = looked.reference_query[at, :steps][:, own].mean().item()
     return metrics
+
+
+def _note_errors(metrics: Metrics, errors: CacheErrors, own: list[int]) -> None:
+    """Of the cache itself, in the layers that are looked at."""
+    metrics.key_rmse, metrics.value_rmse = errors.key_rmse, errors.value_rmse
+    metrics.in_subspace_error = errors.in_subspace_error
+    metrics.output_error = errors.output[own].mean().item()
+    metrics.output_bound = None if errors.bound is None else errors.bound[own].mean().item()
 
 
 def _column(batch: Batch, state: LaneState, at: int, name: str) -> Tensor:

@@ -55,19 +55,15 @@ def roundtrip(
     asked = queries.float()[None] if queries is not None and method.needs_queries else None
     fitted = method.fit(Prompt(stored, values.float()[None], asked, dtype, rotated=keys.float()[None]))
     kept = [w if windows or w.step is None else Window(step=1) for w in method.windows()]
-    key, value = (
-        Stream.of_prompt(stored, kept[0], fitted.key),
-        Stream.of_prompt(values.float()[None], kept[1], fitted.value),
-    )
+    key = Stream.of_prompt(stored, kept[0], fitted.key)
+    value = Stream.of_prompt(values.float()[None], kept[1], fitted.value)
     read = key.decode()
     if pre:
         assert tables is not None
         read = tables.rotate(read, 0)
-    nbytes = {f"{kind}_{name}": n for kind, s in (("key", key), ("value", value)) for name, n in s.nbytes().items()}
-    bits = {
-        kind: 8 * sum(n for name, n in nbytes.items() if name.startswith(kind + "_")) / keys.numel()
-        for kind in ("key", "value")
-    }
+    sizes = {"key": key.nbytes(), "value": value.nbytes()}
+    nbytes = {f"{kind}_{name}": n for kind, own in sizes.items() for name, n in own.items()}
+    bits = {kind: 8 * sum(own.values()) / keys.numel() for kind, own in sizes.items()}
     if host := key.host_bytes + value.host_bytes:
         nbytes["host_copy"] = host  # beside the cache, in no bits
     return Roundtrip(read[0], value.decode()[0], nbytes, bits["key"], bits["value"])

@@ -185,28 +185,13 @@ def _draft(model: LoadedModel, request: Request, pairs: int, kind: Kind, texts: 
     """All of a codebook's description but its results."""
     keys = kind == "keys"
     stages = request.stages_on(model.shape.head_dim)
-    own: dict[Kind, dict[str, Any]] = {
-        "keys": asdict(request.em),
-        "values": {"steps": request.value_steps},
-        "rotations": {"target": request.target},
-        "ranges": {"outlier_fraction": request.outlier_fraction},
-    }
-    chosen = {"seed": request.seed, **own[kind]}
     bits = {
         "keys": stages * (request.levels.bit_length() - 1) / pairs,
         "values": request.bits,
         "rotations": 2,
         "ranges": TOLD,
     }[kind]
-    decides = {
-        "kind": kind,
-        "format": FORMAT,
-        "weights": model.weights_hash,
-        "text": texts.documents,
-        "settings": chosen,
-        "size": [request.levels, pairs] if keys else [bits],
-        "tokens": [request.train_tokens, request.held_out_tokens],
-    }
+    settings, size = _settings(request, kind), [request.levels, pairs] if keys else [bits]
     return CodebookInfo(
         kind=kind,
         name=request.name,
@@ -215,12 +200,12 @@ def _draft(model: LoadedModel, request: Request, pairs: int, kind: Kind, texts: 
         layers=model.shape.layers,
         kv_heads=model.shape.kv_heads,
         head_dim=model.shape.head_dim,
-        settings=chosen,
+        settings=settings,
         bits=bits,
         levels=request.levels if keys else None,
         pairs_per_group=pairs if keys else None,
         stages=stages if keys else None,
-        digest=hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16],
+        digest=_digest(model, request, kind, texts, settings, size),
         source=texts.source,
         train_tokens=sum(map(len, cut.train)),
         held_out_tokens=sum(map(len, cut.held_out)),
@@ -230,6 +215,33 @@ def _draft(model: LoadedModel, request: Request, pairs: int, kind: Kind, texts: 
         created="",
         command=request.command(model.id),
     )
+
+
+def _settings(request: Request, kind: Kind) -> dict[str, Any]:
+    """What decides how a kind is trained."""
+    own: dict[Kind, dict[str, Any]] = {
+        "keys": asdict(request.em),
+        "values": {"steps": request.value_steps},
+        "rotations": {"target": request.target},
+        "ranges": {"outlier_fraction": request.outlier_fraction},
+    }
+    return {"seed": request.seed, **own[kind]}
+
+
+def _digest(
+    model: LoadedModel, request: Request, kind: Kind, texts: Texts, settings: dict[str, Any], size: list[Any]
+) -> str:
+    """Of what decides a codebook's content."""
+    decides = {
+        "kind": kind,
+        "format": FORMAT,
+        "weights": model.weights_hash,
+        "text": texts.documents,
+        "settings": settings,
+        "size": size,
+        "tokens": [request.train_tokens, request.held_out_tokens],
+    }
+    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _there(draft: CodebookInfo) -> Codebook | None:
