@@ -73,7 +73,7 @@ class DecisionProgress(TypedDict):
 
 
 def decision_endpoints(studies: Studies, decisions: Decisions) -> tuple[Callable[..., Any], ...]:
-    return (*_computing(studies, decisions), *_reading(studies))
+    return (*_computing(studies, decisions), *_reading(studies), *_advising(studies), *_fitting())
 
 
 def _computing(studies: Studies, decisions: Decisions) -> tuple[Callable[..., Any], ...]:
@@ -132,6 +132,12 @@ def _reading(studies: Studies) -> tuple[Callable[..., Any], ...]:
             demand_open(services, found.advice.study, key)
             return _info(found, request)
 
+    return (decision,)
+
+
+def _advising(studies: Studies) -> tuple[Callable[..., Any], ...]:
+    services = studies.services
+
     def advise(
         study: str,
         memory: str = "",
@@ -160,6 +166,10 @@ def _reading(studies: Studies) -> tuple[Callable[..., Any], ...]:
             found = advised(study=study, store=services.store, context=context, batch=batch, **asked)
             return found.model_dump(mode="json")
 
+    return (advise,)
+
+
+def _fitting() -> tuple[Callable[..., Any], ...]:
     def fits(model: str = "", memory: str = "", context: int = 32768, batch: int = 8) -> FitInfo:
         """Tell what a model's cache takes in every format, as tensors and as engines reserve it, and the longest
         context that fits GPUs of common sizes beside the weights. From its configuration; nothing is loaded or run.
@@ -175,7 +185,7 @@ def _reading(studies: Studies) -> tuple[Callable[..., Any], ...]:
             demand(int, context=context, batch=batch)
             return _fits(model or available_models()[0].id, memory, context, batch)
 
-    return decision, advise, fits
+    return (fits,)
 
 
 def _fits(model: str, memory: str, context: int, batch: int) -> Any:

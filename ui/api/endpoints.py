@@ -49,7 +49,8 @@ PACE_S = 0.15  # between two updates of a stream
 
 def create_api(services: Services, studies: Studies, decisions: Decisions) -> None:
     """Add the endpoints to the page that is being built. Everything else about the page stays private."""
-    own = (*_computing(services), *_listing(), *_stored(services))
+    computing = (*_computing(services), *_estimating(services))
+    own = (*computing, *_listing(), *_claims(), *_reading(services), *_sharing(services))
     for endpoint in (*own, *study_endpoints(studies), *decision_endpoints(studies, decisions)):
         most = None if inspect.isasyncgenfunction(endpoint) else 4
         gr.api(_yielded(endpoint), api_name=endpoint.__name__, concurrency_limit=most)
@@ -92,6 +93,10 @@ def _computing(services: Services) -> tuple[Callable[..., Any], ...]:
         async for update in _streamed(services, session, told):
             yield update
 
+    return compare, add_lane
+
+
+def _estimating(services: Services) -> tuple[Callable[..., Any], ...]:
     def estimate(spec: Spec) -> Forecast:
         """Tell what a comparison would take before it is run: prompt tokens, seconds, bytes of memory, which lanes
         would quantize nothing because the text fits in their full-precision windows, and whether this instance would
@@ -117,7 +122,7 @@ def _computing(services: Services) -> tuple[Callable[..., Any], ...]:
                 lanes=lanes,
             )
 
-    return compare, add_lane, estimate
+    return (estimate,)
 
 
 def _session(request: gr.Request) -> str:
@@ -167,6 +172,10 @@ def _listing() -> tuple[Callable[..., Any], ...]:
             spec = with_model(found.spec)
             return cast(Experiment, {**found.model_dump(mode="json"), "spec": spec.model_dump(mode="json")})
 
+    return methods, models, presets, preset
+
+
+def _claims() -> tuple[Callable[..., Any], ...]:
     def claims(paper: str = "", model: str = "") -> list[ClaimInfo]:
         """List what the papers claim of their methods and whether it holds on a model, with the numbers; beside it the
         verdict on each model that was measured, and whether it flips with the model.
@@ -179,10 +188,10 @@ def _listing() -> tuple[Callable[..., Any], ...]:
             demand(str, paper=paper, model=model)
             return claims_of(paper, model or DEFAULT_MODEL)
 
-    return methods, models, presets, preset, claims
+    return (claims,)
 
 
-def _stored(services: Services) -> tuple[Callable[..., Any], ...]:
+def _reading(services: Services) -> tuple[Callable[..., Any], ...]:
     def runs(request: gr.Request) -> list[RunInfo]:
         """List the stored runs that are everybody's to see, newest first; the tool run gives one in full."""
         with one_line():
@@ -214,6 +223,10 @@ def _stored(services: Services) -> tuple[Callable[..., Any], ...]:
             found = gr.FileData(path=services.file(name, content[ARRAYS]), orig_name=name)
             return cast(gr.FileData, found.model_dump())  # plain, as Gradio wants what it declares as a file
 
+    return runs, run, arrays
+
+
+def _sharing(services: Services) -> tuple[Callable[..., Any], ...]:
     def share(run: str, request: gr.Request, key: str = "", listed: bool = False) -> str:
         """Let everybody who has its link open a stored run, and return the link. On a private instance every run is
         open already.
@@ -231,7 +244,7 @@ def _stored(services: Services) -> tuple[Callable[..., Any], ...]:
                 services.store.share(run, listed)
             return link(run, request)
 
-    return runs, run, arrays, share
+    return (share,)
 
 
 def _opened(services: Services, run: str, key: str) -> tuple[Record, dict[str, Any]]:

@@ -76,6 +76,10 @@ class StudyProgress(TypedDict):
 
 
 def study_endpoints(studies: Studies) -> tuple[Callable[..., Any], ...]:
+    return (*_computing(studies), *_reading(studies), *_sharing(studies))
+
+
+def _computing(studies: Studies) -> tuple[Callable[..., Any], ...]:
     services = studies.services
 
     async def study(spec: Study, request: gr.Request) -> AsyncGenerator[StudyProgress]:
@@ -110,6 +114,10 @@ def study_endpoints(studies: Studies) -> tuple[Callable[..., Any], ...]:
         with one_line():
             return _forecast(quote(_read(spec), services.store))
 
+    return study, estimate_study
+
+
+def _reading(studies: Studies) -> tuple[Callable[..., Any], ...]:
     def study_result(study: str, key: str = "") -> dict[str, Any]:
         """Get all figures of a study that was begun here, of the cells that are done: lanes, groups, tasks, recall,
         positions, pairs of lanes, notes. Nothing is computed.
@@ -132,9 +140,13 @@ def study_endpoints(studies: Studies) -> tuple[Callable[..., Any], ...]:
         with one_line():
             found = _opened(studies, study, key)
             name = name_of(found, "rows.parquet")
-            file = gr.FileData(path=services.file(name, parquet(found.rows)), orig_name=name)
+            file = gr.FileData(path=studies.services.file(name, parquet(found.rows)), orig_name=name)
             return cast(gr.FileData, file.model_dump())  # plain, as Gradio wants what it declares as a file
 
+    return study_result, study_rows
+
+
+def _sharing(studies: Studies) -> tuple[Callable[..., Any], ...]:
     def share_study(study: str, request: gr.Request, key: str = "") -> str:
         """Let everybody who has its link open a study, and return the link. On a private instance every study is open
         already.
@@ -145,10 +157,10 @@ def study_endpoints(studies: Studies) -> tuple[Callable[..., Any], ...]:
         """
         with one_line():
             _opened(studies, study, key)
-            share(services, study, key)
+            share(studies.services, study, key)
             return f"{page_address(request)}?study={study}"
 
-    return study, estimate_study, study_result, study_rows, share_study
+    return (share_study,)
 
 
 def _read(data: Any) -> StudySpec:

@@ -43,6 +43,19 @@ class DecidePanel:
 
 
 def create_form() -> DecidePanel:
+    source, prompts, model, study = _rested_on()
+    room, size, context, batch, weights = _room()
+    tolerance, engine, layers = _loss()
+    with gr.Column(elem_classes=["card", "starts"], elem_id="decide-start-card"):
+        estimate = gr.HTML(f'<p class="muted">{NOTHING_YET}</p>', elem_id="decide-estimate")
+        message = gr.HTML("", elem_id="decide-notice")
+        start = gr.Button("Start", variant="primary", elem_id="decide-start")
+        cancel = gr.Button("Cancel", visible=False, elem_id="decide-cancel")
+    rest = [model, study, room, size, context, batch, tolerance, engine, layers, weights]
+    return DecidePanel(source, prompts, rest, study, estimate, message, start, cancel)
+
+
+def _rested_on() -> tuple[gr.Radio, PromptsPanel, gr.Dropdown, gr.Dropdown]:
     with gr.Column(elem_classes=["card", "question"], elem_id="decide-what"):
         gr.HTML("<h2>1 · Which model, which prompts?</h2>")
         source = gr.Radio(
@@ -75,15 +88,7 @@ def create_form() -> DecidePanel:
                 elem_id="decide-study",
                 interactive=True,
             )
-    room, size, context, batch, weights = _room()
-    tolerance, engine, layers = _loss()
-    with gr.Column(elem_classes=["card", "starts"], elem_id="decide-start-card"):
-        estimate = gr.HTML(f'<p class="muted">{NOTHING_YET}</p>', elem_id="decide-estimate")
-        message = gr.HTML("", elem_id="decide-notice")
-        start = gr.Button("Start", variant="primary", elem_id="decide-start")
-        cancel = gr.Button("Cancel", visible=False, elem_id="decide-cancel")
-    rest = [model, study, room, size, context, batch, tolerance, engine, layers, weights]
-    return DecidePanel(source, prompts, rest, study, estimate, message, start, cancel)
+    return source, prompts, model, study
 
 
 def _room() -> list[Any]:

@@ -117,19 +117,11 @@ def _wire_start(place: DecidePlace) -> None:
             going.stop()
         return line("Cancelling", detail="What is done is kept.")
 
-    outputs = [
-        form.notice,
-        place.ticket,
-        place.begun,
-        place.status,
-        form.start,
-        form.cancel,
-        place.go_on,
-        place.welcome,
-    ]
+    buttons = [form.start, form.cancel, place.go_on]
+    outputs = [form.notice, place.ticket, place.begun, place.status, *buttons, place.welcome]
     form.start.click(press, [*form.fields, place.mine], outputs, **SWIFT)
     place.go_on.click(again, [place.begun, place.mine], outputs, **SWIFT)
-    watched = [place.status, form.start, form.cancel, place.go_on, place.result.shown]
+    watched = [place.status, *buttons, place.result.shown]
     place.ticket.change(watch, place.ticket, watched, **SWIFT, trigger_mode="multiple")
     form.cancel.click(stop, None, place.status, **SWIFT)
 

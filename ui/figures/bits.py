@@ -1,6 +1,6 @@
 """What is stored: bits of every element, and bytes by what they are for."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import plotly.graph_objects as go
@@ -49,23 +49,10 @@ def bit_map(record: Record, arrays: Arrays, kind: Literal["key", "value"], axis:
     figure = lane_rows(
         [label_of(lane) for _, lane, _ in lanes], 26 if flat else 80, [color_of(record, i) for i, _, _ in lanes]
     )
-    rows = {"layers": {"layer": "y"}, "heads": {"kv_head": "y"}}.get(axis, {})
     for row, (index, lane, plane) in enumerate(lanes, 1):
-        values, starts = pool_bins(plane, MAX_BINS, axis=1)
-        single = values.shape[0] == 1
-        picks = {"position": "x", **({} if single else rows)}
-        heat = go.Heatmap(
-            z=round_values(values, 2),
-            x=starts,
-            coloraxis="coloraxis",
-            meta={"pick": picks, **of_lane(index)},
-            hovertemplate="token %{x}"
-            + ("" if single else f", {axis[:-1]} %{{y}}")
-            + "<br>%{z:.2f} bits<extra>"
-            + label_of(lane)
-            + "</extra>",
-        )
+        heat = _heat(plane, axis, label_of(lane), of_lane(index))
         figure.add_trace(heat, row, 1)
+        single = len(heat.z) == 1
         figure.update_yaxes(
             title_text="" if single else axis[:-1],
             showticklabels=not single,
@@ -84,6 +71,21 @@ def bit_map(record: Record, arrays: Arrays, kind: Literal["key", "value"], axis:
         {"position": "x"},
         span=OVER,
         words={"x": "position"},
+    )
+
+
+def _heat(plane: np.ndarray, axis: Axis, label: str, lane: dict[str, Any]) -> go.Heatmap:
+    """One lane's tokens, pooled to as many columns as are told apart."""
+    values, starts = pool_bins(plane, MAX_BINS, axis=1)
+    single = values.shape[0] == 1
+    rows = {} if single else {"layers": {"layer": "y"}, "heads": {"kv_head": "y"}}.get(axis, {})
+    told = "" if single else f", {axis[:-1]} %{{y}}"
+    return go.Heatmap(
+        z=round_values(values, 2),
+        x=starts,
+        coloraxis="coloraxis",
+        meta={"pick": {"position": "x", **rows}, **lane},
+        hovertemplate=f"token %{{x}}{told}<br>%{{z:.2f}} bits<extra>{label}</extra>",
     )
 
 

@@ -27,23 +27,7 @@ def confidence(record: Record, arrays: Arrays) -> go.Figure | None:
         return None
     figure = canvas(300)
     for label, index, line, buckets in shown:
-        # of the oldest runs, rounding left floors a hair below 0, which has no place on a logarithmic axis
-        held = [bucket for bucket in buckets if bucket.mean and bucket.mean > 0]
-        said = [
-            f"{percent(b.share)} of positions, median {significant(b.median, 2)}, flips {percent(b.flips, 1)}"
-            for b in held
-        ]
-        figure.add_scatter(
-            x=[bucket.name for bucket in held],
-            y=[float(bucket.mean or 0) for bucket in held],
-            text=said,
-            name=label,
-            mode="lines+markers",
-            line=line,
-            meta={} if index is None else of_lane(index),
-            showlegend=index is None,
-            hovertemplate="top probability %{x}<br>mean KLD %{y:.3g} nats<br>%{text}" + f"<extra>{label}</extra>",
-        )
+        _line(figure, label, index, line, buckets)
     some = next(buckets for *_, buckets in shown if buckets)
     figure.update_xaxes(
         title_text="the reference's top probability",
@@ -56,6 +40,25 @@ def confidence(record: Record, arrays: Arrays) -> go.Figure | None:
     figure.update_yaxes(title_text="mean KLD, nats", type="log", **decades(min(means), max(means) * 1.01))
     figure.update_layout(margin={"l": 72, "r": 12, "t": 12, "b": 46})
     return label_figure(figure, "Mean KLD by the reference's top probability, a line a lane")
+
+
+def _line(figure: go.Figure, label: str, index: int | None, line: dict[str, Any], buckets: tuple[Bucket, ...]) -> None:
+    # of the oldest runs, rounding left floors a hair below 0, which has no place on a logarithmic axis
+    held = [bucket for bucket in buckets if bucket.mean and bucket.mean > 0]
+    said = [
+        f"{percent(b.share)} of positions, median {significant(b.median, 2)}, flips {percent(b.flips, 1)}" for b in held
+    ]
+    figure.add_scatter(
+        x=[bucket.name for bucket in held],
+        y=[float(bucket.mean or 0) for bucket in held],
+        text=said,
+        name=label,
+        mode="lines+markers",
+        line=line,
+        meta={} if index is None else of_lane(index),
+        showlegend=index is None,
+        hovertemplate="top probability %{x}<br>mean KLD %{y:.3g} nats<br>%{text}" + f"<extra>{label}</extra>",
+    )
 
 
 def confidence_rows(record: Record, arrays: Arrays) -> list[list[object]]:

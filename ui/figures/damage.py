@@ -10,7 +10,7 @@ from kvq_core.analysis.key_constants import constant_layers
 from kvq_core.analysis.looks import keeps
 from kvq_core.analysis.worst import PURE_SINK
 from kvq_core.record.arrays import Arrays, array
-from kvq_core.record.fields import Record
+from kvq_core.record.fields import LaneRecord, Record
 from ui.figures.base import (
     TICK,
     as_int8,
@@ -159,12 +159,7 @@ def score_map(
     place = captured_indices(record, layer, head)
     if place is None:
         return None
-    lanes = [
-        (i, lane, _delta(record, arrays, i, *place, centred))
-        for i, lane in enumerate(record.lanes)
-        if lane.status == "done" and f"lane/{i}/delta_map" in arrays
-        if centred or f"lane/{i}/delta_offset" in arrays
-    ]
+    lanes = _deltas(record, arrays, place, centred)
     if not lanes:
         return None
     info = record.capture
@@ -183,11 +178,8 @@ def score_map(
         figure.add_trace(heat, row, 1)
         figure.update_yaxes(title_text="step" if row == 1 else "", autorange="reversed", showgrid=False, row=row, col=1)
     figure.update_xaxes(showgrid=False)
-    figure.update_xaxes(
-        title_text=f"key position (layer {info.layers[place[0]]}, query head {info.heads[place[1]]})",
-        row=len(lanes),
-        col=1,
-    )
+    where = f"key position (layer {info.layers[place[0]]}, query head {info.heads[place[1]]})"
+    figure.update_xaxes(title_text=where, row=len(lanes), col=1)
     figure.update_layout(coloraxis=diverging(top, "Δ score" + ("" if centred else ", uncentred")))
     cursor(figure, step, len(lanes), axis="y")
     return label_figure(
@@ -198,6 +190,18 @@ def score_map(
         span=OVER,
         words={"x": "position", "y": "step"},
     )
+
+
+def _deltas(
+    record: Record, arrays: Arrays, place: tuple[int, int], centred: bool
+) -> list[tuple[int, LaneRecord, np.ndarray]]:
+    """Of every lane that has them."""
+    return [
+        (i, lane, _delta(record, arrays, i, *place, centred))
+        for i, lane in enumerate(record.lanes)
+        if lane.status == "done" and f"lane/{i}/delta_map" in arrays
+        if centred or f"lane/{i}/delta_offset" in arrays
+    ]
 
 
 def _delta(record: Record, arrays: Arrays, lane: int, m: int, q: int, centred: bool) -> np.ndarray:

@@ -40,24 +40,7 @@ def forest(result: StudyResult, model: str) -> go.Figure | None:
     )
     _bands(figure, low, high)
     for row, (at, line) in enumerate(found):
-        mean = max(line["kld_mean"], low)
-        figure.add_scatter(
-            x=[mean],
-            y=[row],
-            error_x={**spread(line, low), "color": lane_color(at), "thickness": 2, "width": 5},
-            mode="markers",
-            marker={"size": 10, "color": lane_color(at)},
-            meta=of_lane(at),
-            hovertemplate=f"{hover_text(line)}<extra></extra>",
-        )
-        figure.add_scatter(
-            x=[min(max(line["kld_p95"], low), high)],
-            y=[row],
-            mode="markers",
-            marker={"size": 9, "symbol": "line-ns", "line": {"width": 2, "color": lane_color(at)}},
-            meta=of_lane(at),
-            hovertemplate=f"95th percentile of prompts: {significant(line['kld_p95'])}<extra></extra>",
-        )
+        _row(figure, row, at, line, low, high)
     _floors(figure, found[0][1], low, high)
     names = [f"{plot_safe(shorten(line['label'], 26))} " for _, line in found]
     figure.update_yaxes(
@@ -71,6 +54,27 @@ def forest(result: StudyResult, model: str) -> go.Figure | None:
     figure.update_xaxes(title_text="mean KLD over prompts, nats", type="log", **log_axis(low, high))
     figure.update_layout(showlegend=False)
     return label_figure(figure, "Forest plot: mean KLD of every lane with its 95 % interval, tiers and noise floors")
+
+
+def _row(figure: go.Figure, row: int, at: int, line: dict[str, Any], low: float, high: float) -> None:
+    """A lane's mean with its interval, and the 95th percentile of its prompts."""
+    figure.add_scatter(
+        x=[max(line["kld_mean"], low)],
+        y=[row],
+        error_x={**spread(line, low), "color": lane_color(at), "thickness": 2, "width": 5},
+        mode="markers",
+        marker={"size": 10, "color": lane_color(at)},
+        meta=of_lane(at),
+        hovertemplate=f"{hover_text(line)}<extra></extra>",
+    )
+    figure.add_scatter(
+        x=[min(max(line["kld_p95"], low), high)],
+        y=[row],
+        mode="markers",
+        marker={"size": 9, "symbol": "line-ns", "line": {"width": 2, "color": lane_color(at)}},
+        meta=of_lane(at),
+        hovertemplate=f"95th percentile of prompts: {significant(line['kld_p95'])}<extra></extra>",
+    )
 
 
 def kld_edges(found: list[tuple[int, Line]]) -> tuple[float, float] | None:

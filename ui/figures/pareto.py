@@ -28,11 +28,7 @@ def pareto(result: StudyResult, model: str) -> go.Figure | None:
         return None
     low, high = edges
     figure = canvas(HEIGHT, margin=MARGIN)
-    bottom = low
-    for tier in TIERS:
-        top = min(tier.kld, high)
-        figure.add_hrect(bottom, top, fillcolor=with_alpha(GROUNDS[tier.tone], 0.09), line_width=0, layer="below")
-        bottom = max(bottom, top)
+    _bands(figure, low, high)
     places = [(at, 100 * line["kv_ratio"], max(line["kld_mean"], low)) for at, line in found]
     best = front(places)
     figure.add_scatter(
@@ -55,11 +51,7 @@ def pareto(result: StudyResult, model: str) -> go.Figure | None:
             meta=of_lane(at),
             hovertemplate=f"{hover_text(line)}<br>{bytes:.1f} % of the bytes<extra></extra>",
         )
-    held = [
-        (bytes / widest, kld, line["label"])
-        for (at, line), (_, bytes, kld) in zip(found, places, strict=True)
-        if at in named
-    ]
+    held = [(x / widest, y, line["label"]) for (at, line), (_, x, y) in zip(found, places, strict=True) if at in named]
     if len(found) > NAMED:
         dots = [(bytes / widest, kld) for _, bytes, kld in places]
         held = [each for each in held if _has_room(each, dots, low, high)]
@@ -68,6 +60,15 @@ def pareto(result: StudyResult, model: str) -> go.Figure | None:
     figure.update_yaxes(title_text="mean KLD over prompts, nats", type="log", **log_axis(low, high))
     figure.update_layout(showlegend=False)
     return label_figure(figure, "Scatter: mean KLD over prompts against bytes, a point a lane with its 95 % interval")
+
+
+def _bands(figure: go.Figure, low: float, high: float) -> None:
+    """The tiers, as grounds."""
+    bottom = low
+    for tier in TIERS:
+        top = min(tier.kld, high)
+        figure.add_hrect(bottom, top, fillcolor=with_alpha(GROUNDS[tier.tone], 0.09), line_width=0, layer="below")
+        bottom = max(bottom, top)
 
 
 def _has_room(held: tuple[float, float, str], dots: list[tuple[float, float]], low: float, high: float) -> bool:

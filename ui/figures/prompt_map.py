@@ -1,6 +1,7 @@
 """A study's prompts against its lanes: mean KLD of every cell on one scale, the worst prompt on top."""
 
 import math
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -55,10 +56,13 @@ def prompt_map(result: StudyResult, model: str) -> go.Figure | None:
     )
     if len(lanes) <= WRITTEN:
         _write(figure, texts, (codes - low) / max(high - low, 0.1))
-    ticks = sorted({math.floor(low), *range(math.ceil(low), math.floor(high) + 1)})
-    axis = {"tickvals": ticks, "ticktext": [f"{10.0**tick:g}" for tick in ticks]}
-    scale = {"colorscale": list(SEQUENTIAL), "cmin": low, "cmax": max(high, low + 0.1)}
-    figure.update_layout(coloraxis={**scale, "colorbar": {**bar("nats"), **axis}})
+    figure.update_layout(coloraxis=_scale(low, high))
+    _name(figure, lanes, names)
+    return label_figure(figure, "Heatmap of mean KLD, prompts by lanes, the worst first", {"prompt": "y"})
+
+
+def _name(figure: go.Figure, lanes: list[str], names: list[str]) -> None:
+    """Lanes above their columns, where there is room, and prompts beside their rows."""
     figure.update_xaxes(
         side="top",
         tickvals=list(range(len(lanes))),
@@ -70,13 +74,20 @@ def prompt_map(result: StudyResult, model: str) -> go.Figure | None:
     )
     figure.update_yaxes(
         autorange="reversed",
-        tickvals=list(range(len(prompts))),
+        tickvals=list(range(len(names))),
         ticktext=[f"{name} " for name in names],
         automargin=True,
         showgrid=False,
         zeroline=False,
     )
-    return label_figure(figure, "Heatmap of mean KLD, prompts by lanes, the worst first", {"prompt": "y"})
+
+
+def _scale(low: float, high: float) -> dict[str, Any]:
+    """Colours between two powers of ten, whose ticks are told as what they are of."""
+    ticks = sorted({math.floor(low), *range(math.ceil(low), math.floor(high) + 1)})
+    axis = {"tickvals": ticks, "ticktext": [f"{10.0**tick:g}" for tick in ticks]}
+    scale = {"colorscale": list(SEQUENTIAL), "cmin": low, "cmax": max(high, low + 0.1)}
+    return {**scale, "colorbar": {**bar("nats"), **axis}}
 
 
 def prompt_names(result: StudyResult, ids: list[str], limit: int) -> list[str]:

@@ -87,16 +87,7 @@ def distortion_rate(record: Record, arrays: Arrays, what: str) -> go.Figure | No
         above = [at for at in ticks["tickvals"] if at > 1.5 * floor]
         ticks = {"tickvals": [floor, *above], "ticktext": ["0", *(f"{at:g}" for at in above)]}
     figure.update_yaxes(ticks)
-    step = front(found)
-    figure.add_scatter(
-        x=[p[1] for p in step],
-        y=[max(p[2], floor) for p in step],
-        mode="lines",
-        name="Pareto front",
-        hoverinfo="skip",
-        showlegend=False,
-        line={"color": REFERENCE, "width": 1.2, "shape": "hv", "dash": "dot"},
-    )
+    _front(figure, [(bits, max(value, floor)) for _, bits, value in front(found)])
     for rank, (index, bits, value) in enumerate(found):
         lane = record.lanes[index]
         declared = " declared" if lane.memory and lane.memory.declared else ""
@@ -116,6 +107,18 @@ def distortion_rate(record: Record, arrays: Arrays, what: str) -> go.Figure | No
     figure.update_xaxes(title_text=f"stored bits {whose}", range=[max(0, low - margin), high + margin])
     figure.update_layout(margin_l=72)  # ticks as long as 0.00001
     return label_figure(figure, f"Scatter: {asked.title} against stored bits, one point a lane", opens=True)
+
+
+def _front(figure: go.Figure, steps: list[tuple[float, float]]) -> None:
+    figure.add_scatter(
+        x=[bits for bits, _ in steps],
+        y=[value for _, value in steps],
+        mode="lines",
+        name="Pareto front",
+        hoverinfo="skip",
+        showlegend=False,
+        line={"color": REFERENCE, "width": 1.2, "shape": "hv", "dash": "dot"},
+    )
 
 
 def _symbol(record: Record, index: int) -> dict[str, str]:

@@ -1,5 +1,7 @@
 """The followed text position by position: KLD of every lane, its flips, and those near a tie."""
 
+from typing import Any
+
 import numpy as np
 import plotly.graph_objects as go
 
@@ -42,21 +44,8 @@ def kld_strips(record: Record, arrays: Arrays, token: int) -> go.Figure | None:
             col=1,
         )
         for name, at, fill in flips(lane, arrays, index, margin):
-            figure.add_scatter(
-                x=tokens[at],
-                y=np.full(at.sum(), 1.08 * top),
-                mode="markers",
-                name=f"{label_of(lane)}, {name}",
-                meta=of_lane(index),
-                marker={
-                    "size": 7,
-                    "color": color_of(record, index) if fill else "rgba(0,0,0,0)",
-                    "line": {"color": color_of(record, index), "width": 1.5},
-                },
-                hovertemplate="token %{x}: " + name + "<extra>" + label_of(lane) + "</extra>",
-                row=row,
-                col=1,
-            )
+            dots = _dots(tokens[at], 1.08 * top, label_of(lane), name, color_of(record, index), fill)
+            figure.add_scatter(**dots, meta=of_lane(index), row=row, col=1)
         figure.update_yaxes(range=[0, 1.2 * top], nticks=3, row=row, col=1)
     figure.update_yaxes(title_text="nats", row=1, col=1)
     figure.update_xaxes(showgrid=False)
@@ -70,6 +59,22 @@ def kld_strips(record: Record, arrays: Arrays, token: int) -> go.Figure | None:
         span=OVER,
         words={"x": "token"},
     )
+
+
+def _dots(tokens: np.ndarray, height: float, lane: str, name: str, color: str, fill: bool) -> dict[str, Any]:
+    """A kind of flips of a lane, above its bars."""
+    return {
+        "x": tokens,
+        "y": np.full(len(tokens), height),
+        "mode": "markers",
+        "name": f"{lane}, {name}",
+        "marker": {
+            "size": 7,
+            "color": color if fill else "rgba(0,0,0,0)",
+            "line": {"color": color, "width": 1.5},
+        },
+        "hovertemplate": f"token %{{x}}: {name}<extra>{lane}</extra>",
+    }
 
 
 def flips(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 import gradio as gr
+from pydantic.fields import FieldInfo
 
 from kvq_core.models import available_models, is_offered, with_model
 from kvq_core.presets import Preset, presets
@@ -73,19 +74,7 @@ def create_setup(below_model: Callable[[], Any]) -> tuple[Setup, Any]:
 def _options() -> list[gr.components.Component]:
     with gr.Accordion("Generation options", open=False, elem_id="options"):
         with gr.Row():
-            tokens = gr.Number(
-                64,
-                label="New tokens",
-                precision=0,
-                info="1 to 2,048.",
-                elem_id="max-new-tokens",
-                min_width=90,
-                interactive=True,
-            )
-            temperature = gr.Number(
-                0, label="Temperature", step=0.1, info="0 is greedy.", min_width=90, interactive=True
-            )
-            seed = gr.Number(0, label="Seed", precision=0, info="Shared by all rows.", min_width=90, interactive=True)
+            tokens, temperature, seed = _sampling()
         system = gr.Textbox(
             label="System prompt", lines=1, max_lines=4, placeholder="empty: the chat template's own", interactive=True
         )
@@ -109,40 +98,54 @@ def _options() -> list[gr.components.Component]:
             info="Every answer that holds this text gets a tick, the others a cross.",
             interactive=True,
         )
-        detail = Capture.model_fields["detail"]
-        captures = gr.Dropdown(
-            list(get_args(detail.annotation)),
-            value=detail.default,
-            label=detail.title,
-            info=detail.description,
-            filterable=False,
-            elem_id="capture-detail",
-            interactive=True,
-        )
-        against = ComparisonSpec.model_fields["floors"]
-        floors = gr.Dropdown(
-            list(get_args(against.annotation)),
-            value=against.default,
-            label="Floors",
-            info=against.description,
-            filterable=False,
-            elem_id="floors",
-            interactive=True,
-        )
-        conversation = gr.Textbox(
-            label="Conversation",
-            lines=2,
-            max_lines=12,
-            placeholder='[{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}, ...]',
-            elem_id="conversation",
-            info="Messages in place of prompt and system prompt, as JSON; with tools an object of messages and tools. "
-            "Earlier turns enter every cache, and later ones read them there.",
-            interactive=True,
-        )
+        captures = _declared(Capture.model_fields["detail"], "capture-detail")
+        floors = _declared(ComparisonSpec.model_fields["floors"], "floors", "Floors")
+        conversation = _conversation()
     return [
         *(system, no_system, chat, continuation, tokens, temperature, seed, ignore_eos, expected, captures, floors),
         conversation,
     ]
+
+
+def _conversation() -> gr.Textbox:
+    return gr.Textbox(
+        label="Conversation",
+        lines=2,
+        max_lines=12,
+        placeholder='[{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}, ...]',
+        elem_id="conversation",
+        info="Messages in place of prompt and system prompt, as JSON; with tools an object of messages and tools. "
+        "Earlier turns enter every cache, and later ones read them there.",
+        interactive=True,
+    )
+
+
+def _sampling() -> list[gr.Number]:
+    tokens = gr.Number(
+        64,
+        label="New tokens",
+        precision=0,
+        info="1 to 2,048.",
+        elem_id="max-new-tokens",
+        min_width=90,
+        interactive=True,
+    )
+    temperature = gr.Number(0, label="Temperature", step=0.1, info="0 is greedy.", min_width=90, interactive=True)
+    seed = gr.Number(0, label="Seed", precision=0, info="Shared by all rows.", min_width=90, interactive=True)
+    return [tokens, temperature, seed]
+
+
+def _declared(field: FieldInfo, elem_id: str, label: str | None = None) -> gr.Dropdown:
+    """A choice with the words that its field is declared with."""
+    return gr.Dropdown(
+        list(get_args(field.annotation)),
+        value=field.default,
+        label=label or field.title,
+        info=field.description,
+        filterable=False,
+        elem_id=elem_id,
+        interactive=True,
+    )
 
 
 def possible(preset: Preset) -> bool:
