@@ -27,7 +27,9 @@ class Cost:
 
     def __init__(self, lane: Lane, shape: Shape, engine: str | None):
         self.lane, self.shape, self.engine = lane, shape, engine
-        self.plan: Sequence[Assignment] = lane.plan_of(range(len(shape.layers)))
+        windowed = [at for at, layer in enumerate(shape.layers) if layer.window is not None]
+        self._stateful = any(layer.conv or layer.recurrent for layer in shape.layers)
+        self.plan: Sequence[Assignment] = lane.plan_of(range(len(shape.layers)), windowed, self._stateful)
 
     def of(self, context: int, batch: int) -> CacheBytes:
         """Bytes of ``batch`` sequences of ``context`` tokens."""
@@ -70,7 +72,7 @@ class Cost:
         if not by_tensor or len(by_tensor) < len(self.plan) or len(boundary) > 1 or not (whole and plain):
             return None
         (ends,) = boundary
-        kept = {len(part.method.kept_layers(last)) // 2 for part in self.plan}
+        kept = {0 if self._stateful else len(part.method.kept_layers(last)) // 2 for part in self.plan}
         if kept != {ends[0]} or ends[0] != ends[1]:
             return None
         return self._of(by_tensor, ends[0])

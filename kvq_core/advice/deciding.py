@@ -14,6 +14,7 @@ from kvq_core.errors import KvqError
 from kvq_core.inspection import Inspection
 from kvq_core.inspection.look import Looking, looking
 from kvq_core.models import LoadedModel, outline
+from kvq_core.spec import bundle_lanes
 from kvq_core.store.store import Store
 from kvq_core.studies.cells import Plan, Progress
 from kvq_core.studies.prompts import Prompt
@@ -27,6 +28,7 @@ BUNDLES = {
     "SGLang": "deploy-sglang",
     "llama.cpp": "deploy-llama-cpp",
     "ExLlamaV3": "deploy-exllamav3",
+    "transformers": "deploy-transformers",
 }
 
 
@@ -36,14 +38,16 @@ def silent(doing: str, done: int, total: int) -> None:
 
 def study_for(model: str, prompts: Sequence[Prompt], engine: str | None) -> StudySpec:
     """The study that an answer for an engine rests on. Raises KvqError where the model or the engine is not known."""
+    told = outline(model)
+    windows = {"sliding": True} if told.shape.windowed else {}  # engines store them so, too
     return parse_study(
         {
             "model": model,
             "prompts": {"rows": [prompt.model_dump(mode="json", exclude_defaults=True) for prompt in prompts]},
-            "bundle": BUNDLES.get(engine_of(engine) or "", "deploy"),
+            "lanes": [{**lane, **windows} for lane in bundle_lanes(BUNDLES.get(engine_of(engine) or "", "deploy"))],
             "max_new_tokens": NEW_TOKENS,
             "floors": "storage",
-            **({} if _has_chat(outline(model)) else {"chat": False}),
+            **({} if _has_chat(told) else {"chat": False}),
         }
     )
 

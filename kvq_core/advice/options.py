@@ -71,7 +71,7 @@ class Place:
 
     def _flags(self, lane: Lane) -> tuple[str | None, str | None]:
         """The command of the engine named, or why it has none; of the first that has the lane where none is named."""
-        ways, refusals = of_rules([rule_record(rule) for rule in lane.every_rule], len(self.shape.layers))
+        ways, refusals = of_rules([rule_record(rule) for rule in lane.every_rule], self.shape.layers)
         if self.ask.engine is None:
             return (ways[0].how if ways else None), None
         found = next((way.how for way in ways if way.tool == self.ask.engine), None)

@@ -12,7 +12,7 @@ from kvq_core.advice.policy import Policy, Scoring, Without
 from kvq_core.advice.turns import Turns
 from kvq_core.analysis.verdict import TIERS
 from kvq_core.decision.offered import DeployedLane, deployed_lanes
-from kvq_core.decision.plans import Candidate, LayerPlan
+from kvq_core.decision.plans import NOT_ALIKE, Candidate, LayerPlan
 from kvq_core.decision.scores import Sensitivity
 from kvq_core.decision.sensitivity import Scored, measured
 from kvq_core.decision.solver import Costs, Solved
@@ -53,6 +53,8 @@ class Trying:
         """Why there is none where the prompts are too few, the engine's policies are not known, or none is predicted
         to hold; None where it is wanted no more. Raises KvqError as scoring and studies do."""
         prompts, shape = self.result.plan.prompts, self.model.shape
+        if not shape.uniform:
+            return Without(NOT_ALIKE)
         if len(prompts) < 2 * FEWEST:
             return Without(f"it takes {2 * FEWEST} prompts, {FEWEST} to score layers and {FEWEST} to verify it")
         if self._engine is not None and self._engine not in SPACES:

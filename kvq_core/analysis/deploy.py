@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvq_core.errors import SpecError
-from kvq_core.methods import make
+from kvq_core.methods import LayerKind, make
 from kvq_core.methods.deployments import Elsewhere
 from kvq_core.record.fields import LaneRecord, RuleRecord
 from kvq_core.spec import TENSORS, Tensor
@@ -14,12 +14,14 @@ from kvq_core.spec import TENSORS, Tensor
 class Engine:
     """How an engine is told its cache: ``command`` with {keys} and {values}, or with {both} where it has one format for
     the two. ``plain``: its word for a cache that is not quantized; None: it cannot have that beside a quantized one.
-    ``skip``: what comes before the layers that it leaves unquantized; None: all layers are alike.
+    ``skip``: what comes before the layers that it leaves unquantized; None: all layers are alike. ``mixed``: whether it
+    stores so beside layers of another kind than full attention.
     """
 
     command: str
     plain: str | None
     skip: str | None = None
+    mixed: bool = True
 
     @property
     def apart(self) -> bool:
@@ -34,7 +36,9 @@ ENGINES = {
     "SGLang": Engine("python -m sglang.launch_server --model-path M --kv-cache-dtype {both}", "auto"),
     "TensorRT-LLM": Engine("trtllm-serve M --kv_cache_dtype {both}", "auto"),
     "ExLlamaV3": Engine("-cq {keys},{values}", None),
+    "transformers": Engine("model.generate(**inputs, cache_implementation={both})", '"dynamic"', mixed=False),
 }
+_WINDOWS = "sliding_window"  # among the layers that vLLM leaves out: those that attend to a window
 
 
 @dataclass(frozen=True)
@@ -46,13 +50,13 @@ class Refusal:
     reason: str
 
 
-def whole_lane(lane: LaneRecord, layers: int) -> tuple[list[Elsewhere], list[Refusal]]:
-    """The engines that can store as the lane does on a model of so many ``layers``, and why others cannot that know
-    one of its formats at least."""
+def whole_lane(lane: LaneRecord, layers: Sequence[LayerKind]) -> tuple[list[Elsewhere], list[Refusal]]:
+    """The engines that can store as the lane does on a model of these ``layers``, and why others cannot that know one
+    of its formats at least."""
     return of_rules(lane.every_rule, layers)
 
 
-def of_rules(rules: Sequence[RuleRecord], layers: int) -> tuple[list[Elsewhere], list[Refusal]]:
+def of_rules(rules: Sequence[RuleRecord], layers: Sequence[LayerKind]) -> tuple[list[Elsewhere], list[Refusal]]:
     """``whole_lane`` of a lane's rules."""
     words = [{tensor: _words(rule, tensor) for tensor in _tensors(rule)} for rule in rules]
     ways, refusals = [], []
@@ -76,12 +80,16 @@ def _words(rule: RuleRecord, tensor: Tensor) -> dict[str, str]:
 
 
 def _told(
-    engine: Engine, name: str, rules: Sequence[RuleRecord], words: Sequence[dict[Tensor, str | None]], layers: int
+    engine: Engine,
+    name: str,
+    rules: Sequence[RuleRecord],
+    words: Sequence[dict[Tensor, str | None]],
+    layers: Sequence[LayerKind],
 ) -> str | Refusal:
     """The command, or the first rule that it cannot have."""
     found: dict[Tensor, str] = {}
     for number, (rule, own) in enumerate(zip(rules, words, strict=True), 1):
-        if reason := _reason(engine, rule, several=len(rules) > 1):
+        if reason := _reason(engine, rule, layers, several=len(rules) > 1):
             return Refusal(name, number, reason)
         for tensor, word in own.items():
             if word is None:
@@ -101,8 +109,18 @@ def _tensors(rule: RuleRecord) -> tuple[Tensor, ...]:
     return tuple(tensor for tensor in TENSORS if rule.tensors in ("both", tensor))
 
 
-def _reason(engine: Engine, rule: RuleRecord, several: bool) -> str | None:
+def leaves_windows(rule: RuleRecord, layers: Sequence[LayerKind]) -> bool:
+    """Whether a rule that quantizes leaves layers as they are because they attend to a window."""
+    windowed = any(layer.kind in ("sliding", "chunked") for layer in layers)
+    return windowed and not rule.sliding and rule.layers == "all" and rule.method != "fp16"
+
+
+def _reason(engine: Engine, rule: RuleRecord, layers: Sequence[LayerKind], several: bool) -> str | None:
     """Why it cannot have a rule, whatever its format; None where it can."""
+    if not engine.mixed and rule.method != "fp16" and any(layer.kind != "full" or layer.recurrent for layer in layers):
+        return "it takes models alone all of whose layers keep all tokens"
+    if engine.skip is None and leaves_windows(rule, layers):
+        return "layers that attend to a window are stored so there, too, which sliding = true does"
     if rule.tokens != "all":
         return "all tokens have one format there"
     if rule.sink_tokens or rule.recent_tokens:
@@ -116,7 +134,8 @@ def _reason(engine: Engine, rule: RuleRecord, several: bool) -> str | None:
     return None
 
 
-def _skipped(engine: Engine, rule: RuleRecord, layers: int) -> str:
+def _skipped(engine: Engine, rule: RuleRecord, layers: Sequence[LayerKind]) -> str:
     """The layers that its one rule leaves out."""
-    left = [] if rule.layers == "all" else [layer for layer in range(layers) if layer not in rule.layers]
-    return f" {engine.skip} {' '.join(map(str, left))}" if left else ""
+    left = [] if rule.layers == "all" else [str(layer) for layer in range(len(layers)) if layer not in rule.layers]
+    left += [_WINDOWS] * (engine.skip is not None and leaves_windows(rule, layers))
+    return f" {engine.skip} {' '.join(left)}" if left else ""

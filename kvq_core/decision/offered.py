@@ -9,7 +9,7 @@ from kvq_core.analysis.deploy import of_rules
 from kvq_core.decision.pasted import deployed
 from kvq_core.decision.plans import TOKENS, Candidate
 from kvq_core.errors import SpecError
-from kvq_core.methods import Method, ModelShape
+from kvq_core.methods import LayerKind, Method, ModelShape
 from kvq_core.methods.sizes import sizes
 from kvq_core.pipeline.lanes import rule_record
 from kvq_core.spec import TENSORS, Lane
@@ -54,12 +54,12 @@ def deployed_lanes(
             known = not transform and candidate.method in plain
             if lane is None or known or _bytes(candidate, shape) + more > budget or lane.why_not(shape):
                 continue
-            if engine is None or flags_of(lane, engine, shape.layers) is not None:
+            if engine is None or flags_of(lane, engine, shape.kinds) is not None:
                 found.append(DeployedLane(lane, _bytes(candidate, shape) + more, f"{candidate.name}{words}"))
     return found
 
 
-def flags_of(lane: Lane, engine: str, layers: int) -> str | None:
+def flags_of(lane: Lane, engine: str, layers: Sequence[LayerKind]) -> str | None:
     """The command of an engine by its name; None where it cannot have the lane."""
     ways, _ = of_rules([rule_record(rule) for rule in lane.every_rule], layers)
     return next((way.how for way in ways if way.tool == engine), None)

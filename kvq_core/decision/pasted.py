@@ -1,6 +1,8 @@
 """An engine's flags read back: the policy that they say on a model, and the lane that stores so."""
 
 import argparse
+import ast
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -11,7 +13,7 @@ from kvq_core.decision.plans import FP16, Candidate, LayerPlan
 from kvq_core.decision.spaces import words_in
 from kvq_core.errors import SpecError, excerpt
 from kvq_core.methods import make
-from kvq_core.methods.deployments import UNROTATED
+from kvq_core.methods.deployments import UNROTATED, generate_cache
 from kvq_core.sizing.formats import formats
 from kvq_core.spec import Lane
 
@@ -19,7 +21,8 @@ from kvq_core.spec import Lane
 _APART = ("llama.cpp", "ik_llama.cpp")
 _TOGETHER = ("vLLM", "SGLang", "TensorRT-LLM")
 _CALLED = {"ctk": ("-ctk", "--cache-type-k"), "ctv": ("-ctv", "--cache-type-v")}
-KNOWN = "-ctk q8_0 -ctv q4_0, --kv-cache-dtype fp8, -cq 8,4"
+_CONFIG = re.compile(r"cache_config=(\{[^{}]*\})")  # of transformers' generate
+KNOWN = "-ctk q8_0 -ctv q4_0, --kv-cache-dtype fp8, -cq 8,4, cache_config={...}"
 
 
 def pasted(command: str, layers: int | None) -> Lane:
@@ -69,6 +72,9 @@ def deployed() -> tuple[Candidate, ...]:
 
 def _engines(given: dict[str, Any], command: str) -> Iterator[str]:
     """Engines that the flags may be for. Raises SpecError where there is no flag of a cache."""
+    if given["config"]:
+        yield "transformers"
+        return
     if given["cq"]:
         yield "ExLlamaV3"
     if given["ctk"] or given["ctv"]:
@@ -97,7 +103,10 @@ def _read(command: str) -> dict[str, Any]:
             reader.add_argument(f"-{flag}-{where}")
     try:
         given = vars(reader.parse_known_args(shlex.split(command))[0])
-    except ValueError as error:
+        given["config"] = _CONFIG.search(command)
+        if given["config"]:
+            given["both"] = generate_cache(ast.literal_eval(given["config"][1]))
+    except (ValueError, SyntaxError, TypeError, AttributeError) as error:
         raise SpecError(f"These flags cannot be read: {error}.") from None
     if given["cq"]:
         keys, _, values = given["cq"].partition(",")

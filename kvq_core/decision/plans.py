@@ -11,6 +11,7 @@ from kvq_core.methods.sizes import sizes
 from kvq_core.spec import TENSORS, Lane, Tensor
 
 FP16 = "fp16"
+NOT_ALIKE = "some of its layers keep a window of tokens or a state, and layers are weighed where all keep all tokens"
 TOKENS = 1024  # of the context that bytes are told for; those of formats without windows grow with it in proportion
 
 
@@ -45,6 +46,8 @@ class Candidate:
 
     def why_not(self, shape: ModelShape) -> str | None:
         """Why single layers of a model cannot be stored so; None where they can."""
+        if not shape.uniform:
+            return NOT_ALIKE
         if not self.method.quantizes:
             return "it quantizes nothing; fp16 is allowed anyway"
         if self.method.kept_layers(shape.layers):

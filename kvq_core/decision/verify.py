@@ -13,6 +13,7 @@ from kvq_core.decision.sensitivity import Scored, answer_of, identity, losses, l
 from kvq_core.decision.solver import Costs, Solved, uniform
 from kvq_core.decision.spaces import engine_title, flags, solve, version_of
 from kvq_core.errors import SpecError
+from kvq_core.methods import LayerKind
 from kvq_core.models import LoadedModel
 from kvq_core.spec import Lane
 from kvq_core.spec.rule import Frozen
@@ -137,7 +138,7 @@ def verification(
     uniform = min([told(own), *shipped], key=lambda each: each.measured)
     beats = WIN * means[offer.policy.plan] <= uniform.measured
     answer = told(offer.policy) if beats else uniform
-    layers = len(offer.policy.plan.keys)
+    layers = [LayerKind(kind="full")] * len(offer.policy.plan.keys)  # of other models no layer is scored
     return Policy(
         **answer.model_dump(),
         id=id,
@@ -165,7 +166,7 @@ def _flags(engine: str | None, plan: LayerPlan, candidates: Sequence[Candidate])
         return None
 
 
-def _shipped_flags(engine: str | None, answer: Measured, layers: int) -> str | None:
+def _shipped_flags(engine: str | None, answer: Measured, layers: Sequence[LayerKind]) -> str | None:
     return None if engine is None else flags_of(Lane.model_validate(answer.lane), engine_title(engine), layers)
 
 

@@ -107,7 +107,7 @@ class LaneCache:
         cache.stored_first = lane.chunks is not None and lane.chunks.own_chunk == "stored"
         layers = [layer for group in groups for layer in group.layers]
         windowed = frozenset[int]().union(*(group.windowed for group in groups))
-        plan = lane.plan_of(layers, windowed)
+        plan = lane.plan_of(layers, windowed, any(group.stateful for group in groups))
         cache.quantized_layers = frozenset(layer for assigned in plan for layer in assigned.layers)
         fits = _fits(plan, source, shared)
         for g in range(len(groups)):

@@ -24,7 +24,7 @@ class LayerGroup:
     where they are not kept), after RoPE, as ``Precision`` says; values may have another head_dim. ``layers`` are
     indices in the model, ``scaling`` what it multiplies their scores with, ``key_bias`` (layers, kv_heads, head_dim)
     the bias of their key projections, where these have one and no norm follows. ``windowed``: those of them that attend
-    to a window or a chunk of tokens.
+    to a window or a chunk of tokens; ``stateful``: whether layers of the model, whichever, keep a state.
     """
 
     layers: list[int]
@@ -35,6 +35,7 @@ class LayerGroup:
     scaling: tuple[float, ...] = ()
     key_bias: Tensor | None = None
     windowed: frozenset[int] = frozenset()
+    stateful: bool = False
     looked: tuple[int, ...] | None = None  # layers that captures look at, see ModelShape.captured; None: all
 
     @property
@@ -158,4 +159,4 @@ def _groups(model: LoadedModel, tokens: int, held: Precision) -> Iterator[LayerG
         bias = None if model.key_bias is None or not same else model.key_bias[layers].to(device)
         scaling, windowed = tuple(shape.scaling[i] for i in layers), frozenset(layers) & frozenset(shape.windowed)
         looked = tuple(layer for layer in layers if layer in shape.captured)
-        yield LayerGroup(layers, device, keys, values, queries, scaling, bias, windowed, looked)
+        yield LayerGroup(layers, device, keys, values, queries, scaling, bias, windowed, shape.stateful, looked)

@@ -1,8 +1,9 @@
 """Where a method, or its nearest relative, can be used outside this project."""
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,14 @@ READ_IN = {
     "TensorRT-LLM": "its documentation of 2026-03",
     "transformers": "5.23",
     "ExLlamaV3": "4f8ad01, 2026-08-08",
+}
+_CONFIG = {  # transformers' own of a QuantizedCache
+    "backend": "quanto",
+    "nbits": 4,
+    "axis_key": 0,
+    "axis_value": 0,
+    "q_group_size": 64,
+    "residual_length": 128,
 }
 Q4_KEYS = "--cache-type-k q4_0"
 UNROTATED = "LLAMA_ATTN_ROT_DISABLE=1 "  # before a command of llama.cpp
@@ -101,6 +110,12 @@ def fp8_servers(bits: int) -> tuple[Elsewhere, ...]:
         Elsewhere("vLLM", "--kv-cache-dtype fp8", differs),
         Elsewhere("SGLang", "--kv-cache-dtype fp8_e5m2", differs),
     )
+
+
+def generate_cache(config: Mapping[str, Any]) -> str:
+    """What transformers' generate is given as ``cache_implementation`` for a QuantizedCache, and behind it; what
+    ``config`` lacks is what transformers takes."""
+    return f'"quantized", cache_config={json.dumps({**_CONFIG, **config})}'
 
 
 def with_center(ways: tuple[Elsewhere, ...], center: str) -> tuple[Elsewhere, ...]:

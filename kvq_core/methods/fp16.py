@@ -39,7 +39,7 @@ class Fp16(Method):
 
     @property
     def cache_types(self) -> dict[str, str]:
-        return {"llama.cpp": "f16", "ik_llama.cpp": "f16", "vLLM": "float16"}
+        return {"llama.cpp": "f16", "ik_llama.cpp": "f16", "vLLM": "float16", "transformers": '"dynamic"'}
 
     def summary(self) -> str:
         return "noise floor · nothing quantized"

@@ -195,21 +195,34 @@ def _attention(
     if kwargs.pop("output_attentions", None):
         raise ModelError("A packed cache gives no attention weights; leave out output_attentions.")
     check_asked(None, kwargs)
-    padding = [] if attention_mask is None or key.how.windowed else _padding(attention_mask)
+    padding = [] if attention_mask is None else _padding(attention_mask, key)
     out = key.layer.attend(query, key.keys, key.values, padding)
     return out.to(query.dtype).contiguous(), None
 
 
-def _padding(mask: Tensor) -> list[int]:
+def _seen(mask: Tensor) -> Tensor:
+    """What some token sees of a mask (batch, n, tokens); transformers may let padding see all, the future too."""
+    n, tokens = mask.shape[-2:]
+    future = torch.ones(n, tokens, dtype=torch.bool, device=mask.device).triu(tokens - n + 1)
+    padding = (mask & future).any(-1)
+    return (mask & ~padding[..., None]).any(-2)
+
+
+def _padding(mask: Tensor, ticket: Ticket) -> list[int]:
     """Tokens of padding before each row of a bool mask (batch, 1, n, tokens).
 
-    Raises ModelError where it hides anything else from a token than the future and padding on the left."""
+    Raises ModelError where it hides anything else from a token than the future, what its window has left behind and
+    padding on the left."""
     n, tokens = mask.shape[-2:]
     place = torch.arange(tokens, device=mask.device)
-    seen = mask[:, 0, -1]
-    pads = tokens - seen.sum(-1)
+    hidden = ticket.how.newest_behind(n, tokens, mask.device)
+    pads = tokens - _seen(mask[:, 0]).sum(-1)
+    if hidden is not None and ticket.layer.get_seq_length():  # what a window hides may be padding or not
+        pads = torch.tensor(ticket.layer.padding or [0] * len(mask), device=mask.device)
     real = place >= pads[:, None]
     expected = torch.ones(n, tokens, dtype=torch.bool, device=mask.device).tril(tokens - n) & real[:, None, :]
+    if hidden is not None:
+        expected &= ~hidden
     differs = (mask[:, 0] != expected) & real[:, -n:, None]  # what padding sees is read by nobody
     if mask.dtype != torch.bool or bool(differs.any()):
         raise ModelError(

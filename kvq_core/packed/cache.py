@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from kvq_core.models.packed_cache import TicketCache
 
 
-def packed_cache(model: Any, method: Method, path: Path = "auto") -> "TicketCache":
-    """An empty packed cache for one call of ``model.generate``, a transformers model with RoPE and full attention.
+def packed_cache(model: Any, method: Method, path: Path = "auto", sliding: bool = False) -> "TicketCache":
+    """An empty packed cache for one call of ``model.generate``, a transformers model with RoPE. Layers that attend to a
+    window are held in float16, or packed as well where ``sliding`` is True.
 
     A model of ``kvq_core.models.load`` may be given itself, which methods with learned data ask for. Switches the model
     for good to the attention ``kvq_packed``, which behaves as ``sdpa`` with every other cache; comparisons do not feel
@@ -41,13 +42,15 @@ def packed_cache(model: Any, method: Method, path: Path = "auto") -> "TicketCach
     inner, ref = (model.model, model.ref) if isinstance(model, LoadedModel) else (model, None)
     check_config(inner.config)
     check_model(inner)
-    if not shape_of(inner).uniform:
+    shape = shape_of(inner)
+    if shape.stateful or len(shape.keyed) < shape.layers:
         raise ModelError(
-            f"Layers of {inner.config.model_type} models do not all keep all tokens, which is what a packed cache of "
-            "transformers does here; measure a lane, which runs them as they are."
+            f"Layers of {inner.config.model_type} models do not all keep keys and values, and nothing else, which is "
+            "what a packed cache of transformers does here; measure a lane, which runs them as they are."
         )
     rotations = model.rotations if isinstance(model, LoadedModel) and method.key_space == "pre" else None
-    layers = packed_layers(method, inner, method.windows(), path, ref=ref, rotations=rotations)
+    chosen = shape.keyed if sliding else shape.full
+    layers = packed_layers(method, inner, method.windows(), path, ref=ref, layers=chosen, rotations=rotations)
     register_packed()
     inner.set_attn_implementation(PACKED)
     return TicketCache(list(layers), scoring_of(inner))
@@ -70,13 +73,17 @@ def packed_layers(
     Raises MethodError where the method has no packed execution on the model.
     """
     shape = shape_of(model)
-    reason = method.why_not(shape) or method.keeps_all(shape.layers)
+    asked = shape.full if layers is None else layers
+    reasons = (method.why_not(own) for own in shape.by_heads(asked))
+    reason = next(filter(None, reasons), None) or method.keeps_all(shape.layers)
     if reason is None and not method.quantizes:
         reason = "it quantizes nothing"
+    if reason is None and not asked:
+        reason = "every layer of this model attends to a window of tokens; set sliding = True"
     if reason is not None:
         raise MethodError(f"{method.title} has no packed execution here: {reason}.")
     kept = method.kept_layers(shape.layers)
-    chosen = tuple(layer for layer in (shape.full if layers is None else layers) if layer not in kept)
+    chosen = tuple(layer for layer in asked if layer not in kept)
     plan = Plan(method, windows, path, None, ref, room, shape.scaling, len(chosen))
     return _layers(model, dict.fromkeys(chosen, plan), {}, room, rotations)
 

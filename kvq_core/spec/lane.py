@@ -182,15 +182,18 @@ class Lane(Storing, _Labelled):
 
     def plan(self, shape: ModelShape) -> tuple[Assignment, ...]:
         """Which rule quantizes what on a model of that shape, in the rules' order; what is in none stays fp16."""
-        return self.plan_of(shape.keyed, shape.windowed)
+        return self.plan_of(shape.keyed, shape.windowed, shape.stateful)
 
-    def plan_of(self, layers: Iterable[int], windowed: Iterable[int] = ()) -> tuple[Assignment, ...]:
+    def plan_of(
+        self, layers: Iterable[int], windowed: Iterable[int] = (), stateful: bool = False
+    ) -> tuple[Assignment, ...]:
         """The plan for the layers of a model that keep keys, given as their numbers, and which of them attend to a
-        window. What engines keep in fp16 at both ends, they keep of models all of whose layers keep keys."""
+        window; ``stateful``: layers keep states, too. What engines keep in fp16 at both ends, they keep of models all
+        of whose layers keep keys, and none a state."""
         every = set(layers)
         stacks = stacks_of(self.every_rule, every, frozenset(windowed))
         made = (assigned for stack in stacks for assigned in stack.assignments())
-        whole = every == set(range(len(every)))
+        whole = every == set(range(len(every))) and not stateful
         left = (
             assigned.without(assigned.method.kept_layers(len(every)) if whole else frozenset()) for assigned in made
         )

@@ -243,7 +243,7 @@ class Rule(Storing):
             return lost
         shapes = shape.by_heads(shape.keyed if self.sliding else shape.full)
         reasons = (self._head_not_rotated(own.head_dim) or method.why_not(own) for own in shapes)
-        return next(filter(None, reasons), None) or method.keeps_all(shape.layers)
+        return next(filter(None, reasons), None) or (None if shape.stateful else method.keeps_all(shape.layers))
 
     def not_chunked(self, own_chunk: str) -> str | None:
         """Why a prompt cannot enter in chunks what this rule stores, on any model; None where it can."""

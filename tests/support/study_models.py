@@ -7,7 +7,7 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
 WORDS = [f"w{number}" for number in range(90)] + ["{", "}", '"', "7"]
 CONFIG = {
@@ -29,9 +29,9 @@ LANES = [
 ]
 
 
-def write_model(place: Path, seed: int = 7) -> Path:
+def write_model(place: Path, seed: int = 7, config: PreTrainedConfig | None = None) -> Path:
     torch.manual_seed(seed)
-    AutoModelForCausalLM.from_config(LlamaConfig(**CONFIG)).save_pretrained(place)
+    AutoModelForCausalLM.from_config(config or LlamaConfig(**CONFIG)).save_pretrained(place)
     words = Tokenizer(WordLevel({word: at for at, word in enumerate(WORDS)}, unk_token="w0"))
     words.pre_tokenizer = Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained(place)

@@ -42,7 +42,7 @@ BESIDE = "host_copy"  # kept elsewhere to requantize from: not part of what is s
 def bit_map(record: Record, arrays: Arrays, kind: Literal["key", "value"], axis: Axis, token: int) -> go.Figure | None:
     """Stored bits of every token x layer, KV head or channel, a lane below the other, on one scale; a line at a token
     of the answer."""
-    lanes = [(i, lane, _plane(b, axis)) for i, lane, b in lanes_with(record, arrays, f"{kind}_bits")]
+    lanes = [(i, lane, _plane(b, axis, record)) for i, lane, b in lanes_with(record, arrays, f"{kind}_bits")]
     if not lanes:
         return None
     flat = all(plane.shape[0] == 1 for *_, plane in lanes)
@@ -89,11 +89,24 @@ def _heat(plane: np.ndarray, axis: Axis, label: str, lane: dict[str, Any]) -> go
     )
 
 
-def _plane(bits: np.ndarray, axis: Axis) -> np.ndarray:
-    """(L or 1, H or 1, T, C) -> (layers, KV heads or channels, T); one row where the bits do not depend on it."""
-    if axis != "channels":
-        return bits.mean((1, 3) if axis == "layers" else (0, 3))
-    return bits.mean((0, 1)).T
+def _plane(bits: np.ndarray, axis: Axis, record: Record) -> np.ndarray:
+    """(L or 1, H or 1, T, C) -> (layers, KV heads or channels, T); one row where the bits do not depend on it. NaN
+    where no layer holds the token any more, which counts in no mean."""
+    over = {"layers": (1, 3), "heads": (0, 3), "channels": (0, 1)}[axis]
+    held = _held(record, bits.shape[2])[:, None, :, None]
+    if held.all():
+        own = bits.mean(over)
+    else:
+        each, at = np.broadcast_arrays(bits.astype(np.float32), held)
+        with np.errstate(invalid="ignore"):
+            own = (each * at).sum(over) / at.sum(over)
+    return own.T if axis == "channels" else own
+
+
+def _held(record: Record, tokens: int) -> np.ndarray:
+    """(layers, tokens) bool: what each layer's window has not left behind."""
+    kept = np.array([kind.tokens(tokens) for kind in shape_of(record).kinds])
+    return np.arange(tokens) >= tokens - kept[:, None]
 
 
 def stored_bytes(record: Record) -> go.Figure:

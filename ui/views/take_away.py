@@ -1,22 +1,22 @@
 """Take it away: how a lane's cache is had outside this project, as a whole, or rule by rule where no engine has it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from kvq_core.analysis.deploy import Refusal, whole_lane
+from kvq_core.analysis.deploy import Refusal, leaves_windows, whole_lane
 from kvq_core.errors import SpecError
-from kvq_core.methods import make
+from kvq_core.methods import LayerKind, make
 from kvq_core.methods.deployments import NO_DEPLOYMENT, READ_IN, Elsewhere, with_center, with_rotation
 from kvq_core.record.fields import LaneRecord, RuleRecord
 from ui.html.escape import safe
 from ui.html.numbers import join_words
 
 
-def take_away(lane: LaneRecord, layers: int) -> str:
-    """Of a lane on a model of so many layers: what to type, what differs, and which rule an engine cannot express."""
+def take_away(lane: LaneRecord, layers: Sequence[LayerKind]) -> str:
+    """Of a lane on a model of these layers: what to type, what differs, and which rule an engine cannot express."""
     if lane.status != "done":
         return _details("Take it away", _muted(NO_DEPLOYMENT))
     several = len(lane.every_rule) > 1
-    some = lane.tensors != "both" or lane.layers != "all"
+    some = lane.tensors != "both" or lane.layers != "all" or any(leaves_windows(r, layers) for r in lane.every_rule)
     ways, refusals = whole_lane(lane, layers) if (several or some) and lane.select is None else ([], [])
     items = "".join(_way(way.tool, way) for way in ways) + "".join(map(_refused, refusals))
     if not ways:
@@ -25,7 +25,7 @@ def take_away(lane: LaneRecord, layers: int) -> str:
         if found and several:
             items += _muted("This lane stores by several rules; each of these stores everything by one.")
         elif found and some:
-            items += _muted("This lane leaves some tensors as they are; these quantize all of them.")
+            items += _muted("This lane leaves some tensors or layers as they are; these quantize all of them.")
         if found and lane.select is not None:
             items += _muted("This lane reads chosen keys alone; these read all of them.")
         ways = [way for _, way in found]

@@ -8,6 +8,7 @@ import gradio as gr
 from kvq_core.analysis.expected import expectation_sentence as expected
 from kvq_core.analysis.explain import explain
 from kvq_core.analysis.floors import above_floor, floor_title, floors, lane_of
+from kvq_core.analysis.plans import shape_of
 from kvq_core.analysis.scored import At, pooled, tail
 from kvq_core.record.arrays import Arrays
 from kvq_core.record.fields import DRAFT_TOKENS, LaneRecord, Record
@@ -126,7 +127,7 @@ def _card(record: Record, arrays: Arrays, index: int, lane: LaneRecord) -> str:
         f'<span class="badge {found.tone}" data-number="verdict" title="{safe(found.why)}">{safe(found.word)}</span>'
         "</div>"
         f"{table}<ul>{because}</ul>{_why(record, index)}{_suggestion(index, told.suggestion, told.because)}"
-        f"{take_away(lane, record.environment.layers)}</section>"
+        f"{take_away(lane, shape_of(record).kinds)}</section>"
     )
 
 

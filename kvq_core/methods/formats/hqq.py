@@ -119,6 +119,10 @@ class Hqq(QuantizedCache):
     def elsewhere(self) -> tuple[Elsewhere, ...]:
         return self._offered(self.axis, self.bits)
 
+    @property
+    def cache_types(self) -> dict[str, str]:
+        return self._called(self.axis, self.bits)
+
     def summary(self) -> str:
         return self._said(self.axis, self.bits)
 

@@ -18,7 +18,7 @@ from kvq_core.codecs.forms import Packed
 from kvq_core.codecs.window import Window
 from kvq_core.errors import MethodError
 from kvq_core.methods.base import Fitted, Method, ModelShape, Prompt
-from kvq_core.methods.deployments import Elsewhere, Home, quantized_cache
+from kvq_core.methods.deployments import Elsewhere, Home, generate_cache, quantized_cache
 from kvq_core.methods.widths import RECENT
 
 WHOLE = 1 << 20  # no prompt is longer: transformers reads it in one call
@@ -129,6 +129,12 @@ class QuantizedCache(Method):
         """transformers' own cache with these settings."""
         how = quantized_cache(self.packages.values(), self.name, bits, axis, self.group_size, self.residual_length)
         return (Elsewhere("transformers", how, "Scales are in the model's dtype. Models with full attention only."),)
+
+    def _called(self, axis: int, bits: int) -> dict[str, str]:
+        """``cache_types`` with these settings."""
+        axes = {"axis_key": axis, "axis_value": axis}
+        sizes = {"q_group_size": self.group_size, "residual_length": self.residual_length}
+        return {"transformers": generate_cache({"backend": self.name, "nbits": bits, **axes, **sizes})}
 
     def _said(self, axis: int, bits: int) -> str:
         return f"{bits} bits · axis {axis} · group {self.group_size} · residual {self.residual_length}"

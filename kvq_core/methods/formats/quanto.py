@@ -92,6 +92,10 @@ class Quanto(QuantizedCache):
     def elsewhere(self) -> tuple[Elsewhere, ...]:
         return self._offered(self.axis, self.bits) if self.axis == 0 else ()
 
+    @property
+    def cache_types(self) -> dict[str, str]:
+        return self._called(self.axis, self.bits) if self.axis == 0 else {}
+
     def summary(self) -> str:
         return self._said(self.axis, self.bits)
 

@@ -6,11 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from transformers import Gemma3TextConfig
 
 from kvq_core.advice.advise import advise, decide, stored
 from kvq_core.advice.asked import Ask, Tolerance
 from kvq_core.advice.cost import Cost
-from kvq_core.advice.deciding import silent
+from kvq_core.advice.deciding import silent, study_for
 from kvq_core.advice.decision import Decision, DecisionRequest, keep_decision, stored_decision
 from kvq_core.advice.options import Place, model_shape, own_weights
 from kvq_core.advice.policy import Policy, Scoring
@@ -19,6 +20,8 @@ from kvq_core.advice.trying import Trying
 from kvq_core.advice.turns import Here
 from kvq_core.cli.main import main
 from kvq_core.decision import scores, sensitivity
+from kvq_core.decision.pasted import pasted
+from kvq_core.decision.plans import NOT_ALIKE
 from kvq_core.errors import SpecError, StoreError
 from kvq_core.models import load, outline
 from kvq_core.sizing.fit import MEMORIES, Cache
@@ -31,7 +34,7 @@ from kvq_core.store.store import Store, open_store
 from kvq_core.studies.prompts import Prompt
 from kvq_core.studies.spec import parse_study
 from kvq_core.studies.study import study
-from tests.support.study_models import prompt, study_data, write_model
+from tests.support.study_models import CONFIG, prompt, study_data, write_model
 
 pytestmark = pytest.mark.slow
 
@@ -84,6 +87,27 @@ def test_a_model_and_prompts_give_the_engines_flags(found: Advice) -> None:
     assert {each.label.split()[-1] for each in found.front} == {"q8_0", "q4_0", "iq4_nl"}
     assert found.prompts == 10 and found.version and all(each.fits for each in found.front)
     assert any("not inspected" in each for each in found.warnings), "its context is shorter than what is read of models"
+
+
+def test_a_cache_of_transformers_is_advised_as_its_generate_is_asked_for_it(model: str, store: Store) -> None:
+    pytest.importorskip("optimum.quanto")
+    found = advise(model=model, prompts=PROMPTS[:6], store=store, engine="transformers", context=200, tolerance=9.0)
+    assert found.lane is not None and found.lane["method"] in ("quanto", "hqq")
+    assert found.flags is not None and found.flags.startswith("model.generate(**inputs, cache_implementation=")
+    again = pasted(found.flags, 2)
+    assert again.build() == Lane.model_validate(found.lane).build()
+
+
+def test_windows_are_stored_as_the_engines_flags_say_and_no_layer_is_weighed(tmp_path: Path, store: Store) -> None:
+    config = Gemma3TextConfig(**CONFIG, sliding_window=16, layer_types=["sliding_attention", "full_attention"])
+    model = str(write_model(tmp_path / "windowed", config=config))
+    asked = DecisionRequest.of(engine="llama.cpp", context=200, tolerance=1e-9)
+    found = decide(asked, model=model, prompts=PROMPTS, store=store)
+    assert found.advice.kind == "none" and found.grounds.policy is None
+    assert any(NOT_ALIKE in each for each in found.advice.warnings)
+    assert all("-ctk" in (each.flags or "") for each in found.advice.front), "no lane that llama.cpp cannot have"
+    lanes = study_for(model, PROMPTS, "llama.cpp").comparison.lanes
+    assert lanes and all(lane.rule.sliding for lane in lanes)
 
 
 def test_the_study_that_was_run_gives_the_same_by_its_id(found: Advice, store: Store) -> None:

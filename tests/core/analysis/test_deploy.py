@@ -1,13 +1,15 @@
 """How engines are told a lane of rules, and which rule one cannot have."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers import LlamaConfig, QuantizedCache
 
 from kvq_core.analysis.deploy import ENGINES, whole_lane
-from kvq_core.methods import make, methods
+from kvq_core.methods import LayerKind, make, methods
 from kvq_core.record.fields import LaneRecord, RuleRecord
-from kvq_core.spec import parse_lane
+from kvq_core.spec import bundle_lanes, parse_lane
 
 
 def lane_of(*rules: dict[str, Any]) -> LaneRecord:
@@ -27,7 +29,13 @@ def lane_of(*rules: dict[str, Any]) -> LaneRecord:
     return LaneRecord(**{**first, **several})
 
 
-def told(*rules: dict[str, Any], layers: int = 6) -> tuple[dict[str, str], dict[str, tuple[int, str]]]:
+FULL = LayerKind(kind="full", kv_heads=2, key_dim=64, value_dim=64)
+SLIDING = LayerKind(kind="sliding", window=32, kv_heads=2, key_dim=64, value_dim=64)
+
+
+def told(
+    *rules: dict[str, Any], layers: tuple[LayerKind, ...] = (FULL,) * 6
+) -> tuple[dict[str, str], dict[str, tuple[int, str]]]:
     ways, refusals = whole_lane(lane_of(*rules), layers)
     return {way.tool: way.how for way in ways}, {no.engine: (no.rule, no.reason) for no in refusals}
 
@@ -60,6 +68,22 @@ def test_vllm_leaves_out_layers_and_no_other_engine_does() -> None:
     assert refusals == dict.fromkeys(("SGLang", "TensorRT-LLM"), (1, "all layers have one format there"))
 
 
+def test_layers_with_windows_are_stored_as_the_engine_stores_them() -> None:
+    """Where a lane leaves them alone, vLLM is told so, and other engines do not have the lane."""
+    some = (FULL, SLIDING, SLIDING)
+    ways, refusals = told({"method": "fp8"}, layers=some)
+    assert ways == {"vLLM": "vllm serve M --kv-cache-dtype fp8 --kv-cache-dtype-skip-layers sliding_window"}
+    assert refusals.keys() == {"SGLang", "TensorRT-LLM"} and "sliding = true" in refusals["SGLang"][1]
+    assert "sliding = true" in told({"method": "q8_0"}, layers=some)[1]["llama.cpp"][1]
+    ways, _ = told({"method": "q8_0", "sliding": True}, layers=some)
+    assert ways == {"llama.cpp": "llama-server -m M.gguf -fa on -ctk q8_0 -ctv q8_0"}
+    assert told({"method": "fp16"}, layers=some)[0]["llama.cpp"].endswith("-ctk f16 -ctv f16")
+    assert told({"method": "fp8", "sliding": True}, layers=some)[0]["vLLM"] == "vllm serve M --kv-cache-dtype fp8"
+    assert "keep all tokens" in told({"method": "quanto", "sliding": True}, layers=some)[1]["transformers"][1]
+    state = FULL.model_copy(update={"recurrent": 64})
+    assert "keep all tokens" in told({"method": "quanto"}, layers=(FULL, state))[1]["transformers"][1]
+
+
 @pytest.mark.parametrize(
     ("rules", "engine", "number", "word"),
     [
@@ -90,9 +114,24 @@ def test_what_engines_call_a_format_is_what_its_flags_say(name: str) -> None:
     method = make(name)
     assert method.cache_types.keys() <= ENGINES.keys()
     for way in method.elsewhere():
-        if way.tool in method.cache_types and not method.cache_types[way.tool].startswith("f16"):
+        known = method.cache_types.keys() - {"transformers"}  # whose words are code
+        if way.tool in known and not method.cache_types[way.tool].startswith("f16"):
             assert way.how.replace(",", " ").split()[-1] == method.cache_types[way.tool] or "-ctk" in way.how
             assert method.cache_types[way.tool] in way.how
+
+
+@pytest.mark.parametrize("given", bundle_lanes("deploy-transformers"), ids=lambda given: given["label"])
+def test_transformers_makes_the_cache_that_its_command_says(given: dict[str, Any]) -> None:
+    pytest.importorskip({"quanto": "optimum.quanto", "hqq": "hqq"}[given["method"]])
+    asked: dict[str, Any] = {}
+    model = SimpleNamespace(generate=lambda **how: asked.update(how))
+    exec(told(given)[0]["transformers"], {"model": model, "inputs": {}})
+    assert asked.pop("cache_implementation") == "quantized"
+    cache = QuantizedCache(config=LlamaConfig(num_hidden_layers=2), **asked["cache_config"])
+    layer, method = cache.layers[0], make(given["method"], **given["knobs"])
+    assert method.name in type(layer).__name__.lower() and layer.nbits == method.bits
+    assert layer.axis_key == layer.axis_value == method.axis and layer.q_group_size == method.group_size
+    assert layer.residual_length == method.residual_length
 
 
 def test_llama_cpp_knows_the_types_it_is_told() -> None:

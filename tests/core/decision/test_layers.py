@@ -147,7 +147,7 @@ def test_a_policy_must_beat_what_engines_ship_too(model: LoadedModel) -> None:
     assert "kvarn" not in {each.lane.every_rule[0].method for each in others}, "it has a window"
     own = deployed_lanes(model.shape, budget, "llama.cpp")
     assert own and {each.lane.every_rule[0].center for each in own} == {"none"}
-    assert all(flags_of(each.lane, "llama.cpp", model.shape.layers) for each in own)
+    assert all(flags_of(each.lane, "llama.cpp", model.shape.kinds) for each in own)
     *_, policy = verified(model, found, 6.0, None, [Prompt(prompt=TEXTS[1])])
     assert isinstance(policy, Policy) and policy.uniform.bytes <= policy.budget
     assert policy.uniform.predicted is None and policy.uniform.measured < policy.policy.measured

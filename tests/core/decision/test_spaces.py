@@ -118,6 +118,8 @@ def test_flags_of_another_engine_are_refused() -> None:
         ("-ctk q8_0 -ctv f16 -ctk-first f16,2", "layers 2-29 K q8_0 unrotated"),
         ("--kv-cache-dtype fp8 --kv-cache-dtype-skip-layers 0 29", "layers 1-28 fp8"),
         ("-ctk f16 -ctv f16", "fp16"),
+        ('model.generate(**inputs, cache_implementation="quantized", cache_config={"nbits": 2})', "quanto 2"),
+        ("cache_config={'backend': 'hqq', 'nbits': 8, 'axis_key': 1, 'axis_value': 1}", "hqq 8"),
     ],
 )
 def test_flags_as_people_paste_them_are_a_lane(command: str, titled: str) -> None:
@@ -136,6 +138,8 @@ def test_flags_as_people_paste_them_are_a_lane(command: str, titled: str) -> Non
         ("--kv-cache-dtype fp8 --kv-cache-dtype-skip-layers 0", None, "not known before it is loaded"),
         ("-ctk q8_0 -ctk-first f16,31", 30, "at most 30"),
         ("-ctk q8_0 -ctk-last f16,x", 30, "give TYPE,LAYERS"),
+        ('cache_config={"backend": "fp8"}', 30, "transformers has no format"),
+        ("cache_config={backend}", 30, "cannot be read"),
     ],
 )
 def test_what_is_no_flag_of_a_cache_is_refused_in_one_line(command: str, layers: int | None, said: str) -> None:

@@ -1,22 +1,25 @@
 """Every kind of model that transformers builds and the engine takes, tiny and with random weights."""
 
 import json
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
 
 from benchmarks.architectures import CONFIGS, RESULTS, SAMPLE, eager, ids_of, tiny_of, wired
+from kvq_core.advice.cost import Cost
+from kvq_core.engine.ahead import Ahead
 from kvq_core.engine.cache import LaneCache
 from kvq_core.engine.prefill import Prefill
 from kvq_core.errors import ModelError
 from kvq_core.events import Finished
-from kvq_core.methods import make
 from kvq_core.metrics.stored_bytes import measure
 from kvq_core.models import LoadedModel
 from kvq_core.models.scoring import Scoring, causal_attention
 from kvq_core.packed.cache import lane_layers
 from kvq_core.pipeline.compare import compare_on
+from kvq_core.sizing.layers import shape_of
 from kvq_core.spec import ComparisonSpec, Lane
 from tests.support.campaigns import whole
 from tests.support.engine_runs import run_engine
@@ -145,6 +148,33 @@ def test_every_method_runs_or_lacks_a_mechanism(kind: str) -> None:
         assert outcome is None or torch.isfinite(outcome.logits()[1]).all()
 
 
+@pytest.mark.slow
+@pytest.mark.long("combine")
+@pytest.mark.parametrize("kind", KINDS if whole() else (*FEW, "qwen3_next", "falcon_h1", "jamba"))
+def test_known_tokens_are_read_many_at_once_as_one_by_one(kind: str) -> None:
+    """Windows and chunks move within a pass, states go on by chunks, readers read what their holder entered."""
+    try:
+        model = tiny_of(kind)
+    except ModelError:
+        pytest.skip("refused")
+    sliding = bool(model.shape.windowed)
+    lanes = [Lane(label=name, method=name, knobs=knobs, sliding=sliding) for name, knobs in METHODS.items()]
+    lanes.append(Lane(label="windowed", method="per_token", sliding=sliding, sink_tokens=3, recent_tokens=11))
+    given = model, ids_of(70), [lane for lane in lanes if lane.why_not(model.shape) is None], 40
+    ahead = run_engine(*given, ignore_eos=True, free_text=False)
+    with patch.object(Ahead, "passes", lambda *_: None):
+        single = run_engine(*given, ignore_eos=True, free_text=False)
+    assert (ahead.decode.rows.ahead is None) is not model.shape.in_chunks and single.decode.rows.ahead is None
+    assert ahead.decode.token_ids == single.decode.token_ids
+    for own, other in zip(ahead.logits(), single.logits(), strict=True):
+        spread = other.std()
+        assert (own - other).abs().max() < 0.02 * spread and (own - other).abs().median() < 1e-4 * spread
+    for own, other in zip(ahead.decode.states, single.decode.states, strict=True):
+        assert own.cache is not None and other.cache is not None
+        held, expected = ([part.stream.nbytes() for part in cache.parts] for cache in (own.cache, other.cache))
+        assert held == expected and own.token_ids == other.token_ids
+
+
 @pytest.mark.parametrize("kind", ["gemma2", "bamba", "llama4_text", "gemma3n_text"])
 def test_windows_and_states_are_counted_as_what_they_hold(kind: str) -> None:
     model, ids = tiny_of(kind), ids_of(60)
@@ -212,7 +242,20 @@ def test_what_a_lane_cannot_have_is_said() -> None:
     assert "layer 0 of this model holds no keys and values" in (Lane(**method, layers=(0,)).why_not(bamba) or "")
     assert "every layer of this model attends to a window" in (Lane(**method).why_not(mistral) or "")
     assert {a.layers for a in Lane(**method).plan(gemma)} == {(1, 3)}
-    assert make("turboquant").kept_layers(4)  # an engine's, of models all of whose layers keep keys
+
+
+def test_what_engines_keep_at_both_ends_they_keep_of_models_without_states() -> None:
+    """vLLM counts all layers, and keeps none of a hybrid, though each of its layers attend."""
+    lane = Lane(method="turboquant", knobs={"boundary_layers": 1})
+    for kind, layers in (("llama", (1, 2)), ("gemma2", (1,)), ("falcon_h1", (0, 1, 2, 3)), ("bamba", (1, 3))):
+        model = tiny_of(kind)
+        assert {assigned.layers for assigned in lane.plan(model.shape)} == {layers}
+        cache = run_engine(model, ids_of(40), [lane], 2, ignore_eos=True).decode.states[0].cache
+        assert cache is not None and cache.quantized_layers == set(layers)
+        cost = Cost(lane, shape_of(model.model.config.to_dict()), None)
+        assert {layer for part in cost.plan for layer in part.layers} >= set(layers)
+    assert Lane(method="turboquant").why_not(tiny_of("falcon_h1").shape) is None
+    assert "keeps all 4 layers" in (Lane(method="turboquant").why_not(tiny_of("llama").shape) or "")
 
 
 @pytest.mark.parametrize("kind", ["mistral", "phi3"])

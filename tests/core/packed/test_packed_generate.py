@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import kvq_core
+from benchmarks.architectures import tiny_of
 from kvq_core.errors import MethodError, ModelError
 from kvq_core.spec import Lane
 from tests.core.packed.test_packed import lane
@@ -27,10 +28,10 @@ def test_generate_equals_the_free_row_of_the_engine(architecture, name):
     assert generated(model, ids, lane(name).build(), 24) == state.token_ids
 
 
-def generated(loaded, ids, method, new):
+def generated(loaded, ids, method, new, **options):
     held = loaded.model.config._attn_implementation
     try:
-        cache = kvq_core.packed_cache(loaded, method)
+        cache = kvq_core.packed_cache(loaded, method, **options)
         prompt = torch.tensor([ids])
         out = loaded.model.generate(
             prompt,
@@ -156,3 +157,46 @@ def test_the_default_models_packed_text_is_the_free_rows(smollm):
     outcome = run_engine(smollm, ids, lanes, 10, ignore_eos=True)
     for asked in lanes:
         assert generated(smollm, ids, asked.build(), 10) == outcome.state(asked.label).token_ids, asked.label
+
+
+WINDOWED = ("gemma2", "gemma3_text", "gpt_oss", "llama4_text", "mistral")
+KIVI = {"group_size": 8, "residual_length": 16}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sliding", [False, True])
+@pytest.mark.parametrize("kind", WINDOWED)
+def test_generate_reads_windows_as_the_engine_does(kind, sliding):
+    """Soft-caps, sinks, chunks and a model of windows alone; prompts longer than a window."""
+    model, ids = tiny_of(kind), prompt_ids(60)
+    asked = Lane(label="one", method="kivi", knobs=KIVI, sliding=sliding)
+    if reason := asked.why_not(model.shape):
+        with pytest.raises(MethodError, match="attends to a window"):
+            kvq_core.packed_cache(model, asked.build(), sliding=sliding)
+        assert kind == "mistral" and "attends to a window" in reason
+        return
+    state = run_engine(model, ids, [asked], 24, ignore_eos=True).state("one")
+    assert generated(model, ids, asked.build(), 24, sliding=sliding) == state.token_ids
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gemma3_text", "gpt_oss"])
+def test_padded_prompts_beyond_a_window_answer_as_each_alone(kind):
+    model, method = tiny_of(kind), kvq_core.make("kivi", **KIVI)
+    prompts = [prompt_ids(length, seed) for seed, length in enumerate((60, 40, 5))]
+    alone = [generated(model, ids, method, 10, sliding=True) for ids in prompts]
+    held = model.model.config._attn_implementation
+    padded = torch.tensor([[0] * (60 - len(ids)) + ids for ids in prompts])
+    mask = torch.tensor([[0] * (60 - len(ids)) + [1] * len(ids) for ids in prompts])
+    try:
+        cache = kvq_core.packed_cache(model, method, sliding=True)
+        options = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 10, "past_key_values": cache}
+        assert model.model.generate(padded, attention_mask=mask, **options)[:, 60:].tolist() == alone
+    finally:
+        model.model.set_attn_implementation(held)
+
+
+@pytest.mark.parametrize("kind", ["bamba", "falcon_h1", "gemma3n_text"])
+def test_models_that_keep_more_than_keys_and_values_are_refused(kind):
+    with pytest.raises(ModelError, match="do not all keep keys and values, and nothing else"):
+        kvq_core.packed_cache(tiny_of(kind), kvq_core.make("kivi", **KIVI))

@@ -5,7 +5,7 @@ import pytest
 
 from kvq_core.analysis.blank import blank_layers
 from kvq_core.analysis.plans import shape_of
-from ui.figures import effective_rank, mean_shares, stored_bytes
+from ui.figures import bit_map, effective_rank, mean_shares, stored_bytes
 from ui.selection import Selection
 from ui.words.damage import damage
 from ui.words.views import NOT_FITTING, nothing, spectra
@@ -69,3 +69,18 @@ def test_bars_of_bytes_are_the_whole_cache_where_there_are_windows(run) -> None:
     assert sum(fp16.x) == pytest.approx(full / 1e6, rel=1e-3)
     drawn = [sum(sum(part.x[2 * lane : 2 * lane + 2]) for part in parts) for lane in range(2)]
     assert drawn == pytest.approx([(stored + 1500) / 1e6, 0.25 * full / 1e6], rel=1e-3, abs=2e-3)
+
+
+def test_bits_are_blank_where_a_window_has_left_tokens_behind(run) -> None:
+    record, arrays = run
+    tokens = arrays["lane/0/key_bits"].shape[2]
+    layers = record.environment.layers
+    told = of_kinds(record, **{f"_{layer}": EMPTY for layer in range(3, layers)}, _0={**WINDOW, "window": 5}, _2=EMPTY)
+    drawn = bit_map(told, arrays, "key", "layers", 0).data[0]
+    plane, begin = np.asarray(drawn.z), np.asarray(drawn.x)
+    every = np.broadcast_to(bit_map(record, arrays, "key", "layers", 0).data[0].z, plane.shape)
+    shown = ~np.isnan(plane)
+    assert not shown[2:].any() and shown[1].all() and np.array_equal(shown[0], begin >= tokens - 5)
+    assert np.array_equal(plane[shown], every[shown])
+    heads = np.asarray(bit_map(told, arrays, "key", "heads", 0).data[0].z)
+    assert not np.isnan(heads).any(), "layer 1 holds them all"

@@ -1,8 +1,11 @@
 """Take it away: a lane as an engine is told it, and what no engine has."""
 
+from kvq_core.methods import LayerKind
 from kvq_core.record.fields import RuleRecord
 from tests.support.ui_record_factory import make_run
 from ui.views.take_away import take_away
+
+FULL = (LayerKind(kind="full", kv_heads=3, key_dim=64, value_dim=64),) * 30
 
 
 def lane(*rules: tuple[str, str], layers="all"):
@@ -27,26 +30,34 @@ def lane(*rules: tuple[str, str], layers="all"):
 
 
 def test_keys_and_values_by_two_rules_are_one_command():
-    html = take_away(lane(("q8_0", "keys"), ("q4_0", "values")), 30)
+    html = take_away(lane(("q8_0", "keys"), ("q4_0", "values")), FULL)
     assert "-ctk q8_0 -ctv q4_0" in html and "Take it away: llama.cpp<" in html
     assert "each of these" not in html and "as of 0c1e57098" in html
 
 
 def test_an_engine_that_cannot_have_a_lane_says_by_which_rule_and_the_rules_stand_alone():
-    html = take_away(lane(("q8_0", "keys"), ("kivi", "values")), 30)
+    html = take_away(lane(("q8_0", "keys"), ("kivi", "values")), FULL)
     assert "llama.cpp cannot have this lane, by its rule 2: it has no such format." in html
     assert "each of these stores everything by one" in html and "-ctk q8_0 -ctv q8_0" in html
 
 
 def test_layers_that_stay_unquantized_are_listed_for_the_engine_that_can():
-    html = take_away(lane(("fp8", "both"), layers=list(range(1, 30))), 30)
+    html = take_away(lane(("fp8", "both"), layers=list(range(1, 30))), FULL)
     assert "--kv-cache-dtype fp8 --kv-cache-dtype-skip-layers 0<" in html
     assert "SGLang cannot have this lane, by its rule 1: all layers have one format there." in html
 
 
 def test_one_method_for_all_says_what_hardware_it_needs_and_a_failed_lane_nothing():
-    html = take_away(lane(("fp8", "both")), 30)
+    html = take_away(lane(("fp8", "both")), FULL)
     assert "Needs a GPU since Ada or Hopper." in html and "Take it away: vLLM, SGLang and TensorRT-LLM" in html
-    assert "No deployment" in take_away(lane(("svdq", "both")), 30)
+    assert "No deployment" in take_away(lane(("svdq", "both")), FULL)
     failed = lane(("fp8", "both")).model_copy(update={"status": "failed"})
-    assert "vllm" not in take_away(failed, 30)
+    assert "vllm" not in take_away(failed, FULL)
+
+
+def test_a_lane_that_leaves_windows_alone_is_no_engines_flags_but_vllms():
+    windowed = (*FULL[:15], *[kind.model_copy(update={"kind": "sliding", "window": 32}) for kind in FULL[15:]])
+    html = take_away(lane(("fp8", "both")), windowed)
+    assert "--kv-cache-dtype fp8 --kv-cache-dtype-skip-layers sliding_window<" in html
+    html = take_away(lane(("q8_0", "both")), windowed)
+    assert "llama.cpp cannot have this lane" in html and "some tensors or layers as they are" in html
