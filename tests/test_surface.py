@@ -191,8 +191,8 @@ SURFACE = {
         " -> kvq_core.analysis.why.Why"
     ),
     "packed_cache": (
-        "(model: Any, method: kvq_core.methods.base.Method, path: Literal['auto', 'triton', 'torch'] = 'auto')"
-        " -> 'TicketCache'"
+        "(model: Any, method: kvq_core.methods.base.Method, path: Literal['auto', 'triton', 'torch'] = 'auto',"
+        " sliding: bool = False) -> 'TicketCache'"
     ),
     "parse_spec": "(data: Any) -> kvq_core.spec.comparison.ComparisonSpec",
     "parse_study": "(data: Any) -> kvq_core.studies.spec.StudySpec",

@@ -72,6 +72,13 @@ def of_rules(rules: Sequence[RuleRecord], layers: Sequence[LayerKind]) -> tuple[
     return ways, refusals
 
 
+def _quantizes(rule: RuleRecord) -> bool:
+    try:
+        return make(rule.method, **rule.knobs).quantizes
+    except SpecError:  # as in ``_words``
+        return True
+
+
 def _words(rule: RuleRecord, tensor: Tensor) -> dict[str, str]:
     try:
         return make(rule.method, **rule.knobs).for_tensor(tensor).cache_types
@@ -112,12 +119,12 @@ def _tensors(rule: RuleRecord) -> tuple[Tensor, ...]:
 def leaves_windows(rule: RuleRecord, layers: Sequence[LayerKind]) -> bool:
     """Whether a rule that quantizes leaves layers as they are because they attend to a window."""
     windowed = any(layer.kind in ("sliding", "chunked") for layer in layers)
-    return windowed and not rule.sliding and rule.layers == "all" and rule.method != "fp16"
+    return windowed and not rule.sliding and rule.layers == "all" and _quantizes(rule)
 
 
 def _reason(engine: Engine, rule: RuleRecord, layers: Sequence[LayerKind], several: bool) -> str | None:
     """Why it cannot have a rule, whatever its format; None where it can."""
-    if not engine.mixed and rule.method != "fp16" and any(layer.kind != "full" or layer.recurrent for layer in layers):
+    if not engine.mixed and _quantizes(rule) and any(layer.kind != "full" or layer.recurrent for layer in layers):
         return "it takes models alone all of whose layers keep all tokens"
     if engine.skip is None and leaves_windows(rule, layers):
         return "layers that attend to a window are stored so there, too, which sliding = true does"
