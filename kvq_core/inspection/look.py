@@ -13,7 +13,16 @@ from kvq_core.errors import ModelError
 from kvq_core.inspection.facts import facts_of
 from kvq_core.inspection.figures import figures_of
 from kvq_core.inspection.formats import formats_of
-from kvq_core.inspection.remedies import BYTES_AT, CENTRED, PLAIN, Measured, measured, remedy, remedy_lanes
+from kvq_core.inspection.remedies import (
+    BYTES_AT,
+    CENTRED,
+    PLAIN,
+    Measured,
+    measured,
+    plain_lane,
+    remedy,
+    remedy_lanes,
+)
 from kvq_core.inspection.report import Inspection, LayerFigures, Remedy
 from kvq_core.inspection.risk import known_of, reasons_of, sentence_of
 from kvq_core.inspection.rules import rules
@@ -177,12 +186,12 @@ class Look:
     @cached_property
     def figures(self) -> tuple[LayerFigures, ...]:
         """Of every layer. Raises ModelError where keys per token cannot be had."""
-        decode = self._encoded([PLAIN, remedy_lanes(self.model.shape.full)[CENTRED]])
+        decode = self._encoded([plain_lane(self.model.shape), remedy_lanes(self.model.shape)[CENTRED]])
         rows = {state.lane.label: row for row, state in enumerate(decode.states_running, 1)}
-        if PLAIN.label not in rows:
+        if PLAIN not in rows:
             raise ModelError(f"{self.model.title} cannot be looked at: {decode.states[0].error}.")
         held = self.prefill.groups, decode.rows, decode.rope, self.model.scoring
-        return tuple(figures_of(*held, rows[PLAIN.label], rows.get(CENTRED)))
+        return tuple(figures_of(*held, rows[PLAIN], rows.get(CENTRED)))
 
     def measured(self, lanes: Sequence[Lane]) -> dict[str, Measured | str]:
         """Every lane by its label: its mean KLD over the forced tokens and its bytes, or why it cannot be had."""
@@ -195,9 +204,9 @@ class Look:
     def _remedies(self, at_risk: tuple[int, ...]) -> tuple[float, tuple[Remedy, ...]]:
         """KLD without a remedy, and every remedy."""
         shape = self.model.shape
-        lanes = remedy_lanes(shape.full, at_risk)
-        found = self.measured([PLAIN, *lanes.values()])
-        plain = found[PLAIN.label]
+        lanes = remedy_lanes(shape, at_risk)
+        found = self.measured([plain_lane(shape), *lanes.values()])
+        plain = found[PLAIN]
         if isinstance(plain, str):
             raise ModelError(f"{self.model.title} cannot be looked at: {plain}.")
         return plain.kld, tuple(remedy(name, lane, found[name], plain, shape) for name, lane in lanes.items())

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import gcd
 
 from kvq_core.analysis.context_growth import Growth
 from kvq_core.engine.decode import Decode
@@ -14,26 +15,34 @@ from kvq_core.spec import Lane
 
 BYTES_AT = 4_096  # tokens of the context that bytes are told for
 _FILLING = 64  # contexts up to that one among which windows are once at their fullest
-_KNOBS = {"bits": 4, "residual_length": 0}
-PLAIN = Lane(label="Keys per token, 4 bits", method="per_token", knobs=_KNOBS, tensors="keys")
+_GROUP = 32  # channels, or as many of them as divide a head
+PLAIN = "Keys per token, 4 bits"
 CENTRED = "Centre the keys"
 
 
-def remedy_lanes(layers: Sequence[int], at_risk: Iterable[int] = ()) -> dict[str, Lane]:
-    """Lanes by what they change of PLAIN; exempting layers is one where any are at risk, and any are left."""
+def plain_lane(shape: ModelShape) -> Lane:
+    """The lane that is remedied."""
+    group = gcd(_GROUP, shape.head_dim)
+    knobs = {"bits": 4, "residual_length": 0, **({} if group == _GROUP else {"group_size": group})}
+    return Lane(label=PLAIN, method="per_token", knobs=knobs, tensors="keys")
+
+
+def remedy_lanes(shape: ModelShape, at_risk: Iterable[int] = ()) -> dict[str, Lane]:
+    """Lanes by what they change of the plain one; exempting layers is one where any are at risk, and any are left."""
+    plain = plain_lane(shape)
     lanes = {
-        CENTRED: _changed(center="mean"),
-        "Keys per channel": _changed(method="per_channel", knobs={"bits": 4}),
-        "8-bit keys": _changed(knobs={**_KNOBS, "bits": 8}),
+        CENTRED: _changed(plain, center="mean"),
+        "Keys per channel": _changed(plain, method="per_channel", knobs={"bits": 4}),
+        "8-bit keys": _changed(plain, knobs={**plain.knobs, "bits": 8}),
     }
     exempt = sorted(at_risk)
-    if exempt and (left := tuple(layer for layer in layers if layer not in exempt)):
-        lanes[f"{named(exempt)} in fp16"] = _changed(layers=left)
+    if exempt and (left := tuple(layer for layer in shape.full if layer not in exempt)):
+        lanes[f"{named(exempt)} in fp16"] = _changed(plain, layers=left)
     return {name: lane.model_copy(update={"label": name}) for name, lane in lanes.items()}
 
 
-def _changed(**changes: object) -> Lane:
-    return Lane.model_validate({**PLAIN.model_dump(), "label": "", **changes})
+def _changed(plain: Lane, **changes: object) -> Lane:
+    return Lane.model_validate({**plain.model_dump(), "label": "", **changes})
 
 
 def named(layers: Sequence[int]) -> str:

@@ -5,18 +5,21 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from kvq_core.cli.main import main
 from kvq_core.errors import ModelError
 from kvq_core.inspection import inspect_model
 from kvq_core.inspection.look import FORCED, TOKENS, Look, stored_inspection
-from kvq_core.inspection.remedies import PLAIN, Measured, remedy_lanes
+from kvq_core.inspection.remedies import Measured, plain_lane, remedy_lanes
 from kvq_core.inspection.report import Remedy, spans
 from kvq_core.inspection.risk import NOTHING, known_of, sentence_of
 from kvq_core.inspection.rules import published, rules
-from kvq_core.models import LoadedModel, load
+from kvq_core.methods import ModelShape
+from kvq_core.models import LoadedModel, load, wrap
 from kvq_core.spec import Lane, Stress
-from tests.support.reading_models import small
+from tests.support.reading_models import Letters, small
+from tests.support.tiny_models import VOCABULARY
 
 
 def test_a_layer_that_carries_a_constant_is_named_with_its_cure() -> None:
@@ -84,11 +87,23 @@ def test_a_model_of_a_short_context_is_refused_in_words() -> None:
         inspect_model(model)
 
 
+@pytest.mark.parametrize(("head_dim", "group"), [(80, 16), (48, 16), (20, 4)])
+def test_heads_that_no_32_channels_divide_are_looked_at(head_dim: int, group: int) -> None:
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, head_dim=head_dim)
+    model = wrap(AutoModelForCausalLM.from_config(config), None, id=f"heads-of-{head_dim}")
+    found = inspect_model(replace(model, tokenizer=Letters()))
+    assert len(found.figures) == 2 and found.plain_kld is not None
+    lanes = {each.name: Lane.model_validate(each.lane) for each in found.remedies if not each.refused}
+    assert lanes["8-bit keys"].knobs["group_size"] == lanes["Centre the keys"].knobs["group_size"] == group
+
+
 def test_exempting_every_layer_is_no_remedy() -> None:
-    assert not [name for name in remedy_lanes(range(3), (0, 1, 2)) if "fp16" in name]
-    lanes = remedy_lanes(range(9), (0, 1, 2, 8))
+    three, nine = (ModelShape(layers, 4, 2, 32, 1024) for layers in (3, 9))
+    assert not [name for name in remedy_lanes(three, (0, 1, 2)) if "fp16" in name]
+    lanes = remedy_lanes(nine, (0, 1, 2, 8))
     assert lanes["Layers 0-2, 8 in fp16"].layers == (3, 4, 5, 6, 7)
-    assert {lane.tensors for lane in lanes.values()} == {"keys"} == {PLAIN.tensors}
+    assert {lane.tensors for lane in lanes.values()} == {"keys"} == {plain_lane(nine).tensors}
     assert (spans([4]), spans([0, 1, 3, 4, 5])) == ("4", "0-1, 3-5")
 
 
