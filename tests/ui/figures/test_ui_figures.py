@@ -64,16 +64,24 @@ def numbers(part):
         yield np.array(part)
 
 
+@pytest.fixture(scope="module")
+def every(run):
+    """All figures of the run, which tests leave as they are."""
+    return all_figures(*run)
+
+
 @pytest.mark.slow
-def test_every_figure_is_drawn_without_nan(run):
-    for name, figure in all_figures(*run).items():
-        arrays = list(numbers(json.loads(figure.to_json())))
+def test_every_figure_is_json_without_nan(every):
+    for name, figure in every.items():
+        told = json.loads(figure.to_json())
+        arrays = list(numbers(told))
         assert arrays and all(np.isfinite(array).all() for array in arrays), name
+        assert told["layout"]["paper_bgcolor"] == "rgba(0,0,0,0)"
 
 
 @pytest.mark.slow
-def test_axis_titles_fit_a_phone(run):
-    for name, figure in all_figures(*run).items():
+def test_axis_titles_fit_a_phone(every):
+    for name, figure in every.items():
         told = [axis.title.text for axis in (*figure.select_xaxes(), *figure.select_yaxes()) if axis.title.text]
         assert told and max(map(len, told)) <= WIDEST_TITLE, (name, told)
 
@@ -134,12 +142,6 @@ def test_every_absent_array_has_no_figure_and_every_view_a_sentence(run):
     )
     for name, figure in all_figures(bare, {}).items():
         assert figure is None or name in ("stored", "length", "rate_kld", "rate_flips", "rate_key", "rate_value"), name
-
-
-@pytest.mark.slow
-def test_figures_are_json(run):
-    for figure in all_figures(*run).values():
-        assert json.loads(figure.to_json())["layout"]["paper_bgcolor"] == "rgba(0,0,0,0)"
 
 
 @pytest.mark.parametrize(

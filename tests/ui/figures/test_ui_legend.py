@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import cache
 from html import unescape
 
 import gradio as gr
@@ -18,6 +19,7 @@ RECORD, ARRAYS = make_run(lanes=TOGETHER)
 LABELS = [lane.label for lane in RECORD.lanes]
 
 
+@cache
 def drawn(create) -> tuple[str, list[dict]]:
     """Name and figures of a view as the page gets them."""
     with gr.Blocks():
