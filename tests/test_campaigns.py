@@ -46,7 +46,9 @@ def ran(folder, *arguments, **env):
     (folder / "conftest.py").write_text(PLUGIN)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = long: x\ntestpaths = here\n")
     env = {**os.environ, "PYTHONPATH": str(ROOT), "LONG": "1", "CAMPAIGN": "", **env}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "long", *arguments]
+    env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # plugins, of which one is needed, take most of a start
+    plugins = ("-p", "no:cacheprovider", "-p", "xdist.plugin")
+    command = [sys.executable, "-m", "pytest", "-q", *plugins, "-m", "long", *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=env, cwd=folder)
 
 
