@@ -75,7 +75,7 @@ def assemble(run: Run) -> tuple[Record, dict[str, Tensor]]:
 
 def _reference(run: Run) -> Reference:
     tokenizer = run.model.tokenizer
-    ids = run.first.decode.token_ids
+    ids = run.first.decode.token_ids if run.answer is None else run.answer.token_ids
     pieces = Pieces(tokenizer).extend(ids)
     nll = run.first.fidelity.column("reference/nll")
     return Reference(

@@ -145,7 +145,9 @@ class Batch:
         self._lap("decode", began)
 
     def score_prompt(self) -> None:
-        """Score the tokens of the prompt that lanes read through their own caches."""
+        """Score the tokens of the prompt that lanes read through their own caches; none where no lane is left."""
+        if not self.running:
+            return
         new = (self.first or self).decode.token_ids[0]
         given = None if self.against is None else self.against.logits[:1]
         scored = partial(Scores.of, self.model, self.prefill, self.running, first=new, given=given)

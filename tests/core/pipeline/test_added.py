@@ -6,9 +6,10 @@ import torch
 from kvq_core.analysis.causes import variants
 from kvq_core.engine import held
 from kvq_core.engine.held import READINGS, Readings
-from kvq_core.errors import SpecError
+from kvq_core.errors import MethodError, SpecError
 from kvq_core.events import Finished, Prefill
 from kvq_core.machine import memory
+from kvq_core.methods.per_token import PerToken
 from kvq_core.pipeline.added import adding_on, captures_of, index_of, spec_of
 from kvq_core.pipeline.compare import compare_on
 from kvq_core.pipeline.why import _variants, spec_of_why, why_of
@@ -271,3 +272,15 @@ def test_causes_that_were_measured_stand_with_the_run_at_their_lane(model):
     alone = [Lane(**{**KINDS[1], "tensors": "values", "label": "values"})]
     kinds = [kind for kind, _ in variants(alone[0], model.shape.layers)]
     assert "tensors" not in kinds, "of a lane of values alone nothing is left without them"
+
+
+def test_an_added_lane_that_fails_says_why_beside_the_answer_that_it_was_to_follow(model, monkeypatch):
+    parent, _ = told(compare_on(model, spec()))
+
+    def fails(*_: object) -> None:
+        raise MethodError("no such cache")
+
+    monkeypatch.setattr(PerToken, "fit", fails)
+    record = added(model, parent)[0].record
+    assert [(lane.status, lane.error) for lane in record.lanes] == [("failed", "no such cache")]
+    assert record.reference.token_ids == parent.record.reference.token_ids
