@@ -87,9 +87,9 @@ class Decode(Standing):
             yield
 
     def _know(self) -> Iterator[None]:
-        """Where nothing but the forced rows' logits is wanted of the lanes, or of one lane alone, and no continuation is
-        given, let the reference answer first, a turn a step: then tokens are fed many at once, which reads the weights
-        once a pass; see engine/ahead.py."""
+        """Where nothing but the forced rows' logits is wanted of the lanes, or of one lane alone, let the reference
+        answer first, a turn a step, unless a continuation is given: then tokens are fed many at once, which reads the
+        weights once a pass; see engine/ahead.py."""
         running = [state.cache for state in self.states_running if state.cache is not None]
         alone = self._first == 0 and len(running) == 1
         writes = self.follow is None and self.spec.free_text  # where a continuation is given, no row is free
