@@ -9,6 +9,7 @@ from kvq_kernels.grouped import Grid
 from kvq_kernels.store import Layout, Store
 from measures import keys_with_traps
 
+pytestmark = pytest.mark.usefixtures("fewer_programs")
 FULL = Grid(2, 32, "hybrid", torch.float32)
 CASES = {
     "kivi": (Layout(Grid(2), "tokens", 0, 0, 32), Layout(Grid(2), "channels", 0, 32, 1)),

@@ -8,6 +8,7 @@ from kvq_kernels.grouped import MODES, Grid, quantize_pack, unpack_dequantize
 from kvq_kernels.squat import squat_quantize
 from kvq_kernels.store import Layout, Store
 
+pytestmark = pytest.mark.usefixtures("fewer_programs")
 LAYOUTS = {
     "kivi": (Layout(Grid(2), "tokens", 0, 0, 32), Layout(Grid(2), "channels", 0, 32, 1)),
     "innerq": (

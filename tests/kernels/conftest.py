@@ -65,6 +65,13 @@ def device() -> str:
     return "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 
 
+@pytest.fixture
+def fewer_programs(device, monkeypatch):
+    """Half as many, where they are interpreted: two splits of a head's packed tokens or more."""
+    if device == "cpu":
+        monkeypatch.setattr("kvq_kernels.attention.WARPS", 4)
+
+
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
     """Uninitialised memory is NaN, or bytes that no code is made of, so that an output nobody wrote cannot pass."""
