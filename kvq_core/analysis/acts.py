@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from kvq_core.analysis.key_constants import constant_layers
-from kvq_core.analysis.plans import lane_of
+from kvq_core.analysis.plans import lane_of, shape_of
 from kvq_core.errors import KvqError, SpecError
 from kvq_core.methods import knobs, methods
 from kvq_core.record.arrays import Arrays, array
@@ -122,8 +122,8 @@ def _in_layer(record: Record, arrays: Arrays, index: int, lane: Lane, place: Pla
     """The layer in fp16, at eight bits, or as another method has it."""
     layer, there = place.layer, f"layer {place.layer}"
     covering = [rule for rule in lane.every_rule if rule.layers == "all" or layer in rule.layers]
-    if not any(rule.build().quantizes for rule in covering):
-        return
+    if layer not in shape_of(record).full or not any(rule.build().quantizes for rule in covering):
+        return  # of windows no error was looked at
     why = _loses(arrays, index, layer)
     before = [Rule(method="fp16", layers=(layer,))]
     yield from _act("layer-fp16", f"Keep {there} in fp16", why, lane, before, f"{there} fp16")

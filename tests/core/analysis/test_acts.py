@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kvq_core.analysis.acts import Place, acts, effect, hottest_span, widened
-from kvq_core.analysis.plans import lane_of
+from kvq_core.analysis.plans import lane_of, shape_of
 from tests.support.ui_record_factory import LAYERS, make_run
 
 PLACE = Place(layer=5, head=4, kv_head=1)
@@ -34,6 +34,16 @@ def test_what_is_offered_changes_one_thing_at_the_place_alone(run):
     assert found["sinks"].lane.rule.windows()[0].sink == 4 and own.windows()[0].sink == 0
     assert found["center"].lane.center == "mean"
     assert all(act.because and act.lane.label.startswith("KIVI + ") and act.lane != own for act in found.values())
+
+
+def test_nothing_is_offered_in_a_layer_with_a_window(run):
+    """None of whose errors was looked at."""
+    record, arrays = run
+    kinds = [kind.model_dump() for kind in shape_of(record).kinds]
+    kinds[5] |= {"kind": "sliding", "window": 64}
+    windowed = record.model_copy(update={"environment": record.environment.model_copy(update={"kinds": kinds})})
+    assert set(named(acts(windowed, arrays, 0, PLACE))) == {"span", "sinks", "center"}
+    assert "layer-fp16" in named(acts(windowed, arrays, 0, Place(layer=4, head=4, kv_head=1)))
 
 
 def test_another_method_is_offered_where_its_lane_loses_less_in_that_layer(run):
