@@ -150,7 +150,8 @@ def _of_tokens(record: Record, arrays: Arrays, index: int, lane: Lane, place: Pl
     if rules != list(lane.every_rule):
         moved = array(arrays, f"lane/{index}/sink_mass")
         lost = None if moved is None or not moved.size else float(moved.mean())
-        why = "attention rests on them" if lost is None else f"their share of attention changed by {100 * lost:+.1f} %"
+        change = "" if lost is None else f"{'−' if lost < 0 else '+'}{abs(100 * lost):.1f}"
+        why = f"their share of attention changed by {change} points" if change else "attention rests on them"
         yield from _act("sinks", f"Keep the first {SINKS} tokens in fp16", why, lane, [], f"{SINKS} sinks", rules)
 
 

@@ -22,7 +22,7 @@ from ui.figures.base import (
 from ui.html.colors import NOISE
 
 SHARES = {"symmetric": "symmetric groups, %", "outlier": "outliers, %"}
-THIN = "; thin: codebooks counted"
+THIN = ", thin: with codebooks"
 FULL = 16.0  # bits of an fp16 element
 CONTEXTS = np.unique(np.round(np.logspace(2, 6, 49)).astype(int))
 
@@ -133,5 +133,5 @@ def bits_by_length(record: Record) -> go.Figure | None:
     if not drawn or (stored := record.lanes[min(found)].memory) is None:
         return None
     figure.add_vline(stored.tokens, line={"color": NOISE, "width": 1, "dash": "dot"})
-    figure.update_xaxes(title_text=f"context, tokens (dotted: this run{THIN if shared_too else ''})")
+    figure.update_xaxes(title_text=f"tokens (dotted: this run{THIN if shared_too else ''})")
     return label_figure(figure, "Curves: effective bits against context length, one a lane")

@@ -6,7 +6,7 @@ from kvq_core.errors import KvqError
 from kvq_core.methods import OFTEN, Knob, Method, methods, origin_of
 from kvq_core.spec import MAX_LANES, Lane
 from ui.form.controls import control, current, places
-from ui.form.lane_list import colour_of
+from ui.form.lane_list import mark_of
 from ui.form.lanes import LaneForm, describe_lane, index, parse_layers, title, update_lane, with_knob
 from ui.form.rules import describe_rule, parse_tokens, rules_of, tokens_text
 from ui.form.selecting import is_select, select_controls, set_select
@@ -102,7 +102,7 @@ def editor(lanes: list[LaneForm], opened: dict[str, Any]) -> str:
     one = lane["rules"] is None
     own = _stored(listed[number], "" if one else f"{RULES}{number}.", "" if not one else label)
     return (
-        f'<{tag} class="editor" style="--lane:{colour_of(lanes, at)}" data-uid="{lane["uid"]}" '
+        f'<{tag} class="editor {mark_of(lanes, at)}" data-uid="{lane["uid"]}" '
         f'data-revision="{opened["revision"]}">'
         f"{'' if one else label + _rules(listed, number)}{own}"
         f'<details class="about"{" open" * _reads_otherwise(lane)}><summary>How it is read</summary>'

@@ -4,7 +4,6 @@ from typing import Any
 
 from kvq_core.spec import MAX_LANES
 from ui.form.lanes import LaneForm, describe_lane, index, title
-from ui.html.colors import lane_color
 from ui.html.escape import safe, shorten
 
 OFF = "off, not in the run"
@@ -19,9 +18,9 @@ def lane_rows_html(lanes: list[LaneForm], opened: dict[str, Any]) -> tuple[str, 
     return _listed(rows[:end], "Lanes"), _listed(rows[end:], "Lanes below the open one")
 
 
-def colour_of(lanes: list[LaneForm], at: int) -> str:
-    """A lane's colour in the run, in which lanes that are off are not counted; their own is none."""
-    return "var(--mute)" if lanes[at]["off"] else lane_color(sum(not lane["off"] for lane in lanes[:at]))
+def mark_of(lanes: list[LaneForm], at: int) -> str:
+    """The class of a lane's colour in the run, in which lanes that are off are not counted; their own is none."""
+    return "is-off" if lanes[at]["off"] else f"lane-{sum(not lane['off'] for lane in lanes[:at])}"
 
 
 def _listed(rows: list[str], label: str) -> str:
@@ -34,7 +33,7 @@ def _row(lanes: list[LaneForm], at: int, is_open: bool) -> str:
     classes = " ".join(["lane-row"] + ["wrong"] * bool(error) + ["open"] * is_open)
     said = OFF if lane["off"] else "needs a change" if error else summary
     return (
-        f'<li class="lane-item{" is-off" * lane["off"]}" style="--lane:{colour_of(lanes, at)}">'
+        f'<li class="lane-item {mark_of(lanes, at)}">'
         f"{_grip(name, uid, at, len(lanes))}"
         f'<button type="button" class="lane-power" role="switch" aria-checked="{str(not lane["off"]).lower()}" '
         f'aria-label="{safe(name)} in the run" data-do="switch" data-lane="{uid}" id="lane-power-{uid}"></button>'

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvq_core.analysis.verdict import TIERS
-from ui.html.colors import lane_color
 from ui.html.escape import safe
 from ui.html.glossary import hint
 from ui.html.numbers import ABSENT, percent, significant
@@ -42,7 +41,7 @@ def table(head: Sequence[str], rows: Iterable[str], caption: str = "") -> str:
 
 
 def name_cell(at: int, label: str) -> str:
-    return f'<th scope="row"><span class="dot" style="background:{lane_color(at)}"></span>{safe(label)}</th>'
+    return f'<th scope="row"><span class="dot lane-{at}"></span>{safe(label)}</th>'
 
 
 def _lane(at: int, line: Line) -> str:
@@ -89,7 +88,7 @@ def groups_table(lines: Sequence[Line], labels: Sequence[str]) -> str:
 
 
 def _lane_head(at: int, label: str) -> str:
-    return f'<span class="dot" style="background:{lane_color(at)}"></span>{safe(label)}'
+    return f'<span class="dot lane-{at}"></span>{safe(label)}'
 
 
 def _group(group: str, labels: Sequence[str], found: dict[tuple[str, str], Line]) -> str:

@@ -42,11 +42,13 @@
   };
   phone.addEventListener("change", swipeable);
 
-  // In one column what is selected, and what may help there, stand below the views in which one selects.
+  // In one column the legend stands above the views that it switches; what is selected, and what may help there, below.
   const column = matchMedia("(max-width: 900px)");
   const settle = () => {
-    const [where, legend, ...looked] = ["where", "legend", "selection", "acts"].map((id) => document.getElementById(id));
-    (column.matches ? where : legend).after(...looked);
+    const [where, next, legend, ...looked] = ["where", "next", "legend", "selection", "acts"].map((id) => document.getElementById(id));
+    if (!column.matches) return next.before(legend, ...looked);
+    where.before(legend);
+    where.after(...looked);
   };
   column.addEventListener("change", settle);
   settle();

@@ -11,7 +11,6 @@ from kvq_core.events import Finished
 from kvq_core.studies.prompts import Prompt
 from kvq_core.studies.result import StudyResult
 from ui.figures.prompt_map import prompt_names, worst_first
-from ui.html.colors import lane_color
 from ui.html.escape import safe, shorten
 from ui.html.numbers import significant
 from ui.html.status import event_line, line, notice, place_line
@@ -65,8 +64,7 @@ def cell_html(result: StudyResult, model: str, prompt: str) -> str:
     if asked is None or not len(rows):
         return ""
     lanes = "".join(
-        f'<li><span class="dot" style="background:{lane_color(row.at)}"></span>{safe(row.lane)} '
-        f"<b>{significant(row.kld_mean)}</b></li>"
+        f'<li><span class="dot lane-{row.at}"></span>{safe(row.lane)} <b>{significant(row.kld_mean)}</b></li>'
         for row in rows.itertuples()
     )
     return f'<blockquote>{safe(shorten(words_of(asked), 320))}</blockquote><ul class="cell-lanes">{lanes}</ul>'

@@ -14,7 +14,6 @@ from kvq_core.store.store import Store
 from kvq_core.studies.tasks import SUITES
 from ui.form.lanes import LaneForm, title
 from ui.form.lanes_panel import bundle_choices
-from ui.html.colors import lane_color
 from ui.html.escape import safe, shorten
 from ui.service.services import LATEST, QUIET
 from ui.study.asked import FILE, OF_COMPARE, PASTE, TASKS, Form, study_of
@@ -136,8 +135,7 @@ def estimate_of(store: Store, *values: Any) -> list[Any]:
 def of_compare_html(lanes: list[LaneForm]) -> str:
     """The lanes of Compare by name."""
     items = "".join(
-        f'<li><span class="dot" style="background:{lane_color(at)}"></span>{safe(shorten(title(lane), 40))}</li>'
-        for at, lane in enumerate(lanes)
+        f'<li><span class="dot lane-{at}"></span>{safe(shorten(title(lane), 40))}</li>' for at, lane in enumerate(lanes)
     )
     return f'<ul class="of-compare">{items}</ul>' if items else '<p class="warning">Compare has no lanes.</p>'
 

@@ -7,6 +7,7 @@ from typing import Any
 import gradio as gr
 
 from kvq_core.errors import KvqError, StoreError
+from kvq_core.studies.intervals import FEWEST
 from kvq_core.studies.result import StudyResult
 from ui.figures.forest import forest
 from ui.figures.pareto import pareto
@@ -24,6 +25,7 @@ from ui.views.view import Drawing, Page, Slot, create_page, or_absent
 from ui.words.study import study_words
 
 NOT_YET = "Nothing is scored yet."
+OF_GROUPS = f"Mean KLD, nats, with its 95 % interval from {FEWEST} prompts on."
 IMAGES = (
     '<div class="images"><button type="button" class="plain-button" data-image="png">Images (PNG)</button>'
     '<button type="button" class="plain-button" data-image="svg">Images (SVG)</button></div>'
@@ -141,7 +143,7 @@ def drawing(result: StudyResult, model: str) -> Drawing:
     tasks = tasks_table([line for line in result.tasks if line["model"] == model], labels)
     html = {
         "study-lanes": lanes_table(lines),
-        "study-groups": _titled("Groups of prompts", "Mean KLD, nats, with its 95 % interval.", groups),
+        "study-groups": _titled("Groups of prompts", OF_GROUPS, groups),
         "study-tasks": _titled("Tasks", "Right answers, of those that full precision gets right.", tasks),
         "study-pairs": _pairs(result, model),
     }

@@ -72,8 +72,8 @@ def compute(record: Record, arrays: Arrays, at: Selection, lane: Any, other: Any
     body = lane_body(record, arrays, index)
     html = {
         "top-lists": top_lists(record, arrays, index, at.token),
-        "text-forced": _text("Same tokens: the reference's text, read through this cache", body, "forced"),
-        "text-free": _text("Own tokens: what this cache writes by itself", body, "free"),
+        "text-forced": _text("Same tokens: the reference's, read here", body, "forced"),
+        "text-free": _text("Own tokens: what this cache writes", body, "free"),
         "text-diff": f'<h3 class="figure-title">Difference of the two texts</h3>'
         f"{diff(text_of(record, against), text_of(record, index))}",
     }
