@@ -6,6 +6,7 @@
     count();
     drafted();
     enter();
+    runHeard();
     carry();
     along();
     readWords();
