@@ -154,11 +154,6 @@ class Jobs:
             job.taken.set()
         return job
 
-    def newest(self, session: str) -> str | None:
-        """The ticket of the job that a session began last; None where nobody watches it any more."""
-        found = self._newest.get(session)
-        return None if found is None else found.ticket
-
     def is_newest(self, session: str, ticket: str | None) -> bool:
         """Whether a session has begun nothing after this ticket's job, or after it came (None) and is at work still."""
         newest = self._newest.get(session)
