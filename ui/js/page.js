@@ -6,7 +6,6 @@
     count();
     drafted();
     enter();
-    runHeard();
     carry();
     along();
     readWords();

@@ -86,8 +86,6 @@
   const LOST = "kvq-lost"; // the server that went away, until the page knows who answers now
   let away = false;
   let app = null;
-  // Forms, by their columns, that the server is filling: what one typed meanwhile would be written over.
-  const filling = new Set(["left", "study-left", "decide-left"]);
   const place = document.createElement("div");
   place.id = "away";
   const say = (tone, title, text) => {
@@ -121,25 +119,8 @@
   };
   const mark = () => {
     document.body.classList.toggle("away", away);
-    const shut = {
-      "#model, #options, #stress, .chips": away,
-      "#launch, #lanes": away || filling.has("left"),
-      "#setup, #differs": filling.has("left"),
-      "#study-left": filling.has("study-left"),
-      "#decide-left": filling.has("decide-left"),
-    };
-    for (const [parts, is] of Object.entries(shut)) for (const part of document.querySelectorAll(parts)) part.inert = is;
+    for (const part of document.querySelectorAll("#launch, #lanes, #model, #options, #stress, .chips")) part.inert = away;
   };
-  let left = null; // what had the focus in a form that is being filled
-  const fill = (form, begins) => {
-    if (begins) left = document.activeElement;
-    filling[begins ? "add" : "delete"](form);
-    mark();
-    if (begins) return;
-    if (document.activeElement === document.body) left?.focus({ preventScroll: true });
-    document.dispatchEvent(new Event("kvq-filled"));
-  };
-  mark();
   const look = async () => {
     try {
       const answer = await fetch(`${root}/gradio_api/app_id`, { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
@@ -155,6 +136,6 @@
   };
   watch();
 
-  window.kvqVisit = { fill, follow, keep, remember, write };
+  window.kvqVisit = { follow, keep, remember, write };
   return [kept, restored];
 }

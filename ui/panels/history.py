@@ -134,9 +134,9 @@ def changed(kept: Any, raw: str) -> list[dict[str, str]]:
     return [{**entry, "name": shorten(str(name), NAMED)} if entry["id"] == run else entry for entry in entries]
 
 
-def listed(kept: Any, find: str = "") -> list[Any]:
-    """Updates of ``History.outputs``: the search is there once there is something to search, and stays as it is."""
-    return [gr.update(visible=len(entries_of(kept)) > 1), history_html(kept, find)]
+def listed(kept: Any) -> list[Any]:
+    """Updates of ``History.outputs``: the search is there once there is something to search."""
+    return [gr.update(visible=len(entries_of(kept)) > 1, value=""), history_html(kept)]
 
 
 def history_html(kept: Any, find: str = "") -> str:

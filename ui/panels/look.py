@@ -20,7 +20,7 @@ from ui.html.look import look_html
 from ui.html.status import line, notice, place_line
 from ui.panels.job_panel import JobPanel
 from ui.service.jobs import Job
-from ui.service.services import LANES, QUIET, SWIFT, Services, visitor
+from ui.service.services import ADDING, QUIET, SWIFT, Services, visitor
 from ui.service.streams import with_empty_end
 
 LOOKING = JobPanel(
@@ -93,7 +93,7 @@ def wire_look(panel: LookPanel, setup: Setup, lanes: Lanes, estimate: gr.HTML, s
     gr.on(changed, show, [*form, panel.shown], shown, **QUIET, trigger_mode="always_last", concurrency_limit=2)
     panel.look.click(work, form, panel.outputs, **SWIFT)
     panel.cancel.click(give_up, None, [panel.status, panel.look, panel.cancel], **SWIFT)
-    panel.chosen.change(add, [panel.chosen, *form, lanes.lanes], lanes.outputs, **LANES)
+    panel.chosen.change(add, [panel.chosen, *form, lanes.lanes], lanes.outputs, **ADDING)
 
 
 async def stream(
