@@ -42,13 +42,11 @@
   };
   phone.addEventListener("change", swipeable);
 
-  // In one column the legend stands above the views that it switches; what is selected, and what may help there, below.
+  // In one column what is selected, and what may help there, stand below the views in which one selects.
   const column = matchMedia("(max-width: 900px)");
   const settle = () => {
-    const [where, next, legend, ...looked] = ["where", "next", "legend", "selection", "acts"].map((id) => document.getElementById(id));
-    if (!column.matches) return next.before(legend, ...looked);
-    where.before(legend);
-    where.after(...looked);
+    const [where, legend, ...looked] = ["where", "legend", "selection", "acts"].map((id) => document.getElementById(id));
+    (column.matches ? where : legend).after(...looked);
   };
   column.addEventListener("change", settle);
   settle();
