@@ -88,13 +88,11 @@ class Decode(Standing):
 
     def _know(self) -> Iterator[None]:
         """Where nothing but the forced rows' logits is wanted of the lanes, or of one lane alone, let the reference
-        answer first, a turn a step, unless a continuation is given: then tokens are fed many at once, which reads the
-        weights once a pass; see engine/ahead.py."""
+        answer first, a turn a step: then its tokens are fed many at once, which reads the weights once a pass; see
+        engine/ahead.py."""
         running = [state.cache for state in self.states_running if state.cache is not None]
         alone = self._first == 0 and len(running) == 1
-        writes = self.follow is None and self.spec.free_text  # where a continuation is given, no row is free
-        chunked = self.follow is not None and self.spec.score_chunk > 1  # which reads otherwise
-        asked = self.rows.tap is not None or chunked or (writes and not alone)
+        asked = self.follow is not None or self.rows.tap is not None or (self.spec.free_text and not alone)
         if asked or not running or not self.model.shape.in_chunks:
             return
         ahead = Ahead(running, self._first)
@@ -105,9 +103,9 @@ class Decode(Standing):
             return
         self.rows.ahead, self._passes = ahead, passes
         self._forced = self._noisy(self.model)  # whose layout is for many rows
-        if writes:
+        if self.spec.free_text:
             self._begun = running[0].fork()
-        if self._given is None and self.follow is None:
+        if self._given is None:
             yield from self._led()
 
     def _led(self) -> Iterator[None]:
@@ -190,9 +188,8 @@ class Decode(Standing):
             return []
         at = len(self.token_ids) - 1
         if self._passes:
-            known = self.follow or self._given
-            assert known is not None
-            return known[at : min(at + self._passes.pop(0), len(known) - 1)]
+            assert self._given is not None
+            return self._given[at : min(at + self._passes.pop(0), len(self._given) - 1)]
         if self.follow is None:
             return self.token_ids[-1:]
         chunk = self.spec.score_chunk if self.model.shape.in_chunks else 1

@@ -111,8 +111,7 @@ def _passing(model: LoadedModel, spec: ComparisonSpec, prompt: int, new: int, la
     prefill = 4 * chunk * (width + shape.query_heads * prompt)
     given = spec.continuation is not None  # where it is, no row is free
     rows, fed, read = (lanes + 1, min(spec.score_chunk, new), POSITIONS) if given else (2 * lanes + 1, 1, 1)
-    known = spec.score_chunk == 1 if given else not spec.free_text
-    if known and spec.capture.detail == "off":  # what is known beforehand is fed in passes
+    if not given and not spec.free_text and spec.capture.detail == "off":  # an answer that is known is fed in passes
         rows, fed = lanes + 1, min(new, pass_tokens(lanes + 1, shape.query_heads, prompt + new))
         read = read_at_once(rows)
     layer = 4 * rows * fed * (width + shape.query_heads * (prompt + new))

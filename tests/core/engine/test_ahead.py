@@ -57,18 +57,6 @@ def test_lanes_that_read_the_prompt_through_their_caches_do_too(prefill: dict, m
     check_alike(*outcomes([Lane(label="one", method=method, prefill=prefill)]))
 
 
-@pytest.mark.parametrize("method", ["kivi", "per_token", "q8_0"])
-def test_a_continuation_that_is_given_is_read_ahead_too(method: str) -> None:
-    lanes, follow = [Lane(label=method, method=method), Lane(label="fp16", method="fp16")], prompt_ids(NEW, seed=5)
-    given = tiny("llama"), prompt_ids(100, seed=3), lanes, NEW
-    ahead = run_engine(*given, follow=follow)  # also where lanes may write their own text: none does
-    with patch.object(Ahead, "passes", lambda *_: None):
-        single = run_engine(*given, follow=follow)
-    check_alike(ahead, single)
-    assert ahead.decode.token_ids == follow and len(ahead.decode.step_seconds) < NEW // 2
-    assert run_engine(*given, follow=follow, score_chunk=8).decode.rows.ahead is None
-
-
 def test_windows_sinks_rules_and_kinds_of_layers_are_kept_apart() -> None:
     kivi = {"method": "kivi", "knobs": {"bits": 2, "group_size": 8, "residual_length": 16}}
     eight = {"method": "per_token", "knobs": {"bits": 8}}
