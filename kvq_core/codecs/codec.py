@@ -25,7 +25,6 @@ class Codec(ABC):
 
     shared: dict[str, Tensor] = {}
     observes: bool = False  # whether ``observe`` is to be called after every step
-    padded: bool = False  # whether blocks end in padding, so that tokens that come at once take fewer bytes
     rewrites: bool = False  # whether ``extend`` stores anew what is stored already, and returns all of it
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -201,10 +201,6 @@ class Stream:
         return torch.cat(taken, -2)
 
     @property
-    def padded(self) -> bool:
-        return self.codec is not None and self.codec.padded
-
-    @property
     def observes(self) -> bool:
         return self.codec is not None and self.codec.observes and self.window.step is not None
 

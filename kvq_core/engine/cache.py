@@ -229,7 +229,7 @@ class LaneCache:
             start += piece.shape[-2]
 
     def append(self, part: Part, x: Tensor, position: int) -> None:
-        """Add new tokens x (layers, kv_heads, tokens, head_dim), after RoPE, to a part's window."""
+        """Add the new token x (layers, kv_heads, 1, head_dim), after RoPE, to a part's window."""
         part.stream.append(x if part.rope is None else part.rope.unrotate(x, position))
 
     def flush(self, part: Part) -> list[Change]:

@@ -226,18 +226,15 @@ class Rows:
         self.stored_first.enter(layer, self.lane_of, new, self.tokens, tails, self.prefix, not ahead)
 
     def store_tokens(self, row: int, cache: LaneCache, part: Part, fresh: int) -> None:
-        """Let a row's new tokens enter a part of its packed store one by one, and rewrite what the store changed; at
-        once where they are fed ahead and take as many bytes so: their codes are a token's alone then, or none leaves
-        its window but after the last."""
+        """Let a row's new tokens enter a part of its packed store one by one, and rewrite what the store changed."""
         tail = self.copies[part.group].of(part.kind)[1]
-        count = fresh if self.ahead is not None and not part.plain.padded else 1
-        for new in range(0, fresh, count):
-            position = self.tokens + new
-            at = slice(position - self.prefix, position - self.prefix + count)
-            own = self.stored_first.own(self.lane_of[row], row, part, slice(new, new + count))
-            cache.append(part, tokens_of(tail, part.layers, row, at) if own is None else own, position)
+        for position in range(self.tokens, self.tokens + fresh):
+            at = position - self.prefix
+            own = self.stored_first.own(self.lane_of[row], row, part, position - self.tokens)
+            cache.append(part, tokens_of(tail, part.layers, row, slice(at, at + 1)) if own is None else own, position)
             for start, values in cache.flush(part):
-                self._tell_log(part, row, start, values.shape[-2], new + count)
+                told = fresh if self.ahead is None else position - self.tokens + 1
+                self._tell_log(part, row, start, values.shape[-2], told)
                 self._write(part.group, part.kind, part.layers, row, start, values)
         if part.stream.observes:
             self._look_back(row, part, fresh)

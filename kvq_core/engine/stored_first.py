@@ -45,10 +45,10 @@ class StoredFirst:
                     leaving = tail[row, :, first - prefix : end - prefix]
                     leaving.copy_(part.preview(leaving, index, first))
 
-    def own(self, lane: int, row: int, part: Part, at: slice) -> Tensor | None:
-        """The step's tokens ``at`` as the row computed them, rounded (layers, kv_heads, tokens, head_dim); None for a
-        row that reads them so, too."""
+    def own(self, lane: int, row: int, part: Part, at: int) -> Tensor | None:
+        """The step's token ``at`` as the row computed it, rounded (layers, kv_heads, 1, head_dim); None for a row that
+        reads it so, too."""
         if lane not in self._caches:
             return None
         layers = (self._caches[lane].layers[part.group][i] for i in part.layers.tolist())
-        return torch.stack([self._own[layer, row, part.kind][:, at] for layer in layers])
+        return torch.stack([self._own[layer, row, part.kind][:, at : at + 1] for layer in layers])

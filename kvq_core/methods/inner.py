@@ -44,11 +44,6 @@ class InnerCodec(Codec):
     zero_point: torch.dtype
     shared: dict[str, Tensor] = field(default_factory=dict)
 
-    @property
-    def padded(self) -> bool:  # type: ignore[override]  # the mode decides it
-        """The mask's bits of a block are packed together."""
-        return self.mode == "hybrid"
-
     def packed(self, path: Path) -> Packed:
         def grid(mode: GridMode) -> Grid:
             return Grid(self.bits_per_code, self.group_size, mode, self.zero_point, self.metadata)
