@@ -16,20 +16,17 @@ Hidden = dict[tuple[int, int], Callable[[], Tensor]]
 class SharedAttention:
     """Softmax attention over [prefix of the lane | tail of the row].
 
-    queries (lanes * kv_heads, slots * n, head_dim), scaled: slot s of a lane is one row that reads its prefix; the
-    first ``slots`` of them attend, a further one is only scored. tail (lanes * kv_heads, slots * n, tail tokens):
-    scores over the tails. keys (lanes * kv_heads, head_dim, prefix tokens), values (lanes * kv_heads, prefix tokens,
-    head_dim).
+    queries (lanes, slots, kv_heads, n, head_dim), scaled: slot s of a lane is one row that reads its prefix; the first
+    ``slots`` of them attend, a further one is only scored. tail (lanes, slots, kv_heads, n, tail tokens): scores over
+    the tails. keys (lanes, kv_heads, head_dim, prefix tokens), values (lanes, kv_heads, prefix tokens, head_dim).
     n: the query heads of a KV head, each with its ``fresh`` tokens, of whose scores the layer makes what ``how`` says.
 
     After ``compute``: scores, of shape ``every``, and weights, of shape ``attending``: (lanes, kv_heads, slots, n,
-    tokens), ``weights_by_head`` the same (lanes * kv_heads, slots * n, tokens); and, of the prefix alone, out
-    (lanes * kv_heads, slots * n, head_dim).
+    tokens); and, of the prefix alone, out (lanes, kv_heads, slots, n, head_dim).
     """
 
     scores: Tensor
     weights: Tensor
-    weights_by_head: Tensor
 
     def __init__(
         self,
@@ -37,43 +34,39 @@ class SharedAttention:
         tail: Tensor,
         keys: Tensor,
         values: Tensor,
-        extent: tuple[int, int, int],
+        slots: int,
         hidden: Hidden,
         how: Scoring,
         fresh: int,
     ):
-        """``extent``: lanes, slots that attend, and n."""
-        lanes, slots, n = extent
+        lanes, every, heads, n, _ = queries.shape
         self.how, self.fresh = how, fresh
-        self._queries, self._tail, self._keys, self._values = queries, tail, keys, values
-        self.hidden, self.prefix = hidden, values.shape[1]
-        self._heads = heads = queries.shape[0] // lanes
+        self.keys, self.values, self.hidden = keys, values, hidden
+        self._queries, self._tail = queries.transpose(1, 2).flatten(2, 3), tail.transpose(1, 2).flatten(2, 3)
+        self.prefix = values.shape[-2]
         tokens = self.prefix + tail.shape[-1]
-        self.every = (lanes, heads, queries.shape[1] // n, n, tokens)
-        self.attending = (lanes, heads, slots, n, tokens)
-        self.out = queries.new_empty(lanes * heads, slots * n, values.shape[-1])
+        self.every, self.attending = (lanes, heads, every, n, tokens), (lanes, heads, slots, n, tokens)
+        self.out = queries.new_empty(lanes, heads, slots, n, values.shape[-1])
 
     def compute(self, scores: Tensor, weights: Tensor, cores: int) -> None:
         """All lanes, divided among ``cores``, into memory for ``scores`` and ``weights``."""
         self.scores, self.weights = scores, weights
-        self._scores = scores.view(*self._queries.shape[:2], -1)
-        self.weights_by_head = weights.view(*self.out.shape[:2], -1)
-        parts = threads.shares(self.every[0], cores)
+        parts = threads.shares(len(scores), cores)
         threads.together([partial(self._compute, part) for part in parts])
 
     def _compute(self, part: slice) -> None:
-        at = slice(part.start * self._heads, part.stop * self._heads)
-        scores = self._scores[at]
-        # a view: bmm writes into the scores themselves
-        torch.bmm(self._queries[at], self._keys[at], out=scores[..., : self.prefix])
-        scores[..., self.prefix :] = self._tail[at]
+        scores = self.scores[part].flatten(2, 3)
+        prefix = scores[..., : self.prefix].flatten(0, 1)  # a view: bmm writes into the scores themselves
+        torch.bmm(self._queries[part].flatten(0, 1), self.keys[part].flatten(0, 1), out=prefix)
+        scores[..., self.prefix :] = self._tail[part]
         self.how.capped_(scores)
         weights = self.weights[part]
         if self.how.sinks is None:
             torch.softmax(self._read(part), -1, out=weights)
         else:
             self.how.softmax(self._of_heads(self._read(part)), self._of_heads(weights))
-        torch.bmm(self.weights_by_head[at, :, : self.prefix], self._values[at], out=self.out[at])
+        attended = weights.flatten(2, 3).flatten(0, 1)[..., : self.prefix]
+        torch.bmm(attended, self.values[part].flatten(0, 1), out=self.out[part].flatten(2, 3).flatten(0, 1))
 
     def _read(self, part: slice) -> Tensor:
         """Scores of the slots that attend; a copy where a row leaves keys out, for the scores are shown as they are."""

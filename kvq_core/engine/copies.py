@@ -30,25 +30,9 @@ class Copies:
         shapes = (*first, dim, prefix), (*first, prefix, wide), (*later, late, dim), (*later, late, wide)
         return cls(*(torch.empty(shape, dtype=group.keys.dtype, device=group.device) for shape in shapes))
 
-    def of_layer(self, i: int, lanes: int, rows: int) -> "LayerCopies":
-        """Those of a layer that so many lanes and rows read."""
-        tails = self.tail_keys[i, :rows], self.tail_values[i, :rows]
-        prefixes = self.prefix_keys[i, :lanes].flatten(0, 1), self.prefix_values[i, :lanes].flatten(0, 1)
-        return LayerCopies(tails, tuple(x.flatten(0, 1) for x in tails), prefixes)
-
     def of(self, kind: str) -> tuple[Tensor, Tensor]:
         """Prefix and tail, tokens before head_dim."""
         return (self.prefix_keys.mT, self.tail_keys) if kind == "key" else (self.prefix_values, self.tail_values)
-
-
-@dataclass(frozen=True)
-class LayerCopies:
-    """Keys and values of one layer, all of them views: ``tails`` (rows, kv_heads, tokens, head_dim); and as products
-    take them, ``by_head`` the same (rows * kv_heads, tokens, head_dim), and ``prefixes`` (lanes * kv_heads, ...)."""
-
-    tails: tuple[Tensor, Tensor]
-    by_head: tuple[Tensor, ...]
-    prefixes: tuple[Tensor, Tensor]
 
 
 def tokens_of(tail: Tensor, layers: Tensor, row: int, at: slice) -> Tensor:

@@ -29,20 +29,13 @@ class Places:
         alone = at == list(range(len(held)))
         return cls(rows.to(device), torch.tensor(at, device=device), torch.tensor(slots, device=device), alone)
 
-    def by_lane(self, x: Tensor, heads: int) -> Tensor:
-        """x (rows * heads, n, ...) as (lanes * heads, slots * n, ...)."""
-        if self.alone:
-            return x
-        lanes, slots = self.rows.shape
-        of_rows = x.view(-1, heads, *x.shape[1:])
-        return of_rows[self.rows].transpose(1, 2).reshape(lanes * heads, slots * x.shape[1], -1)
+    def by_lane(self, x: Tensor) -> Tensor:
+        """x (rows, ...) as (lanes, slots, ...)."""
+        return x[:, None] if self.alone else x[self.rows]
 
-    def by_row(self, x: Tensor, heads: int) -> Tensor:
-        """x (lanes * heads, slots * n, ...) as (rows * heads, n, ...)."""
-        if self.alone:
-            return x
-        lanes, slots = self.rows.shape
-        return x.view(lanes, heads, slots, x.shape[1] // slots, -1)[self.lanes, :, self.slots].flatten(0, 1)
+    def by_row(self, x: Tensor) -> Tensor:
+        """x (lanes, kv_heads, slots, ...) as (rows, kv_heads, ...)."""
+        return x[:, :, 0] if self.alone else x[self.lanes, :, self.slots]
 
     def of_row(self, x: Tensor, row: int) -> Tensor:
         """A row's part of x (lanes, kv_heads, slots, ...): (kv_heads, ...)."""

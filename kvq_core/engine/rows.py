@@ -15,7 +15,7 @@ from kvq_core.engine.ahead import Ahead, Reread
 from kvq_core.engine.attention import Hidden, SharedAttention, hide_future
 from kvq_core.engine.cache import LaneCache, Part
 from kvq_core.engine.choosing import Choices, Choosing
-from kvq_core.engine.copies import Copies, LayerCopies, tokens_at, tokens_of
+from kvq_core.engine.copies import Copies, tokens_at, tokens_of
 from kvq_core.engine.key_log import KeyLog, Reached
 from kvq_core.engine.places import Places
 from kvq_core.engine.pre_rope import PreRope
@@ -62,7 +62,6 @@ class Rows:
         self.roundings: list[Roundings] = [{}, *(cache.roundings for cache in caches)]  # by lane
         self._seen: dict[int, tuple[list[int], Tensor, Tensor]] = {}  # by layer, see _note
         self._places: list[Places] = []
-        self._layers: dict[int, LayerCopies] = {}
         self._reindex()
 
     def _fill(self, row: int, cache: LaneCache) -> None:
@@ -84,7 +83,6 @@ class Rows:
             tail[layers, row, :, first - self.prefix : end - self.prefix] = x[..., first - start :, :]
 
     def _reindex(self) -> None:
-        self._layers.clear()
         self._places = [Places.of(self.lane_of, self.held, copies.tail_keys.device) for copies in self.copies]
         self.pre_rope.reindex(self.lane_of)
 
@@ -127,66 +125,58 @@ class Rows:
 
     def __call__(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, how: Scoring) -> Tensor:
         held_by = how.holder(layer)
-        copies, places = self._of_layer(held_by), self._places[self.place[held_by][0]]
-        queries = queries.to(copies.tails[0].device)
+        g, i = self.place[held_by]
+        copies, places = self.copies[g], self._places[g]
+        queries = queries.to(copies.tail_keys.device)
         count, heads, fresh, dim = keys.shape
-        held, slots = places.rows.shape
+        held = len(self.held)
         if how.reads is None:
-            self._enter(layer, copies.tails, (keys.float(), values.float()))
+            self._enter(copies, layer, i, keys.float(), values.float())
         asked = rounded(queries.float(), [self.roundings[lane] for lane in self.lane_of], held_by) * how.scaling
-        q = asked.reshape(count * heads, -1, dim)  # (rows * kv_heads, groups * fresh, head_dim)
-        tail_keys, tail_values = (x[:, : self.tokens - self.prefix + fresh].float() for x in copies.by_head)
-        of_tails = torch.bmm(q, tail_keys.mT)
-        anew = self._reread(held_by, [tail_keys, tail_values], heads, fresh)
+        q = asked.reshape(count, heads, -1, dim)  # (rows, kv_heads, groups * fresh, head_dim)
+        tail = slice(0, self.tokens - self.prefix + fresh)
+        own_tails = [x[i, :count, :, tail].float() for x in (copies.tail_keys, copies.tail_values)]
+        tail_keys, tail_values = own_tails
+        of_tails = q @ tail_keys.mT
+        anew = self._reread(held_by, own_tails, fresh)
         if anew[0] is not None:
-            anew[0].scores_(of_tails.unflatten(0, (-1, heads)), q.unflatten(0, (-1, heads)))
+            anew[0].scores_(of_tails, q)
 
-        # (lanes * kv_heads, slots * n, head_dim | tail)
-        by_slot, tails = places.by_lane(q, heads), places.by_lane(of_tails, heads)
+        # (lanes, slots, kv_heads, n, head_dim | tail)
+        by_slot, tails = places.by_lane(q), places.by_lane(of_tails)
         shown = self.tap is not None and layer in self._showing.layers
         isolates = shown and self.tap.isolates(fresh)  # type: ignore[union-attr]
         if isolates:  # all lanes are held then, and row l is the forced row of lane l
-            reference = q[:heads].repeat(held, 1, 1)
-            by_slot = torch.cat([by_slot, reference], 1)
-            tails = torch.cat([tails, torch.bmm(reference, tail_keys[: held * heads].mT)], 1)
+            by_slot = torch.cat([by_slot, q[:1, None].expand(held, -1, -1, -1, -1)], 1)
+            tails = torch.cat([tails, (q[:1] @ tail_keys[:held].mT)[:, None]], 1)
         hide_future(tails, fresh)
-        prefix_keys, prefix_values = (x.float() for x in copies.prefixes)
+        prefix_keys, prefix_values = (x[i, :held].float() for x in (copies.prefix_keys, copies.prefix_values))
         hidden = self._hidden(held_by, queries, self.tokens + fresh)
         if self.log is not None:
             self.log.asked(layer, asked, {row: read for (row, slot), read in hidden.items() if slot == 0})
-        extent = held, slots, q.shape[1]
-        step = SharedAttention(by_slot, tails, prefix_keys, prefix_values, extent, hidden, how, fresh)
+        slots = places.rows.shape[1]
+        step = SharedAttention(by_slot, tails, prefix_keys, prefix_values, slots, hidden, how, fresh)
         room = self._showing.room(step.every, q.device, shown)
         step.compute(room, self._showing.lent("weights", step.attending, q.device), self.cores)
         if self.tap is not None and shown:
             self._showing.show(self.tap, Shown(layer, queries[0].float(), hidden, how.sinks), step.every, isolates)
         if self.watched and how.reads is None:
-            self._note(layer, queries, places.by_row(step.weights_by_head, heads))
+            self._note(layer, queries, places.by_row(step.weights))
         for row in self.choosing.following(layer):
             self.choosing.follow(row, layer, places.of_row(step.weights, row).unflatten(1, (-1, fresh)))
         if layer == self.until:
             raise Reached
-        of_tails = places.by_row(step.weights_by_head[..., self.prefix :], heads)
-        out = places.by_row(step.out, heads) + torch.bmm(of_tails, tail_values)
+        of_tails = places.by_row(step.weights[..., self.prefix :])
+        out = places.by_row(step.out) + of_tails @ tail_values
         if anew[1] is not None:
-            of_tails, tail_values = (x.unflatten(0, (-1, heads)) for x in (of_tails, tail_values))
-            out += anew[1].output(of_tails, tail_values).flatten(0, 1)
-        return out.view(count, -1, fresh, out.shape[-1]).transpose(1, 2)
+            out += anew[1].output(of_tails, tail_values)
+        return out.reshape(count, -1, fresh, out.shape[-1]).transpose(1, 2)
 
-    def _of_layer(self, layer: int) -> LayerCopies:
-        """What the rows that stand read of it."""
-        if layer not in self._layers:
-            g, i = self.place[layer]
-            self._layers[layer] = self.copies[g].of_layer(i, len(self.held), len(self.lane_of))
-        return self._layers[layer]
-
-    def _reread(self, layer: int, tails: Sequence[Tensor], heads: int, fresh: int) -> list[Reread | None]:
-        """What is read otherwise of a layer's tails (rows * kv_heads, ...) of keys and of values, where tokens are fed
-        ahead."""
+    def _reread(self, layer: int, tails: Sequence[Tensor], fresh: int) -> list[Reread | None]:
+        """What is read otherwise of a layer's tails of keys and of values, where tokens are fed ahead."""
         if self.ahead is None or fresh == 1:
             return [None, None]
-        of_rows = (x.unflatten(0, (-1, heads)) for x in tails)
-        return [self.ahead.reread(layer, kind, own, self.prefix, fresh) for kind, own in enumerate(of_rows)]
+        return [self.ahead.reread(layer, kind, own, self.prefix, fresh) for kind, own in enumerate(tails)]
 
     def _hidden(self, layer: int, queries: Tensor, tokens: int) -> Hidden:
         """The keys that rows read in this step, of the rows whose caches choose."""
@@ -201,29 +191,25 @@ class Rows:
         return self.choosing.read_by(row, layer, queries, seen, self.tokens)
 
     def _note(self, layer: int, queries: Tensor, weights: Tensor) -> None:
-        """Keep the queries and attention weights (rows * kv_heads, n, tokens) of the rows whose caches look back on a
-        step, until they settle."""
+        """Keep the queries and attention weights of the rows whose caches look back on a step, until they settle."""
         rows = [row for row, lane in enumerate(self.lane_of) if lane in self.watched]
         if not rows:  # they ended before the others
             return
-        attention = weights.view(*queries.shape[:3], -1)[rows]
+        attention = weights[rows].reshape(len(rows), queries.shape[1], queries.shape[2], -1)
         self._seen[layer] = (rows, queries[rows].float(), attention)
 
-    def _enter(self, layer: int, tails: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor]) -> None:
-        """Write the step's ``new`` keys and values into the tails (rows, kv_heads, tokens, head_dim), as a cache would
-        hold them: fp16 in every row but the reference's."""
-        fresh, first = new[0].shape[-2], int(self.lane_of[0] == 0)
-        at = slice(self.tokens - self.prefix, self.tokens - self.prefix + fresh)
-        written = [tail[:, :, at] for tail in tails]
-        for own, x in zip(written, new, strict=True):
-            if len(self.lane_of) > first:
-                own.copy_(x.to(torch.float16))
-                x = x[:first]
-            if first:
-                own[:1].copy_(x)
-        self.pre_rope.enter(layer, new[0], self.tokens, written[0])
-        ahead = self.ahead is not None and fresh > 1
-        self.stored_first.enter(layer, self.lane_of, new, self.tokens, tails, self.prefix, not ahead)
+    def _enter(self, copies: Copies, layer: int, i: int, keys: Tensor, values: Tensor) -> None:
+        """Write the step's own tokens into the tails, as a cache would hold them: fp16 in every row but the first."""
+        at = slice(self.tokens - self.prefix, self.tokens - self.prefix + keys.shape[-2])
+        count = keys.shape[0]
+        for tails, new in ((copies.tail_keys[i], keys), (copies.tail_values[i], values)):
+            tails[:count, :, at] = new.to(torch.float16)
+            if self.lane_of[0] == 0:
+                tails[0, :, at] = new[0]
+        self.pre_rope.enter(layer, keys, self.tokens, copies.tail_keys[i, :, :, at])
+        both = copies.tail_keys[i], copies.tail_values[i]
+        ahead = self.ahead is not None and keys.shape[-2] > 1
+        self.stored_first.enter(layer, self.lane_of, (keys, values), self.tokens, both, self.prefix, not ahead)
 
     def store_tokens(self, row: int, cache: LaneCache, part: Part, fresh: int) -> None:
         """Let a row's new tokens enter a part of its packed store one by one, and rewrite what the store changed."""

@@ -84,12 +84,9 @@ def together(works: Sequence[Callable[[], None]]) -> None:
     Raises what the first failing one raised.
     """
     *others, own = works
-    if not others:
-        own()
-        return
     waiting = [_pool("kvq-share", len(others)).submit(_quietly, work) for work in others]
     try:
-        with one_thread():
+        with one_thread(bool(others)):
             own()
     finally:
         wait(waiting)  # none may still be writing when an error leaves this function
