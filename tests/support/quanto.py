@@ -13,6 +13,6 @@ def unpack(codes: torch.Tensor, bits: int) -> torch.Tensor:
 
 def compile_nothing(patch: pytest.MonkeyPatch) -> None:
     """A compile takes a minute of every fresh environment."""
-    from optimum.quanto.library.extensions.cpp import ext
+    from optimum.quanto import library
 
-    patch.setattr(ext, "_lib", SimpleNamespace(unpack=unpack))
+    patch.setattr(library.extensions.cpp.ext, "_lib", SimpleNamespace(unpack=unpack))
