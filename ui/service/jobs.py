@@ -155,7 +155,7 @@ class Jobs:
         return job
 
     def is_newest(self, session: str, ticket: str | None) -> bool:
-        """Whether a session has begun nothing after this ticket's job, or after it came (None) and is at work still."""
+        """Whether a session has begun nothing after this ticket's job; of None, whether nothing that is watched yet."""
         newest = self._newest.get(session)
         return newest is None or newest.ticket == ticket
 
