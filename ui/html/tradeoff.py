@@ -61,7 +61,9 @@ def tradeoff(record: Record, arrays: Arrays, floor_words: str) -> str:
         f"{point.label}: KLD {significant(point.kld, 2)}, {percent(point.ratio)} of the bytes" for point in found
     )
     ticks = "".join(
-        f'<span style="top:{scale.percent(value):.2f}%">{value:g}</span>' for value in TICKS if scale.holds(value)
+        f'<span style="top:{scale.percent(value):.2f}%">{significant(value, 1)}</span>'
+        for value in TICKS
+        if scale.holds(value)
     )
     across = "".join(
         f'<span style="left:{100 * part / widest:.1f}%">{percent(part)}</span>' for part in (0, 0.25, 0.5, 0.75, 1)
