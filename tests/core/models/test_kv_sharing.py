@@ -90,7 +90,8 @@ def test_rows_read_what_is_stored_once(kind: str) -> None:
     reference, lanes = outcome.logits()
     torch.testing.assert_close(reference, oracle(model, rounded=False), rtol=0, atol=2e-4)
     expected = oracle(model, rounded=True)
-    torch.testing.assert_close(lanes[0], expected, rtol=0, atol=2e-4)
+    # Sums in another order put a new token's value on the other side of fp16's rounding or of a code's.
+    torch.testing.assert_close(lanes[0], expected, rtol=0, atol=5e-4)
     assert (expected - reference).abs().max() > 2e-3, "eight bits do not show"
     cache = outcome.state("x").cache
     assert cache is not None and cache.quantized_layers == {0, 1, 2}

@@ -65,7 +65,7 @@ def check_same(found, captured: Finished, lane: int, other: int, layer: int, nea
     ]
     assert (rows[0] - rows[1]).abs().max() <= 1
     if near is None:
-        assert (codes[0] - codes[1]).abs().max() <= 1 and (codes[0] != codes[1]).float().mean() < 0.01
+        assert (codes[0] - codes[1]).abs().max() <= 1 and (codes[0] != codes[1]).float().mean() < 0.03
         assert torch.allclose(*kls, rtol=1e-3, atol=2e-6) and torch.allclose(*offsets, rtol=2e-3, atol=2e-4)
         assert torch.equal(*quantiles)
     else:
